@@ -1,0 +1,397 @@
+"""Countdown: make the target from the numbers, each used once. Problems, prompt, reward, and what each token is.
+
+How it differs from the task of TinyZero and GRPO-Zero, on which it is modelled:
+1. The answer is computed with exact fractions by a parser of a few lines: no eval, so no `**`, no `//`.
+2. Train and held-out problems are told apart by a hash of sorted numbers and target. (The public 3-to-4 set lists
+   many puzzles twice, with the numbers in another order; "the last rows" are no test set.)
+3. Roles, sections and steps are found by character offsets in the decoded text. A tag may be several tokens, merged
+   with its neighbours, and is still a tag.
+
+Try it:  python countdown_task.py 3 7 8 --target 29
+"""
+import argparse
+import codecs
+import functools
+import hashlib
+import itertools
+import json
+import re
+from fractions import Fraction
+from pathlib import Path
+from typing import Iterable, Iterator, NamedTuple
+
+import numpy as np
+from tokenizers import Tokenizer
+
+
+# ------------------------------------------------------------------------------------------------- problems
+
+
+class Problem(NamedTuple):
+    """Make `target` from `numbers`, all of them, each once, with + - * / and parentheses."""
+
+    numbers: tuple[int, ...]
+    target: int
+
+
+class Step(NamedTuple):
+    """One calculation a operator b = result."""
+
+    a: int | Fraction
+    operator: str
+    b: int | Fraction
+    result: int | Fraction
+
+
+def combine(x: int | Fraction, y: int | Fraction, whole: bool) -> Iterator[Step]:
+    """Every calculation with the two values, in both orders where that matters; whole: no fraction, none below 0."""
+    yield Step(x, "+", y, x + y)
+    yield Step(x, "*", y, x * y)
+    for a, b in ((x, y), (y, x)):
+        if not whole or a >= b:
+            yield Step(a, "-", b, a - b)
+        if b != 0 and (not whole or a % b == 0):
+            yield Step(a, "/", b, a // b if whole else Fraction(a) / b)
+
+
+def derivations(values: tuple, whole: bool = False) -> Iterator[tuple[int | Fraction, tuple[Step, ...]]]:
+    """Brute force: yield (result, steps) for every way to combine all the values, two at a time."""
+    if len(values) == 1:
+        yield values[0], ()
+    for i, j in itertools.combinations(range(len(values)), 2):
+        rest = values[:i] + values[i + 1 : j] + values[j + 1 :]
+        for step in combine(values[i], values[j], whole):
+            for result, later in derivations(rest + (step.result,), whole):
+                yield result, (step,) + later
+
+
+def solutions(problem: Problem, whole: bool = False) -> list[tuple[Step, ...]]:
+    """All derivations of the target; empty when there is none."""
+    return [steps for result, steps in derivations(problem.numbers, whole) if result == problem.target]
+
+
+def is_solvable(problem: Problem) -> bool:
+    """Whether any expression reaches the target. Whole steps are tried first: they are quick and nearly always do."""
+    return any(r == problem.target for whole in (True, False) for r, _ in derivations(problem.numbers, whole))
+
+
+def expression(numbers: tuple[int, ...], steps: Iterable[Step]) -> str:
+    """Write steps as one expression: (5 - 3 = 2, 4 * 2 = 8) is `4 * (5 - 3)`."""
+    pool = [(n, str(n)) for n in numbers]
+    for a, operator, b, result in steps:
+        texts = []
+        for value in (a, b):
+            entry = next(e for e in pool if e[0] == value)
+            pool.remove(entry)
+            texts.append(f"({entry[1]})" if " " in entry[1] else entry[1])
+        pool.append((result, f"{texts[0]} {operator} {texts[1]}"))
+    return pool[-1][1]
+
+
+@functools.lru_cache(maxsize=None)
+def reachable(numbers: tuple[int, ...], max_target: int) -> tuple[int, ...]:
+    """The targets 1..max_target that whole-number steps reach from the sorted numbers."""
+    return tuple(sorted({r for r, _ in derivations(numbers, whole=True) if 1 <= r <= max_target}))
+
+
+def universe(count: int = 3, low: int = 1, high: int = 20, max_target: int = 100) -> list[Problem]:
+    """Every puzzle of `count` numbers from low..high that whole-number steps solve, numbers sorted."""
+    sets = itertools.combinations_with_replacement(range(low, high + 1), count)
+    return [Problem(numbers, target) for numbers in sets for target in reachable(numbers, max_target)]
+
+
+def split(problem: Problem) -> str:
+    """`train`, `heldout`, or `new_numbers`: a tenth of all number sets, held out with every target.
+
+    A fixed hash of the sorted numbers (and the target), so that no seed, order or file changes it.
+    """
+    numbers = ",".join(map(str, sorted(problem.numbers)))
+    for key, name in ((numbers, "new_numbers"), (f"{numbers}={problem.target}", "heldout")):
+        if int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") % 10 == 0:
+            return name
+    return "train"
+
+
+def generate_problems(size: int, part: str, seed: int = 0, count: int = 3, low: int = 1, high: int = 20,
+                      max_target: int = 100) -> list[Problem]:
+    """Draw `size` distinct solvable puzzles of a split, numbers in random order.
+
+    ValueError when that many are not found: ranges too small, or targets too high.
+    """
+    rng, found = np.random.default_rng([seed, size]), {}
+    for _ in range(100 * size + 10_000):
+        numbers = tuple(int(n) for n in rng.integers(low, high + 1, count))
+        targets = reachable(tuple(sorted(numbers)), max_target)
+        if targets:
+            problem = Problem(numbers, int(rng.choice(targets)))
+            if split(problem) == part:
+                found.setdefault((tuple(sorted(numbers)), problem.target), problem)
+        if len(found) == size:
+            return list(found.values())
+    raise ValueError(f"found only {len(found)} of {size} {part} puzzles with {count} numbers from {low} to {high} "
+                     f"and targets up to {max_target}: ask for fewer or widen the ranges")
+
+
+def read_problems(path: str | Path) -> list[Problem]:
+    """Read puzzles, fields `nums` and `target`, from .jsonl, or from .parquet where pyarrow is installed.
+
+    FileNotFoundError, or ValueError with the line number when a row is not a puzzle.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no data file {path}")
+    rows = read_parquet(path) if path.suffix == ".parquet" else path.read_text(encoding="utf-8").splitlines()
+    problems = []
+    for line, row in enumerate(rows, 1):
+        try:
+            row = json.loads(row) if isinstance(row, str) else row
+            numbers, target = list(row["nums"]), row["target"]
+            if not numbers or not all(type(n) is int and n >= 0 for n in numbers + [target]):
+                raise ValueError
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f'{path}, line {line}: expected {{"nums": [whole numbers], "target": whole number}}') from None
+        problems.append(Problem(tuple(numbers), target))
+    if not problems:
+        raise ValueError(f"{path} holds no puzzle")
+    return problems
+
+
+def read_parquet(path: Path) -> list[dict]:
+    """The rows of a parquet file."""
+    try:
+        from pyarrow import parquet  # not among our requirements, used where it happens to be
+    except ImportError:
+        raise ValueError(f"reading {path} needs `pip install pyarrow`; or convert it to .jsonl") from None
+    return parquet.read_table(path, columns=["nums", "target"]).to_pylist()
+
+
+# ------------------------------------------------------------------------------------------------- the reward
+
+MAX_LENGTH, MAX_DEPTH = 256, 32  # of an expression: characters, nested parentheses
+ANSWER, END_ANSWER, END_THINK = "<answer>", "</answer>", "</think>"
+TAGS = ("<think>", END_THINK, ANSWER, END_ANSWER)
+FULL_FORMAT = re.compile(r"(?s)(.*)</think>\n<answer>(.*)</answer>")
+
+
+def evaluate(text: str) -> Fraction:
+    """The exact value of an expression of whole numbers, + - * / and parentheses; ValueError for anything else.
+
+    No unary minus, no leading zeros, ASCII digits and spaces only, at most 256 characters and 32 nested parentheses.
+    """
+    if len(text) > MAX_LENGTH or not re.fullmatch(r"[0-9+\-*/() ]+", text):
+        raise ValueError("not an arithmetic expression")
+    tokens = ["end"] + re.findall(r"0|[1-9][0-9]*|[-+*/()]", text)[::-1]  # the next one is the last of the list
+    value = parse_sum(tokens, 0)
+    if tokens != ["end"]:
+        raise ValueError(f"unexpected {tokens[-1]!r}")
+    return value
+
+
+def parse_sum(tokens: list[str], depth: int) -> Fraction:
+    """sum = product, then any number of + product or - product. Takes its tokens off the list."""
+    value = parse_product(tokens, depth)
+    while tokens[-1] in ("+", "-"):
+        value = value + parse_product(tokens, depth) if tokens.pop() == "+" else value - parse_product(tokens, depth)
+    return value
+
+
+def parse_product(tokens: list[str], depth: int) -> Fraction:
+    """product = factor, then any number of * factor or / factor."""
+    value = parse_factor(tokens, depth)
+    while tokens[-1] in ("*", "/"):
+        operator, factor = tokens.pop(), parse_factor(tokens, depth)
+        if operator == "/" and factor == 0:
+            raise ValueError("division by zero")
+        value = value * factor if operator == "*" else value / factor
+    return value
+
+
+def parse_factor(tokens: list[str], depth: int) -> Fraction:
+    """factor = a whole number, or ( sum )."""
+    token = tokens.pop() if len(tokens) > 1 else "end"
+    if token.isdigit():
+        return Fraction(int(token))
+    if token != "(" or depth == MAX_DEPTH:
+        raise ValueError(f"unexpected {token!r}")
+    value = parse_sum(tokens, depth + 1)
+    if tokens.pop() != ")":
+        raise ValueError("a parenthesis is not closed")
+    return value
+
+
+def reward(response: str, numbers: Iterable[int], target: int) -> dict[str, float]:
+    """{'reward': 0.1 * format + answer, 'format': 0..1, 'answer': 0 or 1} of what follows the prompt's `<think>`.
+
+    format: 1 for `...</think>\\n<answer>...</answer>` and nothing after; else 0.1 for a closed think and 0.5 for a
+    closed answer; 0 with more than one `<answer>`. answer: 1 when the last `<answer>` uses every number exactly
+    once and equals the target.
+    """
+    format = format_reward(response)
+    answer = float(is_correct(graded_answer(response), numbers, target))
+    return {"reward": 0.1 * format + answer, "format": format, "answer": answer}
+
+
+def format_reward(response: str) -> float:
+    """How much of the asked-for layout a response has, see `reward`."""
+    if response.count(ANSWER) > 1:
+        return 0.0
+    match = FULL_FORMAT.fullmatch(response)
+    if match and not any(tag in part for tag in TAGS for part in match.groups()):
+        return 1.0
+    closed_answer = ANSWER in response and END_ANSWER in response[response.find(ANSWER) :]
+    return 0.1 * (END_THINK in response) + 0.5 * closed_answer
+
+
+def graded_answer(response: str) -> str:
+    """What stands in the last `<answer>`; empty when there is none, or it is not closed."""
+    _, tag, rest = response.rpartition(ANSWER)
+    inside, closed, _ = rest.partition(END_ANSWER)
+    return inside if tag and closed else ""
+
+
+def is_correct(text: str, numbers: Iterable[int], target: int) -> bool:
+    """Whether the expression uses every number exactly once and equals the target."""
+    try:
+        return evaluate(text) == target and sorted(map(int, re.findall(r"[0-9]+", text))) == sorted(numbers)
+    except ValueError:
+        return False
+
+
+# -------------------------------------------------------------------------------------- what each token is
+
+FILLER, REASONING, STRUCTURE = 0, 1, 2
+ROLES = ("filler", "reasoning", "structure")
+STEP = re.compile(r"(\d+)\s*([-+*/])\s*(\d+)\s*=\s*(-?\d+)", re.ASCII)
+
+
+class StepSpan(NamedTuple):
+    """Character spans (start, end) of one written calculation `a operator b = result`."""
+
+    a: tuple[int, int]
+    operator: tuple[int, int]
+    b: tuple[int, int]
+    result: tuple[int, int]
+
+
+def find_steps(text: str) -> list[StepSpan]:
+    """The calculations of two numbers written in a text; `4 - 3 - 2 = 1` is no such calculation.
+
+    >>> find_steps(" 5 - 3 = 2")
+    [StepSpan(a=(1, 2), operator=(3, 4), b=(5, 6), result=(9, 10))]
+    """
+    matches = (m for m in STEP.finditer(text) if text[: m.start()].rstrip()[-1:] not in tuple("+-*/)."))
+    return [StepSpan(*(m.span(i) for i in (1, 2, 3, 4))) for m in matches]
+
+
+def anchors(text: str, spans: list[tuple[int, int]]) -> np.ndarray:
+    """The character (L,) that decides what a token is: the first in its span that is no white space, else its first."""
+    solid = np.array([len(text) if c.isspace() else i for i, c in enumerate(text)] + [len(text)])
+    following = np.minimum.accumulate(solid[::-1])[::-1]  # the first solid character at or after each one
+    starts, stops = np.array(spans, int).reshape(-1, 2).T
+    return np.where(following[starts] < stops, following[starts], starts)
+
+
+def character_roles(text: str) -> np.ndarray:
+    """Role (len(text) + 1,) int8 of each character; behind the last one lies the end token.
+
+    structure: inside a tag, or the end token. reasoning: a digit or one of + - * / = ( ). filler: everything else,
+    white space included.
+    """
+    roles = np.array([REASONING if c in "0123456789+-*/=()" else FILLER for c in text] + [STRUCTURE], np.int8)
+    for tag in re.finditer("|".join(TAGS), text):
+        roles[tag.start() : tag.end()] = STRUCTURE
+    return roles
+
+
+def annotate(text: str, spans: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Role (L,) int8 of each token, and whether it lies in the answer (L,) bool: from the last `<answer>` on.
+
+    >>> annotate("8!</think>", [(0, 1), (1, 4), (4, 10), (10, 10)])  # tokens 8, !</, think>, end
+    (array([1, 0, 2, 2], dtype=int8), array([False, False, False, False]))
+    """
+    where, answer = anchors(text, spans), text.rfind(ANSWER)
+    return character_roles(text)[where], (where >= answer) & (answer >= 0)
+
+
+# --------------------------------------------------------------------------------- between text and tokens
+
+PLAIN = "Using the numbers {numbers}, create an equation that equals {target}.\nLet me solve this step by step.\n<think>"
+# The instruction of TinyZero and GRPO-Zero, word for word, so that results with a chat model can be compared.
+SYSTEM = ("You are a helpful assistant. You first think about the reasoning process in your mind and then provide the "
+          "user with the answer.")
+USER = ("Using the numbers {numbers}, create an equation that equals {target}. You can use basic arithmetic operations "
+        "(+, -, *, /) and each number can only be used once. Show your work in <think> </think> tags. And return the "
+        "final answer in <answer> </answer> tags, for example <answer> (1 + 2) / 3 </answer>.")
+CHAT = (f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n{USER}<|im_end|>\n"
+        "<|im_start|>assistant\nLet me solve this step by step.\n<think>")
+
+
+def byte_alphabet() -> dict[str, int]:
+    """The character by which byte-level BPE writes each byte: itself if printable, else one from 256 upwards."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+class Codec:
+    """A byte-level tokenizer.json: puzzles to prompt tokens, response tokens to text with character spans."""
+
+    def __init__(self, folder: str | Path):
+        path = Path(folder) / "tokenizer.json"
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} is missing")
+        try:
+            self.tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing narrower
+            raise ValueError(f"{path} is not a tokenizer: {error}") from None
+        self.size = self.tokenizer.get_vocab_size()  # real tokens; a model's vocabulary may be padded beyond them
+        self.chat = self.tokenizer.token_to_id("<|im_start|>") is not None
+        ends = (self.tokenizer.token_to_id(name) for name in ("<|im_end|>", "<|endoftext|>"))
+        self.end_tokens = [token for token in ends if token is not None]
+        if not self.end_tokens:
+            raise ValueError(f"{path} has neither <|im_end|> nor <|endoftext|>: no response could end")
+        self.bytes = self.token_bytes()
+
+    def token_bytes(self) -> list[bytes]:
+        """The bytes that each token stands for; none for the end tokens, which are no part of the text."""
+        alphabet = byte_alphabet()
+        added = {i: t.content.encode() for i, t in self.tokenizer.get_added_tokens_decoder().items()}
+        names = [self.tokenizer.id_to_token(i) or "" for i in range(self.size)]
+        try:
+            table = [added[i] if i in added else bytes(alphabet[c] for c in name) for i, name in enumerate(names)]
+        except KeyError as error:
+            raise ValueError(f"the tokenizer is not a byte-level one: a token holds {error}") from None
+        for token in self.end_tokens:
+            table[token] = b""
+        return table
+
+    def prompt(self, problem: Problem) -> list[int]:
+        """The tokens of a puzzle's prompt, which ends in `<think>`: ChatML for a chat model, else short and plain."""
+        template = CHAT if self.chat else PLAIN
+        text = template.format(numbers=list(problem.numbers), target=problem.target)
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+    def decode(self, tokens: Iterable[int]) -> tuple[str, list[tuple[int, int]]]:
+        """Text of the tokens and the span of each in it. Tokens that share a character both have it in their span."""
+        decoder, text, spans = codecs.getincrementaldecoder("utf-8")("replace"), "", []
+        for token in tokens:
+            start = len(text)
+            text += decoder.decode(self.bytes[token])
+            spans.append((start, len(text) + bool(decoder.getstate()[0])))  # a begun character counts as held
+        text += decoder.decode(b"", final=True)
+        return text, [(start, min(stop, len(text))) for start, stop in spans]
+
+
+def main() -> None:
+    """Print the puzzle's split and prompt, and every solution."""
+    parser = argparse.ArgumentParser(description="Solve a Countdown puzzle by brute force.")
+    parser.add_argument("numbers", type=int, nargs="+")
+    parser.add_argument("--target", type=int, required=True)
+    args = parser.parse_args()
+    problem = Problem(tuple(args.numbers), args.target)
+    print(f"{PLAIN.format(numbers=list(problem.numbers), target=problem.target)}\n\nsplit: {split(problem)}")
+    print("\n".join(sorted({expression(problem.numbers, steps) for steps in solutions(problem)})) or "no solution")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,220 @@
+"""GRPO: rollout -> TokenBatch -> advantage -> credit -> loss -> update, and the log of every token's credit.
+
+    gradient = sum_t credit_t * grad log pi(token_t)
+
+Every method of mitigations.py fills in `credit` (B, T); nothing here depends on which. How this differs from the paper
+(DeepSeekMath, 2402.03300):
+1. The loss is averaged over the tokens of the whole step (DAPO, 2503.14476) instead of within each response first;
+   --loss_norm sequence is the paper's, constant is Dr. GRPO's (2503.20783).
+2. No KL penalty unless --kl asks for it, and one update a batch, so that the ratio is 1 and nothing is clipped.
+3. The log-probs of the sampling policy are those recorded by the sampler, not those of another forward.
+4. A group whose rewards are all equal has advantage 0 exactly.
+
+Run it:  python train.py --mitigation none
+"""
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from countdown_task import Codec, Problem, annotate, reward
+from mitigations import TokenBatch
+from qwen2_model import Qwen2, Samples, generate, left_pad, take
+
+ADVANTAGES = ("grpo", "dr_grpo", "rloo")
+LOSS_NORMS = ("token", "sequence", "constant")
+LOGITS_AT_ONCE = 2**26  # elements of a (tokens, V) tensor: above it, the update computes logits in pieces
+
+
+# ------------------------------------------------------------------------------------------------- rollout
+
+
+def draw_uniforms(seed: int, step: int, questions: int, answers: int, length: int) -> Tensor:
+    """The chance of a whole step (questions * answers, length), each question's from a generator of its own.
+
+    So a response does not depend on the other questions, nor on how many processes share the step.
+    """
+    rows = [np.random.default_rng([seed, step, question]).random((answers, length)) for question in range(questions)]
+    return torch.from_numpy(np.concatenate(rows))
+
+
+def respond(model: Qwen2, codec: Codec, problems: list[Problem], uniforms: Tensor) -> tuple[Samples, list, list[dict]]:
+    """Sample and grade responses, row i to problem i // (rows per problem): samples, (text, spans) and reward of each."""
+    samples = generate(model, [codec.prompt(p) for p in problems], uniforms, codec.end_tokens)
+    lengths = samples.mask.sum(1).tolist()
+    decoded = [codec.decode(row[:length]) for row, length in zip(samples.tokens.tolist(), lengths)]
+    answers = len(decoded) // len(problems)
+    return samples, decoded, [reward(text, *problems[i // answers]) for i, (text, _) in enumerate(decoded)]
+
+
+def rollout(model: Qwen2, codec: Codec, problems: list[Problem], uniforms: Tensor, advantage: str = "grpo",
+            normalize: str = "response") -> TokenBatch:
+    """One step's responses and all that a credit function may look at. uniforms (B, T), B a multiple of the problems."""
+    samples, decoded, grades = respond(model, codec, problems, uniforms)
+    (B, T), device = samples.tokens.shape, samples.tokens.device
+    role, in_answer = np.zeros((B, T), np.int8), np.zeros((B, T), bool)
+    for i, (text, spans) in enumerate(decoded):
+        role[i, : len(spans)], in_answer[i, : len(spans)] = annotate(text, spans)
+    total, success, format = torch.tensor([[g["reward"], g["answer"], g["format"]] for g in grades], device=device).T
+    return TokenBatch(
+        **samples._asdict(), reward=total, success=success, format=format,
+        group=torch.arange(len(problems), device=device).repeat_interleave(B // len(problems)),
+        numbers=[p.numbers for p in problems], target=[p.target for p in problems],
+        advantage=group_advantage(total.view(len(problems), -1), advantage).flatten(),
+        role=torch.from_numpy(role).to(device), in_answer=torch.from_numpy(in_answer).to(device),
+        text=[text for text, _ in decoded], spans=[spans for _, spans in decoded], normalize=normalize)
+
+
+def group_advantage(rewards: Tensor, kind: str = "grpo") -> Tensor:
+    """Advantage (Q, G) of G answers to each of Q questions from their rewards (Q, G).
+
+    grpo: (r - mean) / (std + 1e-4), population std (2402.03300). dr_grpo: r - mean (2503.20783). rloo: r - mean of
+    the others (2402.14740). A group whose rewards are all equal has advantage 0.
+    """
+    G = rewards.shape[1]
+    centred = rewards - rewards.mean(1, keepdim=True)  # (Q, G)
+    if kind == "grpo":
+        centred = centred / (rewards.std(1, correction=0, keepdim=True) + 1e-4)
+    if kind == "rloo":
+        centred = centred * (G / (G - 1))
+    return torch.where(has_variance(rewards)[:, None], centred, 0.0)
+
+
+def has_variance(rewards: Tensor) -> Tensor:
+    """Which questions (Q,) have answers of unequal reward (Q, G): the others teach nothing."""
+    return rewards.amax(1) > rewards.amin(1)
+
+
+# ---------------------------------------------------------------------------------------------------- loss
+
+
+def response_logprobs(model: Qwen2, prompts: list[list[int]], tokens: Tensor, mask: Tensor) -> Tensor:
+    """log pi (B, T) of response tokens (B, T) with gradient, 0 on padding.
+
+    The only place that knows how prompt and response lie in a row: the prompt in columns 0 .. P-1, padded on the left,
+    the response in P .. P+T-1. The state that predicts a token stands one column before it:
+
+        column          0    1    2   | 3    4          P = 3, T = 2
+        row             pad  2    +   | 3    end
+        predicts                   3    end             columns P-1 .. P+T-2
+    """
+    prompt_tokens, pad = left_pad(prompts, tokens.device)  # (B, P), (B,)
+    rows = torch.cat((prompt_tokens, tokens), dim=1)[:, :-1]  # (B, P + T - 1)
+    states = model.hidden(rows, pad)[:, prompt_tokens.shape[1] - 1 :][mask]  # (N, D)
+    pieces = zip(states.split(LOGITS_AT_ONCE // model.real_vocab), tokens[mask].split(LOGITS_AT_ONCE // model.real_vocab))
+    logprob = [checkpoint(lambda s, t: take(model.log_probs(s), t), s, t, use_reentrant=False) for s, t in pieces]
+    return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, torch.cat(logprob))
+
+
+def token_weights(mask: Tensor, loss_norm: str, max_new_tokens: int) -> Tensor:
+    """The share (B, T) of each token in the loss of a step.
+
+    token: 1 / N, N the step's tokens (DAPO). sequence: 1 / (B * L_i) (GRPO). constant: 1 / (B * max_new_tokens)
+    (Dr. GRPO).
+    """
+    B, lengths = len(mask), mask.sum(1, keepdim=True)  # (B, 1)
+    share = {"token": 1 / lengths.sum(), "sequence": 1 / (B * lengths), "constant": torch.tensor(1 / (B * max_new_tokens))}
+    return mask * share[loss_norm].to(mask.device)
+
+
+def policy_loss(logprob: Tensor, old: Tensor, credit: Tensor, weight: Tensor, reference: Tensor | None = None,
+                kl: float = 0.0, clip_low: float = 0.2, clip_high: float = 0.2) -> Tensor:
+    """The loss, a scalar. Everything else is (B, T): log-probs now, at sampling time and of the start model,
+    credit, and the share of each token. PPO's clip is 1707.06347's; clip_high 0.28 is DAPO's."""
+    ratio = (logprob - old).exp()  # (B, T) pi / pi_old, 1 at the first update
+    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)  # (B, T)
+    gain = torch.minimum(ratio * credit, clipped * credit)  # (B, T) the smaller, whatever the sign of the credit
+    if reference is not None:
+        gain = gain - kl * k3(logprob, reference)  # (B, T) stay near the start model
+    return -(gain * weight).sum()
+
+
+def k3(logprob: Tensor, reference: Tensor) -> Tensor:
+    """Estimate (B, T) of KL(pi || reference) from samples of pi: exp(d) - d - 1, d = log ref - log pi. Never negative."""
+    d = reference - logprob
+    return d.exp() - d - 1
+
+
+# -------------------------------------------------------------------------------------------------- update
+
+
+def update(model: Qwen2, optimizer: torch.optim.Optimizer, prompts: list[list[int]], batch: TokenBatch, credit: Tensor, *,
+           reference: Qwen2 | None = None, kl: float = 0.0, clip_low: float = 0.2, clip_high: float = 0.2,
+           loss_norm: str = "token", max_new_tokens: int, updates_per_batch: int = 1, max_grad_norm: float = 1.0,
+           micro_batch: int = 32) -> dict[str, float | None]:
+    """`updates_per_batch` optimizer steps on one batch; prompts: one a question. The figures of metrics.csv.
+
+    Micro-batches save memory and change nothing: every share of the loss is fixed for the whole step before.
+    """
+    weight = token_weights(batch.mask, loss_norm, max_new_tokens)  # (B, T)
+    parts = micro_batches(batch.mask, credit, micro_batch, skip=reference is None)
+    log_ratio, clipped, divergence, losses, norms = [], [], [], [], []
+    for _ in range(updates_per_batch):
+        optimizer.zero_grad(set_to_none=False)  # a step without any credit still decays Adam's momentum
+        for rows, T in parts:
+            mask, old, c = batch.mask[rows, :T], batch.logprob[rows, :T], credit[rows, :T]
+            inputs = [prompts[g] for g in batch.group[rows].tolist()], batch.tokens[rows, :T], mask
+            logprob = response_logprobs(model, *inputs)  # (rows, T)
+            with torch.no_grad():
+                ref = response_logprobs(reference, *inputs) if reference is not None else None
+            loss = policy_loss(logprob, old, c, weight[rows, :T], ref, kl, clip_low, clip_high)
+            loss.backward()
+            losses.append(loss.item())
+            with torch.no_grad():
+                ratio = (logprob - old)[mask].exp()
+                log_ratio.append((logprob - old)[mask])
+                clipped.append(ratio * c[mask] > ratio.clamp(1 - clip_low, 1 + clip_high) * c[mask])
+                divergence += [k3(logprob, ref)[mask]] if ref is not None else []
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm).item())
+        optimizer.step()
+    first = log_ratio[: len(parts)]
+    return {
+        "loss": sum(losses) / updates_per_batch,
+        "grad_norm": sum(norms) / updates_per_batch,
+        "clip_fraction": mean(clipped),
+        "ratio_error": mean([x.abs() for x in first]),
+        "kl": mean(divergence),
+    }
+
+
+def micro_batches(mask: Tensor, credit: Tensor, size: int, skip: bool) -> list[tuple[Tensor, int]]:
+    """Rows to update on, `size` at a time and the longest of them, like lengths together.
+
+    skip: leave out the rows whose credit is 0 on every token, which have no gradient.
+    """
+    lengths = mask.sum(1)  # (B,)
+    rows = lengths.argsort()
+    if skip:
+        rows = rows[(credit[rows] != 0).any(1)]
+    return [(part, int(lengths[part].max())) for part in rows.split(size)] if len(rows) else []
+
+
+def mean(parts: list[Tensor]) -> float | None:
+    """Mean over all the values of a list of tensors; None when there are none."""
+    return torch.cat(parts).float().mean().item() if parts else None
+
+
+# ---------------------------------------------------------------------------------------------- credit log
+
+
+def write_credit_log(file: Path, step: int, batch: TokenBatch, credit: Tensor) -> None:
+    """Write one row a token of the step, 40 bytes each, as flat numpy arrays. File name `step-000001.npz`."""
+    length = batch.mask.sum(1)  # (B,)
+    position = torch.arange(batch.mask.shape[1], device=batch.mask.device).expand_as(batch.mask)  # (B, T)
+    response = torch.arange(len(length), device=batch.mask.device)[:, None].expand_as(batch.mask)  # (B, T)
+    spread = {name: getattr(batch, name)[:, None].expand_as(batch.mask) for name in ("group", "advantage", "reward")}
+    columns = {
+        "step": (torch.full_like(position, step), np.int32),
+        "response": (response, np.uint16), "group": (spread["group"], np.uint16), "position": (position, np.uint16),
+        "token": (batch.tokens, np.int32),
+        "logprob": (batch.logprob, np.float32), "entropy": (batch.entropy, np.float32),
+        "logit_grad": (batch.logit_grad, np.float32), "advantage": (spread["advantage"], np.float32),
+        "credit": (credit, np.float32), "reward": (spread["reward"], np.float32),
+        "role": (batch.role, np.int8), "in_answer": (batch.in_answer, np.int8),
+    }
+    whole = file.with_suffix(".part")
+    with whole.open("wb") as out:
+        np.savez(out, **{name: values[batch.mask].cpu().numpy().astype(kind) for name, (values, kind) in columns.items()})
+    whole.rename(file)  # a reader, or an interruption, never meets half a file

@@ -1,0 +1,363 @@
+"""The command line and the loop: sample, grade, assign credit, update, log.
+
+    python train.py --mitigation none                                    the bundled model, about two minutes
+    python train.py --mitigation outcome_conditional --think_discount 0.5
+    python train.py --model path/to/Qwen2.5-0.5B-Instruct --data countdown.jsonl --lr 1e-6 --device cuda --dtype bfloat16
+    python train.py --steps 0                                            only evaluate
+
+Everything is written to a run folder: config.json, metrics.csv, credit/, samples.txt, checkpoint/, final.json. Read it with
+`python analyze.py runs/none-seed0`. Ctrl-C stops after the running step and leaves all of it usable.
+"""
+import argparse
+import csv
+import json
+import math
+import platform
+import shlex
+import shutil
+import signal
+import sys
+import time
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import grpo
+from countdown_task import Codec, Problem, generate_problems, is_solvable, read_problems, split
+from mitigations import MITIGATIONS, NORMALIZATIONS, TokenBatch, is_reweighting, parameters, summary
+from qwen2_model import Qwen2, load_model, save_model
+
+BUNDLED = Path(__file__).parent / "models" / "countdown-tiny"
+COLUMNS = ["step", "reward", "success", "format", "length", "truncated", "entropy", "grad_norm", "loss", "clip_fraction",
+           "ratio_error", "kl", "zero_variance_groups", "seconds", "tokens_per_second", "heldout_success", "heldout_stderr"]
+CHOICES = {"mitigation": tuple(MITIGATIONS), "advantage": grpo.ADVANTAGES, "loss_norm": grpo.LOSS_NORMS,
+           "normalize": NORMALIZATIONS, "dtype": ("float32", "bfloat16")}
+HELDOUT_STREAM = 2**32 - 1  # the `step` of the uniforms that evaluate: no training step has it
+
+
+@dataclass
+class Settings:
+    """Every flag, its default and its meaning."""
+
+    mitigation: str = "none"  # the credit function, see below
+    model: str = str(BUNDLED)  # a Hugging Face folder with Qwen2 or Qwen3 weights
+    data: str = ""  # .jsonl or .parquet with `nums` and `target`; empty: generate 3 numbers from 1..20
+    out: str = ""  # the run folder, which must not exist; empty: runs/<mitigation>-seed<seed>
+    steps: int = 100  # 0 only evaluates
+    questions: int = 16  # puzzles a step
+    answers: int = 8  # responses to each
+    max_new_tokens: int = 120  # a response that is longer is cut off
+    seed: int = 0  # of puzzles and sampling
+    lr: float = 2e-4  # AdamW's
+    lr_final: float = 1.0  # share of lr that is left at the last step; linear in between
+    beta1: float = 0.9  # AdamW's
+    beta2: float = 0.999  # AdamW's
+    weight_decay: float = 0.0  # AdamW's
+    max_grad_norm: float = 1.0  # the gradient is clipped to this norm
+    advantage: str = "grpo"  # of a response within its group
+    normalize: str = "response"  # how a reweighting is rescaled: mean 1 a response, mean 1 a batch, or as it is
+    loss_norm: str = "token"  # averaged over: all tokens, sequences first, or a constant length
+    clip_low: float = 0.2  # PPO's clip below 1
+    clip_high: float = 0.2  # PPO's clip above 1 (DAPO: 0.28)
+    updates_per_batch: int = 1  # optimizer steps on each batch
+    kl: float = 0.0  # weight of the KL penalty to the start model
+    skip_unfinished: bool = False  # no credit to responses that the token limit cut off (DAPO)
+    micro_batch: int = 32  # responses in one forward and backward; changes memory, not results
+    eval_every: int = 25  # steps between measurements of held-out success; 0: at start and end only
+    eval_problems: int = 512  # held-out puzzles, one response each
+    sample_every: int = 10  # steps between writing whole responses to samples.txt
+    checkpoint_every: int = 0  # steps between checkpoints/step-...; 0: only the last
+    device: str = "cpu"  # or cuda
+    dtype: str = "float32"  # of the computation; weights are kept in float32
+
+
+# --------------------------------------------------------------------------------------------- command line
+
+
+def comments() -> dict[str, str]:
+    """The comment behind each field of Settings: it is the flag's help."""
+    lines = Path(__file__).read_text(encoding="utf-8").split("class Settings:")[1].splitlines()
+    return {line.split(":")[0].strip(): line.split("  # ")[1] for line in lines[: len(fields(Settings)) + 4] if "  # " in line}
+
+
+def to_bool(text: str) -> bool:
+    """A flag's value: true or false."""
+    if text.lower() not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"expected true or false, not {text!r}")
+    return text.lower() == "true"
+
+
+def parse(arguments: list[str]) -> tuple[Settings, dict]:
+    """Settings, and the hyper-parameters of the chosen credit function, from the command line."""
+    parser = argparse.ArgumentParser(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+                                     description=__doc__, epilog=method_help())
+    parser.error = fail
+    helps = comments()
+    for field in fields(Settings):
+        add_flag(parser, field.name, field.default, helps[field.name], CHOICES.get(field.name))
+    chosen = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    chosen.add_argument("--mitigation", default="none")
+    name = chosen.parse_known_args(arguments)[0].mitigation
+    own = parameters(name) if name in MITIGATIONS else {}
+    for key, default in own.items():
+        add_flag(parser, key, default, f"of {name}", None)
+    known, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        fail(f"{name} takes no {unknown[0]}" + (f"; of its own it takes {', '.join('--' + k for k in own)}" if own else ""))
+    if known.normalize != "response" and not is_reweighting(name):
+        fail(f"{name} is not a reweighting: it takes no --normalize")
+    values = vars(known)
+    return Settings(**{f.name: values[f.name] for f in fields(Settings)}), {k: values[k] for k in own}
+
+
+def add_flag(parser: argparse.ArgumentParser, name: str, default, meaning: str, choices: tuple | None) -> None:
+    """One flag, of the type of its default. A bool alone means true."""
+    kind = {"type": to_bool, "nargs": "?", "const": True} if type(default) is bool else {"type": type(default)}
+    shown = default if default != "" else "none"
+    parser.add_argument(f"--{name}", default=default, choices=choices, help=f"{meaning} (default {shown})", **kind)
+
+
+def method_help() -> str:
+    """The credit functions with their formulas and flags, for --help."""
+    flags = {name: "".join(f" --{k} {v}" for k, v in parameters(name).items()) for name in MITIGATIONS}
+    return "credit functions:\n" + "\n".join(f"  {name}{flags[name]}\n      {summary(name)}" for name in MITIGATIONS)
+
+
+def fail(message: str) -> None:
+    """Say what is wrong in one sentence and end with an error."""
+    sys.exit(f"error: {message}")
+
+
+def check(s: Settings) -> None:
+    """ValueError for settings that can't work."""
+    positive = ("questions", "answers", "max_new_tokens", "updates_per_batch", "micro_batch", "eval_problems", "sample_every")
+    for name in positive:
+        if getattr(s, name) < 1:
+            raise ValueError(f"--{name} must be at least 1")
+    if min(s.steps, s.seed, s.eval_every, s.checkpoint_every, s.lr, s.kl, s.weight_decay) < 0:
+        raise ValueError("--steps, --seed, --eval_every, --checkpoint_every, --lr, --kl and --weight_decay can't be negative")
+    if s.answers == 1 and s.steps > 0:
+        raise ValueError("--answers 1 leaves no group to compare with: ask for 2 or more")
+    if s.device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"--device {s.device}: this PyTorch sees no GPU; use --device cpu")
+
+
+# ------------------------------------------------------------------------------------------------ the puzzles
+
+
+def choose_problems(s: Settings) -> tuple[list[Problem], list[Problem]]:
+    """Training and held-out puzzles: generated, or those of --data. Held out is what the hash says, whatever the seed."""
+    if not s.data:
+        return generate_problems(4096, "train"), generate_problems(s.eval_problems, "heldout")
+    order = np.random.default_rng(0)
+    problems = list({(tuple(sorted(p.numbers)), p.target): p for p in read_problems(s.data)}.values())
+    parts = {part: [p for p in problems if split(p) == part] for part in ("train", "heldout")}
+    for part, wanted in (("train", s.questions * s.steps), ("heldout", s.eval_problems)):
+        picked = [parts[part][i] for i in order.permutation(len(parts[part]))[:wanted]]
+        if wanted and not picked:
+            raise ValueError(f"{s.data} has no {part} puzzle among its {len(problems)}: it needs more rows")
+        for problem in picked:
+            if not is_solvable(problem):
+                raise ValueError(f"{s.data}: {list(problem.numbers)} can't make {problem.target}; remove that row")
+        parts[part] = picked
+    return parts["train"], parts["heldout"]
+
+
+def draw_problems(problems: list[Problem], s: Settings, step: int) -> list[Problem]:
+    """The step's questions: the puzzles in an order shuffled anew each time round. Depends on seed and step alone."""
+    places = np.arange((step - 1) * s.questions, step * s.questions)
+    rounds = {r: np.random.default_rng([s.seed, r]).permutation(len(problems)) for r in set(places // len(problems))}
+    return [problems[rounds[place // len(problems)][place % len(problems)]] for place in places]
+
+
+def check_lengths(model: Qwen2, codec: Codec, problems: list[Problem], s: Settings) -> None:
+    """ValueError when prompt and response do not fit the model, or the tokenizer not the vocabulary."""
+    if codec.size > model.config.vocab_size:
+        raise ValueError(f"the tokenizer in {s.model} has {codec.size} tokens, the model only {model.config.vocab_size}")
+    longest, limit = max(len(codec.prompt(p)) for p in problems), model.config.max_position_embeddings
+    if longest + s.max_new_tokens > limit:
+        raise ValueError(f"a prompt of {longest} tokens and --max_new_tokens {s.max_new_tokens} exceed the model's {limit}")
+
+
+# ------------------------------------------------------------------------------------------------ evaluation
+
+
+def evaluate(model: Qwen2, codec: Codec, problems: list[Problem], s: Settings, answers: int = 1) -> np.ndarray:
+    """Success (problems, answers) at temperature 1, always with the same random numbers."""
+    solved = []
+    for start in range(0, len(problems), 512 // answers):
+        some = problems[start : start + 512 // answers]
+        uniforms = grpo.draw_uniforms(start, HELDOUT_STREAM, len(some), answers, s.max_new_tokens)
+        solved += [grade["answer"] for grade in grpo.respond(model, codec, some, uniforms)[2]]
+    return np.array(solved).reshape(len(problems), answers)
+
+
+def standard_error(values: np.ndarray) -> float:
+    """Standard error of the mean."""
+    return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else float("nan")
+
+
+def pass_at_k(model: Qwen2, codec: Codec, problems: list[Problem], s: Settings, k: int = 16) -> dict[str, float]:
+    """The share of puzzles that at least one of k responses solves, and its standard error."""
+    solved = evaluate(model, codec, problems, s, k).max(1)
+    return {f"pass@{k}": float(solved.mean()), f"pass@{k}_stderr": standard_error(solved), f"pass@{k}_problems": len(solved)}
+
+
+# --------------------------------------------------------------------------------------------- the run folder
+
+
+def start_run(s: Settings, own: dict, codec_folder: Path) -> Path:
+    """Create the run folder with config.json, an empty metrics.csv and the tokenizer of its checkpoint."""
+    run = Path(s.out or f"runs/{s.mitigation}-seed{s.seed}")
+    if run.exists():
+        raise ValueError(f"{run} exists: remove it, or choose another --out or --seed")
+    (run / "credit").mkdir(parents=True)
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
+    config = {"settings": asdict(s), "method": own, "versions": versions, "command": shlex.join(["python"] + sys.argv)}
+    (run / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    append_row(run, None)
+    copy_tokenizer(codec_folder, run / "checkpoint")
+    return run
+
+
+def copy_tokenizer(source: Path, target: Path) -> None:
+    """Take the tokenizer along, so that a checkpoint is a whole model folder."""
+    target.mkdir(parents=True)
+    for file in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        if (source / file).is_file():
+            shutil.copy(source / file, target / file)
+
+
+def append_row(run: Path, row: dict | None) -> None:
+    """Add a row to metrics.csv; None writes the header. What was not measured stays empty."""
+    with (run / "metrics.csv").open("a", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader() if row is None else writer.writerow(row)
+
+
+def write_samples(run: Path, step: int, batch: TokenBatch) -> None:
+    """Append three whole responses, and what they earned, to samples.txt."""
+    answers = len(batch.text) // len(batch.numbers)
+    with (run / "samples.txt").open("a", encoding="utf-8") as file:
+        for i in range(0, min(3 * answers, len(batch.text)), answers):
+            numbers, target = batch.numbers[i // answers], batch.target[i // answers]
+            file.write(f"=== step {step}  {list(numbers)} -> {target}  reward {batch.reward[i]:.2f}  "
+                       f"advantage {batch.advantage[i]:+.2f}\n{batch.text[i]}\n\n")
+
+
+# ------------------------------------------------------------------------------------------------- the loop
+
+
+class Stop:
+    """Ctrl-C asks to stop after the running step; a second one stops at once."""
+
+    def __init__(self):
+        self.asked = False
+        signal.signal(signal.SIGINT, self)
+
+    def __call__(self, *_) -> None:
+        self.asked = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        print("\nstopping after this step; Ctrl-C again stops at once", flush=True)
+
+
+def train_step(model: Qwen2, optimizer, codec: Codec, problems: list[Problem], s: Settings, own: dict, step: int,
+               reference: Qwen2 | None) -> tuple[TokenBatch, torch.Tensor, dict]:
+    """One step of GRPO: its batch, its credit, and its row of metrics.csv."""
+    start = time.perf_counter()
+    uniforms = grpo.draw_uniforms(s.seed, step, len(problems), s.answers, s.max_new_tokens)
+    batch = grpo.rollout(model, codec, problems, uniforms, s.advantage, s.normalize)
+    credit = MITIGATIONS[s.mitigation](batch, **own)  # (B, T)
+    if s.skip_unfinished:
+        credit = credit * batch.ended[:, None]
+    measured = grpo.update(
+        model, optimizer, [codec.prompt(p) for p in problems], batch, credit, reference=reference, kl=s.kl,
+        clip_low=s.clip_low, clip_high=s.clip_high, loss_norm=s.loss_norm, max_new_tokens=s.max_new_tokens,
+        updates_per_batch=s.updates_per_batch, max_grad_norm=s.max_grad_norm, micro_batch=s.micro_batch)
+    seconds, tokens = time.perf_counter() - start, batch.mask.sum().item()
+    return batch, credit, measured | {
+        "step": step, "reward": batch.reward.mean().item(), "success": batch.success.mean().item(),
+        "format": batch.format.mean().item(), "length": tokens / len(batch.text),
+        "truncated": 1 - batch.ended.float().mean().item(), "entropy": batch.entropy[batch.mask].mean().item(),
+        "zero_variance_groups": int((~grpo.has_variance(batch.reward.view(len(problems), -1))).sum()),
+        "seconds": seconds, "tokens_per_second": tokens / seconds}
+
+
+def measure_heldout(model: Qwen2, codec: Codec, heldout: list[Problem], s: Settings) -> dict[str, float]:
+    """Held-out success, one response a puzzle, and its standard error."""
+    solved = evaluate(model, codec, heldout, s)[:, 0]
+    return {"heldout_success": float(solved.mean()), "heldout_stderr": standard_error(solved)}
+
+
+def show(row: dict, s: Settings, eta: float) -> None:
+    """Print a step in one line."""
+    text = "  ".join([f"step {row['step']:>4}/{s.steps}", f"reward {row['reward']:.3f}", f"success {row['success']:.3f}",
+                      f"format {row['format']:.2f}", f"length {row['length']:5.1f}", f"entropy {row['entropy']:.3f}",
+                      f"grad {row['grad_norm']:.3f}", f"{row['tokens_per_second']:6.0f} tok/s",
+                      f"ETA {int(eta // 60)}:{int(eta % 60):02d}"])
+    print(text + heldout_text(row), flush=True)
+
+
+def heldout_text(row: dict) -> str:
+    """Held-out success with its standard error, where the row has it."""
+    return f"  held-out {row['heldout_success']:.1%} ± {row['heldout_stderr']:.1%}" if "heldout_success" in row else ""
+
+
+def train(s: Settings, own: dict, model: Qwen2, codec: Codec, problems: list[Problem], heldout: list[Problem], run: Path) -> None:
+    """Run all steps, or those until Ctrl-C."""
+    stop, start = Stop(), time.perf_counter()
+    reference = load_model(s.model, s.device) if s.kl > 0 else None
+    if reference is not None:
+        reference.real_vocab = model.real_vocab
+    optimizer = torch.optim.AdamW(model.parameters(), s.lr, (s.beta1, s.beta2), weight_decay=s.weight_decay)
+    row = {"step": 0} | measure_heldout(model, codec, heldout, s)
+    append_row(run, row)
+    print(f"start: {heldout_text(row).strip()} of {len(heldout)} puzzles", flush=True)
+    for step in range(1, s.steps + 1):
+        for group in optimizer.param_groups:
+            group["lr"] = s.lr * (1 - (1 - s.lr_final) * (step - 1) / max(1, s.steps - 1))
+        batch, credit, row = train_step(model, optimizer, codec, draw_problems(problems, s, step), s, own, step, reference)
+        grpo.write_credit_log(run / "credit" / f"step-{step:06d}.npz", step, batch, credit)
+        if step == 1 or step % s.sample_every == 0:
+            write_samples(run, step, batch)
+        last = step == s.steps or stop.asked
+        if last or s.eval_every and step % s.eval_every == 0:
+            row |= measure_heldout(model, codec, heldout, s)
+        append_row(run, row)
+        show(row, s, (time.perf_counter() - start) / step * (s.steps - step))
+        if s.checkpoint_every and step % s.checkpoint_every == 0:
+            save_checkpoint(model, run / "checkpoints" / f"step-{step:06d}", run)
+        if last:
+            break
+    save_model(model, run / "checkpoint")
+    final = {k: row[k] for k in ("step", "heldout_success", "heldout_stderr")} | {"heldout_problems": len(heldout)}
+    final |= {} if stop.asked else pass_at_k(model, codec, heldout[:128], s)
+    (run / "final.json").write_text(json.dumps(final, indent=2) + "\n", encoding="utf-8")
+    print(f"wrote {run}; read it with: python analyze.py {run}")
+
+
+def save_checkpoint(model: Qwen2, folder: Path, run: Path) -> None:
+    """A model folder in the middle of a run."""
+    copy_tokenizer(run / "checkpoint", folder)
+    save_model(model, folder)
+
+
+def main() -> None:
+    s, own = parse(sys.argv[1:])
+    try:
+        check(s)
+        model, codec = load_model(s.model, s.device), Codec(s.model)
+        problems, heldout = choose_problems(s)
+        check_lengths(model, codec, problems + heldout, s)
+        run = start_run(s, own, Path(s.model))
+    except (ValueError, OSError) as error:
+        fail(str(error))
+    model.real_vocab = codec.size
+    with torch.autocast(torch.device(s.device).type, getattr(torch, s.dtype), enabled=s.dtype != "float32"):
+        train(s, own, model, codec, problems, heldout, run)
+
+
+if __name__ == "__main__":
+    main()
