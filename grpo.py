@@ -12,7 +12,9 @@ Every method of mitigations.py fills in `credit` (B, T); nothing here depends on
 
 Run it:  python train.py --mitigation none
 """
+import sys
 from pathlib import Path
+from typing import Sequence
 
 import numpy as np
 import torch
@@ -25,6 +27,7 @@ from qwen2_model import Qwen2, Samples, generate, left_pad, take
 
 ADVANTAGES = ("grpo", "dr_grpo", "rloo")
 LOSS_NORMS = ("token", "sequence", "constant")
+EVALUATION = 2**32 - 1  # the `step` of the random numbers that evaluate: no training step has it
 LOGITS_AT_ONCE = 2**26  # elements of a (tokens, V) tensor: above it, the update computes logits in pieces
 
 
@@ -67,6 +70,23 @@ def rollout(model: Qwen2, codec: Codec, problems: list[Problem], uniforms: Tenso
         text=[text for text, _ in decoded], spans=[spans for _, spans in decoded], normalize=normalize)
 
 
+def evaluate(model: Qwen2, codec: Codec, problems: list[Problem], answers: int, max_new_tokens: int, rows: int) -> np.ndarray:
+    """Success (problems, answers) at temperature 1, with the same random numbers every time; about `rows` responses at once."""
+    uniforms = draw_uniforms(0, EVALUATION, len(problems), answers, max_new_tokens)
+    solved, some = [], max(1, rows // answers)  # puzzles at once
+    for i in range(0, len(problems), some):
+        grades = respond(model, codec, problems[i : i + some], uniforms[i * answers : (i + some) * answers])[2]
+        solved += [grade["answer"] for grade in grades]
+        if sys.stderr.isatty():
+            print(f"evaluating: {len(solved)}/{len(uniforms)}", end="\r", file=sys.stderr, flush=True)
+    return np.array(solved).reshape(len(problems), answers)
+
+
+def standard_error(values: np.ndarray) -> float:
+    """Standard error of the mean of independent values; NaN for a single one."""
+    return float(values.std(ddof=1) / len(values) ** 0.5) if len(values) > 1 else float("nan")
+
+
 def group_advantage(rewards: Tensor, kind: str = "grpo") -> Tensor:
     """Advantage (Q, G) of G answers to each of Q questions from their rewards (Q, G).
 
@@ -103,8 +123,14 @@ def response_logprobs(model: Qwen2, prompts: list[list[int]], tokens: Tensor, ma
     prompt_tokens, pad = left_pad(prompts, tokens.device)  # (B, P), (B,)
     rows = torch.cat((prompt_tokens, tokens), dim=1)[:, :-1]  # (B, P + T - 1)
     states = model.hidden(rows, pad)[:, prompt_tokens.shape[1] - 1 :][mask]  # (N, D)
-    pieces = zip(states.split(LOGITS_AT_ONCE // model.real_vocab), tokens[mask].split(LOGITS_AT_ONCE // model.real_vocab))
-    logprob = [checkpoint(lambda s, t: take(model.log_probs(s), t), s, t, use_reentrant=False) for s, t in pieces]
+    size = max(1, LOGITS_AT_ONCE // model.real_vocab)  # states at once
+    pieces = list(zip(states.split(size), tokens[mask].split(size)))
+    def logprobs(s: Tensor, t: Tensor) -> Tensor:
+        return take(model.log_probs(s), t)
+    if len(pieces) > 1:  # a large vocabulary: forget each piece's logits, compute them again in the backward pass
+        logprob = [checkpoint(logprobs, s, t, use_reentrant=False) for s, t in pieces]
+    else:
+        logprob = [logprobs(s, t) for s, t in pieces]
     return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, torch.cat(logprob))
 
 
@@ -150,33 +176,32 @@ def update(model: Qwen2, optimizer: torch.optim.Optimizer, prompts: list[list[in
     """
     weight = token_weights(batch.mask, loss_norm, max_new_tokens)  # (B, T)
     parts = micro_batches(batch.mask, credit, micro_batch, skip=reference is None)
-    log_ratio, clipped, divergence, losses, norms = [], [], [], [], []
+    loss, norm, figures = 0.0, 0.0, []
     for _ in range(updates_per_batch):
         optimizer.zero_grad(set_to_none=False)  # a step without any credit still decays Adam's momentum
         for rows, T in parts:
-            mask, old, c = batch.mask[rows, :T], batch.logprob[rows, :T], credit[rows, :T]
+            mask, old, c = batch.mask[rows, :T], batch.logprob[rows, :T], credit[rows, :T]  # (b, T), b rows at once
             inputs = [prompts[g] for g in batch.group[rows].tolist()], batch.tokens[rows, :T], mask
-            logprob = response_logprobs(model, *inputs)  # (rows, T)
             with torch.no_grad():
-                ref = response_logprobs(reference, *inputs) if reference is not None else None
-            loss = policy_loss(logprob, old, c, weight[rows, :T], ref, kl, clip_low, clip_high)
-            loss.backward()
-            losses.append(loss.item())
-            with torch.no_grad():
-                ratio = (logprob - old)[mask].exp()
-                log_ratio.append((logprob - old)[mask])
-                clipped.append(ratio * c[mask] > ratio.clamp(1 - clip_low, 1 + clip_high) * c[mask])
-                divergence += [k3(logprob, ref)[mask]] if ref is not None else []
-        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm).item())
+                ref = None if reference is None else response_logprobs(reference, *inputs)  # (b, T)
+            logprob = response_logprobs(model, *inputs)  # (b, T)
+            part = policy_loss(logprob, old, c, weight[rows, :T], ref, kl, clip_low, clip_high)
+            part.backward()
+            loss += part.item() / updates_per_batch
+            figures.append(ratio_figures(logprob.detach(), old, c, mask, ref, clip_low, clip_high))
+        norm += torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm).item() / updates_per_batch
         optimizer.step()
-    first = log_ratio[: len(parts)]
-    return {
-        "loss": sum(losses) / updates_per_batch,
-        "grad_norm": sum(norms) / updates_per_batch,
-        "clip_fraction": mean(clipped),
-        "ratio_error": mean([x.abs() for x in first]),
-        "kl": mean(divergence),
-    }
+    clipped, error, divergence = zip(*figures) if figures else ((), (), ())
+    return {"loss": loss, "grad_norm": norm, "clip_fraction": mean(clipped), "ratio_error": mean(error[: len(parts)]), "kl": mean(divergence)}
+
+
+def ratio_figures(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, reference: Tensor | None, clip_low: float,
+                  clip_high: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Per token (N,): whether the clip removes its gradient, abs(log ratio), and k3 (empty without a reference)."""
+    log_ratio, c = (logprob - old)[mask], credit[mask]
+    ratio = log_ratio.exp()
+    clipped = ratio * c > ratio.clamp(1 - clip_low, 1 + clip_high) * c
+    return clipped, log_ratio.abs(), k3(logprob, reference)[mask] if reference is not None else log_ratio[:0]
 
 
 def micro_batches(mask: Tensor, credit: Tensor, size: int, skip: bool) -> list[tuple[Tensor, int]]:
@@ -191,9 +216,10 @@ def micro_batches(mask: Tensor, credit: Tensor, size: int, skip: bool) -> list[t
     return [(part, int(lengths[part].max())) for part in rows.split(size)] if len(rows) else []
 
 
-def mean(parts: list[Tensor]) -> float | None:
-    """Mean over all the values of a list of tensors; None when there are none."""
-    return torch.cat(parts).float().mean().item() if parts else None
+def mean(parts: Sequence[Tensor]) -> float | None:
+    """Mean over all the values of some tensors; None when there are none."""
+    values = torch.cat(parts) if parts else torch.empty(0)
+    return values.double().mean().item() if len(values) else None
 
 
 # ---------------------------------------------------------------------------------------------- credit log

@@ -11,10 +11,9 @@ from the reports (Qwen2 2407.10671, Qwen3 2505.09388) and from the usual impleme
 Alphabet: B rows, S columns of a forward, V vocabulary, D hidden size, H heads, K key-value heads, d head size,
 Q questions, G answers to each, P prompt columns, T response columns.
 
-Try it:  python qwen2_model.py models/countdown-tiny "Using the numbers [4, 3, 5], create an equation that equals 8."
+Run it:  python train.py --steps 0        loads the bundled model, samples from it and grades the answers
 """
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -68,26 +67,22 @@ def read_config(source: dict) -> Config:
     }
     if any(unsupported.values()):
         raise ValueError(f"config.json asks for {[k for k, bad in unsupported.items() if bad]}, not implemented here")
-    try:
-        heads, hidden = source["num_attention_heads"], source["hidden_size"]
-        return Config(
-            vocab_size=source["vocab_size"],
-            hidden_size=hidden,
-            intermediate_size=source["intermediate_size"],
-            num_hidden_layers=source["num_hidden_layers"],
-            num_attention_heads=heads,
-            num_key_value_heads=source.get("num_key_value_heads") or heads,
-            head_dim=source.get("head_dim") or (128 if kind == "qwen3" else hidden // heads),
-            rms_norm_eps=source.get("rms_norm_eps", 1e-6),
-            rope_theta=rope.get("rope_theta", source.get("rope_theta", 10000.0)),
-            max_position_embeddings=source.get("max_position_embeddings", 32768),
-            tie_word_embeddings=source.get("tie_word_embeddings", False),
-            qkv_bias=kind == "qwen2",
-            qk_norm=kind == "qwen3",
-            source=source,
-        )
-    except KeyError as error:
-        raise ValueError(f"config.json has no {error}") from None
+    required = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    if missing := [name for name in required if name not in source]:
+        raise ValueError(f"config.json has no {missing[0]}")
+    heads = source["num_attention_heads"]
+    return Config(
+        **{name: source[name] for name in required},
+        num_key_value_heads=source.get("num_key_value_heads") or heads,
+        head_dim=source.get("head_dim") or (128 if kind == "qwen3" else source["hidden_size"] // heads),
+        rms_norm_eps=source.get("rms_norm_eps", 1e-6),
+        rope_theta=rope.get("rope_theta", source.get("rope_theta", 10000.0)),
+        max_position_embeddings=source.get("max_position_embeddings", 32768),
+        tie_word_embeddings=source.get("tie_word_embeddings", False),
+        qkv_bias=kind == "qwen2",
+        qk_norm=kind == "qwen3",
+        source=source,
+    )
 
 
 # ----------------------------------------------------------------------------------------------- the transformer
@@ -322,11 +317,12 @@ class KVCache:
 
     @classmethod
     def empty(cls, model: Qwen2, rows: int, columns: int) -> "KVCache":
-        """Room for `rows` sequences of `columns` tokens."""
+        """Room for `rows` sequences of `columns` tokens, in the dtype that the model computes in."""
         c, weight = model.config, model.output_weight
-        dtype = torch.get_autocast_dtype(weight.device.type) if torch.is_autocast_enabled(weight.device.type) else weight.dtype
-        shape = (c.num_hidden_layers, rows, c.num_key_value_heads, columns, c.head_dim)
-        return cls(torch.empty(shape, device=weight.device, dtype=dtype), torch.empty(shape, device=weight.device, dtype=dtype))
+        kind = weight.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+        shape = (2, c.num_hidden_layers, rows, c.num_key_value_heads, columns, c.head_dim)
+        return cls(*torch.empty(shape, device=weight.device, dtype=dtype))
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Write k, v (B, K, S, d) behind the filled columns of a layer; return all of its columns."""

@@ -9,9 +9,9 @@ Everything is written to a run folder: config.json, metrics.csv, credit/, sample
 `python analyze.py runs/none-seed0`. Ctrl-C stops after the running step and leaves all of it usable.
 """
 import argparse
+import copy
 import csv
 import json
-import math
 import platform
 import shlex
 import shutil
@@ -34,7 +34,6 @@ COLUMNS = ["step", "reward", "success", "format", "length", "truncated", "entrop
            "ratio_error", "kl", "zero_variance_groups", "seconds", "tokens_per_second", "heldout_success", "heldout_stderr"]
 CHOICES = {"mitigation": tuple(MITIGATIONS), "advantage": grpo.ADVANTAGES, "loss_norm": grpo.LOSS_NORMS,
            "normalize": NORMALIZATIONS, "dtype": ("float32", "bfloat16")}
-HELDOUT_STREAM = 2**32 - 1  # the `step` of the uniforms that evaluate: no training step has it
 
 
 @dataclass
@@ -91,13 +90,15 @@ def to_bool(text: str) -> bool:
 
 def parse(arguments: list[str]) -> tuple[Settings, dict]:
     """Settings, and the hyper-parameters of the chosen credit function, from the command line."""
-    parser = argparse.ArgumentParser(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+    parser = argparse.ArgumentParser(usage="python train.py [--flag value ...]", allow_abbrev=False,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter,
                                      description=__doc__, epilog=method_help())
     parser.error = fail
     helps = comments()
     for field in fields(Settings):
         add_flag(parser, field.name, field.default, helps[field.name], CHOICES.get(field.name))
     chosen = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    chosen.error = fail
     chosen.add_argument("--mitigation", default="none")
     name = chosen.parse_known_args(arguments)[0].mitigation
     own = parameters(name) if name in MITIGATIONS else {}
@@ -181,30 +182,6 @@ def check_lengths(model: Qwen2, codec: Codec, problems: list[Problem], s: Settin
         raise ValueError(f"a prompt of {longest} tokens and --max_new_tokens {s.max_new_tokens} exceed the model's {limit}")
 
 
-# ------------------------------------------------------------------------------------------------ evaluation
-
-
-def evaluate(model: Qwen2, codec: Codec, problems: list[Problem], s: Settings, answers: int = 1) -> np.ndarray:
-    """Success (problems, answers) at temperature 1, always with the same random numbers."""
-    solved = []
-    for start in range(0, len(problems), 512 // answers):
-        some = problems[start : start + 512 // answers]
-        uniforms = grpo.draw_uniforms(start, HELDOUT_STREAM, len(some), answers, s.max_new_tokens)
-        solved += [grade["answer"] for grade in grpo.respond(model, codec, some, uniforms)[2]]
-    return np.array(solved).reshape(len(problems), answers)
-
-
-def standard_error(values: np.ndarray) -> float:
-    """Standard error of the mean."""
-    return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else float("nan")
-
-
-def pass_at_k(model: Qwen2, codec: Codec, problems: list[Problem], s: Settings, k: int = 16) -> dict[str, float]:
-    """The share of puzzles that at least one of k responses solves, and its standard error."""
-    solved = evaluate(model, codec, problems, s, k).max(1)
-    return {f"pass@{k}": float(solved.mean()), f"pass@{k}_stderr": standard_error(solved), f"pass@{k}_problems": len(solved)}
-
-
 # --------------------------------------------------------------------------------------------- the run folder
 
 
@@ -251,13 +228,19 @@ def write_samples(run: Path, step: int, batch: TokenBatch) -> None:
 
 
 class Stop:
-    """Ctrl-C asks to stop after the running step; a second one stops at once."""
+    """Within `with Stop() as stop`, Ctrl-C sets stop.asked; a second one interrupts at once."""
 
     def __init__(self):
         self.asked = False
-        signal.signal(signal.SIGINT, self)
 
-    def __call__(self, *_) -> None:
+    def __enter__(self) -> "Stop":
+        self.before = signal.signal(signal.SIGINT, self.ask)
+        return self
+
+    def __exit__(self, *_) -> None:
+        signal.signal(signal.SIGINT, self.before)
+
+    def ask(self, *_) -> None:
         self.asked = True
         signal.signal(signal.SIGINT, signal.default_int_handler)
         print("\nstopping after this step; Ctrl-C again stops at once", flush=True)
@@ -287,8 +270,14 @@ def train_step(model: Qwen2, optimizer, codec: Codec, problems: list[Problem], s
 
 def measure_heldout(model: Qwen2, codec: Codec, heldout: list[Problem], s: Settings) -> dict[str, float]:
     """Held-out success, one response a puzzle, and its standard error."""
-    solved = evaluate(model, codec, heldout, s)[:, 0]
-    return {"heldout_success": float(solved.mean()), "heldout_stderr": standard_error(solved)}
+    solved = grpo.evaluate(model, codec, heldout, 1, s.max_new_tokens, s.questions * s.answers)[:, 0]
+    return {"heldout_success": float(solved.mean()), "heldout_stderr": grpo.standard_error(solved)}
+
+
+def measure_pass(model: Qwen2, codec: Codec, heldout: list[Problem], s: Settings, k: int = 16) -> dict[str, float]:
+    """The share of held-out puzzles that at least one of k responses solves, and its standard error."""
+    solved = grpo.evaluate(model, codec, heldout, k, s.max_new_tokens, s.questions * s.answers).max(1)
+    return {f"pass@{k}": float(solved.mean()), f"pass@{k}_stderr": grpo.standard_error(solved), f"pass@{k}_problems": len(solved)}
 
 
 def show(row: dict, s: Settings, eta: float) -> None:
@@ -306,36 +295,40 @@ def heldout_text(row: dict) -> str:
 
 
 def train(s: Settings, own: dict, model: Qwen2, codec: Codec, problems: list[Problem], heldout: list[Problem], run: Path) -> None:
-    """Run all steps, or those until Ctrl-C."""
-    stop, start = Stop(), time.perf_counter()
-    reference = load_model(s.model, s.device) if s.kl > 0 else None
-    if reference is not None:
-        reference.real_vocab = model.real_vocab
+    """Measure, train all steps or those until Ctrl-C, measure again."""
+    reference = copy.deepcopy(model).requires_grad_(False) if s.kl > 0 else None
     optimizer = torch.optim.AdamW(model.parameters(), s.lr, (s.beta1, s.beta2), weight_decay=s.weight_decay)
     row = {"step": 0} | measure_heldout(model, codec, heldout, s)
     append_row(run, row)
-    print(f"start: {heldout_text(row).strip()} of {len(heldout)} puzzles", flush=True)
-    for step in range(1, s.steps + 1):
-        for group in optimizer.param_groups:
-            group["lr"] = s.lr * (1 - (1 - s.lr_final) * (step - 1) / max(1, s.steps - 1))
-        batch, credit, row = train_step(model, optimizer, codec, draw_problems(problems, s, step), s, own, step, reference)
-        grpo.write_credit_log(run / "credit" / f"step-{step:06d}.npz", step, batch, credit)
-        if step == 1 or step % s.sample_every == 0:
-            write_samples(run, step, batch)
-        last = step == s.steps or stop.asked
-        if last or s.eval_every and step % s.eval_every == 0:
-            row |= measure_heldout(model, codec, heldout, s)
-        append_row(run, row)
-        show(row, s, (time.perf_counter() - start) / step * (s.steps - step))
-        if s.checkpoint_every and step % s.checkpoint_every == 0:
-            save_checkpoint(model, run / "checkpoints" / f"step-{step:06d}", run)
-        if last:
-            break
-    save_model(model, run / "checkpoint")
+    print(f"start  {heldout_text(row)} of {len(heldout)} puzzles", flush=True)
+    with Stop() as stop:
+        start = time.perf_counter()
+        for step in range(1, s.steps + 1):
+            for group in optimizer.param_groups:
+                group["lr"] = s.lr * (1 - (1 - s.lr_final) * (step - 1) / max(1, s.steps - 1))
+            batch, credit, row = train_step(model, optimizer, codec, draw_problems(problems, s, step), s, own, step, reference)
+            write_step(run, step, batch, credit, s)
+            last = step == s.steps or stop.asked
+            if last or s.eval_every and step % s.eval_every == 0:
+                row |= measure_heldout(model, codec, heldout, s)
+            append_row(run, row)
+            show(row, s, (time.perf_counter() - start) / step * (s.steps - step))
+            if s.checkpoint_every and step % s.checkpoint_every == 0:
+                save_checkpoint(model, run / "checkpoints" / f"step-{step:06d}", run)
+            if last:
+                break
+        save_model(model, run / "checkpoint")
     final = {k: row[k] for k in ("step", "heldout_success", "heldout_stderr")} | {"heldout_problems": len(heldout)}
-    final |= {} if stop.asked else pass_at_k(model, codec, heldout[:128], s)
+    final |= {} if stop.asked else measure_pass(model, codec, heldout[:128], s)
     (run / "final.json").write_text(json.dumps(final, indent=2) + "\n", encoding="utf-8")
     print(f"wrote {run}; read it with: python analyze.py {run}")
+
+
+def write_step(run: Path, step: int, batch: TokenBatch, credit: torch.Tensor, s: Settings) -> None:
+    """The step's credit log, and every now and then some whole responses."""
+    grpo.write_credit_log(run / "credit" / f"step-{step:06d}.npz", step, batch, credit)
+    if step == 1 or step % s.sample_every == 0:
+        write_samples(run, step, batch)
 
 
 def save_checkpoint(model: Qwen2, folder: Path, run: Path) -> None:
@@ -355,6 +348,9 @@ def main() -> None:
     except (ValueError, OSError) as error:
         fail(str(error))
     model.real_vocab = codec.size
+    changed = [f"{f.name}={getattr(s, f.name)}" for f in fields(s) if getattr(s, f.name) != f.default] + [f"{k}={v}" for k, v in own.items()]
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(problems)} puzzles to train on, run folder {run}"
+          f"\nsettings: {', '.join(changed) or 'all at their defaults'} (all in config.json)", flush=True)
     with torch.autocast(torch.device(s.device).type, getattr(torch, s.dtype), enabled=s.dtype != "float32"):
         train(s, own, model, codec, problems, heldout, run)
 

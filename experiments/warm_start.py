@@ -17,19 +17,29 @@ Run it:  python -m experiments.warm_start        (about 10 minutes on two cores)
 """
 import argparse
 import functools
+import json
+import sys
 import time
 from pathlib import Path
+from typing import Iterator
 
 import numpy as np
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
 
 from countdown_task import (ANSWER, END_ANSWER, END_THINK, PLAIN, TAGS, Codec, Problem, Step, combine, expression,
-                            generate_problems, reward, solutions, split, universe)
-from qwen2_model import Qwen2, generate, read_config, save_model, take
+                            generate_problems, solutions, split, universe)
+from grpo import draw_uniforms, respond, standard_error
+from qwen2_model import Qwen2, read_config, save_model, take
 
 OPENINGS = ("Maybe", "How about", "Let me try", "What about", "Perhaps", "I could try", "Let us see", "Next")
-LARGEST = 400  # no attempt goes beyond: the product of two numbers, and one token each
+ATTEMPTS = 4
+KNOWN_FIRST, KNOWN_LAST = 0.5, 0.05  # how often an attempt is a known solution
+FIRST_PART = 0.8  # share of the schedule
+BATCH, LR = 32, 3e-3
+LARGEST = 100  # a random attempt goes no further: fewer facts of arithmetic to learn, each seen more often
+LARGEST_TOKEN = 400  # the largest product of two numbers
 CONFIG = {
     "model_type": "qwen2", "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1024, "rms_norm_eps": 1e-6,
@@ -51,14 +61,14 @@ def random_attempt(rng: np.random.Generator, numbers: tuple[int, ...]) -> list[S
 @functools.lru_cache(maxsize=None)
 def known_solutions(numbers: tuple[int, ...], target: int) -> list[tuple[Step, ...]]:
     """All whole-number solutions, computed once per puzzle."""
-    return [s for s in solutions(Problem(numbers, target), whole=True) if all(0 < step.result for step in s)] or \
-        solutions(Problem(numbers, target), whole=True)
+    found = solutions(Problem(numbers, target), whole=True)
+    return [steps for steps in found if max(step.result for step in steps) <= LARGEST] or found
 
 
-def demonstration(rng: np.random.Generator, problem: Problem, known: float, attempts: int) -> str:
-    """A response: up to `attempts` attempts, each a known solution with probability `known`, and the answer."""
+def demonstration(rng: np.random.Generator, problem: Problem, known: float) -> str:
+    """A response: up to ATTEMPTS attempts, each a known solution with probability `known`, and the answer."""
     text = ""
-    for _ in range(attempts):
+    for _ in range(ATTEMPTS):
         if rng.random() < known:
             options = known_solutions(tuple(sorted(problem.numbers)), problem.target)
             steps = options[rng.integers(len(options))]
@@ -80,7 +90,7 @@ def train_tokenizer(texts: list[str]) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Split(pattern, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     tokenizer.decoder = decoders.ByteLevel()
-    numbers = [f"{n} {n}" for n in range(21)] * 1000 + [f" {n}" for n in range(LARGEST + 1)] * 1000
+    numbers = [f"{n} {n}" for n in range(21)] * 1000 + [f" {n}" for n in range(LARGEST_TOKEN + 1)] * 1000
     trainer = trainers.BpeTrainer(vocab_size=1024, min_frequency=200, show_progress=False,
                                   special_tokens=["<|endoftext|>", "<|im_end|>"],
                                   initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
@@ -89,88 +99,96 @@ def train_tokenizer(texts: list[str]) -> Tokenizer:
     return tokenizer
 
 
-def batches(codec: Codec, problems: list[Problem], steps: int, size: int, known: tuple[float, float],
-            mix: float, attempts: int, seed: int):
-    """Yield `steps` batches of tokens (B, S) and response mask (B, S), rows of like length together."""
+def example(rng: np.random.Generator, codec: Codec, problem: Problem, known: float) -> tuple[list[int], list[int]]:
+    """Prompt and response tokens of one demonstration, the numbers in random order."""
+    problem = Problem(tuple(int(n) for n in rng.permutation(problem.numbers)), problem.target)
+    response = codec.tokenizer.encode(demonstration(rng, problem, known), add_special_tokens=False).ids
+    return codec.prompt(problem), response + codec.end_tokens[:1]
+
+
+def batches(codec: Codec, problems: list[Problem], steps: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield `steps` batches: tokens (B, S) padded on the right, and where they are response (B, S). Like lengths together."""
     rng, pool = np.random.default_rng(seed), []
     for step in range(steps):
         if not pool:
-            probability = known[0] if step < mix * steps else known[1]
-            rows = []
-            for index in rng.integers(len(problems), size=size * 16):
-                problem = Problem(tuple(int(n) for n in rng.permutation(problems[index].numbers)), problems[index].target)
-                prompt = codec.prompt(problem)
-                text = demonstration(rng, problem, probability, attempts)
-                rows.append((prompt, codec.tokenizer.encode(text, add_special_tokens=False).ids + [codec.end_tokens[0]]))
+            known = KNOWN_FIRST if step < FIRST_PART * steps else KNOWN_LAST
+            rows = [example(rng, codec, problems[i], known) for i in rng.integers(len(problems), size=16 * BATCH)]
             rows.sort(key=lambda row: len(row[0]) + len(row[1]))
-            pool = [rows[i : i + size] for i in range(0, len(rows), size)]
+            pool = [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
             rng.shuffle(pool)
-        batch = pool.pop()
-        S = max(len(p) + len(r) for p, r in batch)
-        yield (torch.tensor([p + r + [0] * (S - len(p) - len(r)) for p, r in batch]),
-               torch.tensor([[False] * len(p) + [True] * len(r) + [False] * (S - len(p) - len(r)) for p, r in batch]))
+        rows = pool.pop()
+        S = max(len(prompt) + len(response) for prompt, response in rows)
+        tokens, mask = torch.zeros(BATCH, S, dtype=torch.long), torch.zeros(BATCH, S, dtype=torch.bool)  # (B, S)
+        for i, (prompt, response) in enumerate(rows):
+            end = len(prompt) + len(response)
+            tokens[i, :end], mask[i, len(prompt) : end] = torch.tensor(prompt + response), True
+        yield tokens, mask
 
 
-def train(model: Qwen2, data, steps: int, lr: float) -> None:
-    """AdamW on the response tokens' cross-entropy, linear warm-up and decay, bf16 autocast."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.99), weight_decay=0.01, fused=True)
+def new_model(vocabulary: int) -> Qwen2:
+    """A Qwen2 with random weights of the usual scale: 0.02 for the embedding, 1 / sqrt(inputs) for the rest."""
+    model = Qwen2(read_config(CONFIG | {"vocab_size": vocabulary}))
+    for name, p in model.named_parameters():
+        if p.dim() == 2:
+            torch.nn.init.normal_(p, std=0.02 if "embed" in name else p.shape[1] ** -0.5)
+    return model
+
+
+def imitate(model: Qwen2, data: Iterator[tuple[Tensor, Tensor]], steps: int) -> None:
+    """AdamW on the cross-entropy of the response tokens, warm-up and linear decay, matrix products in bf16."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.99), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: min((i + 1) / 50, max(0.01, 1 - i / steps)))
-    start = time.time()
+    start = time.perf_counter()
     for step, (tokens, mask) in enumerate(data, 1):
         with torch.autocast("cpu", torch.bfloat16):
-            hidden = model.hidden(tokens[:, :-1])  # (B, S - 1, D)
-        log_probs = model.log_probs(hidden[mask[:, 1:]])  # (N, V)
+            states = model.hidden(tokens[:, :-1])  # (B, S - 1, D)
+            log_probs = model.log_probs(states[mask[:, 1:]])  # (N, V), N response tokens
         loss = -take(log_probs, tokens[:, 1:][mask[:, 1:]]).mean()
+        optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        optimizer.zero_grad()
         schedule.step()
         if step % 100 == 0:
-            left = (time.time() - start) / step * (steps - step)
-            print(f"step {step}/{steps}  loss {loss.item():.4f}  {left / 60:.1f} min left", flush=True)
+            left = (time.perf_counter() - start) / step * (steps - step)
+            print(f"step {step}/{steps}  loss {loss.item():.3f}  ETA {int(left // 60)}:{int(left % 60):02d}", flush=True)
+
+
+def report(model: Qwen2, codec: Codec, questions: int = 1024) -> None:
+    """Success and format, side by side, on puzzles seen, on new puzzles, and on number sets never seen."""
+    print("| puzzles | asked | success | format | length |\n|---|--:|--:|--:|--:|")
+    for part, name in (("train", "seen"), ("heldout", "held out"), ("new_numbers", "held out, numbers never seen together")):
+        problems = generate_problems(questions, part)
+        samples, _, grades = respond(model, codec, problems, draw_uniforms(0, 0, questions, 1, 120))
+        success, format = (np.array([grade[key] for grade in grades]) for key in ("answer", "format"))
+        print(f"| {name} | {questions} | {success.mean():.1%} ± {standard_error(success):.1%} | {format.mean():.1%} | {samples.mask.sum(1).float().mean():.1f} |")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", default="models/countdown-tiny")
-    parser.add_argument("--steps", type=int, default=2600)
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--lr", type=float, default=3e-3)
-    parser.add_argument("--known", type=float, nargs=2, default=(0.5, 0.15))
-    parser.add_argument("--mix", type=float, default=0.8)
-    parser.add_argument("--attempts", type=int, default=4)
-    parser.add_argument("--seed", type=int, default=0)
+    parser = argparse.ArgumentParser(description="Make a model like the bundled one.")
+    parser.add_argument("--out", default="models/rebuilt", help="model folder, must not exist (default models/rebuilt)")
+    parser.add_argument("--steps", type=int, default=5000, help="batches of %d demonstrations (default 5000)" % BATCH)
+    parser.add_argument("--seed", type=int, default=0, help="of weights and demonstrations (default 0)")
     args = parser.parse_args()
+    out = Path(args.out)
+    if out.exists():
+        sys.exit(f"error: {out} exists: remove it, or choose another --out")
     everything = universe()
-    problems = [p for p in everything if split(p) == "train"]
-    print(f"universe: {len(everything)} puzzles, {len(problems)} of them to train on", flush=True)
-    rng, out = np.random.default_rng(args.seed), Path(args.out)
-    out.mkdir(parents=True, exist_ok=True)
-    texts = [PLAIN.format(numbers=list(p.numbers), target=p.target) + demonstration(rng, p, 0.3, args.attempts)
-             for p in problems[:4000]]
+    parts = {name: [p for p in everything if split(p) == name] for name in ("train", "heldout", "new_numbers")}
+    print(f"universe: {len(everything):,} puzzles: " + ", ".join(f"{len(p):,} {name}" for name, p in parts.items()), flush=True)
+    out.mkdir(parents=True)
+    rng = np.random.default_rng(args.seed)
+    texts = [PLAIN.format(numbers=list(p.numbers), target=p.target) + demonstration(rng, p, KNOWN_LAST) for p in parts["train"][:4000]]
     train_tokenizer(texts).save(str(out / "tokenizer.json"))
+    names = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    (out / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"} | names) + "\n")
     codec = Codec(out)
     torch.manual_seed(args.seed)
-    model = Qwen2(read_config(CONFIG | {"vocab_size": codec.size}))
-    for p in model.parameters():
-        if p.dim() > 1:
-            torch.nn.init.normal_(p, std=0.02 if p.shape[0] == codec.size else p.shape[1] ** -0.5)
+    model = new_model(codec.size)
     print(f"{codec.size} tokens, {sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
-    train(model, batches(codec, problems, args.steps, args.batch, args.known, args.mix, args.attempts, args.seed), args.steps, args.lr)
-    save_model(model.to(torch.bfloat16), out)
-    model = model.float()
-    for part in ("train", "heldout", "new_numbers"):
-        asked = generate_problems(512, part, seed=1)
-        for temperature in (1.0, 0.0):
-            t0 = time.time()
-            u = torch.rand(512, 160, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-            s = generate(model, [codec.prompt(p) for p in asked], u, codec.end_tokens, temperature)
-            r = [reward(codec.decode(s.tokens[i][s.mask[i]].tolist())[0], *p) for i, p in enumerate(asked)]
-            print(part, temperature, {k: float(np.mean([x[k] for x in r])) for k in r[0]},
-                  "length", s.mask.sum(1).float().mean().item(), "entropy", (s.entropy.sum() / s.mask.sum()).item(), f"{time.time() - t0:.1f}s", flush=True)
-    for i in range(6):
-        print(asked[i], codec.decode(s.tokens[i][s.mask[i]].tolist())[0])
+    imitate(model, batches(codec, parts["train"], args.steps, args.seed), args.steps)
+    save_model(model.bfloat16(), out)  # half the size; whoever trains it loads it in float32
+    report(model.float(), codec)
 
 
 if __name__ == "__main__":

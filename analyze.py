@@ -1,0 +1,455 @@
+"""Where the credit went: tables and pictures of one run, or runs against each other. Reads files only.
+
+    python analyze.py runs/none-seed0      tables and pictures of a run, also written to its analysis/
+    python analyze.py runs/*               learning curves and a summary table, written to comparison/ beside the runs
+
+Two measures of what a token gets stand side by side in every table:
+
+    contribution = credit * log p                    what the original work tabulated. It is a *value*: d loss is not in it.
+                                                     log p <= 0, so a reinforced token has a negative contribution.
+    gradient     = credit * ||onehot - p||           what the token does to the logits: the norm of the gradient of
+                                                     credit * log p in logit space, with the sign of the credit.
+
+How it differs from the original: errors are clustered by response, since the tokens of one share its advantage; tags
+are a type of their own; no sentence here is written before the numbers are known.
+"""
+import csv
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+
+from countdown_task import ROLES, Codec
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402, after the choice of a backend that needs no screen
+
+COLOURS = {"filler": "#E69F00", "reasoning": "#0072B2", "structure": "#009E73"}  # Okabe and Ito: safe for the colour-blind
+MARKERS = {"filler": "o", "reasoning": "s", "structure": "^"}
+MEASURES = ("contribution", "gradient")
+# Student's t at 97.5 % for 1, 2, ... degrees of freedom
+T975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+CLUSTERED = "Mean size, ± one standard error clustered by response."
+ROLE_HEADER = [f"{measure}, {role}" for measure in MEASURES for role in ROLES]
+MIN_RESPONSES = 30  # a position's t-statistic needs that many responses to reach it
+
+
+# --------------------------------------------------------------------------------------------------- reading
+
+
+def read_log(run: Path) -> dict[str, np.ndarray]:
+    """All credit logs of a run as flat columns (N,), one row a token, with what the tables need added."""
+    files = sorted((run / "credit").glob("step-*.npz"))
+    if not files:
+        raise ValueError(f"{run} has no credit log: is it a run folder, with at least one step?")
+    try:
+        parts = [dict(np.load(file)) for file in files]
+    except Exception as error:  # a cut-off zip shows itself in many ways
+        raise ValueError(f"a file of {run / 'credit'} can't be read: {error}") from None
+    log = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
+    log["id"] = np.cumsum(log["position"] == 0) - 1  # (N,) which response of the run
+    log["relative"] = log["position"] / np.bincount(log["id"])[log["id"]]  # (N,) in [0, 1)
+    log["contribution"] = log["credit"] * log["logprob"]
+    log["gradient"] = log["credit"] * log["logit_grad"]
+    return log
+
+
+def read_metrics(run: Path) -> dict[str, np.ndarray]:
+    """metrics.csv as columns, NaN where nothing was measured."""
+    if not (run / "metrics.csv").is_file():
+        raise FileNotFoundError(f"{run} is not a run folder: it has no metrics.csv")
+    with (run / "metrics.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    if not rows:
+        raise ValueError(f"{run / 'metrics.csv'} has no rows: the run was stopped before its first measurement")
+    return {name: np.array([float(row[name] or "nan") for row in rows]) for name in rows[0]}
+
+
+def heldout(metrics: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Steps at which held-out success was measured, the success, and its standard error."""
+    measured = ~np.isnan(metrics["heldout_success"])
+    return tuple(metrics[name][measured] for name in ("step", "heldout_success", "heldout_stderr"))
+
+
+# ------------------------------------------------------------------------------------------------ statistics
+
+
+def clustered_mean(values: np.ndarray, cluster: np.ndarray) -> tuple[float, float]:
+    """Mean of values (N,) and its standard error when the values of one cluster (N,) move together.
+
+    With s_c the sum and n_c the size of cluster c: mean = sum s / sum n, error = sqrt(sum (s_c - mean n_c)^2) / sum n.
+    """
+    if not len(values):
+        return float("nan"), float("nan")
+    sums, sizes = np.bincount(cluster, values), np.bincount(cluster)
+    mean = sums.sum() / sizes.sum()
+    return float(mean), float(np.sqrt(((sums - mean * sizes) ** 2).sum()) / sizes.sum())
+
+
+def t_statistics(values: np.ndarray, position: np.ndarray) -> np.ndarray:
+    """Mean / standard error of values (N,) at each position across responses, where enough reach that position."""
+    n = np.bincount(position)
+    reached = n >= MIN_RESPONSES
+    mean = np.bincount(position, values)[reached] / n[reached]
+    variance = (np.bincount(position, values**2.0)[reached] / n[reached] - mean**2) * n[reached] / (n[reached] - 1)
+    return mean / np.sqrt(np.maximum(variance, 1e-30) / n[reached])
+
+
+def interval(values: np.ndarray) -> tuple[float, float]:
+    """Mean of independent values, such as seeds, and the half-width of its 95% interval (Student's t)."""
+    values = np.asarray(values, float)
+    if len(values) < 2:
+        return float(values.mean()), float("nan")
+    t = T975[len(values) - 2] if len(values) - 2 < len(T975) else 1.96
+    return float(values.mean()), float(t * values.std(ddof=1) / np.sqrt(len(values)))
+
+
+def bins(values: np.ndarray, count: int) -> np.ndarray:
+    """Which of `count` equal bins of [0, 1) each value is in."""
+    return np.minimum((values * count).astype(int), count - 1)
+
+
+# ---------------------------------------------------------------------------------------------------- tables
+
+
+@dataclass
+class Table:
+    """A Markdown table with a sentence on how to read it."""
+
+    title: str
+    note: str
+    header: list[str]
+    rows: list[list[str]]
+
+    def __str__(self) -> str:
+        cells = [self.header, *self.rows]
+        width = [max(len(row[i]) for row in cells) for i in range(len(self.header))]
+        lines = ["| " + " | ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, width))) + " |"
+                 for row in cells]
+        lines.insert(1, "|" + "|".join("-" * (w + 2) if i == 0 else "-" * (w + 1) + ":" for i, w in enumerate(width)) + "|")
+        return f"## {self.title}\n{self.note}\n\n" + "\n".join(lines) + "\n"
+
+
+def pm(mean: float, error: float, digits: int = 3) -> str:
+    """mean ± error; without an error where there is none, empty where there is no mean."""
+    text = f"{mean:.{digits}f}" if np.isfinite(mean) else ""
+    return f"{text} ± {error:.{digits}f}" if np.isfinite(error) else text
+
+
+def size(log: dict, where: np.ndarray, measure: str) -> tuple[float, float]:
+    """Mean size of a measure over some tokens, and its standard error clustered by response."""
+    return clustered_mean(np.abs(log[measure][where]), log["id"][where])
+
+
+def sizes(log: dict, where: np.ndarray) -> list[str]:
+    """The mean size of both measures over some tokens, as cells."""
+    return [pm(*size(log, where, measure)) for measure in MEASURES]
+
+
+def role_sizes(log: dict, where: np.ndarray) -> list[str]:
+    """The mean size of both measures for each type of token, as cells under ROLE_HEADER."""
+    return [pm(*size(log, where & (log["role"] == r), measure)) for measure in MEASURES for r in range(len(ROLES))]
+
+
+def position_bins(log: dict, count: int) -> list[tuple[str, np.ndarray]]:
+    """Name and tokens of each of `count` equal parts of a response."""
+    where = bins(log["relative"], count)
+    return [(f"{i * 100 // count}-{(i + 1) * 100 // count}%", where == i) for i in range(count)]
+
+
+def average(values: np.ndarray, form: str = ".3f") -> str:
+    """Plain mean of values as a cell, empty when there are none."""
+    return format(values.mean(), form) if len(values) else ""
+
+
+def averages(log: dict, where: np.ndarray, *names: str) -> list[str]:
+    """Plain means of columns over some tokens, as cells."""
+    return [average(log[name][where]) for name in names]
+
+
+def table_basics(log: dict, metrics: dict) -> Table:
+    """What was trained and what came of it."""
+    steps, success, error = heldout(metrics)
+    trained = {k: v[1:] for k, v in metrics.items()}
+    rows = [["steps, responses, tokens", f"{int(metrics['step'][-1])}, {log['id'][-1] + 1:,}, {len(log['id']):,}"],
+            ["held-out success, start", pm(success[0], error[0])],
+            [f"held-out success, step {int(steps[-1])}", pm(success[-1], error[-1])]]
+    for name in ("success", "format", "length", "entropy", "grad_norm", "zero_variance_groups"):
+        rows.append([f"{name}, first and last ten steps", f"{trained[name][:10].mean():.3f}, {trained[name][-10:].mean():.3f}"])
+    rows.append(["tokens whose credit is 0", f"{(log['credit'] == 0).mean():.1%}"])
+    return Table("The run", "± is one standard error over puzzles.", ["", "value"], rows)
+
+
+def table_statistics(log: dict) -> Table:
+    """The spread of both measures."""
+    stats = {"mean": np.mean, "standard deviation": np.std, "mean size": lambda x: np.abs(x).mean(), "minimum": np.min, "maximum": np.max}
+    rows = [[name] + [f"{f(log[m]):.3f}" for m in MEASURES] for name, f in stats.items()]
+    return Table("Contribution statistics", "Over all tokens. The gradient is bounded by sqrt(2)·|credit|, the contribution by nothing.",
+                 ["", *MEASURES], rows)
+
+
+def table_t(log: dict) -> Table:
+    """How consistent the sign is at each position."""
+    t = {m: np.abs(t_statistics(log[m], log["position"])) for m in MEASURES}
+    rows = [["share with abs(t) > 3"] + [average(t[m] > 3, ".1%") for m in MEASURES],
+            ["share with abs(t) < 1.5"] + [average(t[m] < 1.5, ".1%") for m in MEASURES],
+            ["mean abs(t)"] + [average(t[m], ".2f") for m in MEASURES],
+            ["positions"] + [str(len(t[m])) for m in MEASURES]]
+    return Table("t-statistics", "Of the mean at each absolute position *across all responses of the run* that reach it "
+                 f"(at least {MIN_RESPONSES}), taken as independent.", ["", *MEASURES], rows)
+
+
+def table_positions(log: dict) -> Table:
+    """From the first to the last tenth of a response."""
+    rows = [[name, f"{where.sum():,}", *sizes(log, where), *averages(log, where, "logprob", "entropy")] for name, where in position_bins(log, 10)]
+    return Table("Position in the response", CLUSTERED, ["position", "tokens", *MEASURES, "log p", "entropy"], rows)
+
+
+def table_signs(log: dict) -> Table:
+    """Reinforced against discouraged responses."""
+    rows = []
+    for name, where in {"positive": log["advantage"] > 0, "negative": log["advantage"] < 0, "zero": log["advantage"] == 0}.items():
+        responses = len(np.unique(log["id"][where]))
+        rows.append([name, f"{responses:,}", f"{where.sum():,}", *averages(log, where, *MEASURES), *sizes(log, where)])
+    return Table("Sign of the advantage", "Signed means, then mean sizes. A reinforced token has a negative contribution and a positive gradient.",
+                 ["advantage", "responses", "tokens", *MEASURES, "size of contribution", "size of gradient"], rows)
+
+
+def table_roles(log: dict) -> Table:
+    """Filler, reasoning, structure."""
+    rows = [[role, f"{(log['role'] == i).sum():,}", f"{(log['role'] == i).mean():.1%}", *sizes(log, log["role"] == i),
+             *averages(log, log["role"] == i, *MEASURES, "logprob", "entropy")] for i, role in enumerate(ROLES)]
+    filler, reasoning = ([size(log, log["role"] == i, m)[0] for m in MEASURES] for i in (0, 1))
+    note = f"Mean size ± one standard error, then signed means. Filler / reasoning: {filler[0] / reasoning[0]:.2f} by contribution, " \
+           f"{filler[1] / reasoning[1]:.2f} by gradient."
+    return Table("Token types", note, ["type", "tokens", "share", "size of contribution", "size of gradient", *MEASURES, "log p", "entropy"], rows)
+
+
+def table_roles_by_position(log: dict) -> Table:
+    """Types again, with position held fixed."""
+    rows = [[name, *role_sizes(log, where)] for name, where in position_bins(log, 5)]
+    return Table("Token types by position", CLUSTERED, ["position", *ROLE_HEADER], rows)
+
+
+def table_tokens(log: dict, codec: Codec, count: int = 8) -> Table:
+    """The most frequent tokens of each type."""
+    rows = []
+    for i, role in enumerate(ROLES):
+        tokens, counts = np.unique(log["token"][log["role"] == i], return_counts=True)
+        for token in tokens[np.argsort(-counts, kind="stable")][:count]:
+            where = (log["role"] == i) & (log["token"] == token)
+            text = codec.bytes[token].decode("utf-8", "replace") or codec.tokenizer.id_to_token(int(token))
+            rows.append([role, f"`{text!r}`".replace("|", "\\|"), f"{where.sum():,}", *sizes(log, where), *averages(log, where, "logprob", "entropy")])
+    return Table("Top tokens of each type", "The most frequent ones. " + CLUSTERED, ["type", "token", "count", *MEASURES, "log p", "entropy"], rows)
+
+
+def table_training(log: dict) -> Table:
+    """How it changes while the model learns, in up to ten parts of the run."""
+    part, rows = bins(training_time(log), 10), []
+    for i in np.unique(part):
+        steps = log["step"][part == i]
+        rows.append([f"{steps.min()}-{steps.max()}", average(np.abs(log["credit"][part == i])), *role_sizes(log, part == i)])
+    return Table("Credit over training", CLUSTERED, ["steps", "size of credit", *ROLE_HEADER], rows)
+
+
+def training_time(log: dict) -> np.ndarray:
+    """When in the run each token was sampled (N,), in [0, 1)."""
+    return (log["step"] - log["step"].min()) / (log["step"].max() - log["step"].min() + 1)
+
+
+# -------------------------------------------------------------------------------------------------- pictures
+
+
+def new_figure(columns: int, rows: int = 1) -> tuple[plt.Figure, np.ndarray]:
+    """A figure with a grid of axes."""
+    figure, axes = plt.subplots(rows, columns, figsize=(5.6 * columns, 3.8 * rows), layout="constrained", squeeze=False)
+    for axis in axes.flat:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.25)
+    return figure, axes
+
+
+def draw_learning(metrics: dict, title: str, file: Path) -> None:
+    """Success and length over the steps."""
+    figure, ((left, right),) = new_figure(2)
+    steps, success, error = heldout(metrics)
+    left.plot(metrics["step"], metrics["success"], color="0.65", lw=1, label="training rollouts")
+    left.errorbar(steps, success, 1.96 * error, color=COLOURS["reasoning"], marker="o", capsize=3, label="held-out puzzles, 95% interval")
+    left.set(xlabel="step", ylabel="success rate", title=title, ylim=(0, 1))
+    left.legend(frameon=False)
+    right.plot(metrics["step"], metrics["length"], color=COLOURS["structure"])
+    right.set(xlabel="step", ylabel="tokens in a response", title="Response length", ylim=(0, None))
+    figure.savefig(file, dpi=120)
+    plt.close(figure)
+
+
+def draw_credit(log: dict, file: Path) -> None:
+    """Both measures by token type: over the response, and over training."""
+    figure, axes = new_figure(2, 2)
+    for column, measure in enumerate(MEASURES):
+        for row, (along, label) in enumerate(((log["relative"], "position in the response (share of its length)"), (training_time(log), "share of training"))):
+            axis, where = axes[row, column], bins(along, 5)
+            for r, role in enumerate(ROLES):
+                points = np.array([size(log, (where == i) & (log["role"] == r), measure) for i in range(5)])  # (5, 2)
+                axis.errorbar(np.arange(0.1, 1, 0.2) + 0.012 * (r - 1), points[:, 0], 1.96 * points[:, 1], color=COLOURS[role],
+                              marker=MARKERS[role], capsize=3, label=role)
+            formula = {"contribution": "|credit · log p|", "gradient": "|credit| · ‖onehot − p‖"}[measure]
+            axis.set(xlabel=label, ylabel=f"mean {formula}", ylim=(0, None), xlim=(0, 1))
+            axis.set_title({"contribution": "Contribution (the original's measure)", "gradient": "Gradient in logit space"}[measure])
+    axes[0, 0].legend(frameon=False, title="mean, 95% interval")
+    figure.savefig(file, dpi=120)
+    plt.close(figure)
+
+
+def choose_responses(log: dict) -> list[np.ndarray]:
+    """Rows of four responses: of the first and of the last step, a right and a wrong one to the same question, short ones."""
+    chosen = []
+    for step in (log["step"].min(), log["step"].max()):
+        here = np.flatnonzero(log["step"] == step)
+        for group in np.unique(log["group"][here]):
+            rows = here[log["group"][here] == group]
+            by_sign = [[r for r in np.split(rows, np.flatnonzero(np.diff(log["id"][rows])) + 1) if sign * log["advantage"][r[0]] > 0]
+                       for sign in (1, -1)]
+            if all(by_sign):
+                chosen += [min(responses, key=len) for responses in by_sign]
+                break
+    return chosen
+
+
+def draw_tokens(log: dict, codec: Codec, file: Path, columns: int = 112) -> None:
+    """Responses with their tokens coloured by credit, and below it by the gradient that the credit causes."""
+    blocks = []  # (heading, weight, measure, rows)
+    for rows in choose_responses(log):
+        head = f"Step {log['step'][rows[0]]}, reward {log['reward'][rows[0]]:.2f}, advantage {log['advantage'][rows[0]]:+.2f}. Credit:"
+        blocks += [(head, "bold", "credit", rows), ("Gradient in logit space, credit · ‖onehot − p‖:", "normal", "gradient", rows)]
+    scale = max([np.abs(log[measure][rows]).max() for *_, measure, rows in blocks] + [1e-9])
+    layouts = [place_tokens([codec.bytes[t].decode("utf-8", "replace") for t in log["token"][rows]], columns) for *_, rows in blocks]
+    heights = [layout[-1][1] + 2.8 for layout in layouts]  # in lines of text
+    figure, axis = plt.subplots(figsize=(12, 0.22 * sum(heights) + 0.9), layout="constrained")
+    axis.set(xlim=(0, columns), ylim=(sum(heights), 0))
+    axis.axis("off")
+    font = 12 * 72 * 0.985 / columns / 0.602  # points: a monospaced letter is 0.602 wide, and must fill its column
+    for (head, weight, measure, rows), layout, top in zip(blocks, layouts, np.cumsum([0, *heights])):
+        axis.text(0, top + 0.75, head, va="center", fontsize=10, weight=weight)
+        for (x, y, text), value in zip(layout, log[measure][rows]):
+            shade = plt.cm.PuOr_r(0.5 + 0.4 * value / scale)  # the ends of the map are too dark to read on
+            axis.add_patch(plt.Rectangle((x, top + 1.4 + y), len(text), 0.92, color=shade, lw=0))
+            axis.text(x, top + 1.9 + y, text, va="center", family="monospace", fontsize=font)
+    colours = plt.cm.ScalarMappable(plt.Normalize(-scale / 0.8, scale / 0.8), plt.cm.PuOr_r)
+    bar = figure.colorbar(colours, ax=axis, location="bottom", fraction=0.03, pad=0.01, aspect=60)
+    bar.set_label("below 0: made less likely        above 0: made more likely")
+    figure.savefig(file, dpi=120)
+    plt.close(figure)
+
+
+def place_tokens(texts: list[str], columns: int) -> list[tuple[int, int, str]]:
+    """Column, line and visible text of each token, wrapped at `columns` characters; a line break shows as an arrow."""
+    x, y, placed = 0, 0, []
+    for text in texts:
+        shown = text.replace("\n", "↵") or "■"  # the end token has no text
+        if x + len(shown) > columns:
+            x, y = 0, y + 1
+        placed.append((x, y, shown))
+        x += len(shown)
+        if "\n" in text:
+            x, y = 0, y + 1
+    return placed
+
+
+# ------------------------------------------------------------------------------------- one run, several runs
+
+
+def analyze_run(run: Path) -> None:
+    """Print the tables of a run; write them and the pictures to its analysis/."""
+    metrics, log, codec = read_metrics(run), read_log(run), Codec(run / "checkpoint")
+    tables = [table_basics(log, metrics), table_statistics(log), table_t(log), table_positions(log), table_signs(log), table_roles(log),
+              table_roles_by_position(log), table_tokens(log, codec), table_training(log)]
+    out = run / "analysis"
+    out.mkdir(exist_ok=True)
+    text = f"# {run.name}\n\n" + "\n".join(map(str, tables))
+    (out / "tables.md").write_text(text, encoding="utf-8")
+    draw_learning(metrics, run.name, out / "learning.png")
+    draw_credit(log, out / "credit.png")
+    draw_tokens(log, codec, out / "tokens.png")
+    print(text)
+    print(f"wrote {out / 'tables.md'}, learning.png, credit.png and tokens.png beside it")
+
+
+def labels(runs: list[Path]) -> list[str]:
+    """A name for each run: its method, and whatever else of its settings differs among the runs; equal names are seeds."""
+    configs = [json.loads((run / "config.json").read_text(encoding="utf-8")) for run in runs]
+    flat = [c["settings"] | c["method"] for c in configs]
+    keys = sorted({key for f in flat for key in f} - {"seed", "out", "mitigation"})
+    differ = [key for key in keys if len({json.dumps(f.get(key)) for f in flat if key in f}) > 1]
+    return [" ".join([f["mitigation"]] + [f"{key}={f[key]}" for key in differ if key in f]) for f in flat]
+
+
+def summarize(run: Path) -> dict[str, float]:
+    """The figures of one run that the comparison averages over seeds."""
+    metrics, log = read_metrics(run), read_log(run)
+    _, success, _ = heldout(metrics)
+    row = {"start": success[0], "final": success[-1], "climb": success[-1] - success[0]}
+    for measure in MEASURES:
+        row |= {f"{measure} {role}": size(log, log["role"] == r, measure)[0] for r, role in enumerate(ROLES[:2])}
+        row[f"{measure} ratio"] = row[f"{measure} filler"] / row[f"{measure} reasoning"]
+    return row | {"grad_norm": float(np.nanmean(metrics["grad_norm"]))}
+
+
+def compare_runs(runs: list[Path]) -> None:
+    """Learning curves with intervals, and a table with one line a method."""
+    groups: dict[str, list[Path]] = {}
+    for run, label in zip(runs, labels(runs)):
+        groups.setdefault(label, []).append(run)
+    rows = []
+    for label, members in groups.items():
+        results = [summarize(run) for run in members]
+        cells = [pm(*interval([r[key] for r in results])) for key in results[0]]
+        rows.append([label, str(len(members)), *cells[:3], f"{min(r['climb'] for r in results):.3f}", *cells[3:]])
+    header = ["method", "seeds", "held-out, start", "held-out, end", "climb", "least climb"]
+    header += [f"{m}, {x}" for m in MEASURES for x in ("filler", "reasoning", "filler / reasoning")] + ["gradient norm"]
+    table = Table("Comparison", "Mean over seeds ± half of its 95% interval (Student's t). Sizes are means over all tokens of a run.", header, rows)
+    out = runs[0].parent / "comparison"
+    out.mkdir(exist_ok=True)
+    (out / "table.md").write_text(str(table), encoding="utf-8")
+    draw_comparison(groups, out / "learning.png")
+    print(table)
+    print(f"wrote {out / 'table.md'} and learning.png beside it")
+
+
+def draw_comparison(groups: dict[str, list[Path]], file: Path) -> None:
+    """Held-out success over the steps: each method's mean over seeds and its 95% interval; each seed a thin line."""
+    figure, ((axis,),) = new_figure(1)
+    palette = [*COLOURS.values(), "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000"]
+    for i, (label, members) in enumerate(groups.items()):
+        curves = [dict(zip(*heldout(read_metrics(run))[:2])) for run in members]
+        steps = sorted(set.intersection(*(set(c) for c in curves)))
+        mean, half = np.array([interval([c[s] for c in curves]) for s in steps]).T
+        colour, style = palette[i % len(palette)], ("-", "--", ":")[i // len(palette) % 3]
+        axis.plot(steps, mean, style, color=colour, marker="osv^D"[i % 5], label=f"{label} ({len(members)} seed{'s' * (len(members) > 1)})")
+        axis.fill_between(steps, mean - half, mean + half, color=colour, alpha=0.2, lw=0)
+        for curve in curves:
+            axis.plot(steps, [curve[s] for s in steps], color=colour, lw=0.6, alpha=0.5)
+    axis.set(xlabel="step", ylabel="held-out success", title="Mean over seeds, 95% interval", ylim=(0, 1))
+    axis.legend(frameon=False)
+    figure.savefig(file, dpi=120)
+    plt.close(figure)
+
+
+def main() -> None:
+    paths = [Path(p) for p in sys.argv[1:]]
+    if not paths or any(str(p).startswith("-") for p in paths):
+        sys.exit(__doc__)
+    try:
+        runs = [p for p in paths if p.name != "comparison"]  # our own output, swept up by runs/*
+        for run in runs:
+            read_metrics(run)
+        analyze_run(runs[0]) if len(runs) == 1 else compare_runs(runs)
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+"""Tables and pictures: every statistic against a slow computation, every table against numbers worked out by hand.
+
+Run it:  python -m pytest tests/test_analyze.py
+"""
+import math
+import re
+import statistics
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import analyze
+import grpo
+from conftest import make_batch
+from countdown_task import ROLES
+from train import BUNDLED, COLUMNS, copy_tokenizer
+
+
+# ------------------------------------------------------------------------------------------------- statistics
+
+
+def test_clustered_mean_by_hand():
+    """Guards against errors that treat the tokens of one response as independent: clusters (1, 3), (5), (7, 8)."""
+    mean, error = analyze.clustered_mean(np.array([1.0, 3, 5, 7, 8]), np.array([0, 0, 1, 2, 2]))
+    residuals = [4 - 2 * 4.8, 5 - 4.8, 15 - 2 * 4.8]
+    assert mean == pytest.approx(4.8) and error == pytest.approx(math.sqrt(sum(r * r for r in residuals)) / 5)
+
+
+def test_clustered_error_is_the_spread_over_repeated_experiments():
+    """Guards against a formula that is merely plausible: 4,000 simulated runs of 60 unequal clusters, within 10%."""
+    rng = np.random.default_rng(0)
+    means, errors = [], []
+    for _ in range(4000):
+        cluster = np.repeat(np.arange(60), rng.integers(1, 20, 60))
+        mean, error = analyze.clustered_mean(rng.normal(size=60)[cluster] + rng.normal(size=len(cluster)), cluster)
+        means.append(mean)
+        errors.append(error)
+    assert np.mean(errors) == pytest.approx(np.std(means), rel=0.1)
+
+
+def test_t_statistics_by_the_textbook():
+    """Guards against the population variance, and positions that too few responses reach."""
+    rng = np.random.default_rng(1)
+    lengths = rng.integers(1, 9, 80)
+    position = np.concatenate([np.arange(n) for n in lengths])
+    values = rng.normal(0.3, 1, len(position))
+    expected = []
+    for p in range(8):
+        x = [float(v) for v in values[position == p]]
+        if len(x) >= analyze.MIN_RESPONSES:
+            expected.append(statistics.mean(x) / (statistics.stdev(x) / math.sqrt(len(x))))
+    assert 2 < len(expected) < 8
+    np.testing.assert_allclose(analyze.t_statistics(values, position), expected, rtol=1e-9)
+
+
+def test_interval_covers_as_often_as_it_says():
+    """Guards against a wrong quantile of Student's t: 20,000 samples of five, 95% of the intervals hold the mean."""
+    samples = np.random.default_rng(2).normal(size=(20000, 5))
+    hits = [abs(mean) <= half for mean, half in map(analyze.interval, samples)]
+    assert np.mean(hits) == pytest.approx(0.95, abs=0.01)  # 0.01 is six standard errors
+    assert math.isnan(analyze.interval([1.0])[1])
+
+
+# ---------------------------------------------------------------------------------------------------- tables
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Two steps of two responses, worked out by hand below."""
+    folder = tmp_path / "none-seed0"
+    (folder / "credit").mkdir(parents=True)
+    copy_tokenizer(BUNDLED, folder / "checkpoint")
+    for step in (1, 2):
+        batch = make_batch([2, 4], [1.0, -0.5], reward=torch.tensor([1.1, 0.1]), tokens=torch.tensor([[300, 1, 0, 0], [300, 301, 302, 1]]),
+                           logprob=torch.tensor([[-1.0, -0.5, 0, 0], [-2, -0.25, -4, 0]]),
+                           logit_grad=torch.tensor([[0.5, 0.25, 0, 0], [1.0, 0.125, 1.25, 0]]),
+                           role=torch.tensor([[0, 2, 0, 0], [0, 1, 1, 2]], dtype=torch.int8))
+        grpo.write_credit_log(folder / "credit" / f"step-{step:06d}.npz", step, batch, batch.advantage[:, None] * batch.mask * step)
+    write_metrics(folder, [[0, 0.25], [1, ""], [2, 0.75]])
+    (folder / "config.json").write_text('{"settings": {"mitigation": "none", "seed": 0, "lr": 0.1}, "method": {}}')
+    return folder
+
+
+def write_metrics(folder, heldout):
+    """metrics.csv with the given steps and held-out success, and 0.5 wherever else a number belongs."""
+    rows = [{name: "" if step == 0 else 0.5 for name in COLUMNS} | {"step": step, "heldout_success": success, "heldout_stderr": success and 0.1}
+            for step, success in heldout]
+    text = "\n".join([",".join(COLUMNS)] + [",".join(str(row[name]) for name in COLUMNS) for row in rows])
+    (folder / "metrics.csv").write_text(text + "\n")
+
+
+def cells(table, first):
+    """The numbers, errors left out, of the row that begins with a name."""
+    row = next(r for r in table.rows if r[0] == first)
+    return [float(re.match(r"[-+\d.,]+", c)[0].replace(",", "")) if c else None for c in row[1:]]
+
+
+def test_measures_by_hand(run):
+    """Guards against a measure without the method's credit, or with the sign of the other."""
+    log = analyze.read_log(run)
+    assert log["contribution"][:6].tolist() == [-1, -0.5, 1, 0.125, 2, 0] and log["gradient"][:6].tolist() == [0.5, 0.25, -0.5, -0.0625, -0.625, 0]
+    np.testing.assert_allclose(log["contribution"][6:], 2 * log["contribution"][:6])
+    assert log["id"].tolist() == [0, 0, 1, 1, 1, 1, 2, 2, 3, 3, 3, 3]
+    assert log["relative"][:6].tolist() == [0, 0.5, 0, 0.25, 0.5, 0.75]
+
+
+def test_tables_by_hand(run):
+    """Guards against a table whose rows or columns are swapped. Step 2 is step 1 with twice the credit: means times 1.5."""
+    log = analyze.read_log(run)
+    roles = analyze.table_roles(log)
+    assert cells(roles, "filler")[2:4] == pytest.approx([1.5 * 1.0, 1.5 * 0.5], abs=1e-3)  # |-1|, |1|; |.5|, |-.5|
+    assert cells(roles, "reasoning")[2:4] == pytest.approx([1.5 * 1.0625, 1.5 * 0.34375], abs=1e-3)
+    assert cells(roles, "reasoning")[4:6] == pytest.approx([1.5 * 1.0625, -1.5 * 0.34375], abs=1e-3)
+    assert cells(roles, "structure")[:2] == [4, 33.3]
+    signs = analyze.table_signs(log)
+    assert cells(signs, "positive")[:4] == pytest.approx([2, 4, 1.5 * -0.75, 1.5 * 0.375], abs=1e-3)
+    assert cells(signs, "negative")[:4] == pytest.approx([2, 8, 1.5 * 3.125 / 4, 1.5 * -1.1875 / 4], abs=1e-3)
+    assert cells(signs, "zero")[:2] == [0, 0]
+    positions = analyze.table_positions(log)
+    assert cells(positions, "0-10%")[:3] == pytest.approx([4, 1.5, 0.75], abs=1e-3)
+    assert cells(positions, "50-60%")[:3] == pytest.approx([4, 1.5 * 1.25, 1.5 * 0.4375], abs=1e-3)
+    spread = analyze.table_statistics(log)
+    assert cells(spread, "minimum") == [-2, -1.25] and cells(spread, "maximum") == [4, 1]
+    training = analyze.table_training(log)
+    assert cells(training, "1-1")[0] == pytest.approx((2 * 1 + 4 * 0.5) / 6, abs=1e-3) and cells(training, "2-2")[0] == pytest.approx(4 / 3, abs=1e-3)
+    by_position = analyze.table_roles_by_position(log)
+    assert cells(by_position, "0-20%")[0] == pytest.approx(1.5) and cells(by_position, "40-60%")[1] == pytest.approx(3)
+
+
+def test_position_bins_have_no_gap_at_their_borders():
+    """Guards against a token that rounding moves: position t of a response of length L lies in bin floor(10 t / L)."""
+    position, length = np.array([(t, L) for L in range(1, 200) for t in range(L)]).T
+    assert (analyze.bins(position / length, 10) == np.minimum(10 * position // length, 9)).mean() > 0.999
+
+
+def test_a_run_is_analyzed(run, capsys, monkeypatch):
+    """Guards against a table that is computed and not shown, and pictures that are not written."""
+    monkeypatch.setattr(sys, "argv", ["analyze.py", str(run)])
+    analyze.main()
+    text = capsys.readouterr().out
+    for title in ("The run", "Contribution statistics", "t-statistics", "Position in the response", "Sign of the advantage", "Token types",
+                  "Token types by position", "Top tokens of each type", "Credit over training"):
+        assert f"## {title}\n" in text and f"## {title}\n" in (run / "analysis" / "tables.md").read_text()
+    for picture in ("learning.png", "credit.png", "tokens.png"):
+        assert (run / "analysis" / picture).read_bytes().startswith(b"\x89PNG")
+    assert all(role in text for role in ROLES)
+
+
+def test_tokens_are_wrapped_without_loss():
+    """Guards against a token that vanishes or overlaps its neighbour in the picture."""
+    texts = [" Maybe", " 5", "\n", "<answer>", "x" * 9, ""]
+    placed = analyze.place_tokens(texts, 12)
+    assert "".join(text for *_, text in placed) == " Maybe 5↵<answer>" + "x" * 9 + "■"
+    assert [(x, y) for x, y, _ in placed] == [(0, 0), (6, 0), (8, 0), (0, 1), (0, 2), (9, 2)]
+
+
+# ------------------------------------------------------------------------------------------------ comparison
+
+
+def test_runs_are_compared_by_method(run, capsys, monkeypatch):
+    """Guards against seeds counted as methods, methods averaged as seeds, and our own output taken for a run."""
+    others = []
+    for name, lr, seed, end in (("none-seed1", 0.1, 1, 0.85), ("other", 0.2, 0, 0.45)):
+        folder = run.parent / name
+        folder.mkdir()
+        (folder / "credit").symlink_to(run / "credit")
+        write_metrics(folder, [[0, 0.25], [1, ""], [2, end]])
+        (folder / "config.json").write_text(f'{{"settings": {{"mitigation": "none", "seed": {seed}, "lr": {lr}}}, "method": {{}}}}')
+        others.append(str(folder))
+    monkeypatch.setattr(sys, "argv", ["analyze.py", str(run), *others])
+    analyze.main()
+    monkeypatch.setattr(sys, "argv", ["analyze.py", str(run.parent / "comparison"), str(run), *others])
+    analyze.main()
+    text = capsys.readouterr().out
+    two = next(line for line in text.splitlines() if "lr=0.1" in line).split("|")
+    assert two[2].strip() == "2" and two[4].strip() == "0.800 ± 0.635" and two[5].strip() == "0.550 ± 0.635" and two[6].strip() == "0.500"
+    assert two[9].strip() == "0.941 ± 0.000"  # filler / reasoning by contribution: 1 / 1.0625
+    assert "lr=0.2" in text and (run.parent / "comparison" / "learning.png").is_file()
+
+
+# ------------------------------------------------------------------------------------------------- bad inputs
+
+
+@pytest.mark.parametrize("breaking, named", [
+    (lambda run: (run / "metrics.csv").unlink(), "metrics.csv"),
+    (lambda run: [f.unlink() for f in (run / "credit").iterdir()], "credit log"),
+    (lambda run: (run / "credit" / "step-000002.npz").write_bytes(b"PK no"), "credit"),
+    (lambda run: (run / "metrics.csv").write_text("step\n"), "metrics.csv"),
+], ids=["no metrics", "no log", "broken log", "no rows"])
+def test_broken_runs_are_refused_in_one_sentence(run, breaking, named, monkeypatch):
+    """Guards against a traceback where a folder is not a run."""
+    breaking(run)
+    monkeypatch.setattr(sys, "argv", ["analyze.py", str(run)])
+    with pytest.raises(SystemExit) as stop:
+        analyze.main()
+    assert str(stop.value.code).startswith("error: ") and named in str(stop.value.code) and "\n" not in str(stop.value.code)

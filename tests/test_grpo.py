@@ -1,0 +1,288 @@
+"""Rollout, advantage, loss, update and log, each against an independent computation.
+
+Run it:  python -m pytest tests/test_grpo.py
+"""
+import math
+import statistics
+
+import numpy as np
+import pytest
+import torch
+
+import grpo
+from conftest import make_batch
+from countdown_task import Problem, reward
+from mitigations import none
+from qwen2_model import load_model
+from train import BUNDLED
+
+PROBLEMS = [Problem((4, 3, 5), 8), Problem((12, 7, 20), 39), Problem((1, 2, 3), 6)]
+
+
+def step_batch(codec, questions=3, answers=4, length=60):
+    """A real batch of the bundled model and the prompts it answers."""
+    model = load_model(BUNDLED)
+    model.real_vocab = codec.size
+    problems = PROBLEMS[:questions]
+    batch = grpo.rollout(model, codec, problems, grpo.draw_uniforms(0, 1, questions, answers, length))
+    return model, batch, [codec.prompt(p) for p in problems]
+
+
+# ------------------------------------------------------------------------------------------------- rollout
+
+
+def test_uniforms_of_a_question_depend_on_nothing_else():
+    """Guards against a generator shared by questions: a response would change with its neighbours."""
+    few, many = grpo.draw_uniforms(3, 5, 2, 4, 10), grpo.draw_uniforms(3, 5, 6, 4, 10)
+    assert torch.equal(few, many[:8])
+    assert not torch.equal(few, grpo.draw_uniforms(3, 6, 2, 4, 10)) and not torch.equal(few, grpo.draw_uniforms(4, 5, 2, 4, 10))
+    assert many.unique().numel() == many.numel() and 0 <= many.min() and many.max() < 1
+
+
+def test_rollout_describes_its_own_responses(codec):
+    """Guards against rows, columns or groups that are out of step with each other."""
+    _, batch, _ = step_batch(codec)
+    for i, text in enumerate(batch.text):
+        kept = batch.tokens[i][batch.mask[i]].tolist()
+        problem = PROBLEMS[batch.group[i]]
+        ids = kept[:-1] if batch.ended[i] else kept
+        assert text == codec.tokenizer.decode(ids, skip_special_tokens=False)
+        assert (kept[-1] in codec.end_tokens) == bool(batch.ended[i]) and not set(ids) & set(codec.end_tokens)
+        expected = reward(text, *problem)
+        assert [batch.reward[i], batch.success[i], batch.format[i]] == pytest.approx([expected["reward"], expected["answer"], expected["format"]])
+        assert len(batch.spans[i]) == len(kept) and "".join(text[a:b] for a, b in batch.spans[i]) == text
+
+
+# ----------------------------------------------------------------------------------------------- advantage
+
+
+@pytest.mark.parametrize("kind", grpo.ADVANTAGES)
+def test_advantage_by_the_textbook(kind):
+    """Guards against the unbiased std, a mean over the wrong axis, and rloo's factor."""
+    rewards = [[1.1, 0.1, 0.1, 0.0], [0.1, 1.1, 1.1, 1.1], [0.3, 0.3, 0.3, 0.3]]
+    got = grpo.group_advantage(torch.tensor(rewards, dtype=torch.float64), kind).tolist()
+    for row, result in zip(rewards, got):
+        for i, r in enumerate(row):
+            others = row[:i] + row[i + 1 :]
+            expected = {"grpo": (r - statistics.mean(row)) / (statistics.pstdev(row) + 1e-4),
+                        "dr_grpo": r - statistics.mean(row), "rloo": r - statistics.mean(others)}[kind]
+            assert result[i] == pytest.approx(expected, abs=1e-12)
+
+
+def test_equal_rewards_give_exactly_zero():
+    """Guards against dividing rounding noise by 1e-4: the mean of eight times 0.1 is not 0.1 in fp32."""
+    rewards = torch.full((2, 7), 0.1)
+    assert not grpo.group_advantage(rewards).any() and not grpo.has_variance(rewards).any()
+
+
+# ---------------------------------------------------------------------------------------------------- loss
+
+
+def test_response_logprobs_worked_example(random_model):
+    """Guards against the off-by-one of the docstring's picture: row `pad 2 + | 3 end`, next to a longer prompt."""
+    prompts, tokens = [[2, 7], [5, 2, 7, 1]], torch.tensor([[3, 1, 0], [6, 3, 1]])
+    mask = torch.tensor([[True, True, False], [True, True, True]])
+    got = grpo.response_logprobs(random_model, prompts, tokens, mask)
+    assert got[0, 2] == 0
+    for i, (prompt, count) in enumerate(zip(prompts, (2, 3))):
+        for t in range(count):  # the oracle: no padding, no slice, one token at a time
+            prefix = prompt + tokens[i, :t].tolist()
+            expected = random_model(torch.tensor([prefix]))[0, -1].log_softmax(-1)[tokens[i, t]]
+            torch.testing.assert_close(got[i, t].double(), expected, rtol=0, atol=1e-5)
+
+
+def test_logits_in_pieces_change_nothing(random_model, monkeypatch):
+    """Guards against a piece that is lost, or a recomputation that drops the gradient."""
+    prompts, tokens = [[2, 7], [5, 2, 7, 1]], torch.tensor([[3, 1, 4], [6, 3, 1]])
+    gradients = []
+    for size in (2**26, 2 * random_model.real_vocab):
+        monkeypatch.setattr(grpo, "LOGITS_AT_ONCE", size)
+        logprob = grpo.response_logprobs(random_model, prompts, tokens, torch.ones(2, 3, dtype=torch.bool))
+        gradients.append(torch.autograd.grad((logprob * torch.arange(6.0).view(2, 3)).sum(), list(random_model.parameters())))
+    for a, b in zip(*gradients):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("loss_norm", grpo.LOSS_NORMS)
+def test_gradient_with_respect_to_the_logits(loss_norm):
+    """Guards against every wrong factor: d loss / d logits = -credit (onehot - p) c at ratio 1, to rounding."""
+    torch.manual_seed(0)
+    lengths, V, longest = [3, 5, 1], 7, 9
+    mask = torch.arange(5) < torch.tensor(lengths)[:, None]
+    logits = torch.randn(3, 5, V, dtype=torch.float64, requires_grad=True)
+    tokens, credit = torch.randint(V, (3, 5)), torch.randn(3, 5, dtype=torch.float64) * mask
+    logprob = logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
+    weight = grpo.token_weights(mask, loss_norm, longest)
+    grpo.policy_loss(logprob, logprob.detach(), credit, weight).backward()
+    for i, L in enumerate(lengths):
+        c = {"token": 1 / sum(lengths), "sequence": 1 / (3 * L), "constant": 1 / (3 * longest)}[loss_norm]
+        for t in range(5):
+            onehot = torch.eye(V, dtype=torch.float64)[tokens[i, t]]
+            expected = -credit[i, t] * (onehot - logits[i, t].detach().softmax(-1)) * c * (t < L)
+            torch.testing.assert_close(logits.grad[i, t], expected, rtol=1e-6, atol=1e-9)
+
+
+def published_loss(logprob, old, credit, mask, reference, beta, low, high, loss_norm, longest):
+    """TRL's published formula, one token at a time in Python floats."""
+    sums = []
+    for row in range(len(mask)):
+        values = []
+        for t in range(len(mask[row])):
+            if mask[row][t]:
+                ratio = math.exp(logprob[row][t] - old[row][t])
+                clipped = max(1 - low, min(1 + high, ratio))
+                delta = reference[row][t] - logprob[row][t]
+                values.append(-min(ratio * credit[row][t], clipped * credit[row][t]) + beta * (math.exp(delta) - delta - 1))
+        sums.append(values)
+    if loss_norm == "sequence":
+        return sum(sum(v) / len(v) for v in sums) / len(sums)
+    return sum(map(sum, sums)) / (sum(map(len, sums)) if loss_norm == "token" else len(sums) * longest)
+
+
+@pytest.mark.parametrize("loss_norm", grpo.LOSS_NORMS)
+def test_loss_equals_the_published_formula_away_from_ratio_one(loss_norm):
+    """Guards against a clip on the wrong side, max instead of min for negative credit, and the KL's sign."""
+    torch.manual_seed(1)
+    mask = torch.arange(6) < torch.tensor([6, 2, 4, 5])[:, None]
+    logprob, shift, reference = -torch.rand(4, 6).double() * 2, torch.randn(4, 6).double() * 0.4, -torch.rand(4, 6).double()
+    credit = torch.randn(4, 6).double()
+    ratio = shift.exp()
+    assert all(((ratio > 1.28) & (sign * credit > 0) & mask).any() and ((ratio < 0.8) & (sign * credit > 0) & mask).any() for sign in (1, -1))
+    args = [x.tolist() for x in (logprob, logprob - shift, credit, mask, reference)]
+    expected = published_loss(*args, 0.05, 0.2, 0.28, loss_norm, 9)
+    weight = grpo.token_weights(mask, loss_norm, 9)
+    got = grpo.policy_loss(logprob, logprob - shift, credit * mask, weight, reference, 0.05, 0.2, 0.28)
+    assert got.item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_k3_is_an_unbiased_estimate_of_the_kl():
+    """Guards against the wrong direction of the KL: its mean under pi is KL(pi || reference), summed exactly."""
+    torch.manual_seed(2)
+    pi, reference = torch.randn(2, 9).double().log_softmax(-1)
+    exact = (pi.exp() * (pi - reference)).sum()
+    torch.testing.assert_close((pi.exp() * grpo.k3(pi, reference)).sum(), exact)
+    assert (grpo.k3(pi, reference) >= 0).all()
+
+
+# -------------------------------------------------------------------------------------------------- update
+
+
+def gradient_of_update(model, batch, prompts, credit, **options):
+    """The gradient that one update applies: what plain SGD with rate 1 takes off the weights."""
+    before = [p.detach().clone() for p in model.parameters()]
+    measured = grpo.update(model, torch.optim.SGD(model.parameters(), lr=1.0), prompts, batch, credit,
+                           max_new_tokens=60, max_grad_norm=1e9, **options)
+    gradient = [b - p.detach() for b, p in zip(before, model.parameters())]
+    with torch.no_grad():
+        for p, b in zip(model.parameters(), before):
+            p.copy_(b)
+    return torch.cat([g.flatten() for g in gradient]), measured
+
+
+@pytest.mark.parametrize("loss_norm", grpo.LOSS_NORMS)
+def test_micro_batches_change_nothing(codec, random_model, loss_norm):
+    """Guards against statistics over a micro-batch: sizes 1, 7 and all give the same gradient and the same figures."""
+    _, batch, prompts = step_batch(codec)
+    credit = torch.randn_like(batch.logprob) * batch.mask
+    results = [gradient_of_update(random_model, batch, prompts, credit, micro_batch=size, loss_norm=loss_norm) for size in (1, 7, len(credit))]
+    for gradient, measured in results[:2]:
+        torch.testing.assert_close(gradient, results[2][0], rtol=1e-6, atol=1e-9)
+        for name in ("loss", "grad_norm", "clip_fraction", "ratio_error"):
+            assert measured[name] == pytest.approx(results[2][1][name], rel=1e-5)
+    assert results[0][0].norm() > 1e-6
+
+
+def test_gradient_of_the_update_by_finite_differences(codec, random_model):
+    """Guards against a gradient that is not that of sum_t credit_t log pi(token_t) / N."""
+    _, batch, prompts = step_batch(codec, answers=2)
+    batch.logprob = grpo.response_logprobs(random_model, [prompts[g] for g in batch.group], batch.tokens, batch.mask).detach()
+    credit = torch.randn(batch.mask.shape).double() * batch.mask
+    gradient, _ = gradient_of_update(random_model, batch, prompts, credit)
+    noise = torch.randn(len(gradient), dtype=torch.float64)
+    direction = gradient / gradient.norm() + noise / noise.norm()  # what the gradient says, and what it might miss
+
+    def objective(shift):
+        vector = torch.nn.utils.parameters_to_vector(random_model.parameters()).detach()
+        torch.nn.utils.vector_to_parameters(vector + shift * direction, random_model.parameters())
+        total = 0.0
+        with torch.no_grad():
+            for i in range(len(credit)):  # one response at a time, no padding
+                response = batch.tokens[i][batch.mask[i]]
+                prompt = prompts[batch.group[i]]
+                log_probs = random_model(torch.cat((torch.tensor(prompt), response))[None, :-1])[0].log_softmax(-1)[len(prompt) - 1 :]
+                total += (log_probs.gather(1, response[:, None])[:, 0] * credit[i][batch.mask[i]]).sum().item()
+        torch.nn.utils.vector_to_parameters(vector, random_model.parameters())
+        return -total / batch.mask.sum().item()
+
+    slope = (objective(1e-3) - objective(-1e-3)) / 2e-3
+    assert (gradient @ direction).item() == pytest.approx(slope, rel=2e-3)
+
+
+def test_rows_without_credit_can_be_left_out(codec, random_model):
+    """Guards against an N that forgets them: the gradient is that of the whole step."""
+    _, batch, prompts = step_batch(codec)
+    credit = torch.randn_like(batch.logprob) * batch.mask
+    credit[::2] = 0
+    left_out = grpo.micro_batches(batch.mask, credit, 4, skip=True)
+    assert sum(len(rows) for rows, _ in left_out) == len(credit) // 2
+    skipping, _ = gradient_of_update(random_model, batch, prompts, credit)
+    all_rows, _ = gradient_of_update(random_model, batch, prompts, credit, reference=random_model, kl=0.0)
+    torch.testing.assert_close(skipping, all_rows, rtol=1e-6, atol=1e-9)
+
+
+def test_a_step_without_any_credit_changes_no_weight(codec, random_model):
+    """Guards against a crash, or a figure invented, when every group has equal rewards."""
+    _, batch, prompts = step_batch(codec)
+    gradient, measured = gradient_of_update(random_model, batch, prompts, torch.zeros_like(batch.logprob))
+    assert not gradient.any() and measured["ratio_error"] is None and measured["grad_norm"] == 0
+
+
+def test_first_update_is_on_policy_and_later_ones_are_clipped(codec):
+    """Guards against recorded log-probs that disagree with the update's, and a ratio that never moves."""
+    model, batch, prompts = step_batch(codec)
+    credit = none(batch)
+    assert credit.any()
+    options = dict(max_new_tokens=60, max_grad_norm=1.0)
+    first = grpo.update(model, torch.optim.AdamW(model.parameters(), 1e-3), prompts, batch, credit, **options)
+    assert first["ratio_error"] < 1e-5 and first["clip_fraction"] == 0
+    model, batch, prompts = step_batch(codec)
+    later = grpo.update(model, torch.optim.AdamW(model.parameters(), 1e-3), prompts, batch, credit, updates_per_batch=4, **options)
+    assert later["ratio_error"] < 1e-5 and later["clip_fraction"] > 0
+
+
+def test_kl_pulls_towards_the_reference(codec, random_model):
+    """Guards against a KL penalty that is reported and not in the gradient."""
+    model, batch, prompts = step_batch(codec)
+    reference = load_model(BUNDLED)
+    reference.real_vocab = codec.size
+    zero = torch.zeros_like(batch.logprob)
+    still, measured = gradient_of_update(model, batch, prompts, zero, reference=reference, kl=0.1)
+    assert measured["kl"] == pytest.approx(0, abs=1e-6) and still.norm() < 1e-4
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p) * 0.02)
+    divergence = []
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    for _ in range(20):
+        divergence.append(grpo.update(model, optimizer, prompts, batch, zero, reference=reference, kl=1.0, max_new_tokens=60)["kl"])
+    assert divergence[0] > 0.01 and divergence[-1] < 0.5 * divergence[0]
+
+
+# ---------------------------------------------------------------------------------------------- credit log
+
+
+def test_credit_log_holds_every_token_in_forty_bytes(tmp_path):
+    """Guards against a log that can't see the method, that mixes reward and advantage, or that holds padding."""
+    batch = make_batch([2, 3], [0.5, -0.25], reward=torch.tensor([1.1, 0.1]), groups=[0, 1],
+                       tokens=torch.tensor([[5, 6, 0], [7, 8, 9]]), role=torch.tensor([[0, 1, 0], [2, 1, 0]], dtype=torch.int8))
+    credit = torch.tensor([[0.1, 0.2, 0], [0.3, 0.4, 0.5]])
+    grpo.write_credit_log(tmp_path / "step-000007.npz", 7, batch, credit)
+    log = np.load(tmp_path / "step-000007.npz")
+    expected = {"step": [7] * 5, "response": [0, 0, 1, 1, 1], "group": [0, 0, 1, 1, 1], "position": [0, 1, 0, 1, 2], "token": [5, 6, 7, 8, 9],
+                "advantage": [0.5, 0.5, -0.25, -0.25, -0.25], "credit": [0.1, 0.2, 0.3, 0.4, 0.5], "reward": [1.1, 1.1, 0.1, 0.1, 0.1],
+                "role": [0, 1, 2, 1, 0], "in_answer": [0] * 5, "logprob": [-1] * 5, "entropy": [1] * 5, "logit_grad": [1] * 5}
+    assert set(log.files) == set(expected)
+    for name, values in expected.items():
+        assert log[name].tolist() == pytest.approx(values)
+    assert sum(log[name].dtype.itemsize for name in log.files) == 40
+    assert [p.name for p in tmp_path.iterdir()] == ["step-000007.npz"]

@@ -1,0 +1,76 @@
+"""What the README says about the repository is true: commands, files, line counts, columns, equations' functions.
+
+Run it:  python -m pytest tests/test_readme.py
+"""
+import importlib
+import inspect
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+
+import mitigations
+import train
+from conftest import make_batch
+
+ROOT = Path(train.__file__).parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", README, re.S) for line in block.splitlines()]
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if "train.py" in c])
+def test_train_commands_are_accepted(command):
+    """Guards against a command that the argument parser rejects."""
+    arguments = shlex.split(command.split("train.py")[1])
+    settings, _ = train.parse(arguments)
+    train.check(settings) if settings.device == "cpu" else None
+
+
+def test_every_command_names_files_that_exist():
+    """Guards against a command for a file that was renamed."""
+    assert any("train.py" in c for c in COMMANDS) and any("pytest" in c for c in COMMANDS)
+    for command in COMMANDS:
+        for name in re.findall(r"[\w/]+\.(?:py|txt)\b", command):
+            assert (ROOT / name).is_file(), command
+        for module in re.findall(r"-m ((?:experiments|tests)\.\w+)", command):
+            assert (ROOT / (module.replace(".", "/") + ".py")).is_file(), command
+
+
+def test_line_counts_are_true():
+    """Guards against counts that the code outgrew."""
+    counts = re.findall(r"^( *)(\w+\.py) +(\d+) ", README, re.M)
+    assert len(counts) == 7
+    for indent, name, count in counts:
+        path = ROOT / "experiments" / name if indent else ROOT / name
+        assert len(path.read_text(encoding="utf-8").splitlines()) == int(count), name
+
+
+def test_every_metric_is_explained():
+    """Guards against a column of metrics.csv, or of the credit log, that the reader has to guess."""
+    documented = re.search(r"\| column of metrics.csv.*?\n\n", README, re.S)[0]
+    explained = set(re.findall(r"`(\w+)`", "\n".join(line.split("|")[1] for line in documented.splitlines())))
+    assert explained == set(train.COLUMNS)
+    source = inspect.getsource(train.grpo.write_credit_log)
+    logged = re.findall(r'"(\w+)": \(', source)
+    assert re.search(r"one row a token: `([\w ]+)`", README)[1].split() == logged
+
+
+def test_links_lead_somewhere():
+    """Guards against a picture that is not in the repository."""
+    links = re.findall(r"\]\(([^)]+)\)", README)
+    assert len(links) >= 2 and all((ROOT / link).is_file() for link in links if not link.startswith("http"))
+
+
+def test_the_example_of_a_new_method_works(monkeypatch, tmp_path):
+    """Guards against an example that does not run: as published, it becomes a method with a flag and a help line."""
+    code = re.search(r"```python\n(def early.*?)```", README, re.S)[1]
+    (tmp_path / "idea.py").write_text("from mitigations import *\n" + code)
+    monkeypatch.syspath_prepend(tmp_path)
+    early = importlib.import_module("idea").early
+    monkeypatch.setitem(mitigations.MITIGATIONS, "early", early)
+    assert mitigations.parameters("early") == {"power": 0.5} and mitigations.is_reweighting("early")
+    credit = early(make_batch([4], [2.0]), power=1.0)
+    weights = torch.tensor([1, 1 / 2, 1 / 3, 1 / 4])
+    torch.testing.assert_close(credit[0], 2.0 * weights / weights.mean())

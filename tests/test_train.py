@@ -1,0 +1,310 @@
+"""The command line end to end: run folder, determinism, Ctrl-C, and one clear sentence for every bad input.
+
+Run it:  python -m pytest tests/test_train.py
+"""
+import csv
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+import train
+from countdown_task import generate_problems, split
+from qwen2_model import load_model
+from train import BUNDLED, COLUMNS, Settings
+
+ROOT = Path(train.__file__).parent
+SMALL = ["--questions", "3", "--answers", "4", "--eval_problems", "12", "--max_new_tokens", "50"]
+TIMINGS = {"seconds", "tokens_per_second"}
+
+
+def run(*arguments):
+    """Run train.py in this process."""
+    sys.argv = ["train.py", *map(str, arguments)]
+    train.main()
+
+
+def rows(folder):
+    """metrics.csv as a list of dicts."""
+    return list(csv.DictReader((folder / "metrics.csv").open()))
+
+
+def error_of(capsys, *arguments):
+    """The message with which train.py refuses its arguments; it must be one line, and the exit status not 0."""
+    with pytest.raises(SystemExit) as stop:
+        run(*arguments)
+    message = str(stop.value.code)
+    assert message.startswith("error: ") and "\n" not in message and len(message) < 400
+    return message
+
+
+# ------------------------------------------------------------------------------------------------- a whole run
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run of four steps."""
+    folder = tmp_path_factory.mktemp("runs") / "none-seed0"
+    run(*SMALL, "--steps", 4, "--eval_every", 2, "--checkpoint_every", 2, "--sample_every", 2, "--out", folder)
+    return folder
+
+
+def test_run_folder_is_complete(finished):
+    """Guards against a file of design.md that is not written."""
+    names = {str(p.relative_to(finished)) for p in finished.rglob("*") if p.is_file()}
+    model = {"config.json", "model.safetensors", "tokenizer.json"}
+    assert names >= {"config.json", "metrics.csv", "samples.txt", "final.json", *(f"credit/step-{i:06d}.npz" for i in (1, 2, 3, 4)),
+                     *(f"checkpoint/{m}" for m in model), *(f"checkpoints/step-{i:06d}/{m}" for i in (2, 4) for m in model)}
+    config = json.loads((finished / "config.json").read_text())
+    assert config["settings"]["questions"] == 3 and config["versions"]["torch"] == torch.__version__ and "--steps 4" in config["command"]
+    final = json.loads((finished / "final.json").read_text())
+    assert final["heldout_success"] == float(rows(finished)[4]["heldout_success"]) and 0 <= final["pass@16"] <= 1
+
+
+def test_metrics_agree_with_the_credit_log(finished):
+    """Guards against a column that means something else than its name: recomputed from the flat log."""
+    table = rows(finished)
+    assert list(table[0]) == COLUMNS and [r["step"] for r in table] == ["0", "1", "2", "3", "4"]
+    assert [bool(r["heldout_success"]) for r in table] == [True, False, True, False, True]
+    assert all(table[0][name] == "" for name in COLUMNS if name != "step" and not name.startswith("heldout"))
+    for row in table[1:]:
+        log = np.load(finished / "credit" / f"step-{int(row['step']):06d}.npz")
+        first = log["position"] == 0
+        groups = {g: log["reward"][first & (log["group"] == g)] for g in set(log["group"])}
+        expected = {"reward": log["reward"][first].mean(), "length": len(log["token"]) / first.sum(), "entropy": log["entropy"].mean(),
+                    "zero_variance_groups": sum(len(set(r)) == 1 for r in groups.values())}
+        for name, value in expected.items():
+            assert float(row[name]) == pytest.approx(value, rel=1e-5)
+        assert float(row["ratio_error"] or 0) < 1e-4 and float(row["clip_fraction"] or 0) == 0 and row["kl"] == ""
+
+
+def test_same_seed_same_metrics_and_another_seed_others(finished, tmp_path):
+    """Guards against hidden chance, and against a run that depends on how many steps are to come."""
+    run(*SMALL, "--steps", 3, "--eval_every", 2, "--out", tmp_path / "again")
+    run(*SMALL, "--steps", 1, "--eval_every", 2, "--seed", 1, "--out", tmp_path / "other")
+    strip = [{k: v for k, v in row.items() if k not in TIMINGS} for row in rows(finished)[:3]]
+    assert strip == [{k: v for k, v in row.items() if k not in TIMINGS} for row in rows(tmp_path / "again")[:3]]
+    assert rows(tmp_path / "other")[1]["loss"] != rows(finished)[1]["loss"]
+    assert rows(tmp_path / "other")[0]["heldout_success"] == rows(finished)[0]["heldout_success"]
+
+
+def test_micro_batch_does_not_change_the_run(finished, tmp_path):
+    """Guards against results that depend on memory settings (the original's entropy weighting)."""
+    run(*SMALL, "--steps", 2, "--eval_every", 2, "--micro_batch", 5, "--out", tmp_path / "r")
+    for one, other in zip(rows(finished)[1:3], rows(tmp_path / "r")[1:3]):
+        assert one["reward"] == other["reward"] and float(one["grad_norm"]) == pytest.approx(float(other["grad_norm"]), rel=1e-3)
+
+
+def test_checkpoint_loads_in_transformers_with_the_same_logits(finished):
+    """Guards against a checkpoint that only we can read, or that is not the trained model."""
+    tokens = torch.arange(40)[None]
+    theirs = AutoModelForCausalLM.from_pretrained(finished / "checkpoint", dtype=torch.float32)
+    ours, start = load_model(finished / "checkpoint"), load_model(BUNDLED)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=0, atol=1e-4)
+        assert not torch.allclose(ours(tokens), start(tokens), atol=1e-4)
+    text, tokenizer = "Using the numbers [4, 3, 5]", PreTrainedTokenizerFast.from_pretrained(finished / "checkpoint")
+    assert tokenizer(text).input_ids == train.Codec(BUNDLED).tokenizer.encode(text).ids
+
+
+def test_zero_steps_only_evaluate(tmp_path):
+    """Guards against a loop that must run once."""
+    run(*SMALL, "--steps", 0, "--out", tmp_path / "r")
+    assert [r["step"] for r in rows(tmp_path / "r")] == ["0"]
+    assert json.loads((tmp_path / "r" / "final.json").read_text())["step"] == 0
+
+
+@pytest.mark.parametrize("flags", [["--kl", "0.1"], ["--updates_per_batch", "2"], ["--skip_unfinished"], ["--dtype", "bfloat16"],
+                                   ["--loss_norm", "sequence", "--advantage", "rloo"], ["--lr_final", "0"],
+                                   ["--mitigation", "outcome_conditional", "--think_discount", "0.3", "--normalize", "batch"]], ids=" ".join)
+def test_every_option_runs(flags, tmp_path):
+    """Guards against a flag that is accepted and crashes."""
+    run(*SMALL, "--steps", 2, "--out", tmp_path / "r", *flags)
+    assert len(rows(tmp_path / "r")) == 3 and (rows(tmp_path / "r")[1]["kl"] != "") == ("--kl" in flags)
+
+
+def test_skip_unfinished_gives_no_credit_to_the_cut_off(tmp_path):
+    """Guards against a flag without effect: with 20 tokens every response is cut off."""
+    run(*SMALL[:-1], "20", "--steps", 1, "--skip_unfinished", "--out", tmp_path / "r")
+    assert not np.load(tmp_path / "r" / "credit" / "step-000001.npz")["credit"].any()
+    assert float(rows(tmp_path / "r")[1]["truncated"]) == 1
+
+
+def test_ctrl_c_leaves_a_usable_run(tmp_path):
+    """Guards against an interruption that loses the log or the checkpoint."""
+    command = [sys.executable, "train.py", *SMALL, "--steps", "5000", "--eval_every", "0", "--out", str(tmp_path / "r")]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    deadline = time.time() + 120
+    while len(list((tmp_path / "r" / "credit").glob("*.npz"))) < 2 and time.time() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 0 and "stopping after this step" in output and "Traceback" not in output
+    done = int(rows(tmp_path / "r")[-1]["step"])
+    assert 2 <= done < 5000 and rows(tmp_path / "r")[-1]["heldout_success"]
+    assert len(list((tmp_path / "r" / "credit").glob("*.npz"))) == done
+    load_model(tmp_path / "r" / "checkpoint")
+
+
+# ------------------------------------------------------------------------------------------------- the puzzles
+
+
+def test_training_puzzles_depend_on_seed_and_step_alone():
+    """Guards against puzzles that repeat before all were seen, and against a resume that would see others."""
+    problems, s = generate_problems(10, "train"), Settings(questions=4, seed=3)
+    drawn = [train.draw_problems(problems, s, step) for step in range(1, 6)]  # two rounds of ten
+    flat = [p for step in drawn for p in step]
+    assert set(flat[:10]) == set(flat[10:]) == set(problems)
+    assert train.draw_problems(problems, s, 4) == drawn[3]
+    assert train.draw_problems(problems, Settings(questions=4, seed=4), 1) != drawn[0]
+
+
+def test_data_file_is_split_by_the_hash(tmp_path):
+    """Guards against held-out puzzles that also train, as a row with its numbers in another order."""
+    problems = generate_problems(60, "train") + generate_problems(20, "heldout") + generate_problems(20, "new_numbers")
+    lines = [json.dumps({"nums": p.numbers[::turn], "target": p.target}) for turn in (1, -1) for p in problems]
+    (tmp_path / "data.jsonl").write_text("\n".join(lines) + "\n")
+    chosen, heldout = train.choose_problems(Settings(data=str(tmp_path / "data.jsonl"), questions=16, steps=100))
+    assert {split(p) for p in chosen} == {"train"} and {split(p) for p in heldout} == {"heldout"}
+    assert len(chosen) == 60 and len(heldout) == 20
+
+
+def test_a_run_on_a_data_file(tmp_path):
+    """Guards against a data path that only unit tests take."""
+    problems = generate_problems(20, "train") + generate_problems(15, "heldout")
+    (tmp_path / "data.jsonl").write_text("\n".join(json.dumps({"nums": p.numbers, "target": p.target}) for p in problems))
+    run(*SMALL, "--steps", 1, "--data", tmp_path / "data.jsonl", "--out", tmp_path / "r")
+    assert rows(tmp_path / "r")[1]["reward"]
+
+
+# ------------------------------------------------------------------------------------------------- bad inputs
+
+
+@pytest.fixture
+def model_folder(tmp_path):
+    """A copy of the bundled model to break."""
+    shutil.copytree(BUNDLED, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def change_tensors(folder, change):
+    """Rewrite the weights of a model folder."""
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def break_config(folder, **changes):
+    """Change entries of config.json."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+
+
+NORM = "model.norm.weight"
+BROKEN = {
+    "no folder": (shutil.rmtree, "config.json"),
+    "truncated": (lambda f: (f / "model.safetensors").write_bytes((f / "model.safetensors").read_bytes()[:5000]), "model.safetensors"),
+    "mislabelled": (lambda f: (f / "model.safetensors").write_text("<html>not found</html>"), "model.safetensors"),
+    "a tensor missing": (lambda f: change_tensors(f, lambda t: t.pop(NORM)), NORM),
+    "of the wrong shape": (lambda f: change_tensors(f, lambda t: t.update({NORM: torch.ones(3)})), NORM),
+    "unsupported architecture": (lambda f: break_config(f, model_type="llama"), "llama"),
+    "unsupported option": (lambda f: break_config(f, use_sliding_window=True), "use_sliding_window"),
+    "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json"),
+    "broken tokenizer": (lambda f: (f / "tokenizer.json").write_text("{"), "tokenizer.json"),
+    "too long a prompt": (lambda f: break_config(f, max_position_embeddings=60), "--max_new_tokens"),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_broken_models_are_refused_in_one_sentence(kind, model_folder, tmp_path, capsys):
+    """Guards against a traceback, a half-made run folder, or a model that trains although it is broken."""
+    breaking, named = BROKEN[kind]
+    breaking(model_folder)
+    assert named in error_of(capsys, *SMALL, "--model", model_folder, "--out", tmp_path / "r")
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_tokenizer_larger_than_the_vocabulary_is_refused(model_folder, tmp_path, capsys):
+    """Guards against an index error, or silent nonsense, in the middle of the first rollout."""
+    break_config(model_folder, vocab_size=500)
+    change_tensors(model_folder, lambda t: t.update({"model.embed_tokens.weight": t["model.embed_tokens.weight"][:500].clone()}))
+    assert "tokenizer" in error_of(capsys, *SMALL, "--model", model_folder, "--out", tmp_path / "r")
+
+
+FLAGS = {
+    "unknown mitigation": (["--mitigation", "magic"], "outcome_conditional"),
+    "unknown flag": (["--learning_rate", "1"], "--learning_rate"),
+    "a flag of another method": (["--think_discount", "0.5"], "--think_discount"),
+    "a misspelt flag of the method": (["--mitigation", "outcome_conditional", "--think_discout", "0.5"], "--think_discount"),
+    "normalize without reweighting": (["--normalize", "batch"], "--normalize"),
+    "not a number": (["--steps", "many"], "--steps"),
+    "a lone answer": (["--answers", "1"], "--answers"),
+    "no question": (["--questions", "0"], "--questions"),
+    "negative": (["--lr", "-1"], "--lr"),
+    "no value": (["--mitigation"], "--mitigation"),
+    "no such data": (["--data", "nowhere.jsonl"], "nowhere.jsonl"),
+}
+
+
+@pytest.mark.parametrize("kind", FLAGS)
+def test_bad_flags_are_refused_in_one_sentence(kind, tmp_path, capsys):
+    """Guards against a flag that is silently ignored."""
+    flags, named = FLAGS[kind]
+    assert named in error_of(capsys, *SMALL, *flags, "--out", tmp_path / "r")
+    assert not (tmp_path / "r").exists()
+
+
+DATA = {
+    "malformed": ('{"nums": [1, 2, 3], "target": 6}\n{"nums": [1, 2', "line 2"),
+    "empty": ("", "no puzzle"),
+    "unsolvable": ("".join(f'{{"nums": [{a}, {b}, 2], "target": 9999}}\n' for a in range(1, 9) for b in range(1, 9)), "9999"),
+    "nothing held out": ('{"nums": [1, 2, 3], "target": 6}\n', "puzzle"),
+}
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_bad_data_is_refused_in_one_sentence(kind, tmp_path, capsys):
+    """Guards against training on puzzles that nobody can solve."""
+    text, named = DATA[kind]
+    (tmp_path / "data.jsonl").write_text(text)
+    assert named in error_of(capsys, *SMALL, "--data", tmp_path / "data.jsonl", "--out", tmp_path / "r")
+    assert not (tmp_path / "r").exists()
+
+
+def test_an_existing_run_folder_is_left_alone(finished, capsys):
+    """Guards against overwriting somebody's results."""
+    before = {p: p.stat().st_mtime_ns for p in finished.rglob("*")}
+    assert "exists" in error_of(capsys, *SMALL, "--out", finished)
+    assert before == {p: p.stat().st_mtime_ns for p in finished.rglob("*")}
+
+
+def test_the_shell_sees_the_error():
+    """Guards against an exit status of 0, a traceback, or a message on the wrong stream."""
+    result = subprocess.run([sys.executable, "train.py", "--mitigation", "magic"], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode != 0 and result.stdout == "" and result.stderr.count("\n") == 1 and "magic" in result.stderr
+
+
+# ------------------------------------------------------------------------------------------------- help
+
+
+def test_help_explains_every_flag_and_method(capsys):
+    """Guards against an undocumented flag."""
+    with pytest.raises(SystemExit):
+        run("--help")
+    text = capsys.readouterr().out
+    for field in fields(Settings):
+        assert re.search(rf"--{field.name} [^\n]*", text)
+    assert "--think_discount 0.5" in text and "credit = advantage" in text and os.linesep in text
+    assert set(train.comments()) == {f.name for f in fields(Settings)}
