@@ -5,10 +5,10 @@
 
 Two measures of what a token gets stand side by side in every table:
 
-    contribution = credit * log p                    what the original work tabulated. It is a *value*: d loss is not in it.
-                                                     log p <= 0, so a reinforced token has a negative contribution.
-    gradient     = credit * ||onehot - p||           what the token does to the logits: the norm of the gradient of
-                                                     credit * log p in logit space, with the sign of the credit.
+    contribution = credit * log p            what the original work tabulated: a value, not a gradient. log p <= 0, so a
+                                             reinforced token has a negative contribution.
+    gradient     = credit * ||onehot - p||   what the token does to the logits: the norm of the gradient of
+                                             credit * log p in logit space, with the sign of the credit.
 
 How it differs from the original: errors are clustered by response, since the tokens of one share its advantage; tags
 are a type of their own; no sentence here is written before the numbers are known.
@@ -27,12 +27,13 @@ from countdown_task import ROLES, Codec
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402, after the choice of a backend that needs no screen
 
-COLOURS = {"filler": "#E69F00", "reasoning": "#0072B2", "structure": "#009E73"}  # Okabe and Ito: safe for the colour-blind
+COLOURS = {"filler": "#E69F00", "reasoning": "#0072B2", "structure": "#009E73"}  # Okabe and Ito: for colour-blind eyes
 MARKERS = {"filler": "o", "reasoning": "s", "structure": "^"}
 MEASURES = ("contribution", "gradient")
 # Student's t at 97.5 % for 1, 2, ... degrees of freedom
 T975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 CLUSTERED = "Mean size, ± one standard error clustered by response."
+SIZE_HEADER = [f"size of {measure}" for measure in MEASURES]
 ROLE_HEADER = [f"{measure}, {role}" for measure in MEASURES for role in ROLES]
 MIN_RESPONSES = 30  # a position's t-statistic needs that many responses to reach it
 
@@ -125,12 +126,13 @@ class Table:
     rows: list[list[str]]
 
     def __str__(self) -> str:
-        cells = [self.header, *self.rows]
-        width = [max(len(row[i]) for row in cells) for i in range(len(self.header))]
-        lines = ["| " + " | ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, width))) + " |"
-                 for row in cells]
-        lines.insert(1, "|" + "|".join("-" * (w + 2) if i == 0 else "-" * (w + 1) + ":" for i, w in enumerate(width)) + "|")
-        return f"## {self.title}\n{self.note}\n\n" + "\n".join(lines) + "\n"
+        columns = [list(column) for column in zip(self.header, *self.rows)]
+        for i, column in enumerate(columns):
+            width = max(map(len, column))
+            column[:] = [f" {cell:<{width}} " if i == 0 else f" {cell:>{width}} " for cell in column]
+            column.insert(1, "-" * (width + 2) if i == 0 else "-" * (width + 1) + ":")
+        lines = "\n".join(f"|{'|'.join(row)}|" for row in zip(*columns))
+        return f"## {self.title}\n{self.note}\n\n{lines}\n"
 
 
 def pm(mean: float, error: float, digits: int = 3) -> str:
@@ -178,17 +180,19 @@ def table_basics(log: dict, metrics: dict) -> Table:
             ["held-out success, start", pm(success[0], error[0])],
             [f"held-out success, step {int(steps[-1])}", pm(success[-1], error[-1])]]
     for name in ("success", "format", "length", "entropy", "grad_norm", "zero_variance_groups"):
-        rows.append([f"{name}, first and last ten steps", f"{trained[name][:10].mean():.3f}, {trained[name][-10:].mean():.3f}"])
+        first, last = trained[name][:10].mean(), trained[name][-10:].mean()
+        rows.append([f"{name}, first and last ten steps", f"{first:.3f}, {last:.3f}"])
     rows.append(["tokens whose credit is 0", f"{(log['credit'] == 0).mean():.1%}"])
     return Table("The run", "± is one standard error over puzzles.", ["", "value"], rows)
 
 
 def table_statistics(log: dict) -> Table:
     """The spread of both measures."""
-    stats = {"mean": np.mean, "standard deviation": np.std, "mean size": lambda x: np.abs(x).mean(), "minimum": np.min, "maximum": np.max}
+    stats = {"mean": np.mean, "standard deviation": np.std, "mean size": lambda x: np.abs(x).mean(),
+             "minimum": np.min, "maximum": np.max}
     rows = [[name] + [f"{f(log[m]):.3f}" for m in MEASURES] for name, f in stats.items()]
-    return Table("Contribution statistics", "Over all tokens. The gradient is bounded by sqrt(2)·|credit|, the contribution by nothing.",
-                 ["", *MEASURES], rows)
+    note = "Over all tokens. The gradient is at most sqrt(2) times the credit; nothing bounds the contribution."
+    return Table("Contribution statistics", note, ["", *MEASURES], rows)
 
 
 def table_t(log: dict) -> Table:
@@ -198,24 +202,27 @@ def table_t(log: dict) -> Table:
             ["share with abs(t) < 1.5"] + [average(t[m] < 1.5, ".1%") for m in MEASURES],
             ["mean abs(t)"] + [average(t[m], ".2f") for m in MEASURES],
             ["positions"] + [str(len(t[m])) for m in MEASURES]]
-    return Table("t-statistics", "Of the mean at each absolute position *across all responses of the run* that reach it "
-                 f"(at least {MIN_RESPONSES}), taken as independent.", ["", *MEASURES], rows)
+    note = (f"Of the mean at each absolute position, across all responses of the run that reach it (at least {MIN_RESPONSES}), "
+            "taken as independent.")
+    return Table("t-statistics", note, ["", *MEASURES], rows)
 
 
 def table_positions(log: dict) -> Table:
     """From the first to the last tenth of a response."""
-    rows = [[name, f"{where.sum():,}", *sizes(log, where), *averages(log, where, "logprob", "entropy")] for name, where in position_bins(log, 10)]
+    rows = [[name, f"{where.sum():,}", *sizes(log, where), *averages(log, where, "logprob", "entropy")]
+            for name, where in position_bins(log, 10)]
     return Table("Position in the response", CLUSTERED, ["position", "tokens", *MEASURES, "log p", "entropy"], rows)
 
 
 def table_signs(log: dict) -> Table:
     """Reinforced against discouraged responses."""
     rows = []
-    for name, where in {"positive": log["advantage"] > 0, "negative": log["advantage"] < 0, "zero": log["advantage"] == 0}.items():
+    for name, sign in {"positive": 1, "negative": -1, "zero": 0}.items():
+        where = np.sign(log["advantage"]) == sign
         responses = len(np.unique(log["id"][where]))
         rows.append([name, f"{responses:,}", f"{where.sum():,}", *averages(log, where, *MEASURES), *sizes(log, where)])
-    return Table("Sign of the advantage", "Signed means, then mean sizes. A reinforced token has a negative contribution and a positive gradient.",
-                 ["advantage", "responses", "tokens", *MEASURES, "size of contribution", "size of gradient"], rows)
+    note = "Signed means, then mean sizes. A reinforced token has a negative contribution and a positive gradient."
+    return Table("Sign of the advantage", note, ["advantage", "responses", "tokens", *MEASURES, *SIZE_HEADER], rows)
 
 
 def table_roles(log: dict) -> Table:
@@ -223,9 +230,9 @@ def table_roles(log: dict) -> Table:
     rows = [[role, f"{(log['role'] == i).sum():,}", f"{(log['role'] == i).mean():.1%}", *sizes(log, log["role"] == i),
              *averages(log, log["role"] == i, *MEASURES, "logprob", "entropy")] for i, role in enumerate(ROLES)]
     filler, reasoning = ([size(log, log["role"] == i, m)[0] for m in MEASURES] for i in (0, 1))
-    note = f"Mean size ± one standard error, then signed means. Filler / reasoning: {filler[0] / reasoning[0]:.2f} by contribution, " \
-           f"{filler[1] / reasoning[1]:.2f} by gradient."
-    return Table("Token types", note, ["type", "tokens", "share", "size of contribution", "size of gradient", *MEASURES, "log p", "entropy"], rows)
+    note = (f"Mean size ± one standard error clustered by response, then signed means. Filler / reasoning: "
+            f"{filler[0] / reasoning[0]:.2f} by contribution, {filler[1] / reasoning[1]:.2f} by gradient.")
+    return Table("Token types", note, ["type", "tokens", "share", *SIZE_HEADER, *MEASURES, "log p", "entropy"], rows)
 
 
 def table_roles_by_position(log: dict) -> Table:
@@ -242,16 +249,18 @@ def table_tokens(log: dict, codec: Codec, count: int = 8) -> Table:
         for token in tokens[np.argsort(-counts, kind="stable")][:count]:
             where = (log["role"] == i) & (log["token"] == token)
             text = codec.bytes[token].decode("utf-8", "replace") or codec.tokenizer.id_to_token(int(token))
-            rows.append([role, f"`{text!r}`".replace("|", "\\|"), f"{where.sum():,}", *sizes(log, where), *averages(log, where, "logprob", "entropy")])
-    return Table("Top tokens of each type", "The most frequent ones. " + CLUSTERED, ["type", "token", "count", *MEASURES, "log p", "entropy"], rows)
+            rows.append([role, f"`{text!r}`".replace("|", "\\|"), f"{where.sum():,}", *sizes(log, where),
+                         *averages(log, where, "logprob", "entropy")])
+    header = ["type", "token", "count", *MEASURES, "log p", "entropy"]
+    return Table("Top tokens of each type", "The most frequent ones. " + CLUSTERED, header, rows)
 
 
 def table_training(log: dict) -> Table:
     """How it changes while the model learns, in up to ten parts of the run."""
     part, rows = bins(training_time(log), 10), []
     for i in np.unique(part):
-        steps = log["step"][part == i]
-        rows.append([f"{steps.min()}-{steps.max()}", average(np.abs(log["credit"][part == i])), *role_sizes(log, part == i)])
+        steps, credit = log["step"][part == i], np.abs(log["credit"][part == i])
+        rows.append([f"{steps.min()}-{steps.max()}", average(credit), *role_sizes(log, part == i)])
     return Table("Credit over training", CLUSTERED, ["steps", "size of credit", *ROLE_HEADER], rows)
 
 
@@ -277,7 +286,8 @@ def draw_learning(metrics: dict, title: str, file: Path) -> None:
     figure, ((left, right),) = new_figure(2)
     steps, success, error = heldout(metrics)
     left.plot(metrics["step"], metrics["success"], color="0.65", lw=1, label="training rollouts")
-    left.errorbar(steps, success, 1.96 * error, color=COLOURS["reasoning"], marker="o", capsize=3, label="held-out puzzles, 95% interval")
+    left.errorbar(steps, success, 1.96 * error, color=COLOURS["reasoning"], marker="o", capsize=3,
+                  label="held-out puzzles, 95% interval")
     left.set(xlabel="step", ylabel="success rate", title=title, ylim=(0, 1))
     left.legend(frameon=False)
     right.plot(metrics["step"], metrics["length"], color=COLOURS["structure"])
@@ -289,32 +299,34 @@ def draw_learning(metrics: dict, title: str, file: Path) -> None:
 def draw_credit(log: dict, file: Path) -> None:
     """Both measures by token type: over the response, and over training."""
     figure, axes = new_figure(2, 2)
+    along = {"position in the response (share of its length)": log["relative"], "share of training": training_time(log)}
+    formulas = {"contribution": "|credit · log p|", "gradient": "|credit| · ‖onehot − p‖"}
     for column, measure in enumerate(MEASURES):
-        for row, (along, label) in enumerate(((log["relative"], "position in the response (share of its length)"), (training_time(log), "share of training"))):
-            axis, where = axes[row, column], bins(along, 5)
+        for row, label in enumerate(along):
+            axis, where = axes[row, column], bins(along[label], 5)
             for r, role in enumerate(ROLES):
-                points = np.array([size(log, (where == i) & (log["role"] == r), measure) for i in range(5)])  # (5, 2)
-                axis.errorbar(np.arange(0.1, 1, 0.2) + 0.012 * (r - 1), points[:, 0], 1.96 * points[:, 1], color=COLOURS[role],
+                mean, error = np.array([size(log, (where == i) & (log["role"] == r), measure) for i in range(5)]).T  # (5,)
+                axis.errorbar(np.arange(0.1, 1, 0.2) + 0.012 * (r - 1), mean, 1.96 * error, color=COLOURS[role],
                               marker=MARKERS[role], capsize=3, label=role)
-            formula = {"contribution": "|credit · log p|", "gradient": "|credit| · ‖onehot − p‖"}[measure]
-            axis.set(xlabel=label, ylabel=f"mean {formula}", ylim=(0, None), xlim=(0, 1))
-            axis.set_title({"contribution": "Contribution (the original's measure)", "gradient": "Gradient in logit space"}[measure])
+            axis.set(xlabel=label, ylabel=f"mean {formulas[measure]}", ylim=(0, None), xlim=(0, 1))
+    axes[0, 0].set_title("Contribution (the original's measure)")
+    axes[0, 1].set_title("Gradient in logit space")
     axes[0, 0].legend(frameon=False, title="mean, 95% interval")
     figure.savefig(file, dpi=120)
     plt.close(figure)
 
 
 def choose_responses(log: dict) -> list[np.ndarray]:
-    """Rows of four responses: of the first and of the last step, a right and a wrong one to the same question, short ones."""
+    """Rows of four responses: of the first and the last step, one reinforced and one discouraged, to the same question."""
     chosen = []
     for step in (log["step"].min(), log["step"].max()):
         here = np.flatnonzero(log["step"] == step)
+        responses = np.split(here, np.flatnonzero(np.diff(log["id"][here])) + 1)
         for group in np.unique(log["group"][here]):
-            rows = here[log["group"][here] == group]
-            by_sign = [[r for r in np.split(rows, np.flatnonzero(np.diff(log["id"][rows])) + 1) if sign * log["advantage"][r[0]] > 0]
-                       for sign in (1, -1)]
-            if all(by_sign):
-                chosen += [min(responses, key=len) for responses in by_sign]
+            members = [rows for rows in responses if log["group"][rows[0]] == group]
+            better, worse = ([rows for rows in members if sign * log["advantage"][rows[0]] > 0] for sign in (1, -1))
+            if better and worse:
+                chosen += [min(better, key=len), min(worse, key=len)]  # short ones, for the picture's sake
                 break
     return chosen
 
@@ -323,10 +335,12 @@ def draw_tokens(log: dict, codec: Codec, file: Path, columns: int = 112) -> None
     """Responses with their tokens coloured by credit, and below it by the gradient that the credit causes."""
     blocks = []  # (heading, weight, measure, rows)
     for rows in choose_responses(log):
-        head = f"Step {log['step'][rows[0]]}, reward {log['reward'][rows[0]]:.2f}, advantage {log['advantage'][rows[0]]:+.2f}. Credit:"
-        blocks += [(head, "bold", "credit", rows), ("Gradient in logit space, credit · ‖onehot − p‖:", "normal", "gradient", rows)]
+        step, reward, advantage = (log[name][rows[0]] for name in ("step", "reward", "advantage"))
+        blocks.append((f"Step {step}, reward {reward:.2f}, advantage {advantage:+.2f}. Credit:", "bold", "credit", rows))
+        blocks.append(("Gradient in logit space, credit · ‖onehot − p‖:", "normal", "gradient", rows))
     scale = max([np.abs(log[measure][rows]).max() for *_, measure, rows in blocks] + [1e-9])
-    layouts = [place_tokens([codec.bytes[t].decode("utf-8", "replace") for t in log["token"][rows]], columns) for *_, rows in blocks]
+    texts = [[codec.bytes[token].decode("utf-8", "replace") for token in log["token"][rows]] for *_, rows in blocks]
+    layouts = [place_tokens(text, columns) for text in texts]
     heights = [layout[-1][1] + 2.8 for layout in layouts]  # in lines of text
     figure, axis = plt.subplots(figsize=(12, 0.22 * sum(heights) + 0.9), layout="constrained")
     axis.set(xlim=(0, columns), ylim=(sum(heights), 0))
@@ -365,8 +379,8 @@ def place_tokens(texts: list[str], columns: int) -> list[tuple[int, int, str]]:
 def analyze_run(run: Path) -> None:
     """Print the tables of a run; write them and the pictures to its analysis/."""
     metrics, log, codec = read_metrics(run), read_log(run), Codec(run / "checkpoint")
-    tables = [table_basics(log, metrics), table_statistics(log), table_t(log), table_positions(log), table_signs(log), table_roles(log),
-              table_roles_by_position(log), table_tokens(log, codec), table_training(log)]
+    tables = [table_basics(log, metrics), table_statistics(log), table_t(log), table_positions(log), table_signs(log),
+              table_roles(log), table_roles_by_position(log), table_tokens(log, codec), table_training(log)]
     out = run / "analysis"
     out.mkdir(exist_ok=True)
     text = f"# {run.name}\n\n" + "\n".join(map(str, tables))
@@ -379,7 +393,7 @@ def analyze_run(run: Path) -> None:
 
 
 def labels(runs: list[Path]) -> list[str]:
-    """A name for each run: its method, and whatever else of its settings differs among the runs; equal names are seeds."""
+    """A name for each run: its method, and what else of its settings differs among the runs. Equal names are seeds."""
     configs = [json.loads((run / "config.json").read_text(encoding="utf-8")) for run in runs]
     flat = [c["settings"] | c["method"] for c in configs]
     keys = sorted({key for f in flat for key in f} - {"seed", "out", "mitigation"})
@@ -410,7 +424,8 @@ def compare_runs(runs: list[Path]) -> None:
         rows.append([label, str(len(members)), *cells[:3], f"{min(r['climb'] for r in results):.3f}", *cells[3:]])
     header = ["method", "seeds", "held-out, start", "held-out, end", "climb", "least climb"]
     header += [f"{m}, {x}" for m in MEASURES for x in ("filler", "reasoning", "filler / reasoning")] + ["gradient norm"]
-    table = Table("Comparison", "Mean over seeds ± half of its 95% interval (Student's t). Sizes are means over all tokens of a run.", header, rows)
+    note = "Mean over seeds ± half of its 95% interval (Student's t). Sizes are means over all tokens of a run."
+    table = Table("Comparison", note, header, rows)
     out = runs[0].parent / "comparison"
     out.mkdir(exist_ok=True)
     (out / "table.md").write_text(str(table), encoding="utf-8")
@@ -428,7 +443,8 @@ def draw_comparison(groups: dict[str, list[Path]], file: Path) -> None:
         steps = sorted(set.intersection(*(set(c) for c in curves)))
         mean, half = np.array([interval([c[s] for c in curves]) for s in steps]).T
         colour, style = palette[i % len(palette)], ("-", "--", ":")[i // len(palette) % 3]
-        axis.plot(steps, mean, style, color=colour, marker="osv^D"[i % 5], label=f"{label} ({len(members)} seed{'s' * (len(members) > 1)})")
+        name = f"{label} ({len(members)} seed{'s' * (len(members) > 1)})"
+        axis.plot(steps, mean, style, color=colour, marker="osv^D"[i % 5], label=name)
         axis.fill_between(steps, mean - half, mean + half, color=colour, alpha=0.2, lw=0)
         for curve in curves:
             axis.plot(steps, [curve[s] for s in steps], color=colour, lw=0.6, alpha=0.5)
@@ -439,6 +455,7 @@ def draw_comparison(groups: dict[str, list[Path]], file: Path) -> None:
 
 
 def main() -> None:
+    """One run is analyzed, several are compared."""
     paths = [Path(p) for p in sys.argv[1:]]
     if not paths or any(str(p).startswith("-") for p in paths):
         sys.exit(__doc__)

@@ -100,16 +100,24 @@ def universe(count: int = 3, low: int = 1, high: int = 20, max_target: int = 100
     return [Problem(numbers, target) for numbers in sets for target in reachable(numbers, max_target)]
 
 
+def puzzle_key(problem: Problem) -> str:
+    """What makes two puzzles the same: `3,4,5=8`, whatever the order of the numbers."""
+    return f"{','.join(map(str, sorted(problem.numbers)))}={problem.target}"
+
+
+def fingerprint(text: str) -> int:
+    """A fixed 64-bit hash of a text."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
 def split(problem: Problem) -> str:
     """`train`, `heldout`, or `new_numbers`: a tenth of all number sets, held out with every target.
 
-    A fixed hash of the sorted numbers (and the target), so that no seed, order or file changes it.
+    By fingerprint of the sorted numbers (and the target), so that no seed, order or file changes it.
     """
-    numbers = ",".join(map(str, sorted(problem.numbers)))
-    for key, name in ((numbers, "new_numbers"), (f"{numbers}={problem.target}", "heldout")):
-        if int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") % 10 == 0:
-            return name
-    return "train"
+    if fingerprint(puzzle_key(problem).partition("=")[0]) % 10 == 0:
+        return "new_numbers"
+    return "heldout" if fingerprint(puzzle_key(problem)) % 10 == 0 else "train"
 
 
 def generate_problems(size: int, part: str, seed: int = 0, count: int = 3, low: int = 1, high: int = 20,
@@ -125,7 +133,7 @@ def generate_problems(size: int, part: str, seed: int = 0, count: int = 3, low: 
         if targets:
             problem = Problem(numbers, int(rng.choice(targets)))
             if split(problem) == part:
-                found.setdefault((tuple(sorted(numbers)), problem.target), problem)
+                found.setdefault(puzzle_key(problem), problem)
         if len(found) == size:
             return list(found.values())
     raise ValueError(f"found only {len(found)} of {size} {part} puzzles with {count} numbers from {low} to {high} "
@@ -140,7 +148,7 @@ def read_problems(path: str | Path) -> list[Problem]:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"there is no data file {path}")
-    rows = read_parquet(path) if path.suffix == ".parquet" else path.read_text(encoding="utf-8").splitlines()
+    rows = read_parquet(path) if path.suffix == ".parquet" else read_lines(path)
     problems = []
     for line, row in enumerate(rows, 1):
         try:
@@ -149,11 +157,21 @@ def read_problems(path: str | Path) -> list[Problem]:
             if not numbers or not all(type(n) is int and n >= 0 for n in numbers + [target]):
                 raise ValueError
         except (ValueError, KeyError, TypeError):
-            raise ValueError(f'{path}, line {line}: expected {{"nums": [whole numbers], "target": whole number}}') from None
+            expected = '{"nums": [whole numbers], "target": whole number}'
+            raise ValueError(f"{path}, line {line}: expected {expected}") from None
         problems.append(Problem(tuple(numbers), target))
     if not problems:
         raise ValueError(f"{path} holds no puzzle")
     return problems
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a text file."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            return list(file)
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not a text file in UTF-8") from None
 
 
 def read_parquet(path: Path) -> list[dict]:
@@ -261,7 +279,7 @@ def is_correct(text: str, numbers: Iterable[int], target: int) -> bool:
 
 FILLER, REASONING, STRUCTURE = 0, 1, 2
 ROLES = ("filler", "reasoning", "structure")
-STEP = re.compile(r"(\d+)\s*([-+*/])\s*(\d+)\s*=\s*(-?\d+)", re.ASCII)
+STEP = re.compile(r"(?<![\d.])(\d+)\s*([-+*/])\s*(\d+)\s*=\s*(-?\d+)(?!\.?\d)", re.ASCII)  # whole numbers
 
 
 class StepSpan(NamedTuple):
@@ -279,7 +297,7 @@ def find_steps(text: str) -> list[StepSpan]:
     >>> find_steps(" 5 - 3 = 2")
     [StepSpan(a=(1, 2), operator=(3, 4), b=(5, 6), result=(9, 10))]
     """
-    matches = (m for m in STEP.finditer(text) if text[: m.start()].rstrip()[-1:] not in tuple("+-*/)."))
+    matches = (m for m in STEP.finditer(text) if text[: m.start()].rstrip()[-1:] not in tuple("+-*/)"))
     return [StepSpan(*(m.span(i) for i in (1, 2, 3, 4))) for m in matches]
 
 
@@ -315,7 +333,8 @@ def annotate(text: str, spans: list[tuple[int, int]]) -> tuple[np.ndarray, np.nd
 
 # --------------------------------------------------------------------------------- between text and tokens
 
-PLAIN = "Using the numbers {numbers}, create an equation that equals {target}.\nLet me solve this step by step.\n<think>"
+PLAIN = ("Using the numbers {numbers}, create an equation that equals {target}.\n"
+         "Let me solve this step by step.\n<think>")
 # The instruction of TinyZero and GRPO-Zero, word for word, so that results with a chat model can be compared.
 SYSTEM = ("You are a helpful assistant. You first think about the reasoning process in your mind and then provide the "
           "user with the answer.")
@@ -372,14 +391,19 @@ class Codec:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def decode(self, tokens: Iterable[int]) -> tuple[str, list[tuple[int, int]]]:
-        """Text of the tokens and the span of each in it. Tokens that share a character both have it in their span."""
+        """Text of the tokens, and the span of each in it; tokens that share a character both have it in their span.
+
+        Bytes that are no UTF-8 become U+FFFD. An end token lies behind the last character.
+        """
         decoder, text, spans = codecs.getincrementaldecoder("utf-8")("replace"), "", []
         for token in tokens:
-            start = len(text)
-            text += decoder.decode(self.bytes[token])
-            spans.append((start, len(text) + bool(decoder.getstate()[0])))  # a begun character counts as held
+            owners = []  # the character that each byte of the token belongs to
+            for byte in self.bytes[token]:
+                text += decoder.decode(bytes([byte]))
+                owners.append(len(text) - (not decoder.getstate()[0]))  # still to come, or the last one
+            spans.append((owners[0], owners[-1] + 1) if owners else None)
         text += decoder.decode(b"", final=True)
-        return text, [(start, min(stop, len(text))) for start, stop in spans]
+        return text, [span or (len(text), len(text)) for span in spans]
 
 
 def main() -> None:

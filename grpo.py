@@ -44,7 +44,10 @@ def draw_uniforms(seed: int, step: int, questions: int, answers: int, length: in
 
 
 def respond(model: Qwen2, codec: Codec, problems: list[Problem], uniforms: Tensor) -> tuple[Samples, list, list[dict]]:
-    """Sample and grade responses, row i to problem i // (rows per problem): samples, (text, spans) and reward of each."""
+    """Sample and grade as many responses as uniforms (B, T) has rows, as many to each problem, those of one together.
+
+    Returns the samples, and of each response its (text, spans) and its reward.
+    """
     samples = generate(model, [codec.prompt(p) for p in problems], uniforms, codec.end_tokens)
     lengths = samples.mask.sum(1).tolist()
     decoded = [codec.decode(row[:length]) for row, length in zip(samples.tokens.tolist(), lengths)]
@@ -54,7 +57,7 @@ def respond(model: Qwen2, codec: Codec, problems: list[Problem], uniforms: Tenso
 
 def rollout(model: Qwen2, codec: Codec, problems: list[Problem], uniforms: Tensor, advantage: str = "grpo",
             normalize: str = "response") -> TokenBatch:
-    """One step's responses and all that a credit function may look at. uniforms (B, T), B a multiple of the problems."""
+    """One step's responses, B / len(problems) to each problem, and all that a credit function may look at."""
     samples, decoded, grades = respond(model, codec, problems, uniforms)
     (B, T), device = samples.tokens.shape, samples.tokens.device
     role, in_answer = np.zeros((B, T), np.int8), np.zeros((B, T), bool)
@@ -70,16 +73,22 @@ def rollout(model: Qwen2, codec: Codec, problems: list[Problem], uniforms: Tenso
         text=[text for text, _ in decoded], spans=[spans for _, spans in decoded], normalize=normalize)
 
 
-def evaluate(model: Qwen2, codec: Codec, problems: list[Problem], answers: int, max_new_tokens: int, rows: int) -> np.ndarray:
-    """Success (problems, answers) at temperature 1, with the same random numbers every time; about `rows` responses at once."""
+def evaluate(model: Qwen2, codec: Codec, problems: list[Problem], answers: int, max_new_tokens: int,
+             rows: int) -> np.ndarray:
+    """Success (problems, answers) at temperature 1, the same random numbers every time; about `rows` responses at once."""
     uniforms = draw_uniforms(0, EVALUATION, len(problems), answers, max_new_tokens)
     solved, some = [], max(1, rows // answers)  # puzzles at once
     for i in range(0, len(problems), some):
         grades = respond(model, codec, problems[i : i + some], uniforms[i * answers : (i + some) * answers])[2]
         solved += [grade["answer"] for grade in grades]
-        if sys.stderr.isatty():
-            print(f"evaluating: {len(solved)}/{len(uniforms)}", end="\r", file=sys.stderr, flush=True)
+        progress("evaluating", len(solved), len(uniforms))
     return np.array(solved).reshape(len(problems), answers)
+
+
+def progress(what: str, done: int, total: int) -> None:
+    """How far something is, on one line of the terminal that the next one overwrites."""
+    if sys.stderr.isatty():
+        print(f"{what}: {done}/{total} ", end="\r", file=sys.stderr, flush=True)
 
 
 def standard_error(values: np.ndarray) -> float:
@@ -141,8 +150,8 @@ def token_weights(mask: Tensor, loss_norm: str, max_new_tokens: int) -> Tensor:
     (Dr. GRPO).
     """
     B, lengths = len(mask), mask.sum(1, keepdim=True)  # (B, 1)
-    share = {"token": 1 / lengths.sum(), "sequence": 1 / (B * lengths), "constant": torch.tensor(1 / (B * max_new_tokens))}
-    return mask * share[loss_norm].to(mask.device)
+    total = {"token": lengths.sum(), "sequence": B * lengths, "constant": torch.tensor(B * max_new_tokens)}
+    return mask / total[loss_norm].to(mask.device)
 
 
 def policy_loss(logprob: Tensor, old: Tensor, credit: Tensor, weight: Tensor, reference: Tensor | None = None,
@@ -158,7 +167,7 @@ def policy_loss(logprob: Tensor, old: Tensor, credit: Tensor, weight: Tensor, re
 
 
 def k3(logprob: Tensor, reference: Tensor) -> Tensor:
-    """Estimate (B, T) of KL(pi || reference) from samples of pi: exp(d) - d - 1, d = log ref - log pi. Never negative."""
+    """Estimate (B, T) of KL(pi || reference) from samples of pi: exp(d) - d - 1 >= 0, d = log ref - log pi."""
     d = reference - logprob
     return d.exp() - d - 1
 
@@ -166,8 +175,8 @@ def k3(logprob: Tensor, reference: Tensor) -> Tensor:
 # -------------------------------------------------------------------------------------------------- update
 
 
-def update(model: Qwen2, optimizer: torch.optim.Optimizer, prompts: list[list[int]], batch: TokenBatch, credit: Tensor, *,
-           reference: Qwen2 | None = None, kl: float = 0.0, clip_low: float = 0.2, clip_high: float = 0.2,
+def update(model: Qwen2, optimizer: torch.optim.Optimizer, prompts: list[list[int]], batch: TokenBatch, credit: Tensor,
+           *, reference: Qwen2 | None = None, kl: float = 0.0, clip_low: float = 0.2, clip_high: float = 0.2,
            loss_norm: str = "token", max_new_tokens: int, updates_per_batch: int = 1, max_grad_norm: float = 1.0,
            micro_batch: int = 32) -> dict[str, float | None]:
     """`updates_per_batch` optimizer steps on one batch; prompts: one a question. The figures of metrics.csv.
@@ -192,7 +201,8 @@ def update(model: Qwen2, optimizer: torch.optim.Optimizer, prompts: list[list[in
         norm += torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm).item() / updates_per_batch
         optimizer.step()
     clipped, error, divergence = zip(*figures) if figures else ((), (), ())
-    return {"loss": loss, "grad_norm": norm, "clip_fraction": mean(clipped), "ratio_error": mean(error[: len(parts)]), "kl": mean(divergence)}
+    return {"loss": loss, "grad_norm": norm, "clip_fraction": mean(clipped), "ratio_error": mean(error[: len(parts)]),
+            "kl": mean(divergence)}
 
 
 def ratio_figures(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, reference: Tensor | None, clip_low: float,
@@ -240,7 +250,7 @@ def write_credit_log(file: Path, step: int, batch: TokenBatch, credit: Tensor) -
         "credit": (credit, np.float32), "reward": (spread["reward"], np.float32),
         "role": (batch.role, np.int8), "in_answer": (batch.in_answer, np.int8),
     }
-    whole = file.with_suffix(".part")
-    with whole.open("wb") as out:
-        np.savez(out, **{name: values[batch.mask].cpu().numpy().astype(kind) for name, (values, kind) in columns.items()})
-    whole.rename(file)  # a reader, or an interruption, never meets half a file
+    flat = {name: values[batch.mask].cpu().numpy().astype(kind) for name, (values, kind) in columns.items()}
+    with file.with_suffix(".part").open("wb") as out:
+        np.savez(out, **flat)
+    file.with_suffix(".part").rename(file)  # a reader, or an interruption, never meets half a file

@@ -89,7 +89,8 @@ MITIGATIONS: dict[str, Callable[..., Tensor]] = {
 
 def parameters(name: str) -> dict[str, bool | int | float | str]:
     """The keyword arguments of a credit function and their defaults: its hyper-parameters."""
-    return {p.name: p.default for p in inspect.signature(MITIGATIONS[name]).parameters.values() if p.default is not p.empty}
+    signature = inspect.signature(MITIGATIONS[name])
+    return {p.name: p.default for p in signature.parameters.values() if p.default is not p.empty}
 
 
 def is_reweighting(name: str) -> bool:

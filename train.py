@@ -1,16 +1,17 @@
 """The command line and the loop: sample, grade, assign credit, update, log.
 
-    python train.py --mitigation none                                    the bundled model, about two minutes
-    python train.py --mitigation outcome_conditional --think_discount 0.5
-    python train.py --model path/to/Qwen2.5-0.5B-Instruct --data countdown.jsonl --lr 1e-6 --device cuda --dtype bfloat16
-    python train.py --steps 0                                            only evaluate
+    python train.py --mitigation none                                       the bundled model, about two minutes
+    python train.py --mitigation outcome_conditional --think_discount 0.5   another way to give credit
+    python train.py --model path/to/Qwen2.5-0.5B-Instruct --lr 1e-6         a real checkpoint
+    python train.py --steps 0                                               only evaluate
 
-Everything is written to a run folder: config.json, metrics.csv, credit/, samples.txt, checkpoint/, final.json. Read it with
+A run folder receives config.json, metrics.csv, credit/, samples.txt, checkpoint/ and final.json; read it with
 `python analyze.py runs/none-seed0`. Ctrl-C stops after the running step and leaves all of it usable.
 """
 import argparse
 import copy
 import csv
+import inspect
 import json
 import platform
 import shlex
@@ -25,13 +26,14 @@ import numpy as np
 import torch
 
 import grpo
-from countdown_task import Codec, Problem, generate_problems, is_solvable, read_problems, split
+from countdown_task import Codec, Problem, fingerprint, generate_problems, is_solvable, puzzle_key, read_problems, split
 from mitigations import MITIGATIONS, NORMALIZATIONS, TokenBatch, is_reweighting, parameters, summary
 from qwen2_model import Qwen2, load_model, save_model
 
 BUNDLED = Path(__file__).parent / "models" / "countdown-tiny"
-COLUMNS = ["step", "reward", "success", "format", "length", "truncated", "entropy", "grad_norm", "loss", "clip_fraction",
-           "ratio_error", "kl", "zero_variance_groups", "seconds", "tokens_per_second", "heldout_success", "heldout_stderr"]
+COLUMNS = ["step", "reward", "success", "format", "length", "truncated", "entropy", "grad_norm", "loss",
+           "clip_fraction", "ratio_error", "kl", "zero_variance_groups", "seconds", "tokens_per_second",
+           "heldout_success", "heldout_stderr"]  # of metrics.csv; the README explains each
 CHOICES = {"mitigation": tuple(MITIGATIONS), "advantage": grpo.ADVANTAGES, "loss_norm": grpo.LOSS_NORMS,
            "normalize": NORMALIZATIONS, "dtype": ("float32", "bfloat16")}
 
@@ -45,9 +47,9 @@ class Settings:
     data: str = ""  # .jsonl or .parquet with `nums` and `target`; empty: generate 3 numbers from 1..20
     out: str = ""  # the run folder, which must not exist; empty: runs/<mitigation>-seed<seed>
     steps: int = 100  # 0 only evaluates
-    questions: int = 16  # puzzles a step
+    questions: int = 12  # puzzles a step
     answers: int = 8  # responses to each
-    max_new_tokens: int = 120  # a response that is longer is cut off
+    max_new_tokens: int = 140  # a response that is longer is cut off
     seed: int = 0  # of puzzles and sampling
     lr: float = 2e-4  # AdamW's
     lr_final: float = 1.0  # share of lr that is left at the last step; linear in between
@@ -77,8 +79,8 @@ class Settings:
 
 def comments() -> dict[str, str]:
     """The comment behind each field of Settings: it is the flag's help."""
-    lines = Path(__file__).read_text(encoding="utf-8").split("class Settings:")[1].splitlines()
-    return {line.split(":")[0].strip(): line.split("  # ")[1] for line in lines[: len(fields(Settings)) + 4] if "  # " in line}
+    lines = [line.split("  # ") for line in inspect.getsource(Settings).splitlines()]
+    return {line[0].split(":")[0].strip(): line[1] for line in lines if len(line) == 2}
 
 
 def to_bool(text: str) -> bool:
@@ -106,7 +108,8 @@ def parse(arguments: list[str]) -> tuple[Settings, dict]:
         add_flag(parser, key, default, f"of {name}", None)
     known, unknown = parser.parse_known_args(arguments)
     if unknown:
-        fail(f"{name} takes no {unknown[0]}" + (f"; of its own it takes {', '.join('--' + k for k in own)}" if own else ""))
+        takes = f"; of its own it takes --{', --'.join(own)}" if own else ""
+        fail(f"{name} takes no {unknown[0]}{takes}")
     if known.normalize != "response" and not is_reweighting(name):
         fail(f"{name} is not a reweighting: it takes no --normalize")
     values = vars(known)
@@ -133,12 +136,12 @@ def fail(message: str) -> None:
 
 def check(s: Settings) -> None:
     """ValueError for settings that can't work."""
-    positive = ("questions", "answers", "max_new_tokens", "updates_per_batch", "micro_batch", "eval_problems", "sample_every")
-    for name in positive:
+    for name in ("questions", "answers", "max_new_tokens", "updates_per_batch", "micro_batch", "eval_problems", "sample_every"):
         if getattr(s, name) < 1:
             raise ValueError(f"--{name} must be at least 1")
-    if min(s.steps, s.seed, s.eval_every, s.checkpoint_every, s.lr, s.kl, s.weight_decay) < 0:
-        raise ValueError("--steps, --seed, --eval_every, --checkpoint_every, --lr, --kl and --weight_decay can't be negative")
+    for name in ("steps", "seed", "eval_every", "checkpoint_every", "lr", "kl", "weight_decay"):
+        if getattr(s, name) < 0:
+            raise ValueError(f"--{name} can't be negative")
     if s.answers == 1 and s.steps > 0:
         raise ValueError("--answers 1 leaves no group to compare with: ask for 2 or more")
     if s.device.startswith("cuda") and not torch.cuda.is_available():
@@ -149,21 +152,26 @@ def check(s: Settings) -> None:
 
 
 def choose_problems(s: Settings) -> tuple[list[Problem], list[Problem]]:
-    """Training and held-out puzzles: generated, or those of --data. Held out is what the hash says, whatever the seed."""
+    """Training and held-out puzzles, generated or those of --data. The hash says which are held out, whatever the seed."""
     if not s.data:
         return generate_problems(4096, "train"), generate_problems(s.eval_problems, "heldout")
-    order = np.random.default_rng(0)
-    problems = list({(tuple(sorted(p.numbers)), p.target): p for p in read_problems(s.data)}.values())
-    parts = {part: [p for p in problems if split(p) == part] for part in ("train", "heldout")}
-    for part, wanted in (("train", s.questions * s.steps), ("heldout", s.eval_problems)):
-        picked = [parts[part][i] for i in order.permutation(len(parts[part]))[:wanted]]
-        if wanted and not picked:
-            raise ValueError(f"{s.data} has no {part} puzzle among its {len(problems)}: it needs more rows")
-        for problem in picked:
-            if not is_solvable(problem):
-                raise ValueError(f"{s.data}: {list(problem.numbers)} can't make {problem.target}; remove that row")
-        parts[part] = picked
-    return parts["train"], parts["heldout"]
+    distinct = {puzzle_key(p): p for p in read_problems(s.data)}  # the public set lists many puzzles twice
+    by_hash = [distinct[k] for k in sorted(distinct, key=fingerprint)]
+    train, heldout = ([p for p in by_hash if split(p) == part] for part in ("train", "heldout"))
+    for name, part in (("train", train), ("held-out", heldout)):
+        if not part:
+            raise ValueError(f"{s.data} has no {name} puzzle among its {len(distinct)}: it needs more rows")
+    heldout = heldout[: s.eval_problems]
+    check_solvable(s, {p for step in range(1, s.steps + 1) for p in draw_problems(train, s, step)} | set(heldout))
+    return train, heldout
+
+
+def check_solvable(s: Settings, problems: set[Problem]) -> None:
+    """ValueError when a puzzle that this run will ask has no solution."""
+    for i, problem in enumerate(problems, 1):
+        grpo.progress("checking puzzles", i, len(problems))
+        if not is_solvable(problem):
+            raise ValueError(f"{s.data}: {list(problem.numbers)} can't make {problem.target}; remove that row")
 
 
 def draw_problems(problems: list[Problem], s: Settings, step: int) -> list[Problem]:
@@ -176,10 +184,11 @@ def draw_problems(problems: list[Problem], s: Settings, step: int) -> list[Probl
 def check_lengths(model: Qwen2, codec: Codec, problems: list[Problem], s: Settings) -> None:
     """ValueError when prompt and response do not fit the model, or the tokenizer not the vocabulary."""
     if codec.size > model.config.vocab_size:
-        raise ValueError(f"the tokenizer in {s.model} has {codec.size} tokens, the model only {model.config.vocab_size}")
+        raise ValueError(f"the tokenizer in {s.model} has {codec.size} tokens, the model {model.config.vocab_size}")
     longest, limit = max(len(codec.prompt(p)) for p in problems), model.config.max_position_embeddings
     if longest + s.max_new_tokens > limit:
-        raise ValueError(f"a prompt of {longest} tokens and --max_new_tokens {s.max_new_tokens} exceed the model's {limit}")
+        raise ValueError(f"a prompt of {longest} tokens and --max_new_tokens {s.max_new_tokens} exceed the model's "
+                         f"{limit}; ask for fewer new tokens")
 
 
 # --------------------------------------------------------------------------------------------- the run folder
@@ -277,16 +286,16 @@ def measure_heldout(model: Qwen2, codec: Codec, heldout: list[Problem], s: Setti
 def measure_pass(model: Qwen2, codec: Codec, heldout: list[Problem], s: Settings, k: int = 16) -> dict[str, float]:
     """The share of held-out puzzles that at least one of k responses solves, and its standard error."""
     solved = grpo.evaluate(model, codec, heldout, k, s.max_new_tokens, s.questions * s.answers).max(1)
-    return {f"pass@{k}": float(solved.mean()), f"pass@{k}_stderr": grpo.standard_error(solved), f"pass@{k}_problems": len(solved)}
+    return {f"pass@{k}": float(solved.mean()), f"pass@{k}_stderr": grpo.standard_error(solved),
+            f"pass@{k}_problems": len(solved)}
 
 
 def show(row: dict, s: Settings, eta: float) -> None:
     """Print a step in one line."""
-    text = "  ".join([f"step {row['step']:>4}/{s.steps}", f"reward {row['reward']:.3f}", f"success {row['success']:.3f}",
-                      f"format {row['format']:.2f}", f"length {row['length']:5.1f}", f"entropy {row['entropy']:.3f}",
-                      f"grad {row['grad_norm']:.3f}", f"{row['tokens_per_second']:6.0f} tok/s",
-                      f"ETA {int(eta // 60)}:{int(eta % 60):02d}"])
-    print(text + heldout_text(row), flush=True)
+    print(f"step {row['step']:>4}/{s.steps}  reward {row['reward']:.3f}  success {row['success']:.3f}  "
+          f"format {row['format']:.2f}  length {row['length']:5.1f}  entropy {row['entropy']:.3f}  "
+          f"grad {row['grad_norm']:.3f}  {row['tokens_per_second']:6.0f} tok/s  ETA {int(eta // 60)}:{int(eta % 60):02d}"
+          + heldout_text(row), flush=True)
 
 
 def heldout_text(row: dict) -> str:
@@ -294,7 +303,8 @@ def heldout_text(row: dict) -> str:
     return f"  held-out {row['heldout_success']:.1%} ± {row['heldout_stderr']:.1%}" if "heldout_success" in row else ""
 
 
-def train(s: Settings, own: dict, model: Qwen2, codec: Codec, problems: list[Problem], heldout: list[Problem], run: Path) -> None:
+def train(s: Settings, own: dict, model: Qwen2, codec: Codec, problems: list[Problem], heldout: list[Problem],
+          run: Path) -> None:
     """Measure, train all steps or those until Ctrl-C, measure again."""
     reference = copy.deepcopy(model).requires_grad_(False) if s.kl > 0 else None
     optimizer = torch.optim.AdamW(model.parameters(), s.lr, (s.beta1, s.beta2), weight_decay=s.weight_decay)
@@ -306,7 +316,8 @@ def train(s: Settings, own: dict, model: Qwen2, codec: Codec, problems: list[Pro
         for step in range(1, s.steps + 1):
             for group in optimizer.param_groups:
                 group["lr"] = s.lr * (1 - (1 - s.lr_final) * (step - 1) / max(1, s.steps - 1))
-            batch, credit, row = train_step(model, optimizer, codec, draw_problems(problems, s, step), s, own, step, reference)
+            asked = draw_problems(problems, s, step)
+            batch, credit, row = train_step(model, optimizer, codec, asked, s, own, step, reference)
             write_step(run, step, batch, credit, s)
             last = step == s.steps or stop.asked
             if last or s.eval_every and step % s.eval_every == 0:
@@ -338,6 +349,7 @@ def save_checkpoint(model: Qwen2, folder: Path, run: Path) -> None:
 
 
 def main() -> None:
+    """Refuse what can't work in one sentence, before anything is written; then train."""
     s, own = parse(sys.argv[1:])
     try:
         check(s)
@@ -348,9 +360,9 @@ def main() -> None:
     except (ValueError, OSError) as error:
         fail(str(error))
     model.real_vocab = codec.size
-    changed = [f"{f.name}={getattr(s, f.name)}" for f in fields(s) if getattr(s, f.name) != f.default] + [f"{k}={v}" for k, v in own.items()]
-    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(problems)} puzzles to train on, run folder {run}"
-          f"\nsettings: {', '.join(changed) or 'all at their defaults'} (all in config.json)", flush=True)
+    changed = {f.name: getattr(s, f.name) for f in fields(s) if getattr(s, f.name) != f.default} | own
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(problems)} puzzles to train on, into {run}")
+    print(f"settings: {', '.join(f'{k}={v}' for k, v in changed.items()) or 'all at their defaults'}", flush=True)
     with torch.autocast(torch.device(s.device).type, getattr(torch, s.dtype), enabled=s.dtype != "float32"):
         train(s, own, model, codec, problems, heldout, run)
 

@@ -32,10 +32,12 @@ from countdown_task import (ANSWER, END_ANSWER, END_THINK, PLAIN, TAGS, Codec, P
                             generate_problems, solutions, split, universe)
 from grpo import draw_uniforms, respond, standard_error
 from qwen2_model import Qwen2, read_config, save_model, take
+from train import Settings
 
 OPENINGS = ("Maybe", "How about", "Let me try", "What about", "Perhaps", "I could try", "Let us see", "Next")
-ATTEMPTS = 4
-KNOWN_FIRST, KNOWN_LAST = 0.5, 0.05  # how often an attempt is a known solution
+ATTEMPTS = 6  # at most
+GIVE_UP = 0.2  # the chance to stop after an attempt that failed, and answer with it
+KNOWN_FIRST, KNOWN_LAST = 0.5, 0.15  # how often an attempt is a known solution
 FIRST_PART = 0.8  # share of the schedule
 BATCH, LR = 32, 3e-3
 LARGEST = 100  # a random attempt goes no further: fewer facts of arithmetic to learn, each seen more often
@@ -45,6 +47,7 @@ CONFIG = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1024, "rms_norm_eps": 1e-6,
     "rope_theta": 10000.0, "tie_word_embeddings": True, "hidden_act": "silu", "use_sliding_window": False,
 }
+TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
 
 
 def random_attempt(rng: np.random.Generator, numbers: tuple[int, ...]) -> list[Step]:
@@ -66,7 +69,7 @@ def known_solutions(numbers: tuple[int, ...], target: int) -> list[tuple[Step, .
 
 
 def demonstration(rng: np.random.Generator, problem: Problem, known: float) -> str:
-    """A response: up to ATTEMPTS attempts, each a known solution with probability `known`, and the answer."""
+    """A response: attempts, each a known solution with probability `known`, until one hits or the writer gives up."""
     text = ""
     for _ in range(ATTEMPTS):
         if rng.random() < known:
@@ -80,6 +83,8 @@ def demonstration(rng: np.random.Generator, problem: Problem, known: float) -> s
             text += ". That works!"
             break
         text += f". That is not {problem.target}."
+        if rng.random() < GIVE_UP:
+            break
     return f"{text}{END_THINK}\n{ANSWER}{expression(problem.numbers, steps)}{END_ANSWER}"
 
 
@@ -107,7 +112,7 @@ def example(rng: np.random.Generator, codec: Codec, problem: Problem, known: flo
 
 
 def batches(codec: Codec, problems: list[Problem], steps: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield `steps` batches: tokens (B, S) padded on the right, and where they are response (B, S). Like lengths together."""
+    """Yield `steps` batches of like lengths: tokens (B, S) padded on the right, and where they are response (B, S)."""
     rng, pool = np.random.default_rng(seed), []
     for step in range(steps):
         if not pool:
@@ -150,21 +155,25 @@ def imitate(model: Qwen2, data: Iterator[tuple[Tensor, Tensor]], steps: int) -> 
         optimizer.step()
         schedule.step()
         if step % 100 == 0:
-            left = (time.perf_counter() - start) / step * (steps - step)
-            print(f"step {step}/{steps}  loss {loss.item():.3f}  ETA {int(left // 60)}:{int(left % 60):02d}", flush=True)
+            eta = (time.perf_counter() - start) / step * (steps - step)
+            print(f"step {step}/{steps}  loss {loss.item():.3f}  ETA {int(eta // 60)}:{int(eta % 60):02d}", flush=True)
 
 
 def report(model: Qwen2, codec: Codec, questions: int = 1024) -> None:
     """Success and format, side by side, on puzzles seen, on new puzzles, and on number sets never seen."""
     print("| puzzles | asked | success | format | length |\n|---|--:|--:|--:|--:|")
-    for part, name in (("train", "seen"), ("heldout", "held out"), ("new_numbers", "held out, numbers never seen together")):
+    names = {"train": "seen", "heldout": "held out", "new_numbers": "held out, numbers never seen together"}
+    for part, name in names.items():
         problems = generate_problems(questions, part)
-        samples, _, grades = respond(model, codec, problems, draw_uniforms(0, 0, questions, 1, 120))
+        samples, _, grades = respond(model, codec, problems, draw_uniforms(0, 0, questions, 1, Settings().max_new_tokens))
         success, format = (np.array([grade[key] for grade in grades]) for key in ("answer", "format"))
-        print(f"| {name} | {questions} | {success.mean():.1%} ± {standard_error(success):.1%} | {format.mean():.1%} | {samples.mask.sum(1).float().mean():.1f} |")
+        length = samples.mask.sum(1).float().mean()
+        print(f"| {name} | {questions} | {success.mean():.1%} ± {standard_error(success):.1%} | {format.mean():.1%} "
+              f"| {length:.1f} |", flush=True)
 
 
 def main() -> None:
+    """Tokenizer, demonstrations, imitation, report."""
     parser = argparse.ArgumentParser(description="Make a model like the bundled one.")
     parser.add_argument("--out", default="models/rebuilt", help="model folder, must not exist (default models/rebuilt)")
     parser.add_argument("--steps", type=int, default=5000, help="batches of %d demonstrations (default 5000)" % BATCH)
@@ -175,13 +184,13 @@ def main() -> None:
         sys.exit(f"error: {out} exists: remove it, or choose another --out")
     everything = universe()
     parts = {name: [p for p in everything if split(p) == name] for name in ("train", "heldout", "new_numbers")}
-    print(f"universe: {len(everything):,} puzzles: " + ", ".join(f"{len(p):,} {name}" for name, p in parts.items()), flush=True)
+    print(f"universe: {len(everything):,} puzzles, of which", ", ".join(f"{len(p):,} {n}" for n, p in parts.items()), flush=True)
     out.mkdir(parents=True)
     rng = np.random.default_rng(args.seed)
-    texts = [PLAIN.format(numbers=list(p.numbers), target=p.target) + demonstration(rng, p, KNOWN_LAST) for p in parts["train"][:4000]]
+    texts = [PLAIN.format(numbers=list(p.numbers), target=p.target) + demonstration(rng, p, KNOWN_LAST)
+             for p in parts["train"][:4000]]
     train_tokenizer(texts).save(str(out / "tokenizer.json"))
-    names = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
-    (out / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"} | names) + "\n")
+    (out / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG) + "\n")
     codec = Codec(out)
     torch.manual_seed(args.seed)
     model = new_model(codec.size)

@@ -4,6 +4,7 @@ These machines are shared and noisy, so what is compared runs in turn, A B A B, 
 
 Run it:  python -m tests.benchmark        (about a minute on two cores; needs tests/requirements.txt)
 """
+
 import statistics
 import tempfile
 import time
@@ -37,12 +38,19 @@ def benchmark_sampler(ours, theirs, prompts: list[list[int]]) -> None:
     """The same number of tokens from the same weights: 64 responses of exactly 64 tokens."""
     uniforms = grpo.draw_uniforms(0, 0, QUESTIONS, ANSWERS, TOKENS)
     tokens, pad = left_pad(prompts, torch.device("cpu"))
-    tokens, attention = tokens.repeat_interleave(ANSWERS, 0), (torch.arange(tokens.shape[1]) >= pad[:, None]).long().repeat_interleave(ANSWERS, 0)
+    tokens, attention = (
+        tokens.repeat_interleave(ANSWERS, 0),
+        (torch.arange(tokens.shape[1]) >= pad[:, None]).long().repeat_interleave(ANSWERS, 0),
+    )
     options = dict(do_sample=True, top_k=0, min_new_tokens=TOKENS, max_new_tokens=TOKENS, pad_token_id=0)
-    seconds = interleave(ours=lambda: generate(ours, prompts, uniforms, []),
-                         theirs=lambda: theirs.generate(tokens, attention_mask=attention, **options))
+    seconds = interleave(
+        ours=lambda: generate(ours, prompts, uniforms, []),
+        theirs=lambda: theirs.generate(tokens, attention_mask=attention, **options),
+    )
     count = QUESTIONS * ANSWERS * TOKENS
-    print(f"sampler: {count / seconds['ours']:,.0f} tokens/s, {seconds['theirs'] / seconds['ours']:.2f} times transformers' generate")
+    print(
+        f"sampler: {count / seconds['ours']:,.0f} tokens/s, {seconds['theirs'] / seconds['ours']:.2f} times transformers' generate"
+    )
 
 
 def benchmark_update(ours, theirs, batch, prompts: list[list[int]]) -> None:
@@ -55,12 +63,18 @@ def benchmark_update(ours, theirs, batch, prompts: list[list[int]]) -> None:
     def plain() -> None:
         theirs.zero_grad()
         logits = theirs(rows, attention_mask=attention).logits[:, P - 1 : -1]
-        logprob = -torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.tokens.flatten(), reduction="none").view(credit.shape)
+        logprob = -torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), batch.tokens.flatten(), reduction="none"
+        ).view(credit.shape)
         (-(logprob * credit * batch.mask).sum() / batch.mask.sum()).backward()
 
-    seconds = interleave(ours=lambda: grpo.update(ours, optimizer, prompts, batch, credit, max_new_tokens=120), theirs=plain)
+    seconds = interleave(
+        ours=lambda: grpo.update(ours, optimizer, prompts, batch, credit, max_new_tokens=120), theirs=plain
+    )
     count = batch.mask.sum().item()
-    print(f"update: {count / seconds['ours']:,.0f} tokens/s, {seconds['theirs'] / seconds['ours']:.2f} times plain code on transformers' model")
+    print(
+        f"update: {count / seconds['ours']:,.0f} tokens/s, {seconds['theirs'] / seconds['ours']:.2f} times plain code on transformers' model"
+    )
 
 
 def benchmark_log(model, codec: Codec) -> None:
@@ -70,10 +84,14 @@ def benchmark_log(model, codec: Codec) -> None:
     batch, credit, _ = train_step(model, optimizer, codec, problems, s, {}, 1, None)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "step-000001.npz"
-        seconds = interleave(step=lambda: train_step(model, optimizer, codec, problems, s, {}, 1, None),
-                             log=lambda: grpo.write_credit_log(file, 1, batch, credit))
+        seconds = interleave(
+            step=lambda: train_step(model, optimizer, codec, problems, s, {}, 1, None),
+            log=lambda: grpo.write_credit_log(file, 1, batch, credit),
+        )
         size = file.stat().st_size / batch.mask.sum().item()
-    print(f"credit log: {seconds['log'] / seconds['step']:.2%} of a step of {seconds['step']:.2f} s, {size:.1f} bytes a token on disk")
+    print(
+        f"credit log: {seconds['log'] / seconds['step']:.2%} of a step of {seconds['step']:.2f} s, {size:.1f} bytes a token on disk"
+    )
 
 
 def main() -> None:
@@ -84,7 +102,9 @@ def main() -> None:
     problems = generate_problems(QUESTIONS, "train")
     prompts = [codec.prompt(p) for p in problems]
     benchmark_sampler(ours, theirs, prompts)
-    benchmark_update(ours, theirs, grpo.rollout(ours, codec, problems, grpo.draw_uniforms(0, 1, QUESTIONS, ANSWERS, 120)), prompts)
+    benchmark_update(
+        ours, theirs, grpo.rollout(ours, codec, problems, grpo.draw_uniforms(0, 1, QUESTIONS, ANSWERS, 120)), prompts
+    )
     benchmark_log(ours, codec)
 
 

@@ -1,4 +1,5 @@
 """What several test files need: the bundled tokenizer, a small random model, and a batch made by hand."""
+
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -22,8 +23,18 @@ def codec():
 def random_model(codec):
     """A two-layer Qwen2 with large random weights, in float64, so that gradients can be compared to rounding."""
     torch.manual_seed(0)
-    config = read_config({"model_type": "qwen2", "vocab_size": codec.size, "hidden_size": 32, "intermediate_size": 48,
-                          "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True})
+    config = read_config(
+        {
+            "model_type": "qwen2",
+            "vocab_size": codec.size,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "tie_word_embeddings": True,
+        }
+    )
     model = Qwen2(config).double()
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.3)
@@ -35,9 +46,22 @@ def make_batch(lengths, advantages, groups=None, **fields) -> TokenBatch:
     B, T = len(lengths), max(lengths)
     mask = torch.arange(T) < torch.tensor(lengths)[:, None]
     neutral = dict(
-        tokens=torch.zeros(B, T, dtype=torch.long), mask=mask, logprob=-torch.ones(B, T) * mask, entropy=torch.ones(B, T) * mask,
-        logit_grad=torch.ones(B, T) * mask, reward=torch.zeros(B), success=torch.zeros(B), format=torch.ones(B),
-        ended=torch.ones(B, dtype=torch.bool), group=torch.tensor(groups or [0] * B), numbers=[(1, 2, 3)], target=[6],
-        advantage=torch.tensor(advantages), role=torch.zeros(B, T, dtype=torch.int8), in_answer=torch.zeros(B, T, dtype=torch.bool),
-        text=[""] * B, spans=[[(0, 0)] * n for n in lengths])
+        tokens=torch.zeros(B, T, dtype=torch.long),
+        mask=mask,
+        logprob=-torch.ones(B, T) * mask,
+        entropy=torch.ones(B, T) * mask,
+        logit_grad=torch.ones(B, T) * mask,
+        reward=torch.zeros(B),
+        success=torch.zeros(B),
+        format=torch.ones(B),
+        ended=torch.ones(B, dtype=torch.bool),
+        group=torch.tensor(groups or [0] * B),
+        numbers=[(1, 2, 3)],
+        target=[6],
+        advantage=torch.tensor(advantages),
+        role=torch.zeros(B, T, dtype=torch.int8),
+        in_answer=torch.zeros(B, T, dtype=torch.bool),
+        text=[""] * B,
+        spans=[[(0, 0)] * n for n in lengths],
+    )
     return TokenBatch(**neutral | fields)

@@ -2,6 +2,7 @@
 
 Run it:  python -m pytest tests/test_analyze.py
 """
+
 import math
 import re
 import statistics
@@ -73,11 +74,18 @@ def run(tmp_path):
     (folder / "credit").mkdir(parents=True)
     copy_tokenizer(BUNDLED, folder / "checkpoint")
     for step in (1, 2):
-        batch = make_batch([2, 4], [1.0, -0.5], reward=torch.tensor([1.1, 0.1]), tokens=torch.tensor([[300, 1, 0, 0], [300, 301, 302, 1]]),
-                           logprob=torch.tensor([[-1.0, -0.5, 0, 0], [-2, -0.25, -4, 0]]),
-                           logit_grad=torch.tensor([[0.5, 0.25, 0, 0], [1.0, 0.125, 1.25, 0]]),
-                           role=torch.tensor([[0, 2, 0, 0], [0, 1, 1, 2]], dtype=torch.int8))
-        grpo.write_credit_log(folder / "credit" / f"step-{step:06d}.npz", step, batch, batch.advantage[:, None] * batch.mask * step)
+        batch = make_batch(
+            [2, 4],
+            [1.0, -0.5],
+            reward=torch.tensor([1.1, 0.1]),
+            tokens=torch.tensor([[300, 1, 0, 0], [300, 301, 302, 1]]),
+            logprob=torch.tensor([[-1.0, -0.5, 0, 0], [-2, -0.25, -4, 0]]),
+            logit_grad=torch.tensor([[0.5, 0.25, 0, 0], [1.0, 0.125, 1.25, 0]]),
+            role=torch.tensor([[0, 2, 0, 0], [0, 1, 1, 2]], dtype=torch.int8),
+        )
+        grpo.write_credit_log(
+            folder / "credit" / f"step-{step:06d}.npz", step, batch, batch.advantage[:, None] * batch.mask * step
+        )
     write_metrics(folder, [[0, 0.25], [1, ""], [2, 0.75]])
     (folder / "config.json").write_text('{"settings": {"mitigation": "none", "seed": 0, "lr": 0.1}, "method": {}}')
     return folder
@@ -85,8 +93,11 @@ def run(tmp_path):
 
 def write_metrics(folder, heldout):
     """metrics.csv with the given steps and held-out success, and 0.5 wherever else a number belongs."""
-    rows = [{name: "" if step == 0 else 0.5 for name in COLUMNS} | {"step": step, "heldout_success": success, "heldout_stderr": success and 0.1}
-            for step, success in heldout]
+    rows = [
+        {name: "" if step == 0 else 0.5 for name in COLUMNS}
+        | {"step": step, "heldout_success": success, "heldout_stderr": success and 0.1}
+        for step, success in heldout
+    ]
     text = "\n".join([",".join(COLUMNS)] + [",".join(str(row[name]) for name in COLUMNS) for row in rows])
     (folder / "metrics.csv").write_text(text + "\n")
 
@@ -100,7 +111,14 @@ def cells(table, first):
 def test_measures_by_hand(run):
     """Guards against a measure without the method's credit, or with the sign of the other."""
     log = analyze.read_log(run)
-    assert log["contribution"][:6].tolist() == [-1, -0.5, 1, 0.125, 2, 0] and log["gradient"][:6].tolist() == [0.5, 0.25, -0.5, -0.0625, -0.625, 0]
+    assert log["contribution"][:6].tolist() == [-1, -0.5, 1, 0.125, 2, 0] and log["gradient"][:6].tolist() == [
+        0.5,
+        0.25,
+        -0.5,
+        -0.0625,
+        -0.625,
+        0,
+    ]
     np.testing.assert_allclose(log["contribution"][6:], 2 * log["contribution"][:6])
     assert log["id"].tolist() == [0, 0, 1, 1, 1, 1, 2, 2, 3, 3, 3, 3]
     assert log["relative"][:6].tolist() == [0, 0.5, 0, 0.25, 0.5, 0.75]
@@ -124,7 +142,9 @@ def test_tables_by_hand(run):
     spread = analyze.table_statistics(log)
     assert cells(spread, "minimum") == [-2, -1.25] and cells(spread, "maximum") == [4, 1]
     training = analyze.table_training(log)
-    assert cells(training, "1-1")[0] == pytest.approx((2 * 1 + 4 * 0.5) / 6, abs=1e-3) and cells(training, "2-2")[0] == pytest.approx(4 / 3, abs=1e-3)
+    assert cells(training, "1-1")[0] == pytest.approx((2 * 1 + 4 * 0.5) / 6, abs=1e-3) and cells(training, "2-2")[
+        0
+    ] == pytest.approx(4 / 3, abs=1e-3)
     by_position = analyze.table_roles_by_position(log)
     assert cells(by_position, "0-20%")[0] == pytest.approx(1.5) and cells(by_position, "40-60%")[1] == pytest.approx(3)
 
@@ -140,8 +160,17 @@ def test_a_run_is_analyzed(run, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["analyze.py", str(run)])
     analyze.main()
     text = capsys.readouterr().out
-    for title in ("The run", "Contribution statistics", "t-statistics", "Position in the response", "Sign of the advantage", "Token types",
-                  "Token types by position", "Top tokens of each type", "Credit over training"):
+    for title in (
+        "The run",
+        "Contribution statistics",
+        "t-statistics",
+        "Position in the response",
+        "Sign of the advantage",
+        "Token types",
+        "Token types by position",
+        "Top tokens of each type",
+        "Credit over training",
+    ):
         assert f"## {title}\n" in text and f"## {title}\n" in (run / "analysis" / "tables.md").read_text()
     for picture in ("learning.png", "credit.png", "tokens.png"):
         assert (run / "analysis" / picture).read_bytes().startswith(b"\x89PNG")
@@ -167,7 +196,9 @@ def test_runs_are_compared_by_method(run, capsys, monkeypatch):
         folder.mkdir()
         (folder / "credit").symlink_to(run / "credit")
         write_metrics(folder, [[0, 0.25], [1, ""], [2, end]])
-        (folder / "config.json").write_text(f'{{"settings": {{"mitigation": "none", "seed": {seed}, "lr": {lr}}}, "method": {{}}}}')
+        (folder / "config.json").write_text(
+            f'{{"settings": {{"mitigation": "none", "seed": {seed}, "lr": {lr}}}, "method": {{}}}}'
+        )
         others.append(str(folder))
     monkeypatch.setattr(sys, "argv", ["analyze.py", str(run), *others])
     analyze.main()
@@ -175,7 +206,12 @@ def test_runs_are_compared_by_method(run, capsys, monkeypatch):
     analyze.main()
     text = capsys.readouterr().out
     two = next(line for line in text.splitlines() if "lr=0.1" in line).split("|")
-    assert two[2].strip() == "2" and two[4].strip() == "0.800 ± 0.635" and two[5].strip() == "0.550 ± 0.635" and two[6].strip() == "0.500"
+    assert (
+        two[2].strip() == "2"
+        and two[4].strip() == "0.800 ± 0.635"
+        and two[5].strip() == "0.550 ± 0.635"
+        and two[6].strip() == "0.500"
+    )
     assert two[9].strip() == "0.941 ± 0.000"  # filler / reasoning by contribution: 1 / 1.0625
     assert "lr=0.2" in text and (run.parent / "comparison" / "learning.png").is_file()
 
@@ -183,16 +219,24 @@ def test_runs_are_compared_by_method(run, capsys, monkeypatch):
 # ------------------------------------------------------------------------------------------------- bad inputs
 
 
-@pytest.mark.parametrize("breaking, named", [
-    (lambda run: (run / "metrics.csv").unlink(), "metrics.csv"),
-    (lambda run: [f.unlink() for f in (run / "credit").iterdir()], "credit log"),
-    (lambda run: (run / "credit" / "step-000002.npz").write_bytes(b"PK no"), "credit"),
-    (lambda run: (run / "metrics.csv").write_text("step\n"), "metrics.csv"),
-], ids=["no metrics", "no log", "broken log", "no rows"])
+@pytest.mark.parametrize(
+    "breaking, named",
+    [
+        (lambda run: (run / "metrics.csv").unlink(), "metrics.csv"),
+        (lambda run: [f.unlink() for f in (run / "credit").iterdir()], "credit log"),
+        (lambda run: (run / "credit" / "step-000002.npz").write_bytes(b"PK no"), "credit"),
+        (lambda run: (run / "metrics.csv").write_text("step\n"), "metrics.csv"),
+    ],
+    ids=["no metrics", "no log", "broken log", "no rows"],
+)
 def test_broken_runs_are_refused_in_one_sentence(run, breaking, named, monkeypatch):
     """Guards against a traceback where a folder is not a run."""
     breaking(run)
     monkeypatch.setattr(sys, "argv", ["analyze.py", str(run)])
     with pytest.raises(SystemExit) as stop:
         analyze.main()
-    assert str(stop.value.code).startswith("error: ") and named in str(stop.value.code) and "\n" not in str(stop.value.code)
+    assert (
+        str(stop.value.code).startswith("error: ")
+        and named in str(stop.value.code)
+        and "\n" not in str(stop.value.code)
+    )

@@ -7,7 +7,6 @@ import contextlib
 import doctest
 import importlib.util
 import itertools
-import json
 import operator
 import os
 import random
@@ -21,31 +20,31 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import Phase, assume, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 import countdown_task as task
 from countdown_task import Problem
 
-settings.register_profile("countdown", deadline=None, database=None, phases=(Phase.generate, Phase.shrink))
-settings.load_profile("countdown")
+CALM = settings(deadline=None, database=None, phases=(Phase.generate, Phase.shrink),
+                suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no bug
 
 OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": lambda a, b: Fraction(a) / b}
 
 
 @contextlib.contextmanager
 def no_hang():
-    """Break off what takes longer than 20 seconds, where the system can: `95**96**97` by eval would run for ever."""
+    """Break off what takes longer than two minutes, where the system can: `95**96**97` by eval would run for ever."""
 
     def give_up(*_):
-        raise AssertionError("20 seconds have passed")
+        raise AssertionError("two minutes have passed")
 
     if not hasattr(signal, "SIGALRM"):
         yield
         return
     before = signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(20)
+    signal.alarm(120)
     try:
         yield
     finally:
@@ -122,7 +121,7 @@ def written(tree, rng):
     return f"({space()}{text}{space()})" if rng.random() < 0.15 else text
 
 
-@settings(max_examples=1500)
+@settings(CALM, max_examples=1500)
 @given(trees, st.integers(0, 2**32))
 def test_evaluate_equals_fraction_arithmetic_on_random_trees(tree, seed):
     """Guards against wrong precedence, wrong association, rounding, and a division by zero that is no ValueError."""
@@ -149,7 +148,7 @@ def chain_value(numbers, signs):
     return total + sign * product
 
 
-@settings(max_examples=1000)
+@settings(CALM, max_examples=1000)
 @given(st.lists(st.tuples(st.sampled_from("+-*/"), st.integers(1, 99)), min_size=1, max_size=12))
 def test_evaluate_works_from_left_to_right_in_a_chain(pairs):
     """Guards against `8 - 3 - 2` read as `8 - (3 - 2)` and `8 / 4 * 2` as `8 / (4 * 2)`."""
@@ -206,7 +205,7 @@ def hostile_text(rng):
     return "".join(text)
 
 
-@settings(max_examples=100)
+@settings(CALM, max_examples=100)
 @given(st.integers(0, 2**64))
 def test_evaluate_survives_100_000_hostile_strings(seed):
     """Guards against any exception but ValueError, a hang, a wrong value, or a value for text outside the grammar."""
@@ -216,7 +215,7 @@ def test_evaluate_survives_100_000_hostile_strings(seed):
             agree(hostile_text(rng))
 
 
-@settings(max_examples=1000)
+@settings(CALM, max_examples=1000)
 @given(st.one_of(st.text(max_size=30), st.text("0123456789+-*/() ", max_size=30), st.text("()1+", max_size=300)))
 def test_evaluate_on_whatever_hypothesis_thinks_of(text):
     """Guards against characters that none of our own alphabets holds."""
@@ -319,7 +318,7 @@ pieces = st.sampled_from([
 ])
 
 
-@settings(max_examples=2000)
+@settings(CALM, max_examples=2000)
 @given(st.lists(pieces, max_size=9).map("".join))
 def test_reward_equals_a_grade_by_counting_and_cutting(response):
     """Guards against layouts that the table of hand-graded responses does not hold."""
@@ -329,7 +328,7 @@ def test_reward_equals_a_grade_by_counting_and_cutting(response):
     assert graded["reward"] == pytest.approx(0.1 * layout + answer)
 
 
-@settings(max_examples=500)
+@settings(CALM, max_examples=500)
 @given(st.text(max_size=60), st.lists(st.integers(0, 30), max_size=4), st.integers(-5, 100))
 def test_reward_never_raises(text, numbers, target):
     """Guards against a response that stops the whole run: whatever a model writes gets a grade."""
@@ -363,7 +362,7 @@ def all_values(numbers, whole):
 numbers_lists = st.lists(st.integers(0, 13), min_size=1, max_size=3)
 
 
-@settings(max_examples=150)
+@settings(CALM, max_examples=150)
 @given(numbers_lists, st.booleans())
 def test_solver_reaches_the_same_values_as_permutations_and_parentheses(numbers, whole):
     """Guards against a missed order, operator or grouping, and against values that no expression has."""
@@ -399,7 +398,7 @@ def check_solutions(problem, whole):
         assert sorted(map(int, re.findall(r"\d+", text))) == sorted(problem.numbers)
 
 
-@settings(max_examples=100)
+@settings(CALM, max_examples=100)
 @given(numbers_lists, st.booleans(), st.data())
 def test_every_solution_can_be_written_as_one_expression(numbers, whole, data):
     """Guards against lost parentheses, swapped operands, equal values mixed up, and steps that do not add up."""
@@ -425,7 +424,7 @@ def test_3_3_8_8_needs_fractions():
     assert {task.expression(problem.numbers, s) for s in task.solutions(problem)} == {"8 / (3 - (8 / 3))"}
 
 
-@settings(max_examples=100)
+@settings(CALM, max_examples=100)
 @given(numbers_lists, st.integers(-20, 120))
 def test_is_solvable_exactly_when_some_expression_has_the_value(numbers, target):
     """Guards against solvable puzzles thrown away and unsolvable ones kept."""
@@ -501,7 +500,7 @@ def test_splits_have_the_size_they_should_have(everything):
     assert {task.split(p) for p in everything} == set(PARTS)
 
 
-@settings(max_examples=300)
+@settings(CALM, max_examples=300)
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=4), st.integers(0, 100))
 def test_split_does_not_see_the_order_of_the_numbers(numbers, target):
     """Guards against the leak of the public set: the same puzzle in another order on the other side."""
@@ -894,7 +893,7 @@ texts = st.one_of(
              max_size=14).map("".join))
 
 
-@settings(max_examples=600)
+@settings(CALM, max_examples=600)
 @given(texts, st.sampled_from(("", *ENDS)), st.booleans())
 def test_tokens_of_valid_text_are_labelled_as_their_characters(codec, text, end, single_bytes):
     """Guards against any shift between tokens and text: spans, roles and answer equal those found byte by byte."""
@@ -904,7 +903,7 @@ def test_tokens_of_valid_text_are_labelled_as_their_characters(codec, text, end,
     check_tokens(codec, ids)
 
 
-@settings(max_examples=300)
+@settings(CALM, max_examples=300)
 @given(texts)
 def test_spans_tile_the_text(codec, text):
     """Guards against gaps between tokens, and overlaps other than a character that two tokens share."""
@@ -926,7 +925,7 @@ token_lists = st.lists(st.one_of(st.integers(0, 400), st.integers(128, 255), st.
                        max_size=12)
 
 
-@settings(max_examples=1500)
+@settings(CALM, max_examples=1500)
 @given(token_lists, st.booleans())
 def test_text_of_any_tokens_is_that_of_the_library(codec, tokens, ended):
     """Guards against another text than the library's for bytes that are no UTF-8, as an untrained model writes them."""
@@ -939,7 +938,7 @@ def test_text_of_any_tokens_is_that_of_the_library(codec, tokens, ended):
     assert len(task.annotate(text, spans)[0]) == len(spans)
 
 
-@settings(max_examples=1500)
+@settings(CALM, max_examples=1500)
 @given(token_lists, st.booleans())
 def test_any_tokens_are_labelled_as_their_own_characters(codec, tokens, ended):
     """Guards against a token that is given the U+FFFD of a character which the token before it broke off.
@@ -993,9 +992,9 @@ def found(text):
     ("first 12 * 10 = 120.", [("12", "*", "10", "120")]),
     ("20 / 4 = 5 and 1 + 1 = 3", [("20", "/", "4", "5"), ("1", "+", "1", "3")]),
     ("we have 5\n - 3  =  2", [("5", "-", "3", "2")]),
-    ("4 - 3 - 2 = 1", []), ("14-13-12=1", []), ("(5 - 3) * 4 = 8", []), ("4 * (5 - 3) = 8", []), ("2 / 3 * 4 = 9", []),
-    ("1.5 + 2 = 3", []), ("-5 + 2 = 3", []), ("5 - 3", []), ("5 = 5", []), ("5 - = 3", []), ("a - 3 = 2", []), ("", []),
-    ("5 - \u0663 = 2", []), ("5 ** 3 = 2", []), ("5 - 3 == 2", []),
+    ("4 - 3 - 2 = 1", []), ("14-13-12=1", []), ("4 -\n3 - 2 = 1", []), ("(5 - 3) * 4 = 8", []), ("(8 - 6)3 - 2 = 4", []),
+    ("4 * (5 - 3) = 8", []), ("2 / 3 * 4 = 9", []), ("1.5 + 2 = 3", []), ("-5 + 2 = 3", []), ("5 - 3", []),
+    ("5 = 5", []), ("5 - = 3", []), ("a - 3 = 2", []), ("", []), ("5 - \u0663 = 2", []), ("5 ** 3 = 2", []), ("5 - 3 == 2", []),
 ])
 def test_steps_by_hand(text, steps):
     """Guards against the tail of a longer calculation taken for a calculation, and against spans that are off by one."""

@@ -2,6 +2,7 @@
 
 Run it:  python -m pytest tests/test_grpo.py
 """
+
 import math
 import statistics
 
@@ -35,7 +36,9 @@ def test_uniforms_of_a_question_depend_on_nothing_else():
     """Guards against a generator shared by questions: a response would change with its neighbours."""
     few, many = grpo.draw_uniforms(3, 5, 2, 4, 10), grpo.draw_uniforms(3, 5, 6, 4, 10)
     assert torch.equal(few, many[:8])
-    assert not torch.equal(few, grpo.draw_uniforms(3, 6, 2, 4, 10)) and not torch.equal(few, grpo.draw_uniforms(4, 5, 2, 4, 10))
+    assert not torch.equal(few, grpo.draw_uniforms(3, 6, 2, 4, 10)) and not torch.equal(
+        few, grpo.draw_uniforms(4, 5, 2, 4, 10)
+    )
     assert many.unique().numel() == many.numel() and 0 <= many.min() and many.max() < 1
 
 
@@ -49,7 +52,9 @@ def test_rollout_describes_its_own_responses(codec):
         assert text == codec.tokenizer.decode(ids, skip_special_tokens=False)
         assert (kept[-1] in codec.end_tokens) == bool(batch.ended[i]) and not set(ids) & set(codec.end_tokens)
         expected = reward(text, *problem)
-        assert [batch.reward[i], batch.success[i], batch.format[i]] == pytest.approx([expected["reward"], expected["answer"], expected["format"]])
+        assert [batch.reward[i], batch.success[i], batch.format[i]] == pytest.approx(
+            [expected["reward"], expected["answer"], expected["format"]]
+        )
         assert len(batch.spans[i]) == len(kept) and "".join(text[a:b] for a, b in batch.spans[i]) == text
 
 
@@ -64,8 +69,11 @@ def test_advantage_by_the_textbook(kind):
     for row, result in zip(rewards, got):
         for i, r in enumerate(row):
             others = row[:i] + row[i + 1 :]
-            expected = {"grpo": (r - statistics.mean(row)) / (statistics.pstdev(row) + 1e-4),
-                        "dr_grpo": r - statistics.mean(row), "rloo": r - statistics.mean(others)}[kind]
+            expected = {
+                "grpo": (r - statistics.mean(row)) / (statistics.pstdev(row) + 1e-4),
+                "dr_grpo": r - statistics.mean(row),
+                "rloo": r - statistics.mean(others),
+            }[kind]
             assert result[i] == pytest.approx(expected, abs=1e-12)
 
 
@@ -98,7 +106,9 @@ def test_logits_in_pieces_change_nothing(random_model, monkeypatch):
     for size in (2**26, 2 * random_model.real_vocab):
         monkeypatch.setattr(grpo, "LOGITS_AT_ONCE", size)
         logprob = grpo.response_logprobs(random_model, prompts, tokens, torch.ones(2, 3, dtype=torch.bool))
-        gradients.append(torch.autograd.grad((logprob * torch.arange(6.0).view(2, 3)).sum(), list(random_model.parameters())))
+        gradients.append(
+            torch.autograd.grad((logprob * torch.arange(6.0).view(2, 3)).sum(), list(random_model.parameters()))
+        )
     for a, b in zip(*gradients):
         torch.testing.assert_close(a, b)
 
@@ -132,7 +142,9 @@ def published_loss(logprob, old, credit, mask, reference, beta, low, high, loss_
                 ratio = math.exp(logprob[row][t] - old[row][t])
                 clipped = max(1 - low, min(1 + high, ratio))
                 delta = reference[row][t] - logprob[row][t]
-                values.append(-min(ratio * credit[row][t], clipped * credit[row][t]) + beta * (math.exp(delta) - delta - 1))
+                values.append(
+                    -min(ratio * credit[row][t], clipped * credit[row][t]) + beta * (math.exp(delta) - delta - 1)
+                )
         sums.append(values)
     if loss_norm == "sequence":
         return sum(sum(v) / len(v) for v in sums) / len(sums)
@@ -144,10 +156,17 @@ def test_loss_equals_the_published_formula_away_from_ratio_one(loss_norm):
     """Guards against a clip on the wrong side, max instead of min for negative credit, and the KL's sign."""
     torch.manual_seed(1)
     mask = torch.arange(6) < torch.tensor([6, 2, 4, 5])[:, None]
-    logprob, shift, reference = -torch.rand(4, 6).double() * 2, torch.randn(4, 6).double() * 0.4, -torch.rand(4, 6).double()
+    logprob, shift, reference = (
+        -torch.rand(4, 6).double() * 2,
+        torch.randn(4, 6).double() * 0.4,
+        -torch.rand(4, 6).double(),
+    )
     credit = torch.randn(4, 6).double()
     ratio = shift.exp()
-    assert all(((ratio > 1.28) & (sign * credit > 0) & mask).any() and ((ratio < 0.8) & (sign * credit > 0) & mask).any() for sign in (1, -1))
+    assert all(
+        ((ratio > 1.28) & (sign * credit > 0) & mask).any() and ((ratio < 0.8) & (sign * credit > 0) & mask).any()
+        for sign in (1, -1)
+    )
     args = [x.tolist() for x in (logprob, logprob - shift, credit, mask, reference)]
     expected = published_loss(*args, 0.05, 0.2, 0.28, loss_norm, 9)
     weight = grpo.token_weights(mask, loss_norm, 9)
@@ -170,8 +189,16 @@ def test_k3_is_an_unbiased_estimate_of_the_kl():
 def gradient_of_update(model, batch, prompts, credit, **options):
     """The gradient that one update applies: what plain SGD with rate 1 takes off the weights."""
     before = [p.detach().clone() for p in model.parameters()]
-    measured = grpo.update(model, torch.optim.SGD(model.parameters(), lr=1.0), prompts, batch, credit,
-                           max_new_tokens=60, max_grad_norm=1e9, **options)
+    measured = grpo.update(
+        model,
+        torch.optim.SGD(model.parameters(), lr=1.0),
+        prompts,
+        batch,
+        credit,
+        max_new_tokens=60,
+        max_grad_norm=1e9,
+        **options,
+    )
     gradient = [b - p.detach() for b, p in zip(before, model.parameters())]
     with torch.no_grad():
         for p, b in zip(model.parameters(), before):
@@ -184,7 +211,10 @@ def test_micro_batches_change_nothing(codec, random_model, loss_norm):
     """Guards against statistics over a micro-batch: sizes 1, 7 and all give the same gradient and the same figures."""
     _, batch, prompts = step_batch(codec)
     credit = torch.randn_like(batch.logprob) * batch.mask
-    results = [gradient_of_update(random_model, batch, prompts, credit, micro_batch=size, loss_norm=loss_norm) for size in (1, 7, len(credit))]
+    results = [
+        gradient_of_update(random_model, batch, prompts, credit, micro_batch=size, loss_norm=loss_norm)
+        for size in (1, 7, len(credit))
+    ]
     for gradient, measured in results[:2]:
         torch.testing.assert_close(gradient, results[2][0], rtol=1e-6, atol=1e-9)
         for name in ("loss", "grad_norm", "clip_fraction", "ratio_error"):
@@ -195,7 +225,9 @@ def test_micro_batches_change_nothing(codec, random_model, loss_norm):
 def test_gradient_of_the_update_by_finite_differences(codec, random_model):
     """Guards against a gradient that is not that of sum_t credit_t log pi(token_t) / N."""
     _, batch, prompts = step_batch(codec, answers=2)
-    batch.logprob = grpo.response_logprobs(random_model, [prompts[g] for g in batch.group], batch.tokens, batch.mask).detach()
+    batch.logprob = grpo.response_logprobs(
+        random_model, [prompts[g] for g in batch.group], batch.tokens, batch.mask
+    ).detach()
     credit = torch.randn(batch.mask.shape).double() * batch.mask
     gradient, _ = gradient_of_update(random_model, batch, prompts, credit)
     noise = torch.randn(len(gradient), dtype=torch.float64)
@@ -209,7 +241,9 @@ def test_gradient_of_the_update_by_finite_differences(codec, random_model):
             for i in range(len(credit)):  # one response at a time, no padding
                 response = batch.tokens[i][batch.mask[i]]
                 prompt = prompts[batch.group[i]]
-                log_probs = random_model(torch.cat((torch.tensor(prompt), response))[None, :-1])[0].log_softmax(-1)[len(prompt) - 1 :]
+                log_probs = random_model(torch.cat((torch.tensor(prompt), response))[None, :-1])[0].log_softmax(-1)[
+                    len(prompt) - 1 :
+                ]
                 total += (log_probs.gather(1, response[:, None])[:, 0] * credit[i][batch.mask[i]]).sum().item()
         torch.nn.utils.vector_to_parameters(vector, random_model.parameters())
         return -total / batch.mask.sum().item()
@@ -246,7 +280,9 @@ def test_first_update_is_on_policy_and_later_ones_are_clipped(codec):
     first = grpo.update(model, torch.optim.AdamW(model.parameters(), 1e-3), prompts, batch, credit, **options)
     assert first["ratio_error"] < 1e-5 and first["clip_fraction"] == 0
     model, batch, prompts = step_batch(codec)
-    later = grpo.update(model, torch.optim.AdamW(model.parameters(), 1e-3), prompts, batch, credit, updates_per_batch=4, **options)
+    later = grpo.update(
+        model, torch.optim.AdamW(model.parameters(), 1e-3), prompts, batch, credit, updates_per_batch=4, **options
+    )
     assert later["ratio_error"] < 1e-5 and later["clip_fraction"] > 0
 
 
@@ -264,7 +300,9 @@ def test_kl_pulls_towards_the_reference(codec, random_model):
     divergence = []
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     for _ in range(20):
-        divergence.append(grpo.update(model, optimizer, prompts, batch, zero, reference=reference, kl=1.0, max_new_tokens=60)["kl"])
+        divergence.append(
+            grpo.update(model, optimizer, prompts, batch, zero, reference=reference, kl=1.0, max_new_tokens=60)["kl"]
+        )
     assert divergence[0] > 0.01 and divergence[-1] < 0.5 * divergence[0]
 
 
@@ -273,14 +311,32 @@ def test_kl_pulls_towards_the_reference(codec, random_model):
 
 def test_credit_log_holds_every_token_in_forty_bytes(tmp_path):
     """Guards against a log that can't see the method, that mixes reward and advantage, or that holds padding."""
-    batch = make_batch([2, 3], [0.5, -0.25], reward=torch.tensor([1.1, 0.1]), groups=[0, 1],
-                       tokens=torch.tensor([[5, 6, 0], [7, 8, 9]]), role=torch.tensor([[0, 1, 0], [2, 1, 0]], dtype=torch.int8))
+    batch = make_batch(
+        [2, 3],
+        [0.5, -0.25],
+        reward=torch.tensor([1.1, 0.1]),
+        groups=[0, 1],
+        tokens=torch.tensor([[5, 6, 0], [7, 8, 9]]),
+        role=torch.tensor([[0, 1, 0], [2, 1, 0]], dtype=torch.int8),
+    )
     credit = torch.tensor([[0.1, 0.2, 0], [0.3, 0.4, 0.5]])
     grpo.write_credit_log(tmp_path / "step-000007.npz", 7, batch, credit)
     log = np.load(tmp_path / "step-000007.npz")
-    expected = {"step": [7] * 5, "response": [0, 0, 1, 1, 1], "group": [0, 0, 1, 1, 1], "position": [0, 1, 0, 1, 2], "token": [5, 6, 7, 8, 9],
-                "advantage": [0.5, 0.5, -0.25, -0.25, -0.25], "credit": [0.1, 0.2, 0.3, 0.4, 0.5], "reward": [1.1, 1.1, 0.1, 0.1, 0.1],
-                "role": [0, 1, 2, 1, 0], "in_answer": [0] * 5, "logprob": [-1] * 5, "entropy": [1] * 5, "logit_grad": [1] * 5}
+    expected = {
+        "step": [7] * 5,
+        "response": [0, 0, 1, 1, 1],
+        "group": [0, 0, 1, 1, 1],
+        "position": [0, 1, 0, 1, 2],
+        "token": [5, 6, 7, 8, 9],
+        "advantage": [0.5, 0.5, -0.25, -0.25, -0.25],
+        "credit": [0.1, 0.2, 0.3, 0.4, 0.5],
+        "reward": [1.1, 1.1, 0.1, 0.1, 0.1],
+        "role": [0, 1, 2, 1, 0],
+        "in_answer": [0] * 5,
+        "logprob": [-1] * 5,
+        "entropy": [1] * 5,
+        "logit_grad": [1] * 5,
+    }
     assert set(log.files) == set(expected)
     for name, values in expected.items():
         assert log[name].tolist() == pytest.approx(values)

@@ -2,6 +2,7 @@
 
 Run it:  python -m pytest tests/test_mitigations.py
 """
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -41,7 +42,9 @@ def test_a_response_without_an_answer_keeps_the_weight_of_plain_grpo():
 
 
 @settings(deadline=None)
-@given(st.lists(st.lists(st.just(0.0) | st.floats(0.0625, 100, width=32), min_size=1, max_size=9), min_size=1, max_size=5))
+@given(
+    st.lists(st.lists(st.just(0.0) | st.floats(0.0625, 100, width=32), min_size=1, max_size=9), min_size=1, max_size=5)
+)
 def test_reweight_has_the_promised_mean(rows):
     """Guards against a normalization over padding, over the wrong axis, or of zero weights."""
     lengths = [len(row) for row in rows]
@@ -53,7 +56,9 @@ def test_reweight_has_the_promised_mean(rows):
     total = sum(map(sum, rows))
     batch.normalize = "batch"
     for row, credit in zip(rows, reweight(batch, weight).tolist()):
-        assert credit[: len(row)] == pytest.approx([w * sum(lengths) / total if total else 0.0 for w in row], rel=1e-4, abs=1e-6)
+        assert credit[: len(row)] == pytest.approx(
+            [w * sum(lengths) / total if total else 0.0 for w in row], rel=1e-4, abs=1e-6
+        )
     batch.normalize = "none"
     for row, credit in zip(rows, reweight(batch, weight).tolist()):
         assert credit[: len(row)] == row

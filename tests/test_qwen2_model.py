@@ -33,16 +33,16 @@ SMALL = dict(vocab_size=V, hidden_size=48, intermediate_size=40, num_hidden_laye
 PROMPTS = [[5, 1, 8, 2, 2, 9, 4], [7], [3, 12, 6], [20, 1, 1, 15, 2]]  # of unequal length
 ENDS = [3, 11, 17]
 # config.json of the published checkpoints, in the old spelling that they use.
-PUBLISHED = dict(hidden_act="silu", attention_dropout=0.0, initializer_range=0.02, rms_norm_eps=1e-6, rope_theta=1000000.0,
-                 bos_token_id=151643, eos_token_id=151645, tie_word_embeddings=True, torch_dtype="bfloat16",
+PUBLISHED = dict(hidden_act="silu", attention_dropout=0.0, initializer_range=0.02, rms_norm_eps=1e-6,
+                 rope_theta=1000000.0, bos_token_id=151643, eos_token_id=151645, tie_word_embeddings=True, torch_dtype="bfloat16",
                  use_cache=True, use_sliding_window=False, vocab_size=151936)
 QWEN25_05B = PUBLISHED | dict(
-    architectures=["Qwen2ForCausalLM"], model_type="qwen2", hidden_size=896, intermediate_size=4864, num_hidden_layers=24,
-    num_attention_heads=14, num_key_value_heads=2, max_position_embeddings=32768, max_window_layers=21,
+    architectures=["Qwen2ForCausalLM"], model_type="qwen2", hidden_size=896, intermediate_size=4864,
+    num_hidden_layers=24, num_attention_heads=14, num_key_value_heads=2, max_position_embeddings=32768, max_window_layers=21,
     sliding_window=32768, transformers_version="4.43.1")
 QWEN3_06B = PUBLISHED | dict(
-    architectures=["Qwen3ForCausalLM"], model_type="qwen3", hidden_size=1024, intermediate_size=3072, num_hidden_layers=28,
-    num_attention_heads=16, num_key_value_heads=8, head_dim=128, max_position_embeddings=40960, max_window_layers=28,
+    architectures=["Qwen3ForCausalLM"], model_type="qwen3", hidden_size=1024, intermediate_size=3072,
+    num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8, head_dim=128, max_position_embeddings=40960, max_window_layers=28,
     sliding_window=None, rope_scaling=None, attention_bias=False, rope_theta=1000000, transformers_version="4.51.0")
 
 
@@ -134,7 +134,7 @@ def next_logits(hf: torch.nn.Module, tokens: list[int], vocab: int = V) -> Tenso
 
 def naive_sample(hf: torch.nn.Module, prompt: list[int], chance: list[float], temperature: float = 1.0,
                  vocab: int = V) -> tuple[list[int], Tensor]:
-    """One response, and its log-prob, entropy and logit_grad (3, length) at temperature 1, straight from their definitions."""
+    """One response, and its log-prob, entropy and logit_grad (3, length) at temperature 1, each from its definition."""
     answer, facts = [], []
     for u in chance:
         logits = next_logits(hf, prompt + answer, vocab)
@@ -179,7 +179,7 @@ def test_sharded_checkpoint(kind, tied, tmp_path):
 
 @pytest.mark.parametrize("config", [QWEN25_05B, QWEN3_06B], ids=["Qwen2.5-0.5B", "Qwen3-0.6B"])
 def test_published_configuration_with_two_layers(config, tmp_path):
-    """Guards against an error that shows only at the published sizes, in bf16 files or with the published config.json."""
+    """Guards against an error that shows only at the published sizes, in bf16 files or with their config.json."""
     config = config | {"num_hidden_layers": 2, "max_window_layers": 2}
     make_config, make_model = HF[config["model_type"]]
     torch.manual_seed(0)
@@ -215,6 +215,21 @@ def test_left_padding_is_invisible(kind, tmp_path):
 
 
 @KINDS
+@TIED
+def test_gradients_equal_transformers(kind, tied, tmp_path):
+    """Guards against a parameter that a loaded model does not train, and against padding that leaks into gradients."""
+    hf, model = both(kind, tmp_path, tie_word_embeddings=tied)
+    tokens, pad = random_tokens(3, 8), torch.tensor([0, 5, 2])
+    logits = model(tokens, pad)
+    for i, n in enumerate(pad.tolist()):
+        logits[i, n:].log_softmax(-1).square().mean().backward(retain_graph=True)
+        hf(tokens[i : i + 1, n:]).logits.log_softmax(-1).square().mean().backward()
+    theirs = dict(hf.named_parameters())
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.grad, theirs[name].grad, atol=1e-4 * theirs[name].grad.abs().max().item(), rtol=0)
+
+
+@KINDS
 @pytest.mark.parametrize("spelling", [
     {"rope_theta": 50.0, "torch_dtype": "float32"},
     {"rope_theta": 50.0, "torch_dtype": "float32", "rope_scaling": None},
@@ -229,8 +244,8 @@ def test_both_spellings_of_config_json(kind, spelling, tmp_path):
 
 
 @KINDS
-@pytest.mark.parametrize("absent", ["rms_norm_eps", "rope_theta", "tie_word_embeddings", "head_dim", "num_key_value_heads",
-                                    "max_position_embeddings"])
+@pytest.mark.parametrize("absent", ["rms_norm_eps", "rope_theta", "tie_word_embeddings", "head_dim",
+                                    "num_key_value_heads", "max_position_embeddings"])
 def test_an_absent_key_means_what_it_means_to_transformers(kind, absent):
     """Guards against a default of our own for a key that config.json leaves out."""
     source = {k: v for k, v in SMALL.items() if k != absent} | {"model_type": kind}
@@ -351,7 +366,8 @@ def test_logit_grad_is_the_norm_of_the_gradient(scale):
     logits.log_softmax(-1)[torch.arange(20), tokens].sum().backward()
     entropy = torch.distributions.Categorical(logits=logits.detach()).entropy()
     got = entropy_and_logit_grad(logits.detach().float().log_softmax(-1), tokens)
-    torch.testing.assert_close(torch.stack(got).double(), torch.stack((entropy, logits.grad.norm(dim=-1))), atol=1e-5, rtol=1e-5)
+    expected = torch.stack((entropy, logits.grad.norm(dim=-1)))
+    torch.testing.assert_close(torch.stack(got).double(), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("miss", [1e-2, 1e-4, 1e-6])
@@ -420,12 +436,20 @@ def test_frequencies_follow_the_exact_distribution(kind, tmp_path):
 @pytest.mark.parametrize("vocab, rows", [(3, 200), (60, 200), (151_936, 6)])
 @pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0, 2.0])
 def test_draw_is_the_inverse_distribution_function(vocab, rows, temperature):
-    """Guards against an off-by-one of the search, a wrong temperature, and sums that lose the tail of a large vocabulary."""
+    """Guards against an off-by-one of the search and a wrong temperature: a loop over the same numbers."""
     logits = 2 * torch.randn(rows, vocab, generator=torch.Generator().manual_seed(vocab))
     chance = uniforms(rows, 1, seed=vocab)[:, 0]
     log_probs = logits.log_softmax(-1)
     expected = [walk(row, u, temperature) for row, u in zip(log_probs.tolist(), chance.tolist())]
     assert draw(log_probs, chance, temperature).tolist() == expected
+
+
+def test_draw_keeps_the_tail_of_a_large_vocabulary():
+    """Guards against sums in fp32, whose spacing below 1 is that of nine tokens of this tail."""
+    logits = torch.zeros(6, 151_936)
+    logits[:, 0] = math.log(999 * 151_935)  # p = 0.999
+    log_probs, chance = logits.log_softmax(-1), 0.9991 + 0.0008 * uniforms(6, 1)[:, 0]
+    assert draw(log_probs, chance, 1.0).tolist() == [walk(log_probs[0].tolist(), u, 1.0) for u in chance.tolist()]
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
@@ -443,7 +467,7 @@ def test_draw_never_returns_an_impossible_token(temperature):
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_draw_follows_the_tempered_softmax(temperature):
-    """Guards against a temperature that multiplies or is ignored: of n evenly spaced numbers a token gets n p, give or take 1."""
+    """Guards against a temperature that multiplies or is ignored: n evenly spaced numbers give a token n p, +- 1."""
     n, logits = 10_000, torch.tensor([1.0, -2.0, 0.3, 2.5, 0.0])
     grid = (torch.arange(n, dtype=torch.float64) + 0.5) / n
     tokens = draw(logits.log_softmax(-1).expand(n, 5), grid, temperature)
@@ -481,7 +505,7 @@ def test_a_response_does_not_depend_on_its_batch(kind, tmp_path):
 @settings(deadline=None, max_examples=200)
 @given(st.data())
 def test_keep_equals_plain_indexing(data):
-    """Guards against a surviving row losing its keys, its values or its place in `order` over several drops and appends."""
+    """Guards against a surviving row losing its keys, values or place in `order` over several drops and appends."""
     rows, columns = data.draw(st.integers(1, 9)), 5
     keys = torch.arange(2 * rows * 3 * columns * 2.0).view(2, rows, 3, columns, 2)  # all different
     cache = KVCache(keys.clone(), -keys, length=2)
@@ -535,9 +559,11 @@ DAMAGES = {  # name: (what to do to a good Qwen2 folder, the error, words that t
                   ValueError, ["config.json", "rope_type"]),
     "yarn, old": (lambda f: edit_config(f, drop=("rope_parameters",), rope_theta=1e6, rope_scaling={"type": "yarn"}),
                   ValueError, ["config.json", "rope_type"]),
-    "sliding window": (lambda f: edit_config(f, use_sliding_window=True), ValueError, ["config.json", "use_sliding_window"]),
+    "sliding window": (lambda f: edit_config(f, use_sliding_window=True),
+                       ValueError, ["config.json", "use_sliding_window"]),
     "gelu": (lambda f: edit_config(f, hidden_act="gelu"), ValueError, ["config.json", "hidden_act"]),
-    "no weights": (lambda f: (f / "model.safetensors").unlink(), FileNotFoundError, ["checkpoint", "model.safetensors"]),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(),
+                   FileNotFoundError, ["checkpoint", "model.safetensors"]),
     "no shard": (shard_missing, FileNotFoundError, ["checkpoint", "model-00002-of-"]),
     "index is no JSON": (lambda f: (truncate(f, 0), write(INDEX, "{")(f)), ValueError, [INDEX]),
     "index has no map": (lambda f: (shard_missing(f), write(INDEX, "{}")(f)), ValueError, [INDEX, "weight_map"]),
@@ -546,11 +572,13 @@ DAMAGES = {  # name: (what to do to a good Qwen2 folder, the error, words that t
     "empty file": (lambda f: truncate(f, 0), ValueError, ["model.safetensors"]),
     "cut in the header": (lambda f: truncate(f, 100), ValueError, ["model.safetensors"]),
     "cut in the data": (lambda f: truncate(f, -1000), ValueError, ["model.safetensors"]),
-    "text as weights": (write("model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:0\n"), ValueError,
-                        ["model.safetensors"]),
+    "text as weights": (write("model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:0\n"),
+                        ValueError, ["model.safetensors"]),
     "tensor missing": (lambda f: edit_tensors(f, lambda t: t.pop(NORM)), ValueError, ["checkpoint", NORM]),
-    "tensor unknown": (lambda f: edit_tensors(f, lambda t: t.update(extra=torch.ones(1))), ValueError, ["checkpoint", "extra"]),
-    "wrong shape": (lambda f: edit_tensors(f, lambda t: t.update({Q: t[Q][1:].clone()})), ValueError, ["checkpoint", Q]),
+    "tensor unknown": (lambda f: edit_tensors(f, lambda t: t.update(extra=torch.ones(1))),
+                       ValueError, ["checkpoint", "extra"]),
+    "wrong shape": (lambda f: edit_tensors(f, lambda t: t.update({Q: t[Q][1:].clone()})),
+                    ValueError, ["checkpoint", Q]),
 }
 
 
@@ -571,7 +599,8 @@ def test_a_broken_checkpoint_is_named(damage, error, words, tmp_path):
     assert_error_names(folder, error, words)
 
 
-@pytest.mark.parametrize("weights, claimed, tensor", [("qwen3", "qwen2", "proj.bias"), ("qwen2", "qwen3", "k_norm.weight")])
+@pytest.mark.parametrize("weights, claimed, tensor", [("qwen3", "qwen2", "proj.bias"),
+                                                      ("qwen2", "qwen3", "k_norm.weight")])
 def test_weights_of_the_other_architecture(weights, claimed, tensor, tmp_path):
     """Guards against running Qwen3 weights as a Qwen2 without biases, or the other way about."""
     hf_model(weights).save_pretrained(tmp_path)

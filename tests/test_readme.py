@@ -2,6 +2,7 @@
 
 Run it:  python -m pytest tests/test_readme.py
 """
+
 import importlib
 import inspect
 import re

@@ -2,6 +2,7 @@
 
 Run it:  python -m pytest tests/test_train.py
 """
+
 import csv
 import json
 import os
@@ -65,10 +66,21 @@ def test_run_folder_is_complete(finished):
     """Guards against a file of design.md that is not written."""
     names = {str(p.relative_to(finished)) for p in finished.rglob("*") if p.is_file()}
     model = {"config.json", "model.safetensors", "tokenizer.json"}
-    assert names >= {"config.json", "metrics.csv", "samples.txt", "final.json", *(f"credit/step-{i:06d}.npz" for i in (1, 2, 3, 4)),
-                     *(f"checkpoint/{m}" for m in model), *(f"checkpoints/step-{i:06d}/{m}" for i in (2, 4) for m in model)}
+    assert names >= {
+        "config.json",
+        "metrics.csv",
+        "samples.txt",
+        "final.json",
+        *(f"credit/step-{i:06d}.npz" for i in (1, 2, 3, 4)),
+        *(f"checkpoint/{m}" for m in model),
+        *(f"checkpoints/step-{i:06d}/{m}" for i in (2, 4) for m in model),
+    }
     config = json.loads((finished / "config.json").read_text())
-    assert config["settings"]["questions"] == 3 and config["versions"]["torch"] == torch.__version__ and "--steps 4" in config["command"]
+    assert (
+        config["settings"]["questions"] == 3
+        and config["versions"]["torch"] == torch.__version__
+        and "--steps 4" in config["command"]
+    )
     final = json.loads((finished / "final.json").read_text())
     assert final["heldout_success"] == float(rows(finished)[4]["heldout_success"]) and 0 <= final["pass@16"] <= 1
 
@@ -83,8 +95,12 @@ def test_metrics_agree_with_the_credit_log(finished):
         log = np.load(finished / "credit" / f"step-{int(row['step']):06d}.npz")
         first = log["position"] == 0
         groups = {g: log["reward"][first & (log["group"] == g)] for g in set(log["group"])}
-        expected = {"reward": log["reward"][first].mean(), "length": len(log["token"]) / first.sum(), "entropy": log["entropy"].mean(),
-                    "zero_variance_groups": sum(len(set(r)) == 1 for r in groups.values())}
+        expected = {
+            "reward": log["reward"][first].mean(),
+            "length": len(log["token"]) / first.sum(),
+            "entropy": log["entropy"].mean(),
+            "zero_variance_groups": sum(len(set(r)) == 1 for r in groups.values()),
+        }
         for name, value in expected.items():
             assert float(row[name]) == pytest.approx(value, rel=1e-5)
         assert float(row["ratio_error"] or 0) < 1e-4 and float(row["clip_fraction"] or 0) == 0 and row["kl"] == ""
@@ -104,7 +120,9 @@ def test_micro_batch_does_not_change_the_run(finished, tmp_path):
     """Guards against results that depend on memory settings (the original's entropy weighting)."""
     run(*SMALL, "--steps", 2, "--eval_every", 2, "--micro_batch", 5, "--out", tmp_path / "r")
     for one, other in zip(rows(finished)[1:3], rows(tmp_path / "r")[1:3]):
-        assert one["reward"] == other["reward"] and float(one["grad_norm"]) == pytest.approx(float(other["grad_norm"]), rel=1e-3)
+        assert one["reward"] == other["reward"] and float(one["grad_norm"]) == pytest.approx(
+            float(other["grad_norm"]), rel=1e-3
+        )
 
 
 def test_checkpoint_loads_in_transformers_with_the_same_logits(finished):
@@ -126,9 +144,19 @@ def test_zero_steps_only_evaluate(tmp_path):
     assert json.loads((tmp_path / "r" / "final.json").read_text())["step"] == 0
 
 
-@pytest.mark.parametrize("flags", [["--kl", "0.1"], ["--updates_per_batch", "2"], ["--skip_unfinished"], ["--dtype", "bfloat16"],
-                                   ["--loss_norm", "sequence", "--advantage", "rloo"], ["--lr_final", "0"],
-                                   ["--mitigation", "outcome_conditional", "--think_discount", "0.3", "--normalize", "batch"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--kl", "0.1"],
+        ["--updates_per_batch", "2"],
+        ["--skip_unfinished"],
+        ["--dtype", "bfloat16"],
+        ["--loss_norm", "sequence", "--advantage", "rloo"],
+        ["--lr_final", "0"],
+        ["--mitigation", "outcome_conditional", "--think_discount", "0.3", "--normalize", "batch"],
+    ],
+    ids=" ".join,
+)
 def test_every_option_runs(flags, tmp_path):
     """Guards against a flag that is accepted and crashes."""
     run(*SMALL, "--steps", 2, "--out", tmp_path / "r", *flags)
@@ -179,12 +207,17 @@ def test_data_file_is_split_by_the_hash(tmp_path):
     chosen, heldout = train.choose_problems(Settings(data=str(tmp_path / "data.jsonl"), questions=16, steps=100))
     assert {split(p) for p in chosen} == {"train"} and {split(p) for p in heldout} == {"heldout"}
     assert len(chosen) == 60 and len(heldout) == 20
+    (tmp_path / "turned.jsonl").write_text("\n".join(lines[::-1]))
+    again = train.choose_problems(Settings(data=str(tmp_path / "turned.jsonl"), questions=16, steps=3, seed=5))
+    assert [[p.target for p in part] for part in again] == [[p.target for p in part] for part in (chosen, heldout)]
 
 
 def test_a_run_on_a_data_file(tmp_path):
     """Guards against a data path that only unit tests take."""
     problems = generate_problems(20, "train") + generate_problems(15, "heldout")
-    (tmp_path / "data.jsonl").write_text("\n".join(json.dumps({"nums": p.numbers, "target": p.target}) for p in problems))
+    (tmp_path / "data.jsonl").write_text(
+        "\n".join(json.dumps({"nums": p.numbers, "target": p.target}) for p in problems)
+    )
     run(*SMALL, "--steps", 1, "--data", tmp_path / "data.jsonl", "--out", tmp_path / "r")
     assert rows(tmp_path / "r")[1]["reward"]
 
@@ -215,7 +248,10 @@ def break_config(folder, **changes):
 NORM = "model.norm.weight"
 BROKEN = {
     "no folder": (shutil.rmtree, "config.json"),
-    "truncated": (lambda f: (f / "model.safetensors").write_bytes((f / "model.safetensors").read_bytes()[:5000]), "model.safetensors"),
+    "truncated": (
+        lambda f: (f / "model.safetensors").write_bytes((f / "model.safetensors").read_bytes()[:5000]),
+        "model.safetensors",
+    ),
     "mislabelled": (lambda f: (f / "model.safetensors").write_text("<html>not found</html>"), "model.safetensors"),
     "a tensor missing": (lambda f: change_tensors(f, lambda t: t.pop(NORM)), NORM),
     "of the wrong shape": (lambda f: change_tensors(f, lambda t: t.update({NORM: torch.ones(3)})), NORM),
@@ -239,7 +275,9 @@ def test_broken_models_are_refused_in_one_sentence(kind, model_folder, tmp_path,
 def test_a_tokenizer_larger_than_the_vocabulary_is_refused(model_folder, tmp_path, capsys):
     """Guards against an index error, or silent nonsense, in the middle of the first rollout."""
     break_config(model_folder, vocab_size=500)
-    change_tensors(model_folder, lambda t: t.update({"model.embed_tokens.weight": t["model.embed_tokens.weight"][:500].clone()}))
+    change_tensors(
+        model_folder, lambda t: t.update({"model.embed_tokens.weight": t["model.embed_tokens.weight"][:500].clone()})
+    )
     assert "tokenizer" in error_of(capsys, *SMALL, "--model", model_folder, "--out", tmp_path / "r")
 
 
@@ -247,7 +285,10 @@ FLAGS = {
     "unknown mitigation": (["--mitigation", "magic"], "outcome_conditional"),
     "unknown flag": (["--learning_rate", "1"], "--learning_rate"),
     "a flag of another method": (["--think_discount", "0.5"], "--think_discount"),
-    "a misspelt flag of the method": (["--mitigation", "outcome_conditional", "--think_discout", "0.5"], "--think_discount"),
+    "a misspelt flag of the method": (
+        ["--mitigation", "outcome_conditional", "--think_discout", "0.5"],
+        "--think_discount",
+    ),
     "normalize without reweighting": (["--normalize", "batch"], "--normalize"),
     "not a number": (["--steps", "many"], "--steps"),
     "a lone answer": (["--answers", "1"], "--answers"),
@@ -269,7 +310,10 @@ def test_bad_flags_are_refused_in_one_sentence(kind, tmp_path, capsys):
 DATA = {
     "malformed": ('{"nums": [1, 2, 3], "target": 6}\n{"nums": [1, 2', "line 2"),
     "empty": ("", "no puzzle"),
-    "unsolvable": ("".join(f'{{"nums": [{a}, {b}, 2], "target": 9999}}\n' for a in range(1, 9) for b in range(1, 9)), "9999"),
+    "unsolvable": (
+        "".join(f'{{"nums": [{a}, {b}, 2], "target": 9999}}\n' for a in range(1, 9) for b in range(1, 9)),
+        "9999",
+    ),
     "nothing held out": ('{"nums": [1, 2, 3], "target": 6}\n', "puzzle"),
 }
 
@@ -292,8 +336,12 @@ def test_an_existing_run_folder_is_left_alone(finished, capsys):
 
 def test_the_shell_sees_the_error():
     """Guards against an exit status of 0, a traceback, or a message on the wrong stream."""
-    result = subprocess.run([sys.executable, "train.py", "--mitigation", "magic"], cwd=ROOT, capture_output=True, text=True)
-    assert result.returncode != 0 and result.stdout == "" and result.stderr.count("\n") == 1 and "magic" in result.stderr
+    result = subprocess.run(
+        [sys.executable, "train.py", "--mitigation", "magic"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert (
+        result.returncode != 0 and result.stdout == "" and result.stderr.count("\n") == 1 and "magic" in result.stderr
+    )
 
 
 # ------------------------------------------------------------------------------------------------- help
