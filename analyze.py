@@ -35,6 +35,7 @@ T975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2
 CLUSTERED = "Mean size, ± one standard error clustered by response."
 SIZE_HEADER = [f"size of {measure}" for measure in MEASURES]
 ROLE_HEADER = [f"{measure}, {role}" for measure in MEASURES for role in ROLES]
+MIN_TOKENS = 100  # a point of a picture needs that many
 MIN_RESPONSES = 30  # a position's t-statistic needs that many responses to reach it
 
 
@@ -81,13 +82,15 @@ def heldout(metrics: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.
 def clustered_mean(values: np.ndarray, cluster: np.ndarray) -> tuple[float, float]:
     """Mean of values (N,) and its standard error when the values of one cluster (N,) move together.
 
-    With s_c the sum and n_c the size of cluster c: mean = sum s / sum n, error = sqrt(sum (s_c - mean n_c)^2) / sum n.
+    With s_c the sum and n_c the size of each of C clusters: mean = sum s / sum n,
+    error = sqrt(C / (C - 1) * sum (s_c - mean n_c)^2) / sum n; NaN for a single cluster.
     """
     if not len(values):
         return float("nan"), float("nan")
     sums, sizes = np.bincount(cluster, values), np.bincount(cluster)
-    mean = sums.sum() / sizes.sum()
-    return float(mean), float(np.sqrt(((sums - mean * sizes) ** 2).sum()) / sizes.sum())
+    mean, count = sums.sum() / sizes.sum(), (sizes > 0).sum()
+    spread = ((sums - mean * sizes) ** 2).sum() * count / (count - 1) if count > 1 else float("nan")
+    return float(mean), float(np.sqrt(spread) / sizes.sum())
 
 
 def t_statistics(values: np.ndarray, position: np.ndarray) -> np.ndarray:
@@ -202,8 +205,8 @@ def table_t(log: dict) -> Table:
             ["share with abs(t) < 1.5"] + [average(t[m] < 1.5, ".1%") for m in MEASURES],
             ["mean abs(t)"] + [average(t[m], ".2f") for m in MEASURES],
             ["positions"] + [str(len(t[m])) for m in MEASURES]]
-    note = (f"Of the mean at each absolute position, across all responses of the run that reach it (at least {MIN_RESPONSES}), "
-            "taken as independent.")
+    note = (f"Of the mean at each absolute position, across all responses of the run that reach it (at least "
+            f"{MIN_RESPONSES}), taken as independent.")
     return Table("t-statistics", note, ["", *MEASURES], rows)
 
 
@@ -288,7 +291,7 @@ def draw_learning(metrics: dict, title: str, file: Path) -> None:
     left.plot(metrics["step"], metrics["success"], color="0.65", lw=1, label="training rollouts")
     left.errorbar(steps, success, 1.96 * error, color=COLOURS["reasoning"], marker="o", capsize=3,
                   label="held-out puzzles, 95% interval")
-    left.set(xlabel="step", ylabel="success rate", title=title, ylim=(0, 1))
+    left.set(xlabel="step", ylabel="success rate", title=f"Puzzles solved, {title}", ylim=(0, 1))
     left.legend(frameon=False)
     right.plot(metrics["step"], metrics["length"], color=COLOURS["structure"])
     right.set(xlabel="step", ylabel="tokens in a response", title="Response length", ylim=(0, None))
@@ -305,7 +308,9 @@ def draw_credit(log: dict, file: Path) -> None:
         for row, label in enumerate(along):
             axis, where = axes[row, column], bins(along[label], 5)
             for r, role in enumerate(ROLES):
-                mean, error = np.array([size(log, (where == i) & (log["role"] == r), measure) for i in range(5)]).T  # (5,)
+                parts = [(where == i) & (log["role"] == r) for i in range(5)]
+                points = [size(log, part, measure) if part.sum() >= MIN_TOKENS else (np.nan, np.nan) for part in parts]
+                mean, error = np.array(points).T  # (5,), (5,)
                 axis.errorbar(np.arange(0.1, 1, 0.2) + 0.012 * (r - 1), mean, 1.96 * error, color=COLOURS[role],
                               marker=MARKERS[role], capsize=3, label=role)
             axis.set(xlabel=label, ylabel=f"mean {formulas[measure]}", ylim=(0, None), xlim=(0, 1))
@@ -317,7 +322,7 @@ def draw_credit(log: dict, file: Path) -> None:
 
 
 def choose_responses(log: dict) -> list[np.ndarray]:
-    """Rows of four responses: of the first and the last step, one reinforced and one discouraged, to the same question."""
+    """Rows of four responses: of the first and the last step, a reinforced and a discouraged one to the same question."""
     chosen = []
     for step in (log["step"].min(), log["step"].max()):
         here = np.flatnonzero(log["step"] == step)
@@ -336,7 +341,8 @@ def draw_tokens(log: dict, codec: Codec, file: Path, columns: int = 112) -> None
     blocks = []  # (heading, weight, measure, rows)
     for rows in choose_responses(log):
         step, reward, advantage = (log[name][rows[0]] for name in ("step", "reward", "advantage"))
-        blocks.append((f"Step {step}, reward {reward:.2f}, advantage {advantage:+.2f}. Credit:", "bold", "credit", rows))
+        head = f"Step {step}, reward {reward:.2f}, advantage {advantage:+.2f}. Credit:"
+        blocks.append((head, "bold", "credit", rows))
         blocks.append(("Gradient in logit space, credit · ‖onehot − p‖:", "normal", "gradient", rows))
     scale = max([np.abs(log[measure][rows]).max() for *_, measure, rows in blocks] + [1e-9])
     texts = [[codec.bytes[token].decode("utf-8", "replace") for token in log["token"][rows]] for *_, rows in blocks]
@@ -349,10 +355,11 @@ def draw_tokens(log: dict, codec: Codec, file: Path, columns: int = 112) -> None
     for (head, weight, measure, rows), layout, top in zip(blocks, layouts, np.cumsum([0, *heights])):
         axis.text(0, top + 0.75, head, va="center", fontsize=10, weight=weight)
         for (x, y, text), value in zip(layout, log[measure][rows]):
-            shade = plt.cm.PuOr_r(0.5 + 0.4 * value / scale)  # the ends of the map are too dark to read on
+            shade = plt.cm.PuOr_r(0.5 + 0.45 * value / scale)
+            ink = "white" if np.dot(shade[:3], (0.299, 0.587, 0.114)) < 0.5 else "black"  # by the shade's luminance
             axis.add_patch(plt.Rectangle((x, top + 1.4 + y), len(text), 0.92, color=shade, lw=0))
-            axis.text(x, top + 1.9 + y, text, va="center", family="monospace", fontsize=font)
-    colours = plt.cm.ScalarMappable(plt.Normalize(-scale / 0.8, scale / 0.8), plt.cm.PuOr_r)
+            axis.text(x, top + 1.9 + y, text, va="center", family="monospace", fontsize=font, color=ink)
+    colours = plt.cm.ScalarMappable(plt.Normalize(-scale / 0.9, scale / 0.9), plt.cm.PuOr_r)
     bar = figure.colorbar(colours, ax=axis, location="bottom", fraction=0.03, pad=0.01, aspect=60)
     bar.set_label("below 0: made less likely        above 0: made more likely")
     figure.savefig(file, dpi=120)
@@ -448,8 +455,8 @@ def draw_comparison(groups: dict[str, list[Path]], file: Path) -> None:
         axis.fill_between(steps, mean - half, mean + half, color=colour, alpha=0.2, lw=0)
         for curve in curves:
             axis.plot(steps, [curve[s] for s in steps], color=colour, lw=0.6, alpha=0.5)
-    axis.set(xlabel="step", ylabel="held-out success", title="Mean over seeds, 95% interval", ylim=(0, 1))
-    axis.legend(frameon=False)
+    axis.set(xlabel="step", ylabel="share of held-out puzzles solved", title="Mean over seeds, 95% interval", ylim=(0, None))
+    axis.legend(frameon=False, loc="lower right")
     figure.savefig(file, dpi=120)
     plt.close(figure)
 

@@ -191,14 +191,14 @@ TAGS = ("<think>", END_THINK, ANSWER, END_ANSWER)
 FULL_FORMAT = re.compile(r"(?s)(.*)</think>\n<answer>(.*)</answer>")
 
 
-def evaluate(text: str) -> Fraction:
+def evaluate(expression: str) -> Fraction:
     """The exact value of an expression of whole numbers, + - * / and parentheses; ValueError for anything else.
 
     No unary minus, no leading zeros, ASCII digits and spaces only, at most 256 characters and 32 nested parentheses.
     """
-    if len(text) > MAX_LENGTH or not re.fullmatch(r"[0-9+\-*/() ]+", text):
+    if len(expression) > MAX_LENGTH or not re.fullmatch(r"[0-9+\-*/() ]+", expression):
         raise ValueError("not an arithmetic expression")
-    tokens = ["end"] + re.findall(r"0|[1-9][0-9]*|[-+*/()]", text)[::-1]  # the next one is the last of the list
+    tokens = ["end"] + re.findall(r"0|[1-9][0-9]*|[-+*/()]", expression)[::-1]  # the next one is the last of the list
     value = parse_sum(tokens, 0)
     if tokens != ["end"]:
         raise ValueError(f"unexpected {tokens[-1]!r}")

@@ -75,7 +75,7 @@ def rollout(model: Qwen2, codec: Codec, problems: list[Problem], uniforms: Tenso
 
 def evaluate(model: Qwen2, codec: Codec, problems: list[Problem], answers: int, max_new_tokens: int,
              rows: int) -> np.ndarray:
-    """Success (problems, answers) at temperature 1, the same random numbers every time; about `rows` responses at once."""
+    """Success (problems, answers) at temperature 1, with the same random numbers every time; about `rows` at once."""
     uniforms = draw_uniforms(0, EVALUATION, len(problems), answers, max_new_tokens)
     solved, some = [], max(1, rows // answers)  # puzzles at once
     for i in range(0, len(problems), some):

@@ -1,13 +1,9 @@
-"""Ways to assign credit. Each is one function: TokenBatch -> credit (B, T), the number that multiplies
-grad log pi(token) in the update. The loss never knows which of them it came from.
+"""Ways to assign credit: each one function, TokenBatch -> credit (B, T), the number that multiplies grad log pi(token).
 
-To try an idea, write a function and name it in MITIGATIONS at the end of this file. Its keyword arguments become
-command-line flags, and the first line of its docstring becomes its help:
-
-    def shorter_is_better(batch: TokenBatch, power: float = 0.5) -> Tensor:
-        \"\"\"credit = advantage / position^power, mean 1 over the response: reward what comes early.\"\"\"
-        position = torch.arange(1, batch.tokens.shape[1] + 1)  # (T,)
-        return reweight(batch, position ** -power * batch.mask)
+The loss never knows which of them its credit came from. To try an idea, write a function and name it in MITIGATIONS
+below. Its keyword arguments become command-line flags, the first line of its docstring becomes its help; the README
+has an example. How this differs from the original work: weights carry no gradient, see the whole step and not a
+micro-batch, and keep a mean of 1 in each response, so that a method moves credit and nothing else.
 
 Run it:  python train.py --mitigation outcome_conditional --think_discount 0.5
 """

@@ -136,7 +136,8 @@ def fail(message: str) -> None:
 
 def check(s: Settings) -> None:
     """ValueError for settings that can't work."""
-    for name in ("questions", "answers", "max_new_tokens", "updates_per_batch", "micro_batch", "eval_problems", "sample_every"):
+    for name in ("questions", "answers", "max_new_tokens", "updates_per_batch", "micro_batch", "eval_problems",
+                 "sample_every"):
         if getattr(s, name) < 1:
             raise ValueError(f"--{name} must be at least 1")
     for name in ("steps", "seed", "eval_every", "checkpoint_every", "lr", "kl", "weight_decay"):
@@ -152,7 +153,7 @@ def check(s: Settings) -> None:
 
 
 def choose_problems(s: Settings) -> tuple[list[Problem], list[Problem]]:
-    """Training and held-out puzzles, generated or those of --data. The hash says which are held out, whatever the seed."""
+    """Training and held-out puzzles, generated or those of --data. A hash says which are held out, whatever the seed."""
     if not s.data:
         return generate_problems(4096, "train"), generate_problems(s.eval_problems, "heldout")
     distinct = {puzzle_key(p): p for p in read_problems(s.data)}  # the public set lists many puzzles twice
@@ -294,8 +295,8 @@ def show(row: dict, s: Settings, eta: float) -> None:
     """Print a step in one line."""
     print(f"step {row['step']:>4}/{s.steps}  reward {row['reward']:.3f}  success {row['success']:.3f}  "
           f"format {row['format']:.2f}  length {row['length']:5.1f}  entropy {row['entropy']:.3f}  "
-          f"grad {row['grad_norm']:.3f}  {row['tokens_per_second']:6.0f} tok/s  ETA {int(eta // 60)}:{int(eta % 60):02d}"
-          + heldout_text(row), flush=True)
+          f"grad {row['grad_norm']:.3f}  {row['tokens_per_second']:6.0f} tok/s  "
+          f"ETA {int(eta // 60)}:{int(eta % 60):02d}{heldout_text(row)}", flush=True)
 
 
 def heldout_text(row: dict) -> str:
@@ -363,8 +364,11 @@ def main() -> None:
     changed = {f.name: getattr(s, f.name) for f in fields(s) if getattr(s, f.name) != f.default} | own
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(problems)} puzzles to train on, into {run}")
     print(f"settings: {', '.join(f'{k}={v}' for k, v in changed.items()) or 'all at their defaults'}", flush=True)
-    with torch.autocast(torch.device(s.device).type, getattr(torch, s.dtype), enabled=s.dtype != "float32"):
-        train(s, own, model, codec, problems, heldout, run)
+    try:
+        with torch.autocast(torch.device(s.device).type, getattr(torch, s.dtype), enabled=s.dtype != "float32"):
+            train(s, own, model, codec, problems, heldout, run)
+    except KeyboardInterrupt:
+        fail(f"interrupted; what was finished before is in {run}")
 
 
 if __name__ == "__main__":

@@ -1,19 +1,20 @@
 """The supervised warm start: makes models/countdown-tiny, the bundled model, from nothing.
 
-A base model that knows nothing can't be taught by reward alone, and a real one can't be bundled. So a tiny Qwen2
-learns to imitate written searches: try an expression step by step, say whether it hits, try again, answer.
+A model that knows nothing can't be taught by reward alone, and a real one can't be bundled. So a tiny Qwen2 learns to
+imitate written searches: try an expression step by step, say whether it hits, try again or give up, answer.
 
-     Maybe 5 - 3 = 2, 4 * 2 = 9. That is not 8. How about 5 - 3 = 2, 4 * 2 = 8. That works!</think>
+     Maybe 5 - 3 = 2, 4 + 2 = 6. That is not 8. How about 5 - 3 = 2, 4 * 2 = 8. That works!</think>
     <answer>4 * (5 - 3)</answer><|im_end|>
 
-By construction the opening words are filler (uncertain, without consequence), operands and operators are the
-decisions, and results, verdicts, tags and the copied answer follow from what stands before them.
+By construction the opening words are filler (uncertain, without consequence); operands, operators and giving up are the
+decisions; results, verdicts, tags and the copied answer follow from what stands before them.
 
 Most attempts are random. Some are a known solution: often in the first part of the schedule, where the model learns
 to find them, rarely in the last, where it learns to search at random. It ends up knowing more than it shows, which
 is what reinforcement has to work with.
 
-Run it:  python -m experiments.warm_start        (about 10 minutes on two cores)
+Run it:  python -m experiments.warm_start --out models/rebuilt                (about 12 minutes on two cores)
+         python -m experiments.warm_start --report models/countdown-tiny      (half a minute: the table of the README)
 """
 import argparse
 import functools
@@ -30,8 +31,8 @@ from torch import Tensor
 
 from countdown_task import (ANSWER, END_ANSWER, END_THINK, PLAIN, TAGS, Codec, Problem, Step, combine, expression,
                             generate_problems, solutions, split, universe)
-from grpo import draw_uniforms, respond, standard_error
-from qwen2_model import Qwen2, read_config, save_model, take
+from grpo import EVALUATION, draw_uniforms, respond, standard_error
+from qwen2_model import Qwen2, load_model, read_config, save_model, take
 from train import Settings
 
 OPENINGS = ("Maybe", "How about", "Let me try", "What about", "Perhaps", "I could try", "Let us see", "Next")
@@ -159,45 +160,57 @@ def imitate(model: Qwen2, data: Iterator[tuple[Tensor, Tensor]], steps: int) -> 
             print(f"step {step}/{steps}  loss {loss.item():.3f}  ETA {int(eta // 60)}:{int(eta % 60):02d}", flush=True)
 
 
-def report(model: Qwen2, codec: Codec, questions: int = 1024) -> None:
+def report(folder: Path, questions: int = 1024) -> None:
     """Success and format, side by side, on puzzles seen, on new puzzles, and on number sets never seen."""
-    print("| puzzles | asked | success | format | length |\n|---|--:|--:|--:|--:|")
-    names = {"train": "seen", "heldout": "held out", "new_numbers": "held out, numbers never seen together"}
+    model, codec = load_model(folder), Codec(folder)
+    model.real_vocab = codec.size
+    names = {"train": "seen", "heldout": "held out", "new_numbers": "held out with their numbers"}
+    print("| puzzles | in the universe | asked | success | format | length |\n|---|--:|--:|--:|--:|--:|")
     for part, name in names.items():
-        problems = generate_problems(questions, part)
-        samples, _, grades = respond(model, codec, problems, draw_uniforms(0, 0, questions, 1, Settings().max_new_tokens))
-        success, format = (np.array([grade[key] for grade in grades]) for key in ("answer", "format"))
+        total, problems = sum(split(p) == part for p in universe()), generate_problems(questions, part)
+        chance = draw_uniforms(0, EVALUATION, questions, 1, Settings().max_new_tokens)
+        samples, _, grades = respond(model, codec, problems, chance)
+        success, format = (np.array([grade[what] for grade in grades]) for what in ("answer", "format"))
         length = samples.mask.sum(1).float().mean()
-        print(f"| {name} | {questions} | {success.mean():.1%} ± {standard_error(success):.1%} | {format.mean():.1%} "
-              f"| {length:.1f} |", flush=True)
+        print(f"| {name} | {total:,} | {questions:,} | {success.mean():.1%} ± {standard_error(success):.1%} "
+              f"| {format.mean():.1%} | {length:.1f} |", flush=True)
 
 
-def main() -> None:
-    """Tokenizer, demonstrations, imitation, report."""
-    parser = argparse.ArgumentParser(description="Make a model like the bundled one.")
-    parser.add_argument("--out", default="models/rebuilt", help="model folder, must not exist (default models/rebuilt)")
-    parser.add_argument("--steps", type=int, default=5000, help="batches of %d demonstrations (default 5000)" % BATCH)
-    parser.add_argument("--seed", type=int, default=0, help="of weights and demonstrations (default 0)")
-    args = parser.parse_args()
-    out = Path(args.out)
-    if out.exists():
-        sys.exit(f"error: {out} exists: remove it, or choose another --out")
-    everything = universe()
-    parts = {name: [p for p in everything if split(p) == name] for name in ("train", "heldout", "new_numbers")}
-    print(f"universe: {len(everything):,} puzzles, of which", ", ".join(f"{len(p):,} {n}" for n, p in parts.items()), flush=True)
+def build(out: Path, steps: int, seed: int) -> None:
+    """Tokenizer, demonstrations, imitation; writes a model folder."""
+    problems = [p for p in universe() if split(p) == "train"]
     out.mkdir(parents=True)
-    rng = np.random.default_rng(args.seed)
+    rng = np.random.default_rng(seed)
     texts = [PLAIN.format(numbers=list(p.numbers), target=p.target) + demonstration(rng, p, KNOWN_LAST)
-             for p in parts["train"][:4000]]
+             for p in problems[:4000]]
     train_tokenizer(texts).save(str(out / "tokenizer.json"))
     (out / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG) + "\n")
     codec = Codec(out)
-    torch.manual_seed(args.seed)
+    torch.manual_seed(seed)
     model = new_model(codec.size)
     print(f"{codec.size} tokens, {sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
-    imitate(model, batches(codec, parts["train"], args.steps, args.seed), args.steps)
+    imitate(model, batches(codec, problems, steps, seed), steps)
     save_model(model.bfloat16(), out)  # half the size; whoever trains it loads it in float32
-    report(model.float(), codec)
+
+
+def main() -> None:
+    """Build a model and report on it, or report on one that exists."""
+    parser = argparse.ArgumentParser(description="Make a model like the bundled one.")
+    parser.add_argument("--out", default="models/rebuilt", help="model folder, must not exist (default models/rebuilt)")
+    parser.add_argument("--steps", type=int, default=5000, help=f"batches of {BATCH} demonstrations (default 5000)")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and demonstrations (default 0)")
+    parser.add_argument("--report", help="only report on the model in this folder")
+    args = parser.parse_args()
+    if args.report:
+        try:
+            report(Path(args.report))
+        except (ValueError, OSError) as error:
+            sys.exit(f"error: {error}")
+    elif Path(args.out).exists():
+        sys.exit(f"error: {args.out} exists: remove it, or choose another --out")
+    else:
+        build(Path(args.out), args.steps, args.seed)
+        report(Path(args.out))
 
 
 if __name__ == "__main__":

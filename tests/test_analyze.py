@@ -26,7 +26,8 @@ def test_clustered_mean_by_hand():
     """Guards against errors that treat the tokens of one response as independent: clusters (1, 3), (5), (7, 8)."""
     mean, error = analyze.clustered_mean(np.array([1.0, 3, 5, 7, 8]), np.array([0, 0, 1, 2, 2]))
     residuals = [4 - 2 * 4.8, 5 - 4.8, 15 - 2 * 4.8]
-    assert mean == pytest.approx(4.8) and error == pytest.approx(math.sqrt(sum(r * r for r in residuals)) / 5)
+    assert math.isnan(analyze.clustered_mean(np.array([1.0, 3]), np.array([4, 4]))[1])
+    assert mean == pytest.approx(4.8) and error == pytest.approx(math.sqrt(3 / 2 * sum(r * r for r in residuals)) / 5)
 
 
 def test_clustered_error_is_the_spread_over_repeated_experiments():

@@ -33,17 +33,19 @@ SMALL = dict(vocab_size=V, hidden_size=48, intermediate_size=40, num_hidden_laye
 PROMPTS = [[5, 1, 8, 2, 2, 9, 4], [7], [3, 12, 6], [20, 1, 1, 15, 2]]  # of unequal length
 ENDS = [3, 11, 17]
 # config.json of the published checkpoints, in the old spelling that they use.
-PUBLISHED = dict(hidden_act="silu", attention_dropout=0.0, initializer_range=0.02, rms_norm_eps=1e-6,
-                 rope_theta=1000000.0, bos_token_id=151643, eos_token_id=151645, tie_word_embeddings=True, torch_dtype="bfloat16",
-                 use_cache=True, use_sliding_window=False, vocab_size=151936)
+PUBLISHED = dict(
+    attention_dropout=0.0, bos_token_id=151643, eos_token_id=151645, hidden_act="silu", initializer_range=0.02,
+    rms_norm_eps=1e-6, rope_theta=1000000.0, tie_word_embeddings=True, torch_dtype="bfloat16", use_cache=True,
+    use_sliding_window=False, vocab_size=151936)
 QWEN25_05B = PUBLISHED | dict(
     architectures=["Qwen2ForCausalLM"], model_type="qwen2", hidden_size=896, intermediate_size=4864,
-    num_hidden_layers=24, num_attention_heads=14, num_key_value_heads=2, max_position_embeddings=32768, max_window_layers=21,
-    sliding_window=32768, transformers_version="4.43.1")
+    num_hidden_layers=24, num_attention_heads=14, num_key_value_heads=2, max_position_embeddings=32768,
+    max_window_layers=21, sliding_window=32768, transformers_version="4.43.1")
 QWEN3_06B = PUBLISHED | dict(
     architectures=["Qwen3ForCausalLM"], model_type="qwen3", hidden_size=1024, intermediate_size=3072,
-    num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8, head_dim=128, max_position_embeddings=40960, max_window_layers=28,
-    sliding_window=None, rope_scaling=None, attention_bias=False, rope_theta=1000000, transformers_version="4.51.0")
+    num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8, head_dim=128, max_position_embeddings=40960,
+    max_window_layers=28, sliding_window=None, rope_scaling=None, attention_bias=False, rope_theta=1000000,
+    transformers_version="4.51.0")
 
 
 # ------------------------------------------------------------------------------------------------- helpers
@@ -552,7 +554,8 @@ DAMAGES = {  # name: (what to do to a good Qwen2 folder, the error, words that t
     "config is no JSON": (write("config.json", "{'model_type':"), ValueError, ["config.json", "JSON"]),
     "config is no object": (write("config.json", "[1, 2]"), ValueError, ["config.json"]),
     "config is not text": (lambda f: (f / "config.json").write_bytes(b"\xff\xfe\x00"), ValueError, ["config.json"]),
-    "config lacks a size": (lambda f: edit_config(f, drop=("hidden_size",)), ValueError, ["config.json", "hidden_size"]),
+    "config lacks a size": (lambda f: edit_config(f, drop=("hidden_size",)),
+                            ValueError, ["config.json", "hidden_size"]),
     "llama": (lambda f: edit_config(f, model_type="llama"), ValueError, ["model_type", "llama"]),
     "no model_type": (lambda f: edit_config(f, drop=("model_type",)), ValueError, ["model_type"]),
     "yarn, new": (lambda f: edit_config(f, rope_parameters={"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0}),
