@@ -73,7 +73,7 @@ def read_config(source: dict) -> Config:
     heads = source["num_attention_heads"]
     return Config(
         **{name: source[name] for name in required},
-        num_key_value_heads=source.get("num_key_value_heads") or heads,
+        num_key_value_heads=source.get("num_key_value_heads", 32) or heads,  # null means one per head
         head_dim=source.get("head_dim") or (128 if kind == "qwen3" else source["hidden_size"] // heads),
         rms_norm_eps=source.get("rms_norm_eps", 1e-6),
         rope_theta=rope.get("rope_theta", source.get("rope_theta", 10000.0)),
@@ -263,10 +263,10 @@ def weight_files(path: Path) -> list[Path]:
     index = path / "model.safetensors.index.json"
     names = {"model.safetensors"}
     if index.is_file():
-        try:
-            names = set(read_json(index)["weight_map"].values())
-        except (KeyError, AttributeError, TypeError):
-            raise ValueError(f"{index} has no usable weight_map") from None
+        shards = read_json(index).get("weight_map")
+        if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
+            raise ValueError(f"{index} has no weight_map from tensors to files")
+        names = set(shards.values())
     for name in sorted(names):
         if not (path / name).is_file():
             raise FileNotFoundError(f"{path / name} is missing")
@@ -303,6 +303,7 @@ def save_model(model: Qwen2, path: str | Path) -> None:
     source |= {"dtype": dtype, "torch_dtype": dtype}  # transformers 5, transformers 4
     (path / "config.json").write_text(json.dumps(source, indent=2) + "\n", encoding="utf-8")
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    (path / "model.safetensors.index.json").unlink(missing_ok=True)  # of shards that were here before
 
 
 # ------------------------------------------------------------------------------------------ cache and sampler
