@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from countdown_task import Codec, Problem, annotate, reward
+from countdown_task import Codec, Problem, annotate, find_steps, reward
 from mitigations import TokenBatch
 from qwen2_model import Qwen2, Samples, generate, left_pad, take
 
@@ -70,7 +70,8 @@ def rollout(model: Qwen2, codec: Codec, problems: list[Problem], uniforms: Tenso
         numbers=[p.numbers for p in problems], target=[p.target for p in problems],
         advantage=group_advantage(total.view(len(problems), -1), advantage).flatten(),
         role=torch.from_numpy(role).to(device), in_answer=torch.from_numpy(in_answer).to(device),
-        text=[text for text, _ in decoded], spans=[spans for _, spans in decoded], normalize=normalize)
+        text=[text for text, _ in decoded], spans=[spans for _, spans in decoded],
+        steps=[find_steps(text) for text, _ in decoded], normalize=normalize)
 
 
 def evaluate(model: Qwen2, codec: Codec, problems: list[Problem], answers: int, max_new_tokens: int,

@@ -14,6 +14,8 @@ from typing import Callable
 import torch
 from torch import Tensor
 
+from countdown_task import StepSpan
+
 NORMALIZATIONS = ("response", "batch", "none")
 
 
@@ -41,6 +43,7 @@ class TokenBatch:
     in_answer: Tensor  # (B, T) bool, from the graded <answer> on
     text: list[str]  # per response, decoded, end token removed
     spans: list[list[tuple[int, int]]]  # per response, each token's character span in its text
+    steps: list[list[StepSpan]]  # per response, the character spans of the calculations written in its text
     normalize: str = "response"  # how `reweight` rescales
 
 

@@ -63,5 +63,6 @@ def make_batch(lengths, advantages, groups=None, **fields) -> TokenBatch:
         in_answer=torch.zeros(B, T, dtype=torch.bool),
         text=[""] * B,
         spans=[[(0, 0)] * n for n in lengths],
+        steps=[[]] * B,
     )
     return TokenBatch(**neutral | fields)
