@@ -102,12 +102,17 @@ def t_statistics(values: np.ndarray, position: np.ndarray) -> np.ndarray:
     return mean / np.sqrt(np.maximum(variance, 1e-30) / n[reached])
 
 
+def ratio(a: float, b: float) -> float:
+    """a / b; NaN where no credit leaves nothing to divide by."""
+    return a / b if b else float("nan")
+
+
 def interval(values: np.ndarray) -> tuple[float, float]:
     """Mean of independent values, such as seeds, and the half-width of its 95% interval (Student's t)."""
     values = np.asarray(values, float)
     if len(values) < 2:
         return float(values.mean()), float("nan")
-    t = T975[len(values) - 2] if len(values) - 2 < len(T975) else 1.96
+    t = T975[min(len(values) - 2, len(T975) - 1)]  # a little too wide for more seeds than the table has
     return float(values.mean()), float(t * values.std(ddof=1) / np.sqrt(len(values)))
 
 
@@ -234,7 +239,7 @@ def table_roles(log: dict) -> Table:
              *averages(log, log["role"] == i, *MEASURES, "logprob", "entropy")] for i, role in enumerate(ROLES)]
     filler, reasoning = ([size(log, log["role"] == i, m)[0] for m in MEASURES] for i in (0, 1))
     note = (f"Mean size ± one standard error clustered by response, then signed means. Filler / reasoning: "
-            f"{filler[0] / reasoning[0]:.2f} by contribution, {filler[1] / reasoning[1]:.2f} by gradient.")
+            f"{ratio(filler[0], reasoning[0]):.2f} by contribution, {ratio(filler[1], reasoning[1]):.2f} by gradient.")
     return Table("Token types", note, ["type", "tokens", "share", *SIZE_HEADER, *MEASURES, "log p", "entropy"], rows)
 
 
@@ -358,7 +363,7 @@ def draw_tokens(log: dict, codec: Codec, file: Path, columns: int = 112) -> None
             shade = plt.cm.PuOr_r(0.5 + 0.45 * value / scale)
             ink = "white" if np.dot(shade[:3], (0.299, 0.587, 0.114)) < 0.5 else "black"  # by the shade's luminance
             axis.add_patch(plt.Rectangle((x, top + 1.4 + y), len(text), 0.92, color=shade, lw=0))
-            axis.text(x, top + 1.9 + y, text, va="center", family="monospace", fontsize=font, color=ink)
+            axis.text(x, top + 1.9 + y, text, va="center", family="monospace", fontsize=font, color=ink, parse_math=False)
     colours = plt.cm.ScalarMappable(plt.Normalize(-scale / 0.9, scale / 0.9), plt.cm.PuOr_r)
     bar = figure.colorbar(colours, ax=axis, location="bottom", fraction=0.03, pad=0.01, aspect=60)
     bar.set_label("below 0: made less likely        above 0: made more likely")
@@ -415,7 +420,7 @@ def summarize(run: Path) -> dict[str, float]:
     row = {"start": success[0], "final": success[-1], "climb": success[-1] - success[0]}
     for measure in MEASURES:
         row |= {f"{measure} {role}": size(log, log["role"] == r, measure)[0] for r, role in enumerate(ROLES[:2])}
-        row[f"{measure} ratio"] = row[f"{measure} filler"] / row[f"{measure} reasoning"]
+        row[f"{measure} ratio"] = ratio(row[f"{measure} filler"], row[f"{measure} reasoning"])
     return row | {"grad_norm": float(np.nanmean(metrics["grad_norm"]))}
 
 

@@ -335,7 +335,7 @@ def annotate(text: str, spans: list[tuple[int, int]]) -> tuple[np.ndarray, np.nd
 
 PLAIN = ("Using the numbers {numbers}, create an equation that equals {target}.\n"
          "Let me solve this step by step.\n<think>")
-# The instruction of TinyZero and GRPO-Zero, word for word, so that results with a chat model can be compared.
+# The instruction of TinyZero and GRPO-Zero, in their words, so that results with a chat model can be compared.
 SYSTEM = ("You are a helpful assistant. You first think about the reasoning process in your mind and then provide the "
           "user with the answer.")
 USER = ("Using the numbers {numbers}, create an equation that equals {target}. You can use basic arithmetic operations "

@@ -93,7 +93,7 @@ def parameters(name: str) -> dict[str, bool | int | float | str]:
 
 
 def is_reweighting(name: str) -> bool:
-    """Whether a credit function goes through `reweight`, and so obeys --normalize."""
+    """Whether a credit function calls `reweight` itself, and so obeys --normalize."""
     return "reweight" in MITIGATIONS[name].__code__.co_names
 
 

@@ -14,6 +14,7 @@ import csv
 import inspect
 import json
 import platform
+import re
 import shlex
 import shutil
 import signal
@@ -51,11 +52,10 @@ class Settings:
     answers: int = 8  # responses to each
     max_new_tokens: int = 140  # a response that is longer is cut off
     seed: int = 0  # of puzzles and sampling
-    lr: float = 2e-4  # AdamW's
-    lr_final: float = 1.0  # share of lr that is left at the last step; linear in between
-    beta1: float = 0.9  # AdamW's
-    beta2: float = 0.999  # AdamW's
-    weight_decay: float = 0.0  # AdamW's
+    lr: float = 2e-4  # AdamW's learning rate
+    beta1: float = 0.9  # share of its mean gradient that AdamW keeps in a step
+    beta2: float = 0.999  # share of its mean squared gradient
+    weight_decay: float = 0.0  # AdamW's pull towards 0
     max_grad_norm: float = 1.0  # the gradient is clipped to this norm
     advantage: str = "grpo"  # of a response within its group
     normalize: str = "response"  # how a reweighting is rescaled: mean 1 a response, mean 1 a batch, or as it is
@@ -140,13 +140,20 @@ def check(s: Settings) -> None:
                  "sample_every"):
         if getattr(s, name) < 1:
             raise ValueError(f"--{name} must be at least 1")
-    for name in ("steps", "seed", "eval_every", "checkpoint_every", "lr", "kl", "weight_decay"):
-        if getattr(s, name) < 0:
-            raise ValueError(f"--{name} can't be negative")
+    for name in ("steps", "seed", "eval_every", "checkpoint_every", "lr", "kl", "weight_decay", "clip_high"):
+        if not 0 <= getattr(s, name) < float("inf"):  # not NaN, either
+            raise ValueError(f"--{name} must be 0 or more")
+    for name in ("beta1", "beta2", "clip_low"):
+        if not 0 <= getattr(s, name) < 1:
+            raise ValueError(f"--{name} must be at least 0 and below 1")
+    if not s.max_grad_norm > 0:
+        raise ValueError("--max_grad_norm must be above 0")
     if s.answers == 1 and s.steps > 0:
         raise ValueError("--answers 1 leaves no group to compare with: ask for 2 or more")
-    if s.device.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"--device {s.device}: this PyTorch sees no GPU; use --device cpu")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", s.device):
+        raise ValueError(f"--device {s.device} is none of cpu, cuda and cuda:0, cuda:1, ...")
+    if s.device != "cpu" and int(s.device[5:] or 0) >= torch.cuda.device_count():
+        raise ValueError(f"--device {s.device}: this PyTorch sees {torch.cuda.device_count()} GPUs; use --device cpu")
 
 
 # ------------------------------------------------------------------------------------------------ the puzzles
@@ -162,15 +169,15 @@ def choose_problems(s: Settings) -> tuple[list[Problem], list[Problem]]:
     for name, part in (("train", train), ("held-out", heldout)):
         if not part:
             raise ValueError(f"{s.data} has no {name} puzzle among its {len(distinct)}: it needs more rows")
-    heldout = heldout[: s.eval_problems]
-    check_solvable(s, {p for step in range(1, s.steps + 1) for p in draw_problems(train, s, step)} | set(heldout))
-    return train, heldout
+    return train, heldout[: s.eval_problems]
 
 
 def check_solvable(s: Settings, problems: set[Problem]) -> None:
-    """ValueError when a puzzle that this run will ask has no solution."""
+    """ValueError when a puzzle that this run will ask has no solution, or is too large to tell."""
     for i, problem in enumerate(problems, 1):
         grpo.progress("checking puzzles", i, len(problems))
+        if len(problem.numbers) > 6:
+            raise ValueError(f"{s.data}: {list(problem.numbers)} are too many numbers; 6 are the most we can solve")
         if not is_solvable(problem):
             raise ValueError(f"{s.data}: {list(problem.numbers)} can't make {problem.target}; remove that row")
 
@@ -178,11 +185,12 @@ def check_solvable(s: Settings, problems: set[Problem]) -> None:
 def draw_problems(problems: list[Problem], s: Settings, step: int) -> list[Problem]:
     """The step's questions: the puzzles in an order shuffled anew each time round. Depends on seed and step alone."""
     places = np.arange((step - 1) * s.questions, step * s.questions)
-    rounds = {r: np.random.default_rng([s.seed, r]).permutation(len(problems)) for r in set(places // len(problems))}
-    return [problems[rounds[place // len(problems)][place % len(problems)]] for place in places]
+    order = {r: np.random.default_rng([s.seed, 0, r]).permutation(len(problems))  # a step of 0 samples no responses
+             for r in set(places // len(problems))}
+    return [problems[order[place // len(problems)][place % len(problems)]] for place in places]
 
 
-def check_lengths(model: Qwen2, codec: Codec, problems: list[Problem], s: Settings) -> None:
+def check_lengths(model: Qwen2, codec: Codec, problems: set[Problem], s: Settings) -> None:
     """ValueError when prompt and response do not fit the model, or the tokenizer not the vocabulary."""
     if codec.size > model.config.vocab_size:
         raise ValueError(f"the tokenizer in {s.model} has {codec.size} tokens, the model {model.config.vocab_size}")
@@ -203,7 +211,7 @@ def start_run(s: Settings, own: dict, codec_folder: Path) -> Path:
     (run / "credit").mkdir(parents=True)
     versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
     config = {"settings": asdict(s), "method": own, "versions": versions, "command": shlex.join(["python"] + sys.argv)}
-    (run / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    write_json(run / "config.json", config)
     append_row(run, None)
     copy_tokenizer(codec_folder, run / "checkpoint")
     return run
@@ -256,19 +264,26 @@ class Stop:
         print("\nstopping after this step; Ctrl-C again stops at once", flush=True)
 
 
+def autocast(s: Settings, cache: bool = True) -> torch.autocast:
+    """Matrix products in --dtype. Weights stay in float32; their converted copies live as long as the context."""
+    return torch.autocast(s.device.partition(":")[0], getattr(torch, s.dtype), s.dtype != "float32", cache)
+
+
 def train_step(model: Qwen2, optimizer, codec: Codec, problems: list[Problem], s: Settings, own: dict, step: int,
                reference: Qwen2 | None) -> tuple[TokenBatch, torch.Tensor, dict]:
     """One step of GRPO: its batch, its credit, and its row of metrics.csv."""
     start = time.perf_counter()
     uniforms = grpo.draw_uniforms(s.seed, step, len(problems), s.answers, s.max_new_tokens)
-    batch = grpo.rollout(model, codec, problems, uniforms, s.advantage, s.normalize)
+    with autocast(s):
+        batch = grpo.rollout(model, codec, problems, uniforms, s.advantage, s.normalize)
     credit = MITIGATIONS[s.mitigation](batch, **own)  # (B, T)
     if s.skip_unfinished:
         credit = credit * batch.ended[:, None]
-    measured = grpo.update(
-        model, optimizer, [codec.prompt(p) for p in problems], batch, credit, reference=reference, kl=s.kl,
-        clip_low=s.clip_low, clip_high=s.clip_high, loss_norm=s.loss_norm, max_new_tokens=s.max_new_tokens,
-        updates_per_batch=s.updates_per_batch, max_grad_norm=s.max_grad_norm, micro_batch=s.micro_batch)
+    with autocast(s, cache=False):  # the weights change within: a cached copy would be stale
+        measured = grpo.update(
+            model, optimizer, [codec.prompt(p) for p in problems], batch, credit, reference=reference, kl=s.kl,
+            clip_low=s.clip_low, clip_high=s.clip_high, loss_norm=s.loss_norm, max_new_tokens=s.max_new_tokens,
+            updates_per_batch=s.updates_per_batch, max_grad_norm=s.max_grad_norm, micro_batch=s.micro_batch)
     seconds, tokens = time.perf_counter() - start, batch.mask.sum().item()
     return batch, credit, measured | {
         "step": step, "reward": batch.reward.mean().item(), "success": batch.success.mean().item(),
@@ -280,13 +295,15 @@ def train_step(model: Qwen2, optimizer, codec: Codec, problems: list[Problem], s
 
 def measure_heldout(model: Qwen2, codec: Codec, heldout: list[Problem], s: Settings) -> dict[str, float]:
     """Held-out success, one response a puzzle, and its standard error."""
-    solved = grpo.evaluate(model, codec, heldout, 1, s.max_new_tokens, s.questions * s.answers)[:, 0]
+    with autocast(s):
+        solved = grpo.evaluate(model, codec, heldout, 1, s.max_new_tokens, s.questions * s.answers)[:, 0]
     return {"heldout_success": float(solved.mean()), "heldout_stderr": grpo.standard_error(solved)}
 
 
 def measure_pass(model: Qwen2, codec: Codec, heldout: list[Problem], s: Settings, k: int = 16) -> dict[str, float]:
     """The share of held-out puzzles that at least one of k responses solves, and its standard error."""
-    solved = grpo.evaluate(model, codec, heldout, k, s.max_new_tokens, s.questions * s.answers).max(1)
+    with autocast(s):
+        solved = grpo.evaluate(model, codec, heldout, k, s.max_new_tokens, s.questions * s.answers).max(1)
     return {f"pass@{k}": float(solved.mean()), f"pass@{k}_stderr": grpo.standard_error(solved),
             f"pass@{k}_problems": len(solved)}
 
@@ -309,31 +326,37 @@ def train(s: Settings, own: dict, model: Qwen2, codec: Codec, problems: list[Pro
     """Measure, train all steps or those until Ctrl-C, measure again."""
     reference = copy.deepcopy(model).requires_grad_(False) if s.kl > 0 else None
     optimizer = torch.optim.AdamW(model.parameters(), s.lr, (s.beta1, s.beta2), weight_decay=s.weight_decay)
-    row = {"step": 0} | measure_heldout(model, codec, heldout, s)
-    append_row(run, row)
-    print(f"start  {heldout_text(row)} of {len(heldout)} puzzles", flush=True)
-    with Stop() as stop:
-        start = time.perf_counter()
-        for step in range(1, s.steps + 1):
-            for group in optimizer.param_groups:
-                group["lr"] = s.lr * (1 - (1 - s.lr_final) * (step - 1) / max(1, s.steps - 1))
-            asked = draw_problems(problems, s, step)
-            batch, credit, row = train_step(model, optimizer, codec, asked, s, own, step, reference)
-            write_step(run, step, batch, credit, s)
-            last = step == s.steps or stop.asked
-            if last or s.eval_every and step % s.eval_every == 0:
-                row |= measure_heldout(model, codec, heldout, s)
-            append_row(run, row)
-            show(row, s, (time.perf_counter() - start) / step * (s.steps - step))
-            if s.checkpoint_every and step % s.checkpoint_every == 0:
-                save_checkpoint(model, run / "checkpoints" / f"step-{step:06d}", run)
-            if last:
-                break
+    try:
+        row = {"step": 0} | measure_heldout(model, codec, heldout, s)
+        append_row(run, row)
+        print(f"start  {heldout_text(row)} of {len(heldout)} puzzles", flush=True)
+        with Stop() as stop:
+            start = time.perf_counter()
+            for step in range(1, s.steps + 1):
+                asked = draw_problems(problems, s, step)
+                batch, credit, row = train_step(model, optimizer, codec, asked, s, own, step, reference)
+                write_step(run, step, batch, credit, s)
+                last = step == s.steps or stop.asked
+                if last or s.eval_every and step % s.eval_every == 0:
+                    row |= measure_heldout(model, codec, heldout, s)
+                append_row(run, row)
+                show(row, s, (time.perf_counter() - start) / step * (s.steps - step))
+                if s.checkpoint_every and step % s.checkpoint_every == 0:
+                    save_checkpoint(model, run / "checkpoints" / f"step-{step:06d}", run)
+                if last:
+                    break
+    finally:  # also when a second Ctrl-C, or a lack of memory, ends the run
         save_model(model, run / "checkpoint")
     final = {k: row[k] for k in ("step", "heldout_success", "heldout_stderr")} | {"heldout_problems": len(heldout)}
-    final |= {} if stop.asked else measure_pass(model, codec, heldout[:128], s)
-    (run / "final.json").write_text(json.dumps(final, indent=2) + "\n", encoding="utf-8")
+    write_json(run / "final.json", final)
+    if not stop.asked:
+        write_json(run / "final.json", final | measure_pass(model, codec, heldout[:128], s))
     print(f"wrote {run}; read it with: python analyze.py {run}")
+
+
+def write_json(file: Path, content: dict) -> None:
+    """Write a JSON file to be read by people, too."""
+    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def write_step(run: Path, step: int, batch: TokenBatch, credit: torch.Tensor, s: Settings) -> None:
@@ -356,7 +379,10 @@ def main() -> None:
         check(s)
         model, codec = load_model(s.model, s.device), Codec(s.model)
         problems, heldout = choose_problems(s)
-        check_lengths(model, codec, problems + heldout, s)
+        asked = {p for step in range(1, s.steps + 1) for p in draw_problems(problems, s, step)} | set(heldout)
+        if s.data:
+            check_solvable(s, asked)
+        check_lengths(model, codec, asked, s)
         run = start_run(s, own, Path(s.model))
     except (ValueError, OSError) as error:
         fail(str(error))
@@ -365,8 +391,7 @@ def main() -> None:
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(problems)} puzzles to train on, into {run}")
     print(f"settings: {', '.join(f'{k}={v}' for k, v in changed.items()) or 'all at their defaults'}", flush=True)
     try:
-        with torch.autocast(torch.device(s.device).type, getattr(torch, s.dtype), enabled=s.dtype != "float32"):
-            train(s, own, model, codec, problems, heldout, run)
+        train(s, own, model, codec, problems, heldout, run)
     except KeyboardInterrupt:
         fail(f"interrupted; what was finished before is in {run}")
 

@@ -178,6 +178,19 @@ def test_a_run_is_analyzed(run, capsys, monkeypatch):
     assert all(role in text for role in ROLES)
 
 
+def test_a_run_without_any_credit_is_analyzed(run, monkeypatch, capsys):
+    """Guards against a division by zero where every group had equal rewards."""
+    for file in (run / "credit").iterdir():
+        log = dict(np.load(file))
+        np.savez(file, **log | {"credit": 0 * log["credit"]})
+    monkeypatch.setattr(sys, "argv", ["analyze.py", str(run)])
+    analyze.main()
+    assert "Filler / reasoning: nan" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["analyze.py", str(run), str(run)])
+    analyze.main()
+    assert (run / "analysis" / "tokens.png").is_file()
+
+
 def test_tokens_are_wrapped_without_loss():
     """Guards against a token that vanishes or overlaps its neighbour in the picture."""
     texts = [" Maybe", " 5", "\n", "<answer>", "x" * 9, ""]

@@ -152,7 +152,6 @@ def test_zero_steps_only_evaluate(tmp_path):
         ["--skip_unfinished"],
         ["--dtype", "bfloat16"],
         ["--loss_norm", "sequence", "--advantage", "rloo"],
-        ["--lr_final", "0"],
         ["--mitigation", "outcome_conditional", "--think_discount", "0.3", "--normalize", "batch"],
     ],
     ids=" ".join,
@@ -161,6 +160,16 @@ def test_every_option_runs(flags, tmp_path):
     """Guards against a flag that is accepted and crashes."""
     run(*SMALL, "--steps", 2, "--out", tmp_path / "r", *flags)
     assert len(rows(tmp_path / "r")) == 3 and (rows(tmp_path / "r")[1]["kl"] != "") == ("--kl" in flags)
+
+
+def test_bfloat16_samples_from_the_weights_it_trains(tmp_path):
+    """Guards against autocast's cache, which would go on sampling from the first step's weights: the checkpoint of a run
+    solves as many puzzles in a run of its own as it did at the end of the first."""
+    flags = [*SMALL, "--dtype", "bfloat16", "--eval_problems", 40]
+    run(*flags, "--steps", 3, "--lr", 0.02, "--out", tmp_path / "r")
+    run(*flags, "--steps", 0, "--model", tmp_path / "r" / "checkpoint", "--out", tmp_path / "again")
+    start, end = (float(rows(tmp_path / "r")[i]["heldout_success"]) for i in (0, -1))
+    assert start > 0 and end != start and float(rows(tmp_path / "again")[0]["heldout_success"]) == end
 
 
 def test_skip_unfinished_gives_no_credit_to_the_cut_off(tmp_path):
@@ -294,6 +303,11 @@ FLAGS = {
     "a lone answer": (["--answers", "1"], "--answers"),
     "no question": (["--questions", "0"], "--questions"),
     "negative": (["--lr", "-1"], "--lr"),
+    "no such device": (["--device", "gpu"], "--device"),
+    "too many GPUs": (["--device", "cuda:99"], "--device"),
+    "not a rate": (["--lr", "nan"], "--lr"),
+    "not below one": (["--beta1", "1.0"], "--beta1"),
+    "a norm that turns the gradient": (["--max_grad_norm", "-1"], "--max_grad_norm"),
     "no value": (["--mitigation"], "--mitigation"),
     "no such data": (["--data", "nowhere.jsonl"], "nowhere.jsonl"),
 }
