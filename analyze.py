@@ -35,6 +35,7 @@ T975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2
 CLUSTERED = "Mean size, ± one standard error clustered by response."
 SIZE_HEADER = [f"size of {measure}" for measure in MEASURES]
 ROLE_HEADER = [f"{measure}, {role}" for measure in MEASURES for role in ROLES]
+NO_DIFFERENCE = {"mitigation", "seed", "out", "steps", "eval_every", "sample_every", "checkpoint_every", "micro_batch"}
 MIN_TOKENS = 100  # a point of a picture needs that many
 MIN_RESPONSES = 30  # a position's t-statistic needs that many responses to reach it
 
@@ -366,7 +367,7 @@ def draw_tokens(log: dict, codec: Codec, file: Path, columns: int = 112) -> None
             axis.text(x, top + 1.9 + y, text, va="center", family="monospace", fontsize=font, color=ink, parse_math=False)
     colours = plt.cm.ScalarMappable(plt.Normalize(-scale / 0.9, scale / 0.9), plt.cm.PuOr_r)
     bar = figure.colorbar(colours, ax=axis, location="bottom", fraction=0.03, pad=0.01, aspect=60)
-    bar.set_label("below 0: made less likely        above 0: made more likely")
+    bar.set_label("below 0: made less likely        above 0: made more likely        (↵ line break, ■ end token)")
     figure.savefig(file, dpi=120)
     plt.close(figure)
 
@@ -408,7 +409,7 @@ def labels(runs: list[Path]) -> list[str]:
     """A name for each run: its method, and what else of its settings differs among the runs. Equal names are seeds."""
     configs = [json.loads((run / "config.json").read_text(encoding="utf-8")) for run in runs]
     flat = [c["settings"] | c["method"] for c in configs]
-    keys = sorted({key for f in flat for key in f} - {"seed", "out", "mitigation"})
+    keys = sorted({key for f in flat for key in f} - NO_DIFFERENCE)
     differ = [key for key in keys if len({json.dumps(f.get(key)) for f in flat if key in f}) > 1]
     return [" ".join([f["mitigation"]] + [f"{key}={f[key]}" for key in differ if key in f]) for f in flat]
 
@@ -417,7 +418,7 @@ def summarize(run: Path) -> dict[str, float]:
     """The figures of one run that the comparison averages over seeds."""
     metrics, log = read_metrics(run), read_log(run)
     _, success, _ = heldout(metrics)
-    row = {"start": success[0], "final": success[-1], "climb": success[-1] - success[0]}
+    row = {"steps": metrics["step"][-1], "start": success[0], "final": success[-1], "climb": success[-1] - success[0]}
     for measure in MEASURES:
         row |= {f"{measure} {role}": size(log, log["role"] == r, measure)[0] for r, role in enumerate(ROLES[:2])}
         row[f"{measure} ratio"] = ratio(row[f"{measure} filler"], row[f"{measure} reasoning"])
@@ -432,9 +433,11 @@ def compare_runs(runs: list[Path]) -> None:
     rows = []
     for label, members in groups.items():
         results = [summarize(run) for run in members]
+        steps = sorted({int(r.pop("steps")) for r in results})
         cells = [pm(*interval([r[key] for r in results])) for key in results[0]]
-        rows.append([label, str(len(members)), *cells[:3], f"{min(r['climb'] for r in results):.3f}", *cells[3:]])
-    header = ["method", "seeds", "held-out, start", "held-out, end", "climb", "least climb"]
+        least = f"{min(r['climb'] for r in results):.3f}"
+        rows.append([label, str(len(members)), ", ".join(map(str, steps)), *cells[:3], least, *cells[3:]])
+    header = ["method", "seeds", "steps", "held-out, start", "held-out, end", "climb", "least climb"]
     header += [f"{m}, {x}" for m in MEASURES for x in ("filler", "reasoning", "filler / reasoning")] + ["gradient norm"]
     note = "Mean over seeds ± half of its 95% interval (Student's t). Sizes are means over all tokens of a run."
     table = Table("Comparison", note, header, rows)
@@ -460,7 +463,8 @@ def draw_comparison(groups: dict[str, list[Path]], file: Path) -> None:
         axis.fill_between(steps, mean - half, mean + half, color=colour, alpha=0.2, lw=0)
         for curve in curves:
             axis.plot(steps, [curve[s] for s in steps], color=colour, lw=0.6, alpha=0.5)
-    axis.set(xlabel="step", ylabel="share of held-out puzzles solved", title="Mean over seeds, 95% interval", ylim=(0, None))
+    axis.set(xlabel="step", ylabel="share of held-out puzzles solved", title="Held-out success, mean over seeds, 95% interval")
+    axis.set_ylim(0, 1.05 * axis.get_ylim()[1])
     axis.legend(frameon=False, loc="lower right")
     figure.savefig(file, dpi=120)
     plt.close(figure)
@@ -469,13 +473,19 @@ def draw_comparison(groups: dict[str, list[Path]], file: Path) -> None:
 def main() -> None:
     """One run is analyzed, several are compared."""
     paths = [Path(p) for p in sys.argv[1:]]
+    if {"-h", "--help"} & set(sys.argv):
+        print(__doc__)
+        return
     if not paths or any(str(p).startswith("-") for p in paths):
-        sys.exit(__doc__)
+        sys.exit("error: name one or more run folders and no flags, such as: python analyze.py runs/none-seed0")
     try:
-        runs = [p for p in paths if p.name != "comparison"]  # our own output, swept up by runs/*
+        runs = [p for p in dict.fromkeys(paths) if p.name != "comparison"]  # our own output, swept up by runs/*
+        trained = [run for run in runs if len(read_metrics(run)["step"]) > 1]
         for run in runs:
-            read_metrics(run)
-        analyze_run(runs[0]) if len(runs) == 1 else compare_runs(runs)
+            if run not in trained:
+                print(f"left out: {run} has no step of training, only what is in its metrics.csv and final.json")
+        if trained:
+            analyze_run(trained[0]) if len(trained) == 1 else compare_runs(trained)
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
 

@@ -124,16 +124,17 @@ def generate_problems(size: int, part: str, seed: int = 0, count: int = 3, low: 
                       max_target: int = 100) -> list[Problem]:
     """Draw `size` distinct solvable puzzles of a split, numbers in random order.
 
-    ValueError when that many are not found: ranges too small, or targets too high.
+    ValueError when that many are not found: 20,000 draws in a row bring no new one.
     """
-    rng, found = np.random.default_rng([seed, size]), {}
-    for _ in range(100 * size + 10_000):
+    rng, found, idle = np.random.default_rng([seed, size]), {}, 0
+    while idle < 20_000:
+        idle += 1
         numbers = tuple(int(n) for n in rng.integers(low, high + 1, count))
         targets = reachable(tuple(sorted(numbers)), max_target)
         if targets:
             problem = Problem(numbers, int(rng.choice(targets)))
-            if split(problem) == part:
-                found.setdefault(puzzle_key(problem), problem)
+            if split(problem) == part and puzzle_key(problem) not in found:
+                found[puzzle_key(problem)], idle = problem, 0
         if len(found) == size:
             return list(found.values())
     raise ValueError(f"found only {len(found)} of {size} {part} puzzles with {count} numbers from {low} to {high} "
@@ -412,6 +413,8 @@ def main() -> None:
     parser.add_argument("numbers", type=int, nargs="+")
     parser.add_argument("--target", type=int, required=True)
     args = parser.parse_args()
+    if len(args.numbers) > 5:
+        parser.exit(1, "error: more than 5 numbers have too many solutions to print\n")
     problem = Problem(tuple(args.numbers), args.target)
     print(f"{PLAIN.format(numbers=list(problem.numbers), target=problem.target)}\n\nsplit: {split(problem)}")
     print("\n".join(sorted({expression(problem.numbers, steps) for steps in solutions(problem)})) or "no solution")

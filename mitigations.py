@@ -99,4 +99,4 @@ def is_reweighting(name: str) -> bool:
 
 def summary(name: str) -> str:
     """The first line of a credit function's docstring."""
-    return inspect.getdoc(MITIGATIONS[name]).splitlines()[0]
+    return (inspect.getdoc(MITIGATIONS[name]) or "no docstring yet").splitlines()[0]

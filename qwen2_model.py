@@ -68,8 +68,8 @@ def read_config(source: dict) -> Config:
     if any(unsupported.values()):
         raise ValueError(f"config.json asks for {[k for k, bad in unsupported.items() if bad]}, not implemented here")
     required = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    if missing := [name for name in required if name not in source]:
-        raise ValueError(f"config.json has no {missing[0]}")
+    if bad := [name for name in required if type(source.get(name)) is not int or source[name] < 1]:
+        raise ValueError(f"config.json has no {bad[0]} that is a whole number above 0")
     heads = source["num_attention_heads"]
     return Config(
         **{name: source[name] for name in required},
@@ -391,6 +391,8 @@ def draw(log_probs: Tensor, uniform: Tensor, temperature: float) -> Tensor:
     if temperature == 0:
         return log_probs.argmax(-1)
     cumulative = (log_probs.double() / temperature).softmax(-1).cumsum(-1)  # (B, V)
+    if cumulative[:, -1].isnan().any():
+        raise FloatingPointError("the model's logits are not finite: its weights are broken, or --lr is too high")
     return torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)[:, 0]
 
 

@@ -1,6 +1,6 @@
 """The command line and the loop: sample, grade, assign credit, update, log.
 
-    python train.py --mitigation none                                       the bundled model, about two minutes
+    python train.py --mitigation none                                       the bundled model, two to three minutes
     python train.py --mitigation outcome_conditional --think_discount 0.5   another way to give credit
     python train.py --model path/to/Qwen2.5-0.5B-Instruct --lr 1e-6         a real checkpoint
     python train.py --steps 0                                               only evaluate
@@ -109,9 +109,9 @@ def parse(arguments: list[str]) -> tuple[Settings, dict]:
     known, unknown = parser.parse_known_args(arguments)
     if unknown:
         takes = f"; of its own it takes --{', --'.join(own)}" if own else ""
-        fail(f"{name} takes no {unknown[0]}{takes}")
+        fail(f"--mitigation {name} takes no {unknown[0]}{takes}")
     if known.normalize != "response" and not is_reweighting(name):
-        fail(f"{name} is not a reweighting: it takes no --normalize")
+        fail(f"--mitigation {name} is not a reweighting: it takes no --normalize")
     values = vars(known)
     return Settings(**{f.name: values[f.name] for f in fields(Settings)}), {k: values[k] for k in own}
 
@@ -277,6 +277,8 @@ def train_step(model: Qwen2, optimizer, codec: Codec, problems: list[Problem], s
     with autocast(s):
         batch = grpo.rollout(model, codec, problems, uniforms, s.advantage, s.normalize)
     credit = MITIGATIONS[s.mitigation](batch, **own)  # (B, T)
+    if credit.shape != batch.mask.shape or not credit.isfinite().all():
+        raise ValueError(f"{s.mitigation} must return finite credit of shape {tuple(batch.mask.shape)}")
     if s.skip_unfinished:
         credit = credit * batch.ended[:, None]
     with autocast(s, cache=False):  # the weights change within: a cached copy would be stale
@@ -326,10 +328,11 @@ def train(s: Settings, own: dict, model: Qwen2, codec: Codec, problems: list[Pro
     """Measure, train all steps or those until Ctrl-C, measure again."""
     reference = copy.deepcopy(model).requires_grad_(False) if s.kl > 0 else None
     optimizer = torch.optim.AdamW(model.parameters(), s.lr, (s.beta1, s.beta2), weight_decay=s.weight_decay)
+    print(f"measuring the start model on {len(heldout)} held-out puzzles", flush=True)
     try:
         row = {"step": 0} | measure_heldout(model, codec, heldout, s)
         append_row(run, row)
-        print(f"start  {heldout_text(row)} of {len(heldout)} puzzles", flush=True)
+        print(f"start{heldout_text(row)}", flush=True)
         with Stop() as stop:
             start = time.perf_counter()
             for step in range(1, s.steps + 1):
@@ -351,7 +354,7 @@ def train(s: Settings, own: dict, model: Qwen2, codec: Codec, problems: list[Pro
     write_json(run / "final.json", final)
     if not stop.asked:
         write_json(run / "final.json", final | measure_pass(model, codec, heldout[:128], s))
-    print(f"wrote {run}; read it with: python analyze.py {run}")
+    print(f"wrote {run}" + (f"; read it with: python analyze.py {run}" if s.steps else ""))
 
 
 def write_json(file: Path, content: dict) -> None:
@@ -394,6 +397,8 @@ def main() -> None:
         train(s, own, model, codec, problems, heldout, run)
     except KeyboardInterrupt:
         fail(f"interrupted; what was finished before is in {run}")
+    except FloatingPointError as error:
+        fail(f"{error}; what was finished before is in {run}")
 
 
 if __name__ == "__main__":

@@ -208,6 +208,8 @@ def main() -> None:
             sys.exit(f"error: {error}")
     elif Path(args.out).exists():
         sys.exit(f"error: {args.out} exists: remove it, or choose another --out")
+    elif args.steps < 1:
+        sys.exit("error: --steps must be at least 1")
     else:
         build(Path(args.out), args.steps, args.seed)
         report(Path(args.out))

@@ -3,6 +3,7 @@
 Run it:  python -m pytest tests/test_analyze.py
 """
 
+import json
 import math
 import re
 import statistics
@@ -150,6 +151,92 @@ def test_tables_by_hand(run):
     assert cells(by_position, "0-20%")[0] == pytest.approx(1.5) and cells(by_position, "40-60%")[1] == pytest.approx(3)
 
 
+def test_cells_stand_under_their_headers(run):
+    """Guards against unclustered errors and columns under another's name. Reasoning: clusters (.125, 2), (.25, 4)."""
+    log = analyze.read_log(run)
+    table = analyze.table_roles(log)
+    row = dict(zip(table.header, table.rows[1]))
+    assert row["size of contribution"] == "1.594 ± 0.531"  # sqrt(2 * 2 * 1.0625**2) / 4
+    assert [row[n] for n in ("contribution", "gradient", "log p", "entropy")] == ["1.594", "-0.516", "-2.125", "1.000"]
+    assert "0.94 by contribution, 1.45 by gradient" in table.note  # 1 / 1.0625, .5 / .34375
+    table = analyze.table_positions(log)
+    row = dict(zip(table.header, table.rows[5]))
+    assert (row["log p"], row["entropy"]) == ("-2.250", "1.000")  # -0.5 and -4
+    table = analyze.table_roles_by_position(log)
+    row = dict(zip(table.header, table.rows[2]))
+    assert row["contribution, reasoning"].startswith("3.000") and row["gradient, reasoning"].startswith("0.938")
+    values = [-1, -0.5, 1, 0.125, 2, 0] + [2 * v for v in (-1, -0.5, 1, 0.125, 2, 0)]
+    spread = analyze.table_statistics(log)
+    assert cells(spread, "standard deviation")[0] == pytest.approx(statistics.pstdev(values), abs=1e-3)
+    assert cells(spread, "mean size")[0] == pytest.approx(statistics.mean(map(abs, values)), abs=1e-3)
+
+
+def test_the_first_table_by_hand(run):
+    """Guards against start for end, success for its error, step 0 among the trained, and an unmeasured 0."""
+    log, metrics = analyze.read_log(run), analyze.read_metrics(run)
+    assert math.isnan(metrics["reward"][0]) and analyze.heldout(metrics)[0].tolist() == [0, 2]
+    rows = dict(analyze.table_basics(log, metrics).rows)
+    assert rows["steps, responses, tokens"] == "2, 4, 12" and rows["tokens whose credit is 0"] == "0.0%"
+    assert rows["held-out success, start"] == "0.250 ± 0.100" and rows["held-out success, step 2"] == "0.750 ± 0.100"
+    counting = {name: np.arange(13.0) for name in COLUMNS}
+    rows = dict(analyze.table_basics(log, counting).rows)
+    assert rows["success, first and last ten steps"] == "5.500, 7.500"
+
+
+def test_table_of_t_by_construction():
+    """Guards against a sign that hides a large t, wrong limits, and 30 responses counted as too few."""
+    z = np.tile([1.0, -1], 15)
+    z /= z.std(ddof=1)
+    values = np.concatenate([z + t / math.sqrt(30) for t in (-5, 2, 0.5)])
+    log = {"position": np.repeat([0, 1, 2], 30), "contribution": values, "gradient": values}
+    assert [row[1] for row in analyze.table_t(log).rows] == ["33.3%", "33.3%", "2.50", "3"]
+
+
+def test_top_tokens_are_counted_within_their_type(codec):
+    """Guards against rare tokens first, and one token's types mixed."""
+    ones = np.ones(4)
+    columns = dict(contribution=ones, gradient=ones, logprob=ones, entropy=ones, id=np.arange(4))
+    log = dict(role=np.array([0, 0, 0, 1]), token=np.array([300, 301, 301, 301]), **columns)
+    counted = [(row[0], row[2]) for row in analyze.table_tokens(log, codec).rows]
+    assert counted == [("filler", "2"), ("filler", "1"), ("reasoning", "1")]
+
+
+def test_time_and_chosen_responses():
+    """Guards against a run that does not begin at 0, and pairs of different questions or in the other order."""
+    assert analyze.training_time({"step": np.array([5, 6, 7, 8])}).tolist() == [0, 0.25, 0.5, 0.75]
+    log = dict(
+        step=np.repeat([1, 2], 3), id=np.arange(6), group=np.array([0, 1, 1] * 2), advantage=np.array([1, 2, -1] * 2)
+    )
+    assert [rows.tolist() for rows in analyze.choose_responses(log)] == [[1], [2], [4], [5]]
+
+
+@pytest.mark.parametrize("part, key", [("settings", "lr"), ("method", "think_discount")])
+def test_other_settings_are_other_methods(tmp_path, part, key):
+    """Guards against seeds and settings averaged together."""
+    for value in (1, 2):
+        (tmp_path / str(value)).mkdir()
+        config = {"settings": {"mitigation": "m", "seed": value, "steps": value}, "method": {}}
+        config[part][key] = value
+        (tmp_path / str(value) / "config.json").write_text(json.dumps(config))
+    assert analyze.labels([tmp_path / "1", tmp_path / "2"]) == [f"m {key}=1", f"m {key}=2"]
+
+
+def test_pictures_draw_the_named_columns(run, tmp_path, monkeypatch):
+    """Guards against a curve of another column, and a mean over the wrong step."""
+    kept = []
+    monkeypatch.setattr(analyze.plt, "close", kept.append)
+    counting = {name: np.arange(3.0) + 10 * i for i, name in enumerate(COLUMNS)}
+    analyze.draw_learning(counting, "x", tmp_path / "a.png")
+    assert kept[0].axes[0].lines[0].get_ydata().tolist() == counting["success"].tolist()
+    (tmp_path / "other").mkdir()
+    write_metrics(tmp_path / "other", [[0, 0.35], [2, 0.85]])
+    analyze.draw_comparison({"m": [run, tmp_path / "other"]}, tmp_path / "b.png")
+    axis = kept[1].axes[0]
+    assert axis.lines[0].get_ydata().tolist() == pytest.approx([0.3, 0.8])
+    low = axis.collections[0].get_paths()[0].get_extents().y0
+    assert low == pytest.approx(0.3 - 12.706 * 0.05)  # the two starts, .25 and .35, have a standard error of .05
+
+
 def test_position_bins_have_no_gap_at_their_borders():
     """Guards against a token that rounding moves: position t of a response of length L lies in bin floor(10 t / L)."""
     position, length = np.array([(t, L) for L in range(1, 200) for t in range(L)]).T
@@ -222,12 +309,25 @@ def test_runs_are_compared_by_method(run, capsys, monkeypatch):
     two = next(line for line in text.splitlines() if "lr=0.1" in line).split("|")
     assert (
         two[2].strip() == "2"
-        and two[4].strip() == "0.800 ± 0.635"
-        and two[5].strip() == "0.550 ± 0.635"
-        and two[6].strip() == "0.500"
+        and two[3].strip() == "2"
+        and two[5].strip() == "0.800 ± 0.635"
+        and two[6].strip() == "0.550 ± 0.635"
+        and two[7].strip() == "0.500"
     )
-    assert two[9].strip() == "0.941 ± 0.000"  # filler / reasoning by contribution: 1 / 1.0625
+    assert two[10].strip() == "0.941 ± 0.000"  # filler / reasoning by contribution: 1 / 1.0625
     assert "lr=0.2" in text and (run.parent / "comparison" / "learning.png").is_file()
+
+
+def test_a_run_that_only_evaluated_is_left_out(run, monkeypatch, capsys):
+    """Guards against one folder of --steps 0 that keeps all the others from being read."""
+    (run.parent / "evaluated").mkdir()
+    write_metrics(run.parent / "evaluated", [[0, 0.25]])
+    monkeypatch.setattr(sys, "argv", ["analyze.py", str(run), str(run.parent / "evaluated")])
+    analyze.main()
+    text = capsys.readouterr().out
+    assert "left out" in text and "## Token types" in text
+    monkeypatch.setattr(sys, "argv", ["analyze.py", str(run.parent / "comparison")])
+    analyze.main()
 
 
 # ------------------------------------------------------------------------------------------------- bad inputs

@@ -3,6 +3,7 @@
 Run it:  python -m pytest tests/test_grpo.py
 """
 
+import copy
 import math
 import statistics
 
@@ -12,7 +13,7 @@ import torch
 
 import grpo
 from conftest import make_batch
-from countdown_task import Problem, reward
+from countdown_task import Problem, annotate, reward
 from mitigations import none
 from qwen2_model import load_model
 from train import BUNDLED
@@ -55,7 +56,42 @@ def test_rollout_describes_its_own_responses(codec):
         assert [batch.reward[i], batch.success[i], batch.format[i]] == pytest.approx(
             [expected["reward"], expected["answer"], expected["format"]]
         )
+        role, inside = annotate(text, batch.spans[i])
+        assert batch.role[i][batch.mask[i]].tolist() == role.tolist()
+        assert batch.in_answer[i][batch.mask[i]].tolist() == inside.tolist()
         assert len(batch.spans[i]) == len(kept) and "".join(text[a:b] for a, b in batch.spans[i]) == text
+
+
+def test_advantage_comes_from_the_reward(codec, monkeypatch):
+    """Guards against an advantage from success alone, or across questions: no answer is right here."""
+    grades = iter([{"reward": r, "answer": 0.0, "format": 0.0} for r in (0.1, 0.0, 0.3, 0.2, 0.7, 0.0)])
+    monkeypatch.setattr(grpo, "reward", lambda *_: next(grades))
+    model = load_model(BUNDLED)
+    model.real_vocab = codec.size
+    got = grpo.rollout(model, codec, PROBLEMS[:2], grpo.draw_uniforms(0, 1, 2, 3, 5), "dr_grpo", "none")
+    expected = [0.1 - 0.4 / 3, -0.4 / 3, 0.3 - 0.4 / 3, -0.1, 0.4, -0.3]
+    assert got.advantage.tolist() == pytest.approx(expected, abs=1e-6) and got.normalize == "none"
+
+
+def test_evaluation_has_random_numbers_of_its_own(monkeypatch):
+    """Guards against chunks that share random numbers, and evaluation with those of a training step."""
+    seen = []
+
+    def fake(model, codec, problems, uniforms):
+        seen.append(uniforms)
+        return None, None, [{"answer": 0.0}] * len(uniforms)
+
+    monkeypatch.setattr(grpo, "respond", fake)
+    for rows in (2, 100):
+        grpo.evaluate(None, None, PROBLEMS, 2, 5, rows)
+    assert torch.equal(torch.cat(seen[:3]), seen[3]) and seen[3].unique().numel() == 30
+    assert not any(torch.equal(seen[3], grpo.draw_uniforms(0, step, 3, 2, 5)) for step in range(1000))
+
+
+def test_standard_error_by_the_textbook():
+    """Guards against the population variance, and a missing root."""
+    x = [0.0, 1, 1, 0, 1]
+    assert grpo.standard_error(np.array(x)) == pytest.approx(statistics.stdev(x) / math.sqrt(5))
 
 
 # ----------------------------------------------------------------------------------------------- advantage
@@ -286,6 +322,53 @@ def test_first_update_is_on_policy_and_later_ones_are_clipped(codec):
     assert later["ratio_error"] < 1e-5 and later["clip_fraction"] > 0
 
 
+def test_clip_fraction_by_hand():
+    """Guards against a clip counted on the side where it does not bind: limits 0.9 and 1.3."""
+    ratio = torch.tensor([[1.2, 1.4, 0.85, 0.95, 1.4, 0.85]]).double()
+    credit = torch.tensor([[1.0, 1, 1, 1, -1, -1]]).double()
+    clipped = grpo.ratio_figures(ratio.log(), torch.zeros_like(ratio), credit, ratio > 0, None, 0.1, 0.3)[0]
+    assert clipped.tolist() == [False, True, False, False, False, True]
+
+
+def test_figures_with_kl_away_from_ratio_one(codec, random_model):
+    """Guards against swapped clips, a KL to the old policy or of another weight, and sums over updates."""
+    _, batch, prompts = step_batch(codec, answers=2)
+    reference = copy.deepcopy(random_model)
+    with torch.no_grad():
+        for p in reference.parameters():
+            p.add_(torch.randn_like(p) * 0.02)
+        inputs = [prompts[g] for g in batch.group], batch.tokens, batch.mask
+        now, ref = (grpo.response_logprobs(m, *inputs) for m in (random_model, reference))
+    batch.logprob = now + 0.4 * torch.randn_like(now) * batch.mask
+    credit = torch.randn_like(now) * batch.mask
+    args = [x.tolist() for x in (now, batch.logprob, credit, batch.mask, ref)]
+    expected = published_loss(*args, 0.05, 0.1, 0.3, "token", 60)
+    k3 = [math.exp(r - n) - (r - n) - 1 for r, n in zip(ref[batch.mask].tolist(), now[batch.mask].tolist())]
+    optimizer = torch.optim.SGD(random_model.parameters(), lr=0.0)  # every update is the same
+    options = dict(reference=reference, kl=0.05, clip_low=0.1, clip_high=0.3, max_new_tokens=60)
+    results = [
+        grpo.update(random_model, optimizer, prompts, batch, credit, updates_per_batch=n, **options) for n in (1, 2)
+    ]
+    for got in results:
+        assert got["loss"] == pytest.approx(expected, rel=1e-4) and got["kl"] == pytest.approx(
+            statistics.mean(k3), rel=1e-4
+        )
+        assert got["grad_norm"] == pytest.approx(results[0]["grad_norm"], rel=1e-6)
+
+
+def test_gradient_is_clipped_and_its_norm_reported_before(codec, random_model):
+    """Guards against a limit that is ignored, and a reported norm that can't exceed it."""
+    _, batch, prompts = step_batch(codec)
+    credit = torch.randn_like(batch.logprob) * batch.mask
+    norm = gradient_of_update(random_model, batch, prompts, credit)[0].norm().item()
+    before = torch.nn.utils.parameters_to_vector(random_model.parameters()).detach().clone()
+    optimizer = torch.optim.SGD(random_model.parameters(), lr=1.0)
+    got = grpo.update(random_model, optimizer, prompts, batch, credit, max_new_tokens=60, max_grad_norm=norm / 4)
+    moved = torch.nn.utils.parameters_to_vector(random_model.parameters()).detach() - before
+    assert got["grad_norm"] == pytest.approx(norm, rel=1e-4)
+    assert moved.norm().item() == pytest.approx(norm / 4, rel=1e-3)
+
+
 def test_kl_pulls_towards_the_reference(codec, random_model):
     """Guards against a KL penalty that is reported and not in the gradient."""
     model, batch, prompts = step_batch(codec)
@@ -319,6 +402,12 @@ def test_credit_log_holds_every_token_in_forty_bytes(tmp_path):
         tokens=torch.tensor([[5, 6, 0], [7, 8, 9]]),
         role=torch.tensor([[0, 1, 0], [2, 1, 0]], dtype=torch.int8),
     )
+    batch.logprob, batch.entropy, batch.logit_grad = (
+        -torch.arange(6.0).view(2, 3),
+        torch.arange(6.0).view(2, 3) + 10,
+        torch.arange(6.0).view(2, 3) + 20,
+    )
+    batch.in_answer[1, 2] = True
     credit = torch.tensor([[0.1, 0.2, 0], [0.3, 0.4, 0.5]])
     grpo.write_credit_log(tmp_path / "step-000007.npz", 7, batch, credit)
     log = np.load(tmp_path / "step-000007.npz")
@@ -332,10 +421,10 @@ def test_credit_log_holds_every_token_in_forty_bytes(tmp_path):
         "credit": [0.1, 0.2, 0.3, 0.4, 0.5],
         "reward": [1.1, 1.1, 0.1, 0.1, 0.1],
         "role": [0, 1, 2, 1, 0],
-        "in_answer": [0] * 5,
-        "logprob": [-1] * 5,
-        "entropy": [1] * 5,
-        "logit_grad": [1] * 5,
+        "in_answer": [0, 0, 0, 0, 1],
+        "logprob": [0, -1, -3, -4, -5],
+        "entropy": [10, 11, 13, 14, 15],
+        "logit_grad": [20, 21, 23, 24, 25],
     }
     assert set(log.files) == set(expected)
     for name, values in expected.items():

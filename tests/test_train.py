@@ -21,6 +21,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+import grpo
 import train
 from countdown_task import generate_problems, split
 from qwen2_model import load_model
@@ -103,7 +104,19 @@ def test_metrics_agree_with_the_credit_log(finished):
         }
         for name, value in expected.items():
             assert float(row[name]) == pytest.approx(value, rel=1e-5)
+        reward = log["reward"][first]
+        solved = reward > 0.5  # 0.1 * format + success
+        assert float(row["success"]) == pytest.approx(solved.mean())
+        assert float(row["format"]) == pytest.approx(((reward - solved) * 10).mean(), abs=1e-4)
+        assert float(row["tokens_per_second"]) * float(row["seconds"]) == pytest.approx(len(log["token"]))
         assert float(row["ratio_error"] or 0) < 1e-4 and float(row["clip_fraction"] or 0) == 0 and row["kl"] == ""
+
+
+def test_heldout_error_is_that_of_a_share(finished):
+    """Guards against a standard deviation in place of the standard error: 12 puzzles, each solved or not."""
+    for row in rows(finished)[::2]:
+        p = float(row["heldout_success"])
+        assert float(row["heldout_stderr"]) == pytest.approx((p * (1 - p) / 11) ** 0.5)
 
 
 def test_same_seed_same_metrics_and_another_seed_others(finished, tmp_path):
@@ -162,6 +175,90 @@ def test_every_option_runs(flags, tmp_path):
     assert len(rows(tmp_path / "r")) == 3 and (rows(tmp_path / "r")[1]["kl"] != "") == ("--kl" in flags)
 
 
+def test_every_flag_reaches_the_update(tmp_path, monkeypatch):
+    """Guards against a valid flag that is ignored, swapped clips or betas, and a reference that trains along."""
+    calls, original = [], grpo.update
+
+    def spy(model, optimizer, *rest, **options):
+        calls.append((dict(optimizer.param_groups[0]), options, torch.is_autocast_enabled("cpu")))
+        return original(model, optimizer, *rest, **options)
+
+    monkeypatch.setattr(grpo, "update", spy)
+    given = dict(
+        kl=0.02,
+        clip_low=0.1,
+        clip_high=0.3,
+        loss_norm="constant",
+        updates_per_batch=2,
+        max_grad_norm=0.7,
+        micro_batch=5,
+    )
+    adam = ["--lr", 1e-3, "--beta1", 0.8, "--beta2", 0.95, "--weight_decay", 0.03, "--dtype", "bfloat16"]
+    run(*SMALL, "--steps", 2, *adam, *(x for k, v in given.items() for x in (f"--{k}", v)), "--out", tmp_path / "r")
+    assert len(calls) == 2
+    for group, options, half in calls:
+        assert group["lr"] == 1e-3 and tuple(group["betas"]) == (0.8, 0.95) and group["weight_decay"] == 0.03 and half
+        assert {k: v for k, v in options.items() if k != "reference"} == given | {"max_new_tokens": 50}
+        start = load_model(BUNDLED).parameters()
+        assert all(torch.equal(a, b) for a, b in zip(options["reference"].parameters(), start))
+
+
+def test_the_log_holds_the_method_that_was_asked_for(tmp_path):
+    """Guards against --mitigation, its own flags, --normalize or --advantage without effect."""
+    method = [
+        "--mitigation",
+        "outcome_conditional",
+        "--think_discount",
+        0.25,
+        "--normalize",
+        "none",
+        "--advantage",
+        "dr_grpo",
+    ]
+    run(*SMALL[:-1], 140, "--steps", 1, *method, "--out", tmp_path / "r")
+    log = np.load(tmp_path / "r" / "credit" / "step-000001.npz")
+    assert log["credit"].any() and set(log["in_answer"].tolist()) == {0, 1}
+    weight = np.where(log["in_answer"] == 1, 1, 0.25)
+    np.testing.assert_allclose(log["credit"], log["advantage"] * weight, rtol=1e-5)
+    for group in range(3):
+        here = (log["position"] == 0) & (log["group"] == group)
+        reward = log["reward"][here]
+        np.testing.assert_allclose(log["advantage"][here], reward - reward.mean(), atol=1e-6)
+    assert json.loads((tmp_path / "r" / "config.json").read_text())["method"] == {"think_discount": 0.25}
+
+
+def test_only_heldout_puzzles_are_measured(tmp_path, monkeypatch):
+    """Guards against success on training puzzles, and a pass@16 that is not one right answer in sixteen."""
+    asked = []
+
+    def fake(model, codec, problems, answers, *_):
+        asked.append((problems, answers))
+        solved = np.zeros((len(problems), answers))
+        solved[::2, 0] = 1
+        return solved
+
+    monkeypatch.setattr(grpo, "evaluate", fake)
+    run(*SMALL, "--steps", 1, "--out", tmp_path / "r")
+    assert [answers for _, answers in asked] == [1, 1, 16]
+    assert all(len(problems) == 12 and {split(p) for p in problems} == {"heldout"} for problems, _ in asked)
+    final = json.loads((tmp_path / "r" / "final.json").read_text())
+    assert final["pass@16"] == 0.5 and final["heldout_problems"] == 12
+
+
+def test_samples_stand_under_their_own_puzzle(finished):
+    """Guards against samples of one question only, at the wrong steps, or under another puzzle."""
+    heads = re.findall(r"=== step (\d+)  (\[.*?\]) -> (\d+)", (finished / "samples.txt").read_text())
+    s, puzzles = Settings(questions=3), generate_problems(4096, "train")
+    asked = [(step, p) for step in (1, 2, 4) for p in train.draw_problems(puzzles, s, step)]
+    assert heads == [(str(step), str(list(p.numbers)), str(p.target)) for step, p in asked]
+
+
+def test_broken_weights_end_the_run_in_one_sentence(tmp_path, capsys):
+    """Guards against an index error, far from its cause, when training diverges."""
+    message = error_of(capsys, *SMALL, "--steps", 3, "--lr", 1e9, "--out", tmp_path / "r")
+    assert "--lr" in message and str(tmp_path / "r") in message and len(rows(tmp_path / "r")) >= 1
+
+
 def test_bfloat16_samples_from_the_weights_it_trains(tmp_path):
     """Guards against autocast's cache, which would go on sampling from the first step's weights: the checkpoint of a run
     solves as many puzzles in a run of its own as it did at the end of the first."""
@@ -216,6 +313,8 @@ def test_data_file_is_split_by_the_hash(tmp_path):
     chosen, heldout = train.choose_problems(Settings(data=str(tmp_path / "data.jsonl"), questions=16, steps=100))
     assert {split(p) for p in chosen} == {"train"} and {split(p) for p in heldout} == {"heldout"}
     assert len(chosen) == 60 and len(heldout) == 20
+    few = train.choose_problems(Settings(data=str(tmp_path / "data.jsonl"), eval_problems=5))[1]
+    assert few == heldout[:5]
     (tmp_path / "turned.jsonl").write_text("\n".join(lines[::-1]))
     again = train.choose_problems(Settings(data=str(tmp_path / "turned.jsonl"), questions=16, steps=3, seed=5))
     assert [[p.target for p in part] for part in again] == [[p.target for p in part] for part in (chosen, heldout)]
