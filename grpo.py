@@ -135,8 +135,10 @@ def response_logprobs(model: Qwen2, prompts: list[list[int]], tokens: Tensor, ma
     states = model.hidden(rows, pad)[:, prompt_tokens.shape[1] - 1 :][mask]  # (N, D)
     size = max(1, LOGITS_AT_ONCE // model.real_vocab)  # states at once
     pieces = list(zip(states.split(size), tokens[mask].split(size)))
+
     def logprobs(s: Tensor, t: Tensor) -> Tensor:
         return take(model.log_probs(s), t)
+
     if len(pieces) > 1:  # a large vocabulary: forget each piece's logits, compute them again in the backward pass
         logprob = [checkpoint(logprobs, s, t, use_reentrant=False) for s, t in pieces]
     else:
@@ -216,7 +218,7 @@ def ratio_figures(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, re
 
 
 def micro_batches(mask: Tensor, credit: Tensor, size: int, skip: bool) -> list[tuple[Tensor, int]]:
-    """Rows to update on, `size` at a time and the longest of them, like lengths together.
+    """Rows to update on, `size` at a time, like lengths together, and the length of the longest of them.
 
     skip: leave out the rows whose credit is 0 on every token, which have no gradient.
     """

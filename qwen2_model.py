@@ -73,7 +73,7 @@ def read_config(source: dict) -> Config:
     heads = source["num_attention_heads"]
     return Config(
         **{name: source[name] for name in required},
-        num_key_value_heads=source.get("num_key_value_heads", 32) or heads,  # null means one per head
+        num_key_value_heads=source.get("num_key_value_heads", 32) or heads,  # absent: as transformers; null: one per head
         head_dim=source.get("head_dim") or (128 if kind == "qwen3" else source["hidden_size"] // heads),
         rms_norm_eps=source.get("rms_norm_eps", 1e-6),
         rope_theta=rope.get("rope_theta", source.get("rope_theta", 10000.0)),
@@ -122,7 +122,7 @@ class Attention(nn.Module):
 
     def __init__(self, c: Config, layer: int):
         super().__init__()
-        self.layer, self.groups, self.head_dim = layer, c.num_key_value_heads, c.head_dim
+        self.layer, self.kv_heads, self.head_dim = layer, c.num_key_value_heads, c.head_dim
         queries, keys = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
         self.q_proj = nn.Linear(c.hidden_size, queries, bias=c.qkv_bias)
         self.k_proj = nn.Linear(c.hidden_size, keys, bias=c.qkv_bias)
@@ -132,6 +132,7 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(c.head_dim, c.rms_norm_eps) if c.qk_norm else nn.Identity()
 
     def forward(self, x: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor, cache: "KVCache | None") -> Tensor:
+        """x (B, S, D) -> (B, S, D). mask (B, 1, S, columns): which columns, those of the cache first, a query sees."""
         B, S, _ = x.shape
         q = self.q_norm(self.q_proj(x).view(B, S, -1, self.head_dim)).transpose(1, 2)  # (B, H, S, d)
         k = self.k_norm(self.k_proj(x).view(B, S, -1, self.head_dim)).transpose(1, 2)  # (B, K, S, d)
@@ -140,7 +141,7 @@ class Attention(nn.Module):
         if cache is not None:
             k, v = cache.append(self.layer, k, v)  # (B, K, past + S, d)
         if S == 1:  # the heads of a group are the queries of one product: no key is read twice
-            grouped = q.view(B, self.groups, -1, self.head_dim)  # (B, K, H / K, d)
+            grouped = q.view(B, self.kv_heads, -1, self.head_dim)  # (B, K, H / K, d)
             out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask)
         else:
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
