@@ -240,10 +240,10 @@ def mean(parts: Sequence[Tensor]) -> float | None:
 
 def write_credit_log(file: Path, step: int, batch: TokenBatch, credit: Tensor) -> None:
     """Write one row a token of the step, 40 bytes each, as flat numpy arrays. File name `step-000001.npz`."""
-    length = batch.mask.sum(1)  # (B,)
-    position = torch.arange(batch.mask.shape[1], device=batch.mask.device).expand_as(batch.mask)  # (B, T)
-    response = torch.arange(len(length), device=batch.mask.device)[:, None].expand_as(batch.mask)  # (B, T)
-    spread = {name: getattr(batch, name)[:, None].expand_as(batch.mask) for name in ("group", "advantage", "reward")}
+    (B, T), device = batch.mask.shape, batch.mask.device
+    position = torch.arange(T, device=device).expand(B, T)
+    response = torch.arange(B, device=device)[:, None].expand(B, T)
+    spread = {name: getattr(batch, name)[:, None].expand(B, T) for name in ("group", "advantage", "reward")}
     columns = {
         "step": (torch.full_like(position, step), np.int32),
         "response": (response, np.uint16), "group": (spread["group"], np.uint16), "position": (position, np.uint16),

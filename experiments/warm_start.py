@@ -21,6 +21,7 @@ import functools
 import json
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Iterator
 
@@ -164,15 +165,16 @@ def report(folder: Path, questions: int = 1024) -> None:
     """Success and format, side by side, on puzzles seen, on new puzzles, and on number sets never seen."""
     model, codec = load_model(folder), Codec(folder)
     model.real_vocab = codec.size
+    sizes = Counter(map(split, universe()))
     names = {"train": "seen", "heldout": "held out", "new_numbers": "held out with their numbers"}
     print("| puzzles | in the universe | asked | success | format | length |\n|---|--:|--:|--:|--:|--:|")
     for part, name in names.items():
-        total, problems = sum(split(p) == part for p in universe()), generate_problems(questions, part)
+        problems = generate_problems(questions, part)
         chance = draw_uniforms(0, EVALUATION, questions, 1, Settings().max_new_tokens)
         samples, _, grades = respond(model, codec, problems, chance)
         success, format = (np.array([grade[what] for grade in grades]) for what in ("answer", "format"))
         length = samples.mask.sum(1).float().mean()
-        print(f"| {name} | {total:,} | {questions:,} | {success.mean():.1%} ± {standard_error(success):.1%} "
+        print(f"| {name} | {sizes[part]:,} | {questions:,} | {success.mean():.1%} ± {standard_error(success):.1%} "
               f"| {format.mean():.1%} | {length:.1f} |", flush=True)
 
 
