@@ -16,6 +16,7 @@ import hashlib
 import itertools
 import json
 import re
+from collections import Counter
 from fractions import Fraction
 from pathlib import Path
 from typing import Iterable, Iterator, NamedTuple
@@ -280,6 +281,7 @@ def is_correct(text: str, numbers: Iterable[int], target: int) -> bool:
 
 FILLER, REASONING, STRUCTURE = 0, 1, 2
 ROLES = ("filler", "reasoning", "structure")
+SENTENCE_END = re.compile(r"[.!?](?=[\s<])|\n(?!<)")
 STEP = re.compile(r"(?<![\d.])(\d+)\s*([-+*/])\s*(\d+)\s*=\s*(-?\d+)(?!\.?\d)", re.ASCII)  # whole numbers
 
 
@@ -300,6 +302,39 @@ def find_steps(text: str) -> list[StepSpan]:
     """
     matches = (m for m in STEP.finditer(text) if text[: m.start()].rstrip()[-1:] not in tuple("+-*/)"))
     return [StepSpan(*(m.span(i) for i in (1, 2, 3, 4))) for m in matches]
+
+
+def check_steps(text: str, steps: list[StepSpan], numbers: Iterable[int]) -> list[bool]:
+    """Whether each written calculation is true and uses values that are at hand, each as often as it is there.
+
+    At hand are the puzzle's numbers; a calculation takes two and leaves the result it claims, so an error counts
+    once. An attempt that is finished, or given up at the end of a sentence, hands the numbers back.
+
+    >>> check_steps("5 - 3 = 2, 4 * 2 = 8. 5 + 5 = 10", find_steps("5 - 3 = 2, 4 * 2 = 8. 5 + 5 = 10"), (3, 4, 5))
+    [True, True, False]
+    """
+    verdicts, pool, before = [], Counter(numbers), 0
+    for step in steps:
+        a, b, result = (int(text[slice(*span)]) for span in (step.a, step.b, step.result))
+        needed, sign = Counter([a, b]), text[slice(*step.operator)]
+        if pool.total() < 2 or SENTENCE_END.search(text, before, step.a[0]) and not needed <= pool:
+            pool = Counter(numbers)
+        values = {"+": a + b, "-": a - b, "*": a * b, "/": Fraction(a, b) if b else None}
+        verdicts.append(needed <= pool and values[sign] == result)
+        pool, before = pool - needed + Counter([result]), step.result[1]
+    return verdicts
+
+
+def sentence_starts(text: str, spans: list[tuple[int, int]]) -> np.ndarray:
+    """Which tokens (L,) bool are the first to start behind the end of a sentence, where more text follows.
+
+    >>> sentence_starts("No. 1 + 2 = 3", [(0, 3), (3, 5), (5, 7), (7, 9), (9, 11), (11, 13)])
+    array([False,  True, False, False, False, False])
+    """
+    starts = np.array(spans, int).reshape(-1, 2)[:, 0]
+    ends = [m.end() for m in SENTENCE_END.finditer(text) if m.end() < len(text)]
+    first = np.searchsorted(starts, ends)  # of each end, the first token that starts at or behind it
+    return np.isin(np.arange(len(starts)), first)
 
 
 def anchors(text: str, spans: list[tuple[int, int]]) -> np.ndarray:

@@ -13,21 +13,23 @@ Every method of mitigations.py fills in `credit` (B, T); nothing here depends on
 Run it:  python train.py --mitigation none
 """
 import sys
+from functools import cache, partial
 from pathlib import Path
-from typing import Sequence
+from typing import Callable, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from countdown_task import Codec, Problem, annotate, find_steps, reward
-from mitigations import TokenBatch
+from countdown_task import Codec, Problem, annotate, find_steps, fingerprint, reward
+from mitigations import TokenBatch, group_advantage
 from qwen2_model import Qwen2, Samples, generate, left_pad, take
 
-ADVANTAGES = ("grpo", "dr_grpo", "rloo")
 LOSS_NORMS = ("token", "sequence", "constant")
 EVALUATION = 2**32 - 1  # the `step` of the random numbers that evaluate: no training step has it
+ROWS_AT_ONCE = 768  # fresh ends sampled together
 LOGITS_AT_ONCE = 2**26  # elements of a (tokens, V) tensor: above it, the update computes logits in pieces
 
 
@@ -43,35 +45,94 @@ def draw_uniforms(seed: int, step: int, questions: int, answers: int, length: in
     return torch.from_numpy(np.concatenate(rows))
 
 
-def respond(model: Qwen2, codec: Codec, problems: list[Problem], uniforms: Tensor) -> tuple[Samples, list, list[dict]]:
+def respond(model: Qwen2, codec: Codec, problems: list[Problem], uniforms: Tensor, prefixes: list[list[int]] | None = None,
+            limit: Tensor | None = None) -> tuple[Samples, list[tuple], list[dict]]:
     """Sample and grade as many responses as uniforms (B, T) has rows, as many to each problem, those of one together.
 
-    Returns the samples, and of each response its (text, spans) and its reward.
+    prefixes: tokens with which the responses to each problem begin; limit (B,): how many more each may have. Returns
+    the samples, and of each whole response its (text, spans) and its reward.
     """
-    samples = generate(model, [codec.prompt(p) for p in problems], uniforms, codec.end_tokens)
-    lengths = samples.mask.sum(1).tolist()
-    decoded = [codec.decode(row[:length]) for row, length in zip(samples.tokens.tolist(), lengths)]
-    answers = len(decoded) // len(problems)
-    return samples, decoded, [reward(text, *problems[i // answers]) for i, (text, _) in enumerate(decoded)]
+    prefixes = prefixes or [[]] * len(problems)
+    prompts = [codec.prompt(problem) + prefix for problem, prefix in zip(problems, prefixes)]
+    samples = generate(model, prompts, uniforms, codec.end_tokens, limit=limit)
+    lengths, G = samples.mask.sum(1).tolist(), len(uniforms) // len(problems)
+    sampled = [row[:length] for row, length in zip(samples.tokens.tolist(), lengths)]
+    decoded = [codec.decode(prefixes[i // G] + row) for i, row in enumerate(sampled)]
+    return samples, decoded, [reward(text, *problems[i // G]) for i, (text, _) in enumerate(decoded)]
 
 
-def rollout(model: Qwen2, codec: Codec, problems: list[Problem], uniforms: Tensor, advantage: str = "grpo",
-            normalize: str = "response") -> TokenBatch:
-    """One step's responses, B / len(problems) to each problem, and all that a credit function may look at."""
+def rollout(model: Qwen2, codec: Codec, problems: list[Problem], uniforms: Tensor, *, advantage: str = "grpo",
+            normalize: str = "response", key: tuple[int, int] = (0, 0), reference: Qwen2 | None = None,
+            critic: nn.Module | None = None, micro_batch: int = 32) -> TokenBatch:
+    """One step's responses, B / len(problems) to each problem, and all that a credit function may look at.
+
+    key: seed and step, of which the chance of credit functions is made. reference: the start model, for methods that
+    ask for its log-probs; critic: for those that ask for values.
+    """
     samples, decoded, grades = respond(model, codec, problems, uniforms)
     (B, T), device = samples.tokens.shape, samples.tokens.device
     role, in_answer = np.zeros((B, T), np.int8), np.zeros((B, T), bool)
     for i, (text, spans) in enumerate(decoded):
         role[i, : len(spans)], in_answer[i, : len(spans)] = annotate(text, spans)
     total, success, format = torch.tensor([[g["reward"], g["answer"], g["format"]] for g in grades], device=device).T
+    group = torch.arange(len(problems), device=device).repeat_interleave(B // len(problems))  # (B,)
     return TokenBatch(
-        **samples._asdict(), reward=total, success=success, format=format,
-        group=torch.arange(len(problems), device=device).repeat_interleave(B // len(problems)),
+        **samples._asdict(), reward=total, success=success, format=format, group=group,
         numbers=[p.numbers for p in problems], target=[p.target for p in problems],
         advantage=group_advantage(total.view(len(problems), -1), advantage).flatten(),
         role=torch.from_numpy(role).to(device), in_answer=torch.from_numpy(in_answer).to(device),
         text=[text for text, _ in decoded], spans=[spans for _, spans in decoded],
-        steps=[find_steps(text) for text, _ in decoded], normalize=normalize)
+        steps=[find_steps(text) for text, _ in decoded], normalize=normalize,
+        **callables(model, codec, problems, samples, group, uniforms.shape[1], key, reference, critic, micro_batch))
+
+
+def callables(model: Qwen2, codec: Codec, problems: list[Problem], samples: Samples, group: Tensor, limit: int,
+              key: tuple[int, int], reference: Qwen2 | None, critic: nn.Module | None, micro_batch: int) -> dict:
+    """What a credit function may ask of the model about a step's responses, see TokenBatch; nothing runs until asked."""
+    tokens, mask = samples.tokens, samples.mask  # (B, T)
+    prompts = [codec.prompt(problems[g]) for g in group.tolist()]  # B of them
+
+    def generator(name: str) -> torch.Generator:
+        return torch.Generator().manual_seed(fingerprint(f"{name} {key}") >> 1)
+
+    def ask(about: Callable, rows: Tensor, hide: Tensor | None = None) -> Tensor:
+        """about(prompts, tokens, mask, hide) -> (b, T, ...) for `micro_batch` of the rows (N,) at once: (N, T, ...)."""
+        parts = [(part, [prompts[i] for i in rows[part]]) for part in torch.arange(len(rows)).split(micro_batch)]
+        with torch.no_grad():
+            return torch.cat([about(p, tokens[rows[part]], mask[rows[part]], None if hide is None else hide[part])
+                              for part, p in parts])
+
+    every = torch.arange(len(tokens))  # (B,)
+    hidden = cache(lambda: ask(partial(response_states, model), every))
+    return {
+        "generator": generator,
+        "hidden": hidden,
+        "attention": cache(lambda: ask(partial(response_attention, model), every)),
+        "values": cache(lambda: critic.score(hidden(), mask)),
+        "reference_logprob": cache(lambda: ask(partial(response_logprobs, reference), every)),
+        "logprob_without": partial(ask, partial(response_logprobs, model)),
+        "rollouts": lambda cuts, k: continue_from(model, codec, problems, samples, group, cuts, k, limit,
+                                                  generator("rollouts")),
+    }
+
+
+def continue_from(model: Qwen2, codec: Codec, problems: list[Problem], samples: Samples, group: Tensor, cuts: Tensor,
+                  k: int, limit: int, generator: torch.Generator) -> Tensor:
+    """Mean reward (B, T), where cuts (B, T) is True, of k fresh ends of the response from before token t on; else 0.
+
+    A fresh end has what is left of the limit. Those of like length are sampled together.
+    """
+    value, where = torch.zeros(cuts.shape), cuts.cpu().nonzero()  # (B, T), (C, 2)
+    uniforms = torch.rand(len(where), k, limit, generator=generator, dtype=torch.float64)
+    size = max(1, ROWS_AT_ONCE // k)  # cuts at once
+    for part in where[:, 1].argsort().split(size) if len(where) else ():  # part: (c,) indices of cuts
+        rows, places = where[part].T  # (c,), (c,)
+        prefixes = [samples.tokens[i, :t].tolist() for i, t in where[part].tolist()]
+        asked, left = [problems[g] for g in group[rows].tolist()], limit - places  # c of them, (c,)
+        chance = uniforms[part, :, : left.max()].flatten(0, 1)  # (c * k, T')
+        grades = respond(model, codec, asked, chance, prefixes, left.repeat_interleave(k))[2]
+        value[rows, places] = torch.tensor([grade["reward"] for grade in grades]).view(-1, k).mean(1)
+    return value.to(cuts.device)
 
 
 def evaluate(model: Qwen2, codec: Codec, problems: list[Problem], answers: int, max_new_tokens: int,
@@ -97,31 +158,11 @@ def standard_error(values: np.ndarray) -> float:
     return float(values.std(ddof=1) / len(values) ** 0.5) if len(values) > 1 else float("nan")
 
 
-def group_advantage(rewards: Tensor, kind: str = "grpo") -> Tensor:
-    """Advantage (Q, G) of G answers to each of Q questions from their rewards (Q, G).
-
-    grpo: (r - mean) / (std + 1e-4), population std (2402.03300). dr_grpo: r - mean (2503.20783). rloo: r - mean of
-    the others (2402.14740). A group whose rewards are all equal has advantage 0.
-    """
-    G = rewards.shape[1]
-    centred = rewards - rewards.mean(1, keepdim=True)  # (Q, G)
-    if kind == "grpo":
-        centred = centred / (rewards.std(1, correction=0, keepdim=True) + 1e-4)
-    if kind == "rloo":
-        centred = centred * (G / (G - 1))
-    return torch.where(has_variance(rewards)[:, None], centred, 0.0)
-
-
-def has_variance(rewards: Tensor) -> Tensor:
-    """Which questions (Q,) have answers of unequal reward (Q, G): the others teach nothing."""
-    return rewards.amax(1) > rewards.amin(1)
-
-
 # ---------------------------------------------------------------------------------------------------- loss
 
 
-def response_logprobs(model: Qwen2, prompts: list[list[int]], tokens: Tensor, mask: Tensor) -> Tensor:
-    """log pi (B, T) of response tokens (B, T) with gradient, 0 on padding.
+def lay_out(prompts: list[list[int]], tokens: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Rows (B, P + T - 1) for the model, how many columns of each are padding (B,), and which column predicts token 0.
 
     The only place that knows how prompt and response lie in a row: the prompt in columns 0 .. P-1, padded on the left,
     the response in P .. P+T-1. The state that predicts a token stands one column before it:
@@ -131,8 +172,32 @@ def response_logprobs(model: Qwen2, prompts: list[list[int]], tokens: Tensor, ma
         predicts                   3    end             columns P-1 .. P+T-2
     """
     prompt_tokens, pad = left_pad(prompts, tokens.device)  # (B, P), (B,)
-    rows = torch.cat((prompt_tokens, tokens), dim=1)[:, :-1]  # (B, P + T - 1)
-    states = model.hidden(rows, pad)[:, prompt_tokens.shape[1] - 1 :][mask]  # (N, D)
+    return torch.cat((prompt_tokens, tokens), dim=1)[:, :-1], pad, prompt_tokens.shape[1] - 1
+
+
+def response_states(model: Qwen2, prompts: list[list[int]], tokens: Tensor, mask: Tensor,
+                    hide: Tensor | None = None) -> Tensor:
+    """The last hidden state (B, T, D) that predicts each response token (B, T).
+
+    hide (B, T) bool: tokens at which no later column may look.
+    """
+    rows, pad, first = lay_out(prompts, tokens)
+    if hide is not None:
+        hide = F.pad(hide, (first + 1, 0))[:, :-1]  # (B, P + T - 1)
+    return model.hidden(rows, pad, hide=hide)[:, first:]
+
+
+def response_attention(model: Qwen2, prompts: list[list[int]], tokens: Tensor, mask: Tensor,
+                       hide: None = None) -> Tensor:
+    """How much the state that predicts token t looks at token u (B, T, T), in the last layer, mean over heads."""
+    rows, pad, first = lay_out(prompts, tokens)
+    return F.pad(model.attention(rows, pad)[:, first:, first + 1 :], (0, 1))  # at the last token nobody looks
+
+
+def response_logprobs(model: Qwen2, prompts: list[list[int]], tokens: Tensor, mask: Tensor,
+                      hide: Tensor | None = None) -> Tensor:
+    """log pi (B, T) of response tokens (B, T) with gradient, 0 on padding; hide: see response_states."""
+    states = response_states(model, prompts, tokens, mask, hide)[mask]  # (N, D)
     size = max(1, LOGITS_AT_ONCE // model.real_vocab)  # states at once
     pieces = list(zip(states.split(size), tokens[mask].split(size)))
 

@@ -131,13 +131,18 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(c.head_dim, c.rms_norm_eps) if c.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(c.head_dim, c.rms_norm_eps) if c.qk_norm else nn.Identity()
 
-    def forward(self, x: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor, cache: "KVCache | None") -> Tensor:
-        """x (B, S, D) -> (B, S, D). mask (B, 1, S, columns): which columns, those of the cache first, a query sees."""
+    def heads(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (B, H, S, d), keys and values (B, K, S, d) of x (B, S, D)."""
         B, S, _ = x.shape
         q = self.q_norm(self.q_proj(x).view(B, S, -1, self.head_dim)).transpose(1, 2)  # (B, H, S, d)
         k = self.k_norm(self.k_proj(x).view(B, S, -1, self.head_dim)).transpose(1, 2)  # (B, K, S, d)
         v = self.v_proj(x).view(B, S, -1, self.head_dim).transpose(1, 2)  # (B, K, S, d)
-        q, k = rotate(q, *angles), rotate(k, *angles)
+        return rotate(q, *angles), rotate(k, *angles), v
+
+    def forward(self, x: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor, cache: "KVCache | None") -> Tensor:
+        """x (B, S, D) -> (B, S, D). mask (B, 1, S, columns): which columns, those of the cache first, a query sees."""
+        B, S, _ = x.shape
+        q, k, v = self.heads(x, angles)
         if cache is not None:
             k, v = cache.append(self.layer, k, v)  # (B, K, past + S, d)
         if S == 1:  # the heads of a group are the queries of one product: no key is read twice
@@ -146,6 +151,13 @@ class Attention(nn.Module):
         else:
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
         return self.o_proj(out.reshape(B, -1, S, self.head_dim).transpose(1, 2).reshape(B, S, -1))
+
+    def weights(self, x: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
+        """How much each column looks at each other one (B, S, S), rows summing to 1, the mean over the heads."""
+        q, k, _ = self.heads(x, angles)
+        k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)  # (B, H, S, d)
+        scores = (q @ k.transpose(2, 3)).float() / self.head_dim**0.5  # (B, H, S, S)
+        return scores.masked_fill(~mask, float("-inf")).softmax(-1).mean(1)
 
 
 class MLP(nn.Module):
@@ -191,25 +203,41 @@ class Qwen2(nn.Module):
         if not config.tie_word_embeddings:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
-    def hidden(self, tokens: Tensor, pad: Tensor | None = None, cache: "KVCache | None" = None) -> Tensor:
-        """Last hidden states (B, S, D) of tokens (B, S).
-
-        pad (B,): how many columns at the left of a row are padding. cache: holds the columns before these.
-        """
-        past, S = cache.length if cache is not None else 0, tokens.shape[1]
+    def enter(self, tokens: Tensor, pad: Tensor | None, past: int, hide: Tensor | None) -> tuple[Tensor, tuple, Tensor]:
+        """What the first layer takes: embeddings (B, S, D), angles, and which columns each query sees (B, 1, S, past + S)."""
+        S = tokens.shape[1]
         pad = tokens.new_zeros(len(tokens)) if pad is None else pad
         query = torch.arange(past, past + S, device=tokens.device)  # (S,)
         key = torch.arange(past + S, device=tokens.device)  # (past + S,)
+        real = key >= pad[:, None]  # (B, past + S)
+        real = real if hide is None else real & ~hide
         # A query sees the real columns up to its own; one in the padding sees itself, since nothing at all is NaN.
-        mask = (key <= query[:, None]) & (key >= pad[:, None, None]) | (key == query[:, None])  # (B, S, past + S)
+        mask = (key <= query[:, None]) & real[:, None] | (key == query[:, None])  # (B, S, past + S)
         positions = (query - pad[:, None]).clamp(min=0)  # (B, S)
         angles = rope_angles(positions, self.config.head_dim, self.config.rope_theta)
-        x = self.model["embed_tokens"](tokens)  # (B, S, D)
+        return self.model["embed_tokens"](tokens), angles, mask[:, None]
+
+    def hidden(self, tokens: Tensor, pad: Tensor | None = None, cache: "KVCache | None" = None,
+               hide: Tensor | None = None) -> Tensor:
+        """Last hidden states (B, S, D) of tokens (B, S).
+
+        pad (B,): how many columns at the left of a row are padding. cache: holds the columns before these. hide (B, S)
+        bool, without a cache: columns at which no other column may look, as if nobody had read what stands there.
+        """
+        x, angles, mask = self.enter(tokens, pad, cache.length if cache is not None else 0, hide)
         for layer in self.model["layers"]:
-            x = layer(x, angles, mask[:, None], cache)
+            x = layer(x, angles, mask, cache)  # (B, S, D)
         if cache is not None:
-            cache.length += S
+            cache.length += tokens.shape[1]
         return self.model["norm"](x)
+
+    def attention(self, tokens: Tensor, pad: Tensor | None = None) -> Tensor:
+        """How much each column looks at each other one in the last layer (B, S, S), the mean over the heads."""
+        x, angles, mask = self.enter(tokens, pad, 0, None)
+        *before, last = self.model["layers"]
+        for layer in before:
+            x = layer(x, angles, mask, None)  # (B, S, D)
+        return last.self_attn.weights(last.input_layernorm(x), angles, mask)
 
     @property
     def output_weight(self) -> Tensor:
@@ -406,15 +434,17 @@ def left_pad(prompts: list[list[int]], device: torch.device) -> tuple[Tensor, Te
 
 @torch.no_grad()
 def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_tokens: list[int],
-             temperature: float = 1.0) -> Samples:
+             temperature: float = 1.0, limit: Tensor | None = None) -> Samples:
     """Sample G answers to each of Q prompts, of at most T tokens; answer g to question q is row q * G + g.
 
-    uniforms (Q * G, T) float64 in [0, 1): the chance of every token. An answer stops at one of end_tokens. What is
-    recorded is at temperature 1 whatever `temperature` draws the tokens.
+    uniforms (Q * G, T) float64 in [0, 1): the chance of every token. An answer stops at one of end_tokens, or is cut
+    off after T tokens, or after those of limit (Q * G,), if given. What is recorded is at temperature 1 whatever
+    `temperature` draws the tokens.
     """
     device, (B, T) = model.output_weight.device, uniforms.shape
     G = B // len(prompts)
     uniforms, ends = uniforms.to(device), torch.tensor(end_tokens, device=device)
+    limit = torch.full((B,), T, device=device) if limit is None else limit.to(device)
     prompt_tokens, pad = left_pad(prompts, device)  # (Q, P), (Q,)
     prompt_cache = KVCache.empty(model, *prompt_tokens.shape)
     hidden = model.hidden(prompt_tokens, pad, prompt_cache)[:, -1].repeat_interleave(G, 0)  # (B, D)
@@ -430,7 +460,8 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
         entropy[rows, t], logit_grad[rows, t] = entropy_and_logit_grad(log_probs, token)
         stopped = torch.isin(token, ends)  # (B',)
         ended[rows[stopped]] = True
-        if stopped.all() or t == T - 1:
+        stopped |= limit[rows] <= t + 1
+        if stopped.all():
             break
         if stopped.any():
             order = cache.keep(~stopped)

@@ -20,7 +20,7 @@ import shutil
 import signal
 import sys
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -28,14 +28,16 @@ import torch
 
 import grpo
 from countdown_task import Codec, Problem, fingerprint, generate_problems, is_solvable, puzzle_key, read_problems, split
-from mitigations import MITIGATIONS, NORMALIZATIONS, TokenBatch, is_reweighting, parameters, summary
+from critic import Critic, load_critic
+from mitigations import (ADVANTAGES, MITIGATIONS, NORMALIZATIONS, TokenBatch, has_variance, is_reweighting, mentions,
+                         parameters, summary)
 from qwen2_model import Qwen2, load_model, save_model
 
 BUNDLED = Path(__file__).parent / "models" / "countdown-tiny"
 COLUMNS = ["step", "reward", "success", "format", "length", "truncated", "entropy", "grad_norm", "loss",
            "clip_fraction", "ratio_error", "kl", "zero_variance_groups", "seconds", "tokens_per_second",
            "heldout_success", "heldout_stderr"]  # of metrics.csv; the README explains each
-CHOICES = {"mitigation": tuple(MITIGATIONS), "advantage": grpo.ADVANTAGES, "loss_norm": grpo.LOSS_NORMS,
+CHOICES = {"mitigation": tuple(MITIGATIONS), "advantage": ADVANTAGES, "loss_norm": grpo.LOSS_NORMS,
            "normalize": NORMALIZATIONS, "dtype": ("float32", "bfloat16")}
 
 
@@ -269,29 +271,36 @@ def autocast(s: Settings, cache: bool = True) -> torch.autocast:
     return torch.autocast(s.device.partition(":")[0], getattr(torch, s.dtype), s.dtype != "float32", cache)
 
 
-def train_step(model: Qwen2, optimizer, codec: Codec, problems: list[Problem], s: Settings, own: dict, step: int,
-               reference: Qwen2 | None) -> tuple[TokenBatch, torch.Tensor, dict]:
-    """One step of GRPO: its batch, its credit, and its row of metrics.csv."""
-    start = time.perf_counter()
+def assign_credit(model: Qwen2, codec: Codec, problems: list[Problem], s: Settings, own: dict, step: int,
+                  reference: Qwen2 | None, critic: Critic) -> tuple[TokenBatch, torch.Tensor]:
+    """Sample a step's responses, and give their tokens credit (B, T)."""
     uniforms = grpo.draw_uniforms(s.seed, step, len(problems), s.answers, s.max_new_tokens)
-    with autocast(s):
-        batch = grpo.rollout(model, codec, problems, uniforms, s.advantage, s.normalize)
-    credit = MITIGATIONS[s.mitigation](batch, **own)  # (B, T)
+    with autocast(s), torch.no_grad():
+        batch = grpo.rollout(model, codec, problems, uniforms, advantage=s.advantage, normalize=s.normalize,
+                             key=(s.seed, step), reference=reference, critic=critic, micro_batch=s.micro_batch)
+        credit = MITIGATIONS[s.mitigation](batch, **own)  # (B, T)
     if credit.shape != batch.mask.shape or not credit.isfinite().all():
         raise ValueError(f"{s.mitigation} must return finite credit of shape {tuple(batch.mask.shape)}")
-    if s.skip_unfinished:
-        credit = credit * batch.ended[:, None]
+    return batch, credit * batch.ended[:, None] if s.skip_unfinished else credit
+
+
+def train_step(model: Qwen2, optimizer, codec: Codec, problems: list[Problem], s: Settings, own: dict, step: int,
+               reference: Qwen2 | None, critic: Critic) -> tuple[TokenBatch, torch.Tensor, dict]:
+    """One step of GRPO: its batch, its credit, and its row of metrics.csv."""
+    start = time.perf_counter()
+    batch, credit = assign_credit(model, codec, problems, s, own, step, reference, critic)
+    critic.learn(batch.reward)
     with autocast(s, cache=False):  # the weights change within: a cached copy would be stale
         measured = grpo.update(
-            model, optimizer, [codec.prompt(p) for p in problems], batch, credit, reference=reference, kl=s.kl,
-            clip_low=s.clip_low, clip_high=s.clip_high, loss_norm=s.loss_norm, max_new_tokens=s.max_new_tokens,
+            model, optimizer, [codec.prompt(p) for p in problems], batch, credit,
+            reference=reference if s.kl > 0 else None, kl=s.kl, clip_low=s.clip_low, clip_high=s.clip_high, loss_norm=s.loss_norm, max_new_tokens=s.max_new_tokens,
             updates_per_batch=s.updates_per_batch, max_grad_norm=s.max_grad_norm, micro_batch=s.micro_batch)
     seconds, tokens = time.perf_counter() - start, batch.mask.sum().item()
     return batch, credit, measured | {
         "step": step, "reward": batch.reward.mean().item(), "success": batch.success.mean().item(),
         "format": batch.format.mean().item(), "length": tokens / len(batch.text),
         "truncated": 1 - batch.ended.float().mean().item(), "entropy": batch.entropy[batch.mask].mean().item(),
-        "zero_variance_groups": int((~grpo.has_variance(batch.reward.view(len(problems), -1))).sum()),
+        "zero_variance_groups": int((~has_variance(batch.reward.view(len(problems), -1))).sum()),
         "seconds": seconds, "tokens_per_second": tokens / seconds}
 
 
@@ -324,9 +333,8 @@ def heldout_text(row: dict) -> str:
 
 
 def train(s: Settings, own: dict, model: Qwen2, codec: Codec, problems: list[Problem], heldout: list[Problem],
-          run: Path) -> None:
+          run: Path, reference: Qwen2 | None, critic: Critic) -> None:
     """Measure, train all steps or those until Ctrl-C, measure again."""
-    reference = copy.deepcopy(model).requires_grad_(False) if s.kl > 0 else None
     optimizer = torch.optim.AdamW(model.parameters(), s.lr, (s.beta1, s.beta2), weight_decay=s.weight_decay)
     print(f"measuring the start model on {len(heldout)} held-out puzzles", flush=True)
     try:
@@ -337,7 +345,7 @@ def train(s: Settings, own: dict, model: Qwen2, codec: Codec, problems: list[Pro
             start = time.perf_counter()
             for step in range(1, s.steps + 1):
                 asked = draw_problems(problems, s, step)
-                batch, credit, row = train_step(model, optimizer, codec, asked, s, own, step, reference)
+                batch, credit, row = train_step(model, optimizer, codec, asked, s, own, step, reference, critic)
                 write_step(run, step, batch, credit, s)
                 last = step == s.steps or stop.asked
                 if last or s.eval_every and step % s.eval_every == 0:
@@ -345,11 +353,12 @@ def train(s: Settings, own: dict, model: Qwen2, codec: Codec, problems: list[Pro
                 append_row(run, row)
                 show(row, s, (time.perf_counter() - start) / step * (s.steps - step))
                 if s.checkpoint_every and step % s.checkpoint_every == 0:
-                    save_checkpoint(model, run / "checkpoints" / f"step-{step:06d}", run)
+                    copy_tokenizer(run / "checkpoint", run / "checkpoints" / f"step-{step:06d}")
+                    save_checkpoint(run / "checkpoints" / f"step-{step:06d}", model, critic)
                 if last:
                     break
     finally:  # also when a second Ctrl-C, or a lack of memory, ends the run
-        save_model(model, run / "checkpoint")
+        save_checkpoint(run / "checkpoint", model, critic)
     final = {k: row[k] for k in ("step", "heldout_success", "heldout_stderr")} | {"heldout_problems": len(heldout)}
     write_json(run / "final.json", final)
     if not stop.asked:
@@ -369,10 +378,18 @@ def write_step(run: Path, step: int, batch: TokenBatch, credit: torch.Tensor, s:
         write_samples(run, step, batch)
 
 
-def save_checkpoint(model: Qwen2, folder: Path, run: Path) -> None:
-    """A model folder in the middle of a run."""
-    copy_tokenizer(run / "checkpoint", folder)
+def save_checkpoint(folder: Path, model: Qwen2, critic: Critic) -> None:
+    """The model, and the critic if it ever learned anything."""
     save_model(model, folder)
+    if critic.optimizer.state:
+        critic.save(folder)
+
+
+def rehearse(model: Qwen2, codec: Codec, problems: list[Problem], s: Settings, own: dict, critic: Critic) -> None:
+    """Assign credit to a few short responses, so that a method or a value that can't work is refused before the run."""
+    small = replace(s, answers=2, max_new_tokens=min(8, s.max_new_tokens))
+    assign_credit(model, codec, problems[:2], small, own, 0, model, critic)
+    critic.scored = None
 
 
 def main() -> None:
@@ -386,15 +403,18 @@ def main() -> None:
         if s.data:
             check_solvable(s, asked)
         check_lengths(model, codec, asked, s)
+        model.real_vocab, critic = codec.size, load_critic(s.model, model)
+        rehearse(model, codec, problems, s, own, critic)
         run = start_run(s, own, Path(s.model))
     except (ValueError, OSError) as error:
         fail(str(error))
-    model.real_vocab = codec.size
+    needs_reference = s.kl > 0 or mentions(s.mitigation, "reference_logprob")
+    reference = copy.deepcopy(model).requires_grad_(False) if needs_reference else None
     changed = {f.name: getattr(s, f.name) for f in fields(s) if getattr(s, f.name) != f.default} | own
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(problems)} puzzles to train on, into {run}")
     print(f"settings: {', '.join(f'{k}={v}' for k, v in changed.items()) or 'all at their defaults'}", flush=True)
     try:
-        train(s, own, model, codec, problems, heldout, run)
+        train(s, own, model, codec, problems, heldout, run, reference, critic)
     except KeyboardInterrupt:
         fail(f"interrupted; what was finished before is in {run}")
     except FloatingPointError as error:

@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import grpo
+from critic import Critic
 from countdown_task import Codec, generate_problems
 from mitigations import none
 from qwen2_model import generate, left_pad, load_model
@@ -80,12 +81,12 @@ def benchmark_update(ours, theirs, batch, prompts: list[list[int]]) -> None:
 def benchmark_log(model, codec: Codec) -> None:
     """What the credit log costs of a step with the default settings, and its bytes a token."""
     s, problems = Settings(), generate_problems(Settings().questions, "train")
-    optimizer = torch.optim.AdamW(model.parameters(), 0.0)
-    batch, credit, _ = train_step(model, optimizer, codec, problems, s, {}, 1, None)
+    optimizer, critic = torch.optim.AdamW(model.parameters(), 0.0), Critic(model.config.hidden_size)
+    batch, credit, _ = train_step(model, optimizer, codec, problems, s, {}, 1, None, critic)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "step-000001.npz"
         seconds = interleave(
-            step=lambda: train_step(model, optimizer, codec, problems, s, {}, 1, None),
+            step=lambda: train_step(model, optimizer, codec, problems, s, {}, 1, None, critic),
             log=lambda: grpo.write_credit_log(file, 1, batch, credit),
         )
         size = file.stat().st_size / batch.mask.sum().item()

@@ -41,6 +41,11 @@ def random_model(codec):
     return model
 
 
+def unasked(*_):
+    """Stands for a callable of the TokenBatch that a test did not expect to be called."""
+    raise AssertionError("this method asked the model")
+
+
 def make_batch(lengths, advantages, groups=None, **fields) -> TokenBatch:
     """A TokenBatch with responses of the given lengths and everything a test does not name left neutral."""
     B, T = len(lengths), max(lengths)
@@ -64,5 +69,8 @@ def make_batch(lengths, advantages, groups=None, **fields) -> TokenBatch:
         text=[""] * B,
         spans=[[(0, 0)] * n for n in lengths],
         steps=[[]] * B,
+        normalize="response",
+        generator=lambda name: torch.Generator().manual_seed(0),
+        **dict.fromkeys(("hidden", "attention", "values", "reference_logprob", "logprob_without", "rollouts"), unasked),
     )
     return TokenBatch(**neutral | fields)

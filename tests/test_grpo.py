@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import grpo
+import mitigations
 from conftest import make_batch
 from countdown_task import Problem, annotate, reward
 from mitigations import none
@@ -68,7 +69,7 @@ def test_advantage_comes_from_the_reward(codec, monkeypatch):
     monkeypatch.setattr(grpo, "reward", lambda *_: next(grades))
     model = load_model(BUNDLED)
     model.real_vocab = codec.size
-    got = grpo.rollout(model, codec, PROBLEMS[:2], grpo.draw_uniforms(0, 1, 2, 3, 5), "dr_grpo", "none")
+    got = grpo.rollout(model, codec, PROBLEMS[:2], grpo.draw_uniforms(0, 1, 2, 3, 5), advantage="dr_grpo", normalize="none")
     expected = [0.1 - 0.4 / 3, -0.4 / 3, 0.3 - 0.4 / 3, -0.1, 0.4, -0.3]
     assert got.advantage.tolist() == pytest.approx(expected, abs=1e-6) and got.normalize == "none"
 
@@ -97,11 +98,11 @@ def test_standard_error_by_the_textbook():
 # ----------------------------------------------------------------------------------------------- advantage
 
 
-@pytest.mark.parametrize("kind", grpo.ADVANTAGES)
+@pytest.mark.parametrize("kind", mitigations.ADVANTAGES)
 def test_advantage_by_the_textbook(kind):
     """Guards against the unbiased std, a mean over the wrong axis, and rloo's factor."""
     rewards = [[1.1, 0.1, 0.1, 0.0], [0.1, 1.1, 1.1, 1.1], [0.3, 0.3, 0.3, 0.3]]
-    got = grpo.group_advantage(torch.tensor(rewards, dtype=torch.float64), kind).tolist()
+    got = mitigations.group_advantage(torch.tensor(rewards, dtype=torch.float64), kind).tolist()
     for row, result in zip(rewards, got):
         for i, r in enumerate(row):
             others = row[:i] + row[i + 1 :]
@@ -116,7 +117,7 @@ def test_advantage_by_the_textbook(kind):
 def test_equal_rewards_give_exactly_zero():
     """Guards against dividing rounding noise by 1e-4: the mean of eight times 0.1 is not 0.1 in fp32."""
     rewards = torch.full((2, 7), 0.1)
-    assert not grpo.group_advantage(rewards).any() and not grpo.has_variance(rewards).any()
+    assert not mitigations.group_advantage(rewards).any() and not mitigations.has_variance(rewards).any()
 
 
 # ---------------------------------------------------------------------------------------------------- loss
