@@ -1,7 +1,7 @@
 """Where the credit went: tables and pictures of one run, or runs against each other. Reads files only.
 
     python analyze.py runs/none-seed0      tables and pictures of a run, also written to its analysis/
-    python analyze.py runs/*               learning curves and a summary table, written to comparison/ beside the runs
+    python analyze.py runs/*               methods against each other over seeds, written to comparison/ beside the runs
 
 Two measures of what a token gets stand side by side in every table:
 
@@ -16,8 +16,11 @@ are a type of their own; no sentence here is written before the numbers are know
 import csv
 import json
 import sys
+import textwrap
+import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Callable, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -35,7 +38,14 @@ T975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2
 CLUSTERED = "Mean size, ± one standard error clustered by response."
 SIZE_HEADER = [f"size of {measure}" for measure in MEASURES]
 ROLE_HEADER = [f"{measure}, {role}" for measure in MEASURES for role in ROLES]
-NO_DIFFERENCE = {"mitigation", "seed", "out", "steps", "eval_every", "sample_every", "checkpoint_every", "micro_batch"}
+NO_DIFFERENCE = {"mitigation", "normalize", "seed", "out", "steps", "eval_every", "sample_every", "checkpoint_every",
+                 "micro_batch"}  # settings that belong to the method, or change no result
+LEARNING = ("start", "end", "climb", "area")
+AGAINST = ("seeds", "end - none", "end - none, bootstrap", "end, P(better), bootstrap", "area - none",
+           "area - none, bootstrap", "area, P(better), bootstrap", "steps to none's end", "seeds that get there")
+CREDIT = (*(f"{m}, {x}" for m in MEASURES for x in ("filler", "reasoning", "filler / reasoning")),
+          "effective sample size", "varies within", "gradient norm", "its spread", "seconds a step")
+COUNTS = ("seeds", "steps", "steps to none's end", "seeds that get there")
 MIN_TOKENS = 100  # a point of a picture needs that many
 MIN_RESPONSES = 30  # a position's t-statistic needs that many responses to reach it
 
@@ -281,9 +291,11 @@ def training_time(log: dict) -> np.ndarray:
 # -------------------------------------------------------------------------------------------------- pictures
 
 
-def new_figure(columns: int, rows: int = 1) -> tuple[plt.Figure, np.ndarray]:
-    """A figure with a grid of axes."""
-    figure, axes = plt.subplots(rows, columns, figsize=(5.6 * columns, 3.8 * rows), layout="constrained", squeeze=False)
+def new_figure(columns: int, rows: int = 1, width: float = 5.6, height: float = 0.0,
+               sharey: bool = False) -> tuple[plt.Figure, np.ndarray]:
+    """A figure with a grid of axes, each of that width and height in inches."""
+    size = width * columns, (height or 0.68 * width) * rows
+    figure, axes = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False, sharey=sharey)
     for axis in axes.flat:
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25)
@@ -405,67 +417,290 @@ def analyze_run(run: Path) -> None:
     print(f"wrote {out / 'tables.md'}, learning.png, credit.png and tokens.png beside it")
 
 
-def labels(runs: list[Path]) -> list[str]:
-    """A name for each run: its method, and what else of its settings differs among the runs. Equal names are seeds."""
-    configs = [json.loads((run / "config.json").read_text(encoding="utf-8")) for run in runs]
-    flat = [c["settings"] | c["method"] for c in configs]
-    keys = sorted({key for f in flat for key in f} - NO_DIFFERENCE)
-    differ = [key for key in keys if len({json.dumps(f.get(key)) for f in flat if key in f}) > 1]
-    return [" ".join([f["mitigation"]] + [f"{key}={f[key]}" for key in differ if key in f]) for f in flat]
+def read_config(run: Path) -> dict:
+    """config.json of a run."""
+    if not (run / "config.json").is_file():
+        raise FileNotFoundError(f"{run} is not a run folder: it has no config.json")
+    return json.loads((run / "config.json").read_text(encoding="utf-8"))
 
 
-def summarize(run: Path) -> dict[str, float]:
-    """The figures of one run that the comparison averages over seeds."""
+def labels(configs: list[dict]) -> list[str]:
+    """A name for each run: its method, and what else of its settings differs among the runs. Equal names are seeds.
+
+    --normalize and the method's own hyper-parameters count only where they differ among runs of the same method.
+    """
+    def differ(some: list[dict]) -> set[str]:
+        return {key for one in some for key in one if len({json.dumps(o[key]) for o in some if key in o}) > 1}
+
+    settings = [{k: v for k, v in c["settings"].items() if k not in NO_DIFFERENCE} for c in configs]
+    own = [c["method"] | {"normalize": c["settings"].get("normalize")} for c in configs]
+    methods, shared, names = [c["settings"]["mitigation"] for c in configs], differ(settings), []
+    for method, s, m in zip(methods, settings, own):
+        varied = differ([other for name, other in zip(methods, own) if name == method])
+        shown = {k: s[k] for k in sorted(shared) if k in s} | {k: m[k] for k in sorted(varied) if k in m}
+        names.append(" ".join([method] + [f"{k}={v}" for k, v in shown.items()]))
+    return names
+
+
+def summarize(run: Path) -> dict[str, float | dict]:
+    """The figures of one run that the comparison averages over seeds, and `curve`: held-out success by step."""
     metrics, log = read_metrics(run), read_log(run)
-    _, success, _ = heldout(metrics)
-    row = {"steps": metrics["step"][-1], "start": success[0], "final": success[-1], "climb": success[-1] - success[0]}
+    steps, success, _ = heldout(metrics)
+    trained = {name: values[1:] for name, values in metrics.items()}
+    row = {"steps": metrics["step"][-1], "curve": dict(zip(steps, success)), "start": success[0], "end": success[-1],
+           "climb": success[-1] - success[0], "area": np.trapezoid(success, steps) / (steps[-1] - steps[0])}
+    count = np.bincount(log["role"], minlength=3)  # (3,)
     for measure in MEASURES:
-        row |= {f"{measure} {role}": size(log, log["role"] == r, measure)[0] for r, role in enumerate(ROLES[:2])}
-        row[f"{measure} ratio"] = ratio(row[f"{measure} filler"], row[f"{measure} reasoning"])
-    return row | {"grad_norm": float(np.nanmean(metrics["grad_norm"]))}
+        sums = np.bincount(log["role"], np.abs(log[measure]), 3)  # (3,)
+        row |= {f"{measure}, {role}": ratio(sums[r], sums.sum()) for r, role in enumerate(ROLES[:2])}
+        row[f"{measure}, filler / reasoning"] = ratio(sums[0] * count[1], sums[1] * count[0])  # of their means
+    return row | spread_within(log["credit"], log["id"]) | {
+        "gradient norm": trained["grad_norm"].mean(), "its spread": trained["grad_norm"].std(),
+        "seconds a step": np.median(trained["seconds"])}
+
+
+def spread_within(credit: np.ndarray, response: np.ndarray) -> dict[str, float]:
+    """How unequally credit (N,) is spread over the tokens of its response (N,).
+
+    effective sample size: (sum w)^2 / (L sum w^2), w = abs(credit), mean over the responses with any credit: 1 where
+    all tokens get the same, 1 / L where one gets all. varies within: sum (c - mean of its response)^2 / sum c^2.
+    """
+    length = np.bincount(response)
+    size, square, signed = (np.bincount(response, x) for x in (np.abs(credit), credit**2.0, credit))
+    some = square > 0
+    effective = ratio((size[some] ** 2 / (length[some] * square[some])).sum(), some.sum())
+    within = square.sum() - (signed**2 / np.maximum(length, 1)).sum()
+    return {"effective sample size": effective, "varies within": ratio(within, square.sum())}
+
+
+@dataclass
+class Group:
+    """The runs of one method with one set of settings, which differ in their seed."""
+
+    label: str
+    rows: dict[int, dict]  # by seed, what `summarize` says
+    baseline: "Group | None" = None  # the runs of `none` with the same settings; itself where it is that
+
+    def values(self, figure: str) -> np.ndarray:
+        """A figure (n,) of each run."""
+        return np.array([row[figure] for row in self.rows.values()], float)
+
+    def differences(self, figure: str) -> np.ndarray:
+        """This method minus the baseline (n,), on the seeds that both have."""
+        both = [seed for seed in self.rows if seed in self.baseline.rows]
+        return np.array([self.rows[seed][figure] - self.baseline.rows[seed][figure] for seed in both], float)
+
+
+def group_runs(runs: list[Path]) -> list[Group]:
+    """Runs by method and settings: baselines first, the others by held-out success at the end."""
+    configs = [read_config(run) for run in runs]
+    names, groups, baselines, start = labels(configs), {}, {}, time.monotonic()
+    for i, (run, config, name) in enumerate(zip(runs, configs, names)):
+        group, seed = groups.setdefault(name, Group(name, {})), config["settings"]["seed"]
+        if seed in group.rows:
+            raise ValueError(f"{run} has the settings and the seed {seed} of another run: name only one of them")
+        group.rows[seed] = summarize(run)
+        if config["settings"]["mitigation"] == "none":
+            baselines[baseline_key(config)] = group
+        show_progress(i + 1, len(runs), start)
+    for config, name in zip(configs, names):
+        groups[name].baseline = baselines.get(baseline_key(config))
+    return sorted(groups.values(), key=lambda g: (g.baseline is not g, -g.values("end").mean()))
+
+
+def baseline_key(config: dict) -> str:
+    """Equal for runs that share all settings but those of the method."""
+    return json.dumps({k: v for k, v in config["settings"].items() if k not in NO_DIFFERENCE})
+
+
+def show_progress(done: int, total: int, start: float) -> None:
+    """How many runs were read, and how long the others will take, on a line that the next one overwrites."""
+    if sys.stderr.isatty():
+        eta, end = (time.monotonic() - start) / done * (total - done), "\n" if done == total else "\r"
+        print(f"read {done}/{total} runs, ETA {eta:.0f} s ", end=end, file=sys.stderr, flush=True)
+
+
+# ----------------------------------------------------------------------------------------- methods compared
+
+
+class Estimate(NamedTuple):
+    """A figure and its 95% interval; NaN where there is none, as with a single seed."""
+
+    value: float
+    low: float = float("nan")
+    high: float = float("nan")
+
+
+def t_estimate(values: np.ndarray) -> Estimate:
+    """The mean of independent values, with Student's interval."""
+    if not len(values):
+        return Estimate(float("nan"))
+    mean, half = interval(values)
+    return Estimate(mean, mean - half, mean + half)
+
+
+def bootstrap(statistic: Callable, x: np.ndarray, y: np.ndarray, resamples: int = 10_000) -> Estimate:
+    """statistic(x, y) of the runs of two methods (n,), (m,), with the percentile interval over resampled runs.
+
+    Stratified as in 2108.13264: the runs of each method are resampled on their own.
+    """
+    value = float(statistic(x, y))
+    if min(len(x), len(y)) < 2:
+        return Estimate(value)
+    rng = np.random.default_rng(0)
+    x, y = (v[rng.integers(len(v), size=(resamples, len(v)))] for v in (x, y))  # (resamples, n), (resamples, m)
+    return Estimate(value, *np.percentile(statistic(x, y), (2.5, 97.5)))
+
+
+def mean_difference(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """mean x - mean y (...) of runs (..., n), (..., m)."""
+    return x.mean(-1) - y.mean(-1)
+
+
+def improvement(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """The chance (...) that a run of x (..., n) is better than one of y (..., m), ties counting half (2108.13264)."""
+    x, y = x[..., :, None], y[..., None, :]
+    return ((x > y) + 0.5 * (x == y)).mean((-1, -2))
+
+
+def steps_to(goal: float, curve: dict[float, float]) -> float:
+    """The step at which a learning curve, straight between measurements, first reaches the goal; NaN for never."""
+    steps, success = list(curve), list(curve.values())
+    for i, value in enumerate(success):
+        if value >= goal:
+            return float(np.interp(goal, success[i - 1 : i + 1], steps[i - 1 : i + 1])) if i else steps[0]
+    return float("nan")
+
+
+def record(group: Group) -> dict[str, Estimate]:
+    """All that the comparison says of a method, by column of table.csv."""
+    out = {"seeds": Estimate(len(group.rows)), "steps": Estimate(group.values("steps").max())}
+    out |= {figure: t_estimate(group.values(figure)) for figure in (*LEARNING, *CREDIT)}
+    out["least climb"] = Estimate(group.values("climb").min())
+    if group.baseline is None:
+        return out
+    reached = np.array([steps_to(group.baseline.values("end").mean(), row["curve"]) for row in group.rows.values()])
+    out["steps to none's end"] = t_estimate(reached[~np.isnan(reached)])
+    out["seeds that get there"] = Estimate(int((~np.isnan(reached)).sum()))
+    if group.baseline is not group:
+        for figure in ("end", "area"):
+            x, y = group.values(figure), group.baseline.values(figure)
+            out[f"{figure} - none"] = t_estimate(group.differences(figure))
+            out[f"{figure} - none, bootstrap"] = bootstrap(mean_difference, x, y)
+            out[f"{figure}, P(better), bootstrap"] = bootstrap(improvement, x, y)
+    return out
+
+
+def show(name: str, e: Estimate) -> str:
+    """An estimate as a cell: counts alone, Student's interval as ±, the bootstrap's by its ends."""
+    if np.isnan(e.value):
+        return ""
+    if name in COUNTS:
+        return f"{e.value:.0f}" + (f" ± {e.high - e.value:.0f}" if np.isfinite(e.high) else "")
+    if name.endswith("bootstrap"):
+        return f"{e.value:.3f}" + (f" ({e.low:.3f} to {e.high:.3f})" if np.isfinite(e.low) else "")
+    return pm(e.value, e.high - e.value)
+
+
+def comparison_tables(records: dict[str, dict[str, Estimate]]) -> list[Table]:
+    """What the methods learned, what they did against the baseline, and where their credit went; a line a method."""
+    fewest = min(r["seeds"].value for r in records.values())
+    warning = "**With one seed, nothing can be concluded.** " * (fewest < 2)
+    means = warning + "Mean over seeds ± half of its 95% interval (Student's t)."
+    columns = {
+        ("Learning", f"{means} Held-out success at start and end; area: the mean of its curve."):
+            ("seeds", "steps", *LEARNING, "least climb"),
+        ("Against none", f"{warning}Differences on the same seeds ± half of the 95% interval of the paired t; in "
+         "brackets the 95% interval of a bootstrap over runs, stratified by method; P(better): the chance that a run "
+         "beats one of `none`. Fewer than five seeds make the bootstrap's intervals too narrow."): AGAINST,
+        ("Gradient and credit", f"{means} Shares of all contribution and of all gradient; filler / reasoning is the "
+         "ratio of means over tokens. Effective sample size: 1 where all tokens of a response get the same. Varies "
+         "within: the share of squared credit that is not the response's mean."): ("seeds", *CREDIT),
+    }
+    tables = []
+    for (title, note), names in columns.items():
+        rows = [[label, *(show(n, r[n]) if n in r else "" for n in names)] for label, r in records.items()]
+        tables.append(Table(title, note, ["method", *(n.removesuffix(", bootstrap") for n in names)], rows))
+    return tables
+
+
+def write_csv(records: dict[str, dict[str, Estimate]], file: Path) -> None:
+    """One row a method; of each figure the value, and the ends of its 95% interval where it has one."""
+    rows = [{"method": label} | {f"{name}{end}": f"{value:.6g}" for name, e in r.items()
+                                 for end, value in zip(("", " low", " high"), e) if not np.isnan(value)}
+            for label, r in records.items()]
+    header = list(dict.fromkeys(name for row in rows for name in row))
+    with file.open("w", newline="", encoding="utf-8") as out:
+        writer = csv.DictWriter(out, header)
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def compare_runs(runs: list[Path]) -> None:
-    """Learning curves with intervals, and a table with one line a method."""
-    groups: dict[str, list[Path]] = {}
-    for run, label in zip(runs, labels(runs)):
-        groups.setdefault(label, []).append(run)
-    rows = []
-    for label, members in groups.items():
-        results = [summarize(run) for run in members]
-        steps = sorted({int(r.pop("steps")) for r in results})
-        cells = [pm(*interval([r[key] for r in results])) for key in results[0]]
-        least = f"{min(r['climb'] for r in results):.3f}"
-        rows.append([label, str(len(members)), ", ".join(map(str, steps)), *cells[:3], least, *cells[3:]])
-    header = ["method", "seeds", "steps", "held-out, start", "held-out, end", "climb", "least climb"]
-    header += [f"{m}, {x}" for m in MEASURES for x in ("filler", "reasoning", "filler / reasoning")] + ["gradient norm"]
-    note = "Mean over seeds ± half of its 95% interval (Student's t). Sizes are means over all tokens of a run."
-    table = Table("Comparison", note, header, rows)
-    out = runs[0].parent / "comparison"
+    """Print the comparison of runs; write it, learning curves and a forest plot to comparison/ beside them."""
+    groups, out = group_runs(runs), runs[0].parent / "comparison"
+    records = {group.label: record(group) for group in groups}
+    text = "# Comparison\n\n" + "\n".join(map(str, comparison_tables(records)))
     out.mkdir(exist_ok=True)
-    (out / "table.md").write_text(str(table), encoding="utf-8")
-    draw_comparison(groups, out / "learning.png")
-    print(table)
-    print(f"wrote {out / 'table.md'} and learning.png beside it")
+    (out / "table.md").write_text(text, encoding="utf-8")
+    write_csv(records, out / "table.csv")
+    draw_curves(groups, out / "learning.png")
+    draw_forest(groups, records, out / "forest.png")
+    print(text)
+    print(f"wrote {out / 'table.md'}, table.csv, learning.png and forest.png beside it")
 
 
-def draw_comparison(groups: dict[str, list[Path]], file: Path) -> None:
-    """Held-out success over the steps: each method's mean over seeds and its 95% interval; each seed a thin line."""
-    figure, ((axis,),) = new_figure(1)
-    palette = [*COLOURS.values(), "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000"]
-    for i, (label, members) in enumerate(groups.items()):
-        curves = [dict(zip(*heldout(read_metrics(run))[:2])) for run in members]
-        steps = sorted(set.intersection(*(set(c) for c in curves)))
-        mean, half = np.array([interval([c[s] for c in curves]) for s in steps]).T
-        colour, style = palette[i % len(palette)], ("-", "--", ":")[i // len(palette) % 3]
-        name = f"{label} ({len(members)} seed{'s' * (len(members) > 1)})"
-        axis.plot(steps, mean, style, color=colour, marker="osv^D"[i % 5], label=name)
-        axis.fill_between(steps, mean - half, mean + half, color=colour, alpha=0.2, lw=0)
-        for curve in curves:
-            axis.plot(steps, [curve[s] for s in steps], color=colour, lw=0.6, alpha=0.5)
-    axis.set(xlabel="step", ylabel="share of held-out puzzles solved", title="Held-out success, mean over seeds, 95% interval")
-    axis.set_ylim(0, 1.05 * axis.get_ylim()[1])
-    axis.legend(frameon=False, loc="lower right")
+def draw_curves(groups: list[Group], file: Path) -> None:
+    """Held-out success over the steps, a panel a method, its baseline in grey: mean over seeds, 95% interval, seeds."""
+    shown = [g for g in groups if g.baseline is not g] or groups
+    columns = min(4, len(shown))
+    figure, axes = new_figure(columns, -(-len(shown) // columns), 5.6 if len(shown) == 1 else 3.4, sharey=True)
+    for axis in axes.flat[len(shown) :]:
+        axis.remove()
+    for axis, group in zip(axes.flat, shown):
+        if group.baseline not in (None, group):
+            draw_curve(axis, group.baseline, "0.45", "--", "s")
+        draw_curve(axis, group, COLOURS["reasoning"], "-", "o")
+        axis.set(xlabel="step", title="\n".join(textwrap.wrap(group.label, 34)))
+        axis.legend(frameon=False, loc="lower right", fontsize=8)
+    for row in axes:
+        row[0].set_ylabel("held-out puzzles solved")
+    axes[0, 0].set_ylim(0, 1.05 * axes[0, 0].get_ylim()[1])
+    figure.suptitle("Held-out success: mean over seeds, 95% interval, each seed a thin line")
+    figure.savefig(file, dpi=120)
+    plt.close(figure)
+
+
+def draw_curve(axis: plt.Axes, group: Group, colour: str, style: str, marker: str) -> None:
+    """The learning curves of a method's seeds, their mean and its interval."""
+    curves = [row["curve"] for row in group.rows.values()]
+    steps = sorted(set.intersection(*map(set, curves)))
+    mean, half = np.array([interval([c[s] for c in curves]) for s in steps]).T
+    seeds = f"{len(curves)} seed{'s' * (len(curves) > 1)}"
+    axis.plot(steps, mean, style, color=colour, marker=marker, ms=4, label=f"{group.label.split()[0]}, {seeds}")
+    axis.fill_between(steps, mean - half, mean + half, color=colour, alpha=0.2, lw=0)
+    for curve in curves:
+        axis.plot(steps, [curve[s] for s in steps], style, color=colour, lw=0.6, alpha=0.5)
+
+
+def draw_forest(groups: list[Group], records: dict[str, dict[str, Estimate]], file: Path) -> None:
+    """Each method's difference to the baseline, on the same seeds: mean, 95% interval, and each seed as a cross."""
+    against = [g for g in groups if g.baseline not in (None, g)][::-1]  # the best on top
+    figure, axes = new_figure(2, 1, 5.6, 1.2 + 0.32 * max(4, len(against)), sharey=True)
+    titles = {"end": "Success at the end", "area": "Mean success while training"}
+    for axis, (figure_name, title) in zip(axes.flat, titles.items()):
+        axis.axvline(0, color="black", lw=1)
+        for y, group in enumerate(against):
+            e = records[group.label][f"{figure_name} - none"]
+            axis.plot([100 * e.low, 100 * e.high], [y, y], color=COLOURS["reasoning"], lw=2)
+            axis.plot(100 * e.value, y, "o", color=COLOURS["reasoning"])
+            seeds = 100 * group.differences(figure_name)
+            axis.plot(seeds, np.full(len(seeds), y), "x", color="0.4", ms=5, mew=1)
+        axis.set(xlabel="points more than none, on the same seeds", title=title)
+    axes[0, 0].set_yticks(range(len(against)), [f"{g.label} ({len(g.differences('end'))})" for g in against])
+    single = any(len(g.differences("end")) < 2 for g in against)
+    figure.suptitle("Against none: mean, 95% interval (paired t), each seed a cross; seeds in brackets"
+                    + "\nWith one seed, nothing can be concluded." * single, fontsize=11)
     figure.savefig(file, dpi=120)
     plt.close(figure)
 

@@ -30,7 +30,7 @@ LR, EPOCHS, CLIP = 1e-3, 4, 0.2  # of AdamW; steps on each batch as a whole; how
 
 
 class Critic(nn.Module):
-    """Hidden state (..., D) -> expected reward (...). It learns from what it scored last, with an optimizer of its own."""
+    """Hidden state (..., D) -> expected reward (...). It learns, by its own optimizer, from what it scored last."""
 
     def __init__(self, hidden_size: int):
         super().__init__()
@@ -80,7 +80,7 @@ def load_critic(folder: str | Path, model: Qwen2) -> Critic:
         try:
             critic.load_state_dict(load_file(file))
         except (SafetensorError, RuntimeError):
-            raise ValueError(f"{file} is broken or of another model's size; remove it to begin with a new critic") from None
+            raise ValueError(f"{file} is broken or of another size; remove it to begin with a new critic") from None
     return critic
 
 
@@ -133,7 +133,7 @@ def main() -> None:
 
 
 def report(tests: list[TokenBatch], rate: float) -> None:
-    """Print the Brier score by relative position, of the critic and of always saying `rate`, and the gain's 95% interval."""
+    """Print Brier scores by relative position, of the critic and of always saying `rate`, and the 95% of the gain."""
     errors = np.concatenate([squared_errors(batch, rate) for batch in tests])  # (B, 5, 2)
     success = torch.cat([batch.success for batch in tests]).mean()
     print(f"success: {rate:.1%} of the responses it learned from, {success:.1%} of the {len(errors)} held-out ones\n\n"

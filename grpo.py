@@ -45,8 +45,8 @@ def draw_uniforms(seed: int, step: int, questions: int, answers: int, length: in
     return torch.from_numpy(np.concatenate(rows))
 
 
-def respond(model: Qwen2, codec: Codec, problems: list[Problem], uniforms: Tensor, prefixes: list[list[int]] | None = None,
-            limit: Tensor | None = None) -> tuple[Samples, list[tuple], list[dict]]:
+def respond(model: Qwen2, codec: Codec, problems: list[Problem], uniforms: Tensor,
+            prefixes: list[list[int]] | None = None, limit: Tensor | None = None) -> tuple[Samples, list, list[dict]]:
     """Sample and grade as many responses as uniforms (B, T) has rows, as many to each problem, those of one together.
 
     prefixes: tokens with which the responses to each problem begin; limit (B,): how many more each may have. Returns
@@ -88,7 +88,7 @@ def rollout(model: Qwen2, codec: Codec, problems: list[Problem], uniforms: Tenso
 
 def callables(model: Qwen2, codec: Codec, problems: list[Problem], samples: Samples, group: Tensor, limit: int,
               key: tuple[int, int], reference: Qwen2 | None, critic: nn.Module | None, micro_batch: int) -> dict:
-    """What a credit function may ask of the model about a step's responses, see TokenBatch; nothing runs until asked."""
+    """What a credit function may ask of the model about a step's responses, see TokenBatch; none runs until asked."""
     tokens, mask = samples.tokens, samples.mask  # (B, T)
     prompts = [codec.prompt(problems[g]) for g in group.tolist()]  # B of them
 

@@ -157,12 +157,12 @@ def none(batch: TokenBatch) -> Tensor:
 
 
 def outcome_conditional(batch: TokenBatch, think_discount: float = 0.5) -> Tensor:
-    """credit = A * (1 in <answer>, think_discount before it): reward the conclusion more (seed 001)."""
+    """credit = A * (1 in <answer>, think_discount before it): reward the conclusion more (the original work)."""
     return reweight(batch, or_plain(batch, torch.where(batch.in_answer, 1.0, think_discount)))
 
 
 def inverse_logprob(batch: TokenBatch, epsilon: float = 0.1, detach: bool = True) -> Tensor:
-    """credit = A / (|log p| + epsilon): level out |credit * log p| (seed 001); detach=False is its published bug.
+    """credit = A / (|log p| + epsilon): level out |credit * log p| (the original work; detach=False is its bug).
 
     The original let the gradient flow through its weight: d/dl of l / (|l| + epsilon) is epsilon / (|l| + epsilon)^2,
     so that nearly all of it went to tokens already certain. With --normalize none --detach false that is what you get.
@@ -177,7 +177,7 @@ def advantage_reweighting(batch: TokenBatch, alpha: float = 0.2) -> Tensor:
 
 
 def entropy_weighted(batch: TokenBatch, entropy_temp: float = 1.0) -> Tensor:
-    """credit = A * L * softmax(H / entropy_temp): more on uncertain tokens, softmax over the response (seed 001).
+    """credit = A * L * softmax(H / entropy_temp): more on uncertain tokens, within the response (the original work).
 
     The original took the softmax over a micro-batch, so that its results depended on a memory setting.
     """
@@ -224,11 +224,11 @@ def optimal_baseline(batch: TokenBatch) -> Tensor:
 
 
 def gtpo(batch: TokenBatch, a1: float = 1.0, a2: float = 0.1, joint: bool = False) -> Tensor:
-    """credit = z(a1 + a2 d H / sum H) if right, z(-a1 - a2 h (1/H) / sum 1/H) if wrong, sums over t (2508.04349).
+    """credit = z(a1 + a2 d H / sum H) if right, z(-a1 - a2 h (1/H) / sum 1/H) if wrong: pay for entropy (2508.04349).
 
-    d, h: how many right, wrong answers of the group still run at t. As published, right and wrong tokens are z-scored
-    each on their own, so the credit of either side averages 0: *the outcome is gone*, and only which token was more
-    uncertain than others is left. joint=True z-scores both together. All right, or all wrong: plain GRPO.
+    Sums go over the d right, or the h wrong, answers of the group that still run at t. As published, right and wrong
+    tokens are z-scored each on their own, so the credit of either side averages 0: *the outcome is gone*, and only
+    which token was more uncertain is left. joint=True z-scores both together. All right, or all wrong: plain GRPO.
     """
     H, mask = by_group(batch, batch.entropy), by_group(batch, batch.mask)  # (Q, G, T)
     right = by_group(batch, batch.success)[..., None] > 0  # (Q, G, 1)
@@ -245,7 +245,7 @@ def gtpo(batch: TokenBatch, a1: float = 1.0, a2: float = 0.1, joint: bool = Fals
 
 
 def ktae(batch: TokenBatch) -> Tensor:
-    """credit = A + score of the token's id: does its presence go with right answers of the group? (2505.16826)
+    """credit = A + score of the token's id: does holding it go with being right in this group (2505.16826).
 
     0 for the end token, and where the group's answers are all right or all wrong.
     """
@@ -341,7 +341,7 @@ def step_advantage(batch: TokenBatch, verdicts: list[Tensor]) -> Tensor:
 
 
 def attention_credit(batch: TokenBatch, credit_scale: float = 2.0) -> Tensor:
-    """credit = A * (1 + credit_scale * a): a, how much the states that write <answer> look at the token (seed 001).
+    """credit = A * (1 + credit_scale * a): a, how much the answer looks at the token (the original work).
 
     Last layer, mean over heads, each token's sum divided by how many of those states could see it, a's mean over the
     response 1. The first position of the row, an attention sink, is part of the prompt and so never counted. No
@@ -353,10 +353,10 @@ def attention_credit(batch: TokenBatch, credit_scale: float = 2.0) -> Tensor:
 
 
 def causal_ablation(batch: TokenBatch) -> Tensor:
-    """credit = A * (0.5 + 0.5 drop / max drop on a calculation, 0.5 elsewhere before <answer>, 1.5 in it) (2602.09331).
+    """credit = A * (0.5 + 0.5 drop / max drop on a step, 0.5 elsewhere, 1.5 in <answer>): what it needs (2602.09331).
 
-    drop: by how much the answer's log-prob falls, at least 0, when no later token may look at the calculation (its keys
-    are masked, positions stay). No answer, or no calculation before it: plain GRPO.
+    step: a written calculation. drop: by how much the answer's log-prob falls, at least 0, when no later token may
+    look at the step (its keys are masked, positions stay). No answer, or no step before it: plain GRPO.
     """
     hide = [step_tokens(batch, i) & ~batch.in_answer[i] for i in range(len(batch.text))]  # B of (S, T)
     hide = [steps[steps.any(1)] if batch.in_answer[i].any() else steps[:0] for i, steps in enumerate(hide)]
@@ -437,10 +437,10 @@ def ppo(batch: TokenBatch, gae_lambda: float = 0.95, whiten: bool = False) -> Te
 
 
 def learned_importance(batch: TokenBatch) -> Tensor:
-    """credit = A * |V_{t+1} - V_t|, V the critic's: more on tokens that change the expected reward (seed 000).
+    """credit = A * |V_{t+1} - V_t|, V the critic's: more on tokens that change the expected reward (the original work).
 
     The last token, behind which there is nothing left to value, gets none. A critic that says the same of all tokens,
-    as on the first step: plain GRPO. The seed calls this "lambda-GRPO"; the three papers of that name do other
+    as on the first step: plain GRPO. The original work calls this "lambda-GRPO"; three papers of that name do other
     things: a learned exponent on a response's length (2510.06870), `prefix_tree` (2509.21154), eligibility traces
     (2510.00194).
     """
@@ -459,7 +459,7 @@ def random(batch: TokenBatch) -> Tensor:
 
 
 def inverted(batch: TokenBatch, of: str = "entropy_weighted") -> Tensor:
-    """credit = A * (max w + min w - w), w the weights of method `of`: the control that turns it around (2602.09331)."""
+    """credit = A * (max w + min w - w), w the weights of --of: the control that turns a method around (2602.09331)."""
     if of not in MITIGATIONS or not is_reweighting(of) or of == "inverted":
         names = [name for name in MITIGATIONS if is_reweighting(name) and name != "inverted"]
         raise ValueError(f"--of {of}: only a reweighting can be inverted; choose one of {', '.join(names)}")

@@ -204,7 +204,7 @@ class Qwen2(nn.Module):
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
     def enter(self, tokens: Tensor, pad: Tensor | None, past: int, hide: Tensor | None) -> tuple[Tensor, tuple, Tensor]:
-        """What the first layer takes: embeddings (B, S, D), angles, and which columns each query sees (B, 1, S, past + S)."""
+        """What a layer takes: x (B, S, D), the angles, and which columns each query sees (B, 1, S, past + S)."""
         S = tokens.shape[1]
         pad = tokens.new_zeros(len(tokens)) if pad is None else pad
         query = torch.arange(past, past + S, device=tokens.device)  # (S,)

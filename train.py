@@ -293,8 +293,9 @@ def train_step(model: Qwen2, optimizer, codec: Codec, problems: list[Problem], s
     with autocast(s, cache=False):  # the weights change within: a cached copy would be stale
         measured = grpo.update(
             model, optimizer, [codec.prompt(p) for p in problems], batch, credit,
-            reference=reference if s.kl > 0 else None, kl=s.kl, clip_low=s.clip_low, clip_high=s.clip_high, loss_norm=s.loss_norm, max_new_tokens=s.max_new_tokens,
-            updates_per_batch=s.updates_per_batch, max_grad_norm=s.max_grad_norm, micro_batch=s.micro_batch)
+            reference=reference if s.kl > 0 else None, kl=s.kl, clip_low=s.clip_low, clip_high=s.clip_high,
+            loss_norm=s.loss_norm, max_new_tokens=s.max_new_tokens, updates_per_batch=s.updates_per_batch,
+            max_grad_norm=s.max_grad_norm, micro_batch=s.micro_batch)
     seconds, tokens = time.perf_counter() - start, batch.mask.sum().item()
     return batch, credit, measured | {
         "step": step, "reward": batch.reward.mean().item(), "success": batch.success.mean().item(),
@@ -417,7 +418,7 @@ def main() -> None:
         train(s, own, model, codec, problems, heldout, run, reference, critic)
     except KeyboardInterrupt:
         fail(f"interrupted; what was finished before is in {run}")
-    except FloatingPointError as error:
+    except (ValueError, FloatingPointError) as error:
         fail(f"{error}; what was finished before is in {run}")
 
 

@@ -3,11 +3,14 @@
 Run it:  python -m pytest tests/test_analyze.py
 """
 
+import csv
+import itertools
 import json
 import math
 import re
 import statistics
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -210,17 +213,6 @@ def test_time_and_chosen_responses():
     assert [rows.tolist() for rows in analyze.choose_responses(log)] == [[1], [2], [4], [5]]
 
 
-@pytest.mark.parametrize("part, key", [("settings", "lr"), ("method", "think_discount")])
-def test_other_settings_are_other_methods(tmp_path, part, key):
-    """Guards against seeds and settings averaged together."""
-    for value in (1, 2):
-        (tmp_path / str(value)).mkdir()
-        config = {"settings": {"mitigation": "m", "seed": value, "steps": value}, "method": {}}
-        config[part][key] = value
-        (tmp_path / str(value) / "config.json").write_text(json.dumps(config))
-    assert analyze.labels([tmp_path / "1", tmp_path / "2"]) == [f"m {key}=1", f"m {key}=2"]
-
-
 def test_pictures_draw_the_named_columns(run, tmp_path, monkeypatch):
     """Guards against a curve of another column, and a mean over the wrong step."""
     kept = []
@@ -228,14 +220,6 @@ def test_pictures_draw_the_named_columns(run, tmp_path, monkeypatch):
     counting = {name: np.arange(3.0) + 10 * i for i, name in enumerate(COLUMNS)}
     analyze.draw_learning(counting, "x", tmp_path / "a.png")
     assert kept[0].axes[0].lines[0].get_ydata().tolist() == counting["success"].tolist()
-    (tmp_path / "other").mkdir()
-    write_metrics(tmp_path / "other", [[0, 0.35], [2, 0.85]])
-    analyze.draw_comparison({"m": [run, tmp_path / "other"]}, tmp_path / "b.png")
-    axis = kept[1].axes[0]
-    assert axis.lines[0].get_ydata().tolist() == pytest.approx([0.3, 0.8])
-    low = axis.collections[0].get_paths()[0].get_extents().y0
-    assert low == pytest.approx(0.3 - 12.706 * 0.05)  # the two starts, .25 and .35, have a standard error of .05
-
 
 def test_position_bins_have_no_gap_at_their_borders():
     """Guards against a token that rounding moves: position t of a response of length L lies in bin floor(10 t / L)."""
@@ -289,33 +273,168 @@ def test_tokens_are_wrapped_without_loss():
 # ------------------------------------------------------------------------------------------------ comparison
 
 
-def test_runs_are_compared_by_method(run, capsys, monkeypatch):
+def config(mitigation, seed=0, method=None, **settings):
+    """A config.json."""
+    return {"settings": {"mitigation": mitigation, "seed": seed, "lr": 0.1, "normalize": "response"} | settings, "method": method or {}}
+
+
+def test_labels_name_what_differs():
+    """Guards against settings averaged as seeds, and labels full of what only one method has."""
+    a, b = config("a", 1, {"x": 1}), config("b", 2, {"x": 2}, normalize="none", steps=7, out="elsewhere")
+    assert analyze.labels([a, b, config("a", 3, {"x": 1})]) == ["a", "b", "a"]
+    assert analyze.labels([a, config("a", 1, {"x": 3}), b]) == ["a x=1", "a x=3", "b"]
+    assert analyze.labels([a, config("a", 1, {"x": 1}, normalize="batch")]) == ["a normalize=response", "a normalize=batch"]
+    assert analyze.labels([a, config("b", 1, {}, lr=0.2)]) == ["a lr=0.1", "b lr=0.2"]
+
+
+def test_spread_within_by_loops():
+    """Guards against shares over the whole run, signs that cancel, and responses without credit that count."""
+    responses = [[1.0, 1, 1], [0.5, -0.5], [0.0, 0], [3.0, 0, 0, 1]]
+    credit = np.concatenate(responses)
+    got = analyze.spread_within(credit, np.repeat(np.arange(4), [len(r) for r in responses]))
+    ess = [sum(map(abs, r)) ** 2 / (len(r) * sum(x * x for x in r)) for r in responses if any(r)]
+    within = sum((x - statistics.mean(r)) ** 2 for r in responses for x in r)
+    assert got["effective sample size"] == pytest.approx(statistics.mean(ess))
+    assert got["varies within"] == pytest.approx(within / sum(x * x for x in credit))
+
+
+def test_probability_of_improvement_by_loops():
+    """Guards against ties that count as wins, and x and y swapped."""
+    x, y = np.array([1.0, 2, 3, 3]), np.array([2.0, 3, 0])
+    wins = sum((a > b) + 0.5 * (a == b) for a in x for b in y) / 12
+    assert analyze.improvement(x, y) == pytest.approx(wins) and analyze.mean_difference(x, y) == pytest.approx(2.25 - 5 / 3)
+
+
+@pytest.mark.parametrize("statistic", [analyze.mean_difference, analyze.improvement])
+def test_bootstrap_against_all_resamples(statistic):
+    """Guards against resampling pairs, or both methods together: all 27 * 27 resamples of three runs each."""
+    x, y = np.array([0.1, 0.5, 0.6]), np.array([0.2, 0.3, 0.55])
+    every = [np.array(r) for r in itertools.product(range(3), repeat=3)]
+    exact = np.sort([float(statistic(x[i], y[j])) for i in every for j in every])
+    got = analyze.bootstrap(statistic, x, y, resamples=100_000)
+    assert got.value == pytest.approx(float(statistic(x, y)))
+    for end, share in ((got.low, 0.025), (got.high, 0.975)):  # where the exact distribution function passes the share
+        assert (exact < end - 1e-9).mean() <= share + 0.005 and (exact <= end + 1e-9).mean() >= share - 0.005
+    assert math.isnan(analyze.bootstrap(statistic, x[:1], y).low)
+
+
+def test_steps_to_a_goal_by_hand():
+    """Guards against the step after the goal, and a goal that was never met."""
+    curve = {0.0: 0.2, 25.0: 0.4, 50.0: 0.3, 75.0: 0.6}
+    assert [analyze.steps_to(g, curve) for g in (0.1, 0.3, 0.45)] == pytest.approx([0, 12.5, 62.5])
+    assert math.isnan(analyze.steps_to(0.7, curve))
+
+
+def group(label, rows, baseline=None):
+    """A Group whose runs ended, by seed, with these successes."""
+    figures = dict.fromkeys((*analyze.LEARNING, *analyze.CREDIT), 0.0)
+    return analyze.Group(label, {seed: figures | {"end": end, "steps": 9.0, "curve": {0.0: 0.0, 9.0: end}}
+                                 for seed, end in rows.items()}, baseline)
+
+
+def test_differences_are_paired_by_seed():
+    """Guards against runs paired by order, and seeds that only one of them has."""
+    base = group("none", {3: 0.5, 1: 0.1, 2: 0.9})
+    other = group("m", {1: 0.2, 4: 1.0, 3: 0.4}, base)
+    assert other.differences("end") == pytest.approx([0.1, -0.1])
+    row = analyze.record(other)
+    assert row["end - none"].value == pytest.approx(0) and row["end - none"].high == pytest.approx(12.706 * 0.1)
+    assert row["end - none, bootstrap"].value == pytest.approx(1.6 / 3 - 0.5)
+    assert row["seeds that get there"].value == 1 and row["steps to none's end"].value == pytest.approx(4.5)
+
+
+def test_no_effect_gives_false_alarms_at_the_stated_rate():
+    """Guards against intervals that exclude zero too often: 3,000 pairs of methods that do not differ, five seeds."""
+    rng, alarms = np.random.default_rng(5), []
+    for _ in range(3000):
+        luck, a, b = rng.normal(size=(3, 5))  # what a seed does to both methods, and to each
+        base = group("none", dict(enumerate(luck + a)))
+        e = analyze.t_estimate(group("m", dict(enumerate(luck + b)), base).differences("end"))
+        alarms.append(not e.low <= 0 <= e.high)
+    assert np.mean(alarms) == pytest.approx(0.05, abs=0.016)  # four standard errors
+
+
+def copy_of(run, name, end, **changes):
+    """Another run beside `run`, with its credit log, that ends with this held-out success."""
+    folder = run.parent / name
+    folder.mkdir()
+    (folder / "credit").symlink_to(run / "credit")
+    write_metrics(folder, [[0, 0.25], [1, ""], [2, end]])
+    (folder / "config.json").write_text(json.dumps(config(**changes)))
+    return str(folder)
+
+
+def compare(monkeypatch, *folders):
+    """Run the command on some folders; the rows of table.csv by method."""
+    monkeypatch.setattr(sys, "argv", ["analyze.py", *map(str, folders)])
+    analyze.main()
+    with (Path(folders[-1]).parent / "comparison" / "table.csv").open() as file:
+        return {row["method"]: row for row in csv.DictReader(file)}
+
+
+def test_methods_are_compared_over_seeds(run, capsys, monkeypatch):
     """Guards against seeds counted as methods, methods averaged as seeds, and our own output taken for a run."""
-    others = []
-    for name, lr, seed, end in (("none-seed1", 0.1, 1, 0.85), ("other", 0.2, 0, 0.45)):
-        folder = run.parent / name
-        folder.mkdir()
-        (folder / "credit").symlink_to(run / "credit")
-        write_metrics(folder, [[0, 0.25], [1, ""], [2, end]])
-        (folder / "config.json").write_text(
-            f'{{"settings": {{"mitigation": "none", "seed": {seed}, "lr": {lr}}}, "method": {{}}}}'
-        )
-        others.append(str(folder))
-    monkeypatch.setattr(sys, "argv", ["analyze.py", str(run), *others])
-    analyze.main()
-    monkeypatch.setattr(sys, "argv", ["analyze.py", str(run.parent / "comparison"), str(run), *others])
-    analyze.main()
+    (run / "config.json").write_text(json.dumps(config("none")))
+    others = [copy_of(run, "none-seed1", 0.85, mitigation="none", seed=1),
+              *(copy_of(run, f"m-seed{seed}", end, mitigation="m", seed=seed) for seed, end in ((0, 0.5), (1, 0.7)))]
+    compare(monkeypatch, run, *others)
+    rows = compare(monkeypatch, run.parent / "comparison", run, *others)
     text = capsys.readouterr().out
-    two = next(line for line in text.splitlines() if "lr=0.1" in line).split("|")
-    assert (
-        two[2].strip() == "2"
-        and two[3].strip() == "2"
-        and two[5].strip() == "0.800 ± 0.635"
-        and two[6].strip() == "0.550 ± 0.635"
-        and two[7].strip() == "0.500"
-    )
-    assert two[10].strip() == "0.941 ± 0.000"  # filler / reasoning by contribution: 1 / 1.0625
-    assert "lr=0.2" in text and (run.parent / "comparison" / "learning.png").is_file()
+    assert list(rows) == ["none", "m"] and "nothing can be concluded" not in text
+    none, m = ({k: float(v) for k, v in rows[name].items() if k != "method" and v} for name in ("none", "m"))
+    assert none["end"] == pytest.approx(0.8) and none["end high"] - none["end"] == pytest.approx(12.706 * 0.05, rel=1e-4)
+    assert none["climb"] == pytest.approx(0.55) and none["least climb"] == 0.5 and none["seeds"] == 2 == m["seeds"]
+    assert m["area"] == pytest.approx(0.425)  # of straight lines from 0.25 to 0.5 and 0.7, over the whole time
+    assert m["end - none"] == pytest.approx(-0.2) and m["end, P(better), bootstrap"] == 0 and "end - none" not in none
+    assert m["contribution, filler / reasoning"] == pytest.approx(1 / 1.0625, rel=1e-5)
+    assert m["contribution, filler"] == pytest.approx(2 / (2 + 2.125 + 0.5), rel=1e-5)
+    assert m["gradient norm"] == 0.5 and m["its spread"] == 0 and m["seconds a step"] == 0.5
+    assert m["effective sample size"] == pytest.approx(1) and m["varies within"] == pytest.approx(0)
+    assert "0.800 ± 0.635" in text and "-0.200 ± 0.635" in text and "-0.200 (-0.350 to -0.050)" in text
+    for name in ("learning.png", "forest.png"):
+        assert (run.parent / "comparison" / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_one_seed_concludes_nothing(run, capsys, monkeypatch):
+    """Guards against a verdict from a single run."""
+    (run / "config.json").write_text(json.dumps(config("none")))
+    compare(monkeypatch, run, copy_of(run, "m", 0.9, mitigation="m"))
+    assert capsys.readouterr().out.count("With one seed, nothing can be concluded") == 3
+
+
+def test_a_baseline_has_the_same_settings(run, monkeypatch):
+    """Guards against a method measured against `none` at another learning rate, and --normalize taken for a setting."""
+    (run / "config.json").write_text(json.dumps(config("none")))
+    rows = compare(monkeypatch, run, copy_of(run, "a", 0.9, mitigation="m", lr=0.2),
+                   copy_of(run, "b", 0.8, mitigation="k", normalize="none"))
+    assert "end - none" in rows["k lr=0.1"] and rows["k lr=0.1"]["end - none"] and not rows["m lr=0.2"]["end - none"]
+
+
+def test_the_same_run_twice_is_refused(run, monkeypatch):
+    """Guards against one seed counted as two."""
+    (run / "config.json").write_text(json.dumps(config("none")))
+    with pytest.raises(SystemExit, match="seed 0 of another run"):
+        compare(monkeypatch, run, copy_of(run, "twin", 0.9, mitigation="none"))
+
+
+def test_pictures_show_the_mean_and_its_interval(run, tmp_path, monkeypatch):
+    """Guards against a band of standard errors, and a forest in the wrong order or unit."""
+    kept = []
+    monkeypatch.setattr(analyze.plt, "close", kept.append)
+    base = group("none", {0: 0.25, 1: 0.35})
+    base.baseline = base
+    analyze.draw_curves([base], tmp_path / "a.png")
+    axis = kept[0].axes[0]
+    assert axis.lines[0].get_ydata().tolist() == pytest.approx([0, 0.3])
+    assert axis.collections[0].get_paths()[0].get_extents().y0 == pytest.approx(0.3 - 12.706 * 0.05)
+    better, worse = group("better", {0: 0.35, 1: 0.55}, base), group("worse", {0: 0.2, 1: 0.2}, base)
+    groups = [base, better, worse]
+    analyze.draw_forest(groups, {g.label: analyze.record(g) for g in groups}, tmp_path / "b.png")
+    axis = kept[1].axes[0]
+    assert [t.get_text() for t in axis.get_yticklabels()] == ["worse (2)", "better (2)"]
+    bars = [line.get_xdata() for line in axis.lines[1:]]  # of each method: interval, mean, seeds
+    assert bars[3] == pytest.approx([15 - 12.706 * 5, 15 + 12.706 * 5]) and bars[4] == pytest.approx([15])
+    assert bars[5] == pytest.approx([10, 20]) and bars[2] == pytest.approx([-5, -15])
 
 
 def test_a_run_that_only_evaluated_is_left_out(run, monkeypatch, capsys):

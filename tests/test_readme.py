@@ -42,7 +42,7 @@ def test_every_command_names_files_that_exist():
 def test_line_counts_are_true():
     """Guards against counts that the code outgrew."""
     counts = re.findall(r"^( *)(\w+\.py) +(\d+) ", README, re.M)
-    assert len(counts) == 7
+    assert len(counts) == 8
     for indent, name, count in counts:
         path = ROOT / "experiments" / name if indent else ROOT / name
         assert len(path.read_text(encoding="utf-8").splitlines()) == int(count), name
@@ -56,6 +56,20 @@ def test_every_metric_is_explained():
     source = inspect.getsource(train.grpo.write_credit_log)
     logged = re.findall(r'"(\w+)": \(', source)
     assert re.search(r"one row a token: `([\w ]+)`", README)[1].split() == logged
+
+
+def method_row(name):
+    """A method's line in the README's table: its name, formula, reason and flags, from docstring and signature."""
+    formula, why = (x.replace("|", "\\|") for x in mitigations.summary(name)[len("credit = ") : -1].split(": "))
+    flags = " ".join(f"`--{key} {value}`" for key, value in mitigations.parameters(name).items())
+    kind = "R" if mitigations.is_reweighting(name) else ""
+    return f"| {' | '.join((f'`{name}`', kind, f'`{formula}`', why, flags))} |"
+
+
+def test_every_method_is_listed():
+    """Guards against a method, a formula or a default that the README does not know."""
+    table = re.search(r"\| `--mitigation` \|.*?\n\n", README, re.S)[0].strip().splitlines()[2:]
+    assert table == [method_row(name) for name in mitigations.MITIGATIONS]
 
 
 def test_links_lead_somewhere():
