@@ -665,7 +665,7 @@ def draw_curves(groups: list[Group], file: Path) -> None:
         axis.legend(frameon=False, loc="lower right", fontsize=8)
     for row in axes:
         row[0].set_ylabel("held-out puzzles solved")
-    axes[0, 0].set_ylim(0, 1.05 * axes[0, 0].get_ylim()[1])
+    axes[0, 0].set_ylim(0, min(1, 1.05 * axes[0, 0].get_ylim()[1]))
     figure.suptitle("Held-out success: mean over seeds, 95% interval, each seed a thin line")
     figure.savefig(file, dpi=120)
     plt.close(figure)
@@ -719,8 +719,9 @@ def main() -> None:
         for run in runs:
             if run not in trained:
                 print(f"left out: {run} has no step of training, only what is in its metrics.csv and final.json")
-        if trained:
-            analyze_run(trained[0]) if len(trained) == 1 else compare_runs(trained)
+        if not trained:
+            raise ValueError("there is no run with a step of training to analyze; make one with: python train.py")
+        analyze_run(trained[0]) if len(trained) == 1 else compare_runs(trained)
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
 

@@ -47,7 +47,8 @@ class Critic(nn.Module):
     @torch.no_grad()
     def score(self, hidden: Tensor, mask: Tensor) -> Tensor:
         """Values (B, T) of hidden states (B, T, D), 0 on padding."""
-        value = self(hidden) * mask  # (B, T)
+        with torch.autocast(hidden.device.type, enabled=False):  # differences between neighbours need all digits
+            value = self(hidden) * mask  # (B, T)
         self.scored = hidden, mask, value
         return value
 

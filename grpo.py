@@ -90,17 +90,19 @@ def callables(model: Qwen2, codec: Codec, problems: list[Problem], samples: Samp
               key: tuple[int, int], reference: Qwen2 | None, critic: nn.Module | None, micro_batch: int) -> dict:
     """What a credit function may ask of the model about a step's responses, see TokenBatch; none runs until asked."""
     tokens, mask = samples.tokens, samples.mask  # (B, T)
-    prompts = [codec.prompt(problems[g]) for g in group.tolist()]  # B of them
 
     def generator(name: str) -> torch.Generator:
         return torch.Generator().manual_seed(fingerprint(f"{name} {key}") >> 1)
 
+    @torch.no_grad()
     def ask(about: Callable, rows: Tensor, hide: Tensor | None = None) -> Tensor:
-        """about(prompts, tokens, mask, hide) -> (b, T, ...) for `micro_batch` of the rows (N,) at once: (N, T, ...)."""
-        parts = [(part, [prompts[i] for i in rows[part]]) for part in torch.arange(len(rows)).split(micro_batch)]
-        with torch.no_grad():
-            return torch.cat([about(p, tokens[rows[part]], mask[rows[part]], None if hide is None else hide[part])
-                              for part, p in parts])
+        """about(prompts, tokens, mask, hide) for the responses rows (N,), `micro_batch` of them at once: (N, T, ...)."""
+        parts = []
+        for part in torch.arange(len(rows)).split(micro_batch):
+            i = rows[part]  # (b,)
+            prompts = [codec.prompt(problems[g]) for g in group[i].tolist()]
+            parts.append(about(prompts, tokens[i], mask[i], None if hide is None else hide[part]))
+        return torch.cat(parts)
 
     every = torch.arange(len(tokens))  # (B,)
     hidden = cache(lambda: ask(partial(response_states, model), every))

@@ -106,8 +106,12 @@ def reweight(batch: TokenBatch, weight: Tensor) -> Tensor:
 
 def mean_one(weight: Tensor, mask: Tensor) -> Tensor:
     """Weights (B, T) rescaled so that each row's average 1 over its mask (B, T); a row of zeros stays as it is."""
-    count, total = mask.sum(1, keepdim=True), weight.sum(1, keepdim=True)  # (B, 1)
-    return weight * torch.where(total > 0, count / total, 0.0)
+    return weight * over(mask.sum(1, keepdim=True), weight.sum(1, keepdim=True))
+
+
+def over(part: Tensor, whole: Tensor) -> Tensor:
+    """part / whole, 0 where the whole is 0."""
+    return torch.where(whole > 0, part / torch.where(whole > 0, whole, 1.0), 0.0)
 
 
 def or_plain(batch: TokenBatch, weight: Tensor) -> Tensor:
@@ -134,9 +138,9 @@ def last_token(batch: TokenBatch) -> Tensor:
     return batch.mask & (batch.mask.cumsum(1) == batch.mask.sum(1, keepdim=True))
 
 
-def next_value(batch: TokenBatch, value: Tensor, end: Tensor | float) -> Tensor:
-    """V_{t+1} from V_t (B, T): the value after each token; `end`, (B, 1) or a number, after the last one."""
-    return torch.where(last_token(batch), end, value.roll(-1, dims=1)) * batch.mask
+def next_value(batch: TokenBatch, value: Tensor) -> Tensor:
+    """V_{t+1} from V_t (B, T): the value after each token, 0 after the last one."""
+    return value.roll(-1, dims=1) * (batch.mask & ~last_token(batch))
 
 
 def step_tokens(batch: TokenBatch, i: int) -> Tensor:
@@ -157,8 +161,12 @@ def none(batch: TokenBatch) -> Tensor:
 
 
 def outcome_conditional(batch: TokenBatch, think_discount: float = 0.5) -> Tensor:
-    """credit = A * (1 in <answer>, think_discount before it): reward the conclusion more (the original work)."""
-    return reweight(batch, or_plain(batch, torch.where(batch.in_answer, 1.0, think_discount)))
+    """credit = A * (1 in <answer>, think_discount before it): reward the conclusion more (the original work).
+
+    No answer: plain GRPO. (The original discounted such a response as a whole: credit then depends on the format.)
+    """
+    concluding = batch.in_answer | ~batch.in_answer.any(1, keepdim=True)  # (B, T) all of it where there is no answer
+    return reweight(batch, torch.where(concluding, 1.0, think_discount))
 
 
 def inverse_logprob(batch: TokenBatch, epsilon: float = 0.1, detach: bool = True) -> Tensor:
@@ -217,10 +225,10 @@ def optimal_baseline(batch: TokenBatch) -> Tensor:
     reward, mask = by_group(batch, batch.reward)[..., None], by_group(batch, batch.mask)  # (Q, G, 1), (Q, G, T)
     energy = by_group(batch, batch.logit_grad.square().cumsum(1)) * mask  # (Q, G, T) W
     total = energy.sum(1, keepdim=True)  # (Q, 1, T)
-    weighted = (reward * energy).sum(1, keepdim=True) / total.clamp(min=1e-30)  # (Q, 1, T)
     usable = (mask.sum(1, keepdim=True) > 1) & (total > 0)  # (Q, 1, T)
-    baseline = torch.where(usable, weighted, reward.mean(1, keepdim=True))  # (Q, 1, T)
-    return ((reward - baseline) * mask).view_as(batch.logprob)
+    baseline = torch.where(usable, over((reward * energy).sum(1, keepdim=True), total), reward.mean(1, keepdim=True))
+    taught = mask & has_variance(reward)[..., None]  # (Q, G, T) else rounding noise, which Adam makes large
+    return torch.where(taught, reward - baseline, 0.0).view_as(batch.logprob)
 
 
 def gtpo(batch: TokenBatch, a1: float = 1.0, a2: float = 0.1, joint: bool = False) -> Tensor:
@@ -234,8 +242,8 @@ def gtpo(batch: TokenBatch, a1: float = 1.0, a2: float = 0.1, joint: bool = Fals
     right = by_group(batch, batch.success)[..., None] > 0  # (Q, G, 1)
     up, down = mask & right, mask & ~right  # (Q, G, T)
     sure = down / (H + 1e-6)  # (Q, G, T) 1 / H, so that a wrong token is punished for being certain
-    share_up = H * up / (H * up).sum(1, keepdim=True).clamp(min=1e-6)  # (Q, G, T)
-    share_down = sure / sure.sum(1, keepdim=True).clamp(min=1e-6)  # (Q, G, T)
+    share_up = over(H * up, (H * up).sum(1, keepdim=True))  # (Q, G, T)
+    share_down = over(sure, sure.sum(1, keepdim=True))  # (Q, G, T)
     gain = a1 + a2 * share_up * up.sum(1, keepdim=True)  # (Q, G, T)
     loss = -a1 - a2 * share_down * down.sum(1, keepdim=True)  # (Q, G, T)
     reward = torch.where(up, gain, loss)  # (Q, G, T)
@@ -330,6 +338,8 @@ def step_advantage(batch: TokenBatch, verdicts: list[Tensor]) -> Tensor:
     """Each calculation's verdict (0 or 1), normalized over all of its group, on its own tokens (B, T); 0 elsewhere."""
     advantage, G = torch.zeros_like(batch.logprob), len(batch.text) // len(batch.numbers)
     for i, verdict in enumerate(verdicts):
+        if not len(verdict):
+            continue
         peers = torch.cat(verdicts[i // G * G : i // G * G + G])  # of all calculations in the group
         normalized = ((verdict - peers.mean()) / (peers.std(correction=0) + 1e-4)).to(advantage.device)  # (S,)
         for tokens, value in zip(step_tokens(batch, i), normalized):
@@ -349,7 +359,7 @@ def attention_credit(batch: TokenBatch, credit_scale: float = 2.0) -> Tensor:
     """
     looks = (batch.attention() * batch.in_answer[:, :, None]).sum(1)  # (B, T)
     able = batch.in_answer.sum(1, keepdim=True) - batch.in_answer.cumsum(1)  # (B, T) answer tokens behind this one
-    return reweight(batch, 1 + credit_scale * mean_one(looks / able.clamp(min=1) * batch.mask, batch.mask))
+    return reweight(batch, 1 + credit_scale * mean_one(over(looks, able) * batch.mask, batch.mask))
 
 
 def causal_ablation(batch: TokenBatch) -> Tensor:
@@ -367,7 +377,7 @@ def causal_ablation(batch: TokenBatch) -> Tensor:
     fall = batch.logprob[rows] - batch.logprob_without(rows, torch.cat(hide))  # (N, T)
     drop = (fall * batch.in_answer[rows]).sum(1).clamp(min=0)  # (N,)
     largest = torch.zeros_like(batch.advantage).scatter_reduce(0, rows, drop, "amax")[rows]  # (N,) of the response
-    for i, tokens, share in zip(rows, torch.cat(hide), drop / largest.clamp(min=1e-30)):
+    for i, tokens, share in zip(rows, torch.cat(hide), over(drop, largest)):
         weight[i, tokens] = 0.5 + 0.5 * share
     defined = torch.zeros_like(batch.ended).index_fill(0, rows, True)  # (B,)
     return reweight(batch, torch.where(defined[:, None], weight, 1.0))
@@ -379,6 +389,8 @@ def vineppo(batch: TokenBatch, k: int = 9, fresh_start: bool = False) -> Tensor:
     The same on all tokens between two cuts; V(end) is the reward. V(start) costs nothing: it is the mean reward of the
     others in the group, unless fresh_start=True samples it, too.
     """
+    if k < 1:
+        raise ValueError("--k must be at least 1: that many fresh ends are sampled at each cut")
     B, T = batch.mask.shape
     cuts = torch.zeros(B, T, dtype=torch.bool)
     for i, (text, spans) in enumerate(zip(batch.text, batch.spans)):
@@ -424,7 +436,7 @@ def ppo(batch: TokenBatch, gae_lambda: float = 0.95, whiten: bool = False) -> Te
     whiten=True rescales credit to mean 0 and standard deviation 1 over the step.
     """
     value = batch.values()  # (B, T)
-    delta = last_token(batch) * batch.reward[:, None] + next_value(batch, value, 0.0) - value  # (B, T)
+    delta = last_token(batch) * batch.reward[:, None] + next_value(batch, value) - value  # (B, T)
     credit = torch.zeros_like(delta)
     running = torch.zeros_like(batch.reward)  # (B,)
     for t in reversed(range(delta.shape[1])):
@@ -445,7 +457,7 @@ def learned_importance(batch: TokenBatch) -> Tensor:
     (2510.00194).
     """
     value = batch.values()  # (B, T)
-    change = (next_value(batch, value, 0.0) - value).abs()  # (B, T)
+    change = (next_value(batch, value) - value).abs()  # (B, T)
     return reweight(batch, or_plain(batch, change.masked_fill(last_token(batch), 0.0)))
 
 

@@ -1,10 +1,11 @@
-"""Speed as ratios, measured side by side: our sampler and update against transformers, and what the credit log costs.
+"""Speed as ratios, measured side by side: our sampler and update against transformers, and what log and methods cost.
 
 These machines are shared and noisy, so what is compared runs in turn, A B A B, and medians are reported.
 
-Run it:  python -m tests.benchmark        (about a minute on two cores; needs tests/requirements.txt)
+Run it:  python -m tests.benchmark        (about four minutes on two cores; needs tests/requirements.txt)
 """
 
+import copy
 import statistics
 import tempfile
 import time
@@ -17,7 +18,7 @@ from transformers import AutoModelForCausalLM
 import grpo
 from critic import Critic
 from countdown_task import Codec, generate_problems
-from mitigations import none
+from mitigations import MITIGATIONS, none
 from qwen2_model import generate, left_pad, load_model
 from train import BUNDLED, Settings, train_step
 
@@ -95,8 +96,30 @@ def benchmark_log(model, codec: Codec) -> None:
     )
 
 
+def benchmark_methods(model, codec: Codec) -> None:
+    """What each credit function takes, the critic's learning included, against the step of `none` that it comes on top of."""
+    s, problems, reference = Settings(), generate_problems(Settings().questions, "train"), copy.deepcopy(model)
+    optimizer, critic = torch.optim.AdamW(model.parameters(), 0.0), Critic(model.config.hidden_size)
+    seconds: dict[str, list[float]] = {name: [] for name in ("step", *MITIGATIONS)}
+    for repeat in range(REPEATS + 1):
+        for name in seconds:
+            if name == "step":
+                seconds[name].append(train_step(model, optimizer, codec, problems, s, {}, 1, None, critic)[2]["seconds"])
+                continue
+            uniforms = grpo.draw_uniforms(0, 1, s.questions, s.answers, s.max_new_tokens)  # the same responses each time
+            batch = grpo.rollout(model, codec, problems, uniforms, reference=reference, critic=critic)
+            start = time.perf_counter()
+            with torch.no_grad():
+                MITIGATIONS[name](batch)
+            critic.learn(batch.reward)
+            seconds[name].append(time.perf_counter() - start)
+    step, *methods = (statistics.median(values[1:]) for values in seconds.values())
+    print(f"credit, in percent of a step of {step:.2f} s with `none`: ", end="")
+    print(", ".join(f"{name} {took / step:.1%}" for name, took in zip(MITIGATIONS, methods)))
+
+
 def main() -> None:
-    """All three, on the bundled model."""
+    """All four, on the bundled model."""
     codec, ours = Codec(BUNDLED), load_model(BUNDLED)
     ours.real_vocab = codec.size
     theirs = AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32)
@@ -107,6 +130,7 @@ def main() -> None:
         ours, theirs, grpo.rollout(ours, codec, problems, grpo.draw_uniforms(0, 1, QUESTIONS, ANSWERS, 120)), prompts
     )
     benchmark_log(ours, codec)
+    benchmark_methods(ours, codec)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """What several test files need: the bundled tokenizer, a small random model, and a batch made by hand."""
 
+import dataclasses
+import itertools
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -7,7 +9,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import pytest
 import torch
 
-from countdown_task import Codec
+from countdown_task import Codec, annotate, find_steps
 from mitigations import TokenBatch
 from qwen2_model import Qwen2, read_config
 from train import BUNDLED
@@ -48,7 +50,7 @@ def unasked(*_):
 
 def make_batch(lengths, advantages, groups=None, **fields) -> TokenBatch:
     """A TokenBatch with responses of the given lengths and everything a test does not name left neutral."""
-    B, T = len(lengths), max(lengths)
+    B, T, Q = len(lengths), max(lengths), 1 + max(groups or [0])
     mask = torch.arange(T) < torch.tensor(lengths)[:, None]
     neutral = dict(
         tokens=torch.zeros(B, T, dtype=torch.long),
@@ -61,8 +63,8 @@ def make_batch(lengths, advantages, groups=None, **fields) -> TokenBatch:
         format=torch.ones(B),
         ended=torch.ones(B, dtype=torch.bool),
         group=torch.tensor(groups or [0] * B),
-        numbers=[(1, 2, 3)],
-        target=[6],
+        numbers=[(1, 2, 3)] * Q,
+        target=[6] * Q,
         advantage=torch.tensor(advantages),
         role=torch.zeros(B, T, dtype=torch.int8),
         in_answer=torch.zeros(B, T, dtype=torch.bool),
@@ -74,3 +76,18 @@ def make_batch(lengths, advantages, groups=None, **fields) -> TokenBatch:
         **dict.fromkeys(("hidden", "attention", "values", "reference_logprob", "logprob_without", "rollouts"), unasked),
     )
     return TokenBatch(**neutral | fields)
+
+
+def make_written(pieces, advantages, groups=None, **fields) -> TokenBatch:
+    """make_batch of responses given as the text of each of their tokens; a last piece "" is the end token."""
+    texts, lengths = ["".join(row) for row in pieces], [len(row) for row in pieces]
+    spans = []
+    for row in pieces:
+        stops = list(itertools.accumulate(map(len, row)))
+        spans.append([(stop - len(piece), stop) for piece, stop in zip(row, stops)])
+    batch = make_batch(lengths, advantages, groups, text=texts, spans=spans, steps=[find_steps(t) for t in texts])
+    for i, length in enumerate(lengths):
+        role, in_answer = annotate(texts[i], spans[i])
+        batch.role[i, :length], batch.in_answer[i, :length] = torch.from_numpy(role), torch.from_numpy(in_answer)
+    batch.ended = torch.tensor([row[-1] == "" for row in pieces])
+    return dataclasses.replace(batch, **fields)

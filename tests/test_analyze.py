@@ -445,8 +445,10 @@ def test_a_run_that_only_evaluated_is_left_out(run, monkeypatch, capsys):
     analyze.main()
     text = capsys.readouterr().out
     assert "left out" in text and "## Token types" in text
-    monkeypatch.setattr(sys, "argv", ["analyze.py", str(run.parent / "comparison")])
-    analyze.main()
+    for alone in ("comparison", "evaluated"):
+        monkeypatch.setattr(sys, "argv", ["analyze.py", str(run.parent / alone)])
+        with pytest.raises(SystemExit, match="no run with a step of training"):
+            analyze.main()
 
 
 # ------------------------------------------------------------------------------------------------- bad inputs

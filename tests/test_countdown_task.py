@@ -1012,6 +1012,117 @@ def test_steps_do_not_cut_a_decimal_in_two():
     assert found("5 / 2 = 2.5") == []
 
 
+# ---------------------------------------------------------------------------------- which steps are right
+
+
+def verdicts(text, numbers):
+    """T or F for each step of a text."""
+    return "".join("FT"[v] for v in task.check_steps(text, task.find_steps(text), numbers))
+
+
+@pytest.mark.parametrize("text, numbers, right", [
+    ("5 - 3 = 2, 4 * 2 = 8", (3, 4, 5), "TT"), ("5 - 3 = 3", (3, 4, 5), "F"), ("5 + 3 = 9", (3, 4, 5), "F"),
+    ("5 * 3 = 8", (3, 4, 5), "F"), ("3 - 5 = -2", (3, 4, 5), "T"), ("3 - 5 = 2", (3, 4, 5), "F"), ("", (3, 4, 5), ""),
+    ("no sum", (3, 4, 5), ""), ("5 + 4 + 3 = 12", (3, 4, 5), ""), ("5 + 5 = 10", (5,), "F"), ("5 + 5 = 10", (), "F"),
+    # Division is exact, and not by zero.
+    ("8 / 4 = 2", (1, 4, 8), "T"), ("4 / 8 = 2", (1, 4, 8), "F"), ("7 / 2 = 3", (2, 7), "F"), ("7 / 2 = 4", (2, 7), "F"),
+    ("8 / 0 = 0", (0, 8), "F"), ("8 / 0 = 8", (0, 8), "F"), ("0 / 8 = 0", (0, 8), "T"), ("0 * 8 = 0", (0, 8), "T"),
+    # A number that is not at hand, or not twice.
+    ("9 - 3 = 6", (3, 4, 5), "F"), ("3 + 9 = 12", (3, 4, 5), "F"), ("5 + 5 = 10", (3, 4, 5), "F"),
+    ("5 - 3 = 2, 4 * 3 = 12", (3, 4, 5), "TF"), ("5 - 3 = 2, 5 * 2 = 10", (3, 4, 5), "TF"),
+    ("5 + 5 = 10", (5, 5, 3), "T"), ("5 + 5 = 10, 10 - 3 = 7", (5, 5, 3), "TT"),
+    ("5 + 5 = 10, 10 + 5 = 15", (5, 5, 3), "TF"), ("5 - 3 = 2, 5 * 2 = 10", (5, 5, 3), "TT"),
+    ("0 + 0 = 0, 0 + 5 = 5", (0, 0, 5), "TT"), ("4 - 2 = 2, 2 + 2 = 4", (4, 2, 2), "TT"),
+    ("4 - 2 = 2, 2 * 3 = 6, 2 + 6 = 8", (4, 2, 2, 3), "TTT"), ("4 - 2 = 2, 2 * 3 = 6, 2 + 6 = 8", (4, 2, 3), "TTF"),
+    # A wrong result counts once: what follows may use what was claimed, and only that.
+    ("5 - 3 = 1, 4 * 1 = 4", (3, 4, 5), "FT"), ("5 - 3 = 1, 4 * 2 = 8", (3, 4, 5), "FF"),
+    ("9 - 3 = 6, 4 + 5 = 9, 6 + 9 = 15", (3, 4, 5), "FTT"),
+    # A finished attempt hands the numbers back, and takes its result away.
+    ("5 - 3 = 2, 4 * 2 = 8, 5 + 3 = 8, 8 - 4 = 4", (3, 4, 5), "TTTT"),
+    ("5 - 3 = 2, 4 * 2 = 8, 8 + 3 = 11", (3, 4, 5), "TTF"),
+    # So does one that is given up at the end of a sentence; one that goes on behind it is not given up.
+    ("5 + 3 = 8. 5 - 3 = 2, 4 * 2 = 8", (3, 4, 5), "TTT"), ("5 + 3 = 8, 5 - 3 = 2", (3, 4, 5), "TF"),
+    ("5 + 3 = 8! 5 - 3 = 2", (3, 4, 5), "TT"), ("5 + 3 = 8? No: 5 - 3 = 2", (3, 4, 5), "TT"),
+    ("5 + 3 = 8\n5 - 3 = 2", (3, 4, 5), "TT"), ("5 + 3 = 8!</think> 5 - 3 = 2", (3, 4, 5), "TT"),
+    ("5 + 3 = 8. Well, 4 + 8 = 12", (3, 4, 5), "TT"), ("5 + 3 = 8. 8 + 3 = 11", (3, 4, 5), "TF"),
+    ("5 + 3 = 8 or 8.0 and 5 - 3 = 2", (3, 4, 5), "TF"), ("Hm. 5 + 3 = 8, 5 - 3 = 2", (3, 4, 5), "TF"),
+    ("5 + 3 = 8. 5 - 3 = 2, 5 + 4 = 9", (3, 4, 5), "TTF"), ("5\n+ 3 = 8, 5 - 3 = 2", (3, 4, 5), "TF"),
+    ("5 + 3 = 8\n<b> 5 - 3 = 2", (3, 4, 5), "TF"),
+])
+def test_steps_graded_by_hand(text, numbers, right):
+    """Guards against numbers used twice or made up, division with a rest, and an error that counts for all behind it."""
+    assert verdicts(text, numbers) == right
+
+
+@pytest.mark.parametrize("numbers", [(3, 4, 5), (5, 5, 3), (0, 1, 7), (2, 2, 2), (20, 6), (8, 4, 2, 2), (12, 7, 1, 13)])
+def test_every_derivation_is_right(numbers):
+    """Guards against a right way that is counted wrong: all that brute force finds, each behind the one before it."""
+    for mark in (", ", ". ", "\n"):
+        ways = [steps for _, steps in task.derivations(numbers, whole=True)]
+        written = [mark.join("{0} {1} {2} = {3}".format(*step) for step in steps) for steps in ways]
+        assert {verdicts(text, numbers) for text in written} == {"T" * (len(numbers) - 1)}
+        assert verdicts(mark.join(written[:300]), numbers) == "T" * (len(numbers) - 1) * min(300, len(ways))
+
+
+@settings(CALM, max_examples=300)
+@given(st.lists(st.integers(0, 13), min_size=2, max_size=5), st.integers(0, 2**32))
+def test_errors_are_found_where_they_are(numbers, seed):
+    """Guards against an error missed, or blamed on a later step: random attempts in one breath, some steps wrong."""
+    rng, pool, texts, right = random.Random(seed), list(numbers), [], ""
+    for _ in range(8):
+        pool = pool if len(pool) > 1 else list(numbers)
+        rng.shuffle(pool)
+        (a, b), rest = pool[:2], pool[2:]
+        fits = {"+": True, "*": True, "-": a >= b, "/": b != 0 and a % b == 0}
+        sign, error, stranger = rng.choice([s for s in fits if fits[s]]), rng.random() < 0.2, rng.random() < 0.2
+        if stranger:  # a number from nowhere in place of b, which stays
+            b, sign, rest = max(pool) + 1, "+", [*rest, b]
+        result = int(OPERATORS[sign](a, b)) + error
+        texts.append(f"{a} {sign} {b} = {result}")
+        pool, right = [*rest, result], right + "FT"[not error and not stranger]
+    assert verdicts(", ".join(texts), numbers) == right
+
+
+# ---------------------------------------------------------------------------------- where sentences begin
+
+
+def begins(*pieces):
+    """Which tokens, given by their texts, begin a sentence."""
+    stops = list(itertools.accumulate(map(len, pieces)))
+    marked = task.sentence_starts("".join(pieces), [(stop - len(p), stop) for p, stop in zip(pieces, stops)])
+    assert marked.shape == (len(pieces),) and marked.dtype == bool
+    return [i for i, mark in enumerate(marked) if mark]
+
+
+@pytest.mark.parametrize("pieces, places", [
+    (["No", ".", " 1", " +", " 2"], [2]), (["No.", " 1"], [1]), ([" No", ". 1", " +", " 2"], [2]),  # merged with the end
+    (["No", "!", " Or", "?", " Yes"], [2, 4]), (["Hm", ".", ".", ".", " No"], [4]), (["Hm", "...", " No"], [2]),
+    (["2", ".", "5", " is"], []), (["2.5", " is"], []), (["e", ".g", "."], []),
+    (["a", "\n", "b"], [2]), (["a\n", "b"], [1]), (["a", "\nb", " c"], [2]), (["a", ".\n\n", "b"], [2]),
+    (["a", ">\n", "<", "answer"], []), (["a", "\n", "<"], []),  # the line break before <answer> ends no sentence
+    (["works", "!", "</", "think"], [2]), (["works", "!</", "think", ">"], [2]), (["so.<", "answer", ">"], [1]),
+    (["Done", "."], []), (["Done", ".", ""], []), (["Done", "\n"], []), (["Done", "\n", ""], []), (["Done", ". "], []), (["A", "."] * 2, []),
+    (["Done", ".", " "], [2]), (["Do", ". b"], []), (["Do", ". b", ""], [2]), ([], []), ([""], []), ([".", " a"], [1]),
+])
+def test_sentence_starts_by_hand(pieces, places):
+    """Guards against decimals and tags cut in two, a token that begins before the end, and one behind all text."""
+    assert begins(*pieces) == places
+
+
+@settings(CALM, max_examples=400)
+@given(st.lists(st.sampled_from(["a", " 5", ".", "!", "? ", " ", "\n", "<", "\n<", "</think>", EMOJI, "\u2003", "2.5"]),
+                max_size=12).map("".join), st.booleans())
+def test_sentence_starts_are_the_first_tokens_behind_an_end(codec, text, single_bytes):
+    """Guards against any end missed or invented, whatever tokens the text is cut into: character by character."""
+    ids = list(text.encode()) if single_bytes else ids_of(codec, text)
+    spans = codec.decode([*ids, codec.end_tokens[0]])[1]
+    starts, expected = [a for a, _ in spans], set()
+    for i, (c, following) in enumerate(zip(text, text[1:])):  # an end with nothing behind it does not count
+        if c in ".!?" and (following.isspace() or following == "<") or c == "\n" and following != "<":
+            expected.add(next(j for j, start in enumerate(starts) if start > i))
+    assert set(np.flatnonzero(task.sentence_starts(text, spans))) == expected
+
+
 # -------------------------------------------------------------------------------------- prompts and bad files
 
 

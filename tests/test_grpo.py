@@ -10,24 +10,27 @@ import statistics
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 import grpo
 import mitigations
 from conftest import make_batch
-from countdown_task import Problem, annotate, reward
+from countdown_task import Problem, annotate, fingerprint, reward
+from critic import Critic
 from mitigations import none
-from qwen2_model import load_model
+from qwen2_model import Qwen2, Samples, load_model, read_config, save_model
 from train import BUNDLED
 
 PROBLEMS = [Problem((4, 3, 5), 8), Problem((12, 7, 20), 39), Problem((1, 2, 3), 6)]
+UNEQUAL = [Problem((4, 3, 5), 8), Problem((12, 7, 20, 1), 40), Problem((6, 2), 8)]  # prompts of unequal length
 
 
-def step_batch(codec, questions=3, answers=4, length=60):
+def step_batch(codec, questions=3, answers=4, length=60, problems=PROBLEMS, **options):
     """A real batch of the bundled model and the prompts it answers."""
     model = load_model(BUNDLED)
     model.real_vocab = codec.size
-    problems = PROBLEMS[:questions]
-    batch = grpo.rollout(model, codec, problems, grpo.draw_uniforms(0, 1, questions, answers, length))
+    problems = problems[:questions]
+    batch = grpo.rollout(model, codec, problems, grpo.draw_uniforms(0, 1, questions, answers, length), **options)
     return model, batch, [codec.prompt(p) for p in problems]
 
 
@@ -93,6 +96,261 @@ def test_standard_error_by_the_textbook():
     """Guards against the population variance, and a missing root."""
     x = [0.0, 1, 1, 0, 1]
     assert grpo.standard_error(np.array(x)) == pytest.approx(statistics.stdev(x) / math.sqrt(5))
+
+
+# ---------------------------------------------------------------------------------- what a method may ask
+
+
+def close(got, expected, atol=1e-4):
+    """Equal up to rounding."""
+    torch.testing.assert_close(got, expected, atol=atol, rtol=0)
+
+
+def in_transformers(folder):
+    """The model of a folder in transformers, which computes attention itself."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+
+
+def whole(batch, prompts, i):
+    """Prompt and response i as one sequence (S,), and how many tokens the prompt has."""
+    prompt = prompts[batch.group[i]]
+    return torch.cat((torch.tensor(prompt), batch.tokens[i][batch.mask[i]])), len(prompt)
+
+
+@torch.no_grad()
+def logprobs_in_transformers(theirs, tokens, start, hide=None):
+    """Log-prob (T,) of each token from `start` on; nobody but they themselves sees the hidden ones, hide (T,)."""
+    S, mask = len(tokens), None
+    if hide is not None:
+        blocked = [[k > q or k < q and k >= start and bool(hide[k - start]) for k in range(S)] for q in range(S)]
+        mask = torch.zeros(1, 1, S, S).masked_fill(torch.tensor(blocked), torch.finfo(torch.float32).min)
+    logits = theirs(tokens[None], attention_mask=mask, position_ids=torch.arange(S)[None]).logits[0]
+    return torch.stack([logits[s - 1].log_softmax(-1)[tokens[s]] for s in range(start, S)])
+
+
+def test_rows_for_the_model_as_drawn():
+    """Guards against padding on the wrong side, a column too many, and a state next to the one that predicts."""
+    rows, pad, first = grpo.lay_out([[2], [5, 2, 7]], torch.tensor([[3, 9], [6, 1]]))
+    assert rows.tolist() == [[0, 0, 2, 3], [5, 2, 7, 6]] and pad.tolist() == [2, 0] and first == 2
+
+
+def test_what_a_method_asks_equals_transformers(codec, random_model, tmp_path):
+    """Guards against states a column early or late, another row's prompt, and the model in place of the start model."""
+    save_model(random_model.float(), tmp_path)
+    theirs, start_model = in_transformers(BUNDLED), in_transformers(tmp_path)
+    _, batch, prompts = step_batch(codec, problems=UNEQUAL, reference=random_model, micro_batch=5)
+    assert len(set(map(len, prompts))) == 3 and len(set(batch.mask.sum(1).tolist())) > 4  # padding on both sides
+    for i in range(12):
+        tokens, P = whole(batch, prompts, i)
+        T = len(tokens) - P
+        with torch.no_grad():
+            out = theirs(tokens[None], output_attentions=True)
+            close(batch.hidden()[i, :T], theirs.model(tokens[None]).last_hidden_state[0, P - 1 : -1])
+        looks = out.attentions[-1][0].mean(0)  # (S, S)
+        expected = [[looks[P + t - 1, P + u].item() if u < t else 0.0 for u in range(T)] for t in range(T)]
+        close(batch.attention()[i, :T, :T], torch.tensor(expected), 1e-5)
+        close(batch.reference_logprob()[i, :T], logprobs_in_transformers(start_model, tokens, P))
+        close(batch.logprob[i, :T], logprobs_in_transformers(theirs, tokens, P))
+        assert not batch.reference_logprob()[i, T:].any()
+    assert not any(x().requires_grad for x in (batch.hidden, batch.attention, batch.reference_logprob))
+
+
+def test_logprob_without_equals_a_mask_of_transformers(codec):
+    """Guards against rows or hidden tokens mixed up, hiding a column beside the token, and positions that close up."""
+    _, batch, prompts = step_batch(codec, answers=2, problems=UNEQUAL, micro_batch=3)
+    theirs, rows = in_transformers(BUNDLED), torch.tensor([3, 0, 3, 5, 1, 3, 0])
+    hide = torch.rand(len(rows), batch.mask.shape[1], generator=torch.Generator().manual_seed(0)) < 0.2
+    hide[0, 0] = True
+    hide[2] = False
+    got = batch.logprob_without(rows, hide)
+    assert got.shape == hide.shape and not got.requires_grad and not got[~batch.mask[rows]].any()
+    for row, hidden, logprob in zip(rows, hide, got):
+        tokens, P = whole(batch, prompts, row)
+        close(logprob[: len(tokens) - P], logprobs_in_transformers(theirs, tokens, P, hidden))
+    close(got[2], batch.logprob[3])
+    assert (got - batch.logprob[rows]).abs().amax(1)[[0, 1, 3, 4, 5, 6]].min() > 0.1  # hiding matters
+
+
+def test_nobody_reads_hidden_tokens(codec, random_model):
+    """Guards against hidden tokens that later ones still depend on, and against hiding earlier ones, too."""
+    prompts, hide = [codec.prompt(p) for p in UNEQUAL], torch.zeros(3, 9, dtype=torch.bool)
+    tokens = torch.randint(codec.size, (3, 9), generator=torch.Generator().manual_seed(0))
+    hide[:, 2:4] = True
+    other, mask = torch.where(hide, (tokens + 7) % codec.size, tokens), torch.ones_like(hide)
+    for hidden, reads in ((hide, False), (None, True)):
+        one, two = (grpo.response_logprobs(random_model, prompts, t, mask, hidden) for t in (tokens, other))
+        assert torch.equal(one[:, :2], two[:, :2]) and (one[:, 2] != two[:, 2]).all()
+        # Token 4 is predicted by the state on the last hidden token, which sees itself.
+        assert ((one - two)[:, 5:].abs().amax(1) > 1e-3).tolist() == [reads] * 3
+
+
+def test_the_model_is_asked_once_a_step_and_only_when_asked(codec, random_model, monkeypatch):
+    """Guards against a forward that nobody asked for, or that is repeated by each of several callers."""
+    calls, hidden, attention = [], Qwen2.hidden, Qwen2.attention
+
+    def spy_hidden(model, tokens, pad=None, cache=None, hide=None):
+        calls.extend([(model, "hidden")] * (cache is None))  # the sampler has a cache
+        return hidden(model, tokens, pad, cache, hide)
+
+    def spy_attention(model, *inputs):
+        calls.append((model, "attention"))
+        return attention(model, *inputs)
+
+    monkeypatch.setattr(Qwen2, "hidden", spy_hidden)
+    monkeypatch.setattr(Qwen2, "attention", spy_attention)
+    model, batch, _ = step_batch(codec, 2, 3, 8, reference=random_model, critic=Critic(128), micro_batch=4)
+    assert calls == []
+    for ask, asked in ((batch.attention, [(model, "attention")] * 2), (batch.values, [(model, "hidden")] * 2),
+                       (batch.hidden, []), (batch.reference_logprob, [(random_model, "hidden")] * 2)):  # fmt: skip
+        first = ask()
+        assert calls == asked and ask() is first
+        calls.clear()
+
+
+def test_what_a_method_asks_does_not_depend_on_micro_batch(codec, random_model):
+    """Guards against statistics over a micro-batch, and rows lost or out of order where one ends."""
+    critic, rows = Critic(128), torch.tensor([4, 4, 0, 5, 2])
+    torch.nn.init.normal_(critic.outer.weight)
+    results = []
+    for size in (1, 4, 100):
+        _, batch, _ = step_batch(codec, 3, 2, 40, UNEQUAL, reference=random_model, critic=critic, micro_batch=size)
+        cuts, hide = torch.zeros_like(batch.mask), torch.zeros(5, batch.mask.shape[1], dtype=torch.bool)
+        cuts[2, 9] = hide[1:4, 3:8] = True
+        asked = batch.hidden(), batch.attention(), batch.values(), batch.reference_logprob()
+        results.append([*asked, batch.logprob_without(rows, hide), batch.rollouts(cuts, 1)])
+    for result in results[:2]:
+        for got, expected in zip(result, results[2]):
+            close(got, expected, 1e-3 * expected.abs().max().item())
+    assert all(x.abs().max() > 0.01 for x in results[2][:5])
+
+
+def test_chance_of_a_method_depends_on_name_seed_and_step(codec):
+    """Guards against methods, steps or seeds that share their chance, and chance that moves on when it is used."""
+    numbers = {}
+    for key in ((0, 1), (1, 0), (1, 1), (0, 11), (1, 11), (11, 1), (0, 0)):
+        _, batch, _ = step_batch(codec, 1, 2, 1, key=key)
+        for name in ("random", "rollouts", "random1"):
+            once, twice = (tuple(torch.rand(3, generator=batch.generator(name)).tolist()) for _ in range(2))
+            assert once == twice
+            numbers[name, key] = once
+    assert len(set(numbers.values())) == len(numbers)
+    _, again, _ = step_batch(codec, 1, 2, 1, key=(1, 11))
+    assert tuple(torch.rand(3, generator=again.generator("random")).tolist()) == numbers["random", (1, 11)]
+
+
+# ------------------------------------------------------------------------------------------------ fresh ends
+
+
+def graded_by_hash(text, numbers, target):
+    """A reward that any other text, or another puzzle, changes."""
+    return {"reward": fingerprint(f"{text} {numbers} {target}") / 2**64, "answer": 0.0, "format": 0.0}
+
+
+def some_cuts(batch):
+    """Seven places to cut four responses at, the first and the last token of one among them."""
+    cuts = torch.zeros_like(batch.mask)
+    for i, t in ((0, 1), (0, 7), (0, 20), (1, 3), (3, 0), (3, 12), (3, int(batch.mask[3].sum()) - 1)):
+        assert batch.mask[i, t]
+        cuts[i, t] = True
+    return cuts
+
+
+def test_fresh_ends_equal_plain_sampling(codec, monkeypatch):
+    """Guards against prefixes, puzzles or budgets of another cut, a prefix that is not graded, and shared chance.
+
+    Whatever random numbers the ends were given: each is sampled again, alone, with its own and without a limit, from a
+    row of them that is just as long as what its response has left.
+    """
+    limit, k, sampled, generate = 40, 2, [], grpo.generate
+
+    def spy(model, prompts, uniforms, ends, limit):
+        sampled.extend((prompt, chance) for prompt, chance in zip(prompts, uniforms.view(len(prompts), k, -1)))
+        return generate(model, prompts, uniforms, ends, limit=limit)
+
+    model, batch, prompts = step_batch(codec, 2, 2, limit, UNEQUAL)
+    monkeypatch.setattr(grpo, "reward", graded_by_hash)
+    monkeypatch.setattr(grpo, "generate", spy)
+    cuts = some_cuts(batch)
+    got = batch.rollouts(cuts, k)
+    expected, lengths = {}, []
+    for begun, chance in sampled:
+        g = next(g for g in range(2) if begun[: len(prompts[g])] == prompts[g])
+        prefix, rewards = begun[len(prompts[g]) :], []
+        for u in chance[:, : limit - len(prefix)]:
+            end = generate(model, [begun], u[None], codec.end_tokens)
+            lengths.append((len(prefix) + end.tokens.shape[1], end.ended.item()))
+            text, _ = codec.decode(prefix + end.tokens[0].tolist())
+            rewards.append(graded_by_hash(text, *UNEQUAL[g])["reward"])
+        expected[g, tuple(prefix)] = sum(rewards) / k
+    places = cuts.nonzero().tolist()
+    assert len(expected) == len(sampled) == len(places)
+    for i, t in places:
+        assert got[i, t].item() == pytest.approx(expected[i // 2, tuple(batch.tokens[i, :t].tolist())], abs=1e-6)
+    assert got.shape == cuts.shape and not got[~cuts].any() and not got.requires_grad
+    assert torch.stack([chance[:, 0] for _, chance in sampled]).unique().numel() == k * len(places)
+    assert {length for length, ended in lengths if not ended} == {limit} and any(ended for _, ended in lengths)
+
+
+def test_fresh_ends_do_not_depend_on_how_many_are_sampled_at_once(codec, monkeypatch):
+    """Guards against values mixed up between chunks, and chance that depends on a memory setting."""
+    _, batch, _ = step_batch(codec, 2, 2, 30, UNEQUAL)
+    monkeypatch.setattr(grpo, "reward", graded_by_hash)
+    results, calls, generate = [], [], grpo.generate
+    monkeypatch.setattr(grpo, "generate", lambda *args, **options: (calls.append(1), generate(*args, **options))[1])
+    for rows, chunks in ((768, 1), (9, 3), (2, 7)):  # 7 cuts of 3 ends; at least one cut at once
+        monkeypatch.setattr(grpo, "ROWS_AT_ONCE", rows)
+        results.append(batch.rollouts(some_cuts(batch), 3))
+        assert len(calls) == chunks
+        calls.clear()
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+    assert torch.equal(batch.rollouts(torch.zeros_like(batch.mask), 3), torch.zeros(batch.mask.shape))
+    assert len(calls) == 0
+
+
+class Digits:
+    """A codec of five tokens: a prompt is the puzzle's numbers, a text its tokens, and 0 ends it."""
+
+    end_tokens = [0]
+
+    def prompt(self, problem):
+        return list(problem.numbers)
+
+    def decode(self, tokens):
+        return "".join(map(str, tokens)), []
+
+
+def exact_moments(model, problem, prefix, limit):
+    """Mean and mean square of the reward of all responses that begin with `prefix`, by brute force."""
+    if 0 in prefix or len(prefix) == limit:
+        r = graded_by_hash("".join(map(str, prefix)), *problem)["reward"]
+        return r, r * r
+    p = model(torch.tensor([[*problem.numbers, *prefix]]))[0, -1].softmax(-1).tolist()
+    later = [exact_moments(model, problem, [*prefix, token], limit) for token in range(5)]
+    return tuple(sum(chance * moments[i] for chance, moments in zip(p, later)) for i in range(2))
+
+
+def test_fresh_ends_converge_to_the_exact_value(monkeypatch):
+    """Guards against any bias: of three tokens of a vocabulary of five, all ends can be counted.
+
+    The responses have two tokens of the three they may have: a fresh end may be longer than any of them.
+    """
+    monkeypatch.setattr(grpo, "reward", graded_by_hash)
+    torch.manual_seed(0)
+    sizes = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1)
+    model = Qwen2(read_config({"model_type": "qwen2", "vocab_size": 5, "tie_word_embeddings": True, **sizes})).double()
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.5)
+    problems, k = [Problem((1, 2, 3), 6), Problem((4, 3), 1)], 4000
+    tokens, cuts = torch.tensor([[1, 2], [3, 0], [4, 4], [2, 1]]), torch.tensor([[1, 1], [1, 0], [0, 1], [1, 1]]).bool()
+    samples = Samples(tokens, tokens >= 0, *torch.zeros(3, 4, 2), tokens[:, 1] == 0)
+    value = grpo.continue_from(model, Digits(), problems, samples, torch.tensor([0, 0, 1, 1]), cuts, k, 3,
+                               torch.Generator().manual_seed(0))  # fmt: skip
+    with torch.no_grad():
+        for i, t in cuts.nonzero().tolist():
+            mean, square = exact_moments(model, problems[i // 2], tokens[i, :t].tolist(), 3)
+            deviation = (square - mean**2) ** 0.5
+            assert deviation > 0.1 and abs(value[i, t].item() - mean) < 5 * deviation / k**0.5
+    assert value[0, 0] != value[1, 0]  # the same state, but chance of its own
 
 
 # ----------------------------------------------------------------------------------------------- advantage

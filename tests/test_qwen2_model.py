@@ -526,7 +526,91 @@ def test_keep_equals_plain_indexing(data):
         cache.length += 1
 
 
-# --------------------------------------------------------------------------------------------------- 7. errors
+# ------------------------------------------------------------- 7. attention, hidden columns, a limit for each row
+
+PADDED = random_tokens(5, 12), torch.tensor([0, 3, 11, 7, 1])  # tokens, and how many columns of each row are padding
+GROUPED = pytest.mark.parametrize("options", [{}, {"num_key_value_heads": 6}, {"num_key_value_heads": 1},
+                                              {"num_hidden_layers": 1, "head_dim": 16}], ids=str)
+
+
+@KINDS
+@GROUPED
+def test_attention_equals_transformers(kind, options, tmp_path):
+    """Guards against another layer, raw scores, a wrong scale, heads matched with others' keys, and looks at padding."""
+    hf, model = both(kind, tmp_path, **options)
+    hf.set_attn_implementation("eager")
+    tokens, pad = PADDED
+    with torch.no_grad():
+        got = model.attention(tokens, pad)
+        for i, n in enumerate(pad.tolist()):
+            expected = hf(tokens[i : i + 1, n:], output_attentions=True).attentions[-1][0].mean(0)  # over the heads
+            torch.testing.assert_close(got[i, n:, n:], expected, atol=1e-5, rtol=0)
+            assert not got[i, n:, :n].any()
+    torch.testing.assert_close(got.sum(-1), torch.ones(5, 12))
+
+
+def unseeing(hf: torch.nn.Module, tokens: Tensor, hide: Tensor) -> Tensor:
+    """transformers' last hidden states (S, D) of one sequence (S,), where only a hidden column itself sees it."""
+    S = len(tokens)
+    blocked = [[k > q or k < q and bool(hide[k]) for k in range(S)] for q in range(S)]
+    mask = torch.zeros(1, 1, S, S).masked_fill(torch.tensor(blocked), torch.finfo(torch.float32).min)
+    return hf.model(tokens[None], attention_mask=mask, position_ids=torch.arange(S)[None]).last_hidden_state[0]
+
+
+@KINDS
+@GROUPED
+def test_hidden_columns_equal_a_mask_of_transformers(kind, options, tmp_path):
+    """Guards against hiding in the first layer only, rows or queries in place of keys, and positions that close up."""
+    hf, model = both(kind, tmp_path, **options)
+    tokens, pad = PADDED
+    hide = torch.rand(5, 12, generator=torch.Generator().manual_seed(0)) < 0.3
+    hide[0, 0] = hide[3, 7] = True  # the first real column, which is all that the next one could see
+    with torch.no_grad():
+        got, open_eyed = model.hidden(tokens, pad, hide=hide), model.hidden(tokens, pad)
+        for i, n in enumerate(pad.tolist()):
+            torch.testing.assert_close(got[i, n:], unseeing(hf, tokens[i, n:], hide[i, n:]), atol=1e-4, rtol=0)
+            expected = hf.model(tokens[i : i + 1, n:]).last_hidden_state[0]
+            torch.testing.assert_close(open_eyed[i, n:], expected, atol=1e-4, rtol=0)
+        assert (got - open_eyed).abs().max() > 0.1
+        assert torch.equal(model.hidden(tokens, pad, hide=torch.zeros_like(hide)), open_eyed)
+
+
+@KINDS
+def test_nobody_reads_a_hidden_column(kind, tmp_path):
+    """Guards against a hidden token that speaks through its neighbours or the residual stream."""
+    _, model = both(kind, tmp_path)
+    (tokens, pad), hide = PADDED, torch.zeros(5, 12, dtype=torch.bool)
+    hide[:, [4, 5, 8]] = True
+    other = torch.where(hide, (tokens + 1) % V, tokens)
+    with torch.no_grad():
+        unseen = model.hidden(tokens, pad, hide=hide) - model.hidden(other, pad, hide=hide)
+        seen = model.hidden(tokens, pad) - model.hidden(other, pad)
+    real = torch.arange(12) >= pad[:, None]
+    assert unseen[~hide].abs().max() < 1e-5 and (unseen[hide & real].abs().amax(-1) > 0.1).all()
+    assert (seen[:2, 6:8].abs().amax(-1) > 0.1).all()
+
+
+@KINDS
+def test_a_limit_cuts_its_own_response_and_nothing_else(kind, tmp_path):
+    """Guards against a limit off by one, one for all rows, one mixed up where rows leave, and a cut counted as an end."""
+    _, model = both(kind, tmp_path)
+    chance, T = uniforms(24, 9), 9
+    whole = generate(model, PROMPTS, chance, ENDS)
+    lengths = whole.mask.sum(1)
+    limits = [torch.arange(24) % T + 1, T - torch.arange(24) % T, lengths, torch.full((24,), 3)]
+    for limit in limits:
+        cut = generate(model, PROMPTS, chance, ENDS, limit=limit)
+        shorter = torch.minimum(lengths, limit)
+        assert answers(cut) == [answer[:n] for answer, n in zip(answers(whole), limit.tolist())]
+        assert torch.equal(cut.mask.sum(1), shorter) and cut.tokens.shape[1] == shorter.max()
+        assert torch.equal(cut.ended, whole.ended & (lengths <= limit))
+        for got, expected in zip(cut[2:5], whole[2:5]):  # logprob, entropy, logit_grad
+            torch.testing.assert_close(got, expected[:, : shorter.max()] * cut.mask, atol=1e-4, rtol=0)
+    for limit in limits[:2]:  # they are hard ones: some end before, some at their limit
+        assert 4 <= (whole.ended & (lengths <= limit)).sum() < whole.ended.sum() and (lengths == limit).any()
+
+
+# --------------------------------------------------------------------------------------------------- 8. errors
 
 
 def truncate(folder: Path, size: int) -> None:

@@ -3,7 +3,9 @@
 Run it:  python -m pytest tests/test_train.py
 """
 
+import copy
 import csv
+import functools
 import json
 import os
 import re
@@ -25,7 +27,9 @@ import grpo
 import mitigations
 import train
 from countdown_task import generate_problems, split
-from qwen2_model import load_model
+from critic import Critic, load_critic
+from mitigations import MITIGATIONS
+from qwen2_model import Qwen2, load_model
 from train import BUNDLED, COLUMNS, Settings
 
 ROOT = Path(train.__file__).parent
@@ -42,6 +46,11 @@ def run(*arguments):
 def rows(folder):
     """metrics.csv as a list of dicts."""
     return list(csv.DictReader((folder / "metrics.csv").open()))
+
+
+def figures(folder):
+    """metrics.csv without what a clock says."""
+    return [{k: v for k, v in row.items() if k not in TIMINGS} for row in rows(folder)]
 
 
 def error_of(capsys, *arguments):
@@ -293,6 +302,142 @@ def test_ctrl_c_leaves_a_usable_run(tmp_path):
     load_model(tmp_path / "r" / "checkpoint")
 
 
+# ------------------------------------------------------------------------------------------------- every method
+
+TINY = ["--steps", "2", "--questions", "2", "--answers", "2", "--eval_problems", "2", "--eval_every", "0"]
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Without what takes long and these tests do not look at: 4096 puzzles each time, and held-out success."""
+    monkeypatch.setattr(train, "generate_problems", GENERATE)
+    monkeypatch.setattr(grpo, "evaluate", lambda model, codec, problems, answers, *_: np.zeros((len(problems), answers)))
+
+
+GENERATE = functools.cache(generate_problems)
+
+
+@pytest.mark.parametrize("name", MITIGATIONS)
+def test_every_method_trains(name, quick, tmp_path, monkeypatch):
+    """Guards against a method that only works on made-up batches, a log of other credit than the update's, and a critic
+    or start model that is there for nothing, or not there."""
+    asked, copied, used, update, deepcopy = set(), [], [], grpo.update, copy.deepcopy
+
+    def spy_callables(*args):
+        def told(what, ask):
+            return lambda *inputs: (asked.add(what), ask(*inputs))[1]
+        return {what: told(what, ask) for what, ask in CALLABLES(*args).items()}
+
+    def spy_update(model, optimizer, prompts, batch, credit, **options):
+        used.append((batch, credit))
+        return update(model, optimizer, prompts, batch, credit, **options)
+
+    def spy_deepcopy(x, *memo):
+        copied.extend([x] * isinstance(x, Qwen2))
+        return deepcopy(x, *memo)
+
+    monkeypatch.setattr(grpo, "callables", spy_callables)
+    monkeypatch.setattr(grpo, "update", spy_update)
+    monkeypatch.setattr(copy, "deepcopy", spy_deepcopy)
+    run(*TINY, "--max_new_tokens", 80, "--mitigation", name, "--out", tmp_path / "r")
+    assert [row["step"] for row in rows(tmp_path / "r")] == ["0", "1", "2"] and len(used) == 2
+    empty = {"kl", "clip_fraction", "ratio_error", "heldout_success", "heldout_stderr"}
+    for row in rows(tmp_path / "r")[1:]:
+        assert all(np.isfinite(float(row[column])) for column in COLUMNS if row[column] or column not in empty)
+    for step, (batch, credit) in enumerate(used, 1):
+        log = np.load(tmp_path / "r" / "credit" / f"step-{step:06d}.npz")
+        assert np.array_equal(log["credit"], credit[batch.mask].numpy()) and not credit[~batch.mask].any()
+        assert np.isfinite(log["credit"]).all()
+    assert used[0][0].advantage.any() and used[0][1].any()
+    assert (tmp_path / "r" / "checkpoint" / "critic.safetensors").exists() == ("values" in asked)
+    assert bool(copied) == ("reference_logprob" in asked)
+    assert asked == {"none": set(), "ppo": {"values"}, "dpo": {"reference_logprob"}}.get(name, asked)  # the spy sees it
+
+
+CALLABLES = grpo.callables
+
+
+@pytest.mark.parametrize("method", [["random"], ["vineppo", "--k", 2], ["ppo"]], ids=lambda m: m[0])
+def test_methods_with_chance_repeat_themselves(method, quick, tmp_path):
+    """Guards against chance from a global generator, whose state no seed of ours sets: sampled noise, fresh ends, and
+    the critic's first weights."""
+    flags = [*TINY, "--max_new_tokens", 40, "--mitigation", *method]
+    for i, seed in enumerate((0, 0, 1)):
+        torch.manual_seed(i)
+        np.random.seed(i)
+        run(*flags, "--seed", seed, "--out", tmp_path / str(i))
+    assert figures(tmp_path / "0") == figures(tmp_path / "1") != figures(tmp_path / "2")
+    credit = [np.load(tmp_path / str(i) / "credit" / "step-000002.npz")["credit"] for i in range(3)]
+    assert np.array_equal(credit[0], credit[1]) and credit[0].any() and not np.array_equal(credit[0], credit[2])
+
+
+def test_a_checkpoint_with_a_critic(quick, tmp_path):
+    """Guards against a critic that is lost between runs, trained on the wrong rewards, or in transformers' way."""
+    flags = [*TINY, "--max_new_tokens", 30, "--mitigation", "ppo", "--checkpoint_every", 1]
+    run(*flags, "--out", tmp_path / "r")
+    folder = tmp_path / "r" / "checkpoint"
+    assert (tmp_path / "r" / "checkpoints" / "step-000001" / "critic.safetensors").is_file()
+    _, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(report[problem] for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    scored, score = [], Critic.score
+    critic = load_critic(folder, load_model(folder))
+    assert critic.outer.weight.any()
+
+    def spy(critic, hidden, mask):
+        value = score(critic, hidden, mask)
+        scored.append((hidden, mask, value))
+        return value
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Critic, "score", spy)
+        run(*flags, "--model", folder, "--out", tmp_path / "again")
+    hidden, mask, value = scored[1]  # the first is the rehearsal's
+    assert value.any() and torch.equal(value, critic.score(hidden, mask))
+
+
+def test_a_step_is_scored_before_its_rewards_are_learned(codec, quick, monkeypatch):
+    """Guards against values that have seen the rewards of their own step, or that never learn from the last one."""
+    s, own = Settings(mitigation="ppo", questions=2, answers=2, max_new_tokens=30), mitigations.parameters("ppo")
+    model, problems, seen = load_model(BUNDLED), GENERATE(4096, "train"), []
+    model.real_vocab, score = codec.size, Critic.score
+    monkeypatch.setattr(Critic, "score", lambda *args: (seen.append(score(*args)), seen[-1])[1])
+    for right in (0.0, 1.0):
+        monkeypatch.setattr(grpo, "reward", lambda *_: {"reward": right, "answer": right, "format": right})
+        torch.manual_seed(0)
+        critic, optimizer = Critic(128), torch.optim.SGD(model.parameters(), lr=0.0)  # the model stays
+        torch.nn.init.normal_(critic.outer.weight)
+        for step in (1, 2):
+            asked = train.draw_problems(problems, s, step)
+            train.train_step(model, optimizer, codec, asked, s, own, step, None, critic)
+    none_right, then, all_right, and_then = seen
+    assert torch.equal(none_right, all_right) and none_right.any()
+    assert (then - and_then)[then != 0].mean() < -0.01
+
+
+def test_the_rehearsal_leaves_no_trace(codec, quick):
+    """Guards against a critic that learns from the rehearsal's responses, and a generator that moves on."""
+    model = load_model(BUNDLED)
+    model.real_vocab, critic, problems = codec.size, Critic(128), GENERATE(4096, "train")
+    both = torch.nn.ModuleList((model, critic))
+    before, chance = copy.deepcopy(both.state_dict()), (torch.get_rng_state(), np.random.get_state()[1].copy())
+    for name in MITIGATIONS:
+        s = Settings(mitigation=name, questions=2, answers=3)
+        train.rehearse(model, codec, problems, s, mitigations.parameters(name), critic)
+        critic.learn(torch.ones(4))
+    assert all(torch.equal(x, before[key]) for key, x in both.state_dict().items()) and not critic.optimizer.state
+    assert torch.equal(torch.get_rng_state(), chance[0]) and np.array_equal(np.random.get_state()[1], chance[1])
+    assert all(p.grad is None and p.requires_grad for p in both.parameters())
+
+
+def test_a_run_is_the_same_without_a_rehearsal(quick, tmp_path, monkeypatch):
+    """Guards against a rehearsal that is part of the run."""
+    for out in ("with", "without"):
+        torch.manual_seed(0)
+        run(*TINY, "--max_new_tokens", 40, "--mitigation", "ppo", "--out", tmp_path / out)
+        monkeypatch.setattr(train, "rehearse", lambda *_: None)
+    assert figures(tmp_path / "with") == figures(tmp_path / "without")
+
+
 # ------------------------------------------------------------------------------------------------- the puzzles
 
 
@@ -369,6 +514,9 @@ BROKEN = {
     "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json"),
     "broken tokenizer": (lambda f: (f / "tokenizer.json").write_text("{"), "tokenizer.json"),
     "too long a prompt": (lambda f: break_config(f, max_position_embeddings=60), "--max_new_tokens"),
+    "weights that are no numbers": (lambda f: change_tensors(f, lambda t: t[NORM].fill_(float("nan"))), "not finite"),
+    "a broken critic": (lambda f: (f / "critic.safetensors").write_text("<html>"), "critic.safetensors"),
+    "a critic of another size": (lambda f: Critic(64).save(f), "critic.safetensors"),
 }
 
 
@@ -419,6 +567,34 @@ def test_bad_flags_are_refused_in_one_sentence(kind, tmp_path, capsys):
     flags, named = FLAGS[kind]
     assert named in error_of(capsys, *SMALL, *flags, "--out", tmp_path / "r")
     assert not (tmp_path / "r").exists()
+
+
+VALUES = {
+    "a negative weight": ["outcome_conditional", "--think_discount", -1],
+    "a weight that is negative where an answer looks": ["attention_credit", "--credit_scale", -5],
+    "a weight that is negative for rare tokens": ["advantage_reweighting", "--alpha", 2],
+    "a weight that is not finite": ["entropy_weighted", "--entropy_temp", 0],
+    "above 100 percent": ["entropy_masking", "--mask_percentile", 101],
+    "not a number": ["gtpo", "--a1", "nan"],
+    "nothing to invert": ["inverted", "--of", "none"],
+    "no fresh end": ["vineppo", "--k", 0],
+    "fewer than none": ["vineppo", "--k", -1],
+}
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_values_that_cannot_work_are_refused_before_the_run(kind, quick, tmp_path, capsys):
+    """Guards against a run that ends in its first step, or goes on with credit that makes no sense."""
+    method = VALUES[kind]
+    error_of(capsys, *TINY, "--max_new_tokens", 80, "--mitigation", *method, "--out", tmp_path / "r")
+    assert not (tmp_path / "r").exists()
+
+
+def test_values_that_fail_in_a_run_end_it_in_one_sentence(quick, tmp_path, capsys):
+    """Guards against a traceback where only a real response shows it: some token is so sure that its log-prob is 0."""
+    flags = [*TINY, "--max_new_tokens", 80, "--mitigation", "inverse_logprob", "--epsilon", 0]
+    assert str(tmp_path / "r") in error_of(capsys, *flags, "--out", tmp_path / "r")
+    load_model(tmp_path / "r" / "checkpoint")
 
 
 DATA = {
