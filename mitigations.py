@@ -8,6 +8,9 @@ has an example. How this differs from the original work, and from most published
 2. A method that is undefined for a response (no answer, no calculation) gives it plain GRPO.
 3. Where a paper and its code differ, the paper is followed, and the line says so.
 
+In the formulas: A advantage and L length of the response, r its reward; p probability of the token, H entropy of the
+distribution it came from, V reward expected before it; z z-score.
+
 Run it:  python train.py --mitigation outcome_conditional --think_discount 0.5
 """
 import dataclasses
@@ -29,8 +32,9 @@ ADVANTAGES = ("grpo", "dr_grpo", "rloo")
 class TokenBatch:
     """All that a credit function may look at: the B responses of one step, padded to T on the right, no gradient.
 
-    Column t is the t-th token of the response. Built once a step, before micro-batching. The responses to one question
-    lie together, as many to each. The callables ask the model again: a method pays for what it calls, and no other.
+    Column t is the t-th token of the response; on padding all is 0 or False. Built once a step, before micro-batching.
+    The responses to one question lie together, as many to each. The callables ask the model again: a method pays for
+    what it calls, and no other.
     """
 
     tokens: Tensor  # (B, T) int64 sampled tokens
@@ -104,6 +108,12 @@ def reweight(batch: TokenBatch, weight: Tensor) -> Tensor:
     return batch.advantage[:, None] * weight
 
 
+def require(condition: bool, message: str) -> None:
+    """ValueError for a hyper-parameter that can't work, whatever the batch."""
+    if not condition:
+        raise ValueError(message)
+
+
 def mean_one(weight: Tensor, mask: Tensor) -> Tensor:
     """Weights (B, T) rescaled so that each row's average 1 over its mask (B, T); a row of zeros stays as it is."""
     return weight * over(mask.sum(1, keepdim=True), weight.sum(1, keepdim=True))
@@ -165,6 +175,7 @@ def outcome_conditional(batch: TokenBatch, think_discount: float = 0.5) -> Tenso
 
     No answer: plain GRPO. (The original discounted such a response as a whole: credit then depends on the format.)
     """
+    require(think_discount >= 0, "--think_discount must be 0 or more")
     concluding = batch.in_answer | ~batch.in_answer.any(1, keepdim=True)  # (B, T) all of it where there is no answer
     return reweight(batch, torch.where(concluding, 1.0, think_discount))
 
@@ -175,12 +186,14 @@ def inverse_logprob(batch: TokenBatch, epsilon: float = 0.1, detach: bool = True
     The original let the gradient flow through its weight: d/dl of l / (|l| + epsilon) is epsilon / (|l| + epsilon)^2,
     so that nearly all of it went to tokens already certain. With --normalize none --detach false that is what you get.
     """
+    require(epsilon > 0, "--epsilon must be above 0")
     size = batch.logprob.abs() + epsilon  # (B, T)
     return reweight(batch, 1 / size if detach else epsilon / size**2)
 
 
 def advantage_reweighting(batch: TokenBatch, alpha: float = 0.2) -> Tensor:
     """credit = A * (alpha * p + 1 - alpha): damp rare tokens, whose gradients are large (2505.12929)."""
+    require(0 <= alpha <= 1, "--alpha must be between 0 and 1")
     return reweight(batch, alpha * batch.logprob.exp() + 1 - alpha)
 
 
@@ -189,6 +202,7 @@ def entropy_weighted(batch: TokenBatch, entropy_temp: float = 1.0) -> Tensor:
 
     The original took the softmax over a micro-batch, so that its results depended on a memory setting.
     """
+    require(entropy_temp > 0, "--entropy_temp must be above 0")
     score = (batch.entropy / entropy_temp).masked_fill(~batch.mask, -math.inf)  # (B, T)
     return reweight(batch, score.softmax(1) * batch.mask.sum(1, keepdim=True))
 
@@ -199,8 +213,7 @@ def entropy_masking(batch: TokenBatch, mask_percentile: float = 80.0) -> Tensor:
     --normalize none is the paper's equation, which divides by all tokens; batch is its code, which divides by those
     kept: five times as much. A response without a single one gets no credit.
     """
-    if not 0 <= mask_percentile <= 100:
-        raise ValueError("--mask_percentile must be between 0 and 100")
+    require(0 <= mask_percentile <= 100, "--mask_percentile must be between 0 and 100")
     threshold = batch.entropy[batch.mask].double().quantile(mask_percentile / 100)  # ()
     return reweight(batch, (batch.entropy >= threshold).float())
 
@@ -238,7 +251,7 @@ def gtpo(batch: TokenBatch, a1: float = 1.0, a2: float = 0.1, joint: bool = Fals
     tokens are z-scored each on their own, so the credit of either side averages 0: *the outcome is gone*, and only
     which token was more uncertain is left. joint=True z-scores both together. All right, or all wrong: plain GRPO.
     """
-    H, mask = by_group(batch, batch.entropy), by_group(batch, batch.mask)  # (Q, G, T)
+    H, mask = by_group(batch, batch.entropy) + 1e-12, by_group(batch, batch.mask)  # (Q, G, T) all 0 are all alike
     right = by_group(batch, batch.success)[..., None] > 0  # (Q, G, 1)
     up, down = mask & right, mask & ~right  # (Q, G, T)
     sure = down / (H + 1e-6)  # (Q, G, T) 1 / H, so that a wrong token is punished for being certain
@@ -269,7 +282,7 @@ def ktae(batch: TokenBatch) -> Tensor:
 
 
 def key_token_scores(tokens: Tensor, mask: Tensor, right: Tensor) -> Tensor:
-    """KTAE's score in (-1, 1) of each of the N masked tokens of a group, tokens (G, T), right (G,): (N,).
+    """KTAE's score in [-1, 1] of each of the N masked tokens of a group, tokens (G, T), right (G,): (N,).
 
     With U token ids, of which a right and b wrong answers hold each: score = 2 sigmoid((F + IG) / 2 * x) - 1,
     F = exp(-2 p) of Fisher's exact test (0 where p is 1), IG the information gain in bits, and the direction x =
@@ -320,7 +333,8 @@ def reward_decomposition(batch: TokenBatch, stepwise: bool = False) -> Tensor:
     """credit = 0.1 A_format on tags + 0.3 A_steps before <answer> + A_success in it: normalize, then add (2601.05242).
 
     A_steps: the share of written calculations that are true and use values at hand, a process reward. stepwise=True:
-    each calculation's own verdict on its own tokens instead. No answer, or no calculation: plain GRPO.
+    each calculation's own verdict on its own tokens instead. No answer, or no calculation: plain GRPO, and a share of 0
+    where others of the group are compared with it. (The paper then normalizes the sum again, over the batch.)
     """
     verdicts = [torch.tensor(check_steps(text, steps, batch.numbers[group]), dtype=torch.float32)
                 for text, steps, group in zip(batch.text, batch.steps, batch.group.tolist())]  # B of (S,)
@@ -357,6 +371,7 @@ def attention_credit(batch: TokenBatch, credit_scale: float = 2.0) -> Tensor:
     response 1. The first position of the row, an attention sink, is part of the prompt and so never counted. No
     answer: a = 0, plain GRPO. (The original took the attention to one token for the credit of the next.)
     """
+    require(credit_scale >= 0, "--credit_scale must be 0 or more")
     looks = (batch.attention() * batch.in_answer[:, :, None]).sum(1)  # (B, T)
     able = batch.in_answer.sum(1, keepdim=True) - batch.in_answer.cumsum(1)  # (B, T) answer tokens behind this one
     return reweight(batch, 1 + credit_scale * mean_one(over(looks, able) * batch.mask, batch.mask))
@@ -389,40 +404,38 @@ def vineppo(batch: TokenBatch, k: int = 9, fresh_start: bool = False) -> Tensor:
     The same on all tokens between two cuts; V(end) is the reward. V(start) costs nothing: it is the mean reward of the
     others in the group, unless fresh_start=True samples it, too.
     """
-    if k < 1:
-        raise ValueError("--k must be at least 1: that many fresh ends are sampled at each cut")
+    require(k >= 1, "--k must be at least 1: that many fresh ends are sampled at each cut")
     B, T = batch.mask.shape
     cuts = torch.zeros(B, T, dtype=torch.bool)
     for i, (text, spans) in enumerate(zip(batch.text, batch.spans)):
         cuts[i, : len(spans)] = torch.from_numpy(sentence_starts(text, spans))
     cuts = cuts.to(batch.mask.device)
     cuts[:, 0] = fresh_start
-    value = batch.rollouts(cuts, k)  # (B, T)
-    if not fresh_start:
-        rewards = by_group(batch, batch.reward)  # (Q, G)
-        value[:, 0] = ((rewards.sum(1, keepdim=True) - rewards) / (rewards.shape[1] - 1)).flatten()
-        cuts[:, 0] = True
+    value, rewards = batch.rollouts(cuts, k), by_group(batch, batch.reward)  # (B, T), (Q, G)
+    others = (rewards.sum(1, keepdim=True) - rewards) / (rewards.shape[1] - 1)  # (Q, G) mean reward
+    start = value[:, :1] if fresh_start else others.view(B, 1)  # (B, 1)
     place = torch.arange(T, device=cuts.device)  # (T,)
     this = torch.where(cuts, place, 0).cummax(1).values  # (B, T) the last cut at or before t
     later = torch.where(cuts, place, T).flip(1).cummin(1).values.flip(1)  # (B, T) the first cut at or behind t
     following = torch.cat((later[:, 1:], later.new_full((B, 1), T)), dim=1)  # (B, T) the first cut behind t
-    value = torch.cat((value, batch.reward[:, None]), dim=1)  # (B, T + 1)
+    value = torch.cat((start, value[:, 1:], batch.reward[:, None]), dim=1)  # (B, T + 1)
     return (value.gather(1, following) - value.gather(1, this)) * batch.mask
 
 
 def dpo(batch: TokenBatch, beta: float = 0.1) -> Tensor:
     """credit = beta sigmoid(-margin) on the best answer of a group, minus that on the worst: online DPO (2305.18290).
 
-    margin = beta * (log ratio of the best to the start model - that of the worst). It is the gradient of DPO's loss
-    times the tokens of the step, for --loss_norm token, and times B * max_new_tokens for constant, at the first
-    update on a batch. Ties go to the lowest index; a group of equal rewards has no pair.
+    margin = beta * (log ratio of the best to the start model - that of the worst). Through the loss this is DPO's
+    gradient, summed over groups and divided by the tokens of the step (--loss_norm token) or by B * max_new_tokens
+    (constant), at the first update on a batch. Ties go to the lowest index; a group of equal rewards has no pair.
     """
+    require(beta > 0, "--beta must be above 0")
     ratio = ((batch.logprob - batch.reference_logprob()) * batch.mask).sum(1)  # (B,) of the whole response
     rewards, ratios = by_group(batch, batch.reward), by_group(batch, ratio)  # (Q, G)
     best, worst = rewards.argmax(1, keepdim=True), rewards.argmin(1, keepdim=True)  # (Q, 1)
     margin = beta * (ratios.gather(1, best) - ratios.gather(1, worst))  # (Q, 1)
-    push = beta * (-margin).sigmoid() * has_variance(rewards)[:, None]  # (Q, 1)
-    credit = torch.zeros_like(rewards).scatter(1, best, push).scatter_add(1, worst, -push)  # (Q, G)
+    push = beta * (-margin).sigmoid()  # (Q, 1)
+    credit = torch.zeros_like(rewards).scatter(1, best, push).scatter_add(1, worst, -push)  # (Q, G) 0 if best is worst
     return credit.view(-1, 1) * batch.mask
 
 
@@ -435,6 +448,7 @@ def ppo(batch: TokenBatch, gae_lambda: float = 0.95, whiten: bool = False) -> Te
     The reward comes at the last token, the value behind it is 0, also where the token limit cut the response off.
     whiten=True rescales credit to mean 0 and standard deviation 1 over the step.
     """
+    require(0 <= gae_lambda <= 1, "--gae_lambda must be between 0 and 1")
     value = batch.values()  # (B, T)
     delta = last_token(batch) * batch.reward[:, None] + next_value(batch, value) - value  # (B, T)
     credit = torch.zeros_like(delta)
@@ -471,7 +485,10 @@ def random(batch: TokenBatch) -> Tensor:
 
 
 def inverted(batch: TokenBatch, of: str = "entropy_weighted") -> Tensor:
-    """credit = A * (max w + min w - w), w the weights of --of: the control that turns a method around (2602.09331)."""
+    """credit = A * (max w + min w - w), w the weights of --of: the control that turns a method around (2602.09331).
+
+    `of` has its own hyper-parameters at their defaults.
+    """
     if of not in MITIGATIONS or not is_reweighting(of) or of == "inverted":
         names = [name for name in MITIGATIONS if is_reweighting(name) and name != "inverted"]
         raise ValueError(f"--of {of}: only a reweighting can be inverted; choose one of {', '.join(names)}")

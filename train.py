@@ -114,7 +114,11 @@ def parse(arguments: list[str]) -> tuple[Settings, dict]:
         fail(f"--mitigation {name} takes no {unknown[0]}{takes}")
     if known.normalize != "response" and not is_reweighting(name):
         fail(f"--mitigation {name} is not a reweighting: it takes no --normalize")
+    if known.advantage != "grpo" and not any(mentions(name, part) for part in ("advantage", "reweight", "none")):
+        fail(f"--mitigation {name} has an advantage of its own: it takes no --advantage")
     values = vars(known)
+    if nan := [key for key in own if values[key] != values[key]]:
+        fail(f"--{nan[0]} nan is not a number")
     return Settings(**{f.name: values[f.name] for f in fields(Settings)}), {k: values[k] for k in own}
 
 
@@ -128,7 +132,9 @@ def add_flag(parser: argparse.ArgumentParser, name: str, default, meaning: str, 
 def method_help() -> str:
     """The credit functions with their formulas and flags, for --help."""
     flags = {name: "".join(f" --{k} {v}" for k, v in parameters(name).items()) for name in MITIGATIONS}
-    return "credit functions:\n" + "\n".join(f"  {name}{flags[name]}\n      {summary(name)}" for name in MITIGATIONS)
+    methods = "\n".join(f"  {name}{flags[name]}\n      {summary(name)}" for name in MITIGATIONS)
+    alphabet = "A advantage, L length, r reward; of the token: p probability, H entropy, V expected reward; z z-score"
+    return f"credit functions ({alphabet}):\n{methods}"
 
 
 def fail(message: str) -> None:
@@ -407,7 +413,7 @@ def main() -> None:
         model.real_vocab, critic = codec.size, load_critic(s.model, model)
         rehearse(model, codec, problems, s, own, critic)
         run = start_run(s, own, Path(s.model))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, FloatingPointError) as error:
         fail(str(error))
     needs_reference = s.kl > 0 or mentions(s.mitigation, "reference_logprob")
     reference = copy.deepcopy(model).requires_grad_(False) if needs_reference else None

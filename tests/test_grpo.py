@@ -4,6 +4,7 @@ Run it:  python -m pytest tests/test_grpo.py
 """
 
 import copy
+import itertools
 import math
 import statistics
 
@@ -18,7 +19,7 @@ from conftest import make_batch
 from countdown_task import Problem, annotate, fingerprint, reward
 from critic import Critic
 from mitigations import none
-from qwen2_model import Qwen2, Samples, load_model, read_config, save_model
+from qwen2_model import Qwen2, load_model, read_config, save_model
 from train import BUNDLED
 
 PROBLEMS = [Problem((4, 3, 5), 8), Problem((12, 7, 20), 39), Problem((1, 2, 3), 6)]
@@ -316,7 +317,7 @@ class Digits:
         return list(problem.numbers)
 
     def decode(self, tokens):
-        return "".join(map(str, tokens)), []
+        return "".join(map(str, tokens)), [(i, i + 1) for i in range(len(tokens))]
 
 
 def exact_moments(model, problem, prefix, limit):
@@ -330,24 +331,23 @@ def exact_moments(model, problem, prefix, limit):
 
 
 def test_fresh_ends_converge_to_the_exact_value(monkeypatch):
-    """Guards against any bias: of three tokens of a vocabulary of five, all ends can be counted.
+    """Guards against any bias: of three tokens from a vocabulary of five, all ends can be counted.
 
-    The responses have two tokens of the three they may have: a fresh end may be longer than any of them.
+    No response has more than two of the three tokens it may have: a fresh end may be longer than all of them.
     """
     monkeypatch.setattr(grpo, "reward", graded_by_hash)
     torch.manual_seed(0)
-    sizes = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1)
-    model = Qwen2(read_config({"model_type": "qwen2", "vocab_size": 5, "tie_word_embeddings": True, **sizes})).double()
+    sizes = dict(vocab_size=5, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2)
+    model = Qwen2(read_config({"model_type": "qwen2", "num_key_value_heads": 1, **sizes})).double()
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.5)
     problems, k = [Problem((1, 2, 3), 6), Problem((4, 3), 1)], 4000
-    tokens, cuts = torch.tensor([[1, 2], [3, 0], [4, 4], [2, 1]]), torch.tensor([[1, 1], [1, 0], [0, 1], [1, 1]]).bool()
-    samples = Samples(tokens, tokens >= 0, *torch.zeros(3, 4, 2), tokens[:, 1] == 0)
-    value = grpo.continue_from(model, Digits(), problems, samples, torch.tensor([0, 0, 1, 1]), cuts, k, 3,
-                               torch.Generator().manual_seed(0))  # fmt: skip
+    batches = (grpo.rollout(model, Digits(), problems, grpo.draw_uniforms(i, 1, 2, 2, 3)) for i in itertools.count())
+    batch = next(batch for batch in batches if batch.tokens.shape[1] == 2)
+    value = batch.rollouts(batch.mask, k)
     with torch.no_grad():
-        for i, t in cuts.nonzero().tolist():
-            mean, square = exact_moments(model, problems[i // 2], tokens[i, :t].tolist(), 3)
+        for i, t in batch.mask.nonzero().tolist():
+            mean, square = exact_moments(model, problems[i // 2], batch.tokens[i, :t].tolist(), 3)
             deviation = (square - mean**2) ** 0.5
             assert deviation > 0.1 and abs(value[i, t].item() - mean) < 5 * deviation / k**0.5
     assert value[0, 0] != value[1, 0]  # the same state, but chance of its own

@@ -228,9 +228,11 @@ def test_credit_does_not_depend_on_other_questions(name, real):
 @pytest.mark.parametrize("name", [name for name in MITIGATIONS if name not in OWN_ADVANTAGE])
 def test_a_group_of_equal_rewards_teaches_exactly_nothing(name, real):
     """Guards against rounding noise as credit, which Adam would make as large as any other."""
+    batch, same = with_advantages(real), real.group == 0  # the other groups go on teaching
     for success in (0.0, 1.0):
-        equal = {"success": torch.full((12,), success), "reward": torch.full((12,), success + 0.1)}
-        assert not MITIGATIONS[name](replace(real, **equal, advantage=torch.zeros(12))).any()
+        values = {"success": success, "reward": success + 0.1, "advantage": 0.0}
+        equal = {k: getattr(batch, k).masked_fill(same, v) for k, v in values.items()}
+        assert not MITIGATIONS[name](replace(batch, **equal))[same].any()
 
 
 # ------------------------------------------------------------------------------------------ reweightings
@@ -309,11 +311,15 @@ def test_reweight_refuses_negative_and_infinite_weights(bad):
         ("inverse_logprob", {"epsilon": 0.0}),
         ("inverse_logprob", {"epsilon": 0.0, "detach": False}),
         ("advantage_reweighting", {"alpha": 2.0}),
+        ("advantage_reweighting", {"alpha": -0.1}),
         ("entropy_weighted", {"entropy_temp": 0.0}),
+        ("entropy_weighted", {"entropy_temp": -1.0}),
+        ("dpo", {"beta": 0.0}),
+        ("ppo", {"gae_lambda": 1.5}),
         ("entropy_masking", {"mask_percentile": 101.0}),
         ("entropy_masking", {"mask_percentile": -1.0}),
         ("entropy_masking", {"mask_percentile": math.nan}),
-        ("attention_credit", {"credit_scale": -5.0}),
+        ("attention_credit", {"credit_scale": -0.1}),
         ("vineppo", {"k": 0}),
         ("inverted", {"of": "none"}),
         ("inverted", {"of": "dpo"}),
@@ -645,10 +651,10 @@ def normalized(values):
 
 def decomposed_batch():
     """Two groups; format and success are made up, so that the three rewards disagree."""
-    pieces = [TRUE_TRUE, FALSE, TRUE_FALSE, NO_STEP, CUT_OFF, TRUE_TRUE, TRUE_TRUE, TRUE_TRUE]
+    pieces = [NO_STEP, TRUE_TRUE, FALSE, TRUE_FALSE, CUT_OFF, TRUE_TRUE, TRUE_TRUE, TRUE_TRUE]
     return make_written(
         pieces, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8], [0] * 4 + [1] * 4,
-        format=torch.tensor([1.0, 1, 0.5, 1] + [0.6, 1, 1, 1]), success=torch.tensor([1.0, 0, 0, 0] + [0.0, 0, 1, 1]),
+        format=torch.tensor([1.0, 1, 1, 0.5] + [0.6, 1, 1, 1]), success=torch.tensor([0.0, 1, 0, 0] + [0.0, 0, 1, 1]),
         reward=torch.full((8,), 9.0),
     )  # fmt: skip
 
@@ -656,9 +662,9 @@ def decomposed_batch():
 def test_reward_decomposition_by_hand():
     """Guards against weights or sections swapped, tags left out of a section, one normalization over the sum, shares of
     true steps counted over the group, and credit for a response without an answer or a calculation."""
-    F, R, S = (normalized(x) for x in ([1, 1, 0.5, 1], [1, 0, 0.5, 0], [1, 0, 0, 0]))  # no step: a share of 0
+    F, R, S = (normalized(x) for x in ([1, 1, 1, 0.5], [0, 1, 0, 0.5], [0, 1, 0, 0]))  # no step: a share of 0
     tail = [[0.3 * r + 0.1 * f, s + 0.1 * f, s, s + 0.1 * f, s + 0.1 * f] for f, r, s in zip(F, R, S)]
-    expected = [[0.3 * R[0]] * 4 + tail[0], [0.3 * R[1]] + tail[1], [0.3 * R[2]] * 3 + tail[2], [0.4] * 6]
+    expected = [[0.1] * 6, [0.3 * R[1]] * 4 + tail[1], [0.3 * R[2]] + tail[2], [0.3 * R[3]] * 3 + tail[3]]
     F, S = normalized([0.6, 1, 1, 1]), normalized([0, 0, 1, 1])  # every calculation is true: R is 0
     tail = [[0.1 * f, s + 0.1 * f, s, s + 0.1 * f, s + 0.1 * f] for f, s in zip(F, S)]
     expected += [[0.5] * 5] + [[0.0] * 4 + tail[i] for i in (1, 2, 3)]
@@ -668,10 +674,10 @@ def test_reward_decomposition_by_hand():
 def test_reward_decomposition_stepwise_by_hand():
     """Guards against a verdict on a neighbour's tokens, and a mean over responses instead of over calculations: of the
     group's five, three are true; of the other's eight, all."""
-    F, V, S = normalized([1, 1, 0.5, 1]), normalized([1, 1, 0, 1, 0]), normalized([1, 0, 0, 0])
+    F, V, S = normalized([1, 1, 1, 0.5]), normalized([1, 1, 0, 1, 0]), normalized([0, 1, 0, 0])
     tail = [[0.1 * f, s + 0.1 * f, s, s + 0.1 * f, s + 0.1 * f] for f, s in zip(F, S)]
-    expected = [[0.3 * V[0], 0, 0.3 * V[1], 0] + tail[0], [0.3 * V[2]] + tail[1]]
-    expected += [[0.3 * V[3], 0, 0.3 * V[4]] + tail[2], [0.4] * 6]
+    expected = [[0.1] * 6, [0.3 * V[0], 0, 0.3 * V[1], 0] + tail[1], [0.3 * V[2]] + tail[2]]
+    expected += [[0.3 * V[3], 0, 0.3 * V[4]] + tail[3]]
     credit = mitigations.reward_decomposition(decomposed_batch(), stepwise=True)
     check(credit[:4], expected)
     assert not credit[5:, :4].any() and credit[4].tolist() == [0.5] * 5 + [0] * 4

@@ -536,7 +536,7 @@ GROUPED = pytest.mark.parametrize("options", [{}, {"num_key_value_heads": 6}, {"
 @KINDS
 @GROUPED
 def test_attention_equals_transformers(kind, options, tmp_path):
-    """Guards against another layer, raw scores, a wrong scale, heads matched with others' keys, and looks at padding."""
+    """Guards against another layer, raw scores, a wrong scale, heads with others' keys, and looks at padding."""
     hf, model = both(kind, tmp_path, **options)
     hf.set_attn_implementation("eager")
     tokens, pad = PADDED
@@ -592,7 +592,7 @@ def test_nobody_reads_a_hidden_column(kind, tmp_path):
 
 @KINDS
 def test_a_limit_cuts_its_own_response_and_nothing_else(kind, tmp_path):
-    """Guards against a limit off by one, one for all rows, one mixed up where rows leave, and a cut counted as an end."""
+    """Guards against a limit off by one, or mixed up where rows leave the batch, and a cut counted as an end."""
     _, model = both(kind, tmp_path)
     chance, T = uniforms(24, 9), 9
     whole = generate(model, PROMPTS, chance, ENDS)

@@ -228,7 +228,8 @@ def test_the_log_holds_the_method_that_was_asked_for(tmp_path):
     run(*SMALL[:-1], 140, "--steps", 1, *method, "--out", tmp_path / "r")
     log = np.load(tmp_path / "r" / "credit" / "step-000001.npz")
     assert log["credit"].any() and set(log["in_answer"].tolist()) == {0, 1}
-    weight = np.where(log["in_answer"] == 1, 1, 0.25)
+    answered = np.bincount(log["response"], log["in_answer"])[log["response"]] > 0
+    weight = np.where((log["in_answer"] == 1) | ~answered, 1, 0.25)
     np.testing.assert_allclose(log["credit"], log["advantage"] * weight, rtol=1e-5)
     for group in range(3):
         here = (log["position"] == 0) & (log["group"] == group)
@@ -304,6 +305,7 @@ def test_ctrl_c_leaves_a_usable_run(tmp_path):
 
 # ------------------------------------------------------------------------------------------------- every method
 
+GENERATE, CALLABLES = functools.cache(generate_problems), grpo.callables
 TINY = ["--steps", "2", "--questions", "2", "--answers", "2", "--eval_problems", "2", "--eval_every", "0"]
 
 
@@ -311,10 +313,7 @@ TINY = ["--steps", "2", "--questions", "2", "--answers", "2", "--eval_problems",
 def quick(monkeypatch):
     """Without what takes long and these tests do not look at: 4096 puzzles each time, and held-out success."""
     monkeypatch.setattr(train, "generate_problems", GENERATE)
-    monkeypatch.setattr(grpo, "evaluate", lambda model, codec, problems, answers, *_: np.zeros((len(problems), answers)))
-
-
-GENERATE = functools.cache(generate_problems)
+    monkeypatch.setattr(grpo, "evaluate", lambda model, codec, problems, k, *_: np.zeros((len(problems), k)))
 
 
 @pytest.mark.parametrize("name", MITIGATIONS)
@@ -339,7 +338,7 @@ def test_every_method_trains(name, quick, tmp_path, monkeypatch):
     monkeypatch.setattr(grpo, "callables", spy_callables)
     monkeypatch.setattr(grpo, "update", spy_update)
     monkeypatch.setattr(copy, "deepcopy", spy_deepcopy)
-    run(*TINY, "--max_new_tokens", 80, "--mitigation", name, "--out", tmp_path / "r")
+    run(*TINY, "--answers", 3, "--max_new_tokens", 80, "--mitigation", name, "--out", tmp_path / "r")
     assert [row["step"] for row in rows(tmp_path / "r")] == ["0", "1", "2"] and len(used) == 2
     empty = {"kl", "clip_fraction", "ratio_error", "heldout_success", "heldout_stderr"}
     for row in rows(tmp_path / "r")[1:]:
@@ -348,13 +347,10 @@ def test_every_method_trains(name, quick, tmp_path, monkeypatch):
         log = np.load(tmp_path / "r" / "credit" / f"step-{step:06d}.npz")
         assert np.array_equal(log["credit"], credit[batch.mask].numpy()) and not credit[~batch.mask].any()
         assert np.isfinite(log["credit"]).all()
-    assert used[0][0].advantage.any() and used[0][1].any()
+    assert any(batch.advantage.any() for batch, _ in used) and any(credit.any() for _, credit in used)
     assert (tmp_path / "r" / "checkpoint" / "critic.safetensors").exists() == ("values" in asked)
     assert bool(copied) == ("reference_logprob" in asked)
     assert asked == {"none": set(), "ppo": {"values"}, "dpo": {"reference_logprob"}}.get(name, asked)  # the spy sees it
-
-
-CALLABLES = grpo.callables
 
 
 @pytest.mark.parametrize("method", [["random"], ["vineppo", "--k", 2], ["ppo"]], ids=lambda m: m[0])
@@ -369,6 +365,22 @@ def test_methods_with_chance_repeat_themselves(method, quick, tmp_path):
     assert figures(tmp_path / "0") == figures(tmp_path / "1") != figures(tmp_path / "2")
     credit = [np.load(tmp_path / str(i) / "credit" / "step-000002.npz")["credit"] for i in range(3)]
     assert np.array_equal(credit[0], credit[1]) and credit[0].any() and not np.array_equal(credit[0], credit[2])
+
+
+def test_every_seed_and_step_has_its_own_chance(codec, monkeypatch):
+    """Guards against a method whose noise is the same in every step, or for every seed."""
+    model, drawn = load_model(BUNDLED), {}
+    model.real_vocab = codec.size
+
+    def probe(batch):
+        drawn.setdefault((seed, step), []).append(tuple(torch.rand(3, generator=batch.generator("probe")).tolist()))
+        return mitigations.none(batch)
+
+    monkeypatch.setitem(MITIGATIONS, "probe", probe)
+    for seed, step in ((0, 1), (0, 2), (1, 1), (1, 2), (2, 1), (0, 1)):
+        s = Settings(mitigation="probe", answers=2, max_new_tokens=1, seed=seed)
+        train.assign_credit(model, codec, GENERATE(4096, "train")[:1], s, {}, step, None, None)
+    assert len(set().union(*drawn.values())) == len(drawn) == 5 and len(set(drawn[0, 1])) == 1
 
 
 def test_a_checkpoint_with_a_critic(quick, tmp_path):
@@ -547,6 +559,7 @@ FLAGS = {
         "--think_discount",
     ),
     "normalize without reweighting": (["--normalize", "batch"], "--normalize"),
+    "advantage of its own": (["--mitigation", "vineppo", "--advantage", "rloo"], "--advantage"),
     "not a number": (["--steps", "many"], "--steps"),
     "a lone answer": (["--answers", "1"], "--answers"),
     "no question": (["--questions", "0"], "--questions"),
@@ -590,9 +603,11 @@ def test_values_that_cannot_work_are_refused_before_the_run(kind, quick, tmp_pat
     assert not (tmp_path / "r").exists()
 
 
-def test_values_that_fail_in_a_run_end_it_in_one_sentence(quick, tmp_path, capsys):
-    """Guards against a traceback where only a real response shows it: some token is so sure that its log-prob is 0."""
-    flags = [*TINY, "--max_new_tokens", 80, "--mitigation", "inverse_logprob", "--epsilon", 0]
+def test_a_method_that_fails_in_a_run_ends_it_in_one_sentence(quick, tmp_path, capsys, monkeypatch):
+    """Guards against a traceback where only long responses show it, and a run without a checkpoint."""
+    late = lambda batch: mitigations.none(batch) / (batch.mask.shape[1] <= 8)  # 0 / 0 behind the rehearsal's 8 tokens
+    monkeypatch.setitem(mitigations.MITIGATIONS, "none", late)
+    flags = [*TINY, "--max_new_tokens", 80]
     assert str(tmp_path / "r") in error_of(capsys, *flags, "--out", tmp_path / "r")
     load_model(tmp_path / "r" / "checkpoint")
 
