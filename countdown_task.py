@@ -308,20 +308,23 @@ def check_steps(text: str, steps: list[StepSpan], numbers: Iterable[int]) -> lis
     """Whether each written calculation is true and uses values that are at hand, each as often as it is there.
 
     At hand are the puzzle's numbers; a calculation takes two and leaves the result it claims, so an error counts
-    once. An attempt that is finished, or given up at the end of a sentence, hands the numbers back.
+    once. A finished attempt hands the numbers back. At the end of a sentence an attempt may go on or be given up:
+    both readings are kept, until what is written fits only one.
 
     >>> check_steps("5 - 3 = 2, 4 * 2 = 8. 5 + 5 = 10", find_steps("5 - 3 = 2, 4 * 2 = 8. 5 + 5 = 10"), (3, 4, 5))
     [True, True, False]
     """
-    verdicts, pool, before = [], Counter(numbers), 0
+    verdicts, pools, before = [], [Counter(numbers)], 0
     for step in steps:
         a, b, result = (int(text[slice(*span)]) for span in (step.a, step.b, step.result))
         needed, sign = Counter([a, b]), text[slice(*step.operator)]
-        if pool.total() < 2 or SENTENCE_END.search(text, before, step.a[0]) and not needed <= pool:
-            pool = Counter(numbers)
+        pools = [pool if pool.total() > 1 else Counter(numbers) for pool in pools]
+        if SENTENCE_END.search(text, before, step.a[0]) and Counter(numbers) not in pools:
+            pools.append(Counter(numbers))
+        able = [pool for pool in pools if needed <= pool]
         values = {"+": a + b, "-": a - b, "*": a * b, "/": Fraction(a, b) if b else None}
-        verdicts.append(needed <= pool and values[sign] == result)
-        pool, before = pool - needed + Counter([result]), step.result[1]
+        verdicts.append(bool(able) and values[sign] == result)
+        pools, before = [pool - needed + Counter([result]) for pool in able or pools], step.result[1]
     return verdicts
 
 

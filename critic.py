@@ -26,7 +26,7 @@ from qwen2_model import Qwen2, load_model
 
 FILE = "critic.safetensors"  # in the model folder
 SIZE, PUZZLES = 96, 100  # responses in a batch of `main`; batches until it meets a puzzle again
-LR, EPOCHS, CLIP = 1e-3, 4, 0.2  # of AdamW; steps on each batch as a whole; how far a value may move in them
+LR, EPOCHS, CLIP = 5e-4, 4, 0.2  # of AdamW; steps on each batch as a whole; how far a value may move in them
 
 
 class Critic(nn.Module):
@@ -36,10 +36,14 @@ class Critic(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(hidden_size, elementwise_affine=False)  # models differ in the size of their states
         self.inner, self.outer = nn.Linear(hidden_size, hidden_size), nn.Linear(hidden_size, 1)
+        with torch.random.fork_rng(devices=[]):  # the same first weights in every run
+            torch.manual_seed(0)
+            self.inner.reset_parameters()
         nn.init.zeros_(self.outer.weight)  # before it has learned anything, all states are worth the same
         nn.init.zeros_(self.outer.bias)
         self.optimizer = torch.optim.AdamW(self.parameters(), LR, weight_decay=0.0)
         self.scored = None  # hidden states, mask and values of the last batch, until it has learned from them
+        self.trained = False  # whether there is anything to keep
 
     def forward(self, hidden: Tensor) -> Tensor:
         return self.outer(F.silu(self.inner(self.norm(hidden.float()))))[..., 0]
@@ -59,7 +63,7 @@ class Critic(nn.Module):
         """
         if self.scored is None:
             return
-        (hidden, mask, old), self.scored = self.scored, None
+        (hidden, mask, old), self.scored, self.trained = self.scored, None, True
         states, old, target = hidden[mask], old[mask], reward[:, None].expand(mask.shape)[mask]  # (N, D), (N,), (N,)
         for _ in range(EPOCHS):
             value = self(states)  # (N,)
@@ -80,6 +84,7 @@ def load_critic(folder: str | Path, model: Qwen2) -> Critic:
     if file.is_file():
         try:
             critic.load_state_dict(load_file(file))
+            critic.trained = True
         except (SafetensorError, RuntimeError):
             raise ValueError(f"{file} is broken or of another size; remove it to begin with a new critic") from None
     return critic
@@ -134,7 +139,7 @@ def main() -> None:
 
 
 def report(tests: list[TokenBatch], rate: float) -> None:
-    """Print Brier scores by relative position, of the critic and of always saying `rate`, and the 95% of the gain."""
+    """Print Brier scores by relative position, the critic's and those of always saying `rate`, and what is gained."""
     errors = np.concatenate([squared_errors(batch, rate) for batch in tests])  # (B, 5, 2)
     success = torch.cat([batch.success for batch in tests]).mean()
     print(f"success: {rate:.1%} of the responses it learned from, {success:.1%} of the {len(errors)} held-out ones\n\n"

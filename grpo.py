@@ -104,6 +104,11 @@ def callables(model: Qwen2, codec: Codec, problems: list[Problem], samples: Samp
             parts.append(about(prompts, tokens[i], mask[i], None if hide is None else hide[part]))
         return torch.cat(parts)
 
+    def reference_logprob() -> Tensor:
+        if reference is None:
+            raise ValueError("no start model was kept: call reference_logprob in the credit function's own code")
+        return ask(partial(response_logprobs, reference), every)
+
     every = torch.arange(len(tokens))  # (B,)
     hidden = cache(lambda: ask(partial(response_states, model), every))
     return {
@@ -111,7 +116,7 @@ def callables(model: Qwen2, codec: Codec, problems: list[Problem], samples: Samp
         "hidden": hidden,
         "attention": cache(lambda: ask(partial(response_attention, model), every)),
         "values": cache(lambda: critic.score(hidden(), mask)),
-        "reference_logprob": cache(lambda: ask(partial(response_logprobs, reference), every)),
+        "reference_logprob": cache(reference_logprob),
         "logprob_without": partial(ask, partial(response_logprobs, model)),
         "rollouts": lambda cuts, k: continue_from(model, codec, problems, samples, group, cuts, k, limit,
                                                   generator("rollouts")),

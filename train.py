@@ -13,6 +13,7 @@ import copy
 import csv
 import inspect
 import json
+import math
 import platform
 import re
 import shlex
@@ -117,8 +118,8 @@ def parse(arguments: list[str]) -> tuple[Settings, dict]:
     if known.advantage != "grpo" and not any(mentions(name, part) for part in ("advantage", "reweight", "none")):
         fail(f"--mitigation {name} has an advantage of its own: it takes no --advantage")
     values = vars(known)
-    if nan := [key for key in own if values[key] != values[key]]:
-        fail(f"--{nan[0]} nan is not a number")
+    if wild := [key for key in own if isinstance(values[key], float) and not math.isfinite(values[key])]:
+        fail(f"--{wild[0]} must be a finite number")
     return Settings(**{f.name: values[f.name] for f in fields(Settings)}), {k: values[k] for k in own}
 
 
@@ -386,16 +387,17 @@ def write_step(run: Path, step: int, batch: TokenBatch, credit: torch.Tensor, s:
 
 
 def save_checkpoint(folder: Path, model: Qwen2, critic: Critic) -> None:
-    """The model, and the critic if it ever learned anything."""
+    """The model, and the critic if it was ever trained."""
     save_model(model, folder)
-    if critic.optimizer.state:
+    if critic.trained:
         critic.save(folder)
 
 
-def rehearse(model: Qwen2, codec: Codec, problems: list[Problem], s: Settings, own: dict, critic: Critic) -> None:
+def rehearse(model: Qwen2, codec: Codec, problems: list[Problem], s: Settings, own: dict, reference: Qwen2 | None,
+             critic: Critic) -> None:
     """Assign credit to a few short responses, so that a method or a value that can't work is refused before the run."""
     small = replace(s, answers=2, max_new_tokens=min(8, s.max_new_tokens))
-    assign_credit(model, codec, problems[:2], small, own, 0, model, critic)
+    assign_credit(model, codec, problems[:2], small, own, 0, reference, critic)
     critic.scored = None
 
 
@@ -411,11 +413,11 @@ def main() -> None:
             check_solvable(s, asked)
         check_lengths(model, codec, asked, s)
         model.real_vocab, critic = codec.size, load_critic(s.model, model)
-        rehearse(model, codec, problems, s, own, critic)
+        needs_reference = s.kl > 0 or mentions(s.mitigation, "reference_logprob")
+        rehearse(model, codec, problems, s, own, model if needs_reference else None, critic)
         run = start_run(s, own, Path(s.model))
     except (ValueError, OSError, FloatingPointError) as error:
         fail(str(error))
-    needs_reference = s.kl > 0 or mentions(s.mitigation, "reference_logprob")
     reference = copy.deepcopy(model).requires_grad_(False) if needs_reference else None
     changed = {f.name: getattr(s, f.name) for f in fields(s) if getattr(s, f.name) != f.default} | own
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(problems)} puzzles to train on, into {run}")

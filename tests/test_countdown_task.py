@@ -1049,7 +1049,8 @@ def verdicts(text, numbers):
     # Whether it is given up can show later than in the next step, which may use only what both have.
     ("20 - 18 = 2, 2 + 19 = 21. 20 - 17 = 3, 20 * 3 = 60", (20, 20, 17), "FFTT"),
     ("3 + 4 = 7. 5 + 6 = 11, 3 + 4 = 7, 7 + 11 = 18", (3, 4, 5, 6), "TTTT"),
-    ("3 + 4 = 7. 5 + 6 = 11, 7 + 11 = 18", (3, 4, 5, 6), "TTT"), ("3 + 4 = 7. 5 + 6 = 11. 3 + 7 = 10", (3, 4, 5, 6), "TTF"),
+    ("3 + 4 = 7. 5 + 6 = 11, 7 + 11 = 18", (3, 4, 5, 6), "TTT"),
+    ("3 + 4 = 7. 5 + 6 = 11. 3 + 7 = 10", (3, 4, 5, 6), "TTF"),
     ("5 + 3 = 8. 5 - 3 = 2, 5 + 4 = 9", (3, 4, 5), "TTF"), ("5\n+ 3 = 8, 5 - 3 = 2", (3, 4, 5), "TF"),
     ("5 + 3 = 8\n<b> 5 - 3 = 2", (3, 4, 5), "TF"),
 ])
@@ -1106,7 +1107,8 @@ def begins(*pieces):
     (["a", ">\n", "<", "answer"], []), (["a", "\n", "<"], []),  # the line break before <answer> ends no sentence
     (["works", "!", "</", "think"], [2]), (["works", "!</", "think", ">"], [2]), (["so.<", "answer", ">"], [1]),
     (["Done", "."], []), (["Done", ".", ""], []), (["Done", "\n"], []), (["Done", "\n", ""], []),
-    (["Done", ". "], []), (["A", "."] * 2, []), (["Done", ".", " "], [2]), (["Do", ". b"], []), (["Do", ". b", ""], [2]), ([], []), ([""], []), ([".", " a"], [1]),
+    (["Done", ". "], []), (["A", "."] * 2, []), (["Done", ".", " "], [2]),
+    (["Do", ". b"], []), (["Do", ". b", ""], [2]), ([], []), ([""], []), ([".", " a"], [1]),
 ])
 def test_sentence_starts_by_hand(pieces, places):
     """Guards against decimals and tags cut in two, a token that begins before the end, and one behind all text."""

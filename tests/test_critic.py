@@ -126,7 +126,7 @@ def test_the_loss_by_hand(make):
     critic, hidden = grown(), states()
     if make:  # so large steps that the clip takes hold
         critic.optimizer = make(critic.parameters())
-    own = make or (lambda p: torch.optim.AdamW(p, 1e-3, weight_decay=0.0))
+    own = make or (lambda p: torch.optim.AdamW(p, module.LR, weight_decay=0.0))
     (expected, active), (unclipped, _) = (learn_by_hand(hidden, own, clip) for clip in (0.2, 9.0))
     critic.score(hidden, MASK)
     critic.learn(REWARD)

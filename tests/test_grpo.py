@@ -73,7 +73,8 @@ def test_advantage_comes_from_the_reward(codec, monkeypatch):
     monkeypatch.setattr(grpo, "reward", lambda *_: next(grades))
     model = load_model(BUNDLED)
     model.real_vocab = codec.size
-    got = grpo.rollout(model, codec, PROBLEMS[:2], grpo.draw_uniforms(0, 1, 2, 3, 5), advantage="dr_grpo", normalize="none")
+    uniforms, options = grpo.draw_uniforms(0, 1, 2, 3, 5), dict(advantage="dr_grpo", normalize="none")
+    got = grpo.rollout(model, codec, PROBLEMS[:2], uniforms, **options)
     expected = [0.1 - 0.4 / 3, -0.4 / 3, 0.3 - 0.4 / 3, -0.1, 0.4, -0.3]
     assert got.advantage.tolist() == pytest.approx(expected, abs=1e-6) and got.normalize == "none"
 

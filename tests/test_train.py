@@ -434,7 +434,7 @@ def test_the_rehearsal_leaves_no_trace(codec, quick):
     before, chance = copy.deepcopy(both.state_dict()), (torch.get_rng_state(), np.random.get_state()[1].copy())
     for name in MITIGATIONS:
         s = Settings(mitigation=name, questions=2, answers=3)
-        train.rehearse(model, codec, problems, s, mitigations.parameters(name), critic)
+        train.rehearse(model, codec, problems, s, mitigations.parameters(name), model, critic)
         critic.learn(torch.ones(4))
     assert all(torch.equal(x, before[key]) for key, x in both.state_dict().items()) and not critic.optimizer.state
     assert torch.equal(torch.get_rng_state(), chance[0]) and np.array_equal(np.random.get_state()[1], chance[1])
@@ -600,6 +600,14 @@ def test_values_that_cannot_work_are_refused_before_the_run(kind, quick, tmp_pat
     """Guards against a run that ends in its first step, or goes on with credit that makes no sense."""
     method = VALUES[kind]
     error_of(capsys, *TINY, "--max_new_tokens", 80, "--mitigation", *method, "--out", tmp_path / "r")
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize("broken", [lambda batch: batch.advantage, lambda batch: batch.mask / 0], ids=["shape", "inf"])
+def test_a_method_that_returns_no_credit_is_refused_before_the_run(broken, quick, tmp_path, capsys, monkeypatch):
+    """Guards against a mistake in one's own method that shows far from its cause."""
+    monkeypatch.setitem(MITIGATIONS, "none", broken)
+    assert "none must return finite credit" in error_of(capsys, *TINY, "--out", tmp_path / "r")
     assert not (tmp_path / "r").exists()
 
 
