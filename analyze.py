@@ -662,7 +662,7 @@ def draw_curves(groups: list[Group], file: Path) -> None:
             draw_curve(axis, group.baseline, "0.45", "--", "s")
         draw_curve(axis, group, COLOURS["reasoning"], "-", "o")
         axis.set(xlabel="step", title="\n".join(textwrap.wrap(group.label, 34)))
-        axis.legend(frameon=False, loc="lower right", fontsize=8)
+        axis.legend(frameon=False, loc="upper left", fontsize=8)
     for row in axes:
         row[0].set_ylabel("held-out puzzles solved")
     axes[0, 0].set_ylim(0, min(1, 1.05 * axes[0, 0].get_ylim()[1]))
