@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import grpo
 from countdown_task import Codec, Problem, generate_problems
 from mitigations import TokenBatch
-from qwen2_model import Qwen2, load_model
+from qwen2_model import Qwen2, load_model, replace_file
 
 FILE = "critic.safetensors"  # in the model folder
 SIZE, PUZZLES = 96, 100  # responses in a batch of `main`; batches until it meets a puzzle again
@@ -51,8 +51,7 @@ class Critic(nn.Module):
     @torch.no_grad()
     def score(self, hidden: Tensor, mask: Tensor) -> Tensor:
         """Values (B, T) of hidden states (B, T, D), 0 on padding."""
-        with torch.autocast(hidden.device.type, enabled=False):  # differences between neighbours need all digits
-            value = self(hidden) * mask  # (B, T)
+        value = self(hidden) * mask  # (B, T)
         self.scored = hidden, mask, value
         return value
 
@@ -75,7 +74,8 @@ class Critic(nn.Module):
 
     def save(self, folder: Path) -> None:
         """Write it beside the model's weights."""
-        save_file({name: tensor.contiguous() for name, tensor in self.state_dict().items()}, folder / FILE)
+        tensors = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
+        replace_file(folder / FILE, lambda part: save_file(tensors, part))
 
 
 def load_critic(folder: str | Path, model: Qwen2) -> Critic:

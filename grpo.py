@@ -19,18 +19,47 @@ from typing import Callable, Sequence
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from countdown_task import Codec, Problem, annotate, find_steps, fingerprint, reward
 from mitigations import TokenBatch, group_advantage
-from qwen2_model import Qwen2, Samples, generate, left_pad, take
+from qwen2_model import Answers, Prompts, Qwen2, Samples, generate, replace_file, token_logprobs
 
 LOSS_NORMS = ("token", "sequence", "constant")
 EVALUATION = 2**32 - 1  # the `step` of the random numbers that evaluate: no training step has it
 ROWS_AT_ONCE = 768  # fresh ends sampled together
-LOGITS_AT_ONCE = 2**26  # elements of a (tokens, V) tensor: above it, the update computes logits in pieces
+
+
+# --------------------------------------------------------------------------------------- several processes
+
+
+def world() -> tuple[int, int]:
+    """The number of this process, and how many share the work: (0, 1) unless torchrun started several."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def share(n: int, rank: int | None = None) -> slice:
+    """The part of n things that this process, or that of `rank`, does."""
+    me, size = world()
+    rank = me if rank is None else rank
+    return slice(n * rank // size, n * (rank + 1) // size)
+
+
+def gather(mine: Tensor, n: int, each: int = 1) -> Tensor:
+    """The rows of n things, `each` of a thing, from the processes' shares; shorter rows padded with 0 on the right."""
+    size = world()[1]
+    if size == 1:
+        return mine
+    counts = [(part.stop - part.start) * each for part in (share(n, rank) for rank in range(size))]
+    shape = torch.tensor(mine.shape, device=mine.device)
+    dist.all_reduce(shape, dist.ReduceOp.MAX)
+    room = mine.new_zeros(shape.tolist())
+    room[tuple(slice(length) for length in mine.shape)] = mine
+    parts = [torch.empty_like(room) for _ in range(size)]
+    dist.all_gather(parts, room)
+    return torch.cat([part[:count] for part, count in zip(parts, counts)])
 
 
 # ------------------------------------------------------------------------------------------------- rollout
@@ -54,16 +83,26 @@ def respond(model: Qwen2, codec: Codec, problems: list[Problem], uniforms: Tenso
     """
     prefixes = prefixes or [[]] * len(problems)
     prompts = [codec.prompt(problem) + prefix for problem, prefix in zip(problems, prefixes)]
-    samples = generate(model, prompts, uniforms, codec.end_tokens, limit=limit)
+    samples = sample(model, prompts, uniforms, codec.end_tokens, limit)
     lengths, G = samples.mask.sum(1).tolist(), len(uniforms) // len(problems)
     sampled = [row[:length] for row, length in zip(samples.tokens.tolist(), lengths)]
     decoded = [codec.decode(prefixes[i // G] + row) for i, row in enumerate(sampled)]
     return samples, decoded, [reward(text, *problems[i // G]) for i, (text, _) in enumerate(decoded)]
 
 
+def sample(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_tokens: list[int],
+           limit: Tensor | None) -> Samples:
+    """`generate`, each process for its share of the prompts; every process gets the samples of all."""
+    G, mine = len(uniforms) // len(prompts), share(len(prompts))
+    some = mine if mine.start < mine.stop else slice(0, 1)  # nothing to do: one prompt, whose samples are thrown away
+    rows = slice(some.start * G, some.stop * G)
+    samples = generate(model, prompts[some], uniforms[rows], end_tokens, limit=None if limit is None else limit[rows])
+    return Samples(*(gather(x[: (mine.stop - mine.start) * G], len(prompts), G) for x in samples))
+
+
 def rollout(model: Qwen2, codec: Codec, problems: list[Problem], uniforms: Tensor, *, advantage: str = "grpo",
             normalize: str = "response", key: tuple[int, int] = (0, 0), reference: Qwen2 | None = None,
-            critic: nn.Module | None = None, micro_batch: int = 32) -> TokenBatch:
+            critic: nn.Module | None = None, micro_batch: int = 16) -> TokenBatch:
     """One step's responses, B / len(problems) to each problem, and all that a credit function may look at.
 
     key: seed and step, of which the chance of credit functions is made. reference: the start model, for methods that
@@ -95,29 +134,30 @@ def callables(model: Qwen2, codec: Codec, problems: list[Problem], samples: Samp
         return torch.Generator().manual_seed(fingerprint(f"{name} {key}") >> 1)
 
     @torch.no_grad()
-    def ask(about: Callable, rows: Tensor, hide: Tensor | None = None) -> Tensor:
-        """about(prompts, tokens, mask, hide) for the responses rows (N,), `micro_batch` of them at once: (N, T, ...)."""
+    def ask(about: Callable, of: Qwen2, rows: Tensor, hide: Tensor | None = None) -> Tensor:
+        """about(model, Answers, tokens, mask, hide) for the responses rows (N,), `micro_batch` of them at once
+        (N, T, ...); each process for its share."""
+        read = Prompts(of, [codec.prompt(problem) for problem in problems])
         parts = []
-        for part in torch.arange(len(rows)).split(micro_batch):
+        for part in torch.arange(len(rows))[share(len(rows))].split(micro_batch):
             i = rows[part]  # (b,)
-            prompts = [codec.prompt(problems[g]) for g in group[i].tolist()]
-            parts.append(about(prompts, tokens[i], mask[i], None if hide is None else hide[part]))
-        return torch.cat(parts)
+            parts.append(about(of, Answers(read, group[i]), tokens[i], mask[i], None if hide is None else hide[part]))
+        return gather(torch.cat(parts), len(rows))
 
     def reference_logprob() -> Tensor:
         if reference is None:
             raise ValueError("no start model was kept: call reference_logprob in the credit function's own code")
-        return ask(partial(response_logprobs, reference), every)
+        return ask(response_logprobs, reference, every)
 
     every = torch.arange(len(tokens))  # (B,)
-    hidden = cache(lambda: ask(partial(response_states, model), every))
+    hidden = cache(lambda: ask(response_states, model, every))
     return {
         "generator": generator,
         "hidden": hidden,
-        "attention": cache(lambda: ask(partial(response_attention, model), every)),
+        "attention": cache(lambda: ask(response_attention, model, every)),
         "values": cache(lambda: critic.score(hidden(), mask)),
         "reference_logprob": cache(reference_logprob),
-        "logprob_without": partial(ask, partial(response_logprobs, model)),
+        "logprob_without": partial(ask, response_logprobs, model),
         "rollouts": lambda cuts, k: continue_from(model, codec, problems, samples, group, cuts, k, limit,
                                                   generator("rollouts")),
     }
@@ -156,7 +196,7 @@ def evaluate(model: Qwen2, codec: Codec, problems: list[Problem], answers: int, 
 
 def progress(what: str, done: int, total: int) -> None:
     """How far something is, on one line of the terminal that the next one overwrites."""
-    if sys.stderr.isatty():
+    if sys.stderr.isatty() and world()[0] == 0:
         print(f"{what}: {done}/{total} ", end="\r", file=sys.stderr, flush=True)
 
 
@@ -168,54 +208,35 @@ def standard_error(values: np.ndarray) -> float:
 # ---------------------------------------------------------------------------------------------------- loss
 
 
-def lay_out(prompts: list[list[int]], tokens: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Rows (B, P + T - 1) for the model, how many columns of each are padding (B,), and which column predicts token 0.
+def response_states(model: Qwen2, past: Answers, tokens: Tensor, mask: Tensor, hide: Tensor | None = None) -> Tensor:
+    """The last hidden state (B, T, D) that predicts each token of the responses (B, T) to the prompts in past.
 
-    The only place that knows how prompt and response lie in a row: the prompt in columns 0 .. P-1, padded on the left,
-    the response in P .. P+T-1. The state that predicts a token stands one column before it:
+    With response_attention, the only place that knows how prompt and response lie. A prompt is one row, read once; its
+    responses are rows of their own that look at it. The state that predicts a token stands one column before it:
 
-        column          0    1    2   | 3    4          P = 3, T = 2
-        row             pad  2    +   | 3    end
-        predicts                   3    end             columns P-1 .. P+T-2
+        prompt    pad  2    +          response  3    end          P = 3, T = 2
+        predicts            3          predicts  end
     """
-    prompt_tokens, pad = left_pad(prompts, tokens.device)  # (B, P), (B,)
-    return torch.cat((prompt_tokens, tokens), dim=1)[:, :-1], pad, prompt_tokens.shape[1] - 1
+    first = past.last()[:, None]  # (B, 1, D)
+    if tokens.shape[1] == 1:
+        return first
+    hide = None if hide is None else hide[:, :-1]
+    return torch.cat((first, model.hidden(tokens[:, :-1], past=past, hide=hide)), dim=1)
 
 
-def response_states(model: Qwen2, prompts: list[list[int]], tokens: Tensor, mask: Tensor,
-                    hide: Tensor | None = None) -> Tensor:
-    """The last hidden state (B, T, D) that predicts each response token (B, T).
-
-    hide (B, T) bool: tokens at which no later column may look.
-    """
-    rows, pad, first = lay_out(prompts, tokens)
-    if hide is not None:
-        hide = F.pad(hide, (first + 1, 0))[:, :-1]  # (B, P + T - 1)
-    return model.hidden(rows, pad, hide=hide)[:, first:]
-
-
-def response_attention(model: Qwen2, prompts: list[list[int]], tokens: Tensor, mask: Tensor,
-                       hide: None = None) -> Tensor:
+def response_attention(model: Qwen2, past: Answers, tokens: Tensor, mask: Tensor, hide: None = None) -> Tensor:
     """How much the state that predicts token t looks at token u (B, T, T), in the last layer, mean over heads."""
-    rows, pad, first = lay_out(prompts, tokens)
-    return F.pad(model.attention(rows, pad)[:, first:, first + 1 :], (0, 1))  # at the last token nobody looks
+    (B, T), own = tokens.shape, torch.zeros(*tokens.shape, tokens.shape[1], device=tokens.device)  # (B, T, T)
+    if T > 1:  # the state before token 0 is the prompt's; at the last token nobody looks
+        own[:, 1:, :-1] = model.attention(tokens[:, :-1], past=past)[:, :, 1 - T :]
+    return own
 
 
-def response_logprobs(model: Qwen2, prompts: list[list[int]], tokens: Tensor, mask: Tensor,
-                      hide: Tensor | None = None) -> Tensor:
+def response_logprobs(model: Qwen2, past: Answers, tokens: Tensor, mask: Tensor, hide: Tensor | None = None) -> Tensor:
     """log pi (B, T) of response tokens (B, T) with gradient, 0 on padding; hide: see response_states."""
-    states = response_states(model, prompts, tokens, mask, hide)[mask]  # (N, D)
-    size = max(1, LOGITS_AT_ONCE // model.real_vocab)  # states at once
-    pieces = list(zip(states.split(size), tokens[mask].split(size)))
-
-    def logprobs(s: Tensor, t: Tensor) -> Tensor:
-        return take(model.log_probs(s), t)
-
-    if len(pieces) > 1:  # a large vocabulary: forget each piece's logits, compute them again in the backward pass
-        logprob = [checkpoint(logprobs, s, t, use_reentrant=False) for s, t in pieces]
-    else:
-        logprob = [logprobs(s, t) for s, t in pieces]
-    return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, torch.cat(logprob))
+    states = response_states(model, past, tokens, mask, hide)[mask]  # (N, D)
+    logprob = token_logprobs(model, states, tokens[mask])  # (N,)
+    return logprob.new_zeros(mask.shape).masked_scatter(mask, logprob)
 
 
 def token_weights(mask: Tensor, loss_norm: str, max_new_tokens: int) -> Tensor:
@@ -250,61 +271,134 @@ def k3(logprob: Tensor, reference: Tensor) -> Tensor:
 # -------------------------------------------------------------------------------------------------- update
 
 
-def update(model: Qwen2, optimizer: torch.optim.Optimizer, prompts: list[list[int]], batch: TokenBatch, credit: Tensor,
-           *, reference: Qwen2 | None = None, kl: float = 0.0, clip_low: float = 0.2, clip_high: float = 0.2,
+class Optimizer:
+    """AdamW (1711.05101) on float32 weights, which it keeps beside the model's own where those have fewer bits.
+
+    Else a step of 1e-6 would be lost in rounding. They, and Adam's moments, may live on another device than the model:
+    gradients go there as they come, micro-batch by micro-batch.
+    """
+
+    def __init__(self, model: Qwen2, lr: float, betas: tuple[float, float] = (0.9, 0.999), weight_decay: float = 0.0,
+                 device: str | None = None):
+        self.weights = dict(model.named_parameters())
+        first = model.output_weight
+        self.separate = first.dtype.itemsize < 4 or device is not None and torch.device(device) != first.device
+        self.master = self.weights
+        if self.separate:
+            self.master = {name: nn.Parameter(w.detach().to(device or w.device, torch.float32, copy=True))
+                           for name, w in self.weights.items()}
+            for name, w in self.weights.items():
+                w.register_post_accumulate_grad_hook(partial(self.take_gradient, self.master[name]))
+        self.zero_grad()
+        self.adamw = torch.optim.AdamW(self.master.values(), lr, betas, weight_decay=weight_decay, fused=True)
+
+    @staticmethod
+    def take_gradient(master: Tensor, weight: Tensor) -> None:
+        """Add the gradient that has just come in to those of the micro-batches before, in float32."""
+        master.grad.add_(weight.grad.to(master.device))
+        weight.grad = None
+
+    def zero_grad(self) -> None:
+        """A gradient of 0, with which a step still decays Adam's momentum."""
+        for w in self.master.values():
+            w.grad = torch.zeros_like(w) if w.grad is None else w.grad.zero_()
+
+    @torch.no_grad()
+    def step(self, max_grad_norm: float) -> float:
+        """Sum the gradients of all processes, clip them, move the weights; the norm before clipping."""
+        if world()[1] > 1:
+            for sent in [dist.all_reduce(w.grad, async_op=True) for w in self.master.values()]:
+                sent.wait()
+        norm = nn.utils.clip_grad_norm_(self.master.values(), max_grad_norm).item()
+        self.adamw.step()
+        self.copy_back()
+        return norm
+
+    @torch.no_grad()
+    def copy_back(self) -> None:
+        """Round the float32 weights into the model's."""
+        if self.separate:
+            for name, w in self.weights.items():
+                w.copy_(self.master[name])
+
+
+def update(model: Qwen2, optimizer: Optimizer, prompts: list[list[int]], batch: TokenBatch, credit: Tensor, *,
+           reference: Qwen2 | None = None, kl: float = 0.0, clip_low: float = 0.2, clip_high: float = 0.2,
            loss_norm: str = "token", max_new_tokens: int, updates_per_batch: int = 1, max_grad_norm: float = 1.0,
-           micro_batch: int = 32) -> dict[str, float | None]:
+           micro_batch: int = 16) -> dict[str, float | None]:
     """`updates_per_batch` optimizer steps on one batch; prompts: one a question. The figures of metrics.csv.
 
-    Micro-batches save memory and change nothing: every share of the loss is fixed for the whole step before.
+    Micro-batches save memory and change nothing: every share of the loss is fixed for the whole step before. A prompt
+    is read once for all its responses; what their gradients ask of it is summed before it goes back through it.
     """
     weight = token_weights(batch.mask, loss_norm, max_new_tokens)  # (B, T)
-    parts = micro_batches(batch.mask, credit, micro_batch, skip=reference is None)
-    loss, norm, figures = 0.0, 0.0, []
-    for _ in range(updates_per_batch):
-        optimizer.zero_grad(set_to_none=False)  # a step without any credit still decays Adam's momentum
-        for rows, T in parts:
+    questions, parts = micro_batches(batch, credit, micro_batch, skip=reference is None)
+    prompts = [prompts[q] for q in questions.tolist()]
+    references = [None] * len(parts)
+    if reference is not None and parts:
+        with torch.no_grad():
+            read = Prompts(reference, prompts)
+            references = [response_logprobs(reference, Answers(read, which), batch.tokens[r, :T], batch.mask[r, :T])
+                          for r, which, T in parts]
+    norm, sums = 0.0, torch.zeros(6, dtype=torch.float64)
+    for epoch in range(updates_per_batch):
+        optimizer.zero_grad()
+        if parts:
+            read = Prompts(model, prompts)
+            leaf = read.detach()
+        for (rows, which, T), ref in zip(parts, references):
             mask, old, c = batch.mask[rows, :T], batch.logprob[rows, :T], credit[rows, :T]  # (b, T), b rows at once
-            inputs = [prompts[g] for g in batch.group[rows].tolist()], batch.tokens[rows, :T], mask
-            with torch.no_grad():
-                ref = None if reference is None else response_logprobs(reference, *inputs)  # (b, T)
-            logprob = response_logprobs(model, *inputs)  # (b, T)
-            part = policy_loss(logprob, old, c, weight[rows, :T], ref, kl, clip_low, clip_high)
-            part.backward()
-            loss += part.item() / updates_per_batch
-            figures.append(ratio_figures(logprob.detach(), old, c, mask, ref, clip_low, clip_high))
-        norm += torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm).item() / updates_per_batch
-        optimizer.step()
-    clipped, error, divergence = zip(*figures) if figures else ((), (), ())
-    return {"loss": loss, "grad_norm": norm, "clip_fraction": mean(clipped), "ratio_error": mean(error[: len(parts)]),
-            "kl": mean(divergence)}
+            logprob = response_logprobs(model, Answers(leaf, which), batch.tokens[rows, :T], mask)  # (b, T)
+            loss = policy_loss(logprob, old, c, weight[rows, :T], ref, kl, clip_low, clip_high)
+            loss.backward()
+            sums += figures(loss, logprob, old, c, mask, ref, clip_low, clip_high, epoch == 0)
+        if parts:
+            read.backward(leaf)
+        norm += optimizer.step(max_grad_norm) / updates_per_batch
+    return metrics(sums, updates_per_batch, reference is not None) | {"grad_norm": norm}
 
 
-def ratio_figures(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, reference: Tensor | None, clip_low: float,
-                  clip_high: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Per token (N,): whether the clip removes its gradient, abs(log ratio), and k3 (empty without a reference)."""
-    log_ratio, c = (logprob - old)[mask], credit[mask]
+@torch.no_grad()
+def figures(loss: Tensor, logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, reference: Tensor | None,
+            clip_low: float, clip_high: float, first: bool) -> Tensor:
+    """Sums (6,) over a micro-batch: its loss; tokens whose gradient the clip removes; k3; tokens; and, only in the
+    first update on a batch, abs(log ratio) and tokens."""
+    log_ratio, c = (logprob - old)[mask], credit[mask]  # (N,)
     ratio = log_ratio.exp()
-    clipped = ratio * c > ratio.clamp(1 - clip_low, 1 + clip_high) * c
-    return clipped, log_ratio.abs(), k3(logprob, reference)[mask] if reference is not None else log_ratio[:0]
+    clipped = (ratio * c > ratio.clamp(1 - clip_low, 1 + clip_high) * c).sum()
+    divergence = k3(logprob, reference)[mask].sum() if reference is not None else 0.0
+    N = len(c)
+    return torch.tensor([loss, clipped, divergence, N, log_ratio.abs().sum() * first, N * first], dtype=torch.float64)
 
 
-def micro_batches(mask: Tensor, credit: Tensor, size: int, skip: bool) -> list[tuple[Tensor, int]]:
-    """Rows to update on, `size` at a time, like lengths together, and the length of the longest of them.
+def metrics(sums: Tensor, updates: int, with_kl: bool) -> dict[str, float | None]:
+    """The figures of a step from their sums (6,) over its micro-batches, of all processes; None where nothing was."""
+    if world()[1] > 1:
+        dist.all_reduce(sums)
+    loss, clipped, divergence, N, error, first = sums.tolist()
+    return {"loss": loss / updates, "clip_fraction": clipped / N if N else None,
+            "ratio_error": error / first if first else None, "kl": divergence / N if N and with_kl else None}
 
-    skip: leave out the rows whose credit is 0 on every token, which have no gradient.
+
+def micro_batches(batch: TokenBatch, credit: Tensor, size: int, skip: bool) -> tuple[Tensor, list]:
+    """The questions (q,) this process updates on; and of its responses, `size` at a time and like lengths together,
+    the rows (b,), which of the questions each answers (b,), and the length of the longest.
+
+    skip: leave out the responses whose credit is 0 on every token, which have no gradient. Every process gets as
+    many questions; the long ones are dealt out first.
     """
-    lengths = mask.sum(1)  # (B,)
-    rows = lengths.argsort()
-    if skip:
-        rows = rows[(credit[rows] != 0).any(1)]
-    return [(part, int(lengths[part].max())) for part in rows.split(size)] if len(rows) else []
-
-
-def mean(parts: Sequence[Tensor]) -> float | None:
-    """Mean over all the values of some tensors; None when there are none."""
-    values = torch.cat(parts) if parts else torch.empty(0)
-    return values.double().mean().item() if len(values) else None
+    rank, processes = world()
+    lengths = batch.mask.sum(1)  # (B,)
+    used = (credit != 0).any(1) if skip else torch.ones_like(lengths, dtype=torch.bool)  # (B,)
+    load = torch.zeros(len(batch.numbers), dtype=torch.long, device=lengths.device)
+    load = load.index_add(0, batch.group, lengths * used)  # (Q,) tokens to update on
+    questions = load.argsort(descending=True, stable=True)[rank::processes]
+    questions = questions[load[questions] > 0]  # (q,)
+    place = torch.full_like(load, -1).index_put((questions,), torch.arange(len(questions), device=load.device))  # (Q,)
+    rows = lengths.argsort(stable=True)
+    rows = rows[used[rows] & (place[batch.group[rows]] >= 0)]
+    parts = rows.split(size) if len(rows) else ()
+    return questions, [(part, place[batch.group[part]], int(lengths[part].max())) for part in parts]
 
 
 # ---------------------------------------------------------------------------------------------- credit log
@@ -326,6 +420,8 @@ def write_credit_log(file: Path, step: int, batch: TokenBatch, credit: Tensor) -
         "role": (batch.role, np.int8), "in_answer": (batch.in_answer, np.int8),
     }
     flat = {name: values[batch.mask].cpu().numpy().astype(kind) for name, (values, kind) in columns.items()}
-    with file.with_suffix(".part").open("wb") as out:
-        np.savez(out, **flat)
-    file.with_suffix(".part").rename(file)  # a reader, or an interruption, never meets half a file
+    def write(part: Path) -> None:
+        with part.open("wb") as out:
+            np.savez(out, **flat)
+
+    replace_file(file, write)

@@ -4,6 +4,8 @@
     python train.py --mitigation outcome_conditional --think_discount 0.5   another way to give credit
     python train.py --model path/to/Qwen2.5-0.5B-Instruct --lr 1e-6         a real checkpoint
     python train.py --steps 0                                               only evaluate
+    python train.py --resume runs/none-seed0                                go on with a run that was stopped or killed
+    torchrun --nproc_per_node 2 train.py --mitigation none                  the same run by several processes
 
 A run folder receives config.json, metrics.csv, credit/, samples.txt, checkpoint/ and final.json; read it with
 `python analyze.py runs/none-seed0`. Ctrl-C stops after the running step and leaves all of it usable.
@@ -14,6 +16,7 @@ import csv
 import inspect
 import json
 import math
+import os
 import platform
 import re
 import shlex
@@ -26,14 +29,18 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
 import grpo
 from countdown_task import Codec, Problem, fingerprint, generate_problems, is_solvable, puzzle_key, read_problems, split
 from critic import Critic, load_critic
 from mitigations import (ADVANTAGES, MITIGATIONS, NORMALIZATIONS, TokenBatch, has_variance, is_reweighting, mentions,
                          parameters, summary)
-from qwen2_model import Qwen2, load_model, save_model
+from qwen2_model import Qwen2, load_model, read_json, replace_file, save_model
 
+STATE, LOGS = "state.safetensors", ("metrics.csv", "samples.txt")  # in a run folder
 BUNDLED = Path(__file__).parent / "models" / "countdown-tiny"
 COLUMNS = ["step", "reward", "success", "format", "length", "truncated", "entropy", "grad_norm", "loss",
            "clip_fraction", "ratio_error", "kl", "zero_variance_groups", "seconds", "tokens_per_second",
@@ -68,13 +75,16 @@ class Settings:
     updates_per_batch: int = 1  # optimizer steps on each batch
     kl: float = 0.0  # weight of the KL penalty to the start model
     skip_unfinished: bool = False  # no credit to responses that the token limit cut off (DAPO)
-    micro_batch: int = 32  # responses in one forward and backward; changes memory, not results
+    micro_batch: int = 16  # responses in one forward and backward; changes memory, not results
+    checkpoint_activations: bool = False  # less memory, more time: the backward pass computes each layer again
     eval_every: int = 25  # steps between measurements of held-out success; 0: at start and end only
     eval_problems: int = 512  # held-out puzzles, one response each
     sample_every: int = 10  # steps between writing whole responses to samples.txt
     checkpoint_every: int = 0  # steps between checkpoints/step-...; 0: only the last
+    state_every: int = 10  # steps between writing what --resume goes on from; 0: only where the run stops
     device: str = "cpu"  # or cuda
-    dtype: str = "float32"  # of the computation; weights are kept in float32
+    dtype: str = "float32"  # of the model; the optimizer works on float32 weights in any case
+    optimizer_device: str = ""  # where the optimizer keeps its weights and moments; empty: as --device
 
 
 # --------------------------------------------------------------------------------------------- command line
@@ -93,8 +103,10 @@ def to_bool(text: str) -> bool:
     return text.lower() == "true"
 
 
-def parse(arguments: list[str]) -> tuple[Settings, dict]:
-    """Settings, and the hyper-parameters of the chosen credit function, from the command line."""
+def parse(arguments: list[str]) -> tuple[Settings, dict, Path | None]:
+    """From the command line: settings, hyper-parameters of the chosen credit function, and the run to go on with."""
+    if any(word.split("=")[0] == "--resume" for word in arguments):
+        return parse_resume(arguments)
     parser = argparse.ArgumentParser(usage="python train.py [--flag value ...]", allow_abbrev=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter,
                                      description=__doc__, epilog=method_help())
@@ -120,7 +132,27 @@ def parse(arguments: list[str]) -> tuple[Settings, dict]:
     values = vars(known)
     if wild := [key for key in own if isinstance(values[key], float) and not math.isfinite(values[key])]:
         fail(f"--{wild[0]} must be a finite number")
-    return Settings(**{f.name: values[f.name] for f in fields(Settings)}), {k: values[k] for k in own}
+    return Settings(**{f.name: values[f.name] for f in fields(Settings)}), {k: values[k] for k in own}, None
+
+
+def parse_resume(arguments: list[str]) -> tuple[Settings, dict, Path]:
+    """The same of `--resume runs/... [--steps N]`: all else is as the run began."""
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+    parser.error = fail
+    parser.add_argument("--resume", type=Path)
+    parser.add_argument("--steps", type=int)
+    known, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        fail(f"--resume goes on with the settings that the run began with: it takes --steps and no {unknown[0]}")
+    try:
+        if not (known.resume / "config.json").is_file():
+            raise ValueError(f"{known.resume} is no run folder: it has no config.json")
+        config = read_json(known.resume / "config.json")
+        s = Settings(**config["settings"])
+        return replace(s, steps=s.steps if known.steps is None else known.steps), config["method"], known.resume
+    except (KeyError, TypeError, ValueError) as error:
+        other = f"{known.resume}/config.json is of another version of train.py"
+        fail(str(error) if type(error) is ValueError else other)
 
 
 def add_flag(parser: argparse.ArgumentParser, name: str, default, meaning: str, choices: tuple | None) -> None:
@@ -140,7 +172,12 @@ def method_help() -> str:
 
 def fail(message: str) -> None:
     """Say what is wrong in one sentence and end with an error."""
-    sys.exit(f"error: {message}")
+    sys.exit(f"error: {message}" if leads() else 1)
+
+
+def leads() -> bool:
+    """Whether this process writes and speaks: the only one, or the first that torchrun started."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def check(s: Settings) -> None:
@@ -149,7 +186,8 @@ def check(s: Settings) -> None:
                  "sample_every"):
         if getattr(s, name) < 1:
             raise ValueError(f"--{name} must be at least 1")
-    for name in ("steps", "seed", "eval_every", "checkpoint_every", "lr", "kl", "weight_decay", "clip_high"):
+    for name in ("steps", "seed", "eval_every", "checkpoint_every", "state_every", "lr", "kl", "weight_decay",
+                 "clip_high"):
         if not 0 <= getattr(s, name) < float("inf"):  # not NaN, either
             raise ValueError(f"--{name} must be 0 or more")
     for name in ("beta1", "beta2", "clip_low"):
@@ -159,10 +197,11 @@ def check(s: Settings) -> None:
         raise ValueError("--max_grad_norm must be above 0")
     if s.answers == 1 and s.steps > 0:
         raise ValueError("--answers 1 leaves no group to compare with: ask for 2 or more")
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", s.device):
-        raise ValueError(f"--device {s.device} is none of cpu, cuda and cuda:0, cuda:1, ...")
-    if s.device != "cpu" and int(s.device[5:] or 0) >= torch.cuda.device_count():
-        raise ValueError(f"--device {s.device}: this PyTorch sees {torch.cuda.device_count()} GPUs; use --device cpu")
+    for name, device in (("device", s.device), ("optimizer_device", s.optimizer_device or s.device)):
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+            raise ValueError(f"--{name} {device} is none of cpu, cuda and cuda:0, cuda:1, ...")
+        if device != "cpu" and int(device[5:] or 0) >= torch.cuda.device_count():
+            raise ValueError(f"--{name} {device}: this PyTorch sees {torch.cuda.device_count()} GPUs; use cpu")
 
 
 # ------------------------------------------------------------------------------------------------ the puzzles
@@ -213,16 +252,34 @@ def check_lengths(model: Qwen2, codec: Codec, problems: set[Problem], s: Setting
 
 
 def start_run(s: Settings, own: dict, codec_folder: Path) -> Path:
-    """Create the run folder with config.json, an empty metrics.csv and the tokenizer of its checkpoint."""
+    """Create the run folder with config.json, empty metrics.csv and the tokenizer of its checkpoint, all or nothing."""
     run = Path(s.out or f"runs/{s.mitigation}-seed{s.seed}")
     if run.exists():
-        raise ValueError(f"{run} exists: remove it, or choose another --out or --seed")
-    (run / "credit").mkdir(parents=True)
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
-    config = {"settings": asdict(s), "method": own, "versions": versions, "command": shlex.join(["python"] + sys.argv)}
-    write_json(run / "config.json", config)
-    append_row(run, None)
-    copy_tokenizer(codec_folder, run / "checkpoint")
+        raise ValueError(f"{run} exists: go on with it by --resume {run}, remove it, or choose another --out or --seed")
+    if dist.is_initialized():
+        dist.barrier()  # until every process has looked
+    if leads():
+        part = run.with_name(run.name + ".part")
+        shutil.rmtree(part, ignore_errors=True)
+        (part / "credit").mkdir(parents=True)
+        versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
+        config = {"settings": asdict(s), "method": own, "versions": versions,
+                  "command": shlex.join(["python"] + sys.argv)}
+        write_json(part / "config.json", config)
+        append_row(part, None)
+        copy_tokenizer(codec_folder, part / "checkpoint")
+        part.rename(run)
+    return run
+
+
+def resume_run(run: Path, s: Settings) -> Path:
+    """Check that there is something left to do, and write down how many steps are wanted now."""
+    config, final = read_json(run / "config.json"), run / "final.json"
+    if final.is_file() and "pass@16" in read_json(final) and read_json(final)["step"] >= s.steps:
+        raise ValueError(f"{run} has finished its {s.steps} steps; --steps N asks for more")
+    if leads():
+        config["settings"]["steps"] = s.steps
+        write_json(run / "config.json", config)
     return run
 
 
@@ -267,22 +324,24 @@ class Stop:
     def __exit__(self, *_) -> None:
         signal.signal(signal.SIGINT, self.before)
 
+    def agreed(self) -> bool:
+        """Whether any of the processes was asked to stop."""
+        asked = torch.tensor(float(self.asked))
+        if dist.is_initialized():
+            dist.all_reduce(asked)
+        return bool(asked)
+
     def ask(self, *_) -> None:
         self.asked = True
         signal.signal(signal.SIGINT, signal.default_int_handler)
         print("\nstopping after this step; Ctrl-C again stops at once", flush=True)
 
 
-def autocast(s: Settings, cache: bool = True) -> torch.autocast:
-    """Matrix products in --dtype. Weights stay in float32; their converted copies live as long as the context."""
-    return torch.autocast(s.device.partition(":")[0], getattr(torch, s.dtype), s.dtype != "float32", cache)
-
-
 def assign_credit(model: Qwen2, codec: Codec, problems: list[Problem], s: Settings, own: dict, step: int,
                   reference: Qwen2 | None, critic: Critic) -> tuple[TokenBatch, torch.Tensor]:
     """Sample a step's responses, and give their tokens credit (B, T)."""
     uniforms = grpo.draw_uniforms(s.seed, step, len(problems), s.answers, s.max_new_tokens)
-    with autocast(s), torch.no_grad():
+    with torch.no_grad():
         batch = grpo.rollout(model, codec, problems, uniforms, advantage=s.advantage, normalize=s.normalize,
                              key=(s.seed, step), reference=reference, critic=critic, micro_batch=s.micro_batch)
         credit = MITIGATIONS[s.mitigation](batch, **own)  # (B, T)
@@ -291,18 +350,17 @@ def assign_credit(model: Qwen2, codec: Codec, problems: list[Problem], s: Settin
     return batch, credit * batch.ended[:, None] if s.skip_unfinished else credit
 
 
-def train_step(model: Qwen2, optimizer, codec: Codec, problems: list[Problem], s: Settings, own: dict, step: int,
-               reference: Qwen2 | None, critic: Critic) -> tuple[TokenBatch, torch.Tensor, dict]:
+def train_step(model: Qwen2, optimizer: grpo.Optimizer, codec: Codec, problems: list[Problem], s: Settings, own: dict,
+               step: int, reference: Qwen2 | None, critic: Critic) -> tuple[TokenBatch, torch.Tensor, dict]:
     """One step of GRPO: its batch, its credit, and its row of metrics.csv."""
     start = time.perf_counter()
     batch, credit = assign_credit(model, codec, problems, s, own, step, reference, critic)
     critic.learn(batch.reward)
-    with autocast(s, cache=False):  # the weights change within: a cached copy would be stale
-        measured = grpo.update(
-            model, optimizer, [codec.prompt(p) for p in problems], batch, credit,
-            reference=reference if s.kl > 0 else None, kl=s.kl, clip_low=s.clip_low, clip_high=s.clip_high,
-            loss_norm=s.loss_norm, max_new_tokens=s.max_new_tokens, updates_per_batch=s.updates_per_batch,
-            max_grad_norm=s.max_grad_norm, micro_batch=s.micro_batch)
+    measured = grpo.update(
+        model, optimizer, [codec.prompt(p) for p in problems], batch, credit,
+        reference=reference if s.kl > 0 else None, kl=s.kl, clip_low=s.clip_low, clip_high=s.clip_high,
+        loss_norm=s.loss_norm, max_new_tokens=s.max_new_tokens, updates_per_batch=s.updates_per_batch,
+        max_grad_norm=s.max_grad_norm, micro_batch=s.micro_batch)
     seconds, tokens = time.perf_counter() - start, batch.mask.sum().item()
     return batch, credit, measured | {
         "step": step, "reward": batch.reward.mean().item(), "success": batch.success.mean().item(),
@@ -314,15 +372,13 @@ def train_step(model: Qwen2, optimizer, codec: Codec, problems: list[Problem], s
 
 def measure_heldout(model: Qwen2, codec: Codec, heldout: list[Problem], s: Settings) -> dict[str, float]:
     """Held-out success, one response a puzzle, and its standard error."""
-    with autocast(s):
-        solved = grpo.evaluate(model, codec, heldout, 1, s.max_new_tokens, s.questions * s.answers)[:, 0]
+    solved = grpo.evaluate(model, codec, heldout, 1, s.max_new_tokens, s.questions * s.answers)[:, 0]
     return {"heldout_success": float(solved.mean()), "heldout_stderr": grpo.standard_error(solved)}
 
 
 def measure_pass(model: Qwen2, codec: Codec, heldout: list[Problem], s: Settings, k: int = 16) -> dict[str, float]:
     """The share of held-out puzzles that at least one of k responses solves, and its standard error."""
-    with autocast(s):
-        solved = grpo.evaluate(model, codec, heldout, k, s.max_new_tokens, s.questions * s.answers).max(1)
+    solved = grpo.evaluate(model, codec, heldout, k, s.max_new_tokens, s.questions * s.answers).max(1)
     return {f"pass@{k}": float(solved.mean()), f"pass@{k}_stderr": grpo.standard_error(solved),
             f"pass@{k}_problems": len(solved)}
 
@@ -343,47 +399,74 @@ def heldout_text(row: dict) -> str:
 def train(s: Settings, own: dict, model: Qwen2, codec: Codec, problems: list[Problem], heldout: list[Problem],
           run: Path, reference: Qwen2 | None, critic: Critic) -> None:
     """Measure, train all steps or those until Ctrl-C, measure again."""
-    optimizer = torch.optim.AdamW(model.parameters(), s.lr, (s.beta1, s.beta2), weight_decay=s.weight_decay)
-    print(f"measuring the start model on {len(heldout)} held-out puzzles", flush=True)
+    optimizer = grpo.Optimizer(model, s.lr, (s.beta1, s.beta2), s.weight_decay, s.optimizer_device or None)
+    done = load_state(run, optimizer, critic)
+    if done > s.steps:
+        raise ValueError(f"{run} has {done} steps already, more than --steps {s.steps}")
+    if done == 0:
+        measure_start(run, model, codec, heldout, s)
+    step, row, stopped = done, {}, False
     try:
-        row = {"step": 0} | measure_heldout(model, codec, heldout, s)
-        append_row(run, row)
-        print(f"start{heldout_text(row)}", flush=True)
         with Stop() as stop:
             start = time.perf_counter()
-            for step in range(1, s.steps + 1):
+            for step in range(done + 1, s.steps + 1):
                 asked = draw_problems(problems, s, step)
                 batch, credit, row = train_step(model, optimizer, codec, asked, s, own, step, reference, critic)
-                write_step(run, step, batch, credit, s)
-                last = step == s.steps or stop.asked
-                if last or s.eval_every and step % s.eval_every == 0:
+                if step == s.steps or s.eval_every and step % s.eval_every == 0:
                     row |= measure_heldout(model, codec, heldout, s)
-                append_row(run, row)
-                show(row, s, (time.perf_counter() - start) / step * (s.steps - step))
-                if s.checkpoint_every and step % s.checkpoint_every == 0:
-                    copy_tokenizer(run / "checkpoint", run / "checkpoints" / f"step-{step:06d}")
-                    save_checkpoint(run / "checkpoints" / f"step-{step:06d}", model, critic)
-                if last:
+                stopped = stop.agreed()
+                if leads():
+                    eta = (time.perf_counter() - start) / (step - done) * (s.steps - step)
+                    write_step(run, row, batch, credit, s, eta)
+                    save_step(run, step, model, optimizer, critic, s, stopped or step == s.steps)
+                if stopped:
                     break
     finally:  # also when a second Ctrl-C, or a lack of memory, ends the run
-        save_checkpoint(run / "checkpoint", model, critic)
+        if leads():
+            save_checkpoint(run / "checkpoint", model, critic)
+    finish(run, {"step": step} | row, model, codec, heldout, s, stopped)
+
+
+def measure_start(run: Path, model: Qwen2, codec: Codec, heldout: list[Problem], s: Settings) -> None:
+    """Row 0 of metrics.csv."""
+    print(f"measuring the start model on {len(heldout)} held-out puzzles", flush=True)
+    row = {"step": 0} | measure_heldout(model, codec, heldout, s)
+    print(f"start{heldout_text(row)}", flush=True)
+    if leads():
+        append_row(run, row)
+
+
+def finish(run: Path, row: dict, model: Qwen2, codec: Codec, heldout: list[Problem], s: Settings,
+           stopped: bool) -> None:
+    """Measure the model that came out, as far as the last row does not say it, and write final.json."""
+    if "heldout_success" not in row:
+        row = row | measure_heldout(model, codec, heldout, s)
     final = {k: row[k] for k in ("step", "heldout_success", "heldout_stderr")} | {"heldout_problems": len(heldout)}
-    write_json(run / "final.json", final)
-    if not stop.asked:
-        write_json(run / "final.json", final | measure_pass(model, codec, heldout[:128], s))
-    print(f"wrote {run}" + (f"; read it with: python analyze.py {run}" if s.steps else ""))
+    if leads():
+        write_json(run / "final.json", final)
+    if not stopped:
+        final |= measure_pass(model, codec, heldout[:128], s)
+    if leads():
+        write_json(run / "final.json", final)
+    print(f"wrote {run}" + (f"; go on with: python train.py --resume {run}" if stopped else
+                            f"; read it with: python analyze.py {run}" if s.steps else ""))
 
 
 def write_json(file: Path, content: dict) -> None:
     """Write a JSON file to be read by people, too."""
-    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    replace_file(file, lambda part: part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8"))
 
 
-def write_step(run: Path, step: int, batch: TokenBatch, credit: torch.Tensor, s: Settings) -> None:
-    """The step's credit log, and every now and then some whole responses."""
-    grpo.write_credit_log(run / "credit" / f"step-{step:06d}.npz", step, batch, credit)
-    if step == 1 or step % s.sample_every == 0:
-        write_samples(run, step, batch)
+def write_step(run: Path, row: dict, batch: TokenBatch, credit: torch.Tensor, s: Settings, eta: float) -> None:
+    """The step's credit log, every now and then some whole responses, its row of metrics.csv and its line."""
+    grpo.write_credit_log(run / "credit" / f"step-{row['step']:06d}.npz", row["step"], batch, credit)
+    if row["step"] == 1 or row["step"] % s.sample_every == 0:
+        write_samples(run, row["step"], batch)
+    append_row(run, row)
+    show(row, s, eta)
+
+
+# ------------------------------------------------------------------------------------- what is kept on the way
 
 
 def save_checkpoint(folder: Path, model: Qwen2, critic: Critic) -> None:
@@ -391,6 +474,70 @@ def save_checkpoint(folder: Path, model: Qwen2, critic: Critic) -> None:
     save_model(model, folder)
     if critic.trained:
         critic.save(folder)
+
+
+def save_step(run: Path, step: int, model: Qwen2, optimizer: grpo.Optimizer, critic: Critic, s: Settings,
+              last: bool) -> None:
+    """A checkpoint, and the state to go on from, where they are due; the state last, since it says what there is."""
+    if s.checkpoint_every and step % s.checkpoint_every == 0:
+        folder = run / "checkpoints" / f"step-{step:06d}"
+        part = folder.with_suffix(".part")
+        for old in (part, folder):  # of a run that was killed
+            shutil.rmtree(old, ignore_errors=True)
+        copy_tokenizer(run / "checkpoint", part)
+        save_checkpoint(part, model, critic)
+        part.rename(folder)
+    if last or s.state_every and step % s.state_every == 0:
+        save_state(run, step, optimizer, critic)
+
+
+def adam_tensors(weights: dict[str, torch.Tensor], adamw: torch.optim.AdamW) -> dict[str, torch.Tensor]:
+    """Weights, and what AdamW has gathered about them, by name: `weight.model.norm`, `exp_avg.model.norm`, ..."""
+    moments = {f"{key}.{name}": x for name, w in weights.items() for key, x in adamw.state.get(w, {}).items()}
+    return {f"weight.{name}": w.detach() for name, w in weights.items()} | moments
+
+
+@torch.no_grad()
+def restore(weights: dict[str, torch.Tensor], adamw: torch.optim.AdamW, tensors: dict[str, torch.Tensor]) -> None:
+    """Undo `adam_tensors`."""
+    for name, w in weights.items():
+        w.copy_(tensors[f"weight.{name}"])
+        adamw.state[w] = {key: tensors[f"{key}.{name}"] for key in ("step", "exp_avg", "exp_avg_sq")}
+
+
+def save_state(run: Path, step: int, optimizer: grpo.Optimizer, critic: Critic) -> None:
+    """All that the next step depends on, and how long the logs are, in one file that is there whole or not at all."""
+    tensors = adam_tensors(optimizer.master, optimizer.adamw)
+    if critic.trained:
+        own = adam_tensors(dict(critic.named_parameters()), critic.optimizer)
+        tensors |= {f"critic.{name}": tensor for name, tensor in own.items()}
+    lengths = {name: (run / name).stat().st_size for name in LOGS if (run / name).is_file()}
+    known = {"step": str(step), "lengths": json.dumps(lengths)}
+    replace_file(run / STATE, lambda part: save_file({k: x.contiguous() for k, x in tensors.items()}, part, known))
+
+
+def load_state(run: Path, optimizer: grpo.Optimizer, critic: Critic) -> int:
+    """Put everything back as it was, the logs too; how many steps were done, 0 where no state was written."""
+    device, lengths, step = next(iter(optimizer.master.values())).device, {}, 0
+    if (run / STATE).is_file():
+        try:
+            with safe_open(run / STATE, framework="pt", device=str(device)) as file:
+                tensors, known = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()
+        except SafetensorError as error:
+            raise ValueError(f"{run / STATE} is broken ({error}); remove it to begin the run again") from None
+        step, lengths = int(known["step"]), json.loads(known["lengths"])
+        restore(optimizer.master, optimizer.adamw, tensors)
+        optimizer.copy_back()
+        if own := {name.removeprefix("critic."): x for name, x in tensors.items() if name.startswith("critic.")}:
+            restore(dict(critic.named_parameters()), critic.optimizer, own)
+            critic.trained = True
+    if leads():
+        for name in LOGS:
+            if (run / name).is_file():
+                os.truncate(run / name, lengths.get(name, 0))
+        if not lengths:
+            append_row(run, None)
+    return step
 
 
 def rehearse(model: Qwen2, codec: Codec, problems: list[Problem], s: Settings, own: dict, reference: Qwen2 | None,
@@ -401,21 +548,35 @@ def rehearse(model: Qwen2, codec: Codec, problems: list[Problem], s: Settings, o
     critic.scored = None
 
 
+def join_processes(s: Settings) -> Settings:
+    """Meet the other processes, if torchrun started several; each has a GPU of its own, and only the first speaks."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return s
+    dist.init_process_group("gloo" if s.device == "cpu" else "cpu:gloo,cuda:nccl")
+    if not leads():
+        sys.stdout = open(os.devnull, "w")
+    return s if s.device == "cpu" else replace(s, device=f"cuda:{os.environ['LOCAL_RANK']}")
+
+
 def main() -> None:
     """Refuse what can't work in one sentence, before anything is written; then train."""
-    s, own = parse(sys.argv[1:])
+    s, own, resumed = parse(sys.argv[1:])
     try:
+        s = join_processes(s)
         check(s)
-        model, codec = load_model(s.model, s.device), Codec(s.model)
+        if s.device != "cpu":
+            torch.cuda.set_device(s.device)
+        model, codec = load_model(s.model, s.device, getattr(torch, s.dtype)), Codec(s.model)
         problems, heldout = choose_problems(s)
         asked = {p for step in range(1, s.steps + 1) for p in draw_problems(problems, s, step)} | set(heldout)
         if s.data:
             check_solvable(s, asked)
         check_lengths(model, codec, asked, s)
         model.real_vocab, critic = codec.size, load_critic(s.model, model)
+        model.checkpoint_activations = s.checkpoint_activations
         needs_reference = s.kl > 0 or mentions(s.mitigation, "reference_logprob")
         rehearse(model, codec, problems, s, own, model if needs_reference else None, critic)
-        run = start_run(s, own, Path(s.model))
+        run = resume_run(resumed, s) if resumed else start_run(s, own, Path(s.model))
     except (ValueError, OSError, FloatingPointError) as error:
         fail(str(error))
     reference = copy.deepcopy(model).requires_grad_(False) if needs_reference else None
@@ -425,9 +586,11 @@ def main() -> None:
     try:
         train(s, own, model, codec, problems, heldout, run, reference, critic)
     except KeyboardInterrupt:
-        fail(f"interrupted; what was finished before is in {run}")
+        sys.exit(f"error: interrupted; go on with: python train.py --resume {run}")
     except (ValueError, FloatingPointError) as error:
-        fail(f"{error}; what was finished before is in {run}")
+        sys.exit(f"error: {error}; what was finished before is in {run}")
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

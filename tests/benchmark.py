@@ -1,34 +1,58 @@
-"""Speed as ratios, measured side by side: our sampler and update against transformers, and what log and methods cost.
+"""Speed and memory, as ratios measured side by side in one run: ours against transformers, plain code and the machine.
 
-These machines are shared and noisy, so what is compared runs in turn, A B A B, and medians are reported.
+These machines are shared and noisy, so what is compared runs in turn, A B A B, and medians are reported. Everything goes
+into results/benchmark.csv, and a picture of it into results/benchmark.png.
 
-Run it:  python -m tests.benchmark        (about four minutes on two cores; needs tests/requirements.txt)
+Run it:  python tests/benchmark.py          (about ten minutes on two cores; needs tests/requirements.txt)
+         python tests/benchmark.py --big    (the memory of an update of Qwen2.5-0.5B's shape, too: six minutes, 11 GiB)
 """
 
+import argparse
 import copy
+import csv
+import json
+import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Callable
 
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import matplotlib.pyplot as plt
 import torch
+import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
 import grpo
+from countdown_task import CHAT, Codec, generate_problems
 from critic import Critic
-from countdown_task import Codec, generate_problems
 from mitigations import MITIGATIONS, none
-from qwen2_model import generate, left_pad, load_model
+from plain import plain_update
+from qwen2_model import Qwen2, empty_model, generate, left_pad, load_model, read_config
 from train import BUNDLED, Settings, train_step
 
-QUESTIONS, ANSWERS, TOKENS, REPEATS = 8, 8, 64, 9
+QUESTIONS, ANSWERS, TOKENS = 8, 8, 64
+TRL_STEP = 0.525 * 18_700 / 4096  # whole steps of 64 x 64 tokens by TRL's GRPOTrainer, in times of `generate` beside it
+CODEC = Codec(BUNDLED)
+rows: list[dict] = []  # of the CSV
 
 
-def interleave(**work: Callable[[], object]) -> dict[str, float]:
-    """Median seconds of each function, all of them run in turn REPEATS times after a warm-up."""
+def record(what: str, value: float, unit: str, ratio: float | None = None, against: str = "") -> None:
+    """Keep a figure, and print it."""
+    rows.append({"what": what, "value": f"{value:.4g}", "unit": unit, "ratio": ratio and f"{ratio:.3g}", "against": against})
+    print(f"{what}: {value:,.4g} {unit}" + (f", {ratio:.2f} times {against}" if ratio else ""), flush=True)
+
+
+def interleave(repeats: int, **work: Callable[[], object]) -> dict[str, float]:
+    """Median seconds of each function, all of them run in turn `repeats` times after a warm-up."""
     seconds: dict[str, list[float]] = {name: [] for name in work}
-    for _ in range(REPEATS + 1):
+    for _ in range(repeats + 1):
         for name, function in work.items():
             start = time.perf_counter()
             function()
@@ -36,101 +60,309 @@ def interleave(**work: Callable[[], object]) -> dict[str, float]:
     return {name: statistics.median(values[1:]) for name, values in seconds.items()}
 
 
-def benchmark_sampler(ours, theirs, prompts: list[list[int]]) -> None:
-    """The same number of tokens from the same weights: 64 responses of exactly 64 tokens."""
-    uniforms = grpo.draw_uniforms(0, 0, QUESTIONS, ANSWERS, TOKENS)
-    tokens, pad = left_pad(prompts, torch.device("cpu"))
-    tokens, attention = (
-        tokens.repeat_interleave(ANSWERS, 0),
-        (torch.arange(tokens.shape[1]) >= pad[:, None]).long().repeat_interleave(ANSWERS, 0),
-    )
-    options = dict(do_sample=True, top_k=0, min_new_tokens=TOKENS, max_new_tokens=TOKENS, pad_token_id=0)
-    seconds = interleave(
-        ours=lambda: generate(ours, prompts, uniforms, []),
-        theirs=lambda: theirs.generate(tokens, attention_mask=attention, **options),
-    )
-    count = QUESTIONS * ANSWERS * TOKENS
-    print(
-        f"sampler: {count / seconds['ours']:,.0f} tokens/s, {seconds['theirs'] / seconds['ours']:.2f} times transformers' generate"
-    )
+def bundled(dtype: torch.dtype = torch.float32) -> Qwen2:
+    """Our model with the bundled weights."""
+    model = load_model(BUNDLED, dtype=dtype)
+    model.real_vocab = CODEC.size
+    return model
 
 
-def benchmark_update(ours, theirs, batch, prompts: list[list[int]]) -> None:
-    """One forward and backward of the policy gradient over a step's responses, ours in micro-batches, theirs in one."""
-    credit, optimizer = none(batch), torch.optim.AdamW(ours.parameters(), 0.0)
-    tokens, pad = left_pad([prompts[g] for g in batch.group], torch.device("cpu"))
-    rows, P = torch.cat((tokens, batch.tokens), 1), tokens.shape[1]
-    attention = (torch.arange(rows.shape[1]) >= pad[:, None]).long()
-
-    def plain() -> None:
-        theirs.zero_grad()
-        logits = theirs(rows, attention_mask=attention).logits[:, P - 1 : -1]
-        logprob = -torch.nn.functional.cross_entropy(
-            logits.flatten(0, 1), batch.tokens.flatten(), reduction="none"
-        ).view(credit.shape)
-        (-(logprob * credit * batch.mask).sum() / batch.mask.sum()).backward()
-
-    seconds = interleave(
-        ours=lambda: grpo.update(ours, optimizer, prompts, batch, credit, max_new_tokens=120), theirs=plain
-    )
-    count = batch.mask.sum().item()
-    print(
-        f"update: {count / seconds['ours']:,.0f} tokens/s, {seconds['theirs'] / seconds['ours']:.2f} times plain code on transformers' model"
-    )
+def prompts_of(questions: int = QUESTIONS) -> list[list[int]]:
+    """The bundled model's prompts."""
+    return [CODEC.prompt(p) for p in generate_problems(questions, "train")]
 
 
-def benchmark_log(model, codec: Codec) -> None:
+def their_generate(limit: int, ends: list[int] | None) -> Callable[[], object]:
+    """transformers' `generate` for 64 responses; to their end, or of exactly `limit` tokens."""
+    theirs = AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32)
+    tokens, pad = left_pad(prompts_of(), torch.device("cpu"))
+    attention = (torch.arange(tokens.shape[1]) >= pad[:, None]).long().repeat_interleave(ANSWERS, 0)
+    options = dict(do_sample=True, top_k=0, max_new_tokens=limit, pad_token_id=0)
+    options |= {"eos_token_id": ends} if ends else {"min_new_tokens": limit}
+    return lambda: theirs.generate(tokens.repeat_interleave(ANSWERS, 0), attention_mask=attention, **options)
+
+
+def our_generate(model: Qwen2, limit: int, ends: list[int], questions: slice = slice(None)) -> Callable[[], object]:
+    """Our sampler for the same 64 responses, or for those to some of the questions."""
+    uniforms = grpo.draw_uniforms(0, 0, QUESTIONS, ANSWERS, limit).unflatten(0, (QUESTIONS, ANSWERS))[questions].flatten(0, 1)
+    return lambda: generate(model, prompts_of()[questions], uniforms, ends)
+
+
+def sampler() -> None:
+    """Against transformers' `generate`: responses of exactly 64 tokens, and real ones, of up to 140."""
+    ours = bundled()
+    for name, limit, ends in (("exactly 64 tokens", TOKENS, []), ("real lengths", 140, CODEC.end_tokens)):
+        mine = our_generate(ours, limit, ends)
+        count = mine().mask.sum().item()
+        took = interleave(9, ours=mine, theirs=their_generate(limit, ends))
+        record(f"sampler, {name}", count / took["ours"], "tokens/s", took["theirs"] / took["ours"], "transformers' generate")
+
+
+def fixed_batch(model: Qwen2, prompts: list[list[int]], tokens: int):
+    """A TokenBatch of 64 responses of exactly so many tokens, and a credit that is 0 nowhere."""
+    from conftest import make_batch
+    uniforms = grpo.draw_uniforms(0, 0, QUESTIONS, ANSWERS, tokens)
+    samples = generate(model, prompts, uniforms, [])
+    group = [q for q in range(QUESTIONS) for _ in range(ANSWERS)]
+    batch = make_batch([tokens] * len(group), [0.0] * len(group), group, **samples._asdict())
+    return batch, torch.randn(len(group), 1, generator=torch.Generator().manual_seed(0)) * batch.mask
+
+
+def updates() -> None:
+    """Against the plain layout: prompt repeated, padded, all logits; a real step, and the original long instruction."""
+    model = bundled()
+    optimizer, prompts = grpo.Optimizer(model, 0.0), prompts_of()
+    real = grpo.rollout(model, CODEC, generate_problems(QUESTIONS, "train"), grpo.draw_uniforms(0, 1, QUESTIONS, ANSWERS, 140))
+    text = CHAT.format(numbers=[4, 3, 5], target=8)
+    long = [(CODEC.tokenizer.encode(text, add_special_tokens=False).ids * 2)[:140]] * QUESTIONS
+    cases = {"a real step": (prompts, real, none(real)), "prompts of 140 tokens, answers of 50": (long, *fixed_batch(model, long, 50))}
+    for name, (asked, batch, credit) in cases.items():
+        took = interleave(7, ours=lambda: grpo.update(model, optimizer, asked, batch, credit, max_new_tokens=140),
+                          plain=lambda: plain_update(model, asked, batch, credit))
+        record(f"update, {name}", batch.mask.sum().item() / took["ours"], "tokens/s", took["plain"] / took["ours"], "the plain layout")
+
+
+def whole_step(model: Qwen2) -> Callable[[], object]:
+    """Sampling 64 responses of exactly 64 tokens, annotating them, and an update on all of them."""
+    optimizer, problems, codec = grpo.Optimizer(model, 0.0), generate_problems(QUESTIONS, "train"), copy.copy(CODEC)
+    codec.end_tokens = []
+    uniforms, prompts = grpo.draw_uniforms(0, 0, QUESTIONS, ANSWERS, TOKENS), prompts_of()
+    credit = torch.randn(len(uniforms), TOKENS, generator=torch.Generator().manual_seed(0))
+
+    def step() -> None:
+        batch = grpo.rollout(model, codec, problems, uniforms)
+        grpo.update(model, optimizer, prompts, batch, credit, max_new_tokens=TOKENS)
+    return step
+
+
+def report_steps(took: dict[str, float], how: str) -> None:
+    """Whole steps against TRL's, by way of `generate`."""
+    for name in ("float32", "bfloat16"):
+        record(f"step of 64 x 64 tokens, {name}, {how}", took[name], "s", TRL_STEP * took["theirs"] / took[name], "TRL's GRPOTrainer")
+
+
+def steps() -> None:
+    """A whole step in one process of two threads."""
+    took = interleave(7, float32=whole_step(bundled()), bfloat16=whole_step(bundled(torch.bfloat16)), theirs=their_generate(TOKENS, None))
+    report_steps(took, "one process")
+
+
+def processes() -> None:
+    """The same shared by two processes of one thread: this file again, under torchrun."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29517", __file__, "--pair"]
+    out = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}).stdout
+    took = json.loads(out.splitlines()[-1])
+    for name, limit in (("exactly 64 tokens", "fixed"), ("real lengths", "real")):
+        record(f"sampler, {name}, two processes", took[f"our {limit}"], "s", took[f"their {limit}"] / took[f"our {limit}"], "transformers' generate")
+    report_steps(took | {"theirs": took["their fixed"]}, "two processes")
+    record("step of 64 x 64 tokens, two processes of one thread", took["float32"], "s", took["alone"] / took["float32"], "faster than one such process")
+
+
+def pair() -> None:
+    """What each of the two processes does; the first also runs, with both cores, what is compared."""
+    dist.init_process_group("gloo")
+    first, half = dist.get_rank() == 0, grpo.share(QUESTIONS)
+
+    def alone(work: Callable, threads: int) -> Callable:
+        """Run by the first process only, while the other waits."""
+        def run() -> None:
+            if first:
+                torch.set_num_threads(threads)
+                shared, grpo.world = grpo.world, lambda: (0, 1)
+                work()
+                grpo.world = shared
+                torch.set_num_threads(1)
+            dist.barrier()
+        return run
+
+    def together(work: Callable) -> Callable:
+        def run() -> None:
+            work()
+            dist.barrier()
+        return run
+
+    model = bundled()
+    took = interleave(
+        7, **{"our fixed": together(our_generate(model, TOKENS, [], half)), "their fixed": alone(their_generate(TOKENS, None), 2),
+              "our real": together(our_generate(model, 140, CODEC.end_tokens, half)),
+              "their real": alone(their_generate(140, CODEC.end_tokens), 2), "alone": alone(whole_step(model), 1),
+              "float32": together(whole_step(model)), "bfloat16": together(whole_step(bundled(torch.bfloat16)))})
+    if first:
+        print(json.dumps(took))
+    dist.destroy_process_group()
+
+
+def log_cost() -> None:
     """What the credit log costs of a step with the default settings, and its bytes a token."""
-    s, problems = Settings(), generate_problems(Settings().questions, "train")
-    optimizer, critic = torch.optim.AdamW(model.parameters(), 0.0), Critic(model.config.hidden_size)
-    batch, credit, _ = train_step(model, optimizer, codec, problems, s, {}, 1, None, critic)
+    model, s, problems = bundled(), Settings(), generate_problems(Settings().questions, "train")
+    optimizer, critic = grpo.Optimizer(model, 0.0), Critic(model.config.hidden_size)
+    batch, credit, _ = train_step(model, optimizer, CODEC, problems, s, {}, 1, None, critic)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "step-000001.npz"
-        seconds = interleave(
-            step=lambda: train_step(model, optimizer, codec, problems, s, {}, 1, None, critic),
-            log=lambda: grpo.write_credit_log(file, 1, batch, credit),
-        )
+        took = interleave(9, step=lambda: train_step(model, optimizer, CODEC, problems, s, {}, 1, None, critic),
+                          log=lambda: grpo.write_credit_log(file, 1, batch, credit))
         size = file.stat().st_size / batch.mask.sum().item()
-    print(
-        f"credit log: {seconds['log'] / seconds['step']:.2%} of a step of {seconds['step']:.2f} s, {size:.1f} bytes a token on disk"
-    )
+    record("credit log", 100 * took["log"] / took["step"], f"% of a step of {took['step']:.2f} s")
+    record("credit log, size", size, "bytes a token")
 
 
-def benchmark_methods(model, codec: Codec) -> None:
-    """What each credit function takes, the critic's learning included, against the step of `none` that it comes on top of."""
-    s, problems, reference = Settings(), generate_problems(Settings().questions, "train"), copy.deepcopy(model)
-    optimizer, critic = torch.optim.AdamW(model.parameters(), 0.0), Critic(model.config.hidden_size)
-    seconds: dict[str, list[float]] = {name: [] for name in ("step", *MITIGATIONS)}
-    for repeat in range(REPEATS + 1):
-        for name in seconds:
+def methods() -> None:
+    """What each credit function takes, the critic's learning included, of the step of `none` that it comes on top of."""
+    model, s, problems = bundled(), Settings(), generate_problems(Settings().questions, "train")
+    reference, optimizer, critic = copy.deepcopy(model), grpo.Optimizer(model, 0.0), Critic(model.config.hidden_size)
+    took: dict[str, list[float]] = {name: [] for name in ("step", *MITIGATIONS)}
+    for _ in range(4):
+        for name in took:
             if name == "step":
-                seconds[name].append(train_step(model, optimizer, codec, problems, s, {}, 1, None, critic)[2]["seconds"])
+                took[name].append(train_step(model, optimizer, CODEC, problems, s, {}, 1, None, critic)[2]["seconds"])
                 continue
             uniforms = grpo.draw_uniforms(0, 1, s.questions, s.answers, s.max_new_tokens)  # the same responses each time
-            batch = grpo.rollout(model, codec, problems, uniforms, reference=reference, critic=critic)
+            batch = grpo.rollout(model, CODEC, problems, uniforms, reference=reference, critic=critic)
             start = time.perf_counter()
             with torch.no_grad():
                 MITIGATIONS[name](batch)
             critic.learn(batch.reward)
-            seconds[name].append(time.perf_counter() - start)
-    step, *methods = (statistics.median(values[1:]) for values in seconds.values())
-    print(f"credit, in percent of a step of {step:.2f} s with `none`: ", end="")
-    print(", ".join(f"{name} {took / step:.1%}" for name, took in zip(MITIGATIONS, methods)))
+            took[name].append(time.perf_counter() - start)
+    step, *each = (statistics.median(values[1:]) for values in took.values())
+    for name, seconds in zip(MITIGATIONS, each):
+        record(f"credit of {name}", 100 * seconds / step, "% of a step of none")
+
+
+def limit() -> None:
+    """The share of the machine's matrix products, measured beside it, that an update and the sampler reach."""
+    model, prompts = bundled(), prompts_of()
+    (batch, credit), optimizer = fixed_batch(model, prompts, TOKENS), grpo.Optimizer(model, 0.0)
+    x, decoding, w = torch.randn(2048, 128), torch.randn(64, 128), torch.randn(768, 128)
+    took = interleave(7, update=lambda: grpo.update(model, optimizer, prompts, batch, credit, max_new_tokens=TOKENS),
+                      sampler=our_generate(model, TOKENS, []), long=lambda: [x @ w.T for _ in range(20)],
+                      short=lambda: [decoding @ w.T for _ in range(400)])
+    weights = sum(p.numel() for p in model.parameters())
+    read = batch.mask.sum().item() + sum(map(len, prompts))  # tokens that go through the model
+    for name, work, rate in (("update", 6 * weights * read, 20 * 2 * 2048 * 128 * 768 / took["long"]),
+                             ("sampler", 2 * weights * read, 400 * 2 * 64 * 128 * 768 / took["short"])):
+        reached = work / took[name]
+        record(f"{name}, matrix products", reached / 1e9, "GFLOP/s", reached / rate, f"the {rate / 1e9:.0f} of a bare product")
+
+
+def random_model(size: dict, dtype: torch.dtype = torch.float32) -> Qwen2:
+    """A Qwen2 with random weights."""
+    config = read_config({"model_type": "qwen2", "vocab_size": 783, "num_hidden_layers": 4, "tie_word_embeddings": True} | size)
+    model = empty_model(config).to_empty(device="cpu").to(dtype)
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.02)
+    return model
+
+
+def growth() -> None:
+    """Seconds of sampler and update as responses, length and parameters grow."""
+    model, problems = bundled(), generate_problems(32, "train")
+    for questions, tokens in ((2, 64), (4, 64), (8, 64), (16, 64), (32, 64), (8, 32), (8, 128), (8, 256)):
+        grow(f"{8 * questions} responses of {tokens} tokens", model, [CODEC.prompt(p) for p in problems[:questions]], tokens)
+    for width in (64, 128, 256, 512):
+        size = dict(hidden_size=width, intermediate_size=3 * width, num_attention_heads=width // 32, num_key_value_heads=width // 64)
+        model = random_model(size)
+        grow(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} million parameters", model, prompts_of(), TOKENS)
+
+
+def grow(name: str, model: Qwen2, prompts: list[list[int]], tokens: int) -> None:
+    """One point of the curves."""
+    from conftest import make_batch
+    uniforms = grpo.draw_uniforms(0, 0, len(prompts), ANSWERS, tokens)
+    group = [q for q in range(len(prompts)) for _ in range(ANSWERS)]
+    batch = make_batch([tokens] * len(group), [0.0] * len(group), group, **generate(model, prompts, uniforms, [])._asdict())
+    credit, optimizer = torch.randn(batch.mask.shape), grpo.Optimizer(model, 0.0)
+    took = interleave(3, sampler=lambda: generate(model, prompts, uniforms, []),
+                      update=lambda: grpo.update(model, optimizer, prompts, batch, credit, max_new_tokens=tokens))
+    record(f"growth, sampler, {name}", took["sampler"], "s")
+    record(f"growth, update, {name}", took["update"], "s")
+
+
+def resident(key: str = "VmRSS") -> float:
+    """Memory of this process, now or at its peak ("VmHWM"), GiB."""
+    return next(int(line.split()[1]) for line in Path("/proc/self/status").open() if line.startswith(key)) / 2**20
+
+
+def peak(work: Callable[[], object]) -> float:
+    """GiB by which the memory of this process rises above what it is now."""
+    work() if resident() < 4 else None  # a warm-up, unless it takes minutes
+    Path("/proc/self/clear_refs").write_text("5")  # forget earlier peaks
+    before = resident()
+    work()
+    return resident("VmHWM") - before
+
+
+def memory(what: str) -> None:
+    """Print the peak of one thing, in a process of its own."""
+    from conftest import make_batch
+    if what == "big":
+        size = dict(vocab_size=151936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14,
+                    num_key_value_heads=2)
+        model = random_model(size, torch.bfloat16)
+        model.real_vocab, model.checkpoint_activations = 151665, True
+        prompts, tokens, answers = [torch.randint(0, 151643, (140,)).tolist()], 512, 8
+    else:
+        model, prompts, tokens, answers = bundled(), prompts_of(), TOKENS, ANSWERS
+    optimizer, B = grpo.Optimizer(model, 0.0), len(prompts) * answers
+    optimizer.step(1.0)  # makes Adam's moments
+    batch = make_batch([tokens] * B, [0.0] * B, [i // answers for i in range(B)], tokens=torch.randint(0, model.real_vocab, (B, tokens)))
+    uniforms = grpo.draw_uniforms(0, 0, len(prompts), answers, tokens)
+    work = {"sampler": lambda: generate(model, prompts, uniforms, [])}.get(
+        what, lambda: grpo.update(model, optimizer, prompts, batch, torch.randn(B, tokens), max_new_tokens=tokens))
+    print(peak(work))
+
+
+def memories(big: bool) -> None:
+    """Peak memory above weights, gradients and optimizer."""
+    names = {"update": "update of 64 x 64 tokens", "sampler": "sampler of 64 x 64 tokens",
+             "big": "update of 8 x 512 tokens, Qwen2.5-0.5B's shape, bfloat16, --checkpoint_activations"}
+    for what, name in names.items():
+        if what != "big" or big:
+            out = subprocess.run([sys.executable, __file__, "--memory", what], capture_output=True, text=True, check=True)
+            record(f"memory, {name}", float(out.stdout.splitlines()[-1]), "GiB above weights, gradients and optimizer")
+
+
+def picture(file: Path) -> None:
+    """Ratios as bars; growth as lines."""
+    figure, (bars, *lines) = plt.subplots(1, 4, figsize=(15, 4.2), width_ratios=[1.6, 1, 1, 1], layout="constrained")
+    compared = [r for r in rows if r["ratio"] and "matrix" not in r["what"]][::-1]
+    bars.barh([r["what"] for r in compared], [float(r["ratio"]) for r in compared], color="#0072B2")
+    for y, r in enumerate(compared):
+        bars.text(float(r["ratio"]) + 0.05, y, r["ratio"], va="center", fontsize=8)
+    bars.axvline(1, color="black", linewidth=1)
+    bars.set(xlabel="times as fast as what it is compared with", xlim=(0, max(float(r["ratio"]) for r in compared) * 1.15))
+    bars.tick_params(axis="y", labelsize=7)
+    grown = [(r["what"].split(", ")[1], r["what"].split(", ")[2].split(), float(r["value"])) for r in rows if r["what"].startswith("growth")]
+    for axes, label, pick in zip(lines, ("responses of 64 tokens", "tokens a response, 64 responses", "million parameters, 64 x 64 tokens"),
+                                 (lambda w: w[0] if w[-2:] == ["64", "tokens"] else None,
+                                  lambda w: w[3] if w[0] == "64" and w[-1] == "tokens" else None,
+                                  lambda w: w[0] if w[-1] == "parameters" else None)):
+        for name, marker, colour in (("sampler", "o", "#0072B2"), ("update", "s", "#D55E00")):
+            points = sorted((float(pick(w)), value) for kind, w, value in grown if kind == name and pick(w))
+            axes.loglog(*zip(*points), marker=marker, color=colour, label=name)
+        axes.set(xlabel=label, ylabel="seconds")
+        axes.grid(which="both", linewidth=0.3)
+        axes.legend()
+    figure.savefig(file, dpi=130)
 
 
 def main() -> None:
-    """All four, on the bundled model."""
-    codec, ours = Codec(BUNDLED), load_model(BUNDLED)
-    ours.real_vocab = codec.size
-    theirs = AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32)
-    problems = generate_problems(QUESTIONS, "train")
-    prompts = [codec.prompt(p) for p in problems]
-    benchmark_sampler(ours, theirs, prompts)
-    benchmark_update(
-        ours, theirs, grpo.rollout(ours, codec, problems, grpo.draw_uniforms(0, 1, QUESTIONS, ANSWERS, 120)), prompts
-    )
-    benchmark_log(ours, codec)
-    benchmark_methods(ours, codec)
+    """All of it, on the bundled model."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--big", action="store_true", help="measure the update of Qwen2.5-0.5B's shape, too")
+    parser.add_argument("--out", type=Path, default=ROOT / "results", help="folder of benchmark.csv and benchmark.png")
+    parser.add_argument("--pair", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--memory", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.pair or args.memory:
+        return pair() if args.pair else memory(args.memory)
+    for part in (sampler, updates, steps, processes, log_cost, methods, limit, growth):
+        part()
+    memories(args.big)
+    with (args.out / "benchmark.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    picture(args.out / "benchmark.png")
 
 
 if __name__ == "__main__":

@@ -43,6 +43,15 @@ def random_model(codec):
     return model
 
 
+@pytest.fixture
+def exact(monkeypatch):
+    """All in float64, what the source says in float32 too: two ways to compute the same agree to 1e-10."""
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
 def unasked(*_):
     """Stands for a callable of the TokenBatch that a test did not expect to be called."""
     raise AssertionError("this method asked the model")

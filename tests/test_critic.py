@@ -63,13 +63,15 @@ def test_values_by_hand_and_zero_on_padding():
     assert not Critic(8).score(hidden, MASK).any()  # before it has learned anything
 
 
-def test_values_keep_their_digits_under_autocast():
+def test_values_keep_their_digits_where_states_have_few():
     """Guards against values in bfloat16: the differences between neighbours, which methods use, would be rounding."""
-    critic, hidden = grown(), states()
-    expected = critic.score(hidden, MASK)
-    with torch.autocast("cpu", torch.bfloat16):
-        value = critic.score(hidden, MASK)
-    assert value.dtype == torch.float32 and torch.equal(value, expected)
+    critic, hidden = grown(), states().bfloat16()
+    value = critic.score(hidden, MASK)
+    assert value.dtype == torch.float32 and torch.equal(value, grown().score(hidden.float(), MASK))
+    assert not torch.equal(value, value.bfloat16().float())
+    critic.learn(REWARD)
+    learned = weights(critic)
+    assert learned.dtype == torch.float32 and not torch.equal(learned, weights(grown()))
 
 
 def test_a_score_never_knows_its_own_reward(codec):

@@ -11,15 +11,18 @@ import statistics
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from transformers import AutoModelForCausalLM
 
 import grpo
 import mitigations
+import qwen2_model
 from conftest import make_batch
 from countdown_task import Problem, annotate, fingerprint, reward
 from critic import Critic
 from mitigations import none
-from qwen2_model import Qwen2, load_model, read_config, save_model
+from plain import plain_logprobs, plain_rows, plain_update
+from qwen2_model import Answers, KVCache, Prompts, Qwen2, load_model, read_config, save_model
 from train import BUNDLED
 
 PROBLEMS = [Problem((4, 3, 5), 8), Problem((12, 7, 20), 39), Problem((1, 2, 3), 6)]
@@ -33,6 +36,33 @@ def step_batch(codec, questions=3, answers=4, length=60, problems=PROBLEMS, **op
     problems = problems[:questions]
     batch = grpo.rollout(model, codec, problems, grpo.draw_uniforms(0, 1, questions, answers, length), **options)
     return model, batch, [codec.prompt(p) for p in problems]
+
+
+def past(model, prompts, which):
+    """What stands before answers to the prompts `which`."""
+    return Answers(Prompts(model, prompts), torch.as_tensor(which))
+
+
+KINDS = pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+TINY, V, REAL = dict(hidden_size=16, intermediate_size=20, num_hidden_layers=2, num_attention_heads=4, head_dim=6,
+                     num_key_value_heads=2), 23, 19  # sizes; rows of the embedding, and how many of them are tokens
+ASKED = [[5, 1, 8, 2, 2, 9, 4], [7], [3, 12, 6], [1, 1]]  # prompts of unequal length
+
+
+def tiny(kind, tied=True):
+    """A two-layer model whose every weight, norms and biases too, is random and large."""
+    torch.manual_seed(0)
+    model = Qwen2(read_config({"model_type": kind, "vocab_size": V, "tie_word_embeddings": tied, **TINY}))
+    for name, p in model.named_parameters():
+        torch.nn.init.uniform_(p, 0.5, 1.5) if "norm" in name else torch.nn.init.normal_(p, std=0.4)
+    model.real_vocab = REAL
+    return model
+
+
+def responses(lengths):
+    """Random tokens (B, T) of responses of these lengths, 0 on padding, and their mask."""
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    return torch.randint(REAL, mask.shape, generator=torch.Generator().manual_seed(0)) * mask, mask
 
 
 # ------------------------------------------------------------------------------------------------- rollout
@@ -130,10 +160,34 @@ def logprobs_in_transformers(theirs, tokens, start, hide=None):
     return torch.stack([logits[s - 1].log_softmax(-1)[tokens[s]] for s in range(start, S)])
 
 
-def test_rows_for_the_model_as_drawn():
-    """Guards against padding on the wrong side, a column too many, and a state next to the one that predicts."""
-    rows, pad, first = grpo.lay_out([[2], [5, 2, 7]], torch.tensor([[3, 9], [6, 1]]))
-    assert rows.tolist() == [[0, 0, 2, 3], [5, 2, 7, 6]] and pad.tolist() == [2, 0] and first == 2
+def test_the_plain_layout_as_drawn():
+    """Guards against an oracle with padding on the wrong side, a column too many, or a state next to the one that
+    predicts: a model that says its own token again predicts what stands one column before."""
+    rows, pad, P = plain_rows([[2], [5, 2, 7]], torch.tensor([[3, 9], [6, 1]]))
+    assert rows.tolist() == [[0, 0, 2, 3, 9], [5, 2, 7, 6, 1]] and pad.tolist() == [2, 0] and P == 3
+    mask = torch.tensor([[True, True], [True, False]])
+    echo, tokens = lambda rows, pad: 99.0 * F.one_hot(rows, 10), torch.tensor([[3, 9], [7, 1]])
+    got = plain_logprobs(echo, [[3], [5, 2, 7]], tokens, mask)
+    assert got.tolist() == [[0, -99], [0, 0]]
+
+
+@KINDS
+@pytest.mark.parametrize("lengths", [[5, 1, 3, 5, 2, 1, 4], [1, 1, 1, 1, 1, 1, 1]], ids=["ragged", "one token"])
+def test_shared_prompts_equal_the_plain_layout(kind, lengths, exact):
+    """Guards against another question's prompt, a prompt's padding that is seen or moves positions, states or looks a
+    column early or late, and hidden tokens that somebody sees."""
+    model, which, (tokens, mask) = tiny(kind), [2, 0, 1, 2, 2, 0, 0], responses(lengths)
+    repeated = [ASKED[q] for q in which]
+    before, (rows, pad, P) = past(model, ASKED, which), plain_rows(repeated, tokens)
+    hide = torch.rand(mask.shape, generator=torch.Generator().manual_seed(1)) < 0.3
+    hide[0, 0] = True
+    for h, wide in ((None, None), (hide, F.pad(hide, (P, 0)))):
+        got = grpo.response_states(model, before, tokens, mask, h)
+        close(got, model.hidden(rows, pad, hide=wide)[:, P - 1 : -1], 1e-10)
+    close(grpo.response_attention(model, before, tokens, mask), model.attention(rows, pad)[:, P - 1 : -1, P:], 1e-10)
+    expected = plain_logprobs(model, repeated, tokens, mask)
+    assert expected[mask].std() > 0.5
+    close(grpo.response_logprobs(model, before, tokens, mask), expected, 1e-10)
 
 
 def test_what_a_method_asks_equals_transformers(codec, random_model, tmp_path):
@@ -180,30 +234,38 @@ def test_nobody_reads_hidden_tokens(codec, random_model):
     hide[:, 2:4] = True
     other, mask = torch.where(hide, (tokens + 7) % codec.size, tokens), torch.ones_like(hide)
     for hidden, reads in ((hide, False), (None, True)):
-        one, two = (grpo.response_logprobs(random_model, prompts, t, mask, hidden) for t in (tokens, other))
+        before = past(random_model, prompts, [0, 1, 2])
+        one, two = (grpo.response_logprobs(random_model, before, t, mask, hidden) for t in (tokens, other))
         assert torch.equal(one[:, :2], two[:, :2]) and (one[:, 2] != two[:, 2]).all()
         # Token 4 is predicted by the state on the last hidden token, which sees itself.
         assert ((one - two)[:, 5:].abs().amax(1) > 1e-3).tolist() == [reads] * 3
 
 
 def test_the_model_is_asked_once_a_step_and_only_when_asked(codec, random_model, monkeypatch):
-    """Guards against a forward that nobody asked for, or that is repeated by each of several callers."""
+    """Guards against a forward that nobody asked for, or that is repeated by each of several callers, and against
+    prompts that are read more than once."""
     calls, hidden, attention = [], Qwen2.hidden, Qwen2.attention
 
-    def spy_hidden(model, tokens, pad=None, cache=None, hide=None):
-        calls.extend([(model, "hidden")] * (cache is None))  # the sampler has a cache
-        return hidden(model, tokens, pad, cache, hide)
+    def spy_hidden(model, tokens, pad=None, past=None, hide=None):
+        if not isinstance(past, KVCache):  # which the sampler has
+            calls.append((model, "prompts" if isinstance(past, Prompts) else "hidden", len(tokens)))
+        return hidden(model, tokens, pad, past, hide)
 
-    def spy_attention(model, *inputs):
-        calls.append((model, "attention"))
-        return attention(model, *inputs)
+    def spy_attention(model, tokens, pad=None, past=None):
+        calls.append((model, "attention", len(tokens)))
+        return attention(model, tokens, pad, past)
 
     monkeypatch.setattr(Qwen2, "hidden", spy_hidden)
     monkeypatch.setattr(Qwen2, "attention", spy_attention)
     model, batch, _ = step_batch(codec, 2, 3, 8, reference=random_model, critic=Critic(128), micro_batch=4)
-    assert calls == []
-    for ask, asked in ((batch.attention, [(model, "attention")] * 2), (batch.values, [(model, "hidden")] * 2),
-                       (batch.hidden, []), (batch.reference_logprob, [(random_model, "hidden")] * 2)):  # fmt: skip
+    assert calls == [(model, "prompts", 2)]  # by the sampler
+    calls.clear()
+
+    def once(about, of):  # two prompts, six responses
+        return [(of, "prompts", 2), (of, about, 4), (of, about, 2)]
+
+    for ask, asked in ((batch.attention, once("attention", model)), (batch.values, once("hidden", model)),
+                       (batch.hidden, []), (batch.reference_logprob, once("hidden", random_model))):  # fmt: skip
         first = ask()
         assert calls == asked and ask() is first
         calls.clear()
@@ -383,10 +445,10 @@ def test_equal_rewards_give_exactly_zero():
 
 
 def test_response_logprobs_worked_example(random_model):
-    """Guards against the off-by-one of the docstring's picture: row `pad 2 + | 3 end`, next to a longer prompt."""
+    """Guards against the off-by-one of the docstring's picture: `pad 2 +` and `3 end`, next to a longer prompt."""
     prompts, tokens = [[2, 7], [5, 2, 7, 1]], torch.tensor([[3, 1, 0], [6, 3, 1]])
     mask = torch.tensor([[True, True, False], [True, True, True]])
-    got = grpo.response_logprobs(random_model, prompts, tokens, mask)
+    got = grpo.response_logprobs(random_model, past(random_model, prompts, [0, 1]), tokens, mask)
     assert got[0, 2] == 0
     for i, (prompt, count) in enumerate(zip(prompts, (2, 3))):
         for t in range(count):  # the oracle: no padding, no slice, one token at a time
@@ -399,14 +461,16 @@ def test_logits_in_pieces_change_nothing(random_model, monkeypatch):
     """Guards against a piece that is lost, or a recomputation that drops the gradient."""
     prompts, tokens = [[2, 7], [5, 2, 7, 1]], torch.tensor([[3, 1, 4], [6, 3, 1]])
     gradients = []
-    for size in (2**26, 2 * random_model.real_vocab):
-        monkeypatch.setattr(grpo, "LOGITS_AT_ONCE", size)
-        logprob = grpo.response_logprobs(random_model, prompts, tokens, torch.ones(2, 3, dtype=torch.bool))
+    for size in (2**24, 2 * random_model.real_vocab, 1):
+        monkeypatch.setattr(qwen2_model, "LOGITS_AT_ONCE", size)
+        before = past(random_model, prompts, [0, 1])
+        logprob = grpo.response_logprobs(random_model, before, tokens, torch.ones(2, 3, dtype=torch.bool))
         gradients.append(
             torch.autograd.grad((logprob * torch.arange(6.0).view(2, 3)).sum(), list(random_model.parameters()))
         )
-    for a, b in zip(*gradients):
+    for a, b, c in zip(*gradients):
         torch.testing.assert_close(a, b)
+        torch.testing.assert_close(a, c)
 
 
 @pytest.mark.parametrize("loss_norm", grpo.LOSS_NORMS)
@@ -482,12 +546,19 @@ def test_k3_is_an_unbiased_estimate_of_the_kl():
 # -------------------------------------------------------------------------------------------------- update
 
 
+def sgd(model, lr):
+    """An Optimizer whose steps are plain: the rate times the gradient."""
+    optimizer = grpo.Optimizer(model, lr)
+    optimizer.adamw = torch.optim.SGD(optimizer.master.values(), lr)
+    return optimizer
+
+
 def gradient_of_update(model, batch, prompts, credit, **options):
     """The gradient that one update applies: what plain SGD with rate 1 takes off the weights."""
     before = [p.detach().clone() for p in model.parameters()]
     measured = grpo.update(
         model,
-        torch.optim.SGD(model.parameters(), lr=1.0),
+        sgd(model, 1.0),
         prompts,
         batch,
         credit,
@@ -500,6 +571,122 @@ def gradient_of_update(model, batch, prompts, credit, **options):
         for p, b in zip(model.parameters(), before):
             p.copy_(b)
     return torch.cat([g.flatten() for g in gradient]), measured
+
+
+LENGTHS, GROUPS = [5, 1, 3, 4, 2, 2, 1, 1, 6, 3, 3, 5], [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+
+
+def step_by_hand(model):
+    """Twelve responses to the four prompts of ASKED, off-policy, and their credit: none in question 1 and in row 8, so
+    that question 2 has responses of one token only."""
+    tokens, mask = responses(LENGTHS)
+    batch = make_batch(LENGTHS, [0.0] * 12, GROUPS, tokens=tokens)
+    with torch.no_grad():
+        now = plain_logprobs(model, [ASKED[q] for q in GROUPS], tokens, mask)
+    generator = torch.Generator().manual_seed(3)
+    noise, credit = (torch.randn(mask.shape, generator=generator) * mask for _ in range(2))
+    credit[3:6] = credit[8] = 0
+    batch.logprob = now + 0.2 * noise
+    return batch, credit
+
+
+@KINDS
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("kl", [0.0, 0.5])
+@pytest.mark.parametrize("checkpointed", [False, True], ids=["", "checkpointed"])
+@pytest.mark.parametrize("micro_batch", [1, 3, 99])
+def test_updates_equal_plain_autograd(kind, tied, kl, checkpointed, micro_batch, exact):
+    """Guards against a gradient lost or doubled between prompts and answers, at a layer, in a micro-batch, where layers
+    are computed again, or from one update to the next: all rows at once, each with its own prompt, are the oracle."""
+    ours = tiny(kind, tied)
+    theirs, reference, (batch, credit) = copy.deepcopy(ours), copy.deepcopy(ours), step_by_hand(ours)
+    for p in reference.parameters():
+        p.data += 0.02 * torch.randn_like(p)
+    options, losses, norms = dict(reference=reference if kl else None, kl=kl), [], []
+    plainly = sgd(theirs, 0.05)
+    for _ in range(2):
+        theirs.zero_grad()
+        losses.append(plain_update(theirs, ASKED, batch, credit, **options).item())
+        norms.append(math.sqrt(sum(p.grad.square().sum().item() for p in theirs.parameters())))
+        plainly.adamw.step()
+    ours.checkpoint_activations = checkpointed
+    got = grpo.update(ours, sgd(ours, 0.05), ASKED, batch, credit, max_new_tokens=9, updates_per_batch=2,
+                      max_grad_norm=1e9, micro_batch=micro_batch, **options)  # fmt: skip
+    for (name, mine), other in zip(ours.named_parameters(), theirs.parameters()):
+        assert 1e-4 < other.grad.abs().max() < 1e3, name
+        torch.testing.assert_close(mine.grad, other.grad, atol=1e-10, rtol=0, msg=name)
+        torch.testing.assert_close(mine, other, atol=1e-10, rtol=0, msg=name)
+    expected = statistics.mean(losses), statistics.mean(norms)
+    assert (got["loss"], got["grad_norm"]) == pytest.approx(expected, abs=1e-10)
+    assert 0 < got["clip_fraction"] < 1 and got["ratio_error"] > 0.1 and losses[0] != losses[1]
+
+
+def test_an_update_reads_each_prompt_once_and_no_row_without_credit(exact, monkeypatch):
+    """Guards against work for nothing: prompts read again for every micro-batch, rows and questions without credit."""
+    model, calls, hidden = tiny("qwen2"), [], Qwen2.hidden
+    batch, credit = step_by_hand(model)
+
+    def spy(model, tokens, pad=None, past=None, hide=None):
+        calls.append(("prompts" if isinstance(past, Prompts) else "answers", len(tokens)))
+        return hidden(model, tokens, pad, past, hide)
+
+    monkeypatch.setattr(Qwen2, "hidden", spy)
+    grpo.update(model, sgd(model, 0.1), ASKED, batch, credit, max_new_tokens=9, updates_per_batch=2, micro_batch=3)
+    # Rows 1, 6 and 7 have one token, which the prompt's state predicts: nothing is left to read. Five more have credit.
+    assert calls == [("prompts", 3), ("answers", 3), ("answers", 2)] * 2
+
+
+def some_batch():
+    """Six responses to three questions, and credit: none in rows 1, 4 and 5."""
+    batch = make_batch([3, 1, 2, 5, 4, 2], [0.0] * 6, [0, 0, 1, 1, 2, 2])
+    credit = batch.mask * torch.tensor([1.0, 0, 1, -1, 0, 0])[:, None]
+    credit[0, :2] = 0  # one token with credit is enough
+    return batch, credit
+
+
+def told(plan):
+    """The same in Python: questions, and of each micro-batch its rows, which question each answers, and its length."""
+    questions, parts = plan
+    return questions.tolist(), [(rows.tolist(), which.tolist(), length) for rows, which, length in parts]
+
+
+def test_micro_batches_by_hand():
+    """Guards against a row with another question's prompt, rows without credit, and a long row among short ones."""
+    batch, credit = some_batch()
+    assert told(grpo.micro_batches(batch, credit, 2, True)) == ([1, 0], [([2, 0], [0, 1], 3), ([3], [0], 5)])
+    assert told(grpo.micro_batches(batch, credit, 4, False)) == (
+        [1, 2, 0], [([1, 2, 5, 0], [2, 0, 1, 2], 3), ([4, 3], [1, 0], 5)])  # fmt: skip
+    assert told(grpo.micro_batches(batch, 0 * credit, 2, True)) == ([], [])
+
+
+@pytest.mark.parametrize("skip", [True, False])
+@pytest.mark.parametrize("processes", [1, 2, 3, 4])
+def test_micro_batches_of_several_processes(processes, skip, monkeypatch):
+    """Guards against a response that no process, or more than one, updates on, and the long ones all on the same."""
+    batch, credit = some_batch()
+    rows, loads = [], []
+    for rank in range(processes):
+        monkeypatch.setattr(grpo, "world", lambda: (rank, processes))
+        questions, parts = told(grpo.micro_batches(batch, credit, 2, skip))
+        rows += [row for part, _, _ in parts for row in part]
+        loads.append(sum(int(batch.mask[part].sum()) for part, _, _ in parts))
+        for part, which, _ in parts:
+            assert [questions[w] for w in which] == batch.group[part].tolist()
+    assert sorted(rows) == ([0, 2, 3] if skip else [0, 1, 2, 3, 4, 5])
+    expected = {True: [[10], [7, 3], [7, 3, 0], [7, 3, 0, 0]], False: [[17], [11, 6], [7, 6, 4], [7, 6, 4, 0]]}
+    assert loads == expected[skip][processes - 1]
+
+
+def test_shares_are_all_of_the_work(monkeypatch):
+    """Guards against a thing that no process, or more than one, does, and one that does twice as much as another."""
+    assert grpo.world() == (0, 1) and grpo.share(5) == slice(0, 5)
+    same = torch.ones(3, 2)
+    assert grpo.gather(same, 3) is same
+    for size, n in itertools.product((1, 2, 3, 5), range(8)):
+        monkeypatch.setattr(grpo, "world", lambda: (size - 1, size))
+        parts = [list(range(n))[grpo.share(n, rank)] for rank in range(size)]
+        assert sum(parts, []) == list(range(n)) and parts[-1] == list(range(n))[grpo.share(n)]
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 @pytest.mark.parametrize("loss_norm", grpo.LOSS_NORMS)
@@ -522,7 +709,7 @@ def test_gradient_of_the_update_by_finite_differences(codec, random_model):
     """Guards against a gradient that is not that of sum_t credit_t log pi(token_t) / N."""
     _, batch, prompts = step_batch(codec, answers=2)
     batch.logprob = grpo.response_logprobs(
-        random_model, [prompts[g] for g in batch.group], batch.tokens, batch.mask
+        random_model, past(random_model, prompts, batch.group), batch.tokens, batch.mask
     ).detach()
     credit = torch.randn(batch.mask.shape).double() * batch.mask
     gradient, _ = gradient_of_update(random_model, batch, prompts, credit)
@@ -553,8 +740,8 @@ def test_rows_without_credit_can_be_left_out(codec, random_model):
     _, batch, prompts = step_batch(codec)
     credit = torch.randn_like(batch.logprob) * batch.mask
     credit[::2] = 0
-    left_out = grpo.micro_batches(batch.mask, credit, 4, skip=True)
-    assert sum(len(rows) for rows, _ in left_out) == len(credit) // 2
+    _, left_out = grpo.micro_batches(batch, credit, 4, skip=True)
+    assert sum(len(rows) for rows, _, _ in left_out) == len(credit) // 2
     skipping, _ = gradient_of_update(random_model, batch, prompts, credit)
     all_rows, _ = gradient_of_update(random_model, batch, prompts, credit, reference=random_model, kl=0.0)
     torch.testing.assert_close(skipping, all_rows, rtol=1e-6, atol=1e-9)
@@ -573,21 +760,36 @@ def test_first_update_is_on_policy_and_later_ones_are_clipped(codec):
     credit = none(batch)
     assert credit.any()
     options = dict(max_new_tokens=60, max_grad_norm=1.0)
-    first = grpo.update(model, torch.optim.AdamW(model.parameters(), 1e-3), prompts, batch, credit, **options)
+    first = grpo.update(model, grpo.Optimizer(model, 1e-3), prompts, batch, credit, **options)
     assert first["ratio_error"] < 1e-5 and first["clip_fraction"] == 0
     model, batch, prompts = step_batch(codec)
     later = grpo.update(
-        model, torch.optim.AdamW(model.parameters(), 1e-3), prompts, batch, credit, updates_per_batch=4, **options
+        model, grpo.Optimizer(model, 1e-3), prompts, batch, credit, updates_per_batch=4, **options
     )
     assert later["ratio_error"] < 1e-5 and later["clip_fraction"] > 0
 
 
-def test_clip_fraction_by_hand():
-    """Guards against a clip counted on the side where it does not bind: limits 0.9 and 1.3."""
-    ratio = torch.tensor([[1.2, 1.4, 0.85, 0.95, 1.4, 0.85]]).double()
-    credit = torch.tensor([[1.0, 1, 1, 1, -1, -1]]).double()
-    clipped = grpo.ratio_figures(ratio.log(), torch.zeros_like(ratio), credit, ratio > 0, None, 0.1, 0.3)[0]
-    assert clipped.tolist() == [False, True, False, False, False, True]
+def test_figures_by_hand():
+    """Guards against a clip counted on the side where it does not bind: limits 0.9 and 1.3, against padding that is
+    counted, a signed log ratio, and one taken after the first update."""
+    ratio = torch.tensor([[1.2, 1.4, 0.85, 0.95, 1.4, 0.85, 1.4]]).double()
+    credit = torch.tensor([[1.0, 1, 1, 1, -1, -1, 1]]).double()
+    mask, zero = torch.tensor([[True] * 6 + [False]]), torch.zeros_like(ratio)
+    inputs = torch.tensor(2.5), ratio.log(), zero, credit, mask
+    change = sum(abs(math.log(r)) for r in (1.2, 1.4, 0.85, 0.95, 1.4, 0.85))
+    first = grpo.figures(*inputs, None, 0.1, 0.3, True)
+    assert first.tolist() == pytest.approx([2.5, 2, 0, 6, change, 6], abs=1e-6)
+    for t in range(6):  # which two
+        alone = grpo.figures(torch.tensor(0.0), *(x[:, t : t + 1] for x in inputs[1:]), None, 0.1, 0.3, True)
+        assert alone[1] == (t in (1, 5))
+    reference = torch.full_like(ratio, -0.5)
+    k3 = sum(math.exp(-0.5 - math.log(r)) + 0.5 + math.log(r) - 1 for r in (1.2, 1.4, 0.85, 0.95, 1.4, 0.85))
+    later = grpo.figures(*inputs, reference, 0.1, 0.3, False)
+    assert later.tolist() == pytest.approx([2.5, 2, k3, 6, 0, 0], abs=1e-6)
+    expected = {"loss": 2.5, "clip_fraction": 1 / 3, "ratio_error": change / 6, "kl": k3 / 12}
+    assert grpo.metrics(first + later, 2, True) == pytest.approx(expected, abs=1e-6)
+    assert grpo.metrics(first, 1, False)["kl"] is None
+    assert set(grpo.metrics(0 * first, 1, True).values()) == {0.0, None}
 
 
 def test_figures_with_kl_away_from_ratio_one(codec, random_model):
@@ -597,14 +799,14 @@ def test_figures_with_kl_away_from_ratio_one(codec, random_model):
     with torch.no_grad():
         for p in reference.parameters():
             p.add_(torch.randn_like(p) * 0.02)
-        inputs = [prompts[g] for g in batch.group], batch.tokens, batch.mask
-        now, ref = (grpo.response_logprobs(m, *inputs) for m in (random_model, reference))
+        now, ref = (grpo.response_logprobs(m, past(m, prompts, batch.group), batch.tokens, batch.mask)
+                    for m in (random_model, reference))  # fmt: skip
     batch.logprob = now + 0.4 * torch.randn_like(now) * batch.mask
     credit = torch.randn_like(now) * batch.mask
     args = [x.tolist() for x in (now, batch.logprob, credit, batch.mask, ref)]
     expected = published_loss(*args, 0.05, 0.1, 0.3, "token", 60)
     k3 = [math.exp(r - n) - (r - n) - 1 for r, n in zip(ref[batch.mask].tolist(), now[batch.mask].tolist())]
-    optimizer = torch.optim.SGD(random_model.parameters(), lr=0.0)  # every update is the same
+    optimizer = sgd(random_model, 0.0)  # every update is the same
     options = dict(reference=reference, kl=0.05, clip_low=0.1, clip_high=0.3, max_new_tokens=60)
     results = [
         grpo.update(random_model, optimizer, prompts, batch, credit, updates_per_batch=n, **options) for n in (1, 2)
@@ -622,7 +824,7 @@ def test_gradient_is_clipped_and_its_norm_reported_before(codec, random_model):
     credit = torch.randn_like(batch.logprob) * batch.mask
     norm = gradient_of_update(random_model, batch, prompts, credit)[0].norm().item()
     before = torch.nn.utils.parameters_to_vector(random_model.parameters()).detach().clone()
-    optimizer = torch.optim.SGD(random_model.parameters(), lr=1.0)
+    optimizer = sgd(random_model, 1.0)
     got = grpo.update(random_model, optimizer, prompts, batch, credit, max_new_tokens=60, max_grad_norm=norm / 4)
     moved = torch.nn.utils.parameters_to_vector(random_model.parameters()).detach() - before
     assert got["grad_norm"] == pytest.approx(norm, rel=1e-4)
@@ -641,12 +843,109 @@ def test_kl_pulls_towards_the_reference(codec, random_model):
         for p in model.parameters():
             p.add_(torch.randn_like(p) * 0.02)
     divergence = []
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    optimizer = grpo.Optimizer(model, 1e-3)
     for _ in range(20):
         divergence.append(
             grpo.update(model, optimizer, prompts, batch, zero, reference=reference, kl=1.0, max_new_tokens=60)["kl"]
         )
     assert divergence[0] > 0.01 and divergence[-1] < 0.5 * divergence[0]
+
+
+# ----------------------------------------------------------------------------------------------- optimizer
+
+
+def small_bf16():
+    """A bf16 model whose every weight is between 0.005 and 0.02 in size, where neighbours are 3e-5 or more apart."""
+    model = tiny("qwen3", tied=False).bfloat16()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_((torch.rand(p.shape) * 0.015 + 0.005) * torch.randn(p.shape).sign())
+    return model
+
+
+def give(model, gradients):
+    """Give each parameter its gradient (a number, or one of its shape), by a backward pass."""
+    sum((p * g).sum() for p, g in zip(model.parameters(), gradients)).backward()
+
+
+def test_small_steps_of_bf16_weights_are_not_lost():
+    """Guards against steps of 1e-6 that rounding swallows one by one, as it does in a plain AdamW on bf16 weights."""
+    model, steps = small_bf16(), 50
+    plain, start = copy.deepcopy(model), [p.detach().clone() for p in model.parameters()]
+    whole = [torch.nn.Parameter(p.detach().float()) for p in model.parameters()]
+    options = dict(lr=1e-6, betas=(0.8, 0.95), weight_decay=0.1)
+    ours = grpo.Optimizer(model, **options)
+    exactly, naive = torch.optim.AdamW(whole, **options), torch.optim.AdamW(plain.parameters(), **options)
+    direction = [torch.randn(p.shape).sign() for p in whole]
+    for _ in range(steps):
+        gradients = [(d * (1 + torch.rand(d.shape))).bfloat16() for d in direction]
+        ours.zero_grad()
+        give(model, gradients)
+        ours.step(1e9)
+        for p, q, g in zip(whole, plain.parameters(), gradients):
+            p.grad, q.grad = g.float(), g
+        exactly.step()
+        naive.step()
+    moved = []
+    for w, master, p, q, s in zip(model.parameters(), ours.master.values(), whole, plain.parameters(), start):
+        assert w.dtype == torch.bfloat16 and master.dtype == torch.float32 and torch.equal(w, master.bfloat16())
+        close(master, p, 5e-8)
+        assert (p - s.float()).abs().min() > 0.9 * steps * 1e-6
+        moved.append(w != s)
+        assert torch.equal(q, s)
+    assert torch.cat([m.flatten() for m in moved]).float().mean() > 0.4
+
+
+def test_bf16_gradients_are_summed_in_float32():
+    """Guards against the gradients of small micro-batches lost in those of large ones, ones left from the step before,
+    and a norm taken after clipping: 256 + 1 is 256 in bf16."""
+    model = small_bf16()
+    optimizer, count = grpo.Optimizer(model, 1e-3), sum(p.numel() for p in model.parameters())
+    for _ in range(2):
+        optimizer.zero_grad()
+        for part in (256.0, 1.0):
+            give(model, itertools.repeat(part))
+        assert all(p.grad is None for p in model.parameters())  # they take no memory
+        assert all((p.grad == 257).all() for p in optimizer.master.values())
+        assert optimizer.step(1.0) == pytest.approx(257 * count**0.5, rel=1e-5)
+        clipped = [p.grad.flatten() for p in optimizer.master.values()]
+        assert torch.cat(clipped).norm().item() == pytest.approx(1, rel=1e-4)
+
+
+@KINDS
+def test_the_update_of_a_bf16_model_is_that_of_its_weights_in_float32(kind):
+    """Guards against a gradient that does not arrive in the float32 weights, or arrives twice, on any way it takes."""
+    model = tiny(kind, tied=True).bfloat16()
+    whole = tiny(kind, tied=True)
+    whole.load_state_dict(model.state_dict())
+    batch, credit = step_by_hand(whole)
+    optimizers = [sgd(m, 0.1) for m in (model, whole)]
+    norm = "model.norm.weight"
+    assert optimizers[1].master[norm] is whole.get_parameter(norm)  # no copy where none is needed
+    for m, optimizer in zip((model, whole), optimizers):
+        grpo.update(m, optimizer, ASKED, batch, credit, max_new_tokens=9, max_grad_norm=1e9, micro_batch=2)
+    for (name, got), expected in zip(optimizers[0].master.items(), optimizers[1].master.values()):
+        error = (got.grad - expected.grad).norm() / expected.grad.norm()
+        assert got.grad.dtype == torch.float32 and error < 0.1, (name, error)
+        assert torch.equal(model.get_parameter(name), got.bfloat16())
+
+
+def test_a_step_without_any_credit_decays_momentum(exact):
+    """Guards against a step that is left out, or repeats the gradient before: AdamW goes on with a gradient of 0."""
+    ours = tiny("qwen3")
+    theirs, (batch, credit) = copy.deepcopy(ours), step_by_hand(ours)
+    options = dict(lr=1e-2, betas=(0.8, 0.95), weight_decay=0.1)
+    optimizer, plainly = grpo.Optimizer(ours, **options), torch.optim.AdamW(theirs.parameters(), **options)
+    before = []
+    for c in (credit, 0 * credit, 0 * credit):
+        before.append(copy.deepcopy(ours))
+        grpo.update(ours, optimizer, ASKED, batch, c, max_new_tokens=9, max_grad_norm=1e9)
+        theirs.zero_grad()
+        plain_update(theirs, ASKED, batch, c)
+        plainly.step()
+        for a, b, was in zip(ours.parameters(), theirs.parameters(), before[-1].parameters()):
+            torch.testing.assert_close(a, b, atol=1e-8, rtol=0)
+            assert (a - was).abs().max() > 1e-3
 
 
 # ---------------------------------------------------------------------------------------------- credit log

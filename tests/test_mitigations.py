@@ -24,7 +24,7 @@ from conftest import make_batch, make_written
 from countdown_task import Problem
 from critic import Critic
 from mitigations import MITIGATIONS, none, outcome_conditional, reweight
-from qwen2_model import load_model
+from qwen2_model import Answers, Prompts, load_model
 from train import BUNDLED
 
 # The methods of the specification; one that is in neither set is new.
@@ -844,7 +844,7 @@ def test_dpo_is_the_gradient_of_its_loss(loss_norm, random_model):
         p.data += 0.05 * torch.randn_like(p)
 
     def logprobs(model):
-        return grpo.response_logprobs(model, [prompts[g] for g in batch.group], batch.tokens, batch.mask)
+        return grpo.response_logprobs(model, Answers(Prompts(model, prompts), batch.group), batch.tokens, batch.mask)
 
     now, ref = logprobs(random_model), logprobs(reference).detach()
     batch.logprob, batch.reference_logprob = now.detach(), lambda: ref

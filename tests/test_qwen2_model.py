@@ -10,6 +10,7 @@ import math
 import shutil
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Callable
 
 import numpy as np
@@ -21,8 +22,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from qwen2_model import (KVCache, Qwen2, Samples, draw, empty_model, entropy_and_logit_grad, generate, load_model,
-                         read_config, save_model)
+import qwen2_model
+from qwen2_model import (Decoder, KVCache, Prompts, Qwen2, Samples, draw, empty_model, entropy_and_logit_grad, fuse,
+                         generate, load_model, read_config, save_model, split_fused, token_logprobs)
 
 HF = {"qwen2": (Qwen2Config, Qwen2ForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM)}
 KINDS = pytest.mark.parametrize("kind", HF)
@@ -79,6 +81,12 @@ def both(kind: str, folder: Path, seed: int = 0, **options) -> tuple[torch.nn.Mo
     hf = hf_model(kind, seed, **options)
     hf.save_pretrained(folder)
     return hf, load_model(folder)
+
+
+def save(hf: torch.nn.Module, folder: Path) -> Path:
+    """Save a model of transformers, and give its folder back."""
+    hf.save_pretrained(folder)
+    return folder
 
 
 def random_tokens(rows: int, columns: int, vocab: int = V) -> Tensor:
@@ -200,8 +208,10 @@ def test_published_configuration_with_two_layers(config, tmp_path):
                          ids=["Qwen2.5-0.5B", "Qwen3-0.6B"])
 def test_published_size(config, parameters, tensors):
     """Guards against a parameter too many or too few in the full depth, where the published count is known."""
-    shapes = [p.numel() for p in empty_model(read_config(config)).parameters()]
+    model = empty_model(read_config(config))
+    shapes = [p.numel() for p in split_fused(model.config, dict(model.named_parameters())).values()]
     assert (sum(shapes), len(shapes)) == (parameters, tensors)
+    assert sum(p.numel() for p in model.parameters()) == parameters
 
 
 @KINDS
@@ -226,9 +236,11 @@ def test_gradients_equal_transformers(kind, tied, tmp_path):
     for i, n in enumerate(pad.tolist()):
         logits[i, n:].log_softmax(-1).square().mean().backward(retain_graph=True)
         hf(tokens[i : i + 1, n:]).logits.log_softmax(-1).square().mean().backward()
-    theirs = dict(hf.named_parameters())
-    for name, p in model.named_parameters():
-        torch.testing.assert_close(p.grad, theirs[name].grad, atol=1e-4 * theirs[name].grad.abs().max().item(), rtol=0)
+    theirs = {name: p.grad for name, p in hf.named_parameters()}
+    ours = split_fused(model.config, {name: p.grad for name, p in model.named_parameters()})
+    assert ours.keys() == theirs.keys()
+    for name, gradient in ours.items():
+        torch.testing.assert_close(gradient, theirs[name], atol=1e-4 * theirs[name].abs().max().item(), rtol=0)
 
 
 @KINDS
@@ -291,9 +303,23 @@ def test_bf16_survives_a_save(kind, tmp_path):
     model = model.to(torch.bfloat16)
     save_model(model, tmp_path / "ours")
     hf = AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype="auto")
-    theirs, ours = dict(hf.named_parameters()), dict(model.named_parameters())
+    theirs, ours = dict(hf.named_parameters()), split_fused(model.config, dict(model.named_parameters()))
     assert theirs.keys() == ours.keys()
     assert all(theirs[name].dtype == torch.bfloat16 and torch.equal(theirs[name], ours[name]) for name in ours)
+
+
+@KINDS
+@TIED
+def test_fused_matrices_hold_the_tensors_of_the_checkpoint(kind, tied, tmp_path):
+    """Guards against parts in another order or of another size, which equal shapes of k and v, or gate and up, hide."""
+    hf, model = both(kind, tmp_path, tie_word_embeddings=tied, head_dim=16)
+    ours = model.state_dict()
+    split, theirs, saved = split_fused(model.config, ours), hf.state_dict(), load_file(tmp_path / "model.safetensors")
+    assert split.keys() == saved.keys() == theirs.keys() - ({"lm_head.weight"} if tied else set())
+    assert all(torch.equal(split[name], theirs[name]) for name in split)
+    again = fuse(split)
+    assert again.keys() == ours.keys() and all(torch.equal(again[name], ours[name]) for name in ours)
+    assert len(ours) == len(split) - 2 * (5 if kind == "qwen2" else 3)  # of two layers: q, k, v (and biases), gate, up
 
 
 def test_save_over_a_sharded_checkpoint(tmp_path):
@@ -311,14 +337,25 @@ def test_save_over_a_sharded_checkpoint(tmp_path):
 # ------------------------------------------------------------------------------------- 3. the cached sampler
 
 
+STATIC = pytest.mark.parametrize("static", [False, True], ids=["", "static"])
+
+
+@pytest.fixture
+def in_small_steps(monkeypatch):
+    """Where shapes are static, look more often and grow in smaller steps than short responses would make it."""
+    monkeypatch.setattr(qwen2_model, "COLUMNS_AT_ONCE", 3)
+    monkeypatch.setattr(qwen2_model, "LOOK_EVERY", 2)
+
+
 @KINDS
+@STATIC
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0, 2.0])
-def test_sampler_equals_the_naive_one(kind, temperature, tmp_path):
+def test_sampler_equals_the_naive_one(kind, static, temperature, tmp_path, in_small_steps):
     """Guards against an error of cache, padding, dropped rows, or facts recorded at another temperature than 1."""
     G, T = 3, 9
     hf, model = both(kind, tmp_path, tie_word_embeddings=False)
     chance = uniforms(len(PROMPTS) * G, T)
-    s = generate(model, PROMPTS, chance, ENDS, temperature)
+    s = generate(model, PROMPTS, chance, ENDS, temperature, static=static)
     expected = [naive_sample(hf, PROMPTS[i // G], chance[i].tolist(), temperature) for i in range(len(chance))]
     assert answers(s) == [answer for answer, _ in expected]
     assert s.ended.tolist() == [answer[-1] in ENDS for answer, _ in expected]
@@ -331,12 +368,13 @@ def test_sampler_equals_the_naive_one(kind, temperature, tmp_path):
         assert len({len(answer) for answer, _ in expected}) >= 4 and 0 < s.ended.sum() < len(s.ended)
 
 
-def test_sampler_stops_with_its_last_row(tmp_path):
+@STATIC
+def test_sampler_stops_with_its_last_row(static, tmp_path):
     """Guards against columns beyond the longest response, and against an end at the very limit counted as cut off."""
     hf, model = both("qwen2", tmp_path)
     first = walk(next_logits(hf, PROMPTS[0]).tolist(), 0.5, 1.0)
     for limit in (1, 6):
-        s = generate(model, PROMPTS[:1], torch.full((2, limit), 0.5, dtype=torch.float64), [first])
+        s = generate(model, PROMPTS[:1], torch.full((2, limit), 0.5, dtype=torch.float64), [first], static=static)
         assert s.tokens.tolist() == [[first], [first]] and s.ended.all() and s.mask.all()
 
 
@@ -504,26 +542,136 @@ def test_a_response_does_not_depend_on_its_batch(kind, tmp_path):
 # -------------------------------------------------------------------------------------------------- 6. KVCache
 
 
+READER = Qwen2(read_config(SMALL | dict(model_type="qwen2", num_attention_heads=3, num_key_value_heads=3, head_dim=2)))
+
+
+@torch.no_grad()
+def some_prompts(keys: Tensor, filled: int, pad: list[int]) -> Prompts:
+    """Prompts of `filled` columns with these keys (layers, Q, K, columns, d), and values with the other sign."""
+    read = Prompts(READER, [[1] * (filled - n) for n in pad])
+    assert read.layers.keys() == {0, 1} and read.layers[0][0].shape[1:] == (3, max(filled - n for n in pad), 2)
+    read.layers = {i: (k[:, :, :filled], -k[:, :, :filled]) for i, k in enumerate(keys)}
+    return read
+
+
 @settings(deadline=None, max_examples=200)
 @given(st.data())
 def test_keep_equals_plain_indexing(data):
-    """Guards against a surviving row losing its keys, values or place in `order` over several drops and appends."""
-    rows, columns = data.draw(st.integers(1, 9)), 5
-    keys = torch.arange(2 * rows * 3 * columns * 2.0).view(2, rows, 3, columns, 2)  # all different
-    cache = KVCache(keys.clone(), -keys, length=2)
-    ids = torch.arange(rows)
-    while cache.length < columns:
+    """Guards against a surviving row losing its keys, values, positions, padding or place in `order` over several drops
+    and appends, and against answers that get another prompt."""
+    questions, answers, columns = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3)), 5
+    prompt_keys = torch.arange(2 * questions * 3 * columns * 2.0).view(2, questions, 3, columns, 2)  # all different
+    pad = [0] + data.draw(st.lists(st.integers(0, 1), min_size=questions - 1, max_size=questions - 1))
+    cache = KVCache(some_prompts(prompt_keys, 2, pad), answers, columns - 2)
+    prompt = torch.tensor([q for q in range(questions) for _ in range(answers)])  # of each row
+    keys = prompt_keys[:, prompt] + 1000 * torch.arange(len(prompt)).view(-1, 1, 1, 1) * (torch.arange(5) > 1)[:, None]
+    ids = torch.arange(len(prompt))
+    for length in range(2, columns):
         alive = torch.tensor(data.draw(st.lists(st.booleans(), min_size=len(ids), max_size=len(ids))), dtype=torch.bool)
         survivors = sorted(ids[alive].tolist())
         ids = ids[cache.keep(alive)]
         assert sorted(ids.tolist()) == survivors
-        assert torch.equal(cache.keys[..., : cache.length, :], keys[:, ids, :, : cache.length])
-        assert torch.equal(cache.values[..., : cache.length, :], -keys[:, ids, :, : cache.length])
-        new = keys[:, ids, :, cache.length, None]  # (2, rows left, 3, 1, 2)
+        cache.open()
+        cache.end = min(length + 1 + data.draw(st.integers(0, 1)), columns)  # static shapes look further than is filled
+        new = keys[:, ids, :, length, None]  # (2, rows left, 3, 1, 2)
         for layer in range(2):
             all_keys, all_values = cache.append(layer, new[layer], -new[layer])
-            assert torch.equal(all_keys, keys[layer, ids, :, : cache.length + 1]) and torch.equal(all_values, -all_keys)
-        cache.length += 1
+            assert all_keys.shape[2] == all_values.shape[2] == cache.end
+            assert torch.equal(all_keys[:, :, : length + 1], keys[layer, ids, :, : length + 1])
+            assert torch.equal(all_values[:, :, : length + 1], -keys[layer, ids, :, : length + 1])
+        real = [[pad[prompt[i]] <= column <= length for column in range(columns)] for i in ids]
+        assert cache.real.tolist() == real and cache.next.tolist() == [length - pad[prompt[i]] for i in ids]
+
+
+@KINDS
+@pytest.mark.parametrize("limited", [False, True], ids=["", "limited"])
+@pytest.mark.parametrize("columns, look", [(3, 2), (8, 5), (128, 16)])
+def test_static_shapes_give_the_same_samples(kind, limited, columns, look, tmp_path, monkeypatch):
+    """Guards against a column looked at before it is filled, tokens after an end, a row lost where rows leave late, and
+    shapes that are not static after all: neither shrink before half has ended, nor grow with every token."""
+    monkeypatch.setattr(qwen2_model, "COLUMNS_AT_ONCE", columns)
+    monkeypatch.setattr(qwen2_model, "LOOK_EVERY", look)
+    _, model = both(kind, tmp_path)
+    chance = uniforms(24, 30)
+    limit = 7 * torch.arange(24) % 29 + 1 if limited else None
+    eager, seen, hidden = generate(model, PROMPTS, chance, ENDS[:2], 3.0, limit, static=False), [], Qwen2.hidden
+
+    def spy(model, tokens, pad=None, past=None, hide=None):
+        if isinstance(past, KVCache):
+            seen.append((len(tokens), past.end))
+        return hidden(model, tokens, pad, past, hide)
+
+    monkeypatch.setattr(Qwen2, "hidden", spy)
+    static = generate(model, PROMPTS, chance, ENDS[:2], 3.0, limit, static=True)
+    for name in ("tokens", "mask", "ended"):
+        assert torch.equal(getattr(static, name), getattr(eager, name)), name
+    for name in ("logprob", "entropy", "logit_grad"):
+        torch.testing.assert_close(getattr(static, name), getattr(eager, name), atol=1e-5, rtol=0)
+    lengths = eager.mask.sum(1)
+    assert lengths.unique().numel() > 9 and 4 < eager.ended.sum()  # a hard case
+    heights, widths = ([shape[i] for shape in seen] for i in (0, 1))
+    assert len(set(widths)) == len({min(-(-(7 + t) // columns) * columns, 37) for t in range(1, len(seen) + 1)})
+    assert all(width >= 7 + t for t, width in enumerate(widths, 1)) and heights[0] == 24
+    for t, (before, after) in enumerate(zip(heights, heights[1:]), 2):  # of t tokens, one look
+        left = int((lengths > t).sum())
+        assert after == (left if t % look == 0 and 2 * left <= before else before)
+    assert look == 16 or min(len(set(heights)), len(set(widths))) > 1  # rows were dropped, columns added
+
+
+@STATIC
+def test_a_step_of_static_shapes_uses_the_same_memory(static, tmp_path):
+    """Guards against a tensor made anew by a step: a CUDA graph would go on reading and writing the old one."""
+    _, model = both("qwen2", tmp_path)
+    with torch.inference_mode():
+        decoder = Decoder(model, PROMPTS, uniforms(8, 20), ENDS, 1.0, None, static)
+        places = []
+        for columns in range(8, 14):
+            decoder.advance(columns)
+            held = vars(decoder) | {f"cache.{name}": x for name, x in vars(decoder.cache).items()}
+            places.append({name: x.data_ptr() for name, x in held.items() if isinstance(x, Tensor)})
+    assert len(places[0]) >= 14 and all(place == places[0] for place in places)
+    assert (decoder.t, decoder.cache.column) == (7, 12) and decoder.cache.end == (27 if static else 13)
+
+
+# ------------------------------------------------------------------------- log-probs without all of the logits
+
+
+def head(weight: Tensor, vocabulary: int) -> SimpleNamespace:
+    """Stands for a model of which only the output matrix is asked."""
+    return SimpleNamespace(output_weight=weight, real_vocab=vocabulary)
+
+
+@TIED
+@pytest.mark.parametrize("at_once", [1, 2 * (V - 6) + 1, 2**24], ids=["one", "two", "all"])
+def test_token_logprobs_equal_autograd(tied, at_once, tmp_path, exact, monkeypatch):
+    """Guards against a piece lost or taken twice, a gradient that is that of the loss's other sign, and one that misses
+    the output matrix, its rows without tokens, or the states."""
+    monkeypatch.setattr(qwen2_model, "LOGITS_AT_ONCE", at_once)
+    model = load_model(save(hf_model("qwen2", tie_word_embeddings=tied), tmp_path), dtype=torch.float64)
+    model.real_vocab = V - 6
+    hidden, tokens, weight = torch.randn(11, 48, requires_grad=True), random_tokens(1, 11, V - 6)[0], torch.randn(11)
+    inputs = [hidden, model.output_weight]
+    logits = hidden @ model.output_weight[: V - 6].T
+    expected = logits.log_softmax(-1)[torch.arange(11), tokens]
+    got = token_logprobs(model, hidden, tokens)
+    torch.testing.assert_close(got, expected, atol=1e-12, rtol=0)
+    for ours, theirs in zip(*(torch.autograd.grad((x * weight).sum(), inputs) for x in (got, expected))):
+        assert theirs.abs().max() > 0.1
+        torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=0)
+    small = [torch.randn(11, 4, requires_grad=True), torch.randn(V, 4, requires_grad=True)]
+    assert torch.autograd.gradcheck(lambda h, w: token_logprobs(head(w, V - 6), h, tokens), small)
+
+
+def test_token_logprobs_never_hold_all_of_the_logits(exact, monkeypatch):
+    """Guards against pieces that are all kept for the backward pass: they were made so that memory does not suffice."""
+    monkeypatch.setattr(qwen2_model, "LOGITS_AT_ONCE", 30)
+    held, sizes, log_softmax = [], [], qwen2_model.log_softmax
+    monkeypatch.setattr(qwen2_model, "log_softmax", lambda h, w: (sizes.append(len(h)), log_softmax(h, w))[1])
+    hidden, weight = torch.randn(20, 4, requires_grad=True), torch.randn(10, 4, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: (held.append(x.numel()), x)[1], lambda x: x):
+        logprob = token_logprobs(head(weight, 10), hidden, torch.arange(20) % 10)
+    logprob.sum().backward()
+    assert max(held) == 80 and sizes == 2 * [3, 3, 3, 3, 3, 3, 2]
 
 
 # ------------------------------------------------------------- 7. attention, hidden columns, a limit for each row
@@ -591,7 +739,8 @@ def test_nobody_reads_a_hidden_column(kind, tmp_path):
 
 
 @KINDS
-def test_a_limit_cuts_its_own_response_and_nothing_else(kind, tmp_path):
+@STATIC
+def test_a_limit_cuts_its_own_response_and_nothing_else(kind, static, tmp_path, in_small_steps):
     """Guards against a limit off by one, or mixed up where rows leave the batch, and a cut counted as an end."""
     _, model = both(kind, tmp_path)
     chance, T = uniforms(24, 9), 9
@@ -599,7 +748,7 @@ def test_a_limit_cuts_its_own_response_and_nothing_else(kind, tmp_path):
     lengths = whole.mask.sum(1)
     limits = [torch.arange(24) % T + 1, T - torch.arange(24) % T, lengths, torch.full((24,), 3)]
     for limit in limits:
-        cut = generate(model, PROMPTS, chance, ENDS, limit=limit)
+        cut = generate(model, PROMPTS, chance, ENDS, limit=limit, static=static)
         shorter = torch.minimum(lengths, limit)
         assert answers(cut) == [answer[:n] for answer, n in zip(answers(whole), limit.tolist())]
         assert torch.equal(cut.mask.sum(1), shorter) and cut.tokens.shape[1] == shorter.max()
@@ -611,6 +760,19 @@ def test_a_limit_cuts_its_own_response_and_nothing_else(kind, tmp_path):
 
 
 # --------------------------------------------------------------------------------------------------- 8. errors
+
+
+@STATIC
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("broken, name", [(math.nan, "norm"), (math.nan, "layers.1.mlp.down_proj"),
+                                          (math.inf, "embed_tokens")])  # fmt: skip
+def test_broken_weights_are_named(static, temperature, broken, name, tmp_path):
+    """Guards against tokens drawn from NaN: training would go on with them."""
+    _, model = both("qwen2", tmp_path)
+    with torch.no_grad():
+        model.get_parameter(f"model.{name}.weight").view(-1)[7] = broken
+    with pytest.raises(FloatingPointError, match="not finite.*--lr"):
+        generate(model, PROMPTS, uniforms(8, 5), ENDS, temperature, static=static)
 
 
 def truncate(folder: Path, size: int) -> None:

@@ -1,4 +1,4 @@
-"""The command line end to end: run folder, determinism, Ctrl-C, and one clear sentence for every bad input.
+"""The command line end to end: run folder, determinism, Ctrl-C, going on, and one clear sentence for every bad input.
 
 Run it:  python -m pytest tests/test_train.py
 """
@@ -23,13 +23,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+import critic as critic_file
 import grpo
 import mitigations
+import qwen2_model
 import train
 from countdown_task import generate_problems, split
 from critic import Critic, load_critic
 from mitigations import MITIGATIONS
-from qwen2_model import Qwen2, load_model
+from qwen2_model import Qwen2, load_model, replace_file
 from train import BUNDLED, COLUMNS, Settings
 
 ROOT = Path(train.__file__).parent
@@ -190,7 +192,8 @@ def test_every_flag_reaches_the_update(tmp_path, monkeypatch):
     calls, original = [], grpo.update
 
     def spy(model, optimizer, *rest, **options):
-        calls.append((dict(optimizer.param_groups[0]), options, torch.is_autocast_enabled("cpu")))
+        kinds = {w.dtype for w in model.parameters()}, {w.dtype for w in optimizer.master.values()}
+        calls.append((dict(optimizer.adamw.param_groups[0]), options, kinds, model.checkpoint_activations))
         return original(model, optimizer, *rest, **options)
 
     monkeypatch.setattr(grpo, "update", spy)
@@ -203,13 +206,14 @@ def test_every_flag_reaches_the_update(tmp_path, monkeypatch):
         max_grad_norm=0.7,
         micro_batch=5,
     )
-    adam = ["--lr", 1e-3, "--beta1", 0.8, "--beta2", 0.95, "--weight_decay", 0.03, "--dtype", "bfloat16"]
+    adam = ["--lr", 1e-3, "--beta1", 0.8, "--beta2", 0.95, "--weight_decay", 0.03, "--dtype", "bfloat16", "--checkpoint_activations"]
     run(*SMALL, "--steps", 2, *adam, *(x for k, v in given.items() for x in (f"--{k}", v)), "--out", tmp_path / "r")
     assert len(calls) == 2
-    for group, options, half in calls:
-        assert group["lr"] == 1e-3 and tuple(group["betas"]) == (0.8, 0.95) and group["weight_decay"] == 0.03 and half
+    for group, options, kinds, checkpointed in calls:
+        assert group["lr"] == 1e-3 and tuple(group["betas"]) == (0.8, 0.95) and group["weight_decay"] == 0.03
+        assert kinds == ({torch.bfloat16}, {torch.float32}) and checkpointed
         assert {k: v for k, v in options.items() if k != "reference"} == given | {"max_new_tokens": 50}
-        start = load_model(BUNDLED).parameters()
+        start = load_model(BUNDLED, dtype=torch.bfloat16).parameters()
         assert all(torch.equal(a, b) for a, b in zip(options["reference"].parameters(), start))
 
 
@@ -250,7 +254,8 @@ def test_only_heldout_puzzles_are_measured(tmp_path, monkeypatch):
 
     monkeypatch.setattr(grpo, "evaluate", fake)
     run(*SMALL, "--steps", 1, "--out", tmp_path / "r")
-    assert [answers for _, answers in asked] == [1, 1, 16]
+    *single, sixteen = [answers for _, answers in asked]  # at the start, and at the end
+    assert len(single) >= 2 and set(single) == {1} and sixteen == 16
     assert all(len(problems) == 12 and {split(p) for p in problems} == {"heldout"} for problems, _ in asked)
     final = json.loads((tmp_path / "r" / "final.json").read_text())
     assert final["pass@16"] == 0.5 and final["heldout_problems"] == 12
@@ -271,8 +276,8 @@ def test_broken_weights_end_the_run_in_one_sentence(tmp_path, capsys):
 
 
 def test_bfloat16_samples_from_the_weights_it_trains(tmp_path):
-    """Guards against autocast's cache, which would go on sampling from the first step's weights: the checkpoint of a run
-    solves as many puzzles in a run of its own as it did at the end of the first."""
+    """Guards against float32 weights that learn while the model samples from its old ones: the checkpoint of a run solves
+    as many puzzles in a run of its own as it did at the end of the first."""
     flags = [*SMALL, "--dtype", "bfloat16", "--eval_problems", 40]
     run(*flags, "--steps", 3, "--lr", 0.02, "--out", tmp_path / "r")
     run(*flags, "--steps", 0, "--model", tmp_path / "r" / "checkpoint", "--out", tmp_path / "again")
@@ -298,7 +303,8 @@ def test_ctrl_c_leaves_a_usable_run(tmp_path):
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 0 and "stopping after this step" in output and "Traceback" not in output
     done = int(rows(tmp_path / "r")[-1]["step"])
-    assert 2 <= done < 5000 and rows(tmp_path / "r")[-1]["heldout_success"]
+    final = json.loads((tmp_path / "r" / "final.json").read_text())
+    assert 2 <= done < 5000 and final["step"] == done and 0 <= final["heldout_success"] <= 1 and "pass@16" not in final
     assert len(list((tmp_path / "r" / "credit").glob("*.npz"))) == done
     load_model(tmp_path / "r" / "checkpoint")
 
@@ -416,7 +422,7 @@ def test_a_step_is_scored_before_its_rewards_are_learned(codec, quick, monkeypat
     for right in (0.0, 1.0):
         monkeypatch.setattr(grpo, "reward", lambda *_: {"reward": right, "answer": right, "format": right})
         torch.manual_seed(0)
-        critic, optimizer = Critic(128), torch.optim.SGD(model.parameters(), lr=0.0)  # the model stays
+        critic, optimizer = Critic(128), grpo.Optimizer(model, lr=0.0)  # the model stays
         torch.nn.init.normal_(critic.outer.weight)
         for step in (1, 2):
             asked = train.draw_problems(problems, s, step)
@@ -448,6 +454,305 @@ def test_a_run_is_the_same_without_a_rehearsal(quick, tmp_path, monkeypatch):
         run(*TINY, "--max_new_tokens", 40, "--mitigation", "ppo", "--out", tmp_path / out)
         monkeypatch.setattr(train, "rehearse", lambda *_: None)
     assert figures(tmp_path / "with") == figures(tmp_path / "without")
+
+
+# ------------------------------------------------------------------------------------------------- to go on
+
+LAST = ["--questions", 2, "--answers", 3, "--max_new_tokens", 30, "--eval_problems", 2, "--eval_every", 2]
+KEEP = ["--state_every", 2, "--checkpoint_every", 2, "--sample_every", 2]
+RESUMED = {
+    "adam": [],
+    "critic": ["--mitigation", "ppo"],
+    "kl in bfloat16": ["--kl", 0.1, "--dtype", "bfloat16", "--updates_per_batch", 2, "--weight_decay", 0.1],
+}
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL in this process."""
+
+
+class Death:
+    """Within `with Death(n)`, the process dies at the n-th moment of writing: before something is written, in the middle
+    of it, or before a file gets its name. It writes nothing from then on, not even in a `finally`."""
+
+    def __init__(self, moment=10**9):
+        self.first = self.left = moment
+        self.patch = pytest.MonkeyPatch()
+
+    def __enter__(self):
+        for module in (qwen2_model, train, grpo, critic_file):
+            self.patch.setattr(module, "replace_file", self.torn_file)
+        for name, log in (("append_row", "metrics.csv"), ("write_samples", "samples.txt")):
+            self.patch.setattr(train, name, self.torn_log(getattr(train, name), log))
+        self.patch.setattr(train, "copy_tokenizer", self.late(train.copy_tokenizer))
+        self.patch.setattr(Path, "rename", self.late(Path.rename))
+        return self
+
+    def __exit__(self, *_):
+        self.patch.undo()
+
+    def tick(self):
+        self.left -= 1
+        if self.left < 0:
+            raise Killed
+
+    def late(self, function):
+        return lambda *args: (self.tick(), function(*args))[1]
+
+    def torn_file(self, file, write):
+        def torn(part):
+            self.tick()
+            write(part)
+            if self.left == 0:
+                os.truncate(part, part.stat().st_size // 2)
+                if file.suffix == ".safetensors":  # whose library writes under a name of its own, then renames
+                    os.rename(part, part.with_name(".tmpAbCdEf"))
+            self.tick()
+            self.tick()
+        replace_file(file, torn)
+
+    def torn_log(self, function, log):
+        def torn(run, *args):
+            self.tick()
+            before = (run / log).stat().st_size if (run / log).exists() else 0
+            function(run, *args)
+            if self.left == 0:
+                os.truncate(run / log, (before + (run / log).stat().st_size) // 2)
+            self.tick()
+        return torn
+
+
+@pytest.fixture
+def brief(monkeypatch):
+    """Steps that take little time and are worth resuming: rewards for short responses too, which differ within a group,
+    and a held-out success that tells any two models apart."""
+    def success(model, codec, problems, k, *_):
+        return np.full((len(problems), k), sum(w.double().abs().sum().item() for w in model.parameters()))
+
+    monkeypatch.setattr(train, "generate_problems", GENERATE)
+    monkeypatch.setattr(train, "rehearse", lambda *_: None)
+    monkeypatch.setattr(grpo, "reward", lambda text, *_: dict.fromkeys(("reward", "answer", "format"), len(text) % 3 / 2))
+    monkeypatch.setattr(grpo, "evaluate", success)
+
+
+def content(folder):
+    """All that a run wrote, but for what a clock says and where it lies."""
+    found = {}
+    for file in (file for file in folder.rglob("*") if file.is_file()):
+        name = str(file.relative_to(folder))
+        if name == "metrics.csv":
+            found[name] = figures(folder)
+        elif file.suffix == ".npz":
+            with np.load(file) as log:
+                found |= {f"{name}: {column}": log[column].tobytes() for column in log.files}
+        elif name == "state.safetensors":  # whose header is in no certain order
+            found |= {f"{name}: {tensor}": x.numpy().tobytes() for tensor, x in load_file(file).items()}
+        elif name == "config.json":
+            config = json.loads(file.read_text())
+            found[name] = config["settings"] | {"out": None}, config["method"]
+        else:
+            found[name] = file.read_bytes()
+    return found
+
+
+def differences(folder, other):
+    """Names of what two runs wrote differently."""
+    one, two = content(folder), content(other)
+    return {name for name in one | two if one.get(name) != two.get(name)}
+
+
+def kill(moment, *arguments):
+    """Run train.py until that moment of writing; whether it was reached."""
+    with Death(moment) as death:
+        try:
+            run(*arguments)
+        except Killed:
+            assert death.left < 0
+    return death.left < 0
+
+
+def resume(folder, *arguments):
+    """Go on with a run."""
+    run("--resume", folder, *arguments)
+
+
+@pytest.mark.parametrize("method", RESUMED)
+def test_a_killed_run_goes_on_as_if_nothing_had_been(method, brief, tmp_path):
+    """Guards against a moment, anywhere in the writing of anything, at which a kill changes what the run will write: Adam's
+    moments, the critic, the start model, rows twice or cut off, a checkpoint without a tokenizer, a file left over."""
+    flags = [*LAST, *KEEP, "--steps", 3, *RESUMED[method]]
+    with Death() as death:
+        run(*flags, "--out", tmp_path / "whole")
+    start, end = (load_model(folder).output_weight for folder in (BUNDLED, tmp_path / "whole" / "checkpoint"))
+    assert not torch.equal(start, end) and figures(tmp_path / "whole")[3]["grad_norm"] != "0.0"
+    moments = range(death.first - death.left)
+    assert len(moments) > 50
+    for moment in moments[:: 4 if method == "adam" else 7]:  # a file has three, a log two
+        folder, begin = tmp_path / f"killed-{moment}", [*flags, "--out", tmp_path / f"killed-{moment}"]
+        assert kill(moment, *begin)
+        if moment % 5 or kill(moment // 3, *(["--resume", folder] if folder.exists() else begin)):  # or twice
+            run(*(["--resume", folder] if folder.exists() else begin))
+        assert not differences(tmp_path / "whole", folder), moment
+        shutil.rmtree(folder)
+    assert not [*tmp_path.rglob("*.part")]
+
+
+def test_a_run_that_the_system_kills_goes_on(tmp_path):
+    """Guards against a state that only this process can go on from, or output that is still in a buffer."""
+    flags = [*map(str, [*LAST, *KEEP]), "--steps", "5", "--mitigation", "ppo"]
+    run(*flags, "--out", tmp_path / "whole")
+    command = [sys.executable, "train.py", *flags, "--out", str(tmp_path / "killed")]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    for line in process.stdout:
+        if line.startswith("step    3/5"):
+            process.kill()
+            break
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL and len(rows(tmp_path / "killed")) >= 4
+    resume(tmp_path / "killed")
+    assert not differences(tmp_path / "whole", tmp_path / "killed")
+
+
+def press_ctrl_c(monkeypatch, after, *arguments):
+    """Run train.py and ask it to stop in a certain step."""
+    original = train.train_step
+
+    def train_step(model, optimizer, codec, problems, s, own, step, *rest):
+        if step == after:
+            signal.raise_signal(signal.SIGINT)
+        return original(model, optimizer, codec, problems, s, own, step, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "train_step", train_step)
+        run(*arguments)
+
+
+@pytest.mark.parametrize("after", [1, 3, 4])
+def test_after_ctrl_c_a_run_goes_on(after, brief, tmp_path, monkeypatch, capsys):
+    """Guards against an interruption that shows in the results, and one in the last step that passes for a finished run."""
+    flags = [*LAST, "--mitigation", "ppo", "--steps", 4]
+    run(*flags, "--out", tmp_path / "whole")
+    press_ctrl_c(monkeypatch, after, *flags, "--out", tmp_path / "r")
+    assert f"--resume {tmp_path / 'r'}" in capsys.readouterr().out and len(rows(tmp_path / "r")) == after + 1
+    final = json.loads((tmp_path / "r" / "final.json").read_text())
+    assert final["step"] == after and final["heldout_success"] and "pass@16" not in final
+    resume(tmp_path / "r")
+    assert not differences(tmp_path / "whole", tmp_path / "r")
+
+
+def test_a_run_without_a_state_begins_again(brief, tmp_path):
+    """Guards against rows that are there twice, or a critic that has learned twice."""
+    flags = [*LAST, "--mitigation", "ppo", "--steps", 3, "--state_every", 0]
+    run(*flags, "--out", tmp_path / "whole")
+    step_two = 0
+    while len(rows(tmp_path / "r")) < 3 if (tmp_path / "r").exists() else True:
+        shutil.rmtree(tmp_path / "r", ignore_errors=True)
+        assert kill(step_two := step_two + 4, *flags, "--out", tmp_path / "r")
+    assert not (tmp_path / "r" / "state.safetensors").exists()
+    resume(tmp_path / "r")
+    assert not differences(tmp_path / "whole", tmp_path / "r")
+
+
+def test_a_finished_run_goes_on_only_to_more_steps(brief, tmp_path, capsys):
+    """Guards against a finished run that is spoiled, and more steps that are others than in one go."""
+    flags = [*LAST, "--mitigation", "ppo", "--kl", 0.1]
+    run(*flags, "--steps", 4, "--out", tmp_path / "whole")
+    run(*flags, "--steps", 2, "--out", tmp_path / "r")
+    before = content(tmp_path / "r")
+    for more in ([], ["--steps", 2], ["--steps", 1]):
+        assert "finished" in error_of(capsys, "--resume", tmp_path / "r", *more)
+    assert content(tmp_path / "r") == before
+    resume(tmp_path / "r", "--steps", 4)
+    assert not differences(tmp_path / "whole", tmp_path / "r")
+
+
+def test_an_interrupted_extension_goes_on_to_its_end(brief, tmp_path, monkeypatch):
+    """Guards against an extended run that is taken for finished, or that forgets how far it was to go."""
+    run(*LAST, "--steps", 4, "--out", tmp_path / "whole")
+    run(*LAST, "--steps", 2, "--out", tmp_path / "r")
+    press_ctrl_c(monkeypatch, 3, "--resume", tmp_path / "r", "--steps", 4)
+    resume(tmp_path / "r")
+    assert not differences(tmp_path / "whole", tmp_path / "r")
+
+
+def test_a_critic_that_does_not_train_comes_along(brief, tmp_path, monkeypatch):
+    """Guards against a state that cannot be read because a critic, of the model's folder, has no moments of Adam yet."""
+    run(*LAST, "--mitigation", "ppo", "--steps", 1, "--out", tmp_path / "first")
+    flags = [*LAST, "--model", tmp_path / "first" / "checkpoint", "--steps", 3]
+    run(*flags, "--out", tmp_path / "whole")
+    press_ctrl_c(monkeypatch, 2, *flags, "--out", tmp_path / "r")
+    resume(tmp_path / "r")
+    assert not differences(tmp_path / "whole", tmp_path / "r")
+
+
+def cut(file, size):
+    """Only the beginning of a file stays."""
+    file.write_bytes(file.read_bytes()[:size])
+
+
+STATE = "state.safetensors"
+NOT_TO_RESUME = {
+    "no folder": (shutil.rmtree, [], "no run folder"),
+    "no config": (lambda r: (r / "config.json").unlink(), [], "config.json"),
+    "half a config": (lambda r: cut(r / "config.json", 100), [], "config.json"),
+    "another version": (lambda r: (r / "config.json").write_text('{"settings": {"speed": 1}}'), [], "version"),
+    "half a state": (lambda r: cut(r / STATE, 5000), [], STATE),
+    "an empty state": (lambda r: cut(r / STATE, 0), [], STATE),
+    "no state": (lambda r: (r / STATE).write_text("<html>not found</html>" * 9), [], STATE),
+    "the state of something else": (lambda r: save_file({"x": torch.ones(3)}, r / STATE), [], STATE),
+    "another flag": (lambda r: None, ["--lr", "1e-3"], "--lr"),
+    "no number": (lambda r: None, ["--steps", "many"], "--steps"),
+    "fewer steps than there are": (lambda r: None, ["--steps", "1"], "2 steps"),
+}
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """A run of four steps that was stopped after the second."""
+    folder = tmp_path_factory.mktemp("runs") / "stopped"
+    with pytest.MonkeyPatch.context() as patch:
+        press_ctrl_c(patch, 2, *LAST, "--steps", 4, "--out", folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", NOT_TO_RESUME)
+def test_what_cannot_go_on_is_refused_in_one_sentence(kind, stopped, brief, tmp_path, capsys):
+    """Guards against a traceback, and against a refusal that has already cut off the logs or changed the settings."""
+    breaking, flags, named = NOT_TO_RESUME[kind]
+    shutil.copytree(stopped, tmp_path / "r")
+    with (tmp_path / "r" / "metrics.csv").open("a") as file:
+        file.write("3,0.5")  # a step that a kill cut off
+    breaking(tmp_path / "r")
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    assert named in error_of(capsys, "--resume", tmp_path / "r", *flags)
+    assert before == {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+
+
+def test_a_name_without_a_run_is_refused_by_the_shell():
+    """Guards against an exit status of 0, or a traceback."""
+    command = [sys.executable, "train.py", "--resume", "runs/nowhere"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode != 0 and result.stderr.count("\n") == 1 and "runs/nowhere" in result.stderr
+
+
+def test_a_file_is_whole_or_the_old_one(tmp_path):
+    """Guards against an old file that is gone when writing the new one fails in the middle."""
+    def half(part):
+        part.write_text("ne")
+        raise OSError("no space left on device")
+
+    file = tmp_path / "file.json"
+    replace_file(file, lambda part: part.write_text("old"))
+    with pytest.raises(OSError):
+        replace_file(file, half)
+    assert file.read_text() == "old"
+    replace_file(file, lambda part: part.write_text("new"))
+    assert [x.name for x in tmp_path.iterdir()] == ["file.json"] and file.read_text() == "new"
+
+
+def test_a_finished_run_has_no_half_file(finished):
+    """Guards against a name for half a file that nobody renames."""
+    assert not [*finished.parent.rglob("*.part")]
 
 
 # ------------------------------------------------------------------------------------------------- the puzzles
