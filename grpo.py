@@ -62,6 +62,18 @@ def gather(mine: Tensor, n: int, each: int = 1) -> Tensor:
     return torch.cat([part[:count] for part, count in zip(parts, counts)])
 
 
+def sum_over_processes(tensors: list[Tensor]) -> None:
+    """Replace each tensor by its sum over the processes; small ones travel together."""
+    if world()[1] == 1:
+        return
+    small, large = ([x for x in tensors if (x.numel() < 2**20) == kind] for kind in (True, False))
+    flat = torch.cat([x.flatten() for x in small])
+    for sent in [dist.all_reduce(x, async_op=True) for x in (flat, *large)]:
+        sent.wait()
+    for x, total in zip(small, flat.split([x.numel() for x in small])):
+        x.copy_(total.view_as(x))
+
+
 # ------------------------------------------------------------------------------------------------- rollout
 
 
@@ -97,7 +109,13 @@ def sample(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_tokens:
     some = mine if mine.start < mine.stop else slice(0, 1)  # nothing to do: one prompt, whose samples are thrown away
     rows = slice(some.start * G, some.stop * G)
     samples = generate(model, prompts[some], uniforms[rows], end_tokens, limit=None if limit is None else limit[rows])
-    return Samples(*(gather(x[: (mine.stop - mine.start) * G], len(prompts), G) for x in samples))
+    if world()[1] == 1:
+        return samples
+    *columns, ended = samples  # five of (b, T), (b,)
+    packed = torch.stack([x.double() for x in (*columns, ended[:, None].expand(samples.mask.shape))], dim=2)  # (b, T, 6)
+    packed = gather(packed[: (mine.stop - mine.start) * G], len(prompts), G)  # (B, T, 6)
+    tokens, mask, *facts = (x.to(kind.dtype) for x, kind in zip(packed.unbind(2), columns))
+    return Samples(tokens, mask, *facts, packed[:, 0, 5].bool())
 
 
 def rollout(model: Qwen2, codec: Codec, problems: list[Problem], uniforms: Tensor, *, advantage: str = "grpo",
@@ -138,11 +156,12 @@ def callables(model: Qwen2, codec: Codec, problems: list[Problem], samples: Samp
         """about(model, Answers, tokens, mask, hide) for the responses rows (N,), `micro_batch` of them at once
         (N, T, ...); each process for its share."""
         read = Prompts(of, [codec.prompt(problem) for problem in problems])
-        parts = []
-        for part in torch.arange(len(rows))[share(len(rows))].split(micro_batch):
+        parts, mine = [], share(len(rows))
+        some = mine if mine.start < mine.stop else slice(0, 1)  # nothing to do: one row, whose figures are thrown away
+        for part in torch.arange(len(rows))[some].split(micro_batch):
             i = rows[part]  # (b,)
             parts.append(about(of, Answers(read, group[i]), tokens[i], mask[i], None if hide is None else hide[part]))
-        return gather(torch.cat(parts), len(rows))
+        return gather(torch.cat(parts)[: mine.stop - mine.start], len(rows))
 
     def reference_logprob() -> Tensor:
         if reference is None:
@@ -306,9 +325,7 @@ class Optimizer:
     @torch.no_grad()
     def step(self, max_grad_norm: float) -> float:
         """Sum the gradients of all processes, clip them, move the weights; the norm before clipping."""
-        if world()[1] > 1:
-            for sent in [dist.all_reduce(w.grad, async_op=True) for w in self.master.values()]:
-                sent.wait()
+        sum_over_processes([w.grad for w in self.master.values()])
         norm = nn.utils.clip_grad_norm_(self.master.values(), max_grad_norm).item()
         self.adamw.step()
         self.copy_back()
@@ -373,8 +390,7 @@ def figures(loss: Tensor, logprob: Tensor, old: Tensor, credit: Tensor, mask: Te
 
 def metrics(sums: Tensor, updates: int, with_kl: bool) -> dict[str, float | None]:
     """The figures of a step from their sums (6,) over its micro-batches, of all processes; None where nothing was."""
-    if world()[1] > 1:
-        dist.all_reduce(sums)
+    sum_over_processes([sums])
     loss, clipped, divergence, N, error, first = sums.tolist()
     return {"loss": loss / updates, "clip_fraction": clipped / N if N else None,
             "ratio_error": error / first if first else None, "kl": divergence / N if N and with_kl else None}
@@ -384,16 +400,20 @@ def micro_batches(batch: TokenBatch, credit: Tensor, size: int, skip: bool) -> t
     """The questions (q,) this process updates on; and of its responses, `size` at a time and like lengths together,
     the rows (b,), which of the questions each answers (b,), and the length of the longest.
 
-    skip: leave out the responses whose credit is 0 on every token, which have no gradient. Every process gets as
-    many questions; the long ones are dealt out first.
+    skip: leave out the responses whose credit is 0 on every token, which have no gradient. The questions with the
+    most tokens are dealt out first, each to the process that has the fewest.
     """
     rank, processes = world()
     lengths = batch.mask.sum(1)  # (B,)
     used = (credit != 0).any(1) if skip else torch.ones_like(lengths, dtype=torch.bool)  # (B,)
     load = torch.zeros(len(batch.numbers), dtype=torch.long, device=lengths.device)
     load = load.index_add(0, batch.group, lengths * used)  # (Q,) tokens to update on
-    questions = load.argsort(descending=True, stable=True)[rank::processes]
-    questions = questions[load[questions] > 0]  # (q,)
+    dealt, hands = [0] * processes, [[] for _ in range(processes)]
+    for question in load.argsort(descending=True, stable=True).tolist():
+        least = dealt.index(min(dealt))
+        dealt[least] += int(load[question])
+        hands[least] += [question] * bool(load[question])
+    questions = torch.tensor(hands[rank], dtype=torch.long, device=load.device)  # (q,)
     place = torch.full_like(load, -1).index_put((questions,), torch.arange(len(questions), device=load.device))  # (Q,)
     rows = lengths.argsort(stable=True)
     rows = rows[used[rows] & (place[batch.group[rows]] >= 0)]

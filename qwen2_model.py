@@ -18,6 +18,7 @@ Run it:  python train.py --steps 0        loads the bundled model, samples from 
 """
 import copy
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, NamedTuple
@@ -218,7 +219,7 @@ class Qwen2(nn.Module):
         """What a layer takes: x (B, S, D), the angles, and which columns each query sees (B, 1, S, columns)."""
         if isinstance(past, KVCache):  # one column; all that is to be known of it lies ready
             angles = past.cos[past.next][:, None, None], past.sin[past.next][:, None, None]
-            return self.model["embed_tokens"](tokens), angles, past.real[:, None, None, : past.end]
+            return self.model["embed_tokens"](tokens), angles, past.bias[:, None, None, : past.end]
         column = torch.arange(tokens.shape[1], device=tokens.device)  # (S,)
         pad = tokens.new_zeros(len(tokens)) if pad is None else pad
         first = -pad if past is None else past.next  # (B,) the position of column 0
@@ -448,9 +449,12 @@ def save_model(model: Qwen2, path: str | Path) -> None:
 
 def replace_file(file: Path, write: Callable[[Path], object]) -> None:
     """Write a file under another name, then rename it: a reader, or an interruption, never meets half of it."""
-    part = file.with_name(file.name + ".part")
-    write(part)
-    part.replace(file)
+    part = file.with_name(file.name + ".part")  # a folder: safetensors has one more file beside that which it writes
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir()
+    write(part / file.name)
+    (part / file.name).replace(file)
+    part.rmdir()
 
 
 # ------------------------------------------------------------------------------------------- what stands before
@@ -527,7 +531,8 @@ class KVCache:
             for i, x in enumerate(both):
                 room[i, layer, :, :, :, :P] = x[:, None]
         self.keys, self.values = room.flatten(2, 3)  # (layers, B, K, columns, d)
-        self.real = F.pad(prompts.real, (0, more)).repeat_interleave(answers, 0)  # (B, columns) holds a token
+        real = F.pad(prompts.real, (0, more)).repeat_interleave(answers, 0)  # (B, columns) holds a token
+        self.bias = first.new_zeros(real.shape).masked_fill(~real, float("-inf"))  # (B, columns) added to the scores
         self.next = prompts.next.repeat_interleave(answers) - 1  # (B,) position of the token in `column`
         positions = torch.arange(P + more, device=first.device)[None]  # (1, columns)
         self.cos, self.sin = (x[0, 0] for x in rope_angles(positions, first.shape[3], prompts.theta))  # (columns, d)
@@ -538,7 +543,7 @@ class KVCache:
         """Begin the next column."""
         self.column += 1
         self.next += 1
-        self.real.index_fill_(1, self.column, True)
+        self.bias.index_fill_(1, self.column, 0.0)
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Write k, v (B, K, 1, d) of a layer into the open column; return all that are looked at (B, K, end, d)."""
@@ -559,7 +564,7 @@ class KVCache:
         for x in (self.keys, self.values):
             x[:, gaps, :, : self.end] = x[:, order[gaps], :, : self.end]
         self.keys, self.values = self.keys[:, :count], self.values[:, :count]
-        self.real, self.next = self.real[order], self.next[order]
+        self.bias, self.next = self.bias[order], self.next[order]
         return order
 
 
@@ -643,7 +648,7 @@ class Decoder:
     def advance(self, columns: int) -> None:
         """One more token, which will stand in the last of so many columns."""
         if self.static:
-            columns = min(-(-columns // COLUMNS_AT_ONCE) * COLUMNS_AT_ONCE, self.cache.real.shape[1])
+            columns = min(-(-columns // COLUMNS_AT_ONCE) * COLUMNS_AT_ONCE, self.cache.bias.shape[1])
         self.cache.end = columns
         self.replay() if self.static and self.token.is_cuda else self.step()
 

@@ -277,10 +277,23 @@ def resume_run(run: Path, s: Settings) -> Path:
     config, final = read_json(run / "config.json"), run / "final.json"
     if final.is_file() and "pass@16" in read_json(final) and read_json(final)["step"] >= s.steps:
         raise ValueError(f"{run} has finished its {s.steps} steps; --steps N asks for more")
+    if (done := steps_done(run)) > s.steps:
+        raise ValueError(f"{run} has {done} steps already, more than --steps {s.steps}")
     if leads():
         config["settings"]["steps"] = s.steps
         write_json(run / "config.json", config)
     return run
+
+
+def steps_done(run: Path) -> int:
+    """How many steps a run can go on from."""
+    if not (run / STATE).is_file():
+        return 0
+    try:
+        with safe_open(run / STATE, framework="pt") as file:
+            return int(file.metadata()["step"])
+    except (SafetensorError, TypeError, KeyError) as error:
+        raise ValueError(f"{run / STATE} is broken ({error}); remove it to begin the run again") from None
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
@@ -401,8 +414,6 @@ def train(s: Settings, own: dict, model: Qwen2, codec: Codec, problems: list[Pro
     """Measure, train all steps or those until Ctrl-C, measure again."""
     optimizer = grpo.Optimizer(model, s.lr, (s.beta1, s.beta2), s.weight_decay, s.optimizer_device or None)
     done = load_state(run, optimizer, critic)
-    if done > s.steps:
-        raise ValueError(f"{run} has {done} steps already, more than --steps {s.steps}")
     if done == 0:
         measure_start(run, model, codec, heldout, s)
     step, row, stopped = done, {}, False
@@ -502,7 +513,8 @@ def restore(weights: dict[str, torch.Tensor], adamw: torch.optim.AdamW, tensors:
     """Undo `adam_tensors`."""
     for name, w in weights.items():
         w.copy_(tensors[f"weight.{name}"])
-        adamw.state[w] = {key: tensors[f"{key}.{name}"] for key in ("step", "exp_avg", "exp_avg_sq")}
+        if f"step.{name}" in tensors:  # a critic that has not learned in this run has none
+            adamw.state[w] = {key: tensors[f"{key}.{name}"] for key in ("step", "exp_avg", "exp_avg_sq")}
 
 
 def save_state(run: Path, step: int, optimizer: grpo.Optimizer, critic: Critic) -> None:
@@ -520,11 +532,8 @@ def load_state(run: Path, optimizer: grpo.Optimizer, critic: Critic) -> int:
     """Put everything back as it was, the logs too; how many steps were done, 0 where no state was written."""
     device, lengths, step = next(iter(optimizer.master.values())).device, {}, 0
     if (run / STATE).is_file():
-        try:
-            with safe_open(run / STATE, framework="pt", device=str(device)) as file:
-                tensors, known = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()
-        except SafetensorError as error:
-            raise ValueError(f"{run / STATE} is broken ({error}); remove it to begin the run again") from None
+        with safe_open(run / STATE, framework="pt", device=str(device)) as file:
+            tensors, known = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()
         step, lengths = int(known["step"]), json.loads(known["lengths"])
         restore(optimizer.master, optimizer.adamw, tensors)
         optimizer.copy_back()
@@ -586,9 +595,9 @@ def main() -> None:
     try:
         train(s, own, model, codec, problems, heldout, run, reference, critic)
     except KeyboardInterrupt:
-        sys.exit(f"error: interrupted; go on with: python train.py --resume {run}")
+        fail(f"interrupted; go on with: python train.py --resume {run}")
     except (ValueError, FloatingPointError) as error:
-        sys.exit(f"error: {error}; what was finished before is in {run}")
+        fail(f"{error}; what was finished before is in {run}")
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -50,7 +50,8 @@ gloo = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(
 
 def figures_of(name: str) -> dict[str, torch.Tensor]:
     """One step of a method on the bundled model that leaves the weights as they are: batch, credit and gradient."""
-    own = {key: METHODS[name].get(key, value) for key, value in parameters(METHODS[name].get("mitigation", name)).items()}
+    defaults = parameters(METHODS[name].get("mitigation", name))
+    own = {key: METHODS[name].get(key, value) for key, value in defaults.items()}
     given = {key: value for key, value in METHODS[name].items() if key not in own}
     s = Settings(**{"mitigation": name, "questions": 3, "answers": 4, "max_new_tokens": 90, "micro_batch": 3} | given)
     codec, model, critic = Codec(BUNDLED), load_model(BUNDLED), Critic(128)
@@ -198,8 +199,9 @@ def test_processes_agree(two_and_one):
 def test_rows_come_back_in_order(two_and_one):
     """Guards against rows that are cut off, out of order, or of a process that had none."""
     found = two_and_one[0]
-    rows = torch.cat((torch.nn.functional.pad(torch.arange(42).view(14, 3)[:7], (0, 1)), torch.arange(56).view(14, 4)[7:]))
-    assert torch.equal(found["rows"], rows) and found["bits"].tolist() == [True, True] and found["bits"].dtype == torch.bool
+    short, long = torch.arange(42).view(14, 3)[:7], torch.arange(56).view(14, 4)[7:]
+    assert torch.equal(found["rows"], torch.cat((torch.nn.functional.pad(short, (0, 1)), long)))
+    assert found["bits"].dtype == torch.bool and found["bits"].tolist() == [True, True]
     assert torch.equal(found["alone"], torch.full((1, 4), 5))
 
 
@@ -208,7 +210,8 @@ def test_rows_come_back_in_order(two_and_one):
 def test_two_processes_find_what_one_does(name, two_and_one):
     """Guards against responses that depend on how many share the work, a share of the loss that counts twice or not at
     all, and a question that nobody answers: three questions, or one, and two processes."""
-    two, _, one = ({k.split(": ")[1]: x for k, x in found.items() if k.startswith(f"{name}: ")} for found in two_and_one)
+    own = f"{name}: "
+    two, _, one = ({k.removeprefix(own): x for k, x in all.items() if k.startswith(own)} for all in two_and_one)
     assert two.keys() == one.keys()
     for key in ("tokens", "mask", "reward", "role", "group", "ended"):
         assert torch.equal(two[key], one[key]), key

@@ -580,7 +580,7 @@ def test_keep_equals_plain_indexing(data):
             assert torch.equal(all_keys[:, :, : length + 1], keys[layer, ids, :, : length + 1])
             assert torch.equal(all_values[:, :, : length + 1], -keys[layer, ids, :, : length + 1])
         real = [[pad[prompt[i]] <= column <= length for column in range(columns)] for i in ids]
-        assert cache.real.tolist() == real and cache.next.tolist() == [length - pad[prompt[i]] for i in ids]
+        assert (cache.bias == 0).tolist() == real and cache.next.tolist() == [length - pad[prompt[i]] for i in ids]
 
 
 @KINDS

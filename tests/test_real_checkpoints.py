@@ -103,7 +103,8 @@ def write_tokenizer(folder: Path, kind: str) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(dict(
         tokenizer_class="Qwen2Tokenizer", add_bos_token=False, add_prefix_space=False, bos_token=None, unk_token=None,
         eos_token="<|im_end|>", pad_token="<|endoftext|>", errors="replace", model_max_length=131072,
-        split_special_tokens=False, chat_template=TEMPLATE, clean_up_tokenization_spaces=False, additional_special_tokens=SPECIAL[1:],
+        split_special_tokens=False, chat_template=TEMPLATE, clean_up_tokenization_spaces=False,
+        additional_special_tokens=SPECIAL[1:],
         added_tokens_decoder={str(a["id"]): {k: v for k, v in a.items() if k != "id"} for a in added})))
 
 

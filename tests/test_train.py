@@ -206,7 +206,8 @@ def test_every_flag_reaches_the_update(tmp_path, monkeypatch):
         max_grad_norm=0.7,
         micro_batch=5,
     )
-    adam = ["--lr", 1e-3, "--beta1", 0.8, "--beta2", 0.95, "--weight_decay", 0.03, "--dtype", "bfloat16", "--checkpoint_activations"]
+    adam = ["--lr", 1e-3, "--beta1", 0.8, "--beta2", 0.95, "--weight_decay", 0.03]
+    adam += ["--dtype", "bfloat16", "--checkpoint_activations"]
     run(*SMALL, "--steps", 2, *adam, *(x for k, v in given.items() for x in (f"--{k}", v)), "--out", tmp_path / "r")
     assert len(calls) == 2
     for group, options, kinds, checkpointed in calls:
@@ -276,8 +277,8 @@ def test_broken_weights_end_the_run_in_one_sentence(tmp_path, capsys):
 
 
 def test_bfloat16_samples_from_the_weights_it_trains(tmp_path):
-    """Guards against float32 weights that learn while the model samples from its old ones: the checkpoint of a run solves
-    as many puzzles in a run of its own as it did at the end of the first."""
+    """Guards against float32 weights that learn while the model samples from its old ones: the checkpoint of a run
+    solves as many puzzles in a run of its own as it did at the end of the first."""
     flags = [*SMALL, "--dtype", "bfloat16", "--eval_problems", 40]
     run(*flags, "--steps", 3, "--lr", 0.02, "--out", tmp_path / "r")
     run(*flags, "--steps", 0, "--model", tmp_path / "r" / "checkpoint", "--out", tmp_path / "again")
@@ -472,8 +473,8 @@ class Killed(BaseException):
 
 
 class Death:
-    """Within `with Death(n)`, the process dies at the n-th moment of writing: before something is written, in the middle
-    of it, or before a file gets its name. It writes nothing from then on, not even in a `finally`."""
+    """Within `with Death(n)`, the process dies at the n-th moment of writing: before something is written, in the
+    middle of it, or before a file gets its name. It writes nothing from then on, not even in a `finally`."""
 
     def __init__(self, moment=10**9):
         self.first = self.left = moment
@@ -530,8 +531,9 @@ def brief(monkeypatch):
         return np.full((len(problems), k), sum(w.double().abs().sum().item() for w in model.parameters()))
 
     monkeypatch.setattr(train, "generate_problems", GENERATE)
+    names = ("reward", "answer", "format")
     monkeypatch.setattr(train, "rehearse", lambda *_: None)
-    monkeypatch.setattr(grpo, "reward", lambda text, *_: dict.fromkeys(("reward", "answer", "format"), len(text) % 3 / 2))
+    monkeypatch.setattr(grpo, "reward", lambda text, *_: dict.fromkeys(names, len(text) % 3 / 2))
     monkeypatch.setattr(grpo, "evaluate", success)
 
 
@@ -578,8 +580,8 @@ def resume(folder, *arguments):
 
 @pytest.mark.parametrize("method", RESUMED)
 def test_a_killed_run_goes_on_as_if_nothing_had_been(method, brief, tmp_path):
-    """Guards against a moment, anywhere in the writing of anything, at which a kill changes what the run will write: Adam's
-    moments, the critic, the start model, rows twice or cut off, a checkpoint without a tokenizer, a file left over."""
+    """Guards against a moment, anywhere in the writing of anything, at which a kill changes what the run will write:
+    Adam's moments, critic, start model, rows twice or cut off, a checkpoint without a tokenizer, files left over."""
     flags = [*LAST, *KEEP, "--steps", 3, *RESUMED[method]]
     with Death() as death:
         run(*flags, "--out", tmp_path / "whole")
@@ -629,7 +631,7 @@ def press_ctrl_c(monkeypatch, after, *arguments):
 
 @pytest.mark.parametrize("after", [1, 3, 4])
 def test_after_ctrl_c_a_run_goes_on(after, brief, tmp_path, monkeypatch, capsys):
-    """Guards against an interruption that shows in the results, and one in the last step that passes for a finished run."""
+    """Guards against an interruption that shows in the results, and one in the last step that passes for the end."""
     flags = [*LAST, "--mitigation", "ppo", "--steps", 4]
     run(*flags, "--out", tmp_path / "whole")
     press_ctrl_c(monkeypatch, after, *flags, "--out", tmp_path / "r")
@@ -676,7 +678,7 @@ def test_an_interrupted_extension_goes_on_to_its_end(brief, tmp_path, monkeypatc
 
 
 def test_a_critic_that_does_not_train_comes_along(brief, tmp_path, monkeypatch):
-    """Guards against a state that cannot be read because a critic, of the model's folder, has no moments of Adam yet."""
+    """Guards against a state that cannot be read because the critic of the model's folder has no moments yet."""
     run(*LAST, "--mitigation", "ppo", "--steps", 1, "--out", tmp_path / "first")
     flags = [*LAST, "--model", tmp_path / "first" / "checkpoint", "--steps", 3]
     run(*flags, "--out", tmp_path / "whole")
