@@ -534,19 +534,31 @@ def load_state(run: Path, optimizer: grpo.Optimizer, critic: Critic) -> int:
     if (run / STATE).is_file():
         with safe_open(run / STATE, framework="pt", device=str(device)) as file:
             tensors, known = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()
-        step, lengths = int(known["step"]), json.loads(known["lengths"])
-        restore(optimizer.master, optimizer.adamw, tensors)
+        own = {name.removeprefix("critic."): x for name, x in tensors.items() if name.startswith("critic.")}
+        try:
+            step, lengths = int(known["step"]), json.loads(known["lengths"])
+            restore(optimizer.master, optimizer.adamw, tensors)
+            if own:
+                restore(dict(critic.named_parameters()), critic.optimizer, own)
+        except (KeyError, RuntimeError):
+            raise ValueError(f"{run / STATE} is the state of another model; put back the right one") from None
         optimizer.copy_back()
-        if own := {name.removeprefix("critic."): x for name, x in tensors.items() if name.startswith("critic.")}:
-            restore(dict(critic.named_parameters()), critic.optimizer, own)
-            critic.trained = True
+        critic.trained |= bool(own)
     if leads():
-        for name in LOGS:
-            if (run / name).is_file():
-                os.truncate(run / name, lengths.get(name, 0))
-        if not lengths:
-            append_row(run, None)
+        cut_logs(run, step, lengths)
     return step
+
+
+def cut_logs(run: Path, step: int, lengths: dict[str, int]) -> None:
+    """Take away what was written after the step that a run goes on from."""
+    for file in (*(run / "credit").glob("step-*.npz"), *(run / "checkpoints").glob("step-*")):
+        if int(file.stem.removeprefix("step-")) > step:
+            shutil.rmtree(file) if file.is_dir() else file.unlink()
+    for name in LOGS:
+        if (run / name).is_file():
+            os.truncate(run / name, lengths.get(name, 0))
+    if not lengths:
+        append_row(run, None)
 
 
 def rehearse(model: Qwen2, codec: Codec, problems: list[Problem], s: Settings, own: dict, reference: Qwen2 | None,

@@ -1,7 +1,7 @@
 """Speed and memory, as ratios measured side by side in one run: ours against transformers, plain code and the machine.
 
-These machines are shared and noisy, so what is compared runs in turn, A B A B, and medians are reported. Everything goes
-into results/benchmark.csv, and a picture of it into results/benchmark.png.
+These machines are shared and noisy, so what is compared runs in turn, A B A B, and medians are reported. Everything
+goes into results/benchmark.csv, and a picture of it into results/benchmark.png.
 
 Run it:  python tests/benchmark.py          (about ten minutes on two cores; needs tests/requirements.txt)
          python tests/benchmark.py --big    (the memory of an update of Qwen2.5-0.5B's shape, too: six minutes, 11 GiB)
@@ -38,6 +38,7 @@ from qwen2_model import Qwen2, empty_model, generate, left_pad, load_model, read
 from train import BUNDLED, Settings, train_step
 
 QUESTIONS, ANSWERS, TOKENS = 8, 8, 64
+REPEATS = 1 if "--quick" in sys.argv else 7
 TRL_STEP = 0.525 * 18_700 / 4096  # whole steps of 64 x 64 tokens by TRL's GRPOTrainer, in times of `generate` beside it
 CODEC = Codec(BUNDLED)
 rows: list[dict] = []  # of the CSV
@@ -45,14 +46,16 @@ rows: list[dict] = []  # of the CSV
 
 def record(what: str, value: float, unit: str, ratio: float | None = None, against: str = "") -> None:
     """Keep a figure, and print it."""
-    rows.append({"what": what, "value": f"{value:.4g}", "unit": unit, "ratio": ratio and f"{ratio:.3g}", "against": against})
+    rows.append(
+        {"what": what, "value": f"{value:.4g}", "unit": unit, "ratio": ratio and f"{ratio:.3g}", "against": against}
+    )
     print(f"{what}: {value:,.4g} {unit}" + (f", {ratio:.2f} times {against}" if ratio else ""), flush=True)
 
 
-def interleave(repeats: int, **work: Callable[[], object]) -> dict[str, float]:
-    """Median seconds of each function, all of them run in turn `repeats` times after a warm-up."""
+def interleave(**work: Callable[[], object]) -> dict[str, float]:
+    """Median seconds of each function, all of them run in turn REPEATS times after a warm-up."""
     seconds: dict[str, list[float]] = {name: [] for name in work}
-    for _ in range(repeats + 1):
+    for _ in range(REPEATS + 1):
         for name, function in work.items():
             start = time.perf_counter()
             function()
@@ -84,7 +87,9 @@ def their_generate(limit: int, ends: list[int] | None) -> Callable[[], object]:
 
 def our_generate(model: Qwen2, limit: int, ends: list[int], questions: slice = slice(None)) -> Callable[[], object]:
     """Our sampler for the same 64 responses, or for those to some of the questions."""
-    uniforms = grpo.draw_uniforms(0, 0, QUESTIONS, ANSWERS, limit).unflatten(0, (QUESTIONS, ANSWERS))[questions].flatten(0, 1)
+    uniforms = (
+        grpo.draw_uniforms(0, 0, QUESTIONS, ANSWERS, limit).unflatten(0, (QUESTIONS, ANSWERS))[questions].flatten(0, 1)
+    )
     return lambda: generate(model, prompts_of()[questions], uniforms, ends)
 
 
@@ -94,13 +99,20 @@ def sampler() -> None:
     for name, limit, ends in (("exactly 64 tokens", TOKENS, []), ("real lengths", 140, CODEC.end_tokens)):
         mine = our_generate(ours, limit, ends)
         count = mine().mask.sum().item()
-        took = interleave(9, ours=mine, theirs=their_generate(limit, ends))
-        record(f"sampler, {name}", count / took["ours"], "tokens/s", took["theirs"] / took["ours"], "transformers' generate")
+        took = interleave(ours=mine, theirs=their_generate(limit, ends))
+        record(
+            f"sampler, {name}",
+            count / took["ours"],
+            "tokens/s",
+            took["theirs"] / took["ours"],
+            "transformers' generate",
+        )
 
 
 def fixed_batch(model: Qwen2, prompts: list[list[int]], tokens: int):
     """A TokenBatch of 64 responses of exactly so many tokens, and a credit that is 0 nowhere."""
     from conftest import make_batch
+
     uniforms = grpo.draw_uniforms(0, 0, QUESTIONS, ANSWERS, tokens)
     samples = generate(model, prompts, uniforms, [])
     group = [q for q in range(QUESTIONS) for _ in range(ANSWERS)]
@@ -112,14 +124,27 @@ def updates() -> None:
     """Against the plain layout: prompt repeated, padded, all logits; a real step, and the original long instruction."""
     model = bundled()
     optimizer, prompts = grpo.Optimizer(model, 0.0), prompts_of()
-    real = grpo.rollout(model, CODEC, generate_problems(QUESTIONS, "train"), grpo.draw_uniforms(0, 1, QUESTIONS, ANSWERS, 140))
+    real = grpo.rollout(
+        model, CODEC, generate_problems(QUESTIONS, "train"), grpo.draw_uniforms(0, 1, QUESTIONS, ANSWERS, 140)
+    )
     text = CHAT.format(numbers=[4, 3, 5], target=8)
     long = [(CODEC.tokenizer.encode(text, add_special_tokens=False).ids * 2)[:140]] * QUESTIONS
-    cases = {"a real step": (prompts, real, none(real)), "prompts of 140 tokens, answers of 50": (long, *fixed_batch(model, long, 50))}
+    cases = {
+        "a real step": (prompts, real, none(real)),
+        "prompts of 140 tokens, answers of 50": (long, *fixed_batch(model, long, 50)),
+    }
     for name, (asked, batch, credit) in cases.items():
-        took = interleave(7, ours=lambda: grpo.update(model, optimizer, asked, batch, credit, max_new_tokens=140),
-                          plain=lambda: plain_update(model, asked, batch, credit))
-        record(f"update, {name}", batch.mask.sum().item() / took["ours"], "tokens/s", took["plain"] / took["ours"], "the plain layout")
+        took = interleave(
+            ours=lambda: grpo.update(model, optimizer, asked, batch, credit, max_new_tokens=140),
+            plain=lambda: plain_update(model, asked, batch, credit),
+        )
+        record(
+            f"update, {name}",
+            batch.mask.sum().item() / took["ours"],
+            "tokens/s",
+            took["plain"] / took["ours"],
+            "the plain layout",
+        )
 
 
 def whole_step(model: Qwen2) -> Callable[[], object]:
@@ -132,30 +157,63 @@ def whole_step(model: Qwen2) -> Callable[[], object]:
     def step() -> None:
         batch = grpo.rollout(model, codec, problems, uniforms)
         grpo.update(model, optimizer, prompts, batch, credit, max_new_tokens=TOKENS)
+
     return step
 
 
 def report_steps(took: dict[str, float], how: str) -> None:
     """Whole steps against TRL's, by way of `generate`."""
     for name in ("float32", "bfloat16"):
-        record(f"step of 64 x 64 tokens, {name}, {how}", took[name], "s", TRL_STEP * took["theirs"] / took[name], "TRL's GRPOTrainer")
+        record(
+            f"step of 64 x 64 tokens, {name}, {how}",
+            took[name],
+            "s",
+            TRL_STEP * took["theirs"] / took[name],
+            "TRL's GRPOTrainer",
+        )
 
 
 def steps() -> None:
     """A whole step in one process of two threads."""
-    took = interleave(7, float32=whole_step(bundled()), bfloat16=whole_step(bundled(torch.bfloat16)), theirs=their_generate(TOKENS, None))
+    took = interleave(
+        float32=whole_step(bundled()), bfloat16=whole_step(bundled(torch.bfloat16)), theirs=their_generate(TOKENS, None)
+    )
     report_steps(took, "one process")
 
 
 def processes() -> None:
     """The same shared by two processes of one thread: this file again, under torchrun."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29517", __file__, "--pair"]
-    out = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}).stdout
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        "2",
+        __file__,
+        "--pair",
+    ]
+    command += ["--quick"] * (REPEATS == 1)
+    out = subprocess.run(
+        command, capture_output=True, text=True, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    ).stdout
     took = json.loads(out.splitlines()[-1])
     for name, limit in (("exactly 64 tokens", "fixed"), ("real lengths", "real")):
-        record(f"sampler, {name}, two processes", took[f"our {limit}"], "s", took[f"their {limit}"] / took[f"our {limit}"], "transformers' generate")
+        record(
+            f"sampler, {name}, two processes",
+            took[f"our {limit}"],
+            "s",
+            took[f"their {limit}"] / took[f"our {limit}"],
+            "transformers' generate",
+        )
     report_steps(took | {"theirs": took["their fixed"]}, "two processes")
-    record("step of 64 x 64 tokens, two processes of one thread", took["float32"], "s", took["alone"] / took["float32"], "faster than one such process")
+    record(
+        "step of 64 x 64 tokens, two processes of one thread",
+        took["float32"],
+        "s",
+        took["alone"] / took["float32"],
+        "faster than one such process",
+    )
 
 
 def pair() -> None:
@@ -165,6 +223,7 @@ def pair() -> None:
 
     def alone(work: Callable, threads: int) -> Callable:
         """Run by the first process only, while the other waits."""
+
         def run() -> None:
             if first:
                 torch.set_num_threads(threads)
@@ -173,20 +232,28 @@ def pair() -> None:
                 grpo.world = shared
                 torch.set_num_threads(1)
             dist.barrier()
+
         return run
 
     def together(work: Callable) -> Callable:
         def run() -> None:
             work()
             dist.barrier()
+
         return run
 
     model = bundled()
     took = interleave(
-        7, **{"our fixed": together(our_generate(model, TOKENS, [], half)), "their fixed": alone(their_generate(TOKENS, None), 2),
-              "our real": together(our_generate(model, 140, CODEC.end_tokens, half)),
-              "their real": alone(their_generate(140, CODEC.end_tokens), 2), "alone": alone(whole_step(model), 1),
-              "float32": together(whole_step(model)), "bfloat16": together(whole_step(bundled(torch.bfloat16)))})
+        **{
+            "our fixed": together(our_generate(model, TOKENS, [], half)),
+            "their fixed": alone(their_generate(TOKENS, None), 2),
+            "our real": together(our_generate(model, 140, CODEC.end_tokens, half)),
+            "their real": alone(their_generate(140, CODEC.end_tokens), 2),
+            "alone": alone(whole_step(model), 1),
+            "float32": together(whole_step(model)),
+            "bfloat16": together(whole_step(bundled(torch.bfloat16))),
+        }
+    )
     if first:
         print(json.dumps(took))
     dist.destroy_process_group()
@@ -199,31 +266,35 @@ def log_cost() -> None:
     batch, credit, _ = train_step(model, optimizer, CODEC, problems, s, {}, 1, None, critic)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "step-000001.npz"
-        took = interleave(9, step=lambda: train_step(model, optimizer, CODEC, problems, s, {}, 1, None, critic),
-                          log=lambda: grpo.write_credit_log(file, 1, batch, credit))
+        took = interleave(
+            step=lambda: train_step(model, optimizer, CODEC, problems, s, {}, 1, None, critic),
+            log=lambda: grpo.write_credit_log(file, 1, batch, credit),
+        )
         size = file.stat().st_size / batch.mask.sum().item()
     record("credit log", 100 * took["log"] / took["step"], f"% of a step of {took['step']:.2f} s")
     record("credit log, size", size, "bytes a token")
 
 
 def methods() -> None:
-    """What each credit function takes, the critic's learning included, of the step of `none` that it comes on top of."""
+    """What each credit function takes, the critic's learning included, of the step of `none` it comes on top of."""
     model, s, problems = bundled(), Settings(), generate_problems(Settings().questions, "train")
     reference, optimizer, critic = copy.deepcopy(model), grpo.Optimizer(model, 0.0), Critic(model.config.hidden_size)
     took: dict[str, list[float]] = {name: [] for name in ("step", *MITIGATIONS)}
-    for _ in range(4):
+    for _ in range(REPEATS // 2 + 1):
         for name in took:
             if name == "step":
                 took[name].append(train_step(model, optimizer, CODEC, problems, s, {}, 1, None, critic)[2]["seconds"])
                 continue
-            uniforms = grpo.draw_uniforms(0, 1, s.questions, s.answers, s.max_new_tokens)  # the same responses each time
+            uniforms = grpo.draw_uniforms(
+                0, 1, s.questions, s.answers, s.max_new_tokens
+            )  # the same responses each time
             batch = grpo.rollout(model, CODEC, problems, uniforms, reference=reference, critic=critic)
             start = time.perf_counter()
             with torch.no_grad():
                 MITIGATIONS[name](batch)
             critic.learn(batch.reward)
             took[name].append(time.perf_counter() - start)
-    step, *each = (statistics.median(values[1:]) for values in took.values())
+    step, *each = (statistics.median(values[len(values) > 1 :]) for values in took.values())
     for name, seconds in zip(MITIGATIONS, each):
         record(f"credit of {name}", 100 * seconds / step, "% of a step of none")
 
@@ -233,20 +304,33 @@ def limit() -> None:
     model, prompts = bundled(), prompts_of()
     (batch, credit), optimizer = fixed_batch(model, prompts, TOKENS), grpo.Optimizer(model, 0.0)
     x, decoding, w = torch.randn(2048, 128), torch.randn(64, 128), torch.randn(768, 128)
-    took = interleave(7, update=lambda: grpo.update(model, optimizer, prompts, batch, credit, max_new_tokens=TOKENS),
-                      sampler=our_generate(model, TOKENS, []), long=lambda: [x @ w.T for _ in range(20)],
-                      short=lambda: [decoding @ w.T for _ in range(400)])
+    took = interleave(
+        update=lambda: grpo.update(model, optimizer, prompts, batch, credit, max_new_tokens=TOKENS),
+        sampler=our_generate(model, TOKENS, []),
+        long=lambda: [x @ w.T for _ in range(20)],
+        short=lambda: [decoding @ w.T for _ in range(400)],
+    )
     weights = sum(p.numel() for p in model.parameters())
     read = batch.mask.sum().item() + sum(map(len, prompts))  # tokens that go through the model
-    for name, work, rate in (("update", 6 * weights * read, 20 * 2 * 2048 * 128 * 768 / took["long"]),
-                             ("sampler", 2 * weights * read, 400 * 2 * 64 * 128 * 768 / took["short"])):
+    for name, work, rate in (
+        ("update", 6 * weights * read, 20 * 2 * 2048 * 128 * 768 / took["long"]),
+        ("sampler", 2 * weights * read, 400 * 2 * 64 * 128 * 768 / took["short"]),
+    ):
         reached = work / took[name]
-        record(f"{name}, matrix products", reached / 1e9, "GFLOP/s", reached / rate, f"the {rate / 1e9:.0f} of a bare product")
+        record(
+            f"{name}, matrix products",
+            reached / 1e9,
+            "GFLOP/s",
+            reached / rate,
+            f"the {rate / 1e9:.0f} of a bare product",
+        )
 
 
 def random_model(size: dict, dtype: torch.dtype = torch.float32) -> Qwen2:
     """A Qwen2 with random weights."""
-    config = read_config({"model_type": "qwen2", "vocab_size": 783, "num_hidden_layers": 4, "tie_word_embeddings": True} | size)
+    config = read_config(
+        {"model_type": "qwen2", "vocab_size": 783, "num_hidden_layers": 4, "tie_word_embeddings": True} | size
+    )
     model = empty_model(config).to_empty(device="cpu").to(dtype)
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.02)
@@ -257,9 +341,19 @@ def growth() -> None:
     """Seconds of sampler and update as responses, length and parameters grow."""
     model, problems = bundled(), generate_problems(32, "train")
     for questions, tokens in ((2, 64), (4, 64), (8, 64), (16, 64), (32, 64), (8, 32), (8, 128), (8, 256)):
-        grow(f"{8 * questions} responses of {tokens} tokens", model, [CODEC.prompt(p) for p in problems[:questions]], tokens)
+        grow(
+            f"{8 * questions} responses of {tokens} tokens",
+            model,
+            [CODEC.prompt(p) for p in problems[:questions]],
+            tokens,
+        )
     for width in (64, 128, 256, 512):
-        size = dict(hidden_size=width, intermediate_size=3 * width, num_attention_heads=width // 32, num_key_value_heads=width // 64)
+        size = dict(
+            hidden_size=width,
+            intermediate_size=3 * width,
+            num_attention_heads=width // 32,
+            num_key_value_heads=width // 64,
+        )
         model = random_model(size)
         grow(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} million parameters", model, prompts_of(), TOKENS)
 
@@ -267,12 +361,17 @@ def growth() -> None:
 def grow(name: str, model: Qwen2, prompts: list[list[int]], tokens: int) -> None:
     """One point of the curves."""
     from conftest import make_batch
+
     uniforms = grpo.draw_uniforms(0, 0, len(prompts), ANSWERS, tokens)
     group = [q for q in range(len(prompts)) for _ in range(ANSWERS)]
-    batch = make_batch([tokens] * len(group), [0.0] * len(group), group, **generate(model, prompts, uniforms, [])._asdict())
+    batch = make_batch(
+        [tokens] * len(group), [0.0] * len(group), group, **generate(model, prompts, uniforms, [])._asdict()
+    )
     credit, optimizer = torch.randn(batch.mask.shape), grpo.Optimizer(model, 0.0)
-    took = interleave(3, sampler=lambda: generate(model, prompts, uniforms, []),
-                      update=lambda: grpo.update(model, optimizer, prompts, batch, credit, max_new_tokens=tokens))
+    took = interleave(
+        sampler=lambda: generate(model, prompts, uniforms, []),
+        update=lambda: grpo.update(model, optimizer, prompts, batch, credit, max_new_tokens=tokens),
+    )
     record(f"growth, sampler, {name}", took["sampler"], "s")
     record(f"growth, update, {name}", took["update"], "s")
 
@@ -284,7 +383,6 @@ def resident(key: str = "VmRSS") -> float:
 
 def peak(work: Callable[[], object]) -> float:
     """GiB by which the memory of this process rises above what it is now."""
-    work() if resident() < 4 else None  # a warm-up, unless it takes minutes
     Path("/proc/self/clear_refs").write_text("5")  # forget earlier peaks
     before = resident()
     work()
@@ -294,9 +392,16 @@ def peak(work: Callable[[], object]) -> float:
 def memory(what: str) -> None:
     """Print the peak of one thing, in a process of its own."""
     from conftest import make_batch
+
     if what == "big":
-        size = dict(vocab_size=151936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14,
-                    num_key_value_heads=2)
+        size = dict(
+            vocab_size=151936,
+            hidden_size=896,
+            intermediate_size=4864,
+            num_hidden_layers=24,
+            num_attention_heads=14,
+            num_key_value_heads=2,
+        )
         model = random_model(size, torch.bfloat16)
         model.real_vocab, model.checkpoint_activations = 151665, True
         prompts, tokens, answers = [torch.randint(0, 151643, (140,)).tolist()], 512, 8
@@ -304,20 +409,31 @@ def memory(what: str) -> None:
         model, prompts, tokens, answers = bundled(), prompts_of(), TOKENS, ANSWERS
     optimizer, B = grpo.Optimizer(model, 0.0), len(prompts) * answers
     optimizer.step(1.0)  # makes Adam's moments
-    batch = make_batch([tokens] * B, [0.0] * B, [i // answers for i in range(B)], tokens=torch.randint(0, model.real_vocab, (B, tokens)))
+    batch = make_batch(
+        [tokens] * B,
+        [0.0] * B,
+        [i // answers for i in range(B)],
+        tokens=torch.randint(0, model.real_vocab, (B, tokens)),
+    )
     uniforms = grpo.draw_uniforms(0, 0, len(prompts), answers, tokens)
     work = {"sampler": lambda: generate(model, prompts, uniforms, [])}.get(
-        what, lambda: grpo.update(model, optimizer, prompts, batch, torch.randn(B, tokens), max_new_tokens=tokens))
+        what, lambda: grpo.update(model, optimizer, prompts, batch, torch.randn(B, tokens), max_new_tokens=tokens)
+    )
     print(peak(work))
 
 
 def memories(big: bool) -> None:
     """Peak memory above weights, gradients and optimizer."""
-    names = {"update": "update of 64 x 64 tokens", "sampler": "sampler of 64 x 64 tokens",
-             "big": "update of 8 x 512 tokens, Qwen2.5-0.5B's shape, bfloat16, --checkpoint_activations"}
+    names = {
+        "update": "update of 64 x 64 tokens",
+        "sampler": "sampler of 64 x 64 tokens",
+        "big": "update of 8 x 512 tokens, Qwen2.5-0.5B's shape, bfloat16, --checkpoint_activations",
+    }
     for what, name in names.items():
         if what != "big" or big:
-            out = subprocess.run([sys.executable, __file__, "--memory", what], capture_output=True, text=True, check=True)
+            out = subprocess.run(
+                [sys.executable, __file__, "--memory", what], capture_output=True, text=True, check=True
+            )
             record(f"memory, {name}", float(out.stdout.splitlines()[-1]), "GiB above weights, gradients and optimizer")
 
 
@@ -329,13 +445,21 @@ def picture(file: Path) -> None:
     for y, r in enumerate(compared):
         bars.text(float(r["ratio"]) + 0.05, y, r["ratio"], va="center", fontsize=8)
     bars.axvline(1, color="black", linewidth=1)
-    bars.set(xlabel="times as fast as what it is compared with", xlim=(0, max(float(r["ratio"]) for r in compared) * 1.15))
+    bars.set(
+        xlabel="times as fast as what it is compared with", xlim=(0, max(float(r["ratio"]) for r in compared) * 1.15)
+    )
     bars.tick_params(axis="y", labelsize=7)
-    grown = [(r["what"].split(", ")[1], r["what"].split(", ")[2].split(), float(r["value"])) for r in rows if r["what"].startswith("growth")]
-    for axes, label, pick in zip(lines, ("responses of 64 tokens", "tokens a response, 64 responses", "million parameters, 64 x 64 tokens"),
-                                 (lambda w: w[0] if w[-2:] == ["64", "tokens"] else None,
-                                  lambda w: w[3] if w[0] == "64" and w[-1] == "tokens" else None,
-                                  lambda w: w[0] if w[-1] == "parameters" else None)):
+    grown = [(*r["what"].split(", ")[1:], float(r["value"])) for r in rows if r["what"].startswith("growth")]
+    grown = [(kind, what.split(), value) for kind, what, value in grown]
+    for axes, label, pick in zip(
+        lines,
+        ("responses of 64 tokens", "tokens a response, 64 responses", "million parameters, 64 x 64 tokens"),
+        (
+            lambda w: w[0] if w[-2:] == ["64", "tokens"] else None,
+            lambda w: w[3] if w[0] == "64" and w[-1] == "tokens" else None,
+            lambda w: w[0] if w[-1] == "parameters" else None,
+        ),
+    ):
         for name, marker, colour in (("sampler", "o", "#0072B2"), ("update", "s", "#D55E00")):
             points = sorted((float(pick(w)), value) for kind, w, value in grown if kind == name and pick(w))
             axes.loglog(*zip(*points), marker=marker, color=colour, label=name)
@@ -350,6 +474,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--big", action="store_true", help="measure the update of Qwen2.5-0.5B's shape, too")
     parser.add_argument("--out", type=Path, default=ROOT / "results", help="folder of benchmark.csv and benchmark.png")
+    parser.add_argument("--quick", action="store_true", help="one repeat of everything: only to see that it works")
     parser.add_argument("--pair", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--memory", help=argparse.SUPPRESS)
     args = parser.parse_args()

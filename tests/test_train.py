@@ -468,6 +468,20 @@ RESUMED = {
 }
 
 
+def test_logs_behind_the_state_are_cut(tmp_path):
+    """Guards against a step in the credit log, or a checkpoint, that the metrics of a resumed run know nothing of."""
+    (tmp_path / "credit").mkdir()
+    for step in (1, 2, 3):
+        (tmp_path / "credit" / f"step-{step:06d}.npz").touch()
+        (tmp_path / "checkpoints" / f"step-{step:06d}" / "deep").mkdir(parents=True)
+    (tmp_path / "metrics.csv").write_text("step\n1\n2\n3\n")
+    (tmp_path / "samples.txt").write_text("of step 3")
+    train.cut_logs(tmp_path, 2, {"metrics.csv": 9})
+    assert sorted(f.name for f in tmp_path.glob("credit/*")) == ["step-000001.npz", "step-000002.npz"]
+    assert sorted(f.name for f in tmp_path.glob("checkpoints/*")) == ["step-000001", "step-000002"]
+    assert (tmp_path / "metrics.csv").read_text() == "step\n1\n2\n" and (tmp_path / "samples.txt").read_text() == ""
+
+
 class Killed(BaseException):
     """Stands for SIGKILL in this process."""
 
