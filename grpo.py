@@ -12,6 +12,7 @@ Every method of mitigations.py fills in `credit` (B, T); nothing here depends on
 
 Run it:  python train.py --mitigation none
 """
+import math
 import sys
 from functools import cache, partial
 from pathlib import Path
@@ -109,11 +110,20 @@ def sample(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_tokens:
     some = mine if mine.start < mine.stop else slice(0, 1)  # nothing to do: one prompt, whose samples are thrown away
     rows = slice(some.start * G, some.stop * G)
     samples = generate(model, prompts[some], uniforms[rows], end_tokens, limit=None if limit is None else limit[rows])
+    samples = gather_samples(samples, len(prompts), G)
+    if not samples.logprob.isfinite().all():  # said by all processes, or by none
+        raise FloatingPointError("the model's logits are not finite: its weights are broken, or --lr is too high")
+    return samples
+
+
+def gather_samples(samples: Samples, Q: int, G: int) -> Samples:
+    """Those of all Q questions from the processes' shares of them, in one message."""
     if world()[1] == 1:
         return samples
     *columns, ended = samples  # five of (b, T), (b,)
     packed = torch.stack([x.double() for x in (*columns, ended[:, None].expand(samples.mask.shape))], dim=2)  # (b, T, 6)
-    packed = gather(packed[: (mine.stop - mine.start) * G], len(prompts), G)  # (B, T, 6)
+    mine = share(Q)
+    packed = gather(packed[: (mine.stop - mine.start) * G], Q, G)  # (B, T, 6)
     tokens, mask, *facts = (x.to(kind.dtype) for x, kind in zip(packed.unbind(2), columns))
     return Samples(tokens, mask, *facts, packed[:, 0, 5].bool())
 
@@ -318,7 +328,7 @@ class Optimizer:
         weight.grad = None
 
     def zero_grad(self) -> None:
-        """A gradient of 0, with which a step still decays Adam's momentum."""
+        """Gradients of 0, not None: in a step without any, Adam's momentum still acts and decays."""
         for w in self.master.values():
             w.grad = torch.zeros_like(w) if w.grad is None else w.grad.zero_()
 
@@ -327,6 +337,8 @@ class Optimizer:
         """Sum the gradients of all processes, clip them, move the weights; the norm before clipping."""
         sum_over_processes([w.grad for w in self.master.values()])
         norm = nn.utils.clip_grad_norm_(self.master.values(), max_grad_norm).item()
+        if not math.isfinite(norm):  # else checkpoint and state would be written without a number in them
+            raise FloatingPointError("the gradient is not finite: --lr is too high, or credit too large")
         self.adamw.step()
         self.copy_back()
         return norm
@@ -440,8 +452,4 @@ def write_credit_log(file: Path, step: int, batch: TokenBatch, credit: Tensor) -
         "role": (batch.role, np.int8), "in_answer": (batch.in_answer, np.int8),
     }
     flat = {name: values[batch.mask].cpu().numpy().astype(kind) for name, (values, kind) in columns.items()}
-    def write(part: Path) -> None:
-        with part.open("wb") as out:
-            np.savez(out, **flat)
-
-    replace_file(file, write)
+    replace_file(file, lambda part: np.savez(part, **flat))

@@ -156,8 +156,9 @@ class Attention(nn.Module):
             grouped = q.reshape(B, self.K, -1, self.d)  # (B, K, H / K, d)
             out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask)
         else:
-            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
-        out = out.view(B, self.H, S, self.d).transpose(1, 2).reshape(B, S, -1)  # (B, S, H * d)
+            k, v = (heads.repeat_interleave(self.H // self.K, dim=1) for heads in (k, v))  # (B, H, columns, d)
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        out = out.reshape(B, self.H, S, self.d).transpose(1, 2).reshape(B, S, -1)  # (B, S, H * d)
         return self.o_proj(out.to(x.dtype))
 
     def weights(self, x: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor, past: "Past | None") -> Tensor:
@@ -241,7 +242,7 @@ class Qwen2(nn.Module):
         x, angles, mask = self.enter(tokens, pad, past, hide)
         for layer in self.model["layers"]:
             if self.checkpoint_activations and torch.is_grad_enabled():
-                x = checkpoint(layer, x, angles, mask, past, use_reentrant=False)  # (B, S, D)
+                x = checkpoint(layer, x, angles, mask, past, use_reentrant=False, preserve_rng_state=False)  # (B, S, D)
             else:
                 x = layer(x, angles, mask, past)  # (B, S, D)
         return self.model["norm"](x)
@@ -596,15 +597,17 @@ class Decoder:
     """The answers still running, one token further with every step; finished ones leave when `drop` is called.
 
     static: a step reads and writes the same tensors as the one before, so that a GPU can replay it as a CUDA graph, one
-    launch for its hundreds of kernels. Then masks hide columns that are looked at before they are filled, and what an
-    answer runs on for after its end, until it pays to make things smaller.
+    launch for its hundreds of kernels. Masks then hide columns not yet filled, and tokens drawn after an answer's end;
+    rows leave only when half of them have ended.
     """
 
     def __init__(self, model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_tokens: list[int],
                  temperature: float, limit: Tensor | None, static: bool):
         device, (B, T) = model.output_weight.device, uniforms.shape
         read, G = Prompts(model, prompts), B // len(prompts)
-        self.model, self.temperature, self.static, self.cache = model, temperature, static, KVCache(read, G, T)
+        P, whole = read.real.shape[1], COLUMNS_AT_ONCE if static else 1  # static columns come in whole pieces
+        self.cache = KVCache(read, G, -(-(P + T) // whole) * whole - P)
+        self.model, self.temperature, self.static = model, temperature, static
         self.uniforms, self.ends = uniforms.to(device), torch.tensor(end_tokens, dtype=torch.long, device=device)
         self.limit = torch.full((B,), T, device=device) if limit is None else limit.to(device)  # (B,)
         self.tokens = torch.zeros(B, T, dtype=torch.long, device=device)
@@ -614,7 +617,7 @@ class Decoder:
         self.rows = torch.arange(B, device=device)  # (B',) which response each running row writes
         self.running = torch.ones(B, dtype=torch.bool, device=device)  # (B',)
         self.token = torch.zeros(B, dtype=torch.long, device=device)  # (B',) the last one drawn
-        self.t = torch.zeros((), dtype=torch.long, device=device)  # () how many were drawn
+        self.t = torch.zeros(1, dtype=torch.long, device=device)  # (1,) how many were drawn; the CPU would read a ()
         self.graph, self.shape = None, None  # the last step as a CUDA graph, and its rows and columns
         self.draw(read.last.repeat_interleave(G, 0))
 
@@ -641,14 +644,14 @@ class Decoder:
             return self.step()
         if self.graph is None:
             self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):  # records, and does nothing yet
+            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):  # records, and does nothing yet
                 self.step()
         self.graph.replay()
 
     def advance(self, columns: int) -> None:
         """One more token, which will stand in the last of so many columns."""
         if self.static:
-            columns = min(-(-columns // COLUMNS_AT_ONCE) * COLUMNS_AT_ONCE, self.cache.bias.shape[1])
+            columns = -(-columns // COLUMNS_AT_ONCE) * COLUMNS_AT_ONCE
         self.cache.end = columns
         self.replay() if self.static and self.token.is_cuda else self.step()
 
@@ -667,8 +670,7 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
 
     uniforms (Q * G, T) float64 in [0, 1): the chance of every token. An answer stops at one of end_tokens, or is cut
     off after T tokens, or after those of limit (Q * G,), if given. What is recorded is at temperature 1 whatever
-    `temperature` draws the tokens. static: see Decoder; unless given, on a GPU only. FloatingPointError where the
-    model's logits are not finite.
+    `temperature` draws the tokens. static: see Decoder; unless given, on a GPU only.
     """
     with torch.inference_mode():
         static, P = model.output_weight.is_cuda if static is None else static, max(map(len, prompts))
@@ -682,7 +684,5 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
     T = int(d.mask.any(0).sum())
     mask = d.mask[:, :T].clone()
     tokens, facts = d.tokens[:, :T] * mask, d.facts[..., :T].where(mask, 0.0)
-    if not facts.isfinite().all():
-        raise FloatingPointError("the model's logits are not finite: its weights are broken, or --lr is too high")
     ended = ((tokens[..., None] == d.ends).any(-1) & mask).any(1)
     return Samples(tokens, mask, *facts, ended)

@@ -46,7 +46,7 @@ COLUMNS = ["step", "reward", "success", "format", "length", "truncated", "entrop
            "clip_fraction", "ratio_error", "kl", "zero_variance_groups", "seconds", "tokens_per_second",
            "heldout_success", "heldout_stderr"]  # of metrics.csv; the README explains each
 CHOICES = {"mitigation": tuple(MITIGATIONS), "advantage": ADVANTAGES, "loss_norm": grpo.LOSS_NORMS,
-           "normalize": NORMALIZATIONS, "dtype": ("float32", "bfloat16")}
+           "normalize": NORMALIZATIONS, "dtype": ("float32", "bfloat16"), "optimizer_device": ("", "cpu")}
 
 
 @dataclass
@@ -84,7 +84,7 @@ class Settings:
     state_every: int = 10  # steps between writing what --resume goes on from; 0: only where the run stops
     device: str = "cpu"  # or cuda
     dtype: str = "float32"  # of the model; the optimizer works on float32 weights in any case
-    optimizer_device: str = ""  # where the optimizer keeps its weights and moments; empty: as --device
+    optimizer_device: str = ""  # cpu: the optimizer keeps its weights, gradients and moments there; empty: as --device
 
 
 # --------------------------------------------------------------------------------------------- command line
@@ -197,11 +197,12 @@ def check(s: Settings) -> None:
         raise ValueError("--max_grad_norm must be above 0")
     if s.answers == 1 and s.steps > 0:
         raise ValueError("--answers 1 leaves no group to compare with: ask for 2 or more")
-    for name, device in (("device", s.device), ("optimizer_device", s.optimizer_device or s.device)):
-        if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
-            raise ValueError(f"--{name} {device} is none of cpu, cuda and cuda:0, cuda:1, ...")
-        if device != "cpu" and int(device[5:] or 0) >= torch.cuda.device_count():
-            raise ValueError(f"--{name} {device}: this PyTorch sees {torch.cuda.device_count()} GPUs; use cpu")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", s.device):
+        raise ValueError(f"--device {s.device} is none of cpu, cuda and cuda:0, cuda:1, ...")
+    needed = max(int(s.device[5:] or 0) + 1, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    if s.device != "cpu" and needed > torch.cuda.device_count():
+        raise ValueError(f"--device {s.device}: {needed} GPUs are needed, and this PyTorch sees "
+                         f"{torch.cuda.device_count()}; use --device cpu, or fewer processes")
 
 
 # ------------------------------------------------------------------------------------------------ the puzzles
@@ -279,7 +280,10 @@ def resume_run(run: Path, s: Settings) -> Path:
         raise ValueError(f"{run} has finished its {s.steps} steps; --steps N asks for more")
     if (done := steps_done(run)) > s.steps:
         raise ValueError(f"{run} has {done} steps already, more than --steps {s.steps}")
+    if dist.is_initialized():
+        dist.barrier()  # until every process has read it
     if leads():
+        final.unlink(missing_ok=True)
         config["settings"]["steps"] = s.steps
         write_json(run / "config.json", config)
     return run
@@ -358,6 +362,8 @@ def assign_credit(model: Qwen2, codec: Codec, problems: list[Problem], s: Settin
         batch = grpo.rollout(model, codec, problems, uniforms, advantage=s.advantage, normalize=s.normalize,
                              key=(s.seed, step), reference=reference, critic=critic, micro_batch=s.micro_batch)
         credit = MITIGATIONS[s.mitigation](batch, **own)  # (B, T)
+    if dist.is_initialized():
+        dist.broadcast(credit := credit.contiguous(), 0)  # the same to the last bit: it says who updates on what
     if credit.shape != batch.mask.shape or not credit.isfinite().all():
         raise ValueError(f"{s.mitigation} must return finite credit of shape {tuple(batch.mask.shape)}")
     return batch, credit * batch.ended[:, None] if s.skip_unfinished else credit
@@ -374,7 +380,7 @@ def train_step(model: Qwen2, optimizer: grpo.Optimizer, codec: Codec, problems: 
         reference=reference if s.kl > 0 else None, kl=s.kl, clip_low=s.clip_low, clip_high=s.clip_high,
         loss_norm=s.loss_norm, max_new_tokens=s.max_new_tokens, updates_per_batch=s.updates_per_batch,
         max_grad_norm=s.max_grad_norm, micro_batch=s.micro_batch)
-    seconds, tokens = time.perf_counter() - start, batch.mask.sum().item()
+    tokens, seconds = batch.mask.sum().item(), time.perf_counter() - start  # in this order: a GPU is waited for
     return batch, credit, measured | {
         "step": step, "reward": batch.reward.mean().item(), "success": batch.success.mean().item(),
         "format": batch.format.mean().item(), "length": tokens / len(batch.text),
@@ -450,6 +456,8 @@ def measure_start(run: Path, model: Qwen2, codec: Codec, heldout: list[Problem],
 def finish(run: Path, row: dict, model: Qwen2, codec: Codec, heldout: list[Problem], s: Settings,
            stopped: bool) -> None:
     """Measure the model that came out, as far as the last row does not say it, and write final.json."""
+    if stopped and dist.is_initialized():  # torchrun allows half a minute, and that was for the step
+        return print(f"stopped; go on with: torchrun ... train.py --resume {run}")
     if "heldout_success" not in row:
         row = row | measure_heldout(model, codec, heldout, s)
     final = {k: row[k] for k in ("step", "heldout_success", "heldout_stderr")} | {"heldout_problems": len(heldout)}
@@ -514,7 +522,7 @@ def restore(weights: dict[str, torch.Tensor], adamw: torch.optim.AdamW, tensors:
     for name, w in weights.items():
         w.copy_(tensors[f"weight.{name}"])
         if f"step.{name}" in tensors:  # a critic that has not learned in this run has none
-            adamw.state[w] = {key: tensors[f"{key}.{name}"] for key in ("step", "exp_avg", "exp_avg_sq")}
+            adamw.state[w] = {key: tensors[f"{key}.{name}"].to(w.device) for key in ("step", "exp_avg", "exp_avg_sq")}
 
 
 def save_state(run: Path, step: int, optimizer: grpo.Optimizer, critic: Critic) -> None:
@@ -587,6 +595,7 @@ def main() -> None:
         check(s)
         if s.device != "cpu":
             torch.cuda.set_device(s.device)
+            torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every shape, and an update has many
         model, codec = load_model(s.model, s.device, getattr(torch, s.dtype)), Codec(s.model)
         problems, heldout = choose_problems(s)
         asked = {p for step in range(1, s.steps + 1) for p in draw_problems(problems, s, step)} | set(heldout)
