@@ -666,7 +666,7 @@ def draw_curves(groups: list[Group], file: Path) -> None:
     for row in axes:
         row[0].set_ylabel("held-out puzzles solved")
     axes[0, 0].set_ylim(0, min(1, 1.05 * axes[0, 0].get_ylim()[1]))
-    figure.suptitle("Held-out success: mean over seeds, 95% interval, each seed a thin line")
+    figure.suptitle("Held-out success: mean over seeds, 95% interval,\neach seed a thin line", fontsize=11)
     figure.savefig(file, dpi=120)
     plt.close(figure)
 

@@ -212,7 +212,7 @@ def processes() -> None:
         took["float32"],
         "s",
         took["alone"] / took["float32"],
-        "faster than one such process",
+        "one process of one thread",
     )
 
 
@@ -437,36 +437,36 @@ def memories(big: bool) -> None:
             record(f"memory, {name}", float(out.stdout.splitlines()[-1]), "GiB above weights, gradients and optimizer")
 
 
+PANELS = (  # of the picture: what grows, and its place among the words of a row
+    ("responses of 64 tokens", lambda words: words[0] if words[-2:] == ["64", "tokens"] else None),
+    ("tokens of each of 64 responses", lambda words: words[3] if words[0] == "64" and words[-1] == "tokens" else None),
+    ("million parameters, 64 x 64 tokens", lambda words: words[0] if words[-1] == "parameters" else None),
+)
+
+
 def picture(file: Path) -> None:
     """Ratios as bars; growth as lines."""
-    figure, (bars, *lines) = plt.subplots(1, 4, figsize=(15, 4.2), width_ratios=[1.6, 1, 1, 1], layout="constrained")
+    figure, (bars, *lines) = plt.subplots(1, 4, figsize=(16, 4.4), width_ratios=[1.7, 1, 1, 1], layout="constrained")
     compared = [r for r in rows if r["ratio"] and "matrix" not in r["what"]][::-1]
-    bars.barh([r["what"] for r in compared], [float(r["ratio"]) for r in compared], color="#0072B2")
-    for y, r in enumerate(compared):
-        bars.text(float(r["ratio"]) + 0.05, y, r["ratio"], va="center", fontsize=8)
+    ratios = [float(r["ratio"]) for r in compared]
+    bars.barh([r["what"] for r in compared], ratios, color="#0072B2")
+    for y, (r, ratio) in enumerate(zip(compared, ratios)):
+        bars.text(ratio + 0.05, y, f"{ratio:.2f}  {r['against']}", va="center", fontsize=7)
     bars.axvline(1, color="black", linewidth=1)
-    bars.set(
-        xlabel="times as fast as what it is compared with", xlim=(0, max(float(r["ratio"]) for r in compared) * 1.15)
-    )
+    bars.set(xlabel="times as fast as", xlim=(0, max(ratios) * 1.7))
     bars.tick_params(axis="y", labelsize=7)
     grown = [(*r["what"].split(", ")[1:], float(r["value"])) for r in rows if r["what"].startswith("growth")]
-    grown = [(kind, what.split(), value) for kind, what, value in grown]
-    for axes, label, pick in zip(
-        lines,
-        ("responses of 64 tokens", "tokens a response, 64 responses", "million parameters, 64 x 64 tokens"),
-        (
-            lambda w: w[0] if w[-2:] == ["64", "tokens"] else None,
-            lambda w: w[3] if w[0] == "64" and w[-1] == "tokens" else None,
-            lambda w: w[0] if w[-1] == "parameters" else None,
-        ),
-    ):
+    for axes, (label, pick) in zip(lines, PANELS):
         for name, marker, colour in (("sampler", "o", "#0072B2"), ("update", "s", "#D55E00")):
-            points = sorted((float(pick(w)), value) for kind, w, value in grown if kind == name and pick(w))
-            axes.loglog(*zip(*points), marker=marker, color=colour, label=name)
-        axes.set(xlabel=label, ylabel="seconds")
-        axes.grid(which="both", linewidth=0.3)
-        axes.legend()
-    figure.savefig(file, dpi=130)
+            points = [(pick(what.split()), value) for kind, what, value in grown if kind == name]
+            xs, ys = zip(*sorted((float(x), value) for x, value in points if x))
+            axes.loglog(xs, ys, marker=marker, color=colour, label=name)
+        axes.set(xlabel=label, ylabel="seconds", xticks=xs, xticklabels=[f"{x:g}" for x in xs], ylim=(0.05, 3))
+        axes.set(yticks=(0.1, 0.2, 0.5, 1, 2), yticklabels=("0.1", "0.2", "0.5", "1", "2"))
+        axes.minorticks_off()
+        axes.grid(linewidth=0.3)
+        axes.legend(loc="upper left")
+    figure.savefig(file, dpi=110)
 
 
 def main() -> None:
