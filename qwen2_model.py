@@ -156,8 +156,9 @@ class Attention(nn.Module):
             grouped = q.reshape(B, self.K, -1, self.d)  # (B, K, H / K, d)
             out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask)
         else:
-            k, v = (heads.repeat_interleave(self.H // self.K, dim=1) for heads in (k, v))  # (B, H, columns, d)
-            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+            if x.is_cuda:  # whose kernel for masks may know no groups
+                k, v = (heads.repeat_interleave(self.H // self.K, dim=1) for heads in (k, v))  # (B, H, columns, d)
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=not x.is_cuda)
         out = out.reshape(B, self.H, S, self.d).transpose(1, 2).reshape(B, S, -1)  # (B, S, H * d)
         return self.o_proj(out.to(x.dtype))
 

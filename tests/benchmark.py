@@ -417,7 +417,10 @@ def memory(what: str) -> None:
     )
     uniforms = grpo.draw_uniforms(0, 0, len(prompts), answers, tokens)
     work = {"sampler": lambda: generate(model, prompts, uniforms, [])}.get(
-        what, lambda: grpo.update(model, optimizer, prompts, batch, torch.randn(B, tokens), max_new_tokens=tokens)
+        what,
+        lambda: grpo.update(
+            model, optimizer, prompts, batch, torch.randn(B, tokens), max_new_tokens=tokens, micro_batch=4
+        ),
     )
     print(peak(work))
 

@@ -673,7 +673,7 @@ def test_micro_batches_of_several_processes(processes, skip, monkeypatch):
         for part, which, _ in parts:
             assert [questions[w] for w in which] == batch.group[part].tolist()
     assert sorted(rows) == ([0, 2, 3] if skip else [0, 1, 2, 3, 4, 5])
-    expected = {True: [[10], [7, 3], [7, 3, 0], [7, 3, 0, 0]], False: [[17], [11, 6], [7, 6, 4], [7, 6, 4, 0]]}
+    expected = {True: [[10], [7, 3], [7, 3, 0], [7, 3, 0, 0]], False: [[17], [7, 10], [7, 6, 4], [7, 6, 4, 0]]}
     assert loads == expected[skip][processes - 1]
 
 

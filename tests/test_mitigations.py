@@ -835,7 +835,7 @@ def test_dpo_is_the_gradient_of_its_loss(loss_norm, random_model):
     credit through our loss gives DPO's gradient, over the tokens of the step or over B * max_new_tokens."""
     torch.manual_seed(0)
     lengths, beta, longest = [3, 2, 4, 1, 3, 2, 2, 2, 2], 0.3, 7
-    rewards = torch.tensor([0.1, 1.1, 1.1] + [0.3, 0.1, 0.1] + [0.1, 0.1, 0.1])  # pairs 1 over 0, 3 over 4, none
+    rewards = torch.tensor([0.1, 1.1, 1.1] + [0.3, 0.1, 0.1] + [0.1, 0.1, 0.1]).double()  # pairs 1 over 0, 3 over 4
     prompts = [[2, 7], [5, 2, 7, 1], [3]]
     batch = make_batch(lengths, [9.0] * 9, [0] * 3 + [1] * 3 + [2] * 3, reward=rewards)
     batch.tokens = torch.randint(10, (9, 4))

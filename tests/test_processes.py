@@ -272,7 +272,7 @@ def test_ctrl_c_stops_all_processes_and_they_go_on(interrupted):
     table = list(csv.DictReader((folder / "metrics.csv").open()))
     done = int(table[-1]["step"])
     assert [row["step"] for row in table] == [str(i) for i in range(done + 1)] and done >= 2
-    assert json.loads((folder / "final.json").read_text())["step"] == done
+    assert not (folder / "final.json").exists()  # torchrun would not wait for it
     code, printed, complained = output_of("train.py", "--resume", folder, "--steps", done + 2)
     assert code == 0, complained
     assert [f"step {step:>4}/" in printed for step in (done, done + 1, done + 2)] == [False, True, True]
