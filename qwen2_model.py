@@ -323,6 +323,7 @@ class TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple:
+        """The loss's gradients to hidden and weight, from that to the log-probs (N,)."""
         hidden, weight, tokens = ctx.saved_tensors
         to_hidden, to_weight = torch.empty_like(hidden), torch.zeros_like(weight)
         used, to_used = weight[: ctx.rows], to_weight[: ctx.rows]  # (V, D)

@@ -33,7 +33,7 @@ import grpo
 from countdown_task import CHAT, Codec, generate_problems
 from critic import Critic
 from mitigations import MITIGATIONS, none
-from plain import plain_update
+from tests.plain import plain_update
 from qwen2_model import Qwen2, empty_model, generate, left_pad, load_model, read_config
 from train import BUNDLED, Settings, train_step
 

@@ -21,7 +21,7 @@ from conftest import make_batch
 from countdown_task import Problem, annotate, fingerprint, reward
 from critic import Critic
 from mitigations import none
-from plain import plain_logprobs, plain_rows, plain_update
+from tests.plain import plain_logprobs, plain_rows, plain_update
 from qwen2_model import Answers, KVCache, Prompts, Qwen2, load_model, read_config, save_model
 from train import BUNDLED
 
