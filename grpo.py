@@ -16,12 +16,11 @@ import math
 import sys
 from functools import cache, partial
 from pathlib import Path
-from typing import Callable, Sequence
+from typing import Callable
 
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from countdown_task import Codec, Problem, annotate, find_steps, fingerprint, reward
@@ -48,8 +47,14 @@ def share(n: int, rank: int | None = None) -> slice:
     return slice(n * rank // size, n * (rank + 1) // size)
 
 
+def portion(n: int) -> slice:
+    """This process's share of n things, or one thing where it has none: `gather` leaves out what came of that."""
+    mine = share(n)
+    return mine if mine.start < mine.stop else slice(0, 1)
+
+
 def gather(mine: Tensor, n: int, each: int = 1) -> Tensor:
-    """The rows of n things, `each` of a thing, from the processes' shares; shorter rows padded with 0 on the right."""
+    """The rows of n things, `each` of a thing, from the processes' portions; shorter rows padded with 0 on the right."""
     size = world()[1]
     if size == 1:
         return mine
@@ -106,10 +111,9 @@ def respond(model: Qwen2, codec: Codec, problems: list[Problem], uniforms: Tenso
 def sample(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_tokens: list[int],
            limit: Tensor | None) -> Samples:
     """`generate`, each process for its share of the prompts; every process gets the samples of all."""
-    G, mine = len(uniforms) // len(prompts), share(len(prompts))
-    some = mine if mine.start < mine.stop else slice(0, 1)  # nothing to do: one prompt, whose samples are thrown away
-    rows = slice(some.start * G, some.stop * G)
-    samples = generate(model, prompts[some], uniforms[rows], end_tokens, limit=None if limit is None else limit[rows])
+    G, mine = len(uniforms) // len(prompts), portion(len(prompts))
+    rows = slice(mine.start * G, mine.stop * G)
+    samples = generate(model, prompts[mine], uniforms[rows], end_tokens, limit=None if limit is None else limit[rows])
     samples = gather_samples(samples, len(prompts), G)
     if not samples.logprob.isfinite().all():  # said by all processes, or by none
         raise FloatingPointError("the model's logits are not finite: its weights are broken, or --lr is too high")
@@ -122,8 +126,7 @@ def gather_samples(samples: Samples, Q: int, G: int) -> Samples:
         return samples
     *columns, ended = samples  # five of (b, T), (b,)
     packed = torch.stack([x.double() for x in (*columns, ended[:, None].expand(samples.mask.shape))], dim=2)  # (b, T, 6)
-    mine = share(Q)
-    packed = gather(packed[: (mine.stop - mine.start) * G], Q, G)  # (B, T, 6)
+    packed = gather(packed, Q, G)  # (B, T, 6)
     tokens, mask, *facts = (x.to(kind.dtype) for x, kind in zip(packed.unbind(2), columns))
     return Samples(tokens, mask, *facts, packed[:, 0, 5].bool())
 
@@ -166,12 +169,11 @@ def callables(model: Qwen2, codec: Codec, problems: list[Problem], samples: Samp
         """about(model, Answers, tokens, mask, hide) for the responses rows (N,), `micro_batch` of them at once
         (N, T, ...); each process for its share."""
         read = Prompts(of, [codec.prompt(problem) for problem in problems])
-        parts, mine = [], share(len(rows))
-        some = mine if mine.start < mine.stop else slice(0, 1)  # nothing to do: one row, whose figures are thrown away
-        for part in torch.arange(len(rows))[some].split(micro_batch):
+        parts = []
+        for part in torch.arange(len(rows))[portion(len(rows))].split(micro_batch):
             i = rows[part]  # (b,)
             parts.append(about(of, Answers(read, group[i]), tokens[i], mask[i], None if hide is None else hide[part]))
-        return gather(torch.cat(parts)[: mine.stop - mine.start], len(rows))
+        return gather(torch.cat(parts), len(rows))
 
     def reference_logprob() -> Tensor:
         if reference is None:
@@ -255,7 +257,8 @@ def response_states(model: Qwen2, past: Answers, tokens: Tensor, mask: Tensor, h
 
 def response_attention(model: Qwen2, past: Answers, tokens: Tensor, mask: Tensor, hide: None = None) -> Tensor:
     """How much the state that predicts token t looks at token u (B, T, T), in the last layer, mean over heads."""
-    (B, T), own = tokens.shape, torch.zeros(*tokens.shape, tokens.shape[1], device=tokens.device)  # (B, T, T)
+    T = tokens.shape[1]
+    own = torch.zeros(*tokens.shape, T, device=tokens.device)  # (B, T, T)
     if T > 1:  # the state before token 0 is the prompt's; at the last token nobody looks
         own[:, 1:, :-1] = model.attention(tokens[:, :-1], past=past)[:, :, 1 - T :]
     return own

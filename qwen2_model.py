@@ -262,7 +262,7 @@ class Qwen2(nn.Module):
         return self.model["embed_tokens"].weight if self.config.tie_word_embeddings else self.lm_head.weight
 
     def log_probs(self, hidden: Tensor) -> Tensor:
-        """Log-probabilities (..., real_vocab) in fp32 of the next token. Sampler and update both come here."""
+        """Log-probabilities (..., real_vocab) in fp32 of the next token."""
         return log_softmax(hidden, self.output_weight[: self.real_vocab])
 
     def forward(self, tokens: Tensor, pad: Tensor | None = None) -> Tensor:
@@ -273,7 +273,10 @@ class Qwen2(nn.Module):
 
 
 def log_softmax(hidden: Tensor, weight: Tensor) -> Tensor:
-    """Log-probs (..., V), in fp32 at least, of the next token, of hidden (..., D) and the output matrix (V, D)."""
+    """Log-probs (..., V), in fp32 at least, of the next token, of hidden (..., D) and the output matrix (V, D).
+
+    Sampler and update both come here.
+    """
     logits = F.linear(hidden, weight)  # (..., V)
     return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 

@@ -344,8 +344,7 @@ class Stop:
     def agreed(self) -> bool:
         """Whether any of the processes was asked to stop."""
         asked = torch.tensor(float(self.asked))
-        if dist.is_initialized():
-            dist.all_reduce(asked)
+        grpo.sum_over_processes([asked])
         return bool(asked)
 
     def ask(self, *_) -> None:

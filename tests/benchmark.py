@@ -3,7 +3,7 @@
 These machines are shared and noisy, so what is compared runs in turn, A B A B, and medians are reported. Everything
 goes into results/benchmark.csv, and a picture of it into results/benchmark.png.
 
-Run it:  python tests/benchmark.py          (about ten minutes on two cores; needs tests/requirements.txt)
+Run it:  python tests/benchmark.py          (about five minutes on two cores; needs tests/requirements.txt)
          python tests/benchmark.py --big    (the memory of an update of Qwen2.5-0.5B's shape, too: six minutes, 11 GiB)
 """
 
@@ -30,11 +30,12 @@ import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
 import grpo
+from conftest import make_batch
 from countdown_task import CHAT, Codec, generate_problems
 from critic import Critic
 from mitigations import MITIGATIONS, none
-from tests.plain import plain_update
 from qwen2_model import Qwen2, empty_model, generate, left_pad, load_model, read_config
+from tests.plain import plain_update
 from train import BUNDLED, Settings, train_step
 
 QUESTIONS, ANSWERS, TOKENS = 8, 8, 64
@@ -110,12 +111,10 @@ def sampler() -> None:
 
 
 def fixed_batch(model: Qwen2, prompts: list[list[int]], tokens: int):
-    """A TokenBatch of 64 responses of exactly so many tokens, and a credit that is 0 nowhere."""
-    from conftest import make_batch
-
-    uniforms = grpo.draw_uniforms(0, 0, QUESTIONS, ANSWERS, tokens)
+    """A TokenBatch of 8 responses to each prompt, of exactly so many tokens, and a credit that is 0 nowhere."""
+    uniforms = grpo.draw_uniforms(0, 0, len(prompts), ANSWERS, tokens)
     samples = generate(model, prompts, uniforms, [])
-    group = [q for q in range(QUESTIONS) for _ in range(ANSWERS)]
+    group = [q for q in range(len(prompts)) for _ in range(ANSWERS)]
     batch = make_batch([tokens] * len(group), [0.0] * len(group), group, **samples._asdict())
     return batch, torch.randn(len(group), 1, generator=torch.Generator().manual_seed(0)) * batch.mask
 
@@ -360,14 +359,8 @@ def growth() -> None:
 
 def grow(name: str, model: Qwen2, prompts: list[list[int]], tokens: int) -> None:
     """One point of the curves."""
-    from conftest import make_batch
-
     uniforms = grpo.draw_uniforms(0, 0, len(prompts), ANSWERS, tokens)
-    group = [q for q in range(len(prompts)) for _ in range(ANSWERS)]
-    batch = make_batch(
-        [tokens] * len(group), [0.0] * len(group), group, **generate(model, prompts, uniforms, [])._asdict()
-    )
-    credit, optimizer = torch.randn(batch.mask.shape), grpo.Optimizer(model, 0.0)
+    (batch, credit), optimizer = fixed_batch(model, prompts, tokens), grpo.Optimizer(model, 0.0)
     took = interleave(
         sampler=lambda: generate(model, prompts, uniforms, []),
         update=lambda: grpo.update(model, optimizer, prompts, batch, credit, max_new_tokens=tokens),
@@ -391,8 +384,6 @@ def peak(work: Callable[[], object]) -> float:
 
 def memory(what: str) -> None:
     """Print the peak of one thing, in a process of its own."""
-    from conftest import make_batch
-
     if what == "big":
         size = dict(
             vocab_size=151936,
