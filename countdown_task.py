@@ -307,25 +307,45 @@ def find_steps(text: str) -> list[StepSpan]:
 def check_steps(text: str, steps: list[StepSpan], numbers: Iterable[int]) -> list[bool]:
     """Whether each written calculation is true and uses values that are at hand, each as often as it is there.
 
-    At hand are the puzzle's numbers; a calculation takes two and leaves the result it claims, so an error counts
-    once. A finished attempt hands the numbers back. At the end of a sentence an attempt may go on or be given up:
-    both readings are kept, until what is written fits only one.
-
     >>> check_steps("5 - 3 = 2, 4 * 2 = 8. 5 + 5 = 10", find_steps("5 - 3 = 2, 4 * 2 = 8. 5 + 5 = 10"), (3, 4, 5))
     [True, True, False]
     """
-    verdicts, pools, before = [], [Counter(numbers)], 0
-    for step in steps:
-        a, b, result = (int(text[slice(*span)]) for span in (step.a, step.b, step.result))
-        needed, sign = Counter([a, b]), text[slice(*step.operator)]
-        pools = [pool if pool.total() > 1 else Counter(numbers) for pool in pools]
-        if SENTENCE_END.search(text, before, step.a[0]) and Counter(numbers) not in pools:
-            pools.append(Counter(numbers))
-        able = [pool for pool in pools if needed <= pool]
-        values = {"+": a + b, "-": a - b, "*": a * b, "/": Fraction(a, b) if b else None}
-        verdicts.append(bool(able) and values[sign] == result)
-        pools, before = [pool - needed + Counter([result]) for pool in able or pools], step.result[1]
-    return verdicts
+    return [is_true(step) and any(Counter([step.a, step.b]) <= pool for pool, _ in attempts)
+            for step, attempts in follow(text, steps, numbers)]
+
+
+def follow(text: str, steps: list[StepSpan], numbers: Iterable[int]) -> Iterator[tuple[Step, list[tuple]]]:
+    """Yield each written calculation, and the attempts it may belong to: (values at hand, all right so far).
+
+    At hand are the puzzle's numbers; a calculation takes two and leaves the result it claims, so an error counts
+    once. A finished attempt hands the numbers back. At the end of a sentence an attempt may go on or be given up:
+    both readings are kept, until what is written fits only one.
+    """
+    fresh, before = (Counter(numbers), True), 0
+    attempts = [fresh]
+    for span in steps:
+        a, b, result = (int(text[slice(*part)]) for part in (span.a, span.b, span.result))
+        step, needed = Step(a, text[slice(*span.operator)], b, result), Counter([a, b])
+        attempts = [attempt if attempt[0].total() > 1 else fresh for attempt in attempts]
+        if SENTENCE_END.search(text, before, span.a[0]) and fresh not in attempts:
+            attempts.append(fresh)
+        attempts = [(pool, right) for pool, right in attempts if needed <= pool] or attempts
+        yield step, attempts
+        attempts = [(pool - needed + Counter([result]), right and needed <= pool and is_true(step))
+                    for pool, right in attempts]
+        before = span.result[1]
+
+
+def is_true(step: Step) -> bool:
+    """Whether a calculation's result is right."""
+    return calculate(step.a, step.operator, step.b) == step.result
+
+
+def calculate(a: int | Fraction, operator: str, b: int | Fraction) -> int | Fraction | None:
+    """a operator b, exactly; None for a division by 0."""
+    if operator == "/":
+        return Fraction(a) / b if b else None
+    return {"+": a + b, "-": a - b, "*": a * b}[operator]
 
 
 def sentence_starts(text: str, spans: list[tuple[int, int]]) -> np.ndarray:

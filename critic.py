@@ -10,6 +10,7 @@ Run it:  python critic.py        fits one to the bundled model, and says how wel
 """
 import argparse
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -101,6 +102,20 @@ def sample(model: Qwen2, codec: Codec, problems: list[Problem], critic: Critic, 
     return batch
 
 
+def fit(model: Qwen2, codec: Codec, batches: int, outcome: str) -> tuple[Critic, float]:
+    """A critic of a fixed model, fitted to the `reward` or `success` of fresh responses, and what they earned on
+    average."""
+    critic = Critic(model.config.hidden_size).to(model.output_weight.device)
+    problems, earned = generate_problems(SIZE * PUZZLES, "train"), []
+    start = time.perf_counter()
+    for i in range(batches):
+        batch = sample(model, codec, problems[i % PUZZLES :: PUZZLES], critic, (0, i + 1))
+        critic.learn(getattr(batch, outcome))
+        earned.append(getattr(batch, outcome))
+        grpo.progress("fitting the critic", i + 1, batches, start)
+    return critic, torch.cat(earned).mean().item()
+
+
 def squared_errors(batch: TokenBatch, rate: float) -> np.ndarray:
     """(responses, 5, 2) mean squared error, of the critic's values and of the rate, in each fifth before <answer>.
 
@@ -127,15 +142,10 @@ def main() -> None:
     if args.batches < 1:
         sys.exit("error: --batches must be at least 1")
     model.real_vocab = codec.size
-    critic, problems, learned = Critic(model.config.hidden_size), generate_problems(SIZE * PUZZLES, "train"), []
-    for i in range(args.batches):
-        batch = sample(model, codec, problems[i % PUZZLES :: PUZZLES], critic, (0, i + 1))
-        critic.learn(batch.success)
-        learned.append(batch.success)
-        grpo.progress("fitting", i + 1, args.batches)
+    critic, rate = fit(model, codec, args.batches, "success")
     problems = generate_problems(14 * SIZE, "heldout")
     tests = [sample(model, codec, problems[i::14], critic, (1, i + 1)) for i in range(14)]
-    report(tests, rate=torch.cat(learned).mean().item())
+    report(tests, rate)
 
 
 def report(tests: list[TokenBatch], rate: float) -> None:

@@ -14,6 +14,7 @@ Run it:  python train.py --mitigation none
 """
 import math
 import sys
+import time
 from functools import cache, partial
 from pathlib import Path
 from typing import Callable
@@ -93,15 +94,17 @@ def draw_uniforms(seed: int, step: int, questions: int, answers: int, length: in
 
 
 def respond(model: Qwen2, codec: Codec, problems: list[Problem], uniforms: Tensor,
-            prefixes: list[list[int]] | None = None, limit: Tensor | None = None) -> tuple[Samples, list, list[dict]]:
+            prefixes: list[list[int]] | None = None, limit: Tensor | None = None,
+            not_first: Tensor | None = None) -> tuple[Samples, list, list[dict]]:
     """Sample and grade as many responses as uniforms (B, T) has rows, as many to each problem, those of one together.
 
-    prefixes: tokens with which the responses to each problem begin; limit (B,): how many more each may have. Returns
-    the samples, and of each whole response its (text, spans) and its reward.
+    prefixes: tokens with which the responses to each problem begin; limit (B,): how many more each may have; not_first
+    (B,): the one that must not be next. Returns the samples, and of each whole response its (text, spans) and its
+    reward.
     """
     prefixes = prefixes or [[]] * len(problems)
     prompts = [codec.prompt(problem) + prefix for problem, prefix in zip(problems, prefixes)]
-    samples = sample(model, prompts, uniforms, codec.end_tokens, limit)
+    samples = sample(model, prompts, uniforms, codec.end_tokens, limit, not_first)
     lengths, G = samples.mask.sum(1).tolist(), len(uniforms) // len(problems)
     sampled = [row[:length] for row, length in zip(samples.tokens.tolist(), lengths)]
     decoded = [codec.decode(prefixes[i // G] + row) for i, row in enumerate(sampled)]
@@ -109,11 +112,12 @@ def respond(model: Qwen2, codec: Codec, problems: list[Problem], uniforms: Tenso
 
 
 def sample(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_tokens: list[int],
-           limit: Tensor | None) -> Samples:
+           limit: Tensor | None, not_first: Tensor | None) -> Samples:
     """`generate`, each process for its share of the prompts; every process gets the samples of all."""
     G, mine = len(uniforms) // len(prompts), portion(len(prompts))
     rows = slice(mine.start * G, mine.stop * G)
-    samples = generate(model, prompts[mine], uniforms[rows], end_tokens, limit=None if limit is None else limit[rows])
+    limit, not_first = (None if x is None else x[rows] for x in (limit, not_first))
+    samples = generate(model, prompts[mine], uniforms[rows], end_tokens, limit=limit, not_first=not_first)
     samples = gather_samples(samples, len(prompts), G)
     if not samples.logprob.isfinite().all():  # said by all processes, or by none
         raise FloatingPointError("the model's logits are not finite: its weights are broken, or --lr is too high")
@@ -225,10 +229,17 @@ def evaluate(model: Qwen2, codec: Codec, problems: list[Problem], answers: int, 
     return np.array(solved).reshape(len(problems), answers)
 
 
-def progress(what: str, done: int, total: int) -> None:
-    """How far something is, on one line of the terminal that the next one overwrites."""
+def progress(what: str, done: int, total: int, start: float | None = None) -> None:
+    """How far something is, and when it will end if it began at `start` (time.perf_counter), on one line of the
+    terminal that the next one overwrites."""
     if sys.stderr.isatty() and world()[0] == 0:
-        print(f"{what}: {done}/{total} ", end="\r", file=sys.stderr, flush=True)
+        eta = "" if start is None else f"ETA {clock((time.perf_counter() - start) / done * (total - done))} "
+        print(f"{what}: {done}/{total} {eta}", end="\r", file=sys.stderr, flush=True)
+
+
+def clock(seconds: float) -> str:
+    """Minutes and seconds, 1:05."""
+    return f"{int(seconds // 60)}:{int(seconds % 60):02d}"
 
 
 def standard_error(values: np.ndarray) -> float:
@@ -441,6 +452,11 @@ def micro_batches(batch: TokenBatch, credit: Tensor, size: int, skip: bool) -> t
 
 def write_credit_log(file: Path, step: int, batch: TokenBatch, credit: Tensor) -> None:
     """Write one row a token of the step, 40 bytes each, as flat numpy arrays. File name `step-000001.npz`."""
+    replace_file(file, lambda part: np.savez(part, **log_columns(step, batch, credit)))
+
+
+def log_columns(step: int, batch: TokenBatch, credit: Tensor) -> dict[str, np.ndarray]:
+    """The columns (N,) of the credit log, one row for each of the N tokens of a step."""
     (B, T), device = batch.mask.shape, batch.mask.device
     position = torch.arange(T, device=device).expand(B, T)
     response = torch.arange(B, device=device)[:, None].expand(B, T)
@@ -454,5 +470,4 @@ def write_credit_log(file: Path, step: int, batch: TokenBatch, credit: Tensor) -
         "credit": (credit, np.float32), "reward": (spread["reward"], np.float32),
         "role": (batch.role, np.int8), "in_answer": (batch.in_answer, np.int8),
     }
-    flat = {name: values[batch.mask].cpu().numpy().astype(kind) for name, (values, kind) in columns.items()}
-    replace_file(file, lambda part: np.savez(part, **flat))
+    return {name: values[batch.mask].cpu().numpy().astype(kind) for name, (values, kind) in columns.items()}

@@ -607,7 +607,7 @@ class Decoder:
     """
 
     def __init__(self, model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_tokens: list[int],
-                 temperature: float, limit: Tensor | None, static: bool):
+                 temperature: float, limit: Tensor | None, not_first: Tensor | None, static: bool):
         device, (B, T) = model.output_weight.device, uniforms.shape
         read, G = Prompts(model, prompts), B // len(prompts)
         P, whole = read.real.shape[1], COLUMNS_AT_ONCE if static else 1  # static columns come in whole pieces
@@ -615,6 +615,7 @@ class Decoder:
         self.model, self.temperature, self.static = model, temperature, static
         self.uniforms, self.ends = uniforms.to(device), torch.tensor(end_tokens, dtype=torch.long, device=device)
         self.limit = torch.full((B,), T, device=device) if limit is None else limit.to(device)  # (B,)
+        not_first = None if not_first is None else not_first.to(device)  # (B,)
         self.tokens = torch.zeros(B, T, dtype=torch.long, device=device)
         self.mask = torch.zeros(B, T, dtype=torch.bool, device=device)
         kind = torch.promote_types(read.last.dtype, torch.float32)
@@ -624,12 +625,13 @@ class Decoder:
         self.token = torch.zeros(B, dtype=torch.long, device=device)  # (B',) the last one drawn
         self.t = torch.zeros(1, dtype=torch.long, device=device)  # (1,) how many were drawn; the CPU would read a ()
         self.graph, self.shape = None, None  # the last step as a CUDA graph, and its rows and columns
-        self.draw(read.last.repeat_interleave(G, 0))
+        self.draw(read.last.repeat_interleave(G, 0), not_first)
 
-    def draw(self, hidden: Tensor) -> None:
-        """Draw and record the token that follows hidden (B', D)."""
+    def draw(self, hidden: Tensor, but: Tensor | None = None) -> None:
+        """Draw, from all tokens but those of `but` (B',), and record the token that follows hidden (B', D)."""
         log_probs, where = self.model.log_probs(hidden), (self.rows, self.t)  # (B', V)
-        self.token.copy_(draw(log_probs, self.uniforms[where], self.temperature))
+        allowed = log_probs if but is None else log_probs.scatter(1, but[:, None], float("-inf"))  # (B', V)
+        self.token.copy_(draw(allowed, self.uniforms[where], self.temperature))
         self.tokens[where], self.mask[where] = self.token, self.running
         facts = take(log_probs, self.token), *entropy_and_logit_grad(log_probs, self.token)
         self.facts[:, self.rows, self.t] = torch.stack(facts)  # (3, B')
@@ -670,16 +672,18 @@ class Decoder:
 
 
 def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_tokens: list[int],
-             temperature: float = 1.0, limit: Tensor | None = None, static: bool | None = None) -> Samples:
+             temperature: float = 1.0, limit: Tensor | None = None, not_first: Tensor | None = None,
+             static: bool | None = None) -> Samples:
     """Sample G answers to each of Q prompts, of at most T tokens; answer g to question q is row q * G + g.
 
     uniforms (Q * G, T) float64 in [0, 1): the chance of every token. An answer stops at one of end_tokens, or is cut
-    off after T tokens, or after those of limit (Q * G,), if given. What is recorded is at temperature 1 whatever
-    `temperature` draws the tokens. static: see Decoder; unless given, on a GPU only.
+    off after T tokens, or after those of limit (Q * G,), if given; it begins with any token but that of not_first
+    (Q * G,), if given. What is recorded is the full softmax at temperature 1, whatever draws the tokens. static: see
+    Decoder; unless given, on a GPU only.
     """
     with torch.inference_mode():
         static, P = model.output_weight.is_cuda if static is None else static, max(map(len, prompts))
-        d = Decoder(model, prompts, uniforms, end_tokens, temperature, limit, static)
+        d = Decoder(model, prompts, uniforms, end_tokens, temperature, limit, not_first, static)
         for t in range(1, uniforms.shape[1]):
             if not static or t % LOOK_EVERY == 0:
                 d.drop()

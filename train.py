@@ -406,7 +406,7 @@ def show(row: dict, s: Settings, eta: float) -> None:
     print(f"step {row['step']:>4}/{s.steps}  reward {row['reward']:.3f}  success {row['success']:.3f}  "
           f"format {row['format']:.2f}  length {row['length']:5.1f}  entropy {row['entropy']:.3f}  "
           f"grad {row['grad_norm']:.3f}  {row['tokens_per_second']:6.0f} tok/s  "
-          f"ETA {int(eta // 60)}:{int(eta % 60):02d}{heldout_text(row)}", flush=True)
+          f"ETA {grpo.clock(eta)}{heldout_text(row)}", flush=True)
 
 
 def heldout_text(row: dict) -> str:

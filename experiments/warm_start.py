@@ -32,7 +32,7 @@ from torch import Tensor
 
 from countdown_task import (ANSWER, END_ANSWER, END_THINK, PLAIN, TAGS, Codec, Problem, Step, combine, expression,
                             generate_problems, solutions, split, universe)
-from grpo import EVALUATION, draw_uniforms, respond, standard_error
+from grpo import EVALUATION, clock, draw_uniforms, respond, standard_error
 from qwen2_model import Qwen2, load_model, read_config, save_model, take
 from train import Settings
 
@@ -158,7 +158,7 @@ def imitate(model: Qwen2, data: Iterator[tuple[Tensor, Tensor]], steps: int) -> 
         schedule.step()
         if step % 100 == 0:
             eta = (time.perf_counter() - start) / step * (steps - step)
-            print(f"step {step}/{steps}  loss {loss.item():.3f}  ETA {int(eta // 60)}:{int(eta % 60):02d}", flush=True)
+            print(f"step {step}/{steps}  loss {loss.item():.3f}  ETA {clock(eta)}", flush=True)
 
 
 def report(folder: Path, questions: int = 1024) -> None:

@@ -327,7 +327,7 @@ def test_fresh_ends_equal_plain_sampling(codec, monkeypatch):
     """
     limit, k, sampled, generate = 40, 2, [], grpo.generate
 
-    def spy(model, prompts, uniforms, ends, limit):
+    def spy(model, prompts, uniforms, ends, limit, not_first):
         sampled.extend((prompt, chance) for prompt, chance in zip(prompts, uniforms.view(len(prompts), k, -1)))
         return generate(model, prompts, uniforms, ends, limit=limit)
 

@@ -58,7 +58,7 @@ def test_every_metric_is_explained():
     documented = re.search(r"\| column of metrics.csv.*?\n\n", README, re.S)[0]
     explained = set(re.findall(r"`(\w+)`", "\n".join(line.split("|")[1] for line in documented.strip().splitlines())))
     assert explained == set(train.COLUMNS)
-    source = inspect.getsource(train.grpo.write_credit_log)
+    source = inspect.getsource(train.grpo.log_columns)
     logged = re.findall(r'"(\w+)": \(', source)
     assert re.search(r"one row a token: `([\w ]+)`", README)[1].split() == logged
 
