@@ -20,7 +20,7 @@ A second truth knows no policy: on operands, operators and results of a written 
 whether the target can still be reached in the attempt being written.
 
 Run it:  python -m experiments.ground_truth                                   128 responses of the bundled model
-         python -m experiments.ground_truth --rollouts 400                    the same, with more rollouts added
+         python -m experiments.ground_truth --rollouts 200                    the same, with more rollouts added
          python -m experiments.ground_truth --model runs/none-seed0/checkpoint --out runs/truth-trained
 """
 import argparse
@@ -344,24 +344,27 @@ def score(x: np.ndarray, y: np.ndarray, truth: dict, cosine: Estimate) -> Score:
         correlate(ranked, labels, question[asked]))
 
 
-def question_gradients(model: Qwen2, codec: Codec, problems: list[Problem], batch: TokenBatch,
-                       credit: Tensor) -> Iterator[Tensor]:
-    """For each question the gradient (P,) of sum credit * log pi over its answers, with respect to all parameters."""
-    G = len(batch.text) // len(problems)
-    for q, problem in enumerate(problems):
-        rows = slice(q * G, q * G + G)
+def credit_gradients(model: Qwen2, codec: Codec, problems: list[Problem], batch: TokenBatch, credits: Tensor,
+                     each: int) -> Iterator[Tensor]:
+    """The gradients (M, P) of sum credit * log pi, with respect to all P parameters, by each of the credits (M, B, T),
+    for every `each` responses; those must be to the same question."""
+    for first in range(0, len(batch.text), each):
+        rows, problem = slice(first, first + each), problems[int(batch.group[first])]
         T = int(batch.mask[rows].sum(1).max())
-        past = Answers(Prompts(model, [codec.prompt(problem)]), torch.zeros(G, dtype=torch.long))
-        logprob = grpo.response_logprobs(model, past, batch.tokens[rows, :T], batch.mask[rows, :T])  # (G, T)
-        gradient = torch.autograd.grad((logprob * credit[rows, :T]).sum(), list(model.parameters()))
-        yield torch.cat([g.flatten() for g in gradient])
+        past = Answers(Prompts(model, [codec.prompt(problem)]), torch.zeros(each, dtype=torch.long))
+        logprob = grpo.response_logprobs(model, past, batch.tokens[rows, :T], batch.mask[rows, :T])  # (each, T)
+        parts = [torch.autograd.grad(logprob, list(model.parameters()), credit[rows, :T], retain_graph=True)
+                 for credit in credits]
+        yield torch.stack([torch.cat([g.flatten() for g in part]) for part in parts])
 
 
 def all_scores(model: Qwen2, codec: Codec, problems: list[Problem], batch: TokenBatch, truth: dict) -> dict[str, Score]:
     """The score of every method, of the original's two measures, and of one half of the rollouts against the other."""
     def update(credit: np.ndarray) -> np.ndarray:  # (Q, P)
         spread = torch.zeros(batch.mask.shape).masked_scatter(batch.mask.cpu(), torch.from_numpy(credit).float())
-        return torch.stack(list(question_gradients(model, codec, problems, batch, spread))).cpu().numpy()
+        parts = credit_gradients(model, codec, problems, batch, spread[None].to(batch.mask.device), each)
+        return torch.cat(list(parts)).cpu().numpy()
+    each = len(batch.text) // len(problems)
     a_star, halves, scores, start = truth["a_star"], truth["a_star_halves"].T, {}, time.perf_counter()
     best, listed = update(a_star), dict(zip(truth["methods"].tolist(), truth["credits"])) | seed_measures(truth)
     for i, (name, credit) in enumerate(listed.items()):
@@ -575,7 +578,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--data", default="", help=".jsonl or .parquet of puzzles; empty: generated ones")
     parser.add_argument("--questions", type=int, default=16, help="held-out puzzles (default 16)")
     parser.add_argument("--answers", type=int, default=8, help="responses to each (default 8)")
-    parser.add_argument("--rollouts", type=int, default=200, help="of a token, times 1 - p (default 200)")
+    parser.add_argument("--rollouts", type=int, default=100, help="of a token, times 1 - p (default 100)")
     parser.add_argument("--max_new_tokens", type=int, default=140, help="a response that is longer is cut off")
     parser.add_argument("--seed", type=int, default=0, help="of responses and rollouts (default 0)")
     parser.add_argument("--critic_batches", type=int, default=100, help="of 96 responses, for `ppo` (default 100)")
@@ -597,7 +600,8 @@ def prepare(args: argparse.Namespace) -> tuple[Qwen2, Codec, list[Problem], Toke
     model.requires_grad_(True).real_vocab = codec.size
     problems = choose_problems(s)[1]
     check_lengths(model, codec, set(problems), s)
-    settings = {k: v for k, v in vars(args).items() if k not in ("rollouts", "out", "device", "critic_batches")}
+    settings = {k: getattr(args, k) for k in ("questions", "answers", "max_new_tokens", "seed")}
+    settings = {"model": Path(args.model).name, "data": Path(args.data).name} | settings  # no machine's paths
     args.out.mkdir(parents=True, exist_ok=True)
     critic = the_critic(args.out, args.model, model, codec, args.critic_batches)
     uniforms = grpo.draw_uniforms(args.seed, grpo.EVALUATION - 1, len(problems), args.answers, args.max_new_tokens)
