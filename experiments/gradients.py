@@ -10,7 +10,8 @@ Four questions, each asked of a fixed policy (and, with --run, along a run's che
 2. Is the gradient of a group of rank 2? So a paper claims of GRPO, whatever the group size R, without saying of which
    matrix. Here: rollouts x parameters (row i is A_i g_i), each weight matrix, and tokens x (vocabulary * hidden), whose
    row is credit * (onehot - p) outer the hidden state. Rewards are right or wrong, nothing else, the only case in which
-   a 2 is in the algebra: the group's gradient is then A+ S+ + A- S-, with S+ and S- the sums over right and wrong.
+   a 2 is in the algebra: the group's gradient is then A+ S+ + A- S-, with S+ and S- the sums over right and wrong, the
+   two rows of the first matrix.
    Controls: shuffled advantages, random credit, all credit 1 (imitation), a reward for each calculation, and A*.
 3. When is the group mean the best baseline? When the size of a response's gradient says nothing about its success.
 4. How biased and how noisy is each method's gradient?
@@ -31,8 +32,8 @@ from torch import Tensor
 import grpo
 from analyze import COLOURS, Estimate, Table, interval, new_figure, plt, pm, ratio, t_statistics
 from countdown_task import FILLER, REASONING, Codec, Problem, generate_problems
-from experiments.ground_truth import (KINDS, add_values, bootstrap, cell, centred, correlate, credit_gradients, describe,
-                                      ranks, sample_truth, sums, the_critic)
+from experiments.ground_truth import (KINDS, add_values, bootstrap, cell, centred, correlate, credit_gradients,
+                                      describe, ranks, sample_truth, sums, the_critic)
 from mitigations import MITIGATIONS, TokenBatch, group_advantage, reward_decomposition
 from qwen2_model import Qwen2, load_model, read_json, split_fused, take
 from train import BUNDLED, check_lengths, fail
@@ -147,8 +148,8 @@ def tables_tokens(c: dict) -> list[Table]:
     types = [[name] + [cell(type_ratio(np.nan_to_num(x), c, use, matched)) for matched in (False, True)] + [
              cell(mean_ratio(np.nan_to_num(x), use & (c["kind"] == KINDS.index("opening")),
                              use & (c["kind"] < 2), c["group"].astype(int)))] for name, x in sizes.items()]
-    kinds = [[name] + [f"{x[use & (c['kind'] == k)].mean() / x[use].mean():.2f}" if (use & (c["kind"] == k)).any() else ""
-                       for k in range(len(KINDS))] for name, x in sizes.items()]
+    kinds = [[name] + [f"{x[here].mean() / x[use].mean():.2f}" if here.any() else ""
+                       for here in (use & (c["kind"] == k) for k in range(len(KINDS)))] for name, x in sizes.items()]
     note = f"{use.sum():,} tokens, {EACH} of each response; in brackets, 95% bootstrap intervals over questions."
     return [Table("Three sizes of a token's gradient: rank correlation", note, ["", "", "all", "within"], correlations),
             Table("Filler against reasoning", f"Mean size on filler over that on reasoning. Matched: with the same "
@@ -161,18 +162,31 @@ def table_phase1(c: dict) -> Table:
     """The original's first phase, and what is left of it when position is controlled."""
     question, rows = c["group"].astype(int), []
     fifth = np.minimum((c["relative"] * 5).astype(int), 4)
-    exact = np.abs(c["whole"])
-    for name, x in (("all losses behind the token (phase 1)", c["phase1"]), ("the next token's loss alone", c["before"]),
-                    ("grad log pi of the token itself, all parameters", exact)):
+    for name, x in {"all losses behind the token (phase 1)": c["phase1"], "the next token's loss alone": c["before"],
+                    "grad log pi of the token itself, all parameters": c["whole"]}.items():
         some, flat = np.isfinite(x), np.nan_to_num(x)
         t = t_statistics(x[some], c["position"][some].astype(int))
+        position, role = np.minimum((c["relative"][some] * 10).astype(int), 9), c["role"][some]
+        level = np.log(x[some] + 1e-12)
+        by_position, by_both = explained(level, position), explained(level, position * 3 + role)
         rows.append([name, cell(mean_ratio(flat, some & (fifth == 0), some & (fifth == 4), question)),
-                     *(cell(type_ratio(flat, c, some, matched)) for matched in (False, True)), f"{(t > 3).mean():.0%}"])
+                     *(cell(type_ratio(flat, c, some, matched)) for matched in (False, True)),
+                     f"{by_position:.0%}", f"{explained(level, role):.0%}", f"{by_both - by_position:.0%}",
+                     f"{(t > 3).mean():.0%}"])
     return Table("Phase 1 of the original work: gradients at the input embeddings", (
         "No credit: all log-probs of a response summed, as cross-entropy does. First over last fifth of a response; "
-        "filler over reasoning, as it is and matched for position; positions at which the t-statistic of the norm over "
-        "responses exceeds 3 (per position, across responses). In brackets, 95% bootstrap intervals over questions."),
-        ["norm of the gradient of", "first / last fifth", "filler / reasoning", "matched for position", "t > 3"], rows)
+        "filler over reasoning, as it is and matched for position; the share of the variance of its logarithm that the "
+        "tenth of the response explains, that the type explains, and that the type adds to the tenth; positions at "
+        "which the t-statistic of the norm exceeds 3 (per position, across responses; a norm is never below 0, so that "
+        "it says nothing). In brackets, 95% bootstrap intervals over questions."),
+        ["norm of the gradient of", "first / last fifth", "filler / reasoning", "matched for position",
+         "explained by position", "by type", "by type, beyond position", "t > 3"], rows)
+
+
+def explained(x: np.ndarray, label: np.ndarray) -> float:
+    """Share of the variance of x (n,) that lies between labels (n,)."""
+    count = np.maximum(np.bincount(label), 1)
+    return float(((np.bincount(label, x) / count)[label] - x.mean()).var() / x.var())
 
 
 # --------------------------------------------------------------------------------------------- 2. how many directions
@@ -195,6 +209,11 @@ def components(s: np.ndarray, energy: float) -> int:
     """How many of the largest singular values (k,) it takes for a share of the energy."""
     part = np.sort(s**2)[::-1].cumsum()
     return int(np.searchsorted(part, energy * part[-1] * (1 - 1e-9)) + 1)
+
+
+def products(x: Tensor, y: Tensor) -> np.ndarray:
+    """All inner products (n, m) of the rows of x (n, P) and y (m, P), in double precision."""
+    return (x.double() @ y.double().T).cpu().numpy()
 
 
 def gram_spectrum(gram: np.ndarray) -> np.ndarray:
@@ -230,8 +249,11 @@ def token_gram(model: Qwen2, batch: TokenBatch, rows: slice, credit: Tensor) -> 
 
 
 def spectra(model: Qwen2, batch: TokenBatch, rows: slice, gradients: Tensor, credit: Tensor) -> dict[str, list]:
-    """Singular values of the three matrices of a group, whose rows' gradients (R, P) are already times their credit."""
-    found = {"rollouts x parameters": [gram_spectrum((gradients.double() @ gradients.double().T).cpu().numpy())],
+    """Singular values of the matrices of a group, whose responses' gradients (R, P) are already times their credit."""
+    right = batch.success[rows] > 0  # (R,)
+    sides = torch.stack([gradients[side].sum(0) for side in (right, ~right)])  # (2, P)
+    found = {"right, wrong x parameters": [gram_spectrum(products(sides, sides))],
+             "rollouts x parameters": [gram_spectrum(products(gradients, gradients))],
              "tokens x (vocabulary · hidden)": [gram_spectrum(token_gram(model, batch, rows, credit))]}
     for name, g in weight_matrices(model, gradients.sum(0)).items():
         found.setdefault(short(name), []).append(torch.linalg.svdvals(g.double()).cpu().numpy())
@@ -251,11 +273,11 @@ def group_credits(batch: TokenBatch, truth: Tensor | None, q: int, G: int, R: in
     credits = {"GRPO": A[:, None] * mask}
     if R == CONTROLS_AT:
         w = torch.from_numpy(rng.exponential(size=mask.shape)).float()  # (R, T)
-        group = dataclasses.replace(batch, tokens=batch.tokens[rows], mask=mask, success=success, advantage=A,
-                                    format=batch.format[rows], reward=success, group=torch.zeros(R, dtype=torch.long),
-                                    numbers=batch.numbers[q : q + 1], role=batch.role[rows], logprob=batch.logprob[rows],
-                                    in_answer=batch.in_answer[rows], text=batch.text[rows], spans=batch.spans[rows],
-                                    steps=batch.steps[rows])
+        group = dataclasses.replace(part_of(batch, rows), success=success, advantage=A, reward=success,
+                                    format=batch.format[rows], group=torch.zeros(R, dtype=torch.long),
+                                    numbers=batch.numbers[q : q + 1], role=batch.role[rows],
+                                    logprob=batch.logprob[rows], in_answer=batch.in_answer[rows],
+                                    spans=batch.spans[rows], steps=batch.steps[rows])
         credits |= {"shuffled advantages": A[torch.from_numpy(rng.permutation(R))][:, None] * mask,
                     "random credit": A[:, None] * w * mask, "imitation: credit 1": mask.float(),
                     "a reward for each calculation": reward_decomposition(group, stepwise=True)}
@@ -305,8 +327,8 @@ def tables_rank(found: list[dict]) -> list[Table]:
     matrices = list(dict.fromkeys(row["matrix"] for row in found))
     variants = list(dict.fromkeys(row["variant"] for row in found))
     count = len({row["question"] for row in found})
-    note = (f"Mean over up to {count} questions whose answers are not all alike ± half of its 95% interval (Student's t); "
-            "weight matrices averaged over layers.")
+    note = (f"Mean over up to {count} questions, those whose answers are not all alike, ± half of its 95% interval "
+            "(Student's t); weight matrices averaged over layers.")
     by_size = [[m] + [over_questions(found, "effective", matrix=m, variant="GRPO", R=R) for R in SIZES]
                for m in matrices]
     names = ("effective", "stable", "90%", "95%", "99%")
@@ -318,8 +340,8 @@ def tables_rank(found: list[dict]) -> list[Table]:
                   ["matrix", *(f"R = {R}" for R in SIZES)], by_size),
             Table(f"Measures of rank, R = {CONTROLS_AT}", f"GRPO; stable rank; singular values for 90, 95, 99% of the "
                   f"energy. {note}", ["matrix", "effective rank", "stable rank", *names[2:]], by_measure),
-            Table(f"Effective rank under other credit, R = {CONTROLS_AT}", f"A* on the first {TRUTH[0]} questions. {note}",
-                  ["credit", *matrices], by_variant)]
+            Table(f"Effective rank under other credit, R = {CONTROLS_AT}",
+                  f"A* on the first {TRUTH[0]} questions. {note}", ["credit", *matrices], by_variant)]
 
 
 # ------------------------------------------------------------------------------------------------- 3. the baseline
@@ -348,8 +370,8 @@ def table_baseline(batch: TokenBatch, norms: np.ndarray) -> Table:
     return Table("Which baseline is best?", (
         "E (r - b)^2 |grad log pi(response)|^2 over that with b the mean of the other answers, r right or wrong. The "
         "group's mean, the response itself included, makes every credit (R - 1)/R as large, and so this figure "
-        "((R - 1)/R)^2 of it: a shorter step, not a better direction. Optimum: the mean of the others' rewards, weighted "
-        f"by their |grad|^2. {correlation_text(r, norms)} 95% bootstrap intervals over questions."),
+        "((R - 1)/R)^2 of it: a shorter step, not a better direction. Optimum: the mean of the others' rewards, "
+        f"weighted by their |grad|^2. {correlation_text(r, norms)} 95% bootstrap intervals over questions."),
         ["R", "no baseline", "others' mean", "group mean", "((R - 1)/R)^2", "optimum"], rows)
 
 
@@ -373,7 +395,7 @@ def jackknife(statistic: Callable[[np.ndarray], float], n: int) -> Estimate:
 
 
 def cross(gram: np.ndarray, use: np.ndarray) -> float:
-    """Unbiased estimate of <E x, E y> from the products (n, n) of two methods' gradients: pairs of different batches."""
+    """Unbiased estimate of <E x, E y> from the products (n, n) of two methods' gradients: of different batches."""
     part, n = gram[np.ix_(use, use)], use.sum()
     return (part.sum() - np.trace(part)) / (n * (n - 1))
 
@@ -423,19 +445,18 @@ def method_gradients(model: Qwen2, codec: Codec, critic, batches: int, questions
 
 def table_methods(gradients: Tensor) -> Table:
     """Signal to noise, and direction against the unbiased policy gradient, of each method's gradient (M + 1, n, P)."""
-    n, unbiased = gradients.shape[1], gradients[-1].double()
-    yy, rows = (unbiased @ unbiased.T).numpy(), []
+    n, unbiased = gradients.shape[1], gradients[-1]
+    yy, rows = products(unbiased, unbiased), []
     for name, g in zip((*MITIGATIONS, "r - others' mean"), gradients):
-        g = g.double()
-        xx, xy = (g @ g.T).numpy(), (g @ unbiased.T).numpy()
+        xx, xy = products(g, g), products(g, unbiased)
         ratio_of = jackknife(lambda use: signal_to_noise(xx, use), n)
         same, clean = (jackknife(lambda use, k=k: cosines(xy, xx, yy, use)[k], n) for k in (0, 1))
         rows.append([name, cell(ratio_of, 3), cell(same), cell(clean)])
     return Table("Noise and bias of each method's gradient", (
-        f"{n} batches. Signal to noise: |E g|^2 / tr Cov(g), corrected for the noise in the mean. Cosine of the mean with "
-        "that of the unbiased policy gradient of the reward (r - the others' mean) on the same responses; two halves of "
-        f"the latter agree by {halves_cosine(yy):.2f}. Corrected: the cosine of the expectations, estimated from pairs "
-        "of different batches. Jackknife 95% intervals."),
+        f"{n} batches. Signal to noise: |E g|^2 / tr Cov(g), corrected for the noise in the mean. Cosine of the mean "
+        "with that of the unbiased policy gradient of the reward (r - the others' mean) on the same responses; two "
+        f"halves of the latter agree by {halves_cosine(yy):.2f}. Corrected: the cosine of the expectations, estimated "
+        "from pairs of different batches. Jackknife 95% intervals."),
         ["method", "signal to noise", "cosine, same responses", "cosine, corrected"], rows)
 
 
@@ -456,16 +477,14 @@ def checkpoint_row(folder: Path, codec: Codec, problems: list[Problem], answers:
     """One line of the table over training."""
     model = prepared(folder)
     batch = by_success(sample_groups(model, codec, problems, answers, (seed, 0)))
-    parts = torch.cat(list(credit_gradients(model, codec, problems, batch, (batch.advantage[:, None] * batch.mask)[None],
-                                            answers))).cpu().numpy()  # (Q, P)
-    sparse = [sparsity(g) for g in parts if g.any()]
     c = token_columns(model, codec, problems, batch, seed)
     sizes = three_sizes(c)
     use = known(c, *sizes.values())
-    per_response = torch.cat(list(credit_gradients(model, codec, problems, batch, batch.mask.float()[None], 1)))  # (B, P)
-    A = batch.advantage.view(len(problems), -1)
-    ranked = [effective_rank(gram_spectrum((rows := g * a[:, None]).double() @ rows.double().T)) for g, a in zip(
-        per_response.view(len(problems), answers, -1), A) if a.any()]
+    credit = (batch.advantage[:, None] * batch.mask)[None]  # (1, B, T)
+    rows = torch.cat(list(credit_gradients(model, codec, problems, batch, credit, 1))).view(len(problems), answers, -1)
+    taught = [g for g in rows if g.any()]  # (G, P) each
+    sparse = [sparsity(g.sum(0).numpy()) for g in taught]
+    ranked = [effective_rank(gram_spectrum(products(g, g))) for g in taught]
     return ([f"{batch.success.mean():.2f}"] + [pm(*interval([s[k] for s in sparse])) for k in sparse[0]]
             + [pm(*interval(ranked), 1)] + [cell(type_ratio(np.nan_to_num(x), c, use, False)) for x in sizes.values()])
 
@@ -480,9 +499,9 @@ def table_training(run: Path, problems: list[Problem], answers: int, seed: int) 
         eta = (time.perf_counter() - start) / (i + 1) * (len(places) - i - 1)
         print(f"checkpoint of step {step}  ETA {grpo.clock(eta)}", flush=True)
     return Table("Over training", (
-        f"{run.name}; the same {len(problems)} puzzles at each checkpoint, {answers} answers each. Sparsity of a question's "
-        "gradient, effective rank of its rollouts x parameters, means over questions ± half of a 95% interval; filler / "
-        "reasoning by the three measures with 95% bootstrap intervals over questions."),
+        f"{run.name}; the same {len(problems)} puzzles at each checkpoint, {answers} answers each. Sparsity of a "
+        "question's gradient, effective rank of its rollouts x parameters, means over questions ± half of a 95% "
+        "interval; filler / reasoning by the three measures with 95% bootstrap intervals over questions."),
         ["step", "success", "Hoyer", "Gini", "below rms / 100", "effective rank", *MEASURES], rows)
 
 
@@ -495,14 +514,15 @@ def draw(c: dict, found: list[dict], file: Path) -> None:
     use = known(c, *three_sizes(c).values())
     fifth = np.minimum((c["relative"] * 5).astype(int), 4)
     for (name, x), colour, marker in zip(three_sizes(c).items(), COLOURS.values(), "os^"):
-        points = [mean_ratio(np.nan_to_num(x), *(use & (fifth == i) & (c["role"] == role) for role in (FILLER, REASONING)),
-                             c["group"].astype(int)) for i in range(5)]
+        roles = [[use & (fifth == i) & (c["role"] == role) for role in (FILLER, REASONING)] for i in range(5)]
+        points = [mean_ratio(np.nan_to_num(x), *pair, c["group"].astype(int)) for pair in roles]
         low, high = ([getattr(p, k) for p in points] for k in ("low", "high"))
         left.plot(range(5), [p.value for p in points], marker=marker, color=colour, label=name)
         left.fill_between(range(5), low, high, color=colour, alpha=0.15, lw=0)
     left.axhline(1, color="black", lw=0.8)
-    left.set(xlabel="position in the response", ylabel="filler / reasoning, mean size", yscale="log", xticks=range(5),
-             xticklabels=[f"{20 * i}-{20 * i + 20}%" for i in range(5)], title="Who gets more gradient? (95% intervals)")
+    left.set(xlabel="position in the response", ylabel="filler / reasoning, mean size", ylim=(0, None), xticks=range(5),
+             xticklabels=[f"{20 * i}-{20 * i + 20}%" for i in range(5)],
+             title="Who gets more gradient? (95% intervals)")
     matrices = ["rollouts x parameters", "tokens x (vocabulary · hidden)", "q_proj", "down_proj"]
     styles = list(zip(matrices, ("#0072B2", "#D55E00", "#009E73", "#CC79A7"), "os^D"))
     for matrix, colour, marker in styles:
@@ -513,13 +533,16 @@ def draw(c: dict, found: list[dict], file: Path) -> None:
         middle.plot(np.arange(1, len(shown) + 1), shown, marker=marker, ms=3, color=colour, label=matrix)
         sizes = [R for R in SIZES if any(r["R"] == R for r in rows)]
         means = [interval(question_means(rows, R)) for R in sizes]
-        right.errorbar(sizes, *zip(*means), marker=marker, color=colour, capsize=3, label=matrix)
+        right.errorbar(sizes, *zip(*means), marker=marker, color=colour, capsize=3)
     middle.set(xlabel="singular value", ylabel="share of the largest", yscale="log",
                title=f"Spectra, R = {CONTROLS_AT} (means)")
     right.plot(SIZES, SIZES, color="0.6", ls=":", label="R")
     right.axhline(2, color="black", lw=0.8, ls="--", label="2, the claim")
-    right.set(xlabel="group size R", ylabel="effective rank", xscale="log", yscale="log", xticks=SIZES,
-              xticklabels=SIZES, title="Effective rank (95% intervals over questions)")
+    right.set(xlabel="group size R", ylabel="effective rank", xscale="log", yscale="log",
+              title="Effective rank of the same matrices (95% intervals)")
+    right.set_xticks(SIZES, SIZES)
+    right.set_yticks((1, 2, 5, 10, 20, 50), (1, 2, 5, 10, 20, 50))
+    right.minorticks_off()
     for axis in (left, middle, right):
         axis.legend(frameon=False, fontsize=8)
     figure.savefig(file, dpi=110)

@@ -46,7 +46,7 @@ from train import BUNDLED, Settings, check_lengths, choose_problems, fail
 
 SURE = 0.005  # a token as certain as 1 - p <= SURE gets no rollouts: its A* is taken as 0 and can't be more than that
 PACKET = 8  # rollouts that start together; the first and the second half of a packet are the two halves of the noise
-SAVE_EVERY = 20.0  # seconds
+SAVE_EVERY = 10.0  # seconds
 RESAMPLES = 2000  # of the bootstrap
 TOP = 0.1  # share of the tokens that matter most
 KINDS = ("operand", "operator", "result", "= and commas", "opening", "verdict", "tag", "answer", "unfinished")
@@ -101,10 +101,12 @@ def roll(model: Qwen2, codec: Codec, problems: list[Problem], truth: dict, part:
 
 def sample_truth(model: Qwen2, codec: Codec, problems: list[Problem], truth: dict, rollouts: int, seed: int, limit: int,
                  save: Callable[[], None]) -> None:
-    """Bring every token to the rollouts it should have; adds to the columns packets, solved and sampled of `truth`."""
+    """Bring every token to the rollouts it should have: adds to the columns packets, solved and sampled of `truth`, and
+    says in `complete` whether all were made."""
     todo = np.maximum(packets_wanted(truth["logprob"], rollouts) - truth["packets"], 0)  # (N,)
     start = saved = time.perf_counter()
     done, total = 0, int(todo.sum())
+    truth["complete"] = np.array(total == 0)
     for part in chunks(todo, truth["position"]):
         success, tokens = roll(model, codec, problems, truth, part, todo[part], seed, limit)
         halves = success.reshape(-1, 2, PACKET // 2).sum(2)  # (packets, 2)
@@ -112,7 +114,8 @@ def sample_truth(model: Qwen2, codec: Codec, problems: list[Problem], truth: dic
         truth["packets"][part] += todo[part]
         truth["sampled"] += tokens
         done, now = done + int(todo[part].sum()), time.perf_counter()
-        if now - saved > SAVE_EVERY or done == total:
+        truth["complete"] = np.array(done == total)
+        if now - saved > SAVE_EVERY:
             save()
             saved = now
             print(f"rollouts {done * PACKET:,}/{total * PACKET:,}  {truth['sampled']:,} tokens  "
@@ -141,7 +144,7 @@ def backward(logprob: np.ndarray, solved: np.ndarray, tried: np.ndarray, success
 
 
 def add_values(truth: dict) -> None:
-    """Columns value, value_error, a_star, a_star_error (N,) and a_star_halves (N, 2): from each half of the rollouts."""
+    """Columns value, value_error, a_star, a_star_error (N,) and a_star_halves (N, 2): of half of the rollouts."""
     tried, solved, logprob = truth["packets"] * PACKET, truth["solved"], truth["logprob"]
     for name in ("value", "value_error", "a_star", "a_star_error"):
         truth[name] = np.zeros(len(logprob))
@@ -173,7 +176,7 @@ def results(values: tuple) -> frozenset:
 
 def reaches(pool: Counter, a: int | None = None, operator: str | None = None, b: int | None = None,
             target: int = 0) -> bool:
-    """Whether some solution from the values at hand goes on with a, a operator, or a operator b; None: with anything."""
+    """Whether some solution from the values at hand goes on with a, a operator, a operator b; None: with anything."""
     values = list(pool.elements())
     if len(values) == 1:
         return a is None and values[0] == target
@@ -287,14 +290,13 @@ def correlation(s: np.ndarray) -> np.ndarray:
     """Pearson's r (...) from sums (..., 6) of 1, x, y, x^2, y^2, xy; NaN where either does not vary."""
     n, x, y, xx, yy, xy = np.moveaxis(s, -1, 0)
     over = (n * xx - x**2) * (n * yy - y**2)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(over > 1e-9 * n**2 * xx * yy, (n * xy - x * y) / np.sqrt(np.maximum(over, 0)), np.nan)
+    varies = over > 1e-9 * n**2 * xx * yy
+    return np.where(varies, (n * xy - x * y) / np.sqrt(np.where(varies, over, 1.0)), np.nan)
 
 
 def share(s: np.ndarray) -> np.ndarray:
     """The first sum over the second (...) of sums (..., 2)."""
-    with np.errstate(invalid="ignore"):
-        return s[..., 0] / s[..., 1]
+    return s[..., 0] / s[..., 1]
 
 
 def resampled(Q: int) -> np.ndarray:
@@ -305,11 +307,18 @@ def resampled(Q: int) -> np.ndarray:
 def bootstrap(statistic: Callable[[np.ndarray], np.ndarray], by_question: np.ndarray) -> Estimate:
     """statistic of the total of sums (Q, k), with the 95% percentile interval over resampled questions.
 
-    Questions, not responses or tokens: answers to one question share its difficulty, and their advantage by construction.
+    Questions, not responses or tokens: answers to one share its difficulty, and their advantages depend on each other.
     """
-    value = float(statistic(by_question.sum(0)))
-    draws = statistic(resampled(len(by_question)) @ by_question)
-    return Estimate(value, *np.nanpercentile(draws, (2.5, 97.5))) if np.isfinite(value) else Estimate(value)
+    return percentiles(statistic, by_question.sum(0)[None], resampled(len(by_question)) @ by_question)
+
+
+def percentiles(statistic: Callable[[np.ndarray], np.ndarray], whole: np.ndarray, draws: np.ndarray) -> Estimate:
+    """statistic of the whole (1, k), with its 95% interval over draws (RESAMPLES, k), but for those that leave it
+    undefined."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        (value,), found = statistic(whole), statistic(draws)
+    found = found[np.isfinite(found)]
+    return Estimate(float(value), *np.percentile(found, (2.5, 97.5))) if np.isfinite(value) else Estimate(float("nan"))
 
 
 def correlate(x: np.ndarray, y: np.ndarray, question: np.ndarray) -> Estimate:
@@ -323,7 +332,7 @@ def cosine_of(x: np.ndarray, y: np.ndarray) -> Estimate:
     def cosine(w: np.ndarray) -> np.ndarray:
         xy, xx, yy = (np.einsum("rq,qs,rs->r", w, gram, w) for gram in grams)
         return xy / np.sqrt(xx * yy)
-    return Estimate(float(cosine(np.ones((1, len(x))))[0]), *np.percentile(cosine(draws), (2.5, 97.5)))
+    return percentiles(cosine, np.ones((1, len(x))), draws)
 
 
 def score(x: np.ndarray, y: np.ndarray, truth: dict, cosine: Estimate) -> Score:
@@ -331,14 +340,15 @@ def score(x: np.ndarray, y: np.ndarray, truth: dict, cosine: Estimate) -> Score:
     x, y, question, tried = x.astype(float), y.astype(float), truth["group"].astype(int), truth["packets"] > 0
     inside = [v[tried] for v in (truth["response"], question)]
     within = {rank: [centred(v[tried], inside[0], rank) for v in (x, y)] for rank in (True, False)}
-    agree = np.where(x == 0, 0.5, np.sign(x) == np.sign(y))[tried]
+    signed = tried & (y != 0)
+    agree = (1 + np.sign(x) * np.sign(y))[signed] / 2
     top = np.abs(y) >= np.sort(np.abs(y))[-max(1, round(TOP * len(y)))]
     asked = truth["reachable_before"] == 1
     labels = centred(truth["reachable"][asked], truth["response"][asked], True)
     ranked = centred(x[asked], truth["response"][asked], True)
     return Score(
         correlate(ranks(x), ranks(y), question), correlate(x, y, question),
-        bootstrap(share, sums(inside[1], agree, np.ones(len(agree)))),
+        bootstrap(share, sums(question[signed], agree, np.ones(len(agree)))),
         *(correlate(*within[rank], inside[1]) for rank in (True, False)),
         bootstrap(share, sums(question, np.abs(x) * top, np.abs(x))), cosine,
         correlate(ranked, labels, question[asked]))
@@ -366,15 +376,20 @@ def all_scores(model: Qwen2, codec: Codec, problems: list[Problem], batch: Token
         return torch.cat(list(parts)).cpu().numpy()
     each = len(batch.text) // len(problems)
     a_star, halves, scores, start = truth["a_star"], truth["a_star_halves"].T, {}, time.perf_counter()
-    best, listed = update(a_star), dict(zip(truth["methods"].tolist(), truth["credits"])) | seed_measures(truth)
-    for i, (name, credit) in enumerate(listed.items()):
+    best, (_, *listed) = update(a_star), all_credit(truth).items()
+    for i, (name, credit) in enumerate(listed):
         scores[name] = score(credit, a_star, truth, cosine_of(update(credit), best))
         grpo.progress("scoring", i + 1, len(listed), start)
     return scores | {"noise ceiling": score(*halves, truth, cosine_of(*map(update, halves)))}
 
 
+def all_credit(truth: dict) -> dict[str, np.ndarray]:
+    """By name what lies on each token (N,): A* first, then the credit of every method, then the two measures."""
+    return {"A*": truth["a_star"]} | dict(zip(truth["methods"].tolist(), truth["credits"])) | seed_measures(truth)
+
+
 def seed_measures(truth: dict) -> dict[str, np.ndarray]:
-    """What the original work tabulated of GRPO's credit, and the gradient in logit space; signed as the advantage is."""
+    """What the original work tabulated of GRPO's credit, and its gradient in logit space; signed as the advantage."""
     return {"A·|log p|": truth["advantage"] * -truth["logprob"],
             "A·‖onehot - p‖": truth["advantage"] * truth["logit_grad"]}
 
@@ -407,26 +422,25 @@ def table_pooled(scores: dict[str, Score]) -> Table:
     rows = [[name, *map(cell, (s.pooled_spearman, s.pooled_pearson, s.sign, s.top, s.cosine))]
             for name, s in scores.items()]
     return Table("Credit against A*, all tokens", (
-        "Rank correlation, correlation; share of tokens with rollouts whose sign is A*'s (no credit counts half); share "
-        f"of abs(credit) on the {TOP:.0%} of the tokens with the largest abs(A*); cosine of the update that the credit "
-        "causes, in all parameters, with the one that A* causes. In brackets, 95% bootstrap intervals over questions. "
-        "Noise ceiling: A* by one half of the rollouts against A* by the other."),
+        "Rank correlation, correlation; share of tokens with rollouts on which the sign is A*'s (no credit counts "
+        f"half, no A* does not count); share of abs(credit) on the {TOP:.0%} of the tokens with the largest abs(A*); "
+        "cosine of the update that the credit causes, in all parameters, with the one that A* causes. In brackets, 95% "
+        "bootstrap intervals over questions. Noise ceiling: A* by one half of the rollouts against A* by the other."),
         ["method", "Spearman", "Pearson", "sign", "top tokens", "cosine of update"], rows)
 
 
 def table_within(scores: dict[str, Score], truth: dict) -> Table:
     """Each method against A* and the solver, only what differs within a response."""
-    shape = {name: spread_within(credit, response_ids(truth)) for name, credit in
-             (*zip(truth["methods"].tolist(), truth["credits"]), *seed_measures(truth).items(), ("A*", truth["a_star"]))}
+    shape = {name: spread_within(credit, truth["response"].astype(int)) for name, credit in all_credit(truth).items()}
     exact = score(truth["a_star"], truth["a_star"], truth, Estimate(1.0))
     rows = [[name, *map(cell, (s.within_spearman, s.within_pearson, s.solver)),
              *(f"{shape[name][k]:.2f}" if name in shape else "" for k in ("effective sample size", "varies within"))]
-            for name, s in {**scores, "A*": exact}.items()]
+            for name, s in (scores | {"A*": exact}).items()]
     return Table("Credit against A* and the solver, within responses", (
-        "Tokens with rollouts, ranks and values centred in each response: what a method knows beyond the outcome; empty "
-        "where its credit is the same on all tokens. Solver: rank correlation with what an operand, operator or result "
-        "does, 0 or -1 where it makes the target unreachable, among those before which it was reachable. Effective "
-        "sample size and share of the credit that varies within a response: see analyze.py."),
+        "Tokens with rollouts, ranks and values centred in each response: what a method knows beyond the outcome; "
+        "empty where its credit is the same on all tokens. Solver: rank correlation with what an operand, operator or "
+        "result does, 0 or -1 where it makes the target unreachable, among those before which it was reachable. "
+        "Effective sample size and share of the credit that varies within a response: see analyze.py."),
         ["method", "Spearman", "Pearson", "solver", "effective sample size", "varies within"], rows)
 
 
@@ -449,11 +463,10 @@ def table_sizes(truth: dict) -> Table:
 
 def table_kinds(truth: dict) -> Table:
     """How much credit each kind of token gets."""
-    shown = {"abs(A*)": truth["a_star"]} | dict(zip(truth["methods"].tolist(), truth["credits"])) | seed_measures(truth)
     decides = np.isin(truth["kind"], [KINDS.index(k) for k in DECISIONS])
     groups = [decides, ~decides, *(truth["kind"] == k for k in range(len(KINDS)))]
     rows = [["tokens"] + [f"{g.mean():.1%}" for g in groups]]
-    for name, credit in shown.items():
+    for name, credit in all_credit(truth).items():
         size = np.abs(credit.astype(float))
         parts = (clustered_mean(size[g] / size.mean(), truth["group"][g].astype(int)) for g in groups)
         rows.append([name] + [pm(*part, 2) for part in parts])
@@ -484,7 +497,8 @@ def draw_scores(scores: dict[str, Score], file: Path) -> None:
     """Two panels of the scores with their intervals, the best at the top."""
     figure, ((left, right),) = new_figure(2, width=5.6, height=0.26 * len(scores) + 0.8, sharey=True)
     ceiling = scores["noise ceiling"]
-    names = sorted((n for n in scores if n != "noise ceiling"), key=lambda n: np.nan_to_num(scores[n].within_spearman.value))
+    names = [name for name in scores if name != "noise ceiling"]
+    names.sort(key=lambda name: np.nan_to_num(scores[name].within_spearman.value))
     for axis, field, title in ((left, "within_spearman", "Within a response: rank correlation with A*"),
                                (right, "cosine", "As a whole: cosine of the update with A*'s")):
         for y, name in enumerate(names):
@@ -501,11 +515,6 @@ def draw_scores(scores: dict[str, Score], file: Path) -> None:
 
 
 # -------------------------------------------------------------------------------------------------- the command
-
-
-def response_ids(truth: dict) -> np.ndarray:
-    """Which response each token (N,) belongs to, counted from 0."""
-    return truth["response"].astype(int)
 
 
 def describe(batch: TokenBatch, settings: dict) -> dict:
@@ -544,7 +553,7 @@ def take_over(truth: dict, file: Path) -> None:
 
 
 def the_critic(folder: Path, model_folder: str, model: Qwen2, codec: Codec, batches: int) -> Critic:
-    """The critic of an earlier call, or the one beside the model, or one fitted to fresh responses to training puzzles."""
+    """The critic of an earlier call, or the one beside the model, or one fitted to responses to training puzzles."""
     for place in (folder, Path(model_folder)):
         if (place / FILE).is_file():
             return load_critic(place, model)
@@ -629,8 +638,8 @@ def main() -> None:
             take_over(truth, file)
         add_credit(truth, batch)
         save = functools.partial(save_truth, truth, file)
-        save()
         sample_truth(model, codec, problems, truth, args.rollouts, args.seed, args.max_new_tokens, save)
+        save()
         report(truth, all_scores(model, codec, problems, batch, truth), args.out)
     except (ValueError, OSError, FloatingPointError) as error:
         fail(str(error))
