@@ -21,9 +21,9 @@ Run it:  python -m experiments.gradients                                  the bu
 """
 import argparse
 import dataclasses
+import itertools
 import time
 from pathlib import Path
-from typing import Callable
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ import grpo
 from analyze import COLOURS, Estimate, Table, interval, new_figure, plt, pm, ratio, t_statistics
 from countdown_task import FILLER, REASONING, Codec, Problem, generate_problems
 from experiments.ground_truth import (KINDS, add_values, bootstrap, cell, centred, correlate, credit_gradients,
-                                      describe, ranks, sample_truth, sums, the_critic)
+                                      describe, jackknife, ranks, sample_truth, sums, the_critic)
 from mitigations import MITIGATIONS, TokenBatch, group_advantage, reward_decomposition
 from qwen2_model import Qwen2, load_model, read_json, split_fused, take
 from train import BUNDLED, check_lengths, fail
@@ -235,82 +235,72 @@ def short(name: str) -> str:
 
 
 @torch.no_grad()
-def token_gram(model: Qwen2, batch: TokenBatch, rows: slice, credit: Tensor) -> np.ndarray:
+def token_gram(model: Qwen2, group: TokenBatch, credit: Tensor) -> np.ndarray:
     """X X^T (N, N) of the N tokens of some responses: row of X = credit * (onehot - p) outer hidden state, of size V D.
 
     <a outer b, c outer d> = <a, c> <b, d>, so the rows are never made.
     """
-    mask = batch.mask[rows]
-    states = batch.hidden()[rows][mask]  # (N, D)
+    states = group.hidden()[group.mask]  # (N, D)
     error = -model.log_probs(states).exp()  # (N, V)
-    error[torch.arange(len(states)), batch.tokens[rows][mask]] += 1
-    c, error, states = credit[mask].double(), error.double(), states.double()
+    error[torch.arange(len(states)), group.tokens[group.mask]] += 1
+    c, error, states = credit[group.mask].double(), error.double(), states.double()
     return ((c[:, None] * c) * (error @ error.T) * (states @ states.T)).cpu().numpy()
 
 
-def spectra(model: Qwen2, batch: TokenBatch, rows: slice, gradients: Tensor, credit: Tensor) -> dict[str, list]:
-    """Singular values of the matrices of a group, whose responses' gradients (R, P) are already times their credit."""
-    right = batch.success[rows] > 0  # (R,)
+def spectra(model: Qwen2, group: TokenBatch, credit: Tensor, gradients: Tensor) -> dict[str, list]:
+    """Singular values of the matrices of R responses with credit (R, T), which is in their gradients (R, P)."""
+    right = group.success > 0  # (R,)
     sides = torch.stack([gradients[side].sum(0) for side in (right, ~right)])  # (2, P)
     found = {"right, wrong x parameters": [gram_spectrum(products(sides, sides))],
              "rollouts x parameters": [gram_spectrum(products(gradients, gradients))],
-             "tokens x (vocabulary · hidden)": [gram_spectrum(token_gram(model, batch, rows, credit))]}
+             "tokens x (vocabulary · hidden)": [gram_spectrum(token_gram(model, group, credit))]}
     for name, g in weight_matrices(model, gradients.sum(0)).items():
         found.setdefault(short(name), []).append(torch.linalg.svdvals(g.double()).cpu().numpy())
     return found
 
 
-def group_credits(batch: TokenBatch, truth: Tensor | None, q: int, G: int, R: int, rng: np.random.Generator) -> dict:
-    """By name the credit (R, T) of the first R of G responses to question q: GRPO's, at CONTROLS_AT the controls' too.
-
-    Empty where all are right or all wrong.
-    """
-    rows = slice(q * G, q * G + R)
-    mask, success = batch.mask[rows], batch.success[rows]
-    A = group_advantage(success[None])[0]  # (R,)
-    if not A.any():
-        return {}
-    credits = {"GRPO": A[:, None] * mask}
-    if R == CONTROLS_AT:
-        w = torch.from_numpy(rng.exponential(size=mask.shape)).float()  # (R, T)
-        group = dataclasses.replace(part_of(batch, rows), success=success, advantage=A, reward=success,
-                                    format=batch.format[rows], group=torch.zeros(R, dtype=torch.long),
-                                    numbers=batch.numbers[q : q + 1], role=batch.role[rows],
-                                    logprob=batch.logprob[rows], in_answer=batch.in_answer[rows],
-                                    spans=batch.spans[rows], steps=batch.steps[rows])
-        credits |= {"shuffled advantages": A[torch.from_numpy(rng.permutation(R))][:, None] * mask,
-                    "random credit": A[:, None] * w * mask, "imitation: credit 1": mask.float(),
-                    "a reward for each calculation": reward_decomposition(group, stepwise=True)}
-        if truth is not None and q < TRUTH[0]:
-            credits["A*"] = truth[rows]
-    return credits
+def group_of(batch: TokenBatch, q: int, R: int) -> TokenBatch:
+    """The first R responses to question q as a batch of their own, their advantages those of right against wrong."""
+    B, Q = len(batch.text), len(batch.numbers)
+    rows = slice(B // Q * q, B // Q * q + R)
+    own = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
+    own = {name: x[rows] for name, x in own.items() if isinstance(x, (Tensor, list)) and len(x) == B}
+    own |= {"group": torch.zeros_like(own["group"]), "numbers": [batch.numbers[q]], "target": [batch.target[q]]}
+    return by_success(dataclasses.replace(batch, **own, hidden=lambda: batch.hidden()[rows]))
 
 
-def rank_rows(model: Qwen2, codec: Codec, problems: list[Problem], batch: TokenBatch, truth: Tensor | None,
+def controls(group: TokenBatch, a_star: Tensor | None, rng: np.random.Generator) -> dict[str, Tensor]:
+    """By name, other credit (R, T) than GRPO's for a group."""
+    A, mask = group.advantage[:, None], group.mask
+    w = torch.from_numpy(rng.exponential(size=mask.shape)).float()  # (R, T)
+    credits = {"shuffled advantages": A[torch.from_numpy(rng.permutation(len(A)))] * mask,
+               "random credit": A * w * mask, "imitation: credit 1": mask.float(),
+               "a reward for each calculation": reward_decomposition(group, stepwise=True)}
+    return credits if a_star is None else credits | {"A*": a_star}
+
+
+def rank_rows(model: Qwen2, codec: Codec, problems: list[Problem], batch: TokenBatch, truth: Tensor,
               seed: int) -> list[dict]:
-    """One row for each question, group size, kind of credit and matrix: its measures of rank, and its spectrum."""
-    found, G, rng = [], len(batch.text) // len(problems), np.random.default_rng(seed)
-    start = time.perf_counter()
-    for q in range(len(problems)):
-        for R in SIZES:
-            for variant, credit in group_credits(batch, truth, q, G, R, rng).items():
-                rows = slice(q * G, q * G + R)
-                padded = torch.zeros_like(batch.logprob)
-                padded[rows] = credit
-                one = part_of(batch, rows)
-                gradients = torch.cat(list(credit_gradients(model, codec, problems, one, padded[rows][None], 1)))
-                for matrix, all_values in spectra(model, batch, rows, gradients, padded[rows]).items():
-                    found += [{"question": q, "R": R, "variant": variant, "matrix": matrix, "spectrum": s,
-                               "effective": effective_rank(s), "stable": stable_rank(s),
-                               **{f"{e:.0%}": components(s, e) for e in (0.9, 0.95, 0.99)}} for s in all_values]
+    """One row for each question, group size, kind of credit and matrix: its measures of rank, and its spectrum.
+
+    truth (B, T): A* where it was sampled. A group whose answers are all right or all wrong teaches nothing.
+    """
+    found, G, rng, start = [], len(batch.text) // len(problems), np.random.default_rng(seed), time.perf_counter()
+    for q, R in itertools.product(range(len(problems)), SIZES):
+        group = group_of(batch, q, R)
+        if not group.advantage.any():
+            continue
+        credits = {"GRPO": group.advantage[:, None] * group.mask}
+        if R == CONTROLS_AT:
+            credits |= controls(group, truth[G * q : G * q + R] if q < TRUTH[0] else None, rng)
+        for variant, credit in credits.items():
+            gradients = torch.cat(list(credit_gradients(model, codec, [problems[q]], group, credit[None], 1)))  # (R, P)
+            for matrix, all_values in spectra(model, group, credit, gradients).items():
+                found += [{"question": q, "R": R, "variant": variant, "matrix": matrix, "spectrum": s,
+                           "effective": effective_rank(s), "stable": stable_rank(s),
+                           **{f"{e:.0%}": components(s, e) for e in (0.9, 0.95, 0.99)}} for s in all_values]
         grpo.progress("ranks", q + 1, len(problems), start)
     return found
-
-
-def part_of(batch: TokenBatch, rows: slice) -> TokenBatch:
-    """Some responses of a batch, as far as `credit_gradients` looks at them."""
-    return dataclasses.replace(batch, tokens=batch.tokens[rows], mask=batch.mask[rows], text=batch.text[rows],
-                               group=batch.group[rows])
 
 
 def over_questions(found: list[dict], measure: str, **where) -> str:
@@ -384,14 +374,6 @@ def correlation_text(r: np.ndarray, norms: np.ndarray) -> str:
 
 
 # --------------------------------------------------------------------------------------- 4. bias and noise of methods
-
-
-def jackknife(statistic: Callable[[np.ndarray], float], n: int) -> Estimate:
-    """statistic(which batches (n,) bool) of all, ± 1.96 of its jackknife error."""
-    parts = np.array([statistic(np.arange(n) != i) for i in range(n)])
-    value = statistic(np.ones(n, bool))
-    error = np.sqrt((n - 1) / n * ((parts - parts.mean()) ** 2).sum())
-    return Estimate(value, value - 1.96 * error, value + 1.96 * error)
 
 
 def cross(gram: np.ndarray, use: np.ndarray) -> float:
