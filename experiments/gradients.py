@@ -39,10 +39,11 @@ from qwen2_model import Qwen2, load_model, read_json, split_fused, take
 from train import BUNDLED, check_lengths, fail
 
 LIMIT = 140  # tokens of a response
-EACH = 12  # tokens of a response whose exact gradient is computed
+EACH = 12  # tokens whose exact gradient is computed, for each response on average
 SIZES = (2, 4, 8, 16)  # of a group
 CONTROLS_AT = 8  # group size at which the controls are made
 TRUTH = 4, 24  # questions of which A* is sampled, for that control, and rollouts of a token
+SPARSITY = ("Hoyer", "Gini", "below rms / 100")
 MEASURES = ("abs(A log p)", "abs(A)·‖onehot - p‖", "abs(A)·‖grad log p‖, all parameters")
 
 
@@ -87,19 +88,19 @@ def token_gradients(model: Qwen2, prompt: list[int], tokens: Tensor, chosen: lis
 
 def token_columns(model: Qwen2, codec: Codec, problems: list[Problem], batch: TokenBatch, seed: int) -> dict:
     """The log's columns and, NaN where not computed, the exact norm `whole`, `before` and `phase1` of each token."""
-    columns, rng, start = describe(batch, {}), np.random.default_rng(seed), time.perf_counter()
-    lengths = batch.mask.sum(1).tolist()
-    columns |= {name: np.full(len(columns["token"]), np.nan) for name in ("whole", "before", "phase1")}
+    columns, lengths, start = describe(batch, {}), batch.mask.sum(1).tolist(), time.perf_counter()
+    N, first = len(columns["token"]), 0
+    measured = np.zeros(N, bool)
+    measured[np.random.default_rng(seed).choice(N, min(N, EACH * len(lengths)), replace=False)] = True
+    columns |= {name: np.full(N, np.nan) for name in ("whole", "before", "phase1")}
     columns["relative"] = columns["position"] / np.repeat(lengths, lengths)
-    first = 0
     for i, L in enumerate(lengths):
-        chosen = np.sort(rng.choice(L, min(EACH, L), replace=False)).tolist()
+        place = first + np.flatnonzero(measured[first : first + L])  # (n,)
         prompt = codec.prompt(problems[int(batch.group[i])])
-        whole, before, phase1 = token_gradients(model, prompt, batch.tokens[i, :L].cpu(), chosen)
-        place = first + np.array(chosen)
+        whole, before, phase1 = token_gradients(model, prompt, batch.tokens[i, :L].cpu(), (place - first).tolist())
         columns["whole"][place] = whole
         columns["before"][place[place > first] - 1] = before[place > first]  # on the token that holds the embedding
-        columns["phase1"][first : first + L] = phase1
+        columns["phase1"][first : first + L - 1] = phase1[:-1]  # behind the last one there is no loss
         first += L
         grpo.progress("gradients of single tokens", i + 1, len(lengths), start)
     return columns
@@ -150,12 +151,13 @@ def tables_tokens(c: dict) -> list[Table]:
                              use & (c["kind"] < 2), c["group"].astype(int)))] for name, x in sizes.items()]
     kinds = [[name] + [f"{x[here].mean() / x[use].mean():.2f}" if here.any() else ""
                        for here in (use & (c["kind"] == k) for k in range(len(KINDS)))] for name, x in sizes.items()]
-    note = f"{use.sum():,} tokens, {EACH} of each response; in brackets, 95% bootstrap intervals over questions."
+    drawn = f"{use.sum():,} tokens, drawn from all those of responses that have an advantage."
+    note = f"{drawn} In brackets, 95% bootstrap intervals over questions."
     return [Table("Three sizes of a token's gradient: rank correlation", note, ["", "", "all", "within"], correlations),
             Table("Filler against reasoning", f"Mean size on filler over that on reasoning. Matched: with the same "
                   f"distribution over the tenths of a response. {note}",
                   ["", "filler / reasoning", "matched for position", "opening words / operands and operators"], types),
-            Table("By kind of token", f"Mean size over the mean of all tokens. {note}", ["", *KINDS], kinds)]
+            Table("By kind of token", f"Mean size over the mean of all tokens. {drawn}", ["", *KINDS], kinds)]
 
 
 def table_phase1(c: dict) -> Table:
@@ -167,12 +169,12 @@ def table_phase1(c: dict) -> Table:
         some, flat = np.isfinite(x), np.nan_to_num(x)
         t = t_statistics(x[some], c["position"][some].astype(int))
         position, role = np.minimum((c["relative"][some] * 10).astype(int), 9), c["role"][some]
-        level = np.log(x[some] + 1e-12)
+        level = np.log(x[some] + 1e-30)
         by_position, by_both = explained(level, position), explained(level, position * 3 + role)
         rows.append([name, cell(mean_ratio(flat, some & (fifth == 0), some & (fifth == 4), question)),
                      *(cell(type_ratio(flat, c, some, matched)) for matched in (False, True)),
                      f"{by_position:.0%}", f"{explained(level, role):.0%}", f"{by_both - by_position:.0%}",
-                     f"{(t > 3).mean():.0%}"])
+                     f"{(t > 3).mean():.0%}" if len(t) else ""])
     return Table("Phase 1 of the original work: gradients at the input embeddings", (
         "No credit: all log-probs of a response summed, as cross-entropy does. First over last fifth of a response; "
         "filler over reasoning, as it is and matched for position; the share of the variance of its logarithm that the "
@@ -450,9 +452,9 @@ def sparsity(x: np.ndarray) -> dict[str, float]:
     share of entries below a hundredth of the root mean square."""
     x, n = np.sort(np.abs(x.astype(np.float64))), len(x)
     rms = np.sqrt((x**2).mean())
-    return {"Hoyer": (np.sqrt(n) - x.sum() / (rms * np.sqrt(n))) / (np.sqrt(n) - 1),
-            "Gini": 1 - 2 * ((x / x.sum()) * (n - np.arange(1, n + 1) + 0.5) / n).sum(),
-            "below rms / 100": (x < 0.01 * rms).mean()}
+    return dict(zip(SPARSITY, ((np.sqrt(n) - x.sum() / (rms * np.sqrt(n))) / (np.sqrt(n) - 1),
+                               1 - 2 * ((x / x.sum()) * (n - np.arange(1, n + 1) + 0.5) / n).sum(),
+                               (x < 0.01 * rms).mean())))
 
 
 def checkpoint_row(folder: Path, codec: Codec, problems: list[Problem], answers: int, seed: int) -> list[str]:
@@ -466,15 +468,25 @@ def checkpoint_row(folder: Path, codec: Codec, problems: list[Problem], answers:
     rows = torch.cat(list(credit_gradients(model, codec, problems, batch, credit, 1))).view(len(problems), answers, -1)
     taught = [g for g in rows if g.any()]  # (G, P) each
     sparse = [sparsity(g.sum(0).numpy()) for g in taught]
+    c = token_columns(model, codec, problems, batch, seed)
+    sizes = three_sizes(c)
+    use = known(c, *sizes.values())
     ranked = [effective_rank(gram_spectrum(products(g, g))) for g in taught]
-    return ([f"{batch.success.mean():.2f}"] + [pm(*interval([s[k] for s in sparse])) for k in sparse[0]]
-            + [pm(*interval(ranked), 1)] + [cell(type_ratio(np.nan_to_num(x), c, use, False)) for x in sizes.values()])
+    figures = [pm(*interval([s[k] for s in sparse])) if sparse else "" for k in SPARSITY]
+    return [f"{batch.success.mean():.2f}", *figures, pm(*interval(ranked), 1) if ranked else "",
+            *(cell(type_ratio(np.nan_to_num(x), c, use, False)) for x in sizes.values())]
+
+
+def checkpoints(run: Path) -> list[tuple[int, Path]]:
+    """Step and folder of each checkpoint of a run."""
+    places = sorted((run / "checkpoints").glob("step-*"))
+    return [(int(p.name[5:]), p) for p in places if p.name[5:].isdigit()]  # not one that was being written
 
 
 def table_training(run: Path, problems: list[Problem], answers: int, seed: int) -> Table:
     """How sparse, of what rank, and on which tokens the gradient is along a run."""
     places = [(0, Path(read_json(run / "config.json")["settings"]["model"]))]
-    places += [(int(p.name.removeprefix("step-")), p) for p in sorted((run / "checkpoints").glob("step-*"))]
+    places += checkpoints(run)
     codec, rows, start = Codec(places[0][1]), [], time.perf_counter()
     for i, (step, folder) in enumerate(places):
         rows.append([str(step), *checkpoint_row(folder, codec, problems, answers, seed)])
@@ -484,7 +496,7 @@ def table_training(run: Path, problems: list[Problem], answers: int, seed: int) 
         f"{run.name}; the same {len(problems)} puzzles at each checkpoint, {answers} answers each. Sparsity of a "
         "question's gradient, effective rank of its rollouts x parameters, means over questions ± half of a 95% "
         "interval; filler / reasoning by the three measures with 95% bootstrap intervals over questions."),
-        ["step", "success", "Hoyer", "Gini", "below rms / 100", "effective rank", *MEASURES], rows)
+        ["step", "success", *SPARSITY, "effective rank", *MEASURES], rows)
 
 
 # ------------------------------------------------------------------------------------------------- the command
@@ -552,8 +564,10 @@ def arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if args.questions < TRUTH[0] or args.batches < 4 or args.critic_batches < 1:
         fail(f"--questions must be at least {TRUTH[0]}, --batches 4 and --critic_batches 1")
-    if args.run and not list((args.run / "checkpoints").glob("step-*")):
+    if args.run and not checkpoints(args.run):
         fail(f"{args.run} has no checkpoints: make the run with --checkpoint_every 25")
+    if args.run and not (args.run / "config.json").is_file():
+        fail(f"{args.run} is no run folder: it has no config.json")
     return args
 
 
@@ -586,6 +600,9 @@ def measure(args: argparse.Namespace) -> tuple[list[Table], dict, list[dict]]:
     args.out.mkdir(parents=True, exist_ok=True)
     critic = the_critic(args.out, args.model, model, codec, args.critic_batches)
     batch = by_success(sample_groups(model, codec, problems, G, (args.seed, 0)))
+    if not batch.advantage.any():
+        raise ValueError("no puzzle got both right and wrong answers, so nothing is taught: ask more --questions, or "
+                         "take a --model that solves some")
     print(f"{len(batch.text)} responses; gradients of single tokens", flush=True)
     c = token_columns(model, codec, problems, batch, args.seed)
     print("values by rollouts, for one of the controls", flush=True)

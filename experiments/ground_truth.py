@@ -36,13 +36,13 @@ import torch
 from torch import Tensor
 
 import grpo
-from analyze import Estimate, Table, clustered_mean, new_figure, plt, pm, ratio, spread_within
+from analyze import Estimate, Table, clustered_mean, new_figure, plt, pm, spread_within
 from countdown_task import (SENTENCE_END, STRUCTURE, Codec, Problem, StepSpan, anchors, calculate,
                             derivations, find_steps, follow, is_true)
 from critic import FILE, Critic, fit, load_critic
 from mitigations import MITIGATIONS, TokenBatch
 from qwen2_model import Answers, Prompts, Qwen2, load_model, replace_file
-from train import BUNDLED, Settings, check_lengths, choose_problems, fail
+from train import BUNDLED, Settings, check, check_lengths, choose_problems, fail
 
 SURE = 0.005  # a token as certain as 1 - p <= SURE gets no rollouts: its A* is taken as 0 and can't be more than that
 PACKET = 8  # rollouts that start together; the first and the second half of a packet are the two halves of the noise
@@ -283,7 +283,7 @@ def centred(x: np.ndarray, response: np.ndarray, rank: bool) -> np.ndarray:
 
 def sums(question: np.ndarray, *columns: np.ndarray) -> np.ndarray:
     """The sums (Q, k) of k columns (n,) over the tokens of each question."""
-    return np.stack([np.bincount(question, c, question.max() + 1) for c in columns], axis=1)
+    return np.stack([np.bincount(question, c, question.max(initial=-1) + 1) for c in columns], axis=1)
 
 
 def correlation(s: np.ndarray) -> np.ndarray:
@@ -309,6 +309,8 @@ def bootstrap(statistic: Callable[[np.ndarray], np.ndarray], by_question: np.nda
 
     Questions, not responses or tokens: answers to one share its difficulty, and their advantages depend on each other.
     """
+    if not len(by_question):
+        return Estimate(float("nan"))
     draws = resampled(len(by_question)) @ by_question  # (RESAMPLES, k)
     with np.errstate(invalid="ignore", divide="ignore"):
         (value,), found = statistic(by_question.sum(0)[None]), statistic(draws)
@@ -338,7 +340,14 @@ def cosine_of(x: np.ndarray, y: np.ndarray) -> Estimate:
     def cosine(use: np.ndarray) -> float:
         xy, xx, yy = (gram[np.ix_(use, use)].sum() for gram in grams)
         return xy / np.sqrt(xx * yy) if xx * yy > 0 else np.nan
-    return jackknife(cosine, len(x))
+    value, low, high = jackknife(cosine, len(x))
+    return Estimate(value, max(low, -1.0), min(high, 1.0))
+
+
+def on_top(y: np.ndarray) -> np.ndarray:
+    """Which tokens (N,) are the tenth with the largest abs(y) (N,); none where it is 0."""
+    size = np.abs(y)
+    return (size >= np.sort(size)[-max(1, round(TOP * len(y)))]) & (size > 0)
 
 
 def score(x: np.ndarray, y: np.ndarray, truth: dict, cosine: Estimate) -> Score:
@@ -348,7 +357,6 @@ def score(x: np.ndarray, y: np.ndarray, truth: dict, cosine: Estimate) -> Score:
     within = {rank: [centred(v[tried], inside[0], rank) for v in (x, y)] for rank in (True, False)}
     signed = tried & (y != 0)
     agree = (1 + np.sign(x) * np.sign(y))[signed] / 2
-    top = np.abs(y) >= np.sort(np.abs(y))[-max(1, round(TOP * len(y)))]
     asked = truth["reachable_before"] == 1
     labels = centred(truth["reachable"][asked], truth["response"][asked], True)
     ranked = centred(x[asked], truth["response"][asked], True)
@@ -356,7 +364,7 @@ def score(x: np.ndarray, y: np.ndarray, truth: dict, cosine: Estimate) -> Score:
         correlate(ranks(x), ranks(y), question), correlate(x, y, question),
         bootstrap(share, sums(question[signed], agree, np.ones(len(agree)))),
         *(correlate(*within[rank], inside[1]) for rank in (True, False)),
-        bootstrap(share, sums(question, np.abs(x) * top, np.abs(x))), cosine,
+        bootstrap(share, sums(question, np.abs(x) * on_top(y), np.abs(x))), cosine,
         correlate(ranked, labels, question[asked]))
 
 
@@ -396,7 +404,7 @@ def all_credit(truth: dict) -> dict[str, np.ndarray]:
 
 def seed_measures(truth: dict) -> dict[str, np.ndarray]:
     """What the original work tabulated of GRPO's credit, and its gradient in logit space; signed as the advantage."""
-    return {"A·|log p|": truth["advantage"] * -truth["logprob"],
+    return {"A·abs(log p)": truth["advantage"] * -truth["logprob"],
             "A·‖onehot - p‖": truth["advantage"] * truth["logit_grad"]}
 
 
@@ -458,8 +466,7 @@ def table_sizes(truth: dict) -> Table:
     sizes = {"abs(A)": np.abs(truth["advantage"])} | {
         f"abs({k})": np.abs(v) for k, v in seed_measures(truth).items()} | {
         "entropy": truth["entropy"], "1 - p": -np.expm1(truth["logprob"])}
-    rows, response = [], truth["response"][tried]
-    top = a_star >= np.sort(a_star)[-max(1, round(TOP * len(a_star)))]
+    rows, response, top = [], truth["response"][tried], on_top(a_star)
     for name, x in sizes.items():
         within = correlate(centred(x[tried], response, True), centred(a_star[tried], response, True), question[tried])
         rows.append([name, cell(correlate(ranks(x), ranks(a_star), question)), cell(within),
@@ -493,7 +500,7 @@ def table_solver(truth: dict) -> Table:
         asked = (truth["kind"] == KINDS.index(name)) & (truth["reachable_before"] == 1)
         lost = asked & (truth["reachable"] == 0)
         kept = asked & (truth["reachable"] == 1)
-        rows.append([name, f"{asked.sum():,}", f"{ratio(lost.sum(), asked.sum()):.1%}",
+        rows.append([name, f"{asked.sum():,}", f"{lost.sum() / asked.sum():.1%}" if asked.any() else "",
                      *(pm(*clustered_mean(truth["a_star"][w], question[w])) for w in (kept, lost))])
     return Table("The solver's verdict and A*", (
         "Tokens before which the target could be reached in the attempt being written; how many of them lose it; mean "
@@ -602,17 +609,17 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu", help="or cuda")
     parser.add_argument("--out", type=Path, default=Path("runs/truth"), help="folder (default runs/truth)")
     args = parser.parse_args()
-    for name in ("questions", "rollouts", "max_new_tokens", "critic_batches"):
+    for name in ("questions", "rollouts", "critic_batches"):
         if getattr(args, name) < 1:
             fail(f"--{name} must be at least 1")
-    if args.answers < 2:
-        fail("--answers must be at least 2: a method compares them")
     return args
 
 
 def prepare(args: argparse.Namespace) -> tuple[Qwen2, Codec, list[Problem], TokenBatch, dict]:
     """Model, puzzles, responses, and the columns of ground_truth.npz without values; ValueError where that can't be."""
-    s = Settings(model=args.model, data=args.data, eval_problems=args.questions, max_new_tokens=args.max_new_tokens)
+    s = Settings(model=args.model, data=args.data, eval_problems=args.questions, answers=args.answers,
+                 max_new_tokens=args.max_new_tokens, seed=args.seed, device=args.device)
+    check(s)
     model, codec = load_model(args.model, args.device), Codec(args.model)
     model.requires_grad_(True).real_vocab = codec.size
     problems = choose_problems(s)[1]

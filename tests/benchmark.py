@@ -3,13 +3,15 @@
 These machines are shared and noisy, so what is compared runs in turn, A B A B, and medians are reported. Everything
 goes into results/benchmark.csv, and a picture of it into results/benchmark.png.
 
-Run it:  python tests/benchmark.py          (about five minutes on two cores; needs tests/requirements.txt)
+Run it:  python tests/benchmark.py          (about six minutes on two cores; needs tests/requirements.txt)
          python tests/benchmark.py --big    (the memory of an update of Qwen2.5-0.5B's shape, too: six minutes, 11 GiB)
 """
 
 import argparse
+import contextlib
 import copy
 import csv
+import io
 import json
 import os
 import statistics
@@ -25,6 +27,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import matplotlib.pyplot as plt
+import numpy as np
 import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM
@@ -33,6 +36,7 @@ import grpo
 from conftest import make_batch
 from countdown_task import CHAT, Codec, generate_problems
 from critic import Critic
+from experiments import ground_truth
 from mitigations import MITIGATIONS, none
 from qwen2_model import Qwen2, empty_model, generate, left_pad, load_model, read_config
 from tests.plain import plain_update
@@ -298,6 +302,48 @@ def methods() -> None:
         record(f"credit of {name}", 100 * seconds / step, "% of a step of none")
 
 
+def truth() -> None:
+    """Tokens sampled for the truth about every token of 8 responses, against fresh ends from before each of them.
+
+    Scaled to the same root mean square error over tokens, the square of which goes down as the tokens go up. Ours is the
+    error that the file states, which is rather too large; that of fresh ends is unbiased.
+    """
+    model, problems, limit = bundled(), generate_problems(4, "heldout"), 140
+    batch = grpo.rollout(model, CODEC, problems, grpo.draw_uniforms(0, 1, len(problems), 2, limit))
+    columns = ground_truth.describe(batch, {})
+    with contextlib.redirect_stdout(io.StringIO()):
+        ground_truth.sample_truth(model, CODEC, problems, columns, 100, 0, limit, lambda: None)
+    ground_truth.add_values(columns)
+    tokens, of_V, of_A = fresh_ends(model, problems, batch, limit, 8)
+    for name, plain, error in (("A*", of_A, "a_star_error"), ("V", of_V, "value_error")):
+        mine = np.mean(columns[error] ** 2)
+        needed = tokens * np.mean(plain) / mine  # tokens of fresh ends that would get there, too
+        record(
+            f"truth of {name} to {mine**0.5:.3f} in {len(columns['token'])} tokens",
+            columns["sampled"],
+            "tokens sampled",
+            needed / columns["sampled"],
+            "fresh ends from every prefix",
+        )
+
+
+def fresh_ends(model: Qwen2, problems: list, batch, limit: int, k: int) -> tuple[int, np.ndarray, np.ndarray]:
+    """Tokens of k fresh ends from before every token of a batch, and the variances (N,) of V and A* that follow."""
+    places, generator = batch.mask.nonzero(), torch.Generator().manual_seed(0)  # (N, 2)
+    variance, tokens = torch.zeros(batch.mask.shape[0], batch.mask.shape[1] + 1, dtype=torch.float64), 0
+    for part in places[places[:, 1].argsort()].split(grpo.ROWS_AT_ONCE // k):
+        asked = [problems[batch.group[i]] for i in part[:, 0]]
+        left = (limit - part[:, 1]).repeat_interleave(k)
+        chance = torch.rand(len(left), left.max(), generator=generator, dtype=torch.float64)
+        prefixes = [batch.tokens[i, :t].tolist() for i, t in part.tolist()]
+        samples, _, grades = grpo.respond(model, CODEC, asked, chance, prefixes, left)
+        rate = torch.tensor([grade["answer"] for grade in grades], dtype=torch.float64).view(-1, k).mean(1)
+        variance[part[:, 0], part[:, 1]] = rate * (1 - rate) / (k - 1)
+        tokens += int(samples.mask.sum())
+    of_A = variance[:, :-1] + variance[:, 1:]  # the value behind the last token is known
+    return tokens, variance[:, :-1][batch.mask].numpy(), of_A[batch.mask].numpy()
+
+
 def limit() -> None:
     """The share of the machine's matrix products, measured beside it, that an update and the sampler reach."""
     model, prompts = bundled(), prompts_of()
@@ -474,7 +520,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.pair or args.memory:
         return pair() if args.pair else memory(args.memory)
-    for part in (sampler, updates, steps, processes, log_cost, methods, limit, growth):
+    for part in (sampler, updates, steps, processes, log_cost, methods, truth, limit, growth):
         part()
     memories(args.big)
     with (args.out / "benchmark.csv").open("w", newline="", encoding="utf-8") as file:
