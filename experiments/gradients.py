@@ -435,12 +435,12 @@ def table_methods(gradients: Tensor) -> Table:
         xx, xy = products(g, g), products(g, unbiased)
         ratio_of = jackknife(lambda use: signal_to_noise(xx, use), n)
         same, clean = (jackknife(lambda use, k=k: cosines(xy, xx, yy, use)[k], n) for k in (0, 1))
-        rows.append([name, cell(ratio_of, 3), cell(same), cell(clean)])
+        rows.append([name, cell(ratio_of, 3), cell(same), cell(clean) if np.isfinite(clean.low) else ""])
     return Table("Noise and bias of each method's gradient", (
         f"{n} batches. Signal to noise: |E g|^2 / tr Cov(g), corrected for the noise in the mean. Cosine of the mean "
         "with that of the unbiased policy gradient of the reward (r - the others' mean) on the same responses; two "
         f"halves of the latter agree by {halves_cosine(yy):.2f}. Corrected: the cosine of the expectations, estimated "
-        "from pairs of different batches. Jackknife 95% intervals."),
+        "from pairs of different batches; empty where noise hides the signal. Jackknife 95% intervals."),
         ["method", "signal to noise", "cosine, same responses", "cosine, corrected"], rows)
 
 
@@ -557,8 +557,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model", default=str(BUNDLED), help="a model folder, such as a run's checkpoint")
     parser.add_argument("--run", type=Path, help="a run made with --checkpoint_every: also over its training")
     parser.add_argument("--questions", type=int, default=12, help="training puzzles (default 12)")
-    parser.add_argument("--batches", type=int, default=16, help="of 6 x 8 responses, for noise and bias (default 16)")
-    parser.add_argument("--critic_batches", type=int, default=40, help="of 96 responses, for `ppo` (default 40)")
+    parser.add_argument("--batches", type=int, default=12, help="of 6 x 8 responses, for noise and bias (default 12)")
+    parser.add_argument("--critic_batches", type=int, default=30, help="of 96 responses, for `ppo` (default 30)")
     parser.add_argument("--seed", type=int, default=0, help="of responses (default 0)")
     parser.add_argument("--out", type=Path, default=Path("runs/gradients"), help="folder (default runs/gradients)")
     args = parser.parse_args()

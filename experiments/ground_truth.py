@@ -441,7 +441,7 @@ def table_pooled(scores: dict[str, Score]) -> Table:
         f"half, no A* does not count); share of abs(credit) on the {TOP:.0%} of the tokens with the largest abs(A*); "
         "cosine of the update that the credit causes, in all parameters, with the one that A* causes. In brackets, 95% "
         "intervals over questions, by bootstrap, for the cosine by jackknife. Noise ceiling: A* by one half of the "
-        "rollouts against A* by the other."),
+        "rollouts against A* by the other; halves that agree by r leave room for about sqrt(2 r / (1 + r))."),
         ["method", "Spearman", "Pearson", "sign", "top tokens", "cosine of update"], rows)
 
 
@@ -609,9 +609,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu", help="or cuda")
     parser.add_argument("--out", type=Path, default=Path("runs/truth"), help="folder (default runs/truth)")
     args = parser.parse_args()
-    for name in ("questions", "rollouts", "critic_batches"):
-        if getattr(args, name) < 1:
-            fail(f"--{name} must be at least 1")
+    for name, least in {"questions": 2, "rollouts": 1, "critic_batches": 1}.items():  # intervals are over questions
+        if getattr(args, name) < least:
+            fail(f"--{name} must be at least {least}")
     return args
 
 

@@ -47,7 +47,7 @@ def test_every_command_names_files_that_exist():
 def test_line_counts_are_true():
     """Guards against counts that the code outgrew."""
     counts = re.findall(r"^( *)(\w+\.py) +(\d+) ", README, re.M)
-    assert len(counts) == 8
+    assert len(counts) == 11
     for indent, name, count in counts:
         path = ROOT / "experiments" / name if indent else ROOT / name
         assert len(path.read_text(encoding="utf-8").splitlines()) == int(count), name
@@ -75,6 +75,25 @@ def test_every_method_is_listed():
     """Guards against a method, a formula or a default that the README does not know."""
     table = re.search(r"\| `--mitigation` \|.*?\n\n", README, re.S)[0].strip().splitlines()[2:]
     assert table == [method_row(name) for name in mitigations.MITIGATIONS]
+
+
+def cells(line):
+    """The cells of a line of a Markdown table."""
+    return [cell.strip().strip("`") for cell in line.strip().strip("|").split("|")]
+
+
+def test_the_tables_of_the_experiments_are_those_measured():
+    """Guards against a figure that no command printed: each cell of a row is in the row of that name in results/."""
+    measured = {}
+    for file in ("truth-scores.md", "gradients.md"):
+        for line in (ROOT / "results" / file).read_text(encoding="utf-8").splitlines():
+            if line.startswith("|"):
+                measured.setdefault(cells(line)[0], set()).update(cells(line))
+    part = README[README.index("## Which credit is right?") : README.index("## The files")]
+    rows = [cells(line) for line in re.findall(r"^\|(?!--).*\n(?!\|--)", part, re.M)]  # headers stand before a line
+    assert len(rows) > 50
+    for name, *figures in rows:
+        assert name in measured and set(figures) - {""} <= measured[name], (name, figures)
 
 
 def test_links_lead_somewhere():
