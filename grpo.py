@@ -112,7 +112,7 @@ def respond(model: Qwen2, codec: Codec, problems: list[Problem], uniforms: Tenso
 
 
 def sample(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_tokens: list[int],
-           limit: Tensor | None, not_first: Tensor | None) -> Samples:
+           limit: Tensor | None, not_first: Tensor | None = None) -> Samples:
     """`generate`, each process for its share of the prompts; every process gets the samples of all."""
     G, mine = len(uniforms) // len(prompts), portion(len(prompts))
     rows = slice(mine.start * G, mine.stop * G)

@@ -607,7 +607,7 @@ class Decoder:
     """
 
     def __init__(self, model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_tokens: list[int],
-                 temperature: float, limit: Tensor | None, not_first: Tensor | None, static: bool):
+                 temperature: float, limit: Tensor | None, static: bool, not_first: Tensor | None = None):
         device, (B, T) = model.output_weight.device, uniforms.shape
         read, G = Prompts(model, prompts), B // len(prompts)
         P, whole = read.real.shape[1], COLUMNS_AT_ONCE if static else 1  # static columns come in whole pieces
@@ -683,7 +683,7 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
     """
     with torch.inference_mode():
         static, P = model.output_weight.is_cuda if static is None else static, max(map(len, prompts))
-        d = Decoder(model, prompts, uniforms, end_tokens, temperature, limit, not_first, static)
+        d = Decoder(model, prompts, uniforms, end_tokens, temperature, limit, static, not_first)
         for t in range(1, uniforms.shape[1]):
             if not static or t % LOOK_EVERY == 0:
                 d.drop()
