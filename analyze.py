@@ -2,6 +2,7 @@
 
     python analyze.py runs/none-seed0      tables and pictures of a run, also written to its analysis/
     python analyze.py runs/*               methods against each other over seeds, written to comparison/ beside the runs
+    python analyze.py results/runs.csv     the study: what experiments/study.py gathered, written beside the file
 
 Two measures of what a token gets stand side by side in every table:
 
@@ -15,6 +16,7 @@ are a type of their own; no sentence here is written before the numbers are know
 """
 import csv
 import json
+import re
 import sys
 import textwrap
 import time
@@ -39,13 +41,22 @@ CLUSTERED = "Mean size, ± one standard error clustered by response."
 SIZE_HEADER = [f"size of {measure}" for measure in MEASURES]
 ROLE_HEADER = [f"{measure}, {role}" for measure in MEASURES for role in ROLES]
 NO_DIFFERENCE = {"mitigation", "normalize", "seed", "out", "steps", "eval_every", "sample_every", "checkpoint_every",
-                 "micro_batch"}  # settings that belong to the method, or change no result
-LEARNING = ("start", "end", "climb", "area")
+                 "state_every", "micro_batch"}  # settings that belong to the method, or change no result
+LEARNING = ("start", "end", "climb", "area", "pass@16")
 AGAINST = ("seeds", "end - none", "end - none, bootstrap", "end, P(better), bootstrap", "area - none",
-           "area - none, bootstrap", "area, P(better), bootstrap", "steps to none's end", "seeds that get there")
+           "area - none, bootstrap", "area, P(better), bootstrap", "pass@16 - none", "steps to none's end",
+           "seeds that get there")
 CREDIT = (*(f"{m}, {x}" for m in MEASURES for x in ("filler", "reasoning", "filler / reasoning")),
           "effective sample size", "varies within", "gradient norm", "its spread", "seconds a step")
 COUNTS = ("seeds", "steps", "steps to none's end", "seeds that get there")
+DIFFERENCES = ("end - none", "area - none", "pass@16 - none")
+ABOUT = ("run", "version", "part", "level", "method", "setting", "seed", "command")  # columns of the study's rows
+MEANINGS = {  # tables of results/truth-scores.md, the column that the study compares with learning, and what it is
+    "Credit against A*, all tokens": ("cosine of update", "cosine of its update with that of A*"),
+    "Credit against A* and the solver, within responses": ("Spearman", "rank correlation with A* within responses")}
+SHAPE = ("gradient norm", "effective sample size", "varies within")
+FRESH = ("end", "area", "pass@16", "end - none", "area - none")
+LOWEST = -20  # points: where the forest plot ends
 MIN_TOKENS = 100  # a point of a picture needs that many
 MIN_RESPONSES = 30  # a position's t-statistic needs that many responses to reach it
 
@@ -154,10 +165,24 @@ class Table:
         return f"## {self.title}\n{self.note}\n\n{lines}\n"
 
 
+class Estimate(NamedTuple):
+    """A figure and its 95% interval; NaN where there is none, as with a single seed."""
+
+    value: float
+    low: float = float("nan")
+    high: float = float("nan")
+
+
 def pm(mean: float, error: float, digits: int = 3) -> str:
     """mean ± error; without an error where there is none, empty where there is no mean."""
     text = f"{mean:.{digits}f}" if np.isfinite(mean) else ""
     return f"{text} ± {error:.{digits}f}" if np.isfinite(error) else text
+
+
+def cell(e: Estimate, digits: int = 2) -> str:
+    """An estimate and its interval, empty where there is none."""
+    interval = f" ({e.low:.{digits}f} to {e.high:.{digits}f})" if np.isfinite(e.low) else ""
+    return f"{e.value:.{digits}f}{interval}" if np.isfinite(e.value) else ""
 
 
 def size(log: dict, where: np.ndarray, measure: str) -> tuple[float, float]:
@@ -424,6 +449,12 @@ def read_config(run: Path) -> dict:
     return json.loads((run / "config.json").read_text(encoding="utf-8"))
 
 
+def read_final(run: Path) -> dict:
+    """final.json of a run; empty where the run has not ended."""
+    file = run / "final.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
 def labels(configs: list[dict]) -> list[str]:
     """A name for each run: its method, and what else of its settings differs among the runs. Equal names are seeds.
 
@@ -448,7 +479,8 @@ def summarize(run: Path) -> dict[str, float | dict]:
     steps, success, _ = heldout(metrics)
     trained = {name: values[1:] for name, values in metrics.items()}
     row = {"steps": metrics["step"][-1], "curve": dict(zip(steps, success)), "start": success[0], "end": success[-1],
-           "climb": success[-1] - success[0], "area": np.trapezoid(success, steps) / (steps[-1] - steps[0])}
+           "climb": success[-1] - success[0], "area": np.trapezoid(success, steps) / (steps[-1] - steps[0]),
+           "pass@16": read_final(run).get("pass@16", float("nan"))}
     count = np.bincount(log["role"], minlength=3)  # (3,)
     for measure in MEASURES:
         sums = np.bincount(log["role"], np.abs(log[measure]), 3)  # (3,)
@@ -491,20 +523,39 @@ class Group:
         return np.array([self.rows[seed][figure] - self.baseline.rows[seed][figure] for seed in both], float)
 
 
-def group_runs(runs: list[Path]) -> list[Group]:
+class Run(NamedTuple):
+    """What the comparison knows of a run."""
+
+    name: str
+    label: str  # of its method and settings: runs of one label differ in their seed
+    setting: str  # equal for runs that share all settings but those of the method
+    baseline: bool  # whether it is one of `none`
+    seed: int
+    figures: dict  # what `summarize` says
+
+
+def load_runs(folders: list[Path]) -> list[Run]:
+    """Read run folders for the comparison."""
+    configs, runs, start = [read_config(folder) for folder in folders], [], time.monotonic()
+    for folder, config, label in zip(folders, configs, labels(configs)):
+        method, seed = config["settings"]["mitigation"], config["settings"]["seed"]
+        runs.append(Run(str(folder), label, baseline_key(config), method == "none", seed, summarize(folder)))
+        show_progress(len(runs), len(folders), start)
+    return runs
+
+
+def group_runs(runs: list[Run]) -> list[Group]:
     """Runs by method and settings: baselines first, the others by held-out success at the end."""
-    configs = [read_config(run) for run in runs]
-    names, groups, baselines, start = labels(configs), {}, {}, time.monotonic()
-    for i, (run, config, name) in enumerate(zip(runs, configs, names)):
-        group, seed = groups.setdefault(name, Group(name, {})), config["settings"]["seed"]
-        if seed in group.rows:
-            raise ValueError(f"{run} has the settings and the seed {seed} of another run: name only one of them")
-        group.rows[seed] = summarize(run)
-        if config["settings"]["mitigation"] == "none":
-            baselines[baseline_key(config)] = group
-        show_progress(i + 1, len(runs), start)
-    for config, name in zip(configs, names):
-        groups[name].baseline = baselines.get(baseline_key(config))
+    groups, baselines = {}, {}
+    for run in runs:
+        group = groups.setdefault(run.label, Group(run.label, {}))
+        if run.seed in group.rows:
+            raise ValueError(f"{run.name} has the settings and the seed {run.seed} of another run: name one of them")
+        group.rows[run.seed] = run.figures
+        if run.baseline:
+            baselines[run.setting] = group
+    for run in runs:
+        groups[run.label].baseline = baselines.get(run.setting)
     return sorted(groups.values(), key=lambda g: (g.baseline is not g, -g.values("end").mean()))
 
 
@@ -521,14 +572,6 @@ def show_progress(done: int, total: int, start: float) -> None:
 
 
 # ----------------------------------------------------------------------------------------- methods compared
-
-
-class Estimate(NamedTuple):
-    """A figure and its 95% interval; NaN where there is none, as with a single seed."""
-
-    value: float
-    low: float = float("nan")
-    high: float = float("nan")
 
 
 def t_estimate(values: np.ndarray) -> Estimate:
@@ -588,6 +631,7 @@ def record(group: Group) -> dict[str, Estimate]:
             out[f"{figure} - none"] = t_estimate(group.differences(figure))
             out[f"{figure} - none, bootstrap"] = bootstrap(mean_difference, x, y)
             out[f"{figure}, P(better), bootstrap"] = bootstrap(improvement, x, y)
+        out["pass@16 - none"] = t_estimate(group.differences("pass@16"))
     return out
 
 
@@ -638,7 +682,7 @@ def write_csv(records: dict[str, dict[str, Estimate]], file: Path) -> None:
 
 def compare_runs(runs: list[Path]) -> None:
     """Print the comparison of runs; write it, learning curves and a forest plot to comparison/ beside them."""
-    groups, out = group_runs(runs), runs[0].parent / "comparison"
+    groups, out = group_runs(load_runs(runs)), runs[0].parent / "comparison"
     records = {group.label: record(group) for group in groups}
     text = "# Comparison\n\n" + "\n".join(map(str, comparison_tables(records)))
     out.mkdir(exist_ok=True)
@@ -684,25 +728,258 @@ def draw_curve(axis: plt.Axes, group: Group, colour: str, style: str, marker: st
 
 
 def draw_forest(groups: list[Group], records: dict[str, dict[str, Estimate]], file: Path) -> None:
-    """Each method's difference to the baseline, on the same seeds: mean, 95% interval, and each seed as a cross."""
+    """Each method's difference to the baseline, on the same seeds: mean, 95% interval, and each seed as a cross.
+
+    A method whose mean is below LOWEST is an arrow at the edge with its number, or the others could not be told apart.
+    """
     against = [g for g in groups if g.baseline not in (None, g)][::-1]  # the best on top
     figure, axes = new_figure(2, 1, 5.6, 1.2 + 0.32 * max(4, len(against)), sharey=True)
     titles = {"end": "Success at the end", "area": "Mean success while training"}
     for axis, (figure_name, title) in zip(axes.flat, titles.items()):
         axis.axvline(0, color="black", lw=1)
         for y, group in enumerate(against):
-            e = records[group.label][f"{figure_name} - none"]
-            axis.plot([100 * e.low, 100 * e.high], [y, y], color=COLOURS["reasoning"], lw=2)
-            axis.plot(100 * e.value, y, "o", color=COLOURS["reasoning"])
-            seeds = 100 * group.differences(figure_name)
-            axis.plot(seeds, np.full(len(seeds), y), "x", color="0.4", ms=5, mew=1)
-        axis.set(xlabel="points more than none, on the same seeds", title=title)
+            e, seeds = records[group.label][f"{figure_name} - none"], group.differences(figure_name)
+            draw_difference(axis, y, Estimate(*(100 * x for x in e)), 100 * seeds)
+        axis.set(xlabel="points more than none, on the same seeds", title=title,
+                 xlim=(max(LOWEST - 1, axis.get_xlim()[0]), None))
     axes[0, 0].set_yticks(range(len(against)), [f"{g.label} ({len(g.differences('end'))})" for g in against])
     single = any(len(g.differences("end")) < 2 for g in against)
-    figure.suptitle("Against none: mean, 95% interval (paired t), each seed a cross; seeds in brackets"
+    figure.suptitle("Against none (GRPO): mean, 95% interval (paired t), each seed a cross; seeds in brackets.\n"
+                    "Right of the line is better than none; an interval that crosses the line shows no difference."
                     + "\nWith one seed, nothing can be concluded." * single, fontsize=11)
     figure.savefig(file, dpi=120)
     plt.close(figure)
+
+
+def draw_difference(axis: plt.Axes, y: int, e: Estimate, seeds: np.ndarray) -> None:
+    """One line of the forest, in points."""
+    if e.value < LOWEST:
+        axis.plot(LOWEST, y, "<", color=COLOURS["reasoning"])
+        axis.annotate(pm(e.value, e.high - e.value, 1), (LOWEST, y), (6, 0), textcoords="offset points", va="center",
+                      fontsize=8)
+        return
+    axis.plot([e.low, e.high], [y, y], color=COLOURS["reasoning"], lw=2)
+    axis.plot(e.value, y, "o", color=COLOURS["reasoning"])
+    axis.plot(seeds, np.full(len(seeds), y), "x", color="0.4", ms=5, mew=1)
+
+
+# --------------------------------------------------------------------------------------------------- the study
+
+
+def read_rows(file: Path) -> list[dict[str, str]]:
+    """The rows of results/runs.csv as text, of all versions."""
+    if not file.is_file():
+        raise FileNotFoundError(f"there is no {file}; make it with: python -m experiments.study")
+    with file.open(newline="", encoding="utf-8") as lines:
+        rows = list(csv.DictReader(lines))
+    if rows and (missing := {*ABOUT, "curve"} - set(rows[0])):
+        raise ValueError(f"{file} is no table of experiments.study: it has no column {sorted(missing)[0]}")
+    return rows
+
+
+def to_run(row: dict[str, str]) -> Run:
+    """A row of results/runs.csv for the comparison."""
+    figures = {name: float(text or "nan") for name, text in row.items() if name not in (*ABOUT, "curve")}
+    curve = dict(map(float, point.split(":")) for point in row["curve"].split())
+    label = f"{row['method']} {row['setting']}".strip()
+    return Run(row["run"], label, row["setting"], row["method"] == "none", int(row["seed"]), figures | {"curve": curve})
+
+
+def points(e: Estimate) -> str:
+    """A share in percent, or a difference in points, ± half of its interval."""
+    return pm(100 * e.value, 100 * (e.high - e.value), 1)
+
+
+def difference(e: Estimate) -> str:
+    """A difference in points ± half of its interval, and * where that excludes 0."""
+    return points(e) + " *" * excludes_zero(e)
+
+
+def excludes_zero(e: Estimate) -> bool:
+    """Whether the interval of an estimate lies on one side of 0."""
+    return e.low > 0 or e.high < 0
+
+
+def table_study(level: str, records: dict[str, dict[str, Estimate]]) -> Table:
+    """The main table of a level: all methods against `none`."""
+    rows = [[f"`{label}`", f"{r['seeds'].value:.0f}", points(r["end"]), points(r["pass@16"]),
+             *(difference(r[figure]) if figure in r else "" for figure in DIFFERENCES),
+             f"{r['gradient norm'].value:.2f}", f"{r['seconds a step'].value:.1f}"] for label, r in records.items()]
+    first, against = next(iter(records.values())), [r for r in records.values() if "end - none" in r]
+    found = ", ".join(f"{sum(excludes_zero(r[f]) for r in against)} of {f}" for f in DIFFERENCES)
+    note = (f"Held-out success in percent after {first['steps'].value:.0f} steps, from {100 * first['start'].value:.1f} at "
+            "the start; pass@16: puzzles that one of 16 responses solves; differences to `none` in points, on the same "
+            "seeds; area: mean success while training. ± half of a 95% interval over seeds (Student's t), * where that "
+            f"of a difference excludes 0. If none of these {len(against)} methods did anything, "
+            f"{0.05 * len(against):.1f} would do so on average; there are {found}.")
+    return Table(f"Methods, {level}", note, ["method", "seeds", "end", "pass@16", *DIFFERENCES, "gradient norm",
+                                             "seconds a step"], rows)
+
+
+def table_settings(title: str, runs: list[Run], methods: set[str]) -> Table:
+    """Other hyper-parameters of some methods beside their defaults."""
+    rows = []
+    for group in sorted(group_runs(runs), key=lambda g: g.label):
+        if group.label.split()[0] in methods:
+            r = record(group)
+            rows.append([f"`{group.label}`", f"{r['seeds'].value:.0f}", points(r["end"]),
+                         *(difference(r[figure]) for figure in DIFFERENCES[:2]), points(r["least climb"]),
+                         *(f"{r[figure].value:.2f}" for figure in SHAPE)])
+    note = ("As above; a flag that is not named has its default. Least climb: of the worst seed, in points. Effective "
+            "sample size and share of the credit that varies within a response as in a comparison of runs.")
+    return Table(title, note, ["method", "seeds", "end", *DIFFERENCES[:2], "least climb", *SHAPE], rows)
+
+
+def table_rates(runs: list[Run]) -> Table:
+    """Each method at several learning rates, and whether their order is the same."""
+    ends: dict[str, dict[str, np.ndarray]] = {}  # of each learning rate, and method: success at the end (seeds,), in %
+    for group in group_runs(runs):
+        method, _, rate = group.label.partition(" lr=")
+        ends.setdefault(f"lr {rate}" if rate else "default lr", {})[method] = 100 * group.values("end")
+    methods = [m for m in ends["default lr"] if all(m in at for at in ends.values())]
+    mean = {rate: np.array([at[m].mean() for m in methods]) for rate, at in ends.items()}  # (M,) each
+    best = np.max(list(mean.values()), axis=0)  # (M,)
+    rows = [[f"`{m}`", *(f"{at[m].mean():.1f} ({at[m].min():.1f} to {at[m].max():.1f})" for at in ends.values()),
+             f"{best[i] - best[methods.index('none')]:+.1f}"] for i, m in enumerate(methods)]
+    order = ", ".join(f"{cell(spearman(mean['default lr'], x))} at {r}" for r, x in mean.items()
+                      if r != "default lr")
+    note = ("Held-out success in percent at the end: mean over seeds, lowest and highest; then how much the best of a "
+            "method's means is above the best of `none`. Rank correlation of the methods' order with that at the "
+            f"default: {order}.")
+    return Table("Learning rates", note, ["method", *ends, "best - none's best"], rows)
+
+
+def spearman(x: np.ndarray, y: np.ndarray) -> Estimate:
+    """Rank correlation of independent pairs (n,), with its 95% interval by Fisher's z, whose variance is
+    1.06 / (n - 3) for ranks (Fieller, Hartley and Pearson, 1957); NaN where either does not vary."""
+    if min(np.ptp(x), np.ptp(y)) == 0:
+        return Estimate(float("nan"))
+    r = float(np.corrcoef(ranks(x), ranks(y))[0, 1])
+    if len(x) < 4 or abs(r) > 1 - 1e-12:
+        return Estimate(r)
+    z, half = np.arctanh(r), 1.96 * np.sqrt(1.06 / (len(x) - 3))
+    return Estimate(r, float(np.tanh(z - half)), float(np.tanh(z + half)))
+
+
+def ranks(x: np.ndarray) -> np.ndarray:
+    """Ranks (n,) of values (n,), from 1, ties sharing their mean."""
+    _, index, count = np.unique(x, return_inverse=True, return_counts=True)
+    return (np.cumsum(count) - (count - 1) / 2)[index]
+
+
+def read_scores(file: Path) -> dict[str, dict[str, Estimate]]:
+    """The truth scores of each method, by title of MEANINGS, from the tables that experiments/ground_truth.py wrote."""
+    if not file.is_file():
+        raise FileNotFoundError(f"there is no {file}: put there the scores.md of experiments.ground_truth")
+    scores, columns, title = {}, [], ""
+    for line in file.read_text(encoding="utf-8").splitlines():
+        title = line[3:] if line.startswith("## ") else title
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if cells[0] == "method":
+            columns = cells
+        elif title in MEANINGS and len(cells) == len(columns):
+            numbers = re.findall(r"-?\d+\.\d+", cells[columns.index(MEANINGS[title][0])])
+            scores.setdefault(cells[0], {})[title] = Estimate(*map(float, numbers or ["nan"]))
+    return scores
+
+
+def with_scores(groups: list[Group], scores: dict[str, dict[str, Estimate]], title: str) -> list[tuple[int, Estimate]]:
+    """Which methods have such a truth score: their place among the groups, and it."""
+    known = [scores.get(g.label.split()[0], {}).get(title, Estimate(float("nan"))) for g in groups]
+    return [(i, e) for i, e in enumerate(known) if not np.isnan(e.value)]
+
+
+def table_truth(level: str, groups: list[Group], scores: dict[str, dict[str, Estimate]]) -> Table:
+    """Does credit closer to the truth learn faster?"""
+    rows = []
+    for title, (_, meaning) in MEANINGS.items():
+        pairs = with_scores(groups, scores, title)
+        learned = [(i, e) for i, e in pairs if groups[i].values("climb").mean() > 0]
+        for name, some in (("all", pairs), ("those that climbed", learned)):
+            truth = np.array([e.value for _, e in some])  # (M,)
+            gains = [np.array([groups[i].values(figure).mean() for i, _ in some]) for figure in ("end", "area")]
+            rows.append([meaning, f"{name}, {len(some)}", *(cell(spearman(truth, gain)) for gain in gains)])
+    note = ("Rank correlation, over methods, of their credit's truth score (results/truth-scores.md, measured on the start "
+            "model) with success at the end and area; in brackets its 95% interval, for which each method is one "
+            "independent observation.")
+    return Table(f"Truth and learning, {level}", note, ["truth score", "methods", "with the end", "with the area"], rows)
+
+
+def draw_truth(level: str, groups: list[Group], scores: dict[str, dict[str, Estimate]], file: Path) -> None:
+    """Each method's truth score beside its difference to the baseline at the end, both with their intervals."""
+    figure, axes = new_figure(len(MEANINGS), 1, 6.4, 5.6, sharey=True)
+    for axis, (title, (_, meaning)) in zip(axes.flat, MEANINGS.items()):
+        axis.axhline(0, color="black", lw=1)
+        for i, truth in with_scores(groups, scores, title):
+            draw_numbered(axis, i, truth, t_estimate(100 * groups[i].differences("end")))
+        axis.set(xlabel=meaning, ylim=(LOWEST - 1.5, None))
+    axes[0, 0].set_ylabel("points more than none, at the end")
+    names = "\n".join(f"{i:>2}  {group.label}" for i, group in enumerate(groups))
+    axes[0, -1].text(1.03, 0.5, names, transform=axes[0, -1].transAxes, va="center", linespacing=1.8, fontsize=9,
+                     family="monospace")
+    figure.suptitle(f"Does credit closer to the truth learn more? ({level}) Each number a method, lines its 95% intervals;\n"
+                    "right: closer to the truth, up: learned more, a triangle at the bottom: far below", fontsize=11)
+    figure.savefig(file, dpi=120)
+    plt.close(figure)
+
+
+def draw_numbered(axis: plt.Axes, number: int, truth: Estimate, end: Estimate) -> None:
+    """A method as a number with the intervals of both figures."""
+    y, low = max(end.value, LOWEST), end.value < LOWEST
+    axis.plot([truth.low, truth.high], [y, y], color="0.75", lw=1, zorder=1)
+    axis.plot([truth.value] * 2, [y, y] if low else [end.low, end.high], color="0.75", lw=1, zorder=1)
+    axis.plot(truth.value, y, "v" if low else "o", color="white", mec=COLOURS["reasoning"], ms=14, zorder=2)
+    axis.annotate(str(number), (truth.value, y), ha="center", va="center", fontsize=8, zorder=3)
+
+
+def table_fresh(runs: list[Run], fresh: list[Run]) -> Table:
+    """Whether other seeds of some methods fall inside the intervals of the main table."""
+    old, new, all_ten = ({g.label: record(g) for g in group_runs(some)} for some in (runs, fresh, runs + fresh))
+    rows = []
+    for label, figure in ((label, figure) for label in new for figure in FRESH if figure in new[label]):
+        before, after = old[label][figure], new[label][figure]
+        rows.append([f"`{label}`", figure, points(before), points(after),
+                     "yes" if before.low <= after.value <= before.high else "no", points(all_ten[label][figure])])
+    note = ("Percent and points ± half of a 95% interval over five seeds, then over five others; inside: the second mean "
+            "in the first interval. Where nothing but the seeds differs that is to be expected of 88%, not of 95%, since "
+            "both means vary.")
+    return Table("Fresh seeds", note, ["method", "figure", "seeds 0 to 4", "fresh seeds", "inside", "all ten"], rows)
+
+
+def study(file: Path) -> None:
+    """All tables of results/runs.csv in study.md beside it, and its pictures."""
+    rows = read_rows(file)
+    if not rows:
+        raise ValueError(f"{file} has no rows yet")
+    newest = max(int(row["version"]) for row in rows)
+    runs = [(row["part"], row["level"], to_run(row)) for row in rows if int(row["version"]) == newest]
+    scores, tables = read_scores(file.parent / "truth-scores.md"), []
+    for level in dict.fromkeys(level for _, level, _ in runs):
+        groups = group_runs([run for part, where, run in runs if part == "main" and where == level])
+        records = {g.label: record(g) for g in groups}
+        tables += [table_study(level, records), table_truth(level, groups, scores)]
+        draw_forest(groups, records, file.parent / f"{level}-forest.png")
+        draw_curves(groups, file.parent / f"{level}-learning.png")
+        draw_truth(level, groups, scores, file.parent / f"{level}-truth.png")
+    text = "# The study\n\n" + "\n".join(map(str, tables + side_tables(runs)))
+    (file.parent / "study.md").write_text(text, encoding="utf-8")
+    print(text)
+    print(f"wrote {file.parent / 'study.md'}, and pictures beside it")
+
+
+def side_tables(runs: list[tuple[str, str, Run]]) -> list[Table]:
+    """Sweeps, weights as written, learning rates and fresh seeds, as far as they were run."""
+    easy = [(part, run) for part, level, run in runs if level == "easy"]
+    main, tables = [run for part, run in easy if part == "main"], []
+    for title, name in (("Hyper-parameters", "sweeps"), ("Weights as written, not rescaled", "unscaled")):
+        some = [run for part, run in easy if part == name]
+        if some:
+            tables.append(table_settings(title, main + some, {run.label.split()[0] for run in some}))
+    rates, fresh = ([run for part, run in easy if part == name] for name in ("rates", "fresh"))
+    if rates:
+        seeds = {run.seed for run in rates}
+        tables.append(table_rates([run for run in main if run.seed in seeds] + rates))
+    return tables + ([table_fresh(main, fresh)] if fresh else [])
 
 
 def main() -> None:
@@ -714,6 +991,8 @@ def main() -> None:
     if not paths or any(str(p).startswith("-") for p in paths):
         sys.exit("error: name one or more run folders and no flags, such as: python analyze.py runs/none-seed0")
     try:
+        if len(paths) == 1 and paths[0].suffix == ".csv":
+            return study(paths[0])
         runs = [p for p in dict.fromkeys(paths) if p.name != "comparison"]  # our own output, swept up by runs/*
         trained = [run for run in runs if len(read_metrics(run)["step"]) > 1]
         for run in runs:

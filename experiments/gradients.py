@@ -30,10 +30,10 @@ import torch
 from torch import Tensor
 
 import grpo
-from analyze import COLOURS, Estimate, Table, interval, new_figure, plt, pm, ratio, t_statistics
+from analyze import COLOURS, Estimate, Table, cell, interval, new_figure, plt, pm, ranks, ratio, t_statistics
 from countdown_task import FILLER, REASONING, Codec, Problem, generate_problems
-from experiments.ground_truth import (KINDS, add_values, bootstrap, cell, centred, correlate, credit_gradients,
-                                      describe, jackknife, ranks, sample_truth, sums, the_critic)
+from experiments.ground_truth import (KINDS, add_values, bootstrap, centred, correlate, credit_gradients, describe,
+                                      jackknife, sample_truth, sums, the_critic)
 from mitigations import MITIGATIONS, TokenBatch, group_advantage, reward_decomposition
 from qwen2_model import Qwen2, load_model, read_json, split_fused, take
 from train import BUNDLED, check_lengths, fail

@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 import grpo
-from analyze import Estimate, Table, clustered_mean, new_figure, plt, pm, spread_within
+from analyze import Estimate, Table, cell, clustered_mean, new_figure, plt, pm, ranks, spread_within
 from countdown_task import (SENTENCE_END, STRUCTURE, Codec, Problem, StepSpan, anchors, calculate,
                             derivations, find_steps, follow, is_true)
 from critic import FILE, Critic, fit, load_critic
@@ -264,12 +264,6 @@ class Score(NamedTuple):
     solver: Estimate
 
 
-def ranks(x: np.ndarray) -> np.ndarray:
-    """Ranks (n,) of values (n,), from 1, ties sharing their mean."""
-    _, index, count = np.unique(x, return_inverse=True, return_counts=True)
-    return (np.cumsum(count) - (count - 1) / 2)[index]
-
-
 def centred(x: np.ndarray, response: np.ndarray, rank: bool) -> np.ndarray:
     """Values (n,), or their ranks as shares, minus the mean of their response; exactly 0 where it has but one value."""
     out = np.zeros(len(x))
@@ -409,12 +403,6 @@ def seed_measures(truth: dict) -> dict[str, np.ndarray]:
 
 
 # -------------------------------------------------------------------------------------------- tables and picture
-
-
-def cell(e: Estimate, digits: int = 2) -> str:
-    """An estimate and its interval, empty where there is none."""
-    interval = f" ({e.low:.{digits}f} to {e.high:.{digits}f})" if np.isfinite(e.low) else ""
-    return f"{e.value:.{digits}f}{interval}" if np.isfinite(e.value) else ""
 
 
 def table_facts(truth: dict) -> Table:

@@ -1134,7 +1134,13 @@ def test_the_whole_command(brief, monkeypatch, tmp_path, capsys):
 
 def test_the_same_command_gives_the_same_numbers(brief, tiny, monkeypatch, tmp_path):
     """Guards against chance that no seed fixes, --seed or --model without effect, another critic the second time."""
-    texts = []
+    texts, keys, original = [], [], gradients.sample_groups
+
+    def recorded(model, codec, problems, answers, key, critic=None):
+        keys[-1].add(key)
+        return original(model, codec, problems, answers, key, critic)
+
+    monkeypatch.setattr(gradients, "sample_groups", recorded)
     monkeypatch.setattr(gradients, "draw", lambda *args: None)
     for flags in ([], [], ["--seed", 1], ["--model", tmp_path / "other"]):
         if "--model" in flags:
@@ -1144,9 +1150,13 @@ def test_the_same_command_gives_the_same_numbers(brief, tiny, monkeypatch, tmp_p
             train.copy_tokenizer(BUNDLED, tmp_path / "other")
             save_model(other, tmp_path / "other")
         small = ("--model", tiny, "--questions", 4, "--batches", 4, "--critic_batches", 1, "--out", tmp_path / "out")
+        keys.append(set())
         call(monkeypatch, *small, *flags)
         texts.append((tmp_path / "out" / "gradients.md").read_text(encoding="utf-8"))
     assert texts[0] == texts[1] and len(set(texts)) == 3
+    assert [{seed for seed, _ in used} for used in keys] == [{0}, {0}, {1}, {0}] and all(
+        len(used) == 5 for used in keys
+    )
 
 
 @pytest.mark.parametrize(
