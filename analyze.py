@@ -365,7 +365,7 @@ def draw_credit(log: dict, file: Path) -> None:
 
 
 def choose_responses(log: dict) -> list[np.ndarray]:
-    """Rows of four responses: of the first and the last step, a reinforced and a discouraged one to the same question."""
+    """Rows of four responses: of first and last step, a reinforced and a discouraged one to the same question."""
     chosen = []
     for step in (log["step"].min(), log["step"].max()):
         here = np.flatnonzero(log["step"] == step)
@@ -401,7 +401,8 @@ def draw_tokens(log: dict, codec: Codec, file: Path, columns: int = 112) -> None
             shade = plt.cm.PuOr_r(0.5 + 0.45 * value / scale)
             ink = "white" if np.dot(shade[:3], (0.299, 0.587, 0.114)) < 0.5 else "black"  # by the shade's luminance
             axis.add_patch(plt.Rectangle((x, top + 1.4 + y), len(text), 0.92, color=shade, lw=0))
-            axis.text(x, top + 1.9 + y, text, va="center", family="monospace", fontsize=font, color=ink, parse_math=False)
+            axis.text(x, top + 1.9 + y, text, va="center", family="monospace", fontsize=font, color=ink,
+                      parse_math=False)
     colours = plt.cm.ScalarMappable(plt.Normalize(-scale / 0.9, scale / 0.9), plt.cm.PuOr_r)
     bar = figure.colorbar(colours, ax=axis, location="bottom", fraction=0.03, pad=0.01, aspect=60)
     bar.set_label("below 0: made less likely        above 0: made more likely        (↵ line break, ■ end token)")
@@ -802,18 +803,21 @@ def excludes_zero(e: Estimate) -> bool:
 
 def table_study(level: str, records: dict[str, dict[str, Estimate]]) -> Table:
     """The main table of a level: all methods against `none`."""
+    none = next(iter(records.values()))  # baselines come first
     rows = [[f"`{label}`", f"{r['seeds'].value:.0f}", points(r["end"]), points(r["pass@16"]),
              *(difference(r[figure]) if figure in r else "" for figure in DIFFERENCES),
-             f"{r['gradient norm'].value:.2f}", f"{r['seconds a step'].value:.1f}"] for label, r in records.items()]
-    first, against = next(iter(records.values())), [r for r in records.values() if "end - none" in r]
+             *(f"{r[figure].value / none[figure].value:.1f}" for figure in ("gradient norm", "seconds a step"))]
+            for label, r in records.items()]
+    against = [r for r in records.values() if "end - none" in r]
     found = ", ".join(f"{sum(excludes_zero(r[f]) for r in against)} of {f}" for f in DIFFERENCES)
-    note = (f"Held-out success in percent after {first['steps'].value:.0f} steps, from {100 * first['start'].value:.1f} at "
-            "the start; pass@16: puzzles that one of 16 responses solves; differences to `none` in points, on the same "
+    note = (f"Held-out success in percent after {none['steps'].value:.0f} steps, from {100 * none['start'].value:.1f} "
+            "at the start; pass@16: puzzles that one of 16 responses solves; differences to `none` in points, on the same "
             "seeds; area: mean success while training. ± half of a 95% interval over seeds (Student's t), * where that "
             f"of a difference excludes 0. If none of these {len(against)} methods did anything, "
-            f"{0.05 * len(against):.1f} would do so on average; there are {found}.")
-    return Table(f"Methods, {level}", note, ["method", "seeds", "end", "pass@16", *DIFFERENCES, "gradient norm",
-                                             "seconds a step"], rows)
+            f"{0.05 * len(against):.1f} would do so on average; there are {found}. Last, gradient norm and time of a "
+            "step as multiples of those of `none`.")
+    header = ["method", "seeds", "end", "pass@16", *DIFFERENCES, "gradient", "time"]
+    return Table(f"Methods, {level}", note, header, rows)
 
 
 def table_settings(title: str, runs: list[Run], methods: set[str]) -> Table:
@@ -833,7 +837,7 @@ def table_settings(title: str, runs: list[Run], methods: set[str]) -> Table:
 def table_rates(runs: list[Run]) -> Table:
     """Each method at several learning rates, and whether their order is the same."""
     ends: dict[str, dict[str, np.ndarray]] = {}  # of each learning rate, and method: success at the end (seeds,), in %
-    for group in group_runs(runs):
+    for group in sorted(group_runs(runs), key=lambda g: float(g.label.partition(" lr=")[2] or 0)):
         method, _, rate = group.label.partition(" lr=")
         ends.setdefault(f"lr {rate}" if rate else "default lr", {})[method] = 100 * group.values("end")
     methods = [m for m in ends["default lr"] if all(m in at for at in ends.values())]
@@ -852,7 +856,7 @@ def table_rates(runs: list[Run]) -> Table:
 def spearman(x: np.ndarray, y: np.ndarray) -> Estimate:
     """Rank correlation of independent pairs (n,), with its 95% interval by Fisher's z, whose variance is
     1.06 / (n - 3) for ranks (Fieller, Hartley and Pearson, 1957); NaN where either does not vary."""
-    if min(np.ptp(x), np.ptp(y)) == 0:
+    if min(len(set(x)), len(set(y))) < 2:
         return Estimate(float("nan"))
     r = float(np.corrcoef(ranks(x), ranks(y))[0, 1])
     if len(x) < 4 or abs(r) > 1 - 1e-12:
@@ -899,10 +903,11 @@ def table_truth(level: str, groups: list[Group], scores: dict[str, dict[str, Est
             truth = np.array([e.value for _, e in some])  # (M,)
             gains = [np.array([groups[i].values(figure).mean() for i, _ in some]) for figure in ("end", "area")]
             rows.append([meaning, f"{name}, {len(some)}", *(cell(spearman(truth, gain)) for gain in gains)])
-    note = ("Rank correlation, over methods, of their credit's truth score (results/truth-scores.md, measured on the start "
-            "model) with success at the end and area; in brackets its 95% interval, for which each method is one "
+    note = ("Rank correlation, over methods, of their credit's truth score (results/truth-scores.md, measured on the "
+            "start model) with success at the end and area; in brackets its 95% interval, for which each method is one "
             "independent observation.")
-    return Table(f"Truth and learning, {level}", note, ["truth score", "methods", "with the end", "with the area"], rows)
+    header = ["truth score", "methods", "with the end", "with the area"]
+    return Table(f"Truth and learning, {level}", note, header, rows)
 
 
 def draw_truth(level: str, groups: list[Group], scores: dict[str, dict[str, Estimate]], file: Path) -> None:
@@ -917,8 +922,8 @@ def draw_truth(level: str, groups: list[Group], scores: dict[str, dict[str, Esti
     names = "\n".join(f"{i:>2}  {group.label}" for i, group in enumerate(groups))
     axes[0, -1].text(1.03, 0.5, names, transform=axes[0, -1].transAxes, va="center", linespacing=1.8, fontsize=9,
                      family="monospace")
-    figure.suptitle(f"Does credit closer to the truth learn more? ({level}) Each number a method, lines its 95% intervals;\n"
-                    "right: closer to the truth, up: learned more, a triangle at the bottom: far below", fontsize=11)
+    figure.suptitle(f"Does credit closer to the truth learn more? ({level})\nEach number a method, lines its 95% "
+                    "intervals; right: closer to the truth; up: learned more; a triangle: far below", fontsize=11)
     figure.savefig(file, dpi=120)
     plt.close(figure)
 
@@ -935,51 +940,51 @@ def draw_numbered(axis: plt.Axes, number: int, truth: Estimate, end: Estimate) -
 def table_fresh(runs: list[Run], fresh: list[Run]) -> Table:
     """Whether other seeds of some methods fall inside the intervals of the main table."""
     old, new, all_ten = ({g.label: record(g) for g in group_runs(some)} for some in (runs, fresh, runs + fresh))
-    rows = []
-    for label, figure in ((label, figure) for label in new for figure in FRESH if figure in new[label]):
+    rows, shown = [], [(label, figure) for label in new if label in old for figure in FRESH if figure in new[label]]
+    for label, figure in shown:
         before, after = old[label][figure], new[label][figure]
         rows.append([f"`{label}`", figure, points(before), points(after),
                      "yes" if before.low <= after.value <= before.high else "no", points(all_ten[label][figure])])
-    note = ("Percent and points ± half of a 95% interval over five seeds, then over five others; inside: the second mean "
-            "in the first interval. Where nothing but the seeds differs that is to be expected of 88%, not of 95%, since "
-            "both means vary.")
+    note = ("Percent and points ± half of a 95% interval over five seeds, then over five others; inside: the second "
+            "mean in the first interval. Where nothing but the seeds differs that is to be expected of 88%, not of 95%, "
+            "since both means vary.")
     return Table("Fresh seeds", note, ["method", "figure", "seeds 0 to 4", "fresh seeds", "inside", "all ten"], rows)
 
 
 def study(file: Path) -> None:
     """All tables of results/runs.csv in study.md beside it, and its pictures."""
     rows = read_rows(file)
-    if not rows:
-        raise ValueError(f"{file} has no rows yet")
-    newest = max(int(row["version"]) for row in rows)
+    newest = max((int(row["version"]) for row in rows), default=0)
     runs = [(row["part"], row["level"], to_run(row)) for row in rows if int(row["version"]) == newest]
     scores, tables = read_scores(file.parent / "truth-scores.md"), []
-    for level in dict.fromkeys(level for _, level, _ in runs):
+    levels = dict.fromkeys(level for part, level, run in runs if part == "main" and run.baseline)
+    if not levels:
+        raise ValueError(f"{file} has no run of none to compare with: python -m experiments.study --methods none")
+    for level in levels:
         groups = group_runs([run for part, where, run in runs if part == "main" and where == level])
         records = {g.label: record(g) for g in groups}
         tables += [table_study(level, records), table_truth(level, groups, scores)]
         draw_forest(groups, records, file.parent / f"{level}-forest.png")
         draw_curves(groups, file.parent / f"{level}-learning.png")
         draw_truth(level, groups, scores, file.parent / f"{level}-truth.png")
-    text = "# The study\n\n" + "\n".join(map(str, tables + side_tables(runs)))
+    tables += side_tables([(part, run) for part, level, run in runs if level == next(iter(levels))])
+    text = "# The study\n\n" + "\n".join(map(str, tables))
     (file.parent / "study.md").write_text(text, encoding="utf-8")
     print(text)
     print(f"wrote {file.parent / 'study.md'}, and pictures beside it")
 
 
-def side_tables(runs: list[tuple[str, str, Run]]) -> list[Table]:
-    """Sweeps, weights as written, learning rates and fresh seeds, as far as they were run."""
-    easy = [(part, run) for part, level, run in runs if level == "easy"]
-    main, tables = [run for part, run in easy if part == "main"], []
+def side_tables(runs: list[tuple[str, Run]]) -> list[Table]:
+    """Sweeps, weights as written, learning rates and fresh seeds of a level, as far as they were run."""
+    parts = {name: [run for part, run in runs if part == name] for name, _ in runs}
+    tables, main = [], parts["main"]
     for title, name in (("Hyper-parameters", "sweeps"), ("Weights as written, not rescaled", "unscaled")):
-        some = [run for part, run in easy if part == name]
-        if some:
+        if some := parts.get(name):
             tables.append(table_settings(title, main + some, {run.label.split()[0] for run in some}))
-    rates, fresh = ([run for part, run in easy if part == name] for name in ("rates", "fresh"))
-    if rates:
+    if rates := parts.get("rates"):
         seeds = {run.seed for run in rates}
         tables.append(table_rates([run for run in main if run.seed in seeds] + rates))
-    return tables + ([table_fresh(main, fresh)] if fresh else [])
+    return tables + ([table_fresh(main, fresh)] if (fresh := parts.get("fresh")) else [])
 
 
 def main() -> None:

@@ -22,7 +22,6 @@ from conftest import make_batch
 from countdown_task import ROLES
 from train import BUNDLED, COLUMNS, copy_tokenizer
 
-
 # ------------------------------------------------------------------------------------------------- statistics
 
 
@@ -221,6 +220,7 @@ def test_pictures_draw_the_named_columns(run, tmp_path, monkeypatch):
     analyze.draw_learning(counting, "x", tmp_path / "a.png")
     assert kept[0].axes[0].lines[0].get_ydata().tolist() == counting["success"].tolist()
 
+
 def test_position_bins_have_no_gap_at_their_borders():
     """Guards against a token that rounding moves: position t of a response of length L lies in bin floor(10 t / L)."""
     position, length = np.array([(t, L) for L in range(1, 200) for t in range(L)]).T
@@ -275,7 +275,10 @@ def test_tokens_are_wrapped_without_loss():
 
 def config(mitigation, seed=0, method=None, **settings):
     """A config.json."""
-    return {"settings": {"mitigation": mitigation, "seed": seed, "lr": 0.1, "normalize": "response"} | settings, "method": method or {}}
+    return {
+        "settings": {"mitigation": mitigation, "seed": seed, "lr": 0.1, "normalize": "response"} | settings,
+        "method": method or {},
+    }
 
 
 def test_labels_name_what_differs():
@@ -283,7 +286,10 @@ def test_labels_name_what_differs():
     a, b = config("a", 1, {"x": 1}), config("b", 2, {"x": 2}, normalize="none", steps=7, out="elsewhere")
     assert analyze.labels([a, b, config("a", 3, {"x": 1})]) == ["a", "b", "a"]
     assert analyze.labels([a, config("a", 1, {"x": 3}), b]) == ["a x=1", "a x=3", "b"]
-    assert analyze.labels([a, config("a", 1, {"x": 1}, normalize="batch")]) == ["a normalize=response", "a normalize=batch"]
+    assert analyze.labels([a, config("a", 1, {"x": 1}, normalize="batch")]) == [
+        "a normalize=response",
+        "a normalize=batch",
+    ]
     assert analyze.labels([a, config("b", 1, {}, lr=0.2)]) == ["a lr=0.1", "b lr=0.2"]
 
 
@@ -302,7 +308,9 @@ def test_probability_of_improvement_by_loops():
     """Guards against ties that count as wins, and x and y swapped."""
     x, y = np.array([1.0, 2, 3, 3]), np.array([2.0, 3, 0])
     wins = sum((a > b) + 0.5 * (a == b) for a in x for b in y) / 12
-    assert analyze.improvement(x, y) == pytest.approx(wins) and analyze.mean_difference(x, y) == pytest.approx(2.25 - 5 / 3)
+    assert analyze.improvement(x, y) == pytest.approx(wins) and analyze.mean_difference(x, y) == pytest.approx(
+        2.25 - 5 / 3
+    )
 
 
 @pytest.mark.parametrize("statistic", [analyze.mean_difference, analyze.improvement])
@@ -328,8 +336,11 @@ def test_steps_to_a_goal_by_hand():
 def group(label, rows, baseline=None):
     """A Group whose runs ended, by seed, with these successes."""
     figures = dict.fromkeys((*analyze.LEARNING, *analyze.CREDIT), 0.0)
-    return analyze.Group(label, {seed: figures | {"end": end, "steps": 9.0, "curve": {0.0: 0.0, 9.0: end}}
-                                 for seed, end in rows.items()}, baseline)
+    return analyze.Group(
+        label,
+        {seed: figures | {"end": end, "steps": 9.0, "curve": {0.0: 0.0, 9.0: end}} for seed, end in rows.items()},
+        baseline,
+    )
 
 
 def test_differences_are_paired_by_seed():
@@ -375,14 +386,18 @@ def compare(monkeypatch, *folders):
 def test_methods_are_compared_over_seeds(run, capsys, monkeypatch):
     """Guards against seeds counted as methods, methods averaged as seeds, and our own output taken for a run."""
     (run / "config.json").write_text(json.dumps(config("none")))
-    others = [copy_of(run, "none-seed1", 0.85, mitigation="none", seed=1),
-              *(copy_of(run, f"m-seed{seed}", end, mitigation="m", seed=seed) for seed, end in ((0, 0.5), (1, 0.7)))]
+    others = [
+        copy_of(run, "none-seed1", 0.85, mitigation="none", seed=1),
+        *(copy_of(run, f"m-seed{seed}", end, mitigation="m", seed=seed) for seed, end in ((0, 0.5), (1, 0.7))),
+    ]
     compare(monkeypatch, run, *others)
     rows = compare(monkeypatch, run.parent / "comparison", run, *others)
     text = capsys.readouterr().out
     assert list(rows) == ["none", "m"] and "nothing can be concluded" not in text
     none, m = ({k: float(v) for k, v in rows[name].items() if k != "method" and v} for name in ("none", "m"))
-    assert none["end"] == pytest.approx(0.8) and none["end high"] - none["end"] == pytest.approx(12.706 * 0.05, rel=1e-4)
+    assert none["end"] == pytest.approx(0.8) and none["end high"] - none["end"] == pytest.approx(
+        12.706 * 0.05, rel=1e-4
+    )
     assert none["climb"] == pytest.approx(0.55) and none["least climb"] == 0.5 and none["seeds"] == 2 == m["seeds"]
     assert m["area"] == pytest.approx(0.425)  # of straight lines from 0.25 to 0.5 and 0.7, over the whole time
     assert m["end - none"] == pytest.approx(-0.2) and m["end, P(better), bootstrap"] == 0 and "end - none" not in none
@@ -405,8 +420,12 @@ def test_one_seed_concludes_nothing(run, capsys, monkeypatch):
 def test_a_baseline_has_the_same_settings(run, monkeypatch):
     """Guards against a method measured against `none` at another learning rate, and --normalize taken for a setting."""
     (run / "config.json").write_text(json.dumps(config("none")))
-    rows = compare(monkeypatch, run, copy_of(run, "a", 0.9, mitigation="m", lr=0.2),
-                   copy_of(run, "b", 0.8, mitigation="k", normalize="none"))
+    rows = compare(
+        monkeypatch,
+        run,
+        copy_of(run, "a", 0.9, mitigation="m", lr=0.2),
+        copy_of(run, "b", 0.8, mitigation="k", normalize="none"),
+    )
     assert "end - none" in rows["k lr=0.1"] and rows["k lr=0.1"]["end - none"] and not rows["m lr=0.2"]["end - none"]
 
 
@@ -449,6 +468,257 @@ def test_a_run_that_only_evaluated_is_left_out(run, monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["analyze.py", str(run.parent / alone)])
         with pytest.raises(SystemExit, match="no run with a step of training"):
             analyze.main()
+
+
+# -------------------------------------------------------------------------------------------------- the study
+
+
+def test_spearman_by_the_textbook():
+    """Guards against ranks of ties by place, and an interval of Pearson's: without ties 1 - 6 sum d^2 / (n^3 - n)."""
+    x, y = np.array([3.0, 1, 2, 10, 5, 4]), np.array([0.1, 0.3, 0.2, 0.9, 0.5, 0.05])
+    d = [sum(a < v for a in x) - sum(b < w for b in y) for v, w in zip(x, y)]
+    e = analyze.spearman(x, y)
+    assert e.value == pytest.approx(1 - 6 * sum(k * k for k in d) / (6**3 - 6))
+    half = 1.96 * math.sqrt(1.06 / 3)
+    assert [math.atanh(e.low), math.atanh(e.high)] == pytest.approx(
+        [math.atanh(e.value) - half, math.atanh(e.value) + half]
+    )
+    tied = analyze.spearman(np.array([1.0, 1, 2, 3]), np.array([5.0, 6, 7, 7]))
+    assert tied.value == pytest.approx(statistics.correlation([1.5, 1.5, 3, 4], [1, 2, 3.5, 3.5]))
+    assert math.isnan(analyze.spearman(np.ones(5), x[:5]).value) and math.isnan(analyze.spearman(x, x).low)
+
+
+def test_spearman_covers_as_often_as_it_says():
+    """Guards against an interval too narrow for 18 methods: 2,000 samples of a normal pair with correlation 0.6."""
+    rng, truth, inside = np.random.default_rng(3), 6 / math.pi * math.asin(0.6 / 2), []
+    for _ in range(2000):
+        x, noise = rng.normal(size=(2, 18))
+        e = analyze.spearman(x, 0.6 * x + 0.8 * noise)
+        inside.append(e.low <= truth <= e.high)
+    assert np.mean(inside) == pytest.approx(0.95, abs=0.02)
+
+
+def test_a_study_without_effects_finds_as_many_as_it_says():
+    """Guards against a note that promises fewer false alarms than there are: 18 methods that do nothing, measured
+    against the same runs of `none` on five seeds, 1,500 times. Their mean is 5% of 18, though they come in bunches."""
+    rng, alarms = np.random.default_rng(8), []
+    for _ in range(1500):
+        base = group("none", dict(enumerate(rng.normal(size=5))))
+        methods = [group("m", dict(enumerate(rng.normal(size=5))), base) for _ in range(18)]
+        alarms.append(sum(analyze.excludes_zero(analyze.t_estimate(m.differences("end"))) for m in methods))
+    assert np.mean(alarms) == pytest.approx(0.9, abs=0.15) and max(alarms) > 4
+
+
+def study_run(method, seed, end, setting="", **figures):
+    """A Run of the study that began at 0.1."""
+    rows = group(method, {seed: end}).rows[seed] | {"start": 0.1, "climb": end - 0.1, "area": end / 2, "pass@16": 0.5}
+    label = f"{method} {setting}".strip()
+    return analyze.Run(f"{label}-{seed}", label, setting, method == "none", seed, rows | figures)
+
+
+def test_the_main_table_of_the_study_by_hand():
+    """Guards against points for percent, a star on the wrong side, and a sum of stars over other rows."""
+    cost, more = {"gradient norm": 0.5, "seconds a step": 2.0}, {"gradient norm": 1.0, "seconds a step": 6.0}
+    runs = [study_run("none", s, 0.4 + 0.02 * s, **cost) for s in range(3)]
+    runs += [study_run("better", s, 0.5 + 0.02 * s + (0.0, 0.01, 0.02)[s], **more) for s in range(3)]
+    runs += [study_run("unclear", s, 0.4 + 0.02 * s + (0.01, -0.01, 0.02)[s], **{"pass@16": 0.6}) for s in range(3)]
+    table = analyze.table_study("easy", {g.label: analyze.record(g) for g in analyze.group_runs(runs)})
+    half = 100 * 4.303 * 0.01 / math.sqrt(3)  # of the differences 0.10, 0.11, 0.12
+    rows = {row[0].strip("`"): row for row in table.rows}
+    assert list(rows) == ["none", "better", "unclear"] and rows["none"][4:7] == ["", "", ""]
+    assert (
+        rows["better"][1] == "3" and rows["better"][2].startswith("53.0 ± ") and rows["none"][2].startswith("42.0 ± ")
+    )
+    assert rows["better"][4] == f"11.0 ± {half:.1f} *" and rows["better"][5] == f"5.5 ± {half / 2:.1f} *"
+    assert rows["unclear"][4].startswith("0.7 ± ") and "*" not in rows["unclear"][4]
+    assert rows["unclear"][6] == "10.0 ± 0.0 *" and rows["better"][6] == "0.0 ± 0.0"
+    assert "after 9 steps, from 10.0 at" in table.note and "these 2 methods did anything, 0.1 would" in table.note
+    assert "; there are 1 of end - none, 1 of area - none, 1 of pass@16 - none. Last" in table.note
+    assert rows["none"][7:] == ["1.0", "1.0"] and rows["better"][7:] == ["2.0", "3.0"]
+
+
+def test_hyper_parameters_stand_beside_their_default():
+    """Guards against methods that were not varied, and differences to other seeds."""
+    runs = [study_run("none", s, 0.4 + s / 100) for s in range(4)] + [study_run("other", 0, 0.9)]
+    runs += [study_run("m", s, 0.5 + s / 100) for s in range(4)] + [
+        study_run("m x=1", s, 0.2 + s / 100) for s in (0, 1)
+    ]
+    table = analyze.table_settings("Sweeps", runs, {"m"})
+    assert [row[0] for row in table.rows] == ["`m`", "`m x=1`"] and [row[1] for row in table.rows] == ["4", "2"]
+    assert table.rows[0][3] == "10.0 ± 0.0 *" and table.rows[1][3] == "-20.0 ± 0.0 *" and table.rows[1][5] == "10.0"
+
+
+def test_learning_rates_by_hand():
+    """Guards against methods under each other's rates, a best that is no best, and an order compared with itself."""
+    ends = {"none": (0.4, 0.2, 0.3), "a": (0.5, 0.1, 0.2), "b": (0.3, 0.6, 0.1), "c": (0.1, 0.05, 0.0)}
+    runs = [
+        study_run(method, seed, mean + sign * 0.02, setting)
+        for method, means in ends.items()
+        for mean, setting in zip(means, ("", "lr=0.1", "lr=0.4"))
+        for seed, sign in ((0, -1), (1, 1))
+    ]
+    table = analyze.table_rates(runs)
+    rows = {row[0]: row[1:] for row in table.rows}
+    assert table.header[1:4] == ["default lr", "lr 0.1", "lr 0.4"] and rows["`b`"][1] == "60.0 (58.0 to 62.0)"
+    assert [rows[f"`{m}`"][3] for m in ends] == ["+0.0", "+10.0", "+20.0", "-30.0"]
+    first, second = (
+        analyze.spearman(np.array([m[0] for m in ends.values()]), np.array([m[k] for m in ends.values()]))
+        for k in (1, 2)
+    )
+    assert table.note.endswith(f"{analyze.cell(first)} at lr 0.1, {analyze.cell(second)} at lr 0.4.")
+    assert first.value == pytest.approx(0.2) and second.value == pytest.approx(0.8)
+
+
+def test_fresh_seeds_by_hand():
+    """Guards against the first mean in the second interval instead of the other way round, and a pool without one of
+    the two."""
+    main = [study_run("none", s, 0.4 + s / 100) for s in (0, 1)] + [study_run("m", s, 0.5 + s / 50) for s in (0, 1)]
+    fresh = [study_run("none", s, 0.47) for s in (5, 6)] + [study_run("m", s, 0.8 + s / 100) for s in (5, 6)]
+    rows = {(row[0], row[1]): row[2:] for row in analyze.table_fresh(main, fresh).rows}
+    half = 12.706 * 0.5
+    assert rows["`none`", "end"][:3] == [f"40.5 ± {half:.1f}", "47.0 ± 0.0", "no"] and rows["`none`", "end"][
+        3
+    ].startswith("43.8 ± ")
+    assert rows["`m`", "end"][2] == "no" and rows["`m`", "end - none"][1].startswith("38.5 ± ")
+    assert ("`none`", "end - none") not in rows and rows["`m`", "pass@16"] == [
+        "50.0 ± 0.0",
+        "50.0 ± 0.0",
+        "yes",
+        "50.0 ± 0.0",
+    ]
+
+
+def test_fresh_seeds_fall_inside_as_often_as_the_table_says():
+    """Guards against the share that the note of the table names: 4,000 pairs of five seeds of one normal law."""
+    x, y = np.random.default_rng(4).normal(size=(2, 4000, 5))
+    inside = [e.low <= new.mean() <= e.high for e, new in zip(map(analyze.t_estimate, x), y)]
+    share = int(re.search(r"expected of (\d+)%", analyze.table_fresh([], []).note)[1])
+    assert 100 * np.mean(inside) == pytest.approx(share, abs=2)
+
+
+def test_truth_scores_are_read_from_their_table(tmp_path):
+    """Guards against a column of another table, and an empty cell that becomes 0."""
+    lines = [
+        "## Credit against A*, all tokens",
+        "note",
+        "",
+        "| method | Spearman | cosine of update |",
+        "|---|--:|--:|",
+        "| a | 0.90 (0.80 to 0.95) | -0.24 (-0.56 to 0.08) |",
+        "",
+        "## Credit against A* and the solver, within responses",
+        "| method | Spearman | Pearson |",
+        "|---|--:|--:|",
+        "| a | | 0.50 |",
+        "| b | 0.10 | 0.20 |",
+        "",
+        "## Other",
+        "| method | Spearman |",
+        "|---|--:|",
+        "| a | 0.99 |",
+    ]
+    (tmp_path / "scores.md").write_text("\n".join(lines))
+    scores = analyze.read_scores(tmp_path / "scores.md")
+    cosine, within = analyze.MEANINGS
+    assert scores["a"][cosine] == (-0.24, -0.56, 0.08) and math.isnan(scores["a"][within].value)
+    assert scores["b"][within].value == 0.1 and cosine not in scores["b"]
+    groups = [group(name, {0: 0.5}) for name in ("b k=3", "a", "unknown")]
+    assert analyze.with_scores(groups, scores, within) == [(0, scores["b"][within])]
+    assert [i for i, _ in analyze.with_scores(groups, scores, cosine)] == [1]
+
+
+def test_truth_and_learning_by_hand():
+    """Guards against a correlation with the wrong figure, and methods that fell among those that climbed."""
+    ends, truths = (0.5, 0.4, 0.3, 0.02, 0.45), (0.3, 0.4, 0.5, 0.9, 0.1)
+    groups = analyze.group_runs([study_run(f"m{i}", 0, end, area=1 - end) for i, end in enumerate(ends)])
+    cosine, within = analyze.MEANINGS
+    scores = {f"m{i}": {cosine: analyze.Estimate(t)} for i, t in enumerate(truths)}
+    rows = analyze.table_truth("easy", groups, scores).rows
+    every, climbed = (
+        analyze.spearman(np.array(truths[:n] + truths[4:]), np.array(ends[:n] + ends[4:])) for n in (4, 3)
+    )
+    assert rows[0][1:3] == ["all, 5", analyze.cell(every)] and rows[1][1:3] == [
+        "those that climbed, 4",
+        analyze.cell(climbed),
+    ]
+    assert rows[0][3].startswith(f"{-every.value:.2f} ")
+
+
+def test_the_picture_of_truth_shows_what_the_table_says(tmp_path, monkeypatch):
+    """Guards against numbers beside the wrong names, and a fallen method drawn where it would hide the others."""
+    kept = []
+    monkeypatch.setattr(analyze.plt, "close", kept.append)
+    runs = [
+        study_run(m, s, end + s / 100) for m, end in (("none", 0.5), ("good", 0.6), ("fallen", 0.1)) for s in (0, 1)
+    ]
+    groups = analyze.group_runs(runs)
+    scores = {
+        m: {title: analyze.Estimate(x, x - 0.1, x + 0.1) for title in analyze.MEANINGS}
+        for m, x in (("none", 0.8), ("good", 0.9), ("fallen", -0.2))
+    }
+    analyze.draw_truth("easy", groups, scores, tmp_path / "a.png")
+    axis, last = kept[0].axes
+    assert {t.get_text(): t.xy for t in axis.texts} == {
+        "0": (0.8, 0.0),
+        "1": (0.9, pytest.approx(10)),
+        "2": (-0.2, analyze.LOWEST),
+    }
+    names = [t.get_text() for t in last.texts if "none" in t.get_text()]
+    assert [line.split() for line in names[0].splitlines()] == [["0", "none"], ["1", "good"], ["2", "fallen"]]
+
+
+def test_a_fallen_method_is_an_arrow_in_the_forest(tmp_path, monkeypatch):
+    """Guards against an axis that a collapse stretches until nothing else can be read, and a collapse not shown."""
+    kept = []
+    monkeypatch.setattr(analyze.plt, "close", kept.append)
+    runs = [
+        study_run(m, s, end + s / 100) for m, end in (("none", 0.5), ("good", 0.53), ("fallen", 0.1)) for s in (0, 1)
+    ]
+    groups = analyze.group_runs(runs)
+    analyze.draw_forest(groups, {g.label: analyze.record(g) for g in groups}, tmp_path / "a.png")
+    axis = kept[0].axes[0]
+    assert axis.get_xlim()[0] == analyze.LOWEST - 1 and [t.get_text() for t in axis.texts] == ["-40.0 ± 0.0"]
+    assert max(max(line.get_xdata()) for line in axis.lines) == pytest.approx(3)
+
+
+RESULTS = Path(analyze.__file__).parent / "results"
+
+
+def test_the_published_study_is_what_analyze_makes_of_its_rows(tmp_path, monkeypatch, capsys):
+    """Guards against a figure that no row of results/runs.csv gives: all tables again, from the rows alone."""
+    for name in ("runs.csv", "truth-scores.md"):
+        (tmp_path / name).write_bytes((RESULTS / name).read_bytes())
+    monkeypatch.setattr(sys, "argv", ["analyze.py", str(tmp_path / "runs.csv")])
+    analyze.main()
+    assert (tmp_path / "study.md").read_text(encoding="utf-8") == (RESULTS / "study.md").read_text(encoding="utf-8")
+    assert {f.name for f in tmp_path.glob("*.png")} <= {f.name for f in RESULTS.iterdir()}
+
+
+@pytest.mark.parametrize(
+    "content, named",
+    [
+        (None, "there is no"),
+        ("a,b\n1,2\n", "no column"),
+        ("", "no run of none"),
+        (f"{','.join(analyze.ABOUT)},curve\n", "no run of none"),
+    ],
+    ids=["no file", "another table", "empty", "no rows"],
+)
+def test_a_broken_table_of_runs_is_refused_in_one_sentence(content, named, tmp_path, monkeypatch):
+    """Guards against a traceback where a file is not the study's."""
+    if content is not None:
+        (tmp_path / "runs.csv").write_text(content)
+    monkeypatch.setattr(sys, "argv", ["analyze.py", str(tmp_path / "runs.csv")])
+    with pytest.raises(SystemExit, match=f"^error: .*{named}[^\n]*$"):
+        analyze.main()
+
+
+def test_a_study_without_truth_scores_is_refused_in_one_sentence(tmp_path, monkeypatch):
+    """Guards against a traceback where runs.csv was copied alone."""
+    (tmp_path / "runs.csv").write_bytes((RESULTS / "runs.csv").read_bytes())
+    monkeypatch.setattr(sys, "argv", ["analyze.py", str(tmp_path / "runs.csv")])
+    with pytest.raises(SystemExit, match="^error: there is no .*truth-scores.md[^\n]*$"):
+        analyze.main()
 
 
 # ------------------------------------------------------------------------------------------------- bad inputs

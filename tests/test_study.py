@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -93,8 +92,8 @@ def test_the_sweeps_are_those_that_were_asked_for():
 
 
 def ways(numbers, target):
-    """Every way to combine the numbers to the target, by trying all pairs in both orders, each as one expression of their
-    places, in which a commuting operator has its parts in order; results are whole and not below 0."""
+    """Every way to combine the numbers to the target, by trying all pairs in both orders, each as one expression of
+    their places, in which a commuting operator has its parts in order; results are whole and not below 0."""
     found = set()
 
     def go(pool):
@@ -215,7 +214,7 @@ def test_a_row_says_what_the_run_was_and_gave(finished, place):
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_finished_run_is_taken_over_without_running_it_again(finished, place, keep):
-    """Guards against a run that is repeated because the study was killed before its row, and a credit log that stays."""
+    """Guards against a run repeated since the study was killed before its row was written, and a log that stays."""
     e = take(finished, place)
     written = (e.folder / "metrics.csv").stat().st_mtime_ns
     work = study.Study([e], 1, 1, keep)
