@@ -775,6 +775,8 @@ def read_rows(file: Path) -> list[dict[str, str]]:
         rows = list(csv.DictReader(lines))
     if rows and (missing := {*ABOUT, "curve"} - set(rows[0])):
         raise ValueError(f"{file} is no table of experiments.study: it has no column {sorted(missing)[0]}")
+    if any(None in (*row, *row.values()) or not row["version"].isdigit() for row in rows):
+        raise ValueError(f"{file} has a line that is no row: was a merge left unresolved?")
     return rows
 
 
@@ -797,60 +799,70 @@ def difference(e: Estimate) -> str:
 
 
 def excludes_zero(e: Estimate) -> bool:
-    """Whether the interval of an estimate lies on one side of 0."""
-    return e.low > 0 or e.high < 0
+    """Whether the interval of an estimate lies on one side of 0; one without width, of equal values, says nothing."""
+    return e.low < e.high and not e.low <= 0 <= e.high
 
 
 def table_study(level: str, records: dict[str, dict[str, Estimate]]) -> Table:
     """The main table of a level: all methods against `none`."""
-    none = next(iter(records.values()))  # baselines come first
+    none = records["none"]
     rows = [[f"`{label}`", f"{r['seeds'].value:.0f}", points(r["end"]), points(r["pass@16"]),
              *(difference(r[figure]) if figure in r else "" for figure in DIFFERENCES),
              *(f"{r[figure].value / none[figure].value:.1f}" for figure in ("gradient norm", "seconds a step"))]
             for label, r in records.items()]
-    against = [r for r in records.values() if "end - none" in r]
-    found = ", ".join(f"{sum(excludes_zero(r[f]) for r in against)} of {f}" for f in DIFFERENCES)
     note = (f"Held-out success in percent after {none['steps'].value:.0f} steps, from {100 * none['start'].value:.1f} "
-            "at the start; pass@16: puzzles that one of 16 responses solves; differences to `none` in points, on the same "
-            "seeds; area: mean success while training. ± half of a 95% interval over seeds (Student's t), * where that "
-            f"of a difference excludes 0. If none of these {len(against)} methods did anything, "
-            f"{0.05 * len(against):.1f} would do so on average; there are {found}. Last, gradient norm and time of a "
+            "at the start; pass@16: puzzles that one of 16 responses solves; differences to `none` in points, on the "
+            "same seeds; area: mean success while training. ± half of a 95% interval over seeds (Student's t), * where "
+            f"that of a difference excludes 0. {by_chance(records, DIFFERENCES)} Last, gradient norm and time of a "
             "step as multiples of those of `none`.")
     header = ["method", "seeds", "end", "pass@16", *DIFFERENCES, "gradient", "time"]
     return Table(f"Methods, {level}", note, header, rows)
 
 
-def table_settings(title: str, runs: list[Run], methods: set[str]) -> Table:
-    """Other hyper-parameters of some methods beside their defaults."""
-    rows = []
-    for group in sorted(group_runs(runs), key=lambda g: g.label):
-        if group.label.split()[0] in methods:
-            r = record(group)
-            rows.append([f"`{group.label}`", f"{r['seeds'].value:.0f}", points(r["end"]),
-                         *(difference(r[figure]) for figure in DIFFERENCES[:2]), points(r["least climb"]),
-                         *(f"{r[figure].value:.2f}" for figure in SHAPE)])
+def by_chance(records: dict[str, dict[str, Estimate]], figures: tuple[str, ...]) -> str:
+    """How many differences exclude 0, and how many would on average if no method did anything."""
+    found = []
+    for figure in figures:
+        known = [r[figure] for r in records.values() if figure in r and np.isfinite(r[figure].low)]
+        found.append(f"{sum(map(excludes_zero, known))} of {len(known)} for {figure} "
+                     f"({0.05 * len(known):.1f} by chance)")
+    return f"That is so of {', '.join(found)}."
+
+
+def table_settings(title: str, runs: list[Run], varied: list[Run]) -> Table:
+    """Other hyper-parameters of some methods beside their defaults, on the same seeds."""
+    seeds, methods = {run.seed for run in varied}, {run.label.split()[0] for run in varied}
+    groups = group_runs([run for run in runs if run.seed in seeds] + varied)
+    records = {g.label: record(g) for g in groups if g.label.split()[0] in methods}
+    rows = [[f"`{label}`", f"{r['seeds'].value:.0f}", points(r["end"]),
+             *(difference(r[figure]) if figure in r else "" for figure in DIFFERENCES[:2]), points(r["least climb"]),
+             *(f"{r[figure].value:.2f}" for figure in SHAPE)] for label, r in sorted(records.items())]
     note = ("As above; a flag that is not named has its default. Least climb: of the worst seed, in points. Effective "
-            "sample size and share of the credit that varies within a response as in a comparison of runs.")
+            "sample size and share of the credit that varies within a response as in a comparison of runs. "
+            "* where the interval of a difference excludes 0. " + by_chance(records, DIFFERENCES[:2]))
     return Table(title, note, ["method", "seeds", "end", *DIFFERENCES[:2], "least climb", *SHAPE], rows)
 
 
-def table_rates(runs: list[Run]) -> Table:
-    """Each method at several learning rates, and whether their order is the same."""
-    ends: dict[str, dict[str, np.ndarray]] = {}  # of each learning rate, and method: success at the end (seeds,), in %
+def table_rates(title: str, runs: list[Run]) -> Table:
+    """Each method at several learning rates, on the seeds that it has at all of them, and whether their order stays."""
+    ends: dict[str, dict[str, dict[int, float]]] = {}  # success at the end in %, of each method, rate and seed
     for group in sorted(group_runs(runs), key=lambda g: float(g.label.partition(" lr=")[2] or 0)):
         method, _, rate = group.label.partition(" lr=")
-        ends.setdefault(f"lr {rate}" if rate else "default lr", {})[method] = 100 * group.values("end")
-    methods = [m for m in ends["default lr"] if all(m in at for at in ends.values())]
-    mean = {rate: np.array([at[m].mean() for m in methods]) for rate, at in ends.items()}  # (M,) each
-    best = np.max(list(mean.values()), axis=0)  # (M,)
-    rows = [[f"`{m}`", *(f"{at[m].mean():.1f} ({at[m].min():.1f} to {at[m].max():.1f})" for at in ends.values()),
-             f"{best[i] - best[methods.index('none')]:+.1f}"] for i, m in enumerate(methods)]
-    order = ", ".join(f"{cell(spearman(mean['default lr'], x))} at {r}" for r, x in mean.items()
-                      if r != "default lr")
+        ends.setdefault(method, {})[f"lr {rate}" if rate else "default lr"] = {
+            seed: 100 * row["end"] for seed, row in group.rows.items()}
+    rates = list(dict.fromkeys(rate for at in ends.values() for rate in at))
+    shared = {method: set.intersection(*(set(at.get(rate, {})) for rate in rates)) for method, at in ends.items()}
+    values = {m: np.array([[at[rate][s] for s in shared[m]] for rate in rates]) for m, at in ends.items() if shared[m]}
+    mean = {m: x.mean(1) for m, x in values.items()}  # (rates,) each
+    methods = sorted(mean, key=lambda m: -mean[m][0])
+    rows = [[f"`{m}`", f"{len(shared[m])}", *(f"{x.mean():.1f} ({x.min():.1f} to {x.max():.1f})" for x in values[m]),
+             f"{mean[m].max() - mean['none'].max():+.1f}" if "none" in mean else ""] for m in methods]
+    columns = np.array([mean[m] for m in methods]).reshape(-1, len(rates)).T  # (rates, M)
+    order = ", ".join(f"{cell(spearman(columns[0], x))} at {rate}" for x, rate in zip(columns[1:], rates[1:]))
     note = ("Held-out success in percent at the end: mean over seeds, lowest and highest; then how much the best of a "
             "method's means is above the best of `none`. Rank correlation of the methods' order with that at the "
-            f"default: {order}.")
-    return Table("Learning rates", note, ["method", *ends, "best - none's best"], rows)
+            f"{rates[0]}: {order}.")
+    return Table(title, note, ["method", "seeds", *rates, "best - none's best"], rows)
 
 
 def spearman(x: np.ndarray, y: np.ndarray) -> Estimate:
@@ -888,9 +900,10 @@ def read_scores(file: Path) -> dict[str, dict[str, Estimate]]:
 
 
 def with_scores(groups: list[Group], scores: dict[str, dict[str, Estimate]], title: str) -> list[tuple[int, Estimate]]:
-    """Which methods have such a truth score: their place among the groups, and it."""
+    """Which methods have such a truth score, and runs of `none` beside theirs: their place among the groups, and it."""
     known = [scores.get(g.label.split()[0], {}).get(title, Estimate(float("nan"))) for g in groups]
-    return [(i, e) for i, e in enumerate(known) if not np.isnan(e.value)]
+    return [(i, e) for i, e in enumerate(known) if not np.isnan(e.value)
+            and groups[i].baseline and len(groups[i].differences("end"))]
 
 
 def table_truth(level: str, groups: list[Group], scores: dict[str, dict[str, Estimate]]) -> Table:
@@ -901,12 +914,13 @@ def table_truth(level: str, groups: list[Group], scores: dict[str, dict[str, Est
         learned = [(i, e) for i, e in pairs if groups[i].values("climb").mean() > 0]
         for name, some in (("all", pairs), ("those that climbed", learned)):
             truth = np.array([e.value for _, e in some])  # (M,)
-            gains = [np.array([groups[i].values(figure).mean() for i, _ in some]) for figure in ("end", "area")]
+            gains = [np.array([groups[i].differences(f).mean() for i, _ in some]) for f in ("end", "area")]  # (M,) each
             rows.append([meaning, f"{name}, {len(some)}", *(cell(spearman(truth, gain)) for gain in gains)])
-    note = ("Rank correlation, over methods, of their credit's truth score (results/truth-scores.md, measured on the "
-            "start model) with success at the end and area; in brackets its 95% interval, for which each method is one "
-            "independent observation.")
-    header = ["truth score", "methods", "with the end", "with the area"]
+    note = ("Rank correlation, over methods, of their credit's truth score (results/truth-scores.md: the start model, "
+            "the easy puzzles, default flags) with what they learned beyond `none`; in brackets its 95% interval, for "
+            "which each method is one independent observation. Those that climbed are chosen by the outcome, which "
+            "pulls their correlation towards 0.")
+    header = ["truth score", "methods", "with end - none", "with area - none"]
     return Table(f"Truth and learning, {level}", note, header, rows)
 
 
@@ -937,54 +951,55 @@ def draw_numbered(axis: plt.Axes, number: int, truth: Estimate, end: Estimate) -
     axis.annotate(str(number), (truth.value, y), ha="center", va="center", fontsize=8, zorder=3)
 
 
-def table_fresh(runs: list[Run], fresh: list[Run]) -> Table:
+def table_fresh(title: str, runs: list[Run], fresh: list[Run]) -> Table:
     """Whether other seeds of some methods fall inside the intervals of the main table."""
-    old, new, all_ten = ({g.label: record(g) for g in group_runs(some)} for some in (runs, fresh, runs + fresh))
+    old, new, both = ({g.label: record(g) for g in group_runs(some)} for some in (runs, fresh, runs + fresh))
     rows, shown = [], [(label, figure) for label in new if label in old for figure in FRESH if figure in new[label]]
     for label, figure in shown:
         before, after = old[label][figure], new[label][figure]
-        rows.append([f"`{label}`", figure, points(before), points(after),
-                     "yes" if before.low <= after.value <= before.high else "no", points(all_ten[label][figure])])
-    note = ("Percent and points ± half of a 95% interval over five seeds, then over five others; inside: the second "
-            "mean in the first interval. Where nothing but the seeds differs that is to be expected of 88%, not of 95%, "
-            "since both means vary.")
-    return Table("Fresh seeds", note, ["method", "figure", "seeds 0 to 4", "fresh seeds", "inside", "all ten"], rows)
+        inside = ["no", "yes"][before.low <= after.value <= before.high] if np.isfinite(before.low) else ""
+        rows.append([f"`{label}`", figure, points(before), points(after), inside, points(both[label][figure])])
+    note = ("Percent and points ± half of a 95% interval over the seeds of the main table, over fresh ones, and over "
+            "all; inside: the second mean in the first interval. With five seeds each, and where nothing but the seeds "
+            "differs, that is to be expected of 88%, not of 95%, since both means vary.")
+    return Table(title, note, ["method", "figure", "main table", "fresh seeds", "inside", "all seeds"], rows)
 
 
 def study(file: Path) -> None:
     """All tables of results/runs.csv in study.md beside it, and its pictures."""
     rows = read_rows(file)
     newest = max((int(row["version"]) for row in rows), default=0)
-    runs = [(row["part"], row["level"], to_run(row)) for row in rows if int(row["version"]) == newest]
-    scores, tables = read_scores(file.parent / "truth-scores.md"), []
-    levels = dict.fromkeys(level for part, level, run in runs if part == "main" and run.baseline)
+    runs = [(row["level"], row["part"], to_run(row)) for row in rows if int(row["version"]) == newest]
+    levels = dict.fromkeys(level for level, part, run in runs if part == "main" and run.label == "none")
     if not levels:
         raise ValueError(f"{file} has no run of none to compare with: python -m experiments.study --methods none")
+    scores, tables = read_scores(file.parent / "truth-scores.md"), []
     for level in levels:
-        groups = group_runs([run for part, where, run in runs if part == "main" and where == level])
+        parts: dict[str, list[Run]] = {}
+        for where, part, run in runs:
+            if where == level:
+                parts.setdefault(part, []).append(run)
+        groups = group_runs(parts["main"])
         records = {g.label: record(g) for g in groups}
-        tables += [table_study(level, records), table_truth(level, groups, scores)]
+        tables += [table_study(level, records), table_truth(level, groups, scores), *side_tables(level, parts)]
         draw_forest(groups, records, file.parent / f"{level}-forest.png")
         draw_curves(groups, file.parent / f"{level}-learning.png")
         draw_truth(level, groups, scores, file.parent / f"{level}-truth.png")
-    tables += side_tables([(part, run) for part, level, run in runs if level == next(iter(levels))])
     text = "# The study\n\n" + "\n".join(map(str, tables))
     (file.parent / "study.md").write_text(text, encoding="utf-8")
     print(text)
     print(f"wrote {file.parent / 'study.md'}, and pictures beside it")
 
 
-def side_tables(runs: list[tuple[str, Run]]) -> list[Table]:
-    """Sweeps, weights as written, learning rates and fresh seeds of a level, as far as they were run."""
-    parts = {name: [run for part, run in runs if part == name] for name, _ in runs}
-    tables, main = [], parts["main"]
-    for title, name in (("Hyper-parameters", "sweeps"), ("Weights as written, not rescaled", "unscaled")):
-        if some := parts.get(name):
-            tables.append(table_settings(title, main + some, {run.label.split()[0] for run in some}))
-    if rates := parts.get("rates"):
-        seeds = {run.seed for run in rates}
-        tables.append(table_rates([run for run in main if run.seed in seeds] + rates))
-    return tables + ([table_fresh(main, fresh)] if (fresh := parts.get("fresh")) else [])
+def side_tables(level: str, parts: dict[str, list[Run]]) -> list[Table]:
+    """Hyper-parameters, weights as written, learning rates and fresh seeds of a level, as far as they were run."""
+    main, tables = parts["main"], []
+    for title, part in (("Hyper-parameters", "sweeps"), ("Weights as written, not rescaled", "unscaled")):
+        if part in parts:
+            tables.append(table_settings(f"{title}, {level}", main, parts[part]))
+    if "rates" in parts:
+        tables.append(table_rates(f"Learning rates, {level}", main + parts["rates"]))
+    return tables + ([table_fresh(f"Fresh seeds, {level}", main, parts["fresh"])] if "fresh" in parts else [])
 
 
 def main() -> None:

@@ -9,7 +9,8 @@
 As many runs at a time as the machine has cores, each with its share of threads. A finished run becomes a row of
 results/runs.csv, which git tracks, and what has a row there is done: the same command goes on after an interruption,
 on another machine too. Seeds are the outer loop, so that whatever is there compares all methods on the same seeds.
-A run that was cut off is resumed. Of a finished one, credit/ (24 MB) is removed unless --keep. Linux and macOS.
+A run that was cut off is resumed; of a finished one, credit/ (24 MB) is removed unless --keep. Several studies may
+share a disk; commands of --list take no lock, so let no study do the same runs beside them. Linux and macOS.
 
 Two levels. `easy` is the bundled default. `hard` asks the same model only for the puzzles that a single sequence of
 steps solves, and gives it more tokens: half as many succeed at the start, and the more failed attempts a response
@@ -22,12 +23,14 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Iterator, NamedTuple
+from typing import Iterator, NamedTuple, TextIO
 
 import numpy as np
 
@@ -37,9 +40,10 @@ from countdown_task import solutions, universe
 from mitigations import MITIGATIONS, parameters
 from qwen2_model import read_json, replace_file
 
-VERSION = 1  # of the results: rows of another one do not count as done; raise it when a change alters what a run gives
-ROOT = Path(__file__).parent.parent
-RUNS, RESULTS = Path("runs/study"), Path("results/runs.csv")  # both relative to ROOT, where the commands run
+VERSION = 1  # of the results; rows of another one are not done. When a change alters what runs give, raise it, and give
+RUNS = Path("runs/study")  # another folder, since what lies here was made by the old code
+RESULTS = Path("results/runs.csv")
+ROOT = Path(__file__).parent.parent  # where the commands run, and what those two are relative to
 HARD = RUNS / "hard.jsonl"
 LEVELS = {"easy": "", "hard": f" --data {HARD} --max_new_tokens 240"}
 METHODS = tuple(name + " --k 3" * (name == "vineppo") for name in MITIGATIONS)  # its 9 take three times as long
@@ -85,12 +89,16 @@ class Experiment(NamedTuple):
         """What the run prints."""
         return RUNS / f"{self.name}.log"
 
+    @property
     def command(self) -> str:
-        """The run's train.py command: of the beginning, or to go on with what is there."""
-        if (self.folder / "config.json").is_file():
-            return f"python train.py --resume {self.folder}"
+        """The train.py command that makes the run."""
         return (f"python train.py --mitigation {self.flags}{LEVELS[self.level]} --seed {self.seed} "
                 f"--out {self.folder}")
+
+    def next_command(self) -> str:
+        """The same, or the one that goes on with what is there."""
+        begun = (self.folder / "config.json").is_file()
+        return f"python train.py --resume {self.folder}" if begun else self.command
 
 
 def list_experiments(parts: list[str], levels: list[str], methods: list[str]) -> list[Experiment]:
@@ -100,26 +108,37 @@ def list_experiments(parts: list[str], levels: list[str], methods: list[str]) ->
             for seed in seeds for flags in some if flags.split()[0] in methods]
 
 
-def write_hard_puzzles(file: Path) -> None:
+def write_hard_puzzles() -> None:
     """Every puzzle of the universe that a single sequence of whole-number steps solves, its numbers in random order.
 
     Equal numbers count apart: 7, 7 and 10 make 11 by either 7 / the other, so that is not one of them."""
-    rng = np.random.default_rng(0)
-    rows = [{"nums": rng.permutation(p.numbers).tolist(), "target": p.target} for p in universe()
-            if len(solutions(p, whole=True)) == 1]
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(file, lambda part: part.write_text(text, encoding="utf-8"))
+    with lock():
+        if not HARD.is_file():
+            rng = np.random.default_rng(0)
+            rows = [{"nums": rng.permutation(p.numbers).tolist(), "target": p.target} for p in universe()
+                    if len(solutions(p, whole=True)) == 1]
+            text = "".join(json.dumps(row) + "\n" for row in rows)
+            replace_file(HARD, lambda part: part.write_text(text, encoding="utf-8"))
 
 
 # ------------------------------------------------------------------------------------------------------- rows
 
 
+@contextmanager
+def lock() -> Iterator[None]:
+    """Only one process at a time writes what all studies share."""
+    RUNS.mkdir(parents=True, exist_ok=True)
+    with (RUNS / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def is_finished(run: Path) -> bool:
     """Whether a run took all its steps and was measured after them."""
-    final = run / "final.json"
-    return final.is_file() and "pass@16" in (known := read_json(final)) \
-        and known["step"] == read_json(run / "config.json")["settings"]["steps"]
+    if not (run / "final.json").is_file():
+        return False
+    final, wanted = read_json(run / "final.json"), read_json(run / "config.json")["settings"]["steps"]
+    return final["step"] == wanted and "pass@16" in final
 
 
 def changes(values: dict, defaults: dict) -> str:
@@ -136,28 +155,12 @@ def make_row(e: Experiment) -> dict:
     common = NO_DIFFERENCE | {"model"} | {word[2:] for word in LEVELS[e.level].split() if word.startswith("--")}
     figures = summarize(e.folder)
     curve = " ".join(f"{step:.0f}:{success:.6g}" for step, success in figures.pop("curve").items())
+    figures["seconds"] = np.nansum(read_metrics(e.folder)["seconds"])  # of all steps; measuring not counted
     method = f"{name} {changes(config['method'] | {'normalize': settings['normalize']}, own)}".strip()
     setting = changes({key: value for key, value in settings.items() if key not in common}, defaults)
     return {"run": e.name, "version": VERSION, "part": e.part, "level": e.level, "method": method, "setting": setting,
-            "seed": e.seed, "command": config["command"]} | {key: f"{value:.6g}" for key, value in figures.items()} | {
-            "seconds": f"{np.nansum(read_metrics(e.folder)['seconds']):.0f}", "curve": curve}
-
-
-def append_row(row: dict) -> None:
-    """Add a row to results/runs.csv; readers, and a kill at any moment, find the old file or the new one, whole."""
-    RESULTS.parent.mkdir(exist_ok=True)
-    with RUNS.joinpath("rows.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # several studies may share a disk
-        rows = read_rows(RESULTS) if RESULTS.is_file() else []
-        if any(old["run"] == row["run"] and old["version"] == str(row["version"]) for old in rows):
-            return
-
-        def write(part: Path) -> None:
-            with part.open("w", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, row, lineterminator="\n")
-                writer.writeheader()
-                writer.writerows([*rows, row])
-        replace_file(RESULTS, write)
+            "seed": e.seed, "command": config["command"]} | {
+            key: f"{value:.6g}" for key, value in figures.items()} | {"curve": curve}
 
 
 def done_runs() -> dict[str, dict]:
@@ -166,22 +169,53 @@ def done_runs() -> dict[str, dict]:
     return {row["run"]: row for row in rows if row["version"] == str(VERSION)}
 
 
+def take_over(e: Experiment, keep: bool) -> None:
+    """Give a finished run its row, also kept in its folder, and remove its credit log.
+
+    Readers, and a kill at any moment, find the old table or the new one, whole."""
+    with lock():
+        if e.name not in done_runs():
+            kept = e.folder / "row.json"
+            row = read_json(kept) if kept.is_file() else make_row(e)
+            replace_file(kept, lambda part: part.write_text(json.dumps(row), encoding="utf-8"))
+            rows = [*(read_rows(RESULTS) if RESULTS.is_file() else []), row]
+            RESULTS.parent.mkdir(exist_ok=True)
+            replace_file(RESULTS, lambda part: write_rows(rows, part))
+        if not keep:
+            shutil.rmtree(e.folder / "credit", ignore_errors=True)
+
+
+def write_rows(rows: list[dict], file: Path) -> None:
+    """A table with all columns of all rows: versions may differ in them."""
+    with file.open("w", newline="", encoding="utf-8") as out:
+        writer = csv.DictWriter(out, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
 # -------------------------------------------------------------------------------------------------- processes
 
 
-def start(e: Experiment, threads: int) -> subprocess.Popen | None:
-    """Start a run, or go on with it; None where another process has it.
+def hold(e: Experiment) -> TextIO | None:
+    """The run's log, open and locked, or None where another process has it.
 
-    The lock is on the log that the run prints into, so it lasts as long as the run, even if this process is killed.
-    """
-    e.folder.parent.mkdir(parents=True, exist_ok=True)
-    with e.log.open("a") as log:
-        try:
-            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return None
-        command = [sys.executable, *shlex.split(e.command())[1:]]
-        return subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": str(threads)})
+    The run prints into it, so the lock lasts as long as the run, even if the study is killed."""
+    e.log.parent.mkdir(parents=True, exist_ok=True)
+    log = e.log.open("a")
+    try:
+        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return log
+    except BlockingIOError:
+        log.close()
+
+
+def launch(e: Experiment, threads: int) -> subprocess.Popen | None:
+    """Start a run, or go on with it; None where another process has it."""
+    if (log := hold(e)) is None:
+        return None
+    with log:
+        return subprocess.Popen([sys.executable, *shlex.split(e.next_command())[1:]], stdout=log, stderr=log,
+                                env=os.environ | {"OMP_NUM_THREADS": str(threads)}, start_new_session=True)
 
 
 class Study:
@@ -192,8 +226,8 @@ class Study:
         self.done = done_runs()
         self.todo = [e for e in experiments if e.name not in self.done]
         self.running: dict[Experiment, subprocess.Popen] = {}
+        self.began: dict[Experiment, float] = {}  # when those started
         self.failed: dict[Experiment, str] = {}  # and why
-        self.began, self.trained = time.monotonic(), 0.0  # when this session began; seconds of training in its rows
 
     def work(self) -> None:
         """Keep the processes busy until all is done."""
@@ -202,65 +236,73 @@ class Study:
             while self.todo or self.running:
                 ended = [e for e, process in self.running.items() if process.poll() is not None]
                 for e in ended:
-                    del self.running[e]
-                    self.settle(e)
-                    self.trained += float(self.done[e.name]["seconds"]) if e.name in self.done else 0
-                height = show(self, ended + self.fill(), height)
+                    self.settle(e, self.running.pop(e).returncode)
+                height = draw(self, ended + self.fill(), height)
                 time.sleep(1)
-        finally:  # Ctrl-C reached them, too: they stop after the running step, and write down what to go on from
-            for process in self.running.values():
-                process.wait()
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        """Let the runs at work end with their step, which they write down to go on from."""
+        if self.running:
+            print("stopping the runs after their step; Ctrl-C again leaves them to it", flush=True)
+        for process in self.running.values():
+            process.send_signal(signal.SIGINT)
+        for process in self.running.values():
+            process.wait()
 
     def fill(self) -> list[Experiment]:
         """Start runs while there is room; those that turn out to be finished are settled, and returned."""
         finished = []
         for e in list(self.todo):
-            if len(self.running) == self.processes:
-                break
             if is_finished(e.folder):
                 finished.append(e)
-                self.todo.remove(e)
-                self.settle(e)
-            elif process := start(e, self.threads):
-                self.todo.remove(e)
-                self.running[e] = process
+                self.settle(e, 0)
+            elif len(self.running) == self.processes:
+                break
+            elif process := launch(e, self.threads):
+                self.running[e], self.began[e] = process, time.monotonic()
+            else:
+                continue
+            self.todo.remove(e)
         return finished
 
-    def settle(self, e: Experiment) -> None:
-        """Turn a finished run into a row, then remove its credit log; or remember that it failed."""
+    def settle(self, e: Experiment, code: int) -> None:
+        """Give a run that ended its row, or remember why it has none."""
+        if not is_finished(e.folder):
+            self.failed[e] = f"ended with code {code}, and last said: {last_line(e)}"
+            return
         try:
-            if not is_finished(e.folder):
-                raise ValueError(last_line(e))
-            append_row(make_row(e))
+            take_over(e, self.keep)
+            self.done = done_runs()
         except (ValueError, OSError) as error:
             self.failed[e] = str(error)
-            return
-        if not self.keep:
-            shutil.rmtree(e.folder / "credit")
-        self.done = done_runs()
+
+    def expected(self, e: Experiment) -> float:
+        """Seconds that a run takes, as the same with other seeds did, else those of its level, else all; a fifth is added
+        for measuring."""
+        same = [row for row in self.done.values() if row["run"].rpartition("-seed")[0] == e.name.rpartition("-seed")[0]]
+        level = [row for row in self.done.values() if row["level"] == e.level]
+        return 1.2 * float(np.mean([float(row["seconds"]) for row in same or level or self.done.values()]))
 
     def eta(self) -> float:
-        """Seconds until all is done, if runs take as long as those of their method took; NaN before the first."""
-        if not self.trained:
+        """Seconds until all is done, at least until the last of the running ones is; NaN before there is a row."""
+        if not self.done:
             return float("nan")
-        known: dict[str, list[float]] = {}
-        for row in self.done.values():
-            known.setdefault(row["method"].split()[0], []).append(float(row["seconds"]))
-        mean = np.mean([x for some in known.values() for x in some])
-        left = sum(np.mean(known.get(e.flags.split()[0], mean)) for e in (*self.todo, *self.running))
-        return left * (time.monotonic() - self.began) / self.trained
+        left = [max(0.0, self.expected(e) - (time.monotonic() - self.began[e])) for e in self.running]
+        return max(sum([*left, *map(self.expected, self.todo)]) / self.processes, *left, 0.0)
 
     def progress(self) -> str:
         """How much is done, and when all will be."""
         eta, done = self.eta(), sum(e.name in self.done for e in self.all)
-        when = f"{eta // 3600:.0f} h {eta % 3600 // 60:02.0f} min" if eta == eta else "after the first run"
+        when = "after the first run" if np.isnan(eta) else f"{eta // 3600:.0f} h {eta % 3600 // 60:02.0f} min"
         return f"{done}/{len(self.all)} runs done, ETA {when}"
 
 
 def last_line(e: Experiment) -> str:
     """The last that a run printed."""
-    text = e.log.read_text(encoding="utf-8", errors="replace") if e.log.is_file() else ""
-    return (text.split() and text.strip().splitlines()[-1]) or "it printed nothing"
+    text = e.log.read_text(encoding="utf-8", errors="replace").strip() if e.log.is_file() else ""
+    return text.splitlines()[-1] if text else "nothing"
 
 
 def table(study: Study) -> Iterator[str]:
@@ -268,23 +310,24 @@ def table(study: Study) -> Iterator[str]:
     yield f"{'part':<10}{'level':<7}{'runs':>5}{'done':>6}{'running':>9}{'failed':>8}"
     for part, level in dict.fromkeys((e.part, e.level) for e in study.all):
         some = [e for e in study.all if (e.part, e.level) == (part, level)]
-        counts = (sum(e.name in study.done for e in some), *(sum(e in group for e in some)
-                                                             for group in (study.running, study.failed)))
-        yield f"{part:<10}{level:<7}{len(some):>5}{counts[0]:>6}{counts[1]:>9}{counts[2]:>8}"
+        done, running, failed = (sum(test) for test in zip(*(
+            (e.name in study.done, e in study.running, e in study.failed) for e in some)))
+        yield f"{part:<10}{level:<7}{len(some):>5}{done:>6}{running:>9}{failed:>8}"
     yield from (f"{e.name}: {last_line(e)}" for e in study.running)
     yield from (f"{e.name} failed: {why}" for e, why in study.failed.items())
     yield study.progress()
 
 
-def show(study: Study, settled: list[Experiment], height: int) -> int:
+def draw(study: Study, settled: list[Experiment], height: int) -> int:
     """Draw the table over the last one, of so many lines, and return its height; where the output is no terminal, print
     a line for each run that was settled."""
     if sys.stdout.isatty():
-        lines, width = list(table(study)), shutil.get_terminal_size().columns
-        print(f"\x1b[{height}A\x1b[J" * (height > 0) + "\n".join(line[:width] for line in lines), flush=True)
+        lines, size = list(table(study)), shutil.get_terminal_size()
+        lines = [*lines[:-1][: size.lines - 3], lines[-1]]  # what does not fit can't be drawn over
+        print(f"\x1b[{height}A\x1b[J" * (height > 0) + "\n".join(line[: size.columns] for line in lines), flush=True)
         return len(lines)
     for e in settled:
-        end = f"{float(study.done[e.name]['end']):.1%} solved" if e.name in study.done else f"failed: {study.failed[e]}"
+        end = f"failed: {study.failed[e]}" if e in study.failed else f"{float(study.done[e.name]['end']):.1%} solved"
         print(f"{study.progress()}  {e.name}: {end}", flush=True)
     return 0
 
@@ -317,11 +360,14 @@ def main() -> None:
     args = parse(sys.argv[1:])
     os.chdir(ROOT)
     try:
-        if not HARD.is_file():
-            write_hard_puzzles(HARD)
         study = Study(list_experiments(args.parts, args.levels, args.methods), args.processes, args.threads, args.keep)
+        if any(e.level == "hard" for e in study.todo):
+            write_hard_puzzles()
         if args.list:
-            return print("\n".join(e.command() for e in study.todo if not is_finished(e.folder)))
+            for e in study.todo:
+                if not is_finished(e.folder):
+                    print(e.next_command())
+            return
         if args.collect:
             study.todo = [e for e in study.todo if is_finished(e.folder)]
         study.work()
@@ -329,8 +375,10 @@ def main() -> None:
         train.fail("stopped; the same command goes on from here")
     except (ValueError, OSError) as error:
         train.fail(str(error))
+    for e, why in study.failed.items():
+        print(f"{e.name} failed: {why}", file=sys.stderr)
     if study.failed:
-        train.fail("; ".join(f"{e.name} failed: {why}, see {e.log}" for e, why in study.failed.items()))
+        train.fail(f"{len(study.failed)} runs failed; see {RUNS}/*/*.log")
     print(f"{study.progress().split(',')[0]}; read them with: python analyze.py {RESULTS}")
 
 

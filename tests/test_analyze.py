@@ -521,31 +521,45 @@ def test_the_main_table_of_the_study_by_hand():
     cost, more = {"gradient norm": 0.5, "seconds a step": 2.0}, {"gradient norm": 1.0, "seconds a step": 6.0}
     runs = [study_run("none", s, 0.4 + 0.02 * s, **cost) for s in range(3)]
     runs += [study_run("better", s, 0.5 + 0.02 * s + (0.0, 0.01, 0.02)[s], **more) for s in range(3)]
-    runs += [study_run("unclear", s, 0.4 + 0.02 * s + (0.01, -0.01, 0.02)[s], **{"pass@16": 0.6}) for s in range(3)]
+    runs += [
+        study_run("unclear", s, 0.4 + 0.02 * s + (0.01, -0.01, 0.02)[s], **{"pass@16": 0.6 + s / 100}) for s in range(3)
+    ]
+    runs += [study_run("once", 1, 0.3)]
     table = analyze.table_study("easy", {g.label: analyze.record(g) for g in analyze.group_runs(runs)})
     half = 100 * 4.303 * 0.01 / math.sqrt(3)  # of the differences 0.10, 0.11, 0.12
     rows = {row[0].strip("`"): row for row in table.rows}
-    assert list(rows) == ["none", "better", "unclear"] and rows["none"][4:7] == ["", "", ""]
+    assert list(rows) == ["none", "better", "unclear", "once"] and rows["none"][4:7] == ["", "", ""]
     assert (
         rows["better"][1] == "3" and rows["better"][2].startswith("53.0 ± ") and rows["none"][2].startswith("42.0 ± ")
     )
     assert rows["better"][4] == f"11.0 ± {half:.1f} *" and rows["better"][5] == f"5.5 ± {half / 2:.1f} *"
     assert rows["unclear"][4].startswith("0.7 ± ") and "*" not in rows["unclear"][4]
-    assert rows["unclear"][6] == "10.0 ± 0.0 *" and rows["better"][6] == "0.0 ± 0.0"
-    assert "after 9 steps, from 10.0 at" in table.note and "these 2 methods did anything, 0.1 would" in table.note
-    assert "; there are 1 of end - none, 1 of area - none, 1 of pass@16 - none. Last" in table.note
+    assert (
+        rows["unclear"][6] == f"11.0 ± {half:.1f} *" and rows["better"][6] == "0.0 ± 0.0" and rows["once"][4] == "-12.0"
+    )
+    assert "after 9 steps, from 10.0 at" in table.note
+    by_chance = (f"1 of 2 for {figure} (0.1 by chance)" for figure in analyze.DIFFERENCES)
+    assert f" excludes 0. That is so of {', '.join(by_chance)}. Last" in table.note
     assert rows["none"][7:] == ["1.0", "1.0"] and rows["better"][7:] == ["2.0", "3.0"]
 
 
 def test_hyper_parameters_stand_beside_their_default():
-    """Guards against methods that were not varied, and differences to other seeds."""
+    """Guards against methods that were not varied, and seeds that only the default has."""
     runs = [study_run("none", s, 0.4 + s / 100) for s in range(4)] + [study_run("other", 0, 0.9)]
-    runs += [study_run("m", s, 0.5 + s / 100) for s in range(4)] + [
-        study_run("m x=1", s, 0.2 + s / 100) for s in (0, 1)
-    ]
-    table = analyze.table_settings("Sweeps", runs, {"m"})
-    assert [row[0] for row in table.rows] == ["`m`", "`m x=1`"] and [row[1] for row in table.rows] == ["4", "2"]
-    assert table.rows[0][3] == "10.0 ± 0.0 *" and table.rows[1][3] == "-20.0 ± 0.0 *" and table.rows[1][5] == "10.0"
+    runs += [study_run("m", s, 0.5 + s / 100) for s in range(4)]
+    table = analyze.table_settings("Sweeps", runs, [study_run("m x=1", s, 0.2 + s / 50) for s in (0, 1)])
+    assert [row[0] for row in table.rows] == ["`m`", "`m x=1`"] and [row[1] for row in table.rows] == ["2", "2"]
+    assert (
+        table.rows[0][2:4] == [f"50.5 ± {12.706 * 0.5:.1f}", "10.0 ± 0.0"]
+        and table.rows[1][3] == f"-19.5 ± {12.706 * 0.5:.1f} *"
+    )
+    assert table.rows[1][5] == "10.0" and "1 of 2 for end - none (0.1 by chance)" in table.note
+
+
+def test_an_interval_without_width_says_nothing():
+    """Guards against a star for two seeds whose difference happens to be the same, and for a single seed."""
+    estimates = [(0.1, 0.05, 0.2), (-0.1, -0.2, -0.05), (0.1, -0.1, 0.3), (0.1, 0.1, 0.1), (0.1,)]
+    assert [analyze.excludes_zero(analyze.Estimate(*e)) for e in estimates] == [True, True, False, False, False]
 
 
 def test_learning_rates_by_hand():
@@ -557,16 +571,28 @@ def test_learning_rates_by_hand():
         for mean, setting in zip(means, ("", "lr=0.1", "lr=0.4"))
         for seed, sign in ((0, -1), (1, 1))
     ]
-    table = analyze.table_rates(runs)
+    table = analyze.table_rates("", runs)
     rows = {row[0]: row[1:] for row in table.rows}
-    assert table.header[1:4] == ["default lr", "lr 0.1", "lr 0.4"] and rows["`b`"][1] == "60.0 (58.0 to 62.0)"
-    assert [rows[f"`{m}`"][3] for m in ends] == ["+0.0", "+10.0", "+20.0", "-30.0"]
+    assert table.header[2:5] == ["default lr", "lr 0.1", "lr 0.4"] and rows["`b`"][2] == "60.0 (58.0 to 62.0)"
+    assert [rows[f"`{m}`"][4] for m in ends] == ["+0.0", "+10.0", "+20.0", "-30.0"]
     first, second = (
         analyze.spearman(np.array([m[0] for m in ends.values()]), np.array([m[k] for m in ends.values()]))
         for k in (1, 2)
     )
     assert table.note.endswith(f"{analyze.cell(first)} at lr 0.1, {analyze.cell(second)} at lr 0.4.")
     assert first.value == pytest.approx(0.2) and second.value == pytest.approx(0.8)
+    less = [
+        run for run in runs if (run.label, run.seed) not in {("none lr=0.4", 0), ("none lr=0.4", 1), ("a lr=0.1", 0)}
+    ]
+    rows = {row[0]: row[1:] for row in analyze.table_rates("", less + [study_run("b", 7, 0.9)]).rows}
+    assert list(rows) == ["`a`", "`b`", "`c`"] and rows["`a`"] == [
+        "1",
+        "52.0 (52.0 to 52.0)",
+        "12.0 (12.0 to 12.0)",
+        "22.0 (22.0 to 22.0)",
+        "",
+    ]
+    assert rows["`b`"][0] == "2" and analyze.table_rates("", less[:1]).rows[0][1] == "1"
 
 
 def test_fresh_seeds_by_hand():
@@ -574,11 +600,13 @@ def test_fresh_seeds_by_hand():
     the two."""
     main = [study_run("none", s, 0.4 + s / 100) for s in (0, 1)] + [study_run("m", s, 0.5 + s / 50) for s in (0, 1)]
     fresh = [study_run("none", s, 0.47) for s in (5, 6)] + [study_run("m", s, 0.8 + s / 100) for s in (5, 6)]
-    rows = {(row[0], row[1]): row[2:] for row in analyze.table_fresh(main, fresh).rows}
+    rows = {(row[0], row[1]): row[2:] for row in analyze.table_fresh("", main, fresh).rows}
     half = 12.706 * 0.5
     assert rows["`none`", "end"][:3] == [f"40.5 ± {half:.1f}", "47.0 ± 0.0", "no"] and rows["`none`", "end"][
         3
     ].startswith("43.8 ± ")
+    one = analyze.table_fresh("", main[:1], fresh).rows[0]
+    assert one[2:5] == ["40.0", "47.0 ± 0.0", ""]
     assert rows["`m`", "end"][2] == "no" and rows["`m`", "end - none"][1].startswith("38.5 ± ")
     assert ("`none`", "end - none") not in rows and rows["`m`", "pass@16"] == [
         "50.0 ± 0.0",
@@ -592,7 +620,7 @@ def test_fresh_seeds_fall_inside_as_often_as_the_table_says():
     """Guards against the share that the note of the table names: 4,000 pairs of five seeds of one normal law."""
     x, y = np.random.default_rng(4).normal(size=(2, 4000, 5))
     inside = [e.low <= new.mean() <= e.high for e, new in zip(map(analyze.t_estimate, x), y)]
-    share = int(re.search(r"expected of (\d+)%", analyze.table_fresh([], []).note)[1])
+    share = int(re.search(r"expected of (\d+)%", analyze.table_fresh("", [], []).note)[1])
     assert 100 * np.mean(inside) == pytest.approx(share, abs=2)
 
 
@@ -622,15 +650,24 @@ def test_truth_scores_are_read_from_their_table(tmp_path):
     cosine, within = analyze.MEANINGS
     assert scores["a"][cosine] == (-0.24, -0.56, 0.08) and math.isnan(scores["a"][within].value)
     assert scores["b"][within].value == 0.1 and cosine not in scores["b"]
-    groups = [group(name, {0: 0.5}) for name in ("b k=3", "a", "unknown")]
+    base = group("none", {0: 0.5, 1: 0.5})
+    groups = [group(name, {0: 0.5}, base) for name in ("b k=3", "a", "unknown")]
+    groups += [group("b", {0: 0.5}), group("b", {7: 0.5}, base)]  # without a baseline, or one on other seeds
     assert analyze.with_scores(groups, scores, within) == [(0, scores["b"][within])]
     assert [i for i, _ in analyze.with_scores(groups, scores, cosine)] == [1]
 
 
 def test_truth_and_learning_by_hand():
-    """Guards against a correlation with the wrong figure, and methods that fell among those that climbed."""
+    """Guards against a correlation with the wrong figure, methods that fell among those that climbed, and ends compared
+    over unequal seeds: seed 1 was lucky for `none`, and only m0 has it."""
     ends, truths = (0.5, 0.4, 0.3, 0.02, 0.45), (0.3, 0.4, 0.5, 0.9, 0.1)
-    groups = analyze.group_runs([study_run(f"m{i}", 0, end, area=1 - end) for i, end in enumerate(ends)])
+    runs = [study_run(f"m{i}", 0, end, area=1 - end) for i, end in enumerate(ends)]
+    runs += [
+        study_run("none", 0, 0.2, area=0.1),
+        study_run("none", 1, 0.9, area=0.1),
+        study_run("m0", 1, 1.2, area=0.5),
+    ]
+    groups = analyze.group_runs(runs)
     cosine, within = analyze.MEANINGS
     scores = {f"m{i}": {cosine: analyze.Estimate(t)} for i, t in enumerate(truths)}
     rows = analyze.table_truth("easy", groups, scores).rows
@@ -694,6 +731,45 @@ def test_the_published_study_is_what_analyze_makes_of_its_rows(tmp_path, monkeyp
     assert {f.name for f in tmp_path.glob("*.png")} <= {f.name for f in RESULTS.iterdir()}
 
 
+def test_a_study_that_was_hardly_begun_has_tables(tmp_path, monkeypatch, capsys):
+    """Guards against a crash on what an interrupted study, or a method of somebody's own, leaves: one seed, a method
+    without truth score, one without `none` beside it, a learning rate without the others, levels in any order."""
+    with (RESULTS / "runs.csv").open(newline="") as file:
+        row = next(row for row in csv.DictReader(file) if row["method"] == "none")
+    made = [
+        ("hard", "main", "none", "", 0),
+        ("easy", "main", "none", "", 0),
+        ("easy", "main", "mine", "", 0),
+        ("easy", "main", "ppo", "kl=0.1", 0),
+        ("easy", "rates", "ppo", "lr=0.4", 1),
+        ("easy", "sweeps", "mine x=1", "", 0),
+        ("easy", "fresh", "none", "", 5),
+        ("easy", "fresh", "ppo", "", 5),
+    ]
+    with (tmp_path / "runs.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, row)
+        writer.writeheader()
+        writer.writerows(
+            row | dict(zip(("level", "part", "method", "setting", "seed"), one)) | {"run": str(one)} for one in made
+        )
+        writer.writerow(row | {"version": "0", "method": "old"})
+    (tmp_path / "truth-scores.md").write_bytes((RESULTS / "truth-scores.md").read_bytes())
+    monkeypatch.setattr(sys, "argv", ["analyze.py", str(tmp_path / "runs.csv")])
+    analyze.main()
+    text = capsys.readouterr().out
+    titles = [
+        "Methods, hard",
+        "Truth and learning, hard",
+        "Methods, easy",
+        "Truth and learning, easy",
+        "Hyper-parameters, easy",
+        "Learning rates, easy",
+        "Fresh seeds, easy",
+    ]
+    assert re.findall(r"^## (.*)", text, re.M) == titles and "old" not in text and text.count("`mine`") == 2
+    assert (tmp_path / "easy-truth.png").exists() and (tmp_path / "hard-forest.png").exists()
+
+
 @pytest.mark.parametrize(
     "content, named",
     [
@@ -701,8 +777,9 @@ def test_the_published_study_is_what_analyze_makes_of_its_rows(tmp_path, monkeyp
         ("a,b\n1,2\n", "no column"),
         ("", "no run of none"),
         (f"{','.join(analyze.ABOUT)},curve\n", "no run of none"),
+        (f"{','.join(analyze.ABOUT)},curve\n<<<<<<< HEAD\n", "merge"),
     ],
-    ids=["no file", "another table", "empty", "no rows"],
+    ids=["no file", "another table", "empty", "no rows", "conflict"],
 )
 def test_a_broken_table_of_runs_is_refused_in_one_sentence(content, named, tmp_path, monkeypatch):
     """Guards against a traceback where a file is not the study's."""

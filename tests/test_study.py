@@ -40,10 +40,10 @@ def test_every_command_is_accepted_and_names_a_folder_of_its_own():
     """Guards against a flag that a method does not take, found hours later, and two runs in one folder."""
     runs = everything()
     for e in runs:
-        s, own, resumed = train.parse(e.command().split()[2:])
+        s, own, resumed = train.parse(e.command.split()[2:])
         train.check(s)
         assert (s.mitigation, s.seed, s.out, resumed) == (e.flags.split()[0], e.seed, str(study.RUNS / e.name), None)
-    assert len({e.name for e in runs}) == len({e.command() for e in runs}) == len(runs)
+    assert len({e.name for e in runs}) == len({e.command for e in runs}) == len(runs)
 
 
 @pytest.mark.parametrize("level", study.LEVELS)
@@ -52,7 +52,7 @@ def test_the_main_part_is_every_method_on_five_seeds_in_rounds(level):
     runs = everything(["main"], [level])
     assert [(e.seed, e.flags.split()[0]) for e in runs] == list(itertools.product(range(5), MITIGATIONS))
     for e in runs:
-        s, own, _ = train.parse(e.command().split()[2:])
+        s, own, _ = train.parse(e.command.split()[2:])
         assert (s.lr, s.steps, s.normalize) == (train.Settings().lr, 100, "response")
         assert bool(s.data) == (level == "hard") and s.max_new_tokens == (240 if level == "hard" else 140)
 
@@ -117,21 +117,6 @@ def ways(numbers, target):
     return found
 
 
-def test_hard_puzzles_have_a_single_solution(tmp_path):
-    """Guards against a level that is not what it says: 120 puzzles of either kind against all ways to combine them."""
-    study.write_hard_puzzles(tmp_path / "hard.jsonl")
-    hard = {(tuple(sorted(p.numbers)), p.target) for p in read_problems(tmp_path / "hard.jsonl")}
-    assert 5000 < len(hard) < len(universe()) / 2
-    sample = random.Random(0).sample(universe(), 240)
-    judged = [((p.numbers, p.target) in hard, len(ways(p.numbers, p.target)) == 1) for p in sample]
-    assert sum(a for a, _ in judged) > 60 and all(a == b for a, b in judged)
-    before = (tmp_path / "hard.jsonl").read_bytes()
-    study.write_hard_puzzles(tmp_path / "hard.jsonl")
-    assert (tmp_path / "hard.jsonl").read_bytes() == before
-    parts = [split(p) for p in read_problems(tmp_path / "hard.jsonl")]
-    assert parts.count("heldout") >= train.Settings().eval_problems and parts.count("train") > 4096
-
-
 # ---------------------------------------------------------------------------------------------------------- rows
 
 
@@ -145,36 +130,66 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
+def test_hard_puzzles_have_a_single_solution(place):
+    """Guards against a level that is not what it says: 120 puzzles of either kind against all ways to combine them."""
+    study.write_hard_puzzles()
+    hard = {(tuple(sorted(p.numbers)), p.target) for p in read_problems(study.HARD)}
+    assert 5000 < len(hard) < len(universe()) / 2
+    sample = random.Random(0).sample(universe(), 240)
+    judged = [((p.numbers, p.target) in hard, len(ways(p.numbers, p.target)) == 1) for p in sample]
+    assert sum(a for a, _ in judged) > 60 and all(a == b for a, b in judged)
+    before = study.HARD.read_bytes()
+    study.HARD.unlink()
+    study.write_hard_puzzles()
+    assert study.HARD.read_bytes() == before
+    parts = [split(p) for p in read_problems(study.HARD)]
+    assert parts.count("heldout") >= train.Settings().eval_problems and parts.count("train") > 4096
+
+
 def a_row(name, version=study.VERSION, **others):
     """A row with what every row has."""
-    return dict.fromkeys(analyze.ABOUT, "") | {"run": name, "version": version, "curve": "0:0.1"} | others
+    return (
+        dict.fromkeys(analyze.ABOUT, "")
+        | {"run": name, "version": str(version), "seconds": "100", "curve": "0:0.1"}
+        | others
+    )
 
 
-def test_rows_are_added_once_and_kept_whole(place):
-    """Guards against a run that counts twice, rows of another version that count as done, and rows that get lost."""
-    study.append_row(a_row("a", method="one, two"))
-    study.append_row(a_row("a", method="again"))
-    study.append_row(a_row("a", version=study.VERSION - 1, method="old"))
-    study.append_row(a_row("b"))
+def write(*rows):
+    """A table of these rows."""
+    study.RESULTS.parent.mkdir(exist_ok=True)
+    study.write_rows(list(rows), study.RESULTS)
+
+
+def test_rows_of_other_versions_are_kept_and_not_done(place, monkeypatch):
+    """Guards against rows of another version that count as done, or that block the table with other columns."""
+    old, other = a_row("a", version=study.VERSION - 1, method="one, two", gone="3"), a_row("b")
+    write(old, other)
+    assert list(study.done_runs()) == ["b"]
+    monkeypatch.setattr(study, "make_row", lambda e: a_row(e.name, new="4"))
+    e = study.Experiment("main", "easy", "none", 0)
+    e.folder.mkdir(parents=True)
+    study.take_over(e, False)
     rows = read_rows(study.RESULTS)
-    assert [(r["run"], r["method"]) for r in rows] == [("a", "one, two"), ("a", "old"), ("b", "")]
-    assert {name: row["method"] for name, row in study.done_runs().items()} == {"a": "one, two", "b": ""}
+    assert [row["run"] for row in rows] == ["a", "b", e.name] and list(study.done_runs()) == ["b", e.name]
+    assert {k: rows[0][k] for k in old} == old and rows[0]["new"] == "" and rows[2]["new"] == "4"
     assert [f.name for f in study.RESULTS.parent.iterdir()] == ["runs.csv"]
 
 
-def test_several_studies_may_add_rows_at_once(place):
-    """Guards against a row that another process overwrites: four processes, ten rows each."""
+def test_several_studies_may_take_over_at_once(place):
+    """Guards against a row that another process overwrites or adds again: four processes, ten runs, all theirs."""
     code = (
         "import sys; from pathlib import Path; from experiments import study; from test_study import a_row\n"
         f"study.RUNS, study.RESULTS = Path({str(study.RUNS)!r}), Path({str(study.RESULTS)!r})\n"
-        "for i in range(10): study.append_row(a_row(f'{sys.argv[1]}-{i}'))"
+        "study.make_row = lambda e: a_row(e.name)\n"
+        "for i in range(10): study.take_over(study.Experiment('main', 'easy', 'none', i), False)"
     )
     path = os.pathsep.join([str(study.ROOT), str(study.ROOT / "tests")])
-    others = [
-        subprocess.Popen([sys.executable, "-c", code, str(k)], env=os.environ | {"PYTHONPATH": path}) for k in range(4)
-    ]
+    for i in range(10):
+        (study.RUNS / f"easy/none-seed{i}" / "credit").mkdir(parents=True)
+    others = [subprocess.Popen([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path}) for _ in range(4)]
     assert [p.wait() for p in others] == [0] * 4
-    assert {r["run"] for r in read_rows(study.RESULTS)} == {f"{k}-{i}" for k in range(4) for i in range(10)}
+    assert [r["run"] for r in read_rows(study.RESULTS)] == [f"easy/none-seed{i}" for i in range(10)]
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +197,7 @@ def finished(tmp_path_factory):
     """A folder with a small finished run, and the experiment that it is one of."""
     folder = tmp_path_factory.mktemp("study")
     e = study.Experiment("sweeps", "easy", "outcome_conditional --think_discount 0.25 --normalize none --lr 0.0001", 3)
-    command = e.command().replace(str(study.RUNS), str(folder)).split()[1:] + SMALL.split()
+    command = e.command.replace(str(study.RUNS), str(folder)).split()[1:] + SMALL.split()
     subprocess.run([sys.executable, *command], cwd=study.ROOT, check=True, capture_output=True)
     return folder, e
 
@@ -201,7 +216,7 @@ def test_a_row_says_what_the_run_was_and_gave(finished, place):
     assert row["method"] == "outcome_conditional think_discount=0.25 normalize=none"
     assert row["setting"].split() == ["questions=2", "answers=2", "max_new_tokens=24", "lr=0.0001", "eval_problems=4"]
     assert row["seed"] == 3 and row["run"] == e.name and row["command"].startswith("python train.py --mitigation outc")
-    study.append_row(row)
+    study.take_over(e, True)
     run, (text,) = analyze.to_run(read_rows(study.RESULTS)[0]), read_rows(study.RESULTS)
     expected = analyze.summarize(e.folder) | {"seconds": sum(analyze.read_metrics(e.folder)["seconds"][1:])}
     assert run.label == f"{row['method']} {row['setting']}" and run.setting == row["setting"] and not run.baseline
@@ -222,6 +237,11 @@ def test_a_finished_run_is_taken_over_without_running_it_again(finished, place, 
     assert list(study.done_runs()) == [e.name] and not work.failed and not e.log.exists()
     assert (e.folder / "metrics.csv").stat().st_mtime_ns == written and (e.folder / "credit").exists() == keep
     assert study.Study([e], 1, 1, keep).todo == []
+    study.RESULTS.unlink()  # as by a checkout: the folder still knows its row, without the credit log
+    late = study.Study([e], 1, 1, keep)
+    work.settle(e, 0)
+    late.settle(e, 0)  # another study was faster
+    assert [row["run"] for row in read_rows(study.RESULTS)] == [e.name] and not late.failed
 
 
 def test_a_run_without_its_last_measurement_is_not_finished(finished, place):
@@ -232,7 +252,7 @@ def test_a_run_without_its_last_measurement_is_not_finished(finished, place):
     for change in ({"step": 1}, {"pass@16": None}):
         (e.folder / "final.json").write_text(json.dumps({k: v for k, v in (final | change).items() if v is not None}))
         assert not study.is_finished(e.folder)
-    assert e.command() == f"python train.py --resume {e.folder}"
+    assert e.next_command() == f"python train.py --resume {e.folder}" != e.command
 
 
 # ----------------------------------------------------------------------------------------------------- processes
@@ -244,12 +264,12 @@ def test_a_run_that_another_process_has_is_left_to_it(place):
     e.folder.parent.mkdir()
     with e.log.open("w") as log:
         fcntl.flock(log, fcntl.LOCK_EX)
-        assert study.start(e, 1) is None
-    process = study.start(e, 1)
-    assert study.start(e, 1) is None  # the run itself holds it now
+        assert study.launch(e, 1) is None
+    process = study.launch(e, 1)
+    assert study.launch(e, 1) is None  # the run itself holds it now
     process.kill()
     process.wait()
-    assert not e.folder.exists() or study.is_finished(e.folder) is False
+    study.hold(e).close()  # and nobody any more
 
 
 def driver(place, flags, parts):
@@ -285,30 +305,29 @@ def steps_of(e):
         return [int(row["step"]) for row in csv.DictReader(file)]
 
 
-@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("blow", ["the study", "all", "Ctrl-C"])
 def test_a_study_that_is_killed_goes_on_with_nothing_lost_or_repeated(place, blow):
-    """Guards against rows that are lost or doubled, and runs that begin again: killed alone with its runs left at work,
-    or by Ctrl-C, when the first run is a row and the others are under way."""
+    """Guards against rows that are lost or doubled, and runs that begin again: the study is killed and its runs are left
+    at work, or all is killed as by a power cut, or Ctrl-C stops it, when one run has its row and two are under way."""
     long = SMALL.replace("--steps 2", "--steps 40")
     parts = {"main": [("easy", (f"none{SMALL}", f"random{long}", f"prefix_tree{long}"), [0])]}
-    names = [f"easy/{flags.replace(' --', '-').replace(' ', '-')}-seed0" for flags in parts["main"][0][1]]
     runs = [study.Experiment("main", "easy", flags, 0) for flags in parts["main"][0][1]]
-    first = driver(place, ["--processes", "2"], parts)
-    wait_for(
-        lambda: names[0] in study.done_runs() and all((e.folder / "state.safetensors").exists() for e in runs[1:]),
-        first,
-    )
-    os.killpg(first.pid, blow) if blow == signal.SIGINT else first.kill()
+    first = driver(place, ["--processes", "2", "--keep"], parts)
+    begun = lambda: all((e.folder / "state.safetensors").exists() for e in runs)
+    wait_for(lambda: runs[0].name in study.done_runs() and begun(), first)
+    if blow == "all":
+        subprocess.run(["pkill", "-KILL", "-f", str(study.RUNS)])
+    else:
+        first.send_signal(signal.SIGINT if blow == "Ctrl-C" else signal.SIGKILL)
     text = first.communicate(timeout=120)[0]
-    assert first.returncode != 0 and ("stopped" in text) == (blow == signal.SIGINT)
-    begun = {e.name: (e.folder / "config.json").stat().st_ino for e in runs}
+    assert first.returncode != 0 and ("error: stopped; the same command goes on" in text) == (blow == "Ctrl-C")
+    made = [(e.folder / "credit" / "step-000001.npz").stat().st_mtime_ns for e in runs]
     second = driver(place, ["--processes", "2", "--keep"], parts)
     text = second.communicate(timeout=240)[0]
     assert second.returncode == 0 and "3/3 runs done" in text, text
-    assert sorted(row["run"] for row in read_rows(study.RESULTS)) == sorted(names)
-    assert [steps_of(e)[-1] for e in runs] == [2, 40, 40] and begun.keys() == set(names)
-    for e in runs:
-        assert steps_of(e) == list(range(len(steps_of(e)))) and study.is_finished(e.folder)
+    assert sorted(row["run"] for row in read_rows(study.RESULTS)) == sorted(e.name for e in runs)
+    assert [steps_of(e) for e in runs] == [list(range(n + 1)) for n in (2, 40, 40)]
+    assert made == [(e.folder / "credit" / "step-000001.npz").stat().st_mtime_ns for e in runs]
 
 
 def test_a_run_that_fails_is_named_and_the_others_go_on(place):
@@ -317,19 +336,28 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(place):
     process = driver(place, ["--processes", "1"], parts)
     text = process.communicate(timeout=240)[0]
     assert process.returncode == 1 and len(study.done_runs()) == 1
-    assert re.search(r"error: easy/vineppo-k-0\S* failed: error: .*, see \S+\.log\n$", text)
+    assert re.search(r"easy/vineppo-k-0\S*:? failed: ended with code 1, and last said: error: .*--k must be", text)
+    assert text.rstrip().endswith("*.log") and "error: 1 runs failed" in text
     assert "1/2 runs done" in text and "% solved" in text
 
 
 def test_the_list_is_what_is_left(place, monkeypatch, capsys):
     """Guards against commands of runs that are done, and --list that starts something."""
     runs = everything(["main"], ["easy"])
-    study.append_row(a_row(runs[0].name))
+    write(a_row(runs[0].name))
+    for e, final in ((runs[1], None), (runs[2], {"step": 100, "pass@16": 0.5})):
+        e.folder.mkdir(parents=True)
+        (e.folder / "config.json").write_text(json.dumps({"settings": {"steps": 100}}))
+        if final:
+            (e.folder / "final.json").write_text(json.dumps(final))
     monkeypatch.setattr(study.subprocess, "Popen", lambda *a, **k: pytest.fail("--list starts nothing"))
     monkeypatch.setattr(sys, "argv", ["study", "--list", "--parts", "main", "--levels", "easy"])
     study.main()
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(runs) - 1 and lines == [e.command() for e in runs[1:]]
+    assert lines == [f"python train.py --resume {runs[1].folder}"] + [e.command for e in runs[3:]]
+    write(*(a_row(e.name) for e in runs))
+    study.main()
+    assert capsys.readouterr().out == ""  # and not an empty line, which would be a command
 
 
 def test_collect_only_takes_over(finished, place, monkeypatch, capsys):
@@ -344,31 +372,56 @@ def test_collect_only_takes_over(finished, place, monkeypatch, capsys):
 
 
 def test_the_eta_by_hand(place, monkeypatch):
-    """Guards against methods that take as long as others did not, and processes that do not share the work."""
-    for name, method, seconds in (("a", "none", 100), ("b", "none", 140), ("c", "vineppo k=3", 600)):
-        study.append_row(a_row(name, method=method, seconds=seconds))
-    todo = [study.Experiment("main", "easy", flags, 0) for flags in ("none", "vineppo --k 3", "ppo")]
+    """Guards against methods, flags and levels that take as long as others did, and an ETA that stands still."""
+    todo = [study.Experiment("main", "easy", flags, 3) for flags in ("none", "vineppo --k 3", "ppo")]
+    assert np.isnan(study.Study(todo, 2, 1, False).eta())
+    assert study.Study(todo, 2, 1, False).progress() == "0/3 runs done, ETA after the first run"
+    took = {
+        "easy/none-seed0": 100,
+        "easy/none-seed1": 140,
+        "easy/vineppo-k-3-seed0": 600,
+        "easy/vineppo-k-9-seed0": 1800,
+        "hard/none-seed0": 300,
+    }
+    write(*(a_row(name, level=name[:4], seconds=seconds) for name, seconds in took.items()))
     work = study.Study(todo, 2, 1, False)
-    assert np.isnan(work.eta()) and "after the first run" in work.progress()
-    monkeypatch.setattr(study.time, "monotonic", lambda: work.began + 180)
-    work.trained = 300  # 300 s of training took 180 s: two processes, and what is not training
-    assert work.eta() == pytest.approx((120 + 600 + 280) * 180 / 300)
-    assert work.progress() == "0/3 runs done, ETA 0 h 10 min"
+    expected = {"none": 120, "vineppo --k 3": 600, "ppo": (100 + 140 + 600 + 1800) / 4}
+    assert work.eta() == pytest.approx(1.2 * sum(expected.values()) / 2)
+    assert work.expected(todo[0]._replace(level="hard", flags="ppo")) == pytest.approx(1.2 * 300)
+    work.todo, work.running, work.began = [], {todo[0]: None, todo[1]: None}, {todo[0]: 1000.0, todo[1]: 1000.0}
+    monkeypatch.setattr(study.time, "monotonic", lambda: 1200.0)
+    assert work.eta() == pytest.approx(1.2 * 600 - 200)  # the first is overdue; the second decides, and is alone
+    assert work.progress() == "0/3 runs done, ETA 0 h 08 min"
+
+
+def test_a_table_taller_than_the_terminal_is_cut(place, monkeypatch, capsys):
+    """Guards against a table that can't be drawn over, and a sum that is cut off with the rest."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(study.shutil, "get_terminal_size", lambda: os.terminal_size((30, 10)))
+    runs = everything(["main"], ["easy"])
+    work = study.Study(runs, 64, 1, False)
+    work.running = dict.fromkeys(runs[:64])
+    work.began = dict.fromkeys(runs[:64], 0.0)
+    height = study.draw(work, [], 0)
+    lines = capsys.readouterr().out.splitlines()
+    assert height == len(lines) < 10 and lines[-1] == work.progress()[:30] and max(map(len, lines)) <= 30
+    study.draw(work, [], height)
+    assert capsys.readouterr().out.startswith(f"\x1b[{height}A\x1b[J")
 
 
 def test_the_table_counts_every_run_once(place):
     """Guards against a run in no column or in two."""
     runs = [study.Experiment("main", "easy", flags, 0) for flags in ("none", "ppo", "dpo")]
     runs += [study.Experiment("rates", "easy", f"{flags} --lr 1", 0) for flags in ("none", "ppo")]
-    study.append_row(a_row(runs[0].name))
+    write(a_row(runs[0].name))
     work = study.Study(runs, 2, 1, False)
-    work.running, work.failed = {runs[1]: None}, {runs[2]: "for a reason"}
+    work.running, work.began, work.failed = {runs[1]: None}, {runs[1]: 0.0}, {runs[2]: "for a reason"}
     lines = list(study.table(work))
     assert [line.split() for line in lines[1:3]] == [
         ["main", "easy", "3", "1", "1", "1"],
         ["rates", "easy", "2", "0", "0", "0"],
     ]
-    assert lines[3].startswith("easy/ppo-seed0: ") and lines[4] == "easy/dpo-seed0 failed: for a reason"
+    assert lines[3] == "easy/ppo-seed0: nothing" and lines[4] == "easy/dpo-seed0 failed: for a reason"
 
 
 @pytest.mark.parametrize(
@@ -400,6 +453,4 @@ def test_the_tracked_rows_are_of_this_study():
     for row in rows:
         e = known[row["run"]]
         assert (row["part"], row["level"], row["seed"]) == (e.part, e.level, str(e.seed))
-        assert (
-            row["command"] == e.command() and row["steps"] == "100" and row["method"].split()[0] == e.flags.split()[0]
-        )
+        assert row["command"] == e.command and row["steps"] == "100" and row["method"].split()[0] == e.flags.split()[0]
