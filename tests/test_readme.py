@@ -82,6 +82,24 @@ def cells(line):
     return [cell.strip().strip("`") for cell in line.strip().strip("|").split("|")]
 
 
+def table_rows(start, end):
+    """The rows of all tables between two headings of the README; headers, which stand before a line, left out."""
+    part = README[README.index(start) : README.index(end)]
+    return [cells(line) for line in re.findall(r"^\|(?!--).*\n(?!\|--)", part, re.M)]
+
+
+def test_the_tables_of_the_study_are_those_measured():
+    """Guards against a figure that analyze.py did not make of results/runs.csv: the cells of each row are, in order,
+    among those of a row of results/study.md, which test_analyze.py makes again."""
+    text = (ROOT / "results" / "study.md").read_text(encoding="utf-8")
+    measured = [cells(line) for line in text.splitlines() if line.startswith("|")]
+    rows = table_rows("## Does better credit learn faster?", "## The files")
+    assert len(rows) > 20
+    for row in rows:
+        found = [iter(line) for line in measured if line[0] == row[0]]
+        assert any(all(cell in rest for cell in row) for rest in found), row
+
+
 def test_the_tables_of_the_experiments_are_those_measured():
     """Guards against a figure that no command printed: each cell of a row is in the row of that name in results/."""
     measured = {}
@@ -89,8 +107,7 @@ def test_the_tables_of_the_experiments_are_those_measured():
         for line in (ROOT / "results" / file).read_text(encoding="utf-8").splitlines():
             if line.startswith("|"):
                 measured.setdefault(cells(line)[0], set()).update(cells(line))
-    part = README[README.index("## Which credit is right?") : README.index("## The files")]
-    rows = [cells(line) for line in re.findall(r"^\|(?!--).*\n(?!\|--)", part, re.M)]  # headers stand before a line
+    rows = table_rows("## Which credit is right?", "## Does better credit learn faster?")
     assert len(rows) > 50
     for name, *figures in rows:
         assert name in measured and set(figures) - {""} <= measured[name], (name, figures)
