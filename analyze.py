@@ -51,9 +51,14 @@ CREDIT = (*(f"{m}, {x}" for m in MEASURES for x in ("filler", "reasoning", "fill
 COUNTS = ("seeds", "steps", "steps to none's end", "seeds that get there")
 DIFFERENCES = ("end - none", "area - none", "pass@16 - none")
 ABOUT = ("run", "version", "part", "level", "method", "setting", "seed", "command")  # columns of the study's rows
-MEANINGS = {  # tables of results/truth-scores.md, the column that the study compares with learning, and what it is
-    "Credit against A*, all tokens": ("cosine of update", "cosine of its update with that of A*"),
-    "Credit against A* and the solver, within responses": ("Spearman", "rank correlation with A* within responses")}
+SCORES = ("truth-scores.md", "gradients.md")  # of the start model, by experiments/ground_truth.py and gradients.py
+MEANINGS = {  # their tables, the column that the study compares with learning, what it is, and its name in a table
+    "Credit against A*, all tokens": ("cosine of update", "cosine of its update with that of A*", "cosine with A*"),
+    "Credit against A* and the solver, within responses": (
+        "Spearman", "rank correlation with A* within responses", "rank in response"),
+    "Noise and bias of each method's gradient": (
+        "signal to noise", "signal to noise of its gradient", "signal to noise")}
+TYPES = ("contribution, filler / reasoning", "gradient, filler / reasoning", "effective sample size", "varies within")
 SHAPE = ("gradient norm", "effective sample size", "varies within")
 FRESH = ("end", "area", "pass@16", "end - none", "area - none")
 LOWEST = -20  # points: where the forest plot ends
@@ -695,7 +700,7 @@ def compare_runs(runs: list[Path]) -> None:
     print(f"wrote {out / 'table.md'}, table.csv, learning.png and forest.png beside it")
 
 
-def draw_curves(groups: list[Group], file: Path) -> None:
+def draw_curves(groups: list[Group], file: Path, where: str = "") -> None:
     """Held-out success over the steps, a panel a method, its baseline in grey: mean over seeds, 95% interval, seeds."""
     shown = [g for g in groups if g.baseline is not g] or groups
     columns = min(4, len(shown))
@@ -706,12 +711,13 @@ def draw_curves(groups: list[Group], file: Path) -> None:
         if group.baseline not in (None, group):
             draw_curve(axis, group.baseline, "0.45", "--", "s")
         draw_curve(axis, group, COLOURS["reasoning"], "-", "o")
-        axis.set(xlabel="step", title="\n".join(textwrap.wrap(group.label, 34)))
-        axis.legend(frameon=False, loc="upper left", fontsize=8)
+        axis.set(xlabel="step", title="\n".join(textwrap.wrap(f"{group.label} ({len(group.rows)})", 34)))
     for row in axes:
         row[0].set_ylabel("held-out puzzles solved")
     axes[0, 0].set_ylim(0, min(1, 1.05 * axes[0, 0].get_ylim()[1]))
-    figure.suptitle("Held-out success: mean over seeds, 95% interval,\neach seed a thin line", fontsize=11)
+    grey = "; dashed, grey squares: none (GRPO)" * any(g.baseline not in (None, g) for g in shown)
+    figure.suptitle(f"Held-out success{where}: mean over seeds (their number in brackets), 95% interval, each seed a "
+                    f"thin line.\nSolid, blue dots: the method{grey}.", fontsize=11)
     figure.savefig(file, dpi=120)
     plt.close(figure)
 
@@ -721,14 +727,13 @@ def draw_curve(axis: plt.Axes, group: Group, colour: str, style: str, marker: st
     curves = [row["curve"] for row in group.rows.values()]
     steps = sorted(set.intersection(*map(set, curves)))
     mean, half = np.array([interval([c[s] for c in curves]) for s in steps]).T
-    seeds = f"{len(curves)} seed{'s' * (len(curves) > 1)}"
-    axis.plot(steps, mean, style, color=colour, marker=marker, ms=4, label=f"{group.label.split()[0]}, {seeds}")
+    axis.plot(steps, mean, style, color=colour, marker=marker, ms=4)
     axis.fill_between(steps, mean - half, mean + half, color=colour, alpha=0.2, lw=0)
     for curve in curves:
         axis.plot(steps, [curve[s] for s in steps], style, color=colour, lw=0.6, alpha=0.5)
 
 
-def draw_forest(groups: list[Group], records: dict[str, dict[str, Estimate]], file: Path) -> None:
+def draw_forest(groups: list[Group], records: dict[str, dict[str, Estimate]], file: Path, where: str = "") -> None:
     """Each method's difference to the baseline, on the same seeds: mean, 95% interval, and each seed as a cross.
 
     A method whose mean is below LOWEST is an arrow at the edge with its number, or the others could not be told apart.
@@ -745,8 +750,8 @@ def draw_forest(groups: list[Group], records: dict[str, dict[str, Estimate]], fi
                  xlim=(max(LOWEST - 1, axis.get_xlim()[0]), None))
     axes[0, 0].set_yticks(range(len(against)), [f"{g.label} ({len(g.differences('end'))})" for g in against])
     single = any(len(g.differences("end")) < 2 for g in against)
-    figure.suptitle("Against none (GRPO): mean, 95% interval (paired t), each seed a cross; seeds in brackets.\n"
-                    "Right of the line is better than none; an interval that crosses the line shows no difference."
+    figure.suptitle(f"Against none (GRPO){where}: mean, 95% interval (paired t), each seed a cross; in brackets how many."
+                    "\nRight of the line: better than none; an interval that crosses the line shows no difference."
                     + "\nWith one seed, nothing can be concluded." * single, fontsize=11)
     figure.savefig(file, dpi=120)
     plt.close(figure)
@@ -883,12 +888,12 @@ def ranks(x: np.ndarray) -> np.ndarray:
     return (np.cumsum(count) - (count - 1) / 2)[index]
 
 
-def read_scores(file: Path) -> dict[str, dict[str, Estimate]]:
-    """The truth scores of each method, by title of MEANINGS, from the tables that experiments/ground_truth.py wrote."""
-    if not file.is_file():
-        raise FileNotFoundError(f"there is no {file}: put there the scores.md of experiments.ground_truth")
+def read_scores(folder: Path) -> dict[str, dict[str, Estimate]]:
+    """The scores of each method, by title of MEANINGS, from the tables of SCORES."""
     scores, columns, title = {}, [], ""
-    for line in file.read_text(encoding="utf-8").splitlines():
+    if missing := [name for name in SCORES if not (folder / name).is_file()]:
+        raise FileNotFoundError(f"there is no {folder / missing[0]}: copy it there from results/")
+    for line in "\n".join((folder / name).read_text(encoding="utf-8") for name in SCORES).splitlines():
         title = line[3:] if line.startswith("## ") else title
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if cells[0] == "method":
@@ -900,34 +905,57 @@ def read_scores(file: Path) -> dict[str, dict[str, Estimate]]:
 
 
 def with_scores(groups: list[Group], scores: dict[str, dict[str, Estimate]], title: str) -> list[tuple[int, Estimate]]:
-    """Which methods have such a truth score, and runs of `none` beside theirs: their place among the groups, and it."""
+    """Which methods have such a score, and runs of `none` beside theirs: their place among the groups, and it."""
     known = [scores.get(g.label.split()[0], {}).get(title, Estimate(float("nan"))) for g in groups]
     return [(i, e) for i, e in enumerate(known) if not np.isnan(e.value)
             and groups[i].baseline and len(groups[i].differences("end"))]
 
 
+def table_scores(level: str, groups: list[Group], records: dict[str, dict[str, Estimate]],
+                 scores: dict[str, dict[str, Estimate]]) -> Table:
+    """What is known of each method's credit before training, beside what it learned."""
+    rows = [[f"`{g.label}`", *(cell(scores.get(g.label.split()[0], {}).get(title, Estimate(float("nan"))))
+                               for title in MEANINGS),
+             *(difference(records[g.label][f]) if f in records[g.label] else "" for f in DIFFERENCES[:2])]
+            for g in groups]
+    note = (f"Scores of the start model, on the easy puzzles, with default flags (results/{SCORES[0]}, {SCORES[1]}): "
+            f"{'; '.join(f'{name}: {meaning}' for _, meaning, name in MEANINGS.values() if name not in meaning)}; "
+            "each with its 95% interval over puzzles or batches. Learning as in the table above.")
+    header = ["method", *(name for _, _, name in MEANINGS.values()), *DIFFERENCES[:2]]
+    return Table(f"What is known before, {level}", note, header, rows)
+
+
+def table_types(level: str, records: dict[str, dict[str, Estimate]]) -> Table:
+    """Where the credit of each method went while it trained."""
+    rows = [[f"`{label}`", *(pm(r[figure].value, r[figure].high - r[figure].value) for figure in TYPES)]
+            for label, r in records.items()]
+    note = ("Filler / reasoning: the ratio of mean sizes over all tokens of a run. Effective sample size of a "
+            "response's credit, 1 where all tokens get the same; share of squared credit that is not the response's "
+            "mean. Mean over seeds ± half of its 95% interval.")
+    return Table(f"Credit by token type, {level}", note, ["method", *TYPES], rows)
+
+
 def table_truth(level: str, groups: list[Group], scores: dict[str, dict[str, Estimate]]) -> Table:
     """Does credit closer to the truth learn faster?"""
     rows = []
-    for title, (_, meaning) in MEANINGS.items():
+    for title, (_, meaning, _) in MEANINGS.items():
         pairs = with_scores(groups, scores, title)
         learned = [(i, e) for i, e in pairs if groups[i].values("climb").mean() > 0]
         for name, some in (("all", pairs), ("those that climbed", learned)):
             truth = np.array([e.value for _, e in some])  # (M,)
             gains = [np.array([groups[i].differences(f).mean() for i, _ in some]) for f in ("end", "area")]  # (M,) each
             rows.append([meaning, f"{name}, {len(some)}", *(cell(spearman(truth, gain)) for gain in gains)])
-    note = ("Rank correlation, over methods, of their credit's truth score (results/truth-scores.md: the start model, "
-            "the easy puzzles, default flags) with what they learned beyond `none`; in brackets its 95% interval, for "
-            "which each method is one independent observation. Those that climbed are chosen by the outcome, which "
-            "pulls their correlation towards 0.")
-    header = ["truth score", "methods", "with end - none", "with area - none"]
-    return Table(f"Truth and learning, {level}", note, header, rows)
+    note = ("Rank correlation, over methods, of the scores above with what they learned beyond `none`; in brackets its "
+            "95% interval, for which each method is one independent observation. Those that climbed are chosen by the "
+            "outcome, which pulls their correlation towards 0.")
+    header = ["score", "methods", "with end - none", "with area - none"]
+    return Table(f"Scores and learning, {level}", note, header, rows)
 
 
 def draw_truth(level: str, groups: list[Group], scores: dict[str, dict[str, Estimate]], file: Path) -> None:
     """Each method's truth score beside its difference to the baseline at the end, both with their intervals."""
-    figure, axes = new_figure(len(MEANINGS), 1, 6.4, 5.6, sharey=True)
-    for axis, (title, (_, meaning)) in zip(axes.flat, MEANINGS.items()):
+    figure, axes = new_figure(len(MEANINGS), 1, 5.2, 6.4, sharey=True)
+    for axis, (title, (_, meaning, _)) in zip(axes.flat, MEANINGS.items()):
         axis.axhline(0, color="black", lw=1)
         for i, truth in with_scores(groups, scores, title):
             draw_numbered(axis, i, truth, t_estimate(100 * groups[i].differences("end")))
@@ -936,8 +964,9 @@ def draw_truth(level: str, groups: list[Group], scores: dict[str, dict[str, Esti
     names = "\n".join(f"{i:>2}  {group.label}" for i, group in enumerate(groups))
     axes[0, -1].text(1.03, 0.5, names, transform=axes[0, -1].transAxes, va="center", linespacing=1.8, fontsize=9,
                      family="monospace")
-    figure.suptitle(f"Does credit closer to the truth learn more? ({level})\nEach number a method, lines its 95% "
-                    "intervals; right: closer to the truth; up: learned more; a triangle: far below", fontsize=11)
+    figure.suptitle(f"Does credit closer to the truth learn more? ({level} puzzles)\nEach number a method, lines its "
+                    "95% intervals; right: closer to the truth, or less noise; up: learned more; a triangle: far below",
+                    fontsize=11)
     figure.savefig(file, dpi=120)
     plt.close(figure)
 
@@ -973,7 +1002,7 @@ def study(file: Path) -> None:
     levels = dict.fromkeys(level for level, part, run in runs if part == "main" and run.label == "none")
     if not levels:
         raise ValueError(f"{file} has no run of none to compare with: python -m experiments.study --methods none")
-    scores, tables = read_scores(file.parent / "truth-scores.md"), []
+    scores, tables = read_scores(file.parent), []
     for level in levels:
         parts: dict[str, list[Run]] = {}
         for where, part, run in runs:
@@ -981,9 +1010,10 @@ def study(file: Path) -> None:
                 parts.setdefault(part, []).append(run)
         groups = group_runs(parts["main"])
         records = {g.label: record(g) for g in groups}
-        tables += [table_study(level, records), table_truth(level, groups, scores), *side_tables(level, parts)]
-        draw_forest(groups, records, file.parent / f"{level}-forest.png")
-        draw_curves(groups, file.parent / f"{level}-learning.png")
+        tables += [table_study(level, records), table_scores(level, groups, records, scores),
+                   table_truth(level, groups, scores), table_types(level, records), *side_tables(level, parts)]
+        draw_forest(groups, records, file.parent / f"{level}-forest.png", f", {level} puzzles")
+        draw_curves(groups, file.parent / f"{level}-learning.png", f", {level} puzzles")
         draw_truth(level, groups, scores, file.parent / f"{level}-truth.png")
     text = "# The study\n\n" + "\n".join(map(str, tables))
     (file.parent / "study.md").write_text(text, encoding="utf-8")

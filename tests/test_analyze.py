@@ -129,7 +129,8 @@ def test_measures_by_hand(run):
 
 
 def test_tables_by_hand(run):
-    """Guards against a table whose rows or columns are swapped. Step 2 is step 1 with twice the credit: means times 1.5."""
+    """Guards against a table whose rows or columns are swapped. Step 2 is step 1 with twice the credit: means times
+    1.5."""
     log = analyze.read_log(run)
     roles = analyze.table_roles(log)
     assert cells(roles, "filler")[2:4] == pytest.approx([1.5 * 1.0, 1.5 * 0.5], abs=1e-3)  # |-1|, |1|; |.5|, |-.5|
@@ -645,9 +646,12 @@ def test_truth_scores_are_read_from_their_table(tmp_path):
         "|---|--:|",
         "| a | 0.99 |",
     ]
-    (tmp_path / "scores.md").write_text("\n".join(lines))
-    scores = analyze.read_scores(tmp_path / "scores.md")
-    cosine, within = analyze.MEANINGS
+    noise = ["## Noise and bias of each method's gradient", "", "| method | signal to noise |", "| a | -0.001 |"]
+    (tmp_path / "truth-scores.md").write_text("\n".join(lines))
+    (tmp_path / "gradients.md").write_text("\n".join(["| method | Spearman |", "| a | 0.77 |", *noise]))
+    scores = analyze.read_scores(tmp_path)
+    cosine, within, signal = analyze.MEANINGS
+    assert scores["a"][signal].value == -0.001 and signal not in scores["b"]
     assert scores["a"][cosine] == (-0.24, -0.56, 0.08) and math.isnan(scores["a"][within].value)
     assert scores["b"][within].value == 0.1 and cosine not in scores["b"]
     base = group("none", {0: 0.5, 1: 0.5})
@@ -668,7 +672,7 @@ def test_truth_and_learning_by_hand():
         study_run("m0", 1, 1.2, area=0.5),
     ]
     groups = analyze.group_runs(runs)
-    cosine, within = analyze.MEANINGS
+    cosine, *_ = analyze.MEANINGS
     scores = {f"m{i}": {cosine: analyze.Estimate(t)} for i, t in enumerate(truths)}
     rows = analyze.table_truth("easy", groups, scores).rows
     every, climbed = (
@@ -679,6 +683,30 @@ def test_truth_and_learning_by_hand():
         analyze.cell(climbed),
     ]
     assert rows[0][3].startswith(f"{-every.value:.2f} ")
+
+
+def test_what_is_known_before_stands_beside_what_was_learned():
+    """Guards against scores under each other's heading, and those of a method for one whose flags only name it."""
+    runs = [study_run(m, s, 0.2 + s * x) for m, x in (("none", 0.1), ("m k=3", 0.2), ("k", 0.4)) for s in (0, 1, 2)]
+    groups = analyze.group_runs(runs)
+    scores = {"m": {title: analyze.Estimate(k, k - 0.5, k + 0.5) for k, title in enumerate(analyze.MEANINGS)}}
+    table = analyze.table_scores("easy", groups, {g.label: analyze.record(g) for g in groups}, scores)
+    half = 100 * 4.303 * 0.1 / math.sqrt(3)  # of the differences 0, 0.1 and 0.2
+    assert table.header[1:4] == [name for _, _, name in analyze.MEANINGS.values()]
+    assert {row[0]: row[1:5] for row in table.rows} == {
+        "`none`": ["", "", "", ""],
+        "`m k=3`": ["0.00 (-0.50 to 0.50)", "1.00 (0.50 to 1.50)", "2.00 (1.50 to 2.50)", f"10.0 ± {half:.1f}"],
+        "`k`": ["", "", "", f"30.0 ± {3 * half:.1f}"],
+    }
+
+
+def test_credit_by_token_type_by_hand():
+    """Guards against shares for ratios, and one measure under the other's heading."""
+    runs = [study_run("none", s, 0.5, **{figure: k + s for k, figure in enumerate(analyze.TYPES)}) for s in (0, 1)]
+    groups = analyze.group_runs(runs)
+    table = analyze.table_types("easy", {g.label: analyze.record(g) for g in groups})
+    assert table.header[1:] == list(analyze.TYPES) and "gradient, filler / reasoning" in table.header
+    assert table.rows == [["`none`", *(f"{k + 0.5:.3f} ± {12.706 * 0.5:.3f}" for k in range(4))]]
 
 
 def test_the_picture_of_truth_shows_what_the_table_says(tmp_path, monkeypatch):
@@ -694,7 +722,7 @@ def test_the_picture_of_truth_shows_what_the_table_says(tmp_path, monkeypatch):
         for m, x in (("none", 0.8), ("good", 0.9), ("fallen", -0.2))
     }
     analyze.draw_truth("easy", groups, scores, tmp_path / "a.png")
-    axis, last = kept[0].axes
+    axis, *_, last = kept[0].axes
     assert {t.get_text(): t.xy for t in axis.texts} == {
         "0": (0.8, 0.0),
         "1": (0.9, pytest.approx(10)),
@@ -723,7 +751,7 @@ RESULTS = Path(analyze.__file__).parent / "results"
 
 def test_the_published_study_is_what_analyze_makes_of_its_rows(tmp_path, monkeypatch, capsys):
     """Guards against a figure that no row of results/runs.csv gives: all tables again, from the rows alone."""
-    for name in ("runs.csv", "truth-scores.md"):
+    for name in ("runs.csv", *analyze.SCORES):
         (tmp_path / name).write_bytes((RESULTS / name).read_bytes())
     monkeypatch.setattr(sys, "argv", ["analyze.py", str(tmp_path / "runs.csv")])
     analyze.main()
@@ -753,20 +781,22 @@ def test_a_study_that_was_hardly_begun_has_tables(tmp_path, monkeypatch, capsys)
             row | dict(zip(("level", "part", "method", "setting", "seed"), one)) | {"run": str(one)} for one in made
         )
         writer.writerow(row | {"version": "0", "method": "old"})
-    (tmp_path / "truth-scores.md").write_bytes((RESULTS / "truth-scores.md").read_bytes())
+    for name in analyze.SCORES:
+        (tmp_path / name).write_bytes((RESULTS / name).read_bytes())
     monkeypatch.setattr(sys, "argv", ["analyze.py", str(tmp_path / "runs.csv")])
     analyze.main()
     text = capsys.readouterr().out
     titles = [
-        "Methods, hard",
-        "Truth and learning, hard",
-        "Methods, easy",
-        "Truth and learning, easy",
+        *(
+            f"{title}, {level}"
+            for level in ("hard", "easy")
+            for title in ("Methods", "What is known before", "Scores and learning", "Credit by token type")
+        ),
         "Hyper-parameters, easy",
         "Learning rates, easy",
         "Fresh seeds, easy",
     ]
-    assert re.findall(r"^## (.*)", text, re.M) == titles and "old" not in text and text.count("`mine`") == 2
+    assert re.findall(r"^## (.*)", text, re.M) == titles and "old" not in text and text.count("`mine`") == 4
     assert (tmp_path / "easy-truth.png").exists() and (tmp_path / "hard-forest.png").exists()
 
 
