@@ -520,7 +520,8 @@ def study_run(method, seed, end, setting="", **figures):
 def test_the_main_table_of_the_study_by_hand():
     """Guards against points for percent, a star on the wrong side, and a sum of stars over other rows."""
     cost, more = {"gradient norm": 0.5, "seconds a step": 2.0}, {"gradient norm": 1.0, "seconds a step": 6.0}
-    runs = [study_run("none", s, 0.4 + 0.02 * s, **cost) for s in range(3)]
+    runs = [study_run("none", s, 0.4 + 0.02 * s, **cost) for s in range(2)]
+    runs += [study_run("none", 2, 0.44, **cost | {"seconds a step": 50.0})]  # on a busy machine
     runs += [study_run("better", s, 0.5 + 0.02 * s + (0.0, 0.01, 0.02)[s], **more) for s in range(3)]
     runs += [
         study_run("unclear", s, 0.4 + 0.02 * s + (0.01, -0.01, 0.02)[s], **{"pass@16": 0.6 + s / 100}) for s in range(3)
