@@ -15,6 +15,7 @@ How it differs from the original: errors are clustered by response, since the to
 are a type of their own; no sentence here is written before the numbers are known.
 """
 import csv
+import itertools
 import json
 import re
 import sys
@@ -562,6 +563,8 @@ def group_runs(runs: list[Run]) -> list[Group]:
             baselines[run.setting] = group
     for run in runs:
         groups[run.label].baseline = baselines.get(run.setting)
+    for group in groups.values():
+        group.rows = dict(sorted(group.rows.items()))  # so that values of one place are of one seed
     return sorted(groups.values(), key=lambda g: (g.baseline is not g, -g.values("end").mean()))
 
 
@@ -983,16 +986,44 @@ def draw_numbered(axis: plt.Axes, number: int, truth: Estimate, end: Estimate) -
 
 def table_fresh(title: str, runs: list[Run], fresh: list[Run]) -> Table:
     """Whether other seeds of some methods fall inside the intervals of the main table."""
-    old, new, both = ({g.label: record(g) for g in group_runs(some)} for some in (runs, fresh, runs + fresh))
-    rows, shown = [], [(label, figure) for label in new if label in old for figure in FRESH if figure in new[label]]
+    old, new, both = ({g.label: g for g in group_runs(some)} for some in (runs, fresh, runs + fresh))
+    rows, shared = [], [label for label in new if label in old]
+    shown = [(label, figure) for label in shared for figure in FRESH if figure in record(new[label])]
     for label, figure in shown:
-        before, after = old[label][figure], new[label][figure]
-        inside = ["no", "yes"][before.low <= after.value <= before.high] if np.isfinite(before.low) else ""
-        rows.append([f"`{label}`", figure, points(before), points(after), inside, points(both[label][figure])])
+        before, after, all_seeds = (t_estimate(seed_values(g[label], figure)) for g in (old, new, both))
+        inside = ["no", "yes"][contains(before, after.value)] if np.isfinite(before.low) else ""
+        rows.append([f"`{label}`", figure, points(before), points(after), inside, points(all_seeds)])
     note = ("Percent and points ± half of a 95% interval over the seeds of the main table, over fresh ones, and over "
             "all; inside: the second mean in the first interval. With five seeds each, and where nothing but the seeds "
             "differs, that is to be expected of 88%, not of 95%, since both means vary.")
+    seeds, pools = {len(old[label].rows) for label in shared}, [seed_values(both[m], figure) for m, figure in shown]
+    if len(seeds) == 1 and min(seeds) > 1 and len(set(map(len, pools))) == 1:
+        note += " " + other_choices(np.array(pools), seeds.pop(), sum(row[4] == "yes" for row in rows))
     return Table(title, note, ["method", "figure", "main table", "fresh seeds", "inside", "all seeds"], rows)
+
+
+def seed_values(group: Group, figure: str) -> np.ndarray:
+    """A figure such as `end`, or a difference such as `end - none`, by seed (n,)."""
+    name, _, minus = figure.partition(" - ")
+    return group.differences(name) if minus else group.values(name)
+
+
+def other_choices(pools: np.ndarray, n: int, found: int) -> str:
+    """How often the others' mean lies inside the interval of n seeds, whichever n of them are taken, and whether so few
+    as `found` figures are unusual. pools (F, S): F figures of S seeds."""
+    inside = []  # of each choice, how many figures
+    for chosen in map(list, itertools.combinations(range(pools.shape[1]), n)):
+        others = np.delete(pools, chosen, 1).mean(1)  # (F,)
+        inside.append(sum(contains(t_estimate(x[chosen]), other) for x, other in zip(pools, others)))
+    share = np.mean(inside) / len(pools)
+    return (f"Whichever {n} of the {pools.shape[1]} seeds are taken for the table, {share:.0%} of the others' means "
+            f"are inside; of the {len(inside)} choices {np.mean(np.array(inside) <= found):.0%} have "
+            f"{found} of {len(pools)} inside, as this one has, or fewer.")
+
+
+def contains(e: Estimate, value: float) -> bool:
+    """Whether a value lies in the interval of an estimate."""
+    return e.low <= value <= e.high
 
 
 def study(file: Path) -> None:

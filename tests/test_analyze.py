@@ -618,6 +618,17 @@ def test_fresh_seeds_by_hand():
     ]
 
 
+def test_every_choice_of_seeds_is_counted_by_hand():
+    """Guards against choices left out or counted twice, and the mean of the wrong seeds. Of 1, 2, 3 and 100, three
+    pairs are without 100: their intervals, 12.706 / 2 times their distance to either side, miss the others' mean of 50
+    and more; those of the three pairs with it are so wide that all is inside. The second figure never varies: inside."""
+    text = analyze.other_choices(np.array([[1.0, 2, 3, 100], [7.0, 7, 7, 7]]), 2, 1)
+    assert text.startswith("Whichever 2 of the 4 seeds are taken for the table, 75% of the others' means are inside; ")
+    assert text.endswith("of the 6 choices 50% have 1 of 2 inside, as this one has, or fewer.")
+    rows = [study_run(m, s, x) for m in ("none", "m") for s, x in ((3, 0.5), (0, 0.1), (1, 0.2))]
+    assert [list(g.rows) for g in analyze.group_runs(rows)] == [[0, 1, 3]] * 2
+
+
 def test_fresh_seeds_fall_inside_as_often_as_the_table_says():
     """Guards against the share that the note of the table names: 4,000 pairs of five seeds of one normal law."""
     x, y = np.random.default_rng(4).normal(size=(2, 4000, 5))
