@@ -21,6 +21,7 @@ import csv
 import fcntl
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -279,17 +280,26 @@ class Study:
             self.failed[e] = str(error)
 
     def expected(self, e: Experiment) -> float:
-        """Seconds that a run takes, as the same with other seeds did, else those of its level, else all; a fifth is added
-        for measuring."""
+        """Seconds that a run takes, as the same with other seeds did or now says, else those of its level, else all; a
+        fifth is added for measuring."""
         same = [row for row in self.done.values() if row["run"].rpartition("-seed")[0] == e.name.rpartition("-seed")[0]]
+        say = [time.monotonic() - self.began[r] + seconds_left(r) for r in self.running
+               if (r.level, r.flags) == (e.level, e.flags) and np.isfinite(seconds_left(r))]
+        if say and not same:
+            return float(np.mean(say))
         level = [row for row in self.done.values() if row["level"] == e.level]
         return 1.2 * float(np.mean([float(row["seconds"]) for row in same or level or self.done.values()]))
+
+    def left(self, e: Experiment) -> float:
+        """Seconds until a run at work has ended, as it says, or as expected where it says nothing yet."""
+        says = seconds_left(e)
+        return max(0.0, self.expected(e) - (time.monotonic() - self.began[e])) if np.isnan(says) else says
 
     def eta(self) -> float:
         """Seconds until all is done, at least until the last of the running ones is; NaN before there is a row."""
         if not self.done:
             return float("nan")
-        left = [max(0.0, self.expected(e) - (time.monotonic() - self.began[e])) for e in self.running]
+        left = [self.left(e) for e in self.running]
         return max(sum([*left, *map(self.expected, self.todo)]) / self.processes, *left, 0.0)
 
     def progress(self) -> str:
@@ -303,6 +313,12 @@ def last_line(e: Experiment) -> str:
     """The last that a run printed."""
     text = e.log.read_text(encoding="utf-8", errors="replace").strip() if e.log.is_file() else ""
     return text.splitlines()[-1] if text else "nothing"
+
+
+def seconds_left(e: Experiment) -> float:
+    """What a run said last that it still needs; NaN where it said nothing of it."""
+    eta = re.search(r"ETA (\d+):(\d\d)", last_line(e))
+    return 60.0 * int(eta[1]) + int(eta[2]) if eta else float("nan")
 
 
 def table(study: Study) -> Iterator[str]:

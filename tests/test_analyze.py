@@ -621,7 +621,7 @@ def test_fresh_seeds_by_hand():
 def test_every_choice_of_seeds_is_counted_by_hand():
     """Guards against choices left out or counted twice, and the mean of the wrong seeds. Of 1, 2, 3 and 100, three
     pairs are without 100: their intervals, 12.706 / 2 times their distance to either side, miss the others' mean of 50
-    and more; those of the three pairs with it are so wide that all is inside. The second figure never varies: inside."""
+    and more; those of the three pairs with it are so wide that all is inside. The second figure never varies."""
     text = analyze.other_choices(np.array([[1.0, 2, 3, 100], [7.0, 7, 7, 7]]), 2, 1)
     assert text.startswith("Whichever 2 of the 4 seeds are taken for the table, 75% of the others' means are inside; ")
     assert text.endswith("of the 6 choices 50% have 1 of 2 inside, as this one has, or fewer.")

@@ -307,8 +307,8 @@ def steps_of(e):
 
 @pytest.mark.parametrize("blow", ["the study", "all", "Ctrl-C"])
 def test_a_study_that_is_killed_goes_on_with_nothing_lost_or_repeated(place, blow):
-    """Guards against rows that are lost or doubled, and runs that begin again: the study is killed and its runs are left
-    at work, or all is killed as by a power cut, or Ctrl-C stops it, when one run has its row and two are under way."""
+    """Guards against rows that are lost or doubled, and runs that begin again: the study is killed and its runs go on,
+    or all is killed as by a power cut, or Ctrl-C stops it, when one run has its row and two are under way."""
     long = SMALL.replace("--steps 2", "--steps 40")
     parts = {"main": [("easy", (f"none{SMALL}", f"random{long}", f"prefix_tree{long}"), [0])]}
     runs = [study.Experiment("main", "easy", flags, 0) for flags in parts["main"][0][1]]
@@ -392,6 +392,21 @@ def test_the_eta_by_hand(place, monkeypatch):
     monkeypatch.setattr(study.time, "monotonic", lambda: 1200.0)
     assert work.eta() == pytest.approx(1.2 * 600 - 200)  # the first is overdue; the second decides, and is alone
     assert work.progress() == "0/3 runs done, ETA 0 h 08 min"
+
+
+def test_the_eta_believes_runs_that_say_it(place, monkeypatch):
+    """Guards against a method slower than all before it whose runs are expected to take as long as those."""
+    write(a_row("easy/none-seed0", seconds=100))
+    slow = [study.Experiment("main", "easy", "vineppo --k 3", seed) for seed in range(3)]
+    work = study.Study(slow, 2, 1, False)
+    work.todo, work.running, work.began = slow[1:], {slow[0]: None}, {slow[0]: 1000.0}
+    monkeypatch.setattr(study.time, "monotonic", lambda: 1060.0)
+    slow[0].log.parent.mkdir(parents=True)
+    slow[0].log.write_text("measuring the start model\n")
+    assert work.eta() == pytest.approx((60 + 120 + 120) / 2)  # as long as `none`, a fifth added
+    slow[0].log.write_text("step    2/100  reward 0.4     262 tok/s  ETA 49:30\n")
+    whole = 60 + 49 * 60 + 30
+    assert work.eta() == pytest.approx((whole - 60 + 2 * whole) / 2)
 
 
 def test_a_table_taller_than_the_terminal_is_cut(place, monkeypatch, capsys):
