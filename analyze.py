@@ -61,7 +61,7 @@ MEANINGS = {  # their tables, the column that the study compares with learning, 
         "signal to noise", "signal to noise of its gradient", "signal to noise")}
 TYPES = ("contribution, filler / reasoning", "gradient, filler / reasoning", "effective sample size", "varies within")
 SHAPE = ("gradient norm", "effective sample size", "varies within")
-FRESH = ("end", "area", "pass@16", "end - none", "area - none")
+FRESH = ("end", "area", "pass@16", "end - none", "area - none", "pass@16 - none")
 LOWEST = -20  # points: where the forest plot ends
 MIN_TOKENS = 100  # a point of a picture needs that many
 MIN_RESPONSES = 30  # a position's t-statistic needs that many responses to reach it
@@ -816,16 +816,23 @@ def table_study(level: str, records: dict[str, dict[str, Estimate]]) -> Table:
     """The main table of a level: all methods against `none`."""
     none = records["none"]
     rows = [[f"`{label}`", f"{r['seeds'].value:.0f}", points(r["end"]), points(r["pass@16"]),
-             *(difference(r[figure]) if figure in r else "" for figure in DIFFERENCES),
+             *(difference(r[figure]) if figure in r else "" for figure in DIFFERENCES), steps_and_seeds(r),
              *(f"{r[figure].value / none[figure].value:.1f}" for figure in ("gradient norm", "fastest step"))]
             for label, r in records.items()]
     note = (f"Held-out success in percent after {none['steps'].value:.0f} steps, from {100 * none['start'].value:.1f} "
             "at the start; pass@16: puzzles that one of 16 responses solves; differences to `none` in points, on the "
-            "same seeds; area: mean success while training. ± half of a 95% interval over seeds (Student's t), * where "
-            f"that of a difference excludes 0. {by_chance(records, DIFFERENCES)} Last, gradient norm and time of a "
-            "step, of the fastest seed, as multiples of those of `none`.")
-    header = ["method", "seeds", "end", "pass@16", *DIFFERENCES, "gradient", "time"]
+            "same seeds; area: mean success while training, by straight lines between measurements. ± half of a 95% "
+            "interval over seeds (Student's t), * where that of a difference excludes 0. "
+            f"{by_chance(records, DIFFERENCES)} Last, the steps to the mean end of `none`, of the seeds in brackets, "
+            "which got there; gradient norm and time of a step, of the fastest seed, as multiples of those of `none`.")
+    header = ["method", "seeds", "end", "pass@16", *DIFFERENCES, "steps to none's end", "gradient", "time"]
     return Table(f"Methods, {level}", note, header, rows)
+
+
+def steps_and_seeds(r: dict[str, Estimate]) -> str:
+    """Steps to the mean end of `none`, of the seeds that get there, and how many those are; empty without `none`."""
+    steps, seeds = (r.get(name, Estimate(float("nan"))).value for name in AGAINST[-2:])
+    return f"{steps:.0f} ({seeds:.0f})" if seeds > 0 else "(0)" * (seeds == 0)
 
 
 def by_chance(records: dict[str, dict[str, Estimate]], figures: tuple[str, ...]) -> str:
@@ -944,14 +951,20 @@ def table_truth(level: str, groups: list[Group], scores: dict[str, dict[str, Est
     rows = []
     for title, (_, meaning, _) in MEANINGS.items():
         pairs = with_scores(groups, scores, title)
-        learned = [(i, e) for i, e in pairs if groups[i].values("climb").mean() > 0]
-        for name, some in (("all", pairs), ("those that climbed", learned)):
-            truth = np.array([e.value for _, e in some])  # (M,)
-            gains = [np.array([groups[i].differences(f).mean() for i, _ in some]) for f in ("end", "area")]  # (M,) each
-            rows.append([meaning, f"{name}, {len(some)}", *(cell(spearman(truth, gain)) for gain in gains)])
+        least = scores.get("none", {}).get(title, Estimate(float("nan"))).low
+        climbed = [(i, e) for i, e in pairs if groups[i].values("climb").mean() > 0]
+        near = [(i, e) for i, e in climbed if e.value >= least]
+        shown = len(groups) + 1
+        for name, some in (("all", pairs), ("those that climbed", climbed), ("of these, not below none", near)):
+            if 0 < len(some) < shown:  # else it is the row before once more
+                shown = len(some)
+                truth = np.array([e.value for _, e in some])  # (M,)
+                gains = [np.array([groups[i].differences(f).mean() for i, _ in some]) for f in ("end", "area")]  # (M,)
+                rows.append([meaning, f"{name}, {len(some)}", *(cell(spearman(truth, gain)) for gain in gains)])
     note = ("Rank correlation, over methods, of the scores above with what they learned beyond `none`; in brackets its "
-            "95% interval, for which each method is one independent observation. Those that climbed are chosen by the "
-            "outcome, which pulls their correlation towards 0.")
+            "95% interval, for which each method is one independent observation without error. Those that climbed are "
+            "chosen by the outcome. Not below none: a score no lower than the interval of that of `none`; where these "
+            "do not correlate, it is bad scores that go with bad learning, and no more is said.")
     header = ["score", "methods", "with end - none", "with area - none"]
     return Table(f"Scores and learning, {level}", note, header, rows)
 

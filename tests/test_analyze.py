@@ -542,7 +542,10 @@ def test_the_main_table_of_the_study_by_hand():
     assert "after 9 steps, from 10.0 at" in table.note
     by_chance = (f"1 of 2 for {figure} (0.1 by chance)" for figure in analyze.DIFFERENCES)
     assert f" excludes 0. That is so of {', '.join(by_chance)}. Last" in table.note
-    assert rows["none"][7:] == ["1.0", "1.0"] and rows["better"][7:] == ["2.0", "3.0"]
+    assert rows["none"][8:] == ["1.0", "1.0"] and rows["better"][8:] == ["2.0", "3.0"]
+    # from 0.1 at the start by a straight line to the end at step 9, `none` to 0.42 and `better` to 0.5, 0.53 and 0.56
+    steps = np.mean([9 * 0.32 / (end - 0.1) for end in (0.5, 0.53, 0.56)])
+    assert rows["better"][7] == f"{steps:.0f} (3)" and rows["once"][7] == "(0)"
 
 
 def test_hyper_parameters_stand_beside_their_default():
@@ -695,6 +698,27 @@ def test_truth_and_learning_by_hand():
         analyze.cell(climbed),
     ]
     assert rows[0][3].startswith(f"{-every.value:.2f} ")
+
+
+def test_scores_that_are_bad_are_left_out_by_the_score():
+    """Guards against a cut by the point of `none` instead of its interval, and a row that repeats the one before."""
+    ends = {"none": 0.3, "a": 0.4, "b": 0.5, "c": 0.2, "d": 0.15, "e": 0.05}  # all but e climbed
+    truths = {"none": 0.5, "a": 0.45, "b": 0.6, "c": 0.42, "d": 0.1, "e": 0.9}
+    groups = analyze.group_runs([study_run(m, 0, end) for m, end in ends.items()])
+    cosine, within, _ = analyze.MEANINGS
+    scores = {
+        m: {cosine: analyze.Estimate(t, t - 0.1, t + 0.1), within: analyze.Estimate(t)} for m, t in truths.items()
+    }
+    rows = analyze.table_truth("easy", groups, scores).rows
+    assert [row[1] for row in rows] == [
+        "all, 6",
+        "those that climbed, 5",
+        "of these, not below none, 4",
+        "all, 6",
+        "those that climbed, 5",
+    ]
+    near = analyze.spearman(*np.array([(truths[m], ends[m]) for m in ("none", "a", "b", "c")]).T)
+    assert rows[2][2] == analyze.cell(near) and near.value == pytest.approx(0.8)
 
 
 def test_what_is_known_before_stands_beside_what_was_learned():
