@@ -629,7 +629,6 @@ def record(group: Group) -> dict[str, Estimate]:
     out = {"seeds": Estimate(len(group.rows)), "steps": Estimate(group.values("steps").max())}
     out |= {figure: t_estimate(group.values(figure)) for figure in (*LEARNING, *CREDIT)}
     out["least climb"] = Estimate(group.values("climb").min())
-    out["fastest step"] = Estimate(group.values("seconds a step").min())  # other work on the machine only adds
     if group.baseline is None:
         return out
     reached = np.array([steps_to(group.baseline.values("end").mean(), row["curve"]) for row in group.rows.values()])
@@ -817,15 +816,15 @@ def table_study(level: str, records: dict[str, dict[str, Estimate]]) -> Table:
     none = records["none"]
     rows = [[f"`{label}`", f"{r['seeds'].value:.0f}", points(r["end"]), points(r["pass@16"]),
              *(difference(r[figure]) if figure in r else "" for figure in DIFFERENCES), steps_and_seeds(r),
-             *(f"{r[figure].value / none[figure].value:.1f}" for figure in ("gradient norm", "fastest step"))]
-            for label, r in records.items()]
+             f"{r['gradient norm'].value / none['gradient norm'].value:.1f}"] for label, r in records.items()]
     note = (f"Held-out success in percent after {none['steps'].value:.0f} steps, from {100 * none['start'].value:.1f} "
             "at the start; pass@16: puzzles that one of 16 responses solves; differences to `none` in points, on the "
             "same seeds; area: mean success while training, by straight lines between measurements. ± half of a 95% "
             "interval over seeds (Student's t), * where that of a difference excludes 0. "
             f"{by_chance(records, DIFFERENCES)} Last, the steps to the mean end of `none`, of the seeds in brackets, "
-            "which got there; gradient norm and time of a step, of the fastest seed, as multiples of those of `none`.")
-    header = ["method", "seeds", "end", "pass@16", *DIFFERENCES, "steps to none's end", "gradient", "time"]
+            "which got there; gradient norm as a multiple of that of `none`. Rows can come from several machines, so "
+            "their times are not compared: see tests/benchmark.py.")
+    header = ["method", "seeds", "end", "pass@16", *DIFFERENCES, "steps to none's end", "gradient"]
     return Table(f"Methods, {level}", note, header, rows)
 
 

@@ -519,9 +519,8 @@ def study_run(method, seed, end, setting="", **figures):
 
 def test_the_main_table_of_the_study_by_hand():
     """Guards against points for percent, a star on the wrong side, and a sum of stars over other rows."""
-    cost, more = {"gradient norm": 0.5, "seconds a step": 2.0}, {"gradient norm": 1.0, "seconds a step": 6.0}
-    runs = [study_run("none", s, 0.4 + 0.02 * s, **cost) for s in range(2)]
-    runs += [study_run("none", 2, 0.44, **cost | {"seconds a step": 50.0})]  # on a busy machine
+    cost, more = {"gradient norm": 0.5}, {"gradient norm": 1.0}
+    runs = [study_run("none", s, 0.4 + 0.02 * s, **cost) for s in range(3)]
     runs += [study_run("better", s, 0.5 + 0.02 * s + (0.0, 0.01, 0.02)[s], **more) for s in range(3)]
     runs += [
         study_run("unclear", s, 0.4 + 0.02 * s + (0.01, -0.01, 0.02)[s], **{"pass@16": 0.6 + s / 100}) for s in range(3)
@@ -542,7 +541,7 @@ def test_the_main_table_of_the_study_by_hand():
     assert "after 9 steps, from 10.0 at" in table.note
     by_chance = (f"1 of 2 for {figure} (0.1 by chance)" for figure in analyze.DIFFERENCES)
     assert f" excludes 0. That is so of {', '.join(by_chance)}. Last" in table.note
-    assert rows["none"][8:] == ["1.0", "1.0"] and rows["better"][8:] == ["2.0", "3.0"]
+    assert rows["none"][8:] == ["1.0"] and rows["better"][8:] == ["2.0"]
     # from 0.1 at the start by a straight line to the end at step 9, `none` to 0.42 and `better` to 0.5, 0.53 and 0.56
     steps = np.mean([9 * 0.32 / (end - 0.1) for end in (0.5, 0.53, 0.56)])
     assert rows["better"][7] == f"{steps:.0f} (3)" and rows["once"][7] == "(0)"
