@@ -914,9 +914,14 @@ def read_scores(folder: Path) -> dict[str, dict[str, Estimate]]:
     return scores
 
 
+def score_of(label: str, scores: dict[str, dict[str, Estimate]], title: str) -> Estimate:
+    """A method's score, whatever flags its label names; NaN where it has none."""
+    return scores.get(label.split()[0], {}).get(title, Estimate(float("nan")))
+
+
 def with_scores(groups: list[Group], scores: dict[str, dict[str, Estimate]], title: str) -> list[tuple[int, Estimate]]:
     """Which methods have such a score, and runs of `none` beside theirs: their place among the groups, and it."""
-    known = [scores.get(g.label.split()[0], {}).get(title, Estimate(float("nan"))) for g in groups]
+    known = [score_of(g.label, scores, title) for g in groups]
     return [(i, e) for i, e in enumerate(known) if not np.isnan(e.value)
             and groups[i].baseline and len(groups[i].differences("end"))]
 
@@ -924,8 +929,7 @@ def with_scores(groups: list[Group], scores: dict[str, dict[str, Estimate]], tit
 def table_scores(level: str, groups: list[Group], records: dict[str, dict[str, Estimate]],
                  scores: dict[str, dict[str, Estimate]]) -> Table:
     """What is known of each method's credit before training, beside what it learned."""
-    rows = [[f"`{g.label}`", *(cell(scores.get(g.label.split()[0], {}).get(title, Estimate(float("nan"))))
-                               for title in MEANINGS),
+    rows = [[f"`{g.label}`", *(cell(score_of(g.label, scores, title)) for title in MEANINGS),
              *(difference(records[g.label][f]) if f in records[g.label] else "" for f in DIFFERENCES[:2])]
             for g in groups]
     note = (f"Scores of the start model, on the easy puzzles, with default flags (results/{SCORES[0]}, {SCORES[1]}): "
@@ -950,7 +954,7 @@ def table_truth(level: str, groups: list[Group], scores: dict[str, dict[str, Est
     rows = []
     for title, (_, meaning, _) in MEANINGS.items():
         pairs = with_scores(groups, scores, title)
-        least = scores.get("none", {}).get(title, Estimate(float("nan"))).low
+        least = score_of("none", scores, title).low
         climbed = [(i, e) for i, e in pairs if groups[i].values("climb").mean() > 0]
         near = [(i, e) for i, e in climbed if e.value >= least]
         shown = len(groups) + 1
@@ -1000,7 +1004,8 @@ def table_fresh(title: str, runs: list[Run], fresh: list[Run]) -> Table:
     """Whether other seeds of some methods fall inside the intervals of the main table."""
     old, new, both = ({g.label: g for g in group_runs(some)} for some in (runs, fresh, runs + fresh))
     rows, shared = [], [label for label in new if label in old]
-    shown = [(label, figure) for label in shared for figure in FRESH if figure in record(new[label])]
+    shown = [(label, figure) for label in shared for figure in FRESH
+             if " - " not in figure or new[label].baseline not in (None, new[label])]
     for label, figure in shown:
         before, after, all_seeds = (t_estimate(seed_values(g[label], figure)) for g in (old, new, both))
         inside = ["no", "yes"][contains(before, after.value)] if np.isfinite(before.low) else ""

@@ -283,10 +283,9 @@ class Study:
         """Seconds that a run takes, as the same with other seeds did or now says, else those of its level, else all; a
         fifth is added for measuring."""
         same = [row for row in self.done.values() if row["run"].rpartition("-seed")[0] == e.name.rpartition("-seed")[0]]
-        say = [time.monotonic() - self.began[r] + seconds_left(r) for r in self.running
-               if (r.level, r.flags) == (e.level, e.flags) and np.isfinite(seconds_left(r))]
-        if say and not same:
-            return float(np.mean(say))
+        alike = [] if same else [r for r in self.running if (r.level, r.flags) == (e.level, e.flags)]
+        if says := [time.monotonic() - self.began[r] + left for r in alike if np.isfinite(left := seconds_left(r))]:
+            return float(np.mean(says))
         level = [row for row in self.done.values() if row["level"] == e.level]
         return 1.2 * float(np.mean([float(row["seconds"]) for row in same or level or self.done.values()]))
 
