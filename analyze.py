@@ -1000,6 +1000,23 @@ def draw_numbered(axis: plt.Axes, number: int, truth: Estimate, end: Estimate) -
     axis.annotate(str(number), (truth.value, y), ha="center", va="center", fontsize=8, zorder=3)
 
 
+def table_travel(here: str, there: str, records: dict[str, dict[str, dict[str, Estimate]]]) -> Table:
+    """Whether what is so on one level is so on another."""
+    rows = []
+    for figure, (one, other) in itertools.product(DIFFERENCES, ((here, there), (there, here))):
+        pairs = [(r[figure], records[other][label][figure]) for label, r in records[one].items()
+                 if figure in r and figure in records[other].get(label, {})]
+        order = spearman(*np.array([[a.value, b.value] for a, b in pairs]).reshape(-1, 2).T)
+        known = [(a.value * b.value > 0, excludes_zero(b)) for a, b in pairs if excludes_zero(a)]
+        counts = (len(known), sum(same for same, _ in known), known.count((True, True)), known.count((False, True)))
+        rows.append([figure, f"{len(pairs)}", cell(order), one, *map(str, counts)])
+    note = ("Rank correlation, over methods, of the differences on one level with those on the other, with its 95% "
+            "interval. Then how many differences exclude 0 on one level; of these, how many have the same sign on the "
+            "other, exclude 0 there too, and exclude 0 there on the other side.")
+    header = ["difference", "methods", "rank correlation", "on", "exclude 0", "same sign", "again", "reversed"]
+    return Table(f"Do conclusions travel, {here} and {there}", note, header, rows)
+
+
 def table_fresh(title: str, runs: list[Run], fresh: list[Run]) -> Table:
     """Whether other seeds of some methods fall inside the intervals of the main table."""
     old, new, both = ({g.label: g for g in group_runs(some)} for some in (runs, fresh, runs + fresh))
@@ -1051,19 +1068,20 @@ def study(file: Path) -> None:
     levels = dict.fromkeys(level for level, part, run in runs if part == "main" and run.label == "none")
     if not levels:
         raise ValueError(f"{file} has no run of none to compare with: python -m experiments.study --methods none")
-    scores, tables = read_scores(file.parent), []
+    scores, tables, records = read_scores(file.parent), [], {}
     for level in levels:
         parts: dict[str, list[Run]] = {}
         for where, part, run in runs:
             if where == level:
                 parts.setdefault(part, []).append(run)
         groups = group_runs(parts["main"])
-        records = {g.label: record(g) for g in groups}
-        tables += [table_study(level, records), table_scores(level, groups, records, scores),
-                   table_truth(level, groups, scores), table_types(level, records), *side_tables(level, parts)]
-        draw_forest(groups, records, file.parent / f"{level}-forest.png", f", {level} puzzles")
+        records[level] = {g.label: record(g) for g in groups}
+        tables += [table_study(level, records[level]), table_scores(level, groups, records[level], scores),
+                   table_truth(level, groups, scores), table_types(level, records[level]), *side_tables(level, parts)]
+        draw_forest(groups, records[level], file.parent / f"{level}-forest.png", f", {level} puzzles")
         draw_curves(groups, file.parent / f"{level}-learning.png", f", {level} puzzles")
         draw_truth(level, groups, scores, file.parent / f"{level}-truth.png")
+    tables += [table_travel(*pair, records) for pair in itertools.combinations(levels, 2)]
     text = "# The study\n\n" + "\n".join(map(str, tables))
     (file.parent / "study.md").write_text(text, encoding="utf-8")
     print(text)

@@ -560,6 +560,30 @@ def test_hyper_parameters_stand_beside_their_default():
     assert table.rows[1][5] == "10.0" and "1 of 2 for end - none (0.1 by chance)" in table.note
 
 
+def test_conclusions_that_travel_and_one_that_turns_round():
+    """Guards against levels mixed up, a method that only one level has, and a difference without interval counted."""
+    wide, thin = 0.04, 0.01  # half widths, of means from 0.01 up
+    means = {  # on easy and on hard
+        "holds": ((0.10, thin), (0.05, thin)),
+        "fades": ((-0.10, thin), (-0.02, wide)),
+        "turns": ((0.05, thin), (-0.05, thin)),
+        "late": ((0.01, wide), (0.08, thin)),
+        "single": ((-0.03, float("nan")), (0.03, thin)),
+    }
+    records = {"easy": {"none": {}, "gone": {"end - none": analyze.Estimate(0.9, 0.8, 1.0)}}, "hard": {"none": {}}}
+    for label, levels in means.items():
+        for level, (mean, half) in zip(records, levels):
+            records[level][label] = {"end - none": analyze.Estimate(mean, mean - half, mean + half)}
+    table = analyze.table_travel("easy", "hard", records)
+    shared = np.array([[mean for mean, _ in levels] for levels in means.values()]).T
+    order = analyze.cell(analyze.spearman(*shared))
+    assert table.rows[:2] == [
+        ["end - none", "5", order, "easy", "3", "2", "1", "1"],
+        ["end - none", "5", order, "hard", "4", "2", "1", "1"],
+    ]
+    assert table.rows[2][:5] == ["area - none", "0", analyze.cell(analyze.Estimate(float("nan"))), "easy", "0"]
+
+
 def test_an_interval_without_width_says_nothing():
     """Guards against a star for two seeds whose difference happens to be the same, and for a single seed."""
     estimates = [(0.1, 0.05, 0.2), (-0.1, -0.2, -0.05), (0.1, -0.1, 0.3), (0.1, 0.1, 0.1), (0.1,)]
@@ -830,6 +854,7 @@ def test_a_study_that_was_hardly_begun_has_tables(tmp_path, monkeypatch, capsys)
         "Hyper-parameters, easy",
         "Learning rates, easy",
         "Fresh seeds, easy",
+        "Do conclusions travel, hard and easy",
     ]
     assert re.findall(r"^## (.*)", text, re.M) == titles and "old" not in text and text.count("`mine`") == 4
     assert (tmp_path / "easy-truth.png").exists() and (tmp_path / "hard-forest.png").exists()
