@@ -51,6 +51,7 @@ CREDIT = (*(f"{m}, {x}" for m in MEASURES for x in ("filler", "reasoning", "fill
           "effective sample size", "varies within", "gradient norm", "its spread", "seconds a step")
 COUNTS = ("seeds", "steps", "steps to none's end", "seeds that get there")
 DIFFERENCES = ("end - none", "area - none", "pass@16 - none")
+LEARNED = DIFFERENCES[:2]
 ABOUT = ("run", "version", "part", "level", "method", "setting", "seed", "command")  # columns of the study's rows
 SCORES = ("truth-scores.md", "gradients.md")  # of the start model, by experiments/ground_truth.py and gradients.py
 MEANINGS = {  # their tables, the column that the study compares with learning, what it is, and its name in a table
@@ -62,7 +63,7 @@ MEANINGS = {  # their tables, the column that the study compares with learning, 
 TYPES = ("contribution, filler / reasoning", "gradient, filler / reasoning", "effective sample size", "varies within")
 SHAPE = ("gradient norm", "effective sample size", "varies within")
 FRESH = ("end", "area", "pass@16", "end - none", "area - none", "pass@16 - none")
-LOWEST = -20  # points: where the forest plot ends
+LOWEST = -20  # points: where pictures show means that are lower
 MIN_TOKENS = 100  # a point of a picture needs that many
 MIN_RESPONSES = 30  # a position's t-statistic needs that many responses to reach it
 
@@ -739,7 +740,7 @@ def draw_curve(axis: plt.Axes, group: Group, colour: str, style: str, marker: st
 def draw_forest(groups: list[Group], records: dict[str, dict[str, Estimate]], file: Path, where: str = "") -> None:
     """Each method's difference to the baseline, on the same seeds: mean, 95% interval, and each seed as a cross.
 
-    A method whose mean is below LOWEST is an arrow at the edge with its number, or the others could not be told apart.
+    A method whose mean is below LOWEST is an arrow there with its number, or the others could not be told apart.
     """
     against = [g for g in groups if g.baseline not in (None, g)][::-1]  # the best on top
     figure, axes = new_figure(2, 1, 5.6, 1.2 + 0.32 * max(4, len(against)), sharey=True)
@@ -749,8 +750,7 @@ def draw_forest(groups: list[Group], records: dict[str, dict[str, Estimate]], fi
         for y, group in enumerate(against):
             e, seeds = records[group.label][f"{figure_name} - none"], group.differences(figure_name)
             draw_difference(axis, y, Estimate(*(100 * x for x in e)), 100 * seeds)
-        axis.set(xlabel="points more than none, on the same seeds", title=title,
-                 xlim=(max(LOWEST - 1, axis.get_xlim()[0]), None))
+        axis.set(xlabel="points more than none, on the same seeds", title=title)
     axes[0, 0].set_yticks(range(len(against)), [f"{g.label} ({len(g.differences('end'))})" for g in against])
     single = any(len(g.differences("end")) < 2 for g in against)
     figure.suptitle(f"Against none (GRPO){where}: mean, 95% interval (paired t), each seed a cross; in brackets their "
@@ -830,7 +830,8 @@ def table_study(level: str, records: dict[str, dict[str, Estimate]]) -> Table:
 
 def steps_and_seeds(r: dict[str, Estimate]) -> str:
     """Steps to the mean end of `none`, of the seeds that get there, and how many those are; empty without `none`."""
-    steps, seeds = (r.get(name, Estimate(float("nan"))).value for name in AGAINST[-2:])
+    steps, seeds = (r.get(name, Estimate(float("nan"))).value
+                    for name in ("steps to none's end", "seeds that get there"))
     return f"{steps:.0f} ({seeds:.0f})" if seeds > 0 else "(0)" * (seeds == 0)
 
 
@@ -850,12 +851,12 @@ def table_settings(title: str, runs: list[Run], varied: list[Run]) -> Table:
     groups = group_runs([run for run in runs if run.seed in seeds] + varied)
     records = {g.label: record(g) for g in groups if g.label.split()[0] in methods}
     rows = [[f"`{label}`", f"{r['seeds'].value:.0f}", points(r["end"]),
-             *(difference(r[figure]) if figure in r else "" for figure in DIFFERENCES[:2]), points(r["least climb"]),
+             *(difference(r[figure]) if figure in r else "" for figure in LEARNED), points(r["least climb"]),
              *(f"{r[figure].value:.2f}" for figure in SHAPE)] for label, r in sorted(records.items())]
     note = ("As above; a flag that is not named has its default. Least climb: of the worst seed, in points. Effective "
             "sample size and share of the credit that varies within a response as in a comparison of runs. "
-            "* where the interval of a difference excludes 0. " + by_chance(records, DIFFERENCES[:2]))
-    return Table(title, note, ["method", "seeds", "end", *DIFFERENCES[:2], "least climb", *SHAPE], rows)
+            "* where the interval of a difference excludes 0. " + by_chance(records, LEARNED))
+    return Table(title, note, ["method", "seeds", "end", *LEARNED, "least climb", *SHAPE], rows)
 
 
 def table_rates(title: str, runs: list[Run]) -> Table:
@@ -882,13 +883,13 @@ def table_rates(title: str, runs: list[Run]) -> Table:
 
 def spearman(x: np.ndarray, y: np.ndarray) -> Estimate:
     """Rank correlation of independent pairs (n,), with its 95% interval by Fisher's z, whose variance is
-    1.06 / (n - 3) for ranks (Fieller, Hartley and Pearson, 1957); NaN where either does not vary."""
+    (1 + r^2 / 2) / (n - 3) for ranks (Bonett and Wright, 2000); NaN where either does not vary."""
     if min(len(set(x)), len(set(y))) < 2:
         return Estimate(float("nan"))
     r = float(np.corrcoef(ranks(x), ranks(y))[0, 1])
     if len(x) < 4 or abs(r) > 1 - 1e-12:
         return Estimate(r)
-    z, half = np.arctanh(r), 1.96 * np.sqrt(1.06 / (len(x) - 3))
+    z, half = np.arctanh(r), 1.96 * np.sqrt((1 + r ** 2 / 2) / (len(x) - 3))
     return Estimate(r, float(np.tanh(z - half)), float(np.tanh(z + half)))
 
 
@@ -930,12 +931,12 @@ def table_scores(level: str, groups: list[Group], records: dict[str, dict[str, E
                  scores: dict[str, dict[str, Estimate]]) -> Table:
     """What is known of each method's credit before training, beside what it learned."""
     rows = [[f"`{g.label}`", *(cell(score_of(g.label, scores, title)) for title in MEANINGS),
-             *(difference(records[g.label][f]) if f in records[g.label] else "" for f in DIFFERENCES[:2])]
+             *(difference(records[g.label][f]) if f in records[g.label] else "" for f in LEARNED)]
             for g in groups]
     note = (f"Scores of the start model, on the easy puzzles, with default flags (results/{SCORES[0]}, {SCORES[1]}): "
             f"{'; '.join(f'{name}: {meaning}' for _, meaning, name in MEANINGS.values() if name not in meaning)}; "
             "each with its 95% interval over puzzles or batches. Learning as in the table above.")
-    header = ["method", *(name for _, _, name in MEANINGS.values()), *DIFFERENCES[:2]]
+    header = ["method", *(name for _, _, name in MEANINGS.values()), *LEARNED]
     return Table(f"What is known before, {level}", note, header, rows)
 
 
@@ -963,13 +964,21 @@ def table_truth(level: str, groups: list[Group], scores: dict[str, dict[str, Est
                 shown = len(some)
                 truth = np.array([e.value for _, e in some])  # (M,)
                 gains = [np.array([groups[i].differences(f).mean() for i, _ in some]) for f in ("end", "area")]  # (M,)
-                rows.append([meaning, f"{name}, {len(some)}", *(cell(spearman(truth, gain)) for gain in gains)])
+                rows.append([meaning, f"{name}, {len(some)}", *(cell(spearman(truth, gain)) for gain in gains),
+                             f"{least_without_two(truth, gains[1]):.2f}"])
     note = ("Rank correlation, over methods, of the scores above with what they learned beyond `none`; in brackets its "
             "95% interval, for which each method is one independent observation without error. Those that climbed are "
             "chosen by the outcome. Not below none: a score no lower than the interval of that of `none`; where these "
-            "do not correlate, it is bad scores that go with bad learning, and no more is said.")
-    header = ["score", "methods", "with end - none", "with area - none"]
+            "do not correlate, it is bad scores that go with bad learning, and no more is said. Last, the least correlation "
+            "with the area that is left when any two methods are taken away.")
+    header = ["score", "methods", "with end - none", "with area - none", "without two"]
     return Table(f"Scores and learning, {level}", note, header, rows)
+
+
+def least_without_two(x: np.ndarray, y: np.ndarray) -> float:
+    """The least rank correlation of pairs (n,) when any two of them are taken away; NaN of fewer than five."""
+    pairs = itertools.combinations(range(len(x)), 2) if len(x) > 4 else ()
+    return min((spearman(np.delete(x, two), np.delete(y, two)).value for two in map(list, pairs)), default=float("nan"))
 
 
 def draw_truth(level: str, groups: list[Group], scores: dict[str, dict[str, Estimate]], file: Path) -> None:
@@ -979,7 +988,7 @@ def draw_truth(level: str, groups: list[Group], scores: dict[str, dict[str, Esti
         axis.axhline(0, color="black", lw=1)
         for i, truth in with_scores(groups, scores, title):
             draw_numbered(axis, i, truth, t_estimate(100 * groups[i].differences("end")))
-        axis.set(xlabel=meaning, ylim=(LOWEST - 1.5, None))
+        axis.set_xlabel(meaning)
     axes[0, 0].set_ylabel("points more than none, at the end")
     names = "\n".join(f"{i:>2}  {group.label}" for i, group in enumerate(groups))
     axes[0, -1].text(1.03, 0.5, names, transform=axes[0, -1].transAxes, va="center", linespacing=1.8, fontsize=9,
@@ -992,11 +1001,12 @@ def draw_truth(level: str, groups: list[Group], scores: dict[str, dict[str, Esti
 
 
 def draw_numbered(axis: plt.Axes, number: int, truth: Estimate, end: Estimate) -> None:
-    """A method as a number with the intervals of both figures."""
-    y, low = max(end.value, LOWEST), end.value < LOWEST
+    """A method as a number with the intervals of both figures; one below LOWEST is a triangle there."""
+    fallen = end.value < LOWEST
+    y = LOWEST if fallen else end.value
     axis.plot([truth.low, truth.high], [y, y], color="0.75", lw=1, zorder=1)
-    axis.plot([truth.value] * 2, [y, y] if low else [end.low, end.high], color="0.75", lw=1, zorder=1)
-    axis.plot(truth.value, y, "v" if low else "o", color="white", mec=COLOURS["reasoning"], ms=14, zorder=2)
+    axis.plot([truth.value] * 2, [y, y] if fallen else [end.low, end.high], color="0.75", lw=1, zorder=1)
+    axis.plot(truth.value, y, "v" if fallen else "o", color="white", mec=COLOURS["reasoning"], ms=14, zorder=2)
     axis.annotate(str(number), (truth.value, y), ha="center", va="center", fontsize=8, zorder=3)
 
 
@@ -1020,19 +1030,21 @@ def table_travel(here: str, there: str, records: dict[str, dict[str, dict[str, E
 def table_fresh(title: str, runs: list[Run], fresh: list[Run]) -> Table:
     """Whether other seeds of some methods fall inside the intervals of the main table."""
     old, new, both = ({g.label: g for g in group_runs(some)} for some in (runs, fresh, runs + fresh))
-    rows, shared = [], [label for label in new if label in old]
-    shown = [(label, figure) for label in shared for figure in FRESH
-             if " - " not in figure or new[label].baseline not in (None, new[label])]
+    compared = {label for label, group in new.items() if group.baseline not in (None, group)}
+    shown = [(label, figure) for label in new if label in old for figure in FRESH
+             if label in compared or " - " not in figure]
+    rows, inside = [], []
     for label, figure in shown:
         before, after, all_seeds = (t_estimate(seed_values(g[label], figure)) for g in (old, new, both))
-        inside = ["no", "yes"][contains(before, after.value)] if np.isfinite(before.low) else ""
-        rows.append([f"`{label}`", figure, points(before), points(after), inside, points(all_seeds)])
+        inside.append(contains(before, after.value))
+        says = ["no", "yes"][inside[-1]] if np.isfinite(before.low) else ""
+        rows.append([f"`{label}`", figure, points(before), points(after), says, points(all_seeds)])
     note = ("Percent and points ± half of a 95% interval over the seeds of the main table, over fresh ones, and over "
             "all; inside: the second mean in the first interval. With five seeds each, and where nothing but the seeds "
             "differs, that is to be expected of 88%, not of 95%, since both means vary.")
-    seeds, pools = {len(old[label].rows) for label in shared}, [seed_values(both[m], figure) for m, figure in shown]
-    if len(seeds) == 1 and min(seeds) > 1 and len(set(map(len, pools))) == 1:
-        note += " " + other_choices(np.array(pools), seeds.pop(), sum(row[4] == "yes" for row in rows))
+    seeds, pools = {len(old[label].rows) for label, _ in shown}, [seed_values(both[m], figure) for m, figure in shown]
+    if len(seeds) == 1 and min(seeds) > 1 and len(set(map(len, pools))) == 1:  # all methods have the same choices
+        note += " " + other_choices(np.array(pools), seeds.pop(), sum(inside))
     return Table(title, note, ["method", "figure", "main table", "fresh seeds", "inside", "all seeds"], rows)
 
 

@@ -29,7 +29,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Iterator, NamedTuple, TextIO
 
@@ -147,9 +147,18 @@ def changes(values: dict, defaults: dict) -> str:
     return " ".join(f"{name}={value}" for name, value in values.items() if value != defaults.get(name))
 
 
+def check_settings(e: Experiment, config: dict) -> None:
+    """Raises ValueError where the run in the folder is not that of the experiment's command, as after a trial of it."""
+    settings, own, _ = train.parse(shlex.split(e.command)[2:])
+    found = config["settings"] | config["method"]
+    if other := [key for key, value in (asdict(settings) | own).items() if key != "out" and found.get(key) != value]:
+        raise ValueError(f"{e.folder} is a run with another --{other[0]} than the study's: move it away")
+
+
 def make_row(e: Experiment) -> dict:
     """A finished run's row of results/runs.csv."""
     config = read_json(e.folder / "config.json")
+    check_settings(e, config)
     settings, name = config["settings"], config["settings"]["mitigation"]
     defaults = {f.name: f.default for f in fields(train.Settings)}
     own = parameters(name) | {"normalize": defaults["normalize"]}
@@ -178,6 +187,8 @@ def take_over(e: Experiment, keep: bool) -> None:
         if e.name not in done_runs():
             kept = e.folder / "row.json"
             row = read_json(kept) if kept.is_file() else make_row(e)
+            if str(row["version"]) != str(VERSION):
+                raise ValueError(f"{e.folder} is of version {row['version']} of the results: move it away")
             replace_file(kept, lambda part: part.write_text(json.dumps(row), encoding="utf-8"))
             rows = [*(read_rows(RESULTS) if RESULTS.is_file() else []), row]
             RESULTS.parent.mkdir(exist_ok=True)
@@ -256,7 +267,9 @@ class Study:
         """Start runs while there is room; those that turn out to be finished are settled, and returned."""
         finished = []
         for e in list(self.todo):
-            if is_finished(e.folder):
+            if e.name in self.done:  # by another study, since this one began
+                pass
+            elif is_finished(e.folder):
                 finished.append(e)
                 self.settle(e, 0)
             elif len(self.running) == self.processes:
@@ -280,19 +293,19 @@ class Study:
             self.failed[e] = str(error)
 
     def expected(self, e: Experiment) -> float:
-        """Seconds that a run takes, as the same with other seeds did or now says, else those of its level, else all; a
+        """Seconds that a run takes, as the same with other seeds did or now say, else those of its level, else all; a
         fifth is added for measuring."""
         same = [row for row in self.done.values() if row["run"].rpartition("-seed")[0] == e.name.rpartition("-seed")[0]]
         alike = [] if same else [r for r in self.running if (r.level, r.flags) == (e.level, e.flags)]
-        if says := [time.monotonic() - self.began[r] + left for r in alike if np.isfinite(left := seconds_left(r))]:
-            return float(np.mean(says))
+        if say := [whole for r in alike if np.isfinite(whole := seconds_said(r)[1])]:
+            return float(np.mean(say))
         level = [row for row in self.done.values() if row["level"] == e.level]
         return 1.2 * float(np.mean([float(row["seconds"]) for row in same or level or self.done.values()]))
 
     def left(self, e: Experiment) -> float:
         """Seconds until a run at work has ended, as it says, or as expected where it says nothing yet."""
-        says = seconds_left(e)
-        return max(0.0, self.expected(e) - (time.monotonic() - self.began[e])) if np.isnan(says) else says
+        left, _ = seconds_said(e)
+        return max(0.0, self.expected(e) - (time.monotonic() - self.began[e])) if np.isnan(left) else left
 
     def eta(self) -> float:
         """Seconds until all is done, at least until the last of the running ones is; NaN before there is a row."""
@@ -314,10 +327,13 @@ def last_line(e: Experiment) -> str:
     return text.splitlines()[-1] if text else "nothing"
 
 
-def seconds_left(e: Experiment) -> float:
-    """What a run said last that it still needs; NaN where it said nothing of it."""
-    eta = re.search(r"ETA (\d+):(\d\d)", last_line(e))
-    return 60.0 * int(eta[1]) + int(eta[2]) if eta else float("nan")
+def seconds_said(e: Experiment) -> tuple[float, float]:
+    """What a run said last that it still needs, and what it would need in all; NaN where it said nothing of it."""
+    if not (said := re.search(r"step +(\d+)/(\d+) .*ETA (\d+):(\d\d)", last_line(e))):
+        return float("nan"), float("nan")
+    step, steps, minutes, seconds = map(int, said.groups())
+    left = 60.0 * minutes + seconds
+    return left, left * steps / (steps - step) if step < steps else float("nan")
 
 
 def table(study: Study) -> Iterator[str]:

@@ -480,7 +480,7 @@ def test_spearman_by_the_textbook():
     d = [sum(a < v for a in x) - sum(b < w for b in y) for v, w in zip(x, y)]
     e = analyze.spearman(x, y)
     assert e.value == pytest.approx(1 - 6 * sum(k * k for k in d) / (6**3 - 6))
-    half = 1.96 * math.sqrt(1.06 / 3)
+    half = 1.96 * math.sqrt((1 + e.value**2 / 2) / 3)
     assert [math.atanh(e.low), math.atanh(e.high)] == pytest.approx(
         [math.atanh(e.value) - half, math.atanh(e.value) + half]
     )
@@ -489,14 +489,28 @@ def test_spearman_by_the_textbook():
     assert math.isnan(analyze.spearman(np.ones(5), x[:5]).value) and math.isnan(analyze.spearman(x, x).low)
 
 
-def test_spearman_covers_as_often_as_it_says():
-    """Guards against an interval too narrow for 18 methods: 2,000 samples of a normal pair with correlation 0.6."""
-    rng, truth, inside = np.random.default_rng(3), 6 / math.pi * math.asin(0.6 / 2), []
+@pytest.mark.parametrize("n", [12, 18])
+@pytest.mark.parametrize("correlation", [0, 0.6, 0.87])
+def test_spearman_covers_as_often_as_it_says(correlation, n):
+    """Guards against an interval too narrow for a dozen methods, and for those that nearly agree: 2,000 samples of a
+    normal pair."""
+    rng, truth, inside = np.random.default_rng(3), 6 / math.pi * math.asin(correlation / 2), []
     for _ in range(2000):
-        x, noise = rng.normal(size=(2, 18))
-        e = analyze.spearman(x, 0.6 * x + 0.8 * noise)
+        x, noise = rng.normal(size=(2, n))
+        e = analyze.spearman(x, correlation * x + math.sqrt(1 - correlation**2) * noise)
         inside.append(e.low <= truth <= e.high)
     assert np.mean(inside) == pytest.approx(0.95, abs=0.02)
+
+
+def test_a_correlation_that_two_points_made():
+    """Guards against a correlation that one or two methods make: five pairs that do not agree and two far out."""
+    x, y = np.array([1.0, 2, 3, 4, 5, 8, 9]), np.array([3.0, 1, 5, 2, 4, 8, 9])
+    kept = [
+        statistics.correlation(analyze.ranks(x[list(k)]), analyze.ranks(y[list(k)]))
+        for k in itertools.combinations(range(7), 5)
+    ]
+    assert analyze.least_without_two(x, y) == pytest.approx(min(kept)) == pytest.approx(0.3)
+    assert math.isnan(analyze.least_without_two(x[:4], y[:4]))
 
 
 def test_a_study_without_effects_finds_as_many_as_it_says():
@@ -801,8 +815,22 @@ def test_a_fallen_method_is_an_arrow_in_the_forest(tmp_path, monkeypatch):
     groups = analyze.group_runs(runs)
     analyze.draw_forest(groups, {g.label: analyze.record(g) for g in groups}, tmp_path / "a.png")
     axis = kept[0].axes[0]
-    assert axis.get_xlim()[0] == analyze.LOWEST - 1 and [t.get_text() for t in axis.texts] == ["-40.0 ± 0.0"]
+    assert -23 < axis.get_xlim()[0] < analyze.LOWEST and [t.get_text() for t in axis.texts] == ["-40.0 ± 0.0"]
     assert max(max(line.get_xdata()) for line in axis.lines) == pytest.approx(3)
+
+
+def test_an_interval_that_reaches_far_down_is_whole(tmp_path, monkeypatch):
+    """Guards against an interval that ends at the edge of the picture: a mean of -18 points, down to -31."""
+    kept = []
+    monkeypatch.setattr(analyze.plt, "close", kept.append)
+    runs = [study_run("none", s, 0.5) for s in (0, 1)] + [study_run("wide", s, 0.31 + s / 50) for s in (0, 1)]
+    groups = analyze.group_runs(runs)
+    analyze.draw_forest(groups, {g.label: analyze.record(g) for g in groups}, tmp_path / "a.png")
+    scores = {m: {title: analyze.Estimate(0.5, 0.4, 0.6) for title in analyze.MEANINGS} for m in ("none", "wide")}
+    analyze.draw_truth("easy", groups, scores, tmp_path / "b.png")
+    low = -18 - 12.706
+    assert kept[0].axes[0].get_xlim()[0] < low < kept[0].axes[0].get_xlim()[0] + 3
+    assert kept[1].axes[0].get_ylim()[0] < low
 
 
 RESULTS = Path(analyze.__file__).parent / "results"

@@ -179,9 +179,11 @@ def test_rows_of_other_versions_are_kept_and_not_done(place, monkeypatch):
 def test_several_studies_may_take_over_at_once(place):
     """Guards against a row that another process overwrites or adds again: four processes, ten runs, all theirs."""
     code = (
-        "import sys; from pathlib import Path; from experiments import study; from test_study import a_row\n"
+        "import os, time; from pathlib import Path; from experiments import study; from test_study import a_row\n"
         f"study.RUNS, study.RESULTS = Path({str(study.RUNS)!r}), Path({str(study.RESULTS)!r})\n"
-        "study.make_row = lambda e: a_row(e.name)\n"
+        "study.make_row = lambda e: [time.sleep(0.01), a_row(e.name)][1]\n"
+        "(study.RUNS / f'ready{os.getpid()}').touch()\n"
+        "while len(list(study.RUNS.glob('ready*'))) < 4: time.sleep(0.001)\n"  # so that they meet
         "for i in range(10): study.take_over(study.Experiment('main', 'easy', 'none', i), False)"
     )
     path = os.pathsep.join([str(study.ROOT), str(study.ROOT / "tests")])
@@ -196,8 +198,9 @@ def test_several_studies_may_take_over_at_once(place):
 def finished(tmp_path_factory):
     """A folder with a small finished run, and the experiment that it is one of."""
     folder = tmp_path_factory.mktemp("study")
-    e = study.Experiment("sweeps", "easy", "outcome_conditional --think_discount 0.25 --normalize none --lr 0.0001", 3)
-    command = e.command.replace(str(study.RUNS), str(folder)).split()[1:] + SMALL.split()
+    flags = "outcome_conditional --think_discount 0.25 --normalize none --lr 0.0001" + SMALL
+    e = study.Experiment("sweeps", "easy", flags, 3)
+    command = e.command.replace(str(study.RUNS), str(folder)).split()[1:]
     subprocess.run([sys.executable, *command], cwd=study.ROOT, check=True, capture_output=True)
     return folder, e
 
@@ -225,6 +228,40 @@ def test_a_row_says_what_the_run_was_and_gave(finished, place):
         assert run.figures[name] == pytest.approx(value, rel=1e-5, abs=0.5 if name == "seconds" else 1e-12), name
     final = json.loads((e.folder / "final.json").read_text())
     assert run.figures["pass@16"] == final["pass@16"] and run.figures["end"] == final["heldout_success"]
+
+
+def test_a_run_with_other_settings_is_no_run_of_the_study(finished, place):
+    """Guards against a row of a command that somebody tried with fewer steps, or with another hyper-parameter."""
+    e = take(finished, place)
+    path = e.folder / "config.json"
+    config = json.loads(path.read_text())
+    work = study.Study([e], 1, 1, False)
+    for part, change, named in (("settings", {"steps": 1}, "--steps"), ("method", {"think_discount": 0.5}, "--think")):
+        path.write_text(json.dumps(config | {part: config[part] | change}))
+        with pytest.raises(ValueError, match=f"another {named}.*move it away"):
+            study.make_row(e)
+    work.work()
+    assert "--think_discount" in work.failed[e] and not study.done_runs() and (e.folder / "credit").exists()
+
+
+def test_a_run_of_older_results_is_not_taken_for_one_of_today(finished, place, monkeypatch):
+    """Guards against an old row that is added again and again since none of the new version is there."""
+    e = take(finished, place)
+    study.take_over(e, False)
+    monkeypatch.setattr(study, "VERSION", study.VERSION + 1)
+    work = study.Study([e], 1, 1, False)
+    work.work()
+    assert "version 1" in work.failed[e] and len(read_rows(study.RESULTS)) == 1
+
+
+def test_a_run_that_got_its_row_elsewhere_is_not_trained_again(place, monkeypatch):
+    """Guards against rows that arrive while the study works: the run that ends brings the news of the other."""
+    runs = [study.Experiment("main", "easy", flags, 0) for flags in ("none", "ppo")]
+    work = study.Study(runs, 1, 1, False)
+    write(*(a_row(e.name) for e in runs))
+    monkeypatch.setattr(study.subprocess, "Popen", lambda *a, **k: pytest.fail("both are done"))
+    work.done = study.done_runs()
+    assert work.fill() == [] and work.todo == []
 
 
 @pytest.mark.parametrize("keep", [False, True])
@@ -360,6 +397,14 @@ def test_the_list_is_what_is_left(place, monkeypatch, capsys):
     assert capsys.readouterr().out == ""  # and not an empty line, which would be a command
 
 
+def test_the_list_of_hard_runs_brings_their_puzzles(place, monkeypatch, capsys):
+    """Guards against commands that name a file which nobody wrote."""
+    monkeypatch.setattr(sys, "argv", ["study", "--list", "--parts", "main", "--levels", "hard", "--methods", "none"])
+    study.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5 and all("--data runs/study/hard.jsonl" in line for line in lines) and study.HARD.is_file()
+
+
 def test_collect_only_takes_over(finished, place, monkeypatch, capsys):
     """Guards against --collect that trains: one run is finished, the other never began."""
     e = take(finished, place)
@@ -405,8 +450,12 @@ def test_the_eta_believes_runs_that_say_it(place, monkeypatch):
     slow[0].log.write_text("measuring the start model\n")
     assert work.eta() == pytest.approx((60 + 120 + 120) / 2)  # as long as `none`, a fifth added
     slow[0].log.write_text("step    2/100  reward 0.4     262 tok/s  ETA 49:30\n")
-    whole = 60 + 49 * 60 + 30
-    assert work.eta() == pytest.approx((whole - 60 + 2 * whole) / 2)
+    left = 49 * 60 + 30
+    assert work.eta() == pytest.approx((left + 2 * left / 0.98) / 2)
+    slow[0].log.write_text("step   90/100  reward 0.4     262 tok/s  ETA 4:00\n")  # resumed a minute ago
+    assert work.eta() == pytest.approx((240 + 2 * 2400) / 2)
+    slow[0].log.write_text("step  100/100  reward 0.4     262 tok/s  ETA 0:00\n")  # and now it is being measured
+    assert work.eta() == pytest.approx((0 + 2 * 120) / 2)
 
 
 def test_a_table_taller_than_the_terminal_is_cut(place, monkeypatch, capsys):
