@@ -63,7 +63,7 @@ MEANINGS = {  # their tables, the column that the study compares with learning, 
 TYPES = ("contribution, filler / reasoning", "gradient, filler / reasoning", "effective sample size", "varies within")
 SHAPE = ("gradient norm", "effective sample size", "varies within")
 FRESH = ("end", "area", "pass@16", "end - none", "area - none", "pass@16 - none")
-LOWEST = -20  # points: where pictures show means that are lower
+LOWEST = -25  # points: where pictures show means that are lower
 MIN_TOKENS = 100  # a point of a picture needs that many
 MIN_RESPONSES = 30  # a position's t-statistic needs that many responses to reach it
 
@@ -1019,11 +1019,11 @@ def table_travel(here: str, there: str, records: dict[str, dict[str, dict[str, E
         order = spearman(*np.array([[a.value, b.value] for a, b in pairs]).reshape(-1, 2).T)
         known = [(a.value * b.value > 0, excludes_zero(b)) for a, b in pairs if excludes_zero(a)]
         counts = (len(known), sum(same for same, _ in known), known.count((True, True)), known.count((False, True)))
-        rows.append([figure, f"{len(pairs)}", cell(order), one, *map(str, counts)])
+        rows.append([figure, one, f"{len(pairs)}", cell(order), *map(str, counts)])
     note = ("Rank correlation, over methods, of the differences on one level with those on the other, with its 95% "
             "interval. Then how many differences exclude 0 on one level; of these, how many have the same sign on the "
             "other, exclude 0 there too, and exclude 0 there on the other side.")
-    header = ["difference", "methods", "rank correlation", "on", "exclude 0", "same sign", "again", "reversed"]
+    header = ["difference", "on", "methods", "rank correlation", "exclude 0", "same sign", "again", "reversed"]
     return Table(f"Do conclusions travel, {here} and {there}", note, header, rows)
 
 
