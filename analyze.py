@@ -969,8 +969,8 @@ def table_truth(level: str, groups: list[Group], scores: dict[str, dict[str, Est
     note = ("Rank correlation, over methods, of the scores above with what they learned beyond `none`; in brackets its "
             "95% interval, for which each method is one independent observation without error. Those that climbed are "
             "chosen by the outcome. Not below none: a score no lower than the interval of that of `none`; where these "
-            "do not correlate, it is bad scores that go with bad learning, and no more is said. Last, the least correlation "
-            "with the area that is left when any two methods are taken away.")
+            "do not correlate, it is bad scores that go with bad learning, and no more is said. Last, the least "
+            "correlation with the area that is left when any two methods are taken away.")
     header = ["score", "methods", "with end - none", "with area - none", "without two"]
     return Table(f"Scores and learning, {level}", note, header, rows)
 

@@ -395,9 +395,8 @@ def main() -> None:
         if any(e.level == "hard" for e in study.todo):
             write_hard_puzzles()
         if args.list:
-            for e in study.todo:
-                if not is_finished(e.folder):
-                    print(e.next_command())
+            left = [e.next_command() for e in study.todo if not is_finished(e.folder)]
+            sys.stdout.write("".join(f"{command}\n" for command in left))  # at once: head may close the pipe early
             return
         if args.collect:
             study.todo = [e for e in study.todo if is_finished(e.folder)]

@@ -124,6 +124,17 @@ def test_the_figures_in_the_text_of_the_study_are_those_measured():
         assert re.search(rf"(?<![-.\d]){re.escape(figure)}(?!\d)", measured), figure
 
 
+def test_the_answer_on_top_is_the_one_measured():
+    """Guards against an answer that a newer results/runs.csv has outdated: the counts are those of the area."""
+    said = re.search(
+        r"Of (\d+) other ways.*?, (\d+) learn measurably more .*? and (\d+) learn less; the (\d+) are", README, re.S
+    )
+    measured = study_tables((ROOT / "results" / "study.md").read_text(encoding="utf-8"))
+    area = [row["area - none"] for row in next(measured).values() if row["area - none"]]
+    clear = [cell.startswith("-") for cell in area if cell.endswith("*")]
+    assert list(map(int, said.groups())) == [len(area), clear.count(False), clear.count(True), clear.count(False)]
+
+
 def test_the_tables_of_the_experiments_are_those_measured():
     """Guards against a figure that no command printed: each cell of a row is in the row of that name in results/."""
     measured = {}
