@@ -982,48 +982,52 @@ def least_without_two(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def draw_truth(level: str, groups: list[Group], scores: dict[str, dict[str, Estimate]], file: Path) -> None:
-    """Each method's truth score beside its difference to the baseline at the end, both with their intervals."""
+    """Each method's scores beside its difference to the baseline in mean success, both with their intervals."""
     figure, axes = new_figure(len(MEANINGS), 1, 5.2, 6.4, sharey=True)
     for axis, (title, (_, meaning, _)) in zip(axes.flat, MEANINGS.items()):
         axis.axhline(0, color="black", lw=1)
         for i, truth in with_scores(groups, scores, title):
-            draw_numbered(axis, i, truth, t_estimate(100 * groups[i].differences("end")))
+            draw_numbered(axis, i, truth, t_estimate(100 * groups[i].differences("area")))
         axis.set_xlabel(meaning)
-    axes[0, 0].set_ylabel("points more than none, at the end")
+    axes[0, 0].set_yscale("symlog", linthresh=5, subs=(2, 3, 4, 6, 8))  # most are near 0, some far below
+    axes[0, 0].set_yticks(ticks := (-20, -10, -5, -2.5, 0, 2.5, 5), [f"{tick:g}" for tick in ticks])
+    axes[0, 0].set_ylabel("points of mean success while training more than none")
     names = "\n".join(f"{i:>2}  {group.label}" for i, group in enumerate(groups))
     axes[0, -1].text(1.03, 0.5, names, transform=axes[0, -1].transAxes, va="center", linespacing=1.8, fontsize=9,
                      family="monospace")
     figure.suptitle(f"Does credit closer to the truth learn more? ({level} puzzles)\nEach number a method, lines its "
-                    "95% intervals; right: closer to the truth, or less noise; up: learned more; a triangle: far below",
-                    fontsize=11)
+                    "95% intervals; right: closer to the truth, or less noise; up: learned more", fontsize=11)
     figure.savefig(file, dpi=120)
     plt.close(figure)
 
 
-def draw_numbered(axis: plt.Axes, number: int, truth: Estimate, end: Estimate) -> None:
-    """A method as a number with the intervals of both figures; one below LOWEST is a triangle there."""
-    fallen = end.value < LOWEST
-    y = LOWEST if fallen else end.value
-    axis.plot([truth.low, truth.high], [y, y], color="0.75", lw=1, zorder=1)
-    axis.plot([truth.value] * 2, [y, y] if fallen else [end.low, end.high], color="0.75", lw=1, zorder=1)
-    axis.plot(truth.value, y, "v" if fallen else "o", color="white", mec=COLOURS["reasoning"], ms=14, zorder=2)
-    axis.annotate(str(number), (truth.value, y), ha="center", va="center", fontsize=8, zorder=3)
+def draw_numbered(axis: plt.Axes, number: int, truth: Estimate, gain: Estimate) -> None:
+    """A method as a number with the intervals of both figures."""
+    axis.plot([truth.low, truth.high], [gain.value] * 2, color="0.75", lw=1, zorder=1)
+    axis.plot([truth.value] * 2, [gain.low, gain.high], color="0.75", lw=1, zorder=1)
+    axis.plot(truth.value, gain.value, "o", color="white", mec=COLOURS["reasoning"], ms=14, zorder=2)
+    axis.annotate(str(number), (truth.value, gain.value), ha="center", va="center", fontsize=8, zorder=3)
 
 
 def table_travel(here: str, there: str, records: dict[str, dict[str, dict[str, Estimate]]]) -> Table:
     """Whether what is so on one level is so on another."""
     rows = []
     for figure, (one, other) in itertools.product(DIFFERENCES, ((here, there), (there, here))):
-        pairs = [(r[figure], records[other][label][figure]) for label, r in records[one].items()
-                 if figure in r and figure in records[other].get(label, {})]
-        order = spearman(*np.array([[a.value, b.value] for a, b in pairs]).reshape(-1, 2).T)
-        known = [(a.value * b.value > 0, excludes_zero(b)) for a, b in pairs if excludes_zero(a)]
+        both = [(r, records[other][label]) for label, r in records[one].items()
+                if figure in r and figure in records[other].get(label, {})]
+        climb = [(a, b) for a, b in both if min(a["climb"].value, b["climb"].value) > 0]
+        order = [spearman(*np.array([[a[figure].value, b[figure].value] for a, b in some]).reshape(-1, 2).T)
+                 for some in (both, climb)]
+        known = [(a[figure].value * b[figure].value > 0, excludes_zero(b[figure])) for a, b in both
+                 if excludes_zero(a[figure])]
         counts = (len(known), sum(same for same, _ in known), known.count((True, True)), known.count((False, True)))
-        rows.append([figure, one, f"{len(pairs)}", cell(order), *map(str, counts)])
+        rows.append([figure, one, f"{len(both)}", cell(order[0]), f"{len(climb)}", cell(order[1]), *map(str, counts)])
     note = ("Rank correlation, over methods, of the differences on one level with those on the other, with its 95% "
-            "interval. Then how many differences exclude 0 on one level; of these, how many have the same sign on the "
-            "other, exclude 0 there too, and exclude 0 there on the other side.")
-    header = ["difference", "on", "methods", "rank correlation", "exclude 0", "same sign", "again", "reversed"]
+            "interval; then that of those that climb on both. Then how many differences exclude 0 on one level; of "
+            "these, how many have the same sign on the other, exclude 0 there too, and exclude 0 there on the other "
+            "side.")
+    header = ["difference", "on", "methods", "rank correlation", "that climb", "their correlation", "exclude 0",
+              "same sign", "again", "reversed"]
     return Table(f"Do conclusions travel, {here} and {there}", note, header, rows)
 
 

@@ -47,7 +47,7 @@ RESULTS = Path("results/runs.csv")
 ROOT = Path(__file__).parent.parent  # where the commands run, and what those two are relative to
 HARD = RUNS / "hard.jsonl"
 LEVELS = {"easy": "", "hard": f" --data {HARD} --max_new_tokens 240"}
-METHODS = tuple(name + " --k 3" * (name == "vineppo") for name in MITIGATIONS)  # its 9 take three times as long
+METHODS = tuple(name + " --k 3" * (name == "vineppo") for name in MITIGATIONS)  # its 9 take more than twice as long
 SWEEPS = (*(f"outcome_conditional --think_discount {x}" for x in (0.25, 0.75, 1.0)),  # beside the default of each
           *(f"inverse_logprob --epsilon {x}" for x in (0.01, 0.5)),
           *(f"inverse_logprob --epsilon {x} --detach false" for x in (0.01, 0.1, 0.5)),

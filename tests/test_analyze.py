@@ -587,15 +587,23 @@ def test_conclusions_that_travel_and_one_that_turns_round():
     records = {"easy": {"none": {}, "gone": {"end - none": analyze.Estimate(0.9, 0.8, 1.0)}}, "hard": {"none": {}}}
     for label, levels in means.items():
         for level, (mean, half) in zip(records, levels):
-            records[level][label] = {"end - none": analyze.Estimate(mean, mean - half, mean + half)}
+            climb = analyze.Estimate(-0.1 if (label, level) == ("fades", "hard") else 0.1)
+            records[level][label] = {"end - none": analyze.Estimate(mean, mean - half, mean + half), "climb": climb}
     table = analyze.table_travel("easy", "hard", records)
     shared = np.array([[mean for mean, _ in levels] for levels in means.values()]).T
-    order = analyze.cell(analyze.spearman(*shared))
-    assert table.rows[:2] == [
-        ["end - none", "easy", "5", order, "3", "2", "1", "1"],
-        ["end - none", "hard", "5", order, "4", "2", "1", "1"],
+    order = [
+        "5",
+        analyze.cell(analyze.spearman(*shared)),
+        "4",
+        analyze.cell(analyze.spearman(*shared[:, [0, 2, 3, 4]])),
     ]
-    assert table.rows[2][:5] == ["area - none", "easy", "0", analyze.cell(analyze.Estimate(float("nan"))), "0"]
+    assert order[1] != order[3]
+    assert table.rows[:2] == [
+        ["end - none", "easy", *order, "3", "2", "1", "1"],
+        ["end - none", "hard", *order, "4", "2", "1", "1"],
+    ]
+    nothing = ["0", analyze.cell(analyze.Estimate(float("nan")))]
+    assert table.rows[2][:7] == ["area - none", "easy", *nothing, *nothing, "0"]
 
 
 def test_an_interval_without_width_says_nothing():
@@ -783,7 +791,7 @@ def test_credit_by_token_type_by_hand():
 
 
 def test_the_picture_of_truth_shows_what_the_table_says(tmp_path, monkeypatch):
-    """Guards against numbers beside the wrong names, and a fallen method drawn where it would hide the others."""
+    """Guards against numbers beside the wrong names, another figure than the table's, and methods outside the axes."""
     kept = []
     monkeypatch.setattr(analyze.plt, "close", kept.append)
     runs = [
@@ -798,9 +806,10 @@ def test_the_picture_of_truth_shows_what_the_table_says(tmp_path, monkeypatch):
     axis, *_, last = kept[0].axes
     assert {t.get_text(): t.xy for t in axis.texts} == {
         "0": (0.8, 0.0),
-        "1": (0.9, pytest.approx(10)),
-        "2": (-0.2, analyze.LOWEST),
+        "1": (0.9, pytest.approx(5)),
+        "2": (-0.2, pytest.approx(-20)),
     }
+    assert axis.get_ylim()[0] < -20
     names = [t.get_text() for t in last.texts if "none" in t.get_text()]
     assert [line.split() for line in names[0].splitlines()] == [["0", "none"], ["1", "good"], ["2", "fallen"]]
 
@@ -815,7 +824,9 @@ def test_a_fallen_method_is_an_arrow_in_the_forest(tmp_path, monkeypatch):
     groups = analyze.group_runs(runs)
     analyze.draw_forest(groups, {g.label: analyze.record(g) for g in groups}, tmp_path / "a.png")
     axis = kept[0].axes[0]
-    assert analyze.LOWEST - 4 < axis.get_xlim()[0] < analyze.LOWEST and [t.get_text() for t in axis.texts] == ["-40.0 ± 0.0"]
+    assert analyze.LOWEST - 4 < axis.get_xlim()[0] < analyze.LOWEST and [t.get_text() for t in axis.texts] == [
+        "-40.0 ± 0.0"
+    ]
     assert max(max(line.get_xdata()) for line in axis.lines) == pytest.approx(3)
 
 
@@ -823,7 +834,8 @@ def test_an_interval_that_reaches_far_down_is_whole(tmp_path, monkeypatch):
     """Guards against an interval that ends at the edge of the picture: a mean of -18 points, down to -31."""
     kept = []
     monkeypatch.setattr(analyze.plt, "close", kept.append)
-    runs = [study_run("none", s, 0.5) for s in (0, 1)] + [study_run("wide", s, 0.31 + s / 50) for s in (0, 1)]
+    runs = [study_run("none", s, 0.5, area=0.5) for s in (0, 1)]
+    runs += [study_run("wide", s, 0.31 + s / 50, area=0.31 + s / 50) for s in (0, 1)]
     groups = analyze.group_runs(runs)
     analyze.draw_forest(groups, {g.label: analyze.record(g) for g in groups}, tmp_path / "a.png")
     scores = {m: {title: analyze.Estimate(0.5, 0.4, 0.6) for title in analyze.MEANINGS} for m in ("none", "wide")}
