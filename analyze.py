@@ -32,6 +32,7 @@ from countdown_task import ROLES, Codec
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402, after the choice of a backend that needs no screen
+from matplotlib.ticker import FixedLocator  # noqa: E402
 
 COLOURS = {"filler": "#E69F00", "reasoning": "#0072B2", "structure": "#009E73"}  # Okabe and Ito: for colour-blind eyes
 MARKERS = {"filler": "o", "reasoning": "s", "structure": "^"}
@@ -990,7 +991,8 @@ def draw_truth(level: str, groups: list[Group], scores: dict[str, dict[str, Esti
             draw_numbered(axis, i, truth, t_estimate(100 * groups[i].differences("area")))
         axis.set_xlabel(meaning)
     axes[0, 0].set_yscale("symlog", linthresh=5, subs=(2, 3, 4, 6, 8))  # most are near 0, some far below
-    axes[0, 0].set_yticks(ticks := (-20, -10, -5, -2.5, 0, 2.5, 5), [f"{tick:g}" for tick in ticks])
+    axes[0, 0].yaxis.set_major_locator(FixedLocator((-20, -10, -5, -2.5, 0, 2.5, 5, 10, 20)))
+    axes[0, 0].yaxis.set_major_formatter("{x:g}")
     axes[0, 0].set_ylabel("points of mean success while training more than none")
     names = "\n".join(f"{i:>2}  {group.label}" for i, group in enumerate(groups))
     axes[0, -1].text(1.03, 0.5, names, transform=axes[0, -1].transAxes, va="center", linespacing=1.8, fontsize=9,
