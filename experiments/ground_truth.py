@@ -510,9 +510,11 @@ def draw_scores(scores: dict[str, Score], file: Path) -> None:
             axis.plot([e.low, e.high], [y, y], color=colour, lw=1.5)
             axis.plot([e.value], [y], "o", color=colour, ms=4)
         axis.axvline(0, color="black", lw=0.8)
-        axis.axvline(getattr(ceiling, field).value, color="#D55E00", ls="--", lw=1.2, label="noise ceiling")
-        axis.set(title=title, xlabel="95% intervals over questions", yticks=range(len(names)), yticklabels=names)
-    left.legend(frameon=False, loc="lower right")
+        axis.axvline(getattr(ceiling, field).value, color="#D55E00", ls="--", lw=1.2,
+                     label="noise ceiling:\none half of A*'s rollouts\nagainst the other")
+        axis.set(title=title, xlabel="95% intervals over puzzles; grey: the controls")
+        axis.set_yticks(range(len(names)), names)
+    left.legend(frameon=False, loc="lower right", bbox_to_anchor=(0.93, 0))
     figure.savefig(file, dpi=120)
     plt.close(figure)
 
