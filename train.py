@@ -580,6 +580,8 @@ def join_processes(s: Settings) -> Settings:
     """Meet the other processes, if torchrun started several; each has a GPU of its own, and only the first speaks."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return s
+    import torch.distributed.nn  # noqa: F401 (imported later, by the first optimizer, it holds on to the group, and
+    # gloo's threads then outlive Python, which now and then aborts a finished process)
     dist.init_process_group("gloo" if s.device == "cpu" else "cpu:gloo,cuda:nccl")
     if not leads():
         sys.stdout = open(os.devnull, "w")

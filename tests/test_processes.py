@@ -98,13 +98,16 @@ def everything() -> dict[str, torch.Tensor]:
 
 def main() -> None:
     """What torchrun starts: every process writes what it found."""
-    dist.init_process_group("gloo")
+    train.join_processes(Settings())
     rank, size = grpo.world()
     wide = torch.arange(7 * 2 * (3 + rank)).view(14, 3 + rank)[grpo.share(14)]  # rows longer in later processes
     gathered = {"rows": grpo.gather(wide, 14), "bits": grpo.gather(torch.ones(2, dtype=torch.bool)[grpo.share(2)], 2)}
     alone = torch.full((len(range(1)[grpo.share(1)]), 4), 5)
-    save_file(everything() | gathered | {"alone": grpo.gather(alone, 1)}, Path(sys.argv[1]) / f"{rank}.safetensors")
+    found = everything() | gathered | {"alone": grpo.gather(alone, 1)}
     dist.destroy_process_group()
+    threads = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").glob("*")]  # Linux has it
+    found |= {"left behind": torch.tensor(threads.count("pt_gloo_runloop"))}
+    save_file(found, Path(sys.argv[1]) / f"{rank}.safetensors")
 
 
 # ------------------------------------------------------------------------------------------------- the shares
@@ -193,6 +196,12 @@ def test_processes_agree(two_and_one):
     """Guards against processes whose models, or critics, drift apart: what one of them finds is what all find."""
     first, second, _ = two_and_one
     assert first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
+
+
+@gloo
+def test_nothing_runs_on_after_the_end(two_and_one):
+    """Guards against a thread that still holds tensors while Python ends: now and then that aborts a finished run."""
+    assert not any(found["left behind"] for found in two_and_one[:2])
 
 
 @gloo
