@@ -21,7 +21,7 @@ import re
 import sys
 import textwrap
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Callable, NamedTuple
 
@@ -53,8 +53,10 @@ CREDIT = (*(f"{m}, {x}" for m in MEASURES for x in ("filler", "reasoning", "fill
 COUNTS = ("seeds", "steps", "steps to none's end", "seeds that get there")
 DIFFERENCES = ("end - none", "area - none", "pass@16 - none")
 LEARNED = DIFFERENCES[:2]
+VARIED = (*LEARNED, "end - default", "area - default")
 ABOUT = ("run", "version", "part", "level", "method", "setting", "seed", "command")  # columns of the study's rows
 SCORES = ("truth-scores.md", "gradients.md")  # of the start model, by experiments/ground_truth.py and gradients.py
+COSTS = "benchmark.csv"  # how long a step takes, by tests/benchmark.py
 MEANINGS = {  # their tables, the column that the study compares with learning, what it is, and its name in a table
     "Credit against A*, all tokens": ("cosine of update", "cosine of its update with that of A*", "cosine with A*"),
     "Credit against A* and the solver, within responses": (
@@ -812,7 +814,7 @@ def excludes_zero(e: Estimate) -> bool:
     return e.low < e.high and not e.low <= 0 <= e.high
 
 
-def table_study(level: str, records: dict[str, dict[str, Estimate]]) -> Table:
+def table_study(level: str, groups: list[Group], records: dict[str, dict[str, Estimate]]) -> Table:
     """The main table of a level: all methods against `none`."""
     none = records["none"]
     rows = [[f"`{label}`", f"{r['seeds'].value:.0f}", points(r["end"]), points(r["pass@16"]),
@@ -822,11 +824,23 @@ def table_study(level: str, records: dict[str, dict[str, Estimate]]) -> Table:
             "at the start; pass@16: puzzles that one of 16 responses solves; differences to `none` in points, on the "
             "same seeds; area: mean success while training, by straight lines between measurements. ± half of a 95% "
             "interval over seeds (Student's t), * where that of a difference excludes 0. "
-            f"{by_chance(records, DIFFERENCES)} Last, the steps to the mean end of `none`, of the seeds in brackets, "
+            f"{by_chance(records, DIFFERENCES)} {pairing(groups)}Last, the steps to the mean end of `none`, of the "
+            "seeds in brackets, "
             "which got there; gradient norm as a multiple of that of `none`. Rows can come from several machines, so "
             "their times are not compared: see tests/benchmark.py.")
     header = ["method", "seeds", "end", "pass@16", *DIFFERENCES, "steps to none's end", "gradient"]
     return Table(f"Methods, {level}", note, header, rows)
+
+
+def pairing(groups: list[Group]) -> str:
+    """How far a seed that is lucky for `none` is so for the others: what comparing on the same seeds gains."""
+    medians = []
+    for figure in ("end", "area"):
+        pairs = [np.array([(row[figure], g.baseline.rows[seed][figure]) for seed, row in g.rows.items()
+                           if seed in g.baseline.rows]) for g in groups if g.baseline not in (None, g)]
+        found = [np.corrcoef(x.T)[0, 1] for x in pairs if len(x) > 2 and x.std(0).all()]
+        medians.append(f"{np.median(found):.2f} for {figure}" if found else "")
+    return f"Over seeds a method correlates with `none` by a median of {' and '.join(medians)}. " * all(medians)
 
 
 def steps_and_seeds(r: dict[str, Estimate]) -> str:
@@ -847,17 +861,24 @@ def by_chance(records: dict[str, dict[str, Estimate]], figures: tuple[str, ...])
 
 
 def table_settings(title: str, runs: list[Run], varied: list[Run]) -> Table:
-    """Other hyper-parameters of some methods beside their defaults, on the same seeds."""
+    """Other hyper-parameters of some methods beside their defaults, and against them, on the same seeds."""
     seeds, methods = {run.seed for run in varied}, {run.label.split()[0] for run in varied}
     groups = group_runs([run for run in runs if run.seed in seeds] + varied)
+    default = {g.label.split()[0]: g for g in groups if g.label in {run.label for run in runs}}
     records = {g.label: record(g) for g in groups if g.label.split()[0] in methods}
+    for group in groups:
+        own = default.get(group.label.split()[0])
+        if group.label in records and own not in (None, group):
+            records[group.label] |= {f"{figure} - default": t_estimate(replace(group, baseline=own).differences(figure))
+                                     for figure in ("end", "area")}
     rows = [[f"`{label}`", f"{r['seeds'].value:.0f}", points(r["end"]),
-             *(difference(r[figure]) if figure in r else "" for figure in LEARNED), points(r["least climb"]),
+             *(difference(r[figure]) if figure in r else "" for figure in VARIED), points(r["least climb"]),
              *(f"{r[figure].value:.2f}" for figure in SHAPE)] for label, r in sorted(records.items())]
-    note = ("As above; a flag that is not named has its default. Least climb: of the worst seed, in points. Effective "
-            "sample size and share of the credit that varies within a response as in a comparison of runs. "
-            "* where the interval of a difference excludes 0. " + by_chance(records, LEARNED))
-    return Table(title, note, ["method", "seeds", "end", *LEARNED, "least climb", *SHAPE], rows)
+    note = ("As above; a flag that is not named has its default, and `- default` is the difference to the same method "
+            "with all of them. Least climb: of the worst seed, in points. Effective sample size and share of the "
+            "credit that varies within a response as in a comparison of runs. "
+            "* where the interval of a difference excludes 0. " + by_chance(records, VARIED))
+    return Table(title, note, ["method", "seeds", "end", *VARIED, "least climb", *SHAPE], rows)
 
 
 def table_rates(title: str, runs: list[Run]) -> Table:
@@ -953,33 +974,46 @@ def table_types(level: str, records: dict[str, dict[str, Estimate]]) -> Table:
 
 def table_truth(level: str, groups: list[Group], scores: dict[str, dict[str, Estimate]]) -> Table:
     """Does credit closer to the truth learn faster?"""
-    rows = []
+    rows, cosine = [], next(iter(MEANINGS))
+    least = score_of("none", scores, cosine).low
     for title, (_, meaning, _) in MEANINGS.items():
         pairs = with_scores(groups, scores, title)
-        least = score_of("none", scores, title).low
         climbed = [(i, e) for i, e in pairs if groups[i].values("climb").mean() > 0]
-        near = [(i, e) for i, e in climbed if e.value >= least]
+        near = [(i, e) for i, e in climbed if score_of(groups[i].label, scores, cosine).value >= least]
         shown = len(groups) + 1
-        for name, some in (("all", pairs), ("those that climbed", climbed), ("of these, not below none", near)):
+        for name, some in (("all", pairs), ("those that climbed", climbed), ("of these, cosine not below none", near)):
             if 0 < len(some) < shown:  # else it is the row before once more
                 shown = len(some)
                 truth = np.array([e.value for _, e in some])  # (M,)
                 gains = [np.array([groups[i].differences(f).mean() for i, _ in some]) for f in ("end", "area")]  # (M,)
+                left, *two = least_without_two(truth, gains[1])
+                names = ", ".join(groups[some[k][0]].label.split()[0] for k in two)
                 rows.append([meaning, f"{name}, {len(some)}", *(cell(spearman(truth, gain)) for gain in gains),
-                             f"{least_without_two(truth, gains[1]):.2f}"])
+                             f"{left:.2f}" + f" ({names})" * bool(two)])
     note = ("Rank correlation, over methods, of the scores above with what they learned beyond `none`; in brackets its "
-            "95% interval, for which each method is one independent observation without error. Those that climbed are "
-            "chosen by the outcome. Not below none: a score no lower than the interval of that of `none`; where these "
-            "do not correlate, it is bad scores that go with bad learning, and no more is said. Last, the least "
-            "correlation with the area that is left when any two methods are taken away.")
+            "95% interval (Bonett and Wright's), for which each method is one independent observation without error. "
+            "Those that climbed are chosen by the outcome. Not below none: the cosine no lower than the interval of "
+            "that of `none`; where these do not correlate, it is bad scores that go with bad learning, and no more is "
+            "said. Last, the least correlation with the area that is left when any two methods, those in brackets, are "
+            f"taken away. {between_scores(groups, scores)}")
     header = ["score", "methods", "with end - none", "with area - none", "without two"]
     return Table(f"Scores and learning, {level}", note, header, rows)
 
 
-def least_without_two(x: np.ndarray, y: np.ndarray) -> float:
-    """The least rank correlation of pairs (n,) when any two of them are taken away; NaN of fewer than five."""
+def between_scores(groups: list[Group], scores: dict[str, dict[str, Estimate]]) -> str:
+    """How far the first and the last score are one finding."""
+    first, *_, last = MEANINGS
+    one, other = dict(with_scores(groups, scores, first)), dict(with_scores(groups, scores, last))
+    both = np.array([[one[i].value, other[i].value] for i in one if i in other]).reshape(-1, 2)
+    return (f"Over all {len(both)} methods {MEANINGS[first][2]} and {MEANINGS[last][2]} correlate by "
+            f"{cell(spearman(*both.T))} with each other.")
+
+
+def least_without_two(x: np.ndarray, y: np.ndarray) -> tuple[float, ...]:
+    """The least rank correlation of pairs (n,) when any two are taken away, and which; NaN alone of fewer than five."""
     pairs = itertools.combinations(range(len(x)), 2) if len(x) > 4 else ()
-    return min((spearman(np.delete(x, two), np.delete(y, two)).value for two in map(list, pairs)), default=float("nan"))
+    return min(((spearman(np.delete(x, two), np.delete(y, two)).value, *two) for two in map(list, pairs)),
+               default=(float("nan"),))
 
 
 def draw_truth(level: str, groups: list[Group], scores: dict[str, dict[str, Estimate]], file: Path) -> None:
@@ -1017,20 +1051,58 @@ def table_travel(here: str, there: str, records: dict[str, dict[str, dict[str, E
     for figure, (one, other) in itertools.product(DIFFERENCES, ((here, there), (there, here))):
         both = [(r, records[other][label]) for label, r in records[one].items()
                 if figure in r and figure in records[other].get(label, {})]
-        climb = [(a, b) for a, b in both if min(a["climb"].value, b["climb"].value) > 0]
+        near = [(a, b) for a, b in both if not min(a[figure].high, b[figure].high) < 0]
         order = [spearman(*np.array([[a[figure].value, b[figure].value] for a, b in some]).reshape(-1, 2).T)
-                 for some in (both, climb)]
+                 for some in (both, near)]
         known = [(a[figure].value * b[figure].value > 0, excludes_zero(b[figure])) for a, b in both
                  if excludes_zero(a[figure])]
         counts = (len(known), sum(same for same, _ in known), known.count((True, True)), known.count((False, True)))
-        rows.append([figure, one, f"{len(both)}", cell(order[0]), f"{len(climb)}", cell(order[1]), *map(str, counts)])
+        rows.append([figure, one, f"{len(both)}", cell(order[0]), f"{len(near)}", cell(order[1]), *map(str, counts)])
     note = ("Rank correlation, over methods, of the differences on one level with those on the other, with its 95% "
-            "interval; then that of those that climb on both. Then how many differences exclude 0 on one level; of "
-            "these, how many have the same sign on the other, exclude 0 there too, and exclude 0 there on the other "
-            "side.")
-    header = ["difference", "on", "methods", "rank correlation", "that climb", "their correlation", "exclude 0",
+            "interval, which takes their means as exact; then that of the methods whose interval lies below 0 on "
+            "neither level: the others agree by being bad on both. Then how many differences exclude 0 on one level; "
+            "of these, how many have the same sign on the other, exclude 0 there too, and exclude 0 there on the other "
+            "side. (An interval without width, of seeds that happen to agree, counts as one that does not.)")
+    header = ["difference", "on", "methods", "rank correlation", "not below", "their correlation", "exclude 0",
               "same sign", "again", "reversed"]
     return Table(f"Do conclusions travel, {here} and {there}", note, header, rows)
+
+
+def read_costs(file: Path) -> dict[str, float]:
+    """How many times as long as a step of `none` one of each method takes, from the benchmark's table."""
+    if not file.is_file():
+        raise FileNotFoundError(f"there is no {file}: copy it there from results/")
+    with file.open(newline="", encoding="utf-8") as lines:
+        return {row["what"].removeprefix("credit of "): 1 + float(row["value"]) / 100
+                for row in csv.DictReader(lines) if row["what"].startswith("credit of ")}
+
+
+def slowed(curve: dict[float, float], cost: float) -> dict[str, float]:
+    """The end and the area of a learning curve, straight between measurements, whose steps cost more than one of
+    `none`, in the time that `none` takes for as many."""
+    steps, success = np.array(list(curve)), np.array(list(curve.values()))
+    last = steps[0] + (steps[-1] - steps[0]) / cost  # the step that it has reached by then
+    end = np.interp(last, steps, success)
+    x, y = np.append(steps[steps < last], last), np.append(success[steps < last], end)
+    return {"end": end, "area": np.trapezoid(y, x) / (x[-1] - x[0])}
+
+
+def table_time(level: str, runs: list[Run], costs: dict[str, float]) -> Table:
+    """What is left of the differences to `none` in as much time instead of as many steps."""
+    rows = []
+    for group in group_runs(runs):
+        cost = costs.get(group.label, 1.0)  # vineppo is measured with another k than it is trained with
+        if group.baseline in (None, group) or cost < 1.05:
+            continue
+        late = Group(group.label, {s: slowed(row["curve"], cost) for s, row in group.rows.items()}, group.baseline)
+        rows.append([f"`{group.label}`", f"{len(group.rows)}", f"{cost:.2f}",
+                     *(difference(t_estimate(g.differences(figure))) for figure in ("end", "area")
+                       for g in (group, late))])
+    note = ("Methods whose step takes longer than that of `none` by 5% or more (tests/benchmark.py, of the start "
+            "model on easy puzzles, on two cores), with all their seeds, fresh ones too: differences to `none` after "
+            "as many steps, and after as much time; ± and * as above.")
+    header = ["method", "seeds", "time of a step", "end - none", "end in time", "area - none", "area in time"]
+    return Table(f"In as much time, {level}", note, header, rows)
 
 
 def table_fresh(title: str, runs: list[Run], fresh: list[Run]) -> Table:
@@ -1086,7 +1158,8 @@ def study(file: Path) -> None:
     levels = dict.fromkeys(level for level, part, run in runs if part == "main" and run.label == "none")
     if not levels:
         raise ValueError(f"{file} has no run of none to compare with: python -m experiments.study --methods none")
-    scores, tables, records = read_scores(file.parent), [], {}
+    scores, costs = read_scores(file.parent), read_costs(file.parent / COSTS)
+    tables, records = [], {}
     for level in levels:
         parts: dict[str, list[Run]] = {}
         for where, part, run in runs:
@@ -1094,8 +1167,9 @@ def study(file: Path) -> None:
                 parts.setdefault(part, []).append(run)
         groups = group_runs(parts["main"])
         records[level] = {g.label: record(g) for g in groups}
-        tables += [table_study(level, records[level]), table_scores(level, groups, records[level], scores),
-                   table_truth(level, groups, scores), table_types(level, records[level]), *side_tables(level, parts)]
+        tables += [table_study(level, groups, records[level]), table_scores(level, groups, records[level], scores),
+                   table_truth(level, groups, scores), table_types(level, records[level]),
+                   table_time(level, parts["main"] + parts.get("fresh", []), costs), *side_tables(level, parts)]
         draw_forest(groups, records[level], file.parent / f"{level}-forest.png", f", {level} puzzles")
         draw_curves(groups, file.parent / f"{level}-learning.png", f", {level} puzzles")
         draw_truth(level, groups, scores, file.parent / f"{level}-truth.png")

@@ -20,6 +20,7 @@ import analyze
 import grpo
 from conftest import make_batch
 from countdown_task import ROLES
+from mitigations import MITIGATIONS
 from train import BUNDLED, COLUMNS, copy_tokenizer
 
 # ------------------------------------------------------------------------------------------------- statistics
@@ -509,8 +510,10 @@ def test_a_correlation_that_two_points_made():
         statistics.correlation(analyze.ranks(x[list(k)]), analyze.ranks(y[list(k)]))
         for k in itertools.combinations(range(7), 5)
     ]
-    assert analyze.least_without_two(x, y) == pytest.approx(min(kept)) == pytest.approx(0.3)
-    assert math.isnan(analyze.least_without_two(x[:4], y[:4]))
+    least, *two = analyze.least_without_two(x, y)
+    assert least == pytest.approx(min(kept)) == pytest.approx(0.3) and two == [5, 6]
+    (least,) = analyze.least_without_two(x[:4], y[:4])
+    assert math.isnan(least)
 
 
 def test_a_study_without_effects_finds_as_many_as_it_says():
@@ -540,7 +543,8 @@ def test_the_main_table_of_the_study_by_hand():
         study_run("unclear", s, 0.4 + 0.02 * s + (0.01, -0.01, 0.02)[s], **{"pass@16": 0.6 + s / 100}) for s in range(3)
     ]
     runs += [study_run("once", 1, 0.3)]
-    table = analyze.table_study("easy", {g.label: analyze.record(g) for g in analyze.group_runs(runs)})
+    groups = analyze.group_runs(runs)
+    table = analyze.table_study("easy", groups, {g.label: analyze.record(g) for g in groups})
     half = 100 * 4.303 * 0.01 / math.sqrt(3)  # of the differences 0.10, 0.11, 0.12
     rows = {row[0].strip("`"): row for row in table.rows}
     assert list(rows) == ["none", "better", "unclear", "once"] and rows["none"][4:7] == ["", "", ""]
@@ -554,7 +558,9 @@ def test_the_main_table_of_the_study_by_hand():
     )
     assert "after 9 steps, from 10.0 at" in table.note
     by_chance = (f"1 of 2 for {figure} (0.1 by chance)" for figure in analyze.DIFFERENCES)
-    assert f" excludes 0. That is so of {', '.join(by_chance)}. Last" in table.note
+    ends = [0.4, 0.42, 0.44], [0.5, 0.53, 0.56], [0.41, 0.41, 0.46]
+    alike = f"by a median of {np.median([statistics.correlation(ends[0], e) for e in ends[1:]]):.2f} for end and "
+    assert f" excludes 0. That is so of {', '.join(by_chance)}. Over seeds " in table.note and alike in table.note
     assert rows["none"][8:] == ["1.0"] and rows["better"][8:] == ["2.0"]
     # from 0.1 at the start by a straight line to the end at step 9, `none` to 0.42 and `better` to 0.5, 0.53 and 0.56
     steps = np.mean([9 * 0.32 / (end - 0.1) for end in (0.5, 0.53, 0.56)])
@@ -571,7 +577,12 @@ def test_hyper_parameters_stand_beside_their_default():
         table.rows[0][2:4] == [f"50.5 ± {12.706 * 0.5:.1f}", "10.0 ± 0.0"]
         and table.rows[1][3] == f"-19.5 ± {12.706 * 0.5:.1f} *"
     )
-    assert table.rows[1][5] == "10.0" and "1 of 2 for end - none (0.1 by chance)" in table.note
+    assert table.rows[0][5:7] == ["", ""] and table.rows[1][5:7] == [
+        f"-29.5 ± {12.706 * 0.5:.1f} *",  # 20 and 22 against 50 and 51
+        f"-14.8 ± {12.706 * 0.25:.1f} *",
+    ]
+    assert table.rows[1][7] == "10.0" and "1 of 2 for end - none (0.1 by chance)" in table.note
+    assert "1 of 1 for area - default" in table.note
 
 
 def test_conclusions_that_travel_and_one_that_turns_round():
@@ -587,17 +598,15 @@ def test_conclusions_that_travel_and_one_that_turns_round():
     records = {"easy": {"none": {}, "gone": {"end - none": analyze.Estimate(0.9, 0.8, 1.0)}}, "hard": {"none": {}}}
     for label, levels in means.items():
         for level, (mean, half) in zip(records, levels):
-            climb = analyze.Estimate(-0.1 if (label, level) == ("fades", "hard") else 0.1)
-            records[level][label] = {"end - none": analyze.Estimate(mean, mean - half, mean + half), "climb": climb}
+            records[level][label] = {"end - none": analyze.Estimate(mean, mean - half, mean + half)}
     table = analyze.table_travel("easy", "hard", records)
     shared = np.array([[mean for mean, _ in levels] for levels in means.values()]).T
     order = [
         "5",
         analyze.cell(analyze.spearman(*shared)),
-        "4",
-        analyze.cell(analyze.spearman(*shared[:, [0, 2, 3, 4]])),
+        "3",  # fades is below 0 on easy, and turns on hard
+        analyze.cell(analyze.spearman(*shared[:, [0, 3, 4]])),
     ]
-    assert order[1] != order[3]
     assert table.rows[:2] == [
         ["end - none", "easy", *order, "3", "2", "1", "1"],
         ["end - none", "hard", *order, "4", "2", "1", "1"],
@@ -643,6 +652,37 @@ def test_learning_rates_by_hand():
         "",
     ]
     assert rows["`b`"][0] == "2" and analyze.table_rates("", less[:1]).rows[0][1] == "1"
+
+
+def test_the_same_time_by_hand():
+    """Guards against steps that cost less instead of more, an end beyond what was reached, an area by steps, a method
+    as fast as `none`, and the cost of another one's flags."""
+    curve = {0.0: 0.1, 4.0: 0.5, 8.0: 0.7}
+    end, area = analyze.slowed(curve, 1.0).values()
+    assert (end, area) == pytest.approx((0.7, (4 * 0.3 + 4 * 0.6) / 8))
+    end, area = analyze.slowed(curve, 4 / 3).values()  # reaches step 6, half way from 0.5 to 0.7
+    assert (end, area) == pytest.approx((0.6, (4 * 0.3 + 2 * 0.55) / 6))
+    end, area = analyze.slowed(curve, 2.0).values()  # reaches a measurement
+    assert (end, area) == pytest.approx((0.5, 0.3))
+    runs = []
+    for label, end, more in (("none", 0.6, 0.1), ("slow", 0.7, 0.2), ("fast", 0.7, 0.2), ("v k=3", 0.7, 0.2)):
+        for seed in range(3):
+            curve = {0.0: 0.1, 4.0: 0.5, 8.0: end + more * seed}
+            area = (4 * 0.3 + 4 * (0.5 + curve[8.0]) / 2) / 8
+            runs.append(study_run(label, seed, curve[8.0], curve=curve, area=area))
+    rows = analyze.table_time("easy", runs, {"none": 1.0, "slow": 2.0, "fast": 1.04, "v": 9.0}).rows
+    half = 100 * 4.303 * 0.1 / math.sqrt(3)  # 0.5 of each seed against 0.6, 0.7 and 0.8; area 0.3 against 0.425 and on
+    end, area = (f"20.0 ± {half:.1f}", f"-20.0 ± {half:.1f}"), (f"5.0 ± {half / 4:.1f}", f"-15.0 ± {half / 4:.1f} *")
+    assert rows == [["`slow`", "3", "2.00", *end, *area]]
+
+
+def test_costs_are_read_from_the_benchmark(tmp_path):
+    """Guards against a share for a multiple, and another line of the benchmark for a method."""
+    lines = ["what,value,unit,ratio,against", "credit log,0.3,% of a step of 0.88 s,,", "credit of a,36,% of a step,,"]
+    (tmp_path / "benchmark.csv").write_text("\n".join(lines) + "\n")
+    assert analyze.read_costs(tmp_path / "benchmark.csv") == pytest.approx({"a": 1.36})
+    published = analyze.read_costs(RESULTS / "benchmark.csv")
+    assert published.keys() == set(MITIGATIONS) and min(published.values()) > 1
 
 
 def test_fresh_seeds_by_hand():
@@ -750,20 +790,24 @@ def test_scores_that_are_bad_are_left_out_by_the_score():
     ends = {"none": 0.3, "a": 0.4, "b": 0.5, "c": 0.2, "d": 0.15, "e": 0.05}  # all but e climbed
     truths = {"none": 0.5, "a": 0.45, "b": 0.6, "c": 0.42, "d": 0.1, "e": 0.9}
     groups = analyze.group_runs([study_run(m, 0, end) for m, end in ends.items()])
-    cosine, within, _ = analyze.MEANINGS
+    cosine, within, signal = analyze.MEANINGS
     scores = {
         m: {cosine: analyze.Estimate(t, t - 0.1, t + 0.1), within: analyze.Estimate(t)} for m, t in truths.items()
     }
-    rows = analyze.table_truth("easy", groups, scores).rows
-    assert [row[1] for row in rows] == [
+    table = analyze.table_truth("easy", groups, scores)
+    assert [row[1] for row in table.rows] == 2 * [
         "all, 6",
         "those that climbed, 5",
-        "of these, not below none, 4",
-        "all, 6",
-        "those that climbed, 5",
+        "of these, cosine not below none, 4",
     ]
     near = analyze.spearman(*np.array([(truths[m], ends[m]) for m in ("none", "a", "b", "c")]).T)
-    assert rows[2][2] == analyze.cell(near) and near.value == pytest.approx(0.8)
+    assert table.rows[2][2] == analyze.cell(near) and near.value == pytest.approx(0.8)
+    least, one, other = re.fullmatch(r"(\S+) \((\w), (\w)\)", table.rows[0][4]).groups()  # the two that are named
+    left = analyze.spearman(*np.array([(truths[m], ends[m]) for m in ends if m not in (one, other)]).T)
+    assert least == f"{left.value:.2f}" and float(least) < 0
+    twice = {m: s | {signal: s[cosine]} for m, s in scores.items()}
+    same = "Over all 6 methods cosine with A* and signal to noise correlate by 1.00 with each other."
+    assert analyze.between_scores(groups, twice) == same
 
 
 def test_what_is_known_before_stands_beside_what_was_learned():
@@ -850,7 +894,7 @@ RESULTS = Path(analyze.__file__).parent / "results"
 
 def test_the_published_study_is_what_analyze_makes_of_its_rows(tmp_path, monkeypatch, capsys):
     """Guards against a figure that no row of results/runs.csv gives: all tables again, from the rows alone."""
-    for name in ("runs.csv", *analyze.SCORES):
+    for name in ("runs.csv", *analyze.SCORES, analyze.COSTS):
         (tmp_path / name).write_bytes((RESULTS / name).read_bytes())
     monkeypatch.setattr(sys, "argv", ["analyze.py", str(tmp_path / "runs.csv")])
     analyze.main()
@@ -880,7 +924,7 @@ def test_a_study_that_was_hardly_begun_has_tables(tmp_path, monkeypatch, capsys)
             row | dict(zip(("level", "part", "method", "setting", "seed"), one)) | {"run": str(one)} for one in made
         )
         writer.writerow(row | {"version": "0", "method": "old"})
-    for name in analyze.SCORES:
+    for name in (*analyze.SCORES, analyze.COSTS):
         (tmp_path / name).write_bytes((RESULTS / name).read_bytes())
     monkeypatch.setattr(sys, "argv", ["analyze.py", str(tmp_path / "runs.csv")])
     analyze.main()
@@ -889,7 +933,13 @@ def test_a_study_that_was_hardly_begun_has_tables(tmp_path, monkeypatch, capsys)
         *(
             f"{title}, {level}"
             for level in ("hard", "easy")
-            for title in ("Methods", "What is known before", "Scores and learning", "Credit by token type")
+            for title in (
+                "Methods",
+                "What is known before",
+                "Scores and learning",
+                "Credit by token type",
+                "In as much time",
+            )
         ),
         "Hyper-parameters, easy",
         "Learning rates, easy",
