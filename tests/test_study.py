@@ -312,7 +312,8 @@ def test_a_run_that_another_process_has_is_left_to_it(place):
 def driver(place, flags, parts):
     """Start a study of these parts as a process of its own group, as a terminal does."""
     code = (
-        "import sys; from pathlib import Path; from experiments import study\n"
+        "import signal; from pathlib import Path; from experiments import study\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored where the tests run in the background
         f"study.RUNS, study.RESULTS = Path({str(study.RUNS)!r}), Path({str(study.RESULTS)!r})\n"
         f"study.HARD, study.PARTS = Path({str(study.HARD)!r}), {parts!r}\n"
         "study.main()"
