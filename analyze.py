@@ -484,13 +484,18 @@ def labels(configs: list[dict]) -> list[str]:
     return names
 
 
+def mean_height(x: np.ndarray, y: np.ndarray) -> float:
+    """The mean of a curve y (n,) over x (n,), straight between its points."""
+    return np.trapezoid(y, x) / (x[-1] - x[0])
+
+
 def summarize(run: Path) -> dict[str, float | dict]:
     """The figures of one run that the comparison averages over seeds, and `curve`: held-out success by step."""
     metrics, log = read_metrics(run), read_log(run)
     steps, success, _ = heldout(metrics)
     trained = {name: values[1:] for name, values in metrics.items()}
     row = {"steps": metrics["step"][-1], "curve": dict(zip(steps, success)), "start": success[0], "end": success[-1],
-           "climb": success[-1] - success[0], "area": np.trapezoid(success, steps) / (steps[-1] - steps[0]),
+           "climb": success[-1] - success[0], "area": mean_height(steps, success),
            "pass@16": read_final(run).get("pass@16", float("nan"))}
     count = np.bincount(log["role"], minlength=3)  # (3,)
     for measure in MEASURES:
@@ -530,8 +535,13 @@ class Group:
 
     def differences(self, figure: str) -> np.ndarray:
         """This method minus the baseline (n,), on the seeds that both have."""
-        both = [seed for seed in self.rows if seed in self.baseline.rows]
-        return np.array([self.rows[seed][figure] - self.baseline.rows[seed][figure] for seed in both], float)
+        return np.subtract(*self.pairs(figure))
+
+    def pairs(self, figure: str) -> np.ndarray:
+        """A figure of this method and of the baseline (2, n), on the seeds that both have."""
+        both = [(row[figure], self.baseline.rows[seed][figure]) for seed, row in self.rows.items()
+                if seed in self.baseline.rows]
+        return np.array(both, float).reshape(-1, 2).T
 
 
 class Run(NamedTuple):
@@ -825,9 +835,8 @@ def table_study(level: str, groups: list[Group], records: dict[str, dict[str, Es
             "same seeds; area: mean success while training, by straight lines between measurements. ± half of a 95% "
             "interval over seeds (Student's t), * where that of a difference excludes 0. "
             f"{by_chance(records, DIFFERENCES)} {pairing(groups)}Last, the steps to the mean end of `none`, of the "
-            "seeds in brackets, "
-            "which got there; gradient norm as a multiple of that of `none`. Rows can come from several machines, so "
-            "their times are not compared: see tests/benchmark.py.")
+            "seeds in brackets, which got there; gradient norm as a multiple of that of `none`. Rows can come from "
+            "several machines, so their times are not compared: see tests/benchmark.py.")
     header = ["method", "seeds", "end", "pass@16", *DIFFERENCES, "steps to none's end", "gradient"]
     return Table(f"Methods, {level}", note, header, rows)
 
@@ -836,9 +845,8 @@ def pairing(groups: list[Group]) -> str:
     """How far a seed that is lucky for `none` is so for the others: what comparing on the same seeds gains."""
     medians = []
     for figure in ("end", "area"):
-        pairs = [np.array([(row[figure], g.baseline.rows[seed][figure]) for seed, row in g.rows.items()
-                           if seed in g.baseline.rows]) for g in groups if g.baseline not in (None, g)]
-        found = [np.corrcoef(x.T)[0, 1] for x in pairs if len(x) > 2 and x.std(0).all()]
+        pairs = [g.pairs(figure) for g in groups if g.baseline not in (None, g)]  # (2, n) each
+        found = [np.corrcoef(x)[0, 1] for x in pairs if x.shape[1] > 2 and x.std(1).all()]
         medians.append(f"{np.median(found):.2f} for {figure}" if found else "")
     return f"Over seeds a method correlates with `none` by a median of {' and '.join(medians)}. " * all(medians)
 
@@ -1084,7 +1092,7 @@ def slowed(curve: dict[float, float], cost: float) -> dict[str, float]:
     last = steps[0] + (steps[-1] - steps[0]) / cost  # the step that it has reached by then
     end = np.interp(last, steps, success)
     x, y = np.append(steps[steps < last], last), np.append(success[steps < last], end)
-    return {"end": end, "area": np.trapezoid(y, x) / (x[-1] - x[0])}
+    return {"end": end, "area": mean_height(x, y)}
 
 
 def table_time(level: str, runs: list[Run], costs: dict[str, float]) -> Table:
