@@ -929,12 +929,17 @@ def ranks(x: np.ndarray) -> np.ndarray:
     return (np.cumsum(count) - (count - 1) / 2)[index]
 
 
+def read_published(file: Path) -> str:
+    """The text of a table that lies in results/, beside the study's rows."""
+    if not file.is_file():
+        raise FileNotFoundError(f"there is no {file}: copy it there from results/")
+    return file.read_text(encoding="utf-8")
+
+
 def read_scores(folder: Path) -> dict[str, dict[str, Estimate]]:
     """The scores of each method, by title of MEANINGS, from the tables of SCORES."""
     scores, columns, title = {}, [], ""
-    if missing := [name for name in SCORES if not (folder / name).is_file()]:
-        raise FileNotFoundError(f"there is no {folder / missing[0]}: copy it there from results/")
-    for line in "\n".join((folder / name).read_text(encoding="utf-8") for name in SCORES).splitlines():
+    for line in "\n".join(read_published(folder / name) for name in SCORES).splitlines():
         title = line[3:] if line.startswith("## ") else title
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if cells[0] == "method":
@@ -1078,11 +1083,9 @@ def table_travel(here: str, there: str, records: dict[str, dict[str, dict[str, E
 
 def read_costs(file: Path) -> dict[str, float]:
     """How many times as long as a step of `none` one of each method takes, from the benchmark's table."""
-    if not file.is_file():
-        raise FileNotFoundError(f"there is no {file}: copy it there from results/")
-    with file.open(newline="", encoding="utf-8") as lines:
-        return {row["what"].removeprefix("credit of "): 1 + float(row["value"]) / 100
-                for row in csv.DictReader(lines) if row["what"].startswith("credit of ")}
+    rows = csv.DictReader(read_published(file).splitlines())
+    return {row["what"].removeprefix("credit of "): 1 + float(row["value"]) / 100
+            for row in rows if row["what"].startswith("credit of ")}
 
 
 def slowed(curve: dict[float, float], cost: float) -> dict[str, float]:
