@@ -40,7 +40,7 @@ from experiments import ground_truth
 from mitigations import MITIGATIONS, none
 from qwen2_model import Qwen2, empty_model, generate, left_pad, load_model, read_config
 from tests.plain import plain_update
-from train import BUNDLED, Settings, train_step
+from train import BUNDLED, Settings, join_processes, train_step
 
 QUESTIONS, ANSWERS, TOKENS = 8, 8, 64
 REPEATS = 1 if "--quick" in sys.argv else 7
@@ -221,7 +221,7 @@ def processes() -> None:
 
 def pair() -> None:
     """What each of the two processes does; the first also runs, with both cores, what is compared."""
-    dist.init_process_group("gloo")
+    join_processes(Settings())
     first, half = dist.get_rank() == 0, grpo.share(QUESTIONS)
 
     def alone(work: Callable, threads: int) -> Callable:
