@@ -350,7 +350,7 @@ def test_a_study_that_is_killed_goes_on_with_nothing_lost_or_repeated(place, blo
     long = SMALL.replace("--steps 2", "--steps 40")
     parts = {"main": [("easy", (f"none{SMALL}", f"random{long}", f"prefix_tree{long}"), [0])]}
     runs = [study.Experiment("main", "easy", flags, 0) for flags in parts["main"][0][1]]
-    first = driver(place, ["--processes", "2", "--keep"], parts)
+    first = driver(place, ["--processes", "3", "--keep"], parts)
     begun = lambda: all((e.folder / "state.safetensors").exists() for e in runs)
     wait_for(lambda: runs[0].name in study.done_runs() and begun(), first)
     if blow == "all":
