@@ -51,6 +51,7 @@ AGAINST = ("seeds", "end - none", "end - none, bootstrap", "end, P(better), boot
 CREDIT = (*(f"{m}, {x}" for m in MEASURES for x in ("filler", "reasoning", "filler / reasoning")),
           "effective sample size", "varies within", "gradient norm", "its spread", "seconds a step")
 COUNTS = ("seeds", "steps", "steps to none's end", "seeds that get there")
+JUDGED = {"end": "Success at the end", "area": "Mean success while training"}
 DIFFERENCES = ("end - none", "area - none", "pass@16 - none")
 LEARNED = DIFFERENCES[:2]
 VARIED = (*LEARNED, "end - default", "area - default")
@@ -649,7 +650,7 @@ def record(group: Group) -> dict[str, Estimate]:
     out["steps to none's end"] = t_estimate(reached[~np.isnan(reached)])
     out["seeds that get there"] = Estimate(int((~np.isnan(reached)).sum()))
     if group.baseline is not group:
-        for figure in ("end", "area"):
+        for figure in JUDGED:
             x, y = group.values(figure), group.baseline.values(figure)
             out[f"{figure} - none"] = t_estimate(group.differences(figure))
             out[f"{figure} - none, bootstrap"] = bootstrap(mean_difference, x, y)
@@ -757,8 +758,7 @@ def draw_forest(groups: list[Group], records: dict[str, dict[str, Estimate]], fi
     """
     against = [g for g in groups if g.baseline not in (None, g)][::-1]  # the best on top
     figure, axes = new_figure(2, 1, 5.6, 1.2 + 0.32 * max(4, len(against)), sharey=True)
-    titles = {"end": "Success at the end", "area": "Mean success while training"}
-    for axis, (figure_name, title) in zip(axes.flat, titles.items()):
+    for axis, (figure_name, title) in zip(axes.flat, JUDGED.items()):
         axis.axvline(0, color="black", lw=1)
         for y, group in enumerate(against):
             e, seeds = records[group.label][f"{figure_name} - none"], group.differences(figure_name)
@@ -844,7 +844,7 @@ def table_study(level: str, groups: list[Group], records: dict[str, dict[str, Es
 def pairing(groups: list[Group]) -> str:
     """How far a seed that is lucky for `none` is so for the others: what comparing on the same seeds gains."""
     medians = []
-    for figure in ("end", "area"):
+    for figure in JUDGED:
         pairs = [g.pairs(figure) for g in groups if g.baseline not in (None, g)]  # (2, n) each
         found = [np.corrcoef(x)[0, 1] for x in pairs if x.shape[1] > 2 and x.std(1).all()]
         medians.append(f"{np.median(found):.2f} for {figure}" if found else "")
@@ -878,7 +878,7 @@ def table_settings(title: str, runs: list[Run], varied: list[Run]) -> Table:
         own = default.get(group.label.split()[0])
         if group.label in records and own not in (None, group):
             records[group.label] |= {f"{figure} - default": t_estimate(replace(group, baseline=own).differences(figure))
-                                     for figure in ("end", "area")}
+                                     for figure in JUDGED}
     rows = [[f"`{label}`", f"{r['seeds'].value:.0f}", points(r["end"]),
              *(difference(r[figure]) if figure in r else "" for figure in VARIED), points(r["least climb"]),
              *(f"{r[figure].value:.2f}" for figure in SHAPE)] for label, r in sorted(records.items())]
@@ -889,23 +889,27 @@ def table_settings(title: str, runs: list[Run], varied: list[Run]) -> Table:
     return Table(title, note, ["method", "seeds", "end", *VARIED, "least climb", *SHAPE], rows)
 
 
-def table_rates(title: str, runs: list[Run]) -> Table:
-    """Each method at several learning rates, on the seeds that it has at all of them, and whether their order stays."""
-    ends: dict[str, dict[str, dict[int, float]]] = {}  # success at the end in %, of each method, rate and seed
+def table_rates(title: str, runs: list[Run], figure: str) -> Table:
+    """Each method at several learning rates, on the seeds that it has at all of them, and whether their order stays.
+
+    `figure` is the one of JUDGED to judge by.
+    """
+    success: dict[str, dict[str, dict[int, float]]] = {}  # in %, of each method, rate and seed
     for group in sorted(group_runs(runs), key=lambda g: float(g.label.partition(" lr=")[2] or 0)):
         method, _, rate = group.label.partition(" lr=")
-        ends.setdefault(method, {})[f"lr {rate}" if rate else "default lr"] = {
-            seed: 100 * row["end"] for seed, row in group.rows.items()}
-    rates = list(dict.fromkeys(rate for at in ends.values() for rate in at))
-    shared = {method: set.intersection(*(set(at.get(rate, {})) for rate in rates)) for method, at in ends.items()}
-    values = {m: np.array([[at[rate][s] for s in shared[m]] for rate in rates]) for m, at in ends.items() if shared[m]}
+        success.setdefault(method, {})[f"lr {rate}" if rate else "default lr"] = {
+            seed: 100 * row[figure] for seed, row in group.rows.items()}
+    rates = list(dict.fromkeys(rate for at in success.values() for rate in at))
+    shared = {method: set.intersection(*(set(at.get(rate, {})) for rate in rates)) for method, at in success.items()}
+    values = {m: np.array([[success[m][rate][s] for s in seeds] for rate in rates])  # (rates, seeds) each
+              for m, seeds in shared.items() if seeds}
     mean = {m: x.mean(1) for m, x in values.items()}  # (rates,) each
     methods = sorted(mean, key=lambda m: -mean[m][0])
     rows = [[f"`{m}`", f"{len(shared[m])}", *(f"{x.mean():.1f} ({x.min():.1f} to {x.max():.1f})" for x in values[m]),
              f"{mean[m].max() - mean['none'].max():+.1f}" if "none" in mean else ""] for m in methods]
     columns = np.array([mean[m] for m in methods]).reshape(-1, len(rates)).T  # (rates, M)
     order = ", ".join(f"{cell(spearman(columns[0], x))} at {rate}" for x, rate in zip(columns[1:], rates[1:]))
-    note = ("Held-out success in percent at the end: mean over seeds, lowest and highest; then how much the best of a "
+    note = (f"{JUDGED[figure]} in percent: mean over seeds, lowest and highest; then how much the best of a "
             "method's means is above the best of `none`. Rank correlation of the methods' order with that at the "
             f"{rates[0]}: {order}.")
     return Table(title, note, ["method", "seeds", *rates, "best - none's best"], rows)
@@ -998,7 +1002,7 @@ def table_truth(level: str, groups: list[Group], scores: dict[str, dict[str, Est
             if 0 < len(some) < shown:  # else it is the row before once more
                 shown = len(some)
                 truth = np.array([e.value for _, e in some])  # (M,)
-                gains = [np.array([groups[i].differences(f).mean() for i, _ in some]) for f in ("end", "area")]  # (M,)
+                gains = [np.array([groups[i].differences(f).mean() for i, _ in some]) for f in JUDGED]  # (M,)
                 left, *two = least_without_two(truth, gains[1])
                 names = ", ".join(groups[some[k][0]].label.split()[0] for k in two)
                 rows.append([meaning, f"{name}, {len(some)}", *(cell(spearman(truth, gain)) for gain in gains),
@@ -1107,7 +1111,7 @@ def table_time(level: str, runs: list[Run], costs: dict[str, float]) -> Table:
             continue
         late = Group(group.label, {s: slowed(row["curve"], cost) for s, row in group.rows.items()}, group.baseline)
         rows.append([f"`{group.label}`", f"{len(group.rows)}", f"{cost:.2f}",
-                     *(difference(t_estimate(g.differences(figure))) for figure in ("end", "area")
+                     *(difference(t_estimate(g.differences(figure))) for figure in JUDGED
                        for g in (group, late))])
     note = ("Methods whose step takes longer than that of `none` by 5% or more (tests/benchmark.py, of the start "
             "model on easy puzzles, on two cores), with all their seeds, fresh ones too: differences to `none` after "
@@ -1198,7 +1202,7 @@ def side_tables(level: str, parts: dict[str, list[Run]]) -> list[Table]:
         if part in parts:
             tables.append(table_settings(f"{title}, {level}", main, parts[part]))
     if "rates" in parts:
-        tables.append(table_rates(f"Learning rates, {level}", main + parts["rates"]))
+        tables += [table_rates(f"Learning rates by {x}, {level}", main + parts["rates"], x) for x in JUDGED]
     return tables + ([table_fresh(f"Fresh seeds, {level}", main, parts["fresh"])] if "fresh" in parts else [])
 
 

@@ -630,7 +630,7 @@ def test_learning_rates_by_hand():
         for mean, setting in zip(means, ("", "lr=0.1", "lr=0.4"))
         for seed, sign in ((0, -1), (1, 1))
     ]
-    table = analyze.table_rates("", runs)
+    table = analyze.table_rates("", runs, "end")
     rows = {row[0]: row[1:] for row in table.rows}
     assert table.header[2:5] == ["default lr", "lr 0.1", "lr 0.4"] and rows["`b`"][2] == "60.0 (58.0 to 62.0)"
     assert [rows[f"`{m}`"][4] for m in ends] == ["+0.0", "+10.0", "+20.0", "-30.0"]
@@ -643,7 +643,7 @@ def test_learning_rates_by_hand():
     less = [
         run for run in runs if (run.label, run.seed) not in {("none lr=0.4", 0), ("none lr=0.4", 1), ("a lr=0.1", 0)}
     ]
-    rows = {row[0]: row[1:] for row in analyze.table_rates("", less + [study_run("b", 7, 0.9)]).rows}
+    rows = {row[0]: row[1:] for row in analyze.table_rates("", less + [study_run("b", 7, 0.9)], "end").rows}
     assert list(rows) == ["`a`", "`b`", "`c`"] and rows["`a`"] == [
         "1",
         "52.0 (52.0 to 52.0)",
@@ -651,7 +651,8 @@ def test_learning_rates_by_hand():
         "22.0 (22.0 to 22.0)",
         "",
     ]
-    assert rows["`b`"][0] == "2" and analyze.table_rates("", less[:1]).rows[0][1] == "1"
+    assert rows["`b`"][0] == "2" and analyze.table_rates("", less[:1], "end").rows[0][1] == "1"
+    assert analyze.table_rates("", less[:1], "area").rows[0][2] == "19.0 (19.0 to 19.0)"
 
 
 def test_the_same_time_by_hand():
@@ -942,7 +943,8 @@ def test_a_study_that_was_hardly_begun_has_tables(tmp_path, monkeypatch, capsys)
             )
         ),
         "Hyper-parameters, easy",
-        "Learning rates, easy",
+        "Learning rates by end, easy",
+        "Learning rates by area, easy",
         "Fresh seeds, easy",
         "Do conclusions travel, hard and easy",
     ]
