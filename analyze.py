@@ -889,6 +889,25 @@ def table_settings(title: str, runs: list[Run], varied: list[Run]) -> Table:
     return Table(title, note, ["method", "seeds", "end", *VARIED, "least climb", *SHAPE], rows)
 
 
+def table_rloo(title: str, runs: list[Run], rloo: list[Run]) -> Table:
+    """Every method against `none` and against RLOO (2402.14740), which is `none` without the division by std(r).
+
+    Methods whose credit starts from rewards do not divide either: what they are ahead of `none` may be that alone.
+    """
+    groups = group_runs(runs + rloo)
+    against = {name: next(g for g in groups if g.label in {run.label for run in some if run.baseline})
+               for name, some in (("none", runs), ("rloo", rloo))}
+    records = {g.label: {f"{figure} - {name}": t_estimate(replace(g, baseline=other).differences(figure))
+                         for name, other in against.items() if other is not g for figure in JUDGED} for g in groups}
+    figures = tuple(f"{figure} - {name}" for name in against for figure in JUDGED)
+    rows = [[f"`{g.label}`", f"{len(g.rows)}", points(t_estimate(g.values("end"))),
+             *(difference(records[g.label][f]) if f in records[g.label] else "" for f in figures)] for g in groups]
+    note = ("Differences in points to `none` and to the same with `--advantage rloo`, whose advantage is not divided "
+            "by the standard deviation of the group's rewards, on the same seeds; ± and * as above. "
+            + by_chance(records, figures))
+    return Table(title, note, ["method", "seeds", "end", *figures], rows)
+
+
 def table_rates(title: str, runs: list[Run], figure: str) -> Table:
     """Each method at several learning rates, on the seeds that it has at all of them, and whether their order stays.
 
@@ -1196,8 +1215,10 @@ def study(file: Path) -> None:
 
 
 def side_tables(level: str, parts: dict[str, list[Run]]) -> list[Table]:
-    """Hyper-parameters, weights as written, learning rates and fresh seeds of a level, as far as they were run."""
+    """What was run on a level beside the main table: RLOO, hyper-parameters, learning rates, other seeds."""
     main, tables = parts["main"], []
+    if "rloo" in parts:
+        tables.append(table_rloo(f"Against RLOO, {level}", main, parts["rloo"]))
     for title, part in (("Hyper-parameters", "sweeps"), ("Weights as written, not rescaled", "unscaled")):
         if part in parts:
             tables.append(table_settings(f"{title}, {level}", main, parts[part]))

@@ -60,6 +60,7 @@ UNSCALED = tuple(f"{name} --normalize none" for name in (
 RATES = tuple(f"{name} --lr {train.Settings().lr * factor:g}" for name in METHODS for factor in (0.5, 2))
 PARTS = {  # level, methods with their flags, seeds
     "main": [(level, METHODS, range(5)) for level in LEVELS],
+    "rloo": [(level, ("none --advantage rloo",), range(5)) for level in LEVELS],  # is it only the division by std(r)?
     "sweeps": [("easy", SWEEPS, range(3))],
     "unscaled": [("easy", UNSCALED, range(3))],
     "rates": [("easy", RATES, range(2))],

@@ -621,6 +621,23 @@ def test_an_interval_without_width_says_nothing():
     assert [analyze.excludes_zero(analyze.Estimate(*e)) for e in estimates] == [True, True, False, False, False]
 
 
+def test_rloo_beside_grpo_by_hand():
+    """Guards against the difference to the other baseline, or to that of other seeds, and a baseline against itself."""
+    runs = [study_run("none", s, 0.4) for s in range(3)] + [study_run("m", s, 0.5 + s / 100) for s in range(2)]
+    rloo = [study_run("none", s, 0.45 + (s == 1) / 50 + (s == 2), "advantage=rloo") for s in range(3)]
+    table = analyze.table_rloo("", runs, rloo)
+    rows = {row[0]: row[1:] for row in table.rows}
+    assert table.header == ["method", "seeds", "end", "end - none", "area - none", "end - rloo", "area - rloo"]
+    assert rows["`none`"][2:4] == ["", ""] and rows["`none advantage=rloo`"][4:] == ["", ""]
+    # 50 and 51 against 40 and 40, and against 45 and 47; areas are half of the ends
+    t = 12.706
+    assert rows["`m`"][2:] == [
+        f"{mean} ± {t * half:.1f}{star}"
+        for mean, half, star in (("10.5", 0.5, " *"), ("5.2", 0.25, " *"), ("4.5", 0.5, ""), ("2.2", 0.25, ""))
+    ]
+    assert rows["`none`"][4].startswith("-39.0") and "1 of 2 for end - none (0.1 by chance)" in table.note
+
+
 def test_learning_rates_by_hand():
     """Guards against methods under each other's rates, a best that is no best, and an order compared with itself."""
     ends = {"none": (0.4, 0.2, 0.3), "a": (0.5, 0.1, 0.2), "b": (0.3, 0.6, 0.1), "c": (0.1, 0.05, 0.0)}
@@ -915,6 +932,7 @@ def test_a_study_that_was_hardly_begun_has_tables(tmp_path, monkeypatch, capsys)
         ("easy", "main", "ppo", "kl=0.1", 0),
         ("easy", "rates", "ppo", "lr=0.4", 1),
         ("easy", "sweeps", "mine x=1", "", 0),
+        ("easy", "rloo", "none", "advantage=rloo", 1),
         ("easy", "fresh", "none", "", 5),
         ("easy", "fresh", "ppo", "", 5),
     ]
@@ -942,13 +960,14 @@ def test_a_study_that_was_hardly_begun_has_tables(tmp_path, monkeypatch, capsys)
                 "In as much time",
             )
         ),
+        "Against RLOO, easy",
         "Hyper-parameters, easy",
         "Learning rates by end, easy",
         "Learning rates by area, easy",
         "Fresh seeds, easy",
         "Do conclusions travel, hard and easy",
     ]
-    assert re.findall(r"^## (.*)", text, re.M) == titles and "old" not in text and text.count("`mine`") == 4
+    assert re.findall(r"^## (.*)", text, re.M) == titles and "old" not in text and text.count("`mine`") == 5
     assert (tmp_path / "easy-truth.png").exists() and (tmp_path / "hard-forest.png").exists()
 
 

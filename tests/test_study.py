@@ -86,6 +86,7 @@ def test_the_sweeps_are_those_that_were_asked_for():
         "entropy_weighted",
         "entropy_masking",
     }
+    assert values("rloo", "none", "advantage") == {("rloo", False): 5}
     for method in MITIGATIONS:
         assert values("rates", method, "lr") == {("0.0001", False): 2, ("0.0004", False): 2}
     assert all(e.seed >= 5 for e in everything(["fresh"])) and len(everything(["fresh"])) == 15
