@@ -1,6 +1,6 @@
 """The study: does better credit learn faster? Methods and hyper-parameters over seeds, each run a plain train.py.
 
-    python -m experiments.study                                 all of it, in the order of PARTS: a night on two cores
+    python -m experiments.study                                 all of it, in the order of PARTS: a day on two cores
     python -m experiments.study --parts main --levels easy      the main table: every method, five seeds
     python -m experiments.study --list                          what is left, a command a line: for Slurm, parallel, Ray
     python -m experiments.study --collect                       only take over the runs that finished in runs/study
