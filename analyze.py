@@ -877,8 +877,7 @@ def table_settings(title: str, runs: list[Run], varied: list[Run]) -> Table:
     for group in groups:
         own = default.get(group.label.split()[0])
         if group.label in records and own not in (None, group):
-            records[group.label] |= {f"{figure} - default": t_estimate(replace(group, baseline=own).differences(figure))
-                                     for figure in JUDGED}
+            records[group.label] |= compare(group, own, "default")
     rows = [[f"`{label}`", f"{r['seeds'].value:.0f}", points(r["end"]),
              *(difference(r[figure]) if figure in r else "" for figure in VARIED), points(r["least climb"]),
              *(f"{r[figure].value:.2f}" for figure in SHAPE)] for label, r in sorted(records.items())]
@@ -889,19 +888,25 @@ def table_settings(title: str, runs: list[Run], varied: list[Run]) -> Table:
     return Table(title, note, ["method", "seeds", "end", *VARIED, "least climb", *SHAPE], rows)
 
 
+def compare(group: Group, other: Group, name: str) -> dict[str, Estimate]:
+    """A method minus another one, by both figures to judge by, on the seeds that both have."""
+    pair = replace(group, baseline=other)
+    return {f"{figure} - {name}": t_estimate(pair.differences(figure)) for figure in JUDGED}
+
+
 def table_rloo(title: str, runs: list[Run], rloo: list[Run]) -> Table:
     """Every method against `none` and against RLOO (2402.14740), which is `none` without the division by std(r).
 
     Methods whose credit starts from rewards do not divide either: what they are ahead of `none` may be that alone.
     """
-    groups = group_runs(runs + rloo)
-    against = {name: next(g for g in groups if g.label in {run.label for run in some if run.baseline})
-               for name, some in (("none", runs), ("rloo", rloo))}
-    records = {g.label: {f"{figure} - {name}": t_estimate(replace(g, baseline=other).differences(figure))
-                         for name, other in against.items() if other is not g for figure in JUDGED} for g in groups}
-    figures = tuple(f"{figure} - {name}" for name in against for figure in JUDGED)
-    rows = [[f"`{g.label}`", f"{len(g.rows)}", points(t_estimate(g.values("end"))),
-             *(difference(records[g.label][f]) if f in records[g.label] else "" for f in figures)] for g in groups]
+    groups = {g.label: g for g in group_runs(runs + rloo)}
+    none, undivided = groups["none"], groups[rloo[0].label]
+    records = {label: (compare(g, none, "none") if g is not none else {})
+               | (compare(g, undivided, "rloo") if g is not undivided else {}) for label, g in groups.items()}
+    figures = (*LEARNED, "end - rloo", "area - rloo")
+    rows = [[f"`{label}`", f"{len(g.rows)}", points(t_estimate(g.values("end"))),
+             *(difference(records[label][f]) if f in records[label] else "" for f in figures)]
+            for label, g in groups.items()]
     note = ("Differences in points to `none` and to the same with `--advantage rloo`, whose advantage is not divided "
             "by the standard deviation of the group's rewards, on the same seeds; ± and * as above. "
             + by_chance(records, figures))
@@ -1021,10 +1026,10 @@ def table_truth(level: str, groups: list[Group], scores: dict[str, dict[str, Est
             if 0 < len(some) < shown:  # else it is the row before once more
                 shown = len(some)
                 truth = np.array([e.value for _, e in some])  # (M,)
-                gains = [np.array([groups[i].differences(f).mean() for i, _ in some]) for f in JUDGED]  # (M,)
-                left, *two = least_without_two(truth, gains[1])
+                gains = {f: np.array([groups[i].differences(f).mean() for i, _ in some]) for f in JUDGED}  # (M,) each
+                left, *two = least_without_two(truth, gains["area"])
                 names = ", ".join(groups[some[k][0]].label.split()[0] for k in two)
-                rows.append([meaning, f"{name}, {len(some)}", *(cell(spearman(truth, gain)) for gain in gains),
+                rows.append([meaning, f"{name}, {len(some)}", *(cell(spearman(truth, gain)) for gain in gains.values()),
                              f"{left:.2f}" + f" ({names})" * bool(two)])
     note = ("Rank correlation, over methods, of the scores above with what they learned beyond `none`; in brackets its "
             "95% interval (Bonett and Wright's), for which each method is one independent observation without error. "
