@@ -931,12 +931,31 @@ def table_rates(title: str, runs: list[Run], figure: str) -> Table:
     methods = sorted(mean, key=lambda m: -mean[m][0])
     rows = [[f"`{m}`", f"{len(shared[m])}", *(f"{x.mean():.1f} ({x.min():.1f} to {x.max():.1f})" for x in values[m]),
              f"{mean[m].max() - mean['none'].max():+.1f}" if "none" in mean else ""] for m in methods]
-    columns = np.array([mean[m] for m in methods]).reshape(-1, len(rates)).T  # (rates, M)
-    order = ", ".join(f"{cell(spearman(columns[0], x))} at {rate}" for x, rate in zip(columns[1:], rates[1:]))
+    columns = {f"the {rates[0]}": [mean[m][0] for m in methods]} | {
+        rate: [mean[m][i] for m in methods] for i, rate in enumerate(rates) if i}
+    if all(set(success[m][rates[0]]) - shared[m] for m in methods):
+        columns[f"the {rates[0]} by their other seeds"] = [
+            np.mean([x for s, x in success[m][rates[0]].items() if s not in shared[m]]) for m in methods]
     note = (f"{JUDGED[figure]} in percent: mean over seeds, lowest and highest; then how much the best of a "
-            "method's means is above the best of `none`. Rank correlation of the methods' order with that at the "
-            f"{rates[0]}: {order}.")
+            "method's means is above the best of `none`. " + same_order(columns, below(runs, figure, methods)))
     return Table(title, note, ["method", "seeds", *rates, "best - none's best"], rows)
+
+
+def below(runs: list[Run], figure: str, methods: list[str]) -> np.ndarray:
+    """Whether each method (M,) is measurably below `none`."""
+    groups = {g.label: g for g in group_runs(runs)}
+    estimates = [t_estimate(groups[method].differences(figure)) for method in methods]
+    return np.array([excludes_zero(e) and e.value < 0 for e in estimates], bool)
+
+
+def same_order(columns: dict[str, list[float]], low: np.ndarray) -> str:
+    """How the order of methods by the first of columns (M,) agrees with that by each of the others, also without those
+    that are measurably below `none`, `low` (M,)."""
+    (first, x), *others = ((name, np.array(column)) for name, column in columns.items())
+    orders = [", ".join(f"{cell(spearman(x[some], y[some]))} at {name}" for name, y in others)
+              for some in (low | True, ~low)]
+    return (f"Rank correlation of the order of all {len(low)} methods with that at {first}: {orders[0]}; of the "
+            f"{(~low).sum()} that all their seeds do not show to be below `none` there: {orders[1]}.")
 
 
 def spearman(x: np.ndarray, y: np.ndarray) -> Estimate:

@@ -655,8 +655,12 @@ def test_learning_rates_by_hand():
         analyze.spearman(np.array([m[0] for m in ends.values()]), np.array([m[k] for m in ends.values()]))
         for k in (1, 2)
     )
-    assert table.note.endswith(f"{analyze.cell(first)} at lr 0.1, {analyze.cell(second)} at lr 0.4.")
+    assert f"all 4 methods with that at the default lr: {analyze.cell(first)} at lr 0.1, " in table.note
     assert first.value == pytest.approx(0.2) and second.value == pytest.approx(0.8)
+    others = [study_run(m, 2, end) for m, end in {"none": 0.3, "a": 0.6, "b": 0.5, "c": 0.4}.items()]
+    note = analyze.table_rates("", runs + others, "end").note
+    # at the default a none b c, by the others a b c none: squares of d 4 + 1 + 1, 1 - 6 * 6 / 60
+    assert f"{analyze.cell(second)} at lr 0.4, 0.40 (-0.92 to 0.99) at the default lr by their other seeds; of" in note
     less = [
         run for run in runs if (run.label, run.seed) not in {("none lr=0.4", 0), ("none lr=0.4", 1), ("a lr=0.1", 0)}
     ]
@@ -670,6 +674,23 @@ def test_learning_rates_by_hand():
     ]
     assert rows["`b`"][0] == "2" and analyze.table_rates("", less[:1], "end").rows[0][1] == "1"
     assert analyze.table_rates("", less[:1], "area").rows[0][2] == "19.0 (19.0 to 19.0)"
+
+
+def test_the_order_of_methods_by_hand():
+    """Guards against an order without the methods that are above `none`, or with those that are below it, and a
+    method called below by seeds that happen to agree."""
+    ends = {"none": (0.4, 0.4, 0.4), "up": (0.5, 0.6, 0.7), "low": (0.1, 0.2, 0.0), "wide": (0.1, 0.6, 0.3)}
+    ends["same"] = (0.3, 0.3, 0.3)
+    runs = [study_run(method, seed, end) for method, values in ends.items() for seed, end in enumerate(values)]
+    low = analyze.below(runs, "end", list(ends))
+    assert list(low) == [False, False, True, False, False]
+    columns = {"one": [1.0, 2, 3, 4, 5], "two": [2.0, 1, 9, 4, 3], "three": [3.0, 2, 0, 1, 0.5]}
+    # all: ranks 2 1 5 4 3, squares of d 1 + 1 + 4 + 0 + 4 = 10, 1 - 6 * 10 / 120; without the third: 2 1 4 3, d^2 4
+    says = analyze.same_order(columns, low)
+    assert says.startswith("Rank correlation of the order of all 5 methods with that at one: 0.50 (")
+    assert "; of the 4 that all their seeds do not show to be below `none` there: 0.60 (" in says
+    # 5 4 1 3 2, d^2 16 + 4 + 4 + 1 + 9 = 34, 1 - 6 * 34 / 120; 4 3 2 1
+    assert ", -0.70 (" in says and says.endswith(", -1.00 at three.")
 
 
 def test_the_same_time_by_hand():
