@@ -23,7 +23,7 @@ import textwrap
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Callable, NamedTuple
+from typing import Callable, Iterable, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -58,16 +58,10 @@ VARIED = (*LEARNED, "end - default", "area - default")
 ABOUT = ("run", "version", "part", "level", "method", "setting", "seed", "command")  # columns of the study's rows
 SCORES = ("truth-scores.md", "gradients.md")  # of the start model, by experiments/ground_truth.py and gradients.py
 COSTS = "benchmark.csv"  # how long a step takes, by tests/benchmark.py
-MEANINGS = {  # their tables, the column that the study compares with learning, what it is, and its name in a table
-    "Credit against A*, all tokens": ("cosine of update", "cosine of its update with that of A*", "cosine with A*"),
-    "Credit against A* and the solver, within responses": (
-        "Spearman", "rank correlation with A* within responses", "rank in response"),
-    "Noise and bias of each method's gradient": (
-        "signal to noise", "signal to noise of its gradient", "signal to noise")}
 TYPES = ("contribution, filler / reasoning", "gradient, filler / reasoning", "effective sample size", "varies within")
 SHAPE = ("gradient norm", "effective sample size", "varies within")
-FRESH = ("end", "area", "pass@16", "end - none", "area - none", "pass@16 - none")
-LOWEST = -25  # points: where pictures show means that are lower
+FRESH = (*JUDGED, "pass@16", *DIFFERENCES)
+LOWEST = -25  # points: the forest shows a lower mean as an arrow there
 MIN_TOKENS = 100  # a point of a picture needs that many
 MIN_RESPONSES = 30  # a position's t-statistic needs that many responses to reach it
 
@@ -192,8 +186,8 @@ def pm(mean: float, error: float, digits: int = 3) -> str:
 
 def cell(e: Estimate, digits: int = 2) -> str:
     """An estimate and its interval, empty where there is none."""
-    interval = f" ({e.low:.{digits}f} to {e.high:.{digits}f})" if np.isfinite(e.low) else ""
-    return f"{e.value:.{digits}f}{interval}" if np.isfinite(e.value) else ""
+    ends = f" ({e.low:.{digits}f} to {e.high:.{digits}f})" if np.isfinite(e.low) else ""
+    return f"{e.value:.{digits}f}{ends}" if np.isfinite(e.value) else ""
 
 
 def size(log: dict, where: np.ndarray, measure: str) -> tuple[float, float]:
@@ -530,6 +524,11 @@ class Group:
     rows: dict[int, dict]  # by seed, what `summarize` says
     baseline: "Group | None" = None  # the runs of `none` with the same settings; itself where it is that
 
+    @property
+    def compared(self) -> bool:
+        """Whether there are runs of `none` to compare with, other than these."""
+        return self.baseline not in (None, self)
+
     def values(self, figure: str) -> np.ndarray:
         """A figure (n,) of each run."""
         return np.array([row[figure] for row in self.rows.values()], float)
@@ -666,7 +665,7 @@ def show(name: str, e: Estimate) -> str:
     if name in COUNTS:
         return f"{e.value:.0f}" + (f" ± {e.high - e.value:.0f}" if np.isfinite(e.high) else "")
     if name.endswith("bootstrap"):
-        return f"{e.value:.3f}" + (f" ({e.low:.3f} to {e.high:.3f})" if np.isfinite(e.low) else "")
+        return cell(e, 3)
     return pm(e.value, e.high - e.value)
 
 
@@ -726,14 +725,14 @@ def draw_curves(groups: list[Group], file: Path, where: str = "") -> None:
     for axis in axes.flat[len(shown) :]:
         axis.remove()
     for axis, group in zip(axes.flat, shown):
-        if group.baseline not in (None, group):
+        if group.compared:
             draw_curve(axis, group.baseline, "0.45", "--", "s")
         draw_curve(axis, group, COLOURS["reasoning"], "-", "o")
         axis.set(xlabel="step", title="\n".join(textwrap.wrap(f"{group.label} ({len(group.rows)})", 34)))
     for row in axes:
         row[0].set_ylabel("held-out puzzles solved")
     axes[0, 0].set_ylim(0, min(1, 1.05 * axes[0, 0].get_ylim()[1]))
-    grey = "; dashed, grey squares: none (GRPO)" * any(g.baseline not in (None, g) for g in shown)
+    grey = "; dashed, grey squares: none (GRPO)" * any(g.compared for g in shown)
     figure.suptitle(f"Held-out success{where}: mean over seeds (their number in brackets), 95% interval, each seed a "
                     f"thin line.\nSolid, blue dots: the method{grey}.", fontsize=11)
     figure.savefig(file, dpi=120)
@@ -756,7 +755,7 @@ def draw_forest(groups: list[Group], records: dict[str, dict[str, Estimate]], fi
 
     A method whose mean is below LOWEST is an arrow there with its number, or the others could not be told apart.
     """
-    against = [g for g in groups if g.baseline not in (None, g)][::-1]  # the best on top
+    against = [g for g in groups if g.compared][::-1]  # the best on top
     figure, axes = new_figure(2, 1, 5.6, 1.2 + 0.32 * max(4, len(against)), sharey=True)
     for axis, (figure_name, title) in zip(axes.flat, JUDGED.items()):
         axis.axvline(0, color="black", lw=1)
@@ -814,21 +813,27 @@ def points(e: Estimate) -> str:
     return pm(100 * e.value, 100 * (e.high - e.value), 1)
 
 
-def difference(e: Estimate) -> str:
-    """A difference in points ± half of its interval, and * where that excludes 0."""
-    return points(e) + " *" * excludes_zero(e)
+def starred(r: dict[str, Estimate], figures: Iterable[str]) -> list[str]:
+    """Differences in points ± half of their intervals, * where these exclude 0; empty where there is none."""
+    return [points(r[f]) + " *" * excludes_zero(r[f]) if f in r else "" for f in figures]
 
 
 def excludes_zero(e: Estimate) -> bool:
-    """Whether the interval of an estimate lies on one side of 0; one without width, of equal values, says nothing."""
-    return e.low < e.high and not e.low <= 0 <= e.high
+    """Whether the interval of an estimate lies on one side of 0. One without width, of equal values, says nothing; it
+    can be 2e-5 wide, since runs.csv has six digits, and by one puzzle or response it would be wider than 1e-4."""
+    return e.high - e.low > 5e-5 and not e.low <= 0 <= e.high
+
+
+def is_below(e: Estimate) -> bool:
+    """Whether a difference is measurably below 0."""
+    return excludes_zero(e) and e.value < 0
 
 
 def table_study(level: str, groups: list[Group], records: dict[str, dict[str, Estimate]]) -> Table:
     """The main table of a level: all methods against `none`."""
     none = records["none"]
     rows = [[f"`{label}`", f"{r['seeds'].value:.0f}", points(r["end"]), points(r["pass@16"]),
-             *(difference(r[figure]) if figure in r else "" for figure in DIFFERENCES), steps_and_seeds(r),
+             *starred(r, DIFFERENCES), steps_and_seeds(r),
              f"{r['gradient norm'].value / none['gradient norm'].value:.1f}"] for label, r in records.items()]
     note = (f"Held-out success in percent after {none['steps'].value:.0f} steps, from {100 * none['start'].value:.1f} "
             "at the start; pass@16: puzzles that one of 16 responses solves; differences to `none` in points, on the "
@@ -845,8 +850,8 @@ def pairing(groups: list[Group]) -> str:
     """How far a seed that is lucky for `none` is so for the others: what comparing on the same seeds gains."""
     medians = []
     for figure in JUDGED:
-        pairs = [g.pairs(figure) for g in groups if g.baseline not in (None, g)]  # (2, n) each
-        found = [np.corrcoef(x)[0, 1] for x in pairs if x.shape[1] > 2 and x.std(1).all()]
+        pairs = [g.pairs(figure) for g in groups if g.compared]  # (2, n) each
+        found = [np.corrcoef(x)[0, 1] for x in pairs if x.shape[1] > 2 and np.ptp(x, 1).all()]
         medians.append(f"{np.median(found):.2f} for {figure}" if found else "")
     return f"Over seeds a method correlates with `none` by a median of {' and '.join(medians)}. " * all(medians)
 
@@ -858,33 +863,30 @@ def steps_and_seeds(r: dict[str, Estimate]) -> str:
     return f"{steps:.0f} ({seeds:.0f})" if seeds > 0 else "(0)" * (seeds == 0)
 
 
-def by_chance(records: dict[str, dict[str, Estimate]], figures: tuple[str, ...]) -> str:
+def by_chance(records: dict[str, dict[str, Estimate]], figures: Iterable[str]) -> str:
     """How many differences exclude 0, and how many would on average if no method did anything."""
     found = []
     for figure in figures:
         known = [r[figure] for r in records.values() if figure in r and np.isfinite(r[figure].low)]
         found.append(f"{sum(map(excludes_zero, known))} of {len(known)} for {figure} "
                      f"({0.05 * len(known):.1f} by chance)")
-    return f"That is so of {', '.join(found)}."
+    return f"The interval excludes 0 in {', '.join(found)}."
 
 
 def table_settings(title: str, runs: list[Run], varied: list[Run]) -> Table:
     """Other hyper-parameters of some methods beside their defaults, and against them, on the same seeds."""
-    seeds, methods = {run.seed for run in varied}, {run.label.split()[0] for run in varied}
-    groups = group_runs([run for run in runs if run.seed in seeds] + varied)
-    default = {g.label.split()[0]: g for g in groups if g.label in {run.label for run in runs}}
-    records = {g.label: record(g) for g in groups if g.label.split()[0] in methods}
-    for group in groups:
-        own = default.get(group.label.split()[0])
-        if group.label in records and own not in (None, group):
-            records[group.label] |= compare(group, own, "default")
-    rows = [[f"`{label}`", f"{r['seeds'].value:.0f}", points(r["end"]),
-             *(difference(r[figure]) if figure in r else "" for figure in VARIED), points(r["least climb"]),
-             *(f"{r[figure].value:.2f}" for figure in SHAPE)] for label, r in sorted(records.items())]
+    methods, seeds = {run.label.split()[0] for run in varied}, {run.seed for run in varied}
+    groups = {g.label: g for g in group_runs([run for run in runs if run.seed in seeds] + varied)}
+    records = {label: record(g) for label, g in sorted(groups.items()) if label.split()[0] in methods}
+    for label, r in records.items():
+        default = groups.get(label.split()[0])  # a label names the flags that are not the default
+        if default not in (None, groups[label]):
+            r |= compare(groups[label], default, "default")
+    rows = [[f"`{label}`", f"{r['seeds'].value:.0f}", points(r["end"]), *starred(r, VARIED), points(r["least climb"]),
+             *(f"{r[figure].value:.2f}" for figure in SHAPE)] for label, r in records.items()]
     note = ("As above; a flag that is not named has its default, and `- default` is the difference to the same method "
             "with all of them. Least climb: of the worst seed, in points. Effective sample size and share of the "
-            "credit that varies within a response as in a comparison of runs. "
-            "* where the interval of a difference excludes 0. " + by_chance(records, VARIED))
+            f"credit that varies within a response as in a comparison of runs. {by_chance(records, VARIED)}")
     return Table(title, note, ["method", "seeds", "end", *VARIED, "least climb", *SHAPE], rows)
 
 
@@ -895,21 +897,21 @@ def compare(group: Group, other: Group, name: str) -> dict[str, Estimate]:
 
 
 def table_rloo(title: str, runs: list[Run], rloo: list[Run]) -> Table:
-    """Every method against `none` and against RLOO (2402.14740), which is `none` without the division by std(r).
+    """Every method against `none`, and against `none` with the advantage of RLOO (2402.14740).
 
-    Methods whose credit starts from rewards do not divide either: what they are ahead of `none` may be that alone.
+    That is not divided by std(r), and methods whose credit starts from rewards do not divide either: what they are
+    ahead of `none` may be that alone. (It is also G / (G - 1) times as large, which Adam divides out.)
     """
     groups = {g.label: g for g in group_runs(runs + rloo)}
-    none, undivided = groups["none"], groups[rloo[0].label]
-    records = {label: (compare(g, none, "none") if g is not none else {})
-               | (compare(g, undivided, "rloo") if g is not undivided else {}) for label, g in groups.items()}
-    figures = (*LEARNED, "end - rloo", "area - rloo")
-    rows = [[f"`{label}`", f"{len(g.rows)}", points(t_estimate(g.values("end"))),
-             *(difference(records[label][f]) if f in records[label] else "" for f in figures)]
+    others, records = {"none": groups["none"], "rloo": groups[rloo[0].label]}, {label: {} for label in groups}
+    for (label, group), (name, other) in itertools.product(groups.items(), others.items()):
+        if group is not other:
+            records[label] |= compare(group, other, name)
+    figures = [f"{figure} - {name}" for name in others for figure in JUDGED]
+    rows = [[f"`{label}`", f"{len(g.rows)}", points(t_estimate(g.values("end"))), *starred(records[label], figures)]
             for label, g in groups.items()]
     note = ("Differences in points to `none` and to the same with `--advantage rloo`, whose advantage is not divided "
-            "by the standard deviation of the group's rewards, on the same seeds; ± and * as above. "
-            + by_chance(records, figures))
+            f"by the standard deviation of the group's rewards, on the same seeds. {by_chance(records, figures)}")
     return Table(title, note, ["method", "seeds", "end", *figures], rows)
 
 
@@ -918,44 +920,38 @@ def table_rates(title: str, runs: list[Run], figure: str) -> Table:
 
     `figure` is the one of JUDGED to judge by.
     """
-    success: dict[str, dict[str, dict[int, float]]] = {}  # in %, of each method, rate and seed
-    for group in sorted(group_runs(runs), key=lambda g: float(g.label.partition(" lr=")[2] or 0)):
+    at: dict[str, dict[float, Group]] = {}  # by method and learning rate, 0 for the default
+    for group in group_runs(runs):
         method, _, rate = group.label.partition(" lr=")
-        success.setdefault(method, {})[f"lr {rate}" if rate else "default lr"] = {
-            seed: 100 * row[figure] for seed, row in group.rows.items()}
-    rates = list(dict.fromkeys(rate for at in success.values() for rate in at))
-    shared = {method: set.intersection(*(set(at.get(rate, {})) for rate in rates)) for method, at in success.items()}
-    values = {m: np.array([[success[m][rate][s] for s in seeds] for rate in rates])  # (rates, seeds) each
-              for m, seeds in shared.items() if seeds}
-    mean = {m: x.mean(1) for m, x in values.items()}  # (rates,) each
-    methods = sorted(mean, key=lambda m: -mean[m][0])
-    rows = [[f"`{m}`", f"{len(shared[m])}", *(f"{x.mean():.1f} ({x.min():.1f} to {x.max():.1f})" for x in values[m]),
-             f"{mean[m].max() - mean['none'].max():+.1f}" if "none" in mean else ""] for m in methods]
-    columns = {f"the {rates[0]}": [mean[m][0] for m in methods]} | {
-        rate: [mean[m][i] for m in methods] for i, rate in enumerate(rates) if i}
-    if all(set(success[m][rates[0]]) - shared[m] for m in methods):
-        columns[f"the {rates[0]} by their other seeds"] = [
-            np.mean([x for s, x in success[m][rates[0]].items() if s not in shared[m]]) for m in methods]
+        at.setdefault(method, {})[float(rate or 0)] = group
+    rates = sorted({rate for some in at.values() for rate in some})
+    seeds = {m: set.intersection(*(set(some[r].rows) if r in some else set() for r in rates)) for m, some in at.items()}
+    values = {m: 100 * np.array([[at[m][rate].rows[s][figure] for s in seeds[m]] for rate in rates])
+              for m in at if seeds[m]}  # (rates, seeds) each, in %
+    mean = {m: x.mean(1) for m, x in sorted(values.items(), key=lambda item: -item[1][0].mean())}  # (rates,) each
+    rows = [[f"`{m}`", f"{len(seeds[m])}", *(f"{x.mean():.1f} ({x.min():.1f} to {x.max():.1f})" for x in values[m]),
+             f"{mean[m].max() - mean['none'].max():+.1f}" if "none" in mean else ""] for m in mean]
+    names = [f"lr {rate:g}" if rate else "default lr" for rate in rates]
+    columns = {name: [x[i] for x in mean.values()] for i, name in enumerate(names)}
+    others = {m: sorted(set(at[m][rates[0]].rows) - seeds[m])[:len(seeds[m])] for m in mean}
+    if all(others.values()):
+        columns[f"{names[0]} by as many other seeds"] = [
+            np.mean([at[m][rates[0]].rows[s][figure] for s in others[m]]) for m in mean]
+    worse = np.array([is_below(t_estimate(at[m][rates[0]].differences(figure))) for m in mean], bool)
     note = (f"{JUDGED[figure]} in percent: mean over seeds, lowest and highest; then how much the best of a "
-            "method's means is above the best of `none`. " + same_order(columns, below(runs, figure, methods)))
-    return Table(title, note, ["method", "seeds", *rates, "best - none's best"], rows)
+            f"method's means is above the best of `none`. {same_order(columns, worse)}")
+    return Table(title, note, ["method", "seeds", *names, "best - none's best"], rows)
 
 
-def below(runs: list[Run], figure: str, methods: list[str]) -> np.ndarray:
-    """Whether each method (M,) is measurably below `none`."""
-    groups = {g.label: g for g in group_runs(runs)}
-    estimates = [t_estimate(groups[method].differences(figure)) for method in methods]
-    return np.array([excludes_zero(e) and e.value < 0 for e in estimates], bool)
-
-
-def same_order(columns: dict[str, list[float]], low: np.ndarray) -> str:
-    """How the order of methods by the first of columns (M,) agrees with that by each of the others, also without those
-    that are measurably below `none`, `low` (M,)."""
+def same_order(columns: dict[str, list[float]], worse: np.ndarray) -> str:
+    """How the order of methods by the first of columns (M,) agrees with that by each of the others; also without those
+    that are `worse` (M,) than `none`, whose low rank agrees anyway."""
     (first, x), *others = ((name, np.array(column)) for name, column in columns.items())
-    orders = [", ".join(f"{cell(spearman(x[some], y[some]))} at {name}" for name, y in others)
-              for some in (low | True, ~low)]
-    return (f"Rank correlation of the order of all {len(low)} methods with that at {first}: {orders[0]}; of the "
-            f"{(~low).sum()} that all their seeds do not show to be below `none` there: {orders[1]}.")
+    subsets = [(f"all {len(x)} methods", worse | True)]
+    if worse.any():
+        subsets.append((f"the {(~worse).sum()} that all their seeds together do not show to be below `none`", ~worse))
+    return " ".join(f"Rank correlation with the order at the {first}, over {who}: " + ", ".join(
+        f"{cell(spearman(x[some], y[some]))} at {name}" for name, y in others) + "." for who, some in subsets)
 
 
 def spearman(x: np.ndarray, y: np.ndarray) -> Estimate:
@@ -976,6 +972,24 @@ def ranks(x: np.ndarray) -> np.ndarray:
     return (np.cumsum(count) - (count - 1) / 2)[index]
 
 
+class Score(NamedTuple):
+    """What is known of a method's credit before training, and set beside what it learned."""
+
+    table: str  # its title in one of SCORES
+    column: str
+    meaning: str
+    name: str  # as the head of a column
+
+
+COSINE, WITHIN, SIGNAL = MEASURED = (
+    Score("Credit against A*, all tokens", "cosine of update", "cosine of its update with that of A*",
+          "cosine with A*"),
+    Score("Credit against A* and the solver, within responses", "Spearman", "rank correlation with A* within responses",
+          "rank in response"),
+    Score("Noise and bias of each method's gradient", "signal to noise", "signal to noise of its gradient",
+          "signal to noise"))
+
+
 def read_published(file: Path) -> str:
     """The text of a table that lies in results/, beside the study's rows."""
     if not file.is_file():
@@ -983,48 +997,48 @@ def read_published(file: Path) -> str:
     return file.read_text(encoding="utf-8")
 
 
-def read_scores(folder: Path) -> dict[str, dict[str, Estimate]]:
-    """The scores of each method, by title of MEANINGS, from the tables of SCORES."""
-    scores, columns, title = {}, [], ""
+def read_scores(folder: Path) -> dict[str, dict[Score, Estimate]]:
+    """The scores of each method, from the tables of SCORES."""
+    scores, columns, score, known = {}, [], None, {score.table: score for score in MEASURED}
     for line in "\n".join(read_published(folder / name) for name in SCORES).splitlines():
-        title = line[3:] if line.startswith("## ") else title
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        score = known.get(line[3:]) if line.startswith("## ") else score
+        cells = [text.strip() for text in line.strip("|").split("|")]
         if cells[0] == "method":
             columns = cells
-        elif title in MEANINGS and len(cells) == len(columns):
-            numbers = re.findall(r"-?\d+\.\d+", cells[columns.index(MEANINGS[title][0])])
-            scores.setdefault(cells[0], {})[title] = Estimate(*map(float, numbers or ["nan"]))
+        elif score and len(cells) == len(columns):
+            numbers = re.findall(r"-?\d+\.\d+", cells[columns.index(score.column)])
+            scores.setdefault(cells[0], {})[score] = Estimate(*map(float, numbers or ["nan"]))
     return scores
 
 
-def score_of(label: str, scores: dict[str, dict[str, Estimate]], title: str) -> Estimate:
+def score_of(label: str, scores: dict[str, dict[Score, Estimate]], score: Score) -> Estimate:
     """A method's score, whatever flags its label names; NaN where it has none."""
-    return scores.get(label.split()[0], {}).get(title, Estimate(float("nan")))
+    return scores.get(label.split()[0], {}).get(score, Estimate(float("nan")))
 
 
-def with_scores(groups: list[Group], scores: dict[str, dict[str, Estimate]], title: str) -> list[tuple[int, Estimate]]:
+def with_scores(groups: list[Group], scores: dict[str, dict[Score, Estimate]],
+                score: Score) -> list[tuple[int, Estimate]]:
     """Which methods have such a score, and runs of `none` beside theirs: their place among the groups, and it."""
-    known = [score_of(g.label, scores, title) for g in groups]
+    known = [score_of(g.label, scores, score) for g in groups]
     return [(i, e) for i, e in enumerate(known) if not np.isnan(e.value)
             and groups[i].baseline and len(groups[i].differences("end"))]
 
 
 def table_scores(level: str, groups: list[Group], records: dict[str, dict[str, Estimate]],
-                 scores: dict[str, dict[str, Estimate]]) -> Table:
+                 scores: dict[str, dict[Score, Estimate]]) -> Table:
     """What is known of each method's credit before training, beside what it learned."""
-    rows = [[f"`{g.label}`", *(cell(score_of(g.label, scores, title)) for title in MEANINGS),
-             *(difference(records[g.label][f]) if f in records[g.label] else "" for f in LEARNED)]
-            for g in groups]
+    rows = [[f"`{g.label}`", *(cell(score_of(g.label, scores, score)) for score in MEASURED),
+             *starred(records[g.label], LEARNED)] for g in groups]
     note = (f"Scores of the start model, on the easy puzzles, with default flags (results/{SCORES[0]}, {SCORES[1]}): "
-            f"{'; '.join(f'{name}: {meaning}' for _, meaning, name in MEANINGS.values() if name not in meaning)}; "
+            f"{'; '.join(f'{score.name}: {score.meaning}' for score in MEASURED)}; "
             "each with its 95% interval over puzzles or batches. Learning as in the table above.")
-    header = ["method", *(name for _, _, name in MEANINGS.values()), *LEARNED]
+    header = ["method", *(score.name for score in MEASURED), *LEARNED]
     return Table(f"What is known before, {level}", note, header, rows)
 
 
 def table_types(level: str, records: dict[str, dict[str, Estimate]]) -> Table:
     """Where the credit of each method went while it trained."""
-    rows = [[f"`{label}`", *(pm(r[figure].value, r[figure].high - r[figure].value) for figure in TYPES)]
+    rows = [[f"`{label}`", *(show(figure, r[figure]) for figure in TYPES)]
             for label, r in records.items()]
     note = ("Filler / reasoning: the ratio of mean sizes over all tokens of a run. Effective sample size of a "
             "response's credit, 1 where all tokens get the same; share of squared credit that is not the response's "
@@ -1032,24 +1046,22 @@ def table_types(level: str, records: dict[str, dict[str, Estimate]]) -> Table:
     return Table(f"Credit by token type, {level}", note, ["method", *TYPES], rows)
 
 
-def table_truth(level: str, groups: list[Group], scores: dict[str, dict[str, Estimate]]) -> Table:
+def table_truth(level: str, groups: list[Group], scores: dict[str, dict[Score, Estimate]]) -> Table:
     """Does credit closer to the truth learn faster?"""
-    rows, cosine = [], next(iter(MEANINGS))
-    least = score_of("none", scores, cosine).low
-    for title, (_, meaning, _) in MEANINGS.items():
-        pairs = with_scores(groups, scores, title)
+    rows, least = [], score_of("none", scores, COSINE).low
+    for score in MEASURED:
+        pairs = with_scores(groups, scores, score)
         climbed = [(i, e) for i, e in pairs if groups[i].values("climb").mean() > 0]
-        near = [(i, e) for i, e in climbed if score_of(groups[i].label, scores, cosine).value >= least]
+        near = [(i, e) for i, e in climbed if score_of(groups[i].label, scores, COSINE).value >= least]
         shown = len(groups) + 1
         for name, some in (("all", pairs), ("those that climbed", climbed), ("of these, cosine not below none", near)):
             if 0 < len(some) < shown:  # else it is the row before once more
                 shown = len(some)
                 truth = np.array([e.value for _, e in some])  # (M,)
                 gains = {f: np.array([groups[i].differences(f).mean() for i, _ in some]) for f in JUDGED}  # (M,) each
-                left, *two = least_without_two(truth, gains["area"])
-                names = ", ".join(groups[some[k][0]].label.split()[0] for k in two)
-                rows.append([meaning, f"{name}, {len(some)}", *(cell(spearman(truth, gain)) for gain in gains.values()),
-                             f"{left:.2f}" + f" ({names})" * bool(two)])
+                rows.append([score.meaning, f"{name}, {len(some)}",
+                             *(cell(spearman(truth, gain)) for gain in gains.values()),
+                             without_two([groups[i].label for i, _ in some], truth, gains["area"])])
     note = ("Rank correlation, over methods, of the scores above with what they learned beyond `none`; in brackets its "
             "95% interval (Bonett and Wright's), for which each method is one independent observation without error. "
             "Those that climbed are chosen by the outcome. Not below none: the cosine no lower than the interval of "
@@ -1060,30 +1072,32 @@ def table_truth(level: str, groups: list[Group], scores: dict[str, dict[str, Est
     return Table(f"Scores and learning, {level}", note, header, rows)
 
 
-def between_scores(groups: list[Group], scores: dict[str, dict[str, Estimate]]) -> str:
-    """How far the first and the last score are one finding."""
-    first, *_, last = MEANINGS
-    one, other = dict(with_scores(groups, scores, first)), dict(with_scores(groups, scores, last))
+def between_scores(groups: list[Group], scores: dict[str, dict[Score, Estimate]]) -> str:
+    """How far the cosine and the signal to noise are one finding."""
+    one, other = (dict(with_scores(groups, scores, score)) for score in (COSINE, SIGNAL))
     both = np.array([[one[i].value, other[i].value] for i in one if i in other]).reshape(-1, 2)
-    return (f"Over all {len(both)} methods {MEANINGS[first][2]} and {MEANINGS[last][2]} correlate by "
-            f"{cell(spearman(*both.T))} with each other.")
+    return (f"Over all {len(both)} methods {COSINE.name} and {SIGNAL.name} correlate by {cell(spearman(*both.T))} with "
+            "each other.")
 
 
-def least_without_two(x: np.ndarray, y: np.ndarray) -> tuple[float, ...]:
-    """The least rank correlation of pairs (n,) when any two are taken away, and which; NaN alone of fewer than five."""
-    pairs = itertools.combinations(range(len(x)), 2) if len(x) > 4 else ()
-    return min(((spearman(np.delete(x, two), np.delete(y, two)).value, *two) for two in map(list, pairs)),
-               default=(float("nan"),))
+def without_two(labels: list[str], x: np.ndarray, y: np.ndarray) -> str:
+    """The least rank correlation of pairs (M,) when any two methods are taken away, and which; empty below five."""
+    if len(x) < 5:
+        return ""
+    left = {two: spearman(np.delete(x, two), np.delete(y, two)).value
+            for two in itertools.combinations(range(len(x)), 2)}
+    two = min(left, key=left.get)
+    return f"{left[two]:.2f} ({', '.join(labels[i].split()[0] for i in two)})"
 
 
-def draw_truth(level: str, groups: list[Group], scores: dict[str, dict[str, Estimate]], file: Path) -> None:
+def draw_truth(level: str, groups: list[Group], scores: dict[str, dict[Score, Estimate]], file: Path) -> None:
     """Each method's scores beside its difference to the baseline in mean success, both with their intervals."""
-    figure, axes = new_figure(len(MEANINGS), 1, 5.2, 6.4, sharey=True)
-    for axis, (title, (_, meaning, _)) in zip(axes.flat, MEANINGS.items()):
+    figure, axes = new_figure(len(MEASURED), 1, 5.2, 6.4, sharey=True)
+    for axis, score in zip(axes.flat, MEASURED):
         axis.axhline(0, color="black", lw=1)
-        for i, truth in with_scores(groups, scores, title):
+        for i, truth in with_scores(groups, scores, score):
             draw_numbered(axis, i, truth, t_estimate(100 * groups[i].differences("area")))
-        axis.set_xlabel(meaning)
+        axis.set_xlabel(score.meaning)
     axes[0, 0].set_yscale("symlog", linthresh=5, subs=(2, 3, 4, 6, 8))  # most are near 0, some far below
     axes[0, 0].yaxis.set_major_locator(FixedLocator((-20, -10, -5, -2.5, 0, 2.5, 5, 10, 20)))
     axes[0, 0].yaxis.set_major_formatter("{x:g}")
@@ -1108,23 +1122,26 @@ def draw_numbered(axis: plt.Axes, number: int, truth: Estimate, gain: Estimate) 
 def table_travel(here: str, there: str, records: dict[str, dict[str, dict[str, Estimate]]]) -> Table:
     """Whether what is so on one level is so on another."""
     rows = []
-    for figure, (one, other) in itertools.product(DIFFERENCES, ((here, there), (there, here))):
-        both = [(r, records[other][label]) for label, r in records[one].items()
-                if figure in r and figure in records[other].get(label, {})]
-        near = [(a, b) for a, b in both if not min(a[figure].high, b[figure].high) < 0]
-        order = [spearman(*np.array([[a[figure].value, b[figure].value] for a, b in some]).reshape(-1, 2).T)
-                 for some in (both, near)]
-        known = [(a[figure].value * b[figure].value > 0, excludes_zero(b[figure])) for a, b in both
-                 if excludes_zero(a[figure])]
-        counts = (len(known), sum(same for same, _ in known), known.count((True, True)), known.count((False, True)))
-        rows.append([figure, one, f"{len(both)}", cell(order[0]), f"{len(near)}", cell(order[1]), *map(str, counts)])
+    for figure in DIFFERENCES:
+        both = {label: (r[figure], records[there][label][figure]) for label, r in records[here].items()
+                if figure in r and figure in records[there].get(label, {})}
+        near = {label: pair for label, pair in both.items() if not any(map(is_below, pair))}
+        every, some = (np.array([[e.value for e in pair] for pair in pairs.values()]).reshape(-1, 2).T  # (2, M)
+                       for pairs in (both, near))
+        same = {label for label, (a, b) in both.items() if a.value * b.value > 0}
+        one, other = ({label for label, pair in both.items() if excludes_zero(pair[i])} for i in (0, 1))
+        counts = map(len, (one, one & same, other, other & same, one & other & same, one & other - same))
+        rows.append([figure, f"{len(both)}", cell(spearman(*every)), f"{len(near)}", cell(spearman(*some)),
+                     without_two(list(near), *some), *map(str, counts)])
     note = ("Rank correlation, over methods, of the differences on one level with those on the other, with its 95% "
-            "interval, which takes their means as exact; then that of the methods whose interval lies below 0 on "
-            "neither level: the others agree by being bad on both. Then how many differences exclude 0 on one level; "
-            "of these, how many have the same sign on the other, exclude 0 there too, and exclude 0 there on the other "
-            "side. (An interval without width, of seeds that happen to agree, counts as one that does not.)")
-    header = ["difference", "on", "methods", "rank correlation", "not below", "their correlation", "exclude 0",
-              "same sign", "again", "reversed"]
+            "interval, which takes their means as exact; then that of the methods that are measurably below `none` on "
+            "neither level, since the others agree by being bad on both, and the least that is left of it when any two "
+            "methods, those in brackets, are taken away. Then how many differences exclude 0 on one level, and how "
+            "many of these have the same sign on the other; last, how many exclude 0 on both, on the same side and on "
+            "different ones.")
+    header = ["difference", "methods", "rank correlation", "not below", "their correlation", "without two",
+              f"exclude 0, {here}", f"same sign, {there}", f"exclude 0, {there}", f"same sign, {here}", "on both",
+              "reversed"]
     return Table(f"Do conclusions travel, {here} and {there}", note, header, rows)
 
 
@@ -1149,24 +1166,26 @@ def table_time(level: str, runs: list[Run], costs: dict[str, float]) -> Table:
     """What is left of the differences to `none` in as much time instead of as many steps."""
     rows = []
     for group in group_runs(runs):
-        cost = costs.get(group.label, 1.0)  # vineppo is measured with another k than it is trained with
-        if group.baseline in (None, group) or cost < 1.05:
+        cost = costs.get(group.label)  # None for flags that were not timed
+        if not group.compared or cost is None or cost < 1.05:
             continue
         late = Group(group.label, {s: slowed(row["curve"], cost) for s, row in group.rows.items()}, group.baseline)
-        rows.append([f"`{group.label}`", f"{len(group.rows)}", f"{cost:.2f}",
-                     *(difference(t_estimate(g.differences(figure))) for figure in JUDGED
-                       for g in (group, late))])
+        steps, time = ({f: t_estimate(g.differences(f)) for f in JUDGED} for g in (group, late))
+        rows.append([f"`{group.label}`", f"{len(group.rows)}", f"{cost:.2f}", *starred(steps, JUDGED),
+                     *starred(time, JUDGED)])
+    unknown = {run.label for run in runs} - set(costs)
     note = ("Methods whose step takes longer than that of `none` by 5% or more (tests/benchmark.py, of the start "
             "model on easy puzzles, on two cores), with all their seeds, fresh ones too: differences to `none` after "
-            "as many steps, and after as much time; ± and * as above.")
-    header = ["method", "seeds", "time of a step", "end - none", "end in time", "area - none", "area in time"]
+            "as many steps, and after as much time; ± and * as above."
+            + f" Not timed: {', '.join(f'`{label}`' for label in sorted(unknown))}." * bool(unknown))
+    header = ["method", "seeds", "time of a step", *LEARNED, "end in time", "area in time"]
     return Table(f"In as much time, {level}", note, header, rows)
 
 
 def table_fresh(title: str, runs: list[Run], fresh: list[Run]) -> Table:
     """Whether other seeds of some methods fall inside the intervals of the main table."""
     old, new, both = ({g.label: g for g in group_runs(some)} for some in (runs, fresh, runs + fresh))
-    compared = {label for label, group in new.items() if group.baseline not in (None, group)}
+    compared = {label for label, group in new.items() if group.compared}
     shown = [(label, figure) for label in new if label in old for figure in FRESH
              if label in compared or " - " not in figure]
     rows, inside = [], []
@@ -1212,17 +1231,17 @@ def study(file: Path) -> None:
     """All tables of results/runs.csv in study.md beside it, and its pictures."""
     rows = read_rows(file)
     newest = max((int(row["version"]) for row in rows), default=0)
-    runs = [(row["level"], row["part"], to_run(row)) for row in rows if int(row["version"]) == newest]
-    levels = dict.fromkeys(level for level, part, run in runs if part == "main" and run.label == "none")
+    runs: dict[str, dict[str, list[Run]]] = {}  # by level and part
+    for row in rows:
+        if int(row["version"]) == newest:
+            runs.setdefault(row["level"], {}).setdefault(row["part"], []).append(to_run(row))
+    levels = {level: parts for level, parts in runs.items()
+              if any(run.label == "none" for run in parts.get("main", []))}
     if not levels:
         raise ValueError(f"{file} has no run of none to compare with: python -m experiments.study --methods none")
     scores, costs = read_scores(file.parent), read_costs(file.parent / COSTS)
     tables, records = [], {}
-    for level in levels:
-        parts: dict[str, list[Run]] = {}
-        for where, part, run in runs:
-            if where == level:
-                parts.setdefault(part, []).append(run)
+    for level, parts in levels.items():
         groups = group_runs(parts["main"])
         records[level] = {g.label: record(g) for g in groups}
         tables += [table_study(level, groups, records[level]), table_scores(level, groups, records[level], scores),

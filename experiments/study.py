@@ -41,8 +41,8 @@ from countdown_task import solutions, universe
 from mitigations import MITIGATIONS, parameters
 from qwen2_model import read_json, replace_file
 
-VERSION = 1  # of the results; rows of another one are not done. When a change alters what runs give, raise it, and give
-RUNS = Path("runs/study")  # another folder, since what lies here was made by the old code
+VERSION = 1  # of the results: rows of another one are not done. When a change alters what runs give, raise it, and
+RUNS = Path("runs/study")  # name another folder here, since what lies in this one was made by the old code
 RESULTS = Path("results/runs.csv")
 ROOT = Path(__file__).parent.parent  # where the commands run, and what those two are relative to
 HARD = RUNS / "hard.jsonl"

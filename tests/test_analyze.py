@@ -510,10 +510,8 @@ def test_a_correlation_that_two_points_made():
         statistics.correlation(analyze.ranks(x[list(k)]), analyze.ranks(y[list(k)]))
         for k in itertools.combinations(range(7), 5)
     ]
-    least, *two = analyze.least_without_two(x, y)
-    assert least == pytest.approx(min(kept)) == pytest.approx(0.3) and two == [5, 6]
-    (least,) = analyze.least_without_two(x[:4], y[:4])
-    assert math.isnan(least)
+    assert min(kept) == pytest.approx(0.3) and analyze.without_two([*"abcde", "f x=1", "g"], x, y) == "0.30 (f, g)"
+    assert analyze.without_two([*"abcd"], x[:4], y[:4]) == ""
 
 
 def test_a_study_without_effects_finds_as_many_as_it_says():
@@ -560,7 +558,7 @@ def test_the_main_table_of_the_study_by_hand():
     by_chance = (f"1 of 2 for {figure} (0.1 by chance)" for figure in analyze.DIFFERENCES)
     ends = [0.4, 0.42, 0.44], [0.5, 0.53, 0.56], [0.41, 0.41, 0.46]
     alike = f"by a median of {np.median([statistics.correlation(ends[0], e) for e in ends[1:]]):.2f} for end and "
-    assert f" excludes 0. That is so of {', '.join(by_chance)}. Over seeds " in table.note and alike in table.note
+    assert f" The interval excludes 0 in {', '.join(by_chance)}. Over seeds " in table.note and alike in table.note
     assert rows["none"][8:] == ["1.0"] and rows["better"][8:] == ["2.0"]
     # from 0.1 at the start by a straight line to the end at step 9, `none` to 0.42 and `better` to 0.5, 0.53 and 0.56
     steps = np.mean([9 * 0.32 / (end - 0.1) for end in (0.5, 0.53, 0.56)])
@@ -583,42 +581,52 @@ def test_hyper_parameters_stand_beside_their_default():
     ]
     assert table.rows[1][7] == "10.0" and "1 of 2 for end - none (0.1 by chance)" in table.note
     assert "1 of 1 for area - default" in table.note
+    runs += [study_run("v k=3", s, 0.5 + s / 100) for s in (0, 1)]  # the main table has it with a flag
+    table = analyze.table_settings("Sweeps", runs, [study_run("v", s, 0.4 + s / 50) for s in (0, 1)])
+    assert [row[0] for row in table.rows] == ["`v`", "`v k=3`"]
+    assert table.rows[0][5:7] == ["", ""] and table.rows[1][5] == f"9.5 ± {12.706 * 0.5:.1f} *"
 
 
 def test_conclusions_that_travel_and_one_that_turns_round():
-    """Guards against levels mixed up, a method that only one level has, and a difference without interval counted."""
-    wide, thin = 0.04, 0.01  # half widths, of means from 0.01 up
+    """Guards against levels mixed up, a method that only one level has, a difference without interval counted, and a
+    method left out because it is below by a single seed."""
+    wide, thin, none = 0.04, 0.01, float("nan")  # half widths, of means from 0.01 up
     means = {  # on easy and on hard
         "holds": ((0.10, thin), (0.05, thin)),
         "fades": ((-0.10, thin), (-0.02, wide)),
         "turns": ((0.05, thin), (-0.05, thin)),
         "late": ((0.01, wide), (0.08, thin)),
-        "single": ((-0.03, float("nan")), (0.03, thin)),
+        "single": ((-0.03, none), (0.03, thin)),
+        "seed": ((0.02, wide), (-0.03, none)),
     }
     records = {"easy": {"none": {}, "gone": {"end - none": analyze.Estimate(0.9, 0.8, 1.0)}}, "hard": {"none": {}}}
     for label, levels in means.items():
         for level, (mean, half) in zip(records, levels):
             records[level][label] = {"end - none": analyze.Estimate(mean, mean - half, mean + half)}
     table = analyze.table_travel("easy", "hard", records)
-    shared = np.array([[mean for mean, _ in levels] for levels in means.values()]).T
-    order = [
-        "5",
-        analyze.cell(analyze.spearman(*shared)),
-        "3",  # fades is below 0 on easy, and turns on hard
-        analyze.cell(analyze.spearman(*shared[:, [0, 3, 4]])),
-    ]
-    assert table.rows[:2] == [
-        ["end - none", "easy", *order, "3", "2", "1", "1"],
-        ["end - none", "hard", *order, "4", "2", "1", "1"],
-    ]
-    nothing = ["0", analyze.cell(analyze.Estimate(float("nan")))]
-    assert table.rows[2][:7] == ["area - none", "easy", *nothing, *nothing, "0"]
+    every = np.array([[mean for mean, _ in levels] for levels in means.values()]).T
+    near = every[:, [0, 3, 4, 5]]  # fades is below 0 on easy, and turns on hard
+    order = ["6", analyze.cell(analyze.spearman(*every)), "4", analyze.cell(analyze.spearman(*near)), ""]
+    # easy: holds, fades and turns, the last of another sign on hard; hard: holds, turns, late and single
+    assert table.rows[0] == ["end - none", *order, "3", "2", "4", "2", "1", "1"]
+    assert table.header[6:8] == ["exclude 0, easy", "same sign, hard"]
+    nothing = ["0", analyze.cell(analyze.Estimate(none))]
+    assert table.rows[1] == ["area - none", *nothing, *nothing, "", *"000000"]
 
 
 def test_an_interval_without_width_says_nothing():
-    """Guards against a star for two seeds whose difference happens to be the same, and for a single seed."""
+    """Guards against a star for seeds whose differences happen to be the same, but for the rounding of the rows and of
+    the subtraction, for a single seed, and for none where only a puzzle differs."""
     estimates = [(0.1, 0.05, 0.2), (-0.1, -0.2, -0.05), (0.1, -0.1, 0.3), (0.1, 0.1, 0.1), (0.1,)]
-    assert [analyze.excludes_zero(analyze.Estimate(*e)) for e in estimates] == [True, True, False, False, False]
+    estimates = [analyze.Estimate(*e) for e in estimates]
+    assert [analyze.excludes_zero(e) for e in estimates] == [True, True, False, False, False]
+    assert [analyze.is_below(e) for e in estimates] == [False, True, False, False, False]
+    rows = np.array([float(f"{k / 512:.6g}") for k in (153, 216, 294, 148, 211, 289)]).reshape(2, 3)
+    same = analyze.t_estimate(rows[0] - rows[1])
+    assert same.low < same.high and same.low > 0 and not analyze.excludes_zero(same)
+    areas = np.full(10, 0.2)
+    areas[0] += 1 / 512 / 8  # an end counts an eighth
+    assert analyze.excludes_zero(analyze.t_estimate(areas))
 
 
 def test_rloo_beside_grpo_by_hand():
@@ -655,12 +663,18 @@ def test_learning_rates_by_hand():
         analyze.spearman(np.array([m[0] for m in ends.values()]), np.array([m[k] for m in ends.values()]))
         for k in (1, 2)
     )
-    assert f"all 4 methods with that at the default lr: {analyze.cell(first)} at lr 0.1, " in table.note
+    orders = f"{analyze.cell(first)} at lr 0.1, {analyze.cell(second)} at lr 0.4"
+    assert table.note.endswith(f" order at the default lr, over all 4 methods: {orders}.")
     assert first.value == pytest.approx(0.2) and second.value == pytest.approx(0.8)
     others = [study_run(m, 2, end) for m, end in {"none": 0.3, "a": 0.6, "b": 0.5, "c": 0.4}.items()]
     note = analyze.table_rates("", runs + others, "end").note
     # at the default a none b c, by the others a b c none: squares of d 4 + 1 + 1, 1 - 6 * 6 / 60
-    assert f"{analyze.cell(second)} at lr 0.4, 0.40 (-0.92 to 0.99) at the default lr by their other seeds; of" in note
+    assert f"all 4 methods: {orders}, 0.40 (-0.92 to 0.99) at default lr by as many other seeds." in note
+    last = [study_run(m, s, 0.9 * (m == "c")) for m in ends for s in (3, 4)]  # one more than two, and so not counted
+    others += [study_run(m, 3, end) for m, end in {"none": 0.3, "a": 0.2, "b": 0.5, "c": 0.4}.items()] + last[1::2]
+    note = analyze.table_rates("", runs + others, "end").note  # b, a and c, none: as much as 4 + 0.25 + 4 + 0.25
+    ranks = np.array([2, 1, 3, 4]), np.array([4, 2.5, 1, 2.5])
+    assert f"{analyze.cell(analyze.spearman(*map(np.negative, ranks)))} at default lr by as many other" in note
     less = [
         run for run in runs if (run.label, run.seed) not in {("none lr=0.4", 0), ("none lr=0.4", 1), ("a lr=0.1", 0)}
     ]
@@ -677,20 +691,22 @@ def test_learning_rates_by_hand():
 
 
 def test_the_order_of_methods_by_hand():
-    """Guards against an order without the methods that are above `none`, or with those that are below it, and a
-    method called below by seeds that happen to agree."""
+    """Guards against an order without the methods that are above `none`, or with those that are below it, a method
+    called below by seeds that happen to agree, and the same said twice."""
+    columns = {"one": [1.0, 2, 3, 4, 5], "two": [2.0, 1, 9, 4, 3], "three": [3.0, 2, 0, 1, 0.5]}
+    # ranks 2 1 5 4 3, squares of d 1 + 1 + 4 + 0 + 4 = 10, 1 - 6 * 10 / 120; 5 4 1 3 2, 16 + 4 + 4 + 1 + 9 = 34
+    every = "Rank correlation with the order at the one, over all 5 methods: 0.50 ("
+    says = analyze.same_order(columns, np.zeros(5, bool))
+    assert says.startswith(every) and ") at two, -0.70 (" in says and says.count("Rank") == 1
+    says = analyze.same_order(columns, np.arange(5) == 2)  # 2 1 4 3 and 4 3 2 1
+    assert says.startswith(every) and "; over" not in says
+    assert "over the 4 that all their seeds together do not show to be below `none`: 0.60 (" in says
+    assert says.endswith(", -1.00 at three.")
     ends = {"none": (0.4, 0.4, 0.4), "up": (0.5, 0.6, 0.7), "low": (0.1, 0.2, 0.0), "wide": (0.1, 0.6, 0.3)}
     ends["same"] = (0.3, 0.3, 0.3)
     runs = [study_run(method, seed, end) for method, values in ends.items() for seed, end in enumerate(values)]
-    low = analyze.below(runs, "end", list(ends))
-    assert list(low) == [False, False, True, False, False]
-    columns = {"one": [1.0, 2, 3, 4, 5], "two": [2.0, 1, 9, 4, 3], "three": [3.0, 2, 0, 1, 0.5]}
-    # all: ranks 2 1 5 4 3, squares of d 1 + 1 + 4 + 0 + 4 = 10, 1 - 6 * 10 / 120; without the third: 2 1 4 3, d^2 4
-    says = analyze.same_order(columns, low)
-    assert says.startswith("Rank correlation of the order of all 5 methods with that at one: 0.50 (")
-    assert "; of the 4 that all their seeds do not show to be below `none` there: 0.60 (" in says
-    # 5 4 1 3 2, d^2 16 + 4 + 4 + 1 + 9 = 34, 1 - 6 * 34 / 120; 4 3 2 1
-    assert ", -0.70 (" in says and says.endswith(", -1.00 at three.")
+    runs += [study_run(method, seed, 0.5, "lr=0.1") for method in ends for seed in (0, 1)]
+    assert " over the 4 that " in analyze.table_rates("", runs, "end").note
 
 
 def test_the_same_time_by_hand():
@@ -709,10 +725,11 @@ def test_the_same_time_by_hand():
             curve = {0.0: 0.1, 4.0: 0.5, 8.0: end + more * seed}
             area = (4 * 0.3 + 4 * (0.5 + curve[8.0]) / 2) / 8
             runs.append(study_run(label, seed, curve[8.0], curve=curve, area=area))
-    rows = analyze.table_time("easy", runs, {"none": 1.0, "slow": 2.0, "fast": 1.04, "v": 9.0}).rows
+    table = analyze.table_time("easy", runs, {"none": 1.0, "slow": 2.0, "fast": 1.04, "v": 9.0})
     half = 100 * 4.303 * 0.1 / math.sqrt(3)  # 0.5 of each seed against 0.6, 0.7 and 0.8; area 0.3 against 0.425 and on
     end, area = (f"20.0 ± {half:.1f}", f"-20.0 ± {half:.1f}"), (f"5.0 ± {half / 4:.1f}", f"-15.0 ± {half / 4:.1f} *")
-    assert rows == [["`slow`", "3", "2.00", *end, *area]]
+    assert table.rows == [["`slow`", "3", "2.00", end[0], area[0], end[1], area[1]]]
+    assert table.note.endswith(" Not timed: `v k=3`.")
 
 
 def test_costs_are_read_from_the_benchmark(tmp_path):
@@ -789,7 +806,7 @@ def test_truth_scores_are_read_from_their_table(tmp_path):
     (tmp_path / "truth-scores.md").write_text("\n".join(lines))
     (tmp_path / "gradients.md").write_text("\n".join(["| method | Spearman |", "| a | 0.77 |", *noise]))
     scores = analyze.read_scores(tmp_path)
-    cosine, within, signal = analyze.MEANINGS
+    cosine, within, signal = analyze.MEASURED
     assert scores["a"][signal].value == -0.001 and signal not in scores["b"]
     assert scores["a"][cosine] == (-0.24, -0.56, 0.08) and math.isnan(scores["a"][within].value)
     assert scores["b"][within].value == 0.1 and cosine not in scores["b"]
@@ -811,7 +828,7 @@ def test_truth_and_learning_by_hand():
         study_run("m0", 1, 1.2, area=0.5),
     ]
     groups = analyze.group_runs(runs)
-    cosine, *_ = analyze.MEANINGS
+    cosine, *_ = analyze.MEASURED
     scores = {f"m{i}": {cosine: analyze.Estimate(t)} for i, t in enumerate(truths)}
     rows = analyze.table_truth("easy", groups, scores).rows
     every, climbed = (
@@ -829,7 +846,7 @@ def test_scores_that_are_bad_are_left_out_by_the_score():
     ends = {"none": 0.3, "a": 0.4, "b": 0.5, "c": 0.2, "d": 0.15, "e": 0.05}  # all but e climbed
     truths = {"none": 0.5, "a": 0.45, "b": 0.6, "c": 0.42, "d": 0.1, "e": 0.9}
     groups = analyze.group_runs([study_run(m, 0, end) for m, end in ends.items()])
-    cosine, within, signal = analyze.MEANINGS
+    cosine, within, signal = analyze.MEASURED
     scores = {
         m: {cosine: analyze.Estimate(t, t - 0.1, t + 0.1), within: analyze.Estimate(t)} for m, t in truths.items()
     }
@@ -853,10 +870,10 @@ def test_what_is_known_before_stands_beside_what_was_learned():
     """Guards against scores under each other's heading, and those of a method for one whose flags only name it."""
     runs = [study_run(m, s, 0.2 + s * x) for m, x in (("none", 0.1), ("m k=3", 0.2), ("k", 0.4)) for s in (0, 1, 2)]
     groups = analyze.group_runs(runs)
-    scores = {"m": {title: analyze.Estimate(k, k - 0.5, k + 0.5) for k, title in enumerate(analyze.MEANINGS)}}
+    scores = {"m": {score: analyze.Estimate(k, k - 0.5, k + 0.5) for k, score in enumerate(analyze.MEASURED)}}
     table = analyze.table_scores("easy", groups, {g.label: analyze.record(g) for g in groups}, scores)
     half = 100 * 4.303 * 0.1 / math.sqrt(3)  # of the differences 0, 0.1 and 0.2
-    assert table.header[1:4] == [name for _, _, name in analyze.MEANINGS.values()]
+    assert table.header[1:4] == [score.name for score in analyze.MEASURED]
     assert {row[0]: row[1:5] for row in table.rows} == {
         "`none`": ["", "", "", ""],
         "`m k=3`": ["0.00 (-0.50 to 0.50)", "1.00 (0.50 to 1.50)", "2.00 (1.50 to 2.50)", f"10.0 ± {half:.1f}"],
@@ -882,7 +899,7 @@ def test_the_picture_of_truth_shows_what_the_table_says(tmp_path, monkeypatch):
     ]
     groups = analyze.group_runs(runs)
     scores = {
-        m: {title: analyze.Estimate(x, x - 0.1, x + 0.1) for title in analyze.MEANINGS}
+        m: {score: analyze.Estimate(x, x - 0.1, x + 0.1) for score in analyze.MEASURED}
         for m, x in (("none", 0.8), ("good", 0.9), ("fallen", -0.2))
     }
     analyze.draw_truth("easy", groups, scores, tmp_path / "a.png")
@@ -921,7 +938,7 @@ def test_an_interval_that_reaches_far_down_is_whole(tmp_path, monkeypatch):
     runs += [study_run("wide", s, 0.31 + s / 50, area=0.31 + s / 50) for s in (0, 1)]
     groups = analyze.group_runs(runs)
     analyze.draw_forest(groups, {g.label: analyze.record(g) for g in groups}, tmp_path / "a.png")
-    scores = {m: {title: analyze.Estimate(0.5, 0.4, 0.6) for title in analyze.MEANINGS} for m in ("none", "wide")}
+    scores = {m: {score: analyze.Estimate(0.5, 0.4, 0.6) for score in analyze.MEASURED} for m in ("none", "wide")}
     analyze.draw_truth("easy", groups, scores, tmp_path / "b.png")
     low = -18 - 12.706
     assert kept[0].axes[0].get_xlim()[0] < low < kept[0].axes[0].get_xlim()[0] + 3
@@ -988,7 +1005,7 @@ def test_a_study_that_was_hardly_begun_has_tables(tmp_path, monkeypatch, capsys)
         "Fresh seeds, easy",
         "Do conclusions travel, hard and easy",
     ]
-    assert re.findall(r"^## (.*)", text, re.M) == titles and "old" not in text and text.count("`mine`") == 5
+    assert re.findall(r"^## (.*)", text, re.M) == titles and "old" not in text and text.count("`mine`") == 6
     assert (tmp_path / "easy-truth.png").exists() and (tmp_path / "hard-forest.png").exists()
 
 
