@@ -1169,10 +1169,9 @@ def table_time(level: str, runs: list[Run], costs: dict[str, float]) -> Table:
         cost = costs.get(group.label)  # None for flags that were not timed
         if not group.compared or cost is None or cost < 1.05:
             continue
-        late = Group(group.label, {s: slowed(row["curve"], cost) for s, row in group.rows.items()}, group.baseline)
-        steps, time = ({f: t_estimate(g.differences(f)) for f in JUDGED} for g in (group, late))
-        rows.append([f"`{group.label}`", f"{len(group.rows)}", f"{cost:.2f}", *starred(steps, JUDGED),
-                     *starred(time, JUDGED)])
+        late = replace(group, rows={s: slowed(row["curve"], cost) for s, row in group.rows.items()})
+        rows.append([f"`{group.label}`", f"{len(group.rows)}", f"{cost:.2f}",
+                     *(text for g in (group, late) for text in starred(compare(g, g.baseline, "none"), LEARNED))])
     unknown = {run.label for run in runs} - set(costs)
     note = ("Methods whose step takes longer than that of `none` by 5% or more (tests/benchmark.py, of the start "
             "model on easy puzzles, on two cores), with all their seeds, fresh ones too: differences to `none` after "
@@ -1185,9 +1184,8 @@ def table_time(level: str, runs: list[Run], costs: dict[str, float]) -> Table:
 def table_fresh(title: str, runs: list[Run], fresh: list[Run]) -> Table:
     """Whether other seeds of some methods fall inside the intervals of the main table."""
     old, new, both = ({g.label: g for g in group_runs(some)} for some in (runs, fresh, runs + fresh))
-    compared = {label for label, group in new.items() if group.compared}
     shown = [(label, figure) for label in new if label in old for figure in FRESH
-             if label in compared or " - " not in figure]
+             if new[label].compared or " - " not in figure]
     rows, inside = [], []
     for label, figure in shown:
         before, after, all_seeds = (t_estimate(seed_values(g[label], figure)) for g in (old, new, both))
