@@ -53,7 +53,7 @@ SWEEPS = (*(f"outcome_conditional --think_discount {x}" for x in (0.25, 0.75, 1.
           *(f"inverse_logprob --epsilon {x} --detach false" for x in (0.01, 0.1, 0.5)),
           *(f"attention_credit --credit_scale {x}" for x in (0.5, 1.0, 4.0)),
           *(f"entropy_weighted --entropy_temp {x}" for x in (0.5, 2.0)),
-          *(f"entropy_masking --mask_percentile {x}" for x in (70.0, 90.0)), "vineppo --k 9")
+          *(f"entropy_masking --mask_percentile {x}" for x in (70.0, 90.0)))
 UNSCALED = tuple(f"{name} --normalize none" for name in (
     "outcome_conditional", "inverse_logprob", "inverse_logprob --detach false", "attention_credit", "entropy_weighted",
     "entropy_masking", "learned_importance"))
