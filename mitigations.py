@@ -1,40 +1,54 @@
-"""Ways to assign credit: each one function, TokenBatch -> credit (B, T), the number that multiplies grad log pi(token).
+"""Credit functions: each one turns a TokenBatch into credit (B, T), the number that multiplies grad log pi(token).
 
-The loss never knows which of them its credit came from. To try an idea, write a function and name it in MITIGATIONS
-below. Its keyword arguments become command-line flags, the first line of its docstring becomes its help; the README
-has an example. How this differs from the original work, and from most published code:
-1. Weights carry no gradient, see the whole step and not a micro-batch, and keep a mean of 1 in each response, so that
-   a reweighting moves credit and nothing else.
-2. A method that is undefined for a response (no answer, no calculation) gives it plain GRPO.
-3. Where a paper and its code differ, the paper is followed, and the line says so.
+The original work, a study of credit in GRPO-Zero, called such a rule a *mitigation* of GRPO, which gives every token of
+a response the same credit. The flag --mitigation keeps its word.
 
-In the formulas: A advantage and L length of the response, r its reward; p probability of the token, H entropy of the
-distribution it came from, V reward expected before it; z z-score.
+The loss does not know which function its credit came from. To try an idea, write one decorated function at the end of
+this file: its keyword arguments become command-line flags, the first line of its docstring becomes its help text.
+
+How this differs from the original work and from most published code:
+1. Weights carry no gradient, are computed on the whole step instead of a micro-batch, and average 1 in each response.
+   So a reweighting moves credit between the tokens of a response and changes nothing else.
+2. Where a method is undefined for a response (no answer, no calculation), that response gets plain GRPO.
+3. Where a paper and its code disagree, we follow the paper, and the docstring says so.
+
+In the formulas, A is the response's advantage, L its length and r its reward; p is the token's probability, H the
+entropy of the distribution it was sampled from and V the expected reward before it; z is a z-score. A reweighting's
+formula is that of its weights times A, before they are rescaled to mean 1.
 
 Run it:  python train.py --mitigation outcome_conditional --think_discount 0.5
 """
-import dataclasses
+import functools
 import inspect
 import math
 from dataclasses import dataclass
-from typing import Callable
+from typing import Any, Callable
 
 import torch
 from torch import Tensor
 
-from countdown_task import StepSpan, anchors, check_steps, sentence_starts
+from countdown_task import STRUCTURE, StepSpan, anchors, check_steps, sentence_starts
 
 NORMALIZATIONS = ("response", "batch", "none")
-ADVANTAGES = ("grpo", "dr_grpo", "rloo")
 
 
 @dataclass
 class TokenBatch:
-    """All that a credit function may look at: the B responses of one step, padded to T on the right, no gradient.
+    """Everything a credit function may look at: the B responses of one step, padded on the right to T tokens.
 
-    Column t is the t-th token of the response; on padding all is 0 or False. Built once a step, before micro-batching.
-    The responses to one question lie together, as many to each. The callables ask the model again: a method pays for
-    what it calls, and no other.
+    Column t is the t-th token of the response; padding is 0 or False. Nothing carries a gradient. The batch is built
+    once a step, before it is cut into micro-batches. The G responses to a question are neighbours.
+
+    `ask` runs the model again. Only the methods that use it pay for it, and each attribute is computed once a step:
+    ask.hidden                       (B, T, D) last hidden state of the model, before it emits each token
+    ask.attention                    (B, T, T) [:, t, u]: attention to token u < t of the state that predicts token t
+    ask.values                       (B, T) the critic's estimate of the reward before each token, 0 on padding
+    ask.reference_logprob            (B, T) log-probability of each token under the start model
+    ask.logprob_without(rows, hide)  (N, T) log-probabilities of responses rows (N,) when no later token can attend to
+                                     the tokens hide (N, T) bool
+    ask.rollouts(cuts, k)            (B, T) mean reward of k continuations sampled from the prefix before each token
+                                     where cuts (B, T) is True, 0 elsewhere
+    ask.generator(name)              torch.Generator on the CPU, seeded by run, step and name: the same at every call
     """
 
     tokens: Tensor  # (B, T) int64 sampled tokens
@@ -46,231 +60,301 @@ class TokenBatch:
     success: Tensor  # (B,) 1 where the answer is right, else 0
     format: Tensor  # (B,) 0..1
     ended: Tensor  # (B,) bool, False where the token limit cut the response off
-    group: Tensor  # (B,) int64, which question the response answers
+    group: Tensor  # (B,) int64, index of the question that the response answers
     numbers: list[tuple[int, ...]]  # per question
     target: list[int]  # per question
-    advantage: Tensor  # (B,) one number a response, normalized within its group
-    role: Tensor  # (B, T) int8: 0 filler, 1 reasoning, 2 structure
+    advantage: Tensor  # (B,) one number per response, normalized within its group
+    role: Tensor  # (B, T) int8: FILLER, REASONING or STRUCTURE of countdown_task
     in_answer: Tensor  # (B, T) bool, from the graded <answer> on
     text: list[str]  # per response, decoded, end token removed
-    spans: list[list[tuple[int, int]]]  # per response, each token's character span in its text
-    steps: list[list[StepSpan]]  # per response, the character spans of the calculations written in its text
-    normalize: str  # how `reweight` rescales
-    generator: Callable[[str], torch.Generator]  # chance for a method of that name, the same whenever it is asked for
-    hidden: Callable[[], Tensor]  # (B, T, D) last hidden state of the model *before* it emits each token
-    attention: Callable[[], Tensor]  # (B, T, T) [:, t, u]: how much the state before token t looks at token u < t
-    values: Callable[[], Tensor]  # (B, T) the critic's estimate of the reward before each token, 0 on padding
-    reference_logprob: Callable[[], Tensor]  # (B, T) log-prob of each token under the start model
-    logprob_without: Callable[[Tensor, Tensor], Tensor]  # rows (N,), hide (N, T) bool -> (N, T) log-probs unseeing
-    rollouts: Callable[[Tensor, int], Tensor]  # cuts (B, T) bool, k -> (B, T) mean reward of k fresh ends from there
+    spans: list[list[tuple[int, int]]]  # per response, the character span of each token in the text
+    steps: list[list[StepSpan]]  # per response, the character spans of the calculations in the text
+    normalize: str  # how `reweight` rescales weights: one of NORMALIZATIONS
+    ask: Any  # grpo.Queries, see above
 
 
-# -------------------------------------------------------------------------------------- response -> one number
+# ------------------------------------------------------------------------------------- the two decorators
 
 
-def group_advantage(rewards: Tensor, kind: str = "grpo") -> Tensor:
-    """Advantage (Q, G) of G answers to each of Q questions from their rewards (Q, G).
+def reweighting(function: Callable | None = None, *, name: str = "", needs: tuple[str, ...] = ()) -> Callable:
+    """Decorator for a function that returns weights (B, T) >= 0. `reweight` makes credit of them.
 
-    grpo: (r - mean) / (std + 1e-4), population std (2402.03300). dr_grpo: r - mean (2503.20783). rloo: r - mean of
-    the others (2402.14740). A group whose rewards are all equal has advantage 0.
+        @reweighting
+        def early(batch: TokenBatch, power: float = 0.5) -> Tensor:
+            return batch.mask.cumsum(1).clamp(min=1) ** -power
+
+    Now `python train.py --mitigation early --power 1.0` trains with it. A function that uses batch.ask.values says so:
+    @reweighting(needs=("critic",)); for batch.ask.reference_logprob it is needs=("reference",). A functools.partial
+    has no name of its own: reweighting(functools.partial(f, x=2), name="f2").
     """
-    G = rewards.shape[1]
-    centred = rewards - rewards.mean(1, keepdim=True)  # (Q, G)
-    if kind == "grpo":
-        centred = centred / (rewards.std(1, correction=0, keepdim=True) + 1e-4)
-    if kind == "rloo":
-        centred = centred * (G / (G - 1))
-    return torch.where(has_variance(rewards)[:, None], centred, 0.0)
+    return register(function, name, is_reweighting=True, from_advantage=True, needs=needs)
 
 
-def has_variance(rewards: Tensor) -> Tensor:
-    """Which questions (Q,) have answers of unequal reward (Q, G): the others teach nothing."""
-    return rewards.amax(1) > rewards.amin(1)
+def token_credit(function: Callable | None = None, *, name: str = "", from_advantage: bool = False,
+                 needs: tuple[str, ...] = ()) -> Callable:
+    """Decorator for a function that returns the credit (B, T) itself. Otherwise it is like `reweighting`.
 
-
-# ------------------------------------------------------------------------------------------------------- tools
+    from_advantage=True says that the function starts from batch.advantage: only then does train.py accept --advantage.
+    """
+    return register(function, name, is_reweighting=False, from_advantage=from_advantage, needs=needs)
 
 
 def reweight(batch: TokenBatch, weight: Tensor) -> Tensor:
-    """The response's advantage times weight (B, T) >= 0, rescaled as batch.normalize says; credit (B, T).
+    """Credit (B, T) from weights (B, T) >= 0 that are 0 on padding: advantage * weight, after two corrections.
 
-    response: the weights of each response average 1, so a method moves credit within a response and can't change how
-    responses compare. batch: they average 1 over the step's tokens. none: as they are. A response whose weights
-    are all 0 gets no credit. ValueError for a weight that is negative or not finite.
+    1. A response whose weights are all 0 gets weights of 1, since zeros prefer none of its tokens. So it counts as in
+       plain GRPO instead of dropping out, for every reweighting alike.
+    2. The weights are rescaled as batch.normalize says. response: those of each response average 1, so a method moves
+       credit within a response and can't change how responses compare. batch: they average 1 over all tokens of the
+       step. none: they stay as they are.
     """
-    weight = torch.where(batch.mask, weight, 0.0)  # (B, T)
-    if not ((weight >= 0) & (weight < math.inf)).all():
-        raise ValueError("a token's weight is negative or not finite: choose other hyper-parameters")
+    all_zero = ~weight.any(1, keepdim=True)  # (B, 1)
+    scaled = torch.where(all_zero & batch.mask, 1.0, weight)  # (B, T)
     if batch.normalize == "response":
-        weight = mean_one(weight, batch.mask)
+        scaled = unit_mean(scaled, batch.mask)
     if batch.normalize == "batch":
-        weight = mean_one(weight.view(1, -1), batch.mask.view(1, -1)).view_as(weight)
-    return batch.advantage[:, None] * weight
+        scaled = unit_mean(scaled.view(1, -1), batch.mask.view(1, -1)).view_as(scaled)
+    return batch.advantage[:, None] * scaled
 
 
-def require(condition: bool, message: str) -> None:
-    """ValueError for a hyper-parameter that can't work, whatever the batch."""
+@dataclass(frozen=True)
+class Method:
+    """A registered credit function: called with a TokenBatch and hyper-parameters, it returns credit (B, T)."""
+
+    name: str
+    function: Callable[..., Tensor]  # as it was written, before decoration
+    is_reweighting: bool  # whether it returns weights, else credit
+    from_advantage: bool  # whether its credit starts from batch.advantage, so that --advantage has an effect
+    needs: tuple[str, ...]  # what a run must provide for it: "critic", "reference"
+
+    def __call__(self, batch: TokenBatch, *arguments, **hyper_parameters) -> Tensor:
+        """Credit (B, T), 0 on padding."""
+        values = self.raw(batch, *arguments, **hyper_parameters)  # (B, T)
+        return reweight(batch, values) if self.is_reweighting else values
+
+    def raw(self, batch: TokenBatch, *arguments, **hyper_parameters) -> Tensor:
+        """The weights or credit (B, T) that the function returns, 0 on padding.
+
+        ValueError for a wrong shape, for NaN or infinity, and for negative weights.
+        """
+        returned, shape = self.function(batch, *arguments, **hyper_parameters), tuple(batch.mask.shape)
+        result = "weights" if self.is_reweighting else "credit"
+        found = tuple(returned.shape) if isinstance(returned, Tensor) else type(returned).__name__
+        require(found == shape, f"{self.name} must return {result} of shape (B, T) = {shape}, not {found}")
+        values = torch.where(batch.mask, returned.to(batch.logprob), 0.0)  # (B, T) of the batch's type, on its device
+        require(values.isfinite().all(), f"{self.name} returned {result} with NaN or infinity in it")
+        require(not self.is_reweighting or (values >= 0).all(), f"{self.name} returned a negative weight")
+        return values
+
+    @property
+    def parameters(self) -> dict[str, bool | int | float | str]:
+        """The hyper-parameters and their defaults, read from the function's signature."""
+        signature = inspect.signature(self.function)
+        return {p.name: p.default for p in signature.parameters.values() if p.default is not p.empty}
+
+    def check_parameters(self) -> None:
+        """ValueError for a hyper-parameter that can't become a flag: its default says the flag's type."""
+        for p in list(inspect.signature(self.function).parameters.values())[1:]:  # the first one is the batch
+            by_name = p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+            require(by_name and type(p.default) in (bool, int, float, str),
+                    f"{self.name}: the parameter {p} can't become a flag; its default must be bool, int, float or str")
+
+    @property
+    def summary(self) -> str:
+        """The first line of the function's docstring."""
+        written = getattr(self.function, "func", self.function)  # a functools.partial has the docstring of its class
+        return (inspect.getdoc(written) or "no docstring yet").splitlines()[0]
+
+
+MITIGATIONS: dict[str, Method] = {}  # by name, filled by the decorators
+
+
+def register(function: Callable | None, name: str, **properties) -> Callable:
+    """Put a function into MITIGATIONS. ValueError without a name, for a name that is taken, and for unknown needs."""
+    if function is None:  # the decorator has arguments, so Python hands over the function in a second call
+        return functools.partial(register, name=name, **properties)
+    written = getattr(function, "func", function)  # of a functools.partial
+    require(not isinstance(written, Method), "a decorated function can't be decorated again: pass its .function")
+    name = name or getattr(function, "__name__", "")
+    require(name.isidentifier(), 'a credit function has no name: write reweighting(function, name="...")')
+    require(name not in MITIGATIONS, f"there are two credit functions named {name}: rename one of them")
+    require(set(properties["needs"]) <= {"critic", "reference"},
+            f'{name}: needs must be ("critic",), ("reference",) or both, not {properties["needs"]!r}')
+    MITIGATIONS[name] = Method(name, function, **properties)
+    return MITIGATIONS[name]
+
+
+def needs(name: str, hyper_parameters: dict) -> set[str]:
+    """What a run must provide for a method: "critic", "reference". `inverted` needs whatever the method --of needs."""
+    method = MITIGATIONS[name]
+    of = MITIGATIONS.get((method.parameters | hyper_parameters).get("of"))
+    return {*method.needs, *(of.needs if of else ())}
+
+
+def require(condition: bool | Tensor, message: str) -> None:
+    """ValueError unless the condition holds."""
     if not condition:
         raise ValueError(message)
 
 
-def mean_one(weight: Tensor, mask: Tensor) -> Tensor:
-    """Weights (B, T) rescaled so that each row's average 1 over its mask (B, T); a row of zeros stays as it is."""
-    return weight * over(mask.sum(1, keepdim=True), weight.sum(1, keepdim=True))
+def unit_mean(weight: Tensor, mask: Tensor) -> Tensor:
+    """Rescale weights (B, T), 0 outside mask (B, T), so that each row averages 1 over its mask; zeros stay zeros."""
+    return weight * quotient(mask.sum(1, keepdim=True), weight.sum(1, keepdim=True))
 
 
-def over(part: Tensor, whole: Tensor) -> Tensor:
-    """part / whole, 0 where the whole is 0."""
-    return torch.where(whole > 0, part / torch.where(whole > 0, whole, 1.0), 0.0)
+def quotient(part: Tensor, whole: Tensor) -> Tensor:
+    """part / whole, and 0 instead of NaN where both are 0."""
+    return part / torch.where(whole > 0, whole, 1.0)
 
 
-def or_plain(batch: TokenBatch, weight: Tensor) -> Tensor:
-    """Weights (B, T), 1 throughout a response where they are all 0 because the method is undefined for it."""
-    defined = (weight * batch.mask).any(1, keepdim=True)  # (B, 1)
-    return torch.where(defined, weight, 1.0)
+# ------------------------------------------------------------ the baseline, and weights from what the sampler recorded
 
 
-def by_group(batch: TokenBatch, values: Tensor) -> Tensor:
-    """Values (B, ...) of the responses as (Q, G, ...): G answers to each of Q questions."""
-    return values.view(len(batch.numbers), -1, *values.shape[1:])
-
-
-def z_score(values: Tensor, where: Tensor) -> Tensor:
-    """Values (Q, G, T) minus their mean, over their standard deviation, both over the tokens `where` of a question;
-    0 elsewhere."""
-    count = where.sum((1, 2), keepdim=True).clamp(min=1)  # (Q, 1, 1)
-    centred = torch.where(where, values - (values * where).sum((1, 2), keepdim=True) / count, 0.0)
-    return centred / ((centred**2).sum((1, 2), keepdim=True) / count).sqrt().add(1e-4)
-
-
-def last_token(batch: TokenBatch) -> Tensor:
-    """True (B, T) at the last token of each response."""
-    return batch.mask & (batch.mask.cumsum(1) == batch.mask.sum(1, keepdim=True))
-
-
-def next_value(batch: TokenBatch, value: Tensor) -> Tensor:
-    """V_{t+1} from V_t (B, T): the value after each token, 0 after the last one."""
-    return value.roll(-1, dims=1) * (batch.mask & ~last_token(batch))
-
-
-def step_tokens(batch: TokenBatch, i: int) -> Tensor:
-    """Which tokens belong to each of the S calculations written in response i (S, T) bool."""
-    where = torch.from_numpy(anchors(batch.text[i], batch.spans[i]))  # (L,) the character that decides
-    tokens = torch.zeros(len(batch.steps[i]), batch.mask.shape[1], dtype=torch.bool)  # (S, T)
-    for row, step in zip(tokens, batch.steps[i]):
-        row[: len(where)] = (where >= step.a[0]) & (where < step.result[1])
-    return tokens.to(batch.mask.device)
-
-
-# --------------------------------------------------------------------- the baseline, and weights from the sampler
-
-
+@token_credit(from_advantage=True)
 def none(batch: TokenBatch) -> Tensor:
     """credit = A: GRPO, the same number on every token of a response (2402.03300)."""
     return batch.advantage[:, None] * batch.mask
 
 
+@reweighting
 def outcome_conditional(batch: TokenBatch, think_discount: float = 0.5) -> Tensor:
     """credit = A * (1 in <answer>, think_discount before it): reward the conclusion more (the original work).
 
-    No answer: plain GRPO. (The original discounted such a response as a whole: credit then depends on the format.)
+    A response without an answer gets plain GRPO. (The original discounted all of it, so that credit depended on
+    the format.)
     """
     require(think_discount >= 0, "--think_discount must be 0 or more")
-    concluding = batch.in_answer | ~batch.in_answer.any(1, keepdim=True)  # (B, T) all of it where there is no answer
-    return reweight(batch, torch.where(concluding, 1.0, think_discount))
+    unanswered = ~batch.in_answer.any(1, keepdim=True)  # (B, 1)
+    return torch.where(batch.in_answer | unanswered, 1.0, think_discount)
 
 
+@reweighting
 def inverse_logprob(batch: TokenBatch, epsilon: float = 0.1, detach: bool = True) -> Tensor:
-    """credit = A / (|log p| + epsilon): level out |credit * log p| (the original work; detach=False is its bug).
+    """credit = A / (|log p| + epsilon): make |credit * log p| about equal on all tokens (the original work).
 
-    The original let the gradient flow through its weight: d/dl of l / (|l| + epsilon) is epsilon / (|l| + epsilon)^2,
-    so that nearly all of it went to tokens already certain. With --normalize none --detach false that is what you get.
+    detach=False reproduces a bug of the original, which did not detach its weight: the gradient of l / (|l| + epsilon)
+    is then epsilon / (|l| + epsilon)^2, and nearly all of it goes to tokens with p near 1. Use it with --normalize
+    none.
     """
     require(epsilon > 0, "--epsilon must be above 0")
     size = batch.logprob.abs() + epsilon  # (B, T)
-    return reweight(batch, 1 / size if detach else epsilon / size**2)
+    return 1 / size if detach else epsilon / size**2
 
 
+@reweighting
 def advantage_reweighting(batch: TokenBatch, alpha: float = 0.2) -> Tensor:
     """credit = A * (alpha * p + 1 - alpha): damp rare tokens, whose gradients are large (2505.12929)."""
     require(0 <= alpha <= 1, "--alpha must be between 0 and 1")
-    return reweight(batch, alpha * batch.logprob.exp() + 1 - alpha)
+    return alpha * batch.logprob.exp() + 1 - alpha
 
 
+@reweighting
 def entropy_weighted(batch: TokenBatch, entropy_temp: float = 1.0) -> Tensor:
-    """credit = A * L * softmax(H / entropy_temp): more on uncertain tokens, within the response (the original work).
+    """credit = A * L * softmax(H / entropy_temp): favour a response's uncertain tokens (the original work).
 
     The original took the softmax over a micro-batch, so that its results depended on a memory setting.
     """
     require(entropy_temp > 0, "--entropy_temp must be above 0")
     score = (batch.entropy / entropy_temp).masked_fill(~batch.mask, -math.inf)  # (B, T)
-    return reweight(batch, score.softmax(1) * batch.mask.sum(1, keepdim=True))
+    return score.softmax(1) * batch.mask.sum(1, keepdim=True)
 
 
+@reweighting
 def entropy_masking(batch: TokenBatch, mask_percentile: float = 80.0) -> Tensor:
     """credit = A where H >= the mask_percentile-th percentile of the step, else 0: forking tokens only (2506.01939).
 
-    --normalize none is the paper's equation, which divides by all tokens; batch is its code, which divides by those
-    kept: five times as much. A response without a single one gets no credit.
+    --normalize none is the paper's equation, which divides by the number of all tokens; batch is its code, which
+    divides by the number of kept ones, a fifth of them. (In both, a response without a kept one drops out.)
     """
     require(0 <= mask_percentile <= 100, "--mask_percentile must be between 0 and 100")
     threshold = batch.entropy[batch.mask].double().quantile(mask_percentile / 100)  # ()
-    return reweight(batch, (batch.entropy >= threshold).float())
+    return batch.entropy >= threshold
 
 
-# -------------------------------------------------------------------------------- against the rest of the group
+# ----------------------------------------------------------------------------- comparison with the rest of the group
 
 
+def by_group(batch: TokenBatch, values: Tensor) -> Tensor:
+    """Values (B, ...) of the responses as (Q, G, ...): G responses to each of Q questions."""
+    return values.view(len(batch.numbers), -1, *values.shape[1:])
+
+
+def has_variance(rewards: Tensor) -> Tensor:
+    """Which questions (Q,) have answers of unequal rewards (Q, G): there is nothing to learn from the others."""
+    return rewards.amax(1) > rewards.amin(1)
+
+
+def z_score_in_group(rewards: Tensor) -> Tensor:
+    """(r - mean) / (population std + 1e-4) of rewards (Q, G) within each group; 0 where all of them are equal."""
+    deviation = rewards - rewards.mean(1, keepdim=True)  # (Q, G)
+    scaled = deviation / (rewards.std(1, correction=0, keepdim=True) + 1e-4)  # (Q, G)
+    return torch.where(has_variance(rewards)[:, None], scaled, 0.0)
+
+
+@token_credit(from_advantage=True)
 def prefix_tree(batch: TokenBatch) -> Tensor:
-    """credit = A / (group members that share the prefix up to here): GRPO as a process reward (2509.21154)."""
-    tokens, mask = by_group(batch, batch.tokens), by_group(batch, batch.mask)  # (Q, G, T)
+    """credit = A / (responses of the group that share the prefix up to here): GRPO as a process reward (2509.21154)."""
+    tokens, mask = by_group(batch, batch.tokens), by_group(batch, batch.mask)  # (Q, G, T) each
     same = (tokens[:, :, None] == tokens[:, None]) & mask[:, :, None] & mask[:, None]  # (Q, G, G, T)
     sharing = same.int().cumprod(-1).sum(2).view_as(batch.mask)  # (B, T)
-    return batch.advantage[:, None] * batch.mask / sharing.clamp(min=1)
+    return batch.advantage[:, None] / sharing.clamp(min=1)
 
 
+@token_credit
 def optimal_baseline(batch: TokenBatch) -> Tensor:
     """credit = r - sum_i r_i W_it / sum_i W_it, W_it = sum_{j<=t} logit_grad_ij^2: least variance (2602.07078).
 
-    Sums over the group's answers i that still run at t. Where one runs alone, its own reward would be the baseline:
-    there, the group mean (verl's code: credit 0).
+    The sums run over the group's responses i that have not ended before t. Where only one is left, its baseline would
+    be its own reward, so we take the group mean instead. (In verl's code the credit there is 0.)
     """
     reward, mask = by_group(batch, batch.reward)[..., None], by_group(batch, batch.mask)  # (Q, G, 1), (Q, G, T)
     energy = by_group(batch, batch.logit_grad.square().cumsum(1)) * mask  # (Q, G, T) W
     total = energy.sum(1, keepdim=True)  # (Q, 1, T)
+    weighted_mean = quotient((reward * energy).sum(1, keepdim=True), total)  # (Q, 1, T)
     usable = (mask.sum(1, keepdim=True) > 1) & (total > 0)  # (Q, 1, T)
-    baseline = torch.where(usable, over((reward * energy).sum(1, keepdim=True), total), reward.mean(1, keepdim=True))
-    taught = mask & has_variance(reward)[..., None]  # (Q, G, T) else rounding noise, which Adam makes large
-    return torch.where(taught, reward - baseline, 0.0).view_as(batch.logprob)
+    baseline = torch.where(usable, weighted_mean, reward.mean(1, keepdim=True))  # (Q, 1, T)
+    unequal = has_variance(reward)[..., None]  # (Q, 1, 1) the rest is rounding noise, which Adam would blow up
+    return torch.where(unequal, reward - baseline, 0.0).view_as(batch.logprob)
 
 
+@token_credit(from_advantage=True)
 def gtpo(batch: TokenBatch, a1: float = 1.0, a2: float = 0.1, joint: bool = False) -> Tensor:
     """credit = z(a1 + a2 d H / sum H) if right, z(-a1 - a2 h (1/H) / sum 1/H) if wrong: pay for entropy (2508.04349).
 
-    Sums go over the d right, or the h wrong, answers of the group that still run at t. As published, right and wrong
-    tokens are z-scored each on their own, so the credit of either side averages 0: *the outcome is gone*, and only
-    which token was more uncertain is left. joint=True z-scores both together. All right, or all wrong: plain GRPO.
+    The sums run over the d right, or the h wrong, responses of the group that have not ended before t. As published,
+    right and wrong tokens are z-scored separately, so the credit of each side averages 0: *the outcome is lost*, and
+    all that remains is which token was more uncertain. joint=True z-scores both together. A group that is all right
+    or all wrong gets plain GRPO.
     """
-    H, mask = by_group(batch, batch.entropy) + 1e-12, by_group(batch, batch.mask)  # (Q, G, T) all 0 are all alike
+    H, mask = by_group(batch, batch.entropy) + 1e-12, by_group(batch, batch.mask)  # (Q, G, T); 0 / 0 is an equal share
     right = by_group(batch, batch.success)[..., None] > 0  # (Q, G, 1)
-    up, down = mask & right, mask & ~right  # (Q, G, T)
-    sure = down / (H + 1e-6)  # (Q, G, T) 1 / H, so that a wrong token is punished for being certain
-    share_up = over(H * up, (H * up).sum(1, keepdim=True))  # (Q, G, T)
-    share_down = over(sure, sure.sum(1, keepdim=True))  # (Q, G, T)
+    up, down = mask & right, mask & ~right  # (Q, G, T) each
+    certainty = down / (H + 1e-6)  # (Q, G, T) 1 / H, so that a wrong token is punished for being certain
+    share_up = quotient(H * up, (H * up).sum(1, keepdim=True))  # (Q, G, T)
+    share_down = quotient(certainty, certainty.sum(1, keepdim=True))  # (Q, G, T)
     gain = a1 + a2 * share_up * up.sum(1, keepdim=True)  # (Q, G, T)
     loss = -a1 - a2 * share_down * down.sum(1, keepdim=True)  # (Q, G, T)
     reward = torch.where(up, gain, loss)  # (Q, G, T)
-    credit = z_score(reward, mask) if joint else z_score(reward, up) + z_score(reward, down)  # (Q, G, T)
+    credit = masked_z_score(reward, mask) if joint else masked_z_score(reward, up) + masked_z_score(reward, down)
     mixed = (right.any(1) & ~right.all(1))[..., None]  # (Q, 1, 1)
     return torch.where(mixed, credit, by_group(batch, none(batch))).view_as(batch.logprob)
 
 
-def ktae(batch: TokenBatch) -> Tensor:
-    """credit = A + score of the token's id: does holding it go with being right in this group (2505.16826).
+def masked_z_score(values: Tensor, mask: Tensor) -> Tensor:
+    """Values (Q, G, T) minus their mean, over their standard deviation, per question and over mask; 0 outside it."""
+    count = mask.sum((1, 2), keepdim=True).clamp(min=1)  # (Q, 1, 1)
+    mean = (values * mask).sum((1, 2), keepdim=True) / count  # (Q, 1, 1)
+    deviation = torch.where(mask, values - mean, 0.0)  # (Q, G, T)
+    return deviation / ((deviation**2).sum((1, 2), keepdim=True) / count).sqrt().add(1e-4)
 
-    0 for the end token, and where the group's answers are all right or all wrong.
+
+@token_credit(from_advantage=True)
+def ktae(batch: TokenBatch) -> Tensor:
+    """credit = A + score of the token id: does having it go with being right in this group (2505.16826).
+
+    The score is 0 for the end token, and in a group that is all right or all wrong.
     """
-    credit, is_end = none(batch), last_token(batch) & batch.ended[:, None]  # (B, T)
+    credit, is_end = none(batch), is_last_token(batch) & batch.ended[:, None]  # (B, T) each
     for group in batch.group.unique():
         rows = batch.group == group  # (B,)
         right, mask = batch.success[rows] > 0, batch.mask[rows]  # (G,), (G, T)
@@ -281,12 +365,17 @@ def ktae(batch: TokenBatch) -> Tensor:
     return credit
 
 
-def key_token_scores(tokens: Tensor, mask: Tensor, right: Tensor) -> Tensor:
-    """KTAE's score in [-1, 1] of each of the N masked tokens of a group, tokens (G, T), right (G,): (N,).
+def is_last_token(batch: TokenBatch) -> Tensor:
+    """True (B, T) at the last token of each response."""
+    return batch.mask & (batch.mask.cumsum(1) == batch.mask.sum(1, keepdim=True))
 
-    With U token ids, of which a right and b wrong answers hold each: score = 2 sigmoid((F + IG) / 2 * x) - 1,
-    F = exp(-2 p) of Fisher's exact test (0 where p is 1), IG the information gain in bits, and the direction x =
-    Cohen's h + (f_right / f_wrong - f_wrong / f_right), f the frequency of the id on each side, saturated as in BM25.
+
+def key_token_scores(tokens: Tensor, mask: Tensor, right: Tensor) -> Tensor:
+    """KTAE's score (N,) in [-1, 1] of each of the N tokens of one group: tokens (G, T), mask (G, T), right (G,).
+
+    A token id occurs in a right and b wrong answers. score = 2 sigmoid((F + IG) / 2 * x) - 1 with F = exp(-2 p) of
+    Fisher's exact test (0 where p is 1), IG the information gain in bits, and the direction x = Cohen's h +
+    (f_right / f_wrong - f_wrong / f_right), f the frequency of the id on each side, saturated as in BM25.
     """
     ids, index = tokens[mask].unique(return_inverse=True)  # (U,), (N,)
     counts = torch.zeros(len(tokens), len(ids), dtype=torch.float64, device=tokens.device)  # (G, U)
@@ -295,30 +384,30 @@ def key_token_scores(tokens: Tensor, mask: Tensor, right: Tensor) -> Tensor:
     R, W = int(right.sum()), int((~right).sum())
     p = fisher_p(R, W).to(tokens.device)[a, b]  # (U,)
     strength = torch.where(p < 1 - 1e-9, (-2 * p).exp(), 0.0) + information_gain(a, b, R, W)  # (U,) F + IG
-    lengths = torch.stack([counts[side].sum() for side in (right, ~right)])  # (2,) tokens of each side
+    lengths = torch.stack([counts[side].sum() for side in (right, ~right)])  # (2,) tokens on each side
     f = torch.stack([counts[side].sum(0) for side in (right, ~right)]) / lengths[:, None]  # (2, U)
-    k1, half = 2.0, 0.5  # BM25's constants, as in the authors' code
-    f = f * (k1 + 1) / (f + k1 * (1 - half + half * lengths / lengths.mean())[:, None])  # (2, U) saturated
-    h = 2 * (a / R).sqrt().asin() - 2 * (b / W).sqrt().asin()  # (U,) Cohen's h; the authors' code leaves out both 2s
-    x = h + f[0] / (f[1] + 1e-5) - f[1] / (f[0] + 1e-5)  # (U,)
+    k1, half = 2.0, 0.5  # BM25's k1 and b, as in the authors' code
+    saturated = f * (k1 + 1) / (f + k1 * (1 - half + half * lengths / lengths.mean())[:, None])  # (2, U)
+    h = 2 * (a / R).sqrt().asin() - 2 * (b / W).sqrt().asin()  # (U,) Cohen's h; the authors' code omits both 2s
+    x = h + saturated[0] / (saturated[1] + 1e-5) - saturated[1] / (saturated[0] + 1e-5)  # (U,)
     return (2 * (strength / 2 * x).sigmoid() - 1)[index].float()
 
 
 def fisher_p(R: int, W: int) -> Tensor:
-    """Two-sided p (R + 1, W + 1) of Fisher's exact test: a of R right and b of W wrong answers hold a token."""
+    """Two-sided p (R + 1, W + 1) of Fisher's exact test: a of R right and b of W wrong answers contain a token."""
     p = torch.zeros(R + 1, W + 1, dtype=torch.float64)
-    for n in range(R + W + 1):  # how many hold it: the margin that the test holds fixed
+    for n in range(R + W + 1):  # answers that contain it: the margin that the test holds fixed
         a = range(max(0, n - W), min(R, n) + 1)
-        chance = [math.comb(R, i) * math.comb(W, n - i) / math.comb(R + W, n) for i in a]
-        chance = torch.tensor(chance, dtype=torch.float64)  # (len(a),)
-        as_rare = chance <= chance[:, None] * (1 + 1e-9)  # up to rounding
-        p[list(a), [n - i for i in a]] = (chance * as_rare).sum(1)
+        ways = [math.comb(R, i) * math.comb(W, n - i) for i in a]
+        probability = torch.tensor(ways, dtype=torch.float64) / math.comb(R + W, n)  # (len(a),)
+        as_rare = probability <= probability[:, None] * (1 + 1e-9)  # (len(a), len(a)), up to rounding
+        p[list(a), [n - i for i in a]] = (probability * as_rare).sum(1)
     return p
 
 
 def information_gain(a: Tensor, b: Tensor, R: int, W: int) -> Tensor:
-    """Bits (U,) that a token's presence, in a of R right and b of W wrong answers (U,), says about being right."""
-    def entropy(x: Tensor, y: Tensor) -> Tensor:  # of the shares of x and y, times how many they are
+    """Bits (U,) that a token's presence, in a of R right and b of W wrong answers (U,), tells about being right."""
+    def entropy(x: Tensor, y: Tensor) -> Tensor:  # of the split into x and y, times x + y
         total = (x + y).clamp(min=1)
         return -(torch.xlogy(x, x / total) + torch.xlogy(y, y / total)) / math.log(2)
     a, b = a.double(), b.double()
@@ -326,111 +415,129 @@ def information_gain(a: Tensor, b: Tensor, R: int, W: int) -> Tensor:
     return (whole - entropy(a, b) - entropy(R - a, W - b)) / (R + W)
 
 
-# ------------------------------------------------------------------------------------- what is written, checked
+# ------------------------------------------------------------------------------------- checking what was written
 
 
+def step_masks(batch: TokenBatch, i: int) -> Tensor:
+    """The tokens (S, T) bool of each of the S calculations written in response i."""
+    position = torch.from_numpy(anchors(batch.text[i], batch.spans[i]))  # (L,) the character that classifies each token
+    masks = torch.zeros(len(batch.steps[i]), batch.mask.shape[1], dtype=torch.bool)  # (S, T)
+    for row, step in zip(masks, batch.steps[i]):
+        row[: len(position)] = (position >= step.a[0]) & (position < step.result[1])
+    return masks.to(batch.mask.device)
+
+
+@token_credit(from_advantage=True)
 def reward_decomposition(batch: TokenBatch, stepwise: bool = False) -> Tensor:
     """credit = 0.1 A_format on tags + 0.3 A_steps before <answer> + A_success in it: normalize, then add (2601.05242).
 
-    A_steps: the share of written calculations that are true and use values at hand, a process reward. stepwise=True:
-    each calculation's own verdict on its own tokens instead. No answer, or no calculation: plain GRPO, and a share of 0
-    where others of the group are compared with it. (The paper then normalizes the sum again, over the batch.)
+    A_steps: the share of written calculations that are true and use available numbers, a process reward. With
+    stepwise=True each calculation's own verdict goes to its own tokens instead. A response without an answer or a
+    calculation gets plain GRPO; its share counts as 0 in its group. (The paper also normalizes the sum over the batch.)
     """
     verdicts = [torch.tensor(check_steps(text, steps, batch.numbers[group]), dtype=torch.float32)
                 for text, steps, group in zip(batch.text, batch.steps, batch.group.tolist())]  # B of (S,)
     share = torch.stack([v.mean() if len(v) else torch.tensor(0.0) for v in verdicts]).to(batch.reward.device)  # (B,)
-    process, format, answer = (group_advantage(by_group(batch, r)).view(-1, 1)
+    process, format, answer = (z_score_in_group(by_group(batch, r)).view(-1, 1)
                                for r in (share, batch.format, batch.success))  # (B, 1) each
-    if stepwise:
-        process = step_advantage(batch, verdicts)  # (B, T)
-    credit = 0.1 * format * (batch.role == 2) + torch.where(batch.in_answer, answer, 0.3 * process)  # (B, T)
+    section = torch.where(batch.in_answer, answer, 0.3 * (step_advantage(batch, verdicts) if stepwise else process))
+    credit = 0.1 * format * (batch.role == STRUCTURE) + section  # (B, T)
     written = torch.tensor([len(v) > 0 for v in verdicts], device=share.device) & batch.in_answer.any(1)  # (B,)
-    return torch.where(written[:, None], credit * batch.mask, none(batch))
+    return torch.where(written[:, None], credit, none(batch))
 
 
 def step_advantage(batch: TokenBatch, verdicts: list[Tensor]) -> Tensor:
-    """Each calculation's verdict (0 or 1), normalized over all of its group, on its own tokens (B, T); 0 elsewhere."""
+    """The verdict (0 or 1) on each calculation, z-scored over its group, on its tokens (B, T); 0 elsewhere."""
     advantage, G = torch.zeros_like(batch.logprob), len(batch.text) // len(batch.numbers)
     for i, verdict in enumerate(verdicts):
-        if not len(verdict):
-            continue
-        peers = torch.cat(verdicts[i // G * G : i // G * G + G])  # of all calculations in the group
-        normalized = ((verdict - peers.mean()) / (peers.std(correction=0) + 1e-4)).to(advantage.device)  # (S,)
-        for tokens, value in zip(step_tokens(batch, i), normalized):
-            advantage[i, tokens] = value
+        if len(verdict):
+            group = torch.cat(verdicts[i // G * G : i // G * G + G])  # all calculations of the group
+            z = ((verdict - group.mean()) / (group.std(correction=0) + 1e-4)).to(advantage.device)  # (S,)
+            for tokens, value in zip(step_masks(batch, i), z):
+                advantage[i, tokens] = value
     return advantage
 
 
-# --------------------------------------------------------------------------------------- asking the model again
+# ----------------------------------------------------------------------------------- running the model again
 
 
+@reweighting
 def attention_credit(batch: TokenBatch, credit_scale: float = 2.0) -> Tensor:
-    """credit = A * (1 + credit_scale * a): a, how much the answer looks at the token (the original work).
+    """credit = A * (1 + credit_scale * a): a, the attention that the answer pays to the token (the original work).
 
-    Last layer, mean over heads, each token's sum divided by how many of those states could see it, a's mean over the
-    response 1. The first position of the row, an attention sink, is part of the prompt and so never counted. No
-    answer: a = 0, plain GRPO. (The original took the attention to one token for the credit of the next.)
+    The attention is that of the last layer, averaged over heads and over the states of the answer that come after the
+    token, then scaled to mean 1 over the response. Prompt tokens, such as the attention sink at position 0, don't
+    count. Without an answer a = 0, which is plain GRPO. (The original gave the attention to a token to the next one.)
     """
     require(credit_scale >= 0, "--credit_scale must be 0 or more")
-    looks = (batch.attention() * batch.in_answer[:, :, None]).sum(1)  # (B, T)
-    able = batch.in_answer.sum(1, keepdim=True) - batch.in_answer.cumsum(1)  # (B, T) answer tokens behind this one
-    return reweight(batch, 1 + credit_scale * mean_one(over(looks, able) * batch.mask, batch.mask))
+    attention = (batch.ask.attention * batch.in_answer[:, :, None]).sum(1)  # (B, T)
+    readers = batch.in_answer.sum(1, keepdim=True) - batch.in_answer.cumsum(1)  # (B, T) answer tokens after this one
+    return 1 + credit_scale * unit_mean(quotient(attention, readers) * batch.mask, batch.mask)
 
 
+@reweighting
 def causal_ablation(batch: TokenBatch) -> Tensor:
     """credit = A * (0.5 + 0.5 drop / max drop on a step, 0.5 elsewhere, 1.5 in <answer>): what it needs (2602.09331).
 
-    step: a written calculation. drop: by how much the answer's log-prob falls, at least 0, when no later token may
-    look at the step (its keys are masked, positions stay). No answer, or no step before it: plain GRPO.
+    A step is a written calculation. Its drop is the fall of the answer's log-probability, at least 0, when the step is
+    hidden from all later tokens (its keys are masked, positions stay). A response without an answer, or without a step
+    before it, gets plain GRPO.
     """
-    hide = [step_tokens(batch, i) & ~batch.in_answer[i] for i in range(len(batch.text))]  # B of (S, T)
-    hide = [steps[steps.any(1)] if batch.in_answer[i].any() else steps[:0] for i, steps in enumerate(hide)]
-    rows = torch.repeat_interleave(torch.tensor([len(steps) for steps in hide])).to(batch.mask.device)  # (N,)
+    steps = [step_masks(batch, i) & ~batch.in_answer[i] for i in range(len(batch.text))]  # B of (S, T)
+    hide = [s[s.any(1)] if batch.in_answer[i].any() else s[:0] for i, s in enumerate(steps)]  # B of (S', T)
+    rows = torch.repeat_interleave(torch.tensor([len(h) for h in hide])).to(batch.mask.device)  # (N,)
     if not len(rows):
-        return none(batch)
+        return torch.ones_like(batch.logprob)
     weight = torch.where(batch.in_answer, 1.5, 0.5)  # (B, T)
-    fall = batch.logprob[rows] - batch.logprob_without(rows, torch.cat(hide))  # (N, T)
+    fall = batch.logprob[rows] - batch.ask.logprob_without(rows, torch.cat(hide))  # (N, T)
     drop = (fall * batch.in_answer[rows]).sum(1).clamp(min=0)  # (N,)
-    largest = torch.zeros_like(batch.advantage).scatter_reduce(0, rows, drop, "amax")[rows]  # (N,) of the response
-    for i, tokens, share in zip(rows, torch.cat(hide), over(drop, largest)):
+    largest = torch.zeros_like(batch.advantage).scatter_reduce(0, rows, drop, "amax")[rows]  # (N,) in its response
+    for i, tokens, share in zip(rows, torch.cat(hide), quotient(drop, largest)):
         weight[i, tokens] = 0.5 + 0.5 * share
     defined = torch.zeros_like(batch.ended).index_fill(0, rows, True)  # (B,)
-    return reweight(batch, torch.where(defined[:, None], weight, 1.0))
+    return torch.where(defined[:, None], weight, 1.0)
 
 
+@token_credit
 def vineppo(batch: TokenBatch, k: int = 9, fresh_start: bool = False) -> Tensor:
-    """credit = V(next cut) - V(this cut): V the mean reward of k fresh ends, a cut where a sentence ends (2410.01679).
+    """credit = V(next cut) - V(this cut), V the mean reward of k continuations: cuts at sentence ends (2410.01679).
 
-    The same on all tokens between two cuts; V(end) is the reward. V(start) costs nothing: it is the mean reward of the
-    others in the group, unless fresh_start=True samples it, too.
+    All tokens between two cuts get the same credit. V at the end is the reward. V at the start costs nothing: it is
+    the mean reward of the group's other responses. fresh_start=True samples it as well.
     """
-    require(k >= 1, "--k must be at least 1: that many fresh ends are sampled at each cut")
-    B, T = batch.mask.shape
-    cuts = torch.zeros(B, T, dtype=torch.bool)
-    for i, (text, spans) in enumerate(zip(batch.text, batch.spans)):
-        cuts[i, : len(spans)] = torch.from_numpy(sentence_starts(text, spans))
-    cuts = cuts.to(batch.mask.device)
+    require(k >= 1, "--k must be at least 1: it is the number of continuations sampled at each cut")
+    cuts = torch.zeros(batch.mask.shape, dtype=torch.bool)  # (B, T)
+    for row, text, spans in zip(cuts, batch.text, batch.spans):
+        row[: len(spans)] = torch.from_numpy(sentence_starts(text, spans))
     cuts[:, 0] = fresh_start
-    value, rewards = batch.rollouts(cuts, k), by_group(batch, batch.reward)  # (B, T), (Q, G)
+    cuts = cuts.to(batch.mask.device)
+    sampled, rewards = batch.ask.rollouts(cuts, k), by_group(batch, batch.reward)  # (B, T), (Q, G)
     others = (rewards.sum(1, keepdim=True) - rewards) / (rewards.shape[1] - 1)  # (Q, G) mean reward
-    start = value[:, :1] if fresh_start else others.view(B, 1)  # (B, 1)
-    place = torch.arange(T, device=cuts.device)  # (T,)
-    this = torch.where(cuts, place, 0).cummax(1).values  # (B, T) the last cut at or before t
-    later = torch.where(cuts, place, T).flip(1).cummin(1).values.flip(1)  # (B, T) the first cut at or behind t
-    following = torch.cat((later[:, 1:], later.new_full((B, 1), T)), dim=1)  # (B, T) the first cut behind t
-    value = torch.cat((start, value[:, 1:], batch.reward[:, None]), dim=1)  # (B, T + 1)
-    return (value.gather(1, following) - value.gather(1, this)) * batch.mask
+    start = sampled[:, :1] if fresh_start else others.view(-1, 1)  # (B, 1)
+    value = torch.cat((start, sampled[:, 1:], batch.reward[:, None]), dim=1)  # (B, T + 1)
+    current, following = segment_bounds(cuts)  # (B, T) each
+    return value.gather(1, following) - value.gather(1, current)
 
 
+def segment_bounds(cuts: Tensor) -> tuple[Tensor, Tensor]:
+    """For each token, the column of the last cut at or before it (else 0) and of the first cut after it (else T)."""
+    (B, T), device = cuts.shape, cuts.device
+    column = torch.arange(T, device=device)  # (T,)
+    current = torch.where(cuts, column, 0).cummax(1).values  # (B, T)
+    at_or_after = torch.where(cuts, column, T).flip(1).cummin(1).values.flip(1)  # (B, T)
+    return current, torch.cat((at_or_after[:, 1:], at_or_after.new_full((B, 1), T)), dim=1)
+
+
+@token_credit(needs=("reference",))
 def dpo(batch: TokenBatch, beta: float = 0.1) -> Tensor:
     """credit = beta sigmoid(-margin) on the best answer of a group, minus that on the worst: online DPO (2305.18290).
 
-    margin = beta * (log ratio of the best to the start model - that of the worst). Through the loss this is DPO's
-    gradient, summed over groups and divided by the tokens of the step (--loss_norm token) or by B * max_new_tokens
-    (constant), at the first update on a batch. Ties go to the lowest index; a group of equal rewards has no pair.
+    margin = beta * (log ratio to the start model of the best - that of the worst). At the first update on a batch the
+    loss then has DPO's gradient, summed over groups and divided by the tokens of the step (--loss_norm token) or by
+    B * max_new_tokens (constant). Ties go to the lowest index; a group of equal rewards has no pair.
     """
     require(beta > 0, "--beta must be above 0")
-    ratio = ((batch.logprob - batch.reference_logprob()) * batch.mask).sum(1)  # (B,) of the whole response
+    ratio = ((batch.logprob - batch.ask.reference_logprob) * batch.mask).sum(1)  # (B,) log ratio of the whole response
     rewards, ratios = by_group(batch, batch.reward), by_group(batch, ratio)  # (Q, G)
     best, worst = rewards.argmax(1, keepdim=True), rewards.argmin(1, keepdim=True)  # (Q, 1)
     margin = beta * (ratios.gather(1, best) - ratios.gather(1, worst))  # (Q, 1)
@@ -442,105 +549,65 @@ def dpo(batch: TokenBatch, beta: float = 0.1) -> Tensor:
 # --------------------------------------------------------------------------------------- with a trained critic
 
 
+def next_value(batch: TokenBatch, value: Tensor) -> Tensor:
+    """V_{t+1} from V_t (B, T): the value after each token, 0 after the last one."""
+    return value.roll(-1, dims=1) * (batch.mask & ~is_last_token(batch))
+
+
+@token_credit(needs=("critic",))
 def ppo(batch: TokenBatch, gae_lambda: float = 0.95, whiten: bool = False) -> Tensor:
     """credit = sum_l gae_lambda^l delta_{t+l}, delta_t = r_t + V_{t+1} - V_t: PPO (1707.06347) with GAE (1506.02438).
 
-    The reward comes at the last token, the value behind it is 0, also where the token limit cut the response off.
+    The reward comes at the last token. The value after it is 0, also where the token limit cut the response off.
     whiten=True rescales credit to mean 0 and standard deviation 1 over the step.
     """
     require(0 <= gae_lambda <= 1, "--gae_lambda must be between 0 and 1")
-    value = batch.values()  # (B, T)
-    delta = last_token(batch) * batch.reward[:, None] + next_value(batch, value) - value  # (B, T)
-    credit = torch.zeros_like(delta)
-    running = torch.zeros_like(batch.reward)  # (B,)
+    value = batch.ask.values  # (B, T)
+    delta = is_last_token(batch) * batch.reward[:, None] + next_value(batch, value) - value  # (B, T)
+    credit = torch.zeros_like(delta)  # (B, T)
+    later = torch.zeros_like(batch.reward)  # (B,) the credit of the token after t
     for t in reversed(range(delta.shape[1])):
-        running = delta[:, t] + gae_lambda * running
-        credit[:, t] = running
+        later = delta[:, t] + gae_lambda * later
+        credit[:, t] = later
     if whiten:
-        inside = credit[batch.mask]
+        inside = credit[batch.mask]  # (N,)
         credit = (credit - inside.mean()) / (inside.std(correction=0) + 1e-4)
-    return credit * batch.mask
+    return credit
 
 
+@reweighting(needs=("critic",))
 def learned_importance(batch: TokenBatch) -> Tensor:
-    """credit = A * |V_{t+1} - V_t|, V the critic's: more on tokens that change the expected reward (the original work).
+    """credit = A * |V_{t+1} - V_t|, V the critic's: favour tokens that change the expected reward (the original work).
 
-    The last token, behind which there is nothing left to value, gets none. A critic that says the same of all tokens,
-    as on the first step: plain GRPO. The original work calls this "lambda-GRPO"; three papers of that name do other
-    things: a learned exponent on a response's length (2510.06870), `prefix_tree` (2509.21154), eligibility traces
-    (2510.00194).
+    The last token gets 0, since no value follows it. Where the critic gives all tokens the same value, as on the first
+    step, the response gets plain GRPO. The original calls this "lambda-GRPO", a name of three other methods: a learned
+    exponent on a response's length (2510.06870), `prefix_tree` (2509.21154) and eligibility traces (2510.00194).
     """
-    value = batch.values()  # (B, T)
-    change = (next_value(batch, value) - value).abs()  # (B, T)
-    return reweight(batch, or_plain(batch, change.masked_fill(last_token(batch), 0.0)))
+    change = (next_value(batch, batch.ask.values) - batch.ask.values).abs()  # (B, T)
+    return change.masked_fill(is_last_token(batch), 0.0)
 
 
 # ----------------------------------------------------------------------------------------------- the controls
 
 
+@reweighting
 def random(batch: TokenBatch) -> Tensor:
-    """credit = A * w, w ~ Exponential(1): the control that any weighting has to beat."""
-    weight = torch.empty(batch.mask.shape).exponential_(generator=batch.generator("random"))  # (B, T)
-    return reweight(batch, or_plain(batch, weight.to(batch.mask.device)))
+    """credit = A * w, w ~ Exponential(1): a control that any reweighting has to beat."""
+    return torch.empty(batch.mask.shape).exponential_(generator=batch.ask.generator("random"))
 
 
+@reweighting
 def inverted(batch: TokenBatch, of: str = "entropy_weighted") -> Tensor:
-    """credit = A * (max w + min w - w), w the weights of --of: the control that turns a method around (2602.09331).
+    """credit = A * (max w + min w - w), w the weights of --of: a control that reverses a method (2602.09331).
 
-    `of` has its own hyper-parameters at their defaults.
+    The method --of runs with its default hyper-parameters.
     """
-    if of not in MITIGATIONS or not is_reweighting(of) or of == "inverted":
-        names = [name for name in MITIGATIONS if is_reweighting(name) and name != "inverted"]
-        raise ValueError(f"--of {of}: only a reweighting can be inverted; choose one of {', '.join(names)}")
-    weight = MITIGATIONS[of](dataclasses.replace(batch, advantage=torch.ones_like(batch.advantage)))  # (B, T)
+    choices = [m.name for m in MITIGATIONS.values() if m.is_reweighting and m.name != "inverted"]
+    require(of in choices, f"--of {of}: only a reweighting can be inverted; choose one of {', '.join(choices)}")
+    weight = MITIGATIONS[of].raw(batch)  # (B, T)
     largest = weight.masked_fill(~batch.mask, -math.inf).amax(1, keepdim=True)  # (B, 1)
     smallest = weight.masked_fill(~batch.mask, math.inf).amin(1, keepdim=True)  # (B, 1)
-    return reweight(batch, (largest + smallest - weight).clamp(min=0))  # below 0 by rounding only
+    return (largest + smallest - weight).clamp(min=0)  # only rounding takes it below 0
 
 
-MITIGATIONS: dict[str, Callable[..., Tensor]] = {
-    "none": none,
-    "outcome_conditional": outcome_conditional,
-    "inverse_logprob": inverse_logprob,
-    "advantage_reweighting": advantage_reweighting,
-    "entropy_weighted": entropy_weighted,
-    "entropy_masking": entropy_masking,
-    "prefix_tree": prefix_tree,
-    "optimal_baseline": optimal_baseline,
-    "gtpo": gtpo,
-    "ktae": ktae,
-    "reward_decomposition": reward_decomposition,
-    "attention_credit": attention_credit,
-    "causal_ablation": causal_ablation,
-    "vineppo": vineppo,
-    "dpo": dpo,
-    "ppo": ppo,
-    "learned_importance": learned_importance,
-    "random": random,
-    "inverted": inverted,
-    # <- your idea here
-}
-
-
-# ------------------------------------------------------------------------------------------ what they take
-
-
-def parameters(name: str) -> dict[str, bool | int | float | str]:
-    """The keyword arguments of a credit function and their defaults: its hyper-parameters."""
-    signature = inspect.signature(MITIGATIONS[name])
-    return {p.name: p.default for p in signature.parameters.values() if p.default is not p.empty}
-
-
-def mentions(name: str, what: str) -> bool:
-    """Whether the code of a credit function itself names something, such as a callable of the TokenBatch."""
-    return what in MITIGATIONS[name].__code__.co_names
-
-
-def is_reweighting(name: str) -> bool:
-    """Whether a credit function calls `reweight` itself, and so obeys --normalize."""
-    return mentions(name, "reweight")
-
-
-def summary(name: str) -> str:
-    """The first line of a credit function's docstring."""
-    return (inspect.getdoc(MITIGATIONS[name]) or "no docstring yet").splitlines()[0]
+# <- your idea here: a function under @reweighting or @token_credit, and nothing else to touch

@@ -1,235 +1,221 @@
-"""One page, and one picture, of what every token did and of the credit that every method gave it. Reads a file only.
+"""A page and a picture of what every token did, and of the credit that each method gave it. It only reads a file.
 
     python -m experiments.credit_page runs/truth/ground_truth.npz      writes credit.html and credit.png beside it
 
-experiments/ground_truth.py makes that file. The page needs no network and nothing but a browser: responses with their
-tokens coloured by a quantity of the reader's choice, the probability of success V beside them, numbers at the pointer.
-Orange is above 0, purple and underlined below, as in the pictures of analyze.py.
+experiments/ground_truth.py writes that file. The page is one HTML file that needs no network: responses whose tokens
+are coloured by a quantity of the reader's choice, the probability of success V beside them, and the numbers of the
+token at the pointer. Orange is above 0; purple and underlined is below 0, as in the pictures of analyze.py.
 """
 import argparse
 import json
-import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
 
-from analyze import place_tokens, plt
+from plumbing.progress import fail
+from plumbing.report import place_tokens, plt
 
-PLUS, MINUS, CURVE = "#f1a340", "#a794d0", "#0072b2"  # told apart by colour-blind eyes; black text is readable on them
+PLUS, MINUS, CURVE = "#f1a340", "#a794d0", "#0072b2"  # colour-blind readers can tell them apart and read black on them
 SHADES = LinearSegmentedColormap.from_list("credit", (MINUS, "white", PLUS))
-COLUMNS = ("position", "logprob", "entropy", "logit_grad", "advantage", "reward", "success", "value", "value_error",
-           "a_star", "a_star_error", "kind", "reachable", "piece")  # of one row a token
-OTHERS = ("credits", "methods", "kinds", "prompts", "settings", "complete")
-FAINT = 0.05  # less than this share of the scale looks like 0, and is not underlined
+FAINT = 0.05  # a smaller share of the scale looks like 0, and is not underlined
+NUMBERS = ("position", "logprob", "entropy", "logit_grad", "advantage", "reward", "success", "value", "value_error",
+           "a_star", "a_star_error", "kind", "reachable")  # columns of the file, one row per token
+OTHERS = ("piece", "credits", "methods", "kinds", "prompts", "settings", "complete")
 
 
 def read_truth(file: Path) -> dict[str, np.ndarray]:
-    """The file of ground_truth.py: columns (N,), one row a token, credits (M, N), and the names that they refer to."""
+    """The arrays of a ground_truth.npz: columns (N,) with one row per token, credits (M, N), and names.
+
+    ValueError in one sentence when the file is missing, unfinished, or not one of those.
+    """
     if not file.is_file():
-        raise ValueError(f"{file} does not exist; experiments/ground_truth.py makes it")
+        raise ValueError(f"{file} does not exist; experiments/ground_truth.py writes it")
     try:
         truth = dict(np.load(file))
-    except Exception as error:  # no zip, a cut-off one, or objects that only pickle would read
-        raise ValueError(f"{file} can't be read as an .npz file: {error}") from None
-    missing = [name for name in (*COLUMNS, *OTHERS) if name not in truth]
-    if missing:
-        raise ValueError(f"{file} lacks {', '.join(missing)}: was it written by experiments/ground_truth.py?")
+    except Exception as error:  # not a zip file, a truncated one, or objects that would need pickle
+        raise ValueError(f"{file} is not a readable .npz file: {error}") from None
+    if missing := [name for name in (*NUMBERS, *OTHERS) if name not in truth]:
+        raise ValueError(f"{file} lacks {', '.join(missing)}: did experiments/ground_truth.py write it?")
     if not truth["complete"]:
-        raise ValueError(f"{file} still lacks rollouts: go on with the command that made it")
-    wrong = faults(truth) if truth["position"].size else ["position, which is empty"]
-    if wrong:
-        raise ValueError(f"{file} has the wrong length, numbers or text in: {', '.join(wrong)}")
+        raise ValueError(f"{file} lacks some rollouts: run the command that started it again")
+    if wrong := faults(truth):
+        raise ValueError(f"{file} has the wrong shape or values in {', '.join(wrong)}: was it changed by hand?")
     return truth
 
 
 def faults(truth: dict) -> list[str]:
-    """Names of what does not have its shape, is not finite, or does not say what it must."""
+    """Names of the arrays that have the wrong shape, are not finite numbers, or make no sense."""
     N, M, B = len(truth["position"]), len(truth["methods"]), int((truth["position"] == 0).sum())
-    shapes = dict.fromkeys(COLUMNS, (N,)) | {"credits": (M, N), "prompts": (B,)}
+    shapes = dict.fromkeys((*NUMBERS, "piece"), (N,)) | {"credits": (M, N), "prompts": (B,)}
     wrong = [name for name, shape in shapes.items() if truth[name].shape != shape]
-    for name in (*COLUMNS[:-1], "credits"):
-        if truth[name].dtype.kind not in "biuf" or not np.isfinite(truth[name]).all():
-            wrong.append(name)
+    wrong += [name for name in (*NUMBERS, "credits")
+              if truth[name].dtype.kind not in "biuf" or not np.isfinite(truth[name]).all()]
     try:
-        settings = "model" in json.loads(str(truth["settings"]))
-    except (ValueError, TypeError):  # no JSON, or a bare number
-        settings = False
-    kinds = 0 <= truth["kind"].min() <= truth["kind"].max() < len(truth["kinds"])
-    checks = {"position": truth["position"][0] == 0, "settings": settings, "kinds": kinds}
-    return wrong + [name for name, well in checks.items() if not well]
+        settings = json.loads(str(truth["settings"]))
+    except ValueError:
+        settings = None
+    sensible = {"position": truth["position"][:1].tolist() == [0],  # not empty, either
+                "kind": np.isin(truth["kind"], np.arange(len(truth["kinds"]))).all(),
+                "settings": isinstance(settings, dict) and "model" in settings}
+    return wrong + [name for name, fine in sensible.items() if not fine]
 
 
-def choose_responses(truth: dict, count: int) -> list[tuple[int, np.ndarray]]:
-    """Number and rows of up to `count` responses: largest |A*| of a token first, right and wrong ones in turn."""
+class Response(NamedTuple):
+    """One response of the file."""
+
+    number: int  # among all responses of the file
+    rows: np.ndarray  # (L,) where its tokens are in the columns
+    right: bool
+
+
+def choose_responses(truth: dict, count: int) -> list[Response]:
+    """Up to `count` responses, right and wrong ones alternating, each kind by its token of largest |A*|."""
     starts = np.flatnonzero(truth["position"] == 0)
-    responses = list(enumerate(np.split(np.arange(len(truth["position"])), starts[1:])))
-    responses.sort(key=lambda item: -np.abs(truth["a_star"][item[1]]).max())  # stable: the first of equal ones first
-    right, wrong = right_and_wrong(truth, responses)
-    turns = min(len(right), len(wrong))
-    mixed = [item for pair in zip(right, wrong) for item in pair] + right[turns:] + wrong[turns:]
-    return mixed[:count]
-
-
-def right_and_wrong(truth: dict, responses: list[tuple[int, np.ndarray]]) -> tuple[list, list]:
-    """The right ones of some responses, and the wrong ones, each in the order they have."""
-    right = [item for item in responses if truth["success"][item[1][0]] > 0.5]
-    return right, [item for item in responses if not truth["success"][item[1][0]] > 0.5]
+    responses = [Response(number, rows, bool(truth["success"][rows[0]] > 0.5))
+                 for number, rows in enumerate(np.split(np.arange(len(truth["position"])), starts[1:]))]
+    responses.sort(key=lambda response: -np.abs(truth["a_star"][response.rows]).max())  # stable
+    right, wrong = ([response for response in responses if response.right is verdict] for verdict in (True, False))
+    pairs = min(len(right), len(wrong))
+    alternating = [response for pair in zip(right, wrong) for response in pair]
+    return (alternating + right[pairs:] + wrong[pairs:])[:count]
 
 
 def quantities(truth: dict) -> list[tuple[str, str, str, np.ndarray]]:
-    """Id, name, meaning and values (N,) of all that tokens can be coloured by: A* first, the entropy last."""
-    a_star = ("a_star", "A*", "the change of the probability of success V by this token (Monte Carlo)")
-    found = [(*a_star, truth["a_star"])]
+    """Id, name, meaning and values (N,) of everything that tokens can be coloured by: A* first, entropy last."""
+    found = [("a_star", "A*", "how the token changed the probability of success V (Monte Carlo)", truth["a_star"])]
     for method, credit in zip(truth["methods"].tolist(), truth["credits"]):
         name = f"credit, {method}" + " (GRPO)" * (method == "none")
         found.append((method, name, f"what train.py --mitigation {method} gives the token", credit))
-    A = truth["advantage"]  # GRPO's credit
-    contribution = "GRPO's credit · log p, below 0 where the token is made more likely (the original work's measure)"
+    A = truth["advantage"]  # (N,) GRPO's credit
+    contribution = "GRPO's credit · log p, the original work's measure; below 0 where training makes the token likelier"
     return found + [("contribution", "contribution", contribution, A * truth["logprob"]),
                     ("logit_gradient", "logit gradient", "GRPO's credit · ‖onehot − p‖", A * truth["logit_grad"]),
-                    ("entropy", "entropy", "of the distribution the token was drawn from, in nats", truth["entropy"])]
+                    ("entropy", "entropy", "of the distribution the token was sampled from, in nats", truth["entropy"])]
 
 
 def scale_of(values: np.ndarray) -> float:
-    """The size that gets the full colour: the 98th percentile of |values|; the largest, or 1, where that is 0."""
+    """The size that gets the full colour: the 98th percentile of |values|; their maximum, or 1, where that is 0."""
     return float(np.percentile(np.abs(values), 98) or np.abs(values).max() or 1)
 
 
 def curve(truth: dict, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """V (L + 1,) before each of L tokens and after the last, and its standard error; the outcome has none."""
-    after = truth["value"][rows[-1]] + truth["a_star"][rows[-1]]
-    return np.append(truth["value"][rows], after), np.append(truth["value_error"][rows], 0)
+    """V (L + 1,) before each of L tokens and after the last, and its standard error; the outcome's is 0."""
+    outcome = truth["value"][rows[-1]] + truth["a_star"][rows[-1]]
+    return np.append(truth["value"][rows], outcome), np.append(truth["value_error"][rows], 0)
 
 
 def short(values: np.ndarray) -> list[float]:
-    """Four significant digits: enough to read, and a small page."""
+    """Four significant digits, which keep the page small."""
     return [float(f"{x:.4g}") for x in values.tolist()]
 
 
-def page_data(truth: dict, shown: list[tuple[int, np.ndarray]]) -> dict:
-    """All that the page shows, for JSON; `values` has one list of tokens for each of the quantities."""
-    found, everything = quantities(truth), np.concatenate([rows for _, rows in shown])
+def page_data(truth: dict, shown: list[Response]) -> dict:
+    """All that the page shows, ready for JSON; `values` holds one list over tokens per quantity."""
+    found, all_rows = quantities(truth), np.concatenate([response.rows for response in shown])
     responses = []
-    for number, rows in shown:
-        value, error = curve(truth, rows)
+    for number, rows, right in shown:
+        V, V_error = curve(truth, rows)  # (L + 1,), (L + 1,)
         responses.append({
-            "number": number, "prompt": str(truth["prompts"][number]), "right": bool(truth["success"][rows[0]] > 0.5),
+            "number": number, "right": right, "prompt": str(truth["prompts"][number]),
             "reward": float(truth["reward"][rows[0]]), "advantage": float(truth["advantage"][rows[0]]),
             "piece": truth["piece"][rows].tolist(), "kind": truth["kind"][rows].tolist(),
             "reachable": truth["reachable"][rows].tolist(), "p": short(np.exp(truth["logprob"][rows])),
-            "V": short(value), "V_error": short(error), "a_star_error": short(truth["a_star_error"][rows]),
+            "V": short(V), "V_error": short(V_error), "a_star_error": short(truth["a_star_error"][rows]),
             "values": [short(values[rows]) for *_, values in found]})
-    return {"settings": json.loads(str(truth["settings"])), "kinds": truth["kinds"].tolist(), "faint": FAINT, "of": len(truth["prompts"]),
-            "responses": responses,
-            "quantities": [{"id": i, "name": name, "meaning": meaning, "scale": scale_of(values[everything]),
-                            "signed": i != "entropy"} for i, name, meaning, values in found]}
+    return {"settings": json.loads(str(truth["settings"])), "kinds": truth["kinds"].tolist(), "faint": FAINT,
+            "total": len(truth["prompts"]), "responses": responses,
+            "quantities": [{"id": id, "name": name, "meaning": meaning, "scale": scale_of(values[all_rows]),
+                            "signed": id != "entropy"} for id, name, meaning, values in found]}
 
 
-def page(truth: dict, shown: list[tuple[int, np.ndarray]]) -> str:
-    """The whole page; no text of the data can end the script element that holds it, since `<` is escaped."""
+def page(truth: dict, shown: list[Response]) -> str:
+    """The whole page. `<` is escaped in its data, so that no token can close the script element they are in."""
     data = json.dumps(page_data(truth, shown), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    colours = TEMPLATE.replace("PLUS", PLUS).replace("MINUS", MINUS).replace("CURVE", CURVE)
-    return colours.replace("DATA", data.replace("<", "\\u003c"))
+    coloured = TEMPLATE.replace("PLUS", PLUS).replace("MINUS", MINUS).replace("CURVE", CURVE)
+    return coloured.replace("DATA", data.replace("<", "\\u003c"))
 
 
 # --------------------------------------------------------------------------------------------------- picture
 
-WIDTH, LEFT, RIGHT, LINE, LETTERS = 12.0, 0.62, 0.12, 0.26, 92  # inches, and letters of text a line
+WIDTH, LINE, LETTERS = 12.0, 0.26, 92  # width of the picture, height of a line of text (inches); letters in a line
+CAPTIONS = {"a_star": "A*: what each token did to the probability of success (below 0 underlined)",
+            "advantage": "GRPO's credit: the same on every token of a response"}
 
 
-def examples(truth: dict, shown: list[tuple[int, np.ndarray]]) -> list[tuple[int, np.ndarray]]:
-    """The first right and the first wrong one of those shown that have some credit of GRPO's, a second attempt, and
-    room in a picture."""
-    fitting = sorted(shown, key=lambda item: not (40 <= len(item[1]) <= 80 and truth["advantage"][item[1][0]]))  # stable
-    right, wrong = right_and_wrong(truth, fitting)
-    return [right[0], wrong[0]] if right and wrong else fitting[:2]
+def examples(truth: dict, shown: list[Response]) -> list[Response]:
+    """The first right and the first wrong response with some credit and a length that suits a picture."""
+    ordered = sorted(shown, key=lambda response: not (  # stable, and False comes first
+        40 <= len(response.rows) <= 80 and truth["advantage"][response.rows[0]]))
+    pair = [next((response for response in ordered if response.right is verdict), None) for verdict in (True, False)]
+    return pair if all(pair) else ordered[:2]
 
 
-def draw(truth: dict, shown: list[tuple[int, np.ndarray]], file: Path) -> None:
-    """Two responses: tokens by A* and by GRPO's credit, V below. Placed from the top down, in inches."""
+def draw(truth: dict, shown: list[Response], file: Path) -> None:
+    """Two responses, each with its tokens coloured by A*, the same by GRPO's credit, and V."""
     pair = examples(truth, shown)
-    drawn = np.concatenate([rows for _, rows in pair])
-    measures = {name: (truth[name], scale_of(truth[name][drawn])) for name in ("a_star", "advantage")}
-    blocks = [(number, rows, place_tokens(truth["piece"][rows].tolist(), LETTERS)) for number, rows in pair]
-    height = sum(3.65 + 2 * LINE * (layout[-1][1] + 1) for *_, layout in blocks) + 0.75
-    figure, y = plt.figure(figsize=(WIDTH, height)), height
-    captions = {"a_star": "A*: what each token did to the probability of success",
-                "advantage": "GRPO's credit: the same on every token of a response"}
-    for number, rows, layout in blocks:
-        verdict, tall = "right" if truth["success"][rows[0]] > 0.5 else "wrong", LINE * (layout[-1][1] + 1)
-        figure.text(LEFT / WIDTH, (y - 0.3) / height, f"{truth['prompts'][number]}: {verdict}, "
-                    f"reward {truth['reward'][rows[0]]:.2f}", fontsize=14, weight="bold", parse_math=False)
-        y -= 0.45
-        for name, (values, scale) in measures.items():
-            figure.text(LEFT / WIDTH, (y - 0.22) / height, captions[name], fontsize=12)
-            draw_tokens(place(figure, y - 0.3 - tall, tall), layout, values[rows] / scale)
-            y -= tall + 0.42
-        draw_curve(place(figure, y - 1.65, 1.5), truth, rows)
-        y -= 2.36
-    draw_scales(figure, {"A*": measures["a_star"][1], "GRPO's credit": measures["advantage"][1]})
+    drawn = np.concatenate([response.rows for response in pair])
+    scales = {name: scale_of(truth[name][drawn]) for name in CAPTIONS}
+    layouts = [place_tokens(truth["piece"][response.rows].tolist(), LETTERS) for response in pair]
+    heights = [height for layout in layouts for height in (*[LINE * (layout[-1][1] + 1)] * 2, 1.5)]  # 3 per response
+    figure, axes = plt.subplots(len(heights), figsize=(WIDTH, sum(heights) + 0.55 * len(heights) + 1),
+                                height_ratios=heights, layout="constrained")
+    for (number, rows, right), layout, (*texts, bottom) in zip(pair, layouts, axes.reshape(-1, 3)):
+        head = f"{truth['prompts'][number]}: {'right' if right else 'wrong'}, reward {truth['reward'][rows[0]]:.2f}"
+        texts[0].text(0, -1.6, head, fontsize=14, weight="bold", parse_math=False)
+        for text, (name, caption) in zip(texts, CAPTIONS.items()):
+            text.set_title(caption, loc="left", fontsize=12)
+            draw_tokens(text, layout, truth[name][rows] / scales[name])
+        draw_curve(bottom, truth, rows)
+    labels = {"advantage": "GRPO's credit (↵ line break, ■ end token)", "a_star": "A*"}  # from the bottom up
+    for name, label in labels.items():
+        colours = plt.cm.ScalarMappable(plt.Normalize(-scales[name], scales[name]), SHADES)
+        figure.colorbar(colours, ax=axes, location="bottom", extend="both", aspect=90, pad=0.01, label=label)
     figure.savefig(file, dpi=120, facecolor="white")
     plt.close(figure)
 
 
-def place(figure: plt.Figure, bottom: float, tall: float, left: float = LEFT, wide: float = 0) -> plt.Axes:
-    """Axes at that place, in inches from the lower left corner; as wide as the text if nothing is said."""
-    width, height = figure.get_size_inches()
-    return figure.add_axes((left / width, bottom / height, (wide or width - LEFT - RIGHT) / width, tall / height))
-
-
-def draw_tokens(axis: plt.Axes, layout: list[tuple[int, int, str]], share: np.ndarray) -> None:
+def draw_tokens(axes: plt.Axes, layout: list[tuple[int, int, str]], share: np.ndarray) -> None:
     """Tokens coloured by their share (L,) of the scale, underlined where it is below 0."""
-    axis.set(xlim=(0, LETTERS), ylim=(layout[-1][1] + 1, 0))
-    axis.axis("off")
-    font = (WIDTH - LEFT - RIGHT) * 72 / LETTERS / 0.602  # points: a letter is 0.602 wide, and fills its column
+    axes.set(xlim=(0, LETTERS), ylim=(layout[-1][1] + 1, 0))
+    axes.axis("off")
+    font = 0.93 * WIDTH * 72 / LETTERS / 0.602  # points: axes are 0.93 of the width, a letter 0.602 of its size
     for (x, y, text), value in zip(layout, share):
-        axis.add_patch(plt.Rectangle((x + 0.06, y + 0.05), len(text) - 0.12, 0.9, color=SHADES(0.5 + value / 2), lw=0))
-        axis.text(x, y + 0.5, text, va="center_baseline", family="monospace", fontsize=font, parse_math=False)
+        axes.add_patch(plt.Rectangle((x + 0.06, y + 0.05), len(text) - 0.12, 0.9, color=SHADES(0.5 + value / 2), lw=0))
+        axes.text(x, y + 0.5, text, va="center_baseline", family="monospace", fontsize=font, parse_math=False)
         if value < -FAINT:
-            axis.plot([x + 0.12, x + len(text) - 0.12], [y + 0.87] * 2, color="black", lw=1.2, solid_capstyle="butt")
+            axes.plot([x + 0.12, x + len(text) - 0.12], [y + 0.87] * 2, color="black", lw=1.2, solid_capstyle="butt")
 
 
-def draw_curve(axis: plt.Axes, truth: dict, rows: np.ndarray) -> None:
+def draw_curve(axes: plt.Axes, truth: dict, rows: np.ndarray) -> None:
     """V after each number of tokens, its 95% interval, and the text of the tokens that changed it most."""
-    value, error = curve(truth, rows)  # (L + 1,), (L + 1,)
-    at = np.arange(len(value))
-    axis.fill_between(at, np.maximum(value - 1.96 * error, 0), np.minimum(value + 1.96 * error, 1), step="mid",
-                      color=CURVE, alpha=0.25, lw=0)
-    axis.step(at, value, where="mid", color=CURVE, lw=1.8)
-    axis.set(xlim=(-0.5, len(rows) + 0.5), ylim=(-0.03, 1.03), yticks=(0, 0.5, 1))
-    axis.set_xlabel("tokens written (shaded: 95% interval of V)", fontsize=12)
-    axis.set_ylabel("P(success) V", fontsize=12)
-    axis.tick_params(labelsize=11)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(alpha=0.25)
+    V, error = curve(truth, rows)  # (L + 1,), (L + 1,)
+    low, high = np.maximum(V - 1.96 * error, 0), np.minimum(V + 1.96 * error, 1)  # (L + 1,), (L + 1,)
+    axes.fill_between(np.arange(len(V)), low, high, step="mid", color=CURVE, alpha=0.25, lw=0)
+    axes.step(np.arange(len(V)), V, where="mid", color=CURVE, lw=1.8)
+    axes.set(xlim=(-0.5, len(rows) + 0.5), ylim=(-0.03, 1.03), yticks=(0, 0.5, 1))
+    axes.set_xlabel("tokens written (shaded: 95% interval of V)", fontsize=12)
+    axes.set_ylabel("P(success) V", fontsize=12)
+    axes.tick_params(labelsize=11)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
     for t in landmarks(truth["a_star"][rows]):
         text = f"“{truth['piece'][rows[t]].strip() or '↵'}” {truth['a_star'][rows[t]]:+.2f}".replace("-", "−")
-        here, late = slice(t, t + len(rows) // 7), t > 0.85 * len(rows)  # below the text; too near to the right edge
-        beside = abs(value[t + 1] - value[t]) > 0.3  # of the jump; above the curve if it is a small one
-        y = value[t : t + 2].mean() if beside else (value + 1.96 * error)[here].max() + 0.08
-        axis.text(t + (0.1 if late else 0.9), y, text, fontsize=11, va="center", ha="right" if late else "left",
+        late = t > 0.85 * len(rows)  # too near the right edge for text on the right
+        large = abs(V[t + 1] - V[t]) > 0.3  # text fits beside the jump; otherwise it goes above the curve
+        y = V[t : t + 2].mean() if large else high[t : t + len(rows) // 7].max() + 0.08
+        axes.text(t + (0.1 if late else 0.9), y, text, fontsize=11, va="center", ha="right" if late else "left",
                   parse_math=False)
 
 
 def landmarks(a_star: np.ndarray) -> list[int]:
-    """Up to four tokens of large |A*| (L,), far enough from each other to be named in the picture."""
+    """Up to four tokens of large |A*| (L,), far enough apart for their texts."""
     found = []
     for t in np.argsort(-np.abs(a_star), kind="stable"):
         if len(found) < 4 and abs(a_star[t]) >= 0.1 and all(abs(t - other) > len(a_star) / 7 for other in found):
-            found.append(t)
+            found.append(int(t))
     return found
-
-
-def draw_scales(figure: plt.Figure, scales: dict[str, float]) -> None:
-    """A colour bar for each measure, at the lower edge."""
-    for i, (name, scale) in enumerate(scales.items()):
-        wide = (WIDTH - LEFT - RIGHT) / 2 - 0.6
-        axis = place(figure, 0.55, 0.14, LEFT + i * (wide + 1.2), wide)
-        bar = figure.colorbar(plt.cm.ScalarMappable(plt.Normalize(-scale, scale), SHADES), cax=axis,
-                              orientation="horizontal", extend="both")
-        bar.set_label(f"{name} (below 0 underlined; ↵ line break, ■ end token)" if not i else name, fontsize=11)
-        bar.ax.tick_params(labelsize=11)
 
 
 # ------------------------------------------------------------------------------------------------------ page
@@ -244,7 +230,7 @@ TEMPLATE = """<!DOCTYPE html>
 <link rel="icon" href="data:,">
 <title>Credit of every token</title>
 <style>
-/* Text has a contrast of at least 4.5 on all shades between paper and the full colours, in both schemes. */
+/* Text has a contrast of at least 4.5 on every shade between paper and the full colours, in both schemes. */
 :root { color-scheme: light; --paper: #ffffff; --ink: #1a1a1a; --quiet: #595959; --line: #cccccc;
   --plus: PLUS; --minus: MINUS; --plain: #3dbb96; --curve: CURVE; }
 @media screen and (prefers-color-scheme: dark) {
@@ -252,7 +238,7 @@ TEMPLATE = """<!DOCTYPE html>
     --plus: #96540b; --minus: #6250a3; --plain: #00694d; --curve: #56b4e9; }
 }
 * { box-sizing: border-box; }
-html { scroll-padding: 8rem 0 15rem; }  /* what is focused is covered neither by the bar nor by the panel */
+html { scroll-padding: 8rem 0 15rem; }  /* neither the bar nor the panel covers what has the focus */
 body { margin: 0 auto; max-width: 84rem; padding: 1rem 1rem 14rem; background: var(--paper); color: var(--ink);
   font: 1rem/1.45 system-ui, sans-serif; print-color-adjust: exact; -webkit-print-color-adjust: exact; }
 h1, h2, p, dl, dd { margin: 0; }
@@ -275,8 +261,7 @@ article { display: grid; grid-template: auto auto 1fr / minmax(0, 1fr) 22rem; ga
   padding-block: .15em; border-right: 1px solid var(--paper); cursor: pointer; forced-color-adjust: none; }
 .plus { --hue: var(--plus); } .minus { --hue: var(--minus); } .plain { --hue: var(--plain); }
 .minus:not(.faint) { text-decoration: underline 2px; text-underline-offset: .2em; }
-[data-shown] { outline: 2px solid var(--ink); }
-.tokens span:focus { outline: 3px solid var(--ink); }
+[data-shown] { outline: 2px solid var(--ink); } .tokens span:focus { outline: 3px solid var(--ink); }
 svg { grid-area: 1 / 2 / 4; width: 100%; max-width: 26rem; cursor: pointer; fill: var(--quiet); font-size: 11px; }
 .grid { stroke: var(--line); } .band { fill: var(--curve); opacity: .25; }
 .step { fill: none; stroke: var(--curve); stroke-width: 2; }
@@ -288,29 +273,24 @@ dl div { display: flex; gap: .4rem; align-items: baseline; white-space: nowrap; 
 dd { font-weight: 600; font-variant-numeric: tabular-nums; white-space: pre; }
 #credits dd { font-size: .875rem; font-weight: 400; }
 @media (max-width: 40rem) {
-  article { display: block; }
-  svg { margin-top: .5rem; }
+  article { display: block; } svg { margin-top: .5rem; }
   #credits { flex-wrap: nowrap; overflow-x: auto; }
 }
 @media print {
-  .controls, .readout, .mark { display: none; }
-  .bar { position: static; }
-  html { font-size: 12px; }
-  body { padding: 0; }
+  .controls, .readout, .mark { display: none; } .bar { position: static; }
+  html { font-size: 12px; } body { padding: 0; }
   article { grid-template-columns: minmax(0, 1fr) 20rem; }
   [data-shown], .tokens span:focus { outline: none; }
 }
 </style>
 </head>
 <body>
-<header>
 <h1>Credit of every token</h1>
 <p class="intro" id="intro"></p>
 <p class="intro quiet" id="choice"></p>
-<p class="intro quiet controls">Point at a token, or at a curve, for its numbers, below. Keys: Tab goes from response to
-response, at first to the token of largest |A*|; ← → Home End move along the tokens, ↑ ↓ to the response above or below,
-[ ] change the quantity. The address holds the view. ↵ is a line break, ■ the end token, ± one standard error.</p>
-</header>
+<p class="intro quiet controls">Point at a token or a curve to see the numbers below. Keys: Tab moves between responses,
+at first to the token with the largest |A*|; ← → Home End move along the tokens, ↑ ↓ to the response above or below,
+[ ] change the quantity. The address links to the view. ↵ is a line break, ■ the end token, ± one standard error.</p>
 <div class="bar">
 <label class="controls">Colour by <select id="quantity"></select></label>
 <div class="legend" id="legend"><span class="ramp" id="ramp"></span><span></span><span></span><span></span></div>
@@ -318,26 +298,26 @@ response, at first to the token of largest |A*|; ← → Home End move along the
 </div>
 <p class="intro" id="meaning" aria-live="polite"></p>
 <main id="responses"></main>
-<section class="readout" aria-label="The token's numbers">
+<section class="readout" aria-label="Numbers of the token">
 <dl id="token" aria-live="polite" aria-atomic="true"></dl>
 <dl id="credits"></dl>
 </section>
-<footer><p class="quiet" id="settings"></p></footer>
-<noscript><p>This page draws its data by JavaScript, which is switched off.</p></noscript>
+<footer class="quiet" id="settings"></footer>
+<noscript><p>This page needs JavaScript, which is switched off.</p></noscript>
 <script type="application/json" id="data">DATA</script>
 <script>
 "use strict";
 const $ = id => document.getElementById(id);
 const data = JSON.parse($("data").textContent), Q = data.quantities.length, SVG = "http://www.w3.org/2000/svg";
-const LEFT = 44, WIDE = 282;  // where the curves lie in their pictures, which are 340 wide
-const spans = [], marks = [];  // of each response: its tokens' elements; the function that marks one in its curve
-const stops = data.responses.map(({values}) => {  // of each response, the token that Tab goes to
+const LEFT = 44, WIDE = 282;  // the curve's place in its picture, which is 340 wide
+const spans = [], marks = [];  // per response: the elements of its tokens; a function that marks a token in its curve
+const stops = data.responses.map(({values}) => {  // per response: the token that Tab goes to
   const sizes = values[0].map(Math.abs);
   return sizes.indexOf(Math.max(...sizes));
 });
-let quantity = 0, chosen = 0;  // what the colours show; the response whose stop is chosen
+let quantity = 0, chosen = 0;  // index of the quantity shown in colour; of the response that was focused last
 
-// A new element in a parent. Text goes in as text, never as HTML: the tags among the tokens are only letters.
+// Appends a new element. Text is set as text, never as HTML: tags in a token are only characters.
 function add(parent, name, attributes = {}, text = "") {
   const svg = name === "svg" || parent.namespaceURI === SVG;
   const element = svg ? document.createElementNS(SVG, name) : document.createElement(name);
@@ -346,14 +326,18 @@ function add(parent, name, attributes = {}, text = "") {
   return parent.appendChild(element);
 }
 
-// A number with as many places as its scale deserves, and a sign where the quantity has one.
+// A number with as many decimals as its scale needs, and with its sign where the quantity has one.
 function number(x, scale, signed) {
-  const places = Math.min(8, Math.max(0, 2 - Math.floor(Math.log10(scale))));
-  const text = Math.abs(x).toFixed(places), sign = x < 0 ? "−" : signed ? "+" : "";
-  return Number(text) === 0 ? "0" : sign + text;
+  const text = Math.abs(x).toFixed(Math.min(8, Math.max(0, 2 - Math.floor(Math.log10(scale)))));
+  return Number(text) === 0 ? "0" : (x < 0 ? "−" : signed ? "+" : "") + text;
 }
 
-// A response: puzzle, outcome, tokens and curve.
+// The visible text of a token. Its no-break spaces keep it in one piece.
+function visible(text) {
+  return text.replaceAll(" ", "\\u00a0").replaceAll("\\n", "↵\\n") || "■";
+}
+
+// Adds a response: puzzle, outcome, tokens and curve.
 function article(response, r) {
   const {piece, prompt, right, reward, advantage} = response;
   const part = add($("responses"), "article", {"aria-labelledby": `title${r}`});
@@ -363,44 +347,39 @@ function article(response, r) {
   const list = add(part, "div", {class: "tokens", role: "listbox", "aria-label": `tokens of ${prompt}`,
     "aria-orientation": "horizontal"});
   spans.push(piece.map((text, t) => {
-    if (text.startsWith(" ")) add(list, "wbr");  // lines are broken in front of a space, never behind it
+    if (text.startsWith(" ")) add(list, "wbr");  // a line may break before a space
     return add(list, "span", {role: "option", tabindex: -1, "data-at": `${r} ${t}`}, visible(text));
   }));
   marks.push(curve(add(part, "svg", {viewBox: "0 0 340 170", role: "img", "data-at": r}), response));
 }
 
-// The text of a token as it is shown; its spaces hold it together at the end of a line.
-function visible(text) {
-  return text.replaceAll(" ", "\\u00a0").replaceAll("\\n", "↵\\n") || "■";
-}
-
-// Draws V as steps: token t makes the jump at X(t + 0.5), from V[t] to V[t + 1]. Returns the function that marks one.
+// Draws V in steps: at x(t + 0.5), token t moves it from V[t] to V[t + 1]. Returns the function that marks a token.
 function curve(svg, {V, V_error}) {
-  const n = V.length - 1, X = s => LEFT + WIDE * (s + 0.5) / (n + 1), Y = v => 128 - 120 * Math.min(1, Math.max(0, v));
-  const path = y => y.map((v, s) => `${s ? "V" : `M${X(-0.5)} `}${Y(v)}H${X(s + 0.5).toFixed(1)}`).join("");
-  const back = V.map((v, s) => `V${Y(v - 1.96 * V_error[s])}H${X(s - 0.5).toFixed(1)}`).reverse().join("");
-  const label = (x, y, text, more = {}) => add(svg, "text", {x, y, "text-anchor": "middle", ...more}, text);
+  const n = V.length - 1, x = s => LEFT + WIDE * (s + 0.5) / (n + 1), y = v => 128 - 120 * Math.min(1, Math.max(0, v));
+  const path = values => values.map((v, s) => `${s ? "V" : `M${x(-0.5)} `}${y(v)}H${x(s + 0.5).toFixed(1)}`).join("");
+  const back = V.map((v, s) => `V${y(v - 1.96 * V_error[s])}H${x(s - 0.5).toFixed(1)}`).reverse().join("");
+  const label = (text, at, more) => add(svg, "text", {"text-anchor": "middle", ...at, ...more}, text);
   svg.setAttribute("aria-label", `Probability of success V, from ${V[0].toFixed(2)} to ${V[n].toFixed(2)}`);
   for (const v of [0, 0.5, 1]) {
-    add(svg, "path", {class: "grid", d: `M${LEFT} ${Y(v)}h${WIDE}`});
-    label(LEFT - 6, Y(v) + 4, v, {"text-anchor": "end"});
+    add(svg, "path", {class: "grid", d: `M${LEFT} ${y(v)}h${WIDE}`});
+    label(v, {x: LEFT - 6, y: y(v) + 4, "text-anchor": "end"});
   }
-  for (const s of [0, Math.round(n / 2), n]) label(X(s), 143, s);
-  label(LEFT + WIDE / 2, 162, "tokens written");
-  label(0, 0, "V, with 95% interval", {transform: "translate(12 68) rotate(-90)"});
+  for (const s of [0, Math.round(n / 2), n]) label(s, {x: x(s), y: 143});
+  label("tokens written", {x: LEFT + WIDE / 2, y: 162});
+  label("V, with 95% interval", {transform: "translate(12 68) rotate(-90)"});
   add(svg, "path", {class: "band", d: path(V.map((v, s) => v + 1.96 * V_error[s])) + back + "Z"});
   add(svg, "path", {class: "step", d: path(V)});
   const line = add(svg, "path", {class: "mark"}), dot = add(svg, "circle", {class: "mark", r: 3.5});
   return t => {
     line.style.display = dot.style.display = t < 0 ? "none" : "";
     if (t < 0) return;
-    line.setAttribute("d", `M${X(t + 0.5)} ${Y(V[t])}V${Y(V[t + 1])}`);
-    dot.setAttribute("cx", X(t + 0.5));
-    dot.setAttribute("cy", Y(V[t + 1]));
+    line.setAttribute("d", `M${x(t + 0.5)} ${y(V[t])}V${y(V[t + 1])}`);
+    dot.setAttribute("cx", x(t + 0.5));
+    dot.setAttribute("cy", y(V[t + 1]));
   };
 }
 
-// Colours all tokens by a quantity, on one scale for all responses.
+// Colours all tokens by a quantity, on the same scale in all responses.
 function select(q) {
   quantity = (q + Q) % Q;
   const {name, meaning, scale, signed} = data.quantities[quantity];
@@ -408,10 +387,8 @@ function select(q) {
   $("meaning").textContent = `Coloured by ${name}: ${meaning}.`;
   $("signs").hidden = !signed;
   $("ramp").className = signed ? "ramp" : "ramp plain";
-  [signed ? -scale : 0, signed ? 0 : scale / 2, scale].forEach((x, i) => {
-    const beyond = x === scale ? "≥ " : x < 0 ? "≤ " : "";
-    $("legend").children[i + 1].textContent = beyond + number(x, scale, signed);
-  });
+  const ticks = signed ? ["≤ " + number(-scale, scale, true), "0"] : ["0", number(scale / 2, scale)];
+  [...ticks, "≥ " + number(scale, scale, signed)].forEach((text, i) => $("legend").children[i + 1].textContent = text);
   spans.forEach((row, r) => row.forEach((span, t) => {
     const x = data.responses[r].values[quantity][t] / scale, size = Math.min(1, Math.abs(x));
     span.className = (signed ? (x < 0 ? "minus" : "plus") : "plain") + (size < data.faint ? " faint" : "");
@@ -420,36 +397,32 @@ function select(q) {
   show(chosen, stops[chosen]);
 }
 
-// The numbers of a token, in the panel below and in the curve.
+// Shows the numbers of a token in the panel, and marks it in the text and in the curve.
 function show(r, t) {
-  const response = data.responses[r], {V, V_error} = response, value = q => response.values[q][t];
-  const text = q => number(value(q), data.quantities[q].scale, data.quantities[q].signed);
-  const reach = ["out of reach", "within reach"][response.reachable[t]];
-  const p = response.p[t], names = data.quantities.map(({name}) => name);
-  const first = [["token", visible(response.piece[t]).replaceAll("\\n", "")], ["kind", data.kinds[response.kind[t]]],
-    ["A*", `${number(value(0), 0.1, true)} ± ${response.a_star_error[t].toFixed(3)}`],
+  const {values, V, p, piece, kind, reachable, a_star_error} = data.responses[r];
+  const text = q => number(values[q][t], data.quantities[q].scale, data.quantities[q].signed);
+  const names = data.quantities.map(({name}) => name), target = ["out of reach", "within reach"][reachable[t]];
+  const first = [["token", visible(piece[t]).replaceAll("\\n", "")], ["kind", data.kinds[kind[t]]],
+    ...(quantity > 0 && quantity < Q - 1 ? [[names[quantity], text(quantity)]] : []),
+    ...(target ? [["target", target]] : []),
+    ["A*", `${number(values[0][t], 0.1, true)} ± ${a_star_error[t].toFixed(3)}`],
     ["V", `${V[t].toFixed(3)} → ${V[t + 1].toFixed(3)}`],
-    ["p", p < 0.001 ? p.toExponential(1) : p.toFixed(3)], ["entropy", `${value(Q - 1).toFixed(3)} nats`]];
-  if (reach) first.splice(2, 0, ["target", reach]);
-  if (quantity > 0 && quantity < Q - 1) first.splice(2, 0, [names[quantity], text(quantity)]);
-  fill($("token"), first);
-  fill($("credits"), names.slice(1, -1).map((name, i) => [name.replace("credit, ", ""), text(i + 1)]));
+    ["p", p[t] < 0.001 ? p[t].toExponential(1) : p[t].toFixed(3)], ["entropy", `${values[Q - 1][t].toFixed(3)} nats`]];
+  const credits = names.slice(1, -1).map((name, i) => [name.replace("credit, ", ""), text(i + 1)]);
+  for (const [id, pairs] of [["token", first], ["credits", credits]]) {
+    $(id).replaceChildren();
+    for (const [name, value] of pairs) {
+      const pair = add($(id), "div");
+      add(pair, "dt", {}, name);
+      add(pair, "dd", {}, value);
+    }
+  }
   document.querySelector("[data-shown]")?.removeAttribute("data-shown");
   spans[r][t].setAttribute("data-shown", "");
   marks.forEach((mark, i) => mark(i === r ? t : -1));
 }
 
-// A description list of names and values.
-function fill(list, pairs) {
-  list.replaceChildren();
-  for (const [name, value] of pairs) {
-    const pair = add(list, "div");
-    add(pair, "dt", {}, name);
-    add(pair, "dd", {}, value);
-  }
-}
-
-// Makes a token the chosen one: the only tab stop of its response, and shown.
+// Makes a token the one tab stop of its response, and shows it.
 function choose(r, t) {
   for (const i of [stops[r], t]) {
     spans[r][i].tabIndex = i === t ? 0 : -1;
@@ -459,13 +432,13 @@ function choose(r, t) {
   show(r, t);
 }
 
-// Names the view in the address.
+// Writes the view into the address.
 function remember() {
-  const {number} = data.responses[chosen];
-  history.replaceState(null, "", `#by=${data.quantities[quantity].id}&response=${number}&token=${stops[chosen]}`);
+  const response = data.responses[chosen].number, by = data.quantities[quantity].id;
+  history.replaceState(null, "", `#by=${by}&response=${response}&token=${stops[chosen]}`);
 }
 
-// Shows the view that the address names, or the first quantity; a response that is not here is left alone.
+// Shows the view in the address; what the address does not name, or names wrongly, stays at its start.
 function restore() {
   const hash = new URLSearchParams(location.hash.slice(1));
   const r = data.responses.findIndex(({number}) => String(number) === hash.get("response"));
@@ -473,55 +446,47 @@ function restore() {
   spans[r]?.[Number(hash.get("token"))]?.focus();
 }
 
-const at = target => target.closest?.("span[data-at]")?.dataset.at.split(" ").map(Number);  // [response, token]
-
-// Moves along the tokens and through the quantities.
-function key(event) {
-  if (event.metaKey) return;
-  if (event.key === "[" || event.key === "]") {
-    select(quantity + (event.key === "]" ? 1 : -1));
-    return remember();
-  }
-  const place = at(event.target);
-  if (!place || event.ctrlKey || event.altKey) return;
-  const [r, t] = place, to = {ArrowLeft: [r, t - 1], ArrowRight: [r, t + 1], ArrowUp: [r - 1, t],
-    ArrowDown: [r + 1, t], Home: [r, 0], End: [r, Infinity]}[event.key];
-  const row = to && spans[to[0]];
-  if (!row) return;
-  event.preventDefault();  // no scrolling
-  row[Math.max(0, Math.min(row.length - 1, to[1]))].focus();
-}
-
-// The token whose jump is nearest to the pointer in a curve; otherwise the token under the pointer.
-function pointed(event) {
-  const svg = event.target.closest("svg");
-  if (!svg) return at(event.target);
+// [response, token] at an element: the token it shows, or in a curve the token whose jump is nearest to the pointer.
+function place({target, clientX}) {
+  const svg = target.closest?.("svg");
+  if (!svg) return target.closest?.("span[data-at]")?.dataset.at.split(" ").map(Number);
   const box = svg.getBoundingClientRect(), r = Number(svg.dataset.at), n = spans[r].length;
-  const t = Math.round(((event.clientX - box.left) / box.width * 340 - LEFT) / WIDE * (n + 1) - 1);
+  const t = Math.round(((clientX - box.left) / box.width * 340 - LEFT) / WIDE * (n + 1) - 1);
   return [r, Math.max(0, Math.min(n - 1, t))];
 }
 
-// Builds the page.
-function start() {
-  $("intro").textContent = `Responses of ${data.settings.model} to Countdown puzzles: what each token did to the `
-    + "probability of success, A*, and the credit that each method gives it.";
-  $("choice").textContent = `${data.responses.length} of ${data.of} responses, chosen: those where the |A*| of some `
-    + "token is largest, right and wrong ones in turn.";
-  $("settings").textContent = Object.entries(data.settings).map(([k, v]) => `${k} ${JSON.stringify(v)}`).join(", ");
-  data.quantities.forEach(({name}) => add($("quantity"), "option", {}, name));
-  data.responses.forEach(article);
-  stops.map((t, r) => [r, t]).reverse().forEach(place => choose(...place));  // the first response's last of all
-  $("quantity").addEventListener("change", event => { select(event.target.selectedIndex); remember(); });
-  const main = $("responses");
-  main.addEventListener("mousemove", event => { const place = pointed(event); if (place) show(...place); });
-  main.addEventListener("mouseleave", () => show(chosen, stops[chosen]));
-  main.addEventListener("click", event => { const [r, t] = pointed(event) ?? []; spans[r]?.[t].focus(); });
-  main.addEventListener("focusin", event => { choose(...at(event.target)); remember(); });
-  document.addEventListener("keydown", key);
-  addEventListener("hashchange", restore);
-  restore();
+// Moves through the quantities, or from the focused token to another.
+function press(event) {
+  if (event.metaKey) return;
+  if ("[]".includes(event.key)) {
+    select(quantity + (event.key === "]" ? 1 : -1));
+    return remember();
+  }
+  const [r, t] = place(event) ?? [];
+  const target = {ArrowLeft: [r, t - 1], ArrowRight: [r, t + 1], ArrowUp: [r - 1, t], ArrowDown: [r + 1, t],
+    Home: [r, 0], End: [r, Infinity]}[event.key];
+  const row = target && spans[target[0]];
+  if (!row || event.ctrlKey || event.altKey) return;
+  event.preventDefault();  // no scrolling
+  row[Math.max(0, Math.min(row.length - 1, target[1]))].focus();
 }
-start();
+
+$("intro").textContent = `Responses of ${data.settings.model} to Countdown puzzles: how each token changed the `
+  + "probability of success, A*, and the credit that each method gave it.";
+$("choice").textContent = `${data.responses.length} of ${data.total} responses, those with the largest |A*| of any `
+  + "token, right and wrong ones alternating.";
+$("settings").textContent = Object.entries(data.settings).map(([k, v]) => `${k} ${JSON.stringify(v)}`).join(", ");
+data.quantities.forEach(({name}) => add($("quantity"), "option", {}, name));
+data.responses.forEach(article);
+stops.map((t, r) => [r, t]).reverse().forEach(([r, t]) => choose(r, t));  // the first response last, so it is shown
+$("quantity").addEventListener("change", event => { select(event.target.selectedIndex); remember(); });
+$("responses").addEventListener("mousemove", event => { if (place(event)) show(...place(event)); });
+$("responses").addEventListener("mouseleave", () => show(chosen, stops[chosen]));
+$("responses").addEventListener("click", event => { const [r, t] = place(event) ?? []; spans[r]?.[t].focus(); });
+$("responses").addEventListener("focusin", event => { choose(...place(event)); remember(); });
+document.addEventListener("keydown", press);
+addEventListener("hashchange", restore);
+restore();
 </script>
 </body>
 </html>
@@ -530,9 +495,9 @@ start();
 
 def main() -> None:
     """Write the page and the picture."""
-    parser = argparse.ArgumentParser(description="A page and a picture of the credit of every token.")
-    parser.add_argument("truth", type=Path, help="what experiments/ground_truth.py wrote, an .npz file")
-    parser.add_argument("--out", type=Path, help="folder for credit.html and credit.png (default: that of the file)")
+    parser = argparse.ArgumentParser(description="Write a page and a picture of the credit of every token.")
+    parser.add_argument("truth", type=Path, help="the .npz file that experiments/ground_truth.py wrote")
+    parser.add_argument("--out", type=Path, help="folder for credit.html and credit.png (default: beside the file)")
     parser.add_argument("--responses", type=int, default=16, help="how many responses the page shows (default 16)")
     args = parser.parse_args()
     try:
@@ -544,7 +509,7 @@ def main() -> None:
         (out / "credit.html").write_text(page(truth, shown), encoding="utf-8")
         draw(truth, shown, out / "credit.png")
     except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+        fail(str(error))
     print(f"wrote {out / 'credit.html'} and credit.png beside it")
 
 

@@ -1,25 +1,24 @@
 """The supervised warm start: makes models/countdown-tiny, the bundled model, from nothing.
 
-A model that knows nothing can't be taught by reward alone, and a real one can't be bundled. So a tiny Qwen2 learns to
-imitate written searches: try an expression step by step, say whether it hits, try again or give up, answer.
+Reward alone can't teach a model that knows nothing, and a real model is too large to bundle. So a tiny Qwen2 imitates
+written searches: try an expression step by step, say whether it hits the target, try again or give up, answer.
 
      Maybe 5 - 3 = 2, 4 + 2 = 6. That is not 8. How about 5 - 3 = 2, 4 * 2 = 8. That works!</think>
     <answer>4 * (5 - 3)</answer><|im_end|>
 
-By construction the opening words are filler (uncertain, without consequence); operands, operators and giving up are the
-decisions; results, verdicts, tags and the copied answer follow from what stands before them.
+By construction, opening words are filler: uncertain, but without consequence. Operands, operators and giving up are
+decisions. Results, verdicts, tags and the copied answer follow from the tokens before them.
 
-Most attempts are random. Some are a known solution: often in the first part of the schedule, where the model learns
-to find them, rarely in the last, where it learns to search at random. It ends up knowing more than it shows, which
-is what reinforcement has to work with.
+Most attempts are random, the others a known solution. Known solutions are frequent in the first part of the schedule,
+which teaches the model to find them, and rare in the last, which teaches it to search at random. It ends up knowing
+more than it shows, and that is what reinforcement learning can bring out.
 
-Run it:  python -m experiments.warm_start --out models/rebuilt                (about 12 minutes on two cores)
-         python -m experiments.warm_start --report models/countdown-tiny      (half a minute: the table of the README)
+Run it:  python -m experiments.warm_start --out models/rebuilt                about 12 minutes on two cores
+         python -m experiments.warm_start --report models/countdown-tiny      half a minute: the README's table
 """
 import argparse
 import functools
 import json
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -27,33 +26,36 @@ from typing import Iterator
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
 from countdown_task import (ANSWER, END_ANSWER, END_THINK, PLAIN, TAGS, Codec, Problem, Step, combine, expression,
                             generate_problems, solutions, split, universe)
-from grpo import EVALUATION, clock, draw_uniforms, respond, standard_error
-from qwen2_model import Qwen2, load_model, read_config, save_model, take
-from train import Settings
+from grpo import EVALUATION, draw_uniforms, respond
+from plumbing.progress import clock, fail
+from qwen2_model import Qwen2, load_model, read_config, save_model
+from train import Settings, standard_error
 
 OPENINGS = ("Maybe", "How about", "Let me try", "What about", "Perhaps", "I could try", "Let us see", "Next")
 ATTEMPTS = 6  # at most
-GIVE_UP = 0.2  # the chance to stop after an attempt that failed, and answer with it
-KNOWN_FIRST, KNOWN_LAST = 0.5, 0.15  # how often an attempt is a known solution
+GIVE_UP = 0.2  # probability of stopping after a failed attempt, and answering with it
+KNOWN_FIRST, KNOWN_LAST = 0.5, 0.15  # probability that an attempt is a known solution
 FIRST_PART = 0.8  # share of the schedule
 BATCH, LR = 32, 3e-3
-LARGEST = 100  # a random attempt goes no further: fewer facts of arithmetic to learn, each seen more often
+LARGEST = 100  # largest result in a random attempt: fewer facts of arithmetic to learn, and each is seen more often
 LARGEST_TOKEN = 400  # the largest product of two numbers
 CONFIG = {
     "model_type": "qwen2", "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1024, "rms_norm_eps": 1e-6,
     "rope_theta": 10000.0, "tie_word_embeddings": True, "hidden_act": "silu", "use_sliding_window": False,
 }
-TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+PAD, END = "<|endoftext|>", "<|im_end|>"
+TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "pad_token": PAD}
 
 
 def random_attempt(rng: np.random.Generator, numbers: tuple[int, ...]) -> list[Step]:
-    """Combine the numbers at random, two at a time, by whole-number steps up to LARGEST."""
+    """Combine two numbers at random until one is left, in whole-number steps with results up to LARGEST."""
     values, steps = list(numbers), []
     while len(values) > 1:
         i, j = rng.choice(len(values), 2, replace=False)
@@ -65,13 +67,13 @@ def random_attempt(rng: np.random.Generator, numbers: tuple[int, ...]) -> list[S
 
 @functools.lru_cache(maxsize=None)
 def known_solutions(numbers: tuple[int, ...], target: int) -> list[tuple[Step, ...]]:
-    """All whole-number solutions, computed once per puzzle."""
+    """All whole-number solutions of a puzzle, or only those with results up to LARGEST if there are any."""
     found = solutions(Problem(numbers, target), whole=True)
     return [steps for steps in found if max(step.result for step in steps) <= LARGEST] or found
 
 
 def demonstration(rng: np.random.Generator, problem: Problem, known: float) -> str:
-    """A response: attempts, each a known solution with probability `known`, until one hits or the writer gives up."""
+    """A response: attempts, each a known solution with probability `known`, until a hit or giving up."""
     text = ""
     for _ in range(ATTEMPTS):
         if rng.random() < known:
@@ -91,15 +93,14 @@ def demonstration(rng: np.random.Generator, problem: Problem, known: float) -> s
 
 
 def train_tokenizer(texts: list[str]) -> Tokenizer:
-    """Byte-level BPE in which a whole number, with the space before it, is one token, and so is each tag."""
+    """Byte-level BPE in which a whole number is one token, with the space before it, and so is each tag."""
     tokenizer = Tokenizer(models.BPE())
     pattern = Regex(r" ?[0-9]+| ?[A-Za-z]+| ?[^\sA-Za-z0-9]|\s+")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Split(pattern, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     tokenizer.decoder = decoders.ByteLevel()
     numbers = [f"{n} {n}" for n in range(21)] * 1000 + [f" {n}" for n in range(LARGEST_TOKEN + 1)] * 1000
-    trainer = trainers.BpeTrainer(vocab_size=1024, min_frequency=200, show_progress=False,
-                                  special_tokens=["<|endoftext|>", "<|im_end|>"],
+    trainer = trainers.BpeTrainer(vocab_size=1024, min_frequency=200, show_progress=False, special_tokens=[PAD, END],
                                   initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
     tokenizer.train_from_iterator(texts + numbers, trainer)
     tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in TAGS])
@@ -107,14 +108,14 @@ def train_tokenizer(texts: list[str]) -> Tokenizer:
 
 
 def example(rng: np.random.Generator, codec: Codec, problem: Problem, known: float) -> tuple[list[int], list[int]]:
-    """Prompt and response tokens of one demonstration, the numbers in random order."""
+    """Prompt and response tokens of one demonstration, with the puzzle's numbers in random order."""
     problem = Problem(tuple(int(n) for n in rng.permutation(problem.numbers)), problem.target)
     response = codec.tokenizer.encode(demonstration(rng, problem, known), add_special_tokens=False).ids
     return codec.prompt(problem), response + codec.end_tokens[:1]
 
 
 def batches(codec: Codec, problems: list[Problem], steps: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield `steps` batches of like lengths: tokens (B, S) padded on the right, and where they are response (B, S)."""
+    """Yield `steps` batches of similar lengths: tokens (B, S) padded on the right, and a mask (B, S) of responses."""
     rng, pool = np.random.default_rng(seed), []
     for step in range(steps):
         if not pool:
@@ -133,7 +134,7 @@ def batches(codec: Codec, problems: list[Problem], steps: int, seed: int) -> Ite
 
 
 def new_model(vocabulary: int) -> Qwen2:
-    """A Qwen2 with random weights of the usual scale: 0.02 for the embedding, 1 / sqrt(inputs) for the rest."""
+    """A Qwen2 with random matrices of the usual scale: 0.02 for the embedding, 1 / sqrt(inputs) for the others."""
     model = Qwen2(read_config(CONFIG | {"vocab_size": vocabulary}))
     for name, p in model.named_parameters():
         if p.dim() == 2:
@@ -142,15 +143,14 @@ def new_model(vocabulary: int) -> Qwen2:
 
 
 def imitate(model: Qwen2, data: Iterator[tuple[Tensor, Tensor]], steps: int) -> None:
-    """AdamW on the cross-entropy of the response tokens, warm-up and linear decay, matrix products in bf16."""
+    """Minimize the cross-entropy of the response tokens: AdamW, warm-up and linear decay, matrix products in bf16."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.99), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: min((i + 1) / 50, max(0.01, 1 - i / steps)))
     start = time.perf_counter()
     for step, (tokens, mask) in enumerate(data, 1):
         with torch.autocast("cpu", torch.bfloat16):
-            states = model.hidden(tokens[:, :-1])  # (B, S - 1, D)
-            log_probs = model.log_probs(states[mask[:, 1:]])  # (N, V), N response tokens
-        loss = -take(log_probs, tokens[:, 1:][mask[:, 1:]]).mean()
+            logits = model(tokens[:, :-1])[mask[:, 1:]]  # (N, V), N response tokens
+        loss = F.cross_entropy(logits.float(), tokens[:, 1:][mask[:, 1:]])
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -162,24 +162,24 @@ def imitate(model: Qwen2, data: Iterator[tuple[Tensor, Tensor]], steps: int) -> 
 
 
 def report(folder: Path, questions: int = 1024) -> None:
-    """Success and format, side by side, on puzzles seen, on new puzzles, and on number sets never seen."""
+    """Print success and format on puzzles seen, on held-out puzzles, and on puzzles whose number sets were held out."""
     model, codec = load_model(folder), Codec(folder)
     model.real_vocab = codec.size
     sizes = Counter(map(split, universe()))
-    names = {"train": "seen", "heldout": "held out", "new_numbers": "held out with their numbers"}
+    parts = {"train": "seen", "heldout": "held out", "new_numbers": "held out with their numbers"}
     print("| puzzles | in the universe | asked | success | format | length |\n|---|--:|--:|--:|--:|--:|")
-    for part, name in names.items():
+    for part, name in parts.items():
         problems = generate_problems(questions, part)
-        chance = draw_uniforms(0, EVALUATION, questions, 1, Settings().max_new_tokens)
-        samples, _, grades = respond(model, codec, problems, chance)
-        success, format = (np.array([grade[what] for grade in grades]) for what in ("answer", "format"))
+        uniforms = draw_uniforms(0, EVALUATION, questions, 1, Settings.max_new_tokens)
+        samples, _, grades = respond(model, codec, problems, uniforms)
+        success, format = (np.array([grade[name] for grade in grades]) for name in ("answer", "format"))
         length = samples.mask.sum(1).float().mean()
         print(f"| {name} | {sizes[part]:,} | {questions:,} | {success.mean():.1%} ± {standard_error(success):.1%} "
               f"| {format.mean():.1%} | {length:.1f} |", flush=True)
 
 
 def build(out: Path, steps: int, seed: int) -> None:
-    """Tokenizer, demonstrations, imitation; writes a model folder."""
+    """Train a tokenizer on demonstrations, then a model, and write both to a new model folder."""
     problems = [p for p in universe() if split(p) == "train"]
     out.mkdir(parents=True)
     rng = np.random.default_rng(seed)
@@ -192,29 +192,27 @@ def build(out: Path, steps: int, seed: int) -> None:
     model = new_model(codec.size)
     print(f"{codec.size} tokens, {sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
     imitate(model, batches(codec, problems, steps, seed), steps)
-    save_model(model.bfloat16(), out)  # half the size; whoever trains it loads it in float32
+    save_model(model.bfloat16(), out)  # half the size; train.py loads it in float32
 
 
 def main() -> None:
-    """Build a model and report on it, or report on one that exists."""
+    """Build a model and report on it, or only report on an existing one."""
     parser = argparse.ArgumentParser(description="Make a model like the bundled one.")
-    parser.add_argument("--out", default="models/rebuilt", help="model folder, must not exist (default models/rebuilt)")
+    parser.add_argument("--out", type=Path, default="models/rebuilt", help="new model folder (default models/rebuilt)")
     parser.add_argument("--steps", type=int, default=5000, help=f"batches of {BATCH} demonstrations (default 5000)")
     parser.add_argument("--seed", type=int, default=0, help="of weights and demonstrations (default 0)")
-    parser.add_argument("--report", help="only report on the model in this folder")
+    parser.add_argument("--report", type=Path, help="only report on the model in this folder")
     args = parser.parse_args()
-    if args.report:
-        try:
-            report(Path(args.report))
-        except (ValueError, OSError) as error:
-            sys.exit(f"error: {error}")
-    elif Path(args.out).exists():
-        sys.exit(f"error: {args.out} exists: remove it, or choose another --out")
-    elif args.steps < 1:
-        sys.exit("error: --steps must be at least 1")
-    else:
-        build(Path(args.out), args.steps, args.seed)
-        report(Path(args.out))
+    try:
+        if not args.report:
+            if args.out.exists():
+                raise ValueError(f"{args.out} exists: remove it, or choose another --out")
+            if args.steps < 1:
+                raise ValueError("--steps must be at least 1")
+            build(args.out, args.steps, args.seed)
+        report(args.report or args.out)
+    except (ValueError, OSError) as error:
+        fail(str(error))
 
 
 if __name__ == "__main__":

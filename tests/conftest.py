@@ -1,8 +1,8 @@
-"""What several test files need: the bundled tokenizer, a small random model, and a batch made by hand."""
+"""Shared by the tests: the bundled tokenizer, a small random model, and batches made by hand."""
 
-import dataclasses
 import itertools
 import os
+from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -12,7 +12,9 @@ import torch
 from countdown_task import Codec, annotate, find_steps
 from mitigations import TokenBatch
 from qwen2_model import Qwen2, read_config
-from train import BUNDLED
+
+BUNDLED = Path(__file__).parents[1] / "models" / "countdown-tiny"
+QUERIES = ("hidden", "attention", "values", "reference_logprob", "logprob_without", "rollouts", "generator")
 
 
 @pytest.fixture(scope="session")
@@ -45,19 +47,27 @@ def random_model(codec):
 
 @pytest.fixture
 def exact():
-    """All in float64: two ways to compute the same agree to 1e-10."""
+    """Compute in float64, so that two ways to the same result agree to 1e-10."""
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
 
 
-def unasked(*_):
-    """Stands for a callable of the TokenBatch that a test did not expect to be called."""
-    raise AssertionError("this method asked the model")
+class FakeQueries:
+    """Stands in for grpo.Queries: knows the answers that a test supplies, and fails when asked for anything else."""
+
+    def __init__(self, **answers):
+        vars(self).update({"generator": lambda name: torch.Generator().manual_seed(0)} | answers)
+
+    def __getattr__(self, name):
+        raise AssertionError(f"this method asked the model for {name}")
 
 
 def make_batch(lengths, advantages, groups=None, **fields) -> TokenBatch:
-    """A TokenBatch with responses of the given lengths and everything a test does not name left neutral."""
+    """A TokenBatch with responses of the given lengths and a neutral value for each field that a test does not name.
+
+    Answers of the model (QUERIES) are given in the same way: make_batch(..., values=torch.zeros(2, 3)).
+    """
     B, T, Q = len(lengths), max(lengths), 1 + max(groups or [0])
     mask = torch.arange(T) < torch.tensor(lengths)[:, None]
     neutral = dict(
@@ -80,10 +90,9 @@ def make_batch(lengths, advantages, groups=None, **fields) -> TokenBatch:
         spans=[[(0, 0)] * n for n in lengths],
         steps=[[]] * B,
         normalize="response",
-        generator=lambda name: torch.Generator().manual_seed(0),
-        **dict.fromkeys(("hidden", "attention", "values", "reference_logprob", "logprob_without", "rollouts"), unasked),
     )
-    return TokenBatch(**neutral | fields)
+    answers = {name: fields.pop(name) for name in QUERIES if name in fields}
+    return TokenBatch(**neutral | fields, ask=FakeQueries(**answers))
 
 
 def make_written(pieces, advantages, groups=None, **fields) -> TokenBatch:
@@ -93,9 +102,17 @@ def make_written(pieces, advantages, groups=None, **fields) -> TokenBatch:
     for row in pieces:
         stops = list(itertools.accumulate(map(len, row)))
         spans.append([(stop - len(piece), stop) for piece, stop in zip(row, stops)])
-    batch = make_batch(lengths, advantages, groups, text=texts, spans=spans, steps=[find_steps(t) for t in texts])
+    B, T = len(lengths), max(lengths)
+    roles, in_answers = torch.zeros(B, T, dtype=torch.int8), torch.zeros(B, T, dtype=torch.bool)
     for i, length in enumerate(lengths):
         role, in_answer = annotate(texts[i], spans[i])
-        batch.role[i, :length], batch.in_answer[i, :length] = torch.from_numpy(role), torch.from_numpy(in_answer)
-    batch.ended = torch.tensor([row[-1] == "" for row in pieces])
-    return dataclasses.replace(batch, **fields)
+        roles[i, :length], in_answers[i, :length] = torch.from_numpy(role), torch.from_numpy(in_answer)
+    written = dict(
+        text=texts,
+        spans=spans,
+        steps=[find_steps(text) for text in texts],
+        role=roles,
+        in_answer=in_answers,
+        ended=torch.tensor([row[-1] == "" for row in pieces]),
+    )
+    return make_batch(lengths, advantages, groups, **written | fields)

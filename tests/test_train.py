@@ -1,8 +1,7 @@
-"""The command line end to end: run folder, determinism, Ctrl-C, going on, and one clear sentence for every bad input.
+"""The command line end to end: a whole run, kill and resume, Ctrl-C, and one sentence for everything that can't work.
 
 Run it:  python -m pytest tests/test_train.py
 """
-
 import copy
 import csv
 import functools
@@ -13,8 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from dataclasses import fields
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -28,15 +26,44 @@ import grpo
 import mitigations
 import qwen2_model
 import train
-from countdown_task import generate_problems, split
+from countdown_task import Codec, generate_problems, split
 from critic import Critic, load_critic
 from mitigations import MITIGATIONS
-from qwen2_model import Qwen2, load_model, replace_file
-from train import BUNDLED, COLUMNS, Settings
+from plumbing import run_folder
+from qwen2_model import Qwen2, load_model
+from train import BUNDLED, Policy, Settings
 
 ROOT = Path(train.__file__).parent
-SMALL = ["--questions", "3", "--answers", "4", "--eval_problems", "12", "--max_new_tokens", "50"]
-TIMINGS = {"seconds", "tokens_per_second"}
+SMALL = ["--questions", 3, "--answers", 4, "--eval_problems", 12, "--max_new_tokens", 50]
+TINY = ["--questions", 2, "--answers", 3, "--eval_problems", 2, "--max_new_tokens", 30, "--eval_every", 2]
+GENERATE = functools.cache(generate_problems)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def puzzles_once():
+    """Generate the 4,096 puzzles once for all runs of this file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "generate_problems", GENERATE)
+        yield
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """No time for evaluation: no puzzle is ever solved."""
+    monkeypatch.setattr(train, "evaluate", lambda policy, problems, k, s: np.zeros((len(problems), k)))
+
+
+@pytest.fixture
+def learning(monkeypatch):
+    """Short responses that teach something: rewards that differ within a group, and a held-out success that tells any
+    two models apart."""
+    def success(policy, problems, k, s):
+        return np.full((len(problems), k), sum(w.double().abs().sum().item() for w in policy.model.parameters()))
+
+    names = ("reward", "answer", "format")
+    monkeypatch.setattr(grpo, "reward", lambda text, *_: dict.fromkeys(names, len(text) % 3 / 2))
+    monkeypatch.setattr(train, "evaluate", success)
+    monkeypatch.setattr(train, "rehearse", lambda *_: None)
 
 
 def run(*arguments):
@@ -51,16 +78,17 @@ def rows(folder):
 
 
 def figures(folder):
-    """metrics.csv without what a clock says."""
-    return [{k: v for k, v in row.items() if k not in TIMINGS} for row in rows(folder)]
+    """metrics.csv without what a clock measured."""
+    return [{k: v for k, v in row.items() if k not in ("seconds", "tokens_per_second")} for row in rows(folder)]
 
 
-def error_of(capsys, *arguments):
-    """The message with which train.py refuses its arguments; it must be one line, and the exit status not 0."""
+def error_of(*arguments):
+    """The one line with which train.py refuses its arguments. The exit status is not 0."""
     with pytest.raises(SystemExit) as stop:
         run(*arguments)
     message = str(stop.value.code)
-    assert message.startswith("error: ") and "\n" not in message and len(message) < 400
+    assert message.startswith("error: ")
+    assert "\n" not in message and len(message) < 400
     return message
 
 
@@ -75,162 +103,121 @@ def finished(tmp_path_factory):
     return folder
 
 
-def test_run_folder_is_complete(finished):
-    """Guards against a file of design.md that is not written."""
+def test_a_run_folder_is_complete(finished):
     names = {str(p.relative_to(finished)) for p in finished.rglob("*") if p.is_file()}
     model = {"config.json", "model.safetensors", "tokenizer.json"}
-    assert names >= {
-        "config.json",
-        "metrics.csv",
-        "samples.txt",
-        "final.json",
-        *(f"credit/step-{i:06d}.npz" for i in (1, 2, 3, 4)),
-        *(f"checkpoint/{m}" for m in model),
-        *(f"checkpoints/step-{i:06d}/{m}" for i in (2, 4) for m in model),
-    }
+    folders = ("checkpoint", "checkpoints/step-000002", "checkpoints/step-000004")
+    assert names >= {"config.json", "metrics.csv", "samples.txt", "final.json", "state.pt"}
+    assert names >= {f"credit/step-{i:06d}.npz" for i in (1, 2, 3, 4)} | {f"{f}/{m}" for f in folders for m in model}
+    assert not [name for name in names if ".part" in name]
     config = json.loads((finished / "config.json").read_text())
-    assert (
-        config["settings"]["questions"] == 3
-        and config["versions"]["torch"] == torch.__version__
-        and "--steps 4" in config["command"]
-    )
+    assert config["settings"]["questions"] == 3
+    assert config["versions"]["torch"] == torch.__version__
+    assert "--steps 4" in config["command"]
     final = json.loads((finished / "final.json").read_text())
-    assert final["heldout_success"] == float(rows(finished)[4]["heldout_success"]) and 0 <= final["pass@16"] <= 1
+    assert final["heldout_success"] == float(rows(finished)[4]["heldout_success"])
+    assert 0 <= final["pass@16"] <= 1
 
 
 def test_metrics_agree_with_the_credit_log(finished):
-    """Guards against a column that means something else than its name: recomputed from the flat log."""
+    """Each column is computed again from the flat log."""
     table = rows(finished)
-    assert list(table[0]) == COLUMNS and [r["step"] for r in table] == ["0", "1", "2", "3", "4"]
+    assert list(table[0]) == run_folder.COLUMNS and [r["step"] for r in table] == ["0", "1", "2", "3", "4"]
     assert [bool(r["heldout_success"]) for r in table] == [True, False, True, False, True]
-    assert all(table[0][name] == "" for name in COLUMNS if name != "step" and not name.startswith("heldout"))
+    assert not any(table[0][name] for name in table[0] if name != "step" and not name.startswith("heldout"))
     for row in table[1:]:
         log = np.load(finished / "credit" / f"step-{int(row['step']):06d}.npz")
         first = log["position"] == 0
-        groups = {g: log["reward"][first & (log["group"] == g)] for g in set(log["group"])}
-        expected = {
-            "reward": log["reward"][first].mean(),
-            "length": len(log["token"]) / first.sum(),
-            "entropy": log["entropy"].mean(),
-            "zero_variance_groups": sum(len(set(r)) == 1 for r in groups.values()),
-        }
-        for name, value in expected.items():
-            assert float(row[name]) == pytest.approx(value, rel=1e-5)
-        reward = log["reward"][first]
+        reward, groups = log["reward"][first], log["group"][first]
         solved = reward > 0.5  # 0.1 * format + success
-        assert float(row["success"]) == pytest.approx(solved.mean())
-        assert float(row["format"]) == pytest.approx(((reward - solved) * 10).mean(), abs=1e-4)
+        lengths = np.bincount(log["response"])
+        ended = [log["token"][log["response"] == i][-1] in Codec(BUNDLED).end_tokens for i in range(12)]
+        expected = {"reward": reward.mean(), "success": solved.mean(), "length": lengths.mean(),
+                    "format": ((reward - solved) * 10).mean(), "entropy": log["entropy"].mean(),
+                    "zero_variance_groups": sum(len(set(reward[groups == g])) == 1 for g in range(3)),
+                    "truncated": 1 - np.mean(ended)}
+        assert {name: float(row[name]) for name in expected} == pytest.approx(expected, rel=1e-4, abs=1e-6)
         assert float(row["tokens_per_second"]) * float(row["seconds"]) == pytest.approx(len(log["token"]))
-        assert float(row["ratio_error"] or 0) < 1e-4 and float(row["clip_fraction"] or 0) == 0 and row["kl"] == ""
+        assert float(row["ratio_error"]) < 1e-4 and float(row["clip_fraction"]) == 0 and row["kl"] == ""
 
 
-def test_heldout_error_is_that_of_a_share(finished):
-    """Guards against a standard deviation in place of the standard error: 12 puzzles, each solved or not."""
+def test_the_heldout_error_is_that_of_a_proportion(finished):
     for row in rows(finished)[::2]:
         p = float(row["heldout_success"])
-        assert float(row["heldout_stderr"]) == pytest.approx((p * (1 - p) / 11) ** 0.5)
+        assert float(row["heldout_stderr"]) == pytest.approx((p * (1 - p) / 11) ** 0.5)  # 12 puzzles, solved or not
+    assert np.isnan(train.standard_error(np.ones(1)))
 
 
-def test_same_seed_same_metrics_and_another_seed_others(finished, tmp_path):
-    """Guards against hidden chance, and against a run that depends on how many steps are to come."""
-    run(*SMALL, "--steps", 3, "--eval_every", 2, "--out", tmp_path / "again")
+def test_runs_with_the_same_seed_are_identical_and_another_seed_differs(finished, tmp_path):
+    run(*SMALL, "--steps", 2, "--eval_every", 2, "--out", tmp_path / "same")
     run(*SMALL, "--steps", 1, "--eval_every", 2, "--seed", 1, "--out", tmp_path / "other")
-    strip = [{k: v for k, v in row.items() if k not in TIMINGS} for row in rows(finished)[:3]]
-    assert strip == [{k: v for k, v in row.items() if k not in TIMINGS} for row in rows(tmp_path / "again")[:3]]
+    assert figures(tmp_path / "same") == figures(finished)[:3]
+    credit = "credit/step-000002.npz"
+    one, two = np.load(tmp_path / "same" / credit), np.load(finished / credit)
+    assert all(np.array_equal(one[name], two[name]) for name in one.files)
     assert rows(tmp_path / "other")[1]["loss"] != rows(finished)[1]["loss"]
     assert rows(tmp_path / "other")[0]["heldout_success"] == rows(finished)[0]["heldout_success"]
 
 
-def test_micro_batch_does_not_change_the_run(finished, tmp_path):
-    """Guards against results that depend on memory settings (the original's entropy weighting)."""
-    run(*SMALL, "--steps", 2, "--eval_every", 2, "--micro_batch", 5, "--out", tmp_path / "r")
-    for one, other in zip(rows(finished)[1:3], rows(tmp_path / "r")[1:3]):
-        assert one["reward"] == other["reward"] and float(one["grad_norm"]) == pytest.approx(
-            float(other["grad_norm"]), rel=1e-3
-        )
-
-
-def test_checkpoint_loads_in_transformers_with_the_same_logits(finished):
-    """Guards against a checkpoint that only we can read, or that is not the trained model."""
-    tokens = torch.arange(40)[None]
-    theirs = AutoModelForCausalLM.from_pretrained(finished / "checkpoint", dtype=torch.float32)
-    ours, start = load_model(finished / "checkpoint"), load_model(BUNDLED)
+def test_the_checkpoint_gives_the_same_logits_in_transformers(finished):
+    tokens, folder = torch.arange(40)[None], finished / "checkpoint"
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
-        torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=0, atol=1e-4)
-        assert not torch.allclose(ours(tokens), start(tokens), atol=1e-4)
-    text, tokenizer = "Using the numbers [4, 3, 5]", PreTrainedTokenizerFast.from_pretrained(finished / "checkpoint")
-    assert tokenizer(text).input_ids == train.Codec(BUNDLED).tokenizer.encode(text).ids
+        ours, start = load_model(folder)(tokens), load_model(BUNDLED)(tokens)
+        torch.testing.assert_close(ours, theirs(tokens).logits, rtol=0, atol=1e-4)
+    assert not torch.allclose(ours, start, atol=1e-4)
+    text = "Using the numbers [4, 3, 5]"
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    assert tokenizer(text).input_ids == Codec(BUNDLED).tokenizer.encode(text).ids
 
 
-def test_zero_steps_only_evaluate(tmp_path):
-    """Guards against a loop that must run once."""
-    run(*SMALL, "--steps", 0, "--out", tmp_path / "r")
+def test_samples_are_those_of_their_puzzle(finished):
+    heads = re.findall(r"=== step (\d+)  (\[.*?\]) -> (\d+)", (finished / "samples.txt").read_text())
+    s, puzzles = Settings(questions=3), GENERATE(4096, "train")
+    asked = [(step, p) for step in (1, 2, 4) for p in train.draw_problems(puzzles, s, step)]
+    assert heads == [(str(step), str(list(p.numbers)), str(p.target)) for step, p in asked]
+
+
+def test_zero_steps_only_evaluate(tmp_path, capsys):
+    run(*TINY, "--steps", 0, "--out", tmp_path / "r")
     assert [r["step"] for r in rows(tmp_path / "r")] == ["0"]
     assert json.loads((tmp_path / "r" / "final.json").read_text())["step"] == 0
+    assert "analyze.py" not in capsys.readouterr().out  # it has nothing to analyze
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ["--kl", "0.1"],
-        ["--updates_per_batch", "2"],
-        ["--skip_unfinished"],
-        ["--dtype", "bfloat16"],
-        ["--loss_norm", "sequence", "--advantage", "rloo"],
-        ["--mitigation", "outcome_conditional", "--think_discount", "0.3", "--normalize", "batch"],
-    ],
-    ids=" ".join,
-)
-def test_every_option_runs(flags, tmp_path):
-    """Guards against a flag that is accepted and crashes."""
-    run(*SMALL, "--steps", 2, "--out", tmp_path / "r", *flags)
-    assert len(rows(tmp_path / "r")) == 3 and (rows(tmp_path / "r")[1]["kl"] != "") == ("--kl" in flags)
-
-
-def test_every_flag_reaches_the_update(tmp_path, monkeypatch):
-    """Guards against a valid flag that is ignored, swapped clips or betas, and a reference that trains along."""
+def test_every_flag_reaches_the_update(quick, tmp_path, monkeypatch):
+    """A flag without effect, clips or betas in the wrong order, and a reference model that trains would show here."""
     calls, original = [], grpo.update
 
-    def spy(model, optimizer, *rest, **options):
-        kinds = {w.dtype for w in model.parameters()}, {w.dtype for w in optimizer.master.values()}
-        calls.append((dict(optimizer.adamw.param_groups[0]), options, kinds, model.checkpoint_activations))
-        return original(model, optimizer, *rest, **options)
+    def spy(model, optimizer, prompts, batch, credit, **options):
+        dtypes = {w.dtype for w in model.parameters()}, {w.dtype for w in optimizer.master.values()}
+        adamw = dict(optimizer.adamw.param_groups[0])
+        calls.append((adamw, options, dtypes, model.checkpoint_activations, batch.ask.reference, batch.ask.micro_batch))
+        return original(model, optimizer, prompts, batch, credit, **options)
 
     monkeypatch.setattr(grpo, "update", spy)
-    given = dict(
-        kl=0.02,
-        clip_low=0.1,
-        clip_high=0.3,
-        loss_norm="constant",
-        updates_per_batch=2,
-        max_grad_norm=0.7,
-        micro_batch=5,
-    )
-    adam = ["--lr", 1e-3, "--beta1", 0.8, "--beta2", 0.95, "--weight_decay", 0.03]
-    adam += ["--dtype", "bfloat16", "--checkpoint_activations"]
-    run(*SMALL, "--steps", 2, *adam, *(x for k, v in given.items() for x in (f"--{k}", v)), "--out", tmp_path / "r")
+    given = dict(kl=0.02, clip_low=0.1, clip_high=0.3, loss_norm="constant", updates_per_batch=2, max_grad_norm=0.7,
+                 micro_batch=5)
+    flags = ["--lr", 1e-3, "--beta1", 0.8, "--beta2", 0.95, "--weight_decay", 0.03, "--dtype", "bfloat16",
+             "--checkpoint_activations", *(x for k, v in given.items() for x in (f"--{k}", v))]
+    run(*TINY, "--steps", 2, *flags, "--out", tmp_path / "r")
+    start = load_model(BUNDLED, dtype=torch.bfloat16)
     assert len(calls) == 2
-    for group, options, kinds, checkpointed in calls:
-        assert group["lr"] == 1e-3 and tuple(group["betas"]) == (0.8, 0.95) and group["weight_decay"] == 0.03
-        assert kinds == ({torch.bfloat16}, {torch.float32}) and checkpointed
-        assert {k: v for k, v in options.items() if k != "reference"} == given | {"max_new_tokens": 50}
-        start = load_model(BUNDLED, dtype=torch.bfloat16).parameters()
-        assert all(torch.equal(a, b) for a, b in zip(options["reference"].parameters(), start))
+    for adamw, options, dtypes, checkpoint_activations, reference, micro_batch in calls:
+        assert adamw["lr"] == 1e-3
+        assert tuple(adamw["betas"]) == (0.8, 0.95)
+        assert adamw["weight_decay"] == 0.03
+        assert dtypes == ({torch.bfloat16}, {torch.float32})
+        assert checkpoint_activations
+        assert options == given | {"max_new_tokens": 30}
+        assert micro_batch == 5
+        assert all(torch.equal(a, b) for a, b in zip(reference.parameters(), start.parameters(), strict=True))
+    assert all(row["kl"] for row in rows(tmp_path / "r")[1:])
 
 
-def test_the_log_holds_the_method_that_was_asked_for(tmp_path):
-    """Guards against --mitigation, its own flags, --normalize or --advantage without effect."""
-    method = [
-        "--mitigation",
-        "outcome_conditional",
-        "--think_discount",
-        0.25,
-        "--normalize",
-        "none",
-        "--advantage",
-        "dr_grpo",
-    ]
-    run(*SMALL[:-1], 140, "--steps", 1, *method, "--out", tmp_path / "r")
+def test_the_log_holds_the_credit_that_the_flags_ask_for(quick, tmp_path):
+    method = ["--mitigation", "outcome_conditional", "--think_discount", 0.25, "--normalize", "none"]
+    run(*SMALL, "--max_new_tokens", 140, "--steps", 1, *method, "--advantage", "dr_grpo", "--out", tmp_path / "r")
     log = np.load(tmp_path / "r" / "credit" / "step-000001.npz")
     assert log["credit"].any() and set(log["in_answer"].tolist()) == {0, 1}
     answered = np.bincount(log["response"], log["in_answer"])[log["response"]] > 0
@@ -240,319 +227,211 @@ def test_the_log_holds_the_method_that_was_asked_for(tmp_path):
         here = (log["position"] == 0) & (log["group"] == group)
         reward = log["reward"][here]
         np.testing.assert_allclose(log["advantage"][here], reward - reward.mean(), atol=1e-6)
-    assert json.loads((tmp_path / "r" / "config.json").read_text())["method"] == {"think_discount": 0.25}
 
 
-def test_only_heldout_puzzles_are_measured(tmp_path, monkeypatch):
-    """Guards against success on training puzzles, and a pass@16 that is not one right answer in sixteen."""
-    asked = []
-
-    def fake(model, codec, problems, answers, *_):
-        asked.append((problems, answers))
-        solved = np.zeros((len(problems), answers))
-        solved[::2, 0] = 1
-        return solved
-
-    monkeypatch.setattr(grpo, "evaluate", fake)
-    run(*SMALL, "--steps", 1, "--out", tmp_path / "r")
-    *single, sixteen = [answers for _, answers in asked]  # at the start, and at the end
-    assert len(single) >= 2 and set(single) == {1} and sixteen == 16
-    assert all(len(problems) == 12 and {split(p) for p in problems} == {"heldout"} for problems, _ in asked)
-    final = json.loads((tmp_path / "r" / "final.json").read_text())
-    assert final["pass@16"] == 0.5 and final["heldout_problems"] == 12
+def test_skip_unfinished_gives_no_credit_to_truncated_responses(learning, tmp_path):
+    for flags in ([], ["--skip_unfinished"]):
+        run(*TINY, "--max_new_tokens", 20, "--steps", 1, *flags, "--out", tmp_path / f"r{len(flags)}")
+    plain, skipped = (np.load(tmp_path / name / "credit" / "step-000001.npz")["credit"] for name in ("r0", "r1"))
+    assert plain.any() and not skipped.any()  # no response ends within 20 tokens
+    assert float(rows(tmp_path / "r1")[1]["truncated"]) == 1
 
 
-def test_samples_stand_under_their_own_puzzle(finished):
-    """Guards against samples of one question only, at the wrong steps, or under another puzzle."""
-    heads = re.findall(r"=== step (\d+)  (\[.*?\]) -> (\d+)", (finished / "samples.txt").read_text())
-    s, puzzles = Settings(questions=3), generate_problems(4096, "train")
-    asked = [(step, p) for step in (1, 2, 4) for p in train.draw_problems(puzzles, s, step)]
-    assert heads == [(str(step), str(list(p.numbers)), str(p.target)) for step, p in asked]
-
-
-def test_broken_weights_end_the_run_in_one_sentence(tmp_path, capsys):
-    """Guards against an index error, far from its cause, when training diverges."""
-    message = error_of(capsys, *SMALL, "--steps", 3, "--lr", 1e9, "--out", tmp_path / "r")
-    assert "--lr" in message and str(tmp_path / "r") in message and len(rows(tmp_path / "r")) >= 1
-
-
-def test_bfloat16_samples_from_the_weights_it_trains(tmp_path):
-    """Guards against float32 weights that learn while the model samples from its old ones: the checkpoint of a run
-    solves as many puzzles in a run of its own as it did at the end of the first."""
+def test_a_bfloat16_run_learns_and_samples_from_the_weights_it_trains(tmp_path):
+    """A run that starts from the checkpoint of the first one solves as many puzzles as the first one did at its end."""
     flags = [*SMALL, "--dtype", "bfloat16", "--eval_problems", 40]
     run(*flags, "--steps", 3, "--lr", 0.02, "--out", tmp_path / "r")
     run(*flags, "--steps", 0, "--model", tmp_path / "r" / "checkpoint", "--out", tmp_path / "again")
     start, end = (float(rows(tmp_path / "r")[i]["heldout_success"]) for i in (0, -1))
-    assert start > 0 and end != start and float(rows(tmp_path / "again")[0]["heldout_success"]) == end
+    assert start > 0 and end != start
+    assert float(rows(tmp_path / "again")[0]["heldout_success"]) == end
 
 
-def test_skip_unfinished_gives_no_credit_to_the_cut_off(tmp_path):
-    """Guards against a flag without effect: with 20 tokens every response is cut off."""
-    run(*SMALL[:-1], "20", "--steps", 1, "--skip_unfinished", "--out", tmp_path / "r")
-    assert not np.load(tmp_path / "r" / "credit" / "step-000001.npz")["credit"].any()
-    assert float(rows(tmp_path / "r")[1]["truncated"]) == 1
+# -------------------------------------------------------------------------------------------------- evaluation
 
 
-def test_ctrl_c_leaves_a_usable_run(tmp_path):
-    """Guards against an interruption that loses the log or the checkpoint."""
-    command = [sys.executable, "train.py", *SMALL, "--steps", "5000", "--eval_every", "0", "--out", str(tmp_path / "r")]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    deadline = time.time() + 120
-    while len(list((tmp_path / "r" / "credit").glob("*.npz"))) < 2 and time.time() < deadline:
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    output = process.communicate(timeout=60)[0]
-    assert process.returncode == 0 and "stopping after this step" in output and "Traceback" not in output
-    done = int(rows(tmp_path / "r")[-1]["step"])
+def test_only_heldout_puzzles_are_measured(tmp_path, monkeypatch):
+    asked = []
+
+    def one_in_two(policy, problems, answers, s):
+        asked.append((problems, answers))
+        solved = np.zeros((len(problems), answers))
+        solved[::2, 0] = 1  # one right answer in sixteen counts
+        return solved
+
+    monkeypatch.setattr(train, "evaluate", one_in_two)
+    run(*TINY, "--eval_problems", 140, "--steps", 1, "--out", tmp_path / "r")
+    assert [(len(problems), answers) for problems, answers in asked] == [(140, 1), (140, 1), (128, 16)]
+    assert {split(p) for problems, _ in asked for p in problems} == {"heldout"}
     final = json.loads((tmp_path / "r" / "final.json").read_text())
-    assert 2 <= done < 5000 and final["step"] == done and 0 <= final["heldout_success"] <= 1 and "pass@16" not in final
-    assert len(list((tmp_path / "r" / "credit").glob("*.npz"))) == done
-    load_model(tmp_path / "r" / "checkpoint")
+    assert (final["pass@16"], final["pass@16_problems"], final["heldout_problems"]) == (0.5, 128, 140)
 
 
-# ------------------------------------------------------------------------------------------------- every method
+def test_how_many_responses_are_evaluated_at_once_changes_nothing(codec, monkeypatch):
+    model, widths, respond = load_model(BUNDLED), [], grpo.respond
+    model.real_vocab = codec.size
+    policy, s, problems = Policy(model, codec, None, None), Settings(questions=1, answers=4), GENERATE(9, "heldout")
+    monkeypatch.setattr(grpo, "respond", lambda *args: (widths.append(len(args[3])), respond(*args))[1])
+    wide = train.evaluate(policy, problems, 2, s)
+    monkeypatch.setattr(train, "EVALUATION_BYTES", 0)
+    narrow = train.evaluate(policy, problems, 2, s)
+    assert widths == [18, 4, 4, 4, 4, 2]
+    assert wide.shape == (9, 2) and np.array_equal(wide, narrow) and 0 < wide.mean() < 1
 
-GENERATE, CALLABLES = functools.cache(generate_problems), grpo.callables
-TINY = ["--steps", "2", "--questions", "2", "--answers", "2", "--eval_problems", "2", "--eval_every", "0"]
 
-
-@pytest.fixture
-def quick(monkeypatch):
-    """Without what takes long and these tests do not look at: 4096 puzzles each time, and held-out success."""
-    monkeypatch.setattr(train, "generate_problems", GENERATE)
-    monkeypatch.setattr(grpo, "evaluate", lambda model, codec, problems, k, *_: np.zeros((len(problems), k)))
+# ------------------------------------------------------------------------------------------- every credit function
 
 
 @pytest.mark.parametrize("name", MITIGATIONS)
 def test_every_method_trains(name, quick, tmp_path, monkeypatch):
-    """Guards against a method that only works on made-up batches, a log of other credit than the update's, and a critic
-    or start model that is there for nothing, or not there."""
+    """The logged credit is the update's, and a critic or start model is there exactly where the method asks for it."""
     asked, copied, used, update, deepcopy = set(), [], [], grpo.update, copy.deepcopy
 
-    def spy_callables(*args):
-        def told(what, ask):
-            return lambda *inputs: (asked.add(what), ask(*inputs))[1]
-        return {what: told(what, ask) for what, ask in CALLABLES(*args).items()}
+    class Spy(grpo.Queries):
+        def __getattribute__(self, query):
+            asked.add(query)
+            return super().__getattribute__(query)
 
     def spy_update(model, optimizer, prompts, batch, credit, **options):
         used.append((batch, credit))
         return update(model, optimizer, prompts, batch, credit, **options)
 
-    def spy_deepcopy(x, *memo):
-        copied.extend([x] * isinstance(x, Qwen2))
-        return deepcopy(x, *memo)
-
-    monkeypatch.setattr(grpo, "callables", spy_callables)
+    monkeypatch.setattr(grpo, "Queries", Spy)
     monkeypatch.setattr(grpo, "update", spy_update)
-    monkeypatch.setattr(copy, "deepcopy", spy_deepcopy)
-    run(*TINY, "--answers", 3, "--max_new_tokens", 80, "--mitigation", name, "--out", tmp_path / "r")
-    assert [row["step"] for row in rows(tmp_path / "r")] == ["0", "1", "2"] and len(used) == 2
-    empty = {"kl", "clip_fraction", "ratio_error", "heldout_success", "heldout_stderr"}
-    for row in rows(tmp_path / "r")[1:]:
-        assert all(np.isfinite(float(row[column])) for column in COLUMNS if row[column] or column not in empty)
-    for step, (batch, credit) in enumerate(used, 1):
-        log = np.load(tmp_path / "r" / "credit" / f"step-{step:06d}.npz")
-        assert np.array_equal(log["credit"], credit[batch.mask].numpy()) and not credit[~batch.mask].any()
-        assert np.isfinite(log["credit"]).all()
-    assert any(batch.advantage.any() for batch, _ in used) and any(credit.any() for _, credit in used)
+    monkeypatch.setattr(copy, "deepcopy", lambda x, *memo: (copied.append(x), deepcopy(x, *memo))[1])
+    run(*TINY, "--max_new_tokens", 80, "--steps", 1, "--mitigation", name, "--out", tmp_path / "r")
+    (batch, credit), = used
+    log = np.load(tmp_path / "r" / "credit" / "step-000001.npz")
+    assert np.array_equal(log["credit"], credit[batch.mask].numpy())
+    assert not credit[~batch.mask].any() and np.isfinite(log["credit"]).all()
     assert (tmp_path / "r" / "checkpoint" / "critic.safetensors").exists() == ("values" in asked)
-    assert bool(copied) == ("reference_logprob" in asked)
-    assert asked == {"none": set(), "ppo": {"values"}, "dpo": {"reference_logprob"}}.get(name, asked)  # the spy sees it
+    assert any(isinstance(x, Qwen2) for x in copied) == ("reference_logprob" in asked)
 
 
 @pytest.mark.parametrize("method", [["random"], ["vineppo", "--k", 2], ["ppo"]], ids=lambda m: m[0])
-def test_methods_with_chance_repeat_themselves(method, quick, tmp_path):
-    """Guards against chance from a global generator, whose state no seed of ours sets: sampled noise, fresh ends, and
-    the critic's first weights."""
-    flags = [*TINY, "--max_new_tokens", 40, "--mitigation", *method]
-    for i, seed in enumerate((0, 0, 1)):
+def test_random_methods_do_not_depend_on_global_random_state(method, learning, tmp_path):
+    for i in (0, 1):
         torch.manual_seed(i)
         np.random.seed(i)
-        run(*flags, "--seed", seed, "--out", tmp_path / str(i))
-    assert figures(tmp_path / "0") == figures(tmp_path / "1") != figures(tmp_path / "2")
-    credit = [np.load(tmp_path / str(i) / "credit" / "step-000002.npz")["credit"] for i in range(3)]
-    assert np.array_equal(credit[0], credit[1]) and credit[0].any() and not np.array_equal(credit[0], credit[2])
+        run(*TINY, "--steps", 2, "--mitigation", *method, "--out", tmp_path / str(i))
+    assert figures(tmp_path / "0") == figures(tmp_path / "1")
 
 
-def test_every_seed_and_step_has_its_own_chance(codec, monkeypatch):
-    """Guards against a method whose noise is the same in every step, or for every seed."""
+def test_every_seed_and_step_has_its_own_random_numbers(codec, monkeypatch):
     model, drawn = load_model(BUNDLED), {}
     model.real_vocab = codec.size
 
     def probe(batch):
-        drawn.setdefault((seed, step), []).append(tuple(torch.rand(3, generator=batch.generator("probe")).tolist()))
+        drawn.setdefault((seed, step), set()).add(torch.rand((), generator=batch.ask.generator("probe")).item())
         return mitigations.none(batch)
 
     monkeypatch.setitem(MITIGATIONS, "probe", probe)
     for seed, step in ((0, 1), (0, 2), (1, 1), (1, 2), (2, 1), (0, 1)):
         s = Settings(mitigation="probe", answers=2, max_new_tokens=1, seed=seed)
-        train.assign_credit(model, codec, GENERATE(4096, "train")[:1], s, {}, step, None, None)
-    assert len(set().union(*drawn.values())) == len(drawn) == 5 and len(set(drawn[0, 1])) == 1
+        batch = train.sample_and_grade(Policy(model, codec, None, None), GENERATE(4096, "train")[:1], s, step)
+        train.assign_credit(batch, s, {})
+    assert len(drawn) == len(set().union(*drawn.values())) == 5
 
 
-def test_a_checkpoint_with_a_critic(quick, tmp_path):
-    """Guards against a critic that is lost between runs, trained on the wrong rewards, or in transformers' way."""
-    flags = [*TINY, "--max_new_tokens", 30, "--mitigation", "ppo", "--checkpoint_every", 1]
-    run(*flags, "--out", tmp_path / "r")
+def test_values_come_before_the_critic_learns_from_their_rewards(quick, tmp_path, monkeypatch):
+    """With two different rewards the values of step 1 are the same, and those of step 2 follow the reward."""
+    seen, values = [], Critic.values
+    monkeypatch.setattr(Critic, "values", lambda *args: (seen.append(values(*args)), seen[-1])[1])
+    monkeypatch.setattr(train, "rehearse", lambda *_: None)
+    shutil.copytree(BUNDLED, tmp_path / "model")
+    critic = Critic(128)
+    torch.nn.init.normal_(critic.outer.weight, generator=torch.Generator().manual_seed(0))
+    critic.save(tmp_path / "model")
+    flags = ["--mitigation", "ppo", "--steps", 2, "--lr", 0, "--model", tmp_path / "model"]
+    for reward in (0.0, 1.0):
+        monkeypatch.setattr(grpo, "reward", lambda *_: {"reward": reward, "answer": reward, "format": reward})
+        run(*TINY, *flags, "--out", tmp_path / str(reward))
+    low_1, low_2, high_1, high_2 = seen
+    assert torch.equal(low_1, high_1) and low_1.any()
+    assert (low_2 - high_2)[low_2 != 0].mean() < -0.01
+
+
+def test_a_trained_critic_is_the_next_runs_start(learning, tmp_path):
+    run(*TINY, "--mitigation", "ppo", "--checkpoint_every", 1, "--steps", 1, "--out", tmp_path / "r")
     folder = tmp_path / "r" / "checkpoint"
     assert (tmp_path / "r" / "checkpoints" / "step-000001" / "critic.safetensors").is_file()
     _, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert not any(report[problem] for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    scored, score = [], Critic.score
-    critic = load_critic(folder, load_model(folder))
-    assert critic.outer.weight.any()
-
-    def spy(critic, hidden, mask):
-        value = score(critic, hidden, mask)
-        scored.append((hidden, mask, value))
-        return value
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Critic, "score", spy)
-        run(*flags, "--model", folder, "--out", tmp_path / "again")
-    hidden, mask, value = scored[1]  # the first is the rehearsal's
-    assert value.any() and torch.equal(value, critic.score(hidden, mask))
+    policy = train.load_policy(Settings(model=str(folder)), {"critic"})
+    assert policy.critic.outer.weight.any()
+    saved = load_critic(folder, policy.model).state_dict()
+    assert all(torch.equal(x, saved[name]) for name, x in policy.critic.state_dict().items())
 
 
-def test_a_step_is_scored_before_its_rewards_are_learned(codec, quick, monkeypatch):
-    """Guards against values that have seen the rewards of their own step, or that never learn from the last one."""
-    s, own = Settings(mitigation="ppo", questions=2, answers=2, max_new_tokens=30), mitigations.parameters("ppo")
-    model, problems, seen = load_model(BUNDLED), GENERATE(4096, "train"), []
-    model.real_vocab, score = codec.size, Critic.score
-    monkeypatch.setattr(Critic, "score", lambda *args: (seen.append(score(*args)), seen[-1])[1])
-    for right in (0.0, 1.0):
-        monkeypatch.setattr(grpo, "reward", lambda *_: {"reward": right, "answer": right, "format": right})
-        torch.manual_seed(0)
-        critic, optimizer = Critic(128), grpo.Optimizer(model, lr=0.0)  # the model stays
-        torch.nn.init.normal_(critic.outer.weight)
-        for step in (1, 2):
-            asked = train.draw_problems(problems, s, step)
-            train.train_step(model, optimizer, codec, asked, s, own, step, None, critic)
-    none_right, then, all_right, and_then = seen
-    assert torch.equal(none_right, all_right) and none_right.any()
-    assert (then - and_then)[then != 0].mean() < -0.01
-
-
-def test_the_rehearsal_leaves_no_trace(codec, quick):
-    """Guards against a critic that learns from the rehearsal's responses, and a generator that moves on."""
-    model = load_model(BUNDLED)
-    model.real_vocab, critic, problems = codec.size, Critic(128), GENERATE(4096, "train")
+def test_the_rehearsal_leaves_no_trace(codec):
+    model, critic = load_model(BUNDLED), Critic(128)
+    model.real_vocab = codec.size
     both = torch.nn.ModuleList((model, critic))
-    before, chance = copy.deepcopy(both.state_dict()), (torch.get_rng_state(), np.random.get_state()[1].copy())
-    for name in MITIGATIONS:
+    before, torch_state, numpy_state = copy.deepcopy(both.state_dict()), torch.get_rng_state(), np.random.get_state()[1]
+    for name, method in MITIGATIONS.items():
         s = Settings(mitigation=name, questions=2, answers=3)
-        train.rehearse(model, codec, problems, s, mitigations.parameters(name), model, critic)
-        critic.learn(torch.ones(4))
-    assert all(torch.equal(x, before[key]) for key, x in both.state_dict().items()) and not critic.optimizer.state
-    assert torch.equal(torch.get_rng_state(), chance[0]) and np.array_equal(np.random.get_state()[1], chance[1])
+        train.rehearse(Policy(model, codec, critic, model), GENERATE(4096, "train"), s, method.parameters)
+    assert all(torch.equal(x, before[key]) for key, x in both.state_dict().items())
+    assert not critic.optimizer.state
+    assert torch.equal(torch.get_rng_state(), torch_state) and np.array_equal(np.random.get_state()[1], numpy_state)
     assert all(p.grad is None and p.requires_grad for p in both.parameters())
 
 
-def test_a_run_is_the_same_without_a_rehearsal(quick, tmp_path, monkeypatch):
-    """Guards against a rehearsal that is part of the run."""
-    for out in ("with", "without"):
-        torch.manual_seed(0)
-        run(*TINY, "--max_new_tokens", 40, "--mitigation", "ppo", "--out", tmp_path / out)
-        monkeypatch.setattr(train, "rehearse", lambda *_: None)
-    assert figures(tmp_path / "with") == figures(tmp_path / "without")
+# ---------------------------------------------------------------------------------------------- kill and resume
 
-
-# ------------------------------------------------------------------------------------------------- to go on
-
-LAST = ["--questions", 2, "--answers", 3, "--max_new_tokens", 30, "--eval_problems", 2, "--eval_every", 2]
 KEEP = ["--state_every", 2, "--checkpoint_every", 2, "--sample_every", 2]
-RESUMED = {
-    "adam": [],
-    "critic": ["--mitigation", "ppo"],
-    "kl in bfloat16": ["--kl", 0.1, "--dtype", "bfloat16", "--updates_per_batch", 2, "--weight_decay", 0.1],
-}
-
-
-def test_logs_behind_the_state_are_cut(tmp_path):
-    """Guards against a step in the credit log, or a checkpoint, that the metrics of a resumed run know nothing of."""
-    (tmp_path / "credit").mkdir()
-    for step in (1, 2, 3):
-        (tmp_path / "credit" / f"step-{step:06d}.npz").touch()
-        (tmp_path / "checkpoints" / f"step-{step:06d}" / "deep").mkdir(parents=True)
-    (tmp_path / "metrics.csv").write_text("step\n1\n2\n3\n")
-    (tmp_path / "samples.txt").write_text("of step 3")
-    train.cut_logs(tmp_path, 2, {"metrics.csv": 9})
-    assert sorted(f.name for f in tmp_path.glob("credit/*")) == ["step-000001.npz", "step-000002.npz"]
-    assert sorted(f.name for f in tmp_path.glob("checkpoints/*")) == ["step-000001", "step-000002"]
-    assert (tmp_path / "metrics.csv").read_text() == "step\n1\n2\n" and (tmp_path / "samples.txt").read_text() == ""
+OPERATIONS = [(Path, "mkdir"), (Path, "replace"), (Path, "rename"), (Path, "unlink"), (os, "truncate"),
+              (shutil, "copy"), (torch, "save"), (np, "savez"), (qwen2_model, "save_file"), (critic_file, "save_file"),
+              (run_folder, "append_row"), (run_folder, "write_samples")]
 
 
 class Killed(BaseException):
     """Stands for SIGKILL in this process."""
 
 
-class Death:
-    """Within `with Death(n)`, the process dies at the n-th moment of writing: before something is written, in the
-    middle of it, or before a file gets its name. It writes nothing from then on, not even in a `finally`."""
+class Kill:
+    """Within `with Kill(n)`, the process dies at the n-th moment: before or after one of OPERATIONS, whose output is
+    then torn. It writes nothing from then on, not even in a `finally`."""
 
-    def __init__(self, moment=10**9):
-        self.first = self.left = moment
-        self.patch = pytest.MonkeyPatch()
+    def __init__(self, moment):
+        self.left = moment
 
     def __enter__(self):
-        for module in (qwen2_model, train, grpo, critic_file):
-            self.patch.setattr(module, "replace_file", self.torn_file)
-        for name, log in (("append_row", "metrics.csv"), ("write_samples", "samples.txt")):
-            self.patch.setattr(train, name, self.torn_log(getattr(train, name), log))
-        self.patch.setattr(train, "copy_tokenizer", self.late(train.copy_tokenizer))
-        self.patch.setattr(Path, "rename", self.late(Path.rename))
-        return self
+        self.patch = pytest.MonkeyPatch()
+        for owner, name in OPERATIONS:
+            self.patch.setattr(owner, name, self.mortal(getattr(owner, name)))
 
-    def __exit__(self, *_):
+    def __exit__(self, kind, *_):
         self.patch.undo()
+
+    def mortal(self, function):
+        def operation(*args, **kwargs):
+            self.tick()
+            result = function(*args, **kwargs)
+            if self.left == 0:
+                self.tear(function.__name__, *args)
+            self.tick()
+            return result
+        return operation
 
     def tick(self):
         self.left -= 1
         if self.left < 0:
             raise Killed
 
-    def late(self, function):
-        return lambda *args: (self.tick(), function(*args))[1]
-
-    def torn_file(self, file, write):
-        def torn(part):
-            self.tick()
-            write(part)
-            if self.left == 0:
-                os.truncate(part, part.stat().st_size // 2)
-                if file.suffix == ".safetensors":  # whose library writes under a name of its own, then renames
-                    os.rename(part, part.with_name(".tmpAbCdEf"))
-            self.tick()
-            self.tick()
-        replace_file(file, torn)
-
-    def torn_log(self, function, log):
-        def torn(run, *args):
-            self.tick()
-            before = (run / log).stat().st_size if (run / log).exists() else 0
-            function(run, *args)
-            if self.left == 0:
-                os.truncate(run / log, (before + (run / log).stat().st_size) // 2)
-            self.tick()
-        return torn
-
-
-@pytest.fixture
-def brief(monkeypatch):
-    """Steps that take little time and are worth resuming: rewards for short responses too, which differ within a group,
-    and a held-out success that tells any two models apart."""
-    def success(model, codec, problems, k, *_):
-        return np.full((len(problems), k), sum(w.double().abs().sum().item() for w in model.parameters()))
-
-    monkeypatch.setattr(train, "generate_problems", GENERATE)
-    names = ("reward", "answer", "format")
-    monkeypatch.setattr(train, "rehearse", lambda *_: None)
-    monkeypatch.setattr(grpo, "reward", lambda text, *_: dict.fromkeys(names, len(text) % 3 / 2))
-    monkeypatch.setattr(grpo, "evaluate", success)
+    @staticmethod
+    def tear(name, first, *rest):
+        """Cut the end off the file that was just written."""
+        written = {"append_row": lambda: first / "metrics.csv", "write_samples": lambda: first / "samples.txt",
+                   "savez": lambda: first, "save": lambda: rest[0], "save_file": lambda: rest[0]}.get(name)
+        if written:
+            size = written().stat().st_size
+            with open(written(), "r+b") as file:
+                file.truncate(size - min(7, size))
 
 
 def content(folder):
-    """All that a run wrote, but for what a clock says and where it lies."""
+    """Everything that a run wrote, except times and its own path."""
     found = {}
     for file in (file for file in folder.rglob("*") if file.is_file()):
         name = str(file.relative_to(folder))
@@ -561,8 +440,10 @@ def content(folder):
         elif file.suffix == ".npz":
             with np.load(file) as log:
                 found |= {f"{name}: {column}": log[column].tobytes() for column in log.files}
-        elif name == "state.safetensors":  # whose header is in no certain order
-            found |= {f"{name}: {tensor}": x.numpy().tobytes() for tensor, x in load_file(file).items()}
+        elif name == "state.pt":
+            state = torch.load(file, weights_only=True)
+            state["lengths"].pop("metrics.csv")  # depends on how many digits the times have
+            found |= {f"{name}: {i}": leaf for i, leaf in enumerate(leaves(state))}
         elif name == "config.json":
             config = json.loads(file.read_text())
             found[name] = config["settings"] | {"out": None}, config["method"]
@@ -571,422 +452,282 @@ def content(folder):
     return found
 
 
+def leaves(x):
+    """The values within nested dicts and lists; tensors as bytes."""
+    if isinstance(x, (dict, list, tuple)):
+        return [leaf for part in (x.values() if isinstance(x, dict) else x) for leaf in leaves(part)]
+    return [x.float().numpy().tobytes() if isinstance(x, torch.Tensor) else x]
+
+
 def differences(folder, other):
-    """Names of what two runs wrote differently."""
+    """Names of the files that two runs wrote differently."""
     one, two = content(folder), content(other)
     return {name for name in one | two if one.get(name) != two.get(name)}
 
 
-def kill(moment, *arguments):
-    """Run train.py until that moment of writing; whether it was reached."""
-    with Death(moment) as death:
-        try:
+def run_until(moment, *arguments):
+    """Run train.py and kill it at that moment; False if the run ended before."""
+    try:
+        with Kill(moment):
             run(*arguments)
-        except Killed:
-            assert death.left < 0
-    return death.left < 0
+    except Killed:
+        return True
+    return False
 
 
-def resume(folder, *arguments):
-    """Go on with a run."""
-    run("--resume", folder, *arguments)
-
-
-@pytest.mark.parametrize("method", RESUMED)
-def test_a_killed_run_goes_on_as_if_nothing_had_been(method, brief, tmp_path):
-    """Guards against a moment, anywhere in the writing of anything, at which a kill changes what the run will write:
-    Adam's moments, critic, start model, rows twice or cut off, a checkpoint without a tokenizer, files left over."""
-    flags = [*LAST, *KEEP, "--steps", 3, *RESUMED[method]]
-    with Death() as death:
-        run(*flags, "--out", tmp_path / "whole")
+@pytest.mark.parametrize("flags", [[], ["--mitigation", "ppo", "--kl", 0.1, "--dtype", "bfloat16"]],
+                         ids=["none", "critic"])
+def test_a_run_killed_at_any_moment_resumes_to_the_same_end(flags, learning, tmp_path):
+    """Also where the resumed run is killed again."""
+    flags = [*TINY, *KEEP, "--steps", 3, *flags]
+    run(*flags, "--out", tmp_path / "whole")
     start, end = (load_model(folder).output_weight for folder in (BUNDLED, tmp_path / "whole" / "checkpoint"))
-    assert not torch.equal(start, end) and figures(tmp_path / "whole")[3]["grad_norm"] != "0.0"
-    moments = range(death.first - death.left)
-    assert len(moments) > 50
-    for moment in moments[:: 4 if method == "adam" else 7]:  # a file has three, a log two
-        folder, begin = tmp_path / f"killed-{moment}", [*flags, "--out", tmp_path / f"killed-{moment}"]
-        assert kill(moment, *begin)
-        if moment % 5 or kill(moment // 3, *(["--resume", folder] if folder.exists() else begin)):  # or twice
-            run(*(["--resume", folder] if folder.exists() else begin))
+    assert not torch.equal(start, end)
+    folder, moment, kills = tmp_path / "killed", 1, 0
+    begin, resume = [*flags, "--out", folder], ["--resume", folder]
+    while run_until(moment, *begin):
+        twice = kills % 3 == 2 and run_until(moment // 2, *(resume if folder.exists() else begin))
+        if kills % 3 != 2 or twice:
+            run(*(resume if folder.exists() else begin))
         assert not differences(tmp_path / "whole", folder), moment
         shutil.rmtree(folder)
+        moment, kills = moment + 11, kills + 1
+    assert kills > 8
     assert not [*tmp_path.rglob("*.part")]
 
 
-def test_a_run_that_the_system_kills_goes_on(tmp_path):
-    """Guards against a state that only this process can go on from, or output that is still in a buffer."""
-    flags = [*map(str, [*LAST, *KEEP]), "--steps", "5", "--mitigation", "ppo"]
+def test_a_run_that_the_system_kills_resumes_to_the_same_end(tmp_path):
+    """A real SIGKILL, in another process: nothing may depend on memory or on a buffer."""
+    flags = [*TINY, *KEEP, "--steps", 5, "--mitigation", "ppo"]
     run(*flags, "--out", tmp_path / "whole")
-    command = [sys.executable, "train.py", *flags, "--out", str(tmp_path / "killed")]
+    command = [sys.executable, "train.py", *map(str, flags), "--out", str(tmp_path / "killed")]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     for line in process.stdout:
         if line.startswith("step    3/5"):
             process.kill()
             break
     process.communicate()
-    assert process.returncode == -signal.SIGKILL and len(rows(tmp_path / "killed")) >= 4
-    resume(tmp_path / "killed")
+    assert process.returncode == -signal.SIGKILL
+    run("--resume", tmp_path / "killed")
     assert not differences(tmp_path / "whole", tmp_path / "killed")
 
 
-def press_ctrl_c(monkeypatch, after, *arguments):
-    """Run train.py and ask it to stop in a certain step."""
-    original = train.train_step
+def interrupt(monkeypatch, at, *arguments):
+    """Run train.py and press Ctrl-C in step `at`; its last words."""
+    original = train.sample_and_grade
 
-    def train_step(model, optimizer, codec, problems, s, own, step, *rest):
-        if step == after:
-            signal.raise_signal(signal.SIGINT)
-        return original(model, optimizer, codec, problems, s, own, step, *rest)
+    def sample_and_grade(policy, problems, s, step):
+        if step == at:
+            raise KeyboardInterrupt
+        return original(policy, problems, s, step)
 
     with monkeypatch.context() as patch:
-        patch.setattr(train, "train_step", train_step)
-        run(*arguments)
+        patch.setattr(train, "sample_and_grade", sample_and_grade)
+        return error_of(*arguments)
 
 
-@pytest.mark.parametrize("after", [1, 3, 4])
-def test_after_ctrl_c_a_run_goes_on(after, brief, tmp_path, monkeypatch, capsys):
-    """Guards against an interruption that shows in the results, and one in the last step that passes for the end."""
-    flags = [*LAST, "--mitigation", "ppo", "--steps", 4]
-    run(*flags, "--out", tmp_path / "whole")
-    press_ctrl_c(monkeypatch, after, *flags, "--out", tmp_path / "r")
-    assert f"--resume {tmp_path / 'r'}" in capsys.readouterr().out and len(rows(tmp_path / "r")) == after + 1
-    final = json.loads((tmp_path / "r" / "final.json").read_text())
-    assert final["step"] == after and final["heldout_success"] and "pass@16" not in final
-    resume(tmp_path / "r")
+@pytest.mark.parametrize(["at", "more"], [(1, []), (3, []), (5, ["--steps", 5])])
+def test_after_ctrl_c_a_run_resumes_to_the_same_end(at, more, learning, tmp_path, monkeypatch):
+    """In the first step, in the middle, and while a finished run is extended."""
+    flags = [*TINY, "--mitigation", "ppo", "--state_every", 2]
+    run(*flags, "--steps", 5 if more else 4, "--out", tmp_path / "whole")
+    begin = [*flags, "--steps", 4, "--out", tmp_path / "r"]
+    if more:
+        run(*begin)
+        begin = ["--resume", tmp_path / "r", *more]
+    message = interrupt(monkeypatch, at, *begin)
+    assert message == f"error: interrupted; continue with: python train.py --resume {tmp_path / 'r'}"
+    assert not (tmp_path / "r" / "final.json").exists()
+    run("--resume", tmp_path / "r")
     assert not differences(tmp_path / "whole", tmp_path / "r")
 
 
-def test_a_run_without_a_state_begins_again(brief, tmp_path):
-    """Guards against rows that are there twice, or a critic that has learned twice."""
-    flags = [*LAST, "--mitigation", "ppo", "--steps", 3, "--state_every", 0]
-    run(*flags, "--out", tmp_path / "whole")
-    step_two = 0
-    while len(rows(tmp_path / "r")) < 3 if (tmp_path / "r").exists() else True:
-        shutil.rmtree(tmp_path / "r", ignore_errors=True)
-        assert kill(step_two := step_two + 4, *flags, "--out", tmp_path / "r")
-    assert not (tmp_path / "r" / "state.safetensors").exists()
-    resume(tmp_path / "r")
-    assert not differences(tmp_path / "whole", tmp_path / "r")
+def test_ctrl_c_before_the_first_step_is_one_sentence(tmp_path, monkeypatch):
+    def pressed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "load_policy", pressed)
+    assert "interrupted" in error_of(*TINY, "--out", tmp_path / "r")
+    assert not (tmp_path / "r").exists()
 
 
-def test_a_finished_run_goes_on_only_to_more_steps(brief, tmp_path, capsys):
-    """Guards against a finished run that is spoiled, and more steps that are others than in one go."""
-    flags = [*LAST, "--mitigation", "ppo", "--kl", 0.1]
+def test_a_finished_run_resumes_only_to_more_steps(learning, tmp_path):
+    """A refusal changes nothing."""
+    flags = [*TINY, "--mitigation", "ppo", "--kl", 0.1]
     run(*flags, "--steps", 4, "--out", tmp_path / "whole")
     run(*flags, "--steps", 2, "--out", tmp_path / "r")
     before = content(tmp_path / "r")
     for more in ([], ["--steps", 2], ["--steps", 1]):
-        assert "finished" in error_of(capsys, "--resume", tmp_path / "r", *more)
+        assert "finished" in error_of("--resume", tmp_path / "r", *more)
+    assert "--lr" in error_of("--resume", tmp_path / "r", "--lr", 1)
     assert content(tmp_path / "r") == before
-    resume(tmp_path / "r", "--steps", 4)
+    run("--resume", tmp_path / "r", "--steps", 4)
     assert not differences(tmp_path / "whole", tmp_path / "r")
-
-
-def test_an_interrupted_extension_goes_on_to_its_end(brief, tmp_path, monkeypatch):
-    """Guards against an extended run that is taken for finished, or that forgets how far it was to go."""
-    run(*LAST, "--steps", 4, "--out", tmp_path / "whole")
-    run(*LAST, "--steps", 2, "--out", tmp_path / "r")
-    press_ctrl_c(monkeypatch, 3, "--resume", tmp_path / "r", "--steps", 4)
-    resume(tmp_path / "r")
-    assert not differences(tmp_path / "whole", tmp_path / "r")
-
-
-def test_a_critic_that_does_not_train_comes_along(brief, tmp_path, monkeypatch):
-    """Guards against a state that cannot be read because the critic of the model's folder has no moments yet."""
-    run(*LAST, "--mitigation", "ppo", "--steps", 1, "--out", tmp_path / "first")
-    flags = [*LAST, "--model", tmp_path / "first" / "checkpoint", "--steps", 3]
-    run(*flags, "--out", tmp_path / "whole")
-    press_ctrl_c(monkeypatch, 2, *flags, "--out", tmp_path / "r")
-    resume(tmp_path / "r")
-    assert not differences(tmp_path / "whole", tmp_path / "r")
-
-
-def cut(file, size):
-    """Only the beginning of a file stays."""
-    file.write_bytes(file.read_bytes()[:size])
-
-
-STATE = "state.safetensors"
-NOT_TO_RESUME = {
-    "no folder": (shutil.rmtree, [], "no run folder"),
-    "no config": (lambda r: (r / "config.json").unlink(), [], "config.json"),
-    "half a config": (lambda r: cut(r / "config.json", 100), [], "config.json"),
-    "another version": (lambda r: (r / "config.json").write_text('{"settings": {"speed": 1}}'), [], "version"),
-    "half a state": (lambda r: cut(r / STATE, 5000), [], STATE),
-    "an empty state": (lambda r: cut(r / STATE, 0), [], STATE),
-    "no state": (lambda r: (r / STATE).write_text("<html>not found</html>" * 9), [], STATE),
-    "the state of something else": (lambda r: save_file({"x": torch.ones(3)}, r / STATE), [], STATE),
-    "another flag": (lambda r: None, ["--lr", "1e-3"], "--lr"),
-    "no number": (lambda r: None, ["--steps", "many"], "--steps"),
-    "fewer steps than there are": (lambda r: None, ["--steps", "1"], "2 steps"),
-}
-
-
-@pytest.fixture(scope="module")
-def stopped(tmp_path_factory):
-    """A run of four steps that was stopped after the second."""
-    folder = tmp_path_factory.mktemp("runs") / "stopped"
-    with pytest.MonkeyPatch.context() as patch:
-        press_ctrl_c(patch, 2, *LAST, "--steps", 4, "--out", folder)
-    return folder
-
-
-@pytest.mark.parametrize("kind", NOT_TO_RESUME)
-def test_what_cannot_go_on_is_refused_in_one_sentence(kind, stopped, brief, tmp_path, capsys):
-    """Guards against a traceback, and against a refusal that has already cut off the logs or changed the settings."""
-    breaking, flags, named = NOT_TO_RESUME[kind]
-    shutil.copytree(stopped, tmp_path / "r")
-    with (tmp_path / "r" / "metrics.csv").open("a") as file:
-        file.write("3,0.5")  # a step that a kill cut off
-    breaking(tmp_path / "r")
-    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
-    assert named in error_of(capsys, "--resume", tmp_path / "r", *flags)
-    assert before == {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
-
-
-def test_a_name_without_a_run_is_refused_by_the_shell():
-    """Guards against an exit status of 0, or a traceback."""
-    command = [sys.executable, "train.py", "--resume", "runs/nowhere"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert result.returncode != 0 and result.stderr.count("\n") == 1 and "runs/nowhere" in result.stderr
-
-
-def test_a_file_is_whole_or_the_old_one(tmp_path):
-    """Guards against an old file that is gone when writing the new one fails in the middle."""
-    def half(part):
-        part.write_text("ne")
-        raise OSError("no space left on device")
-
-    file = tmp_path / "file.json"
-    replace_file(file, lambda part: part.write_text("old"))
-    with pytest.raises(OSError):
-        replace_file(file, half)
-    assert file.read_text() == "old"
-    replace_file(file, lambda part: part.write_text("new"))
-    assert [x.name for x in tmp_path.iterdir()] == ["file.json"] and file.read_text() == "new"
-
-
-def test_a_finished_run_has_no_half_file(finished):
-    """Guards against a name for half a file that nobody renames."""
-    assert not [*finished.parent.rglob("*.part")]
 
 
 # ------------------------------------------------------------------------------------------------- the puzzles
 
 
 def test_training_puzzles_depend_on_seed_and_step_alone():
-    """Guards against puzzles that repeat before all were seen, and against a resume that would see others."""
+    """Every puzzle is drawn once in an epoch, also by steps that span two epochs."""
     problems, s = generate_problems(10, "train"), Settings(questions=4, seed=3)
-    drawn = [train.draw_problems(problems, s, step) for step in range(1, 6)]  # two rounds of ten
+    drawn = [train.draw_problems(problems, s, step) for step in range(1, 6)]  # two epochs of ten
     flat = [p for step in drawn for p in step]
     assert set(flat[:10]) == set(flat[10:]) == set(problems)
+    assert flat[:10] != flat[10:]
     assert train.draw_problems(problems, s, 4) == drawn[3]
-    assert train.draw_problems(problems, Settings(questions=4, seed=4), 1) != drawn[0]
+    assert train.draw_problems(problems, replace(s, seed=4), 1) != drawn[0]
 
 
-def test_data_file_is_split_by_the_hash(tmp_path):
-    """Guards against held-out puzzles that also train, as a row with its numbers in another order."""
+def test_a_data_file_is_split_by_the_hash_whatever_its_order(tmp_path):
     problems = generate_problems(60, "train") + generate_problems(20, "heldout") + generate_problems(20, "new_numbers")
     lines = [json.dumps({"nums": p.numbers[::turn], "target": p.target}) for turn in (1, -1) for p in problems]
     (tmp_path / "data.jsonl").write_text("\n".join(lines) + "\n")
-    chosen, heldout = train.choose_problems(Settings(data=str(tmp_path / "data.jsonl"), questions=16, steps=100))
+    (tmp_path / "reversed.jsonl").write_text("\n".join(lines[::-1]))
+    chosen, heldout = train.choose_problems(Settings(data=str(tmp_path / "data.jsonl")))
     assert {split(p) for p in chosen} == {"train"} and {split(p) for p in heldout} == {"heldout"}
-    assert len(chosen) == 60 and len(heldout) == 20
-    few = train.choose_problems(Settings(data=str(tmp_path / "data.jsonl"), eval_problems=5))[1]
-    assert few == heldout[:5]
-    (tmp_path / "turned.jsonl").write_text("\n".join(lines[::-1]))
-    again = train.choose_problems(Settings(data=str(tmp_path / "turned.jsonl"), questions=16, steps=3, seed=5))
+    assert (len(chosen), len(heldout)) == (60, 20)  # a puzzle with its numbers in another order is the same
+    assert train.choose_problems(Settings(data=str(tmp_path / "data.jsonl"), eval_problems=5))[1] == heldout[:5]
+    again = train.choose_problems(Settings(data=str(tmp_path / "reversed.jsonl"), seed=5))
     assert [[p.target for p in part] for part in again] == [[p.target for p in part] for part in (chosen, heldout)]
 
 
-def test_a_run_on_a_data_file(tmp_path):
-    """Guards against a data path that only unit tests take."""
+def test_a_run_on_a_data_file(quick, tmp_path):
     problems = generate_problems(20, "train") + generate_problems(15, "heldout")
-    (tmp_path / "data.jsonl").write_text(
-        "\n".join(json.dumps({"nums": p.numbers, "target": p.target}) for p in problems)
-    )
-    run(*SMALL, "--steps", 1, "--data", tmp_path / "data.jsonl", "--out", tmp_path / "r")
-    assert rows(tmp_path / "r")[1]["reward"]
-
-
-# ------------------------------------------------------------------------------------------------- bad inputs
-
-
-@pytest.fixture
-def model_folder(tmp_path):
-    """A copy of the bundled model to break."""
-    shutil.copytree(BUNDLED, tmp_path / "model")
-    return tmp_path / "model"
-
-
-def change_tensors(folder, change):
-    """Rewrite the weights of a model folder."""
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors")
-
-
-def break_config(folder, **changes):
-    """Change entries of config.json."""
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | changes))
-
-
-NORM = "model.norm.weight"
-BROKEN = {
-    "no folder": (shutil.rmtree, "config.json"),
-    "truncated": (
-        lambda f: (f / "model.safetensors").write_bytes((f / "model.safetensors").read_bytes()[:5000]),
-        "model.safetensors",
-    ),
-    "mislabelled": (lambda f: (f / "model.safetensors").write_text("<html>not found</html>"), "model.safetensors"),
-    "a tensor missing": (lambda f: change_tensors(f, lambda t: t.pop(NORM)), NORM),
-    "of the wrong shape": (lambda f: change_tensors(f, lambda t: t.update({NORM: torch.ones(3)})), NORM),
-    "unsupported architecture": (lambda f: break_config(f, model_type="llama"), "llama"),
-    "unsupported option": (lambda f: break_config(f, use_sliding_window=True), "use_sliding_window"),
-    "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json"),
-    "broken tokenizer": (lambda f: (f / "tokenizer.json").write_text("{"), "tokenizer.json"),
-    "too long a prompt": (lambda f: break_config(f, max_position_embeddings=60), "--max_new_tokens"),
-    "weights that are no numbers": (lambda f: change_tensors(f, lambda t: t[NORM].fill_(float("nan"))), "not finite"),
-    "a broken critic": (lambda f: (f / "critic.safetensors").write_text("<html>"), "critic.safetensors"),
-    "a critic of another size": (lambda f: Critic(64).save(f), "critic.safetensors"),
-}
-
-
-@pytest.mark.parametrize("kind", BROKEN)
-def test_broken_models_are_refused_in_one_sentence(kind, model_folder, tmp_path, capsys):
-    """Guards against a traceback, a half-made run folder, or a model that trains although it is broken."""
-    breaking, named = BROKEN[kind]
-    breaking(model_folder)
-    assert named in error_of(capsys, *SMALL, "--model", model_folder, "--out", tmp_path / "r")
-    assert not (tmp_path / "r").exists()
-
-
-def test_a_tokenizer_larger_than_the_vocabulary_is_refused(model_folder, tmp_path, capsys):
-    """Guards against an index error, or silent nonsense, in the middle of the first rollout."""
-    break_config(model_folder, vocab_size=500)
-    change_tensors(
-        model_folder, lambda t: t.update({"model.embed_tokens.weight": t["model.embed_tokens.weight"][:500].clone()})
-    )
-    assert "tokenizer" in error_of(capsys, *SMALL, "--model", model_folder, "--out", tmp_path / "r")
-
-
-FLAGS = {
-    "unknown mitigation": (["--mitigation", "magic"], "outcome_conditional"),
-    "unknown flag": (["--learning_rate", "1"], "--learning_rate"),
-    "a flag of another method": (["--think_discount", "0.5"], "--think_discount"),
-    "a misspelt flag of the method": (
-        ["--mitigation", "outcome_conditional", "--think_discout", "0.5"],
-        "--think_discount",
-    ),
-    "normalize without reweighting": (["--normalize", "batch"], "--normalize"),
-    "advantage of its own": (["--mitigation", "vineppo", "--advantage", "rloo"], "--advantage"),
-    "not a number": (["--steps", "many"], "--steps"),
-    "a lone answer": (["--answers", "1"], "--answers"),
-    "no question": (["--questions", "0"], "--questions"),
-    "negative": (["--lr", "-1"], "--lr"),
-    "no such device": (["--device", "gpu"], "--device"),
-    "too many GPUs": (["--device", "cuda:99"], "--device"),
-    "not a rate": (["--lr", "nan"], "--lr"),
-    "not below one": (["--beta1", "1.0"], "--beta1"),
-    "a norm that turns the gradient": (["--max_grad_norm", "-1"], "--max_grad_norm"),
-    "no value": (["--mitigation"], "--mitigation"),
-    "no such data": (["--data", "nowhere.jsonl"], "nowhere.jsonl"),
-}
-
-
-@pytest.mark.parametrize("kind", FLAGS)
-def test_bad_flags_are_refused_in_one_sentence(kind, tmp_path, capsys):
-    """Guards against a flag that is silently ignored."""
-    flags, named = FLAGS[kind]
-    assert named in error_of(capsys, *SMALL, *flags, "--out", tmp_path / "r")
-    assert not (tmp_path / "r").exists()
-
-
-VALUES = {
-    "a negative weight": ["outcome_conditional", "--think_discount", -1],
-    "a weight that is negative where an answer looks": ["attention_credit", "--credit_scale", -5],
-    "a weight that is negative for rare tokens": ["advantage_reweighting", "--alpha", 2],
-    "a weight that is not finite": ["entropy_weighted", "--entropy_temp", 0],
-    "above 100 percent": ["entropy_masking", "--mask_percentile", 101],
-    "not a number": ["gtpo", "--a1", "nan"],
-    "nothing to invert": ["inverted", "--of", "none"],
-    "no fresh end": ["vineppo", "--k", 0],
-    "fewer than none": ["vineppo", "--k", -1],
-}
-
-
-@pytest.mark.parametrize("kind", VALUES)
-def test_values_that_cannot_work_are_refused_before_the_run(kind, quick, tmp_path, capsys):
-    """Guards against a run that ends in its first step, or goes on with credit that makes no sense."""
-    method = VALUES[kind]
-    error_of(capsys, *TINY, "--max_new_tokens", 80, "--mitigation", *method, "--out", tmp_path / "r")
-    assert not (tmp_path / "r").exists()
-
-
-@pytest.mark.parametrize("broken", [lambda batch: batch.advantage, lambda batch: batch.mask / 0], ids=["shape", "inf"])
-def test_a_method_that_returns_no_credit_is_refused_before_the_run(broken, quick, tmp_path, capsys, monkeypatch):
-    """Guards against a mistake in one's own method that shows far from its cause."""
-    monkeypatch.setitem(MITIGATIONS, "none", broken)
-    assert "none must return finite credit" in error_of(capsys, *TINY, "--out", tmp_path / "r")
-    assert not (tmp_path / "r").exists()
-
-
-def test_a_method_that_fails_in_a_run_ends_it_in_one_sentence(quick, tmp_path, capsys, monkeypatch):
-    """Guards against a traceback where only long responses show it, and a run without a checkpoint."""
-    late = lambda batch: mitigations.none(batch) / (batch.mask.shape[1] <= 8)  # 0 / 0 behind the rehearsal's 8 tokens
-    monkeypatch.setitem(mitigations.MITIGATIONS, "none", late)
-    flags = [*TINY, "--max_new_tokens", 80]
-    assert str(tmp_path / "r") in error_of(capsys, *flags, "--out", tmp_path / "r")
-    load_model(tmp_path / "r" / "checkpoint")
+    text = "\n".join(json.dumps({"nums": p.numbers, "target": p.target}) for p in problems)
+    (tmp_path / "data.jsonl").write_text(text)
+    run(*TINY, "--steps", 1, "--data", tmp_path / "data.jsonl", "--out", tmp_path / "r")
+    heads = re.findall(r"step 1  (\[.*?\]) -> (\d+)", (tmp_path / "r" / "samples.txt").read_text())
+    assert len(heads) == 2 and set(heads) <= {(str(list(p.numbers)), str(p.target)) for p in problems[:20]}
 
 
 DATA = {
     "malformed": ('{"nums": [1, 2, 3], "target": 6}\n{"nums": [1, 2', "line 2"),
     "empty": ("", "no puzzle"),
-    "unsolvable": (
-        "".join(f'{{"nums": [{a}, {b}, 2], "target": 9999}}\n' for a in range(1, 9) for b in range(1, 9)),
-        "9999",
-    ),
+    "unsolvable": ("".join(f'{{"nums": [{a}, {b}, 2], "target": 9999}}\n' for a in range(1, 9) for b in range(1, 9)),
+                   "9999"),
+    "too many numbers": ("".join(f'{{"nums": [{a}, {b}, 2, 2, 2, 2, 2], "target": 9}}\n'
+                                 for a in range(1, 9) for b in range(1, 9)), "too many"),
     "nothing held out": ('{"nums": [1, 2, 3], "target": 6}\n', "puzzle"),
 }
 
 
-@pytest.mark.parametrize("kind", DATA)
-def test_bad_data_is_refused_in_one_sentence(kind, tmp_path, capsys):
-    """Guards against training on puzzles that nobody can solve."""
-    text, named = DATA[kind]
+@pytest.mark.parametrize("case", DATA)
+def test_bad_data_is_refused_in_one_sentence(case, tmp_path):
+    text, named = DATA[case]
     (tmp_path / "data.jsonl").write_text(text)
-    assert named in error_of(capsys, *SMALL, "--data", tmp_path / "data.jsonl", "--out", tmp_path / "r")
+    assert named in error_of(*TINY, "--data", tmp_path / "data.jsonl", "--out", tmp_path / "r")
     assert not (tmp_path / "r").exists()
 
 
-def test_an_existing_run_folder_is_left_alone(finished, capsys):
-    """Guards against overwriting somebody's results."""
+# ------------------------------------------------------------------------------------------------- bad inputs
+
+
+def edit_tensors(folder, edit):
+    """Rewrite the weights of a model folder."""
+    weights = load_file(folder / "model.safetensors")
+    edit(weights)
+    save_file(weights, folder / "model.safetensors")
+
+
+def edit_config(folder, **changes):
+    """Change entries of a model's config.json."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+
+
+def shrink_vocabulary(folder):
+    """Leave the model fewer tokens than its tokenizer has."""
+    edit_config(folder, vocab_size=500)
+    name = "model.embed_tokens.weight"
+    edit_tensors(folder, lambda t: t.update({name: t[name][:500].clone()}))
+
+
+NORM = "model.norm.weight"
+BROKEN_MODELS = {
+    "no folder": (shutil.rmtree, "config.json"),
+    "truncated": (lambda f: os.truncate(f / "model.safetensors", 5000), "model.safetensors"),
+    "a tensor missing": (lambda f: edit_tensors(f, lambda t: t.pop(NORM)), NORM),
+    "unsupported architecture": (lambda f: edit_config(f, model_type="llama"), "llama"),
+    "broken tokenizer": (lambda f: (f / "tokenizer.json").write_text("{"), "tokenizer.json"),
+    "a tokenizer larger than the vocabulary": (shrink_vocabulary, "tokenizer"),
+    "too few positions": (lambda f: edit_config(f, max_position_embeddings=40), "--max_new_tokens"),
+    "NaN in the weights": (lambda f: edit_tensors(f, lambda t: t[NORM].fill_(float("nan"))), "not finite"),
+    "a critic of another size": (lambda f: Critic(64).save(f), "critic.safetensors"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN_MODELS)
+def test_broken_models_are_refused_in_one_sentence(case, tmp_path):
+    damage, named = BROKEN_MODELS[case]
+    shutil.copytree(BUNDLED, tmp_path / "model")
+    damage(tmp_path / "model")
+    flags = ["--mitigation", "ppo", "--model", tmp_path / "model"]
+    assert named in error_of(*TINY, *flags, "--out", tmp_path / "r")
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_state_of_another_model_is_refused_in_one_sentence(learning, tmp_path, monkeypatch):
+    interrupt(monkeypatch, 2, *TINY, "--steps", 4, "--state_every", 1, "--out", tmp_path / "r")
+    state = torch.load(tmp_path / "r" / "state.pt", weights_only=True)
+    weights = state["learners"]["optimizer"]["weights"]
+    weights |= {name: torch.zeros(3, 5) for name in weights}
+    torch.save(state, tmp_path / "r" / "state.pt")
+    before = (tmp_path / "r" / "metrics.csv").read_bytes()
+    assert "another model" in error_of("--resume", tmp_path / "r")
+    assert (tmp_path / "r" / "metrics.csv").read_bytes() == before
+
+
+def test_a_prompt_and_response_that_just_fit_are_accepted(codec):
+    model, problems = load_model(BUNDLED), set(GENERATE(9, "heldout"))
+    longest = max(len(codec.prompt(p)) for p in problems)
+    room = model.config.max_position_embeddings - longest
+    train.check_lengths(model, codec, problems, Settings(max_new_tokens=room))
+    with pytest.raises(ValueError, match="--max_new_tokens"):
+        train.check_lengths(model, codec, problems, Settings(max_new_tokens=room + 1))
+
+
+@pytest.mark.parametrize("flags", [
+    ["--mitigation", "magic"], ["--answers", 1], ["--max_grad_norm", 0], ["--beta1", 1.0], ["--clip_low", 1],
+    ["--questions", 0], ["--eval_problems", 0], ["--lr", -1], ["--lr", "nan"], ["--kl", -0.1], ["--data", "nowhere.jsonl"],
+    ["--device", "nonsense"], ["--device", "cuda:99"], ["--device", "meta"],
+    ["--k", 0, "--mitigation", "vineppo"], ["--of", "none", "--mitigation", "inverted"],
+], ids=lambda flags: " ".join(map(str, flags)))
+def test_settings_that_cannot_work_are_refused_in_one_sentence(flags, tmp_path):
+    message = error_of(*TINY, *flags, "--out", tmp_path / "r")
+    assert flags[0] in message or flags[1] in message
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this computer has a GPU")
+def test_a_missing_gpu_is_one_sentence_in_the_shell(tmp_path):
+    command = [sys.executable, "train.py", "--device", "cuda", "--out", str(tmp_path / "r")]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode != 0
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: --device cuda ") and result.stderr.count("\n") == 1
+
+
+def test_an_existing_run_folder_is_left_alone(finished):
     before = {p: p.stat().st_mtime_ns for p in finished.rglob("*")}
-    assert "exists" in error_of(capsys, *SMALL, "--out", finished)
+    assert "exists" in error_of(*SMALL, "--out", finished)
     assert before == {p: p.stat().st_mtime_ns for p in finished.rglob("*")}
 
 
-def test_the_shell_sees_the_error():
-    """Guards against an exit status of 0, a traceback, or a message on the wrong stream."""
-    result = subprocess.run(
-        [sys.executable, "train.py", "--mitigation", "magic"], cwd=ROOT, capture_output=True, text=True
-    )
-    assert (
-        result.returncode != 0 and result.stdout == "" and result.stderr.count("\n") == 1 and "magic" in result.stderr
-    )
+@pytest.mark.parametrize("broken", [lambda batch: batch.advantage, lambda batch: batch.mask / 0], ids=["shape", "inf"])
+def test_a_method_that_returns_no_credit_is_refused_before_the_run(broken, tmp_path, monkeypatch):
+    monkeypatch.setitem(MITIGATIONS, "none", replace(MITIGATIONS["none"], function=broken))
+    assert "none " in error_of(*TINY, "--out", tmp_path / "r")
+    assert not (tmp_path / "r").exists()
 
 
-# ------------------------------------------------------------------------------------------------- help
+def test_a_method_that_fails_in_a_run_ends_it_in_one_sentence(quick, tmp_path, monkeypatch):
+    plain = mitigations.none
+    late = lambda batch: plain(batch) / (batch.mask.shape[1] <= 8)  # infinite where the rehearsal does not look
+    monkeypatch.setitem(MITIGATIONS, "none", replace(plain, function=late))
+    assert str(tmp_path / "r") in error_of(*TINY, "--max_new_tokens", 80, "--out", tmp_path / "r")
 
 
-def test_help_explains_every_flag_and_method(capsys):
-    """Guards against an undocumented flag."""
-    with pytest.raises(SystemExit):
-        run("--help")
-    text = capsys.readouterr().out
-    for field in fields(Settings):
-        assert re.search(rf"--{field.name} [^\n]*", text)
-    assert "--think_discount 0.5" in text and all(mitigations.summary(name) in text for name in mitigations.MITIGATIONS)
-    assert set(train.comments()) == {f.name for f in fields(Settings)}
+def test_training_that_diverges_ends_in_one_sentence(quick, tmp_path):
+    message = error_of(*SMALL, "--steps", 3, "--lr", 1e9, "--out", tmp_path / "r")
+    assert "--lr" in message and str(tmp_path / "r") in message

@@ -1,0 +1,36 @@
+"""Rank correlation over methods: its interval, and how far it rests on single methods."""
+import itertools
+
+import numpy as np
+
+from plumbing.report import Estimate
+
+
+def ranks(x: np.ndarray) -> np.ndarray:
+    """Ranks (n,) of values (n,), from 1; equal values share their mean rank."""
+    _, index, count = np.unique(x, return_inverse=True, return_counts=True)
+    return (np.cumsum(count) - (count - 1) / 2)[index]
+
+
+def spearman(x: np.ndarray, y: np.ndarray) -> Estimate:
+    """Rank correlation of independent pairs (n,), (n,) with its 95% interval; NaN where either does not vary.
+
+    The interval is that of Fisher's z with variance (1 + r^2 / 2) / (n - 3) (Bonett and Wright, 2000).
+    """
+    if min(len(set(x)), len(set(y))) < 2:
+        return Estimate(float("nan"))
+    r = float(np.corrcoef(ranks(x), ranks(y))[0, 1])
+    if len(x) < 4 or abs(r) > 1 - 1e-12:
+        return Estimate(r)
+    z, half = np.arctanh(r), 1.96 * np.sqrt((1 + r**2 / 2) / (len(x) - 3))
+    return Estimate(r, float(np.tanh(z - half)), float(np.tanh(z + half)))
+
+
+def without_two(labels: list[str], x: np.ndarray, y: np.ndarray) -> str:
+    """The lowest rank correlation of pairs (n,), (n,) after removing any two, and which two; empty for n < 5."""
+    if len(x) < 5:
+        return ""
+    left = {pair: spearman(np.delete(x, pair), np.delete(y, pair)).value
+            for pair in itertools.combinations(range(len(x)), 2)}
+    pair = min(left, key=left.get)
+    return f"{left[pair]:.2f} ({', '.join(labels[i].split()[0] for i in pair)})"

@@ -1,0 +1,102 @@
+"""How well the critic predicts: its Brier score on held-out puzzles, by position in the response.
+
+The Brier score is the mean squared error of a predicted probability of success. A critic that knows nothing would
+always predict the base rate, the share of responses that succeed; the gain over that is what it has learned. Only
+tokens before `<answer>` count, because at the end the outcome is there to be read.
+
+Run it:  python -m experiments.critic_quality        fits a critic to the bundled model, about two minutes
+"""
+import argparse
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import grpo
+from countdown_task import Codec, Problem, generate_problems
+from critic import FILE, Critic, load_critic
+from mitigations import TokenBatch
+from plumbing.progress import Progress, fail
+from qwen2_model import Qwen2, load_model
+from train import BUNDLED, standard_error
+
+SIZE, PUZZLES = 96, 100  # responses in a batch; batches after which the puzzles repeat
+HELD_OUT = 14  # batches to measure on
+LIMIT = 140  # tokens of a response
+
+
+def sample(model: Qwen2, codec: Codec, problems: list[Problem], critic: Critic, key: tuple[int, int]) -> TokenBatch:
+    """One response to each problem; the critic can predict their rewards."""
+    uniforms = grpo.draw_uniforms(*key, len(problems), 1, LIMIT)
+    return grpo.rollout(model, codec, problems, uniforms, key=key, critic=critic)
+
+
+def fit(model: Qwen2, codec: Codec, batches: int, outcome: str) -> tuple[Critic, float]:
+    """A critic fitted to the `reward` or `success` of a fixed model's responses, and the mean of that outcome."""
+    critic, outcomes = Critic(model.config.hidden_size).to(model.output_weight.device), []
+    problems, progress = generate_problems(SIZE * PUZZLES, "train"), Progress("fitting the critic", batches)
+    for i in range(batches):
+        batch = sample(model, codec, problems[i % PUZZLES :: PUZZLES], critic, (0, i + 1))
+        outcomes.append(getattr(batch, outcome))  # (SIZE,)
+        critic.learn(batch.ask.hidden, batch.mask, batch.ask.values, outcomes[-1])
+        progress.show(i + 1)
+    return critic, torch.cat(outcomes).mean().item()
+
+
+def find_critic(folder: Path, model_folder: str, model: Qwen2, codec: Codec, batches: int) -> Critic:
+    """The critic in `folder`, or the one beside the model, or a new one that is fitted now and saved in `folder`."""
+    for place in (folder, Path(model_folder)):
+        if (place / FILE).is_file():
+            return load_critic(place, model)
+    print(f"no critic beside the model: fitting one to {batches} batches of responses", flush=True)
+    critic, _ = fit(model, codec, batches, "reward")
+    critic.save(folder)
+    return critic
+
+
+def squared_errors(batch: TokenBatch, rate: float) -> np.ndarray:
+    """Mean squared error (B, 5, 2) of the critic's values and of the base rate, in each fifth of the tokens before
+    <answer>; NaN where a response has no token there."""
+    before = batch.mask & ~batch.in_answer  # (B, T)
+    fifth = torch.arange(before.shape[1]) * 5 // before.sum(1, keepdim=True).clamp(min=1)  # (B, T)
+    predictions = torch.stack((batch.ask.values, torch.full_like(batch.ask.values, rate)), dim=-1)  # (B, T, 2)
+    errors = (predictions - batch.success[:, None, None]) ** 2  # (B, T, 2)
+    means = [torch.where((before & (fifth == i))[..., None], errors, torch.nan).nanmean(1) for i in range(5)]
+    return torch.stack(means, dim=1).numpy()
+
+
+def report(tests: list[TokenBatch], rate: float) -> None:
+    """Print Brier scores by position, of the critic and of the base rate, and the critic's gain."""
+    errors = np.concatenate([squared_errors(batch, rate) for batch in tests])  # (B, 5, 2)
+    success = torch.cat([batch.success for batch in tests]).mean()
+    print(f"success: {rate:.1%} of the responses it learned from, {success:.1%} of the {len(errors)} held-out ones\n\n"
+          f"| before `<answer>` | Brier score, critic | base rate | gain |\n|---|--:|--:|--:|")
+    overall = np.nanmean(errors, axis=1, keepdims=True)  # (B, 1, 2)
+    names = [f"{20 * i}-{20 * i + 20}%" for i in range(5)] + ["all of it"]
+    for name, part in zip(names, np.concatenate((errors, overall), axis=1).transpose(1, 0, 2)):
+        critic, base = part[~np.isnan(part[:, 0])].T  # (B',) each; a short response has no token in some fifths
+        print(f"| {name} | {critic.mean():.4f} | {base.mean():.4f} | "
+              f"{(base - critic).mean():+.4f} ± {1.96 * standard_error(base - critic):.4f} |")
+
+
+def main() -> None:
+    """Fit a critic to the success of a fixed model's responses, and report on held-out puzzles."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.error = fail
+    parser.add_argument("--model", default=str(BUNDLED), help="a model folder, such as a run's checkpoint")
+    parser.add_argument("--batches", type=int, default=100, help="of 96 responses, to learn from (default 100)")
+    args = parser.parse_args()
+    if args.batches < 1:
+        fail("--batches must be at least 1")
+    try:
+        model, codec = load_model(args.model), Codec(args.model)
+    except (ValueError, OSError) as error:
+        fail(str(error))
+    model.real_vocab = codec.size
+    critic, rate = fit(model, codec, args.batches, "success")
+    problems = generate_problems(HELD_OUT * SIZE, "heldout")
+    report([sample(model, codec, problems[i::HELD_OUT], critic, (1, i + 1)) for i in range(HELD_OUT)], rate)
+
+
+if __name__ == "__main__":
+    main()

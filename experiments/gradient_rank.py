@@ -1,0 +1,208 @@
+"""Is a group's gradient of rank 2? A paper claims so of GRPO, whatever the group size R, but not of which matrix.
+
+So several matrices are decomposed, by several measures of rank: rollouts x parameters (row i is A_i g_i, with g_i the
+gradient of response i's log-prob), each weight matrix, and tokens x (vocabulary * hidden), whose row is
+credit * (onehot - p) outer the hidden state. Rewards are right or wrong and nothing else, because only then is there a
+2 in the algebra. The group's gradient is then A+ S+ + A- S-, with S+ and S- the sums of g_i over right and over wrong
+responses: two directions, the rows of the matrix "right, wrong x parameters".
+
+Controls: shuffled advantages, random credit, all credit 1 (imitation), a reward for each calculation, and A*.
+
+Run it:  python -m experiments.gradients
+"""
+import dataclasses
+import itertools
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from countdown_task import Codec, Problem
+from experiments.truth_scores import credit_gradients
+from grpo import group_advantage
+from mitigations import TokenBatch, reward_decomposition
+from plumbing.progress import Progress
+from plumbing.report import Table, interval, plt, pm, ratio
+from qwen2_model import Qwen2
+
+SIZES = (2, 4, 8, 16)  # of a group
+CONTROLS_AT = 8  # group size of the controls
+TRUTH_QUESTIONS = 4  # questions with the control A*
+ENERGIES = {"90%": 0.9, "95%": 0.95, "99%": 0.99}
+MATRICES = {"rollouts x parameters": "#0072B2", "tokens x (vocabulary · hidden)": "#D55E00", "q_proj": "#009E73",
+            "down_proj": "#CC79A7"}  # those of the picture, with their colours
+
+
+def effective_rank(s: np.ndarray) -> float:
+    """exp of the entropy of singular values (k,) as shares of their sum (Roy and Vetterli, 2007); NaN if all are 0."""
+    if not s.any():
+        return float("nan")
+    p = s[s > 0] / s.sum()
+    return float(np.exp(-(p * np.log(p)).sum()))
+
+
+def stable_rank(s: np.ndarray) -> float:
+    """The energy of singular values (k,) over that of the largest."""
+    return ratio((s**2).sum(), s.max() ** 2)
+
+
+def components(s: np.ndarray, energy: float) -> int:
+    """How many of the largest singular values (k,) hold a share of the energy."""
+    cumulative = np.sort(s**2)[::-1].cumsum()
+    return int(np.searchsorted(cumulative, energy * cumulative[-1] * (1 - 1e-9)) + 1)
+
+
+def products(x: Tensor, y: Tensor) -> np.ndarray:
+    """All inner products (n, m) of the rows of x (n, P) and y (m, P), in double precision."""
+    return (x.double() @ y.double().T).cpu().numpy()
+
+
+def gram_spectrum(gram: np.ndarray) -> np.ndarray:
+    """Singular values (n,) of X from X X^T (n, n), largest first; what is below rounding error becomes 0."""
+    values = np.linalg.eigvalsh(gram.astype(np.float64))[::-1]
+    return np.sqrt(np.where(values > 1e-12 * max(values.max(), 0.0), values, 0.0))
+
+
+def by_success(batch: TokenBatch) -> TokenBatch:
+    """The same batch with rewards that are right or wrong and nothing else."""
+    advantage = group_advantage(batch.success.view(len(batch.numbers), -1)).flatten()  # (B,)
+    return dataclasses.replace(batch, reward=batch.success, advantage=advantage)
+
+
+def group_of(batch: TokenBatch, q: int, R: int) -> TokenBatch:
+    """The first R responses to question q as a batch of their own, with the advantages of right against wrong."""
+    B, Q = len(batch.text), len(batch.numbers)
+    rows = slice(B // Q * q, B // Q * q + R)
+    fields = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
+    fields = {name: x[rows] for name, x in fields.items() if isinstance(x, (Tensor, list)) and len(x) == B}
+    fields |= {"group": torch.zeros_like(fields["group"]), "numbers": [batch.numbers[q]], "target": [batch.target[q]]}
+    return by_success(dataclasses.replace(batch, **fields, ask=SimpleNamespace(hidden=batch.ask.hidden[rows])))
+
+
+def weight_matrices(model: Qwen2, flat: Tensor) -> dict[str, list[Tensor]]:
+    """A gradient (P,) of all parameters as weight matrices, by their name within a layer, one for each layer."""
+    found = {}
+    for (name, weight), g in zip(model.named_parameters(), flat.split([w.numel() for w in model.parameters()])):
+        if weight.dim() == 2:
+            found.setdefault(name.split(".")[-2], []).append(g.view_as(weight))
+    return found
+
+
+@torch.no_grad()
+def token_gram(model: Qwen2, group: TokenBatch, credit: Tensor) -> np.ndarray:
+    """X X^T (N, N) of a group's N tokens with credit (R, T); a row of X is credit * (onehot - p) outer hidden state.
+
+    <a outer b, c outer d> = <a, c> <b, d>, so the rows, which are of size V D, are never made.
+    """
+    states = group.ask.hidden[group.mask]  # (N, D)
+    error = -model.log_probs(states).exp()  # (N, V)
+    error[torch.arange(len(states)), group.tokens[group.mask]] += 1
+    c = credit[group.mask].double()  # (N,)
+    return (c[:, None] * c).cpu().numpy() * products(error, error) * products(states, states)
+
+
+def spectra(model: Qwen2, group: TokenBatch, credit: Tensor, gradients: Tensor) -> dict[str, list]:
+    """Singular values of the matrices of R responses with credit (R, T), which is in their gradients (R, P)."""
+    right = group.success > 0  # (R,)
+    sides = torch.stack([gradients[side].sum(0) for side in (right, ~right)])  # (2, P)
+    found = {"right, wrong x parameters": [gram_spectrum(products(sides, sides))],
+             "rollouts x parameters": [gram_spectrum(products(gradients, gradients))],
+             "tokens x (vocabulary · hidden)": [gram_spectrum(token_gram(model, group, credit))]}
+    return found | {name: [torch.linalg.svdvals(g.double()).cpu().numpy() for g in matrices]
+                    for name, matrices in weight_matrices(model, gradients.sum(0)).items()}
+
+
+def controls(group: TokenBatch, a_star: Tensor | None, rng: np.random.Generator) -> dict[str, Tensor]:
+    """By name, credit (R, T) other than GRPO's for a group."""
+    A, mask = group.advantage[:, None], group.mask
+    w = torch.from_numpy(rng.exponential(size=mask.shape)).float()  # (R, T)
+    credits = {"shuffled advantages": A[torch.from_numpy(rng.permutation(len(A)))] * mask,
+               "random credit": A * w * mask, "imitation: credit 1": mask.float(),
+               "a reward for each calculation": reward_decomposition(group, stepwise=True)}
+    return credits if a_star is None else credits | {"A*": a_star}
+
+
+def rank_rows(model: Qwen2, codec: Codec, problems: list[Problem], batch: TokenBatch, truth: Tensor,
+              seed: int) -> list[dict]:
+    """A row for each question, group size, kind of credit and matrix: its measures of rank, and its spectrum.
+
+    truth (B, T): A* of the first TRUTH_QUESTIONS questions. Groups that are all right or all wrong have no gradient.
+    """
+    found, G, rng = [], len(batch.text) // len(problems), np.random.default_rng(seed)
+    groups = [(q, R, group_of(batch, q, R)) for q, R in itertools.product(range(len(problems)), SIZES)]
+    groups = [(q, R, group) for q, R, group in groups if group.advantage.any()]
+    progress = Progress("ranks", len(groups))
+    for i, (q, R, group) in enumerate(groups, 1):
+        credits = {"GRPO": group.advantage[:, None] * group.mask}
+        if R == CONTROLS_AT:
+            credits |= controls(group, truth[G * q : G * q + R] if q < TRUTH_QUESTIONS else None, rng)
+        for variant, credit in credits.items():
+            gradients = torch.cat(list(credit_gradients(model, codec, [problems[q]], group, credit[None], 1)))  # (R, P)
+            for matrix, all_values in spectra(model, group, credit, gradients).items():
+                found += [{"question": q, "R": R, "variant": variant, "matrix": matrix, "spectrum": s,
+                           "effective": effective_rank(s), "stable": stable_rank(s),
+                           **{name: components(s, energy) for name, energy in ENERGIES.items()}} for s in all_values]
+        progress.show(i)
+    return found
+
+
+def question_means(found: list[dict], measure: str, **where) -> list[float]:
+    """The mean of a measure over each question's matrices, among the rows that are as `where` says."""
+    values = {}
+    for row in found:
+        if all(row[key] == value for key, value in where.items()) and np.isfinite(row[measure]):
+            values.setdefault(row["question"], []).append(row[measure])
+    return [float(np.mean(v)) for v in values.values()]
+
+
+def over_questions(found: list[dict], measure: str, **where) -> str:
+    """Mean of a measure over questions, ± half of its 95% interval, as a cell."""
+    means = question_means(found, measure, **where)
+    return pm(*interval(means), 1) if means else ""
+
+
+def tables_rank(found: list[dict]) -> list[Table]:
+    """Effective rank by group size, all measures at one size, and effective rank under the controls."""
+    matrices, variants = (list(dict.fromkeys(row[key] for row in found)) for key in ("matrix", "variant"))
+    note = (f"Mean over up to {len({row['question'] for row in found})} questions, those whose answers are not all "
+            "alike, ± half of its 95% interval (Student's t); weight matrices averaged over layers.")
+    by_size = [[m] + [over_questions(found, "effective", matrix=m, variant="GRPO", R=R) for R in SIZES]
+               for m in matrices]
+    by_measure = [[m] + [over_questions(found, measure, matrix=m, variant="GRPO", R=CONTROLS_AT)
+                         for measure in ("effective", "stable", *ENERGIES)] for m in matrices]
+    by_variant = [[v] + [over_questions(found, "effective", matrix=m, variant=v, R=CONTROLS_AT) for m in matrices]
+                  for v in variants]
+    return [Table("Effective rank by group size", f"GRPO, rewards right or wrong. {note}",
+                  ["matrix", *(f"R = {R}" for R in SIZES)], by_size),
+            Table(f"Measures of rank, R = {CONTROLS_AT}", f"GRPO; stable rank; singular values for 90, 95, 99% of the "
+                  f"energy. {note}", ["matrix", "effective rank", "stable rank", *ENERGIES], by_measure),
+            Table(f"Effective rank under other credit, R = {CONTROLS_AT}",
+                  f"A* on the first {TRUTH_QUESTIONS} questions. {note}", ["credit", *matrices], by_variant)]
+
+
+def draw_spectra(axis: plt.Axes, found: list[dict]) -> None:
+    """The mean spectrum of each matrix at one group size, as shares of its largest value."""
+    for (matrix, colour), marker in zip(MATRICES.items(), "os^D"):
+        spectra = [row["spectrum"] for row in found if row["matrix"] == matrix and row["variant"] == "GRPO"
+                   and row["R"] == CONTROLS_AT and row["spectrum"].any()]
+        shares = np.array([np.pad(s, (0, 40))[:40] / s.max() for s in spectra]).mean(0)
+        shares = shares[shares > 1e-3]
+        axis.plot(np.arange(1, len(shares) + 1), shares, marker=marker, ms=3, color=colour, label=matrix)
+    axis.set(xlabel="singular value", ylabel="share of the largest", yscale="log",
+             title=f"Spectra, R = {CONTROLS_AT} (means)")
+
+
+def draw_ranks(axis: plt.Axes, found: list[dict]) -> None:
+    """Effective rank by group size, beside the claimed 2 and the largest possible R."""
+    for (matrix, colour), marker in zip(MATRICES.items(), "os^D"):
+        means = {R: question_means(found, "effective", matrix=matrix, variant="GRPO", R=R) for R in SIZES}
+        points = [(R, *interval(values)) for R, values in means.items() if values]
+        axis.errorbar(*zip(*points), marker=marker, color=colour, capsize=3)
+    axis.plot(SIZES, SIZES, color="0.6", ls=":", label="R")
+    axis.axhline(2, color="black", lw=0.8, ls="--", label="2, the claim")
+    axis.set(xlabel="group size R", ylabel="effective rank", xscale="log", yscale="log",
+             title="Effective rank of the same matrices (95% intervals)")
+    axis.set_xticks(SIZES, SIZES)
+    axis.set_yticks((1, 2, 5, 10, 20, 50), (1, 2, 5, 10, 20, 50))
+    axis.minorticks_off()

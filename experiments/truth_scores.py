@@ -1,0 +1,299 @@
+"""How close each method's credit comes to the truth of experiments/ground_truth.py: scores, tables and a picture.
+
+A method is compared in two ways. Over all tokens, even plain GRPO agrees with A*, because the A* of a response sum to
+its success - V_0. Within responses, after subtracting each response's mean, only what a method knows about single
+tokens counts: plain GRPO knows nothing there.
+
+Questions are the unit of all intervals. Answers to the same question share its difficulty, and their advantages depend
+on each other, so responses or tokens would make the intervals too narrow.
+
+Run it:  python -m experiments.ground_truth        writes scores.md and scores.png
+"""
+from pathlib import Path
+from typing import Callable, Iterator, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from analyze import spread_within
+from countdown_task import Codec, Problem
+from experiments.correlation import ranks
+from experiments.solver import DECISIONS, KINDS
+from mitigations import TokenBatch
+from plumbing.progress import Progress
+from plumbing.report import Estimate, Table, cell, clustered_mean, new_figure, plt, pm
+from qwen2_model import Qwen2
+from sampler import AnswerCache, PromptCache, response_logprobs
+
+RESAMPLES = 2000  # of the bootstrap
+TOP = 0.1  # share of the tokens that matter most
+CEILING = "noise ceiling"
+SHAPE = ("effective sample size", "varies within")
+
+
+# -------------------------------------------------------------------------------------------- intervals over questions
+
+
+def sums(question: np.ndarray, *columns: np.ndarray) -> np.ndarray:
+    """The sums (Q, k) of k columns (n,) over the tokens of each question."""
+    return np.stack([np.bincount(question, column, question.max(initial=-1) + 1) for column in columns], axis=1)
+
+
+def resampled(Q: int) -> np.ndarray:
+    """How often the bootstrap draws each of Q questions (RESAMPLES, Q); the same draws for everything compared."""
+    return np.random.default_rng(0).multinomial(Q, np.full(Q, 1 / Q), size=RESAMPLES)
+
+
+def bootstrap(statistic: Callable[[np.ndarray], np.ndarray], by_question: np.ndarray) -> Estimate:
+    """The statistic of the total of sums (Q, k), with the 95% percentile interval over resampled questions."""
+    if not len(by_question):
+        return Estimate(float("nan"))
+    draws = resampled(len(by_question)) @ by_question  # (RESAMPLES, k)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        (value,), found = statistic(by_question.sum(0)[None]), statistic(draws)
+    found = found[np.isfinite(found)]  # a resample may leave it undefined
+    return Estimate(float(value), *np.percentile(found, (2.5, 97.5))) if np.isfinite(value) else Estimate(float("nan"))
+
+
+def correlation(s: np.ndarray) -> np.ndarray:
+    """Pearson's r (...) from sums (..., 6) of 1, x, y, x^2, y^2, xy; NaN where either does not vary."""
+    n, x, y, xx, yy, xy = np.moveaxis(s, -1, 0)
+    squared = (n * xx - x**2) * (n * yy - y**2)
+    varies = squared > 1e-9 * n**2 * xx * yy
+    return np.where(varies, (n * xy - x * y) / np.sqrt(np.where(varies, squared, 1.0)), np.nan)
+
+
+def correlate(x: np.ndarray, y: np.ndarray, question: np.ndarray) -> Estimate:
+    """Pearson's r of two columns (n,), with its interval."""
+    return bootstrap(correlation, sums(question, np.ones(len(x)), x, y, x * x, y * y, x * y))
+
+
+def share(s: np.ndarray) -> np.ndarray:
+    """The first sum over the second (...) of sums (..., 2)."""
+    return s[..., 0] / s[..., 1]
+
+
+def jackknife(statistic: Callable[[np.ndarray], float], n: int) -> Estimate:
+    """statistic(use (n,) bool) of all n questions or batches, ± 1.96 of its jackknife error."""
+    parts = np.array([statistic(np.arange(n) != i) for i in range(n)])
+    value = statistic(np.ones(n, bool))
+    error = np.sqrt((n - 1) / n * ((parts - parts.mean()) ** 2).sum())
+    return Estimate(value, value - 1.96 * error, value + 1.96 * error)
+
+
+# -------------------------------------------------------------------------------------------- scores
+
+
+class Score(NamedTuple):
+    """How close one credit is to A*; the notes of the tables say what each figure means."""
+
+    pooled_spearman: Estimate
+    pooled_pearson: Estimate
+    sign: Estimate
+    within_spearman: Estimate
+    within_pearson: Estimate
+    top: Estimate
+    cosine: Estimate
+    solver: Estimate
+
+
+def score(x: np.ndarray, y: np.ndarray, truth: dict, cosine: Estimate) -> Score:
+    """How close credit x (N,) is to the truth y (N,), over all tokens and within responses."""
+    x, y, question, tried = x.astype(float), y.astype(float), truth["group"].astype(int), truth["packets"] > 0
+    signed = tried & (y != 0)
+    agrees = (1 + np.sign(x) * np.sign(y))[signed] / 2
+    return Score(
+        pooled_spearman=correlate(ranks(x), ranks(y), question), pooled_pearson=correlate(x, y, question),
+        sign=bootstrap(share, sums(question[signed], agrees, np.ones(len(agrees)))),
+        within_spearman=within(x, y, truth, tried, True), within_pearson=within(x, y, truth, tried, False),
+        top=bootstrap(share, sums(question, np.abs(x) * on_top(y), np.abs(x))), cosine=cosine,
+        solver=within(x, truth["reachable"], truth, truth["reachable_before"] == 1, True))
+
+
+def centred(x: np.ndarray, response: np.ndarray, by_rank: bool) -> np.ndarray:
+    """Values (n,), or their ranks as shares, minus the mean of their response; exactly 0 where it has but one value."""
+    out = np.zeros(len(x))
+    for r in np.unique(response):
+        inside = response == r
+        values = ranks(x[inside]) / inside.sum() if by_rank else x[inside].astype(float)
+        if np.ptp(x[inside]) > 1e-6 * np.abs(x[inside]).max():
+            out[inside] = values - values.mean()
+    return out
+
+
+def within(x: np.ndarray, y: np.ndarray, columns: dict, use: np.ndarray, by_rank: bool) -> Estimate:
+    """Correlation of x and y (N,) within responses, among the tokens `use` (N,)."""
+    x, y = (centred(values[use], columns["response"][use], by_rank) for values in (x, y))
+    return correlate(x, y, columns["group"][use].astype(int))
+
+
+def on_top(y: np.ndarray) -> np.ndarray:
+    """Which tokens (N,) are among the tenth with the largest abs(y) (N,); never one where it is 0."""
+    size = np.abs(y)
+    return (size >= np.sort(size)[-max(1, round(TOP * len(y)))]) & (size > 0)
+
+
+def cosine_of(x: np.ndarray, y: np.ndarray) -> Estimate:
+    """Cosine of two sums of question gradients (Q, P), with its interval.
+
+    By the jackknife: a resample that draws questions twice holds fewer of them, and their noise shrinks every cosine.
+    """
+    grams = x @ y.T, x @ x.T, y @ y.T  # (Q, Q) each
+    def cosine(use: np.ndarray) -> float:
+        xy, xx, yy = (gram[np.ix_(use, use)].sum() for gram in grams)
+        return xy / np.sqrt(xx * yy) if xx * yy > 0 else np.nan
+    value, low, high = jackknife(cosine, len(x))
+    return Estimate(value, max(low, -1.0), min(high, 1.0))
+
+
+def credit_gradients(model: Qwen2, codec: Codec, problems: list[Problem], batch: TokenBatch, credits: Tensor,
+                     size: int) -> Iterator[Tensor]:
+    """For every `size` responses, which must answer one question, the gradients (M, P) of sum credit * log pi.
+
+    One for each of the credits (M, B, T), with respect to all P parameters.
+    """
+    for first in range(0, len(batch.text), size):
+        rows, problem = slice(first, first + size), problems[int(batch.group[first])]
+        T = int(batch.mask[rows].sum(1).max())
+        question = torch.zeros(size, dtype=torch.long, device=batch.mask.device)  # (size,)
+        cache = AnswerCache(PromptCache(model, [codec.prompt(problem)]), question)
+        logprob = response_logprobs(model, cache, batch.tokens[rows, :T], batch.mask[rows, :T])  # (size, T)
+        parts = [torch.autograd.grad(logprob, list(model.parameters()), credit[rows, :T], retain_graph=True)
+                 for credit in credits]
+        yield torch.stack([torch.cat([g.flatten() for g in part]) for part in parts])
+
+
+def all_scores(model: Qwen2, codec: Codec, problems: list[Problem], batch: TokenBatch, truth: dict) -> dict[str, Score]:
+    """The score of every method, of the original's two measures, and of one half of the rollouts against the other."""
+    def update(credit: np.ndarray) -> np.ndarray:
+        """The gradient (Q, P) that credit (N,) causes at each question."""
+        spread = torch.zeros_like(batch.logprob).masked_scatter(batch.mask, torch.from_numpy(credit).to(batch.logprob))
+        parts = credit_gradients(model, codec, problems, batch, spread[None], len(batch.text) // len(problems))
+        return torch.cat(list(parts)).cpu().numpy()
+
+    a_star, halves, scores = truth["a_star"], truth["a_star_halves"].T, {}
+    exact, listed = update(a_star), all_credit(truth)
+    progress = Progress("scoring", len(listed))
+    for name, credit in listed.items():
+        scores[name] = score(credit, a_star, truth, cosine_of(update(credit), exact))
+        progress.show(len(scores))
+    return scores | {CEILING: score(*halves, truth, cosine_of(*map(update, halves)))}
+
+
+def all_credit(truth: dict) -> dict[str, np.ndarray]:
+    """By name, the credit (N,) of every method, then what the original work tabulated of GRPO's."""
+    return dict(zip(truth["methods"].tolist(), truth["credits"])) | seed_measures(truth)
+
+
+def seed_measures(truth: dict) -> dict[str, np.ndarray]:
+    """The original's measure of GRPO's credit, and its gradient in logit space (N,), signed as the advantage."""
+    return {"A·abs(log p)": truth["advantage"] * -truth["logprob"],
+            "A·‖onehot - p‖": truth["advantage"] * truth["logit_grad"]}
+
+
+# -------------------------------------------------------------------------------------------- tables and picture
+
+
+def score_tables(scores: dict[str, Score], truth: dict) -> list[Table]:
+    """All tables of scores.md but the first."""
+    return [table_pooled(scores), table_within(scores, truth), table_sizes(truth), table_kinds(truth),
+            table_solver(truth)]
+
+
+def table_pooled(scores: dict[str, Score]) -> Table:
+    """Each method against A*, all tokens together."""
+    rows = [[name, *map(cell, (s.pooled_spearman, s.pooled_pearson, s.sign, s.top, s.cosine))]
+            for name, s in scores.items()]
+    return Table("Credit against A*, all tokens", (
+        "Rank correlation and correlation; share of tokens with rollouts where credit has the sign of A* (no credit "
+        f"counts half, A* = 0 does not count); share of abs(credit) on the {TOP:.0%} of the tokens with the largest "
+        "abs(A*); cosine between the update that the credit causes, in all parameters, and the one that A* causes. In "
+        "brackets, 95% intervals over questions, by bootstrap, for the cosine by jackknife. Noise ceiling: A* from one "
+        "half of the rollouts against A* from the other. Halves that agree by r leave room for about sqrt(2 r / (1 + "
+        "r))."),
+        ["method", "Spearman", "Pearson", "sign", "top tokens", "cosine of update"], rows)
+
+
+def table_within(scores: dict[str, Score], truth: dict) -> Table:
+    """Each method against A* and the solver, counting only what differs within a response."""
+    listed = {"A*": truth["a_star"]} | all_credit(truth)
+    shape = {name: spread_within(credit, truth["response"].astype(int)) for name, credit in listed.items()}
+    exact = score(truth["a_star"], truth["a_star"], truth, Estimate(1.0))
+    rows = [[name, *map(cell, (s.within_spearman, s.within_pearson, s.solver)),
+             *(cell(Estimate(shape[name][k])) if name in shape else "" for k in SHAPE)]
+            for name, s in (scores | {"A*": exact}).items()]
+    return Table("Credit against A* and the solver, within responses", (
+        "Tokens with rollouts, ranks and values centred in each response: what a method knows beyond the outcome; "
+        "empty where its credit is the same on all tokens. Solver: rank correlation with its verdict on an operand, operator "
+        "or result, which is 0 where the token keeps the target within reach and -1 where it loses it; tokens before "
+        "which it was out of reach do not count. Effective sample size and share of the credit that varies within a "
+        "response: see analyze.py."),
+        ["method", "Spearman", "Pearson", "solver", *SHAPE], rows)
+
+
+def table_sizes(truth: dict) -> Table:
+    """Does more credit, or more gradient, lie on the tokens that matter?"""
+    tried, question, a_star = truth["packets"] > 0, truth["group"].astype(int), np.abs(truth["a_star"])
+    top = on_top(a_star)
+    sizes = {"abs(A)": np.abs(truth["advantage"])} | {
+        f"abs({name})": np.abs(x) for name, x in seed_measures(truth).items()} | {
+        "entropy": truth["entropy"], "1 - p": -np.expm1(truth["logprob"])}
+    rows = [[name, cell(correlate(ranks(x), ranks(a_star), question)), cell(within(x, a_star, truth, tried, True)),
+             cell(bootstrap(share, sums(question, x * top, x)))] for name, x in sizes.items()]
+    return Table("Size against abs(A*)", (
+        "Rank correlation over all tokens, and within responses over those with rollouts; share of the size on the "
+        f"{TOP:.0%} of the tokens with the largest abs(A*)."), ["size", "all tokens", "within", "on top tokens"], rows)
+
+
+def table_kinds(truth: dict) -> Table:
+    """How much credit each kind of token gets."""
+    decides = np.isin(truth["kind"], [KINDS.index(kind) for kind in DECISIONS])
+    groups = [decides, ~decides, *(truth["kind"] == k for k in range(len(KINDS)))]
+    rows = [["tokens"] + [f"{group.mean():.1%}" for group in groups]]
+    def means(x: np.ndarray, digits: int) -> list[str]:
+        return [pm(*clustered_mean(x[group], truth["group"][group].astype(int)), digits) for group in groups]
+    for name, credit in ({"A*": truth["a_star"]} | all_credit(truth)).items():
+        size = np.abs(credit.astype(float))
+        rows.append([name, *means(size / size.mean(), 2)])
+    rows.append(["mean A*", *means(truth["a_star"], 3)])
+    return Table("Where it lies", (
+        "Mean abs(credit) of a kind of token over the mean of all tokens, ± one standard error clustered by question. "
+        "Decisions are operands and operators. Opening: words before a sentence's first calculation; verdict: a "
+        "sentence without one; unfinished: cut off."), ["", "decisions", "the rest", *KINDS], rows)
+
+
+def table_solver(truth: dict) -> Table:
+    """What the policy's value says of the tokens that lose the target."""
+    rows, question = [], truth["group"].astype(int)
+    for name in ("operand", "operator", "result"):
+        asked = (truth["kind"] == KINDS.index(name)) & (truth["reachable_before"] == 1)
+        lost, kept = asked & (truth["reachable"] == 0), asked & (truth["reachable"] == 1)
+        rows.append([name, f"{asked.sum():,}", f"{lost.sum() / asked.sum():.1%}" if asked.any() else "",
+                     *(pm(*clustered_mean(truth["a_star"][use], question[use])) for use in (kept, lost))])
+    return Table("The solver's verdict and A*", (
+        "Tokens before which the target could be reached in the attempt being written; how many of them lose it; mean "
+        "A* where they keep it and where they lose it, ± one standard error clustered by question."),
+        ["", "tokens", "lose the target", "A*, kept", "A*, lost"], rows)
+
+
+def draw_scores(scores: dict[str, Score], file: Path) -> None:
+    """Two panels of the scores with their intervals, the best at the top."""
+    figure, ((left, right),) = new_figure(2, width=5.6, height=0.26 * len(scores) + 0.8, sharey=True)
+    names = [name for name in scores if name != CEILING]
+    names.sort(key=lambda name: np.nan_to_num(scores[name].within_spearman.value))
+    for axis, field, title in ((left, "within_spearman", "Within a response: rank correlation with A*"),
+                               (right, "cosine", "As a whole: cosine of the update with A*'s")):
+        for y, name in enumerate(names):
+            e = getattr(scores[name], field)
+            colour = "0.55" if name in ("random", "inverted") else "#0072B2"
+            axis.plot([e.low, e.high], [y, y], color=colour, lw=1.5)
+            axis.plot([e.value], [y], "o", color=colour, ms=4)
+        axis.axvline(0, color="black", lw=0.8)
+        axis.axvline(getattr(scores[CEILING], field).value, color="#D55E00", ls="--", lw=1.2,
+                     label="noise ceiling:\none half of A*'s rollouts\nagainst the other")
+        axis.set(title=title, xlabel="95% intervals over puzzles; grey: the controls")
+        axis.set_yticks(range(len(names)), names)
+    left.legend(frameon=False, loc="lower right", bbox_to_anchor=(0.93, 0))
+    figure.savefig(file, dpi=120)
+    plt.close(figure)

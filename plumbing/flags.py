@@ -1,0 +1,175 @@
+"""Command-line flags from a dataclass of settings and from the signature of the chosen credit function.
+
+The comment at a field's line is its flag's help text. A flag that can't work ends the program with one sentence.
+"""
+import argparse
+import inspect
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from plumbing.files import read_json
+from plumbing.progress import fail
+
+
+class Arguments(NamedTuple):
+    """What the command line asks for."""
+
+    settings: Any  # an instance of the dataclass
+    hyper_parameters: dict  # of the chosen credit function
+    resume: Path | None  # the run folder to resume
+
+
+def parse(arguments: list[str], defaults: Any, methods: dict, choices: dict[str, tuple], usage: str) -> Arguments:
+    """Parse the command line of a program whose settings are those of `defaults`, a dataclass instance.
+
+    methods: the credit functions by name, one of which the setting `mitigation` chooses. choices: the legal values of
+    some settings. usage: the program's own help, above that of the flags.
+    """
+    if any(word.split("=")[0] == "--resume" for word in arguments):
+        return parse_resume(arguments, type(defaults), methods)
+    parser = new_parser(usage="python train.py [--flag value ...]", description=usage, epilog=methods_help(methods),
+                        formatter_class=argparse.RawDescriptionHelpFormatter)
+    helps = comments(type(defaults))
+    for name, default in asdict(defaults).items():
+        add_flag(parser, name, default, helps[name], choices.get(name))
+    method = methods.get(chosen_method(arguments, defaults.mitigation))  # None: the parser will refuse the name
+    parameters = own_flags(method, {"help", "resume", *helps}) if method else {}
+    for name, default in parameters.items():
+        add_flag(parser, name, default, f"of {method.name}", None)
+    known, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        own = f"; its own flags are --{', --'.join(parameters)}" if parameters else ""
+        fail(f"--mitigation {known.mitigation} takes no {unknown[0]}{own}")
+    values = vars(known)
+    settings = replace(defaults, **{name: values[name] for name in helps})
+    hyper_parameters = {name: values[name] for name in parameters}
+    check_method_flags(method, settings, defaults, hyper_parameters)
+    return Arguments(settings, hyper_parameters, None)
+
+
+def parse_resume(arguments: list[str], settings_class: type, methods: dict) -> Arguments:
+    """Parse `--resume runs/... [--steps N]`: all other settings are those in the run's config.json."""
+    parser = new_parser(add_help=False)
+    parser.add_argument("--resume", type=Path)
+    parser.add_argument("--steps", type=int)
+    known, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        fail(f"--resume keeps the settings that the run began with: it takes --steps and no {unknown[0]}")
+    file = known.resume / "config.json"
+    if not file.is_file():
+        fail(f"{known.resume} is not a run folder: it has no config.json")
+    try:
+        config = read_json(file)
+        settings = settings_class(**config["settings"])
+        hyper_parameters = dict(config["method"])
+        same_version = hyper_parameters.keys() == methods[settings.mitigation].parameters.keys()
+    except ValueError as error:
+        fail(str(error))
+    except (KeyError, TypeError):
+        same_version = False
+    if not same_version:
+        fail(f"{file} was written by another version of train.py")
+    return Arguments(settings if known.steps is None else replace(settings, steps=known.steps), hyper_parameters,
+                     known.resume)
+
+
+def new_parser(**options) -> argparse.ArgumentParser:
+    """A parser that reports an error in one sentence and takes no abbreviated flags."""
+    parser = argparse.ArgumentParser(allow_abbrev=False, **options)
+    parser.error = fail
+    return parser
+
+
+def chosen_method(arguments: list[str], default: str) -> str:
+    """The value of --mitigation, which decides what other flags there are."""
+    parser = new_parser(add_help=False)
+    parser.add_argument("--mitigation", default=default)
+    return parser.parse_known_args(arguments)[0].mitigation
+
+
+def own_flags(method: Any, taken: set[str]) -> dict:
+    """The hyper-parameters of a credit function and their defaults. Exits where they can't be flags."""
+    try:
+        method.check_parameters()
+    except ValueError as error:
+        fail(str(error))
+    if collision := taken & method.parameters.keys():
+        fail(f"{method.name} has a keyword argument named {min(collision)}, but train.py has a flag of that name: "
+             "rename the argument")
+    return method.parameters
+
+
+def check_method_flags(method: Any, settings: Any, defaults: Any, hyper_parameters: dict) -> None:
+    """Exit where a flag has no effect on the chosen credit function, or where a hyper-parameter is not finite."""
+    if settings.normalize != defaults.normalize and not method.is_reweighting:
+        fail(f"--mitigation {method.name} is not a reweighting: it takes no --normalize")
+    if settings.advantage != defaults.advantage and not method.from_advantage:
+        fail(f"--mitigation {method.name} does not use the group advantage: it takes no --advantage")
+    for name, value in hyper_parameters.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            fail(f"--{name} must be a finite number")
+
+
+def add_flag(parser: argparse.ArgumentParser, name: str, default: bool | int | float | str, meaning: str,
+             choices: tuple | None) -> None:
+    """Add a flag of its default's type. A bool without a value means true."""
+    typed = {"type": to_bool, "nargs": "?", "const": True} if type(default) is bool else {"type": type(default)}
+    shown = "empty" if default == "" else default
+    parser.add_argument(f"--{name}", default=default, choices=choices, help=f"{meaning} (default {shown})", **typed)
+
+
+def to_bool(text: str) -> bool:
+    """The value of a flag that is true or false."""
+    if text.lower() not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"expected true or false, not {text!r}")
+    return text.lower() == "true"
+
+
+def comments(settings_class: type) -> dict[str, str]:
+    """The comment at the end of each field's line, by the field's name."""
+    lines = [line.split("  # ") for line in inspect.getsource(settings_class).splitlines()]
+    return {line[0].split(":")[0].strip(): line[1] for line in lines if len(line) == 2}
+
+
+def methods_help(methods: dict) -> str:
+    """The credit functions with their flags and formulas, for --help."""
+    lines = ["credit functions (A advantage, L length, r reward of a response; p probability, H entropy, V expected",
+             "reward at a token; z z-score):"]
+    for method in methods.values():
+        flags = "".join(f" --{name} {default}" for name, default in method.parameters.items())
+        lines.append(f"  {method.name}{flags}\n      {method.summary}")
+    return "\n".join(lines)
+
+
+def changed(settings: Any, defaults: Any, hyper_parameters: dict, method: Any) -> dict:
+    """The hyper-parameters and settings that differ from their defaults, by name."""
+    standard = method.parameters | asdict(defaults)
+    return {name: value for name, value in (hyper_parameters | asdict(settings)).items() if value != standard[name]}
+
+
+# --------------------------------------------------------------------------------------------------- values
+
+
+def check_range(settings: Any, names: tuple[str, ...], lowest: float, below: float = math.inf) -> None:
+    """ValueError unless lowest <= value < below for each of the named settings. NaN is refused, too."""
+    for name in names:
+        if not lowest <= getattr(settings, name) < below:
+            upper = f" and below {below:g}" if math.isfinite(below) else ""
+            raise ValueError(f"--{name} must be at least {lowest:g}{upper}")
+
+
+def check_device(device: str) -> None:
+    """ValueError for a device that torch doesn't know, or that this computer doesn't have."""
+    try:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError) as error:  # torch raises one or the other, by device
+        raise ValueError(f"--device {device} can't be used here: {first_sentence(error)}") from None
+
+
+def first_sentence(error: Exception) -> str:
+    """The first sentence of an error's message. Torch adds advice for its own developers."""
+    return (str(error).splitlines() or [type(error).__name__])[0].split(". ")[0]

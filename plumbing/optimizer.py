@@ -1,0 +1,70 @@
+"""AdamW with float32 master weights, for models in bfloat16 and for optimizer state on another device."""
+import math
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from plumbing.processes import sum_over_processes
+
+
+class Optimizer:
+    """AdamW (1711.05101) on a model's weights, or on separate master weights in float32.
+
+    Weights in bfloat16 need masters: rounding would swallow a step of 1e-6. Masters and Adam's moments may also live on
+    another device than the model, to save its memory: each gradient moves there as soon as it is computed.
+    """
+
+    def __init__(self, model: nn.Module, lr: float, betas: tuple[float, float] = (0.9, 0.999),
+                 weight_decay: float = 0.0, device: str | None = None):
+        self.weights = dict(model.named_parameters())
+        first = next(iter(self.weights.values()))
+        self.separate = first.dtype.itemsize < 4 or device is not None and torch.device(device) != first.device
+        self.master = self.weights
+        if self.separate:
+            self.master = {name: nn.Parameter(w.detach().to(device or w.device, torch.float32))
+                           for name, w in self.weights.items()}
+            for name, w in self.weights.items():
+                w.register_post_accumulate_grad_hook(partial(self.take_gradient, self.master[name]))
+        self.adamw = torch.optim.AdamW(self.master.values(), lr, betas, weight_decay=weight_decay, fused=True)
+
+    @staticmethod
+    def take_gradient(master: Tensor, weight: Tensor) -> None:
+        """Add a gradient that was just computed to those of earlier micro-batches, in float32, and free it."""
+        master.grad.add_(weight.grad.to(master.device))
+        weight.grad = None
+
+    def zero_grad(self) -> None:
+        """Set gradients to 0, not None: Adam skips weights whose gradient is None, but its momentum must act and decay
+        also in a step in which no response has credit."""
+        for w in self.master.values():
+            w.grad = torch.zeros_like(w) if w.grad is None else w.grad.zero_()
+
+    def step(self, max_grad_norm: float) -> float:
+        """Sum the gradients over processes, clip their norm, and take a step. Returns the norm before clipping."""
+        sum_over_processes([w.grad for w in self.master.values()])
+        norm = nn.utils.clip_grad_norm_(self.master.values(), max_grad_norm).item()
+        if not math.isfinite(norm):  # stop before NaN gets into the weights and the checkpoint
+            raise FloatingPointError("the gradient is not finite: --lr is too high, or the credit too large")
+        self.adamw.step()
+        self.round_into_model()
+        return norm
+
+    @torch.no_grad()
+    def round_into_model(self) -> None:
+        """Copy the master weights, rounded, into the model."""
+        if self.separate:
+            for name, w in self.weights.items():
+                w.copy_(self.master[name])
+
+    def state_dict(self) -> dict:
+        """Everything the next step depends on: master weights and Adam's moments."""
+        return {"weights": {name: w.detach() for name, w in self.master.items()}, "adamw": self.adamw.state_dict()}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict) -> None:
+        """Restore a `state_dict`; KeyError, ValueError or RuntimeError when it is that of another model."""
+        for name, w in self.master.items():
+            w.copy_(state["weights"][name])
+        self.adamw.load_state_dict(state["adamw"])
+        self.round_into_model()

@@ -1,0 +1,74 @@
+"""Several processes, started by torchrun: each works on every N-th question, and the gradients are summed.
+
+    torchrun --nproc_per_node 2 train.py --mitigation none
+
+Without torchrun there is one process, which works on all questions, and the other functions here do nothing.
+"""
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def world() -> tuple[int, int]:
+    """The rank of this process and the number of processes: (0, 1) unless torchrun started several."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def leads() -> bool:
+    """Whether this process prints and writes files: true for the only one, and for the first of several."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def join(device: str) -> str:
+    """Connect to the other processes, if there are any. Returns this one's device: each process has its own GPU."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return device
+    # The first optimizer would import this module, which then holds on to the process group: gloo's threads would
+    # outlive the interpreter and now and then abort a process that has already finished.
+    import torch.distributed.nn  # noqa: F401
+    kind = device.partition(":")[0]
+    dist.init_process_group("gloo" if kind == "cpu" else None)
+    if not leads():
+        sys.stdout = open(os.devnull, "w")
+    return device if kind == "cpu" else f"{kind}:{os.environ['LOCAL_RANK']}"
+
+
+def leave() -> None:
+    """Disconnect from the other processes."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def wait_for_all() -> None:
+    """Return once every process has called this."""
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def my_share(items: list) -> list:
+    """This process's share of a list: every N-th item, starting at its rank."""
+    rank, size = world()
+    return items[rank::size]
+
+
+def gather(results: list) -> list:
+    """The results of all processes, one per item of their `my_share(items)`, in the order of the items."""
+    _, size = world()
+    if size == 1:
+        return results
+    shares = [None] * size
+    dist.all_gather_object(shares, results)
+    merged = [None] * sum(map(len, shares))
+    for rank, share in enumerate(shares):
+        merged[rank::size] = share
+    return merged
+
+
+def sum_over_processes(tensors: list[Tensor]) -> None:
+    """Replace each tensor, in place, by its sum over the processes."""
+    if dist.is_initialized():
+        for tensor in tensors:
+            dist.all_reduce(tensor)

@@ -1,0 +1,35 @@
+"""What a long command says while it works."""
+import sys
+import time
+
+from plumbing.processes import leads
+
+QUIET = 10.0  # seconds between two lines where the output is not a terminal
+
+
+class Progress:
+    """`name: done/total, ETA`: one line that overwrites itself on a terminal, a line now and then elsewhere."""
+
+    def __init__(self, name: str, total: int):
+        self.name, self.total = name, total
+        self.start = self.last = time.perf_counter()
+
+    def show(self, done: int) -> None:
+        """Say how far it is."""
+        now, terminal = time.perf_counter(), sys.stderr.isatty()
+        if not leads() or not terminal and now - self.last < QUIET:
+            return
+        self.last = now
+        eta = clock((now - self.start) / max(done, 1) * (self.total - done))
+        end = "\r" if terminal and done < self.total else "\n"
+        print(f"{self.name}: {done:,}/{self.total:,}  ETA {eta} ", end=end, file=sys.stderr, flush=True)
+
+
+def clock(seconds: float) -> str:
+    """Minutes and seconds, such as 1:05."""
+    return f"{int(seconds // 60)}:{int(seconds % 60):02d}"
+
+
+def fail(message: str) -> None:
+    """Say in one sentence what is wrong, and exit with an error."""
+    sys.exit(f"error: {message}" if leads() else 1)

@@ -1,0 +1,161 @@
+"""Estimates with their intervals, and the Markdown tables and figures that show them. Knows nothing of credit."""
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("Agg")  # before pyplot is imported: this backend needs no screen
+import matplotlib.pyplot as plt  # noqa: E402
+
+
+class Estimate(NamedTuple):
+    """A figure and its 95% interval; the ends are NaN where there is no interval, as for a single seed."""
+
+    value: float
+    low: float = float("nan")
+    high: float = float("nan")
+
+
+# ------------------------------------------------------------------------------------------------ statistics
+
+
+def ratio(a: float, b: float) -> float:
+    """a / b, or NaN where b is 0, as when no token received credit."""
+    return a / b if b else float("nan")
+
+
+def clustered_mean(values: np.ndarray, cluster: np.ndarray) -> tuple[float, float]:
+    """Mean of values (N,) and its standard error, where values of the same cluster (N,) are correlated.
+
+    With sums s_c and sizes n_c of C clusters: mean = sum s / sum n,
+    error = sqrt(C / (C - 1) * sum (s_c - mean n_c)^2) / sum n. Both are NaN without values, the error also for C = 1.
+    """
+    if not len(values):
+        return float("nan"), float("nan")
+    sums, sizes = np.bincount(cluster, values), np.bincount(cluster)  # (C,) each
+    mean, count = sums.sum() / sizes.sum(), (sizes > 0).sum()
+    spread = ((sums - mean * sizes) ** 2).sum() * count / (count - 1) if count > 1 else float("nan")
+    return float(mean), float(np.sqrt(spread) / sizes.sum())
+
+
+# 97.5% quantiles of Student's t for 1, 2, ... degrees of freedom
+T975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+
+
+def interval(values: np.ndarray) -> tuple[float, float]:
+    """Mean of independent values (n,), such as one per seed, and half the width of its 95% interval (Student's t)."""
+    samples = np.asarray(values, float)
+    if len(samples) < 2:
+        return float(samples.mean()), float("nan")
+    t = T975[min(len(samples) - 2, len(T975) - 1)]  # beyond the table the interval is slightly too wide
+    return float(samples.mean()), float(t * samples.std(ddof=1) / np.sqrt(len(samples)))
+
+
+def t_estimate(values: np.ndarray) -> Estimate:
+    """Mean of independent values (n,) with Student's 95% interval; NaN without values."""
+    if not len(values):
+        return Estimate(float("nan"))
+    mean, half = interval(values)
+    return Estimate(mean, mean - half, mean + half)
+
+
+def mean_height(x: np.ndarray, y: np.ndarray) -> float:
+    """The mean over x (n,) of the curve that joins the points y (n,) by straight lines."""
+    return np.trapezoid(y, x) / (x[-1] - x[0])
+
+
+def bins(values: np.ndarray, count: int) -> np.ndarray:
+    """For each value in [0, 1), the index of its bin among `count` equal ones."""
+    return np.minimum((values * count).astype(int), count - 1)
+
+
+MIN_RESPONSES = 30  # a position needs this many responses for a t-statistic
+
+
+def t_statistics(values: np.ndarray, position: np.ndarray) -> np.ndarray:
+    """Mean / standard error of values (N,) over responses, at each position that at least MIN_RESPONSES reach."""
+    count = np.bincount(position)
+    reached = count >= MIN_RESPONSES
+    n = count[reached]
+    mean = np.bincount(position, values)[reached] / n
+    variance = (np.bincount(position, values**2.0)[reached] / n - mean**2) * n / (n - 1)
+    return mean / np.sqrt(np.maximum(variance, 1e-30) / n)
+
+
+# ---------------------------------------------------------------------------------------------------- tables
+
+
+@dataclass
+class Table:
+    """A Markdown table with a note on how to read it; str() renders it."""
+
+    title: str
+    note: str
+    header: list[str]
+    rows: list[list[str]]
+
+    def __str__(self) -> str:
+        columns = [list(column) for column in zip(self.header, *self.rows)]
+        for i, column in enumerate(columns):
+            width = max(map(len, column))
+            column[:] = [f" {text:<{width}} " if i == 0 else f" {text:>{width}} " for text in column]
+            column.insert(1, "-" * (width + 2) if i == 0 else "-" * (width + 1) + ":")
+        lines = "\n".join(f"|{'|'.join(row)}|" for row in zip(*columns))
+        return f"## {self.title}\n{self.note}\n\n{lines}\n"
+
+
+def pm(mean: float, error: float, digits: int = 3) -> str:
+    """mean ± error; without an error the mean alone, without a mean an empty cell."""
+    text = f"{mean:.{digits}f}" if np.isfinite(mean) else ""
+    return f"{text} ± {error:.{digits}f}" if np.isfinite(error) else text
+
+
+def cell(e: Estimate, digits: int = 2) -> str:
+    """An estimate as `value (low to high)`; empty where there is no value."""
+    ends = f" ({e.low:.{digits}f} to {e.high:.{digits}f})" if np.isfinite(e.low) else ""
+    return f"{e.value:.{digits}f}{ends}" if np.isfinite(e.value) else ""
+
+
+def write_csv(rows: list[dict], file: Path) -> None:
+    """A CSV file with the columns of all rows; a row may lack some."""
+    with file.open("w", newline="", encoding="utf-8") as out:
+        writer = csv.DictWriter(out, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+# --------------------------------------------------------------------------------------------------- figures
+
+
+def new_figure(columns: int, rows: int = 1, width: float = 5.6, height: float = 0.0,
+               sharey: bool = False) -> tuple[plt.Figure, np.ndarray]:
+    """A figure with a grid of axes (rows, columns), each of the given width and height in inches."""
+    size = width * columns, (height or 0.68 * width) * rows
+    figure, axes = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False, sharey=sharey)
+    for axis in axes.flat:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.25)
+    return figure, axes
+
+
+def save_figure(figure: plt.Figure, file: Path) -> None:
+    """Write a figure as PNG and free its memory."""
+    figure.savefig(file, dpi=120)
+    plt.close(figure)
+
+
+def place_tokens(texts: list[str], columns: int) -> list[tuple[int, int, str]]:
+    """Column, line and visible text of each token, wrapped at `columns` characters; a line break shows as an arrow."""
+    x, y, placed = 0, 0, []
+    for text in texts:
+        shown = text.replace("\n", "↵") or "■"  # the end token has no text
+        if x + len(shown) > columns:
+            x, y = 0, y + 1
+        placed.append((x, y, shown))
+        x += len(shown)
+        if "\n" in text:
+            x, y = 0, y + 1
+    return placed

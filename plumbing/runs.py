@@ -1,0 +1,153 @@
+"""Run folders read back, and the runs of a method gathered over seeds beside those of its baseline.
+
+A run folder holds config.json, metrics.csv and, once the run is finished, final.json. Knows nothing of credit.
+"""
+import csv
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+# Settings in which runs may differ and still be compared: they name the run, belong to its method, or change no result.
+# `steps` is among them so that a stopped run can be looked at; unequal_steps warns of it.
+NO_DIFFERENCE = {"mitigation", "normalize", "seed", "out", "steps", "eval_every", "sample_every", "checkpoint_every",
+                 "state_every", "micro_batch"}
+
+
+# --------------------------------------------------------------------------------------------------- reading
+
+
+def read_metrics(run: Path) -> dict[str, np.ndarray]:
+    """metrics.csv as columns, NaN where nothing was measured."""
+    file = run / "metrics.csv"
+    if not file.is_file():
+        raise FileNotFoundError(f"{run} is not a run folder: it has no metrics.csv")
+    with file.open(encoding="utf-8") as lines:
+        rows = list(csv.DictReader(lines))
+    if not rows:
+        raise ValueError(f"{file} has no rows: the run was stopped before its first measurement")
+    return {name: np.array([float(row[name] or "nan") for row in rows]) for name in rows[0]}
+
+
+def heldout(metrics: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Steps at which held-out success was measured, the success, and its standard error."""
+    measured = ~np.isnan(metrics["heldout_success"])
+    return tuple(metrics[name][measured] for name in ("step", "heldout_success", "heldout_stderr"))
+
+
+def read_config(run: Path) -> dict:
+    """config.json of a run."""
+    if not (run / "config.json").is_file():
+        raise FileNotFoundError(f"{run} is not a run folder: it has no config.json")
+    return json.loads((run / "config.json").read_text(encoding="utf-8"))
+
+
+def read_final(run: Path) -> dict:
+    """final.json of a run; empty for a run that is not finished."""
+    file = run / "final.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+# ------------------------------------------------------------------------------------ runs of the same method
+
+
+class Run(NamedTuple):
+    """One run in a comparison."""
+
+    name: str
+    label: str  # method and settings: runs with the same label differ in their seed
+    setting: str  # equal for runs that share all settings but those of the method
+    is_baseline: bool  # a run of `none`
+    seed: int
+    figures: dict  # what was measured; `steps` and `end` are always there
+
+
+@dataclass
+class Group:
+    """The runs of one method with the same settings, one per seed."""
+
+    label: str
+    rows: dict[int, dict]  # seed: figures of its run
+    baseline: "Group | None" = None  # the runs of `none` with the same settings; of `none` itself: this group
+
+    @property
+    def compared(self) -> bool:
+        """Whether there are runs of `none` to compare with, other than these."""
+        return self.baseline not in (None, self)
+
+    def values(self, figure: str) -> np.ndarray:
+        """A figure (n,) of each run."""
+        return np.array([row[figure] for row in self.rows.values()], float)
+
+    def pairs(self, figure: str) -> np.ndarray:
+        """A figure of this method and of the baseline (2, n), on the seeds that both have."""
+        pairs = [(row[figure], self.baseline.rows[seed][figure]) for seed, row in self.rows.items()
+                 if seed in self.baseline.rows]
+        return np.array(pairs, float).reshape(-1, 2).T
+
+    def differences(self, figure: str) -> np.ndarray:
+        """This method minus the baseline (n,), on the seeds that both have."""
+        return np.subtract(*self.pairs(figure))
+
+
+def group_runs(runs: list[Run]) -> list[Group]:
+    """Runs by method and settings: baselines first, then the others by held-out success at the end, best first.
+
+    Raises ValueError where two runs have the same label and seed.
+    """
+    groups, baselines = {}, {}
+    for run in runs:
+        group = groups.setdefault(run.label, Group(run.label, {}))
+        if run.seed in group.rows:
+            raise ValueError(f"{run.name} has the settings and the seed {run.seed} of another run: name one of them")
+        group.rows[run.seed] = run.figures
+        if run.is_baseline:
+            baselines[run.setting] = group
+    for run in runs:
+        groups[run.label].baseline = baselines.get(run.setting)
+    for group in groups.values():
+        group.rows = dict(sorted(group.rows.items()))
+    return sorted(groups.values(), key=lambda g: (g.baseline is not g, -g.values("end").mean()))
+
+
+def unequal_steps(runs: list[Run]) -> str:
+    """A warning that lists the runs by their number of steps; empty where all have the same."""
+    names = {}
+    for run in runs:
+        names.setdefault(int(run.figures["steps"]), []).append(Path(run.name).name)
+    if len(names) < 2:
+        return ""
+    listed = "; ".join(f"{steps} steps: {', '.join(names[steps])}" for steps in sorted(names))
+    return f"The runs have different numbers of steps, so their results are not comparable ({listed})."
+
+
+# ------------------------------------------------------------------------------------------------------ labels
+
+
+def shared_settings(config: dict) -> dict:
+    """The settings of a run that a comparison has to hold fixed."""
+    return {name: value for name, value in config["settings"].items() if name not in NO_DIFFERENCE}
+
+
+def labels(configs: list[dict]) -> list[str]:
+    """A label for each run: its method, and the settings in which the runs differ.
+
+    --normalize and the hyper-parameters of a method are named only where they differ among runs of this method.
+    """
+    methods, names = [config["settings"]["mitigation"] for config in configs], []
+    shared = [shared_settings(config) for config in configs]
+    specific = [config["method"] | {"normalize": config["settings"].get("normalize")} for config in configs]
+    for method, *settings in zip(methods, shared, specific):
+        same_method = [other for name, other in zip(methods, specific) if name == method]
+        named = [f" {name}={values[name]}" for values, others in zip(settings, (shared, same_method))
+                 for name in varied(others) if name in values]
+        names.append(method + "".join(named))
+    return names
+
+
+def varied(settings: list[dict]) -> list[str]:
+    """Names of the settings whose value is not the same in all dicts that have them."""
+    names = sorted(set().union(*settings))
+    return [name for name in names if len({json.dumps(s[name]) for s in settings if name in s}) > 1]

@@ -1,0 +1,159 @@
+"""AdamW with float32 master weights, against torch's AdamW on a float32 copy of the model.
+
+Run it:  python -m pytest tests/test_optimizer.py
+"""
+import copy
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from plumbing.optimizer import Optimizer
+
+OPTIONS = dict(lr=1e-2, betas=(0.8, 0.95), weight_decay=0.1)
+
+
+def small_model(dtype=torch.float32):
+    """Two layers whose weights are between 0.005 and 0.02 in size, where bfloat16 has steps of at least 3e-5."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 9), nn.Linear(9, 4)).to(dtype)
+    for p in model.parameters():
+        p.data = ((torch.rand(p.shape) * 0.015 + 0.005) * torch.randn(p.shape).sign()).to(dtype)
+    return model
+
+
+def give(model, gradients):
+    """Add to each parameter's gradient (a number, or a tensor of its shape) by a backward pass."""
+    sum((p * g).sum() for p, g in zip(model.parameters(), gradients)).backward()
+
+
+def random_gradients(model):
+    """A gradient for each parameter."""
+    return [torch.randn(p.shape).to(p.dtype) for p in model.parameters()]
+
+
+@pytest.mark.parametrize("options", [OPTIONS, {"lr": 1e-2}], ids=["options", "defaults"])
+@pytest.mark.parametrize("device", [None, "cpu", "cpu:0"], ids=["no masters", "same device", "masters elsewhere"])
+def test_a_float32_model_learns_as_with_adamw(device, options):
+    """Guards against a rate, decay or moment that does not arrive, a gradient of the step before, and a model that does
+    not follow its masters on another device: to torch, cpu:0 is another one than cpu."""
+    ours, theirs = small_model(), small_model()
+    optimizer = Optimizer(ours, device=device, **options)
+    expected = torch.optim.AdamW(theirs.parameters(), **{"weight_decay": 0.0} | options)
+    assert optimizer.separate == (device == "cpu:0")
+    assert (optimizer.master["0.bias"] is ours[0].bias) == (device != "cpu:0")
+    for gradients in (random_gradients(ours), random_gradients(ours), [0.0] * 4):
+        optimizer.zero_grad()
+        expected.zero_grad()
+        give(ours, gradients)
+        give(theirs, gradients)
+        optimizer.step(1e9)
+        expected.step()
+        for got, wanted in zip(ours.parameters(), theirs.parameters()):
+            torch.testing.assert_close(got, wanted, atol=1e-7, rtol=0)
+
+
+def test_masters_live_on_the_device_asked_for():
+    """Guards against masters beside the model, whose memory they should save. (Tensors on `meta` have no memory.)"""
+    for dtype in (torch.float32, torch.bfloat16):
+        masters = Optimizer(small_model(dtype), 1e-3, device="meta").master.values()
+        assert {(w.device.type, w.dtype) for w in masters} == {("meta", torch.float32)}
+
+
+def test_a_step_without_any_backward_pass_decays_momentum():
+    """Guards against gradients of None, for which AdamW would leave the weights and its moments alone."""
+    ours, theirs = small_model(), small_model()
+    optimizer, expected = Optimizer(ours, **OPTIONS), torch.optim.AdamW(theirs.parameters(), **OPTIONS)
+    for step in range(3):
+        before = copy.deepcopy(ours)
+        optimizer.zero_grad()
+        for p in theirs.parameters():
+            p.grad = torch.zeros_like(p)
+        if step == 1:
+            gradients = random_gradients(ours)
+            give(ours, gradients)
+            give(theirs, gradients)
+        assert optimizer.step(1e9) == pytest.approx(torch.cat([p.grad.flatten() for p in theirs.parameters()]).norm())
+        expected.step()
+        for got, wanted, old in zip(ours.parameters(), theirs.parameters(), before.parameters()):
+            torch.testing.assert_close(got, wanted, atol=1e-7, rtol=0)
+            assert not torch.equal(got, old)
+
+
+def test_small_steps_of_bfloat16_weights_are_not_lost():
+    """Guards against steps of 1e-6 that rounding swallows one by one, as a plain AdamW on bfloat16 weights does."""
+    model, naive, steps = small_model(torch.bfloat16), small_model(torch.bfloat16), 50
+    start, exact = copy.deepcopy(model), small_model(torch.bfloat16).float()
+    options = OPTIONS | {"lr": 1e-6}
+    ours = Optimizer(model, **options)
+    others = [torch.optim.AdamW(m.parameters(), **options) for m in (exact, naive)]
+    directions = [torch.randn(p.shape).sign() for p in model.parameters()]
+    for _ in range(steps):
+        gradients = [(d * (1 + torch.rand(d.shape))).bfloat16() for d in directions]
+        ours.zero_grad()
+        give(model, gradients)
+        ours.step(1e9)
+        for p, q, g in zip(exact.parameters(), naive.parameters(), gradients):
+            p.grad, q.grad = g.float(), g
+        for optimizer in others:
+            optimizer.step()
+    for w, master, p, q, old in zip(model.parameters(), ours.master.values(), exact.parameters(), naive.parameters(),
+                                    start.parameters()):
+        assert w.dtype == torch.bfloat16 and torch.equal(w, master.bfloat16())
+        torch.testing.assert_close(master, p, atol=5e-8, rtol=0)
+        assert (p - old.float()).abs().min() > 0.9 * steps * 1e-6
+        assert (w != old).float().mean() > 0.2
+        assert torch.equal(q, old)
+
+
+def test_bfloat16_gradients_are_summed_in_float32():
+    """Guards against gradients of small micro-batches lost in those of large ones (256 + 1 is 256 in bfloat16), and a
+    norm that is taken after clipping."""
+    model = small_model(torch.bfloat16)
+    optimizer, count = Optimizer(model, 1e-3), sum(p.numel() for p in model.parameters())
+    for _ in range(2):
+        optimizer.zero_grad()
+        for part in (256.0, 1.0):
+            give(model, itertools.repeat(part))
+        assert all(p.grad is None for p in model.parameters())  # they take no memory
+        assert all((p.grad == 257).all() for p in optimizer.master.values())
+        assert optimizer.step(1.0) == pytest.approx(257 * count**0.5, rel=1e-5)
+        assert torch.cat([p.grad.flatten() for p in optimizer.master.values()]).norm().item() == pytest.approx(1, 1e-4)
+
+
+def test_a_gradient_that_is_not_finite_is_one_sentence():
+    """Guards against NaN in the weights, and in the checkpoint."""
+    model, start = small_model(), small_model()
+    optimizer = Optimizer(model, 1e-3)
+    give(model, itertools.repeat(float("inf")))
+    with pytest.raises(FloatingPointError, match="the gradient is not finite"):
+        optimizer.step(1.0)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), start.parameters()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_restored_optimizer_continues_as_if_nothing_had_happened(dtype):
+    """Guards against a state without moments, step count or the bits of a master weight that bfloat16 does not hold."""
+    model, copied = small_model(dtype), small_model(dtype)
+    optimizer, restored = Optimizer(model, **OPTIONS), Optimizer(copied, **OPTIONS)
+    for step in range(4):
+        if step == 2:
+            restored.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+            assert all(torch.equal(p, q) for p, q in zip(model.parameters(), copied.parameters()))
+        gradients = random_gradients(model)
+        for m, o in ((model, optimizer), (copied, restored))[: 1 + step // 2]:
+            o.zero_grad()
+            give(m, gradients)
+            o.step(1.0)
+    for name, master in optimizer.master.items():
+        assert torch.equal(master, restored.master[name])
+        assert torch.equal(model.get_parameter(name), copied.get_parameter(name))
+
+
+def test_the_state_of_another_model_is_refused():
+    """Guards against weights that are silently left as they were."""
+    state = Optimizer(nn.Linear(6, 9), 1e-3).state_dict()
+    for other in (nn.Linear(6, 8), nn.Sequential(nn.Linear(6, 9))):
+        with pytest.raises((KeyError, ValueError, RuntimeError)):
+            Optimizer(other, 1e-3).load_state_dict(state)

@@ -1,0 +1,419 @@
+"""Flags, files, the run folder and progress lines, without a model; and which file may import which.
+
+Run it:  python -m pytest tests/test_plumbing.py
+"""
+import ast
+import functools
+import json
+import sys
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import train
+from mitigations import MITIGATIONS, reweighting, token_credit
+from plumbing import flags, progress, run_folder
+from plumbing.files import read_json, read_tensors, replace_file, weight_files
+from plumbing.progress import Progress, clock
+from train import Settings
+
+ROOT = Path(train.__file__).parent
+
+
+def test_imports_go_down_only():
+    """experiments -> train -> grpo -> mitigations, critic, sampler, countdown_task -> qwen2_model -> plumbing.files."""
+    top = {file.stem for file in ROOT.glob("*.py")}
+    allowed = {"countdown_task": set(), "mitigations": {"countdown_task"}, "qwen2_model": {"plumbing.files"},
+               "sampler": {"qwen2_model"}, "critic": {"qwen2_model", "plumbing.files"}, "plumbing": set(),
+               "grpo": top - {"train", "analyze", "grpo"}, "train": top - {"analyze", "train"},
+               "analyze": {"countdown_task", "mitigations"}}
+    for file in [*ROOT.glob("*.py"), *ROOT.glob("plumbing/*.py")]:
+        nodes = [n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Import | ast.ImportFrom)]
+        names = {getattr(node, "module", None) or alias.name for node in nodes for alias in node.names}
+        layer = "plumbing" if file.parent.name == "plumbing" else file.stem
+        machinery = {n for n in names if n.startswith("plumbing")} if layer in ("qwen2_model", "sampler") else set()
+        used = {name for name in names if name.split(".")[0] in top | {"experiments"}} | machinery
+        assert used <= allowed[layer], f"{file} imports {used - allowed[layer]}"
+
+
+# ------------------------------------------------------------------------------------------------------ flags
+
+
+def parse(*arguments):
+    """Parse a command line of train.py."""
+    return flags.parse(list(map(str, arguments)), Settings(), MITIGATIONS, train.CHOICES | {"mitigation": tuple(MITIGATIONS)},
+                       "usage")
+
+
+def refusal(*arguments):
+    """The one sentence that refuses a command line."""
+    with pytest.raises(SystemExit) as stop:
+        parse(*arguments)
+    message = str(stop.value.code)
+    assert message.startswith("error: ") and "\n" not in message
+    return message
+
+
+@pytest.fixture
+def idea():
+    """Forget, after the test, the methods that it adds."""
+    before = dict(MITIGATIONS)
+    yield
+    MITIGATIONS.clear()
+    MITIGATIONS.update(before)
+
+
+def test_values_have_the_type_of_their_default():
+    s, hyper_parameters, resume = parse("--steps", 7, "--lr", "1e-3", "--model", "x", "--kl", 1, "--skip_unfinished",
+                                        "--mitigation", "gtpo", "--a1", 2, "--joint", "--advantage", "rloo")
+    assert s == Settings(mitigation="gtpo", steps=7, lr=1e-3, model="x", kl=1.0, skip_unfinished=True, advantage="rloo")
+    assert type(s.kl) is float
+    assert hyper_parameters == {"a1": 2.0, "a2": 0.1, "joint": True}
+    assert resume is None
+    assert parse() == (Settings(), {}, None)
+
+
+@pytest.mark.parametrize(["text", "value"], [("true", True), ("False", False), ("TRUE", True)])
+def test_a_bool_takes_true_or_false(text, value):
+    assert parse("--skip_unfinished", text).settings.skip_unfinished is value
+    assert parse(f"--skip_unfinished={text}", "--steps=3").settings.steps == 3
+
+
+@pytest.mark.parametrize(["arguments", "named"], [
+    (["--mitigation", "magic"], "outcome_conditional"),
+    (["--mitigation"], "--mitigation"),
+    (["--learning_rate", 1], "--mitigation none takes no --learning_rate"),
+    (["--step", 1], "--step"),  # no abbreviations
+    (["--think_discount", 0.5], "--think_discount"),
+    (["--mitigation", "outcome_conditional", "--think_discout", 0.5], "its own flags are --think_discount"),
+    (["--steps", "many"], "--steps"), (["--steps", 1.5], "--steps"),
+    (["--skip_unfinished", "yes"], "true or false"),
+    (["--loss_norm", "mean"], "token"), (["--dtype", "float16"], "bfloat16"), (["--optimizer_device", "cuda"], "cpu"),
+    (["--normalize", "batch"], "--normalize"),
+    (["--mitigation", "ppo", "--normalize", "none"], "--normalize"),
+    (["--mitigation", "vineppo", "--advantage", "rloo"], "--advantage"),
+    (["--mitigation", "gtpo", "--a1", "nan"], "--a1"), (["--mitigation", "gtpo", "--a2", "inf"], "--a2"),
+    (["--resume", "nowhere"], "nowhere is not a run folder"),
+    (["--resume"], "--resume"), (["--resume=x", "--lr", 1], "--lr"), (["--resume", "x", "--steps", "many"], "--steps"),
+], ids=lambda x: " ".join(map(str, x)) if isinstance(x, list) else "")
+def test_flags_that_cannot_work_are_one_sentence(arguments, named):
+    assert named in refusal(*arguments)
+
+
+def test_normalize_and_advantage_are_accepted_where_they_have_an_effect():
+    for name, method in MITIGATIONS.items():
+        for flag, value, effect in (("--normalize", "none", method.is_reweighting),
+                                    ("--advantage", "rloo", method.from_advantage)):
+            if effect:
+                assert value in vars(parse("--mitigation", name, flag, value).settings).values()
+            else:
+                assert flag in refusal("--mitigation", name, flag, value)
+    assert not MITIGATIONS["ppo"].from_advantage and MITIGATIONS["gtpo"].from_advantage
+
+
+@pytest.mark.parametrize("name", ["seed", "lr", "help", "resume"])
+def test_a_keyword_that_is_a_flag_of_train_already_is_one_sentence(name, idea):
+    exec(f"@token_credit\ndef clash(batch, {name}=1): ...", {"token_credit": token_credit})
+    assert name in refusal("--mitigation", "clash")
+
+
+@pytest.mark.parametrize("default", ["None", "(1, 2)", "[]"])
+def test_a_default_that_cannot_be_a_flag_is_one_sentence(default, idea):
+    exec(f"@token_credit\ndef odd(batch, shape={default}): ...", {"token_credit": token_credit})
+    assert "shape" in refusal("--mitigation", "odd")
+
+
+def test_a_partial_function_is_a_method_like_any_other(idea):
+    def scaled(batch, scale, power: float = 1.0):
+        """credit = A * scale^power."""
+
+    reweighting(functools.partial(scaled, scale=2), name="twice")
+    s, hyper_parameters, _ = parse("--mitigation", "twice", "--power", 0.5, "--normalize", "none")
+    assert hyper_parameters["power"] == 0.5 and s.normalize == "none"
+
+
+def test_help_lists_every_setting_and_every_method_with_its_formula(capsys):
+    with pytest.raises(SystemExit) as stop:
+        parse("--help")
+    text = capsys.readouterr().out
+    assert not stop.value.code
+    assert {f.name for f in fields(Settings)} == flags.comments(Settings).keys()
+    for name, meaning in flags.comments(Settings).items():
+        assert f"--{name} " in text and meaning.split()[0] in text
+    for method in MITIGATIONS.values():
+        assert f"  {method.name}" in text and method.summary in text
+    assert "outcome_conditional --think_discount 0.5\n" in text
+    assert "(default 0.0002)" in text and "(default empty)" in text
+
+
+def test_help_of_a_method_lists_its_own_flags(capsys):
+    with pytest.raises(SystemExit):
+        parse("--mitigation", "ppo", "--help")
+    assert "of ppo (default 0.95)" in capsys.readouterr().out
+
+
+def test_a_resumed_run_keeps_its_settings_except_the_steps(tmp_path):
+    config = {"settings": vars(Settings(mitigation="gtpo", lr=0.5, steps=3)), "method": {"a1": 2.0, "a2": 0.1,
+                                                                                        "joint": False}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    s, hyper_parameters, resume = parse("--resume", tmp_path)
+    assert (s, hyper_parameters, resume) == (Settings(mitigation="gtpo", lr=0.5, steps=3), config["method"], tmp_path)
+    assert parse("--resume", tmp_path, "--steps", 0).settings == replace(s, steps=0)
+
+
+@pytest.mark.parametrize("config", [
+    {"settings": {"speed": 1}, "method": {}}, {"settings": {}}, {"settings": {}, "method": {"b": 1}},
+    {"settings": {"mitigation": "gone"}, "method": {}}, {"settings": 3, "method": {}}])
+def test_the_config_of_another_version_is_one_sentence(config, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert "another version" in refusal("--resume", tmp_path)
+
+
+def test_ranges_include_their_lowest_value_and_exclude_nan():
+    def check(value, *limits):
+        flags.check_range(SimpleNamespace(x=value), ("x",), *limits)
+
+    check(1, 1), check(0.0, 0), check(0.999, 0, 1), check(10**9, 1)
+    for value, limits, said in ((0, (1,), "--x must be at least 1$"), (1, (0, 1), "at least 0 and below 1"),
+                                (float("nan"), (0,), "--x"), (float("inf"), (0,), "--x")):
+        with pytest.raises(ValueError, match=said):
+            check(value, *limits)
+
+
+def test_the_folder_is_named_after_every_flag_that_was_changed():
+    def name(*arguments):
+        s, hyper_parameters, _ = parse(*arguments)
+        changed = flags.changed(s, Settings(), hyper_parameters, MITIGATIONS[s.mitigation])
+        return str(run_folder.default_folder(s.mitigation, s.seed, changed))
+
+    method = ["--mitigation", "outcome_conditional"]
+    assert name() == "runs/none-seed0"
+    assert name(*method, "--think_discount", 0.25) == "runs/outcome_conditional-think_discount0.25-seed0"
+    assert name(*method, "--think_discount", 0.5, "--seed", 3) == "runs/outcome_conditional-seed3"
+    assert name("--advantage", "rloo", "--lr", 1e-3) == "runs/none-lr0.001-advantagerloo-seed0"
+    assert name("--steps", 3, "--device", "cuda", "--model", "m", "--data", "d", "--out", "o") == "runs/none-seed0"
+
+
+# ------------------------------------------------------------------------------------------------------ files
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
+    def half(part):
+        part.write_text("ne")
+        raise OSError("no space left on device")
+
+    file = tmp_path / "file.json"
+    replace_file(file, lambda part: part.write_text("old"))
+    with pytest.raises(OSError):
+        replace_file(file, half)
+    assert file.read_text() == "old"
+    replace_file(file, lambda part: part.write_text("new"))  # what the failed one left behind does not matter
+    assert [x.name for x in tmp_path.iterdir()] == ["file.json"]
+    assert file.read_text() == "new"
+
+
+@pytest.mark.parametrize(["text", "said"], [("{", "is not valid JSON"), ("[1]", "does not hold a JSON object")])
+def test_a_broken_json_file_is_named(text, said, tmp_path):
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(ValueError, match=f"x.json {said}"):
+        read_json(tmp_path / "x.json")
+
+
+def test_a_broken_safetensors_file_is_named(tmp_path):
+    file = tmp_path / "x.safetensors"
+    save_file({"a": torch.ones(100)}, file)
+    assert read_tensors(file, dtype=torch.bfloat16)["a"].dtype == torch.bfloat16
+    assert read_tensors(file)["a"].dtype == torch.float32
+    for content in (file.read_bytes()[:200], b"", b"<html>not found</html>"):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match="x.safetensors is not a complete safetensors file"):
+            read_tensors(file)
+
+
+def test_weight_files_are_one_file_or_the_shards_of_the_index(tmp_path):
+    with pytest.raises(FileNotFoundError, match="model.safetensors is missing"):
+        weight_files(tmp_path)
+    for name in ("model.safetensors", "b.safetensors", "a.safetensors"):
+        (tmp_path / name).touch()
+    assert weight_files(tmp_path) == [tmp_path / "model.safetensors"]
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text('{"weight_map": {"x": "b.safetensors", "y": "a.safetensors", "z": "a.safetensors"}}')
+    assert weight_files(tmp_path) == [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
+    (tmp_path / "b.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match="b.safetensors is missing"):
+        weight_files(tmp_path)
+    for broken in ('{"weight_map": {"x": 3}}', '{"weight_map": []}', "{}"):
+        index.write_text(broken)
+        with pytest.raises(ValueError, match="no weight_map"):
+            weight_files(tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------- run folder
+
+
+@dataclass
+class Counter:
+    """Learns to count."""
+
+    steps: int = 0
+
+    def state_dict(self):
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state):
+        self.steps = state["steps"]
+
+
+@pytest.fixture
+def model_folder(tmp_path):
+    """A folder with two of a tokenizer's files."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    (tmp_path / "model" / "generation_config.json").write_text("{}")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def counted(tmp_path, model_folder, monkeypatch):
+    """A run of four steps, with a state every 2 and a checkpoint every 3."""
+    monkeypatch.setattr(sys, "argv", ["train.py", "--data", "my puzzles"])
+    s, counter = Settings(model=str(model_folder), steps=5, state_every=2, checkpoint_every=3), Counter()
+    assert run_folder.open_run(tmp_path / "r", s, {"k": 2}, {"counter": counter}, resume=False) == 0
+    for step in range(1, 5):
+        counter.steps = step
+        run_folder.append_row(tmp_path / "r", {"step": step})
+        (tmp_path / "r" / "credit" / f"step-{step:06d}.npz").touch()
+        run_folder.save(tmp_path / "r", step, s, lambda folder: (folder / "weights").write_text(str(step)),
+                        {"counter": counter})
+    return tmp_path / "r", s
+
+
+def test_a_new_run_folder_holds_config_header_and_tokenizer(tmp_path, model_folder, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py", "--data", "my puzzles"])
+    (tmp_path / "r.part" / "old").mkdir(parents=True)  # a run that was killed while it created its folder
+    s = Settings(model=str(model_folder))
+    run_folder.open_run(tmp_path / "r", s, {"k": 2}, {}, resume=False)
+    found = {str(p.relative_to(tmp_path / "r")) for p in (tmp_path / "r").rglob("*")}
+    assert found == {"config.json", "metrics.csv", "credit", "checkpoint", "checkpoint/tokenizer.json",
+                     "checkpoint/generation_config.json"}
+    config = read_json(tmp_path / "r" / "config.json")
+    assert config["settings"] == vars(s)
+    assert config["method"] == {"k": 2}
+    assert config["versions"].keys() == {"python", "torch", "numpy"}
+    assert config["command"] == "python train.py --data 'my puzzles'"
+    assert (tmp_path / "r" / "metrics.csv").read_text().strip() == ",".join(run_folder.COLUMNS)
+    with pytest.raises(ValueError, match="exists"):
+        run_folder.open_run(tmp_path / "r", s, {"k": 2}, {}, resume=False)
+
+
+def test_checkpoints_and_state_are_written_when_they_are_due(counted):
+    run, s = counted
+    assert run_folder.load_state(run)["step"] == 4
+    assert (run / "checkpoint" / "weights").read_text() == "4"
+    assert {p.name for p in run.glob("checkpoints/*")} == {"step-000003"}
+    assert {p.name for p in run.glob("checkpoints/step-000003/*")} == {"weights", "tokenizer.json",
+                                                                        "generation_config.json"}
+    never = replace(s, state_every=0, checkpoint_every=0, steps=6)
+    for step in (5, 6):
+        run_folder.save(run, step, never, lambda folder: None, {"counter": Counter(step)})
+        assert run_folder.load_state(run)["step"] == (4 if step == 5 else 6)  # the last step always writes one
+
+
+def test_a_resumed_run_is_cut_back_to_its_state(counted):
+    run, s = counted
+    length, counter = len((run / "metrics.csv").read_text()), Counter()
+    for step in (5, 6):  # written, but lost with the kill
+        run_folder.append_row(run, {"step": step})
+        (run / "credit" / f"step-{step:06d}.npz").touch()
+        (run / "checkpoints" / f"step-{step:06d}" / "deep").mkdir(parents=True)
+    (run / "samples.txt").write_text("of step 5")
+    assert run_folder.open_run(run, replace(s, steps=9), {}, {"counter": counter}, resume=True) == 4
+    assert counter.steps == 4
+    assert len((run / "metrics.csv").read_text()) == length
+    assert (run / "samples.txt").read_text() == ""
+    assert sorted(p.name for p in run.glob("credit/*"))[-1] == "step-000004.npz"
+    assert [p.name for p in run.glob("checkpoints/*")] == ["step-000003"]
+    assert read_json(run / "config.json")["settings"]["steps"] == 9
+
+
+def test_a_run_without_a_state_resumes_from_step_0(counted):
+    run, s = counted
+    (run / "state.pt").unlink()
+    counter = Counter(7)
+    assert run_folder.open_run(run, s, {}, {"counter": counter}, resume=True) == 0
+    assert counter.steps == 7
+    assert (run / "metrics.csv").read_text().strip() == ",".join(run_folder.COLUMNS)
+    assert not list(run.glob("credit/*")) and not list(run.glob("checkpoints/*"))
+
+
+STATES = {
+    "half": lambda file: file.write_bytes(file.read_bytes()[:300]), "empty": lambda file: file.write_bytes(b""),
+    "a page of HTML": lambda file: file.write_text("<html>not found</html>" * 9),
+    "another dict": lambda file: torch.save({"x": torch.ones(3)}, file), "a list": lambda file: torch.save([1], file),
+    "code": lambda file: torch.save({"step": 1, "lengths": {}, "learners": {"x": Counter}}, file),
+    "an older version's": lambda file: file.rename(file.with_name("state.safetensors")),
+    "of another model": lambda file: torch.save({"step": 4, "lengths": {}, "learners": {"other": {}}}, file),
+}
+
+
+@pytest.mark.parametrize("case", STATES)
+def test_a_state_that_cannot_be_loaded_is_one_sentence_and_changes_nothing(case, counted):
+    run, s = counted
+    STATES[case](run / "state.pt")
+    before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
+    with pytest.raises(ValueError, match="state.pt|older version") as error:
+        run_folder.open_run(run, s, {}, {"counter": Counter()}, resume=True)
+    assert "\n" not in str(error.value)
+    assert before == {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
+
+
+def test_only_a_run_with_steps_left_is_resumed(counted):
+    run, s = counted
+    with pytest.raises(ValueError, match="has 4 steps already"):
+        run_folder.open_run(run, replace(s, steps=3), {}, {"counter": Counter()}, resume=True)
+    (run / "final.json").write_text('{"step": 4}')
+    with pytest.raises(ValueError, match="has finished its 4 steps"):
+        run_folder.open_run(run, replace(s, steps=4), {}, {"counter": Counter()}, resume=True)
+    assert (run / "final.json").exists()
+    assert run_folder.open_run(run, s, {}, {"counter": Counter()}, resume=True) == 4
+    assert not (run / "final.json").exists()
+    assert run_folder.open_run(run, replace(s, steps=4), {}, {"counter": Counter()}, resume=True) == 4  # not evaluated
+
+
+def test_samples_are_the_first_response_to_each_of_three_questions(tmp_path):
+    batch = SimpleNamespace(text=list("abcdefgh"), numbers=[(1, 2), (3, 4), (5, 6), (7, 8)], target=[3, 7, 11, 15],
+                            reward=torch.arange(8) / 10, advantage=torch.arange(8) - 2.0)
+    run_folder.write_samples(tmp_path, 5, batch)
+    heads = (tmp_path / "samples.txt").read_text().split("\n")
+    assert heads[:2] == ["=== step 5  [1, 2] -> 3  reward 0.00  advantage -2.00", "a"]
+    assert heads[3:5] == ["=== step 5  [3, 4] -> 7  reward 0.20  advantage +0.00", "c"]
+    assert heads[6:] == ["=== step 5  [5, 6] -> 11  reward 0.40  advantage +2.00", "e", "", ""]
+
+
+# --------------------------------------------------------------------------------------------------- progress
+
+
+@pytest.mark.parametrize(["terminal", "seconds", "shown"], [
+    (True, 1, "work: 1/4  ETA 0:03 \rwork: 4/4  ETA 0:00 \n"), (False, 1, ""),
+    (False, 70, "work: 1/4  ETA 3:30 \nwork: 4/4  ETA 0:00 \n")])
+def test_progress_is_one_line_on_a_terminal_and_a_line_now_and_then_elsewhere(terminal, seconds, shown, capsys,
+                                                                              monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
+    line = Progress("work", 4)
+    for done in (1, 4):
+        now[0] += seconds
+        line.show(done)
+    assert capsys.readouterr().err == shown
+    monkeypatch.setenv("RANK", "1")  # only the first process speaks
+    line.show(4)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_clock_has_minutes_and_two_digits_of_seconds():
+    assert (clock(0.9), clock(65), clock(3600)) == ("0:00", "1:05", "60:00")

@@ -1,0 +1,113 @@
+"""Statistics against slow computations and simulations; tables and layouts against ones written by hand.
+
+Run it:  python -m pytest tests/test_report.py
+"""
+import csv
+import math
+import statistics
+
+import numpy as np
+import pytest
+
+from plumbing import report
+
+
+def test_clustered_mean_by_hand():
+    """Guards against errors that treat the tokens of one response as independent: clusters (1, 3), (5), (7, 8)."""
+    mean, error = report.clustered_mean(np.array([1.0, 3, 5, 7, 8]), np.array([0, 0, 1, 2, 2]))
+    residuals = [4 - 2 * 4.8, 5 - 4.8, 15 - 2 * 4.8]
+    assert mean == pytest.approx(4.8)
+    assert error == pytest.approx(math.sqrt(3 / 2 * sum(r * r for r in residuals)) / 5)
+
+
+def test_one_cluster_has_a_mean_without_an_error_and_none_has_neither():
+    """Guards against an error of 0, and a division by zero."""
+    mean, error = report.clustered_mean(np.array([1.0, 3]), np.array([4, 4]))
+    assert mean == 2 and math.isnan(error)
+    assert all(map(math.isnan, report.clustered_mean(np.array([]), np.array([], int))))
+
+
+def test_clustered_error_is_the_spread_over_repeated_experiments():
+    """Guards against a formula that is merely plausible: 4,000 simulated runs of 60 unequal clusters, within 10%."""
+    rng = np.random.default_rng(0)
+    means, errors = [], []
+    for _ in range(4000):
+        cluster = np.repeat(np.arange(60), rng.integers(1, 20, 60))
+        mean, error = report.clustered_mean(rng.normal(size=60)[cluster] + rng.normal(size=len(cluster)), cluster)
+        means.append(mean)
+        errors.append(error)
+    assert np.mean(errors) == pytest.approx(np.std(means), rel=0.1)
+
+
+@pytest.mark.parametrize("n", [2, 5, 17])
+def test_intervals_cover_the_mean_as_often_as_they_say(n):
+    """Guards against a wrong quantile of Student's t, at either end of the table and beyond it: 20,000 samples."""
+    samples = np.random.default_rng(2).normal(size=(20000, n))
+    hits = [abs(mean) <= half for mean, half in map(report.interval, samples)]
+    assert np.mean(hits) == pytest.approx(0.95, abs=0.01)  # 0.01 is six standard errors
+
+
+def test_a_single_value_has_no_interval():
+    """Guards against an interval of width 0 for a single seed, and a mean of nothing."""
+    mean, half = report.interval([1.0])
+    assert mean == 1 and math.isnan(half)
+    assert math.isnan(report.t_estimate(np.array([])).value)
+    e = report.t_estimate(np.array([1.0, 3]))
+    assert e == pytest.approx((2, 2 - 12.706, 2 + 12.706))
+
+
+def test_the_mean_height_of_a_curve_by_hand():
+    """Guards against a mean of points that ignores how far apart they are: 0 to 1 over 1, 1 to 3 over 3."""
+    assert report.mean_height(np.array([2.0, 3, 6]), np.array([0.0, 1, 3])) == pytest.approx((0.5 + 3 * 2) / 4)
+
+
+def test_bins_have_no_gap_at_their_borders():
+    """Guards against a token that rounding moves: position t of a response of length L lies in bin floor(10 t / L)."""
+    position, length = np.array([(t, L) for L in range(1, 200) for t in range(L)]).T
+    found = report.bins(position / length, 10)
+    assert (found == 10 * position // length).mean() > 0.999
+    assert report.bins(np.array([1.0]), 10) == 9  # rounding may reach it
+
+
+def test_t_statistics_by_the_textbook():
+    """Guards against the population variance, and positions that too few responses reach."""
+    rng = np.random.default_rng(1)
+    lengths = rng.integers(1, 9, 80)
+    position = np.concatenate([np.arange(n) for n in lengths])
+    values = rng.normal(0.3, 1, len(position))
+    samples = [[float(v) for v in values[position == p]] for p in range(8)]
+    expected = [statistics.mean(x) / (statistics.stdev(x) / math.sqrt(len(x))) for x in samples if len(x) >= 30]
+    assert 2 < len(expected) < 8
+    np.testing.assert_allclose(report.t_statistics(values, position), expected, rtol=1e-9)
+
+
+def test_a_table_is_aligned_markdown():
+    """Guards against columns that do not line up, and a name aligned like a number."""
+    text = str(report.Table("Title", "A note.", ["method", "n"], [["a", "100"], ["long name", "7"]]))
+    assert text.splitlines() == ["## Title", "A note.", "", "| method    |   n |", "|-----------|----:|",
+                                 "| a         | 100 |", "| long name |   7 |"]
+
+
+def test_cells_leave_out_what_is_not_known():
+    """Guards against the text nan in a table."""
+    nan = float("nan")
+    assert [report.pm(1.0, 0.25), report.pm(1, nan, 1), report.pm(nan, nan)] == ["1.000 ± 0.250", "1.0", ""]
+    estimates = [report.Estimate(1, 0.5, 1.5), report.Estimate(1), report.Estimate(nan)]
+    assert [report.cell(e) for e in estimates] == ["1.00 (0.50 to 1.50)", "1.00", ""]
+    assert math.isnan(report.ratio(1, 0)) and report.ratio(1, 2) == 0.5
+
+
+def test_a_csv_file_has_the_columns_of_all_rows(tmp_path):
+    """Guards against a column that only a later row has."""
+    report.write_csv([{"a": "1, 2"}, {"a": "3", "b": "4"}], tmp_path / "x.csv")
+    with (tmp_path / "x.csv").open(newline="") as file:
+        assert list(csv.DictReader(file)) == [{"a": "1, 2", "b": ""}, {"a": "3", "b": "4"}]
+
+
+def test_tokens_are_wrapped_without_loss():
+    """Guards against a token that vanishes, overlaps its neighbour, or is pushed to the next line though it fits."""
+    texts = [" Maybe", " 5", "\n", "<answer>", "1+2=", "x" * 9, "\n", "", "y"]
+    placed = report.place_tokens(texts, 12)
+    assert [text for *_, text in placed] == [" Maybe", " 5", "↵", "<answer>", "1+2=", "x" * 9, "↵", "■", "y"]
+    assert [(x, y) for x, y, _ in placed] == [
+        (0, 0), (6, 0), (8, 0), (0, 1), (8, 1), (0, 2), (9, 2), (0, 3), (1, 3)]

@@ -1,0 +1,287 @@
+"""Tests of sampler.py: the caches, sampling, and reading responses again.
+
+The oracles are a naive sampler on transformers without cache, padding or batch, and the plain layout of tests/plain.py.
+
+Run it:  python -m pytest tests/test_sampler.py
+"""
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import grpo
+from qwen2_model import Qwen2, load_model, read_config
+from sampler import (AnswerCache, DecodeCache, PromptCache, Samples, draw, generate, response_attention,
+                     response_logprobs, response_states)
+from tests.plain import plain_logprobs, plain_rows
+from tests.random_checkpoints import FAMILIES, SMALL, V, assert_close, both
+
+REAL = 19  # tokens that exist; V - REAL rows of the embedding stand for none
+PROMPTS = [[5, 1, 8, 2, 2, 9, 4], [7], [3, 12, 6], [18, 1, 1, 15, 2]]
+ENDS = [3, 17]
+GROUPED = pytest.mark.parametrize("options", [{}, {"num_key_value_heads": 6}, {"num_key_value_heads": 1},
+                                              {"num_hidden_layers": 1, "head_dim": 16}], ids=str)
+
+
+def uniforms(rows: int, columns: int, seed: int = 0) -> Tensor:
+    """Random numbers (rows, columns), float64 in [0, 1)."""
+    return torch.from_numpy(np.random.default_rng(seed).random((rows, columns)))
+
+
+def random_model(family: str, folder, dtype=torch.float64, **options) -> tuple[torch.nn.Module, Qwen2]:
+    """A small model of transformers, and ours, whose last V - REAL tokens would be the most likely ones."""
+    hf, _ = both(family, folder, tie_word_embeddings=False, **options)
+    with torch.no_grad():
+        hf.lm_head.weight[REAL:] *= 3
+    hf.save_pretrained(folder)
+    model = load_model(folder, dtype=dtype)
+    model.real_vocab = REAL
+    return hf.to(dtype), model
+
+
+def responses(lengths: list[int]) -> tuple[Tensor, Tensor]:
+    """Random tokens (B, T) of responses of these lengths, padded with other random tokens, and their mask."""
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    return torch.randint(REAL, mask.shape, generator=torch.Generator().manual_seed(0)), mask
+
+
+def unpadded(s: Samples) -> list[list[int]]:
+    """The tokens of each response."""
+    return [tokens[mask].tolist() for tokens, mask in zip(s.tokens, s.mask)]
+
+
+# ---------------------------------------------------------------------------------------------------- draw
+
+
+def walk(log_probs: list[float], u: float, temperature: float) -> int:
+    """The token at which the cumulative softmax(log_probs / temperature) passes u; the likeliest at temperature 0."""
+    if temperature == 0:
+        return log_probs.index(max(log_probs))
+    largest = max(log_probs)
+    weights = [math.exp((x - largest) / temperature) for x in log_probs]
+    total, cumulative = math.fsum(weights), 0.0
+    for token, weight in enumerate(weights):
+        cumulative += weight / total
+        if cumulative > u:
+            return token
+    raise AssertionError("u is not below 1")
+
+
+@pytest.mark.parametrize("vocab, rows", [(3, 200), (60, 200), (151_936, 6)])
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0, 2.0])
+def test_draw_inverts_the_cumulative_distribution(vocab, rows, temperature):
+    """Guards against an off-by-one of the search, and a temperature that is ignored or multiplied."""
+    logits = 2 * torch.randn(rows, vocab, generator=torch.Generator().manual_seed(vocab))
+    u, log_probs = uniforms(rows, 1, seed=vocab)[:, 0], logits.log_softmax(-1)
+    expected = [walk(row, x, temperature) for row, x in zip(log_probs.tolist(), u.tolist())]
+    assert draw(log_probs, u, temperature).tolist() == expected
+
+
+def test_draw_keeps_the_tail_of_a_large_vocabulary():
+    """Guards against sums in fp32: below 1, its numbers are as far apart as nine tokens of this tail."""
+    logits = torch.zeros(6, 151_936)
+    logits[:, 0] = math.log(999 * 151_935)  # p = 0.999
+    log_probs, u = logits.log_softmax(-1), 0.9991 + 0.0008 * uniforms(6, 1)[:, 0]
+    assert draw(log_probs, u, 1.0).tolist() == [walk(log_probs[0].tolist(), x, 1.0) for x in u.tolist()]
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("u, end", [(0.0, 0), (np.nextafter(1.0, 0.0), -1)], ids=["smallest u", "largest u"])
+def test_draw_never_returns_an_impossible_token(temperature, u, end):
+    """Guards against a token of probability 0, and an index past the last token, at the extreme random numbers."""
+    log_probs = torch.randn(500, 37, generator=torch.Generator().manual_seed(0))
+    possible = torch.rand(500, 37, generator=torch.Generator().manual_seed(1)) < 0.5
+    possible[:, 18] = True
+    log_probs = log_probs.where(possible, -torch.inf).log_softmax(-1)
+    expected = [row.nonzero()[end].item() for row in possible]
+    assert draw(log_probs, torch.full((500,), u, dtype=torch.float64), temperature).tolist() == expected
+
+
+# ------------------------------------------------------------------------------------------------ generate
+
+
+@torch.no_grad()
+def naive_sample(hf: torch.nn.Module, prompt: list[int], row: list[float], temperature: float,
+                 excluded: int | None) -> tuple[list[int], Tensor]:
+    """One response, and its log-prob, entropy and logit_grad (3, length) at temperature 1, from their definitions."""
+    answer, statistics = [], []
+    for u in row:
+        logits = hf(torch.tensor([prompt + answer])).logits[0, -1, :REAL]
+        allowed = logits.tolist()
+        if not answer and excluded is not None:
+            allowed[excluded] = -math.inf
+        token = walk(allowed, u, temperature)
+        p, onehot = logits.softmax(-1), F.one_hot(torch.tensor(token), REAL)
+        statistics.append([p[token].log(), -(p * p.log()).sum(), (onehot - p).norm()])
+        answer.append(token)
+        if token in ENDS:
+            break
+    return answer, torch.tensor(statistics, dtype=torch.float64).T
+
+
+@FAMILIES
+@pytest.mark.parametrize("constrained", [False, True], ids=["", "constrained"])
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_generate_equals_a_naive_sampler(family, constrained, temperature, tmp_path):
+    """Guards against errors of cache, padding and dropped rows, tokens that do not exist, a limit off by one, an
+    excluded token that comes first, and statistics of another distribution than the full one at temperature 1."""
+    hf, model = random_model(family, tmp_path)
+    B, T = 24, 7
+    u, limit, excluded = uniforms(B, T, seed=2), [T] * B, None
+    if constrained:
+        limit = [i % T + 1 for i in range(B)]
+        excluded = generate(model, PROMPTS, u, ENDS, temperature).tokens[:, 0]  # what would have come first
+    s = generate(model, PROMPTS, u, ENDS, temperature, torch.tensor(limit) if constrained else None, excluded)
+    expected = [naive_sample(hf, PROMPTS[i // 6], u[i, : limit[i]].tolist(), temperature,
+                             excluded[i].item() if constrained else None) for i in range(B)]
+    lengths = [len(answer) for answer, _ in expected]
+    assert unpadded(s) == [answer for answer, _ in expected]
+    assert s.ended.tolist() == [answer[-1] in ENDS for answer, _ in expected]
+    assert s.mask.tolist() == [[t < n for t in range(max(lengths))] for n in lengths]
+    assert not s.tokens[~s.mask].any()
+    for i, (_, statistics) in enumerate(expected):
+        got = torch.stack((s.logprob[i], s.entropy[i], s.logit_grad[i]))  # (3, T)
+        assert got.dtype == torch.float64
+        assert_close(got, F.pad(statistics, (0, max(lengths) - lengths[i])), 1e-5)
+    if temperature > 0:  # a hard case: responses end at different times, and some are cut off
+        assert len(set(lengths)) >= 4
+        assert 0 < s.ended.sum() < B
+
+
+@FAMILIES
+def test_a_response_does_not_depend_on_its_batch(family, tmp_path):
+    """Guards against neighbours, their order, or their early end changing a response."""
+    _, model = random_model(family, tmp_path, dtype=torch.float32)
+    u = uniforms(16, 12, seed=3).view(4, 4, 12)  # (Q, G, T)
+    together = generate(model, PROMPTS, u.flatten(0, 1), ENDS)
+    assert together.mask.sum(1).unique().numel() >= 4
+    assert not together.logprob.requires_grad
+    backwards = unpadded(generate(model, PROMPTS[::-1], u.flip(0).flatten(0, 1), ENDS))
+    for q, prompt in enumerate(PROMPTS):
+        expected = unpadded(together)[4 * q : 4 * q + 4]
+        assert backwards[12 - 4 * q : 16 - 4 * q] == expected
+        alone = [generate(model, [prompt], u[q, g, None], ENDS, temperature=1.0) for g in range(4)]
+        assert [unpadded(s)[0] for s in alone] == expected
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("broken, name", [(math.nan, "norm"), (math.nan, "layers.1.mlp.down_proj"),
+                                          (math.inf, "embed_tokens")])  # fmt: skip
+def test_broken_weights_give_log_probs_that_are_not_finite(temperature, broken, name, tmp_path):
+    """Guards against tokens drawn from NaN in silence, and against an index error in place of a clear sentence."""
+    _, model = random_model("qwen2", tmp_path)
+    with torch.no_grad():
+        model.get_parameter(f"model.{name}.weight").view(-1)[7] = broken
+    s = generate(model, PROMPTS, uniforms(8, 5), ENDS, temperature)
+    assert not s.logprob.isfinite().all()
+    assert 0 <= s.tokens.min() and s.tokens.max() < REAL
+    with pytest.raises(FloatingPointError, match="not finite.*--lr"):
+        grpo.sample(model, PROMPTS, uniforms(8, 5), ENDS)
+
+
+CACHED = Qwen2(read_config(SMALL | dict(model_type="qwen2")))
+
+
+@settings(deadline=None, max_examples=50)
+@given(drops=st.lists(st.lists(st.booleans(), min_size=12, max_size=12), min_size=1, max_size=3))
+@torch.no_grad()
+def test_rows_that_stay_in_the_cache_keep_everything(drops):
+    """Guards against a row that loses its keys, values, position, padding or place when others leave."""
+    cache = DecodeCache(PromptCache(CACHED, PROMPTS), 3, 4)
+    for drop in drops:
+        cache.open_column()
+        keys, values = torch.randn(2, 2, len(cache.length), 2, 1, 8)  # (layers, B', K, 1, d) each
+        before = [torch.stack(x) for x in zip(*(cache.extend(i, keys[i], values[i]) for i in range(2)))]
+        length, bias, running = cache.length, cache.bias, torch.tensor(drop[: len(cache.length)], dtype=torch.bool)
+        order = cache.keep(running)  # (B'',)
+        assert sorted(order.tolist()) == running.nonzero()[:, 0].tolist()
+        for kept, old in zip((cache.keys, cache.values), before):
+            assert torch.equal(kept[:, :, :, : cache.filled], old[:, order])
+        assert torch.equal(cache.length, length[order])
+        assert torch.equal(cache.bias, bias[order])
+
+
+# ---------------------------------------------------------------------------------- reading responses again
+
+
+def test_the_plain_layout_as_drawn():
+    """Guards against an oracle with padding on the wrong side, or a state next to the one that predicts a token.
+
+    The model repeats its input token, so that it predicts a token right where the same token comes before it.
+    """
+    rows, pad, P = plain_rows([[2], [5, 2, 7]], torch.tensor([[3, 9], [6, 1]]))
+    assert rows.tolist() == [[0, 0, 2, 3, 9], [5, 2, 7, 6, 1]]
+    assert pad.tolist() == [2, 0]
+    assert P == 3
+    mask, tokens = torch.tensor([[True, True], [True, False]]), torch.tensor([[3, 9], [7, 1]])
+    got = plain_logprobs(lambda rows, pad: 99.0 * F.one_hot(rows, 10), [[3], [5, 2, 7]], tokens, mask)
+    assert got.tolist() == [[0, -99], [0, 0]]
+
+
+@FAMILIES
+@pytest.mark.parametrize("lengths", [[5, 1, 3, 5, 2, 1, 4], [1] * 7], ids=["ragged", "one token"])
+def test_a_response_read_after_its_prompt_equals_the_plain_layout(family, lengths, tmp_path):
+    """Guards against another question's prompt, its padding, states a column early or late, and lost gradients."""
+    _, model = random_model(family, tmp_path)
+    question, (tokens, mask) = torch.tensor([2, 0, 1, 2, 2, 0, 0]), responses(lengths)
+    prompts = [PROMPTS[q] for q in question]
+    expected = plain_logprobs(model, prompts, tokens, mask)  # (B, T)
+    weight = torch.linspace(-1, 1, mask.numel()).view(mask.shape)
+    theirs = torch.autograd.grad((expected * weight).sum(), list(model.parameters()))
+    cache = PromptCache(model, PROMPTS)
+    leaf = cache.detach()
+    for rows in torch.arange(7).split(3):  # micro-batches
+        got = response_logprobs(model, AnswerCache(leaf, question[rows]), tokens[rows], mask[rows])
+        assert_close(got, expected[rows], 1e-10)
+        (got * weight[rows]).sum().backward()
+    cache.backward(leaf)
+    for (name, p), gradient in zip(model.named_parameters(), theirs):
+        assert gradient.abs().max() > 0, name
+        assert_close(p.grad, gradient, 1e-10)
+
+
+@FAMILIES
+def test_log_probs_recorded_while_sampling_are_those_of_the_update(family, tmp_path):
+    """Guards against a sampler and an update that disagree: the PPO ratio would not be 1."""
+    _, model = random_model(family, tmp_path, dtype=torch.float32)
+    s = generate(model, PROMPTS, uniforms(16, 12), ENDS, temperature=0.7)
+    question = torch.arange(4).repeat_interleave(4)
+    got = response_logprobs(model, AnswerCache(PromptCache(model, PROMPTS), question), s.tokens, s.mask)
+    assert got[s.mask].std() > 0.5
+    assert_close(got, s.logprob, 1e-4)
+    assert_close(got, plain_logprobs(model, [PROMPTS[q] for q in question], s.tokens, s.mask), 1e-4)
+
+
+@FAMILIES
+@GROUPED
+def test_attention_and_hidden_tokens_equal_transformers(family, options, tmp_path):
+    """Guards against attention of another layer or scale, to padding or other heads' keys, and a hidden token that is
+    hidden from itself, or that shifts the positions of later tokens."""
+    hf, model = random_model(family, tmp_path, **options)
+    hf.set_attn_implementation("eager")
+    (tokens, mask), question = responses([6, 1, 5, 6]), torch.tensor([2, 1, 0, 2])
+    one = [x[:, :1] for x in (tokens, mask)]
+    hide = torch.rand(mask.shape, generator=torch.Generator().manual_seed(1)) < 0.4
+    hide[0, 0] = True
+    answers = AnswerCache(PromptCache(model, PROMPTS), question)
+    with torch.no_grad():
+        attention = response_attention(model, answers, tokens, mask)  # (B, T, T)
+        without = response_logprobs(model, answers, tokens, mask, hide)  # (B, T)
+        assert (without - response_logprobs(model, answers, tokens, mask)).abs().max() > 0.1
+        for i, L in enumerate(mask.sum(1).tolist()):
+            prompt = PROMPTS[question[i]]
+            P, row = len(prompt), torch.tensor([prompt + tokens[i, :L].tolist()])
+            expected = hf(row, output_attentions=True).attentions[-1][0].mean(0)[P - 1 : -1, P:].tril(-1)  # (L, L)
+            assert_close(attention[i, :L, :L], expected, 1e-5)
+            hidden = F.pad(hide[i, :L], (P, 0))  # (P + L,)
+            blocked = (hidden & ~torch.eye(P + L, dtype=bool)) | torch.ones(P + L, P + L, dtype=bool).triu(1)
+            bias = torch.zeros(1, 1, P + L, P + L, dtype=torch.float64).masked_fill(blocked, -1e300)
+            logits = hf(row, attention_mask=bias, position_ids=torch.arange(P + L)[None]).logits[0, P - 1 : -1, :REAL]
+            assert_close(without[i, :L], logits.log_softmax(-1)[torch.arange(L), tokens[i, :L]], 1e-5)
+        assert response_attention(model, answers, *one).tolist() == [[[0.0]]] * 4
+    assert attention[0].count_nonzero() == 15  # of tokens 1 to 5 to the ones before them
