@@ -1,4 +1,4 @@
-"""Sampling: prompts are read once, answers grow token by token on a KV cache, and the update reads them again.
+"""Sampling: prompts are read once, answers grow token by token on a KV cache, and training reads the answers again.
 
 How this differs from the usual `generate`:
 1. A prompt is read once for all of its answers, both here and, with gradient, in the update.
@@ -13,7 +13,8 @@ answers are rows that attend to it, so that a prompt with G answers is computed 
 functions at the end know of this layout. tests/plain.py has the usual one, in 40 lines, for comparison.
 
 Alphabet: Q prompts, G answers to each, B = Q G answers, P prompt columns, T response columns, V vocabulary, D hidden
-size, K key-value heads, d head size. B' <= B rows are still running.
+size, K key-value heads, d head size, S answer columns read at once, N real tokens in a flat list. B' <= B rows are
+still running.
 
 Run it:  python train.py --steps 0        samples from the bundled model and grades the answers
 """
@@ -32,7 +33,8 @@ class Samples(NamedTuple):
 
     tokens: Tensor  # (B, T) int64, 0 on padding
     mask: Tensor  # (B, T) bool, True on sampled tokens, the end token included
-    logprob: Tensor  # (B, T) log pi(token), 0 on padding; like the next two, at temperature 1 and nothing excluded
+    logprob: Tensor  # (B, T) log pi(token), 0 on padding; this and the next two are of pi, the model's whole
+    # distribution at temperature 1, even if the token was drawn from another one
     entropy: Tensor  # (B, T) entropy of pi before the token, nats
     logit_grad: Tensor  # (B, T) ||onehot - p||: how hard log pi of this token pulls on the logits (gradient norm)
     ended: Tensor  # (B,) bool, False where the token limit cut the response off
@@ -69,17 +71,14 @@ class PromptCache:
 
     def backward(self, leaf: "PromptCache") -> None:
         """Backpropagate the gradients accumulated in a detached copy through the prompts."""
-        tensors, gradients = [self.last], [leaf.last.grad]
-        for layer, pair in self.layers.items():
-            for x, x_leaf in zip(pair, leaf.layers[layer]):
-                if x_leaf.grad is not None:  # None: no answer had a second token, which would attend to the prompt
-                    tensors.append(x)
-                    gradients.append(x_leaf.grad)
-        torch.autograd.backward(tensors, gradients)
+        pairs = [(self.last, leaf.last)]
+        for layer, both in self.layers.items():
+            pairs += zip(both, leaf.layers[layer])
+        torch.autograd.backward([tensor for tensor, _ in pairs], [detached.grad for _, detached in pairs])
 
 
 class AnswerCache:
-    """The context of B finished answers: answer i follows prompt question[i], question (B,), of a PromptCache."""
+    """The context of B finished answers. question (B,): the index of each answer's prompt in a PromptCache."""
 
     def __init__(self, prompts: PromptCache, question: Tensor):
         self.prompts, self.question = prompts, question
@@ -154,7 +153,9 @@ class DecodeCache:
 def draw(log_probs: Tensor, uniform: Tensor, temperature: float) -> Tensor:
     """Inverse-CDF sampling: the token (B,) at which the cumulative sum of exp(log_probs) (B, V) passes uniform (B,).
 
-    temperature 0 takes the most likely token. The sum is in fp64: fp32 would lose the tail of a large vocabulary.
+    log_probs need not sum to 1, and are -inf for tokens that must not be drawn. At a temperature other than 1 the
+    distribution is softmax(log_probs / temperature), at 0 the most likely token. The sum is in fp64: fp32 would lose
+    the tail of a large vocabulary.
     """
     if temperature == 0:
         return log_probs.argmax(-1)
@@ -170,23 +171,25 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
     """Sample G answers to each of Q prompts, of at most T tokens each; answer g to prompt q is row q * G + g.
 
     uniforms (B, T) float64 in [0, 1): the random number behind each token. An answer stops at one of end_tokens, or
-    after limit (B,) tokens. excluded (B,): the token that may not come first. Log-prob, entropy and logit gradient are
-    those of the full distribution at temperature 1, whatever the tokens were drawn from.
+    after limit (B,) tokens. excluded (B,): for each answer, a token that may not be its first. Log-prob, entropy and
+    logit gradient are those of the whole distribution at temperature 1, whatever the tokens were drawn from: the update
+    computes the same, so that the ratio of PPO begins at 1.
     """
     device, (B, T), G = model.output_weight.device, uniforms.shape, len(uniforms) // len(prompts)
     uniforms, ends = uniforms.to(device), torch.tensor(end_tokens, dtype=torch.long, device=device)
     limit = torch.full((B,), T, device=device) if limit is None else limit.to(device)  # (B,)
     tokens = torch.zeros(B, T, dtype=torch.long, device=device)
     mask = torch.zeros(B, T, dtype=torch.bool, device=device)
-    wide = torch.promote_types(model.output_weight.dtype, torch.float32)
-    statistics = torch.zeros(3, B, T, device=device, dtype=wide)  # log-prob, entropy, logit gradient
+    at_least_float32 = torch.promote_types(model.output_weight.dtype, torch.float32)
+    statistics = torch.zeros(3, B, T, device=device, dtype=at_least_float32)  # log-prob, entropy, logit gradient
     with torch.inference_mode():  # a tenth faster than no_grad
         prompt_cache = PromptCache(model, prompts)
         cache = DecodeCache(prompt_cache, G, T)
         hidden = prompt_cache.last.repeat_interleave(G, 0)  # (B', D) the state that predicts the next token
         rows = torch.arange(B, device=device)  # (B',) the response that each running row writes
         for t in range(T):
-            log_probs = allowed = model.log_probs(hidden)  # (B', V)
+            log_probs = model.log_probs(hidden)  # (B', V) what is recorded
+            allowed = log_probs  # (B', V) what is drawn from
             if t == 0 and excluded is not None:
                 allowed = log_probs.scatter(1, excluded.to(device)[:, None], float("-inf"))  # (B', V)
             token = draw(allowed, uniforms[rows, t], temperature)  # (B',)
@@ -200,7 +203,8 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
                 rows, token = rows[order], token[order]
             hidden = model.hidden(token[:, None], *cache.open_column(), cache)[:, 0]  # (B', D)
     ended = ((tokens[..., None] == ends).any(-1) & mask).any(1)  # (B,)
-    return Samples(tokens[:, : t + 1], mask[:, : t + 1], *statistics[..., : t + 1], ended)
+    longest = t + 1
+    return Samples(tokens[:, :longest], mask[:, :longest], *statistics[..., :longest], ended)
 
 
 # ----------------------------------------------------------------------------------- reading finished answers
