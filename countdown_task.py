@@ -125,7 +125,7 @@ def split(problem: Problem) -> str:
 def generate_problems(size: int, part: str, seed: int = 0, count: int = 3, low: int = 1, high: int = 20,
                       max_target: int = 100) -> list[Problem]:
     """`size` distinct solvable puzzles of one split, numbers in random order; ValueError if there are not that many."""
-    rng, found, draws = np.random.default_rng([seed, size]), {}, 0
+    rng, found, draws = np.random.default_rng([seed, size]), {}, 0  # of another size: other puzzles, not some of these
     while len(found) < size:
         draws += 1
         numbers = tuple(int(n) for n in rng.integers(low, high + 1, count))

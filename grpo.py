@@ -117,12 +117,17 @@ def sample(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_tokens:
 
 def gather_samples(samples: Samples | None, G: int, device: torch.device) -> Samples:
     """The samples of all processes, in the order of the questions, padded on the right to the longest response."""
-    # A pickled view carries the storage of the whole tensor with it: hence the clones.
-    fields = [[x.clone() for x in field.cpu().split(G)] for field in samples] if samples else []  # 6 x questions
-    questions = gather(list(zip(*fields)))  # Q tuples of 6 tensors, each of G rows
+    own = []  # for each question of this process its six tensors, of G rows each
+    for start in range(0, len(samples.tokens) if samples else 0, G):
+        # Cloned, because a pickled view carries the storage of the whole tensor with it.
+        own.append([field[start : start + G].cpu().clone() for field in samples])
+    questions = gather(own)
     T = max(tokens.shape[1] for tokens, *_ in questions)
-    padded = [[F.pad(x, (0, T - x.shape[1])) if x.dim() == 2 else x for x in field] for field in zip(*questions)]
-    return Samples(*(torch.cat(field).to(device) for field in padded))
+
+    def padded(x: Tensor) -> Tensor:
+        return F.pad(x, (0, T - x.shape[1])) if x.dim() == 2 else x
+
+    return Samples(*(torch.cat([padded(x) for x in field]).to(device) for field in zip(*questions)))
 
 
 # ----------------------------------------------------------------------------------------------- advantage

@@ -220,8 +220,8 @@ def none(batch: TokenBatch) -> Tensor:
 def outcome_conditional(batch: TokenBatch, think_discount: float = 0.5) -> Tensor:
     """credit = A * (1 in <answer>, think_discount before it): reward the conclusion more (the original work).
 
-    A response without an answer gets plain GRPO. (The original discounted all of it, so that credit depended on
-    the format.)
+    The name is the original's; the weights depend on the section alone. A response without an answer gets plain GRPO.
+    (The original discounted all of it, so that credit depended on the format.)
     """
     require(think_discount >= 0, "--think_discount must be 0 or more")
     unanswered = ~batch.in_answer.any(1, keepdim=True)  # (B, 1)
