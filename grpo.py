@@ -10,8 +10,8 @@ A function of mitigations.py computes `credit` (B, T); the code here is the same
 the paper (DeepSeekMath, 2402.03300):
 1. The loss is an average over all tokens of the step (DAPO, 2503.14476). The paper averages within each response
    first: --loss_norm sequence. Dr. GRPO (2503.20783) divides by a constant: --loss_norm constant.
-2. By default there is no KL penalty (--kl), and one update per batch (--updates_per_batch). Then the ratio pi / pi_old
-   is 1 and nothing is clipped.
+2. By default there is no KL penalty (--kl), and one update per batch (--updates_per_batch). Then the ratio pi / pi_old,
+   of a token's probability now to that when it was sampled, is 1, and nothing is clipped.
 3. The log-probs of the sampling policy are recorded while sampling, not recomputed by a second forward pass.
 4. A group whose rewards are all equal has advantage exactly 0, whatever the rounding of its mean.
 
@@ -50,7 +50,8 @@ def rollout(model: Qwen2, codec: Codec, problems: list[Problem], uniforms: Tenso
             critic: nn.Module | None = None, micro_batch: int = 16) -> TokenBatch:
     """Sample and grade the B responses of one step, G = B / Q to each of Q problems.
 
-    The batch holds everything a credit function may look at. uniforms (B, T): see draw_uniforms. key: seed and step,
+    The batch holds everything a credit function may look at. uniforms (B, max_new_tokens): see draw_uniforms; T below
+    is the longest response. advantage: see group_advantage. normalize: see mitigations.reweight. key: seed and step,
     from which credit functions get their randomness. reference: the start model, for functions that compare with it.
     critic: for functions that use values.
     """
@@ -159,7 +160,7 @@ def policy_loss(logprob: Tensor, old: Tensor, credit: Tensor, weight: Tensor, re
     """
     ratio = (logprob - old).exp()  # (B, T) pi / pi_old; at the first update 1, and its gradient is grad log pi
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)  # (B, T)
-    gain = torch.minimum(ratio * credit, clipped * credit)  # (B, T) no gradient beyond the clip in credit's direction
+    gain = torch.minimum(ratio * credit, clipped * credit)  # (B, T) flat once credit has pushed the ratio past the clip
     if reference is not None:
         gain = gain - kl * k3(logprob, reference)  # (B, T) stay near the start model
     return -(gain * weight).sum()
@@ -210,7 +211,7 @@ def update(model: Qwen2, optimizer: Optimizer, prompts: list[list[int]], batch: 
         for rows, T in chunks:
             mask, old, c = batch.mask[rows, :T], batch.logprob[rows, :T], credit[rows, :T]  # (b, T) each
             start = None if reference is None else reference[rows, :T]  # (b, T)
-            answers = AnswerCache(leaf, batch.group[rows] // processes)  # questions are dealt in turn
+            answers = AnswerCache(leaf, batch.group[rows] // processes)  # my_share took every n-th: q is at q // n
             logprob = response_logprobs(model, answers, batch.tokens[rows, :T], mask)  # (b, T)
             loss = policy_loss(logprob, old, c, weight[rows, :T], start, kl, clip_low, clip_high)
             loss.backward()
@@ -254,7 +255,7 @@ def update_metrics(sums: Tensor, with_kl: bool) -> dict[str, float | None]:
     sampled, so anything but rounding means that sampler and update disagree.
     """
     sum_over_processes([sums])
-    loss, clipped, _, divergence, N = sums.mean(0).tolist()
+    loss, clipped, _, divergence, N = sums.mean(0).tolist()  # the loss is a mean already; N is that of every update
     return {"loss": loss, "clip_fraction": clipped / N if N else None,
             "ratio_error": sums[0, 2].item() / N if N else None, "kl": divergence / N if N and with_kl else None}
 

@@ -88,7 +88,7 @@ class AnswerCache:
         return self.prompts.last[self.question]
 
     def place(self, visible: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions (B, S) and bias (B, S, P + S) of S answer columns; later ones see those where visible (B, S)."""
+        """Positions (B, S) and bias (B, S, P + S) of S answer columns; none looks back at those not visible (B, S)."""
         B, S = visible.shape
         positions = self.prompts.length[self.question, None] + torch.arange(S, device=visible.device)  # (B, S)
         padding = ~self.prompts.real[self.question, None].expand(-1, S, -1)  # (B, S, P)
@@ -108,7 +108,7 @@ class DecodeCache:
     def __init__(self, prompts: PromptCache, answers: int, new_columns: int):
         """Copy each prompt `answers` times, in order, and leave room for `new_columns` columns."""
         Q, P = prompts.real.shape
-        first = prompts.layers[0][0]  # (Q, K, P, d)
+        first = prompts.layers[0][0]  # (Q, K, P, d); room: (keys and values, layers, Q, answers, K, columns, d)
         room = first.new_zeros(2, len(prompts.layers), Q, answers, first.shape[1], P + new_columns, first.shape[3])
         for layer, pair in prompts.layers.items():
             for i, x in enumerate(pair):
@@ -134,7 +134,7 @@ class DecodeCache:
     def keep(self, running: Tensor) -> Tensor:
         """Drop the rows where running is False, and return the old index of each row that stays.
 
-        Rows from the end move into the gaps, so that only as many rows are copied as leave.
+        Running rows from the end move into the gaps. Running 1 0 1 1 0: row 3 moves into gap 1, the order is 0 3 2.
         """
         count = int(running.sum())
         order = torch.arange(count, device=running.device)  # (count,) the old index of the row in each place
@@ -182,7 +182,7 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
     mask = torch.zeros(B, T, dtype=torch.bool, device=device)
     at_least_float32 = torch.promote_types(model.output_weight.dtype, torch.float32)
     statistics = torch.zeros(3, B, T, device=device, dtype=at_least_float32)  # log-prob, entropy, logit gradient
-    with torch.inference_mode():  # a tenth faster than no_grad
+    with torch.inference_mode():  # a tenth faster than no_grad; safe, since what we return was made outside
         prompt_cache = PromptCache(model, prompts)
         cache = DecodeCache(prompt_cache, G, T)
         hidden = prompt_cache.last.repeat_interleave(G, 0)  # (B', D) the state that predicts the next token
@@ -219,8 +219,8 @@ def response_states(model: Qwen2, cache: AnswerCache, tokens: Tensor, mask: Tens
     A prompt is read once, in a row of its own. Each response is another row, which attends to its prompt. The state
     that predicts a token is one column before it:
 
-        prompt    pad  the  sky        response  is    blue        P = 3, T = 2
-        predicts            is         predicts  blue
+        column      pad  the  sky  |  is    blue        P = 3, T = 2; left of the bar lies the prompt's row,
+        predicts              is   |  blue              right of it the response's
 
     hide (B, T) bool: tokens that no later token can attend to.
     """

@@ -43,7 +43,7 @@ EVALUATION_BYTES = 2**29  # of keys and values: a larger batch is faster, but mu
 class Settings:
     """Every flag, its default and its meaning."""
 
-    mitigation: str = "none"  # the credit function, see below
+    mitigation: str = "none"  # the credit function: how much more or less likely each token is made, see below
     model: str = str(BUNDLED)  # a Hugging Face folder with Qwen2 or Qwen3 weights
     data: str = ""  # .jsonl or .parquet with `nums` and `target`; empty: generate 3 numbers from 1..20
     out: str = ""  # the run folder, which must not exist; empty: runs/<mitigation>[-<changed flags>]-seed<seed>
@@ -58,9 +58,9 @@ class Settings:
     weight_decay: float = 0.0  # of AdamW
     max_grad_norm: float = 1.0  # the gradient is clipped to this norm
     advantage: str = "grpo"  # how a reward is compared with the others of its group, the responses to the same puzzle
-    normalize: str = "response"  # rescale the weights of a reweighting to mean 1 per response, per batch, or not
+    normalize: str = "response"  # scale a credit function's weights to mean 1 per response, per batch, or not
     loss_norm: str = "token"  # mean over all tokens, over each response first (sequence), or sum / constant
-    clip_low: float = 0.2  # the ratio pi / pi_old is clipped below 1 - clip_low (PPO)
+    clip_low: float = 0.2  # a token's ratio, probability now / when sampled, is clipped below 1 - clip_low (PPO)
     clip_high: float = 0.2  # and above 1 + clip_high (DAPO: 0.28)
     updates_per_batch: int = 1  # optimizer steps on each batch
     kl: float = 0.0  # weight of the KL penalty to the start model
@@ -104,7 +104,7 @@ def train(run: Path, s: Settings, hyper_parameters: dict, policy: Policy, proble
         asked = draw_problems(problems, s, step)
         batch = sample_and_grade(policy, asked, s, step)
         credit = assign_credit(batch, s, hyper_parameters)  # (B, T)
-        if policy.critic is not None:  # after the credit, whose values must not have been fitted to these rewards
+        if policy.critic is not None:  # last: credit must come from a critic that has not seen these rewards
             policy.critic.learn(batch.ask.hidden, batch.mask, batch.ask.values, batch.reward)
         row = grpo.update(
             policy.model, optimizer, [policy.codec.prompt(p) for p in asked], batch, credit, kl=s.kl,
@@ -182,7 +182,7 @@ def evaluate(policy: Policy, problems: list[Problem], answers: int, s: Settings)
     for i in range(0, len(problems), at_once):
         rows = uniforms[i * answers : (i + at_once) * answers]
         _, _, grades = grpo.respond(policy.model, policy.codec, problems[i : i + at_once], rows)
-        success += [grade["answer"] for grade in grades]
+        success += [grade["answer"] for grade in grades]  # 1.0 where the answer is right, else 0.0
         progress.show(len(success))
     return np.array(success).reshape(len(problems), answers)
 
