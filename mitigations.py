@@ -157,7 +157,7 @@ class Method:
         for p in list(inspect.signature(self.function).parameters.values())[1:]:  # the first one is the batch
             by_name = p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
             require(by_name and type(p.default) in (bool, int, float, str),
-                    f"{self.name}: the parameter {p} can't become a flag; its default must be bool, int, float or str")
+                    f"{self.name}: the parameter {p} can't become a flag; give it a bool, int, float or str as default")
 
     @property
     def summary(self) -> str:
