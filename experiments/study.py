@@ -37,9 +37,10 @@ from analyze import summarize
 from countdown_task import solutions, universe
 from experiments.study_tables import read_rows, write_study
 from mitigations import MITIGATIONS
+from plumbing.files import read_json, replace_file
+from plumbing.progress import fail
 from plumbing.report import write_csv
 from plumbing.runs import NO_DIFFERENCE, read_metrics
-from plumbing.files import read_json, replace_file
 
 VERSION = 1  # of the results; rows of another version do not count. When a change alters what runs give, raise it, and
 RUNS = Path("runs/study")  # name another folder here, since the runs in this one were made by the old code
@@ -324,11 +325,6 @@ def draw(study: Study, settled: list[Experiment], height: int) -> int:
 
 
 # ---------------------------------------------------------------------------------------------- command line
-
-
-def fail(message: str) -> None:
-    """End with an error."""
-    sys.exit(f"error: {message}")
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:

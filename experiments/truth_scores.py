@@ -22,7 +22,7 @@ from experiments.correlation import ranks
 from experiments.solver import DECISIONS, KINDS
 from mitigations import TokenBatch
 from plumbing.progress import Progress
-from plumbing.report import Estimate, Table, cell, clustered_mean, new_figure, plt, pm
+from plumbing.report import Estimate, Table, cell, clustered_mean, new_figure, pm, save_figure
 from qwen2_model import Qwen2
 from sampler import AnswerCache, PromptCache, response_logprobs
 
@@ -295,5 +295,4 @@ def draw_scores(scores: dict[str, Score], file: Path) -> None:
         axis.set(title=title, xlabel="95% intervals over puzzles; grey: the controls")
         axis.set_yticks(range(len(names)), names)
     left.legend(frameon=False, loc="lower right", bbox_to_anchor=(0.93, 0))
-    figure.savefig(file, dpi=120)
-    plt.close(figure)
+    save_figure(figure, file)

@@ -7,7 +7,6 @@ Without torchrun there is one process, which works on all questions, and the oth
 import os
 import sys
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 

@@ -21,6 +21,7 @@ import torch
 
 from plumbing.files import read_json, replace_file, write_json
 from plumbing.processes import leads, wait_for_all
+from plumbing.runs import read_final
 
 STATE, LOGS = "state.pt", ("metrics.csv", "samples.txt")
 UNNAMED = {"mitigation", "model", "data", "out", "seed", "steps", "device"}  # not among the flags in a folder's name
@@ -135,7 +136,7 @@ def load_state(run: Path) -> dict:
 
 def check_unfinished(run: Path, done: int, steps: int) -> None:
     """ValueError when a run has nothing left to do."""
-    final = read_json(run / "final.json") if (run / "final.json").is_file() else {}
+    final = read_final(run)
     if final and final["step"] >= steps:
         raise ValueError(f"{run} has finished its {steps} steps; --steps N asks for more")
     if done > steps:

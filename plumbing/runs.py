@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from plumbing.files import read_json
+
 # Settings in which runs may differ and still be compared: they name the run, belong to its method, or change no result.
 # `steps` is among them so that a stopped run can be looked at; unequal_steps warns of it.
 NO_DIFFERENCE = {"mitigation", "normalize", "seed", "out", "steps", "eval_every", "sample_every", "checkpoint_every",
@@ -41,13 +43,13 @@ def read_config(run: Path) -> dict:
     """config.json of a run."""
     if not (run / "config.json").is_file():
         raise FileNotFoundError(f"{run} is not a run folder: it has no config.json")
-    return json.loads((run / "config.json").read_text(encoding="utf-8"))
+    return read_json(run / "config.json")
 
 
 def read_final(run: Path) -> dict:
     """final.json of a run; empty for a run that is not finished."""
     file = run / "final.json"
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return read_json(file) if file.is_file() else {}
 
 
 # ------------------------------------------------------------------------------------ runs of the same method

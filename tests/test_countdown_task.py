@@ -13,7 +13,6 @@ from collections import Counter
 from fractions import Fraction
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st

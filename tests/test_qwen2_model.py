@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 import qwen2_model
 from qwen2_model import MLP, Qwen2, entropy_and_logit_grad, load_model, read_config, save_model, token_logprobs
-from tests.random_checkpoints import (FAMILIES, HF, SMALL, V, assert_close, assert_same_logits, both, hf_model,
+from tests.random_checkpoints import (FAMILIES, HF, SMALL, assert_close, assert_same_logits, both, hf_model,
                                       random_tokens)
 
 TIED = pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])

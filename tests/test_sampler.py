@@ -17,9 +17,9 @@ from torch import Tensor
 import grpo
 from qwen2_model import Qwen2, load_model, read_config
 from sampler import (AnswerCache, DecodeCache, PromptCache, Samples, draw, generate, response_attention,
-                     response_logprobs, response_states)
+                     response_logprobs)
 from tests.plain import plain_logprobs, plain_rows
-from tests.random_checkpoints import FAMILIES, SMALL, V, assert_close, both
+from tests.random_checkpoints import FAMILIES, SMALL, assert_close, both
 
 REAL = 19  # tokens that exist; V - REAL rows of the embedding stand for none
 PROMPTS = [[5, 1, 8, 2, 2, 9, 4], [7], [3, 12, 6], [18, 1, 1, 15, 2]]

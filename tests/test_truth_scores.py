@@ -14,6 +14,7 @@ import grpo
 from countdown_task import Problem
 from experiments import truth_scores as ts
 from experiments.solver import KINDS
+from plumbing.report import plt
 
 
 def made_up(Q=12, G=4, L=20, seed=0):
@@ -269,4 +270,4 @@ def test_tables_of_scores_by_hand(tmp_path):
     assert within.rows[2][2].startswith("1.00")
     assert len(rest) == 3
     ts.draw_scores(scores, tmp_path / "scores.png")
-    assert len(np.unique(ts.plt.imread(tmp_path / "scores.png").reshape(-1, 4), axis=0)) > 50
+    assert len(np.unique(plt.imread(tmp_path / "scores.png").reshape(-1, 4), axis=0)) > 50
