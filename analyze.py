@@ -241,7 +241,7 @@ def draw_role(axis: plt.Axes, log: dict, measure: str, role: int, part: np.ndarr
 
 
 def choose_responses(log: dict) -> list[np.ndarray]:
-    """Rows of four responses: from the first and the last step, a reinforced and a discouraged one to one question."""
+    """Rows of four responses: from the first and the last step, a reinforced and a discouraged one to one puzzle."""
     chosen = []
     for step in (log["step"].min(), log["step"].max()):
         rows = np.flatnonzero(log["step"] == step)

@@ -2,11 +2,11 @@
 
 This file holds the puzzles, the prompt, the exact reward, and what each token of a response is. It differs from
 TinyZero and GRPO-Zero, whose task it is, in three ways:
-1. Answers are computed with exact fractions, from a syntax tree in which only + - * / are allowed. Nothing is eval'd.
+1. An answer is computed with exact fractions, from a syntax tree in which only + - * / are allowed. Nothing is eval'd.
 2. A hash of the sorted numbers and the target decides whether a puzzle is for training or held out; a tenth of all
    number sets is held out with every target. The public 3-to-4 set lists many puzzles twice, with the numbers in
    another order, so its last rows are no test set.
-3. Roles and steps are found by character offsets in the decoded text. A tag may be split over several tokens, or
+3. Roles and calculations are found by character offsets in the decoded text. A tag may be split over several tokens, or
    merged with its neighbours, and is still recognised.
 
 Try it:  python countdown_task.py 3 7 8 --target 29
@@ -28,17 +28,19 @@ from typing import Iterable, Iterator, NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
+from plumbing.files import read_rows
+
 
 # ------------------------------------------------------------------------------------------------- puzzles
 
-class Problem(NamedTuple):
+class Puzzle(NamedTuple):
     """A puzzle: make `target` from `numbers`, each used exactly once, with + - * / and parentheses."""
 
     numbers: tuple[int, ...]
     target: int
 
 
-class Step(NamedTuple):
+class Calculation(NamedTuple):
     """One calculation a operator b = result."""
 
     a: int | Fraction
@@ -47,42 +49,42 @@ class Step(NamedTuple):
     result: int | Fraction
 
 
-def combine(x: int | Fraction, y: int | Fraction, whole: bool) -> Iterator[Step]:
+def combine(x: int | Fraction, y: int | Fraction, whole: bool) -> Iterator[Calculation]:
     """Yield every calculation with two values; with `whole`, only those whose result is an integer and not negative."""
-    yield Step(x, "+", y, x + y)
-    yield Step(x, "*", y, x * y)
+    yield Calculation(x, "+", y, x + y)
+    yield Calculation(x, "*", y, x * y)
     for a, b in ((x, y), (y, x)):
         if not whole or a >= b:
-            yield Step(a, "-", b, a - b)
+            yield Calculation(a, "-", b, a - b)
         if b != 0 and (not whole or a % b == 0):
-            yield Step(a, "/", b, a // b if whole else Fraction(a) / b)
+            yield Calculation(a, "/", b, a // b if whole else Fraction(a) / b)
 
 
-def derivations(values: tuple, whole: bool = False) -> Iterator[tuple[int | Fraction, tuple[Step, ...]]]:
-    """Brute force: yield (result, steps) for every way to combine all the values, two at a time."""
+def derivations(values: tuple, whole: bool = False) -> Iterator[tuple[int | Fraction, tuple[Calculation, ...]]]:
+    """Brute force: yield (result, calculations) for every way to combine all the values, two at a time."""
     if len(values) == 1:
         yield values[0], ()
     for i, j in itertools.combinations(range(len(values)), 2):
         rest = values[:i] + values[i + 1 : j] + values[j + 1 :]
-        for step in combine(values[i], values[j], whole):
-            for result, later_steps in derivations(rest + (step.result,), whole):
-                yield result, (step,) + later_steps
+        for first in combine(values[i], values[j], whole):
+            for result, later in derivations(rest + (first.result,), whole):
+                yield result, (first,) + later
 
 
-def solutions(problem: Problem, whole: bool = False) -> list[tuple[Step, ...]]:
+def solutions(puzzle: Puzzle, whole: bool = False) -> list[tuple[Calculation, ...]]:
     """All derivations that reach the target."""
-    return [steps for result, steps in derivations(problem.numbers, whole) if result == problem.target]
+    return [derivation for result, derivation in derivations(puzzle.numbers, whole) if result == puzzle.target]
 
 
-def is_solvable(problem: Problem) -> bool:
-    """Whether some expression reaches the target. Whole-number steps come first: they are fast and usually enough."""
-    return any(r == problem.target for whole in (True, False) for r, _ in derivations(problem.numbers, whole))
+def is_solvable(puzzle: Puzzle) -> bool:
+    """Whether some expression reaches the target. Whole numbers come first: they are fast and usually enough."""
+    return any(r == puzzle.target for whole in (True, False) for r, _ in derivations(puzzle.numbers, whole))
 
 
-def expression(numbers: tuple[int, ...], steps: Iterable[Step]) -> str:
-    """Write steps as one expression: 5 - 3 = 2, 4 * 2 = 8 becomes `4 * (5 - 3)`."""
+def expression(numbers: tuple[int, ...], calculations: Iterable[Calculation]) -> str:
+    """Write calculations as one expression: 5 - 3 = 2, 4 * 2 = 8 becomes `4 * (5 - 3)`."""
     pool = [(n, str(n)) for n in numbers]  # each value with the text that computes it
-    for a, sign, b, result in steps:
+    for a, sign, b, result in calculations:
         texts = []
         for value in (a, b):
             entry = next(e for e in pool if e[0] == value)
@@ -94,19 +96,19 @@ def expression(numbers: tuple[int, ...], steps: Iterable[Step]) -> str:
 
 @functools.lru_cache(maxsize=None)
 def reachable(numbers: tuple[int, ...], max_target: int) -> tuple[int, ...]:
-    """The targets from 1 to max_target that whole-number steps reach from the sorted numbers."""
+    """The targets from 1 to max_target that can be reached from the sorted numbers by way of whole numbers."""
     return tuple(sorted({r for r, _ in derivations(numbers, whole=True) if 1 <= r <= max_target}))
 
 
-def universe(count: int = 3, low: int = 1, high: int = 20, max_target: int = 100) -> list[Problem]:
-    """Every puzzle of `count` numbers from low to high that whole-number steps solve, its numbers sorted."""
+def universe(count: int = 3, low: int = 1, high: int = 20, max_target: int = 100) -> list[Puzzle]:
+    """Every puzzle of `count` numbers from low to high that whole numbers lead to the target of, its numbers sorted."""
     number_sets = itertools.combinations_with_replacement(range(low, high + 1), count)
-    return [Problem(numbers, target) for numbers in number_sets for target in reachable(numbers, max_target)]
+    return [Puzzle(numbers, target) for numbers in number_sets for target in reachable(numbers, max_target)]
 
 
-def puzzle_key(problem: Problem) -> str:
+def puzzle_key(puzzle: Puzzle) -> str:
     """A puzzle's identity, `3,4,5=8`: the same for every order of the numbers."""
-    return f"{','.join(map(str, sorted(problem.numbers)))}={problem.target}"
+    return f"{','.join(map(str, sorted(puzzle.numbers)))}={puzzle.target}"
 
 
 def fingerprint(text: str) -> int:
@@ -114,35 +116,35 @@ def fingerprint(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
-def split(problem: Problem) -> str:
+def split(puzzle: Puzzle) -> str:
     """`new_numbers` for a tenth of all number sets, with every target; else `heldout` for a tenth, else `train`."""
-    key = puzzle_key(problem)
+    key = puzzle_key(puzzle)
     if fingerprint(key.partition("=")[0]) % 10 == 0:
         return "new_numbers"
     return "heldout" if fingerprint(key) % 10 == 0 else "train"
 
 
-def generate_problems(size: int, part: str, seed: int = 0, count: int = 3, low: int = 1, high: int = 20,
-                      max_target: int = 100) -> list[Problem]:
+def generate_puzzles(size: int, part: str, seed: int = 0, count: int = 3, low: int = 1, high: int = 20,
+                     max_target: int = 100) -> list[Puzzle]:
     """`size` distinct solvable puzzles of one split, numbers in random order; ValueError if there are not that many."""
     rng, found, draws = np.random.default_rng([seed, size]), {}, 0  # of another size: other puzzles, not some of these
     while len(found) < size:
         draws += 1
         numbers = tuple(int(n) for n in rng.integers(low, high + 1, count))
         targets = reachable(tuple(sorted(numbers)), max_target)
-        problem = Problem(numbers, int(rng.choice(targets))) if targets else None
-        if problem and split(problem) == part and puzzle_key(problem) not in found:
-            found[puzzle_key(problem)], draws = problem, 0
+        puzzle = Puzzle(numbers, int(rng.choice(targets))) if targets else None
+        if puzzle and split(puzzle) == part and puzzle_key(puzzle) not in found:
+            found[puzzle_key(puzzle)], draws = puzzle, 0
         if draws == 20_000:  # in a row without a new puzzle
             raise ValueError(f"found only {len(found)} of {size} {part} puzzles with {count} numbers from {low} to "
                              f"{high} and targets up to {max_target}: ask for fewer or widen the ranges")
     return list(found.values())
 
 
-def read_problems(path: str | Path) -> list[Problem]:
+def read_puzzles(path: str | Path) -> list[Puzzle]:
     """Read puzzles, fields `nums` and `target`, from .jsonl or .parquet; ValueError if a row is not a puzzle."""
-    problems = []
-    for line, row in enumerate(read_rows(Path(path)), 1):
+    puzzles = []
+    for line, row in enumerate(read_rows(Path(path), ["nums", "target"]), 1):
         try:
             fields = json.loads(row) if isinstance(row, str) else row
             numbers, target = tuple(fields["nums"]), fields["target"]
@@ -151,26 +153,10 @@ def read_problems(path: str | Path) -> list[Problem]:
         except (ValueError, KeyError, TypeError):
             expected = '{"nums": [whole numbers], "target": whole number}'
             raise ValueError(f"{path}, line {line}: expected {expected}") from None
-        problems.append(Problem(numbers, target))
-    if not problems:
+        puzzles.append(Puzzle(numbers, target))
+    if not puzzles:
         raise ValueError(f"{path} holds no puzzle")
-    return problems
-
-
-def read_rows(path: Path) -> list[dict] | list[str]:
-    """The rows of a parquet file, or the lines of any other."""
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no data file {path}")
-    try:
-        if path.suffix == ".parquet":
-            from pyarrow import parquet  # optional, so not in requirements.txt
-            return parquet.read_table(path, columns=["nums", "target"]).to_pylist()
-        with path.open(encoding="utf-8") as file:
-            return list(file)
-    except ImportError:
-        raise ValueError(f"reading {path} needs `pip install pyarrow`; or convert it to .jsonl") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is not a text file in UTF-8") from None
+    return puzzles
 
 
 # ------------------------------------------------------------------------------------------------- the reward
@@ -257,7 +243,7 @@ def tree_value(node: ast.expr) -> Fraction:
 FILLER, REASONING, STRUCTURE = 0, 1, 2
 ROLES = ("filler", "reasoning", "structure")
 SENTENCE_END = re.compile(r"[.!?](?=[\s<])|\n(?!<)")  # not the dot in 2.5, not the line break before a tag
-STEP = re.compile(r"(?<![\d.])(\d+)\s*([-+*/])\s*(\d+)\s*=\s*(-?\d+)(?!\.?\d)", re.ASCII)  # integers only
+CALCULATION = re.compile(r"(?<![\d.])(\d+)\s*([-+*/])\s*(\d+)\s*=\s*(-?\d+)(?!\.?\d)", re.ASCII)  # integers only
 
 
 def annotate(text: str, spans: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
@@ -293,7 +279,7 @@ def sentence_starts(text: str, spans: list[tuple[int, int]]) -> np.ndarray:
     return np.isin(np.arange(len(spans)), first)
 
 
-class StepSpan(NamedTuple):
+class CalculationSpan(NamedTuple):
     """Character spans (start, stop) of one written calculation `a operator b = result`."""
 
     a: tuple[int, int]
@@ -302,53 +288,55 @@ class StepSpan(NamedTuple):
     result: tuple[int, int]
 
 
-def find_steps(text: str) -> list[StepSpan]:
+def find_calculations(text: str) -> list[CalculationSpan]:
     """The written calculations with exactly two numbers; the tail of a longer one, `4 - 3 - 2 = 1`, does not count.
 
-    >>> find_steps(" 5 - 3 = 2")
-    [StepSpan(a=(1, 2), operator=(3, 4), b=(5, 6), result=(9, 10))]
+    >>> find_calculations(" 5 - 3 = 2")
+    [CalculationSpan(a=(1, 2), operator=(3, 4), b=(5, 6), result=(9, 10))]
     """
     before = tuple("+-*/)")  # a tuple, since the empty string is in every string
-    matches = (m for m in STEP.finditer(text) if text[: m.start()].rstrip()[-1:] not in before)
-    return [StepSpan(*(m.span(i) for i in (1, 2, 3, 4))) for m in matches]
+    matches = (m for m in CALCULATION.finditer(text) if text[: m.start()].rstrip()[-1:] not in before)
+    return [CalculationSpan(*(m.span(i) for i in (1, 2, 3, 4))) for m in matches]
 
 
-def check_steps(text: str, steps: list[StepSpan], numbers: Iterable[int]) -> list[bool]:
+def check_calculations(text: str, spans: list[CalculationSpan], numbers: Iterable[int]) -> list[bool]:
     """Whether each written calculation is true and uses only values that are available.
 
-    >>> check_steps("5 - 3 = 2, 4 * 2 = 8. 5 + 5 = 10", find_steps("5 - 3 = 2, 4 * 2 = 8. 5 + 5 = 10"), (3, 4, 5))
+    >>> text = "5 - 3 = 2, 4 * 2 = 8. 5 + 5 = 10"
+    >>> check_calculations(text, find_calculations(text), (3, 4, 5))
     [True, True, False]
     """
-    return [is_true(step) and any(Counter([step.a, step.b]) <= pool for pool, _ in attempts)
-            for step, attempts in follow(text, steps, numbers)]
+    return [is_true(c) and any(Counter([c.a, c.b]) <= pool for pool, _ in attempts)
+            for c, attempts in follow(text, spans, numbers)]
 
 
-def follow(text: str, steps: list[StepSpan], numbers: Iterable[int]) -> Iterator[tuple[Step, list[tuple]]]:
+def follow(text: str, spans: list[CalculationSpan],
+           numbers: Iterable[int]) -> Iterator[tuple[Calculation, list[tuple]]]:
     """Yield each written calculation with the attempts it may belong to: (values available before it, right so far).
 
     With the numbers 3, 4 and 5, what may `4 * 2 = 8` in "5 - 3 = 2. 4 * 2 = 8" use? Either 4 and the 2 just made, if it
-    continues the attempt, or 3, 4 and 5, if the sentence gave it up. Both readings are kept until a later step fits
-    only one of them. A step replaces two values by the result it claims, right or wrong, so an error counts once. When
-    one value is left the attempt is finished, and the next step starts a new one.
+    continues the attempt, or 3, 4 and 5, if the sentence gave it up. Both readings are kept until a later
+    calculation fits only one of them. A calculation replaces two values by the result it claims, right or wrong, so an
+    error counts once. When one value is left the attempt is finished, and the next calculation starts a new one.
     """
     new = (Counter(numbers), True)
-    current, position = [new], 0  # the attempts after the previous step, and where that step stops in the text
-    for span in steps:
+    current, position = [new], 0  # the attempts after the previous calculation, and where that stops in the text
+    for span in spans:
         a, b, result = (int(text[slice(*part)]) for part in (span.a, span.b, span.result))
-        step, operands = Step(a, text[slice(*span.operator)], b, result), Counter([a, b])
+        calculation, operands = Calculation(a, text[slice(*span.operator)], b, result), Counter([a, b])
         readings = [(pool, right) if pool.total() > 1 else new for pool, right in current]
         if SENTENCE_END.search(text, position, span.a[0]) and new not in readings:
             readings.append(new)
         attempts = [(pool, right) for pool, right in readings if operands <= pool] or readings
-        yield step, attempts
-        current = [(pool - operands + Counter([result]), right and operands <= pool and is_true(step))
+        yield calculation, attempts
+        current = [(pool - operands + Counter([result]), right and operands <= pool and is_true(calculation))
                    for pool, right in attempts]
         position = span.result[1]
 
 
-def is_true(step: Step) -> bool:
+def is_true(c: Calculation) -> bool:
     """Whether a calculation's result is right."""
-    return calculate(step.a, step.operator, step.b) == step.result
+    return calculate(c.a, c.operator, c.b) == c.result
 
 
 def calculate(a: int | Fraction, sign: str, b: int | Fraction) -> int | Fraction | None:
@@ -391,10 +379,10 @@ class Codec:
             raise ValueError(f"{path} has neither <|im_end|> nor <|endoftext|>: no response could end")
         self.bytes = self.token_bytes()
 
-    def prompt(self, problem: Problem) -> list[int]:
+    def prompt(self, puzzle: Puzzle) -> list[int]:
         """The prompt's tokens, which end in `<think>`: ChatML for a chat model, short and plain for any other."""
         template = CHAT if self.chat else PLAIN
-        text = template.format(numbers=list(problem.numbers), target=problem.target)
+        text = template.format(numbers=list(puzzle.numbers), target=puzzle.target)
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def decode(self, tokens: Iterable[int]) -> tuple[str, list[tuple[int, int]]]:
@@ -441,9 +429,9 @@ def main() -> None:
     args = parser.parse_args()
     if len(args.numbers) > 5:
         parser.exit(1, "error: more than 5 numbers have too many solutions to print\n")
-    problem = Problem(tuple(args.numbers), args.target)
-    print(f"{PLAIN.format(numbers=list(problem.numbers), target=problem.target)}\n\nsplit: {split(problem)}")
-    print("\n".join(sorted({expression(problem.numbers, steps) for steps in solutions(problem)})) or "no solution")
+    puzzle = Puzzle(tuple(args.numbers), args.target)
+    print(f"{PLAIN.format(numbers=list(puzzle.numbers), target=puzzle.target)}\n\nsplit: {split(puzzle)}")
+    print("\n".join(sorted({expression(puzzle.numbers, solution) for solution in solutions(puzzle)})) or "no solution")
 
 
 if __name__ == "__main__":

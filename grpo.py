@@ -1,7 +1,7 @@
 """GRPO: rollout, advantage, credit, loss, update, and the log of every token's credit.
 
-Sample several responses to each question and grade them. A response's *advantage* says how much better its reward is
-than those of the other responses to the same question, its group. *Credit* shares the advantage out to the tokens. The
+Sample several responses to each puzzle and grade them. A response's *advantage* says how much better its reward is
+than those of the other responses to the same puzzle, its group. *Credit* shares the advantage out to the tokens. The
 update makes tokens with positive credit more likely and those with negative credit less likely: it ascends
 
     gradient = (1 / N) sum_t credit_t * grad log pi(token_t)        over the N tokens of the step
@@ -27,13 +27,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from countdown_task import Codec, Problem, annotate, find_steps, fingerprint, reward
+from countdown_task import Codec, Puzzle, annotate, find_calculations, fingerprint, reward
 from mitigations import TokenBatch, has_variance, z_score_in_group
 from plumbing.files import replace_file
 from plumbing.optimizer import Optimizer
 from plumbing.processes import gather, my_share, sum_over_processes, world
 from qwen2_model import Qwen2
-from sampler import (AnswerCache, PromptCache, Samples, generate, response_attention, response_logprobs,
+from sampler import (PromptCache, ResponseCache, Samples, generate, response_attention, response_logprobs,
                      response_states)
 
 ADVANTAGES = ("grpo", "dr_grpo", "rloo")
@@ -45,18 +45,18 @@ ROWS_AT_ONCE = 768  # continuations that are sampled together
 # ------------------------------------------------------------------------------------------------- rollout
 
 
-def rollout(model: Qwen2, codec: Codec, problems: list[Problem], uniforms: Tensor, *, advantage: str = "grpo",
+def rollout(model: Qwen2, codec: Codec, puzzles: list[Puzzle], uniforms: Tensor, *, advantage: str = "grpo",
             normalize: str = "response", key: tuple[int, int] = (0, 0), reference: Qwen2 | None = None,
             critic: nn.Module | None = None, micro_batch: int = 16) -> TokenBatch:
-    """Sample and grade the B responses of one step, G = B / Q to each of Q problems.
+    """Sample and grade the B responses of one step, G = B / Q to each of Q puzzles.
 
     The batch holds everything a credit function may look at. uniforms (B, max_new_tokens): see draw_uniforms; T below
     is the longest response. advantage: see group_advantage. normalize: see mitigations.reweight. key: seed and step,
-    from which credit functions get their randomness. reference: the start model, for functions that compare with it.
-    critic: for functions that use values.
+    from which credit functions get their randomness. reference (a frozen copy of the start model) and critic: for the
+    functions that ask for them.
     """
-    samples, decoded, grades = respond(model, codec, problems, uniforms)
-    (B, T), Q, device = samples.tokens.shape, len(problems), samples.tokens.device
+    samples, decoded, grades = respond(model, codec, puzzles, uniforms)
+    (B, T), Q, device = samples.tokens.shape, len(puzzles), samples.tokens.device
     role, in_answer = np.zeros((B, T), np.int8), np.zeros((B, T), bool)  # (B, T) each
     for i, (text, spans) in enumerate(decoded):
         role[i, : len(spans)], in_answer[i, : len(spans)] = annotate(text, spans)
@@ -64,51 +64,51 @@ def rollout(model: Qwen2, codec: Codec, problems: list[Problem], uniforms: Tenso
     return TokenBatch(
         **samples._asdict(), reward=graded[:, 0], success=graded[:, 1], format=graded[:, 2],  # (B,) each
         group=torch.arange(Q, device=device).repeat_interleave(B // Q),  # (B,)
-        numbers=[p.numbers for p in problems], target=[p.target for p in problems],
+        numbers=[p.numbers for p in puzzles], target=[p.target for p in puzzles],
         advantage=group_advantage(graded[:, 0].view(Q, -1), advantage).flatten(),  # (B,)
         role=torch.from_numpy(role).to(device), in_answer=torch.from_numpy(in_answer).to(device),
         text=[text for text, _ in decoded], spans=[spans for _, spans in decoded],
-        steps=[find_steps(text) for text, _ in decoded], normalize=normalize,
-        ask=Queries(model, codec, problems, samples, uniforms.shape[1], key, reference, critic, micro_batch))
+        calculations=[find_calculations(text) for text, _ in decoded], normalize=normalize,
+        ask=Queries(model, codec, puzzles, samples, uniforms.shape[1], key, reference, critic, micro_batch))
 
 
-def draw_uniforms(seed: int, step: int, questions: int, answers: int, length: int) -> Tensor:
-    """All random numbers for sampling in a step, (questions * answers, length) float64 in [0, 1).
+def draw_uniforms(seed: int, step: int, Q: int, G: int, length: int) -> Tensor:
+    """All random numbers for sampling in a step, (Q * G, length) float64 in [0, 1).
 
-    Each question has its own generator, so a response depends neither on the other questions nor on how many
+    Each puzzle has its own generator, so a response depends neither on the other puzzles nor on how many
     processes share the step.
     """
-    rows = [np.random.default_rng([seed, step, question]).random((answers, length)) for question in range(questions)]
+    rows = [np.random.default_rng([seed, step, q]).random((G, length)) for q in range(Q)]
     return torch.from_numpy(np.concatenate(rows))
 
 
-def respond(model: Qwen2, codec: Codec, problems: list[Problem], uniforms: Tensor,
+def respond(model: Qwen2, codec: Codec, puzzles: list[Puzzle], uniforms: Tensor,
             prefixes: list[list[int]] | None = None, limit: Tensor | None = None,
             excluded: Tensor | None = None) -> tuple[Samples, list[tuple[str, list]], list[dict[str, float]]]:
-    """Sample and grade B responses, one per row of uniforms (B, T), B / Q to each of Q problems.
+    """Sample and grade B responses, one per row of uniforms (B, T), B / Q to each of Q puzzles.
 
-    prefixes: for each problem, the tokens that its responses begin with. limit (B,): the most new tokens each may get.
+    prefixes: for each puzzle, the tokens that its responses begin with. limit (B,): the most new tokens each may get.
     excluded (B,): a token that may not be the first new one. Returns the samples (new tokens only) and, for each whole
     response, its text with the character span of each token, and its grades.
     """
-    prefixes = prefixes or [[]] * len(problems)
-    prompts = [codec.prompt(problem) + prefix for problem, prefix in zip(problems, prefixes)]
+    prefixes = prefixes or [[]] * len(puzzles)
+    prompts = [codec.prompt(puzzle) + prefix for puzzle, prefix in zip(puzzles, prefixes)]
     samples = sample(model, prompts, uniforms, codec.end_tokens, limit, excluded)
-    lengths, G = samples.mask.sum(1).tolist(), len(uniforms) // len(problems)
+    lengths, G = samples.mask.sum(1).tolist(), len(uniforms) // len(puzzles)
     tokens = [row[:length] for row, length in zip(samples.tokens.tolist(), lengths)]
     decoded = [codec.decode(prefixes[i // G] + row) for i, row in enumerate(tokens)]
-    return samples, decoded, [reward(text, *problems[i // G]) for i, (text, _) in enumerate(decoded)]
+    return samples, decoded, [reward(text, *puzzles[i // G]) for i, (text, _) in enumerate(decoded)]
 
 
 def sample(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_tokens: list[int],
            limit: Tensor | None = None, excluded: Tensor | None = None) -> Samples:
     """`generate`, with the prompts shared among the processes. Every process returns the samples of all of them."""
-    G, questions = len(uniforms) // len(prompts), my_share(list(range(len(prompts))))
-    rows = torch.tensor([q * G + g for q in questions for g in range(G)], dtype=torch.long)  # (B',)
+    G, mine = len(uniforms) // len(prompts), my_share(list(range(len(prompts))))
+    rows = torch.tensor([q * G + g for q in mine for g in range(G)], dtype=torch.long)  # (B',)
     limit, excluded = (None if x is None else x[rows] for x in (limit, excluded))
-    samples = None  # a process without a question has none
-    if questions:
-        samples = generate(model, [prompts[q] for q in questions], uniforms[rows], end_tokens, 1.0, limit, excluded)
+    samples = None  # a process without a prompt has none
+    if mine:
+        samples = generate(model, [prompts[q] for q in mine], uniforms[rows], end_tokens, 1.0, limit, excluded)
     if world()[1] > 1:
         samples = gather_samples(samples, G, model.output_weight.device)
     if not samples.logprob.isfinite().all():  # all processes hold the same samples, so all of them raise
@@ -117,25 +117,25 @@ def sample(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_tokens:
 
 
 def gather_samples(samples: Samples | None, G: int, device: torch.device) -> Samples:
-    """The samples of all processes, in the order of the questions, padded on the right to the longest response."""
-    own = []  # for each question of this process its six tensors, of G rows each
+    """The samples of all processes, in the order of the prompts, padded on the right to the longest response."""
+    own = []  # for each prompt of this process its six tensors, of G rows each
     for start in range(0, len(samples.tokens) if samples else 0, G):
         # Cloned, because a pickled view carries the storage of the whole tensor with it.
         own.append([field[start : start + G].cpu().clone() for field in samples])
-    questions = gather(own)
-    T = max(tokens.shape[1] for tokens, *_ in questions)
+    groups = gather(own)
+    T = max(tokens.shape[1] for tokens, *_ in groups)
 
     def padded(x: Tensor) -> Tensor:
         return F.pad(x, (0, T - x.shape[1])) if x.dim() == 2 else x
 
-    return Samples(*(torch.cat([padded(x) for x in field]).to(device) for field in zip(*questions)))
+    return Samples(*(torch.cat([padded(x) for x in field]).to(device) for field in zip(*groups)))
 
 
 # ----------------------------------------------------------------------------------------------- advantage
 
 
 def group_advantage(rewards: Tensor, estimator: str = "grpo") -> Tensor:
-    """Advantage (Q, G) of G answers to each of Q questions, from their rewards (Q, G).
+    """Advantage (Q, G) of G responses to each of Q puzzles, from their rewards (Q, G).
 
     grpo: (r - mean) / (std + 1e-4), with the population std (2402.03300). dr_grpo: r - mean (2503.20783).
     rloo: r - mean of the others = G / (G - 1) * (r - mean) (2402.14740).
@@ -155,14 +155,14 @@ def policy_loss(logprob: Tensor, old: Tensor, credit: Tensor, weight: Tensor, re
                 kl: float = 0.0, clip_low: float = 0.2, clip_high: float = 0.2) -> Tensor:
     """The loss () of tokens (B, T), from their log-probs under the model and under the policy that sampled them (old).
 
-    weight (B, T): each token's share of the loss, 0 on padding. reference (B, T): log-probs under the start model. The
-    clip is PPO's (1707.06347); DAPO's has clip_high 0.28.
+    weight (B, T): each token's share of the loss, 0 on padding. reference (B, T): log-probs under the reference model.
+    The clip is PPO's (1707.06347); DAPO's has clip_high 0.28.
     """
     ratio = (logprob - old).exp()  # (B, T) pi / pi_old; at the first update 1, and its gradient is grad log pi
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)  # (B, T)
     gain = torch.minimum(ratio * credit, clipped * credit)  # (B, T) flat once credit has pushed the ratio past the clip
     if reference is not None:
-        gain = gain - kl * k3(logprob, reference)  # (B, T) stay near the start model
+        gain = gain - kl * k3(logprob, reference)  # (B, T) stay near the reference
     return -(gain * weight).sum()
 
 
@@ -193,7 +193,7 @@ def update(model: Qwen2, optimizer: Optimizer, prompts: list[list[int]], batch: 
            max_new_tokens: int, loss_norm: str = "token", kl: float = 0.0, clip_low: float = 0.2,
            clip_high: float = 0.2, updates_per_batch: int = 1, max_grad_norm: float = 1.0,
            micro_batch: int = 16) -> dict[str, float | None]:
-    """Take `updates_per_batch` optimizer steps on one batch; returns columns of metrics.csv. prompts: one per question.
+    """Take `updates_per_batch` optimizer steps on one batch; returns columns of metrics.csv. prompts: one per puzzle.
 
     Micro-batches save memory and don't change the result, because each token's share of the loss is fixed for the whole
     step. Each prompt is read once per update: the gradients of its responses accumulate in a detached copy of its keys
@@ -210,12 +210,12 @@ def update(model: Qwen2, optimizer: Optimizer, prompts: list[list[int]], batch: 
             leaf = cache.detach()  # where loss.backward() stops, and adds up the gradients of the prompts
         for rows, T in chunks:
             mask, old, c = batch.mask[rows, :T], batch.logprob[rows, :T], credit[rows, :T]  # (b, T) each
-            start = None if reference is None else reference[rows, :T]  # (b, T)
-            answers = AnswerCache(leaf, batch.group[rows] // processes)  # my_share took every n-th: q is at q // n
-            logprob = response_logprobs(model, answers, batch.tokens[rows, :T], mask)  # (b, T)
-            loss = policy_loss(logprob, old, c, weight[rows, :T], start, kl, clip_low, clip_high)
+            anchor = None if reference is None else reference[rows, :T]  # (b, T)
+            context = ResponseCache(leaf, batch.group[rows] // processes)  # my_share took every n-th: q is at q // n
+            logprob = response_logprobs(model, context, batch.tokens[rows, :T], mask)  # (b, T)
+            loss = policy_loss(logprob, old, c, weight[rows, :T], anchor, kl, clip_low, clip_high)
             loss.backward()
-            sums[epoch] += token_sums(loss, logprob.detach(), old, c, mask, start, clip_low, clip_high)
+            sums[epoch] += token_sums(loss, logprob.detach(), old, c, mask, anchor, clip_low, clip_high)
         if chunks:
             cache.backward(leaf)  # once, from the sums through the prompts to the weights
         norms.append(optimizer.step(max_grad_norm))  # also without chunks: other processes may have some
@@ -297,11 +297,11 @@ class Queries:
 
     model: Qwen2
     codec: Codec
-    problems: list[Problem]  # Q
-    samples: Samples  # B responses, B / Q to each problem
+    puzzles: list[Puzzle]  # Q
+    samples: Samples  # B responses, B / Q to each puzzle
     limit: int  # the most tokens a response may have
     key: tuple[int, int]  # seed and step
-    reference: Qwen2 | None  # the start model
+    reference: Qwen2 | None  # a frozen copy of the start model
     critic: nn.Module | None
     micro_batch: int  # responses in one forward pass
 
@@ -319,14 +319,14 @@ class Queries:
     def values(self) -> Tensor:
         """The critic's estimate (B, T) of the reward before each token, 0 on padding."""
         if self.critic is None:
-            raise ValueError('no critic was loaded: add needs=("critic",) to the decorator of this credit function')
+            raise ValueError('no critic: add needs=("critic",) to the decorator of this credit function')
         return self.critic.values(self.hidden, self.samples.mask)
 
     @cached_property
     def reference_logprob(self) -> Tensor:
-        """Log-prob (B, T) of each token under the start model, 0 on padding."""
+        """Log-prob (B, T) of each token under the reference model, 0 on padding."""
         if self.reference is None:
-            raise ValueError('no start model was loaded: add needs=("reference",) to the decorator of this function')
+            raise ValueError('no reference model: add needs=("reference",) to the decorator of this function')
         return self.read(response_logprobs, self.reference)
 
     def logprob_without(self, rows: Tensor, hide: Tensor) -> Tensor:
@@ -344,14 +344,14 @@ class Queries:
         """
         value, where = torch.zeros(cuts.shape), cuts.cpu().nonzero()  # (B, T), (C, 2)
         uniforms = torch.rand(len(where), k, self.limit, generator=self.generator("rollouts"), dtype=torch.float64)
-        G = len(self.samples.tokens) // len(self.problems)
+        G = len(self.samples.tokens) // len(self.puzzles)
         for chunk in where[:, 1].argsort().split(max(1, ROWS_AT_ONCE // k)) if len(where) else ():  # chunk: (c,)
             rows, positions = where[chunk].T  # (c,), (c,)
-            problems = [self.problems[row // G] for row in rows.tolist()]  # c
+            puzzles = [self.puzzles[row // G] for row in rows.tolist()]  # c
             prefixes = [self.samples.tokens[row, :t].tolist() for row, t in where[chunk].tolist()]  # c
             left = self.limit - positions  # (c,)
             numbers = uniforms[chunk, :, : left.max()].flatten(0, 1)  # (c * k, T')
-            _, _, grades = respond(self.model, self.codec, problems, numbers, prefixes, left.repeat_interleave(k))
+            _, _, grades = respond(self.model, self.codec, puzzles, numbers, prefixes, left.repeat_interleave(k))
             value[rows, positions] = torch.tensor([grade["reward"] for grade in grades]).view(-1, k).mean(1)
         return value.to(cuts.device)
 
@@ -359,12 +359,12 @@ class Queries:
     def read(self, reader: Callable, model: Qwen2, rows: Tensor | None = None, *per_row: Tensor) -> Tensor:
         """reader(model, cache, tokens, mask, *per_row) (N, T, ...) of the responses rows (N,), or of all of them."""
         tokens, mask = self.samples.tokens, self.samples.mask  # (B, T) each
-        G, device = len(tokens) // len(self.problems), tokens.device
+        G, device = len(tokens) // len(self.puzzles), tokens.device
         rows = torch.arange(len(tokens), device=device) if rows is None else rows.to(device)
-        prompts = PromptCache(model, [self.codec.prompt(problem) for problem in self.problems])
+        prompts = PromptCache(model, [self.codec.prompt(puzzle) for puzzle in self.puzzles])
         results = []
         for chunk in my_share(list(torch.arange(len(rows), device=device).split(self.micro_batch))):  # chunk: (b,)
             i = rows[chunk]  # (b,)
-            cache, others = AnswerCache(prompts, i // G), (x[chunk] for x in per_row)
+            cache, others = ResponseCache(prompts, i // G), (x[chunk] for x in per_row)
             results.append(reader(model, cache, tokens[i], mask[i], *others).cpu())
         return torch.cat(gather(results)).to(device)

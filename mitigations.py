@@ -1,7 +1,7 @@
 """Credit functions: each one turns a TokenBatch into credit (B, T), the number that multiplies grad log pi(token).
 
 The original work, a study of credit in GRPO-Zero, called such a rule a *mitigation* of GRPO, which gives every token of
-a response the same credit. The flag --mitigation keeps its word.
+a response the same credit. The flag --mitigation keeps its word. The tables that compare runs say *method*.
 
 The loss does not know which function its credit came from. To try an idea, write one decorated function at the end of
 this file: its keyword arguments become command-line flags, the first line of its docstring becomes its help text.
@@ -9,7 +9,7 @@ this file: its keyword arguments become command-line flags, the first line of it
 How this differs from the original work and from most published code:
 1. Weights carry no gradient, are computed on the whole step instead of a micro-batch, and average 1 in each response.
    So a reweighting moves credit between the tokens of a response and changes nothing else.
-2. Where a method is undefined for a response (no answer, no calculation), that response gets plain GRPO.
+2. Where a credit function is undefined for a response (no answer, no calculation), that response gets plain GRPO.
 3. Where a paper and its code disagree, we follow the paper, and the docstring says so.
 
 In the formulas, A is the response's advantage, L its length and r its reward; p is the token's probability, H the
@@ -27,7 +27,7 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
-from countdown_task import STRUCTURE, StepSpan, anchors, check_steps, sentence_starts
+from countdown_task import STRUCTURE, CalculationSpan, anchors, check_calculations, sentence_starts
 
 NORMALIZATIONS = ("response", "batch", "none")
 
@@ -37,13 +37,13 @@ class TokenBatch:
     """Everything a credit function may look at: the B responses of one step, padded on the right to T tokens.
 
     Column t is the t-th token of the response; padding is 0 or False. Nothing carries a gradient. The batch is built
-    once a step, before it is cut into micro-batches. The G responses to a question are neighbours.
+    once a step, before it is cut into micro-batches. The G responses to a puzzle are neighbours.
 
-    `ask` runs the model again. Only the methods that use it pay for it, and each attribute is computed once a step:
+    `ask` runs the model again. Only the functions that use it pay for it, and each attribute is computed once a step:
     ask.hidden                       (B, T, D) last hidden state of the model, before it emits each token
     ask.attention                    (B, T, T) [:, t, u]: attention to token u < t of the state that predicts token t
     ask.values                       (B, T) the critic's estimate of the reward before each token, 0 on padding
-    ask.reference_logprob            (B, T) log-probability of each token under the start model
+    ask.reference_logprob            (B, T) log-probability of each token under the reference model
     ask.logprob_without(rows, hide)  (N, T) log-probabilities of responses rows (N,) when no later token can attend to
                                      the tokens hide (N, T) bool
     ask.rollouts(cuts, k)            (B, T) mean reward of k continuations sampled from the prefix before each token
@@ -60,15 +60,15 @@ class TokenBatch:
     success: Tensor  # (B,) 1 where the answer is right, else 0
     format: Tensor  # (B,) 0..1
     ended: Tensor  # (B,) bool, False where the token limit cut the response off
-    group: Tensor  # (B,) int64, index of the question that the response answers
-    numbers: list[tuple[int, ...]]  # per question
-    target: list[int]  # per question
+    group: Tensor  # (B,) int64, index of the puzzle that the response answers
+    numbers: list[tuple[int, ...]]  # per puzzle
+    target: list[int]  # per puzzle
     advantage: Tensor  # (B,) one number per response, normalized within its group
     role: Tensor  # (B, T) int8: FILLER, REASONING or STRUCTURE of countdown_task
     in_answer: Tensor  # (B, T) bool, from the graded <answer> on
     text: list[str]  # per response, decoded, end token removed
     spans: list[list[tuple[int, int]]]  # per response, the character span of each token in the text
-    steps: list[list[StepSpan]]  # per response, the character spans of the calculations in the text
+    calculations: list[list[CalculationSpan]]  # per response, the character spans of those written in the text
     normalize: str  # how `reweight` rescales weights: one of NORMALIZATIONS
     ask: Any  # grpo.Queries, see above
 
@@ -104,7 +104,7 @@ def reweight(batch: TokenBatch, weight: Tensor) -> Tensor:
 
     1. A response whose weights are all 0 gets weights of 1, since zeros prefer none of its tokens. So it counts as in
        plain GRPO instead of dropping out, for every reweighting alike.
-    2. The weights are rescaled as batch.normalize says. response: those of each response average 1, so a method moves
+    2. The weights are rescaled as batch.normalize says. response: those of each response average 1, so it moves
        credit within a response and can't change how responses compare. batch: they average 1 over all tokens of the
        step. none: they stay as they are.
     """
@@ -275,12 +275,12 @@ def entropy_masking(batch: TokenBatch, mask_percentile: float = 80.0) -> Tensor:
 
 
 def by_group(batch: TokenBatch, values: Tensor) -> Tensor:
-    """Values (B, ...) of the responses as (Q, G, ...): G responses to each of Q questions."""
+    """Values (B, ...) of the responses as (Q, G, ...): G responses to each of Q puzzles."""
     return values.view(len(batch.numbers), -1, *values.shape[1:])
 
 
 def has_variance(rewards: Tensor) -> Tensor:
-    """Which questions (Q,) have answers of unequal rewards (Q, G): there is nothing to learn from the others."""
+    """Which puzzles (Q,) have responses of unequal rewards (Q, G): in the others is nothing to learn."""
     return rewards.amax(1) > rewards.amin(1)
 
 
@@ -341,7 +341,7 @@ def gtpo(batch: TokenBatch, a1: float = 1.0, a2: float = 0.1, joint: bool = Fals
 
 
 def masked_z_score(values: Tensor, mask: Tensor) -> Tensor:
-    """Values (Q, G, T) minus their mean, over their standard deviation, per question and over mask; 0 outside it."""
+    """Values (Q, G, T) minus their mean, over their standard deviation, per puzzle and over mask; 0 outside it."""
     count = mask.sum((1, 2), keepdim=True).clamp(min=1)  # (Q, 1, 1)
     mean = (values * mask).sum((1, 2), keepdim=True) / count  # (Q, 1, 1)
     deviation = torch.where(mask, values - mean, 0.0)  # (Q, G, T)
@@ -373,7 +373,7 @@ def is_last_token(batch: TokenBatch) -> Tensor:
 def key_token_scores(tokens: Tensor, mask: Tensor, right: Tensor) -> Tensor:
     """KTAE's score (N,) in [-1, 1] of each of the N tokens of one group: tokens (G, T), mask (G, T), right (G,).
 
-    A token id occurs in a right and b wrong answers. score = 2 sigmoid((F + IG) / 2 * x) - 1 with F = exp(-2 p) of
+    A token id occurs in a right and b wrong responses. score = 2 sigmoid((F + IG) / 2 * x) - 1 with F = exp(-2 p) of
     Fisher's exact test (0 where p is 1), IG the information gain in bits, and the direction x = Cohen's h +
     (f_right / f_wrong - f_wrong / f_right), f the frequency of the id on each side, saturated as in BM25.
     """
@@ -394,9 +394,9 @@ def key_token_scores(tokens: Tensor, mask: Tensor, right: Tensor) -> Tensor:
 
 
 def fisher_p(R: int, W: int) -> Tensor:
-    """Two-sided p (R + 1, W + 1) of Fisher's exact test: a of R right and b of W wrong answers contain a token."""
+    """Two-sided p (R + 1, W + 1) of Fisher's exact test: a of R right and b of W wrong responses contain a token."""
     p = torch.zeros(R + 1, W + 1, dtype=torch.float64)
-    for n in range(R + W + 1):  # answers that contain it: the margin that the test holds fixed
+    for n in range(R + W + 1):  # responses that contain it: the margin that the test holds fixed
         a = range(max(0, n - W), min(R, n) + 1)
         ways = [math.comb(R, i) * math.comb(W, n - i) for i in a]
         probability = torch.tensor(ways, dtype=torch.float64) / math.comb(R + W, n)  # (len(a),)
@@ -406,7 +406,7 @@ def fisher_p(R: int, W: int) -> Tensor:
 
 
 def information_gain(a: Tensor, b: Tensor, R: int, W: int) -> Tensor:
-    """Bits (U,) that a token's presence, in a of R right and b of W wrong answers (U,), tells about being right."""
+    """Bits (U,) that a token's presence, in a of R right and b of W wrong responses (U,), tells about being right."""
     def entropy(x: Tensor, y: Tensor) -> Tensor:  # of the split into x and y, times x + y
         total = (x + y).clamp(min=1)
         return -(torch.xlogy(x, x / total) + torch.xlogy(y, y / total)) / math.log(2)
@@ -418,12 +418,12 @@ def information_gain(a: Tensor, b: Tensor, R: int, W: int) -> Tensor:
 # ------------------------------------------------------------------------------------- checking what was written
 
 
-def step_masks(batch: TokenBatch, i: int) -> Tensor:
+def calculation_masks(batch: TokenBatch, i: int) -> Tensor:
     """The tokens (S, T) bool of each of the S calculations written in response i."""
     position = torch.from_numpy(anchors(batch.text[i], batch.spans[i]))  # (L,) the character that classifies each token
-    masks = torch.zeros(len(batch.steps[i]), batch.mask.shape[1], dtype=torch.bool)  # (S, T)
-    for row, step in zip(masks, batch.steps[i]):
-        row[: len(position)] = (position >= step.a[0]) & (position < step.result[1])
+    masks = torch.zeros(len(batch.calculations[i]), batch.mask.shape[1], dtype=torch.bool)  # (S, T)
+    for row, span in zip(masks, batch.calculations[i]):
+        row[: len(position)] = (position >= span.a[0]) & (position < span.result[1])
     return masks.to(batch.mask.device)
 
 
@@ -435,25 +435,26 @@ def reward_decomposition(batch: TokenBatch, stepwise: bool = False) -> Tensor:
     stepwise=True each calculation's own verdict goes to its own tokens instead. A response without an answer or a
     calculation gets plain GRPO; its share counts as 0 in its group. (The paper also normalizes the sum over the batch.)
     """
-    verdicts = [torch.tensor(check_steps(text, steps, batch.numbers[group]), dtype=torch.float32)
-                for text, steps, group in zip(batch.text, batch.steps, batch.group.tolist())]  # B of (S,)
+    verdicts = [torch.tensor(check_calculations(text, spans, batch.numbers[group]), dtype=torch.float32)
+                for text, spans, group in zip(batch.text, batch.calculations, batch.group.tolist())]  # B of (S,)
     share = torch.stack([v.mean() if len(v) else torch.tensor(0.0) for v in verdicts]).to(batch.reward.device)  # (B,)
     process, format, answer = (z_score_in_group(by_group(batch, r)).view(-1, 1)
                                for r in (share, batch.format, batch.success))  # (B, 1) each
-    section = torch.where(batch.in_answer, answer, 0.3 * (step_advantage(batch, verdicts) if stepwise else process))
+    thinking = calculation_advantage(batch, verdicts) if stepwise else process  # (B, T) or (B, 1)
+    section = torch.where(batch.in_answer, answer, 0.3 * thinking)  # (B, T)
     credit = 0.1 * format * (batch.role == STRUCTURE) + section  # (B, T)
     written = torch.tensor([len(v) > 0 for v in verdicts], device=share.device) & batch.in_answer.any(1)  # (B,)
     return torch.where(written[:, None], credit, none(batch))
 
 
-def step_advantage(batch: TokenBatch, verdicts: list[Tensor]) -> Tensor:
+def calculation_advantage(batch: TokenBatch, verdicts: list[Tensor]) -> Tensor:
     """The verdict (0 or 1) on each calculation, z-scored over its group, on its tokens (B, T); 0 elsewhere."""
     advantage, G = torch.zeros_like(batch.logprob), len(batch.text) // len(batch.numbers)
     for i, verdict in enumerate(verdicts):
         if len(verdict):
             group = torch.cat(verdicts[i // G * G : i // G * G + G])  # all calculations of the group
             z = ((verdict - group.mean()) / (group.std(correction=0) + 1e-4)).to(advantage.device)  # (S,)
-            for tokens, value in zip(step_masks(batch, i), z):
+            for tokens, value in zip(calculation_masks(batch, i), z):
                 advantage[i, tokens] = value
     return advantage
 
@@ -477,14 +478,14 @@ def attention_credit(batch: TokenBatch, credit_scale: float = 2.0) -> Tensor:
 
 @reweighting
 def causal_ablation(batch: TokenBatch) -> Tensor:
-    """credit = A * (0.5 + 0.5 drop / max drop on a step, 0.5 elsewhere, 1.5 in <answer>): what it needs (2602.09331).
+    """credit = A * (1.5 in <answer>, 0.5 + 0.5 drop / max on a calculation, else 0.5): what it needs (2602.09331).
 
-    A step is a written calculation. Its drop is the fall of the answer's log-probability, at least 0, when the step is
-    hidden from all later tokens (its keys are masked, positions stay). A response without an answer, or without a step
-    before it, gets plain GRPO.
+    "It" is the answer. The drop is the fall of the answer's log-probability, at least 0,
+    when the calculation is hidden from all later tokens (its keys are masked, positions stay). A response without an
+    answer, or without a calculation before it, gets plain GRPO.
     """
-    steps = [step_masks(batch, i) & ~batch.in_answer[i] for i in range(len(batch.text))]  # B of (S, T)
-    hide = [s[s.any(1)] if batch.in_answer[i].any() else s[:0] for i, s in enumerate(steps)]  # B of (S', T)
+    masks = [calculation_masks(batch, i) & ~batch.in_answer[i] for i in range(len(batch.text))]  # B of (S, T)
+    hide = [m[m.any(1)] if batch.in_answer[i].any() else m[:0] for i, m in enumerate(masks)]  # B of (S', T)
     rows = torch.repeat_interleave(torch.tensor([len(h) for h in hide])).to(batch.mask.device)  # (N,)
     if not len(rows):
         return torch.ones_like(batch.logprob)
@@ -530,10 +531,10 @@ def segment_bounds(cuts: Tensor) -> tuple[Tensor, Tensor]:
 
 @token_credit(needs=("reference",))
 def dpo(batch: TokenBatch, beta: float = 0.1) -> Tensor:
-    """credit = beta sigmoid(-margin) on the best answer of a group, minus that on the worst: online DPO (2305.18290).
+    """credit = beta sigmoid(-margin) on the best response of a group, minus that on the worst: online DPO (2305.18290).
 
-    margin = beta * (log ratio to the start model of the best - that of the worst). At the first update on a batch the
-    loss then has DPO's gradient, summed over groups and divided by the tokens of the step (--loss_norm token) or by
+    margin = beta * (log ratio to the reference model of the best - that of the worst). At the first update on a batch
+    the loss then has DPO's gradient, summed over groups and divided by the tokens of the step (--loss_norm token) or by
     B * max_new_tokens (constant). Ties go to the lowest index; a group of equal rewards has no pair.
     """
     require(beta > 0, "--beta must be above 0")

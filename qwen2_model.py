@@ -10,7 +10,7 @@ How this differs from the reports (Qwen2 2407.10671, Qwen3 2505.09388) and from 
 Alphabet: B rows, S columns of a forward pass, V vocabulary, D hidden size, H heads, K key-value heads, d head size, N
 tokens in a flat list. A bias has as many columns as there are keys: those in the cache, then the S new ones.
 
-Run it:  python train.py --steps 0        loads the bundled model, samples from it and grades the answers
+Run it:  python train.py --steps 0        loads the bundled model, samples from it and grades the responses
 """
 from dataclasses import dataclass
 from pathlib import Path

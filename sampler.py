@@ -1,22 +1,22 @@
-"""Sampling: prompts are read once, answers grow token by token on a KV cache, and training reads the answers again.
+"""Sampling: prompts are read once, responses grow token by token on a KV cache, and training reads them again.
 
 How this differs from the usual `generate`:
-1. A prompt is read once for all of its answers, both here and, with gradient, in the update.
-2. All randomness comes in as uniform numbers, one row per answer. So an answer does not depend on the others in its
-   batch.
+1. A prompt is read once for all of its responses, both here and, with gradient, in the update.
+2. All randomness comes in as uniform numbers, one row per response. So a response does not depend on the others in
+   its batch.
 3. Log-prob, entropy and logit gradient of each token are recorded while sampling, so that the credit log costs no
    extra forward pass.
-4. Answers that have ended leave the batch.
+4. Responses that have ended leave the batch.
 
-Usually every row of a batch holds a prompt and one answer. In the update here each prompt is a row of its own, and the
-answers are rows that attend to it, so that a prompt with G answers is computed once. Only AnswerCache and the three
-functions at the end know of this layout. tests/plain.py has the usual one, in 40 lines, for comparison.
+Usually every row of a batch holds a prompt and one response. In the update here each prompt is a row of its own, and
+the responses are rows that attend to it, so that a prompt with G responses is computed once. Only ResponseCache and the
+three functions at the end know of this layout. tests/plain.py has the usual one, in 40 lines, for comparison.
 
-Alphabet: Q prompts, G answers to each, B = Q G answers, P prompt columns, T response columns, V vocabulary, D hidden
-size, K key-value heads, d head size, S answer columns read at once, N real tokens in a flat list. B' <= B rows are
-still running.
+Alphabet: Q prompts, G responses to each, B = Q G responses, P prompt columns, T response columns, V vocabulary, D
+hidden size, K key-value heads, d head size, S response columns read at once, N real tokens in a flat list. B' <= B rows
+are still running.
 
-Run it:  python train.py --steps 0        samples from the bundled model and grades the answers
+Run it:  python train.py --steps 0        samples from the bundled model and grades the responses
 """
 import copy
 from typing import NamedTuple
@@ -44,7 +44,7 @@ class Samples(NamedTuple):
 
 
 class PromptCache:
-    """Q prompts, read once for all of their answers: each layer's keys and values, with gradient if autograd is on."""
+    """Q prompts, read once for all their responses: each layer's keys and values, with gradient if autograd is on."""
 
     def __init__(self, model: Qwen2, prompts: list[list[int]]):
         P, device = max(map(len, prompts)), model.output_weight.device
@@ -55,7 +55,7 @@ class PromptCache:
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}  # layer -> keys, values (Q, K, P, d)
         # The layers hand their keys and values to self.extend.
         hidden = model.hidden(tokens, positions.clamp(min=0), causal_bias(self.real), self)  # (Q, P, D)
-        self.last = hidden[:, -1]  # (Q, D) the state that predicts an answer's first token
+        self.last = hidden[:, -1]  # (Q, D) the state that predicts a response's first token
 
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Keep a layer's keys and values (Q, K, P, d), and return them: there are no earlier columns."""
@@ -77,46 +77,46 @@ class PromptCache:
         torch.autograd.backward([tensor for tensor, _ in pairs], [detached.grad for _, detached in pairs])
 
 
-class AnswerCache:
-    """The context of B finished answers. question (B,): the index of each answer's prompt in a PromptCache."""
+class ResponseCache:
+    """The context of B finished responses. prompt_of (B,): the index of each one's prompt in a PromptCache."""
 
-    def __init__(self, prompts: PromptCache, question: Tensor):
-        self.prompts, self.question = prompts, question
+    def __init__(self, prompts: PromptCache, prompt_of: Tensor):
+        self.prompts, self.prompt_of = prompts, prompt_of
 
     def last(self) -> Tensor:
-        """The state (B, D) that predicts the first token of each answer."""
-        return self.prompts.last[self.question]
+        """The state (B, D) that predicts the first token of each response."""
+        return self.prompts.last[self.prompt_of]
 
     def place(self, visible: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions (B, S) and bias (B, S, P + S) of S answer columns; none looks back at those not visible (B, S)."""
+        """Positions (B, S) and bias (B, S, P + S) of S response columns; later ones see only those visible (B, S)."""
         B, S = visible.shape
-        positions = self.prompts.length[self.question, None] + torch.arange(S, device=visible.device)  # (B, S)
-        padding = ~self.prompts.real[self.question, None].expand(-1, S, -1)  # (B, S, P)
+        positions = self.prompts.length[self.prompt_of, None] + torch.arange(S, device=visible.device)  # (B, S)
+        padding = ~self.prompts.real[self.prompt_of, None].expand(-1, S, -1)  # (B, S, P)
         over_prompt = torch.zeros(padding.shape, device=padding.device).masked_fill(padding, float("-inf"))
         return positions, torch.cat((over_prompt, causal_bias(visible)), dim=2)
 
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """The prompt's keys and values, then the answer's own: two of (B, K, P + S, d)."""
+        """The prompt's keys and values, then the response's own: two of (B, K, P + S, d)."""
         prompt_keys, prompt_values = self.prompts.layers[layer]  # (Q, K, P, d) each
-        return (torch.cat((prompt_keys[self.question], keys), dim=2),
-                torch.cat((prompt_values[self.question], values), dim=2))
+        return (torch.cat((prompt_keys[self.prompt_of], keys), dim=2),
+                torch.cat((prompt_values[self.prompt_of], values), dim=2))
 
 
 class DecodeCache:
-    """Keys and values of B' running answers. There is room for all columns; the first `filled` hold a token."""
+    """Keys and values of B' running responses. There is room for all columns; the first `filled` hold a token."""
 
-    def __init__(self, prompts: PromptCache, answers: int, new_columns: int):
-        """Copy each prompt `answers` times, in order, and leave room for `new_columns` columns."""
+    def __init__(self, prompts: PromptCache, G: int, new_columns: int):
+        """Copy each prompt G times, in order, and leave room for `new_columns` columns."""
         Q, P = prompts.real.shape
-        first = prompts.layers[0][0]  # (Q, K, P, d); room: (keys and values, layers, Q, answers, K, columns, d)
-        room = first.new_zeros(2, len(prompts.layers), Q, answers, first.shape[1], P + new_columns, first.shape[3])
+        first = prompts.layers[0][0]  # (Q, K, P, d); room: (keys and values, layers, Q, G, K, columns, d)
+        room = first.new_zeros(2, len(prompts.layers), Q, G, first.shape[1], P + new_columns, first.shape[3])
         for layer, pair in prompts.layers.items():
             for i, x in enumerate(pair):
                 room[i, layer, :, :, :, :P] = x[:, None]
         self.keys, self.values = room.flatten(2, 3)  # (layers, B, K, columns, d) each
-        padding = F.pad(~prompts.real, (0, new_columns)).repeat_interleave(answers, 0)  # (B, columns)
+        padding = F.pad(~prompts.real, (0, new_columns)).repeat_interleave(G, 0)  # (B, columns)
         self.bias = first.new_zeros(padding.shape).masked_fill(padding, float("-inf"))  # (B, columns)
-        self.length = prompts.length.repeat_interleave(answers)  # (B,) tokens in each row so far
+        self.length = prompts.length.repeat_interleave(G)  # (B,) tokens in each row so far
         self.filled = P
 
     def open_column(self) -> tuple[Tensor, Tensor]:
@@ -168,10 +168,10 @@ def draw(log_probs: Tensor, uniform: Tensor, temperature: float) -> Tensor:
 
 def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_tokens: list[int], temperature: float = 1.0,
              limit: Tensor | None = None, excluded: Tensor | None = None) -> Samples:
-    """Sample G answers to each of Q prompts, of at most T tokens each; answer g to prompt q is row q * G + g.
+    """Sample G responses to each of Q prompts, of at most T tokens each; response g to prompt q is row q * G + g.
 
-    uniforms (B, T) float64 in [0, 1): the random number behind each token. An answer stops at one of end_tokens, or
-    after limit (B,) tokens. excluded (B,): for each answer, a token that may not be its first. Log-prob, entropy and
+    uniforms (B, T) float64 in [0, 1): the random number behind each token. A response stops at one of end_tokens, or
+    after limit (B,) tokens. excluded (B,): for each response, a token that may not be its first. Log-prob, entropy and
     logit gradient are those of the whole distribution at temperature 1, whatever the tokens were drawn from: the update
     computes the same, so that the ratio of PPO begins at 1.
     """
@@ -207,12 +207,12 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
     return Samples(tokens[:, :longest], mask[:, :longest], *statistics[..., :longest], ended)
 
 
-# ----------------------------------------------------------------------------------- reading finished answers
+# ----------------------------------------------------------------------------------- reading finished responses
 # tokens and mask are (B, T), padded on the right. The padding needs no bias, because it comes after every real token.
 # What the first two functions return there has no meaning; response_logprobs returns 0.
 
 
-def response_states(model: Qwen2, cache: AnswerCache, tokens: Tensor, mask: Tensor,
+def response_states(model: Qwen2, cache: ResponseCache, tokens: Tensor, mask: Tensor,
                     hide: Tensor | None = None) -> Tensor:
     """The last hidden state (B, T, D) that predicts each token of the responses (B, T) to the prompts in `cache`.
 
@@ -230,7 +230,7 @@ def response_states(model: Qwen2, cache: AnswerCache, tokens: Tensor, mask: Tens
     return torch.cat((first, later), dim=1)
 
 
-def response_attention(model: Qwen2, cache: AnswerCache, tokens: Tensor, mask: Tensor) -> Tensor:
+def response_attention(model: Qwen2, cache: ResponseCache, tokens: Tensor, mask: Tensor) -> Tensor:
     """Attention (B, T, T): [:, t, u] is from the state that predicts token t to token u; last layer, mean of heads."""
     (B, T), P = tokens.shape, cache.prompts.real.shape[1]
     attention = torch.zeros(B, T, T, device=tokens.device)
@@ -240,7 +240,7 @@ def response_attention(model: Qwen2, cache: AnswerCache, tokens: Tensor, mask: T
     return attention
 
 
-def response_logprobs(model: Qwen2, cache: AnswerCache, tokens: Tensor, mask: Tensor,
+def response_logprobs(model: Qwen2, cache: ResponseCache, tokens: Tensor, mask: Tensor,
                       hide: Tensor | None = None) -> Tensor:
     """log pi (B, T) of the responses' tokens, with gradient, 0 on padding; hide: see response_states."""
     states = response_states(model, cache, tokens, mask, hide)[mask]  # (N, D)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 import grpo
-from countdown_task import Codec, Problem, fingerprint, generate_problems, is_solvable, puzzle_key, read_problems, split
+from countdown_task import Codec, Puzzle, fingerprint, generate_puzzles, is_solvable, puzzle_key, read_puzzles, split
 from critic import Critic, load_critic
 from mitigations import MITIGATIONS, NORMALIZATIONS, TokenBatch, has_variance, needs
 from plumbing import run_folder
@@ -49,7 +49,7 @@ class Settings:
     out: str = ""  # the run folder, which must not exist; empty: runs/<mitigation>[-<changed flags>]-seed<seed>
     steps: int = 100  # 0 only evaluates
     questions: int = 12  # puzzles per step
-    answers: int = 8  # responses to each
+    answers: int = 8  # responses to each puzzle, its group
     max_new_tokens: int = 140  # a longer response is cut off
     seed: int = 0  # of puzzles and sampling
     lr: float = 2e-4  # AdamW's learning rate
@@ -63,7 +63,7 @@ class Settings:
     clip_low: float = 0.2  # a token's ratio, probability now / when sampled, is clipped below 1 - clip_low (PPO)
     clip_high: float = 0.2  # and above 1 + clip_high (DAPO: 0.28)
     updates_per_batch: int = 1  # optimizer steps on each batch
-    kl: float = 0.0  # weight of the KL penalty to the start model
+    kl: float = 0.0  # weight of the KL penalty to the start model, the reference
     skip_unfinished: bool = False  # no credit for responses that the token limit cut off (DAPO)
     micro_batch: int = 16  # responses in one forward and backward pass; changes memory, not results
     checkpoint_activations: bool = False  # less memory, more time: the backward pass recomputes each layer
@@ -86,7 +86,7 @@ class Policy(NamedTuple):
     model: Qwen2
     codec: Codec
     critic: Critic | None  # where the credit function needs one
-    reference: Qwen2 | None  # the start model, where the credit function or --kl needs it
+    reference: Qwen2 | None  # a frozen copy of the start model, where the credit function or --kl needs it
 
     def save(self, folder: Path) -> None:
         """Write the model, and the critic where there is one."""
@@ -95,19 +95,19 @@ class Policy(NamedTuple):
             self.critic.save(folder)
 
 
-def train(run: Path, s: Settings, hyper_parameters: dict, policy: Policy, problems: list[Problem],
-          heldout: list[Problem], optimizer: Optimizer, done: int) -> dict:
+def train(run: Path, s: Settings, hyper_parameters: dict, policy: Policy, training: list[Puzzle],
+          heldout: list[Puzzle], optimizer: Optimizer, done: int) -> dict:
     """GRPO from step done + 1 to the last one. Returns the last row of metrics.csv."""
     row, began = {}, time.perf_counter()
     for step in range(done + 1, s.steps + 1):
         start = time.perf_counter()
-        asked = draw_problems(problems, s, step)
-        batch = sample_and_grade(policy, asked, s, step)
+        puzzles = draw_puzzles(training, s, step)  # Q
+        batch = sample_and_grade(policy, puzzles, s, step)
         credit = assign_credit(batch, s, hyper_parameters)  # (B, T)
         if policy.critic is not None:  # last: credit must come from a critic that has not seen these rewards
             policy.critic.learn(batch.ask.hidden, batch.mask, batch.ask.values, batch.reward)
         row = grpo.update(
-            policy.model, optimizer, [policy.codec.prompt(p) for p in asked], batch, credit, kl=s.kl,
+            policy.model, optimizer, [policy.codec.prompt(p) for p in puzzles], batch, credit, kl=s.kl,
             clip_low=s.clip_low, clip_high=s.clip_high, loss_norm=s.loss_norm, max_new_tokens=s.max_new_tokens,
             updates_per_batch=s.updates_per_batch, max_grad_norm=s.max_grad_norm, micro_batch=s.micro_batch)
         row |= summarize(step, batch, start)
@@ -123,10 +123,10 @@ def train(run: Path, s: Settings, hyper_parameters: dict, policy: Policy, proble
     return row
 
 
-def sample_and_grade(policy: Policy, asked: list[Problem], s: Settings, step: int) -> TokenBatch:
+def sample_and_grade(policy: Policy, puzzles: list[Puzzle], s: Settings, step: int) -> TokenBatch:
     """The B responses of a step, with their rewards and advantages."""
-    uniforms = grpo.draw_uniforms(s.seed, step, len(asked), s.answers, s.max_new_tokens)  # (B, max_new_tokens)
-    return grpo.rollout(policy.model, policy.codec, asked, uniforms, advantage=s.advantage, normalize=s.normalize,
+    uniforms = grpo.draw_uniforms(s.seed, step, len(puzzles), s.answers, s.max_new_tokens)  # (B, max_new_tokens)
+    return grpo.rollout(policy.model, policy.codec, puzzles, uniforms, advantage=s.advantage, normalize=s.normalize,
                         key=(s.seed, step), reference=policy.reference, critic=policy.critic,
                         micro_batch=s.micro_batch)
 
@@ -174,34 +174,34 @@ def heldout_text(row: dict) -> str:
 # ------------------------------------------------------------------------------------------------- evaluation
 
 
-def evaluate(policy: Policy, problems: list[Problem], answers: int, s: Settings) -> np.ndarray:
-    """Success (problems, answers) at temperature 1, with the same random numbers every time."""
-    uniforms = grpo.draw_uniforms(0, grpo.EVALUATION, len(problems), answers, s.max_new_tokens)  # (B, max_new_tokens)
-    at_once = max(1, responses_that_fit(policy, problems, s) // answers)  # problems
+def evaluate(policy: Policy, puzzles: list[Puzzle], G: int, s: Settings) -> np.ndarray:
+    """Success (Q, G) of G responses to each of Q puzzles, at temperature 1, with the same random numbers every time."""
+    uniforms = grpo.draw_uniforms(0, grpo.EVALUATION, len(puzzles), G, s.max_new_tokens)  # (B, max_new_tokens)
+    at_once = max(1, responses_that_fit(policy, puzzles, s) // G)  # puzzles
     success, progress = [], Progress("evaluating", len(uniforms))
-    for i in range(0, len(problems), at_once):
-        rows = uniforms[i * answers : (i + at_once) * answers]
-        _, _, grades = grpo.respond(policy.model, policy.codec, problems[i : i + at_once], rows)
+    for i in range(0, len(puzzles), at_once):
+        rows = uniforms[i * G : (i + at_once) * G]
+        _, _, grades = grpo.respond(policy.model, policy.codec, puzzles[i : i + at_once], rows)
         success += [grade["answer"] for grade in grades]  # 1.0 where the answer is right, else 0.0
         progress.show(len(success))
-    return np.array(success).reshape(len(problems), answers)
+    return np.array(success).reshape(len(puzzles), G)
 
 
-def responses_that_fit(policy: Policy, problems: list[Problem], s: Settings) -> int:
+def responses_that_fit(policy: Policy, puzzles: list[Puzzle], s: Settings) -> int:
     """How many responses to sample at once while evaluating: at least as many as a training step does."""
     c, itemsize = policy.model.config, policy.model.output_weight.itemsize
-    columns = max(len(policy.codec.prompt(problem)) for problem in problems) + s.max_new_tokens
+    columns = max(len(policy.codec.prompt(puzzle)) for puzzle in puzzles) + s.max_new_tokens
     column_bytes = 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * itemsize  # a key and a value a layer
     return max(s.questions * s.answers, EVALUATION_BYTES // (columns * column_bytes))
 
 
-def measure_heldout(policy: Policy, heldout: list[Problem], s: Settings) -> dict[str, float]:
+def measure_heldout(policy: Policy, heldout: list[Puzzle], s: Settings) -> dict[str, float]:
     """Held-out success, one response per puzzle, and its standard error."""
     success = evaluate(policy, heldout, 1, s)[:, 0]
     return {"heldout_success": float(success.mean()), "heldout_stderr": standard_error(success)}
 
 
-def measure_pass(policy: Policy, heldout: list[Problem], s: Settings, k: int = 16) -> dict[str, float]:
+def measure_pass(policy: Policy, heldout: list[Puzzle], s: Settings, k: int = 16) -> dict[str, float]:
     """The share of held-out puzzles that at least one of k responses solves, and its standard error."""
     print(f"measuring pass@{k}: {k} responses to each of {len(heldout)} held-out puzzles", flush=True)
     solved = evaluate(policy, heldout, k, s).max(1)
@@ -214,7 +214,7 @@ def standard_error(values: np.ndarray) -> float:
     return float(values.std(ddof=1) / len(values) ** 0.5) if len(values) > 1 else float("nan")
 
 
-def measure_start(run: Path, policy: Policy, heldout: list[Problem], s: Settings) -> dict:
+def measure_start(run: Path, policy: Policy, heldout: list[Puzzle], s: Settings) -> dict:
     """Row 0 of metrics.csv, also written there."""
     print(f"measuring the start model on {len(heldout)} held-out puzzles", flush=True)
     row = {"step": 0} | measure_heldout(policy, heldout, s)
@@ -224,7 +224,7 @@ def measure_start(run: Path, policy: Policy, heldout: list[Problem], s: Settings
     return row
 
 
-def finish(run: Path, row: dict, policy: Policy, heldout: list[Problem], s: Settings) -> None:
+def finish(run: Path, row: dict, policy: Policy, heldout: list[Puzzle], s: Settings) -> None:
     """Write final.json: held-out success, measured again only if the last row of metrics.csv lacks it, and pass@16."""
     last = row if "heldout_success" in row else measure_heldout(policy, heldout, s)
     final = {"step": s.steps, "heldout_success": last["heldout_success"], "heldout_stderr": last["heldout_stderr"],
@@ -237,49 +237,48 @@ def finish(run: Path, row: dict, policy: Policy, heldout: list[Problem], s: Sett
 # ------------------------------------------------------------------------------------------------ the puzzles
 
 
-def choose_problems(s: Settings) -> tuple[list[Problem], list[Problem]]:
+def choose_puzzles(s: Settings) -> tuple[list[Puzzle], list[Puzzle]]:
     """Training and held-out puzzles, generated or from --data. A hash of the puzzle decides, not the seed.
 
     The third part of countdown_task.split, puzzles whose numbers are new, is left for experiments.
     """
     if not s.data:
-        return generate_problems(4096, "train"), generate_problems(s.eval_problems, "heldout")
-    distinct = {puzzle_key(p): p for p in read_problems(s.data)}  # the public set lists many puzzles twice
+        return generate_puzzles(4096, "train"), generate_puzzles(s.eval_problems, "heldout")
+    distinct = {puzzle_key(p): p for p in read_puzzles(s.data)}  # the public set lists many puzzles twice
     by_hash = [distinct[key] for key in sorted(distinct, key=fingerprint)]
-    problems, heldout = ([p for p in by_hash if split(p) == part] for part in ("train", "heldout"))
-    for name, part in (("train", problems), ("held-out", heldout)):
+    training, heldout = ([p for p in by_hash if split(p) == part] for part in ("train", "heldout"))
+    for name, part in (("train", training), ("held-out", heldout)):
         if not part:
             raise ValueError(f"{s.data} has no {name} puzzle among its {len(distinct)}: it needs more rows")
-    return problems, heldout[: s.eval_problems]
+    return training, heldout[: s.eval_problems]
 
 
-def draw_problems(problems: list[Problem], s: Settings, step: int) -> list[Problem]:
-    """The step's questions. Every epoch shuffles the puzzles anew; the order depends on the seed alone."""
-    epochs, places = np.divmod(np.arange((step - 1) * s.questions, step * s.questions), len(problems))  # (Q,), (Q,)
-    # A rollout is seeded with (seed, step, question), and no step is 0.
+def draw_puzzles(training: list[Puzzle], s: Settings, step: int) -> list[Puzzle]:
+    """The step's puzzles. Every epoch shuffles the training puzzles anew; the order depends on the seed alone."""
+    epochs, places = np.divmod(np.arange((step - 1) * s.questions, step * s.questions), len(training))  # (Q,), (Q,)
     # 0 stands where draw_uniforms has the step, which begins at 1: so no random number is used twice.
-    orders = {epoch: np.random.default_rng([s.seed, 0, epoch]).permutation(len(problems)) for epoch in set(epochs)}
-    return [problems[orders[epoch][place]] for epoch, place in zip(epochs, places)]
+    orders = {epoch: np.random.default_rng([s.seed, 0, epoch]).permutation(len(training)) for epoch in set(epochs)}
+    return [training[orders[epoch][place]] for epoch, place in zip(epochs, places)]
 
 
-def check_problems(policy: Policy, problems: list[Problem], heldout: list[Problem], s: Settings) -> None:
+def check_puzzles(policy: Policy, training: list[Puzzle], heldout: list[Puzzle], s: Settings) -> None:
     """ValueError when a puzzle that this run will ask has no solution, or doesn't fit the model."""
-    used = {p for step in range(1, s.steps + 1) for p in draw_problems(problems, s, step)} | set(heldout)
+    used = {p for step in range(1, s.steps + 1) for p in draw_puzzles(training, s, step)} | set(heldout)
     progress = Progress("checking puzzles", len(used))
     for i, (numbers, target) in enumerate(used if s.data else (), 1):  # what we generate has a solution
         progress.show(i)
         if len(numbers) > 6:
             raise ValueError(f"{s.data}: {list(numbers)} are too many numbers; 6 are the most we can solve")
-        if not is_solvable(Problem(numbers, target)):
+        if not is_solvable(Puzzle(numbers, target)):
             raise ValueError(f"{s.data}: {list(numbers)} can't make {target}; remove that row")
     check_lengths(policy.model, policy.codec, used, s)
 
 
-def check_lengths(model: Qwen2, codec: Codec, problems: set[Problem], s: Settings) -> None:
+def check_lengths(model: Qwen2, codec: Codec, puzzles: set[Puzzle], s: Settings) -> None:
     """ValueError when prompt and response don't fit the model, or the tokenizer doesn't fit its vocabulary."""
     if codec.size > model.config.vocab_size:
         raise ValueError(f"the tokenizer in {s.model} has {codec.size} tokens, the model {model.config.vocab_size}")
-    longest, limit = max(len(codec.prompt(p)) for p in problems), model.config.max_position_embeddings
+    longest, limit = max(len(codec.prompt(p)) for p in puzzles), model.config.max_position_embeddings
     if longest + s.max_new_tokens > limit:
         raise ValueError(f"a prompt of {longest} tokens and --max_new_tokens {s.max_new_tokens} exceed the model's "
                          f"{limit}; lower --max_new_tokens")
@@ -296,22 +295,22 @@ def main() -> None:
     try:
         check(s)
         s = replace(s, device=join(s.device))
-        problems, heldout = choose_problems(s)
+        training, heldout = choose_puzzles(s)
         policy = load_policy(s, needs(s.mitigation, hyper_parameters))
-        check_problems(policy, problems, heldout, s)
-        rehearse(policy, problems, s, hyper_parameters)
+        check_puzzles(policy, training, heldout, s)
+        rehearse(policy, training, s, hyper_parameters)
         optimizer = Optimizer(policy.model, s.lr, (s.beta1, s.beta2), s.weight_decay, s.optimizer_device or None)
         done = run_folder.open_run(run, s, hyper_parameters, learners(policy, optimizer), resume=bool(resume))
     except KeyboardInterrupt:
         fail("interrupted before training began: nothing was written")
     except (ValueError, OSError, FloatingPointError) as error:
         fail(str(error))
-    print(f"{sum(p.numel() for p in policy.model.parameters()):,} parameters, {len(problems)} puzzles to train on, "
+    print(f"{sum(p.numel() for p in policy.model.parameters()):,} parameters, {len(training)} puzzles to train on, "
           f"into {run}")
     print(f"settings: {', '.join(f'{k}={v}' for k, v in differences.items()) or 'all at their defaults'}", flush=True)
     try:
         row = measure_start(run, policy, heldout, s) if done == 0 else {}
-        row = train(run, s, hyper_parameters, policy, problems, heldout, optimizer, done) or row  # {} without a step
+        row = train(run, s, hyper_parameters, policy, training, heldout, optimizer, done) or row  # {} without a step
         finish(run, row, policy, heldout, s)
     except KeyboardInterrupt:
         fail(f"interrupted; continue with: python train.py --resume {run}")
@@ -339,7 +338,7 @@ def check(s: Settings) -> None:
 
 
 def load_policy(s: Settings, required: set[str]) -> Policy:
-    """The model, its tokenizer, and the critic and start model where they are required."""
+    """The model, its tokenizer, and the critic and the reference model where they are required."""
     check_device(s.device)
     model, codec = load_model(s.model, s.device, getattr(torch, s.dtype)), Codec(s.model)
     model.real_vocab, model.checkpoint_activations = codec.size, s.checkpoint_activations
@@ -348,14 +347,14 @@ def load_policy(s: Settings, required: set[str]) -> Policy:
     return Policy(model, codec, critic, reference)
 
 
-def rehearse(policy: Policy, problems: list[Problem], s: Settings, hyper_parameters: dict) -> None:
+def rehearse(policy: Policy, puzzles: list[Puzzle], s: Settings, hyper_parameters: dict) -> None:
     """Sample two short responses to each of two puzzles and give them credit, so that a mistake shows at once."""
     try:  # two tokens of one response, to see whether the device can run this model
-        grpo.respond(policy.model, policy.codec, problems[:1], torch.zeros(1, 2, dtype=torch.float64))
+        grpo.respond(policy.model, policy.codec, puzzles[:1], torch.zeros(1, 2, dtype=torch.float64))
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"--device {s.device} can't run this model: {first_sentence(error)}") from None
     small = replace(s, answers=2, max_new_tokens=min(8, s.max_new_tokens))
-    assign_credit(sample_and_grade(policy, problems[:2], small, step=0), small, hyper_parameters)
+    assign_credit(sample_and_grade(policy, puzzles[:2], small, step=0), small, hyper_parameters)
 
 
 if __name__ == "__main__":

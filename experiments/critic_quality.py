@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 import grpo
-from countdown_task import Codec, Problem, generate_problems
+from countdown_task import Codec, Puzzle, generate_puzzles
 from critic import FILE, Critic, load_critic
 from mitigations import TokenBatch
 from plumbing.progress import Progress, fail
@@ -25,18 +25,18 @@ HELD_OUT = 14  # batches to measure on
 LIMIT = 140  # tokens of a response
 
 
-def sample(model: Qwen2, codec: Codec, problems: list[Problem], critic: Critic, key: tuple[int, int]) -> TokenBatch:
-    """One response to each problem; the critic can predict their rewards."""
-    uniforms = grpo.draw_uniforms(*key, len(problems), 1, LIMIT)
-    return grpo.rollout(model, codec, problems, uniforms, key=key, critic=critic)
+def sample(model: Qwen2, codec: Codec, puzzles: list[Puzzle], critic: Critic, key: tuple[int, int]) -> TokenBatch:
+    """One response to each puzzle; the critic can predict their rewards."""
+    uniforms = grpo.draw_uniforms(*key, len(puzzles), 1, LIMIT)
+    return grpo.rollout(model, codec, puzzles, uniforms, key=key, critic=critic)
 
 
 def fit(model: Qwen2, codec: Codec, batches: int, outcome: str) -> tuple[Critic, float]:
     """A critic fitted to the `reward` or `success` of a fixed model's responses, and the mean of that outcome."""
     critic, outcomes = Critic(model.config.hidden_size).to(model.output_weight.device), []
-    problems, progress = generate_problems(SIZE * PUZZLES, "train"), Progress("fitting the critic", batches)
+    puzzles, progress = generate_puzzles(SIZE * PUZZLES, "train"), Progress("fitting the critic", batches)
     for i in range(batches):
-        batch = sample(model, codec, problems[i % PUZZLES :: PUZZLES], critic, (0, i + 1))
+        batch = sample(model, codec, puzzles[i % PUZZLES :: PUZZLES], critic, (0, i + 1))
         outcomes.append(getattr(batch, outcome))  # (SIZE,)
         critic.learn(batch.ask.hidden, batch.mask, batch.ask.values, outcomes[-1])
         progress.show(i + 1)
@@ -94,8 +94,8 @@ def main() -> None:
         fail(str(error))
     model.real_vocab = codec.size
     critic, rate = fit(model, codec, args.batches, "success")
-    problems = generate_problems(HELD_OUT * SIZE, "heldout")
-    report([sample(model, codec, problems[i::HELD_OUT], critic, (1, i + 1)) for i in range(HELD_OUT)], rate)
+    puzzles = generate_puzzles(HELD_OUT * SIZE, "heldout")
+    report([sample(model, codec, puzzles[i::HELD_OUT], critic, (1, i + 1)) for i in range(HELD_OUT)], rate)
 
 
 if __name__ == "__main__":

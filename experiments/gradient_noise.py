@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from countdown_task import Codec, Problem
+from countdown_task import Codec, Puzzle
 from experiments.gradient_rank import SIZES, products
 from experiments.truth_scores import bootstrap, centred, correlate, credit_gradients, jackknife
 from grpo import group_advantage
@@ -36,19 +36,19 @@ def table_baseline(success: np.ndarray, norms: np.ndarray) -> Table:
         noise = baseline_noise(success[:, :R], norms[:, :R])  # (Q, 4)
         cells = [cell(bootstrap(lambda sums, i=i: sums[..., i] / sums[..., 3], noise)) for i in range(3)]
         rows.append([f"{R}", cells[0], "1", cells[1], f"{((R - 1) / R) ** 2:.2f}", cells[2]])
-    question = np.repeat(np.arange(len(norms)), norms.shape[1])
-    within = correlate(*(centred(x.flatten(), question, False) for x in (success, norms)), question)
+    puzzle = np.repeat(np.arange(len(norms)), norms.shape[1])
+    within = correlate(*(centred(x.flatten(), puzzle, False) for x in (success, norms)), puzzle)
     return Table("Which baseline is best?", (
         "E (r - b)^2 |grad log pi(response)|^2 over that with b the mean of the other answers, r right or wrong. The "
         "group's mean, the response itself included, makes every credit (R - 1)/R as large, and so this figure "
         "((R - 1)/R)^2 of it: a shorter step, not a better direction. Optimum: the mean of the others' rewards, "
-        "weighted by their |grad|^2. Within questions, success and |grad|^2 correlate by "
-        f"{cell(within)}. 95% bootstrap intervals over questions."),
+        "weighted by their |grad|^2. Within puzzles, success and |grad|^2 correlate by "
+        f"{cell(within)}. 95% bootstrap intervals over puzzles."),
         ["R", "no baseline", "others' mean", "group mean", "((R - 1)/R)^2", "optimum"], rows)
 
 
 def baseline_noise(r: np.ndarray, n: np.ndarray) -> np.ndarray:
-    """Sum over each question's answers of (r - b)^2 n (Q, 4), from r and n (Q, R).
+    """Sum over each puzzle's answers of (r - b)^2 n (Q, 4), from r and n (Q, R).
 
     b is 0; the group's mean; the optimum from the other answers; the mean of the other answers.
     """
@@ -91,19 +91,19 @@ def halves_cosine(yy: np.ndarray) -> float:
     return float(np.mean(found))
 
 
-def method_gradients(model: Qwen2, codec: Codec, batches: Iterable[tuple[list[Problem], TokenBatch]]) -> Tensor:
+def method_gradients(model: Qwen2, codec: Codec, batches: Iterable[tuple[list[Puzzle], TokenBatch]]) -> Tensor:
     """(M + 1, n, P): each method's gradient on n independent batches of groups, as the trainer's loss makes it.
 
     The last is the unbiased policy gradient, with credit r - mean of the others, averaged over responses.
     """
     found = []
-    for problems, batch in batches:
-        G = len(batch.text) // len(problems)
+    for puzzles, batch in batches:
+        G = len(batch.text) // len(puzzles)
         with torch.no_grad():
             credits = [method(batch) / batch.mask.sum() for method in MITIGATIONS.values()]
             unbiased = group_advantage(batch.reward.view(-1, G), "rloo").view(-1, 1)  # (B, 1)
             credits.append(unbiased * batch.mask / len(batch.text))
-        found.append(sum(credit_gradients(model, codec, problems, batch, torch.stack(credits), G)))  # (M + 1, P)
+        found.append(sum(credit_gradients(model, codec, puzzles, batch, torch.stack(credits), G)))  # (M + 1, P)
     return torch.stack(found, dim=1)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from countdown_task import Codec, Problem
+from countdown_task import Codec, Puzzle
 from experiments.truth_scores import credit_gradients
 from grpo import group_advantage
 from mitigations import TokenBatch, reward_decomposition
@@ -28,7 +28,7 @@ from qwen2_model import Qwen2
 
 SIZES = (2, 4, 8, 16)  # of a group
 CONTROLS_AT = 8  # group size of the controls
-TRUTH_QUESTIONS = 4  # questions with the control A*
+TRUTH_PUZZLES = 4  # puzzles with the control A*
 ENERGIES = {"90%": 0.9, "95%": 0.95, "99%": 0.99}
 MATRICES = {"rollouts x parameters": "#0072B2", "tokens x (vocabulary · hidden)": "#D55E00", "q_proj": "#009E73",
             "down_proj": "#CC79A7"}  # those of the picture, with their colours
@@ -71,7 +71,7 @@ def by_success(batch: TokenBatch) -> TokenBatch:
 
 
 def group_of(batch: TokenBatch, q: int, R: int) -> TokenBatch:
-    """The first R responses to question q as a batch of their own, with the advantages of right against wrong."""
+    """The first R responses to puzzle q as a batch of their own, with the advantages of right against wrong."""
     B, Q = len(batch.text), len(batch.numbers)
     rows = slice(B // Q * q, B // Q * q + R)
     fields = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
@@ -123,62 +123,62 @@ def controls(group: TokenBatch, a_star: Tensor | None, rng: np.random.Generator)
     return credits if a_star is None else credits | {"A*": a_star}
 
 
-def rank_rows(model: Qwen2, codec: Codec, problems: list[Problem], batch: TokenBatch, truth: Tensor,
+def rank_rows(model: Qwen2, codec: Codec, puzzles: list[Puzzle], batch: TokenBatch, truth: Tensor,
               seed: int) -> list[dict]:
-    """A row for each question, group size, kind of credit and matrix: its measures of rank, and its spectrum.
+    """A row for each puzzle, group size, kind of credit and matrix: its measures of rank, and its spectrum.
 
-    truth (B, T): A* of the first TRUTH_QUESTIONS questions. Groups that are all right or all wrong have no gradient.
+    truth (B, T): A* of the first TRUTH_PUZZLES puzzles. Groups that are all right or all wrong have no gradient.
     """
-    found, G, rng = [], len(batch.text) // len(problems), np.random.default_rng(seed)
-    groups = [(q, R, group_of(batch, q, R)) for q, R in itertools.product(range(len(problems)), SIZES)]
+    found, G, rng = [], len(batch.text) // len(puzzles), np.random.default_rng(seed)
+    groups = [(q, R, group_of(batch, q, R)) for q, R in itertools.product(range(len(puzzles)), SIZES)]
     groups = [(q, R, group) for q, R, group in groups if group.advantage.any()]
     progress = Progress("ranks", len(groups))
     for i, (q, R, group) in enumerate(groups, 1):
         credits = {"GRPO": group.advantage[:, None] * group.mask}
         if R == CONTROLS_AT:
-            credits |= controls(group, truth[G * q : G * q + R] if q < TRUTH_QUESTIONS else None, rng)
+            credits |= controls(group, truth[G * q : G * q + R] if q < TRUTH_PUZZLES else None, rng)
         for variant, credit in credits.items():
-            gradients = torch.cat(list(credit_gradients(model, codec, [problems[q]], group, credit[None], 1)))  # (R, P)
+            gradients = torch.cat(list(credit_gradients(model, codec, [puzzles[q]], group, credit[None], 1)))  # (R, P)
             for matrix, all_values in spectra(model, group, credit, gradients).items():
-                found += [{"question": q, "R": R, "variant": variant, "matrix": matrix, "spectrum": s,
+                found += [{"puzzle": q, "R": R, "variant": variant, "matrix": matrix, "spectrum": s,
                            "effective": effective_rank(s), "stable": stable_rank(s),
                            **{name: components(s, energy) for name, energy in ENERGIES.items()}} for s in all_values]
         progress.show(i)
     return found
 
 
-def question_means(found: list[dict], measure: str, **where) -> list[float]:
-    """The mean of a measure over each question's matrices, among the rows that are as `where` says."""
+def puzzle_means(found: list[dict], measure: str, **where) -> list[float]:
+    """The mean of a measure over each puzzle's matrices, among the rows that are as `where` says."""
     values = {}
     for row in found:
         if all(row[key] == value for key, value in where.items()) and np.isfinite(row[measure]):
-            values.setdefault(row["question"], []).append(row[measure])
+            values.setdefault(row["puzzle"], []).append(row[measure])
     return [float(np.mean(v)) for v in values.values()]
 
 
-def over_questions(found: list[dict], measure: str, **where) -> str:
-    """Mean of a measure over questions, ± half of its 95% interval, as a cell."""
-    means = question_means(found, measure, **where)
+def over_puzzles(found: list[dict], measure: str, **where) -> str:
+    """Mean of a measure over puzzles, ± half of its 95% interval, as a cell."""
+    means = puzzle_means(found, measure, **where)
     return pm(*interval(means), 1) if means else ""
 
 
 def tables_rank(found: list[dict]) -> list[Table]:
     """Effective rank by group size, all measures at one size, and effective rank under the controls."""
     matrices, variants = (list(dict.fromkeys(row[key] for row in found)) for key in ("matrix", "variant"))
-    note = (f"Mean over up to {len({row['question'] for row in found})} questions, those whose answers are not all "
+    note = (f"Mean over up to {len({row['puzzle'] for row in found})} puzzles, those whose answers are not all "
             "alike, ± half of its 95% interval (Student's t); weight matrices averaged over layers.")
-    by_size = [[m] + [over_questions(found, "effective", matrix=m, variant="GRPO", R=R) for R in SIZES]
+    by_size = [[m] + [over_puzzles(found, "effective", matrix=m, variant="GRPO", R=R) for R in SIZES]
                for m in matrices]
-    by_measure = [[m] + [over_questions(found, measure, matrix=m, variant="GRPO", R=CONTROLS_AT)
+    by_measure = [[m] + [over_puzzles(found, measure, matrix=m, variant="GRPO", R=CONTROLS_AT)
                          for measure in ("effective", "stable", *ENERGIES)] for m in matrices]
-    by_variant = [[v] + [over_questions(found, "effective", matrix=m, variant=v, R=CONTROLS_AT) for m in matrices]
+    by_variant = [[v] + [over_puzzles(found, "effective", matrix=m, variant=v, R=CONTROLS_AT) for m in matrices]
                   for v in variants]
     return [Table("Effective rank by group size", f"GRPO, rewards right or wrong. {note}",
                   ["matrix", *(f"R = {R}" for R in SIZES)], by_size),
             Table(f"Measures of rank, R = {CONTROLS_AT}", f"GRPO; stable rank; singular values for 90, 95, 99% of the "
                   f"energy. {note}", ["matrix", "effective rank", "stable rank", *ENERGIES], by_measure),
             Table(f"Effective rank under other credit, R = {CONTROLS_AT}",
-                  f"A* on the first {TRUTH_QUESTIONS} questions. {note}", ["credit", *matrices], by_variant)]
+                  f"A* on the first {TRUTH_PUZZLES} puzzles. {note}", ["credit", *matrices], by_variant)]
 
 
 def draw_spectra(axis: plt.Axes, found: list[dict]) -> None:
@@ -196,7 +196,7 @@ def draw_spectra(axis: plt.Axes, found: list[dict]) -> None:
 def draw_ranks(axis: plt.Axes, found: list[dict]) -> None:
     """Effective rank by group size, beside the claimed 2 and the largest possible R."""
     for (matrix, colour), marker in zip(MATRICES.items(), "os^D"):
-        means = {R: question_means(found, "effective", matrix=matrix, variant="GRPO", R=R) for R in SIZES}
+        means = {R: puzzle_means(found, "effective", matrix=matrix, variant="GRPO", R=R) for R in SIZES}
         points = [(R, *interval(values)) for R, values in means.items() if values]
         axis.errorbar(*zip(*points), marker=marker, color=colour, capsize=3)
     axis.plot(SIZES, SIZES, color="0.6", ls=":", label="R")

@@ -25,11 +25,11 @@ from torch import Tensor
 from experiments.correlation import ranks
 import grpo
 from analyze import COLOURS
-from countdown_task import FILLER, REASONING, Codec, Problem, generate_problems
+from countdown_task import FILLER, REASONING, Codec, Puzzle, generate_puzzles
 from critic import Critic
 from experiments.critic_quality import find_critic
 from experiments.gradient_noise import method_gradients, table_baseline, table_methods
-from experiments.gradient_rank import (CONTROLS_AT, SIZES, TRUTH_QUESTIONS, by_success, draw_ranks, draw_spectra,
+from experiments.gradient_rank import (CONTROLS_AT, SIZES, TRUTH_PUZZLES, by_success, draw_ranks, draw_spectra,
                                        effective_rank, gram_spectrum, products, rank_rows, tables_rank)
 from experiments.ground_truth import add_values, describe, sample_truth
 from experiments.solver import DECISIONS, KINDS
@@ -48,11 +48,11 @@ SPARSITY = ("Hoyer", "Gini", "below rms / 100")
 MEASURES = ("abs(A log p)", "abs(A)·‖onehot - p‖", "abs(A)·‖grad log p‖, all parameters")
 
 
-def sample_groups(model: Qwen2, codec: Codec, problems: list[Problem], answers: int, key: tuple[int, int],
+def sample_groups(model: Qwen2, codec: Codec, puzzles: list[Puzzle], answers: int, key: tuple[int, int],
                   critic: Critic | None = None) -> TokenBatch:
     """Responses to training puzzles; key: seed and step."""
-    uniforms = grpo.draw_uniforms(*key, len(problems), answers, LIMIT)
-    return grpo.rollout(model, codec, problems, uniforms, key=key, reference=model, critic=critic)
+    uniforms = grpo.draw_uniforms(*key, len(puzzles), answers, LIMIT)
+    return grpo.rollout(model, codec, puzzles, uniforms, key=key, reference=model, critic=critic)
 
 
 # -------------------------------------------------------------------------------------------- a token's gradient
@@ -80,7 +80,7 @@ def token_gradients(model: Qwen2, prompt: list[int], tokens: Tensor, chosen: lis
     return np.array(whole), np.array(before), phase1.numpy()
 
 
-def token_columns(model: Qwen2, codec: Codec, problems: list[Problem], batch: TokenBatch, seed: int) -> dict:
+def token_columns(model: Qwen2, codec: Codec, puzzles: list[Puzzle], batch: TokenBatch, seed: int) -> dict:
     """The columns of the truth's file, and `whole`, `before` and `phase1` (N,), NaN where not computed.
 
     `before` is on the token that holds the embedding. Every token is as likely to be chosen as any other.
@@ -93,7 +93,7 @@ def token_columns(model: Qwen2, codec: Codec, problems: list[Problem], batch: To
     columns["relative"] = columns["position"] / np.repeat(lengths, lengths)
     for i, L in enumerate(lengths):
         chosen = np.flatnonzero(measured[first : first + L])  # (n,)
-        prompt = codec.prompt(problems[int(batch.group[i])])
+        prompt = codec.prompt(puzzles[int(batch.group[i])])
         whole, before, phase1 = token_gradients(model, prompt, batch.tokens[i, :L].cpu(), chosen.tolist())
         columns["whole"][first + chosen] = whole
         columns["before"][first + chosen[chosen > 0] - 1] = before[chosen > 0]
@@ -135,19 +135,19 @@ def type_ratio(x: np.ndarray, c: dict, use: np.ndarray, matched: bool) -> Estima
     return bootstrap(statistic, sums(c["group"].astype(int), *columns))
 
 
-def mean_ratio(x: np.ndarray, over: np.ndarray, under: np.ndarray, question: np.ndarray) -> Estimate:
+def mean_ratio(x: np.ndarray, over: np.ndarray, under: np.ndarray, puzzle: np.ndarray) -> Estimate:
     """Mean of x (N,) on the tokens `over`, divided by its mean on `under`."""
     columns = [np.where(use, values, 0.0) for use in (over, under) for values in (x, np.ones(len(x)))]
-    return bootstrap(lambda s: s[..., 0] / s[..., 1] / (s[..., 2] / s[..., 3]), sums(question, *columns))
+    return bootstrap(lambda s: s[..., 0] / s[..., 1] / (s[..., 2] / s[..., 3]), sums(puzzle, *columns))
 
 
 def tables_tokens(c: dict) -> list[Table]:
     """The three measures: rank correlations, filler against reasoning, and by kind."""
     sizes = three_sizes(c)
     use = known(c, *sizes.values())
-    question = c["group"][use].astype(int)
+    puzzle = c["group"][use].astype(int)
     pairs = [(a, b) for i, a in enumerate(MEASURES) for b in MEASURES[i + 1 :]]
-    correlations = [[a, b, cell(correlate(ranks(sizes[a][use]), ranks(sizes[b][use]), question), 3),
+    correlations = [[a, b, cell(correlate(ranks(sizes[a][use]), ranks(sizes[b][use]), puzzle), 3),
                      cell(within(sizes[a], sizes[b], c, use, True), 3)] for a, b in pairs]
     opening, decides = (use & np.isin(c["kind"], [KINDS.index(k) for k in kinds]) for kinds in (["opening"], DECISIONS))
     types = [[name, *(cell(type_ratio(x, c, use, matched)) for matched in (False, True)),
@@ -155,7 +155,7 @@ def tables_tokens(c: dict) -> list[Table]:
     kinds = [[name] + [f"{x[inside].mean() / x[use].mean():.2f}" if inside.any() else ""
                        for inside in (use & (c["kind"] == k) for k in range(len(KINDS)))] for name, x in sizes.items()]
     drawn = f"{use.sum():,} tokens, drawn from all those of responses that have an advantage."
-    note = f"{drawn} In brackets, 95% bootstrap intervals over questions."
+    note = f"{drawn} In brackets, 95% bootstrap intervals over puzzles."
     return [Table("Three sizes of a token's gradient: rank correlation", note, ["", "", "all", "within"], correlations),
             Table("Filler against reasoning", f"Mean size on filler over that on reasoning. Matched: with the same "
                   f"distribution over the tenths of a response. {note}",
@@ -165,14 +165,14 @@ def tables_tokens(c: dict) -> list[Table]:
 
 def table_phase1(c: dict) -> Table:
     """The original's first phase, and what is left of it when position is controlled."""
-    question, fifth, rows = c["group"].astype(int), part(c, 5), []
+    puzzle, fifth, rows = c["group"].astype(int), part(c, 5), []
     for name, x in {"all losses behind the token (phase 1)": c["phase1"], "the next token's loss alone": c["before"],
                     "grad log pi of the token itself, all parameters": c["whole"]}.items():
         use = np.isfinite(x)
         level, tenth, role = np.log(x[use] + 1e-30), part(c, 10)[use], c["role"][use]
         by_position, by_both = explained(level, tenth), explained(level, tenth * 3 + role)
         t = t_statistics(x[use], c["position"][use].astype(int))
-        rows.append([name, cell(mean_ratio(x, use & (fifth == 0), use & (fifth == 4), question)),
+        rows.append([name, cell(mean_ratio(x, use & (fifth == 0), use & (fifth == 4), puzzle)),
                      *(cell(type_ratio(x, c, use, matched)) for matched in (False, True)),
                      f"{by_position:.0%}", f"{explained(level, role):.0%}", f"{by_both - by_position:.0%}",
                      f"{(t > 3).mean():.0%}" if len(t) else ""])
@@ -181,7 +181,7 @@ def table_phase1(c: dict) -> Table:
         "filler over reasoning, as it is and matched for position; the share of the variance of its logarithm that the "
         "tenth of the response explains, that the type explains, and that the type adds to the tenth; positions at "
         "which the t-statistic of the norm exceeds 3 (per position, across responses; it says nothing, because a norm "
-        "is never below 0). In brackets, 95% bootstrap intervals over questions."),
+        "is never below 0). In brackets, 95% bootstrap intervals over puzzles."),
         ["norm of the gradient of", "first / last fifth", "filler / reasoning", "matched for position",
          "explained by position", "by type", "by type, beyond position", "t > 3"], rows)
 
@@ -220,15 +220,15 @@ def sparsity(x: np.ndarray) -> dict[str, float]:
                                (x < 0.01 * rms).mean())))
 
 
-def checkpoint_row(folder: Path, problems: list[Problem], answers: int, seed: int) -> list[str]:
+def checkpoint_row(folder: Path, puzzles: list[Puzzle], answers: int, seed: int) -> list[str]:
     """One line of the table over training."""
     model, codec, *_ = load_policy(Settings(model=str(folder)), set())
-    batch = by_success(sample_groups(model, codec, problems, answers, (seed, 0)))
-    c = token_columns(model, codec, problems, batch, seed)
+    batch = by_success(sample_groups(model, codec, puzzles, answers, (seed, 0)))
+    c = token_columns(model, codec, puzzles, batch, seed)
     sizes = three_sizes(c)
     use = known(c, *sizes.values())
     credit = (batch.advantage[:, None] * batch.mask)[None]  # (1, B, T)
-    rows = torch.cat(list(credit_gradients(model, codec, problems, batch, credit, 1))).view(len(problems), answers, -1)
+    rows = torch.cat(list(credit_gradients(model, codec, puzzles, batch, credit, 1))).view(len(puzzles), answers, -1)
     groups = [g for g in rows if g.any()]  # (G, P) each
     sparse = [sparsity(g.sum(0).numpy()) for g in groups]
     ranked = [effective_rank(gram_spectrum(products(g, g))) for g in groups]
@@ -243,17 +243,17 @@ def checkpoints(run: Path) -> list[tuple[int, Path]]:
     return [(int(f.name[5:]), f) for f in folders if f.name[5:].isdigit()]  # skips those left half written
 
 
-def table_training(run: Path, problems: list[Problem], answers: int, seed: int) -> Table:
+def table_training(run: Path, puzzles: list[Puzzle], answers: int, seed: int) -> Table:
     """How sparse, of what rank, and on which tokens the gradient is along a run."""
     start = Path(read_json(run / "config.json")["settings"]["model"])
     rows = []
     for step, folder in [(0, start), *checkpoints(run)]:
         print(f"checkpoint of step {step}", flush=True)
-        rows.append([str(step), *checkpoint_row(folder, problems, answers, seed)])
+        rows.append([str(step), *checkpoint_row(folder, puzzles, answers, seed)])
     return Table("Over training", (
-        f"{run.name}; the same {len(problems)} puzzles at each checkpoint, {answers} answers each. Sparsity of a "
-        "question's gradient, effective rank of its rollouts x parameters, means over questions ± half of a 95% "
-        "interval; filler / reasoning by the three measures with 95% bootstrap intervals over questions."),
+        f"{run.name}; the same {len(puzzles)} puzzles at each checkpoint, {answers} answers each. Sparsity of a "
+        "puzzle's gradient, effective rank of its rollouts x parameters, means over puzzles ± half of a 95% "
+        "interval; filler / reasoning by the three measures with 95% bootstrap intervals over puzzles."),
         ["step", "success", *SPARSITY, "effective rank", *MEASURES], rows)
 
 
@@ -273,8 +273,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of responses (default 0)")
     parser.add_argument("--out", type=Path, default=Path("runs/gradients"), help="folder (default runs/gradients)")
     args = parser.parse_args()
-    if args.questions < TRUTH_QUESTIONS or args.batches < 4 or args.critic_batches < 1:
-        fail(f"--questions must be at least {TRUTH_QUESTIONS}, --batches 4 and --critic_batches 1")
+    if args.questions < TRUTH_PUZZLES or args.batches < 4 or args.critic_batches < 1:
+        fail(f"--questions must be at least {TRUTH_PUZZLES}, --batches 4 and --critic_batches 1")
     if args.run and not checkpoints(args.run):
         fail(f"{args.run} has no checkpoints: make the run with --checkpoint_every 25")
     if args.run and not (args.run / "config.json").is_file():
@@ -282,23 +282,23 @@ def arguments() -> argparse.Namespace:
     return args
 
 
-def sampled_truth(model: Qwen2, codec: Codec, problems: list[Problem], batch: TokenBatch, seed: int) -> Tensor:
-    """A* (B, T) of the first CONTROLS_AT answers to the first TRUTH_QUESTIONS questions, 0 elsewhere."""
-    G, truth = len(batch.text) // len(problems), describe(batch, {})
-    chosen = (truth["response"] % G < CONTROLS_AT) & (truth["group"] < TRUTH_QUESTIONS)
+def sampled_truth(model: Qwen2, codec: Codec, puzzles: list[Puzzle], batch: TokenBatch, seed: int) -> Tensor:
+    """A* (B, T) of the first CONTROLS_AT answers to the first TRUTH_PUZZLES puzzles, 0 elsewhere."""
+    G, truth = len(batch.text) // len(puzzles), describe(batch, {})
+    chosen = (truth["response"] % G < CONTROLS_AT) & (truth["group"] < TRUTH_PUZZLES)
     truth["logprob"] = np.where(chosen, truth["logprob"], 0.0).astype(np.float32)  # a certain token gets no rollouts
-    sample_truth(model, codec, problems, truth, TRUTH_ROLLOUTS, seed, LIMIT, lambda: None)
+    sample_truth(model, codec, puzzles, truth, TRUTH_ROLLOUTS, seed, LIMIT, lambda: None)
     add_values(truth)
     return torch.zeros_like(batch.logprob).masked_scatter(batch.mask, torch.from_numpy(truth["a_star"]).float())
 
 
 def independent_batches(model: Qwen2, codec: Codec, critic: Critic, count: int,
-                        seed: int) -> Iterator[tuple[list[Problem], TokenBatch]]:
+                        seed: int) -> Iterator[tuple[list[Puzzle], TokenBatch]]:
     """Puzzles and responses of `count` batches: 8 answers to each of 6 puzzles that no other batch has."""
-    problems = generate_problems(6 * count, "train", seed=seed + 1)
+    puzzles = generate_puzzles(6 * count, "train", seed=seed + 1)
     progress = Progress("gradients of the methods", count)
     for i in range(count):
-        asked = problems[6 * i : 6 * i + 6]
+        asked = puzzles[6 * i : 6 * i + 6]
         yield asked, sample_groups(model, codec, asked, 8, (seed, 1000 + i), critic)
         progress.show(i + 1)
 
@@ -306,26 +306,26 @@ def independent_batches(model: Qwen2, codec: Codec, critic: Critic, count: int,
 def measure(args: argparse.Namespace) -> tuple[list[Table], dict, list[dict]]:
     """All tables, the columns of the tokens and the rows of the ranks."""
     model, codec, *_ = load_policy(Settings(model=args.model), set())
-    problems = generate_problems(args.questions, "train", seed=args.seed)
-    check_lengths(model, codec, set(problems), Settings(model=args.model, max_new_tokens=LIMIT))
+    puzzles = generate_puzzles(args.questions, "train", seed=args.seed)
+    check_lengths(model, codec, set(puzzles), Settings(model=args.model, max_new_tokens=LIMIT))
     args.out.mkdir(parents=True, exist_ok=True)
     critic = find_critic(args.out, args.model, model, codec, args.critic_batches)
-    batch = by_success(sample_groups(model, codec, problems, max(SIZES), (args.seed, 0)))
+    batch = by_success(sample_groups(model, codec, puzzles, max(SIZES), (args.seed, 0)))
     if not batch.advantage.any():
         raise ValueError("no puzzle got both right and wrong answers, so there is no gradient: ask more --questions, "
                          "or take a --model that solves some")
-    columns = token_columns(model, codec, problems, batch, args.seed)
-    truth = sampled_truth(model, codec, problems, batch, args.seed)
-    found = rank_rows(model, codec, problems, batch, truth, args.seed)
-    ones = credit_gradients(model, codec, problems, batch, batch.mask.float()[None], 1)
-    shape = len(problems), max(SIZES)
+    columns = token_columns(model, codec, puzzles, batch, args.seed)
+    truth = sampled_truth(model, codec, puzzles, batch, args.seed)
+    found = rank_rows(model, codec, puzzles, batch, truth, args.seed)
+    ones = credit_gradients(model, codec, puzzles, batch, batch.mask.float()[None], 1)
+    shape = len(puzzles), max(SIZES)
     norms = np.array([g.double().square().sum().item() for g in ones]).reshape(shape)
     success = batch.success.view(shape).numpy().astype(float)
     tables = [*tables_tokens(columns), table_phase1(columns), *tables_rank(found), table_baseline(success, norms)]
     batches = independent_batches(model, codec, critic, args.batches, args.seed)
     tables.append(table_methods(method_gradients(model, codec, batches)))
     if args.run:
-        tables.append(table_training(args.run, problems, CONTROLS_AT, args.seed))
+        tables.append(table_training(args.run, puzzles, CONTROLS_AT, args.seed))
     return tables, columns, found
 
 

@@ -45,7 +45,7 @@ import numpy as np
 import torch
 
 import grpo
-from countdown_task import Codec, Problem
+from countdown_task import Codec, Puzzle
 from experiments.critic_quality import find_critic
 from experiments.solver import KINDS, solver_columns, token_kinds
 from experiments.truth_scores import all_scores, draw_scores, score_tables
@@ -54,7 +54,7 @@ from plumbing.files import replace_file
 from plumbing.progress import Progress, fail
 from plumbing.report import Table, clustered_mean, pm
 from qwen2_model import Qwen2
-from train import BUNDLED, Settings, check, check_lengths, choose_problems, load_policy
+from train import BUNDLED, Settings, check, check_lengths, choose_puzzles, load_policy
 
 SURE = 0.005  # a token with 1 - p <= SURE gets no rollouts: its A* is set to 0, which is wrong by at most SURE
 PACKET = 8  # rollouts that start together; the two halves of a packet belong to two independent estimates
@@ -83,7 +83,7 @@ def chunks(packets: np.ndarray, position: np.ndarray) -> list[np.ndarray]:
     return [parts[i] for i in np.random.default_rng(0).permutation(len(parts))]
 
 
-def roll(model: Qwen2, codec: Codec, problems: list[Problem], truth: dict, rows: np.ndarray, packets: np.ndarray,
+def roll(model: Qwen2, codec: Codec, puzzles: list[Puzzle], truth: dict, rows: np.ndarray, packets: np.ndarray,
          seed: int, limit: int) -> tuple[np.ndarray, int]:
     """Sample `packets` (n,) more packets for each of the tokens `rows` (n,): success (m, PACKET), and tokens sampled.
 
@@ -96,13 +96,13 @@ def roll(model: Qwen2, codec: Codec, problems: list[Problem], truth: dict, rows:
     for i, key in enumerate(zip(truth["response"][token].tolist(), position.tolist(), number.tolist())):
         uniforms[i, :, : left[i]] = np.random.default_rng([seed, *key]).random((PACKET, left[i]))
     samples, _, grades = grpo.respond(
-        model, codec, [problems[g] for g in truth["group"][token]], torch.from_numpy(uniforms).flatten(0, 1),
+        model, codec, [puzzles[g] for g in truth["group"][token]], torch.from_numpy(uniforms).flatten(0, 1),
         [truth["token"][i - t : i].tolist() for i, t in zip(token, position)],
         torch.from_numpy(left.repeat(PACKET)), torch.from_numpy(truth["token"][token].astype(int).repeat(PACKET)))
     return np.array([grade["answer"] for grade in grades]).reshape(-1, PACKET), int(samples.mask.sum())
 
 
-def sample_truth(model: Qwen2, codec: Codec, problems: list[Problem], truth: dict, rollouts: int, seed: int, limit: int,
+def sample_truth(model: Qwen2, codec: Codec, puzzles: list[Puzzle], truth: dict, rollouts: int, seed: int, limit: int,
                  save: Callable[[], None]) -> None:
     """Bring every token to the number of rollouts it should have, and save now and then.
 
@@ -113,7 +113,7 @@ def sample_truth(model: Qwen2, codec: Codec, problems: list[Problem], truth: dic
     progress = Progress("rollouts", total * PACKET)
     truth["complete"] = np.array(total == 0)
     for rows in chunks(missing, truth["position"]):
-        success, tokens = roll(model, codec, problems, truth, rows, missing[rows], seed, limit)
+        success, tokens = roll(model, codec, puzzles, truth, rows, missing[rows], seed, limit)
         halves = success.reshape(-1, 2, PACKET // 2).sum(2)  # (m, 2)
         np.add.at(truth["solved"], np.repeat(rows, missing[rows]), halves.astype(int))
         truth["packets"][rows] += missing[rows]
@@ -169,17 +169,17 @@ def by_response(truth: dict) -> Iterator[slice]:
 
 def table_facts(truth: dict) -> Table:
     """How much was measured, and how precisely."""
-    first, tried, question = truth["position"] == 0, truth["packets"] > 0, truth["group"].astype(int)
+    first, tried, puzzle = truth["position"] == 0, truth["packets"] > 0, truth["group"].astype(int)
     error = truth["a_star_error"][tried]
-    rows = [["questions, responses, tokens", f"{len(np.unique(question))}, {first.sum()}, {len(tried):,}"],
-            ["success", pm(*clustered_mean(truth["success"][first], question[first]))],
+    rows = [["puzzles, responses, tokens", f"{len(np.unique(puzzle))}, {first.sum()}, {len(tried):,}"],
+            ["success", pm(*clustered_mean(truth["success"][first], puzzle[first]))],
             ["rollouts, tokens sampled for them", f"{truth['packets'].sum() * PACKET:,}, {truth['sampled']:,}"],
             [f"tokens with rollouts (1 - p above {SURE:g})", f"{tried.mean():.1%}"],
-            ["mean abs(A*), with rollouts", pm(*clustered_mean(np.abs(truth["a_star"][tried]), question[tried]))],
+            ["mean abs(A*), with rollouts", pm(*clustered_mean(np.abs(truth["a_star"][tried]), puzzle[tried]))],
             ["standard error of A*, with rollouts: root mean square, largest",
              f"{np.sqrt(np.mean(error**2)):.3f}, {error.max():.3f}"],
             ["standard error of V: root mean square", f"{np.sqrt(np.mean(truth['value_error'] ** 2)):.3f}"]]
-    return Table("What was measured", "± is one standard error clustered by question.", ["", ""], rows)
+    return Table("What was measured", "± is one standard error clustered by puzzle.", ["", ""], rows)
 
 
 # -------------------------------------------------------------------------------------------- the file
@@ -193,10 +193,10 @@ def describe(batch: TokenBatch, settings: dict) -> dict:
     truth["success"] = np.repeat(batch.success.cpu().numpy().astype(np.float32), lengths)
     labels = []
     for i, (text, spans, length) in enumerate(zip(batch.text, batch.spans, lengths)):
-        question, stops = int(batch.group[i]), [0] + [stop for _, stop in spans]
+        puzzle, stops = int(batch.group[i]), [0] + [stop for _, stop in spans]
         role, in_answer = (x[i, :length].cpu().numpy() for x in (batch.role, batch.in_answer))
         labels.append((token_kinds(text, spans, role, in_answer),
-                       *solver_columns(text, spans, batch.numbers[question], batch.target[question]),
+                       *solver_columns(text, spans, batch.numbers[puzzle], batch.target[puzzle]),
                        [text[a:b] for a, b in zip(stops, stops[1:])]))
     names = "kind", "reachable_before", "reachable", "piece"
     truth |= {name: np.concatenate(columns) for name, columns in zip(names, zip(*labels))}
@@ -252,27 +252,27 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu", help="any torch device (default cpu)")
     parser.add_argument("--out", type=Path, default=Path("runs/truth"), help="folder (default runs/truth)")
     args = parser.parse_args()
-    for name, least in {"questions": 2, "rollouts": 1, "critic_batches": 1}.items():  # intervals are over questions
+    for name, least in {"questions": 2, "rollouts": 1, "critic_batches": 1}.items():  # intervals are over puzzles
         if getattr(args, name) < least:
             fail(f"--{name} must be at least {least}")
     return args
 
 
-def prepare(args: argparse.Namespace) -> tuple[Qwen2, Codec, list[Problem], TokenBatch, dict]:
+def prepare(args: argparse.Namespace) -> tuple[Qwen2, Codec, list[Puzzle], TokenBatch, dict]:
     """Model, puzzles, responses, and the columns known so far. ValueError for settings that can't work."""
     s = Settings(model=args.model, data=args.data, eval_problems=args.questions, answers=args.answers,
                  max_new_tokens=args.max_new_tokens, seed=args.seed, device=args.device)
     check(s)
     model, codec, *_ = load_policy(s, set())
-    problems = choose_problems(s)[1]
-    check_lengths(model, codec, set(problems), s)
+    puzzles = choose_puzzles(s)[1]
+    check_lengths(model, codec, set(puzzles), s)
     args.out.mkdir(parents=True, exist_ok=True)
     critic = find_critic(args.out, args.model, model, codec, args.critic_batches)
-    uniforms = grpo.draw_uniforms(args.seed, grpo.EVALUATION - 1, len(problems), args.answers, args.max_new_tokens)
-    batch = grpo.rollout(model, codec, problems, uniforms, key=(args.seed, 0), reference=model, critic=critic)
+    uniforms = grpo.draw_uniforms(args.seed, grpo.EVALUATION - 1, len(puzzles), args.answers, args.max_new_tokens)
+    batch = grpo.rollout(model, codec, puzzles, uniforms, key=(args.seed, 0), reference=model, critic=critic)
     settings = {"model": Path(args.model).name, "data": Path(args.data).name} | {  # names only: the file is published
         name: getattr(args, name) for name in ("questions", "answers", "max_new_tokens", "seed")}
-    return model, codec, problems, batch, describe(batch, settings)
+    return model, codec, puzzles, batch, describe(batch, settings)
 
 
 def main() -> None:
@@ -280,14 +280,14 @@ def main() -> None:
     args = arguments()
     file = args.out / "ground_truth.npz"
     try:
-        model, codec, problems, batch, truth = prepare(args)
+        model, codec, puzzles, batch, truth = prepare(args)
         if file.is_file():
             read_rollouts(truth, file)
         add_credit(truth, batch)
         save = functools.partial(save_truth, truth, file)
-        sample_truth(model, codec, problems, truth, args.rollouts, args.seed, args.max_new_tokens, save)
+        sample_truth(model, codec, puzzles, truth, args.rollouts, args.seed, args.max_new_tokens, save)
         save()
-        scores = all_scores(model, codec, problems, batch, truth)
+        scores = all_scores(model, codec, puzzles, batch, truth)
     except (ValueError, OSError, FloatingPointError) as error:
         fail(str(error))
     except KeyboardInterrupt:

@@ -14,8 +14,8 @@ import itertools
 
 import numpy as np
 
-from countdown_task import (SENTENCE_END, STRUCTURE, StepSpan, anchors, calculate, derivations, find_steps, follow,
-                            is_true)
+from countdown_task import (SENTENCE_END, STRUCTURE, CalculationSpan, anchors, calculate, derivations,
+                            find_calculations, follow, is_true)
 
 KINDS = ("operand", "operator", "result", "= and commas", "opening", "verdict", "tag", "answer", "unfinished")
 DECISIONS = KINDS[:2]
@@ -40,21 +40,21 @@ def next_calculations(values: tuple, target: int) -> frozenset:
     return frozenset(found)
 
 
-def reachability(text: str, steps: list[StepSpan], numbers: tuple[int, ...], target: int) -> np.ndarray:
+def reachability(text: str, spans: list[CalculationSpan], numbers: tuple[int, ...], target: int) -> np.ndarray:
     """Whether the target is within reach before a calculation, and after its a, operator, b and result (S, 5) bool.
 
     Where the text leaves open which attempt continues, it is enough that one of them can reach the target.
 
-    >>> reachability("5 - 3 = 2, 4 + 2 = 6", find_steps("5 - 3 = 2, 4 + 2 = 6"), (3, 4, 5), 8).tolist()
+    >>> reachability("5 - 3 = 2, 4 + 2 = 6", find_calculations("5 - 3 = 2, 4 + 2 = 6"), (3, 4, 5), 8).tolist()
     [[True, True, True, True, True], [True, True, False, False, False]]
     """
     rows = []
-    for step, attempts in follow(text, steps, numbers):
+    for c, attempts in follow(text, spans, numbers):
         alive = [tuple(sorted(pool.elements())) for pool, all_right in attempts if all_right]
         possible = {calculation for values in alive for calculation in next_calculations(values, target)}
-        written = step.a, step.operator, step.b
+        written = c.a, c.operator, c.b
         parts = [any(calculation[:n] == written[:n] for calculation in possible) for n in (1, 2, 3)]
-        rows.append([any(target in results(values) for values in alive), *parts, parts[2] and is_true(step)])
+        rows.append([any(target in results(values) for values in alive), *parts, parts[2] and is_true(c)])
     return np.array(rows, bool).reshape(-1, 5)
 
 
@@ -65,10 +65,10 @@ def solver_columns(text: str, spans: list[tuple[int, int]], numbers: tuple[int, 
     1 yes, 0 no, -1 where the token is no operand, operator or result. A number of several tokens is judged as a whole,
     at its first token.
     """
-    steps, where = find_steps(text), anchors(text, spans)
+    written, where = find_calculations(text), anchors(text, spans)
     before, after = np.full((2, len(where)), -1, np.int8)
-    for verdicts, step in zip(reachability(text, steps, numbers, target), steps):
-        for i, (start, end) in enumerate(step):
+    for verdicts, parts in zip(reachability(text, written, numbers, target), written):
+        for i, (start, end) in enumerate(parts):
             first = np.flatnonzero((where >= start) & (where < end))[:1]  # none where a token covers several parts
             before[first], after[first] = verdicts[i], verdicts[i + 1]
     return before, after
@@ -80,21 +80,21 @@ def token_kinds(text: str, spans: list[tuple[int, int]], role: np.ndarray, in_an
     opening: the words of a sentence before its first calculation. verdict: a sentence without a calculation.
     unfinished: the last sentence, if it has neither a calculation nor an end.
     """
-    where, steps = anchors(text, spans), find_steps(text)
+    where, written = anchors(text, spans), find_calculations(text)
     ends = [m.end() for m in SENTENCE_END.finditer(text)] + [len(text) + 1]
     sentence = np.searchsorted(ends, where, side="right")  # (L,)
-    starts = np.array([step.a[0] for step in steps], int)  # (S,)
-    sentence_of_step = np.searchsorted(ends, starts, side="right")  # (S,)
+    starts = np.array([parts.a[0] for parts in written], int)  # (S,)
+    sentence_of_start = np.searchsorted(ends, starts, side="right")  # (S,)
     kinds = np.full(len(where), KINDS.index("= and commas"))
     for i in np.unique(sentence):
-        inside, calculations = sentence == i, starts[sentence_of_step == i]
+        inside, begun = sentence == i, starts[sentence_of_start == i]
         finished = i + 1 < len(ends) or (role[inside] == STRUCTURE).any()
-        if len(calculations):
-            kinds[inside & (where < calculations[0])] = KINDS.index("opening")
+        if len(begun):
+            kinds[inside & (where < begun[0])] = KINDS.index("opening")
         else:
             kinds[inside] = KINDS.index("verdict" if finished else "unfinished")
-    for step in steps:
-        for name, (start, end) in zip(("operand", "operator", "operand", "result"), step):
+    for parts in written:
+        for name, (start, end) in zip(("operand", "operator", "operand", "result"), parts):
             kinds[(where >= start) & (where < end)] = KINDS.index(name)
     kinds[in_answer > 0] = KINDS.index("answer")
     kinds[role == STRUCTURE] = KINDS.index("tag")

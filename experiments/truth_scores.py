@@ -4,7 +4,7 @@ A method is compared in two ways. Over all tokens, even plain GRPO agrees with A
 its success - V_0. Within responses, after subtracting each response's mean, only what a method knows about single
 tokens counts: plain GRPO knows nothing there.
 
-Questions are the unit of all intervals. Answers to the same question share its difficulty, and their advantages depend
+Puzzles are the unit of all intervals. Answers to the same puzzle share its difficulty, and their advantages depend
 on each other, so responses or tokens would make the intervals too narrow.
 
 Run it:  python -m experiments.ground_truth        writes scores.md and scores.png
@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from analyze import spread_within
-from countdown_task import Codec, Problem
+from countdown_task import Codec, Puzzle
 from experiments.correlation import ranks
 from experiments.solver import DECISIONS, KINDS
 from mitigations import TokenBatch
 from plumbing.progress import Progress
 from plumbing.report import Estimate, Table, cell, clustered_mean, new_figure, pm, save_figure
 from qwen2_model import Qwen2
-from sampler import AnswerCache, PromptCache, response_logprobs
+from sampler import PromptCache, ResponseCache, response_logprobs
 
 RESAMPLES = 2000  # of the bootstrap
 TOP = 0.1  # share of the tokens that matter most
@@ -32,26 +32,26 @@ CEILING = "noise ceiling"
 SHAPE = ("effective sample size", "varies within")
 
 
-# -------------------------------------------------------------------------------------------- intervals over questions
+# -------------------------------------------------------------------------------------------- intervals over puzzles
 
 
-def sums(question: np.ndarray, *columns: np.ndarray) -> np.ndarray:
-    """The sums (Q, k) of k columns (n,) over the tokens of each question."""
-    return np.stack([np.bincount(question, column, question.max(initial=-1) + 1) for column in columns], axis=1)
+def sums(puzzle: np.ndarray, *columns: np.ndarray) -> np.ndarray:
+    """The sums (Q, k) of k columns (n,) over the tokens of each puzzle."""
+    return np.stack([np.bincount(puzzle, column, puzzle.max(initial=-1) + 1) for column in columns], axis=1)
 
 
 def resampled(Q: int) -> np.ndarray:
-    """How often the bootstrap draws each of Q questions (RESAMPLES, Q); the same draws for everything compared."""
+    """How often the bootstrap draws each of Q puzzles (RESAMPLES, Q); the same draws for everything compared."""
     return np.random.default_rng(0).multinomial(Q, np.full(Q, 1 / Q), size=RESAMPLES)
 
 
-def bootstrap(statistic: Callable[[np.ndarray], np.ndarray], by_question: np.ndarray) -> Estimate:
-    """The statistic of the total of sums (Q, k), with the 95% percentile interval over resampled questions."""
-    if not len(by_question):
+def bootstrap(statistic: Callable[[np.ndarray], np.ndarray], by_puzzle: np.ndarray) -> Estimate:
+    """The statistic of the total of sums (Q, k), with the 95% percentile interval over resampled puzzles."""
+    if not len(by_puzzle):
         return Estimate(float("nan"))
-    draws = resampled(len(by_question)) @ by_question  # (RESAMPLES, k)
+    draws = resampled(len(by_puzzle)) @ by_puzzle  # (RESAMPLES, k)
     with np.errstate(invalid="ignore", divide="ignore"):
-        (value,), found = statistic(by_question.sum(0)[None]), statistic(draws)
+        (value,), found = statistic(by_puzzle.sum(0)[None]), statistic(draws)
     found = found[np.isfinite(found)]  # a resample may leave it undefined
     return Estimate(float(value), *np.percentile(found, (2.5, 97.5))) if np.isfinite(value) else Estimate(float("nan"))
 
@@ -64,9 +64,9 @@ def correlation(s: np.ndarray) -> np.ndarray:
     return np.where(varies, (n * xy - x * y) / np.sqrt(np.where(varies, squared, 1.0)), np.nan)
 
 
-def correlate(x: np.ndarray, y: np.ndarray, question: np.ndarray) -> Estimate:
+def correlate(x: np.ndarray, y: np.ndarray, puzzle: np.ndarray) -> Estimate:
     """Pearson's r of two columns (n,), with its interval."""
-    return bootstrap(correlation, sums(question, np.ones(len(x)), x, y, x * x, y * y, x * y))
+    return bootstrap(correlation, sums(puzzle, np.ones(len(x)), x, y, x * x, y * y, x * y))
 
 
 def share(s: np.ndarray) -> np.ndarray:
@@ -75,7 +75,7 @@ def share(s: np.ndarray) -> np.ndarray:
 
 
 def jackknife(statistic: Callable[[np.ndarray], float], n: int) -> Estimate:
-    """statistic(use (n,) bool) of all n questions or batches, ± 1.96 of its jackknife error."""
+    """statistic(use (n,) bool) of all n puzzles or batches, ± 1.96 of its jackknife error."""
     parts = np.array([statistic(np.arange(n) != i) for i in range(n)])
     value = statistic(np.ones(n, bool))
     error = np.sqrt((n - 1) / n * ((parts - parts.mean()) ** 2).sum())
@@ -100,14 +100,14 @@ class Score(NamedTuple):
 
 def score(x: np.ndarray, y: np.ndarray, truth: dict, cosine: Estimate) -> Score:
     """How close credit x (N,) is to the truth y (N,), over all tokens and within responses."""
-    x, y, question, tried = x.astype(float), y.astype(float), truth["group"].astype(int), truth["packets"] > 0
+    x, y, puzzle, tried = x.astype(float), y.astype(float), truth["group"].astype(int), truth["packets"] > 0
     signed = tried & (y != 0)
     agrees = (1 + np.sign(x) * np.sign(y))[signed] / 2
     return Score(
-        pooled_spearman=correlate(ranks(x), ranks(y), question), pooled_pearson=correlate(x, y, question),
-        sign=bootstrap(share, sums(question[signed], agrees, np.ones(len(agrees)))),
+        pooled_spearman=correlate(ranks(x), ranks(y), puzzle), pooled_pearson=correlate(x, y, puzzle),
+        sign=bootstrap(share, sums(puzzle[signed], agrees, np.ones(len(agrees)))),
         within_spearman=within(x, y, truth, tried, True), within_pearson=within(x, y, truth, tried, False),
-        top=bootstrap(share, sums(question, np.abs(x) * on_top(y), np.abs(x))), cosine=cosine,
+        top=bootstrap(share, sums(puzzle, np.abs(x) * on_top(y), np.abs(x))), cosine=cosine,
         solver=within(x, truth["reachable"], truth, truth["reachable_before"] == 1, True))
 
 
@@ -135,9 +135,9 @@ def on_top(y: np.ndarray) -> np.ndarray:
 
 
 def cosine_of(x: np.ndarray, y: np.ndarray) -> Estimate:
-    """Cosine of two sums of question gradients (Q, P), with its interval.
+    """Cosine of two sums of puzzle gradients (Q, P), with its interval.
 
-    By the jackknife: a resample that draws questions twice holds fewer of them, and their noise shrinks every cosine.
+    By the jackknife: a resample that draws puzzles twice holds fewer of them, and their noise shrinks every cosine.
     """
     grams = x @ y.T, x @ x.T, y @ y.T  # (Q, Q) each
     def cosine(use: np.ndarray) -> float:
@@ -147,29 +147,29 @@ def cosine_of(x: np.ndarray, y: np.ndarray) -> Estimate:
     return Estimate(value, max(low, -1.0), min(high, 1.0))
 
 
-def credit_gradients(model: Qwen2, codec: Codec, problems: list[Problem], batch: TokenBatch, credits: Tensor,
+def credit_gradients(model: Qwen2, codec: Codec, puzzles: list[Puzzle], batch: TokenBatch, credits: Tensor,
                      size: int) -> Iterator[Tensor]:
-    """For every `size` responses, which must answer one question, the gradients (M, P) of sum credit * log pi.
+    """For every `size` responses, which must answer one puzzle, the gradients (M, P) of sum credit * log pi.
 
     One for each of the credits (M, B, T), with respect to all P parameters.
     """
     for first in range(0, len(batch.text), size):
-        rows, problem = slice(first, first + size), problems[int(batch.group[first])]
+        rows, puzzle = slice(first, first + size), puzzles[int(batch.group[first])]
         T = int(batch.mask[rows].sum(1).max())
-        question = torch.zeros(size, dtype=torch.long, device=batch.mask.device)  # (size,)
-        cache = AnswerCache(PromptCache(model, [codec.prompt(problem)]), question)
+        prompt_of = torch.zeros(size, dtype=torch.long, device=batch.mask.device)  # (size,) there is one prompt
+        cache = ResponseCache(PromptCache(model, [codec.prompt(puzzle)]), prompt_of)
         logprob = response_logprobs(model, cache, batch.tokens[rows, :T], batch.mask[rows, :T])  # (size, T)
         parts = [torch.autograd.grad(logprob, list(model.parameters()), credit[rows, :T], retain_graph=True)
                  for credit in credits]
         yield torch.stack([torch.cat([g.flatten() for g in part]) for part in parts])
 
 
-def all_scores(model: Qwen2, codec: Codec, problems: list[Problem], batch: TokenBatch, truth: dict) -> dict[str, Score]:
+def all_scores(model: Qwen2, codec: Codec, puzzles: list[Puzzle], batch: TokenBatch, truth: dict) -> dict[str, Score]:
     """The score of every method, of the original's two measures, and of one half of the rollouts against the other."""
     def update(credit: np.ndarray) -> np.ndarray:
-        """The gradient (Q, P) that credit (N,) causes at each question."""
+        """The gradient (Q, P) that credit (N,) causes at each puzzle."""
         spread = torch.zeros_like(batch.logprob).masked_scatter(batch.mask, torch.from_numpy(credit).to(batch.logprob))
-        parts = credit_gradients(model, codec, problems, batch, spread[None], len(batch.text) // len(problems))
+        parts = credit_gradients(model, codec, puzzles, batch, spread[None], len(batch.text) // len(puzzles))
         return torch.cat(list(parts)).cpu().numpy()
 
     a_star, halves, scores = truth["a_star"], truth["a_star_halves"].T, {}
@@ -209,7 +209,7 @@ def table_pooled(scores: dict[str, Score]) -> Table:
         "Rank correlation and correlation; share of tokens with rollouts where credit has the sign of A* (no credit "
         f"counts half, A* = 0 does not count); share of abs(credit) on the {TOP:.0%} of the tokens with the largest "
         "abs(A*); cosine between the update that the credit causes, in all parameters, and the one that A* causes. In "
-        "brackets, 95% intervals over questions, by bootstrap, for the cosine by jackknife. Noise ceiling: A* from one "
+        "brackets, 95% intervals over puzzles, by bootstrap, for the cosine by jackknife. Noise ceiling: A* from one "
         "half of the rollouts against A* from the other. Halves that agree by r leave room for about sqrt(2 r / (1 + "
         "r))."),
         ["method", "Spearman", "Pearson", "sign", "top tokens", "cosine of update"], rows)
@@ -225,22 +225,22 @@ def table_within(scores: dict[str, Score], truth: dict) -> Table:
             for name, s in (scores | {"A*": exact}).items()]
     return Table("Credit against A* and the solver, within responses", (
         "Tokens with rollouts, ranks and values centred in each response: what a method knows beyond the outcome; "
-        "empty where its credit is the same on all tokens. Solver: rank correlation with its verdict on an operand, operator "
-        "or result, which is 0 where the token keeps the target within reach and -1 where it loses it; tokens before "
-        "which it was out of reach do not count. Effective sample size and share of the credit that varies within a "
-        "response: see analyze.py."),
+        "empty where its credit is the same on all tokens. Solver: rank correlation with its verdict on an operand, "
+        "operator or result, which is 0 where the token keeps the target within reach and -1 where it loses it; tokens "
+        "before which it was out of reach do not count. Effective sample size and share of the credit that varies "
+        "within a response: see analyze.py."),
         ["method", "Spearman", "Pearson", "solver", *SHAPE], rows)
 
 
 def table_sizes(truth: dict) -> Table:
     """Does more credit, or more gradient, lie on the tokens that matter?"""
-    tried, question, a_star = truth["packets"] > 0, truth["group"].astype(int), np.abs(truth["a_star"])
+    tried, puzzle, a_star = truth["packets"] > 0, truth["group"].astype(int), np.abs(truth["a_star"])
     top = on_top(a_star)
     sizes = {"abs(A)": np.abs(truth["advantage"])} | {
         f"abs({name})": np.abs(x) for name, x in seed_measures(truth).items()} | {
         "entropy": truth["entropy"], "1 - p": -np.expm1(truth["logprob"])}
-    rows = [[name, cell(correlate(ranks(x), ranks(a_star), question)), cell(within(x, a_star, truth, tried, True)),
-             cell(bootstrap(share, sums(question, x * top, x)))] for name, x in sizes.items()]
+    rows = [[name, cell(correlate(ranks(x), ranks(a_star), puzzle)), cell(within(x, a_star, truth, tried, True)),
+             cell(bootstrap(share, sums(puzzle, x * top, x)))] for name, x in sizes.items()]
     return Table("Size against abs(A*)", (
         "Rank correlation over all tokens, and within responses over those with rollouts; share of the size on the "
         f"{TOP:.0%} of the tokens with the largest abs(A*)."), ["size", "all tokens", "within", "on top tokens"], rows)
@@ -258,22 +258,22 @@ def table_kinds(truth: dict) -> Table:
         rows.append([name, *means(size / size.mean(), 2)])
     rows.append(["mean A*", *means(truth["a_star"], 3)])
     return Table("Where it lies", (
-        "Mean abs(credit) of a kind of token over the mean of all tokens, ± one standard error clustered by question. "
+        "Mean abs(credit) of a kind of token over the mean of all tokens, ± one standard error clustered by puzzle. "
         "Decisions are operands and operators. Opening: words before a sentence's first calculation; verdict: a "
         "sentence without one; unfinished: cut off."), ["", "decisions", "the rest", *KINDS], rows)
 
 
 def table_solver(truth: dict) -> Table:
     """What the policy's value says of the tokens that lose the target."""
-    rows, question = [], truth["group"].astype(int)
+    rows, puzzle = [], truth["group"].astype(int)
     for name in ("operand", "operator", "result"):
         asked = (truth["kind"] == KINDS.index(name)) & (truth["reachable_before"] == 1)
         lost, kept = asked & (truth["reachable"] == 0), asked & (truth["reachable"] == 1)
         rows.append([name, f"{asked.sum():,}", f"{lost.sum() / asked.sum():.1%}" if asked.any() else "",
-                     *(pm(*clustered_mean(truth["a_star"][use], question[use])) for use in (kept, lost))])
+                     *(pm(*clustered_mean(truth["a_star"][use], puzzle[use])) for use in (kept, lost))])
     return Table("The solver's verdict and A*", (
         "Tokens before which the target could be reached in the attempt being written; how many of them lose it; mean "
-        "A* where they keep it and where they lose it, ± one standard error clustered by question."),
+        "A* where they keep it and where they lose it, ± one standard error clustered by puzzle."),
         ["", "tokens", "lose the target", "A*, kept", "A*, lost"], rows)
 
 

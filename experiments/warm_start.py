@@ -30,8 +30,8 @@ import torch.nn.functional as F
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
-from countdown_task import (ANSWER, END_ANSWER, END_THINK, PLAIN, TAGS, Codec, Problem, Step, combine, expression,
-                            generate_problems, solutions, split, universe)
+from countdown_task import (ANSWER, END_ANSWER, END_THINK, PLAIN, TAGS, Calculation, Codec, Puzzle, combine, expression,
+                            generate_puzzles, solutions, split, universe)
 from grpo import EVALUATION, draw_uniforms, respond
 from plumbing.progress import clock, fail
 from qwen2_model import Qwen2, load_model, read_config, save_model
@@ -54,42 +54,42 @@ PAD, END = "<|endoftext|>", "<|im_end|>"
 TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "pad_token": PAD}
 
 
-def random_attempt(rng: np.random.Generator, numbers: tuple[int, ...]) -> list[Step]:
-    """Combine two numbers at random until one is left, in whole-number steps with results up to LARGEST."""
-    values, steps = list(numbers), []
+def random_attempt(rng: np.random.Generator, numbers: tuple[int, ...]) -> list[Calculation]:
+    """Combine two numbers at random until one is left, with whole results up to LARGEST."""
+    values, calculations = list(numbers), []
     while len(values) > 1:
         i, j = rng.choice(len(values), 2, replace=False)
         options = [s for s in combine(values[i], values[j], whole=True) if 0 < s.result <= LARGEST]
-        steps.append(options[rng.integers(len(options))])
-        values = [v for k, v in enumerate(values) if k not in (i, j)] + [steps[-1].result]
-    return steps
+        calculations.append(options[rng.integers(len(options))])
+        values = [v for k, v in enumerate(values) if k not in (i, j)] + [calculations[-1].result]
+    return calculations
 
 
 @functools.lru_cache(maxsize=None)
-def known_solutions(numbers: tuple[int, ...], target: int) -> list[tuple[Step, ...]]:
+def known_solutions(numbers: tuple[int, ...], target: int) -> list[tuple[Calculation, ...]]:
     """All whole-number solutions of a puzzle, or only those with results up to LARGEST if there are any."""
-    found = solutions(Problem(numbers, target), whole=True)
-    return [steps for steps in found if max(step.result for step in steps) <= LARGEST] or found
+    found = solutions(Puzzle(numbers, target), whole=True)
+    return [solution for solution in found if max(c.result for c in solution) <= LARGEST] or found
 
 
-def demonstration(rng: np.random.Generator, problem: Problem, known: float) -> str:
+def demonstration(rng: np.random.Generator, puzzle: Puzzle, known: float) -> str:
     """A response: attempts, each a known solution with probability `known`, until a hit or giving up."""
     text = ""
     for _ in range(ATTEMPTS):
         if rng.random() < known:
-            options = known_solutions(tuple(sorted(problem.numbers)), problem.target)
-            steps = options[rng.integers(len(options))]
+            options = known_solutions(tuple(sorted(puzzle.numbers)), puzzle.target)
+            calculations = options[rng.integers(len(options))]
         else:
-            steps = random_attempt(rng, problem.numbers)
+            calculations = random_attempt(rng, puzzle.numbers)
         text += f" {OPENINGS[rng.integers(len(OPENINGS))]} "
-        text += ", ".join(f"{a} {operator} {b} = {result}" for a, operator, b, result in steps)
-        if steps[-1].result == problem.target:
+        text += ", ".join(f"{a} {operator} {b} = {result}" for a, operator, b, result in calculations)
+        if calculations[-1].result == puzzle.target:
             text += ". That works!"
             break
-        text += f". That is not {problem.target}."
+        text += f". That is not {puzzle.target}."
         if rng.random() < GIVE_UP:
             break
-    return f"{text}{END_THINK}\n{ANSWER}{expression(problem.numbers, steps)}{END_ANSWER}"
+    return f"{text}{END_THINK}\n{ANSWER}{expression(puzzle.numbers, calculations)}{END_ANSWER}"
 
 
 def train_tokenizer(texts: list[str]) -> Tokenizer:
@@ -107,20 +107,20 @@ def train_tokenizer(texts: list[str]) -> Tokenizer:
     return tokenizer
 
 
-def example(rng: np.random.Generator, codec: Codec, problem: Problem, known: float) -> tuple[list[int], list[int]]:
+def example(rng: np.random.Generator, codec: Codec, puzzle: Puzzle, known: float) -> tuple[list[int], list[int]]:
     """Prompt and response tokens of one demonstration, with the puzzle's numbers in random order."""
-    problem = Problem(tuple(int(n) for n in rng.permutation(problem.numbers)), problem.target)
-    response = codec.tokenizer.encode(demonstration(rng, problem, known), add_special_tokens=False).ids
-    return codec.prompt(problem), response + codec.end_tokens[:1]
+    puzzle = Puzzle(tuple(int(n) for n in rng.permutation(puzzle.numbers)), puzzle.target)
+    response = codec.tokenizer.encode(demonstration(rng, puzzle, known), add_special_tokens=False).ids
+    return codec.prompt(puzzle), response + codec.end_tokens[:1]
 
 
-def batches(codec: Codec, problems: list[Problem], steps: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(codec: Codec, puzzles: list[Puzzle], steps: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield `steps` batches of similar lengths: tokens (B, S) padded on the right, and a mask (B, S) of responses."""
     rng, pool = np.random.default_rng(seed), []
     for step in range(steps):
         if not pool:
             known = KNOWN_FIRST if step < FIRST_PART * steps else KNOWN_LAST
-            rows = [example(rng, codec, problems[i], known) for i in rng.integers(len(problems), size=16 * BATCH)]
+            rows = [example(rng, codec, puzzles[i], known) for i in rng.integers(len(puzzles), size=16 * BATCH)]
             rows.sort(key=lambda row: len(row[0]) + len(row[1]))
             pool = [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
             rng.shuffle(pool)
@@ -161,7 +161,7 @@ def imitate(model: Qwen2, data: Iterator[tuple[Tensor, Tensor]], steps: int) -> 
             print(f"step {step}/{steps}  loss {loss.item():.3f}  ETA {clock(eta)}", flush=True)
 
 
-def report(folder: Path, questions: int = 1024) -> None:
+def report(folder: Path, count: int = 1024) -> None:
     """Print success and format on puzzles seen, on held-out puzzles, and on puzzles whose number sets were held out."""
     model, codec = load_model(folder), Codec(folder)
     model.real_vocab = codec.size
@@ -169,29 +169,29 @@ def report(folder: Path, questions: int = 1024) -> None:
     parts = {"train": "seen", "heldout": "held out", "new_numbers": "held out with their numbers"}
     print("| puzzles | in the universe | asked | success | format | length |\n|---|--:|--:|--:|--:|--:|")
     for part, name in parts.items():
-        problems = generate_problems(questions, part)
-        uniforms = draw_uniforms(0, EVALUATION, questions, 1, Settings.max_new_tokens)
-        samples, _, grades = respond(model, codec, problems, uniforms)
+        puzzles = generate_puzzles(count, part)
+        uniforms = draw_uniforms(0, EVALUATION, count, 1, Settings.max_new_tokens)
+        samples, _, grades = respond(model, codec, puzzles, uniforms)
         success, format = (np.array([grade[name] for grade in grades]) for name in ("answer", "format"))
         length = samples.mask.sum(1).float().mean()
-        print(f"| {name} | {sizes[part]:,} | {questions:,} | {success.mean():.1%} ± {standard_error(success):.1%} "
+        print(f"| {name} | {sizes[part]:,} | {count:,} | {success.mean():.1%} ± {standard_error(success):.1%} "
               f"| {format.mean():.1%} | {length:.1f} |", flush=True)
 
 
 def build(out: Path, steps: int, seed: int) -> None:
     """Train a tokenizer on demonstrations, then a model, and write both to a new model folder."""
-    problems = [p for p in universe() if split(p) == "train"]
+    puzzles = [p for p in universe() if split(p) == "train"]
     out.mkdir(parents=True)
     rng = np.random.default_rng(seed)
     texts = [PLAIN.format(numbers=list(p.numbers), target=p.target) + demonstration(rng, p, KNOWN_LAST)
-             for p in problems[:4000]]
+             for p in puzzles[:4000]]
     train_tokenizer(texts).save(str(out / "tokenizer.json"))
     (out / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG) + "\n")
     codec = Codec(out)
     torch.manual_seed(seed)
     model = new_model(codec.size)
     print(f"{codec.size} tokens, {sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
-    imitate(model, batches(codec, problems, steps, seed), steps)
+    imitate(model, batches(codec, puzzles, steps, seed), steps)
     save_model(model.bfloat16(), out)  # half the size; train.py loads it in float32
 
 

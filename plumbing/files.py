@@ -35,6 +35,22 @@ def read_json(file: Path) -> dict:
     return parsed
 
 
+def read_rows(file: Path, columns: list[str]) -> list[dict] | list[str]:
+    """The rows of a .parquet file, or the lines of any other; FileNotFoundError or ValueError if that can't be done."""
+    if not file.is_file():
+        raise FileNotFoundError(f"there is no data file {file}")
+    try:
+        if file.suffix == ".parquet":
+            from pyarrow import parquet  # optional, so not in requirements.txt
+            return parquet.read_table(file, columns=columns).to_pylist()
+        with file.open(encoding="utf-8") as lines:
+            return list(lines)
+    except ImportError:
+        raise ValueError(f"reading {file} needs `pip install pyarrow`; or convert it to .jsonl") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{file} is not a text file in UTF-8") from None
+
+
 def read_tensors(file: Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> dict[str, Tensor]:
     """All tensors of a safetensors file; ValueError when the file is truncated or in another format."""
     try:

@@ -1,8 +1,8 @@
-"""Several processes, started by torchrun: each works on every N-th question, and the gradients are summed.
+"""Several processes, started by torchrun: each works on every N-th puzzle, and the gradients are summed.
 
     torchrun --nproc_per_node 2 train.py --mitigation none
 
-Without torchrun there is one process, which works on all questions, and the other functions here do nothing.
+Without torchrun there is one process, which works on all puzzles, and the other functions here do nothing.
 """
 import os
 import sys

@@ -90,12 +90,12 @@ def append_row(run: Path, row: dict | None) -> None:
 
 
 def write_samples(run: Path, step: int, batch) -> None:
-    """Append the first response to each of three questions, and its reward, to samples.txt."""
-    answers = len(batch.text) // len(batch.numbers)
+    """Append the first response to each of three puzzles, and its reward, to samples.txt."""
+    G = len(batch.text) // len(batch.numbers)
     with (run / "samples.txt").open("a", encoding="utf-8") as file:
-        for question in range(min(3, len(batch.numbers))):
-            i = question * answers
-            file.write(f"=== step {step}  {list(batch.numbers[question])} -> {batch.target[question]}  "
+        for q in range(min(3, len(batch.numbers))):
+            i = q * G
+            file.write(f"=== step {step}  {list(batch.numbers[q])} -> {batch.target[q]}  "
                        f"reward {batch.reward[i]:.2f}  advantage {batch.advantage[i]:+.2f}\n{batch.text[i]}\n\n")
 
 

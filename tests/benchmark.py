@@ -38,7 +38,7 @@ from transformers import AutoModelForCausalLM
 
 import grpo
 from conftest import make_batch
-from countdown_task import CHAT, Codec, Problem, generate_problems
+from countdown_task import CHAT, Codec, Puzzle, generate_puzzles
 from critic import Critic
 from experiments import ground_truth
 from mitigations import MITIGATIONS, TokenBatch
@@ -49,7 +49,7 @@ from qwen2_model import Qwen2, load_model, read_config
 from sampler import generate
 from train import BUNDLED, Policy, Settings, assign_credit, sample_and_grade
 
-QUESTIONS, ANSWERS, TOKENS = 8, 8, 64
+PUZZLES, ANSWERS, TOKENS = 8, 8, 64
 LIMIT = Settings.max_new_tokens
 # TRL's GRPOTrainer took 0.525 s for a step of 64 x 64 tokens where transformers' generate sampled 18,700 tokens/s. So
 TRL_STEP = 0.525 / (64 * 64 / 18_700)  # a step of TRL's takes this many times as long as generate does beside us.
@@ -98,9 +98,9 @@ def random_model(dtype: torch.dtype = torch.float32, **size: int) -> Qwen2:
     return model
 
 
-def prompts_of(questions: int = QUESTIONS) -> list[list[int]]:
+def prompts_of(puzzles: int = PUZZLES) -> list[list[int]]:
     """Prompts of the bundled model."""
-    return [CODEC.prompt(problem) for problem in generate_problems(questions, "train")]
+    return [CODEC.prompt(puzzle) for puzzle in generate_puzzles(puzzles, "train")]
 
 
 def fixed_batch(model: Qwen2, prompts: list[list[int]], tokens: int) -> tuple[TokenBatch, Tensor]:
@@ -125,7 +125,7 @@ def their_generate(limit: int, ends: list[int] | None) -> Callable[[], object]:
 def our_generate(model: Qwen2, limit: int, ends: list[int]) -> Callable[[], object]:
     """Our sampler for the same 64 responses, or for this process's share of them."""
     (rank, size), prompts = world(), prompts_of()
-    uniforms = grpo.draw_uniforms(0, 0, QUESTIONS, ANSWERS, limit).unflatten(0, (QUESTIONS, ANSWERS))  # (Q, G, limit)
+    uniforms = grpo.draw_uniforms(0, 0, PUZZLES, ANSWERS, limit).unflatten(0, (PUZZLES, ANSWERS))  # (Q, G, limit)
     return lambda: generate(model, prompts[rank::size], uniforms[rank::size].flatten(0, 1), ends)
 
 
@@ -142,11 +142,11 @@ def sampler(bench: Benchmark) -> None:
 
 def updates(bench: Benchmark) -> None:
     """Against the plain layout of tests/plain.py: the batch of a real step, and prompts as long as the original's."""
-    model, problems = bundled(), generate_problems(QUESTIONS, "train")
+    model, puzzles = bundled(), generate_puzzles(PUZZLES, "train")
     optimizer, prompts = Optimizer(model, lr=0.0), prompts_of()
-    real = grpo.rollout(model, CODEC, problems, grpo.draw_uniforms(0, 1, QUESTIONS, ANSWERS, LIMIT))
+    real = grpo.rollout(model, CODEC, puzzles, grpo.draw_uniforms(0, 1, PUZZLES, ANSWERS, LIMIT))
     text = CHAT.format(numbers=[4, 3, 5], target=8)
-    long = [(CODEC.tokenizer.encode(text, add_special_tokens=False).ids * 2)[:140]] * QUESTIONS
+    long = [(CODEC.tokenizer.encode(text, add_special_tokens=False).ids * 2)[:140]] * PUZZLES
     cases = {"a real step": (prompts, real, MITIGATIONS["none"](real)),
              "prompts of 140 tokens, answers of 50": (long, *fixed_batch(model, long, 50))}
     for name, (asked, batch, credit) in cases.items():
@@ -159,13 +159,13 @@ def updates(bench: Benchmark) -> None:
 
 def whole_step(model: Qwen2) -> Callable[[], object]:
     """Sample and annotate 64 responses of exactly 64 tokens, then update on all of them."""
-    optimizer, problems, codec = Optimizer(model, lr=0.0), generate_problems(QUESTIONS, "train"), copy.copy(CODEC)
+    optimizer, puzzles, codec = Optimizer(model, lr=0.0), generate_puzzles(PUZZLES, "train"), copy.copy(CODEC)
     codec.end_tokens = []
-    uniforms, prompts = grpo.draw_uniforms(0, 0, QUESTIONS, ANSWERS, TOKENS), prompts_of()
+    uniforms, prompts = grpo.draw_uniforms(0, 0, PUZZLES, ANSWERS, TOKENS), prompts_of()
     credit = torch.randn(len(uniforms), TOKENS, generator=torch.Generator().manual_seed(0))  # (B, T)
 
     def step() -> None:
-        batch = grpo.rollout(model, codec, problems, uniforms)
+        batch = grpo.rollout(model, codec, puzzles, uniforms)
         grpo.update(model, optimizer, prompts, batch, credit, max_new_tokens=TOKENS)
 
     return step
@@ -230,20 +230,20 @@ def pair(repeats: int) -> None:
     leave()
 
 
-def default_step() -> tuple[Policy, list[Problem], Callable[[], tuple[TokenBatch, Tensor]]]:
-    """A training step of `none` with default settings, which returns its batch and credit; its policy and problems."""
+def default_step() -> tuple[Policy, list[Puzzle], Callable[[], tuple[TokenBatch, Tensor]]]:
+    """A training step of `none` with default settings, which returns its batch and credit; its policy and puzzles."""
     s, model = Settings(), bundled()
     policy = Policy(model, CODEC, Critic(model.config.hidden_size), copy.deepcopy(model).requires_grad_(False))
-    problems, optimizer = generate_problems(s.questions, "train"), Optimizer(model, lr=0.0)
-    prompts = [CODEC.prompt(problem) for problem in problems]
+    puzzles, optimizer = generate_puzzles(s.questions, "train"), Optimizer(model, lr=0.0)
+    prompts = [CODEC.prompt(puzzle) for puzzle in puzzles]
 
     def step() -> tuple[TokenBatch, Tensor]:
-        batch = sample_and_grade(policy, problems, s, 1)
+        batch = sample_and_grade(policy, puzzles, s, 1)
         credit = assign_credit(batch, s, {})
         grpo.update(model, optimizer, prompts, batch, credit, max_new_tokens=s.max_new_tokens)
         return batch, credit
 
-    return policy, problems, step
+    return policy, puzzles, step
 
 
 def log_cost(bench: Benchmark) -> None:
@@ -260,12 +260,12 @@ def log_cost(bench: Benchmark) -> None:
 
 def methods(bench: Benchmark) -> None:
     """What each credit function adds to a step of `none`, including what the critic learns for it."""
-    policy, problems, step = default_step()
-    uniforms = grpo.draw_uniforms(0, 1, len(problems), Settings.answers, LIMIT)  # those of the step
+    policy, puzzles, step = default_step()
+    uniforms = grpo.draw_uniforms(0, 1, len(puzzles), Settings.answers, LIMIT)  # those of the step
 
     def assign(name: str) -> float:
         """Seconds for the credit alone. A new batch each time: it would remember what it asked the model before."""
-        batch = grpo.rollout(policy.model, CODEC, problems, uniforms, reference=policy.reference, critic=policy.critic)
+        batch = grpo.rollout(policy.model, CODEC, puzzles, uniforms, reference=policy.reference, critic=policy.critic)
         start = time.perf_counter()
         MITIGATIONS[name](batch)
         if "critic" in MITIGATIONS[name].needs:
@@ -290,13 +290,13 @@ def truth(bench: Benchmark) -> None:
     Compared at the same root mean square error over the tokens; the squared error falls as 1 / tokens sampled. For the
     ground truth it is the error its file states, an overestimate; that of plain Monte Carlo is unbiased.
     """
-    model, problems = bundled(), generate_problems(4, "heldout")
-    batch = grpo.rollout(model, CODEC, problems, grpo.draw_uniforms(0, 1, len(problems), 2, LIMIT))
+    model, puzzles = bundled(), generate_puzzles(4, "heldout")
+    batch = grpo.rollout(model, CODEC, puzzles, grpo.draw_uniforms(0, 1, len(puzzles), 2, LIMIT))
     columns = ground_truth.describe(batch, {})
     with contextlib.redirect_stdout(io.StringIO()):
-        ground_truth.sample_truth(model, CODEC, problems, columns, 100, 0, LIMIT, lambda: None)
+        ground_truth.sample_truth(model, CODEC, puzzles, columns, 100, 0, LIMIT, lambda: None)
     ground_truth.add_values(columns)
-    tokens, value_variance, a_star_variance = monte_carlo(model, problems, batch, 8)
+    tokens, value_variance, a_star_variance = monte_carlo(model, puzzles, batch, 8)
     for name, variance, column in (("A*", a_star_variance, "a_star_error"), ("V", value_variance, "value_error")):
         error = np.mean(columns[column] ** 2)
         needed = tokens * np.mean(variance) / error  # tokens with which plain Monte Carlo is as accurate
@@ -304,13 +304,13 @@ def truth(bench: Benchmark) -> None:
                      "tokens sampled", needed / columns["sampled"], "continuations from every prefix")
 
 
-def monte_carlo(model: Qwen2, problems: list[Problem], batch: TokenBatch, k: int) -> tuple[int, np.ndarray, np.ndarray]:
+def monte_carlo(model: Qwen2, puzzles: list[Puzzle], batch: TokenBatch, k: int) -> tuple[int, np.ndarray, np.ndarray]:
     """Tokens in k continuations from before each token of a batch; the variances (N,) of V and A* estimated by them."""
     places, generator = batch.mask.nonzero(), torch.Generator().manual_seed(0)  # (N, 2)
     B, T = batch.mask.shape
     variance, tokens = torch.zeros(B, T + 1, dtype=torch.float64), 0
     for chunk in places[places[:, 1].argsort()].split(grpo.ROWS_AT_ONCE // k):  # (n, 2)
-        asked = [problems[batch.group[i]] for i in chunk[:, 0]]
+        asked = [puzzles[batch.group[i]] for i in chunk[:, 0]]
         left = (LIMIT - chunk[:, 1]).repeat_interleave(k)  # (n * k,)
         uniforms = torch.rand(len(left), left.max(), generator=generator, dtype=torch.float64)
         prefixes = [batch.tokens[i, :t].tolist() for i, t in chunk.tolist()]
@@ -344,8 +344,8 @@ def machine(bench: Benchmark) -> None:
 def growth(bench: Benchmark) -> None:
     """Seconds of sampler and update as the number of responses, their length and the model grow."""
     model = bundled()
-    for questions, tokens in ((2, 64), (4, 64), (8, 64), (16, 64), (32, 64), (8, 32), (8, 128), (8, 256)):
-        grow(bench, f"{ANSWERS * questions} responses of {tokens} tokens", model, prompts_of(questions), tokens)
+    for puzzles, tokens in ((2, 64), (4, 64), (8, 64), (16, 64), (32, 64), (8, 32), (8, 128), (8, 256)):
+        grow(bench, f"{ANSWERS * puzzles} responses of {tokens} tokens", model, prompts_of(puzzles), tokens)
     for width in (64, 128, 256, 512):
         model = random_model(hidden_size=width, intermediate_size=3 * width, num_attention_heads=width // 32,
                              num_key_value_heads=width // 64)

@@ -9,7 +9,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import pytest
 import torch
 
-from countdown_task import Codec, annotate, find_steps
+from countdown_task import Codec, annotate, find_calculations
 from mitigations import TokenBatch
 from qwen2_model import Qwen2, read_config
 
@@ -88,7 +88,7 @@ def make_batch(lengths, advantages, groups=None, **fields) -> TokenBatch:
         in_answer=torch.zeros(B, T, dtype=torch.bool),
         text=[""] * B,
         spans=[[(0, 0)] * n for n in lengths],
-        steps=[[]] * B,
+        calculations=[[]] * B,
         normalize="response",
     )
     answers = {name: fields.pop(name) for name in QUERIES if name in fields}
@@ -110,7 +110,7 @@ def make_written(pieces, advantages, groups=None, **fields) -> TokenBatch:
     written = dict(
         text=texts,
         spans=spans,
-        steps=[find_steps(text) for text in texts],
+        calculations=[find_calculations(text) for text in texts],
         role=roles,
         in_answer=in_answers,
         ended=torch.tensor([row[-1] == "" for row in pieces]),

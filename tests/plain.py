@@ -34,11 +34,11 @@ def plain_logprobs(model, prompts: list[list[int]], tokens: Tensor, mask: Tensor
 
 def plain_update(model, prompts: list[list[int]], batch, credit: Tensor, reference=None, kl: float = 0.0,
                  clip: tuple[float, float] = (0.2, 0.2)) -> Tensor:
-    """The loss of a step, a scalar; adds its gradient to the parameters'. prompts: one per question.
+    """The loss of a step, a scalar; adds its gradient to the parameters'. prompts: one per puzzle.
 
     PPO's clipped objective minus kl times the k3 estimate of the KL divergence, averaged over the tokens of the step.
     """
-    repeated = [prompts[question] for question in batch.group.tolist()]  # one per response
+    repeated = [prompts[puzzle] for puzzle in batch.group.tolist()]  # one per response
     logprob = plain_logprobs(model, repeated, batch.tokens, batch.mask)  # (B, T)
     ratio = (logprob - batch.logprob).exp()  # (B, T)
     gain = torch.minimum(ratio * credit, ratio.clamp(1 - clip[0], 1 + clip[1]) * credit)  # (B, T)

@@ -197,7 +197,7 @@ def test_credit_over_training_by_hand(run):
 
 
 def test_chosen_responses_answer_the_same_question():
-    """Guards against pairs of different questions or in the other order, and long responses."""
+    """Guards against pairs of different puzzles or in the other order, and long responses."""
     log = dict(step=np.repeat([1, 2], 6), id=np.array([0, 1, 2, 3, 3, 4] * 2) + np.repeat([0, 5], 6),
                group=np.array([0, 0, 1, 1, 1, 1] * 2), advantage=np.array([1, 0, -1, 2, 2, 1] * 2))
     assert [rows.tolist() for rows in analyze.choose_responses(log)] == [[5], [2], [11], [8]]

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 import countdown_task as task
-from countdown_task import Problem
+from countdown_task import Puzzle
 
 CALM = settings(deadline=None, database=None, phases=(Phase.generate, Phase.shrink),
                 suppress_health_check=[HealthCheck.too_slow])  # a slow machine is not a bug
@@ -51,17 +51,17 @@ def all_values(numbers, whole):
 @example([2, 2, 4, 4], 4)  # equal numbers and equal results
 @example([3, 3, 8, 8], 24)  # no way without fractions
 def test_solver_finds_what_permutations_and_parentheses_find(numbers, target):
-    problem = Problem(tuple(numbers), target)
+    puzzle = Puzzle(tuple(numbers), target)
     for options in ({}, {"whole": True}):
-        values, solutions = all_values(numbers, bool(options)), task.solutions(problem, **options)
-        assert {result for result, _ in task.derivations(problem.numbers, **options)} == values
+        values, solutions = all_values(numbers, bool(options)), task.solutions(puzzle, **options)
+        assert {result for result, _ in task.derivations(puzzle.numbers, **options)} == values
         assert bool(solutions) == (target in values)
         for steps in solutions:
-            text = task.expression(problem.numbers, steps)
+            text = task.expression(puzzle.numbers, steps)
             assert oracle_value(text) == target
             assert sorted(map(int, re.findall(r"\d+", text))) == sorted(numbers)
             assert not options or all(type(v) is int and v >= 0 for a, _, b, result in steps for v in (a, b, result))
-    assert task.is_solvable(problem) == (target in all_values(numbers, whole=False))
+    assert task.is_solvable(puzzle) == (target in all_values(numbers, whole=False))
 
 
 # ------------------------------------------------------------------------------------- puzzles and their splits
@@ -79,9 +79,9 @@ def test_universe_is_what_brute_force_finds(ranges):
 def test_a_tenth_of_the_number_sets_and_a_tenth_of_the_other_puzzles_are_held_out():
     """Within five standard deviations. No number set of new_numbers is seen elsewhere, with another target."""
     sets, others = {"train": set(), "heldout": set(), "new_numbers": set()}, []
-    for problem in task.universe():
-        sets[task.split(problem)].add(problem.numbers)
-        others += [task.split(problem)] if problem.numbers not in sets["new_numbers"] else []
+    for puzzle in task.universe():
+        sets[task.split(puzzle)].add(puzzle.numbers)
+        others += [task.split(puzzle)] if puzzle.numbers not in sets["new_numbers"] else []
     total = len(set.union(*sets.values()))
     assert not sets["new_numbers"] & (sets["train"] | sets["heldout"])
     assert abs(len(sets["new_numbers"]) - 0.1 * total) < 5 * (0.09 * total) ** 0.5
@@ -95,35 +95,35 @@ def test_split_is_a_fixed_hash_and_ignores_the_order_of_the_numbers():
         low, middle, high = sorted((a, b, 7))
         keys = f"{low},{middle},{high}", f"{low},{middle},{high}={target}"
         new, heldout = (str(int(hashlib.sha256(key.encode()).hexdigest()[:16], 16)).endswith("0") for key in keys)
-        assert task.split(Problem((a, b, 7), target)) == ("new_numbers" if new else "heldout" if heldout else "train")
+        assert task.split(Puzzle((a, b, 7), target)) == ("new_numbers" if new else "heldout" if heldout else "train")
 
 
 @pytest.mark.parametrize("part, ranges", [("train", (3, 1, 20, 100)), ("heldout", (3, 1, 20, 100)),
                                           ("new_numbers", (3, 1, 20, 100)), ("train", (4, 5, 30, 40))])
 def test_generated_puzzles_are_distinct_solvable_and_of_their_split(part, ranges):
-    problems, (count, low, high, max_target) = task.generate_problems(100, part, 3, *ranges), ranges
-    assert len(problems) == len({(tuple(sorted(p.numbers)), p.target) for p in problems}) == 100
-    assert {task.split(p) for p in problems} == {part}
-    for numbers, target in problems:
+    puzzles, (count, low, high, max_target) = task.generate_puzzles(100, part, 3, *ranges), ranges
+    assert len(puzzles) == len({(tuple(sorted(p.numbers)), p.target) for p in puzzles}) == 100
+    assert {task.split(p) for p in puzzles} == {part}
+    for numbers, target in puzzles:
         assert len(numbers) == count and all(low <= n <= high for n in numbers)
         assert 1 <= target <= max_target and target in all_values(numbers, whole=True)
         assert all(type(n) is int for n in (*numbers, target))
 
 
 def test_seed_decides_the_generated_puzzles_and_their_random_order():
-    problems = task.generate_problems(400, "train")
-    assert problems == task.generate_problems(400, "train", 0, 3, 1, 20, 100)
-    assert problems != task.generate_problems(400, "train", seed=1)
-    assert 20 < sum(list(p.numbers) == sorted(p.numbers) for p in problems) < 200  # about a sixth is in order
+    puzzles = task.generate_puzzles(400, "train")
+    assert puzzles == task.generate_puzzles(400, "train", 0, 3, 1, 20, 100)
+    assert puzzles != task.generate_puzzles(400, "train", seed=1)
+    assert 20 < sum(list(p.numbers) == sorted(p.numbers) for p in puzzles) < 200  # about a sixth is in order
 
 
 def test_generator_finds_every_puzzle_and_says_when_there_are_no_more():
     known = [p for p in task.universe(2, 1, 4) if task.split(p) == "train"]
-    drawn = task.generate_problems(len(known), "train", count=2, high=4)
+    drawn = task.generate_puzzles(len(known), "train", count=2, high=4)
     assert {(tuple(sorted(p.numbers)), p.target) for p in drawn} == set(known)
     for ranges, found in (({"count": 2, "high": 4}, len(known)), ({"max_target": 0}, 0)):
         with pytest.raises(ValueError, match=f"found only {found} of 60 train puzzles"):
-            task.generate_problems(60, "train", **ranges)
+            task.generate_puzzles(60, "train", **ranges)
 
 
 # ------------------------------------------------------------------------------------------- puzzles from files
@@ -135,7 +135,7 @@ GOOD = '{"target": 98, "nums": [44, 19, 35]}'
 def test_reader_accepts_rows_of_countdown_tasks_3to4(tmp_path, end):
     path = tmp_path / "data.jsonl"
     path.write_bytes(f'{GOOD}\n{{"nums": [3, 3, 0], "target": 0, "id": "x"}}{end}'.encode())
-    assert task.read_problems(path) == task.read_problems(str(path)) == [((44, 19, 35), 98), ((3, 3, 0), 0)]
+    assert task.read_puzzles(path) == task.read_puzzles(str(path)) == [((44, 19, 35), 98), ((3, 3, 0), 0)]
 
 
 @pytest.mark.parametrize("line", [
@@ -149,17 +149,17 @@ def test_reader_names_the_malformed_line(tmp_path, line):
     for before, after in (([], GOOD), ([GOOD, GOOD], GOOD), ([GOOD], "")):
         path.write_text("\n".join([*before, line, after]))
         with pytest.raises(ValueError, match=rf"data\.jsonl, line {len(before) + 1}: expected .*nums.*target"):
-            task.read_problems(path)
+            task.read_puzzles(path)
 
 
 def test_reader_refuses_missing_empty_and_binary_files(tmp_path):
-    for content, problem in ((b"", "data.jsonl holds no puzzle"), (b"\xff", "data.jsonl is not a text file in UTF-8")):
+    for content, sentence in ((b"", "data.jsonl holds no puzzle"), (b"\xff", "data.jsonl is not a text file in UTF-8")):
         (tmp_path / "data.jsonl").write_bytes(content)
-        with pytest.raises(ValueError, match=problem):
-            task.read_problems(tmp_path / "data.jsonl")
+        with pytest.raises(ValueError, match=sentence):
+            task.read_puzzles(tmp_path / "data.jsonl")
     for path in (tmp_path / "nowhere.jsonl", tmp_path):
         with pytest.raises(FileNotFoundError, match="no data file"):
-            task.read_problems(path)
+            task.read_puzzles(path)
 
 
 def test_parquet_is_read_by_pyarrow_or_the_error_says_what_to_install(tmp_path, monkeypatch):
@@ -167,10 +167,10 @@ def test_parquet_is_read_by_pyarrow_or_the_error_says_what_to_install(tmp_path, 
     table = SimpleNamespace(to_pylist=lambda: [{"nums": [1, 2], "target": 3}])
     pyarrow = SimpleNamespace(parquet=SimpleNamespace(read_table=lambda path, columns: table))
     monkeypatch.setitem(sys.modules, "pyarrow", pyarrow)
-    assert task.read_problems(tmp_path / "train.parquet") == [((1, 2), 3)]
+    assert task.read_puzzles(tmp_path / "train.parquet") == [((1, 2), 3)]
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ValueError, match="pip install pyarrow"):
-        task.read_problems(tmp_path / "train.parquet")
+        task.read_puzzles(tmp_path / "train.parquet")
 
 
 # ---------------------------------------------------------------------------------------------------- reward
@@ -283,7 +283,7 @@ def test_evaluate_by_hand(text, value):
     assert isinstance(task.evaluate(text), Fraction)
 
 
-@pytest.mark.parametrize("problem, texts", [
+@pytest.mark.parametrize("sentence, texts", [
     ("division by zero", ["1/0", "0/0", "5/(2-1-1)"]),
     ("more than 32 nested", ["(" * 33 + "1" + ")" * 33, "(1+" * 33 + "1" + ")" * 33, "(1)+" * 9 + "(" * 33, "(" * 200]),
     ("only [+] - [*] /", ["95**96**97", "9//2", "-1", "3*-1", "(-1)+2", "--1", "()", "1(2)", "1(2)+3"]),
@@ -292,9 +292,9 @@ def test_evaluate_by_hand(text, value):
         "1.0", "1j", "1\n", "\n1", "1\u00a0+ 1", "1\x00", "\u0663+1", "2\u00b2", "\uff11", "\ud800", "5 \u2212 3",
         "1,2", "[1]", "1%2", "1<<9", "~1", "'1'", "print(1)", "1 if 1 else 2", "1 + 1 #", "1" + "+1" * 128,
         "9" * 10_000, "(" * 257])])
-def test_evaluate_refuses_powers_signs_code_foreign_digits_and_endless_input(problem, texts):
+def test_evaluate_refuses_powers_signs_code_foreign_digits_and_endless_input(sentence, texts):
     for text in texts:
-        with pytest.raises(ValueError, match=problem):
+        with pytest.raises(ValueError, match=sentence):
             task.evaluate(text)
 
 
@@ -392,12 +392,12 @@ TWO = [("5", "-", "3", "2"), ("4", "*", "2", "8")]
     ("4 * (5 - 3) = 8", []), ("1.5 + 2 = 3", []), ("-5 + 2 = 3", []), ("5 / 2 = 2.5", []), ("5 - 3", []), ("5 = 5", []),
     ("5 - = 3", []), ("", []), ("5 - \u0663 = 2", []), ("5 ** 3 = 2", []), ("5 - 3 == 2", []), ("2 / 3 * 4 = 9", [])])
 def test_steps_found_by_hand(text, steps):
-    assert [tuple(text[a:b] for a, b in step) for step in task.find_steps(text)] == steps
+    assert [tuple(text[a:b] for a, b in step) for step in task.find_calculations(text)] == steps
 
 
 def verdicts(text, numbers):
     """T or F for each step of a text."""
-    return "".join("FT"[v] for v in task.check_steps(text, task.find_steps(text), numbers))
+    return "".join("FT"[v] for v in task.check_calculations(text, task.find_calculations(text), numbers))
 
 
 @pytest.mark.parametrize("text, numbers, right", [
@@ -436,7 +436,7 @@ def test_steps_graded_by_hand(text, numbers, right):
     ("5 - 4 = 1. 1 + 3 = 4", [((1, 3), True)]), ("5 - 4 = 1. 7 + 7 = 14", [((1, 3), True), ((3, 4, 5), True)])])
 def test_attempts_before_the_second_step_by_hand(text, attempts):
     """The values available, and whether all was right so far."""
-    _, (_, found) = task.follow(text, task.find_steps(text), (3, 4, 5))
+    _, (_, found) = task.follow(text, task.find_calculations(text), (3, 4, 5))
     assert [(tuple(sorted(pool.elements())), right) for pool, right in found] == attempts
 
 
@@ -494,10 +494,10 @@ def ids_of(codec, text, *end):
 
 
 def test_prompts_are_chatml_for_a_chat_model_and_plain_for_any_other(codec, tmp_path):
-    problem, plain = Problem((44, 19, 35), 98), task.Codec(build(tmp_path, special=ENDS[1:]))
-    assert plain.tokenizer.decode(plain.prompt(problem)) == (
+    puzzle, plain = Puzzle((44, 19, 35), 98), task.Codec(build(tmp_path, special=ENDS[1:]))
+    assert plain.tokenizer.decode(plain.prompt(puzzle)) == (
         "Using the numbers [44, 19, 35], create an equation that equals 98.\nLet me solve this step by step.\n<think>")
-    ids = codec.prompt(problem)
+    ids = codec.prompt(puzzle)
     assert codec.tokenizer.decode(ids, skip_special_tokens=False) == (
         "<|im_start|>system\nYou are a helpful assistant. You first think about the reasoning process in your mind and "
         "then provide the user with the answer.<|im_end|>\n<|im_start|>user\nUsing the numbers [44, 19, 35], create "

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import grpo
-from countdown_task import Problem
+from countdown_task import Puzzle
 from critic import FILE, Critic, load_critic
 from qwen2_model import load_model
 from train import BUNDLED
@@ -119,7 +119,7 @@ def test_values_of_a_batch_know_neither_its_rewards_nor_move_the_model(codec):
     model.real_vocab, start, policy = codec.size, weights(critic), weights(model)
     for reward in (torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])):
         torch.nn.utils.vector_to_parameters(start.clone(), critic.parameters())
-        ask = grpo.rollout(model, codec, [Problem((4, 3, 5), 8)], grpo.draw_uniforms(0, 1, 1, 2, 9), critic=critic).ask
+        ask = grpo.rollout(model, codec, [Puzzle((4, 3, 5), 8)], grpo.draw_uniforms(0, 1, 1, 2, 9), critic=critic).ask
         values.append(ask.values.clone())
         critic.learn(ask.hidden, ask.samples.mask, ask.values, reward)
         assert torch.equal(ask.values, values[-1])

@@ -61,7 +61,7 @@ def test_the_report_by_hand(capsys):
 def test_the_command(monkeypatch, capsys):
     """Guards against a critic that is measured on puzzles it learned from, or learns from what it is measured on."""
     seen, keys, batches, learned = {}, [], [], []
-    generate, rollout, learn = critic_quality.generate_problems, grpo.rollout, Critic.learn
+    generate, rollout, learn = critic_quality.generate_puzzles, grpo.rollout, Critic.learn
 
     def recorded(*arguments, key, **named):
         keys.append(key)
@@ -71,7 +71,7 @@ def test_the_command(monkeypatch, capsys):
     monkeypatch.setattr(critic_quality, "SIZE", 4)
     monkeypatch.setattr(critic_quality, "PUZZLES", 2)
     monkeypatch.setattr(critic_quality, "LIMIT", 25)
-    monkeypatch.setattr(critic_quality, "generate_problems", lambda n, part: seen.setdefault(part, generate(n, part)))
+    monkeypatch.setattr(critic_quality, "generate_puzzles", lambda n, part: seen.setdefault(part, generate(n, part)))
     monkeypatch.setattr(grpo, "rollout", recorded)
     monkeypatch.setattr(Critic, "learn", lambda *a: (learned.append((len(keys), a[-1])), learn(*a))[1])
     monkeypatch.setattr(sys, "argv", ["critic_quality.py", "--batches", "3"])
@@ -79,7 +79,7 @@ def test_the_command(monkeypatch, capsys):
     assert "of the 56 held-out ones" in capsys.readouterr().out
     assert [count for count, _ in learned] == [1, 2, 3]
     assert len(set(keys)) == len(keys) == 3 + 14
-    assert {part: {split(p) for p in problems} for part, problems in seen.items()} == {
+    assert {part: {split(p) for p in puzzles} for part, puzzles in seen.items()} == {
         "train": {"train"}, "heldout": {"heldout"}}  # fmt: skip
     assert all(target is batch.success for (_, target), batch in zip(learned, batches))
 

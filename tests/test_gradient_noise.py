@@ -14,7 +14,7 @@ import torch
 from tests.plain import plain_logprobs
 
 import grpo
-from countdown_task import Problem
+from countdown_task import Puzzle
 from experiments import gradient_noise, truth_scores
 from mitigations import MITIGATIONS
 from plumbing.optimizer import Optimizer
@@ -59,7 +59,7 @@ def test_baselines_on_a_problem_with_a_known_answer(monkeypatch):
 
 
 def test_success_and_size_correlate_within_questions():
-    """Guards against a correlation between questions: hard ones have long answers."""
+    """Guards against a correlation between puzzles: hard ones have long answers."""
     rng, level = np.random.default_rng(0), np.linspace(0.1, 0.9, 50)[:, None]
     r = (rng.random((50, 16)) < level).astype(float)
     n = rng.exponential(size=r.shape) - 30 * level + 30
@@ -152,23 +152,23 @@ def test_the_table_of_methods_by_hand(monkeypatch):
     assert table.rows[2][3] == ""
 
 
-PROBLEMS = [Problem((4, 3, 5), 8), Problem((7, 18, 2, 11), 36)]
+PUZZLES = [Puzzle((4, 3, 5), 8), Puzzle((7, 18, 2, 11), 36)]
 
 
 def test_method_gradients_are_what_the_trainer_applies(codec, random_model, exact, monkeypatch):
-    """Guards against another normalizer than the trainer's, a prompt of another question, and a policy gradient that is
+    """Guards against another normalizer than the trainer's, a prompt of another puzzle, and a policy gradient that is
     not the one of r - the others' mean."""
     few = {name: MITIGATIONS[name] for name in ("none", "random")}
     monkeypatch.setattr(gradient_noise, "MITIGATIONS", few)
     batches = []
     for step in (1, 2):
-        batch = grpo.rollout(random_model, codec, PROBLEMS, grpo.draw_uniforms(0, step, 2, 3, 9))
+        batch = grpo.rollout(random_model, codec, PUZZLES, grpo.draw_uniforms(0, step, 2, 3, 9))
         batch.reward = torch.rand(6, generator=torch.Generator().manual_seed(step))
         batch.advantage, batch.mask[4, 3:] = grpo.group_advantage(batch.reward.view(2, 3)).flatten(), False
-        batches.append((PROBLEMS, batch))
+        batches.append((PUZZLES, batch))
     found = gradient_noise.method_gradients(random_model, codec, batches)
     assert found.shape[:2] == (3, 2)
-    prompts = [codec.prompt(problem) for problem in PROBLEMS]
+    prompts = [codec.prompt(puzzle) for puzzle in PUZZLES]
     for i, (_, batch) in enumerate(batches):
         for k, method in enumerate(few.values()):
             twin = deepcopy(random_model)

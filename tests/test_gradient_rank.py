@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.plain import plain_logprobs, plain_rows
 
-from countdown_task import Problem
+from countdown_task import Puzzle
 from experiments import gradient_rank
 from mitigations import reward_decomposition
 from qwen2_model import causal_bias
 
-ASKED = [Problem((3, 4, 5), 8), Problem((11, 2, 7, 9), 30)]  # prompts of unequal length
+ASKED = [Puzzle((3, 4, 5), 8), Puzzle((11, 2, 7, 9), 30)]  # prompts of unequal length
 TEXTS = (
     " Maybe 5 - 3 = 2.</think>\n<answer>4 * (5 - 3)</answer>",
     " Try 5 + 3 = 9.",
@@ -32,7 +32,7 @@ TEXTS = (
     " So 11 * 2 = 22, 7 + 22 = 30.</think>\n<answer>11 + 9 + 7</answer>",
     " 2 + 7 = 9",
 )
-SUCCESS = [1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0]  # the first two of the second question are alike
+SUCCESS = [1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0]  # the first two of the second puzzle are alike
 
 
 def written(codec):
@@ -96,9 +96,9 @@ def check_spectra(found, expected):
 
 
 def test_ranks_are_of_the_first_answers_to_each_question(batch, random_model, codec, monkeypatch):
-    """Guards against another question's prompt or answers, a group size that takes other answers, groups that are all
+    """Guards against another puzzle's prompt or answers, a group size that takes other answers, groups that are all
     alike, a gradient of another matrix or credit, and measures that are not those of the spectrum beside them."""
-    for name, value in {"SIZES": (2, 4), "CONTROLS_AT": 4, "TRUTH_QUESTIONS": 1}.items():
+    for name, value in {"SIZES": (2, 4), "CONTROLS_AT": 4, "TRUTH_PUZZLES": 1}.items():
         monkeypatch.setattr(gradient_rank, name, value)
     made, controls = [], gradient_rank.controls
 
@@ -115,15 +115,15 @@ def test_ranks_are_of_the_first_answers_to_each_question(batch, random_model, co
     assert [list(credits) for credits in made] == [["random credit", "A*"], ["random credit"]]
     assert torch.equal(made[0]["A*"], truth[:4])
     wanted = {(q, 4, name): credit for q, credits in enumerate(made) for name, credit in credits.items()}
-    for q, R in ((0, 2), (0, 4), (1, 4)):  # the first two of question 1 are both wrong
+    for q, R in ((0, 2), (0, 4), (1, 4)):  # the first two of puzzle 1 are both wrong
         right = batch.success[4 * q : 4 * q + R]
         A = (right - right.mean()) / (right.std(correction=0) + 1e-4)
         wanted[q, R, "GRPO"] = A[:, None] * batch.mask[4 * q : 4 * q + R]
-    assert {(row["question"], row["R"], row["variant"]) for row in found} == set(wanted)
+    assert {(row["puzzle"], row["R"], row["variant"]) for row in found} == set(wanted)
     for (q, R, variant), credit in wanted.items():
         rows, spectra = slice(4 * q, 4 * q + R), {}
         for row in found:
-            if (row["question"], row["R"], row["variant"]) == (q, R, variant):
+            if (row["puzzle"], row["R"], row["variant"]) == (q, R, variant):
                 spectra.setdefault(row["matrix"], []).append(row["spectrum"])
         each = plain_gradients(random_model, codec, batch, rows, credit)
         check_spectra(spectra, expected_matrices(random_model, batch, rows, credit, each))
@@ -232,20 +232,20 @@ def test_the_spectrum_of_a_gram_matrix():
 
 
 def test_the_tables_of_ranks_by_hand(monkeypatch):
-    """Guards against layers counted as questions, and means over all sizes, kinds of credit or matrices."""
+    """Guards against layers counted as puzzles, and means over all sizes, kinds of credit or matrices."""
     monkeypatch.setattr(gradient_rank, "SIZES", (2, 8))
     rng, found = np.random.default_rng(0), []
     for q, R, variant in itertools.product((0, 1, 2), (2, 8), ("GRPO", "imitation: credit 1")):
         for matrix in ("rollouts x parameters", "q_proj", "q_proj") if (q, R) != (1, 2) else ():  # that one: all alike
             numbers = dict(zip(("effective", "stable", "90%", "95%", "99%"), rng.exponential(size=5)))
-            found.append({"question": q, "R": R, "variant": variant, "matrix": matrix, **numbers})
+            found.append({"puzzle": q, "R": R, "variant": variant, "matrix": matrix, **numbers})
     found[1]["effective"] = float("nan")
     by_size, by_measure, by_variant = gradient_rank.tables_rank(found)
 
     def expected(measure, matrix, variant, R):
         each = []
         for q in (0, 1, 2):
-            chosen = [r for r in found if (r["question"], r["matrix"], r["variant"], r["R"]) == (q, matrix, variant, R)]
+            chosen = [r for r in found if (r["puzzle"], r["matrix"], r["variant"], r["R"]) == (q, matrix, variant, R)]
             values = [r[measure] for r in chosen if not math.isnan(r[measure])]
             each += [sum(values) / len(values)] if values else []
         error = {2: 12.706, 3: 4.303}[len(each)] * np.std(each, ddof=1) / len(each) ** 0.5  # Student's t

@@ -21,14 +21,14 @@ import grpo
 from plumbing.report import interval
 from plumbing.run_folder import copy_tokenizer
 import train
-from countdown_task import Problem
+from countdown_task import Puzzle
 from experiments import critic_quality, gradient_noise, gradient_rank, gradients, truth_scores
 from experiments.ground_truth import PACKET, packets_wanted
 from experiments.solver import KINDS
 from mitigations import MITIGATIONS
 from qwen2_model import save_model
 
-ASKED = [Problem((3, 4, 5), 8), Problem((11, 2, 7, 9), 30)]  # prompts of unequal length
+ASKED = [Puzzle((3, 4, 5), 8), Puzzle((11, 2, 7, 9), 30)]  # prompts of unequal length
 FILLER, REASONING, STRUCTURE = range(3)
 
 
@@ -82,7 +82,7 @@ def test_a_token_s_gradients_are_autograd_s_and_finite_differences(random_model,
 
 
 def test_each_number_stands_on_its_token(codec, monkeypatch):
-    """Guards against numbers that slip by a token or into the next response, another question's prompt, and tokens of
+    """Guards against numbers that slip by a token or into the next response, another puzzle's prompt, and tokens of
     short responses that are measured more often than those of long ones."""
     lengths, counts = [3, 4, 25, 8], np.zeros(40)
     puzzles = dict(numbers=[p.numbers for p in ASKED], target=[p.target for p in ASKED])
@@ -114,9 +114,9 @@ def test_each_number_stands_on_its_token(codec, monkeypatch):
     assert c["relative"] == pytest.approx(np.concatenate([np.arange(n) / n for n in lengths]))
 
 
-def made_columns(rng, questions=5, answers=4, length=30):
+def made_columns(rng, puzzles=5, answers=4, length=30):
     """Columns of made-up tokens; one in five responses has no advantage."""
-    B, N = questions * answers, questions * answers * length
+    B, N = puzzles * answers, puzzles * answers * length
     c = {"response": np.repeat(np.arange(B), length).astype(np.uint16), "position": np.tile(np.arange(length), B)}
     c["group"] = (c["response"] // answers).astype(np.uint16)
     c["relative"] = c["position"] / length
@@ -132,9 +132,9 @@ def made_columns(rng, questions=5, answers=4, length=30):
     return c
 
 
-def ratio_by_loops(x, c, use, matched, questions):
-    """Filler over reasoning, of the tokens of these questions, each as often as it is named."""
-    tokens = [i for q in questions for i in np.flatnonzero(c["group"] == q) if use[i]]
+def ratio_by_loops(x, c, use, matched, puzzles):
+    """Filler over reasoning, of the tokens of these puzzles, each as often as it is named."""
+    tokens = [i for q in puzzles for i in np.flatnonzero(c["group"] == q) if use[i]]
     total = {FILLER: 0.0, REASONING: 0.0}
     for tenth in range(10) if matched else [None]:
         inside = [i for i in tokens if tenth in (None, int(c["relative"][i] * 10))]
@@ -150,7 +150,7 @@ def test_type_ratio_is_what_loops_find(matched, monkeypatch):
     """Guards against weights of the wrong type, tokens outside `use`, and tenths in which a type is missing."""
     monkeypatch.setattr(truth_scores, "RESAMPLES", 40)
     rng = np.random.default_rng(1)
-    c = made_columns(rng, questions=4, answers=2, length=25)
+    c = made_columns(rng, puzzles=4, answers=2, length=25)
     c["role"][(c["relative"] < 0.2) & (c["role"] == REASONING)] = STRUCTURE  # no reasoning there
     use = rng.random(len(c["role"])) < 0.6
     x = np.where(use, rng.lognormal(size=len(use)) * (1 + c["group"]), np.nan)
@@ -195,7 +195,7 @@ def between_share(x, label):
 
 def test_phase_1_by_hand():
     """Guards against fifths, types, shares or t-statistics of another row, and tokens that were not measured."""
-    c = made_columns(np.random.default_rng(4), questions=5, answers=16, length=20)
+    c = made_columns(np.random.default_rng(4), puzzles=5, answers=16, length=20)
     table = gradients.table_phase1(c)
     for row, name in zip(table.rows, ("phase1", "before", "whole"), strict=True):
         use = np.isfinite(c[name])
@@ -228,7 +228,7 @@ def test_sparsity_by_its_definitions(values):
     assert [found[name] for name in gradients.SPARSITY] == pytest.approx([hoyer, gini, small], abs=1e-9)
 
 
-def some_rewards(text, *problem):
+def some_rewards(text, *puzzle):
     """A reward that varies whatever the model has learned."""
     answer = float(sum(map(ord, text)) % 3 == 0)
     return {"reward": answer + 0.05 * (len(text) % 3), "answer": answer, "format": 0.5 * (len(text) % 3)}
@@ -237,9 +237,9 @@ def some_rewards(text, *problem):
 @pytest.fixture
 def brief(monkeypatch):
     """Everything that takes long made small, and rewards that responses of 12 tokens can earn."""
-    for name, value in {"LIMIT": 12, "EACH": 2, "TRUTH_ROLLOUTS": 8, "TRUTH_QUESTIONS": 2}.items():
+    for name, value in {"LIMIT": 12, "EACH": 2, "TRUTH_ROLLOUTS": 8, "TRUTH_PUZZLES": 2}.items():
         monkeypatch.setattr(gradients, name, value)
-    for name, value in {"SIZES": (2, 4), "CONTROLS_AT": 4, "TRUTH_QUESTIONS": 2}.items():
+    for name, value in {"SIZES": (2, 4), "CONTROLS_AT": 4, "TRUTH_PUZZLES": 2}.items():
         monkeypatch.setattr(gradient_rank, name, value)
     monkeypatch.setattr(gradients, "SIZES", (2, 4))
     monkeypatch.setattr(gradients, "CONTROLS_AT", 4)
@@ -275,16 +275,16 @@ def run_of(folder, start, models):
 
 def test_over_training_by_hand(codec, brief, tiny, tmp_path):
     """Guards against other puzzles or random numbers at each checkpoint, checkpoints in the order of their names, and a
-    gradient of the whole batch where it is a question's."""
+    gradient of the whole batch where it is a puzzle's."""
     folder, model = tiny
     run = run_of(tmp_path / "run", folder, {100: model, 5: model})
     (run / "checkpoints" / "step-000050.part").mkdir()  # left by a run that was killed
-    problems = gradients.generate_problems(3, "train", seed=7)
-    table = gradients.table_training(run, problems, 4, 0)
+    puzzles = gradients.generate_puzzles(3, "train", seed=7)
+    table = gradients.table_training(run, puzzles, 4, 0)
     assert [row[0] for row in table.rows] == ["0", "5", "100"]
     assert table.rows[0][1:] == table.rows[1][1:] == table.rows[2][1:]
-    batch = gradient_rank.by_success(gradients.sample_groups(model, codec, problems, 4, (0, 0)))
-    prompts = [codec.prompt(problems[g]) for g in batch.group.tolist()]
+    batch = gradient_rank.by_success(gradients.sample_groups(model, codec, puzzles, 4, (0, 0)))
+    prompts = [codec.prompt(puzzles[g]) for g in batch.group.tolist()]
     logprob = plain_logprobs(model, prompts, batch.tokens, batch.mask)
     each = torch.stack([flat_gradient(model, total) for total in (batch.advantage[:, None] * logprob).sum(1)])
     groups = [g.numpy() for g in each.view(3, 4, -1) if g.any()]
@@ -297,7 +297,7 @@ def test_over_training_by_hand(codec, brief, tiny, tmp_path):
         assert found == pytest.approx(interval([s[name] for s in sparse]), abs=2e-3)
     shares = [s / s.sum() for s in (np.linalg.svd(g, compute_uv=False) for g in groups)]
     assert number(row["effective rank"]) == pytest.approx(np.mean([np.prod(s**-s) for s in shares]), abs=0.06)
-    c = gradients.token_columns(model, codec, problems, batch, 0)
+    c = gradients.token_columns(model, codec, puzzles, batch, 0)
     use = np.isfinite(c["whole"]) & (c["advantage"] != 0)
     A = np.abs(c["advantage"])
     for name, x in zip(gradients.MEASURES, (A * -c["logprob"], A * c["logit_grad"], A * c["whole"])):
@@ -310,7 +310,7 @@ def test_a_checkpoint_that_solves_nothing_has_a_row(brief, tiny, monkeypatch, tm
     """Guards against a traceback for a run that collapsed, whose groups are all alike."""
     monkeypatch.setattr(grpo, "reward", lambda *_: {"reward": 0.0, "answer": 0.0, "format": 0.0})
     run = run_of(tmp_path / "run", tiny[0], {5: tiny[1]})
-    table = gradients.table_training(run, gradients.generate_problems(3, "train", seed=7), 4, 3)
+    table = gradients.table_training(run, gradients.generate_puzzles(3, "train", seed=7), 4, 3)
     assert [row[:2] for row in table.rows] == [["0", "0.00"], ["5", "0.00"]]
     assert "nan" not in str(table)
 
@@ -320,18 +320,18 @@ def test_a_checkpoint_that_solves_nothing_has_a_row(brief, tiny, monkeypatch, tm
 
 def test_a_star_of_the_first_answers(codec, brief, tiny, monkeypatch):
     """Guards against values on the wrong response, and rollouts for responses that nobody asked about."""
-    problems, model, asked = gradients.generate_problems(3, "train", seed=0), tiny[1], {}
-    batch = gradient_rank.by_success(gradients.sample_groups(model, codec, problems, 5, (0, 0)))
+    puzzles, model, asked = gradients.generate_puzzles(3, "train", seed=0), tiny[1], {}
+    batch = gradient_rank.by_success(gradients.sample_groups(model, codec, puzzles, 5, (0, 0)))
 
-    def sampled(model, codec, problems, truth, rollouts, seed, limit, save):
+    def sampled(model, codec, puzzles, truth, rollouts, seed, limit, save):
         asked.update(rollouts=rollouts, limit=limit, truth=truth)
         truth["packets"] = packets_wanted(truth["logprob"], rollouts)
         truth["solved"] = np.random.default_rng(0).binomial(truth["packets"][:, None] * PACKET // 2, [0.3, 0.3])
 
     monkeypatch.setattr(gradients, "sample_truth", sampled)
-    found, truth = gradients.sampled_truth(model, codec, problems, batch, 0), asked["truth"]
+    found, truth = gradients.sampled_truth(model, codec, puzzles, batch, 0), asked["truth"]
     assert (asked["rollouts"], asked["limit"]) == (8, 12)
-    chosen = (truth["response"] % 5 < 4) & (truth["response"] // 5 < 2)  # 4 of 5 answers to 2 of 3 questions
+    chosen = (truth["response"] % 5 < 4) & (truth["response"] // 5 < 2)  # 4 of 5 answers to 2 of 3 puzzles
     p = np.exp(batch.logprob[batch.mask].double().numpy())
     assert ((truth["packets"] > 0) == (chosen & (1 - p > 0.005))).all()
     assert found[batch.mask].numpy() == pytest.approx(truth["a_star"], abs=1e-6)
@@ -350,10 +350,10 @@ def test_the_whole_command(brief, tiny, monkeypatch, tmp_path):
     second call that gives other numbers."""
     keys, asked, sample = [], [], gradients.sample_groups
 
-    def recorded(model, codec, problems, answers, key, critic=None):
+    def recorded(model, codec, puzzles, answers, key, critic=None):
         keys.append(key)
-        asked.append(problems)
-        return sample(model, codec, problems, answers, key, critic)
+        asked.append(puzzles)
+        return sample(model, codec, puzzles, answers, key, critic)
 
     monkeypatch.setattr(gradients, "sample_groups", recorded)
     run, texts = run_of(tmp_path / "run", tiny[0], {5: tiny[1]}), []
@@ -366,7 +366,7 @@ def test_the_whole_command(brief, tiny, monkeypatch, tmp_path):
     assert re.findall(r"^## (.*)", texts[0], re.M) == TITLES
     assert not re.search(r"\b(nan|inf)\b", texts[0])
     assert keys[:7] == [(2, 0), (2, 1000), (2, 1001), (2, 1002), (2, 1003), (2, 0), (2, 0)]
-    assert len({problem for problems in asked[1:5] for problem in problems}) == 4 * 6
+    assert len({puzzle for puzzles in asked[1:5] for puzzle in puzzles}) == 4 * 6
     picture = gradients.plt.imread(tmp_path / "out" / "gradients.png")
     assert len(np.unique(picture.reshape(-1, picture.shape[2]), axis=0)) > 100  # colours
 

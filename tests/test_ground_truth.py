@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 
 import grpo
 from conftest import BUNDLED, make_written
-from countdown_task import Problem, reward
+from countdown_task import Puzzle, reward
 from experiments import critic_quality, ground_truth as gt, solver, truth_scores
 from mitigations import MITIGATIONS
 from qwen2_model import Qwen2, read_config
 
 PIECES = ("", "<answer>1+2</answer>", "<answer>2-1</answer>", " hm", " so")  # the last answer decides
-PUZZLES = [Problem((1, 2), 3), Problem((1, 2), 1)]
+PUZZLES = [Puzzle((1, 2), 3), Puzzle((1, 2), 1)]
 LIMIT = 4
 
 
@@ -34,8 +34,8 @@ class Pieces:
 
     end_tokens, size = [0], len(PIECES)
 
-    def prompt(self, problem):
-        return [3, *problem.numbers, 4, problem.target]
+    def prompt(self, puzzle):
+        return [3, *puzzle.numbers, 4, puzzle.target]
 
     def decode(self, tokens):
         stops = list(itertools.accumulate((len(PIECES[t]) for t in tokens), initial=0))
@@ -66,15 +66,15 @@ def sampled(model, truth, rollouts, seed=0, save=lambda: None):
     return truth
 
 
-def exact_value(model, problem):
+def exact_value(model, puzzle):
     """V of any prefix, by enumerating all continuations with their probabilities in float64."""
 
     @functools.cache
     def value(prefix):
         if 0 in prefix or len(prefix) == LIMIT:
-            return reward(Pieces().decode(prefix)[0], *problem)["answer"]
+            return reward(Pieces().decode(prefix)[0], *puzzle)["answer"]
         with torch.no_grad():
-            p = model(torch.tensor([Pieces().prompt(problem) + list(prefix)]))[0, -1].softmax(-1).tolist()
+            p = model(torch.tensor([Pieces().prompt(puzzle) + list(prefix)]))[0, -1].softmax(-1).tolist()
         return sum(p[token] * value((*prefix, token)) for token in range(5))
 
     return value
@@ -88,7 +88,7 @@ def test_values_converge_to_those_of_all_continuations():
     may be the actual one, another prefix or puzzle, 1 - p in place of p."""
     model = tiny_model(1)
     truth = sampled(model, described(model, 10)[1], 500)
-    values, V, A = [exact_value(model.double(), problem) for problem in PUZZLES], [], []
+    values, V, A = [exact_value(model.double(), puzzle) for puzzle in PUZZLES], [], []
     for rows in gt.by_response(truth):
         tokens, value = truth["token"][rows].tolist(), values[truth["group"][rows.start]]
         path = [value(tuple(tokens[:t])) for t in range(len(tokens) + 1)]
@@ -368,7 +368,7 @@ def test_a_second_call_resumes_and_its_interruption_names_the_folder(folder, fir
     """Guards against a second call that begins again, and a traceback on Ctrl-C."""
     resumed = []
 
-    def interrupted(model, codec, problems, truth, *_):
+    def interrupted(model, codec, puzzles, truth, *_):
         resumed.append(truth)
         raise KeyboardInterrupt
 

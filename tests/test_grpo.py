@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 import grpo
 from conftest import make_batch
-from countdown_task import Problem, annotate, fingerprint, reward
+from countdown_task import Puzzle, annotate, fingerprint, reward
 from critic import Critic
 from mitigations import none
 from plumbing import processes
@@ -26,7 +26,7 @@ from sampler import DecodeCache, PromptCache, generate
 from tests.plain import plain_logprobs, plain_rows, plain_update
 from train import BUNDLED, Settings
 
-PROBLEMS = [Problem((4, 3, 5), 8), Problem((12, 7, 20, 1), 40), Problem((6, 2), 8)]  # prompts of unequal length
+PUZZLES = [Puzzle((4, 3, 5), 8), Puzzle((12, 7, 20, 1), 40), Puzzle((6, 2), 8)]  # prompts of unequal length
 
 
 def bundled(codec):
@@ -36,10 +36,10 @@ def bundled(codec):
     return model
 
 
-def step_batch(codec, questions=3, answers=4, length=60, **options):
+def step_batch(codec, puzzles=3, answers=4, length=60, **options):
     """A real batch of the bundled model, and that model."""
-    model, uniforms = bundled(codec), grpo.draw_uniforms(0, 1, questions, answers, length)
-    return grpo.rollout(model, codec, PROBLEMS[:questions], uniforms, **options), model
+    model, uniforms = bundled(codec), grpo.draw_uniforms(0, 1, puzzles, answers, length)
+    return grpo.rollout(model, codec, PUZZLES[:puzzles], uniforms, **options), model
 
 
 def close(got, expected, atol=1e-4):
@@ -56,7 +56,7 @@ def graded_by_hash(text, numbers, target):
 
 
 def test_random_numbers_of_a_question_depend_on_nothing_else():
-    """Guards against a generator shared by questions: a response would change with its neighbours."""
+    """Guards against a generator shared by puzzles: a response would change with its neighbours."""
     few, many = grpo.draw_uniforms(3, 5, 2, 4, 10), grpo.draw_uniforms(3, 5, 6, 4, 10)
     assert torch.equal(few, many[:8])
     assert many.unique().numel() == many.numel()
@@ -68,16 +68,16 @@ def test_random_numbers_of_a_question_depend_on_nothing_else():
 def test_a_batch_describes_its_own_responses(codec):
     """Guards against rows, columns or groups that are out of step with each other."""
     batch, model = step_batch(codec)
-    prompts, uniforms = [codec.prompt(problem) for problem in PROBLEMS], grpo.draw_uniforms(0, 1, 3, 4, 60)
+    prompts, uniforms = [codec.prompt(puzzle) for puzzle in PUZZLES], grpo.draw_uniforms(0, 1, 3, 4, 60)
     assert torch.equal(batch.tokens, generate(model, prompts, uniforms, codec.end_tokens).tokens)
     assert batch.group.tolist() == [0] * 4 + [1] * 4 + [2] * 4
-    assert [Problem(*puzzle) for puzzle in zip(batch.numbers, batch.target)] == PROBLEMS
+    assert [Puzzle(*puzzle) for puzzle in zip(batch.numbers, batch.target)] == PUZZLES
     for i, text in enumerate(batch.text):
         tokens = batch.tokens[i][batch.mask[i]].tolist()
         before_end = tokens[:-1] if batch.ended[i] else tokens
         assert (tokens[-1] in codec.end_tokens) == bool(batch.ended[i])
         assert text == codec.tokenizer.decode(before_end, skip_special_tokens=False)
-        grades = reward(text, *PROBLEMS[batch.group[i]])
+        grades = reward(text, *PUZZLES[batch.group[i]])
         graded = [batch.reward[i], batch.success[i], batch.format[i]]
         assert graded == pytest.approx([grades["reward"], grades["answer"], grades["format"]])
         role, in_answer = annotate(text, batch.spans[i])
@@ -87,7 +87,7 @@ def test_a_batch_describes_its_own_responses(codec):
 
 
 def test_the_advantage_of_a_batch_comes_from_the_rewards_of_each_group(codec, monkeypatch):
-    """Guards against an advantage from success alone, or across questions: no answer is right here."""
+    """Guards against an advantage from success alone, or across puzzles: no answer is right here."""
     grades = iter([{"reward": r, "answer": 0.0, "format": 0.0} for r in (0.1, 0.0, 0.3, 0.2, 0.7, 0.0)])
     monkeypatch.setattr(grpo, "reward", lambda *_: next(grades))
     batch, _ = step_batch(codec, 2, 3, 5, advantage="dr_grpo", normalize="none")
@@ -97,21 +97,21 @@ def test_the_advantage_of_a_batch_comes_from_the_rewards_of_each_group(codec, mo
 
 
 def test_a_response_cut_anywhere_continues_with_the_same_tokens(codec):
-    """Guards against a prefix of another question, one that is not graded, and limits of other rows.
+    """Guards against a prefix of another puzzle, one that is not graded, and limits of other rows.
 
     The prefix of a response and the random numbers of its other tokens must give the whole response again.
     """
     model, uniforms = bundled(codec), grpo.draw_uniforms(0, 1, 3, 1, 40)
-    whole, decoded, grades = grpo.respond(model, codec, PROBLEMS, uniforms)
+    whole, decoded, grades = grpo.respond(model, codec, PUZZLES, uniforms)
     cuts = [3, 12, 7]
     prefixes = [whole.tokens[i, :cut].tolist() for i, cut in enumerate(cuts)]
     rolled = torch.stack([row.roll(-cut) for row, cut in zip(uniforms, cuts)])
-    samples, *described = grpo.respond(model, codec, PROBLEMS, rolled, prefixes, 40 - torch.tensor(cuts))
+    samples, *described = grpo.respond(model, codec, PUZZLES, rolled, prefixes, 40 - torch.tensor(cuts))
     assert described == [decoded, grades]
     for i, cut in enumerate(cuts):
         assert samples.tokens[i][samples.mask[i]].tolist() == whole.tokens[i][whole.mask[i]].tolist()[cut:]
     first = samples.tokens[:, 0]
-    assert (grpo.respond(model, codec, PROBLEMS, rolled, prefixes, excluded=first)[0].tokens[:, 0] != first).all()
+    assert (grpo.respond(model, codec, PUZZLES, rolled, prefixes, excluded=first)[0].tokens[:, 0] != first).all()
 
 
 def test_broken_weights_are_one_sentence(codec, monkeypatch):
@@ -123,7 +123,7 @@ def test_broken_weights_are_one_sentence(codec, monkeypatch):
 
     monkeypatch.setattr(grpo, "generate", broken)
     with pytest.raises(FloatingPointError, match="logits are not finite"):
-        grpo.respond(bundled(codec), codec, PROBLEMS, grpo.draw_uniforms(0, 1, 3, 1, 2))
+        grpo.respond(bundled(codec), codec, PUZZLES, grpo.draw_uniforms(0, 1, 3, 1, 2))
 
 
 @pytest.mark.parametrize("function", [grpo.rollout, grpo.policy_loss, grpo.update])
@@ -214,7 +214,7 @@ def tiny(architecture="qwen2", tied=True):
 def step_by_hand(model):
     """Twelve off-policy responses to PROMPTS, with random credit.
 
-    Rows 3, 4, 5 and 8 have credit 0, so that nothing is learned from question 1, and one token each from question 2.
+    Rows 3, 4, 5 and 8 have credit 0, so that nothing is learned from puzzle 1, and one token each from puzzle 2.
     """
     generator = torch.Generator().manual_seed(3)
     batch = make_batch(LENGTHS, [0.0] * 12, GROUPS)
@@ -228,7 +228,7 @@ def step_by_hand(model):
 @torch.no_grad()
 def plainly(model, batch):
     """Log-probs (B, T) of a batch's responses in the plain layout."""
-    return plain_logprobs(model, [PROMPTS[question] for question in GROUPS], batch.tokens, batch.mask)
+    return plain_logprobs(model, [PROMPTS[puzzle] for puzzle in GROUPS], batch.tokens, batch.mask)
 
 
 def sgd(model, lr):
@@ -332,7 +332,7 @@ def test_an_update_reads_each_prompt_once_and_no_row_without_credit(exact, monke
 
 
 def small_batch():
-    """Six responses to three questions; rows 1, 4 and 5 have credit 0."""
+    """Six responses to three puzzles; rows 1, 4 and 5 have credit 0."""
     batch = make_batch([3, 1, 2, 5, 4, 2], [0.0] * 6, [0, 0, 1, 1, 2, 2])
     credit = batch.mask * torch.tensor([1.0, 0, 1, -1, 0, 0])[:, None]
     credit[0, :2] = 0  # one token with credit is enough
@@ -351,7 +351,7 @@ def test_micro_batches_by_hand():
 @pytest.mark.parametrize("skip, expected", [(True, [0, 2, 3]), (False, [0, 1, 2, 3, 4, 5])])
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_each_row_is_updated_on_by_one_process(size, skip, expected, monkeypatch):
-    """Guards against a row that no process, or two, update on, and one with another question's prompt."""
+    """Guards against a row that no process, or two, update on, and one with another puzzle's prompt."""
     (batch, credit), rows = small_batch(), []
     for rank in range(size):
         for module in (grpo, processes):
@@ -386,7 +386,7 @@ def test_the_first_update_is_on_policy_and_later_ones_are_clipped(codec):
     """Guards against recorded log-probs that disagree with the update's, and a ratio that never moves."""
     for updates in (1, 4):
         batch, model = step_batch(codec)
-        metrics = grpo.update(model, Optimizer(model, 1e-3), [codec.prompt(p) for p in PROBLEMS], batch, none(batch),
+        metrics = grpo.update(model, Optimizer(model, 1e-3), [codec.prompt(p) for p in PUZZLES], batch, none(batch),
                               max_new_tokens=60, updates_per_batch=updates)
         assert none(batch).any() and metrics["ratio_error"] < 1e-5
         assert (metrics["clip_fraction"] > 0) == (updates > 1)
@@ -429,7 +429,7 @@ def in_transformers(folder):
 
 def whole(batch, codec, i):
     """Prompt and response i as one sequence (S,), and how many tokens the prompt has."""
-    prompt = codec.prompt(PROBLEMS[batch.group[i]])
+    prompt = codec.prompt(PUZZLES[batch.group[i]])
     return torch.cat((torch.tensor(prompt), batch.tokens[i][batch.mask[i]])), len(prompt)
 
 
@@ -561,20 +561,20 @@ class Digits:
 
     end_tokens = [0]
 
-    def prompt(self, problem):
-        return list(problem.numbers)
+    def prompt(self, puzzle):
+        return list(puzzle.numbers)
 
     def decode(self, tokens):
         return "".join(map(str, tokens)), [(i, i + 1) for i in range(len(tokens))]
 
 
-def exact_moments(model, problem, prefix, limit):
+def exact_moments(model, puzzle, prefix, limit):
     """Mean and mean square of the reward over all responses that begin with `prefix`, by brute force."""
     if 0 in prefix or len(prefix) == limit:
-        r = graded_by_hash("".join(map(str, prefix)), *problem)["reward"]
+        r = graded_by_hash("".join(map(str, prefix)), *puzzle)["reward"]
         return r, r * r
-    p = model(torch.tensor([[*problem.numbers, *prefix]]))[0, -1].softmax(-1).tolist()
-    later = [exact_moments(model, problem, [*prefix, token], limit) for token in range(5)]
+    p = model(torch.tensor([[*puzzle.numbers, *prefix]]))[0, -1].softmax(-1).tolist()
+    later = [exact_moments(model, puzzle, [*prefix, token], limit) for token in range(5)]
     return tuple(sum(probability * moments[i] for probability, moments in zip(p, later)) for i in range(2))
 
 
@@ -590,12 +590,12 @@ def test_rollouts_converge_to_the_exact_value(monkeypatch):
     model = Qwen2(read_config({"model_type": "qwen2", "num_key_value_heads": 1, **sizes})).double()
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.5)
-    problems, k = [Problem((1, 2, 3), 6), Problem((4, 3), 1)], 4000
-    batches = (grpo.rollout(model, Digits(), problems, grpo.draw_uniforms(i, 1, 2, 2, 3)) for i in itertools.count())
+    puzzles, k = [Puzzle((1, 2, 3), 6), Puzzle((4, 3), 1)], 4000
+    batches = (grpo.rollout(model, Digits(), puzzles, grpo.draw_uniforms(i, 1, 2, 2, 3)) for i in itertools.count())
     batch = next(batch for batch in batches if batch.tokens.shape[1] == 2)
     value = batch.ask.rollouts(batch.mask, k)
     for i, t in batch.mask.nonzero().tolist():
-        mean, square = exact_moments(model, problems[i // 2], batch.tokens[i, :t].tolist(), 3)
+        mean, square = exact_moments(model, puzzles[i // 2], batch.tokens[i, :t].tolist(), 3)
         deviation = (square - mean**2) ** 0.5
         assert deviation > 0.1
         assert abs(value[i, t].item() - mean) < 5 * deviation / k**0.5

@@ -54,7 +54,7 @@ def normalized(values):
 
 
 def ragged(batch, values):
-    """A tensor (B, T) as lists without padding, [question][response][token]."""
+    """A tensor (B, T) as lists without padding, [puzzle][response][token]."""
     rows = [row[:length] for row, length in zip(values.tolist(), batch.mask.sum(1).tolist())]
     G = len(rows) // len(batch.numbers)
     return [rows[i : i + G] for i in range(0, len(rows), G)]

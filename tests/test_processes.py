@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 
 import grpo
 import train
-from countdown_task import Codec, generate_problems
+from countdown_task import Codec, generate_puzzles
 from critic import Critic
 from plumbing import processes
 from plumbing.optimizer import Optimizer
@@ -36,7 +36,7 @@ STEPS = {  # name: settings, and hyper-parameters of the credit function
     "ppo": ({"mitigation": "ppo"}, {}),
     "dpo with KL": ({"mitigation": "dpo", "kl": 0.1}, {}),
     "vineppo": ({"mitigation": "vineppo"}, {"k": 2}),
-    "fewer questions than processes": ({"mitigation": "ppo", "questions": 1, "answers": 2}, {}),
+    "fewer puzzles than processes": ({"mitigation": "ppo", "questions": 1, "answers": 2}, {}),
 }
 SMALL = ["--questions", "3", "--answers", "4", "--eval_problems", "5", "--max_new_tokens", "50", "--eval_every", "2",
          "--mitigation", "ppo"]  # fmt: skip
@@ -56,11 +56,11 @@ def one_step(name: str) -> dict[str, torch.Tensor]:
     with torch.no_grad():  # let the start model differ, and the critic have an opinion
         start.model["norm"].weight.mul_(1.1)
         critic.outer.weight.copy_(torch.linspace(-1, 1, 128))
-    optimizer, problems = Optimizer(model, lr=0.0), generate_problems(20, "train")[: s.questions]
-    batch = train.sample_and_grade(Policy(model, codec, critic, start), problems, s, 1)
+    optimizer, puzzles = Optimizer(model, lr=0.0), generate_puzzles(20, "train")[: s.questions]
+    batch = train.sample_and_grade(Policy(model, codec, critic, start), puzzles, s, 1)
     credit = train.assign_credit(batch, s, hyper_parameters)
     critic.learn(batch.ask.hidden, batch.mask, batch.ask.values, batch.reward)
-    metrics = grpo.update(model, optimizer, [codec.prompt(p) for p in problems], batch, credit, kl=s.kl,
+    metrics = grpo.update(model, optimizer, [codec.prompt(p) for p in puzzles], batch, credit, kl=s.kl,
                           max_new_tokens=s.max_new_tokens, micro_batch=s.micro_batch)
     T = batch.mask.any(0).sum()
     found = {key: getattr(batch, key)[:, :T] for key in ("tokens", "mask", "logprob", "entropy", "role")}
@@ -126,7 +126,7 @@ def output_of(*arguments):
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
 def test_the_shares_cover_every_item_once(size, monkeypatch):
-    """Guards against a question that nobody answers, or two do, and a process with much more to do than another."""
+    """Guards against a puzzle that nobody answers, or two do, and a process with much more to do than another."""
     for n in (0, 1, 3, 8, 13):
         shares = []
         for rank in range(size):
@@ -174,7 +174,7 @@ def test_both_processes_find_the_same(two_and_one):
 @pytest.mark.parametrize("name", STEPS)
 def test_two_processes_find_what_one_does(name, two_and_one):
     """Guards against responses that depend on the number of processes, a share of the loss that counts twice or not at
-    all, and a question that nobody answers."""
+    all, and a puzzle that nobody answers."""
     two, _, one = ({key: x for key, x in found.items() if key.startswith(f"{name}: ")} for found in two_and_one)
     assert two.keys() == one.keys()
     assert len(set(one[f"{name}: reward"].tolist())) > 1

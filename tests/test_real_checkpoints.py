@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 import grpo
 import train
-from countdown_task import SYSTEM, USER, Codec, Problem, generate_problems
+from countdown_task import SYSTEM, USER, Codec, Puzzle, generate_puzzles
 from qwen2_model import Qwen2, load_model, read_config
 from tests.random_checkpoints import FAMILIES, HF, assert_close, assert_same_logits, random_tokens, randomize
 
@@ -44,7 +44,7 @@ CONFIG = {  # the published config.json
         attention_bias=False, transformers_version="4.51.0")}
 GENERATION = dict(bos_token_id=151643, pad_token_id=151643, do_sample=True, eos_token_id=[151645, 151643],
                   repetition_penalty=1.1, temperature=0.7, top_p=0.8, top_k=20, transformers_version="4.37.0")
-PROBLEM = Problem((3, 4, 5), 8)
+PUZZLE = Puzzle((3, 4, 5), 8)
 
 # ------------------------------------------------------------------------------------------------ published sizes
 
@@ -187,7 +187,7 @@ def test_prompts_equal_those_of_transformers(folder):
     family, path = folder
     codec, theirs = Codec(path), PreTrainedTokenizerFast(tokenizer_file=str(path / "tokenizer.json"))
     assert codec.end_tokens == [151645, 151643]
-    for p in [PROBLEM, Problem((2, 3, 5, 7), 100), *generate_problems(5, "heldout")]:
+    for p in [PUZZLE, Puzzle((2, 3, 5, 7), 100), *generate_puzzles(5, "heldout")]:
         user = USER.format(numbers=list(p.numbers), target=p.target)
         chat = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": user}]
         text = theirs.apply_chat_template(chat, chat_template=TEMPLATE, tokenize=False, add_generation_prompt=True)
@@ -207,14 +207,14 @@ def test_right_responses_from_model_to_reward(folder):
     ids = [i for piece, _ in pieces for i in codec.tokenizer.encode(piece, add_special_tokens=False).ids]
     assert codec.tokenizer.encode(TEXT).ids == ids
     scripts = [ids + [151645], ids + [151643], ids + ids[:1], [151645]]  # both end tokens, cut off, empty
-    prompt, uniforms = codec.prompt(PROBLEM), torch.full((len(scripts), len(ids) + 1), 0.5, dtype=torch.float64)
+    prompt, uniforms = codec.prompt(PUZZLE), torch.full((len(scripts), len(ids) + 1), 0.5, dtype=torch.float64)
     for row, script in zip(uniforms, scripts):
         with torch.no_grad():
             p = logits_before(hf, prompt, script, REAL[family]).softmax(-1)  # (L, real)
         taken = p[range(len(script)), script]
         assert taken.min() > 1e-4  # so that rounding can't reach a neighbour
         row[: len(script)] = p.cumsum(-1)[range(len(script)), script] - taken / 2
-    batch = grpo.rollout(model, codec, [PROBLEM], uniforms)
+    batch = grpo.rollout(model, codec, [PUZZLE], uniforms)
     assert [row[m].tolist() for row, m in zip(batch.tokens, batch.mask)] == scripts
     assert batch.text == [TEXT, TEXT, TEXT + " ", ""]
     assert batch.ended.tolist() == [True, True, False, True]
@@ -247,7 +247,7 @@ def test_a_step_of_training(folder, tmp_path, monkeypatch):
     assert torch.equal(before[REAL[family] :], after[REAL[family] :])
     assert (before[: REAL[family]] != after[: REAL[family]]).any()
 
-    trained, ids = run / "checkpoint", Codec(path).prompt(PROBLEM)
+    trained, ids = run / "checkpoint", Codec(path).prompt(PUZZLE)
     hf, report = AutoModelForCausalLM.from_pretrained(trained, dtype="auto", output_loading_info=True)
     assert str(hf.dtype) == f"torch.{dtype}"
     assert not any(report[problem] for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"))

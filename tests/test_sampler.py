@@ -16,7 +16,7 @@ from torch import Tensor
 
 import grpo
 from qwen2_model import Qwen2, load_model, read_config
-from sampler import (AnswerCache, DecodeCache, PromptCache, Samples, draw, generate, response_attention,
+from sampler import (DecodeCache, PromptCache, ResponseCache, Samples, draw, generate, response_attention,
                      response_logprobs)
 from tests.plain import plain_logprobs, plain_rows
 from tests.random_checkpoints import FAMILIES, SMALL, assert_close, both
@@ -226,17 +226,17 @@ def test_the_plain_layout_as_drawn():
 @FAMILIES
 @pytest.mark.parametrize("lengths", [[5, 1, 3, 5, 2, 1, 4], [1] * 7], ids=["ragged", "one token"])
 def test_a_response_read_after_its_prompt_equals_the_plain_layout(family, lengths, tmp_path):
-    """Guards against another question's prompt, its padding, states a column early or late, and lost gradients."""
+    """Guards against another puzzle's prompt, its padding, states a column early or late, and lost gradients."""
     _, model = random_model(family, tmp_path)
-    question, (tokens, mask) = torch.tensor([2, 0, 1, 2, 2, 0, 0]), responses(lengths)
-    prompts = [PROMPTS[q] for q in question]
+    puzzle, (tokens, mask) = torch.tensor([2, 0, 1, 2, 2, 0, 0]), responses(lengths)
+    prompts = [PROMPTS[q] for q in puzzle]
     expected = plain_logprobs(model, prompts, tokens, mask)  # (B, T)
     weight = torch.linspace(-1, 1, mask.numel()).view(mask.shape)
     theirs = torch.autograd.grad((expected * weight).sum(), list(model.parameters()))
     cache = PromptCache(model, PROMPTS)
     leaf = cache.detach()
     for rows in torch.arange(7).split(3):  # micro-batches
-        got = response_logprobs(model, AnswerCache(leaf, question[rows]), tokens[rows], mask[rows])
+        got = response_logprobs(model, ResponseCache(leaf, puzzle[rows]), tokens[rows], mask[rows])
         assert_close(got, expected[rows], 1e-10)
         (got * weight[rows]).sum().backward()
     cache.backward(leaf)
@@ -250,11 +250,11 @@ def test_log_probs_recorded_while_sampling_are_those_of_the_update(family, tmp_p
     """Guards against a sampler and an update that disagree: the PPO ratio would not be 1."""
     _, model = random_model(family, tmp_path, dtype=torch.float32)
     s = generate(model, PROMPTS, uniforms(16, 12), ENDS, temperature=0.7)
-    question = torch.arange(4).repeat_interleave(4)
-    got = response_logprobs(model, AnswerCache(PromptCache(model, PROMPTS), question), s.tokens, s.mask)
+    puzzle = torch.arange(4).repeat_interleave(4)
+    got = response_logprobs(model, ResponseCache(PromptCache(model, PROMPTS), puzzle), s.tokens, s.mask)
     assert got[s.mask].std() > 0.5
     assert_close(got, s.logprob, 1e-4)
-    assert_close(got, plain_logprobs(model, [PROMPTS[q] for q in question], s.tokens, s.mask), 1e-4)
+    assert_close(got, plain_logprobs(model, [PROMPTS[q] for q in puzzle], s.tokens, s.mask), 1e-4)
 
 
 @FAMILIES
@@ -264,17 +264,17 @@ def test_attention_and_hidden_tokens_equal_transformers(family, options, tmp_pat
     hidden from itself, or that shifts the positions of later tokens."""
     hf, model = random_model(family, tmp_path, **options)
     hf.set_attn_implementation("eager")
-    (tokens, mask), question = responses([6, 1, 5, 6]), torch.tensor([2, 1, 0, 2])
+    (tokens, mask), puzzle = responses([6, 1, 5, 6]), torch.tensor([2, 1, 0, 2])
     one = [x[:, :1] for x in (tokens, mask)]
     hide = torch.rand(mask.shape, generator=torch.Generator().manual_seed(1)) < 0.4
     hide[0, 0] = True
-    answers = AnswerCache(PromptCache(model, PROMPTS), question)
+    answers = ResponseCache(PromptCache(model, PROMPTS), puzzle)
     with torch.no_grad():
         attention = response_attention(model, answers, tokens, mask)  # (B, T, T)
         without = response_logprobs(model, answers, tokens, mask, hide)  # (B, T)
         assert (without - response_logprobs(model, answers, tokens, mask)).abs().max() > 0.1
         for i, L in enumerate(mask.sum(1).tolist()):
-            prompt = PROMPTS[question[i]]
+            prompt = PROMPTS[puzzle[i]]
             P, row = len(prompt), torch.tensor([prompt + tokens[i, :L].tolist()])
             expected = hf(row, output_attentions=True).attentions[-1][0].mean(0)[P - 1 : -1, P:].tril(-1)  # (L, L)
             assert_close(attention[i, :L, :L], expected, 1e-5)

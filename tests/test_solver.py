@@ -15,7 +15,7 @@ from conftest import make_written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from countdown_task import find_steps
+from countdown_task import find_calculations
 from experiments import solver
 
 # ------------------------------------------------------------------------------------------------- brute force
@@ -79,7 +79,7 @@ def test_reachability_is_that_of_brute_force_along_one_attempt(numbers, data):
         if not alive or claimed < 0:  # a negative value can't be written as an operand
             break
     text = ", ".join(written)
-    assert solver.reachability(text, find_steps(text), tuple(numbers), target).tolist() == expected, text
+    assert solver.reachability(text, find_calculations(text), tuple(numbers), target).tolist() == expected, text
 
 
 # --------------------------------------------------------------------------------------------- worked examples
@@ -107,7 +107,7 @@ ALL, NONE, LOST_BY_OPERATOR = [True] * 5, [False] * 5, [True, True, False, False
 )
 def test_reachability_of_worked_examples(text, numbers, target, expected):
     """Guards against a new attempt without the numbers, or none where one starts."""
-    found = solver.reachability(text, find_steps(text), numbers, target)
+    found = solver.reachability(text, find_calculations(text), numbers, target)
     assert found.tolist() == expected
     assert found.shape == (len(expected), 5)
 

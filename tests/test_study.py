@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import analyze
-from countdown_task import read_problems, split, universe
+from countdown_task import read_puzzles, split, universe
 from experiments import study
 from experiments.study_tables import ABOUT, read_rows, to_run
 from mitigations import MITIGATIONS
@@ -105,7 +105,7 @@ def place(tmp_path, monkeypatch):
 def test_hard_puzzles_have_a_single_solution(place):
     """Guards against a level that is not what it says: 240 puzzles against all ways to combine their numbers."""
     study.write_hard_puzzles()
-    puzzles, before = read_problems(study.HARD), study.HARD.read_bytes()
+    puzzles, before = read_puzzles(study.HARD), study.HARD.read_bytes()
     hard = {(tuple(sorted(p.numbers)), p.target) for p in puzzles}
     sample = random.Random(0).sample(universe(), 240)
     assert [(p.numbers, p.target) in hard for p in sample] == [len(ways(p.numbers, p.target)) == 1 for p in sample]

@@ -26,7 +26,7 @@ import grpo
 import mitigations
 import qwen2_model
 import train
-from countdown_task import Codec, generate_problems, split
+from countdown_task import Codec, generate_puzzles, split
 from critic import Critic, load_critic
 from mitigations import MITIGATIONS
 from plumbing import run_folder
@@ -36,29 +36,29 @@ from train import BUNDLED, Policy, Settings
 ROOT = Path(train.__file__).parent
 SMALL = ["--questions", 3, "--answers", 4, "--eval_problems", 12, "--max_new_tokens", 50]
 TINY = ["--questions", 2, "--answers", 3, "--eval_problems", 2, "--max_new_tokens", 30, "--eval_every", 2]
-GENERATE = functools.cache(generate_problems)
+GENERATE = functools.cache(generate_puzzles)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def puzzles_once():
     """Generate the 4,096 puzzles once for all runs of this file."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "generate_problems", GENERATE)
+        patch.setattr(train, "generate_puzzles", GENERATE)
         yield
 
 
 @pytest.fixture
 def quick(monkeypatch):
     """No time for evaluation: no puzzle is ever solved."""
-    monkeypatch.setattr(train, "evaluate", lambda policy, problems, k, s: np.zeros((len(problems), k)))
+    monkeypatch.setattr(train, "evaluate", lambda policy, puzzles, k, s: np.zeros((len(puzzles), k)))
 
 
 @pytest.fixture
 def learning(monkeypatch):
     """Short responses that teach something: rewards that differ within a group, and a held-out success that tells any
     two models apart."""
-    def success(policy, problems, k, s):
-        return np.full((len(problems), k), sum(w.double().abs().sum().item() for w in policy.model.parameters()))
+    def success(policy, puzzles, k, s):
+        return np.full((len(puzzles), k), sum(w.double().abs().sum().item() for w in policy.model.parameters()))
 
     names = ("reward", "answer", "format")
     monkeypatch.setattr(grpo, "reward", lambda text, *_: dict.fromkeys(names, len(text) % 3 / 2))
@@ -174,7 +174,7 @@ def test_the_checkpoint_gives_the_same_logits_in_transformers(finished):
 def test_samples_are_those_of_their_puzzle(finished):
     heads = re.findall(r"=== step (\d+)  (\[.*?\]) -> (\d+)", (finished / "samples.txt").read_text())
     s, puzzles = Settings(questions=3), GENERATE(4096, "train")
-    asked = [(step, p) for step in (1, 2, 4) for p in train.draw_problems(puzzles, s, step)]
+    asked = [(step, p) for step in (1, 2, 4) for p in train.draw_puzzles(puzzles, s, step)]
     assert heads == [(str(step), str(list(p.numbers)), str(p.target)) for step, p in asked]
 
 
@@ -253,16 +253,16 @@ def test_a_bfloat16_run_learns_and_samples_from_the_weights_it_trains(tmp_path):
 def test_only_heldout_puzzles_are_measured(tmp_path, monkeypatch):
     asked = []
 
-    def one_in_two(policy, problems, answers, s):
-        asked.append((problems, answers))
-        solved = np.zeros((len(problems), answers))
+    def one_in_two(policy, puzzles, answers, s):
+        asked.append((puzzles, answers))
+        solved = np.zeros((len(puzzles), answers))
         solved[::2, 0] = 1  # one right answer in sixteen counts
         return solved
 
     monkeypatch.setattr(train, "evaluate", one_in_two)
     run(*TINY, "--eval_problems", 140, "--steps", 1, "--out", tmp_path / "r")
-    assert [(len(problems), answers) for problems, answers in asked] == [(140, 1), (140, 1), (128, 16)]
-    assert {split(p) for problems, _ in asked for p in problems} == {"heldout"}
+    assert [(len(puzzles), answers) for puzzles, answers in asked] == [(140, 1), (140, 1), (128, 16)]
+    assert {split(p) for puzzles, _ in asked for p in puzzles} == {"heldout"}
     final = json.loads((tmp_path / "r" / "final.json").read_text())
     assert (final["pass@16"], final["pass@16_problems"], final["heldout_problems"]) == (0.5, 128, 140)
 
@@ -270,11 +270,11 @@ def test_only_heldout_puzzles_are_measured(tmp_path, monkeypatch):
 def test_how_many_responses_are_evaluated_at_once_changes_nothing(codec, monkeypatch):
     model, widths, respond = load_model(BUNDLED), [], grpo.respond
     model.real_vocab = codec.size
-    policy, s, problems = Policy(model, codec, None, None), Settings(questions=1, answers=4), GENERATE(9, "heldout")
+    policy, s, puzzles = Policy(model, codec, None, None), Settings(questions=1, answers=4), GENERATE(9, "heldout")
     monkeypatch.setattr(grpo, "respond", lambda *args: (widths.append(len(args[3])), respond(*args))[1])
-    wide = train.evaluate(policy, problems, 2, s)
+    wide = train.evaluate(policy, puzzles, 2, s)
     monkeypatch.setattr(train, "EVALUATION_BYTES", 0)
-    narrow = train.evaluate(policy, problems, 2, s)
+    narrow = train.evaluate(policy, puzzles, 2, s)
     assert widths == [18, 4, 4, 4, 4, 2]
     assert wide.shape == (9, 2) and np.array_equal(wide, narrow) and 0 < wide.mean() < 1
 
@@ -516,10 +516,10 @@ def interrupt(monkeypatch, at, *arguments):
     """Run train.py and press Ctrl-C in step `at`; its last words."""
     original = train.sample_and_grade
 
-    def sample_and_grade(policy, problems, s, step):
+    def sample_and_grade(policy, puzzles, s, step):
         if step == at:
             raise KeyboardInterrupt
-        return original(policy, problems, s, step)
+        return original(policy, puzzles, s, step)
 
     with monkeypatch.context() as patch:
         patch.setattr(train, "sample_and_grade", sample_and_grade)
@@ -570,35 +570,35 @@ def test_a_finished_run_resumes_only_to_more_steps(learning, tmp_path):
 
 def test_training_puzzles_depend_on_seed_and_step_alone():
     """Every puzzle is drawn once in an epoch, also by steps that span two epochs."""
-    problems, s = generate_problems(10, "train"), Settings(questions=4, seed=3)
-    drawn = [train.draw_problems(problems, s, step) for step in range(1, 6)]  # two epochs of ten
+    puzzles, s = generate_puzzles(10, "train"), Settings(questions=4, seed=3)
+    drawn = [train.draw_puzzles(puzzles, s, step) for step in range(1, 6)]  # two epochs of ten
     flat = [p for step in drawn for p in step]
-    assert set(flat[:10]) == set(flat[10:]) == set(problems)
+    assert set(flat[:10]) == set(flat[10:]) == set(puzzles)
     assert flat[:10] != flat[10:]
-    assert train.draw_problems(problems, s, 4) == drawn[3]
-    assert train.draw_problems(problems, replace(s, seed=4), 1) != drawn[0]
+    assert train.draw_puzzles(puzzles, s, 4) == drawn[3]
+    assert train.draw_puzzles(puzzles, replace(s, seed=4), 1) != drawn[0]
 
 
 def test_a_data_file_is_split_by_the_hash_whatever_its_order(tmp_path):
-    problems = generate_problems(60, "train") + generate_problems(20, "heldout") + generate_problems(20, "new_numbers")
-    lines = [json.dumps({"nums": p.numbers[::turn], "target": p.target}) for turn in (1, -1) for p in problems]
+    puzzles = generate_puzzles(60, "train") + generate_puzzles(20, "heldout") + generate_puzzles(20, "new_numbers")
+    lines = [json.dumps({"nums": p.numbers[::turn], "target": p.target}) for turn in (1, -1) for p in puzzles]
     (tmp_path / "data.jsonl").write_text("\n".join(lines) + "\n")
     (tmp_path / "reversed.jsonl").write_text("\n".join(lines[::-1]))
-    chosen, heldout = train.choose_problems(Settings(data=str(tmp_path / "data.jsonl")))
+    chosen, heldout = train.choose_puzzles(Settings(data=str(tmp_path / "data.jsonl")))
     assert {split(p) for p in chosen} == {"train"} and {split(p) for p in heldout} == {"heldout"}
     assert (len(chosen), len(heldout)) == (60, 20)  # a puzzle with its numbers in another order is the same
-    assert train.choose_problems(Settings(data=str(tmp_path / "data.jsonl"), eval_problems=5))[1] == heldout[:5]
-    again = train.choose_problems(Settings(data=str(tmp_path / "reversed.jsonl"), seed=5))
+    assert train.choose_puzzles(Settings(data=str(tmp_path / "data.jsonl"), eval_problems=5))[1] == heldout[:5]
+    again = train.choose_puzzles(Settings(data=str(tmp_path / "reversed.jsonl"), seed=5))
     assert [[p.target for p in part] for part in again] == [[p.target for p in part] for part in (chosen, heldout)]
 
 
 def test_a_run_on_a_data_file(quick, tmp_path):
-    problems = generate_problems(20, "train") + generate_problems(15, "heldout")
-    text = "\n".join(json.dumps({"nums": p.numbers, "target": p.target}) for p in problems)
+    puzzles = generate_puzzles(20, "train") + generate_puzzles(15, "heldout")
+    text = "\n".join(json.dumps({"nums": p.numbers, "target": p.target}) for p in puzzles)
     (tmp_path / "data.jsonl").write_text(text)
     run(*TINY, "--steps", 1, "--data", tmp_path / "data.jsonl", "--out", tmp_path / "r")
     heads = re.findall(r"step 1  (\[.*?\]) -> (\d+)", (tmp_path / "r" / "samples.txt").read_text())
-    assert len(heads) == 2 and set(heads) <= {(str(list(p.numbers)), str(p.target)) for p in problems[:20]}
+    assert len(heads) == 2 and set(heads) <= {(str(list(p.numbers)), str(p.target)) for p in puzzles[:20]}
 
 
 DATA = {
@@ -679,12 +679,12 @@ def test_a_state_of_another_model_is_refused_in_one_sentence(learning, tmp_path,
 
 
 def test_a_prompt_and_response_that_just_fit_are_accepted(codec):
-    model, problems = load_model(BUNDLED), set(GENERATE(9, "heldout"))
-    longest = max(len(codec.prompt(p)) for p in problems)
+    model, puzzles = load_model(BUNDLED), set(GENERATE(9, "heldout"))
+    longest = max(len(codec.prompt(p)) for p in puzzles)
     room = model.config.max_position_embeddings - longest
-    train.check_lengths(model, codec, problems, Settings(max_new_tokens=room))
+    train.check_lengths(model, codec, puzzles, Settings(max_new_tokens=room))
     with pytest.raises(ValueError, match="--max_new_tokens"):
-        train.check_lengths(model, codec, problems, Settings(max_new_tokens=room + 1))
+        train.check_lengths(model, codec, puzzles, Settings(max_new_tokens=room + 1))
 
 
 @pytest.mark.parametrize("flags", [

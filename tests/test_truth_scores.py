@@ -11,7 +11,7 @@ import torch
 from tests.plain import plain_logprobs
 
 import grpo
-from countdown_task import Problem
+from countdown_task import Puzzle
 from experiments import truth_scores as ts
 from experiments.solver import KINDS
 from plumbing.report import plt
@@ -128,27 +128,27 @@ def test_values_are_centred_in_their_response():
 
 
 def test_the_bootstrap_draws_whole_questions():
-    """Guards against intervals over tokens: a loop puts together the tokens of the questions that were drawn."""
+    """Guards against intervals over tokens: a loop puts together the tokens of the puzzles that were drawn."""
     rng, Q = np.random.default_rng(0), 7
-    question = np.repeat(np.arange(Q), rng.integers(3, 9, Q))
-    x = rng.normal(size=len(question)) + question
-    y = rng.normal(size=len(question)) + 0.5 * x
+    puzzle = np.repeat(np.arange(Q), rng.integers(3, 9, Q))
+    x = rng.normal(size=len(puzzle)) + puzzle
+    y = rng.normal(size=len(puzzle)) + 0.5 * x
     drawn, found = ts.resampled(Q), []
     assert drawn.shape == (ts.RESAMPLES, Q)
     assert (drawn.sum(1) == Q).all()
     assert drawn.var(0) == pytest.approx(1 - 1 / Q, abs=0.15)
     for row in drawn:
-        tokens = np.concatenate([np.flatnonzero(question == q) for q in np.repeat(np.arange(Q), row)])
+        tokens = np.concatenate([np.flatnonzero(puzzle == q) for q in np.repeat(np.arange(Q), row)])
         found.append((np.corrcoef(x[tokens], y[tokens])[0, 1], x[tokens].sum() / y[tokens].sum()))
     low, high = np.percentile(found, (2.5, 97.5), axis=0)
-    e = ts.correlate(x, y, question)
+    e = ts.correlate(x, y, puzzle)
     assert list(e) == pytest.approx([np.corrcoef(x, y)[0, 1], low[0], high[0]])
-    e = ts.bootstrap(ts.share, ts.sums(question, x, y))
+    e = ts.bootstrap(ts.share, ts.sums(puzzle, x, y))
     assert list(e) == pytest.approx([x.sum() / y.sum(), low[1], high[1]])
 
 
 def test_the_cosine_is_of_summed_gradients():
-    """Guards against a mean of the questions' cosines, and limits beyond 1."""
+    """Guards against a mean of the puzzles' cosines, and limits beyond 1."""
     rng, Q = np.random.default_rng(0), 5
     x = rng.normal(size=(Q, 9))
     y = x * rng.random((Q, 1)) + 0.4 * rng.normal(size=(Q, 9))
@@ -167,15 +167,15 @@ def test_the_cosine_is_of_summed_gradients():
 
 # -------------------------------------------------------------------------------- gradients, every method, tables
 
-PROBLEMS = [Problem((4, 3, 5), 8), Problem((7, 18, 2, 11), 36)]
+PUZZLES = [Puzzle((4, 3, 5), 8), Puzzle((7, 18, 2, 11), 36)]
 
 
 @pytest.fixture
 def responses(codec, random_model, exact):
     """Three responses to each of two puzzles, one of them short, and their log-probs in the plain layout."""
-    batch = grpo.rollout(random_model, codec, PROBLEMS, grpo.draw_uniforms(0, 0, 2, 3, 9))
+    batch = grpo.rollout(random_model, codec, PUZZLES, grpo.draw_uniforms(0, 0, 2, 3, 9))
     batch.mask[4, 3:] = False
-    prompts = [codec.prompt(PROBLEMS[g]) for g in batch.group.tolist()]
+    prompts = [codec.prompt(PUZZLES[g]) for g in batch.group.tolist()]
     return batch, plain_logprobs(random_model, prompts, batch.tokens, batch.mask)
 
 
@@ -185,10 +185,10 @@ def plain_gradient(model, total):
 
 
 def test_credit_gradients_are_autograds(codec, random_model, responses):
-    """Guards against gradients of another question, response or credit, or of padding."""
+    """Guards against gradients of another puzzle, response or credit, or of padding."""
     batch, logprob = responses
     credits = torch.randn(2, *batch.mask.shape, generator=torch.Generator().manual_seed(0)) * batch.mask
-    found = list(ts.credit_gradients(random_model, codec, PROBLEMS, batch, credits, 3))
+    found = list(ts.credit_gradients(random_model, codec, PUZZLES, batch, credits, 3))
     assert len(found) == 2
     for q, gradients in enumerate(found):
         rows = slice(3 * q, 3 * q + 3)
@@ -205,7 +205,7 @@ def test_all_scores_put_every_method_in_its_place(codec, random_model, responses
     truth |= {"a_star": credits[2], "a_star_halves": rng.normal(size=(N, 2)), "packets": np.ones(N, int),
               "reachable_before": np.ones(N, int), "reachable": rng.integers(0, 2, N), "credits": credits,
               "methods": np.array(["one", "two", "exact"]), "advantage": rng.normal(size=N)}  # fmt: skip
-    scores = ts.all_scores(random_model, codec, PROBLEMS, batch, truth)
+    scores = ts.all_scores(random_model, codec, PUZZLES, batch, truth)
     assert list(scores) == ["one", "two", "exact", "A·abs(log p)", "A·‖onehot - p‖", "noise ceiling"]
     updates = [plain_gradient(random_model, (torch.zeros(batch.mask.shape).masked_scatter(
         batch.mask, torch.from_numpy(credit)) * logprob).sum()) for credit in credits]  # fmt: skip
@@ -222,7 +222,7 @@ def test_all_scores_put_every_method_in_its_place(codec, random_model, responses
 
 
 def table_truth():
-    """Eight tokens of two questions: what the tables read."""
+    """Eight tokens of two puzzles: what the tables read."""
     kinds = ["opening", "operand", "operator", "operand", "result", "verdict", "operand", "tag"]
     A = np.array([-1, -1, -1, 1, 1, 2, 2, 2.0])
     return dict(

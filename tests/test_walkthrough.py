@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import grpo
-from countdown_task import Problem
+from countdown_task import Puzzle
 from mitigations import MITIGATIONS
 from plumbing.optimizer import Optimizer
 from qwen2_model import Qwen2, read_config
 
 VOCABULARY = ["end", "1", "2", "3", "+", "-", "</think>", "\n<answer>", "</answer>"]
-PROBLEM, PROMPT = Problem((1, 2), 3), [1, 2, 3]  # the prompt's tokens are just the puzzle's numbers
+PUZZLE, PROMPT = Puzzle((1, 2), 3), [1, 2, 3]  # the prompt's tokens are just the puzzle's numbers
 RIGHT = [6, 7, 1, 4, 2, 8, 0]  # </think> \n<answer> 1 + 2 </answer> end
 WRONG = [6, 7, 1, 5, 2, 8, 0]  # </think> \n<answer> 1 - 2 </answer> end
 CONFIG = {"model_type": "qwen2", "vocab_size": 9, "hidden_size": 4, "intermediate_size": 6, "num_hidden_layers": 1,
@@ -28,7 +28,7 @@ class TinyCodec:
 
     end_tokens = [0]
 
-    def prompt(self, problem):
+    def prompt(self, puzzle):
         return PROMPT
 
     def decode(self, tokens):
@@ -106,7 +106,7 @@ def rollout(model):
         p = np.exp(forward(weights_of(model), PROMPT + response)[len(PROMPT) - 1 : -1])  # (7, 9)
         t = np.arange(len(response))
         uniforms.append(p.cumsum(1)[t, response] - p[t, response] / 2)
-    return grpo.rollout(model, TinyCodec(), [PROBLEM], torch.tensor(np.array(uniforms)))
+    return grpo.rollout(model, TinyCodec(), [PUZZLE], torch.tensor(np.array(uniforms)))
 
 
 def test_the_sampler_draws_the_tokens_and_records_their_log_probs(model):
