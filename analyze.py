@@ -11,9 +11,9 @@ Every table shows two measures of what a token receives:
                                              the sign of the credit.
 
 Differences from the original work:
-1. Errors are clustered by response, because the tokens of a response share its advantage.
+1. Standard errors are clustered by response, because the tokens of a response share its advantage.
 2. Tags and the end token are a type of their own, `structure`.
-3. Notes under tables explain how to read them; none states a result before the numbers are known.
+3. Notes under tables explain how to read them. A result in them is computed, never written in advance.
 """
 import json
 import sys
@@ -57,7 +57,7 @@ def read_log(run: Path) -> dict[str, np.ndarray]:
 
 # ---------------------------------------------------------------------------------------- tables of one run
 
-CLUSTERED = "Mean size, ± one standard error clustered by response."
+CLUSTERED = "Mean absolute value, ± one standard error clustered by response."
 SIZE_HEADER = [f"size of {measure}" for measure in MEASURES]
 ROLE_HEADER = [f"{measure}, {role}" for measure in MEASURES for role in ROLES]
 
@@ -107,7 +107,7 @@ def table_basics(log: dict, metrics: dict) -> Table:
             ["held-out success, start", pm(success[0], error[0])],
             [f"held-out success, step {int(steps[-1])}", pm(success[-1], error[-1])]]
     for name in ("success", "format", "length", "entropy", "grad_norm", "zero_variance_groups"):
-        trained = metrics[name][1:]  # row 0 is the start model
+        trained = metrics[name][1:]  # row 0 is the model before training
         rows.append([f"{name}, first and last ten steps", f"{trained[:10].mean():.3f}, {trained[-10:].mean():.3f}"])
     rows.append(["tokens whose credit is 0", f"{(log['credit'] == 0).mean():.1%}"])
     return Table("The run", "± is one standard error over puzzles.", ["", "value"], rows)
@@ -142,7 +142,7 @@ def table_positions(log: dict) -> Table:
 
 
 def table_signs(log: dict) -> Table:
-    """Responses with a positive, a negative and no advantage."""
+    """Responses with a positive, a negative and a zero advantage."""
     rows = []
     for name, sign in {"positive": 1, "negative": -1, "zero": 0}.items():
         selected = np.sign(log["advantage"]) == sign
@@ -188,7 +188,7 @@ def table_tokens(log: dict, codec: Codec, count: int = 8) -> Table:
 
 
 def table_training(log: dict) -> Table:
-    """Credit and its types while the model learns, in up to ten parts of the run."""
+    """The size of credit, and both measures by type of token, in up to ten parts of the run."""
     part, rows = bins(training_time(log), 10), []
     for i in np.unique(part):
         steps, credit = log["step"][part == i], np.abs(log["credit"][part == i])
@@ -241,7 +241,7 @@ def draw_role(axis: plt.Axes, log: dict, measure: str, role: int, part: np.ndarr
 
 
 def choose_responses(log: dict) -> list[np.ndarray]:
-    """Rows of four responses: from the first and the last step, a reinforced and a discouraged one to one puzzle."""
+    """Rows of up to four responses: of the first and the last step, a reinforced and a discouraged one to a puzzle."""
     chosen = []
     for step in (log["step"].min(), log["step"].max()):
         rows = np.flatnonzero(log["step"] == step)
@@ -395,8 +395,8 @@ def comparison_tables(records: dict[str, dict[str, Estimate]], warning: str = ""
     columns = {
         ("Learning", f"{means} Held-out success at start and end; area: the mean of its curve."):
             ("seeds", "steps", *LEARNING, "least climb"),
-        ("Against none", "Mean difference to `none` on the same seeds ± half of its 95% interval (paired t). Last, the "
-         "steps to the mean end of `none`, and how many seeds reach it."):
+        ("Against none", "Mean difference to `none` on the same seeds ± half of its 95% interval (paired t). Last, "
+         "the steps to the mean end of `none`, and how many seeds reach it."):
             ("seeds", *DIFFERENCES, "steps to none's end", "seeds that get there"),
         ("Gradient and credit", f"{means} Shares of the summed sizes of all tokens; filler / reasoning is the ratio of "
          "mean sizes. Effective sample size: 1 where all tokens of a response receive the same. Varies within: the "

@@ -1,13 +1,13 @@
 """The Countdown task: make the target from the numbers, using each exactly once.
 
 This file holds the puzzles, the prompt, the exact reward, and what each token of a response is. It differs from
-TinyZero and GRPO-Zero, whose task it is, in three ways:
+TinyZero and GRPO-Zero, from which the task comes, in three ways:
 1. An answer is computed with exact fractions, from a syntax tree in which only + - * / are allowed. Nothing is eval'd.
-2. A hash of the sorted numbers and the target decides whether a puzzle is for training or held out; a tenth of all
-   number sets is held out with every target. The public 3-to-4 set lists many puzzles twice, with the numbers in
-   another order, so its last rows are no test set.
-3. Roles and calculations are found by character offsets in the decoded text. A tag may be split over several tokens, or
-   merged with its neighbours, and is still recognised.
+2. A hash of the sorted numbers and the target decides to which of three splits a puzzle belongs: train; heldout, whose
+   numbers may occur in training with another target; new_numbers, whose numbers do not. (GRPO-Zero tests on the last
+   rows of Countdown-Tasks-3to4, which lists many puzzles twice, with the numbers in another order.)
+3. What a token is (a part of a tag, of a calculation or of prose) is found by character offsets in the decoded text. A
+   tag may be split over several tokens, or merged with its neighbours, and is still recognised.
 
 Try it:  python countdown_task.py 3 7 8 --target 29
 """
@@ -101,7 +101,7 @@ def reachable(numbers: tuple[int, ...], max_target: int) -> tuple[int, ...]:
 
 
 def universe(count: int = 3, low: int = 1, high: int = 20, max_target: int = 100) -> list[Puzzle]:
-    """Every puzzle of `count` numbers from low to high that whole numbers lead to the target of, its numbers sorted."""
+    """Every puzzle of `count` sorted numbers from low to high whose target can be reached by way of whole numbers."""
     number_sets = itertools.combinations_with_replacement(range(low, high + 1), count)
     return [Puzzle(numbers, target) for numbers in number_sets for target in reachable(numbers, max_target)]
 
@@ -127,15 +127,16 @@ def split(puzzle: Puzzle) -> str:
 def generate_puzzles(size: int, part: str, seed: int = 0, count: int = 3, low: int = 1, high: int = 20,
                      max_target: int = 100) -> list[Puzzle]:
     """`size` distinct solvable puzzles of one split, numbers in random order; ValueError if there are not that many."""
-    rng, found, draws = np.random.default_rng([seed, size]), {}, 0  # of another size: other puzzles, not some of these
+    rng = np.random.default_rng([seed, size])  # with the size, so that fewer puzzles are not the first of more
+    found, misses = {}, 0  # draws in a row without a new puzzle
     while len(found) < size:
-        draws += 1
+        misses += 1
         numbers = tuple(int(n) for n in rng.integers(low, high + 1, count))
         targets = reachable(tuple(sorted(numbers)), max_target)
         puzzle = Puzzle(numbers, int(rng.choice(targets))) if targets else None
         if puzzle and split(puzzle) == part and puzzle_key(puzzle) not in found:
-            found[puzzle_key(puzzle)], draws = puzzle, 0
-        if draws == 20_000:  # in a row without a new puzzle
+            found[puzzle_key(puzzle)], misses = puzzle, 0
+        if misses == 20_000:
             raise ValueError(f"found only {len(found)} of {size} {part} puzzles with {count} numbers from {low} to "
                              f"{high} and targets up to {max_target}: ask for fewer or widen the ranges")
     return list(found.values())
@@ -236,14 +237,14 @@ def tree_value(node: ast.expr) -> Fraction:
 
 # -------------------------------------------------------------------------------------- what each token is
 
-# Credit rules treat digits, prose and tags differently, or look at sentences and calculations. Tokens do not respect
-# these borders: `)</` ends an expression and begins a tag. So everything is found in the characters of the decoded
-# text, and each token takes the role of one deciding character.
+# Credit functions treat digits, prose and tags differently, or look at sentences and calculations. Tokens do not
+# respect these borders: `)</` ends an expression and begins a tag. So everything is found in the characters of the
+# decoded text, and each token takes the role of one deciding character. L is the number of tokens of a response.
 
 FILLER, REASONING, STRUCTURE = 0, 1, 2
-ROLES = ("filler", "reasoning", "structure")
+ROLES = ("filler", "reasoning", "structure")  # the original work's words: reasoning is arithmetic, filler is prose
 SENTENCE_END = re.compile(r"[.!?](?=[\s<])|\n(?!<)")  # not the dot in 2.5, not the line break before a tag
-CALCULATION = re.compile(r"(?<![\d.])(\d+)\s*([-+*/])\s*(\d+)\s*=\s*(-?\d+)(?!\.?\d)", re.ASCII)  # integers only
+CALCULATION = re.compile(r"(?<![\d.])(\d+)\s*([-+*/])\s*(\d+)\s*=\s*(-?\d+)(?!\.?\d)", re.ASCII)  # no part of a decimal
 
 
 def annotate(text: str, spans: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
@@ -263,14 +264,14 @@ def annotate(text: str, spans: list[tuple[int, int]]) -> tuple[np.ndarray, np.nd
 
 
 def anchors(text: str, spans: list[tuple[int, int]]) -> np.ndarray:
-    """The index (L,) of each token's deciding character: the first that is not white space, or just the first."""
+    """The index (L,) of each token's deciding character: its first one that is not white space, or just its first."""
     return np.array([next((i for i in range(*span) if not text[i].isspace()), span[0]) for span in spans], int)
 
 
 def sentence_starts(text: str, spans: list[tuple[int, int]]) -> np.ndarray:
-    """Which tokens (L,) bool begin a sentence: the first to start after a sentence end, if more text follows it.
+    """Which tokens (L,) bool begin a sentence other than the first: those that are the first to start after its end.
 
-    >>> sentence_starts("No. 1 + 2 = 3", [(0, 3), (3, 5), (5, 7), (7, 9), (9, 11), (11, 13)])
+    >>> sentence_starts("No! 1 + 2 = 3", [(0, 3), (3, 5), (5, 7), (7, 9), (9, 11), (11, 13)])
     array([False,  True, False, False, False, False])
     """
     starts = [start for start, _ in spans]
@@ -294,7 +295,7 @@ def find_calculations(text: str) -> list[CalculationSpan]:
     >>> find_calculations(" 5 - 3 = 2")
     [CalculationSpan(a=(1, 2), operator=(3, 4), b=(5, 6), result=(9, 10))]
     """
-    before = tuple("+-*/)")  # a tuple, since the empty string is in every string
+    before = tuple("+-*/)")  # a tuple: at the start of the text the character before is "", which is in every string
     matches = (m for m in CALCULATION.finditer(text) if text[: m.start()].rstrip()[-1:] not in before)
     return [CalculationSpan(*(m.span(i) for i in (1, 2, 3, 4))) for m in matches]
 
@@ -314,23 +315,24 @@ def follow(text: str, spans: list[CalculationSpan],
            numbers: Iterable[int]) -> Iterator[tuple[Calculation, list[tuple]]]:
     """Yield each written calculation with the attempts it may belong to: (values available before it, right so far).
 
-    With the numbers 3, 4 and 5, what may `4 * 2 = 8` in "5 - 3 = 2. 4 * 2 = 8" use? Either 4 and the 2 just made, if it
-    continues the attempt, or 3, 4 and 5, if the sentence gave it up. Both readings are kept until a later
-    calculation fits only one of them. A calculation replaces two values by the result it claims, right or wrong, so an
-    error counts once. When one value is left the attempt is finished, and the next calculation starts a new one.
+    With the numbers 1, 4, 4 and 5, what may `4 + 4 = 8` in "5 - 1 = 4. 4 + 4 = 8" use? The values 4, 4 and the 4 just
+    made, if it continues the attempt, or all four numbers, if the writer started over. Both attempts are kept until a
+    later calculation fits only one of them. A calculation replaces two values by the result it claims, right or wrong,
+    so an error counts once. When one value is left the attempt is finished, and the next calculation starts a new one.
     """
     new = (Counter(numbers), True)
     current, position = [new], 0  # the attempts after the previous calculation, and where that stops in the text
     for span in spans:
         a, b, result = (int(text[slice(*part)]) for part in (span.a, span.b, span.result))
         calculation, operands = Calculation(a, text[slice(*span.operator)], b, result), Counter([a, b])
-        readings = [(pool, right) if pool.total() > 1 else new for pool, right in current]
-        if SENTENCE_END.search(text, position, span.a[0]) and new not in readings:
-            readings.append(new)
-        attempts = [(pool, right) for pool, right in readings if operands <= pool] or readings
+        possible = [(pool, right) if pool.total() > 1 else new for pool, right in current]  # new: it was finished
+        if SENTENCE_END.search(text, position, span.a[0]) and new not in possible:
+            possible.append(new)  # a new sentence may start over
+        # Those that have both operands; if none has, the calculation is an error in each of them.
+        attempts = [(pool, right) for pool, right in possible if operands <= pool] or possible
         yield calculation, attempts
         current = [(pool - operands + Counter([result]), right and operands <= pool and is_true(calculation))
-                   for pool, right in attempts]
+                   for pool, right in attempts]  # `-` drops what is not there
         position = span.result[1]
 
 
@@ -405,7 +407,7 @@ class Codec:
     def token_bytes(self) -> list[bytes]:
         """The bytes of every token. An end token has none: it is not part of the text.
 
-        Byte-level BPE writes a byte as the letter of that code if it is printable, else as a letter from 256 upwards.
+        Byte-level BPE writes a printable byte as the Unicode character of that number, any other as one from 256 up.
         """
         printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
         others = [byte for byte in range(256) if byte not in printable]

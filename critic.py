@@ -1,11 +1,12 @@
 """The critic: a small head on the model's hidden states that predicts, before each token, the response's reward.
 
-`ppo` and `learned_importance` need one. How it differs from PPO's usual critic (1707.06347):
+A token that raises the expected reward deserves credit: that is what a critic is for. The credit functions `ppo` and
+`learned_importance` of mitigations.py need one. How it differs from PPO's usual critic (arXiv 1707.06347):
 1. It has no transformer of its own. It reads the policy's last hidden states, and no gradient flows back into them.
-2. Its target at every token is the reward of the whole response. The reward comes once, at the end: targets made of
-   the critic's own estimates would take many steps to carry it back to the first token. (In the terms of GAE,
-   1506.02438: lambda = 1.)
-3. It predicts the values of a batch before it learns from that batch. Otherwise they would already know the reward.
+2. Its target at every token is the reward of the whole response. If targets were made of the critic's own estimates,
+   the reward, which comes at the last token, would need many training steps to reach the first one. (In the terms of
+   generalized advantage estimation, 1506.02438: lambda = 1.)
+3. It predicts the values of a batch before it learns from that batch. Otherwise they would already contain the reward.
 
 Run it:  python -m experiments.critic_quality      fits one to the bundled model and measures how well it predicts
 """
@@ -32,10 +33,10 @@ class Critic(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(hidden_size, elementwise_affine=False)  # the scale of hidden states differs by model
         self.inner, self.outer = nn.Linear(hidden_size, hidden_size), nn.Linear(hidden_size, 1)
-        with torch.random.fork_rng(devices=[]):  # the same initial weights in every run
+        with torch.random.fork_rng(devices=[]):  # the same initial weights whatever the --seed
             torch.manual_seed(0)
             self.inner.reset_parameters()
-        nn.init.zeros_(self.outer.weight)  # an untrained critic gives every state the same value
+        nn.init.zeros_(self.outer.weight)  # an untrained critic gives every state the same value: it prefers no token
         nn.init.zeros_(self.outer.bias)
         self.optimizer = torch.optim.AdamW(self.parameters(), LR, weight_decay=0.0)
 
@@ -49,10 +50,10 @@ class Critic(nn.Module):
         return self(hidden) * mask
 
     def learn(self, hidden: Tensor, mask: Tensor, values: Tensor, reward: Tensor) -> None:
-        """Move the values (B, T) that were predicted from hidden (B, T, D) towards the rewards (B,).
+        """Train on a batch: hidden (B, T, D), the values (B, T) predicted from it before, and the rewards (B,).
 
-        Value loss 0.5 * max((V - r)^2, (clipped V - r)^2), where V is clipped to within CLIP of its prediction. It is
-        that of OpenAI's PPO code; the paper (1707.06347) has the square alone.
+        Value loss 0.5 * max((V - r)^2, (clipped V - r)^2), where V is clipped to within CLIP of its prediction, so that
+        one batch moves no value far. It is that of OpenAI's PPO code; the paper (1707.06347) uses the plain square.
         """
         states, old = hidden[mask], values[mask]  # (N, D), (N,)
         target = reward[:, None].expand(mask.shape)[mask]  # (N,)

@@ -1,13 +1,18 @@
 """GRPO: rollout, advantage, credit, loss, update, and the log of every token's credit.
 
 Sample several responses to each puzzle and grade them. A response's *advantage* says how much better its reward is
-than those of the other responses to the same puzzle, its group. *Credit* shares the advantage out to the tokens. The
-update makes tokens with positive credit more likely and those with negative credit less likely: it ascends
+than those of the other responses to the same puzzle, its group. *Credit* says what each token gets of it: in plain GRPO
+all of it, the same for every token. The update makes tokens with positive credit more likely and those with negative
+credit less likely. It ascends
 
     gradient = (1 / N) sum_t credit_t * grad log pi(token_t)        over the N tokens of the step
 
+where pi is the model's distribution over tokens. If credit were the response's reward, the average of this sum over
+many samples would be proportional to the gradient of the expected reward (the policy gradient theorem). Subtracting the
+mean of the group leaves the direction of that average as it is, and removes noise.
+
 A function of mitigations.py computes `credit` (B, T); the code here is the same for all of them. How it differs from
-the paper (DeepSeekMath, 2402.03300):
+the paper (DeepSeekMath, arXiv 2402.03300):
 1. The loss is an average over all tokens of the step (DAPO, 2503.14476). The paper averages within each response
    first: --loss_norm sequence. Dr. GRPO (2503.20783) divides by a constant: --loss_norm constant.
 2. By default there is no KL penalty (--kl), and one update per batch (--updates_per_batch). Then the ratio pi / pi_old,
@@ -38,7 +43,7 @@ from sampler import (PromptCache, ResponseCache, Samples, generate, response_att
 
 ADVANTAGES = ("grpo", "dr_grpo", "rloo")
 LOSS_NORMS = ("token", "sequence", "constant")
-EVALUATION = 2**32 - 1  # the step number from which evaluation draws its random numbers; no training step reaches it
+EVALUATION = 2**32 - 1  # the step number for the random numbers of evaluation; no training step reaches it
 ROWS_AT_ONCE = 768  # continuations that are sampled together
 
 
@@ -104,7 +109,7 @@ def sample(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_tokens:
            limit: Tensor | None = None, excluded: Tensor | None = None) -> Samples:
     """`generate`, with the prompts shared among the processes. Every process returns the samples of all of them."""
     G, mine = len(uniforms) // len(prompts), my_share(list(range(len(prompts))))
-    rows = torch.tensor([q * G + g for q in mine for g in range(G)], dtype=torch.long)  # (B',)
+    rows = torch.tensor([q * G + g for q in mine for g in range(G)], dtype=torch.long)  # (M,) of this process
     limit, excluded = (None if x is None else x[rows] for x in (limit, excluded))
     samples = None  # a process without a prompt has none
     if mine:
@@ -122,7 +127,7 @@ def gather_samples(samples: Samples | None, G: int, device: torch.device) -> Sam
     for start in range(0, len(samples.tokens) if samples else 0, G):
         # Cloned, because a pickled view carries the storage of the whole tensor with it.
         own.append([field[start : start + G].cpu().clone() for field in samples])
-    groups = gather(own)
+    groups = gather(own)  # in the order of the prompts: gather undoes my_share
     T = max(tokens.shape[1] for tokens, *_ in groups)
 
     def padded(x: Tensor) -> Tensor:
@@ -151,27 +156,29 @@ def group_advantage(rewards: Tensor, estimator: str = "grpo") -> Tensor:
 # ---------------------------------------------------------------------------------------------------- loss
 
 
-def policy_loss(logprob: Tensor, old: Tensor, credit: Tensor, weight: Tensor, reference: Tensor | None = None,
+def policy_loss(logprob: Tensor, old: Tensor, credit: Tensor, weight: Tensor, reference_logprob: Tensor | None = None,
                 kl: float = 0.0, clip_low: float = 0.2, clip_high: float = 0.2) -> Tensor:
-    """The loss () of tokens (B, T), from their log-probs under the model and under the policy that sampled them (old).
+    """The loss, a scalar, of tokens (B, T), from their log-probs under the model and when they were sampled (old).
 
-    weight (B, T): each token's share of the loss, 0 on padding. reference (B, T): log-probs under the reference model.
-    The clip is PPO's (1707.06347); DAPO's has clip_high 0.28.
+    weight (B, T): each token's share of the loss, 0 on padding. reference_logprob (B, T): that of the reference
+    model. The clip is PPO's (1707.06347); DAPO's has clip_high 0.28.
     """
     ratio = (logprob - old).exp()  # (B, T) pi / pi_old; at the first update 1, and its gradient is grad log pi
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)  # (B, T)
-    gain = torch.minimum(ratio * credit, clipped * credit)  # (B, T) flat once credit has pushed the ratio past the clip
-    if reference is not None:
-        gain = gain - kl * k3(logprob, reference)  # (B, T) stay near the reference
+    # The minimum: past the clip the gradient is 0, but a ratio that has gone the wrong way is still pulled back.
+    gain = torch.minimum(ratio * credit, clipped * credit)  # (B, T)
+    if reference_logprob is not None:
+        gain = gain - kl * k3(logprob, reference_logprob)  # (B, T) stay near the reference
     return -(gain * weight).sum()
 
 
-def k3(logprob: Tensor, reference: Tensor) -> Tensor:
+def k3(logprob: Tensor, reference_logprob: Tensor) -> Tensor:
     """Estimate (B, T) of KL(pi || reference) from samples of pi: exp(d) - d - 1, d = log ref - log pi.
 
-    Unbiased like -d, but never negative and less noisy: Schulman's third estimator, hence its name.
+    Unbiased like -d (at the first update on a batch, while the samples are pi's own), but never negative and less
+    noisy: Schulman's third estimator, hence its name.
     """
-    d = reference - logprob  # (B, T)
+    d = reference_logprob - logprob  # (B, T)
     return d.exp() - d - 1
 
 
@@ -197,25 +204,27 @@ def update(model: Qwen2, optimizer: Optimizer, prompts: list[list[int]], batch: 
 
     Micro-batches save memory and don't change the result, because each token's share of the loss is fixed for the whole
     step. Each prompt is read once per update: the gradients of its responses accumulate in a detached copy of its keys
-    and values, and go back through the prompt together.
+    and values, and go back through the prompt together. (Backpropagating each micro-batch through the prompts would
+    repeat that work.)
     """
     weight = token_weights(batch.mask, loss_norm, max_new_tokens)  # (B, T)
-    reference = batch.ask.reference_logprob if kl > 0 else None  # (B, T)
+    reference_logprob = batch.ask.reference_logprob if kl > 0 else None  # (B, T)
     chunks = micro_batches(batch, credit, micro_batch, skip_zero_credit=kl == 0)
-    sums, norms, processes = torch.zeros(updates_per_batch, 5, dtype=torch.float64), [], world()[1]
-    for epoch in range(updates_per_batch):
+    sums, norms = torch.zeros(updates_per_batch, 5, dtype=torch.float64), []
+    _, processes = world()
+    for i in range(updates_per_batch):
         optimizer.zero_grad()
         if chunks:
             cache = PromptCache(model, my_share(prompts))
             leaf = cache.detach()  # where loss.backward() stops, and adds up the gradients of the prompts
         for rows, T in chunks:
             mask, old, c = batch.mask[rows, :T], batch.logprob[rows, :T], credit[rows, :T]  # (b, T) each
-            anchor = None if reference is None else reference[rows, :T]  # (b, T)
+            reference = None if reference_logprob is None else reference_logprob[rows, :T]  # (b, T)
             context = ResponseCache(leaf, batch.group[rows] // processes)  # my_share took every n-th: q is at q // n
             logprob = response_logprobs(model, context, batch.tokens[rows, :T], mask)  # (b, T)
-            loss = policy_loss(logprob, old, c, weight[rows, :T], anchor, kl, clip_low, clip_high)
+            loss = policy_loss(logprob, old, c, weight[rows, :T], reference, kl, clip_low, clip_high)
             loss.backward()
-            sums[epoch] += token_sums(loss, logprob.detach(), old, c, mask, anchor, clip_low, clip_high)
+            sums[i] += token_sums(loss, logprob.detach(), old, c, mask, reference, clip_low, clip_high)
         if chunks:
             cache.backward(leaf)  # once, from the sums through the prompts to the weights
         norms.append(optimizer.step(max_grad_norm))  # also without chunks: other processes may have some
@@ -234,28 +243,28 @@ def micro_batches(batch: TokenBatch, credit: Tensor, size: int, skip_zero_credit
     if skip_zero_credit:
         used = used & (credit != 0).any(1)
     order = lengths.argsort(stable=True)  # (B,)
-    rows = order[used[order]]  # (B',)
+    rows = order[used[order]]  # (M,)
     return [(chunk, int(lengths[chunk].max())) for chunk in rows.split(size) if len(chunk)]
 
 
-def token_sums(loss: Tensor, logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, reference: Tensor | None,
-               clip_low: float, clip_high: float) -> Tensor:
+def token_sums(loss: Tensor, logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor,
+               reference_logprob: Tensor | None, clip_low: float, clip_high: float) -> Tensor:
     """Sums (5,) over a micro-batch: loss, tokens whose gradient is removed by the clip, |log ratio|, k3, tokens."""
     log_ratio, c = (logprob - old)[mask], credit[mask]  # (N,)
     ratio = log_ratio.exp()  # (N,)
-    clipped = (ratio * c > ratio.clamp(1 - clip_low, 1 + clip_high) * c).sum()
-    divergence = k3(logprob, reference)[mask].sum() if reference is not None else 0.0
+    clipped = (ratio * c > ratio.clamp(1 - clip_low, 1 + clip_high) * c).sum()  # policy_loss takes the clipped one
+    divergence = k3(logprob, reference_logprob)[mask].sum() if reference_logprob is not None else 0.0
     return torch.tensor([loss.detach(), clipped, log_ratio.abs().sum(), divergence, len(c)], dtype=torch.float64)
 
 
 def update_metrics(sums: Tensor, with_kl: bool) -> dict[str, float | None]:
     """Columns of metrics.csv from this process's token_sums (updates, 5); None where there was no token.
 
-    They are means over the updates. ratio_error is that of the first update only: the model has not changed since it
-    sampled, so anything but rounding means that sampler and update disagree.
+    They are means over the updates, but for ratio_error: the mean |log ratio| of the first update. There the model has
+    not changed since it sampled, so anything but rounding means that sampler and update disagree.
     """
     sum_over_processes([sums])
-    loss, clipped, _, divergence, N = sums.mean(0).tolist()  # the loss is a mean already; N is that of every update
+    loss, clipped, _, divergence, N = sums.mean(0).tolist()  # the loss is a mean already; all updates have the same N
     return {"loss": loss, "clip_fraction": clipped / N if N else None,
             "ratio_error": sums[0, 2].item() / N if N else None, "kl": divergence / N if N and with_kl else None}
 
@@ -312,7 +321,10 @@ class Queries:
 
     @cached_property
     def attention(self) -> Tensor:
-        """Attention (B, T, T) of the state that predicts token t to token u < t; last layer, mean over heads."""
+        """Attention (B, T, T): [:, t, u] is how much the state that predicts token t attends to token u < t.
+
+        Of the last layer, averaged over its heads.
+        """
         return self.read(response_attention, self.model)
 
     @cached_property
@@ -330,41 +342,49 @@ class Queries:
         return self.read(response_logprobs, self.reference)
 
     def logprob_without(self, rows: Tensor, hide: Tensor) -> Tensor:
-        """Log-probs (N, T) of responses rows (N,) when no later token can attend to the tokens hide (N, T) bool."""
+        """Log-probs (R, T) of R responses, chosen by their index rows (R,), when hide (R, T) bool is out of sight.
+
+        No later token can attend to the tokens where hide is True.
+        """
         return self.read(response_logprobs, self.model, rows, hide)
 
     def generator(self, name: str) -> torch.Generator:
-        """A generator seeded by run, step and name: every call returns the same random numbers."""
+        """A new generator, seeded by run, step and name: it yields the same numbers after every call."""
         return torch.Generator().manual_seed(fingerprint(f"{name} {self.key}") >> 1)  # a seed has 63 bits
 
     def rollouts(self, cuts: Tensor, k: int) -> Tensor:
-        """Mean reward (B, T) of k continuations sampled from the prefix before each token in cuts (B, T) bool, else 0.
+        """For each token where cuts (B, T) is True, the mean reward of k continuations of the text before it, else 0.
 
         A continuation may use the tokens that are left of the limit. Prefixes of similar length are sampled together.
         """
         value, where = torch.zeros(cuts.shape), cuts.cpu().nonzero()  # (B, T), (C, 2)
         uniforms = torch.rand(len(where), k, self.limit, generator=self.generator("rollouts"), dtype=torch.float64)
-        G = len(self.samples.tokens) // len(self.puzzles)
-        for chunk in where[:, 1].argsort().split(max(1, ROWS_AT_ONCE // k)) if len(where) else ():  # chunk: (c,)
+        if not len(where):
+            return value.to(cuts.device)
+        G, by_length = len(self.samples.tokens) // len(self.puzzles), where[:, 1].argsort()  # (C,)
+        for chunk in by_length.split(max(1, ROWS_AT_ONCE // k)):  # chunk: (c,)
             rows, positions = where[chunk].T  # (c,), (c,)
             puzzles = [self.puzzles[row // G] for row in rows.tolist()]  # c
             prefixes = [self.samples.tokens[row, :t].tolist() for row, t in where[chunk].tolist()]  # c
             left = self.limit - positions  # (c,)
-            numbers = uniforms[chunk, :, : left.max()].flatten(0, 1)  # (c * k, T')
-            _, _, grades = respond(self.model, self.codec, puzzles, numbers, prefixes, left.repeat_interleave(k))
+            own = uniforms[chunk, :, : left.max()].flatten(0, 1)  # (c * k, left.max())
+            _, _, grades = respond(self.model, self.codec, puzzles, own, prefixes, left.repeat_interleave(k))
             value[rows, positions] = torch.tensor([grade["reward"] for grade in grades]).view(-1, k).mean(1)
         return value.to(cuts.device)
 
     @torch.no_grad()
     def read(self, reader: Callable, model: Qwen2, rows: Tensor | None = None, *per_row: Tensor) -> Tensor:
-        """reader(model, cache, tokens, mask, *per_row) (N, T, ...) of the responses rows (N,), or of all of them."""
+        """What a reader of sampler.py returns (R, T, ...) for R responses, chosen by their index rows (R,), or for all.
+
+        per_row: further arguments of the reader, with a row for each response.
+        """
         tokens, mask = self.samples.tokens, self.samples.mask  # (B, T) each
         G, device = len(tokens) // len(self.puzzles), tokens.device
         rows = torch.arange(len(tokens), device=device) if rows is None else rows.to(device)
         prompts = PromptCache(model, [self.codec.prompt(puzzle) for puzzle in self.puzzles])
         results = []
         for chunk in my_share(list(torch.arange(len(rows), device=device).split(self.micro_batch))):  # chunk: (b,)
-            i = rows[chunk]  # (b,)
-            cache, others = ResponseCache(prompts, i // G), (x[chunk] for x in per_row)
-            results.append(reader(model, cache, tokens[i], mask[i], *others).cpu())
-        return torch.cat(gather(results)).to(device)
+            response = rows[chunk]  # (b,)
+            cache, others = ResponseCache(prompts, response // G), (x[chunk] for x in per_row)
+            results.append(reader(model, cache, tokens[response], mask[response], *others).cpu())
+        return torch.cat(gather(results)).to(device)  # in the order of the rows: gather undoes my_share

@@ -1,20 +1,21 @@
 """Credit functions: each one turns a TokenBatch into credit (B, T), the number that multiplies grad log pi(token).
 
-The original work, a study of credit in GRPO-Zero, called such a rule a *mitigation* of GRPO, which gives every token of
-a response the same credit. The flag --mitigation keeps its word. The tables that compare runs say *method*.
+The original work, a study of credit in GRPO-Zero (github.com/Ja-Crispy/GRPO-Zero), called such a function a
+*mitigation* of GRPO, which gives every token of a response the same credit. Hence the flag --mitigation. A *method*, in
+tables that compare runs, is a credit function with its settings.
 
 The loss does not know which function its credit came from. To try an idea, write one decorated function at the end of
 this file: its keyword arguments become command-line flags, the first line of its docstring becomes its help text.
 
 How this differs from the original work and from most published code:
-1. Weights carry no gradient, are computed on the whole step instead of a micro-batch, and average 1 in each response.
-   So a reweighting moves credit between the tokens of a response and changes nothing else.
+1. Weights carry no gradient and are computed on the whole step instead of a micro-batch. By default (--normalize) they
+   average 1 in each response: a reweighting moves credit between the tokens of a response and changes nothing else.
 2. Where a credit function is undefined for a response (no answer, no calculation), that response gets plain GRPO.
 3. Where a paper and its code disagree, we follow the paper, and the docstring says so.
 
 In the formulas, A is the response's advantage, L its length and r its reward; p is the token's probability, H the
-entropy of the distribution it was sampled from and V the expected reward before it; z is a z-score. A reweighting's
-formula is that of its weights times A, before they are rescaled to mean 1.
+entropy of the distribution it was sampled from and V the expected reward before it; z is a z-score. For a reweighting
+the formula shows A * weight, before the weights are rescaled.
 
 Run it:  python train.py --mitigation outcome_conditional --think_discount 0.5
 """
@@ -41,14 +42,14 @@ class TokenBatch:
 
     `ask` runs the model again. Only the functions that use it pay for it, and each attribute is computed once a step:
     ask.hidden                       (B, T, D) last hidden state of the model, before it emits each token
-    ask.attention                    (B, T, T) [:, t, u]: attention to token u < t of the state that predicts token t
+    ask.attention                    (B, T, T) [:, t, u]: how much the state that predicts token t attends to u < t
     ask.values                       (B, T) the critic's estimate of the reward before each token, 0 on padding
     ask.reference_logprob            (B, T) log-probability of each token under the reference model
-    ask.logprob_without(rows, hide)  (N, T) log-probabilities of responses rows (N,) when no later token can attend to
-                                     the tokens hide (N, T) bool
-    ask.rollouts(cuts, k)            (B, T) mean reward of k continuations sampled from the prefix before each token
-                                     where cuts (B, T) is True, 0 elsewhere
-    ask.generator(name)              torch.Generator on the CPU, seeded by run, step and name: the same at every call
+    ask.logprob_without(rows, hide)  (R, T) log-probabilities of the R responses rows (R,), where the tokens hide (R, T)
+                                     bool are hidden from all later ones
+    ask.rollouts(cuts, k)            (B, T) where cuts (B, T) is True: mean reward of k continuations, sampled from the
+                                     text before the token; 0 elsewhere
+    ask.generator(name)              torch.Generator on the CPU, seeded by run, step and name
     """
 
     tokens: Tensor  # (B, T) int64 sampled tokens
@@ -77,7 +78,7 @@ class TokenBatch:
 
 
 def reweighting(function: Callable | None = None, *, name: str = "", needs: tuple[str, ...] = ()) -> Callable:
-    """Decorator for a function that returns weights (B, T) >= 0. `reweight` makes credit of them.
+    """Decorator for a function that returns weights (B, T) >= 0. `reweight` turns them into credit.
 
         @reweighting
         def early(batch: TokenBatch, power: float = 0.5) -> Tensor:
@@ -94,7 +95,8 @@ def token_credit(function: Callable | None = None, *, name: str = "", from_advan
                  needs: tuple[str, ...] = ()) -> Callable:
     """Decorator for a function that returns the credit (B, T) itself. Otherwise it is like `reweighting`.
 
-    from_advantage=True says that the function starts from batch.advantage: only then does train.py accept --advantage.
+    from_advantage=True says that the function reads batch.advantage: only then does train.py accept --advantage, which
+    selects how rewards become advantages.
     """
     return register(function, name, is_reweighting=False, from_advantage=from_advantage, needs=needs)
 
@@ -102,11 +104,11 @@ def token_credit(function: Callable | None = None, *, name: str = "", from_advan
 def reweight(batch: TokenBatch, weight: Tensor) -> Tensor:
     """Credit (B, T) from weights (B, T) >= 0 that are 0 on padding: advantage * weight, after two corrections.
 
-    1. A response whose weights are all 0 gets weights of 1, since zeros prefer none of its tokens. So it counts as in
-       plain GRPO instead of dropping out, for every reweighting alike.
-    2. The weights are rescaled as batch.normalize says. response: those of each response average 1, so it moves
-       credit within a response and can't change how responses compare. batch: they average 1 over all tokens of the
-       step. none: they stay as they are.
+    1. Weights that are all 0 don't say which token of a response matters: they become 1. So the response gets plain
+       GRPO and does not drop out.
+    2. The weights are rescaled as batch.normalize says. response: those of each response average 1, which moves credit
+       within a response and can't change how responses compare. batch: they average 1 over all tokens of the step.
+       none: they stay as they are.
     """
     all_zero = ~weight.any(1, keepdim=True)  # (B, 1)
     scaled = torch.where(all_zero & batch.mask, 1.0, weight)  # (B, T)
@@ -124,7 +126,7 @@ class Method:
     name: str
     function: Callable[..., Tensor]  # as it was written, before decoration
     is_reweighting: bool  # whether it returns weights, else credit
-    from_advantage: bool  # whether its credit starts from batch.advantage, so that --advantage has an effect
+    from_advantage: bool  # whether it reads batch.advantage, so that --advantage has an effect
     needs: tuple[str, ...]  # what a run must provide for it: "critic", "reference"
 
     def __call__(self, batch: TokenBatch, *arguments, **hyper_parameters) -> Tensor:
@@ -203,7 +205,7 @@ def unit_mean(weight: Tensor, mask: Tensor) -> Tensor:
 
 
 def quotient(part: Tensor, whole: Tensor) -> Tensor:
-    """part / whole, and 0 instead of NaN where both are 0."""
+    """part / whole, but part where whole is 0: so 0 / 0 is 0."""
     return part / torch.where(whole > 0, whole, 1.0)
 
 
@@ -232,9 +234,9 @@ def outcome_conditional(batch: TokenBatch, think_discount: float = 0.5) -> Tenso
 def inverse_logprob(batch: TokenBatch, epsilon: float = 0.1, detach: bool = True) -> Tensor:
     """credit = A / (|log p| + epsilon): make |credit * log p| about equal on all tokens (the original work).
 
-    detach=False reproduces a bug of the original, which did not detach its weight: the gradient of l / (|l| + epsilon)
-    is then epsilon / (|l| + epsilon)^2, and nearly all of it goes to tokens with p near 1. Use it with --normalize
-    none.
+    detach=False reproduces a bug of the original, which did not detach its weight. With l = log p, the gradient of
+    l / (|l| + epsilon) is epsilon / (|l| + epsilon)^2, and nearly all of it goes to tokens with p near 1. Add
+    --normalize none: the original did not rescale.
     """
     require(epsilon > 0, "--epsilon must be above 0")
     size = batch.logprob.abs() + epsilon  # (B, T)
@@ -263,8 +265,9 @@ def entropy_weighted(batch: TokenBatch, entropy_temp: float = 1.0) -> Tensor:
 def entropy_masking(batch: TokenBatch, mask_percentile: float = 80.0) -> Tensor:
     """credit = A where H >= the mask_percentile-th percentile of the step, else 0: forking tokens only (2506.01939).
 
+    A forking token is one where the text could go several ways. The percentile is that of H over the step's tokens.
     --normalize none is the paper's equation, which divides by the number of all tokens; batch is its code, which
-    divides by the number of kept ones, a fifth of them. (In both, a response without a kept one drops out.)
+    divides by the number of kept ones, a fifth of them. (In paper and code, a response without a kept one drops out.)
     """
     require(0 <= mask_percentile <= 100, "--mask_percentile must be between 0 and 100")
     threshold = batch.entropy[batch.mask].double().quantile(mask_percentile / 100)  # ()
@@ -280,7 +283,7 @@ def by_group(batch: TokenBatch, values: Tensor) -> Tensor:
 
 
 def has_variance(rewards: Tensor) -> Tensor:
-    """Which puzzles (Q,) have responses of unequal rewards (Q, G): in the others is nothing to learn."""
+    """Which puzzles (Q,) have responses of unequal rewards (Q, G): the others have nothing to teach."""
     return rewards.amax(1) > rewards.amin(1)
 
 
@@ -293,7 +296,10 @@ def z_score_in_group(rewards: Tensor) -> Tensor:
 
 @token_credit(from_advantage=True)
 def prefix_tree(batch: TokenBatch) -> Tensor:
-    """credit = A / (responses of the group that share the prefix up to here): GRPO as a process reward (2509.21154)."""
+    """credit = A / (responses of the group that share the prefix up to here): GRPO as a process reward (2509.21154).
+
+    A process reward is one for a part of a response. A prefix that n responses share occurs n times in the loss.
+    """
     tokens, mask = by_group(batch, batch.tokens), by_group(batch, batch.mask)  # (Q, G, T) each
     same = (tokens[:, :, None] == tokens[:, None]) & mask[:, :, None] & mask[:, None]  # (Q, G, G, T)
     sharing = same.int().cumprod(-1).sum(2).view_as(batch.mask)  # (B, T)
@@ -305,7 +311,7 @@ def optimal_baseline(batch: TokenBatch) -> Tensor:
     """credit = r - sum_i r_i W_it / sum_i W_it, W_it = sum_{j<=t} logit_grad_ij^2: least variance (2602.07078).
 
     The sums run over the group's responses i that have not ended before t. Where only one is left, its baseline would
-    be its own reward, so we take the group mean instead. (In verl's code the credit there is 0.)
+    be its own reward, so we take the group mean instead. (In the code of verl, an RL library, the credit there is 0.)
     """
     reward, mask = by_group(batch, batch.reward)[..., None], by_group(batch, batch.mask)  # (Q, G, 1), (Q, G, T)
     energy = by_group(batch, batch.logit_grad.square().cumsum(1)) * mask  # (Q, G, T) W
@@ -319,22 +325,23 @@ def optimal_baseline(batch: TokenBatch) -> Tensor:
 
 @token_credit(from_advantage=True)
 def gtpo(batch: TokenBatch, a1: float = 1.0, a2: float = 0.1, joint: bool = False) -> Tensor:
-    """credit = z(a1 + a2 d H / sum H) if right, z(-a1 - a2 h (1/H) / sum 1/H) if wrong: pay for entropy (2508.04349).
+    """credit = z(a1 + a2 R H / sum H) if right, z(-a1 - a2 W (1/H) / sum 1/H) if wrong: pay for entropy (2508.04349).
 
-    The sums run over the d right, or the h wrong, responses of the group that have not ended before t. As published,
+    The sums run over the R right, or the W wrong, responses of the group that have not ended before t. As published,
     right and wrong tokens are z-scored separately, so the credit of each side averages 0: *the outcome is lost*, and
     all that remains is which token was more uncertain. joint=True z-scores both together. A group that is all right
     or all wrong gets plain GRPO.
     """
-    H, mask = by_group(batch, batch.entropy) + 1e-12, by_group(batch, batch.mask)  # (Q, G, T); 0 / 0 is an equal share
+    # 1e-12: if all H are 0, their shares are equal.
+    H, mask = by_group(batch, batch.entropy) + 1e-12, by_group(batch, batch.mask)  # (Q, G, T) each
     right = by_group(batch, batch.success)[..., None] > 0  # (Q, G, 1)
     up, down = mask & right, mask & ~right  # (Q, G, T) each
     certainty = down / (H + 1e-6)  # (Q, G, T) 1 / H, so that a wrong token is punished for being certain
     share_up = quotient(H * up, (H * up).sum(1, keepdim=True))  # (Q, G, T)
     share_down = quotient(certainty, certainty.sum(1, keepdim=True))  # (Q, G, T)
-    gain = a1 + a2 * share_up * up.sum(1, keepdim=True)  # (Q, G, T)
-    loss = -a1 - a2 * share_down * down.sum(1, keepdim=True)  # (Q, G, T)
-    reward = torch.where(up, gain, loss)  # (Q, G, T)
+    reward_right = a1 + a2 * share_up * up.sum(1, keepdim=True)  # (Q, G, T)
+    reward_wrong = -a1 - a2 * share_down * down.sum(1, keepdim=True)  # (Q, G, T)
+    reward = torch.where(up, reward_right, reward_wrong)  # (Q, G, T)
     credit = masked_z_score(reward, mask) if joint else masked_z_score(reward, up) + masked_z_score(reward, down)
     mixed = (right.any(1) & ~right.all(1))[..., None]  # (Q, 1, 1)
     return torch.where(mixed, credit, by_group(batch, none(batch))).view_as(batch.logprob)
@@ -345,12 +352,13 @@ def masked_z_score(values: Tensor, mask: Tensor) -> Tensor:
     count = mask.sum((1, 2), keepdim=True).clamp(min=1)  # (Q, 1, 1)
     mean = (values * mask).sum((1, 2), keepdim=True) / count  # (Q, 1, 1)
     deviation = torch.where(mask, values - mean, 0.0)  # (Q, G, T)
-    return deviation / ((deviation**2).sum((1, 2), keepdim=True) / count).sqrt().add(1e-4)
+    std = ((deviation**2).sum((1, 2), keepdim=True) / count).sqrt()  # (Q, 1, 1)
+    return deviation / (std + 1e-4)
 
 
 @token_credit(from_advantage=True)
 def ktae(batch: TokenBatch) -> Tensor:
-    """credit = A + score of the token id: does having it go with being right in this group (2505.16826).
+    """credit = A + score of the token id: do responses of the group that contain it tend to be right (2505.16826).
 
     The score is 0 for the end token, and in a group that is all right or all wrong.
     """
@@ -374,8 +382,9 @@ def key_token_scores(tokens: Tensor, mask: Tensor, right: Tensor) -> Tensor:
     """KTAE's score (N,) in [-1, 1] of each of the N tokens of one group: tokens (G, T), mask (G, T), right (G,).
 
     A token id occurs in a right and b wrong responses. score = 2 sigmoid((F + IG) / 2 * x) - 1 with F = exp(-2 p) of
-    Fisher's exact test (0 where p is 1), IG the information gain in bits, and the direction x = Cohen's h +
-    (f_right / f_wrong - f_wrong / f_right), f the frequency of the id on each side, saturated as in BM25.
+    Fisher's exact test (0 where p is 1), IG the information gain in bits. f is the frequency of the id among the right
+    and among the wrong responses, saturated as in BM25; the direction is x = Cohen's h + f_right / f_wrong - f_wrong /
+    f_right. All of these are the paper's choices.
     """
     ids, index = tokens[mask].unique(return_inverse=True)  # (U,), (N,)
     counts = torch.zeros(len(tokens), len(ids), dtype=torch.float64, device=tokens.device)  # (G, U)
@@ -431,12 +440,13 @@ def calculation_masks(batch: TokenBatch, i: int) -> Tensor:
 def reward_decomposition(batch: TokenBatch, stepwise: bool = False) -> Tensor:
     """credit = 0.1 A_format on tags + 0.3 A_steps before <answer> + A_success in it: normalize, then add (2601.05242).
 
-    A_steps: the share of written calculations that are true and use available numbers, a process reward. With
-    stepwise=True each calculation's own verdict goes to its own tokens instead. A response without an answer or a
-    calculation gets plain GRPO; its share counts as 0 in its group. (The paper also normalizes the sum over the batch.)
+    Each reward is z-scored in its group by itself, then they are added. A_steps: the share of written calculations that
+    are true and use available numbers, a process reward. With stepwise=True each calculation's own verdict goes to its
+    own tokens instead. A response without an answer or a calculation gets plain GRPO; its share counts as 0 in its
+    group. (The paper also normalizes the sum over the batch.)
     """
     verdicts = [torch.tensor(check_calculations(text, spans, batch.numbers[group]), dtype=torch.float32)
-                for text, spans, group in zip(batch.text, batch.calculations, batch.group.tolist())]  # B of (S,)
+                for text, spans, group in zip(batch.text, batch.calculations, batch.group.tolist())]  # B tensors (S,)
     share = torch.stack([v.mean() if len(v) else torch.tensor(0.0) for v in verdicts]).to(batch.reward.device)  # (B,)
     process, format, answer = (z_score_in_group(by_group(batch, r)).view(-1, 1)
                                for r in (share, batch.format, batch.success))  # (B, 1) each
@@ -468,7 +478,8 @@ def attention_credit(batch: TokenBatch, credit_scale: float = 2.0) -> Tensor:
 
     The attention is that of the last layer, averaged over heads and over the states of the answer that come after the
     token, then scaled to mean 1 over the response. Prompt tokens, such as the attention sink at position 0, don't
-    count. Without an answer a = 0, which is plain GRPO. (The original gave the attention to a token to the next one.)
+    count. Without an answer a = 0, which is plain GRPO. (The original was off by one: token t + 1 got what was paid to
+    token t.)
     """
     require(credit_scale >= 0, "--credit_scale must be 0 or more")
     attention = (batch.ask.attention * batch.in_answer[:, :, None]).sum(1)  # (B, T)
@@ -478,14 +489,15 @@ def attention_credit(batch: TokenBatch, credit_scale: float = 2.0) -> Tensor:
 
 @reweighting
 def causal_ablation(batch: TokenBatch) -> Tensor:
-    """credit = A * (1.5 in <answer>, 0.5 + 0.5 drop / max on a calculation, else 0.5): what it needs (2602.09331).
+    """credit = A * (1.5 in <answer>, 0.5 + 0.5 drop / max drop on a calculation, else 0.5): causal (2602.09331).
 
-    "It" is the answer. The drop is the fall of the answer's log-probability, at least 0,
-    when the calculation is hidden from all later tokens (its keys are masked, positions stay). A response without an
-    answer, or without a calculation before it, gets plain GRPO.
+    Favour the calculations that the answer depends on. The drop is the fall of the answer's log-probability, at least
+    0, when the calculation is hidden from all later tokens (its keys are masked, positions stay); max drop is the
+    largest in the response. A response without an answer, or without a calculation before it, gets plain GRPO.
     """
     masks = [calculation_masks(batch, i) & ~batch.in_answer[i] for i in range(len(batch.text))]  # B of (S, T)
     hide = [m[m.any(1)] if batch.in_answer[i].any() else m[:0] for i, m in enumerate(masks)]  # B of (S', T)
+    # Each response as often as it hides a calculation: counts 2, 0, 1 give rows 0, 0, 2.
     rows = torch.repeat_interleave(torch.tensor([len(h) for h in hide])).to(batch.mask.device)  # (N,)
     if not len(rows):
         return torch.ones_like(batch.logprob)
@@ -531,7 +543,7 @@ def segment_bounds(cuts: Tensor) -> tuple[Tensor, Tensor]:
 
 @token_credit(needs=("reference",))
 def dpo(batch: TokenBatch, beta: float = 0.1) -> Tensor:
-    """credit = beta sigmoid(-margin) on the best response of a group, minus that on the worst: online DPO (2305.18290).
+    """credit = push on the best, -push on the worst response, push = beta sigmoid(-margin): online DPO (2305.18290).
 
     margin = beta * (log ratio to the reference model of the best - that of the worst). At the first update on a batch
     the loss then has DPO's gradient, summed over groups and divided by the tokens of the step (--loss_norm token) or by
@@ -559,8 +571,9 @@ def next_value(batch: TokenBatch, value: Tensor) -> Tensor:
 def ppo(batch: TokenBatch, gae_lambda: float = 0.95, whiten: bool = False) -> Tensor:
     """credit = sum_l gae_lambda^l delta_{t+l}, delta_t = r_t + V_{t+1} - V_t: PPO (1707.06347) with GAE (1506.02438).
 
-    The reward comes at the last token. The value after it is 0, also where the token limit cut the response off.
-    whiten=True rescales credit to mean 0 and standard deviation 1 over the step.
+    GAE is generalized advantage estimation, here with discount 1. The reward comes at the last token. The value after
+    it is 0, also where the token limit cut the response off. whiten=True rescales credit to mean 0 and standard
+    deviation 1 over the step.
     """
     require(0 <= gae_lambda <= 1, "--gae_lambda must be between 0 and 1")
     value = batch.ask.values  # (B, T)
@@ -580,8 +593,8 @@ def ppo(batch: TokenBatch, gae_lambda: float = 0.95, whiten: bool = False) -> Te
 def learned_importance(batch: TokenBatch) -> Tensor:
     """credit = A * |V_{t+1} - V_t|, V the critic's: favour tokens that change the expected reward (the original work).
 
-    The last token gets 0, since no value follows it. Where the critic gives all tokens the same value, as on the first
-    step, the response gets plain GRPO. The original calls this "lambda-GRPO", a name of three other methods: a learned
+    The last token gets 0, since no value follows it. Where the critic gives all tokens the same value, as before its
+    first training, the response gets plain GRPO. The original calls this "lambda-GRPO", as three others are: a learned
     exponent on a response's length (2510.06870), `prefix_tree` (2509.21154) and eligibility traces (2510.00194).
     """
     change = (next_value(batch, batch.ask.values) - batch.ask.values).abs()  # (B, T)

@@ -3,12 +3,13 @@
 How this differs from the reports (Qwen2 2407.10671, Qwen3 2505.09388) and from the usual implementations:
 1. One class implements both. Qwen2 has a bias on q, k and v. Qwen3 has none, but an RMSNorm on each head's q and k.
 2. The layers know nothing about padding or prompts. They take positions, and a bias that says which columns each query
-   sees. sampler.py builds both.
+   sees. Their callers build both: sampler.py, and `Qwen2.forward` for a plain pass.
 3. A token's log-prob, entropy and logit gradient are computed in one place, so that sampler and update agree. The
    update never holds the logits of all tokens at once: it recomputes them piece by piece in the backward pass.
 
-Alphabet: B rows, S columns of a forward pass, V vocabulary, D hidden size, H heads, K key-value heads, d head size, N
-tokens in a flat list. A bias has as many columns as there are keys: those in the cache, then the S new ones.
+Alphabet: B rows, S new columns (tokens) of each row in a forward pass, C columns that a query may see (those in the
+cache, then the S new ones), V vocabulary, D hidden size, H heads, K key-value heads, d head size, N tokens in a flat
+list.
 
 Run it:  python train.py --steps 0        loads the bundled model, samples from it and grades the responses
 """
@@ -23,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from plumbing.files import read_json, read_tensors, replace_file, weight_files, write_json
 
-LOGITS_AT_ONCE = 2**24  # the largest tensor of logits (N, V), in elements; longer lists of tokens are split
+LOGITS_AT_ONCE = 2**24  # the largest tensor of logits (N, V), in elements (64 MiB); longer lists of tokens are split
 ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
 
@@ -45,15 +46,15 @@ class Config:
     rope_theta: float
     max_position_embeddings: int  # the longest sequence the model was trained for
     tie_word_embeddings: bool  # the output matrix is the embedding
-    qkv_bias: bool  # Qwen2
-    qk_norm: bool  # Qwen3
+    qkv_bias: bool  # True in Qwen2
+    qk_norm: bool  # True in Qwen3
     source: dict  # the whole config.json, which save_model writes back
 
 
 def read_config(source: dict) -> Config:
     """Turn a parsed config.json, as transformers 4 or 5 writes it, into a Config.
 
-    ValueError when a size is missing, or when it asks for something that this file does not implement.
+    ValueError when a size is missing, or when the file asks for something that is not implemented here.
     """
     family = source.get("model_type")
     if family not in ARCHITECTURES:
@@ -91,7 +92,7 @@ def read_config(source: dict) -> Config:
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension, in fp32."""
+    """x / rms(x) * weight over the last dimension; for bfloat16 torch computes it in fp32."""
 
     def __init__(self, size: int, eps: float):
         super().__init__()
@@ -120,8 +121,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def causal_bias(real: Tensor) -> Tensor:
     """The bias (B, S, S) added to attention scores: 0 where a query sees a column, -inf where it does not.
 
-    A query sees itself and the columns before it where real (B, S) is True. It sees itself in the padding, too,
-    because the softmax of a row without any visible column is NaN.
+    real (B, S): False on padding. A query sees itself and the real columns before it. A query in the padding sees at
+    least itself, because the softmax of a row without any visible column is NaN.
     """
     S = real.shape[1]
     visible = real[:, None].expand(-1, S, -1).tril() | torch.eye(S, dtype=torch.bool, device=real.device)  # (B, S, S)
@@ -152,26 +153,27 @@ class Attention(nn.Module):
         return *turned.split((self.H, self.K), dim=1), v
 
     def forward(self, x: Tensor, angles: tuple[Tensor, Tensor], bias: Tensor, cache) -> Tensor:
-        """x (B, S, D) -> (B, S, D). bias: (B, 1, S, columns); cache: see Qwen2.hidden."""
+        """x (B, S, D) -> (B, S, D). bias: (B, 1, S, C); cache: see Qwen2.hidden."""
         B, S, _ = x.shape
         q, k, v = self.heads(x, angles)
         if cache is not None:
-            k, v = cache.extend(self.layer, k, v)  # (B, K, columns, d)
-        if S == 1:  # decoding: plain products, a tenth faster than the fused kernel; heads that share keys are rows
+            k, v = cache.extend(self.layer, k, v)  # (B, K, C, d)
+        if S == 1:  # decoding: plain products are a tenth faster than the fused kernel, and differ by rounding only
+            # The H / K query heads that share a key head become the rows of one matrix product.
             grouped = q.reshape(B, self.K, -1, self.d) / self.d**0.5  # (B, K, H / K, d)
-            scores = grouped @ k.transpose(2, 3) + bias  # (B, K, H / K, columns)
+            scores = grouped @ k.transpose(2, 3) + bias  # (B, K, H / K, C)
             out = (scores.softmax(-1) @ v).reshape(B, self.H, 1, self.d)
         else:
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, enable_gqa=True)  # (B, H, S, d)
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
     def weights(self, x: Tensor, angles: tuple[Tensor, Tensor], bias: Tensor, cache) -> Tensor:
-        """Attention probabilities (B, S, columns) averaged over the heads; each row sums to 1."""
+        """Attention probabilities (B, S, C) averaged over the heads; each row sums to 1."""
         q, k, v = self.heads(x, angles)
         if cache is not None:
-            k, _ = cache.extend(self.layer, k, v)  # (B, K, columns, d)
-        k = k.repeat_interleave(self.H // self.K, dim=1)  # (B, H, columns, d)
-        scores = (q @ k.transpose(2, 3)) / self.d**0.5 + bias  # (B, H, S, columns)
+            k, _ = cache.extend(self.layer, k, v)  # (B, K, C, d)
+        k = k.repeat_interleave(self.H // self.K, dim=1)  # (B, H, C, d)
+        scores = (q @ k.transpose(2, 3)) / self.d**0.5 + bias  # (B, H, S, C)
         return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).mean(1)
 
 
@@ -204,14 +206,14 @@ class Layer(nn.Module):
 
 
 class Qwen2(nn.Module):
-    """The language model. `model(tokens)` maps tokens (B, S) to logits (B, S, V)."""
+    """The language model, Qwen2 or Qwen3 by its Config. `model(tokens)` maps tokens (B, S) to logits (B, S, V)."""
 
     def __init__(self, config: Config):
         super().__init__()
         self.config = config
         self.real_vocab = config.vocab_size  # train.py sets it to the tokenizer's size: rows above are never sampled
         self.checkpoint_activations = False  # True: the backward pass recomputes each layer, to save memory
-        self.model = nn.ModuleDict({  # named so that tensors have the names of a checkpoint
+        self.model = nn.ModuleDict({  # so that the names in state_dict() are those of a Hugging Face checkpoint
             "embed_tokens": nn.Embedding(config.vocab_size, config.hidden_size),
             "layers": nn.ModuleList(Layer(config, i) for i in range(config.num_hidden_layers)),
             "norm": RMSNorm(config.hidden_size, config.rms_norm_eps),
@@ -229,19 +231,19 @@ class Qwen2(nn.Module):
     def hidden(self, tokens: Tensor, positions: Tensor, bias: Tensor, cache=None) -> Tensor:
         """Last hidden states (B, S, D) of tokens (B, S) at positions (B, S).
 
-        bias (B, S, columns): 0 where a query sees a column, else -inf. cache: one of sampler.py's; its
+        bias (B, S, C): 0 where a query sees a column, else -inf. cache: one of sampler.py's; its
         extend(layer, keys, values) takes the new keys and values (B, K, S, d) and returns those of all columns.
         """
         x, angles, head_bias = self.embed(tokens, positions, bias)
         for layer in self.model["layers"]:
-            if self.checkpoint_activations and torch.is_grad_enabled():  # cache.extend runs twice, with equal tensors
+            if self.checkpoint_activations and torch.is_grad_enabled():  # the backward pass calls cache.extend again
                 x = checkpoint(layer, x, angles, head_bias, cache, use_reentrant=False, preserve_rng_state=False)
             else:
                 x = layer(x, angles, head_bias, cache)  # (B, S, D)
         return self.model["norm"](x)
 
     def attention(self, tokens: Tensor, positions: Tensor, bias: Tensor, cache=None) -> Tensor:
-        """The last layer's attention probabilities (B, S, columns), averaged over heads; arguments as in `hidden`."""
+        """The last layer's attention probabilities (B, S, C), averaged over heads; arguments as in `hidden`."""
         x, angles, head_bias = self.embed(tokens, positions, bias)
         *earlier, last = self.model["layers"]
         for layer in earlier:
@@ -249,7 +251,7 @@ class Qwen2(nn.Module):
         return last.self_attn.weights(last.input_layernorm(x), angles, head_bias, cache)
 
     def embed(self, tokens: Tensor, positions: Tensor, bias: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
-        """The first layer's input: embeddings (B, S, D), RoPE's angles, and the bias as (B, 1, S, columns)."""
+        """The first layer's input: embeddings (B, S, D), RoPE's angles, and the bias as (B, 1, S, C)."""
         x = self.model["embed_tokens"](tokens)  # (B, S, D)
         return x, rope_angles(positions, self.config.head_dim, self.config.rope_theta), bias[:, None].to(x.dtype)
 
@@ -275,8 +277,9 @@ def take(log_probs: Tensor, tokens: Tensor) -> Tensor:
 def entropy_and_logit_grad(log_probs: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """Entropy (...) in nats, and ||onehot - p|| (...), the norm of d log pi(token) / d logits.
 
-    ||onehot - p|| = sqrt((sum_{v != token} p_v)^2 + sum_{v != token} p_v^2). The shorter sqrt(1 - 2 p + sum p^2)
-    loses all digits where p is near 1: in fp32 it returns 0 for true values near 1e-4.
+    ||onehot - p|| = sqrt((sum_{v != token} p_v)^2 + sum_{v != token} p_v^2). The shorter form
+    sqrt(1 - 2 p_token + sum_v p_v^2) loses all digits where p_token is near 1: in fp32 it returns 0 for true values
+    near 1e-4.
     """
     p = log_probs.exp()  # (..., V)
     entropy = -torch.linalg.vecdot(p, log_probs.clamp(min=-1e4))  # clamped, because 0 * -inf is NaN
@@ -285,7 +288,7 @@ def entropy_and_logit_grad(log_probs: Tensor, tokens: Tensor) -> tuple[Tensor, T
 
 
 def token_logprobs(model: Qwen2, hidden: Tensor, tokens: Tensor) -> Tensor:
-    """log pi (N,) of tokens (N,), each after hidden (N, D), with gradient.
+    """log pi (N,) of tokens (N,), with gradient; tokens[n] follows the state hidden[n] of hidden (N, D).
 
     Long lists are split. The logits of a piece are discarded and recomputed in the backward pass, because the logits
     of 8 x 512 tokens of Qwen2.5 would take 2.3 GiB.
@@ -306,7 +309,8 @@ def token_logprobs(model: Qwen2, hidden: Tensor, tokens: Tensor) -> Tensor:
 def load_model(path: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> Qwen2:
     """Read a Hugging Face folder: config.json and model.safetensors, or its shards and their index.
 
-    FileNotFoundError or ValueError, in one sentence, when a file is missing or damaged or a tensor does not fit.
+    Raises FileNotFoundError or ValueError, with a message of one sentence, when a file is missing or damaged, or when
+    a tensor does not fit.
     """
     path = Path(path)
     if not (path / "config.json").is_file():
@@ -347,4 +351,4 @@ def save_model(model: Qwen2, path: str | Path) -> None:
     source = model.config.source | {"architectures": [ARCHITECTURES[model.config.source["model_type"]]]}
     write_json(path / "config.json", source | {"dtype": dtype, "torch_dtype": dtype})  # transformers 5, transformers 4
     replace_file(path / "model.safetensors", lambda part: save_file(tensors, part, metadata={"format": "pt"}))
-    (path / "model.safetensors.index.json").unlink(missing_ok=True)  # or the shards that were here before would be read
+    (path / "model.safetensors.index.json").unlink(missing_ok=True)  # otherwise load_model would read older shards

@@ -1,18 +1,20 @@
 """Sampling: prompts are read once, responses grow token by token on a KV cache, and training reads them again.
 
 How this differs from the usual `generate`:
-1. A prompt is read once for all of its responses, both here and, with gradient, in the update.
+1. A prompt is read (run through the model) once for all of its responses, both here and, with gradient, in the update.
 2. All randomness comes in as uniform numbers, one row per response. So a response does not depend on the others in
    its batch.
-3. Log-prob, entropy and logit gradient of each token are recorded while sampling, so that the credit log costs no
-   extra forward pass.
+3. Log-prob, entropy and logit gradient (see Samples) of each token are recorded while sampling, so that the credit log
+   costs no extra forward pass.
 4. Responses that have ended leave the batch.
 
-Usually every row of a batch holds a prompt and one response. In the update here each prompt is a row of its own, and
-the responses are rows that attend to it, so that a prompt with G responses is computed once. Only ResponseCache and the
-three functions at the end know of this layout. tests/plain.py has the usual one, in 40 lines, for comparison.
+Usually every row of a batch holds a prompt and one response. Here, wherever finished responses are read again, each
+prompt is a row of its own, and the responses are rows that attend to it, so that a prompt with G responses is computed
+once. Only ResponseCache and the three functions at the end know of this layout. tests/plain.py has the usual one, in 40
+lines, for comparison.
 
-Alphabet: Q prompts, G responses to each, B = Q G responses, P prompt columns, T response columns, V vocabulary, D
+Alphabet: Q prompts, G responses to each, B = Q G responses, P prompt columns, T response columns (while sampling: as
+many as a response may have), V vocabulary, D
 hidden size, K key-value heads, d head size, S response columns read at once, N real tokens in a flat list. B' <= B rows
 are still running.
 
@@ -29,12 +31,15 @@ from qwen2_model import Qwen2, causal_bias, entropy_and_logit_grad, take, token_
 
 
 class Samples(NamedTuple):
-    """B responses, padded on the right to the longest. Column t is the t-th token of the response."""
+    """B responses, padded on the right to the longest. Column t is the t-th token of the response.
+
+    Log-prob, entropy and logit gradient are those of the model's whole distribution pi at temperature 1, even if the
+    token was drawn from another one.
+    """
 
     tokens: Tensor  # (B, T) int64, 0 on padding
     mask: Tensor  # (B, T) bool, True on sampled tokens, the end token included
-    logprob: Tensor  # (B, T) log pi(token), 0 on padding; this and the next two are of pi, the model's whole
-    # distribution at temperature 1, even if the token was drawn from another one
+    logprob: Tensor  # (B, T) log pi(token), 0 on padding
     entropy: Tensor  # (B, T) entropy of pi before the token, nats
     logit_grad: Tensor  # (B, T) ||onehot - p||: how hard log pi of this token pulls on the logits (gradient norm)
     ended: Tensor  # (B,) bool, False where the token limit cut the response off
@@ -53,7 +58,8 @@ class PromptCache:
         positions = torch.arange(P, device=device) - (P - self.length)[:, None]  # (Q, P) negative in the padding
         self.real = positions >= 0  # (Q, P)
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}  # layer -> keys, values (Q, K, P, d)
-        # The layers hand their keys and values to self.extend.
+        # The layers hand their keys and values to self.extend. A padding column sees itself (causal_bias), so that no
+        # softmax is empty, and no other column sees it.
         hidden = model.hidden(tokens, positions.clamp(min=0), causal_bias(self.real), self)  # (Q, P, D)
         self.last = hidden[:, -1]  # (Q, D) the state that predicts a response's first token
 
@@ -88,7 +94,7 @@ class ResponseCache:
         return self.prompts.last[self.prompt_of]
 
     def place(self, visible: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions (B, S) and bias (B, S, P + S) of S response columns; later ones see only those visible (B, S)."""
+        """Positions (B, S) and bias (B, S, P + S) of S response columns: each sees itself, and earlier visible ones."""
         B, S = visible.shape
         positions = self.prompts.length[self.prompt_of, None] + torch.arange(S, device=visible.device)  # (B, S)
         padding = ~self.prompts.real[self.prompt_of, None].expand(-1, S, -1)  # (B, S, P)
@@ -108,20 +114,21 @@ class DecodeCache:
     def __init__(self, prompts: PromptCache, G: int, new_columns: int):
         """Copy each prompt G times, in order, and leave room for `new_columns` columns."""
         Q, P = prompts.real.shape
-        first = prompts.layers[0][0]  # (Q, K, P, d); room: (keys and values, layers, Q, G, K, columns, d)
-        room = first.new_zeros(2, len(prompts.layers), Q, G, first.shape[1], P + new_columns, first.shape[3])
+        _, K, _, d = prompts.layers[0][0].shape
+        first = prompts.layers[0][0]
+        room = first.new_zeros(2, len(prompts.layers), Q, G, K, P + new_columns, d)  # 2: keys and values
         for layer, pair in prompts.layers.items():
             for i, x in enumerate(pair):
                 room[i, layer, :, :, :, :P] = x[:, None]
-        self.keys, self.values = room.flatten(2, 3)  # (layers, B, K, columns, d) each
-        padding = F.pad(~prompts.real, (0, new_columns)).repeat_interleave(G, 0)  # (B, columns)
-        self.bias = first.new_zeros(padding.shape).masked_fill(padding, float("-inf"))  # (B, columns)
-        self.length = prompts.length.repeat_interleave(G)  # (B,) tokens in each row so far
+        self.keys, self.values = room.flatten(2, 3)  # two of (layers, B, K, P + new_columns, d), later B' rows
+        padding = F.pad(~prompts.real, (0, new_columns)).repeat_interleave(G, 0)  # (B, P + new_columns)
+        self.bias = first.new_zeros(padding.shape).masked_fill(padding, float("-inf"))  # the same, later B' rows
+        self.length = prompts.length.repeat_interleave(G)  # (B,) tokens in each row so far, later (B',)
         self.filled = P
 
     def open_column(self) -> tuple[Tensor, Tensor]:
         """Begin the next column, and return its positions (B', 1) and bias (B', 1, filled)."""
-        positions = self.length[:, None]  # (B, 1)
+        positions = self.length[:, None]  # (B', 1)
         self.length, self.filled = self.length + 1, self.filled + 1
         return positions, self.bias[:, None, : self.filled]
 
@@ -134,7 +141,8 @@ class DecodeCache:
     def keep(self, running: Tensor) -> Tensor:
         """Drop the rows where running is False, and return the old index of each row that stays.
 
-        Running rows from the end move into the gaps. Running 1 0 1 1 0: row 3 moves into gap 1, the order is 0 3 2.
+        Running rows from the end move into the gaps, so that few rows are copied. Running 1 0 1 1 0: row 3 moves into
+        gap 1, and the order is 0 3 2.
         """
         count = int(running.sum())
         order = torch.arange(count, device=running.device)  # (count,) the old index of the row in each place
@@ -161,7 +169,8 @@ def draw(log_probs: Tensor, uniform: Tensor, temperature: float) -> Tensor:
         return log_probs.argmax(-1)
     p = log_probs.exp() if temperature == 1 else (log_probs / temperature).softmax(-1)  # (B, V)
     cumulative = p.cumsum(-1, dtype=torch.float64)  # (B, V)
-    # Scaled by the total, which is below 1 where a token is excluded; right=True never draws a token of probability 0.
+    # Scaled by the total, which is below 1 where a token is excluded. right=True finds the first entry strictly above
+    # the number, so that a token of probability 0, which adds nothing to the sum, is never drawn.
     token = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)[:, 0]  # (B,)
     return token.clamp(max=p.shape[-1] - 1)  # NaN in p would give an index past the end
 
@@ -182,7 +191,7 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
     mask = torch.zeros(B, T, dtype=torch.bool, device=device)
     at_least_float32 = torch.promote_types(model.output_weight.dtype, torch.float32)
     statistics = torch.zeros(3, B, T, device=device, dtype=at_least_float32)  # log-prob, entropy, logit gradient
-    with torch.inference_mode():  # a tenth faster than no_grad; safe, since what we return was made outside
+    with torch.inference_mode():  # a tenth faster than no_grad; what we return is made outside, as autograd demands
         prompt_cache = PromptCache(model, prompts)
         cache = DecodeCache(prompt_cache, G, T)
         hidden = prompt_cache.last.repeat_interleave(G, 0)  # (B', D) the state that predicts the next token
@@ -208,8 +217,8 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
 
 
 # ----------------------------------------------------------------------------------- reading finished responses
-# tokens and mask are (B, T), padded on the right. The padding needs no bias, because it comes after every real token.
-# What the first two functions return there has no meaning; response_logprobs returns 0.
+# tokens and mask are (B, T), padded on the right. The padding needs no bias, because it comes after every real token:
+# the first two functions use the mask's shape alone. On padding they return meaningless numbers, response_logprobs 0.
 
 
 def response_states(model: Qwen2, cache: ResponseCache, tokens: Tensor, mask: Tensor,
@@ -226,12 +235,16 @@ def response_states(model: Qwen2, cache: ResponseCache, tokens: Tensor, mask: Te
     """
     first = cache.last()[:, None]  # (B, 1, D)
     visible = torch.ones_like(mask) if hide is None else ~hide  # (B, T)
+    # The last token is left out: its state would predict nothing.
     later = model.hidden(tokens[:, :-1], *cache.place(visible[:, :-1]), cache)  # (B, T - 1, D)
     return torch.cat((first, later), dim=1)
 
 
 def response_attention(model: Qwen2, cache: ResponseCache, tokens: Tensor, mask: Tensor) -> Tensor:
-    """Attention (B, T, T): [:, t, u] is from the state that predicts token t to token u; last layer, mean of heads."""
+    """Attention (B, T, T): [:, t, u] is how much the state that predicts token t attends to token u.
+
+    Of the last layer, averaged over its heads.
+    """
     (B, T), P = tokens.shape, cache.prompts.real.shape[1]
     attention = torch.zeros(B, T, T, device=tokens.device)
     visible = torch.ones_like(mask)[:, :-1]  # (B, T - 1)

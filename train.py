@@ -1,4 +1,4 @@
-"""Settings and the loop: sample, grade, assign credit, update, log.
+"""GRPO (group relative policy optimization): settings and the loop: sample, grade, assign credit, update, log.
 
     python train.py --mitigation none                                       the bundled model, two to three minutes
     python train.py --mitigation outcome_conditional --think_discount 0.5   another way to assign credit
@@ -6,6 +6,8 @@
     python train.py --steps 0                                               only evaluate
     python train.py --resume runs/none-seed0                                continue a run that was stopped or killed
     torchrun --nproc_per_node 2 train.py --mitigation none                  the same run in several processes
+
+Shapes: Q puzzles a step, G responses to each (their group), B = Q G responses, T tokens of the longest response.
 
 A run folder receives config.json, metrics.csv, credit/, samples.txt, checkpoint/ and final.json. Read it with
 `python analyze.py runs/none-seed0`.
@@ -36,20 +38,20 @@ from qwen2_model import Qwen2, load_model, save_model
 BUNDLED = Path(__file__).parent / "models" / "countdown-tiny"
 CHOICES = {"mitigation": tuple(MITIGATIONS), "advantage": grpo.ADVANTAGES, "loss_norm": grpo.LOSS_NORMS,
            "normalize": NORMALIZATIONS, "dtype": ("float32", "bfloat16"), "optimizer_device": ("", "cpu")}
-EVALUATION_BYTES = 2**29  # of keys and values: a larger batch is faster, but must fit
+EVALUATION_BYTES = 2**29  # the most that keys and values may take while evaluating; larger batches are faster
 
 
 @dataclass
 class Settings:
     """Every flag, its default and its meaning."""
 
-    mitigation: str = "none"  # the credit function: how much more or less likely each token is made, see below
+    mitigation: str = "none"  # the credit function, see the end of --help; none: plain GRPO, equal for all tokens
     model: str = str(BUNDLED)  # a Hugging Face folder with Qwen2 or Qwen3 weights
     data: str = ""  # .jsonl or .parquet with `nums` and `target`; empty: generate 3 numbers from 1..20
     out: str = ""  # the run folder, which must not exist; empty: runs/<mitigation>[-<changed flags>]-seed<seed>
     steps: int = 100  # 0 only evaluates
-    questions: int = 12  # puzzles per step
-    answers: int = 8  # responses to each puzzle, its group
+    questions: int = 12  # Q, puzzles per step
+    answers: int = 8  # G, responses to each puzzle, its group
     max_new_tokens: int = 140  # a longer response is cut off
     seed: int = 0  # of puzzles and sampling
     lr: float = 2e-4  # AdamW's learning rate
@@ -58,10 +60,10 @@ class Settings:
     weight_decay: float = 0.0  # of AdamW
     max_grad_norm: float = 1.0  # the gradient is clipped to this norm
     advantage: str = "grpo"  # how a reward is compared with the others of its group, the responses to the same puzzle
-    normalize: str = "response"  # scale a credit function's weights to mean 1 per response, per batch, or not
-    loss_norm: str = "token"  # mean over all tokens, over each response first (sequence), or sum / constant
-    clip_low: float = 0.2  # a token's ratio, probability now / when sampled, is clipped below 1 - clip_low (PPO)
-    clip_high: float = 0.2  # and above 1 + clip_high (DAPO: 0.28)
+    normalize: str = "response"  # scale a reweighting's weights to mean 1 over each response, over the batch, or none
+    loss_norm: str = "token"  # token: mean of all tokens; sequence: mean of responses' means; constant: see grpo
+    clip_low: float = 0.2  # a token's ratio (its probability now / when sampled) counts as at least 1 - clip_low (PPO)
+    clip_high: float = 0.2  # and at most 1 + clip_high (DAPO: 0.28)
     updates_per_batch: int = 1  # optimizer steps on each batch
     kl: float = 0.0  # weight of the KL penalty to the start model, the reference
     skip_unfinished: bool = False  # no credit for responses that the token limit cut off (DAPO)
@@ -81,7 +83,7 @@ class Settings:
 
 
 class Policy(NamedTuple):
-    """The model that learns, and what belongs to it. (In RL, the model that acts is called the policy.)"""
+    """The policy, RL's word for the model that acts and learns, and what belongs to it."""
 
     model: Qwen2
     codec: Codec
@@ -98,19 +100,20 @@ class Policy(NamedTuple):
 def train(run: Path, s: Settings, hyper_parameters: dict, policy: Policy, training: list[Puzzle],
           heldout: list[Puzzle], optimizer: Optimizer, done: int) -> dict:
     """GRPO from step done + 1 to the last one. Returns the last row of metrics.csv."""
-    row, began = {}, time.perf_counter()
+    row, run_began = {}, time.perf_counter()
     for step in range(done + 1, s.steps + 1):
-        start = time.perf_counter()
+        step_began = time.perf_counter()
         puzzles = draw_puzzles(training, s, step)  # Q
         batch = sample_and_grade(policy, puzzles, s, step)
         credit = assign_credit(batch, s, hyper_parameters)  # (B, T)
-        if policy.critic is not None:  # last: credit must come from a critic that has not seen these rewards
+        if policy.critic is not None:  # after assign_credit, whose critic must not have seen these rewards
+            # batch.ask runs the model when an attribute is first read: see grpo.Queries
             policy.critic.learn(batch.ask.hidden, batch.mask, batch.ask.values, batch.reward)
         row = grpo.update(
             policy.model, optimizer, [policy.codec.prompt(p) for p in puzzles], batch, credit, kl=s.kl,
             clip_low=s.clip_low, clip_high=s.clip_high, loss_norm=s.loss_norm, max_new_tokens=s.max_new_tokens,
             updates_per_batch=s.updates_per_batch, max_grad_norm=s.max_grad_norm, micro_batch=s.micro_batch)
-        row |= summarize(step, batch, start)
+        row |= summarize(step, batch, step_began)
         if step == s.steps or (s.eval_every and step % s.eval_every == 0):
             row |= measure_heldout(policy, heldout, s)
         if leads():
@@ -118,13 +121,14 @@ def train(run: Path, s: Settings, hyper_parameters: dict, policy: Policy, traini
             run_folder.append_row(run, row)
             if step == 1 or step % s.sample_every == 0:
                 run_folder.write_samples(run, step, batch)
-            run_folder.save(run, step, s, policy.save, learners(policy, optimizer))
-        show(row, s, seconds_left=(time.perf_counter() - began) / (step - done) * (s.steps - step))
+            run_folder.save(run, step, s, policy.save, learners(policy, optimizer))  # what is due at this step
+        show(row, s, seconds_left=(time.perf_counter() - run_began) / (step - done) * (s.steps - step))
     return row
 
 
 def sample_and_grade(policy: Policy, puzzles: list[Puzzle], s: Settings, step: int) -> TokenBatch:
     """The B responses of a step, with their rewards and advantages."""
+    # The random number behind each token is drawn here, so that no response depends on what is sampled beside it.
     uniforms = grpo.draw_uniforms(s.seed, step, len(puzzles), s.answers, s.max_new_tokens)  # (B, max_new_tokens)
     return grpo.rollout(policy.model, policy.codec, puzzles, uniforms, advantage=s.advantage, normalize=s.normalize,
                         key=(s.seed, step), reference=policy.reference, critic=policy.critic,
@@ -146,15 +150,15 @@ def learners(policy: Policy, optimizer: Optimizer) -> dict:
     return {"optimizer": optimizer} | ({"critic": critic, "critic_adamw": critic.optimizer} if critic else {})
 
 
-def summarize(step: int, batch: TokenBatch, start: float) -> dict[str, float]:
-    """The columns of metrics.csv that describe a step's responses. start: when the step began."""
+def summarize(step: int, batch: TokenBatch, began: float) -> dict[str, float]:
+    """The columns of metrics.csv that describe a step's responses. began: when the step did."""
     tokens = batch.mask.sum().item()
-    seconds = time.perf_counter() - start  # after .item(), which waits for the device
+    seconds = time.perf_counter() - began  # after .item(), which waits for the device
     rewards = batch.reward.view(len(batch.numbers), -1)  # (Q, G)
     return {"step": step, "reward": batch.reward.mean().item(), "success": batch.success.mean().item(),
             "format": batch.format.mean().item(), "length": tokens / len(batch.text),
             "truncated": 1 - batch.ended.float().mean().item(), "entropy": batch.entropy[batch.mask].mean().item(),
-            "zero_variance_groups": int((~has_variance(rewards)).sum()),
+            "zero_variance_groups": int((~has_variance(rewards)).sum()),  # groups of equal rewards teach nothing
             "seconds": seconds, "tokens_per_second": tokens / seconds}
 
 
@@ -191,7 +195,7 @@ def responses_that_fit(policy: Policy, puzzles: list[Puzzle], s: Settings) -> in
     """How many responses to sample at once while evaluating: at least as many as a training step does."""
     c, itemsize = policy.model.config, policy.model.output_weight.itemsize
     columns = max(len(policy.codec.prompt(puzzle)) for puzzle in puzzles) + s.max_new_tokens
-    column_bytes = 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * itemsize  # a key and a value a layer
+    column_bytes = 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * itemsize  # 2: key, value
     return max(s.questions * s.answers, EVALUATION_BYTES // (columns * column_bytes))
 
 
@@ -228,7 +232,7 @@ def finish(run: Path, row: dict, policy: Policy, heldout: list[Puzzle], s: Setti
     """Write final.json: held-out success, measured again only if the last row of metrics.csv lacks it, and pass@16."""
     last = row if "heldout_success" in row else measure_heldout(policy, heldout, s)
     final = {"step": s.steps, "heldout_success": last["heldout_success"], "heldout_stderr": last["heldout_stderr"],
-             "heldout_problems": len(heldout)} | measure_pass(policy, heldout[:128], s)
+             "heldout_problems": len(heldout)} | measure_pass(policy, heldout[:128], s)  # more would take long
     if leads():
         write_json(run / "final.json", final)
     print(f"wrote {run}" + (f"; read it with: python analyze.py {run}" if s.steps else ""))
@@ -238,17 +242,18 @@ def finish(run: Path, row: dict, policy: Policy, heldout: list[Puzzle], s: Setti
 
 
 def choose_puzzles(s: Settings) -> tuple[list[Puzzle], list[Puzzle]]:
-    """Training and held-out puzzles, generated or from --data. A hash of the puzzle decides, not the seed.
+    """Training and held-out puzzles, generated or from --data. A hash of each puzzle decides which it is.
 
-    The third part of countdown_task.split, puzzles whose numbers are new, is left for experiments.
+    (countdown_task.split has a third part, puzzles whose numbers are new, which only experiments/ uses.)
     """
     if not s.data:
         return generate_puzzles(4096, "train"), generate_puzzles(s.eval_problems, "heldout")
-    distinct = {puzzle_key(p): p for p in read_puzzles(s.data)}  # the public set lists many puzzles twice
+    distinct = {puzzle_key(p): p for p in read_puzzles(s.data)}  # Countdown-Tasks-3to4 has many twice
+    # In the order of another hash, so that the first ones are a fair sample, whatever the order of the rows.
     by_hash = [distinct[key] for key in sorted(distinct, key=fingerprint)]
     training, heldout = ([p for p in by_hash if split(p) == part] for part in ("train", "heldout"))
-    for name, part in (("train", training), ("held-out", heldout)):
-        if not part:
+    for name, chosen in (("train", training), ("held-out", heldout)):
+        if not chosen:
             raise ValueError(f"{s.data} has no {name} puzzle among its {len(distinct)}: it needs more rows")
     return training, heldout[: s.eval_problems]
 
@@ -256,7 +261,7 @@ def choose_puzzles(s: Settings) -> tuple[list[Puzzle], list[Puzzle]]:
 def draw_puzzles(training: list[Puzzle], s: Settings, step: int) -> list[Puzzle]:
     """The step's puzzles. Every epoch shuffles the training puzzles anew; the order depends on the seed alone."""
     epochs, places = np.divmod(np.arange((step - 1) * s.questions, step * s.questions), len(training))  # (Q,), (Q,)
-    # 0 stands where draw_uniforms has the step, which begins at 1: so no random number is used twice.
+    # 0 stands where draw_uniforms has the step: no random number is used twice, since step 0 is only the rehearsal.
     orders = {epoch: np.random.default_rng([s.seed, 0, epoch]).permutation(len(training)) for epoch in set(epochs)}
     return [training[orders[epoch][place]] for epoch, place in zip(epochs, places)]
 
@@ -264,8 +269,9 @@ def draw_puzzles(training: list[Puzzle], s: Settings, step: int) -> list[Puzzle]
 def check_puzzles(policy: Policy, training: list[Puzzle], heldout: list[Puzzle], s: Settings) -> None:
     """ValueError when a puzzle that this run will ask has no solution, or doesn't fit the model."""
     used = {p for step in range(1, s.steps + 1) for p in draw_puzzles(training, s, step)} | set(heldout)
-    progress = Progress("checking puzzles", len(used))
-    for i, (numbers, target) in enumerate(used if s.data else (), 1):  # what we generate has a solution
+    to_solve = used if s.data else set()  # what we generate has a solution
+    progress = Progress("checking puzzles", len(to_solve))
+    for i, (numbers, target) in enumerate(to_solve, 1):
         progress.show(i)
         if len(numbers) > 6:
             raise ValueError(f"{s.data}: {list(numbers)} are too many numbers; 6 are the most we can solve")
@@ -310,7 +316,7 @@ def main() -> None:
     print(f"settings: {', '.join(f'{k}={v}' for k, v in differences.items()) or 'all at their defaults'}", flush=True)
     try:
         row = measure_start(run, policy, heldout, s) if done == 0 else {}
-        row = train(run, s, hyper_parameters, policy, training, heldout, optimizer, done) or row  # {} without a step
+        row = train(run, s, hyper_parameters, policy, training, heldout, optimizer, done) or row  # {} if none was left
         finish(run, row, policy, heldout, s)
     except KeyboardInterrupt:
         fail(f"interrupted; continue with: python train.py --resume {run}")
@@ -341,7 +347,8 @@ def load_policy(s: Settings, required: set[str]) -> Policy:
     """The model, its tokenizer, and the critic and the reference model where they are required."""
     check_device(s.device)
     model, codec = load_model(s.model, s.device, getattr(torch, s.dtype)), Codec(s.model)
-    model.real_vocab, model.checkpoint_activations = codec.size, s.checkpoint_activations
+    model.real_vocab = codec.size  # the embedding may have more rows than there are tokens; they are never sampled
+    model.checkpoint_activations = s.checkpoint_activations
     critic = load_critic(s.model, model) if "critic" in required else None
     reference = copy.deepcopy(model).requires_grad_(False) if s.kl > 0 or "reference" in required else None
     return Policy(model, codec, critic, reference)
@@ -351,7 +358,7 @@ def rehearse(policy: Policy, puzzles: list[Puzzle], s: Settings, hyper_parameter
     """Sample two short responses to each of two puzzles and give them credit, so that a mistake shows at once."""
     try:  # two tokens of one response, to see whether the device can run this model
         grpo.respond(policy.model, policy.codec, puzzles[:1], torch.zeros(1, 2, dtype=torch.float64))
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError) as error:  # torch raises one or the other, by device
         raise ValueError(f"--device {s.device} can't run this model: {first_sentence(error)}") from None
     small = replace(s, answers=2, max_new_tokens=min(8, s.max_new_tokens))
     assign_credit(sample_and_grade(policy, puzzles[:2], small, step=0), small, hyper_parameters)
