@@ -6,12 +6,9 @@ into results/benchmark.csv, a plot of them into results/benchmark.png.
 Run it:  python tests/benchmark.py          about six minutes on two cores; needs tests/requirements.txt
          python tests/benchmark.py --big    also the memory of an update of Qwen2.5-0.5B's shape: six minutes, 11 GiB
 """
-
 import argparse
 import contextlib
 import copy
-import csv
-import io
 import json
 import os
 import re
@@ -20,16 +17,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Callable
+from typing import Callable, Iterator
 from unittest import mock
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path.insert(0, str(ROOT))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -37,17 +34,18 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import grpo
-from conftest import make_batch
 from countdown_task import CHAT, Codec, Puzzle, generate_puzzles
 from critic import Critic
 from experiments import ground_truth
 from mitigations import MITIGATIONS, TokenBatch
-from plain import plain_rows, plain_update
 from plumbing.optimizer import Optimizer
-from plumbing.processes import join, leads, leave, world
+from plumbing.processes import join, leads, leave, my_share
+from plumbing.report import plt, write_csv
 from qwen2_model import Qwen2, load_model, read_config
 from sampler import generate
-from train import BUNDLED, Policy, Settings, assign_credit, sample_and_grade
+from tests.conftest import make_batch
+from tests.plain import plain_rows, plain_update
+from train import BUNDLED, Settings
 
 PUZZLES, ANSWERS, TOKENS = 8, 8, 64
 LIMIT = Settings.max_new_tokens
@@ -56,12 +54,11 @@ TRL_STEP = 0.525 / (64 * 64 / 18_700)  # a step of TRL's takes this many times a
 CODEC = Codec(BUNDLED)
 
 
-@dataclass
 class Benchmark:
     """How often everything is repeated, and the rows of the CSV so far."""
 
-    repeats: int = 7
-    rows: list[dict] = field(default_factory=list)
+    def __init__(self, repeats: int):
+        self.repeats, self.rows = repeats, []
 
     def record(self, what: str, value: float, unit: str, ratio: float | None = None, against: str = "") -> None:
         """Keep a figure, and print it."""
@@ -103,16 +100,25 @@ def prompts_of(puzzles: int = PUZZLES) -> list[list[int]]:
     return [CODEC.prompt(puzzle) for puzzle in generate_puzzles(puzzles, "train")]
 
 
-def fixed_batch(model: Qwen2, prompts: list[list[int]], tokens: int) -> tuple[TokenBatch, Tensor]:
-    """8 responses of exactly `tokens` tokens to each prompt, and a credit (B, tokens) that is 0 nowhere."""
-    uniforms = grpo.draw_uniforms(0, 0, len(prompts), ANSWERS, tokens)
-    samples, B = generate(model, prompts, uniforms, end_tokens=[]), len(uniforms)
-    batch = make_batch([tokens] * B, [0.0] * B, [i // ANSWERS for i in range(B)], **samples._asdict())
-    return batch, torch.randn(B, tokens, generator=torch.Generator().manual_seed(0))
+def random_batch(model: Qwen2, prompts: list[list[int]], tokens: int) -> tuple[TokenBatch, Tensor]:
+    """8 responses of `tokens` random tokens to each prompt, and a credit (B, tokens) that is 0 nowhere."""
+    B = len(prompts) * ANSWERS
+    samples = torch.randint(model.real_vocab, (B, tokens))
+    return make_batch([tokens] * B, [0.0] * B, [i // ANSWERS for i in range(B)], tokens=samples), torch.randn(B, tokens)
 
 
-def their_generate(limit: int, ends: list[int] | None) -> Callable[[], object]:
-    """transformers' sampler for 64 responses; without `ends`, of exactly `limit` tokens."""
+# -------------------------------------------------------------------------------------- against other code
+
+
+def our_generate(model: Qwen2, limit: int, ends: list[int]) -> Callable[[], object]:
+    """Our sampler for 64 responses, or for this process's share of them."""
+    uniforms = grpo.draw_uniforms(0, 0, PUZZLES, ANSWERS, limit).split(ANSWERS)  # Q of (G, limit)
+    prompts, mine = my_share(prompts_of()), torch.cat(my_share(uniforms))
+    return lambda: generate(model, prompts, mine, ends)
+
+
+def their_generate(limit: int, ends: list[int]) -> Callable[[], object]:
+    """transformers' sampler for the same 64 responses; without `ends`, of exactly `limit` tokens."""
     theirs = AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32)
     repeated = [prompt for prompt in prompts_of() for _ in range(ANSWERS)]
     tokens, pad, P = plain_rows(repeated, torch.zeros(len(repeated), 0, dtype=torch.long))  # (B, P), (B,)
@@ -120,13 +126,6 @@ def their_generate(limit: int, ends: list[int] | None) -> Callable[[], object]:
     options = dict(do_sample=True, top_k=0, max_new_tokens=limit, pad_token_id=0)
     options |= {"eos_token_id": ends} if ends else {"min_new_tokens": limit}
     return lambda: theirs.generate(tokens, attention_mask=attention, **options)
-
-
-def our_generate(model: Qwen2, limit: int, ends: list[int]) -> Callable[[], object]:
-    """Our sampler for the same 64 responses, or for this process's share of them."""
-    (rank, size), prompts = world(), prompts_of()
-    uniforms = grpo.draw_uniforms(0, 0, PUZZLES, ANSWERS, limit).unflatten(0, (PUZZLES, ANSWERS))  # (Q, G, limit)
-    return lambda: generate(model, prompts[rank::size], uniforms[rank::size].flatten(0, 1), ends)
 
 
 def sampler(bench: Benchmark) -> None:
@@ -143,16 +142,16 @@ def sampler(bench: Benchmark) -> None:
 def updates(bench: Benchmark) -> None:
     """Against the plain layout of tests/plain.py: the batch of a real step, and prompts as long as the original's."""
     model, puzzles = bundled(), generate_puzzles(PUZZLES, "train")
-    optimizer, prompts = Optimizer(model, lr=0.0), prompts_of()
+    optimizer = Optimizer(model, lr=0.0)
     real = grpo.rollout(model, CODEC, puzzles, grpo.draw_uniforms(0, 1, PUZZLES, ANSWERS, LIMIT))
     text = CHAT.format(numbers=[4, 3, 5], target=8)
     long = [(CODEC.tokenizer.encode(text, add_special_tokens=False).ids * 2)[:140]] * PUZZLES
-    cases = {"a real step": (prompts, real, MITIGATIONS["none"](real)),
-             "prompts of 140 tokens, answers of 50": (long, *fixed_batch(model, long, 50))}
-    for name, (asked, batch, credit) in cases.items():
+    cases = {"a real step": (prompts_of(), real, MITIGATIONS["none"](real)),
+             "prompts of 140 tokens, answers of 50": (long, *random_batch(model, long, 50))}
+    for name, (prompts, batch, credit) in cases.items():
         took = bench.interleave(
-            ours=lambda: grpo.update(model, optimizer, asked, batch, credit, max_new_tokens=LIMIT),
-            plain=lambda: plain_update(model, asked, batch, credit))
+            ours=lambda: grpo.update(model, optimizer, prompts, batch, credit, max_new_tokens=LIMIT),
+            plain=lambda: plain_update(model, prompts, batch, credit))
         bench.record(f"update, {name}", batch.mask.sum().item() / took["ours"], "tokens/s",
                      took["plain"] / took["ours"], "the plain layout")
 
@@ -181,7 +180,7 @@ def record_steps(bench: Benchmark, took: dict[str, float], how: str) -> None:
 def steps(bench: Benchmark) -> None:
     """A whole step in one process of two threads."""
     took = bench.interleave(float32=whole_step(bundled()), bfloat16=whole_step(bundled(torch.bfloat16)),
-                            theirs=their_generate(TOKENS, None))
+                            theirs=their_generate(TOKENS, []))
     record_steps(bench, took, "one process")
 
 
@@ -204,13 +203,14 @@ def pair(repeats: int) -> None:
     """What each of the two processes runs. The first one also runs, alone, what they are compared with."""
     join("cpu")
 
-    def timed(work: Callable, alone: int = 0) -> Callable[[], None]:
-        """Both processes work; with `alone` threads only the first one does, and the second waits."""
+    def both(work: Callable) -> Callable[[], None]:
+        return lambda: (work(), dist.barrier())
+
+    def alone(work: Callable, threads: int) -> Callable[[], None]:
+        """The first process works as if it were the only one, and the second waits."""
         def run() -> None:
-            if not alone:
-                work()
-            elif leads():
-                torch.set_num_threads(alone)
+            if leads():
+                torch.set_num_threads(threads)
                 with mock.patch("torch.distributed.is_initialized", return_value=False):
                     work()
                 torch.set_num_threads(1)
@@ -219,69 +219,58 @@ def pair(repeats: int) -> None:
 
     model = bundled()
     took = Benchmark(repeats).interleave(**{
-        "our fixed": timed(our_generate(model, TOKENS, [])),
-        "their fixed": timed(their_generate(TOKENS, None), alone=2),
-        "our real": timed(our_generate(model, LIMIT, CODEC.end_tokens)),
-        "their real": timed(their_generate(LIMIT, CODEC.end_tokens), alone=2),
-        "alone": timed(whole_step(model), alone=1),
-        "float32": timed(whole_step(model)),
-        "bfloat16": timed(whole_step(bundled(torch.bfloat16)))})
+        "our fixed": both(our_generate(model, TOKENS, [])),
+        "their fixed": alone(their_generate(TOKENS, []), threads=2),
+        "our real": both(our_generate(model, LIMIT, CODEC.end_tokens)),
+        "their real": alone(their_generate(LIMIT, CODEC.end_tokens), threads=2),
+        "alone": alone(whole_step(model), threads=1),
+        "float32": both(whole_step(model)),
+        "bfloat16": both(whole_step(bundled(torch.bfloat16)))})
     print(json.dumps(took), flush=True)
     leave()
 
 
-def default_step() -> tuple[Policy, list[Puzzle], Callable[[], tuple[TokenBatch, Tensor]]]:
-    """A training step of `none` with default settings, which returns its batch and credit; its policy and puzzles."""
-    s, model = Settings(), bundled()
-    policy = Policy(model, CODEC, Critic(model.config.hidden_size), copy.deepcopy(model).requires_grad_(False))
-    puzzles, optimizer = generate_puzzles(s.questions, "train"), Optimizer(model, lr=0.0)
-    prompts = [CODEC.prompt(puzzle) for puzzle in puzzles]
-
-    def step() -> tuple[TokenBatch, Tensor]:
-        batch = sample_and_grade(policy, puzzles, s, 1)
-        credit = assign_credit(batch, s, {})
-        grpo.update(model, optimizer, prompts, batch, credit, max_new_tokens=s.max_new_tokens)
-        return batch, credit
-
-    return policy, puzzles, step
+# -------------------------------------------------------------------------------------- what credit costs
 
 
-def log_cost(bench: Benchmark) -> None:
-    """Time of the credit log, as a share of a default step, and its size."""
-    *_, step = default_step()
-    batch, credit = step()
+def credit(bench: Benchmark) -> None:
+    """What each credit function and the credit log add to a default step of `none`, and the size of the log."""
+    model, puzzles = bundled(), generate_puzzles(Settings.questions, "train")
+    optimizer, critic = Optimizer(model, lr=0.0), Critic(model.config.hidden_size)
+    reference, prompts = copy.deepcopy(model).requires_grad_(False), prompts_of(len(puzzles))
+    uniforms = grpo.draw_uniforms(0, 1, len(puzzles), Settings.answers, LIMIT)
+    seconds: dict[str, list[float]] = {name: [] for name in ("step", "log", *MITIGATIONS)}
+
+    def sampled() -> TokenBatch:
+        return grpo.rollout(model, CODEC, puzzles, uniforms, reference=reference, critic=critic)
+
+    @contextlib.contextmanager
+    def clock(name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        seconds[name].append(time.perf_counter() - start)
+
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "step-000001.npz"
-        took = bench.interleave(step=step, log=lambda: grpo.write_credit_log(file, 1, batch, credit))
+        for _ in range(bench.repeats // 2 + 1):
+            with clock("step"):
+                batch = sampled()
+                weight = MITIGATIONS["none"](batch)
+                grpo.update(model, optimizer, prompts, batch, weight, max_new_tokens=LIMIT)
+            with clock("log"):
+                grpo.write_credit_log(file, 1, batch, weight)
+            for name, method in MITIGATIONS.items():
+                batch = sampled()  # a new one each time: it would remember what it asked the model before
+                with clock(name):
+                    method(batch)
+                    if "critic" in method.needs:
+                        critic.learn(batch.ask.hidden, batch.mask, batch.ask.values, batch.reward)
         size = file.stat().st_size / batch.mask.sum().item()
-    bench.record("credit log", 100 * took["log"] / took["step"], f"% of a step of {took['step']:.2f} s")
+    step, log, *each = map(statistics.median, seconds.values())
+    bench.record("credit log", 100 * log / step, f"% of a step of {step:.2f} s")
     bench.record("credit log, size", size, "bytes a token")
-
-
-def methods(bench: Benchmark) -> None:
-    """What each credit function adds to a step of `none`, including what the critic learns for it."""
-    policy, puzzles, step = default_step()
-    uniforms = grpo.draw_uniforms(0, 1, len(puzzles), Settings.answers, LIMIT)  # those of the step
-
-    def assign(name: str) -> float:
-        """Seconds for the credit alone. A new batch each time: it would remember what it asked the model before."""
-        batch = grpo.rollout(policy.model, CODEC, puzzles, uniforms, reference=policy.reference, critic=policy.critic)
-        start = time.perf_counter()
-        MITIGATIONS[name](batch)
-        if "critic" in MITIGATIONS[name].needs:
-            policy.critic.learn(batch.ask.hidden, batch.mask, batch.ask.values, batch.reward)
-        return time.perf_counter() - start
-
-    baseline, seconds = [], {name: [] for name in MITIGATIONS}
-    for _ in range(bench.repeats // 2 + 1):
-        start = time.perf_counter()
-        step()
-        baseline.append(time.perf_counter() - start)
-        for name, times in seconds.items():
-            times.append(assign(name))
-    for name, times in seconds.items():
-        bench.record(f"credit of {name}", 100 * statistics.median(times) / statistics.median(baseline),
-                     "% of a step of none")
+    for name, took in zip(MITIGATIONS, each):
+        bench.record(f"credit of {name}", 100 * took / step, "% of a step of none")
 
 
 def truth(bench: Benchmark) -> None:
@@ -293,8 +282,7 @@ def truth(bench: Benchmark) -> None:
     model, puzzles = bundled(), generate_puzzles(4, "heldout")
     batch = grpo.rollout(model, CODEC, puzzles, grpo.draw_uniforms(0, 1, len(puzzles), 2, LIMIT))
     columns = ground_truth.describe(batch, {})
-    with contextlib.redirect_stdout(io.StringIO()):
-        ground_truth.sample_truth(model, CODEC, puzzles, columns, 100, 0, LIMIT, lambda: None)
+    ground_truth.sample_truth(model, CODEC, puzzles, columns, 100, 0, LIMIT, lambda: None)
     ground_truth.add_values(columns)
     tokens, value_variance, a_star_variance = monte_carlo(model, puzzles, batch, 8)
     for name, variance, column in (("A*", a_star_variance, "a_star_error"), ("V", value_variance, "value_error")):
@@ -322,18 +310,28 @@ def monte_carlo(model: Qwen2, puzzles: list[Puzzle], batch: TokenBatch, k: int) 
     return tokens, variance[:, :-1][batch.mask].numpy(), of_A[batch.mask].numpy()
 
 
+# -------------------------------------------------------------------------------------- against the machine
+
+
+def sample_and_update(model: Qwen2, prompts: list[list[int]], tokens: int,
+                      micro_batch: int = 16) -> dict[str, Callable[[], object]]:
+    """Sampler and update on 8 responses of exactly `tokens` tokens to each prompt."""
+    uniforms = grpo.draw_uniforms(0, 0, len(prompts), ANSWERS, tokens)
+    (batch, credit), optimizer = random_batch(model, prompts, tokens), Optimizer(model, lr=0.0)
+    optimizer.step(1.0)  # allocates Adam's moments
+    return {"sampler": lambda: generate(model, prompts, uniforms, []),
+            "update": lambda: grpo.update(model, optimizer, prompts, batch, credit, max_new_tokens=tokens,
+                                          micro_batch=micro_batch)}
+
+
 def machine(bench: Benchmark) -> None:
     """Matrix products per second in update and sampler, against bare products of the same shapes."""
     model, prompts = bundled(), prompts_of()
-    (batch, credit), optimizer = fixed_batch(model, prompts, TOKENS), Optimizer(model, lr=0.0)
     many, few, w = torch.randn(2048, 128), torch.randn(64, 128), torch.randn(768, 128)  # rows in update, decoding
-    took = bench.interleave(
-        update=lambda: grpo.update(model, optimizer, prompts, batch, credit, max_new_tokens=TOKENS),
-        sampler=our_generate(model, TOKENS, []),
-        many=lambda: [many @ w.T for _ in range(20)],
-        few=lambda: [few @ w.T for _ in range(400)])
+    took = bench.interleave(**sample_and_update(model, prompts, TOKENS), many=lambda: [many @ w.T for _ in range(20)],
+                            few=lambda: [few @ w.T for _ in range(400)])
     weights = sum(p.numel() for p in model.parameters())
-    tokens = batch.mask.sum().item() + sum(map(len, prompts))  # that pass through the model
+    tokens = PUZZLES * ANSWERS * TOKENS + sum(map(len, prompts))  # that pass through the model
     for name, operations, bare in (("update", 6 * weights * tokens, 20 * 2 * 2048 * 128 * 768 / took["many"]),
                                    ("sampler", 2 * weights * tokens, 400 * 2 * 64 * 128 * 768 / took["few"])):
         reached = operations / took[name]
@@ -343,66 +341,50 @@ def machine(bench: Benchmark) -> None:
 
 def growth(bench: Benchmark) -> None:
     """Seconds of sampler and update as the number of responses, their length and the model grow."""
-    model = bundled()
+    model, cases = bundled(), []
     for puzzles, tokens in ((2, 64), (4, 64), (8, 64), (16, 64), (32, 64), (8, 32), (8, 128), (8, 256)):
-        grow(bench, f"{ANSWERS * puzzles} responses of {tokens} tokens", model, prompts_of(puzzles), tokens)
+        cases.append((f"{ANSWERS * puzzles} responses of {tokens} tokens", model, puzzles, tokens))
     for width in (64, 128, 256, 512):
         model = random_model(hidden_size=width, intermediate_size=3 * width, num_attention_heads=width // 32,
                              num_key_value_heads=width // 64)
         millions = sum(p.numel() for p in model.parameters()) / 1e6
-        grow(bench, f"{millions:.2f} million parameters", model, prompts_of(), TOKENS)
+        cases.append((f"{millions:.2f} million parameters", model, PUZZLES, TOKENS))
+    for name, model, puzzles, tokens in cases:
+        took = bench.interleave(**sample_and_update(model, prompts_of(puzzles), tokens))
+        for part, seconds in took.items():
+            bench.record(f"growth, {part}, {name}", seconds, "s")
 
 
-def grow(bench: Benchmark, name: str, model: Qwen2, prompts: list[list[int]], tokens: int) -> None:
-    """One point of the curves."""
-    uniforms = grpo.draw_uniforms(0, 0, len(prompts), ANSWERS, tokens)
-    (batch, credit), optimizer = fixed_batch(model, prompts, tokens), Optimizer(model, lr=0.0)
-    took = bench.interleave(
-        sampler=lambda: generate(model, prompts, uniforms, []),
-        update=lambda: grpo.update(model, optimizer, prompts, batch, credit, max_new_tokens=tokens))
-    for part, seconds in took.items():
-        bench.record(f"growth, {part}, {name}", seconds, "s")
-
-
-def peak(work: Callable[[], object]) -> float:
-    """GiB by which the memory of this process rises while it works (on Linux)."""
+def memory(case: str) -> float:
+    """GiB by which the memory of this process, which runs nothing else, rises at most in one case (on Linux)."""
     def resident(key: str) -> float:
         return int(re.search(rf"{key}:\s+(\d+)", Path("/proc/self/status").read_text())[1]) / 2**20
 
+    model, prompts, tokens = bundled(), prompts_of(), TOKENS
+    if case == "big":
+        model = random_model(torch.bfloat16, vocab_size=151936, hidden_size=896, intermediate_size=4864,
+                             num_hidden_layers=24, num_attention_heads=14, num_key_value_heads=2)
+        model.real_vocab, model.checkpoint_activations = 151665, True
+        prompts, tokens = [torch.randint(0, 151643, (140,)).tolist()], 512
+    work = sample_and_update(model, prompts, tokens, micro_batch=4)["sampler" if case == "sampler" else "update"]
     Path("/proc/self/clear_refs").write_text("5")  # resets the recorded peak
     before = resident("VmRSS")
     work()
     return resident("VmHWM") - before
 
 
-def memory(case: str) -> None:
-    """Print the peak of one case, in a process of its own."""
-    model, prompts, tokens, answers = bundled(), prompts_of(), TOKENS, ANSWERS
-    if case == "big":
-        model = random_model(torch.bfloat16, vocab_size=151936, hidden_size=896, intermediate_size=4864,
-                             num_hidden_layers=24, num_attention_heads=14, num_key_value_heads=2)
-        model.real_vocab, model.checkpoint_activations = 151665, True
-        prompts, tokens, answers = [torch.randint(0, 151643, (140,)).tolist()], 512, 8
-    optimizer, B = Optimizer(model, lr=0.0), len(prompts) * answers
-    optimizer.step(1.0)  # allocates Adam's moments
-    batch = make_batch([tokens] * B, [0.0] * B, [i // answers for i in range(B)],
-                       tokens=torch.randint(0, model.real_vocab, (B, tokens)))
-    uniforms, credit = grpo.draw_uniforms(0, 0, len(prompts), answers, tokens), torch.randn(B, tokens)
-    if case == "sampler":
-        print(peak(lambda: generate(model, prompts, uniforms, [])))
-    else:
-        print(peak(lambda: grpo.update(model, optimizer, prompts, batch, credit, max_new_tokens=tokens, micro_batch=4)))
-
-
 def memories(bench: Benchmark, big: bool) -> None:
-    """Peak memory above weights, gradients and optimizer."""
+    """Peak memory above weights, gradients and optimizer, each in a process of its own."""
     names = {"update": "update of 64 x 64 tokens", "sampler": "sampler of 64 x 64 tokens"}
     if big:
         names["big"] = "update of 8 x 512 tokens, Qwen2.5-0.5B's shape, bfloat16, --checkpoint_activations"
     for case, name in names.items():
-        command = [sys.executable, __file__, "--memory", case]
-        printed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
-        bench.record(f"memory, {name}", float(printed), "GiB above weights, gradients and optimizer")
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            peak = pool.submit(memory, case).result()
+        bench.record(f"memory, {name}", peak, "GiB above weights, gradients and optimizer")
+
+
+# -------------------------------------------------------------------------------------- plot and command
 
 PANELS = {  # axis label: the names of the rows that belong there, and in them the number on the axis
     "responses of 64 tokens": r"(\d+) responses of 64 tokens",
@@ -411,9 +393,16 @@ PANELS = {  # axis label: the names of the rows that belong there, and in them t
 
 
 def plot(rows: list[dict], file: Path) -> None:
-    """Ratios as bars, growth as lines."""
+    """Ratios as bars, with what they are compared to, and growth as lines."""
     figure, (bars, *panels) = plt.subplots(1, 4, figsize=(16, 4.4), width_ratios=[1.7, 1, 1, 1], layout="constrained")
-    plot_ratios(bars, [r for r in rows if r["ratio"] and "matrix" not in r["what"]][::-1])
+    compared = [r for r in rows if r["against"] and not re.search("matrix|truth", r["what"])][::-1]  # ratios of times
+    ratios = [float(r["ratio"]) for r in compared]
+    bars.barh([r["what"] for r in compared], ratios, color="#0072B2")
+    for y, (r, ratio) in enumerate(zip(compared, ratios)):
+        bars.text(ratio + 0.05, y, f"{ratio:.2f}  {r['against']}", va="center", fontsize=7)
+    bars.axvline(1, color="black", linewidth=1)
+    bars.set(xlabel="times as fast as", xlim=(0, max(ratios) * 1.7))
+    bars.tick_params(axis="y", labelsize=7)
     for axes, (label, pattern) in zip(panels, PANELS.items()):
         for part, marker, colour in (("sampler", "o", "#0072B2"), ("update", "s", "#D55E00")):
             found = [(re.fullmatch(f"growth, {part}, {pattern}", r["what"]), float(r["value"])) for r in rows]
@@ -427,17 +416,6 @@ def plot(rows: list[dict], file: Path) -> None:
     figure.savefig(file, dpi=110)
 
 
-def plot_ratios(axes: plt.Axes, rows: list[dict]) -> None:
-    """One bar per row, with what it is compared to."""
-    ratios = [float(r["ratio"]) for r in rows]
-    axes.barh([r["what"] for r in rows], ratios, color="#0072B2")
-    for y, (r, ratio) in enumerate(zip(rows, ratios)):
-        axes.text(ratio + 0.05, y, f"{ratio:.2f}  {r['against']}", va="center", fontsize=7)
-    axes.axvline(1, color="black", linewidth=1)
-    axes.set(xlabel="times as fast as", xlim=(0, max(ratios) * 1.7))
-    axes.tick_params(axis="y", labelsize=7)
-
-
 def main() -> None:
     """Measure everything on the bundled model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -445,18 +423,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "results", help="folder of benchmark.csv and benchmark.png")
     parser.add_argument("--repeats", type=int, default=7, help="1 only shows that everything runs (default 7)")
     parser.add_argument("--pair", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--memory", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.pair or args.memory:
-        return pair(args.repeats) if args.pair else memory(args.memory)
+    if args.pair:
+        return pair(args.repeats)
     bench = Benchmark(args.repeats)
-    for part in (sampler, updates, steps, processes, log_cost, methods, truth, machine, growth):
+    for part in (sampler, updates, steps, processes, credit, truth, machine, growth):
         part(bench)
     memories(bench, args.big)
-    with (args.out / "benchmark.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(bench.rows[0]))
-        writer.writeheader()
-        writer.writerows(bench.rows)
+    write_csv(bench.rows, args.out / "benchmark.csv")
     plot(bench.rows, args.out / "benchmark.png")
 
 

@@ -9,14 +9,13 @@ import operator
 import random
 import re
 import sys
-from collections import Counter
 from fractions import Fraction
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 import countdown_task as task
 from countdown_task import Puzzle
@@ -25,7 +24,7 @@ CALM = settings(deadline=None, database=None, phases=(Phase.generate, Phase.shri
                 suppress_health_check=[HealthCheck.too_slow])  # a slow machine is not a bug
 OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": lambda a, b: Fraction(a) / b}
 
-# ------------------------------------------------------------------------------------------------ the solver
+# --------------------------------------------------------------------------------------------------- puzzles
 
 
 def bracketings(values, whole):
@@ -56,40 +55,28 @@ def test_solver_finds_what_permutations_and_parentheses_find(numbers, target):
         values, solutions = all_values(numbers, bool(options)), task.solutions(puzzle, **options)
         assert {result for result, _ in task.derivations(puzzle.numbers, **options)} == values
         assert bool(solutions) == (target in values)
-        for steps in solutions:
-            text = task.expression(puzzle.numbers, steps)
+        for solution in solutions:
+            text = task.expression(puzzle.numbers, solution)
             assert oracle_value(text) == target
             assert sorted(map(int, re.findall(r"\d+", text))) == sorted(numbers)
-            assert not options or all(type(v) is int and v >= 0 for a, _, b, result in steps for v in (a, b, result))
+            assert not options or all(type(v) is int and v >= 0 for a, _, b, result in solution for v in (a, b, result))
     assert task.is_solvable(puzzle) == (target in all_values(numbers, whole=False))
 
 
-# ------------------------------------------------------------------------------------- puzzles and their splits
+DEFAULT_RANGES = (3, 1, 20, 100)  # how many numbers, from, to, the largest target
 
 
 @pytest.mark.parametrize("ranges", [(), (2, 1, 6, 30), (3, 4, 7, 10), (2, 0, 3, 5), (4, 9, 10, 40), (1, 3, 9, 7)])
 def test_universe_is_what_brute_force_finds(ranges):
-    found, (count, low, high, most) = task.universe(*ranges), ranges or (3, 1, 20, 100)
+    found, (count, low, high, most) = task.universe(*ranges), ranges or DEFAULT_RANGES
     sets = itertools.combinations_with_replacement(range(low, high + 1), count)
     expected = {(numbers, value) for numbers in sets for value in all_values(numbers, True) if 1 <= value <= most}
     assert len(found) == len(expected)
     assert set(found) == expected
 
 
-def test_a_tenth_of_the_number_sets_and_a_tenth_of_the_other_puzzles_are_held_out():
-    """Within five standard deviations. No number set of new_numbers is seen elsewhere, with another target."""
-    sets, others = {"train": set(), "heldout": set(), "new_numbers": set()}, []
-    for puzzle in task.universe():
-        sets[task.split(puzzle)].add(puzzle.numbers)
-        others += [task.split(puzzle)] if puzzle.numbers not in sets["new_numbers"] else []
-    total = len(set.union(*sets.values()))
-    assert not sets["new_numbers"] & (sets["train"] | sets["heldout"])
-    assert abs(len(sets["new_numbers"]) - 0.1 * total) < 5 * (0.09 * total) ** 0.5
-    assert abs(others.count("heldout") - 0.1 * len(others)) < 5 * (0.09 * len(others)) ** 0.5
-
-
 def test_split_is_a_fixed_hash_and_ignores_the_order_of_the_numbers():
-    """The bundled model was trained on one split; any other hash would mix the puzzles of training and test."""
+    """Guards against another hash, with which the bundled model would be tested on puzzles it was trained on."""
     assert task.fingerprint("abc") == 0xBA7816BF8F01CFEA  # the first 64 bits of SHA-256's published test vector
     for a, b, target in itertools.product(range(1, 21), range(1, 21), (10, 100)):
         low, middle, high = sorted((a, b, 7))
@@ -98,21 +85,21 @@ def test_split_is_a_fixed_hash_and_ignores_the_order_of_the_numbers():
         assert task.split(Puzzle((a, b, 7), target)) == ("new_numbers" if new else "heldout" if heldout else "train")
 
 
-@pytest.mark.parametrize("part, ranges", [("train", (3, 1, 20, 100)), ("heldout", (3, 1, 20, 100)),
-                                          ("new_numbers", (3, 1, 20, 100)), ("train", (4, 5, 30, 40))])
+@pytest.mark.parametrize("part, ranges", [("train", ()), ("heldout", ()), ("new_numbers", ()),
+                                          ("train", (4, 5, 30, 40))])
 def test_generated_puzzles_are_distinct_solvable_and_of_their_split(part, ranges):
-    puzzles, (count, low, high, max_target) = task.generate_puzzles(100, part, 3, *ranges), ranges
+    puzzles, (count, low, high, most) = task.generate_puzzles(100, part, 3, *ranges), ranges or DEFAULT_RANGES
     assert len(puzzles) == len({(tuple(sorted(p.numbers)), p.target) for p in puzzles}) == 100
     assert {task.split(p) for p in puzzles} == {part}
     for numbers, target in puzzles:
         assert len(numbers) == count and all(low <= n <= high for n in numbers)
-        assert 1 <= target <= max_target and target in all_values(numbers, whole=True)
+        assert 1 <= target <= most and target in all_values(numbers, whole=True)
         assert all(type(n) is int for n in (*numbers, target))
 
 
 def test_seed_decides_the_generated_puzzles_and_their_random_order():
     puzzles = task.generate_puzzles(400, "train")
-    assert puzzles == task.generate_puzzles(400, "train", 0, 3, 1, 20, 100)
+    assert puzzles == task.generate_puzzles(400, "train", seed=0)
     assert puzzles != task.generate_puzzles(400, "train", seed=1)
     assert 20 < sum(list(p.numbers) == sorted(p.numbers) for p in puzzles) < 200  # about a sixth is in order
 
@@ -126,9 +113,11 @@ def test_generator_finds_every_puzzle_and_says_when_there_are_no_more():
             task.generate_puzzles(60, "train", **ranges)
 
 
-# ------------------------------------------------------------------------------------------- puzzles from files
-
 GOOD = '{"target": 98, "nums": [44, 19, 35]}'
+MALFORMED = [
+    "", "hello", "98", "[44, 19]", '{"nums": [1, 2]}', '{"target": 98}', '{"target": 98, "nums": [44, 19',
+    *(f'{{"target": 3, "nums": {n}}}' for n in ("[]", "44", '"44"', '["44"]', "[-44]", "[44.0]", "[true]")),
+    *(f'{{"nums": [3, 4], "target": {target}}}' for target in ('"98"', "-98", "true", "NaN", "[98]"))]
 
 
 @pytest.mark.parametrize("end", ["", "\n", "\r\n"])
@@ -138,24 +127,18 @@ def test_reader_accepts_rows_of_countdown_tasks_3to4(tmp_path, end):
     assert task.read_puzzles(path) == task.read_puzzles(str(path)) == [((44, 19, 35), 98), ((3, 3, 0), 0)]
 
 
-@pytest.mark.parametrize("line", [
-    '{"target": 98, "nums": [44, 19', "hello", '{"target": 98}', '{"nums": [1, 2]}', '{"target": "98", "nums": [44]}',
-    '{"target": 98, "nums": ["44"]}', '{"target": 98, "nums": "44"}', '{"target": 98, "nums": [-44, 19]}',
-    '{"target": -98, "nums": [44]}', '{"target": true, "nums": [1, 2]}', '{"target": 1, "nums": [true, 2]}',
-    '{"target": 98, "nums": [44.0, 19]}', '{"target": 98, "nums": []}', '{"target": 98, "nums": 44}', "[44, 19]", "98",
-    "", '{"target": 98, "nums": {"44": 1}}', '{"target": NaN, "nums": [1]}', '{"target": [98], "nums": [44]}'])
+@pytest.mark.parametrize("line", MALFORMED)
 def test_reader_names_the_malformed_line(tmp_path, line):
-    path = tmp_path / "data.jsonl"
-    for before, after in (([], GOOD), ([GOOD, GOOD], GOOD), ([GOOD], "")):
-        path.write_text("\n".join([*before, line, after]))
+    for before in ([], [GOOD, GOOD]):
+        (tmp_path / "data.jsonl").write_text("\n".join([*before, line, GOOD]))
         with pytest.raises(ValueError, match=rf"data\.jsonl, line {len(before) + 1}: expected .*nums.*target"):
-            task.read_puzzles(path)
+            task.read_puzzles(tmp_path / "data.jsonl")
 
 
 def test_reader_refuses_missing_empty_and_binary_files(tmp_path):
-    for content, sentence in ((b"", "data.jsonl holds no puzzle"), (b"\xff", "data.jsonl is not a text file in UTF-8")):
+    for content, sentence in ((b"", "holds no puzzle"), (b"\xff", "not a text file in UTF-8")):
         (tmp_path / "data.jsonl").write_bytes(content)
-        with pytest.raises(ValueError, match=sentence):
+        with pytest.raises(ValueError, match=f"data.jsonl .*{sentence}"):
             task.read_puzzles(tmp_path / "data.jsonl")
     for path in (tmp_path / "nowhere.jsonl", tmp_path):
         with pytest.raises(FileNotFoundError, match="no data file"):
@@ -216,18 +199,6 @@ def test_answer_is_exact_and_uses_each_number_once(expression, numbers, target, 
     assert task.reward(f"<answer>{expression}</answer>", numbers, target)["answer"] == answer
 
 
-def oracle_grade(response, numbers, target):
-    """format and answer by counting and cutting instead of a regular expression."""
-    count = [response.count(tag) for tag in ("<think>", "</think>", "<answer>", "</answer>")]
-    halves, answers = response.split("</think>\n<answer>"), response.split("<answer>")[1:]
-    layout = 0.0 if count[2] > 1 else 0.1 * bool(count[1]) + 0.5 * any("</answer>" in answer for answer in answers)
-    if count == [0, 1, 1, 1] and len(halves) == 2 and halves[1].endswith("</answer>"):
-        layout = 1.0
-    text = answers[-1].split("</answer>")[0] if answers and "</answer>" in answers[-1] else ""
-    used = Counter(int(word) for word in "".join(c if c in "0123456789" else " " for c in text).split())
-    return layout, float(oracle_value(text) == target and used == Counter(numbers))
-
-
 EMOJI = "\U0001f642"  # four bytes
 PIECES = ["</think>\n<answer>", "</think>\n<answer>", "</answer>", "</answer>", "<answer>", "</think>", "<think>", "\n",
           " ", "4 * (5 - 3)", "(5-3)*4", "8", " - ", "<", ">", "answer", "/", "\u00e9", "\u2003", "\u0663", EMOJI]
@@ -238,12 +209,16 @@ TEXTS = st.lists(st.sampled_from(PIECES), max_size=10).map("".join) | st.text(ma
 @given(TEXTS, st.sampled_from((8, 8, 2, -1)))
 def test_reward_of_any_response_equals_a_grade_by_counting_and_cutting(text, target):
     for response in (text, f"<answer>{text}</answer>"):
-        layout, answer = oracle_grade(response, (3, 4, 5), target)
-        graded = task.reward(response, (3, 4, 5), target)
-        assert (graded["format"], graded["answer"]) == (pytest.approx(layout), answer)
-
-
-# -------------------------------------------------------------------------------------------------- evaluate
+        count = [response.count(tag) for tag in ("<think>", "</think>", "<answer>", "</answer>")]
+        halves, answers = response.split("</think>\n<answer>"), response.split("<answer>")[1:]
+        layout = 0 if count[2] > 1 else 0.1 * bool(count[1]) + 0.5 * any("</answer>" in answer for answer in answers)
+        if count == [0, 1, 1, 1] and len(halves) == 2 and halves[1].endswith("</answer>"):
+            layout = 1
+        inside = answers[-1].split("</answer>")[0] if answers and "</answer>" in answers[-1] else ""
+        used = "".join(c if c in "0123456789" else " " for c in inside).split()
+        right = oracle_value(inside) == target and sorted(map(int, used)) == [3, 4, 5]
+        assert task.reward(response, (3, 4, 5), target) == {
+            "reward": pytest.approx(0.1 * layout + right), "format": pytest.approx(layout), "answer": right}
 
 
 def parse(tokens, levels=("+-", "*/")):
@@ -331,7 +306,7 @@ def test_evaluate_agrees_with_another_parser_on_100_000_hostile_strings():
     assert 20_000 < accepted < 80_000
 
 
-# --------------------------------------------------------------------- roles and sentences, tokens given by hand
+# ------------------------------------------------------------------------------------ what each token is
 
 
 def spans_of(pieces):
@@ -341,6 +316,9 @@ def spans_of(pieces):
 
 
 @pytest.mark.parametrize("pieces, roles, answer", [
+    # tags are split over several tokens and merged with their neighbours; the answer begins with its own `<`
+    ([" 5", " -", "3", "!</", "think", ">\n", "<", "answer", ">(", "5", ")</", "answer", "><", "answer", ">", "9", ""],
+     "RRRFSSSSSRRSSSSRS", 13),
     (["!</", "think>", "\n<", "answer>", "  7", " +", ")</", "answer>", ""], "FSSSRRRSS", 2), (["<answer>"], "S", 0),
     (list("a1 +-*/=().,x"), "FRFRRRRRRRFFF", None), (list("<answer"), "FFFFFFF", None), ([""], "S", None),
     (list("</ think>"), "FRFFFFFFF", None), (list("<Answer>"), "FFFFFFFF", None), (["<", "<answer>", ">"], "FSF", 1),
@@ -351,21 +329,6 @@ def test_roles_and_answer_by_hand(pieces, roles, answer):
     role, in_answer = task.annotate("".join(pieces), spans_of(pieces))
     assert "".join("FRS"[r] for r in role) == roles
     assert in_answer.tolist() == [answer is not None and i >= answer for i in range(len(pieces))]
-
-
-@settings(CALM, max_examples=500)
-@given(TEXTS, st.sets(st.integers(0, 40)))
-def test_roles_and_answer_are_those_of_the_deciding_characters(text, cuts):
-    roles, answer = [], text.rfind("<answer>") if "<answer>" in text else len(text) + 1
-    while len(roles) < len(text):
-        tag = next((t for t in ("<think>", "</think>", "<answer>", "</answer>") if text.startswith(t, len(roles))), "")
-        roles += [task.STRUCTURE] * len(tag) or [int(text[len(roles)] in "0123456789+-*/=()")]
-    stops = sorted({cut for cut in cuts if cut < len(text)} | {len(text)})
-    spans = [*zip([0, *stops], stops), (len(text), len(text))]
-    deciding = [a + len(text[a:b]) - len(text[a:b].lstrip()) if text[a:b].strip() else a for a, b in spans]
-    role, in_answer = task.annotate(text, spans)
-    assert role.tolist() == [(roles + [task.STRUCTURE])[i] for i in deciding]
-    assert in_answer.tolist() == [i >= answer for i in deciding]
 
 
 @pytest.mark.parametrize("pieces, places", [
@@ -380,53 +343,53 @@ def test_sentence_starts_by_hand(pieces, places):
     assert marked.tolist() == [i in places for i in range(len(pieces))]
 
 
-# --------------------------------------------------------------------------------------------------- steps
+# -------------------------------------------------------------------------------------------- calculations
 
 TWO = [("5", "-", "3", "2"), ("4", "*", "2", "8")]
 
 
-@pytest.mark.parametrize("text, steps", [
+@pytest.mark.parametrize("text, calculations", [
     (" 5 - 3 = 2, 4 * 2 = 8.", TWO), ("5-3=2\n4*2=8", TWO), ("5 - 3 = 2. 4 * 2 = 8.", TWO), ("1. 5\n -3 = 2", TWO[:1]),
     ("3 - 5 = -2", [("3", "-", "5", "-2")]), ("20 / 4 = 5 1 + 1 = 3", [("20", "/", "4", "5"), ("1", "+", "1", "3")]),
     ("4 - 3 - 2 = 1", []), ("14-13-12=1", []), ("4 -\n3 - 2 = 1", []), ("(5 - 3) * 4 = 8", []), ("(8)3 - 2 = 4", []),
     ("4 * (5 - 3) = 8", []), ("1.5 + 2 = 3", []), ("-5 + 2 = 3", []), ("5 / 2 = 2.5", []), ("5 - 3", []), ("5 = 5", []),
     ("5 - = 3", []), ("", []), ("5 - \u0663 = 2", []), ("5 ** 3 = 2", []), ("5 - 3 == 2", []), ("2 / 3 * 4 = 9", [])])
-def test_steps_found_by_hand(text, steps):
-    assert [tuple(text[a:b] for a, b in step) for step in task.find_calculations(text)] == steps
+def test_calculations_found_by_hand(text, calculations):
+    assert [tuple(text[a:b] for a, b in spans) for spans in task.find_calculations(text)] == calculations
 
 
 def verdicts(text, numbers):
-    """T or F for each step of a text."""
+    """T or F for each calculation of a text."""
     return "".join("FT"[v] for v in task.check_calculations(text, task.find_calculations(text), numbers))
 
 
-@pytest.mark.parametrize("text, numbers, right", [
-    ("5 - 3 = 2, 4 * 2 = 8", (3, 4, 5), "TT"), ("5 - 3 = 3", (3, 4, 5), "F"), ("5 + 3 = 9", (3, 4, 5), "F"),
-    ("5 * 3 = 8", (3, 4, 5), "F"), ("3 - 5 = -2", (3, 4, 5), "T"), ("5 + 5 = 10", (5,), "F"), ("5 + 5 = 10", (), "F"),
-    # Division is exact, and not by zero.
-    ("8 / 4 = 2", (4, 8), "T"), ("7 / 2 = 3", (2, 7), "F"), ("8 / 0 = 0", (0, 8), "F"), ("0 / 8 = 0", (0, 8), "T"),
+@pytest.mark.parametrize("text, right", [  # of the puzzle's numbers 3, 4, 5
+    ("5 - 3 = 2, 4 * 2 = 8", "TT"), ("5 - 3 = 3", "F"), ("5 * 3 = 8", "F"), ("3 - 5 = -2", "T"),
     # A number that is not available, or not twice.
-    ("9 - 3 = 6", (3, 4, 5), "F"), ("3 + 9 = 12", (3, 4, 5), "F"), ("5 + 5 = 10", (3, 4, 5), "F"),
-    ("5 - 3 = 2, 4 * 3 = 12", (3, 4, 5), "TF"), ("5 + 5 = 10, 10 - 3 = 7", (5, 5, 3), "TT"),
-    ("5 + 5 = 10, 10 + 5 = 15", (5, 5, 3), "TF"), ("5 - 3 = 2, 5 * 2 = 10", (5, 5, 3), "TT"),
-    ("4 - 2 = 2, 2 * 3 = 6, 2 + 6 = 8", (4, 2, 2, 3), "TTT"), ("4 - 2 = 2, 2 * 3 = 6, 2 + 6 = 8", (4, 2, 3), "TTF"),
-    # A wrong result counts once: later steps may use what was claimed, and only that.
-    ("5 - 3 = 1, 4 * 1 = 4", (3, 4, 5), "FT"), ("5 - 3 = 1, 4 * 2 = 8", (3, 4, 5), "FF"),
-    ("9 - 3 = 6, 4 + 5 = 9, 6 + 9 = 15", (3, 4, 5), "FTT"),
+    ("3 + 9 = 12", "F"), ("5 + 5 = 10", "F"), ("5 - 3 = 2, 4 * 3 = 12", "TF"),
+    # A wrong result counts once: later calculations may use what was claimed, and only that.
+    ("5 - 3 = 1, 4 * 1 = 4", "FT"), ("5 - 3 = 1, 4 * 2 = 8", "FF"), ("9 - 3 = 6, 4 + 5 = 9, 6 + 9 = 15", "FTT"),
     # A finished attempt gives the numbers back and takes its result away.
-    ("5 - 3 = 2, 4 * 2 = 8, 5 + 3 = 8, 8 - 4 = 4", (3, 4, 5), "TTTT"),
-    ("5 - 3 = 2, 4 * 2 = 8, 8 + 3 = 11", (3, 4, 5), "TTF"),
+    ("5 - 3 = 2, 4 * 2 = 8, 5 + 3 = 8, 8 - 4 = 4", "TTTT"), ("5 - 3 = 2, 4 * 2 = 8, 8 + 3 = 11", "TTF"),
     # So does an attempt given up at the end of a sentence; but it may also be continued there.
-    ("5 + 3 = 8. 5 - 3 = 2, 4 * 2 = 8", (3, 4, 5), "TTT"), ("5 + 3 = 8, 5 - 3 = 2", (3, 4, 5), "TF"),
-    ("5 + 3 = 8? No: 5 - 3 = 2", (3, 4, 5), "TT"), ("5 + 3 = 8\n5 - 3 = 2", (3, 4, 5), "TT"),
-    ("5 + 3 = 8!</think> 5 - 3 = 2", (3, 4, 5), "TT"), ("5 + 3 = 8. Well, 4 + 8 = 12", (3, 4, 5), "TT"),
-    ("5 + 3 = 8. 8 + 3 = 11", (3, 4, 5), "TF"), ("5 + 3 = 8 or 8.0 and 5 - 3 = 2", (3, 4, 5), "TF"),
-    ("Hm. 5 + 3 = 8, 5 - 3 = 2", (3, 4, 5), "TF"), ("5\n+ 3 = 8, 5 - 3 = 2", (3, 4, 5), "TF"),
-    # Which of the two it was may show only in a later step; until then, a step may use what either reading offers.
+    ("5 + 3 = 8. 5 - 3 = 2, 4 * 2 = 8", "TTT"), ("5 + 3 = 8, 5 - 3 = 2", "TF"), ("5 + 3 = 8? No: 5 - 3 = 2", "TT"),
+    ("5 + 3 = 8\n5 - 3 = 2", "TT"), ("5 + 3 = 8!</think> 5 - 3 = 2", "TT"), ("5 + 3 = 8. Well, 4 + 8 = 12", "TT"),
+    ("5 + 3 = 8. 8 + 3 = 11", "TF"), ("5 + 3 = 8 or 8.0 and 5 - 3 = 2", "TF"), ("Hm. 5 + 3 = 8, 5 - 3 = 2", "TF"),
+    ("5\n+ 3 = 8, 5 - 3 = 2", "TF"), ("5 + 3 = 8. 5 - 3 = 2, 5 + 4 = 9", "TTF")])
+def test_calculations_graded_by_hand(text, right):
+    assert verdicts(text, (3, 4, 5)) == right
+
+
+@pytest.mark.parametrize("text, numbers, right", [
+    ("5 + 5 = 10", (5,), "F"), ("5 + 5 = 10", (), "F"), ("0 / 8 = 0", (0, 8), "T"),
+    ("8 / 4 = 2", (4, 8), "T"), ("7 / 2 = 3", (2, 7), "F"), ("8 / 0 = 0", (0, 8), "F"),  # exact, and not by zero
+    ("5 + 5 = 10, 10 - 3 = 7", (5, 5, 3), "TT"), ("5 + 5 = 10, 10 + 5 = 15", (5, 5, 3), "TF"),
+    ("4 - 2 = 2, 2 * 3 = 6, 2 + 6 = 8", (4, 2, 2, 3), "TTT"), ("4 - 2 = 2, 2 * 3 = 6, 2 + 6 = 8", (4, 2, 3), "TTF"),
+    # Which attempt it was may show only later; until then, a calculation may use what either reading offers.
     ("20 - 18 = 2, 2 + 19 = 21. 20 - 17 = 3, 20 * 3 = 60", (20, 20, 17), "FFTT"),
     ("3 + 4 = 7. 5 + 6 = 11, 3 + 4 = 7, 7 + 11 = 18", (3, 4, 5, 6), "TTTT"),
-    ("3 + 4 = 7. 5 + 6 = 11. 3 + 7 = 10", (3, 4, 5, 6), "TTF"), ("5 + 3 = 8. 5 - 3 = 2, 5 + 4 = 9", (3, 4, 5), "TTF")])
-def test_steps_graded_by_hand(text, numbers, right):
+    ("3 + 4 = 7. 5 + 6 = 11. 3 + 7 = 10", (3, 4, 5, 6), "TTF")])
+def test_calculations_with_other_numbers_graded_by_hand(text, numbers, right):
     assert verdicts(text, numbers) == right
 
 
@@ -434,31 +397,30 @@ def test_steps_graded_by_hand(text, numbers, right):
     ("5 - 3 = 2, 4 * 2 = 8", [((2, 4), True)]), ("5 - 3 = 1, 4 * 1 = 4", [((1, 4), False)]),
     ("9 - 3 = 6, 4 * 6 = 24", [((4, 5, 6), False)]), ("5 - 4 = 1. 5 - 4 = 1", [((3, 4, 5), True)]),
     ("5 - 4 = 1. 1 + 3 = 4", [((1, 3), True)]), ("5 - 4 = 1. 7 + 7 = 14", [((1, 3), True), ((3, 4, 5), True)])])
-def test_attempts_before_the_second_step_by_hand(text, attempts):
+def test_attempts_before_the_second_calculation_by_hand(text, attempts):
     """The values available, and whether all was right so far."""
     _, (_, found) = task.follow(text, task.find_calculations(text), (3, 4, 5))
     assert [(tuple(sorted(pool.elements())), right) for pool, right in found] == attempts
 
 
-@pytest.mark.parametrize("numbers", [(3, 4, 5), (5, 5, 3), (0, 1, 7), (2, 2, 2), (20, 6), (8, 4, 2, 2), (12, 7, 1, 13)])
+@pytest.mark.parametrize("numbers", [(3, 4, 5), (5, 5, 3), (0, 1, 7), (20, 6), (8, 4, 2, 2)])
 def test_every_derivation_is_right_alone_and_after_another(numbers):
-    ways = [steps for _, steps in task.derivations(numbers, whole=True)]
+    ways = [calculations for _, calculations in task.derivations(numbers, whole=True)]
     for mark in (", ", ". ", "\n"):
-        written = [mark.join("{0} {1} {2} = {3}".format(*step) for step in steps) for steps in ways]
+        written = [mark.join("{0} {1} {2} = {3}".format(*c) for c in calculations) for calculations in ways]
         assert {verdicts(text, numbers) for text in written} == {"T" * (len(numbers) - 1)}
         assert set(verdicts(mark.join(written[:300]), numbers)) == {"T"}
 
 
-# ----------------------------------------------------------------------- a tokenizer in the manner of Qwen's
+# -------------------------------------------------------------------------------- between text and tokens
 
-QWEN = r"(?i:'s|'t)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 ENDS = ("<|im_end|>", "<|endoftext|>")
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())  # a letter below 256 is its own byte; the others follow in order
 PRINTABLE = [ord(letter) for letter in ALPHABET if ord(letter) < 256]
 LETTERS = dict(zip(PRINTABLE + sorted(set(range(256)) - set(PRINTABLE)), ALPHABET))
-WORDS = ["answer", "think", "</", ">\n", ">(", " -", " =", " *", " (", "\n\n", "\n<", "><", "! ", "  "]
-WORDS = [word.encode() for word in WORDS] + [b" " + EMOJI.encode()[:1], EMOJI.encode()[:2], EMOJI.encode()[2:] + b"<"]
-MERGES = dict.fromkeys([(w[:i], w[i : i + 1]) for w in WORDS for i in range(1, len(w))] + [(b")", b"</")])
+WORDS = [b" -", b"</", b">\n", b" " + EMOJI.encode()[:1], EMOJI.encode()[:2], EMOJI.encode()[2:] + b"<"]
+MERGES = dict.fromkeys((word[:i], word[i : i + 1]) for word in WORDS for i in range(1, len(word)))
+TOKENS = [bytes([i]) for i in range(256)] + [a + b for a, b in MERGES]  # token i < 256 is byte i
 
 
 def spell(data):
@@ -466,17 +428,14 @@ def spell(data):
     return "".join(LETTERS[byte] for byte in data)
 
 
-def build(folder, special=(*ENDS, "<|im_start|>"), words=()):
-    """Save a byte-level BPE of the 256 bytes (token i is byte i) and MERGES; special, words: names of added tokens."""
-    names = [spell([byte]) for byte in range(256)] + [spell(a + b) for a, b in MERGES]
-    bpe = models.BPE(vocab={name: i for i, name in enumerate(names)}, merges=[(spell(a), spell(b)) for a, b in MERGES])
+def build(folder, special=(*ENDS, "<|im_start|>")):
+    """Save a byte-level BPE of TOKENS and special tokens, which follow them."""
+    vocabulary = {spell(token): i for i, token in enumerate(TOKENS)}
+    bpe = models.BPE(vocab=vocabulary, merges=[(spell(a), spell(b)) for a, b in MERGES])
     tokenizer = Tokenizer(bpe)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(QWEN), behavior="isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in special])
-    tokenizer.add_tokens([AddedToken(name, special=False, normalized=False) for name in words])
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
 
@@ -485,12 +444,6 @@ def build(folder, special=(*ENDS, "<|im_start|>"), words=()):
 def codec(tmp_path_factory):
     """The codec of the tokenizer with ChatML tokens."""
     return task.Codec(build(tmp_path_factory.mktemp("chat")))
-
-
-def ids_of(codec, text, *end):
-    """The tokens of a text, and the named end token."""
-    ids = codec.tokenizer.encode(text, add_special_tokens=False).ids
-    return ids + [codec.tokenizer.token_to_id(name) for name in end]
 
 
 def test_prompts_are_chatml_for_a_chat_model_and_plain_for_any_other(codec, tmp_path):
@@ -527,33 +480,11 @@ def test_codec_refuses_folders_without_a_byte_level_tokenizer_that_has_an_end_to
         task.Codec(tmp_path)
 
 
-# ------------------------------------------------------------------------------- from tokens to text and spans
-
-
-def labelled(codec, ids):
-    """(text, role's letter, in the answer) of each token, by the module."""
-    text, spans = codec.decode(ids)
-    role, in_answer = task.annotate(text, spans)
-    return [(text[a:b], "FRS"[r], bool(inside)) for (a, b), r, inside in zip(spans, role, in_answer)]
-
-
-def test_every_token_of_a_response_by_hand(codec):
-    """Tags are several tokens here and merge with their neighbours. The answer begins with its own `<`."""
-    response = " 5 -3!</think>\n<answer>(5)</answer><answer>9"
-    assert labelled(codec, ids_of(codec, response, "<|im_end|>")) == [
-        (" ", "F", False), ("5", "R", False), (" -", "R", False), ("3", "R", False), ("!", "F", False),
-        ("</", "S", False), ("think", "S", False), (">\n", "S", False), ("<", "S", False), ("answer", "S", False),
-        (">(", "S", False), ("5", "R", False), (")</", "R", False), ("answer", "S", False), ("><", "S", False),
-        ("answer", "S", True), (">", "S", True), ("9", "R", True), ("", "S", True)]
-
-
 def test_half_characters_by_hand(codec):
-    text, spans = codec.decode(ids_of(codec, f"\u00e9 {EMOJI}25", "<|im_end|>"))
-    assert text == f"\u00e9 {EMOJI}25"
-    #                  C3      A9    20 F0     9F    99 82     2       5     end
-    assert spans == [(0, 1), (0, 1), (1, 3), (2, 3), (2, 3), (3, 4), (4, 5), (5, 5)]
-    assert labelled(codec, [0xF0, 0x9F, *ids_of(codec, "<think>")])[:3] == [
-        ("\ufffd", "F", False), ("\ufffd", "F", False), ("<", "S", False)]
+    ids = codec.tokenizer.encode(f"\u00e9 {EMOJI}25").ids + codec.end_tokens[:1]
+    #                C3      A9    20 F0     9F    99 82     2       5     end
+    spans = [(0, 1), (0, 1), (1, 3), (2, 3), (2, 3), (3, 4), (4, 5), (5, 5)]
+    assert codec.decode(ids) == (f"\u00e9 {EMOJI}25", spans)
 
 
 @settings(CALM, max_examples=300)
@@ -561,40 +492,21 @@ def test_half_characters_by_hand(codec):
 def test_spans_of_valid_text_are_those_of_the_tokenizers_library(codec, text):
     encoding, end = codec.tokenizer.encode(text, add_special_tokens=False), (len(text), len(text))
     assert codec.decode(encoding.ids + codec.end_tokens) == (text, encoding.offsets + [end, end])
-    characters = [(i, i + 1) for i, character in enumerate(text) for _ in character.encode()]
-    assert codec.decode(text.encode()) == (text, characters)  # token i is byte i
-
-
-def first_character(data):
-    """The first character of some bytes, U+FFFD where they are not UTF-8, and how many bytes it takes."""
-    try:
-        character = data.decode()[0]
-    except UnicodeDecodeError as error:
-        if error.start == 0:
-            return "\ufffd", error.end
-        character = data[: error.start].decode()[0]
-    return character, len(character.encode())
 
 
 @settings(CALM, max_examples=700)
-@given(st.lists(st.integers(0, 400) | st.integers(128, 255) | st.sampled_from([0xE2, 0xF0, 0x9F, 0xC3]), max_size=12))
-def test_spans_of_broken_utf8_are_found_byte_by_byte(codec, tokens):
-    """An untrained model writes any bytes."""
-    names, to_byte = [codec.tokenizer.id_to_token(i % codec.size) for i in tokens], {c: b for b, c in LETTERS.items()}
-    parts = [b"" if n in ENDS else n.encode() if n == "<|im_start|>" else bytes(to_byte[c] for c in n) for n in names]
-    data, text, owner = b"".join(parts), "", []  # owner: the index of each byte's character
-    while len(owner) < len(data):
-        character, size = first_character(data[len(owner) :])
-        text, owner = text + character, owner + [len(text)] * size
-    stops = itertools.accumulate(map(len, parts))
+@given(st.lists(st.integers(0, len(TOKENS) + 2) | st.integers(128, 255) | st.sampled_from(b"\xe2\xf0\x9f\xc3"),
+                max_size=12))
+def test_spans_of_broken_utf8_are_those_of_each_byte(codec, tokens):
+    """An untrained model writes any bytes. A byte belongs to the last character of the text that ends with it."""
+    parts = [(TOKENS + [b"", b"", b"<|im_start|>"])[i] for i in tokens]  # an end token is no text
+    data, stops = b"".join(parts), itertools.accumulate(map(len, parts))
+    owner = [len(data[: i + 1].decode(errors="replace")) - 1 for i in range(len(data))]
     owners = [owner[stop - len(part) : stop] for part, stop in zip(parts, stops)]
-    decoded, spans = codec.decode([i % codec.size for i in tokens])
-    assert decoded == text == data.decode("utf-8", errors="replace")
+    text, spans = codec.decode(tokens)
+    assert text == data.decode(errors="replace")
     if not re.search(rb"\xed[\xa0-\xbf]", data):  # half a surrogate: the span may be that of another U+FFFD
         assert spans == [(o[0], o[-1] + 1) if o else (len(text), len(text)) for o in owners]
-
-
-# --------------------------------------------------------------------------------- command line and docstrings
 
 
 def test_command_line_prints_right_expressions_only(monkeypatch, capsys):
@@ -605,7 +517,6 @@ def test_command_line_prints_right_expressions_only(monkeypatch, capsys):
 
     lines = printed("3", "7", "8", "--target", "29").split("split: train\n")[1].splitlines()
     assert lines and all(oracle_value(line) == 29 for line in lines)
-    assert all(sorted(re.findall(r"\d+", line)) == ["3", "7", "8"] for line in lines)
     assert printed("1", "1", "--target", "29").endswith("no solution\n")
     with pytest.raises(SystemExit):
         printed("1", "2", "3", "4", "5", "6", "--target", "29")

@@ -6,16 +6,12 @@ Run it:  python -m pytest tests/test_ground_truth.py
 import functools
 import itertools
 import json
-import re
 import shutil
 import sys
-from collections import Counter
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import grpo
 from conftest import BUNDLED, make_written
@@ -42,21 +38,21 @@ class Pieces:
         return "".join(PIECES[t] for t in tokens), list(zip(stops, stops[1:]))
 
 
-def tiny_model(seed=0, std=0.5):
-    """A one-layer Qwen2 with a vocabulary of five; the larger std, the more certain it is."""
+def tiny_model(seed):
+    """A one-layer Qwen2 with a vocabulary of five."""
     torch.manual_seed(seed)
     size = dict(hidden_size=16, intermediate_size=16, num_attention_heads=2, num_key_value_heads=1)
     kind = dict(model_type="qwen2", vocab_size=5, num_hidden_layers=1, tie_word_embeddings=True)
     model = Qwen2(read_config(kind | size))
     for p in model.parameters():
-        torch.nn.init.normal_(p, std=std)
+        torch.nn.init.normal_(p, std=0.5)
     return model
 
 
-def described(model, answers, seed=0):
-    """Responses of the tiny model, and the columns of ground_truth.npz before any rollout."""
-    batch = grpo.rollout(model, Pieces(), PUZZLES, grpo.draw_uniforms(seed, 1, len(PUZZLES), answers, LIMIT))
-    return batch, gt.describe(batch, {})
+def described(model, answers):
+    """The columns of ground_truth.npz for responses of the tiny model, before any rollout."""
+    batch = grpo.rollout(model, Pieces(), PUZZLES, grpo.draw_uniforms(0, 1, len(PUZZLES), answers, LIMIT))
+    return gt.describe(batch, {})
 
 
 def sampled(model, truth, rollouts, seed=0, save=lambda: None):
@@ -80,14 +76,10 @@ def exact_value(model, puzzle):
     return value
 
 
-# ------------------------------------------------------------------------------------------------- values
-
-
 def test_values_converge_to_those_of_all_continuations():
-    """Guards against any bias in V and A*, and standard errors that do not fit: a wrong token limit, a first token that
-    may be the actual one, another prefix or puzzle, 1 - p in place of p."""
+    """Guards against rollouts with another limit, first token, prefix or puzzle, and errors that do not fit."""
     model = tiny_model(1)
-    truth = sampled(model, described(model, 10)[1], 500)
+    truth = sampled(model, described(model, 10), 500)
     values, V, A = [exact_value(model.double(), puzzle) for puzzle in PUZZLES], [], []
     for rows in gt.by_response(truth):
         tokens, value = truth["token"][rows].tolist(), values[truth["group"][rows.start]]
@@ -107,45 +99,17 @@ def test_values_converge_to_those_of_all_continuations():
     assert 0.8 < np.sqrt(np.mean(((first - second) / 2 / truth["a_star_error"])[tried] ** 2)) < 1.2  # independent
 
 
-def values_forwards(p, U, success):
-    """V (L + 1,) from the front: the response stays on its path with p, or leaves it and is worth U."""
-    V = []
-    for t in range(len(p) + 1):
-        stay, value = 1.0, 0.0
-        for s in range(t, len(p)):
-            value, stay = value + stay * (1 - p[s]) * U[s], stay * p[s]
-        V.append(value + stay * success)
-    return np.array(V)
-
-
-COUNTS = st.integers(0, 12).flatmap(lambda tried: st.tuples(st.integers(0, tried), st.just(tried)))
-
-
-@given(st.lists(st.tuples(st.floats(1e-6, 1.0), COUNTS), min_size=1, max_size=12), st.booleans())
-@settings(max_examples=100, deadline=None)
-def test_backward_is_the_sum_over_places_to_leave_the_response(rows, success):
-    """Guards against a wrong recursion, an A* beyond 1 - p, and wrong errors.
-
-    Values are linear in the U's. So the variance is the sum of squared changes when one U at a time moves by its error.
-    """
-    p, counts = (np.array(column) for column in zip(*rows))
-    solved, tried = counts.T
-    V, V_error, A, A_error = gt.backward(np.log(p), solved, tried, success)
-    rate, measured = (solved + 1) / (tried + 2), tried > 0
-    stays = np.where(measured, p, 1.0)
-    error = np.where(measured, np.sqrt(rate * (1 - rate) / np.maximum(tried, 1)), 0)
-    exact = values_forwards(stays, solved / np.maximum(tried, 1), success)
-    assert V == pytest.approx(exact[:-1], abs=1e-9)
-    assert A == pytest.approx(np.diff(exact), abs=1e-9)
-    assert (np.abs(A) <= (1 - p) * (1 + 1e-9) + 1e-12).all()
-    assert A.sum() == pytest.approx(success - V[0], abs=1e-12)
-    moved = [values_forwards(stays, solved / np.maximum(tried, 1) + e, success) - exact for e in np.diag(error)]
-    assert V_error**2 == pytest.approx(sum(m[:-1] ** 2 for m in moved), abs=1e-9)
-    assert A_error[measured] ** 2 == pytest.approx(sum(np.diff(m) ** 2 for m in moved)[measured], abs=1e-9)
-    assert A_error[~measured] == pytest.approx(1 - p[~measured], abs=1e-9)  # the bound
-
-
-# ------------------------------------------------------------------------------------------------- rollouts
+def test_values_backwards_by_hand():
+    """Guards against a wrong recursion, wrong errors, and credit for a token without rollouts."""
+    p, solved, tried = np.array([0.6, 0.9, 0.25]), np.array([1, 0, 3]), np.array([4, 0, 8])
+    V, V_error, A, A_error = gt.backward(np.log(p), solved, tried, 1.0)
+    # A* = (1 - p) (V behind the token - U): 0.75 (1 - 3/8) of the last, then 0.4 (0.53125 - 1/4) of the first
+    assert A == pytest.approx([0.1125, 0, 0.46875])
+    assert V == pytest.approx([0.41875, 0.53125, 0.53125])
+    U_first, U_last = (2 / 6) * (4 / 6) / 4, (4 / 10) * (6 / 10) / 8  # variances, of the rates 2/6 and 4/10
+    V_last = 0.75**2 * U_last
+    assert A_error**2 == pytest.approx([0.4**2 * (V_last + U_first), 0.1**2, 0.75**2 * U_last])
+    assert V_error**2 == pytest.approx([0.6**2 * V_last + 0.4**2 * U_first, V_last, V_last])
 
 
 def test_certain_tokens_get_no_rollouts_and_others_their_share():
@@ -155,16 +119,15 @@ def test_certain_tokens_get_no_rollouts_and_others_their_share():
     assert gt.packets_wanted(np.log(p), 1).tolist() == [0, 0, 1, 1, 1, 1, 1, 1]
 
 
-@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 90)), max_size=60))
-@settings(max_examples=60, deadline=None)
-def test_chunks_hold_every_token_once(rows):
+def test_chunks_hold_every_token_once():
     """Guards against tokens left out or sampled twice, and chunks larger than what is sampled at once."""
-    packets, position = np.array(rows, int).reshape(-1, 2).T
+    packets, position = np.random.default_rng(0).integers(0, [[30], [90]], (2, 60))
     parts = gt.chunks(packets, position)
     assert sorted(i for part in parts for i in part) == np.flatnonzero(packets).tolist()
     for part in parts:
         assert (np.diff(position[part]) >= 0).all()
         assert packets[part][1:].sum() * gt.PACKET <= grpo.ROWS_AT_ONCE  # the first token may be larger by itself
+    assert gt.chunks(0 * packets, position) == []
 
 
 def outcome(truth):
@@ -174,11 +137,10 @@ def outcome(truth):
 
 def test_rollouts_do_not_depend_on_what_else_is_sampled_or_when(monkeypatch):
     """Guards against random numbers that repeat, or shift with chunks, a second call or the other responses."""
-    model, chosen = tiny_model(3), (2, 7)
-    fresh = described(model, 6)[1]
-    whole, later, chunked, seeded = ({k: v.copy() for k, v in fresh.items()} for _ in range(4))
-    rows = np.isin(fresh["response"], chosen)
-    few = {k: v[rows] for k, v in fresh.items() if v.shape and len(v) == len(rows)} | {"sampled": np.array(0)}
+    model = tiny_model(3)
+    whole, later, chunked, seeded = (described(model, 6) for _ in range(4))
+    rows = np.isin(whole["response"], (2, 7))
+    few = {k: v[rows] for k, v in whole.items() if v.shape and len(v) == len(rows)} | {"sampled": np.array(0)}
     sampled(model, few, 60)
     assert len(np.unique(few["solved"])) > 3
     assert few["solved"].tolist() == sampled(model, whole, 60)["solved"][rows].tolist()
@@ -191,65 +153,31 @@ def test_rollouts_do_not_depend_on_what_else_is_sampled_or_when(monkeypatch):
     assert whole["complete"] and sampled(model, whole, 60)["complete"]
 
 
-@pytest.mark.parametrize("where", ["respond", "save"])
-def test_an_interruption_loses_nothing_that_was_saved(where, tmp_path, monkeypatch):
+def test_an_interruption_loses_nothing_that_was_saved(tmp_path, monkeypatch):
     """Guards against counts that are half written when a run is stopped, and rollouts made twice or never."""
-    model, file, calls, respond = tiny_model(3), tmp_path / "ground_truth.npz", Counter(), grpo.respond
-    fresh = described(model, 6)[1]
-    whole, first, second = ({k: v.copy() for k, v in fresh.items()} for _ in range(3))
+    model, file, lengths, respond = tiny_model(3), tmp_path / "ground_truth.npz", [], grpo.respond
+    whole, first, second = (described(model, 6) for _ in range(3))
+
+    def interrupted(*arguments):
+        if len(lengths) == 3:
+            raise KeyboardInterrupt
+        samples, *others = respond(*arguments)
+        lengths.append(samples.mask.sum().item())
+        return samples, *others
+
     monkeypatch.setattr(grpo, "ROWS_AT_ONCE", 64)
     monkeypatch.setattr(gt, "SAVE_EVERY", 0.0)
     sampled(model, whole, 60)
-
-    def interrupted(name, work):
-        def run(*args):
-            calls[name] += 1
-            if name == where and calls[name] == 4:
-                raise KeyboardInterrupt
-            return work(*args)
-
-        return run
-
-    with monkeypatch.context() as patch:
-        patch.setattr(grpo, "respond", interrupted("respond", respond))
-        with pytest.raises(KeyboardInterrupt):
-            sampled(model, first, 60, save=interrupted("save", lambda: gt.save_truth(first, file)))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(grpo, "respond", interrupted)
+        sampled(model, first, 60, save=lambda: gt.save_truth(first, file))
     saved = dict(np.load(file))
     assert 0 < saved["packets"].sum() < whole["packets"].sum()
+    assert saved["sampled"] == sum(lengths)
     assert not saved["complete"]
     gt.read_rollouts(second, file)
     assert outcome(second) == outcome(saved)
     assert outcome(sampled(model, second, 60)) == outcome(whole)
-
-
-def test_rollouts_begin_with_another_token_and_keep_the_limit(monkeypatch):
-    """Guards against rollouts that repeat the actual token, start from another prefix, or exceed the token limit."""
-    model, seen, generate = tiny_model(2, 0.8), [], grpo.generate
-
-    def spy(model, prompts, *arguments):
-        samples = generate(model, prompts, *arguments)
-        for i, (row, length) in enumerate(zip(samples.tokens.tolist(), samples.mask.sum(1).tolist())):
-            seen.append((tuple(prompts[i // gt.PACKET]), tuple(row[:length])))
-        return samples
-
-    truth = described(model, 5)[1]
-    monkeypatch.setattr(grpo, "generate", spy)
-    sampled(model, truth, 60)
-    expected, allowed = Counter(), set()
-    for rows in gt.by_response(truth):
-        tokens, prompt = truth["token"][rows].tolist(), Pieces().prompt(PUZZLES[truth["group"][rows.start]])
-        for t, packets in enumerate(truth["packets"][rows].tolist()):
-            prefix = tuple(prompt + tokens[:t])
-            expected[prefix] += packets * gt.PACKET
-            allowed |= {(prefix, token) for token in set(range(5)) - {tokens[t]}}
-    assert +expected == Counter(prefix for prefix, _ in seen)
-    assert all((prefix, new[0]) in allowed for prefix, new in seen)
-    for prefix, new in seen:
-        assert len(prefix) - 5 + len(new) == LIMIT or new[-1] == 0 and len(prefix) - 5 + len(new) < LIMIT
-    assert sum(len(new) for _, new in seen) == truth["sampled"]
-
-
-# ------------------------------------------------------------------------------------- the file and the command
 
 
 def test_columns_by_hand():
@@ -291,9 +219,8 @@ def call(monkeypatch, *arguments):
 
 def refusal(monkeypatch, *arguments):
     """The one sentence with which the command ends."""
-    with pytest.raises(SystemExit) as stop:
+    with pytest.raises(SystemExit, match=r"\Aerror: [^\n]+\Z") as stop:
         call(monkeypatch, *arguments)
-    assert re.fullmatch("error: [^\n]+", str(stop.value.code))
     return stop.value.code
 
 
@@ -319,21 +246,19 @@ def folder(first_run, tmp_path, monkeypatch):
 
 
 COLUMNS = {
-    **{"step": "<i4", "token": "<i4", "response": "<u2", "group": "<u2", "position": "<u2"},
-    **{name: "<f4" for name in ("logprob", "entropy", "logit_grad", "advantage", "reward", "success")},
-    **{name: "|i1" for name in ("role", "in_answer", "kind", "reachable_before", "reachable")},
-    **{"packets": "<i8", "solved": "<i8", "value": "<f8", "value_error": "<f8"},
-    **{"a_star": "<f8", "a_star_error": "<f8", "a_star_halves": "<f8"},
-}
+    "<i4": "step token", "<u2": "response group position",
+    "<f4": "logprob entropy logit_grad advantage reward success",
+    "|i1": "role in_answer kind reachable_before reachable", "<i8": "packets solved",
+    "<f8": "value value_error a_star a_star_error a_star_halves"}  # fmt: skip
 
 
 def test_the_files_of_a_run(first_run):
     """Guards against columns that are missing or of another type, and against paths of this machine in them."""
     folder, truth = first_run
-    N = len(truth["token"])
+    N, names = len(truth["token"]), {name: dtype for dtype, names in COLUMNS.items() for name in names.split()}
     assert {p.name for p in folder.iterdir()} == {"ground_truth.npz", "critic.safetensors", "scores.md", "scores.png"}
-    assert set(truth) == {*COLUMNS, *"methods kinds credits piece prompts settings sampled complete".split()}
-    for name, dtype in COLUMNS.items():
+    assert set(truth) == {*names, *"methods kinds credits piece prompts settings sampled complete".split()}
+    for name, dtype in names.items():
         assert truth[name].dtype == np.dtype(dtype), name
         assert truth[name].shape == ((N, 2) if name in ("solved", "a_star_halves") else (N,)), name
     assert truth["methods"].tolist() == list(MITIGATIONS)
@@ -347,21 +272,19 @@ def test_the_files_of_a_run(first_run):
     assert "nan" not in text
 
 
-@pytest.mark.parametrize("damage", ["seed", "tokens", "truncated"])
-def test_a_file_that_does_not_fit_is_refused_and_kept(damage, folder, monkeypatch):
+@pytest.mark.parametrize("changed, sentence", [
+    ({"token": np.ones(9, int)}, "about other responses"), ({"settings": np.array("{}")}, "about other responses"),
+    ({}, "can't be read")])  # fmt: skip
+def test_a_file_that_does_not_fit_is_refused_and_kept(changed, sentence, folder, first_run, monkeypatch):
     """Guards against rollouts of other responses that are mixed in or lost, and a traceback for a broken file."""
-    file, flags = folder / "ground_truth.npz", ("--seed", 1) if damage == "seed" else ()
-    if damage == "tokens":
-        truth = dict(np.load(file))
-        truth["token"][3] += 1
-        np.savez(file, **truth)
-    if damage == "truncated":
-        file.write_bytes(file.read_bytes()[:5000])
-    before = file.read_bytes()
-    sentence = refusal(monkeypatch, *TINY, "--rollouts", 8, "--out", folder, *flags)
-    assert str(file) in sentence
-    assert ("can't be read" if damage == "truncated" else "about other responses") in sentence
-    assert file.read_bytes() == before
+    file = folder / "ground_truth.npz"
+    np.savez(file, **first_run[1] | changed)
+    content = file.read_bytes() if changed else file.read_bytes()[:5000]
+    file.write_bytes(content)
+    error = refusal(monkeypatch, *TINY, "--rollouts", 8, "--out", folder)
+    assert sentence in error
+    assert str(file) in error
+    assert file.read_bytes() == content
 
 
 def test_a_second_call_resumes_and_its_interruption_names_the_folder(folder, first_run, monkeypatch):
@@ -380,21 +303,12 @@ def test_a_second_call_resumes_and_its_interruption_names_the_folder(folder, fir
     assert resumed[0]["credits"] == pytest.approx(first_run[1]["credits"], abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    "arguments, word",
-    [
-        (("--model", "no/such/model"), "no/such/model"),
-        (("--data", "no/such.jsonl"), "no/such.jsonl"),
-        (("--questions", 1), "--questions must be"),
-        (("--rollouts", 0), "--rollouts must be"),
-        (("--max_new_tokens", 0), "--max_new_tokens must be"),
-        (("--critic_batches", 0), "--critic_batches must be"),
-        (("--answers", 1), "--answers 1 leaves no group"),
-        (("--roll", 8), "--roll"),
-        (("--max_new_tokens", 10**6), "--max_new_tokens"),
-        (("--device", "foo"), "--device"),
-    ],
-)
+@pytest.mark.parametrize("arguments, word", [
+    (("--model", "no/such/model"), "no/such/model"), (("--data", "no/such.jsonl"), "no/such.jsonl"),
+    (("--questions", 1), "--questions must be"), (("--rollouts", 0), "--rollouts must be"),
+    (("--critic_batches", 0), "--critic_batches must be"), (("--answers", 1), "--answers 1 leaves no group"),
+    (("--roll", 8), "--roll"), (("--max_new_tokens", 10**6), "--max_new_tokens"), (("--device", "foo"), "--device"),
+])  # fmt: skip
 def test_flags_that_cannot_work_are_refused_in_one_sentence(arguments, word, tmp_path, monkeypatch):
     """Guards against a traceback, or an hour of sampling, before a flag is found to be wrong."""
     monkeypatch.setattr(critic_quality, "fit", lambda *_: pytest.fail("it began to work"))

@@ -10,18 +10,14 @@ import math
 import re
 import statistics
 from collections import Counter
-from copy import deepcopy
 from dataclasses import replace
-from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import mitigations
 from conftest import make_batch, make_written
-from mitigations import MITIGATIONS, NORMALIZATIONS, Method, none, reweighting, token_credit
+from mitigations import MITIGATIONS, Method, none, reweighting, token_credit
 
 REWEIGHTINGS = ("outcome_conditional inverse_logprob advantage_reweighting entropy_weighted entropy_masking "
                 "attention_credit causal_ablation learned_importance random inverted").split()  # fmt: skip
@@ -43,21 +39,9 @@ def check(credit, expected, tolerance=1e-5):
         assert got == pytest.approx(want + [0.0] * (len(got) - len(want)), rel=tolerance, abs=tolerance)
 
 
-def scaled(advantage, weights):
-    """The credit of a response whose tokens have these weights, rescaled to mean 1."""
-    return [advantage * w * len(weights) / sum(weights) for w in weights]
-
-
 def normalized(values):
     """Deviations from the mean over the standard deviation."""
     return [(v - statistics.fmean(values)) / (statistics.pstdev(values) + 1e-4) for v in values]
-
-
-def ragged(batch, values):
-    """A tensor (B, T) as lists without padding, [puzzle][response][token]."""
-    rows = [row[:length] for row, length in zip(values.tolist(), batch.mask.sum(1).tolist())]
-    G = len(rows) // len(batch.numbers)
-    return [rows[i : i + G] for i in range(0, len(rows), G)]
 
 
 # ------------------------------------------------------------------------------------------- the decorators
@@ -78,8 +62,7 @@ def early(batch, power: float = 1.0):
 def test_a_decorated_function_is_registered_with_its_signature_and_docstring(registry):
     """Guards against an idea that must be declared in a second place: 1, 1/2, 1/4 rescaled to mean 1."""
     method = reweighting(early)
-    assert registry["early"] is method
-    assert (method.name, method.function, method.is_reweighting, method.needs) == ("early", early, True, ())
+    assert registry["early"] == Method("early", early, is_reweighting=True, from_advantage=True, needs=())
     assert method.parameters == {"power": 1.0}
     assert method.summary == "credit = A / position^power: reward what comes early."
     batch = make_batch([3, 2], [11.0, -3.0])
@@ -92,14 +75,12 @@ def test_decorators_take_arguments(registry):
     """Guards against a decorator that loses the function, or an argument, when it is called with arguments."""
 
     @token_credit(name="half", from_advantage=True, needs=("critic", "reference"))
-    def half_of_it(batch, share=0.5):
-        return share * none(batch) + helper(batch)
-
-    def helper(batch):
-        return torch.zeros_like(batch.logprob)
+    def half_of_it(batch, *, share=0.5):
+        return share * none(batch)
 
     assert registry["half"] == Method("half", half_of_it.function, False, True, ("critic", "reference"))
     assert half_of_it.summary == "no docstring yet"
+    half_of_it.check_parameters()
     check(half_of_it(make_batch([2, 1], [4.0, -2.0])), [[2, 2], [-1]])
     assert reweighting(needs=("critic",))(early) == Method("early", early, True, True, ("critic",))
     assert token_credit(early, name="late") == Method("late", early, False, False, ())
@@ -133,31 +114,18 @@ def test_a_function_that_can_not_be_registered_is_refused_in_one_sentence(decora
     assert registry == MITIGATIONS
 
 
-SHAPE = "must return {} of shape (B, T) = (2, 3), not "
-NOT_FINITE = "returned {} with NaN or infinity in it"
-
-
-@pytest.mark.parametrize("decorator, result", [(reweighting, "weights"), (token_credit, "credit")])
-@pytest.mark.parametrize("returned, problem", [
-    (torch.ones(2), SHAPE + "(2,)"),
-    (torch.ones(2, 1), SHAPE + "(2, 1)"),
-    (None, SHAPE + "NoneType"),
-    (torch.tensor([[1.0, math.nan, 1]] * 2), NOT_FINITE),
-    (torch.tensor([[1.0, 1, -math.inf]] * 2), NOT_FINITE),
+@pytest.mark.parametrize("decorator, returned, problem", [
+    (reweighting, torch.ones(2, 1), "must return weights of shape (B, T) = (2, 3), not (2, 1)"),
+    (token_credit, None, "must return credit of shape (B, T) = (2, 3), not NoneType"),
+    (reweighting, torch.tensor([[1.0, math.inf, 1]] * 2), "returned weights with NaN or infinity in it"),
+    (token_credit, torch.tensor([[1.0, math.nan, 1]] * 2), "returned credit with NaN or infinity in it"),
+    (reweighting, torch.tensor([[1.0, -1e-6, 1]] * 2), "returned a negative weight"),
 ])  # fmt: skip
-def test_a_wrong_result_is_one_sentence(decorator, result, returned, problem, registry):
-    """Guards against (B,) broadcast over tokens, a forgotten return, and NaN that reaches the model."""
+def test_a_wrong_result_is_one_sentence(decorator, returned, problem, registry):
+    """Guards against (B, 1) broadcast over tokens, a forgotten return, NaN that reaches the model, a turned sign."""
     method = decorator(lambda batch: returned, name="wrong")
-    with pytest.raises(ValueError, match=re.escape("wrong " + problem.format(result))):
+    with pytest.raises(ValueError, match=re.escape("wrong " + problem)):
         method(make_batch([3, 2], [1.0, 1.0]))
-
-
-def test_negative_weights_are_refused_and_negative_credit_is_not(registry):
-    """Guards against a reweighting that turns the sign of an advantage."""
-    values, batch = torch.tensor([[1.0, -1e-6, 1]]), make_batch([3], [1.0])
-    with pytest.raises(ValueError, match="steep returned a negative weight"):
-        reweighting(lambda batch: values, name="steep")(batch)
-    assert torch.equal(token_credit(lambda batch: values, name="credit")(batch), values)
 
 
 @pytest.mark.parametrize("decorator", [reweighting, token_credit])
@@ -171,30 +139,18 @@ def test_values_of_any_type_become_float32_and_zero_on_padding(decorator, row, r
     assert credit.tolist() == [[1, 1, 0], [1, 1, 1]]
 
 
-def takes_any_number(batch, *scales): ...
-def takes_any_name(batch, **options): ...
-def takes_by_position(batch, scale=1.0, /): ...
-
-
 @pytest.mark.parametrize("function, parameter", [
     (lambda batch, scale: None, "scale"),
     (lambda batch, scale=None: None, "scale=None"),
     (lambda batch, scale=(1, 2): None, "scale=(1, 2)"),
-    (takes_any_number, "*scales"),
-    (takes_any_name, "**options"),
-    (takes_by_position, "scale=1.0"),
+    (lambda batch, *scales: None, "*scales"),
+    (lambda batch, **options: None, "**options"),
+    (lambda batch, scale=1.0, /: None, "scale=1.0"),
 ])  # fmt: skip
 def test_a_parameter_that_can_not_become_a_flag_is_one_sentence(function, parameter, registry):
     """Guards against "invalid NoneType value" from argparse, and a tuple that is split into characters."""
     with pytest.raises(ValueError, match=re.escape(f"f: the parameter {parameter} can't become a flag")):
         token_credit(function, name="f").check_parameters()
-
-
-def test_parameters_of_every_flag_type_are_accepted(registry):
-    """Guards against a check that refuses too much, the batch included."""
-    method = token_credit(lambda batch, a=True, b=1, *, c=0.5, d="x": None, name="f")
-    method.check_parameters()
-    assert method.parameters == {"a": True, "b": 1, "c": 0.5, "d": "x"}
 
 
 def test_methods_say_what_they_are():
@@ -208,20 +164,15 @@ def test_methods_say_what_they_are():
     assert mitigations.needs("inverted", {}) == set()
 
 
-WEIGHT = st.just(0.0) | st.floats(0.0625, 100, width=32)
-
-
-@settings(deadline=None)
-@given(st.lists(st.lists(WEIGHT, min_size=1, max_size=9), min_size=1, max_size=5))
-def test_weights_are_rescaled_as_normalize_says(rows):
+@pytest.mark.parametrize("normalize, credit", [
+    ("response", [[1, 2, 3], [2, 2], [2]]),  # the means are 2, 1 and 4
+    ("batch", [[1, 2, 3], [1, 1], [4]]),  # the mean of all six is 2
+    ("none", [[2, 4, 6], [2, 2], [8]]),
+])  # fmt: skip
+def test_weights_are_rescaled_as_normalize_says(normalize, credit):
     """Guards against a mean over padding or the wrong axis. Weights that are all 0 in a response become 1 first."""
-    batch, weight = make_batch([len(row) for row in rows], [2.0] * len(rows)), grid(rows)
-    method = Method("given", lambda batch: weight, True, True, ())
-    filled = [row if any(row) else [1.0] * len(row) for row in rows]
-    step_mean = statistics.fmean(itertools.chain(*filled))
-    means = {"response": map(statistics.fmean, filled), "batch": [step_mean] * len(rows), "none": [1] * len(rows)}
-    for batch.normalize, row_means in means.items():
-        check(method(batch), [[2 * w / mean for w in row] for row, mean in zip(filled, row_means)], 1e-4)
+    batch, weights = make_batch([3, 2, 1], [2.0] * 3, normalize=normalize), grid([[1.0, 2.0, 3.0], [0.0, 0.0], [4.0]])
+    check(Method("given", lambda batch: weights, True, True, ())(batch), credit)
 
 
 # ------------------------------------------------------------------------------------ what every method has to do
@@ -231,29 +182,24 @@ RESPONSES = [
     " 5 - 3 = 2, 4 * 2 = 8.</think>\n<answer>4 * (5 - 3)</answer>$",
     " 4 * 5 = 20. 20 - 3 = 17. 3 * 4 = 12, 12 - 5 =",
     "</think>\n<answer>4 + 5 - 3</answer>$",
-    " 12 + 7 = 19, 19 + 20 = 39.</think>\n<answer>12 + 7 + 20</answer>$",
-    " 12 + 7 = 18, 18 + 20 = 38. So\n20 + 7 = 27, 27 + 12 = 39.</think>\n<answer>20 + 7 + 12</answer>$",
+    " 12 + 7 = 18, 18 + 20 = 38. So\n20 + 7 = 27, 27 + 12 = 39.</think>\n<answer>20 + 7 + 12</answer> hm",
     " 20 * 12 = 240",
-    " No idea.</think>\n$",
-    " 1 + 2 = 3, 3 + 3 = 6.</think>\n<answer>1 + 2 + 4</answer>$",
-    " 3 + 3 = 6. 1 * 2 = 2. 2 * 3 = 6.</think>\n<answer>1 * 2 + 3</answer> hm",
-    " 1 - 2 = 1</think>\n<answer>$",
+    " 20 - 7 = 12</think>\n<answer>$",
     ".$",
 ]
 
 
 @pytest.fixture(scope="module")
 def written():
-    """Four responses to each of three puzzles ($ is the end token), with random facts and answers of the model."""
+    """Four responses to each of two puzzles ($ is the end token), with random facts and answers of the model."""
     torch.manual_seed(0)
     pieces = [["" if p == "$" else p for p in re.findall(r"</?\w+>|\d|\w+| ?[^\w]", text)] for text in RESPONSES]
     mask = torch.arange(max(map(len, pieces))) < torch.tensor([len(row) for row in pieces])[:, None]  # (B, T)
     (B, T), random_numbers = mask.shape, torch.rand(2, *mask.shape)
-    success = torch.tensor([0.0, 1, 0, 0] + [1, 1, 0, 0] + [0] * 4)
-    format = torch.tensor([1, 1, 0, 1] + [1, 1, 0, 0.1] + [1, 0.6, 0.1, 0])
+    success, format = torch.tensor([0.0, 1, 0, 0] + [1, 0, 0, 0]), torch.tensor([1, 1, 0, 1] + [0.6, 0, 0.1, 0])
     return make_written(
-        pieces, torch.linspace(-1.3, 2, B).tolist(), [0] * 4 + [1] * 4 + [2] * 4,
-        numbers=[(4, 3, 5), (12, 7, 20), (1, 2, 3)], target=[8, 39, 6],
+        pieces, torch.linspace(-1.3, 2, B).tolist(), [0] * 4 + [1] * 4,
+        numbers=[(4, 3, 5), (12, 7, 20)], target=[8, 39],
         reward=0.1 * format + success, success=success, format=format, tokens=torch.randint(12, (B, T)) * mask,
         logprob=-5 * torch.rand(B, T) ** 8 * mask, entropy=2 * torch.rand(B, T) ** 6 * mask,
         logit_grad=torch.rand(B, T) * mask, values=torch.rand(B, T) * mask, reference_logprob=-torch.rand(B, T) * mask,
@@ -276,16 +222,13 @@ def extremes(batch):
 
 
 @METHODS
-def test_credit_has_a_formula_a_shape_no_gradient_and_zero_on_padding(method, written):
+def test_credit_has_a_formula_is_finite_and_is_zero_on_padding(method, written):
     """Guards against an undocumented method, a forgotten mask, and 0 / 0 where a token is certain."""
     assert re.fullmatch(r"credit = [^:]+: [^:]+\.", method.summary) or method.name not in BUILT_IN
     method.check_parameters()
     for batch in (written, *extremes(written)):
         credit = method(batch)
-        assert credit.dtype == torch.float32
-        assert credit.shape == batch.mask.shape
         assert credit.isfinite().all()
-        assert not credit.requires_grad
         assert not credit[~batch.mask].any()
     assert method(written).any()
 
@@ -302,10 +245,10 @@ def test_padding_does_not_matter(method, written):
 def test_a_method_changes_nothing_and_is_reproducible(method, written):
     """Guards against an in-place operation on the batch or on the model's answers, and an unseeded random number."""
     facts = vars(written) | vars(written.ask)
-    tensors = {name: value for name, value in facts.items() if isinstance(value, torch.Tensor)}
-    before = deepcopy(tensors)
+    before = {name: value.clone() for name, value in facts.items() if isinstance(value, torch.Tensor)}
     assert torch.equal(method(written), method(written))
-    torch.testing.assert_close(tensors, before, rtol=0, atol=0)
+    for name, value in before.items():
+        assert torch.equal(facts[name], value), name
 
 
 ASKED = {"attention_credit": {"attention"}, "causal_ablation": {"logprob_without"}, "vineppo": {"rollouts"},
@@ -330,7 +273,7 @@ def test_a_method_asks_the_model_for_what_it_needs_only(method, written):
 
 
 @pytest.mark.parametrize("name", [name for name in BUILT_IN if name not in STEP_WIDE])
-def test_credit_does_not_depend_on_other_questions(name, written):
+def test_credit_does_not_depend_on_other_puzzles(name, written):
     """Guards against a sum over the batch where one over the response or the group is meant."""
     first = written.group == 0  # (B,)
     facts = ("tokens", "logprob", "entropy", "logit_grad", "reward", "success", "format", "advantage", "in_answer")
@@ -396,81 +339,50 @@ def test_defaults_are_those_of_the_published_results():
 
 # ------------------------------------------------------------ the baseline, and weights from what the sampler recorded
 
-IN_ANSWER = torch.tensor([[False, False, True, True, False], [False, False, False, False, False]])
+LN2 = math.log(2)
 
 
-def test_outcome_conditional_by_hand():
-    """Guards against the weight of the answer on other tokens, and a discount for a response without an answer."""
-    batch = make_batch([4, 5], [3.0, -2.0], in_answer=IN_ANSWER)
-    check(mitigations.outcome_conditional(batch, think_discount=0.5), [[2, 2, 4, 4], [-2] * 5])
-    check(mitigations.outcome_conditional(batch, think_discount=0.0), [[0, 0, 6, 6], [-2] * 5])
-    assert torch.equal(mitigations.outcome_conditional(batch, think_discount=1.0), none(batch))
-    batch.normalize = "none"
-    check(mitigations.outcome_conditional(batch, think_discount=0.5), [[1.5, 1.5, 3, 3], [-2] * 5])
+@pytest.mark.parametrize("name, options, weights", [
+    ("outcome_conditional", {}, [[0.5, 0.5, 1], [1, 1]]),  # without an answer: plain GRPO
+    ("inverse_logprob", {}, [[1 / 0.1, 1 / (LN2 + 0.1), 1 / (2 * LN2 + 0.1)], [1 / (LN2 + 0.1), 1 / 0.1]]),
+    ("advantage_reweighting", {}, [[1, 0.9, 0.85], [0.9, 1]]),
+    ("advantage_reweighting", {"alpha": 0.8}, [[1, 0.6, 0.4], [0.6, 1]]),
+    ("entropy_weighted", {}, [[3 / 7, 6 / 7, 12 / 7], [4 / 3, 2 / 3]]),  # exp(H) is 1, 2, 4 and 2, 1
+    ("entropy_weighted", {"entropy_temp": 0.5}, [[3 / 21, 12 / 21, 48 / 21], [8 / 5, 2 / 5]]),
+    ("entropy_masking", {}, [[0, 0, 1], [0, 0]]),  # the step's entropies are 0, 0, log 2, log 2, log 4
+    ("entropy_masking", {"mask_percentile": 75.0}, [[0, 1, 1], [1, 0]]),  # the percentile is log 2, which is kept
+    ("learned_importance", {}, [[0.3, 0.1, 0], [0, 0]]),  # the reward that follows the last token is no change
+])  # fmt: skip
+def test_weights_by_hand(name, options, weights):
+    """Guards against log p for p, a temperature upside down, and sums and thresholds over padding or the wrong axis."""
+    batch = make_batch(
+        [3, 2], [1.0, 1.0],
+        logprob=-grid([[0, LN2, 2 * LN2], [LN2, 0]]),  # p is 1, 1/2, 1/4 and 1/2, 1
+        entropy=grid([[0, LN2, 2 * LN2], [LN2, 0]]),
+        in_answer=torch.tensor([[False, False, True], [False, False, False]]),
+        values=grid([[0.2, 0.5, 0.4], [0.7, 0.7]], padding=0.0),
+        reward=torch.ones(2),
+    )  # fmt: skip
+    check(MITIGATIONS[name].raw(batch, **options), weights)
 
 
-def test_inverse_logprob_by_hand():
-    """Guards against |l| without the sign, and epsilon in the wrong place."""
-    batch = make_batch([4, 2], [2.0, -1.0], logprob=grid([[0.0, -0.5, -1, -3], [-1.0, -3]]))
-    weights = [[10, 1 / 0.6, 1 / 1.1, 1 / 3.1], [1 / 1.1, 1 / 3.1]]
-    check(mitigations.inverse_logprob(batch), [scaled(2, weights[0]), scaled(-1, weights[1])])
-    batch.normalize = "none"
-    check(mitigations.inverse_logprob(batch), [[2 * w for w in weights[0]], [-w for w in weights[1]]])
-
-
-@pytest.mark.parametrize("epsilon", [0.1, 0.7])
-def test_the_undetached_weight_is_what_autograd_finds(epsilon):
+def test_the_undetached_weight_is_what_autograd_finds():
     """Guards against a bug reproduced wrongly: the original differentiated l / (|l| + epsilon) as a whole."""
     logprob = (-3 * torch.rand(1, 50)).requires_grad_()
-    (logprob / (logprob.abs() + epsilon)).sum().backward()
-    batch = make_batch([50], [1.0], logprob=logprob.detach(), normalize="none")
-    torch.testing.assert_close(mitigations.inverse_logprob(batch, epsilon, detach=False), logprob.grad)
+    (logprob / (logprob.abs() + 0.7)).sum().backward()
+    batch = make_batch([50], [1.0], logprob=logprob.detach())
+    torch.testing.assert_close(mitigations.inverse_logprob.raw(batch, 0.7, detach=False), logprob.grad)
 
 
-def test_advantage_reweighting_by_hand():
-    """Guards against alpha and 1 - alpha swapped, and log p for p: p = 1, 1/2, 1/4 weigh 1, 0.9, 0.85 at alpha 0.2."""
-    batch = make_batch([3, 1], [2.0, -1.0], logprob=grid([[0.0, math.log(0.5), math.log(0.25)], [-1.0]]))
-    check(mitigations.advantage_reweighting(batch), [scaled(2, [1, 0.9, 0.85]), [-1]])
-    batch.normalize = "none"
-    check(mitigations.advantage_reweighting(batch, alpha=0.8), [[2, 1.2, 0.8], [-0.8 * math.exp(-1) - 0.2]])
-
-
-def test_entropy_weighted_by_hand():
-    """Guards against a softmax over padding or over the batch, and the temperature upside down: exp(H) is 1, 2, 4."""
-    batch = make_batch([3, 2], [7.0, -3.0], entropy=grid([[0.0, math.log(2), math.log(4)], [math.log(2), 0.0]]))
-    for batch.normalize in NORMALIZATIONS:
-        check(mitigations.entropy_weighted(batch), [[3, 6, 12], [-4, -2]])
-        check(mitigations.entropy_weighted(batch, 0.5), [[1, 4, 16], [-4.8, -1.2]])
-
-
-@pytest.mark.parametrize("normalize, kept", [("none", [2, -3]), ("batch", [10, -15]), ("response", [12, -12])])
-def test_entropy_masking_by_hand(normalize, kept):
-    """Guards against a threshold per response, over padding, or from below: 9 and 10 are kept of 1..10."""
-    entropy = grid([[1.0, 4, 10, 2, 3, 5], [6.0, 9, 7, 8]])
-    credit = mitigations.entropy_masking(make_batch([6, 4], [2.0, -3.0], entropy=entropy, normalize=normalize))
-    check(credit, [[0, 0, kept[0], 0, 0, 0], [0, kept[1], 0, 0]])
-
-
-def test_entropy_masking_keeps_the_threshold_itself():
-    """Guards against > for >=, which keeps nothing where all are equal. The 75th percentile of 0, 1, 2, 3, 4 is 3."""
-    batch = make_batch([3, 2], [1.0, 1.0], entropy=grid([[3.0, 0.0, 4.0], [2.0, 1.0]]))
-    check(mitigations.entropy_masking(batch, 75.0), [[1.5, 0, 1.5], [1, 1]])
-    batch.entropy = torch.full((2, 3), 0.1)
-    check(mitigations.entropy_masking(batch), [[1, 1, 1], [1, 1]])
-    long = make_batch([300], [1.0], entropy=torch.arange(300.0)[None])
-    assert mitigations.entropy_masking(long).count_nonzero() == 60
+def test_entropy_masking_keeps_a_fifth_of_the_tokens_or_all_where_entropies_are_equal():
+    """Guards against a percentile that rounding lifts above all of them."""
+    rising = make_batch([300], [1.0], entropy=torch.arange(300.0)[None])
+    equal = make_batch([3, 2], [1.0, 1.0], entropy=torch.full((2, 3), 0.1))
+    assert mitigations.entropy_masking.raw(rising).sum() == 60
+    assert mitigations.entropy_masking.raw(equal).sum() == 5
 
 
 # ----------------------------------------------------------------------------- comparison with the rest of the group
-
-
-def test_z_scores_in_a_group_by_statistics():
-    """Guards against the unbiased deviation, a mean over all groups, and rounding noise where all rewards are equal."""
-    rewards = [[0.0, 1.0, 1.1, 0.1], [0.1, 0.1, 0.1, 0.1], [1.0, 1.0, 1.0, 0.9]]
-    got = mitigations.z_score_in_group(torch.tensor(rewards))
-    check(got, [normalized(group) for group in rewards])
-    assert got[1].tolist() == [0] * 4
-    assert mitigations.has_variance(torch.tensor(rewards)).tolist() == [True, False, True]
 
 
 def test_prefix_tree_by_hand():
@@ -482,28 +394,26 @@ def test_prefix_tree_by_hand():
 
 @pytest.mark.parametrize("scale", [1.0, 1e-16])
 def test_optimal_baseline_by_hand(scale):
-    """Guards against energies of one token or of finished responses, and a floor under them: they have no unit.
-    Energies 1, 3 and then 2, 7 give baselines 1/4 and 2/9. Where one response is left, it is the mean, 1/2."""
+    """Guards against energies of one token or of finished responses, and a floor under them: they have no unit."""
+    # Energies 1, 3 and then 2, 7 give baselines 1/4 and 2/9. Where one response is left, it is the mean, 1/2.
     gradient = torch.cat((grid([[1.0, 1.0], [3**0.5, 2.0, 5.0]]) * scale, torch.tensor([[0.0, 1, 2], [0, 1, 2]])))
     batch = make_batch([2, 3, 2, 3], [0.0] * 4, [0, 0, 1, 1], reward=torch.tensor([1.0, 0, 1, 0]), logit_grad=gradient)
     without_energy = [[1 / 2] * 2, [-1 / 2] * 3]  # both responses of the second group begin with a certain token
     check(mitigations.optimal_baseline(batch), [[3 / 4, 7 / 9], [-1 / 4, -2 / 9, -1 / 2], *without_energy])
 
 
-@pytest.mark.parametrize("a1, a2", [(1.0, 0.1), (0.3, 0.7)])
 @pytest.mark.parametrize("joint", [False, True])
-def test_gtpo_by_hand(a1, a2, joint):
-    """Guards against shares over time instead of over responses, d and h swapped, H for 1 / H, and z-scores over
-    padding or groups. On both sides H is 1, 3 at first, then one response is left. A group all right: plain GRPO."""
-    entropy = grid([[1.0], [3.0, 0.2], [1.0, 0.5], [3.0]] * 2)
-    batch = make_batch([1, 2, 2, 1] * 2, [0.7] * 8, [0] * 4 + [1] * 4, entropy=entropy, success=torch.ones(8))
+def test_gtpo_by_hand(joint):
+    """Guards against shares over time instead of over responses, H for 1 / H, and z-scores over padding or groups."""
+    # In the first group H is 1, 3 on both sides, then one response of each side is left. The second is all right.
+    a1, a2, entropy = 0.3, 0.7, grid([[1.0], [3.0, 0.2], [1.0, 0.5], [3.0]] * 2)
+    batch = make_batch([1, 2, 2, 1] * 2, [0.9] * 8, [0] * 4 + [1] * 4, entropy=entropy, success=torch.ones(8))
     batch.success[2:4] = 0
     gains = [a1 + 2 * a2 * 1 / 4, a1 + 2 * a2 * 3 / 4, a1 + a2]
     losses = [-a1 - 2 * a2 * 3 / 4, -a1 - a2, -a1 - 2 * a2 * 1 / 4]
     z = normalized(gains + losses) if joint else normalized(gains) + normalized(losses)
-    plain = [[0.7], [0.7] * 2, [0.7] * 2, [0.7]]
+    plain = [[0.9], [0.9] * 2, [0.9] * 2, [0.9]]
     check(mitigations.gtpo(batch, a1, a2, joint), [z[:1], z[1:3], z[3:5], z[5:], *plain], 2e-3)
-    assert joint or sum(z[:3]) == pytest.approx(0)  # as published, the outcome is lost
 
 
 @pytest.mark.parametrize("success", [[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]])
@@ -519,37 +429,34 @@ def test_gtpo_has_no_floor_under_small_entropies(success):
 def fisher_by_enumeration(R, W, a, b):
     """The share of ways to deal a + b tokens to R + W responses that are no likelier than a to right, b to wrong."""
     ways = Counter(sum(i < R for i in holders) for holders in itertools.combinations(range(R + W), a + b))
-    return Fraction(sum(n for n in ways.values() if n <= ways[a]), sum(ways.values()))
+    return sum(n for n in ways.values() if n <= ways[a]) / ways.total()
 
 
 def gain_by_definition(R, W, a, b):
     """Mutual information in bits of "contains the token" and "is right"."""
-    table = {(True, True): a, (True, False): b, (False, True): R - a, (False, False): W - b}
     N, bits = R + W, 0.0
-    for (holds, right), n in table.items():
+    for n, row, column in ((a, a + b, R), (b, a + b, W), (R - a, N - a - b, R), (W - b, N - a - b, W)):
         if n:
-            row = sum(m for (h, _), m in table.items() if h == holds)
-            column = sum(m for (_, r), m in table.items() if r == right)
             bits += n / N * math.log2(n * N / (row * column))
     return bits
 
 
-@pytest.mark.parametrize("R, W", [(1, 1), (1, 7), (3, 2), (4, 4), (6, 3)])
+@pytest.mark.parametrize("R, W", [(1, 1), (1, 7), (4, 4), (6, 3)])
 def test_fisher_and_information_gain_by_brute_force(R, W):
     """Guards against a one-sided test, ties lost to rounding, nats for bits, and right and wrong swapped."""
     tables = list(itertools.product(range(R + 1), range(W + 1)))
     p, gain = mitigations.fisher_p(R, W), mitigations.information_gain(*torch.tensor(tables).T, R, W)
     for (a, b), bits in zip(tables, gain.tolist()):
-        assert p[a, b].item() == pytest.approx(float(fisher_by_enumeration(R, W, a, b)), rel=1e-12)
+        assert p[a, b].item() == pytest.approx(fisher_by_enumeration(R, W, a, b), rel=1e-12)
         assert bits == pytest.approx(gain_by_definition(R, W, a, b), abs=1e-12)
 
 
 def ktae_by_loops(tokens, right):
-    """The score of each token id of one group."""
+    """The score of each token id of one group that is neither all right nor all wrong."""
     R, W = right.count(True), right.count(False)
     pools = [[t for row, r in zip(tokens, right) if r == side for t in row] for side in (True, False)]
-    average, score = (len(pools[0]) + len(pools[1])) / 2, Counter()
-    for token in set(pools[0] + pools[1]) if R and W else ():
+    average, score = (len(pools[0]) + len(pools[1])) / 2, {}
+    for token in set(pools[0] + pools[1]):
         a, b = (sum(token in row for row, r in zip(tokens, right) if r == side) for side in (True, False))
         p = fisher_by_enumeration(R, W, a, b)
         F = math.exp(-2 * p) if p < 1 else 0.0
@@ -563,85 +470,78 @@ def ktae_by_loops(tokens, right):
     return score
 
 
-@pytest.mark.parametrize("G, right", [(4, "1010" + "1111" + "0000" + "0010"), (8, "00101011" + "1" * 8)])
+@pytest.mark.parametrize("G, right", [(4, "1010" + "1111" + "0000" + "0010"), (8, "00101011" + "11111111")])
 def test_ktae_by_loops(G, right):
     """Guards against counts of tokens for counts of responses, lengths of responses for those of sides, a score for the
-    end token (the last of a response that ended, and no other), and a group's score given to another."""
+    end token, and a group's score given to another."""
     torch.manual_seed(0)
-    success, groups = torch.tensor([float(digit) for digit in right]), [i // G for i in range(16)]
-    lengths, ended = [5, 3, 7, 1, 4, 4, 6, 2, 3, 8, 2, 5, 6, 1, 4, 3], torch.tensor([True, True, False, True] * 4)
-    batch = make_batch(lengths, torch.randn(16).tolist(), groups, success=success, ended=ended)
-    batch.tokens = torch.randint(4, (16, 8))
-    batch.tokens[:, 5:] = 9
-    expected, tokens = ragged(batch, none(batch)), ragged(batch, batch.tokens)
-    for q, group_success in enumerate(success.view(-1, G).bool().tolist()):
-        score = ktae_by_loops(tokens[q], group_success)
-        for i, row in enumerate(tokens[q]):
-            for t, token in enumerate(row):
-                expected[q][i][t] += 0.0 if t == len(row) - 1 and batch.ended[G * q + i] else score[token]
-    check(mitigations.ktae(batch), itertools.chain(*expected))
+    lengths, ended, right = [5, 3, 7, 1, 4, 4, 6, 2] * 2, [True, True, False, True] * 4, [d == "1" for d in right]
+    batch = make_batch(lengths, torch.randn(16).tolist(), [i // G for i in range(16)], ended=torch.tensor(ended),
+                       success=torch.tensor(right).float(), tokens=torch.randint(4, (16, 7)))  # fmt: skip
+    expected, tokens = none(batch).tolist(), [row[:length] for row, length in zip(batch.tokens.tolist(), lengths)]
+    for first in range(0, 16, G):
+        if len(set(right[first : first + G])) == 2:
+            score = ktae_by_loops(tokens[first : first + G], right[first : first + G])
+            for i in range(first, first + G):
+                for t in range(lengths[i] - ended[i]):
+                    expected[i][t] += score[tokens[i][t]]
+    check(mitigations.ktae(batch), expected)
 
 
 # ------------------------------------------------------------------------------------- checking what was written
 
 TRUE_TRUE = ["1+2=3", ", ", "3*3=9", ".", "</think>\n", "<answer>", "x", "</answer>", ""]
-FALSE = ["1+2=4", "</think>\n", "<answer>", "x", "</answer>", ""]
 TRUE_FALSE = ["1+2=3", ",", " 3+3=7", "</think>\n", "<answer>", "x", "</answer>", ""]
+FALSE = ["1+2=4", "</think>\n", "<answer>", "x", "</answer>", ""]
 NO_STEP = ["hm", "</think>\n", "<answer>", "x", "</answer>", ""]
 CUT_OFF = ["1+2=3", ",", "3", "*", "3=9"]  # no answer, and a calculation of several tokens
 
 
 @pytest.mark.parametrize("stepwise", [False, True])
 def test_reward_decomposition_by_hand(stepwise):
-    """Guards against weights or sections swapped, tags left out of a section, one normalization of the sum, verdicts on
-    other tokens, means over responses instead of calculations (stepwise), and credit for an undefined response."""
-    pieces = [NO_STEP, TRUE_TRUE, FALSE, TRUE_FALSE, CUT_OFF, TRUE_TRUE, TRUE_TRUE, TRUE_TRUE]
-    format, success = [1, 1, 1, 0.5] + [0.6, 1, 1, 1], [0, 1, 0, 0] + [0, 0, 1, 1]
-    batch = make_written(pieces, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8], [0] * 4 + [1] * 4,
+    """Guards against sections swapped, one normalization of the sum, and means over responses for calculations."""
+    format, success = [1, 0.5, 1] + [0.6, 1, 1], [0, 0, 1] + [0, 0, 1]
+    batch = make_written([NO_STEP, TRUE_FALSE, FALSE] + [CUT_OFF, TRUE_TRUE, TRUE_TRUE],
+                         [0.1, 0.2, 0.3, 0.4, 0.5, 0.6], [0] * 3 + [1] * 3,
                          format=torch.tensor(format), success=torch.tensor(success).float())  # fmt: skip
-    F, S = (normalized(x[:4]) + normalized(x[4:]) for x in (format, success))
-    answer = [[s + 0.1 * f, s, s + 0.1 * f, s + 0.1 * f] for f, s in zip(F, S)]  # tag, x, tag, end token
-    R = normalized([0, 1, 0, 0.5])  # the share of true calculations
-    expected = [[0.1] * 6, [0.3 * R[1]] * 4 + [0.3 * R[1] + 0.1 * F[1]] + answer[1],
-                [0.3 * R[2], 0.3 * R[2] + 0.1 * F[2]] + answer[2],
-                [0.3 * R[3]] * 3 + [0.3 * R[3] + 0.1 * F[3]] + answer[3]]  # fmt: skip
+    F, S = (normalized(x[:3]) + normalized(x[3:]) for x in (format, success))
     if stepwise:
-        V = normalized([1, 1, 0, 1, 0])  # the verdict on each calculation
-        expected[1:] = [[0.3 * V[0], 0, 0.3 * V[1], 0, 0.1 * F[1]] + answer[1], [0.3 * V[2], 0.1 * F[2]] + answer[2],
-                        [0.3 * V[3], 0, 0.3 * V[4], 0.1 * F[3]] + answer[3]]  # fmt: skip
-    expected += [[0.5] * 5] + [[0.0] * 4 + [0.1 * F[i]] + answer[i] for i in (5, 6, 7)]  # all calculations are true
+        V = normalized([1, 0, 0])  # the verdict on each calculation
+        thinking = {1: [V[0], 0, V[1], 0], 2: [V[2], 0]}
+    else:
+        R = normalized([0, 0.5, 0])  # the share of true calculations
+        thinking = {1: [R[1]] * 4, 2: [R[2]] * 2}
+    thinking |= {4: [0] * 5, 5: [0] * 5}  # all calculations of the second group are true
+    expected = [[0.1] * 6, [], [], [0.4] * 5, [], []]  # plain GRPO without a calculation or without an answer
+    for i, advantages in thinking.items():
+        tags = [0] * (len(advantages) - 1) + [1] + [1, 0, 1, 1]  # </think>, <answer>, x, </answer>, the end token
+        section = [0.3 * a for a in advantages] + [S[i]] * 4
+        expected[i] = [0.1 * F[i] * tag + a for tag, a in zip(tags, section, strict=True)]
     check(mitigations.reward_decomposition(batch, stepwise), expected)
 
 
-@pytest.mark.parametrize("stepwise", [False, True])
-def test_reward_decomposition_without_any_calculation_is_plain(stepwise, recwarn):
-    """Guards against the mean of nothing: NaN, or a warning."""
+@pytest.mark.parametrize("name", ["reward_decomposition", "causal_ablation"])
+def test_a_step_without_any_calculation_is_plain_and_does_not_run_the_model(name, recwarn):
+    """Guards against the mean of nothing (NaN, or a warning), and a forward pass of zero rows."""
     batch = make_written([NO_STEP, ["hm"]], [1.0, -1.0])
-    assert torch.equal(mitigations.reward_decomposition(batch, stepwise), none(batch))
+    assert torch.equal(MITIGATIONS[name](batch), none(batch))
     assert not list(recwarn)
 
 
 # ----------------------------------------------------------------------------------- running the model again
 
 
-@pytest.mark.parametrize("credit_scale", [2.0, 0.5])
-def test_attention_credit_by_loops(credit_scale):
-    """Guards against queries and keys swapped, an off-by-one, later tokens punished because fewer states see them, and
-    a mean over the answer or padding. Without an answer, or if it attends to nothing: plain GRPO."""
-    torch.manual_seed(0)
-    lengths, starts = [6, 4, 5, 3, 1], [3, 4, 0, 2, 0]  # where each answer starts; the second response has none
-    attention = torch.rand(5, 6, 6).tril(-1)  # the state before token t sees the tokens before t
-    in_answer, expected = torch.zeros(5, 6, dtype=torch.bool), []
-    for i, (length, start) in enumerate(zip(lengths, starts)):
-        in_answer[i, start:length] = True
-        received = []
-        for u in range(length):
-            readers = [t for t in range(start, length) if t > u]
-            received.append(sum(attention[i, t, u].item() for t in readers) / len(readers) if readers else 0.0)
-        mean = statistics.fmean(received)
-        expected.append(scaled(i - 1.5, [1 + credit_scale * (a / mean if mean else 0) for a in received]))
-    batch = make_batch(lengths, [i - 1.5 for i in range(5)], in_answer=in_answer, attention=attention)
-    check(mitigations.attention_credit(batch, credit_scale), expected)
+def test_attention_credit_by_hand():
+    """Guards against queries and keys swapped, and later tokens punished because fewer states see them."""
+    attention = torch.full((3, 4, 4), 9.0).tril(-1)  # the state before token t sees the tokens before t
+    attention[0, 2] = torch.tensor([0.2, 0.4, 0, 0])
+    attention[0, 3] = torch.tensor([0.6, 0.0, 0.2, 0])
+    in_answer = torch.tensor([[0, 0, 1, 1], [0, 0, 0, 0], [1, 0, 0, 0]]).bool()
+    batch = make_batch([4, 2, 1], [1.0] * 3, in_answer=in_answer, attention=attention)
+    # The means are 0.4 = (0.2 + 0.6) / 2, 0.2 = (0.4 + 0) / 2, 0.2 and 0; scaled to mean 1 they are 2, 1, 1, 0. The
+    # second response has no answer, and the answer of the third has nothing to attend to: plain GRPO.
+    check(mitigations.attention_credit.raw(batch), [[5, 3, 3, 1], [1, 1], [1]])
+    check(mitigations.attention_credit.raw(batch, credit_scale=0.5), [[2, 1.5, 1.5, 1], [1, 1], [1]])
 
 
 ABLATED = [
@@ -653,9 +553,9 @@ ABLATED = [
 
 
 def test_causal_ablation_by_hand():
-    """Guards against a drop summed over more than the answer, a rise counted as a drop, tokens of the wrong calculation
-    hidden, a share of another response's drop, and a second forward pass. The answer's log-prob falls by 1 without the
-    first calculation of response 0 and by 2 without the second; that of response 3 rises."""
+    """Guards against a drop summed over more than the answer, a share of another response's drop, a rise as a drop."""
+    # Without the first calculation of response 0 the answer's log-prob falls by 1, without the second by 2; that of
+    # response 3 rises.
     calls = []
 
     def logprob_without(rows, hide):
@@ -667,49 +567,34 @@ def test_causal_ablation_by_hand():
         after[:, 0] -= 100  # what hiding does outside the answer
         return after
 
-    batch = make_written(ABLATED, [1.0, 2.0, 3.0, 4.0], logprob_without=logprob_without)
-    first = [0.75, 0.75, 0.5, 1, 0.5, 0.5, 1.5, 1.5, 1.5, 1.5]  # their mean is 1 already
+    batch = make_written(ABLATED, [1.0] * 4, logprob_without=logprob_without)
+    first = [0.75, 0.75, 0.5, 1, 0.5, 0.5, 1.5, 1.5, 1.5, 1.5]
     last = [0.5, 0.5, 0.5, 1.5, 1.5, 1.5, 1.5]
-    check(mitigations.causal_ablation(batch), [first, [2, 2], [3] * 6, scaled(4, last)])
+    check(mitigations.causal_ablation.raw(batch), [first, [1, 1], [1] * 6, last])
     assert calls == [([0, 0, 3], [[0, 1], [3], [0, 1]])]
-    batch.normalize = "none"
-    check(mitigations.causal_ablation(batch), [first, [2, 2], [3] * 6, [4 * w for w in last]])
 
 
-def test_causal_ablation_with_nothing_to_hide_does_not_ask_the_model():
-    """Guards against a forward pass of zero rows."""
-    batch = make_written(ABLATED[1:3], [1.0, 2.0])
-    assert torch.equal(mitigations.causal_ablation(batch), none(batch))
+@pytest.mark.parametrize("fresh_start, start", [(False, [0.3, 0.7, 0.6]), (True, [0.1, 0.5, 0.8])])
+def test_vineppo_by_hand(fresh_start, start):
+    """Guards against a start that is sampled although the mean reward of the other two is free, and cuts off by one."""
+    values, calls = torch.zeros(3, 7), []
+    values[:, 0] = torch.tensor([0.1, 0.5, 0.8])
+    values[0, [2, 5]] = torch.tensor([0.6, 0.9])  # a sentence of the first response starts at tokens 2 and 5
 
+    def rollouts(cuts, k):
+        calls.append((cuts.nonzero().tolist(), k))
+        return values * cuts
 
-SENTENCES = [["1", " yes.", " 0", " ok", ".", " 1", ""], ["0.", " 1.", " 1", ""], ["0", " no", ""]] + [["no", ""]] * 3
-SEGMENTS = [[0, 0, 1, 1, 1, 2, 2], [0, 1, 2, 2], [0, 0, 0]] + [[0, 0]] * 3  # the sentence of each token
-
-
-@pytest.mark.parametrize("fresh_start", [False, True])
-def test_vineppo_by_hand(fresh_start):
-    """Guards against a start that is sampled although it is free, k that gets lost, a mean that includes the response
-    itself, and segments off by one."""
-    values, rewards, calls = torch.rand(6, 7), [1.0, 0.25, 0.5, 0.0, 3.0, 1.0], []
-    batch = make_written(SENTENCES, [9.0] * 6, [0] * 3 + [1] * 3, reward=torch.tensor(rewards),
-                         rollouts=lambda cuts, k: calls.append((cuts, k)) or values * cuts)  # fmt: skip
-    credit = mitigations.vineppo(batch, k=5, fresh_start=fresh_start)
-    others = [0.75 / 2, 1.5 / 2, 1.25 / 2, 4 / 2, 1 / 2, 3 / 2]  # mean reward of the other two
-    expected, asked = [], set()
-    for i, segments in enumerate(SEGMENTS):
-        cuts = [segments.index(s) for s in range(1, max(segments) + 1)]
-        V = [values[i, 0].item() if fresh_start else others[i], *values[i, cuts].tolist(), rewards[i]]
-        expected.append([V[s + 1] - V[s] for s in segments])
-        asked |= {(i, t) for t in cuts + [0] * fresh_start}
-    check(credit, expected)
-    ((cuts, k),) = calls
-    assert k == 5
-    assert set(map(tuple, cuts.nonzero().tolist())) == asked
+    batch = make_written([["1", " yes.", " 0", " ok", ".", " 1", ""], ["no", ""], ["0", " no", ""]], [9.0] * 3,
+                         reward=torch.tensor([1.0, 0.2, 0.4]), rollouts=rollouts)  # fmt: skip
+    first = [0.6 - start[0]] * 2 + [0.9 - 0.6] * 3 + [1 - 0.9] * 2
+    check(mitigations.vineppo(batch, 5, fresh_start), [first, [0.2 - start[1]] * 2, [0.4 - start[2]] * 3])
+    starts = [[0, 0], [1, 0], [2, 0]] if fresh_start else []
+    assert calls == [(sorted([[0, 2], [0, 5], *starts]), 5)]
 
 
 def test_dpo_is_the_gradient_of_its_loss():
-    """Guards against a sign, a missing beta, the margin upside down, a mean of log-probs, and a wrong pair: credit is
-    minus the gradient of DPO's loss with respect to each log-prob. Ties go to the lowest index."""
+    """Guards against a sign, a missing beta, a mean of log-probs, and a wrong pair. Ties go to the lowest index."""
     torch.manual_seed(0)
     rewards = torch.tensor([0.1, 1.1, 1.1] + [0.3, 0.1, 0.1] + [0.1, 0.1, 0.1])  # pairs: 1 over 0, 3 over 4, none
     logprob, reference = (-torch.rand(9, 4)).requires_grad_(), -torch.rand(9, 4)
@@ -721,71 +606,37 @@ def test_dpo_is_the_gradient_of_its_loss():
     torch.testing.assert_close(mitigations.dpo(batch, beta=0.3), -logprob.grad)
 
 
-# --------------------------------------------------------------------------------------- with a trained critic
-
-VALUES = [[0.2, 0.5, 0.4, 0.4], [0.7], [0.1, -0.3, 0.6]]
-REWARDS = [1.1, 0.0, 0.1]
+# ------------------------------------------------------------------------------------------- with a trained critic
 
 
-def valued_batch(values=VALUES):
-    """Three responses, the last of them cut off, and the critic's values."""
-    return make_batch([4, 1, 3], [2.0, 3.0, -1.0], reward=torch.tensor(REWARDS), values=grid(values, 0.0),
-                      ended=torch.tensor([True, True, False]))  # fmt: skip
-
-
-@pytest.mark.parametrize("gae_lambda", [0.0, 0.5, 0.95, 1.0])
+@pytest.mark.parametrize("gae_lambda", [0.0, 0.5, 1.0])
 def test_ppo_by_the_double_sum(gae_lambda):
-    """Guards against the reward at the wrong token or at end tokens only, a value after the last one, lambda applied
-    once, and a recursion across padding. At lambda 1 it is r - V."""
-    expected = []
-    for r, v in zip(REWARDS, VALUES):
+    """Guards against the reward at end tokens only, a value after the last one, and padding in the mean (whiten)."""
+    rewards, values, expected = [1.1, 0.0, 0.1], [[0.2, 0.5, 0.4, 0.4], [0.7], [0.1, -0.3, 0.6]], []
+    batch = make_batch([4, 1, 3], [9.0] * 3, reward=torch.tensor(rewards), values=grid(values, padding=0.0),
+                       ended=torch.tensor([True, True, False]))  # fmt: skip
+    for r, v in zip(rewards, values):
         delta = [after - before for before, after in zip(v, v[1:] + [r])]  # the reward takes the place of a last value
         expected.append([sum(gae_lambda**j * d for j, d in enumerate(delta[t:])) for t in range(len(v))])
-        if gae_lambda == 1:
-            assert expected[-1] == pytest.approx([r - x for x in v])
-    check(mitigations.ppo(valued_batch(), gae_lambda), expected)
-
-
-def test_whitened_ppo_by_statistics():
-    """Guards against padding in the mean: the eight tokens of the step have mean 0 and deviation 1."""
-    credit, lengths = mitigations.ppo(valued_batch()).tolist(), [4, 1, 3]
-    flat = normalized([x for row, length in zip(credit, lengths) for x in row[:length]])
-    check(mitigations.ppo(valued_batch(), whiten=True), [flat[:4], flat[4:5], flat[5:]])
-
-
-def test_learned_importance_by_hand():
-    """Guards against the end of a response as the largest change of all: |dV| is .3 .1 0, and 0 for the last token.
-    Where the values are all the same: plain GRPO."""
-    check(mitigations.learned_importance(valued_batch()), [[6, 2, 0, 0], [3], scaled(-1, [0.4, 0.9, 0])])
-    constant = valued_batch([[0.3] * 4, [0.3], [0.3] * 3])
-    assert torch.equal(mitigations.learned_importance(constant), none(constant))
+    check(mitigations.ppo(batch, gae_lambda), expected)
+    flat = normalized([x for row in expected for x in row])
+    check(mitigations.ppo(batch, gae_lambda, whiten=True), [flat[:4], flat[4:5], flat[5:]])
 
 
 # ------------------------------------------------------------------------------------------------- the controls
 
 
 def test_random_weights_are_exponential():
-    """Guards against one number for all tokens, and another distribution: an exponential of mean 1 has variance 1, and
-    exceeds 2 with probability exp(-2)."""
-    names = []
-
-    def generator(name):
-        names.append(name)
-        return torch.Generator().manual_seed(5)
-
-    batch = make_batch([200] * 100, [1.0] * 100, normalize="none", generator=generator)
-    weight = mitigations.random(batch)
-    assert names == ["random"]
+    """Guards against one number for all tokens, and another distribution."""
+    weight = mitigations.random.raw(make_batch([200] * 100, [1.0] * 100))
     assert weight.mean() == pytest.approx(1, abs=0.03)
     assert weight.var() == pytest.approx(1, abs=0.1)
     assert (weight > 2).float().mean() == pytest.approx(math.exp(-2), abs=0.01)
 
 
 @pytest.mark.parametrize("name", [name for name in REWEIGHTINGS if name != "inverted"])
-def test_inverted_reverses_each_reweighting(name, written):
+def test_inverted_reverses_the_weights_of_each_reweighting(name, written):
     """Guards against an inverted advantage, and a maximum over padding or over the batch."""
-    expected = []
-    for A, credit in zip(written.advantage.tolist(), itertools.chain(*ragged(written, MITIGATIONS[name](written)))):
-        weights = [c / A for c in credit]
-        expected.append(scaled(A, [max(weights) + min(weights) - w for w in weights]))
-    check(mitigations.inverted(written, name), expected, 1e-3)
+    weights, found = MITIGATIONS[name].raw(written), mitigations.inverted.raw(written, name)  # (B, T) each
+    for row, w, mask in zip(found, weights, written.mask):
+        torch.testing.assert_close(row[mask], w[mask].max() + w[mask].min() - w[mask])

@@ -4,8 +4,6 @@ Run it:  python -m pytest tests/test_processes.py
 
 torchrun starts this file, too: `main` is what each process then does.
 """
-import copy
-import csv
 import json
 import os
 import signal
@@ -23,12 +21,11 @@ from safetensors.torch import load_file, save_file
 
 import grpo
 import train
-from countdown_task import Codec, generate_puzzles
-from critic import Critic
+from countdown_task import generate_puzzles
 from plumbing import processes
 from plumbing.optimizer import Optimizer
 from qwen2_model import load_model
-from train import BUNDLED, Policy, Settings
+from train import Settings
 
 ROOT = Path(train.__file__).parent
 STEPS = {  # name: settings, and hyper-parameters of the credit function
@@ -51,13 +48,13 @@ def one_step(name: str) -> dict[str, torch.Tensor]:
     """
     settings, hyper_parameters = STEPS[name]
     s = Settings(**{"questions": 3, "answers": 4, "max_new_tokens": 90, "micro_batch": 3} | settings)
-    codec, model, critic = Codec(BUNDLED), load_model(BUNDLED), Critic(128)
-    model.real_vocab, start = codec.size, copy.deepcopy(model).requires_grad_(False)
+    policy = train.load_policy(s, {"critic", "reference"})
+    model, codec, critic, start = policy
     with torch.no_grad():  # let the start model differ, and the critic have an opinion
         start.model["norm"].weight.mul_(1.1)
         critic.outer.weight.copy_(torch.linspace(-1, 1, 128))
     optimizer, puzzles = Optimizer(model, lr=0.0), generate_puzzles(20, "train")[: s.questions]
-    batch = train.sample_and_grade(Policy(model, codec, critic, start), puzzles, s, 1)
+    batch = train.sample_and_grade(policy, puzzles, s, 1)
     credit = train.assign_credit(batch, s, hyper_parameters)
     critic.learn(batch.ask.hidden, batch.mask, batch.ask.values, batch.reward)
     metrics = grpo.update(model, optimizer, [codec.prompt(p) for p in puzzles], batch, credit, kl=s.kl,
@@ -73,16 +70,12 @@ def one_step(name: str) -> dict[str, torch.Tensor]:
     return {key: x.detach().contiguous().clone() for key, x in found.items()}
 
 
-def grade_by_length(text: str, *_) -> dict[str, float]:
-    """Instead of the reward, so that unfinished responses differ, too."""
-    return {"reward": len(text) % 3 / 2, "answer": float(len(text) % 3 == 2), "format": 1.0}
-
-
 def all_steps() -> dict[str, torch.Tensor]:
-    """The tensors of all steps, under `name: key`."""
+    """The tensors of all steps, under `name: key`. Rewards follow the length, so that unfinished responses differ."""
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grpo, "reward", grade_by_length)
+        names = ("reward", "answer", "format")
+        patch.setattr(grpo, "reward", lambda text, *_: dict.fromkeys(names, len(text) % 3 / 2))
         return {f"{name}: {key}": x for name in STEPS for key, x in one_step(name).items()}
 
 
@@ -202,9 +195,8 @@ def interrupted(tmp_path_factory):
 
 
 def rows_of(folder):
-    """metrics.csv as a list of dicts."""
-    with (folder / "metrics.csv").open() as file:
-        return list(csv.DictReader(file))
+    """metrics.csv as columns."""
+    return np.genfromtxt(folder / "metrics.csv", delimiter=",", names=True)
 
 
 @gloo
@@ -212,15 +204,14 @@ def test_a_run_of_two_processes_is_that_of_one(interrupted, tmp_path, monkeypatc
     """Guards against the log of one process's share, and one that both processes write."""
     monkeypatch.setattr(sys, "argv", ["train.py", *SMALL, "--steps", "2", "--out", str(tmp_path / "one")])
     train.main()
-    for step in ("step-000001.npz", "step-000002.npz"):
-        two, one = (np.load(folder / "credit" / step) for folder in (interrupted[0], tmp_path / "one"))
+    for file in ("credit/step-000001.npz", "credit/step-000002.npz"):
+        two, one = np.load(interrupted[0] / file), np.load(tmp_path / "one" / file)
         assert two.files == one.files
         for column in one.files:
             np.testing.assert_allclose(two[column], one[column], rtol=1e-3, atol=1e-4, err_msg=column)
-    for two, one in zip(rows_of(interrupted[0]), rows_of(tmp_path / "one")):
-        for column in one.keys() - {"seconds", "tokens_per_second", "ratio_error"}:
-            numbers = [float(row[column] or "nan") for row in (two, one)]
-            assert numbers[0] == pytest.approx(numbers[1], rel=1e-3, nan_ok=True), column
+    two, one = rows_of(interrupted[0])[:3], rows_of(tmp_path / "one")
+    for column in set(one.dtype.names) - {"seconds", "tokens_per_second", "ratio_error"}:
+        np.testing.assert_allclose(two[column], one[column], rtol=1e-3, err_msg=column)
 
 
 @gloo
@@ -235,7 +226,7 @@ def test_ctrl_c_stops_both_processes_and_resume_continues_both(interrupted):
     assert code == 0, complained
     assert [f"step {step:>4}/" in printed for step in (done, done + 1, done + 2)] == [False, True, True]
     assert len(list(folder.glob("credit/*.npz"))) == done + 2
-    assert [row["step"] for row in rows_of(folder)] == [str(step) for step in range(done + 3)]
+    assert rows_of(folder)["step"].tolist() == list(range(done + 3))
     assert "pass@16" in json.loads((folder / "final.json").read_text())
     state, model = torch.load(folder / "state.pt", weights_only=True), load_model(folder / "checkpoint")
     assert all(torch.equal(state["learners"]["optimizer"]["weights"][name], w) for name, w in model.named_parameters())

@@ -10,7 +10,6 @@ import csv
 import json
 import random
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,12 +17,11 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, pre_tokenizers
-from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import grpo
 import train
-from countdown_task import SYSTEM, USER, Codec, Puzzle, generate_puzzles
+from countdown_task import SYSTEM, USER, Codec, Puzzle
 from qwen2_model import Qwen2, load_model, read_config
 from tests.random_checkpoints import FAMILIES, HF, assert_close, assert_same_logits, random_tokens, randomize
 
@@ -42,8 +40,6 @@ CONFIG = {  # the published config.json
         num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8, head_dim=128,
         max_position_embeddings=40960, max_window_layers=28, sliding_window=None, rope_scaling=None,
         attention_bias=False, transformers_version="4.51.0")}
-GENERATION = dict(bos_token_id=151643, pad_token_id=151643, do_sample=True, eos_token_id=[151645, 151643],
-                  repetition_penalty=1.1, temperature=0.7, top_p=0.8, top_k=20, transformers_version="4.37.0")
 PUZZLE = Puzzle((3, 4, 5), 8)
 
 # ------------------------------------------------------------------------------------------------ published sizes
@@ -58,6 +54,7 @@ def test_the_full_model_has_the_published_number_of_parameters(family, parameter
     assert len(sizes) == tensors
 
 
+@torch.no_grad()
 @FAMILIES
 def test_two_layers_of_published_size_equal_transformers(family, tmp_path):
     """Guards against an error that only shows at the published sizes, and bfloat16 further off than transformers'."""
@@ -66,39 +63,16 @@ def test_two_layers_of_published_size_equal_transformers(family, tmp_path):
     torch.manual_seed(0)
     hf = make_model(make_config.from_dict(config)).to(torch.bfloat16)
     randomize(hf)
+    hf.save_pretrained(tmp_path, max_shard_size="200MB")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    exact = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    model, rounded = load_model(tmp_path), load_model(tmp_path, dtype=torch.bfloat16)
+    shutil.rmtree(tmp_path)  # 0.4 GB, which pytest would keep for three runs
     tokens = random_tokens(2, 12, REAL[family])
-    try:
-        hf.save_pretrained(tmp_path, max_shard_size="200MB")
-        (tmp_path / "config.json").write_text(json.dumps(config))
-        exact = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-        assert_same_logits(exact, load_model(tmp_path), tokens)
-        with torch.no_grad():
-            expected, ours = exact(tokens).logits, load_model(tmp_path, dtype=torch.bfloat16)(tokens)
-            ours, theirs = ours.float() - expected, hf(tokens).logits.float() - expected
-        assert ours.square().mean() < 1.5**2 * theirs.square().mean()
-    finally:
-        shutil.rmtree(tmp_path)  # 0.4 GB, which pytest would keep for three runs
-
-
-MEMORY = f"""
-import qwen2_model, resource, torch
-from qwen2_model import Qwen2, read_config, token_logprobs
-qwen2_model.LOGITS_AT_ONCE = 2**22  # 16 MB
-sizes = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2)
-model = Qwen2(read_config(dict(model_type="qwen2", vocab_size={V}, tie_word_embeddings=True, **sizes)))
-hidden = torch.randn(600, 16, requires_grad=True)
-start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-token_logprobs(model, hidden, torch.arange(600)).sum().backward()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start)  # kB, bytes on a Mac
-"""
-
-
-def test_the_logits_of_a_long_list_of_tokens_are_never_all_in_memory():
-    """Guards against pieces that are kept: 600 tokens have 0.36 GB of logits, of log-probs, and of gradients each."""
-    root = Path(train.__file__).parent
-    done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, cwd=root, check=True)
-    grown = int(done.stdout) * (1 if sys.platform == "darwin" else 1024)
-    assert grown < 0.25e9
+    assert_same_logits(exact, model, tokens)
+    expected = exact(tokens).logits
+    ours, theirs = rounded(tokens) - expected, hf(tokens).logits - expected
+    assert ours.square().mean() < 1.5**2 * theirs.square().mean()
 
 
 # ------------------------------------------------------------------------------------------- a tokenizer like Qwen's
@@ -115,7 +89,7 @@ TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|i
 
 
 def write_tokenizer(folder: Path, family: str) -> None:
-    """tokenizer.json and tokenizer_config.json as Qwen writes them: 151,643 byte-pair tokens, then the added ones."""
+    """tokenizer.json as Qwen writes it: 151,643 byte-pair tokens, then the added ones."""
     letters, rng = sorted(pre_tokenizers.ByteLevel.alphabet()), random.Random(0)
     vocab = {name: i for i, name in enumerate(letters + [merge.replace(" ", "") for merge in MERGES])}
     while len(vocab) < 151_643:
@@ -130,9 +104,6 @@ def write_tokenizer(folder: Path, family: str) -> None:
         version="1.0", truncation=None, padding=None, added_tokens=added, normalizer=dict(type="NFC"),
         pre_tokenizer=dict(type="Sequence", pretokenizers=[split, byte_level]), post_processor=byte_level,
         decoder=byte_level, model=bpe)))
-    (folder / "tokenizer_config.json").write_text(json.dumps(dict(
-        tokenizer_class="Qwen2Tokenizer", add_bos_token=False, bos_token=None, unk_token=None, eos_token="<|im_end|>",
-        pad_token="<|endoftext|>", chat_template=TEMPLATE, additional_special_tokens=SPECIAL[1:])))
 
 
 @pytest.fixture(scope="module", params=HF)
@@ -159,19 +130,8 @@ def folder(request, tmp_path_factory):
         hf.model.norm.weight[0] = 1
     hf.to(torch.bfloat16).save_pretrained(path)
     (path / "config.json").write_text(json.dumps(config))
-    (path / "generation_config.json").write_text(json.dumps(GENERATION))
     yield family, path
     shutil.rmtree(path)
-
-
-def reference(folder: Path, dtype=torch.float32) -> torch.nn.Module:
-    """The folder in transformers."""
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
-
-
-def logits_before(hf: torch.nn.Module, prompt: list[int], answer: list[int], real: int) -> Tensor:
-    """transformers' logits (L, real), in float64, before each of the answer's L tokens."""
-    return hf(torch.tensor([prompt + answer]), logits_to_keep=len(answer) + 1).logits[0, :-1, :real].double()
 
 
 # --------------------------------------------------------------------------------------------- from prompt to reward
@@ -184,36 +144,34 @@ TEXT = " 5 - 3 = 2\n</think>\n<answer>4 * (5 - 3)</answer>"
 
 def test_prompts_equal_those_of_transformers(folder):
     """Guards against ChatML that is tokenized in another way than by transformers."""
-    family, path = folder
-    codec, theirs = Codec(path), PreTrainedTokenizerFast(tokenizer_file=str(path / "tokenizer.json"))
-    assert codec.end_tokens == [151645, 151643]
-    for p in [PUZZLE, Puzzle((2, 3, 5, 7), 100), *generate_puzzles(5, "heldout")]:
+    codec = Codec(folder[1])
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(folder[1] / "tokenizer.json"), chat_template=TEMPLATE)
+    for p in [PUZZLE, Puzzle((2, 3, 5, 7), 100)]:
         user = USER.format(numbers=list(p.numbers), target=p.target)
         chat = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": user}]
-        text = theirs.apply_chat_template(chat, chat_template=TEMPLATE, tokenize=False, add_generation_prompt=True)
+        text = theirs.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
         expected = theirs(text + "Let me solve this step by step.\n<think>", add_special_tokens=False).input_ids
         assert codec.prompt(p) == expected
-    tag = [theirs.convert_ids_to_tokens(i) for i in expected[-3:]]
-    assert tag[2] == "<think>" if family == "qwen3" else tag == ["<th", "ink", ">"]
 
 
+@torch.no_grad()
 def test_right_responses_from_model_to_reward(folder):
-    """Guards against an end token that does not end, tags that count only in three tokens or only in one, and sampling
-    by generation_config.json. The random numbers are chosen so that the model writes these responses."""
+    """Guards against an end token that does not end, and tags that count only in three tokens or only in one."""
     (family, path), pieces = folder, START + CLOSE[folder[0]] + ANSWER
-    model, codec, hf = load_model(path), Codec(path), reference(path)
+    model, codec, hf = load_model(path), Codec(path), AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     model.real_vocab = codec.size
     assert codec.size == REAL[family]
     ids = [i for piece, _ in pieces for i in codec.tokenizer.encode(piece, add_special_tokens=False).ids]
     assert codec.tokenizer.encode(TEXT).ids == ids
     scripts = [ids + [151645], ids + [151643], ids + ids[:1], [151645]]  # both end tokens, cut off, empty
     prompt, uniforms = codec.prompt(PUZZLE), torch.full((len(scripts), len(ids) + 1), 0.5, dtype=torch.float64)
-    for row, script in zip(uniforms, scripts):
-        with torch.no_grad():
-            p = logits_before(hf, prompt, script, REAL[family]).softmax(-1)  # (L, real)
-        taken = p[range(len(script)), script]
+    for row, script in zip(uniforms, scripts):  # the middle of a token's share of the probability draws that token
+        L = len(script)
+        logits = hf(torch.tensor([prompt + script]), logits_to_keep=L + 1).logits[0, :-1, : REAL[family]]
+        p = logits.double().softmax(-1)  # (L, real)
+        taken = p[range(L), script]
         assert taken.min() > 1e-4  # so that rounding can't reach a neighbour
-        row[: len(script)] = p.cumsum(-1)[range(len(script)), script] - taken / 2
+        row[:L] = p.cumsum(-1)[range(L), script] - taken / 2
     batch = grpo.rollout(model, codec, [PUZZLE], uniforms)
     assert [row[m].tolist() for row, m in zip(batch.tokens, batch.mask)] == scripts
     assert batch.text == [TEXT, TEXT, TEXT + " ", ""]
@@ -229,8 +187,7 @@ def test_right_responses_from_model_to_reward(folder):
 
 
 def test_a_step_of_training(folder, tmp_path, monkeypatch):
-    """Guards against a train.py that scores or trains rows without a token, and a checkpoint that transformers reads
-    differently or that lost its tokenizer or generation_config.json."""
+    """Guards against a train.py that scores or trains rows without a token, and a ratio that does not begin at 1."""
     (family, path), run = folder, tmp_path / "run"
     dtype = {"qwen2": "float32", "qwen3": "bfloat16"}[family]
     # a random model earns nothing, and would learn nothing
@@ -246,15 +203,3 @@ def test_a_step_of_training(folder, tmp_path, monkeypatch):
     before, after = (load_model(x, dtype=getattr(torch, dtype)).output_weight for x in (path, run / "checkpoint"))
     assert torch.equal(before[REAL[family] :], after[REAL[family] :])
     assert (before[: REAL[family]] != after[: REAL[family]]).any()
-
-    trained, ids = run / "checkpoint", Codec(path).prompt(PUZZLE)
-    hf, report = AutoModelForCausalLM.from_pretrained(trained, dtype="auto", output_loading_info=True)
-    assert str(hf.dtype) == f"torch.{dtype}"
-    assert not any(report[problem] for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    assert json.loads((trained / "generation_config.json").read_text()) == GENERATION
-    tokenizer = AutoTokenizer.from_pretrained(trained)
-    assert tokenizer(tokenizer.decode(ids)).input_ids == ids
-    assert len(tokenizer) == REAL[family]
-    with torch.no_grad():
-        expected = reference(trained)(torch.tensor([ids])).logits[..., : REAL[family]]
-        assert_close(load_model(trained)(torch.tensor([ids]))[..., : REAL[family]], expected, 1e-3)

@@ -14,18 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import grpo
 from qwen2_model import Qwen2, load_model, read_config
-from sampler import (DecodeCache, PromptCache, ResponseCache, Samples, draw, generate, response_attention,
-                     response_logprobs)
+from sampler import (DecodeCache, PromptCache, ResponseCache, draw, generate, response_attention, response_logprobs,
+                     response_states)
 from tests.plain import plain_logprobs, plain_rows
 from tests.random_checkpoints import FAMILIES, SMALL, assert_close, both
 
 REAL = 19  # tokens that exist; V - REAL rows of the embedding stand for none
 PROMPTS = [[5, 1, 8, 2, 2, 9, 4], [7], [3, 12, 6], [18, 1, 1, 15, 2]]
 ENDS = [3, 17]
-GROUPED = pytest.mark.parametrize("options", [{}, {"num_key_value_heads": 6}, {"num_key_value_heads": 1},
-                                              {"num_hidden_layers": 1, "head_dim": 16}], ids=str)
 
 
 def uniforms(rows: int, columns: int, seed: int = 0) -> Tensor:
@@ -50,7 +47,7 @@ def responses(lengths: list[int]) -> tuple[Tensor, Tensor]:
     return torch.randint(REAL, mask.shape, generator=torch.Generator().manual_seed(0)), mask
 
 
-def unpadded(s: Samples) -> list[list[int]]:
+def unpadded(s) -> list[list[int]]:
     """The tokens of each response."""
     return [tokens[mask].tolist() for tokens, mask in zip(s.tokens, s.mask)]
 
@@ -109,27 +106,26 @@ def test_draw_never_returns_an_impossible_token(temperature, u, end):
 def naive_sample(hf: torch.nn.Module, prompt: list[int], row: list[float], temperature: float,
                  excluded: int | None) -> tuple[list[int], Tensor]:
     """One response, and its log-prob, entropy and logit_grad (3, length) at temperature 1, from their definitions."""
-    answer, statistics = [], []
+    response, statistics = [], []
     for u in row:
-        logits = hf(torch.tensor([prompt + answer])).logits[0, -1, :REAL]
+        logits = hf(torch.tensor([prompt + response])).logits[0, -1, :REAL]
         allowed = logits.tolist()
-        if not answer and excluded is not None:
+        if not response and excluded is not None:
             allowed[excluded] = -math.inf
         token = walk(allowed, u, temperature)
         p, onehot = logits.softmax(-1), F.one_hot(torch.tensor(token), REAL)
         statistics.append([p[token].log(), -(p * p.log()).sum(), (onehot - p).norm()])
-        answer.append(token)
+        response.append(token)
         if token in ENDS:
             break
-    return answer, torch.tensor(statistics, dtype=torch.float64).T
+    return response, torch.tensor(statistics, dtype=torch.float64).T
 
 
 @FAMILIES
 @pytest.mark.parametrize("constrained", [False, True], ids=["", "constrained"])
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 def test_generate_equals_a_naive_sampler(family, constrained, temperature, tmp_path):
-    """Guards against errors of cache, padding and dropped rows, tokens that do not exist, a limit off by one, an
-    excluded token that comes first, and statistics of another distribution than the full one at temperature 1."""
+    """Guards against another prompt, padding, limit or token than meant, and statistics of another distribution."""
     hf, model = random_model(family, tmp_path)
     B, T = 24, 7
     u, limit, excluded = uniforms(B, T, seed=2), [T] * B, None
@@ -139,15 +135,16 @@ def test_generate_equals_a_naive_sampler(family, constrained, temperature, tmp_p
     s = generate(model, PROMPTS, u, ENDS, temperature, torch.tensor(limit) if constrained else None, excluded)
     expected = [naive_sample(hf, PROMPTS[i // 6], u[i, : limit[i]].tolist(), temperature,
                              excluded[i].item() if constrained else None) for i in range(B)]
-    lengths = [len(answer) for answer, _ in expected]
-    assert unpadded(s) == [answer for answer, _ in expected]
-    assert s.ended.tolist() == [answer[-1] in ENDS for answer, _ in expected]
+    lengths = [len(response) for response, _ in expected]
+    assert unpadded(s) == [response for response, _ in expected]
+    assert s.ended.tolist() == [response[-1] in ENDS for response, _ in expected]
     assert s.mask.tolist() == [[t < n for t in range(max(lengths))] for n in lengths]
     assert not s.tokens[~s.mask].any()
     for i, (_, statistics) in enumerate(expected):
         got = torch.stack((s.logprob[i], s.entropy[i], s.logit_grad[i]))  # (3, T)
         assert got.dtype == torch.float64
         assert_close(got, F.pad(statistics, (0, max(lengths) - lengths[i])), 1e-5)
+    assert not s.logprob.requires_grad
     if temperature > 0:  # a hard case: responses end at different times, and some are cut off
         assert len(set(lengths)) >= 4
         assert 0 < s.ended.sum() < B
@@ -160,7 +157,6 @@ def test_a_response_does_not_depend_on_its_batch(family, tmp_path):
     u = uniforms(16, 12, seed=3).view(4, 4, 12)  # (Q, G, T)
     together = generate(model, PROMPTS, u.flatten(0, 1), ENDS)
     assert together.mask.sum(1).unique().numel() >= 4
-    assert not together.logprob.requires_grad
     backwards = unpadded(generate(model, PROMPTS[::-1], u.flip(0).flatten(0, 1), ENDS))
     for q, prompt in enumerate(PROMPTS):
         expected = unpadded(together)[4 * q : 4 * q + 4]
@@ -173,15 +169,13 @@ def test_a_response_does_not_depend_on_its_batch(family, tmp_path):
 @pytest.mark.parametrize("broken, name", [(math.nan, "norm"), (math.nan, "layers.1.mlp.down_proj"),
                                           (math.inf, "embed_tokens")])  # fmt: skip
 def test_broken_weights_give_log_probs_that_are_not_finite(temperature, broken, name, tmp_path):
-    """Guards against tokens drawn from NaN in silence, and against an index error in place of a clear sentence."""
+    """Guards against tokens drawn from NaN in silence, and against an index error in place of FloatingPointError."""
     _, model = random_model("qwen2", tmp_path)
     with torch.no_grad():
         model.get_parameter(f"model.{name}.weight").view(-1)[7] = broken
     s = generate(model, PROMPTS, uniforms(8, 5), ENDS, temperature)
     assert not s.logprob.isfinite().all()
     assert 0 <= s.tokens.min() and s.tokens.max() < REAL
-    with pytest.raises(FloatingPointError, match="not finite.*--lr"):
-        grpo.sample(model, PROMPTS, uniforms(8, 5), ENDS)
 
 
 CACHED = Qwen2(read_config(SMALL | dict(model_type="qwen2")))
@@ -210,16 +204,13 @@ def test_rows_that_stay_in_the_cache_keep_everything(drops):
 
 
 def test_the_plain_layout_as_drawn():
-    """Guards against an oracle with padding on the wrong side, or a state next to the one that predicts a token.
-
-    The model repeats its input token, so that it predicts a token right where the same token comes before it.
-    """
+    """Guards against an oracle with padding on the wrong side, or a state next to the one that predicts a token."""
     rows, pad, P = plain_rows([[2], [5, 2, 7]], torch.tensor([[3, 9], [6, 1]]))
     assert rows.tolist() == [[0, 0, 2, 3, 9], [5, 2, 7, 6, 1]]
-    assert pad.tolist() == [2, 0]
-    assert P == 3
-    mask, tokens = torch.tensor([[True, True], [True, False]]), torch.tensor([[3, 9], [7, 1]])
-    got = plain_logprobs(lambda rows, pad: 99.0 * F.one_hot(rows, 10), [[3], [5, 2, 7]], tokens, mask)
+    assert (pad.tolist(), P) == ([2, 0], 3)
+    repeat = lambda rows, pad: 99.0 * F.one_hot(rows, 10)  # a model that predicts its input token
+    mask = torch.tensor([[True, True], [True, False]])
+    got = plain_logprobs(repeat, [[3], [5, 2, 7]], torch.tensor([[3, 9], [7, 1]]), mask)
     assert got.tolist() == [[0, -99], [0, 0]]
 
 
@@ -252,36 +243,35 @@ def test_log_probs_recorded_while_sampling_are_those_of_the_update(family, tmp_p
     s = generate(model, PROMPTS, uniforms(16, 12), ENDS, temperature=0.7)
     puzzle = torch.arange(4).repeat_interleave(4)
     got = response_logprobs(model, ResponseCache(PromptCache(model, PROMPTS), puzzle), s.tokens, s.mask)
-    assert got[s.mask].std() > 0.5
     assert_close(got, s.logprob, 1e-4)
-    assert_close(got, plain_logprobs(model, [PROMPTS[q] for q in puzzle], s.tokens, s.mask), 1e-4)
 
 
+@torch.no_grad()
 @FAMILIES
-@GROUPED
-def test_attention_and_hidden_tokens_equal_transformers(family, options, tmp_path):
-    """Guards against attention of another layer or scale, to padding or other heads' keys, and a hidden token that is
-    hidden from itself, or that shifts the positions of later tokens."""
+@pytest.mark.parametrize("options", [{}, {"num_key_value_heads": 6}, {"num_key_value_heads": 1},
+                                     {"num_hidden_layers": 1, "head_dim": 16}], ids=str)
+def test_states_attention_and_hidden_tokens_equal_transformers(family, options, tmp_path):
+    """Guards against another layer, scale or column, padding that is seen, and hidden tokens that shift the others."""
     hf, model = random_model(family, tmp_path, **options)
     hf.set_attn_implementation("eager")
     (tokens, mask), puzzle = responses([6, 1, 5, 6]), torch.tensor([2, 1, 0, 2])
-    one = [x[:, :1] for x in (tokens, mask)]
     hide = torch.rand(mask.shape, generator=torch.Generator().manual_seed(1)) < 0.4
     hide[0, 0] = True
-    answers = ResponseCache(PromptCache(model, PROMPTS), puzzle)
-    with torch.no_grad():
-        attention = response_attention(model, answers, tokens, mask)  # (B, T, T)
-        without = response_logprobs(model, answers, tokens, mask, hide)  # (B, T)
-        assert (without - response_logprobs(model, answers, tokens, mask)).abs().max() > 0.1
-        for i, L in enumerate(mask.sum(1).tolist()):
-            prompt = PROMPTS[puzzle[i]]
-            P, row = len(prompt), torch.tensor([prompt + tokens[i, :L].tolist()])
-            expected = hf(row, output_attentions=True).attentions[-1][0].mean(0)[P - 1 : -1, P:].tril(-1)  # (L, L)
-            assert_close(attention[i, :L, :L], expected, 1e-5)
-            hidden = F.pad(hide[i, :L], (P, 0))  # (P + L,)
-            blocked = (hidden & ~torch.eye(P + L, dtype=bool)) | torch.ones(P + L, P + L, dtype=bool).triu(1)
-            bias = torch.zeros(1, 1, P + L, P + L, dtype=torch.float64).masked_fill(blocked, -1e300)
-            logits = hf(row, attention_mask=bias, position_ids=torch.arange(P + L)[None]).logits[0, P - 1 : -1, :REAL]
-            assert_close(without[i, :L], logits.log_softmax(-1)[torch.arange(L), tokens[i, :L]], 1e-5)
-        assert response_attention(model, answers, *one).tolist() == [[[0.0]]] * 4
+    cache = ResponseCache(PromptCache(model, PROMPTS), puzzle)
+    attention = response_attention(model, cache, tokens, mask)  # (B, T, T)
+    states = response_states(model, cache, tokens, mask)  # (B, T, D)
+    without = response_logprobs(model, cache, tokens, mask, hide)  # (B, T)
+    assert (without - response_logprobs(model, cache, tokens, mask)).abs().max() > 0.1
+    for i, L in enumerate(mask.sum(1).tolist()):
+        prompt = PROMPTS[puzzle[i]]
+        P, row = len(prompt), torch.tensor([prompt + tokens[i, :L].tolist()])
+        read = hf(row, output_attentions=True, output_hidden_states=True)
+        assert_close(states[i, :L], read.hidden_states[-1][0, P - 1 : -1], 1e-5)
+        assert_close(attention[i, :L, :L], read.attentions[-1][0].mean(0)[P - 1 : -1, P:].tril(-1), 1e-5)  # (L, L)
+        hidden = F.pad(hide[i, :L], (P, 0))  # (P + L,)
+        blocked = (hidden & ~torch.eye(P + L, dtype=bool)) | torch.ones(P + L, P + L, dtype=bool).triu(1)
+        bias = torch.zeros(1, 1, P + L, P + L, dtype=torch.float64).masked_fill(blocked, -1e300)
+        logits = hf(row, attention_mask=bias, position_ids=torch.arange(P + L)[None]).logits[0, P - 1 : -1, :REAL]
+        assert_close(without[i, :L], logits.log_softmax(-1)[torch.arange(L), tokens[i, :L]], 1e-5)
+    assert response_attention(model, cache, tokens[:, :1], mask[:, :1]).tolist() == [[[0.0]]] * 4
     assert attention[0].count_nonzero() == 15  # of tokens 1 to 5 to the ones before them

@@ -6,7 +6,6 @@ Run it:  python -m pytest tests/test_solver.py
 import functools
 import itertools
 import re
-from collections import Counter
 from fractions import Fraction
 
 import numpy as np
@@ -17,8 +16,6 @@ from hypothesis import strategies as st
 
 from countdown_task import find_calculations
 from experiments import solver
-
-# ------------------------------------------------------------------------------------------------- brute force
 
 
 @functools.cache
@@ -35,19 +32,6 @@ def expressions(values):
     return found
 
 
-@functools.cache
-def beginnings(values, target):
-    """What a solution can begin with: () if there is one, (a,), (a, operator) and (a, operator, b)."""
-    steps = [
-        (int(a), operator, int(b))
-        for text, value in expressions(values)
-        if value == target
-        for a, operator, b in re.findall(r"\((-?\d+) ([-+*/]) (-?\d+)\)", text)
-    ]
-    solvable = any(value == target for _, value in expressions(values))
-    return {step[:n] for step in steps for n in (1, 2, 3)} | ({()} if solvable else set())
-
-
 @given(st.lists(st.integers(-3, 12), min_size=1, max_size=4).map(sorted).map(tuple), st.data())
 @settings(max_examples=40, deadline=None)
 def test_next_calculations_are_those_of_brute_force(values, data):
@@ -55,34 +39,10 @@ def test_next_calculations_are_those_of_brute_force(values, data):
     made = {value for _, value in expressions(values)}
     assert solver.results(values) == made
     target = data.draw(st.sampled_from(sorted(v for v in made if v.denominator == 1)) | st.integers(-5, 60))
-    expected = {start for start in beginnings(values, int(target)) if len(start) == 3}
-    assert solver.next_calculations(values, int(target)) == expected
+    solutions = [text for text, value in expressions(values) if value == target]
+    found = {step for text in solutions for step in re.findall(r"\((-?\d+) ([-+*/]) (-?\d+)\)", text)}
+    assert solver.next_calculations(values, int(target)) == {(int(a), operator, int(b)) for a, operator, b in found}
 
-
-@given(st.lists(st.integers(1, 9), min_size=3, max_size=3), st.data())
-@settings(max_examples=60, deadline=None)
-def test_reachability_is_that_of_brute_force_along_one_attempt(numbers, data):
-    """Guards against verdicts that ignore a wrong result, or a value that is not at hand."""
-    pool, alive, written, expected = Counter(numbers), True, [], []
-    target = data.draw(st.sampled_from(sorted({int(v) for _, v in expressions(tuple(numbers)) if v.denominator == 1})))
-    for _ in range(2):
-        a, b = (abs(data.draw(st.sampled_from(sorted({*numbers, *pool})))) for _ in "ab")
-        operator = data.draw(st.sampled_from("+-*"))
-        true = {"+": a + b, "-": a - b, "*": a * b}[operator]
-        claimed = true + data.draw(st.sampled_from((0, 0, 0, 1)))
-        begun = beginnings(tuple(sorted(pool.elements())), target) if alive else set()
-        row = [key in begun for key in ((), (a,), (a, operator), (a, operator, b))]
-        alive = alive and claimed == true and Counter([a, b]) <= pool
-        pool = pool - Counter([a, b]) + Counter([claimed]) if alive else pool
-        expected.append([*row, alive and () in beginnings(tuple(sorted(pool.elements())), target)])
-        written.append(f"{a} {operator} {b} = {claimed}")
-        if not alive or claimed < 0:  # a negative value can't be written as an operand
-            break
-    text = ", ".join(written)
-    assert solver.reachability(text, find_calculations(text), tuple(numbers), target).tolist() == expected, text
-
-
-# --------------------------------------------------------------------------------------------- worked examples
 
 ALL, NONE, LOST_BY_OPERATOR = [True] * 5, [False] * 5, [True, True, False, False, False]
 
@@ -112,64 +72,30 @@ def test_reachability_of_worked_examples(text, numbers, target, expected):
     assert found.shape == (len(expected), 5)
 
 
-def labelled(kind, pieces, before=-1, after=-1):
-    """Rows (piece, kind, reachable before, after) of pieces separated by |, all labelled alike."""
-    return [(piece, kind, before, after) for piece in pieces.split("|")]
-
-
-WRITTEN = [  # for (3, 4, 12) -> 5, which is 12 - 4 - 3 in any order
-    *labelled("opening", " Maybe| "),
-    ("1", "operand", 1, 1),
-    ("2", "operand", -1, -1),
-    (" -", "operator", 1, 1),
-    (" 4", "operand", 1, 1),
-    (" =", "= and commas", -1, -1),
-    (" 8", "result", 1, 1),
-    (",", "= and commas", -1, -1),
-    (" 8", "operand", 1, 1),
-    (" +", "operator", 1, 0),
-    (" 3", "operand", 0, 0),
-    (" =", "= and commas", -1, -1),
-    (" 1", "result", 0, 0),
-    ("1", "result", -1, -1),
-    (".", "= and commas", -1, -1),
-    *labelled("verdict", " That| is| not| 5|."),
-    *labelled("opening", " How"),
-    (" 12", "operand", 1, 1),
-    (" -", "operator", 1, 1),
-    (" 3", "operand", 1, 1),
-    (" =", "= and commas", -1, -1),
-    (" 6", "result", 1, 0),
-    (".", "= and commas", -1, -1),
+KINDS = {"n": "operand", "o": "operator", "r": "result", "=": "= and commas", "w": "opening", "v": "verdict",
+         "t": "tag", "a": "answer", "u": "unfinished"}  # fmt: skip
+WRITTEN = [  # for (3, 4, 12) -> 5, which is 12 - 4 - 3 in any order: pieces, kinds, reachable before and after each
+    (" Maybe| |1|2| -| 4| =| 8|,", "wwnnon=r=", "..1.11.1.", "..1.11.1."),
+    (" 8| +| 3| =| 1|1|.", "non=rr=", "110.0..", "100.0.."),
+    (" That| is| not| 5|.", "vvvvv", ".....", "....."),
+    (" How| 12| -| 3| =| 6|.", "wnon=r=", ".111.1.", ".111.0."),
 ]
-TAIL = [
-    *labelled("verdict", " Good"),
-    *labelled("tag", "</think>"),
-    *labelled("verdict", "\n"),
-    *labelled("tag", "<ans|wer>"),
-    *labelled("answer", "1|2| -| 3"),
-    *labelled("tag", "</answer>|"),
-]
-CUT = labelled("unfinished", " Let| 3| +")
-HALF = [
-    *labelled("verdict", "\n"),
-    *labelled("opening", " So"),
-    (" 3", "operand", 1, 1),
-    ("*", "operator", 1, 0),
-    ("4", "operand", 0, 0),
-    ("=", "= and commas", -1, -1),
-    ("12", "result", 0, 0),
-    *labelled("= and commas", " then"),
+ENDINGS = [
+    [(" Good|</think>|\n|<ans|wer>|1|2| -| 3|</answer>|", "vtvttaaaatt", "." * 11, "." * 11)],
+    [(" Let| 3| +", "uuu", "...", "...")],  # cut off
+    [("\n", "v", ".", "."), (" So| 3|*|4|=|12| then", "wnon=r=", ".110.0.", ".100.0.")],
 ]
 
 
-@pytest.mark.parametrize("rows", [WRITTEN + TAIL, WRITTEN + CUT, WRITTEN + HALF])
-def test_columns_of_responses_labelled_by_hand(rows):
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_columns_of_responses_labelled_by_hand(ending):
     """Guards against labels on another token, on each piece of a number, or on words, and kinds of a neighbour."""
-    pieces, kinds, before, after = map(list, zip(*rows))
+    pieces = [piece for row in WRITTEN + ending for piece in row[0].split("|")]
+    kinds, before, after = ("".join(column) for column in list(zip(*WRITTEN, *ending))[1:])
     batch = make_written([pieces], [0.0])
     columns = solver.solver_columns(batch.text[0], batch.spans[0], (3, 4, 12), 5)
-    assert [column.tolist() for column in columns] == [before, after]
-    assert columns[0].dtype == columns[1].dtype == np.int8
-    kind = solver.token_kinds(batch.text[0], batch.spans[0], batch.role[0].numpy(), batch.in_answer[0].numpy())
-    assert [solver.KINDS[k] for k in kind] == kinds
+    for column, expected in zip(columns, (before, after), strict=True):
+        assert column.tolist() == [-1 if verdict == "." else int(verdict) for verdict in expected]
+        assert column.dtype == np.int8
+    found = solver.token_kinds(batch.text[0], batch.spans[0], batch.role[0].numpy(), batch.in_answer[0].numpy())
+    assert [solver.KINDS[k] for k in found] == [KINDS[letter] for letter in kinds]

@@ -1,13 +1,13 @@
-"""The study: its list, its rows, and whole small studies that are killed, locked and interrupted.
+"""The study: its list, its rows, and a small study that is killed, interrupted and resumed.
 
 Run it:  python -m pytest tests/test_study.py
 """
 import fcntl
 import itertools
 import json
+import multiprocessing
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
@@ -43,51 +43,36 @@ def test_every_command_is_accepted_and_names_a_folder_of_its_own():
         values = study.values_of(e.command.removeprefix("python train.py"))
         assert (values["mitigation"], values["seed"]) == (e.flags.split()[0], e.seed)
         assert values["out"] == str(study.RUNS / e.name)
+        assert bool(values["data"]) == (e.level == "hard")
+        assert values["max_new_tokens"] == (240 if e.level == "hard" else study.values_of("")["max_new_tokens"])
     assert len({e.name for e in listed}) == len({e.command for e in listed}) == len(listed)
 
 
-@pytest.mark.parametrize("level", study.LEVELS)
-def test_the_main_part_is_every_method_on_five_seeds_in_rounds(level):
-    """Guards against a method left out, and an order in which an interrupted study has seeds of a few methods only."""
-    listed = experiments(["main"], [level])
-    assert [(e.seed, e.flags.split()[0]) for e in listed] == list(itertools.product(range(5), MITIGATIONS))
-    values = study.values_of(listed[0].command.removeprefix("python train.py"))
-    assert bool(values["data"]) == (level == "hard")
-    assert values["max_new_tokens"] == (240 if level == "hard" else study.values_of("")["max_new_tokens"])
-
-
-def test_learning_rates_are_half_and_twice_the_default():
-    """Guards against a new default beside which the old rates are something else."""
+def test_the_list_has_every_method_in_rounds_and_only_what_is_asked_for():
+    """Guards against a method left out, an order in which an interrupted study has seeds of a few methods only, a new
+    default beside which the old rates are something else, and runs that nobody asked for."""
+    for level in study.LEVELS:
+        listed = experiments(["main"], [level])
+        assert [(e.seed, e.flags.split()[0]) for e in listed] == list(itertools.product(range(5), MITIGATIONS))
     rates = [float(e.flags.split(" --lr ")[1]) for e in experiments(["rates"]) if e.seed == 0]
     assert rates == [factor * study.values_of("")["lr"] for _ in MITIGATIONS for factor in (0.5, 2)]
-
-
-def test_a_part_level_and_method_can_be_chosen():
-    """Guards against runs that nobody asked for."""
     names = [e.name for e in experiments(["sweeps", "rloo"], ["easy"], ["none", "entropy_weighted"])]
     assert names == [f"easy/none-advantage-rloo-seed{seed}" for seed in range(5)] + [
         f"easy/entropy_weighted-entropy_temp-{temp}-seed{seed}" for seed in range(3) for temp in (0.5, 2.0)]
 
 
-def ways(numbers, target):
-    """Every way to combine the numbers to the target, by trying all pairs in both orders, each as one expression of
-    their places, in which a commuting operator has its parts in order; results are whole and not below 0."""
+def ways(pool):
+    """Every way to combine a pool of (name, number), by trying every pair in both orders: an expression and its value.
+    Results are whole and not below 0; b + a is the same way as a + b."""
+    if len(pool) == 1:
+        return set(pool)
     found = set()
-
-    def combine(pool):
-        if len(pool) == 1 and pool[0][1] == target:
-            found.add(pool[0][0])
-        for i, j in itertools.permutations(range(len(pool)), 2):
-            (name, a), (other, b) = pool[i], pool[j]
-            rest = [x for k, x in enumerate(pool) if k not in (i, j)]
-            results = {"+": a + b, "*": a * b, "-": a - b if a >= b else None,
-                       "/": a // b if b and a % b == 0 else None}
-            for operator, result in results.items():
-                if result is not None:
-                    names = sorted((name, other)) if operator in "+*" else (name, other)
-                    combine([*rest, (f"({names[0]}{operator}{names[1]})", result)])
-
-    combine([(f"n{i}", n) for i, n in enumerate(numbers)])
+    for (x, a), (y, b) in itertools.permutations(pool, 2):
+        steps = [(f"({x}+{y})", a + b), (f"({x}*{y})", a * b)] if x < y else []
+        steps += [(f"({x}-{y})", a - b)] if a >= b else []
+        steps += [(f"({x}/{y})", a // b)] if b and a % b == 0 else []
+        rest = [(name, number) for name, number in pool if name not in (x, y)]
+        found |= set().union(*(ways([*rest, step]) for step in steps))
     return found
 
 
@@ -107,8 +92,9 @@ def test_hard_puzzles_have_a_single_solution(place):
     study.write_hard_puzzles()
     puzzles, before = read_puzzles(study.HARD), study.HARD.read_bytes()
     hard = {(tuple(sorted(p.numbers)), p.target) for p in puzzles}
-    sample = random.Random(0).sample(universe(), 240)
-    assert [(p.numbers, p.target) in hard for p in sample] == [len(ways(p.numbers, p.target)) == 1 for p in sample]
+    for p in random.Random(0).sample(universe(), 240):
+        found = [value for _, value in ways(list(zip("abcd", p.numbers))) if value == p.target]
+        assert ((p.numbers, p.target) in hard) == (len(found) == 1)
     assert sum(p.numbers != tuple(sorted(p.numbers)) for p in puzzles) > len(puzzles) / 2
     parts = [split(p) for p in puzzles]
     assert parts.count("heldout") >= 512 and parts.count("train") > 4096
@@ -124,11 +110,6 @@ def a_row(name, **others):
     """A row with the columns of every row."""
     about = dict.fromkeys(ABOUT, "") | {"run": name, "version": str(study.VERSION)}
     return about | {"seconds": "100", "curve": "0:0.1", "end": "0.5"} | others
-
-
-def write(*rows):
-    """The study's table, of these rows."""
-    write_csv(list(rows), study.RESULTS)
 
 
 @pytest.fixture(scope="module")
@@ -151,66 +132,72 @@ def finished(trained, place):
 
 def test_a_row_says_what_the_run_was_and_gave(finished):
     """Guards against figures under wrong names, and a setting taken for the method's or left out."""
-    row = study.make_row(finished)
+    study.take_over(finished, True)
+    (row,) = read_rows(study.RESULTS)
     assert row["method"] == "outcome_conditional think_discount=0.25 normalize=none"
     settings = {"questions=2", "answers=2", "max_new_tokens=24", "lr=0.0001", "eval_problems=4"}
     assert set(row["setting"].split()) == settings
-    assert (row["run"], row["part"], row["level"], row["seed"]) == (finished.name, "sweeps", "easy", 3)
+    assert (row["run"], row["part"], row["level"], row["seed"]) == (finished.name, "sweeps", "easy", "3")
     assert row["command"].startswith("python train.py --mitigation outcome_conditional")
-    study.take_over(finished, True)
-    run = to_run(read_rows(study.RESULTS)[0])
-    expected = analyze.summarize(finished.folder) | {"seconds": sum(read_metrics(finished.folder)["seconds"][1:])}
-    assert run.label == f"{row['method']} {row['setting']}" and run.setting == row["setting"] and not run.is_baseline
-    assert run.figures.keys() == expected.keys() and list(run.figures["curve"]) == [0, 2]
-    for name, value in expected.items():
-        assert run.figures[name] == pytest.approx(value, rel=1e-5, abs=1e-12), name
-    final = json.loads((finished.folder / "final.json").read_text())
-    assert run.figures["pass@16"] == final["pass@16"] and run.figures["end"] == final["heldout_success"]
+    run, final = to_run(row), json.loads((finished.folder / "final.json").read_text())
+    expected = analyze.summarize(finished.folder) | {"seconds": sum(read_metrics(finished.folder)["seconds"][1:]),
+                                                     "pass@16": final["pass@16"], "end": final["heldout_success"]}
+    assert (run.label, run.setting) == (f"{row['method']} {row['setting']}", row["setting"])
+    assert not run.is_baseline and run.figures["curve"].keys() == {0, 2}
+    assert run.figures == {name: pytest.approx(value, rel=1e-5, abs=1e-12) for name, value in expected.items()}
 
 
 def test_rows_of_other_versions_are_kept_and_not_done(place, monkeypatch):
     """Guards against rows of another version that count as done, or that block the table with other columns."""
     old = a_row("a", version="0", method="one, two", gone="3")
-    write(old, a_row("b"))
+    write_csv([old, a_row("b")], study.RESULTS)
     monkeypatch.setattr(study, "make_row", lambda e: a_row(e.name, new="4"))
     e = study.Experiment("main", "easy", "none", 0)
     e.folder.mkdir(parents=True)
     study.take_over(e, False)
-    rows = read_rows(study.RESULTS)
-    assert [row["run"] for row in rows] == ["a", "b", e.name] and list(study.done_runs()) == ["b", e.name]
-    assert {k: rows[0][k] for k in old} == old and rows[0]["new"] == "" and rows[2]["new"] == "4"
+    first, _, last = read_rows(study.RESULTS)
+    assert list(study.done_runs()) == ["b", e.name]
+    assert {name: first[name] for name in old} == old
+    assert (first["new"], last["new"]) == ("", "4")
     assert [f.name for f in study.RESULTS.parent.iterdir()] == ["runs.csv"]
 
 
-def test_several_studies_may_take_over_at_once(place):
+def test_several_studies_may_take_over_at_once(place, monkeypatch):
     """Guards against a row that another process overwrites or adds again: four processes, ten runs, all theirs."""
-    code = ("import os, time; from pathlib import Path; from experiments import study; from test_study import a_row\n"
-            f"study.RUNS, study.RESULTS = Path({str(study.RUNS)!r}), Path({str(study.RESULTS)!r})\n"
-            "study.make_row = lambda e: [time.sleep(0.01), a_row(e.name)][1]\n"
-            "(study.RUNS / f'ready{os.getpid()}').touch()\n"
-            "while len(list(study.RUNS.glob('ready*'))) < 4: time.sleep(0.001)\n"  # so that they meet
-            "for i in range(10): study.take_over(study.Experiment('main', 'easy', 'none', i), False)")
-    path = os.pathsep.join([str(study.ROOT), str(study.ROOT / "tests")])
-    for i in range(10):
-        (study.RUNS / f"easy/none-seed{i}").mkdir(parents=True)
-    others = [subprocess.Popen([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path}) for _ in range(4)]
-    assert [process.wait() for process in others] == [0] * 4
-    assert [row["run"] for row in read_rows(study.RESULTS)] == [f"easy/none-seed{i}" for i in range(10)]
+    monkeypatch.setattr(study, "make_row", lambda e: [time.sleep(0.01), a_row(e.name)][1])
+    listed = [study.Experiment("main", "easy", "none", seed) for seed in range(10)]
+    for e in listed:
+        e.folder.mkdir(parents=True)
+    context = multiprocessing.get_context("fork")
+    together = context.Barrier(4)  # so that they meet
+
+    def take_over_all():
+        together.wait()
+        for e in listed:
+            study.take_over(e, False)
+
+    others = [context.Process(target=take_over_all) for _ in range(4)]
+    for process in others:
+        process.start()
+    for process in others:
+        process.join()
+    assert [process.exitcode for process in others] == [0] * 4
+    assert [row["run"] for row in read_rows(study.RESULTS)] == [e.name for e in listed]
 
 
-@pytest.mark.parametrize("part, change, said", [("settings", {"steps": 1}, "another --steps"),
-                                                ("method", {"think_discount": 0.5}, "another --think_discount")])
-def test_a_run_with_other_settings_is_not_taken_over(finished, part, change, said):
+@pytest.mark.parametrize("part, change", [("settings", {"steps": 1}), ("method", {"think_discount": 0.5})])
+def test_a_run_with_other_settings_is_not_taken_over(finished, part, change):
     """Guards against a row of a command that somebody tried with fewer steps, or with another hyper-parameter."""
     config = json.loads((finished.folder / "config.json").read_text())
-    with pytest.raises(ValueError, match=f"{said} .*move it away"):
-        (finished.folder / "config.json").write_text(json.dumps(config | {part: config[part] | change}))
+    (finished.folder / "config.json").write_text(json.dumps(config | {part: config[part] | change}))
+    with pytest.raises(ValueError, match=f"another --{list(change)[0]} .*move it away"):
         study.make_row(finished)
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_a_finished_run_is_taken_over_without_running_it_again(finished, keep):
-    """Guards against a run repeated since the study was killed before its row was written, and a log that stays."""
+def test_a_finished_run_is_taken_over_without_running_it_again(finished, keep, monkeypatch):
+    """Guards against a run repeated since the study was killed before its row was written, a log that stays, and a row of an
+    older version that is added again and again since none of the new one is there."""
     written = (finished.folder / "metrics.csv").stat().st_mtime_ns
     work = study.Study([finished], 1, 1, keep)
     work.work()
@@ -222,14 +209,10 @@ def test_a_finished_run_is_taken_over_without_running_it_again(finished, keep):
     work.settle(finished, 0)
     work.settle(finished, 0)  # as if another study had been faster
     assert [row["run"] for row in read_rows(study.RESULTS)] == [finished.name] and not work.failed
-
-
-def test_a_run_of_an_older_version_fails_and_keeps_its_log(finished, monkeypatch):
-    """Guards against an old row that is added again and again since none of the new version is there."""
-    study.take_over(finished, True)
+    (finished.folder / "credit").mkdir(exist_ok=True)
     monkeypatch.setattr(study, "VERSION", study.VERSION + 1)
     work = study.Study([finished], 1, 1, False)
-    work.work()
+    work.work()  # the old row is not added again, and nothing is lost
     assert "version 1" in work.failed[finished] and len(read_rows(study.RESULTS)) == 1
     assert (finished.folder / "credit").exists()
 
@@ -241,20 +224,9 @@ def test_a_run_without_its_last_measurement_is_not_finished(finished):
     for other in (final | {"step": 1}, {k: v for k, v in final.items() if k != "pass@16"}):
         (finished.folder / "final.json").write_text(json.dumps(other))
         assert not finished.is_finished()
-    assert finished.next_command() == f"python train.py --resume {finished.folder}" != finished.command
 
 
 # ----------------------------------------------------------------------------------------------------- processes
-
-
-def test_a_run_that_another_study_finished_is_not_started(place, monkeypatch):
-    """Guards against rows that arrive while the study works."""
-    listed = [study.Experiment("main", "easy", flags, 0) for flags in ("none", "ppo")]
-    work = study.Study(listed, 1, 1, False)
-    write(*(a_row(e.name) for e in listed))
-    monkeypatch.setattr(study.subprocess, "Popen", lambda *a, **k: pytest.fail("both are done"))
-    work.done = study.done_runs()
-    assert work.fill() == [] and work.todo == []
 
 
 def test_a_run_that_another_process_has_is_left_to_it(place):
@@ -271,54 +243,62 @@ def test_a_run_that_another_process_has_is_left_to_it(place):
         process.wait()
 
 
-def driver(flags, parts):
-    """Start a study of these parts as a process of its own group, as a terminal does."""
+def test_a_study_that_is_stopped_resumes_with_nothing_lost_or_repeated(place):
+    """Guards against rows that are lost or doubled, and runs that begin again. When one run has its row and two are
+    under way, the study and one of the two are killed; the next study is stopped by Ctrl-C, and a third one ends."""
+    long = SMALL.replace("--steps 2", "--steps 40")
+    flags = (f"none{SMALL}", f"random{long}", f"prefix_tree{long}")
+    listed = [study.Experiment("main", "easy", each, 0) for each in flags]
     code = ("import signal; from pathlib import Path; from experiments import study\n"
             "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored where tests run in the background
             f"study.RUNS, study.RESULTS = Path({str(study.RUNS)!r}), Path({str(study.RESULTS)!r})\n"
-            f"study.PARTS = {parts!r}\n"
+            f"study.PARTS = {{'main': [('easy', {flags!r}, [0])]}}\n"
             "study.main()")
-    return subprocess.Popen([sys.executable, "-c", code, *flags], cwd=study.ROOT, stdout=subprocess.PIPE, text=True,
-                            stderr=subprocess.STDOUT, start_new_session=True,
-                            env=os.environ | {"PYTHONPATH": str(study.ROOT)})
 
+    def start(ready=lambda children: True):
+        """A study in a group of its own, as from a terminal, and its runs once they are as far as the test needs."""
+        process = subprocess.Popen([sys.executable, "-c", code, "--processes", "3", "--keep"], cwd=study.ROOT,
+                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, text=True,
+                                   env=os.environ | {"PYTHONPATH": str(study.ROOT)})
+        children, deadline = [], time.monotonic() + 300
+        while not ready(children):
+            assert process.poll() is None and time.monotonic() < deadline
+            children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+            time.sleep(0.05)
+        return process, children
 
-@pytest.mark.parametrize("stop", ["kill the study", "kill everything", "Ctrl-C"])
-def test_a_study_that_is_stopped_resumes_with_nothing_lost_or_repeated(place, stop):
-    """Guards against rows that are lost or doubled, and runs that begin again. The study is killed and its runs
-    continue, or all is killed as by a power cut, or Ctrl-C stops it, when one run has its row and two are under way."""
-    long = SMALL.replace("--steps 2", "--steps 40")
-    parts = {"main": [("easy", (f"none{SMALL}", f"random{long}", f"prefix_tree{long}"), [0])]}
-    listed = [study.Experiment("main", "easy", flags, 0) for flags in parts["main"][0][1]]
-    logs = [e.folder / "credit" / "step-000001.npz" for e in listed]
-    first, start = driver(["--processes", "3", "--keep"], parts), time.monotonic()
     begun = [e.folder / "credit" / "step-000003.npz" for e in listed[1:]]
-    while listed[0].name not in study.done_runs() or not all(log.exists() for log in begun):
-        assert first.poll() is None and time.monotonic() - start < 300
-        time.sleep(0.05)
-    children = subprocess.run(["pgrep", "-P", str(first.pid)], capture_output=True, text=True).stdout.split()
-    assert len(children) == 2
-    first.send_signal(signal.SIGINT if stop == "Ctrl-C" else signal.SIGKILL)
-    for child in children if stop == "kill everything" else ():
-        os.kill(int(child), signal.SIGKILL)
-    text = first.communicate(timeout=300)[0]
-    assert first.returncode != 0 and ("error: stopped; the same command resumes" in text) == (stop == "Ctrl-C")
+    process, children = start(lambda children: len(children) == 2 and all(log.exists() for log in begun)
+                              and listed[0].name in study.done_runs())
+    process.kill()
+    os.kill(int(children[0]), signal.SIGKILL)
+    process.communicate(timeout=300)
+    logs = [e.folder / "credit" / "step-000001.npz" for e in listed]
     made = [log.stat().st_mtime_ns for log in logs]
-    second = driver(["--processes", "2", "--keep"], parts)
-    text = second.communicate(timeout=500)[0]
-    assert second.returncode == 0 and "3/3 runs done" in text, text
+
+    process, _ = start(lambda children: children)
+    process.send_signal(signal.SIGINT)
+    text = process.communicate(timeout=300)[0]
+    assert process.returncode != 0 and "error: stopped; the same command resumes" in text, text
+
+    process, _ = start()
+    text = process.communicate(timeout=500)[0]
+    assert process.returncode == 0 and "3/3 runs done" in text, text
     assert sorted(row["run"] for row in read_rows(study.RESULTS)) == sorted(e.name for e in listed)
     assert [read_metrics(e.folder)["step"].tolist() for e in listed] == [list(range(n + 1)) for n in (2, 40, 40)]
     assert made == [log.stat().st_mtime_ns for log in logs]
 
 
-def test_a_run_that_fails_is_named_and_the_others_continue(place):
+def test_a_run_that_fails_is_named_and_the_others_continue(finished, monkeypatch, capsys):
     """Guards against a study that ends with its first broken run, or passes over it in silence."""
-    process = driver(["--processes", "1"], {"main": [("easy", (f"vineppo --k 0{SMALL}", f"none{SMALL}"), [0])]})
-    text = process.communicate(timeout=500)[0]
-    assert process.returncode == 1 and len(study.done_runs()) == 1
-    assert re.search(r"easy/vineppo-k-0\S* failed: ended with code 1, .* last line was: error: .*--k must be", text)
-    assert "error: 1 runs failed" in text and "1/2 runs done" in text and "% solved" in text
+    monkeypatch.setattr(study, "PARTS", {"sweeps": [("easy", (f"vineppo --k 0{SMALL}", finished.flags), [3])]})
+    monkeypatch.setattr(sys, "argv", ["study", "--processes", "1"])
+    with pytest.raises(SystemExit, match="error: 1 runs failed"):
+        study.main()
+    printed = capsys.readouterr()
+    assert "1/2 runs done" in printed.out and "% solved" in printed.out
+    (line,) = printed.err.splitlines()
+    assert line.startswith("easy/vineppo-k-0") and "ended with code 1" in line and "error: --k must be" in line
 
 
 # --------------------------------------------------------------------------------------- progress and command line
@@ -330,7 +310,7 @@ def test_the_eta_by_hand(place, monkeypatch):
     assert study.Study(todo, 2, 1, False).progress() == "0/3 runs done, ETA after the first run"
     took = {"easy/none-seed0": 100, "easy/none-seed1": 140, "easy/vineppo-k-3-seed0": 600,
             "easy/vineppo-k-9-seed0": 1800, "hard/none-seed0": 300}
-    write(*(a_row(name, level=name[:4], seconds=seconds) for name, seconds in took.items()))
+    write_csv([a_row(name, level=name[:4], seconds=seconds) for name, seconds in took.items()], study.RESULTS)
     work = study.Study(todo, 2, 1, False)
     assert work.eta() == pytest.approx(1.2 * (120 + 600 + np.mean([100, 140, 600, 1800])) / 2)
     assert work.expected(todo[0]._replace(level="hard", flags="ppo")) == pytest.approx(1.2 * 300)
@@ -344,70 +324,74 @@ def test_the_table_is_redrawn_and_fits_the_terminal(place, monkeypatch, capsys):
     """Guards against a table that can't be drawn over, and a sum that is cut off with the rest."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     listed = [study.Experiment("main", "easy", flags, 0) for flags in ("none", "ppo", "dpo")]
-    listed.append(study.Experiment("rates", "easy", "none --lr 1", 0))
-    write(a_row(listed[0].name))
+    write_csv([a_row(listed[0].name)], study.RESULTS)
     work = study.Study(listed, 2, 1, False)
     work.running, work.began, work.failed = {listed[1]: None}, {listed[1]: 0.0}, {listed[2]: "for a reason"}
     listed[1].log.parent.mkdir()
     listed[1].log.write_text("one\ntwo\n")
-    assert study.draw(work, [], 0) == 6
+    assert study.draw(work, [], 0) == 5
     first = capsys.readouterr().out.splitlines()
-    assert [line.split() for line in first[:3]] == [["part", "level", "runs", "done"], ["main", "easy", "3", "1"],
-                                                    ["rates", "easy", "1", "0"]]
-    assert first[3:5] == ["easy/ppo-seed0: two", "easy/dpo-seed0 failed: for a reason"]
-    assert first[5] == work.progress() and first[5].startswith("1/4 runs done")
+    assert first[1].split() == ["main", "easy", "3", "1"]  # runs, and how many of them are done
+    assert first[2:] == ["easy/ppo-seed0: two", "easy/dpo-seed0 failed: for a reason", work.progress()]
     monkeypatch.setattr(study.shutil, "get_terminal_size", lambda: os.terminal_size((20, 5)))
-    assert study.draw(work, [], 6) == 3
-    assert capsys.readouterr().out == "\x1b[6A\x1b[J" + "\n".join(line[:20] for line in (*first[:2], first[5])) + "\n"
+    assert study.draw(work, [], 5) == 3
+    assert capsys.readouterr().out == "\x1b[5A\x1b[J" + "\n".join(line[:20] for line in (*first[:2], first[4])) + "\n"
 
 
-def call(monkeypatch, *flags):
+@pytest.fixture
+def call(monkeypatch):
     """The command, in a process that must start no other."""
+    def run(flags):
+        monkeypatch.setattr(sys, "argv", ["study", *flags.split()])
+        study.main()
+
     monkeypatch.setattr(study.subprocess, "Popen", lambda *a, **k: pytest.fail("nothing may be started"))
-    monkeypatch.setattr(sys, "argv", ["study", *flags])
-    study.main()
+    return run
 
 
-def test_the_list_is_what_is_left(place, monkeypatch, capsys):
+def test_the_list_is_what_is_left(place, call, capsys):
     """Guards against commands of runs that are done, and --list that starts something."""
     listed = experiments(["main"], ["easy"])
-    write(a_row(listed[0].name))
+    write_csv([a_row(listed[0].name)], study.RESULTS)
     for e, final in ((listed[1], None), (listed[2], {"step": 100, "pass@16": 0.5})):
         e.folder.mkdir(parents=True)
         (e.folder / "config.json").write_text(json.dumps({"settings": {"steps": 100}}))
         if final:
             (e.folder / "final.json").write_text(json.dumps(final))
-    call(monkeypatch, "--list", "--parts", "main", "--levels", "easy")
+    call("--list --parts main --levels easy")
     lines = capsys.readouterr().out.splitlines()
     assert lines == [f"python train.py --resume {listed[1].folder}"] + [e.command for e in listed[3:]]
-    call(monkeypatch, "--list", "--parts", "main", "--levels", "hard", "--methods", "none")
+    call("--list --parts main --levels hard --methods none")
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 5 and all("--data runs/study/hard.jsonl" in line for line in lines) and study.HARD.is_file()
-    write(*(a_row(e.name) for e in listed))
-    call(monkeypatch, "--list", "--parts", "main", "--levels", "easy")
+    work = study.Study(listed, 1, 1, False)
+    write_csv([a_row(e.name) for e in listed], study.RESULTS)
+    call("--list --parts main --levels easy")
     assert capsys.readouterr().out == ""  # and not an empty line, which would be a command
+    work.done = study.done_runs()  # of another study, since this one began
+    assert work.fill() == [] and work.todo == []
 
 
-def test_collect_only_takes_over(finished, monkeypatch, capsys):
+def test_collect_only_takes_over(finished, call, monkeypatch, capsys):
     """Guards against --collect that trains: one run is finished, the other never began."""
     monkeypatch.setattr(study, "PARTS", {"sweeps": [("easy", (finished.flags, "none"), [3])]})
-    call(monkeypatch, "--collect", "--parts", "sweeps")
+    call("--collect --parts sweeps")
     assert list(study.done_runs()) == [finished.name] and "1/2 runs done" in capsys.readouterr().out
 
 
-def test_tables_are_those_of_the_rows(place, monkeypatch):
+def test_tables_are_those_of_the_rows(place, call, monkeypatch):
     """Guards against --tables that reads another file, or trains."""
     read = []
     monkeypatch.setattr(study, "write_study", read.append)
-    call(monkeypatch, "--tables")
+    call("--tables")
     assert read == [study.RESULTS]
 
 
-@pytest.mark.parametrize("flags", [["--parts", "nothing"], ["--processes", "0"], ["--unknown"], ["--methods", "grpo"]])
-def test_bad_flags_are_refused_in_one_sentence(flags, monkeypatch):
+@pytest.mark.parametrize("flags", ["--parts nothing", "--processes 0", "--unknown", "--methods grpo"])
+def test_bad_flags_are_refused_in_one_sentence(flags, call):
     """Guards against a traceback, or a study of something else."""
-    with pytest.raises(SystemExit, match=f"^error: [^\n]*{flags[-1] if flags[-1] != '0' else flags[0]}[^\n]*$"):
-        call(monkeypatch, *flags)
+    with pytest.raises(SystemExit, match=f"^error: [^\n]*{flags.split()[0]}[^\n]*$"):
+        call(flags)
 
 
 def test_the_tracked_rows_are_of_this_study():

@@ -4,6 +4,8 @@ The puzzle is: make 3 from 1 and 2. The vocabulary has nine tokens, and the mode
 pass fits on half a page of numpy. Everything the project computes in a step is compared with plain arithmetic:
 
     prompt -> tokens and their log-probs -> rewards -> advantage -> credit -> loss -> gradient -> new weights
+
+Run it:  python -m pytest tests/test_walkthrough.py
 """
 import numpy as np
 import pytest
@@ -32,6 +34,7 @@ class TinyCodec:
         return PROMPT
 
     def decode(self, tokens):
+        """The text, and where in it each token starts and stops. The end token is no text."""
         pieces = ["" if token == 0 else VOCABULARY[token] for token in tokens]
         stops = np.cumsum([len(piece) for piece in pieces]).tolist()
         return "".join(pieces), [(stop - len(piece), stop) for piece, stop in zip(pieces, stops)]
@@ -96,7 +99,7 @@ def weights_of(model):
 
 
 def rollout(model):
-    """Sample two answers, with random numbers chosen so that they are RIGHT and WRONG.
+    """Sample two responses, with random numbers chosen so that they are RIGHT and WRONG.
 
     A token is drawn where its random number falls among the cumulative probabilities, so the middle of a token's
     interval draws that token.
@@ -124,7 +127,8 @@ def test_the_reward_is_a_tenth_for_the_format_and_one_for_the_answer(model):
 
 def test_the_advantage_is_the_z_score_of_the_reward_in_its_group(model):
     mean, std = 0.6, 0.5  # of 1.1 and 0.1
-    assert rollout(model).advantage.tolist() == pytest.approx([(1.1 - mean) / (std + 1e-4), (0.1 - mean) / (std + 1e-4)])
+    z_scores = [(reward - mean) / (std + 1e-4) for reward in (1.1, 0.1)]
+    assert rollout(model).advantage.tolist() == pytest.approx(z_scores)
 
 
 def test_grpo_gives_every_token_the_same_credit_and_a_reweighting_moves_it(model):
@@ -138,6 +142,20 @@ def test_grpo_gives_every_token_the_same_credit_and_a_reweighting_moves_it(model
     assert credit.sum(1).tolist() == pytest.approx([7 * A, -7 * A])
 
 
+def finite_differences(loss, w):
+    """d loss / d w by name: nudge one weight at a time, up and down."""
+    gradient = {name: np.zeros_like(x) for name, x in w.items()}
+    for name, x in w.items():
+        for i in np.ndindex(x.shape):
+            kept = x[i]
+            x[i] = kept + 1e-5
+            up = loss(w)
+            x[i] = kept - 1e-5
+            gradient[name][i] = (up - loss(w)) / 2e-5
+            x[i] = kept
+    return gradient
+
+
 @pytest.mark.parametrize("method", ["none", "outcome_conditional"])
 def test_the_update_follows_the_gradient_of_the_loss(model, method):
     batch, before = rollout(model), weights_of(model)
@@ -145,7 +163,7 @@ def test_the_update_follows_the_gradient_of_the_loss(model, method):
     old = [response_logprobs(before, response) for response in (RIGHT, WRONG)]
 
     def loss(w):
-        """- sum of ratio * credit over the 14 tokens, divided by 14. Near ratio 1, nothing is clipped."""
+        """Minus the mean over the 14 tokens of ratio * credit. The ratio pi / old pi is near 1, so not clipped."""
         ratios = [np.exp(response_logprobs(w, response) - o) for response, o in zip((RIGHT, WRONG), old)]
         return -sum((ratio * c).sum() for ratio, c in zip(ratios, credit.numpy())) / 14
 
@@ -154,15 +172,7 @@ def test_the_update_follows_the_gradient_of_the_loss(model, method):
     assert measured["loss"] == pytest.approx(loss(before), abs=1e-6)
     assert measured["clip_fraction"] == 0
 
-    gradient = {name: np.zeros_like(x) for name, x in before.items()}
-    for name, x in before.items():  # finite differences: nudge one weight at a time, up and down
-        for i in np.ndindex(x.shape):
-            kept = x[i]
-            x[i] = kept + 1e-5
-            up = loss(before)
-            x[i] = kept - 1e-5
-            gradient[name][i] = (up - loss(before)) / 2e-5
-            x[i] = kept
+    gradient = finite_differences(loss, before)
     for name, weight in optimizer.weights.items():
         assert weight.grad.numpy() == pytest.approx(gradient[name], abs=1e-6), name
     norm = np.sqrt(sum((g**2).sum() for g in gradient.values()))

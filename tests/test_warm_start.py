@@ -6,42 +6,35 @@ Run it:  python -m pytest tests/test_warm_start.py
 import re
 
 import numpy as np
-import pytest
 import torch
 
 import train
-from countdown_task import END_THINK, Puzzle, evaluate, find_calculations, generate_puzzles, reward, split, universe
+from countdown_task import Puzzle, evaluate, find_calculations, generate_puzzles, reward, split, universe
 from experiments import warm_start
 from qwen2_model import load_model
 
 
-@pytest.fixture(scope="module")
-def demonstrations():
-    """Two for each of 200 puzzles: one with random attempts only, one with known solutions among them."""
-    rng, puzzles = np.random.default_rng(0), generate_puzzles(200, "train")
-    return [(p, warm_start.demonstration(rng, p, known)) for p in puzzles for known in (0.0, 0.5)]
-
-
-def test_every_step_is_true_and_uses_the_numbers_at_hand(demonstrations):
-    """Guards against teaching wrong arithmetic, or numbers from nowhere."""
-    for puzzle, text in demonstrations:
-        for attempt in re.split(r"That is not \d+\.|That works!", text.split(END_THINK)[0])[:-1]:
-            pool, steps = list(puzzle.numbers), find_calculations(attempt)
-            assert len(steps) == 2
-            for step in steps:
-                a, operator, b, result = (attempt[start:stop] for start, stop in step)
+def test_demonstrations_calculate_rightly_and_end_with_the_answer_they_claim():
+    """Guards against teaching wrong arithmetic, numbers from nowhere, or an answer that the verdict does not fit."""
+    rng, puzzles, claims, attempts = np.random.default_rng(0), generate_puzzles(200, "train"), [], []
+    for puzzle, known in [(puzzle, known) for puzzle in puzzles for known in (0.0, 0.5)]:
+        text = warm_start.demonstration(rng, puzzle, known)
+        *searched, rest = re.split(r"That is not \d+\.|That works!", text)
+        for attempt in searched:
+            pool, calculations = list(puzzle.numbers), find_calculations(attempt)
+            assert len(calculations) == 2
+            for spans in calculations:
+                a, operator, b, result = (attempt[start:stop] for start, stop in spans)
                 assert evaluate(a + operator + b) == int(result)
                 pool.remove(int(a))
                 pool.remove(int(b))
                 pool.append(int(result))
-
-
-def test_the_reward_agrees_with_the_last_verdict(demonstrations):
-    """Guards against a successful search with a wrong answer, and a layout that the reward does not know."""
-    grades = [(reward(text, *puzzle), "That works!" in text) for puzzle, text in demonstrations]
-    assert all(grade["format"] == 1 and grade["answer"] == claimed for grade, claimed in grades)
-    assert 40 < sum(claimed for _, claimed in grades) < 360
-    assert max(text.count("That") for _, text in demonstrations) == warm_start.ATTEMPTS
+        claims.append("That works!" in text)
+        attempts.append(len(searched))
+        assert rest.startswith("</think>")
+        assert reward(text, *puzzle) == {"reward": 0.1 + claims[-1], "format": 1, "answer": claims[-1]}
+    assert 40 < sum(claims) < 360
+    assert max(attempts) == warm_start.ATTEMPTS
 
 
 def test_batches_hold_only_training_puzzles_and_mark_the_response(codec):
@@ -51,12 +44,10 @@ def test_batches_hold_only_training_puzzles_and_mark_the_response(codec):
         assert tokens.shape == mask.shape and len(tokens) == warm_start.BATCH
         for row, chosen in zip(tokens, mask):
             prompt, response = row[: chosen.nonzero()[0, 0]].tolist(), row[chosen].tolist()
-            text = codec.tokenizer.decode(prompt)
-            numbers, target = re.search(r"\[(.*)\], create an equation that equals (\d+)", text).groups()
-            puzzle = Puzzle(tuple(map(int, numbers.split(", "))), int(target))
-            assert Puzzle(tuple(sorted(puzzle.numbers)), puzzle.target) in puzzles
-            assert prompt == codec.prompt(puzzle) and response[-1] == codec.end_tokens[0]
-            assert reward(codec.decode(response)[0], *puzzle)["format"] == 1
+            *numbers, target = map(int, re.findall(r"\d+", codec.tokenizer.decode(prompt)))
+            assert Puzzle(tuple(sorted(numbers)), target) in puzzles
+            assert prompt == codec.prompt(Puzzle(tuple(numbers), target)) and response[-1] == codec.end_tokens[0]
+            assert reward(codec.decode(response)[0], numbers, target)["format"] == 1
 
 
 def test_each_number_and_tag_is_one_token(codec):
