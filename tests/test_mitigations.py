@@ -546,7 +546,7 @@ def test_attention_credit_by_hand():
 
 ABLATED = [
     ["1+2", "=3", ".", " 3*3=9", " ok", "</think>\n", "<answer>", "3*3", "</answer>", ""],  # two calculations
-    ["1+2=3", " and"],  # no answer
+    ["1+2=3", ", 3*3=9"],  # no answer
     ["hm", "</think>\n", "<answer>", "1+2=3", "</answer>", ""],  # a calculation in the answer only
     [" 2+2=", "4", "</think>\n", "<answer>", "4", "</answer>", ""],  # one that the answer does not need
 ]

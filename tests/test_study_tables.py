@@ -335,7 +335,7 @@ def test_every_choice_of_seeds_is_counted_by_hand():
     pairs are without 100: their intervals, 12.706 / 2 times their distance to either side, miss the others' mean of 50
     and more; those of the three pairs with it are so wide that all is inside. The second figure never varies."""
     text = study_tables.other_choices(np.array([[1.0, 2, 3, 100], [7.0, 7, 7, 7]]), 2, 1)
-    assert "75% of the means of the other seeds are inside" in text
+    assert "choices of 2 of the 4 seeds for the table, 75% of the means of the other seeds are inside" in text
     assert "of the 6 choices, 50% have, like this one, at most 1 of 2 inside" in text
 
 
