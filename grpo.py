@@ -74,7 +74,8 @@ def rollout(model: Qwen2, codec: Codec, puzzles: list[Puzzle], uniforms: Tensor,
         role=torch.from_numpy(role).to(device), in_answer=torch.from_numpy(in_answer).to(device),
         text=[text for text, _ in decoded], spans=[spans for _, spans in decoded],
         calculations=[find_calculations(text) for text, _ in decoded], normalize=normalize,
-        ask=Queries(model, codec, puzzles, samples, uniforms.shape[1], key, reference, critic, micro_batch))
+        ask=Queries(model, codec, puzzles, samples, uniforms.shape[1], key, reference, critic, micro_batch,
+                    tokens_sampled=int(samples.mask.sum()), tokens_read=sum(len(codec.prompt(p)) for p in puzzles)))
 
 
 def draw_uniforms(seed: int, step: int, Q: int, G: int, length: int) -> Tensor:
@@ -210,12 +211,13 @@ def update(model: Qwen2, optimizer: Optimizer, prompts: list[list[int]], batch: 
     weight = token_weights(batch.mask, loss_norm, max_new_tokens)  # (B, T)
     reference_logprob = batch.ask.reference_logprob if kl > 0 else None  # (B, T)
     chunks = micro_batches(batch, credit, micro_batch, skip_zero_credit=kl == 0)
-    sums, norms = torch.zeros(updates_per_batch, 5, dtype=torch.float64), []
+    sums, norms = torch.zeros(updates_per_batch, 6, dtype=torch.float64), []
     _, processes = world()
     for i in range(updates_per_batch):
         optimizer.zero_grad()
         if chunks:
             cache = PromptCache(model, my_share(prompts))
+            sums[i, 5] = sum(map(len, my_share(prompts)))
             leaf = cache.detach()  # where loss.backward() stops, and adds up the gradients of the prompts
         for rows, T in chunks:
             mask, old, c = batch.mask[rows, :T], batch.logprob[rows, :T], credit[rows, :T]  # (b, T) each
@@ -224,7 +226,7 @@ def update(model: Qwen2, optimizer: Optimizer, prompts: list[list[int]], batch: 
             logprob = response_logprobs(model, context, batch.tokens[rows, :T], mask)  # (b, T)
             loss = policy_loss(logprob, old, c, weight[rows, :T], reference, kl, clip_low, clip_high)
             loss.backward()
-            sums[i] += token_sums(loss, logprob.detach(), old, c, mask, reference, clip_low, clip_high)
+            sums[i, :5] += token_sums(loss, logprob.detach(), old, c, mask, reference, clip_low, clip_high)
         if chunks:
             cache.backward(leaf)  # once, from the sums through the prompts to the weights
         norms.append(optimizer.step(max_grad_norm))  # also without chunks: other processes may have some
@@ -258,15 +260,16 @@ def token_sums(loss: Tensor, logprob: Tensor, old: Tensor, credit: Tensor, mask:
 
 
 def update_metrics(sums: Tensor, with_kl: bool) -> dict[str, float | None]:
-    """Columns of metrics.csv from this process's token_sums (updates, 5); None where there was no token.
+    """Columns of metrics.csv from this process's sums (updates, 6): token_sums, and prompt tokens. None without tokens.
 
     They are means over the updates, but for ratio_error: the mean |log ratio| of the first update. There the model has
     not changed since it sampled, so anything but rounding means that sampler and update disagree.
     """
     sum_over_processes([sums])
-    loss, clipped, _, divergence, N = sums.mean(0).tolist()  # the loss is a mean already; all updates have the same N
+    loss, clipped, _, divergence, N, _ = sums.mean(0).tolist()  # the loss is a mean already; N is the same in all updates
     return {"loss": loss, "clip_fraction": clipped / N if N else None,
-            "ratio_error": sums[0, 2].item() / N if N else None, "kl": divergence / N if N and with_kl else None}
+            "ratio_error": sums[0, 2].item() / N if N else None, "kl": divergence / N if N and with_kl else None,
+            "tokens_updated": int(sums[:, 4:].sum())}
 
 
 # ---------------------------------------------------------------------------------------------- credit log
@@ -313,6 +316,8 @@ class Queries:
     reference: Qwen2 | None  # a frozen copy of the start model
     critic: nn.Module | None
     micro_batch: int  # responses in one forward pass
+    tokens_sampled: int = 0  # in this step so far
+    tokens_read: int = 0  # run through the model without gradient in this step so far, prompts included
 
     @cached_property
     def hidden(self) -> Tensor:
@@ -368,8 +373,10 @@ class Queries:
             prefixes = [self.samples.tokens[row, :t].tolist() for row, t in where[chunk].tolist()]  # c
             left = self.limit - positions  # (c,)
             own = uniforms[chunk, :, : left.max()].flatten(0, 1)  # (c * k, left.max())
-            _, _, grades = respond(self.model, self.codec, puzzles, own, prefixes, left.repeat_interleave(k))
+            samples, _, grades = respond(self.model, self.codec, puzzles, own, prefixes, left.repeat_interleave(k))
             value[rows, positions] = torch.tensor([grade["reward"] for grade in grades]).view(-1, k).mean(1)
+            self.tokens_sampled += int(samples.mask.sum())
+            self.tokens_read += int(positions.sum()) + sum(len(self.codec.prompt(puzzle)) for puzzle in puzzles)
         return value.to(cuts.device)
 
     @torch.no_grad()
@@ -381,7 +388,9 @@ class Queries:
         tokens, mask = self.samples.tokens, self.samples.mask  # (B, T) each
         G, device = len(tokens) // len(self.puzzles), tokens.device
         rows = torch.arange(len(tokens), device=device) if rows is None else rows.to(device)
-        prompts = PromptCache(model, [self.codec.prompt(puzzle) for puzzle in self.puzzles])
+        prompt_tokens = [self.codec.prompt(puzzle) for puzzle in self.puzzles]
+        prompts = PromptCache(model, prompt_tokens)
+        self.tokens_read += sum(map(len, prompt_tokens)) + int(mask[rows].sum())
         results = []
         for chunk in my_share(list(torch.arange(len(rows), device=device).split(self.micro_batch))):  # chunk: (b,)
             response = rows[chunk]  # (b,)

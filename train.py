@@ -159,6 +159,7 @@ def summarize(step: int, batch: TokenBatch, began: float) -> dict[str, float]:
             "format": batch.format.mean().item(), "length": tokens / len(batch.text),
             "truncated": 1 - batch.ended.float().mean().item(), "entropy": batch.entropy[batch.mask].mean().item(),
             "zero_variance_groups": int((~has_variance(rewards)).sum()),  # groups of equal rewards teach nothing
+            "tokens_sampled": batch.ask.tokens_sampled, "tokens_read": batch.ask.tokens_read,
             "seconds": seconds, "tokens_per_second": tokens / seconds}
 
 

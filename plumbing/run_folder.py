@@ -26,8 +26,8 @@ from plumbing.runs import read_final
 STATE, LOGS = "state.pt", ("metrics.csv", "samples.txt")
 UNNAMED = {"mitigation", "model", "data", "out", "seed", "steps", "device"}  # not among the flags in a folder's name
 COLUMNS = ["step", "reward", "success", "format", "length", "truncated", "entropy", "grad_norm", "loss",
-           "clip_fraction", "ratio_error", "kl", "zero_variance_groups", "seconds", "tokens_per_second",
-           "heldout_success", "heldout_stderr"]  # of metrics.csv
+           "clip_fraction", "ratio_error", "kl", "zero_variance_groups", "tokens_sampled", "tokens_read",
+           "tokens_updated", "seconds", "tokens_per_second", "heldout_success", "heldout_stderr"]  # of metrics.csv
 
 
 def default_folder(mitigation: str, seed: int, changed: dict) -> Path:
