@@ -310,6 +310,9 @@ def analyze_run(run: Path) -> None:
 # ------------------------------------------------------------------------------------- what one run contributes
 
 
+COSTS = {"tokens_sampled": 1, "tokens_read": 1, "tokens_updated": 3}  # columns of metrics.csv, and what a token costs
+
+
 def summarize(run: Path) -> dict[str, float | dict]:
     """The figures of one run that a comparison averages over seeds, and `curve`: held-out success by step."""
     metrics, log = read_metrics(run), read_log(run)
@@ -323,7 +326,8 @@ def summarize(run: Path) -> dict[str, float | dict]:
         total = np.bincount(log["role"], np.abs(log[measure]), 3)  # (3,)
         figures |= {f"{measure}, {role}": ratio(total[i], total.sum()) for i, role in enumerate(ROLES[:2])}
         figures[f"{measure}, filler / reasoning"] = ratio(total[0] * count[1], total[1] * count[0])  # of their means
-    return figures | spread_within(log["credit"], log["id"]) | {
+    tokens = {name: np.nansum(metrics[name]) for name in COSTS if name in metrics}  # older runs did not count them
+    return figures | tokens | spread_within(log["credit"], log["id"]) | {
         "gradient norm": grad_norm.mean(), "its spread": grad_norm.std(), "seconds a step": np.median(seconds)}
 
 
@@ -358,13 +362,13 @@ def load_runs(folders: list[Path]) -> list[Run]:
 
 JUDGED = {"end": "Success at the end", "area": "Mean success while training"}
 LEARNING = ("start", "end", "climb", "area", "pass@16")
-DIFFERENCES = ("end - none", "area - none", "pass@16 - none")
+DIFFERENCES = ("end - GRPO", "area - GRPO", "pass@16 - GRPO")
 CREDIT = (*(f"{measure}, {part}" for measure in MEASURES for part in ("filler", "reasoning", "filler / reasoning")),
           "effective sample size", "varies within", "gradient norm", "its spread", "seconds a step")
 
 
 def record(group: Group) -> dict[str, Estimate]:
-    """All figures of a method, by their column in table.csv."""
+    """All figures of a method, by their column in table.csv. Its baseline is GRPO with the same settings."""
     out = {"seeds": Estimate(len(group.rows)), "steps": Estimate(group.values("steps").max())}
     out |= {figure: t_estimate(group.values(figure)) for figure in (*LEARNING, *CREDIT)}
     out["least climb"] = Estimate(group.values("climb").min())
@@ -372,9 +376,9 @@ def record(group: Group) -> dict[str, Estimate]:
         goal = group.baseline.values("end").mean()
         steps = np.array([steps_to(goal, row["curve"]) for row in group.rows.values()])  # (n,)
         reached = ~np.isnan(steps)
-        out |= {"steps to none's end": t_estimate(steps[reached]), "seeds that get there": Estimate(int(reached.sum()))}
+        out |= {"steps to GRPO's end": t_estimate(steps[reached]), "seeds that get there": Estimate(int(reached.sum()))}
     if group.compared:
-        out |= {name: t_estimate(group.differences(name.removesuffix(" - none"))) for name in DIFFERENCES}
+        out |= {name: group.difference(name.removesuffix(" - GRPO")) for name in DIFFERENCES}
     return out
 
 
@@ -395,9 +399,9 @@ def comparison_tables(records: dict[str, dict[str, Estimate]], warning: str = ""
     columns = {
         ("Learning", f"{means} Held-out success at start and end; area: the mean of its curve."):
             ("seeds", "steps", *LEARNING, "least climb"),
-        ("Against none", "Mean difference to `none` on the same seeds ± half of its 95% interval (paired t). Last, "
-         "the steps to the mean end of `none`, and how many seeds reach it."):
-            ("seeds", *DIFFERENCES, "steps to none's end", "seeds that get there"),
+        ("Against GRPO", "Difference of the means to GRPO (`none`) ± half of its 95% interval (Welch's t). Last, the "
+         "steps to GRPO's mean success at the end, and how many seeds reach it."):
+            ("seeds", *DIFFERENCES, "steps to GRPO's end", "seeds that get there"),
         ("Gradient and credit", f"{means} Shares of the summed sizes of all tokens; filler / reasoning is the ratio of "
          "mean sizes. Effective sample size: 1 where all tokens of a response receive the same. Varies within: the "
          "share of squared credit that is not its response's mean."):
@@ -411,7 +415,7 @@ def comparison_tables(records: dict[str, dict[str, Estimate]], warning: str = ""
 
 def figure_cell(name: str, e: Estimate) -> str:
     """A figure ± half of its interval, counts without decimals."""
-    is_count = name in ("seeds", "steps", "steps to none's end", "seeds that get there")
+    is_count = name in ("seeds", "steps", "steps to GRPO's end", "seeds that get there")
     return pm(e.value, e.high - e.value, 0 if is_count else 3)
 
 
@@ -459,18 +463,18 @@ def draw_curve(axis: plt.Axes, group: Group, colour: str, style: str, marker: st
 
 
 def draw_forest(groups: list[Group], file: Path, suffix: str = "") -> None:
-    """Each method's difference to the baseline on the same seeds: mean, 95% interval, and each seed as a cross."""
-    compared = [g for g in groups if g.compared][::-1]  # the best on top
-    counts = [len(g.differences("end")) for g in compared]
+    """Each method's difference to the baseline: mean, 95% interval, and each seed as a cross."""
+    compared = sorted((g for g in groups if g.compared), key=lambda g: g.values("area").mean())  # the best on top
+    counts = [len(g.rows) for g in compared]
     figure, axes = new_figure(2, 1, 5.6, 1.2 + 0.32 * max(4, len(compared)), sharey=True)
     for axis, (name, title) in zip(axes.flat, JUDGED.items()):
         axis.axvline(0, color="black", lw=1)
         for y, group in enumerate(compared):
-            draw_difference(axis, y, 100 * group.differences(name))
-        axis.set(xlabel="points more than none, on the same seeds", title=title)
+            draw_difference(axis, y, group, name)
+        axis.set(xlabel="points more than GRPO", title=title)
     axes[0, 0].set_yticks(range(len(compared)), [f"{g.label} ({n})" for g, n in zip(compared, counts)])
-    figure.suptitle(f"Against none (GRPO){suffix}: mean, 95% interval (paired t), each seed a cross; in brackets their "
-                    "number.\nRight of the line: better than none; an interval that crosses it shows no difference."
+    figure.suptitle(f"Against GRPO{suffix}: mean, 95% interval (Welch's t), each seed a cross; in brackets their "
+                    "number.\nRight of the line: better than GRPO; an interval that crosses it shows no difference."
                     + "\nWith one seed, nothing can be concluded." * (min(counts, default=2) < 2), fontsize=11)
     save_figure(figure, file)
 
@@ -478,16 +482,17 @@ def draw_forest(groups: list[Group], file: Path, suffix: str = "") -> None:
 LOWEST = -25  # points: a lower mean would stretch the axis until the other methods could not be told apart
 
 
-def draw_difference(axis: plt.Axes, y: int, seeds: np.ndarray) -> None:
-    """One line of the forest: differences (n,) in points. A mean below LOWEST is an arrow with its number."""
-    e = t_estimate(seeds)
-    if e.value < LOWEST:
+def draw_difference(axis: plt.Axes, y: int, group: Group, figure: str) -> None:
+    """One line of the forest, in points. A mean below LOWEST is an arrow with its number."""
+    value, low, high, _ = (100 * x for x in group.difference(figure))
+    if value < LOWEST:
         axis.plot(LOWEST, y, "<", color=COLOURS["reasoning"])
-        axis.annotate(pm(e.value, e.high - e.value, 1), (LOWEST, y), (6, 0), textcoords="offset points", va="center",
+        axis.annotate(pm(value, high - value, 1), (LOWEST, y), (6, 0), textcoords="offset points", va="center",
                       fontsize=8)
         return
-    axis.plot([e.low, e.high], [y, y], color=COLOURS["reasoning"], lw=2)
-    axis.plot(e.value, y, "o", color=COLOURS["reasoning"])
+    axis.plot([low, high], [y, y], color=COLOURS["reasoning"], lw=2)
+    axis.plot(value, y, "o", color=COLOURS["reasoning"])
+    seeds = 100 * (group.values(figure) - group.baseline.values(figure).mean())  # (n,)
     axis.plot(seeds, np.full(len(seeds), y), "x", color="0.4", ms=5, mew=1)
 
 

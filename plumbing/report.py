@@ -1,5 +1,7 @@
 """Estimates with their intervals, and the Markdown tables and figures that show them. Knows nothing of credit."""
 import csv
+import functools
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +19,7 @@ class Estimate(NamedTuple):
     value: float
     low: float = float("nan")
     high: float = float("nan")
+    p: float = float("nan")  # of a difference: the two-sided p-value of no difference
 
 
 # ------------------------------------------------------------------------------------------------ statistics
@@ -41,8 +44,25 @@ def clustered_mean(values: np.ndarray, cluster: np.ndarray) -> tuple[float, floa
     return float(mean), float(np.sqrt(spread) / sizes.sum())
 
 
-# 97.5% quantiles of Student's t for 1, 2, ... degrees of freedom
-T975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+def t_probability(t: float, freedom: float) -> float:
+    """The probability that Student's t with so many degrees of freedom lies further from 0 than t.
+
+    With x = sqrt(freedom) tan(a), the density of t becomes proportional to cos(a)^(freedom - 1), which is integrated
+    from |t| and from 0 to infinity, that is, to a = pi / 2.
+    """
+    from_t, from_0 = (np.linspace(start, math.pi / 2, 4001) for start in (math.atan(abs(t) / math.sqrt(freedom)), 0.0))
+    tail, half = (np.trapezoid(np.cos(a) ** (freedom - 1), a) for a in (from_t, from_0))
+    return float(tail / half)
+
+
+@functools.lru_cache(maxsize=None)
+def t_quantile(freedom: float, probability: float = 0.05) -> float:
+    """The t beyond which Student's distribution lies, on both sides together, with this probability; by bisection."""
+    low, high = 0.0, 1000.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if t_probability(middle, freedom) > probability else (low, middle)
+    return low
 
 
 def interval(values: np.ndarray) -> tuple[float, float]:
@@ -50,8 +70,7 @@ def interval(values: np.ndarray) -> tuple[float, float]:
     samples = np.asarray(values, float)
     if len(samples) < 2:
         return float(samples.mean()), float("nan")
-    t = T975[min(len(samples) - 2, len(T975) - 1)]  # beyond the table the interval is slightly too wide
-    return float(samples.mean()), float(t * samples.std(ddof=1) / np.sqrt(len(samples)))
+    return float(samples.mean()), float(t_quantile(len(samples) - 1) * samples.std(ddof=1) / np.sqrt(len(samples)))
 
 
 def t_estimate(values: np.ndarray) -> Estimate:
@@ -60,6 +79,35 @@ def t_estimate(values: np.ndarray) -> Estimate:
         return Estimate(float("nan"))
     mean, half = interval(values)
     return Estimate(mean, mean - half, mean + half)
+
+
+def welch(x: np.ndarray, y: np.ndarray) -> Estimate:
+    """Mean of x (n,) minus mean of y (m,), independent samples of unequal variance, with its interval and p-value.
+
+    With a = var x / n and b = var y / m: t = difference / sqrt(a + b), which has about
+    (a + b)^2 / (a^2 / (n - 1) + b^2 / (m - 1)) degrees of freedom (Welch, 1947).
+    """
+    difference = float(np.mean(x) - np.mean(y)) if len(x) and len(y) else float("nan")
+    if min(len(x), len(y)) < 2:
+        return Estimate(difference)
+    a, b = np.var(x, ddof=1) / len(x), np.var(y, ddof=1) / len(y)
+    if a + b == 0:
+        return Estimate(difference, difference, difference, float(difference == 0))
+    freedom = (a + b) ** 2 / (a**2 / (len(x) - 1) + b**2 / (len(y) - 1))
+    error = math.sqrt(a + b)
+    half = t_quantile(freedom) * error
+    return Estimate(difference, difference - half, difference + half, t_probability(difference / error, freedom))
+
+
+def holm(p: dict[str, float]) -> set[str]:
+    """The names whose differences are significant at 5% after Holm's correction for having looked at all of p."""
+    known = sorted((value, name) for name, value in p.items() if not math.isnan(value))
+    passed = set()
+    for i, (value, name) in enumerate(known):
+        if value > 0.05 / (len(known) - i):
+            break
+        passed.add(name)
+    return passed
 
 
 def mean_height(x: np.ndarray, y: np.ndarray) -> float:
