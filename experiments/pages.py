@@ -1,0 +1,83 @@
+"""Fill the pages in docs/: tables from results/, and docs/methods.md from the credit functions' docstrings.
+
+    python -m experiments.study --tables      tables and pictures of the study, from results/runs.csv
+    python -m experiments.pages               then the pages
+
+A page says where a table comes from, with the columns and, if not all, the rows that it shows:
+
+    <!-- results/study.md | Methods, easy | method, end, area | `ppo`, GRPO -->
+    ...
+    <!-- end -->
+
+Everything between the two lines is replaced. Prose is never touched.
+"""
+import inspect
+import re
+from pathlib import Path
+
+from mitigations import MITIGATIONS, Method
+from plumbing.progress import fail
+from plumbing.report import Table
+
+ROOT = Path(__file__).parent.parent
+BLOCK = re.compile(r"<!-- (results/\S+\.md) \| ([^|>]+?) \| ([^|>]+?)(?: \| ([^>]+?))? -->\n.*?<!-- end -->", re.DOTALL)
+INTRODUCTION = """# Methods
+
+Every method is one function of [mitigations.py](../mitigations.py): response → credit per token. This page is made of
+their docstrings and signatures by `python -m experiments.pages`. In the formulas, A is the response's advantage, L its
+length and r its reward; p is the token's probability, H the entropy of the distribution it was sampled from and V the
+expected reward before it; z is a z-score. Numbers in brackets are arXiv ids.
+
+A *reweighting* returns weights, whose formula is shown times A: they are rescaled to mean 1 in each response
+(`--normalize`), and a response whose weights are all 0 gets plain GRPO. The others return the credit itself.
+"""
+
+
+def read_table(file: Path, title: str) -> tuple[list[str], list[list[str]]]:
+    """Header and rows, as text, of the table under a heading of a Markdown file."""
+    _, found, rest = file.read_text(encoding="utf-8").partition(f"## {title}\n")
+    lines = [line for line in rest.partition("\n## ")[0].splitlines() if line.startswith("|")]
+    if not found or not lines:
+        raise ValueError(f"{file} has no table with the heading {title}")
+    header, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    return header, rows
+
+
+def fill(match: re.Match) -> str:
+    """A block of a page with its table made anew."""
+    file, title, columns, wanted = match.groups()
+    header, rows = read_table(ROOT / file, title)
+    names, shown = columns.split(", "), wanted.split(", ") if wanted else [row[0] for row in rows]
+    missing = set(names) - set(header) | set(shown) - {row[0] for row in rows}
+    if missing:
+        raise ValueError(f"the table {title} of {file} has no {', '.join(sorted(missing))}")
+    chosen = [[row[header.index(name)] for name in names] for row in rows if row[0] in shown]
+    table = str(Table("", "", names, chosen)).split("\n\n", 1)[1]
+    return f"{match.group().splitlines()[0]}\n{table}<!-- end -->"
+
+
+def describe(method: Method) -> str:
+    """The section of docs/methods.md about one credit function."""
+    kind = "A reweighting" if method.is_reweighting else "Credit of its own"
+    needs = f", which needs the {' and the '.join(method.needs)}" if method.needs else ""
+    flags = f" Flags: {', '.join(f'`--{name} {value}`' for name, value in method.parameters.items())}."
+    _, _, body = inspect.getdoc(method.function).partition("\n")
+    formula, _, why = method.summary.partition(": ")
+    return (f"## {method.name}\n\n`{formula}`\n\n{why[0].upper()}{why[1:]} *{kind}{needs}.*"
+            f"{flags * bool(method.parameters)}\n{body}\n".rstrip() + "\n")
+
+
+def main() -> None:
+    """Fill the tables of all pages, and write methods.md."""
+    try:
+        pages = {page: BLOCK.sub(fill, page.read_text(encoding="utf-8")) for page in sorted((ROOT / "docs").glob("*.md"))}
+        pages[ROOT / "docs" / "methods.md"] = INTRODUCTION + "\n" + "\n".join(map(describe, MITIGATIONS.values()))
+        for page, text in pages.items():
+            page.write_text(text, encoding="utf-8")
+        print(f"filled {len(pages)} pages in docs/")
+    except (ValueError, OSError) as error:
+        fail(str(error))
+
+
+if __name__ == "__main__":
+    main()
