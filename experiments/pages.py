@@ -5,7 +5,7 @@
 
 A page says where a table comes from, with the columns and, if not all, the rows that it shows:
 
-    <!-- results/study.md | Methods, easy | method, end, area | `ppo`, GRPO -->
+    <!-- results/study.md | Methods, easy | method; end; area | `ppo`; GRPO -->
     ...
     <!-- end -->
 
@@ -47,7 +47,7 @@ def fill(match: re.Match) -> str:
     """A block of a page with its table made anew."""
     file, title, columns, wanted = match.groups()
     header, rows = read_table(ROOT / file, title)
-    names, shown = columns.split(", "), wanted.split(", ") if wanted else [row[0] for row in rows]
+    names, shown = columns.split("; "), wanted.split("; ") if wanted else [row[0] for row in rows]
     missing = set(names) - set(header) | set(shown) - {row[0] for row in rows}
     if missing:
         raise ValueError(f"the table {title} of {file} has no {', '.join(sorted(missing))}")
@@ -70,7 +70,7 @@ def describe(method: Method) -> str:
 def main() -> None:
     """Fill the tables of all pages, and write methods.md."""
     try:
-        pages = {page: BLOCK.sub(fill, page.read_text(encoding="utf-8")) for page in sorted((ROOT / "docs").glob("*.md"))}
+        pages = {page: BLOCK.sub(fill, page.read_text(encoding="utf-8")) for page in (ROOT / "docs").glob("*.md")}
         pages[ROOT / "docs" / "methods.md"] = INTRODUCTION + "\n" + "\n".join(map(describe, MITIGATIONS.values()))
         for page, text in pages.items():
             page.write_text(text, encoding="utf-8")
