@@ -74,7 +74,7 @@ class Settings:
     sample_every: int = 10  # steps between writing whole responses to samples.txt
     checkpoint_every: int = 0  # steps between checkpoints/step-...; 0: only the last
     state_every: int = 10  # steps between writing what --resume continues from; 0: only at the end
-    device: str = "cpu"  # any torch device, such as cuda, cuda:1 or mps
+    device: str = "cpu"  # any torch device that has float64, such as cuda or cuda:1
     dtype: str = "float32"  # of the model; the optimizer works on float32 weights in any case
     optimizer_device: str = ""  # cpu: master weights, gradients and moments live there; empty: on --device
 
@@ -359,7 +359,7 @@ def rehearse(policy: Policy, puzzles: list[Puzzle], s: Settings, hyper_parameter
     """Sample two short responses to each of two puzzles and give them credit, so that a mistake shows at once."""
     try:  # two tokens of one response, to see whether the device can run this model
         grpo.respond(policy.model, policy.codec, puzzles[:1], torch.zeros(1, 2, dtype=torch.float64))
-    except (RuntimeError, AssertionError) as error:  # torch raises one or the other, by device
+    except (RuntimeError, AssertionError, TypeError) as error:  # by device; TypeError: it has no float64
         raise ValueError(f"--device {s.device} can't run this model: {first_sentence(error)}") from None
     small = replace(s, answers=2, max_new_tokens=min(8, s.max_new_tokens))
     assign_credit(sample_and_grade(policy, puzzles[:2], small, step=0), small, hyper_parameters)
