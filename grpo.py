@@ -355,7 +355,7 @@ class Queries:
 
     def generator(self, name: str) -> torch.Generator:
         """A new generator, seeded by run, step and name: it yields the same numbers after every call."""
-        return torch.Generator().manual_seed(fingerprint(f"{name} {self.key}") >> 1)  # a seed has 63 bits
+        return torch.Generator().manual_seed(fingerprint(f"{name} {self.key}") >> 1)  # within int64
 
     def rollouts(self, cuts: Tensor, k: int) -> Tensor:
         """For each token where cuts (B, T) is True, the mean reward of k continuations of the text before it, else 0.

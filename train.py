@@ -309,7 +309,7 @@ def main() -> None:
         optimizer = Optimizer(policy.model, s.lr, (s.beta1, s.beta2), s.weight_decay, s.optimizer_device or None)
         done = run_folder.open_run(run, s, hyper_parameters, learners(policy, optimizer), resume=bool(resume))
     except KeyboardInterrupt:
-        fail("interrupted before training began: nothing was written")
+        fail("interrupted before training began")
     except (ValueError, OSError, FloatingPointError) as error:
         fail(str(error))
     print(f"{sum(p.numel() for p in policy.model.parameters()):,} parameters, {len(training)} puzzles to train on, "

@@ -295,7 +295,7 @@ def table_travel(first: str, second: str, records: dict[str, Records]) -> Table:
         close = {label: pair for label, pair in pairs.items() if not any(map(is_below, pair))}
         x, x_close = (np.array([[e.value for e in pair] for pair in subset.values()]).reshape(-1, 2).T  # (2, M)
                       for subset in (pairs, close))
-        clear = {label: pair for label, pair in pairs.items() if not any(e.low <= 0 <= e.high for e in pair)}
+        clear = {label: pair for label, pair in pairs.items() if all(e.low > 0 or e.high < 0 for e in pair)}
         same = sum(a.value * b.value > 0 for a, b in clear.values())
         rows.append([name, f"{len(pairs)}", cell(spearman(*x)), f"{len(close)}", cell(spearman(*x_close)),
                      without_two(list(close), *x_close), f"{same}", f"{len(clear) - same}"])

@@ -16,7 +16,7 @@ import torch
 import analyze
 import grpo
 from conftest import make_batch
-from plumbing import runs
+from plumbing import report, runs
 
 BUNDLED = Path(analyze.__file__).parent / "models" / "countdown-tiny"
 METRICS = ("step", "success", "format", "length", "entropy", "grad_norm", "zero_variance_groups", "seconds",
@@ -296,19 +296,18 @@ def group(label, ends, baseline=None):
     return runs.Group(label, rows, baseline)
 
 
-def test_differences_are_paired_by_seed():
-    """Guards against runs paired by order, and seeds that only one of them has."""
+def test_differences_are_those_of_all_seeds():
+    """Guards against seeds dropped because only one method has them, and a baseline compared with itself."""
     base = group("none", {3: 0.5, 1: 0.1, 2: 0.9})
     other = group("m", {1: 0.2, 4: 1.0, 3: 0.4}, base)
-    assert other.differences("end") == pytest.approx([0.1, -0.1])
     row = analyze.record(other)
-    assert row["end - none"] == pytest.approx((0, -12.706 * 0.1, 12.706 * 0.1))
-    assert row["area - none"].high == pytest.approx(12.706 * 0.05)
+    assert row["end - GRPO"] == report.welch(np.array([0.2, 1.0, 0.4]), np.array([0.5, 0.1, 0.9]))
+    assert row["area - GRPO"].high == pytest.approx(row["end - GRPO"].high / 2)
     assert row["seeds that get there"].value == 1
-    assert row["steps to none's end"].value == pytest.approx(4.5)
-    assert {"end - none", "seeds that get there"}.isdisjoint(analyze.record(base))
+    assert row["steps to GRPO's end"].value == pytest.approx(4.5)
+    assert {"end - GRPO", "seeds that get there"}.isdisjoint(analyze.record(base))
     base.baseline = base
-    assert "end - none" not in analyze.record(base)
+    assert "end - GRPO" not in analyze.record(base)
     assert analyze.record(base)["seeds that get there"].value == 2
 
 
@@ -356,13 +355,14 @@ def test_methods_are_compared_over_seeds(run, capsys, monkeypatch):
     assert (none["start"], none["climb"], none["least climb"]) == pytest.approx((0.25, 0.55, 0.5))
     assert (m["seeds"], m["steps"]) == (2, 2) and "pass@16" not in m
     assert m["area"] == pytest.approx(0.425)  # of straight lines from 0.25 to 0.5 and 0.7, over the whole time
-    assert m["end - none"] == pytest.approx(-0.2) and "end - none" not in none
+    assert m["end - GRPO"] == pytest.approx(-0.2) and "end - GRPO" not in none
     assert m["contribution, filler / reasoning"] == pytest.approx(1 / 1.0625, rel=1e-5)
     assert m["contribution, filler"] == pytest.approx(2 / (2 + 2.125 + 0.5), rel=1e-5)
     assert m["gradient, reasoning"] == pytest.approx(0.6875 / (1 + 0.6875 + 0.25), rel=1e-5)
     assert (m["gradient norm"], m["its spread"], m["seconds a step"]) == (0.5, 0, 0.5)
     assert m["effective sample size"] == pytest.approx(1) and m["varies within"] == pytest.approx(0)
-    assert "0.800 ± 0.635" in text and "-0.200 ± 0.635" in text
+    half = report.welch(np.array([0.5, 0.7]), np.array([0.75, 0.85])).high + 0.2
+    assert "0.800 ± 0.635" in text and f"-0.200 ± {half:.3f}" in text
     assert "|     2 |     2 |" in text  # counts without decimals
     assert (run.parent / "comparison" / "table.md").read_text() in text
     for name in ("learning.png", "forest.png"):
@@ -383,8 +383,8 @@ def test_a_baseline_has_the_same_settings(run, monkeypatch):
     """Guards against a method measured against `none` at another learning rate, and --normalize taken for a setting."""
     rows = compare(monkeypatch, run, copy_of(run, "a", 0.9, mitigation="m", lr=0.2),
                    copy_of(run, "b", 0.8, mitigation="k", normalize="none"))
-    assert "end - none" in rows["k lr=0.1"]
-    assert "end - none" not in rows["m lr=0.2"]
+    assert "end - GRPO" in rows["k lr=0.1"]
+    assert "end - GRPO" not in rows["m lr=0.2"]
 
 
 def test_the_same_run_twice_is_refused(run, monkeypatch):
