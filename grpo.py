@@ -7,9 +7,10 @@ credit less likely. It ascends
 
     gradient = (1 / N) sum_t credit_t * grad log pi(token_t)        over the N tokens of the step
 
-where pi is the model's distribution over tokens. If credit were the response's reward, the average of this sum over
-many samples would be proportional to the gradient of the expected reward (the policy gradient theorem). Subtracting the
-mean of the group leaves the direction of that average as it is, and removes noise.
+where pi is the model's distribution over tokens. If credit were the response's reward, the average of the sum over many
+samples would be the gradient of the expected reward (the policy gradient theorem). Subtracting the group's mean removes
+noise and leaves the direction of that average as it is: grad log pi averages to 0, so the others' rewards cancel, and the
+response's own share of the mean only scales it by (G - 1) / G.
 
 A function of mitigations.py computes `credit` (B, T); the code here is the same for all of them. How it differs from
 the paper (DeepSeekMath, arXiv 2402.03300):
@@ -166,7 +167,8 @@ def policy_loss(logprob: Tensor, old: Tensor, credit: Tensor, weight: Tensor, re
     """
     ratio = (logprob - old).exp()  # (B, T) pi / pi_old; at the first update 1, and its gradient is grad log pi
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)  # (B, T)
-    # The minimum: past the clip the gradient is 0, but a ratio that has gone the wrong way is still pulled back.
+    # The minimum: for credit > 0 there is no gradient above 1 + clip_high, but still one below 1 - clip_low, where the
+    # ratio has gone the wrong way. For credit < 0 it is the mirror image.
     gain = torch.minimum(ratio * credit, clipped * credit)  # (B, T)
     if reference_logprob is not None:
         gain = gain - kl * k3(logprob, reference_logprob)  # (B, T) stay near the reference
@@ -176,8 +178,8 @@ def policy_loss(logprob: Tensor, old: Tensor, credit: Tensor, weight: Tensor, re
 def k3(logprob: Tensor, reference_logprob: Tensor) -> Tensor:
     """Estimate (B, T) of KL(pi || reference) from samples of pi: exp(d) - d - 1, d = log ref - log pi.
 
-    Unbiased like -d (at the first update on a batch, while the samples are pi's own), but never negative and less
-    noisy: Schulman's third estimator, hence its name.
+    -d averages to the KL, and exp(d) - 1 to 0, so the sum is unbiased too (at the first update on a batch, while the
+    samples are pi's own). But it is never negative, and less noisy: Schulman's third estimator, hence its name.
     """
     d = reference_logprob - logprob  # (B, T)
     return d.exp() - d - 1
@@ -211,7 +213,8 @@ def update(model: Qwen2, optimizer: Optimizer, prompts: list[list[int]], batch: 
     weight = token_weights(batch.mask, loss_norm, max_new_tokens)  # (B, T)
     reference_logprob = batch.ask.reference_logprob if kl > 0 else None  # (B, T)
     chunks = micro_batches(batch, credit, micro_batch, skip_zero_credit=kl == 0)
-    sums, norms = torch.zeros(updates_per_batch, 6, dtype=torch.float64), []
+    sums = torch.zeros(updates_per_batch, 6, dtype=torch.float64)  # the five of token_sums, and prompt tokens
+    norms = []
     _, processes = world()
     for i in range(updates_per_batch):
         optimizer.zero_grad()
@@ -229,7 +232,8 @@ def update(model: Qwen2, optimizer: Optimizer, prompts: list[list[int]], batch: 
             sums[i, :5] += token_sums(loss, logprob.detach(), old, c, mask, reference, clip_low, clip_high)
         if chunks:
             cache.backward(leaf)  # once, from the sums through the prompts to the weights
-        norms.append(optimizer.step(max_grad_norm))  # also without chunks: other processes may have some
+        # Sums gradients over the processes, clips and steps; also without chunks, since other processes may have some.
+        norms.append(optimizer.step(max_grad_norm))
     return update_metrics(sums, with_kl=kl > 0) | {"grad_norm": sum(norms) / len(norms)}
 
 

@@ -62,8 +62,8 @@ class Settings:
     advantage: str = "grpo"  # how a reward is compared with the others of its group, the responses to the same puzzle
     normalize: str = "response"  # scale a reweighting's weights to mean 1 over each response, over the batch, or none
     loss_norm: str = "token"  # token: mean of all tokens; sequence: mean of responses' means; constant: see grpo
-    clip_low: float = 0.2  # a token's ratio (its probability now / when sampled) counts as at least 1 - clip_low (PPO)
-    clip_high: float = 0.2  # and at most 1 + clip_high (DAPO: 0.28)
+    clip_low: float = 0.2  # credit < 0 pushes a token no further once its ratio, p now / when sampled, is below 1 - clip_low
+    clip_high: float = 0.2  # credit > 0 pushes it no further once its ratio is above 1 + clip_high (PPO; DAPO: 0.28)
     updates_per_batch: int = 1  # optimizer steps on each batch
     kl: float = 0.0  # weight of the KL penalty to the start model, the reference
     skip_unfinished: bool = False  # no credit for responses that the token limit cut off (DAPO)
@@ -262,7 +262,7 @@ def choose_puzzles(s: Settings) -> tuple[list[Puzzle], list[Puzzle]]:
 def draw_puzzles(training: list[Puzzle], s: Settings, step: int) -> list[Puzzle]:
     """The step's puzzles. Every epoch shuffles the training puzzles anew; the order depends on the seed alone."""
     epochs, places = np.divmod(np.arange((step - 1) * s.questions, step * s.questions), len(training))  # (Q,), (Q,)
-    # 0 stands where draw_uniforms has the step: no random number is used twice, since step 0 is only the rehearsal.
+    # draw_uniforms seeds with [seed, step, puzzle]. Only rehearse() samples at step 0, so training reuses no seed.
     orders = {epoch: np.random.default_rng([s.seed, 0, epoch]).permutation(len(training)) for epoch in set(epochs)}
     return [training[orders[epoch][place]] for epoch, place in zip(epochs, places)]
 
@@ -301,7 +301,7 @@ def main() -> None:
     run = resume or Path(s.out or run_folder.default_folder(s.mitigation, s.seed, differences))
     try:
         check(s)
-        s = replace(s, device=join(s.device))
+        s = replace(s, device=join(s.device))  # connects to the other processes of torchrun; each has its own GPU
         training, heldout = choose_puzzles(s)
         policy = load_policy(s, needs(s.mitigation, hyper_parameters))
         check_puzzles(policy, training, heldout, s)
