@@ -269,7 +269,7 @@ def anchors(text: str, spans: list[tuple[int, int]]) -> np.ndarray:
 
 
 def sentence_starts(text: str, spans: list[tuple[int, int]]) -> np.ndarray:
-    """Which tokens (L,) bool begin a sentence other than the first: those that are the first to start after its end.
+    """Which tokens (L,) bool begin a new sentence: after each sentence end, the next token that starts there or later.
 
     >>> sentence_starts("No! 1 + 2 = 3", [(0, 3), (3, 5), (5, 7), (7, 9), (9, 11), (11, 13)])
     array([False,  True, False, False, False, False])
@@ -314,6 +314,8 @@ def check_calculations(text: str, spans: list[CalculationSpan], numbers: Iterabl
 def follow(text: str, spans: list[CalculationSpan],
            numbers: Iterable[int]) -> Iterator[tuple[Calculation, list[tuple]]]:
     """Yield each written calculation with the attempts it may belong to: (values available before it, right so far).
+
+    Right so far: without an error yet in this attempt, which experiments/solver.py asks.
 
     With the numbers 1, 4, 4 and 5, what may `4 + 4 = 8` in "5 - 1 = 4. 4 + 4 = 8" use? The values 4, 4 and the 4 just
     made, if it continues the attempt, or all four numbers, if the writer started over. Both attempts are kept until a

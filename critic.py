@@ -52,9 +52,9 @@ class Critic(nn.Module):
     def learn(self, hidden: Tensor, mask: Tensor, values: Tensor, reward: Tensor) -> None:
         """Train on a batch: hidden (B, T, D), the values (B, T) predicted from it before, and the rewards (B,).
 
-        Value loss 0.5 * max((V - r)^2, (V' - r)^2), where V' is V held within CLIP of the old value. Once V has moved by
-        CLIP towards r, the second term is the larger and has no gradient: one batch moves no value far. This is OpenAI's
-        PPO code; the paper (1707.06347) uses the plain square.
+        Value loss 0.5 * max((V - r)^2, (V' - r)^2), where V' is V held within CLIP of the old value. Once V has moved
+        by CLIP towards r, the second term is the larger and has no gradient: one batch moves no value far. This is
+        OpenAI's PPO code; the paper (1707.06347) uses the plain square.
         """
         states, old = hidden[mask], values[mask]  # (N, D), (N,)
         target = reward[:, None].expand(mask.shape)[mask]  # (N,)

@@ -9,8 +9,8 @@ credit less likely. It ascends
 
 where pi is the model's distribution over tokens. If credit were the response's reward, the average of the sum over many
 samples would be the gradient of the expected reward (the policy gradient theorem). Subtracting the group's mean removes
-noise and leaves the direction of that average as it is: grad log pi averages to 0, so the others' rewards cancel, and the
-response's own share of the mean only scales it by (G - 1) / G.
+noise and leaves the direction of that average as it is: grad log pi averages to 0, so the others' rewards cancel, and
+the response's own share of the mean only scales it by (G - 1) / G.
 
 A function of mitigations.py computes `credit` (B, T); the code here is the same for all of them. How it differs from
 the paper (DeepSeekMath, arXiv 2402.03300):
@@ -270,7 +270,7 @@ def update_metrics(sums: Tensor, with_kl: bool) -> dict[str, float | None]:
     not changed since it sampled, so anything but rounding means that sampler and update disagree.
     """
     sum_over_processes([sums])
-    loss, clipped, _, divergence, N, _ = sums.mean(0).tolist()  # the loss is a mean already; N is the same in all updates
+    loss, clipped, _, divergence, N, _ = sums.mean(0).tolist()  # the loss is a mean already; N never changes
     return {"loss": loss, "clip_fraction": clipped / N if N else None,
             "ratio_error": sums[0, 2].item() / N if N else None, "kl": divergence / N if N and with_kl else None,
             "tokens_updated": int(sums[:, 4:].sum())}

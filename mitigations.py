@@ -394,16 +394,19 @@ def key_token_scores(tokens: Tensor, mask: Tensor, right: Tensor) -> Tensor:
     p = fisher_p(R, W).to(tokens.device)[a, b]  # (U,)
     strength = torch.where(p < 1 - 1e-9, (-2 * p).exp(), 0.0) + information_gain(a, b, R, W)  # (U,) F + IG
     lengths = torch.stack([counts[side].sum() for side in (right, ~right)])  # (2,) tokens on each side
-    f = torch.stack([counts[side].sum(0) for side in (right, ~right)]) / lengths[:, None]  # (2, U)
-    k1, half = 2.0, 0.5  # BM25's k1 and b, as in the authors' code
-    saturated = f * (k1 + 1) / (f + k1 * (1 - half + half * lengths / lengths.mean())[:, None])  # (2, U)
+    frequency = torch.stack([counts[side].sum(0) for side in (right, ~right)]) / lengths[:, None]  # (2, U)
+    # BM25: frequency (k1 + 1) / (frequency + k1 (1 - b + b length / mean length)), with the authors' k1 = 2, b = 1/2.
+    f = frequency * 3 / (frequency + (1 + lengths / lengths.mean())[:, None])  # (2, U)
     h = 2 * (a / R).sqrt().asin() - 2 * (b / W).sqrt().asin()  # (U,) Cohen's h; the authors' code omits both 2s
-    x = h + saturated[0] / (saturated[1] + 1e-5) - saturated[1] / (saturated[0] + 1e-5)  # (U,)
+    x = h + f[0] / (f[1] + 1e-5) - f[1] / (f[0] + 1e-5)  # (U,)
     return (2 * (strength / 2 * x).sigmoid() - 1)[index].float()
 
 
 def fisher_p(R: int, W: int) -> Tensor:
-    """Two-sided p (R + 1, W + 1) of Fisher's exact test: a of R right and b of W wrong responses contain a token."""
+    """Two-sided p (R + 1, W + 1) of Fisher's exact test: a of R right and b of W wrong responses contain a token.
+
+    p is the probability of all outcomes with the same n = a + b that are no likelier than the one observed.
+    """
     p = torch.zeros(R + 1, W + 1, dtype=torch.float64)
     for n in range(R + W + 1):  # responses that contain it: the margin that the test holds fixed
         a = range(max(0, n - W), min(R, n) + 1)
@@ -442,8 +445,8 @@ def reward_decomposition(batch: TokenBatch, stepwise: bool = False) -> Tensor:
 
     Each reward is z-scored in its group by itself, then they are added. A_steps: the share of written calculations that
     are true and use available numbers, a process reward. With stepwise=True each calculation's own verdict goes to its
-    own tokens instead. A response without an answer or a calculation gets plain GRPO; its share counts as 0 in its
-    group. (The paper also normalizes the sum over the batch.)
+    own tokens instead. A response without an answer or a calculation gets plain GRPO. Without a
+    calculation its share counts as 0 in its group. (The paper also normalizes the sum over the batch.)
     """
     verdicts = [torch.tensor(check_calculations(text, spans, batch.numbers[group]), dtype=torch.float32)
                 for text, spans, group in zip(batch.text, batch.calculations, batch.group.tolist())]  # B tensors (S,)

@@ -232,7 +232,8 @@ class Qwen2(nn.Module):
         """Last hidden states (B, S, D) of tokens (B, S) at positions (B, S).
 
         bias (B, S, C): 0 where a query sees a column, else -inf. cache: one of sampler.py's; its
-        extend(layer, keys, values) takes the new keys and values (B, K, S, d) and returns those of all columns.
+        extend(layer, keys, values) takes the new keys and values (B, K, S, d) and returns those of all columns. A
+        repeated call for a layer must return the same: checkpointing makes one.
         """
         x, angles, head_bias = self.embed(tokens, positions, bias)
         for layer in self.model["layers"]:
@@ -282,7 +283,7 @@ def entropy_and_logit_grad(log_probs: Tensor, tokens: Tensor) -> tuple[Tensor, T
     near 1e-4.
     """
     p = log_probs.exp()  # (..., V)
-    entropy = -torch.linalg.vecdot(p, log_probs.clamp(min=-1e4))  # clamped, because 0 * -inf is NaN
+    entropy = -torch.linalg.vecdot(p, log_probs.clamp(min=-1e4))  # where a token is impossible, 0 * -inf would be NaN
     others = p.scatter_(-1, tokens[..., None], 0.0)  # (..., V), overwrites p
     return entropy, (others.sum(-1).square() + torch.linalg.vecdot(others, others)).sqrt()
 

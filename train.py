@@ -62,8 +62,8 @@ class Settings:
     advantage: str = "grpo"  # how a reward is compared with the others of its group, the responses to the same puzzle
     normalize: str = "response"  # scale a reweighting's weights to mean 1 over each response, over the batch, or none
     loss_norm: str = "token"  # token: mean of all tokens; sequence: mean of responses' means; constant: see grpo
-    clip_low: float = 0.2  # credit < 0 pushes a token no further once its ratio, p now / when sampled, is below 1 - clip_low
-    clip_high: float = 0.2  # credit > 0 pushes it no further once its ratio is above 1 + clip_high (PPO; DAPO: 0.28)
+    clip_low: float = 0.2  # credit < 0 pushes no further once a token's ratio, p now / when sampled, is below 1 - this
+    clip_high: float = 0.2  # credit > 0 pushes no further once the ratio is above 1 + this (PPO; DAPO: 0.28)
     updates_per_batch: int = 1  # optimizer steps on each batch
     kl: float = 0.0  # weight of the KL penalty to the start model, the reference
     skip_unfinished: bool = False  # no credit for responses that the token limit cut off (DAPO)

@@ -259,7 +259,8 @@ def test_two_updates_equal_plain_autograd(architecture, tied, checkpointed, kl, 
         "loss": statistics.mean(losses), "grad_norm": statistics.mean(norms),
         "clip_fraction": torch.cat(bound).double().mean().item(),
         "ratio_error": ratios[0].log().abs().mean().item(),
-        "kl": statistics.mean(divergences) if kl else None}, abs=1e-10)
+        "kl": statistics.mean(divergences) if kl else None,
+        "tokens_updated": 2 * (used.sum().item() + sum(map(len, PROMPTS)))}, abs=1e-10)
     assert 0 < metrics["clip_fraction"] < 1
 
 
@@ -316,7 +317,8 @@ def test_a_step_without_credit_has_no_gradient_and_says_so():
     batch, credit = step_by_hand(model)
     before = copy.deepcopy(model)
     metrics = take_update(model, batch, 0 * credit)
-    assert metrics == {"loss": 0, "clip_fraction": None, "ratio_error": None, "kl": None, "grad_norm": 0}
+    assert metrics == {"loss": 0, "clip_fraction": None, "ratio_error": None, "kl": None, "grad_norm": 0,
+                       "tokens_updated": 0}
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before.parameters()))
 
 
@@ -386,6 +388,21 @@ def test_the_model_runs_once_and_only_when_asked(codec, random_model, passes):
         first = getattr(batch.ask, name)
         assert getattr(batch.ask, name) is first
         assert passes == expected
+
+
+def test_the_tokens_that_go_through_the_model_are_counted(codec):
+    """Guards against prompts or continuations left out, and a second count of what is computed once."""
+    batch, _ = step_batch(codec, 2, 3, 8, critic=Critic(128))
+    ask, responses = batch.ask, batch.mask.sum().item()
+    prompts = [len(codec.prompt(puzzle)) for puzzle in PUZZLES[:2]]
+    assert (ask.tokens_sampled, ask.tokens_read) == (responses, sum(prompts))
+    assert ask.values is not None and ask.hidden is ask.hidden
+    assert ask.tokens_read == 2 * sum(prompts) + responses  # once for both
+    cuts = torch.zeros_like(batch.mask)
+    cuts[0, 2] = cuts[5, 1] = True
+    ask.rollouts(cuts, 2)
+    assert ask.tokens_read == 3 * sum(prompts) + responses + 2 + 1  # each prefix once for its two continuations
+    assert responses + 4 <= ask.tokens_sampled <= responses + 2 * 6 + 2 * 7
 
 
 def test_random_numbers_of_a_credit_function_depend_on_name_seed_and_step(codec):
