@@ -16,20 +16,37 @@ Differences from the original work:
 3. Notes under tables explain how to read them. A result in them is computed, never written in advance.
 """
 import json
+import re
 import sys
 import textwrap
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
+from matplotlib.ticker import PercentFormatter
 
 from countdown_task import ROLES, Codec
-from plumbing.report import (MIN_RESPONSES, Estimate, Table, bins, clustered_mean, interval, mean_height, new_figure,
-                             place_tokens, plt, pm, ratio, save_figure, t_estimate, t_statistics, write_csv)
+from plumbing.report import (GREY, LETTERS, MIN_RESPONSES, PALETTE, SHADES, Estimate, Table, bins, clustered_mean,
+                             draw_estimate, draw_tokens, interval, mean_height, new_figure, place_tokens, plt, pm,
+                             ratio, save_figure, t_estimate, t_statistics, welch, write_csv)
 from plumbing.runs import (Group, Run, group_runs, heldout, labels, read_config, read_final, read_metrics,
                            shared_settings, unequal_steps)
 
 MEASURES = ("contribution", "gradient")
-COLOURS = {"filler": "#E69F00", "reasoning": "#0072B2", "structure": "#009E73"}  # Okabe and Ito: colour-blind safe
+COLOURS = dict(zip(("reasoning", "filler", "structure"), PALETTE))
+RLOO = "none advantage=rloo"  # the label of GRPO without the division by std(r)
+NAMES = {"none": "GRPO", RLOO: "RLOO"}
+CONTROLS = ("random", "inverted")  # no method to use: they show what credit from noise, or turned around, does
+
+
+def is_control(label: str) -> bool:
+    """Whether a method is there for comparison only."""
+    return label.split()[0] in CONTROLS
+
+
+def method_name(label: str) -> str:
+    """What a method is called in a picture."""
+    return NAMES.get(label, label) + " (control)" * is_control(label)
 
 
 # --------------------------------------------------------------------------------------------------- reading
@@ -53,6 +70,17 @@ def read_log(run: Path) -> dict[str, np.ndarray]:
     log["contribution"] = log["credit"] * log["logprob"]
     log["gradient"] = log["credit"] * log["logit_grad"]
     return log
+
+
+def read_puzzles(run: Path) -> dict[tuple[int, int], str]:
+    """By step and group, the puzzles that samples.txt names: of the first response of each group that it shows."""
+    file, puzzles, groups = run / "samples.txt", {}, Counter()
+    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
+        if found := re.match(r"=== step (\d+)  (\[.*?\] -> \d+)  ", line):
+            step = int(found[1])
+            puzzles[step, groups[step]] = f"{found[2]}, ".replace("->", "→")
+            groups[step] += 1
+    return puzzles
 
 
 # ---------------------------------------------------------------------------------------- tables of one run
@@ -199,45 +227,50 @@ def table_training(log: dict) -> Table:
 # -------------------------------------------------------------------------------------- pictures of one run
 
 
-def draw_learning(metrics: dict, title: str, file: Path) -> None:
+def draw_learning(metrics: dict, method: str, file: Path) -> None:
     """Success and response length over the steps."""
-    figure, ((left, right),) = new_figure(2)
+    figure, ((left, right),) = new_figure(2, 1, 3.4)
     steps, success, error = heldout(metrics)
-    left.plot(metrics["step"], metrics["success"], color="0.65", lw=1, label="training rollouts")
-    left.errorbar(steps, success, 1.96 * error, color=COLOURS["reasoning"], marker="o", capsize=3,
+    left.plot(metrics["step"], metrics["success"], color=GREY, lw=1, alpha=0.6, label="training rollouts")
+    left.errorbar(steps, success, 1.96 * error, color=PALETTE[0], marker="o", capsize=3,
                   label="held-out puzzles, 95% interval")
-    left.set(xlabel="step", ylabel="success rate", title=f"Puzzles solved, {title}", ylim=(0, 1))
-    left.legend(frameon=False)
-    right.plot(metrics["step"], metrics["length"], color=COLOURS["structure"])
-    right.set(xlabel="step", ylabel="tokens in a response", title="Response length", ylim=(0, None))
+    left.set(xlabel="step", ylabel="success rate", title=f"{method}: puzzles solved", ylim=(0, 1))
+    left.legend()
+    right.plot(metrics["step"], metrics["length"], color=PALETTE[0])
+    right.set(xlabel="step", ylabel="tokens in a response", title=f"{method}: response length", ylim=(0, None))
     save_figure(figure, file)
+
+
+FEW = 100  # tokens: a part with fewer has no mean in the picture
 
 
 def draw_credit(log: dict, file: Path) -> None:
     """Both measures by type of token, over the response and over training, in five parts each."""
-    figure, axes = new_figure(2, 2)
-    time_axes = {"position in the response (share of its length)": log["relative"],
-                 "share of training": training_time(log)}
+    figure, axes = new_figure(2, 2, 6.4)
+    times = {"position in the response": log["relative"], "share of training": training_time(log)}
     formulas = {"contribution": "|credit · log p|", "gradient": "|credit| · ‖onehot − p‖"}
-    for column, (measure, formula) in enumerate(formulas.items()):
-        for axis, (label, times) in zip(axes[:, column], time_axes.items()):
+    for row, (time, values) in zip(axes, times.items()):
+        for axis, (measure, formula) in zip(row, formulas.items()):
             for role in range(len(ROLES)):
-                draw_role(axis, log, measure, role, bins(times, 5))
-            axis.set(xlabel=label, ylabel=f"mean {formula}", ylim=(0, None), xlim=(0, 1))
-    axes[0, 0].set_title("Contribution (the original's measure)")
-    axes[0, 1].set_title("Gradient in logit space")
-    axes[0, 0].legend(frameon=False, title="mean, 95% interval")
+                draw_role(axis, log, measure, role, bins(values, 5))
+            axis.set(xlabel=time, ylabel=f"mean {formula}", ylim=(0, None), xlim=(0, 1),
+                     title=f"{measure.capitalize()} by {time.removesuffix(' in the response')}")
+            axis.xaxis.set_major_formatter(PercentFormatter(1))
+    axes[0, 0].plot([], [], "x", color=GREY, label=f"fewer than {FEW} tokens")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
     save_figure(figure, file)
 
 
 def draw_role(axis: plt.Axes, log: dict, measure: str, role: int, part: np.ndarray) -> None:
-    """Mean size of a measure for one type of token in each of five parts (N,); a part with few tokens has no point."""
+    """Mean size of a measure for one type of token in each of five parts (N,); a cross where there are few tokens."""
     selections = [(part == i) & (log["role"] == role) for i in range(5)]
-    points = [mean_size(log, selected, measure) if selected.sum() >= 100 else (np.nan, np.nan)
-              for selected in selections]
-    mean, error = np.array(points).T  # (5,), (5,)
+    few = np.array([selected.sum() < FEW for selected in selections])  # (5,)
+    mean, error = np.array([mean_size(log, selected, measure) for selected in selections]).T  # (5,), (5,)
     x = np.arange(0.1, 1, 0.2) + 0.012 * (role - 1)  # shifted a little, so that intervals do not cover each other
-    axis.errorbar(x, mean, 1.96 * error, color=COLOURS[ROLES[role]], marker="os^"[role], capsize=3, label=ROLES[role])
+    colour = COLOURS[ROLES[role]]
+    axis.errorbar(x, np.where(few, np.nan, mean), 1.96 * error, color=colour, marker="os^"[role], capsize=3,
+                  label=ROLES[role])
+    axis.plot(x[few], np.full(few.sum(), 0.04), "x", color=colour, transform=axis.get_xaxis_transform())
 
 
 def choose_responses(log: dict) -> list[np.ndarray]:
@@ -256,39 +289,32 @@ def choose_responses(log: dict) -> list[np.ndarray]:
     return chosen
 
 
-def draw_tokens(log: dict, codec: Codec, file: Path, columns: int = 112) -> None:
-    """Responses with their tokens coloured by credit, and again by the gradient that the credit causes."""
-    blocks = []  # (heading, font weight, measure, rows)
+def draw_run_tokens(log: dict, codec: Codec, method: str, puzzles: dict, file: Path) -> None:
+    """Responses with their tokens coloured by their credit, one number where all have the same, and its gradient.
+
+    puzzles: what is known of the puzzle of a (step, group), as text.
+    """
+    blocks = []  # (heading, font weight, texts of tokens, their values)
     for rows in choose_responses(log):
-        step, reward, advantage = (log[name][rows[0]] for name in ("step", "reward", "advantage"))
-        heading = f"Step {step}, reward {reward:.2f}, advantage {advantage:+.2f}. Credit:"
-        blocks.append((heading, "bold", "credit", rows))
-        blocks.append(("Gradient in logit space, credit · ‖onehot − p‖:", "normal", "gradient", rows))
-    scale = max([np.abs(log[measure][rows]).max() for *_, measure, rows in blocks] + [1e-9])
-    texts = [[codec.bytes[token].decode("utf-8", "replace") for token in log["token"][rows]] for *_, rows in blocks]
-    layouts = [place_tokens(text, columns) for text in texts]
-    heights = [layout[-1][1] + 2.8 for layout in layouts]  # in lines of text
-    figure, axis = plt.subplots(figsize=(12, 0.22 * sum(heights) + 0.9), layout="constrained")
-    axis.set(xlim=(0, columns), ylim=(sum(heights), 0))
+        step, group, reward = (log[name][rows[0]] for name in ("step", "group", "reward"))
+        credit = log["credit"][rows]  # (L,)
+        texts = [codec.bytes[token].decode("utf-8", "replace") for token in log["token"][rows]]
+        shown = ([f" {credit[0]:+.2f} on every token "], credit[:1]) if np.ptp(credit) < 1e-6 else (texts, credit)
+        heading = f"Step {step}, {puzzles.get((step, group), '')}reward {reward:.2f}. Credit by {method}:"
+        blocks.append((heading, "bold", *shown))
+        blocks.append(("Gradient in logit space, credit · ‖onehot − p‖:", "normal", texts, log["gradient"][rows]))
+    scale = max([np.abs(values).max() for *_, values in blocks] + [1e-9])
+    heights = [place_tokens(texts, LETTERS)[-1][1] + 2.6 for *_, texts, _ in blocks]  # in lines of text
+    figure, ((axis,),) = new_figure(1, 1, 0.21 * sum(heights) + 0.7)
+    axis.set(xlim=(0, LETTERS), ylim=(sum(heights), 0))
     axis.axis("off")
-    for (heading, weight, measure, rows), layout, top in zip(blocks, layouts, np.cumsum([0, *heights])):
-        axis.text(0, top + 0.75, heading, va="center", fontsize=10, weight=weight)
-        draw_block(axis, layout, log[measure][rows] / scale, top + 1.4, columns)
-    colours = plt.cm.ScalarMappable(plt.Normalize(-scale / 0.9, scale / 0.9), plt.cm.PuOr_r)
+    for (heading, weight, texts, values), top in zip(blocks, np.cumsum([0, *heights])):
+        axis.text(0, top + 0.6, heading, va="center", weight=weight)
+        draw_tokens(axis, texts, values / scale, top + 1.2)
+    colours = plt.cm.ScalarMappable(plt.Normalize(-scale, scale), SHADES)
     bar = figure.colorbar(colours, ax=axis, location="bottom", fraction=0.03, pad=0.01, aspect=60)
     bar.set_label("below 0: made less likely        above 0: made more likely        (↵ line break, ■ end token)")
     save_figure(figure, file)
-
-
-def draw_block(axis: plt.Axes, layout: list[tuple[int, int, str]], values: np.ndarray, top: float,
-               columns: int) -> None:
-    """The tokens of one response, coloured by values (L,) in [-1, 1]."""
-    font = 12 * 72 * 0.985 / columns / 0.602  # points: a monospaced letter is 0.602 of its size wide
-    for (x, y, text), value in zip(layout, values):
-        shade = plt.cm.PuOr_r(0.5 + 0.45 * value)
-        ink = "white" if np.dot(shade[:3], (0.299, 0.587, 0.114)) < 0.5 else "black"  # by the shade's luminance
-        axis.add_patch(plt.Rectangle((x, top + y), len(text), 0.92, color=shade, lw=0))
-        axis.text(x, top + 0.5 + y, text, va="center", family="monospace", fontsize=font, color=ink, parse_math=False)
 
 
 def analyze_run(run: Path) -> None:
@@ -300,9 +326,10 @@ def analyze_run(run: Path) -> None:
     out.mkdir(exist_ok=True)
     text = f"# {run.name}\n\n" + "\n".join(map(str, tables))
     (out / "tables.md").write_text(text, encoding="utf-8")
-    draw_learning(metrics, run.name, out / "learning.png")
+    method = method_name(read_config(run)["settings"]["mitigation"])
+    draw_learning(metrics, method, out / "learning.png")
     draw_credit(log, out / "credit.png")
-    draw_tokens(log, codec, out / "tokens.png")
+    draw_run_tokens(log, codec, method, read_puzzles(run), out / "tokens.png")
     print(text)
     print(f"wrote {out / 'tables.md'}, learning.png, credit.png and tokens.png beside it")
 
@@ -428,72 +455,98 @@ def csv_rows(records: dict[str, dict[str, Estimate]]) -> list[dict]:
 
 # -------------------------------------------------------------------------------------- pictures of a comparison
 
+LOWEST = -15  # points: a lower mean would stretch the axis until the other methods could not be told apart
+GAINS = 8  # points: the highest and lowest difference in a panel of learning curves
+
+
+def by_area(groups: list[Group]) -> list[Group]:
+    """Groups from the largest mean success while training to the smallest."""
+    return sorted(groups, key=lambda group: -group.values("area").mean())
+
 
 def draw_curves(groups: list[Group], file: Path, suffix: str = "") -> None:
-    """Held-out success over the steps, a panel per method with its baseline in grey: mean, 95% interval, each seed."""
-    shown = [g for g in groups if g.baseline is not g] or groups
-    columns = min(4, len(shown))
-    figure, axes = new_figure(columns, -(-len(shown) // columns), 5.6 if len(shown) == 1 else 3.4, sharey=True)
-    for axis in axes.flat[len(shown) :]:
+    """A panel per method of its difference to GRPO over the steps; held-out success where GRPO did not run."""
+    compared = by_area([group for group in groups if group.compared])
+    if not compared:
+        return draw_success(groups, file, suffix)
+    columns = min(4, len(compared))
+    rows = -(-len(compared) // columns)
+    figure, axes = new_figure(columns, rows, 0.7 + 1.35 * rows, sharey=True)
+    for axis in axes.flat[len(compared) :]:
         axis.remove()
-    for axis, group in zip(axes.flat, shown):
-        if group.compared:
-            draw_curve(axis, group.baseline, "0.45", "--", "s")
-        draw_curve(axis, group, COLOURS["reasoning"], "-", "o")
-        name = f"GRPO ({group.label})" if group.baseline is group else group.label
-        axis.set(xlabel="step", title="\n".join(textwrap.wrap(f"{name} ({len(group.rows)})", 34)))
-    for row in axes:
-        row[0].set_ylabel("held-out puzzles solved")
-    axes[0, 0].set_ylim(0, min(1, 1.05 * axes[0, 0].get_ylim()[1]))
-    grey = "; dashed, grey squares: none (GRPO)" * any(g.compared for g in shown)
-    figure.suptitle(f"Held-out success{suffix}: mean over seeds (their number in brackets), 95% interval, each seed a "
-                    f"thin line.\nSolid, blue dots: the method{grey}.", fontsize=11)
+    for axis, group in zip(axes.flat, compared):
+        draw_gain(axis, group)
+        axis.set_title("\n".join(textwrap.wrap(method_name(group.label), 30)), fontsize=9)
+    axes[0, 0].set(ylim=(-GAINS, GAINS), yticks=range(-6, 7, 3))
+    figure.supxlabel("step", fontsize=10)
+    figure.supylabel("held-out success, points more than GRPO", fontsize=10)
     save_figure(figure, file)
 
 
-def draw_curve(axis: plt.Axes, group: Group, colour: str, style: str, marker: str) -> None:
-    """The learning curves of a method's seeds, their mean and its interval, at the steps that all seeds measured."""
-    curves = [row["curve"] for row in group.rows.values()]
-    steps = sorted(set.intersection(*map(set, curves)))
-    mean, half = np.array([interval([curve[s] for curve in curves]) for s in steps]).T  # (steps,) each
-    axis.plot(steps, mean, style, color=colour, marker=marker, ms=4)
-    axis.fill_between(steps, mean - half, mean + half, color=colour, alpha=0.2, lw=0)
-    for curve in curves:
-        axis.plot(steps, [curve[s] for s in steps], style, color=colour, lw=0.6, alpha=0.5)
+def draw_gain(axis: plt.Axes, group: Group) -> None:
+    """A method's held-out success minus GRPO's over the steps, in points, with Welch's 95% interval.
+
+    A difference beyond GAINS is an arrow at the edge with its number.
+    """
+    curves, baseline = ([row["curve"] for row in g.rows.values()] for g in (group, group.baseline))
+    steps = np.array(sorted(set.intersection(*map(set, curves + baseline))))
+    gains = [welch(*([curve[step] for curve in side] for side in (curves, baseline))) for step in steps]
+    mean, low, high = 100 * np.array(gains)[:, :3].T  # (steps,) each
+    colour = GREY if is_control(group.label) else PALETTE[0]
+    axis.axhline(0, color=GREY, lw=1)
+    axis.plot(steps, mean, color=colour, marker="o", ms=4, mfc="none" if is_control(group.label) else colour)
+    axis.fill_between(steps, low, high, color=colour, alpha=0.25, lw=0)
+    for step, gain in zip(steps, mean):
+        if abs(gain) > GAINS:
+            edge = np.copysign(GAINS, gain)
+            axis.plot(step, edge, "^" if gain > 0 else "v", color=colour, ms=5, clip_on=False)
+            axis.annotate(f"{gain:.0f}", (step, edge), (0, np.copysign(8, -gain)), textcoords="offset points",
+                          fontsize=8, ha="center", va="center")
+
+
+def draw_success(groups: list[Group], file: Path, suffix: str = "") -> None:
+    """The learning curves of methods: the mean over seeds, its 95% interval, and each seed as a thin line."""
+    figure, ((axis,),) = new_figure(1, 1, 3.6)
+    for i, group in enumerate(groups):
+        curves, colour = [row["curve"] for row in group.rows.values()], PALETTE[i % len(PALETTE)]
+        steps = sorted(set.intersection(*map(set, curves)))
+        mean, half = np.array([interval([curve[step] for curve in curves]) for step in steps]).T  # (steps,) each
+        name = f"{method_name(group.label)}, seeds: {len(curves)}"
+        axis.plot(steps, mean, color=colour, marker="os^D"[i % 4], label=name)
+        axis.fill_between(steps, mean - half, mean + half, color=colour, alpha=0.25, lw=0)
+        for curve in curves:
+            axis.plot(steps, [curve[step] for step in steps], color=colour, lw=0.6, alpha=0.6)
+    title = method_name(groups[0].label) if len(groups) == 1 else "Held-out success"
+    axis.set(xlabel="step", ylabel="held-out puzzles solved", ylim=(0, None), title=title + suffix)
+    axis.legend(title="mean, 95% interval; thin: each seed")
+    save_figure(figure, file)
 
 
 def draw_forest(groups: list[Group], file: Path, suffix: str = "") -> None:
-    """Each method's difference to the baseline: mean, 95% interval, and each seed as a cross."""
-    compared = sorted((g for g in groups if g.compared), key=lambda g: g.values("area").mean())  # the best on top
-    counts = [len(g.rows) for g in compared]
-    figure, axes = new_figure(2, 1, 5.6, 1.2 + 0.32 * max(4, len(compared)), sharey=True)
-    for axis, (name, title) in zip(axes.flat, JUDGED.items()):
-        axis.axvline(0, color="black", lw=1)
-        for y, group in enumerate(compared):
-            draw_difference(axis, y, group, name)
-        axis.set(xlabel="points more than GRPO", title=title)
-    axes[0, 0].set_yticks(range(len(compared)), [f"{g.label} ({n})" for g, n in zip(compared, counts)])
-    figure.suptitle(f"Against GRPO{suffix}: mean, 95% interval (Welch's t), each seed a cross; in brackets their "
-                    "number.\nRight of the line: better than GRPO; an interval that crosses it shows no difference."
-                    + "\nWith one seed, nothing can be concluded." * (min(counts, default=2) < 2), fontsize=11)
+    """Each method's difference to the baseline: mean, 95% interval, and each seed as a small line."""
+    compared = by_area([group for group in groups if group.compared])
+    figure, axes = new_figure(2, 1, 1.0 + 0.21 * max(4, len(compared)), sharey=True)
+    for axis, (name, title) in zip(axes.flat, reversed(JUDGED.items())):
+        draw_differences(axis, dict(enumerate(compared)), name)
+        axis.set(xlabel="points more than GRPO", title=title + suffix)
+    axes[0, 0].set_yticks(range(len(compared)), [method_name(group.label) for group in compared])
+    axes[0, 0].invert_yaxis()
     save_figure(figure, file)
 
 
-LOWEST = -25  # points: a lower mean would stretch the axis until the other methods could not be told apart
-
-
-def draw_difference(axis: plt.Axes, y: int, group: Group, figure: str) -> None:
-    """One line of the forest, in points. A mean below LOWEST is an arrow with its number."""
-    value, low, high, _ = (100 * x for x in group.difference(figure))
-    if value < LOWEST:
-        axis.plot(LOWEST, y, "<", color=COLOURS["reasoning"])
-        axis.annotate(pm(value, high - value, 1), (LOWEST, y), (6, 0), textcoords="offset points", va="center",
-                      fontsize=8)
-        return
-    axis.plot([low, high], [y, y], color=COLOURS["reasoning"], lw=2)
-    axis.plot(value, y, "o", color=COLOURS["reasoning"])
-    seeds = 100 * (group.values(figure) - group.baseline.values(figure).mean())  # (n,)
-    axis.plot(seeds, np.full(len(seeds), y), "x", color="0.4", ms=5, mew=1)
+def draw_differences(axis: plt.Axes, groups: dict[int, Group], figure: str) -> None:
+    """On the line of each group its difference to the baseline, in points; the axis ends at LOWEST."""
+    axis.axvline(0, color=GREY, lw=1)
+    beyond = False
+    for y, group in groups.items():
+        e = Estimate(*(100 * x for x in group.difference(figure)[:3]))
+        seeds = 100 * (group.values(figure) - group.baseline.values(figure).mean())  # (n,)
+        control, beyond = is_control(group.label), beyond or min(e.value, e.low) < LOWEST
+        draw_estimate(axis, y, e, control, LOWEST, GREY if control else PALETTE[0])
+        seeds = seeds[seeds > LOWEST]
+        axis.plot(seeds, np.full(len(seeds), y), "|", color=GREY, ms=6)
+    if beyond:
+        axis.set_xlim(left=LOWEST)
 
 
 # ------------------------------------------------------------------------------------------------ command line

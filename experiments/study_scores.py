@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from matplotlib.ticker import FixedLocator
 
-from analyze import COLOURS, JUDGED
+from analyze import JUDGED, by_area, draw_differences, is_control, method_name
 from experiments.correlation import spearman, with_errors, without_two
-from plumbing.report import Estimate, Table, cell, new_figure, save_figure, t_estimate
+from plumbing.report import GREY, PALETTE, Estimate, Table, cell, draw_estimate, new_figure, save_figure, t_estimate
 from plumbing.runs import Group
 
 SCORES = ("truth-scores.md", "gradients.md")
@@ -112,25 +111,21 @@ def between_scores(groups: list[Group], scores: Scores) -> str:
             "with each other.")
 
 
-def draw_truth(level: str, groups: list[Group], scores: Scores, file: Path) -> None:
-    """Each method's scores against its difference to the baseline in mean success, both with their intervals."""
-    figure, axes = new_figure(len(MEASURED), 1, 5.2, 6.4, sharey=True)
-    for axis, score in zip(axes.flat, MEASURED):
-        axis.axhline(0, color="black", lw=1)
-        for i, truth in scored_groups(groups, scores, score):
-            gain = Estimate(*(100 * x for x in groups[i].difference("area")))
-            axis.plot([truth.low, truth.high], [gain.value] * 2, color="0.75", lw=1, zorder=1)
-            axis.plot([truth.value] * 2, [gain.low, gain.high], color="0.75", lw=1, zorder=1)
-            axis.plot(truth.value, gain.value, "o", color="white", mec=COLOURS["reasoning"], ms=14, zorder=2)
-            axis.annotate(str(i), (truth.value, gain.value), ha="center", va="center", fontsize=8, zorder=3)
-        axis.set_xlabel(score.meaning)
-    axes[0, 0].set_yscale("symlog", linthresh=5, subs=(2, 3, 4, 6, 8))  # most are near 0, some far below
-    axes[0, 0].yaxis.set_major_locator(FixedLocator((-20, -10, -5, -2.5, 0, 2.5, 5, 10, 20)))
-    axes[0, 0].yaxis.set_major_formatter("{x:g}")
-    axes[0, 0].set_ylabel("points of mean success while training more than GRPO")
-    names = "\n".join(f"{i:>2}  {group.label}" for i, group in enumerate(groups))
-    axes[0, -1].text(1.03, 0.5, names, transform=axes[0, -1].transAxes, va="center", linespacing=1.8, fontsize=9,
-                     family="monospace")
-    figure.suptitle(f"Does credit closer to the truth learn more? ({level} puzzles)\nEach number a method, lines its "
-                    "95% intervals; right: closer to the truth, or less noise; up: learned more", fontsize=11)
+def draw_truth(groups: list[Group], scores: Scores, file: Path) -> None:
+    """What each method learned more than GRPO beside three of its scores, in the order of what is judged."""
+    groups = by_area(groups)
+    compared = [group for group in groups if group.compared]
+    figure, axes = new_figure(4, 1, 1.0 + 0.21 * len(groups), sharey=True, width_ratios=(1.4, 1, 1, 1))
+    draw_differences(axes[0, 0], {groups.index(group): group for group in compared}, "area")
+    axes[0, 0].set(xlabel="points more than GRPO", title=JUDGED["area"])
+    for axis, score in zip(axes[0, 1:], (COSINE, WITHIN, SIGNAL)):
+        scored = scored_groups(groups, scores, score)
+        axis.axvline(0, color=GREY, lw=1)
+        for y, e in scored:
+            control = is_control(groups[y].label)
+            draw_estimate(axis, y, e, control, colour=GREY if control else PALETTE[1])
+        x = [e.value for _, e in scored], [groups[y].values("area").mean() for y, _ in scored]
+        axis.set(title=score.name, xlabel=f"rank corr. {spearman(*map(np.array, x)).value:.2f}")
+    axes[0, 0].set_yticks(range(len(groups)), [method_name(group.label) for group in groups])
+    axes[0, 0].invert_yaxis()
     save_figure(figure, file)

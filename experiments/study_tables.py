@@ -13,7 +13,7 @@ from typing import Iterable
 
 import numpy as np
 
-from analyze import COSTS, DIFFERENCES, JUDGED, draw_curves, draw_forest, figure_cell, record
+from analyze import COSTS, DIFFERENCES, JUDGED, NAMES, RLOO, draw_curves, draw_forest, figure_cell, record
 from experiments.correlation import spearman, without_two
 from experiments.study_scores import (MEASURED, SCORES, Scores, draw_truth, read_published, read_scores, score_of,
                                       table_truth)
@@ -23,8 +23,6 @@ from plumbing.runs import Group, Run, group_runs
 ABOUT = ("run", "version", "part", "level", "method", "setting", "seed", "command")  # columns of rows that hold text
 TOKENS, TIMES = "costs.csv", "benchmark.csv"  # of experiments/costs.py and tests/benchmark.py: what a step costs
 LEARNED = DIFFERENCES[:2]
-RLOO = "none advantage=rloo"  # the label of GRPO without the division by std(r)
-NAMES = {"none": "GRPO", RLOO: "RLOO"}
 
 Records = dict[str, dict[str, Estimate]]  # the `record` of each group, by its label
 
@@ -336,7 +334,7 @@ def write_study(file: Path) -> None:
                    table_types(level, records[level]), *side_tables(level, parts)]
         draw_forest(groups, file.parent / f"{level}-forest.png", f", {level} puzzles")
         draw_curves(groups, file.parent / f"{level}-learning.png", f", {level} puzzles")
-        draw_truth(level, scored, scores, file.parent / f"{level}-truth.png")
+        draw_truth(scored, scores, file.parent / f"{level}-truth.png")
     tables += [table_travel(*pair, records) for pair in itertools.combinations(levels, 2)]
     text = "# The study\n\n" + "\n".join(map(str, tables))
     (file.parent / "study.md").write_text(text, encoding="utf-8")

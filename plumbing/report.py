@@ -11,6 +11,7 @@ import numpy as np
 
 matplotlib.use("Agg")  # before pyplot is imported: this backend needs no screen
 import matplotlib.pyplot as plt  # noqa: E402
+from matplotlib.colors import LinearSegmentedColormap  # noqa: E402
 
 
 class Estimate(NamedTuple):
@@ -178,21 +179,52 @@ def write_csv(rows: list[dict], file: Path) -> None:
 # --------------------------------------------------------------------------------------------------- figures
 
 
-def new_figure(columns: int, rows: int = 1, width: float = 5.6, height: float = 0.0,
-               sharey: bool = False) -> tuple[plt.Figure, np.ndarray]:
-    """A figure with a grid of axes (rows, columns), each of the given width and height in inches."""
-    size = width * columns, (height or 0.68 * width) * rows
-    figure, axes = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False, sharey=sharey)
-    for axis in axes.flat:
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(alpha=0.25)
-    return figure, axes
+WIDTH = 9.0  # inches of every figure, at 200 dots an inch
+PALETTE = ("#1a7fc1", "#d55e00", "#009e73", "#c26a9b")  # safe for colour blindness, readable on white and on black
+GREY = "#797979"  # of text and axes: equal contrast to white and to the dark background of GitHub
+PLUS, MINUS = "#f1a340", "#a794d0"  # of tokens above and below 0: black text is readable on both
+SHADES = LinearSegmentedColormap.from_list("credit", (MINUS, "white", PLUS))
+LETTERS = 84  # in a line of coloured tokens
+
+plt.rcParams.update(
+    dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color"), GREY)
+    | dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False)
+    | dict.fromkeys(("axes.grid", "axes.axisbelow", "savefig.transparent", "figure.constrained_layout.use"), True)
+    | {"savefig.dpi": 200, "grid.alpha": 0.25, "axes.titlesize": 11, "axes.prop_cycle": plt.cycler(color=PALETTE)})
+
+
+def new_figure(columns: int, rows: int, height: float, **options) -> tuple[plt.Figure, np.ndarray]:
+    """A figure of the width that all have, `height` inches high, with a grid of axes (rows, columns)."""
+    return plt.subplots(rows, columns, figsize=(WIDTH, height), squeeze=False, **options)
 
 
 def save_figure(figure: plt.Figure, file: Path) -> None:
     """Write a figure as PNG and free its memory."""
-    figure.savefig(file, dpi=120)
+    figure.savefig(file)
     plt.close(figure)
+
+
+def draw_estimate(axis: plt.Axes, y: float, e: Estimate, hollow: bool = False, cut: float = -math.inf,
+                  colour: str = PALETTE[0], marker: str = "o") -> None:
+    """A dot on line y with its interval. What lies below the cut is an arrow at the cut, with the number beside it."""
+    axis.plot([max(e.low, cut), max(e.high, cut)], [y, y], color=colour, lw=2, alpha=0.6)
+    if e.low < cut or e.value < cut:
+        axis.plot(cut, y, "<", color=colour, clip_on=False)
+    if e.value < cut:
+        axis.annotate(pm(e.value, e.high - e.value, 1), (max(e.high, cut), y), (7, 0), textcoords="offset points",
+                      va="center", fontsize=8)
+    else:
+        axis.plot(e.value, y, marker, color=colour, mfc="none" if hollow else colour)
+
+
+def draw_tokens(axis: plt.Axes, texts: list[str], shares: np.ndarray, top: float = 0.0) -> None:
+    """Tokens in lines of LETTERS from line `top` down, each on a patch coloured by its share (L,) of the scale."""
+    size = 0.97 * WIDTH * 72 / LETTERS / 0.602  # points: a monospaced letter is 0.602 of its size wide
+    for (x, y, text), share in zip(place_tokens(texts, LETTERS), shares):
+        patch = plt.Rectangle((x, top + y + 0.03), len(text), 0.94, color=SHADES(0.5 + share / 2), lw=0, aa=False)
+        axis.add_patch(patch)
+        axis.text(x, top + y + 0.5, text, va="center_baseline", family="monospace", fontsize=size, color="black",
+                  parse_math=False)
 
 
 def place_tokens(texts: list[str], columns: int) -> list[tuple[int, int, str]]:
