@@ -4,7 +4,7 @@
 
 experiments/ground_truth.py writes that file. The page is one HTML file that needs no network: responses whose tokens
 are coloured by a quantity of the reader's choice, the probability of success V beside them, and the numbers of the
-token at the pointer. Orange is above 0; purple and underlined is below 0, as in the pictures of analyze.py.
+token at the pointer. Orange is above 0; purple and underlined is below 0.
 """
 import argparse
 import json
@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from matplotlib.colors import LinearSegmentedColormap
 
 from plumbing.progress import fail
-from plumbing.report import place_tokens, plt
+from plumbing.report import LETTERS, MINUS, PALETTE, PLUS, SHADES, WIDTH, draw_tokens, place_tokens, plt, save_figure
 
-PLUS, MINUS, CURVE = "#f1a340", "#a794d0", "#0072b2"  # colour-blind readers can tell them apart and read black on them
-SHADES = LinearSegmentedColormap.from_list("credit", (MINUS, "white", PLUS))
+CURVE = PALETTE[0]
+FULL = 99  # percentile of the sizes that gets the full colour
 FAINT = 0.05  # a smaller share of the scale looks like 0, and is not underlined
 NUMBERS = ("position", "logprob", "entropy", "logit_grad", "advantage", "reward", "success", "value", "value_error",
            "a_star", "a_star_error", "kind", "reachable")  # columns of the file, one row per token
@@ -96,8 +95,8 @@ def quantities(truth: dict) -> list[tuple[str, str, str, np.ndarray]]:
 
 
 def scale_of(values: np.ndarray) -> float:
-    """The size that gets the full colour: the 98th percentile of |values|; their maximum, or 1, where that is 0."""
-    return float(np.percentile(np.abs(values), 98) or np.abs(values).max() or 1)
+    """The size that gets the full colour: a percentile of |values|; their maximum, or 1, where that is 0."""
+    return float(np.percentile(np.abs(values), FULL) or np.abs(values).max() or 1)
 
 
 def curve(truth: dict, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -139,9 +138,8 @@ def page(truth: dict, shown: list[Response]) -> str:
 
 # --------------------------------------------------------------------------------------------------- picture
 
-WIDTH, LINE, LETTERS = 12.0, 0.26, 92  # width of the picture, height of a line of text (inches); letters in a line
-CAPTIONS = {"a_star": "A*: what each token did to the probability of success (below 0 underlined)",
-            "advantage": "GRPO's credit: the same on every token of a response"}
+LINE = 0.2  # inches, height of a line of text
+CAPTIONS = {"a_star": "A*: how the token changed the probability of success", "advantage": "GRPO's credit"}
 
 
 def examples(truth: dict, shown: list[Response]) -> list[Response]:
@@ -157,55 +155,42 @@ def draw(truth: dict, shown: list[Response], file: Path) -> None:
     pair = examples(truth, shown)
     drawn = np.concatenate([response.rows for response in pair])
     scales = {name: scale_of(truth[name][drawn]) for name in CAPTIONS}
-    layouts = [place_tokens(truth["piece"][response.rows].tolist(), LETTERS) for response in pair]
-    heights = [height for layout in layouts for height in (*[LINE * (layout[-1][1] + 1)] * 2, 1.5)]  # 3 per response
-    figure, axes = plt.subplots(len(heights), figsize=(WIDTH, sum(heights) + 0.55 * len(heights) + 1),
-                                height_ratios=heights, layout="constrained")
-    for (number, rows, right), layout, (*texts, bottom) in zip(pair, layouts, axes.reshape(-1, 3)):
+    pieces = [truth["piece"][response.rows].tolist() for response in pair]
+    lines = [place_tokens(texts, LETTERS)[-1][1] + 1 for texts in pieces]
+    heights = [height for count in lines for height in (LINE * count, LINE * count, 1.2)]  # 3 per response
+    figure, axes = plt.subplots(len(heights), figsize=(WIDTH, sum(heights) + 0.45 * len(heights) + 1.1),
+                                height_ratios=heights)
+    for (number, rows, right), texts, count, (*blocks, bottom) in zip(pair, pieces, lines, axes.reshape(-1, 3)):
         head = f"{truth['prompts'][number]}: {'right' if right else 'wrong'}, reward {truth['reward'][rows[0]]:.2f}"
-        texts[0].text(0, -1.6, head, fontsize=14, weight="bold", parse_math=False)
-        for text, (name, caption) in zip(texts, CAPTIONS.items()):
-            text.set_title(caption, loc="left", fontsize=12)
-            draw_tokens(text, layout, truth[name][rows] / scales[name])
+        heads = (f"{head}. {CAPTIONS['a_star']}".replace("->", "→"), CAPTIONS["advantage"])
+        for axis, name, title in zip(blocks, CAPTIONS, heads):
+            axis.set(xlim=(0, LETTERS), ylim=(count, 0))
+            axis.axis("off")
+            axis.set_title(title, loc="left", fontsize=10, parse_math=False)
+            draw_tokens(axis, texts, truth[name][rows] / scales[name])
         draw_curve(bottom, truth, rows)
     labels = {"advantage": "GRPO's credit (↵ line break, ■ end token)", "a_star": "A*"}  # from the bottom up
     for name, label in labels.items():
         colours = plt.cm.ScalarMappable(plt.Normalize(-scales[name], scales[name]), SHADES)
-        figure.colorbar(colours, ax=axes, location="bottom", extend="both", aspect=90, pad=0.01, label=label)
-    figure.savefig(file, dpi=120, facecolor="white")
-    plt.close(figure)
-
-
-def draw_tokens(axes: plt.Axes, layout: list[tuple[int, int, str]], share: np.ndarray) -> None:
-    """Tokens coloured by their share (L,) of the scale, underlined where it is below 0."""
-    axes.set(xlim=(0, LETTERS), ylim=(layout[-1][1] + 1, 0))
-    axes.axis("off")
-    font = 0.93 * WIDTH * 72 / LETTERS / 0.602  # points: axes are 0.93 of the width, a letter 0.602 of its size
-    for (x, y, text), value in zip(layout, share):
-        axes.add_patch(plt.Rectangle((x + 0.06, y + 0.05), len(text) - 0.12, 0.9, color=SHADES(0.5 + value / 2), lw=0))
-        axes.text(x, y + 0.5, text, va="center_baseline", family="monospace", fontsize=font, parse_math=False)
-        if value < -FAINT:
-            axes.plot([x + 0.12, x + len(text) - 0.12], [y + 0.87] * 2, color="black", lw=1.2, solid_capstyle="butt")
+        figure.colorbar(colours, ax=axes, location="bottom", extend="both", aspect=90, pad=0.01,
+                        label=f"{label}; full colour at ±{scales[name]:.2f}, the {FULL}th percentile of these tokens")
+    save_figure(figure, file)
 
 
 def draw_curve(axes: plt.Axes, truth: dict, rows: np.ndarray) -> None:
     """V after each number of tokens, its 95% interval, and the text of the tokens that changed it most."""
     V, error = curve(truth, rows)  # (L + 1,), (L + 1,)
     low, high = np.maximum(V - 1.96 * error, 0), np.minimum(V + 1.96 * error, 1)  # (L + 1,), (L + 1,)
-    axes.fill_between(np.arange(len(V)), low, high, step="mid", color=CURVE, alpha=0.25, lw=0)
+    axes.fill_between(np.arange(len(V)), low, high, step="mid", color=CURVE, alpha=0.3, lw=0)
     axes.step(np.arange(len(V)), V, where="mid", color=CURVE, lw=1.8)
     axes.set(xlim=(-0.5, len(rows) + 0.5), ylim=(-0.03, 1.03), yticks=(0, 0.5, 1))
-    axes.set_xlabel("tokens written (shaded: 95% interval of V)", fontsize=12)
-    axes.set_ylabel("P(success) V", fontsize=12)
-    axes.tick_params(labelsize=11)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
+    axes.set(xlabel="tokens written (shaded: 95% interval of V)", ylabel="P(success) V")
     for t in landmarks(truth["a_star"][rows]):
         text = f"“{truth['piece'][rows[t]].strip() or '↵'}” {truth['a_star'][rows[t]]:+.2f}".replace("-", "−")
         late = t > 0.85 * len(rows)  # too near the right edge for text on the right
         large = abs(V[t + 1] - V[t]) > 0.3  # text fits beside the jump; otherwise it goes above the curve
         y = V[t : t + 2].mean() if large else high[t : t + len(rows) // 7].max() + 0.08
-        axes.text(t + (0.1 if late else 0.9), y, text, fontsize=11, va="center", ha="right" if late else "left",
+        axes.text(t + (0.1 if late else 0.9), y, text, va="center", ha="right" if late else "left",
                   parse_math=False)
 
 

@@ -12,6 +12,7 @@ Run it:  python -m experiments.gradients
 """
 import dataclasses
 import itertools
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,15 +24,14 @@ from experiments.truth_scores import credit_gradients
 from grpo import group_advantage
 from mitigations import TokenBatch, reward_decomposition
 from plumbing.progress import Progress
-from plumbing.report import Table, interval, plt, pm, ratio
+from plumbing.report import GREY, PALETTE, Table, interval, new_figure, pm, ratio, read_cell, read_table, save_figure
 from qwen2_model import Qwen2
 
 SIZES = (2, 4, 8, 16)  # of a group
 CONTROLS_AT = 8  # group size of the controls
 TRUTH_PUZZLES = 4  # puzzles with the control A*
 ENERGIES = {"90%": 0.9, "95%": 0.95, "99%": 0.99}
-MATRICES = {"rollouts x parameters": "#0072B2", "tokens x (vocabulary · hidden)": "#D55E00", "q_proj": "#009E73",
-            "down_proj": "#CC79A7"}  # those of the picture, with their colours
+SHOWN = ("rollouts x parameters", "right, wrong x parameters", "tokens x (vocabulary · hidden)", "q_proj")  # drawn
 
 
 def effective_rank(s: np.ndarray) -> float:
@@ -181,28 +181,23 @@ def tables_rank(found: list[dict]) -> list[Table]:
                   f"A* on the first {TRUTH_PUZZLES} puzzles. {note}", ["credit", *matrices], by_variant)]
 
 
-def draw_spectra(axis: plt.Axes, found: list[dict]) -> None:
-    """The mean spectrum of each matrix at one group size, as shares of its largest value."""
-    for (matrix, colour), marker in zip(MATRICES.items(), "os^D"):
-        spectra = [row["spectrum"] for row in found if row["matrix"] == matrix and row["variant"] == "GRPO"
-                   and row["R"] == CONTROLS_AT and row["spectrum"].any()]
-        shares = np.array([np.pad(s, (0, 40))[:40] / s.max() for s in spectra]).mean(0)
-        shares = shares[shares > 1e-3]
-        axis.plot(np.arange(1, len(shares) + 1), shares, marker=marker, ms=3, color=colour, label=matrix)
-    axis.set(xlabel="singular value", ylabel="share of the largest", yscale="log",
-             title=f"Spectra, R = {CONTROLS_AT} (means)")
-
-
-def draw_ranks(axis: plt.Axes, found: list[dict]) -> None:
-    """Effective rank by group size, beside the claimed 2 and the largest possible R."""
-    for (matrix, colour), marker in zip(MATRICES.items(), "os^D"):
-        means = {R: puzzle_means(found, "effective", matrix=matrix, variant="GRPO", R=R) for R in SIZES}
-        points = [(R, *interval(values)) for R, values in means.items() if values]
-        axis.errorbar(*zip(*points), marker=marker, color=colour, capsize=3)
-    axis.plot(SIZES, SIZES, color="0.6", ls=":", label="R")
-    axis.axhline(2, color="black", lw=0.8, ls="--", label="2, the claim")
-    axis.set(xlabel="group size R", ylabel="effective rank", xscale="log", yscale="log",
-             title="Effective rank of the same matrices (95% intervals)")
-    axis.set_xticks(SIZES, SIZES)
+def draw_ranks(tables: Path, file: Path) -> None:
+    """Effective rank of GRPO's matrices by group size, read from the file of tables_rank, beside the claimed 2."""
+    header, rows = read_table(tables, "Effective rank by group size")
+    sizes, found = [int(name.removeprefix("R = ")) for name in header[1:]], {row[0]: row[1:] for row in rows}
+    figure, ((axis,),) = new_figure(1, 1, 4.0)
+    for matrix, colour, marker in zip(SHOWN, PALETTE, "os^D"):
+        value, low, high, _ = np.array([read_cell(text) for text in found[matrix]]).T  # (sizes,) each
+        axis.errorbar(sizes, value, high - value, color=colour, marker=marker, capsize=3)
+        axis.annotate(f"{matrix} ({value[-1]:.1f})", (sizes[-1], value[-1]), (10, 0), textcoords="offset points",
+                      va="center", color=colour)
+    axis.plot(sizes, sizes, color=GREY, ls=":")
+    axis.plot(sizes, [2] * len(sizes), color=GREY, ls="--")
+    for text, height in {"R": 5.6, "2, the claim": 2}.items():
+        axis.annotate(text, (5.6, height), (0, 5), textcoords="offset points", ha="right")
+    axis.set(xlabel="group size R", ylabel="effective rank, 95% interval", xscale="log", yscale="log", xlim=(1.9, 60),
+             ylim=(1, None), title="Effective rank of the gradient of a group")
+    axis.set_xticks(sizes, sizes)
     axis.set_yticks((1, 2, 5, 10, 20, 50), (1, 2, 5, 10, 20, 50))
     axis.minorticks_off()
+    save_figure(figure, file)

@@ -24,20 +24,20 @@ from torch import Tensor
 
 from experiments.correlation import ranks
 import grpo
-from analyze import COLOURS
 from countdown_task import FILLER, REASONING, Codec, Puzzle, generate_puzzles
 from critic import Critic
 from experiments.critic_quality import find_critic
 from experiments.gradient_noise import method_gradients, table_baseline, table_methods
-from experiments.gradient_rank import (CONTROLS_AT, SIZES, TRUTH_PUZZLES, by_success, draw_ranks, draw_spectra,
-                                       effective_rank, gram_spectrum, products, rank_rows, tables_rank)
+from experiments.gradient_rank import (CONTROLS_AT, SIZES, TRUTH_PUZZLES, by_success, draw_ranks, effective_rank,
+                                       gram_spectrum, products, rank_rows, tables_rank)
 from experiments.ground_truth import add_values, describe, sample_truth
 from experiments.solver import DECISIONS, KINDS
 from experiments.truth_scores import bootstrap, correlate, credit_gradients, sums, within
 from mitigations import TokenBatch
 from plumbing.files import read_json
 from plumbing.progress import Progress, fail
-from plumbing.report import Estimate, Table, cell, interval, new_figure, plt, pm, t_statistics
+from plumbing.report import (GREY, PALETTE, Estimate, Table, cell, draw_estimate, interval, new_figure, pm, read_cell,
+                             read_table, save_figure, t_statistics)
 from qwen2_model import Qwen2, take
 from train import BUNDLED, Settings, check_lengths, load_policy
 
@@ -192,19 +192,20 @@ def explained(x: np.ndarray, label: np.ndarray) -> float:
     return float(((np.bincount(label, x) / count)[label] - x.mean()).var() / x.var())
 
 
-def draw_types(axis: plt.Axes, c: dict) -> None:
-    """Filler against reasoning by position, by the three measures."""
-    sizes, fifth = three_sizes(c), part(c, 5)
-    use = known(c, *sizes.values())
-    for (name, x), colour, marker in zip(sizes.items(), COLOURS.values(), "os^"):
-        roles = [[use & (fifth == i) & (c["role"] == role) for role in (FILLER, REASONING)] for i in range(5)]
-        value, low, high = zip(*(mean_ratio(x, *pair, c["group"].astype(int)) for pair in roles))
-        axis.plot(range(5), value, marker=marker, color=colour, label=name)
-        axis.fill_between(range(5), low, high, color=colour, alpha=0.15, lw=0)
-    axis.axhline(1, color="black", lw=0.8)
-    axis.set(xlabel="position in the response", ylabel="filler / reasoning, mean size", ylim=(0, None), xticks=range(5),
-             xticklabels=[f"{20 * i}-{20 * i + 20}%" for i in range(5)],
-             title="Who gets more gradient? (95% intervals)")
+def draw_sizes(tables: Path, file: Path) -> None:
+    """Filler against reasoning by the three measures, as tables_tokens tells it, read from the file of the tables."""
+    header, rows = read_table(tables, "Filler against reasoning")
+    figure, ((axis,),) = new_figure(1, 1, 3.2)
+    axis.axvline(1, color=GREY, lw=1)
+    for i, ((name, *cells), colour, marker) in enumerate(zip(rows, PALETTE, "os^")):
+        for y, text in enumerate(cells):
+            draw_estimate(axis, y + 0.2 * (i - 1), read_cell(text), colour=colour, marker=marker)
+        axis.plot([], [], marker, color=colour, label=name)
+    axis.set_yticks(range(len(header) - 1), [name.replace(" / ", " /\n") for name in header[1:]])
+    axis.set(xlim=(0, None), xlabel="ratio of mean sizes, 95% interval", title="Which tokens get more gradient?")
+    axis.invert_yaxis()
+    figure.legend(loc="outside lower center", ncols=3)
+    save_figure(figure, file)
 
 
 # -------------------------------------------------------------------------------------------- over training
@@ -303,8 +304,8 @@ def independent_batches(model: Qwen2, codec: Codec, critic: Critic, count: int,
         progress.show(i + 1)
 
 
-def measure(args: argparse.Namespace) -> tuple[list[Table], dict, list[dict]]:
-    """All tables, the columns of the tokens and the rows of the ranks."""
+def measure(args: argparse.Namespace) -> list[Table]:
+    """All tables."""
     model, codec, *_ = load_policy(Settings(model=args.model), set())
     puzzles = generate_puzzles(args.questions, "train", seed=args.seed)
     check_lengths(model, codec, set(puzzles), Settings(model=args.model, max_new_tokens=LIMIT))
@@ -326,26 +327,20 @@ def measure(args: argparse.Namespace) -> tuple[list[Table], dict, list[dict]]:
     tables.append(table_methods(method_gradients(model, codec, batches)))
     if args.run:
         tables.append(table_training(args.run, puzzles, CONTROLS_AT, args.seed))
-    return tables, columns, found
+    return tables
 
 
 def main() -> None:
-    """Measure, print, and write gradients.md and gradients.png."""
+    """Measure, print, and write gradients.md and two pictures of its tables."""
     args = arguments()
     try:
-        tables, columns, found = measure(args)
+        tables = measure(args)
     except (ValueError, OSError, FloatingPointError) as error:
         fail(str(error))
     text = "\n".join(map(str, tables))
     (args.out / "gradients.md").write_text(text, encoding="utf-8")
-    figure, (axes,) = new_figure(3, width=5.0, height=4.0)
-    draw_types(axes[0], columns)
-    draw_spectra(axes[1], found)
-    draw_ranks(axes[2], found)
-    for axis in axes:
-        axis.legend(frameon=False, fontsize=8)
-    figure.savefig(args.out / "gradients.png", dpi=110)
-    plt.close(figure)
+    draw_sizes(args.out / "gradients.md", args.out / "gradient-size.png")
+    draw_ranks(args.out / "gradients.md", args.out / "gradient-rank.png")
     print(f"{text}\nwrote {args.out}")
 
 

@@ -294,7 +294,7 @@ def main() -> None:
         fail(f"interrupted; the same command resumes from what is in {args.out}")
     text = "\n".join(map(str, [table_facts(truth), *score_tables(scores, truth)]))
     (args.out / "scores.md").write_text(text, encoding="utf-8")
-    draw_scores(scores, args.out / "scores.png")
+    draw_scores(args.out / "scores.md", args.out / "scores.png")
     print(f"{text}\nwrote {args.out}; look at it with: python -m experiments.credit_page {file}")
 
 

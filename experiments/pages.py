@@ -17,7 +17,7 @@ from pathlib import Path
 
 from mitigations import MITIGATIONS, Method
 from plumbing.progress import fail
-from plumbing.report import Table
+from plumbing.report import Table, read_table
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"<!-- (results/\S+\.md) \| ([^|>]+?) \| ([^|>]+?)(?: \| ([^>]+?))? -->\n.*?<!-- end -->", re.DOTALL)
@@ -31,16 +31,6 @@ expected reward before it; z is a z-score. Numbers in brackets are arXiv ids.
 A *reweighting* returns weights, whose formula is shown times A: they are rescaled to mean 1 in each response
 (`--normalize`), and a response whose weights are all 0 gets plain GRPO. The others return the credit itself.
 """
-
-
-def read_table(file: Path, title: str) -> tuple[list[str], list[list[str]]]:
-    """Header and rows, as text, of the table under a heading of a Markdown file."""
-    _, found, rest = file.read_text(encoding="utf-8").partition(f"## {title}\n")
-    lines = [line for line in rest.partition("\n## ")[0].splitlines() if line.startswith("|")]
-    if not found or not lines:
-        raise ValueError(f"{file} has no table with the heading {title}")
-    header, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
-    return header, rows
 
 
 def fill(match: re.Match) -> str:

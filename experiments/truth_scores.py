@@ -16,13 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analyze import spread_within
+from analyze import is_control, method_name, spread_within
 from countdown_task import Codec, Puzzle
 from experiments.correlation import ranks
 from experiments.solver import DECISIONS, KINDS
 from mitigations import TokenBatch
 from plumbing.progress import Progress
-from plumbing.report import Estimate, Table, cell, clustered_mean, new_figure, pm, save_figure
+from plumbing.report import (GREY, PALETTE, Estimate, Table, cell, clustered_mean, draw_estimate, new_figure, pm,
+                             read_cell, read_table, save_figure)
 from qwen2_model import Qwen2
 from sampler import PromptCache, ResponseCache, response_logprobs
 
@@ -277,22 +278,25 @@ def table_solver(truth: dict) -> Table:
         ["", "tokens", "lose the target", "A*, kept", "A*, lost"], rows)
 
 
-def draw_scores(scores: dict[str, Score], file: Path) -> None:
-    """Two panels of the scores with their intervals, the best at the top."""
-    figure, ((left, right),) = new_figure(2, width=5.6, height=0.26 * len(scores) + 0.8, sharey=True)
-    names = [name for name in scores if name != CEILING]
-    names.sort(key=lambda name: np.nan_to_num(scores[name].within_spearman.value))
-    for axis, field, title in ((left, "within_spearman", "Within a response: rank correlation with A*"),
-                               (right, "cosine", "As a whole: cosine of the update with A*'s")):
-        for y, name in enumerate(names):
-            e = getattr(scores[name], field)
-            colour = "0.55" if name in ("random", "inverted") else "#0072B2"
-            axis.plot([e.low, e.high], [y, y], color=colour, lw=1.5)
-            axis.plot([e.value], [y], "o", color=colour, ms=4)
-        axis.axvline(0, color="black", lw=0.8)
-        axis.axvline(getattr(scores[CEILING], field).value, color="#D55E00", ls="--", lw=1.2,
-                     label="noise ceiling:\none half of A*'s rollouts\nagainst the other")
-        axis.set(title=title, xlabel="95% intervals over puzzles; grey: the controls")
-        axis.set_yticks(range(len(names)), names)
-    left.legend(frameon=False, loc="lower right", bbox_to_anchor=(0.93, 0))
+def draw_scores(tables: Path, file: Path) -> None:
+    """Two of the scores in score_tables, read from their file, of every method; the best within a response on top."""
+    figure, axes = new_figure(2, 1, 5.4, sharey=True)
+    panels = {("Credit against A* and the solver, within responses", "Spearman"): "Within a response: rank correlation",
+              ("Credit against A*, all tokens", "cosine of update"): "Whole update: cosine"}
+    order = []
+    for axis, ((table, column), title) in zip(axes.flat, panels.items()):
+        header, rows = read_table(tables, table)
+        scores = {row[0]: read_cell(row[header.index(column)]) for row in rows if row[0] != "A*"}
+        halves = scores.pop(CEILING).value
+        perfect = np.sqrt(2 * halves / (1 + halves))
+        order = order or sorted(scores, key=lambda name: -np.nan_to_num(scores[name].value))
+        for y, name in enumerate(order):
+            if np.isnan(scores[name].value):
+                axis.text(0.02, y, "the same on all tokens", va="center", fontsize=8)
+            draw_estimate(axis, y, scores[name], is_control(name), colour=GREY if is_control(name) else PALETTE[0])
+        axis.axvline(0, color=GREY, lw=1)
+        axis.axvline(perfect, color=PALETTE[1], ls="--")
+        axis.set(title=f"{title} with A*", xlabel=f"dashed: a perfect method reaches {perfect:.2f}")
+    axes[0, 0].set_yticks(range(len(order)), map(method_name, order))
+    axes[0, 0].invert_yaxis()
     save_figure(figure, file)

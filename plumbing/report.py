@@ -2,6 +2,7 @@
 import csv
 import functools
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -168,6 +169,22 @@ def cell(e: Estimate, digits: int = 2) -> str:
     return f"{e.value:.{digits}f}{ends}" if np.isfinite(e.value) else ""
 
 
+def read_cell(text: str) -> Estimate:
+    """The estimate that `cell` or `pm` wrote."""
+    value, *ends = map(float, re.findall(r"-?\d+\.\d+", text) or ["nan"])
+    return Estimate(value, value - ends[0], value + ends[0]) if "±" in text else Estimate(value, *ends)
+
+
+def read_table(file: Path, title: str) -> tuple[list[str], list[list[str]]]:
+    """Header and rows, as text, of the table under a heading of a Markdown file."""
+    _, found, rest = file.read_text(encoding="utf-8").partition(f"## {title}\n")
+    lines = [line for line in rest.partition("\n## ")[0].splitlines() if line.startswith("|")]
+    if not found or not lines:
+        raise ValueError(f"{file} has no table with the heading {title}")
+    header, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    return header, rows
+
+
 def write_csv(rows: list[dict], file: Path) -> None:
     """A CSV file with the columns of all rows; a row may lack some."""
     with file.open("w", newline="", encoding="utf-8") as out:
@@ -219,7 +236,7 @@ def draw_estimate(axis: plt.Axes, y: float, e: Estimate, hollow: bool = False, c
 
 def draw_tokens(axis: plt.Axes, texts: list[str], shares: np.ndarray, top: float = 0.0) -> None:
     """Tokens in lines of LETTERS from line `top` down, each on a patch coloured by its share (L,) of the scale."""
-    size = 0.97 * WIDTH * 72 / LETTERS / 0.602  # points: a monospaced letter is 0.602 of its size wide
+    size = 0.92 * WIDTH * 72 / LETTERS / 0.602  # points: axes are 0.92 of the width, a letter 0.602 of its size
     for (x, y, text), share in zip(place_tokens(texts, LETTERS), shares):
         patch = plt.Rectangle((x, top + y + 0.03), len(text), 0.94, color=SHADES(0.5 + share / 2), lw=0, aa=False)
         axis.add_patch(patch)
