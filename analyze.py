@@ -72,7 +72,7 @@ def read_log(run: Path) -> dict[str, np.ndarray]:
     return log
 
 
-def read_puzzles(run: Path) -> dict[tuple[int, int], str]:
+def sampled_puzzles(run: Path) -> dict[tuple[int, int], str]:
     """By step and group, the puzzles that samples.txt names: of the first response of each group that it shows."""
     file, puzzles, groups = run / "samples.txt", {}, Counter()
     for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
@@ -329,7 +329,7 @@ def analyze_run(run: Path) -> None:
     method = method_name(read_config(run)["settings"]["mitigation"])
     draw_learning(metrics, method, out / "learning.png")
     draw_credit(log, out / "credit.png")
-    draw_run_tokens(log, codec, method, read_puzzles(run), out / "tokens.png")
+    draw_run_tokens(log, codec, method, sampled_puzzles(run), out / "tokens.png")
     print(text)
     print(f"wrote {out / 'tables.md'}, learning.png, credit.png and tokens.png beside it")
 
@@ -529,6 +529,8 @@ def draw_forest(groups: list[Group], file: Path, suffix: str = "") -> None:
     for axis, (name, title) in zip(axes.flat, reversed(JUDGED.items())):
         draw_differences(axis, dict(enumerate(compared)), name)
         axis.set(xlabel="points more than GRPO", title=title + suffix)
+    if any(len(group.rows) < 2 for group in compared):
+        figure.suptitle("With one seed, nothing can be concluded.", fontsize=11)
     axes[0, 0].set_yticks(range(len(compared)), [method_name(group.label) for group in compared])
     axes[0, 0].invert_yaxis()
     save_figure(figure, file)

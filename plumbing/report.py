@@ -224,11 +224,11 @@ def save_figure(figure: plt.Figure, file: Path) -> None:
 def draw_estimate(axis: plt.Axes, y: float, e: Estimate, hollow: bool = False, cut: float = -math.inf,
                   colour: str = PALETTE[0], marker: str = "o") -> None:
     """A dot on line y with its interval. What lies below the cut is an arrow at the cut, with the number beside it."""
-    axis.plot([max(e.low, cut), max(e.high, cut)], [y, y], color=colour, lw=2, alpha=0.6)
+    axis.plot(np.clip([e.low, e.high], cut, None), [y, y], color=colour, lw=2, alpha=0.6)
     if e.low < cut or e.value < cut:
         axis.plot(cut, y, "<", color=colour, clip_on=False)
     if e.value < cut:
-        axis.annotate(pm(e.value, e.high - e.value, 1), (max(e.high, cut), y), (7, 0), textcoords="offset points",
+        axis.annotate(pm(e.value, e.high - e.value, 1), (max(cut, e.high), y), (7, 0), textcoords="offset points",
                       va="center", fontsize=8)
     else:
         axis.plot(e.value, y, marker, color=colour, mfc="none" if hollow else colour)

@@ -1,7 +1,7 @@
 """Speed and memory as ratios: our code against transformers, against plain code, and against what the machine can do.
 
 Shared machines are noisy. So the things compared run alternately, A B A B, and medians are reported. The figures go
-into results/benchmark.csv, a plot of them into results/benchmark.png.
+into results/benchmark.csv, plots of them into benchmark.png and growth.png there.
 
 Run it:  python tests/benchmark.py          about six minutes on two cores; needs tests/requirements.txt
          python tests/benchmark.py --big    also the memory of an update of Qwen2.5-0.5B's shape: six minutes, 11 GiB
@@ -40,7 +40,7 @@ from experiments import ground_truth
 from mitigations import MITIGATIONS, TokenBatch
 from plumbing.optimizer import Optimizer
 from plumbing.processes import join, leads, leave, my_share
-from plumbing.report import plt, write_csv
+from plumbing.report import GREY, PALETTE, new_figure, save_figure, write_csv
 from qwen2_model import Qwen2, load_model, read_config
 from sampler import generate
 from tests.conftest import make_batch
@@ -392,35 +392,51 @@ PANELS = {  # axis label: the names of the rows that belong there, and in them t
     "million parameters, 64 x 64 tokens": r"([\d.]+) million parameters"}
 
 
-def plot(rows: list[dict], file: Path) -> None:
-    """Ratios as bars, with what they are compared to, and growth as lines."""
-    figure, (bars, *panels) = plt.subplots(1, 4, figsize=(16, 4.4), width_ratios=[1.7, 1, 1, 1], layout="constrained")
-    compared = [r for r in rows if r["against"] and not re.search("matrix|truth", r["what"])][::-1]  # ratios of times
-    ratios = [float(r["ratio"]) for r in compared]
-    bars.barh([r["what"] for r in compared], ratios, color="#0072B2")
-    for y, (r, ratio) in enumerate(zip(compared, ratios)):
-        bars.text(ratio + 0.05, y, f"{ratio:.2f}  {r['against']}", va="center", fontsize=7)
-    bars.axvline(1, color="black", linewidth=1)
-    bars.set(xlabel="times as fast as", xlim=(0, max(ratios) * 1.7))
-    bars.tick_params(axis="y", labelsize=7)
-    for axes, (label, pattern) in zip(panels, PANELS.items()):
-        for part, marker, colour in (("sampler", "o", "#0072B2"), ("update", "s", "#D55E00")):
+def plot_growth(rows: list[dict], file: Path) -> None:
+    """Seconds of sampler and update as one number grows, a panel for each of PANELS."""
+    figure, axes = new_figure(len(PANELS), 1, 3.2, sharey=True)
+    for axis, (label, pattern) in zip(axes.flat, PANELS.items()):
+        for part, marker in (("sampler", "o"), ("update", "s")):
             found = [(re.fullmatch(f"growth, {part}, {pattern}", r["what"]), float(r["value"])) for r in rows]
             xs, ys = zip(*sorted((float(match[1]), seconds) for match, seconds in found if match))
-            axes.loglog(xs, ys, marker=marker, color=colour, label=part)
-        axes.set(xlabel=label, ylabel="seconds", xticks=xs, xticklabels=[f"{x:g}" for x in xs], ylim=(0.05, 3))
-        axes.set(yticks=(0.1, 0.2, 0.5, 1, 2), yticklabels=("0.1", "0.2", "0.5", "1", "2"))
-        axes.minorticks_off()
-        axes.grid(linewidth=0.3)
-        axes.legend(loc="upper left")
-    figure.savefig(file, dpi=110)
+            axis.loglog(xs, ys, marker=marker, label=part)
+        axis.minorticks_off()
+        axis.set_xticks(xs, [f"{x:g}" for x in xs])
+        axis.set_xlabel(label)
+    axes[0, 0].set_yticks((0.1, 0.2, 0.5, 1, 2), (0.1, 0.2, 0.5, 1, 2))
+    axes[0, 0].set_ylabel("seconds")
+    axes[0, 0].legend()
+    save_figure(figure, file)
+
+
+def plot_ratios(rows: list[dict], file: Path) -> None:
+    """A bar for each ratio, below the name of what it is compared to."""
+    rows = [row for row in rows if row["against"] and not re.search("matrix|truth", row["what"])]  # ratios of times
+    baselines = dict.fromkeys(row["against"] for row in rows)
+    figure, ((axis,),) = new_figure(1, 1, 0.7 + 0.25 * (len(rows) + len(baselines)))
+    names = []
+    for baseline, colour in zip(baselines, PALETTE):
+        names.append(f"against {baseline}:")
+        for row in (row for row in rows if row["against"] == baseline):
+            ratio = float(row["ratio"])
+            axis.barh(len(names), ratio, color=colour)
+            axis.text(ratio + 0.03, len(names), f"{ratio:.2f}", va="center")
+            names.append(row["what"])
+    axis.axvline(1, color=GREY, lw=1)
+    axis.set_yticks(range(len(names)), names)
+    for label in axis.get_yticklabels():
+        label.set_weight("bold" if label.get_text().endswith(":") else "normal")
+    axis.margins(x=0.08)
+    axis.set(xlabel="times as fast", ylim=(len(names) - 0.5, -0.5))
+    axis.grid(axis="y", visible=False)
+    save_figure(figure, file)
 
 
 def main() -> None:
     """Measure everything on the bundled model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--big", action="store_true", help="also measure an update of Qwen2.5-0.5B's shape")
-    parser.add_argument("--out", type=Path, default=ROOT / "results", help="folder of benchmark.csv and benchmark.png")
+    parser.add_argument("--out", type=Path, default=ROOT / "results", help="folder of benchmark.csv and the plots")
     parser.add_argument("--repeats", type=int, default=7, help="1 only shows that everything runs (default 7)")
     parser.add_argument("--pair", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -431,7 +447,8 @@ def main() -> None:
         part(bench)
     memories(bench, args.big)
     write_csv(bench.rows, args.out / "benchmark.csv")
-    plot(bench.rows, args.out / "benchmark.png")
+    plot_ratios(bench.rows, args.out / "benchmark.png")
+    plot_growth(bench.rows, args.out / "growth.png")
 
 
 if __name__ == "__main__":
