@@ -144,7 +144,7 @@ def cosine_of(x: np.ndarray, y: np.ndarray) -> Estimate:
     def cosine(use: np.ndarray) -> float:
         xy, xx, yy = (gram[np.ix_(use, use)].sum() for gram in grams)
         return xy / np.sqrt(xx * yy) if xx * yy > 0 else np.nan
-    value, low, high = jackknife(cosine, len(x))
+    value, low, high, _ = jackknife(cosine, len(x))
     return Estimate(value, max(low, -1.0), min(high, 1.0))
 
 
