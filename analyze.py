@@ -337,7 +337,9 @@ def analyze_run(run: Path) -> None:
 # ------------------------------------------------------------------------------------- what one run contributes
 
 
-COSTS = {"tokens_sampled": 1, "tokens_read": 1, "tokens_updated": 3}  # columns of metrics.csv, and what a token costs
+# Columns of metrics.csv, and what a token costs in forward passes (a backward pass counts as two). The sums are kept
+# here; experiments/study_tables.py weighs them.
+COSTS = {"tokens_sampled": 1, "tokens_read": 1, "tokens_updated": 3}
 
 
 def summarize(run: Path) -> dict[str, float | dict]:
@@ -378,8 +380,9 @@ def load_runs(folders: list[Path]) -> list[Run]:
     configs, runs = [read_config(folder) for folder in folders], []
     for folder, config, label in zip(folders, configs, labels(configs)):
         settings = config["settings"]
-        runs.append(Run(str(folder), label, json.dumps(shared_settings(config)), settings["mitigation"] == "none",
-                        settings["seed"], summarize(folder)))
+        runs.append(Run(name=str(folder), label=label, setting=json.dumps(shared_settings(config)),
+                        is_baseline=settings["mitigation"] == "none", seed=settings["seed"],
+                        figures=summarize(folder)))
         if sys.stderr.isatty():  # a line that the next one overwrites
             print(f"\rread {len(runs)}/{len(folders)} runs", end="\n" * (len(runs) == len(folders)), file=sys.stderr)
     return runs
@@ -399,12 +402,12 @@ def record(group: Group) -> dict[str, Estimate]:
     out = {"seeds": Estimate(len(group.rows)), "steps": Estimate(group.values("steps").max())}
     out |= {figure: t_estimate(group.values(figure)) for figure in (*LEARNING, *CREDIT)}
     out["least climb"] = Estimate(group.values("climb").min())
-    if group.baseline:
+    if group.baseline:  # for GRPO itself: this group
         goal = group.baseline.values("end").mean()
         steps = np.array([steps_to(goal, row["curve"]) for row in group.rows.values()])  # (n,)
         reached = ~np.isnan(steps)
         out |= {"steps to GRPO's end": t_estimate(steps[reached]), "seeds that get there": Estimate(int(reached.sum()))}
-    if group.compared:
+    if group.compared:  # there is a GRPO other than this group
         out |= {name: group.difference(name.removesuffix(" - GRPO")) for name in DIFFERENCES}
     return out
 
