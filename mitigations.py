@@ -28,6 +28,7 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
+from countdown_task import FILLER, REASONING  # noqa: F401  for your idea: `batch.role == FILLER`
 from countdown_task import STRUCTURE, CalculationSpan, anchors, check_calculations, sentence_starts
 
 NORMALIZATIONS = ("response", "batch", "none")
