@@ -332,6 +332,10 @@ def write_study(file: Path) -> None:
                    table_cost(level, groups, costs.get(level, {}), times if level == "easy" else {}),
                    table_scores(level, records[level], scores), table_truth(level, scored, scores),
                    table_types(level, records[level]), *side_tables(level, parts)]
+        if "fresh" in parts:
+            again = {run.label for run in parts["fresh"]}
+            both = group_runs([run for run in parts["main"] if run.label in again] + parts["fresh"])
+            tables.append(table_cost(f"{level}, with fresh seeds", both, costs.get(level, {}), times))
         draw_forest(groups, file.parent / f"{level}-forest.png", f", {level} puzzles")
         draw_curves(groups, file.parent / f"{level}-learning.png", f", {level} puzzles")
         draw_truth(scored, scores, file.parent / f"{level}-truth.png")
@@ -348,7 +352,9 @@ def side_tables(level: str, parts: dict[str, list[Run]]) -> list[Table]:
     for title, part in (("Hyper-parameters", "sweeps"), ("Weights as written, not rescaled", "unscaled")):
         if part in parts:
             tables.append(table_settings(f"{title}, {level}", main, parts[part]))
+    if "fresh" in parts:
+        tables.append(table_fresh(f"Fresh seeds, {level}", main, parts["fresh"]))
     if "rates" in parts:
         tables += [table_rates(f"Learning rates by {figure}, {level}", main + parts["rates"], figure)
                    for figure in JUDGED]
-    return tables + ([table_fresh(f"Fresh seeds, {level}", main, parts["fresh"])] if "fresh" in parts else [])
+    return tables
