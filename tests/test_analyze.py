@@ -221,16 +221,21 @@ def test_the_picture_of_credit_shows_the_tables(tmp_path, figures):
     assert later["filler"] == pytest.approx([3] * 5)
 
 
-def test_the_picture_of_tokens_shows_each_token_twice(run, tmp_path, figures, codec):
-    """Guards against a token left out, and a shade that does not follow the credit, then the gradient."""
-    analyze.draw_tokens(analyze.read_log(run), codec, tmp_path / "a.png")
+def test_the_picture_of_tokens_shows_credit_and_gradient(run, tmp_path, figures, codec):
+    """Guards against a token left out, a shade of another measure or scale, and the puzzle of another step."""
+    log = analyze.read_log(run)
+    log["credit"][3] = 1.5  # the second response's differs from token to token; the others' is one number
+    (run / "samples.txt").write_text("".join(f"=== step {step}  {puzzle}  reward\na\n\n" for step, puzzle in (
+        (1, "[4, 3] -> 7"), (1, "[5, 4] -> 9"), (2, "[9, 2] -> 11"))))
+    analyze.draw_run_tokens(log, codec, "x", analyze.sampled_puzzles(run), tmp_path / "a.png")
+    first, second = [1, *GRADIENT[:2], -0.5, 1.5, -0.5, -0.5, *GRADIENT[2:]], [1, *GRADIENT[:2], -0.5, *GRADIENT[2:]]
+    shades = [report.SHADES(0.5 + value / 2 / 2) for value in first + [2 * x for x in second]]  # at most 2
     axis = figures[0].axes[0]
-    first = [1, 1, *GRADIENT[:2], -0.5, -0.5, -0.5, -0.5, *GRADIENT[2:]]
-    shades = [analyze.plt.cm.PuOr_r(0.5 + 0.45 * value / 2) for value in first + [2 * x for x in first]]  # at most 2
     assert [patch.get_facecolor() for patch in axis.patches] == shades
     shown = [text.get_text() for text in axis.texts]
-    assert len(shown) == 24 + 8  # a heading for each measure of each response
-    assert "Step 2, reward 1.10, advantage +1.00. Credit:" in shown
+    assert len(shown) == len(shades) + 8  # a heading for each measure of each response
+    headings = [text for text in shown if text.startswith("Step")]
+    assert [p in text for text, p in zip(headings, ["[4, 3] → 7"] * 2 + ["[9, 2] → 11"] * 2, strict=True)] == [True] * 4
 
 
 def test_a_run_is_analyzed(run, capsys, monkeypatch):
@@ -397,40 +402,58 @@ def test_the_same_run_twice_is_refused(run, monkeypatch):
 
 
 def test_learning_curves_show_the_mean_and_its_interval(tmp_path, figures):
-    """Guards against a band of standard errors, seeds left out, and a baseline that is not shown."""
+    """Guards against a band of standard errors, seeds left out, and nothing to see without a baseline."""
     base = group("none", {0: 0.25, 1: 0.35})
     base.baseline = base
     base.rows[1]["curve"][4.0] = 0.1  # which the other seed did not measure
     analyze.draw_curves([base], tmp_path / "a.png")
     axis = figures[0].axes[0]
     assert [line.get_ydata().tolist() for line in axis.lines] == [pytest.approx([0, end]) for end in (0.3, 0.25, 0.35)]
-    assert axis.collections[0].get_paths()[0].get_extents().y0 == pytest.approx(0.3 - 12.706 * 0.05)
-    analyze.draw_curves([base, group("a", {0: 0.5}, base), group("b", {0: 0.5})], tmp_path / "b.png")
-    assert [(axis.get_title(), len(axis.lines)) for axis in figures[1].axes] == [("a (1)", 5), ("b (1)", 2)]
+    assert axis.collections[0].get_paths()[0].get_extents().y0 == pytest.approx(0.3 - 12.706 * 0.05, abs=1e-4)
+
+
+def methods(base, spread):
+    """Methods whose two seeds lie so far from these means, as those of `base` do from 0.55, and half of the width of
+    Welch's interval of a difference to it, in points: there are 2 degrees of freedom."""
+    ends = {"fallen": 0.15, "random": 0.50, "best": 0.60}
+    found = [group(name, {seed: end + seed * spread for seed in (-1, 1)}, base) for name, end in ends.items()]
+    return [base, *found, group("alone", {0: 0.9})], 100 * 4.3027 * math.sqrt(2) * spread
+
+
+def test_learning_curves_have_a_panel_per_method(tmp_path, figures):
+    """Guards against panels in the wrong order or unit, and a fall that leaves the picture or stretches it."""
+    listed, half = methods(group("none", {0: 0.5, 1: 0.6}), 0.05)
+    analyze.draw_curves(listed, tmp_path / "a.png")
+    panels = figures[0].axes
+    assert [axis.get_title().split()[0] for axis in panels] == ["best", "random", "fallen"]
+    for axis, gain in zip(panels, (5, -5, -40)):
+        assert axis.lines[1].get_ydata() == pytest.approx([0, gain])
+        band = [y for x, y in axis.collections[0].get_paths()[0].vertices if x == 9]
+        assert (min(band), max(band)) == pytest.approx((gain - half, gain + half), abs=1e-2)
+        assert axis.get_ylim() == (-8, 8)
+    assert [axis.lines[1].get_markerfacecolor() == "none" for axis in panels] == [False, True, False]
+    assert [[text.get_text() for text in axis.texts] for axis in panels] == [[], [], ["-40"]]
+    assert panels[2].lines[2].get_ydata() == [-8]
 
 
 def test_the_forest_shows_differences_with_the_best_on_top(tmp_path, figures):
-    """Guards against a forest in the wrong order or unit, seeds that only one method has, and an axis that a collapse
-    stretches until nothing else can be read."""
-    base = group("none", {0: 0.5, 1: 0.6})
-    base.baseline = base
-    better = group("better", {0: 0.6, 1: 0.72, 7: 0.9}, base)
-    worse = group("worse", {0: 0.31, 1: 0.43}, base)  # 18 points below: the interval is drawn whole
-    fallen = group("fallen", {0: 0.1, 1: 0.2}, base)  # 40 points below: an arrow and a number
-    analyze.draw_forest([base, better, worse, fallen, group("alone", {0: 0.5})], tmp_path / "a.png")
-    ends, areas = figures[0].axes
-    assert [t.get_text() for t in ends.get_yticklabels()] == ["fallen (2)", "worse (2)", "better (2)"]
-    drawn = [line.get_xdata() for line in ends.lines[2:]]  # of each method: interval, mean, seeds
-    assert drawn[0] == pytest.approx([-18 - 12.706, -18 + 12.706])
-    assert drawn[2] == pytest.approx([-19, -17])
-    assert drawn[3] == pytest.approx([11 - 12.706, 11 + 12.706])
-    assert drawn[4] == pytest.approx([11])
-    assert drawn[5] == pytest.approx([10, 12])
-    assert areas.lines[-2].get_xdata() == pytest.approx([5.5])
-    assert [t.get_text() for t in ends.texts] == ["-40.0 ± 0.0"]
-    assert -40 < ends.get_xlim()[0] < -18 - 12.706
-    assert "With one seed" not in figures[0].get_suptitle()
-    analyze.draw_forest([base, better, group("single", {0: 0.2}, base)], tmp_path / "b.png")
+    """Guards against a wrong order or unit, seeds left out, and an axis that a collapse stretches until nothing else
+    can be read."""
+    listed, half = methods(base := group("none", {0: 0.53, 1: 0.57}), 0.02)
+    analyze.draw_forest(listed, tmp_path / "a.png")
+    areas, ends = figures[0].axes
+    assert [text.get_text().split()[0] for text in areas.get_yticklabels()] == ["best", "random", "fallen"]
+    for y, *expected in ((0, [5 - half, 5 + half], [5], [], [3, 7]),  # interval, mean, arrow, seeds
+                         (1, [-15, -5 + half], [-5], [-15], [-7, -3]), (2, [-15, -15], [], [-15], [])):
+        for marker, values in zip(("None", "o", "<", "|"), expected):
+            lines = [line for line in ends.lines if line.get_marker() == marker and set(line.get_ydata()) == {y}]
+            assert [x for line in lines for x in line.get_xdata()] == pytest.approx(values, abs=1e-2)
+    dots = [(line.get_xdata()[0], line.get_markerfacecolor() == "none") for line in areas.lines
+            if line.get_marker() == "o"]
+    assert dots == [(pytest.approx(2.5), False), (pytest.approx(-2.5), True)]  # half of what it is at the end
+    assert [text.get_text() for text in ends.texts] == [f"-40.0 ± {half:.1f}"]
+    assert areas.yaxis_inverted() and ends.get_xlim()[0] == -15 and not figures[0].get_suptitle()
+    analyze.draw_forest([*listed, group("single", {0: 0.2}, base)], tmp_path / "b.png")
     assert "With one seed" in figures[1].get_suptitle()
 
 

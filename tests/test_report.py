@@ -127,6 +127,8 @@ def test_cells_leave_out_what_is_not_known():
     assert [report.pm(1.0, 0.25), report.pm(1, nan, 1), report.pm(nan, nan)] == ["1.000 ± 0.250", "1.0", ""]
     estimates = [report.Estimate(1, 0.5, 1.5), report.Estimate(1), report.Estimate(nan)]
     assert [report.cell(e) for e in estimates] == ["1.00 (0.50 to 1.50)", "1.00", ""]
+    assert [report.read_cell(report.cell(e)) for e in estimates] == [pytest.approx(e, nan_ok=True) for e in estimates]
+    assert report.read_cell(report.pm(-1, 0.25))[:3] == (-1, -1.25, -0.75)
     assert math.isnan(report.ratio(1, 0)) and report.ratio(1, 2) == 0.5
 
 
