@@ -1,4 +1,4 @@
-"""Small random checkpoints written by transformers, which the tests of the model, sampler and real checkpoints share."""
+"""Small random checkpoints written by transformers, for the tests of the model, the sampler and real checkpoints."""
 import math
 from pathlib import Path
 

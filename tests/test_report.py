@@ -63,7 +63,7 @@ def test_students_t_in_closed_form(t):
 
 
 def test_welch_by_hand():
-    """x has mean 3 and variance 4, y mean 5 and variance 1: a = 4 / 3, b = 1 / 4, freedom 2.507^2 / (0.889 + 0.0208)."""
+    """x has mean 3 and variance 4, y mean 5 and variance 1: a = 4 / 3 and b = 1 / 4."""
     x, y = np.array([1.0, 3, 5]), np.array([4.134, 4.134, 5.866, 5.866])
     a, b = 4 / 3, np.var(y, ddof=1) / 4
     freedom = (a + b) ** 2 / (a**2 / 2 + b**2 / 3)
@@ -76,10 +76,10 @@ def test_welch_by_hand():
 
 
 def test_welch_covers_a_difference_of_unequal_variances():
-    """Guards against a pooled variance: 4,000 pairs of 4 values with spread 1 and 8 with spread 5."""
+    """Guards against a pooled variance: 1,000 pairs of 4 values with spread 1 and 8 with spread 5."""
     rng = np.random.default_rng(3)
-    found = [report.welch(rng.normal(size=4), 5 * rng.normal(size=8) + 1) for _ in range(4000)]
-    assert np.mean([e.low <= -1 <= e.high for e in found]) == pytest.approx(0.95, abs=0.012)
+    found = [report.welch(rng.normal(size=4), 5 * rng.normal(size=8) + 1) for _ in range(1000)]
+    assert np.mean([e.low <= -1 <= e.high for e in found]) == pytest.approx(0.95, abs=0.02)
 
 
 def test_holm_by_hand():

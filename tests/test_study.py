@@ -196,8 +196,8 @@ def test_a_run_with_other_settings_is_not_taken_over(finished, part, change):
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_finished_run_is_taken_over_without_running_it_again(finished, keep, monkeypatch):
-    """Guards against a run repeated since the study was killed before its row was written, a log that stays, and a row of an
-    older version that is added again and again since none of the new one is there."""
+    """Guards against a run repeated since the study was killed before its row was written, a log that stays, and a row
+    of an older version that is added again and again since none of the new one is there."""
     written = (finished.folder / "metrics.csv").stat().st_mtime_ns
     work = study.Study([finished], 1, 1, keep)
     work.work()
