@@ -325,11 +325,28 @@ STATES = {
     "half": lambda file: file.write_bytes(file.read_bytes()[:300]), "empty": lambda file: file.write_bytes(b""),
     "a page of HTML": lambda file: file.write_text("<html>not found</html>" * 9),
     "another dict": lambda file: torch.save({"x": torch.ones(3)}, file), "a list": lambda file: torch.save([1], file),
-    "code": lambda file: torch.save(STATE | {"learners": {"counter": Counter}}, file),
     "an older version's": lambda file: file.rename(file.with_name("state.safetensors")),
     "of another model": lambda file: torch.save(STATE | {"learners": {"other": {}}}, file),
     "of another size": lambda file: torch.save(STATE | {"learners": {"counter": {"steps": torch.ones(3)}}}, file),
 }
+
+
+class Intruder:
+    """An object whose loading makes a folder."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __reduce__(self):
+        return Path.mkdir, (self.folder,)
+
+
+def test_a_state_with_code_in_it_is_refused_and_not_run(tmp_path):
+    """Guards against a state file from elsewhere that runs its author's code."""
+    torch.save({"step": 1, "lengths": {}, "learners": {"x": Intruder(tmp_path / "made")}}, tmp_path / "state.pt")
+    with pytest.raises(ValueError, match="is broken or was not written by train.py"):
+        run_folder.load_state(tmp_path)
+    assert not (tmp_path / "made").exists()
 
 
 @pytest.mark.parametrize("case", STATES)
@@ -356,7 +373,7 @@ def test_only_a_run_with_steps_left_is_resumed(counted):
     assert resume(run, replace(s, steps=4), Counter()) == 4  # its end was not measured
 
 
-def test_samples_are_the_first_response_to_each_of_three_questions(tmp_path):
+def test_samples_are_the_first_response_to_each_of_three_puzzles(tmp_path):
     batch = SimpleNamespace(text=list("abcdefgh"), numbers=[(1, 2), (3, 4), (5, 6), (7, 8)], target=[3, 7, 11, 15],
                             reward=torch.arange(8) / 10, advantage=torch.arange(8) - 2.0)
     run_folder.write_samples(tmp_path, 5, batch)
