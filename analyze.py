@@ -166,7 +166,7 @@ def table_positions(log: dict) -> Table:
     """From the first to the last tenth of a response."""
     rows = [[name, f"{selected.sum():,}", *size_cells(log, selected),
              *average_cells(log, selected, "logprob", "entropy")] for name, selected in position_bins(log, 10)]
-    return Table("Position in the response", CLUSTERED, ["position", "tokens", *MEASURES, "log p", "entropy"], rows)
+    return Table("Position in the response", CLUSTERED, ["position", "tokens", *SIZE_HEADER, "log p", "entropy"], rows)
 
 
 def table_signs(log: dict) -> Table:
@@ -211,7 +211,7 @@ def table_tokens(log: dict, codec: Codec, count: int = 8) -> Table:
             text = codec.bytes[token].decode("utf-8", "replace") or codec.tokenizer.id_to_token(int(token))
             rows.append([role, f"`{text!r}`".replace("|", "\\|"), f"{selected.sum():,}", *size_cells(log, selected),
                          *average_cells(log, selected, "logprob", "entropy")])
-    header = ["type", "token", "count", *MEASURES, "log p", "entropy"]
+    header = ["type", "token", "count", *SIZE_HEADER, "log p", "entropy"]
     return Table("Top tokens of each type", f"The {count} most frequent. {CLUSTERED}", header, rows)
 
 

@@ -120,11 +120,11 @@ def test_the_first_table_by_hand(run):
     ("statistics", "minimum", {"contribution": -2, "gradient": -1.25}),
     ("statistics", "maximum", {"contribution": 4, "gradient": 1}),
     # positions are relative: the second token of two stands beside the third of four
-    ("positions", "0-10%", {"tokens": 4, "contribution": 1.5, "gradient": 1.5 * 0.5}),
-    ("positions", "10-20%", {"tokens": 0, "contribution": None, "log p": None}),
+    ("positions", "0-10%", {"tokens": 4, "size of contribution": 1.5, "size of gradient": 1.5 * 0.5}),
+    ("positions", "10-20%", {"tokens": 0, "size of contribution": None, "log p": None}),
     ("positions", "20-30%", {"tokens": 2}),
-    ("positions", "50-60%", {"tokens": 4, "contribution": 1.5 * 1.25, "gradient": 1.5 * 0.4375, "log p": -2.25,
-                             "entropy": 1}),
+    ("positions", "50-60%", {"tokens": 4, "size of contribution": 1.5 * 1.25, "size of gradient": 1.5 * 0.4375,
+                             "log p": -2.25, "entropy": 1}),
     # responses are not tokens, and signed means are not sizes
     ("signs", "positive", {"responses": 2, "tokens": 4, "contribution": 1.5 * -0.75, "gradient": 1.5 * 0.375,
                            "size of contribution": 1.5 * 0.75}),
