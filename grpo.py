@@ -75,8 +75,7 @@ def rollout(model: Qwen2, codec: Codec, puzzles: list[Puzzle], uniforms: Tensor,
         role=torch.from_numpy(role).to(device), in_answer=torch.from_numpy(in_answer).to(device),
         text=[text for text, _ in decoded], spans=[spans for _, spans in decoded],
         calculations=[find_calculations(text) for text, _ in decoded], normalize=normalize,
-        ask=Queries(model, codec, puzzles, samples, uniforms.shape[1], key, reference, critic, micro_batch,
-                    tokens_sampled=int(samples.mask.sum()), tokens_read=sum(len(codec.prompt(p)) for p in puzzles)))
+        ask=Queries(model, codec, puzzles, samples, uniforms.shape[1], key, reference, critic, micro_batch))
 
 
 def draw_uniforms(seed: int, step: int, Q: int, G: int, length: int) -> Tensor:
@@ -215,12 +214,12 @@ def update(model: Qwen2, optimizer: Optimizer, prompts: list[list[int]], batch: 
     chunks = micro_batches(batch, credit, micro_batch, skip_zero_credit=kl == 0)
     sums = torch.zeros(updates_per_batch, 6, dtype=torch.float64)  # the five of token_sums, and prompt tokens
     norms = []
-    _, processes = world()
+    (_, processes), own_prompts = world(), my_share(prompts)
     for i in range(updates_per_batch):
         optimizer.zero_grad()
         if chunks:
-            cache = PromptCache(model, my_share(prompts))
-            sums[i, 5] = sum(map(len, my_share(prompts)))
+            cache = PromptCache(model, own_prompts)
+            sums[i, 5] = sum(map(len, own_prompts))
             leaf = cache.detach()  # where loss.backward() stops, and adds up the gradients of the prompts
         for rows, T in chunks:
             mask, old, c = batch.mask[rows, :T], batch.logprob[rows, :T], credit[rows, :T]  # (b, T) each
@@ -320,8 +319,15 @@ class Queries:
     reference: Qwen2 | None  # a frozen copy of the start model
     critic: nn.Module | None
     micro_batch: int  # responses in one forward pass
-    tokens_sampled: int = 0  # in this step so far
-    tokens_read: int = 0  # run through the model without gradient in this step so far, prompts included
+
+    def __post_init__(self):
+        """Count the step's tokens so far: those sampled, and those run through the model without gradient."""
+        self.tokens_sampled, self.tokens_read = int(self.samples.mask.sum()), sum(map(len, self.prompts))
+
+    @cached_property
+    def prompts(self) -> list[list[int]]:
+        """The tokens of each puzzle's prompt."""
+        return [self.codec.prompt(puzzle) for puzzle in self.puzzles]
 
     @cached_property
     def hidden(self) -> Tensor:
@@ -380,7 +386,7 @@ class Queries:
             samples, _, grades = respond(self.model, self.codec, puzzles, own, prefixes, left.repeat_interleave(k))
             value[rows, positions] = torch.tensor([grade["reward"] for grade in grades]).view(-1, k).mean(1)
             self.tokens_sampled += int(samples.mask.sum())
-            self.tokens_read += int(positions.sum()) + sum(len(self.codec.prompt(puzzle)) for puzzle in puzzles)
+            self.tokens_read += int(positions.sum()) + sum(len(self.prompts[row // G]) for row in rows.tolist())
         return value.to(cuts.device)
 
     @torch.no_grad()
@@ -392,9 +398,8 @@ class Queries:
         tokens, mask = self.samples.tokens, self.samples.mask  # (B, T) each
         G, device = len(tokens) // len(self.puzzles), tokens.device
         rows = torch.arange(len(tokens), device=device) if rows is None else rows.to(device)
-        prompt_tokens = [self.codec.prompt(puzzle) for puzzle in self.puzzles]
-        prompts = PromptCache(model, prompt_tokens)
-        self.tokens_read += sum(map(len, prompt_tokens)) + int(mask[rows].sum())
+        prompts = PromptCache(model, self.prompts)
+        self.tokens_read += sum(map(len, self.prompts)) + int(mask[rows].sum())
         results = []
         for chunk in my_share(list(torch.arange(len(rows), device=device).split(self.micro_batch))):  # chunk: (b,)
             response = rows[chunk]  # (b,)

@@ -110,7 +110,7 @@ def train(run: Path, s: Settings, hyper_parameters: dict, policy: Policy, traini
             # batch.ask runs the model when an attribute is first read: see grpo.Queries
             policy.critic.learn(batch.ask.hidden, batch.mask, batch.ask.values, batch.reward)
         row = grpo.update(
-            policy.model, optimizer, [policy.codec.prompt(p) for p in puzzles], batch, credit, kl=s.kl,
+            policy.model, optimizer, batch.ask.prompts, batch, credit, kl=s.kl,
             clip_low=s.clip_low, clip_high=s.clip_high, loss_norm=s.loss_norm, max_new_tokens=s.max_new_tokens,
             updates_per_batch=s.updates_per_batch, max_grad_norm=s.max_grad_norm, micro_batch=s.micro_batch)
         row |= summarize(step, batch, step_began)
