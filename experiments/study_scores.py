@@ -3,7 +3,6 @@
 The scores are read from the tables that experiments/ground_truth.py and experiments/gradients.py wrote to results/. The
 tables and the picture here are part of the study: python -m experiments.study --tables
 """
-import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +10,8 @@ import numpy as np
 
 from analyze import JUDGED, by_area, draw_differences, is_control, method_name
 from experiments.correlation import spearman, with_errors, without_two
-from plumbing.report import GREY, PALETTE, Estimate, Table, cell, draw_estimate, new_figure, save_figure, t_estimate
+from plumbing.report import (GREY, PALETTE, Estimate, Table, cell, draw_estimate, new_figure, read_cell, read_table,
+                             save_figure, t_estimate)
 from plumbing.runs import Group
 
 SCORES = ("truth-scores.md", "gradients.md")
@@ -20,21 +20,21 @@ SCORES = ("truth-scores.md", "gradients.md")
 class Score(NamedTuple):
     """A measure of a method's credit that is known before training."""
 
-    table: str  # title of its table in one of SCORES
+    file: str  # one of SCORES
+    table: str  # title of its table there
     column: str  # its column there
     meaning: str
     name: str  # its column in the study's tables
 
 
+TRUTH, GRADIENTS = SCORES
+ALL, INSIDE = "Credit against A*, all tokens", "Credit against A* and the solver, within responses"
 COSINE, RANK, WITHIN, SOLVER, SIGNAL = MEASURED = (
-    Score("Credit against A*, all tokens", "cosine of update", "cosine of its update with that of A*, 256 responses",
-          "cosine with A*"),
-    Score("Credit against A*, all tokens", "Spearman", "rank correlation with A*, all tokens", "rank, all tokens"),
-    Score("Credit against A* and the solver, within responses", "Spearman", "rank correlation with A* within responses",
-          "rank in response"),
-    Score("Credit against A* and the solver, within responses", "solver", "rank correlation with the solver's verdict",
-          "solver"),
-    Score("Noise and bias of each method's gradient", "signal to noise",
+    Score(TRUTH, ALL, "cosine of update", "cosine of its update with that of A*, 256 responses", "cosine with A*"),
+    Score(TRUTH, ALL, "Spearman", "rank correlation with A*, all tokens", "rank, all tokens"),
+    Score(TRUTH, INSIDE, "Spearman", "rank correlation with A* within responses", "rank in response"),
+    Score(TRUTH, INSIDE, "solver", "rank correlation with the solver's verdict", "solver"),
+    Score(GRADIENTS, "Noise and bias of each method's gradient", "signal to noise",
           "signal to noise of its gradient, 16 batches of 48 responses", "signal to noise"))
 
 Scores = dict[str, dict[Score, Estimate]]  # by method
@@ -49,16 +49,12 @@ def read_published(file: Path) -> str:
 
 def read_scores(folder: Path) -> Scores:
     """The scores of each method, from the tables of SCORES in a folder."""
-    scores, columns, title = {}, [], ""
-    for line in "\n".join(read_published(folder / name) for name in SCORES).splitlines():
-        title = line[3:] if line.startswith("## ") else title
-        cells = [text.strip() for text in line.strip("|").split("|")]
-        if cells[0] == "method":
-            columns = cells
-        elif len(cells) == len(columns):
-            for score in (score for score in MEASURED if score.table == title):
-                numbers = re.findall(r"-?\d+\.\d+", cells[columns.index(score.column)])
-                scores.setdefault(cells[0], {})[score] = Estimate(*map(float, numbers or ["nan"]))
+    scores: Scores = {}
+    for score in MEASURED:
+        read_published(folder / score.file)  # or say in a sentence that it is missing
+        header, rows = read_table(folder / score.file, score.table)
+        for row in rows:
+            scores.setdefault(row[0], {})[score] = read_cell(row[header.index(score.column)])
     return scores
 
 

@@ -101,7 +101,8 @@ def test_scores_are_read_from_their_tables(tmp_path):
              "| a | 0.90 (0.80 to 0.95) | -0.24 (-0.56 to 0.08) |", "",
              "## Credit against A* and the solver, within responses", "| method | Spearman | solver |",
              "|---|--:|--:|", "| a | | 0.50 |", "", "## Other", "| method | Spearman |", "|---|--:|", "| a | 9.9 |"]
-    noise = ["## Noise and bias of each method's gradient", "", "| method | signal to noise |", "| a | -0.001 |"]
+    noise = ["## Noise and bias of each method's gradient", "", "| method | signal to noise |",
+             "|---|--:|", "| a | -0.001 |"]
     (tmp_path / "truth-scores.md").write_text("\n".join(truth))
     (tmp_path / "gradients.md").write_text("\n".join(noise))
     scores = study_scores.read_scores(tmp_path)["a"]
