@@ -154,17 +154,10 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, angles: tuple[Tensor, Tensor], bias: Tensor, cache) -> Tensor:
         """x (B, S, D) -> (B, S, D). bias: (B, 1, S, C); cache: see Qwen2.hidden."""
-        B, S, _ = x.shape
         q, k, v = self.heads(x, angles)
         if cache is not None:
             k, v = cache.extend(self.layer, k, v)  # (B, K, C, d)
-        if S == 1:  # decoding: plain products are a tenth faster than the fused kernel, and differ by rounding only
-            # The H / K query heads that share a key head become the rows of one matrix product.
-            grouped = q.reshape(B, self.K, -1, self.d) / self.d**0.5  # (B, K, H / K, d)
-            scores = grouped @ k.transpose(2, 3) + bias  # (B, K, H / K, C)
-            out = (scores.softmax(-1) @ v).reshape(B, self.H, 1, self.d)
-        else:
-            out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, enable_gqa=True)  # (B, H, S, d)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, enable_gqa=True)  # (B, H, S, d)
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
     def weights(self, x: Tensor, angles: tuple[Tensor, Tensor], bias: Tensor, cache) -> Tensor:

@@ -27,7 +27,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qwen2_model import Qwen2, causal_bias, entropy_and_logit_grad, take, token_logprobs
+from qwen2_model import (Layer, Qwen2, RMSNorm, causal_bias, entropy_and_logit_grad, rope_angles, take,
+                         token_logprobs)
+
+
+RECORD_AT_ONCE = 2**17  # log-probs (half a MiB) of several columns: fewer kernels where few rows run
 
 
 class Samples(NamedTuple):
@@ -108,48 +112,126 @@ class ResponseCache:
                 torch.cat((prompt_values[self.prompt_of], values), dim=2))
 
 
-class DecodeCache:
-    """Keys and values of B' running responses. There is room for all columns; the first `filled` hold a token."""
+# ------------------------------------------------------------------------------------------- one token at a time
 
-    def __init__(self, prompts: PromptCache, G: int, new_columns: int):
-        """Copy each prompt G times, in order, and leave room for `new_columns` columns."""
-        Q, P = prompts.real.shape
-        _, K, _, d = prompts.layers[0][0].shape
-        first = prompts.layers[0][0]
-        room = first.new_zeros(2, len(prompts.layers), Q, G, K, P + new_columns, d)  # 2: keys and values
-        for layer, pair in prompts.layers.items():
-            for i, x in enumerate(pair):
-                room[i, layer, :, :, :, :P] = x[:, None]
-        self.keys, self.values = room.flatten(2, 3)  # two of (layers, B, K, P + new_columns, d), later B' rows
-        padding = F.pad(~prompts.real, (0, new_columns)).repeat_interleave(G, 0)  # (B, P + new_columns)
-        self.bias = first.new_zeros(padding.shape).masked_fill(padding, float("-inf"))  # the same, later B' rows
-        self.length = prompts.length.repeat_interleave(G)  # (B,) tokens in each row so far, later (B',)
-        self.filled = P
 
-    def open_column(self) -> tuple[Tensor, Tensor]:
-        """Begin the next column, and return its positions (B', 1) and bias (B', 1, filled)."""
-        positions = self.length[:, None]  # (B', 1)
-        self.length, self.filled = self.length + 1, self.filled + 1
-        return positions, self.bias[:, None, : self.filled]
+class MergedLayer(NamedTuple):
+    """A layer's weights in few matrices (input, output), each with the weight of the RMSNorm before it multiplied in.
 
-    def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write keys and values (B', K, 1, d) into the open column; return all filled ones (B', K, filled, d)."""
-        self.keys[layer, :, :, self.filled - 1] = keys[:, :, 0]
-        self.values[layer, :, :, self.filled - 1] = values[:, :, 0]
-        return self.keys[layer, :, :, : self.filled], self.values[layer, :, :, : self.filled]
+    In queries and keys, the two numbers that RoPE turns together are neighbours, so that they are a complex number.
+    """
 
-    def keep(self, running: Tensor) -> Tensor:
-        """Drop the rows where running is False, and return the old index of each row that stays.
+    qkv: Tensor  # (D, K (H / K + 2) d) for each key head: its H / K query heads, the key, the value
+    bias: Tensor  # (K (H / K + 2) d,) of qkv; Qwen3 has none, so it is 0
+    head_norm: Tensor | None  # (H / K + 1, d) Qwen3's RMSNorm weights of queries and key
+    o: Tensor  # (H d, D)
+    gate_up: Tensor  # (D, 2 * intermediate_size)
+    down: Tensor  # (intermediate_size, D)
+
+
+def merge(layer: Layer) -> MergedLayer:
+    """Copy a layer's weights into the matrices that Decoder.step multiplies by."""
+    attention, mlp, D = layer.self_attn, layer.mlp, len(layer.input_layernorm.weight)
+    projections, shared = (attention.q_proj, attention.k_proj, attention.v_proj), attention.H // attention.K
+
+    def by_key_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q (H d, ...), k and v (K d, ...) -> (K (H / K + 2) d, ...)."""
+        q, k, v = (x.unflatten(0, (attention.K, -1, attention.d)) for x in (q, k, v))
+        return torch.cat((pairs(q, 2), pairs(k, 2), v), dim=1).flatten(0, 2)
+
+    def after_norm(weight: Tensor, norm: RMSNorm) -> Tensor:
+        return (weight * (norm.weight * D**0.5)).T.contiguous()  # sqrt(D): see Decoder.normalize
+
+    qkv, head_norm = by_key_head(*(p.weight for p in projections)), None  # (K (H / K + 2) d, D)
+    if attention.qk_norm:
+        head_norm = pairs(torch.stack([attention.q_norm.weight] * shared + [attention.k_norm.weight]), 1)
+    return MergedLayer(
+        qkv=after_norm(qkv, layer.input_layernorm),
+        bias=qkv.new_zeros(len(qkv)) if projections[0].bias is None else by_key_head(*(p.bias for p in projections)),
+        head_norm=head_norm,
+        o=attention.o_proj.weight.T.contiguous(),
+        gate_up=after_norm(torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)), layer.post_attention_layernorm),
+        down=mlp.down_proj.weight.T.contiguous())
+
+
+def pairs(x: Tensor, dim: int) -> Tensor:
+    """Reorder a dimension of x, of size d, so that i and i + d / 2 are neighbours: RoPE turns them together."""
+    return x.unflatten(dim, (2, -1)).transpose(dim, dim + 1).flatten(dim, dim + 1)
+
+
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x.to(dtype), which takes a microsecond even where it has nothing to do: 2% of a step with few rows."""
+    return x if x.dtype == dtype else x.to(dtype)
+
+
+class Decoder:
+    """The model for one new token in each of B' running rows, and the keys and values of their earlier ones.
+
+    `step` does what Qwen2.hidden does for S = 1, with half as many kernels. Where few rows run, time depends on the
+    number of kernels, whatever their size. Sampling is 1.5 times as fast for it.
+    """
+
+    def __init__(self, model: Qwen2, prompts: PromptCache, G: int, new_columns: int):
+        """Copy each prompt G times, in order, with room for `new_columns` columns. The first `filled` hold a token.
+
+        The columns of keys are their last dimension: that makes queries times keys twice as fast.
+        """
+        c, (Q, P), last = model.config, prompts.real.shape, prompts.last
+        K, d, columns = c.num_key_value_heads, c.head_dim, P + new_columns
+        self.model, self.layers, self.filled = model, [merge(layer) for layer in model.model["layers"]], P
+        keys = last.new_empty(len(self.layers), Q, G, K, d, columns)
+        values = last.new_empty(len(self.layers), Q, G, K, columns, d)
+        for layer, (k, v) in prompts.layers.items():  # (Q, K, P, d) each
+            keys[layer, ..., :P], values[layer, ..., :P, :] = pairs(k, 3).mT[:, None], v[:, None]
+        self.keys, self.values = keys.flatten(1, 2), values.flatten(1, 2)  # (layers, B, ...), later B' rows
+        padding = F.pad(~prompts.real, (0, new_columns)).repeat_interleave(G, 0)[:, None, None]  # (B, 1, 1, columns)
+        self.bias = last.new_zeros(len(padding), K, 1, columns).masked_fill(padding, float("-inf"))  # later B' rows
+        self.length = prompts.length.repeat_interleave(G)[:, None].repeat(1, K)  # (B, K) tokens so far, later B' rows
+        # (columns, 1, 1, d) each
+        cos, sin = rope_angles(torch.arange(columns, device=last.device)[:, None], d, c.rope_theta)
+        self.turns = torch.complex(cos, sin)[:, 0, :, d // 2 :]  # (columns, 1, d / 2) e^(i angle) at each position
+        self.norm_eps = torch.tensor((c.hidden_size * c.rms_norm_eps) ** 0.5, device=last.device)
+        self.at_least_float32 = torch.promote_types(last.dtype, torch.float32)
+
+    def step(self, token: Tensor) -> Tensor:
+        """Append a token (B',) to each row; returns the last hidden state (B', D) of each, which predicts the next."""
+        (_, B, K, d, _), n = self.keys.shape, self.filled + 1
+        turn = self.turns[self.length.flatten()]  # (B' K, 1, d / 2)
+        bias = self.bias[..., :n].flatten(0, 1)  # (B' K, 1, n)
+        self.length, self.filled = self.length + 1, n
+        caches = (self.keys[..., n - 1], self.values[..., n - 1, :],  # (layers, B', K, d) each: the new column
+                  self.keys[..., :n], self.values[..., :n, :])  # (layers, B', K, d, n), (layers, B', K, n, d)
+        x = self.model.model["embed_tokens"].weight[token]  # (B', D)
+        for w, key, value, keys, values in zip(self.layers, *(cache.flatten(1, 2).unbind() for cache in caches)):
+            heads = torch.addmm(w.bias, self.normalize(x), w.qkv).view(B * K, -1, d)  # (B' K, H / K + 2, d)
+            qk = cast(heads[:, :-1], self.at_least_float32)  # (B' K, H / K + 1, d)
+            if w.head_norm is not None:
+                qk = F.rms_norm(qk, (d,), eps=self.model.config.rms_norm_eps) * w.head_norm
+            torch.view_as_complex(qk.unflatten(2, (-1, 2))).mul_(turn)  # RoPE
+            key.copy_(qk[:, -1])
+            value.copy_(heads[:, -1])
+            scores = torch.baddbmm(bias, cast(qk[:, :-1], x.dtype), keys, alpha=d**-0.5)  # (B' K, H / K, n)
+            x.addmm_(torch.bmm(scores.softmax(-1), values).view(B, -1), w.o)
+            gate, up = torch.mm(self.normalize(x), w.gate_up).chunk(2, dim=1)  # (B', intermediate_size) each
+            x.addmm_(F.silu(gate).mul_(up), w.down)
+        return self.model.model["norm"](x)
+
+    def normalize(self, x: Tensor) -> Tensor:
+        """x (B', D) / sqrt(|x|^2 + D eps): RMSNorm without its weight and a factor sqrt(D), which `merge` supplies."""
+        norm = torch.linalg.vector_norm(x, dim=1, keepdim=True, dtype=self.at_least_float32)  # (B', 1)
+        return cast(x / norm.hypot(self.norm_eps), x.dtype)
+
+    def keep(self, running: Tensor, count: int) -> Tensor:
+        """Drop the rows where running (B',) is False, so that count stay. Returns the old index (count,) of each.
 
         Running rows from the end move into the gaps, so that few rows are copied. Running 1 0 1 1 0: row 3 moves into
         gap 1, and the order is 0 3 2.
         """
-        count = int(running.sum())
         order = torch.arange(count, device=running.device)  # (count,) the old index of the row in each place
         gaps = (~running[:count]).nonzero()[:, 0]
         order[gaps] = running[count:].nonzero()[:, 0] + count
-        for cache in (self.keys, self.values):
-            cache[:, gaps, :, : self.filled] = cache[:, order[gaps], :, : self.filled]
+        self.keys[:, gaps, ..., : self.filled] = self.keys[:, order[gaps], ..., : self.filled]
+        self.values[:, gaps, :, : self.filled] = self.values[:, order[gaps], :, : self.filled]
         self.keys, self.values = self.keys[:, :count], self.values[:, :count]
         self.bias, self.length = self.bias[order], self.length[order]
         return order
@@ -185,15 +267,17 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
     computes the same, so that the ratio of PPO begins at 1.
     """
     device, (B, T), G = model.output_weight.device, uniforms.shape, len(uniforms) // len(prompts)
-    uniforms, ends = uniforms.to(device), torch.tensor(end_tokens, dtype=torch.long, device=device)
-    limit = torch.full((B,), T, device=device) if limit is None else limit.to(device)  # (B,)
+    uniforms, is_end = uniforms.to(device), torch.zeros(model.config.vocab_size, dtype=torch.bool, device=device)
+    is_end[end_tokens] = True
+    limit = torch.full((B,), T, device=device) if limit is None else limit.to(device)  # (B,), later (B',)
     tokens = torch.zeros(B, T, dtype=torch.long, device=device)
     mask = torch.zeros(B, T, dtype=torch.bool, device=device)
     at_least_float32 = torch.promote_types(model.output_weight.dtype, torch.float32)
     statistics = torch.zeros(3, B, T, device=device, dtype=at_least_float32)  # log-prob, entropy, logit gradient
+    drawn = []  # for each column that is not recorded yet: rows, its number for each, tokens (B',), log-probs (B', V)
     with torch.inference_mode():  # a tenth faster than no_grad; what we return is made outside, as autograd demands
         prompt_cache = PromptCache(model, prompts)
-        cache = DecodeCache(prompt_cache, G, T)
+        decoder = Decoder(model, prompt_cache, G, T)
         hidden = prompt_cache.last.repeat_interleave(G, 0)  # (B', D) the state that predicts the next token
         rows = torch.arange(B, device=device)  # (B',) the response that each running row writes
         for t in range(T):
@@ -202,17 +286,21 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
             if t == 0 and excluded is not None:
                 allowed = log_probs.scatter(1, excluded.to(device)[:, None], float("-inf"))  # (B', V)
             token = draw(allowed, uniforms[rows, t], temperature)  # (B',)
-            tokens[rows, t], mask[rows, t] = token, True
-            statistics[:, rows, t] = torch.stack((take(log_probs, token), *entropy_and_logit_grad(log_probs, token)))
-            running = ~(token[:, None] == ends).any(1) & (limit[rows] > t + 1)  # (B',)
-            if not running.any():
+            drawn.append((rows, torch.full_like(rows, t), token, log_probs))
+            running = (limit > t + 1) & ~is_end[token]  # (B',)
+            count = int(running.sum())
+            if count == 0 or len(drawn) * log_probs.numel() > RECORD_AT_ONCE:
+                where, columns, new, recorded = map(torch.cat, zip(*drawn))  # (N,) three times, (N, V)
+                tokens[where, columns], mask[where, columns] = new, True
+                of_token = take(recorded, new), *entropy_and_logit_grad(recorded, new)  # (N,) each
+                statistics[:, where, columns], drawn = torch.stack(of_token), []
+            if count == 0:
                 break
-            if not running.all():
-                order = cache.keep(running)
-                rows, token = rows[order], token[order]
-            hidden = model.hidden(token[:, None], *cache.open_column(), cache)[:, 0]  # (B', D)
-    ended = ((tokens[..., None] == ends).any(-1) & mask).any(1)  # (B,)
-    longest = t + 1
+            if count < len(rows):
+                order = decoder.keep(running, count)
+                rows, token, limit = rows[order], token[order], limit[order]
+            hidden = decoder.step(token)  # (B', D)
+    longest, ended = t + 1, (is_end[tokens] & mask).any(1)  # (B,)
     return Samples(tokens[:, :longest], mask[:, :longest], *statistics[..., :longest], ended)
 
 

@@ -18,7 +18,7 @@ from countdown_task import Puzzle, annotate, fingerprint
 from critic import Critic
 from plumbing.optimizer import Optimizer
 from qwen2_model import Qwen2, load_model, read_config
-from sampler import (DecodeCache, PromptCache, ResponseCache, generate, response_attention, response_logprobs,
+from sampler import (PromptCache, ResponseCache, generate, response_attention, response_logprobs,
                      response_states)
 from tests.plain import plain_logprobs, plain_update
 from train import BUNDLED, Settings
@@ -52,12 +52,11 @@ def graded_by_hash(text, numbers, target):
 
 @pytest.fixture
 def passes(monkeypatch):
-    """A list to which every forward pass adds its model, what it reads and how many rows, but not the sampler's."""
+    """A list to which every forward pass adds its model, what it reads and how many rows."""
     found = []
     for name in ("hidden", "attention"):
         def spy(model, tokens, positions, bias, cache=None, name=name, run=getattr(Qwen2, name)):
-            if not isinstance(cache, DecodeCache):
-                found.append((model, "prompts" if isinstance(cache, PromptCache) else name, len(tokens)))
+            found.append((model, "prompts" if isinstance(cache, PromptCache) else name, len(tokens)))
             return run(model, tokens, positions, bias, cache)
 
         monkeypatch.setattr(Qwen2, name, spy)

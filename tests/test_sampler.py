@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from qwen2_model import Qwen2, load_model, read_config
-from sampler import (DecodeCache, PromptCache, ResponseCache, draw, generate, response_attention, response_logprobs,
+from sampler import (Decoder, PromptCache, ResponseCache, draw, generate, response_attention, response_logprobs,
                      response_states)
 from tests.plain import plain_logprobs, plain_rows
 from tests.random_checkpoints import FAMILIES, SMALL, assert_close, both
@@ -186,18 +186,18 @@ CACHED = Qwen2(read_config(SMALL | dict(model_type="qwen2")))
 @torch.no_grad()
 def test_rows_that_stay_in_the_cache_keep_everything(drops):
     """Guards against a row that loses its keys, values, position, padding or place when others leave."""
-    cache = DecodeCache(PromptCache(CACHED, PROMPTS), 3, 4)
+    decoder = Decoder(CACHED, PromptCache(CACHED, PROMPTS), 3, 4)
     for drop in drops:
-        cache.open_column()
-        keys, values = torch.randn(2, 2, len(cache.length), 2, 1, 8)  # (layers, B', K, 1, d) each
-        before = [torch.stack(x) for x in zip(*(cache.extend(i, keys[i], values[i]) for i in range(2)))]
-        length, bias, running = cache.length, cache.bias, torch.tensor(drop[: len(cache.length)], dtype=torch.bool)
-        order = cache.keep(running)  # (B'',)
+        running = torch.tensor(drop[: len(decoder.length)], dtype=torch.bool)  # (B',)
+        decoder.step(torch.randint(REAL, (len(running),)))
+        n, before = decoder.filled, [x.clone() for x in (decoder.keys, decoder.values)]
+        length, bias = decoder.length, decoder.bias
+        order = decoder.keep(running, int(running.sum()))  # (B'',)
         assert sorted(order.tolist()) == running.nonzero()[:, 0].tolist()
-        for kept, old in zip((cache.keys, cache.values), before):
-            assert torch.equal(kept[:, :, :, : cache.filled], old[:, order])
-        assert torch.equal(cache.length, length[order])
-        assert torch.equal(cache.bias, bias[order])
+        assert torch.equal(decoder.keys[..., :n], before[0][:, order][..., :n])
+        assert torch.equal(decoder.values[..., :n, :], before[1][:, order][..., :n, :])
+        assert torch.equal(decoder.length, length[order])
+        assert torch.equal(decoder.bias, bias[order])
 
 
 # ---------------------------------------------------------------------------------- reading responses again
