@@ -24,7 +24,7 @@ the paper (DeepSeekMath, arXiv 2402.03300):
 Run it:  python train.py --mitigation none
 """
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Callable
 
@@ -39,8 +39,8 @@ from plumbing.files import replace_file
 from plumbing.optimizer import Optimizer
 from plumbing.processes import gather, my_share, sum_over_processes, world
 from qwen2_model import Qwen2
-from sampler import (PromptCache, ResponseCache, Samples, generate, response_attention, response_logprobs,
-                     response_states)
+from sampler import (PromptCache, ResponseCache, Samples, distinct_texts, generate, response_attention,
+                     response_logprobs, response_states)
 
 ADVANTAGES = ("grpo", "dr_grpo", "rloo")
 LOSS_NORMS = ("token", "sequence", "constant")
@@ -340,7 +340,8 @@ class Queries:
 
         Of the last layer, averaged over its heads.
         """
-        return self.read(response_attention, self.model)
+        columns = self.samples.tokens.shape[1]  # T, also where a micro-batch is shorter
+        return self.read(partial(response_attention, columns=columns), self.model)
 
     @cached_property
     def values(self) -> Tensor:
@@ -386,7 +387,8 @@ class Queries:
             samples, _, grades = respond(self.model, self.codec, puzzles, own, prefixes, left.repeat_interleave(k))
             value[rows, positions] = torch.tensor([grade["reward"] for grade in grades]).view(-1, k).mean(1)
             self.tokens_sampled += int(samples.mask.sum())
-            self.tokens_read += int(positions.sum()) + sum(len(self.prompts[row // G]) for row in rows.tolist())
+            texts, _ = distinct_texts([self.prompts[row // G] + prefix for row, prefix in zip(rows.tolist(), prefixes)])
+            self.tokens_read += sum(map(len, texts))
         return value.to(cuts.device)
 
     @torch.no_grad()
@@ -398,11 +400,16 @@ class Queries:
         tokens, mask = self.samples.tokens, self.samples.mask  # (B, T) each
         G, device = len(tokens) // len(self.puzzles), tokens.device
         rows = torch.arange(len(tokens), device=device) if rows is None else rows.to(device)
-        prompts = PromptCache(model, self.prompts)
-        self.tokens_read += sum(map(len, self.prompts)) + int(mask[rows].sum())
+        prompts, lengths = PromptCache(model, self.prompts), mask[rows].sum(1)  # (R,)
+        self.tokens_read += sum(map(len, self.prompts)) + int(lengths.sum())
+        order = lengths.argsort(stable=True)  # (R,) responses of similar length go together, as in the update
         results = []
-        for chunk in my_share(list(torch.arange(len(rows), device=device).split(self.micro_batch))):  # chunk: (b,)
-            response = rows[chunk]  # (b,)
-            cache, others = ResponseCache(prompts, response // G), (x[chunk] for x in per_row)
-            results.append(reader(model, cache, tokens[response], mask[response], *others).cpu())
-        return torch.cat(gather(results)).to(device)  # in the order of the rows: gather undoes my_share
+        for chunk in my_share(list(order.split(self.micro_batch))):  # chunk: (b,)
+            response, T = rows[chunk], int(lengths[chunk].max())  # (b,)
+            cache, others = ResponseCache(prompts, response // G), (x[chunk, :T] for x in per_row)
+            results.append(reader(model, cache, tokens[response, :T], mask[response, :T], *others).cpu())
+        results = gather(results)  # of all processes, in the order of the chunks: gather undoes my_share
+        result = results[0].new_zeros(len(rows), *tokens.shape[1:], *results[0].shape[2:])  # (R, T, ...)
+        for chunk, part in zip(order.cpu().split(self.micro_batch), results):
+            result[chunk, : part.shape[1]] = part
+        return result.to(device)

@@ -2,6 +2,7 @@
 
 How this differs from the usual `generate`:
 1. A prompt is read (run through the model) once for all of its responses, both here and, with gradient, in the update.
+   A prompt that another one begins with is not read at all.
 2. All randomness comes in as uniform numbers, one row per response. So a response does not depend on the others in
    its batch.
 3. Log-prob, entropy and logit gradient (see Samples) of each token are recorded while sampling, so that the credit log
@@ -65,12 +66,26 @@ class PromptCache:
         # The layers hand their keys and values to self.extend. A padding column sees itself (causal_bias), so that no
         # softmax is empty, and no other column sees it.
         hidden = model.hidden(tokens, positions.clamp(min=0), causal_bias(self.real), self)  # (Q, P, D)
+        self.hidden = hidden  # (Q, P, D)
         self.last = hidden[:, -1]  # (Q, D) the state that predicts a response's first token
 
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Keep a layer's keys and values (Q, K, P, d), and return them: there are no earlier columns."""
         self.layers[layer] = keys, values
         return keys, values
+
+    def prefixes(self, text_of: list[int], length: list[int]) -> "PromptCache":
+        """The cache of other prompts: prompt q is the first length[q] tokens of the one in row text_of[q] here."""
+        part, device = copy.copy(self), self.real.device
+        text, part.length = torch.tensor(text_of, device=device), torch.tensor(length, device=device)  # (Q',) each
+        column = torch.arange(-max(length), 0, device=device)  # (P',)
+        part.real = column >= -part.length[:, None]  # (Q', P') padded on the left, too
+        source = self.real.shape[1] + (part.length - self.length[text])[:, None] + column  # (Q', P') the columns here
+        source = source.clamp(min=0)  # in the padding; nobody sees what stands there
+        part.layers = {i: tuple(x[text[:, None], :, source].transpose(1, 2) for x in pair)  # (Q', K, P', d) each
+                       for i, pair in self.layers.items()}
+        part.last = self.hidden[text, source[:, -1]]  # (Q', D)
+        return part
 
     def detach(self) -> "PromptCache":
         """A copy cut off from the graph, whose tensors accumulate the gradients of all micro-batches."""
@@ -85,6 +100,20 @@ class PromptCache:
         for layer, both in self.layers.items():
             pairs += zip(both, leaf.layers[layer])
         torch.autograd.backward([tensor for tensor, _ in pairs], [detached.grad for _, detached in pairs])
+
+
+def distinct_texts(prompts: list[list[int]]) -> tuple[list[list[int]], list[int]]:
+    """The prompts that no other prompt begins with, and for each prompt the index of one of them that begins with it.
+
+    Cuts of one response are prefixes of each other. Read once, they cost vineppo a third as much.
+    """
+    texts, text_of = [], [0] * len(prompts)
+    # Backwards in alphabetical order, the texts that begin with a prompt come right before it.
+    for q in sorted(range(len(prompts)), key=prompts.__getitem__, reverse=True):
+        if not texts or texts[-1][: len(prompts[q])] != prompts[q]:
+            texts.append(prompts[q])
+        text_of[q] = len(texts) - 1
+    return texts, text_of
 
 
 class ResponseCache:
@@ -276,7 +305,8 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
     statistics = torch.zeros(3, B, T, device=device, dtype=at_least_float32)  # log-prob, entropy, logit gradient
     drawn = []  # for each column that is not recorded yet: rows, its number for each, tokens (B',), log-probs (B', V)
     with torch.inference_mode():  # a tenth faster than no_grad; what we return is made outside, as autograd demands
-        prompt_cache = PromptCache(model, prompts)
+        texts, text_of = distinct_texts(prompts)
+        prompt_cache = PromptCache(model, texts).prefixes(text_of, [len(p) for p in prompts])
         decoder = Decoder(model, prompt_cache, G, T)
         hidden = prompt_cache.last.repeat_interleave(G, 0)  # (B', D) the state that predicts the next token
         rows = torch.arange(B, device=device)  # (B',) the response that each running row writes
@@ -328,16 +358,16 @@ def response_states(model: Qwen2, cache: ResponseCache, tokens: Tensor, mask: Te
     return torch.cat((first, later), dim=1)
 
 
-def response_attention(model: Qwen2, cache: ResponseCache, tokens: Tensor, mask: Tensor) -> Tensor:
-    """Attention (B, T, T): [:, t, u] is how much the state that predicts token t attends to token u.
+def response_attention(model: Qwen2, cache: ResponseCache, tokens: Tensor, mask: Tensor, columns: int) -> Tensor:
+    """Attention (B, T, columns): [:, t, u] is how much the state that predicts token t attends to token u < columns.
 
-    Of the last layer, averaged over its heads.
+    Of the last layer, averaged over its heads. columns >= T; those from T on are 0.
     """
     (B, T), P = tokens.shape, cache.prompts.real.shape[1]
-    attention = torch.zeros(B, T, T, device=tokens.device)
+    attention = torch.zeros(B, T, columns, device=tokens.device)
     visible = torch.ones_like(mask)[:, :-1]  # (B, T - 1)
     # The state that predicts token 0 is the prompt's. No state of the response attends to token T - 1.
-    attention[:, 1:, :-1] = model.attention(tokens[:, :-1], *cache.place(visible), cache)[:, :, P:]
+    attention[:, 1:, : T - 1] = model.attention(tokens[:, :-1], *cache.place(visible), cache)[:, :, P:]
     return attention
 
 

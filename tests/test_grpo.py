@@ -352,10 +352,10 @@ def test_the_credit_log_holds_every_token_in_forty_bytes(tmp_path):
 
 
 @torch.no_grad()
-def alone(reader, model, codec, batch, i, *hide):
+def alone(reader, model, codec, batch, i, *further):
     """What a function of sampler.py reads from the model about response i, in a batch of its own."""
     cache = PromptCache(model, [codec.prompt(PUZZLES[batch.group[i]])])
-    return reader(model, ResponseCache(cache, torch.tensor([0])), batch.tokens[[i]], batch.mask[[i]], *hide)[0]
+    return reader(model, ResponseCache(cache, torch.tensor([0])), batch.tokens[[i]], batch.mask[[i]], *further)[0]
 
 
 def test_queries_read_each_response_as_if_it_were_alone(codec, random_model):
@@ -367,8 +367,9 @@ def test_queries_read_each_response_as_if_it_were_alone(codec, random_model):
     hide = torch.rand(7, batch.mask.shape[1], generator=torch.Generator().manual_seed(0)) < 0.2
     without = batch.ask.logprob_without(rows, hide)
     for i in range(12):
-        close(batch.ask.hidden[i], alone(response_states, model, codec, batch, i))
-        close(batch.ask.attention[i], alone(response_attention, model, codec, batch, i))
+        L = batch.mask[i].sum()
+        close(batch.ask.hidden[i, :L], alone(response_states, model, codec, batch, i)[:L])
+        close(batch.ask.attention[i, :L], alone(response_attention, model, codec, batch, i, batch.mask.shape[1])[:L])
         close(batch.ask.reference_logprob[i], alone(response_logprobs, start_model, codec, batch, i))
     for n, i in enumerate(rows.tolist()):
         close(without[n], alone(response_logprobs, model, codec, batch, i, hide[[n]]))

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from qwen2_model import Qwen2, load_model, read_config
-from sampler import (Decoder, PromptCache, ResponseCache, draw, generate, response_attention, response_logprobs,
-                     response_states)
+from sampler import (Decoder, PromptCache, ResponseCache, distinct_texts, draw, generate, response_attention,
+                     response_logprobs, response_states)
 from tests.plain import plain_logprobs, plain_rows
 from tests.random_checkpoints import FAMILIES, SMALL, assert_close, both
 
@@ -200,6 +200,32 @@ def test_rows_that_stay_in_the_cache_keep_everything(drops):
         assert torch.equal(decoder.bias, bias[order])
 
 
+@given(prompts=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), min_size=1, max_size=12))
+def test_no_text_is_the_beginning_of_another(prompts):
+    """Guards against a prompt that is read twice, or whose text begins with something else."""
+    texts, text_of = distinct_texts(prompts)
+    assert all(texts[i][: len(prompt)] == prompt for i, prompt in zip(text_of, prompts))
+    begins = [[other[: len(text)] == text for other in texts] for text in texts]
+    assert sum(map(sum, begins)) == len(texts)  # each begins itself alone
+    assert all(text in prompts for text in texts)
+
+
+@FAMILIES
+@torch.no_grad()
+def test_a_prefix_of_what_was_read_equals_reading_it(family, tmp_path):
+    """Guards against a cut at the wrong column, another text's row, and padding in the wrong place."""
+    _, model = random_model(family, tmp_path)
+    texts, text_of, length = [PROMPTS[0], [3, 1, 4, 1, 5, 9]], [1, 0, 1, 1], [6, 1, 2, 5]
+    part = PromptCache(model, texts).prefixes(text_of, length)
+    for q, (i, n) in enumerate(zip(text_of, length)):
+        alone = PromptCache(model, [texts[i][:n]])
+        assert part.real[q].tolist() == [False] * (6 - n) + [True] * n and part.length[q] == n
+        assert_close(part.last[q], alone.last[0], 1e-5)
+        for layer, pair in part.layers.items():
+            for mine, its in zip(pair, alone.layers[layer]):
+                assert_close(mine[q, :, 6 - n :], its[0], 1e-5)
+
+
 # ---------------------------------------------------------------------------------- reading responses again
 
 
@@ -258,7 +284,7 @@ def test_states_attention_and_hidden_tokens_equal_transformers(family, options, 
     hide = torch.rand(mask.shape, generator=torch.Generator().manual_seed(1)) < 0.4
     hide[0, 0] = True
     cache = ResponseCache(PromptCache(model, PROMPTS), puzzle)
-    attention = response_attention(model, cache, tokens, mask)  # (B, T, T)
+    attention = response_attention(model, cache, tokens, mask, 9)  # (B, T, 9)
     states = response_states(model, cache, tokens, mask)  # (B, T, D)
     without = response_logprobs(model, cache, tokens, mask, hide)  # (B, T)
     assert (without - response_logprobs(model, cache, tokens, mask)).abs().max() > 0.1
@@ -273,5 +299,5 @@ def test_states_attention_and_hidden_tokens_equal_transformers(family, options, 
         bias = torch.zeros(1, 1, P + L, P + L, dtype=torch.float64).masked_fill(blocked, -1e300)
         logits = hf(row, attention_mask=bias, position_ids=torch.arange(P + L)[None]).logits[0, P - 1 : -1, :REAL]
         assert_close(without[i, :L], logits.log_softmax(-1)[torch.arange(L), tokens[i, :L]], 1e-5)
-    assert response_attention(model, cache, tokens[:, :1], mask[:, :1]).tolist() == [[[0.0]]] * 4
+    assert response_attention(model, cache, tokens[:, :1], mask[:, :1], 2).tolist() == [[[0.0, 0.0]]] * 4
     assert attention[0].count_nonzero() == 15  # of tokens 1 to 5 to the ones before them
