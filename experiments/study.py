@@ -3,7 +3,7 @@
     python -m experiments.study                                 everything, in the order of PARTS: a day on two cores
     python -m experiments.study --parts main --levels easy      the main table: every method, five seeds
     python -m experiments.study --list                          the commands that are left, for Slurm, parallel or Ray
-    python -m experiments.study --collect                       only take over the finished runs in runs/study
+    python -m experiments.study --collect                       only take over the finished runs in runs/study-2
     python -m experiments.study --tables                        tables and pictures of results/runs.csv, beside it
 
 As many runs at a time as the machine has cores, each with its share of threads. A finished run becomes a row of
@@ -42,8 +42,8 @@ from plumbing.progress import fail
 from plumbing.report import write_csv
 from plumbing.runs import NO_DIFFERENCE, read_metrics
 
-VERSION = 1  # of the results; rows of another version do not count. When a change alters what runs give, raise it, and
-RUNS = Path("runs/study")  # name another folder here, since the runs in this one were made by the old code
+VERSION = 2  # of the results; rows of another version do not count. When a change alters what runs give, raise it, and
+RUNS = Path("runs/study-2")  # name another folder here, since the runs in this one were made by the old code
 RESULTS = Path("results/runs.csv")
 ROOT = Path(__file__).parent.parent  # commands run here, and the two paths above are relative to it
 HARD = RUNS / "hard.jsonl"

@@ -7,6 +7,7 @@ figure, Welch's t of a difference. A star: significant at 5% after Holm's correc
 """
 import csv
 import itertools
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Iterable
@@ -310,10 +311,11 @@ def table_travel(first: str, second: str, records: dict[str, Records]) -> Table:
 def write_study(file: Path) -> None:
     """All tables of a file of rows in study.md beside it, and the pictures."""
     rows = read_rows(file)
-    newest = max((int(row["version"]) for row in rows), default=0)
+    count = Counter(int(row["version"]) for row in rows)
+    shown = max(count, key=lambda version: (count[version], version), default=0)  # a new edition once it has most runs
     levels: dict[str, dict[str, list[Run]]] = {}  # by level and part
     for row in rows:
-        if int(row["version"]) == newest:
+        if int(row["version"]) == shown:
             levels.setdefault(row["level"], {}).setdefault(row["part"], []).append(to_run(row))
     levels = {level: parts for level, parts in levels.items()
               if any(run.label == "none" for run in parts.get("main", []))}

@@ -363,7 +363,7 @@ def test_the_list_is_what_is_left(place, call, capsys):
     assert lines == [f"python train.py --resume {listed[1].folder}"] + [e.command for e in listed[3:]]
     call("--list --parts main --levels hard --methods none")
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 5 and all("--data runs/study/hard.jsonl" in line for line in lines) and study.HARD.is_file()
+    assert len(lines) == 5 and all("--data runs/study-2/hard.jsonl" in line for line in lines) and study.HARD.is_file()
     work = study.Study(listed, 1, 1, False)
     write_csv([a_row(e.name) for e in listed], study.RESULTS)
     call("--list --parts main --levels easy")
