@@ -1,14 +1,21 @@
-"""Speed and memory as ratios: our code against transformers, against plain code, and against what the machine can do.
+"""Speed and memory as ratios: our code against other libraries, plain code, and what the machine can do.
 
-Shared machines are noisy. So the things compared run alternately, A B A B, and medians are reported. The figures go
-into results/benchmark.csv, plots of them into benchmark.png and growth.png there.
+Shared machines are noisy. So the things compared take turns, A B C A B C, and each round gives one ratio. The figure is
+the median of the ratios. The smallest and the largest are beside it. Rates are in tokens sampled per second, the end
+tokens included. Each library works in a process of its own, because two OpenMP runtimes in one slow each other down.
+The figures go into results/benchmark.csv, plots of them into benchmark.png and growth.png there.
 
-Run it:  python tests/benchmark.py          about six minutes on two cores; needs tests/requirements.txt
+Run it:  python tests/benchmark.py          eight minutes on two cores; needs tests/requirements.txt
+         python tests/benchmark.py --trl    also whole steps of TRL's GRPOTrainer; needs `pip install trl`
          python tests/benchmark.py --big    also the memory of an update of Qwen2.5-0.5B's shape: six minutes, 11 GiB
+
+CTranslate2 takes part where it is installed: `pip install ctranslate2`.
 """
 import argparse
 import contextlib
 import copy
+import functools
+import importlib.util
 import json
 import os
 import re
@@ -17,21 +24,67 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Callable, Iterator
-from unittest import mock
+from typing import Callable
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
+for name, value in {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"}.items():
+    os.environ.setdefault(name, value)
+ANSWERS = 8  # to each prompt
+
+# ------------------------------------------------------------------------------- a contestant, in its own process
+# It reads cases from stdin and writes tokens and seconds to stdout, a line each. A case has the number of puzzles, the
+# most tokens a response may have (limit), whether all have exactly as many (fixed), and a seed.
+
+
+def hear() -> dict | None:
+    """The next case; None when there are no more."""
+    line = sys.stdin.readline()
+    return json.loads(line) if line else None
+
+
+def answer(tokens: int, start: float) -> None:
+    """Say how many tokens were sampled since `start`, and in how many seconds."""
+    print(json.dumps((tokens, time.perf_counter() - start)), flush=True)
+
+
+def serve(run: Callable[[dict], int], hear: Callable[[], dict | None] = hear) -> None:
+    """Answer every case: run(case) returns its number of tokens."""
+    while case := hear():
+        start = time.perf_counter()
+        answer(run(case), start)
+
+
+def ctranslate2_sampler(folder: Path) -> Callable[[dict], int]:
+    """CTranslate2's sampler, from what convert_model wrote."""
+    import ctranslate2
+    written, threads = json.loads((folder / "prompts.json").read_text()), int(os.environ["OMP_NUM_THREADS"])
+    generator = ctranslate2.Generator(str(folder), compute_type="float32", inter_threads=1, intra_threads=threads)
+
+    def run(case: dict) -> int:
+        limit = case["limit"]
+        results = generator.generate_batch(
+            written["prompts"][: case["puzzles"]], num_hypotheses=ANSWERS, max_length=limit,
+            min_length=limit if case["fixed"] else 0, sampling_topk=0, sampling_temperature=1.0, max_batch_size=0,
+            return_scores=True, include_prompt_in_result=False, end_token=written["ends"])
+        lengths = [len(sequence) for result in results for sequence in result.sequences_ids]
+        return sum(length + (length < limit) for length in lengths)  # the end token is not in the sequence
+
+    return run
+
+
+if __name__ == "__main__" and sys.argv[1:3] == ["--worker", "ctranslate2"]:  # here, before torch is imported
+    serve(ctranslate2_sampler(Path(sys.argv[3])))
+    sys.exit()
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 import grpo
 from countdown_task import CHAT, Codec, Puzzle, generate_puzzles
@@ -39,19 +92,120 @@ from critic import Critic
 from experiments import ground_truth
 from mitigations import MITIGATIONS, TokenBatch
 from plumbing.optimizer import Optimizer
-from plumbing.processes import join, leads, leave, my_share
-from plumbing.report import GREY, PALETTE, new_figure, save_figure, write_csv
+from plumbing.processes import join, leads, leave
+from plumbing.progress import Progress, fail
+from plumbing.report import GREY, PALETTE, Table, new_figure, plt, save_figure, write_csv
 from qwen2_model import Qwen2, load_model, read_config
 from sampler import generate
 from tests.conftest import make_batch
 from tests.plain import plain_rows, plain_update
 from train import BUNDLED, Settings
 
-PUZZLES, ANSWERS, TOKENS = 8, 8, 64
 LIMIT = Settings.max_new_tokens
-# TRL's GRPOTrainer took 0.525 s for a step of 64 x 64 tokens where transformers' generate sampled 18,700 tokens/s. So
-TRL_STEP = 0.525 / (64 * 64 / 18_700)  # a step of TRL's takes this many times as long as generate does beside us.
+PUZZLES, TOKENS, THREADS = 8, 64, 2
+CASES = {f"x {TOKENS} tokens": {"limit": TOKENS, "fixed": True}, "real lengths": {"limit": LIMIT, "fixed": False}}
 CODEC = Codec(BUNDLED)
+
+
+def prompts_of(puzzles: int) -> list[list[int]]:
+    """Prompts of the bundled model."""
+    return [CODEC.prompt(puzzle) for puzzle in generate_puzzles(puzzles, "train")]
+
+
+def bundled() -> Qwen2:
+    """Our model with the bundled weights."""
+    model = load_model(BUNDLED)
+    model.real_vocab = CODEC.size
+    return model
+
+
+def ours() -> Callable[[dict], int]:
+    """Our sampler, or a whole step: sample, annotate, and update with a random credit."""
+    model, puzzles, prompts = bundled(), generate_puzzles(Settings.questions, "train"), prompts_of(Settings.questions)
+    optimizer, codec = Optimizer(model, lr=0.0), copy.copy(CODEC)
+
+    def run(case: dict) -> int:
+        Q, codec.end_tokens = case["puzzles"], [] if case["fixed"] else CODEC.end_tokens
+        uniforms = grpo.draw_uniforms(case["seed"], 0, Q, ANSWERS, case["limit"])  # (B, limit)
+        if case["work"] == "sampler":
+            return int(grpo.sample(model, prompts[:Q], uniforms, codec.end_tokens).mask.sum())
+        batch = grpo.rollout(model, codec, puzzles[:Q], uniforms)
+        credit = torch.randn(batch.mask.shape, generator=torch.Generator().manual_seed(case["seed"]))  # (B, T)
+        grpo.update(model, optimizer, prompts[:Q], batch, credit, max_new_tokens=LIMIT)
+        return int(batch.mask.sum())
+
+    return run
+
+
+def hear_together() -> dict | None:
+    """`hear`, by the first of several processes, for all of them."""
+    case = [hear() if leads() else None]
+    if dist.is_initialized():
+        dist.broadcast_object_list(case)
+    return case[0]
+
+
+def transformers_sampler() -> Callable[[dict], int]:
+    """transformers' generate."""
+    from transformers import AutoModelForCausalLM
+    model, prompts = AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32), prompts_of(Settings.questions)
+
+    def run(case: dict) -> int:
+        torch.manual_seed(case["seed"])
+        repeated = [prompt for prompt in prompts[: case["puzzles"]] for _ in range(ANSWERS)]
+        tokens, pad, P = plain_rows(repeated, torch.zeros(len(repeated), 0, dtype=torch.long))  # (B, P), (B,)
+        ends = {"min_new_tokens": case["limit"]} if case["fixed"] else {"eos_token_id": CODEC.end_tokens}
+        sampled = model.generate(tokens, attention_mask=(torch.arange(P) >= pad[:, None]).long(), do_sample=True,
+                                 top_k=0, max_new_tokens=case["limit"], pad_token_id=0, **ends)[:, P:]  # (B, T)
+        is_end = torch.isin(sampled, torch.tensor(CODEC.end_tokens)) & (not case["fixed"])  # (B, T)
+        return int((is_end.cumsum(1) - is_end.long() == 0).sum())  # tokens with no end before them
+
+    return run
+
+
+def train_with_trl(limit: int, fixed: bool) -> None:
+    """TRL's GRPOTrainer, which waits for a case before each step, and answers after it."""
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+    start, tokens, turns = 0.0, 0, TrainerCallback()
+
+    def reward(completion_ids: list[list[int]], **_) -> list[float]:
+        nonlocal tokens
+        tokens = sum(map(len, completion_ids))
+        return [float(i % ANSWERS) for i in range(len(completion_ids))]  # responses differ, so that there is an update
+
+    def begin(*_, **__) -> None:
+        nonlocal start
+        if hear() is None:
+            sys.exit()
+        start = time.perf_counter()
+
+    turns.on_step_begin, turns.on_step_end = begin, lambda *_, **__: answer(tokens, start)
+    texts = [CODEC.decode(prompt)[0] for prompt in prompts_of(PUZZLES)]
+    model = AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32)
+    model.generation_config.eos_token_id = CODEC.end_tokens
+    with tempfile.TemporaryDirectory() as folder:
+        config = GRPOConfig(
+            folder, per_device_train_batch_size=PUZZLES * ANSWERS, num_generations=ANSWERS, max_completion_length=limit,
+            generation_kwargs={"min_new_tokens": limit} if fixed else None, max_steps=10**6, learning_rate=0.0,
+            beta=0.0, gradient_checkpointing=False, use_cpu=True, bf16=False, shuffle_dataset=False, disable_tqdm=True,
+            logging_strategy="no", save_strategy="no", report_to="none")
+        # AutoTokenizer of transformers 5 splits numbers into digits, which this tokenizer.json does not.
+        GRPOTrainer(model, reward, config, Dataset.from_dict({"prompt": texts * 100}), callbacks=[turns],
+                    processing_class=PreTrainedTokenizerFast.from_pretrained(BUNDLED)).train()
+
+
+def work(kind: str, *arguments: str) -> None:
+    """What a contestant's process does until there are no more cases."""
+    if kind == "trl":
+        return train_with_trl(*map(int, arguments))
+    join("cpu")
+    serve(transformers_sampler() if kind == "transformers" else ours(), hear_together)
+    leave()
+
+
+# ------------------------------------------------------------------------------------------------ the contest
 
 
 class Benchmark:
@@ -60,44 +214,129 @@ class Benchmark:
     def __init__(self, repeats: int):
         self.repeats, self.rows = repeats, []
 
-    def record(self, what: str, value: float, unit: str, ratio: float | None = None, against: str = "") -> None:
-        """Keep a figure, and print it."""
-        self.rows.append({"what": what, "value": f"{value:.4g}", "unit": unit, "ratio": ratio and f"{ratio:.3g}",
-                          "against": against})
-        print(f"{what}: {value:,.4g} {unit}" + (f", {ratio:.2f} times {against}" if ratio else ""), flush=True)
+    def record(self, what: str, value: float, unit: str, ratios: list[float] | None = None, against: str = "",
+               peer: float = 0.0) -> None:
+        """Keep a figure, with its ratio to the peer's in each round and the peer's own, and print it."""
+        row = {"what": what, "value": value, "unit": unit, "ratio": None, "low": None, "high": None, "against": against}
+        if ratios:
+            row |= {"ratio": statistics.median(ratios), "low": min(ratios), "high": max(ratios), "peer": peer}
+        self.rows.append(row)
+        ratio = f", {row['ratio']:.2f} times {against}" if ratios else ""
+        print(f"{what}: {short(value)} {unit}{ratio}", flush=True)
 
-    def interleave(self, **work: Callable[[], object]) -> dict[str, float]:
-        """Median seconds of each function; all of them take turns, after one warm-up."""
-        seconds: dict[str, list[float]] = {name: [] for name in work}
-        for _ in range(self.repeats + 1):
-            for name, function in work.items():
-                start = time.perf_counter()
-                function()
-                seconds[name].append(time.perf_counter() - start)
-        return {name: statistics.median(values[1:]) for name, values in seconds.items()}
+    def compare(self, what: str, ours: list[float], peer: list[float], against: str, unit: str = "tokens/s") -> None:
+        """Record our rate in each round against a peer's."""
+        ratios = [a / b for a, b in zip(ours, peer)]
+        self.record(what, statistics.median(ours), unit, ratios, against, statistics.median(peer))
 
+    def duel(self, what: str, rivals: dict[str, subprocess.Popen], case: dict) -> None:
+        """Record the rate of the first rival against each other's.
 
-def bundled(dtype: torch.dtype = torch.float32) -> Qwen2:
-    """Our model with the bundled weights."""
-    model = load_model(BUNDLED, dtype=dtype)
-    model.real_vocab = CODEC.size
-    return model
-
-
-def random_model(dtype: torch.dtype = torch.float32, **size: int) -> Qwen2:
-    """A Qwen2 with random weights."""
-    source = {"model_type": "qwen2", "vocab_size": 783, "num_hidden_layers": 4, "tie_word_embeddings": True} | size
-    with torch.device("meta"):
-        model = Qwen2(read_config(source))
-    model = model.to(dtype).to_empty(device="cpu")
-    for p in model.parameters():
-        torch.nn.init.normal_(p, std=0.02)
-    return model
+        A peer may compete with several settings, named after a comma. Only the fastest one counts.
+        """
+        rates = take_turns(what, self.repeats, 2, {name: functools.partial(turn, name, process, case)
+                                                   for name, process in rivals.items()})
+        libraries = defaultdict(list)
+        for name, values in rates.items():
+            libraries[name.split(",")[0]].append((statistics.median(values), name, values))
+        (_, _, ours), *peers = map(max, libraries.values())
+        for _, name, values in peers:
+            self.compare(what, ours, values, name)
 
 
-def prompts_of(puzzles: int = PUZZLES) -> list[list[int]]:
-    """Prompts of the bundled model."""
-    return [CODEC.prompt(puzzle) for puzzle in generate_puzzles(puzzles, "train")]
+def take_turns(what: str, repeats: int, warm_ups: int,
+               work: dict[str, Callable[[int], float]]) -> dict[str, list[float]]:
+    """What each function returned in each counted round. All take turns, and are told the number of the round."""
+    progress, found = Progress(what, repeats + warm_ups), defaultdict(list)
+    for i in range(repeats + warm_ups):
+        for name, function in work.items():
+            found[name].append(function(i))
+        progress.show(i + 1)
+    return {name: values[warm_ups:] for name, values in found.items()}
+
+
+def seconds(function: Callable, *arguments: object, **options: object) -> float:
+    """How long a call takes."""
+    start = time.perf_counter()
+    function(*arguments, **options)
+    return time.perf_counter() - start
+
+
+def start(kind: str, threads: int, *arguments: object, processes: int = 1, **environment: str) -> subprocess.Popen:
+    """The process of a contestant, or that of torchrun where it has several processes."""
+    several = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+    command = [sys.executable, *several * (processes > 1), __file__, "--worker", kind, *map(str, arguments)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                            env=os.environ | {"OMP_NUM_THREADS": str(threads)} | environment)
+
+
+def turn(name: str, process: subprocess.Popen, case: dict, seed: int) -> float:
+    """Tokens per second of one case."""
+    print(json.dumps(case | {"seed": seed}), file=process.stdin, flush=True)
+    reply = process.stdout.readline()
+    if not reply:
+        fail(f"{name} stopped without an answer to {case}; its own message is above")
+    if name.startswith("CTranslate2"):
+        time.sleep(0.25)  # until its idle threads no longer spin
+    tokens, took = json.loads(reply)
+    return tokens / took
+
+
+def convert_model(folder: Path) -> bool:
+    """Write the bundled model and our prompts for CTranslate2; False where that is not installed."""
+    if importlib.util.find_spec("ctranslate2") is None:
+        print("CTranslate2: skipped; to compare with it, pip install ctranslate2", flush=True)
+        return False
+    converter = [sys.executable, "-m", "ctranslate2.converters.transformers", "--model", str(BUNDLED)]
+    subprocess.run([*converter, "--output_dir", str(folder), "--force"], check=True, capture_output=True)
+    names = CODEC.tokenizer.id_to_token
+    prompts = [[names(token) for token in prompt] for prompt in prompts_of(Settings.questions)]
+    ends = [names(token) for token in CODEC.end_tokens]
+    (folder / "prompts.json").write_text(json.dumps({"prompts": prompts, "ends": ends}))
+    return True
+
+
+def contest(bench: Benchmark, work: str, how: str, commands: dict[str, Callable[[], subprocess.Popen]],
+            puzzles: tuple[int, ...] = (PUZZLES,), cases: dict[str, dict] = CASES) -> None:
+    """Start the processes, and record the rate of the first against each other's in every case."""
+    with contextlib.ExitStack() as stack:
+        rivals = {name: stack.enter_context(command()) for name, command in commands.items()}
+        for Q in puzzles:
+            for name, case in cases.items():
+                bench.duel(f"{work}, {Q} x {ANSWERS} {name}, {how}", rivals, case | {"puzzles": Q, "work": work})
+
+
+def sampler(bench: Benchmark) -> None:
+    """Against CTranslate2 and, with two threads, transformers' generate."""
+    with tempfile.TemporaryDirectory() as folder:
+        converted = convert_model(Path(folder))
+        for threads in (1, THREADS) if converted else (THREADS,):
+            commands = {"ours": lambda: start("ours", threads)}
+            if converted:  # which of its two backends is the faster one depends on processor and threads
+                commands |= {"CTranslate2, default backend": lambda: start("ctranslate2", threads, folder),
+                             "CTranslate2, oneDNN": lambda: start("ctranslate2", threads, folder, CT2_USE_MKL="0")}
+            if threads == THREADS:
+                commands["transformers' generate"] = lambda: start("transformers", threads)
+            how = "1 thread" if threads == 1 else f"{threads} threads"
+            contest(bench, "sampler", how, commands, (PUZZLES, Settings.questions))
+
+
+def processes(bench: Benchmark) -> None:
+    """Two processes of one thread against one process of two threads."""
+    for work in ("sampler", "step"):
+        contest(bench, work, "two processes", {"ours": lambda: start("ours", 1, processes=2),
+                                               "one process of two threads": lambda: start("ours", 2)})
+
+
+def trl(bench: Benchmark) -> None:
+    """A whole step against that of TRL's GRPOTrainer."""
+    for name, case in CASES.items():
+        rivals = {"ours": lambda: start("ours", THREADS),
+                  "TRL's GRPOTrainer": lambda: start("trl", THREADS, case["limit"], int(case["fixed"]))}
+        contest(bench, "step", f"{THREADS} threads", rivals, cases={name: case})
+
+
+# ------------------------------------------------------------------------------ against plain code, in this process
 
 
 def random_batch(model: Qwen2, prompts: list[list[int]], tokens: int) -> tuple[TokenBatch, Tensor]:
@@ -107,38 +346,6 @@ def random_batch(model: Qwen2, prompts: list[list[int]], tokens: int) -> tuple[T
     return make_batch([tokens] * B, [0.0] * B, [i // ANSWERS for i in range(B)], tokens=samples), torch.randn(B, tokens)
 
 
-# -------------------------------------------------------------------------------------- against other code
-
-
-def our_generate(model: Qwen2, limit: int, ends: list[int]) -> Callable[[], object]:
-    """Our sampler for 64 responses, or for this process's share of them."""
-    uniforms = grpo.draw_uniforms(0, 0, PUZZLES, ANSWERS, limit).split(ANSWERS)  # Q of (G, limit)
-    prompts, mine = my_share(prompts_of()), torch.cat(my_share(uniforms))
-    return lambda: generate(model, prompts, mine, ends)
-
-
-def their_generate(limit: int, ends: list[int]) -> Callable[[], object]:
-    """transformers' sampler for the same 64 responses; without `ends`, of exactly `limit` tokens."""
-    theirs = AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32)
-    repeated = [prompt for prompt in prompts_of() for _ in range(ANSWERS)]
-    tokens, pad, P = plain_rows(repeated, torch.zeros(len(repeated), 0, dtype=torch.long))  # (B, P), (B,)
-    attention = (torch.arange(P) >= pad[:, None]).long()  # (B, P)
-    options = dict(do_sample=True, top_k=0, max_new_tokens=limit, pad_token_id=0)
-    options |= {"eos_token_id": ends} if ends else {"min_new_tokens": limit}
-    return lambda: theirs.generate(tokens, attention_mask=attention, **options)
-
-
-def sampler(bench: Benchmark) -> None:
-    """Against transformers' generate: responses of exactly 64 tokens, and of their real lengths."""
-    model = bundled()
-    for name, limit, ends in (("exactly 64 tokens", TOKENS, []), ("real lengths", LIMIT, CODEC.end_tokens)):
-        ours = our_generate(model, limit, ends)
-        tokens = ours().mask.sum().item()
-        took = bench.interleave(ours=ours, theirs=their_generate(limit, ends))
-        bench.record(f"sampler, {name}", tokens / took["ours"], "tokens/s", took["theirs"] / took["ours"],
-                     "transformers' generate")
-
-
 def updates(bench: Benchmark) -> None:
     """Against the plain layout of tests/plain.py: the batch of a real step, and prompts as long as the original's."""
     model, puzzles = bundled(), generate_puzzles(PUZZLES, "train")
@@ -146,91 +353,14 @@ def updates(bench: Benchmark) -> None:
     real = grpo.rollout(model, CODEC, puzzles, grpo.draw_uniforms(0, 1, PUZZLES, ANSWERS, LIMIT))
     text = CHAT.format(numbers=[4, 3, 5], target=8)
     long = [(CODEC.tokenizer.encode(text, add_special_tokens=False).ids * 2)[:140]] * PUZZLES
-    cases = {"a real step": (prompts_of(), real, MITIGATIONS["none"](real)),
+    cases = {"a real step": (prompts_of(PUZZLES), real, MITIGATIONS["none"](real)),
              "prompts of 140 tokens, answers of 50": (long, *random_batch(model, long, 50))}
     for name, (prompts, batch, credit) in cases.items():
-        took = bench.interleave(
-            ours=lambda: grpo.update(model, optimizer, prompts, batch, credit, max_new_tokens=LIMIT),
-            plain=lambda: plain_update(model, prompts, batch, credit))
-        bench.record(f"update, {name}", batch.mask.sum().item() / took["ours"], "tokens/s",
-                     took["plain"] / took["ours"], "the plain layout")
-
-
-def whole_step(model: Qwen2) -> Callable[[], object]:
-    """Sample and annotate 64 responses of exactly 64 tokens, then update on all of them."""
-    optimizer, puzzles, codec = Optimizer(model, lr=0.0), generate_puzzles(PUZZLES, "train"), copy.copy(CODEC)
-    codec.end_tokens = []
-    uniforms, prompts = grpo.draw_uniforms(0, 0, PUZZLES, ANSWERS, TOKENS), prompts_of()
-    credit = torch.randn(len(uniforms), TOKENS, generator=torch.Generator().manual_seed(0))  # (B, T)
-
-    def step() -> None:
-        batch = grpo.rollout(model, codec, puzzles, uniforms)
-        grpo.update(model, optimizer, prompts, batch, credit, max_new_tokens=TOKENS)
-
-    return step
-
-
-def record_steps(bench: Benchmark, took: dict[str, float], how: str) -> None:
-    """Whole steps against TRL's, whose time follows from that of generate."""
-    for name in ("float32", "bfloat16"):
-        bench.record(f"step of 64 x 64 tokens, {name}, {how}", took[name], "s", TRL_STEP * took["theirs"] / took[name],
-                     "TRL's GRPOTrainer")
-
-
-def steps(bench: Benchmark) -> None:
-    """A whole step in one process of two threads."""
-    took = bench.interleave(float32=whole_step(bundled()), bfloat16=whole_step(bundled(torch.bfloat16)),
-                            theirs=their_generate(TOKENS, []))
-    record_steps(bench, took, "one process")
-
-
-def processes(bench: Benchmark) -> None:
-    """The same, shared by two processes of one thread each: this file under torchrun."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", __file__,
-               "--pair", "--repeats", str(bench.repeats)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    printed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment).stdout
-    took = json.loads(printed.splitlines()[-1])
-    for name, length in (("exactly 64 tokens", "fixed"), ("real lengths", "real")):
-        ours, theirs = took[f"our {length}"], took[f"their {length}"]
-        bench.record(f"sampler, {name}, two processes", ours, "s", theirs / ours, "transformers' generate")
-    record_steps(bench, took | {"theirs": took["their fixed"]}, "two processes")
-    bench.record("step of 64 x 64 tokens, two processes of one thread", took["float32"], "s",
-                 took["alone"] / took["float32"], "one process of one thread")
-
-
-def pair(repeats: int) -> None:
-    """What each of the two processes runs. The first one also runs, alone, what they are compared with."""
-    join("cpu")
-
-    def both(work: Callable) -> Callable[[], None]:
-        return lambda: (work(), dist.barrier())
-
-    def alone(work: Callable, threads: int) -> Callable[[], None]:
-        """The first process works as if it were the only one, and the second waits."""
-        def run() -> None:
-            if leads():
-                torch.set_num_threads(threads)
-                with mock.patch("torch.distributed.is_initialized", return_value=False):
-                    work()
-                torch.set_num_threads(1)
-            dist.barrier()
-        return run
-
-    model = bundled()
-    took = Benchmark(repeats).interleave(**{
-        "our fixed": both(our_generate(model, TOKENS, [])),
-        "their fixed": alone(their_generate(TOKENS, []), threads=2),
-        "our real": both(our_generate(model, LIMIT, CODEC.end_tokens)),
-        "their real": alone(their_generate(LIMIT, CODEC.end_tokens), threads=2),
-        "alone": alone(whole_step(model), threads=1),
-        "float32": both(whole_step(model)),
-        "bfloat16": both(whole_step(bundled(torch.bfloat16)))})
-    print(json.dumps(took), flush=True)
-    leave()
-
-
-# -------------------------------------------------------------------------------------- what credit costs
+        took = take_turns(f"update, {name}", bench.repeats, 1, {
+            "ours": lambda _: seconds(grpo.update, model, optimizer, prompts, batch, credit, max_new_tokens=LIMIT),
+            "plain": lambda _: seconds(plain_update, model, prompts, batch, credit)})
+        ours, plain = ([batch.mask.sum().item() / s for s in each] for each in took.values())
+        bench.compare(f"update, {name}", ours, plain, "the plain layout")
 
 
 def credit(bench: Benchmark) -> None:
@@ -239,38 +369,32 @@ def credit(bench: Benchmark) -> None:
     optimizer, critic = Optimizer(model, lr=0.0), Critic(model.config.hidden_size)
     reference, prompts = copy.deepcopy(model).requires_grad_(False), prompts_of(len(puzzles))
     uniforms = grpo.draw_uniforms(0, 1, len(puzzles), Settings.answers, LIMIT)
-    seconds: dict[str, list[float]] = {name: [] for name in ("step", "log", *MITIGATIONS)}
 
     def sampled() -> TokenBatch:
         return grpo.rollout(model, CODEC, puzzles, uniforms, reference=reference, critic=critic)
 
-    @contextlib.contextmanager
-    def clock(name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        seconds[name].append(time.perf_counter() - start)
+    def step() -> None:
+        batch = sampled()
+        grpo.update(model, optimizer, prompts, batch, MITIGATIONS["none"](batch), max_new_tokens=LIMIT)
+
+    def assign(method: Callable, batch: TokenBatch) -> None:
+        method(batch)
+        if "critic" in method.needs:
+            critic.learn(batch.ask.hidden, batch.mask, batch.ask.values, batch.reward)
 
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "step-000001.npz"
-        for _ in range(bench.repeats // 2 + 1):
-            with clock("step"):
-                batch = sampled()
-                weight = MITIGATIONS["none"](batch)
-                grpo.update(model, optimizer, prompts, batch, weight, max_new_tokens=LIMIT)
-            with clock("log"):
-                grpo.write_credit_log(file, 1, batch, weight)
-            for name, method in MITIGATIONS.items():
-                batch = sampled()  # a new one each time: it would remember what it asked the model before
-                with clock(name):
-                    method(batch)
-                    if "critic" in method.needs:
-                        critic.learn(batch.ask.hidden, batch.mask, batch.ask.values, batch.reward)
+        file, batch = Path(folder) / "step-000001.npz", sampled()
+        log = functools.partial(grpo.write_credit_log, file, 1, batch, MITIGATIONS["none"](batch))
+        work = {"step": lambda _: seconds(step), "log": lambda _: seconds(log)}
+        for name, method in MITIGATIONS.items():  # each gets a new batch: it remembers what it asked the model
+            work[name] = lambda _, method=method: seconds(assign, method, sampled())
+        took = take_turns("credit", bench.repeats // 2 + 1, 0, work)
         size = file.stat().st_size / batch.mask.sum().item()
-    step, log, *each = map(statistics.median, seconds.values())
-    bench.record("credit log", 100 * log / step, f"% of a step of {step:.2f} s")
+    step_seconds, log, *each = map(statistics.median, took.values())
+    bench.record("credit log", 100 * log / step_seconds, f"% of a step of {step_seconds:.2f} s")
     bench.record("credit log, size", size, "bytes a token")
     for name, took in zip(MITIGATIONS, each):
-        bench.record(f"credit of {name}", 100 * took / step, "% of a step of none")
+        bench.record(f"credit of {name}", 100 * took / step_seconds, "% of a step of none")
 
 
 def truth(bench: Benchmark) -> None:
@@ -286,10 +410,10 @@ def truth(bench: Benchmark) -> None:
     ground_truth.add_values(columns)
     tokens, value_variance, a_star_variance = monte_carlo(model, puzzles, batch, 8)
     for name, variance, column in (("A*", a_star_variance, "a_star_error"), ("V", value_variance, "value_error")):
-        error = np.mean(columns[column] ** 2)
+        error, sampled = np.mean(columns[column] ** 2), columns["sampled"]
         needed = tokens * np.mean(variance) / error  # tokens with which plain Monte Carlo is as accurate
-        bench.record(f"truth of {name} to {error**0.5:.3f} in {len(columns['token'])} tokens", columns["sampled"],
-                     "tokens sampled", needed / columns["sampled"], "continuations from every prefix")
+        bench.record(f"truth of {name} to {error**0.5:.3f} in {len(columns['token'])} tokens", sampled,
+                     "tokens sampled", [needed / sampled], "continuations from every prefix", needed)
 
 
 def monte_carlo(model: Qwen2, puzzles: list[Puzzle], batch: TokenBatch, k: int) -> tuple[int, np.ndarray, np.ndarray]:
@@ -297,6 +421,7 @@ def monte_carlo(model: Qwen2, puzzles: list[Puzzle], batch: TokenBatch, k: int) 
     places, generator = batch.mask.nonzero(), torch.Generator().manual_seed(0)  # (N, 2)
     B, T = batch.mask.shape
     variance, tokens = torch.zeros(B, T + 1, dtype=torch.float64), 0
+    progress, done = Progress("plain Monte Carlo, tokens", len(places)), 0
     for chunk in places[places[:, 1].argsort()].split(grpo.ROWS_AT_ONCE // k):  # (n, 2)
         asked = [puzzles[batch.group[i]] for i in chunk[:, 0]]
         left = (LIMIT - chunk[:, 1]).repeat_interleave(k)  # (n * k,)
@@ -305,12 +430,26 @@ def monte_carlo(model: Qwen2, puzzles: list[Puzzle], batch: TokenBatch, k: int) 
         samples, _, grades = grpo.respond(model, CODEC, asked, uniforms, prefixes, left)
         rate = torch.tensor([grade["answer"] for grade in grades], dtype=torch.float64).view(-1, k).mean(1)  # (n,)
         variance[chunk[:, 0], chunk[:, 1]] = rate * (1 - rate) / (k - 1)
-        tokens += int(samples.mask.sum())
+        tokens, done = tokens + int(samples.mask.sum()), done + len(chunk)
+        progress.show(done)
     of_A = variance[:, :-1] + variance[:, 1:]  # (B, T); after the last token V is known
     return tokens, variance[:, :-1][batch.mask].numpy(), of_A[batch.mask].numpy()
 
 
-# -------------------------------------------------------------------------------------- against the machine
+# ---------------------------------------------------------------------------- against the machine, in this process
+
+
+def random_model(width: int = 128, dtype: torch.dtype = torch.float32, **size: int) -> Qwen2:
+    """A Qwen2 with random weights, in the shape of the bundled one but for its width."""
+    source = {"model_type": "qwen2", "vocab_size": 783, "hidden_size": width, "intermediate_size": 3 * width,
+              "num_hidden_layers": 4, "num_attention_heads": width // 32, "num_key_value_heads": width // 64,
+              "tie_word_embeddings": True, "max_position_embeddings": 2048} | size
+    with torch.device("meta"):
+        model = Qwen2(read_config(source))
+    model = model.to(dtype).to_empty(device="cpu")
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.02)
+    return model
 
 
 def sample_and_update(model: Qwen2, prompts: list[list[int]], tokens: int,
@@ -324,35 +463,58 @@ def sample_and_update(model: Qwen2, prompts: list[list[int]], tokens: int,
                                           micro_batch=micro_batch)}
 
 
+def bare_products(rows: int, width: int, operations: float) -> tuple[Callable[[], None], float]:
+    """Products of (rows, width) and (width, 6 width), as in the MLP, of so many operations, and their exact number."""
+    x, w, out = torch.randn(rows, width), torch.randn(width, 6 * width), torch.empty(rows, 6 * width)
+    of_one = 2 * rows * w.numel()
+    count = max(1, round(operations / of_one))
+
+    def run() -> None:
+        for _ in range(count):
+            torch.mm(x, w, out=out)
+
+    return run, count * of_one
+
+
+def against_products(name: str, model: Qwen2, prompts: list[list[int]], tokens: int,
+                     repeats: int) -> dict[str, tuple[float, list[float], list[float]]]:
+    """Of sampler and update: the operations in matrix products, their seconds in each round, and seconds if bare.
+
+    The bare product has the rows and the width of the real ones. It runs for a tenth of the operations.
+    """
+    c, B = model.config, ANSWERS * len(prompts)
+    weights, read = sum(p.numel() for p in model.parameters()), B * tokens + sum(map(len, prompts))
+    pairs = B * tokens * (len(prompts[0]) + tokens / 2)  # of a token and one that it attends to
+    forward = 2 * (weights * read + 2 * c.num_hidden_layers * c.hidden_size * pairs)
+    total, rows = {"sampler": forward, "update": 3 * forward}, {"sampler": B, "update": 16 * tokens}
+    bare = {part: bare_products(rows[part], c.hidden_size, total[part] / 10) for part in total}
+    work = sample_and_update(model, prompts, tokens) | {f"bare {part}": run for part, (run, _) in bare.items()}
+    took = take_turns(name, repeats, 1, {part: lambda _, run=run: seconds(run) for part, run in work.items()})
+    return {part: (total[part], took[part], [s * total[part] / bare[part][1] for s in took[f"bare {part}"]])
+            for part in total}
+
+
 def machine(bench: Benchmark) -> None:
     """Matrix products per second in update and sampler, against bare products of the same shapes."""
-    model, prompts = bundled(), prompts_of()
-    many, few, w = torch.randn(2048, 128), torch.randn(64, 128), torch.randn(768, 128)  # rows in update, decoding
-    took = bench.interleave(**sample_and_update(model, prompts, TOKENS), many=lambda: [many @ w.T for _ in range(20)],
-                            few=lambda: [few @ w.T for _ in range(400)])
-    weights = sum(p.numel() for p in model.parameters())
-    tokens = PUZZLES * ANSWERS * TOKENS + sum(map(len, prompts))  # that pass through the model
-    for name, operations, bare in (("update", 6 * weights * tokens, 20 * 2 * 2048 * 128 * 768 / took["many"]),
-                                   ("sampler", 2 * weights * tokens, 400 * 2 * 64 * 128 * 768 / took["few"])):
-        reached = operations / took[name]
-        bench.record(f"{name}, matrix products", reached / 1e9, "GFLOP/s", reached / bare,
-                     f"the {bare / 1e9:.0f} of a bare product")
+    found = against_products("machine", bundled(), prompts_of(PUZZLES), TOKENS, bench.repeats)
+    for part, (operations, *took) in found.items():
+        speed, bare = ([operations / s / 1e9 for s in each] for each in took)
+        bench.compare(f"{part}, matrix products", speed, bare, "a bare product", "GFLOP/s")
 
 
 def growth(bench: Benchmark) -> None:
-    """Seconds of sampler and update as the number of responses, their length and the model grow."""
-    model, cases = bundled(), []
-    for puzzles, tokens in ((2, 64), (4, 64), (8, 64), (16, 64), (32, 64), (8, 32), (8, 128), (8, 256)):
-        cases.append((f"{ANSWERS * puzzles} responses of {tokens} tokens", model, puzzles, tokens))
-    for width in (64, 128, 256, 512):
-        model = random_model(hidden_size=width, intermediate_size=3 * width, num_attention_heads=width // 32,
-                             num_key_value_heads=width // 64)
-        millions = sum(p.numel() for p in model.parameters()) / 1e6
-        cases.append((f"{millions:.2f} million parameters", model, PUZZLES, TOKENS))
-    for name, model, puzzles, tokens in cases:
-        took = bench.interleave(**sample_and_update(model, prompts_of(puzzles), tokens))
-        for part, seconds in took.items():
-            bench.record(f"growth, {part}, {name}", seconds, "s")
+    """Seconds of sampler and update, and of their bare products, as rows, length and parameters grow."""
+    cases = [("rows", rows, 128, rows, TOKENS) for rows in (16, 64, 256, 1024)]
+    cases += [("length", length, 128, 16, length) for length in (64, 128, 256, 512, 1024)]
+    cases += [("parameters", 0, width, 64, TOKENS) for width in (64, 128, 256, 512)]
+    for axis, x, width, rows, tokens in cases:
+        model = random_model(width)
+        x = x or sum(p.numel() for p in model.parameters())
+        found = against_products(f"growth, {axis} {x}", model, prompts_of(rows // ANSWERS), tokens,
+                                 bench.repeats // 2 + 1)
+        for part, (_, took, bare) in found.items():
+            bench.record(f"growth, {part}, {axis} {x}", statistics.median(took), "s",
+                         [b / t for t, b in zip(took, bare)], "a bare product", statistics.median(bare))
 
 
 def memory(case: str) -> float:
@@ -360,10 +522,10 @@ def memory(case: str) -> float:
     def resident(key: str) -> float:
         return int(re.search(rf"{key}:\s+(\d+)", Path("/proc/self/status").read_text())[1]) / 2**20
 
-    model, prompts, tokens = bundled(), prompts_of(), TOKENS
+    model, prompts, tokens = bundled(), prompts_of(PUZZLES), TOKENS
     if case == "big":
-        model = random_model(torch.bfloat16, vocab_size=151936, hidden_size=896, intermediate_size=4864,
-                             num_hidden_layers=24, num_attention_heads=14, num_key_value_heads=2)
+        model = random_model(896, torch.bfloat16, vocab_size=151936, intermediate_size=4864, num_hidden_layers=24,
+                             num_attention_heads=14, num_key_value_heads=2)
         model.real_vocab, model.checkpoint_activations = 151665, True
         prompts, tokens = [torch.randint(0, 151643, (140,)).tolist()], 512
     work = sample_and_update(model, prompts, tokens, micro_batch=4)["sampler" if case == "sampler" else "update"]
@@ -384,71 +546,104 @@ def memories(bench: Benchmark, big: bool) -> None:
         bench.record(f"memory, {name}", peak, "GiB above weights, gradients and optimizer")
 
 
-# -------------------------------------------------------------------------------------- plot and command
-
-PANELS = {  # axis label: the names of the rows that belong there, and in them the number on the axis
-    "responses of 64 tokens": r"(\d+) responses of 64 tokens",
-    "tokens of each of 64 responses": r"64 responses of (\d+) tokens",
-    "million parameters, 64 x 64 tokens": r"([\d.]+) million parameters"}
+# ------------------------------------------------------------------------------------- table, plots and command
 
 
-def plot_growth(rows: list[dict], file: Path) -> None:
-    """Seconds of sampler and update as one number grows, a panel for each of PANELS."""
-    figure, axes = new_figure(len(PANELS), 1, 3.2, sharey=True)
-    for axis, (label, pattern) in zip(axes.flat, PANELS.items()):
-        for part, marker in (("sampler", "o"), ("update", "s")):
-            found = [(re.fullmatch(f"growth, {part}, {pattern}", r["what"]), float(r["value"])) for r in rows]
-            xs, ys = zip(*sorted((float(match[1]), seconds) for match, seconds in found if match))
-            axis.loglog(xs, ys, marker=marker, label=part)
-        axis.minorticks_off()
-        axis.set_xticks(xs, [f"{x:g}" for x in xs])
-        axis.set_xlabel(label)
-    axes[0, 0].set_yticks((0.1, 0.2, 0.5, 1, 2), (0.1, 0.2, 0.5, 1, 2))
-    axes[0, 0].set_ylabel("seconds")
-    axes[0, 0].legend()
-    save_figure(figure, file)
+def short(value: float) -> str:
+    """A number with three digits, or all of those before the point."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def table(rows: list[dict]) -> Table:
+    """The ratios, but for those of growth."""
+    lines = [[row["what"], f"{short(row['value'])} {row['unit']}", f"{row['against']}: {short(row['peer'])}",
+              f"{row['ratio']:.2f}",
+              f"{row['low']:.2f} to {row['high']:.2f}" if row["low"] < row["high"] else ""]
+             for row in rows if row["ratio"] and not row["what"].startswith("growth")]
+    return Table("Speed", "The median of the ratios of all rounds, then the smallest and the largest of them.",
+                 ["what", "ours", "peer", "ratio", "min to max"], lines)
 
 
 def plot_ratios(rows: list[dict], file: Path) -> None:
-    """A bar for each ratio, below the name of what it is compared to."""
-    rows = [row for row in rows if row["against"] and not re.search("matrix|truth", row["what"])]  # ratios of times
-    baselines = dict.fromkeys(row["against"] for row in rows)
-    figure, ((axis,),) = new_figure(1, 1, 0.7 + 0.25 * (len(rows) + len(baselines)))
+    """A bar for each ratio of speeds, with its smallest and its largest value, below what it is compared to."""
+    rows = [row for row in rows if row["ratio"] and row["unit"] == "tokens/s"]
+    libraries = dict.fromkeys(row["against"].split(",")[0] for row in rows)
+    figure, ((axis,),) = new_figure(1, 1, 0.8 + 0.28 * (len(rows) + len(libraries)))
     names = []
-    for baseline, colour in zip(baselines, PALETTE):
-        names.append(f"against {baseline}:")
-        for row in (row for row in rows if row["against"] == baseline):
-            ratio = float(row["ratio"])
-            axis.barh(len(names), ratio, color=colour)
-            axis.text(ratio + 0.03, len(names), f"{ratio:.2f}", va="center")
+    for library, colour in zip(libraries, (*PALETTE, GREY)):
+        names.append(f"against {library}:")
+        for row in (row for row in rows if row["against"].startswith(library)):
+            axis.barh(len(names), row["ratio"], color=colour)
+            axis.plot([row["low"], row["high"]], [len(names)] * 2, color=GREY, lw=2)
+            axis.annotate(f"{row['ratio']:.2f}", (row["high"], len(names)), (5, 0), textcoords="offset points",
+                          va="center", fontsize=12)
             names.append(row["what"])
     axis.axvline(1, color=GREY, lw=1)
-    axis.set_yticks(range(len(names)), names)
+    axis.set_yticks(range(len(names)), names, fontsize=12)
     for label in axis.get_yticklabels():
         label.set_weight("bold" if label.get_text().endswith(":") else "normal")
-    axis.margins(x=0.08)
-    axis.set(xlabel="times as fast", ylim=(len(names) - 0.5, -0.5))
+    axis.margins(x=0.1)
+    axis.set(ylim=(len(names) - 0.5, -0.5))
+    axis.set_xlabel("times as fast", fontsize=12)
     axis.grid(axis="y", visible=False)
     save_figure(figure, file)
+
+
+AXES = {"rows": f"responses of {TOKENS} tokens", "length": "tokens in each of 16",
+        "parameters": f"parameters, 64 x {TOKENS} tokens"}
+
+
+def plot_growth(rows: list[dict], file: Path) -> None:
+    """Seconds of sampler and update as rows, length and parameters grow; dashed, those of their bare products."""
+    with plt.rc_context({"font.size": 12}):
+        figure, axes = new_figure(len(AXES), 1, 4.4, sharey=True)
+        for axis, (name, label) in zip(axes.flat, AXES.items()):
+            for part, colour, marker, height in (("sampler", PALETTE[0], "o", 0.9), ("update", PALETTE[1], "s", 0.98)):
+                found = [row for row in rows if row["what"].startswith(f"growth, {part}, {name} ")]
+                x, y = np.array([(float(row["what"].split()[-1]), row["value"]) for row in found]).T
+                axis.loglog(x, y, marker=marker, color=colour, label=part)
+                axis.loglog(x, [row["peer"] for row in found], "--", color=colour, label=f"{part}, bare products")
+                slope = np.polyfit(np.log(x), np.log(y), 1)[0]
+                axis.text(0.03, height, f"time ~ {name}^{slope:.1f}", color=colour, va="top", transform=axis.transAxes)
+            axis.minorticks_off()
+            axis.set_xticks(x, [f"{v / 1e6:.2g}M" if v > 1e5 else f"{v:g}" for v in x])
+            axis.set_xlabel(label)
+        axes[0, 0].set_yticks((0.01, 0.1, 1, 10), ("0.01", "0.1", "1", "10"))
+        axes[0, 0].set_ylabel("seconds")
+        figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+        save_figure(figure, file)
+
+
+def save(bench: Benchmark, folder: Path) -> None:
+    """Write the CSV and the plots, and print the table."""
+    numbers = {"value": ".4g", "ratio": ".3g", "low": ".3g", "high": ".3g"}
+    written = [{name: format(value, numbers[name]) if name in numbers and value is not None else value
+                for name, value in row.items() if name != "peer"} for row in bench.rows]
+    write_csv(written, folder / "benchmark.csv")
+    plot_ratios(bench.rows, folder / "benchmark.png")
+    plot_growth(bench.rows, folder / "growth.png")
+    print(f"\n{table(bench.rows)}")
 
 
 def main() -> None:
     """Measure everything on the bundled model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--big", action="store_true", help="also measure an update of Qwen2.5-0.5B's shape")
+    parser.add_argument("--trl", action="store_true", help="also measure steps of TRL's GRPOTrainer")
     parser.add_argument("--out", type=Path, default=ROOT / "results", help="folder of benchmark.csv and the plots")
     parser.add_argument("--repeats", type=int, default=7, help="1 only shows that everything runs (default 7)")
-    parser.add_argument("--pair", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.pair:
-        return pair(args.repeats)
+    if args.worker:
+        return work(*args.worker)
+    if args.trl and importlib.util.find_spec("trl") is None:
+        fail("--trl compares with TRL, which is not installed: pip install trl")
+    torch.set_num_threads(THREADS)
     bench = Benchmark(args.repeats)
-    for part in (sampler, updates, steps, processes, credit, truth, machine, growth):
+    for part in (sampler, *[trl] * args.trl, processes, updates, credit, truth, machine, growth):
         part(bench)
     memories(bench, args.big)
-    write_csv(bench.rows, args.out / "benchmark.csv")
-    plot_ratios(bench.rows, args.out / "benchmark.png")
-    plot_growth(bench.rows, args.out / "growth.png")
+    save(bench, args.out)
 
 
 if __name__ == "__main__":
