@@ -3,7 +3,7 @@
 Shared machines are noisy. So the things compared take turns, A B C A B C, and each round gives one ratio. The figure is
 the median of the ratios. The smallest and the largest are beside it. Rates are in tokens sampled per second, the end
 tokens included. Each library works in a process of its own, because two OpenMP runtimes in one slow each other down.
-The figures go into results/benchmark.csv, plots of them into benchmark.png and growth.png there.
+The figures go into results/benchmark.csv, the ratios into benchmark.md and a plot of growth into growth.png there.
 
 Run it:  python tests/benchmark.py          eight minutes on two cores; needs tests/requirements.txt
          python tests/benchmark.py --trl    also whole steps of TRL's GRPOTrainer; needs `pip install trl`
@@ -94,7 +94,7 @@ from mitigations import MITIGATIONS, TokenBatch
 from plumbing.optimizer import Optimizer
 from plumbing.processes import join, leads, leave
 from plumbing.progress import Progress, fail
-from plumbing.report import GREY, PALETTE, Table, new_figure, plt, save_figure, write_csv
+from plumbing.report import PALETTE, Table, new_figure, plt, save_figure, write_csv
 from qwen2_model import Qwen2, load_model, read_config
 from sampler import generate
 from tests.conftest import make_batch
@@ -564,31 +564,6 @@ def table(rows: list[dict]) -> Table:
                  ["what", "ours", "peer", "ratio", "min to max"], lines)
 
 
-def plot_ratios(rows: list[dict], file: Path) -> None:
-    """A bar for each ratio of speeds, with its smallest and its largest value, below what it is compared to."""
-    rows = [row for row in rows if row["ratio"] and row["unit"] == "tokens/s"]
-    libraries = dict.fromkeys(row["against"].split(",")[0] for row in rows)
-    figure, ((axis,),) = new_figure(1, 1, 0.8 + 0.28 * (len(rows) + len(libraries)))
-    names = []
-    for library, colour in zip(libraries, (*PALETTE, GREY)):
-        names.append(f"against {library}:")
-        for row in (row for row in rows if row["against"].startswith(library)):
-            axis.barh(len(names), row["ratio"], color=colour)
-            axis.plot([row["low"], row["high"]], [len(names)] * 2, color=GREY, lw=2)
-            axis.annotate(f"{row['ratio']:.2f}", (row["high"], len(names)), (5, 0), textcoords="offset points",
-                          va="center", fontsize=12)
-            names.append(row["what"])
-    axis.axvline(1, color=GREY, lw=1)
-    axis.set_yticks(range(len(names)), names, fontsize=12)
-    for label in axis.get_yticklabels():
-        label.set_weight("bold" if label.get_text().endswith(":") else "normal")
-    axis.margins(x=0.1)
-    axis.set(ylim=(len(names) - 0.5, -0.5))
-    axis.set_xlabel("times as fast", fontsize=12)
-    axis.grid(axis="y", visible=False)
-    save_figure(figure, file)
-
-
 AXES = {"rows": f"responses of {TOKENS} tokens", "length": "tokens in each of 16",
         "parameters": f"parameters, 64 x {TOKENS} tokens"}
 
@@ -615,13 +590,13 @@ def plot_growth(rows: list[dict], file: Path) -> None:
 
 
 def save(bench: Benchmark, folder: Path) -> None:
-    """Write the CSV and the plots, and print the table."""
+    """Write the CSV, the table and the plots, and print the table."""
     numbers = {"value": ".4g", "ratio": ".3g", "low": ".3g", "high": ".3g"}
     written = [{name: format(value, numbers[name]) if name in numbers and value is not None else value
                 for name, value in row.items() if name != "peer"} for row in bench.rows]
     write_csv(written, folder / "benchmark.csv")
-    plot_ratios(bench.rows, folder / "benchmark.png")
     plot_growth(bench.rows, folder / "growth.png")
+    (folder / "benchmark.md").write_text(str(table(bench.rows)))
     print(f"\n{table(bench.rows)}")
 
 
