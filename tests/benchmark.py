@@ -2,8 +2,8 @@
 
 Shared machines are noisy. So the things compared take turns, A B C A B C, and each round gives one ratio. The figure is
 the median of the ratios. The smallest and the largest are beside it. Rates are in tokens sampled per second, the end
-tokens included. Each library works in a process of its own, because two OpenMP runtimes in one slow each other down.
-The figures go into results/benchmark.csv, the ratios into benchmark.md and a plot of growth into growth.png there.
+tokens included. Each library works in a process of its own: see tests/contestants.py. The figures go into
+results/benchmark.csv, the ratios into benchmark.md, and a plot of growth into growth.png there.
 
 Run it:  python tests/benchmark.py          eight minutes on two cores; needs tests/requirements.txt
          python tests/benchmark.py --trl    also whole steps of TRL's GRPOTrainer; needs `pip install trl`
@@ -32,177 +32,29 @@ from typing import Callable
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
-for name, value in {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"}.items():
-    os.environ.setdefault(name, value)
-ANSWERS = 8  # to each prompt
-
-# ------------------------------------------------------------------------------- a contestant, in its own process
-# It reads cases from stdin and writes tokens and seconds to stdout, a line each. A case has the number of puzzles, the
-# most tokens a response may have (limit), whether all have exactly as many (fixed), and a seed.
-
-
-def hear() -> dict | None:
-    """The next case; None when there are no more."""
-    line = sys.stdin.readline()
-    return json.loads(line) if line else None
-
-
-def answer(tokens: int, start: float) -> None:
-    """Say how many tokens were sampled since `start`, and in how many seconds."""
-    print(json.dumps((tokens, time.perf_counter() - start)), flush=True)
-
-
-def serve(run: Callable[[dict], int], hear: Callable[[], dict | None] = hear) -> None:
-    """Answer every case: run(case) returns its number of tokens."""
-    while case := hear():
-        start = time.perf_counter()
-        answer(run(case), start)
-
-
-def ctranslate2_sampler(folder: Path) -> Callable[[dict], int]:
-    """CTranslate2's sampler, from what convert_model wrote."""
-    import ctranslate2
-    written, threads = json.loads((folder / "prompts.json").read_text()), int(os.environ["OMP_NUM_THREADS"])
-    generator = ctranslate2.Generator(str(folder), compute_type="float32", inter_threads=1, intra_threads=threads)
-
-    def run(case: dict) -> int:
-        limit = case["limit"]
-        results = generator.generate_batch(
-            written["prompts"][: case["puzzles"]], num_hypotheses=ANSWERS, max_length=limit,
-            min_length=limit if case["fixed"] else 0, sampling_topk=0, sampling_temperature=1.0, max_batch_size=0,
-            return_scores=True, include_prompt_in_result=False, end_token=written["ends"])
-        lengths = [len(sequence) for result in results for sequence in result.sequences_ids]
-        return sum(length + (length < limit) for length in lengths)  # the end token is not in the sequence
-
-    return run
-
-
-if __name__ == "__main__" and sys.argv[1:3] == ["--worker", "ctranslate2"]:  # here, before torch is imported
-    serve(ctranslate2_sampler(Path(sys.argv[3])))
-    sys.exit()
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 import grpo
-from countdown_task import CHAT, Codec, Puzzle, generate_puzzles
+from countdown_task import CHAT, Puzzle, generate_puzzles
 from critic import Critic
 from experiments import ground_truth
 from mitigations import MITIGATIONS, TokenBatch
 from plumbing.optimizer import Optimizer
-from plumbing.processes import join, leads, leave
 from plumbing.progress import Progress, fail
 from plumbing.report import PALETTE, Table, new_figure, plt, save_figure, write_csv
-from qwen2_model import Qwen2, load_model, read_config
+from qwen2_model import Qwen2, read_config
 from sampler import generate
 from tests.conftest import make_batch
-from tests.plain import plain_rows, plain_update
+from tests.contestants import ANSWERS, CODEC, PUZZLES, bundled, prompts_of
+from tests.plain import plain_update
 from train import BUNDLED, Settings
 
 LIMIT = Settings.max_new_tokens
-PUZZLES, TOKENS, THREADS = 8, 64, 2
+TOKENS, THREADS = 64, 2
 CASES = {f"x {TOKENS} tokens": {"limit": TOKENS, "fixed": True}, "real lengths": {"limit": LIMIT, "fixed": False}}
-CODEC = Codec(BUNDLED)
-
-
-def prompts_of(puzzles: int) -> list[list[int]]:
-    """Prompts of the bundled model."""
-    return [CODEC.prompt(puzzle) for puzzle in generate_puzzles(puzzles, "train")]
-
-
-def bundled() -> Qwen2:
-    """Our model with the bundled weights."""
-    model = load_model(BUNDLED)
-    model.real_vocab = CODEC.size
-    return model
-
-
-def ours() -> Callable[[dict], int]:
-    """Our sampler, or a whole step: sample, annotate, and update with a random credit."""
-    model, puzzles, prompts = bundled(), generate_puzzles(Settings.questions, "train"), prompts_of(Settings.questions)
-    optimizer, codec = Optimizer(model, lr=0.0), copy.copy(CODEC)
-
-    def run(case: dict) -> int:
-        Q, codec.end_tokens = case["puzzles"], [] if case["fixed"] else CODEC.end_tokens
-        uniforms = grpo.draw_uniforms(case["seed"], 0, Q, ANSWERS, case["limit"])  # (B, limit)
-        if case["work"] == "sampler":
-            return int(grpo.sample(model, prompts[:Q], uniforms, codec.end_tokens).mask.sum())
-        batch = grpo.rollout(model, codec, puzzles[:Q], uniforms)
-        credit = torch.randn(batch.mask.shape, generator=torch.Generator().manual_seed(case["seed"]))  # (B, T)
-        grpo.update(model, optimizer, prompts[:Q], batch, credit, max_new_tokens=LIMIT)
-        return int(batch.mask.sum())
-
-    return run
-
-
-def hear_together() -> dict | None:
-    """`hear`, by the first of several processes, for all of them."""
-    case = [hear() if leads() else None]
-    if dist.is_initialized():
-        dist.broadcast_object_list(case)
-    return case[0]
-
-
-def transformers_sampler() -> Callable[[dict], int]:
-    """transformers' generate."""
-    from transformers import AutoModelForCausalLM
-    model, prompts = AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32), prompts_of(Settings.questions)
-
-    def run(case: dict) -> int:
-        torch.manual_seed(case["seed"])
-        repeated = [prompt for prompt in prompts[: case["puzzles"]] for _ in range(ANSWERS)]
-        tokens, pad, P = plain_rows(repeated, torch.zeros(len(repeated), 0, dtype=torch.long))  # (B, P), (B,)
-        ends = {"min_new_tokens": case["limit"]} if case["fixed"] else {"eos_token_id": CODEC.end_tokens}
-        sampled = model.generate(tokens, attention_mask=(torch.arange(P) >= pad[:, None]).long(), do_sample=True,
-                                 top_k=0, max_new_tokens=case["limit"], pad_token_id=0, **ends)[:, P:]  # (B, T)
-        is_end = torch.isin(sampled, torch.tensor(CODEC.end_tokens)) & (not case["fixed"])  # (B, T)
-        return int((is_end.cumsum(1) - is_end.long() == 0).sum())  # tokens with no end before them
-
-    return run
-
-
-def train_with_trl(limit: int, fixed: bool) -> None:
-    """TRL's GRPOTrainer, which waits for a case before each step, and answers after it."""
-    from datasets import Dataset
-    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
-    start, tokens, turns = 0.0, 0, TrainerCallback()
-
-    def reward(completion_ids: list[list[int]], **_) -> list[float]:
-        nonlocal tokens
-        tokens = sum(map(len, completion_ids))
-        return [float(i % ANSWERS) for i in range(len(completion_ids))]  # responses differ, so that there is an update
-
-    def begin(*_, **__) -> None:
-        nonlocal start
-        if hear() is None:
-            sys.exit()
-        start = time.perf_counter()
-
-    turns.on_step_begin, turns.on_step_end = begin, lambda *_, **__: answer(tokens, start)
-    texts = [CODEC.decode(prompt)[0] for prompt in prompts_of(PUZZLES)]
-    model = AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32)
-    model.generation_config.eos_token_id = CODEC.end_tokens
-    with tempfile.TemporaryDirectory() as folder:
-        config = GRPOConfig(
-            folder, per_device_train_batch_size=PUZZLES * ANSWERS, num_generations=ANSWERS, max_completion_length=limit,
-            generation_kwargs={"min_new_tokens": limit} if fixed else None, max_steps=10**6, learning_rate=0.0,
-            beta=0.0, gradient_checkpointing=False, use_cpu=True, bf16=False, shuffle_dataset=False, disable_tqdm=True,
-            logging_strategy="no", save_strategy="no", report_to="none")
-        # AutoTokenizer of transformers 5 splits numbers into digits, which this tokenizer.json does not.
-        GRPOTrainer(model, reward, config, Dataset.from_dict({"prompt": texts * 100}), callbacks=[turns],
-                    processing_class=PreTrainedTokenizerFast.from_pretrained(BUNDLED)).train()
-
-
-def work(kind: str, *arguments: str) -> None:
-    """What a contestant's process does until there are no more cases."""
-    if kind == "trl":
-        return train_with_trl(*map(int, arguments))
-    join("cpu")
-    serve(transformers_sampler() if kind == "transformers" else ours(), hear_together)
-    leave()
 
 
 # ------------------------------------------------------------------------------------------------ the contest
@@ -265,7 +117,8 @@ def seconds(function: Callable, *arguments: object, **options: object) -> float:
 def start(kind: str, threads: int, *arguments: object, processes: int = 1, **environment: str) -> subprocess.Popen:
     """The process of a contestant, or that of torchrun where it has several processes."""
     several = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-    command = [sys.executable, *several * (processes > 1), __file__, "--worker", kind, *map(str, arguments)]
+    script = [str(ROOT / "tests" / "contestants.py"), kind, *map(str, arguments)]
+    command = [sys.executable, *several * (processes > 1), *script]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                             env=os.environ | {"OMP_NUM_THREADS": str(threads)} | environment)
 
@@ -607,10 +460,7 @@ def main() -> None:
     parser.add_argument("--trl", action="store_true", help="also measure steps of TRL's GRPOTrainer")
     parser.add_argument("--out", type=Path, default=ROOT / "results", help="folder of benchmark.csv and the plots")
     parser.add_argument("--repeats", type=int, default=7, help="1 only shows that everything runs (default 7)")
-    parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.worker:
-        return work(*args.worker)
     if args.trl and importlib.util.find_spec("trl") is None:
         fail("--trl compares with TRL, which is not installed: pip install trl")
     torch.set_num_threads(THREADS)
