@@ -417,7 +417,7 @@ def table(rows: list[dict]) -> Table:
                  ["what", "ours", "peer", "ratio", "min to max"], lines)
 
 
-AXES = {"rows": f"responses of {TOKENS} tokens", "length": "tokens in each of 16",
+AXES = {"rows": f"responses of {TOKENS} tokens", "length": "length of 16 responses",
         "parameters": f"parameters, 64 x {TOKENS} tokens"}
 
 
