@@ -1,8 +1,8 @@
-"""Sampling: prompts are read once, responses grow token by token on a KV cache, and training reads them again.
+"""Sampling: responses grow token by token on a KV cache, and training later reads the finished ones again.
 
 How this differs from the usual `generate`:
-1. A prompt is read (run through the model) once for all of its responses, both here and, with gradient, in the update.
-   A prompt that another one begins with isn't read at all.
+1. A prompt is read (run through the model) once for all of its responses: once here, and once, with gradient, in the
+   update. A prompt that is a prefix of another is not read separately.
 2. All randomness comes in as uniform numbers, one row per response. So a response does not depend on the others in
    its batch.
 3. Log-prob, entropy and logit gradient (see Samples) of each token are recorded while sampling, so that the credit log
@@ -32,7 +32,8 @@ from qwen2_model import (Layer, Qwen2, RMSNorm, causal_bias, entropy_and_logit_g
                          token_logprobs)
 
 
-RECORD_AT_ONCE = 2**17  # log-probs (half a MiB) of several columns: fewer kernels where few rows run
+# Columns are recorded together, once they hold more log-probs than this (half a MiB): fewer kernels for few rows.
+RECORD_AT_ONCE = 2**17
 
 
 class Samples(NamedTuple):
@@ -75,13 +76,17 @@ class PromptCache:
         return keys, values
 
     def prefixes(self, text_of: list[int], length: list[int]) -> "PromptCache":
-        """The cache of other prompts: prompt q is the first length[q] tokens of the one in row text_of[q] here."""
+        """The cache of other prompts: prompt q is the first length[q] tokens of the one in row text_of[q] here.
+
+        Its `hidden` is still that of the longer prompts.
+        """
         part, device = copy.copy(self), self.real.device
         text, part.length = torch.tensor(text_of, device=device), torch.tensor(length, device=device)  # (Q',) each
         column = torch.arange(-max(length), 0, device=device)  # (P',)
         part.real = column >= -part.length[:, None]  # (Q', P') padded on the left, too
         source = self.real.shape[1] + (part.length - self.length[text])[:, None] + column  # (Q', P') the columns here
         source = source.clamp(min=0)  # in the padding; nobody sees what stands there
+        # Index tensors on both sides of a slice put their dimensions first: (Q', P', K, d) before the transpose.
         part.layers = {i: tuple(x[text[:, None], :, source].transpose(1, 2) for x in pair)  # (Q', K, P', d) each
                        for i, pair in self.layers.items()}
         part.last = self.hidden[text, source[:, -1]]  # (Q', D)
@@ -103,13 +108,15 @@ class PromptCache:
 
 
 def distinct_texts(prompts: list[list[int]]) -> tuple[list[list[int]], list[int]]:
-    """The prompts that no other prompt begins with, and for each prompt the index of one of them that begins with it.
+    """The prompts that are not a prefix of another, and for each prompt the index of one of these that extends it.
+
+    Equal prompts count once, and a prompt extends itself.
 
     vineppo continues a response from several places, and each prefix begins the longer ones. Reading only the longest
     is a third of the work.
     """
     texts, text_of = [], [0] * len(prompts)
-    # Backwards in alphabetical order, the texts that begin with a prompt come right before it.
+    # In descending order, the prompts that extend a prompt come right before it.
     for q in sorted(range(len(prompts)), key=prompts.__getitem__, reverse=True):
         if not texts or texts[-1][: len(prompts[q])] != prompts[q]:
             texts.append(prompts[q])
@@ -118,7 +125,10 @@ def distinct_texts(prompts: list[list[int]]) -> tuple[list[list[int]], list[int]
 
 
 class ResponseCache:
-    """The context of B finished responses. prompt_of (B,): the index of each one's prompt in a PromptCache."""
+    """What B finished responses attend to: their prompt's keys and values, then their own.
+
+    prompt_of (B,): the index of each response's prompt in `prompts`.
+    """
 
     def __init__(self, prompts: PromptCache, prompt_of: Tensor):
         self.prompts, self.prompt_of = prompts, prompt_of
@@ -128,7 +138,10 @@ class ResponseCache:
         return self.prompts.last[self.prompt_of]
 
     def place(self, visible: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions (B, S) and bias (B, S, P + S) of S response columns: each sees itself, and earlier visible ones."""
+        """Positions (B, S) and bias (B, S, P + S) of S response columns.
+
+        Each column sees its prompt, itself, and the visible response columns before it.
+        """
         B, S = visible.shape
         positions = self.prompts.length[self.prompt_of, None] + torch.arange(S, device=visible.device)  # (B, S)
         padding = ~self.prompts.real[self.prompt_of, None].expand(-1, S, -1)  # (B, S, P)
@@ -202,9 +215,9 @@ class Decoder:
     """
 
     def __init__(self, model: Qwen2, prompts: PromptCache, G: int, new_columns: int):
-        """Copy each prompt G times, in order, with room for `new_columns` columns. The first `filled` hold a token.
+        """Copy each prompt G times, in order, with room for `new_columns` more columns. The first `filled` are in use.
 
-        The columns of keys are their last dimension: that makes queries times keys twice as fast.
+        Keys are stored transposed, (d, columns): that makes queries times keys twice as fast.
         """
         c, (Q, P), last = model.config, prompts.real.shape, prompts.last
         K, d, columns = c.num_key_value_heads, c.head_dim, P + new_columns
@@ -225,13 +238,15 @@ class Decoder:
 
     def step(self, token: Tensor) -> Tensor:
         """Append a token (B',) to each row; returns the last hidden state (B', D) of each, which predicts the next."""
-        (_, B, K, d, _), n = self.keys.shape, self.filled + 1
+        (_, B, K, d, _), n = self.keys.shape, self.filled + 1  # B is B' here
         turn = self.turns[self.length.flatten()]  # (B' K, 1, d / 2)
         bias = self.bias[..., :n].flatten(0, 1)  # (B' K, 1, n)
         self.length, self.filled = self.length + 1, n
         caches = (self.keys[..., n - 1], self.values[..., n - 1, :],  # (layers, B', K, d) each: the new column
                   self.keys[..., :n], self.values[..., :n, :])  # (layers, B', K, d, n), (layers, B', K, n, d)
         x = self.model.model["embed_tokens"].weight[token]  # (B', D)
+        # All four are views. So copy_ below writes into the caches, and keys and values then hold the new column, too.
+        # A layer's key and value are (B' K, d), its keys (B' K, d, n), its values (B' K, n, d): key heads become rows.
         for w, key, value, keys, values in zip(self.layers, *(cache.flatten(1, 2).unbind() for cache in caches)):
             heads = torch.addmm(w.bias, self.normalize(x), w.qkv).view(B * K, -1, d)  # (B' K, H / K + 2, d)
             qk = cast(heads[:, :-1], self.at_least_float32)  # (B' K, H / K + 1, d)
@@ -271,11 +286,11 @@ class Decoder:
 
 
 def draw(log_probs: Tensor, uniform: Tensor, temperature: float) -> Tensor:
-    """Inverse-CDF sampling: the token (B,) at which the cumulative sum of exp(log_probs) (B, V) passes uniform (B,).
+    """Inverse-CDF sampling: the token (B,) where the cumulative probability first exceeds uniform (B,) times the total.
 
-    log_probs need not sum to 1, and are -inf for tokens that must not be drawn. At a temperature other than 1 the
-    distribution is softmax(log_probs / temperature), at 0 the most likely token. The sum is in fp64: fp32 would lose
-    the tail of a large vocabulary.
+    log_probs (B, V) are -inf for tokens that must not be drawn. So their exponentials need not sum to 1. At a
+    temperature other than 1 the distribution is softmax(log_probs / temperature), at 0 the most likely token. The sum
+    is in fp64: fp32 would lose the tail of a large vocabulary.
     """
     if temperature == 0:
         return log_probs.argmax(-1)
@@ -304,7 +319,8 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
     mask = torch.zeros(B, T, dtype=torch.bool, device=device)
     at_least_float32 = torch.promote_types(model.output_weight.dtype, torch.float32)
     statistics = torch.zeros(3, B, T, device=device, dtype=at_least_float32)  # log-prob, entropy, logit gradient
-    drawn = []  # for each column that is not recorded yet: rows, its number for each, tokens (B',), log-probs (B', V)
+    # Columns not recorded yet, each as (rows, t repeated, tokens, log-probs): (B',) three times, (B', V).
+    drawn = []
     with torch.inference_mode():  # a tenth faster than no_grad; what we return is made outside, as autograd demands
         texts, text_of = distinct_texts(prompts)
         prompt_cache = PromptCache(model, texts).prefixes(text_of, [len(p) for p in prompts])
