@@ -247,9 +247,14 @@ def micro_batches(batch: TokenBatch, credit: Tensor, size: int, skip_zero_credit
     used = batch.group % processes == rank  # (B,)
     if skip_zero_credit:
         used = used & (credit != 0).any(1)
-    order = lengths.argsort(stable=True)  # (B,)
-    rows = order[used[order]]  # (M,)
-    return [(chunk, int(lengths[chunk].max())) for chunk in rows.split(size) if len(chunk)]
+    rows = used.nonzero()[:, 0]  # (M,)
+    return [(rows[chunk], longest) for chunk, longest in by_length(lengths[rows], size) if len(chunk)]
+
+
+def by_length(lengths: Tensor, size: int) -> list[tuple[Tensor, int]]:
+    """Chunks of at most `size` responses of similar length (M,): the indices (b,) of each, and its longest length."""
+    chunks = lengths.argsort(stable=True).split(size)  # a single empty one where there are no responses
+    return [(chunk, max(lengths[chunk].tolist(), default=1)) for chunk in chunks]
 
 
 def token_sums(loss: Tensor, logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor,
@@ -402,14 +407,13 @@ class Queries:
         rows = torch.arange(len(tokens), device=device) if rows is None else rows.to(device)
         prompts, lengths = PromptCache(model, self.prompts), mask[rows].sum(1)  # (R,)
         self.tokens_read += sum(map(len, self.prompts)) + int(lengths.sum())
-        order = lengths.argsort(stable=True)  # (R,) responses of similar length go together, as in the update
-        results = []
-        for chunk in my_share(list(order.split(self.micro_batch))):  # chunk: (b,)
-            response, T = rows[chunk], int(lengths[chunk].max())  # (b,)
+        chunks, results = by_length(lengths, self.micro_batch), []
+        for chunk, T in my_share(chunks):  # chunk: (b,)
+            response = rows[chunk]  # (b,)
             cache, others = ResponseCache(prompts, response // G), (x[chunk, :T] for x in per_row)
             results.append(reader(model, cache, tokens[response, :T], mask[response, :T], *others).cpu())
         results = gather(results)  # of all processes, in the order of the chunks: gather undoes my_share
         result = results[0].new_zeros(len(rows), *tokens.shape[1:], *results[0].shape[2:])  # (R, T, ...)
-        for chunk, part in zip(order.cpu().split(self.micro_batch), results):
-            result[chunk, : part.shape[1]] = part
+        for (chunk, T), part in zip(chunks, results):
+            result[chunk.cpu(), :T] = part
         return result.to(device)

@@ -373,6 +373,7 @@ def test_queries_read_each_response_as_if_it_were_alone(codec, random_model):
         close(batch.ask.reference_logprob[i], alone(response_logprobs, start_model, codec, batch, i))
     for n, i in enumerate(rows.tolist()):
         close(without[n], alone(response_logprobs, model, codec, batch, i, hide[[n]]))
+    assert batch.ask.logprob_without(rows[:0], hide[:0]).shape == hide[:0].shape
     for found in (batch.ask.hidden, batch.ask.attention, batch.ask.reference_logprob, without):
         assert not found.requires_grad
 
