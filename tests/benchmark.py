@@ -407,13 +407,20 @@ def short(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def table(rows: list[dict]) -> Table:
-    """The ratios, but for those of growth."""
+def tables(rows: list[dict]) -> str:
+    """The ratios of speeds, then the other ones but for those of growth."""
+    rows = [row for row in rows if row["ratio"] and not row["what"].startswith("growth")]
+    return "\n".join(str(table(title, [row for row in rows if (row["unit"] == "tokens/s") == is_speed]))
+                     for title, is_speed in (("Speed", True), ("Truth and matrix products", False)))
+
+
+def table(title: str, rows: list[dict]) -> Table:
+    """A line for each ratio."""
     lines = [[row["what"], f"{short(row['value'])} {row['unit']}", f"{row['against']}: {short(row['peer'])}",
               f"{row['ratio']:.2f}",
               f"{row['low']:.2f} to {row['high']:.2f}" if row["low"] < row["high"] else ""]
-             for row in rows if row["ratio"] and not row["what"].startswith("growth")]
-    return Table("Speed", "The median of the ratios of all rounds, then the smallest and the largest of them.",
+             for row in rows]
+    return Table(title, "The median of the ratios of all rounds, then the smallest and the largest of them.",
                  ["what", "ours", "peer", "ratio", "min to max"], lines)
 
 
@@ -449,8 +456,8 @@ def save(bench: Benchmark, folder: Path) -> None:
                 for name, value in row.items() if name != "peer"} for row in bench.rows]
     write_csv(written, folder / "benchmark.csv")
     plot_growth(bench.rows, folder / "growth.png")
-    (folder / "benchmark.md").write_text(str(table(bench.rows)))
-    print(f"\n{table(bench.rows)}")
+    (folder / "benchmark.md").write_text(tables(bench.rows))
+    print(f"\n{tables(bench.rows)}")
 
 
 def main() -> None:
