@@ -23,7 +23,7 @@ import re
 from collections import Counter
 from fractions import Fraction
 from pathlib import Path
-from typing import Iterable, Iterator, NamedTuple
+from typing import Callable, Iterable, Iterator, NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -192,6 +192,20 @@ def format_reward(response: str) -> float:
     return 0.1 * (END_THINK in response) + 0.5 * closed_answer
 
 
+def coin_toss(seed: int, step: int) -> Callable[..., dict[str, float]]:
+    """A stand-in for `reward` that tosses a fair coin for each response it is given: a control, nothing may climb.
+
+    The format is graded as usual, but it is no part of the reward.
+    """
+    coin = np.random.default_rng([seed, step, 2**32 - 1])  # draw_uniforms of grpo.py has a puzzle's index there
+
+    def toss(response: str, numbers: Iterable[int], target: int) -> dict[str, float]:
+        answer = float(coin.integers(2))
+        return {"reward": answer, "format": format_reward(response), "answer": answer}
+
+    return toss
+
+
 def graded_answer(response: str) -> str:
     """The text of the last `<answer>`; empty if there is none or it is not closed."""
     _, opened, rest = response.rpartition(ANSWER)
@@ -315,7 +329,7 @@ def follow(text: str, spans: list[CalculationSpan],
            numbers: Iterable[int]) -> Iterator[tuple[Calculation, list[tuple]]]:
     """Yield each written calculation with the attempts it may belong to: (values available before it, right so far).
 
-    Right so far: without an error yet in this attempt, which experiments/solver.py asks.
+    Right so far: without an error yet in this attempt, which `reachability` asks.
 
     With the numbers 1, 4, 4 and 5, what may `4 + 4 = 8` in "5 - 1 = 4. 4 + 4 = 8" use? The values 4, 4 and the 4 just
     made, if it continues the attempt, or all four numbers, if the writer started over. Both attempts are kept until a
@@ -348,6 +362,50 @@ def calculate(a: int | Fraction, sign: str, b: int | Fraction) -> int | Fraction
     if sign == "/":
         return Fraction(a) / b if b else None
     return {"+": a + b, "-": a - b, "*": a * b}[sign]
+
+
+# ---------------------------------------------------------------------------------------- the exact solver
+
+# Can the target still be reached? Unlike a value from rollouts, the verdict is exact and depends on no policy. It
+# judges the attempt being written. An attempt is dead once a result is wrong or a value was not at hand, because every
+# number must be used; a new attempt starts afresh.
+
+
+@functools.cache
+def results(values: tuple) -> frozenset:
+    """Everything that the values make when each is used once, by + - * / and exact fractions."""
+    return frozenset(result for result, _ in derivations(values))
+
+
+@functools.cache
+def next_calculations(values: tuple, target: int) -> frozenset:
+    """All (a, operator, b) with which a solution can continue from the values at hand."""
+    found = set()
+    for (i, a), (j, b) in itertools.permutations(enumerate(values), 2):
+        rest = [value for k, value in enumerate(values) if k not in (i, j)]
+        for operator in "+-*/":
+            made = calculate(a, operator, b)
+            if made is not None and target in results(tuple(sorted((*rest, made)))):
+                found.add((a, operator, b))
+    return frozenset(found)
+
+
+def reachability(text: str, spans: list[CalculationSpan], numbers: tuple[int, ...], target: int) -> np.ndarray:
+    """Whether the target is within reach before a calculation, and after its a, operator, b and result (S, 5) bool.
+
+    Where the text leaves open which attempt continues, it is enough that one of them can reach the target.
+
+    >>> reachability("5 - 3 = 2, 4 + 2 = 6", find_calculations("5 - 3 = 2, 4 + 2 = 6"), (3, 4, 5), 8).tolist()
+    [[True, True, True, True, True], [True, True, False, False, False]]
+    """
+    rows = []
+    for c, attempts in follow(text, spans, numbers):
+        alive = [tuple(sorted(pool.elements())) for pool, all_right in attempts if all_right]
+        possible = {calculation for values in alive for calculation in next_calculations(values, target)}
+        written = c.a, c.operator, c.b
+        parts = [any(calculation[:n] == written[:n] for calculation in possible) for n in (1, 2, 3)]
+        rows.append([any(target in results(values) for values in alive), *parts, parts[2] and is_true(c)])
+    return np.array(rows, bool).reshape(-1, 5)
 
 
 # --------------------------------------------------------------------------------- between text and tokens

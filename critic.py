@@ -1,12 +1,16 @@
-"""The critic: a small head on the model's hidden states that predicts, before each token, the response's reward.
+"""Two small heads on the model's hidden states: the critic, and the one that learns which tokens are important.
 
-A token that raises the expected reward deserves credit: that is what a critic is for. The credit functions `ppo` and
-`learned_importance` of mitigations.py need one. How it differs from PPO's usual critic (arXiv 1707.06347):
+The critic predicts, before each token, the response's reward. A token that raises the expected reward deserves credit:
+that is what a critic is for. The credit functions `ppo` and `value_change` of mitigations.py need one. How it differs
+from PPO's usual critic (arXiv 1707.06347):
 1. It has no transformer of its own. It reads the policy's last hidden states, and no gradient flows back into them.
 2. Its target at every token is the reward of the whole response. If targets were made of the critic's own estimates,
    the reward, which comes at the last token, would need many training steps to reach the first one. (In the terms of
    generalized advantage estimation, 1506.02438: lambda = 1.)
 3. It predicts the values of a batch before it learns from that batch. Otherwise they would already contain the reward.
+
+The importance head, for `learned_importance`, keeps to 1 and 3. It predicts a response's success from all its tokens
+together, and learns how much to look at each of them.
 
 Run it:  python -m experiments.critic_quality      fits one to the bundled model and measures how well it predicts
 """
@@ -20,14 +24,14 @@ from torch import Tensor, nn
 from plumbing.files import read_tensors, replace_file
 from qwen2_model import Qwen2
 
-FILE = "critic.safetensors"  # in the model folder
+FILE, IMPORTANCE_FILE = "critic.safetensors", "importance.safetensors"  # in the model folder
 LR = 5e-4  # of AdamW
 EPOCHS = 4  # optimizer steps on each batch
 CLIP = 0.2  # a value that has moved this far towards the reward is not pulled any further
 
 
-class Critic(nn.Module):
-    """Two linear layers from a hidden state (..., D) to the expected reward (...), and their optimizer."""
+class Head(nn.Module):
+    """Two linear layers from a hidden state (..., D) to a number (...)."""
 
     def __init__(self, hidden_size: int):
         super().__init__()
@@ -36,18 +40,26 @@ class Critic(nn.Module):
         with torch.random.fork_rng(devices=[]):  # the same initial weights whatever the --seed
             torch.manual_seed(0)
             self.inner.reset_parameters()
-        nn.init.zeros_(self.outer.weight)  # an untrained critic gives every state the same value: it prefers no token
+        nn.init.zeros_(self.outer.weight)  # untrained, it gives every state the same number: it prefers no token
         nn.init.zeros_(self.outer.bias)
-        self.optimizer = torch.optim.AdamW(self.parameters(), LR, weight_decay=0.0)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Values (...) of hidden states (..., D), in float32 also where the states are in bfloat16."""
+        """Numbers (...) of hidden states (..., D), in float32 also where the states are in bfloat16."""
         return self.outer(F.silu(self.inner(self.norm(hidden.float()))))[..., 0]
+
+
+class Critic(nn.Module):
+    """The expected reward before each token, and the optimizer that learns it."""
+
+    def __init__(self, hidden_size: int):
+        super().__init__()
+        self.value = Head(hidden_size)
+        self.optimizer = torch.optim.AdamW(self.parameters(), LR, weight_decay=0.0)
 
     @torch.no_grad()
     def values(self, hidden: Tensor, mask: Tensor) -> Tensor:
         """Values (B, T) of hidden states (B, T, D), 0 on padding."""
-        return self(hidden) * mask
+        return self.value(hidden) * mask
 
     def learn(self, hidden: Tensor, mask: Tensor, values: Tensor, reward: Tensor) -> None:
         """Train on a batch: hidden (B, T, D), the values (B, T) predicted from it before, and the rewards (B,).
@@ -59,7 +71,7 @@ class Critic(nn.Module):
         states, old = hidden[mask], values[mask]  # (N, D), (N,)
         target = reward[:, None].expand(mask.shape)[mask]  # (N,)
         for _ in range(EPOCHS):
-            value = self(states)  # (N,)
+            value = self.value(states)  # (N,)
             clipped = old + (value - old).clamp(-CLIP, CLIP)  # (N,)
             loss = 0.5 * torch.maximum((value - target) ** 2, (clipped - target) ** 2).mean()
             self.optimizer.zero_grad()
@@ -68,16 +80,64 @@ class Critic(nn.Module):
 
     def save(self, folder: Path) -> None:
         """Write the weights beside the model's."""
-        tensors = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
-        replace_file(folder / FILE, lambda part: save_file(tensors, part))
+        save_head(self, folder / FILE)
+
+
+class Importance(nn.Module):
+    """Which tokens tell whether a response succeeds: attention pooling over its hidden states (1802.04712).
+
+    Each token has a score and a value. The mean of the values, weighted by the softmax of the scores over the
+    response, is the logit of its success. Trained to predict it, the scores say where to look.
+    """
+
+    def __init__(self, hidden_size: int):
+        super().__init__()
+        self.score, self.value = Head(hidden_size), Head(hidden_size)
+        self.optimizer = torch.optim.AdamW(self.parameters(), LR, weight_decay=0.0)
+
+    def weights(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        """The softmax (B, T) of the scores of hidden states (B, T, D) over each response; 0 on padding."""
+        return self.score(hidden).masked_fill(~mask, -torch.inf).softmax(1)
+
+    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        """The logit (B,) of each response's success."""
+        return (self.weights(hidden, mask) * self.value(hidden)).sum(1)
+
+    def learn(self, hidden: Tensor, mask: Tensor, success: Tensor) -> None:
+        """Train on a batch: hidden (B, T, D) and the success (B,), 0 or 1, of each response."""
+        for _ in range(EPOCHS):
+            loss = F.binary_cross_entropy_with_logits(self(hidden, mask), success)
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+
+    def save(self, folder: Path) -> None:
+        """Write the weights beside the model's."""
+        save_head(self, folder / IMPORTANCE_FILE)
+
+
+def save_head(head: nn.Module, file: Path) -> None:
+    """Write the weights of a head."""
+    tensors = {name: tensor.contiguous() for name, tensor in head.state_dict().items()}
+    replace_file(file, lambda part: save_file(tensors, part))
+
+
+def load_head(head: nn.Module, file: Path) -> nn.Module:
+    """The head with the weights in a file, or as it is if there is none; ValueError for a file that does not fit."""
+    if file.is_file():
+        try:
+            head.load_state_dict(read_tensors(file))
+        except (ValueError, RuntimeError):
+            raise ValueError(f"{file} is broken or another model's; remove it to start with a new one") from None
+    return head
 
 
 def load_critic(folder: str | Path, model: Qwen2) -> Critic:
-    """The critic saved beside a model, or a new one if there is none; ValueError for a file that does not fit."""
-    critic, file = Critic(model.config.hidden_size).to(model.output_weight.device), Path(folder) / FILE
-    if file.is_file():
-        try:
-            critic.load_state_dict(read_tensors(file))
-        except (ValueError, RuntimeError):
-            raise ValueError(f"{file} is broken or another model's; remove it to start with a new critic") from None
-    return critic
+    """The critic saved beside a model, or a new one."""
+    return load_head(Critic(model.config.hidden_size).to(model.output_weight.device), Path(folder) / FILE)
+
+
+def load_importance(folder: str | Path, model: Qwen2) -> Importance:
+    """The importance head saved beside a model, or a new one."""
+    head = Importance(model.config.hidden_size).to(model.output_weight.device)
+    return load_head(head, Path(folder) / IMPORTANCE_FILE)

@@ -34,7 +34,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from countdown_task import Codec, Puzzle, annotate, find_calculations, fingerprint, reward
-from mitigations import TokenBatch, has_variance, z_score_in_group
+from critic import Critic, Importance
+from mitigations import TokenBatch, has_variance, quotient, z_score_in_group
 from plumbing.files import replace_file
 from plumbing.optimizer import Optimizer
 from plumbing.processes import gather, my_share, sum_over_processes, world
@@ -42,7 +43,7 @@ from qwen2_model import Qwen2
 from sampler import (PromptCache, ResponseCache, Samples, distinct_texts, generate, response_attention,
                      response_logprobs, response_states)
 
-ADVANTAGES = ("grpo", "dr_grpo", "rloo")
+ADVANTAGES = ("grpo", "dr_grpo", "rloo", "maxrl", "batch")
 LOSS_NORMS = ("token", "sequence", "constant")
 EVALUATION = 2**32 - 1  # the step number for the random numbers of evaluation; no training step reaches it
 ROWS_AT_ONCE = 768  # continuations that are sampled together
@@ -53,15 +54,16 @@ ROWS_AT_ONCE = 768  # continuations that are sampled together
 
 def rollout(model: Qwen2, codec: Codec, puzzles: list[Puzzle], uniforms: Tensor, *, advantage: str = "grpo",
             normalize: str = "response", key: tuple[int, int] = (0, 0), reference: Qwen2 | None = None,
-            critic: nn.Module | None = None, micro_batch: int = 16) -> TokenBatch:
+            critic: Critic | None = None, importance: Importance | None = None, micro_batch: int = 16,
+            grade: Callable | None = None) -> TokenBatch:
     """Sample and grade the B responses of one step, G = B / Q to each of Q puzzles.
 
     The batch holds everything a credit function may look at. uniforms (B, max_new_tokens): see draw_uniforms; T below
     is the longest response. advantage: see group_advantage. normalize: see mitigations.reweight. key: seed and step,
-    from which credit functions get their randomness. reference (a frozen copy of the start model) and critic: for the
-    functions that ask for them.
+    from which credit functions get their randomness. reference (a frozen copy of the start model), critic and
+    importance: for the functions that ask for them. grade: what grades instead of countdown_task.reward.
     """
-    samples, decoded, grades = respond(model, codec, puzzles, uniforms)
+    samples, decoded, grades = respond(model, codec, puzzles, uniforms, grade=grade)
     (B, T), Q, device = samples.tokens.shape, len(puzzles), samples.tokens.device
     role, in_answer = np.zeros((B, T), np.int8), np.zeros((B, T), bool)  # (B, T) each
     for i, (text, spans) in enumerate(decoded):
@@ -71,11 +73,12 @@ def rollout(model: Qwen2, codec: Codec, puzzles: list[Puzzle], uniforms: Tensor,
         **samples._asdict(), reward=graded[:, 0], success=graded[:, 1], format=graded[:, 2],  # (B,) each
         group=torch.arange(Q, device=device).repeat_interleave(B // Q),  # (B,)
         numbers=[p.numbers for p in puzzles], target=[p.target for p in puzzles],
-        advantage=group_advantage(graded[:, 0].view(Q, -1), advantage).flatten(),  # (B,)
+        advantage=group_advantage(*graded[:, :2].T.reshape(2, Q, -1), advantage).flatten(),  # (B,)
         role=torch.from_numpy(role).to(device), in_answer=torch.from_numpy(in_answer).to(device),
         text=[text for text, _ in decoded], spans=[spans for _, spans in decoded],
         calculations=[find_calculations(text) for text, _ in decoded], normalize=normalize,
-        ask=Queries(model, codec, puzzles, samples, uniforms.shape[1], key, reference, critic, micro_batch))
+        ask=Queries(model, codec, puzzles, samples, uniforms.shape[1], key, reference, critic, importance, micro_batch,
+                    grade))
 
 
 def draw_uniforms(seed: int, step: int, Q: int, G: int, length: int) -> Tensor:
@@ -90,7 +93,8 @@ def draw_uniforms(seed: int, step: int, Q: int, G: int, length: int) -> Tensor:
 
 def respond(model: Qwen2, codec: Codec, puzzles: list[Puzzle], uniforms: Tensor,
             prefixes: list[list[int]] | None = None, limit: Tensor | None = None,
-            excluded: Tensor | None = None) -> tuple[Samples, list[tuple[str, list]], list[dict[str, float]]]:
+            excluded: Tensor | None = None,
+            grade: Callable | None = None) -> tuple[Samples, list[tuple[str, list]], list[dict[str, float]]]:
     """Sample and grade B responses, one per row of uniforms (B, T), B / Q to each of Q puzzles.
 
     prefixes: for each puzzle, the tokens that its responses begin with. limit (B,): the most new tokens each may get.
@@ -103,7 +107,7 @@ def respond(model: Qwen2, codec: Codec, puzzles: list[Puzzle], uniforms: Tensor,
     lengths, G = samples.mask.sum(1).tolist(), len(uniforms) // len(puzzles)
     tokens = [row[:length] for row, length in zip(samples.tokens.tolist(), lengths)]
     decoded = [codec.decode(prefixes[i // G] + row) for i, row in enumerate(tokens)]
-    return samples, decoded, [reward(text, *puzzles[i // G]) for i, (text, _) in enumerate(decoded)]
+    return samples, decoded, [(grade or reward)(text, *puzzles[i // G]) for i, (text, _) in enumerate(decoded)]
 
 
 def sample(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_tokens: list[int],
@@ -140,15 +144,22 @@ def gather_samples(samples: Samples | None, G: int, device: torch.device) -> Sam
 # ----------------------------------------------------------------------------------------------- advantage
 
 
-def group_advantage(rewards: Tensor, estimator: str = "grpo") -> Tensor:
-    """Advantage (Q, G) of G responses to each of Q puzzles, from their rewards (Q, G).
+def group_advantage(rewards: Tensor, success: Tensor, estimator: str = "grpo") -> Tensor:
+    """Advantage (Q, G) of G responses to each of Q puzzles, from their rewards and success (Q, G).
 
     grpo: (r - mean) / (std + 1e-4), with the population std (2402.03300). dr_grpo: r - mean (2503.20783).
     rloo: r - mean of the others = G / (G - 1) * (r - mean) (2402.14740).
-    A group whose rewards are all equal has advantage exactly 0.
+    maxrl: (success - mean) / mean, 0 where none succeeds: it ascends log p(success), not p(success) (2602.02710).
+    batch: r - mean over the whole step, so that a group of equal rewards has an advantage, too. Otherwise such a group
+    has advantage exactly 0.
     """
     if estimator == "grpo":
         return z_score_in_group(rewards)
+    if estimator == "maxrl":
+        mean = success.mean(1, keepdim=True)  # (Q, 1)
+        return quotient(success - mean, mean)
+    if estimator == "batch":
+        return group_advantage(rewards.view(1, -1), success, "dr_grpo").view_as(rewards)
     centered = torch.where(has_variance(rewards)[:, None], rewards - rewards.mean(1, keepdim=True), 0.0)  # (Q, G)
     G = rewards.shape[1]
     return centered * G / (G - 1) if estimator == "rloo" else centered
@@ -322,8 +333,10 @@ class Queries:
     limit: int  # the most tokens a response may have
     key: tuple[int, int]  # seed and step
     reference: Qwen2 | None  # a frozen copy of the start model
-    critic: nn.Module | None
+    critic: Critic | None
+    importance: Importance | None
     micro_batch: int  # responses in one forward pass
+    grade: Callable | None  # what grades continuations instead of countdown_task.reward
 
     def __post_init__(self):
         """Count the step's tokens so far: those sampled, and those run through the model without gradient."""
@@ -354,6 +367,14 @@ class Queries:
         if self.critic is None:
             raise ValueError('no critic: add needs=("critic",) to the decorator of this credit function')
         return self.critic.values(self.hidden, self.samples.mask)
+
+    @cached_property
+    @torch.no_grad()
+    def importance_weights(self) -> Tensor:
+        """How much the importance head looks at each token (B, T); sums to 1 over each response."""
+        if self.importance is None:
+            raise ValueError('no importance head: add needs=("importance",) to the decorator of this function')
+        return self.importance.weights(self.hidden, self.samples.mask)
 
     @cached_property
     def reference_logprob(self) -> Tensor:
@@ -389,7 +410,8 @@ class Queries:
             prefixes = [self.samples.tokens[row, :t].tolist() for row, t in where[chunk].tolist()]  # c
             left = self.limit - positions  # (c,)
             own = uniforms[chunk, :, : left.max()].flatten(0, 1)  # (c * k, left.max())
-            samples, _, grades = respond(self.model, self.codec, puzzles, own, prefixes, left.repeat_interleave(k))
+            samples, _, grades = respond(self.model, self.codec, puzzles, own, prefixes, left.repeat_interleave(k),
+                                         grade=self.grade)
             value[rows, positions] = torch.tensor([grade["reward"] for grade in grades]).view(-1, k).mean(1)
             self.tokens_sampled += int(samples.mask.sum())
             texts, _ = distinct_texts([self.prompts[row // G] + prefix for row, prefix in zip(rows.tolist(), prefixes)])

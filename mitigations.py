@@ -29,9 +29,11 @@ import torch
 from torch import Tensor
 
 from countdown_task import FILLER, REASONING  # noqa: F401  for your idea: `batch.role == FILLER`
-from countdown_task import STRUCTURE, CalculationSpan, anchors, check_calculations, sentence_starts
+from countdown_task import (ANSWER, ROLES, STRUCTURE, CalculationSpan, anchors, check_calculations, reachability,
+                            reward, sentence_starts)
 
 NORMALIZATIONS = ("response", "batch", "none")
+PROVIDED = ("critic", "importance", "reference")  # what a run provides to the methods that need it
 
 
 @dataclass
@@ -45,6 +47,7 @@ class TokenBatch:
     ask.hidden                       (B, T, D) last hidden state of the model, before it emits each token
     ask.attention                    (B, T, T) [:, t, u]: how much the state that predicts token t attends to u < t
     ask.values                       (B, T) the critic's estimate of the reward before each token, 0 on padding
+    ask.importance_weights           (B, T) how much a learned head looks at each token, sum 1 over a response
     ask.reference_logprob            (B, T) log-probability of each token under the reference model
     ask.logprob_without(rows, hide)  (R, T) log-probabilities of the R responses rows (R,), where the tokens hide (R, T)
                                      bool are hidden from all later ones
@@ -86,8 +89,9 @@ def reweighting(function: Callable | None = None, *, name: str = "", needs: tupl
             return batch.mask.cumsum(1).clamp(min=1) ** -power
 
     Now `python train.py --mitigation early --power 1.0` trains with it. A function that uses batch.ask.values says so:
-    @reweighting(needs=("critic",)); for batch.ask.reference_logprob it is needs=("reference",). A functools.partial
-    has no name of its own: reweighting(functools.partial(f, x=2), name="f2").
+    @reweighting(needs=("critic",)). It is "importance" for batch.ask.importance_weights, and "reference" for
+    batch.ask.reference_logprob. A functools.partial has no name of its own: reweighting(functools.partial(f, x=2),
+    name="f2").
     """
     return register(function, name, is_reweighting=True, from_advantage=True, needs=needs)
 
@@ -128,7 +132,7 @@ class Method:
     function: Callable[..., Tensor]  # as it was written, before decoration
     is_reweighting: bool  # whether it returns weights, else credit
     from_advantage: bool  # whether it reads batch.advantage, so that --advantage has an effect
-    needs: tuple[str, ...]  # what a run must provide for it: "critic", "reference"
+    needs: tuple[str, ...]  # what a run must provide for it, of PROVIDED
 
     def __call__(self, batch: TokenBatch, *arguments, **hyper_parameters) -> Tensor:
         """Credit (B, T), 0 on padding."""
@@ -181,14 +185,14 @@ def register(function: Callable | None, name: str, **properties) -> Callable:
     name = name or getattr(function, "__name__", "")
     require(name.isidentifier(), 'a credit function has no name: write reweighting(function, name="...")')
     require(name not in MITIGATIONS, f"there are two credit functions named {name}: rename one of them")
-    require(set(properties["needs"]) <= {"critic", "reference"},
-            f'{name}: needs must be ("critic",), ("reference",) or both, not {properties["needs"]!r}')
+    require(set(properties["needs"]) <= set(PROVIDED),
+            f'{name}: needs must be a tuple of some of {PROVIDED}, such as ("critic",), not {properties["needs"]!r}')
     MITIGATIONS[name] = Method(name, function, **properties)
     return MITIGATIONS[name]
 
 
 def needs(name: str, hyper_parameters: dict) -> set[str]:
-    """What a run must provide for a method: "critic", "reference". `inverted` needs whatever the method --of needs."""
+    """What a run must provide for a method, of PROVIDED. `inverted` needs whatever the method --of needs."""
     method = MITIGATIONS[name]
     of = MITIGATIONS.get((method.parameters | hyper_parameters).get("of"))
     return {*method.needs, *(of.needs if of else ())}
@@ -232,6 +236,18 @@ def outcome_conditional(batch: TokenBatch, think_discount: float = 0.5) -> Tenso
 
 
 @reweighting
+def token_type(batch: TokenBatch, filler: float = 0.5, reasoning: float = 1.0, structure: float = 1.0) -> Tensor:
+    """credit = A * (filler, reasoning or structure, by the token's role): tell prose from arithmetic (ours).
+
+    What the original work asks for in its conclusions: to distinguish filler from reasoning within the sections.
+    """
+    weights = dict(zip(ROLES, (filler, reasoning, structure)))
+    for role, weight in weights.items():
+        require(weight >= 0, f"--{role} must be 0 or more")
+    return torch.tensor(list(weights.values()), device=batch.role.device)[batch.role.int()]
+
+
+@reweighting
 def inverse_logprob(batch: TokenBatch, epsilon: float = 0.1, detach: bool = True) -> Tensor:
     """credit = A / (|log p| + epsilon): make |credit * log p| about equal on all tokens (the original work).
 
@@ -260,6 +276,15 @@ def entropy_weighted(batch: TokenBatch, entropy_temp: float = 1.0) -> Tensor:
     require(entropy_temp > 0, "--entropy_temp must be above 0")
     score = (batch.entropy / entropy_temp).masked_fill(~batch.mask, -math.inf)  # (B, T)
     return score.softmax(1) * batch.mask.sum(1, keepdim=True)
+
+
+@reweighting
+def entropy_ratio(batch: TokenBatch) -> Tensor:
+    """credit = A * H / mean H of the response: favour uncertain tokens in proportion (the original work).
+
+    Its first strategy, as written there. It calls that GTPO-style; `gtpo` is another formula.
+    """
+    return unit_mean(batch.entropy * batch.mask, batch.mask)
 
 
 @reweighting
@@ -301,10 +326,27 @@ def prefix_tree(batch: TokenBatch) -> Tensor:
 
     A process reward is one for a part of a response. A prefix that n responses share occurs n times in the loss.
     """
+    sharing = same_prefix(batch).sum(2).view_as(batch.mask)  # (B, T)
+    return batch.advantage[:, None] / sharing.clamp(min=1)
+
+
+def same_prefix(batch: TokenBatch) -> Tensor:
+    """Whether two responses of a group are the same up to a token and including it: (Q, G, G, T), 1 or 0."""
     tokens, mask = by_group(batch, batch.tokens), by_group(batch, batch.mask)  # (Q, G, T) each
     same = (tokens[:, :, None] == tokens[:, None]) & mask[:, :, None] & mask[:, None]  # (Q, G, G, T)
-    sharing = same.int().cumprod(-1).sum(2).view_as(batch.mask)  # (B, T)
-    return batch.advantage[:, None] / sharing.clamp(min=1)
+    return same.int().cumprod(-1)
+
+
+@token_credit(from_advantage=True)
+def tempo(batch: TokenBatch) -> Tensor:
+    """credit = A + V_{t+1} - V_t, V the mean A of the group's responses that share the prefix: TEMPO (2509.18314).
+
+    V differs only where responses branch; elsewhere the credit is A. Before the first token V is the group's mean.
+    """
+    same, A = same_prefix(batch), by_group(batch, batch.advantage)  # (Q, G, G, T), (Q, G)
+    value = torch.einsum("qijt,qj->qit", same.to(A), A) / same.sum(2).clamp(min=1)  # (Q, G, T) after each token
+    before = torch.cat((A.mean(1)[:, None, None].expand(-1, A.shape[1], 1), value[..., :-1]), dim=2)  # (Q, G, T)
+    return none(batch) + (value - before).view_as(batch.logprob)
 
 
 @token_credit
@@ -314,14 +356,14 @@ def optimal_baseline(batch: TokenBatch) -> Tensor:
     The sums run over the group's responses i that have not ended before t. Where only one is left, its baseline would
     be its own reward, so we take the group mean instead. (In the code of verl, an RL library, the credit there is 0.)
     """
-    reward, mask = by_group(batch, batch.reward)[..., None], by_group(batch, batch.mask)  # (Q, G, 1), (Q, G, T)
+    r, mask = by_group(batch, batch.reward)[..., None], by_group(batch, batch.mask)  # (Q, G, 1), (Q, G, T)
     energy = by_group(batch, batch.logit_grad.square().cumsum(1)) * mask  # (Q, G, T) W
     total = energy.sum(1, keepdim=True)  # (Q, 1, T)
-    weighted_mean = quotient((reward * energy).sum(1, keepdim=True), total)  # (Q, 1, T)
+    weighted_mean = quotient((r * energy).sum(1, keepdim=True), total)  # (Q, 1, T)
     usable = (mask.sum(1, keepdim=True) > 1) & (total > 0)  # (Q, 1, T)
-    baseline = torch.where(usable, weighted_mean, reward.mean(1, keepdim=True))  # (Q, 1, T)
-    unequal = has_variance(reward)[..., None]  # (Q, 1, 1) the rest is rounding noise, which Adam would blow up
-    return torch.where(unequal, reward - baseline, 0.0).view_as(batch.logprob)
+    baseline = torch.where(usable, weighted_mean, r.mean(1, keepdim=True))  # (Q, 1, T)
+    unequal = has_variance(r)[..., None]  # (Q, 1, 1) the rest is rounding noise, which Adam would blow up
+    return torch.where(unequal, r - baseline, 0.0).view_as(batch.logprob)
 
 
 @token_credit(from_advantage=True)
@@ -340,10 +382,10 @@ def gtpo(batch: TokenBatch, a1: float = 1.0, a2: float = 0.1, joint: bool = Fals
     certainty = down / (H + 1e-6)  # (Q, G, T) 1 / H, so that a wrong token is punished for being certain
     share_up = quotient(H * up, (H * up).sum(1, keepdim=True))  # (Q, G, T)
     share_down = quotient(certainty, certainty.sum(1, keepdim=True))  # (Q, G, T)
-    reward_right = a1 + a2 * share_up * up.sum(1, keepdim=True)  # (Q, G, T)
-    reward_wrong = -a1 - a2 * share_down * down.sum(1, keepdim=True)  # (Q, G, T)
-    reward = torch.where(up, reward_right, reward_wrong)  # (Q, G, T)
-    credit = masked_z_score(reward, mask) if joint else masked_z_score(reward, up) + masked_z_score(reward, down)
+    if_right = a1 + a2 * share_up * up.sum(1, keepdim=True)  # (Q, G, T)
+    if_wrong = -a1 - a2 * share_down * down.sum(1, keepdim=True)  # (Q, G, T)
+    paid = torch.where(up, if_right, if_wrong)  # (Q, G, T)
+    credit = masked_z_score(paid, mask) if joint else masked_z_score(paid, up) + masked_z_score(paid, down)
     mixed = (right.any(1) & ~right.all(1))[..., None]  # (Q, 1, 1)
     return torch.where(mixed, credit, by_group(batch, none(batch))).view_as(batch.logprob)
 
@@ -441,24 +483,35 @@ def calculation_masks(batch: TokenBatch, i: int) -> Tensor:
 
 
 @token_credit(from_advantage=True)
-def reward_decomposition(batch: TokenBatch, stepwise: bool = False) -> Tensor:
-    """credit = 0.1 A_format on tags + 0.3 A_steps before <answer> + A_success in it: normalize, then add (2601.05242).
+def reward_decomposition(batch: TokenBatch, weights: str = "0.1,0.3,1", stepwise: bool = False) -> Tensor:
+    """credit = a A_format on tags + b A_steps before <answer> + c A_success in it: normalize, then add (2601.05242).
 
-    Each reward is z-scored in its group by itself, then they are added. A_steps: the share of written calculations that
-    are true and use available numbers, a process reward. With stepwise=True each calculation's own verdict goes to its
-    own tokens instead. A response without an answer or a calculation gets plain GRPO. Without a
-    calculation its share counts as 0 in its group. (The paper also normalizes the sum over the batch.)
+    --weights are a,b,c. Each reward is z-scored in its group by itself, then they are added. A_steps: the share of
+    written calculations that are true and use available numbers, a process reward. With stepwise=True each
+    calculation's own verdict goes to its own tokens instead. A response without an answer or a calculation gets plain
+    GRPO. Without a calculation its share counts as 0 in its group. (The paper also normalizes the sum over the batch.)
     """
+    a, b, c = three_numbers("weights", weights)
     verdicts = [torch.tensor(check_calculations(text, spans, batch.numbers[group]), dtype=torch.float32)
                 for text, spans, group in zip(batch.text, batch.calculations, batch.group.tolist())]  # B tensors (S,)
     share = torch.stack([v.mean() if len(v) else torch.tensor(0.0) for v in verdicts]).to(batch.reward.device)  # (B,)
     process, format, answer = (z_score_in_group(by_group(batch, r)).view(-1, 1)
                                for r in (share, batch.format, batch.success))  # (B, 1) each
     thinking = calculation_advantage(batch, verdicts) if stepwise else process  # (B, T) or (B, 1)
-    section = torch.where(batch.in_answer, answer, 0.3 * thinking)  # (B, T)
-    credit = 0.1 * format * (batch.role == STRUCTURE) + section  # (B, T)
+    section = torch.where(batch.in_answer, c * answer, b * thinking)  # (B, T)
+    credit = a * format * (batch.role == STRUCTURE) + section  # (B, T)
     written = torch.tensor([len(v) > 0 for v in verdicts], device=share.device) & batch.in_answer.any(1)  # (B,)
     return torch.where(written[:, None], credit, none(batch))
+
+
+def three_numbers(flag: str, text: str) -> list[float]:
+    """Three finite numbers from text such as 0.1,0.3,1; ValueError for anything else."""
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    require(len(numbers) == 3 and all(map(math.isfinite, numbers)), f"--{flag} must be three numbers, as in 0.1,0.3,1")
+    return numbers
 
 
 def calculation_advantage(batch: TokenBatch, verdicts: list[Tensor]) -> Tensor:
@@ -471,6 +524,57 @@ def calculation_advantage(batch: TokenBatch, verdicts: list[Tensor]) -> Tensor:
             for tokens, value in zip(calculation_masks(batch, i), z):
                 advantage[i, tokens] = value
     return advantage
+
+
+@reweighting
+def regrade_ablation(batch: TokenBatch) -> Tensor:
+    """credit = A * |r - r without it| on each calculation: grade the text again without it (the original work).
+
+    Its fifth strategy, as written. The reward looks at the answer and the tags only, so removing a calculation never
+    changes it: all weights are 0, and this is plain GRPO. What the strategy is after is in experiments/ground_truth.py:
+    how much a token changed the probability of success.
+    """
+    weight = torch.zeros_like(batch.logprob)  # (B, T)
+    for i, (text, group) in enumerate(zip(batch.text, batch.group.tolist())):
+        whole, *without = (reward(t, batch.numbers[group], batch.target[group])["reward"] for t in (
+            text, *(text[: c.a[0]] + text[c.result[1] :] for c in batch.calculations[i])))
+        for tokens, r in zip(calculation_masks(batch, i), without):
+            weight[i, tokens] = abs(whole - r)
+    return weight
+
+
+@token_credit
+def first_error(batch: TokenBatch, alpha: float = 0.5, solver: bool = False) -> Tensor:
+    """credit = s_t - mean s of the group: in a wrong response s is alpha before its first error, then 0 (2601.18984).
+
+    In a right one s is 1. The mean is over responses, of each one's mean s. The paper asks a model where the first
+    error is. We know it, and need to know the task for that: it is the first calculation that is false or uses a number
+    that is not there; with solver=True the first operand, operator or result that loses the target, as in `5 - 3 = 2`
+    the 5 if no solution takes something from it. Otherwise it is the `<answer>`, without one the last token. (The paper
+    can also end the prefix that is rewarded some tokens early, so that it does not pay to inflate it.)
+    """
+    require(0 <= alpha <= 1, "--alpha must be between 0 and 1")
+    column = torch.arange(batch.mask.shape[1], device=batch.mask.device)  # (T,)
+    start = torch.tensor([error_column(batch, i, solver) for i in range(len(batch.text))], device=column.device)  # (B,)
+    wrong = alpha * (column < start[:, None])  # (B, T)
+    s = torch.where(batch.success[:, None] > 0, 1.0, wrong) * batch.mask  # (B, T)
+    mean = by_group(batch, s.sum(1) / batch.mask.sum(1)).mean(1)  # (Q,)
+    return s - mean[batch.group, None]
+
+
+def error_column(batch: TokenBatch, i: int, solver: bool) -> int:
+    """The column where the first error of response i begins; see `first_error`."""
+    text, written, group = batch.text[i], batch.calculations[i], batch.group[i]
+    numbers, answer = batch.numbers[group], text.find(ANSWER)
+    if solver:
+        within_reach = reachability(text, written, numbers, batch.target[group])  # (S, 5) before and after each part
+        starts = [part[0] for parts, row in zip(written, within_reach)
+                  for part, before, after in zip(parts, row, row[1:]) if before and not after]
+    else:
+        starts = [parts.a[0] for parts, right in zip(written, check_calculations(text, written, numbers)) if not right]
+    first = min([*starts, answer if answer >= 0 else len(text)])
+    places = anchors(text, batch.spans[i])  # (L,) the character that classifies each token
+    return min(int((places < first).sum()), len(places) - 1)
 
 
 # ----------------------------------------------------------------------------------- running the model again
@@ -516,18 +620,39 @@ def causal_ablation(batch: TokenBatch) -> Tensor:
 
 
 @token_credit
-def vineppo(batch: TokenBatch, k: int = 9, fresh_start: bool = False) -> Tensor:
+def vineppo(batch: TokenBatch, k: int = 9, fresh_start: bool = False, cuts: str = "sentence",
+            mask: bool = False) -> Tensor:
     """credit = V(next cut) - V(this cut), V the mean reward of k continuations: cuts at sentence ends (2410.01679).
 
     All tokens between two cuts get the same credit. V at the end is the reward. V at the start costs nothing: it is
-    the mean reward of the group's other responses. fresh_start=True samples it as well.
+    the mean reward of the group's other responses. fresh_start=True samples it as well. cuts="uncertain" is SPO-chain
+    (2505.23564): cuts come after every fifth *cutpoint*, a token with p < 0.9, right before the next one. mask=True
+    gives credit to cutpoints alone, and divides the loss by their number. (The paper's code also z-scores the credit.)
     """
     require(k >= 1, "--k must be at least 1: it is the number of continuations sampled at each cut")
+    require(cuts in ("sentence", "uncertain"), "--cuts must be sentence or uncertain")
+    cutpoint = batch.mask & (batch.logprob < math.log(0.9))  # (B, T)
+    credit = segment_credit(batch, sentence_cuts(batch) if cuts == "sentence" else fifths(cutpoint), k, fresh_start)
+    return credit * cutpoint * quotient(batch.mask.sum(), cutpoint.sum()) if mask else credit
+
+
+def sentence_cuts(batch: TokenBatch) -> Tensor:
+    """True (B, T) at the first token of each sentence but the first."""
     cuts = torch.zeros(batch.mask.shape, dtype=torch.bool)  # (B, T)
     for row, text, spans in zip(cuts, batch.text, batch.spans):
         row[: len(spans)] = torch.from_numpy(sentence_starts(text, spans))
-    cuts[:, 0] = fresh_start
-    cuts = cuts.to(batch.mask.device)
+    return cuts.to(batch.mask.device)
+
+
+def fifths(cutpoint: Tensor) -> Tensor:
+    """True (B, T) at the 6th, 11th, 16th ... place of each row where cutpoint (B, T) is True."""
+    count = cutpoint.cumsum(1)  # (B, T)
+    return cutpoint & (count % 5 == 1) & (count > 1)
+
+
+def segment_credit(batch: TokenBatch, cuts: Tensor, k: int, fresh_start: bool) -> Tensor:
+    """V at the end of each token's segment minus V at its start (B, T); cuts (B, T): where segments begin."""
+    cuts = cuts.index_fill(1, torch.tensor(0, device=cuts.device), fresh_start)  # (B, T)
     sampled, rewards = batch.ask.rollouts(cuts, k), by_group(batch, batch.reward)  # (B, T), (Q, G)
     others = (rewards.sum(1, keepdim=True) - rewards) / (rewards.shape[1] - 1)  # (Q, G) mean reward
     start = sampled[:, :1] if fresh_start else others.view(-1, 1)  # (B, 1)
@@ -572,20 +697,22 @@ def next_value(batch: TokenBatch, value: Tensor) -> Tensor:
 
 
 @token_credit(needs=("critic",))
-def ppo(batch: TokenBatch, gae_lambda: float = 0.95, whiten: bool = False) -> Tensor:
-    """credit = sum_l gae_lambda^l delta_{t+l}, delta_t = r_t + V_{t+1} - V_t: PPO (1707.06347) with GAE (1506.02438).
+def ppo(batch: TokenBatch, gae_lambda: float = 0.95, whiten: bool = False, gamma: float = 1.0) -> Tensor:
+    """credit = sum_l (gamma gae_lambda)^l delta_{t+l}, delta_t = r_t + gamma V_{t+1} - V_t: PPO with GAE (1707.06347).
 
-    GAE is generalized advantage estimation, here with discount 1. The reward comes at the last token. The value after
-    it is 0, also where the token limit cut the response off. whiten=True rescales credit to mean 0 and standard
-    deviation 1 over the step.
+    GAE is generalized advantage estimation (1506.02438). The reward comes at the last token. The value after it is 0,
+    also where the token limit cut the response off. gamma discounts per token. It is 1, because a right answer is
+    worth as much after a long derivation, and because the critic predicts the undiscounted reward. whiten=True rescales
+    credit to mean 0 and standard deviation 1 over the step.
     """
     require(0 <= gae_lambda <= 1, "--gae_lambda must be between 0 and 1")
+    require(0 <= gamma <= 1, "--gamma must be between 0 and 1")
     value = batch.ask.values  # (B, T)
-    delta = is_last_token(batch) * batch.reward[:, None] + next_value(batch, value) - value  # (B, T)
+    delta = is_last_token(batch) * batch.reward[:, None] + gamma * next_value(batch, value) - value  # (B, T)
     credit = torch.zeros_like(delta)  # (B, T)
     later = torch.zeros_like(batch.reward)  # (B,) the credit of the token after t
     for t in reversed(range(delta.shape[1])):
-        later = delta[:, t] + gae_lambda * later
+        later = delta[:, t] + gamma * gae_lambda * later
         credit[:, t] = later
     if whiten:
         inside = credit[batch.mask]  # (N,)
@@ -594,15 +721,27 @@ def ppo(batch: TokenBatch, gae_lambda: float = 0.95, whiten: bool = False) -> Te
 
 
 @reweighting(needs=("critic",))
-def learned_importance(batch: TokenBatch) -> Tensor:
-    """credit = A * |V_{t+1} - V_t|, V the critic's: favour tokens that change the expected reward (the original work).
+def value_change(batch: TokenBatch) -> Tensor:
+    """credit = A * |V_{t+1} - V_t|, V the critic's: favour tokens that change the expected reward (ours).
 
     The last token gets 0, since no value follows it. Where the critic gives all tokens the same value, as before its
-    first training, the response gets plain GRPO. The original calls this "lambda-GRPO", as three others are: a learned
-    exponent on a response's length (2510.06870), `prefix_tree` (2509.21154) and eligibility traces (2510.00194).
+    first training, the response gets plain GRPO.
     """
     change = (next_value(batch, batch.ask.values) - batch.ask.values).abs()  # (B, T)
     return change.masked_fill(is_last_token(batch), 0.0)
+
+
+@reweighting(needs=("importance",))
+def learned_importance(batch: TokenBatch) -> Tensor:
+    """credit = A * L * softmax(s), s a learned score: favour tokens that predict success (the original work).
+
+    Its second strategy: a small network beside the policy says which tokens are important. It leaves open what to train
+    that network on. Here the softmax pools the values that it gives the tokens into a prediction of the response's
+    success (1802.04712; see critic.py), and it scores a step before it learns from it. The original calls this
+    "lambda-GRPO", as three others are: a learned exponent on a response's length (2510.06870), `prefix_tree`
+    (2509.21154) and eligibility traces (2510.00194).
+    """
+    return batch.ask.importance_weights * batch.mask.sum(1, keepdim=True)
 
 
 # ----------------------------------------------------------------------------------------------- the controls

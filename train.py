@@ -24,8 +24,9 @@ import torch
 from torch import Tensor
 
 import grpo
-from countdown_task import Codec, Puzzle, fingerprint, generate_puzzles, is_solvable, puzzle_key, read_puzzles, split
-from critic import Critic, load_critic
+from countdown_task import (Codec, Puzzle, coin_toss, fingerprint, generate_puzzles, is_solvable, puzzle_key,
+                            read_puzzles, split)
+from critic import Critic, Importance, load_critic, load_importance
 from mitigations import MITIGATIONS, NORMALIZATIONS, TokenBatch, has_variance, needs
 from plumbing import run_folder
 from plumbing.files import write_json
@@ -36,7 +37,7 @@ from plumbing.progress import Progress, clock, fail
 from qwen2_model import Qwen2, load_model, save_model
 
 BUNDLED = Path(__file__).parent / "models" / "countdown-tiny"
-CHOICES = {"mitigation": tuple(MITIGATIONS), "advantage": grpo.ADVANTAGES, "loss_norm": grpo.LOSS_NORMS,
+CHOICES = {"reward": ("graded", "random"), "advantage": grpo.ADVANTAGES, "loss_norm": grpo.LOSS_NORMS,
            "normalize": NORMALIZATIONS, "dtype": ("float32", "bfloat16"), "optimizer_device": ("", "cpu")}
 EVALUATION_BYTES = 2**29  # the most that keys and values may take while evaluating; larger batches are faster
 
@@ -59,6 +60,7 @@ class Settings:
     beta2: float = 0.999  # decay of AdamW's mean squared gradient
     weight_decay: float = 0.0  # of AdamW
     max_grad_norm: float = 1.0  # the gradient is clipped to this norm
+    reward: str = "graded"  # random: a coin toss instead of the grade, while training; a control
     advantage: str = "grpo"  # how a reward is compared with the others of its group, the responses to the same puzzle
     normalize: str = "response"  # scale a reweighting's weights to mean 1 over each response, over the batch, or none
     loss_norm: str = "token"  # token: mean of all tokens; sequence: mean of responses' means; constant: see grpo
@@ -88,13 +90,19 @@ class Policy(NamedTuple):
     model: Qwen2
     codec: Codec
     critic: Critic | None  # where the credit function needs one
+    importance: Importance | None  # likewise
     reference: Qwen2 | None  # a frozen copy of the start model, where the credit function or --kl needs it
 
     def save(self, folder: Path) -> None:
-        """Write the model, and the critic where there is one."""
+        """Write the model, and the heads that were trained with it."""
         save_model(self.model, folder)
-        if self.critic is not None:
-            self.critic.save(folder)
+        for head in self.heads().values():
+            head.save(folder)
+
+    def heads(self) -> dict[str, Critic | Importance]:
+        """The heads on the model's hidden states that this credit function needs, by name."""
+        heads = {"critic": self.critic, "importance": self.importance}
+        return {name: head for name, head in heads.items() if head is not None}
 
 
 def train(run: Path, s: Settings, hyper_parameters: dict, policy: Policy, training: list[Puzzle],
@@ -109,6 +117,8 @@ def train(run: Path, s: Settings, hyper_parameters: dict, policy: Policy, traini
         if policy.critic is not None:  # after assign_credit, whose critic must not have seen these rewards
             # batch.ask runs the model when an attribute is first read: see grpo.Queries
             policy.critic.learn(batch.ask.hidden, batch.mask, batch.ask.values, batch.reward)
+        if policy.importance is not None:
+            policy.importance.learn(batch.ask.hidden, batch.mask, batch.success)
         row = grpo.update(
             policy.model, optimizer, batch.ask.prompts, batch, credit, kl=s.kl,
             clip_low=s.clip_low, clip_high=s.clip_high, loss_norm=s.loss_norm, max_new_tokens=s.max_new_tokens,
@@ -132,7 +142,8 @@ def sample_and_grade(policy: Policy, puzzles: list[Puzzle], s: Settings, step: i
     uniforms = grpo.draw_uniforms(s.seed, step, len(puzzles), s.answers, s.max_new_tokens)  # (B, max_new_tokens)
     return grpo.rollout(policy.model, policy.codec, puzzles, uniforms, advantage=s.advantage, normalize=s.normalize,
                         key=(s.seed, step), reference=policy.reference, critic=policy.critic,
-                        micro_batch=s.micro_batch)
+                        importance=policy.importance, micro_batch=s.micro_batch,
+                        grade=coin_toss(s.seed, step) if s.reward == "random" else None)
 
 
 @torch.no_grad()
@@ -146,8 +157,8 @@ def assign_credit(batch: TokenBatch, s: Settings, hyper_parameters: dict) -> Ten
 
 def learners(policy: Policy, optimizer: Optimizer) -> dict:
     """What changes from step to step, by its name in state.pt. (The optimizer's state includes the model's weights.)"""
-    critic = policy.critic
-    return {"optimizer": optimizer} | ({"critic": critic, "critic_adamw": critic.optimizer} if critic else {})
+    heads = policy.heads()
+    return {"optimizer": optimizer, **heads, **{f"{name}_adamw": head.optimizer for name, head in heads.items()}}
 
 
 def summarize(step: int, batch: TokenBatch, began: float) -> dict[str, float]:
@@ -351,8 +362,9 @@ def load_policy(s: Settings, required: set[str]) -> Policy:
     model.real_vocab = codec.size  # the embedding may have more rows than there are tokens; they are never sampled
     model.checkpoint_activations = s.checkpoint_activations
     critic = load_critic(s.model, model) if "critic" in required else None
+    importance = load_importance(s.model, model) if "importance" in required else None
     reference = copy.deepcopy(model).requires_grad_(False) if s.kl > 0 or "reference" in required else None
-    return Policy(model, codec, critic, reference)
+    return Policy(model, codec, critic, importance, reference)
 
 
 def rehearse(policy: Policy, puzzles: list[Puzzle], s: Settings, hyper_parameters: dict) -> None:

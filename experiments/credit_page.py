@@ -128,7 +128,7 @@ def facts(truth: dict, fitted: bool) -> dict[str, str]:
                         f"was at most {SURE}",
             "Shown": f"the {PUZZLES} puzzles whose responses have the largest |A*|, and of each one right and one "
                      "wrong response, where there are both",
-            "Critic of ppo and learned_importance": f"{critic.FILE}, " + (
+            "Critic of ppo and value_change": f"{critic.FILE}, " + (
                 "fitted for this measurement" if fitted else "beside the model"),
             "Flags, all at their defaults": "; ".join(flags) + "; the others have none"}
 

@@ -1,61 +1,17 @@
-"""The exact solver: can the target still be reached, asked before and after every part of a written calculation?
+"""The exact solver's verdict on each token: can the target still be reached, before it and after it?
 
-In `5 - 3 = 2` the operands, the operator and the result each decide something. For each of them the solver says whether
-some solution continues that way. Where the verdict turns from yes to no, that token lost the target. Unlike a value
-from rollouts, the verdict is exact and depends on no policy.
-
-It judges the attempt being written; a new attempt starts afresh. An attempt is dead once a result is wrong or a value
-was not at hand, because every number must be used.
+In `5 - 3 = 2` the operands, the operator and the result each decide something. For each of them the solver
+(countdown_task.reachability) says whether some solution continues that way. Where the verdict turns from yes to no,
+that token lost the target.
 
 Run it:  python -m experiments.ground_truth        writes the verdicts as columns reachable_before and reachable
 """
-import functools
-import itertools
-
 import numpy as np
 
-from countdown_task import (SENTENCE_END, STRUCTURE, CalculationSpan, anchors, calculate, derivations,
-                            find_calculations, follow, is_true)
+from countdown_task import SENTENCE_END, STRUCTURE, anchors, find_calculations, reachability
 
 KINDS = ("operand", "operator", "result", "= and commas", "opening", "verdict", "tag", "answer", "unfinished")
 DECISIONS = KINDS[:2]
-
-
-@functools.cache
-def results(values: tuple) -> frozenset:
-    """Everything that the values make when each is used once, by + - * / and exact fractions."""
-    return frozenset(result for result, _ in derivations(values))
-
-
-@functools.cache
-def next_calculations(values: tuple, target: int) -> frozenset:
-    """All (a, operator, b) with which a solution can continue from the values at hand."""
-    found = set()
-    for (i, a), (j, b) in itertools.permutations(enumerate(values), 2):
-        rest = [value for k, value in enumerate(values) if k not in (i, j)]
-        for operator in "+-*/":
-            made = calculate(a, operator, b)
-            if made is not None and target in results(tuple(sorted((*rest, made)))):
-                found.add((a, operator, b))
-    return frozenset(found)
-
-
-def reachability(text: str, spans: list[CalculationSpan], numbers: tuple[int, ...], target: int) -> np.ndarray:
-    """Whether the target is within reach before a calculation, and after its a, operator, b and result (S, 5) bool.
-
-    Where the text leaves open which attempt continues, it is enough that one of them can reach the target.
-
-    >>> reachability("5 - 3 = 2, 4 + 2 = 6", find_calculations("5 - 3 = 2, 4 + 2 = 6"), (3, 4, 5), 8).tolist()
-    [[True, True, True, True, True], [True, True, False, False, False]]
-    """
-    rows = []
-    for c, attempts in follow(text, spans, numbers):
-        alive = [tuple(sorted(pool.elements())) for pool, all_right in attempts if all_right]
-        possible = {calculation for values in alive for calculation in next_calculations(values, target)}
-        written = c.a, c.operator, c.b
-        parts = [any(calculation[:n] == written[:n] for calculation in possible) for n in (1, 2, 3)]
-        rows.append([any(target in results(values) for values in alive), *parts, parts[2] and is_true(c)])
-    return np.array(rows, bool).reshape(-1, 5)
 
 
 def solver_columns(text: str, spans: list[tuple[int, int]], numbers: tuple[int, ...],

@@ -65,7 +65,7 @@ SWEEPS = (*(f"outcome_conditional --think_discount {x}" for x in (0.25, 0.75, 1.
           *(f"entropy_masking --mask_percentile {x}" for x in (70.0, 90.0)))
 UNSCALED = tuple(f"{name} --normalize none" for name in (
     "outcome_conditional", "inverse_logprob", "inverse_logprob --detach false", "attention_credit", "entropy_weighted",
-    "entropy_masking", "learned_importance"))
+    "entropy_masking", "value_change"))
 RATES = tuple(f"{name} --lr {lr}" for name in METHODS for lr in (0.0001, 0.0004))  # half and twice the default
 PARTS = {  # level, methods with their flags, seeds
     "main": [(level, METHODS, range(5)) for level in LEVELS],

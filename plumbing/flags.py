@@ -3,6 +3,7 @@
 The comment at a field's line is its flag's help text. A flag that can't work ends the program with one sentence.
 """
 import argparse
+import difflib
 import inspect
 import math
 from dataclasses import asdict, replace
@@ -36,11 +37,14 @@ def parse(arguments: list[str], defaults: Any, methods: dict, choices: dict[str,
     helps = comments(type(defaults))
     for name, default in asdict(defaults).items():
         add_flag(parser, name, default, helps[name], choices.get(name))
-    method = methods.get(chosen_method(arguments, defaults.mitigation))  # None: the parser will refuse the name
+    method = methods.get(chosen_method(arguments, defaults.mitigation))  # None: refused below, after --help
     parameters = own_flags(method, {"help", "resume", *helps}) if method else {}
     for name, default in parameters.items():
         add_flag(parser, name, default, f"of {method.name}", None)
     known, unknown = parser.parse_known_args(arguments)
+    if method is None:
+        near = difflib.get_close_matches(known.mitigation, methods, cutoff=0.0)
+        fail(f"there is no credit function {known.mitigation}: did you mean {', '.join(near)}? --help lists them all")
     if unknown:
         own = f"; its own flags are --{', --'.join(parameters)}" if parameters else ""
         fail(f"--mitigation {known.mitigation} takes no {unknown[0]}{own}")

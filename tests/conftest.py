@@ -14,7 +14,8 @@ from mitigations import TokenBatch
 from qwen2_model import Qwen2, read_config
 
 BUNDLED = Path(__file__).parents[1] / "models" / "countdown-tiny"
-QUERIES = ("hidden", "attention", "values", "reference_logprob", "logprob_without", "rollouts", "generator")
+QUERIES = ("hidden", "attention", "values", "importance_weights", "reference_logprob",
+           "logprob_without", "rollouts", "generator")
 
 
 @pytest.fixture(scope="session")

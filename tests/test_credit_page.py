@@ -109,7 +109,7 @@ def test_the_footer_says_how_the_numbers_were_measured():
     assert facts["Rollouts"].startswith(f"{8 * truth['packets'].sum():,}, about 200 · (1 − p) ")
     assert facts["Flags, all at their defaults"] == (
         "ppo gae_lambda 0.95, whiten False; entropy_weighted entropy_temp 1.0; the others have none")
-    assert "fitted" in facts["Critic of ppo and learned_importance"]
+    assert "fitted" in facts["Critic of ppo and value_change"]
 
 
 def test_tokens_can_not_break_out_of_the_data():

@@ -1,4 +1,4 @@
-"""The critic: what it computes, how it learns, what it must not know, and its file.
+"""The critic and the importance head: what they compute, how they learn, what they must not know, and their files.
 
 Run it:  python -m pytest tests/test_critic.py
 """
@@ -10,7 +10,7 @@ import torch
 
 import grpo
 from countdown_task import Puzzle
-from critic import Critic, load_critic
+from critic import Critic, Importance, load_critic, load_importance
 from qwen2_model import load_model
 from train import BUNDLED
 
@@ -23,8 +23,8 @@ def random_critic(size=8):
     """A critic whose values are not all 0."""
     torch.manual_seed(0)
     critic = Critic(size)
-    torch.nn.init.normal_(critic.outer.weight, std=0.5)
-    torch.nn.init.normal_(critic.outer.bias)
+    torch.nn.init.normal_(critic.value.outer.weight, std=0.5)
+    torch.nn.init.normal_(critic.value.outer.bias)
     return critic
 
 
@@ -33,11 +33,11 @@ def weights(model):
     return torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
 
 
-def value_by_hand(critic, x):
-    """The value () of one hidden state (D,), in plain formulas."""
+def value_by_hand(head, x):
+    """The number () of one hidden state (D,), in plain formulas."""
     x = (x - x.mean()) / ((x - x.mean()).square().mean() + 1e-5).sqrt()
-    y = critic.inner.weight @ x + critic.inner.bias
-    return critic.outer.weight[0] @ (y / (1 + (-y).exp())) + critic.outer.bias[0]
+    y = head.inner.weight @ x + head.inner.bias
+    return head.outer.weight[0] @ (y / (1 + (-y).exp())) + head.outer.bias[0]
 
 
 def test_values_by_hand_and_zero_on_padding():
@@ -46,7 +46,7 @@ def test_values_by_hand_and_zero_on_padding():
     critic = random_critic()
     values = critic.values(HIDDEN, MASK)
     for i, t in MASK.nonzero().tolist():
-        assert values[i, t].item() == pytest.approx(value_by_hand(critic, HIDDEN[i, t]).item(), abs=1e-5)
+        assert values[i, t].item() == pytest.approx(value_by_hand(critic.value, HIDDEN[i, t]).item(), abs=1e-5)
     assert not values[~MASK].any()
     assert not values.requires_grad
     assert not Critic(8).values(HIDDEN, MASK).any()
@@ -68,11 +68,11 @@ def learn_by_hand(make_optimizer, clip):
     """Weights after four steps on PPO's value loss, token by token."""
     critic, tokens = random_critic(), MASK.nonzero().tolist()
     optimizer = make_optimizer(critic.parameters())
-    old = {(i, t): value_by_hand(critic, HIDDEN[i, t]).item() for i, t in tokens}
+    old = {(i, t): value_by_hand(critic.value, HIDDEN[i, t]).item() for i, t in tokens}
     for _ in range(4):
         loss = 0.0
         for i, t in tokens:
-            value, r = value_by_hand(critic, HIDDEN[i, t]), REWARD[i].item()
+            value, r = value_by_hand(critic.value, HIDDEN[i, t]), REWARD[i].item()
             move = value.item() - old[i, t]
             near = value if abs(move) <= clip else torch.tensor(old[i, t] + math.copysign(clip, move))
             loss = loss + 0.5 * max((value - r) ** 2, (near - r) ** 2) / len(tokens)
@@ -109,15 +109,81 @@ def test_values_of_a_batch_know_neither_its_rewards_nor_move_the_model(codec):
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
 
 
-# ---------------------------------------------------------------------------------------------------- its file
+# ------------------------------------------------------------------------------------------- the importance head
+
+SUCCESS = torch.tensor([1.0, 0, 0, 1])
 
 
-def test_a_saved_critic_comes_back_and_a_missing_one_is_new(tmp_path):
+def random_importance(size=8):
+    """An importance head that prefers some tokens."""
+    head = Importance(size)
+    torch.manual_seed(1)
+    for p in (head.score.outer.weight, head.value.outer.weight):
+        torch.nn.init.normal_(p, std=0.5)
+    return head
+
+
+def pooled_by_hand(head, i):
+    """The weights of the tokens of response i, and the logit of its success, token by token."""
+    states = [HIDDEN[i, t] for t in range(int(MASK[i].sum()))]
+    sizes = [value_by_hand(head.score, x).exp() for x in states]
+    weights = [size / sum(sizes) for size in sizes]
+    return weights, sum(w * value_by_hand(head.value, x) for w, x in zip(weights, states))
+
+
+def test_importance_by_hand_and_equal_at_first():
+    """Guards against padding in the softmax, scores and values swapped, and a new head that prefers some tokens."""
+    head = random_importance()
+    found, logits = head.weights(HIDDEN, MASK), head(HIDDEN, MASK)
+    for i in range(4):
+        expected, logit = pooled_by_hand(head, i)
+        assert found[i].tolist() == pytest.approx([w.item() for w in expected] + [0.0] * (4 - len(expected)), abs=1e-5)
+        assert logits[i].item() == pytest.approx(logit.item(), abs=1e-5)
+    assert torch.equal(Importance(8).weights(HIDDEN, MASK), MASK / MASK.sum(1, keepdim=True))
+
+
+def test_importance_learns_by_hand():
+    """Guards against another loss, a mean over tokens, and a head that trains only its scores or its values."""
+    head, by_hand = random_importance(), random_importance()
+    optimizer = torch.optim.AdamW(by_hand.parameters(), 5e-4, weight_decay=0.0)
+    for _ in range(4):
+        p = [pooled_by_hand(by_hand, i)[1].sigmoid() for i in range(4)]
+        loss = -sum(torch.log(q if right else 1 - q) for q, right in zip(p, SUCCESS)) / 4
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    head.learn(HIDDEN, MASK, SUCCESS)
+    for one in (head, by_hand):
+        one.score.outer.bias.data.zero_()  # no softmax depends on it, so that rounding alone moves it
+    torch.testing.assert_close(weights(head), weights(by_hand), rtol=0, atol=1e-4)
+    assert (weights(head) - weights(random_importance())).abs().max() > 1e-3
+
+
+def test_importance_finds_the_token_that_decides():
+    """One token of each response tells whether it succeeds; the others are noise. A new head has to find it."""
+    generator = torch.Generator().manual_seed(0)
+    head, mask, sign = Importance(8), torch.ones(64, 6, dtype=torch.bool), torch.tensor([1.0, -1.0]).repeat(32)
+    head.optimizer = torch.optim.AdamW(head.parameters(), 5e-3)
+    place = torch.randint(6, (64,), generator=generator)
+    for _ in range(60):
+        hidden = torch.randn(64, 6, 8, generator=generator)
+        hidden[torch.arange(64), place] = sign[:, None] * torch.tensor([3.0, -3, 0, 0, 0, 0, 0, 0])
+        head.learn(hidden, mask, (sign > 0).float())
+    assert head.weights(hidden, mask)[torch.arange(64), place].mean() > 0.5
+
+
+# ---------------------------------------------------------------------------------------------------- their files
+
+
+def test_a_saved_head_comes_back_and_a_missing_one_is_new(tmp_path):
     """Guards against a tensor that is not saved, and a file that is not read."""
     model = load_model(BUNDLED)
     assert not load_critic(tmp_path, model).values(torch.randn(4, 4, 128), MASK).any()
+    assert not load_importance(tmp_path, model).score(torch.randn(4, 4, 128)).any()
     random_critic(128).save(tmp_path)
+    random_importance(128).save(tmp_path)
     assert torch.equal(weights(load_critic(tmp_path, model)), weights(random_critic(128)))
+    assert torch.equal(weights(load_importance(tmp_path, model)), weights(random_importance(128)))
 
 
 @pytest.mark.parametrize("content", ["another size", "a tensor missing", "no tensors"])
@@ -125,7 +191,7 @@ def test_a_file_that_does_not_fit_is_refused_by_name(content, tmp_path):
     """Guards against a traceback, and against a critic that silently starts anew."""
     critic, file = Critic(64 if content == "another size" else 128), tmp_path / "critic.safetensors"
     if content == "a tensor missing":
-        del critic.inner.bias
+        del critic.value.inner.bias
     critic.save(tmp_path)
     if content == "no tensors":
         file.write_text("version https://git-lfs.github.com/spec/v1\n")

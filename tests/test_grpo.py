@@ -14,7 +14,7 @@ import torch
 
 import grpo
 from conftest import make_batch
-from countdown_task import Puzzle, annotate, fingerprint
+from countdown_task import Puzzle, annotate, coin_toss, fingerprint, format_reward
 from critic import Critic
 from plumbing.optimizer import Optimizer
 from qwen2_model import Qwen2, load_model, read_config
@@ -144,15 +144,21 @@ def test_defaults_are_those_of_the_command_line(function):
 def test_advantage_by_the_textbook(estimator):
     """Guards against the unbiased std, a mean over the wrong axis, rloo's factor, and rounding noise over 1e-4."""
     rewards = [[1.1, 0.1, 0.1, 0, 0, 0, 0], [0.1, 1.1, 1.1, 1.1, 1.1, 0, 0.1], [0.1] * 7]
-    advantage = grpo.group_advantage(torch.tensor(rewards), estimator)
+    success = [[float(r > 1) for r in group] for group in rewards]
+    advantage = grpo.group_advantage(torch.tensor(rewards), torch.tensor(success), estimator)
     for i, g in itertools.product(range(2), range(7)):
-        group, r = rewards[i], rewards[i][g]
+        group, r, solved = rewards[i], rewards[i][g], statistics.mean(success[i])
         expected = {"grpo": (r - statistics.mean(group)) / (statistics.pstdev(group) + 1e-4),
                     "dr_grpo": r - statistics.mean(group),
-                    "rloo": r - statistics.mean(group[:g] + group[g + 1 :])}[estimator]
+                    "rloo": r - statistics.mean(group[:g] + group[g + 1 :]),
+                    "maxrl": (success[i][g] - solved) / solved,
+                    "batch": r - statistics.mean(sum(rewards, []))}[estimator]
         assert advantage[i, g].item() == pytest.approx(expected, abs=1e-6)
     assert torch.tensor(rewards[2]).mean() != 0.1  # in float32, and yet
-    assert not advantage[2].any()
+    equal = torch.full((2, 7), 0.1)
+    assert not grpo.group_advantage(equal, 0 * equal, estimator).any()
+    assert not grpo.group_advantage(equal + 1, equal * 0 + 1, estimator).any()
+    assert advantage[2].any() == (estimator == "batch")
 
 
 # ---------------------------------------------------------------------------------------------------- loss
@@ -418,7 +424,8 @@ def test_random_numbers_of_a_credit_function_depend_on_name_seed_and_step(codec)
     assert len(numbers) == 7 * 3
 
 
-@pytest.mark.parametrize("name, needed", [("values", "critic"), ("reference_logprob", "reference")])
+@pytest.mark.parametrize("name, needed", [
+    ("values", "critic"), ("importance_weights", "importance"), ("reference_logprob", "reference")])  # fmt: skip
 def test_a_missing_model_is_one_sentence(name, needed, codec):
     """Guards against an AttributeError of None for whoever forgot to tell the decorator."""
     batch, _ = step_batch(codec, 1, 2, 1)
@@ -464,6 +471,20 @@ def exact_moments(model, puzzle, prefix, limit):
     p = model(torch.tensor([[*puzzle.numbers, *prefix]]))[0, -1, :5].softmax(-1).tolist()
     later = [exact_moments(model, puzzle, [*prefix, token], limit) for token in range(5)]
     return tuple(sum(probability * moments[i] for probability, moments in zip(p, later)) for i in range(2))
+
+
+def test_a_grader_given_to_the_rollout_grades_responses_and_continuations(codec):
+    """Guards against a placebo that sees the real grades of continuations, and coins shared by steps or seeds."""
+    batch, _ = step_batch(codec, 3, 8, 30, grade=coin_toss(0, 1))
+    assert set(batch.reward.tolist()) == {0, 1} and torch.equal(batch.reward, batch.success)
+    assert batch.format.tolist() == pytest.approx([format_reward(text) for text in batch.text])
+    assert set((4 * batch.ask.rollouts(batch.mask.cumsum(1) == 3, 4)).unique().tolist()) == {0, 1, 2, 3, 4}
+    tosses = [[coin_toss(*key)("", (), 0)["reward"] for key in itertools.product(range(30), range(30))]
+              for _ in range(2)]
+    assert tosses[0] == tosses[1]
+    assert 0.45 < statistics.mean(tosses[0]) < 0.55
+    many = coin_toss(0, 0)
+    assert 0.45 < statistics.mean(many("", (), 0)["answer"] for _ in range(1000)) < 0.55
 
 
 @torch.no_grad()

@@ -17,14 +17,19 @@ import torch
 
 import mitigations
 from conftest import make_batch, make_written
+from countdown_task import FILLER, REASONING, STRUCTURE
+from grpo import group_advantage
 from mitigations import MITIGATIONS, Method, none, reweighting, token_credit
 
-REWEIGHTINGS = ("outcome_conditional inverse_logprob advantage_reweighting entropy_weighted entropy_masking "
-                "attention_credit causal_ablation learned_importance random inverted").split()  # fmt: skip
-TOKEN_CREDITS = "none prefix_tree optimal_baseline gtpo ktae reward_decomposition vineppo dpo ppo".split()
+REWEIGHTINGS = (
+    "outcome_conditional token_type inverse_logprob advantage_reweighting entropy_weighted entropy_ratio "
+    "entropy_masking regrade_ablation attention_credit causal_ablation value_change learned_importance random inverted"
+).split()
+TOKEN_CREDITS = (
+    "none prefix_tree tempo optimal_baseline gtpo ktae reward_decomposition first_error vineppo dpo ppo").split()
 BUILT_IN = REWEIGHTINGS + TOKEN_CREDITS  # a new method passes the whole suite without being listed here
 STEP_WIDE = {"entropy_masking", "random"}  # a threshold over the step; one stream of random numbers
-OWN_ADVANTAGE = {"ppo", "vineppo", "reward_decomposition"}  # give credit even if all rewards of a group are equal
+OWN_ADVANTAGE = {"ppo", "vineppo", "reward_decomposition", "first_error"}  # give credit even if all rewards of a group are equal
 GARBAGE = 1e9  # put on padding, which must not matter
 
 
@@ -158,9 +163,9 @@ def test_methods_say_what_they_are():
     assert all(MITIGATIONS[name].is_reweighting for name in REWEIGHTINGS)
     assert not any(MITIGATIONS[name].is_reweighting for name in TOKEN_CREDITS)
     without = {name for name in BUILT_IN if not MITIGATIONS[name].from_advantage}
-    assert without == {"optimal_baseline", "vineppo", "dpo", "ppo"}
+    assert without == {"optimal_baseline", "first_error", "vineppo", "dpo", "ppo"}
     assert mitigations.needs("dpo", {"beta": 0.5}) == {"reference"}
-    assert mitigations.needs("inverted", {"of": "learned_importance"}) == {"critic"}
+    assert mitigations.needs("inverted", {"of": "value_change"}) == {"critic"}
     assert mitigations.needs("inverted", {}) == set()
 
 
@@ -204,6 +209,7 @@ def written():
         logprob=-5 * torch.rand(B, T) ** 8 * mask, entropy=2 * torch.rand(B, T) ** 6 * mask,
         logit_grad=torch.rand(B, T) * mask, values=torch.rand(B, T) * mask, reference_logprob=-torch.rand(B, T) * mask,
         attention=torch.rand(B, T, T).tril(-1) * mask[:, None] * mask[:, :, None], hidden=torch.randn(B, T, 5),
+        importance_weights=torch.randn(B, T).masked_fill(~mask, -math.inf).softmax(1),
         logprob_without=lambda rows, hide: -random_numbers[0][rows] * hide.sum(1, keepdim=True),
         rollouts=lambda cuts, k: random_numbers[1] * cuts,
     )  # fmt: skip
@@ -252,7 +258,8 @@ def test_a_method_changes_nothing_and_is_reproducible(method, written):
 
 
 ASKED = {"attention_credit": {"attention"}, "causal_ablation": {"logprob_without"}, "vineppo": {"rollouts"},
-         "dpo": {"reference_logprob"}, "ppo": {"values"}, "learned_importance": {"values"},
+         "dpo": {"reference_logprob"}, "ppo": {"values"}, "value_change": {"values"},
+         "learned_importance": {"importance_weights"},
          "random": {"generator"}}  # fmt: skip
 
 
@@ -268,7 +275,7 @@ def test_a_method_asks_the_model_for_what_it_needs_only(method, written):
 
     method(replace(written, ask=Spy()))
     assert asked == ASKED.get(method.name, set()) or method.name not in BUILT_IN
-    providers = {"values": "critic", "reference_logprob": "reference"}
+    providers = {"values": "critic", "importance_weights": "importance", "reference_logprob": "reference"}
     assert set(method.needs) == {providers[query] for query in asked & providers.keys()}
 
 
@@ -312,6 +319,11 @@ def test_a_reweighting_conserves_the_total_credit_of_a_response(name, written):
     ("entropy_masking", "mask_percentile", [-1.0, 101.0], [0.0, 100.0]),
     ("attention_credit", "credit_scale", [-0.1], [0.0]),
     ("vineppo", "k", [0], [1]),
+    ("vineppo", "cuts", ["line"], ["sentence", "uncertain"]),
+    ("token_type", "filler", [-0.1, math.nan], [0.0]),
+    ("reward_decomposition", "weights", ["1,2", "1,2,x", "1,2,inf", ""], ["0,0,1"]),
+    ("first_error", "alpha", [-0.1, 1.1], [0.0, 1.0]),
+    ("ppo", "gamma", [-0.1, 1.1], [0.0, 1.0]),
     ("dpo", "beta", [0.0], [0.1]),
     ("ppo", "gae_lambda", [-0.1, 1.1], [0.0, 1.0]),
     ("inverted", "of", ["none", "inverted", "no such method"], ["random"]),
@@ -329,8 +341,9 @@ def test_defaults_are_those_of_the_published_results():
     """Guards against a default that is changed by accident."""
     defaults = {
         "outcome_conditional": [0.5], "inverse_logprob": [0.1, True], "attention_credit": [2.0], "dpo": [0.1],
-        "entropy_weighted": [1.0], "entropy_masking": [80.0], "gtpo": [1.0, 0.1, False], "ppo": [0.95, False],
-        "reward_decomposition": [False], "vineppo": [9, False], "advantage_reweighting": [0.2],
+        "entropy_weighted": [1.0], "entropy_masking": [80.0], "gtpo": [1.0, 0.1, False],
+        "ppo": [0.95, False, 1.0], "reward_decomposition": ["0.1,0.3,1", False], "first_error": [0.5, False],
+        "vineppo": [9, False, "sentence", False], "advantage_reweighting": [0.2], "token_type": [0.5, 1.0, 1.0],
         "inverted": ["entropy_weighted"],
     }  # fmt: skip
     for name, values in defaults.items():
@@ -351,7 +364,11 @@ LN2 = math.log(2)
     ("entropy_weighted", {"entropy_temp": 0.5}, [[3 / 21, 12 / 21, 48 / 21], [8 / 5, 2 / 5]]),
     ("entropy_masking", {}, [[0, 0, 1], [0, 0]]),  # the step's entropies are 0, 0, log 2, log 2, log 4
     ("entropy_masking", {"mask_percentile": 75.0}, [[0, 1, 1], [1, 0]]),  # the percentile is log 2, which is kept
-    ("learned_importance", {}, [[0.3, 0.1, 0], [0, 0]]),  # the reward that follows the last token is no change
+    ("entropy_ratio", {}, [[0, 1, 2], [2, 0]]),
+    ("token_type", {}, [[0.5, 1, 1], [1, 0.5]]),
+    ("token_type", {"filler": 2.0, "structure": 0.0}, [[2, 1, 0], [0, 2]]),
+    ("value_change", {}, [[0.3, 0.1, 0], [0, 0]]),  # the reward that follows the last token is no change
+    ("learned_importance", {}, [[0.6, 2.1, 0.3], [1.8, 0.2]]),  # times the length
 ])  # fmt: skip
 def test_weights_by_hand(name, options, weights):
     """Guards against log p for p, a temperature upside down, and sums and thresholds over padding or the wrong axis."""
@@ -360,6 +377,8 @@ def test_weights_by_hand(name, options, weights):
         logprob=-grid([[0, LN2, 2 * LN2], [LN2, 0]]),  # p is 1, 1/2, 1/4 and 1/2, 1
         entropy=grid([[0, LN2, 2 * LN2], [LN2, 0]]),
         in_answer=torch.tensor([[False, False, True], [False, False, False]]),
+        role=torch.tensor([[FILLER, REASONING, STRUCTURE], [STRUCTURE, FILLER, FILLER]], dtype=torch.int8),
+        importance_weights=grid([[0.2, 0.7, 0.1], [0.9, 0.1]], padding=0.0),
         values=grid([[0.2, 0.5, 0.4], [0.7, 0.7]], padding=0.0),
         reward=torch.ones(2),
     )  # fmt: skip
@@ -390,6 +409,31 @@ def test_prefix_tree_by_hand():
     tokens = grid([[5, 6, 7], [5, 6, 8, 7], [5, 9, 7], [5, 6]] * 2, padding=5)  # 4, 3 or 1 share a prefix
     batch = make_batch([3, 4, 3, 2] * 2, [12.0, -12.0, 4.0, 6.0] * 2, [0] * 4 + [1] * 4, tokens=tokens)
     check(mitigations.prefix_tree(batch), [[3, 4, 12], [-3, -4, -12, -12], [1, 4, 4], [1.5, 2]] * 2)
+
+
+def test_tempo_by_hand():
+    """Guards against a value of tokens instead of prefixes, of another group, or of the response alone."""
+    tokens = grid([[5, 6, 7], [5, 6, 8, 7], [5, 9, 7], [5, 6]] * 2, padding=5)
+    batch = make_batch([3, 4, 3, 2] * 2, [12.0, -12.0, 4.0, 6.0] * 2, [0] * 4 + [1] * 4, tokens=tokens)
+    # The values are 2.5 at the start and after 5, 2 after 5 6, and A once a response is alone.
+    first = [12, 12 - 0.5, 12 + 10], [-12, -12 - 0.5, -12 - 14, -12], [4, 4 + 1.5, 4], [6, 6 - 0.5]
+    check(mitigations.tempo(batch), [*first, *first])
+
+
+@pytest.mark.parametrize("G", [2, 5])
+def test_tempo_is_the_difference_of_mean_rewards_over_the_deviation(G):
+    """The paper's form, by loops over prefixes: (r - mean + V(s') - V(s)) / std, V the mean reward behind a prefix."""
+    torch.manual_seed(G)
+    rows, rewards = torch.randint(2, (G, 6)).tolist(), torch.randperm(G).float()
+    std, expected = statistics.pstdev(rewards.tolist()) + 1e-4, []
+
+    def value(prefix):
+        return statistics.fmean(r for row, r in zip(rows, rewards.tolist()) if row[: len(prefix)] == prefix)
+
+    for row, r in zip(rows, rewards.tolist()):
+        expected.append([(r - value([]) + value(row[: t + 1]) - value(row[:t])) / std for t in range(6)])
+    A = group_advantage(rewards[None], rewards[None])[0]  # (G,)
+    check(mitigations.tempo(make_batch([6] * G, A.tolist(), tokens=torch.tensor(rows))), expected, 1e-4)
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-16])
@@ -517,7 +561,48 @@ def test_reward_decomposition_by_hand(stepwise):
         tags = [0] * (len(advantages) - 1) + [1] + [1, 0, 1, 1]  # </think>, <answer>, x, </answer>, the end token
         section = [0.3 * a for a in advantages] + [S[i]] * 4
         expected[i] = [0.1 * F[i] * tag + a for tag, a in zip(tags, section, strict=True)]
-    check(mitigations.reward_decomposition(batch, stepwise), expected)
+    check(mitigations.reward_decomposition(batch, stepwise=stepwise), expected)
+    if not stepwise:  # the weights one at a time add up to all of them
+        one = [mitigations.reward_decomposition(batch, text) for text in ("1,0,0", "0,1,0", "0,0,1")]
+        whole = mitigations.reward_decomposition(batch, "0.7,-2,0.4")
+        written = torch.tensor([False, True, True, False, True, True])
+        torch.testing.assert_close(whole[written], (0.7 * one[0] - 2 * one[1] + 0.4 * one[2])[written])
+
+
+def test_removing_a_calculation_never_changes_the_reward(written):
+    """Guards against a text cut in the wrong place: it would lose a tag or a part of the answer."""
+    assert not mitigations.regrade_ablation.raw(written).any()
+    odd = ["1+2=3</think>\n<answer>1+2=3</answer>", "<answer>1+2</answer> 1+2=3", "<answer>(1+2=3) 1+2</answer>"]
+    assert not mitigations.regrade_ablation.raw(make_written([[text, ""] for text in odd], [1.0] * 3)).any()
+    # A calculation that hides the answer from the grader is the exception that shows the weight is computed.
+    broken = make_written([["</think>\n<answer>", "1 + 2 + 3", "</answer>", "7=1 * 1=1", ""]], [1.0])
+    assert mitigations.regrade_ablation.raw(broken).tolist() == [[0, 0, 0, 0, 0]]
+
+
+ERRORS = [  # numbers 3, 4, 5, target 8
+    (" 5 - 3 = 2 , 4 * 2 = 8 </think> <answer> 4 * ( 5 - 3 ) </answer>", None, None),  # right
+    (" 4 + 3 = 7 , 7 - 5 = 3 </think> <answer> 7 </answer>", 6, 0),  # 4 + 3 leaves 7 and 5; 7 - 5 is not 3
+    (" 5 + 3 = 9 , 9 - 4 = 5", 0, 1),  # no solution begins with 5 + 3
+    (" 5 - 3 = 2 , 4 + 2 = 6 </think> <answer> 4 + 2 </answer>", 12, 7),  # true, and uses what is there
+    (" hm </think> <answer> 9 </answer>", 2, 2),
+    (" hm so", 1, 1),  # neither a calculation nor an answer: the last token
+]
+
+
+@pytest.mark.parametrize("solver", [False, True])
+def test_first_error_by_hand(solver):
+    """Guards against the error itself rewarded, a mean over tokens of the group, and an error after the answer."""
+    pieces = [re.findall(r" ?\S+", text) for text, *_ in ERRORS]
+    success = torch.tensor([1.0, 0, 0, 0, 0, 0])
+    batch = make_written(pieces * 2, [0.0] * 12, [0] * 6 + [1] * 6, numbers=[(3, 4, 5)] * 2, target=[8, 8],
+                         success=torch.cat((success, torch.ones(6))))  # fmt: skip
+    rows = []
+    for row, (_, calculation, by_solver) in zip(pieces, ERRORS):
+        start = by_solver if solver else calculation
+        rows.append([1.0] * len(row) if start is None else [0.4] * start + [0.0] * (len(row) - start))
+    mean = statistics.fmean(statistics.fmean(row) for row in rows)
+    expected = [[s - mean for s in row] for row in rows] + [[0.0] * len(row) for row in rows]
+    check(mitigations.first_error(batch, 0.4, solver), expected)
 
 
 @pytest.mark.parametrize("name", ["reward_decomposition", "causal_ablation"])
@@ -593,6 +678,24 @@ def test_vineppo_by_hand(fresh_start, start):
     assert calls == [(sorted([[0, 2], [0, 5], *starts]), 5)]
 
 
+def test_vineppo_cuts_before_every_fifth_uncertain_token():
+    """Guards against a cut at the fifth instead of before the sixth, p for log p, and a mask that loses the total."""
+    p = grid([[0.95] + [0.5, 0.91] * 6, [0.8] * 4 + [0.99] * 3], padding=1.0)  # cutpoints 1, 3, 5, 7, 9, 11 and 0 to 3
+    value, calls = torch.rand(2, 13), []
+
+    def rollouts(cuts, k):
+        calls.append(cuts.nonzero().tolist())
+        return value * cuts
+
+    batch = make_batch([13, 7], [9.0] * 2, logprob=p.log(), reward=torch.tensor([1.0, 0.2]), rollouts=rollouts)
+    first, second, other = float(value[0, 11]) - 0.2, 1 - float(value[0, 11]), 0.2 - 1
+    check(mitigations.vineppo(batch, cuts="uncertain"), [[first] * 11 + [second] * 2, [other] * 7])
+    share = 20 / 10  # tokens over cutpoints
+    masked = [[first * share * (t % 2) for t in range(11)] + [second * share, 0], [other * share] * 4 + [0] * 3]
+    check(mitigations.vineppo(batch, cuts="uncertain", mask=True), masked)
+    assert calls == [[[0, 11]]] * 2
+
+
 def test_dpo_is_the_gradient_of_its_loss():
     """Guards against a sign, a missing beta, a mean of log-probs, and a wrong pair. Ties go to the lowest index."""
     torch.manual_seed(0)
@@ -609,18 +712,19 @@ def test_dpo_is_the_gradient_of_its_loss():
 # ------------------------------------------------------------------------------------------- with a trained critic
 
 
-@pytest.mark.parametrize("gae_lambda", [0.0, 0.5, 1.0])
-def test_ppo_by_the_double_sum(gae_lambda):
+@pytest.mark.parametrize("gae_lambda, gamma", [(0.0, 1.0), (0.5, 1.0), (1.0, 1.0), (0.5, 0.7)])
+def test_ppo_by_the_double_sum(gae_lambda, gamma):
     """Guards against the reward at end tokens only, a value after the last one, and padding in the mean (whiten)."""
     rewards, values, expected = [1.1, 0.0, 0.1], [[0.2, 0.5, 0.4, 0.4], [0.7], [0.1, -0.3, 0.6]], []
     batch = make_batch([4, 1, 3], [9.0] * 3, reward=torch.tensor(rewards), values=grid(values, padding=0.0),
                        ended=torch.tensor([True, True, False]))  # fmt: skip
     for r, v in zip(rewards, values):
-        delta = [after - before for before, after in zip(v, v[1:] + [r])]  # the reward takes the place of a last value
-        expected.append([sum(gae_lambda**j * d for j, d in enumerate(delta[t:])) for t in range(len(v))])
-    check(mitigations.ppo(batch, gae_lambda), expected)
+        after = [gamma * value for value in v[1:]] + [r]  # the reward takes the place of a last value
+        delta = [after - before for before, after in zip(v, after)]
+        expected.append([sum((gamma * gae_lambda) ** j * d for j, d in enumerate(delta[t:])) for t in range(len(v))])
+    check(mitigations.ppo(batch, gae_lambda, gamma=gamma), expected)
     flat = normalized([x for row in expected for x in row])
-    check(mitigations.ppo(batch, gae_lambda, whiten=True), [flat[:4], flat[4:5], flat[5:]])
+    check(mitigations.ppo(batch, gae_lambda, True, gamma), [flat[:4], flat[4:5], flat[5:]])
 
 
 # ------------------------------------------------------------------------------------------------- the controls

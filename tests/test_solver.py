@@ -14,7 +14,7 @@ from conftest import make_written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from countdown_task import find_calculations
+from countdown_task import find_calculations, next_calculations, reachability, results
 from experiments import solver
 
 
@@ -37,11 +37,11 @@ def expressions(values):
 def test_next_calculations_are_those_of_brute_force(values, data):
     """Guards against a value that is used twice, swapped operands of - and /, and results that are missed."""
     made = {value for _, value in expressions(values)}
-    assert solver.results(values) == made
+    assert results(values) == made
     target = data.draw(st.sampled_from(sorted(v for v in made if v.denominator == 1)) | st.integers(-5, 60))
     solutions = [text for text, value in expressions(values) if value == target]
     found = {step for text in solutions for step in re.findall(r"\((-?\d+) ([-+*/]) (-?\d+)\)", text)}
-    assert solver.next_calculations(values, int(target)) == {(int(a), operator, int(b)) for a, operator, b in found}
+    assert next_calculations(values, int(target)) == {(int(a), operator, int(b)) for a, operator, b in found}
 
 
 ALL, NONE, LOST_BY_OPERATOR = [True] * 5, [False] * 5, [True, True, False, False, False]
@@ -67,7 +67,7 @@ ALL, NONE, LOST_BY_OPERATOR = [True] * 5, [False] * 5, [True, True, False, False
 )
 def test_reachability_of_worked_examples(text, numbers, target, expected):
     """Guards against a new attempt without the numbers, or none where one starts."""
-    found = solver.reachability(text, find_calculations(text), numbers, target)
+    found = reachability(text, find_calculations(text), numbers, target)
     assert found.tolist() == expected
     assert found.shape == (len(expected), 5)
 

@@ -27,7 +27,7 @@ import mitigations
 import qwen2_model
 import train
 from countdown_task import Codec, generate_puzzles, split
-from critic import Critic, load_critic
+from critic import Critic, Importance, load_critic
 from mitigations import MITIGATIONS
 from plumbing import run_folder
 from plumbing.files import read_json
@@ -252,14 +252,18 @@ def test_how_many_responses_are_evaluated_at_once_changes_nothing(monkeypatch):
 def test_every_method_trains(name, quick, tmp_path):
     run(*TINY, "--max_new_tokens", 80, "--steps", 1, "--mitigation", name, "--out", tmp_path / "r")
     assert np.isfinite(credit_log(tmp_path / "r")["credit"]).all()
-    critic = tmp_path / "r" / "checkpoint" / "critic.safetensors"
-    assert critic.exists() == ("critic" in mitigations.needs(name, {}))
+    for head in ("critic", "importance"):
+        file = tmp_path / "r" / "checkpoint" / f"{head}.safetensors"
+        assert file.exists() == (head in mitigations.needs(name, {}))
 
 
-def test_a_critic_and_a_reference_are_there_where_they_are_needed():
-    for required, kl, has_reference in ((set(), 0.0, False), ({"critic"}, 0.1, True), ({"reference"}, 0.0, True)):
+def test_heads_and_a_reference_are_there_where_they_are_needed():
+    for required, kl, has_reference in ((set(), 0.0, False), ({"critic"}, 0.1, True), ({"importance"}, 0.1, True),
+                                        ({"reference"}, 0.0, True)):  # fmt: skip
         policy = train.load_policy(Settings(kl=kl), required)
+        assert set(policy.heads()) == required - {"reference"}
         assert (policy.critic is not None) == ("critic" in required)
+        assert (policy.importance is not None) == ("importance" in required)
         assert (policy.reference is not None) == has_reference
 
 
@@ -295,6 +299,20 @@ def test_values_come_before_the_critic_learns_from_their_rewards(quick, tmp_path
     assert low_2.sum() < 0 < high_2.sum()
 
 
+def test_importance_is_asked_for_before_it_learns_and_a_random_reward_is_no_grade(quick, tmp_path, monkeypatch):
+    """Guards against weights that know the outcome, a head that never learns, and a placebo that grades."""
+    seen, weights = [], Importance.weights
+    monkeypatch.setattr(Importance, "weights", lambda *args: (seen.append(weights(*args).detach()), seen[-1])[1]
+                        if not torch.is_grad_enabled() else weights(*args))
+    monkeypatch.setattr(train, "rehearse", lambda *_: None)
+    run(*TINY, "--mitigation", "learned_importance", "--reward", "random", "--steps", 2, "--out", tmp_path / "r")
+    assert len(seen) == 2
+    ratios = [w.amax(1) / w.masked_fill(w == 0, 9).amin(1) for w in seen]  # of the largest to the smallest
+    assert torch.equal(ratios[0], torch.ones(6)) and (ratios[1] > 1).all()
+    log = credit_log(tmp_path / "r", 2)
+    assert set(log["reward"]) == {0, 1}
+
+
 def test_a_trained_model_and_its_critic_are_the_next_runs_start(learning, tmp_path):
     """The checkpoint gives the same logits in transformers, which the critic's file does not disturb."""
     run(*TINY, "--mitigation", "ppo", "--checkpoint_every", 1, "--steps", 1, "--out", tmp_path / "r")
@@ -305,20 +323,20 @@ def test_a_trained_model_and_its_critic_are_the_next_runs_start(learning, tmp_pa
         theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(tokens).logits
         assert not torch.allclose(ours, load_model(BUNDLED)(tokens), atol=1e-4)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
-    assert policy.critic.outer.weight.any()
+    assert policy.critic.value.outer.weight.any()
     last = load_critic(tmp_path / "r" / "checkpoint", policy.model)
     assert all(torch.equal(p, q) for p, q in zip(policy.critic.parameters(), last.parameters()))
 
 
 def test_the_rehearsal_leaves_no_trace():
-    policy = train.load_policy(Settings(), {"critic", "reference"})
-    both = torch.nn.ModuleList((policy.model, policy.critic))
+    policy = train.load_policy(Settings(), {"critic", "importance", "reference"})
+    both = torch.nn.ModuleList((policy.model, policy.critic, policy.importance))
     before, torch_state, numpy_state = copy.deepcopy(both.state_dict()), torch.get_rng_state(), np.random.get_state()[1]
     for name, method in MITIGATIONS.items():
         s = Settings(mitigation=name, questions=2, answers=3)
         train.rehearse(policy, GENERATE(4096, "train"), s, method.parameters)
     assert all(torch.equal(x, before[key]) for key, x in both.state_dict().items())
-    assert not policy.critic.optimizer.state
+    assert not policy.critic.optimizer.state and not policy.importance.optimizer.state
     assert torch.equal(torch.get_rng_state(), torch_state) and np.array_equal(np.random.get_state()[1], numpy_state)
     assert all(p.grad is None and p.requires_grad for p in both.parameters())
 
@@ -388,8 +406,9 @@ def assert_same(folder, other):
         assert files[0][name].read_bytes() == files[1][name].read_bytes(), name
 
 
-@pytest.mark.parametrize("flags", [[], ["--mitigation", "ppo", "--kl", 0.1, "--dtype", "bfloat16"]],
-                         ids=["none", "critic"])
+@pytest.mark.parametrize("flags", [[], ["--mitigation", "ppo", "--kl", 0.1, "--dtype", "bfloat16"],
+                                   ["--mitigation", "learned_importance", "--reward", "random"]],
+                         ids=["none", "critic", "importance"])
 def test_a_run_stopped_at_any_moment_resumes_to_the_same_end(flags, learning, tmp_path):
     """By a kill and by Ctrl-C in turn, also where the resumed run is stopped again."""
     flags, folder = [*TINY, *KEEP, "--steps", 3, *flags], tmp_path / "stopped"
