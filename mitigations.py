@@ -626,7 +626,7 @@ def vineppo(batch: TokenBatch, k: int = 9, fresh_start: bool = False, cuts: str 
 
     All tokens between two cuts get the same credit. V at the end is the reward. V at the start costs nothing: it is
     the mean reward of the group's other responses. fresh_start=True samples it as well. cuts="uncertain" is SPO-chain
-    (2505.23564): cuts come after every fifth *cutpoint*, a token with p < 0.9, right before the next one. mask=True
+    (2505.23564): cuts come after every fifth *cutpoint*, a token with p below 90%, right before the next one. mask=True
     gives credit to cutpoints alone, and divides the loss by their number. (The paper's code also z-scores the credit.)
     """
     require(k >= 1, "--k must be at least 1: it is the number of continuations sampled at each cut")

@@ -31,6 +31,18 @@ expected reward before it; z is a z-score. Numbers in brackets are arXiv ids.
 A *reweighting* returns weights, whose formula is shown times A: they are rescaled to mean 1 in each response
 (`--normalize`), and a response whose weights are all 0 gets plain GRPO. The others return the credit itself.
 """
+CLOSING = """
+## What does not fit
+
+A credit function sees a step once, before its updates, and returns one number for each token. These published ways to
+assign credit need something else:
+
+- FIPO (2603.19835) weighs tokens by how far the policy moves during the update, which is not known before it.
+- GRPO-λ (2510.00194) puts eligibility traces inside the ratio of the loss.
+- VIMPO (2606.20008) adds a second loss.
+- RRPO (2605.25507) trains on other data.
+- SDPO and RLSD (2601.20802, 2604.03128) put a hint into the prompt, and the bundled model has never seen one.
+"""
 
 
 def fill(match: re.Match) -> str:
@@ -61,7 +73,7 @@ def main() -> None:
     """Fill the tables of all pages, and write methods.md."""
     try:
         pages = {page: BLOCK.sub(fill, page.read_text(encoding="utf-8")) for page in (ROOT / "docs").glob("*.md")}
-        pages[ROOT / "docs" / "methods.md"] = INTRODUCTION + "\n" + "\n".join(map(describe, MITIGATIONS.values()))
+        pages[ROOT / "docs" / "methods.md"] = INTRODUCTION + "\n" + "\n".join(map(describe, MITIGATIONS.values())) + CLOSING
         for page, text in pages.items():
             page.write_text(text, encoding="utf-8")
         print(f"filled {len(pages)} pages in docs/")

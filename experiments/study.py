@@ -56,7 +56,13 @@ def values_of(flags: str) -> dict:
     return asdict(settings) | method
 
 
-METHODS = tuple(name + " --k 3" * (name == "vineppo") for name in MITIGATIONS)  # its default, 9, takes twice as long
+METHODS = tuple(name + " --k 3" * (name == "vineppo") for name in MITIGATIONS  # its default, 9, takes twice as long
+                if name != "regrade_ablation")  # which is `none` by construction
+FORMS = ("none --advantage maxrl", "none --advantage batch", "none --reward random", "first_error --solver true",
+         "vineppo --k 3 --cuts uncertain", "ppo --gamma 0.99", *(f"token_type --filler {x}" for x in (0.0, 1.0, 2.0)),
+         *(f"{name} --advantage rloo" for name in ("entropy_masking", "entropy_weighted", "attention_credit")))
+PROCESS = ("reward_decomposition --stepwise true", *(f"reward_decomposition --weights {weights}" for weights in (
+    "0,0,1", "0,0.3,1", "0.1,0,1", "0.1,0.1,1", "0.1,1,1")))  # which of its three rewards does the damage?
 SWEEPS = (*(f"outcome_conditional --think_discount {x}" for x in (0.25, 0.75, 1.0)),  # beside the default of each
           *(f"inverse_logprob --epsilon {x}" for x in (0.01, 0.5)),
           *(f"inverse_logprob --epsilon {x} --detach false" for x in (0.01, 0.1, 0.5)),
@@ -70,6 +76,8 @@ RATES = tuple(f"{name} --lr {lr}" for name in METHODS for lr in (0.0001, 0.0004)
 PARTS = {  # level, methods with their flags, seeds
     "main": [(level, METHODS, range(5)) for level in LEVELS],
     "rloo": [(level, ("none --advantage rloo",), range(5)) for level in LEVELS],  # is it only the division by std(r)?
+    "forms": [("easy", FORMS, range(5))],
+    "process": [("easy", PROCESS, range(3))],
     "sweeps": [("easy", SWEEPS, range(3))],
     "unscaled": [("easy", UNSCALED, range(3))],
     "rates": [("easy", RATES, range(2))],

@@ -108,7 +108,7 @@ def test_the_footer_says_how_the_numbers_were_measured():
     assert facts["Measured on"].startswith("9 responses to 3 generated held-out puzzles, 81 tokens; at most 9 tokens")
     assert facts["Rollouts"].startswith(f"{8 * truth['packets'].sum():,}, about 200 · (1 − p) ")
     assert facts["Flags, all at their defaults"] == (
-        "ppo gae_lambda 0.95, whiten False; entropy_weighted entropy_temp 1.0; the others have none")
+        "ppo gae_lambda 0.95, whiten False, gamma 1.0; entropy_weighted entropy_temp 1.0; the others have none")
     assert "fitted" in facts["Critic of ppo and value_change"]
 
 

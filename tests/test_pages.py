@@ -105,7 +105,7 @@ def test_tables_are_those_of_the_results(page):
 
 def test_the_page_of_methods_is_that_of_the_docstrings():
     written = PAGES[ROOT / "docs" / "methods.md"]
-    assert written == pages.INTRODUCTION + "\n" + "\n".join(map(pages.describe, MITIGATIONS.values()))
+    assert written == pages.INTRODUCTION + "\n" + "\n".join(map(pages.describe, MITIGATIONS.values())) + pages.CLOSING
 
 
 def quoted(page):

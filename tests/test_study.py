@@ -51,11 +51,12 @@ def test_every_command_is_accepted_and_names_a_folder_of_its_own():
 def test_the_list_has_every_method_in_rounds_and_only_what_is_asked_for():
     """Guards against a method left out, an order in which an interrupted study has seeds of a few methods only, a new
     default beside which the old rates are something else, and runs that nobody asked for."""
+    tested = [name for name in MITIGATIONS if name != "regrade_ablation"]  # the same as `none`, by construction
     for level in study.LEVELS:
         listed = experiments(["main"], [level])
-        assert [(e.seed, e.flags.split()[0]) for e in listed] == list(itertools.product(range(5), MITIGATIONS))
+        assert [(e.seed, e.flags.split()[0]) for e in listed] == list(itertools.product(range(5), tested))
     rates = [float(e.flags.split(" --lr ")[1]) for e in experiments(["rates"]) if e.seed == 0]
-    assert rates == [factor * study.values_of("")["lr"] for _ in MITIGATIONS for factor in (0.5, 2)]
+    assert rates == [factor * study.values_of("")["lr"] for _ in tested for factor in (0.5, 2)]
     names = [e.name for e in experiments(["sweeps", "rloo"], ["easy"], ["none", "entropy_weighted"])]
     assert names == [f"easy/none-advantage-rloo-seed{seed}" for seed in range(5)] + [
         f"easy/entropy_weighted-entropy_temp-{temp}-seed{seed}" for seed in range(3) for temp in (0.5, 2.0)]
