@@ -379,14 +379,14 @@ def results(values: tuple) -> frozenset:
 
 @functools.cache
 def next_calculations(values: tuple, target: int) -> frozenset:
-    """All (a, operator, b) with which a solution can continue from the values at hand."""
+    """All (a, sign, b) with which a solution can continue from the values at hand."""
     found = set()
     for (i, a), (j, b) in itertools.permutations(enumerate(values), 2):
         rest = [value for k, value in enumerate(values) if k not in (i, j)]
-        for operator in "+-*/":
-            made = calculate(a, operator, b)
+        for sign in "+-*/":
+            made = calculate(a, sign, b)
             if made is not None and target in results(tuple(sorted((*rest, made)))):
-                found.add((a, operator, b))
+                found.add((a, sign, b))
     return frozenset(found)
 
 

@@ -31,7 +31,7 @@ from typing import Callable
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from countdown_task import Codec, Puzzle, annotate, find_calculations, fingerprint, reward
 from critic import Critic, Importance

@@ -73,7 +73,8 @@ def main() -> None:
     """Fill the tables of all pages, and write methods.md."""
     try:
         pages = {page: BLOCK.sub(fill, page.read_text(encoding="utf-8")) for page in (ROOT / "docs").glob("*.md")}
-        pages[ROOT / "docs" / "methods.md"] = INTRODUCTION + "\n" + "\n".join(map(describe, MITIGATIONS.values())) + CLOSING
+        methods = "\n".join(map(describe, MITIGATIONS.values()))
+        pages[ROOT / "docs" / "methods.md"] = f"{INTRODUCTION}\n{methods}{CLOSING}"
         for page, text in pages.items():
             page.write_text(text, encoding="utf-8")
         print(f"filled {len(pages)} pages in docs/")

@@ -29,7 +29,7 @@ TOKEN_CREDITS = (
     "none prefix_tree tempo optimal_baseline gtpo ktae reward_decomposition first_error vineppo dpo ppo").split()
 BUILT_IN = REWEIGHTINGS + TOKEN_CREDITS  # a new method passes the whole suite without being listed here
 STEP_WIDE = {"entropy_masking", "random"}  # a threshold over the step; one stream of random numbers
-OWN_ADVANTAGE = {"ppo", "vineppo", "reward_decomposition", "first_error"}  # give credit even if all rewards of a group are equal
+OWN_ADVANTAGE = {"ppo", "vineppo", "reward_decomposition", "first_error"}  # give credit also where rewards are equal
 GARBAGE = 1e9  # put on padding, which must not matter
 
 
