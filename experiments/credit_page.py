@@ -8,6 +8,7 @@ choice. Orange is above 0; purple and underlined is below 0.
 """
 import argparse
 import json
+import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
@@ -186,8 +187,9 @@ def draw(truth: dict, shown: list[Response], file: Path, captions: dict[str, str
         draw_curve(bottom, truth, rows)
     for name, label in zip(reversed(captions), (f"{below} (↵ line break, ■ end token)", "A*")):  # from the bottom up
         colours = plt.cm.ScalarMappable(plt.Normalize(-scales[name], scales[name]), SHADES)
+        meaning = f"{label}; full colour at ±{scales[name]:.2f}, the {FULL}th percentile of these tokens"
         figure.colorbar(colours, ax=axes, location="bottom", extend="both", aspect=90, pad=0.01,
-                        label=f"{label}; full colour at ±{scales[name]:.2f}, the {FULL}th percentile of these tokens")
+                        label=textwrap.fill(meaning, 110))
     save_figure(figure, file)
 
 

@@ -10,6 +10,7 @@ Run it:  python -m experiments.ground_truth --score entropy_weighted --entropy_t
 """
 import argparse
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import critic
 import grpo
 from analyze import RLOO, is_control, method_name
 from countdown_task import Codec, Puzzle
+from critic import FILE, Critic, load_critic
 from experiments.credit_page import CAPTIONS, COLUMNS, draw, rank_responses, read_truth
 from experiments.truth_scores import CEILING, Score, cosine_of, credit_gradients, score, table_pooled, table_within
 from mitigations import MITIGATIONS, Method, TokenBatch, needs
@@ -74,13 +75,13 @@ def recorded_puzzles(truth: dict) -> list[Puzzle]:
     return [Puzzle(tuple(json.loads(n)), int(target)) for n, target in zip(numbers, targets)]
 
 
-def rebuild(truth: dict, model: Qwen2, codec: Codec, estimator: critic.Critic | None = None,
+def rebuild(truth: dict, model: Qwen2, codec: Codec, critic: Critic | None = None,
             advantage: str = "grpo", normalize: str = "response") -> TokenBatch:
     """The batch that a ground_truth.npz was made of. Randomness and token limit are those it was made with."""
     settings = json.loads(str(truth["settings"]))
     samples, puzzles = recorded_samples(truth, codec.end_tokens), recorded_puzzles(truth)
     ask = grpo.Queries(model, codec, puzzles, samples, settings["max_new_tokens"], (settings["seed"], 0),
-                       reference=model, critic=estimator, micro_batch=Settings.micro_batch)
+                       reference=model, critic=critic, micro_batch=Settings.micro_batch)
     return grpo.token_batch(ask, advantage, normalize)
 
 
@@ -89,12 +90,13 @@ def rebuild(truth: dict, model: Qwen2, codec: Codec, estimator: critic.Critic | 
 
 def updates(batch: TokenBatch, credits: Tensor) -> np.ndarray:
     """The gradients (M, Q, P) that credits (M, B, T) cause at each puzzle, in all P parameters of the model."""
-    ask, parts = batch.ask, []
-    progress = Progress("gradients", len(ask.puzzles))
-    for gradients in credit_gradients(ask.model, ask.codec, ask.puzzles, batch, credits,
-                                      len(batch.text) // len(ask.puzzles)):  # (M, P)
+    ask, parts, threads = batch.ask, [], torch.get_num_threads()
+    progress, G = Progress("gradients", len(ask.puzzles)), len(batch.text) // len(ask.puzzles)
+    torch.set_num_threads(1)  # the matrices are so small that threads wait for each other, for minutes on busy cores
+    for gradients in credit_gradients(ask.model, ask.codec, ask.puzzles, batch, credits, G):  # (M, P)
         parts.append(gradients)
         progress.show(len(parts))
+    torch.set_num_threads(threads)
     return torch.stack(parts, dim=1).numpy()
 
 
@@ -124,7 +126,7 @@ def best_method(published: dict[str, list[str]]) -> str:
     return max((name for name in published if name in MITIGATIONS and not is_control(name)), key=rank)
 
 
-def table_scores(credits: dict[str, Tensor], batch: TokenBatch, truth: dict, published: Path) -> Table:
+def table_scores(title: str, credits: dict[str, Tensor], batch: TokenBatch, truth: dict, published: Path) -> Table:
     """The scores of some credits (B, T); then those of GRPO, a control and the best method, read from `published`."""
     scores = score_credits(credits, batch, truth)
     listed = {"methods": np.array(list(credits)),
@@ -136,7 +138,7 @@ def table_scores(credits: dict[str, Tensor], batch: TokenBatch, truth: dict, pub
     names = {"none": method_name("none"), "random": method_name("random"), best: f"{best} (best rank in response)",
              CEILING: CEILING}
     rows = [[name, *own[name]] for name in credits] + [[shown, *others[name]] for name, shown in names.items()]
-    return Table("Credit against A*", (
+    return Table(title, (
         "Rank: correlation of ranks with those of A*; in response: centred in each response, over tokens with "
         "rollouts, empty where credit is the same on all of them. Sign: share of these tokens where credit has the "
         "sign of A*. Cosine: of the updates that credit and A* cause. Solver: rank in response, with the exact verdict "
@@ -163,14 +165,14 @@ def load_batch(truth: dict, options: Options, required: set[str]) -> TokenBatch:
     model, codec, *_ = load_policy(Settings(), set())
     if "critic" not in required:
         return rebuild(truth, model, codec, None, options.advantage, options.normalize)
-    if not (TRUTH / critic.FILE).is_file():
-        raise ValueError(f"{TRUTH / critic.FILE} is missing: --score {options.score} needs a critic")
-    return rebuild(truth, model, codec, critic.load_critic(TRUTH, model), options.advantage, options.normalize)
+    if not (TRUTH / FILE).is_file():
+        raise ValueError(f"{TRUTH / FILE} is missing: --score {options.score} needs a critic")
+    return rebuild(truth, model, codec, load_critic(TRUTH, model), options.advantage, options.normalize)
 
 
 def assign_credit(batch: TokenBatch, method: Method, hyper_parameters: dict) -> Tensor:
-    """The credit (B, T) of the method; says so, because it takes long where the method runs the model."""
-    print(f"credit of {method.name} for {len(batch.text)} responses", flush=True)
+    """The credit (B, T) of the method."""
+    print(f"credit of {method.name}: takes longer where it runs the model, minutes where it samples", file=sys.stderr)
     with torch.no_grad():
         return method(batch, **hyper_parameters)
 
@@ -198,7 +200,8 @@ def main(arguments: list[str]) -> None:
         batch = load_batch(truth, options, needs(options.score, hyper_parameters))
         credit = assign_credit(batch, method, hyper_parameters)
         draw_credit(name, credit[batch.mask].numpy(), truth, file)
-        table = table_scores({f"{name} (yours)": credit, method_name(RLOO): rloo(batch)}, batch, truth, SCORES)
+        credits = {f"{options.score} (yours)": credit, method_name(RLOO): rloo(batch)}
+        table = table_scores(f"Credit of {name} against A*", credits, batch, truth, SCORES)
     except KeyboardInterrupt:
         fail("interrupted")
     except (ValueError, OSError, FloatingPointError) as error:
