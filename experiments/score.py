@@ -172,7 +172,7 @@ def load_batch(truth: dict, options: Options, required: set[str]) -> TokenBatch:
 
 def assign_credit(batch: TokenBatch, method: Method, hyper_parameters: dict) -> Tensor:
     """The credit (B, T) of the method."""
-    print(f"credit of {method.name}: takes longer where it runs the model, minutes where it samples", file=sys.stderr)
+    print(f"credit of {method.name}: seconds where it runs the model, minutes where it samples", file=sys.stderr)
     with torch.no_grad():
         return method(batch, **hyper_parameters)
 

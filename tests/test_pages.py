@@ -15,7 +15,7 @@ import pytest
 
 import grpo
 import train
-from experiments import pages
+from experiments import pages, score
 from mitigations import MITIGATIONS
 from plumbing import flags, run_folder
 
@@ -78,13 +78,18 @@ def test_commands_of_train_are_accepted(command):
         train.check(replace(settings, device="cpu"))
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if "-m experiments." in c])
+@pytest.mark.parametrize("command", [c for c in COMMANDS if "-m experiments." in c and "--score" not in c])
 def test_flags_of_experiments_exist(command):
     """The source is enough: `--help` would import the experiment in a process of its own."""
     for module, arguments in re.findall(r"-m (experiments\.\w+)([^;&|]*)", command):
         source = (ROOT / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8")
         for flag in re.findall(r"--(\w+)", arguments):
             assert re.search(rf"--{flag}\b|^    {flag}: |\"{flag}\", ", source, re.M), command
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if "--score" in c and NAME not in c])
+def test_commands_that_score_are_accepted(command):
+    score.parse(shlex.split(command)[3:])
 
 
 def test_every_column_is_explained():
