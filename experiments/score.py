@@ -3,7 +3,7 @@
 results/truth/ground_truth.npz holds 256 responses of the bundled model to 32 held-out puzzles, and A* of every token
 (see experiments/ground_truth.py). The batch is rebuilt from their tokens, the function gives its credit, and the credit
 is scored as in experiments/truth_scores.py. The other methods' scores are read from results/truth-scores.md; only
-RLOO's are computed anew. A function that runs the model, such as vineppo, takes as long as that takes.
+RLOO's are computed anew. A function that runs the model takes longer: vineppo, which samples, about a minute.
 
 Run it:  python -m experiments.ground_truth --score entropy_weighted --entropy_temp 0.5
          python -m experiments.ground_truth --score none --advantage dr_grpo
@@ -90,14 +90,15 @@ def rebuild(truth: dict, model: Qwen2, codec: Codec, critic: Critic | None = Non
 
 def updates(batch: TokenBatch, credits: Tensor) -> np.ndarray:
     """The gradients (M, Q, P) that credits (M, B, T) cause at each puzzle, in all P parameters of the model."""
-    ask, parts, threads = batch.ask, [], torch.get_num_threads()
-    progress, G = Progress("gradients", len(ask.puzzles)), len(batch.text) // len(ask.puzzles)
+    ask, threads, Q = batch.ask, torch.get_num_threads(), len(batch.numbers)
+    progress, G = Progress("gradients", Q), len(batch.text) // Q
+    found = torch.empty(len(credits), Q, sum(p.numel() for p in ask.model.parameters()))  # (M, Q, P)
     torch.set_num_threads(1)  # the matrices are so small that threads wait for each other, for minutes on busy cores
-    for gradients in credit_gradients(ask.model, ask.codec, ask.puzzles, batch, credits, G):  # (M, P)
-        parts.append(gradients)
-        progress.show(len(parts))
+    for q, gradients in enumerate(credit_gradients(ask.model, ask.codec, ask.puzzles, batch, credits, G)):
+        found[:, q] = gradients
+        progress.show(q + 1)
     torch.set_num_threads(threads)
-    return torch.stack(parts, dim=1).numpy()
+    return found.numpy()
 
 
 def score_credits(credits: dict[str, Tensor], batch: TokenBatch, truth: dict) -> dict[str, Score]:

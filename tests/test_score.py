@@ -64,7 +64,7 @@ def spread(column, batch):
 
 @pytest.mark.parametrize("advantage, normalize", [("grpo", "response"), ("rloo", "none")])
 def test_a_batch_comes_back_from_its_columns(small, codec, advantage, normalize):
-    """Guards against padding, ends, puzzles, limits or random numbers other than those of the batch that was sampled."""
+    """Guards against padding, ends, puzzles, limits or random numbers other than those of the sampled batch."""
     batch, truth = small
     again = sc.rebuild(truth, batch.ask.model, codec, None, advantage, normalize)
     group = batch.reward.view(2, -1)
