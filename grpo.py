@@ -63,7 +63,16 @@ def rollout(model: Qwen2, codec: Codec, puzzles: list[Puzzle], uniforms: Tensor,
     from which credit functions get their randomness. reference (a frozen copy of the start model), critic and
     importance: for the functions that ask for them. grade: what grades instead of countdown_task.reward.
     """
-    samples, decoded, grades = respond(model, codec, puzzles, uniforms, grade=grade)
+    samples = sample(model, [codec.prompt(puzzle) for puzzle in puzzles], uniforms, codec.end_tokens)
+    ask = Queries(model, codec, puzzles, samples, uniforms.shape[1], key, reference, critic, importance, micro_batch,
+                  grade)
+    return token_batch(ask, advantage, normalize)
+
+
+def token_batch(ask: "Queries", advantage: str, normalize: str) -> TokenBatch:
+    """The batch of the responses that `ask` knows, B / Q to each of Q puzzles: decoded, graded and compared."""
+    samples, puzzles = ask.samples, ask.puzzles
+    decoded, grades = decode_and_grade(ask.codec, puzzles, samples, grade=ask.grade)
     (B, T), Q, device = samples.tokens.shape, len(puzzles), samples.tokens.device
     role, in_answer = np.zeros((B, T), np.int8), np.zeros((B, T), bool)  # (B, T) each
     for i, (text, spans) in enumerate(decoded):
@@ -76,9 +85,7 @@ def rollout(model: Qwen2, codec: Codec, puzzles: list[Puzzle], uniforms: Tensor,
         advantage=group_advantage(*graded[:, :2].T.reshape(2, Q, -1), advantage).flatten(),  # (B,)
         role=torch.from_numpy(role).to(device), in_answer=torch.from_numpy(in_answer).to(device),
         text=[text for text, _ in decoded], spans=[spans for _, spans in decoded],
-        calculations=[find_calculations(text) for text, _ in decoded], normalize=normalize,
-        ask=Queries(model, codec, puzzles, samples, uniforms.shape[1], key, reference, critic, importance, micro_batch,
-                    grade))
+        calculations=[find_calculations(text) for text, _ in decoded], normalize=normalize, ask=ask)
 
 
 def draw_uniforms(seed: int, step: int, Q: int, G: int, length: int) -> Tensor:
@@ -104,10 +111,18 @@ def respond(model: Qwen2, codec: Codec, puzzles: list[Puzzle], uniforms: Tensor,
     prefixes = prefixes or [[]] * len(puzzles)
     prompts = [codec.prompt(puzzle) + prefix for puzzle, prefix in zip(puzzles, prefixes)]
     samples = sample(model, prompts, uniforms, codec.end_tokens, limit, excluded)
-    lengths, G = samples.mask.sum(1).tolist(), len(uniforms) // len(puzzles)
+    return samples, *decode_and_grade(codec, puzzles, samples, prefixes, grade)
+
+
+def decode_and_grade(codec: Codec, puzzles: list[Puzzle], samples: Samples,
+                     prefixes: list[list[int]] | None = None,
+                     grade: Callable | None = None) -> tuple[list[tuple[str, list]], list[dict[str, float]]]:
+    """Texts with spans, and grades, of B whole responses, as `respond` returns them; B / Q begin with each prefix."""
+    prefixes = prefixes or [[]] * len(puzzles)
+    lengths, G = samples.mask.sum(1).tolist(), len(samples.tokens) // len(puzzles)
     tokens = [row[:length] for row, length in zip(samples.tokens.tolist(), lengths)]
     decoded = [codec.decode(prefixes[i // G] + row) for i, row in enumerate(tokens)]
-    return samples, decoded, [(grade or reward)(text, *puzzles[i // G]) for i, (text, _) in enumerate(decoded)]
+    return decoded, [(grade or reward)(text, *puzzles[i // G]) for i, (text, _) in enumerate(decoded)]
 
 
 def sample(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_tokens: list[int],
@@ -332,11 +347,11 @@ class Queries:
     samples: Samples  # B responses, B / Q to each puzzle
     limit: int  # the most tokens a response may have
     key: tuple[int, int]  # seed and step
-    reference: Qwen2 | None  # a frozen copy of the start model
-    critic: Critic | None
-    importance: Importance | None
-    micro_batch: int  # responses in one forward pass
-    grade: Callable | None  # what grades continuations instead of countdown_task.reward
+    reference: Qwen2 | None = None  # a frozen copy of the start model
+    critic: Critic | None = None
+    importance: Importance | None = None
+    micro_batch: int = 16  # responses in one forward pass
+    grade: Callable | None = None  # what grades continuations instead of countdown_task.reward
 
     def __post_init__(self):
         """Count the step's tokens so far: those sampled, and those run through the model without gradient."""

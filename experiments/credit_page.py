@@ -8,6 +8,7 @@ choice. Orange is above 0; purple and underlined is below 0.
 """
 import argparse
 import json
+import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,10 +30,10 @@ COLUMNS = ("position", "group", "logprob", "entropy", "logit_grad", "advantage",
            "kinds", "prompts", "settings", "complete")
 
 
-def read_truth(file: Path) -> dict[str, np.ndarray]:
+def read_truth(file: Path, columns: tuple[str, ...] = COLUMNS) -> dict[str, np.ndarray]:
     """The arrays of a ground_truth.npz: columns (N,) with one row per token, credits (M, N), and names.
 
-    ValueError in one sentence when the file is missing, unfinished, or not one of those.
+    ValueError in one sentence when the file is missing, unfinished, or lacks one of the `columns`.
     """
     if not file.is_file():
         raise ValueError(f"{file} does not exist; experiments/ground_truth.py writes it")
@@ -40,7 +41,7 @@ def read_truth(file: Path) -> dict[str, np.ndarray]:
         truth = dict(np.load(file))
     except Exception as error:  # not a zip file, a truncated one, or objects that would need pickle
         raise ValueError(f"{file} is not a readable .npz file: {error}") from None
-    if missing := [name for name in COLUMNS if name not in truth]:
+    if missing := [name for name in columns if name not in truth]:
         raise ValueError(f"{file} lacks {', '.join(missing)}: did experiments/ground_truth.py write it?")
     if not truth["complete"]:
         raise ValueError(f"{file} lacks some rollouts: run the command that started it again")
@@ -162,11 +163,14 @@ def examples(truth: dict, shown: list[Response]) -> list[Response]:
     return pair if all(pair) else ordered[:2]
 
 
-def draw(truth: dict, shown: list[Response], file: Path) -> None:
-    """Two responses, each with its tokens coloured by A*, the same by GRPO's credit, and V."""
+def draw(truth: dict, shown: list[Response], file: Path, captions: dict[str, str] = CAPTIONS) -> None:
+    """Two responses, each with its tokens coloured by A*, the same by a credit, and V.
+
+    captions: the column of A* and that of the credit, each with what it is called.
+    """
     pair = examples(truth, shown)
     drawn = np.concatenate([response.rows for response in pair])
-    scales = {name: scale_of(truth[name][drawn]) for name in CAPTIONS}
+    scales = {name: scale_of(truth[name][drawn]) for name in captions}
     pieces = [truth["piece"][response.rows].tolist() for response in pair]
     lines = [place_tokens(texts, LETTERS)[-1][1] + 1 for texts in pieces]
     heights = [height for count in lines for height in (LINE * count, LINE * count, 1.2)]  # 3 per response
@@ -174,18 +178,18 @@ def draw(truth: dict, shown: list[Response], file: Path) -> None:
                                 height_ratios=heights)
     for (number, rows, right), texts, count, (*blocks, bottom) in zip(pair, pieces, lines, axes.reshape(-1, 3)):
         head = f"{truth['prompts'][number]}: {'right' if right else 'wrong'}, reward {truth['reward'][rows[0]]:.2f}"
-        heads = (f"{head}. {CAPTIONS['a_star']}".replace("->", "→"), CAPTIONS["advantage"])
-        for axis, name, title in zip(blocks, CAPTIONS, heads):
+        above, below = captions.values()
+        for axis, name, title in zip(blocks, captions, (f"{head}. {above}".replace("->", "→"), below)):
             axis.set(xlim=(0, LETTERS), ylim=(count, 0))
             axis.axis("off")
             axis.set_title(title, loc="left", fontsize=10, parse_math=False)
             draw_tokens(axis, texts, truth[name][rows] / scales[name])
         draw_curve(bottom, truth, rows)
-    labels = {"advantage": "GRPO's credit (↵ line break, ■ end token)", "a_star": "A*"}  # from the bottom up
-    for name, label in labels.items():
+    for name, label in zip(reversed(captions), (f"{below} (↵ line break, ■ end token)", "A*")):  # from the bottom up
         colours = plt.cm.ScalarMappable(plt.Normalize(-scales[name], scales[name]), SHADES)
+        meaning = f"{label}; full colour at ±{scales[name]:.2f}, the {FULL}th percentile of these tokens"
         figure.colorbar(colours, ax=axes, location="bottom", extend="both", aspect=90, pad=0.01,
-                        label=f"{label}; full colour at ±{scales[name]:.2f}, the {FULL}th percentile of these tokens")
+                        label=textwrap.fill(meaning, 110))
     save_figure(figure, file)
 
 

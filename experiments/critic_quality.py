@@ -14,7 +14,7 @@ import torch
 
 import grpo
 from countdown_task import Codec, Puzzle, generate_puzzles
-from critic import FILE, Critic, load_critic
+from critic import FILE, IMPORTANCE_FILE, Critic, Importance, load_critic, load_importance
 from mitigations import TokenBatch
 from plumbing.progress import Progress, fail
 from qwen2_model import Qwen2, load_model
@@ -31,27 +31,32 @@ def sample(model: Qwen2, codec: Codec, puzzles: list[Puzzle], critic: Critic, ke
     return grpo.rollout(model, codec, puzzles, uniforms, key=key, critic=critic)
 
 
-def fit(model: Qwen2, codec: Codec, batches: int, outcome: str) -> tuple[Critic, float]:
-    """A critic fitted to the `reward` or `success` of a fixed model's responses, and the mean of that outcome."""
-    critic, outcomes = Critic(model.config.hidden_size).to(model.output_weight.device), []
+def fit(model: Qwen2, codec: Codec, batches: int, outcome: str) -> tuple[Critic, Importance, float]:
+    """Both heads, fitted to a fixed model's responses, and the mean of the outcome, `reward` or `success`, that the
+    critic learned."""
+    size, device, outcomes = model.config.hidden_size, model.output_weight.device, []
+    critic, importance = Critic(size).to(device), Importance(size).to(device)
     puzzles, progress = generate_puzzles(SIZE * PUZZLES, "train"), Progress("fitting the critic", batches)
     for i in range(batches):
         batch = sample(model, codec, puzzles[i % PUZZLES :: PUZZLES], critic, (0, i + 1))
         outcomes.append(getattr(batch, outcome))  # (SIZE,)
         critic.learn(batch.ask.hidden, batch.mask, batch.ask.values, outcomes[-1])
+        importance.learn(batch.ask.hidden, batch.mask, batch.success)
         progress.show(i + 1)
-    return critic, torch.cat(outcomes).mean().item()
+    return critic, importance, torch.cat(outcomes).mean().item()
 
 
-def find_critic(folder: Path, model_folder: str, model: Qwen2, codec: Codec, batches: int) -> Critic:
-    """The critic in `folder`, or the one beside the model, or a new one that is fitted now and saved in `folder`."""
+def find_heads(folder: Path, model_folder: str, model: Qwen2, codec: Codec,
+               batches: int) -> dict[str, Critic | Importance]:
+    """Critic and importance head in `folder`, or those beside the model, or new ones, fitted and saved in `folder`."""
     for place in (folder, Path(model_folder)):
-        if (place / FILE).is_file():
-            return load_critic(place, model)
+        if (place / FILE).is_file() and (place / IMPORTANCE_FILE).is_file():
+            return {"critic": load_critic(place, model), "importance": load_importance(place, model)}
     print(f"no critic beside the model: fitting one to {batches} batches of responses", flush=True)
-    critic, _ = fit(model, codec, batches, "reward")
+    critic, importance, _ = fit(model, codec, batches, "reward")
     critic.save(folder)
-    return critic
+    importance.save(folder)
+    return {"critic": critic, "importance": importance}
 
 
 def squared_errors(batch: TokenBatch, rate: float) -> np.ndarray:
@@ -93,7 +98,7 @@ def main() -> None:
     except (ValueError, OSError) as error:
         fail(str(error))
     model.real_vocab = codec.size
-    critic, rate = fit(model, codec, args.batches, "success")
+    critic, _, rate = fit(model, codec, args.batches, "success")
     puzzles = generate_puzzles(HELD_OUT * SIZE, "heldout")
     report([sample(model, codec, puzzles[i::HELD_OUT], critic, (1, i + 1)) for i in range(HELD_OUT)], rate)
 

@@ -33,10 +33,13 @@ same tokens. experiments/truth_scores.py says how close each method comes.
 Run it:  python -m experiments.ground_truth                                   128 responses of the bundled model
          python -m experiments.ground_truth --rollouts 200                    adds rollouts to those of an earlier call
          python -m experiments.ground_truth --model runs/none-seed0/checkpoint --out runs/truth-trained
+         python -m experiments.ground_truth --score outcome_conditional --think_discount 0.25
+                                                                      one method against the published truth: score.py
 """
 import argparse
 import functools
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Callable, Iterator
@@ -46,7 +49,7 @@ import torch
 
 import grpo
 from countdown_task import Codec, Puzzle
-from experiments.critic_quality import find_critic
+from experiments.critic_quality import find_heads
 from experiments.solver import KINDS, solver_columns, token_kinds
 from experiments.truth_scores import all_scores, draw_scores, score_tables
 from mitigations import MITIGATIONS, TokenBatch
@@ -251,6 +254,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--critic_batches", type=int, default=100, help="of 96 responses, for `ppo` (default 100)")
     parser.add_argument("--device", default="cpu", help="any torch device (default cpu)")
     parser.add_argument("--out", type=Path, default=Path("runs/truth"), help="folder (default runs/truth)")
+    parser.add_argument("--score", metavar="NAME", help="only score this credit function on the published responses; "
+                        "takes its flags, and --help")  # handled in main
     args = parser.parse_args()
     for name, least in {"questions": 2, "rollouts": 1, "critic_batches": 1}.items():  # intervals are over puzzles
         if getattr(args, name) < least:
@@ -267,9 +272,9 @@ def prepare(args: argparse.Namespace) -> tuple[Qwen2, Codec, list[Puzzle], Token
     puzzles = choose_puzzles(s)[1]
     check_lengths(model, codec, set(puzzles), s)
     args.out.mkdir(parents=True, exist_ok=True)
-    critic = find_critic(args.out, args.model, model, codec, args.critic_batches)
+    heads = find_heads(args.out, args.model, model, codec, args.critic_batches)
     uniforms = grpo.draw_uniforms(args.seed, grpo.EVALUATION - 1, len(puzzles), args.answers, args.max_new_tokens)
-    batch = grpo.rollout(model, codec, puzzles, uniforms, key=(args.seed, 0), reference=model, critic=critic)
+    batch = grpo.rollout(model, codec, puzzles, uniforms, key=(args.seed, 0), reference=model, **heads)
     settings = {"model": Path(args.model).name, "data": Path(args.data).name} | {  # names only: the file is published
         name: getattr(args, name) for name in ("questions", "answers", "max_new_tokens", "seed")}
     return model, codec, puzzles, batch, describe(batch, settings)
@@ -277,6 +282,9 @@ def prepare(args: argparse.Namespace) -> tuple[Qwen2, Codec, list[Puzzle], Token
 
 def main() -> None:
     """Sample responses, measure the truth about their tokens, and score the credit of every method against it."""
+    if any(word.split("=")[0] == "--score" for word in sys.argv[1:]):
+        from experiments import score  # not above: it reads what this file writes, and imports it
+        return score.main(sys.argv[1:])
     args = arguments()
     file = args.out / "ground_truth.npz"
     try:

@@ -15,7 +15,7 @@ import pytest
 
 import grpo
 import train
-from experiments import pages
+from experiments import pages, score
 from mitigations import MITIGATIONS
 from plumbing import flags, run_folder
 
@@ -78,13 +78,18 @@ def test_commands_of_train_are_accepted(command):
         train.check(replace(settings, device="cpu"))
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if "-m experiments." in c])
+@pytest.mark.parametrize("command", [c for c in COMMANDS if "-m experiments." in c and "--score" not in c])
 def test_flags_of_experiments_exist(command):
     """The source is enough: `--help` would import the experiment in a process of its own."""
     for module, arguments in re.findall(r"-m (experiments\.\w+)([^;&|]*)", command):
         source = (ROOT / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8")
         for flag in re.findall(r"--(\w+)", arguments):
             assert re.search(rf"--{flag}\b|^    {flag}: |\"{flag}\", ", source, re.M), command
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if "--score" in c and NAME not in c])
+def test_commands_that_score_are_accepted(command):
+    score.parse(shlex.split(command)[3:])
 
 
 def test_every_column_is_explained():
@@ -138,7 +143,7 @@ def test_every_quoted_figure_is_in_a_file_linked_beside_it(page):
 def copy(tmp_path_factory):
     """A copy of the repository in which the README's function was added as the README says."""
     folder = tmp_path_factory.mktemp("copy") / "repository"
-    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".*", "runs", "results", "__pycache__"))
+    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".*", "runs", "__pycache__"))
     source = (folder / "mitigations.py").read_text(encoding="utf-8")
     assert source.count("# <- your idea here") == 1
     changed = re.sub(r"# <- your idea here.*\n", lambda mark: f"{IDEA}\n\n{mark[0]}", source)
@@ -160,6 +165,13 @@ def test_the_function_is_four_lines():
 def test_the_function_shows_up_in_help(copy):
     formula = re.search('"""(.*)"""', IDEA)[1]
     assert f"  {NAME} --power 1.0\n      {formula}\n" in in_copy(copy, "train.py", "--help")
+
+
+def test_the_function_is_scored(copy):
+    command = next(c for c in COMMANDS if f"--score {NAME}" in c)
+    text = in_copy(copy, *shlex.split(command)[1:])
+    assert f"| {NAME} (yours) " in text
+    assert (copy / "runs" / "truth" / f"score-{NAME}.png").is_file()
 
 
 def test_the_function_trains_a_step(copy):

@@ -1,0 +1,211 @@
+"""How close one credit function comes to the published truth. Nothing is sampled, so it takes seconds.
+
+results/truth/ground_truth.npz holds 256 responses of the bundled model to 32 held-out puzzles, and A* of every token
+(see experiments/ground_truth.py). The batch is rebuilt from their tokens, the function gives its credit, and the credit
+is scored as in experiments/truth_scores.py. The other methods' scores are read from results/truth-scores.md; only
+RLOO's are computed anew. A function that runs the model takes longer: vineppo, which samples, about a minute.
+
+Run it:  python -m experiments.ground_truth --score entropy_weighted --entropy_temp 0.5
+         python -m experiments.ground_truth --score none --advantage dr_grpo
+"""
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import grpo
+from analyze import RLOO, is_control, method_name
+from countdown_task import Codec, Puzzle
+from critic import FILE, IMPORTANCE_FILE, Critic, Importance, load_critic, load_importance
+from experiments.credit_page import CAPTIONS, COLUMNS, draw, rank_responses, read_truth
+from experiments.truth_scores import CEILING, Score, cosine_of, credit_gradients, score, table_pooled, table_within
+from mitigations import MITIGATIONS, Method, TokenBatch, needs
+from plumbing.flags import changed, methods_help, new_parser, parse_with
+from plumbing.progress import Progress, fail
+from plumbing.report import Table, read_cell, read_table
+from qwen2_model import Qwen2
+from sampler import Samples
+from train import CHOICES, Settings, load_policy
+
+TRUTH = Path(__file__).parent.parent / "results" / "truth"  # ground_truth.npz, and the critic of ppo
+SCORES = TRUTH.parent / "truth-scores.md"  # of every method
+READ = (*COLUMNS, "response", "token", "reachable_before")  # from ground_truth.npz
+POOLED = {"Spearman": "rank, all tokens", "sign": "sign", "cosine of update": "cosine of update"}
+WITHIN = {"Spearman": "rank in response", "solver": "solver", "effective sample size": "effective sample size"}
+
+
+@dataclass
+class Options:
+    """Every flag but the credit function's own, its default and its meaning."""
+
+    score: str = "none"  # the credit function to score, see the end of --help
+    advantage: str = "grpo"  # how a reward is compared with the others of its group, the responses to the same puzzle
+    normalize: str = "response"  # scale a reweighting's weights to mean 1 over each response, over the batch, or none
+    out: str = "runs/truth"  # folder for the picture
+
+
+# ---------------------------------------------------------------------------------------------- the published batch
+
+
+def recorded_samples(truth: dict, end_tokens: list[int]) -> Samples:
+    """The B responses of a ground_truth.npz as the sampler returned them."""
+    where = truth["response"].astype(int), truth["position"].astype(int)  # (N,) each
+    shape = where[0].max() + 1, where[1].max() + 1  # B, T
+
+    def grid(column: np.ndarray) -> Tensor:
+        """One value per token (N,), in rows by response, 0 on padding."""
+        padded = np.zeros(shape, column.dtype)
+        padded[where] = column
+        return torch.from_numpy(padded)  # (B, T)
+
+    last = truth["token"][np.append(where[1][1:] == 0, True)]  # (B,)
+    return Samples(grid(truth["token"].astype(np.int64)), grid(np.ones(len(where[0]), bool)), grid(truth["logprob"]),
+                   grid(truth["entropy"]), grid(truth["logit_grad"]), torch.from_numpy(np.isin(last, end_tokens)))
+
+
+def recorded_puzzles(truth: dict) -> list[Puzzle]:
+    """The Q puzzles of a ground_truth.npz, from prompts such as `[3, 4] -> 7`."""
+    _, first = np.unique(truth["group"][truth["position"] == 0], return_index=True)  # (Q,) responses
+    numbers, targets = zip(*(text.split(" -> ") for text in truth["prompts"][first].tolist()))
+    return [Puzzle(tuple(json.loads(n)), int(target)) for n, target in zip(numbers, targets)]
+
+
+def rebuild(truth: dict, model: Qwen2, codec: Codec, critic: Critic | None = None,
+            importance: Importance | None = None, advantage: str = "grpo", normalize: str = "response") -> TokenBatch:
+    """The batch that a ground_truth.npz was made of. Randomness and token limit are those it was made with."""
+    settings = json.loads(str(truth["settings"]))
+    samples, puzzles = recorded_samples(truth, codec.end_tokens), recorded_puzzles(truth)
+    ask = grpo.Queries(model, codec, puzzles, samples, settings["max_new_tokens"], (settings["seed"], 0),
+                       reference=model, critic=critic, importance=importance)
+    return grpo.token_batch(ask, advantage, normalize)
+
+
+# --------------------------------------------------------------------------------------------------------- scores
+
+
+def updates(batch: TokenBatch, credits: Tensor) -> np.ndarray:
+    """The gradients (M, Q, P) that credits (M, B, T) cause at each puzzle, in all P parameters of the model."""
+    ask, threads, Q = batch.ask, torch.get_num_threads(), len(batch.numbers)
+    progress, G = Progress("gradients", Q), len(batch.text) // Q
+    found = torch.empty(len(credits), Q, sum(p.numel() for p in ask.model.parameters()))  # (M, Q, P)
+    torch.set_num_threads(1)  # the matrices are so small that threads wait for each other, for minutes on busy cores
+    for q, gradients in enumerate(credit_gradients(ask.model, ask.codec, ask.puzzles, batch, credits, G)):
+        found[:, q] = gradients
+        progress.show(q + 1)
+    torch.set_num_threads(threads)
+    return found.numpy()
+
+
+def score_credits(credits: dict[str, Tensor], batch: TokenBatch, truth: dict) -> dict[str, Score]:
+    """By name, the score of each credit (B, T)."""
+    a_star = torch.zeros_like(batch.logprob)  # (B, T)
+    a_star[batch.mask] = torch.from_numpy(truth["a_star"]).to(a_star)
+    exact, *found = updates(batch, torch.stack([a_star, *credits.values()]))  # (Q, P) each
+    return {name: score(credit[batch.mask].numpy(), truth["a_star"], truth, cosine_of(update, exact))
+            for (name, credit), update in zip(credits.items(), found)}
+
+
+def by_method(pooled: tuple[list, list], within: tuple[list, list]) -> dict[str, list[str]]:
+    """By method, the cells of the columns POOLED and WITHIN of two tables, each a header and rows."""
+    cells = {}
+    for (header, rows), columns in ((pooled, POOLED), (within, WITHIN)):
+        for name, *values in rows:
+            named = dict(zip(header[1:], values))
+            cells[name] = cells.get(name, []) + [named[column] for column in columns]
+    return cells
+
+
+def best_method(published: dict[str, list[str]]) -> str:
+    """The method whose ranks within a response agree best with those of A*."""
+    def rank(name: str) -> float:
+        return np.nan_to_num(read_cell(published[name][len(POOLED)]).value, nan=-1.0)
+    return max((name for name in published if name in MITIGATIONS and not is_control(name)), key=rank)
+
+
+def table_scores(title: str, credits: dict[str, Tensor], batch: TokenBatch, truth: dict, published: Path) -> Table:
+    """The scores of some credits (B, T); then those of GRPO, a control and the best method, read from `published`."""
+    scores = score_credits(credits, batch, truth)
+    listed = {"methods": np.array(list(credits)),
+              "credits": np.stack([credit[batch.mask].numpy() for credit in credits.values()])}
+    tables = table_pooled(scores), table_within(scores, truth | listed)
+    own = by_method(*((table.header, table.rows) for table in tables))
+    others = by_method(*(read_table(published, table.title) for table in tables))
+    best = best_method(others)
+    names = {"none": method_name("none"), "random": method_name("random"), best: f"{best} (best rank in response)",
+             CEILING: CEILING}
+    rows = [[name, *own[name]] for name in credits] + [[shown, *others[name]] for name, shown in names.items()]
+    return Table(title, (
+        "Rank: correlation of ranks with those of A*; in response: centred in each response, over tokens with "
+        "rollouts, empty where credit is the same on all of them. Sign: share of these tokens where credit has the "
+        "sign of A*. Cosine: of the updates that credit and A* cause. Solver: rank in response, with the exact verdict "
+        "instead of A*. In brackets, 95% intervals over puzzles. Noise ceiling: A* from one half of the rollouts "
+        f"against the other. The first {len(credits)} rows are computed, the others are those of {published.name}."),
+        ["method", *POOLED.values(), *WITHIN.values()], rows)
+
+
+# ---------------------------------------------------------------------------------------------------- the command
+
+
+def parse(arguments: list[str]) -> tuple[Options, dict]:
+    """The options, and the credit function's hyper-parameters; exits where a flag is wrong."""
+    parser = new_parser(usage="python -m experiments.ground_truth --score NAME [--flag value ...]",
+                        description=__doc__, epilog=methods_help(MITIGATIONS),
+                        formatter_class=argparse.RawDescriptionHelpFormatter)
+    found = parse_with(parser, arguments, Options(), MITIGATIONS, CHOICES, "score")
+    return found.settings, found.hyper_parameters
+
+
+def load_batch(truth: dict, options: Options, required: set[str]) -> TokenBatch:
+    """The batch of the published truth, with the bundled model and, where they are required, the heads beside it."""
+    (model, codec, *_), heads = load_policy(Settings(), set()), {}
+    for name, file, load in (("critic", FILE, load_critic), ("importance", IMPORTANCE_FILE, load_importance)):
+        if name in required:
+            if not (TRUTH / file).is_file():
+                raise ValueError(f"{TRUTH / file} is missing, and --score {options.score} needs it")
+            heads[name] = load(TRUTH, model)
+    return rebuild(truth, model, codec, **heads, advantage=options.advantage, normalize=options.normalize)
+
+
+def assign_credit(batch: TokenBatch, method: Method, hyper_parameters: dict) -> Tensor:
+    """The credit (B, T) of the method."""
+    print(f"credit of {method.name}: seconds where it runs the model, minutes where it samples", file=sys.stderr)
+    with torch.no_grad():
+        return method(batch, **hyper_parameters)
+
+
+def rloo(batch: TokenBatch) -> Tensor:
+    """RLOO's credit (B, T): the reward minus the mean of the group's others, on every token."""
+    rewards, success = (x.view(len(batch.numbers), -1) for x in (batch.reward, batch.success))  # (Q, G) each
+    return grpo.group_advantage(rewards, success, "rloo").view(-1, 1) * batch.mask
+
+
+def draw_credit(name: str, credit: np.ndarray, truth: dict, file: Path) -> None:
+    """A right and a wrong response, coloured by A* above and by the method's credit (N,) below."""
+    captions = {"a_star": CAPTIONS["a_star"], "credit": f"Credit of {name}"}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draw(truth | {"credit": credit}, rank_responses(truth), file, captions)
+
+
+def main(arguments: list[str]) -> None:
+    """Score one credit function, print the table, and draw its credit."""
+    options, hyper_parameters = parse(arguments)
+    method, file = MITIGATIONS[options.score], Path(options.out) / f"score-{options.score}.png"
+    differences = changed(options, Options(out=options.out, score=options.score), hyper_parameters, method)
+    name = " ".join([options.score, *(f"{flag}={value}" for flag, value in differences.items())])
+    try:
+        truth = read_truth(TRUTH / "ground_truth.npz", READ)
+        batch = load_batch(truth, options, needs(options.score, hyper_parameters))
+        credit = assign_credit(batch, method, hyper_parameters)
+        draw_credit(name, credit[batch.mask].numpy(), truth, file)
+        credits = {f"{options.score} (yours)": credit, method_name(RLOO): rloo(batch)}
+        table = table_scores(f"Credit of {name} against A*", credits, batch, truth, SCORES)
+    except KeyboardInterrupt:
+        fail("interrupted")
+    except (ValueError, OSError, FloatingPointError) as error:
+        fail(str(error))
+    print(f"{table}\nwrote {file}")

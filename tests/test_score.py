@@ -1,0 +1,221 @@
+"""The score of one credit function: the batch rebuilt from its columns, planted credit, published scores, the command.
+
+Run it:  python -m pytest tests/test_score.py
+"""
+
+import re
+import sys
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import grpo
+from countdown_task import Puzzle
+from experiments import ground_truth as gt, score as sc, truth_scores as ts
+from mitigations import MITIGATIONS, TokenBatch
+from plumbing.report import read_cell
+from qwen2_model import load_model
+from train import BUNDLED
+
+PUZZLES = [Puzzle((4, 3, 5), 8), Puzzle((7, 18, 2, 11), 36)]
+SETTINGS = {"model": "countdown-tiny", "data": "", "questions": 2, "answers": 4, "max_new_tokens": 50, "seed": 3}
+CHEAP = [name for name in MITIGATIONS if name not in ("attention_credit", "causal_ablation", "vineppo", "ppo", "dpo",
+                                                       "learned_importance")]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def small(codec):
+    """Eight responses of the bundled model, some of them cut off, and their columns with a made-up truth."""
+    model, uniforms = load_model(BUNDLED), grpo.draw_uniforms(3, 0, 2, 4, 50)
+    batch = grpo.rollout(model, codec, PUZZLES, uniforms, key=(3, 0), reference=model)
+    truth = gt.describe(batch, SETTINGS)
+    truth["packets"] = (truth["logprob"] < -0.005) * 3
+    solved = np.random.default_rng(0).integers(0, 13, (len(truth["token"]), 2))
+    truth["solved"] = solved * (truth["packets"] > 0)[:, None]
+    gt.add_values(truth)
+    truth["a_star"] += 1e-6 * (truth["packets"] > 0)  # nowhere exactly 0 where there were rollouts
+    return batch, truth | {"methods": np.array(["none"]), "credits": truth["advantage"][None],
+                           "complete": np.array(True)}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def published():
+    """The truth that the command reads, and its batch."""
+    truth = sc.read_truth(sc.TRUTH / "ground_truth.npz", sc.READ)
+    return truth, sc.load_batch(truth, sc.Options(), set())
+
+
+def content(batch):
+    """Every field of a batch but `ask`."""
+    values = {field.name: getattr(batch, field.name) for field in fields(TokenBatch) if field.name != "ask"}
+    return {name: x.tolist() if isinstance(x, Tensor) else x for name, x in values.items()}
+
+
+def spread(column, batch):
+    """A column (N,) as credit (B, T)."""
+    return torch.zeros(batch.mask.shape).masked_scatter(batch.mask, torch.from_numpy(column).float())
+
+
+# ---------------------------------------------------------------------------------------------------- the batch
+
+
+@pytest.mark.parametrize("advantage, normalize", [("grpo", "response"), ("rloo", "none")])
+def test_a_batch_comes_back_from_its_columns(small, codec, advantage, normalize):
+    """Guards against padding, ends, puzzles, limits or random numbers other than those of the sampled batch."""
+    batch, truth = small
+    again = sc.rebuild(truth, batch.ask.model, codec, None, advantage, normalize)
+    group = batch.reward.view(2, -1)
+    expected = replace(batch, normalize=normalize, advantage=grpo.group_advantage(group, advantage).flatten())
+    assert 0 < batch.ended.sum() < len(batch.ended)
+    assert content(again) == content(expected)
+    assert again.ask.limit == 50
+    assert torch.equal(MITIGATIONS["random"](again), MITIGATIONS["random"](expected))
+
+
+def test_the_published_batch_is_that_of_its_columns(published):
+    """Guards against another tokenizer, reward or model than the ones that the truth was measured with."""
+    truth, batch = published
+    lengths = batch.mask.sum(1).tolist()
+    assert [text[a:b] for text, spans in zip(batch.text, batch.spans)
+            for a, b in zip([0] + [stop for _, stop in spans], [stop for _, stop in spans])] == truth["piece"].tolist()
+    for name in ("token", "role", "in_answer", "logprob", "entropy", "logit_grad"):
+        assert np.array_equal(getattr(batch, name.replace("token", "tokens"))[batch.mask].numpy(), truth[name]), name
+    for name in ("reward", "success", "advantage", "group"):
+        assert np.repeat(getattr(batch, name).numpy(), lengths) == pytest.approx(truth[name], abs=1e-6), name
+    prompts = [f"{list(batch.numbers[g])} -> {batch.target[g]}" for g in batch.group.tolist()]
+    assert prompts == truth["prompts"].tolist()
+    logprob = batch.ask.reference_logprob[batch.mask].numpy()  # the model reads the tokens again
+    assert logprob == pytest.approx(truth["logprob"], abs=1e-3)
+
+
+@pytest.mark.parametrize("name", CHEAP)
+def test_published_credit_is_given_again(published, name):
+    """Guards against a batch that looks the same and gets other credit: random draws and normalization included."""
+    truth, batch = published
+    credit = MITIGATIONS[name](batch)[batch.mask].numpy()
+    assert credit == pytest.approx(truth["credits"][truth["methods"].tolist().index(name)], abs=1e-4)
+
+
+# --------------------------------------------------------------------------------------------------- the scores
+
+
+def test_credit_equal_to_the_truth_scores_one_and_its_negative_minus_one(small):
+    """Guards against credit that is compared with other tokens, responses or updates, and a sign that is lost."""
+    batch, truth = small
+    scores = sc.score_credits({"same": spread(truth["a_star"], batch), "opposite": -spread(truth["a_star"], batch)},
+                              batch, truth)
+    for name, r, sign in (("same", 1, 1), ("opposite", -1, 0)):
+        s = scores[name]
+        assert [s.pooled_spearman.value, s.within_spearman.value, s.cosine.value] == pytest.approx([r] * 3, abs=1e-5)
+        assert s.sign.value == sign
+
+
+def test_published_scores_come_out_again(published):
+    """Guards against scores by another recipe than that of the table beside which they are shown."""
+    truth, batch = published
+    credits = {f"{name} (yours)": MITIGATIONS[name](batch) for name in ("none", "random", "entropy_weighted")}
+    table = sc.table_scores("", credits, batch, truth, sc.SCORES)
+    rows = {row[0]: row[1:] for row in table.rows}
+    lines = re.findall(r"^\| entropy_weighted +\| (.*) \|$", sc.SCORES.read_text(encoding="utf-8"), re.M)
+    (pooled, _, sign, _, cosine), (within, _, solver, size, _) = (line.split("|") for line in lines[:2])
+    rows["entropy_weighted"] = [pooled, sign, cosine, within, solver, size]
+    for own, other in (("none", "GRPO"), ("random", "random (control)"), ("entropy_weighted", "entropy_weighted")):
+        for found, written in zip(rows[f"{own} (yours)"], rows[other], strict=True):
+            assert read_cell(found)[:3] == pytest.approx(read_cell(written)[:3], abs=0.0101, nan_ok=True), own
+    assert list(rows)[3:-1] == ["GRPO", "random (control)", "vineppo (best rank in response)", "noise ceiling"]
+
+
+def test_rloo_by_hand(small):
+    """Guards against RLOO from an advantage that was already divided by the standard deviation."""
+    batch, _ = small
+    credit, rewards = sc.rloo(batch), batch.reward.tolist()
+    for i, row in enumerate(credit):
+        others = [r for j, r in enumerate(rewards) if j // 4 == i // 4 and j != i]
+        assert row[batch.mask[i]].tolist() == pytest.approx([rewards[i] - sum(others) / 3] * int(batch.mask[i].sum()))
+        assert not row[~batch.mask[i]].any()
+
+
+def test_columns_and_the_best_method_by_hand():
+    """Guards against a figure under another heading, and a control, a measure or an empty cell as the best method."""
+    pooled = (["method", "Spearman", "Pearson", "sign", "top tokens", "cosine of update"],
+              [[name, "0.9", "-", "0.5", "-", "0.8"] for name in ("none", "random", "ppo", "ktae", "A*abs")])
+    within = (["method", "Spearman", "Pearson", "solver", "effective sample size", "varies within"],
+              [[name, rank, "-", "0.3", "0.6", "-"] for name, rank in (
+                  ("none", ""), ("random", "0.70"), ("ppo", "-0.20"), ("ktae", "0.10 (-0.90 to 0.80)"),
+                  ("A*abs", "0.90"))])  # fmt: skip
+    cells = sc.by_method(pooled, within)
+    assert cells["ppo"] == ["0.9", "0.5", "0.8", "-0.20", "0.3", "0.6"]
+    assert sc.best_method(cells) == "ktae"
+
+
+# --------------------------------------------------------------------------------------------------- the command
+
+
+def call(monkeypatch, *arguments):
+    """Run the command in this process."""
+    monkeypatch.setattr(sys, "argv", ["ground_truth.py", *map(str, arguments)])
+    gt.main()
+
+
+@pytest.fixture
+def folder(small, tmp_path, monkeypatch):
+    """A folder with the small truth, which the command reads in place of the published one."""
+    np.savez(tmp_path / "ground_truth.npz", **small[1])
+    monkeypatch.setattr(sc, "TRUTH", tmp_path)
+    monkeypatch.setattr(ts, "RESAMPLES", 50)
+    return tmp_path
+
+
+def test_the_command_prints_the_table_and_draws_the_credit(small, folder, monkeypatch, capsys):
+    """Guards against hyper-parameters or an advantage that never reach the function, and credit of another token."""
+    drawn, batch = [], sc.rebuild(small[1], small[0].ask.model, small[0].ask.codec, advantage="rloo")
+    draw = sc.draw
+    monkeypatch.setattr(sc, "draw", lambda *arguments: (drawn.extend(arguments), draw(*arguments)))
+    call(monkeypatch, "--score", "outcome_conditional", "--think_discount", 0, "--advantage", "rloo", "--out",
+         folder / "out")
+    text = capsys.readouterr().out
+    title = text.splitlines()[0]
+    assert title == "## Credit of outcome_conditional think_discount=0.0 advantage=rloo against A*"
+    names = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")]
+    assert names == ["method", "outcome_conditional (yours)", "RLOO", "GRPO", "random (control)",
+                     "vineppo (best rank in response)", "noise ceiling"]
+    expected = MITIGATIONS["outcome_conditional"](batch, think_discount=0.0)[batch.mask]
+    assert drawn[0]["credit"] == pytest.approx(expected.numpy())
+    assert {path.name for path in (folder / "out").iterdir()} == {"score-outcome_conditional.png"}
+
+
+@pytest.mark.parametrize("arguments, word", [
+    (("--score", "magic"), "magic"), (("--score",), "--score"), (("--score=none", "--power", 1), "takes no --power"),
+    (("--score", "none", "--questions", 9), "takes no --questions"), (("--score", "none", "--resume", "x"), "--resume"),
+    (("--score", "vineppo", "--k", "many"), "--k"), (("--score", "vineppo", "--k", 0), "--k must be"),
+    (("--score", "ppo", "--advantage", "rloo"), "--score ppo does not use"), (("--score", "ppo"), "critic.safetensors"),
+    (("--score", "ppo", "--normalize", "none"), "--score ppo is not a reweighting"),
+    (("--score", "none", "--advantage", "mean"), "--advantage"),
+])  # fmt: skip
+def test_what_cannot_work_is_one_sentence(arguments, word, folder, monkeypatch):
+    """Guards against a traceback, a flag without effect, and an untrained critic in place of one that is missing."""
+    with pytest.raises(SystemExit, match=r"\Aerror: [^\n]+\Z") as stop:
+        call(monkeypatch, *arguments, "--out", folder / "out")
+    assert word in str(stop.value.code)
+    assert not (folder / "out").exists()
+
+
+@pytest.mark.parametrize("fault, word", [
+    ("missing", "does not exist"), ({"complete": np.array(False)}, "lacks some rollouts"), ({"token": None}, "token"),
+    ({"reachable_before": None}, "reachable_before")])  # fmt: skip
+def test_a_truth_that_cannot_be_read_is_one_sentence(fault, word, small, folder, monkeypatch):
+    """Guards against a traceback where the published file is missing or another one."""
+    (folder / "ground_truth.npz").unlink()
+    if fault != "missing":
+        np.savez(folder / "ground_truth.npz", **{k: x for k, x in (small[1] | fault).items() if x is not None})
+    with pytest.raises(SystemExit, match=f"^error: [^\n]*{word}[^\n]*$"):
+        call(monkeypatch, "--score", "none")
+
+
+def test_published_scores_that_are_missing_are_one_sentence(folder, monkeypatch):
+    monkeypatch.setattr(sc, "SCORES", folder / "none.md")
+    with pytest.raises(SystemExit, match="^error: [^\n]*none.md[^\n]*$"):
+        call(monkeypatch, "--score", "none", "--out", folder / "out")
