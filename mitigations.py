@@ -263,6 +263,12 @@ def entropy_weighted(batch: TokenBatch, entropy_temp: float = 1.0) -> Tensor:
 
 
 @reweighting
+def token_type(batch: TokenBatch, filler: float = 0.5, reasoning: float = 1.0, structure: float = 1.0) -> Tensor:
+    """credit = A * (filler, reasoning or structure, by the token's role): favour some types of token."""
+    return torch.tensor([filler, reasoning, structure], device=batch.role.device)[batch.role.long()]
+
+
+@reweighting
 def entropy_masking(batch: TokenBatch, mask_percentile: float = 80.0) -> Tensor:
     """credit = A where H >= the mask_percentile-th percentile of the step, else 0: forking tokens only (2506.01939).
 
