@@ -311,7 +311,7 @@ def measure(args: argparse.Namespace) -> list[Table]:
     check_lengths(model, codec, set(puzzles), Settings(model=args.model, max_new_tokens=LIMIT))
     args.out.mkdir(parents=True, exist_ok=True)
     critic = find_critic(args.out, args.model, model, codec, args.critic_batches)
-    batch = by_success(sample_groups(model, codec, puzzles, max(SIZES), (args.seed, 0)))
+    batch = by_success(sample_groups(model, codec, puzzles, max(SIZES), (args.seed, 0), critic))
     if not batch.advantage.any():
         raise ValueError("no puzzle got both right and wrong answers, so there is no gradient: ask more --questions, "
                          "or take a --model that solves some")
