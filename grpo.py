@@ -276,7 +276,7 @@ def token_sums(loss: Tensor, logprob: Tensor, old: Tensor, is_clipped: Tensor, r
 
 
 def update_metrics(sums: Tensor, with_kl: bool) -> dict[str, float | None]:
-    """Columns of metrics.csv from this process's sums (updates, 11): token_sums, and prompt tokens. None without tokens.
+    """Columns of metrics.csv from this process's sums (updates, 11), which `update` makes. None without tokens.
 
     They are means over the updates, with two exceptions. ratio_error is the mean |log ratio| of the first update: there
     the model has not changed since it sampled, so anything but rounding means that sampler and update disagree.

@@ -161,19 +161,26 @@ def rank_rows(model: Qwen2, codec: Codec, puzzles: list[Puzzle], batch: TokenBat
     return found
 
 
-def puzzle_means(found: list[dict], measure: str, **where) -> list[float]:
-    """The mean of a measure over each puzzle's matrices, among the rows that are as `where` says."""
+def puzzle_means(found: list[dict], measure: str, **where) -> dict[int, float]:
+    """By puzzle, the mean of a measure over its matrices, among the rows that are as `where` says."""
     values = {}
     for row in found:
         if all(row[key] == value for key, value in where.items()) and np.isfinite(row[measure]):
             values.setdefault(row["puzzle"], []).append(row[measure])
-    return [float(np.mean(v)) for v in values.values()]
+    return {puzzle: float(np.mean(v)) for puzzle, v in values.items()}
 
 
 def over_puzzles(found: list[dict], measure: str, **where) -> str:
     """Mean of a measure over puzzles, ± half of its 95% interval, as a cell."""
-    means = puzzle_means(found, measure, **where)
+    means = list(puzzle_means(found, measure, **where).values())
     return pm(*interval(means), 1) if means else ""
+
+
+def less_grpo(found: list[dict], **where) -> str:
+    """Effective rank under a kind of credit minus that under GRPO's, by puzzle: mean ± half of its 95% interval."""
+    other, grpo = (puzzle_means(found, "effective", **where | variant) for variant in ({}, {"variant": "GRPO"}))
+    differences = [other[puzzle] - grpo[puzzle] for puzzle in other if puzzle in grpo]
+    return pm(*interval(differences), 1) if differences else ""
 
 
 def tables_rank(found: list[dict]) -> list[Table]:
@@ -186,14 +193,15 @@ def tables_rank(found: list[dict]) -> list[Table]:
     by_measure = [[m] + [over_puzzles(found, measure, matrix=m, variant="GRPO", R=CONTROLS_AT)
                          for measure in ("effective", "stable", *ENERGIES)] for m in matrices]
     by_variant = [[v] + [over_puzzles(found, "effective", matrix=m, variant=v, R=CONTROLS_AT) for m in matrices]
-                  for v in variants]
+                  + [less_grpo(found, matrix=SHOWN[0], variant=v, R=CONTROLS_AT)] for v in variants]
     return [Table("Effective rank by group size", f"GRPO, rewards right or wrong. {note}",
                   ["matrix", *(f"R = {R}" for R in SIZES)], by_size),
             Table(f"Measures of rank, R = {CONTROLS_AT}", f"GRPO; stable rank; singular values for 90, 95, 99% of the "
                   f"energy. {note}", ["matrix", "effective rank", "stable rank", *ENERGIES], by_measure),
             Table(f"Effective rank under other credit, R = {CONTROLS_AT}",
-                  f"A* on the first {TRUTH_PUZZLES} puzzles; `ppo` with the reward of training, as its critic. {note}",
-                  ["credit", *matrices], by_variant)]
+                  f"A* on the first {TRUTH_PUZZLES} puzzles; `ppo` with the reward that its critic was fitted to, "
+                  f"0.1 · format + success. Last column: difference on the same puzzles. {note}",
+                  ["credit", *matrices, f"{SHOWN[0]}, minus GRPO's"], by_variant)]
 
 
 def draw_ranks(tables: Path, file: Path) -> None:
