@@ -16,7 +16,7 @@ The bundled model first trains for some steps of four updates, because Adam's mo
 Every batch then starts from that state, so batches are independent. The clips are the default and DAPO's (2503.14476),
 which lets rare tokens rise further.
 
-Run it:  python -m experiments.ratio         the bundled model, about fifteen minutes
+Run it:  python -m experiments.ratio         the bundled model, about ten minutes
 """
 import argparse
 import copy
@@ -30,19 +30,17 @@ from torch import Tensor
 
 import grpo
 from countdown_task import ROLES, Puzzle
-from experiments.critic_quality import find_critic
 from experiments.truth_scores import credit_gradients
-from mitigations import TokenBatch, needs
+from mitigations import TokenBatch
 from plumbing.optimizer import Optimizer
 from plumbing.progress import Progress, fail
 from plumbing.report import GREY, PALETTE, Table, interval, new_figure, pm, read_cell, read_table, save_figure
 from sampler import response_logprobs
 from train import BUNDLED, Policy, Settings, assign_credit, choose_puzzles, draw_puzzles, load_policy, sample_and_grade
 
-METHODS = ("none", "entropy_masking", "ppo")
+METHODS = ("none", "entropy_masking")
 CLIPS = (0.2, 0.28)  # --clip_high: the default, and DAPO's
 UPDATES = 4  # on each batch
-CRITIC_BATCHES = 40  # that the critic of `ppo` is fitted to before
 GRADIENTS = ("ratio and clip", "ratio alone", "clip alone")  # each against factors of 1
 TITLES = ("The ratio and the clip", "The gradient", "Where the factor goes")
 
@@ -121,8 +119,6 @@ def observations(policy: Policy, s: Settings, batches: int, warm_up: int) -> Ite
     progress = Progress(s.mitigation, warm_up + batches)
     for step in range(1, warm_up + 1):
         _, batch, credit = sampled(policy, training, s, step)
-        if policy.critic is not None:
-            policy.critic.learn(batch.ask.hidden, batch.mask, batch.ask.values, batch.reward)
         for _ in range(UPDATES):
             take_update(policy, optimizer, batch, credit, s)
         progress.show(step)
@@ -182,17 +178,17 @@ def tables_ratio(found: list[dict], note: str) -> list[Table]:
 
 def draw_ratio(tables: Path, file: Path) -> None:
     """Share of clipped tokens by role at the last update, and the cosine by update, read from the file of tables."""
-    figure, ((left, right),) = new_figure(2, 1, 3.6)
+    figure, ((left, right),) = new_figure(2, 1, 4.2)
     header, rows = read_table(tables, TITLES[0])
     last = [dict(zip(header, row)) for row in rows if row[2] == str(UPDATES)]
     for i, (role, colour, marker) in enumerate(zip(ROLES, PALETTE, "os^")):
         e = np.array([read_cell(row[f"clipped, {role}"]) for row in last])[:, :3] * 100  # (cases, 3) percent
         x = np.arange(len(last)) + 0.2 * (i - 1)
-        left.errorbar(x, e[:, 0], e[:, 2] - e[:, 0], fmt=marker, color=colour, capsize=3, label=role)
+        left.errorbar(x, e[:, 0], e[:, 2] - e[:, 0], fmt=marker, color=colour, capsize=3, label=role,
+                      clip_on=False)
     left.set_xticks(range(len(last)), [f"{row['method']}\n{row['clip_high']}".replace("_", "_\n") for row in last])
     left.set(ylabel="clipped tokens, %, 95% interval", ylim=(0, None), title=f"Clipped at update {UPDATES}, by role",
              xlabel="method and clip_high")
-    left.legend()
     header, rows = read_table(tables, TITLES[1])
     for method, colour, marker in zip(dict.fromkeys(row[0] for row in rows), PALETTE, "os^"):
         for clip, line, shift in zip(CLIPS, ("-", "--"), (-0.04, 0.04)):
@@ -202,8 +198,9 @@ def draw_ratio(tables: Path, file: Path) -> None:
                            marker=marker, color=colour, capsize=3, label=f"{method}, {clip}")
     right.axhline(1, color=GREY, lw=1)
     right.set(xlabel="update on the same batch", ylabel="cosine, 95% interval", title="Gradient against ratio 1",
-              xticks=range(2, UPDATES + 1))
-    right.legend(fontsize=8)
+              xticks=range(2, UPDATES + 1), ylim=(0, 1.03))
+    left.legend(loc="upper center", bbox_to_anchor=(0.5, -0.36), ncols=3)
+    right.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, handlelength=3)
     save_figure(figure, file)
 
 
@@ -231,11 +228,7 @@ def measure(args: argparse.Namespace) -> list[dict]:
     found = []
     for method in METHODS:
         s = Settings(mitigation=method, model=args.model, seed=args.seed)
-        policy = load_policy(s, needs(method, {}))
-        if policy.critic is not None:
-            critic = find_critic(args.out, args.model, policy.model, policy.codec, CRITIC_BATCHES)
-            policy = policy._replace(critic=critic)
-        found += observations(policy, s, args.batches, args.warm_up)
+        found += observations(load_policy(s, set()), s, args.batches, args.warm_up)
     return found
 
 

@@ -138,7 +138,7 @@ def test_controls_by_hand(batch):
 
 
 def test_other_baselines_and_methods_by_hand(batch, monkeypatch):
-    """Guards against a baseline of other responses or rewards, and a critic that expects another reward than it gets."""
+    """Guards against a baseline of other responses or rewards, and a critic that expects another reward."""
     monkeypatch.setattr(gradient_rank, "METHODS", ("optimal_baseline", "ppo"))
     batch.format = torch.tensor([1.0, 0.1, 0, 1, 0, 0, 1, 0])
     group = gradient_rank.group_of(batch, 0, 4)  # right, wrong, wrong, right

@@ -5,7 +5,7 @@ Run it:  python -m pytest tests/test_ratio.py
 import copy
 import math
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -169,15 +169,13 @@ def test_the_picture_shows_the_tables(tmp_path, monkeypatch):
 
 
 def test_the_command(small, monkeypatch, tmp_path):
-    """Guards against a file that lacks a method, a critic for methods that have none, and one that is missing."""
-    monkeypatch.setattr(ratio, "METHODS", ("none", "ppo"))
+    """Guards against a file that lacks a method, a clip or the picture."""
     monkeypatch.setattr(ratio, "UPDATES", 2)
-    monkeypatch.setattr(ratio, "CRITIC_BATCHES", 1)
     monkeypatch.setattr(sys, "argv", ["ratio.py", "--batches", "2", "--warm_up", "1", "--out", str(tmp_path / "out")])
     ratio.main()
     for title in ratio.TITLES:
         _, rows = read_table(tmp_path / "out" / "ratio.md", title)
-        assert [row[:3] for row in rows] == [[m, c, "2"] for m in ("none", "ppo") for c in ("0.2", "0.28")]
+        assert [row[:3] for row in rows] == [[m, c, "2"] for m in ratio.METHODS for c in ("0.2", "0.28")]
     assert (tmp_path / "out" / "ratio.png").stat().st_size > 10_000
 
 
