@@ -178,7 +178,7 @@ def tables_ratio(found: list[dict], note: str) -> list[Table]:
 
 def draw_ratio(tables: Path, file: Path) -> None:
     """Share of clipped tokens by role at the last update, and the cosine by update, read from the file of tables."""
-    figure, ((left, right),) = new_figure(2, 1, 4.2)
+    figure, ((left, right),) = new_figure(2, 1, 4.4)
     header, rows = read_table(tables, TITLES[0])
     last = [dict(zip(header, row)) for row in rows if row[2] == str(UPDATES)]
     for i, (role, colour, marker) in enumerate(zip(ROLES, PALETTE, "os^")):
@@ -199,7 +199,7 @@ def draw_ratio(tables: Path, file: Path) -> None:
     right.axhline(1, color=GREY, lw=1)
     right.set(xlabel="update on the same batch", ylabel="cosine, 95% interval", title="Gradient against ratio 1",
               xticks=range(2, UPDATES + 1), ylim=(0, 1.03))
-    left.legend(loc="upper center", bbox_to_anchor=(0.5, -0.36), ncols=3)
+    left.legend(loc="upper center", bbox_to_anchor=(0.5, -0.32), ncols=3)
     right.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, handlelength=3)
     save_figure(figure, file)
 
