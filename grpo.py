@@ -33,7 +33,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from countdown_task import Codec, Puzzle, annotate, find_calculations, fingerprint, reward
+from countdown_task import ROLES, Codec, Puzzle, annotate, find_calculations, fingerprint, reward
 from critic import Critic, Importance
 from mitigations import TokenBatch, has_variance, quotient, z_score_in_group
 from plumbing.files import replace_file
@@ -238,14 +238,14 @@ def update(model: Qwen2, optimizer: Optimizer, prompts: list[list[int]], batch: 
     weight = token_weights(batch.mask, loss_norm, max_new_tokens)  # (B, T)
     reference_logprob = batch.ask.reference_logprob if kl > 0 else None  # (B, T)
     chunks = micro_batches(batch, credit, micro_batch, skip_zero_credit=kl == 0)
-    sums = torch.zeros(updates_per_batch, 6, dtype=torch.float64)  # the five of token_sums, and prompt tokens
+    sums = torch.zeros(updates_per_batch, 11, dtype=torch.float64)  # the ten of token_sums, and prompt tokens
     norms = []
     (_, processes), own_prompts = world(), my_share(prompts)
     for i in range(updates_per_batch):
         optimizer.zero_grad()
         if chunks:
             cache = PromptCache(model, own_prompts)
-            sums[i, 5] = sum(map(len, own_prompts))
+            sums[i, 10] = sum(map(len, own_prompts))
             leaf = cache.detach()  # where loss.backward() stops, and adds up the gradients of the prompts
         for rows, T in chunks:
             mask, old, c = batch.mask[rows, :T], batch.logprob[rows, :T], credit[rows, :T]  # (b, T) each
@@ -254,7 +254,9 @@ def update(model: Qwen2, optimizer: Optimizer, prompts: list[list[int]], batch: 
             logprob = response_logprobs(model, context, batch.tokens[rows, :T], mask)  # (b, T)
             loss = policy_loss(logprob, old, c, weight[rows, :T], reference, kl, clip_low, clip_high)
             loss.backward()
-            sums[i, :5] += token_sums(loss, logprob.detach(), old, c, mask, reference, clip_low, clip_high)
+            is_clipped = clipped_tokens(logprob.detach() - old, c, clip_low, clip_high)  # (b, T)
+            sums[i, :10] += token_sums(loss.detach(), logprob.detach(), old, is_clipped, batch.role[rows, :T], mask,
+                                       reference)
         if chunks:
             cache.backward(leaf)  # once, from the sums through the prompts to the weights
         # Sums gradients over the processes, clips and steps; also without chunks, since other processes may have some.
@@ -283,27 +285,43 @@ def by_length(lengths: Tensor, size: int) -> list[tuple[Tensor, int]]:
     return [(chunk, max(lengths[chunk].tolist(), default=1)) for chunk in chunks]
 
 
-def token_sums(loss: Tensor, logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor,
-               reference_logprob: Tensor | None, clip_low: float, clip_high: float) -> Tensor:
-    """Sums (5,) over a micro-batch: loss, tokens whose gradient is removed by the clip, |log ratio|, k3, tokens."""
-    log_ratio, c = (logprob - old)[mask], credit[mask]  # (N,)
-    ratio = log_ratio.exp()  # (N,)
-    clipped = (ratio * c > ratio.clamp(1 - clip_low, 1 + clip_high) * c).sum()  # policy_loss takes the clipped one
+def clipped_tokens(log_ratio: Tensor, credit: Tensor, clip_low: float, clip_high: float) -> Tensor:
+    """The tokens (B, T) bool whose gradient the clip removes: policy_loss takes the clipped term, a constant."""
+    ratio = log_ratio.exp()  # (B, T)
+    return ratio * credit > ratio.clamp(1 - clip_low, 1 + clip_high) * credit
+
+
+def token_sums(loss: Tensor, logprob: Tensor, old: Tensor, is_clipped: Tensor, role: Tensor, mask: Tensor,
+               reference_logprob: Tensor | None) -> Tensor:
+    """Sums (10,) over a micro-batch: loss, |log ratio|, its square, k3; tokens of each role, those that are clipped."""
+    log_ratio, r = (logprob - old)[mask], role[mask].long()  # (N,) each
     divergence = k3(logprob, reference_logprob)[mask].sum() if reference_logprob is not None else 0.0
-    return torch.tensor([loss.detach(), clipped, log_ratio.abs().sum(), divergence, len(c)], dtype=torch.float64)
+    totals = torch.tensor([loss, log_ratio.abs().sum(), log_ratio.square().sum(), divergence], dtype=torch.float64)
+    counts = [tokens.bincount(minlength=len(ROLES)).cpu() for tokens in (r, r[is_clipped[mask]])]  # (3,) each
+    return torch.cat([totals, *counts])
 
 
 def update_metrics(sums: Tensor, with_kl: bool) -> dict[str, float | None]:
-    """Columns of metrics.csv from this process's sums (updates, 6): token_sums, and prompt tokens. None without tokens.
+    """Columns of metrics.csv from this process's sums (updates, 11), which `update` makes. None without tokens.
 
-    They are means over the updates, but for ratio_error: the mean |log ratio| of the first update. There the model has
-    not changed since it sampled, so anything but rounding means that sampler and update disagree.
+    They are means over the updates, with two exceptions. ratio_error is the mean |log ratio| of the first update: there
+    the model has not changed since it sampled, so anything but rounding means that sampler and update disagree.
+    ratio_spread is the root mean square of the log ratio at the last update, None if that is the first.
     """
     sum_over_processes([sums])
-    loss, clipped, _, divergence, N, _ = sums.mean(0).tolist()  # the loss is a mean already; N never changes
-    return {"loss": loss, "clip_fraction": clipped / N if N else None,
-            "ratio_error": sums[0, 2].item() / N if N else None, "kl": divergence / N if N and with_kl else None,
-            "tokens_updated": int(sums[:, 4:].sum())}
+    first, mean, last = sums[0], sums.mean(0), sums[-1]  # (11,) each; how many tokens there are never changes
+    tokens, clipped = mean[4:7], mean[7:10]  # (3,) each, by role
+    N = tokens.sum()  # ()
+    by_role = {f"clip_{role}": share(clipped[i], tokens[i]) for i, role in enumerate(ROLES)}
+    return {"loss": mean[0].item(),  # of the whole step already, while the others are sums over its tokens
+            "clip_fraction": share(clipped.sum(), N), **by_role, "ratio_error": share(first[1], N),
+            "ratio_spread": share(last[2], N) ** 0.5 if N and len(sums) > 1 else None,
+            "kl": share(mean[3], N) if with_kl else None, "tokens_updated": int(sums[:, [4, 5, 6, 10]].sum())}
+
+
+def share(part: Tensor, whole: Tensor) -> float | None:
+    """part / whole, None where whole is 0."""
+    return (part / whole).item() if whole else None
 
 
 # ---------------------------------------------------------------------------------------------- credit log

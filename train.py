@@ -89,9 +89,9 @@ class Policy(NamedTuple):
 
     model: Qwen2
     codec: Codec
-    critic: Critic | None  # where the credit function needs one
-    importance: Importance | None  # likewise
-    reference: Qwen2 | None  # a frozen copy of the start model, where the credit function or --kl needs it
+    critic: Critic | None = None  # where the credit function needs one
+    importance: Importance | None = None  # likewise
+    reference: Qwen2 | None = None  # a frozen copy of the start model, where the credit function or --kl needs it
 
     def save(self, folder: Path) -> None:
         """Write the model, and the heads that were trained with it."""

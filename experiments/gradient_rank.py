@@ -6,7 +6,9 @@ credit * (onehot - p) outer the hidden state. Rewards are right or wrong and not
 2 in the algebra. The group's gradient is then A+ S+ + A- S-, with S+ and S- the sums of g_i over right and over wrong
 responses: two directions, the rows of the matrix "right, wrong x parameters".
 
-Controls: shuffled advantages, random credit, all credit 1 (imitation), a reward for each calculation, and A*.
+Controls: shuffled advantages, random credit, all credit 1 (imitation), a reward for each calculation, other baselines,
+other methods, and A*. RLOO's credit is GRPO's times a number that all responses of the group share, and rank ignores
+scale: that its row equals GRPO's checks the measurement.
 
 Run it:  python -m experiments.gradients
 """
@@ -22,7 +24,7 @@ from torch import Tensor
 from countdown_task import Codec, Puzzle
 from experiments.truth_scores import credit_gradients
 from grpo import group_advantage
-from mitigations import TokenBatch, reward_decomposition
+from mitigations import MITIGATIONS, TokenBatch, reward_decomposition
 from plumbing.progress import Progress
 from plumbing.report import GREY, PALETTE, Table, interval, new_figure, pm, ratio, read_cell, read_table, save_figure
 from qwen2_model import Qwen2
@@ -30,6 +32,7 @@ from qwen2_model import Qwen2
 SIZES = (2, 4, 8, 16)  # of a group
 CONTROLS_AT = 8  # group size of the controls
 TRUTH_PUZZLES = 4  # puzzles with the control A*
+METHODS = ("optimal_baseline", "token_type", "ppo")  # credit functions that are controls, too
 ENERGIES = {"90%": 0.9, "95%": 0.95, "99%": 0.99}
 SHOWN = ("rollouts x parameters", "right, wrong x parameters", "tokens x (vocabulary · hidden)", "q_proj")  # drawn
 
@@ -66,7 +69,8 @@ def gram_spectrum(gram: np.ndarray) -> np.ndarray:
 
 def by_success(batch: TokenBatch) -> TokenBatch:
     """The same batch with rewards that are right or wrong and nothing else."""
-    advantage = group_advantage(batch.success.view(len(batch.numbers), -1)).flatten()  # (B,)
+    success = batch.success.view(len(batch.numbers), -1)  # (Q, G)
+    advantage = group_advantage(success, success).flatten()  # (B,)
     return dataclasses.replace(batch, reward=batch.success, advantage=advantage)
 
 
@@ -77,7 +81,8 @@ def group_of(batch: TokenBatch, q: int, R: int) -> TokenBatch:
     fields = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
     fields = {name: x[rows] for name, x in fields.items() if isinstance(x, (Tensor, list)) and len(x) == B}
     fields |= {"group": torch.zeros_like(fields["group"]), "numbers": [batch.numbers[q]], "target": [batch.target[q]]}
-    return by_success(dataclasses.replace(batch, **fields, ask=SimpleNamespace(hidden=batch.ask.hidden[rows])))
+    ask = SimpleNamespace(hidden=batch.ask.hidden[rows], values=batch.ask.values[rows])
+    return by_success(dataclasses.replace(batch, **fields, ask=ask))
 
 
 def weight_matrices(model: Qwen2, flat: Tensor) -> dict[str, list[Tensor]]:
@@ -117,10 +122,20 @@ def controls(group: TokenBatch, a_star: Tensor | None, rng: np.random.Generator)
     """By name, credit (R, T) other than GRPO's for a group."""
     A, mask = group.advantage[:, None], group.mask
     w = torch.from_numpy(rng.exponential(size=mask.shape)).float()  # (R, T)
+    rloo = group_advantage(group.success[None], group.success[None], "rloo").view(-1, 1)  # (R, 1)
     credits = {"shuffled advantages": A[torch.from_numpy(rng.permutation(len(A)))] * mask,
                "random credit": A * w * mask, "imitation: credit 1": mask.float(),
-               "a reward for each calculation": reward_decomposition(group, stepwise=True)}
+               "a reward for each calculation": reward_decomposition(group, stepwise=True),
+               "RLOO": rloo * mask, "no baseline: credit r": group.success[:, None] * mask}
+    for name in METHODS:
+        # The critic predicts the reward with its part for the format, so `ppo` gets that reward.
+        credits[name] = MITIGATIONS[name](with_format(group) if name == "ppo" else group)
     return credits if a_star is None else credits | {"A*": a_star}
+
+
+def with_format(group: TokenBatch) -> TokenBatch:
+    """The same group with the reward of training, 0.1 * format + success."""
+    return dataclasses.replace(group, reward=0.1 * group.format + group.success)
 
 
 def rank_rows(model: Qwen2, codec: Codec, puzzles: list[Puzzle], batch: TokenBatch, truth: Tensor,
@@ -147,19 +162,26 @@ def rank_rows(model: Qwen2, codec: Codec, puzzles: list[Puzzle], batch: TokenBat
     return found
 
 
-def puzzle_means(found: list[dict], measure: str, **where) -> list[float]:
-    """The mean of a measure over each puzzle's matrices, among the rows that are as `where` says."""
+def puzzle_means(found: list[dict], measure: str, **where) -> dict[int, float]:
+    """By puzzle, the mean of a measure over its matrices, among the rows that are as `where` says."""
     values = {}
     for row in found:
         if all(row[key] == value for key, value in where.items()) and np.isfinite(row[measure]):
             values.setdefault(row["puzzle"], []).append(row[measure])
-    return [float(np.mean(v)) for v in values.values()]
+    return {puzzle: float(np.mean(v)) for puzzle, v in values.items()}
 
 
 def over_puzzles(found: list[dict], measure: str, **where) -> str:
     """Mean of a measure over puzzles, ± half of its 95% interval, as a cell."""
-    means = puzzle_means(found, measure, **where)
+    means = list(puzzle_means(found, measure, **where).values())
     return pm(*interval(means), 1) if means else ""
+
+
+def less_grpo(found: list[dict], **where) -> str:
+    """Effective rank under a kind of credit minus that under GRPO's, by puzzle: mean ± half of its 95% interval."""
+    other, grpo = (puzzle_means(found, "effective", **where | variant) for variant in ({}, {"variant": "GRPO"}))
+    differences = [other[puzzle] - grpo[puzzle] for puzzle in other if puzzle in grpo]
+    return pm(*interval(differences), 1) if differences else ""
 
 
 def tables_rank(found: list[dict]) -> list[Table]:
@@ -172,13 +194,15 @@ def tables_rank(found: list[dict]) -> list[Table]:
     by_measure = [[m] + [over_puzzles(found, measure, matrix=m, variant="GRPO", R=CONTROLS_AT)
                          for measure in ("effective", "stable", *ENERGIES)] for m in matrices]
     by_variant = [[v] + [over_puzzles(found, "effective", matrix=m, variant=v, R=CONTROLS_AT) for m in matrices]
-                  for v in variants]
+                  + [less_grpo(found, matrix=SHOWN[0], variant=v, R=CONTROLS_AT)] for v in variants]
     return [Table("Effective rank by group size", f"GRPO, rewards right or wrong. {note}",
                   ["matrix", *(f"R = {R}" for R in SIZES)], by_size),
             Table(f"Measures of rank, R = {CONTROLS_AT}", f"GRPO; stable rank; singular values for 90, 95, 99% of the "
                   f"energy. {note}", ["matrix", "effective rank", "stable rank", *ENERGIES], by_measure),
             Table(f"Effective rank under other credit, R = {CONTROLS_AT}",
-                  f"A* on the first {TRUTH_PUZZLES} puzzles. {note}", ["credit", *matrices], by_variant)]
+                  f"A* on the first {TRUTH_PUZZLES} puzzles; `ppo` with the reward that its critic was fitted to, "
+                  f"0.1 · format + success. Last column: difference on the same puzzles. {note}",
+                  ["credit", *matrices, f"{SHOWN[0]}, minus GRPO's"], by_variant)]
 
 
 def draw_ranks(tables: Path, file: Path) -> None:

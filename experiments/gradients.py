@@ -25,8 +25,8 @@ from torch import Tensor
 from experiments.correlation import ranks
 import grpo
 from countdown_task import FILLER, REASONING, Codec, Puzzle, generate_puzzles
-from critic import Critic
-from experiments.critic_quality import find_critic
+from critic import Critic, Importance
+from experiments.critic_quality import find_heads
 from experiments.gradient_noise import method_gradients, table_baseline, table_methods
 from experiments.gradient_rank import (CONTROLS_AT, SIZES, TRUTH_PUZZLES, by_success, draw_ranks, effective_rank,
                                        gram_spectrum, products, rank_rows, tables_rank)
@@ -49,10 +49,10 @@ MEASURES = ("abs(A log p)", "abs(A)·‖onehot - p‖", "abs(A)·‖grad log p�
 
 
 def sample_groups(model: Qwen2, codec: Codec, puzzles: list[Puzzle], answers: int, key: tuple[int, int],
-                  critic: Critic | None = None) -> TokenBatch:
-    """Responses to training puzzles; key: seed and step."""
+                  **heads: Critic | Importance) -> TokenBatch:
+    """Responses to training puzzles; key: seed and step; heads: critic and importance head, by name."""
     uniforms = grpo.draw_uniforms(*key, len(puzzles), answers, LIMIT)
-    return grpo.rollout(model, codec, puzzles, uniforms, key=key, reference=model, critic=critic)
+    return grpo.rollout(model, codec, puzzles, uniforms, key=key, reference=model, **heads)
 
 
 # -------------------------------------------------------------------------------------------- a token's gradient
@@ -293,14 +293,14 @@ def sampled_truth(model: Qwen2, codec: Codec, puzzles: list[Puzzle], batch: Toke
     return torch.zeros_like(batch.logprob).masked_scatter(batch.mask, torch.from_numpy(truth["a_star"]).float())
 
 
-def independent_batches(model: Qwen2, codec: Codec, critic: Critic, count: int,
+def independent_batches(model: Qwen2, codec: Codec, heads: dict, count: int,
                         seed: int) -> Iterator[tuple[list[Puzzle], TokenBatch]]:
     """Puzzles and responses of `count` batches: 8 answers to each of 6 puzzles that no other batch has."""
     puzzles = generate_puzzles(6 * count, "train", seed=seed + 1)
     progress = Progress("gradients of the methods", count)
     for i in range(count):
         asked = puzzles[6 * i : 6 * i + 6]
-        yield asked, sample_groups(model, codec, asked, 8, (seed, 1000 + i), critic)
+        yield asked, sample_groups(model, codec, asked, 8, (seed, 1000 + i), **heads)
         progress.show(i + 1)
 
 
@@ -310,8 +310,8 @@ def measure(args: argparse.Namespace) -> list[Table]:
     puzzles = generate_puzzles(args.questions, "train", seed=args.seed)
     check_lengths(model, codec, set(puzzles), Settings(model=args.model, max_new_tokens=LIMIT))
     args.out.mkdir(parents=True, exist_ok=True)
-    critic = find_critic(args.out, args.model, model, codec, args.critic_batches)
-    batch = by_success(sample_groups(model, codec, puzzles, max(SIZES), (args.seed, 0)))
+    heads = find_heads(args.out, args.model, model, codec, args.critic_batches)
+    batch = by_success(sample_groups(model, codec, puzzles, max(SIZES), (args.seed, 0), **heads))
     if not batch.advantage.any():
         raise ValueError("no puzzle got both right and wrong answers, so there is no gradient: ask more --questions, "
                          "or take a --model that solves some")
@@ -323,7 +323,7 @@ def measure(args: argparse.Namespace) -> list[Table]:
     norms = np.array([g.double().square().sum().item() for g in ones]).reshape(shape)
     success = batch.success.view(shape).numpy().astype(float)
     tables = [*tables_tokens(columns), table_phase1(columns), *tables_rank(found), table_baseline(success, norms)]
-    batches = independent_batches(model, codec, critic, args.batches, args.seed)
+    batches = independent_batches(model, codec, heads, args.batches, args.seed)
     tables.append(table_methods(method_gradients(model, codec, batches)))
     if args.run:
         tables.append(table_training(args.run, puzzles, CONTROLS_AT, args.seed))

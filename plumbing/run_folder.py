@@ -26,8 +26,9 @@ from plumbing.runs import read_final
 STATE, LOGS = "state.pt", ("metrics.csv", "samples.txt")
 UNNAMED = {"mitigation", "model", "data", "out", "seed", "steps", "device"}  # not among the flags in a folder's name
 COLUMNS = ["step", "reward", "success", "format", "length", "truncated", "entropy", "grad_norm", "loss",
-           "clip_fraction", "ratio_error", "kl", "zero_variance_groups", "tokens_sampled", "tokens_read",
-           "tokens_updated", "seconds", "tokens_per_second", "heldout_success", "heldout_stderr"]  # of metrics.csv
+           "clip_fraction", "clip_filler", "clip_reasoning", "clip_structure", "ratio_error", "ratio_spread", "kl",
+           "zero_variance_groups", "tokens_sampled", "tokens_read", "tokens_updated", "seconds", "tokens_per_second",
+           "heldout_success", "heldout_stderr"]  # of metrics.csv
 
 
 def default_folder(mitigation: str, seed: int, changed: dict) -> Path:
@@ -83,9 +84,14 @@ def copy_tokenizer(source: Path, target: Path) -> None:
 
 
 def append_row(run: Path, row: dict | None) -> None:
-    """Add a row to metrics.csv; None writes the header. A column that was not measured stays empty."""
-    with (run / "metrics.csv").open("a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS)
+    """Add a row to metrics.csv; None writes the header. A column that was not measured stays empty.
+
+    A run that an older version began keeps the columns it has.
+    """
+    with (run / "metrics.csv").open("a+", newline="", encoding="utf-8") as file:
+        file.seek(0)
+        columns = next(csv.reader(file), COLUMNS)  # after reading, writes still go to the end
+        writer = csv.DictWriter(file, columns, extrasaction="ignore")
         writer.writeheader() if row is None else writer.writerow(row)
 
 

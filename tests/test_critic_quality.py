@@ -14,7 +14,7 @@ from conftest import make_batch
 
 import grpo
 from countdown_task import split
-from critic import Critic
+from critic import Critic, Importance
 from experiments import critic_quality
 
 
@@ -72,10 +72,10 @@ def test_the_command(monkeypatch, capsys):
 def test_a_critic_is_fitted_once(codec, random_model, monkeypatch, tmp_path):
     """Guards against a second call that fits again, and against one beside the model that is ignored."""
     fitted, model = [], random_model.float()
-    monkeypatch.setattr(critic_quality, "fit", lambda *a: (fitted.append(a[2:]), (Critic(32), 0.0))[1])
+    monkeypatch.setattr(critic_quality, "fit", lambda *a: (fitted.append(a[2:]), (Critic(32), Importance(32), 0.0))[1])
     (tmp_path / "model").mkdir()
     for folder in ("model", "model", "elsewhere"):
-        critic_quality.find_critic(tmp_path / folder, str(tmp_path / "model"), model, codec, 7)
+        critic_quality.find_heads(tmp_path / folder, str(tmp_path / "model"), model, codec, 7)
     assert fitted == [(7, "reward")]
 
 

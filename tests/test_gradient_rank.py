@@ -2,6 +2,7 @@
 
 Run it:  python -m pytest tests/test_gradient_rank.py
 """
+import dataclasses
 import itertools
 import math
 import re
@@ -15,7 +16,7 @@ from tests.plain import plain_logprobs, plain_rows
 
 from countdown_task import Puzzle
 from experiments import gradient_rank
-from mitigations import reward_decomposition
+from mitigations import optimal_baseline, ppo, reward_decomposition
 from qwen2_model import causal_bias
 
 ASKED = [Puzzle((3, 4, 5), 8), Puzzle((11, 2, 7, 9), 30)]  # prompts of unequal length
@@ -38,7 +39,7 @@ def batch(codec, random_model, exact):
     positions = torch.arange(rows.shape[1]) - pad[:, None]
     with torch.no_grad():
         states = random_model.hidden(rows, positions.clamp(min=0), causal_bias(positions >= 0))[:, P - 1 : -1]
-    batch.ask = FakeQueries(hidden=states)
+    batch.ask = FakeQueries(hidden=states, values=torch.rand(batch.mask.shape) * batch.mask)
     return gradient_rank.by_success(batch)
 
 
@@ -110,6 +111,7 @@ def test_a_group_is_the_first_responses_to_its_puzzle(batch):
     assert group.advantage.tolist() == pytest.approx([-0.70696, -0.70696, 1.41391], abs=1e-4)
     assert (group.group.tolist(), group.numbers, group.target) == ([0, 0, 0], [(11, 2, 7, 9)], [30])
     assert torch.equal(group.ask.hidden, batch.ask.hidden[4:7])
+    assert torch.equal(group.ask.values, batch.ask.values[4:7])
     for name in ("tokens", "mask", "role", "format"):
         assert torch.equal(getattr(group, name), getattr(batch, name)[4:7])
 
@@ -133,6 +135,33 @@ def test_controls_by_hand(batch):
     assert torch.equal(found["a reward for each calculation"], reward_decomposition(group, stepwise=True))
     assert torch.equal(found["A*"], truth)
     assert "A*" not in gradient_rank.controls(group, None, rng)
+
+
+def test_other_baselines_and_methods_by_hand(batch, monkeypatch):
+    """Guards against a baseline of other responses or rewards, and a critic that expects another reward."""
+    monkeypatch.setattr(gradient_rank, "METHODS", ("optimal_baseline", "ppo"))
+    batch.format = torch.tensor([1.0, 0.1, 0, 1, 0, 0, 1, 0])
+    group = gradient_rank.group_of(batch, 0, 4)  # right, wrong, wrong, right
+    found = gradient_rank.controls(group, None, np.random.default_rng(0))
+    of_others = torch.tensor([1 - 1 / 3, -2 / 3, -2 / 3, 1 - 1 / 3])[:, None] * group.mask
+    torch.testing.assert_close(found["RLOO"], of_others.to(found["RLOO"]))
+    assert torch.equal(found["no baseline: credit r"], torch.tensor([1.0, 0, 0, 1])[:, None] * group.mask)
+    assert torch.equal(found["optimal_baseline"], optimal_baseline(group))
+    trained = torch.tensor([1.1, 0.01, 0, 1.1])  # the reward of training
+    torch.testing.assert_close(found["ppo"], ppo(dataclasses.replace(group, reward=trained)))
+    assert not torch.allclose(found["ppo"], ppo(group))
+
+
+def test_rank_ignores_the_scale_that_rloo_changes(batch, random_model, codec):
+    """Guards against a measure of rank that depends on the size of the credit."""
+    group = gradient_rank.group_of(batch, 0, 4)
+    credits = gradient_rank.controls(group, None, np.random.default_rng(0))
+    credits["GRPO"] = group.advantage[:, None] * group.mask
+    ranks = []
+    for name in ("GRPO", "RLOO"):
+        g = plain_gradients(random_model, codec.prompt(ASKED[0]), batch, slice(0, 4), credits[name])
+        ranks.append(gradient_rank.effective_rank(gradient_rank.gram_spectrum(gradient_rank.products(g, g))))
+    assert ranks[0] == pytest.approx(ranks[1], rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -169,6 +198,7 @@ def test_the_spectrum_of_a_gram_matrix():
 def test_the_tables_of_ranks_by_hand(monkeypatch):
     """Guards against layers counted as puzzles, and means over all sizes, kinds of credit or matrices."""
     monkeypatch.setattr(gradient_rank, "SIZES", (2, 8))
+    monkeypatch.setattr(gradient_rank, "SHOWN", ("rollouts",))
     effective = {("GRPO", 2, "rollouts"): [[1.5]], ("GRPO", 2, "q_proj"): [[math.nan]],  # by puzzle and layer
                  ("GRPO", 8, "rollouts"): [[2.0], [5.0]], ("GRPO", 8, "q_proj"): [[1.0, 3.0], [4.0, math.nan]],
                  ("random", 8, "rollouts"): [[6.0], [6.0]], ("random", 8, "q_proj"): [[7.0, 9.0], [8.0]]}
@@ -181,6 +211,7 @@ def test_the_tables_of_ranks_by_hand(monkeypatch):
     assert by_size.rows == [["rollouts", "1.5", "3.5 ± 19.1"], ["q_proj", "", "3.0 ± 12.7"]]  # 12.7: t with one degree
     assert by_measure.rows == [["rollouts", *(f"{x} ± 19.1" for x in (3.5, 4.5, 5.5, 6.5, 7.5))],
                                ["q_proj", *(f"{x} ± 12.7" for x in (3.0, 4.0, 5.0, 6.0, 7.0))]]
-    assert by_variant.header[1:] == ["rollouts", "q_proj"]
-    assert by_variant.rows == [["GRPO", "3.5 ± 19.1", "3.0 ± 12.7"], ["random", "6.0 ± 0.0", "8.0 ± 0.0"]]
+    assert by_variant.header[1:] == ["rollouts", "q_proj", "rollouts, minus GRPO's"]
+    assert by_variant.rows == [["GRPO", "3.5 ± 19.1", "3.0 ± 12.7", "0.0 ± 0.0"],
+                               ["random", "6.0 ± 0.0", "8.0 ± 0.0", "2.5 ± 19.1"]]  # 6 - 2, 6 - 5
     assert "up to 2 puzzles" in by_size.note

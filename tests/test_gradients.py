@@ -283,9 +283,9 @@ def test_the_whole_command(brief, tiny, monkeypatch, tmp_path):
     and a second call that gives other numbers."""
     calls, texts, figures, sample = [], [], [], gradients.sample_groups
 
-    def recorded(model, codec, puzzles, answers, key, critic=None):
+    def recorded(model, codec, puzzles, answers, key, **heads):
         calls.append((key, puzzles))
-        return sample(model, codec, puzzles, answers, key, critic)
+        return sample(model, codec, puzzles, answers, key, **heads)
 
     monkeypatch.setattr(gradients, "sample_groups", recorded)
     monkeypatch.setattr(plt, "close", figures.append)
@@ -317,8 +317,8 @@ def test_the_whole_command(brief, tiny, monkeypatch, tmp_path):
 def test_the_command_line_refuses_in_one_sentence(flags, named, monkeypatch, tmp_path):
     """Guards against a traceback, or minutes of work, before the user learns what is wrong."""
     (tmp_path / "unknown" / "checkpoints" / "step-000001").mkdir(parents=True)  # no config.json
-    monkeypatch.setattr(gradients, "find_critic", lambda *_: None)
-    monkeypatch.setattr(gradients, "sample_groups", lambda *_: make_batch([1] * 64, [0.0] * 64, [0] * 64))
+    monkeypatch.setattr(gradients, "find_heads", lambda *_: {})
+    monkeypatch.setattr(gradients, "sample_groups", lambda *_, **__: make_batch([1] * 64, [0.0] * 64, [0] * 64))
     flags = flags.format(empty=tmp_path / "empty", unknown=tmp_path / "unknown")
     monkeypatch.setattr(sys, "argv", ["gradients.py", *flags.split(), "--out", str(tmp_path / "out")])
     with pytest.raises(SystemExit) as stop:

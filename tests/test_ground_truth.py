@@ -256,7 +256,8 @@ def test_the_files_of_a_run(first_run):
     """Guards against columns that are missing or of another type, and against paths of this machine in them."""
     folder, truth = first_run
     N, names = len(truth["token"]), {name: dtype for dtype, names in COLUMNS.items() for name in names.split()}
-    assert {p.name for p in folder.iterdir()} == {"ground_truth.npz", "critic.safetensors", "scores.md", "scores.png"}
+    assert {p.name for p in folder.iterdir()} == {
+        "ground_truth.npz", "critic.safetensors", "importance.safetensors", "scores.md", "scores.png"}
     assert set(truth) == {*names, *"methods kinds credits piece prompts settings sampled complete".split()}
     for name, dtype in names.items():
         assert truth[name].dtype == np.dtype(dtype), name

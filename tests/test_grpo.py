@@ -239,6 +239,7 @@ def test_two_updates_equal_plain_autograd(architecture, tied, checkpointed, kl, 
     for p in reference.parameters():
         p.data += 0.02 * torch.randn_like(p)
     batch.ask.reference_logprob = plainly(reference, batch)
+    batch.role = (torch.arange(12)[:, None] + torch.arange(batch.mask.shape[1])) % 2
     used = batch.mask & ((credit != 0).any(1, keepdim=True) | (kl > 0))  # (B, T)
     losses, norms, ratios, divergences = [], [], [], []
     for _ in range(2):
@@ -263,10 +264,15 @@ def test_two_updates_equal_plain_autograd(architecture, tied, checkpointed, kl, 
     assert metrics == pytest.approx({
         "loss": statistics.mean(losses), "grad_norm": statistics.mean(norms),
         "clip_fraction": torch.cat(bound).double().mean().item(),
+        "clip_filler": torch.cat([b[batch.role[used] == 0] for b in bound]).double().mean().item(),
+        "clip_reasoning": torch.cat([b[batch.role[used] == 1] for b in bound]).double().mean().item(),
+        "clip_structure": None,
         "ratio_error": ratios[0].log().abs().mean().item(),
+        "ratio_spread": ratios[1].log().square().mean().sqrt().item(),
         "kl": statistics.mean(divergences) if kl else None,
         "tokens_updated": 2 * (used.sum().item() + sum(map(len, PROMPTS)))}, abs=1e-10)
     assert 0 < metrics["clip_fraction"] < 1
+    assert metrics["clip_filler"] != metrics["clip_reasoning"]
 
 
 @pytest.mark.parametrize("loss_norm", grpo.LOSS_NORMS)
@@ -322,8 +328,9 @@ def test_a_step_without_credit_has_no_gradient_and_says_so():
     batch, credit = step_by_hand(model)
     before = copy.deepcopy(model)
     metrics = take_update(model, batch, 0 * credit)
-    assert metrics == {"loss": 0, "clip_fraction": None, "ratio_error": None, "kl": None, "grad_norm": 0,
-                       "tokens_updated": 0}
+    empty = dict.fromkeys(("clip_fraction", "clip_filler", "clip_reasoning", "clip_structure", "ratio_error",
+                           "ratio_spread", "kl"))
+    assert metrics == empty | {"loss": 0, "grad_norm": 0, "tokens_updated": 0}
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before.parameters()))
 
 

@@ -280,6 +280,13 @@ def test_a_new_run_folder_holds_config_header_and_tokenizer(new):
     assert bytes_of(run) == before
 
 
+def test_a_run_keeps_the_columns_it_began_with(tmp_path):
+    """Guards against values under the wrong names when a run of an older version is resumed."""
+    (tmp_path / "metrics.csv").write_text("step,loss,kl\n0,,\n")
+    run_folder.append_row(tmp_path, {"step": 1, "clip_fraction": 0.5, "kl": 2.0})
+    assert (tmp_path / "metrics.csv").read_text().split() == ["step,loss,kl", "0,,", "1,,2.0"]
+
+
 def test_checkpoints_and_state_are_written_when_they_are_due(counted):
     run, s = counted
     assert run_folder.load_state(run)["step"] == 4

@@ -141,7 +141,7 @@ def test_metrics_agree_with_the_credit_log(finished):
             assert float(row[name]) == pytest.approx(value, rel=1e-4, abs=1e-6), name
         assert float(row["tokens_per_second"]) * float(row["seconds"]) == pytest.approx(len(log["token"]))
         assert float(row["ratio_error"]) < 1e-4
-        assert row["kl"] == ""
+        assert row["kl"] == row["ratio_spread"] == ""
     for row in (start, table[1], table[3]):
         p = float(row["heldout_success"])
         assert float(row["heldout_stderr"]) == pytest.approx((p * (1 - p) / 11) ** 0.5)  # 12 puzzles, solved or not
