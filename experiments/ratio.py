@@ -249,8 +249,9 @@ def main() -> None:
         found = measure(args)
     except (ValueError, OSError, FloatingPointError) as error:
         fail(str(error))
-    note = (f"Tokens with credit; means over {args.batches} batches of {Settings.questions * Settings.answers} "
-            "responses, ± half of a 95% interval (Student's t).")
+    note = (f"Tokens with credit, before each update on their batch, after {args.warm_up} steps of training; means "
+            f"over {args.batches} batches of {Settings.questions * Settings.answers} responses, ± half of a 95% "
+            "interval (Student's t).")
     text = "\n".join([summary(found), *map(str, tables_ratio(found, note))])
     (args.out / "ratio.md").write_text(text, encoding="utf-8")
     draw_ratio(args.out / "ratio.md", args.out / "ratio.png")
