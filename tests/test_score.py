@@ -125,7 +125,7 @@ def test_published_scores_come_out_again(published):
     for own, other in (("none", "GRPO"), ("random", "random (control)"), ("entropy_weighted", "entropy_weighted")):
         for found, written in zip(rows[f"{own} (yours)"], rows[other], strict=True):
             assert read_cell(found)[:3] == pytest.approx(read_cell(written)[:3], abs=0.0101, nan_ok=True), own
-    assert list(rows)[3:-1] == ["GRPO", "random (control)", "vineppo (best rank in response)", "noise ceiling"]
+    assert list(rows)[3:-1] == ["GRPO", "random (control)", "token_type (best rank in response)", "noise ceiling"]
 
 
 def test_rloo_by_hand(small):
@@ -181,7 +181,7 @@ def test_the_command_prints_the_table_and_draws_the_credit(small, folder, monkey
     assert title == "## Credit of outcome_conditional think_discount=0.0 advantage=rloo against A*"
     names = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")]
     assert names == ["method", "outcome_conditional (yours)", "RLOO", "GRPO", "random (control)",
-                     "vineppo (best rank in response)", "noise ceiling"]
+                     "token_type (best rank in response)", "noise ceiling"]
     expected = MITIGATIONS["outcome_conditional"](batch, think_discount=0.0)[batch.mask]
     assert drawn[0]["credit"] == pytest.approx(expected.numpy())
     assert {path.name for path in (folder / "out").iterdir()} == {"score-outcome_conditional.png"}
