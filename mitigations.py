@@ -1,4 +1,7 @@
-"""Credit functions: each one turns a TokenBatch into credit (B, T), the number that multiplies grad log pi(token).
+"""Credit functions: each one gives every token of a step its credit, the number that multiplies grad log pi(token).
+
+A function under @token_credit returns the credit itself, (B, T) for B responses of up to T tokens. A function under
+@reweighting returns weights, by which the response's advantage is multiplied.
 
 The original work, a study of credit in GRPO-Zero (github.com/Ja-Crispy/GRPO-Zero), called such a function a
 *mitigation* of GRPO, which gives every token of a response the same credit. Hence the flag --mitigation. A *method*, in
@@ -10,12 +13,12 @@ this file: its keyword arguments become command-line flags, the first line of it
 How this differs from the original work and from most published code:
 1. Weights carry no gradient and are computed on the whole step instead of a micro-batch. By default (--normalize) they
    average 1 in each response: a reweighting moves credit between the tokens of a response and changes nothing else.
-2. Where a credit function is undefined for a response (no answer, no calculation), that response gets plain GRPO.
+2. Where a credit function is undefined for a response, as for one without an answer, that response gets plain GRPO.
 3. Where a paper and its code disagree, we follow the paper, and the docstring says so.
 
 In the formulas, A is the response's advantage, L its length and r its reward; p is the token's probability, H the
-entropy of the distribution it was sampled from and V the expected reward before it; z is a z-score. For a reweighting
-the formula shows A * weight, before the weights are rescaled.
+entropy of the distribution it was sampled from and V the expected reward of the response, given the text before it; z
+is a z-score. For a reweighting the formula shows A * weight, before the weights are rescaled.
 
 Run it:  python train.py --mitigation outcome_conditional --think_discount 0.5
 """
@@ -45,14 +48,16 @@ class TokenBatch:
 
     `ask` runs the model again. Only the functions that use it pay for it, and each attribute is computed once a step:
     ask.hidden                       (B, T, D) last hidden state of the model, before it emits each token
-    ask.attention                    (B, T, T) [:, t, u]: how much the state that predicts token t attends to u < t
+    ask.attention                    (B, T, T) [:, t, u]: how much the state that predicts token t attends to u < t, in
+                                     the last layer, mean over its heads
     ask.values                       (B, T) the critic's estimate of the reward before each token, 0 on padding
-    ask.importance_weights           (B, T) how much a learned head looks at each token, sum 1 over a response
+    ask.importance_weights           (B, T) how much a small trained network (critic.py) looks at each token to predict
+                                     success; sum 1 over a response
     ask.reference_logprob            (B, T) log-probability of each token under the reference model
-    ask.logprob_without(rows, hide)  (R, T) log-probabilities of the R responses rows (R,), where the tokens hide (R, T)
-                                     bool are hidden from all later ones
-    ask.rollouts(cuts, k)            (B, T) where cuts (B, T) is True: mean reward of k continuations, sampled from the
-                                     text before the token; 0 elsewhere
+    ask.logprob_without(rows, hide)  (R, T) log-probabilities of responses rows (R,), repeats allowed, when no later
+                                     token can attend to those that hide (R, T) marks
+    ask.rollouts(cuts, k)            (B, T) at each True of cuts (B, T), the mean reward of k continuations, sampled
+                                     from the text before that token; 0 elsewhere
     ask.generator(name)              torch.Generator on the CPU, seeded by run, step and name
     """
 
@@ -61,19 +66,19 @@ class TokenBatch:
     logprob: Tensor  # (B, T) log pi(token), recorded while sampling
     entropy: Tensor  # (B, T) entropy of the sampling distribution, nats
     logit_grad: Tensor  # (B, T) ||onehot - p||, the size of the gradient of log pi in logit space
-    reward: Tensor  # (B,) 0.1 * format + success
+    reward: Tensor  # (B,) 0.1 * format + success, or a coin toss (--reward random)
     success: Tensor  # (B,) 1 where the answer is right, else 0
-    format: Tensor  # (B,) 0..1
+    format: Tensor  # (B,) how much of the requested layout it has, from 0 to 1
     ended: Tensor  # (B,) bool, False where the token limit cut the response off
     group: Tensor  # (B,) int64, index of the puzzle that the response answers
     numbers: list[tuple[int, ...]]  # per puzzle
     target: list[int]  # per puzzle
     advantage: Tensor  # (B,) one number per response, normalized within its group
-    role: Tensor  # (B, T) int8: FILLER, REASONING or STRUCTURE of countdown_task
-    in_answer: Tensor  # (B, T) bool, from the graded <answer> on
+    role: Tensor  # (B, T) int8: FILLER (prose), REASONING (arithmetic) or STRUCTURE (tags and the end token)
+    in_answer: Tensor  # (B, T) bool, from the last <answer> on, which is the graded one
     text: list[str]  # per response, decoded, end token removed
     spans: list[list[tuple[int, int]]]  # per response, the character span of each token in the text
-    calculations: list[list[CalculationSpan]]  # per response, the character spans of those written in the text
+    calculations: list[list[CalculationSpan]]  # per response, where each `a + b = result` stands in the text
     normalize: str  # how `reweight` rescales weights: one of NORMALIZATIONS
     ask: Any  # grpo.Queries, see above
 
@@ -89,9 +94,9 @@ def reweighting(function: Callable | None = None, *, name: str = "", needs: tupl
             return batch.mask.cumsum(1).clamp(min=1) ** -power
 
     Now `python train.py --mitigation early --power 1.0` trains with it. A function that uses batch.ask.values says so:
-    @reweighting(needs=("critic",)). It is "importance" for batch.ask.importance_weights, and "reference" for
-    batch.ask.reference_logprob. A functools.partial has no name of its own: reweighting(functools.partial(f, x=2),
-    name="f2").
+    @reweighting(needs=("critic",)); likewise "importance" for batch.ask.importance_weights and "reference" for
+    batch.ask.reference_logprob. Weights may be bool or int, and on any device. To register a function once more, with
+    other defaults: reweighting(functools.partial(f, x=2), name="f2").
     """
     return register(function, name, is_reweighting=True, from_advantage=True, needs=needs)
 
@@ -111,9 +116,8 @@ def reweight(batch: TokenBatch, weight: Tensor) -> Tensor:
 
     1. Weights that are all 0 don't say which token of a response matters: they become 1. So the response gets plain
        GRPO and does not drop out.
-    2. The weights are rescaled as batch.normalize says. response: those of each response average 1, which moves credit
-       within a response and can't change how responses compare. batch: they average 1 over all tokens of the step.
-       none: they stay as they are.
+    2. The weights are rescaled as batch.normalize says. response: those of each response average 1, so that its credit
+       still averages its advantage. batch: they average 1 over all tokens of the step. none: they stay as they are.
     """
     all_zero = ~weight.any(1, keepdim=True)  # (B, 1)
     scaled = torch.where(all_zero & batch.mask, 1.0, weight)  # (B, T)
@@ -125,7 +129,7 @@ def reweight(batch: TokenBatch, weight: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Method:
+class CreditFunction:
     """A registered credit function: called with a TokenBatch and hyper-parameters, it returns credit (B, T)."""
 
     name: str
@@ -173,7 +177,7 @@ class Method:
         return (inspect.getdoc(written) or "no docstring yet").splitlines()[0]
 
 
-MITIGATIONS: dict[str, Method] = {}  # by name, filled by the decorators
+MITIGATIONS: dict[str, CreditFunction] = {}  # by name, filled by the decorators
 
 
 def register(function: Callable | None, name: str, **properties) -> Callable:
@@ -181,18 +185,19 @@ def register(function: Callable | None, name: str, **properties) -> Callable:
     if function is None:  # the decorator has arguments, so Python hands over the function in a second call
         return functools.partial(register, name=name, **properties)
     written = getattr(function, "func", function)  # of a functools.partial
-    require(not isinstance(written, Method), "a decorated function can't be decorated again: pass its .function")
+    again = "a decorated function can't be decorated again: pass its .function"
+    require(not isinstance(written, CreditFunction), again)
     name = name or getattr(function, "__name__", "")
     require(name.isidentifier(), 'a credit function has no name: write reweighting(function, name="...")')
     require(name not in MITIGATIONS, f"there are two credit functions named {name}: rename one of them")
     require(set(properties["needs"]) <= set(PROVIDED),
             f'{name}: needs must be a tuple of some of {PROVIDED}, such as ("critic",), not {properties["needs"]!r}')
-    MITIGATIONS[name] = Method(name, function, **properties)
+    MITIGATIONS[name] = CreditFunction(name, function, **properties)
     return MITIGATIONS[name]
 
 
 def needs(name: str, hyper_parameters: dict) -> set[str]:
-    """What a run must provide for a method, of PROVIDED. `inverted` needs whatever the method --of needs."""
+    """What a run must provide for a method, of PROVIDED; for `inverted`, what the method it inverts needs."""
     method = MITIGATIONS[name]
     of = MITIGATIONS.get((method.parameters | hyper_parameters).get("of"))
     return {*method.needs, *(of.needs if of else ())}
@@ -202,6 +207,11 @@ def require(condition: bool | Tensor, message: str) -> None:
     """ValueError unless the condition holds."""
     if not condition:
         raise ValueError(message)
+
+
+def is_last_token(batch: TokenBatch) -> Tensor:
+    """True (B, T) at the last token of each response."""
+    return batch.mask & (batch.mask.cumsum(1) == batch.mask.sum(1, keepdim=True))
 
 
 def unit_mean(weight: Tensor, mask: Tensor) -> Tensor:
@@ -239,7 +249,7 @@ def outcome_conditional(batch: TokenBatch, think_discount: float = 0.5) -> Tenso
 def token_type(batch: TokenBatch, filler: float = 0.5, reasoning: float = 1.0, structure: float = 1.0) -> Tensor:
     """credit = A * (filler, reasoning or structure, by the token's role): tell prose from arithmetic (ours).
 
-    What the original work asks for in its conclusions: to distinguish filler from reasoning within the sections.
+    The original work asks for it in its conclusions: distinguish filler from reasoning within the sections.
     """
     weights = dict(zip(ROLES, (filler, reasoning, structure)))
     for role, weight in weights.items():
@@ -252,8 +262,8 @@ def inverse_logprob(batch: TokenBatch, epsilon: float = 0.1, detach: bool = True
     """credit = A / (|log p| + epsilon): make |credit * log p| about equal on all tokens (the original work).
 
     detach=False reproduces a bug of the original, which did not detach its weight. With l = log p, the gradient of
-    l / (|l| + epsilon) is epsilon / (|l| + epsilon)^2, and nearly all of it goes to tokens with p near 1. Add
-    --normalize none: the original did not rescale.
+    l / (|l| + epsilon) is epsilon / (|l| + epsilon)^2. That is the weight it trained with, and nearly all of it goes to
+    tokens with p near 1. Add --normalize none: the original did not rescale.
     """
     require(epsilon > 0, "--epsilon must be above 0")
     size = batch.logprob.abs() + epsilon  # (B, T)
@@ -282,7 +292,7 @@ def entropy_weighted(batch: TokenBatch, entropy_temp: float = 1.0) -> Tensor:
 def entropy_ratio(batch: TokenBatch) -> Tensor:
     """credit = A * H / mean H of the response: favour uncertain tokens in proportion (the original work).
 
-    Its first strategy, as written there. It calls that GTPO-style; `gtpo` is another formula.
+    The first of the strategies that it proposes, as written there. It calls that GTPO-style; `gtpo` differs.
     """
     return unit_mean(batch.entropy * batch.mask, batch.mask)
 
@@ -291,11 +301,12 @@ def entropy_ratio(batch: TokenBatch) -> Tensor:
 def entropy_masking(batch: TokenBatch, mask_percentile: float = 80.0) -> Tensor:
     """credit = A where H >= the mask_percentile-th percentile of the step, else 0: forking tokens only (2506.01939).
 
-    A forking token is one where the text could go several ways. The percentile is that of H over the step's tokens.
-    --normalize none is the paper's equation, which divides by the number of all tokens; batch is its code, which
-    divides by the number of kept ones, a fifth of them. (In paper and code, a response without a kept one drops out.)
+    A forking token is one where the text could go several ways. --normalize none is the paper's equation, which divides
+    the loss by the number of all tokens. --normalize batch is its code, which divides by the number of kept ones. (In
+    paper and code, a response without a kept one drops out.)
     """
     require(0 <= mask_percentile <= 100, "--mask_percentile must be between 0 and 100")
+    # double: where all H are equal, rounding in float32 may lift the percentile above all of them.
     threshold = batch.entropy[batch.mask].double().quantile(mask_percentile / 100)  # ()
     return batch.entropy >= threshold
 
@@ -309,7 +320,7 @@ def by_group(batch: TokenBatch, values: Tensor) -> Tensor:
 
 
 def has_variance(rewards: Tensor) -> Tensor:
-    """Which puzzles (Q,) have responses of unequal rewards (Q, G): the others have nothing to teach."""
+    """Which puzzles (Q, ...) have responses of unequal rewards (Q, G, ...): the others have nothing to teach."""
     return rewards.amax(1) > rewards.amin(1)
 
 
@@ -324,14 +335,18 @@ def z_score_in_group(rewards: Tensor) -> Tensor:
 def prefix_tree(batch: TokenBatch) -> Tensor:
     """credit = A / (responses of the group that share the prefix up to here): GRPO as a process reward (2509.21154).
 
-    A process reward is one for a part of a response. A prefix that n responses share occurs n times in the loss.
+    A process reward is one for a part of a response. A prefix that n responses share occurs n times in the loss;
+    divided by n, it counts once.
     """
     sharing = same_prefix(batch).sum(2).view_as(batch.mask)  # (B, T)
-    return batch.advantage[:, None] / sharing.clamp(min=1)
+    return quotient(batch.advantage[:, None], sharing)
 
 
 def same_prefix(batch: TokenBatch) -> Tensor:
-    """Whether two responses of a group are the same up to a token and including it: (Q, G, G, T), 1 or 0."""
+    """1 at [q, i, j, t] where responses i and j to puzzle q begin with the same tokens 0 to t, else 0: (Q, G, G, T).
+
+    A response is the same as itself, and from the end of the shorter one on none is.
+    """
     tokens, mask = by_group(batch, batch.tokens), by_group(batch, batch.mask)  # (Q, G, T) each
     same = (tokens[:, :, None] == tokens[:, None]) & mask[:, :, None] & mask[:, None]  # (Q, G, G, T)
     return same.int().cumprod(-1)
@@ -341,12 +356,14 @@ def same_prefix(batch: TokenBatch) -> Tensor:
 def tempo(batch: TokenBatch) -> Tensor:
     """credit = A + V_{t+1} - V_t, V the mean A of the group's responses that share the prefix: TEMPO (2509.18314).
 
-    V differs only where responses branch; elsewhere the credit is A. Before the first token V is the group's mean.
+    That is ((r - mean r) + V_{t+1} - V_t) / std r, with V a mean reward. V changes only where responses part; elsewhere
+    the credit is A.
     """
     same, A = same_prefix(batch), by_group(batch, batch.advantage)  # (Q, G, G, T), (Q, G)
-    value = torch.einsum("qijt,qj->qit", same.to(A), A) / same.sum(2).clamp(min=1)  # (Q, G, T) after each token
-    before = torch.cat((A.mean(1)[:, None, None].expand(-1, A.shape[1], 1), value[..., :-1]), dim=2)  # (Q, G, T)
-    return none(batch) + (value - before).view_as(batch.logprob)
+    after = quotient((same * A[:, None, :, None]).sum(2), same.sum(2))  # (Q, G, T) V_{t+1}
+    before = after.roll(1, dims=2)  # (Q, G, T) V_t
+    before[..., 0] = A.mean(1, keepdim=True)  # all responses share the empty prefix
+    return none(batch) + (after - before).view_as(batch.logprob)
 
 
 @token_credit
@@ -357,9 +374,9 @@ def optimal_baseline(batch: TokenBatch) -> Tensor:
     be its own reward, so we take the group mean instead. (In the code of verl, an RL library, the credit there is 0.)
     """
     r, mask = by_group(batch, batch.reward)[..., None], by_group(batch, batch.mask)  # (Q, G, 1), (Q, G, T)
-    energy = by_group(batch, batch.logit_grad.square().cumsum(1)) * mask  # (Q, G, T) W
-    total = energy.sum(1, keepdim=True)  # (Q, 1, T)
-    weighted_mean = quotient((r * energy).sum(1, keepdim=True), total)  # (Q, 1, T)
+    W = by_group(batch, batch.logit_grad.square().cumsum(1)) * mask  # (Q, G, T)
+    total = W.sum(1, keepdim=True)  # (Q, 1, T)
+    weighted_mean = quotient((r * W).sum(1, keepdim=True), total)  # (Q, 1, T)
     usable = (mask.sum(1, keepdim=True) > 1) & (total > 0)  # (Q, 1, T)
     baseline = torch.where(usable, weighted_mean, r.mean(1, keepdim=True))  # (Q, 1, T)
     unequal = has_variance(r)[..., None]  # (Q, 1, 1) the rest is rounding noise, which Adam would blow up
@@ -368,7 +385,7 @@ def optimal_baseline(batch: TokenBatch) -> Tensor:
 
 @token_credit(from_advantage=True)
 def gtpo(batch: TokenBatch, a1: float = 1.0, a2: float = 0.1, joint: bool = False) -> Tensor:
-    """credit = z(a1 + a2 R H / sum H) if right, z(-a1 - a2 W (1/H) / sum 1/H) if wrong: pay for entropy (2508.04349).
+    """credit = z(a1 + a2 R (H / sum H)) if right, z(-a1 - a2 W (1/H / sum 1/H)) if wrong: pay for entropy (2508.04349).
 
     The sums run over the R right, or the W wrong, responses of the group that have not ended before t. As published,
     right and wrong tokens are z-scored separately, so the credit of each side averages 0: *the outcome is lost*, and
@@ -401,7 +418,7 @@ def masked_z_score(values: Tensor, mask: Tensor) -> Tensor:
 
 @token_credit(from_advantage=True)
 def ktae(batch: TokenBatch) -> Tensor:
-    """credit = A + score of the token id: do responses of the group that contain it tend to be right (2505.16826).
+    """credit = A + a score of the token id: how much more often responses that contain it are right (2505.16826).
 
     The score is 0 for the end token, and in a group that is all right or all wrong.
     """
@@ -416,22 +433,17 @@ def ktae(batch: TokenBatch) -> Tensor:
     return credit
 
 
-def is_last_token(batch: TokenBatch) -> Tensor:
-    """True (B, T) at the last token of each response."""
-    return batch.mask & (batch.mask.cumsum(1) == batch.mask.sum(1, keepdim=True))
-
-
 def key_token_scores(tokens: Tensor, mask: Tensor, right: Tensor) -> Tensor:
     """KTAE's score (N,) in [-1, 1] of each of the N tokens of one group: tokens (G, T), mask (G, T), right (G,).
 
     A token id occurs in a right and b wrong responses. score = 2 sigmoid((F + IG) / 2 * x) - 1 with F = exp(-2 p) of
     Fisher's exact test (0 where p is 1), IG the information gain in bits. f is the frequency of the id among the right
-    and among the wrong responses, saturated as in BM25; the direction is x = Cohen's h + f_right / f_wrong - f_wrong /
-    f_right. All of these are the paper's choices.
+    and among the wrong responses, damped as in BM25, so that repeats count ever less. The direction is x = Cohen's h (a
+    difference of two proportions) + f_right / f_wrong - f_wrong / f_right. All of these are the paper's choices.
     """
     ids, index = tokens[mask].unique(return_inverse=True)  # (U,), (N,)
-    counts = torch.zeros(len(tokens), len(ids), dtype=torch.float64, device=tokens.device)  # (G, U)
-    counts.index_put_((mask.nonzero()[:, 0], index), counts.new_ones(()), accumulate=True)
+    # (G, U) how often each id occurs in each response
+    counts = ((tokens[:, :, None] == ids) & mask[:, :, None]).sum(1).double()
     a, b = ((counts[side] > 0).sum(0) for side in (right, ~right))  # (U,), (U,)
     R, W = int(right.sum()), int((~right).sum())
     p = fisher_p(R, W).to(tokens.device)[a, b]  # (U,)
@@ -445,6 +457,7 @@ def key_token_scores(tokens: Tensor, mask: Tensor, right: Tensor) -> Tensor:
     return (2 * (strength / 2 * x).sigmoid() - 1)[index].float()
 
 
+@functools.cache
 def fisher_p(R: int, W: int) -> Tensor:
     """Two-sided p (R + 1, W + 1) of Fisher's exact test: a of R right and b of W wrong responses contain a token.
 
@@ -475,7 +488,7 @@ def information_gain(a: Tensor, b: Tensor, R: int, W: int) -> Tensor:
 
 def calculation_masks(batch: TokenBatch, i: int) -> Tensor:
     """The tokens (S, T) bool of each of the S calculations written in response i."""
-    position = torch.from_numpy(anchors(batch.text[i], batch.spans[i]))  # (L,) the character that classifies each token
+    position = torch.from_numpy(anchors(batch.text[i], batch.spans[i]))  # (L,) each token's deciding character
     masks = torch.zeros(len(batch.calculations[i]), batch.mask.shape[1], dtype=torch.bool)  # (S, T)
     for row, span in zip(masks, batch.calculations[i]):
         row[: len(position)] = (position >= span.a[0]) & (position < span.result[1])
@@ -488,10 +501,14 @@ def reward_decomposition(batch: TokenBatch, weights: str = "0.1,0.3,1", stepwise
 
     --weights are a,b,c. Each reward is z-scored in its group by itself, then they are added. A_steps: the share of
     written calculations that are true and use available numbers, a process reward. With stepwise=True each
-    calculation's own verdict goes to its own tokens instead. A response without an answer or a calculation gets plain
-    GRPO. Without a calculation its share counts as 0 in its group. (The paper also normalizes the sum over the batch.)
+    calculation's own verdict, z-scored over all calculations of the group, goes to its own tokens instead. A response
+    without an answer or a calculation gets plain GRPO; in the z-score of its group the share of the latter counts as 0.
+    (The paper also normalizes the sum over the batch.)
     """
-    a, b, c = three_numbers("weights", weights)
+    try:
+        a, b, c = map(float, weights.split(","))
+    except ValueError:
+        raise ValueError("--weights must be three numbers, as in 0.1,0.3,1") from None
     verdicts = [torch.tensor(check_calculations(text, spans, batch.numbers[group]), dtype=torch.float32)
                 for text, spans, group in zip(batch.text, batch.calculations, batch.group.tolist())]  # B tensors (S,)
     share = torch.stack([v.mean() if len(v) else torch.tensor(0.0) for v in verdicts]).to(batch.reward.device)  # (B,)
@@ -502,16 +519,6 @@ def reward_decomposition(batch: TokenBatch, weights: str = "0.1,0.3,1", stepwise
     credit = a * format * (batch.role == STRUCTURE) + section  # (B, T)
     written = torch.tensor([len(v) > 0 for v in verdicts], device=share.device) & batch.in_answer.any(1)  # (B,)
     return torch.where(written[:, None], credit, none(batch))
-
-
-def three_numbers(flag: str, text: str) -> list[float]:
-    """Three finite numbers from text such as 0.1,0.3,1; ValueError for anything else."""
-    try:
-        numbers = [float(part) for part in text.split(",")]
-    except ValueError:
-        numbers = []
-    require(len(numbers) == 3 and all(map(math.isfinite, numbers)), f"--{flag} must be three numbers, as in 0.1,0.3,1")
-    return numbers
 
 
 def calculation_advantage(batch: TokenBatch, verdicts: list[Tensor]) -> Tensor:
@@ -530,28 +537,30 @@ def calculation_advantage(batch: TokenBatch, verdicts: list[Tensor]) -> Tensor:
 def regrade_ablation(batch: TokenBatch) -> Tensor:
     """credit = A * |r - r without it| on each calculation: grade the text again without it (the original work).
 
-    Its fifth strategy, as written. The reward looks at the answer and the tags only, so removing a calculation never
-    changes it: all weights are 0, and this is plain GRPO. What the strategy is after is in experiments/ground_truth.py:
-    how much a token changed the probability of success.
+    The fifth of its strategies, as written. The reward looks at the answer and the tags alone, so removing a
+    calculation from the thoughts never changes it: the weights are 0, and this is plain GRPO. What the strategy is
+    after, how much a token changed the probability of success, experiments/ground_truth.py measures.
     """
+    def grade(text: str, group: int) -> float:
+        return reward(text, batch.numbers[group], batch.target[group])["reward"]
+
     weight = torch.zeros_like(batch.logprob)  # (B, T)
     for i, (text, group) in enumerate(zip(batch.text, batch.group.tolist())):
-        whole, *without = (reward(t, batch.numbers[group], batch.target[group])["reward"] for t in (
-            text, *(text[: c.a[0]] + text[c.result[1] :] for c in batch.calculations[i])))
-        for tokens, r in zip(calculation_masks(batch, i), without):
-            weight[i, tokens] = abs(whole - r)
+        for tokens, c in zip(calculation_masks(batch, i), batch.calculations[i]):
+            weight[i, tokens] = abs(grade(text, group) - grade(text[: c.a[0]] + text[c.result[1] :], group))
     return weight
 
 
 @token_credit
 def first_error(batch: TokenBatch, alpha: float = 0.5, solver: bool = False) -> Tensor:
-    """credit = s_t - mean s of the group: in a wrong response s is alpha before its first error, then 0 (2601.18984).
+    """credit = s_t - mean s: s is 1 in a right response, alpha up to the first error of a wrong one (2601.18984).
 
-    In a right one s is 1. The mean is over responses, of each one's mean s. The paper asks a model where the first
-    error is. We know it, and need to know the task for that: it is the first calculation that is false or uses a number
-    that is not there; with solver=True the first operand, operator or result that loses the target, as in `5 - 3 = 2`
-    the 5 if no solution takes something from it. Otherwise it is the `<answer>`, without one the last token. (The paper
-    can also end the prefix that is rewarded some tokens early, so that it does not pay to inflate it.)
+    From the error on s is 0. The mean is over the responses of the group, of each one's mean s. The paper asks a model
+    where the first error is. Here the task tells: it is the first calculation that is false or uses a number that is
+    not there. With solver=True it is the first operand, operator or result after which no solution is left: in
+    `5 - 3 = 2` the 5, if no solution subtracts anything from it. If there is none, it is the `<answer>`, and without
+    one the last token. (The paper can also end the rewarded prefix some tokens early, so that inflating it does not
+    pay.)
     """
     require(0 <= alpha <= 1, "--alpha must be between 0 and 1")
     column = torch.arange(batch.mask.shape[1], device=batch.mask.device)  # (T,)
@@ -565,7 +574,7 @@ def first_error(batch: TokenBatch, alpha: float = 0.5, solver: bool = False) -> 
 def error_column(batch: TokenBatch, i: int, solver: bool) -> int:
     """The column where the first error of response i begins; see `first_error`."""
     text, written, group = batch.text[i], batch.calculations[i], batch.group[i]
-    numbers, answer = batch.numbers[group], text.find(ANSWER)
+    numbers, answer = batch.numbers[group], text.rfind(ANSWER)
     if solver:
         within_reach = reachability(text, written, numbers, batch.target[group])  # (S, 5) before and after each part
         starts = [part[0] for parts, row in zip(written, within_reach)
@@ -626,8 +635,8 @@ def vineppo(batch: TokenBatch, k: int = 9, fresh_start: bool = False, cuts: str 
 
     All tokens between two cuts get the same credit. V at the end is the reward. V at the start costs nothing: it is
     the mean reward of the group's other responses. fresh_start=True samples it as well. cuts="uncertain" is SPO-chain
-    (2505.23564): cuts come after every fifth *cutpoint*, a token with p below 90%, right before the next one. mask=True
-    gives credit to cutpoints alone, and divides the loss by their number. (The paper's code also z-scores the credit.)
+    (2505.23564): a cut comes before the 6th, 11th, 16th ... *cutpoint*, a token with p below 90%. mask=True gives
+    credit to cutpoints alone, and divides the loss by their number. (The paper's code also z-scores the credit.)
     """
     require(k >= 1, "--k must be at least 1: it is the number of continuations sampled at each cut")
     require(cuts in ("sentence", "uncertain"), "--cuts must be sentence or uncertain")
@@ -652,7 +661,8 @@ def fifths(cutpoint: Tensor) -> Tensor:
 
 def segment_credit(batch: TokenBatch, cuts: Tensor, k: int, fresh_start: bool) -> Tensor:
     """V at the end of each token's segment minus V at its start (B, T); cuts (B, T): where segments begin."""
-    cuts = cuts.index_fill(1, torch.tensor(0, device=cuts.device), fresh_start)  # (B, T)
+    cuts = cuts.clone()  # (B, T)
+    cuts[:, 0] = fresh_start
     sampled, rewards = batch.ask.rollouts(cuts, k), by_group(batch, batch.reward)  # (B, T), (Q, G)
     others = (rewards.sum(1, keepdim=True) - rewards) / (rewards.shape[1] - 1)  # (Q, G) mean reward
     start = sampled[:, :1] if fresh_start else others.view(-1, 1)  # (B, 1)
@@ -700,10 +710,10 @@ def next_value(batch: TokenBatch, value: Tensor) -> Tensor:
 def ppo(batch: TokenBatch, gae_lambda: float = 0.95, whiten: bool = False, gamma: float = 1.0) -> Tensor:
     """credit = sum_l (gamma gae_lambda)^l delta_{t+l}, delta_t = r_t + gamma V_{t+1} - V_t: PPO with GAE (1707.06347).
 
-    GAE is generalized advantage estimation (1506.02438). The reward comes at the last token. The value after it is 0,
-    also where the token limit cut the response off. gamma discounts per token. It is 1, because a right answer is
-    worth as much after a long derivation, and because the critic predicts the undiscounted reward. whiten=True rescales
-    credit to mean 0 and standard deviation 1 over the step.
+    GAE is generalized advantage estimation (1506.02438). r_t is the reward at the last token, 0 before. The value after
+    the last token is 0, also where the token limit cut the response off. gamma discounts per token. It is 1, because a
+    right answer is worth as much after a long derivation, and because the critic predicts the undiscounted reward.
+    whiten=True rescales credit to mean 0 and standard deviation 1 over the step.
     """
     require(0 <= gae_lambda <= 1, "--gae_lambda must be between 0 and 1")
     require(0 <= gamma <= 1, "--gamma must be between 0 and 1")
@@ -714,10 +724,7 @@ def ppo(batch: TokenBatch, gae_lambda: float = 0.95, whiten: bool = False, gamma
     for t in reversed(range(delta.shape[1])):
         later = delta[:, t] + gamma * gae_lambda * later
         credit[:, t] = later
-    if whiten:
-        inside = credit[batch.mask]  # (N,)
-        credit = (credit - inside.mean()) / (inside.std(correction=0) + 1e-4)
-    return credit
+    return masked_z_score(credit[None], batch.mask[None])[0] if whiten else credit
 
 
 @reweighting(needs=("critic",))
@@ -735,11 +742,11 @@ def value_change(batch: TokenBatch) -> Tensor:
 def learned_importance(batch: TokenBatch) -> Tensor:
     """credit = A * L * softmax(s), s a learned score: favour tokens that predict success (the original work).
 
-    Its second strategy: a small network beside the policy says which tokens are important. It leaves open what to train
-    that network on. Here the softmax pools the values that it gives the tokens into a prediction of the response's
-    success (1802.04712; see critic.py), and it scores a step before it learns from it. The original calls this
-    "lambda-GRPO", as three others are: a learned exponent on a response's length (2510.06870), `prefix_tree`
-    (2509.21154) and eligibility traces (2510.00194).
+    The second of its strategies: a small network beside the policy says which tokens are important. The original leaves
+    open what trains that network. Here it learns to predict the response's success from its hidden states, pooled by
+    the softmax (1802.04712; see critic.py), and it scores a step before it learns from it. The original calls this
+    lambda-GRPO. Three other methods go by that name: a learned exponent on a response's length (2510.06870),
+    `prefix_tree` (2509.21154) and eligibility traces (2510.00194).
     """
     return batch.ask.importance_weights * batch.mask.sum(1, keepdim=True)
 

@@ -15,7 +15,7 @@ import inspect
 import re
 from pathlib import Path
 
-from mitigations import MITIGATIONS, Method
+from mitigations import MITIGATIONS, CreditFunction
 from plumbing.progress import fail
 from plumbing.report import Table, read_table
 
@@ -58,7 +58,7 @@ def fill(match: re.Match) -> str:
     return f"{match.group().splitlines()[0]}\n{table}<!-- end -->"
 
 
-def describe(method: Method) -> str:
+def describe(method: CreditFunction) -> str:
     """The section of docs/methods.md about one credit function."""
     kind = "A reweighting" if method.is_reweighting else "Credit of its own"
     needs = f", which needs the {' and the '.join(method.needs)}" if method.needs else ""

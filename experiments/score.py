@@ -24,7 +24,7 @@ from countdown_task import Codec, Puzzle
 from critic import FILE, IMPORTANCE_FILE, Critic, Importance, load_critic, load_importance
 from experiments.credit_page import CAPTIONS, COLUMNS, draw, rank_responses, read_truth
 from experiments.truth_scores import CEILING, Score, cosine_of, credit_gradients, score, table_pooled, table_within
-from mitigations import MITIGATIONS, Method, TokenBatch, needs
+from mitigations import MITIGATIONS, CreditFunction, TokenBatch, needs
 from plumbing.flags import changed, methods_help, new_parser, parse_with
 from plumbing.progress import Progress, fail
 from plumbing.report import Table, read_cell, read_table
@@ -171,7 +171,7 @@ def load_batch(truth: dict, options: Options, required: set[str]) -> TokenBatch:
     return rebuild(truth, model, codec, **heads, advantage=options.advantage, normalize=options.normalize)
 
 
-def assign_credit(batch: TokenBatch, method: Method, hyper_parameters: dict) -> Tensor:
+def assign_credit(batch: TokenBatch, method: CreditFunction, hyper_parameters: dict) -> Tensor:
     """The credit (B, T) of the method."""
     print(f"credit of {method.name}: seconds where it runs the model, minutes where it samples", file=sys.stderr)
     with torch.no_grad():

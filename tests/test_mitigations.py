@@ -19,7 +19,7 @@ import mitigations
 from conftest import make_batch, make_written
 from countdown_task import FILLER, REASONING, STRUCTURE
 from grpo import group_advantage
-from mitigations import MITIGATIONS, Method, none, reweighting, token_credit
+from mitigations import MITIGATIONS, CreditFunction, none, reweighting, token_credit
 
 REWEIGHTINGS = (
     "outcome_conditional token_type inverse_logprob advantage_reweighting entropy_weighted entropy_ratio "
@@ -67,7 +67,7 @@ def early(batch, power: float = 1.0):
 def test_a_decorated_function_is_registered_with_its_signature_and_docstring(registry):
     """Guards against an idea that must be declared in a second place: 1, 1/2, 1/4 rescaled to mean 1."""
     method = reweighting(early)
-    assert registry["early"] == Method("early", early, is_reweighting=True, from_advantage=True, needs=())
+    assert registry["early"] == CreditFunction("early", early, is_reweighting=True, from_advantage=True, needs=())
     assert method.parameters == {"power": 1.0}
     assert method.summary == "credit = A / position^power: reward what comes early."
     batch = make_batch([3, 2], [11.0, -3.0])
@@ -83,12 +83,12 @@ def test_decorators_take_arguments(registry):
     def half_of_it(batch, *, share=0.5):
         return share * none(batch)
 
-    assert registry["half"] == Method("half", half_of_it.function, False, True, ("critic", "reference"))
+    assert registry["half"] == CreditFunction("half", half_of_it.function, False, True, ("critic", "reference"))
     assert half_of_it.summary == "no docstring yet"
     half_of_it.check_parameters()
     check(half_of_it(make_batch([2, 1], [4.0, -2.0])), [[2, 2], [-1]])
-    assert reweighting(needs=("critic",))(early) == Method("early", early, True, True, ("critic",))
-    assert token_credit(early, name="late") == Method("late", early, False, False, ())
+    assert reweighting(needs=("critic",))(early) == CreditFunction("early", early, True, True, ("critic",))
+    assert token_credit(early, name="late") == CreditFunction("late", early, False, False, ())
 
 
 def test_a_partial_works_like_any_other_function(registry):
@@ -177,7 +177,7 @@ def test_methods_say_what_they_are():
 def test_weights_are_rescaled_as_normalize_says(normalize, credit):
     """Guards against a mean over padding or the wrong axis. Weights that are all 0 in a response become 1 first."""
     batch, weights = make_batch([3, 2, 1], [2.0] * 3, normalize=normalize), grid([[1.0, 2.0, 3.0], [0.0, 0.0], [4.0]])
-    check(Method("given", lambda batch: weights, True, True, ())(batch), credit)
+    check(CreditFunction("given", lambda batch: weights, True, True, ())(batch), credit)
 
 
 # ------------------------------------------------------------------------------------ what every method has to do
@@ -321,7 +321,7 @@ def test_a_reweighting_conserves_the_total_credit_of_a_response(name, written):
     ("vineppo", "k", [0], [1]),
     ("vineppo", "cuts", ["line"], ["sentence", "uncertain"]),
     ("token_type", "filler", [-0.1, math.nan], [0.0]),
-    ("reward_decomposition", "weights", ["1,2", "1,2,x", "1,2,inf", ""], ["0,0,1"]),
+    ("reward_decomposition", "weights", ["1,2", "1,2,x", "1,2,3,4", ""], ["0,0,1"]),
     ("first_error", "alpha", [-0.1, 1.1], [0.0, 1.0]),
     ("ppo", "gamma", [-0.1, 1.1], [0.0, 1.0]),
     ("dpo", "beta", [0.0], [0.1]),
@@ -574,9 +574,9 @@ def test_removing_a_calculation_never_changes_the_reward(written):
     assert not mitigations.regrade_ablation.raw(written).any()
     odd = ["1+2=3</think>\n<answer>1+2=3</answer>", "<answer>1+2</answer> 1+2=3", "<answer>(1+2=3) 1+2</answer>"]
     assert not mitigations.regrade_ablation.raw(make_written([[text, ""] for text in odd], [1.0] * 3)).any()
-    # A calculation that hides the answer from the grader is the exception that shows the weight is computed.
-    broken = make_written([["</think>\n<answer>", "1 + 2 + 3", "</answer>", "7=1 * 1=1", ""]], [1.0])
-    assert mitigations.regrade_ablation.raw(broken).tolist() == [[0, 0, 0, 0, 0]]
+    # Outside the thoughts it may: without this one the format is 1 instead of 0.6, and a tenth of that counts.
+    between = make_written([["hm</think>", "1+2=3", "\n<answer>", "1+2", "</answer>", ""]], [1.0])
+    check(mitigations.regrade_ablation.raw(between), [[0, 0.04, 0, 0, 0, 0]])
 
 
 ERRORS = [  # numbers 3, 4, 5, target 8
