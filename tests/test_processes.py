@@ -48,22 +48,24 @@ def one_step(name: str) -> dict[str, torch.Tensor]:
     """
     settings, hyper_parameters = STEPS[name]
     s = Settings(**{"questions": 3, "answers": 4, "max_new_tokens": 90, "micro_batch": 3} | settings)
-    policy = train.load_policy(s, {"critic", "reference"})
-    model, codec, critic, start = policy
+    policy = train.load_policy(s, {"critic", "importance", "reference"})
+    model, codec, critic, importance, start = policy
     with torch.no_grad():  # let the start model differ, and the critic have an opinion
         start.model["norm"].weight.mul_(1.1)
-        critic.outer.weight.copy_(torch.linspace(-1, 1, 128))
+        critic.value.outer.weight.copy_(torch.linspace(-1, 1, 128))
     optimizer, puzzles = Optimizer(model, lr=0.0), generate_puzzles(20, "train")[: s.questions]
     batch = train.sample_and_grade(policy, puzzles, s, 1)
     credit = train.assign_credit(batch, s, hyper_parameters)
     critic.learn(batch.ask.hidden, batch.mask, batch.ask.values, batch.reward)
+    importance.learn(batch.ask.hidden, batch.mask, batch.success)
     metrics = grpo.update(model, optimizer, [codec.prompt(p) for p in puzzles], batch, credit, kl=s.kl,
                           max_new_tokens=s.max_new_tokens, micro_batch=s.micro_batch)
     T = batch.mask.any(0).sum()
     found = {key: getattr(batch, key)[:, :T] for key in ("tokens", "mask", "logprob", "entropy", "role")}
     found |= {"credit": credit[:, :T], "reward": batch.reward, "group": batch.group, "ended": batch.ended}
     found |= {f"metric {key}": torch.tensor(value or 0.0) for key, value in metrics.items()}
-    found |= {f"gradient {key}": w.grad for key, w in optimizer.master.items()} | {"critic": critic.inner.weight}
+    found |= {f"gradient {key}": w.grad for key, w in optimizer.master.items()} | {
+        "critic": critic.value.inner.weight, "importance": importance.value.inner.weight}
     hide = torch.arange(batch.mask.shape[1])[None] == 2  # (1, T), a single row for two processes
     found |= {"hidden": batch.ask.hidden[:, :T], "attention": batch.ask.attention[:, :T, :T],
               "without": batch.ask.logprob_without(torch.tensor([1]), hide)[:, :T]}
