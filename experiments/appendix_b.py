@@ -110,7 +110,7 @@ def load_groups(folders: list[Path]) -> list[Group]:
     order = list(dict.fromkeys(method_of(run.label) for run in runs))
     groups = sorted(group_runs(runs), key=lambda group: (order.index(method_of(group.label)), group.label))
     groups.sort(key=lambda group: group.baseline is not group)  # stable
-    if [group.baseline for group in groups] != groups[:1] * len(groups) or len(groups) == 1:
+    if len(groups) == 1 or any(group.baseline is not groups[0] for group in groups):
         raise ValueError("name runs of GRPO (none) and of other methods, with the same settings but for the method's")
     return groups
 
