@@ -43,7 +43,8 @@ def test_sizes_by_hand():
         "credit, first / last": 0.25, "contribution, first / last": 1, "gradient, first / last": 1,
         "as they logged, first / last": 4, "as they logged, filler and tags / reasoning": (1.75 / 3) / (3 / 2),
         "tokens, filler share": 0.4, "credit, filler share": 0.3, "credit, reasoning share": 0.3,
-        "credit, structure share": 0.4, "contribution, reasoning share": 2 / 3.5, "gradient, structure share": 0.5 / 2.75}
+        "credit, structure share": 0.4, "contribution, reasoning share": 2 / 3.5,
+        "gradient, structure share": 0.5 / 2.75}
     assert {name: figures[name] for name in expected} == pytest.approx(expected)
     assert math.isnan(figures["contribution, filler, 80-100%"])  # no such token
 
