@@ -10,8 +10,8 @@ Reads finished run folders with their credit logs, groups them by method and set
 with two pictures beside it. Any methods will do, if the runs of GRPO (`none`) are there and all took as many steps.
 
 Differences from the original's tables:
-1. The contribution, credit * log p, includes the method's weight. Their log stored advantage * log p, which a method
-   can't change but by what the model learns; that measure has columns of its own, called `as they logged`.
+1. The contribution, credit * log p, includes the method's weight. Their log stored advantage * log p, which shows
+   no weight and changes only with what the model learns; columns called `as they logged` hold that measure.
 2. Tags and the end token are a type of their own, `structure`. In their tables they are filler; where a column or row
    counts them as filler, it says so.
 3. Every figure is a mean over seeds with an interval.
@@ -34,7 +34,7 @@ FILE = "appendix-b"  # .md, and the two pictures -learning.png and -types.png
 MEASURES = ("credit", "contribution", "gradient", "as they logged")
 TAGGED = "filler and tags"  # what the original calls filler
 TYPES = dict(zip(ROLES, ([0], [1], [2]))) | {TAGGED: [0, 2], "all": [0, 1, 2]}  # the roles of each
-FIFTHS = {f"{20 * i}-{20 * i + 20}%": [i] for i in range(5)} | {"all": list(range(5))}
+FIFTHS = {f"{20 * i}-{20 * i + 20}%": [i] for i in range(5)}
 MEANS = "Mean over seeds ± half of its 95% interval (Student's t)."
 
 
@@ -61,7 +61,7 @@ def size_figures(log: dict[str, np.ndarray]) -> dict[str, float]:
     for measure in MEASURES:
         total = np.bincount(part, np.abs(log[measure]), 15).reshape(3, 5)
         mean = {(kind, fifth): ratio(total[np.ix_(roles, columns)].sum(), count[np.ix_(roles, columns)].sum())
-                for kind, roles in TYPES.items() for fifth, columns in FIFTHS.items()}
+                for kind, roles in TYPES.items() for fifth, columns in (FIFTHS | {"all": range(5)}).items()}
         figures |= {f"{measure}, {kind}, {fifth}": value for (kind, fifth), value in mean.items()}
         figures |= {f"{measure}, {role} share": ratio(total[i].sum(), total.sum()) for i, role in enumerate(ROLES)}
         figures[f"{measure}, {TAGGED} / reasoning"] = ratio(mean[TAGGED, "all"], mean["reasoning", "all"])
