@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.ticker import PercentFormatter
 
-from analyze import COLOURS, figure_cell, load_runs, read_log
+from analyze import COLOURS, figure_cell, load_runs, mean_size, method_name, read_log, training_time
 from countdown_task import ROLES
 from experiments.study_tables import name_of, points
 from plumbing.progress import fail
@@ -69,6 +69,20 @@ def size_figures(log: dict[str, np.ndarray]) -> dict[str, float]:
     return figures
 
 
+def quarter_figures(log: dict[str, np.ndarray]) -> dict[str, float]:
+    """Of one run, filler / reasoning by mean size in the first and in the last quarter of its steps.
+
+    A run that breaks gives filler less and less room and, while its responses all fail alike, no credit at all. A ratio
+    over the whole run compares the types at different times.
+    """
+    quarter, figures = bins(training_time(log), 4), {}  # (N,)
+    for measure in ("contribution", "gradient"):
+        for name, i in (("first quarter", 0), ("last quarter", 3)):
+            filler, reasoning = (mean_size(log, (quarter == i) & (log["role"] == role), measure)[0] for role in (0, 1))
+            figures[f"{measure}, {name}"] = ratio(filler, reasoning)
+    return figures
+
+
 def weight_figures(log: dict[str, np.ndarray]) -> dict[str, float]:
     """Of one run, the weights w = abs(credit) / its mean over the response, in responses that received credit.
 
@@ -97,7 +111,7 @@ def all_figures(folder: Path) -> dict[str, float]:
     """Everything that the tables here show of a run beyond analyze.summarize."""
     log = read_log(folder)
     log["as they logged"] = log["advantage"] * log["logprob"]
-    return size_figures(log) | weight_figures(log) | norm_figures(read_metrics(folder))
+    return size_figures(log) | quarter_figures(log) | weight_figures(log) | norm_figures(read_metrics(folder))
 
 
 def load_groups(folders: list[Path]) -> list[Group]:
@@ -177,9 +191,13 @@ def tables(groups: list[Group]) -> list[Table]:
     """All tables of the page."""
     shares = {f"{measure}, {role}": f"{measure}, {role} share"
               for measure in ("tokens", "credit", "contribution", "gradient") for role in ("filler", "reasoning")}
+    quarters = [f"{measure}, {when} quarter" for measure in ("contribution", "gradient") for when in ("first", "last")]
     return [
         table_learning(groups),
         *tables_summary(groups),
+        table_of("Filler / reasoning over training", "Ratio of mean sizes in the first and in the last quarter of the "
+                 f"steps. Where a run breaks, the types' tokens are not spread over it alike. {MEANS}", groups,
+                 {name: name for name in quarters}),
         table_of("Token-type distribution", "Shares of the tokens, and of the summed sizes of each measure, that are "
                  f"filler and reasoning; the rest is structure. {MEANS}", groups, shares),
         *(table_positions(groups, measure) for measure in ("contribution", "gradient")),
@@ -202,6 +220,11 @@ def tables(groups: list[Group]) -> list[Table]:
 # -------------------------------------------------------------------------------------------------- pictures
 
 
+def short_name(label: str) -> str:
+    """What a setting is called in a picture: its flags, without the method where it has flags."""
+    return label.partition(" ")[2] or method_name(label)
+
+
 def draw_learning(groups: list[Group], file: Path) -> None:
     """A panel per method with the learning curve of each of its settings, and GRPO's in grey."""
     baseline, methods = groups[0], dict.fromkeys(method_of(group.label) for group in groups[1:])
@@ -210,7 +233,7 @@ def draw_learning(groups: list[Group], file: Path) -> None:
         drawn = [baseline, *(group for group in groups[1:] if method_of(group.label) == method)]
         for i, group in enumerate(drawn):
             draw_curve(axis, group, i - len(drawn) // 2, PALETTE[(i - 1) % len(PALETTE)] if i else GREY)
-        axis.set(xlabel="step", title=method, ylim=(0, None))
+        axis.set(xlabel="step", title=method, ylim=(0, None), xticks=common_steps(drawn))
         axis.yaxis.set_major_formatter(PercentFormatter(1))
         axis.legend(fontsize=8)
     axes[0, 0].set_ylabel("held-out puzzles solved")
@@ -222,25 +245,23 @@ def draw_curve(axis: plt.Axes, group: Group, place: int, colour: str) -> None:
     curves = [row["curve"] for row in group.rows.values()]
     steps = np.array(common_steps([group]))  # (S,)
     mean, half = np.array([interval([curve[step] for curve in curves]) for step in steps]).T  # (S,) each
-    name = "GRPO" if group.label == "none" else group.label.partition(" ")[2] or group.label
     axis.errorbar(steps + 0.012 * np.ptp(steps) * place, mean, half, color=colour, marker="os^Dv"[place % 5], ms=4,
-                  capsize=2, lw=1.5, elinewidth=1, label=name)
+                  capsize=2, lw=1.5, elinewidth=1, label=short_name(group.label))
 
 
 def draw_types(groups: list[Group], file: Path) -> None:
     """Bars of the shares of filler, reasoning and structure in tokens, credit and gradient, a line per setting."""
-    measures = {"tokens": "tokens", "credit": "size of credit", "gradient": "size of gradient"}
-    figure, axes = new_figure(len(measures), 1, 1.0 + 0.3 * len(groups), sharey=True)
-    lines = np.arange(len(groups))
-    for axis, (measure, title) in zip(axes.flat, measures.items()):
+    measures, lines = ("tokens", "credit", "gradient"), np.arange(len(groups))
+    figure, axes = new_figure(len(measures), 1, 1.0 + 0.27 * len(groups), sharey=True)
+    for axis, measure in zip(axes.flat, measures):
         left = np.zeros(len(groups))
         for role in ("reasoning", "filler", "structure"):
             share = np.array([group.values(f"{measure}, {role} share").mean() for group in groups])
             axis.barh(lines, share, left=left, color=COLOURS[role], label=role, height=0.7)
             left += share
-        axis.set(title=f"share of {title}", xlim=(0, 1))
+        axis.set(title=f"Share of all {measure}", xlim=(0, 1))
         axis.xaxis.set_major_formatter(PercentFormatter(1))
-    axes[0, 0].set_yticks(lines, [name_of(group.label).strip("`") for group in groups], fontsize=9)
+    axes[0, 0].set_yticks(lines, [short_name(group.label) for group in groups])
     axes[0, 0].invert_yaxis()
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
     save_figure(figure, file)

@@ -49,6 +49,15 @@ def test_sizes_by_hand():
     assert math.isnan(figures["contribution, filler, 80-100%"])  # no such token
 
 
+def test_quarters_by_hand():
+    """Guards against a ratio of totals, and of another time: three responses, in steps 1, 2 and 8 of eight."""
+    log = make_log(2.0, 2.0, 1.0) | {"step": np.repeat([1, 2, 8], 5)}
+    log["gradient"][10] = 0  # filler of the last step
+    figures = appendix_b.quarter_figures(log)
+    assert figures == pytest.approx({"contribution, first quarter": 0.5, "contribution, last quarter": 0.5,
+                                     "gradient, first quarter": 0.8, "gradient, last quarter": 0.4})
+
+
 def test_weights_by_hand():
     """Guards against weights over the run, a response without credit that counts, and the sign of the advantage."""
     log = make_log(3.0, 0.0, -0.1)
