@@ -187,33 +187,37 @@ def table_positions(groups: list[Group], measure: str) -> Table:
                  ["method", "type", *FIFTHS], rows)
 
 
-def tables(groups: list[Group]) -> list[Table]:
-    """All tables of the page."""
+def tables_types(groups: list[Group]) -> list[Table]:
+    """Types against each other in two parts of the training, their shares, and their place in the response."""
+    quarters = [f"{measure}, {when} quarter" for measure in ("contribution", "gradient") for when in ("first", "last")]
     shares = {f"{measure}, {role}": f"{measure}, {role} share"
               for measure in ("tokens", "credit", "contribution", "gradient") for role in ("filler", "reasoning")}
-    quarters = [f"{measure}, {when} quarter" for measure in ("contribution", "gradient") for when in ("first", "last")]
     return [
-        table_learning(groups),
-        *tables_summary(groups),
         table_of("Filler / reasoning over training", "Ratio of mean sizes in the first and in the last quarter of the "
-                 f"steps. Where a run breaks, the types' tokens are not spread over it alike. {MEANS}", groups,
-                 {name: name for name in quarters}),
+                 "steps. A run that breaks does not write the types in the same proportion all the time, so its ratio "
+                 f"over all steps compares different times. {MEANS}", groups, {name: name for name in quarters}),
         table_of("Token-type distribution", "Shares of the tokens, and of the summed sizes of each measure, that are "
                  f"filler and reasoning; the rest is structure. {MEANS}", groups, shares),
         *(table_positions(groups, measure) for measure in ("contribution", "gradient")),
         table_of("Early and late", "Mean size over the first fifth of a response divided by that over the last. Below "
                  f"1, late tokens get more. {MEANS}", groups,
                  {measure: f"{measure}, first / last" for measure in MEASURES}),
+    ]
+
+
+def tables_weights(groups: list[Group]) -> list[Table]:
+    """How unequal the weights are, and the norm of the gradient that they lead to."""
+    weights = {name: name for name in ("largest weight", "largest of the run", "effective number")}
+    norms = {name: name for name in ("spread / mean", "first ten steps", "last ten steps")}
+    return [
         table_of("Weights", "A token's weight is the size of its credit over its response's mean. Largest weight: that "
                  "of a response, averaged over responses, then the largest of the run. Effective number: (sum w)^2 / "
                  "sum w^2, in tokens, and as a share of the response's length: 1 where all weights are equal. Only "
                  f"responses that received credit count. {MEANS}", groups,
-                 {name: name for name in ("largest weight", "largest of the run", "effective number")}
-                 | {"its share": "effective sample size"}),
+                 weights | {"its share": "effective sample size"}),
         table_of("Gradient norm", "Of the whole update, before clipping: mean over the steps of a run, standard "
                  f"deviation over its steps, and that as a multiple of the mean. {MEANS}", groups,
-                 {"mean": "gradient norm", "spread": "its spread"}
-                 | {name: name for name in ("spread / mean", "first ten steps", "last ten steps")}),
+                 {"mean": "gradient norm", "spread": "its spread"} | norms),
     ]
 
 
@@ -273,7 +277,8 @@ def draw_types(groups: list[Group], file: Path) -> None:
 def write_page(folders: list[Path], out: Path) -> None:
     """Print all tables; write them, and the pictures beside them."""
     groups = load_groups(folders)
-    text = "# Appendix B and experiments 1 and 2\n\n" + "\n".join(map(str, tables(groups)))
+    tables = [table_learning(groups), *tables_summary(groups), *tables_types(groups), *tables_weights(groups)]
+    text = "# Appendix B and experiments 1 and 2\n\n" + "\n".join(map(str, tables))
     out.mkdir(parents=True, exist_ok=True)
     (out / f"{FILE}.md").write_text(text, encoding="utf-8")
     draw_learning(groups, out / f"{FILE}-learning.png")
