@@ -147,8 +147,10 @@ def test_pictures_show_the_tables(study, tmp_path, monkeypatch):
     ends = {bars.get_label(): bars.lines[0].get_ydata()[-1] for bars in panel.containers}
     assert ends == pytest.approx({"GRPO": 0.75, "x=0.5": 0.3, "x=0.75": 0.55})
     widths = {bars.get_label(): [bar.get_width() for bar in bars] for bars in credit.containers}
+    ends = {bars.get_label(): [bar.get_x() + bar.get_width() for bar in bars] for bars in credit.containers}
     assert widths["filler"] == pytest.approx([0.4, 2.25 / 4.75, 2.5 / 5.5])
     assert widths["structure"] == pytest.approx([0.2, 2 / 4.75, 2 / 5.5])
+    assert ends["structure"] == pytest.approx([1, 1, 1])
 
 
 @pytest.mark.parametrize("spoil, said", [
