@@ -356,8 +356,8 @@ def same_prefix(batch: TokenBatch) -> Tensor:
 def tempo(batch: TokenBatch) -> Tensor:
     """credit = A + V_{t+1} - V_t, V the mean A of the group's responses that share the prefix: TEMPO (2509.18314).
 
-    That is ((r - mean r) + V_{t+1} - V_t) / std r, with V a mean reward. V changes only where responses part; elsewhere
-    the credit is A.
+    That is ((r - mean r) + V_{t+1} - V_t) / std r, with V a mean reward, as in the authors' code (whose std is the
+    unbiased one). V changes only where responses part; elsewhere the credit is A.
     """
     same, A = same_prefix(batch), by_group(batch, batch.advantage)  # (Q, G, G, T), (Q, G)
     after = quotient((same * A[:, None, :, None]).sum(2), same.sum(2))  # (Q, G, T) V_{t+1}
@@ -560,7 +560,7 @@ def first_error(batch: TokenBatch, alpha: float = 0.5, solver: bool = False) -> 
     not there. With solver=True it is the first operand, operator or result after which no solution is left: in
     `5 - 3 = 2` the 5, if no solution subtracts anything from it. If there is none, it is the `<answer>`, and without
     one the last token. (The paper can also end the rewarded prefix some tokens early, so that inflating it does not
-    pay.)
+    pay. Written from its abstract and from a summary of its equations.)
     """
     require(0 <= alpha <= 1, "--alpha must be between 0 and 1")
     column = torch.arange(batch.mask.shape[1], device=batch.mask.device)  # (T,)

@@ -50,6 +50,12 @@ CONFIG = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1024, "rms_norm_eps": 1e-6,
     "rope_theta": 10000.0, "tie_word_embeddings": True, "hidden_act": "silu", "use_sliding_window": False,
 }
+SIZES = {  # what differs from CONFIG
+    "small": {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 3, "num_attention_heads": 2,
+              "num_key_value_heads": 1},  # 0.2 million parameters
+    "tiny": {},  # 0.9, the bundled model
+    "large": {"hidden_size": 256, "intermediate_size": 832, "num_attention_heads": 8, "num_key_value_heads": 4},  # 3.5
+}
 PAD, END = "<|endoftext|>", "<|im_end|>"
 TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "pad_token": PAD}
 
@@ -133,9 +139,9 @@ def batches(codec: Codec, puzzles: list[Puzzle], steps: int, seed: int) -> Itera
         yield tokens, mask
 
 
-def new_model(vocabulary: int) -> Qwen2:
+def new_model(vocabulary: int, size: str = "tiny") -> Qwen2:
     """A Qwen2 with random matrices of the usual scale: 0.02 for the embedding, 1 / sqrt(inputs) for the others."""
-    model = Qwen2(read_config(CONFIG | {"vocab_size": vocabulary}))
+    model = Qwen2(read_config(CONFIG | SIZES[size] | {"vocab_size": vocabulary}))
     for name, p in model.named_parameters():
         if p.dim() == 2:
             torch.nn.init.normal_(p, std=0.02 if "embed" in name else p.shape[1] ** -0.5)
@@ -178,7 +184,7 @@ def report(folder: Path, count: int = 1024) -> None:
               f"| {format.mean():.1%} | {length:.1f} |", flush=True)
 
 
-def build(out: Path, steps: int, seed: int) -> None:
+def build(out: Path, steps: int, seed: int, size: str) -> None:
     """Train a tokenizer on demonstrations, then a model, and write both to a new model folder."""
     puzzles = [p for p in universe() if split(p) == "train"]
     out.mkdir(parents=True)
@@ -189,7 +195,7 @@ def build(out: Path, steps: int, seed: int) -> None:
     (out / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG) + "\n")
     codec = Codec(out)
     torch.manual_seed(seed)
-    model = new_model(codec.size)
+    model = new_model(codec.size, size)
     print(f"{codec.size} tokens, {sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
     imitate(model, batches(codec, puzzles, steps, seed), steps)
     save_model(model.bfloat16(), out)  # half the size; train.py loads it in float32
@@ -200,6 +206,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Make a model like the bundled one.")
     parser.add_argument("--out", type=Path, default="models/rebuilt", help="new model folder (default models/rebuilt)")
     parser.add_argument("--steps", type=int, default=5000, help=f"batches of {BATCH} demonstrations (default 5000)")
+    parser.add_argument("--size", choices=list(SIZES), default="tiny", help="of the model (default tiny)")
     parser.add_argument("--seed", type=int, default=0, help="of weights and demonstrations (default 0)")
     parser.add_argument("--report", type=Path, help="only report on the model in this folder")
     args = parser.parse_args()
@@ -209,7 +216,7 @@ def main() -> None:
                 raise ValueError(f"{args.out} exists: remove it, or choose another --out")
             if args.steps < 1:
                 raise ValueError("--steps must be at least 1")
-            build(args.out, args.steps, args.seed)
+            build(args.out, args.steps, args.seed, args.size)
         report(args.report or args.out)
     except (ValueError, OSError) as error:
         fail(str(error))
