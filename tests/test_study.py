@@ -49,17 +49,18 @@ def test_every_command_is_accepted_and_names_a_folder_of_its_own():
 
 
 def test_the_list_has_every_method_in_rounds_and_only_what_is_asked_for():
-    """Guards against a method left out, an order in which an interrupted study has seeds of a few methods only, a new
-    default beside which the old rates are something else, and runs that nobody asked for."""
+    """Guards against a method left out, an order in which an interrupted study has seeds of a few methods only, and runs
+    that nobody asked for."""
     tested = [name for name in MITIGATIONS if name != "regrade_ablation"]  # the same as `none`, by construction
-    for level in study.LEVELS:
-        listed = experiments(["main"], [level])
-        assert [(e.seed, e.flags.split()[0]) for e in listed] == list(itertools.product(range(5), tested))
-    rates = [float(e.flags.split(" --lr ")[1]) for e in experiments(["rates"]) if e.seed == 0]
-    assert rates == [factor * study.values_of("")["lr"] for _ in tested for factor in (0.5, 2)]
-    names = [e.name for e in experiments(["sweeps", "rloo"], ["easy"], ["none", "entropy_weighted"])]
-    assert names == [f"easy/none-advantage-rloo-seed{seed}" for seed in range(5)] + [
-        f"easy/entropy_weighted-entropy_temp-{temp}-seed{seed}" for seed in range(3) for temp in (0.5, 2.0)]
+    listed = [(e.seed, e.flags.split()[0]) for e in experiments(["main"], ["easy"]) if e.flags != study.RLOO]
+    assert listed[: 5 * len(tested)] == list(itertools.product(range(5), tested))
+    for level, seeds in (("easy", 10), ("hard", 5)):
+        ahead = [(e.seed, e.flags) for e in experiments(["main"], [level]) if e.flags in study.AHEAD]
+        assert len(set(ahead)) == len(ahead) == 10 * len(study.AHEAD) - 5 * (level == "hard")
+        assert {seed for seed, flags in ahead if flags == "vineppo --k 3"} == set(range(seeds))
+    names = [e.name for e in experiments(["sweeps", "forms"], ["easy"], ["outcome_conditional", "first_error"])]
+    assert names == [f"easy/first_error-solver-true-seed{seed}" for seed in range(5)] + [
+        f"easy/outcome_conditional-think_discount-{x}-seed{seed}" for seed in range(3) for x in (0.25, 0.75, 1.0)]
 
 
 def ways(pool):
@@ -362,9 +363,9 @@ def test_the_list_is_what_is_left(place, call, capsys):
     call("--list --parts main --levels easy")
     lines = capsys.readouterr().out.splitlines()
     assert lines == [f"python train.py --resume {listed[1].folder}"] + [e.command for e in listed[3:]]
-    call("--list --parts main --levels hard --methods none")
+    call("--list --parts main --levels hard --methods optimal_baseline")
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 5 and all("--data runs/study-2/hard.jsonl" in line for line in lines) and study.HARD.is_file()
+    assert len(lines) == 10 and all("--data runs/study-2/hard.jsonl" in line for line in lines) and study.HARD.is_file()
     work = study.Study(listed, 1, 1, False)
     write_csv([a_row(e.name) for e in listed], study.RESULTS)
     call("--list --parts main --levels easy")
