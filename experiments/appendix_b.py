@@ -24,9 +24,10 @@ from matplotlib.ticker import PercentFormatter
 
 from analyze import COLOURS, figure_cell, load_runs, mean_size, method_name, read_log, training_time
 from countdown_task import ROLES
-from experiments.study_tables import name_of, points
+from experiments.study_budget import name_of
 from plumbing.progress import fail
-from plumbing.report import GREY, PALETTE, Table, bins, interval, new_figure, plt, ratio, save_figure, t_estimate
+from plumbing.report import (GREY, PALETTE, Table, bins, interval, new_figure, plt, points, ratio, save_figure,
+                             t_estimate)
 from plumbing.runs import Group, group_runs, read_config, read_final, read_metrics, unequal_steps
 
 RESULTS = Path("results")

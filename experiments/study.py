@@ -33,7 +33,7 @@ from typing import Iterator, NamedTuple
 import numpy as np
 
 import train
-from analyze import summarize
+from analyze import COSTS, summarize
 from countdown_task import solutions, universe
 from experiments.study_tables import read_rows, write_study
 from mitigations import MITIGATIONS
@@ -67,11 +67,17 @@ PROCESS = ("reward_decomposition --stepwise true", *(f"reward_decomposition --we
     "0,0,1", "0,0.3,1", "0.1,0,1", "0.1,0.1,1", "0.1,1,1")))  # which of its three rewards does the damage?
 SWEEPS = (*(f"outcome_conditional --think_discount {x}" for x in (0.25, 0.75, 1.0)),  # beside the default of each
           *(f"inverse_logprob --epsilon {x}" for x in (0.01, 0.5)))
+BUDGETS = {  # GRPO and RLOO for the cost of `vineppo --k 3`, with more responses or with more steps
+    level: tuple(f"{name} --{flag}" for flag in flags for name in ("none", RLOO))
+    for level, flags in {"easy": ("answers 38", "steps 480"), "hard": ("answers 46", "steps 580")}.items()}
 UPDATES = tuple(f"{name} --updates_per_batch {n}{clip}" for name in ("none", "entropy_masking", "ppo") for n in (2, 4)
                 for clip in ("", " --clip_high 0.28"))
 PARTS = {  # level, methods with their flags, seeds
     "main": [("easy", (*METHODS, RLOO), range(5)), ("easy", AHEAD, range(5, 10)), ("hard", AHEAD, range(5)),
              ("hard", AHEAD[:-1], range(5, 10))],
+    "budget": [("easy", BUDGETS["easy"], range(10)), ("hard", BUDGETS["hard"], range(3)),
+               ("easy", (f"{RLOO} --answers 83",), range(5)),  # as many sampled tokens as vineppo
+               ("easy", (f"{RLOO} --answers 10",), range(5))],  # the cost of ppo
     "forms": [("easy", FORMS, range(5))],
     "process": [("easy", PROCESS, range(3))],
     "sweeps": [("easy", SWEEPS, range(3))],
@@ -171,15 +177,24 @@ def make_row(e: Experiment) -> dict:
             raise ValueError(f"{e.folder} is a run with another --{name} than the study's: move it away")
     defaults = values_of(f"--mitigation {settings['mitigation']}")
     of_level = {word[2:] for word in LEVELS[e.level].split() if word.startswith("--")}
-    shared = {key: value for key, value in settings.items() if key not in NO_DIFFERENCE | {"model"} | of_level}
+    shared = {key: value for key, value in settings.items()
+              if key == "steps" or key not in NO_DIFFERENCE | {"model"} | of_level}
     changed = changes(method | {"normalize": settings["normalize"]}, defaults)
-    figures = summarize(e.folder)
-    curve = " ".join(f"{step:.0f}:{success:.6g}" for step, success in figures.pop("curve").items())
-    figures["seconds"] = np.nansum(read_metrics(e.folder)["seconds"])  # of all steps, without evaluation
+    figures, metrics = summarize(e.folder), read_metrics(e.folder)
+    curve, spent = figures.pop("curve"), weighted_tokens(metrics)
+    by_step = {"curve": curve, "spent": {step: spent[step] for step in curve}}
+    figures["seconds"] = np.nansum(metrics["seconds"])  # of all steps, without evaluation
     return {"run": e.name, "version": VERSION, "part": e.part, "level": e.level,
             "method": f"{settings['mitigation']} {changed}".strip(), "setting": changes(shared, defaults),
             "seed": e.seed, "command": config["command"],
-            **{key: f"{value:.6g}" for key, value in figures.items()}, "curve": curve}
+            **{key: f"{value:.6g}" for key, value in figures.items()},
+            **{key: " ".join(f"{step:.0f}:{x:.6g}" for step, x in values.items()) for key, values in by_step.items()}}
+
+
+def weighted_tokens(metrics: dict[str, np.ndarray]) -> dict[float, float]:
+    """The cost of a run up to each step: its tokens through the model, weighted as analyze.COSTS says."""
+    cost = sum(weight * metrics[name] for name, weight in COSTS.items())  # (steps + 1,) NaN at the start
+    return dict(zip(metrics["step"], np.nancumsum(cost)))
 
 
 def done_runs() -> dict[str, dict]:

@@ -16,12 +16,14 @@ import numpy as np
 
 from analyze import COSTS, DIFFERENCES, JUDGED, NAMES, RLOO, draw_curves, draw_forest, figure_cell, record
 from experiments.correlation import spearman, without_two
+from experiments.study_budget import draw_budget, name_of, table_budget
 from experiments.study_scores import (MEASURED, SCORES, Scores, draw_truth, read_published, read_scores, score_of,
                                       table_truth)
-from plumbing.report import Estimate, Table, cell, holm, mean_height, pm, t_estimate, t_quantile, welch
+from plumbing.report import Estimate, Table, cell, holm, mean_height, points, t_estimate, t_quantile, welch
 from plumbing.runs import Group, Run, group_runs
 
 ABOUT = ("run", "version", "part", "level", "method", "setting", "seed", "command")  # columns of rows that hold text
+BY_STEP = ("curve", "spent")  # held-out success, and weighted tokens so far, as `step:value` pairs
 TOKENS, TIMES = "costs.csv", "benchmark.csv"  # of experiments/costs.py and tests/benchmark.py: what a step costs
 LEARNED = DIFFERENCES[:2]
 
@@ -46,10 +48,10 @@ def read_rows(file: Path) -> list[dict[str, str]]:
 
 def to_run(row: dict[str, str]) -> Run:
     """A row of results/runs.csv as a run to compare."""
-    figures = {name: float(text or "nan") for name, text in row.items() if name not in (*ABOUT, "curve")}
-    curve = dict(map(float, point.split(":")) for point in row["curve"].split())
+    figures = {name: float(text or "nan") for name, text in row.items() if name not in (*ABOUT, *BY_STEP)}
+    by_step = {name: dict(map(float, point.split(":")) for point in (row.get(name) or "").split()) for name in BY_STEP}
     label = f"{row['method']} {row['setting']}".strip()
-    return Run(row["run"], label, row["setting"], row["method"] == "none", int(row["seed"]), figures | {"curve": curve})
+    return Run(row["run"], label, row["setting"], row["method"] == "none", int(row["seed"]), figures | by_step)
 
 
 def read_times(file: Path) -> dict[str, float]:
@@ -67,16 +69,6 @@ def read_costs(file: Path) -> dict[str, dict[str, float]]:
         by_method[row["method"]] = by_method.get(row["method"], 0) + sum(w * float(row[n]) for n, w in COSTS.items())
     return {level: {method: n / by_method["none"] for method, n in by_method.items()}
             for level, by_method in tokens.items()}
-
-
-def name_of(label: str) -> str:
-    """What a method is called in a table."""
-    return NAMES.get(label, f"`{label}`")
-
-
-def points(e: Estimate) -> str:
-    """A share in percent, or a difference in points, ± half of its interval."""
-    return pm(100 * e.value, 100 * (e.high - e.value), 1)
 
 
 def is_below(e: Estimate) -> bool:
@@ -338,6 +330,10 @@ def write_study(file: Path) -> None:
             again = {run.label for run in parts["fresh"]}
             both = group_runs([run for run in parts["main"] if run.label in again] + parts["fresh"])
             tables.append(table_cost(f"{level}, with fresh seeds", both, costs.get(level, {}), times))
+        if all(row["spent"] for group in groups for row in group.rows.values()):  # version 1 did not record it
+            spending = group_runs(parts["main"] + parts.get("budget", []))
+            tables.append(table_budget(level, spending))
+            draw_budget(spending, file.parent / f"{level}-budget.png")
         draw_forest(groups, file.parent / f"{level}-forest.png", f", {level} puzzles")
         draw_curves(groups, file.parent / f"{level}-learning.png", f", {level} puzzles")
         draw_truth(scored, scores, file.parent / f"{level}-truth.png")

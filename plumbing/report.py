@@ -163,6 +163,11 @@ def pm(mean: float, error: float, digits: int = 3) -> str:
     return f"{text} ± {error:.{digits}f}" if np.isfinite(error) else text
 
 
+def points(e: Estimate) -> str:
+    """A share in percent, or a difference in points, ± half of its interval."""
+    return pm(100 * e.value, 100 * (e.high - e.value), 1)
+
+
 def cell(e: Estimate, digits: int = 2) -> str:
     """An estimate as `value (low to high)`; empty where there is no value."""
     ends = f" ({e.low:.{digits}f} to {e.high:.{digits}f})" if np.isfinite(e.low) else ""

@@ -49,8 +49,8 @@ def test_every_command_is_accepted_and_names_a_folder_of_its_own():
 
 
 def test_the_list_has_every_method_in_rounds_and_only_what_is_asked_for():
-    """Guards against a method left out, an order in which an interrupted study has seeds of a few methods only, and runs
-    that nobody asked for."""
+    """Guards against a method left out, an order in which an interrupted study has seeds of a few methods only, and
+    runs that nobody asked for."""
     tested = [name for name in MITIGATIONS if name != "regrade_ablation"]  # the same as `none`, by construction
     listed = [(e.seed, e.flags.split()[0]) for e in experiments(["main"], ["easy"]) if e.flags != study.RLOO]
     assert listed[: 5 * len(tested)] == list(itertools.product(range(5), tested))
@@ -137,12 +137,15 @@ def test_a_row_says_what_the_run_was_and_gave(finished):
     study.take_over(finished, True)
     (row,) = read_rows(study.RESULTS)
     assert row["method"] == "outcome_conditional think_discount=0.25 normalize=none"
-    settings = {"questions=2", "answers=2", "max_new_tokens=24", "lr=0.0001", "eval_problems=4"}
+    settings = {"steps=2", "questions=2", "answers=2", "max_new_tokens=24", "lr=0.0001", "eval_problems=4"}
     assert set(row["setting"].split()) == settings
     assert (row["run"], row["part"], row["level"], row["seed"]) == (finished.name, "sweeps", "easy", "3")
     assert row["command"].startswith("python train.py --mitigation outcome_conditional")
     run, final = to_run(row), json.loads((finished.folder / "final.json").read_text())
-    expected = analyze.summarize(finished.folder) | {"seconds": sum(read_metrics(finished.folder)["seconds"][1:]),
+    metrics = read_metrics(finished.folder)
+    cost = metrics["tokens_sampled"] + metrics["tokens_read"] + 3 * metrics["tokens_updated"]
+    expected = analyze.summarize(finished.folder) | {"spent": {0: 0, 2: cost[1] + cost[2]},
+                                                     "seconds": sum(metrics["seconds"][1:]),
                                                      "pass@16": final["pass@16"], "end": final["heldout_success"]}
     assert (run.label, run.setting) == (f"{row['method']} {row['setting']}", row["setting"])
     assert not run.is_baseline and run.figures["curve"].keys() == {0, 2}
