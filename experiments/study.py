@@ -82,6 +82,7 @@ PARTS = {  # level, methods with their flags, seeds
     "process": [("easy", PROCESS, range(3))],
     "sweeps": [("easy", SWEEPS, range(3))],
     "updates": [("easy", UPDATES, range(3))],
+    "breaks": [("hard", ("value_change", "token_type"), range(3))],  # see experiments/collapse.py
 }
 
 

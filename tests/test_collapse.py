@@ -1,0 +1,74 @@
+"""When a run leaves the reference, by hand.
+
+Run it:  python -m pytest tests/test_collapse.py
+"""
+import csv
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from experiments import collapse
+
+
+def test_smooth_is_the_mean_of_the_last_five():
+    """Guards against steps to come, and a first value divided by five."""
+    values = np.array([1.0, 2, 3, 10, 0, 5, 5])
+    expected = [np.mean(values[max(0, i - 4) : i + 1]) for i in range(7)]
+    assert collapse.smooth(values) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("start, length, expected", [(20, 10, (21, "down")), (20, 9, None), (0, 40, (1, "down"))])
+def test_a_run_leaves_at_the_first_of_ten_steps_far_away(start, length, expected):
+    """Guards against a short excursion, a step too late, and the wrong direction."""
+    values, mean = np.ones(40), np.ones(40)
+    values[start : start + length] -= 0.31
+    assert collapse.leaves(values, mean, 0.1) == expected
+    assert collapse.leaves(mean - (values - mean), mean, 0.1) == (expected and (expected[0], "up"))
+    assert collapse.leaves(values, mean, 0.2) is None
+
+
+def test_the_reference_by_hand():
+    """Guards against the spread over steps in place of seeds."""
+    runs = [dict.fromkeys(collapse.MEASURES, np.array(row)) for row in ([1.0, 5, 9], [3.0, 5, 13])]
+    mean, usual = collapse.reference(runs)["format"]
+    assert mean.tolist() == [2, 5, 11]
+    assert usual == pytest.approx(((2 + 0 + 8) / 3) ** 0.5)
+
+
+def write_run(folder, method, success, length):
+    """A run folder of sixty steps."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"settings": {"mitigation": method}}))
+    with (folder / "metrics.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["step", *collapse.MEASURES])
+        writer.writeheader()
+        writer.writerow({"step": 0})
+        for step in range(1, 61):
+            row = dict.fromkeys(collapse.MEASURES, 0.5) | {"success": success(step), "length": length(step)}
+            writer.writerow({"step": step} | row)
+
+
+def test_the_command(tmp_path, monkeypatch, capsys):
+    """Guards against a run that learned more among those that broke, and a measure named first that came later."""
+    for seed in (0, 1):
+        write_run(tmp_path / f"none-seed{seed}", "none", lambda step: 0.5 + 0.01 * seed, lambda step: 50 + seed)
+    write_run(tmp_path / "a-seed0", "a", lambda step: 0.5 * (step < 40), lambda step: 50 + 30 * (step >= 20))
+    write_run(tmp_path / "b-seed0", "b", lambda step: 0.9, lambda step: 50)
+    monkeypatch.setattr(collapse, "RESULTS", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["collapse.py", *map(str, sorted(tmp_path.glob("*-seed*")))])
+    collapse.main()
+    out = capsys.readouterr().out
+    row = next(line for line in out.splitlines() if "a-seed0" in line)
+    assert [cell.strip() for cell in row.strip("|").split("|")] == [
+        "`a-seed0`", "40, down", "", "", "20, up", "", "", "length"]
+    assert "b-seed0" not in out and "1 of 2 runs fell" in out
+    assert (tmp_path / "collapse.png").is_file()
+
+
+@pytest.mark.parametrize("words, message", [([], "name run folders"), (["--x"], "no flags"), (["nowhere"], "nowhere")])
+def test_bad_arguments_are_one_sentence(words, message, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["collapse.py", *words])
+    with pytest.raises(SystemExit, match=rf"error: [^\n]*{message}[^\n]*\Z"):
+        collapse.main()
