@@ -17,7 +17,8 @@ def runs(label, ends, cost, steps=100):
     """A run per end, from 0.2 at the start to the end in two measurements at half and all of the cost."""
     setting = " ".join(label.split()[1:])
     return [Run(f"{label}-{seed}", label, setting, label.startswith("none"), seed, {
-        "end": end, "area": end, "climb": end, "steps": steps, "curve": {0.0: 0.2, steps / 2: (0.2 + end) / 2, steps: end},
+        "end": end, "area": end, "climb": end, "steps": steps,
+        "curve": {0.0: 0.2, steps / 2: (0.2 + end) / 2, steps: end},
         "spent": {0.0: 0.0, steps / 2: cost / 4, steps: cost}}) for seed, end in enumerate(ends)]  # fmt: skip
 
 
