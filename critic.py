@@ -7,10 +7,10 @@ from PPO's usual critic (arXiv 1707.06347):
 2. Its target at every token is the reward of the whole response. If targets were made of the critic's own estimates,
    the reward, which comes at the last token, would need many training steps to reach the first one. (In the terms of
    generalized advantage estimation, 1506.02438: lambda = 1.)
-3. It predicts the values of a batch before it learns from that batch. Otherwise they would already contain the reward.
+3. It predicts the values of a batch before it learns from that batch. So no value has seen its own reward.
 
-The importance head, for `learned_importance`, keeps to 1 and 3. It predicts a response's success from all its tokens
-together, and learns how much to look at each of them.
+The importance head, for `learned_importance`, shares points 1 and 3. It predicts a response's success from all its
+tokens together, and learns how much to look at each of them.
 
 Run it:  python -m experiments.critic_quality      fits one to the bundled model and measures how well it predicts
 """
@@ -87,7 +87,7 @@ class Importance(nn.Module):
     """Which tokens tell whether a response succeeds: attention pooling over its hidden states (1802.04712).
 
     Each token has a score and a value. The mean of the values, weighted by the softmax of the scores over the
-    response, is the logit of its success. Trained to predict it, the scores say where to look.
+    response, is the logit of its success. Training to predict success teaches the scores where to look.
     """
 
     def __init__(self, hidden_size: int):

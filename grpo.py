@@ -61,7 +61,7 @@ def rollout(model: Qwen2, codec: Codec, puzzles: list[Puzzle], uniforms: Tensor,
     The batch holds everything a credit function may look at. uniforms (B, max_new_tokens): see draw_uniforms; T below
     is the longest response. advantage: see group_advantage. normalize: see mitigations.reweight. key: seed and step,
     from which credit functions get their randomness. reference (a frozen copy of the start model), critic and
-    importance: for the functions that ask for them. grade: what grades instead of countdown_task.reward.
+    importance: for the functions that ask for them. grade: replaces countdown_task.reward.
     """
     samples = sample(model, [codec.prompt(puzzle) for puzzle in puzzles], uniforms, codec.end_tokens)
     ask = Queries(model, codec, puzzles, samples, uniforms.shape[1], key, reference, critic, importance, micro_batch,
@@ -70,7 +70,7 @@ def rollout(model: Qwen2, codec: Codec, puzzles: list[Puzzle], uniforms: Tensor,
 
 
 def token_batch(ask: "Queries", advantage: str, normalize: str) -> TokenBatch:
-    """The batch of the responses that `ask` knows, B / Q to each of Q puzzles: decoded, graded and compared."""
+    """The batch made of the responses in `ask`, B / Q to each of Q puzzles: decoded, graded and compared."""
     samples, puzzles = ask.samples, ask.puzzles
     decoded, grades = decode_and_grade(ask.codec, puzzles, samples, grade=ask.grade)
     (B, T), Q, device = samples.tokens.shape, len(puzzles), samples.tokens.device
@@ -78,11 +78,12 @@ def token_batch(ask: "Queries", advantage: str, normalize: str) -> TokenBatch:
     for i, (text, spans) in enumerate(decoded):
         role[i, : len(spans)], in_answer[i, : len(spans)] = annotate(text, spans)
     graded = torch.tensor([[g["reward"], g["answer"], g["format"]] for g in grades], device=device)  # (B, 3)
+    rewards, success, layout = graded.T  # (B,) each
     return TokenBatch(
-        **samples._asdict(), reward=graded[:, 0], success=graded[:, 1], format=graded[:, 2],  # (B,) each
+        **samples._asdict(), reward=rewards, success=success, format=layout,
         group=torch.arange(Q, device=device).repeat_interleave(B // Q),  # (B,)
         numbers=[p.numbers for p in puzzles], target=[p.target for p in puzzles],
-        advantage=group_advantage(*graded[:, :2].T.reshape(2, Q, -1), advantage).flatten(),  # (B,)
+        advantage=group_advantage(rewards.view(Q, -1), advantage, success.view(Q, -1)).flatten(),  # (B,)
         role=torch.from_numpy(role).to(device), in_answer=torch.from_numpy(in_answer).to(device),
         text=[text for text, _ in decoded], spans=[spans for _, spans in decoded],
         calculations=[find_calculations(text) for text, _ in decoded], normalize=normalize, ask=ask)
@@ -117,7 +118,7 @@ def respond(model: Qwen2, codec: Codec, puzzles: list[Puzzle], uniforms: Tensor,
 def decode_and_grade(codec: Codec, puzzles: list[Puzzle], samples: Samples,
                      prefixes: list[list[int]] | None = None,
                      grade: Callable | None = None) -> tuple[list[tuple[str, list]], list[dict[str, float]]]:
-    """Texts with spans, and grades, of B whole responses, as `respond` returns them; B / Q begin with each prefix."""
+    """Text with token spans, and grades, of each of B responses, its puzzle's prefix included."""
     prefixes = prefixes or [[]] * len(puzzles)
     lengths, G = samples.mask.sum(1).tolist(), len(samples.tokens) // len(puzzles)
     tokens = [row[:length] for row, length in zip(samples.tokens.tolist(), lengths)]
@@ -159,14 +160,14 @@ def gather_samples(samples: Samples | None, G: int, device: torch.device) -> Sam
 # ----------------------------------------------------------------------------------------------- advantage
 
 
-def group_advantage(rewards: Tensor, success: Tensor, estimator: str = "grpo") -> Tensor:
-    """Advantage (Q, G) of G responses to each of Q puzzles, from their rewards and success (Q, G).
+def group_advantage(rewards: Tensor, estimator: str = "grpo", success: Tensor | None = None) -> Tensor:
+    """Advantage (Q, G) of G responses to each of Q puzzles, from their rewards (Q, G).
 
     grpo: (r - mean) / (std + 1e-4), with the population std (2402.03300). dr_grpo: r - mean (2503.20783).
     rloo: r - mean of the others = G / (G - 1) * (r - mean) (2402.14740).
-    maxrl: (success - mean) / mean, 0 where none succeeds: it ascends log p(success), not p(success) (2602.02710).
-    batch: r - mean over the whole step, so that a group of equal rewards has an advantage, too. Otherwise such a group
-    has advantage exactly 0.
+    maxrl: (s - mean) / mean of the success s (Q, G), 0 where none succeeds: it ascends log p(success), not p(success)
+    (2602.02710). batch: r - mean of the whole step.
+    A group whose rewards are all equal has advantage exactly 0, but for `batch`.
     """
     if estimator == "grpo":
         return z_score_in_group(rewards)
@@ -174,7 +175,7 @@ def group_advantage(rewards: Tensor, success: Tensor, estimator: str = "grpo") -
         mean = success.mean(1, keepdim=True)  # (Q, 1)
         return quotient(success - mean, mean)
     if estimator == "batch":
-        return group_advantage(rewards.view(1, -1), success, "dr_grpo").view_as(rewards)
+        return group_advantage(rewards.view(1, -1), "dr_grpo").view_as(rewards)  # the step as one group
     centered = torch.where(has_variance(rewards)[:, None], rewards - rewards.mean(1, keepdim=True), 0.0)  # (Q, G)
     G = rewards.shape[1]
     return centered * G / (G - 1) if estimator == "rloo" else centered
@@ -224,6 +225,11 @@ def token_weights(mask: Tensor, loss_norm: str, max_new_tokens: int) -> Tensor:
 # -------------------------------------------------------------------------------------------------- update
 
 
+# What `update` sums over a step, by column: the loss, |log ratio|, its square, k3; by role the tokens, and those that
+# are clipped; the tokens of the prompts.
+LOSS, SIZE, SQUARE, K3, TOKENS, CLIPPED, PROMPT = 0, 1, 2, 3, slice(4, 7), slice(7, 10), 10
+
+
 def update(model: Qwen2, optimizer: Optimizer, prompts: list[list[int]], batch: TokenBatch, credit: Tensor, *,
            max_new_tokens: int, loss_norm: str = "token", kl: float = 0.0, clip_low: float = 0.2,
            clip_high: float = 0.2, updates_per_batch: int = 1, max_grad_norm: float = 1.0,
@@ -238,14 +244,14 @@ def update(model: Qwen2, optimizer: Optimizer, prompts: list[list[int]], batch: 
     weight = token_weights(batch.mask, loss_norm, max_new_tokens)  # (B, T)
     reference_logprob = batch.ask.reference_logprob if kl > 0 else None  # (B, T)
     chunks = micro_batches(batch, credit, micro_batch, skip_zero_credit=kl == 0)
-    sums = torch.zeros(updates_per_batch, 11, dtype=torch.float64)  # the ten of token_sums, and prompt tokens
+    sums = torch.zeros(updates_per_batch, 11, dtype=torch.float64)  # its columns: see above
     norms = []
     (_, processes), own_prompts = world(), my_share(prompts)
     for i in range(updates_per_batch):
         optimizer.zero_grad()
         if chunks:
             cache = PromptCache(model, own_prompts)
-            sums[i, 10] = sum(map(len, own_prompts))
+            sums[i, PROMPT] = sum(map(len, own_prompts))
             leaf = cache.detach()  # where loss.backward() stops, and adds up the gradients of the prompts
         for rows, T in chunks:
             mask, old, c = batch.mask[rows, :T], batch.logprob[rows, :T], credit[rows, :T]  # (b, T) each
@@ -255,7 +261,7 @@ def update(model: Qwen2, optimizer: Optimizer, prompts: list[list[int]], batch: 
             loss = policy_loss(logprob, old, c, weight[rows, :T], reference, kl, clip_low, clip_high)
             loss.backward()
             is_clipped = clipped_tokens(logprob.detach() - old, c, clip_low, clip_high)  # (b, T)
-            sums[i, :10] += token_sums(loss.detach(), logprob.detach(), old, is_clipped, batch.role[rows, :T], mask,
+            sums[i, :PROMPT] += token_sums(loss.detach(), logprob.detach(), old, is_clipped, batch.role[rows, :T], mask,
                                        reference)
         if chunks:
             cache.backward(leaf)  # once, from the sums through the prompts to the weights
@@ -293,7 +299,7 @@ def clipped_tokens(log_ratio: Tensor, credit: Tensor, clip_low: float, clip_high
 
 def token_sums(loss: Tensor, logprob: Tensor, old: Tensor, is_clipped: Tensor, role: Tensor, mask: Tensor,
                reference_logprob: Tensor | None) -> Tensor:
-    """Sums (10,) over a micro-batch: loss, |log ratio|, its square, k3; tokens of each role, those that are clipped."""
+    """The sums (10,) of a micro-batch, in the columns LOSS to CLIPPED."""
     log_ratio, r = (logprob - old)[mask], role[mask].long()  # (N,) each
     divergence = k3(logprob, reference_logprob)[mask].sum() if reference_logprob is not None else 0.0
     totals = torch.tensor([loss, log_ratio.abs().sum(), log_ratio.square().sum(), divergence], dtype=torch.float64)
@@ -302,7 +308,7 @@ def token_sums(loss: Tensor, logprob: Tensor, old: Tensor, is_clipped: Tensor, r
 
 
 def update_metrics(sums: Tensor, with_kl: bool) -> dict[str, float | None]:
-    """Columns of metrics.csv from this process's sums (updates, 11), which `update` makes. None without tokens.
+    """Columns of metrics.csv from this process's sums (updates, 11) in `update`; None where no token was updated.
 
     They are means over the updates, with two exceptions. ratio_error is the mean |log ratio| of the first update: there
     the model has not changed since it sampled, so anything but rounding means that sampler and update disagree.
@@ -310,13 +316,14 @@ def update_metrics(sums: Tensor, with_kl: bool) -> dict[str, float | None]:
     """
     sum_over_processes([sums])
     first, mean, last = sums[0], sums.mean(0), sums[-1]  # (11,) each; how many tokens there are never changes
-    tokens, clipped = mean[4:7], mean[7:10]  # (3,) each, by role
+    tokens, clipped = mean[TOKENS], mean[CLIPPED]  # (3,) each, by role
     N = tokens.sum()  # ()
     by_role = {f"clip_{role}": share(clipped[i], tokens[i]) for i, role in enumerate(ROLES)}
-    return {"loss": mean[0].item(),  # of the whole step already, while the others are sums over its tokens
-            "clip_fraction": share(clipped.sum(), N), **by_role, "ratio_error": share(first[1], N),
-            "ratio_spread": share(last[2], N) ** 0.5 if N and len(sums) > 1 else None,
-            "kl": share(mean[3], N) if with_kl else None, "tokens_updated": int(sums[:, [4, 5, 6, 10]].sum())}
+    return {"loss": mean[LOSS].item(),  # of the whole step already, while the others are sums over its tokens
+            "clip_fraction": share(clipped.sum(), N), **by_role, "ratio_error": share(first[SIZE], N),
+            "ratio_spread": share(last[SQUARE], N) ** 0.5 if N and len(sums) > 1 else None,
+            "kl": share(mean[K3], N) if with_kl else None,
+            "tokens_updated": int(sums[:, TOKENS].sum() + sums[:, PROMPT].sum())}
 
 
 def share(part: Tensor, whole: Tensor) -> float | None:
@@ -369,7 +376,7 @@ class Queries:
     critic: Critic | None = None
     importance: Importance | None = None
     micro_batch: int = 16  # responses in one forward pass
-    grade: Callable | None = None  # what grades continuations instead of countdown_task.reward
+    grade: Callable | None = None  # replaces countdown_task.reward, for continuations too
 
     def __post_init__(self):
         """Count the step's tokens so far: those sampled, and those run through the model without gradient."""

@@ -247,9 +247,9 @@ def outcome_conditional(batch: TokenBatch, think_discount: float = 0.5) -> Tenso
 
 @reweighting
 def token_type(batch: TokenBatch, filler: float = 0.5, reasoning: float = 1.0, structure: float = 1.0) -> Tensor:
-    """credit = A * (filler, reasoning or structure, by the token's role): tell prose from arithmetic (ours).
+    """credit = A * the flag of the token's role: filler is prose, reasoning arithmetic, structure tags (ours).
 
-    The original work asks for it in its conclusions: distinguish filler from reasoning within the sections.
+    The original work asks for it in its conclusions: tell filler from reasoning among the thoughts.
     """
     weights = dict(zip(ROLES, (filler, reasoning, structure)))
     for role, weight in weights.items():
@@ -356,8 +356,8 @@ def same_prefix(batch: TokenBatch) -> Tensor:
 def tempo(batch: TokenBatch) -> Tensor:
     """credit = A + V_{t+1} - V_t, V the mean A of the group's responses that share the prefix: TEMPO (2509.18314).
 
-    That is ((r - mean r) + V_{t+1} - V_t) / std r, with V a mean reward, as in the authors' code (whose std is the
-    unbiased one). V changes only where responses part; elsewhere the credit is A.
+    In rewards: ((r - mean r) + v_{t+1} - v_t) / std r, with v the mean reward of those responses, as in the authors'
+    code (whose std is the unbiased one). V changes only where responses part; elsewhere the credit is A.
     """
     same, A = same_prefix(batch), by_group(batch, batch.advantage)  # (Q, G, G, T), (Q, G)
     after = quotient((same * A[:, None, :, None]).sum(2), same.sum(2))  # (Q, G, T) V_{t+1}
@@ -502,8 +502,8 @@ def reward_decomposition(batch: TokenBatch, weights: str = "0.1,0.3,1", stepwise
     --weights are a,b,c. Each reward is z-scored in its group by itself, then they are added. A_steps: the share of
     written calculations that are true and use available numbers, a process reward. With stepwise=True each
     calculation's own verdict, z-scored over all calculations of the group, goes to its own tokens instead. A response
-    without an answer or a calculation gets plain GRPO; in the z-score of its group the share of the latter counts as 0.
-    (The paper also normalizes the sum over the batch.)
+    without an answer or a calculation gets plain GRPO; without a calculation its share is 0. (The paper also normalizes
+    the sum over the batch.)
     """
     try:
         a, b, c = map(float, weights.split(","))
@@ -535,7 +535,7 @@ def calculation_advantage(batch: TokenBatch, verdicts: list[Tensor]) -> Tensor:
 
 @reweighting
 def regrade_ablation(batch: TokenBatch) -> Tensor:
-    """credit = A * |r - r without it| on each calculation: grade the text again without it (the original work).
+    """credit = A * |r - r of the text without it| on each calculation: remove it and grade again (the original work).
 
     The fifth of its strategies, as written. The reward looks at the answer and the tags alone, so removing a
     calculation from the thoughts never changes it: the weights are 0, and this is plain GRPO. What the strategy is
@@ -553,13 +553,13 @@ def regrade_ablation(batch: TokenBatch) -> Tensor:
 
 @token_credit
 def first_error(batch: TokenBatch, alpha: float = 0.5, solver: bool = False) -> Tensor:
-    """credit = s_t - mean s: s is 1 in a right response, alpha up to the first error of a wrong one (2601.18984).
+    """credit = s_t - mean s: with s 1 in a right response, alpha up to the first error of a wrong one (2601.18984).
 
-    From the error on s is 0. The mean is over the responses of the group, of each one's mean s. The paper asks a model
+    From the error on, s is 0. The mean is over the responses of the group, of each one's mean s. The paper asks a model
     where the first error is. Here the task tells: it is the first calculation that is false or uses a number that is
     not there. With solver=True it is the first operand, operator or result after which no solution is left: in
-    `5 - 3 = 2` the 5, if no solution subtracts anything from it. If there is none, it is the `<answer>`, and without
-    one the last token. (The paper can also end the rewarded prefix some tokens early, so that inflating it does not
+    `5 - 3 = 2` the 5, if no solution subtracts anything from it. Failing that, it is the `<answer>`, or else the
+    last token. (The paper can also end the rewarded prefix some tokens early, so that inflating it does not
     pay. Written from its abstract and from a summary of its equations.)
     """
     require(0 <= alpha <= 1, "--alpha must be between 0 and 1")
@@ -591,7 +591,7 @@ def error_column(batch: TokenBatch, i: int, solver: bool) -> int:
 
 @reweighting
 def attention_credit(batch: TokenBatch, credit_scale: float = 2.0) -> Tensor:
-    """credit = A * (1 + credit_scale * a): a, the attention that the answer pays to the token (the original work).
+    """credit = A * (1 + credit_scale * a): with a the attention that the answer pays to the token (the original work).
 
     The attention is that of the last layer, averaged over heads and over the states of the answer that come after the
     token, then scaled to mean 1 over the response. Prompt tokens, such as the attention sink at position 0, don't
@@ -711,7 +711,7 @@ def ppo(batch: TokenBatch, gae_lambda: float = 0.95, whiten: bool = False, gamma
     """credit = sum_l (gamma gae_lambda)^l delta_{t+l}, delta_t = r_t + gamma V_{t+1} - V_t: PPO with GAE (1707.06347).
 
     GAE is generalized advantage estimation (1506.02438). r_t is the reward at the last token, 0 before. The value after
-    the last token is 0, also where the token limit cut the response off. gamma discounts per token. It is 1, because a
+    the last token is 0, even in a response cut off by the token limit. gamma discounts per token. It is 1, because a
     right answer is worth as much after a long derivation, and because the critic predicts the undiscounted reward.
     whiten=True rescales credit to mean 0 and standard deviation 1 over the step.
     """

@@ -1,4 +1,5 @@
-"""Appendix B and experiments 1 and 2 of the original work: what discounts and epsilons do to learning and to credit.
+"""Appendix B and experiments 1 and 2 of the original work: what the discount of `outcome_conditional` and the epsilon
+of `inverse_logprob` do to learning and to credit.
 
     mv results/runs.csv results/runs-kept.csv      # a run with a row is not made again; move the file back afterwards
     python -m experiments.study --parts main sweeps --levels easy --keep \\
@@ -73,8 +74,8 @@ def size_figures(log: dict[str, np.ndarray]) -> dict[str, float]:
 def quarter_figures(log: dict[str, np.ndarray]) -> dict[str, float]:
     """Of one run, filler / reasoning by mean size in the first and in the last quarter of its steps.
 
-    A run that breaks gives filler less and less room and, while its responses all fail alike, no credit at all. A ratio
-    over the whole run compares the types at different times.
+    A run that breaks writes less and less filler, and gives no credit while all responses fail alike. A ratio over the
+    whole run compares the types at different times.
     """
     quarter, figures = bins(training_time(log), 4), {}  # (N,)
     for measure in ("contribution", "gradient"):
@@ -123,8 +124,8 @@ def load_groups(folders: list[Path]) -> list[Group]:
     if warning := unequal_steps(runs):
         raise ValueError(warning)
     order = list(dict.fromkeys(method_of(run.label) for run in runs))
-    groups = sorted(group_runs(runs), key=lambda group: (order.index(method_of(group.label)), group.label))
-    groups.sort(key=lambda group: group.baseline is not group)  # stable
+    groups = sorted(group_runs(runs), key=lambda group: (group.baseline is not group,
+                                                         order.index(method_of(group.label)), group.label))
     if len(groups) == 1 or any(group.baseline is not groups[0] for group in groups):
         raise ValueError("name runs of GRPO (none) and of other methods, with the same settings but for the method's")
     return groups

@@ -3,9 +3,10 @@
     python -m experiments.study --parts main breaks --levels hard
     python -m experiments.collapse runs/study-2/hard/{none,value_change,vineppo-k-3,token_type}-seed*
 
-Reads run folders. Those of GRPO (`none`) are the reference: at each step the mean of their seeds, and how far a seed is
-usually from that mean. A run *leaves* the reference in a measure at the first of LASTING steps in a row on which it is
-more than FAR usual distances away. Writes results/collapse.md and a picture of the runs that left in success.
+Reads run folders. Those of GRPO (`none`) are the reference: at each step the mean of their seeds, and the standard
+deviation of a seed around it, averaged over steps. A run *leaves* the reference in a measure at the first of 10 steps
+in a row that are more than 3 standard deviations away, on the same side. Writes results/collapse.md and a picture of
+the runs whose success fell.
 """
 import sys
 from pathlib import Path
@@ -20,8 +21,8 @@ RESULTS = Path("results")
 MEASURES = {"success": "success", "format": "format", "truncated": "cut off", "length": "length (tokens)",
             "entropy": "entropy (nats)", "grad_norm": "gradient norm"}  # columns of metrics.csv
 WINDOW = 5  # steps averaged, because a step has few responses
-FAR = 3.0
-LASTING = 10
+FAR = 3.0  # standard deviations
+LASTING = 10  # steps in a row
 
 
 def smooth(values: np.ndarray) -> np.ndarray:
@@ -39,7 +40,7 @@ def curves(run: Path) -> dict[str, np.ndarray]:
 
 
 def reference(runs: list[dict[str, np.ndarray]]) -> dict[str, tuple[np.ndarray, float]]:
-    """By measure, the mean (steps,) over runs, and the usual distance of a run from it: one number for all steps."""
+    """By measure, the mean (steps,) over runs, and the standard deviation of a run around it, one for all steps."""
     found = {}
     for name in MEASURES:
         values = np.stack([run[name] for run in runs])  # (seeds, steps)
@@ -47,16 +48,13 @@ def reference(runs: list[dict[str, np.ndarray]]) -> dict[str, tuple[np.ndarray, 
     return found
 
 
-def leaves(values: np.ndarray, mean: np.ndarray, usual: float) -> tuple[int, str] | None:
+def leaves(values: np.ndarray, mean: np.ndarray, deviation: float) -> tuple[int, str] | None:
     """The step at which a curve (steps,) leaves the reference and in which direction, or None."""
-    distance = (values - mean) / max(usual, 1e-9)  # (steps,)
-    for sign, word in ((1, "up"), (-1, "down")):
-        far = np.append(sign * distance > FAR, [False])  # (steps + 1,)
-        run_length = 0
-        for step, is_far in enumerate(far, 1):
-            run_length = run_length + 1 if is_far else 0
-            if run_length == LASTING:
-                return step - LASTING + 1, word
+    distance = (values - mean) / max(deviation, 1e-9)  # (steps,)
+    for start in range(len(distance) - LASTING + 1):
+        stretch = distance[start : start + LASTING]
+        if (stretch > FAR).all() or (stretch < -FAR).all():
+            return start + 1, "up" if stretch[0] > 0 else "down"
     return None
 
 
@@ -70,8 +68,8 @@ def table_collapse(broken: dict[str, dict], band: dict) -> Table:
         rows.append([f"`{name}`", *("" if at is None else f"{at[0]}, {at[1]}" for at in left.values()),
                      " and ".join(first)])
     note = (f"The step at which a run leaves GRPO's seeds in each measure, and whether up or down: the first of "
-            f"{LASTING} steps in a row more than {FAR:g} usual distances from their mean, all as means over {WINDOW} "
-            "steps. Empty where it never does.")
+            f"{LASTING} steps in a row more than {FAR:g} standard deviations from their mean, all as means over "
+            f"{WINDOW} steps. Empty where it never does.")
     return Table("What breaks first", note, ["run", *MEASURES.values(), "first"], rows)
 
 
@@ -79,9 +77,10 @@ def draw_collapse(broken: dict[str, dict], band: dict, file: Path) -> None:
     """A panel per measure: GRPO's band in grey, and each run."""
     figure, axes = new_figure(3, 2, 5.6)
     for axis, (measure, title) in zip(axes.flat, MEASURES.items()):
-        mean, usual = band[measure]
+        mean, deviation = band[measure]
         steps = np.arange(1, len(mean) + 1)
-        axis.fill_between(steps, mean - FAR * usual, mean + FAR * usual, color=GREY, alpha=0.2, lw=0, label="GRPO")
+        axis.fill_between(steps, mean - FAR * deviation, mean + FAR * deviation, color=GREY, alpha=0.2, lw=0,
+                          label="GRPO")
         axis.plot(steps, mean, color=GREY, lw=1)
         for i, (name, run) in enumerate(broken.items()):
             axis.plot(np.arange(1, len(run[measure]) + 1), run[measure], color=PALETTE[i % len(PALETTE)],

@@ -101,8 +101,7 @@ def method_gradients(model: Qwen2, codec: Codec, batches: Iterable[tuple[list[Pu
         G = len(batch.text) // len(puzzles)
         with torch.no_grad():
             credits = [method(batch) / batch.mask.sum() for method in MITIGATIONS.values()]
-            rewards, success = batch.reward.view(-1, G), batch.success.view(-1, G)  # (Q, G) each
-            unbiased = group_advantage(rewards, success, "rloo").view(-1, 1)  # (B, 1)
+            unbiased = group_advantage(batch.reward.view(-1, G), "rloo").view(-1, 1)  # (B, 1)
             credits.append(unbiased * batch.mask / len(batch.text))
         found.append(sum(credit_gradients(model, codec, puzzles, batch, torch.stack(credits), G)))  # (M + 1, P)
     return torch.stack(found, dim=1)

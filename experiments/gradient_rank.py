@@ -69,8 +69,7 @@ def gram_spectrum(gram: np.ndarray) -> np.ndarray:
 
 def by_success(batch: TokenBatch) -> TokenBatch:
     """The same batch with rewards that are right or wrong and nothing else."""
-    success = batch.success.view(len(batch.numbers), -1)  # (Q, G)
-    advantage = group_advantage(success, success).flatten()  # (B,)
+    advantage = group_advantage(batch.success.view(len(batch.numbers), -1)).flatten()  # (B,)
     return dataclasses.replace(batch, reward=batch.success, advantage=advantage)
 
 
@@ -122,7 +121,7 @@ def controls(group: TokenBatch, a_star: Tensor | None, rng: np.random.Generator)
     """By name, credit (R, T) other than GRPO's for a group."""
     A, mask = group.advantage[:, None], group.mask
     w = torch.from_numpy(rng.exponential(size=mask.shape)).float()  # (R, T)
-    rloo = group_advantage(group.success[None], group.success[None], "rloo").view(-1, 1)  # (R, 1)
+    rloo = group_advantage(group.success[None], "rloo").view(-1, 1)  # (R, 1)
     credits = {"shuffled advantages": A[torch.from_numpy(rng.permutation(len(A)))] * mask,
                "random credit": A * w * mask, "imitation: credit 1": mask.float(),
                "a reward for each calculation": reward_decomposition(group, stepwise=True),

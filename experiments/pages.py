@@ -61,7 +61,8 @@ def fill(match: re.Match) -> str:
 def describe(method: CreditFunction) -> str:
     """The section of docs/methods.md about one credit function."""
     kind = "A reweighting" if method.is_reweighting else "Credit of its own"
-    needs = f", which needs the {' and the '.join(method.needs)}" if method.needs else ""
+    named = [{"importance": "importance head", "reference": "reference model"}.get(n, n) for n in method.needs]
+    needs = f", which needs the {' and the '.join(named)}" if named else ""
     flags = f" Flags: {', '.join(f'`--{name} {value}`' for name, value in method.parameters.items())}."
     _, _, body = inspect.getdoc(method.function).partition("\n")
     formula, _, why = method.summary.partition(": ")

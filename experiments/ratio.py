@@ -4,6 +4,7 @@ Before the first update on a batch the ratio is 1. From the second on, the gradi
 
     sum_t share_t * factor_t * credit_t * grad log pi(token_t),    factor = ratio, or 0 where the clip takes over
 
+with share_t the token's share of the loss,
 so each token's credit is multiplied by a factor of its own, also in GRPO, whose credit is the same on all tokens. Is
 that credit assignment? Three measurements before updates 2, 3 and 4, on the tokens that have credit:
 
@@ -13,8 +14,8 @@ that credit assignment? Three measurements before updates 2, 3 and 4, on the tok
 3. Where the factor goes: its correlation with entropy, and its mean by role of the token.
 
 The bundled model first trains for some steps of four updates, because Adam's moments decide how far an update goes.
-Every batch then starts from that state, so batches are independent. The clips are the default and DAPO's (2503.14476),
-which lets rare tokens rise further.
+Every batch then starts from that state, so batches differ in their samples only. The clips are the default and DAPO's
+(2503.14476), which lets rare tokens rise further.
 
 Run it:  python -m experiments.ratio         the bundled model, about ten minutes
 """
@@ -49,7 +50,8 @@ TITLES = ("The ratio and the clip", "The gradient", "Where the factor goes")
 
 
 def gradient_facts(gradients: Tensor) -> dict[str, float]:
-    """Cosines with the last of four gradients (4, P), that of factors 1, of the others; and the first one's size."""
+    """Of four gradients (4, P), the cosine of the first three with the last, whose factors are 1, and the first one's
+    size relative to it."""
     g = gradients.double()
     sizes = g.norm(dim=1)  # (4,)
     cosines = (g[:3] @ g[3] / (sizes[:3] * sizes[3])).tolist()
@@ -57,9 +59,9 @@ def gradient_facts(gradients: Tensor) -> dict[str, float]:
 
 
 def factor_facts(c: dict[str, np.ndarray]) -> dict[str, float]:
-    """What the columns log_ratio, clipped, credit, entropy, role and response (N,) of tokens with credit say.
+    """Statistics of tokens with credit, from columns (N,) log_ratio, clipped, credit, entropy, role and response.
 
-    Empty sets of tokens give NaN.
+    Those of no tokens are NaN.
     """
     x, clipped, factor = c["log_ratio"], c["clipped"], np.exp(c["log_ratio"]) * ~c["clipped"]
     low, high = np.quantile(np.exp(x), (0.01, 0.99))
@@ -85,7 +87,7 @@ def within_share(x: np.ndarray, response: np.ndarray) -> float:
 
 
 def observe(policy: Policy, puzzles: list[Puzzle], batch: TokenBatch, credit: Tensor, s: Settings) -> dict[str, float]:
-    """All facts about the next update on a batch with credit (B, T)."""
+    """All measurements before the next update on a batch with credit (B, T)."""
     log_ratio = batch.ask.read(response_logprobs, policy.model) - batch.logprob  # (B, T)
     clipped, ratio = grpo.clipped_tokens(log_ratio, credit, s.clip_low, s.clip_high), log_ratio.exp()  # (B, T) each
     factors = torch.stack((ratio * ~clipped, ratio, (~clipped).float(), torch.ones_like(ratio)))  # (4, B, T)
@@ -124,7 +126,7 @@ def observations(policy: Policy, s: Settings, batches: int, warm_up: int) -> Ite
         progress.show(step)
     start = copy.deepcopy(optimizer.state_dict())
     for step in range(warm_up + 1, warm_up + batches + 1):
-        optimizer.load_state_dict(copy.deepcopy(start))  # a copy, because Adam changes the moments that it loads
+        optimizer.load_state_dict(copy.deepcopy(start))  # weights and moments; a copy, since Adam changes what it loads
         puzzles, batch, credit = sampled(policy, training, s, step)
         for clip in CLIPS:
             optimizer.load_state_dict(copy.deepcopy(start))
@@ -145,8 +147,12 @@ def observed_updates(policy: Policy, optimizer: Optimizer, puzzles: list[Puzzle]
 
 
 def average(found: list[dict], name: str, digits: int, **where) -> str:
-    """Mean of a fact over batches, among the rows that are as `where` says, ± half of its 95% interval, as a cell."""
-    values = [row[name] for row in found if all(row[key] == value for key, value in where.items())]
+    """Mean of a fact over batches, among the rows that match `where`, ± half of its 95% interval, as a cell.
+
+    Shares of clipped tokens are given in percent.
+    """
+    unit = 100 if name.startswith("clipped") else 1
+    values = [unit * row[name] for row in found if all(row[key] == value for key, value in where.items())]
     values = [x for x in values if np.isfinite(x)]
     return pm(*interval(values), digits) if values else ""
 
@@ -162,13 +168,14 @@ def tables_ratio(found: list[dict], note: str) -> list[Table]:
                 for m, c, u in lines]
 
     head, signs = ["method", "clip_high", "update"], {"+": "credit > 0", "-": "credit < 0"}
-    spread = {"clipped": 4, **{f"clipped, {role}": 4 for role in ROLES}, "deviation": 3, "1%": 3, "99%": 3, "within": 3}
-    cosines = {**dict.fromkeys(GRADIENTS, 4), "size": 3}
+    spread = {"clipped": 2, **{f"clipped, {role}": 2 for role in ROLES}, "deviation": 3, "1%": 3, "99%": 3, "within": 3}
+    cosines = {**dict.fromkeys(GRADIENTS, 2), "size": 2}
     places = {f"{name} {sign}": 3 for sign in signs for name in ("entropy", *ROLES)}
     titled = [f"{name[:-2]}, {signs[name[-1]]}" for name in places]
     return [
-        Table(TITLES[0], f"Share of tokens clipped, of all and by role; standard deviation of the log ratio; 1st and "
-              f"99th percentile of the ratio; share of the variance of the log ratio that is within responses. {note}",
+        Table(TITLES[0], "Tokens clipped in percent, of all and of each role; standard deviation of the log ratio; "
+              "1st and 99th percentile of the ratio; share of the variance of the log ratio that is within responses. "
+              f"{note}",
               [*head, *list(spread)[:4], "deviation of log ratio", "1%", "99%", "within responses"], rows(spread)),
         Table(TITLES[1], f"Cosine with the gradient of factors 1; size over the size of that one, with ratio and clip. "
               f"{note}", [*head, *GRADIENTS, "relative size"], rows(cosines)),
@@ -182,7 +189,7 @@ def draw_ratio(tables: Path, file: Path) -> None:
     header, rows = read_table(tables, TITLES[0])
     last = [dict(zip(header, row)) for row in rows if row[2] == str(UPDATES)]
     for i, (role, colour, marker) in enumerate(zip(ROLES, PALETTE, "os^")):
-        e = np.array([read_cell(row[f"clipped, {role}"]) for row in last])[:, :3] * 100  # (cases, 3) percent
+        e = np.array([read_cell(row[f"clipped, {role}"]) for row in last])[:, :3]  # (cases, 3) percent
         x = np.arange(len(last)) + 0.2 * (i - 1)
         left.errorbar(x, e[:, 0], e[:, 2] - e[:, 0], fmt=marker, color=colour, capsize=3, label=role,
                       clip_on=False)
@@ -235,10 +242,10 @@ def measure(args: argparse.Namespace) -> list[dict]:
 def summary(found: list[dict]) -> str:
     """What the tables say of credit that is the same on all tokens, with the default clip, before the last update."""
     case = {"method": METHODS[0], "clip": CLIPS[0], "update": UPDATES}
-    cosines = [average(found, name, 4, **case) for name in GRADIENTS]
+    cosines = [average(found, name, 2, **case) for name in GRADIENTS]
     return (f"With the same credit on all tokens of a response (`{METHODS[0]}`, clip_high {CLIPS[0]}), the gradient of "
             f"update {UPDATES} has a cosine of {cosines[0]} with that of ratio 1: {cosines[1]} by the ratio alone, "
-            f"{cosines[2]} by the clip alone. {average(found, 'clipped', 4, **case)} of the tokens are clipped.\n")
+            f"{cosines[2]} by the clip alone. {average(found, 'clipped', 2, **case)}% of the tokens are clipped.\n")
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from analyze import RLOO, is_control, method_name
 from countdown_task import Codec, Puzzle
 from critic import FILE, IMPORTANCE_FILE, Critic, Importance, load_critic, load_importance
 from experiments.credit_page import CAPTIONS, COLUMNS, draw, rank_responses, read_truth
-from experiments.truth_scores import CEILING, Score, cosine_of, credit_gradients, score, table_pooled, table_within
+from experiments.truth_scores import HALVES, Score, cosine_of, credit_gradients, score, table_pooled, table_within
 from mitigations import MITIGATIONS, CreditFunction, TokenBatch, needs
 from plumbing.flags import changed, methods_help, new_parser, parse_with
 from plumbing.progress import Progress, fail
@@ -35,6 +35,7 @@ from train import CHOICES, Settings, load_policy
 TRUTH = Path(__file__).parent.parent / "results" / "truth"  # ground_truth.npz, and the critic of ppo
 SCORES = TRUTH.parent / "truth-scores.md"  # of every method
 READ = (*COLUMNS, "response", "token", "reachable_before")  # from ground_truth.npz
+# Columns of the two tables in SCORES, and what they are called here.
 POOLED = {"Spearman": "rank, all tokens", "sign": "sign", "cosine of update": "cosine of update"}
 WITHIN = {"Spearman": "rank in response", "solver": "solver", "effective sample size": "effective sample size"}
 
@@ -63,9 +64,11 @@ def recorded_samples(truth: dict, end_tokens: list[int]) -> Samples:
         padded[where] = column
         return torch.from_numpy(padded)  # (B, T)
 
-    last = truth["token"][np.append(where[1][1:] == 0, True)]  # (B,)
-    return Samples(grid(truth["token"].astype(np.int64)), grid(np.ones(len(where[0]), bool)), grid(truth["logprob"]),
-                   grid(truth["entropy"]), grid(truth["logit_grad"]), torch.from_numpy(np.isin(last, end_tokens)))
+    last = truth["token"][np.append(where[1][1:] == 0, True)]  # (B,) a response ends where the next position is 0
+    return Samples(
+        tokens=grid(truth["token"].astype(np.int64)), mask=grid(np.ones(len(where[0]), bool)),
+        logprob=grid(truth["logprob"]), entropy=grid(truth["entropy"]), logit_grad=grid(truth["logit_grad"]),
+        ended=torch.from_numpy(np.isin(last, end_tokens)))
 
 
 def recorded_puzzles(truth: dict) -> list[Puzzle]:
@@ -88,7 +91,7 @@ def rebuild(truth: dict, model: Qwen2, codec: Codec, critic: Critic | None = Non
 # --------------------------------------------------------------------------------------------------------- scores
 
 
-def updates(batch: TokenBatch, credits: Tensor) -> np.ndarray:
+def gradients_of(batch: TokenBatch, credits: Tensor) -> np.ndarray:
     """The gradients (M, Q, P) that credits (M, B, T) cause at each puzzle, in all P parameters of the model."""
     ask, threads, Q = batch.ask, torch.get_num_threads(), len(batch.numbers)
     progress, G = Progress("gradients", Q), len(batch.text) // Q
@@ -105,7 +108,7 @@ def score_credits(credits: dict[str, Tensor], batch: TokenBatch, truth: dict) ->
     """By name, the score of each credit (B, T)."""
     a_star = torch.zeros_like(batch.logprob)  # (B, T)
     a_star[batch.mask] = torch.from_numpy(truth["a_star"]).to(a_star)
-    exact, *found = updates(batch, torch.stack([a_star, *credits.values()]))  # (Q, P) each
+    exact, *found = gradients_of(batch, torch.stack([a_star, *credits.values()]))  # (Q, P) each
     return {name: score(credit[batch.mask].numpy(), truth["a_star"], truth, cosine_of(update, exact))
             for (name, credit), update in zip(credits.items(), found)}
 
@@ -137,14 +140,15 @@ def table_scores(title: str, credits: dict[str, Tensor], batch: TokenBatch, trut
     others = by_method(*(read_table(published, table.title) for table in tables))
     best = best_method(others)
     names = {"none": method_name("none"), "random": method_name("random"), best: f"{best} (best rank in response)",
-             CEILING: CEILING}
+             HALVES: HALVES}
     rows = [[name, *own[name]] for name in credits] + [[shown, *others[name]] for name, shown in names.items()]
     return Table(title, (
         "Rank: correlation of ranks with those of A*; in response: centred in each response, over tokens with "
-        "rollouts, empty where credit is the same on all of them. Sign: share of these tokens where credit has the "
-        "sign of A*. Cosine: of the updates that credit and A* cause. Solver: rank in response, with the exact verdict "
-        "instead of A*. In brackets, 95% intervals over puzzles. Noise ceiling: A* from one half of the rollouts "
-        f"against the other. The first {len(credits)} rows are computed, the others are those of {published.name}."),
+        "rollouts, empty where credit is the same on all of them. Sign: share of the tokens with rollouts where credit "
+        "has the sign of A*. Cosine: of the updates that credit and A* cause. Solver: rank in response, with the exact "
+        "verdict instead of A*. In brackets, 95% intervals over puzzles. Half against half: A* from one half of the "
+        f"rollouts against the other. The first {len(credits)} rows are computed, the others are those of "
+        f"{published.name}."),
         ["method", *POOLED.values(), *WITHIN.values()], rows)
 
 
@@ -173,15 +177,14 @@ def load_batch(truth: dict, options: Options, required: set[str]) -> TokenBatch:
 
 def assign_credit(batch: TokenBatch, method: CreditFunction, hyper_parameters: dict) -> Tensor:
     """The credit (B, T) of the method."""
-    print(f"credit of {method.name}: seconds where it runs the model, minutes where it samples", file=sys.stderr)
+    print(f"credit of {method.name}: seconds where it runs the model, about a minute where it samples", file=sys.stderr)
     with torch.no_grad():
         return method(batch, **hyper_parameters)
 
 
 def rloo(batch: TokenBatch) -> Tensor:
     """RLOO's credit (B, T): the reward minus the mean of the group's others, on every token."""
-    rewards, success = (x.view(len(batch.numbers), -1) for x in (batch.reward, batch.success))  # (Q, G) each
-    return grpo.group_advantage(rewards, success, "rloo").view(-1, 1) * batch.mask
+    return grpo.group_advantage(batch.reward.view(len(batch.numbers), -1), "rloo").view(-1, 1) * batch.mask
 
 
 def draw_credit(name: str, credit: np.ndarray, truth: dict, file: Path) -> None:

@@ -1,8 +1,8 @@
-"""What credit per token buys: success for the same number of tokens through the model, not the same number of steps.
+"""What credit per token buys: success at equal cost in weighted tokens, not after equal steps.
 
-Methods that sample more, such as `vineppo`, learn more in a step. Fair opponents spend as much: GRPO and RLOO with more
-responses to each puzzle, or with more steps. A run's cost so far is its weighted tokens (see analyze.COSTS), recorded
-with every measurement of held-out success. The unit here is the cost of GRPO's default run.
+Methods that sample more, such as `vineppo`, learn more in a step. So their opponents, GRPO and RLOO, may spend as much:
+by more responses to each puzzle, or by more steps. A run's cost so far is its weighted tokens (see analyze.COSTS),
+recorded with every measurement of held-out success. The unit here is the cost of GRPO's default run.
 
 The table and the picture are part of the study: python -m experiments.study --tables
 """
@@ -27,10 +27,15 @@ def name_of(label: str) -> str:
     return " ".join(["RLOO" if rloo in settings else "GRPO", *(s for s in settings if s != rloo)])
 
 
+def total_cost(group: Group) -> float:
+    """The mean cost of a group's whole runs, in weighted tokens."""
+    return float(np.mean([list(row["spent"].values())[-1] for row in group.rows.values()]))
+
+
 def unit_cost(groups: list[Group]) -> float:
-    """The mean cost of GRPO's run, in weighted tokens."""
+    """The cost of GRPO's run."""
     (none,) = (group for group in groups if group.label == "none")
-    return float(np.mean([list(row["spent"].values())[-1] for row in none.rows.values()]))
+    return total_cost(none)
 
 
 def success_at(row: dict, cost: float) -> float:
@@ -48,19 +53,14 @@ def at_budget(group: Group, cost: float) -> np.ndarray:
     return values if np.isfinite(values).all() else np.empty(0)
 
 
-def total_cost(group: Group, unit: float) -> float:
-    """The mean cost of a group's whole runs."""
-    return float(np.mean([list(row["spent"].values())[-1] for row in group.rows.values()])) / unit
-
-
 def table_budget(level: str, groups: list[Group]) -> Table:
     """Success of each group at several budgets, and at its own end against the best opponent that spent as much."""
     unit, rows = unit_cost(groups), []
     for group in groups:
         cells = [cell_of(at_budget(group, budget * unit)) for budget in BUDGETS]
-        cost = total_cost(group, unit)
-        rows.append([name_of(group.label), f"{len(group.rows)}", f"{cost:.2f}", *cells,
-                     *against(group, groups, cost * unit)])
+        cost = total_cost(group)
+        rows.append([name_of(group.label), f"{len(group.rows)}", f"{cost / unit:.2f}", *cells,
+                     *best_opponent(group, groups, cost)])
     note = ("Held-out success in percent at equal cost, ± half of a 95% interval over seeds. The cost of a run is its "
             "weighted tokens (sampled and read 1, updated 3), in units of GRPO's default run; empty where the runs end "
             "before. Last: success at the run's own end, minus that of the opponent, GRPO or RLOO with any number of "
@@ -70,7 +70,7 @@ def table_budget(level: str, groups: list[Group]) -> Table:
                  ["method", "seeds", "cost", *(f"{budget:g}" for budget in BUDGETS), "opponent", "difference"], rows)
 
 
-def against(group: Group, groups: list[Group], cost: float) -> tuple[str, str]:
+def best_opponent(group: Group, groups: list[Group], cost: float) -> tuple[str, str]:
     """The best opponent at a cost, and the difference to it in points; empty for an opponent itself."""
     if is_opponent(group):
         return "", ""

@@ -1,8 +1,8 @@
-"""Does credit stay as close to the truth while the policy learns? Scores at several steps of one run.
+"""Does credit stay close to the truth while the policy learns? Scores at several steps of one run.
 
     python train.py --mitigation none --checkpoint_every 50 --out runs/along
-    python -m experiments.ground_truth --questions 32 --out runs/truth-50 --model runs/along/checkpoints/step-000050
-    python -m experiments.ground_truth --questions 32 --out runs/truth-100 --model runs/along/checkpoints/step-000100
+    python -m experiments.ground_truth --questions 32 --rollouts 200 --out runs/truth-50 \\
+        --model runs/along/checkpoints/step-000050                        and the same for step 100
     python -m experiments.truth_along --name none --at 0 models/countdown-tiny results/truth \\
         --at 50 runs/along/checkpoints/step-000050 runs/truth-50 \\
         --at 100 runs/along/checkpoints/step-000100 runs/truth-100
@@ -19,7 +19,7 @@ import numpy as np
 from countdown_task import Codec
 from experiments.credit_page import read_truth
 from experiments.score import READ, rebuild
-from experiments.truth_scores import CEILING, Score, all_scores
+from experiments.truth_scores import HALVES, Score, all_scores
 from mitigations import MITIGATIONS
 from plumbing.progress import fail
 from plumbing.report import Table, cell
@@ -46,21 +46,19 @@ def scores_at(truth: dict, model_folder: str) -> dict[str, Score]:
     chosen = [name for name in METHODS if name in names]
     truth = truth | {"methods": np.array(chosen), "credits": truth["credits"][[names.index(name) for name in chosen]]}
     model, codec = load_model(model_folder), Codec(model_folder)
-    model.real_vocab = codec.size
+    model.real_vocab = codec.size  # rows above are never sampled
     batch = rebuild(truth, model, codec)
     scores = all_scores(model, codec, batch.ask.puzzles, batch, truth)
-    return {name: scores[name] for name in (*chosen, CEILING)}
+    return {name: scores[name] for name in (*chosen, HALVES)}
 
 
-def table_along(name: str, sizes: dict[int, dict[int, dict[str, Score]]], column: str) -> Table:
-    """One score of each method by number of puzzles and by step; sizes: puzzles -> step -> method -> Score."""
-    steps = [(Q, step) for Q, by_step in sizes.items() for step in by_step]
-    methods = list(next(iter(next(iter(sizes.values())).values())))
-    rows = [[method, *(cell(getattr(sizes[Q][step][method], COLUMNS[column])) for Q, step in steps)]
-            for method in methods]
-    return Table(f"{column}, run of {name}", "By puzzles and step, with 95% intervals over puzzles. Noise ceiling: A* "
-                 "from one half of the rollouts against A* from the other.",
-                 ["method", *(f"{Q} puzzles, step {step}" for Q, step in steps)], rows)
+def table_along(name: str, found: dict[tuple[int, int], dict[str, Score]], column: str) -> Table:
+    """One score of each method; found: the scores by (puzzles, step)."""
+    methods, cases = list(next(iter(found.values()))), sorted(found)
+    rows = [[method, *(cell(getattr(found[case][method], COLUMNS[column])) for case in cases)] for method in methods]
+    return Table(f"{column}, run of {name}", "By puzzles and step, with 95% intervals over puzzles. Half against half: "
+                 "A* from one half of the rollouts against A* from the other.",
+                 ["method", *(f"{Q} puzzles, step {step}" for Q, step in cases)], rows)
 
 
 def main() -> None:
@@ -71,17 +69,17 @@ def main() -> None:
     parser.add_argument("--name", required=True, choices=list(MITIGATIONS), help="the method of the run")
     parser.add_argument("--at", nargs=3, action="append", required=True, metavar=("STEP", "MODEL", "TRUTH"))
     args = parser.parse_args()
-    sizes: dict[int, dict[int, dict[str, Score]]] = {}
+    found: dict[tuple[int, int], dict[str, Score]] = {}
     try:
         for step, model, folder in args.at:
             truth = read_truth(Path(folder) / "ground_truth.npz", READ)
             every = int(truth["group"].max()) + 1
             for Q in dict.fromkeys((min(STEP_PUZZLES, every), every)):
                 print(f"step {step}, {Q} puzzles", flush=True)
-                sizes.setdefault(Q, {})[int(step)] = scores_at(first_puzzles(truth, Q), model)
+                found[Q, int(step)] = scores_at(first_puzzles(truth, Q), model)
     except (ValueError, OSError) as error:
         fail(str(error))
-    text = "\n".join(str(table_along(args.name, sizes, column)) for column in COLUMNS)
+    text = "\n".join(str(table_along(args.name, found, column)) for column in COLUMNS)
     file = RESULTS / f"truth-along-{args.name}.md"
     file.write_text(text, encoding="utf-8")
     print(f"{text}\nwrote {file}")

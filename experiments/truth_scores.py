@@ -29,7 +29,7 @@ from sampler import PromptCache, ResponseCache, response_logprobs
 
 RESAMPLES = 2000  # of the bootstrap
 TOP = 0.1  # share of the tokens that matter most
-CEILING = "noise ceiling"
+HALVES = "half against half"
 SHAPE = ("effective sample size", "varies within")
 
 
@@ -179,7 +179,7 @@ def all_scores(model: Qwen2, codec: Codec, puzzles: list[Puzzle], batch: TokenBa
     for name, credit in listed.items():
         scores[name] = score(credit, a_star, truth, cosine_of(update(credit), exact))
         progress.show(len(scores))
-    return scores | {CEILING: score(*halves, truth, cosine_of(*map(update, halves)))}
+    return scores | {HALVES: score(*halves, truth, cosine_of(*map(update, halves)))}
 
 
 def all_credit(truth: dict) -> dict[str, np.ndarray]:
@@ -210,9 +210,9 @@ def table_pooled(scores: dict[str, Score]) -> Table:
         "Rank correlation and correlation; share of tokens with rollouts where credit has the sign of A* (no credit "
         f"counts half, A* = 0 does not count); share of abs(credit) on the {TOP:.0%} of the tokens with the largest "
         "abs(A*); cosine between the update that the credit causes, in all parameters, and the one that A* causes. In "
-        "brackets, 95% intervals over puzzles, by bootstrap, for the cosine by jackknife. Noise ceiling: A* from one "
-        "half of the rollouts against A* from the other. Halves that agree by r leave room for about sqrt(2 r / (1 + "
-        "r))."),
+        "brackets, 95% intervals over puzzles, by bootstrap, for the cosine by jackknife. Half against half: A* from "
+        "one half of the rollouts against A* from the other. Halves that agree by r leave room for about "
+        "sqrt(2 r / (1 + r))."),
         ["method", "Spearman", "Pearson", "sign", "top tokens", "cosine of update"], rows)
 
 
@@ -287,7 +287,7 @@ def draw_scores(tables: Path, file: Path) -> None:
     for axis, ((table, column), title) in zip(axes.flat, panels.items()):
         header, rows = read_table(tables, table)
         scores = {row[0]: read_cell(row[header.index(column)]) for row in rows if row[0] != "A*"}
-        halves = scores.pop(CEILING).value
+        halves = scores.pop(HALVES).value
         perfect = np.sqrt(2 * halves / (1 + halves))
         order = order or sorted(scores, key=lambda name: -np.nan_to_num(scores[name].value))
         for y, name in enumerate(order):

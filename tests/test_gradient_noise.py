@@ -118,7 +118,7 @@ def test_method_gradients_are_what_training_applies(codec, random_model, exact, 
     for step in (1, 2):
         batch = grpo.rollout(random_model, codec, puzzles, grpo.draw_uniforms(0, step, 2, 3, 9))
         batch.reward = torch.rand(6, generator=torch.Generator().manual_seed(step))
-        batch.advantage, batch.mask[4, 3:] = grpo.group_advantage(*2 * [batch.reward.view(2, 3)]).flatten(), False
+        batch.advantage, batch.mask[4, 3:] = grpo.group_advantage(batch.reward.view(2, 3)).flatten(), False
         batches.append((puzzles, batch))
     found = gradient_noise.method_gradients(random_model, codec, batches)
     assert found.shape[:2] == (3, 2)

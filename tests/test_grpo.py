@@ -145,7 +145,7 @@ def test_advantage_by_the_textbook(estimator):
     """Guards against the unbiased std, a mean over the wrong axis, rloo's factor, and rounding noise over 1e-4."""
     rewards = [[1.1, 0.1, 0.1, 0, 0, 0, 0], [0.1, 1.1, 1.1, 1.1, 1.1, 0, 0.1], [0.1] * 7]
     success = [[float(r > 1) for r in group] for group in rewards]
-    advantage = grpo.group_advantage(torch.tensor(rewards), torch.tensor(success), estimator)
+    advantage = grpo.group_advantage(torch.tensor(rewards), estimator, torch.tensor(success))
     for i, g in itertools.product(range(2), range(7)):
         group, r, solved = rewards[i], rewards[i][g], statistics.mean(success[i])
         expected = {"grpo": (r - statistics.mean(group)) / (statistics.pstdev(group) + 1e-4),
@@ -156,8 +156,8 @@ def test_advantage_by_the_textbook(estimator):
         assert advantage[i, g].item() == pytest.approx(expected, abs=1e-6)
     assert torch.tensor(rewards[2]).mean() != 0.1  # in float32, and yet
     equal = torch.full((2, 7), 0.1)
-    assert not grpo.group_advantage(equal, 0 * equal, estimator).any()
-    assert not grpo.group_advantage(equal + 1, equal * 0 + 1, estimator).any()
+    assert not grpo.group_advantage(equal, estimator, 0 * equal).any()
+    assert not grpo.group_advantage(equal + 1, estimator, equal * 0 + 1).any()
     assert advantage[2].any() == (estimator == "batch")
 
 

@@ -146,13 +146,13 @@ def test_the_tables_and_their_sentence_by_hand():
     spread, gradient, places = ratio.tables_ratio(found, "Note.")
     assert [row[:3] for row in gradient.rows] == [["none", c, u] for c in ("0.2", "0.28") for u in ("3", "4")]
     # Two batches, 0.1 apart: the interval is 12.706 * 0.1 / 2.
-    assert gradient.rows[0][3:] == ["3.3500 ± 0.6353", "3.3600 ± 0.6353", "3.3700 ± 0.6353", "3.380 ± 0.635"]
+    assert gradient.rows[0][3:] == ["3.35 ± 0.64", "3.36 ± 0.64", "3.37 ± 0.64", "3.38 ± 0.64"]
     assert dict(zip(spread.header, spread.rows[1]))["deviation of log ratio"] == "4.400 ± 0.635"
-    assert spread.rows[0][spread.header.index("clipped, structure")] == "3.5100"  # of one batch
+    assert spread.rows[0][spread.header.index("clipped, structure")] == "351.00"  # of one batch
     assert dict(zip(places.header, places.rows[0]))["structure, credit < 0"] == "3.540 ± 0.635"
     sentence = ratio.summary(found)
-    assert "update 4 has a cosine of 4.3500 ± 0.6353 with that of ratio 1: 4.3600 ± 0.6353 by the ratio" in sentence
-    assert "4.3900 ± 0.6353 of the tokens are clipped" in sentence
+    assert "update 4 has a cosine of 4.35 ± 0.64 with that of ratio 1: 4.36 ± 0.64 by the ratio" in sentence
+    assert "439.00 ± 63.53% of the tokens are clipped" in sentence
 
 
 def test_the_picture_shows_the_tables(tmp_path, monkeypatch):

@@ -67,7 +67,7 @@ def test_a_batch_comes_back_from_its_columns(small, codec, advantage, normalize)
     """Guards against padding, ends, puzzles, limits or random numbers other than those of the sampled batch."""
     batch, truth = small
     again = sc.rebuild(truth, batch.ask.model, codec, advantage=advantage, normalize=normalize)
-    expected_advantage = grpo.group_advantage(batch.reward.view(2, -1), batch.success.view(2, -1), advantage).flatten()
+    expected_advantage = grpo.group_advantage(batch.reward.view(2, -1), advantage).flatten()
     expected = replace(batch, normalize=normalize, advantage=expected_advantage)
     assert 0 < batch.ended.sum() < len(batch.ended)
     assert content(again) == content(expected)
@@ -125,7 +125,7 @@ def test_published_scores_come_out_again(published):
     for own, other in (("none", "GRPO"), ("random", "random (control)"), ("entropy_weighted", "entropy_weighted")):
         for found, written in zip(rows[f"{own} (yours)"], rows[other], strict=True):
             assert read_cell(found)[:3] == pytest.approx(read_cell(written)[:3], abs=0.0101, nan_ok=True), own
-    assert list(rows)[3:-1] == ["GRPO", "random (control)", "token_type (best rank in response)", "noise ceiling"]
+    assert list(rows)[3:-1] == ["GRPO", "random (control)", "token_type (best rank in response)", "half against half"]
 
 
 def test_rloo_by_hand(small):
@@ -181,7 +181,7 @@ def test_the_command_prints_the_table_and_draws_the_credit(small, folder, monkey
     assert title == "## Credit of outcome_conditional think_discount=0.0 advantage=rloo against A*"
     names = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")]
     assert names == ["method", "outcome_conditional (yours)", "RLOO", "GRPO", "random (control)",
-                     "token_type (best rank in response)", "noise ceiling"]
+                     "token_type (best rank in response)", "half against half"]
     expected = MITIGATIONS["outcome_conditional"](batch, think_discount=0.0)[batch.mask]
     assert drawn[0]["credit"] == pytest.approx(expected.numpy())
     assert {path.name for path in (folder / "out").iterdir()} == {"score-outcome_conditional.png"}

@@ -159,11 +159,11 @@ def test_all_scores_put_every_method_in_its_place(codec, random_model, exact):
               "reachable_before": np.ones(N, int), "reachable": rng.integers(0, 2, N), "credits": credits,
               "methods": np.array(["one", "two", "exact"]), "advantage": rng.normal(size=N)}  # fmt: skip
     scores = ts.all_scores(random_model, codec, puzzles, batch, truth)
-    ceiling, half = scores["noise ceiling"], truth["a_star_halves"].T
+    ceiling, half = scores["half against half"], truth["a_star_halves"].T
     compared = {"one": credits[0], "two": credits[1], "exact": credits[2],
                 "A·abs(log p)": -truth["advantage"] * truth["logprob"],
                 "A·‖onehot - p‖": truth["advantage"] * truth["logit_grad"]}  # fmt: skip
-    assert list(scores) == [*compared, "noise ceiling"]
+    assert list(scores) == [*compared, "half against half"]
     for name, x in compared.items():
         assert scores[name].pooled_pearson.value == pytest.approx(np.corrcoef(x, credits[2])[0, 1], abs=1e-5)
     for name, update in zip(truth["methods"].tolist(), parts.sum(1)):
@@ -184,10 +184,10 @@ def test_tables_by_hand():
         logit_grad=np.full(8, 0.5), entropy=np.arange(8.0), reachable_before=np.array([-1, 1, 1, 1, 0, -1, 1, -1]),
         reachable=np.array([-1, 0, 1, 1, 0, -1, 0, -1]), methods=np.array(["none"]), credits=A[None])  # fmt: skip
     scores = {name: ts.Score(*(ts.Estimate(value + i / 10) for i in range(8)))
-              for name, value in (("none", 0.0), (ts.CEILING, 1.0))}  # fmt: skip
+              for name, value in (("none", 0.0), (ts.HALVES, 1.0))}  # fmt: skip
     pooled, within, sizes, where, solver = ts.score_tables(scores, truth)
     assert pooled.rows == [["none", "0.00", "0.10", "0.20", "0.50", "0.60"],
-                           [ts.CEILING, "1.00", "1.10", "1.20", "1.50", "1.60"]]  # fmt: skip
+                           [ts.HALVES, "1.00", "1.10", "1.20", "1.50", "1.60"]]  # fmt: skip
     assert within.rows[0] == ["none", "0.30", "0.40", "0.70", "1.00", "0.00"]
     assert within.rows[1][4:] == ["", ""]
     assert within.rows[2][0] == "A*"
@@ -212,13 +212,13 @@ def test_tables_by_hand():
 
 
 def test_the_picture_has_the_best_within_responses_on_top(tmp_path, monkeypatch):
-    """Guards against a score in another row or panel, and A* or the noise ceiling taken for a method."""
+    """Guards against a score in another row or panel, and A* or the half against half taken for a method."""
     figures, file = [], tmp_path / "scores.md"
     monkeypatch.setattr(plt, "close", figures.append)
     file.write_text("## Credit against A*, all tokens\n\n| method | cosine of update |\n|---|---|\n| a | 0.90 |\n"
-                    "| none | 0.80 |\n| random | -0.50 |\n| noise ceiling | 0.28 |\n\n"
+                    "| none | 0.80 |\n| random | -0.50 |\n| half against half | 0.28 |\n\n"
                     "## Credit against A* and the solver, within responses\n\n| method | Spearman |\n|---|---|\n"
-                    "| a | -0.20 |\n| none | |\n| random | 0.30 |\n| noise ceiling | 0.60 |\n| A* | 1.00 |\n")
+                    "| a | -0.20 |\n| none | |\n| random | 0.30 |\n| half against half | 0.60 |\n| A* | 1.00 |\n")
     ts.draw_scores(file, tmp_path / "scores.png")
     assert figures[0].axes[0].yaxis_inverted()
     for axis, scores, halves in zip(figures[0].axes, ([0.3, math.nan, -0.2], [-0.5, 0.8, 0.9]), (0.6, 0.28)):
