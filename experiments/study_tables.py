@@ -16,7 +16,7 @@ import numpy as np
 
 from analyze import COSTS, DIFFERENCES, JUDGED, NAMES, RLOO, draw_curves, draw_forest, figure_cell, record
 from experiments.correlation import spearman, without_two
-from experiments.study_budget import draw_budget, name_of, table_budget
+from experiments.study_budget import draw_budget, name_of, table_budget, total_cost, unit_cost
 from experiments.study_scores import (MEASURED, SCORES, Scores, draw_truth, read_published, read_scores, score_of,
                                       table_truth)
 from plumbing.report import Estimate, Table, cell, holm, mean_height, points, t_estimate, t_quantile, welch
@@ -200,17 +200,26 @@ def table_settings(title: str, runs: list[Run], others: list[Run]) -> Table:
     groups = {group.label: group for group in group_runs([run for run in runs if run.seed in seeds] + others)}
     records = {label: record(group) for label, group in sorted(groups.items()) if label.split()[0] in methods}
     for label, r in records.items():
-        default = groups.get(label.split()[0])  # a label names the flags that are not the default
-        if default is not None:
-            r |= compare(groups[label], default, "default")
+        if default := default_of(label, {run.label for run in runs}):
+            r |= compare(groups[label], groups[default], "default")
     differences = (*LEARNED, "end - default", "area - default")
     shape, stars = ("gradient norm", "effective sample size", "varies within"), starred(records, differences)
     rows = [[name_of(label), f"{r['seeds'].value:.0f}", points(r["end"]), points(r["area"]), *stars[label],
              points(r["least climb"]), *(f"{r[name].value:.2f}" for name in shape)] for label, r in records.items()]
     note = ("As above. A flag that is not named has its default; `- default` is the difference to the same method with "
-            "all flags at their defaults. Least climb: of the worst seed, in points. Effective sample size and varies "
-            "within: see Credit by token type.")
+            "fewer flags in the main table, `- GRPO` to GRPO with the same settings but for the method's. Least "
+            "climb: of the worst seed, in points. Effective sample size and varies within: see Credit by token type.")
     return Table(title, note, ["method", "seeds", "end", "area", *differences, "least climb", *shape], rows)
+
+
+def default_of(label: str, labels: set[str]) -> str | None:
+    """The label of the same method with fewer flags, if one of `labels` is that: a label names what is not a default.
+
+    `vineppo k=3 cuts=uncertain` has `vineppo k=3`, since the main table has no `vineppo` without a flag.
+    """
+    method, *flags = label.split()
+    fewer = [other for other in labels if other.split()[0] == method and {*other.split()[1:]} < {*flags}]
+    return max(fewer, key=len, default=None)
 
 
 def table_rates(title: str, runs: list[Run], figure: str) -> Table:
@@ -322,15 +331,17 @@ def write_study(file: Path) -> None:
             group.baseline = next(g for g in groups if g.label == "none")  # also of RLOO, though its settings differ
         records[level] = {group.label: record(group) for group in groups}
         scored = [group for group in groups if group.label != RLOO]  # its credit, undivided, was not scored
-        tables += [table_study(level, groups, records[level], costs.get(level, {})),
-                   table_cost(level, groups, costs.get(level, {}), times if level == "easy" else {}),
+        recorded = all(row["spent"] for group in groups for row in group.rows.values())  # version 1 did not
+        cost = {g.label: total_cost(g) / unit_cost(groups) for g in groups} if recorded else costs.get(level, {})
+        tables += [table_study(level, groups, records[level], cost),
+                   table_cost(level, groups, cost, times if level == "easy" else {}),
                    table_scores(level, records[level], scores), table_truth(level, scored, scores),
                    table_types(level, records[level]), *side_tables(level, parts)]
         if "fresh" in parts:
             again = {run.label for run in parts["fresh"]}
             both = group_runs([run for run in parts["main"] if run.label in again] + parts["fresh"])
-            tables.append(table_cost(f"{level}, with fresh seeds", both, costs.get(level, {}), times))
-        if all(row["spent"] for group in groups for row in group.rows.values()):  # version 1 did not record it
+            tables.append(table_cost(f"{level}, with fresh seeds", both, cost, times))
+        if recorded:
             spending = group_runs(parts["main"] + parts.get("budget", []))
             tables.append(table_budget(level, spending))
             draw_budget(spending, file.parent / f"{level}-budget.png")
@@ -345,9 +356,11 @@ def write_study(file: Path) -> None:
 
 
 def side_tables(level: str, parts: dict[str, list[Run]]) -> list[Table]:
-    """Tables of the other parts of a level: hyper-parameters, learning rates, fresh seeds."""
+    """Tables of the other parts of a level: hyper-parameters, other forms, learning rates, fresh seeds."""
     main, tables = parts["main"], []
-    for title, part in (("Hyper-parameters", "sweeps"), ("Weights as written, not rescaled", "unscaled")):
+    for title, part in (("Hyper-parameters", "sweeps"), ("Weights as written, not rescaled", "unscaled"),
+                        ("Other forms", "forms"), ("Weights of three rewards", "process"),
+                        ("Several updates a batch", "updates")):
         if part in parts:
             tables.append(table_settings(f"{title}, {level}", main, parts[part]))
     if "fresh" in parts:

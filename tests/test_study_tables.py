@@ -28,6 +28,14 @@ def study_run(method, seed, end, setting="", **figures):
     return Run(f"{label}-{seed}", label, setting, method == "none", seed, rows | figures)
 
 
+@pytest.mark.parametrize("label, default", [
+    ("vineppo k=3 cuts=uncertain", "vineppo k=3"), ("none advantage=batch", "none"), ("none", None),
+    ("none advantage=rloo answers=9", "none advantage=rloo"), ("token_type filler=2.0", None)])  # fmt: skip
+def test_a_default_is_the_same_method_with_fewer_flags(label, default):
+    """Guards against another method whose name begins alike, and a flag with another value."""
+    assert study_tables.default_of(label, {"none", "none advantage=rloo", "vineppo k=3", "token"}) == default
+
+
 def study_runs(method, *ends, seeds=(0, 1, 2), setting="", **figures):
     """A run of a method for each of these ends, on one seed after the other."""
     return [study_run(method, seed, end, setting, **figures) for seed, end in zip(seeds, ends)]
