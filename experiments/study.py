@@ -83,6 +83,7 @@ PARTS = {  # level, methods with their flags, seeds
     "sweeps": [("easy", SWEEPS, range(3))],
     "updates": [("easy", UPDATES, range(3))],
     "breaks": [("hard", ("value_change", "token_type"), range(3))],  # see experiments/collapse.py
+    "trial": [("hard", ("entropy_ratio", "tempo", "first_error", "learned_importance", *FORMS[:6]), range(1))],
 }
 
 
