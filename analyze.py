@@ -29,8 +29,8 @@ from countdown_task import ROLES, Codec
 from plumbing.report import (GREY, LETTERS, MIN_RESPONSES, PALETTE, SHADES, Estimate, Table, bins, clustered_mean,
                              draw_estimate, draw_tokens, interval, mean_height, new_figure, place_tokens, plt, pm,
                              ratio, save_figure, t_estimate, t_statistics, welch, write_csv)
-from plumbing.runs import (Group, Run, group_runs, heldout, labels, read_config, read_final, read_metrics,
-                           shared_settings, unequal_steps)
+from plumbing.runs import (Group, Run, group_runs, heldout, labels, read_config, read_final,
+                           read_metrics, shared_settings, unequal_steps, work_on_folders)
 
 MEASURES = ("contribution", "gradient")
 COLOURS = dict(zip(("reasoning", "filler", "structure"), PALETTE))
@@ -592,15 +592,8 @@ def analyze(paths: list[Path]) -> None:
 
 def main() -> None:
     """Read the command line; report what can't be read in one sentence."""
-    words = sys.argv[1:]
-    if {"-h", "--help"} & set(words):
-        return print(__doc__)
-    if not words or any(word.startswith("-") for word in words):
-        sys.exit("error: name one or more run folders and no flags, such as: python analyze.py runs/none-seed0")
-    try:
-        analyze([Path(word) for word in words])
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    work_on_folders(analyze, __doc__,
+                    "name one or more run folders and no flags, such as: python analyze.py runs/none-seed0")
 
 
 if __name__ == "__main__":

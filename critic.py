@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from plumbing.files import read_tensors, replace_file
 from qwen2_model import Qwen2
 
-FILE, IMPORTANCE_FILE = "critic.safetensors", "importance.safetensors"  # in the model folder
 LR = 5e-4  # of AdamW
 EPOCHS = 4  # optimizer steps on each batch
 CLIP = 0.2  # a value that has moved this far towards the reward is not pulled any further
@@ -50,6 +49,8 @@ class Head(nn.Module):
 
 class Critic(nn.Module):
     """The expected reward before each token, and the optimizer that learns it."""
+
+    file = "critic.safetensors"  # in the model folder
 
     def __init__(self, hidden_size: int):
         super().__init__()
@@ -78,10 +79,6 @@ class Critic(nn.Module):
             loss.backward()
             self.optimizer.step()
 
-    def save(self, folder: Path) -> None:
-        """Write the weights beside the model's."""
-        save_head(self, folder / FILE)
-
 
 class Importance(nn.Module):
     """Which tokens tell whether a response succeeds: attention pooling over its hidden states (1802.04712).
@@ -89,6 +86,8 @@ class Importance(nn.Module):
     Each token has a score and a value. The mean of the values, weighted by the softmax of the scores over the
     response, is the logit of its success. Training to predict success teaches the scores where to look.
     """
+
+    file = "importance.safetensors"  # in the model folder
 
     def __init__(self, hidden_size: int):
         super().__init__()
@@ -111,33 +110,23 @@ class Importance(nn.Module):
             loss.backward()
             self.optimizer.step()
 
-    def save(self, folder: Path) -> None:
-        """Write the weights beside the model's."""
-        save_head(self, folder / IMPORTANCE_FILE)
+
+HEADS = {"critic": Critic, "importance": Importance}
 
 
-def save_head(head: nn.Module, file: Path) -> None:
-    """Write the weights of a head."""
+def save_head(head: Critic | Importance, folder: Path) -> None:
+    """Write the weights of a head beside the model's."""
     tensors = {name: tensor.contiguous() for name, tensor in head.state_dict().items()}
-    replace_file(file, lambda part: save_file(tensors, part))
+    replace_file(folder / head.file, lambda part: save_file(tensors, part))
 
 
-def load_head(head: nn.Module, file: Path) -> nn.Module:
-    """The head with the weights in a file, or as it is if there is none; ValueError for a file that does not fit."""
+def load_head(name: str, folder: str | Path, model: Qwen2) -> Critic | Importance:
+    """One of HEADS as saved beside a model, or a new one if there is none; ValueError for a file that does not fit."""
+    head = HEADS[name](model.config.hidden_size).to(model.output_weight.device)
+    file = Path(folder) / head.file
     if file.is_file():
         try:
             head.load_state_dict(read_tensors(file))
         except (ValueError, RuntimeError):
             raise ValueError(f"{file} is broken or another model's; remove it to start with a new one") from None
     return head
-
-
-def load_critic(folder: str | Path, model: Qwen2) -> Critic:
-    """The critic saved beside a model, or a new one."""
-    return load_head(Critic(model.config.hidden_size).to(model.output_weight.device), Path(folder) / FILE)
-
-
-def load_importance(folder: str | Path, model: Qwen2) -> Importance:
-    """The importance head saved beside a model, or a new one."""
-    head = Importance(model.config.hidden_size).to(model.output_weight.device)
-    return load_head(head, Path(folder) / IMPORTANCE_FILE)

@@ -26,7 +26,7 @@ from torch import Tensor
 import grpo
 from countdown_task import (Codec, Puzzle, coin_toss, fingerprint, generate_puzzles, is_solvable, puzzle_key,
                             read_puzzles, split)
-from critic import Critic, Importance, load_critic, load_importance
+from critic import HEADS, Critic, Importance, load_head, save_head
 from mitigations import MITIGATIONS, NORMALIZATIONS, TokenBatch, has_variance, needs
 from plumbing import run_folder
 from plumbing.files import write_json
@@ -97,12 +97,11 @@ class Policy(NamedTuple):
         """Write the model, and the heads that were trained with it."""
         save_model(self.model, folder)
         for head in self.heads().values():
-            head.save(folder)
+            save_head(head, folder)
 
     def heads(self) -> dict[str, Critic | Importance]:
         """The heads on the model's hidden states that this credit function needs, by name."""
-        heads = {"critic": self.critic, "importance": self.importance}
-        return {name: head for name, head in heads.items() if head is not None}
+        return {name: head for name in HEADS if (head := getattr(self, name)) is not None}
 
 
 def train(run: Path, s: Settings, hyper_parameters: dict, policy: Policy, training: list[Puzzle],
@@ -119,10 +118,7 @@ def train(run: Path, s: Settings, hyper_parameters: dict, policy: Policy, traini
             policy.critic.learn(batch.ask.hidden, batch.mask, batch.ask.values, batch.reward)
         if policy.importance is not None:
             policy.importance.learn(batch.ask.hidden, batch.mask, batch.success)
-        row = grpo.update(
-            policy.model, optimizer, batch.ask.prompts, batch, credit, kl=s.kl,
-            clip_low=s.clip_low, clip_high=s.clip_high, loss_norm=s.loss_norm, max_new_tokens=s.max_new_tokens,
-            updates_per_batch=s.updates_per_batch, max_grad_norm=s.max_grad_norm, micro_batch=s.micro_batch)
+        row = update(policy, optimizer, batch, credit, s)
         row |= summarize(step, batch, step_began)
         if step == s.steps or (s.eval_every and step % s.eval_every == 0):
             row |= measure_heldout(policy, heldout, s)
@@ -153,6 +149,14 @@ def assign_credit(batch: TokenBatch, s: Settings, hyper_parameters: dict) -> Ten
     if s.skip_unfinished:
         credit = credit * batch.ended[:, None]
     return credit
+
+
+def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tensor, s: Settings) -> dict:
+    """Take the optimizer steps that the settings ask for; returns columns of metrics.csv."""
+    return grpo.update(
+        policy.model, optimizer, batch.ask.prompts, batch, credit, kl=s.kl,
+        clip_low=s.clip_low, clip_high=s.clip_high, loss_norm=s.loss_norm, max_new_tokens=s.max_new_tokens,
+        updates_per_batch=s.updates_per_batch, max_grad_norm=s.max_grad_norm, micro_batch=s.micro_batch)
 
 
 def learners(policy: Policy, optimizer: Optimizer) -> dict:
@@ -361,10 +365,9 @@ def load_policy(s: Settings, required: set[str]) -> Policy:
     model, codec = load_model(s.model, s.device, getattr(torch, s.dtype)), Codec(s.model)
     model.real_vocab = codec.size  # the embedding may have more rows than there are tokens; they are never sampled
     model.checkpoint_activations = s.checkpoint_activations
-    critic = load_critic(s.model, model) if "critic" in required else None
-    importance = load_importance(s.model, model) if "importance" in required else None
+    heads = {name: load_head(name, s.model, model) for name in HEADS if name in required}
     reference = copy.deepcopy(model).requires_grad_(False) if s.kl > 0 or "reference" in required else None
-    return Policy(model, codec, critic, importance, reference)
+    return Policy(model, codec, **heads, reference=reference)
 
 
 def rehearse(policy: Policy, puzzles: list[Puzzle], s: Settings, hyper_parameters: dict) -> None:

@@ -17,7 +17,6 @@ Differences from the original's tables:
    counts them as filler, it says so.
 3. Every figure is a mean over seeds with an interval.
 """
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -26,10 +25,9 @@ from matplotlib.ticker import PercentFormatter
 from analyze import COLOURS, figure_cell, load_runs, mean_size, method_name, read_log, training_time
 from countdown_task import ROLES
 from experiments.study_budget import name_of
-from plumbing.progress import fail
 from plumbing.report import (GREY, PALETTE, Table, bins, interval, new_figure, plt, points, ratio, save_figure,
                              t_estimate)
-from plumbing.runs import Group, group_runs, read_config, read_final, read_metrics, unequal_steps
+from plumbing.runs import Group, group_runs, read_config, read_final, read_metrics, unequal_steps, work_on_folders
 
 RESULTS = Path("results")
 FILE = "appendix-b"  # .md, and the two pictures -learning.png and -types.png
@@ -290,15 +288,9 @@ def write_page(folders: list[Path], out: Path) -> None:
 
 def main() -> None:
     """Read the command line; report what can't be read in one sentence."""
-    words = sys.argv[1:]
-    if {"-h", "--help"} & set(words):
-        return print(__doc__)
-    if not words or any(word.startswith("-") for word in words):
-        fail("name finished run folders, and no flags, such as: python -m experiments.appendix_b runs/*-seed[012]")
-    try:
-        write_page([Path(word) for word in dict.fromkeys(words)], RESULTS)
-    except (ValueError, OSError) as error:
-        fail(str(error))
+    work_on_folders(lambda folders: write_page(folders, RESULTS), __doc__,
+                    "name finished run folders, and no flags, such as: "
+                    "python -m experiments.appendix_b runs/*-seed[012]")
 
 
 if __name__ == "__main__":

@@ -8,14 +8,12 @@ deviation of a seed around it, averaged over steps. A run *leaves* the reference
 in a row that are more than 3 standard deviations away, on the same side. Writes results/collapse.md and a picture of
 the runs whose success fell.
 """
-import sys
 from pathlib import Path
 
 import numpy as np
 
-from plumbing.progress import fail
 from plumbing.report import GREY, PALETTE, Table, new_figure, save_figure
-from plumbing.runs import read_config, read_metrics
+from plumbing.runs import read_config, read_metrics, work_on_folders
 
 RESULTS = Path("results")
 MEASURES = {"success": "success", "format": "format", "truncated": "cut off", "length": "length (tokens)",
@@ -111,15 +109,8 @@ def write_page(folders: list[Path]) -> None:
 
 def main() -> None:
     """Read the command line; report what can't be read in one sentence."""
-    words = sys.argv[1:]
-    if {"-h", "--help"} & set(words):
-        return print(__doc__)
-    if not words or any(word.startswith("-") for word in words):
-        fail("name run folders, and no flags, such as: python -m experiments.collapse runs/*-seed[012]")
-    try:
-        write_page([Path(word) for word in dict.fromkeys(words)])
-    except (ValueError, OSError) as error:
-        fail(str(error))
+    work_on_folders(write_page, __doc__,
+                    "name run folders, and no flags, such as: python -m experiments.collapse runs/*-seed[012]")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 from analyze import COSTS
-from experiments.study import LEVELS, METHODS, write_hard_puzzles
+from experiments.study import LEVELS, METHODS, RLOO, write_hard_puzzles
 from experiments.study_tables import TOKENS
 from plumbing.progress import Progress, fail
 from plumbing.report import write_csv
@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--level", choices=list(LEVELS), default="easy", help="the puzzles of that run (default easy)")
     args = parser.parse_args()
     write_hard_puzzles()
-    trials = [(flags, model) for flags in (*METHODS, "none --advantage rloo") for model in (BUNDLED, args.end)]
+    trials = [(flags, model) for flags in (*METHODS, RLOO) for model in (BUNDLED, args.end)]
     rows, progress = [], Progress("trials", len(trials))
     try:
         with tempfile.TemporaryDirectory() as folder:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-import critic
+from critic import Critic
 from experiments.ground_truth import PACKET, SURE
 from mitigations import MITIGATIONS
 from plumbing.progress import fail
@@ -129,7 +129,7 @@ def facts(truth: dict, fitted: bool) -> dict[str, str]:
                         f"was at most {SURE}",
             "Shown": f"the {PUZZLES} puzzles whose responses have the largest |A*|, and of each one right and one "
                      "wrong response, where there are both",
-            "Critic of ppo and value_change": f"{critic.FILE}, " + (
+            "Critic of ppo and value_change": f"{Critic.file}, " + (
                 "fitted for this measurement" if fitted else "beside the model"),
             "Flags, all at their defaults": "; ".join(flags) + "; the others have none"}
 
@@ -227,7 +227,7 @@ def main() -> None:
     args = parser.parse_args()
     try:
         truth, out = read_truth(args.truth), args.out or args.truth.parent
-        ranked, fitted = rank_responses(truth), (args.truth.parent / critic.FILE).is_file()
+        ranked, fitted = rank_responses(truth), (args.truth.parent / Critic.file).is_file()
         out.mkdir(parents=True, exist_ok=True)
         (out / "credit.html").write_text(page(truth, choose_puzzles(truth, ranked), fitted), encoding="utf-8")
         draw(truth, ranked, out / "truth.png")

@@ -14,7 +14,7 @@ import torch
 
 import grpo
 from countdown_task import Codec, Puzzle, generate_puzzles
-from critic import FILE, IMPORTANCE_FILE, Critic, Importance, load_critic, load_importance
+from critic import HEADS, Critic, Importance, load_head, save_head
 from mitigations import TokenBatch
 from plumbing.progress import Progress, fail
 from qwen2_model import Qwen2, load_model
@@ -50,12 +50,12 @@ def find_heads(folder: Path, model_folder: str, model: Qwen2, codec: Codec,
                batches: int) -> dict[str, Critic | Importance]:
     """Critic and importance head in `folder`, or those beside the model, or new ones, fitted and saved in `folder`."""
     for place in (folder, Path(model_folder)):
-        if (place / FILE).is_file() and (place / IMPORTANCE_FILE).is_file():
-            return {"critic": load_critic(place, model), "importance": load_importance(place, model)}
+        if all((place / head.file).is_file() for head in HEADS.values()):
+            return {name: load_head(name, place, model) for name in HEADS}
     print(f"no critic beside the model: fitting one to {batches} batches of responses", flush=True)
     critic, importance, _ = fit(model, codec, batches, "reward")
-    critic.save(folder)
-    importance.save(folder)
+    save_head(critic, folder)
+    save_head(importance, folder)
     return {"critic": critic, "importance": importance}
 
 

@@ -4,9 +4,9 @@ Before the first update on a batch the ratio is 1. From the second on, the gradi
 
     sum_t share_t * factor_t * credit_t * grad log pi(token_t),    factor = ratio, or 0 where the clip takes over
 
-with share_t the token's share of the loss,
-so each token's credit is multiplied by a factor of its own, also in GRPO, whose credit is the same on all tokens. Is
-that credit assignment? Three measurements before updates 2, 3 and 4, on the tokens that have credit:
+with share_t the token's share of the loss. So each token's credit is multiplied by a factor of its own, also in GRPO,
+whose credit is the same on all tokens. Is that credit assignment? Three measurements before updates 2, 3 and 4, on the
+tokens that have credit:
 
 1. The factor: how many tokens are clipped, how far the ratio spreads, and how much of that is within responses.
 2. The gradient: its cosine with the one of the same tokens, at the same weights, with all factors 1. Beside it are the
@@ -37,7 +37,8 @@ from plumbing.optimizer import Optimizer
 from plumbing.progress import Progress, fail
 from plumbing.report import GREY, PALETTE, Table, interval, new_figure, pm, read_cell, read_table, save_figure
 from sampler import response_logprobs
-from train import BUNDLED, Policy, Settings, assign_credit, choose_puzzles, draw_puzzles, load_policy, sample_and_grade
+from train import (BUNDLED, Policy, Settings, assign_credit, choose_puzzles, draw_puzzles, load_policy,
+                   sample_and_grade, update)
 
 METHODS = ("none", "entropy_masking")
 CLIPS = (0.2, 0.28)  # --clip_high: the default, and DAPO's
@@ -109,12 +110,6 @@ def sampled(policy: Policy, training: list[Puzzle], s: Settings, step: int) -> t
     return puzzles, batch, assign_credit(batch, s, {})
 
 
-def take_update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tensor, s: Settings) -> None:
-    """One optimizer step. Four of them are what train.py does with --updates_per_batch 4."""
-    grpo.update(policy.model, optimizer, batch.ask.prompts, batch, credit, max_new_tokens=s.max_new_tokens,
-                loss_norm=s.loss_norm, clip_low=s.clip_low, clip_high=s.clip_high, max_grad_norm=s.max_grad_norm)
-
-
 def observations(policy: Policy, s: Settings, batches: int, warm_up: int) -> Iterator[dict]:
     """Facts before updates 2, 3, ... with each clip, on `batches` independent batches, after `warm_up` steps."""
     optimizer, (training, _) = Optimizer(policy.model, s.lr, (s.beta1, s.beta2)), choose_puzzles(s)
@@ -122,7 +117,7 @@ def observations(policy: Policy, s: Settings, batches: int, warm_up: int) -> Ite
     for step in range(1, warm_up + 1):
         _, batch, credit = sampled(policy, training, s, step)
         for _ in range(UPDATES):
-            take_update(policy, optimizer, batch, credit, s)
+            update(policy, optimizer, batch, credit, s)
         progress.show(step)
     start = copy.deepcopy(optimizer.state_dict())
     for step in range(warm_up + 1, warm_up + batches + 1):
@@ -137,10 +132,13 @@ def observations(policy: Policy, s: Settings, batches: int, warm_up: int) -> Ite
 
 def observed_updates(policy: Policy, optimizer: Optimizer, puzzles: list[Puzzle], batch: TokenBatch, credit: Tensor,
                      s: Settings) -> Iterator[dict]:
-    """Facts before each of UPDATES updates on a batch with credit (B, T), but the first."""
-    for update in range(2, UPDATES + 1):
-        take_update(policy, optimizer, batch, credit, s)
-        yield {"update": update} | observe(policy, puzzles, batch, credit, s)
+    """Facts before each of UPDATES updates on a batch with credit (B, T), but the first.
+
+    Four single updates are what train.py does with --updates_per_batch 4.
+    """
+    for number in range(2, UPDATES + 1):
+        update(policy, optimizer, batch, credit, s)
+        yield {"update": number} | observe(policy, puzzles, batch, credit, s)
 
 
 # ------------------------------------------------------------------------------------------------ tables and picture

@@ -21,7 +21,7 @@ from torch import Tensor
 import grpo
 from analyze import RLOO, is_control, method_name
 from countdown_task import Codec, Puzzle
-from critic import FILE, IMPORTANCE_FILE, Critic, Importance, load_critic, load_importance
+from critic import HEADS, Critic, Importance, load_head
 from experiments.credit_page import CAPTIONS, COLUMNS, draw, rank_responses, read_truth
 from experiments.truth_scores import HALVES, Score, cosine_of, credit_gradients, score, table_pooled, table_within
 from mitigations import MITIGATIONS, CreditFunction, TokenBatch, needs
@@ -167,11 +167,10 @@ def parse(arguments: list[str]) -> tuple[Options, dict]:
 def load_batch(truth: dict, options: Options, required: set[str]) -> TokenBatch:
     """The batch of the published truth, with the bundled model and, where they are required, the heads beside it."""
     (model, codec, *_), heads = load_policy(Settings(), set()), {}
-    for name, file, load in (("critic", FILE, load_critic), ("importance", IMPORTANCE_FILE, load_importance)):
-        if name in required:
-            if not (TRUTH / file).is_file():
-                raise ValueError(f"{TRUTH / file} is missing, and --score {options.score} needs it")
-            heads[name] = load(TRUTH, model)
+    for name in HEADS.keys() & required:
+        if not (file := TRUTH / HEADS[name].file).is_file():
+            raise ValueError(f"{file} is missing, and --score {options.score} needs it")
+        heads[name] = load_head(name, TRUTH, model)
     return rebuild(truth, model, codec, **heads, advantage=options.advantage, normalize=options.normalize)
 
 

@@ -15,7 +15,7 @@ from plumbing.report import GREY, PALETTE, Table, new_figure, points, save_figur
 from plumbing.runs import Group
 
 BUDGETS = (0.5, 1.0, 2.0, 4.0)  # in units of GRPO's run
-SHOWN = ("none", RLOO, "ppo", "vineppo k=3")  # what the picture compares, with all opponents that spend more
+SHOWN = ("ppo", "vineppo k=3")  # what the picture compares with all opponents
 
 
 def name_of(label: str) -> str:

@@ -16,14 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
-from countdown_task import Codec
 from experiments.credit_page import read_truth
 from experiments.score import READ, rebuild
 from experiments.truth_scores import HALVES, Score, all_scores
 from mitigations import MITIGATIONS
 from plumbing.progress import fail
 from plumbing.report import Table, cell
-from qwen2_model import load_model
+from train import Settings, load_policy
 
 RESULTS = Path("results")
 STEP_PUZZLES = 12  # of a training step
@@ -45,8 +44,7 @@ def scores_at(truth: dict, model_folder: str) -> dict[str, Score]:
     names = truth["methods"].tolist()
     chosen = [name for name in METHODS if name in names]
     truth = truth | {"methods": np.array(chosen), "credits": truth["credits"][[names.index(name) for name in chosen]]}
-    model, codec = load_model(model_folder), Codec(model_folder)
-    model.real_vocab = codec.size  # rows above are never sampled
+    model, codec, *_ = load_policy(Settings(model=model_folder), set())
     batch = rebuild(truth, model, codec)
     scores = all_scores(model, codec, batch.ask.puzzles, batch, truth)
     return {name: scores[name] for name in (*chosen, HALVES)}

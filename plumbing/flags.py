@@ -117,8 +117,7 @@ def own_flags(method: Any, taken: set[str]) -> dict:
     return method.parameters
 
 
-def check_method_flags(method: Any, settings: Any, defaults: Any, hyper_parameters: dict,
-                       chooser: str) -> None:
+def check_method_flags(method: Any, settings: Any, defaults: Any, hyper_parameters: dict, chooser: str) -> None:
     """Exit where a flag has no effect on the chosen credit function, or where a hyper-parameter is not finite."""
     if settings.normalize != defaults.normalize and not method.is_reweighting:
         fail(f"--{chooser} {method.name} is not a reweighting: it takes no --normalize")

@@ -4,9 +4,10 @@ A run folder holds config.json, metrics.csv and, once the run is finished, final
 """
 import csv
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Callable, NamedTuple
 
 import numpy as np
 
@@ -20,6 +21,23 @@ NO_DIFFERENCE = {"mitigation", "normalize", "seed", "out", "steps", "eval_every"
 
 
 # --------------------------------------------------------------------------------------------------- reading
+
+
+def work_on_folders(work: Callable[[list[Path]], object], usage: str, request: str) -> None:
+    """Call `work` with the folders on the command line of a program without flags; report errors in one sentence.
+
+    usage: what --help prints. request: the sentence that asks for folders where there are none, or where there is a
+    flag.
+    """
+    words = sys.argv[1:]
+    if {"-h", "--help"} & set(words):
+        return print(usage)
+    if not words or any(word.startswith("-") for word in words):
+        sys.exit(f"error: {request}")
+    try:
+        work([Path(word) for word in dict.fromkeys(words)])
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
 
 
 def read_metrics(run: Path) -> dict[str, np.ndarray]:

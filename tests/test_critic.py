@@ -10,7 +10,7 @@ import torch
 
 import grpo
 from countdown_task import Puzzle
-from critic import Critic, Importance, load_critic, load_importance
+from critic import Critic, Importance, load_head, save_head
 from qwen2_model import load_model
 from train import BUNDLED
 
@@ -178,12 +178,12 @@ def test_importance_finds_the_token_that_decides():
 def test_a_saved_head_comes_back_and_a_missing_one_is_new(tmp_path):
     """Guards against a tensor that is not saved, and a file that is not read."""
     model = load_model(BUNDLED)
-    assert not load_critic(tmp_path, model).values(torch.randn(4, 4, 128), MASK).any()
-    assert not load_importance(tmp_path, model).score(torch.randn(4, 4, 128)).any()
-    random_critic(128).save(tmp_path)
-    random_importance(128).save(tmp_path)
-    assert torch.equal(weights(load_critic(tmp_path, model)), weights(random_critic(128)))
-    assert torch.equal(weights(load_importance(tmp_path, model)), weights(random_importance(128)))
+    assert not load_head("critic", tmp_path, model).values(torch.randn(4, 4, 128), MASK).any()
+    assert not load_head("importance", tmp_path, model).score(torch.randn(4, 4, 128)).any()
+    save_head(random_critic(128), tmp_path)
+    save_head(random_importance(128), tmp_path)
+    assert torch.equal(weights(load_head("critic", tmp_path, model)), weights(random_critic(128)))
+    assert torch.equal(weights(load_head("importance", tmp_path, model)), weights(random_importance(128)))
 
 
 @pytest.mark.parametrize("content", ["another size", "a tensor missing", "no tensors"])
@@ -192,8 +192,8 @@ def test_a_file_that_does_not_fit_is_refused_by_name(content, tmp_path):
     critic, file = Critic(64 if content == "another size" else 128), tmp_path / "critic.safetensors"
     if content == "a tensor missing":
         del critic.value.inner.bias
-    critic.save(tmp_path)
+    save_head(critic, tmp_path)
     if content == "no tensors":
         file.write_text("version https://git-lfs.github.com/spec/v1\n")
     with pytest.raises(ValueError, match=re.escape(f"{file} is broken or another model's")):
-        load_critic(tmp_path, load_model(BUNDLED))
+        load_head("critic", tmp_path, load_model(BUNDLED))

@@ -108,7 +108,7 @@ def test_updates_are_those_of_train(small):
     assert metrics["clip_fraction"] == pytest.approx(sum(row["clipped"] for row in found) / 4, abs=1e-6)
     assert metrics["clip_fraction"] > 0
     assert found[0]["deviation"] < found[2]["deviation"] < 2 * metrics["ratio_spread"]
-    ratio.take_update(policy, optimizer, batch, credit, s)  # the fourth
+    ratio.update(policy, optimizer, batch, credit, s)  # the fourth
     for p, q in zip(policy.model.parameters(), twin.parameters()):
         torch.testing.assert_close(p, q)
 

@@ -27,7 +27,7 @@ import mitigations
 import qwen2_model
 import train
 from countdown_task import Codec, generate_puzzles, split
-from critic import Critic, Importance, load_critic
+from critic import Critic, Importance, load_head, save_head
 from mitigations import MITIGATIONS
 from plumbing import run_folder
 from plumbing.files import read_json
@@ -324,7 +324,7 @@ def test_a_trained_model_and_its_critic_are_the_next_runs_start(learning, tmp_pa
         assert not torch.allclose(ours, load_model(BUNDLED)(tokens), atol=1e-4)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
     assert policy.critic.value.outer.weight.any()
-    last = load_critic(tmp_path / "r" / "checkpoint", policy.model)
+    last = load_head("critic", tmp_path / "r" / "checkpoint", policy.model)
     assert all(torch.equal(p, q) for p, q in zip(policy.critic.parameters(), last.parameters()))
 
 
@@ -538,7 +538,7 @@ BROKEN_MODELS = {
     "broken tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{"), "tokenizer.json"),
     "too few positions": (shorten, "--max_new_tokens"),
     "NaN in the weights": (break_norm, "not finite"),
-    "a critic of another size": (lambda folder: Critic(64).save(folder), "critic.safetensors"),
+    "a critic of another size": (lambda folder: save_head(Critic(64), folder), "critic.safetensors"),
 }
 
 
