@@ -35,7 +35,6 @@ from plumbing.runs import (Group, Run, group_runs, heldout, labels, read_config,
 MEASURES = ("contribution", "gradient")
 COLOURS = dict(zip(("reasoning", "filler", "structure"), PALETTE))
 RLOO = "none advantage=rloo"  # the label of GRPO without the division by std(r)
-NAMES = {"none": "GRPO", RLOO: "RLOO"}
 CONTROLS = ("random", "inverted")  # no method to use: they show what credit from noise, or turned around, does
 
 
@@ -45,8 +44,12 @@ def is_control(label: str) -> bool:
 
 
 def method_name(label: str) -> str:
-    """What a method is called in a picture."""
-    return NAMES.get(label, label) + " (control)" * is_control(label)
+    """What a method is called in a picture: GRPO and RLOO by name, with their further settings; others by their label."""
+    method, *settings = label.split()
+    if method != "none":
+        return label + " (control)" * is_control(label)
+    rloo = RLOO.split()[1]
+    return " ".join(["RLOO" if rloo in settings else "GRPO", *(s for s in settings if s != rloo)])
 
 
 # --------------------------------------------------------------------------------------------------- reading

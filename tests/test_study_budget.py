@@ -2,15 +2,13 @@
 
 Run it:  python -m pytest tests/test_study_budget.py
 """
-import math
-
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
 from experiments import study_budget
 from plumbing.report import welch
-from plumbing.runs import Run, group_runs
+from plumbing.runs import Group, Run, group_runs
 
 
 def runs(label, ends, cost, steps=100):
@@ -29,12 +27,15 @@ def groups():
                       + runs("none answers=16", (0.3, 0.5), 4000.0) + runs("vineppo k=3", (0.5, 0.7), 3000.0))
 
 
-def test_success_at_a_cost_is_linear_between_measurements():
-    """Guards against a curve over steps instead of cost, and a run that counts beyond its end."""
-    row = {"curve": {0: 0.2, 50: 0.4, 100: 0.5}, "spent": {0: 0.0, 50: 100.0, 100: 300.0}}
-    costs = (0, 50, 100, 200, 300, 309, 310)
-    found = [study_budget.success_at(row, cost) for cost in costs]
-    assert found == pytest.approx([0.2, 0.3, 0.4, 0.45, 0.5, 0.5, math.nan], nan_ok=True)
+@pytest.mark.parametrize("cost, expected", [
+    (0, [0.2, 0.2]), (75, [0.3, 0.35]), (150, [0.4, 0.5]), (300, [0.5, 0.6]), (315, [0.5, 0.6]), (316, [])])
+def test_success_at_a_cost_is_linear_between_measurements(cost, expected):
+    """Guards against a curve over steps instead of cost, and a run that counts beyond its end. The two runs had spent
+    200 and 100 at half of the steps: 150 in the mean."""
+    rows = {seed: {"curve": dict(zip((0, 50, 100), curve)), "spent": {0: 0.0, 50: half, 100: 300.0}}
+            for seed, (curve, half) in enumerate([((0.2, 0.4, 0.5), 200.0), ((0.2, 0.5, 0.6), 100.0)])}
+    found = study_budget.at_costs(Group("a", rows), np.array([float(cost)]))
+    assert found[:, 0].tolist() == pytest.approx(expected)
 
 
 def test_the_table_by_hand(groups):
@@ -47,12 +48,14 @@ def test_the_table_by_hand(groups):
     values = np.array([0.3 + 0.1 / 3, 0.4 + 0.2 / 3]) * 100
     assert rows["GRPO"]["0.5"].startswith(f"{values.mean():.1f} ± ")
     assert rows["GRPO"]["2"] == "" and rows["`vineppo k=3`"]["4"] == ""
-    # At a cost of 3,000 RLOO is two thirds of the way from its second measurement to its end.
-    opponent = [0.4 + 0.2 * 2 / 3, 0.5 + 0.3 * 2 / 3]
-    e = welch(np.array([0.5, 0.7]), np.array(opponent))
     assert rows["`vineppo k=3`"]["opponent"] == "RLOO steps=400"
-    assert rows["`vineppo k=3`"]["difference"] == f"{100 * e.value:.1f} ± {100 * (e.high - e.value):.1f}"
-    assert rows["RLOO steps=400"]["opponent"] == rows["GRPO"]["difference"] == ""
+    assert rows["RLOO steps=400"]["opponent"] == rows["GRPO"]["end"] == ""
+    # vineppo was measured at 0, 750 and 3,000. RLOO's curves at these costs, between its own at 0, 1,000 and 4,000:
+    middle, end = np.array([0.2 + 0.2 * 3 / 4, 0.2 + 0.3 * 3 / 4]), np.array([0.4 + 0.2 * 2 / 3, 0.5 + 0.3 * 2 / 3])
+    areas = [(0.2 + y) / 2 / 4 + (y + z) / 2 * 3 / 4 for y, z in
+             ((np.array([0.35, 0.45]), np.array([0.5, 0.7])), (middle, end))]
+    for column, e in (("end", welch(np.array([0.5, 0.7]), end)), ("area", welch(*areas))):
+        assert rows["`vineppo k=3`"][column] == f"{100 * e.value:.1f} ± {100 * (e.high - e.value):.1f}"
 
 
 @pytest.mark.parametrize("label, name", [
@@ -67,9 +70,8 @@ def test_the_picture_shows_cost_and_steps(groups, tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr(plt, "close", figures.append)
     study_budget.draw_budget(groups, tmp_path / "budget.png")
-    by_cost, by_step = (list(axis.lines) for axis in figures[0].axes)
-    assert {line.get_label() for line in by_cost} == {"GRPO", "RLOO steps=400", "GRPO answers=16", "vineppo k=3"}
-    drawn = {line.get_label(): line for line in by_cost}
-    assert drawn["vineppo k=3"].get_xdata().tolist() == [0, 0.75, 3]
-    assert drawn["vineppo k=3"].get_ydata() == pytest.approx([0.2, 0.4, 0.6])
-    assert {line.get_label(): line.get_xdata()[-1] for line in by_step}["RLOO steps=400"] == 400
+    by_cost, by_step = ({line.get_label(): line for line in axis.lines} for axis in figures[0].axes)
+    assert set(by_cost) == set(by_step) == {"GRPO, seeds: 2", "vineppo k=3, seeds: 2"}
+    assert by_cost["vineppo k=3, seeds: 2"].get_xdata().tolist() == [0, 0.75, 3]
+    assert by_step["vineppo k=3, seeds: 2"].get_xdata().tolist() == [0, 50, 100]
+    assert by_cost["vineppo k=3, seeds: 2"].get_ydata() == pytest.approx([0.2, 0.4, 0.6])
