@@ -19,6 +19,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 import countdown_task as task
 from countdown_task import Puzzle
+from tests.plain import expressions
 
 CALM = settings(deadline=None, database=None, phases=(Phase.generate, Phase.shrink),
                 suppress_health_check=[HealthCheck.too_slow])  # a slow machine is not a bug
@@ -27,21 +28,9 @@ OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": lambd
 # --------------------------------------------------------------------------------------------------- puzzles
 
 
-def bracketings(values, whole):
-    """The values of a row of numbers, order kept, under all operators and parentheses: cut it in two at each place."""
-    if len(values) == 1:
-        return {Fraction(values[0])}
-    found = set()
-    for cut in range(1, len(values)):
-        for a, b in itertools.product(bracketings(values[:cut], whole), bracketings(values[cut:], whole)):
-            results = [f(a, b) for sign, f in OPERATORS.items() if sign != "/" or b != 0]
-            found |= {r for r in results if not whole or (r.denominator == 1 and r >= 0)}
-    return found
-
-
 def all_values(numbers, whole):
-    """The values of all expressions that use every number: every order, every bracketing."""
-    return set().union(*(bracketings(order, whole) for order in set(itertools.permutations(numbers))))
+    """The values of all expressions that use every number."""
+    return {value for _, value in expressions(tuple(sorted(numbers)), whole)}
 
 
 @settings(CALM, max_examples=80)

@@ -20,7 +20,7 @@ from plumbing.optimizer import Optimizer
 from qwen2_model import Qwen2, load_model, read_config
 from sampler import (PromptCache, ResponseCache, generate, response_attention, response_logprobs,
                      response_states)
-from tests.plain import plain_logprobs, plain_update
+from tests.plain import exact_moments, plain_logprobs, plain_update
 from train import BUNDLED, Settings
 
 PUZZLES = [Puzzle((4, 3, 5), 8), Puzzle((12, 7, 20, 1), 40), Puzzle((6, 2), 8)]  # prompts of unequal length
@@ -419,18 +419,6 @@ def test_the_tokens_that_go_through_the_model_are_counted(codec):
     assert responses + 4 <= ask.tokens_sampled <= responses + 2 * 6 + 2 * 7
 
 
-def test_random_numbers_of_a_credit_function_depend_on_name_seed_and_step(codec):
-    """Guards against functions, steps or seeds that share random numbers, and numbers that change with every call."""
-    numbers = set()
-    for key in ((0, 1), (1, 0), (1, 1), (0, 11), (1, 11), (11, 1), (0, 0)):
-        batch, _ = step_batch(codec, 1, 2, 1, key=key)
-        for name in ("random", "rollouts", "random1"):
-            first, second = (torch.rand(3, generator=batch.ask.generator(name)).tolist() for _ in range(2))
-            assert first == second
-            numbers.add(tuple(first))
-    assert len(numbers) == 7 * 3
-
-
 @pytest.mark.parametrize("name, needed", [
     ("values", "critic"), ("importance_weights", "importance"), ("reference_logprob", "reference")])  # fmt: skip
 def test_a_missing_model_is_one_sentence(name, needed, codec):
@@ -461,23 +449,13 @@ def test_rollouts_do_not_depend_on_how_many_are_sampled_together(codec, monkeypa
 class Digits:
     """A codec of five tokens: the prompt is the puzzle's numbers, the text is the tokens, and 0 is the end token."""
 
-    end_tokens = [0]
+    end_tokens, size = [0], 5
 
     def prompt(self, puzzle):
         return list(puzzle.numbers)
 
     def decode(self, tokens):
         return "".join(map(str, tokens)), [(i, i + 1) for i in range(len(tokens))]
-
-
-def exact_moments(model, puzzle, prefix, limit):
-    """Mean and mean square of the reward over all responses that begin with `prefix`, by brute force."""
-    if 0 in prefix or len(prefix) == limit:
-        r = graded_by_hash("".join(map(str, prefix)), *puzzle)["reward"]
-        return r, r * r
-    p = model(torch.tensor([[*puzzle.numbers, *prefix]]))[0, -1, :5].softmax(-1).tolist()
-    later = [exact_moments(model, puzzle, [*prefix, token], limit) for token in range(5)]
-    return tuple(sum(probability * moments[i] for probability, moments in zip(p, later)) for i in range(2))
 
 
 def test_a_grader_given_to_the_rollout_grades_responses_and_continuations(codec):
@@ -506,7 +484,8 @@ def test_rollouts_converge_to_the_exact_value(monkeypatch):
     batch = next(batch for batch in batches if batch.tokens.shape[1] == 2)
     value = batch.ask.rollouts(batch.mask, k)
     for i, t in batch.mask.nonzero().tolist():
-        mean, square = exact_moments(model, puzzles[i // 2], batch.tokens[i, :t].tolist(), 3)
+        mean, square = exact_moments(model, Digits(), puzzles[i // 2], tuple(batch.tokens[i, :t].tolist()), 3,
+                                     lambda *graded: graded_by_hash(*graded)["reward"])
         deviation = (square - mean**2) ** 0.5
         assert deviation > 0.1
         assert abs(value[i, t].item() - mean) < 5 * deviation / k**0.5

@@ -337,19 +337,6 @@ def test_hyper_parameters_that_can_not_work_are_refused_by_name(name, key, refus
         assert MITIGATIONS[name](written, **{key: value}).any()
 
 
-def test_defaults_are_those_of_the_published_results():
-    """Guards against a default that is changed by accident."""
-    defaults = {
-        "outcome_conditional": [0.5], "inverse_logprob": [0.1, True], "attention_credit": [2.0], "dpo": [0.1],
-        "entropy_weighted": [1.0], "entropy_masking": [80.0], "gtpo": [1.0, 0.1, False],
-        "ppo": [0.95, False, 1.0], "reward_decomposition": ["0.1,0.3,1", False], "first_error": [0.5, False],
-        "vineppo": [9, False, "sentence", False], "advantage_reweighting": [0.2], "token_type": [0.5, 1.0, 1.0],
-        "inverted": ["entropy_weighted"],
-    }  # fmt: skip
-    for name, values in defaults.items():
-        assert list(MITIGATIONS[name].parameters.values()) == values, name
-
-
 # ------------------------------------------------------------ the baseline, and weights from what the sampler recorded
 
 LN2 = math.log(2)
@@ -404,36 +391,25 @@ def test_entropy_masking_keeps_a_fifth_of_the_tokens_or_all_where_entropies_are_
 # ----------------------------------------------------------------------------- comparison with the rest of the group
 
 
-def test_prefix_tree_by_hand():
-    """Guards against tokens compared one by one, with another group, beyond the end, or without the response itself."""
-    tokens = grid([[5, 6, 7], [5, 6, 8, 7], [5, 9, 7], [5, 6]] * 2, padding=5)  # 4, 3 or 1 share a prefix
-    batch = make_batch([3, 4, 3, 2] * 2, [12.0, -12.0, 4.0, 6.0] * 2, [0] * 4 + [1] * 4, tokens=tokens)
-    check(mitigations.prefix_tree(batch), [[3, 4, 12], [-3, -4, -12, -12], [1, 4, 4], [1.5, 2]] * 2)
-
-
-def test_tempo_by_hand():
-    """Guards against a value of tokens instead of prefixes, of another group, or of the response alone."""
-    tokens = grid([[5, 6, 7], [5, 6, 8, 7], [5, 9, 7], [5, 6]] * 2, padding=5)
-    batch = make_batch([3, 4, 3, 2] * 2, [12.0, -12.0, 4.0, 6.0] * 2, [0] * 4 + [1] * 4, tokens=tokens)
-    # The values are 2.5 at the start and after 5, 2 after 5 6, and A once a response is alone.
-    first = [12, 12 - 0.5, 12 + 10], [-12, -12 - 0.5, -12 - 14, -12], [4, 4 + 1.5, 4], [6, 6 - 0.5]
-    check(mitigations.tempo(batch), [*first, *first])
-
-
 @pytest.mark.parametrize("G", [2, 5])
-def test_tempo_is_the_difference_of_mean_rewards_over_the_deviation(G):
-    """The paper's form, by loops over prefixes: (r - mean + V(s') - V(s)) / std, V the mean reward behind a prefix."""
+def test_prefix_tree_and_tempo_by_loops(G):
+    """Guards against tokens compared one by one, with another group, beyond an end, or without the response itself.
+
+    tempo in the paper's form: (r - mean + V(s') - V(s)) / std, with V the mean reward behind a prefix.
+    """
     torch.manual_seed(G)
-    rows, rewards = torch.randint(2, (G, 6)).tolist(), torch.randperm(G).float()
-    std, expected = statistics.pstdev(rewards.tolist()) + 1e-4, []
-
-    def value(prefix):
-        return statistics.fmean(r for row, r in zip(rows, rewards.tolist()) if row[: len(prefix)] == prefix)
-
-    for row, r in zip(rows, rewards.tolist()):
-        expected.append([(r - value([]) + value(row[: t + 1]) - value(row[:t])) / std for t in range(6)])
-    A = group_advantage(rewards[None])[0]  # (G,)
-    check(mitigations.tempo(make_batch([6] * G, A.tolist(), tokens=torch.tensor(rows))), expected, 1e-4)
+    rewards, lengths, shared, moved = torch.rand(2, G), torch.randint(1, 7, (2 * G,)).tolist(), [], []
+    rows, r = [torch.randint(2, (n,)).tolist() for n in lengths], rewards.flatten().tolist()
+    A, std = group_advantage(rewards).flatten().tolist(), (rewards.std(1, correction=0) + 1e-4).tolist()
+    for i, row in enumerate(rows):
+        group = range(i // G * G, i // G * G + G)
+        behind = [[r[j] for j in group if rows[j][:t] == row[:t]] for t in range(len(row) + 1)]
+        V = [statistics.fmean(x) for x in behind]
+        shared.append([A[i] / len(x) for x in behind[1:]])
+        moved.append([(r[i] - V[0] + b - a) / std[i // G] for a, b in zip(V, V[1:])])
+    batch = make_batch(lengths, A, [i // G for i in range(2 * G)], tokens=grid(rows, padding=1))  # 1 is a token, too
+    check(mitigations.prefix_tree(batch), shared)
+    check(mitigations.tempo(batch), moved, 1e-4)
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-16])
