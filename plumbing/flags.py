@@ -78,14 +78,12 @@ def parse_resume(arguments: list[str], settings_class: type, methods: dict) -> A
         fail(f"{known.resume} is not a run folder: it has no config.json")
     try:
         config = read_json(file)
-        settings = settings_class(**config["settings"])
-        hyper_parameters = dict(config["method"])
-        same_version = hyper_parameters.keys() == methods[settings.mitigation].parameters.keys()
+        settings, hyper_parameters = settings_class(**config["settings"]), dict(config["method"])
+        if hyper_parameters.keys() != methods[settings.mitigation].parameters.keys():
+            raise KeyError
     except ValueError as error:
         fail(str(error))
     except (KeyError, TypeError):
-        same_version = False
-    if not same_version:
         fail(f"{file} was written by another version of train.py")
     return Arguments(settings if known.steps is None else replace(settings, steps=known.steps), hyper_parameters,
                      known.resume)

@@ -87,7 +87,7 @@ class Run(NamedTuple):
 
 @dataclass
 class Group:
-    """The runs of one method with the same settings, one per seed."""
+    """The runs of one method with the same settings, one per seed. (Not GRPO's group: the responses to one puzzle.)"""
 
     label: str
     rows: dict[int, dict]  # seed: figures of its run

@@ -414,7 +414,7 @@ def test_the_tokens_that_go_through_the_model_are_counted(codec):
     assert ask.tokens_read == 2 * sum(prompts) + responses  # once for both
     cuts = torch.zeros_like(batch.mask)
     cuts[0, 2] = cuts[5, 1] = True
-    ask.rollouts(cuts, 2)
+    ask.rollout_values(cuts, 2)
     assert ask.tokens_read == 3 * sum(prompts) + responses + 2 + 1  # each prefix once for its two continuations
     assert responses + 4 <= ask.tokens_sampled <= responses + 2 * 6 + 2 * 7
 
@@ -440,10 +440,10 @@ def test_rollouts_do_not_depend_on_how_many_are_sampled_together(codec, monkeypa
     for rows, chunks in ((768, 1), (9, 3), (2, 7)):  # seven cuts, three continuations each; at least one cut at a time
         monkeypatch.setattr(grpo, "ROWS_AT_ONCE", rows)
         calls.clear()
-        results.append(batch.ask.rollouts(cuts, 3))
+        results.append(batch.ask.rollout_values(cuts, 3))
         assert len(calls) == chunks
         assert torch.equal(results[0], results[-1])
-    assert not batch.ask.rollouts(torch.zeros_like(cuts), 3).any()
+    assert not batch.ask.rollout_values(torch.zeros_like(cuts), 3).any()
 
 
 class Digits:
@@ -463,7 +463,7 @@ def test_a_grader_given_to_the_rollout_grades_responses_and_continuations(codec)
     batch, _ = step_batch(codec, 3, 8, 30, grade=coin_toss(0, 1))
     assert set(batch.reward.tolist()) == {0, 1} and torch.equal(batch.reward, batch.success)
     assert batch.format.tolist() == pytest.approx([format_reward(text) for text in batch.text])
-    assert set((4 * batch.ask.rollouts(batch.mask.cumsum(1) == 3, 4)).unique().tolist()) == {0, 1, 2, 3, 4}
+    assert set((4 * batch.ask.rollout_values(batch.mask.cumsum(1) == 3, 4)).unique().tolist()) == {0, 1, 2, 3, 4}
     tosses = [[coin_toss(*key)("", (), 0)["reward"] for key in itertools.product(range(30), range(30))]
               for _ in range(2)]
     assert tosses[0] == tosses[1]
@@ -482,7 +482,7 @@ def test_rollouts_converge_to_the_exact_value(monkeypatch):
     # No response of the batch uses all three: a continuation may be longer than each of them.
     batches = (grpo.rollout(model, Digits(), puzzles, grpo.draw_uniforms(i, 1, 2, 2, 3)) for i in itertools.count())
     batch = next(batch for batch in batches if batch.tokens.shape[1] == 2)
-    value = batch.ask.rollouts(batch.mask, k)
+    value = batch.ask.rollout_values(batch.mask, k)
     for i, t in batch.mask.nonzero().tolist():
         mean, square = exact_moments(model, Digits(), puzzles[i // 2], tuple(batch.tokens[i, :t].tolist()), 3,
                                      lambda *graded: graded_by_hash(*graded)["reward"])

@@ -269,13 +269,6 @@ def test_a_new_run_folder_holds_config_header_and_tokenizer(new):
     assert bytes_of(run) == before
 
 
-def test_a_run_keeps_the_columns_it_began_with(tmp_path):
-    """Guards against values under the wrong names when a run of an older version is resumed."""
-    (tmp_path / "metrics.csv").write_text("step,loss,kl\n0,,\n")
-    run_folder.append_row(tmp_path, {"step": 1, "clip_fraction": 0.5, "kl": 2.0})
-    assert (tmp_path / "metrics.csv").read_text().split() == ["step,loss,kl", "0,,", "1,,2.0"]
-
-
 def test_checkpoints_and_state_are_written_when_they_are_due(counted):
     run, s = counted
     assert run_folder.load_state(run)["step"] == 4
@@ -311,7 +304,6 @@ STATES = {
     "half": lambda file: file.write_bytes(file.read_bytes()[:300]), "empty": lambda file: file.write_bytes(b""),
     "a page of HTML": lambda file: file.write_text("<html>not found</html>" * 9),
     "another dict": lambda file: torch.save({"x": torch.ones(3)}, file), "a list": lambda file: torch.save([1], file),
-    "an older version's": lambda file: file.rename(file.with_name("state.safetensors")),
     "of another model": lambda file: torch.save(STATE | {"learners": {"other": {}}}, file),
     "of another size": lambda file: torch.save(STATE | {"learners": {"counter": {"steps": torch.ones(3)}}}, file),
 }
@@ -340,7 +332,7 @@ def test_a_state_that_cannot_be_loaded_is_one_sentence_and_changes_nothing(case,
     run, s = counted
     STATES[case](run / "state.pt")
     before = bytes_of(run)
-    with pytest.raises(ValueError, match="state.pt|older version") as error:
+    with pytest.raises(ValueError, match="state.pt") as error:
         resume(run, s, Counter())
     assert "\n" not in str(error.value)
     assert bytes_of(run) == before

@@ -568,8 +568,8 @@ def test_a_prompt_and_response_that_just_fit_are_accepted(codec):
 
 @pytest.mark.parametrize("flags", [
     ["--mitigation", "magic"], ["--answers", 1], ["--max_grad_norm", 0], ["--beta1", 1.0], ["--clip_low", 1],
-    ["--questions", 0], ["--eval_problems", 0], ["--lr", -1], ["--lr", "nan"], ["--lr", "inf"], ["--kl", -0.1], ["--data", "nowhere"],
-    ["--device", "nonsense"], ["--device", "cuda:99"], ["--device", "meta"],
+    ["--questions", 0], ["--eval_problems", 0], ["--lr", -1], ["--lr", "nan"], ["--lr", "inf"], ["--kl", -0.1],
+    ["--data", "nowhere"], ["--device", "nonsense"], ["--device", "cuda:99"], ["--device", "meta"],
     ["--k", 0, "--mitigation", "vineppo"], ["--of", "none", "--mitigation", "inverted"],
 ], ids=lambda flags: " ".join(map(str, flags)))
 def test_settings_that_cannot_work_are_refused_in_one_sentence(flags, tmp_path):

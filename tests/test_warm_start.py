@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 import train
-from countdown_task import Puzzle, evaluate, find_calculations, generate_puzzles, reward, split, universe
+from countdown_task import Puzzle, expression_value, find_calculations, generate_puzzles, reward, split, universe
 from experiments import warm_start
 from qwen2_model import load_model
 
@@ -25,7 +25,7 @@ def test_demonstrations_calculate_rightly_and_end_with_the_answer_they_claim():
             assert len(calculations) == 2
             for spans in calculations:
                 a, operator, b, result = (attempt[start:stop] for start, stop in spans)
-                assert evaluate(a + operator + b) == int(result)
+                assert expression_value(a + operator + b) == int(result)
                 pool.remove(int(a))
                 pool.remove(int(b))
                 pool.append(int(result))
