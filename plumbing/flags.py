@@ -32,8 +32,7 @@ def parse(arguments: list[str], defaults: Any, methods: dict, choices: dict[str,
     """
     if any(word.split("=")[0] == "--resume" for word in arguments):
         return parse_resume(arguments, type(defaults), methods)
-    parser = new_parser(usage="python train.py [--flag value ...]", description=usage, epilog=methods_help(methods),
-                        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(usage="python train.py [--flag value ...]", description=usage, epilog=methods_help(methods))
     return parse_with(parser, arguments, defaults, methods, choices, "mitigation")
 
 
@@ -91,7 +90,8 @@ def parse_resume(arguments: list[str], settings_class: type, methods: dict) -> A
 
 def new_parser(**options) -> argparse.ArgumentParser:
     """A parser that reports an error in one sentence and takes no abbreviated flags."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, **options)
+    parser = argparse.ArgumentParser(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
+                                     **options)
     parser.error = fail
     return parser
 
