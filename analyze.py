@@ -17,7 +17,6 @@ Differences from the original work:
 """
 import json
 import re
-import sys
 import textwrap
 from collections import Counter
 from pathlib import Path
@@ -26,6 +25,7 @@ import numpy as np
 from matplotlib.ticker import PercentFormatter
 
 from countdown_task import ROLES, Codec
+from plumbing.progress import Progress
 from plumbing.report import (GREY, LETTERS, MIN_RESPONSES, PALETTE, SHADES, Estimate, Table, bins, clustered_mean,
                              draw_estimate, draw_tokens, interval, mean_height, new_figure, place_tokens, plt, pm,
                              ratio, save_figure, t_estimate, t_statistics, welch, write_csv)
@@ -34,7 +34,7 @@ from plumbing.runs import (Group, Run, group_runs, heldout, labels, read_config,
 
 MEASURES = ("contribution", "gradient")
 COLOURS = dict(zip(("reasoning", "filler", "structure"), PALETTE))
-RLOO = "none advantage=rloo"  # the label of GRPO without the division by std(r)
+RLOO = "none advantage=rloo"  # the label of GRPO without the division by std(r), up to a factor
 CONTROLS = ("random", "inverted")  # no method to use: they show what credit from noise, or turned around, does
 
 
@@ -277,7 +277,7 @@ def draw_role(axis: plt.Axes, log: dict, measure: str, role: int, part: np.ndarr
 
 
 def choose_responses(log: dict) -> list[np.ndarray]:
-    """Rows of up to four responses: of the first and the last step, a reinforced and a discouraged one to a puzzle."""
+    """Rows of up to four responses: of the first and last step, one reinforced and one discouraged, to one puzzle."""
     chosen = []
     for step in (log["step"].min(), log["step"].max()):
         rows = np.flatnonzero(log["step"] == step)
@@ -293,7 +293,7 @@ def choose_responses(log: dict) -> list[np.ndarray]:
 
 
 def draw_run_tokens(log: dict, codec: Codec, method: str, puzzles: dict, file: Path) -> None:
-    """Responses with their tokens coloured by their credit, one number where all have the same, and its gradient.
+    """Each response twice: coloured by credit (a single number where all tokens have the same), and by gradient.
 
     puzzles: what is known of the puzzle of a (step, group), as text.
     """
@@ -380,14 +380,13 @@ def spread_within(credit: np.ndarray, response: np.ndarray) -> dict[str, float]:
 
 def load_runs(folders: list[Path]) -> list[Run]:
     """Read run folders for a comparison."""
-    configs, runs = [read_config(folder) for folder in folders], []
+    configs, runs, progress = [read_config(folder) for folder in folders], [], Progress("reading runs", len(folders))
     for folder, config, label in zip(folders, configs, labels(configs)):
         settings = config["settings"]
         runs.append(Run(name=str(folder), label=label, setting=json.dumps(shared_settings(config)),
                         is_baseline=settings["mitigation"] == "none", seed=settings["seed"],
                         figures=summarize(folder)))
-        if sys.stderr.isatty():  # a line that the next one overwrites
-            print(f"\rread {len(runs)}/{len(folders)} runs", end="\n" * (len(runs) == len(folders)), file=sys.stderr)
+        progress.show(len(runs))
     return runs
 
 
@@ -432,8 +431,9 @@ def comparison_tables(records: dict[str, dict[str, Estimate]], warning: str = ""
     columns = {
         ("Learning", f"{means} Held-out success at start and end; area: the mean of its curve."):
             ("seeds", "steps", *LEARNING, "least climb"),
-        ("Against GRPO", "Difference of the means to GRPO (`none`) ± half of its 95% interval (Welch's t). Last, the "
-         "steps to GRPO's mean success at the end, and how many seeds reach it."):
+        ("Against GRPO", "Difference of the means to GRPO (`none` with the same settings, --advantage included) ± half "
+         "of its 95% interval (Welch's t). Last, the steps to GRPO's mean success at the end, and how many seeds reach "
+         "it."):
             ("seeds", *DIFFERENCES, "steps to GRPO's end", "seeds that get there"),
         ("Gradient and credit", f"{means} Shares of the summed sizes of all tokens; filler / reasoning is the ratio of "
          "mean sizes. Effective sample size: 1 where all tokens of a response receive the same. Varies within: the "

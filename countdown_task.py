@@ -216,12 +216,12 @@ def graded_answer(response: str) -> str:
 def is_correct(text: str, numbers: Iterable[int], target: int) -> bool:
     """Whether an expression uses every number exactly once and equals the target."""
     try:
-        return evaluate(text) == target and sorted(map(int, re.findall(r"[0-9]+", text))) == sorted(numbers)
+        return expression_value(text) == target and sorted(map(int, re.findall(r"[0-9]+", text))) == sorted(numbers)
     except ValueError:
         return False
 
 
-def evaluate(text: str) -> Fraction:
+def expression_value(text: str) -> Fraction:
     """The exact value of an expression of whole numbers, + - * / and parentheses; ValueError for any other text.
 
     No sign before a number, no leading zeros, at most 256 characters and 32 nested parentheses. The limits are checked
@@ -235,7 +235,7 @@ def evaluate(text: str) -> Fraction:
         return tree_value(ast.parse(text.strip(), mode="eval").body)
     except ZeroDivisionError:
         raise ValueError("division by zero") from None
-    except (SyntaxError, RecursionError, MemoryError):
+    except SyntaxError:
         raise ValueError("not an arithmetic expression") from None
 
 
@@ -329,7 +329,7 @@ def follow(text: str, spans: list[CalculationSpan],
            numbers: Iterable[int]) -> Iterator[tuple[Calculation, list[tuple]]]:
     """Yield each written calculation with the attempts it may belong to: (values available before it, right so far).
 
-    Right so far: without an error yet in this attempt, which `reachability` asks.
+    `right so far` is True until the attempt's first error; `reachability` uses it.
 
     With the numbers 1, 4, 4 and 5, what may `4 + 4 = 8` in "5 - 1 = 4. 4 + 4 = 8" use? The values 4, 4 and the 4 just
     made, if it continues the attempt, or all four numbers, if the writer started over. Both attempts are kept until a
@@ -367,8 +367,8 @@ def calculate(a: int | Fraction, sign: str, b: int | Fraction) -> int | Fraction
 # ---------------------------------------------------------------------------------------- the exact solver
 
 # Can the target still be reached? Unlike a value from rollouts, the verdict is exact and depends on no policy. It
-# judges the attempt being written. An attempt is dead once a result is wrong or a value was not at hand, because every
-# number must be used; a new attempt starts afresh.
+# judges the attempt being written. Every number must be used, so an attempt is dead after a wrong result or a value
+# that was not available; a new attempt starts afresh.
 
 
 @functools.cache

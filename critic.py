@@ -29,7 +29,7 @@ EPOCHS = 4  # optimizer steps on each batch
 CLIP = 0.2  # a value that has moved this far towards the reward is not pulled any further
 
 
-class Head(nn.Module):
+class Probe(nn.Module):
     """Two linear layers from a hidden state (..., D) to a number (...)."""
 
     def __init__(self, hidden_size: int):
@@ -54,7 +54,7 @@ class Critic(nn.Module):
 
     def __init__(self, hidden_size: int):
         super().__init__()
-        self.value = Head(hidden_size)
+        self.value = Probe(hidden_size)
         self.optimizer = torch.optim.AdamW(self.parameters(), LR, weight_decay=0.0)
 
     @torch.no_grad()
@@ -91,7 +91,7 @@ class Importance(nn.Module):
 
     def __init__(self, hidden_size: int):
         super().__init__()
-        self.score, self.value = Head(hidden_size), Head(hidden_size)
+        self.score, self.value = Probe(hidden_size), Probe(hidden_size)
         self.optimizer = torch.optim.AdamW(self.parameters(), LR, weight_decay=0.0)
 
     def weights(self, hidden: Tensor, mask: Tensor) -> Tensor:

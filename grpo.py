@@ -8,9 +8,9 @@ credit less likely. It ascends
     gradient = (1 / N) sum_t credit_t * grad log pi(token_t)        over the N tokens of the step
 
 where pi is the model's distribution over tokens. If credit were the response's reward, the average of the sum over many
-samples would be the gradient of the expected reward (the policy gradient theorem). Subtracting the group's mean removes
-noise and leaves the direction of that average as it is: grad log pi averages to 0, so the others' rewards cancel, and
-the response's own share of the mean only scales it by (G - 1) / G.
+steps would be proportional to the gradient of the expected reward (the policy gradient theorem). Subtracting the
+group's mean removes noise and leaves the direction of that average as it is: grad log pi averages to 0, so the others'
+rewards cancel, and the response's own share of the mean only scales it by (G - 1) / G.
 
 A function of mitigations.py computes `credit` (B, T); the code here is the same for all of them. How it differs from
 the paper (DeepSeekMath, arXiv 2402.03300):
@@ -72,7 +72,7 @@ def rollout(model: Qwen2, codec: Codec, puzzles: list[Puzzle], uniforms: Tensor,
 def token_batch(ask: "Queries", advantage: str, normalize: str) -> TokenBatch:
     """The batch made of the responses in `ask`, B / Q to each of Q puzzles: decoded, graded and compared."""
     samples, puzzles = ask.samples, ask.puzzles
-    decoded, grades = decode_and_grade(ask.codec, puzzles, samples, grade=ask.grade)
+    decoded, grades = decode_and_grade(ask.codec, puzzles, samples, [[]] * len(puzzles), ask.grade)
     (B, T), Q, device = samples.tokens.shape, len(puzzles), samples.tokens.device
     role, in_answer = np.zeros((B, T), np.int8), np.zeros((B, T), bool)  # (B, T) each
     for i, (text, spans) in enumerate(decoded):
@@ -115,11 +115,9 @@ def respond(model: Qwen2, codec: Codec, puzzles: list[Puzzle], uniforms: Tensor,
     return samples, *decode_and_grade(codec, puzzles, samples, prefixes, grade)
 
 
-def decode_and_grade(codec: Codec, puzzles: list[Puzzle], samples: Samples,
-                     prefixes: list[list[int]] | None = None,
-                     grade: Callable | None = None) -> tuple[list[tuple[str, list]], list[dict[str, float]]]:
+def decode_and_grade(codec: Codec, puzzles: list[Puzzle], samples: Samples, prefixes: list[list[int]],
+                     grade: Callable | None) -> tuple[list[tuple[str, list]], list[dict[str, float]]]:
     """Text with token spans, and grades, of each of B responses, its puzzle's prefix included."""
-    prefixes = prefixes or [[]] * len(puzzles)
     lengths, G = samples.mask.sum(1).tolist(), len(samples.tokens) // len(puzzles)
     tokens = [row[:length] for row, length in zip(samples.tokens.tolist(), lengths)]
     decoded = [codec.decode(prefixes[i // G] + row) for i, row in enumerate(tokens)]
@@ -134,7 +132,7 @@ def sample(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_tokens:
     limit, excluded = (None if x is None else x[rows] for x in (limit, excluded))
     samples = None  # a process without a prompt has none
     if mine:
-        samples = generate(model, [prompts[q] for q in mine], uniforms[rows], end_tokens, 1.0, limit, excluded)
+        samples = generate(model, [prompts[q] for q in mine], uniforms[rows], end_tokens, limit, excluded)
     if world()[1] > 1:
         samples = gather_samples(samples, G, model.output_weight.device)
     if not samples.logprob.isfinite().all():  # all processes hold the same samples, so all of them raise
@@ -144,10 +142,9 @@ def sample(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_tokens:
 
 def gather_samples(samples: Samples | None, G: int, device: torch.device) -> Samples:
     """The samples of all processes, in the order of the prompts, padded on the right to the longest response."""
-    own = []  # for each prompt of this process its six tensors, of G rows each
-    for start in range(0, len(samples.tokens) if samples else 0, G):
-        # Cloned, because a pickled view carries the storage of the whole tensor with it.
-        own.append([field[start : start + G].cpu().clone() for field in samples])
+    # For each prompt of this process its six tensors, of G rows each. Cloned, because a pickled view carries the
+    # storage of the whole tensor with it.
+    own = [[x.clone() for x in group] for group in zip(*(field.cpu().split(G) for field in samples or ()))]
     groups = gather(own)  # in the order of the prompts: gather undoes my_share
     T = max(tokens.shape[1] for tokens, *_ in groups)
 
@@ -205,7 +202,8 @@ def k3(logprob: Tensor, reference_logprob: Tensor) -> Tensor:
     """Estimate (B, T) of KL(pi || reference) from samples of pi: exp(d) - d - 1, d = log ref - log pi.
 
     -d averages to the KL, and exp(d) - 1 to 0, so the sum is unbiased too (at the first update on a batch, while the
-    samples are pi's own). But it is never negative, and less noisy: Schulman's third estimator, hence its name.
+    samples are pi's own). But it is never negative, and less noisy: Schulman's third estimator, hence its name. That is
+    its value; its gradient, as the loss uses it, averages to that of KL(reference || pi).
     """
     d = reference_logprob - logprob  # (B, T)
     return d.exp() - d - 1
@@ -227,7 +225,7 @@ def token_weights(mask: Tensor, loss_norm: str, max_new_tokens: int) -> Tensor:
 
 # What `update` sums over a step, by column: the loss, |log ratio|, its square, k3; by role the tokens, and those that
 # are clipped; the tokens of the prompts.
-LOSS, SIZE, SQUARE, K3, TOKENS, CLIPPED, PROMPT = 0, 1, 2, 3, slice(4, 7), slice(7, 10), 10
+LOSS, ABS_LOG_RATIO, SQUARED_LOG_RATIO, K3, TOKENS, CLIPPED, PROMPT = 0, 1, 2, 3, slice(4, 7), slice(7, 10), 10
 
 
 def update(model: Qwen2, optimizer: Optimizer, prompts: list[list[int]], batch: TokenBatch, credit: Tensor, *,
@@ -237,37 +235,46 @@ def update(model: Qwen2, optimizer: Optimizer, prompts: list[list[int]], batch: 
     """Take `updates_per_batch` optimizer steps on one batch; returns columns of metrics.csv. prompts: one per puzzle.
 
     Micro-batches save memory and don't change the result, because each token's share of the loss is fixed for the whole
-    step. Each prompt is read once per update: the gradients of its responses accumulate in a detached copy of its keys
-    and values, and go back through the prompt together. (Backpropagating each micro-batch through the prompts would
-    repeat that work.)
+    step.
     """
     weight = token_weights(batch.mask, loss_norm, max_new_tokens)  # (B, T)
     reference_logprob = batch.ask.reference_logprob if kl > 0 else None  # (B, T)
     chunks = micro_batches(batch, credit, micro_batch, skip_zero_credit=kl == 0)
-    sums = torch.zeros(updates_per_batch, 11, dtype=torch.float64)  # its columns: see above
-    norms = []
-    (_, processes), own_prompts = world(), my_share(prompts)
+    sums, norms = torch.zeros(updates_per_batch, 11, dtype=torch.float64), []  # the columns of sums: see above
     for i in range(updates_per_batch):
         optimizer.zero_grad()
         if chunks:
-            cache = PromptCache(model, own_prompts)
-            sums[i, PROMPT] = sum(map(len, own_prompts))
-            leaf = cache.detach()  # where loss.backward() stops, and adds up the gradients of the prompts
-        for rows, T in chunks:
-            mask, old, c = batch.mask[rows, :T], batch.logprob[rows, :T], credit[rows, :T]  # (b, T) each
-            reference = None if reference_logprob is None else reference_logprob[rows, :T]  # (b, T)
-            context = ResponseCache(leaf, batch.group[rows] // processes)  # my_share took every n-th: q is at q // n
-            logprob = response_logprobs(model, context, batch.tokens[rows, :T], mask)  # (b, T)
-            loss = policy_loss(logprob, old, c, weight[rows, :T], reference, kl, clip_low, clip_high)
-            loss.backward()
-            is_clipped = clipped_tokens(logprob.detach() - old, c, clip_low, clip_high)  # (b, T)
-            sums[i, :PROMPT] += token_sums(loss.detach(), logprob.detach(), old, is_clipped, batch.role[rows, :T], mask,
-                                       reference)
-        if chunks:
-            cache.backward(leaf)  # once, from the sums through the prompts to the weights
+            sums[i] = backpropagate(model, my_share(prompts), chunks, batch, credit, weight, reference_logprob, kl,
+                                    clip_low, clip_high)
         # Sums gradients over the processes, clips and steps; also without chunks, since other processes may have some.
         norms.append(optimizer.step(max_grad_norm))
     return update_metrics(sums, with_kl=kl > 0) | {"grad_norm": sum(norms) / len(norms)}
+
+
+def backpropagate(model: Qwen2, prompts: list[list[int]], chunks: list[tuple[Tensor, int]], batch: TokenBatch,
+                  credit: Tensor, weight: Tensor, reference_logprob: Tensor | None, kl: float, clip_low: float,
+                  clip_high: float) -> Tensor:
+    """Add the gradient of this process's micro-batches to the parameters'; returns the sums (11,) of `update`.
+
+    Each prompt is read once: the gradients of its responses accumulate in a detached copy of its keys and values, and
+    go back through the prompt together. (Backpropagating each micro-batch through the prompts would repeat that work.)
+    """
+    cache, (_, processes), sums = PromptCache(model, prompts), world(), torch.zeros(11, dtype=torch.float64)
+    leaf = cache.detach()  # where loss.backward() stops, and adds up the gradients of the prompts
+    sums[PROMPT] = sum(map(len, prompts))
+    for rows, T in chunks:
+        mask, old, c = batch.mask[rows, :T], batch.logprob[rows, :T], credit[rows, :T]  # (b, T) each
+        reference = None if reference_logprob is None else reference_logprob[rows, :T]  # (b, T)
+        # Of n processes, each has every n-th prompt, so prompt q is its number q // n.
+        context = ResponseCache(leaf, batch.group[rows] // processes)
+        logprob = response_logprobs(model, context, batch.tokens[rows, :T], mask)  # (b, T)
+        loss = policy_loss(logprob, old, c, weight[rows, :T], reference, kl, clip_low, clip_high)
+        loss.backward()
+        is_clipped = clipped_tokens(logprob.detach() - old, c, clip_low, clip_high)  # (b, T)
+        sums[:PROMPT] += token_sums(loss.detach(), logprob.detach(), old, is_clipped, batch.role[rows, :T], mask,
+                                    reference)
+    cache.backward(leaf)  # once, from the sums through the prompts to the weights
+    return sums
 
 
 def micro_batches(batch: TokenBatch, credit: Tensor, size: int, skip_zero_credit: bool) -> list[tuple[Tensor, int]]:
@@ -310,9 +317,10 @@ def token_sums(loss: Tensor, logprob: Tensor, old: Tensor, is_clipped: Tensor, r
 def update_metrics(sums: Tensor, with_kl: bool) -> dict[str, float | None]:
     """Columns of metrics.csv from this process's sums (updates, 11) in `update`; None where no token was updated.
 
-    They are means over the updates, with two exceptions. ratio_error is the mean |log ratio| of the first update: there
-    the model has not changed since it sampled, so anything but rounding means that sampler and update disagree.
-    ratio_spread is the root mean square of the log ratio at the last update, None if that is the first.
+    They are means over the updates, with three exceptions. tokens_updated is a sum. ratio_error is the mean |log ratio|
+    of the first update: there the model has not changed since it sampled, so anything but rounding means that sampler
+    and update disagree. ratio_spread is the root mean square of the log ratio at the last update, None if that is the
+    first.
     """
     sum_over_processes([sums])
     first, mean, last = sums[0], sums.mean(0), sums[-1]  # (11,) each; how many tokens there are never changes
@@ -320,8 +328,8 @@ def update_metrics(sums: Tensor, with_kl: bool) -> dict[str, float | None]:
     N = tokens.sum()  # ()
     by_role = {f"clip_{role}": share(clipped[i], tokens[i]) for i, role in enumerate(ROLES)}
     return {"loss": mean[LOSS].item(),  # of the whole step already, while the others are sums over its tokens
-            "clip_fraction": share(clipped.sum(), N), **by_role, "ratio_error": share(first[SIZE], N),
-            "ratio_spread": share(last[SQUARE], N) ** 0.5 if N and len(sums) > 1 else None,
+            "clip_fraction": share(clipped.sum(), N), **by_role, "ratio_error": share(first[ABS_LOG_RATIO], N),
+            "ratio_spread": share(last[SQUARED_LOG_RATIO], N) ** 0.5 if N and len(sums) > 1 else None,
             "kl": share(mean[K3], N) if with_kl else None,
             "tokens_updated": int(sums[:, TOKENS].sum() + sums[:, PROMPT].sum())}
 
@@ -424,17 +432,14 @@ class Queries:
         return self.read(response_logprobs, self.reference)
 
     def logprob_without(self, rows: Tensor, hide: Tensor) -> Tensor:
-        """Log-probs (R, T) of R responses, chosen by their index rows (R,), when hide (R, T) bool is out of sight.
-
-        No later token can attend to the tokens where hide is True.
-        """
+        """Log-probs (R, T) of the responses rows (R,) when no later token can attend to those marked in hide (R, T)."""
         return self.read(response_logprobs, self.model, rows, hide)
 
     def generator(self, name: str) -> torch.Generator:
-        """A new generator, seeded by run, step and name: it yields the same numbers after every call."""
+        """A new generator, seeded by --seed, step and name: it yields the same numbers after every call."""
         return torch.Generator().manual_seed(fingerprint(f"{name} {self.key}") >> 1)  # within int64
 
-    def rollouts(self, cuts: Tensor, k: int) -> Tensor:
+    def rollout_values(self, cuts: Tensor, k: int) -> Tensor:
         """For each token where cuts (B, T) is True, the mean reward of k continuations of the text before it, else 0.
 
         A continuation may use the tokens that are left of the limit. Prefixes of similar length are sampled together.
@@ -443,18 +448,18 @@ class Queries:
         uniforms = torch.rand(len(where), k, self.limit, generator=self.generator("rollouts"), dtype=torch.float64)
         if not len(where):
             return value.to(cuts.device)
-        G, by_length = len(self.samples.tokens) // len(self.puzzles), where[:, 1].argsort()  # (C,)
-        for chunk in by_length.split(max(1, ROWS_AT_ONCE // k)):  # chunk: (c,)
+        G, order = len(self.samples.tokens) // len(self.puzzles), where[:, 1].argsort()  # (C,) shortest prefix first
+        for chunk in order.split(max(1, ROWS_AT_ONCE // k)):  # chunk: (c,)
             rows, positions = where[chunk].T  # (c,), (c,)
-            puzzles = [self.puzzles[row // G] for row in rows.tolist()]  # c
+            asked = (rows // G).tolist()  # c, the puzzle of each prefix
             prefixes = [self.samples.tokens[row, :t].tolist() for row, t in where[chunk].tolist()]  # c
             left = self.limit - positions  # (c,)
             own = uniforms[chunk, :, : left.max()].flatten(0, 1)  # (c * k, left.max())
-            samples, _, grades = respond(self.model, self.codec, puzzles, own, prefixes, left.repeat_interleave(k),
-                                         grade=self.grade)
+            samples, _, grades = respond(self.model, self.codec, [self.puzzles[q] for q in asked], own, prefixes,
+                                         left.repeat_interleave(k), grade=self.grade)
             value[rows, positions] = torch.tensor([grade["reward"] for grade in grades]).view(-1, k).mean(1)
             self.tokens_sampled += int(samples.mask.sum())
-            texts, _ = distinct_texts([self.prompts[row // G] + prefix for row, prefix in zip(rows.tolist(), prefixes)])
+            texts, _ = distinct_texts([self.prompts[q] + prefix for q, prefix in zip(asked, prefixes)])
             self.tokens_read += sum(map(len, texts))
         return value.to(cuts.device)
 

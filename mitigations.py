@@ -54,11 +54,11 @@ class TokenBatch:
     ask.importance_weights           (B, T) how much a small trained network (critic.py) looks at each token to predict
                                      success; sum 1 over a response
     ask.reference_logprob            (B, T) log-probability of each token under the reference model
-    ask.logprob_without(rows, hide)  (R, T) log-probabilities of responses rows (R,), repeats allowed, when no later
-                                     token can attend to those that hide (R, T) marks
-    ask.rollouts(cuts, k)            (B, T) at each True of cuts (B, T), the mean reward of k continuations, sampled
+    ask.logprob_without(rows, hide)  (R, T) log-probabilities of the responses rows (R,), repeats allowed, when no later
+                                     token can attend to those marked in hide (R, T)
+    ask.rollout_values(cuts, k)      (B, T) at each True of cuts (B, T), the mean reward of k continuations, sampled
                                      from the text before that token; 0 elsewhere
-    ask.generator(name)              torch.Generator on the CPU, seeded by run, step and name
+    ask.generator(name)              torch.Generator on the CPU, seeded by --seed, step and name
     """
 
     tokens: Tensor  # (B, T) int64 sampled tokens
@@ -67,13 +67,13 @@ class TokenBatch:
     entropy: Tensor  # (B, T) entropy of the sampling distribution, nats
     logit_grad: Tensor  # (B, T) ||onehot - p||, the size of the gradient of log pi in logit space
     reward: Tensor  # (B,) 0.1 * format + success, or a coin toss (--reward random)
-    success: Tensor  # (B,) 1 where the answer is right, else 0
+    success: Tensor  # (B,) 1 where the answer is right (or the coin shows heads), else 0
     format: Tensor  # (B,) how much of the requested layout it has, from 0 to 1
     ended: Tensor  # (B,) bool, False where the token limit cut the response off
     group: Tensor  # (B,) int64, index of the puzzle that the response answers
     numbers: list[tuple[int, ...]]  # per puzzle
     target: list[int]  # per puzzle
-    advantage: Tensor  # (B,) one number per response, normalized within its group
+    advantage: Tensor  # (B,) one number per response: how its reward compares, see grpo.group_advantage
     role: Tensor  # (B, T) int8: FILLER (prose), REASONING (arithmetic) or STRUCTURE (tags and the end token)
     in_answer: Tensor  # (B, T) bool, from the last <answer> on, which is the graded one
     text: list[str]  # per response, decoded, end token removed
@@ -86,7 +86,7 @@ class TokenBatch:
 # ------------------------------------------------------------------------------------- the two decorators
 
 
-def reweighting(function: Callable | None = None, *, name: str = "", needs: tuple[str, ...] = ()) -> Callable:
+def reweighting(function: Callable | None = None, *, needs: tuple[str, ...] = ()) -> Callable:
     """Decorator for a function that returns weights (B, T) >= 0. `reweight` turns them into credit.
 
         @reweighting
@@ -95,20 +95,19 @@ def reweighting(function: Callable | None = None, *, name: str = "", needs: tupl
 
     Now `python train.py --mitigation early --power 1.0` trains with it. A function that uses batch.ask.values says so:
     @reweighting(needs=("critic",)); likewise "importance" for batch.ask.importance_weights and "reference" for
-    batch.ask.reference_logprob. Weights may be bool or int, and on any device. To register a function once more, with
-    other defaults: reweighting(functools.partial(f, x=2), name="f2").
+    batch.ask.reference_logprob. Weights may be bool or int, and on any device.
     """
-    return register(function, name, is_reweighting=True, from_advantage=True, needs=needs)
+    return register(function, is_reweighting=True, from_advantage=True, needs=needs)
 
 
-def token_credit(function: Callable | None = None, *, name: str = "", from_advantage: bool = False,
+def token_credit(function: Callable | None = None, *, from_advantage: bool = False,
                  needs: tuple[str, ...] = ()) -> Callable:
     """Decorator for a function that returns the credit (B, T) itself. Otherwise it is like `reweighting`.
 
     from_advantage=True says that the function reads batch.advantage: only then does train.py accept --advantage, which
     selects how rewards become advantages.
     """
-    return register(function, name, is_reweighting=False, from_advantage=from_advantage, needs=needs)
+    return register(function, is_reweighting=False, from_advantage=from_advantage, needs=needs)
 
 
 def reweight(batch: TokenBatch, weight: Tensor) -> Tensor:
@@ -173,22 +172,17 @@ class CreditFunction:
     @property
     def summary(self) -> str:
         """The first line of the function's docstring."""
-        written = getattr(self.function, "func", self.function)  # a functools.partial has the docstring of its class
-        return (inspect.getdoc(written) or "no docstring yet").splitlines()[0]
+        return (inspect.getdoc(self.function) or "no docstring yet").splitlines()[0]
 
 
 MITIGATIONS: dict[str, CreditFunction] = {}  # by name, filled by the decorators
 
 
-def register(function: Callable | None, name: str, **properties) -> Callable:
-    """Put a function into MITIGATIONS. ValueError without a name, for a name that is taken, and for unknown needs."""
+def register(function: Callable | None, **properties) -> Callable:
+    """Put a function into MITIGATIONS. ValueError for a name that is taken, and for unknown needs."""
     if function is None:  # the decorator has arguments, so Python hands over the function in a second call
-        return functools.partial(register, name=name, **properties)
-    written = getattr(function, "func", function)  # of a functools.partial
-    again = "a decorated function can't be decorated again: pass its .function"
-    require(not isinstance(written, CreditFunction), again)
-    name = name or getattr(function, "__name__", "")
-    require(name.isidentifier(), 'a credit function has no name: write reweighting(function, name="...")')
+        return functools.partial(register, **properties)
+    name = function.__name__
     require(name not in MITIGATIONS, f"there are two credit functions named {name}: rename one of them")
     require(set(properties["needs"]) <= set(PROVIDED),
             f'{name}: needs must be a tuple of some of {PROVIDED}, such as ("critic",), not {properties["needs"]!r}')
@@ -320,7 +314,7 @@ def by_group(batch: TokenBatch, values: Tensor) -> Tensor:
 
 
 def has_variance(rewards: Tensor) -> Tensor:
-    """Which puzzles (Q, ...) have responses of unequal rewards (Q, G, ...): the others have nothing to teach."""
+    """Which puzzles (Q, ...) have responses of unequal rewards (Q, G, ...): the others teach plain GRPO nothing."""
     return rewards.amax(1) > rewards.amin(1)
 
 
@@ -345,7 +339,7 @@ def prefix_tree(batch: TokenBatch) -> Tensor:
 def same_prefix(batch: TokenBatch) -> Tensor:
     """1 at [q, i, j, t] where responses i and j to puzzle q begin with the same tokens 0 to t, else 0: (Q, G, G, T).
 
-    A response is the same as itself, and from the end of the shorter one on none is.
+    A response shares every prefix with itself. From the end of the shorter response on, the entry is 0.
     """
     tokens, mask = by_group(batch, batch.tokens), by_group(batch, batch.mask)  # (Q, G, T) each
     same = (tokens[:, :, None] == tokens[:, None]) & mask[:, :, None] & mask[:, None]  # (Q, G, G, T)
@@ -502,8 +496,8 @@ def reward_decomposition(batch: TokenBatch, weights: str = "0.1,0.3,1", stepwise
     --weights are a,b,c. Each reward is z-scored in its group by itself, then they are added. A_steps: the share of
     written calculations that are true and use available numbers, a process reward. With stepwise=True each
     calculation's own verdict, z-scored over all calculations of the group, goes to its own tokens instead. A response
-    without an answer or a calculation gets plain GRPO; without a calculation its share is 0. (The paper also normalizes
-    the sum over the batch.)
+    without an answer or without a calculation gets plain GRPO. In the second case its share of 0 still counts in the
+    group's z-score. (The paper also normalizes the sum over the batch.)
     """
     try:
         a, b, c = map(float, weights.split(","))
@@ -511,7 +505,7 @@ def reward_decomposition(batch: TokenBatch, weights: str = "0.1,0.3,1", stepwise
         raise ValueError("--weights must be three numbers, as in 0.1,0.3,1") from None
     verdicts = [torch.tensor(check_calculations(text, spans, batch.numbers[group]), dtype=torch.float32)
                 for text, spans, group in zip(batch.text, batch.calculations, batch.group.tolist())]  # B tensors (S,)
-    share = torch.stack([v.mean() if len(v) else torch.tensor(0.0) for v in verdicts]).to(batch.reward.device)  # (B,)
+    share = torch.stack([v.sum() / max(len(v), 1) for v in verdicts]).to(batch.reward.device)  # (B,) 0 without any
     process, format, answer = (z_score_in_group(by_group(batch, r)).view(-1, 1)
                                for r in (share, batch.format, batch.success))  # (B, 1) each
     thinking = calculation_advantage(batch, verdicts) if stepwise else process  # (B, T) or (B, 1)
@@ -538,8 +532,8 @@ def regrade_ablation(batch: TokenBatch) -> Tensor:
     """credit = A * |r - r of the text without it| on each calculation: remove it and grade again (the original work).
 
     The fifth of its strategies, as written. The reward looks at the answer and the tags alone, so removing a
-    calculation from the thoughts never changes it: the weights are 0, and this is plain GRPO. What the strategy is
-    after, how much a token changed the probability of success, experiments/ground_truth.py measures.
+    calculation from the thoughts does not change it: nearly all weights are 0, and this is nearly plain GRPO. What the
+    strategy is after, how much a token changed the probability of success, experiments/ground_truth.py measures.
     """
     def grade(text: str, group: int) -> float:
         return reward(text, batch.numbers[group], batch.target[group])["reward"]
@@ -558,9 +552,9 @@ def first_error(batch: TokenBatch, alpha: float = 0.5, solver: bool = False) -> 
     From the error on, s is 0. The mean is over the responses of the group, of each one's mean s. The paper asks a model
     where the first error is. Here the task tells: it is the first calculation that is false or uses a number that is
     not there. With solver=True it is the first operand, operator or result after which no solution is left: in
-    `5 - 3 = 2` the 5, if no solution subtracts anything from it. Failing that, it is the `<answer>`, or else the
-    last token. (The paper can also end the rewarded prefix some tokens early, so that inflating it does not
-    pay. Written from its abstract and from a summary of its equations.)
+    `5 - 3 = 2` the 5, if no solution subtracts anything from it. If there is no error among the thoughts, it is the
+    `<answer>`, and without an answer the last token. (The paper can also end the rewarded prefix some tokens early, so
+    that inflating it does not pay. Written from its abstract and from a summary of its equations.)
     """
     require(0 <= alpha <= 1, "--alpha must be between 0 and 1")
     column = torch.arange(batch.mask.shape[1], device=batch.mask.device)  # (T,)
@@ -663,7 +657,7 @@ def segment_credit(batch: TokenBatch, cuts: Tensor, k: int, fresh_start: bool) -
     """V at the end of each token's segment minus V at its start (B, T); cuts (B, T): where segments begin."""
     cuts = cuts.clone()  # (B, T)
     cuts[:, 0] = fresh_start
-    sampled, rewards = batch.ask.rollouts(cuts, k), by_group(batch, batch.reward)  # (B, T), (Q, G)
+    sampled, rewards = batch.ask.rollout_values(cuts, k), by_group(batch, batch.reward)  # (B, T), (Q, G)
     others = (rewards.sum(1, keepdim=True) - rewards) / (rewards.shape[1] - 1)  # (Q, G) mean reward
     start = sampled[:, :1] if fresh_start else others.view(-1, 1)  # (B, 1)
     value = torch.cat((start, sampled[:, 1:], batch.reward[:, None]), dim=1)  # (B, T + 1)

@@ -46,8 +46,7 @@ class Config:
     rope_theta: float
     max_position_embeddings: int  # the longest sequence the model was trained for
     tie_word_embeddings: bool  # the output matrix is the embedding
-    qkv_bias: bool  # True in Qwen2
-    qk_norm: bool  # True in Qwen3
+    qk_norm: bool  # Qwen3 normalizes each head's q and k; Qwen2 has a bias on q, k and v instead
     source: dict  # the whole config.json, which save_model writes back
 
 
@@ -82,7 +81,6 @@ def read_config(source: dict) -> Config:
         rope_theta=rope.get("rope_theta", source.get("rope_theta", 10000.0)),
         max_position_embeddings=source.get("max_position_embeddings", 32768),
         tie_word_embeddings=source.get("tie_word_embeddings", False),
-        qkv_bias=family == "qwen2",
         qk_norm=family == "qwen3",
         source=source,
     )
@@ -135,9 +133,9 @@ class Attention(nn.Module):
     def __init__(self, c: Config, layer: int):
         super().__init__()
         self.layer, self.H, self.K, self.d = layer, c.num_attention_heads, c.num_key_value_heads, c.head_dim
-        self.q_proj = nn.Linear(c.hidden_size, self.H * self.d, bias=c.qkv_bias)
-        self.k_proj = nn.Linear(c.hidden_size, self.K * self.d, bias=c.qkv_bias)
-        self.v_proj = nn.Linear(c.hidden_size, self.K * self.d, bias=c.qkv_bias)
+        self.q_proj = nn.Linear(c.hidden_size, self.H * self.d, bias=not c.qk_norm)
+        self.k_proj = nn.Linear(c.hidden_size, self.K * self.d, bias=not c.qk_norm)
+        self.v_proj = nn.Linear(c.hidden_size, self.K * self.d, bias=not c.qk_norm)
         self.o_proj = nn.Linear(self.H * self.d, c.hidden_size, bias=False)
         self.qk_norm = c.qk_norm
         if c.qk_norm:

@@ -33,7 +33,7 @@ from plumbing.files import write_json
 from plumbing.flags import Arguments, changed, check_device, check_range, first_sentence, parse
 from plumbing.optimizer import Optimizer
 from plumbing.processes import join, leads, leave
-from plumbing.progress import Progress, clock, fail
+from plumbing.progress import Progress, clock, fail, one_sentence
 from qwen2_model import Qwen2, load_model, save_model
 
 BUNDLED = Path(__file__).parent / "models" / "countdown-tiny"
@@ -64,8 +64,8 @@ class Settings:
     advantage: str = "grpo"  # how a reward is compared with the others of its group, the responses to the same puzzle
     normalize: str = "response"  # scale a reweighting's weights to mean 1 over each response, over the batch, or none
     loss_norm: str = "token"  # token: mean of all tokens; sequence: mean of responses' means; constant: see grpo
-    clip_low: float = 0.2  # credit < 0 pushes no further once a token's ratio, p now / when sampled, is below 1 - this
-    clip_high: float = 0.2  # credit > 0 pushes no further once the ratio is above 1 + this (PPO; DAPO: 0.28)
+    clip_low: float = 0.2  # if credit < 0, no gradient once a token's ratio, p now / p when sampled, is below 1 - this
+    clip_high: float = 0.2  # if credit > 0, no gradient once the ratio is above 1 + this (PPO; DAPO: 0.28)
     updates_per_batch: int = 1  # optimizer steps on each batch
     kl: float = 0.0  # weight of the KL penalty to the start model, the reference
     skip_unfinished: bool = False  # no credit for responses that the token limit cut off (DAPO)
@@ -173,7 +173,7 @@ def summarize(step: int, batch: TokenBatch, began: float) -> dict[str, float]:
     return {"step": step, "reward": batch.reward.mean().item(), "success": batch.success.mean().item(),
             "format": batch.format.mean().item(), "length": tokens / len(batch.text),
             "truncated": 1 - batch.ended.float().mean().item(), "entropy": batch.entropy[batch.mask].mean().item(),
-            "zero_variance_groups": int((~has_variance(rewards)).sum()),  # groups of equal rewards teach nothing
+            "zero_variance_groups": int((~has_variance(rewards)).sum()),  # of equal rewards
             "tokens_sampled": batch.ask.tokens_sampled, "tokens_read": batch.ask.tokens_read,
             "seconds": seconds, "tokens_per_second": tokens / seconds}
 
@@ -195,7 +195,7 @@ def heldout_text(row: dict) -> str:
 
 
 def evaluate(policy: Policy, puzzles: list[Puzzle], G: int, s: Settings) -> np.ndarray:
-    """Success (Q, G) of G responses to each of Q puzzles, at temperature 1, with the same random numbers every time."""
+    """Success (Q, G) of G responses to each of Q puzzles, with the same random numbers every time."""
     uniforms = grpo.draw_uniforms(0, grpo.EVALUATION, len(puzzles), G, s.max_new_tokens)  # (B, max_new_tokens)
     at_once = max(1, responses_that_fit(policy, puzzles, s) // G)  # puzzles
     success, progress = [], Progress("evaluating", len(uniforms))
@@ -287,12 +287,12 @@ def check_puzzles(policy: Policy, training: list[Puzzle], heldout: list[Puzzle],
     used = {p for step in range(1, s.steps + 1) for p in draw_puzzles(training, s, step)} | set(heldout)
     to_solve = used if s.data else set()  # what we generate has a solution
     progress = Progress("checking puzzles", len(to_solve))
-    for i, (numbers, target) in enumerate(to_solve, 1):
+    for i, puzzle in enumerate(to_solve, 1):
         progress.show(i)
-        if len(numbers) > 6:
-            raise ValueError(f"{s.data}: {list(numbers)} are too many numbers; 6 are the most we can solve")
-        if not is_solvable(Puzzle(numbers, target)):
-            raise ValueError(f"{s.data}: {list(numbers)} can't make {target}; remove that row")
+        if len(puzzle.numbers) > 6:
+            raise ValueError(f"{s.data}: {list(puzzle.numbers)} are too many numbers; 6 are the most we can solve")
+        if not is_solvable(puzzle):
+            raise ValueError(f"{s.data}: {list(puzzle.numbers)} can't make {puzzle.target}; remove that row")
     check_lengths(policy.model, policy.codec, used, s)
 
 
@@ -303,7 +303,7 @@ def check_lengths(model: Qwen2, codec: Codec, puzzles: set[Puzzle], s: Settings)
     longest, limit = max(len(codec.prompt(p)) for p in puzzles), model.config.max_position_embeddings
     if longest + s.max_new_tokens > limit:
         raise ValueError(f"a prompt of {longest} tokens and --max_new_tokens {s.max_new_tokens} exceed the model's "
-                         f"{limit}; lower --max_new_tokens")
+                         f"limit of {limit} tokens: lower --max_new_tokens")
 
 
 # --------------------------------------------------------------------------------------- from the command line
@@ -314,7 +314,7 @@ def main() -> None:
     s, hyper_parameters, resume = parse_flags(sys.argv[1:])
     differences = changed(s, Settings(), hyper_parameters, MITIGATIONS[s.mitigation])
     run = resume or Path(s.out or run_folder.default_folder(s.mitigation, s.seed, differences))
-    try:
+    with one_sentence("interrupted before training began"):
         check(s)
         s = replace(s, device=join(s.device))  # connects to the other processes of torchrun; each has its own GPU
         training, heldout = choose_puzzles(s)
@@ -323,10 +323,6 @@ def main() -> None:
         rehearse(policy, training, s, hyper_parameters)
         optimizer = Optimizer(policy.model, s.lr, (s.beta1, s.beta2), s.weight_decay, s.optimizer_device or None)
         done = run_folder.open_run(run, s, hyper_parameters, learners(policy, optimizer), resume=bool(resume))
-    except KeyboardInterrupt:
-        fail("interrupted before training began")
-    except (ValueError, OSError, FloatingPointError) as error:
-        fail(str(error))
     print(f"{sum(p.numel() for p in policy.model.parameters()):,} parameters, {len(training)} puzzles to train on, "
           f"into {run}")
     print(f"settings: {', '.join(f'{k}={v}' for k, v in differences.items()) or 'all at their defaults'}", flush=True)
@@ -360,7 +356,7 @@ def check(s: Settings) -> None:
 
 
 def load_policy(s: Settings, required: set[str]) -> Policy:
-    """The model, its tokenizer, and the critic and the reference model where they are required."""
+    """The model, its tokenizer, and the critic, the importance head and the reference model where they are required."""
     check_device(s.device)
     model, codec = load_model(s.model, s.device, getattr(torch, s.dtype)), Codec(s.model)
     model.real_vocab = codec.size  # the embedding may have more rows than there are tokens; they are never sampled

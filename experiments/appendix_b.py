@@ -1,7 +1,7 @@
 """Appendix B and experiments 1 and 2 of the original work: what the discount of `outcome_conditional` and the epsilon
 of `inverse_logprob` do to learning and to credit.
 
-    mv results/runs.csv results/runs-kept.csv      # a run with a row is not made again; move the file back afterwards
+    mkdir kept && mv results/runs.csv runs/study-2 kept      # since no run is made twice; move both back afterwards
     python -m experiments.study --parts main sweeps --levels easy --keep \\
         --methods none outcome_conditional inverse_logprob
     python -m experiments.appendix_b \\

@@ -8,12 +8,13 @@ deviation of a seed around it, averaged over steps. A run *leaves* the reference
 in a row that are more than 3 standard deviations away, on the same side. Writes results/collapse.md and a picture of
 the runs whose success fell.
 """
+import json
 from pathlib import Path
 
 import numpy as np
 
 from plumbing.report import GREY, PALETTE, Table, new_figure, save_figure
-from plumbing.runs import read_config, read_metrics, work_on_folders
+from plumbing.runs import read_config, read_metrics, shared_settings, work_on_folders
 
 RESULTS = Path("results")
 MEASURES = {"success": "success", "format": "format", "truncated": "cut off", "length": "length (tokens)",
@@ -97,6 +98,8 @@ def write_page(folders: list[Path]) -> None:
         raise ValueError("name at least two runs of GRPO (none), and runs of other methods")
     if len({len(run["success"]) for run in (*grpo, *others.values())}) > 1:
         raise ValueError("the runs must have the same number of steps")
+    if len({json.dumps(shared_settings(read_config(folder))) for folder in folders}) > 1:
+        raise ValueError("the runs must have the same settings, but for the method's: name those of one level")
     band = reference(grpo)
     broken = {name: run for name, run in others.items()
               if (left := leaves(run["success"], *band["success"])) and left[1] == "down"}

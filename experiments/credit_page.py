@@ -6,7 +6,6 @@ experiments/ground_truth.py writes that file. The page is one HTML file that nee
 numbers put in: every token lies on the colour of its A* and above the colour of its credit by a method of the reader's
 choice. Orange is above 0; purple and underlined is below 0.
 """
-import argparse
 import json
 import textwrap
 from pathlib import Path
@@ -16,8 +15,10 @@ import numpy as np
 
 from critic import Critic
 from experiments.ground_truth import PACKET, SURE
+from experiments.truth_scores import seed_measures
 from mitigations import MITIGATIONS
-from plumbing.progress import fail
+from plumbing.flags import new_parser
+from plumbing.progress import one_sentence
 from plumbing.report import LETTERS, MINUS, PALETTE, PLUS, SHADES, WIDTH, draw_tokens, place_tokens, plt, save_figure
 
 CURVE = PALETTE[0]
@@ -80,10 +81,9 @@ def quantities(truth: dict) -> list[tuple[str, str, np.ndarray]]:
     found = [("A*", "how much the token changed the probability of success V", truth["a_star"])]
     for method, credit in zip(truth["methods"].tolist(), truth["credits"]):
         found.append(("GRPO" if method == "none" else method, MITIGATIONS[method].summary, credit))
-    A, size = truth["advantage"], np.abs(truth["logprob"])  # (N,), (N,)
-    return found + [
-        ("contribution", "GRPO's credit * |log p|: the original work's measure, with the sign of the credit", A * size),
-        ("logit gradient", "GRPO's credit * ‖onehot − p‖: the size of the push on the logits", A * truth["logit_grad"])]
+    meanings = ("the original work's measure of GRPO's credit, with the sign of the credit",
+                "GRPO's credit times the size of the token's gradient at the logits")
+    return found + [(name, meaning, x) for (name, x), meaning in zip(seed_measures(truth).items(), meanings)]
 
 
 def scale_of(values: np.ndarray) -> float:
@@ -219,20 +219,18 @@ def landmarks(a_star: np.ndarray) -> list[int]:
     return found
 
 
+@one_sentence()
 def main() -> None:
     """Write the page and the picture."""
-    parser = argparse.ArgumentParser(description="Write a page and a picture of the credit of every token.")
+    parser = new_parser(description="Write a page and a picture of the credit of every token.")
     parser.add_argument("truth", type=Path, help="the .npz file that experiments/ground_truth.py wrote")
     parser.add_argument("--out", type=Path, help="folder for credit.html and truth.png (default: beside the file)")
     args = parser.parse_args()
-    try:
-        truth, out = read_truth(args.truth), args.out or args.truth.parent
-        ranked, fitted = rank_responses(truth), (args.truth.parent / Critic.file).is_file()
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "credit.html").write_text(page(truth, choose_puzzles(truth, ranked), fitted), encoding="utf-8")
-        draw(truth, ranked, out / "truth.png")
-    except (ValueError, OSError) as error:
-        fail(str(error))
+    truth, out = read_truth(args.truth), args.out or args.truth.parent
+    ranked, fitted = rank_responses(truth), (args.truth.parent / Critic.file).is_file()
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "credit.html").write_text(page(truth, choose_puzzles(truth, ranked), fitted), encoding="utf-8")
+    draw(truth, ranked, out / "truth.png")
     print(f"wrote {out / 'credit.html'} and truth.png beside it")
 
 

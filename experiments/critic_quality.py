@@ -6,7 +6,6 @@ tokens before `<answer>` count, because at the end the outcome is there to be re
 
 Run it:  python -m experiments.critic_quality        fits a critic to the bundled model, about two minutes
 """
-import argparse
 from pathlib import Path
 
 import numpy as np
@@ -16,19 +15,21 @@ import grpo
 from countdown_task import Codec, Puzzle, generate_puzzles
 from critic import HEADS, Critic, Importance, load_head, save_head
 from mitigations import TokenBatch
-from plumbing.progress import Progress, fail
-from qwen2_model import Qwen2, load_model
-from train import BUNDLED, standard_error
+from plumbing.flags import new_parser
+from plumbing.progress import Progress, fail, one_sentence
+from qwen2_model import Qwen2
+from train import BUNDLED, Settings, load_policy, standard_error
 
 SIZE, PUZZLES = 96, 100  # responses in a batch; batches after which the puzzles repeat
 HELD_OUT = 14  # batches to measure on
-LIMIT = 140  # tokens of a response
+LIMIT = Settings.max_new_tokens
 
 
-def sample(model: Qwen2, codec: Codec, puzzles: list[Puzzle], critic: Critic, key: tuple[int, int]) -> TokenBatch:
-    """One response to each puzzle; the critic can predict their rewards."""
-    uniforms = grpo.draw_uniforms(*key, len(puzzles), 1, LIMIT)
-    return grpo.rollout(model, codec, puzzles, uniforms, key=key, critic=critic)
+def sample(model: Qwen2, codec: Codec, puzzles: list[Puzzle], answers: int, key: tuple[int, int],
+           **heads: Critic | Importance) -> TokenBatch:
+    """Responses to puzzles; key: seed and step; heads: critic and importance head, by name."""
+    uniforms = grpo.draw_uniforms(*key, len(puzzles), answers, LIMIT)
+    return grpo.rollout(model, codec, puzzles, uniforms, key=key, reference=model, **heads)
 
 
 def fit(model: Qwen2, codec: Codec, batches: int, outcome: str) -> tuple[Critic, Importance, float]:
@@ -38,7 +39,7 @@ def fit(model: Qwen2, codec: Codec, batches: int, outcome: str) -> tuple[Critic,
     critic, importance = Critic(size).to(device), Importance(size).to(device)
     puzzles, progress = generate_puzzles(SIZE * PUZZLES, "train"), Progress("fitting the critic", batches)
     for i in range(batches):
-        batch = sample(model, codec, puzzles[i % PUZZLES :: PUZZLES], critic, (0, i + 1))
+        batch = sample(model, codec, puzzles[i % PUZZLES :: PUZZLES], 1, (0, i + 1), critic=critic)
         outcomes.append(getattr(batch, outcome))  # (SIZE,)
         critic.learn(batch.ask.hidden, batch.mask, batch.ask.values, outcomes[-1])
         importance.learn(batch.ask.hidden, batch.mask, batch.success)
@@ -84,23 +85,19 @@ def report(tests: list[TokenBatch], rate: float) -> None:
               f"{(base - critic).mean():+.4f} ± {1.96 * standard_error(base - critic):.4f} |")
 
 
+@one_sentence()
 def main() -> None:
     """Fit a critic to the success of a fixed model's responses, and report on held-out puzzles."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.error = fail
+    parser = new_parser(description=__doc__)
     parser.add_argument("--model", default=str(BUNDLED), help="a model folder, such as a run's checkpoint")
     parser.add_argument("--batches", type=int, default=100, help="of 96 responses, to learn from (default 100)")
     args = parser.parse_args()
     if args.batches < 1:
         fail("--batches must be at least 1")
-    try:
-        model, codec = load_model(args.model), Codec(args.model)
-    except (ValueError, OSError) as error:
-        fail(str(error))
-    model.real_vocab = codec.size
+    model, codec, *_ = load_policy(Settings(model=args.model), set())
     critic, _, rate = fit(model, codec, args.batches, "success")
     puzzles = generate_puzzles(HELD_OUT * SIZE, "heldout")
-    report([sample(model, codec, puzzles[i::HELD_OUT], critic, (1, i + 1)) for i in range(HELD_OUT)], rate)
+    report([sample(model, codec, puzzles[i::HELD_OUT], 1, (1, i + 1), critic=critic) for i in range(HELD_OUT)], rate)
 
 
 if __name__ == "__main__":

@@ -16,13 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from countdown_task import Codec, Puzzle
 from experiments.gradient_rank import SIZES, products
-from experiments.truth_scores import bootstrap, centred, correlate, credit_gradients, jackknife
+from experiments.truth_scores import bootstrap, centred, correlate, cosine, credit_gradients, jackknife
 from grpo import group_advantage
 from mitigations import MITIGATIONS, TokenBatch
 from plumbing.report import Table, cell
-from qwen2_model import Qwen2
 
 
 def table_baseline(success: np.ndarray, norms: np.ndarray) -> Table:
@@ -70,12 +68,6 @@ def signal_to_noise(gram: np.ndarray, use: np.ndarray) -> float:
     return cross(gram, use) / noise
 
 
-def cosine(xy: np.ndarray, xx: np.ndarray, yy: np.ndarray, use: np.ndarray) -> float:
-    """The cosine of the mean gradients over the same batches. Noise of their own shrinks it, shared noise raises it."""
-    sum_xy, sum_xx, sum_yy = (gram[np.ix_(use, use)].sum() for gram in (xy, xx, yy))
-    return sum_xy / np.sqrt(sum_xx * sum_yy)
-
-
 def corrected_cosine(xy: np.ndarray, xx: np.ndarray, yy: np.ndarray, use: np.ndarray) -> float:
     """The cosine of the expected gradients, free of noise; NaN where noise hides the signal of either."""
     x, y = cross(xx, use), cross(yy, use)
@@ -91,19 +83,19 @@ def halves_cosine(yy: np.ndarray) -> float:
     return float(np.mean(found))
 
 
-def method_gradients(model: Qwen2, codec: Codec, batches: Iterable[tuple[list[Puzzle], TokenBatch]]) -> Tensor:
+def method_gradients(batches: Iterable[TokenBatch]) -> Tensor:
     """(M + 1, n, P): each method's gradient on n independent batches of groups, as the trainer's loss makes it.
 
     The last is the unbiased policy gradient, with credit r - mean of the others, averaged over responses.
     """
     found = []
-    for puzzles, batch in batches:
-        G = len(batch.text) // len(puzzles)
+    for batch in batches:
+        G = len(batch.text) // len(batch.numbers)
         with torch.no_grad():
             credits = [method(batch) / batch.mask.sum() for method in MITIGATIONS.values()]
             unbiased = group_advantage(batch.reward.view(-1, G), "rloo").view(-1, 1)  # (B, 1)
             credits.append(unbiased * batch.mask / len(batch.text))
-        found.append(sum(credit_gradients(model, codec, puzzles, batch, torch.stack(credits), G)))  # (M + 1, P)
+        found.append(sum(credit_gradients(batch, torch.stack(credits), G)))  # (M + 1, P)
     return torch.stack(found, dim=1)
 
 

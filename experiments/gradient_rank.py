@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from countdown_task import Codec, Puzzle
 from experiments.truth_scores import credit_gradients
 from grpo import group_advantage
 from mitigations import MITIGATIONS, TokenBatch, reward_decomposition
@@ -80,7 +79,8 @@ def group_of(batch: TokenBatch, q: int, R: int) -> TokenBatch:
     fields = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
     fields = {name: x[rows] for name, x in fields.items() if isinstance(x, (Tensor, list)) and len(x) == B}
     fields |= {"group": torch.zeros_like(fields["group"]), "numbers": [batch.numbers[q]], "target": [batch.target[q]]}
-    ask = SimpleNamespace(hidden=batch.ask.hidden[rows], values=batch.ask.values[rows])
+    ask = SimpleNamespace(model=batch.ask.model, prompts=[batch.ask.prompts[q]], hidden=batch.ask.hidden[rows],
+                          values=batch.ask.values[rows])
     return by_success(dataclasses.replace(batch, **fields, ask=ask))
 
 
@@ -137,23 +137,23 @@ def with_format(group: TokenBatch) -> TokenBatch:
     return dataclasses.replace(group, reward=0.1 * group.format + group.success)
 
 
-def rank_rows(model: Qwen2, codec: Codec, puzzles: list[Puzzle], batch: TokenBatch, truth: Tensor,
-              seed: int) -> list[dict]:
+def rank_rows(batch: TokenBatch, truth: Tensor, seed: int) -> list[dict]:
     """A row for each puzzle, group size, kind of credit and matrix: its measures of rank, and its spectrum.
 
     truth (B, T): A* of the first TRUTH_PUZZLES puzzles. Groups that are all right or all wrong have no gradient.
     """
-    found, G, rng = [], len(batch.text) // len(puzzles), np.random.default_rng(seed)
-    groups = [(q, R, group_of(batch, q, R)) for q, R in itertools.product(range(len(puzzles)), SIZES)]
-    groups = [(q, R, group) for q, R, group in groups if group.advantage.any()]
+    Q, found, rng = len(batch.numbers), [], np.random.default_rng(seed)
+    G = len(batch.text) // Q
+    groups = [(q, R, group) for q, R in itertools.product(range(Q), SIZES)
+              if (group := group_of(batch, q, R)).advantage.any()]
     progress = Progress("ranks", len(groups))
     for i, (q, R, group) in enumerate(groups, 1):
         credits = {"GRPO": group.advantage[:, None] * group.mask}
         if R == CONTROLS_AT:
             credits |= controls(group, truth[G * q : G * q + R] if q < TRUTH_PUZZLES else None, rng)
         for variant, credit in credits.items():
-            gradients = torch.cat(list(credit_gradients(model, codec, [puzzles[q]], group, credit[None], 1)))  # (R, P)
-            for matrix, all_values in spectra(model, group, credit, gradients).items():
+            gradients = torch.cat(list(credit_gradients(group, credit[None], 1)))  # (R, P)
+            for matrix, all_values in spectra(batch.ask.model, group, credit, gradients).items():
                 found += [{"puzzle": q, "R": R, "variant": variant, "matrix": matrix, "spectrum": s,
                            "effective": effective_rank(s), "stable": stable_rank(s),
                            **{name: components(s, energy) for name, energy in ENERGIES.items()}} for s in all_values]

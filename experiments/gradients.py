@@ -23,36 +23,27 @@ import torch
 from torch import Tensor
 
 from experiments.correlation import ranks
-import grpo
 from countdown_task import FILLER, REASONING, Codec, Puzzle, generate_puzzles
-from critic import Critic, Importance
-from experiments.critic_quality import find_heads
+from experiments.critic_quality import LIMIT, find_heads, sample
 from experiments.gradient_noise import method_gradients, table_baseline, table_methods
 from experiments.gradient_rank import (CONTROLS_AT, SIZES, TRUTH_PUZZLES, by_success, draw_ranks, effective_rank,
                                        gram_spectrum, products, rank_rows, tables_rank)
 from experiments.ground_truth import add_values, describe, sample_truth
 from experiments.solver import DECISIONS, KINDS
-from experiments.truth_scores import bootstrap, correlate, credit_gradients, sums, within
+from experiments.truth_scores import bootstrap, correlate, credit_gradients, on_tokens, sums, within
 from mitigations import TokenBatch
 from plumbing.files import read_json
-from plumbing.progress import Progress, fail
-from plumbing.report import (GREY, PALETTE, Estimate, Table, cell, draw_estimate, interval, new_figure, pm, read_cell,
-                             read_table, save_figure, t_statistics)
+from plumbing.flags import new_parser
+from plumbing.progress import Progress, fail, one_sentence
+from plumbing.report import (GREY, PALETTE, Estimate, Table, bins, cell, draw_estimate, interval, new_figure, pm,
+                             read_cell, read_table, save_figure, t_statistics)
 from qwen2_model import Qwen2, take
 from train import BUNDLED, Settings, check_lengths, load_policy
 
-LIMIT = 140  # tokens of a response
 EACH = 12  # tokens per response, on average, whose exact gradient is computed
 TRUTH_ROLLOUTS = 24  # of a token, for the control A*
 SPARSITY = ("Hoyer", "Gini", "below rms / 100")
 MEASURES = ("abs(A log p)", "abs(A)·‖onehot - p‖", "abs(A)·‖grad log p‖, all parameters")
-
-
-def sample_groups(model: Qwen2, codec: Codec, puzzles: list[Puzzle], answers: int, key: tuple[int, int],
-                  **heads: Critic | Importance) -> TokenBatch:
-    """Responses to training puzzles; key: seed and step; heads: critic and importance head, by name."""
-    uniforms = grpo.draw_uniforms(*key, len(puzzles), answers, LIMIT)
-    return grpo.rollout(model, codec, puzzles, uniforms, key=key, reference=model, **heads)
 
 
 # -------------------------------------------------------------------------------------------- a token's gradient
@@ -80,7 +71,7 @@ def token_gradients(model: Qwen2, prompt: list[int], tokens: Tensor, chosen: lis
     return np.array(whole), np.array(before), phase1.numpy()
 
 
-def token_columns(model: Qwen2, codec: Codec, puzzles: list[Puzzle], batch: TokenBatch, seed: int) -> dict:
+def token_columns(batch: TokenBatch, seed: int) -> dict:
     """The columns of the truth's file, and `whole`, `before` and `phase1` (N,), NaN where not computed.
 
     `before` is on the token that holds the embedding. Every token is as likely to be chosen as any other.
@@ -93,8 +84,8 @@ def token_columns(model: Qwen2, codec: Codec, puzzles: list[Puzzle], batch: Toke
     columns["relative"] = columns["position"] / np.repeat(lengths, lengths)
     for i, L in enumerate(lengths):
         chosen = np.flatnonzero(measured[first : first + L])  # (n,)
-        prompt = codec.prompt(puzzles[int(batch.group[i])])
-        whole, before, phase1 = token_gradients(model, prompt, batch.tokens[i, :L].cpu(), chosen.tolist())
+        prompt = batch.ask.prompts[int(batch.group[i])]
+        whole, before, phase1 = token_gradients(batch.ask.model, prompt, batch.tokens[i, :L].cpu(), chosen.tolist())
         columns["whole"][first + chosen] = whole
         columns["before"][first + chosen[chosen > 0] - 1] = before[chosen > 0]
         columns["phase1"][first : first + L - 1] = phase1[:-1]  # there is no loss behind the last token
@@ -114,17 +105,12 @@ def known(c: dict, *columns: np.ndarray) -> np.ndarray:
     return np.all([np.isfinite(x) for x in columns], axis=0) & (c["advantage"] != 0)
 
 
-def part(c: dict, count: int) -> np.ndarray:
-    """Which of `count` equal parts of its response each token (N,) is in."""
-    return (c["relative"] * count).astype(int)
-
-
 def type_ratio(x: np.ndarray, c: dict, use: np.ndarray, matched: bool) -> Estimate:
     """Mean of x (N,) on filler over its mean on reasoning, among the tokens `use` (N,).
 
     matched: filler is weighted so that both types have reasoning's distribution over the tenths of a response.
     """
-    tenth = part(c, 10) if matched else np.zeros(len(x), int)  # (N,)
+    tenth = bins(c["relative"], 10) if matched else np.zeros(len(x), int)  # (N,)
     columns = [np.where(use & (c["role"] == role) & (tenth == b), values, 0.0) for b in range(tenth.max() + 1)
                for role in (FILLER, REASONING) for values in (x, np.ones(len(x)))]
     def statistic(s: np.ndarray) -> np.ndarray:
@@ -165,11 +151,11 @@ def tables_tokens(c: dict) -> list[Table]:
 
 def table_phase1(c: dict) -> Table:
     """The original's first phase, and what is left of it when position is controlled."""
-    puzzle, fifth, rows = c["group"].astype(int), part(c, 5), []
+    puzzle, fifth, rows = c["group"].astype(int), bins(c["relative"], 5), []
     for name, x in {"all losses behind the token (phase 1)": c["phase1"], "the next token's loss alone": c["before"],
                     "grad log pi of the token itself, all parameters": c["whole"]}.items():
         use = np.isfinite(x)
-        level, tenth, role = np.log(x[use] + 1e-30), part(c, 10)[use], c["role"][use]
+        level, tenth, role = np.log(x[use] + 1e-30), bins(c["relative"], 10)[use], c["role"][use]
         by_position, by_both = explained(level, tenth), explained(level, tenth * 3 + role)
         t = t_statistics(x[use], c["position"][use].astype(int))
         rows.append([name, cell(mean_ratio(x, use & (fifth == 0), use & (fifth == 4), puzzle)),
@@ -224,12 +210,12 @@ def sparsity(x: np.ndarray) -> dict[str, float]:
 def checkpoint_row(folder: Path, puzzles: list[Puzzle], answers: int, seed: int) -> list[str]:
     """One line of the table over training."""
     model, codec, *_ = load_policy(Settings(model=str(folder)), set())
-    batch = by_success(sample_groups(model, codec, puzzles, answers, (seed, 0)))
-    c = token_columns(model, codec, puzzles, batch, seed)
+    batch = by_success(sample(model, codec, puzzles, answers, (seed, 0)))
+    c = token_columns(batch, seed)
     sizes = three_sizes(c)
     use = known(c, *sizes.values())
     credit = (batch.advantage[:, None] * batch.mask)[None]  # (1, B, T)
-    rows = torch.cat(list(credit_gradients(model, codec, puzzles, batch, credit, 1))).view(len(puzzles), answers, -1)
+    rows = torch.cat(list(credit_gradients(batch, credit, 1))).view(len(puzzles), answers, -1)
     groups = [g for g in rows if g.any()]  # (G, P) each
     sparse = [sparsity(g.sum(0).numpy()) for g in groups]
     ranked = [effective_rank(gram_spectrum(products(g, g))) for g in groups]
@@ -239,9 +225,9 @@ def checkpoint_row(folder: Path, puzzles: list[Puzzle], answers: int, seed: int)
 
 
 def checkpoints(run: Path) -> list[tuple[int, Path]]:
-    """Step and folder of each checkpoint of a run."""
-    folders = sorted((run / "checkpoints").glob("step-*"))
-    return [(int(f.name[5:]), f) for f in folders if f.name[5:].isdigit()]  # skips those left half written
+    """Step and folder of each complete checkpoint of a run."""
+    folders = [file.parent for file in sorted(run.glob("checkpoints/step-*/model.safetensors"))]
+    return [(int(folder.name[5:]), folder) for folder in folders]
 
 
 def table_training(run: Path, puzzles: list[Puzzle], answers: int, seed: int) -> Table:
@@ -263,9 +249,7 @@ def table_training(run: Path, puzzles: list[Puzzle], answers: int, seed: int) ->
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-                                     allow_abbrev=False)
-    parser.error = fail
+    parser = new_parser(description=__doc__)
     parser.add_argument("--model", default=str(BUNDLED), help="a model folder, such as a run's checkpoint")
     parser.add_argument("--run", type=Path, help="a run made with --checkpoint_every: also over its training")
     parser.add_argument("--questions", type=int, default=12, help="training puzzles (default 12)")
@@ -283,24 +267,22 @@ def arguments() -> argparse.Namespace:
     return args
 
 
-def sampled_truth(model: Qwen2, codec: Codec, puzzles: list[Puzzle], batch: TokenBatch, seed: int) -> Tensor:
+def sampled_truth(batch: TokenBatch, seed: int) -> Tensor:
     """A* (B, T) of the first CONTROLS_AT answers to the first TRUTH_PUZZLES puzzles, 0 elsewhere."""
-    G, truth = len(batch.text) // len(puzzles), describe(batch, {})
+    ask, G, truth = batch.ask, len(batch.text) // len(batch.numbers), describe(batch, {})
     chosen = (truth["response"] % G < CONTROLS_AT) & (truth["group"] < TRUTH_PUZZLES)
     truth["logprob"] = np.where(chosen, truth["logprob"], 0.0).astype(np.float32)  # a certain token gets no rollouts
-    sample_truth(model, codec, puzzles, truth, TRUTH_ROLLOUTS, seed, LIMIT, lambda: None)
+    sample_truth(ask.model, ask.codec, ask.puzzles, truth, TRUTH_ROLLOUTS, seed, LIMIT, lambda: None)
     add_values(truth)
-    return torch.zeros_like(batch.logprob).masked_scatter(batch.mask, torch.from_numpy(truth["a_star"]).float())
+    return on_tokens(truth["a_star"], batch)
 
 
-def independent_batches(model: Qwen2, codec: Codec, heads: dict, count: int,
-                        seed: int) -> Iterator[tuple[list[Puzzle], TokenBatch]]:
-    """Puzzles and responses of `count` batches: 8 answers to each of 6 puzzles that no other batch has."""
+def independent_batches(model: Qwen2, codec: Codec, heads: dict, count: int, seed: int) -> Iterator[TokenBatch]:
+    """`count` batches: 8 answers to each of 6 puzzles that no other batch has."""
     puzzles = generate_puzzles(6 * count, "train", seed=seed + 1)
     progress = Progress("gradients of the methods", count)
     for i in range(count):
-        asked = puzzles[6 * i : 6 * i + 6]
-        yield asked, sample_groups(model, codec, asked, 8, (seed, 1000 + i), **heads)
+        yield sample(model, codec, puzzles[6 * i : 6 * i + 6], 8, (seed, 1000 + i), **heads)
         progress.show(i + 1)
 
 
@@ -311,32 +293,30 @@ def measure(args: argparse.Namespace) -> list[Table]:
     check_lengths(model, codec, set(puzzles), Settings(model=args.model, max_new_tokens=LIMIT))
     args.out.mkdir(parents=True, exist_ok=True)
     heads = find_heads(args.out, args.model, model, codec, args.critic_batches)
-    batch = by_success(sample_groups(model, codec, puzzles, max(SIZES), (args.seed, 0), **heads))
+    batch = by_success(sample(model, codec, puzzles, max(SIZES), (args.seed, 0), **heads))
     if not batch.advantage.any():
         raise ValueError("no puzzle got both right and wrong answers, so there is no gradient: ask more --questions, "
                          "or take a --model that solves some")
-    columns = token_columns(model, codec, puzzles, batch, args.seed)
-    truth = sampled_truth(model, codec, puzzles, batch, args.seed)
-    found = rank_rows(model, codec, puzzles, batch, truth, args.seed)
-    ones = credit_gradients(model, codec, puzzles, batch, batch.mask.float()[None], 1)
+    columns = token_columns(batch, args.seed)
+    truth = sampled_truth(batch, args.seed)
+    found = rank_rows(batch, truth, args.seed)
+    ones = credit_gradients(batch, batch.mask.float()[None], 1)
     shape = len(puzzles), max(SIZES)
     norms = np.array([g.double().square().sum().item() for g in ones]).reshape(shape)
     success = batch.success.view(shape).numpy().astype(float)
     tables = [*tables_tokens(columns), table_phase1(columns), *tables_rank(found), table_baseline(success, norms)]
     batches = independent_batches(model, codec, heads, args.batches, args.seed)
-    tables.append(table_methods(method_gradients(model, codec, batches)))
+    tables.append(table_methods(method_gradients(batches)))
     if args.run:
         tables.append(table_training(args.run, puzzles, CONTROLS_AT, args.seed))
     return tables
 
 
+@one_sentence()
 def main() -> None:
     """Measure, print, and write gradients.md and two pictures of its tables."""
     args = arguments()
-    try:
-        tables = measure(args)
-    except (ValueError, OSError, FloatingPointError) as error:
-        fail(str(error))
+    tables = measure(args)
     text = "\n".join(map(str, tables))
     (args.out / "gradients.md").write_text(text, encoding="utf-8")
     draw_sizes(args.out / "gradients.md", args.out / "gradient-size.png")

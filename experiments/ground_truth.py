@@ -54,7 +54,8 @@ from experiments.solver import KINDS, solver_columns, token_kinds
 from experiments.truth_scores import all_scores, draw_scores, score_tables
 from mitigations import MITIGATIONS, TokenBatch
 from plumbing.files import replace_file
-from plumbing.progress import Progress, fail
+from plumbing.flags import new_parser
+from plumbing.progress import Progress, fail, one_sentence
 from plumbing.report import Table, clustered_mean, pm
 from qwen2_model import Qwen2
 from train import BUNDLED, Settings, check, check_lengths, choose_puzzles, load_policy
@@ -241,9 +242,7 @@ def save_truth(truth: dict, file: Path) -> None:
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-                                     allow_abbrev=False)
-    parser.error = fail
+    parser = new_parser(description=__doc__)
     parser.add_argument("--model", default=str(BUNDLED), help="a model folder, such as a run's checkpoint")
     parser.add_argument("--data", default="", help=".jsonl or .parquet of puzzles; empty: generated ones")
     parser.add_argument("--questions", type=int, default=16, help="held-out puzzles (default 16)")
@@ -287,7 +286,7 @@ def main() -> None:
         return score.main(sys.argv[1:])
     args = arguments()
     file = args.out / "ground_truth.npz"
-    try:
+    with one_sentence(f"interrupted; the same command resumes from what is in {args.out}"):
         model, codec, puzzles, batch, truth = prepare(args)
         if file.is_file():
             read_rollouts(truth, file)
@@ -295,11 +294,7 @@ def main() -> None:
         save = functools.partial(save_truth, truth, file)
         sample_truth(model, codec, puzzles, truth, args.rollouts, args.seed, args.max_new_tokens, save)
         save()
-        scores = all_scores(model, codec, puzzles, batch, truth)
-    except (ValueError, OSError, FloatingPointError) as error:
-        fail(str(error))
-    except KeyboardInterrupt:
-        fail(f"interrupted; the same command resumes from what is in {args.out}")
+        scores = all_scores(batch, truth)
     text = "\n".join(map(str, [table_facts(truth), *score_tables(scores, truth)]))
     (args.out / "scores.md").write_text(text, encoding="utf-8")
     draw_scores(args.out / "scores.md", args.out / "scores.png")

@@ -16,7 +16,7 @@ import re
 from pathlib import Path
 
 from mitigations import MITIGATIONS, CreditFunction
-from plumbing.progress import fail
+from plumbing.progress import one_sentence
 from plumbing.report import Table, read_table
 
 ROOT = Path(__file__).parent.parent
@@ -70,17 +70,15 @@ def describe(method: CreditFunction) -> str:
             f"{flags * bool(method.parameters)}\n{body}\n".rstrip() + "\n")
 
 
+@one_sentence()
 def main() -> None:
     """Fill the tables of all pages, and write methods.md."""
-    try:
-        pages = {page: BLOCK.sub(fill, page.read_text(encoding="utf-8")) for page in (ROOT / "docs").glob("*.md")}
-        methods = "\n".join(map(describe, MITIGATIONS.values()))
-        pages[ROOT / "docs" / "methods.md"] = f"{INTRODUCTION}\n{methods}{CLOSING}"
-        for page, text in pages.items():
-            page.write_text(text, encoding="utf-8")
-        print(f"filled {len(pages)} pages in docs/")
-    except (ValueError, OSError) as error:
-        fail(str(error))
+    pages = {page: BLOCK.sub(fill, page.read_text(encoding="utf-8")) for page in (ROOT / "docs").glob("*.md")}
+    methods = "\n".join(map(describe, MITIGATIONS.values()))
+    pages[ROOT / "docs" / "methods.md"] = f"{INTRODUCTION}\n{methods}{CLOSING}"
+    for page, text in pages.items():
+        page.write_text(text, encoding="utf-8")
+    print(f"filled {len(pages)} pages in docs/")
 
 
 if __name__ == "__main__":

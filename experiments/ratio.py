@@ -33,8 +33,9 @@ import grpo
 from countdown_task import ROLES, Puzzle
 from experiments.truth_scores import credit_gradients
 from mitigations import TokenBatch
+from plumbing.flags import new_parser
 from plumbing.optimizer import Optimizer
-from plumbing.progress import Progress, fail
+from plumbing.progress import Progress, fail, one_sentence
 from plumbing.report import GREY, PALETTE, Table, interval, new_figure, pm, read_cell, read_table, save_figure
 from sampler import response_logprobs
 from train import (BUNDLED, Policy, Settings, assign_credit, choose_puzzles, draw_puzzles, load_policy,
@@ -87,13 +88,13 @@ def within_share(x: np.ndarray, response: np.ndarray) -> float:
     return float(((x - means[response]) ** 2).mean() / x.var())
 
 
-def observe(policy: Policy, puzzles: list[Puzzle], batch: TokenBatch, credit: Tensor, s: Settings) -> dict[str, float]:
+def observe(batch: TokenBatch, credit: Tensor, s: Settings) -> dict[str, float]:
     """All measurements before the next update on a batch with credit (B, T)."""
-    log_ratio = batch.ask.read(response_logprobs, policy.model) - batch.logprob  # (B, T)
+    log_ratio = batch.ask.read(response_logprobs, batch.ask.model) - batch.logprob  # (B, T)
     clipped, ratio = grpo.clipped_tokens(log_ratio, credit, s.clip_low, s.clip_high), log_ratio.exp()  # (B, T) each
     factors = torch.stack((ratio * ~clipped, ratio, (~clipped).float(), torch.ones_like(ratio)))  # (4, B, T)
     share = grpo.token_weights(batch.mask, s.loss_norm, s.max_new_tokens)  # (B, T)
-    parts = credit_gradients(policy.model, policy.codec, puzzles, batch, factors * share * credit, s.answers)
+    parts = credit_gradients(batch, factors * share * credit, s.answers)
     use = batch.mask & (credit != 0)  # (B, T)
     columns = {"log_ratio": log_ratio, "clipped": clipped, "credit": credit, "entropy": batch.entropy,
                "role": batch.role, "response": torch.arange(len(credit))[:, None].expand(credit.shape)}
@@ -103,11 +104,10 @@ def observe(policy: Policy, puzzles: list[Puzzle], batch: TokenBatch, credit: Te
 # ------------------------------------------------------------------------------------------------------ all batches
 
 
-def sampled(policy: Policy, training: list[Puzzle], s: Settings, step: int) -> tuple[list[Puzzle], TokenBatch, Tensor]:
-    """Puzzles, responses and credit (B, T) of a step."""
-    puzzles = draw_puzzles(training, s, step)
-    batch = sample_and_grade(policy, puzzles, s, step)
-    return puzzles, batch, assign_credit(batch, s, {})
+def sampled(policy: Policy, training: list[Puzzle], s: Settings, step: int) -> tuple[TokenBatch, Tensor]:
+    """Responses and credit (B, T) of a step."""
+    batch = sample_and_grade(policy, draw_puzzles(training, s, step), s, step)
+    return batch, assign_credit(batch, s, {})
 
 
 def observations(policy: Policy, s: Settings, batches: int, warm_up: int) -> Iterator[dict]:
@@ -115,22 +115,22 @@ def observations(policy: Policy, s: Settings, batches: int, warm_up: int) -> Ite
     optimizer, (training, _) = Optimizer(policy.model, s.lr, (s.beta1, s.beta2)), choose_puzzles(s)
     progress = Progress(s.mitigation, warm_up + batches)
     for step in range(1, warm_up + 1):
-        _, batch, credit = sampled(policy, training, s, step)
+        batch, credit = sampled(policy, training, s, step)
         for _ in range(UPDATES):
             update(policy, optimizer, batch, credit, s)
         progress.show(step)
     start = copy.deepcopy(optimizer.state_dict())
     for step in range(warm_up + 1, warm_up + batches + 1):
         optimizer.load_state_dict(copy.deepcopy(start))  # weights and moments; a copy, since Adam changes what it loads
-        puzzles, batch, credit = sampled(policy, training, s, step)
+        batch, credit = sampled(policy, training, s, step)
         for clip in CLIPS:
             optimizer.load_state_dict(copy.deepcopy(start))
-            for facts in observed_updates(policy, optimizer, puzzles, batch, credit, replace(s, clip_high=clip)):
+            for facts in observed_updates(policy, optimizer, batch, credit, replace(s, clip_high=clip)):
                 yield {"method": s.mitigation, "clip": clip, "batch": step} | facts
         progress.show(step)
 
 
-def observed_updates(policy: Policy, optimizer: Optimizer, puzzles: list[Puzzle], batch: TokenBatch, credit: Tensor,
+def observed_updates(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tensor,
                      s: Settings) -> Iterator[dict]:
     """Facts before each of UPDATES updates on a batch with credit (B, T), but the first.
 
@@ -138,7 +138,7 @@ def observed_updates(policy: Policy, optimizer: Optimizer, puzzles: list[Puzzle]
     """
     for number in range(2, UPDATES + 1):
         update(policy, optimizer, batch, credit, s)
-        yield {"update": number} | observe(policy, puzzles, batch, credit, s)
+        yield {"update": number} | observe(batch, credit, s)
 
 
 # ------------------------------------------------------------------------------------------------ tables and picture
@@ -214,9 +214,7 @@ def draw_ratio(tables: Path, file: Path) -> None:
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-                                     allow_abbrev=False)
-    parser.error = fail
+    parser = new_parser(description=__doc__)
     parser.add_argument("--model", default=str(BUNDLED), help="a model folder, such as a run's checkpoint")
     parser.add_argument("--batches", type=int, default=10, help="to measure on, for each method (default 10)")
     parser.add_argument("--warm_up", type=int, default=10, help="steps of training before (default 10)")
@@ -246,14 +244,12 @@ def summary(found: list[dict]) -> str:
             f"{cosines[2]} by the clip alone. {average(found, 'clipped', 2, **case)}% of the tokens are clipped.\n")
 
 
+@one_sentence()
 def main() -> None:
     """Measure, print, and write ratio.md and a picture of its tables."""
     args = arguments()
-    try:
-        args.out.mkdir(parents=True, exist_ok=True)
-        found = measure(args)
-    except (ValueError, OSError, FloatingPointError) as error:
-        fail(str(error))
+    args.out.mkdir(parents=True, exist_ok=True)
+    found = measure(args)
     note = (f"Tokens with credit, before each update on their batch, after {args.warm_up} steps of training; means "
             f"over {args.batches} batches of {Settings.questions * Settings.answers} responses, ± half of a 95% "
             "interval (Student's t).")

@@ -8,7 +8,6 @@ RLOO's are computed anew. A function that runs the model takes longer: vineppo, 
 Run it:  python -m experiments.ground_truth --score entropy_weighted --entropy_temp 0.5
          python -m experiments.ground_truth --score none --advantage dr_grpo
 """
-import argparse
 import json
 import sys
 from dataclasses import dataclass
@@ -23,10 +22,10 @@ from analyze import RLOO, is_control, method_name
 from countdown_task import Codec, Puzzle
 from critic import HEADS, Critic, Importance, load_head
 from experiments.credit_page import CAPTIONS, COLUMNS, draw, rank_responses, read_truth
-from experiments.truth_scores import HALVES, Score, cosine_of, credit_gradients, score, table_pooled, table_within
+from experiments.truth_scores import HALVES, credit_scores, table_pooled, table_within
 from mitigations import MITIGATIONS, CreditFunction, TokenBatch, needs
 from plumbing.flags import changed, methods_help, new_parser, parse_with
-from plumbing.progress import Progress, fail
+from plumbing.progress import one_sentence
 from plumbing.report import Table, read_cell, read_table
 from qwen2_model import Qwen2
 from sampler import Samples
@@ -91,28 +90,6 @@ def rebuild(truth: dict, model: Qwen2, codec: Codec, critic: Critic | None = Non
 # --------------------------------------------------------------------------------------------------------- scores
 
 
-def gradients_of(batch: TokenBatch, credits: Tensor) -> np.ndarray:
-    """The gradients (M, Q, P) that credits (M, B, T) cause at each puzzle, in all P parameters of the model."""
-    ask, threads, Q = batch.ask, torch.get_num_threads(), len(batch.numbers)
-    progress, G = Progress("gradients", Q), len(batch.text) // Q
-    found = torch.empty(len(credits), Q, sum(p.numel() for p in ask.model.parameters()))  # (M, Q, P)
-    torch.set_num_threads(1)  # the matrices are so small that threads wait for each other, for minutes on busy cores
-    for q, gradients in enumerate(credit_gradients(ask.model, ask.codec, ask.puzzles, batch, credits, G)):
-        found[:, q] = gradients
-        progress.show(q + 1)
-    torch.set_num_threads(threads)
-    return found.numpy()
-
-
-def score_credits(credits: dict[str, Tensor], batch: TokenBatch, truth: dict) -> dict[str, Score]:
-    """By name, the score of each credit (B, T)."""
-    a_star = torch.zeros_like(batch.logprob)  # (B, T)
-    a_star[batch.mask] = torch.from_numpy(truth["a_star"]).to(a_star)
-    exact, *found = gradients_of(batch, torch.stack([a_star, *credits.values()]))  # (Q, P) each
-    return {name: score(credit[batch.mask].numpy(), truth["a_star"], truth, cosine_of(update, exact))
-            for (name, credit), update in zip(credits.items(), found)}
-
-
 def by_method(pooled: tuple[list, list], within: tuple[list, list]) -> dict[str, list[str]]:
     """By method, the cells of the columns POOLED and WITHIN of two tables, each a header and rows."""
     cells = {}
@@ -130,11 +107,10 @@ def best_method(published: dict[str, list[str]]) -> str:
     return max((name for name in published if name in MITIGATIONS and not is_control(name)), key=rank)
 
 
-def table_scores(title: str, credits: dict[str, Tensor], batch: TokenBatch, truth: dict, published: Path) -> Table:
-    """The scores of some credits (B, T); then those of GRPO, a control and the best method, read from `published`."""
-    scores = score_credits(credits, batch, truth)
-    listed = {"methods": np.array(list(credits)),
-              "credits": np.stack([credit[batch.mask].numpy() for credit in credits.values()])}
+def table_scores(title: str, credits: dict[str, np.ndarray], batch: TokenBatch, truth: dict, published: Path) -> Table:
+    """The scores of some credits (N,); then those of GRPO, a control and the best method, read from `published`."""
+    scores = credit_scores(credits, batch, truth)
+    listed = {"methods": np.array(list(credits)), "credits": np.stack(list(credits.values()))}
     tables = table_pooled(scores), table_within(scores, truth | listed)
     own = by_method(*((table.header, table.rows) for table in tables))
     others = by_method(*(read_table(published, table.title) for table in tables))
@@ -158,8 +134,7 @@ def table_scores(title: str, credits: dict[str, Tensor], batch: TokenBatch, trut
 def parse(arguments: list[str]) -> tuple[Options, dict]:
     """The options, and the credit function's hyper-parameters; exits where a flag is wrong."""
     parser = new_parser(usage="python -m experiments.ground_truth --score NAME [--flag value ...]",
-                        description=__doc__, epilog=methods_help(MITIGATIONS),
-                        formatter_class=argparse.RawDescriptionHelpFormatter)
+                        description=__doc__, epilog=methods_help(MITIGATIONS))
     found = parse_with(parser, arguments, Options(), MITIGATIONS, CHOICES, "score")
     return found.settings, found.hyper_parameters
 
@@ -174,16 +149,17 @@ def load_batch(truth: dict, options: Options, required: set[str]) -> TokenBatch:
     return rebuild(truth, model, codec, **heads, advantage=options.advantage, normalize=options.normalize)
 
 
-def assign_credit(batch: TokenBatch, method: CreditFunction, hyper_parameters: dict) -> Tensor:
-    """The credit (B, T) of the method."""
+def assign_credit(batch: TokenBatch, method: CreditFunction, hyper_parameters: dict) -> np.ndarray:
+    """The credit (N,) of the method."""
     print(f"credit of {method.name}: seconds where it runs the model, about a minute where it samples", file=sys.stderr)
     with torch.no_grad():
-        return method(batch, **hyper_parameters)
+        return method(batch, **hyper_parameters)[batch.mask].numpy()
 
 
-def rloo(batch: TokenBatch) -> Tensor:
-    """RLOO's credit (B, T): the reward minus the mean of the group's others, on every token."""
-    return grpo.group_advantage(batch.reward.view(len(batch.numbers), -1), "rloo").view(-1, 1) * batch.mask
+def rloo(batch: TokenBatch) -> np.ndarray:
+    """RLOO's credit (N,): the reward minus the mean of the group's others, on every token."""
+    advantage = grpo.group_advantage(batch.reward.view(len(batch.numbers), -1), "rloo").view(-1, 1)  # (B, 1)
+    return (advantage * batch.mask)[batch.mask].numpy()
 
 
 def draw_credit(name: str, credit: np.ndarray, truth: dict, file: Path) -> None:
@@ -193,21 +169,18 @@ def draw_credit(name: str, credit: np.ndarray, truth: dict, file: Path) -> None:
     draw(truth | {"credit": credit}, rank_responses(truth), file, captions)
 
 
+@one_sentence()
 def main(arguments: list[str]) -> None:
     """Score one credit function, print the table, and draw its credit."""
     options, hyper_parameters = parse(arguments)
-    method, file = MITIGATIONS[options.score], Path(options.out) / f"score-{options.score}.png"
-    differences = changed(options, Options(out=options.out, score=options.score), hyper_parameters, method)
-    name = " ".join([options.score, *(f"{flag}={value}" for flag, value in differences.items())])
-    try:
-        truth = read_truth(TRUTH / "ground_truth.npz", READ)
-        batch = load_batch(truth, options, needs(options.score, hyper_parameters))
-        credit = assign_credit(batch, method, hyper_parameters)
-        draw_credit(name, credit[batch.mask].numpy(), truth, file)
-        credits = {f"{options.score} (yours)": credit, method_name(RLOO): rloo(batch)}
-        table = table_scores(f"Credit of {name} against A*", credits, batch, truth, SCORES)
-    except KeyboardInterrupt:
-        fail("interrupted")
-    except (ValueError, OSError, FloatingPointError) as error:
-        fail(str(error))
-    print(f"{table}\nwrote {file}")
+    chosen = options.score
+    method, file = MITIGATIONS[chosen], Path(options.out) / f"score-{chosen}.png"
+    differences = changed(options, Options(out=options.out, score=chosen), hyper_parameters, method)
+    name = " ".join([chosen, *(f"{flag}={value}" for flag, value in differences.items())])
+    torch.set_num_threads(1)  # the matrices are so small that threads wait for each other, for minutes on busy cores
+    truth = read_truth(TRUTH / "ground_truth.npz", READ)
+    batch = load_batch(truth, options, needs(chosen, hyper_parameters))
+    credit = assign_credit(batch, method, hyper_parameters)
+    draw_credit(name, credit, truth, file)
+    credits = {f"{chosen} (yours)": credit, method_name(RLOO): rloo(batch)}
+    print(f"{table_scores(f'Credit of {name} against A*', credits, batch, truth, SCORES)}\nwrote {file}")

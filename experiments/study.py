@@ -38,9 +38,10 @@ from countdown_task import solutions, universe
 from experiments.study_tables import read_rows, write_study
 from mitigations import MITIGATIONS
 from plumbing.files import read_json, replace_file
-from plumbing.progress import fail
+from plumbing.flags import new_parser
+from plumbing.progress import fail, one_sentence
 from plumbing.report import write_csv
-from plumbing.runs import NO_DIFFERENCE, read_metrics
+from plumbing.runs import NO_DIFFERENCE, read_config, read_final, read_metrics
 
 VERSION = 2  # of the results; rows of another version do not count. When a change alters what runs give, raise it, and
 RUNS = Path("runs/study-2")  # name another folder here, since the runs in this one were made by the old code
@@ -123,10 +124,8 @@ class Experiment(NamedTuple):
 
     def is_finished(self) -> bool:
         """Whether the run took all its steps and was measured after them."""
-        if not (self.folder / "final.json").is_file():
-            return False
-        final, config = read_json(self.folder / "final.json"), read_json(self.folder / "config.json")
-        return final["step"] == config["settings"]["steps"] and "pass@16" in final
+        final = read_final(self.folder)
+        return "pass@16" in final and final["step"] == read_config(self.folder)["settings"]["steps"]
 
     def last_line(self) -> str:
         """The last line that the run printed."""
@@ -174,8 +173,11 @@ def make_row(e: Experiment) -> dict:
     """The row of a finished run. ValueError where the run has other settings than the study's, as after a trial."""
     config = read_json(e.folder / "config.json")
     settings, method = config["settings"], config["method"]
-    for name, value in values_of(e.command.partition("train.py")[2]).items():
-        if name != "out" and (settings | method).get(name) != value:
+    made, asked = settings | method, values_of(e.command.partition("train.py")[2])
+    for values in (made, asked):
+        values["model"] = Path(values["model"]).name  # a checkout may lie elsewhere
+    for name, value in asked.items():
+        if name != "out" and made.get(name) != value:
             raise ValueError(f"{e.folder} is a run with another --{name} than the study's: move it away")
     defaults = values_of(f"--mitigation {settings['mitigation']}")
     of_level = {word[2:] for word in LEVELS[e.level].split() if word.startswith("--")}
@@ -348,9 +350,7 @@ def draw(study: Study, settled: list[Experiment], height: int) -> int:
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-                                     usage="python -m experiments.study [--flag value ...]", allow_abbrev=False)
-    parser.error = fail
+    parser = new_parser(description=__doc__, usage="python -m experiments.study [--flag value ...]")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     for name, choices in (("parts", PARTS), ("levels", LEVELS), ("methods", MITIGATIONS)):
         parser.add_argument(f"--{name}", nargs="+", choices=list(choices), default=list(choices),
@@ -390,12 +390,8 @@ def main() -> None:
     """Do what the command line says; report errors in one sentence."""
     args = parse(sys.argv[1:])
     os.chdir(ROOT)
-    try:
+    with one_sentence("stopped; the same command resumes from here"):
         write_study(RESULTS) if args.tables else run(args)
-    except KeyboardInterrupt:
-        fail("stopped; the same command resumes from here")
-    except (ValueError, OSError) as error:
-        fail(str(error))
 
 
 if __name__ == "__main__":

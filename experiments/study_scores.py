@@ -83,10 +83,11 @@ def table_truth(level: str, groups: list[Group], scores: Scores) -> Table:
     note = ("Rank correlation, over methods, of the scores above with the mean area of each method's runs. First as if "
             "scores and areas were exact, with an interval for the choice of methods alone (Bonett and Wright). Then "
             "with their errors: median and 95% interval of 4,000 draws, each of which redraws every score and area "
-            "from its own error; noise lowers a correlation, so this is a cautious figure. Those that climbed are "
-            "selected by the outcome. Cosine not below GRPO's: at least the lower end of the interval of GRPO's. Where "
-            "a correlation vanishes in this subset, the data only show that bad scores go with bad learning. Last: the "
-            f"lowest correlation after removing any two methods, named in brackets. {between_scores(groups, scores)}")
+            "from a normal law with its interval; noise lowers a correlation, so this is a cautious figure. Those that "
+            "climbed are selected by the outcome. Cosine not below GRPO's: at least the lower end of the interval of "
+            "GRPO's. Where a correlation vanishes in this subset, the data only show that bad scores go with bad "
+            "learning. Last: the lowest correlation after removing any two methods, named in brackets. "
+            f"{between_scores(groups, scores)}")
     header = ["score", "methods", "with area", "with errors", "without two"]
     return Table(f"Scores and learning, {level}", note, header, rows)
 

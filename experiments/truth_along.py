@@ -11,7 +11,6 @@ Each --at names a step, the model at that step, and the folder that experiments/
 are those of experiments/truth_scores.py, on all puzzles and on the first 12, as many as a training step has. Writes
 results/truth-along-NAME.md. One run can't say what another would do.
 """
-import argparse
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,8 @@ from experiments.credit_page import read_truth
 from experiments.score import READ, rebuild
 from experiments.truth_scores import HALVES, Score, all_scores
 from mitigations import MITIGATIONS
-from plumbing.progress import fail
+from plumbing.flags import new_parser
+from plumbing.progress import one_sentence
 from plumbing.report import Table, cell
 from train import Settings, load_policy
 
@@ -46,7 +46,7 @@ def scores_at(truth: dict, model_folder: str) -> dict[str, Score]:
     truth = truth | {"methods": np.array(chosen), "credits": truth["credits"][[names.index(name) for name in chosen]]}
     model, codec, *_ = load_policy(Settings(model=model_folder), set())
     batch = rebuild(truth, model, codec)
-    scores = all_scores(model, codec, batch.ask.puzzles, batch, truth)
+    scores = all_scores(batch, truth)
     return {name: scores[name] for name in (*chosen, HALVES)}
 
 
@@ -59,24 +59,20 @@ def table_along(name: str, found: dict[tuple[int, int], dict[str, Score]], colum
                  ["method", *(f"{Q} puzzles, step {step}" for Q, step in cases)], rows)
 
 
+@one_sentence()
 def main() -> None:
     """Score every step, and write the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-                                     allow_abbrev=False)
-    parser.error = fail
+    parser = new_parser(description=__doc__)
     parser.add_argument("--name", required=True, choices=list(MITIGATIONS), help="the method of the run")
     parser.add_argument("--at", nargs=3, action="append", required=True, metavar=("STEP", "MODEL", "TRUTH"))
     args = parser.parse_args()
     found: dict[tuple[int, int], dict[str, Score]] = {}
-    try:
-        for step, model, folder in args.at:
-            truth = read_truth(Path(folder) / "ground_truth.npz", READ)
-            every = int(truth["group"].max()) + 1
-            for Q in dict.fromkeys((min(STEP_PUZZLES, every), every)):
-                print(f"step {step}, {Q} puzzles", flush=True)
-                found[Q, int(step)] = scores_at(first_puzzles(truth, Q), model)
-    except (ValueError, OSError) as error:
-        fail(str(error))
+    for step, model, folder in args.at:
+        truth = read_truth(Path(folder) / "ground_truth.npz", READ)
+        every = int(truth["group"].max()) + 1
+        for Q in dict.fromkeys((min(STEP_PUZZLES, every), every)):
+            print(f"step {step}, {Q} puzzles", flush=True)
+            found[Q, int(step)] = scores_at(first_puzzles(truth, Q), model)
     text = "\n".join(str(table_along(args.name, found, column)) for column in COLUMNS)
     file = RESULTS / f"truth-along-{args.name}.md"
     file.write_text(text, encoding="utf-8")

@@ -17,14 +17,12 @@ import torch
 from torch import Tensor
 
 from analyze import is_control, method_name, spread_within
-from countdown_task import Codec, Puzzle
 from experiments.correlation import ranks
 from experiments.solver import DECISIONS, KINDS
 from mitigations import TokenBatch
 from plumbing.progress import Progress
 from plumbing.report import (GREY, PALETTE, Estimate, Table, cell, clustered_mean, draw_estimate, new_figure, pm,
                              read_cell, read_table, save_figure)
-from qwen2_model import Qwen2
 from sampler import PromptCache, ResponseCache, response_logprobs
 
 RESAMPLES = 2000  # of the bootstrap
@@ -141,45 +139,61 @@ def cosine_of(x: np.ndarray, y: np.ndarray) -> Estimate:
     By the jackknife: a resample that draws puzzles twice holds fewer of them, and their noise shrinks every cosine.
     """
     grams = x @ y.T, x @ x.T, y @ y.T  # (Q, Q) each
-    def cosine(use: np.ndarray) -> float:
-        xy, xx, yy = (gram[np.ix_(use, use)].sum() for gram in grams)
-        return xy / np.sqrt(xx * yy) if xx * yy > 0 else np.nan
-    value, low, high, _ = jackknife(cosine, len(x))
+    value, low, high, _ = jackknife(lambda use: cosine(*grams, use), len(x))
     return Estimate(value, max(low, -1.0), min(high, 1.0))
 
 
-def credit_gradients(model: Qwen2, codec: Codec, puzzles: list[Puzzle], batch: TokenBatch, credits: Tensor,
-                     size: int) -> Iterator[Tensor]:
+def cosine(xy: np.ndarray, xx: np.ndarray, yy: np.ndarray, use: np.ndarray) -> float:
+    """The cosine of two sums of gradients over the puzzles or batches use (n,), from products (n, n) of their parts.
+
+    Noise of their own shrinks it, shared noise raises it.
+    """
+    sum_xy, sum_xx, sum_yy = (gram[np.ix_(use, use)].sum() for gram in (xy, xx, yy))
+    return sum_xy / np.sqrt(sum_xx * sum_yy) if sum_xx * sum_yy > 0 else np.nan
+
+
+def credit_gradients(batch: TokenBatch, credits: Tensor, size: int) -> Iterator[Tensor]:
     """For every `size` responses, which must answer one puzzle, the gradients (M, P) of sum credit * log pi.
 
     One for each of the credits (M, B, T), with respect to all P parameters.
     """
+    model, prompts = batch.ask.model, batch.ask.prompts
+    prompt_of = torch.zeros(size, dtype=torch.long, device=batch.mask.device)  # (size,) there is one prompt
     for first in range(0, len(batch.text), size):
-        rows, puzzle = slice(first, first + size), puzzles[int(batch.group[first])]
+        rows = slice(first, first + size)
         T = int(batch.mask[rows].sum(1).max())
-        prompt_of = torch.zeros(size, dtype=torch.long, device=batch.mask.device)  # (size,) there is one prompt
-        cache = ResponseCache(PromptCache(model, [codec.prompt(puzzle)]), prompt_of)
+        cache = ResponseCache(PromptCache(model, [prompts[int(batch.group[first])]]), prompt_of)
         logprob = response_logprobs(model, cache, batch.tokens[rows, :T], batch.mask[rows, :T])  # (size, T)
         parts = [torch.autograd.grad(logprob, list(model.parameters()), credit[rows, :T], retain_graph=True)
                  for credit in credits]
         yield torch.stack([torch.cat([g.flatten() for g in part]) for part in parts])
 
 
-def all_scores(model: Qwen2, codec: Codec, puzzles: list[Puzzle], batch: TokenBatch, truth: dict) -> dict[str, Score]:
-    """The score of every method, of the original's two measures, and of one half of the rollouts against the other."""
-    def update(credit: np.ndarray) -> np.ndarray:
-        """The gradient (Q, P) that credit (N,) causes at each puzzle."""
-        spread = torch.zeros_like(batch.logprob).masked_scatter(batch.mask, torch.from_numpy(credit).to(batch.logprob))
-        parts = credit_gradients(model, codec, puzzles, batch, spread[None], len(batch.text) // len(puzzles))
-        return torch.cat(list(parts)).cpu().numpy()
+def on_tokens(column: np.ndarray, batch: TokenBatch) -> Tensor:
+    """A column (N,) of a truth as (B, T), 0 on padding."""
+    return torch.zeros_like(batch.logprob).masked_scatter(batch.mask, torch.from_numpy(column).to(batch.logprob))
 
-    a_star, halves, scores = truth["a_star"], truth["a_star_halves"].T, {}
-    exact, listed = update(a_star), all_credit(truth)
-    progress = Progress("scoring", len(listed))
-    for name, credit in listed.items():
-        scores[name] = score(credit, a_star, truth, cosine_of(update(credit), exact))
+
+def update_of(credit: np.ndarray, batch: TokenBatch) -> np.ndarray:
+    """The gradient (Q, P) that credit (N,) causes at each puzzle."""
+    parts = credit_gradients(batch, on_tokens(credit, batch)[None], len(batch.text) // len(batch.numbers))
+    return torch.cat(list(parts)).cpu().numpy()
+
+
+def credit_scores(credits: dict[str, np.ndarray], batch: TokenBatch, truth: dict) -> dict[str, Score]:
+    """By name, the score of each credit (N,)."""
+    scores, exact, progress = {}, update_of(truth["a_star"], batch), Progress("scoring", len(credits))
+    for name, credit in credits.items():
+        scores[name] = score(credit, truth["a_star"], truth, cosine_of(update_of(credit, batch), exact))
         progress.show(len(scores))
-    return scores | {HALVES: score(*halves, truth, cosine_of(*map(update, halves)))}
+    return scores
+
+
+def all_scores(batch: TokenBatch, truth: dict) -> dict[str, Score]:
+    """The score of every method, of the original's two measures, and of one half of the rollouts against the other."""
+    halves = truth["a_star_halves"].T
+    between = score(*halves, truth, cosine_of(*(update_of(half, batch) for half in halves)))
+    return credit_scores(all_credit(truth), batch, truth) | {HALVES: between}
 
 
 def all_credit(truth: dict) -> dict[str, np.ndarray]:

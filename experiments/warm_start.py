@@ -14,9 +14,8 @@ which teaches the model to find them, and rare in the last, which teaches it to 
 more than it shows, and that is what reinforcement learning can bring out.
 
 Run it:  python -m experiments.warm_start --out models/rebuilt                about 12 minutes on two cores
-         python -m experiments.warm_start --report models/countdown-tiny      half a minute: the README's table
+         python -m experiments.warm_start --report models/countdown-tiny      half a minute: results/warm-start.md
 """
-import argparse
 import functools
 import json
 import time
@@ -33,9 +32,10 @@ from torch import Tensor
 from countdown_task import (ANSWER, END_ANSWER, END_THINK, PLAIN, TAGS, Calculation, Codec, Puzzle, combine, expression,
                             generate_puzzles, solutions, split, universe)
 from grpo import EVALUATION, draw_uniforms, respond
-from plumbing.progress import clock, fail
-from qwen2_model import Qwen2, load_model, read_config, save_model
-from train import Settings, standard_error
+from plumbing.flags import new_parser
+from plumbing.progress import clock, one_sentence
+from qwen2_model import Qwen2, read_config, save_model
+from train import Settings, load_policy, standard_error
 
 OPENINGS = ("Maybe", "How about", "Let me try", "What about", "Perhaps", "I could try", "Let us see", "Next")
 ATTEMPTS = 6  # at most
@@ -169,8 +169,7 @@ def imitate(model: Qwen2, data: Iterator[tuple[Tensor, Tensor]], steps: int) -> 
 
 def report(folder: Path, count: int = 1024) -> None:
     """Print success and format on puzzles seen, on held-out puzzles, and on puzzles whose number sets were held out."""
-    model, codec = load_model(folder), Codec(folder)
-    model.real_vocab = codec.size
+    model, codec, *_ = load_policy(Settings(model=str(folder)), set())
     sizes = Counter(map(split, universe()))
     parts = {"train": "seen", "heldout": "held out", "new_numbers": "held out with their numbers"}
     print("| puzzles | in the universe | asked | success | format | length |\n|---|--:|--:|--:|--:|--:|")
@@ -201,25 +200,23 @@ def build(out: Path, steps: int, seed: int, size: str) -> None:
     save_model(model.bfloat16(), out)  # half the size; train.py loads it in float32
 
 
+@one_sentence()
 def main() -> None:
     """Build a model and report on it, or only report on an existing one."""
-    parser = argparse.ArgumentParser(description="Make a model like the bundled one.")
+    parser = new_parser(description="Make a model like the bundled one.")
     parser.add_argument("--out", type=Path, default="models/rebuilt", help="new model folder (default models/rebuilt)")
     parser.add_argument("--steps", type=int, default=5000, help=f"batches of {BATCH} demonstrations (default 5000)")
     parser.add_argument("--size", choices=list(SIZES), default="tiny", help="of the model (default tiny)")
     parser.add_argument("--seed", type=int, default=0, help="of weights and demonstrations (default 0)")
     parser.add_argument("--report", type=Path, help="only report on the model in this folder")
     args = parser.parse_args()
-    try:
-        if not args.report:
-            if args.out.exists():
-                raise ValueError(f"{args.out} exists: remove it, or choose another --out")
-            if args.steps < 1:
-                raise ValueError("--steps must be at least 1")
-            build(args.out, args.steps, args.seed, args.size)
-        report(args.report or args.out)
-    except (ValueError, OSError) as error:
-        fail(str(error))
+    if not args.report:
+        if args.out.exists():
+            raise ValueError(f"{args.out} exists: remove it, or choose another --out")
+        if args.steps < 1:
+            raise ValueError("--steps must be at least 1")
+        build(args.out, args.steps, args.seed, args.size)
+    report(args.report or args.out)
 
 
 if __name__ == "__main__":

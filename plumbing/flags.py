@@ -32,8 +32,7 @@ def parse(arguments: list[str], defaults: Any, methods: dict, choices: dict[str,
     """
     if any(word.split("=")[0] == "--resume" for word in arguments):
         return parse_resume(arguments, type(defaults), methods)
-    parser = new_parser(usage="python train.py [--flag value ...]", description=usage, epilog=methods_help(methods),
-                        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(usage="python train.py [--flag value ...]", description=usage, epilog=methods_help(methods))
     return parse_with(parser, arguments, defaults, methods, choices, "mitigation")
 
 
@@ -78,14 +77,12 @@ def parse_resume(arguments: list[str], settings_class: type, methods: dict) -> A
         fail(f"{known.resume} is not a run folder: it has no config.json")
     try:
         config = read_json(file)
-        settings = settings_class(**config["settings"])
-        hyper_parameters = dict(config["method"])
-        same_version = hyper_parameters.keys() == methods[settings.mitigation].parameters.keys()
+        settings, hyper_parameters = settings_class(**config["settings"]), dict(config["method"])
+        if hyper_parameters.keys() != methods[settings.mitigation].parameters.keys():
+            raise KeyError
     except ValueError as error:
         fail(str(error))
     except (KeyError, TypeError):
-        same_version = False
-    if not same_version:
         fail(f"{file} was written by another version of train.py")
     return Arguments(settings if known.steps is None else replace(settings, steps=known.steps), hyper_parameters,
                      known.resume)
@@ -93,7 +90,8 @@ def parse_resume(arguments: list[str], settings_class: type, methods: dict) -> A
 
 def new_parser(**options) -> argparse.ArgumentParser:
     """A parser that reports an error in one sentence and takes no abbreviated flags."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, **options)
+    parser = argparse.ArgumentParser(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
+                                     **options)
     parser.error = fail
     return parser
 

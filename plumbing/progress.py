@@ -1,6 +1,8 @@
 """What a long command says while it works."""
 import sys
 import time
+from contextlib import contextmanager
+from typing import Iterator
 
 from plumbing.processes import leads
 
@@ -33,3 +35,14 @@ def clock(seconds: float) -> str:
 def fail(message: str) -> None:
     """Say in one sentence what is wrong, and exit with an error."""
     sys.exit(f"error: {message}" if leads() else 1)
+
+
+@contextmanager
+def one_sentence(interrupted: str = "interrupted") -> Iterator[None]:
+    """Exit with one sentence on an error that the user can mend, and on Ctrl-C. Also a decorator: @one_sentence()."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        fail(interrupted)
+    except (ValueError, OSError, FloatingPointError) as error:
+        fail(str(error))

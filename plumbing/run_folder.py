@@ -2,9 +2,8 @@
 
     config.json metrics.csv credit/ samples.txt checkpoint/ checkpoints/ final.json state.pt
 
-checkpoint/ and state.pt belong to the same step and are written every --state_every steps. A run that was killed or
-interrupted resumes there: its logs are cut back to that step, and the rest of the run is the same as without the
-interruption.
+checkpoint/ and state.pt are written every --state_every steps. A run that was killed or interrupted resumes from the
+step of its state.pt: the logs are cut back to it, and the rest of the run is the same as without the interruption.
 """
 import csv
 import os
@@ -84,14 +83,9 @@ def copy_tokenizer(source: Path, target: Path) -> None:
 
 
 def append_row(run: Path, row: dict | None) -> None:
-    """Add a row to metrics.csv; None writes the header. A column that was not measured stays empty.
-
-    A run that an older version began keeps the columns it has.
-    """
-    with (run / "metrics.csv").open("a+", newline="", encoding="utf-8") as file:
-        file.seek(0)
-        columns = next(csv.reader(file), COLUMNS)  # after reading, writes still go to the end
-        writer = csv.DictWriter(file, columns, extrasaction="ignore")
+    """Add a row to metrics.csv; None writes the header. A column that was not measured stays empty."""
+    with (run / "metrics.csv").open("a", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader() if row is None else writer.writerow(row)
 
 
@@ -129,8 +123,6 @@ def save_state(run: Path, step: int, learners: dict) -> None:
 def load_state(run: Path) -> dict:
     """Read what save_state wrote. Step 0 where the run has no state yet; ValueError for a broken or foreign file."""
     if not (run / STATE).is_file():
-        if (run / "state.safetensors").is_file():
-            raise ValueError(f"{run} was written by an older version and can't be resumed: start the run again")
         return {"step": 0, "lengths": {}, "learners": {}}
     try:
         state = torch.load(run / STATE, map_location="cpu", weights_only=True)
@@ -144,7 +136,7 @@ def check_unfinished(run: Path, done: int, steps: int) -> None:
     """ValueError when a run has nothing left to do."""
     final = read_final(run)
     if final and final["step"] >= steps:
-        raise ValueError(f"{run} has finished its {steps} steps; --steps N asks for more")
+        raise ValueError(f"{run} has finished its {steps} steps: continue it with a larger --steps")
     if done > steps:
         raise ValueError(f"{run} has {done} steps already, more than --steps {steps}")
 
@@ -155,7 +147,7 @@ def restore(run: Path, state: dict, learners: dict) -> None:
         for name, learner in learners.items():
             learner.load_state_dict(state["learners"][name])
     except (KeyError, TypeError, RuntimeError, ValueError):
-        raise ValueError(f"{run / STATE} holds the state of another model: put this run's own back") from None
+        raise ValueError(f"{run / STATE} does not fit this run's model: restore the file that this run wrote") from None
 
 
 def reopen_run(run: Path, state: dict, steps: int) -> None:

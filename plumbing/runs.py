@@ -12,6 +12,7 @@ from typing import Callable, NamedTuple
 import numpy as np
 
 from plumbing.files import read_json
+from plumbing.progress import fail, one_sentence
 from plumbing.report import Estimate, welch
 
 # Settings in which runs may differ and still be compared: they name the run, belong to its method, or change no result.
@@ -33,11 +34,9 @@ def work_on_folders(work: Callable[[list[Path]], object], usage: str, request: s
     if {"-h", "--help"} & set(words):
         return print(usage)
     if not words or any(word.startswith("-") for word in words):
-        sys.exit(f"error: {request}")
-    try:
+        fail(request)
+    with one_sentence():
         work([Path(word) for word in dict.fromkeys(words)])
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
 
 
 def read_metrics(run: Path) -> dict[str, np.ndarray]:
@@ -87,7 +86,7 @@ class Run(NamedTuple):
 
 @dataclass
 class Group:
-    """The runs of one method with the same settings, one per seed."""
+    """The runs of one method with the same settings, one per seed. (Not GRPO's group: the responses to one puzzle.)"""
 
     label: str
     rows: dict[int, dict]  # seed: figures of its run

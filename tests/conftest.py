@@ -15,7 +15,7 @@ from qwen2_model import Qwen2, read_config
 
 BUNDLED = Path(__file__).parents[1] / "models" / "countdown-tiny"
 QUERIES = ("hidden", "attention", "values", "importance_weights", "reference_logprob",
-           "logprob_without", "rollouts", "generator")
+           "logprob_without", "rollout_values", "generator")
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,13 @@ predict the token of the next column. With P = 3 prompt columns and T = 2 respon
     row             pad  2    +   | 3    end
     predicts                  3     end             columns P-1 .. P+T-2, which is the slice P-1:-1
 
-tests/test_sampler.py and tests/test_grpo.py compare with it.
+tests/test_sampler.py and tests/test_grpo.py compare with it. Last, what is found by
+brute force: the expected reward of a prefix, and all expressions of a puzzle.
 """
+import functools
+import itertools
+from fractions import Fraction
+
 import torch
 from torch import Tensor
 
@@ -50,3 +55,29 @@ def plain_update(model, prompts: list[list[int]], batch, credit: Tensor, referen
     loss = -gain[batch.mask].sum() / batch.mask.sum()
     loss.backward()
     return loss.detach()
+
+
+def exact_moments(model, codec, puzzle, prefix: tuple, limit: int, grade) -> tuple[float, float]:
+    """Mean and mean square of the grade over all responses that begin with `prefix`, each with its probability."""
+    if codec.end_tokens[0] in prefix or len(prefix) == limit:
+        r = grade(codec.decode(prefix)[0], *puzzle)
+        return r, r * r
+    with torch.no_grad():
+        p = model(torch.tensor([[*codec.prompt(puzzle), *prefix]]))[0, -1, : codec.size].softmax(-1).tolist()
+    later = [exact_moments(model, codec, puzzle, (*prefix, token), limit, grade) for token in range(codec.size)]
+    return tuple(sum(q * moments[i] for q, moments in zip(p, later)) for i in (0, 1))
+
+
+@functools.cache
+def expressions(values: tuple, whole: bool = False) -> list[tuple[str, Fraction]]:
+    """Every expression that uses each of the values once, as text, and its value; whole: by way of 0, 1, 2 ... only."""
+    if len(values) == 1:
+        return [(str(values[0]), Fraction(values[0]))]
+    found = []
+    for chosen in range(1, 2 ** len(values) - 1):
+        left, right = (tuple(v for i, v in enumerate(values) if (chosen >> i & 1) == side) for side in (1, 0))
+        for (a, x), (b, y) in itertools.product(expressions(left, whole), expressions(right, whole)):
+            made = {"+": x + y, "-": x - y, "*": x * y} | ({"/": x / y} if y else {})
+            found += [(f"({a} {operator} {b})", value) for operator, value in made.items()
+                      if not whole or (value.denominator == 1 and value >= 0)]
+    return found

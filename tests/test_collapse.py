@@ -56,6 +56,15 @@ def write_run(folder, method, success, length):
             writer.writerow({"step": step} | row)
 
 
+def test_runs_with_other_settings_are_refused(tmp_path):
+    """Guards against RLOO's runs, whose method is `none` too, among those of GRPO."""
+    for i in range(3):
+        write_run(tmp_path / f"{i}", "none" if i < 2 else "a", lambda step: 0.5, lambda step: 50)
+    (tmp_path / "1" / "config.json").write_text(json.dumps({"settings": {"mitigation": "none", "advantage": "rloo"}}))
+    with pytest.raises(ValueError, match="same settings"):
+        collapse.write_page([tmp_path / f"{i}" for i in range(3)])
+
+
 def test_the_command(tmp_path, monkeypatch, capsys):
     """Guards against a run that learned more among those that broke, and a measure named first that came later."""
     for seed in (0, 1):

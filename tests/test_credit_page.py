@@ -69,7 +69,7 @@ def test_every_number_of_the_page_is_that_of_the_file():
     truth = make_truth()
     A, L = truth["advantage"], 9
     expected = {"A*": truth["a_star"], "GRPO": A} | dict(zip(METHODS[1:], truth["credits"][1:]))
-    expected |= {"contribution": A * np.abs(truth["logprob"]), "logit gradient": A * truth["logit_grad"]}
+    expected |= {"A·abs(log p)": A * np.abs(truth["logprob"]), "A·‖onehot - p‖": A * truth["logit_grad"]}
     _, data = page_of(truth)
     assert [quantity["name"] for quantity in data["quantities"]] == list(expected)
     assert {puzzle["name"]: [r["right"] for r in puzzle["responses"]] for puzzle in data["puzzles"]} == {

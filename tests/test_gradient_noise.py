@@ -119,11 +119,11 @@ def test_method_gradients_are_what_training_applies(codec, random_model, exact, 
         batch = grpo.rollout(random_model, codec, puzzles, grpo.draw_uniforms(0, step, 2, 3, 9))
         batch.reward = torch.rand(6, generator=torch.Generator().manual_seed(step))
         batch.advantage, batch.mask[4, 3:] = grpo.group_advantage(batch.reward.view(2, 3)).flatten(), False
-        batches.append((puzzles, batch))
-    found = gradient_noise.method_gradients(random_model, codec, batches)
+        batches.append(batch)
+    found = gradient_noise.method_gradients(batches)
     assert found.shape[:2] == (3, 2)
     prompts = [codec.prompt(puzzle) for puzzle in puzzles]
-    for i, (_, batch) in enumerate(batches):
+    for i, batch in enumerate(batches):
         for k, method in enumerate(few.values()):
             twin = deepcopy(random_model)
             grpo.update(twin, Optimizer(twin, 0.0), prompts, batch, method(batch), max_new_tokens=9,

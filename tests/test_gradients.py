@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from conftest import BUNDLED, make_batch
+from conftest import BUNDLED, FakeQueries, make_batch
 from tests.plain import plain_logprobs
 
 import grpo
@@ -65,6 +65,7 @@ def test_each_number_stands_on_its_token(codec, monkeypatch):
     lengths, counts = [3, 4, 25, 8], np.zeros(40)
     batch = make_batch(lengths, [1.0] * 4, [0, 0, 1, 1], numbers=[p.numbers for p in ASKED], target=[8, 30])
     batch.tokens = torch.arange(100).view(4, 25) * batch.mask
+    batch.ask = FakeQueries(model=None, prompts=[codec.prompt(puzzle) for puzzle in ASKED])
 
     def labelled(model, prompt, tokens, chosen):
         """Numbers that say which prompt and token they belong to."""
@@ -75,7 +76,7 @@ def test_each_number_stands_on_its_token(codec, monkeypatch):
     monkeypatch.setattr(gradients, "EACH", 2)
     prompts = np.array([len(codec.prompt(p)) / 1000 for p in ASKED])
     for seed in range(200):
-        c = gradients.token_columns(None, codec, ASKED, batch, seed)
+        c = gradients.token_columns(batch, seed)
         measured = np.isfinite(c["whole"])
         counts += measured
         expected = 10 * c["token"] + prompts[c["group"]]
@@ -190,7 +191,7 @@ def brief(monkeypatch):
 
     sizes = {"SIZES": (2, 4), "CONTROLS_AT": 4, "TRUTH_PUZZLES": 2, "LIMIT": 12, "EACH": 2, "TRUTH_ROLLOUTS": 8}
     for name, value in sizes.items():
-        for module in (gradients, gradient_rank):
+        for module in (gradients, gradient_rank, critic_quality):
             monkeypatch.setattr(module, name, value, raising=False)
     monkeypatch.setattr(critic_quality, "SIZE", 4)
     monkeypatch.setattr(truth_scores, "RESAMPLES", 40)
@@ -222,7 +223,7 @@ def test_over_training_by_hand(codec, brief, tiny):
     table = gradients.table_training(run, puzzles, 4, 0)
     assert [row[0] for row in table.rows] == ["0", "5"]
     assert table.rows[0][1:] == table.rows[1][1:]
-    batch = gradient_rank.by_success(gradients.sample_groups(model, codec, puzzles, 4, (0, 0)))
+    batch = gradient_rank.by_success(gradients.sample(model, codec, puzzles, 4, (0, 0)))
     prompts = [codec.prompt(puzzles[g]) for g in batch.group.tolist()]
     logprob = plain_logprobs(model, prompts, batch.tokens, batch.mask)
     each = torch.stack([flat_gradient(model, total) for total in (batch.advantage[:, None] * logprob).sum(1)])
@@ -235,15 +236,17 @@ def test_over_training_by_hand(codec, brief, tiny):
         assert found == pytest.approx(interval([gradients.sparsity(g.sum(0))[name] for g in groups]), abs=2e-3)
     ranked = [gradient_rank.effective_rank(np.linalg.svd(g, compute_uv=False)) for g in groups]
     assert float(row["effective rank"].split()[0]) == pytest.approx(np.mean(ranked), abs=0.06)
-    c = gradients.token_columns(model, codec, puzzles, batch, 0)
+    c = gradients.token_columns(batch, 0)
     use, A = np.isfinite(c["whole"]) & (c["advantage"] != 0), np.abs(c["advantage"])
     sizes = A * -c["logprob"], A * c["logit_grad"], A * c["whole"]
     assert [row[name] for name in gradients.MEASURES] == [cell(gradients.type_ratio(x, c, use, False)) for x in sizes]
 
 
 def test_checkpoints_are_in_the_order_of_their_steps(tmp_path):
-    for name in ("step-000100", "step-000005", "step-000050.part"):  # the last one: of a run that was killed
+    for name in ("step-000100", "step-000005", "step-000050"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
+        if name != "step-000050":  # of a run that was killed while it wrote
+            (tmp_path / "checkpoints" / name / "model.safetensors").touch()
     assert [(step, folder.name) for step, folder in gradients.checkpoints(tmp_path)] == [
         (5, "step-000005"), (100, "step-000100")]
 
@@ -264,13 +267,14 @@ def test_a_star_of_the_first_responses(brief, monkeypatch):
     """Guards against values on the wrong response, and rollouts for responses that nobody asked about."""
     batch, asked = make_batch([2, 3, 1, 2, 3] * 3, [0.0] * 15, [0] * 5 + [1] * 5 + [2] * 5), {}
     batch.numbers, batch.target = [(3, 4, 5)] * 3, [8] * 3
+    batch.ask = FakeQueries(model=None, codec=None, puzzles=[ASKED[0]] * 3)
 
     def sampled(model, codec, puzzles, truth, rollouts, seed, limit, save):
         asked.update(truth=truth, rollouts=rollouts, limit=limit)
 
     monkeypatch.setattr(gradients, "sample_truth", sampled)
     monkeypatch.setattr(gradients, "add_values", lambda truth: truth.update(a_star=1.0 + np.arange(33)))
-    found, truth = gradients.sampled_truth(None, None, [ASKED[0]] * 3, batch, 0), asked["truth"]
+    found, truth = gradients.sampled_truth(batch, 0), asked["truth"]
     assert (asked["rollouts"], asked["limit"]) == (8, 12)
     chosen = (truth["response"] % 5 < 4) & (truth["response"] // 5 < 2)  # 4 of 5 responses to 2 of 3 puzzles
     assert truth["logprob"].tolist() == np.where(chosen, -1.0, 0.0).tolist()  # the others are certain: no rollouts
@@ -281,13 +285,13 @@ def test_a_star_of_the_first_responses(brief, monkeypatch):
 def test_the_whole_command(brief, tiny, monkeypatch, tmp_path):
     """Guards against a table that is not written or is drawn otherwise, batches that share puzzles or random numbers,
     and a second call that gives other numbers."""
-    calls, texts, figures, sample = [], [], [], gradients.sample_groups
+    calls, texts, figures, sample = [], [], [], gradients.sample
 
     def recorded(model, codec, puzzles, answers, key, **heads):
         calls.append((key, puzzles))
         return sample(model, codec, puzzles, answers, key, **heads)
 
-    monkeypatch.setattr(gradients, "sample_groups", recorded)
+    monkeypatch.setattr(gradients, "sample", recorded)
     monkeypatch.setattr(plt, "close", figures.append)
     _, folder, run = tiny
     monkeypatch.setattr(sys, "argv", f"gradients.py --model {folder} --questions 4 --batches 4 --critic_batches 1 "
@@ -317,8 +321,9 @@ def test_the_whole_command(brief, tiny, monkeypatch, tmp_path):
 def test_the_command_line_refuses_in_one_sentence(flags, named, monkeypatch, tmp_path):
     """Guards against a traceback, or minutes of work, before the user learns what is wrong."""
     (tmp_path / "unknown" / "checkpoints" / "step-000001").mkdir(parents=True)  # no config.json
+    (tmp_path / "unknown" / "checkpoints" / "step-000001" / "model.safetensors").touch()
     monkeypatch.setattr(gradients, "find_heads", lambda *_: {})
-    monkeypatch.setattr(gradients, "sample_groups", lambda *_, **__: make_batch([1] * 64, [0.0] * 64, [0] * 64))
+    monkeypatch.setattr(gradients, "sample", lambda *_, **__: make_batch([1] * 64, [0.0] * 64, [0] * 64))
     flags = flags.format(empty=tmp_path / "empty", unknown=tmp_path / "unknown")
     monkeypatch.setattr(sys, "argv", ["gradients.py", *flags.split(), "--out", str(tmp_path / "out")])
     with pytest.raises(SystemExit) as stop:

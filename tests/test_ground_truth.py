@@ -19,6 +19,7 @@ from countdown_task import Puzzle, reward
 from experiments import critic_quality, ground_truth as gt, solver, truth_scores
 from mitigations import MITIGATIONS
 from qwen2_model import Qwen2, read_config
+from tests.plain import exact_moments
 
 PIECES = ("", "<answer>1+2</answer>", "<answer>2-1</answer>", " hm", " so")  # the last answer decides
 PUZZLES = [Puzzle((1, 2), 3), Puzzle((1, 2), 1)]
@@ -62,28 +63,19 @@ def sampled(model, truth, rollouts, seed=0, save=lambda: None):
     return truth
 
 
-def exact_value(model, puzzle):
-    """V of any prefix, by enumerating all continuations with their probabilities in float64."""
-
-    @functools.cache
-    def value(prefix):
-        if 0 in prefix or len(prefix) == LIMIT:
-            return reward(Pieces().decode(prefix)[0], *puzzle)["answer"]
-        with torch.no_grad():
-            p = model(torch.tensor([Pieces().prompt(puzzle) + list(prefix)]))[0, -1].softmax(-1).tolist()
-        return sum(p[token] * value((*prefix, token)) for token in range(5))
-
-    return value
-
-
 def test_values_converge_to_those_of_all_continuations():
     """Guards against rollouts with another limit, first token, prefix or puzzle, and errors that do not fit."""
     model = tiny_model(1)
     truth = sampled(model, described(model, 10), 500)
-    values, V, A = [exact_value(model.double(), puzzle) for puzzle in PUZZLES], [], []
+    model, V, A = model.double(), [], []
+
+    @functools.cache
+    def value(puzzle, prefix):
+        return exact_moments(model, Pieces(), puzzle, prefix, LIMIT, lambda *graded: reward(*graded)["answer"])[0]
+
     for rows in gt.by_response(truth):
-        tokens, value = truth["token"][rows].tolist(), values[truth["group"][rows.start]]
-        path = [value(tuple(tokens[:t])) for t in range(len(tokens) + 1)]
+        tokens, puzzle = truth["token"][rows].tolist(), PUZZLES[truth["group"][rows.start]]
+        path = [value(puzzle, tuple(tokens[:t])) for t in range(len(tokens) + 1)]
         V, A = V + path[:-1], A + np.diff(path).tolist()
     assert len(np.unique(np.round(V, 6))) > 15
     lengths = np.bincount(truth["response"])

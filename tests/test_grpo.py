@@ -20,7 +20,7 @@ from plumbing.optimizer import Optimizer
 from qwen2_model import Qwen2, load_model, read_config
 from sampler import (PromptCache, ResponseCache, generate, response_attention, response_logprobs,
                      response_states)
-from tests.plain import plain_logprobs, plain_update
+from tests.plain import exact_moments, plain_logprobs, plain_update
 from train import BUNDLED, Settings
 
 PUZZLES = [Puzzle((4, 3, 5), 8), Puzzle((12, 7, 20, 1), 40), Puzzle((6, 2), 8)]  # prompts of unequal length
@@ -414,21 +414,9 @@ def test_the_tokens_that_go_through_the_model_are_counted(codec):
     assert ask.tokens_read == 2 * sum(prompts) + responses  # once for both
     cuts = torch.zeros_like(batch.mask)
     cuts[0, 2] = cuts[5, 1] = True
-    ask.rollouts(cuts, 2)
+    ask.rollout_values(cuts, 2)
     assert ask.tokens_read == 3 * sum(prompts) + responses + 2 + 1  # each prefix once for its two continuations
     assert responses + 4 <= ask.tokens_sampled <= responses + 2 * 6 + 2 * 7
-
-
-def test_random_numbers_of_a_credit_function_depend_on_name_seed_and_step(codec):
-    """Guards against functions, steps or seeds that share random numbers, and numbers that change with every call."""
-    numbers = set()
-    for key in ((0, 1), (1, 0), (1, 1), (0, 11), (1, 11), (11, 1), (0, 0)):
-        batch, _ = step_batch(codec, 1, 2, 1, key=key)
-        for name in ("random", "rollouts", "random1"):
-            first, second = (torch.rand(3, generator=batch.ask.generator(name)).tolist() for _ in range(2))
-            assert first == second
-            numbers.add(tuple(first))
-    assert len(numbers) == 7 * 3
 
 
 @pytest.mark.parametrize("name, needed", [
@@ -452,16 +440,16 @@ def test_rollouts_do_not_depend_on_how_many_are_sampled_together(codec, monkeypa
     for rows, chunks in ((768, 1), (9, 3), (2, 7)):  # seven cuts, three continuations each; at least one cut at a time
         monkeypatch.setattr(grpo, "ROWS_AT_ONCE", rows)
         calls.clear()
-        results.append(batch.ask.rollouts(cuts, 3))
+        results.append(batch.ask.rollout_values(cuts, 3))
         assert len(calls) == chunks
         assert torch.equal(results[0], results[-1])
-    assert not batch.ask.rollouts(torch.zeros_like(cuts), 3).any()
+    assert not batch.ask.rollout_values(torch.zeros_like(cuts), 3).any()
 
 
 class Digits:
     """A codec of five tokens: the prompt is the puzzle's numbers, the text is the tokens, and 0 is the end token."""
 
-    end_tokens = [0]
+    end_tokens, size = [0], 5
 
     def prompt(self, puzzle):
         return list(puzzle.numbers)
@@ -470,22 +458,12 @@ class Digits:
         return "".join(map(str, tokens)), [(i, i + 1) for i in range(len(tokens))]
 
 
-def exact_moments(model, puzzle, prefix, limit):
-    """Mean and mean square of the reward over all responses that begin with `prefix`, by brute force."""
-    if 0 in prefix or len(prefix) == limit:
-        r = graded_by_hash("".join(map(str, prefix)), *puzzle)["reward"]
-        return r, r * r
-    p = model(torch.tensor([[*puzzle.numbers, *prefix]]))[0, -1, :5].softmax(-1).tolist()
-    later = [exact_moments(model, puzzle, [*prefix, token], limit) for token in range(5)]
-    return tuple(sum(probability * moments[i] for probability, moments in zip(p, later)) for i in range(2))
-
-
 def test_a_grader_given_to_the_rollout_grades_responses_and_continuations(codec):
     """Guards against a placebo that sees the real grades of continuations, and coins shared by steps or seeds."""
     batch, _ = step_batch(codec, 3, 8, 30, grade=coin_toss(0, 1))
     assert set(batch.reward.tolist()) == {0, 1} and torch.equal(batch.reward, batch.success)
     assert batch.format.tolist() == pytest.approx([format_reward(text) for text in batch.text])
-    assert set((4 * batch.ask.rollouts(batch.mask.cumsum(1) == 3, 4)).unique().tolist()) == {0, 1, 2, 3, 4}
+    assert set((4 * batch.ask.rollout_values(batch.mask.cumsum(1) == 3, 4)).unique().tolist()) == {0, 1, 2, 3, 4}
     tosses = [[coin_toss(*key)("", (), 0)["reward"] for key in itertools.product(range(30), range(30))]
               for _ in range(2)]
     assert tosses[0] == tosses[1]
@@ -504,9 +482,10 @@ def test_rollouts_converge_to_the_exact_value(monkeypatch):
     # No response of the batch uses all three: a continuation may be longer than each of them.
     batches = (grpo.rollout(model, Digits(), puzzles, grpo.draw_uniforms(i, 1, 2, 2, 3)) for i in itertools.count())
     batch = next(batch for batch in batches if batch.tokens.shape[1] == 2)
-    value = batch.ask.rollouts(batch.mask, k)
+    value = batch.ask.rollout_values(batch.mask, k)
     for i, t in batch.mask.nonzero().tolist():
-        mean, square = exact_moments(model, puzzles[i // 2], batch.tokens[i, :t].tolist(), 3)
+        mean, square = exact_moments(model, Digits(), puzzles[i // 2], tuple(batch.tokens[i, :t].tolist()), 3,
+                                     lambda *graded: graded_by_hash(*graded)["reward"])
         deviation = (square - mean**2) ** 0.5
         assert deviation > 0.1
         assert abs(value[i, t].item() - mean) < 5 * deviation / k**0.5

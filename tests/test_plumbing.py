@@ -17,7 +17,7 @@ import train
 from mitigations import MITIGATIONS
 from plumbing import flags, progress, run_folder
 from plumbing.files import read_json, read_tensors, replace_file, weight_files
-from plumbing.progress import Progress, clock
+from plumbing.progress import Progress
 from train import Settings
 
 ROOT = Path(train.__file__).parent
@@ -136,17 +136,6 @@ def test_a_resumed_run_keeps_its_settings_except_the_steps(tmp_path):
 def test_the_config_of_another_version_is_one_sentence(config, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert "another version" in refusal("--resume", tmp_path)
-
-
-def test_ranges_include_their_lowest_value_and_exclude_nan():
-    def check(value, *limits):
-        flags.check_range(SimpleNamespace(x=value), ("x",), *limits)
-
-    check(1, 1), check(0.0, 0), check(0.999, 0, 1), check(10**9, 1)
-    for value, limits, said in ((0, (1,), "--x must be at least 1$"), (1, (0, 1), "at least 0 and below 1"),
-                                (float("nan"), (0,), "--x"), (float("inf"), (0,), "--x")):
-        with pytest.raises(ValueError, match=said):
-            check(value, *limits)
 
 
 def test_the_folder_is_named_after_every_flag_that_was_changed():
@@ -280,13 +269,6 @@ def test_a_new_run_folder_holds_config_header_and_tokenizer(new):
     assert bytes_of(run) == before
 
 
-def test_a_run_keeps_the_columns_it_began_with(tmp_path):
-    """Guards against values under the wrong names when a run of an older version is resumed."""
-    (tmp_path / "metrics.csv").write_text("step,loss,kl\n0,,\n")
-    run_folder.append_row(tmp_path, {"step": 1, "clip_fraction": 0.5, "kl": 2.0})
-    assert (tmp_path / "metrics.csv").read_text().split() == ["step,loss,kl", "0,,", "1,,2.0"]
-
-
 def test_checkpoints_and_state_are_written_when_they_are_due(counted):
     run, s = counted
     assert run_folder.load_state(run)["step"] == 4
@@ -317,22 +299,11 @@ def test_a_resumed_run_is_cut_back_to_its_state(counted):
     assert read_json(run / "config.json")["settings"]["steps"] == 9
 
 
-def test_a_run_without_a_state_resumes_from_step_0(counted):
-    run, s = counted
-    (run / "state.pt").unlink()
-    counter = Counter(7)
-    assert resume(run, s, counter) == 0
-    assert counter.steps == 7
-    assert (run / "metrics.csv").read_text().strip() == ",".join(run_folder.COLUMNS)
-    assert not list(run.glob("credit/*")) and not list(run.glob("checkpoints/*"))
-
-
 STATE = {"step": 4, "lengths": {}}
 STATES = {
     "half": lambda file: file.write_bytes(file.read_bytes()[:300]), "empty": lambda file: file.write_bytes(b""),
     "a page of HTML": lambda file: file.write_text("<html>not found</html>" * 9),
     "another dict": lambda file: torch.save({"x": torch.ones(3)}, file), "a list": lambda file: torch.save([1], file),
-    "an older version's": lambda file: file.rename(file.with_name("state.safetensors")),
     "of another model": lambda file: torch.save(STATE | {"learners": {"other": {}}}, file),
     "of another size": lambda file: torch.save(STATE | {"learners": {"counter": {"steps": torch.ones(3)}}}, file),
 }
@@ -361,7 +332,7 @@ def test_a_state_that_cannot_be_loaded_is_one_sentence_and_changes_nothing(case,
     run, s = counted
     STATES[case](run / "state.pt")
     before = bytes_of(run)
-    with pytest.raises(ValueError, match="state.pt|older version") as error:
+    with pytest.raises(ValueError, match="state.pt") as error:
         resume(run, s, Counter())
     assert "\n" not in str(error.value)
     assert bytes_of(run) == before
@@ -409,7 +380,3 @@ def test_progress_is_one_line_on_a_terminal_and_a_line_now_and_then_elsewhere(te
     monkeypatch.setenv("RANK", "1")  # only the first process speaks
     line.show(4)
     assert capsys.readouterr().err == ""
-
-
-def test_a_clock_has_minutes_and_two_digits_of_seconds():
-    assert (clock(0.9), clock(65), clock(3600)) == ("0:00", "1:05", "60:00")

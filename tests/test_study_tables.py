@@ -4,7 +4,6 @@ Run it:  python -m pytest tests/test_study_tables.py
 """
 import itertools
 import math
-import re
 import statistics
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 import analyze
 from experiments import study, study_scores, study_tables
 from experiments.correlation import ranks, spearman, with_errors, without_two
-from plumbing.report import Estimate, cell, holm, t_estimate, t_quantile, welch, write_csv
+from plumbing.report import Estimate, cell, holm, t_quantile, welch, write_csv
 from plumbing.runs import Run, group_runs
 
 RESULTS = study.ROOT / "results"
@@ -98,6 +97,19 @@ def test_a_correlation_of_estimates_is_lower_and_wider_than_that_of_exact_values
     found = with_errors(exact, blurred)
     assert abs(found.value) < 0.4 and found.low < 0 < found.high
     assert math.isnan(with_errors(exact[:3], exact[:3]).value)
+
+
+@pytest.mark.parametrize("errors", [(0.0, 0.0), (1.0, 0.5)])
+def test_errors_shrink_a_correlation_by_as_much_as_they_should(errors):
+    """Guards against errors twice or half as large: of a normal pair of correlation r, each redrawn with its error e,
+    the correlation is r / sqrt((1 + e_x^2) (1 + e_y^2)), here with that of ranks."""
+    rng, r = np.random.default_rng(3), 0.8
+    x, noise = rng.normal(size=(2, 3000))
+    columns = [[Estimate(v, v - 1.96 * e, v + 1.96 * e) for v in values]
+               for values, e in zip((x, r * x + math.sqrt(1 - r**2) * noise), errors)]
+    shrunk = r / math.sqrt(math.prod(1 + e**2 for e in errors))
+    found = with_errors(*columns, draws=100)
+    assert found.value == pytest.approx(6 / math.pi * math.asin(shrunk / 2), abs=0.03)
 
 
 # ----------------------------------------------------------------------------------------------- scores and learning

@@ -276,14 +276,16 @@ def test_random_methods_do_not_depend_on_global_random_state(method, learning, t
     assert figures(tmp_path / "0") == figures(tmp_path / "1")
 
 
-def test_every_seed_and_step_has_its_own_random_numbers():
+def test_every_seed_step_and_name_has_its_own_random_numbers():
+    """Guards against credit functions, steps or seeds that share random numbers, and numbers of another call."""
     policy, drawn = train.load_policy(Settings(), set()), {}
-    for seed, step in ((0, 1), (0, 2), (1, 1), (1, 2), (2, 1), (0, 1)):
+    for seed, step in ((0, 1), (0, 2), (1, 1), (1, 2), (2, 1), (0, 11), (1, 11), (11, 1), (1, 0), (0, 1)):
         s = Settings(answers=2, max_new_tokens=1, seed=seed)
         batch = train.sample_and_grade(policy, GENERATE(9, "heldout")[:1], s, step)
-        number = torch.rand((), generator=batch.ask.generator("a credit function"))
-        drawn.setdefault((seed, step), set()).add(number.item())
-    assert len(set().union(*drawn.values())) == len(drawn) == 5
+        for name in ("random", "rollouts", "random1") * 2:
+            number = torch.rand((), generator=batch.ask.generator(name))
+            drawn.setdefault((seed, step, name), set()).add(number.item())
+    assert len(set().union(*drawn.values())) == len(drawn) == 27
 
 
 def test_values_come_before_the_critic_learns_from_their_rewards(quick, tmp_path, monkeypatch):
@@ -513,6 +515,7 @@ DATA = {
 
 @pytest.mark.parametrize("case", DATA)
 def test_bad_data_is_refused_in_one_sentence(case, tmp_path):
+    """Guards against a traceback, and a run folder that is in the way of the next try."""
     text, named = DATA[case]
     (tmp_path / "data.jsonl").write_text(text)
     assert named in error_of(*TINY, "--data", tmp_path / "data.jsonl", "--out", tmp_path / "r")
@@ -535,7 +538,6 @@ def break_norm(folder):
 BROKEN_MODELS = {
     "no folder": (shutil.rmtree, "config.json"),
     "truncated": (lambda folder: os.truncate(folder / "model.safetensors", 5000), "model.safetensors"),
-    "broken tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{"), "tokenizer.json"),
     "too few positions": (shorten, "--max_new_tokens"),
     "NaN in the weights": (break_norm, "not finite"),
     "a critic of another size": (lambda folder: save_head(Critic(64), folder), "critic.safetensors"),
@@ -566,8 +568,8 @@ def test_a_prompt_and_response_that_just_fit_are_accepted(codec):
 
 @pytest.mark.parametrize("flags", [
     ["--mitigation", "magic"], ["--answers", 1], ["--max_grad_norm", 0], ["--beta1", 1.0], ["--clip_low", 1],
-    ["--questions", 0], ["--eval_problems", 0], ["--lr", -1], ["--lr", "nan"], ["--kl", -0.1], ["--data", "nowhere"],
-    ["--device", "nonsense"], ["--device", "cuda:99"], ["--device", "meta"],
+    ["--questions", 0], ["--eval_problems", 0], ["--lr", -1], ["--lr", "nan"], ["--lr", "inf"], ["--kl", -0.1],
+    ["--data", "nowhere"], ["--device", "nonsense"], ["--device", "cuda:99"], ["--device", "meta"],
     ["--k", 0, "--mitigation", "vineppo"], ["--of", "none", "--mitigation", "inverted"],
 ], ids=lambda flags: " ".join(map(str, flags)))
 def test_settings_that_cannot_work_are_refused_in_one_sentence(flags, tmp_path):

@@ -146,7 +146,7 @@ def test_all_scores_put_every_method_in_its_place(codec, random_model, exact):
     batch.mask[4, 3:] = False
     logprob = plain_logprobs(random_model, [codec.prompt(puzzles[g]) for g in batch.group], batch.tokens, batch.mask)
     credits = torch.randn(3, *batch.mask.shape, generator=torch.Generator().manual_seed(0)) * batch.mask
-    parts = torch.stack(list(ts.credit_gradients(random_model, codec, puzzles, batch, credits, 3)), dim=1)  # (3, 2, P)
+    parts = torch.stack(list(ts.credit_gradients(batch, credits, 3)), dim=1)  # (3, 2, P)
     for credit, of_puzzles in zip(credits, parts, strict=True):
         for rows, gradient in zip((slice(3), slice(3, 6)), of_puzzles, strict=True):
             total = (credit[rows] * logprob[rows]).sum()
@@ -158,7 +158,7 @@ def test_all_scores_put_every_method_in_its_place(codec, random_model, exact):
     truth |= {"a_star": credits[2], "a_star_halves": rng.normal(size=(N, 2)), "packets": np.ones(N, int),
               "reachable_before": np.ones(N, int), "reachable": rng.integers(0, 2, N), "credits": credits,
               "methods": np.array(["one", "two", "exact"]), "advantage": rng.normal(size=N)}  # fmt: skip
-    scores = ts.all_scores(random_model, codec, puzzles, batch, truth)
+    scores = ts.all_scores(batch, truth)
     ceiling, half = scores["half against half"], truth["a_star_halves"].T
     compared = {"one": credits[0], "two": credits[1], "exact": credits[2],
                 "A·abs(log p)": -truth["advantage"] * truth["logprob"],

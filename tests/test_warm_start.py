@@ -4,12 +4,14 @@ Run it:  python -m pytest tests/test_warm_start.py
 """
 
 import re
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import torch
 
 import train
-from countdown_task import Puzzle, evaluate, find_calculations, generate_puzzles, reward, split, universe
+from countdown_task import Puzzle, expression_value, find_calculations, generate_puzzles, reward, split, universe
 from experiments import warm_start
 from qwen2_model import load_model
 
@@ -25,7 +27,7 @@ def test_demonstrations_calculate_rightly_and_end_with_the_answer_they_claim():
             assert len(calculations) == 2
             for spans in calculations:
                 a, operator, b, result = (attempt[start:stop] for start, stop in spans)
-                assert evaluate(a + operator + b) == int(result)
+                assert expression_value(a + operator + b) == int(result)
                 pool.remove(int(a))
                 pool.remove(int(b))
                 pool.append(int(result))
@@ -77,3 +79,22 @@ def test_reinforcement_can_teach_the_bundled_model(codec):
     policy = train.Policy(model, codec, critic=None, reference=None)
     success = train.evaluate(policy, generate_puzzles(256, "heldout"), 1, train.Settings())
     assert 0.25 < success.mean() < 0.5
+
+
+def test_a_model_is_built_and_reported_on(tmp_path, monkeypatch, capsys):
+    """Guards against a tokenizer that splits numbers, a folder that train.py can't load, and shares of another part."""
+    monkeypatch.setattr(sys, "argv", ["warm_start.py", "--size", "small", "--steps", "1", "--out", str(tmp_path / "m")])
+    monkeypatch.setattr(warm_start, "report", lambda folder: None)
+    warm_start.main()
+    monkeypatch.undo()
+    policy = train.load_policy(train.Settings(model=str(tmp_path / "m")), set())
+    numbers = [f" {n}" for n in range(warm_start.LARGEST_TOKEN + 1)]
+    assert {len(policy.codec.tokenizer.encode(text).ids) for text in numbers} == {1}
+    capsys.readouterr()
+    monkeypatch.setattr(warm_start, "respond", lambda model, codec, puzzles, *_: (
+        SimpleNamespace(mask=torch.ones(5, 3)), None,
+        [{"answer": float(split(p) == "heldout" and i < 2), "format": 0.5} for i, p in enumerate(puzzles)]))
+    warm_start.report(tmp_path / "m", 5)
+    rows = [line.split(" | ")[2:] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [row[1].split()[0] for row in rows] == ["0.0%", "40.0%", "0.0%"]
+    assert {(row[0], row[2], row[3].strip(" |")) for row in rows} == {("5", "50.0%", "3.0")}
