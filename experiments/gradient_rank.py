@@ -32,7 +32,6 @@ SIZES = (2, 4, 8, 16)  # of a group
 CONTROLS_AT = 8  # group size of the controls
 TRUTH_PUZZLES = 4  # puzzles with the control A*
 METHODS = ("optimal_baseline", "token_type", "ppo")  # credit functions that are controls, too
-ENERGIES = {"90%": 0.9, "95%": 0.95, "99%": 0.99}
 SHOWN = ("rollouts x parameters", "right, wrong x parameters", "tokens x (vocabulary · hidden)", "q_proj")  # drawn
 
 
@@ -47,12 +46,6 @@ def effective_rank(s: np.ndarray) -> float:
 def stable_rank(s: np.ndarray) -> float:
     """The energy of singular values (k,) over that of the largest."""
     return ratio((s**2).sum(), s.max() ** 2)
-
-
-def components(s: np.ndarray, energy: float) -> int:
-    """How many of the largest singular values (k,) hold a share of the energy."""
-    cumulative = np.sort(s**2)[::-1].cumsum()
-    return int(np.searchsorted(cumulative, energy * cumulative[-1] * (1 - 1e-9)) + 1)
 
 
 def products(x: Tensor, y: Tensor) -> np.ndarray:
@@ -155,8 +148,7 @@ def rank_rows(batch: TokenBatch, truth: Tensor, seed: int) -> list[dict]:
             gradients = torch.cat(list(credit_gradients(group, credit[None], 1)))  # (R, P)
             for matrix, all_values in spectra(batch.ask.model, group, credit, gradients).items():
                 found += [{"puzzle": q, "R": R, "variant": variant, "matrix": matrix, "spectrum": s,
-                           "effective": effective_rank(s), "stable": stable_rank(s),
-                           **{name: components(s, energy) for name, energy in ENERGIES.items()}} for s in all_values]
+                           "effective": effective_rank(s), "stable": stable_rank(s)} for s in all_values]
         progress.show(i)
     return found
 
@@ -191,13 +183,13 @@ def tables_rank(found: list[dict]) -> list[Table]:
     by_size = [[m] + [over_puzzles(found, "effective", matrix=m, variant="GRPO", R=R) for R in SIZES]
                for m in matrices]
     by_measure = [[m] + [over_puzzles(found, measure, matrix=m, variant="GRPO", R=CONTROLS_AT)
-                         for measure in ("effective", "stable", *ENERGIES)] for m in matrices]
+                         for measure in ("effective", "stable")] for m in matrices]
     by_variant = [[v] + [over_puzzles(found, "effective", matrix=m, variant=v, R=CONTROLS_AT) for m in matrices]
                   + [less_grpo(found, matrix=SHOWN[0], variant=v, R=CONTROLS_AT)] for v in variants]
     return [Table("Effective rank by group size", f"GRPO, rewards right or wrong. {note}",
                   ["matrix", *(f"R = {R}" for R in SIZES)], by_size),
-            Table(f"Measures of rank, R = {CONTROLS_AT}", f"GRPO; stable rank; singular values for 90, 95, 99% of the "
-                  f"energy. {note}", ["matrix", "effective rank", "stable rank", *ENERGIES], by_measure),
+            Table(f"Measures of rank, R = {CONTROLS_AT}", f"GRPO. {note}",
+                  ["matrix", "effective rank", "stable rank"], by_measure),
             Table(f"Effective rank under other credit, R = {CONTROLS_AT}",
                   f"A* on the first {TRUTH_PUZZLES} puzzles; `ppo` with the reward that its critic was fitted to, "
                   f"0.1 · format + success. Last column: difference on the same puzzles. {note}",

@@ -128,7 +128,7 @@ def mean_ratio(x: np.ndarray, over: np.ndarray, under: np.ndarray, puzzle: np.nd
 
 
 def tables_tokens(c: dict) -> list[Table]:
-    """The three measures: rank correlations, filler against reasoning, and by kind."""
+    """The three measures: rank correlations, and filler against reasoning."""
     sizes = three_sizes(c)
     use = known(c, *sizes.values())
     puzzle = c["group"][use].astype(int)
@@ -138,15 +138,12 @@ def tables_tokens(c: dict) -> list[Table]:
     opening, decides = (use & np.isin(c["kind"], [KINDS.index(k) for k in kinds]) for kinds in (["opening"], DECISIONS))
     types = [[name, *(cell(type_ratio(x, c, use, matched)) for matched in (False, True)),
               cell(mean_ratio(x, opening, decides, c["group"].astype(int)))] for name, x in sizes.items()]
-    kinds = [[name] + [f"{x[inside].mean() / x[use].mean():.2f}" if inside.any() else ""
-                       for inside in (use & (c["kind"] == k) for k in range(len(KINDS)))] for name, x in sizes.items()]
-    drawn = f"{use.sum():,} tokens, drawn from all those of responses that have an advantage."
-    note = f"{drawn} In brackets, 95% bootstrap intervals over puzzles."
+    note = (f"{use.sum():,} tokens, drawn from all those of responses that have an advantage. In brackets, 95% "
+            "bootstrap intervals over puzzles.")
     return [Table("Three sizes of a token's gradient: rank correlation", note, ["", "", "all", "within"], correlations),
             Table("Filler against reasoning", f"Mean size on filler over that on reasoning. Matched: with the same "
                   f"distribution over the tenths of a response. {note}",
-                  ["", "filler / reasoning", "matched for position", "opening words / operands and operators"], types),
-            Table("By kind of token", f"Mean size over the mean of all tokens. {drawn}", ["", *KINDS], kinds)]
+                  ["", "filler / reasoning", "matched for position", "opening words / operands and operators"], types)]
 
 
 def table_phase1(c: dict) -> Table:

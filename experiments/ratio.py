@@ -66,9 +66,7 @@ def factor_facts(c: dict[str, np.ndarray]) -> dict[str, float]:
     Those of no tokens are NaN.
     """
     x, clipped, factor = c["log_ratio"], c["clipped"], np.exp(c["log_ratio"]) * ~c["clipped"]
-    low, high = np.quantile(np.exp(x), (0.01, 0.99))
-    found = {"clipped": clipped.mean(), "deviation": x.std(), "1%": low, "99%": high,
-             "within": within_share(x, c["response"])}
+    found = {"clipped": clipped.mean(), "deviation": x.std(), "within": within_share(x, c["response"])}
     found |= {f"clipped, {role}": mean(clipped[c["role"] == i]) for i, role in enumerate(ROLES)}
     for sign, use in {"+": c["credit"] > 0, "-": c["credit"] < 0}.items():
         found[f"entropy {sign}"] = np.corrcoef(factor[use], c["entropy"][use])[0, 1] if use.sum() > 1 else np.nan
@@ -166,15 +164,14 @@ def tables_ratio(found: list[dict], note: str) -> list[Table]:
                 for m, c, u in lines]
 
     head, signs = ["method", "clip_high", "update"], {"+": "credit > 0", "-": "credit < 0"}
-    spread = {"clipped": 2, **{f"clipped, {role}": 2 for role in ROLES}, "deviation": 3, "1%": 3, "99%": 3, "within": 3}
+    spread = {"clipped": 2, **{f"clipped, {role}": 2 for role in ROLES}, "deviation": 3, "within": 3}
     cosines = {**dict.fromkeys(GRADIENTS, 2), "size": 2}
     places = {f"{name} {sign}": 3 for sign in signs for name in ("entropy", *ROLES)}
     titled = [f"{name[:-2]}, {signs[name[-1]]}" for name in places]
     return [
         Table(TITLES[0], "Tokens clipped in percent, of all and of each role; standard deviation of the log ratio; "
-              "1st and 99th percentile of the ratio; share of the variance of the log ratio that is within responses. "
-              f"{note}",
-              [*head, *list(spread)[:4], "deviation of log ratio", "1%", "99%", "within responses"], rows(spread)),
+              f"share of the variance of the log ratio that is within responses. {note}",
+              [*head, *list(spread)[:4], "deviation of log ratio", "within responses"], rows(spread)),
         Table(TITLES[1], f"Cosine with the gradient of factors 1; size over the size of that one, with ratio and clip. "
               f"{note}", [*head, *GRADIENTS, "relative size"], rows(cosines)),
         Table(TITLES[2], f"The factor is the ratio, or 0 where clipped: its correlation with entropy, and its mean by "
@@ -235,15 +232,6 @@ def measure(args: argparse.Namespace) -> list[dict]:
     return found
 
 
-def summary(found: list[dict]) -> str:
-    """What the tables say of credit that is the same on all tokens, with the default clip, before the last update."""
-    case = {"method": METHODS[0], "clip": CLIPS[0], "update": UPDATES}
-    cosines = [average(found, name, 2, **case) for name in GRADIENTS]
-    return (f"With the same credit on all tokens of a response (`{METHODS[0]}`, clip_high {CLIPS[0]}), the gradient of "
-            f"update {UPDATES} has a cosine of {cosines[0]} with that of ratio 1: {cosines[1]} by the ratio alone, "
-            f"{cosines[2]} by the clip alone. {average(found, 'clipped', 2, **case)}% of the tokens are clipped.\n")
-
-
 @one_sentence()
 def main() -> None:
     """Measure, print, and write ratio.md and a picture of its tables."""
@@ -253,7 +241,7 @@ def main() -> None:
     note = (f"Tokens with credit, before each update on their batch, after {args.warm_up} steps of training; means "
             f"over {args.batches} batches of {Settings.questions * Settings.answers} responses, ± half of a 95% "
             "interval (Student's t).")
-    text = "\n".join([summary(found), *map(str, tables_ratio(found, note))])
+    text = "\n".join(map(str, tables_ratio(found, note)))
     (args.out / "ratio.md").write_text(text, encoding="utf-8")
     draw_ratio(args.out / "ratio.md", args.out / "ratio.png")
     print(f"{text}\nwrote {args.out}")

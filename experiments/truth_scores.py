@@ -26,7 +26,6 @@ from plumbing.report import (GREY, PALETTE, Estimate, Table, cell, clustered_mea
 from sampler import PromptCache, ResponseCache, response_logprobs
 
 RESAMPLES = 2000  # of the bootstrap
-TOP = 0.1  # share of the tokens that matter most
 HALVES = "half against half"
 SHAPE = ("effective sample size", "varies within")
 
@@ -92,7 +91,6 @@ class Score(NamedTuple):
     sign: Estimate
     within_spearman: Estimate
     within_pearson: Estimate
-    top: Estimate
     cosine: Estimate
     solver: Estimate
 
@@ -106,8 +104,7 @@ def score(x: np.ndarray, y: np.ndarray, truth: dict, cosine: Estimate) -> Score:
         pooled_spearman=correlate(ranks(x), ranks(y), puzzle), pooled_pearson=correlate(x, y, puzzle),
         sign=bootstrap(share, sums(puzzle[signed], agrees, np.ones(len(agrees)))),
         within_spearman=within(x, y, truth, tried, True), within_pearson=within(x, y, truth, tried, False),
-        top=bootstrap(share, sums(puzzle, np.abs(x) * on_top(y), np.abs(x))), cosine=cosine,
-        solver=within(x, truth["reachable"], truth, truth["reachable_before"] == 1, True))
+        cosine=cosine, solver=within(x, truth["reachable"], truth, truth["reachable_before"] == 1, True))
 
 
 def centred(x: np.ndarray, response: np.ndarray, by_rank: bool) -> np.ndarray:
@@ -125,12 +122,6 @@ def within(x: np.ndarray, y: np.ndarray, columns: dict, use: np.ndarray, by_rank
     """Correlation of x and y (N,) within responses, among the tokens `use` (N,)."""
     x, y = (centred(values[use], columns["response"][use], by_rank) for values in (x, y))
     return correlate(x, y, columns["group"][use].astype(int))
-
-
-def on_top(y: np.ndarray) -> np.ndarray:
-    """Which tokens (N,) are among the tenth with the largest abs(y) (N,); never one where it is 0."""
-    size = np.abs(y)
-    return (size >= np.sort(size)[-max(1, round(TOP * len(y)))]) & (size > 0)
 
 
 def cosine_of(x: np.ndarray, y: np.ndarray) -> Estimate:
@@ -218,16 +209,15 @@ def score_tables(scores: dict[str, Score], truth: dict) -> list[Table]:
 
 def table_pooled(scores: dict[str, Score]) -> Table:
     """Each method against A*, all tokens together."""
-    rows = [[name, *map(cell, (s.pooled_spearman, s.pooled_pearson, s.sign, s.top, s.cosine))]
+    rows = [[name, *map(cell, (s.pooled_spearman, s.pooled_pearson, s.sign, s.cosine))]
             for name, s in scores.items()]
     return Table("Credit against A*, all tokens", (
         "Rank correlation and correlation; share of tokens with rollouts where credit has the sign of A* (no credit "
-        f"counts half, A* = 0 does not count); share of abs(credit) on the {TOP:.0%} of the tokens with the largest "
-        "abs(A*); cosine between the update that the credit causes, in all parameters, and the one that A* causes. In "
-        "brackets, 95% intervals over puzzles, by bootstrap, for the cosine by jackknife. Half against half: A* from "
-        "one half of the rollouts against A* from the other. Halves that agree by r leave room for about "
-        "sqrt(2 r / (1 + r))."),
-        ["method", "Spearman", "Pearson", "sign", "top tokens", "cosine of update"], rows)
+        "counts half, A* = 0 does not count); cosine between the update that the credit causes, in all parameters, "
+        "and the one that A* causes. In brackets, 95% intervals over puzzles, by bootstrap, for the cosine by "
+        "jackknife. Half against half: A* from one half of the rollouts against A* from the other. Halves that agree "
+        "by r leave room for about sqrt(2 r / (1 + r))."),
+        ["method", "Spearman", "Pearson", "sign", "cosine of update"], rows)
 
 
 def table_within(scores: dict[str, Score], truth: dict) -> Table:
@@ -250,15 +240,13 @@ def table_within(scores: dict[str, Score], truth: dict) -> Table:
 def table_sizes(truth: dict) -> Table:
     """Does more credit, or more gradient, lie on the tokens that matter?"""
     tried, puzzle, a_star = truth["packets"] > 0, truth["group"].astype(int), np.abs(truth["a_star"])
-    top = on_top(a_star)
     sizes = {"abs(A)": np.abs(truth["advantage"])} | {
         f"abs({name})": np.abs(x) for name, x in seed_measures(truth).items()} | {
         "entropy": truth["entropy"], "1 - p": -np.expm1(truth["logprob"])}
-    rows = [[name, cell(correlate(ranks(x), ranks(a_star), puzzle)), cell(within(x, a_star, truth, tried, True)),
-             cell(bootstrap(share, sums(puzzle, x * top, x)))] for name, x in sizes.items()]
-    return Table("Size against abs(A*)", (
-        "Rank correlation over all tokens, and within responses over those with rollouts; share of the size on the "
-        f"{TOP:.0%} of the tokens with the largest abs(A*)."), ["size", "all tokens", "within", "on top tokens"], rows)
+    rows = [[name, cell(correlate(ranks(x), ranks(a_star), puzzle)), cell(within(x, a_star, truth, tried, True))]
+            for name, x in sizes.items()]
+    return Table("Size against abs(A*)", "Rank correlation over all tokens, and within responses over those with "
+                 "rollouts.", ["size", "all tokens", "within"], rows)
 
 
 def table_kinds(truth: dict) -> Table:

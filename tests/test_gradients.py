@@ -137,7 +137,7 @@ def test_the_tables_of_tokens_by_hand():
         inside = use & (c["response"] == r)
         for x, out in zip(sizes, within):
             out[inside] = (ranks(x[inside]) - ranks(x[inside]).mean()) / inside.sum()
-    correlations, types, kinds = gradients.tables_tokens(c)
+    correlations, types = gradients.tables_tokens(c)
     for row, (a, b) in zip(correlations.rows, ((0, 1), (0, 2), (1, 2)), strict=True):
         assert row[:2] == [gradients.MEASURES[a], gradients.MEASURES[b]]
         by_rank = np.corrcoef(ranks(sizes[a][use]), ranks(sizes[b][use]))[0, 1]
@@ -148,9 +148,7 @@ def test_the_tables_of_tokens_by_hand():
         ratios = [gradients.type_ratio(x, c, use, False), gradients.type_ratio(x, c, use, True),
                   gradients.mean_ratio(x, opening, decides[0] | decides[1], c["group"])]
         assert types.rows[i] == [name, *map(cell, ratios)]
-        shares = [x[use & (c["kind"] == k)].mean() / x[use].mean() for k in range(len(KINDS))]
-        assert kinds.rows[i] == [name, *(f"{share:.2f}" for share in shares)]
-    assert f"{use.sum():,} tokens" in kinds.note
+    assert f"{use.sum():,} tokens" in types.note
 
 
 def test_phase_1_by_hand():
@@ -300,7 +298,7 @@ def test_the_whole_command(brief, tiny, monkeypatch, tmp_path):
         gradients.main()
         texts.append((tmp_path / "out" / "gradients.md").read_text(encoding="utf-8"))
     assert texts[0] == texts[1]
-    assert len(re.findall(r"^## ", texts[0], re.M)) == 10
+    assert len(re.findall(r"^## ", texts[0], re.M)) == 9
     assert not re.search(r"\b(nan|inf)\b", texts[0])
     assert [key for key, _ in calls[:7]] == [(2, 0), (2, 1000), (2, 1001), (2, 1002), (2, 1003), (2, 0), (2, 0)]
     assert len({puzzle for _, puzzles in calls[1:5] for puzzle in puzzles}) == 4 * 6

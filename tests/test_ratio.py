@@ -73,7 +73,6 @@ def test_the_facts_of_a_factor_by_hand():
     assert (found["clipped"], found["clipped, filler"], found["clipped, reasoning"]) == pytest.approx((2 / 6, 0, 2 / 3))
     assert math.isnan(found["clipped, structure"])
     assert found["deviation"] == pytest.approx(np.std(columns["log_ratio"]))
-    assert (found["1%"], found["99%"]) == pytest.approx((0.5 + 0.05 * 0.4, 1.5 - 0.05 * 0.3))  # linear in rank 0 to 5
     factor = [1.0, 0.0, 1.1, 0.9, 0.0, 1.2]
     assert found["entropy +"] == pytest.approx(np.corrcoef(factor[:3], [0, 1, 1])[0, 1])
     assert found["entropy -"] == pytest.approx(np.corrcoef(factor[3:], [0, 2, 1])[0, 1])
@@ -131,7 +130,7 @@ def test_every_batch_and_clip_starts_from_the_same_state(small, monkeypatch):
 
 def made_up():
     """Facts of two batches, two clips and two updates."""
-    names = [*ratio.GRADIENTS, "size", "clipped", "deviation", "1%", "99%", "within"]
+    names = [*ratio.GRADIENTS, "size", "clipped", "deviation", "within"]
     names += [f"clipped, {role}" for role in ratio.ROLES]
     names += [f"{name} {sign}" for sign in "+-" for name in ("entropy", *ratio.ROLES)]
     return [{"method": "none", "clip": clip, "update": update, "batch": batch}
@@ -139,7 +138,7 @@ def made_up():
             for batch in (1, 2) for clip in ratio.CLIPS for update in (3, 4)]
 
 
-def test_the_tables_and_their_sentence_by_hand():
+def test_the_tables_by_hand():
     """Guards against a mean over updates or clips, columns under the wrong name, and conclusions that are constants."""
     found = made_up()
     found[0]["clipped, structure"] = math.nan
@@ -148,11 +147,8 @@ def test_the_tables_and_their_sentence_by_hand():
     # Two batches, 0.1 apart: the interval is 12.706 * 0.1 / 2.
     assert gradient.rows[0][3:] == ["3.35 ± 0.64", "3.36 ± 0.64", "3.37 ± 0.64", "3.38 ± 0.64"]
     assert dict(zip(spread.header, spread.rows[1]))["deviation of log ratio"] == "4.400 ± 0.635"
-    assert spread.rows[0][spread.header.index("clipped, structure")] == "351.00"  # of one batch
-    assert dict(zip(places.header, places.rows[0]))["structure, credit < 0"] == "3.540 ± 0.635"
-    sentence = ratio.summary(found)
-    assert "update 4 has a cosine of 4.35 ± 0.64 with that of ratio 1: 4.36 ± 0.64 by the ratio" in sentence
-    assert "439.00 ± 63.53% of the tokens are clipped" in sentence
+    assert spread.rows[0][spread.header.index("clipped, structure")] == "349.00"  # of one batch
+    assert dict(zip(places.header, places.rows[0]))["structure, credit < 0"] == "3.520 ± 0.635"
 
 
 def test_the_picture_shows_the_tables(tmp_path, monkeypatch):
@@ -162,7 +158,7 @@ def test_the_picture_shows_the_tables(tmp_path, monkeypatch):
     ratio.draw_ratio(tmp_path / "r.md", tmp_path / "r.png")
     left, right = plt.gcf().axes
     heights = [bars[0].get_ydata().tolist() for bars in left.containers]  # percent, at update 4
-    assert heights[0] == pytest.approx([100 * (c + 4.24) for c in ratio.CLIPS])
+    assert heights[0] == pytest.approx([100 * (c + 4.22) for c in ratio.CLIPS])
     assert [bars[0].get_ydata().tolist() for bars in right.containers] == [
         pytest.approx([c + u + 0.15 for u in (3, 4)]) for c in ratio.CLIPS]
     plt.close()
