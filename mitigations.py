@@ -554,8 +554,10 @@ def first_error(batch: TokenBatch, alpha: float = 0.5, solver: bool = False) -> 
     The paper asks a model where the first error is. Here the task tells: it is the first calculation that is false or
     uses a number that is not there; failing that, the `<answer>`, and failing that, the last token. With solver=True it
     is the first operand, operator or result after which no solution is left: in `5 - 3 = 2` the 5, if no solution
-    subtracts anything from it. (The paper can also end the rewarded prefix some tokens early, so that inflating it does
-    not pay. Written from its abstract and from a summary of its equations.)
+    subtracts anything from it.
+
+    (The paper can also end the rewarded prefix some tokens early, so that inflating it does not pay. Written from its
+    abstract and from a summary of its equations.)
     """
     require(0 <= alpha <= 1, "--alpha must be between 0 and 1")
     column = torch.arange(batch.mask.shape[1], device=batch.mask.device)  # (T,)
