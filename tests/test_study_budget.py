@@ -4,7 +4,6 @@ Run it:  python -m pytest tests/test_study_budget.py
 """
 import math
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
@@ -62,10 +61,8 @@ def test_names(label, name):
     assert study_budget.name_of(label) == name
 
 
-def test_the_picture_shows_cost_and_steps(groups, tmp_path, monkeypatch):
+def test_the_picture_shows_cost_and_steps(groups, tmp_path, figures):
     """Guards against curves of other groups, and the two x-axes swapped."""
-    figures = []
-    monkeypatch.setattr(plt, "close", figures.append)
     study_budget.draw_budget(groups, tmp_path / "budget.png")
     by_cost, by_step = (list(axis.lines) for axis in figures[0].axes)
     assert {line.get_label() for line in by_cost} == {"GRPO", "RLOO steps=400", "GRPO answers=16", "vineppo k=3"}
