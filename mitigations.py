@@ -549,12 +549,15 @@ def regrade_ablation(batch: TokenBatch) -> Tensor:
 def first_error(batch: TokenBatch, alpha: float = 0.5, solver: bool = False) -> Tensor:
     """credit = s_t - mean s: with s 1 in a right response, alpha up to the first error of a wrong one (2601.18984).
 
-    From the error on, s is 0. The mean is over the responses of the group, of each one's mean s. The paper asks a model
-    where the first error is. Here the task tells: it is the first calculation that is false or uses a number that is
-    not there. With solver=True it is the first operand, operator or result after which no solution is left: in
-    `5 - 3 = 2` the 5, if no solution subtracts anything from it. If there is no error among the thoughts, it is the
-    `<answer>`, and without an answer the last token. (The paper can also end the rewarded prefix some tokens early, so
-    that inflating it does not pay. Written from its abstract and from a summary of its equations.)
+    From the error on, s is 0. The mean is over the responses of the group, of each one's mean s.
+
+    The paper asks a model where the first error is. Here the task tells: it is the first calculation that is false or
+    uses a number that is not there; failing that, the `<answer>`, and failing that, the last token. With solver=True it
+    is the first operand, operator or result after which no solution is left: in `5 - 3 = 2` the 5, if no solution
+    subtracts anything from it.
+
+    (The paper can also end the rewarded prefix some tokens early, so that inflating it does not pay. Written from its
+    abstract and from a summary of its equations.)
     """
     require(0 <= alpha <= 1, "--alpha must be between 0 and 1")
     column = torch.arange(batch.mask.shape[1], device=batch.mask.device)  # (T,)

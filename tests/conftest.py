@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import sys
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -11,6 +12,7 @@ import torch
 
 from countdown_task import Codec, annotate, find_calculations
 from mitigations import TokenBatch
+from plumbing.report import plt
 from qwen2_model import Qwen2, read_config
 
 BUNDLED = Path(__file__).parents[1] / "models" / "countdown-tiny"
@@ -52,6 +54,27 @@ def exact():
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """The figures that a test draws, kept open until it ends."""
+    kept, close = [], plt.close
+    monkeypatch.setattr(plt, "close", kept.append)
+    yield kept
+    for figure in kept:
+        close(figure)
+
+
+@pytest.fixture
+def refusal(monkeypatch):
+    """The one sentence with which the `main` of a program refuses these words on its command line."""
+    def said(program, *words):
+        monkeypatch.setattr(sys, "argv", ["program.py", *map(str, words)])
+        with pytest.raises(SystemExit, match=r"\Aerror: [^\n]+\Z") as stop:
+            program.main()
+        return stop.value.code
+    return said
 
 
 class FakeQueries:

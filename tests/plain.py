@@ -8,8 +8,8 @@ predict the token of the next column. With P = 3 prompt columns and T = 2 respon
     row             pad  2    +   | 3    end
     predicts                  3     end             columns P-1 .. P+T-2, which is the slice P-1:-1
 
-tests/test_sampler.py and tests/test_grpo.py compare with it. Last, what is found by
-brute force: the expected reward of a prefix, and all expressions of a puzzle.
+tests/test_sampler.py and tests/test_grpo.py compare with it. Last, a gradient as one vector,
+and what is found by brute force: the expected reward of a prefix, and all expressions of a puzzle.
 """
 import functools
 import itertools
@@ -55,6 +55,11 @@ def plain_update(model, prompts: list[list[int]], batch, credit: Tensor, referen
     loss = -gain[batch.mask].sum() / batch.mask.sum()
     loss.backward()
     return loss.detach()
+
+
+def flat_gradient(model, total: Tensor) -> Tensor:
+    """d total / d all parameters (P,)."""
+    return torch.cat([g.flatten() for g in torch.autograd.grad(total, list(model.parameters()), retain_graph=True)])
 
 
 def exact_moments(model, codec, puzzle, prefix: tuple, limit: int, grade) -> tuple[float, float]:

@@ -62,14 +62,6 @@ def run(tmp_path):
     return folder
 
 
-@pytest.fixture
-def figures(monkeypatch):
-    """The figures that were drawn, kept open."""
-    kept = []
-    monkeypatch.setattr(analyze.plt, "close", kept.append)
-    return kept
-
-
 def call(monkeypatch, *arguments):
     """Run the command."""
     monkeypatch.setattr(sys, "argv", ["analyze.py", *map(str, arguments)])
@@ -479,18 +471,6 @@ def test_help_is_the_docstring(monkeypatch, capsys):
     """Guards against --help taken for a folder."""
     call(monkeypatch, "--help")
     assert capsys.readouterr().out.strip() == analyze.__doc__.strip()
-
-
-@pytest.mark.parametrize("arguments, said", [
-    ([], "name one or more run folders"),
-    (["--steps", "3"], "no flags"),
-    (["results/runs.csv"], "python -m experiments.study --tables"),
-    (["nowhere"], "nowhere is not a run folder"),
-], ids=["nothing", "a flag", "rows of the study", "no folder"])
-def test_a_wrong_command_is_refused_in_one_sentence(arguments, said, monkeypatch):
-    """Guards against a traceback, and a wrong command that does something."""
-    with pytest.raises(SystemExit, match=f"^error: [^\n]*{said}[^\n]*$"):
-        call(monkeypatch, *arguments)
 
 
 @pytest.mark.parametrize("breaking, said", [

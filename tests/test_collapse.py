@@ -80,10 +80,3 @@ def test_the_command(tmp_path, monkeypatch, capsys):
         "`a-seed0`", "40, down", "", "", "20, up", "", "", "length"]
     assert "b-seed0" not in out and "1 of 2 runs fell" in out
     assert (tmp_path / "collapse.png").is_file()
-
-
-@pytest.mark.parametrize("words, message", [([], "name run folders"), (["--x"], "no flags"), (["nowhere"], "nowhere")])
-def test_bad_arguments_are_one_sentence(words, message, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["collapse.py", *words])
-    with pytest.raises(SystemExit, match=rf"error: [^\n]*{message}[^\n]*\Z"):
-        collapse.main()

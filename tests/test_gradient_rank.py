@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import FakeQueries, make_written
-from tests.plain import plain_logprobs, plain_rows
+from tests.plain import flat_gradient, plain_logprobs, plain_rows
 
 from countdown_task import Puzzle
 from experiments import gradient_rank
@@ -46,9 +46,7 @@ def batch(codec, random_model, exact):
 def plain_gradients(model, prompt, batch, rows, credit):
     """(R, P): the gradient of sum credit * log pi of each of the responses `rows` to a prompt, in the plain layout."""
     logprob = plain_logprobs(model, [prompt] * len(credit), batch.tokens[rows], batch.mask[rows])
-    parts = [torch.autograd.grad(total, list(model.parameters()), retain_graph=True)
-             for total in (credit * logprob).sum(1)]
-    return torch.stack([torch.cat([g.flatten() for g in part]) for part in parts])
+    return torch.stack([flat_gradient(model, total) for total in (credit * logprob).sum(1)])
 
 
 def expected_matrices(model, batch, rows, credit, each):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import BUNDLED, FakeQueries, make_batch
-from tests.plain import plain_logprobs
+from tests.plain import flat_gradient, plain_logprobs
 
 import grpo
 import train
@@ -20,16 +20,11 @@ from experiments import critic_quality, gradient_noise, gradient_rank, gradients
 from experiments.correlation import ranks
 from experiments.solver import KINDS
 from mitigations import MITIGATIONS
-from plumbing.report import cell, interval, plt, read_cell, read_table, t_statistics
+from plumbing.report import cell, interval, read_cell, read_table, t_statistics
 from plumbing.run_folder import copy_tokenizer
 from qwen2_model import save_model
 
 ASKED = [Puzzle((3, 4, 5), 8), Puzzle((11, 2, 7, 9), 30)]  # prompts of unequal length
-
-
-def flat_gradient(model, total):
-    """d total / d all parameters (P,)."""
-    return torch.cat([g.flatten() for g in torch.autograd.grad(total, list(model.parameters()), retain_graph=True)])
 
 
 # ------------------------------------------------------------------------------------------ a token's gradient
@@ -280,17 +275,16 @@ def test_a_star_of_the_first_responses(brief, monkeypatch):
     assert not found[~batch.mask].any()
 
 
-def test_the_whole_command(brief, tiny, monkeypatch, tmp_path):
+def test_the_whole_command(brief, tiny, figures, monkeypatch, tmp_path):
     """Guards against a table that is not written or is drawn otherwise, batches that share puzzles or random numbers,
     and a second call that gives other numbers."""
-    calls, texts, figures, sample = [], [], [], gradients.sample
+    calls, texts, sample = [], [], gradients.sample
 
     def recorded(model, codec, puzzles, answers, key, **heads):
         calls.append((key, puzzles))
         return sample(model, codec, puzzles, answers, key, **heads)
 
     monkeypatch.setattr(gradients, "sample", recorded)
-    monkeypatch.setattr(plt, "close", figures.append)
     _, folder, run = tiny
     monkeypatch.setattr(sys, "argv", f"gradients.py --model {folder} --questions 4 --batches 4 --critic_batches 1 "
                         f"--seed 2 --run {run} --out {tmp_path / 'out'}".split())
@@ -313,18 +307,12 @@ def test_the_whole_command(brief, tiny, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("flags, named", [
-    ("--run {empty}", "has no checkpoints"), ("--run {unknown}", "config.json"), ("--model nowhere", "nowhere"),
-    ("--quest 12", "--quest"), ("--questions 3", "--questions"), ("--batches 3", "--batches"),
-    ("--critic_batches 0", "--critic_batches"), ("--questions 4", "--model that solves some")])
-def test_the_command_line_refuses_in_one_sentence(flags, named, monkeypatch, tmp_path):
-    """Guards against a traceback, or minutes of work, before the user learns what is wrong."""
+    (("--run", "unknown"), "config.json"), (("--questions", 4, "--out", "out"), "--model that solves some")])
+def test_what_cannot_be_measured_is_one_sentence(flags, named, refusal, monkeypatch, tmp_path):
+    """Guards against a traceback for a run that is none, or a model that solves nothing."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "unknown" / "checkpoints" / "step-000001").mkdir(parents=True)  # no config.json
     (tmp_path / "unknown" / "checkpoints" / "step-000001" / "model.safetensors").touch()
     monkeypatch.setattr(gradients, "find_heads", lambda *_: {})
     monkeypatch.setattr(gradients, "sample", lambda *_, **__: make_batch([1] * 64, [0.0] * 64, [0] * 64))
-    flags = flags.format(empty=tmp_path / "empty", unknown=tmp_path / "unknown")
-    monkeypatch.setattr(sys, "argv", ["gradients.py", *flags.split(), "--out", str(tmp_path / "out")])
-    with pytest.raises(SystemExit) as stop:
-        gradients.main()
-    assert re.fullmatch("error: [^\n]+", str(stop.value.code))
-    assert named in stop.value.code
+    assert named in refusal(gradients, *flags)

@@ -209,13 +209,6 @@ def call(monkeypatch, *arguments):
     gt.main()
 
 
-def refusal(monkeypatch, *arguments):
-    """The one sentence with which the command ends."""
-    with pytest.raises(SystemExit, match=r"\Aerror: [^\n]+\Z") as stop:
-        call(monkeypatch, *arguments)
-    return stop.value.code
-
-
 TINY = ("--questions", 2, "--answers", 2, "--critic_batches", 1, "--max_new_tokens", 40)
 
 
@@ -268,19 +261,19 @@ def test_the_files_of_a_run(first_run):
 @pytest.mark.parametrize("changed, sentence", [
     ({"token": np.ones(9, int)}, "about other responses"), ({"settings": np.array("{}")}, "about other responses"),
     ({}, "can't be read")])  # fmt: skip
-def test_a_file_that_does_not_fit_is_refused_and_kept(changed, sentence, folder, first_run, monkeypatch):
+def test_a_file_that_does_not_fit_is_refused_and_kept(changed, sentence, folder, first_run, monkeypatch, refusal):
     """Guards against rollouts of other responses that are mixed in or lost, and a traceback for a broken file."""
     file = folder / "ground_truth.npz"
     np.savez(file, **first_run[1] | changed)
     content = file.read_bytes() if changed else file.read_bytes()[:5000]
     file.write_bytes(content)
-    error = refusal(monkeypatch, *TINY, "--rollouts", 8, "--out", folder)
+    error = refusal(gt, *TINY, "--rollouts", 8, "--out", folder)
     assert sentence in error
     assert str(file) in error
     assert file.read_bytes() == content
 
 
-def test_a_second_call_resumes_and_its_interruption_names_the_folder(folder, first_run, monkeypatch):
+def test_a_second_call_resumes_and_its_interruption_names_the_folder(folder, first_run, monkeypatch, refusal):
     """Guards against a second call that begins again, and a traceback on Ctrl-C."""
     resumed = []
 
@@ -289,20 +282,8 @@ def test_a_second_call_resumes_and_its_interruption_names_the_folder(folder, fir
         raise KeyboardInterrupt
 
     monkeypatch.setattr(gt, "sample_truth", interrupted)
-    sentence = refusal(monkeypatch, *TINY, "--rollouts", 30, "--out", folder)
+    sentence = refusal(gt, *TINY, "--rollouts", 30, "--out", folder)
     assert "interrupted" in sentence
     assert str(folder) in sentence
     assert outcome(resumed[0]) == outcome(first_run[1])
     assert resumed[0]["credits"] == pytest.approx(first_run[1]["credits"], abs=1e-5)
-
-
-@pytest.mark.parametrize("arguments, word", [
-    (("--model", "no/such/model"), "no/such/model"), (("--data", "no/such.jsonl"), "no/such.jsonl"),
-    (("--questions", 1), "--questions must be"), (("--rollouts", 0), "--rollouts must be"),
-    (("--critic_batches", 0), "--critic_batches must be"), (("--answers", 1), "--answers 1 leaves no group"),
-    (("--roll", 8), "--roll"), (("--max_new_tokens", 10**6), "--max_new_tokens"), (("--device", "foo"), "--device"),
-])  # fmt: skip
-def test_flags_that_cannot_work_are_refused_in_one_sentence(arguments, word, tmp_path, monkeypatch):
-    """Guards against a traceback, or an hour of sampling, before a flag is found to be wrong."""
-    monkeypatch.setattr(critic_quality, "fit", lambda *_: pytest.fail("it began to work"))
-    assert word in refusal(monkeypatch, *TINY, "--out", tmp_path / "out", *arguments)

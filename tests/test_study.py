@@ -392,13 +392,6 @@ def test_tables_are_those_of_the_rows(place, call, monkeypatch):
     assert read == [study.RESULTS]
 
 
-@pytest.mark.parametrize("flags", ["--parts nothing", "--processes 0", "--unknown", "--methods grpo"])
-def test_bad_flags_are_refused_in_one_sentence(flags, call):
-    """Guards against a traceback, or a study of something else."""
-    with pytest.raises(SystemExit, match=f"^error: [^\n]*{flags.split()[0]}[^\n]*$"):
-        call(flags)
-
-
 def test_the_tracked_rows_are_of_this_study():
     """Guards against rows that no command of the list made, and rows that are there twice."""
     known = {e.name: e for e in experiments()}

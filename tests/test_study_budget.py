@@ -2,7 +2,6 @@
 
 Run it:  python -m pytest tests/test_study_budget.py
 """
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
@@ -65,10 +64,8 @@ def test_names(label, name):
     assert study_budget.name_of(label) == name
 
 
-def test_the_picture_shows_cost_and_steps(groups, tmp_path, monkeypatch):
+def test_the_picture_shows_cost_and_steps(groups, tmp_path, figures):
     """Guards against curves of other groups, and the two x-axes swapped."""
-    figures = []
-    monkeypatch.setattr(plt, "close", figures.append)
     study_budget.draw_budget(groups, tmp_path / "budget.png")
     by_cost, by_step = ({line.get_label(): line for line in axis.lines} for axis in figures[0].axes)
     assert set(by_cost) == set(by_step) == {"GRPO, seeds: 2", "vineppo k=3, seeds: 2"}

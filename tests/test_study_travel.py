@@ -2,7 +2,6 @@
 
 Run it:  python -m pytest tests/test_study_travel.py
 """
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
@@ -41,10 +40,8 @@ def test_each_place_has_its_own_grpo(places):
     assert "mine" not in rows and rows["vineppo k=3"] == [""] * 3
 
 
-def test_the_picture_has_a_panel_per_place(places, tmp_path, monkeypatch):
+def test_the_picture_has_a_panel_per_place(places, tmp_path, figures):
     """Guards against a method on another's line, and places in each other's panel."""
-    figures = []
-    monkeypatch.setattr(plt, "close", figures.append)
     study_travel.draw_travel(places, tmp_path / "travel.png")
     line = study_travel.SHOWN.index("ppo")
     for axis, gain in zip(figures[0].axes, (10, None, -10)):

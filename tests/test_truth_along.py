@@ -46,11 +46,3 @@ def test_the_command(truth, monkeypatch, tmp_path, capsys):
     published = score.SCORES.read_text()
     assert len(lines) == 2 and all(line[3].strip() in published for line in lines)
     assert text in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("words, message", [(["--name", "none"], "--at"), (["--at", "0", "a", "b"], "--name"),
-                                            (["--name", "none", "--at", "0", "a", "nowhere"], "nowhere")])
-def test_bad_arguments_are_one_sentence(words, message, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["truth_along.py", *words])
-    with pytest.raises(SystemExit, match=rf"error: [^\n]*{message}[^\n]*\Z"):
-        truth_along.main()

@@ -8,13 +8,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from tests.plain import plain_logprobs
+from tests.plain import flat_gradient, plain_logprobs
 
 import grpo
 from countdown_task import Puzzle
 from experiments import truth_scores as ts
 from experiments.solver import KINDS
-from plumbing.report import plt
 
 
 def made_up(Q=12, G=4, L=20, seed=0):
@@ -146,9 +145,7 @@ def test_all_scores_put_every_method_in_its_place(codec, random_model, exact):
     parts = torch.stack(list(ts.credit_gradients(batch, credits, 3)), dim=1)  # (3, 2, P)
     for credit, of_puzzles in zip(credits, parts, strict=True):
         for rows, gradient in zip((slice(3), slice(3, 6)), of_puzzles, strict=True):
-            total = (credit[rows] * logprob[rows]).sum()
-            expected = torch.autograd.grad(total, list(random_model.parameters()), retain_graph=True)
-            expected = torch.cat([g.flatten() for g in expected])
+            expected = flat_gradient(random_model, (credit[rows] * logprob[rows]).sum())
             assert torch.allclose(gradient, expected, atol=1e-8 * expected.abs().max())
 
     truth, N, credits = grpo.log_columns(0, batch, batch.logprob), int(batch.mask.sum()), credits[:, batch.mask].numpy()
@@ -206,10 +203,9 @@ def test_tables_by_hand():
     assert rows["1 - p"] == ["", ""]
 
 
-def test_the_picture_has_the_best_within_responses_on_top(tmp_path, monkeypatch):
+def test_the_picture_has_the_best_within_responses_on_top(tmp_path, figures):
     """Guards against a score in another row or panel, and A* or the half against half taken for a method."""
-    figures, file = [], tmp_path / "scores.md"
-    monkeypatch.setattr(plt, "close", figures.append)
+    file = tmp_path / "scores.md"
     file.write_text("## Credit against A*, all tokens\n\n| method | cosine of update |\n|---|---|\n| a | 0.90 |\n"
                     "| none | 0.80 |\n| random | -0.50 |\n| half against half | 0.28 |\n\n"
                     "## Credit against A* and the solver, within responses\n\n| method | Spearman |\n|---|---|\n"
