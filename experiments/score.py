@@ -109,7 +109,10 @@ def best_method(published: dict[str, list[str]]) -> str:
 
 def table_scores(title: str, credits: dict[str, np.ndarray], batch: TokenBatch, truth: dict, published: Path) -> Table:
     """The scores of some credits (N,); then those of GRPO, a control and the best method, read from `published`."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the matrices are so small that threads wait for each other, for minutes on busy cores
     scores = credit_scores(credits, batch, truth)
+    torch.set_num_threads(threads)
     listed = {"methods": np.array(list(credits)), "credits": np.stack(list(credits.values()))}
     tables = table_pooled(scores), table_within(scores, truth | listed)
     own = by_method(*((table.header, table.rows) for table in tables))
@@ -177,7 +180,6 @@ def main(arguments: list[str]) -> None:
     method, file = MITIGATIONS[chosen], Path(options.out) / f"score-{chosen}.png"
     differences = changed(options, Options(out=options.out, score=chosen), hyper_parameters, method)
     name = " ".join([chosen, *(f"{flag}={value}" for flag, value in differences.items())])
-    torch.set_num_threads(1)  # the matrices are so small that threads wait for each other, for minutes on busy cores
     truth = read_truth(TRUTH / "ground_truth.npz", READ)
     batch = load_batch(truth, options, needs(chosen, hyper_parameters))
     credit = assign_credit(batch, method, hyper_parameters)

@@ -26,6 +26,7 @@ from plumbing.report import (GREY, PALETTE, Estimate, Table, cell, clustered_mea
 from sampler import PromptCache, ResponseCache, response_logprobs
 
 RESAMPLES = 2000  # of the bootstrap
+AT_ONCE = 4  # credits whose gradients share a forward pass
 HALVES = "half against half"
 SHAPE = ("effective sample size", "varies within")
 
@@ -165,17 +166,19 @@ def on_tokens(column: np.ndarray, batch: TokenBatch) -> Tensor:
     return torch.zeros_like(batch.logprob).masked_scatter(batch.mask, torch.from_numpy(column).to(batch.logprob))
 
 
-def update_of(credit: np.ndarray, batch: TokenBatch) -> np.ndarray:
-    """The gradient (Q, P) that credit (N,) causes at each puzzle."""
-    parts = credit_gradients(batch, on_tokens(credit, batch)[None], len(batch.text) // len(batch.numbers))
-    return torch.cat(list(parts)).cpu().numpy()
+def updates_of(credits: list[np.ndarray], batch: TokenBatch) -> np.ndarray:
+    """The gradients (M, Q, P) that each of M credits (N,) causes at each puzzle."""
+    spread = torch.stack([on_tokens(credit, batch) for credit in credits])  # (M, B, T)
+    parts = credit_gradients(batch, spread, len(batch.text) // len(batch.numbers))  # Q of (M, P)
+    return torch.stack(list(parts), dim=1).cpu().numpy()
 
 
 def credit_scores(credits: dict[str, np.ndarray], batch: TokenBatch, truth: dict) -> dict[str, Score]:
     """By name, the score of each credit (N,)."""
-    scores, exact, progress = {}, update_of(truth["a_star"], batch), Progress("scoring", len(credits))
-    for name, credit in credits.items():
-        scores[name] = score(credit, truth["a_star"], truth, cosine_of(update_of(credit, batch), exact))
+    scores, (exact,), progress = {}, updates_of([truth["a_star"]], batch), Progress("scoring", len(credits))
+    for names in (list(credits)[i : i + AT_ONCE] for i in range(0, len(credits), AT_ONCE)):
+        for name, update in zip(names, updates_of([credits[name] for name in names], batch)):
+            scores[name] = score(credits[name], truth["a_star"], truth, cosine_of(update, exact))
         progress.show(len(scores))
     return scores
 
@@ -183,7 +186,7 @@ def credit_scores(credits: dict[str, np.ndarray], batch: TokenBatch, truth: dict
 def all_scores(batch: TokenBatch, truth: dict) -> dict[str, Score]:
     """The score of every method, of the original's two measures, and of one half of the rollouts against the other."""
     halves = truth["a_star_halves"].T
-    between = score(*halves, truth, cosine_of(*(update_of(half, batch) for half in halves)))
+    between = score(*halves, truth, cosine_of(*updates_of(list(halves), batch)))
     return credit_scores(all_credit(truth), batch, truth) | {HALVES: between}
 
 
