@@ -10,14 +10,18 @@ from pathlib import Path
 
 import numpy as np
 
-from analyze import method_name
-from plumbing.report import GREY, PALETTE, Table, mean_height, new_figure, points, save_figure, t_estimate, welch
+from analyze import COSTS, method_name
+from plumbing.report import (GREY, PALETTE, Estimate, Table, mean_height, new_figure, points, save_figure, t_estimate,
+                             welch)
 from plumbing.runs import Group
 
-BUDGETS = (0.5, 1.0, 2.0, 4.0)  # in units of GRPO's run
+BUDGETS = (1.0, 2.0, 4.0)  # in units of GRPO's run
+COSTLY = 1.05  # units; a cheaper method is compared in the main table
+WEIGHTS = {"1:1:3": COSTS, "3:1:3": COSTS | {"tokens_sampled": 3},
+           "1:0:0": COSTS | {"tokens_read": 0, "tokens_updated": 0}}  # of sampled, read and updated tokens
 DRAWN = {"vineppo k=3": (PALETTE[0], "o-"), "ppo": (PALETTE[1], "s-"), "none": (GREY, "^-"),
-         "none answers=38 advantage=rloo": (PALETTE[2], "D--"),
-         "none steps=480 advantage=rloo": (PALETTE[3], "v:")}  # colour and line, by label
+         "none answers=45 advantage=rloo": (PALETTE[2], "D--"),
+         "none steps=560 advantage=rloo": (PALETTE[3], "v:")}  # colour and line, by label
 
 
 def name_of(label: str) -> str:
@@ -30,60 +34,78 @@ def is_opponent(label: str) -> bool:
     return label.split()[0] == "none"
 
 
-def spent(group: Group) -> np.ndarray:
-    """The mean weighted tokens (m,) that a group had spent at each measurement."""
-    return np.mean([list(row["spent"].values()) for row in group.rows.values()], 0)
+def spent(group: Group, weights: dict[str, float] = COSTS) -> np.ndarray:
+    """The mean cost (m,) of a group's runs up to each measurement.
+
+    Rows record it with the weights of COSTS. Others change it by the same factor all along a run.
+    """
+    def total(row: dict, by_kind: dict[str, float]) -> float:
+        return sum(weight * row[kind] for kind, weight in by_kind.items())
+
+    return np.mean([np.array(list(row["spent"].values())) * (total(row, weights) / total(row, COSTS))
+                    for row in group.rows.values()], 0)
 
 
-def cost_unit(groups: list[Group]) -> float:
+def cost_unit(groups: list[Group], weights: dict[str, float] = COSTS) -> float:
     """The cost of GRPO's run."""
     (none,) = (group for group in groups if group.label == "none")
-    return float(spent(none)[-1])
+    return float(spent(none, weights)[-1])
 
 
-def at_costs(group: Group, costs: np.ndarray) -> np.ndarray:
-    """Held-out success (seeds, n) of a group when it had spent costs (n,), linear between measurements.
+def until(group: Group, cost: float, weights: dict[str, float] = COSTS) -> tuple[np.ndarray, np.ndarray]:
+    """Held-out success of each run (seeds,) when the group had spent `cost`, and its mean on the way there.
 
-    Without rows where the runs end before. An end within 5% counts: it depends on how long responses become.
+    Linear between the group's own measurements. Both are empty where the runs end before.
     """
-    own = spent(group)  # (m,)
-    curves = [list(row["curve"].values()) for row in group.rows.values()]  # (m,) each
-    reached = costs.max() <= 1.05 * own[-1]
-    return np.array([np.interp(costs, own, curve) for curve in curves if reached]).reshape(-1, len(costs))
+    own = spent(group, weights)  # (m,)
+    curves = np.array([list(row["curve"].values()) for row in group.rows.values()])  # (seeds, m)
+    if cost > own[-1] * (1 + 1e-9):
+        return np.empty(0), np.empty(0)
+    grid = np.append(own[own < cost], cost)  # (n,)
+    cut = np.array([np.interp(grid, own, curve) for curve in curves])  # (seeds, n)
+    return cut[:, -1], np.array([mean_height(grid, curve) for curve in cut])
 
 
 def table_budget(level: str, groups: list[Group]) -> Table:
-    """Success of each group at several budgets, and each method against the best opponent that spent as much."""
+    """Success at several budgets, of GRPO and RLOO and of the methods that spend more a step."""
     unit, rows = cost_unit(groups), []
     for group in groups:
-        ends = [at_costs(group, np.array([budget * unit]))[:, 0] for budget in BUDGETS]
-        cells = [points(t_estimate(values)) if len(values) else "" for values in ends]
-        rows.append([name_of(group.label), f"{len(group.rows)}", f"{spent(group)[-1] / unit:.2f}", *cells,
-                     *best_opponent(group, groups)])
-    note = ("Held-out success in percent at equal cost, ± half of a 95% interval over seeds. The cost of a run is its "
-            "weighted tokens (sampled and read 1, updated 3), in units of GRPO's default run; empty where the runs end "
-            "before. The opponent of a method is GRPO or RLOO, with any number of steps and answers: the one that has "
-            "the highest mean success on the way to the cost of the method's whole run. Then the method minus this "
-            "opponent at that cost (end), and on the way there (area), in points with Welch's interval. The opponent "
-            "is chosen by its outcome, which favours it.")
-    header = ["method", "seeds", "cost", *(f"{budget:g}" for budget in BUDGETS), "opponent", "end", "area"]
-    return Table(f"Equal cost, {level}", note, header, rows)
+        cost = float(spent(group)[-1]) / unit
+        if is_opponent(group.label) or cost > COSTLY:
+            ends = [until(group, budget * unit)[0] if budget * unit > spent(group)[1] else () for budget in BUDGETS]
+            rows.append([name_of(group.label), f"{len(group.rows)}", f"{cost:.2f}",
+                         *(points(t_estimate(values)) if len(values) else "" for values in ends),
+                         points(t_estimate(group.values("end")))])
+    note = ("Held-out success in percent, ± half of a 95% interval over seeds, when so much was spent, and at the end. "
+            "The cost of a run is its weighted tokens (sampled and read 1, updated 3), in units of GRPO's default run. "
+            "Linear between measurements; empty before the first one and beyond the end. Methods that spend no more "
+            "than GRPO are in the table above.")
+    return Table(f"Success by cost, {level}", note,
+                 ["method", "seeds", "cost", *(f"{budget:g}" for budget in BUDGETS), "end"], rows)
 
 
-def best_opponent(group: Group, groups: list[Group]) -> tuple[str, str, str]:
-    """The best opponent of a method, and the differences to it at the end and on the way; empty for an opponent itself.
+def table_equal(level: str, groups: list[Group]) -> Table:
+    """Each costly method against each opponent with a larger budget, at the cost of the method's whole run."""
+    unit, rows = cost_unit(groups), []
+    costly = [g for g in groups if not is_opponent(g.label) and spent(g)[-1] > COSTLY * unit]
+    for group in costly:
+        for other in (g for g in groups if is_opponent(g.label) and spent(g)[-1] > 2 * unit):
+            ends = [points(at_equal_cost(group, other, weights)[0]) for weights in WEIGHTS.values()]
+            rows.append([name_of(group.label), name_of(other.label), f"{len(group.rows)}, {len(other.rows)}",
+                         f"{spent(group)[-1] / unit:.2f}", points(at_equal_cost(group, other)[1]), *ends])
+    note = ("The method minus the opponent, GRPO or RLOO with more steps or more answers, in points with Welch's 95% "
+            "interval, when both had spent the cost of the method's whole run, or of the opponent's where that is less. "
+            "Area: mean success on the way there. End: success at that cost, with three weightings of sampled, read "
+            "and updated tokens, of which 1:1:3 is the one used elsewhere.")
+    return Table(f"Equal cost, {level}", note, ["method", "opponent", "seeds", "cost", "area",
+                                                *(f"end, {name}" for name in WEIGHTS)], rows)
 
-    Both sides are read at the costs at which the method was measured, so that neither has the finer curve.
-    """
-    costs = spent(group)  # (n,)
-    own = at_costs(group, costs)  # (seeds, n)
-    found = {other.label: at_costs(other, costs) for other in groups if is_opponent(other.label)}
-    reached = {label: values for label, values in found.items() if len(values) > 1}
-    if is_opponent(group.label) or not reached or len(own) < 2:
-        return "", "", ""
-    best = max(reached, key=lambda other: mean_height(costs, reached[other].mean(0)))
-    areas = [np.array([mean_height(costs, curve) for curve in curves]) for curves in (own, reached[best])]
-    return name_of(best), points(welch(own[:, -1], reached[best][:, -1])), points(welch(*areas))
+
+def at_equal_cost(group: Group, other: Group, weights: dict[str, float] = COSTS) -> tuple[Estimate, Estimate]:
+    """Success of a group minus that of another at the largest cost that both reached, and the same on the way there."""
+    cost = float(min(spent(group, weights)[-1], spent(other, weights)[-1]))
+    ends, areas = zip(until(group, cost, weights), until(other, cost, weights))
+    return welch(*ends), welch(*areas)
 
 
 def draw_budget(groups: list[Group], file: Path) -> None:

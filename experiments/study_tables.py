@@ -12,7 +12,7 @@ from typing import Iterable
 import numpy as np
 
 from analyze import DIFFERENCES, JUDGED, RLOO, draw_curves, draw_forest, figure_cell, record
-from experiments.study_budget import cost_unit, draw_budget, name_of, spent, table_budget
+from experiments.study_budget import cost_unit, draw_budget, name_of, spent, table_budget, table_equal
 from experiments.study_scores import MEASURED, SCORES, Scores, draw_truth, read_scores, score_of, table_truth
 from experiments.study_travel import by_place, draw_travel, table_travel
 from plumbing.report import Estimate, Table, cell, holm, points, t_quantile, welch
@@ -78,16 +78,15 @@ def table_study(level: str, groups: list[Group], records: Records, costs: dict[s
     names = (*LEARNED, "end - RLOO", "area - RLOO", DIFFERENCES[2])
     stars = starred(records, names)
     rows = [[name_of(label), f"{r['seeds'].value:.0f}", *(points(r[name]) for name in ("end", "area", "pass@16")),
-             *stars[label], steps_and_seeds(r), f"{r['gradient norm'].value / none['gradient norm'].value:.1f}",
+             *stars[label], f"{r['gradient norm'].value / none['gradient norm'].value:.1f}",
              f"{costs[label]:.2f}" if label in costs else ""] for label, r in by_area(records)]
     note = (f"Held-out success in percent after {none['steps'].value:.0f} steps, from {100 * none['start'].value:.1f} "
             "at the start; area: mean success while training, linear between measurements; pass@16: puzzles solved by "
             "at least one of 16 responses. Differences in points. RLOO is `--mitigation none --advantage rloo`: GRPO "
             f"without the division by the standard deviation. ± half of a 95% interval over seeds. {power(groups)}"
-            "Steps to GRPO's end: to its mean success after the last step, with the number of seeds that reach it in "
-            "brackets. Gradient: its norm, cost: a step's weighted tokens (sampled and read 1, updated on 3), both as "
+            "Gradient: its norm, cost: a step's weighted tokens (sampled and read 1, updated on 3), both as "
             "multiples of GRPO's.")
-    header = ["method", "seeds", "end", "area", "pass@16", *names, "steps to GRPO's end", "gradient", "cost"]
+    header = ["method", "seeds", "end", "area", "pass@16", *names, "gradient", "cost"]
     return Table(f"Methods, {level}", note, header, rows)
 
 
@@ -108,14 +107,6 @@ def power(groups: list[Group]) -> str:
     return (f"With the median spread of the methods that climb, {seeds} seeds a side find a difference of "
             f"{seen[0]:.1f} points at the end, or {seen[1]:.1f} of area, four times in five, before any correction: "
             "smaller ones are too small to see here. ")
-
-
-def steps_and_seeds(r: dict[str, Estimate]) -> str:
-    """`steps (seeds)` to GRPO's mean end; empty without runs of `none`."""
-    if "seeds that get there" not in r:
-        return ""
-    steps, seeds = r["steps to GRPO's end"].value, r["seeds that get there"].value
-    return f"{steps:.0f} ({seeds:.0f})" if seeds else "(0)"
 
 
 def table_scores(level: str, records: Records, scores: Scores) -> Table:
@@ -149,13 +140,23 @@ def table_settings(title: str, runs: list[Run], others: list[Run]) -> Table:
         if default := default_of(label, {run.label for run in runs} & set(groups)):
             r |= compare(groups[label], groups[default], "default")
     differences = (*LEARNED, "end - default", "area - default")
-    shape, stars = ("gradient norm", "effective sample size", "varies within"), starred(records, differences)
-    rows = [[name_of(label), f"{r['seeds'].value:.0f}", points(r["end"]), points(r["area"]), *stars[label],
+    shape, main = ("gradient norm", "effective sample size", "varies within"), {run.label for run in runs}
+    stars = starred({label: r for label, r in records.items() if label not in main}, differences)
+    rows = [[name_of(label), f"{r['seeds'].value:.0f}", points(r["end"]), points(r["area"]), baseline_of(groups[label]),
+             *stars.get(label, [points(r[name]) if name in r else "" for name in differences]),
              points(r["least climb"]), *(f"{r[name].value:.2f}" for name in shape)] for label, r in records.items()]
-    note = ("As above. A flag that is not named has its default; `- default` is the difference to the same method with "
-            "fewer flags in the main table, `- GRPO` to GRPO with the same settings but for the method's. Least "
-            "climb: of the worst seed, in points. Effective sample size and varies within: see Credit by token type.")
-    return Table(title, note, ["method", "seeds", "end", "area", *differences, "least climb", *shape], rows)
+    note = ("As above, without stars for rows of the main table, here on fewer seeds. A flag that is not named has its "
+            "default; `- default` is the difference to the same method with fewer flags in the main table, `- "
+            "baseline` that to GRPO or RLOO with the same settings but for the method's. Least climb: of the worst "
+            "seed, in points. Effective sample size and varies within: see Credit by token type.")
+    header = ["method", "seeds", "end", "area", "baseline", "end - baseline", "area - baseline", *differences[2:],
+              "least climb", *shape]
+    return Table(title, note, header, rows)
+
+
+def baseline_of(group: Group) -> str:
+    """The name of what a group is compared with, empty where there is nothing else."""
+    return name_of(group.baseline.label) if group.compared else ""
 
 
 def default_of(label: str, labels: set[str]) -> str | None:
@@ -244,7 +245,7 @@ def level_tables(level: str, parts: dict[str, list[Run]], groups: list[Group], s
     costs = {group.label: spent(group)[-1] / cost_unit(groups) for group in groups if recorded}
     tables = [table_study(level, groups, records, costs)]
     if recorded:
-        tables.append(table_budget(level, spending(parts)))
+        tables += [table(level, spending(parts)) for table in (table_budget, table_equal)]
     if level == FIRST:  # which was scored, though not RLOO, whose credit is GRPO's in another size
         scored = [group for group in groups if group.label != RLOO]
         tables += [table_scores(level, records, scores), table_truth(level, scored, scores)]

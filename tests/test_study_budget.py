@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 from experiments import study_budget
-from plumbing.report import welch
+from plumbing.report import points, t_estimate, welch
 from plumbing.runs import Group, Run, group_runs
+
+
+KINDS = {"tokens_sampled": 100.0, "tokens_read": 50.0, "tokens_updated": 50.0}
 
 
 def runs(label, ends, cost, steps=100):
@@ -16,7 +19,7 @@ def runs(label, ends, cost, steps=100):
     return [Run(f"{label}-{seed}", label, setting, label.startswith("none"), seed, {
         "end": end, "area": end, "climb": end, "steps": steps,
         "curve": {0.0: 0.2, steps / 2: (0.2 + end) / 2, steps: end},
-        "spent": {0.0: 0.0, steps / 2: cost / 4, steps: cost}}) for seed, end in enumerate(ends)]  # fmt: skip
+        "spent": {0.0: 0.0, steps / 2: cost / 4, steps: cost}} | KINDS) for seed, end in enumerate(ends)]  # fmt: skip
 
 
 @pytest.fixture
@@ -26,35 +29,39 @@ def groups():
                       + runs("none answers=16", (0.3, 0.5), 4000.0) + runs("vineppo k=3", (0.5, 0.7), 3000.0))
 
 
-@pytest.mark.parametrize("cost, expected", [
-    (0, [0.2, 0.2]), (75, [0.3, 0.35]), (150, [0.4, 0.5]), (300, [0.5, 0.6]), (315, [0.5, 0.6]), (316, [])])
-def test_success_at_a_cost_is_linear_between_measurements(cost, expected):
-    """Guards against a curve over steps instead of cost, and a run that counts beyond its end. The two runs had spent
-    200 and 100 at half of the steps: 150 in the mean."""
-    rows = {seed: {"curve": dict(zip((0, 50, 100), curve)), "spent": {0: 0.0, 50: half, 100: 300.0}}
+@pytest.mark.parametrize("cost, ends, areas", [
+    (75, [0.3, 0.35], [0.25, 0.275]), (150, [0.4, 0.5], [0.3, 0.35]), (300, [0.5, 0.6], [0.375, 0.45]), (301, [], [])])
+def test_success_until_a_cost_by_hand(cost, ends, areas):
+    """Guards against a curve over steps instead of cost, a run that counts beyond its end, and a mean over steps. The
+    two runs had spent 200 and 100 at half of the steps: 150 in the mean."""
+    rows = {seed: {"curve": dict(zip((0, 50, 100), curve)), "spent": {0: 0.0, 50: half, 100: 300.0}} | KINDS
             for seed, (curve, half) in enumerate([((0.2, 0.4, 0.5), 200.0), ((0.2, 0.5, 0.6), 100.0)])}
-    found = study_budget.at_costs(Group("a", rows), np.array([float(cost)]))
-    assert found[:, 0].tolist() == pytest.approx(expected)
+    found = study_budget.until(Group("a", rows), float(cost))
+    assert [x.tolist() for x in found] == [pytest.approx(ends), pytest.approx(areas)]
 
 
-def test_the_table_by_hand(groups):
+def test_other_weights_rescale_a_run(groups):
+    """Guards against weights of another kind of token: per run 100 sampled, 50 read and 50 updated are 300 units."""
+    none = next(g for g in groups if g.label == "none")
+    assert study_budget.spent(none, study_budget.WEIGHTS["1:0:0"]) == pytest.approx(study_budget.spent(none) / 3)
+    assert study_budget.spent(none, study_budget.WEIGHTS["3:1:3"]) == pytest.approx(study_budget.spent(none) * 5 / 3)
+
+
+def test_the_tables_by_hand(groups):
     """Guards against another unit, an opponent that did not spend as much, and a difference at another cost."""
-    table = study_budget.table_budget("easy", groups)
-    rows = {row[0]: dict(zip(table.header, row)) for row in table.rows}
-    assert set(rows) == {"GRPO", "RLOO steps=400", "GRPO answers=16", "`vineppo k=3`"}
-    assert [rows[name]["cost"] for name in ("GRPO", "RLOO steps=400", "`vineppo k=3`")] == ["1.00", "4.00", "3.00"]
-    # Half of GRPO's cost lies a third of the way from a quarter to all of it.
-    values = np.array([0.3 + 0.1 / 3, 0.4 + 0.2 / 3]) * 100
-    assert rows["GRPO"]["0.5"].startswith(f"{values.mean():.1f} ± ")
-    assert rows["GRPO"]["2"] == "" and rows["`vineppo k=3`"]["4"] == ""
-    assert rows["`vineppo k=3`"]["opponent"] == "RLOO steps=400"
-    assert rows["RLOO steps=400"]["opponent"] == rows["GRPO"]["end"] == ""
-    # vineppo was measured at 0, 750 and 3,000. RLOO's curves at these costs, between its own at 0, 1,000 and 4,000:
-    middle, end = np.array([0.2 + 0.2 * 3 / 4, 0.2 + 0.3 * 3 / 4]), np.array([0.4 + 0.2 * 2 / 3, 0.5 + 0.3 * 2 / 3])
-    areas = [(0.2 + y) / 2 / 4 + (y + z) / 2 * 3 / 4 for y, z in
-             ((np.array([0.35, 0.45]), np.array([0.5, 0.7])), (middle, end))]
-    for column, e in (("end", welch(np.array([0.5, 0.7]), end)), ("area", welch(*areas))):
-        assert rows["`vineppo k=3`"][column] == f"{100 * e.value:.1f} ± {100 * (e.high - e.value):.1f}"
+    by_cost = {row[0]: row[1:] for row in study_budget.table_budget("easy", groups).rows}
+    assert set(by_cost) == {"GRPO", "RLOO steps=400", "GRPO answers=16", "`vineppo k=3`"}
+    assert by_cost["GRPO"][1:] == ["1.00", "50.0 ± 127.1", "", "", "50.0 ± 127.1"]
+    assert by_cost["`vineppo k=3`"][1:4] == ["3.00", points(t_estimate(np.array([0.35 + 0.15 / 9, 0.45 + 0.25 / 9]))),
+                                             points(t_estimate(np.array([0.35 + 0.75 / 9, 0.45 + 1.25 / 9])))]
+    rows = {row[1]: row for row in study_budget.table_equal("easy", groups).rows}
+    assert set(rows) == {"RLOO steps=400", "GRPO answers=16"}
+    # vineppo was measured at 0, 750 and 3,000, RLOO at 0, 1,000 and 4,000.
+    middle, end = np.array([0.4, 0.5]), np.array([0.4 + 0.2 * 2 / 3, 0.5 + 0.3 * 2 / 3])
+    theirs = (0.2 + middle) / 2 / 3 + (middle + end) / 2 * 2 / 3
+    ours = np.array([(0.2 + y) / 2 / 4 + (y + z) / 2 * 3 / 4 for y, z in ((0.35, 0.5), (0.45, 0.7))])
+    assert rows["RLOO steps=400"][2:6] == ["2, 2", "3.00", points(welch(ours, theirs)),
+                                           points(welch(np.array([0.5, 0.7]), end))]
 
 
 @pytest.mark.parametrize("label, name", [

@@ -25,7 +25,8 @@ def places():
     more = [run for label, areas in (("none", PPO), ("ppo", NONE)) for run in runs(label, areas, "updates_per_batch=2")]
     clipped = runs("none", NONE, "clip_high=0.28 updates_per_batch=4")
     easy = runs("none", NONE) + runs("ppo", PPO) + runs("none", RLOO, "advantage=rloo") + runs("mine", PPO)
-    return study_travel.by_place({"easy": {"main": easy, "updates": more + clipped}, "hard": {"main": runs("none", PPO)}})
+    hard = runs("none", PPO)
+    return study_travel.by_place({"easy": {"main": easy, "updates": more + clipped}, "hard": {"main": hard}})
 
 
 def test_each_place_has_its_own_grpo(places):
