@@ -94,9 +94,9 @@ def table_equal(level: str, groups: list[Group]) -> Table:
             rows.append([name_of(group.label), name_of(other.label), f"{len(group.rows)}, {len(other.rows)}",
                          f"{spent(group)[-1] / unit:.2f}", points(at_equal_cost(group, other)[1]), *ends])
     note = ("The method minus the opponent, GRPO or RLOO with more steps or more answers, in points with Welch's 95% "
-    """Success of a group minus another's at the largest cost that both reached, and the same on the way there."""
-            "Area: mean success on the way there. End: success at that cost, with three weightings of sampled, read "
-            "and updated tokens, of which 1:1:3 is the one used elsewhere.")
+            "interval, when both had spent the cost of the method's whole run, or of the opponent's where that is "
+            "less. Area: mean success on the way there. End: success at that cost, with three weightings of sampled, "
+            "read and updated tokens, of which 1:1:3 is the one used elsewhere.")
     return Table(f"Equal cost, {level}", note, ["method", "opponent", "seeds", "cost", "area",
                                                 *(f"end, {name}" for name in WEIGHTS)], rows)
 
