@@ -7,7 +7,6 @@ Three steps of every method of the study are taken from the bundled model, and t
 GRPO, since responses grow with training. results/costs.csv receives a row for each method and each of the two models,
 with the mean tokens a step. The study weighs them by analyze.COSTS.
 """
-import argparse
 import csv
 import shlex
 import subprocess
@@ -18,7 +17,8 @@ from pathlib import Path
 from analyze import COSTS
 from experiments.study import LEVELS, METHODS, RLOO, write_hard_puzzles
 from experiments.study_tables import TOKENS
-from plumbing.progress import Progress, fail
+from plumbing.flags import new_parser
+from plumbing.progress import Progress, one_sentence
 from plumbing.report import write_csv
 from plumbing.runs import read_metrics
 from train import BUNDLED
@@ -40,23 +40,20 @@ def cost_row(flags: str, level: str, model: Path, folder: Path) -> dict:
         column: f"{metrics[column][1:].mean():.0f}" for column in COSTS}
 
 
+@one_sentence()
 def main() -> None:
     """Measure every method from both models, and replace this level's rows of the file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.error = fail
+    parser = new_parser(description=__doc__)
     parser.add_argument("--end", type=Path, required=True, help="the checkpoint of a finished run of GRPO")
     parser.add_argument("--level", choices=list(LEVELS), default="easy", help="the puzzles of that run (default easy)")
     args = parser.parse_args()
     write_hard_puzzles()
     trials = [(flags, model) for flags in (*METHODS, RLOO) for model in (BUNDLED, args.end)]
     rows, progress = [], Progress("trials", len(trials))
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            for i, (flags, model) in enumerate(trials):
-                rows.append(cost_row(flags, args.level, model, Path(folder) / str(i)))
-                progress.show(len(rows))
-    except (ValueError, OSError) as error:
-        fail(str(error))
+    with tempfile.TemporaryDirectory() as folder:
+        for i, (flags, model) in enumerate(trials):
+            rows.append(cost_row(flags, args.level, model, Path(folder) / str(i)))
+            progress.show(len(rows))
     kept = list(csv.DictReader(FILE.read_text(encoding="utf-8").splitlines())) if FILE.is_file() else []
     write_csv([row for row in kept if row["level"] != args.level] + rows, FILE)
     print(f"wrote {FILE}")
