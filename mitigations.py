@@ -179,9 +179,13 @@ MITIGATIONS: dict[str, CreditFunction] = {}  # by name, filled by the decorators
 
 
 def register(function: Callable | None, **properties) -> Callable:
-    """Put a function into MITIGATIONS. ValueError for a name that is taken, and for unknown needs."""
+    """Put a function into MITIGATIONS. ValueError for a name that is taken, and for unknown needs.
+
+    Also for what is no function, such as one that was decorated before.
+    """
     if function is None:  # the decorator has arguments, so Python hands over the function in a second call
         return functools.partial(register, **properties)
+    require(inspect.isfunction(function), "decorate a function made by def, once")
     name = function.__name__
     require(name not in MITIGATIONS, f"there are two credit functions named {name}: rename one of them")
     require(set(properties["needs"]) <= set(PROVIDED),

@@ -91,14 +91,15 @@ def draw_collapse(broken: dict[str, dict], band: dict, file: Path) -> None:
 
 def write_page(folders: list[Path]) -> None:
     """Print the table; write it and the picture."""
-    methods = {folder: read_config(folder)["settings"]["mitigation"] for folder in folders}
+    configs = [read_config(folder) for folder in folders]
+    methods = {folder: config["settings"]["mitigation"] for folder, config in zip(folders, configs)}
     grpo = [curves(folder) for folder in folders if methods[folder] == "none"]
     others = {folder.name: curves(folder) for folder in folders if methods[folder] != "none"}
     if len(grpo) < 2 or not others:
         raise ValueError("name at least two runs of GRPO (none), and runs of other methods")
     if len({len(run["success"]) for run in (*grpo, *others.values())}) > 1:
         raise ValueError("the runs must have the same number of steps")
-    if len({json.dumps(shared_settings(read_config(folder))) for folder in folders}) > 1:
+    if len({json.dumps(shared_settings(config)) for config in configs}) > 1:
         raise ValueError("the runs must have the same settings, but for the method's: name those of one level")
     band = reference(grpo)
     broken = {name: run for name, run in others.items()

@@ -58,7 +58,7 @@ def values_of(flags: str) -> dict:
 
 
 METHODS = tuple(name + " --k 3" * (name == "vineppo") for name in MITIGATIONS  # its default, 9, takes twice as long
-                if name != "regrade_ablation")  # which is `none` by construction
+                if name != "regrade_ablation")  # which is hardly more than `none`
 RLOO = "none --advantage rloo"  # is it only the division by the deviation of the rewards?
 AHEAD = ("none", RLOO, "optimal_baseline", "ppo", "vineppo --k 3")  # what is ahead, and its opponents: ten seeds
 FORMS = ("none --advantage maxrl", "none --advantage batch", "none --reward random", "first_error --solver true",

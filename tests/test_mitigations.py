@@ -4,6 +4,7 @@ The tests of "what every method has to do" run for all of MITIGATIONS, so they c
 Run it:  python -m pytest tests/test_mitigations.py
 """
 
+import functools
 import itertools
 import math
 import re
@@ -92,11 +93,13 @@ def test_decorators_take_arguments(registry):
 
 @pytest.mark.parametrize("decorate, message", [
     (lambda: reweighting(MITIGATIONS["ppo"].function), "two credit functions named ppo"),
+    (lambda: reweighting(none), "decorate a function made by def, once"),
+    (lambda: token_credit(functools.partial(early, power=2.0)), "decorate a function made by def, once"),
     (lambda: reweighting(early, needs="critic"), "not 'critic'"),
     (lambda: reweighting(early, needs=("start model",)), "not ('start model',)"),
 ])  # fmt: skip
 def test_a_function_that_can_not_be_registered_is_refused_in_one_sentence(decorate, message, registry):
-    """Guards against a method that replaces another, and one that silently gets no critic."""
+    """Guards against a method that replaces another, multiplies by the advantage twice, or silently gets no critic."""
     with pytest.raises(ValueError, match=re.escape(message)):
         decorate()
     assert registry == MITIGATIONS
