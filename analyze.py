@@ -404,23 +404,9 @@ def record(group: Group) -> dict[str, Estimate]:
     out = {"seeds": Estimate(len(group.rows)), "steps": Estimate(group.values("steps").max())}
     out |= {figure: t_estimate(group.values(figure)) for figure in (*LEARNING, *CREDIT)}
     out["least climb"] = Estimate(group.values("climb").min())
-    if group.baseline:  # for GRPO itself: this group
-        goal = group.baseline.values("end").mean()
-        steps = np.array([steps_to(goal, row["curve"]) for row in group.rows.values()])  # (n,)
-        reached = ~np.isnan(steps)
-        out |= {"steps to GRPO's end": t_estimate(steps[reached]), "seeds that get there": Estimate(int(reached.sum()))}
     if group.compared:  # there is a GRPO other than this group
         out |= {name: group.difference(name.removesuffix(" - GRPO")) for name in DIFFERENCES}
     return out
-
-
-def steps_to(goal: float, curve: dict[float, float]) -> float:
-    """The step at which a learning curve, linear between measurements, first reaches the goal; NaN for never."""
-    steps, success = list(curve), list(curve.values())
-    for i, value in enumerate(success):
-        if value >= goal:
-            return float(np.interp(goal, success[i - 1 : i + 1], steps[i - 1 : i + 1])) if i else steps[0]
-    return float("nan")
 
 
 def comparison_tables(records: dict[str, dict[str, Estimate]], warning: str = "") -> list[Table]:
@@ -432,9 +418,8 @@ def comparison_tables(records: dict[str, dict[str, Estimate]], warning: str = ""
         ("Learning", f"{means} Held-out success at start and end; area: the mean of its curve."):
             ("seeds", "steps", *LEARNING, "least climb"),
         ("Against GRPO", "Difference of the means to GRPO (`none` with the same settings, --advantage included) ± half "
-         "of its 95% interval (Welch's t). Last, the steps to GRPO's mean success at the end, and how many seeds reach "
-         "it."):
-            ("seeds", *DIFFERENCES, "steps to GRPO's end", "seeds that get there"),
+         "of its 95% interval (Welch's t)."):
+            ("seeds", *DIFFERENCES),
         ("Gradient and credit", f"{means} Shares of the summed sizes of all tokens; filler / reasoning is the ratio of "
          "mean sizes. Effective sample size: 1 where all tokens of a response receive the same. Varies within: the "
          "share of squared credit that is not its response's mean."):
@@ -448,8 +433,7 @@ def comparison_tables(records: dict[str, dict[str, Estimate]], warning: str = ""
 
 def figure_cell(name: str, e: Estimate) -> str:
     """A figure ± half of its interval, counts without decimals."""
-    is_count = name in ("seeds", "steps", "steps to GRPO's end", "seeds that get there")
-    return pm(e.value, e.high - e.value, 0 if is_count else 3)
+    return pm(e.value, e.high - e.value, 0 if name in ("seeds", "steps") else 3)
 
 
 def csv_rows(records: dict[str, dict[str, Estimate]]) -> list[dict]:
@@ -471,7 +455,7 @@ def by_area(groups: list[Group]) -> list[Group]:
 
 
 def draw_curves(groups: list[Group], file: Path, suffix: str = "") -> None:
-    """A panel per method of its difference to GRPO over the steps; held-out success where GRPO did not run."""
+    """A panel per method of its difference to the baseline over the steps; held-out success where there is none."""
     compared = by_area([group for group in groups if group.compared])
     if not compared:
         return draw_success(groups, file, suffix)
@@ -485,12 +469,12 @@ def draw_curves(groups: list[Group], file: Path, suffix: str = "") -> None:
         axis.set_title("\n".join(textwrap.wrap(method_name(group.label), 30)), fontsize=9)
     axes[0, 0].set(ylim=(-GAINS, GAINS), yticks=range(-6, 7, 3))
     figure.supxlabel("step", fontsize=10)
-    figure.supylabel("held-out success, points more than GRPO", fontsize=10)
+    figure.supylabel(f"held-out success, {more_than(compared)}", fontsize=10)
     save_figure(figure, file)
 
 
 def draw_gain(axis: plt.Axes, group: Group) -> None:
-    """A method's held-out success minus GRPO's over the steps, in points, with Welch's 95% interval.
+    """A method's held-out success minus the baseline's over the steps, in points, with Welch's 95% interval.
 
     A difference beyond GAINS is an arrow at the edge with its number.
     """
@@ -534,12 +518,19 @@ def draw_forest(groups: list[Group], file: Path, suffix: str = "") -> None:
     figure, axes = new_figure(2, 1, 1.0 + 0.21 * max(4, len(compared)), sharey=True)
     for axis, (name, title) in zip(axes.flat, reversed(JUDGED.items())):
         draw_differences(axis, dict(enumerate(compared)), name)
-        axis.set(xlabel="points more than GRPO", title=title + suffix)
+        axis.set(xlabel=more_than(compared), title=title + suffix)
     if any(len(group.rows) < 2 for group in compared):
         figure.suptitle("With one seed, nothing can be concluded.", fontsize=11)
-    axes[0, 0].set_yticks(range(len(compared)), [method_name(group.label) for group in compared])
+    names = [f"{method_name(group.label)}, n = {len(group.rows)}" for group in compared]
+    axes[0, 0].set_yticks(range(len(compared)), names)
     axes[0, 0].invert_yaxis()
     save_figure(figure, file)
+
+
+def more_than(compared: list[Group]) -> str:
+    """The label of an axis of differences: to GRPO, unless all groups share another baseline."""
+    baselines = {method_name(group.baseline.label) for group in compared}
+    return f"points more than {baselines.pop() if len(baselines) == 1 else 'GRPO'}"
 
 
 def draw_differences(axis: plt.Axes, groups: dict[int, Group], figure: str) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from analyze import COSTS, method_name
+from experiments.study_rivals import RESULT, is_opponent, name_of, results
 from plumbing.report import (GREY, PALETTE, Estimate, Table, mean_height, new_figure, points, save_figure, t_estimate,
                              welch)
 from plumbing.runs import Group
@@ -22,16 +23,6 @@ WEIGHTS = {"1:1:3": COSTS, "3:1:3": COSTS | {"tokens_sampled": 3},
 DRAWN = {"vineppo k=3": (PALETTE[0], "o-"), "ppo": (PALETTE[1], "s-"), "none": (GREY, "^-"),
          "none answers=45 advantage=rloo": (PALETTE[2], "D--"),
          "none steps=560 advantage=rloo": (PALETTE[3], "v:")}  # colour and line, by label
-
-
-def name_of(label: str) -> str:
-    """What a method is called in a table: GRPO and RLOO by name, others by their label, as code."""
-    return method_name(label) if is_opponent(label) else f"`{label}`"
-
-
-def is_opponent(label: str) -> bool:
-    """Whether all tokens of a response get the same credit: GRPO or RLOO."""
-    return label.split()[0] == "none"
 
 
 def spent(group: Group, weights: dict[str, float] = COSTS) -> np.ndarray:
@@ -88,16 +79,19 @@ def table_equal(level: str, groups: list[Group]) -> Table:
     """Each costly method against each opponent with a larger budget, at the cost of the method's whole run."""
     unit, rows = cost_unit(groups), []
     costly = [g for g in groups if not is_opponent(g.label) and spent(g)[-1] > COSTLY * unit]
-    for group in costly:
-        for other in (g for g in groups if is_opponent(g.label) and spent(g)[-1] > 2 * unit):
-            ends = [points(at_equal_cost(group, other, weights)[0]) for weights in WEIGHTS.values()]
-            rows.append([name_of(group.label), name_of(other.label), f"{len(group.rows)}, {len(other.rows)}",
-                         f"{spent(group)[-1] / unit:.2f}", points(at_equal_cost(group, other)[1]), *ends])
-    note = ("The method minus the opponent, GRPO or RLOO with more steps or more answers, in points with Welch's 95% "
-            "interval, when both had spent the cost of the method's whole run, or of the opponent's where that is "
-            "less. Area: mean success on the way there. End: success at that cost, with three weightings of sampled, "
-            "read and updated tokens, of which 1:1:3 is the one used elsewhere.")
-    return Table(f"Equal cost, {level}", note, ["method", "opponent", "seeds", "cost", "area",
+    opponents = [g for g in groups if is_opponent(g.label) and spent(g)[-1] > 2 * unit]
+    pairs = {(group.label, other.label): (group, other) for group in costly for other in opponents}
+    areas = results({names: at_equal_cost(*pair)[1] for names, pair in pairs.items()})
+    for names, (group, other) in pairs.items():
+        ends = [points(at_equal_cost(group, other, weights)[0]) for weights in WEIGHTS.values()]
+        rows.append([*map(name_of, names), f"{len(group.rows)}, {len(other.rows)}", f"{spent(group)[-1] / unit:.2f}",
+                     *areas[names], *ends])
+    note = ("The method minus the opponent, GRPO or RLOO with more steps or more answers, in points ± half of Welch's "
+            "95% interval, when both had spent the cost of the method's whole run, or of the opponent's where that is "
+            "less. Area: mean success on the way there, * significant at 5% after Holm's correction over these rows. "
+            f"{RESULT} End: success at that cost, with three weightings of sampled, read and updated tokens, of which "
+            "1:1:3 is the one used elsewhere.")
+    return Table(f"Equal cost, {level}", note, ["method", "opponent", "seeds", "cost", "area", "result",
                                                 *(f"end, {name}" for name in WEIGHTS)], rows)
 
 

@@ -3,27 +3,26 @@
     python -m experiments.study --tables
 
 A figure is percent, a difference is percentage points. ± is half of a 95% interval over seeds: Student's t of a
-figure, Welch's t of a difference. A star: significant at 5% after Holm's correction for all methods of the table.
+figure, Welch's t of a difference. Stars stand only where a question of docs/study.md is answered: in the tables *Against
+RLOO*, *Equal cost* and *How far it travels*.
 """
 import csv
 from pathlib import Path
-from typing import Iterable
 
 import numpy as np
 
-from analyze import DIFFERENCES, JUDGED, RLOO, draw_curves, draw_forest, figure_cell, record
-from experiments.study_budget import cost_unit, draw_budget, name_of, spent, table_budget, table_equal
+from analyze import JUDGED, RLOO, draw_curves, draw_forest, figure_cell, record
+from experiments.study_budget import cost_unit, draw_budget, spent, table_budget, table_equal
+from experiments.study_rivals import against, name_of, table_rivals
 from experiments.study_scores import MEASURED, SCORES, Scores, draw_truth, read_scores, score_of, table_truth
 from experiments.study_travel import by_place, draw_travel, table_travel
-from plumbing.report import Estimate, Table, cell, holm, points, t_quantile, welch
+from plumbing.report import Estimate, Table, cell, points, t_quantile, welch
 from plumbing.runs import Group, Run, group_runs
 
 ABOUT = ("run", "version", "part", "level", "method", "setting", "seed", "command")  # columns of rows that hold text
 BY_STEP = ("curve", "spent")  # held-out success, and weighted tokens so far, as `step:value` pairs
-LEARNED = DIFFERENCES[:2]
 FIRST = "easy"  # the level that has all tables and pictures
-PARTS = {"forms": "Other forms", "sweeps": "Hyper-parameters", "process": "Weights of three rewards",
-         "updates": "Several updates a batch", "rates": "Learning rates",
+PARTS = {"forms": "Other forms", "sweeps": "Hyper-parameters", "updates": "Several updates a batch", "rates": "Learning rates",
          "unscaled": "Weights as written, not rescaled"}  # of a level, with the titles of their tables
 
 Records = dict[str, dict[str, Estimate]]  # the `record` of each group, by its label
@@ -53,12 +52,11 @@ def to_run(row: dict[str, str]) -> Run:
     return Run(row["run"], label, row["setting"], row["method"] == "none", int(row["seed"]), figures | by_step)
 
 
-def starred(records: Records, names: Iterable[str]) -> dict[str, list[str]]:
-    """For each label the differences in points, with * after Holm's correction over the labels; empty where none is."""
-    names = list(names)
-    significant = {name: holm({label: r[name].p for label, r in records.items() if name in r}) for name in names}
-    return {label: [points(r[name]) + " *" * (label in significant[name]) if name in r else "" for name in names]
-            for label, r in records.items()}
+def read_records(groups: list[Group]) -> Records:
+    """What each method learned, and how much more than GRPO and than RLOO."""
+    opponents = {name_of(group.label): group for group in groups if group.label in ("none", RLOO)}
+    return {group.label: record(group) | {name: e for opponent, other in opponents.items()
+                                          for name, e in compare(group, other, opponent).items()} for group in groups}
 
 
 def compare(group: Group, other: Group, name: str) -> dict[str, Estimate]:
@@ -72,22 +70,24 @@ def compare(group: Group, other: Group, name: str) -> dict[str, Estimate]:
 
 def table_study(level: str, groups: list[Group], records: Records, costs: dict[str, float]) -> Table:
     """All methods of a level against GRPO and RLOO, in the order of their area."""
-    by_label, none = {group.label: group for group in groups}, records["none"]
-    if RLOO in by_label:
-        records = {label: r | compare(by_label[label], by_label[RLOO], "RLOO") for label, r in records.items()}
-    names = (*LEARNED, "end - RLOO", "area - RLOO", DIFFERENCES[2])
-    stars = starred(records, names)
+    none = records["none"]
+    names = ("end - GRPO", "area - GRPO", "end - RLOO", "area - RLOO")
     rows = [[name_of(label), f"{r['seeds'].value:.0f}", *(points(r[name]) for name in ("end", "area", "pass@16")),
-             *stars[label], f"{r['gradient norm'].value / none['gradient norm'].value:.1f}",
+             *difference_cells(r, names), f"{r['gradient norm'].value / none['gradient norm'].value:.1f}",
              f"{costs[label]:.2f}" if label in costs else ""] for label, r in by_area(records)]
     note = (f"Held-out success in percent after {none['steps'].value:.0f} steps, from {100 * none['start'].value:.1f} "
             "at the start; area: mean success while training, linear between measurements; pass@16: puzzles solved by "
             "at least one of 16 responses. Differences in points. RLOO is `--mitigation none --advantage rloo`: GRPO "
-            f"without the division by the standard deviation. ± half of a 95% interval over seeds. {power(groups)}"
-            "Gradient: its norm, cost: a step's weighted tokens (sampled and read 1, updated on 3), both as "
-            "multiples of GRPO's.")
+            "without the division by the standard deviation. ± half of a 95% interval over seeds; among so many rows "
+            f"one interval in twenty excludes 0 by chance. {power(groups)}Gradient: its norm, cost: a step's weighted "
+            "tokens (sampled and read 1, updated on 3), both as multiples of GRPO's.")
     header = ["method", "seeds", "end", "area", "pass@16", *names, "gradient", "cost"]
     return Table(f"Methods, {level}", note, header, rows)
+
+
+def difference_cells(r: dict[str, Estimate], names: tuple[str, ...]) -> list[str]:
+    """Differences of a record in points, empty for those that it does not have."""
+    return [points(r[name]) if name in r else "" for name in names]
 
 
 def by_area(records: Records) -> list[tuple[str, dict[str, Estimate]]]:
@@ -111,13 +111,12 @@ def power(groups: list[Group]) -> str:
 
 def table_scores(level: str, records: Records, scores: Scores) -> Table:
     """What is known of each method's credit before training, beside what it learned."""
-    stars = starred(records, LEARNED[1:])
-    rows = [[name_of(label), *(cell(score_of(label, scores, score)) for score in MEASURED), *stars[label]]
-            for label, _ in by_area(records) if label != RLOO]
+    rows = [[name_of(label), *(cell(score_of(label, scores, score)) for score in MEASURED),
+             *difference_cells(r, ("area - GRPO",))] for label, r in by_area(records) if label != RLOO]
     note = (f"Scores on the start model and the easy puzzles, with default flags (results/{SCORES[0]}, {SCORES[1]}): "
             f"{'; '.join(f'{score.name}: {score.meaning}' for score in MEASURED)}. "
             "95% intervals over puzzles or batches in brackets. Differences as in the table above.")
-    return Table(f"What is known before, {level}", note, ["method", *(s.name for s in MEASURED), LEARNED[1]], rows)
+    return Table(f"What is known before, {level}", note, ["method", *(s.name for s in MEASURED), "area - GRPO"], rows)
 
 
 def table_types(level: str, records: Records) -> Table:
@@ -139,18 +138,17 @@ def table_settings(title: str, runs: list[Run], others: list[Run]) -> Table:
     for label, r in records.items():
         if default := default_of(label, {run.label for run in runs} & set(groups)):
             r |= compare(groups[label], groups[default], "default")
-    differences = (*LEARNED, "end - default", "area - default")
-    shape, main = ("gradient norm", "effective sample size", "varies within"), {run.label for run in runs}
-    stars = starred({label: r for label, r in records.items() if label not in main}, differences)
+        r |= compare(groups[label], groups[label].baseline or groups[label], "baseline")
+    differences = ("end - baseline", "area - baseline", "end - default", "area - default")
+    shape = ("gradient norm", "effective sample size", "varies within")
     rows = [[name_of(label), f"{r['seeds'].value:.0f}", points(r["end"]), points(r["area"]), baseline_of(groups[label]),
-             *stars.get(label, [points(r[name]) if name in r else "" for name in differences]),
-             points(r["least climb"]), *(f"{r[name].value:.2f}" for name in shape)] for label, r in records.items()]
-    note = ("As above, without stars for rows of the main table, here on fewer seeds. A flag that is not named has its "
-            "default; `- default` is the difference to the same method with fewer flags in the main table, `- "
-            "baseline` that to GRPO or RLOO with the same settings but for the method's. Least climb: of the worst "
-            "seed, in points. Effective sample size and varies within: see Credit by token type.")
-    header = ["method", "seeds", "end", "area", "baseline", "end - baseline", "area - baseline", *differences[2:],
-              "least climb", *shape]
+             *difference_cells(r, differences), points(r["least climb"]), *(f"{r[name].value:.2f}" for name in shape)]
+            for label, r in records.items()]
+    note = ("As above; rows of the main table are here on fewer seeds. A flag that is not named has its default; `- "
+            "default` is the difference to the same method with fewer flags in the main table, `- baseline` that to "
+            "GRPO or RLOO with the same settings but for the method's. Least climb: of the worst seed, in points. "
+            "Effective sample size and varies within: see Credit by token type.")
+    header = ["method", "seeds", "end", "area", "baseline", *differences, "least climb", *shape]
     return Table(title, note, header, rows)
 
 
@@ -171,19 +169,20 @@ def default_of(label: str, labels: set[str]) -> str | None:
 
 def table_fresh(level: str, runs: list[Run], fresh: list[Run]) -> Table:
     """Whether seeds that nobody had seen fall where the seeds of the main table say that a single one should."""
-    old, new = ({group.label: group for group in group_runs(part)} for part in (runs, fresh))
+    old, new = ({group.label: group.values("area") for group in group_runs(part)} for part in (runs, fresh))
     rows, inside, total = [], 0, 0
-    for label, figure in ((label, figure) for label in new if label in old for figure in JUDGED):
-        low, high = prediction(old[label].values(figure))
-        values = new[label].values(figure)
-        hits = int(((low <= values) & (values <= high)).sum())
-        inside, total = inside + hits, total + len(values)
-        rows.append([name_of(label), figure, f"{len(old[label].rows)}", f"{100 * low:.1f} to {100 * high:.1f}",
-                     " ".join(f"{100 * x:.1f}" for x in values), f"{hits} of {len(values)}"])
-    note = (f"Where a single seed should fall, by the seeds of the main table: mean ± t s sqrt(1 + 1/n), in percent. "
-            f"Fresh seeds are other ones: {inside} of {total} of their figures lie inside; 95% are expected to.")
-    return Table(f"Fresh seeds, {level}", note, ["method", "figure", "seeds", "95% of single seeds", "fresh seeds",
-                                                 "inside"], rows)
+    for label in (label for label in new if label in old):
+        low, high = prediction(old[label])
+        hits = int(((low <= new[label]) & (new[label] <= high)).sum())
+        inside, total = inside + hits, total + len(new[label])
+        gains = [points(welch(by[label], by[RLOO])) if RLOO in by and label != RLOO else "" for by in (old, new)]
+        rows.append([name_of(label), f"{len(old[label])}", f"{100 * low:.1f} to {100 * high:.1f}",
+                     " ".join(f"{100 * x:.1f}" for x in new[label]), f"{hits} of {len(new[label])}", *gains])
+    note = (f"Where the area of a single seed should fall, by the seeds of the main table: mean ± t s sqrt(1 + 1/n), "
+            f"in percent. Fresh seeds are other ones: {inside} of {total} lie inside; 95% are expected to. Last, the "
+            "difference to RLOO in points, by either seeds.")
+    return Table(f"Fresh seeds, {level}", note, ["method", "seeds", "95% of single seeds", "fresh seeds", "inside",
+                                                 "- RLOO", "fresh - RLOO"], rows)
 
 
 def prediction(values: np.ndarray) -> tuple[float, float]:
@@ -217,9 +216,11 @@ def write_study(file: Path) -> None:
     text, levels = study_text("The study", versions[latest], scores), versions[latest]
     (file.parent / "study.md").write_text(text, encoding="utf-8")
     places, folder = by_place(levels), file.parent
+    seen = [group for group in against(places[FIRST], RLOO) if len(group.rows) > 2]
     draw_travel(places, folder / "study-travel.png")
-    draw_forest(places[FIRST], folder / "study-forest.png")
-    draw_curves(places[FIRST], folder / "study-learning.png")
+    if seen:
+        draw_forest(seen, folder / "study-forest.png")
+        draw_curves(seen, folder / "study-learning.png")
     draw_truth([group for group in places[FIRST] if group.label != RLOO], scores, folder / "study-truth.png")
     draw_budget(spending(levels[FIRST]), folder / "study-budget.png")
     print(text)
@@ -240,12 +241,13 @@ def spending(parts: dict[str, list[Run]]) -> list[Group]:
 
 def level_tables(level: str, parts: dict[str, list[Run]], groups: list[Group], scores: Scores) -> list[Table]:
     """The tables of a level. Runs of version 1 did not record what they had spent."""
-    records = {group.label: record(group) for group in groups}
+    records = read_records(groups)
     recorded = all(row["spent"] for group in groups for row in group.rows.values())
     costs = {group.label: spent(group)[-1] / cost_unit(groups) for group in groups if recorded}
     tables = [table_study(level, groups, records, costs)]
     if recorded:
-        tables += [table(level, spending(parts)) for table in (table_budget, table_equal)]
+        tables += [table_rivals(level, groups, costs),
+                   *(table(level, spending(parts)) for table in (table_budget, table_equal))]
     if level == FIRST:  # which was scored, though not RLOO, whose credit is GRPO's in another size
         scored = [group for group in groups if group.label != RLOO]
         tables += [table_scores(level, records, scores), table_truth(level, scored, scores)]

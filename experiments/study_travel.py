@@ -1,68 +1,85 @@
-"""How far does it travel? What some methods learned more than GRPO, by level, size of the model and updates on a batch.
+"""How far does it travel? What some methods learned more than RLOO, by level, size of the model and updates on a batch.
 
 A *place* is a level of experiments/study.py, or a number of updates on each batch on easy puzzles. Each has its own
-runs of GRPO to compare with. The table and the picture are part of the study: python -m experiments.study --tables
+runs of RLOO to compare with. The table and the picture are part of the study: python -m experiments.study --tables
 """
-import re
 from pathlib import Path
 
-import numpy as np
-
 from analyze import RLOO, draw_differences, method_name
-from experiments.study_budget import name_of
-from plumbing.report import Table, holm, new_figure, points, save_figure, t_estimate
+from experiments.study_rivals import against, name_of
+from plumbing.report import Estimate, Table, contrast, holm, new_figure, points, save_figure, t_estimate
 from plumbing.runs import Group, Run, group_runs
 
-SHOWN = ("vineppo k=3", "ppo", "optimal_baseline", RLOO, "entropy_weighted", "entropy_masking", "attention_credit",
+SHOWN = ("vineppo k=3", "ppo", "optimal_baseline", "none", "entropy_weighted", "entropy_masking", "attention_credit",
          "outcome_conditional")
+FIRST = "easy"  # the place where all methods ran
 FIGURE = "area"  # what is judged
 
 Places = dict[str, list[Group]]
 
 
 def by_place(levels: dict[str, dict[str, list[Run]]]) -> Places:
-    """The groups of each place, with GRPO there as their baseline: all levels first, then easy with more updates."""
+    """The groups of each place: all levels first, then easy puzzles with more updates, labelled as with one."""
     runs = {level: parts["main"] for level, parts in levels.items()}
-    for run in levels["easy"].get("updates", []):
-        if more := re.fullmatch(r"updates_per_batch=(\d+)", run.setting):
-            plain = run._replace(label=run.label.removesuffix(f" {run.setting}"))
-            runs.setdefault(f"{more[1]} updates", []).append(plain)
-    places = {place: group_runs(members) for place, members in runs.items()}
-    for groups in places.values():
-        for group in groups:
-            group.baseline = next(g for g in groups if g.label == "none")  # also of RLOO, though its settings differ
-    return places
+    for run in levels[FIRST].get("updates", []):
+        flag = next(word for word in run.setting.split() if word.startswith("updates_per_batch="))
+        label, setting = (text.replace(flag, "").strip() for text in (run.label, run.setting))
+        place = f"{flag.partition('=')[2]} updates"
+        runs.setdefault(place, []).append(run._replace(label=label, setting=setting))
+    return {place: group_runs(members) for place, members in runs.items()}
+
+
+def gains(places: Places) -> dict[str, dict[str, Group]]:
+    """For each place that has RLOO, the groups of SHOWN by label, with RLOO as their baseline."""
+    return {place: {group.label: group for group in against(groups, RLOO) if group.label in SHOWN}
+            for place, groups in places.items() if any(group.label == RLOO for group in groups)}
+
+
+def change(here: Group, there: Group) -> Estimate:
+    """What a method is ahead of RLOO in one place minus what it is in another."""
+    signs = {1: (here, there.baseline), -1: (here.baseline, there)}
+    return contrast(*((sign, group.values(FIGURE)) for sign, pair in signs.items() for group in pair))
 
 
 def table_travel(places: Places) -> Table:
-    """The difference to GRPO of each method, at each place."""
-    columns = [{group.label: group for group in groups} for groups in places.values()]
-    rows = [["GRPO itself", *(points(t_estimate(column["none"].values(FIGURE))) for column in columns)]]
-    stars = [holm({label: column[label].difference(FIGURE).p for label in SHOWN if label in column})
-             for column in columns]
-    for label in SHOWN:
-        cells = [points(column[label].difference(FIGURE)) + " *" * (label in star) if label in column else ""
-                 for column, star in zip(columns, stars)]
+    """The difference to RLOO of each method, at each place."""
+    found = gains(places)
+    first = found.get(FIRST, {})
+    changes = {(place, label): change(group, first[label]) for place, groups in found.items()
+               for label, group in groups.items() if place != FIRST and label in first}
+    stars = holm({key: e.p for key, e in changes.items()})
+    rows = [["RLOO itself", *(f"{points(t_estimate(g.values(FIGURE)))}, n = {len(g.rows)}"
+                              for groups in found.values() for g in [next(iter(groups.values())).baseline])]]
+    for label in (label for label in SHOWN if any(label in groups for place, groups in found.items())):
+        cells = [f"{points(groups[label].difference(FIGURE))}{' *' * ((place, label) in stars)}, "
+                 f"n = {len(groups[label].rows)}" if label in groups else "" for place, groups in found.items()]
         rows.append([name_of(label), *cells])
-    note = ("Mean success while training: that of GRPO in percent, then the differences to GRPO at the same place in "
-            "points, ± half of a 95% interval over seeds, * significant after Holm's correction over the methods of a "
-            "column. Levels as in experiments/study.py; updates: so many on each batch, on easy puzzles. Empty where "
-            "no run was made.")
-    return Table("How far it travels", note, ["method", *places], rows)
+    note = ("Mean success while training: that of RLOO in percent, then the differences to RLOO at the same place in "
+            "points, ± half of a 95% interval, with n seeds. * differs from the same method's difference on easy "
+            "puzzles, after Holm's correction over all cells but those of easy puzzles. Places: levels as in "
+            "experiments/study.py, and numbers of updates on each batch of easy puzzles. Empty where no run was made.")
+    return Table("How far it travels", note, ["method", *found], rows)
 
 
 def draw_travel(places: Places, file: Path) -> None:
-    """A panel per place: each method's difference to GRPO there, with its interval and each seed."""
-    columns = min(3, len(places))
-    rows = -(-len(places) // columns)
-    figure, axes = new_figure(columns, rows, 0.6 + rows * (0.7 + 0.21 * len(SHOWN)), sharex=True, sharey=True)
-    for axis in axes.flat[len(places) :]:
+    """A panel per place: each method's difference to RLOO there, with its interval and each seed."""
+    found = gains(places)
+    shown = [label for label in SHOWN if any(label in groups for groups in found.values())]
+    columns = max(1, min(3, len(found)))
+    rows = max(1, -(-len(found) // columns))
+    figure, axes = new_figure(columns, rows, 0.6 + rows * (0.7 + 0.21 * len(shown)), sharex=True, sharey=True)
+    for axis in axes.flat[len(found) :]:
         axis.remove()
-    for axis, (place, groups) in zip(axes.flat, places.items()):
-        by_label = {group.label: group for group in groups}
-        draw_differences(axis, {y: by_label[label] for y, label in enumerate(SHOWN) if label in by_label}, FIGURE)
-        axis.set_title(place)
-    axes[0, 0].set_yticks(np.arange(len(SHOWN)), [method_name(label) for label in SHOWN])
+    for axis, (place, groups) in zip(axes.flat, found.items()):
+        draw_differences(axis, {y: groups[label] for y, label in enumerate(shown) if label in groups}, FIGURE)
+        axis.set_title(f"{place}, n = {seeds_of(groups)}")
+    axes[0, 0].set_yticks(range(len(shown)), [method_name(label) for label in shown])
     axes[0, 0].invert_yaxis()
-    figure.supxlabel("mean success while training, points more than GRPO", fontsize=10)
+    figure.supxlabel("mean success while training, points more than RLOO", fontsize=10)
     save_figure(figure, file)
+
+
+def seeds_of(groups: dict[str, Group]) -> str:
+    """How many seeds the groups of a place have, such as 5 or 3 to 10."""
+    counts = sorted({len(group.rows) for group in groups.values()})
+    return f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"

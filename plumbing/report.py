@@ -84,21 +84,27 @@ def t_estimate(values: np.ndarray) -> Estimate:
 
 
 def welch(x: np.ndarray, y: np.ndarray) -> Estimate:
-    """Mean of x (n,) minus mean of y (m,), independent samples of unequal variance, with its interval and p-value.
+    """Mean of x (n,) minus mean of y (m,), with its interval and p-value; see `contrast`."""
+    return contrast((1, x), (-1, y))
 
-    With a = var x / n and b = var y / m: t = difference / sqrt(a + b), which has about
-    (a + b)^2 / (a^2 / (n - 1) + b^2 / (m - 1)) degrees of freedom (Welch, 1947).
+
+def contrast(*terms: tuple[int, np.ndarray]) -> Estimate:
+    """A sum of means with signs, of independent samples (n,) of unequal variance, with its interval and p-value.
+
+    With v = var / n of each sample: t = sum / sqrt(sum of v), which has about (sum of v)^2 / sum of v^2 / (n - 1)
+    degrees of freedom (Welch, 1947).
     """
-    difference = float(np.mean(x) - np.mean(y)) if len(x) and len(y) else float("nan")
-    if min(len(x), len(y)) < 2:
-        return Estimate(difference)
-    a, b = np.var(x, ddof=1) / len(x), np.var(y, ddof=1) / len(y)
-    if a + b == 0:
-        return Estimate(difference, difference, difference, float(difference == 0))
-    freedom = (a + b) ** 2 / (a**2 / (len(x) - 1) + b**2 / (len(y) - 1))
-    error = math.sqrt(a + b)
+    counts = [len(x) for _, x in terms]
+    value = float(sum(sign * np.mean(x) for sign, x in terms)) if all(counts) else float("nan")
+    if min(counts) < 2:
+        return Estimate(value)
+    v = [np.var(x, ddof=1) / len(x) for _, x in terms]
+    if sum(v) == 0:
+        return Estimate(value, value, value, float(value == 0))
+    freedom = sum(v) ** 2 / sum(part**2 / (n - 1) for part, n in zip(v, counts))
+    error = math.sqrt(sum(v))
     half = t_quantile(freedom) * error
-    return Estimate(difference, difference - half, difference + half, t_probability(difference / error, freedom))
+    return Estimate(value, value - half, value + half, t_probability(value / error, freedom))
 
 
 def holm(p: dict[str, float]) -> set[str]:

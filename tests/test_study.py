@@ -400,4 +400,5 @@ def test_the_tracked_rows_are_of_this_study():
     for row in rows:
         e = known[row["run"]]
         assert (row["part"], row["level"], row["seed"], row["command"]) == (e.part, e.level, str(e.seed), e.command)
-        assert row["steps"] == "100" and row["method"].split()[0] == e.flags.split()[0]
+        values = study.values_of(e.command.partition("train.py")[2])
+        assert (float(row["steps"]), row["method"].split()[0]) == (values["steps"], values["mitigation"])
