@@ -209,22 +209,25 @@ def read_versions(file: Path) -> dict[int, dict[str, dict[str, list[Run]]]]:
 def write_study(file: Path) -> None:
     """The tables of the latest rows of a file in study.md beside it, with pictures; older ones in study-VERSION.md."""
     versions, scores = read_versions(file), read_scores(file.parent)
-    *older, latest = versions
-    for version in older:
-        out = file.parent / f"study-{version}.md"
-        out.write_text(study_text(f"The study, version {version}", versions[version], scores), encoding="utf-8")
-    text, levels = study_text("The study", versions[latest], scores), versions[latest]
-    (file.parent / "study.md").write_text(text, encoding="utf-8")
-    places, folder = by_place(levels), file.parent
-    seen = [group for group in against(places[FIRST], RLOO) if len(group.rows) > 2]
-    draw_travel(places, folder / "study-travel.png")
-    if seen:
-        draw_forest(seen, folder / "study-forest.png")
-        draw_curves(seen, folder / "study-learning.png")
-    draw_truth([group for group in places[FIRST] if group.label != RLOO], scores, folder / "study-truth.png")
-    draw_budget(spending(levels[FIRST]), folder / "study-budget.png")
+    for version, levels in versions.items():
+        latest = version == max(versions)
+        out = file.parent / ("study.md" if latest else f"study-{version}.md")
+        text = study_text("The study" if latest else f"The study, version {version}", levels, scores)
+        out.write_text(text, encoding="utf-8")
+        draw_study(levels, scores, out)
+    draw_travel(by_place(levels), file.parent / "study-travel.png")
+    draw_budget(spending(levels[FIRST]), file.parent / "study-budget.png")
     print(text)
-    print(f"wrote {folder / 'study.md'}, and pictures beside it")
+    print(f"wrote {out}, and pictures beside it")
+
+
+def draw_study(levels: dict[str, dict[str, list[Run]]], scores: Scores, out: Path) -> None:
+    """Pictures of a version beside its tables: what methods with three or more seeds learned, and their scores."""
+    groups = [group for group in group_runs(levels[FIRST]["main"]) if len(group.rows) > 2]
+    if groups:
+        draw_forest(against(groups, RLOO), out.with_name(f"{out.stem}-forest.png"))
+        draw_curves(against(groups, RLOO), out.with_name(f"{out.stem}-learning.png"))
+        draw_truth([group for group in groups if group.label != RLOO], scores, out.with_name(f"{out.stem}-truth.png"))
 
 
 def study_text(title: str, levels: dict[str, dict[str, list[Run]]], scores: Scores) -> str:
