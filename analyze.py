@@ -44,7 +44,7 @@ def is_control(label: str) -> bool:
 
 
 def method_name(label: str) -> str:
-    """What a method is called in a picture: GRPO and RLOO by name, with their further settings; others by their label."""
+    """What a method is called in a picture: GRPO and RLOO with their further settings, others by their label."""
     method, *settings = label.split()
     if method != "none":
         return label + " (control)" * is_control(label)

@@ -3,8 +3,8 @@
     python -m experiments.study --tables
 
 A figure is percent, a difference is percentage points. ± is half of a 95% interval over seeds: Student's t of a
-figure, Welch's t of a difference. Stars stand only where a question of docs/study.md is answered: in the tables *Against
-RLOO*, *Equal cost* and *How far it travels*.
+figure, Welch's t of a difference. Stars stand only where a question of docs/study.md is answered: in the tables
+*Against RLOO*, *Equal cost* and *How far it travels*.
 """
 import csv
 from pathlib import Path
@@ -22,8 +22,8 @@ from plumbing.runs import Group, Run, group_runs
 ABOUT = ("run", "version", "part", "level", "method", "setting", "seed", "command")  # columns of rows that hold text
 BY_STEP = ("curve", "spent")  # held-out success, and weighted tokens so far, as `step:value` pairs
 FIRST = "easy"  # the level that has all tables and pictures
-PARTS = {"forms": "Other forms", "sweeps": "Hyper-parameters", "updates": "Several updates a batch", "rates": "Learning rates",
-         "unscaled": "Weights as written, not rescaled"}  # of a level, with the titles of their tables
+PARTS = {"forms": "Other forms", "sweeps": "Hyper-parameters", "updates": "Several updates a batch",
+         "rates": "Learning rates", "unscaled": "Weights as written, not rescaled"}  # of a level, with the titles of their tables
 
 Records = dict[str, dict[str, Estimate]]  # the `record` of each group, by its label
 
