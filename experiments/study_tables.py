@@ -23,7 +23,7 @@ ABOUT = ("run", "version", "part", "level", "method", "setting", "seed", "comman
 BY_STEP = ("curve", "spent")  # held-out success, and weighted tokens so far, as `step:value` pairs
 FIRST = "easy"  # the level that has all tables and pictures
 PARTS = {"forms": "Other forms", "sweeps": "Hyper-parameters", "updates": "Several updates a batch",
-         "rates": "Learning rates", "unscaled": "Weights as written, not rescaled"}  # of a level, with the titles of their tables
+         "rates": "Learning rates", "unscaled": "Weights as written, not rescaled"}  # of a level, with their titles
 
 Records = dict[str, dict[str, Estimate]]  # the `record` of each group, by its label
 
