@@ -18,6 +18,7 @@ from plumbing.runs import Group
 
 BUDGETS = (1.0, 2.0, 4.0)  # in units of GRPO's run
 COSTLY = 1.05  # units; a cheaper method is compared in the main table
+NEARLY = 0.75  # of a method's cost, that an opponent must have spent
 WEIGHTS = {"1:1:3": COSTS, "3:1:3": COSTS | {"tokens_sampled": 3},
            "1:0:0": COSTS | {"tokens_read": 0, "tokens_updated": 0}}  # of sampled, read and updated tokens
 DRAWN = {"vineppo k=3": (PALETTE[0], "o-"), "ppo": (PALETTE[1], "s-"), "none": (GREY, "^-"),
@@ -76,21 +77,22 @@ def table_budget(level: str, groups: list[Group]) -> Table:
 
 
 def table_equal(level: str, groups: list[Group]) -> Table:
-    """Each costly method against each opponent with a larger budget, at the cost of the method's whole run."""
+    """Each costly method against each opponent that spent as much or nearly, at the largest cost that both reached."""
     unit, rows = cost_unit(groups), []
-    costly = [g for g in groups if not is_opponent(g.label) and spent(g)[-1] > COSTLY * unit]
-    opponents = [g for g in groups if is_opponent(g.label) and spent(g)[-1] > 2 * unit]
-    pairs = {(group.label, other.label): (group, other) for group in costly for other in opponents}
+    pairs = {(group.label, other.label): (group, other) for group in groups for other in groups
+             if is_opponent(other.label) and not is_opponent(group.label) and spent(group)[-1] > COSTLY * unit
+             and spent(other)[-1] > NEARLY * spent(group)[-1]}
     areas = results({names: at_equal_cost(*pair)[1] for names, pair in pairs.items()})
     for names, (group, other) in pairs.items():
         ends = [points(at_equal_cost(group, other, weights)[0]) for weights in WEIGHTS.values()]
-        rows.append([*map(name_of, names), f"{len(group.rows)}, {len(other.rows)}", f"{spent(group)[-1] / unit:.2f}",
-                     *areas[names], *ends])
-    note = ("The method minus the opponent, GRPO or RLOO with more steps or more answers, in points ± half of Welch's "
-            "95% interval, when both had spent the cost of the method's whole run, or of the opponent's where that is "
-            "less. Area: mean success on the way there, * significant at 5% after Holm's correction over these rows. "
-            f"{RESULT} End: success at that cost, with three weightings of sampled, read and updated tokens, of which "
-            "1:1:3 is the one used elsewhere.")
+        cost = min(spent(group)[-1], spent(other)[-1]) / unit
+        seeds = f"{len(group.rows)}, {len(other.rows)}"
+        rows.append([*map(name_of, names), seeds, f"{cost:.2f}", *areas[names], *ends])
+    note = ("The method minus the opponent, GRPO or RLOO, with more steps or more answers where it says so, in points "
+            "± half of Welch's 95% interval, when both had spent this cost: that of the method's whole run, or of the "
+            "opponent's where it is less. Area: mean success on the way there, * significant at 5% after Holm's "
+            f"correction over these rows. {RESULT} End: success at that cost, with three weightings of sampled, read "
+            "and updated tokens, of which 1:1:3 is the one used elsewhere.")
     return Table(f"Equal cost, {level}", note, ["method", "opponent", "seeds", "cost", "area", "result",
                                                 *(f"end, {name}" for name in WEIGHTS)], rows)
 

@@ -24,7 +24,7 @@ def runs(label, ends, cost, steps=100):
 
 @pytest.fixture
 def groups():
-    """GRPO; RLOO with four times the steps; and a method whose run costs three times GRPO's."""
+    """GRPO; both opponents with four times its cost; and a method whose run costs three times as much."""
     return group_runs(runs("none", (0.4, 0.6), 1000.0) + runs("none advantage=rloo steps=400", (0.6, 0.8), 4000.0, 400)
                       + runs("none answers=16", (0.3, 0.5), 4000.0) + runs("vineppo k=3", (0.5, 0.7), 3000.0))
 
