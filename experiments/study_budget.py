@@ -21,7 +21,8 @@ COSTLY = 1.15  # units; a cheaper method spends about what RLOO does, and is com
 NEARLY = 0.75  # of a method's cost, that an opponent must have spent
 WEIGHTS = {"1:1:3": COSTS, "3:1:3": COSTS | {"tokens_sampled": 3},
            "1:0:0": COSTS | {"tokens_read": 0, "tokens_updated": 0}}  # of sampled, read and updated tokens
-DRAWN = {"vineppo k=3": (PALETTE[0], "o-"), "ppo": (PALETTE[1], "s-"), "none": (GREY, "^-"),
+STEPS = 100  # of a default run
+DRAWN = {"vineppo k=3": (PALETTE[0], "o-"), "ppo": (PALETTE[1], "s-"), "none advantage=rloo": (GREY, "^-"),
          "none answers=45 advantage=rloo": (PALETTE[2], "D--"),
          "none steps=560 advantage=rloo": (PALETTE[3], "v:")}  # colour and line, by label
 
@@ -93,7 +94,7 @@ def table_equal(level: str, groups: list[Group]) -> Table:
             "opponent's where it is less. Area: mean success on the way there, * significant at 5% after Holm's "
             f"correction over these rows. {RESULT} End: success at that cost, with three weightings of sampled, read "
             "and updated tokens, of which 1:1:3 is the one used elsewhere.")
-    return Table(f"Equal cost, {level}", note, ["method", "opponent", "seeds", "cost", "area", "result",
+    return Table(f"Equal cost, {level}", note, ["method", "opponent", "seeds", "at cost", "area", "result",
                                                 *(f"end, {name}" for name in WEIGHTS)], rows)
 
 
@@ -105,7 +106,7 @@ def at_equal_cost(group: Group, other: Group, weights: dict[str, float] = COSTS)
 
 
 def draw_budget(groups: list[Group], file: Path) -> None:
-    """Learning curves by cost (left) and by step (right): mean over seeds and its 95% interval."""
+    """Learning curves by cost (left) and by step (right), there without longer runs: mean over seeds, 95% interval."""
     unit, by_label = cost_unit(groups), {group.label: group for group in groups}
     figure, axes = new_figure(2, 1, 4.2, sharey=True)
     for label, (colour, line) in DRAWN.items():
@@ -113,11 +114,12 @@ def draw_budget(groups: list[Group], file: Path) -> None:
             continue
         curves = [row["curve"] for row in by_label[label].rows.values()]
         mean, low, high = np.array([t_estimate(values)[:3] for values in zip(*(c.values() for c in curves))]).T  # (m,)
-        for axis, x in zip(axes[0], (spent(by_label[label]) / unit, list(curves[0]))):
+        costs, steps = spent(by_label[label]) / unit, list(curves[0])
+        for axis, x in zip(axes[0], (costs, steps) if steps[-1] == STEPS else (costs,)):
             axis.plot(x, mean, line, color=colour, ms=4, label=f"{method_name(label)}, seeds: {len(curves)}")
             axis.fill_between(x, low, high, color=colour, alpha=0.2, lw=0)
     axes[0, 0].set(xlabel="weighted tokens, in units of GRPO's default run", ylabel="held-out puzzles solved",
                    title="By cost")
-    axes[0, 1].set(xlabel="step", title="By step", xlim=(0, 100))
+    axes[0, 1].set(xlabel="step", title="By step", xlim=(0, STEPS))
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     save_figure(figure, file)

@@ -22,8 +22,9 @@ from plumbing.runs import Group, Run, group_runs
 ABOUT = ("run", "version", "part", "level", "method", "setting", "seed", "command")  # columns of rows that hold text
 BY_STEP = ("curve", "spent")  # held-out success, and weighted tokens so far, as `step:value` pairs
 FIRST = "easy"  # the level that has all tables and pictures
-PARTS = {"forms": "Other forms", "sweeps": "Hyper-parameters", "updates": "Several updates a batch",
-         "rates": "Learning rates", "unscaled": "Weights as written, not rescaled"}  # of a level, with their titles
+PARTS = {  # of a level, with the titles of their tables
+    "forms": "Other forms", "sweeps": "Hyper-parameters", "updates": "Several updates a batch", "breaks": "What breaks",
+    "rates": "Learning rates", "unscaled": "Weights as written, not rescaled"}
 
 Records = dict[str, dict[str, Estimate]]  # the `record` of each group, by its label
 

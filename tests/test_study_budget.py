@@ -64,11 +64,14 @@ def test_the_tables_by_hand(groups):
                                            points(welch(np.array([0.5, 0.7]), end))]
 
 
-def test_the_picture_shows_cost_and_steps(groups, tmp_path, figures):
-    """Guards against curves of other groups, and the two x-axes swapped."""
+def test_the_picture_shows_cost_and_steps(tmp_path, figures):
+    """Guards against curves of other groups, the two x-axes swapped, and a long run cut off among the others by step."""
+    groups = group_runs(runs("none", (0.4, 0.6), 1000.0) + runs("vineppo k=3", (0.5, 0.7), 3000.0) +
+                        runs("none steps=560 advantage=rloo", (0.6, 0.8), 4000.0, 560))
     study_budget.draw_budget(groups, tmp_path / "budget.png")
     by_cost, by_step = ({line.get_label(): line for line in axis.lines} for axis in figures[0].axes)
-    assert set(by_cost) == set(by_step) == {"GRPO, seeds: 2", "vineppo k=3, seeds: 2"}
+    assert set(by_cost) == {"RLOO steps=560, seeds: 2", "vineppo k=3, seeds: 2"}
+    assert set(by_step) == {"vineppo k=3, seeds: 2"}
     assert by_cost["vineppo k=3, seeds: 2"].get_xdata().tolist() == [0, 0.75, 3]
     assert by_step["vineppo k=3, seeds: 2"].get_xdata().tolist() == [0, 50, 100]
     assert by_cost["vineppo k=3, seeds: 2"].get_ydata() == pytest.approx([0.2, 0.4, 0.6])
