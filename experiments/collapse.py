@@ -1,7 +1,7 @@
 """What breaks first when a run collapses: format, length, entropy or the gradient norm?
 
     python -m experiments.study --parts main breaks --levels hard
-    python -m experiments.collapse runs/study-2/hard/{none,ppo,vineppo-k-3,value_change,token_type}-seed*
+    python -m experiments.collapse runs/study-2/hard/{none,ppo,optimal*,vine*,value*,token*}-seed?
 
 Reads run folders. Those of GRPO (`none`) are the reference: at each step the mean of their seeds, and the standard
 deviation of a seed around it, averaged over steps. A run *leaves* the reference in a measure at the first of 10 steps
@@ -57,8 +57,9 @@ def leaves(values: np.ndarray, mean: np.ndarray, deviation: float) -> tuple[int,
     return None
 
 
-def table_collapse(broken: dict[str, dict], band: dict) -> Table:
-    """For each run, when each of its measures left the reference, and which was first."""
+def table_collapse(broken: dict[str, dict], others: list[dict], band: dict) -> Table:
+    """For each run that broke, when each of its measures left the reference, and which was first; last, how many of the
+    others left it, since a measure that leaves in every run is no alarm."""
     rows = []
     for name, run in broken.items():
         left = {measure: leaves(run[measure], *band[measure]) for measure in MEASURES}
@@ -66,9 +67,11 @@ def table_collapse(broken: dict[str, dict], band: dict) -> Table:
         first = [MEASURES[m].partition(" (")[0] for m in when if when[m] == min(when.values())]
         rows.append([f"`{name}`", *("" if at is None else f"{at[0]}, {at[1]}" for at in left.values()),
                      " and ".join(first)])
+    left = [sum(leaves(run[measure], *band[measure]) is not None for run in others) for measure in MEASURES]
+    rows.append(["runs that did not break", *(f"{count} of {len(others)}" for count in left), ""])
     note = (f"The step at which a run leaves GRPO's seeds in each measure, and whether up or down: the first of "
             f"{LASTING} steps in a row more than {FAR:g} standard deviations from their mean, all as means over "
-            f"{WINDOW} steps. Empty where it never does.")
+            f"{WINDOW} steps. Empty where it never does. Last, how many of the other runs leave at all.")
     return Table("What breaks first", note, ["run", *MEASURES.values(), "first"], rows)
 
 
@@ -104,7 +107,8 @@ def write_page(folders: list[Path]) -> None:
     band = reference(grpo)
     broken = {name: run for name, run in others.items()
               if (left := leaves(run["success"], *band["success"])) and left[1] == "down"}
-    text = f"{table_collapse(broken, band)}\n{len(broken)} of {len(others)} runs fell out of GRPO's band in success.\n"
+    whole = [run for name, run in others.items() if name not in broken]
+    text = f"{table_collapse(broken, whole, band)}\n{len(broken)} of {len(others)} runs fell out of GRPO's band in success.\n"
     (RESULTS / "collapse.md").write_text(text, encoding="utf-8")
     if broken:
         draw_collapse(broken, band, RESULTS / "collapse.png")

@@ -78,5 +78,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     row = next(line for line in out.splitlines() if "a-seed0" in line)
     assert [cell.strip() for cell in row.strip("|").split("|")] == [
         "`a-seed0`", "40, down", "", "", "20, up", "", "", "length"]
+    row = next(line for line in out.splitlines() if "did not break" in line)
+    assert [cell.strip() for cell in row.strip("|").split("|")][1:4] == ["1 of 1", "0 of 1", "0 of 1"]
     assert "b-seed0" not in out and "1 of 2 runs fell" in out
     assert (tmp_path / "collapse.png").is_file()
