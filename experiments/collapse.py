@@ -108,7 +108,8 @@ def write_page(folders: list[Path]) -> None:
     broken = {name: run for name, run in others.items()
               if (left := leaves(run["success"], *band["success"])) and left[1] == "down"}
     whole = [run for name, run in others.items() if name not in broken]
-    text = f"{table_collapse(broken, whole, band)}\n{len(broken)} of {len(others)} runs fell out of GRPO's band in success.\n"
+    text = (f"{table_collapse(broken, whole, band)}\n"
+            f"{len(broken)} of {len(others)} runs fell out of GRPO's band in success.\n")
     (RESULTS / "collapse.md").write_text(text, encoding="utf-8")
     if broken:
         draw_collapse(broken, band, RESULTS / "collapse.png")

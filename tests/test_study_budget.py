@@ -65,7 +65,7 @@ def test_the_tables_by_hand(groups):
 
 
 def test_the_picture_shows_cost_and_steps(tmp_path, figures):
-    """Guards against curves of other groups, the two x-axes swapped, and a long run cut off among the others by step."""
+    """Guards against curves of other groups, the two x-axes swapped, and a long run that is cut off by step."""
     groups = group_runs(runs("none", (0.4, 0.6), 1000.0) + runs("vineppo k=3", (0.5, 0.7), 3000.0) +
                         runs("none steps=560 advantage=rloo", (0.6, 0.8), 4000.0, 560))
     study_budget.draw_budget(groups, tmp_path / "budget.png")
