@@ -1,7 +1,7 @@
 """What breaks first when a run collapses: format, length, entropy or the gradient norm?
 
     python -m experiments.study --parts main breaks --levels hard
-    python -m experiments.collapse runs/study-2/hard/{none,ppo,optimal*,vine*,value*,token*}-seed?
+    python -m experiments.collapse runs/study-2/hard/{none,ppo,optimal*,vineppo-k-3,value*,token*}-seed?
 
 Reads run folders. Those of GRPO (`none`) are the reference: at each step the mean of their seeds, and the standard
 deviation of a seed around it, averaged over steps. A run *leaves* the reference in a measure at the first of 10 steps

@@ -18,7 +18,7 @@ from plumbing.runs import Group
 
 BUDGETS = (1.0, 2.0, 4.0)  # in units of GRPO's run
 COSTLY = 1.15  # units; a cheaper method spends about what RLOO does, and is compared after as many steps
-NEARLY = 0.75  # of a method's cost, that an opponent must have spent
+NEARLY = 0.75  # of a method's cost: an opponent must have spent as much, and have been measured before
 WEIGHTS = {"1:1:3": COSTS, "3:1:3": COSTS | {"tokens_sampled": 3},
            "1:0:0": COSTS | {"tokens_read": 0, "tokens_updated": 0}}  # of sampled, read and updated tokens
 STEPS = 100  # of a default run
@@ -82,7 +82,7 @@ def table_equal(level: str, groups: list[Group]) -> Table:
     unit, rows = cost_unit(groups), []
     pairs = {(group.label, other.label): (group, other) for group in groups for other in groups
              if is_opponent(other.label) and not is_opponent(group.label) and spent(group)[-1] > COSTLY * unit
-             and spent(other)[-1] > NEARLY * spent(group)[-1]}
+             and spent(other)[1] < NEARLY * spent(group)[-1] < spent(other)[-1]}
     areas = results({names: at_equal_cost(*pair)[1] for names, pair in pairs.items()})
     for names, (group, other) in pairs.items():
         ends = [points(at_equal_cost(group, other, weights)[0]) for weights in WEIGHTS.values()]
@@ -91,9 +91,10 @@ def table_equal(level: str, groups: list[Group]) -> Table:
         rows.append([*map(name_of, names), seeds, f"{cost:.2f}", *areas[names], *ends])
     note = ("The method minus the opponent, GRPO or RLOO, with more steps or more answers where it says so, in points "
             "± half of Welch's 95% interval, when both had spent this cost: that of the method's whole run, or of the "
-            "opponent's where it is less. Area: mean success on the way there, * significant at 5% after Holm's "
-            f"correction over these rows. {RESULT} End: success at that cost, with three weightings of sampled, read "
-            "and updated tokens, of which 1:1:3 is the one used elsewhere.")
+            "opponent's where it is less. Both curves are linear between their own measurements, which costs the one "
+            "that was measured less often up to a point of area. Area: mean success on the way there, * significant at "
+            f"5% after Holm's correction over these rows. {RESULT} End: success at that cost, with three weightings of "
+            "sampled, read and updated tokens, of which 1:1:3 is the one used elsewhere.")
     return Table(f"Equal cost, {level}", note, ["method", "opponent", "seeds", "at cost", "area", "result",
                                                 *(f"end, {name}" for name in WEIGHTS)], rows)
 

@@ -24,7 +24,7 @@ BY_STEP = ("curve", "spent")  # held-out success, and weighted tokens so far, as
 FIRST = "easy"  # the level that has all tables and pictures
 PARTS = {  # of a level, with the titles of their tables
     "forms": "Other forms", "sweeps": "Hyper-parameters", "updates": "Several updates a batch", "breaks": "What breaks",
-    "rates": "Learning rates", "unscaled": "Weights as written, not rescaled"}
+    "trial": "One seed each", "rates": "Learning rates", "unscaled": "Weights as written, not rescaled"}
 
 Records = dict[str, dict[str, Estimate]]  # the `record` of each group, by its label
 
@@ -202,9 +202,11 @@ def read_versions(file: Path) -> dict[int, dict[str, dict[str, list[Run]]]]:
     versions = {version: {level: parts for level, parts in levels.items()
                           if any(run.label == "none" for run in parts.get("main", []))}
                 for version, levels in versions.items()}
-    if not any(versions.values()):
-        raise ValueError(f"there is no run of none in {file}; make it with: python -m experiments.study --methods none")
-    return {version: levels for version, levels in versions.items() if FIRST in levels}
+    versions = {version: levels for version, levels in versions.items() if FIRST in levels}
+    if not versions:
+        raise ValueError(f"there is no run of none on {FIRST} puzzles in {file}; make it with: python -m "
+                         f"experiments.study --parts main --levels {FIRST} --methods none")
+    return versions
 
 
 def write_study(file: Path) -> None:
@@ -253,7 +255,7 @@ def level_tables(level: str, parts: dict[str, list[Run]], groups: list[Group], s
         tables += [table_rivals(level, groups, costs),
                    *(table(level, spending(parts)) for table in (table_budget, table_equal))]
     if level == FIRST:  # which was scored, though not RLOO, whose credit is GRPO's in another size
-        scored = [group for group in groups if group.label != RLOO]
+        scored = [group for group in groups if group.label != RLOO and len(group.rows) > 2]
         tables += [table_scores(level, records, scores), table_truth(level, scored, scores)]
     tables.append(table_types(level, records))
     tables += [table_settings(f"{title}, {level}", parts["main"], parts[part]) for part, title in PARTS.items()

@@ -31,8 +31,9 @@ def by_place(levels: dict[str, dict[str, list[Run]]]) -> Places:
 
 def gains(places: Places) -> dict[str, dict[str, Group]]:
     """For each place that has RLOO, the groups of SHOWN by label, with RLOO as their baseline."""
-    return {place: {group.label: group for group in against(groups, RLOO) if group.label in SHOWN}
-            for place, groups in places.items() if any(group.label == RLOO for group in groups)}
+    found = {place: {group.label: group for group in against(groups, RLOO) if group.label in SHOWN}
+             for place, groups in places.items() if any(group.label == RLOO for group in groups)}
+    return {place: groups for place, groups in found.items() if groups}
 
 
 def change(here: Group, there: Group) -> Estimate:

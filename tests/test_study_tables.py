@@ -260,6 +260,7 @@ def test_a_study_that_was_hardly_begun_has_tables(folder, capsys):
     made = [("hard", "main", "none", "", 0), ("easy", "main", "none", "", 0), ("easy", "main", "mine", "", 0),
             ("easy", "main", "ppo", "kl=0.1", 0), ("easy", "forms", "none", "advantage=batch", 1),
             ("easy", "sweeps", "mine x=1", "", 0), ("easy", "updates", "none", "updates_per_batch=2", 1),
+            ("easy", "updates", "none", "advantage=rloo updates_per_batch=4", 1),
             ("easy", "budget", "none", "steps=480", 1), ("easy", "fresh", "none", "", 5),
             ("easy", "fresh", "ppo", "", 5), ("other", "main", "alone", "", 0)]
     rows = [row | dict(zip(("level", "part", "method", "setting", "seed"), one)) | {"run": str(one)} for one in made]
@@ -270,6 +271,14 @@ def test_a_study_that_was_hardly_begun_has_tables(folder, capsys):
 
 
 ABOUT = ",".join(study_tables.ABOUT)
+
+
+def test_hard_rows_alone_are_refused_in_one_sentence(tmp_path):
+    """Guards against a traceback where nothing was trained on easy puzzles, which have most tables."""
+    row = study_tables.read_rows(RESULTS / "runs.csv")[-1] | {"level": "hard", "part": "main", "method": "none"}
+    write_csv([row], tmp_path / "runs.csv")
+    with pytest.raises(ValueError, match="^there is no run of none on easy puzzles[^\n]*$"):
+        study_tables.read_versions(tmp_path / "runs.csv")
 
 
 @pytest.mark.parametrize("content, said", [
