@@ -341,7 +341,7 @@ def analyze_run(run: Path) -> None:
 
 
 # Columns of metrics.csv, and what a token costs in forward passes (a backward pass counts as two). The sums are kept
-# here; experiments/study_tables.py weighs them.
+# here; experiments/study.py weighs them.
 COSTS = {"tokens_sampled": 1, "tokens_read": 1, "tokens_updated": 3}
 
 

@@ -15,13 +15,12 @@ from analyze import JUDGED, RLOO, draw_curves, draw_forest, figure_cell, record
 from experiments.study_budget import cost_unit, draw_budget, spent, table_budget, table_equal
 from experiments.study_rivals import against, name_of, table_rivals
 from experiments.study_scores import MEASURED, SCORES, Scores, draw_truth, read_scores, score_of, table_truth
-from experiments.study_travel import by_place, draw_travel, table_travel
+from experiments.study_travel import FIRST, by_place, draw_travel, table_travel
 from plumbing.report import Estimate, Table, cell, points, t_quantile, welch
 from plumbing.runs import Group, Run, group_runs
 
 ABOUT = ("run", "version", "part", "level", "method", "setting", "seed", "command")  # columns of rows that hold text
 BY_STEP = ("curve", "spent")  # held-out success, and weighted tokens so far, as `step:value` pairs
-FIRST = "easy"  # the level that has all tables and pictures
 PARTS = {  # of a level, with the titles of their tables
     "forms": "Other forms", "sweeps": "Hyper-parameters", "updates": "Several updates a batch", "breaks": "What breaks",
     "trial": "One seed each", "rates": "Learning rates", "unscaled": "Weights as written, not rescaled"}
@@ -80,7 +79,7 @@ def table_study(level: str, groups: list[Group], records: Records, costs: dict[s
             "at the start; area: mean success while training, linear between measurements; pass@16: puzzles solved by "
             "at least one of 16 responses. Differences in points. RLOO is `--mitigation none --advantage rloo`: GRPO "
             "without the division by the standard deviation. ± half of a 95% interval over seeds; among so many rows "
-            f"one interval in twenty excludes 0 by chance. {power(groups)}Gradient: its norm, cost: a step's weighted "
+            f"one interval in twenty excludes 0 by chance. {power(groups)}Gradient: its norm, cost: a run's weighted "
             "tokens (sampled and read 1, updated on 3), both as multiples of GRPO's.")
     header = ["method", "seeds", "end", "area", "pass@16", *names, "gradient", "cost"]
     return Table(f"Methods, {level}", note, header, rows)
@@ -132,7 +131,7 @@ def table_types(level: str, records: Records) -> Table:
 
 
 def table_settings(title: str, runs: list[Run], others: list[Run]) -> Table:
-    """Other hyper-parameters of some methods, beside and against their defaults, on the same seeds."""
+    """Other hyper-parameters of some methods, beside and against their defaults, on the seeds of any of them."""
     methods, seeds = {run.label.split()[0] for run in others}, {run.seed for run in others}
     groups = {group.label: group for group in group_runs([run for run in runs if run.seed in seeds] + others)}
     records = {label: record(group) for label, group in sorted(groups.items()) if label.split()[0] in methods}
