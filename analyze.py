@@ -454,11 +454,11 @@ def by_area(groups: list[Group]) -> list[Group]:
     return sorted(groups, key=lambda group: -group.values("area").mean())
 
 
-def draw_curves(groups: list[Group], file: Path, suffix: str = "") -> None:
+def draw_curves(groups: list[Group], file: Path) -> None:
     """A panel per method of its difference to the baseline over the steps; held-out success where there is none."""
     compared = by_area([group for group in groups if group.compared])
     if not compared:
-        return draw_success(groups, file, suffix)
+        return draw_success(groups, file)
     columns = min(4, len(compared))
     rows = -(-len(compared) // columns)
     figure, axes = new_figure(columns, rows, 0.7 + 1.35 * rows, sharey=True)
@@ -494,7 +494,7 @@ def draw_gain(axis: plt.Axes, group: Group) -> None:
                           fontsize=8, ha="center", va="center")
 
 
-def draw_success(groups: list[Group], file: Path, suffix: str = "") -> None:
+def draw_success(groups: list[Group], file: Path) -> None:
     """The learning curves of methods: the mean over seeds, its 95% interval, and each seed as a thin line."""
     figure, ((axis,),) = new_figure(1, 1, 3.6)
     for i, group in enumerate(groups):
@@ -507,18 +507,18 @@ def draw_success(groups: list[Group], file: Path, suffix: str = "") -> None:
         for curve in curves:
             axis.plot(steps, [curve[step] for step in steps], color=colour, lw=0.6, alpha=0.6)
     title = method_name(groups[0].label) if len(groups) == 1 else "Held-out success"
-    axis.set(xlabel="step", ylabel="held-out puzzles solved", ylim=(0, None), title=title + suffix)
+    axis.set(xlabel="step", ylabel="held-out puzzles solved", ylim=(0, None), title=title)
     axis.legend(title="mean, 95% interval; thin: each seed")
     save_figure(figure, file)
 
 
-def draw_forest(groups: list[Group], file: Path, suffix: str = "") -> None:
+def draw_forest(groups: list[Group], file: Path) -> None:
     """Each method's difference to the baseline: mean, 95% interval, and each seed as a small line."""
     compared = by_area([group for group in groups if group.compared])
     figure, axes = new_figure(2, 1, 1.0 + 0.21 * max(4, len(compared)), sharey=True)
     for axis, (name, title) in zip(axes.flat, reversed(JUDGED.items())):
         draw_differences(axis, dict(enumerate(compared)), name)
-        axis.set(xlabel=more_than(compared), title=title + suffix)
+        axis.set(xlabel=more_than(compared), title=title)
     if any(len(group.rows) < 2 for group in compared):
         figure.suptitle("With one seed, nothing can be concluded.", fontsize=11)
     names = [f"{method_name(group.label)}, n = {len(group.rows)}" for group in compared]

@@ -57,15 +57,15 @@ def leaves(values: np.ndarray, mean: np.ndarray, deviation: float) -> tuple[int,
     return None
 
 
-def table_collapse(broken: dict[str, dict], others: list[dict], band: dict) -> Table:
+def table_collapse(broken: dict[Path, dict], others: list[dict], band: dict) -> Table:
     """For each run that broke, when each of its measures left the reference, and which was first; last, how many of the
     others left it, since a measure that leaves in every run is no alarm."""
     rows = []
-    for name, run in broken.items():
+    for folder, run in broken.items():
         left = {measure: leaves(run[measure], *band[measure]) for measure in MEASURES}
         when = {measure: at[0] for measure, at in left.items() if at}
         first = [MEASURES[m].partition(" (")[0] for m in when if when[m] == min(when.values())]
-        rows.append([f"`{name}`", *("" if at is None else f"{at[0]}, {at[1]}" for at in left.values()),
+        rows.append([f"`{folder.name}`", *("" if at is None else f"{at[0]}, {at[1]}" for at in left.values()),
                      " and ".join(first)])
     left = [sum(leaves(run[measure], *band[measure]) is not None for run in others) for measure in MEASURES]
     rows.append(["runs that did not break", *(f"{count} of {len(others)}" for count in left), ""])
@@ -75,7 +75,7 @@ def table_collapse(broken: dict[str, dict], others: list[dict], band: dict) -> T
     return Table("What breaks first", note, ["run", *MEASURES.values(), "first"], rows)
 
 
-def draw_collapse(broken: dict[str, dict], band: dict, file: Path) -> None:
+def draw_collapse(broken: dict[Path, dict], band: dict, file: Path) -> None:
     """A panel per measure: GRPO's band in grey, and each run."""
     figure, axes = new_figure(3, 2, 5.6)
     for axis, (measure, title) in zip(axes.flat, MEASURES.items()):
@@ -84,9 +84,9 @@ def draw_collapse(broken: dict[str, dict], band: dict, file: Path) -> None:
         axis.fill_between(steps, mean - FAR * deviation, mean + FAR * deviation, color=GREY, alpha=0.2, lw=0,
                           label="GRPO")
         axis.plot(steps, mean, color=GREY, lw=1)
-        for i, (name, run) in enumerate(broken.items()):
+        for i, (folder, run) in enumerate(broken.items()):
             axis.plot(np.arange(1, len(run[measure]) + 1), run[measure], color=PALETTE[i % len(PALETTE)],
-                      ls=("-", "--", ":")[i // len(PALETTE) % 3], lw=1.3, label=name)
+                      ls=("-", "--", ":")[i // len(PALETTE) % 3], lw=1.3, label=folder.name)
         axis.set(title=title, xlabel="step")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     save_figure(figure, file)
@@ -97,7 +97,7 @@ def write_page(folders: list[Path]) -> None:
     configs = [read_config(folder) for folder in folders]
     methods = {folder: config["settings"]["mitigation"] for folder, config in zip(folders, configs)}
     grpo = [curves(folder) for folder in folders if methods[folder] == "none"]
-    others = {folder.name: curves(folder) for folder in folders if methods[folder] != "none"}
+    others = {folder: curves(folder) for folder in folders if methods[folder] != "none"}
     if len(grpo) < 2 or not others:
         raise ValueError("name at least two runs of GRPO (none), and runs of other methods")
     if len({len(run["success"]) for run in (*grpo, *others.values())}) > 1:
@@ -105,9 +105,9 @@ def write_page(folders: list[Path]) -> None:
     if len({json.dumps(shared_settings(config)) for config in configs}) > 1:
         raise ValueError("the runs must have the same settings, but for the method's: name those of one level")
     band = reference(grpo)
-    broken = {name: run for name, run in others.items()
+    broken = {folder: run for folder, run in others.items()
               if (left := leaves(run["success"], *band["success"])) and left[1] == "down"}
-    whole = [run for name, run in others.items() if name not in broken]
+    whole = [run for folder, run in others.items() if folder not in broken]
     text = (f"{table_collapse(broken, whole, band)}\n"
             f"{len(broken)} of {len(others)} runs fell out of GRPO's band in success.\n")
     (RESULTS / "collapse.md").write_text(text, encoding="utf-8")

@@ -37,14 +37,14 @@ from analyze import COSTS, summarize
 from countdown_task import solutions, universe
 from experiments.study_tables import read_rows, write_study
 from mitigations import MITIGATIONS
-from plumbing.files import read_json, replace_file
+from plumbing.files import read_json, replace_file, write_json
 from plumbing.flags import new_parser
 from plumbing.progress import fail, one_sentence
 from plumbing.report import write_csv
 from plumbing.runs import NO_DIFFERENCE, read_config, read_final, read_metrics
 
-VERSION = 2  # of the results; rows of another version do not count. When a change alters what runs give, raise it, and
-RUNS = Path("runs/study-2")  # name another folder here, since the runs in this one were made by the old code
+VERSION = 2  # of the results; rows of another version do not count. Raise it when a change alters what runs give
+RUNS = Path(f"runs/study-{VERSION}")
 RESULTS = Path("results/runs.csv")
 ROOT = Path(__file__).parent.parent  # commands run here, and the two paths above are relative to it
 HARD = RUNS / "hard.jsonl"
@@ -76,11 +76,11 @@ PARTS = {  # level, methods with their flags, seeds
              ("hard", AHEAD[:-1], range(5, 10))],
     "budget": [("easy", tuple(f"{RLOO} {more}" for more in MORE["easy"]), range(10)),
                ("easy", tuple(f"none {more}" for more in MORE["easy"]), range(5)),
-               ("hard", tuple(f"{RLOO} {more}" for more in MORE["hard"]), range(5)),
+               ("hard", tuple(f"{RLOO} {more}" for more in MORE["hard"]), range(3)),
                ("easy", (f"{RLOO} --answers 115",), range(3))],  # as many sampled tokens as vineppo
     "forms": [("easy", FORMS, range(5))],
     "sweeps": [("easy", SWEEPS, range(3))],
-    "updates": [("easy", UPDATES, range(5))],
+    "updates": [("easy", UPDATES, range(3))],
     "breaks": [("hard", ("value_change",), range(5)), ("hard", ("token_type",), range(3))],  # experiments/collapse.py
     "trial": [("hard", ("entropy_ratio", "tempo", "first_error", "learned_importance", *FORMS[:6]), range(1))],
     "fresh": [("easy", (RLOO, "ppo", "vineppo --k 3"), range(10, 15))],  # to check what was written before they ran
@@ -116,10 +116,13 @@ class Experiment(NamedTuple):
         return (f"python train.py --mitigation {self.flags}{LEVELS[self.level]} --seed {self.seed} "
                 f"--out {self.folder}")
 
+    def is_begun(self) -> bool:
+        """Whether there is a run in the folder."""
+        return (self.folder / "config.json").is_file()
+
     def next_command(self) -> str:
         """The same, or the one that resumes the run."""
-        begun = (self.folder / "config.json").is_file()
-        return f"python train.py --resume {self.folder}" if begun else self.command
+        return f"python train.py --resume {self.folder}" if self.is_begun() else self.command
 
     def is_finished(self) -> bool:
         """Whether the run took all its steps and was measured after them."""
@@ -168,16 +171,22 @@ def changes(values: dict, defaults: dict) -> str:
     return " ".join(f"{name}={value}" for name, value in values.items() if value != defaults.get(name))
 
 
-def make_row(e: Experiment) -> dict:
-    """The row of a finished run. ValueError where the run has other settings than the study's, as after a trial."""
-    config = read_json(e.folder / "config.json")
-    settings, method = config["settings"], config["method"]
-    made, asked = settings | method, values_of(e.command.partition("train.py")[2])
+def check_settings(e: Experiment) -> None:
+    """ValueError where the folder of a run has one with other settings than the study's, as after a trial."""
+    config = read_config(e.folder)
+    made, asked = config["settings"] | config["method"], values_of(e.command.partition("train.py")[2])
     for values in (made, asked):
         values["model"] = Path(values["model"]).name  # a checkout may lie elsewhere
     for name, value in asked.items():
         if name != "out" and made.get(name) != value:
             raise ValueError(f"{e.folder} is a run with another --{name} than the study's: move it away")
+
+
+def make_row(e: Experiment) -> dict:
+    """The row of a finished run, ValueError for one that is not the study's."""
+    check_settings(e)
+    config = read_config(e.folder)
+    settings, method = config["settings"], config["method"]
     defaults = values_of(f"--mitigation {settings['mitigation']}")
     of_level = {word[2:] for word in LEVELS[e.level].split() if word.startswith("--")}
     shared = {key: value for key, value in settings.items()
@@ -216,7 +225,7 @@ def take_over(e: Experiment, keep: bool) -> None:
             row = read_json(kept) if kept.is_file() else make_row(e)
             if str(row["version"]) != str(VERSION):
                 raise ValueError(f"{e.folder} is of version {row['version']} of the results: move it away")
-            replace_file(kept, lambda part: part.write_text(json.dumps(row), encoding="utf-8"))
+            write_json(kept, row)
             rows = [*read_rows(RESULTS), row]
             RESULTS.parent.mkdir(exist_ok=True)
             replace_file(RESULTS, lambda part: write_csv(rows, part))
@@ -228,12 +237,14 @@ def take_over(e: Experiment, keep: bool) -> None:
 
 
 def launch(e: Experiment, threads: int) -> subprocess.Popen | None:
-    """Start or resume a run; None where another process is at it.
+    """Start or resume a run; None where another process is at it. ValueError for one that is not the study's.
 
     The run inherits its locked log, so the lock lasts as long as the run, even if the study is killed. It has a session
     of its own, so that Ctrl-C reaches only the study.
     """
     e.log.parent.mkdir(parents=True, exist_ok=True)
+    if e.is_begun():
+        check_settings(e)
     with e.log.open("a") as log:
         try:
             fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -281,12 +292,20 @@ class Study:
                 self.settle(e, 0)
             elif len(self.running) == self.processes:
                 break
-            elif process := launch(e, self.threads):
-                self.running[e], self.began[e] = process, time.monotonic()
-            else:
+            elif not self.start(e):
                 continue
             self.todo.remove(e)
         return finished
+
+    def start(self, e: Experiment) -> bool:
+        """Start a run, or record why it can't be; False where another process is at it."""
+        try:
+            if process := launch(e, self.threads):
+                self.running[e], self.began[e] = process, time.monotonic()
+            return process is not None
+        except ValueError as error:
+            self.failed[e] = str(error)
+            return True
 
     def settle(self, e: Experiment, code: int) -> None:
         """Give a run that ended its row, or record why it has none."""

@@ -26,10 +26,10 @@ def is_opponent(label: str) -> bool:
     return label.split()[0] == "none"
 
 
-def against(groups: list[Group], label: str) -> list[Group]:
-    """The same groups with this one as their baseline, for pictures; with the one they have where it is missing."""
-    baseline = {group.label: group for group in groups}.get(label)
-    return [Group(group.label, group.rows, baseline or group.baseline) for group in groups if group is not baseline]
+def against_rloo(groups: list[Group]) -> list[Group]:
+    """The same groups with RLOO as their baseline, for pictures; with the one they have where RLOO is missing."""
+    rloo = {group.label: group for group in groups}.get(RLOO)
+    return [Group(group.label, group.rows, rloo or group.baseline) for group in groups if group is not rloo]
 
 
 def results(differences: dict[str, Estimate]) -> dict[str, tuple[str, str]]:

@@ -14,20 +14,20 @@ from plumbing.report import (GREY, PALETTE, Estimate, Table, cell, draw_estimate
                              save_figure, t_estimate)
 from plumbing.runs import Group
 
-SCORES = ("truth-scores.md", "gradients.md")
+FILES = ("truth-scores.md", "gradients.md")
 
 
 class Score(NamedTuple):
     """A measure of a method's credit that is known before training."""
 
-    file: str  # one of SCORES
+    file: str  # one of FILES
     table: str  # title of its table there
     column: str  # its column there
     meaning: str
     name: str  # its column in the study's tables
 
 
-TRUTH, GRADIENTS = SCORES
+TRUTH, GRADIENTS = FILES
 ALL, INSIDE = "Credit against A*, all tokens", "Credit against A* and the solver, within responses"
 COSINE, RANK, WITHIN, SOLVER, SIGNAL = MEASURED = (
     Score(TRUTH, ALL, "cosine of update", "cosine of its update with that of A*, 256 responses", "cosine with A*"),
@@ -40,18 +40,12 @@ COSINE, RANK, WITHIN, SOLVER, SIGNAL = MEASURED = (
 Scores = dict[str, dict[Score, Estimate]]  # by method
 
 
-def read_published(file: Path) -> str:
-    """The text of a file in results/, beside the rows of the study."""
-    if not file.is_file():
-        raise FileNotFoundError(f"there is no {file}: copy it there from results/")
-    return file.read_text(encoding="utf-8")
-
-
 def read_scores(folder: Path) -> Scores:
-    """The scores of each method, from the tables of SCORES in a folder."""
+    """The scores of each method, from the tables of FILES in a folder."""
     scores: Scores = {}
     for score in MEASURED:
-        read_published(folder / score.file)  # or say in a sentence that it is missing
+        if not (folder / score.file).is_file():
+            raise FileNotFoundError(f"there is no {folder / score.file}: copy it there from results/")
         header, rows = read_table(folder / score.file, score.table)
         for row in rows:
             scores.setdefault(row[0], {})[score] = read_cell(row[header.index(score.column)])

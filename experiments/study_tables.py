@@ -13,15 +13,15 @@ import numpy as np
 
 from analyze import JUDGED, RLOO, draw_curves, draw_forest, figure_cell, record
 from experiments.study_budget import cost_unit, draw_budget, spent, table_budget, table_equal
-from experiments.study_rivals import against, name_of, table_rivals
-from experiments.study_scores import MEASURED, SCORES, Scores, draw_truth, read_scores, score_of, table_truth
+from experiments.study_rivals import against_rloo, name_of, table_rivals
+from experiments.study_scores import FILES, MEASURED, Scores, draw_truth, read_scores, score_of, table_truth
 from experiments.study_travel import FIRST, by_place, draw_travel, table_travel
 from plumbing.report import Estimate, Table, cell, points, t_quantile, welch
 from plumbing.runs import Group, Run, group_runs
 
 ABOUT = ("run", "version", "part", "level", "method", "setting", "seed", "command")  # columns of rows that hold text
 BY_STEP = ("curve", "spent")  # held-out success, and weighted tokens so far, as `step:value` pairs
-PARTS = {  # of a level, with the titles of their tables
+SETTINGS = {  # parts of a level whose tables compare settings, and their titles
     "forms": "Other forms", "sweeps": "Hyper-parameters", "updates": "Several updates a batch", "breaks": "What breaks",
     "trial": "One seed each", "rates": "Learning rates", "unscaled": "Weights as written, not rescaled"}
 
@@ -74,7 +74,7 @@ def table_study(level: str, groups: list[Group], records: Records, costs: dict[s
     names = ("end - GRPO", "area - GRPO", "end - RLOO", "area - RLOO")
     rows = [[name_of(label), f"{r['seeds'].value:.0f}", *(points(r[name]) for name in ("end", "area", "pass@16")),
              *difference_cells(r, names), f"{r['gradient norm'].value / none['gradient norm'].value:.1f}",
-             f"{costs[label]:.2f}" if label in costs else ""] for label, r in by_area(records)]
+             f"{costs[label]:.2f}" if label in costs else ""] for label, r in ranked(records)]
     note = (f"Held-out success in percent after {none['steps'].value:.0f} steps, from {100 * none['start'].value:.1f} "
             "at the start; area: mean success while training, linear between measurements; pass@16: puzzles solved by "
             "at least one of 16 responses. Differences in points. RLOO is `--mitigation none --advantage rloo`: GRPO "
@@ -90,7 +90,7 @@ def difference_cells(r: dict[str, Estimate], names: tuple[str, ...]) -> list[str
     return [points(r[name]) if name in r else "" for name in names]
 
 
-def by_area(records: Records) -> list[tuple[str, dict[str, Estimate]]]:
+def ranked(records: Records) -> list[tuple[str, dict[str, Estimate]]]:
     """The records from the largest area to the smallest."""
     return sorted(records.items(), key=lambda item: -item[1]["area"].value)
 
@@ -112,8 +112,8 @@ def power(groups: list[Group]) -> str:
 def table_scores(level: str, records: Records, scores: Scores) -> Table:
     """What is known of each method's credit before training, beside what it learned."""
     rows = [[name_of(label), *(cell(score_of(label, scores, score)) for score in MEASURED),
-             *difference_cells(r, ("area - GRPO",))] for label, r in by_area(records) if label != RLOO]
-    note = (f"Scores on the start model and the easy puzzles, with default flags (results/{SCORES[0]}, {SCORES[1]}): "
+             *difference_cells(r, ("area - GRPO",))] for label, r in ranked(records) if label != RLOO]
+    note = (f"Scores on the start model and the easy puzzles, with default flags (results/{FILES[0]}, {FILES[1]}): "
             f"{'; '.join(f'{score.name}: {score.meaning}' for score in MEASURED)}. "
             "95% intervals over puzzles or batches in brackets. Differences as in the table above.")
     return Table(f"What is known before, {level}", note, ["method", *(s.name for s in MEASURED), "area - GRPO"], rows)
@@ -123,7 +123,7 @@ def table_types(level: str, records: Records) -> Table:
     """Where the credit of each method went while it trained."""
     names = ("contribution, filler / reasoning", "gradient, filler / reasoning", "effective sample size",
              "varies within")
-    rows = [[name_of(label), *(figure_cell(name, r[name]) for name in names)] for label, r in by_area(records)]
+    rows = [[name_of(label), *(figure_cell(name, r[name]) for name in names)] for label, r in ranked(records)]
     note = ("Filler / reasoning: the ratio of mean sizes over all tokens of a run. Effective sample size of a "
             "response's credit: 1 where all tokens receive the same. Varies within: the share of squared credit that "
             "remains after subtracting each response's mean. Mean over seeds ± half of its 95% interval.")
@@ -227,8 +227,8 @@ def draw_study(levels: dict[str, dict[str, list[Run]]], scores: Scores, out: Pat
     """Pictures of a version beside its tables: what methods with three or more seeds learned, and their scores."""
     groups = [group for group in group_runs(levels[FIRST]["main"]) if len(group.rows) > 2]
     if groups:
-        draw_forest(against(groups, RLOO), out.with_name(f"{out.stem}-forest.png"))
-        draw_curves(against(groups, RLOO), out.with_name(f"{out.stem}-learning.png"))
+        draw_forest(against_rloo(groups), out.with_name(f"{out.stem}-forest.png"))
+        draw_curves(against_rloo(groups), out.with_name(f"{out.stem}-learning.png"))
         draw_truth([group for group in groups if group.label != RLOO], scores, out.with_name(f"{out.stem}-truth.png"))
 
 
@@ -257,7 +257,7 @@ def level_tables(level: str, parts: dict[str, list[Run]], groups: list[Group], s
         scored = [group for group in groups if group.label != RLOO and len(group.rows) > 2]
         tables += [table_scores(level, records, scores), table_truth(level, scored, scores)]
     tables.append(table_types(level, records))
-    tables += [table_settings(f"{title}, {level}", parts["main"], parts[part]) for part, title in PARTS.items()
+    tables += [table_settings(f"{title}, {level}", parts["main"], parts[part]) for part, title in SETTINGS.items()
                if part in parts]
     if "fresh" in parts:
         tables.append(table_fresh(level, parts["main"], parts["fresh"]))

@@ -6,7 +6,7 @@ runs of RLOO to compare with. The table and the picture are part of the study: p
 from pathlib import Path
 
 from analyze import RLOO, draw_differences, method_name
-from experiments.study_rivals import against, name_of
+from experiments.study_rivals import against_rloo, name_of
 from plumbing.report import Estimate, Table, contrast, holm, new_figure, points, save_figure, t_estimate
 from plumbing.runs import Group, Run, group_runs
 
@@ -31,7 +31,7 @@ def by_place(levels: dict[str, dict[str, list[Run]]]) -> Places:
 
 def gains(places: Places) -> dict[str, dict[str, Group]]:
     """For each place that has RLOO, the groups of SHOWN by label, with RLOO as their baseline."""
-    found = {place: {group.label: group for group in against(groups, RLOO) if group.label in SHOWN}
+    found = {place: {group.label: group for group in against_rloo(groups) if group.label in SHOWN}
              for place, groups in places.items() if any(group.label == RLOO for group in groups)}
     return {place: groups for place, groups in found.items() if groups}
 

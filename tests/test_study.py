@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -195,8 +196,13 @@ def test_a_run_with_other_settings_is_not_taken_over(finished, part, change):
     """Guards against a row of a command that somebody tried with fewer steps, or with another hyper-parameter."""
     config = json.loads((finished.folder / "config.json").read_text())
     (finished.folder / "config.json").write_text(json.dumps(config | {part: config[part] | change}))
-    with pytest.raises(ValueError, match=f"another --{list(change)[0]} .*move it away"):
+    said = f"another --{list(change)[0]} .*move it away"
+    with pytest.raises(ValueError, match=said):
         study.make_row(finished)
+    (finished.folder / "final.json").unlink()
+    work = study.Study([finished], 1, 1, False)
+    work.work()  # and such a run that is not finished is not resumed
+    assert re.search(said, work.failed[finished]) and not finished.log.exists()
 
 
 @pytest.mark.parametrize("keep", [False, True])

@@ -10,23 +10,25 @@ from plumbing.report import points, t_estimate, welch
 from plumbing.runs import Group, Run, group_runs
 
 
-KINDS = {"tokens_sampled": 100.0, "tokens_read": 50.0, "tokens_updated": 50.0}
+KINDS = {"tokens_sampled": 100.0, "tokens_read": 50.0, "tokens_updated": 50.0}  # of a run: 300 units
+MANY = {"tokens_sampled": 210.0, "tokens_read": 60.0, "tokens_updated": 10.0}  # 300 units, too
 
 
-def runs(label, ends, cost, steps=100):
+def runs(label, ends, cost, steps=100, kinds=KINDS):
     """A run per end, from 0.2 at the start to the end in two measurements at half and all of the cost."""
     setting = " ".join(label.split()[1:])
     return [Run(f"{label}-{seed}", label, setting, label.startswith("none"), seed, {
         "end": end, "area": end, "climb": end, "steps": steps,
         "curve": {0.0: 0.2, steps / 2: (0.2 + end) / 2, steps: end},
-        "spent": {0.0: 0.0, steps / 2: cost / 4, steps: cost}} | KINDS) for seed, end in enumerate(ends)]  # fmt: skip
+        "spent": {0.0: 0.0, steps / 2: cost / 4, steps: cost}} | kinds) for seed, end in enumerate(ends)]  # fmt: skip
 
 
 @pytest.fixture
 def groups():
     """GRPO; both opponents with four times its cost; and a method whose run costs three times as much."""
     return group_runs(runs("none", (0.4, 0.6), 1000.0) + runs("none advantage=rloo steps=400", (0.6, 0.8), 4000.0, 400)
-                      + runs("none answers=16", (0.3, 0.5), 4000.0) + runs("vineppo k=3", (0.5, 0.7), 3000.0))
+                      + runs("none answers=16", (0.3, 0.5), 4000.0)
+                      + runs("vineppo k=3", (0.5, 0.7), 3000.0, kinds=MANY))
 
 
 @pytest.mark.parametrize("cost, ends, areas", [
@@ -62,6 +64,10 @@ def test_the_tables_by_hand(groups):
     ours = np.array([(0.2 + y) / 2 / 4 + (y + z) / 2 * 3 / 4 for y, z in ((0.35, 0.5), (0.45, 0.7))])
     assert rows["RLOO steps=400"][2:7] == ["2, 2", "3.00", points(welch(ours, theirs)), "open",
                                            points(welch(np.array([0.5, 0.7]), end))]
+    # With 3:1:3 they were measured up to 7,200 and 6,667, with 1:0:0 up to 2,100 and 1,333: both reached RLOO's end.
+    for cell, part in zip(rows["RLOO steps=400"][7:], ((20000 / 3 - 1800) / 5400, (4000 / 3 - 525) / 1575)):
+        ours = np.array([0.35 + 0.15 * part, 0.45 + 0.25 * part])
+        assert cell == points(welch(ours, np.array([0.6, 0.8])))
 
 
 def test_the_picture_shows_cost_and_steps(tmp_path, figures):

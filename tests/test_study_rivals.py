@@ -52,10 +52,10 @@ def test_the_table_by_hand(groups):
     assert rows["GRPO"]["result"] == "open"
 
 
-def test_pictures_compare_with_the_baseline_that_is_asked_for(groups):
-    """Guards against a baseline that is drawn beside itself, and a method that loses its own where there is none."""
+def test_pictures_compare_with_rloo(groups):
+    """Guards against RLOO drawn beside itself, and a method that loses its own baseline where there is no RLOO."""
     for group in groups:
         group.baseline = groups[2]
-    assert {group.label: group.baseline for group in study_rivals.against(groups, RLOO)} == dict.fromkeys(
+    assert {group.label: group.baseline for group in study_rivals.against_rloo(groups)} == dict.fromkeys(
         ("ppo", "none", "mine"), groups[0])
-    assert all(group.baseline is groups[2] for group in study_rivals.against(groups, "dpo"))
+    assert all(group.baseline is groups[2] for group in study_rivals.against_rloo(groups[1:]))

@@ -2,16 +2,14 @@
 
 Run it:  python -m pytest tests/test_study_tables.py
 """
-import itertools
 import math
-import statistics
 
 import numpy as np
 import pytest
 
 import analyze
 from experiments import study, study_scores, study_tables
-from experiments.correlation import ranks, spearman, with_errors, without_two
+from experiments.correlation import spearman
 from plumbing.report import Estimate, cell, t_quantile, welch, write_csv
 from plumbing.runs import Run, group_runs
 
@@ -51,67 +49,6 @@ def difference(x, y):
     return f"{e.value:.1f} ± {e.high - e.value:.1f}"
 
 
-# ------------------------------------------------------------------------------------------------ rank correlation
-
-
-def test_spearman_by_the_textbook():
-    """Guards against ranks of ties by place, and an interval of Pearson's or of what does not vary."""
-    x, y = np.array([3.0, 1, 2, 10, 5, 4]), np.array([0.1, 0.3, 0.2, 0.9, 0.5, 0.05])
-    d = np.array([3, 1, 2, 6, 5, 4]) - [2, 4, 3, 6, 5, 1]  # without ties it is 1 - 6 sum d^2 / (n^3 - n)
-    e = spearman(x, y)
-    assert e.value == pytest.approx(1 - 6 * sum(d**2) / (6**3 - 6))
-    width = 1.96 * math.sqrt((1 + e.value**2 / 2) / 3)
-    assert np.arctanh(e[1:3]) - np.arctanh(e.value) == pytest.approx([-width, width])
-    tied = spearman(np.array([1.0, 1, 2, 3]), np.array([5.0, 6, 7, 7]))
-    assert tied.value == pytest.approx(statistics.correlation([1.5, 1.5, 3, 4], [1, 2, 3.5, 3.5]))
-    assert math.isnan(spearman(np.ones(5), x[:5]).value) and math.isnan(spearman(x[:5], np.ones(5)).value)
-    assert math.isnan(spearman(x, x).low) and math.isnan(spearman(x[:3], y[:3]).low)
-    assert math.isfinite(spearman(x[:4], y[:4]).low)
-
-
-@pytest.mark.parametrize("rho", [0, 0.87])
-def test_spearman_covers_as_often_as_it_says(rho):
-    """Guards against an interval too narrow for a dozen methods: 2,000 samples of a normal pair."""
-    rng, truth, inside = np.random.default_rng(3), 6 / math.pi * math.asin(rho / 2), []
-    for _ in range(2000):
-        x, noise = rng.normal(size=(2, 12))
-        e = spearman(x, rho * x + math.sqrt(1 - rho**2) * noise)
-        inside.append(e.low <= truth <= e.high)
-    assert np.mean(inside) == pytest.approx(0.95, abs=0.02)
-
-
-def test_a_correlation_that_two_points_made():
-    """Guards against a correlation that one or two methods make: five pairs that do not agree and two far out."""
-    x, y = np.array([1.0, 2, 3, 4, 5, 8, 9]), np.array([3.0, 1, 5, 2, 4, 8, 9])
-    kept = [statistics.correlation(ranks(x[list(k)]), ranks(y[list(k)])) for k in itertools.combinations(range(7), 5)]
-    assert without_two([*"abcde", "f x=1", "g"], x, y) == f"{min(kept):.2f} (f, g)"
-    assert without_two([*"abcd"], x[:4], y[:4]) == "" != without_two([*"abcde"], x[:5], y[:5])
-
-
-def test_a_correlation_of_estimates_is_lower_and_wider_than_that_of_exact_values():
-    """Guards against errors that are ignored: with none it is Spearman's, with large ones it is nothing."""
-    x = np.arange(12.0)
-    exact, blurred = ([Estimate(v, v - half, v + half) for v in x] for half in (0.0, 50.0))
-    found = with_errors(exact, exact)
-    assert found.value > 0.95 and found.low > 0.8
-    found = with_errors(exact, blurred)
-    assert abs(found.value) < 0.4 and found.low < 0 < found.high
-    assert math.isnan(with_errors(exact[:3], exact[:3]).value)
-
-
-@pytest.mark.parametrize("errors", [(0.0, 0.0), (1.0, 0.5)])
-def test_errors_shrink_a_correlation_by_as_much_as_they_should(errors):
-    """Guards against errors twice or half as large: of a normal pair of correlation r, each redrawn with its error e,
-    the correlation is r / sqrt((1 + e_x^2) (1 + e_y^2)), here with that of ranks."""
-    rng, r = np.random.default_rng(3), 0.8
-    x, noise = rng.normal(size=(2, 3000))
-    columns = [[Estimate(v, v - 1.96 * e, v + 1.96 * e) for v in values]
-               for values, e in zip((x, r * x + math.sqrt(1 - r**2) * noise), errors)]
-    shrunk = r / math.sqrt(math.prod(1 + e**2 for e in errors))
-    found = with_errors(*columns, draws=100)
-    assert found.value == pytest.approx(6 / math.pi * math.asin(shrunk / 2), abs=0.03)
-
-
 # ----------------------------------------------------------------------------------------------- scores and learning
 
 
@@ -148,11 +85,33 @@ def test_scores_and_learning_by_hand():
         assert row[2] == cell(spearman(*np.array([(truths[m], 1 - ends[m]) for m in subset]).T))
 
 
+def test_the_picture_of_scores_puts_each_method_on_its_line(tmp_path, figures):
+    """Guards against scores beside another method's gain, methods out of order, and a correlation of another panel."""
+    groups = group_runs([*study_runs("none", 0.4, 0.4), *study_runs("a", 0.5, 0.5), *study_runs("b", 0.2, 0.2)])
+    truths = {"none": 0.1, "a": 0.3, "b": 0.2}
+    scores = {m: {study_scores.COSINE: Estimate(t), study_scores.WITHIN: Estimate(1 - t)} for m, t in truths.items()}
+    study_scores.draw_truth(groups, scores, tmp_path / "truth.png")
+    gain, cosine, within, signal = figures[0].axes
+    assert [text.get_text() for text in gain.get_yticklabels()] == ["a", "GRPO", "b"]
+    assert dots(gain) == {0: pytest.approx(5), 2: pytest.approx(-10)}  # half of the ends is the area
+    assert dots(cosine) == {0: 0.3, 1: 0.1, 2: 0.2}
+    assert dots(within) == {0: 0.7, 1: 0.9, 2: 0.8}
+    assert not dots(signal)
+    assert [axis.get_xlabel().split()[-1] for axis in (cosine, within)] == ["0.50", "-0.50"]  # ranks 3 1 2, areas 3 2 1
+
+
+def dots(axis):
+    """The places of the dots of a panel by their line."""
+    return {line.get_ydata()[0]: line.get_xdata()[0] for line in axis.lines if line.get_marker() == "o"}
+
+
 # ---------------------------------------------------------------------------------------------------------- tables
 
 NONE, BETTER, UNCLEAR, RLOO = (40, 42, 44), (50, 53, 56), (41, 41, 46), (45, 47, 49)  # ends in percent, three seeds
+TYPES = {"contribution, filler / reasoning": 0.4, "gradient, filler / reasoning": 0.3, "effective sample size": 0.9,
+         "varies within": 0.1}
 MAIN = [*study_runs("none", *(x / 100 for x in NONE)), *study_runs("unclear", *(x / 100 for x in UNCLEAR)),
-        *study_runs("better", *(x / 100 for x in BETTER), **{"gradient norm": 1.0}), study_run("once k=3", 1, 0.30)]
+        *study_runs("better", *(x / 100 for x in BETTER), **TYPES, **{"gradient norm": 1.0}), study_run("once k=3", 1, 0.30)]
 COSTS = {"none": 1.0, "better": 1.25, "unclear": 1.04, "once k=3": 9.0}
 
 
@@ -165,6 +124,7 @@ def tables():
     sweeps = [*study_runs("better x=1", 0.20, 0.21, 0.24), study_run("once", 0, 0.40)]
     return {"study": study_tables.table_study("easy", groups, records, COSTS),
             "scores": study_tables.table_scores("easy", records, scores),
+            "types": study_tables.table_types("easy", records),
             "settings": study_tables.table_settings("", MAIN, sweeps)}
 
 
@@ -179,6 +139,7 @@ def tables():
     ("study", "once k=3", {"seeds": "1", "end - GRPO": "-12.0", "cost": "9.00"}),
     ("scores", "once k=3", {"cosine with A*": "0.00 (-0.50 to 0.50)", "rank in response": "2.00 (1.50 to 2.50)",
                             "signal to noise": "4.00 (3.50 to 4.50)"}),
+    ("types", "better", {name: f"{value:.3f} ± 0.000" for name, value in TYPES.items()}),
     ("settings", "better x=1", {"baseline": "GRPO", "end - baseline": difference([20, 21, 24], NONE),
                                 "least climb": "10.0",
                                 "end - default": difference([20, 21, 24], BETTER)}),
@@ -239,7 +200,7 @@ def test_a_prediction_holds_the_next_seed_as_often_as_it_says():
 @pytest.fixture
 def folder(tmp_path):
     """The published scores, which the tables need beside the rows."""
-    for name in study_scores.SCORES:
+    for name in study_scores.FILES:
         (tmp_path / name).write_bytes((RESULTS / name).read_bytes())
     return tmp_path
 
