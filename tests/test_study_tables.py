@@ -111,7 +111,8 @@ NONE, BETTER, UNCLEAR, RLOO = (40, 42, 44), (50, 53, 56), (41, 41, 46), (45, 47,
 TYPES = {"contribution, filler / reasoning": 0.4, "gradient, filler / reasoning": 0.3, "effective sample size": 0.9,
          "varies within": 0.1}
 MAIN = [*study_runs("none", *(x / 100 for x in NONE)), *study_runs("unclear", *(x / 100 for x in UNCLEAR)),
-        *study_runs("better", *(x / 100 for x in BETTER), **TYPES, **{"gradient norm": 1.0}), study_run("once k=3", 1, 0.30)]
+        *study_runs("better", *(x / 100 for x in BETTER), **TYPES, **{"gradient norm": 1.0}),
+        study_run("once k=3", 1, 0.30)]
 COSTS = {"none": 1.0, "better": 1.25, "unclear": 1.04, "once k=3": 9.0}
 
 
