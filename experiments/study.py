@@ -12,9 +12,10 @@ another machine too; a run that was killed resumes from its last saved state. Se
 compare all methods on the same seeds at any time. A finished run loses its credit/ (24 MB) unless --keep. Studies may
 share a disk, but commands from --list take no lock: let no study do the same runs beside them. Linux and macOS only.
 
-There are two levels. `easy` is the bundled default. `hard` asks the same model only for puzzles that a single sequence
-of steps solves, and allows more tokens: half as many responses succeed at the start, and the more failed attempts a
-response holds, the less is said by credit that is the same on all of them.
+`easy` is the bundled default. Each other level changes one thing. `hard` asks the same model only for puzzles that a
+single sequence of steps solves, and allows more tokens: half as many responses succeed at the start, and the more
+failed attempts a response holds, the less is said by credit that is the same on all of them. `small` is a model with a
+fifth of the parameters, trained by experiments/warm_start.py until it solves about as many puzzles at the start.
 """
 import argparse
 import fcntl
@@ -48,7 +49,7 @@ RUNS = Path(f"runs/study-{VERSION}")
 RESULTS = Path("results/runs.csv")
 ROOT = Path(__file__).parent.parent  # commands run here, and the two paths above are relative to it
 HARD = RUNS / "hard.jsonl"
-LEVELS = {"easy": "", "hard": f" --data {HARD} --max_new_tokens 240"}
+LEVELS = {"easy": "", "hard": f" --data {HARD} --max_new_tokens 240", "small": " --model models/countdown-small"}
 
 
 def values_of(flags: str) -> dict:
@@ -69,11 +70,12 @@ SWEEPS = (*(f"outcome_conditional --think_discount {x}" for x in (0.25, 0.75, 1.
 # RLOO and GRPO for about 15% more than the measured cost of `vineppo --k 3`, 4.9 times GRPO's on easy puzzles and 7.5
 # times on hard ones, where its responses grow longer: by more steps or by more responses.
 MORE = {"easy": ("--steps 560", "--answers 45"), "hard": ("--steps 800", "--answers 64")}
+SIZED = ("none", RLOO, "ppo", "entropy_masking", "entropy_weighted")  # do gains of entropy methods grow with the model?
 UPDATES = tuple(f"{name} --updates_per_batch 4{clip}" for name in ("none", RLOO, "ppo", "entropy_masking")
                 for clip in ("", " --clip_high 0.28"))
 PARTS = {  # level, methods with their flags, seeds
     "main": [("easy", (*METHODS, RLOO), range(5)), ("easy", AHEAD, range(5, 10)), ("hard", AHEAD, range(5)),
-             ("hard", AHEAD[:-1], range(5, 10))],
+             ("hard", AHEAD[:-1], range(5, 10)), ("small", SIZED, range(5)), ("small", ("vineppo --k 3",), range(3))],
     "budget": [("easy", tuple(f"{RLOO} {more}" for more in MORE["easy"]), range(10)),
                ("easy", tuple(f"none {more}" for more in MORE["easy"]), range(5)),
                ("hard", tuple(f"{RLOO} {more}" for more in MORE["hard"]), range(3)),

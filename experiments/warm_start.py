@@ -1,4 +1,4 @@
-"""The supervised warm start: makes models/countdown-tiny, the bundled model, from nothing.
+"""The supervised warm start: makes the bundled models in models/ from nothing.
 
 Reward alone can't teach a model that knows nothing, and a real model is too large to bundle. So a tiny Qwen2 imitates
 written searches: try an expression step by step, say whether it hits the target, try again or give up, answer.
@@ -14,7 +14,8 @@ which teaches the model to find them, and rare in the last, which teaches it to 
 more than it shows, and that is what reinforcement learning can bring out.
 
 Run it:  python -m experiments.warm_start --out models/rebuilt                about 12 minutes on two cores
-         python -m experiments.warm_start --report models/countdown-tiny      half a minute: results/warm-start.md
+         python -m experiments.warm_start --size small --steps 12000 --out models/small    half an hour
+         python -m experiments.warm_start --report models/countdown-tiny      half a minute
 """
 import functools
 import json

@@ -1,4 +1,4 @@
-"""The demonstrations of the warm start, and the bundled model that it made.
+"""The demonstrations of the warm start, and the bundled models that it made.
 
 Run it:  python -m pytest tests/test_warm_start.py
 """
@@ -8,12 +8,12 @@ import sys
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 
 import train
 from countdown_task import Puzzle, expression_value, find_calculations, generate_puzzles, reward, split, universe
 from experiments import warm_start
-from qwen2_model import load_model
 
 
 def test_demonstrations_calculate_rightly_and_end_with_the_answer_they_claim():
@@ -71,12 +71,12 @@ def test_imitation_learns_the_responses_and_not_the_prompts(codec):
     assert right[~response & ~padding].float().mean() < 0.2
 
 
-def test_reinforcement_can_teach_the_bundled_model(codec):
+@pytest.mark.parametrize("name", ["tiny", "small"])
+def test_reinforcement_can_teach_the_bundled_models(name):
     """Guards against a model that solves too few puzzles to get a reward or too many to improve, and one over 4 MB."""
-    assert sum(file.stat().st_size for file in train.BUNDLED.iterdir()) < 4e6
-    model = load_model(train.BUNDLED)
-    model.real_vocab = codec.size
-    policy = train.Policy(model, codec, critic=None, reference=None)
+    folder = train.BUNDLED.with_name(f"countdown-{name}")
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 4e6
+    policy = train.load_policy(train.Settings(model=str(folder)), set())
     success = train.evaluate(policy, generate_puzzles(256, "heldout"), 1, train.Settings())
     assert 0.25 < success.mean() < 0.5
 
