@@ -4,9 +4,9 @@
     python -m experiments.collapse runs/study-2/hard/{none,ppo,optimal*,vineppo-k-3,value*,token*}-seed?
 
 Reads run folders. Those of GRPO (`none`) are the reference: at each step the mean of their seeds, and the standard
-deviation of a seed around it, averaged over steps. A run *leaves* the reference in a measure at the first of 10 steps
-in a row that are more than 3 standard deviations away, on the same side. Writes results/collapse.md and a picture of
-the runs whose success fell.
+deviation of a seed around it, averaged over steps. A run *leaves* the reference in a measure at the first of 3 steps
+in a row that are more than 3 standard deviations away, on the same side. Somebody who watches the run knows two steps
+later. Writes results/collapse.md and a picture of the runs whose success fell.
 """
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ MEASURES = {"success": "success", "format": "format", "truncated": "cut off", "l
             "entropy": "entropy (nats)", "grad_norm": "gradient norm"}  # columns of metrics.csv
 WINDOW = 5  # steps averaged, because a step has few responses
 FAR = 3.0  # standard deviations
-LASTING = 10  # steps in a row
+LASTING = 3  # steps in a row: with 1, the entropy of a run that did not break left, too
 
 
 def smooth(values: np.ndarray) -> np.ndarray:

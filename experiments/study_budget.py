@@ -19,7 +19,7 @@ from plumbing.runs import Group
 BUDGETS = (1.0, 2.0, 4.0)  # in units of GRPO's run
 COSTLY = 1.15  # units; a cheaper method spends about what RLOO does, and is compared after as many steps
 NEARLY = 0.75  # of a method's cost: an opponent must have spent as much, and have been measured before
-WEIGHTS = {"1:1:3": COSTS, "3:1:3": COSTS | {"tokens_sampled": 3},
+WEIGHTS = {"1:1:3": COSTS, "3:1:3": COSTS | {"tokens_sampled": 3}, "1:1:1": COSTS | {"tokens_updated": 1},
            "1:0:0": COSTS | {"tokens_read": 0, "tokens_updated": 0}}  # of sampled, read and updated tokens
 STEPS = 100  # of a default run
 DRAWN = {"vineppo k=3": (PALETTE[0], "o-"), "ppo": (PALETTE[1], "s-"), "none advantage=rloo": (GREY, "^-"),
@@ -84,19 +84,21 @@ def table_equal(level: str, groups: list[Group]) -> Table:
              if is_opponent(other.label) and not is_opponent(group.label) and spent(group)[-1] > COSTLY * unit
              and spent(other)[1] < NEARLY * spent(group)[-1] < spent(other)[-1]}
     areas = results({names: at_equal_cost(*pair)[1] for names, pair in pairs.items()})
+    usual, *others = WEIGHTS
     for names, (group, other) in pairs.items():
-        ends = [points(at_equal_cost(group, other, weights)[0]) for weights in WEIGHTS.values()]
         cost = min(spent(group)[-1], spent(other)[-1]) / unit
         seeds = f"{len(group.rows)}, {len(other.rows)}"
-        rows.append([*map(name_of, names), seeds, f"{cost:.2f}", *areas[names], *ends])
+        rows.append([*map(name_of, names), seeds, f"{cost:.2f}", *areas[names], points(at_equal_cost(group, other)[0]),
+                     *(points(at_equal_cost(group, other, WEIGHTS[name])[1]) for name in others)])
     note = ("The method minus the opponent, GRPO or RLOO, with more steps or more answers where it says so, in points "
-            "± half of Welch's 95% interval, when both had spent this cost: that of the method's whole run, or of the "
-            "opponent's where it is less. Both curves are linear between their own measurements, which costs the one "
-            "that was measured less often up to a point of area. Area: mean success on the way there, * significant at "
-            f"5% after Holm's correction over these rows. {RESULT} End: success at that cost, with three weightings of "
-            "sampled, read and updated tokens, of which 1:1:3 is the one used elsewhere.")
-    return Table(f"Equal cost, {level}", note, ["method", "opponent", "seeds", "at cost", "area", "result",
-                                                *(f"end, {name}" for name in WEIGHTS)], rows)
+            "± half of Welch's 95% interval, at the largest cost that both reached: that of the method's whole run, or "
+            "of the opponent's where it is less. Both curves are linear between their own measurements, which costs "
+            "the one that was measured less often about half a point of area. Area: mean success over the cost up to "
+            f"there, * significant at 5% after Holm's correction over these rows. {RESULT} End: success at that cost. "
+            f"Last, the area with other weights of sampled, read and updated tokens than {usual}, at the largest cost "
+            "that both reached by these.")
+    return Table(f"Equal cost, {level}", note, ["method", "opponent", "seeds", "at cost", "area", "result", "end",
+                                                *(f"area, {name}" for name in others)], rows)
 
 
 def at_equal_cost(group: Group, other: Group, weights: dict[str, float] = COSTS) -> tuple[Estimate, Estimate]:

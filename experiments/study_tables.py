@@ -246,13 +246,12 @@ def spending(parts: dict[str, list[Run]]) -> list[Group]:
 
 def level_tables(level: str, parts: dict[str, list[Run]], groups: list[Group], scores: Scores) -> list[Table]:
     """The tables of a level. Runs of version 1 did not record what they had spent."""
-    records = read_records(groups)
+    records, spenders = read_records(groups), spending(parts)
     recorded = all(row["spent"] for group in groups for row in group.rows.values())
-    costs = {group.label: spent(group)[-1] / cost_unit(groups) for group in groups if recorded}
+    costs = {group.label: spent(group)[-1] / cost_unit(spenders) for group in spenders if recorded}
     tables = [table_study(level, groups, records, costs)]
     if recorded:
-        tables += [table_rivals(level, groups, costs),
-                   *(table(level, spending(parts)) for table in (table_budget, table_equal))]
+        tables += [table_rivals(level, spenders, costs), table_budget(level, spenders), table_equal(level, spenders)]
     if level == FIRST:  # which was scored, though not RLOO, whose credit is GRPO's in another size
         scored = [group for group in groups if group.label != RLOO and len(group.rows) > 2]
         tables += [table_scores(level, records, scores), table_truth(level, scored, scores)]

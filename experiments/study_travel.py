@@ -49,7 +49,7 @@ def table_travel(places: Places) -> Table:
     changes = {(place, label): change(group, first[label]) for place, groups in found.items()
                for label, group in groups.items() if place != FIRST and label in first}
     stars = holm({key: e.p for key, e in changes.items()})
-    rows = [["RLOO, success", *(f"{points(t_estimate(g.values(FIGURE)))}, n = {len(g.rows)}"
+    rows = [["RLOO, area", *(f"{points(t_estimate(g.values(FIGURE)))}, n = {len(g.rows)}"
                               for groups in found.values() for g in [next(iter(groups.values())).baseline])]]
     for label in (label for label in SHOWN if any(label in groups for place, groups in found.items())):
         cells = [f"{points(groups[label].difference(FIGURE))}{' *' * ((place, label) in stars)}, "

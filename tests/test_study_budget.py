@@ -64,10 +64,16 @@ def test_the_tables_by_hand(groups):
     ours = np.array([(0.2 + y) / 2 / 4 + (y + z) / 2 * 3 / 4 for y, z in ((0.35, 0.5), (0.45, 0.7))])
     assert rows["RLOO steps=400"][2:7] == ["2, 2", "3.00", points(welch(ours, theirs)), "open",
                                            points(welch(np.array([0.5, 0.7]), end))]
-    # With 3:1:3 they were measured up to 7,200 and 6,667, with 1:0:0 up to 2,100 and 1,333: both reached RLOO's end.
-    for cell, part in zip(rows["RLOO steps=400"][7:], ((20000 / 3 - 1800) / 5400, (4000 / 3 - 525) / 1575)):
-        ours = np.array([0.35 + 0.15 * part, 0.45 + 0.25 * part])
-        assert cell == points(welch(ours, np.array([0.6, 0.8])))
+    # With 3:1:3 vineppo was measured at 1,800 and 7,200, RLOO at 1,667 and 6,667; with 1:1:1 at 700 and 2,800, and at
+    # 667 and 2,667; with 1:0:0 at 525 and 2,100, and at 333 and 1,333. Each time both reached RLOO's end.
+    theirs = np.array([(0.2 + y) / 2 / 4 + (y + z) / 2 * 3 / 4 for y, z in ((0.4, 0.6), (0.5, 0.8))])
+    for cell, (half, whole, common) in zip(rows["RLOO steps=400"][7:], (
+            (1800, 7200, 20000 / 3), (700, 2800, 8000 / 3), (525, 2100, 4000 / 3))):
+        ours = []
+        for middle, end in ((0.35, 0.5), (0.45, 0.7)):
+            last = middle + (end - middle) * (common - half) / (whole - half)
+            ours.append(((0.2 + middle) / 2 * half + (middle + last) / 2 * (common - half)) / common)
+        assert cell == points(welch(np.array(ours), theirs))
 
 
 def test_the_picture_shows_cost_and_steps(tmp_path, figures):

@@ -40,8 +40,8 @@ def test_each_place_has_its_own_rloo(places):
     assert rows["ppo"] == [f"{gain}, n = 3", "", f"-{gain} *, n = 3"]
     easy = points(welch(np.array(NONE), np.array(RLOO)))
     assert rows["GRPO"] == [f"{easy}, n = 3", f"{points(welch(np.array(PPO), np.array(PPO)))}, n = 3", ""]
-    assert [text.partition(" ")[0] for text in rows["RLOO, success"]] == ["42.0", "52.0", "52.0"]
-    assert set(rows) == {"RLOO, success", "ppo", "GRPO"}
+    assert [text.partition(" ")[0] for text in rows["RLOO, area"]] == ["42.0", "52.0", "52.0"]
+    assert set(rows) == {"RLOO, area", "ppo", "GRPO"}
 
 
 def test_a_change_is_a_difference_of_differences(places):
