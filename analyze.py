@@ -3,7 +3,7 @@
     python analyze.py runs/none-seed0      one run: tables and pictures, also written to its analysis/
     python analyze.py runs/*               methods compared over seeds, also written to comparison/ beside the runs
 
-Every table shows two measures of what a token receives:
+Two measures say what a token receives:
 
     contribution = credit * log p            the measure of the original work: a value, not a gradient. As log p <= 0, a
                                              reinforced token has a negative contribution.
@@ -30,7 +30,7 @@ from plumbing.report import (GREY, LETTERS, MIN_RESPONSES, PALETTE, SHADES, Esti
                              draw_estimate, draw_tokens, interval, mean_height, new_figure, place_tokens, plt, pm,
                              ratio, save_figure, t_estimate, t_statistics, welch, write_csv)
 from plumbing.runs import (Group, Run, group_runs, heldout, labels, read_config, read_final,
-                           read_metrics, shared_settings, unequal_steps, work_on_folders)
+                           read_metrics, run_method, shared_settings, unequal_steps, work_on_folders)
 
 MEASURES = ("contribution", "gradient")
 COLOURS = dict(zip(("reasoning", "filler", "structure"), PALETTE))
@@ -76,7 +76,7 @@ def read_log(run: Path) -> dict[str, np.ndarray]:
 
 
 def sampled_puzzles(run: Path) -> dict[tuple[int, int], str]:
-    """By step and group, the puzzles that samples.txt names: of the first response of each group that it shows."""
+    """The puzzles in samples.txt by step and group: it shows one response to each."""
     file, puzzles, groups = run / "samples.txt", {}, Counter()
     for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
         if found := re.match(r"=== step (\d+)  (\[.*?\] -> \d+)  ", line):
@@ -329,7 +329,7 @@ def analyze_run(run: Path) -> None:
     out.mkdir(exist_ok=True)
     text = f"# {run.name}\n\n" + "\n".join(map(str, tables))
     (out / "tables.md").write_text(text, encoding="utf-8")
-    method = method_name(read_config(run)["settings"]["mitigation"])
+    method = method_name(run_method(read_config(run)))
     draw_learning(metrics, method, out / "learning.png")
     draw_credit(log, out / "credit.png")
     draw_run_tokens(log, codec, method, sampled_puzzles(run), out / "tokens.png")
@@ -384,7 +384,7 @@ def load_runs(folders: list[Path]) -> list[Run]:
     for folder, config, label in zip(folders, configs, labels(configs)):
         settings = config["settings"]
         runs.append(Run(name=str(folder), label=label, setting=json.dumps(shared_settings(config)),
-                        is_baseline=settings["mitigation"] == "none", seed=settings["seed"],
+                        is_baseline=run_method(config) == "none", seed=settings["seed"],
                         figures=summarize(folder)))
         progress.show(len(runs))
     return runs
@@ -417,8 +417,8 @@ def comparison_tables(records: dict[str, dict[str, Estimate]], warning: str = ""
     columns = {
         ("Learning", f"{means} Held-out success at start and end; area: the mean of its curve."):
             ("seeds", "steps", *LEARNING, "least climb"),
-        ("Against GRPO", "Difference of the means to GRPO (`none` with the same settings, --advantage included) ± half "
-         "of its 95% interval (Welch's t)."):
+        ("Against GRPO", "Difference of the means to GRPO (`none` with the same settings) ± half of its 95% interval "
+         "(Welch's t)."):
             ("seeds", *DIFFERENCES),
         ("Gradient and credit", f"{means} Shares of the summed sizes of all tokens; filler / reasoning is the ratio of "
          "mean sizes. Effective sample size: 1 where all tokens of a response receive the same. Varies within: the "
@@ -561,9 +561,10 @@ def compare_runs(folders: list[Path]) -> None:
     (out / "table.md").write_text(text, encoding="utf-8")
     write_csv(csv_rows(records), out / "table.csv")
     draw_curves(groups, out / "learning.png")
-    draw_forest(groups, out / "forest.png")
+    if compared := any(group.compared for group in groups):
+        draw_forest(groups, out / "forest.png")
     print(text)
-    print(f"wrote {out / 'table.md'}, table.csv, learning.png and forest.png beside it")
+    print(f"wrote {out / 'table.md'}, table.csv, learning.png" + ", forest.png" * compared)
     if warning:
         print(f"warning: {warning}")
 

@@ -94,14 +94,14 @@ def expression(numbers: tuple[int, ...], calculations: Iterable[Calculation]) ->
     return pool[-1][1]
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def reachable(numbers: tuple[int, ...], max_target: int) -> tuple[int, ...]:
-    """The targets from 1 to max_target that can be reached from the sorted numbers by way of whole numbers."""
+    """The targets from 1 to max_target that can be reached from the sorted numbers with whole numbers alone."""
     return tuple(sorted({r for r, _ in derivations(numbers, whole=True) if 1 <= r <= max_target}))
 
 
 def universe(count: int = 3, low: int = 1, high: int = 20, max_target: int = 100) -> list[Puzzle]:
-    """Every puzzle of `count` sorted numbers from low to high whose target can be reached by way of whole numbers."""
+    """Every puzzle of `count` sorted numbers from low to high whose target can be reached with whole numbers alone."""
     number_sets = itertools.combinations_with_replacement(range(low, high + 1), count)
     return [Puzzle(numbers, target) for numbers in number_sets for target in reachable(numbers, max_target)]
 
@@ -127,7 +127,7 @@ def split(puzzle: Puzzle) -> str:
 def generate_puzzles(size: int, part: str, seed: int = 0, count: int = 3, low: int = 1, high: int = 20,
                      max_target: int = 100) -> list[Puzzle]:
     """`size` distinct solvable puzzles of one split, numbers in random order; ValueError if there are not that many."""
-    rng = np.random.default_rng([seed, size])  # with the size, so that fewer puzzles are not the first of more
+    rng = np.random.default_rng([seed, size])  # seeded by size too, so that a small set is no prefix of a larger one
     found, misses = {}, 0  # draws in a row without a new puzzle
     while len(found) < size:
         misses += 1

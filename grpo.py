@@ -10,12 +10,13 @@ credit less likely. It ascends
 where pi is the model's distribution over tokens. If credit were the response's reward, the average of the sum over many
 steps would be proportional to the gradient of the expected reward (the policy gradient theorem). Subtracting the
 group's mean removes noise and leaves the direction of that average as it is: grad log pi averages to 0, so the others'
-rewards cancel, and the response's own share of the mean only scales it by (G - 1) / G.
+rewards cancel, and the response's own share of the mean only scales it by (G - 1) / G. Dividing by the group's standard
+deviation, as GRPO does, changes how much each puzzle counts: those whose rewards hardly differ count for more.
 
 A function of mitigations.py computes `credit` (B, T); the code here is the same for all of them. How it differs from
 the paper (DeepSeekMath, arXiv 2402.03300):
-1. The loss is an average over all tokens of the step (DAPO, 2503.14476). The paper averages within each response
-   first: --loss_norm sequence. Dr. GRPO (2503.20783) divides by a constant: --loss_norm constant.
+1. The loss is an average over all tokens of the step, as in DAPO's code (2503.14476). The paper averages within each
+   response first: --loss_norm sequence. Dr. GRPO (2503.20783) divides by a constant: --loss_norm constant.
 2. By default there is no KL penalty (--kl), and one update per batch (--updates_per_batch). Then the ratio pi / pi_old,
    of a token's probability now to that when it was sampled, is 1, and nothing is clipped.
 3. The log-probs of the sampling policy are recorded while sampling, not recomputed by a second forward pass.
@@ -35,7 +36,7 @@ from torch import Tensor
 
 from countdown_task import ROLES, Codec, Puzzle, annotate, find_calculations, fingerprint, reward
 from critic import Critic, Importance
-from mitigations import TokenBatch, has_variance, quotient, z_score_in_group
+from mitigations import TokenBatch, has_variance, quotient
 from plumbing.files import replace_file
 from plumbing.optimizer import Optimizer
 from plumbing.processes import gather, my_share, sum_over_processes, world
@@ -160,22 +161,23 @@ def gather_samples(samples: Samples | None, G: int, device: torch.device) -> Sam
 def group_advantage(rewards: Tensor, estimator: str = "grpo", success: Tensor | None = None) -> Tensor:
     """Advantage (Q, G) of G responses to each of Q puzzles, from their rewards (Q, G).
 
-    grpo: (r - mean) / (std + 1e-4), with the population std (2402.03300). dr_grpo: r - mean (2503.20783).
+    grpo: (r - mean) / std (2402.03300); the population std, plus 1e-4, is our choice. dr_grpo: r - mean (2503.20783).
     rloo: r - mean of the others = G / (G - 1) * (r - mean) (2402.14740).
-    maxrl: (s - mean) / mean of the success s (Q, G), 0 where none succeeds: it ascends log p(success), not p(success)
-    (2602.02710). batch: r - mean of the whole step.
+    maxrl: (s - mean) / mean of the success s (Q, G), 0 where none succeeds (2602.02710): the more responses, the nearer
+    it comes to ascending log p(success) instead of p(success). batch: r - mean of the whole step.
     A group whose rewards are all equal has advantage exactly 0, but for `batch`.
     """
-    if estimator == "grpo":
-        return z_score_in_group(rewards)
+    if estimator == "batch":
+        return group_advantage(rewards.view(1, -1), "dr_grpo").view_as(rewards)  # the step as one group
     if estimator == "maxrl":
         mean = success.mean(1, keepdim=True)  # (Q, 1)
         return quotient(success - mean, mean)
-    if estimator == "batch":
-        return group_advantage(rewards.view(1, -1), "dr_grpo").view_as(rewards)  # the step as one group
-    centered = torch.where(has_variance(rewards)[:, None], rewards - rewards.mean(1, keepdim=True), 0.0)  # (Q, G)
+    deviation = rewards - rewards.mean(1, keepdim=True)  # (Q, G)
+    deviation = deviation.where(has_variance(rewards)[:, None], 0.0)  # exactly 0, whatever the rounding of the mean
+    if estimator == "grpo":
+        return deviation / (rewards.std(1, correction=0, keepdim=True) + 1e-4)
     G = rewards.shape[1]
-    return centered * G / (G - 1) if estimator == "rloo" else centered
+    return {"dr_grpo": deviation, "rloo": deviation * G / (G - 1)}[estimator]
 
 
 # ---------------------------------------------------------------------------------------------------- loss
@@ -212,12 +214,11 @@ def k3(logprob: Tensor, reference_logprob: Tensor) -> Tensor:
 def token_weights(mask: Tensor, loss_norm: str, max_new_tokens: int) -> Tensor:
     """Each token's share (B, T) of a step's loss, 0 on padding.
 
-    token: 1 / N (DAPO). sequence: 1 / (B * L_i) (GRPO). constant: 1 / (B * max_new_tokens) (Dr. GRPO). L_i is the
-    length of response i, N the sum of all lengths.
+    token: 1 / N (DAPO's code). sequence: 1 / (B * L_i) (GRPO). constant: 1 / (B * max_new_tokens) (Dr. GRPO). L_i is
+    the length of response i, N the sum of all lengths.
     """
     B, lengths = len(mask), mask.sum(1, keepdim=True)  # (B, 1)
-    total = {"token": lengths.sum(), "sequence": B * lengths, "constant": torch.tensor(B * max_new_tokens)}
-    return mask / total[loss_norm].to(mask.device)
+    return mask / {"token": lengths.sum(), "sequence": B * lengths, "constant": B * max_new_tokens}[loss_norm]
 
 
 # -------------------------------------------------------------------------------------------------- update
@@ -436,8 +437,8 @@ class Queries:
         return self.read(response_logprobs, self.model, rows, hide)
 
     def generator(self, name: str) -> torch.Generator:
-        """A new generator, seeded by --seed, step and name: it yields the same numbers after every call."""
-        return torch.Generator().manual_seed(fingerprint(f"{name} {self.key}") >> 1)  # within int64
+        """A new generator, seeded by --seed, step and name: every call returns one in the same state."""
+        return torch.Generator().manual_seed(fingerprint(f"{name} {self.key}") >> 1)
 
     def rollout_values(self, cuts: Tensor, k: int) -> Tensor:
         """For each token where cuts (B, T) is True, the mean reward of k continuations of the text before it, else 0.

@@ -179,9 +179,9 @@ MITIGATIONS: dict[str, CreditFunction] = {}  # by name, filled by the decorators
 
 
 def register(function: Callable | None, **properties) -> Callable:
-    """Put a function into MITIGATIONS. ValueError for a name that is taken, and for unknown needs.
+    """Put a function into MITIGATIONS.
 
-    Also for what is no function, such as one that was decorated before.
+    ValueError for a name that is taken, unknown needs, and anything but a plain function, such as a decorated one.
     """
     if function is None:  # the decorator has arguments, so Python hands over the function in a second call
         return functools.partial(register, **properties)
@@ -218,7 +218,7 @@ def unit_mean(weight: Tensor, mask: Tensor) -> Tensor:
 
 
 def quotient(part: Tensor, whole: Tensor) -> Tensor:
-    """part / whole, but part where whole is 0: so 0 / 0 is 0."""
+    """part / whole for whole of 0 or more, but part where whole is 0: so 0 / 0 is 0."""
     return part / torch.where(whole > 0, whole, 1.0)
 
 
@@ -257,8 +257,9 @@ def token_type(batch: TokenBatch, filler: float = 0.5, reasoning: float = 1.0, s
 
 @reweighting
 def inverse_logprob(batch: TokenBatch, epsilon: float = 0.1, detach: bool = True) -> Tensor:
-    """credit = A / (|log p| + epsilon): make |credit * log p| about equal on all tokens (the original work).
+    """credit = A / (|log p| + epsilon): favour tokens the model was sure of (the original work).
 
+    It was meant to make |credit * log p| equal on all tokens. That holds where |log p| is well above epsilon.
     detach=False reproduces a bug of the original, which did not detach its weight. With l = log p, the gradient of
     l / (|l| + epsilon) is epsilon / (|l| + epsilon)^2. That is the weight it trained with, and nearly all of it goes to
     tokens with p near 1. Add --normalize none: the original did not rescale.
@@ -638,7 +639,8 @@ def vineppo(batch: TokenBatch, k: int = 9, fresh_start: bool = False, cuts: str 
     All tokens between two cuts get the same credit. V at the end is the reward. V at the start costs nothing: it is
     the mean reward of the group's other responses. fresh_start=True samples it as well. cuts="uncertain" is SPO-chain
     (2505.23564): a cut comes before the 6th, 11th, 16th ... *cutpoint*, a token with p below 90%. mask=True gives
-    credit to cutpoints alone, and divides the loss by their number. (The paper's code also z-scores the credit.)
+    credit to cutpoints alone, and divides the loss by their number (with --loss_norm token). (The paper's code also
+    z-scores the credit.)
     """
     require(k >= 1, "--k must be at least 1: it is the number of continuations sampled at each cut")
     require(cuts in ("sentence", "uncertain"), "--cuts must be sentence or uncertain")

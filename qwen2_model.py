@@ -4,8 +4,8 @@ How this differs from the reports (Qwen2 2407.10671, Qwen3 2505.09388) and from 
 1. One class implements both. Qwen2 has a bias on q, k and v. Qwen3 has none, but an RMSNorm on each head's q and k.
 2. The layers know nothing about padding or prompts. They take positions, and a bias that says which columns each query
    sees. Their callers build both: sampler.py, and `Qwen2.forward` for a plain pass.
-3. A token's log-prob, entropy and logit gradient are computed in one place, so that sampler and update agree. The
-   update never holds the logits of all tokens at once: it recomputes them piece by piece in the backward pass.
+3. A token's log-prob, entropy and logit gradient are computed in one place, so that sampler and update agree. Where the
+   logits of all tokens would exceed LOGITS_AT_ONCE, the update recomputes them piece by piece in the backward pass.
 
 Alphabet: B rows, S new columns (tokens) of each row in a forward pass, C columns that a query may see (those in the
 cache, then the S new ones), V vocabulary, D hidden size, H heads, K key-value heads, d head size, N tokens in a flat
@@ -312,8 +312,8 @@ def load_model(path: str | Path, device: str | torch.device = "cpu", dtype: torc
     found: dict[str, Tensor] = {}
     for file in weight_files(path):
         found |= read_tensors(file, device, dtype)
-    for name in [name for name in found if name.endswith("rotary_emb.inv_freq")]:
-        del found[name]  # a constant that old versions of transformers saved
+    # A constant that old versions of transformers saved.
+    found = {name: tensor for name, tensor in found.items() if not name.endswith("rotary_emb.inv_freq")}
     if model.config.tie_word_embeddings:
         found.pop("lm_head.weight", None)  # a second copy of the embedding
     check_tensors(path, model.state_dict(), found)

@@ -9,8 +9,8 @@
 
 Shapes: Q puzzles a step, G responses to each (their group), B = Q G responses, T tokens of the longest response.
 
-A run folder receives config.json, metrics.csv, credit/, samples.txt, checkpoint/ and final.json. Read it with
-`python analyze.py runs/none-seed0`.
+A run folder receives config.json, metrics.csv, credit/, samples.txt, checkpoint/, state.pt (for --resume) and
+final.json. Read it with `python analyze.py runs/none-seed0`.
 """
 import copy
 import sys
@@ -54,7 +54,7 @@ class Settings:
     questions: int = 12  # Q, puzzles per step
     answers: int = 8  # G, responses to each puzzle, its group
     max_new_tokens: int = 140  # a longer response is cut off
-    seed: int = 0  # of puzzles and sampling
+    seed: int = 0  # of the order of the puzzles, and of sampling
     lr: float = 2e-4  # AdamW's learning rate
     beta1: float = 0.9  # decay of AdamW's mean gradient
     beta2: float = 0.999  # decay of AdamW's mean squared gradient
@@ -68,7 +68,7 @@ class Settings:
     clip_high: float = 0.2  # if credit > 0, no gradient once the ratio is above 1 + this (PPO; DAPO: 0.28)
     updates_per_batch: int = 1  # optimizer steps on each batch
     kl: float = 0.0  # weight of the KL penalty to the start model, the reference
-    skip_unfinished: bool = False  # no credit for responses that the token limit cut off (DAPO)
+    skip_unfinished: bool = False  # no credit for responses that the token limit cut off; their tokens still count in N
     micro_batch: int = 16  # responses in one forward and backward pass; changes memory, not results
     checkpoint_activations: bool = False  # less memory, more time: the backward pass recomputes each layer
     eval_every: int = 25  # steps between measurements of held-out success; 0: at start and end only
@@ -245,7 +245,7 @@ def measure_start(run: Path, policy: Policy, heldout: list[Puzzle], s: Settings)
 
 
 def finish(run: Path, row: dict, policy: Policy, heldout: list[Puzzle], s: Settings) -> None:
-    """Write final.json: held-out success, measured again only if the last row of metrics.csv lacks it, and pass@16."""
+    """Write final.json: held-out success, measured again if this process trained no step, and pass@16."""
     last = row if "heldout_success" in row else measure_heldout(policy, heldout, s)
     final = {"step": s.steps, "heldout_success": last["heldout_success"], "heldout_stderr": last["heldout_stderr"],
              "heldout_problems": len(heldout)} | measure_pass(policy, heldout[:128], s)  # more would take long
@@ -277,7 +277,7 @@ def choose_puzzles(s: Settings) -> tuple[list[Puzzle], list[Puzzle]]:
 def draw_puzzles(training: list[Puzzle], s: Settings, step: int) -> list[Puzzle]:
     """The step's puzzles. Every epoch shuffles the training puzzles anew; the order depends on the seed alone."""
     epochs, places = np.divmod(np.arange((step - 1) * s.questions, step * s.questions), len(training))  # (Q,), (Q,)
-    # draw_uniforms seeds with [seed, step, puzzle]. Only rehearse() samples at step 0, so training reuses no seed.
+    # draw_uniforms seeds with [seed, step, puzzle], and training begins at step 1: only rehearse() samples at step 0.
     orders = {epoch: np.random.default_rng([s.seed, 0, epoch]).permutation(len(training)) for epoch in set(epochs)}
     return [training[orders[epoch][place]] for epoch, place in zip(epochs, places)]
 
@@ -290,7 +290,7 @@ def check_puzzles(policy: Policy, training: list[Puzzle], heldout: list[Puzzle],
     for i, puzzle in enumerate(to_solve, 1):
         progress.show(i)
         if len(puzzle.numbers) > 6:
-            raise ValueError(f"{s.data}: {list(puzzle.numbers)} are too many numbers; 6 are the most we can solve")
+            raise ValueError(f"{s.data}: {list(puzzle.numbers)} has too many numbers; at most 6 are supported")
         if not is_solvable(puzzle):
             raise ValueError(f"{s.data}: {list(puzzle.numbers)} can't make {puzzle.target}; remove that row")
     check_lengths(policy.model, policy.codec, used, s)

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from plumbing.report import GREY, PALETTE, Table, new_figure, save_figure
-from plumbing.runs import read_config, read_metrics, shared_settings, work_on_folders
+from plumbing.runs import read_config, read_metrics, run_method, shared_settings, work_on_folders
 
 RESULTS = Path("results")
 MEASURES = {"success": "success", "format": "format", "truncated": "cut off", "length": "length (tokens)",
@@ -95,7 +95,7 @@ def draw_collapse(broken: dict[Path, dict], band: dict, file: Path) -> None:
 def write_page(folders: list[Path]) -> None:
     """Print the table; write it and the picture."""
     configs = [read_config(folder) for folder in folders]
-    methods = {folder: config["settings"]["mitigation"] for folder, config in zip(folders, configs)}
+    methods = {folder: run_method(config) for folder, config in zip(folders, configs)}
     grpo = [curves(folder) for folder in folders if methods[folder] == "none"]
     others = {folder: curves(folder) for folder in folders if methods[folder] != "none"}
     if len(grpo) < 2 or not others:

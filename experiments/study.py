@@ -192,7 +192,7 @@ def make_row(e: Experiment) -> dict:
     defaults = values_of(f"--mitigation {settings['mitigation']}")
     of_level = {word[2:] for word in LEVELS[e.level].split() if word.startswith("--")}
     shared = {key: value for key, value in settings.items()
-              if key == "steps" or key not in NO_DIFFERENCE | {"model"} | of_level}
+              if key in ("steps", "advantage") or key not in NO_DIFFERENCE | {"model"} | of_level}
     changed = changes(method | {"normalize": settings["normalize"]}, defaults)
     figures, metrics = summarize(e.folder), read_metrics(e.folder)
     curve, spent = figures.pop("curve"), weighted_tokens(metrics)

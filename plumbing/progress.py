@@ -17,7 +17,7 @@ class Progress:
         self.start = self.last = time.perf_counter()
 
     def show(self, done: int) -> None:
-        """Say how far it is."""
+        """Print how much is done, and the ETA."""
         now, terminal = time.perf_counter(), sys.stderr.isatty()
         if not leads() or not terminal and now - self.last < QUIET:
             return
@@ -39,7 +39,7 @@ def fail(message: str) -> None:
 
 @contextmanager
 def one_sentence(interrupted: str = "interrupted") -> Iterator[None]:
-    """Exit with one sentence on an error that the user can mend, and on Ctrl-C. Also a decorator: @one_sentence()."""
+    """Exit with one sentence on an error that the user can fix, and on Ctrl-C. Also a decorator: @one_sentence()."""
     try:
         yield
     except KeyboardInterrupt:

@@ -57,7 +57,7 @@ def t_probability(t: float, freedom: float) -> float:
     return float(tail / half)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def t_quantile(freedom: float, probability: float = 0.05) -> float:
     """The t beyond which Student's distribution lies, on both sides together, with this probability; by bisection."""
     low, high = 0.0, 1000.0
@@ -91,8 +91,8 @@ def welch(x: np.ndarray, y: np.ndarray) -> Estimate:
 def contrast(*terms: tuple[int, np.ndarray]) -> Estimate:
     """A sum of means with signs, of independent samples (n,) of unequal variance, with its interval and p-value.
 
-    With v = var / n of each sample: t = sum / sqrt(sum of v), which has about (sum of v)^2 / sum of v^2 / (n - 1)
-    degrees of freedom (Welch, 1947).
+    With v = var / n of each sample: t = sum / sqrt(sum of v), which has about (sum v)^2 / sum(v^2 / (n - 1)) degrees
+    of freedom (Welch, 1947).
     """
     counts = [len(x) for _, x in terms]
     value = float(sum(sign * np.mean(x) for sign, x in terms)) if all(counts) else float("nan")
@@ -119,8 +119,8 @@ def holm(p: dict[str, float]) -> set[str]:
 
 
 def mean_height(x: np.ndarray, y: np.ndarray) -> float:
-    """The mean over x (n,) of the curve that joins the points y (n,) by straight lines."""
-    return np.trapezoid(y, x) / (x[-1] - x[0])
+    """The mean over x (n,) of the curve that joins the points y (n,) by straight lines; NaN for a single point."""
+    return ratio(np.trapezoid(y, x), x[-1] - x[0])
 
 
 def bins(values: np.ndarray, count: int) -> np.ndarray:

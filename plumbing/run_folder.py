@@ -134,11 +134,10 @@ def load_state(run: Path) -> dict:
 
 def check_unfinished(run: Path, done: int, steps: int) -> None:
     """ValueError when a run has nothing left to do."""
-    final = read_final(run)
-    if final and final["step"] >= steps:
-        raise ValueError(f"{run} has finished its {steps} steps: continue it with a larger --steps")
     if done > steps:
-        raise ValueError(f"{run} has {done} steps already, more than --steps {steps}")
+        raise ValueError(f"{run} already has {done} steps, more than --steps {steps}")
+    if read_final(run).get("step") == steps:
+        raise ValueError(f"{run} has finished its {steps} steps: pass a larger --steps to continue it")
 
 
 def restore(run: Path, state: dict, learners: dict) -> None:
@@ -147,7 +146,7 @@ def restore(run: Path, state: dict, learners: dict) -> None:
         for name, learner in learners.items():
             learner.load_state_dict(state["learners"][name])
     except (KeyError, TypeError, RuntimeError, ValueError):
-        raise ValueError(f"{run / STATE} does not fit this run's model: restore the file that this run wrote") from None
+        raise ValueError(f"{run / STATE} does not fit this run's model: put back the one that it wrote") from None
 
 
 def reopen_run(run: Path, state: dict, steps: int) -> None:

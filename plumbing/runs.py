@@ -17,8 +17,8 @@ from plumbing.report import Estimate, welch
 
 # Settings in which runs may differ and still be compared: they name the run, belong to its method, or change no result.
 # `steps` is among them so that a stopped run can be looked at; unequal_steps warns of it.
-NO_DIFFERENCE = {"mitigation", "normalize", "seed", "out", "steps", "eval_every", "sample_every", "checkpoint_every",
-                 "state_every", "micro_batch"}
+NO_DIFFERENCE = {"mitigation", "advantage", "normalize", "seed", "out", "steps", "eval_every", "sample_every",
+                 "checkpoint_every", "state_every", "micro_batch"}
 
 
 # --------------------------------------------------------------------------------------------------- reading
@@ -79,7 +79,7 @@ class Run(NamedTuple):
     name: str
     label: str  # method and settings: runs with the same label differ in their seed
     setting: str  # equal for runs that share all settings but those of the method
-    is_baseline: bool  # a run of `none`
+    is_baseline: bool  # a run of plain GRPO
     seed: int
     figures: dict  # what was measured; `steps` and `end` are always there
 
@@ -153,15 +153,21 @@ def labels(configs: list[dict]) -> list[str]:
 
     --normalize and the hyper-parameters of a method are named only where they differ among runs of this method.
     """
-    methods, names = [config["settings"]["mitigation"] for config in configs], []
-    shared = [shared_settings(config) for config in configs]
-    specific = [config["method"] | {"normalize": config["settings"].get("normalize")} for config in configs]
-    for method, *settings in zip(methods, shared, specific):
-        same_method = [other for name, other in zip(methods, specific) if name == method]
-        named = [f" {name}={values[name]}" for values, others in zip(settings, (shared, same_method))
-                 for name in varied(others) if name in values]
-        names.append(method + "".join(named))
+    methods, shared = [run_method(config) for config in configs], [shared_settings(config) for config in configs]
+    own = [config["method"] | {"normalize": config["settings"].get("normalize")} for config in configs]
+    names = []
+    for method, settings, parameters in zip(methods, shared, own):
+        same_method = [others for name, others in zip(methods, own) if name == method]
+        named = [f"{name}={settings[name]}" for name in varied(shared) if name in settings]
+        named += [f"{name}={parameters[name]}" for name in varied(same_method) if name in parameters]
+        names.append(" ".join([method, *named]))
     return names
+
+
+def run_method(config: dict) -> str:
+    """The method of a run, with --advantage where it is not the default: `none advantage=rloo` is RLOO."""
+    advantage = config["settings"].get("advantage", "grpo")
+    return config["settings"]["mitigation"] + f" advantage={advantage}" * (advantage != "grpo")
 
 
 def varied(settings: list[dict]) -> list[str]:

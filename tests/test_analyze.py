@@ -365,6 +365,18 @@ def test_every_table_warns_of_a_single_seed_and_of_unequal_steps(run, capsys, mo
     assert text.count(listed) == text.count("With one seed, nothing can be concluded") == text.count("\n## ") == 3
 
 
+def test_rloo_is_a_method_of_its_own(run, monkeypatch):
+    """Guards against RLOO that is called GRPO, is its own baseline, or is a setting in which other methods differ."""
+    rows = compare(monkeypatch, run, copy_of(run, "rloo", 0.9, mitigation="none", advantage="rloo"),
+                   copy_of(run, "a", 0.8, mitigation="m"))
+    assert set(rows) == {"none", "none advantage=rloo", "m"}
+    assert rows["none advantage=rloo"]["end - GRPO"] == pytest.approx(0.9 - rows["none"]["end"])
+    assert "end - GRPO" in rows["m"]
+    (run.parent / "comparison" / "forest.png").unlink()
+    compare(monkeypatch, run.parent / "rloo", run.parent / "a")
+    assert not (run.parent / "comparison" / "forest.png").exists()  # nothing to compare with
+
+
 def test_a_baseline_has_the_same_settings(run, monkeypatch):
     """Guards against a method measured against `none` at another learning rate, and --normalize taken for a setting."""
     rows = compare(monkeypatch, run, copy_of(run, "a", 0.9, mitigation="m", lr=0.2),

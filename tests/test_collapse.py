@@ -56,12 +56,14 @@ def write_run(folder, method, success, length):
             writer.writerow({"step": step} | row)
 
 
-def test_runs_with_other_settings_are_refused(tmp_path):
-    """Guards against RLOO's runs, whose method is `none` too, among those of GRPO."""
+@pytest.mark.parametrize("changed, said", [({"advantage": "rloo"}, "at least two runs of GRPO"),
+                                           ({"lr": 1e-4}, "same settings")])
+def test_runs_with_other_settings_are_refused(changed, said, tmp_path):
+    """Guards against RLOO's runs, whose method is `none` too, among those of GRPO, and runs of another level."""
     for i in range(3):
         write_run(tmp_path / f"{i}", "none" if i < 2 else "a", lambda step: 0.5, lambda step: 50)
-    (tmp_path / "1" / "config.json").write_text(json.dumps({"settings": {"mitigation": "none", "advantage": "rloo"}}))
-    with pytest.raises(ValueError, match="same settings"):
+    (tmp_path / "1" / "config.json").write_text(json.dumps({"settings": {"mitigation": "none"} | changed}))
+    with pytest.raises(ValueError, match=said):
         collapse.write_page([tmp_path / f"{i}" for i in range(3)])
 
 

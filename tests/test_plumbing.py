@@ -340,7 +340,7 @@ def test_a_state_that_cannot_be_loaded_is_one_sentence_and_changes_nothing(case,
 
 def test_only_a_run_with_steps_left_is_resumed(counted):
     run, s = counted
-    with pytest.raises(ValueError, match="has 4 steps already"):
+    with pytest.raises(ValueError, match="already has 4 steps"):
         resume(run, replace(s, steps=3), Counter())
     (run / "final.json").write_text('{"step": 4}')
     with pytest.raises(ValueError, match="has finished its 4 steps"):
