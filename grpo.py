@@ -224,11 +224,6 @@ def token_weights(mask: Tensor, loss_norm: str, max_new_tokens: int) -> Tensor:
 # -------------------------------------------------------------------------------------------------- update
 
 
-# What `update` sums over a step, by column: the loss, |log ratio|, its square, k3; by role the tokens, and those that
-# are clipped; the tokens of the prompts.
-LOSS, ABS_LOG_RATIO, SQUARED_LOG_RATIO, K3, TOKENS, CLIPPED, PROMPT = 0, 1, 2, 3, slice(4, 7), slice(7, 10), 10
-
-
 def update(model: Qwen2, optimizer: Optimizer, prompts: list[list[int]], batch: TokenBatch, credit: Tensor, *,
            max_new_tokens: int, loss_norm: str = "token", kl: float = 0.0, clip_low: float = 0.2,
            clip_high: float = 0.2, updates_per_batch: int = 1, max_grad_norm: float = 1.0,
@@ -240,42 +235,45 @@ def update(model: Qwen2, optimizer: Optimizer, prompts: list[list[int]], batch: 
     """
     weight = token_weights(batch.mask, loss_norm, max_new_tokens)  # (B, T)
     reference_logprob = batch.ask.reference_logprob if kl > 0 else None  # (B, T)
+    loss = partial(policy_loss, kl=kl, clip_low=clip_low, clip_high=clip_high)
     chunks = micro_batches(batch, credit, micro_batch, skip_zero_credit=kl == 0)
-    sums, norms = torch.zeros(updates_per_batch, 11, dtype=torch.float64), []  # the columns of sums: see above
-    for i in range(updates_per_batch):
+    updated = torch.zeros_like(batch.mask)  # (B, T) the tokens in this process's micro-batches
+    for rows, _ in chunks:
+        updated[rows] = batch.mask[rows]
+    sums, norms = [], []
+    for _ in range(updates_per_batch):
         optimizer.zero_grad()
+        logprob = batch.logprob.clone()  # (B, T) that of the model, once its tokens are updated
         if chunks:
-            sums[i] = backpropagate(model, my_share(prompts), chunks, batch, credit, weight, reference_logprob, kl,
-                                    clip_low, clip_high)
+            backpropagate(model, my_share(prompts), chunks, batch, credit, weight, reference_logprob, loss, logprob)
         # Sums gradients over the processes, clips and steps; also without chunks, since other processes may have some.
         norms.append(optimizer.step(max_grad_norm))
+        value = loss(logprob, batch.logprob, credit, weight * updated, reference_logprob)  # ()
+        clipped = clipped_tokens(logprob - batch.logprob, credit, clip_low, clip_high) & updated  # (B, T)
+        sums.append(update_sums(value, logprob, batch, updated, clipped, reference_logprob))
+        sums[-1]["prompts"] = sum(map(len, my_share(prompts))) if chunks else 0.0
     return update_metrics(sums, with_kl=kl > 0) | {"grad_norm": sum(norms) / len(norms)}
 
 
 def backpropagate(model: Qwen2, prompts: list[list[int]], chunks: list[tuple[Tensor, int]], batch: TokenBatch,
-                  credit: Tensor, weight: Tensor, reference_logprob: Tensor | None, kl: float, clip_low: float,
-                  clip_high: float) -> Tensor:
-    """Add the gradient of this process's micro-batches to the parameters'; returns the sums (11,) of `update`.
+                  credit: Tensor, weight: Tensor, reference_logprob: Tensor | None, loss: Callable,
+                  logprob: Tensor) -> None:
+    """Add the gradient of this process's micro-batches to the parameters'; writes their log-probs to logprob (B, T).
 
     Each prompt is read once: the gradients of its responses accumulate in a detached copy of its keys and values, and
     go back through the prompt together. (Backpropagating each micro-batch through the prompts would repeat that work.)
     """
-    cache, (_, processes), sums = PromptCache(model, prompts), world(), torch.zeros(11, dtype=torch.float64)
-    leaf = cache.detach()  # where loss.backward() stops, and adds up the gradients of the prompts
-    sums[PROMPT] = sum(map(len, prompts))
+    cache = PromptCache(model, prompts)
+    leaf = cache.detach()  # where backward() of a micro-batch stops, and adds up the gradients of the prompts
+    _, processes = world()
     for rows, T in chunks:
-        mask, old, c = batch.mask[rows, :T], batch.logprob[rows, :T], credit[rows, :T]  # (b, T) each
-        reference = None if reference_logprob is None else reference_logprob[rows, :T]  # (b, T)
         # Of n processes, each has every n-th prompt, so prompt q is its number q // n.
         context = ResponseCache(leaf, batch.group[rows] // processes)
-        logprob = response_logprobs(model, context, batch.tokens[rows, :T], mask)  # (b, T)
-        loss = policy_loss(logprob, old, c, weight[rows, :T], reference, kl, clip_low, clip_high)
-        loss.backward()
-        is_clipped = clipped_tokens(logprob.detach() - old, c, clip_low, clip_high)  # (b, T)
-        sums[:PROMPT] += token_sums(loss.detach(), logprob.detach(), old, is_clipped, batch.role[rows, :T], mask,
-                                    reference)
+        new = response_logprobs(model, context, batch.tokens[rows, :T], batch.mask[rows, :T])  # (b, T)
+        reference = None if reference_logprob is None else reference_logprob[rows, :T]  # (b, T)
+        loss(new, batch.logprob[rows, :T], credit[rows, :T], weight[rows, :T], reference).backward()
+        logprob[rows, :T] = new.detach()
     cache.backward(leaf)  # once, from the sums through the prompts to the weights
-    return sums
 
 
 def micro_batches(batch: TokenBatch, credit: Tensor, size: int, skip_zero_credit: bool) -> list[tuple[Tensor, int]]:
@@ -305,39 +303,44 @@ def clipped_tokens(log_ratio: Tensor, credit: Tensor, clip_low: float, clip_high
     return ratio * credit > ratio.clamp(1 - clip_low, 1 + clip_high) * credit
 
 
-def token_sums(loss: Tensor, logprob: Tensor, old: Tensor, is_clipped: Tensor, role: Tensor, mask: Tensor,
-               reference_logprob: Tensor | None) -> Tensor:
-    """The sums (10,) of a micro-batch, in the columns LOSS to CLIPPED."""
-    log_ratio, r = (logprob - old)[mask], role[mask].long()  # (N,) each
-    divergence = k3(logprob, reference_logprob)[mask].sum() if reference_logprob is not None else 0.0
-    totals = torch.tensor([loss, log_ratio.abs().sum(), log_ratio.square().sum(), divergence], dtype=torch.float64)
-    counts = [tokens.bincount(minlength=len(ROLES)).cpu() for tokens in (r, r[is_clipped[mask]])]  # (3,) each
-    return torch.cat([totals, *counts])
+def update_sums(loss: Tensor, logprob: Tensor, batch: TokenBatch, updated: Tensor, clipped: Tensor,
+                reference_logprob: Tensor | None) -> dict[str, float]:
+    """What an update sums over the tokens where updated (B, T) is True, in all and by role."""
+    log_ratio = (logprob - batch.logprob)[updated]  # (N,)
+    divergence = 0.0 if reference_logprob is None else k3(logprob, reference_logprob)[updated].sum()
+    sums = {"loss": loss, "abs_log_ratio": log_ratio.abs().sum(), "squared_log_ratio": log_ratio.square().sum(),
+            "kl": divergence}
+    for i, role in enumerate(ROLES):
+        of_role = updated & (batch.role == i)  # (B, T)
+        sums |= {f"tokens_{role}": of_role.sum(), f"clipped_{role}": (of_role & clipped).sum()}
+    return {name: float(value) for name, value in sums.items()}
 
 
-def update_metrics(sums: Tensor, with_kl: bool) -> dict[str, float | None]:
-    """Columns of metrics.csv from this process's sums (updates, 11) in `update`; None where no token was updated.
+def update_metrics(sums: list[dict[str, float]], with_kl: bool) -> dict[str, float | None]:
+    """Columns of metrics.csv from this process's sums in each update; None where no token was updated.
 
     They are means over the updates, with three exceptions. tokens_updated is a sum. ratio_error is the mean |log ratio|
     of the first update: there the model has not changed since it sampled, so anything but rounding means that sampler
     and update disagree. ratio_spread is the root mean square of the log ratio at the last update, None if that is the
     first.
     """
-    sum_over_processes([sums])
-    first, mean, last = sums[0], sums.mean(0), sums[-1]  # (11,) each; how many tokens there are never changes
-    tokens, clipped = mean[TOKENS], mean[CLIPPED]  # (3,) each, by role
-    N = tokens.sum()  # ()
-    by_role = {f"clip_{role}": share(clipped[i], tokens[i]) for i, role in enumerate(ROLES)}
-    return {"loss": mean[LOSS].item(),  # of the whole step already, while the others are sums over its tokens
-            "clip_fraction": share(clipped.sum(), N), **by_role, "ratio_error": share(first[ABS_LOG_RATIO], N),
-            "ratio_spread": share(last[SQUARED_LOG_RATIO], N) ** 0.5 if N and len(sums) > 1 else None,
-            "kl": share(mean[K3], N) if with_kl else None,
-            "tokens_updated": int(sums[:, TOKENS].sum() + sums[:, PROMPT].sum())}
+    names = list(sums[0])  # n
+    table = torch.tensor([[row[name] for name in names] for row in sums], dtype=torch.float64)  # (updates, n)
+    sum_over_processes([table])
+    first, mean, last = (dict(zip(names, row.tolist())) for row in (table[0], table.mean(0), table[-1]))
+    tokens, clipped = ([mean[f"{what}_{role}"] for role in ROLES] for what in ("tokens", "clipped"))  # 3 each
+    N = sum(tokens)  # the same in every update
+    by_role = {f"clip_{role}": share(*counts) for role, *counts in zip(ROLES, clipped, tokens)}
+    return {"loss": mean["loss"],  # of the whole step already, while the others are sums over its tokens
+            "clip_fraction": share(sum(clipped), N), **by_role, "ratio_error": share(first["abs_log_ratio"], N),
+            "ratio_spread": share(last["squared_log_ratio"], N) ** 0.5 if N and len(sums) > 1 else None,
+            "kl": share(mean["kl"], N) if with_kl else None,
+            "tokens_updated": round(len(sums) * (N + mean["prompts"]))}
 
 
-def share(part: Tensor, whole: Tensor) -> float | None:
+def share(part: float, whole: float) -> float | None:
     """part / whole, None where whole is 0."""
-    return (part / whole).item() if whole else None
+    return part / whole if whole else None
 
 
 # ---------------------------------------------------------------------------------------------- credit log
