@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 import grpo
+from analyze import COLOURS, method_name
 from countdown_task import ROLES, Puzzle
 from experiments.truth_scores import credit_gradients
 from mitigations import TokenBatch
@@ -183,12 +184,13 @@ def draw_ratio(tables: Path, file: Path) -> None:
     figure, ((left, right),) = new_figure(2, 1, 4.4)
     header, rows = read_table(tables, TITLES[0])
     last = [dict(zip(header, row)) for row in rows if row[2] == str(UPDATES)]
-    for i, (role, colour, marker) in enumerate(zip(ROLES, PALETTE, "os^")):
+    for i, (role, marker) in enumerate(zip(ROLES, "os^")):
         e = np.array([read_cell(row[f"clipped, {role}"]) for row in last])[:, :3]  # (cases, 3) percent
         x = np.arange(len(last)) + 0.2 * (i - 1)
-        left.errorbar(x, e[:, 0], e[:, 2] - e[:, 0], fmt=marker, color=colour, capsize=3, label=role,
-                      clip_on=False)
-    left.set_xticks(range(len(last)), [f"{row['method']}\n{row['clip_high']}".replace("_", "_\n") for row in last])
+        left.errorbar(x, e[:, 0], e[:, 2] - e[:, 0], fmt=marker, color=COLOURS[role], capsize=3,
+                      label=role, clip_on=False)
+    left.set_xticks(range(len(last)), [f"{method_name(row['method'])}\n{row['clip_high']}".replace("_", "_\n")
+                                           for row in last])
     left.set(ylabel="clipped tokens, %, 95% interval", ylim=(0, None), title=f"Clipped at update {UPDATES}, by role",
              xlabel="method and clip_high")
     header, rows = read_table(tables, TITLES[1])
@@ -197,12 +199,12 @@ def draw_ratio(tables: Path, file: Path) -> None:
             chosen = [dict(zip(header, row)) for row in rows if row[:2] == [method, f"{clip}"]]
             e = np.array([read_cell(row[GRADIENTS[0]]) for row in chosen])[:, :3]  # (updates, 3)
             right.errorbar([int(row["update"]) + shift for row in chosen], e[:, 0], e[:, 2] - e[:, 0], ls=line,
-                           marker=marker, color=colour, capsize=3, label=f"{method}, {clip}")
+                           marker=marker, color=colour, capsize=3, label=f"{method_name(method)}, {clip}")
     right.axhline(1, color=GREY, lw=1)
     right.set(xlabel="update on the same batch", ylabel="cosine, 95% interval", title="Gradient against ratio 1",
               xticks=range(2, UPDATES + 1), ylim=(0, 1.03))
     left.legend(loc="upper center", bbox_to_anchor=(0.5, -0.32), ncols=3)
-    right.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, handlelength=3)
+    right.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, handlelength=3, title="method, clip_high")
     save_figure(figure, file)
 
 
