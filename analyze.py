@@ -541,7 +541,8 @@ def draw_differences(axis: plt.Axes, groups: dict[int, Group], figure: str) -> N
         e = Estimate(*(100 * x for x in group.difference(figure)[:3]))
         seeds = 100 * (group.values(figure) - group.baseline.values(figure).mean())  # (n,)
         control, beyond = is_control(group.label), beyond or min(e.value, e.low) < LOWEST
-        draw_estimate(axis, y, e, control, LOWEST, GREY if control else PALETTE[0])
+        hollow = control or len(group.rows) < 2  # a single seed has no interval
+        draw_estimate(axis, y, e, hollow, LOWEST, GREY if control else PALETTE[0])
         seeds = seeds[seeds > LOWEST]
         axis.plot(seeds, np.full(len(seeds), y), "|", color=GREY, ms=6)
     if beyond:
