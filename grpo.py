@@ -36,7 +36,7 @@ from torch import Tensor
 
 from countdown_task import ROLES, Codec, Puzzle, annotate, find_calculations, fingerprint, reward
 from critic import Critic, Importance
-from mitigations import TokenBatch, has_variance, quotient
+from mitigations import TokenBatch, has_variance, quotient, z_score_in_group
 from plumbing.files import replace_file
 from plumbing.optimizer import Optimizer
 from plumbing.processes import gather, my_share, sum_over_processes, world
@@ -167,15 +167,15 @@ def group_advantage(rewards: Tensor, estimator: str = "grpo", success: Tensor | 
     it comes to ascending log p(success) instead of p(success). batch: r - mean of the whole step.
     A group whose rewards are all equal has advantage exactly 0, but for `batch`.
     """
-    if estimator == "batch":
-        return group_advantage(rewards.view(1, -1), "dr_grpo").view_as(rewards)  # the step as one group
+    if estimator == "grpo":
+        return z_score_in_group(rewards)
     if estimator == "maxrl":
         mean = success.mean(1, keepdim=True)  # (Q, 1)
         return quotient(success - mean, mean)
+    if estimator == "batch":
+        return group_advantage(rewards.view(1, -1), "dr_grpo").view_as(rewards)  # the step as one group
     deviation = rewards - rewards.mean(1, keepdim=True)  # (Q, G)
     deviation = deviation.where(has_variance(rewards)[:, None], 0.0)  # exactly 0, whatever the rounding of the mean
-    if estimator == "grpo":
-        return deviation / (rewards.std(1, correction=0, keepdim=True) + 1e-4)
     G = rewards.shape[1]
     return {"dr_grpo": deviation, "rloo": deviation * G / (G - 1)}[estimator]
 
@@ -240,18 +240,19 @@ def update(model: Qwen2, optimizer: Optimizer, prompts: list[list[int]], batch: 
     updated = torch.zeros_like(batch.mask)  # (B, T) the tokens in this process's micro-batches
     for rows, _ in chunks:
         updated[rows] = batch.mask[rows]
+    own_prompts = my_share(prompts) if chunks else []
     sums, norms = [], []
     for _ in range(updates_per_batch):
         optimizer.zero_grad()
-        logprob = batch.logprob.clone()  # (B, T) that of the model, once its tokens are updated
+        logprob = batch.logprob.clone()  # (B, T) backpropagate puts the model's in
         if chunks:
-            backpropagate(model, my_share(prompts), chunks, batch, credit, weight, reference_logprob, loss, logprob)
+            backpropagate(model, own_prompts, chunks, batch, credit, weight, reference_logprob, loss, logprob)
         # Sums gradients over the processes, clips and steps; also without chunks, since other processes may have some.
         norms.append(optimizer.step(max_grad_norm))
         value = loss(logprob, batch.logprob, credit, weight * updated, reference_logprob)  # ()
         clipped = clipped_tokens(logprob - batch.logprob, credit, clip_low, clip_high) & updated  # (B, T)
-        sums.append(update_sums(value, logprob, batch, updated, clipped, reference_logprob))
-        sums[-1]["prompts"] = sum(map(len, my_share(prompts))) if chunks else 0.0
+        sums.append(update_sums(value, logprob, batch, updated, clipped, reference_logprob)
+                    | {"prompts": sum(map(len, own_prompts))})
     return update_metrics(sums, with_kl=kl > 0) | {"grad_norm": sum(norms) / len(norms)}
 
 

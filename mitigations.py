@@ -370,8 +370,8 @@ def optimal_baseline(batch: TokenBatch) -> Tensor:
     """credit = r_k - sum_i r_i W_it / sum_i W_it, W_it = sum_{j<=t} logit_grad_ij^2: least variance (2602.07078).
 
     k is the response itself, and logit_grad the norm of onehot - p. The sums run over the group's responses i that have
-    not ended before t. Where only one is left, its baseline would
-    be its own reward, so we take the group mean instead. (In the code of verl, an RL library, the credit there is 0.)
+    not ended before t. Where only one is left, its baseline would be its own reward, so we take the group mean instead.
+    (In the code of verl, an RL library, the credit there is 0.)
     """
     r, mask = by_group(batch, batch.reward)[..., None], by_group(batch, batch.mask)  # (Q, G, 1), (Q, G, T)
     W = by_group(batch, batch.logit_grad.square().cumsum(1)) * mask  # (Q, G, T)

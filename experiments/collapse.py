@@ -1,7 +1,7 @@
 """What breaks first when a run collapses: format, length, entropy or the gradient norm?
 
     python -m experiments.study --parts main breaks --levels hard
-    python -m experiments.collapse runs/study-2/hard/{none,ppo,optimal*,vineppo-k-3,value*,token*}-seed?
+    python -m experiments.collapse runs/study-2/hard/{none,*-rloo,ppo,optimal*,vineppo-k-3,value*,token*}-seed?
 
 Reads run folders. Those of GRPO (`none`) are the reference: at each step the mean of their seeds, and the standard
 deviation of a seed around it, averaged over steps. A run *leaves* the reference in a measure at the first of 3 steps
@@ -21,7 +21,7 @@ MEASURES = {"success": "success", "format": "format", "truncated": "cut off", "l
             "entropy": "entropy (nats)", "grad_norm": "gradient norm"}  # columns of metrics.csv
 WINDOW = 5  # steps averaged, because a step has few responses
 FAR = 3.0  # standard deviations
-LASTING = 3  # steps in a row: with 1, the entropy of a run that did not break left, too
+LASTING = 3  # steps in a row, chosen by the runs of seeds 0 to 4
 
 
 def smooth(values: np.ndarray) -> np.ndarray:

@@ -187,10 +187,10 @@ def draw_ratio(tables: Path, file: Path) -> None:
     for i, (role, marker) in enumerate(zip(ROLES, "os^")):
         e = np.array([read_cell(row[f"clipped, {role}"]) for row in last])[:, :3]  # (cases, 3) percent
         x = np.arange(len(last)) + 0.2 * (i - 1)
-        left.errorbar(x, e[:, 0], e[:, 2] - e[:, 0], fmt=marker, color=COLOURS[role], capsize=3,
-                      label=role, clip_on=False)
-    left.set_xticks(range(len(last)), [f"{method_name(row['method'])}\n{row['clip_high']}".replace("_", "_\n")
-                                           for row in last])
+        left.errorbar(x, e[:, 0], e[:, 2] - e[:, 0], fmt=marker, color=COLOURS[role], capsize=3, label=role,
+                      clip_on=False)
+    names = [f"{method_name(row['method'])}\n{row['clip_high']}".replace("_", "_\n") for row in last]
+    left.set_xticks(range(len(last)), names)
     left.set(ylabel="clipped tokens, %, 95% interval", ylim=(0, None), title=f"Clipped at update {UPDATES}, by role",
              xlabel="method and clip_high")
     header, rows = read_table(tables, TITLES[1])

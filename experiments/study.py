@@ -173,8 +173,8 @@ def changes(values: dict, defaults: dict) -> str:
     return " ".join(f"{name}={value}" for name, value in values.items() if value != defaults.get(name))
 
 
-def check_settings(e: Experiment) -> None:
-    """ValueError where the folder of a run has one with other settings than the study's, as after a trial."""
+def own_config(e: Experiment) -> dict:
+    """config.json of a run. ValueError where it has other settings than the study's, as after a trial."""
     config = read_config(e.folder)
     made, asked = config["settings"] | config["method"], values_of(e.command.partition("train.py")[2])
     for values in (made, asked):
@@ -182,17 +182,17 @@ def check_settings(e: Experiment) -> None:
     for name, value in asked.items():
         if name != "out" and made.get(name) != value:
             raise ValueError(f"{e.folder} is a run with another --{name} than the study's: move it away")
+    return config
 
 
 def make_row(e: Experiment) -> dict:
     """The row of a finished run, ValueError for one that is not the study's."""
-    check_settings(e)
-    config = read_config(e.folder)
+    config = own_config(e)
     settings, method = config["settings"], config["method"]
     defaults = values_of(f"--mitigation {settings['mitigation']}")
     of_level = {word[2:] for word in LEVELS[e.level].split() if word.startswith("--")}
-    shared = {key: value for key, value in settings.items()
-              if key in ("steps", "advantage") or key not in NO_DIFFERENCE | {"model"} | of_level}
+    unnamed = NO_DIFFERENCE - {"steps", "advantage"} | {"model"} | of_level
+    shared = {key: value for key, value in settings.items() if key not in unnamed}
     changed = changes(method | {"normalize": settings["normalize"]}, defaults)
     figures, metrics = summarize(e.folder), read_metrics(e.folder)
     curve, spent = figures.pop("curve"), weighted_tokens(metrics)
@@ -246,7 +246,7 @@ def launch(e: Experiment, threads: int) -> subprocess.Popen | None:
     """
     e.log.parent.mkdir(parents=True, exist_ok=True)
     if e.is_begun():
-        check_settings(e)
+        own_config(e)
     with e.log.open("a") as log:
         try:
             fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)

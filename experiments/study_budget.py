@@ -83,12 +83,13 @@ def table_equal(level: str, groups: list[Group]) -> Table:
     pairs = {(group.label, other.label): (group, other) for group in groups for other in groups
              if is_opponent(other.label) and not is_opponent(group.label) and spent(group)[-1] > COSTLY * unit
              and spent(other)[1] < NEARLY * spent(group)[-1] < spent(other)[-1]}
-    areas = results({names: at_equal_cost(*pair)[1] for names, pair in pairs.items()})
+    compared = {names: at_equal_cost(*pair) for names, pair in pairs.items()}
+    areas = results({names: area for names, (_, area) in compared.items()})
     usual, *others = WEIGHTS
     for names, (group, other) in pairs.items():
         cost = min(spent(group)[-1], spent(other)[-1]) / unit
         seeds = f"{len(group.rows)}, {len(other.rows)}"
-        rows.append([*map(name_of, names), seeds, f"{cost:.2f}", *areas[names], points(at_equal_cost(group, other)[0]),
+        rows.append([*map(name_of, names), seeds, f"{cost:.2f}", *areas[names], points(compared[names][0]),
                      *(points(at_equal_cost(group, other, WEIGHTS[name])[1]) for name in others)])
     note = ("The method minus the opponent, GRPO or RLOO, with more steps or more answers where it says so, in points "
             "± half of Welch's 95% interval, at the largest cost that both reached: that of the method's whole run, or "
