@@ -80,7 +80,7 @@ class TokenBatch:
     spans: list[list[tuple[int, int]]]  # per response, the character span of each token in the text
     calculations: list[list[CalculationSpan]]  # per response, where each `a + b = result` stands in the text
     normalize: str  # how `reweight` rescales weights: one of NORMALIZATIONS
-    ask: Any  # grpo.Queries, see above
+    ask: Any  # Queries of queries.py, see above
 
 
 # ------------------------------------------------------------------------------------- the two decorators

@@ -351,6 +351,12 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
 # the first two functions use the mask's shape alone. On padding they return meaningless numbers, response_logprobs 0.
 
 
+def by_length(lengths: Tensor, size: int) -> list[tuple[Tensor, int]]:
+    """Chunks of at most `size` responses of similar length (M,): the indices (b,) of each, and its longest length."""
+    chunks = lengths.argsort(stable=True).split(size)  # a single empty one where there are no responses
+    return [(chunk, max(lengths[chunk].tolist(), default=1)) for chunk in chunks]
+
+
 def response_states(model: Qwen2, cache: ResponseCache, tokens: Tensor, mask: Tensor,
                     hide: Tensor | None = None) -> Tensor:
     """The last hidden state (B, T, D) that predicts each token of the responses (B, T) to the prompts in `cache`.

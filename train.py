@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 import grpo
+import queries
 from countdown_task import (Codec, Puzzle, coin_toss, fingerprint, generate_puzzles, is_solvable, puzzle_key,
                             read_puzzles, split)
 from critic import HEADS, Critic, Importance, load_head, save_head
@@ -114,7 +115,7 @@ def train(run: Path, s: Settings, hyper_parameters: dict, policy: Policy, traini
         batch = sample_and_grade(policy, puzzles, s, step)
         credit = assign_credit(batch, s, hyper_parameters)  # (B, T)
         if policy.critic is not None:  # after assign_credit, whose critic must not have seen these rewards
-            # batch.ask runs the model when an attribute is first read: see grpo.Queries
+            # batch.ask runs the model when an attribute is first read: see queries.py
             policy.critic.learn(batch.ask.hidden, batch.mask, batch.ask.values, batch.reward)
         if policy.importance is not None:
             policy.importance.learn(batch.ask.hidden, batch.mask, batch.success)
@@ -201,7 +202,7 @@ def evaluate(policy: Policy, puzzles: list[Puzzle], G: int, s: Settings) -> np.n
     success, progress = [], Progress("evaluating", len(uniforms))
     for i in range(0, len(puzzles), at_once):
         rows = uniforms[i * G : (i + at_once) * G]
-        _, _, grades = grpo.respond(policy.model, policy.codec, puzzles[i : i + at_once], rows)
+        _, _, grades = queries.respond(policy.model, policy.codec, puzzles[i : i + at_once], rows)
         success += [grade["answer"] for grade in grades]  # 1.0 where the answer is right, else 0.0
         progress.show(len(success))
     return np.array(success).reshape(len(puzzles), G)
@@ -369,7 +370,7 @@ def load_policy(s: Settings, required: set[str]) -> Policy:
 def rehearse(policy: Policy, puzzles: list[Puzzle], s: Settings, hyper_parameters: dict) -> None:
     """Sample two short responses to each of two puzzles and give them credit, so that a mistake shows at once."""
     try:  # two tokens of one response, to see whether the device can run this model
-        grpo.respond(policy.model, policy.codec, puzzles[:1], torch.zeros(1, 2, dtype=torch.float64))
+        queries.respond(policy.model, policy.codec, puzzles[:1], torch.zeros(1, 2, dtype=torch.float64))
     except (RuntimeError, AssertionError, TypeError) as error:  # by device; TypeError: it has no float64
         raise ValueError(f"--device {s.device} can't run this model: {first_sentence(error)}") from None
     small = replace(s, answers=2, max_new_tokens=min(8, s.max_new_tokens))

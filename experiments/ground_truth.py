@@ -48,6 +48,7 @@ import numpy as np
 import torch
 
 import grpo
+import queries
 from countdown_task import Codec, Puzzle
 from experiments.critic_quality import find_heads
 from experiments.solver import KINDS, solver_columns, token_kinds
@@ -82,7 +83,7 @@ def chunks(packets: np.ndarray, position: np.ndarray) -> list[np.ndarray]:
     """
     order = np.argsort(position, kind="stable")  # (N,)
     order = order[packets[order] > 0]
-    chunk = np.cumsum(packets[order]) * PACKET // grpo.ROWS_AT_ONCE
+    chunk = np.cumsum(packets[order]) * PACKET // queries.ROWS_AT_ONCE
     parts = np.split(order, np.flatnonzero(np.diff(chunk)) + 1) if len(order) else []
     return [parts[i] for i in np.random.default_rng(0).permutation(len(parts))]
 
@@ -99,7 +100,7 @@ def roll(model: Qwen2, codec: Codec, puzzles: list[Puzzle], truth: dict, rows: n
     uniforms = np.zeros((len(token), PACKET, left.max()))
     for i, key in enumerate(zip(truth["response"][token].tolist(), position.tolist(), number.tolist())):
         uniforms[i, :, : left[i]] = np.random.default_rng([seed, *key]).random((PACKET, left[i]))
-    samples, _, grades = grpo.respond(
+    samples, _, grades = queries.respond(
         model, codec, [puzzles[g] for g in truth["group"][token]], torch.from_numpy(uniforms).flatten(0, 1),
         [truth["token"][i - t : i].tolist() for i, t in zip(token, position)],
         torch.from_numpy(left.repeat(PACKET)), torch.from_numpy(truth["token"][token].astype(int).repeat(PACKET)))

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 import grpo
+import queries
 from analyze import RLOO, is_control, method_name
 from countdown_task import Codec, Puzzle
 from critic import HEADS, Critic, Importance, load_head
@@ -82,7 +83,7 @@ def rebuild(truth: dict, model: Qwen2, codec: Codec, critic: Critic | None = Non
     """The batch that a ground_truth.npz was made of. Randomness and token limit are those it was made with."""
     settings = json.loads(str(truth["settings"]))
     samples, puzzles = recorded_samples(truth, codec.end_tokens), recorded_puzzles(truth)
-    ask = grpo.Queries(model, codec, puzzles, samples, settings["max_new_tokens"], (settings["seed"], 0),
+    ask = queries.Queries(model, codec, puzzles, samples, settings["max_new_tokens"], (settings["seed"], 0),
                        reference=model, critic=critic, importance=importance)
     return grpo.token_batch(ask, advantage, normalize)
 

@@ -32,9 +32,10 @@ from torch import Tensor
 
 from countdown_task import (ANSWER, END_ANSWER, END_THINK, PLAIN, TAGS, Calculation, Codec, Puzzle, combine, expression,
                             generate_puzzles, solutions, split, universe)
-from grpo import EVALUATION, draw_uniforms, respond
+from grpo import EVALUATION, draw_uniforms
 from plumbing.flags import new_parser
 from plumbing.progress import clock, one_sentence
+from queries import respond
 from qwen2_model import Qwen2, read_config, save_model
 from train import Settings, load_policy, standard_error
 

@@ -38,6 +38,7 @@ import torch
 from torch import Tensor
 
 import grpo
+import queries
 from countdown_task import CHAT, Puzzle, generate_puzzles
 from critic import Critic
 from experiments import ground_truth
@@ -275,12 +276,12 @@ def monte_carlo(model: Qwen2, puzzles: list[Puzzle], batch: TokenBatch, k: int) 
     B, T = batch.mask.shape
     variance, tokens = torch.zeros(B, T + 1, dtype=torch.float64), 0
     progress, done = Progress("plain Monte Carlo, tokens", len(places)), 0
-    for chunk in places[places[:, 1].argsort()].split(grpo.ROWS_AT_ONCE // k):  # (n, 2)
+    for chunk in places[places[:, 1].argsort()].split(queries.ROWS_AT_ONCE // k):  # (n, 2)
         asked = [puzzles[batch.group[i]] for i in chunk[:, 0]]
         left = (LIMIT - chunk[:, 1]).repeat_interleave(k)  # (n * k,)
         uniforms = torch.rand(len(left), left.max(), generator=generator, dtype=torch.float64)
         prefixes = [batch.tokens[i, :t].tolist() for i, t in chunk.tolist()]
-        samples, _, grades = grpo.respond(model, CODEC, asked, uniforms, prefixes, left)
+        samples, _, grades = queries.respond(model, CODEC, asked, uniforms, prefixes, left)
         rate = torch.tensor([grade["answer"] for grade in grades], dtype=torch.float64).view(-1, k).mean(1)  # (n,)
         variance[chunk[:, 0], chunk[:, 1]] = rate * (1 - rate) / (k - 1)
         tokens, done = tokens + int(samples.mask.sum()), done + len(chunk)

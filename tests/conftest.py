@@ -14,6 +14,7 @@ from countdown_task import Codec, annotate, find_calculations
 from mitigations import TokenBatch
 from plumbing.report import plt
 from qwen2_model import Qwen2, read_config
+from sampler import PromptCache
 
 BUNDLED = Path(__file__).parents[1] / "models" / "countdown-tiny"
 QUERIES = ("hidden", "attention", "values", "importance_weights", "reference_logprob",
@@ -57,6 +58,19 @@ def exact():
 
 
 @pytest.fixture
+def passes(monkeypatch):
+    """A list to which every forward pass adds its model, what it reads and how many rows."""
+    found = []
+    for name in ("hidden", "attention"):
+        def spy(model, tokens, positions, bias, cache=None, name=name, run=getattr(Qwen2, name)):
+            found.append((model, "prompts" if isinstance(cache, PromptCache) else name, len(tokens)))
+            return run(model, tokens, positions, bias, cache)
+
+        monkeypatch.setattr(Qwen2, name, spy)
+    return found
+
+
+@pytest.fixture
 def figures(monkeypatch):
     """The figures that a test draws, kept open until it ends."""
     kept, close = [], plt.close
@@ -78,7 +92,7 @@ def refusal(monkeypatch):
 
 
 class FakeQueries:
-    """Stands in for grpo.Queries: knows the answers that a test supplies, and fails when asked for anything else."""
+    """Stands in for queries.Queries: knows the answers that a test supplies, and fails when asked for anything else."""
 
     def __init__(self, **answers):
         vars(self).update({"generator": lambda name: torch.Generator().manual_seed(0)} | answers)

@@ -66,6 +66,7 @@ import torch
 import torch.distributed as dist
 
 import grpo
+import queries
 from countdown_task import Codec, generate_puzzles
 from plumbing.optimizer import Optimizer
 from plumbing.processes import join, leads, leave
@@ -98,7 +99,7 @@ def ours() -> Callable[[dict], int]:
         Q, codec.end_tokens = case["puzzles"], [] if case["fixed"] else CODEC.end_tokens
         uniforms = grpo.draw_uniforms(case["seed"], 0, Q, ANSWERS, case["limit"])  # (B, limit)
         if case["work"] == "sampler":
-            return int(grpo.sample(model, prompts[:Q], uniforms, codec.end_tokens).mask.sum())
+            return int(queries.sample(model, prompts[:Q], uniforms, codec.end_tokens).mask.sum())
         batch = grpo.rollout(model, codec, puzzles[:Q], uniforms)
         credit = torch.randn(batch.mask.shape, generator=torch.Generator().manual_seed(case["seed"]))  # (B, T)
         grpo.update(model, optimizer, prompts[:Q], batch, credit, max_new_tokens=case["limit"])

@@ -13,7 +13,7 @@ import torch
 from conftest import BUNDLED, FakeQueries, make_batch
 from tests.plain import flat_gradient, plain_logprobs
 
-import grpo
+import queries
 import train
 from countdown_task import FILLER, REASONING, STRUCTURE, Puzzle
 from experiments import critic_quality, gradient_noise, gradient_rank, gradients, truth_scores
@@ -189,7 +189,7 @@ def brief(monkeypatch):
     monkeypatch.setattr(critic_quality, "SIZE", 4)
     monkeypatch.setattr(truth_scores, "RESAMPLES", 40)
     monkeypatch.setattr(gradient_noise, "MITIGATIONS", {name: MITIGATIONS[name] for name in ("none", "ppo")})
-    monkeypatch.setattr(grpo, "reward", some_rewards)
+    monkeypatch.setattr(queries, "reward", some_rewards)
 
 
 @pytest.fixture
@@ -247,7 +247,7 @@ def test_checkpoints_are_in_the_order_of_their_steps(tmp_path):
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_a_checkpoint_that_solves_nothing_has_a_row(brief, tiny, monkeypatch):
     """Guards against a traceback for a run that collapsed, whose groups are all alike."""
-    monkeypatch.setattr(grpo, "reward", lambda *_: {"reward": 0.0, "answer": 0.0, "format": 0.0})
+    monkeypatch.setattr(queries, "reward", lambda *_: {"reward": 0.0, "answer": 0.0, "format": 0.0})
     table = gradients.table_training(tiny[2], gradients.generate_puzzles(3, "train", seed=7), 4, 3)
     assert [row[:2] for row in table.rows] == [["0", "0.00"], ["5", "0.00"]]
     assert "nan" not in str(table)

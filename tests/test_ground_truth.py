@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import grpo
+import queries
 from conftest import BUNDLED, make_written
 from countdown_task import Puzzle, reward
 from experiments import critic_quality, ground_truth as gt, solver, truth_scores
@@ -118,7 +119,7 @@ def test_chunks_hold_every_token_once():
     assert sorted(i for part in parts for i in part) == np.flatnonzero(packets).tolist()
     for part in parts:
         assert (np.diff(position[part]) >= 0).all()
-        assert packets[part][1:].sum() * gt.PACKET <= grpo.ROWS_AT_ONCE  # the first token may be larger by itself
+        assert packets[part][1:].sum() * gt.PACKET <= queries.ROWS_AT_ONCE  # the first token may be larger by itself
     assert gt.chunks(0 * packets, position) == []
 
 
@@ -140,14 +141,14 @@ def test_rollouts_do_not_depend_on_what_else_is_sampled_or_when(monkeypatch):
         sampled(model, later, rollouts)
         assert (outcome(later) == outcome(whole)) == complete
     assert outcome(sampled(model, seeded, 60, seed=1)) != outcome(whole)
-    monkeypatch.setattr(grpo, "ROWS_AT_ONCE", 40)
+    monkeypatch.setattr(queries, "ROWS_AT_ONCE", 40)
     assert outcome(sampled(model, chunked, 60)) == outcome(whole)
     assert whole["complete"] and sampled(model, whole, 60)["complete"]
 
 
 def test_an_interruption_loses_nothing_that_was_saved(tmp_path, monkeypatch):
     """Guards against counts that are half written when a run is stopped, and rollouts made twice or never."""
-    model, file, lengths, respond = tiny_model(3), tmp_path / "ground_truth.npz", [], grpo.respond
+    model, file, lengths, respond = tiny_model(3), tmp_path / "ground_truth.npz", [], queries.respond
     whole, first, second = (described(model, 6) for _ in range(3))
 
     def interrupted(*arguments):
@@ -157,11 +158,11 @@ def test_an_interruption_loses_nothing_that_was_saved(tmp_path, monkeypatch):
         lengths.append(samples.mask.sum().item())
         return samples, *others
 
-    monkeypatch.setattr(grpo, "ROWS_AT_ONCE", 64)
+    monkeypatch.setattr(queries, "ROWS_AT_ONCE", 64)
     monkeypatch.setattr(gt, "SAVE_EVERY", 0.0)
     sampled(model, whole, 60)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(grpo, "respond", interrupted)
+        patch.setattr(queries, "respond", interrupted)
         sampled(model, first, 60, save=lambda: gt.save_truth(first, file))
     saved = dict(np.load(file))
     assert 0 < saved["packets"].sum() < whole["packets"].sum()

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 import grpo
+import queries
 import train
 from countdown_task import generate_puzzles
 from plumbing import processes
@@ -77,7 +78,7 @@ def all_steps() -> dict[str, torch.Tensor]:
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         names = ("reward", "answer", "format")
-        patch.setattr(grpo, "reward", lambda text, *_: dict.fromkeys(names, len(text) % 3 / 2))
+        patch.setattr(queries, "reward", lambda text, *_: dict.fromkeys(names, len(text) % 3 / 2))
         return {f"{name}: {key}": x for name in STEPS for key, x in one_step(name).items()}
 
 

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import grpo
+import queries
 import train
 from countdown_task import SYSTEM, USER, Codec, Puzzle
 from qwen2_model import Qwen2, load_model, read_config
@@ -191,7 +192,7 @@ def test_a_step_of_training(folder, tmp_path, monkeypatch):
     (family, path), run = folder, tmp_path / "run"
     dtype = {"qwen2": "float32", "qwen3": "bfloat16"}[family]
     # a random model earns nothing, and would learn nothing
-    monkeypatch.setattr(grpo, "reward", lambda text, *_: {"reward": len(text) % 7 / 6, "format": 0.0, "answer": 0.0})
+    monkeypatch.setattr(queries, "reward", lambda text, *_: {"reward": len(text) % 7 / 6, "format": 0.0, "answer": 0.0})
     monkeypatch.setattr(sys, "argv", f"train.py --model {path} --out {run} --dtype {dtype} --steps 1 --questions 2 "
                                      f"--answers 2 --lr 0.01 --max_new_tokens 3 --eval_problems 2".split())
     train.main()

@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM
 import critic as critic_file
 import grpo
 import mitigations
+import queries
 import qwen2_model
 import train
 from countdown_task import Codec, generate_puzzles, split
@@ -62,7 +63,7 @@ def learning(monkeypatch):
         return np.full((len(puzzles), k), sum(w.double().abs().sum().item() for w in policy.model.parameters()))
 
     names = ("reward", "answer", "format")
-    monkeypatch.setattr(grpo, "reward", lambda text, *_: dict.fromkeys(names, len(text) % 3 / 2))
+    monkeypatch.setattr(queries, "reward", lambda text, *_: dict.fromkeys(names, len(text) % 3 / 2))
     monkeypatch.setattr(train, "evaluate", success)
     monkeypatch.setattr(train, "rehearse", lambda *_: None)
 
@@ -234,9 +235,9 @@ def test_only_heldout_puzzles_are_measured(tmp_path, monkeypatch):
 
 
 def test_how_many_responses_are_evaluated_at_once_changes_nothing(monkeypatch):
-    s, puzzles, widths, respond = Settings(questions=1, answers=4), GENERATE(9, "heldout"), [], grpo.respond
+    s, puzzles, widths, respond = Settings(questions=1, answers=4), GENERATE(9, "heldout"), [], queries.respond
     policy = train.load_policy(s, set())
-    monkeypatch.setattr(grpo, "respond", lambda *args: (widths.append(len(args[3])), respond(*args))[1])
+    monkeypatch.setattr(queries, "respond", lambda *args: (widths.append(len(args[3])), respond(*args))[1])
     wide = train.evaluate(policy, puzzles, 2, s)
     monkeypatch.setattr(train, "EVALUATION_BYTES", 0)
     narrow = train.evaluate(policy, puzzles, 2, s)
@@ -294,7 +295,7 @@ def test_values_come_before_the_critic_learns_from_their_rewards(quick, tmp_path
     monkeypatch.setattr(Critic, "values", lambda *args: (seen.append(values(*args)), seen[-1])[1])
     monkeypatch.setattr(train, "rehearse", lambda *_: None)
     for reward in (-1.0, 1.0):
-        monkeypatch.setattr(grpo, "reward", lambda *_: {"reward": reward, "answer": reward, "format": reward})
+        monkeypatch.setattr(queries, "reward", lambda *_: {"reward": reward, "answer": reward, "format": reward})
         run(*TINY, "--mitigation", "ppo", "--steps", 2, "--lr", 0, "--out", tmp_path / str(reward))
     low_1, low_2, high_1, high_2 = seen
     assert not low_1.any() and not high_1.any()
