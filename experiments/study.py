@@ -71,8 +71,9 @@ SWEEPS = (*(f"outcome_conditional --think_discount {x}" for x in (0.25, 0.75, 1.
 # times on hard ones, where its responses grow longer: by more steps or by more responses.
 MORE = {"easy": ("--steps 560", "--answers 45"), "hard": ("--steps 800", "--answers 64")}
 SIZED = ("none", RLOO, "ppo", "entropy_masking", "entropy_weighted")  # do gains of entropy methods grow with the model?
-UPDATES = tuple(f"{name} --updates_per_batch 4{clip}" for name in ("none", RLOO, "ppo", "entropy_masking")
-                for clip in ("", " --clip_high 0.28"))
+UPDATES = (*(f"{name} --updates_per_batch 4{clip}" for name in ("none", RLOO, "ppo", "entropy_masking")
+             for clip in ("", " --clip_high 0.28")), "vineppo --k 3 --updates_per_batch 4",
+           *(f"{name} --updates_per_batch 4 --lr 5e-05" for name in (RLOO, "ppo")))  # four updates, each a quarter
 PARTS = {  # level, methods with their flags, seeds
     "main": [("easy", (*METHODS, RLOO), range(5)), ("easy", AHEAD, range(5, 10)), ("hard", AHEAD, range(5)),
              ("hard", AHEAD[:-1], range(5, 10)), ("small", SIZED, range(5)), ("small", ("vineppo --k 3",), range(3))],

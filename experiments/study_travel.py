@@ -1,7 +1,8 @@
 """How far does it travel? What some methods learned more than RLOO, by level, size of the model and updates on a batch.
 
-A *place* is a level of experiments/study.py, or a number of updates on each batch on easy puzzles. Each has its own
-runs of RLOO to compare with. The table and the picture are part of the study: python -m experiments.study --tables
+A *place* is a level of experiments/study.py, or a number of updates on each batch of easy puzzles, with the usual
+learning rate or another. Each has its own runs of RLOO to compare with. The table and the picture are part of the
+study: python -m experiments.study --tables
 """
 from pathlib import Path
 
@@ -22,9 +23,10 @@ def by_place(levels: dict[str, dict[str, list[Run]]]) -> Places:
     """The groups of each place: all levels first, then easy puzzles with more updates, labelled as with one."""
     runs = {level: parts["main"] for level, parts in levels.items()}
     for run in levels[FIRST].get("updates", []):
-        flag = next(word for word in run.setting.split() if word.startswith("updates_per_batch="))
-        label, setting = (text.replace(flag, "").strip() for text in (run.label, run.setting))
-        place = f"{flag.partition('=')[2]} updates"
+        flags = dict(word.split("=") for word in run.setting.split())
+        place = f"{flags.pop('updates_per_batch')} updates" + (f", lr {flags.pop('lr')}" if "lr" in flags else "")
+        setting = " ".join(f"{name}={value}" for name, value in flags.items())
+        label = f"{run.label.removesuffix(run.setting).strip()} {setting}".strip()
         runs.setdefault(place, []).append(run._replace(label=label, setting=setting))
     return {place: group_runs(members) for place, members in runs.items()}
 
@@ -58,7 +60,8 @@ def table_travel(places: Places) -> Table:
     note = ("Mean success while training: that of RLOO in percent, then the differences to RLOO at the same place in "
             "points, ± half of a 95% interval, with n seeds. * differs from the same method's difference on easy "
             "puzzles, after Holm's correction over all cells but those of easy puzzles. Places: levels as in "
-            "experiments/study.py, and numbers of updates on each batch of easy puzzles. Empty where no run was made.")
+            "experiments/study.py, and numbers of updates on each batch of easy puzzles, lr 2e-4 where no "
+            "other is named. Empty where no run was made.")
     return Table("How far it travels", note, ["method", *found], rows)
 
 

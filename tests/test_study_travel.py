@@ -21,10 +21,13 @@ def runs(label, areas, setting=""):
 
 @pytest.fixture
 def places():
-    """Easy puzzles with one and four updates, and hard ones, where only RLOO and GRPO ran; `other` has no RLOO."""
+    """Easy puzzles with one and four updates, these at two learning rates, and hard ones, where only RLOO and GRPO ran;
+    `other` has no RLOO."""
     easy = runs("ppo", PPO) + runs("none", RLOO, "advantage=rloo") + runs("none", NONE) + runs("mine", PPO)
     more = [*runs("none", PPO, "advantage=rloo updates_per_batch=4"), *runs("ppo", RLOO, "updates_per_batch=4"),
-            *runs("none", NONE, "clip_high=0.28 updates_per_batch=4")]  # fmt: skip
+            *runs("none", NONE, "clip_high=0.28 updates_per_batch=4"),
+            *runs("none", NONE, "advantage=rloo lr=5e-05 updates_per_batch=4"),
+            *runs("ppo", PPO, "lr=5e-05 updates_per_batch=4")]  # fmt: skip
     hard = runs("none", PPO, "advantage=rloo") + runs("none", PPO)
     return study_travel.by_place({"easy": {"main": easy, "updates": more}, "hard": {"main": hard},
                                   "other": {"main": runs("none", NONE)}})
@@ -34,13 +37,14 @@ def test_each_place_has_its_own_rloo(places):
     """Guards against differences to RLOO on easy puzzles, RLOO against itself, an empty cell that becomes 0, and a star
     for a difference that is not a change."""
     table = study_travel.table_travel(places)
-    assert table.header == ["method", "easy", "hard", "4 updates"]
+    assert table.header == ["method", "easy", "hard", "4 updates", "4 updates, lr 5e-05"]
     rows = {row[0].strip("`"): row[1:] for row in table.rows}
     gain = points(welch(np.array(PPO), np.array(RLOO)))
-    assert rows["ppo"] == [f"{gain}, n = 3", "", f"-{gain} *, n = 3"]
+    slower = points(welch(np.array(PPO), np.array(NONE)))
+    assert rows["ppo"] == [f"{gain}, n = 3", "", f"-{gain} *, n = 3", f"{slower}, n = 3"]
     easy = points(welch(np.array(NONE), np.array(RLOO)))
-    assert rows["GRPO"] == [f"{easy}, n = 3", f"{points(welch(np.array(PPO), np.array(PPO)))}, n = 3", ""]
-    assert [text.partition(" ")[0] for text in rows["RLOO, area"]] == ["42.0", "52.0", "52.0"]
+    assert rows["GRPO"] == [f"{easy}, n = 3", f"{points(welch(np.array(PPO), np.array(PPO)))}, n = 3", "", ""]
+    assert [text.partition(" ")[0] for text in rows["RLOO, area"]] == ["42.0", "52.0", "52.0", "43.3"]
     assert set(rows) == {"RLOO, area", "ppo", "GRPO"}
 
 
@@ -56,8 +60,8 @@ def test_the_picture_has_a_panel_per_place(places, tmp_path, figures):
     """Guards against a method on another's line, and places in each other's panel."""
     study_travel.draw_travel(places, tmp_path / "travel.png")
     assert [text.get_text() for text in figures[0].axes[0].get_yticklabels()] == ["ppo", "GRPO"]
-    for axis, gain in zip(figures[0].axes, (10, None, -10)):
+    for axis, gain in zip(figures[0].axes, (10, None, -10, 26 / 3)):
         dots = [x.get_xdata()[0] for x in axis.lines if x.get_marker() == "o" and x.get_ydata()[0] == 0]
         assert dots == ([pytest.approx(gain)] if gain else [])
-    titles = ["easy, n = 3", "hard, n = 3", "4 updates, n = 3"]
+    titles = ["easy, n = 3", "hard, n = 3", "4 updates, n = 3", "4 updates, lr 5e-05, n = 3"]
     assert [axis.get_title() for axis in figures[0].axes] == titles
