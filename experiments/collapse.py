@@ -1,18 +1,23 @@
 """What breaks first when a run collapses: format, length, entropy or the gradient norm?
 
-    python -m experiments.study --parts main breaks --levels hard
-    python -m experiments.collapse runs/study-2/hard/{none,*-rloo,ppo,optimal*,vineppo-k-3,value*,token*}-seed?
+    python -m experiments.study --parts main breaks updates
+    python -m experiments.collapse runs/study-2/hard/{none,*-rloo,ppo,optimal*,vineppo-k-3,value*,token*}-seed? \\
+        runs/study-2/easy/{none-seed[0-4],*-updates_per_batch-4-seed?}
 
-Reads run folders. Those of GRPO (`none`) are the reference: at each step the mean of their seeds, and the standard
-deviation of a seed around it, averaged over steps. A run *leaves* the reference in a measure at the first of 3 steps
-in a row that are more than 3 standard deviations away, on the same side. Somebody who watches the run knows two steps
-later. Writes results/collapse.md and a picture of the runs whose success fell.
+Reads run folders, and takes those that lie side by side together. Of these the runs of GRPO (`none`) with one update a
+batch are the reference: at each step the mean of their seeds, and the standard deviation of a seed around it, averaged
+over steps. A run *leaves* the reference in a measure at the first of 3 steps in a row that are more than 3 standard
+deviations away, on the same side. Somebody who watches the run knows two steps later. A run *falls* where its success
+leaves downwards, even if it was ahead before. Writes results/collapse.md and a picture of the runs that fell.
 """
+import itertools
 import json
 from pathlib import Path
+from typing import Iterable
 
 import numpy as np
 
+from analyze import method_name
 from plumbing.report import GREY, PALETTE, Table, new_figure, save_figure
 from plumbing.runs import read_config, read_metrics, run_method, shared_settings, work_on_folders
 
@@ -21,7 +26,8 @@ MEASURES = {"success": "success", "format": "format", "truncated": "cut off", "l
             "entropy": "entropy (nats)", "grad_norm": "gradient norm"}  # columns of metrics.csv
 WINDOW = 5  # steps averaged, because a step has few responses
 FAR = 3.0  # standard deviations
-LASTING = 3  # steps in a row, chosen by the runs of seeds 0 to 4
+LASTING = 3  # steps in a row, chosen by the runs of seeds 0 to 4 on hard puzzles
+MAY_DIFFER = {"updates_per_batch", "clip_high"}  # settings in which a run may differ from the reference
 
 
 def smooth(values: np.ndarray) -> np.ndarray:
@@ -57,63 +63,95 @@ def leaves(values: np.ndarray, mean: np.ndarray, deviation: float) -> tuple[int,
     return None
 
 
-def table_collapse(broken: dict[Path, dict], others: list[dict], band: dict) -> Table:
-    """For each run that broke, when each of its measures left the reference, and which was first; last, how many of the
-    others left it, since a measure that leaves in every run is no alarm."""
-    rows = []
-    for folder, run in broken.items():
-        left = {measure: leaves(run[measure], *band[measure]) for measure in MEASURES}
-        when = {measure: at[0] for measure, at in left.items() if at}
-        first = [MEASURES[m].partition(" (")[0] for m in when if when[m] == min(when.values())]
-        rows.append([f"`{folder.name}`", *("" if at is None else f"{at[0]}, {at[1]}" for at in left.values()),
-                     " and ".join(first)])
-    left = [sum(leaves(run[measure], *band[measure]) is not None for run in others) for measure in MEASURES]
-    rows.append(["runs that did not break", *(f"{count} of {len(others)}" for count in left), ""])
+def fall(run: dict[str, np.ndarray], band: dict) -> tuple[int, str] | None:
+    """When the success of a run leaves the reference downwards, or None; a lead before that does not count."""
+    mean, deviation = band["success"]
+    return leaves(np.minimum(run["success"], mean), mean, deviation)
+
+
+def departures(run: dict[str, np.ndarray], band: dict) -> dict[str, tuple[int, str] | None]:
+    """By measure, when a run leaves the reference and in which direction, or None; for success, when it falls."""
+    return {measure: leaves(run[measure], *band[measure]) for measure in MEASURES} | {"success": fall(run, band)}
+
+
+def table_collapse(level: str, fallen: dict[Path, dict], others: list[dict], band: dict) -> Table:
+    """For each run that fell, when each of its measures left the reference; last, how many of the others left it, since
+    a measure that leaves in every run is no alarm."""
+    rows = [[f"`{folder.name}`", *("" if at is None else f"{at[0]}, {at[1]}" for at in departures(run, band).values())]
+            for folder, run in fallen.items()]
+    left = [departures(run, band) for run in others]
+    rows.append([f"the other {len(others)}", *(count_sides(by[measure] for by in left)
+                                                            for measure in MEASURES)])
     note = (f"The step at which a run leaves GRPO's seeds in each measure, and whether up or down: the first of "
             f"{LASTING} steps in a row more than {FAR:g} standard deviations from their mean, all as means over "
-            f"{WINDOW} steps. Empty where it never does. Last, how many of the other runs leave at all.")
-    return Table("What breaks first", note, ["run", *MEASURES.values(), "first"], rows)
+            f"{WINDOW} steps. Empty where it never does; success counts downwards only. Last, how many of the other "
+            f"runs leave, and where to. {len(fallen)} of {len(fallen) + len(others)} runs fell.")
+    return Table(f"What breaks first, {level}", note, ["run", *MEASURES.values()], rows)
 
 
-def draw_collapse(broken: dict[Path, dict], band: dict, file: Path) -> None:
-    """A panel per measure: GRPO's band in grey, and each run."""
+def count_sides(left: Iterable[tuple[int, str] | None]) -> str:
+    """How many runs left up and how many down, such as `3 up, 1 down`."""
+    sides = [at[1] for at in left if at]
+    return ", ".join(f"{sides.count(side)} {side}" for side in ("up", "down") if side in sides) or "0"
+
+
+def draw_collapse(fallen: dict[Path, dict], band: dict, file: Path) -> None:
+    """A panel per measure: GRPO's band in grey, and each run in the colour of its method."""
     figure, axes = new_figure(3, 2, 5.6)
+    methods = {folder: curve_name(read_config(folder)) for folder in fallen}
+    colours = dict(zip(dict.fromkeys(methods.values()), itertools.cycle(PALETTE)))
     for axis, (measure, title) in zip(axes.flat, MEASURES.items()):
         mean, deviation = band[measure]
         steps = np.arange(1, len(mean) + 1)
-        axis.fill_between(steps, mean - FAR * deviation, mean + FAR * deviation, color=GREY, alpha=0.2, lw=0,
-                          label="GRPO")
-        axis.plot(steps, mean, color=GREY, lw=1)
-        for i, (folder, run) in enumerate(broken.items()):
-            axis.plot(np.arange(1, len(run[measure]) + 1), run[measure], color=PALETTE[i % len(PALETTE)],
-                      ls=("-", "--", ":")[i // len(PALETTE) % 3], lw=1.3, label=folder.name)
+        axis.fill_between(steps, mean - FAR * deviation, mean + FAR * deviation, color=GREY, alpha=0.2, lw=0)
+        lines = {"GRPO": axis.plot(steps, mean, color=GREY, lw=1)[0]}
+        for folder, run in fallen.items():
+            lines[methods[folder]] = axis.plot(steps, run[measure], color=colours[methods[folder]], lw=1.2)[0]
         axis.set(title=title, xlabel="step")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    figure.legend(lines.values(), lines, loc="outside lower center", ncols=3)
     save_figure(figure, file)
 
 
+def curve_name(config: dict) -> str:
+    """What the curve of a run is called: its method, and the updates on a batch where they are several."""
+    updates = config["settings"].get("updates_per_batch", 1)
+    return method_name(run_method(config)) + f", {updates} updates" * (updates > 1)
+
+
 def write_page(folders: list[Path]) -> None:
-    """Print the table; write it and the picture."""
-    configs = [read_config(folder) for folder in folders]
-    methods = {folder: run_method(config) for folder, config in zip(folders, configs)}
-    grpo = [curves(folder) for folder in folders if methods[folder] == "none"]
-    others = {folder: curves(folder) for folder in folders if methods[folder] != "none"}
-    if len(grpo) < 2 or not others:
-        raise ValueError("name at least two runs of GRPO (none), and runs of other methods")
-    if len({len(run["success"]) for run in (*grpo, *others.values())}) > 1:
-        raise ValueError("the runs must have the same number of steps")
-    if len({json.dumps(shared_settings(config)) for config in configs}) > 1:
-        raise ValueError("the runs must have the same settings, but for the method's: name those of one level")
-    band = reference(grpo)
-    broken = {folder: run for folder, run in others.items()
-              if (left := leaves(run["success"], *band["success"])) and left[1] == "down"}
-    whole = [run for folder, run in others.items() if folder not in broken]
-    text = (f"{table_collapse(broken, whole, band)}\n"
-            f"{len(broken)} of {len(others)} runs fell out of GRPO's band in success.\n")
+    """Print a table for each level, that is, for folders side by side; write them and the pictures."""
+    levels: dict[Path, list[Path]] = {}
+    for folder in folders:
+        levels.setdefault(folder.resolve().parent, []).append(folder)
+    text = "\n".join(str(examine(level.name, members)) for level, members in levels.items())
     (RESULTS / "collapse.md").write_text(text, encoding="utf-8")
-    if broken:
-        draw_collapse(broken, band, RESULTS / "collapse.png")
-    print(f"{text}wrote {RESULTS / 'collapse.md'}" + " and collapse.png" * bool(broken))
+    print(f"{text}\nwrote {RESULTS / 'collapse.md'}, and a picture beside it for each level where a run fell")
+
+
+def examine(level: str, folders: list[Path]) -> Table:
+    """The table of a level; draws the runs that fell."""
+    band, others = read_level(folders)
+    fallen = {folder: run for folder, run in others.items() if fall(run, band)}
+    if fallen:
+        draw_collapse(fallen, band, RESULTS / f"collapse-{level}.png")
+    return table_collapse(level, fallen, [run for folder, run in others.items() if folder not in fallen], band)
+
+
+def read_level(folders: list[Path]) -> tuple[dict, dict[Path, dict[str, np.ndarray]]]:
+    """The reference, and the curves of the other runs; ValueError for runs that can't be compared."""
+    configs = {folder: read_config(folder) for folder in folders}
+    is_grpo = {folder: run_method(config) == "none" and config["settings"].get("updates_per_batch", 1) == 1
+               for folder, config in configs.items()}
+    runs = {folder: curves(folder) for folder in folders}
+    if sum(is_grpo.values()) < 2 or all(is_grpo.values()):
+        raise ValueError("name at least two runs of GRPO (none), and runs of other methods")
+    if len({len(run["success"]) for run in runs.values()}) > 1:
+        raise ValueError("the runs must have the same number of steps")
+    if len({json.dumps({name: value for name, value in shared_settings(config).items() if name not in MAY_DIFFER})
+            for config in configs.values()}) > 1:
+        raise ValueError("the runs must have the same settings, but for the method's: name those of one level")
+    return (reference([run for folder, run in runs.items() if is_grpo[folder]]),
+            {folder: run for folder, run in runs.items() if not is_grpo[folder]})
 
 
 def main() -> None:

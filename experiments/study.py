@@ -84,6 +84,7 @@ PARTS = {  # level, methods with their flags, seeds
     "forms": [("easy", FORMS, range(5))],
     "sweeps": [("easy", SWEEPS, range(3))],
     "updates": [("easy", UPDATES, range(3))],
+    "rates": [("easy", tuple(f"{name} --lr 0.0004" for name in (RLOO, "ppo")), range(3))],  # is it the step size?
     "breaks": [("hard", ("value_change",), range(5)), ("hard", ("token_type",), range(3))],  # experiments/collapse.py
     "trial": [("hard", ("entropy_ratio", "tempo", "first_error", "learned_importance", *FORMS[:6]), range(1))],
     "fresh": [("easy", (RLOO, "ppo", "vineppo --k 3"), range(10, 15))],  # to check what was written before they ran

@@ -43,10 +43,10 @@ def test_the_reference_by_hand():
     assert usual == pytest.approx(((2 + 0 + 8) / 3) ** 0.5)
 
 
-def write_run(folder, method, success, length):
+def write_run(folder, method, success, length, **settings):
     """A run folder of sixty steps."""
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps({"settings": {"mitigation": method}}))
+    (folder / "config.json").write_text(json.dumps({"settings": {"mitigation": method} | settings}))
     with (folder / "metrics.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, ["step", *collapse.MEASURES])
         writer.writeheader()
@@ -68,19 +68,34 @@ def test_runs_with_other_settings_are_refused(changed, said, tmp_path):
 
 
 def test_the_command(tmp_path, monkeypatch, capsys):
-    """Guards against a run that learned more among those that broke, and a measure named first that came later."""
+    """Guards against a run that learned more among those that fell, and steps of another measure."""
     for seed in (0, 1):
         write_run(tmp_path / f"none-seed{seed}", "none", lambda step: 0.5 + 0.01 * seed, lambda step: 50 + seed)
     write_run(tmp_path / "a-seed0", "a", lambda step: 0.5 * (step < 40), lambda step: 50 + 30 * (step >= 20))
-    write_run(tmp_path / "b-seed0", "b", lambda step: 0.9, lambda step: 50)
+    write_run(tmp_path / "b-seed0", "b", lambda step: 0.9, lambda step: 90)
     monkeypatch.setattr(collapse, "RESULTS", tmp_path)
     monkeypatch.setattr(sys, "argv", ["collapse.py", *map(str, sorted(tmp_path.glob("*-seed*")))])
     collapse.main()
     out = capsys.readouterr().out
     row = next(line for line in out.splitlines() if "a-seed0" in line)
-    assert [cell.strip() for cell in row.strip("|").split("|")] == [
-        "`a-seed0`", "40, down", "", "", "20, up", "", "", "length"]
-    row = next(line for line in out.splitlines() if "did not break" in line)
-    assert [cell.strip() for cell in row.strip("|").split("|")][1:4] == ["1 of 1", "0 of 1", "0 of 1"]
+    assert [cell.strip() for cell in row.strip("|").split("|")] == ["`a-seed0`", "40, down", "", "", "20, up", "", ""]
+    row = next(line for line in out.splitlines() if line.startswith("| the other"))
+    assert [cell.strip() for cell in row.strip("|").split("|")] == ["the other 1", *"000", "1 up", *"00"]
     assert "b-seed0" not in out and "1 of 2 runs fell" in out
-    assert (tmp_path / "collapse.png").is_file()
+    assert (tmp_path / f"collapse-{tmp_path.name}.png").is_file()
+
+
+def test_levels_and_updates_are_told_apart(tmp_path, monkeypatch):
+    """Guards against one reference for two levels, GRPO with several updates in the reference, and a lead that hides a
+    fall."""
+    for level, height in (("easy", 0.8), ("hard", 0.4)):
+        for seed in (0, 1):
+            write_run(tmp_path / level / f"none-seed{seed}", "none", lambda step: height + 0.01 * seed, lambda step: 50)
+        write_run(tmp_path / level / "none-4", "none", lambda step: height + (0.1 if step < 30 else -0.2),
+                  lambda step: 50, updates_per_batch=4, clip_high=0.28)
+    monkeypatch.setattr(collapse, "RESULTS", tmp_path)
+    collapse.write_page(sorted(tmp_path.glob("*/*")))
+    text = (tmp_path / "collapse.md").read_text()
+    assert text.count("1 of 1 runs fell") == 2
+    rows = [line.split("|")[1:3] for line in text.splitlines() if "none-4" in line]
+    assert [[cell.strip() for cell in row] for row in rows] == [["`none-4`", "31, down"]] * 2
