@@ -2,7 +2,7 @@
 
     python -m experiments.study --parts main breaks updates
     python -m experiments.collapse runs/study-2/hard/{none,*-rloo,ppo,optimal*,vineppo-k-3,value*,token*}-seed? \\
-        runs/study-2/easy/{none-seed[0-4],*-updates_per_batch-4-seed?}
+        runs/study-2/easy/{none,*-updates_per_batch-4}-seed?
 
 Reads run folders, and takes those that lie side by side together. Of these the runs of GRPO (`none`) with one update a
 batch are the reference: at each step the mean of their seeds, and the standard deviation of a seed around it, averaged

@@ -3,8 +3,8 @@
     python -m experiments.study --tables
 
 A figure is percent, a difference is percentage points. ± is half of a 95% interval over seeds: Student's t of a
-figure, Welch's t of a difference. Stars stand only where a question of docs/study.md is answered: in the tables
-*Against RLOO*, *Equal cost* and *How far it travels*.
+figure, Welch's t of a difference. Stars stand only where a question of docs/study.md is answered, in the tables
+*Against RLOO* and *Equal cost*; daggers, for leads that change, in *How far it travels*.
 """
 import csv
 from pathlib import Path

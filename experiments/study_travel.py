@@ -50,15 +50,15 @@ def table_travel(places: Places) -> Table:
     first = found.get(FIRST, {})
     changes = {(place, label): change(group, first[label]) for place, groups in found.items()
                for label, group in groups.items() if place != FIRST and label in first}
-    stars = holm({key: e.p for key, e in changes.items()})
+    marked = holm({key: e.p for key, e in changes.items()})
     rows = [["RLOO, area", *(f"{points(t_estimate(g.values(FIGURE)))}, n = {len(g.rows)}"
                               for groups in found.values() for g in [next(iter(groups.values())).baseline])]]
     for label in (label for label in SHOWN if any(label in groups for place, groups in found.items())):
-        cells = [f"{points(groups[label].difference(FIGURE))}{' *' * ((place, label) in stars)}, "
+        cells = [f"{points(groups[label].difference(FIGURE))}{' †' * ((place, label) in marked)}, "
                  f"n = {len(groups[label].rows)}" if label in groups else "" for place, groups in found.items()]
         rows.append([name_of(label), *cells])
     note = ("Mean success while training: that of RLOO in percent, then the differences to RLOO at the same place in "
-            "points, ± half of a 95% interval, with n seeds. * differs from the same method's difference on easy "
+            "points, ± half of a 95% interval, with n seeds. † differs from the same method's difference on easy "
             "puzzles, after Holm's correction over all cells but those of easy puzzles. Places: levels as in "
             "experiments/study.py, and numbers of updates on each batch of easy puzzles, lr 2e-4 where no "
             "other is named. Empty where no run was made.")

@@ -34,14 +34,14 @@ def places():
 
 
 def test_each_place_has_its_own_rloo(places):
-    """Guards against differences to RLOO on easy puzzles, RLOO against itself, an empty cell that becomes 0, and a star
+    """Guards against differences to RLOO on easy puzzles, RLOO against itself, an empty cell that becomes 0, and a dagger
     for a difference that is not a change."""
     table = study_travel.table_travel(places)
     assert table.header == ["method", "easy", "hard", "4 updates", "4 updates, lr 5e-05"]
     rows = {row[0].strip("`"): row[1:] for row in table.rows}
     gain = points(welch(np.array(PPO), np.array(RLOO)))
     slower = points(welch(np.array(PPO), np.array(NONE)))
-    assert rows["ppo"] == [f"{gain}, n = 3", "", f"-{gain} *, n = 3", f"{slower}, n = 3"]
+    assert rows["ppo"] == [f"{gain}, n = 3", "", f"-{gain} †, n = 3", f"{slower}, n = 3"]
     easy = points(welch(np.array(NONE), np.array(RLOO)))
     assert rows["GRPO"] == [f"{easy}, n = 3", f"{points(welch(np.array(PPO), np.array(PPO)))}, n = 3", "", ""]
     assert [text.partition(" ")[0] for text in rows["RLOO, area"]] == ["42.0", "52.0", "52.0", "43.3"]
