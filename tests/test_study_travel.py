@@ -34,8 +34,8 @@ def places():
 
 
 def test_each_place_has_its_own_rloo(places):
-    """Guards against differences to RLOO on easy puzzles, RLOO against itself, an empty cell that becomes 0, and a dagger
-    for a difference that is not a change."""
+    """Guards against differences to RLOO on easy puzzles, RLOO against itself, an empty cell that becomes 0, and a
+    dagger for a difference that is not a change."""
     table = study_travel.table_travel(places)
     assert table.header == ["method", "easy", "hard", "4 updates", "4 updates, lr 5e-05"]
     rows = {row[0].strip("`"): row[1:] for row in table.rows}
