@@ -632,20 +632,18 @@ def causal_ablation(batch: TokenBatch) -> Tensor:
 
 
 @token_credit
-def vineppo(batch: TokenBatch, k: int = 9, fresh_start: bool = False, cuts: str = "sentence",
-            mask: bool = False) -> Tensor:
+def vineppo(batch: TokenBatch, k: int = 9, cuts: str = "sentence", mask: bool = False) -> Tensor:
     """credit = V(next cut) - V(this cut), V the mean reward of k continuations: cuts at sentence ends (2410.01679).
 
     All tokens between two cuts get the same credit. V at the end is the reward. V at the start costs nothing: it is
-    the mean reward of the group's other responses. fresh_start=True samples it as well. cuts="uncertain" is SPO-chain
-    (2505.23564): a cut comes before the 6th, 11th, 16th ... *cutpoint*, a token with p below 90%. mask=True gives
-    credit to cutpoints alone, and divides the loss by their number (with --loss_norm token). (The paper's code also
-    z-scores the credit.)
+    the mean reward of the group's other responses. cuts="uncertain" is SPO-chain (2505.23564): a cut comes before the
+    6th, 11th, 16th ... *cutpoint*, a token with p below 90%. mask=True gives credit to cutpoints alone, and divides the
+    loss by their number (with --loss_norm token). (The paper's code also z-scores the credit.)
     """
     require(k >= 1, "--k must be at least 1: it is the number of continuations sampled at each cut")
     require(cuts in ("sentence", "uncertain"), "--cuts must be sentence or uncertain")
     cutpoint = batch.mask & (batch.logprob < math.log(0.9))  # (B, T)
-    credit = segment_credit(batch, sentence_cuts(batch) if cuts == "sentence" else fifths(cutpoint), k, fresh_start)
+    credit = segment_credit(batch, sentence_cuts(batch) if cuts == "sentence" else fifths(cutpoint), k)
     return credit * cutpoint * quotient(batch.mask.sum(), cutpoint.sum()) if mask else credit
 
 
@@ -663,16 +661,16 @@ def fifths(cutpoint: Tensor) -> Tensor:
     return cutpoint & (count % 5 == 1) & (count > 1)
 
 
-def segment_credit(batch: TokenBatch, cuts: Tensor, k: int, fresh_start: bool) -> Tensor:
-    """V at the end of each token's segment minus V at its start (B, T); cuts (B, T): where segments begin."""
-    cuts = cuts.clone()  # (B, T)
-    cuts[:, 0] = fresh_start
-    sampled, rewards = batch.ask.rollout_values(cuts, k), by_group(batch, batch.reward)  # (B, T), (Q, G)
+def segment_credit(batch: TokenBatch, cuts: Tensor, k: int) -> Tensor:
+    """V at the end of each token's segment minus V at its start (B, T); cuts (B, T): where a segment begins.
+
+    The first segment begins at token 0, where cuts must be False.
+    """
+    rewards = by_group(batch, batch.reward)  # (Q, G)
     others = (rewards.sum(1, keepdim=True) - rewards) / (rewards.shape[1] - 1)  # (Q, G) mean reward
-    start = sampled[:, :1] if fresh_start else others.view(-1, 1)  # (B, 1)
-    value = torch.cat((start, sampled[:, 1:], batch.reward[:, None]), dim=1)  # (B, T + 1)
+    value = torch.cat((others.view(-1, 1), batch.ask.rollout_values(cuts, k)[:, 1:], batch.reward[:, None]), dim=1)
     current, following = segment_bounds(cuts)  # (B, T) each
-    return value.gather(1, following) - value.gather(1, current)
+    return value.gather(1, following) - value.gather(1, current)  # value is (B, T + 1)
 
 
 def segment_bounds(cuts: Tensor) -> tuple[Tensor, Tensor]:

@@ -621,11 +621,9 @@ def test_causal_ablation_by_hand():
     assert calls == [([0, 0, 3], [[0, 1], [3], [0, 1]])]
 
 
-@pytest.mark.parametrize("fresh_start, start", [(False, [0.3, 0.7, 0.6]), (True, [0.1, 0.5, 0.8])])
-def test_vineppo_by_hand(fresh_start, start):
+def test_vineppo_by_hand():
     """Guards against a start that is sampled although the mean reward of the other two is free, and cuts off by one."""
-    values, calls = torch.zeros(3, 7), []
-    values[:, 0] = torch.tensor([0.1, 0.5, 0.8])
+    values, calls = torch.full((3, 7), 9.0), []
     values[0, [2, 5]] = torch.tensor([0.6, 0.9])  # a sentence of the first response starts at tokens 2 and 5
 
     def rollouts(cuts, k):
@@ -634,10 +632,9 @@ def test_vineppo_by_hand(fresh_start, start):
 
     batch = make_written([["1", " yes.", " 0", " ok", ".", " 1", ""], ["no", ""], ["0", " no", ""]], [9.0] * 3,
                          reward=torch.tensor([1.0, 0.2, 0.4]), rollout_values=rollouts)  # fmt: skip
-    first = [0.6 - start[0]] * 2 + [0.9 - 0.6] * 3 + [1 - 0.9] * 2
-    check(mitigations.vineppo(batch, 5, fresh_start), [first, [0.2 - start[1]] * 2, [0.4 - start[2]] * 3])
-    starts = [[0, 0], [1, 0], [2, 0]] if fresh_start else []
-    assert calls == [(sorted([[0, 2], [0, 5], *starts]), 5)]
+    first = [0.6 - 0.3] * 2 + [0.9 - 0.6] * 3 + [1 - 0.9] * 2
+    check(mitigations.vineppo(batch, 5), [first, [0.2 - 0.7] * 2, [0.4 - 0.6] * 3])
+    assert calls == [([[0, 2], [0, 5]], 5)]
 
 
 def test_vineppo_cuts_before_every_fifth_uncertain_token():
