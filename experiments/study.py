@@ -73,6 +73,7 @@ MORE = {"easy": ("--steps 560", "--answers 45"), "hard": ("--steps 800", "--answ
 SIZED = ("none", RLOO, "ppo", "entropy_masking", "entropy_weighted")  # do gains of entropy methods grow with the model?
 UPDATES = (*(f"{name} --updates_per_batch 4{clip}" for name in ("none", RLOO, "ppo", "entropy_masking")
              for clip in ("", " --clip_high 0.28")), "vineppo --k 3 --updates_per_batch 4",
+           f"{RLOO} --answers 45 --updates_per_batch 4",  # as little noise as vineppo, and no credit per token
            *(f"{name} --updates_per_batch 4 --lr 5e-05" for name in (RLOO, "ppo")))  # four updates, each a quarter
 PARTS = {  # level, methods with their flags, seeds
     "main": [("easy", (*METHODS, RLOO), range(5)), ("easy", AHEAD, range(5, 10)), ("hard", AHEAD, range(5)),

@@ -234,9 +234,8 @@ def draw_study(levels: dict[str, dict[str, list[Run]]], scores: Scores, out: Pat
 
 def study_text(title: str, levels: dict[str, dict[str, list[Run]]], scores: Scores) -> str:
     """All tables of a version."""
-    places = by_place(levels)
-    tables = [table for level, parts in levels.items() for table in level_tables(level, parts, places[level], scores)]
-    return f"# {title}\n\n" + "\n".join(map(str, [*tables, table_travel(places)]))
+    tables = [table for level, parts in levels.items() for table in level_tables(level, parts, scores)]
+    return f"# {title}\n\n" + "\n".join(map(str, [*tables, table_travel(by_place(levels))]))
 
 
 def spending(parts: dict[str, list[Run]]) -> list[Group]:
@@ -244,9 +243,10 @@ def spending(parts: dict[str, list[Run]]) -> list[Group]:
     return group_runs(parts["main"] + parts.get("budget", []))
 
 
-def level_tables(level: str, parts: dict[str, list[Run]], groups: list[Group], scores: Scores) -> list[Table]:
+def level_tables(level: str, parts: dict[str, list[Run]], scores: Scores) -> list[Table]:
     """The tables of a level. Runs of version 1 did not record what they had spent."""
-    records, spenders = read_records(groups), spending(parts)
+    groups, spenders = group_runs(parts["main"]), spending(parts)
+    records = read_records(groups)
     recorded = all(row["spent"] for group in groups for row in group.rows.values())
     costs = {group.label: spent(group)[-1] / cost_unit(spenders) for group in spenders if recorded}
     tables = [table_study(level, groups, records, costs)]

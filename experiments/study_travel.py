@@ -11,8 +11,8 @@ from experiments.study_rivals import against_rloo, name_of
 from plumbing.report import Estimate, Table, contrast, holm, new_figure, points, save_figure, t_estimate
 from plumbing.runs import Group, Run, group_runs
 
-SHOWN = ("vineppo k=3", "ppo", "optimal_baseline", "none", "entropy_weighted", "entropy_masking", "attention_credit",
-         "outcome_conditional")
+SHOWN = ("none answers=45 advantage=rloo", "vineppo k=3", "ppo", "optimal_baseline", "none", "entropy_weighted",
+         "entropy_masking", "attention_credit", "outcome_conditional")
 FIRST = "easy"  # the place where all methods ran
 FIGURE = "area"  # what is judged
 
@@ -21,7 +21,7 @@ Places = dict[str, list[Group]]
 
 def by_place(levels: dict[str, dict[str, list[Run]]]) -> Places:
     """The groups of each place: all levels first, then easy puzzles with more updates, labelled as with one."""
-    runs = {level: parts["main"] for level, parts in levels.items()}
+    runs = {level: parts["main"] + parts.get("budget", []) for level, parts in levels.items()}
     for run in levels[FIRST].get("updates", []):
         flags = dict(word.split("=") for word in run.setting.split())
         place = f"{flags.pop('updates_per_batch')} updates" + (f", lr {flags.pop('lr')}" if "lr" in flags else "")
