@@ -24,7 +24,6 @@ the paper (DeepSeekMath, arXiv 2402.03300):
 
 Run it:  python train.py --mitigation none
 """
-from functools import partial
 from pathlib import Path
 from typing import Callable
 
@@ -34,7 +33,7 @@ from torch import Tensor
 
 from countdown_task import ROLES, Codec, Puzzle, annotate, find_calculations
 from critic import Critic, Importance
-from mitigations import TokenBatch, has_variance, quotient, z_score_in_group
+from mitigations import TokenBatch, has_variance, quotient
 from plumbing.files import replace_file
 from plumbing.optimizer import Optimizer
 from plumbing.processes import my_share, sum_over_processes, world
@@ -109,8 +108,6 @@ def group_advantage(rewards: Tensor, estimator: str = "grpo", success: Tensor | 
     it comes to ascending log p(success) instead of p(success). batch: r - mean of the whole step.
     A group whose rewards are all equal has advantage exactly 0, but for `batch`.
     """
-    if estimator == "grpo":
-        return z_score_in_group(rewards)
     if estimator == "maxrl":
         mean = success.mean(1, keepdim=True)  # (Q, 1)
         return quotient(success - mean, mean)
@@ -118,8 +115,8 @@ def group_advantage(rewards: Tensor, estimator: str = "grpo", success: Tensor | 
         return group_advantage(rewards.view(1, -1), "dr_grpo").view_as(rewards)  # the step as one group
     deviation = rewards - rewards.mean(1, keepdim=True)  # (Q, G)
     deviation = deviation.where(has_variance(rewards)[:, None], 0.0)  # exactly 0, whatever the rounding of the mean
-    G = rewards.shape[1]
-    return {"dr_grpo": deviation, "rloo": deviation * G / (G - 1)}[estimator]
+    std, G = rewards.std(1, correction=0, keepdim=True), rewards.shape[1]  # (Q, 1)
+    return {"grpo": deviation / (std + 1e-4), "dr_grpo": deviation, "rloo": deviation * G / (G - 1)}[estimator]
 
 
 # ---------------------------------------------------------------------------------------------------- loss
@@ -175,63 +172,64 @@ def update(model: Qwen2, optimizer: Optimizer, prompts: list[list[int]], batch: 
     Micro-batches save memory and don't change the result, because each token's share of the loss is fixed for the whole
     step.
     """
-    weight = token_weights(batch.mask, loss_norm, max_new_tokens)  # (B, T)
     reference_logprob = batch.ask.reference_logprob if kl > 0 else None  # (B, T)
-    loss = partial(policy_loss, kl=kl, clip_low=clip_low, clip_high=clip_high)
-    chunks = micro_batches(batch, credit, micro_batch, skip_zero_credit=kl == 0)
-    updated = torch.zeros_like(batch.mask)  # (B, T) the tokens in this process's micro-batches
-    for rows, _ in chunks:
-        updated[rows] = batch.mask[rows]
-    own_prompts = my_share(prompts) if chunks else []
+    used = rows_to_update(batch, credit, skip_zero_credit=kl == 0)  # (B,)
+    updated = batch.mask & used[:, None]  # (B, T)
+    weight = token_weights(batch.mask, loss_norm, max_new_tokens) * updated  # (B, T)
+    own_prompts = my_share(prompts) if used.any() else []
+
+    def loss(logprob: Tensor, rows: Tensor | slice = slice(None)) -> Tensor:
+        """The loss of some responses, by default all, from the log-probs (b, t) of their tokens under the model."""
+        t = logprob.shape[1]
+        reference = None if reference_logprob is None else reference_logprob[rows, :t]  # (b, t)
+        return policy_loss(logprob, batch.logprob[rows, :t], credit[rows, :t], weight[rows, :t], reference,
+                           kl, clip_low, clip_high)
+
     sums, norms = [], []
     for _ in range(updates_per_batch):
         optimizer.zero_grad()
-        logprob = batch.logprob.clone()  # (B, T) backpropagate puts the model's in
-        if chunks:
-            backpropagate(model, own_prompts, chunks, batch, credit, weight, reference_logprob, loss, logprob)
-        # Sums gradients over the processes, clips and steps; also without chunks, since other processes may have some.
+        logprob = backpropagate(model, own_prompts, batch, used, loss, micro_batch)  # (B, T)
+        # Sums gradients over the processes, clips and steps; also where no row is used, since others may use some.
         norms.append(optimizer.step(max_grad_norm))
-        value = loss(logprob, batch.logprob, credit, weight * updated, reference_logprob)  # ()
         clipped = clipped_tokens(logprob - batch.logprob, credit, clip_low, clip_high) & updated  # (B, T)
-        sums.append(update_sums(value, logprob, batch, updated, clipped, reference_logprob)
+        sums.append(update_sums(loss(logprob), logprob, batch, updated, clipped, reference_logprob)
                     | {"prompts": sum(map(len, own_prompts))})
     return update_metrics(sums, with_kl=kl > 0) | {"grad_norm": sum(norms) / len(norms)}
 
 
-def backpropagate(model: Qwen2, prompts: list[list[int]], chunks: list[tuple[Tensor, int]], batch: TokenBatch,
-                  credit: Tensor, weight: Tensor, reference_logprob: Tensor | None, loss: Callable,
-                  logprob: Tensor) -> None:
-    """Add the gradient of this process's micro-batches to the parameters'; writes their log-probs to logprob (B, T).
+def rows_to_update(batch: TokenBatch, credit: Tensor, skip_zero_credit: bool) -> Tensor:
+    """The responses (B,) bool that this process updates on: of n processes, each takes every n-th puzzle.
 
-    Each prompt is read once: the gradients of its responses accumulate in a detached copy of its keys and values, and
-    go back through the prompt together. (Backpropagating each micro-batch through the prompts would repeat that work.)
+    skip_zero_credit leaves out those whose credit is 0 on every token: they have no gradient.
     """
+    rank, processes = world()
+    own = batch.group % processes == rank  # (B,)
+    return own & (credit != 0).any(1) if skip_zero_credit else own
+
+
+def backpropagate(model: Qwen2, prompts: list[list[int]], batch: TokenBatch, used: Tensor, loss: Callable,
+                  micro_batch: int) -> Tensor:
+    """Add the gradient of the loss on the responses used (B,) to the parameters' gradients.
+
+    Returns the log-probs (B, T) of their tokens under the model, and of all others as they were sampled. Each prompt is
+    read once: the gradients of its responses accumulate in a detached copy of its keys and values, and go back through
+    the prompt together. (Backpropagating each micro-batch through the prompts would repeat that work.)
+    """
+    logprob, rows = batch.logprob.clone(), used.nonzero()[:, 0]  # (B, T), (M,)
+    if not len(rows):
+        return logprob
     cache = PromptCache(model, prompts)
     leaf = cache.detach()  # where backward() of a micro-batch stops, and adds up the gradients of the prompts
     _, processes = world()
-    for rows, T in chunks:
+    for chunk, longest in by_length(batch.mask.sum(1)[rows], micro_batch):
+        own = rows[chunk]  # (b,)
+        tokens, mask = batch.tokens[own, :longest], batch.mask[own, :longest]  # (b, t) each
         # Of n processes, each has every n-th prompt, so prompt q is its number q // n.
-        context = ResponseCache(leaf, batch.group[rows] // processes)
-        new = response_logprobs(model, context, batch.tokens[rows, :T], batch.mask[rows, :T])  # (b, T)
-        reference = None if reference_logprob is None else reference_logprob[rows, :T]  # (b, T)
-        loss(new, batch.logprob[rows, :T], credit[rows, :T], weight[rows, :T], reference).backward()
-        logprob[rows, :T] = new.detach()
+        new = response_logprobs(model, ResponseCache(leaf, batch.group[own] // processes), tokens, mask)  # (b, t)
+        loss(new, own).backward()
+        logprob[own, :longest] = new.detach()
     cache.backward(leaf)  # once, from the sums through the prompts to the weights
-
-
-def micro_batches(batch: TokenBatch, credit: Tensor, size: int, skip_zero_credit: bool) -> list[tuple[Tensor, int]]:
-    """The rows (b,) of each micro-batch of this process, and the length of the longest of them.
-
-    Responses of similar length go together. skip_zero_credit leaves out those whose credit is 0 on every token: they
-    have no gradient.
-    """
-    rank, processes = world()
-    lengths = batch.mask.sum(1)  # (B,)
-    used = batch.group % processes == rank  # (B,)
-    if skip_zero_credit:
-        used = used & (credit != 0).any(1)
-    rows = used.nonzero()[:, 0]  # (M,)
-    return [(rows[chunk], longest) for chunk, longest in by_length(lengths[rows], size) if len(chunk)]
+    return logprob
 
 
 def clipped_tokens(log_ratio: Tensor, credit: Tensor, clip_low: float, clip_high: float) -> Tensor:

@@ -323,13 +323,6 @@ def has_variance(rewards: Tensor) -> Tensor:
     return rewards.amax(1) > rewards.amin(1)
 
 
-def z_score_in_group(rewards: Tensor) -> Tensor:
-    """(r - mean) / (population std + 1e-4) of rewards (Q, G) within each group; 0 where all of them are equal."""
-    deviation = rewards - rewards.mean(1, keepdim=True)  # (Q, G)
-    scaled = deviation / (rewards.std(1, correction=0, keepdim=True) + 1e-4)  # (Q, G)
-    return torch.where(has_variance(rewards)[:, None], scaled, 0.0)
-
-
 @token_credit(from_advantage=True)
 def prefix_tree(batch: TokenBatch) -> Tensor:
     """credit = A / (responses of the group that share the prefix up to here): GRPO as a process reward (2509.21154).
@@ -402,18 +395,22 @@ def gtpo(batch: TokenBatch, a1: float = 1.0, a2: float = 0.1, joint: bool = Fals
     if_right = a1 + a2 * share_up * up.sum(1, keepdim=True)  # (Q, G, T)
     if_wrong = -a1 - a2 * share_down * down.sum(1, keepdim=True)  # (Q, G, T)
     paid = torch.where(up, if_right, if_wrong)  # (Q, G, T)
-    credit = masked_z_score(paid, mask) if joint else masked_z_score(paid, up) + masked_z_score(paid, down)
+    credit = z_score(paid, mask) if joint else z_score(paid, up) + z_score(paid, down)
     mixed = (right.any(1) & ~right.all(1))[..., None]  # (Q, 1, 1)
     return torch.where(mixed, credit, by_group(batch, none(batch))).view_as(batch.logprob)
 
 
-def masked_z_score(values: Tensor, mask: Tensor) -> Tensor:
-    """Values (Q, G, T) minus their mean, over their standard deviation, per puzzle and over mask; 0 outside it."""
+def z_score(values: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Values (Q, G, T) minus their mean, over their standard deviation, per puzzle and over mask; 0 outside it.
+
+    In double, where the mean of equal values is that value exactly, and their z-score 0.
+    """
+    mask = torch.ones_like(values, dtype=torch.bool) if mask is None else mask
     count = mask.sum((1, 2), keepdim=True).clamp(min=1)  # (Q, 1, 1)
-    mean = (values * mask).sum((1, 2), keepdim=True) / count  # (Q, 1, 1)
+    mean = (values.double() * mask).sum((1, 2), keepdim=True) / count  # (Q, 1, 1)
     deviation = torch.where(mask, values - mean, 0.0)  # (Q, G, T)
     std = ((deviation**2).sum((1, 2), keepdim=True) / count).sqrt()  # (Q, 1, 1)
-    return deviation / (std + 1e-4)
+    return (deviation / (std + 1e-4)).to(values)
 
 
 @token_credit(from_advantage=True)
@@ -512,7 +509,7 @@ def reward_decomposition(batch: TokenBatch, weights: str = "0.1,0.3,1", stepwise
     verdicts = [torch.tensor(check_calculations(text, spans, batch.numbers[group]), dtype=torch.float32)
                 for text, spans, group in zip(batch.text, batch.calculations, batch.group.tolist())]  # B tensors (S,)
     share = torch.stack([v.sum() / max(len(v), 1) for v in verdicts]).to(batch.reward.device)  # (B,) 0 without any
-    process, format, answer = (z_score_in_group(by_group(batch, r)).view(-1, 1)
+    process, format, answer = (z_score(by_group(batch, r)[..., None]).view(-1, 1)
                                for r in (share, batch.format, batch.success))  # (B, 1) each
     thinking = calculation_advantage(batch, verdicts) if stepwise else process  # (B, T) or (B, 1)
     section = torch.where(batch.in_answer, c * answer, b * thinking)  # (B, T)
@@ -726,7 +723,7 @@ def ppo(batch: TokenBatch, gae_lambda: float = 0.95, whiten: bool = False, gamma
     for t in reversed(range(delta.shape[1])):
         later = delta[:, t] + gamma * gae_lambda * later
         credit[:, t] = later
-    return masked_z_score(credit[None], batch.mask[None])[0] if whiten else credit
+    return z_score(credit[None], batch.mask[None])[0] if whiten else credit
 
 
 @reweighting(needs=("critic",))

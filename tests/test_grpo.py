@@ -265,20 +265,18 @@ def test_an_update_reads_each_prompt_once_and_no_row_without_credit(passes, exac
     assert passes == [(model, "prompts", 4), (model, "hidden", 3), (model, "hidden", 3), (model, "hidden", 2)] * 2
 
 
-@pytest.mark.parametrize("rank, processes, size, skip, expected", [
-    (0, 1, 2, True, [([2, 0], 3), ([3], 5)]),  # rows 1, 4 and 5 have no credit
-    (0, 1, 4, False, [([1, 2, 5, 0], 3), ([4, 3], 5)]),
-    (0, 2, 2, False, [([1, 5], 2), ([0, 4], 4)]), (1, 2, 2, False, [([2, 3], 5)]),  # puzzles 0 and 2, puzzle 1
-    (2, 3, 2, True, []), (3, 4, 2, False, []),  # puzzle 2 has no credit, and there is no puzzle 3
+@pytest.mark.parametrize("rank, processes, skip, expected", [
+    (0, 1, True, [0, 2, 3]), (0, 1, False, [0, 1, 2, 3, 4, 5]),  # rows 1, 4 and 5 have no credit
+    (0, 2, False, [0, 1, 4, 5]), (1, 2, False, [2, 3]),  # puzzles 0 and 2, puzzle 1
+    (2, 3, True, []), (3, 4, False, []),  # puzzle 2 has no credit, and there is no puzzle 3
 ])  # fmt: skip
-def test_micro_batches_by_hand(rank, processes, size, skip, expected, monkeypatch):
-    """Guards against rows without credit, a long row among short ones, and a row that two processes, or none, take."""
+def test_rows_to_update_by_hand(rank, processes, skip, expected, monkeypatch):
+    """Guards against rows without credit, and a row that two processes, or none, take."""
     monkeypatch.setattr(grpo, "world", lambda: (rank, processes))
     batch = make_batch([3, 1, 2, 5, 4, 2], [0.0] * 6, [0, 0, 1, 1, 2, 2])
     credit = batch.mask * torch.tensor([1.0, 0, 1, -1, 0, 0])[:, None]
     credit[0, :2] = 0  # one token with credit is enough
-    chunks = grpo.micro_batches(batch, credit, size, skip)
-    assert [(rows.tolist(), T) for rows, T in chunks] == expected
+    assert grpo.rows_to_update(batch, credit, skip).nonzero()[:, 0].tolist() == expected
 
 
 def test_a_step_without_credit_has_no_gradient_and_says_so():

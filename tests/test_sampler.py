@@ -16,7 +16,7 @@ from torch import Tensor
 
 import sampler
 from qwen2_model import Qwen2, load_model
-from sampler import (PromptCache, ResponseCache, distinct_texts, draw, generate, response_attention,
+from sampler import (PromptCache, ResponseCache, by_length, distinct_texts, draw, generate, response_attention,
                      response_logprobs, response_states)
 from tests.plain import plain_logprobs, plain_rows
 from tests.random_checkpoints import FAMILIES, assert_close, both
@@ -202,6 +202,13 @@ def test_a_prefix_of_what_was_read_equals_reading_it(family, tmp_path):
 
 
 # ---------------------------------------------------------------------------------- reading responses again
+
+
+def test_responses_of_similar_length_go_together():
+    """Guards against a long response among short ones, and an empty list that crashes."""
+    chunks = by_length(torch.tensor([3, 1, 2, 5, 4, 2]), 4)
+    assert [(chunk.tolist(), longest) for chunk, longest in chunks] == [([1, 2, 5, 0], 3), ([4, 3], 5)]
+    assert [(chunk.tolist(), longest) for chunk, longest in by_length(torch.tensor([]), 4)] == [([], 1)]
 
 
 def test_the_plain_layout_as_drawn():
