@@ -194,11 +194,11 @@ def register(function: Callable | None, **properties) -> Callable:
     return MITIGATIONS[name]
 
 
-def needs(name: str, hyper_parameters: dict) -> set[str]:
-    """What a run must provide for a method, of PROVIDED; for `inverted`, what the method it inverts needs."""
-    method = MITIGATIONS[name]
-    of = MITIGATIONS.get((method.parameters | hyper_parameters).get("of"))
-    return {*method.needs, *(of.needs if of else ())}
+def required(name: str, hyper_parameters: dict) -> set[str]:
+    """What a run must provide for a method, of PROVIDED; for `inverted`, what the method that it inverts needs."""
+    if name == "inverted":
+        name = (MITIGATIONS[name].parameters | hyper_parameters)["of"]
+    return {*MITIGATIONS[name].needs} if name in MITIGATIONS else set()  # `inverted` itself refuses an unknown one
 
 
 def require(condition: bool | Tensor, message: str) -> None:
@@ -629,13 +629,13 @@ def causal_ablation(batch: TokenBatch) -> Tensor:
 
 
 @token_credit
-def vineppo(batch: TokenBatch, k: int = 9, cuts: str = "sentence", mask: bool = False) -> Tensor:
+def vineppo(batch: TokenBatch, k: int = 3, cuts: str = "sentence", mask: bool = False) -> Tensor:
     """credit = V(next cut) - V(this cut), V the mean reward of k continuations: cuts at sentence ends (2410.01679).
 
     All tokens between two cuts get the same credit. V at the end is the reward. V at the start costs nothing: it is
     the mean reward of the group's other responses. cuts="uncertain" is SPO-chain (2505.23564): a cut comes before the
     6th, 11th, 16th ... *cutpoint*, a token with p below 90%. mask=True gives credit to cutpoints alone, and divides the
-    loss by their number (with --loss_norm token). (The paper's code also z-scores the credit.)
+    loss by their number (with --loss_norm token). (The paper has k = 9, and its code also z-scores the credit.)
     """
     require(k >= 1, "--k must be at least 1: it is the number of continuations sampled at each cut")
     require(cuts in ("sentence", "uncertain"), "--cuts must be sentence or uncertain")
@@ -659,24 +659,15 @@ def fifths(cutpoint: Tensor) -> Tensor:
 
 
 def segment_credit(batch: TokenBatch, cuts: Tensor, k: int) -> Tensor:
-    """V at the end of each token's segment minus V at its start (B, T); cuts (B, T): where a segment begins.
-
-    The first segment begins at token 0, where cuts must be False.
-    """
+    """V at the end of each token's segment minus V at its start (B, T); cuts (B, T): where all but the first begin."""
     rewards = by_group(batch, batch.reward)  # (Q, G)
     others = (rewards.sum(1, keepdim=True) - rewards) / (rewards.shape[1] - 1)  # (Q, G) mean reward
-    value = torch.cat((others.view(-1, 1), batch.ask.rollout_values(cuts, k)[:, 1:], batch.reward[:, None]), dim=1)
-    current, following = segment_bounds(cuts)  # (B, T) each
-    return value.gather(1, following) - value.gather(1, current)  # value is (B, T + 1)
-
-
-def segment_bounds(cuts: Tensor) -> tuple[Tensor, Tensor]:
-    """For each token, the column of the last cut at or before it (else 0) and of the first cut after it (else T)."""
-    (B, T), device = cuts.shape, cuts.device
-    column = torch.arange(T, device=device)  # (T,)
-    current = torch.where(cuts, column, 0).cummax(1).values  # (B, T)
-    at_or_after = torch.where(cuts, column, T).flip(1).cummin(1).values.flip(1)  # (B, T)
-    return current, torch.cat((at_or_after[:, 1:], at_or_after.new_full((B, 1), T)), dim=1)
+    sampled = batch.ask.rollout_values(cuts, k)  # (B, T)
+    value = torch.cat((others.view(-1, 1), sampled[:, 1:], batch.reward[:, None]), dim=1)  # (B, T + 1)
+    edge = torch.ones_like(cuts[:, :1])  # (B, 1)
+    bounds = torch.cat((edge, cuts[:, 1:], edge), dim=1)  # (B, T + 1) where segments begin, and where the last one ends
+    places = [row.nonzero()[:, 0] for row in bounds]  # B tensors, of one more than the response has segments
+    return torch.stack([v[at].diff().repeat_interleave(at.diff()) for v, at in zip(value, places)])
 
 
 @token_credit(needs=("reference",))

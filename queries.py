@@ -6,7 +6,7 @@ continuations that VinePPO draws. `Queries` is the `ask` of a TokenBatch; mitiga
     batch.ask.hidden                      (B, T, D) the state that predicts each token, for a critic
     batch.ask.rollout_values(cuts, k)     (B, T) the mean reward of k continuations, for VinePPO
 
-Run it:  python train.py --mitigation vineppo --k 3
+Run it:  python train.py --mitigation vineppo
 """
 from dataclasses import dataclass
 from functools import cached_property, partial

@@ -12,8 +12,8 @@ How this differs from the usual `generate`:
 
 Usually every row of a batch holds a prompt and one response. Here, wherever finished responses are read again, each
 prompt is a row of its own, and the responses are rows that attend to it, so that a prompt with G responses is computed
-once. In this file only ResponseCache and the three functions at the end know of this layout. tests/plain.py has the
-usual one, in 40 lines, for comparison.
+once. In this file only ResponseCache and the functions that follow `by_length` know of this layout. tests/plain.py has
+the usual one, in 40 lines, for comparison.
 
 Alphabet: Q prompts, G responses to each, B = Q G responses, of which B' are still running, P prompt columns, T response
 columns (while sampling: as many as a response may have), S response columns read at once, V vocabulary, D hidden size,
@@ -112,7 +112,7 @@ def distinct_texts(prompts: list[list[int]]) -> tuple[list[list[int]], list[int]
     Equal prompts count once, and a prompt extends itself.
 
     vineppo continues a response from several places, and each prefix begins the longer ones. Reading only the longest
-    is a third of the work.
+    of those that are sampled together is a third of the work (with --k 3).
     """
     texts, text_of = [], [0] * len(prompts)
     # In descending order, the prompts that extend a prompt come right before it.
@@ -347,8 +347,7 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
 
 
 # ----------------------------------------------------------------------------------- reading finished responses
-# tokens and mask are (B, T), padded on the right. The padding needs no bias, because it comes after every real token:
-# the first two functions use the mask's shape alone. On padding they return meaningless numbers, response_logprobs 0.
+# tokens and mask are (B, T), padded on the right. What is returned for padding means nothing; response_logprobs has 0.
 
 
 def by_length(lengths: Tensor, size: int) -> list[tuple[Tensor, int]]:
@@ -370,7 +369,7 @@ def response_states(model: Qwen2, cache: ResponseCache, tokens: Tensor, mask: Te
     hide (B, T) bool: tokens that no later token can attend to.
     """
     first = cache.last()[:, None]  # (B, 1, D)
-    visible = torch.ones_like(mask) if hide is None else ~hide  # (B, T)
+    visible = mask if hide is None else mask & ~hide  # (B, T)
     # The last token is left out: its state would predict nothing.
     later = model.hidden(tokens[:, :-1], *cache.place(visible[:, :-1]), cache)  # (B, T - 1, D)
     return torch.cat((first, later), dim=1)
@@ -383,9 +382,8 @@ def response_attention(model: Qwen2, cache: ResponseCache, tokens: Tensor, mask:
     """
     (B, T), P = tokens.shape, cache.prompts.real.shape[1]
     attention = torch.zeros(B, T, columns, device=tokens.device)
-    visible = torch.ones_like(mask)[:, :-1]  # (B, T - 1)
     # The state that predicts token 0 is the prompt's. No state of the response attends to token T - 1.
-    attention[:, 1:, : T - 1] = model.attention(tokens[:, :-1], *cache.place(visible), cache)[:, :, P:]
+    attention[:, 1:, : T - 1] = model.attention(tokens[:, :-1], *cache.place(mask[:, :-1]), cache)[:, :, P:]
     return attention
 
 

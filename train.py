@@ -28,7 +28,7 @@ import queries
 from countdown_task import (Codec, Puzzle, coin_toss, fingerprint, generate_puzzles, is_solvable, puzzle_key,
                             read_puzzles, split)
 from critic import HEADS, Critic, Importance, load_head, save_head
-from mitigations import MITIGATIONS, NORMALIZATIONS, TokenBatch, has_variance, needs
+from mitigations import MITIGATIONS, NORMALIZATIONS, TokenBatch, has_variance, required
 from plumbing import run_folder
 from plumbing.files import write_json
 from plumbing.flags import Arguments, changed, check_device, check_range, first_sentence, parse
@@ -40,7 +40,9 @@ from qwen2_model import Qwen2, load_model, save_model
 BUNDLED = Path(__file__).parent / "models" / "countdown-tiny"
 CHOICES = {"reward": ("graded", "random"), "advantage": grpo.ADVANTAGES, "loss_norm": grpo.LOSS_NORMS,
            "normalize": NORMALIZATIONS, "dtype": ("float32", "bfloat16"), "optimizer_device": ("", "cpu")}
-EVALUATION_BYTES = 2**29  # the most that keys and values may take while evaluating; larger batches are faster
+# Keys and values of the responses that are evaluated at once, unless a training step has more already. 512 puzzles at
+# once take 2.0 s, 96 at a time 2.95 s.
+EVALUATION_BYTES = 2**29
 
 
 @dataclass
@@ -319,7 +321,7 @@ def main() -> None:
         check(s)
         s = replace(s, device=join(s.device))  # connects to the other processes of torchrun; each has its own GPU
         training, heldout = choose_puzzles(s)
-        policy = load_policy(s, needs(s.mitigation, hyper_parameters))
+        policy = load_policy(s, required(s.mitigation, hyper_parameters))
         check_puzzles(policy, training, heldout, s)
         rehearse(policy, training, s, hyper_parameters)
         optimizer = Optimizer(policy.model, s.lr, (s.beta1, s.beta2), s.weight_decay, s.optimizer_device or None)

@@ -1,7 +1,7 @@
 """What breaks first when a run collapses: format, length, entropy or the gradient norm?
 
     python -m experiments.study --parts main breaks updates
-    python -m experiments.collapse runs/study-2/hard/{none,*-rloo,ppo,optimal*,vineppo-k-3,value*,token*}-seed? \\
+    python -m experiments.collapse runs/study-2/hard/{none,*-rloo,ppo,optimal*,vineppo,value*,token*}-seed? \\
         runs/study-2/easy/{none,*-updates_per_batch-4}-seed?
 
 Reads run folders, and takes those that lie side by side together. Of these the runs of GRPO (`none`) with one update a

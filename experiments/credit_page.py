@@ -46,8 +46,6 @@ def read_truth(file: Path, columns: tuple[str, ...] = COLUMNS) -> dict[str, np.n
         raise ValueError(f"{file} lacks {', '.join(missing)}: did experiments/ground_truth.py write it?")
     if not truth["complete"]:
         raise ValueError(f"{file} lacks some rollouts: run the command that started it again")
-    if unknown := set(truth["methods"].tolist()) - set(MITIGATIONS):
-        raise ValueError(f"{file} has methods that mitigations.py lacks: {', '.join(sorted(unknown))}")
     return truth
 
 
@@ -135,7 +133,12 @@ def facts(truth: dict, fitted: bool) -> dict[str, str]:
 
 
 def page(truth: dict, puzzles: list[list[Response]], fitted: bool) -> str:
-    """The whole page. `<` is escaped in its data, so that no token can close the script element they are in."""
+    """The whole page. `<` is escaped in its data, so that no token can close the script element they are in.
+
+    ValueError for a file with a method that mitigations.py lacks.
+    """
+    if unknown := set(truth["methods"].tolist()) - set(MITIGATIONS):
+        raise ValueError(f"the file has methods that mitigations.py lacks: {', '.join(sorted(unknown))}")
     found, rows = quantities(truth), np.concatenate([response.rows for pair in puzzles for response in pair])
     columns = [values for *_, values in found]
     data = {"quantities": [{"name": name, "meaning": meaning, "scale": max(1, hundredths(scale_of(values[rows])))}
@@ -228,8 +231,9 @@ def main() -> None:
     args = parser.parse_args()
     truth, out = read_truth(args.truth), args.out or args.truth.parent
     ranked, fitted = rank_responses(truth), (args.truth.parent / Critic.file).is_file()
+    text = page(truth, choose_puzzles(truth, ranked), fitted)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "credit.html").write_text(page(truth, choose_puzzles(truth, ranked), fitted), encoding="utf-8")
+    (out / "credit.html").write_text(text, encoding="utf-8")
     draw(truth, ranked, out / "truth.png")
     print(f"wrote {out / 'credit.html'} and truth.png beside it")
 

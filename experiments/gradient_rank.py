@@ -1,6 +1,6 @@
 """Is a group's gradient of rank 2? A paper claims so of GRPO, whatever the group size R, but not of which matrix.
 
-So several matrices are decomposed, by several measures of rank: rollouts x parameters (row i is A_i g_i, with g_i the
+So several matrices are decomposed, by several measures of rank: responses x parameters (row i is A_i g_i, with g_i the
 gradient of response i's log-prob), each weight matrix, and tokens x (vocabulary * hidden), whose row is
 credit * (onehot - p) outer the hidden state. Rewards are right or wrong and nothing else, because only then is there a
 2 in the algebra. The group's gradient is then A+ S+ + A- S-, with S+ and S- the sums of g_i over right and over wrong
@@ -32,7 +32,7 @@ SIZES = (2, 4, 8, 16)  # of a group
 CONTROLS_AT = 8  # group size of the controls
 TRUTH_PUZZLES = 4  # puzzles with the control A*
 METHODS = ("optimal_baseline", "token_type", "ppo")  # credit functions that are controls, too
-SHOWN = ("rollouts x parameters", "right, wrong x parameters", "tokens x (vocabulary · hidden)", "q_proj")  # drawn
+SHOWN = ("responses x parameters", "right, wrong x parameters", "tokens x (vocabulary · hidden)", "q_proj")  # drawn
 
 
 def effective_rank(s: np.ndarray) -> float:
@@ -104,7 +104,7 @@ def spectra(model: Qwen2, group: TokenBatch, credit: Tensor, gradients: Tensor) 
     right = group.success > 0  # (R,)
     sides = torch.stack([gradients[side].sum(0) for side in (right, ~right)])  # (2, P)
     found = {"right, wrong x parameters": [gram_spectrum(products(sides, sides))],
-             "rollouts x parameters": [gram_spectrum(products(gradients, gradients))],
+             "responses x parameters": [gram_spectrum(products(gradients, gradients))],
              "tokens x (vocabulary · hidden)": [gram_spectrum(token_gram(model, group, credit))]}
     return found | {name: [torch.linalg.svdvals(g.double()).cpu().numpy() for g in matrices]
                     for name, matrices in weight_matrices(model, gradients.sum(0)).items()}

@@ -35,8 +35,8 @@ from mitigations import TokenBatch
 from plumbing.files import read_json
 from plumbing.flags import new_parser
 from plumbing.progress import Progress, fail, one_sentence
-from plumbing.report import (GREY, PALETTE, Estimate, Table, bins, cell, draw_estimate, interval, new_figure, pm,
-                             read_cell, read_table, save_figure, t_statistics)
+from plumbing.report import (GREY, PALETTE, Estimate, Table, bins, cell, draw_estimate, explained, interval, new_figure,
+                             pm, read_cell, read_table, save_figure, t_statistics)
 from qwen2_model import Qwen2, take
 from train import BUNDLED, Settings, check_lengths, load_policy
 
@@ -169,12 +169,6 @@ def table_phase1(c: dict) -> Table:
          "explained by position", "by type", "by type, beyond position", "t > 3"], rows)
 
 
-def explained(x: np.ndarray, label: np.ndarray) -> float:
-    """Share of the variance of x (n,) that lies between labels (n,)."""
-    count = np.maximum(np.bincount(label), 1)
-    return float(((np.bincount(label, x) / count)[label] - x.mean()).var() / x.var())
-
-
 def draw_sizes(tables: Path, file: Path) -> None:
     """Filler against reasoning by the three measures, as tables_tokens tells it, read from the file of the tables."""
     header, rows = read_table(tables, "Filler against reasoning")
@@ -236,7 +230,7 @@ def table_training(run: Path, puzzles: list[Puzzle], answers: int, seed: int) ->
         rows.append([str(step), *checkpoint_row(folder, puzzles, answers, seed)])
     return Table("Over training", (
         f"{run.name}; the same {len(puzzles)} puzzles at each checkpoint, {answers} answers each. Sparsity of a "
-        "puzzle's gradient, effective rank of its rollouts x parameters, means over puzzles ± half of a 95% "
+        "puzzle's gradient, effective rank of its responses x parameters, means over puzzles ± half of a 95% "
         "interval; filler / reasoning by the three measures with 95% bootstrap intervals over puzzles."),
         ["step", "success", *SPARSITY, "effective rank", *MEASURES], rows)
 

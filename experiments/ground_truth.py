@@ -33,13 +33,10 @@ same tokens. experiments/truth_scores.py says how close each method comes.
 Run it:  python -m experiments.ground_truth                                   128 responses of the bundled model
          python -m experiments.ground_truth --rollouts 200                    adds rollouts to those of an earlier call
          python -m experiments.ground_truth --model runs/none-seed0/checkpoint --out runs/truth-trained
-         python -m experiments.ground_truth --score outcome_conditional --think_discount 0.25
-                                                                      one method against the published truth: score.py
 """
 import argparse
 import functools
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Callable, Iterator
@@ -254,8 +251,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--critic_batches", type=int, default=100, help="of 96 responses, for `ppo` (default 100)")
     parser.add_argument("--device", default="cpu", help="any torch device (default cpu)")
     parser.add_argument("--out", type=Path, default=Path("runs/truth"), help="folder (default runs/truth)")
-    parser.add_argument("--score", metavar="NAME", help="only score this credit function on the published responses; "
-                        "takes its flags, and --help")  # handled in main
     args = parser.parse_args()
     for name, least in {"questions": 2, "rollouts": 1, "critic_batches": 1}.items():  # intervals are over puzzles
         if getattr(args, name) < least:
@@ -282,9 +277,6 @@ def prepare(args: argparse.Namespace) -> tuple[Qwen2, Codec, list[Puzzle], Token
 
 def main() -> None:
     """Sample responses, measure the truth about their tokens, and score the credit of every method against it."""
-    if any(word.split("=")[0] == "--score" for word in sys.argv[1:]):
-        from experiments import score  # not above: it reads what this file writes, and imports it
-        return score.main(sys.argv[1:])
     args = arguments()
     file = args.out / "ground_truth.npz"
     with one_sentence(f"interrupted; the same command resumes from what is in {args.out}"):

@@ -37,7 +37,8 @@ from mitigations import TokenBatch
 from plumbing.flags import new_parser
 from plumbing.optimizer import Optimizer
 from plumbing.progress import Progress, fail, one_sentence
-from plumbing.report import GREY, PALETTE, Table, interval, new_figure, pm, read_cell, read_table, save_figure
+from plumbing.report import (GREY, PALETTE, Table, explained, interval, new_figure, pm, read_cell, read_table,
+                             save_figure)
 from sampler import response_logprobs
 from train import (BUNDLED, Policy, Settings, assign_credit, choose_puzzles, draw_puzzles, load_policy,
                    sample_and_grade, update)
@@ -67,7 +68,7 @@ def factor_facts(c: dict[str, np.ndarray]) -> dict[str, float]:
     Those of no tokens are NaN.
     """
     x, clipped, factor = c["log_ratio"], c["clipped"], np.exp(c["log_ratio"]) * ~c["clipped"]
-    found = {"clipped": clipped.mean(), "deviation": x.std(), "within": within_share(x, c["response"])}
+    found = {"clipped": clipped.mean(), "deviation": x.std(), "within": 1 - explained(x, c["response"])}
     found |= {f"clipped, {role}": mean(clipped[c["role"] == i]) for i, role in enumerate(ROLES)}
     for sign, use in {"+": c["credit"] > 0, "-": c["credit"] < 0}.items():
         found[f"entropy {sign}"] = np.corrcoef(factor[use], c["entropy"][use])[0, 1] if use.sum() > 1 else np.nan
@@ -78,13 +79,6 @@ def factor_facts(c: dict[str, np.ndarray]) -> dict[str, float]:
 def mean(values: np.ndarray) -> float:
     """The mean of values (n,), NaN of none."""
     return float(values.mean()) if len(values) else float("nan")
-
-
-def within_share(x: np.ndarray, response: np.ndarray) -> float:
-    """The share of the variance of x (N,) that lies within responses (N,), not between their means."""
-    count = np.maximum(np.bincount(response), 1)
-    means = np.bincount(response, x) / count
-    return float(((x - means[response]) ** 2).mean() / x.var())
 
 
 def observe(batch: TokenBatch, credit: Tensor, s: Settings) -> dict[str, float]:

@@ -5,8 +5,8 @@ results/truth/ground_truth.npz holds 256 responses of the bundled model to 32 he
 is scored as in experiments/truth_scores.py. The other methods' scores are read from results/truth-scores.md; only
 RLOO's are computed anew. A function that runs the model takes longer: vineppo, which samples, about a minute.
 
-Run it:  python -m experiments.ground_truth --score entropy_weighted --entropy_temp 0.5
-         python -m experiments.ground_truth --score none --advantage dr_grpo
+Run it:  python -m experiments.score --mitigation entropy_weighted --entropy_temp 0.5
+         python -m experiments.score --mitigation none --advantage dr_grpo
 """
 import json
 import sys
@@ -24,7 +24,7 @@ from countdown_task import Codec, Puzzle
 from critic import HEADS, Critic, Importance, load_head
 from experiments.credit_page import CAPTIONS, COLUMNS, draw, rank_responses, read_truth
 from experiments.truth_scores import HALVES, credit_scores, table_pooled, table_within
-from mitigations import MITIGATIONS, CreditFunction, TokenBatch, needs
+from mitigations import MITIGATIONS, CreditFunction, TokenBatch, required
 from plumbing.flags import changed, methods_help, new_parser, parse_with
 from plumbing.progress import one_sentence
 from plumbing.report import Table, read_cell, read_table
@@ -44,7 +44,7 @@ WITHIN = {"Spearman": "rank in response", "solver": "solver", "effective sample 
 class Options:
     """Every flag but the credit function's own, its default and its meaning."""
 
-    score: str = "none"  # the credit function to score, see the end of --help
+    mitigation: str = "none"  # the credit function to score, see the end of --help
     advantage: str = "grpo"  # how a reward is compared with the others of its group, the responses to the same puzzle
     normalize: str = "response"  # scale a reweighting's weights to mean 1 over each response, over the batch, or none
     out: str = "runs/truth"  # folder for the picture
@@ -137,9 +137,9 @@ def table_scores(title: str, credits: dict[str, np.ndarray], batch: TokenBatch, 
 
 def parse(arguments: list[str]) -> tuple[Options, dict]:
     """The options, and the credit function's hyper-parameters; exits where a flag is wrong."""
-    parser = new_parser(usage="python -m experiments.ground_truth --score NAME [--flag value ...]",
-                        description=__doc__, epilog=methods_help(MITIGATIONS))
-    found = parse_with(parser, arguments, Options(), MITIGATIONS, CHOICES, "score")
+    parser = new_parser(usage="python -m experiments.score [--flag value ...]", description=__doc__,
+                        epilog=methods_help(MITIGATIONS))
+    found = parse_with(parser, arguments, Options(), MITIGATIONS, CHOICES)
     return found.settings, found.hyper_parameters
 
 
@@ -148,7 +148,7 @@ def load_batch(truth: dict, options: Options, required: set[str]) -> TokenBatch:
     (model, codec, *_), heads = load_policy(Settings(), set()), {}
     for name in HEADS.keys() & required:
         if not (file := TRUTH / HEADS[name].file).is_file():
-            raise ValueError(f"{file} is missing, and --score {options.score} needs it")
+            raise ValueError(f"{file} is missing, and --mitigation {options.mitigation} needs it")
         heads[name] = load_head(name, TRUTH, model)
     return rebuild(truth, model, codec, **heads, advantage=options.advantage, normalize=options.normalize)
 
@@ -174,16 +174,20 @@ def draw_credit(name: str, credit: np.ndarray, truth: dict, file: Path) -> None:
 
 
 @one_sentence()
-def main(arguments: list[str]) -> None:
+def main() -> None:
     """Score one credit function, print the table, and draw its credit."""
-    options, hyper_parameters = parse(arguments)
-    chosen = options.score
+    options, hyper_parameters = parse(sys.argv[1:])
+    chosen = options.mitigation
     method, file = MITIGATIONS[chosen], Path(options.out) / f"score-{chosen}.png"
-    differences = changed(options, Options(out=options.out, score=chosen), hyper_parameters, method)
+    differences = changed(options, Options(out=options.out, mitigation=chosen), hyper_parameters, method)
     name = " ".join([chosen, *(f"{flag}={value}" for flag, value in differences.items())])
     truth = read_truth(TRUTH / "ground_truth.npz", READ)
-    batch = load_batch(truth, options, needs(chosen, hyper_parameters))
+    batch = load_batch(truth, options, required(chosen, hyper_parameters))
     credit = assign_credit(batch, method, hyper_parameters)
     draw_credit(name, credit, truth, file)
     credits = {f"{chosen} (yours)": credit, method_name(RLOO): rloo(batch)}
     print(f"{table_scores(f'Credit of {name} against A*', credits, batch, truth, SCORES)}\nwrote {file}")
+
+
+if __name__ == "__main__":
+    main()

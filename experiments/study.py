@@ -58,37 +58,36 @@ def values_of(flags: str) -> dict:
     return asdict(settings) | method
 
 
-METHODS = tuple(name + " --k 3" * (name == "vineppo") for name in MITIGATIONS  # its default, 9, takes twice as long
-                if name != "regrade_ablation")  # which is hardly more than `none`
-RLOO = "none --advantage rloo"  # is it only the division by the deviation of the rewards?
-AHEAD = ("none", RLOO, "optimal_baseline", "ppo", "vineppo --k 3")  # what is ahead, and its opponents: ten seeds
+METHODS = tuple(name for name in MITIGATIONS if name != "regrade_ablation")  # which is hardly more than `none`
+RLOO_FLAGS = "none --advantage rloo"  # is it only the division by the deviation of the rewards?
+AHEAD = ("none", RLOO_FLAGS, "optimal_baseline", "ppo", "vineppo")  # what is ahead, and its opponents: ten seeds
 FORMS = ("none --advantage maxrl", "none --advantage batch", "none --reward random", "first_error --solver true",
-         "vineppo --k 3 --cuts uncertain", "ppo --gamma 0.99", *(f"token_type --filler {x}" for x in (0.0, 2.0)),
+         "vineppo --cuts uncertain", "ppo --gamma 0.99", *(f"token_type --filler {x}" for x in (0.0, 2.0)),
          *(f"{name} --advantage rloo" for name in ("entropy_masking", "entropy_weighted", "attention_credit")))
 SWEEPS = (*(f"outcome_conditional --think_discount {x}" for x in (0.25, 0.75, 1.0)),  # beside the default of each
           *(f"inverse_logprob --epsilon {x}" for x in (0.01, 0.5)))
-# RLOO and GRPO for about 15% more than the measured cost of `vineppo --k 3`, 4.9 times GRPO's on easy puzzles and 7.5
+# RLOO and GRPO for about 15% more than the measured cost of `vineppo`, 4.9 times GRPO's on easy puzzles and 7.5
 # times on hard ones, where its responses grow longer: by more steps or by more responses.
 MORE = {"easy": ("--steps 560", "--answers 45"), "hard": ("--steps 800", "--answers 64")}
-SIZED = ("none", RLOO, "ppo", "entropy_masking", "entropy_weighted")  # do gains of entropy methods grow with the model?
-UPDATES = (*(f"{name} --updates_per_batch 4{clip}" for name in ("none", RLOO, "ppo", "entropy_masking")
-             for clip in ("", " --clip_high 0.28")), "vineppo --k 3 --updates_per_batch 4",
-           f"{RLOO} --answers 45 --updates_per_batch 4",  # as little noise as vineppo, and no credit per token
-           *(f"{name} --updates_per_batch 4 --lr 5e-05" for name in (RLOO, "ppo")))  # four updates, each a quarter
+SIZED = ("none", RLOO_FLAGS, "ppo", "entropy_masking", "entropy_weighted")  # do gains of entropy grow with the model?
+UPDATES = (*(f"{name} --updates_per_batch 4{clip}" for name in ("none", RLOO_FLAGS, "ppo", "entropy_masking")
+             for clip in ("", " --clip_high 0.28")), "vineppo --updates_per_batch 4",
+           f"{RLOO_FLAGS} --answers 45 --updates_per_batch 4",  # less noise, and no credit per token
+           *(f"{name} --updates_per_batch 4 --lr 5e-05" for name in (RLOO_FLAGS, "ppo")))  # four steps of a quarter
 PARTS = {  # level, methods with their flags, seeds
-    "main": [("easy", (*METHODS, RLOO), range(5)), ("easy", AHEAD, range(5, 10)), ("hard", AHEAD, range(5)),
-             ("hard", AHEAD[:-1], range(5, 10)), ("small", SIZED, range(5)), ("small", ("vineppo --k 3",), range(3))],
-    "budget": [("easy", tuple(f"{RLOO} {more}" for more in MORE["easy"]), range(10)),
+    "main": [("easy", (*METHODS, RLOO_FLAGS), range(5)), ("easy", AHEAD, range(5, 10)), ("hard", AHEAD, range(5)),
+             ("hard", AHEAD[:-1], range(5, 10)), ("small", SIZED, range(5)), ("small", ("vineppo",), range(3))],
+    "budget": [("easy", tuple(f"{RLOO_FLAGS} {more}" for more in MORE["easy"]), range(10)),
                ("easy", tuple(f"none {more}" for more in MORE["easy"]), range(5)),
-               ("hard", tuple(f"{RLOO} {more}" for more in MORE["hard"]), range(3)),
-               ("easy", (f"{RLOO} --answers 115",), range(3))],  # as many sampled tokens as vineppo
+               ("hard", tuple(f"{RLOO_FLAGS} {more}" for more in MORE["hard"]), range(3)),
+               ("easy", (f"{RLOO_FLAGS} --answers 115",), range(3))],  # as many sampled tokens as vineppo
     "forms": [("easy", FORMS, range(5))],
     "sweeps": [("easy", SWEEPS, range(3))],
     "updates": [("easy", UPDATES, range(3))],
-    "rates": [("easy", tuple(f"{name} --lr 0.0004" for name in (RLOO, "ppo")), range(3))],  # is it the step size?
+    "rates": [("easy", tuple(f"{name} --lr 0.0004" for name in (RLOO_FLAGS, "ppo")), range(3))],  # is it the step size?
     "breaks": [("hard", ("value_change",), range(5)), ("hard", ("token_type",), range(3))],  # experiments/collapse.py
     "trial": [("hard", ("entropy_ratio", "tempo", "first_error", "learned_importance", *FORMS[:6]), range(1))],
-    "fresh": [("easy", (RLOO, "ppo", "vineppo --k 3"), range(10, 15))],  # to check what was written before they ran
+    "fresh": [("easy", (RLOO_FLAGS, "ppo", "vineppo"), range(10, 15))],  # to check what was written before they ran
 }
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from analyze import COSTS, method_name
-from experiments.study_rivals import RESULT, is_opponent, name_of, results
+from analyze import COSTS, RLOO, method_name
+from experiments.study_rivals import MORE_ANSWERS, RESULT, is_opponent, name_of, results
 from plumbing.report import (GREY, PALETTE, Estimate, Table, mean_height, new_figure, points, save_figure, t_estimate,
                              welch)
 from plumbing.runs import Group
@@ -22,8 +22,8 @@ NEARLY = 0.75  # of a method's cost: an opponent must have spent as much, and ha
 WEIGHTS = {"1:1:3": COSTS, "3:1:3": COSTS | {"tokens_sampled": 3}, "1:1:1": COSTS | {"tokens_updated": 1},
            "1:0:0": COSTS | {"tokens_read": 0, "tokens_updated": 0}}  # of sampled, read and updated tokens
 STEPS = 100  # of a default run
-DRAWN = {"vineppo k=3": (PALETTE[0], "o-"), "ppo": (PALETTE[1], "s-"), "none advantage=rloo": (GREY, "^-"),
-         "none answers=45 advantage=rloo": (PALETTE[2], "D--"),
+DRAWN = {"vineppo": (PALETTE[0], "o-"), "ppo": (PALETTE[1], "s-"), RLOO: (GREY, "^-"),
+         MORE_ANSWERS: (PALETTE[2], "D--"),
          "none steps=560 advantage=rloo": (PALETTE[3], "v:")}  # colour and line, by label
 
 

@@ -160,7 +160,7 @@ def baseline_of(group: Group) -> str:
 def default_of(label: str, labels: set[str]) -> str | None:
     """The label of the same method with fewer flags, if one of `labels` is that: a label names what is not a default.
 
-    `vineppo k=3 cuts=uncertain` has `vineppo k=3`, since the main table has no `vineppo` without a flag.
+    `none advantage=rloo lr=0.0004` has `none advantage=rloo`.
     """
     method, *flags = label.split()
     fewer = [other for other in labels if other.split()[0] == method and {*other.split()[1:]} < {*flags}]

@@ -7,12 +7,12 @@ study: python -m experiments.study --tables
 from pathlib import Path
 
 from analyze import RLOO, draw_differences, method_name
-from experiments.study_rivals import against_rloo, name_of
+from experiments.study_rivals import MORE_ANSWERS, against_rloo, name_of
 from plumbing.report import Estimate, Table, contrast, holm, new_figure, points, save_figure, t_estimate
 from plumbing.runs import Group, Run, group_runs
 
-SHOWN = ("none answers=45 advantage=rloo", "vineppo k=3", "ppo", "optimal_baseline", "none", "entropy_weighted",
-         "entropy_masking", "attention_credit", "outcome_conditional")
+SHOWN = (MORE_ANSWERS, "vineppo", "ppo", "optimal_baseline", "none", "entropy_weighted", "entropy_masking",
+         "attention_credit", "outcome_conditional")
 FIRST = "easy"  # the place where all methods ran
 FIGURE = "area"  # what is judged
 

@@ -33,34 +33,33 @@ def parse(arguments: list[str], defaults: Any, methods: dict, choices: dict[str,
     if any(word.split("=")[0] == "--resume" for word in arguments):
         return parse_resume(arguments, type(defaults), methods)
     parser = new_parser(usage="python train.py [--flag value ...]", description=usage, epilog=methods_help(methods))
-    return parse_with(parser, arguments, defaults, methods, choices, "mitigation")
+    return parse_with(parser, arguments, defaults, methods, choices)
 
 
 def parse_with(parser: argparse.ArgumentParser, arguments: list[str], defaults: Any, methods: dict,
-               choices: dict[str, tuple], chooser: str) -> Arguments:
-    """Add the flags of `defaults` and of the credit function that its field `chooser` names, then parse.
+               choices: dict[str, tuple]) -> Arguments:
+    """Add the flags of `defaults` and of the credit function that its field `mitigation` names, then parse.
 
     The other arguments are those of `parse`.
     """
     helps = comments(type(defaults))
     for name, default in asdict(defaults).items():
         add_flag(parser, name, default, helps[name], choices.get(name))
-    method = methods.get(chosen_method(arguments, chooser, defaults))  # None: refused below, after --help
+    method = methods.get(chosen_method(arguments, defaults))  # None: refused below, after --help
     parameters = own_flags(method, {"help", "resume", *helps}) if method else {}
     for name, default in parameters.items():
         add_flag(parser, name, default, f"of {method.name}", None)
     known, unknown = parser.parse_known_args(arguments)
     if method is None:
-        wanted = getattr(known, chooser)
-        near = difflib.get_close_matches(wanted, methods, cutoff=0.0)
-        fail(f"there is no credit function {wanted}: did you mean {', '.join(near)}? --help lists them all")
+        near = difflib.get_close_matches(known.mitigation, methods, cutoff=0.0)
+        fail(f"there is no credit function {known.mitigation}: did you mean {', '.join(near)}? --help lists them all")
     if unknown:
         own = f"; its own flags are --{', --'.join(parameters)}" if parameters else ""
-        fail(f"--{chooser} {method.name} takes no {unknown[0]}{own}")
+        fail(f"--mitigation {method.name} takes no {unknown[0]}{own}")
     values = vars(known)
     settings = replace(defaults, **{name: values[name] for name in helps})
     hyper_parameters = {name: values[name] for name in parameters}
-    check_method_flags(method, settings, defaults, hyper_parameters, chooser)
+    check_method_flags(method, settings, defaults, hyper_parameters)
     return Arguments(settings, hyper_parameters, None)
 
 
@@ -96,11 +95,11 @@ def new_parser(**options) -> argparse.ArgumentParser:
     return parser
 
 
-def chosen_method(arguments: list[str], chooser: str, defaults: Any) -> str:
-    """The value of the flag that chooses the credit function, which decides what other flags there are."""
+def chosen_method(arguments: list[str], defaults: Any) -> str:
+    """The name of the credit function, which decides what other flags there are."""
     parser = new_parser(add_help=False)
-    parser.add_argument(f"--{chooser}", default=getattr(defaults, chooser))
-    return getattr(parser.parse_known_args(arguments)[0], chooser)
+    parser.add_argument("--mitigation", default=defaults.mitigation)
+    return parser.parse_known_args(arguments)[0].mitigation
 
 
 def own_flags(method: Any, taken: set[str]) -> dict:
@@ -115,12 +114,12 @@ def own_flags(method: Any, taken: set[str]) -> dict:
     return method.parameters
 
 
-def check_method_flags(method: Any, settings: Any, defaults: Any, hyper_parameters: dict, chooser: str) -> None:
+def check_method_flags(method: Any, settings: Any, defaults: Any, hyper_parameters: dict) -> None:
     """Exit where a flag has no effect on the chosen credit function, or where a hyper-parameter is not finite."""
     if settings.normalize != defaults.normalize and not method.is_reweighting:
-        fail(f"--{chooser} {method.name} is not a reweighting: it takes no --normalize")
+        fail(f"--mitigation {method.name} is not a reweighting: it takes no --normalize")
     if settings.advantage != defaults.advantage and not method.from_advantage:
-        fail(f"--{chooser} {method.name} does not use the group advantage: it takes no --advantage")
+        fail(f"--mitigation {method.name} does not use the group advantage: it takes no --advantage")
     for name, value in hyper_parameters.items():
         if isinstance(value, float) and not math.isfinite(value):
             fail(f"--{name} must be a finite number")

@@ -32,6 +32,12 @@ def ratio(a: float, b: float) -> float:
     return a / b if b else float("nan")
 
 
+def explained(x: np.ndarray, label: np.ndarray) -> float:
+    """Share of the variance of x (n,) that lies between labels (n,)."""
+    count = np.maximum(np.bincount(label), 1)
+    return float(((np.bincount(label, x) / count)[label] - x.mean()).var() / x.var())
+
+
 def clustered_mean(values: np.ndarray, cluster: np.ndarray) -> tuple[float, float]:
     """Mean of values (N,) and its standard error, where values of the same cluster (N,) are correlated.
 

@@ -56,7 +56,7 @@ def expected_matrices(model, batch, rows, credit, each):
         error = -(model.output_weight[:700] @ states[i, t]).softmax(0)
         error[batch.tokens[rows][i, t]] += 1
         tokens.append((credit[i, t] * torch.outer(error, states[i, t])).flatten().detach())
-    found = {"rollouts x parameters": [each], "tokens x (vocabulary · hidden)": [torch.stack(tokens)],
+    found = {"responses x parameters": [each], "tokens x (vocabulary · hidden)": [torch.stack(tokens)],
              "right, wrong x parameters": [torch.stack((each[right].sum(0), each[~right].sum(0)))]}
     parts = each.sum(0).split([weight.numel() for weight in model.parameters()])
     for (name, weight), part in zip(model.named_parameters(), parts):

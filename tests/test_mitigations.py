@@ -150,9 +150,9 @@ def test_methods_say_what_they_are():
     assert not any(MITIGATIONS[name].is_reweighting for name in TOKEN_CREDITS)
     without = {name for name in BUILT_IN if not MITIGATIONS[name].from_advantage}
     assert without == {"optimal_baseline", "first_error", "vineppo", "dpo", "ppo"}
-    assert mitigations.needs("dpo", {"beta": 0.5}) == {"reference"}
-    assert mitigations.needs("inverted", {"of": "value_change"}) == {"critic"}
-    assert mitigations.needs("inverted", {}) == set()
+    assert mitigations.required("dpo", {"beta": 0.5}) == {"reference"}
+    assert mitigations.required("inverted", {"of": "value_change"}) == {"critic"}
+    assert mitigations.required("inverted", {}) == set()
 
 
 @pytest.mark.parametrize("normalize, credit", [

@@ -78,7 +78,7 @@ def test_commands_of_train_are_accepted(command):
         train.check(replace(settings, device="cpu"))
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if "-m experiments." in c and "--score" not in c])
+@pytest.mark.parametrize("command", [c for c in COMMANDS if "-m experiments." in c and "experiments.score" not in c])
 def test_flags_of_experiments_exist(command):
     """The source is enough: `--help` would import the experiment in a process of its own."""
     for module, arguments in re.findall(r"-m (experiments\.\w+)([^;&|]*)", command):
@@ -87,7 +87,7 @@ def test_flags_of_experiments_exist(command):
             assert re.search(rf"--{flag}\b|^    {flag}: |\"{flag}\", ", source, re.M), command
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if "--score" in c and NAME not in c])
+@pytest.mark.parametrize("command", [c for c in COMMANDS if "experiments.score" in c and NAME not in c])
 def test_commands_that_score_are_accepted(command):
     score.parse(shlex.split(command)[3:])
 
@@ -177,7 +177,7 @@ def test_the_function_shows_up_in_help(copy):
 
 
 def test_the_function_is_scored(copy):
-    command = next(c for c in COMMANDS if f"--score {NAME}" in c)
+    command = next(c for c in COMMANDS if f"experiments.score --mitigation {NAME}" in c)
     text = in_copy(copy, *shlex.split(command)[1:])
     assert f"| {NAME} (yours) " in text
     assert (copy / "runs" / "truth" / f"score-{NAME}.png").is_file()

@@ -79,12 +79,6 @@ def test_the_facts_of_a_factor_by_hand():
     assert [found[f"{role} -"] for role in ("filler", "reasoning")] == pytest.approx([1.05, 0.0])
 
 
-@pytest.mark.parametrize("x, response, within", [
-    ([1.0, 1, 5, 5], [0, 0, 1, 1], 0.0), ([1.0, 5, 1, 5], [0, 0, 3, 3], 1.0), ([0.0, 2, 2, 4], [0, 0, 1, 1], 0.5)])
-def test_the_share_within_responses_by_hand(x, response, within):
-    assert ratio.within_share(np.array(x), np.array(response)) == pytest.approx(within)
-
-
 @pytest.fixture
 def small(monkeypatch):
     """Settings and policy of small batches."""

@@ -132,8 +132,8 @@ def test_columns_and_the_best_method_by_hand():
 
 def call(monkeypatch, *arguments):
     """Run the command in this process."""
-    monkeypatch.setattr(sys, "argv", ["ground_truth.py", *map(str, arguments)])
-    gt.main()
+    monkeypatch.setattr(sys, "argv", ["score.py", *map(str, arguments)])
+    sc.main()
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def test_the_command_prints_the_table_and_draws_the_credit(small, folder, monkey
     drawn, batch = [], sc.rebuild(small[1], small[0].ask.model, small[0].ask.codec, advantage="rloo")
     draw = sc.draw
     monkeypatch.setattr(sc, "draw", lambda *arguments: (drawn.extend(arguments), draw(*arguments)))
-    call(monkeypatch, "--score", "outcome_conditional", "--think_discount", 0, "--advantage", "rloo", "--out",
+    call(monkeypatch, "--mitigation", "outcome_conditional", "--think_discount", 0, "--advantage", "rloo", "--out",
          folder / "out")
     text = capsys.readouterr().out
     title = text.splitlines()[0]
@@ -164,17 +164,16 @@ def test_the_command_prints_the_table_and_draws_the_credit(small, folder, monkey
 
 
 @pytest.mark.parametrize("arguments, word", [
-    (("--score", "magic"), "magic"), (("--score",), "--score"), (("--score=none", "--power", 1), "takes no --power"),
-    (("--score", "none", "--questions", 9), "takes no --questions"), (("--score", "none", "--resume", "x"), "--resume"),
-    (("--score", "vineppo", "--k", "many"), "--k"), (("--score", "vineppo", "--k", 0), "--k must be"),
-    (("--score", "ppo", "--advantage", "rloo"), "--score ppo does not use"), (("--score", "ppo"), "critic.safetensors"),
-    (("--score", "ppo", "--normalize", "none"), "--score ppo is not a reweighting"),
-    (("--score", "none", "--advantage", "mean"), "--advantage"),
+    ("magic", "magic"), ("", "--mitigation"), ("none --power 1", "takes no --power"),
+    ("none --questions 9", "takes no --questions"), ("none --resume x", "--resume"), ("vineppo --k many", "--k"),
+    ("vineppo --k 0", "--k must be"), ("ppo --advantage rloo", "--mitigation ppo does not use"),
+    ("ppo --normalize none", "--mitigation ppo is not a reweighting"), ("ppo", "critic.safetensors"),
+    ("none --advantage mean", "--advantage"),
 ])  # fmt: skip
 def test_what_cannot_work_is_one_sentence(arguments, word, folder, monkeypatch):
     """Guards against a traceback, a flag without effect, and an untrained critic in place of one that is missing."""
     with pytest.raises(SystemExit, match=r"\Aerror: [^\n]+\Z") as stop:
-        call(monkeypatch, *arguments, "--out", folder / "out")
+        call(monkeypatch, "--mitigation", *arguments.split(), "--out", folder / "out")
     assert word in str(stop.value.code)
     assert not (folder / "out").exists()
 
@@ -188,10 +187,10 @@ def test_a_truth_that_cannot_be_read_is_one_sentence(fault, word, small, folder,
     if fault != "missing":
         np.savez(folder / "ground_truth.npz", **{k: x for k, x in (small[1] | fault).items() if x is not None})
     with pytest.raises(SystemExit, match=f"^error: [^\n]*{word}[^\n]*$"):
-        call(monkeypatch, "--score", "none")
+        call(monkeypatch, "--mitigation", "none")
 
 
 def test_published_scores_that_are_missing_are_one_sentence(folder, monkeypatch):
     monkeypatch.setattr(sc, "SCORES", folder / "none.md")
     with pytest.raises(SystemExit, match="^error: [^\n]*none.md[^\n]*$"):
-        call(monkeypatch, "--score", "none", "--out", folder / "out")
+        call(monkeypatch, "--mitigation", "none", "--out", folder / "out")

@@ -53,12 +53,12 @@ def test_the_list_has_every_method_in_rounds_and_only_what_is_asked_for():
     """Guards against a method left out, an order in which an interrupted study has seeds of a few methods only, and
     runs that nobody asked for."""
     tested = [name for name in MITIGATIONS if name != "regrade_ablation"]  # hardly more than `none`
-    listed = [(e.seed, e.flags.split()[0]) for e in experiments(["main"], ["easy"]) if e.flags != study.RLOO]
+    listed = [(e.seed, e.flags.split()[0]) for e in experiments(["main"], ["easy"]) if e.flags != study.RLOO_FLAGS]
     assert listed[: 5 * len(tested)] == list(itertools.product(range(5), tested))
     for level, seeds in (("easy", 10), ("hard", 5)):
         ahead = [(e.seed, e.flags) for e in experiments(["main"], [level]) if e.flags in study.AHEAD]
         assert len(set(ahead)) == len(ahead) == 10 * len(study.AHEAD) - 5 * (level == "hard")
-        assert {seed for seed, flags in ahead if flags == "vineppo --k 3"} == set(range(seeds))
+        assert {seed for seed, flags in ahead if flags == "vineppo"} == set(range(seeds))
     names = [e.name for e in experiments(["sweeps", "forms"], ["easy"], ["outcome_conditional", "first_error"])]
     assert names == [f"easy/first_error-solver-true-seed{seed}" for seed in range(5)] + [
         f"easy/outcome_conditional-think_discount-{x}-seed{seed}" for seed in range(3) for x in (0.25, 0.75, 1.0)]
@@ -317,9 +317,9 @@ def test_a_run_that_fails_is_named_and_the_others_continue(finished, monkeypatch
 
 def test_the_eta_by_hand(place, monkeypatch):
     """Guards against methods, flags and levels that take as long as others did, and overdue runs that count below 0."""
-    todo = [study.Experiment("main", "easy", flags, 3) for flags in ("none", "vineppo --k 3", "ppo")]
+    todo = [study.Experiment("main", "easy", flags, 3) for flags in ("none", "vineppo", "ppo")]
     assert study.Study(todo, 2, 1, False).progress() == "0/3 runs done, ETA after the first run"
-    took = {"easy/none-seed0": 100, "easy/none-seed1": 140, "easy/vineppo-k-3-seed0": 600,
+    took = {"easy/none-seed0": 100, "easy/none-seed1": 140, "easy/vineppo-seed0": 600,
             "easy/vineppo-k-9-seed0": 1800, "hard/none-seed0": 300}
     write_csv([a_row(name, level=name[:4], seconds=seconds) for name, seconds in took.items()], study.RESULTS)
     work = study.Study(todo, 2, 1, False)

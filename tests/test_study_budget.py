@@ -28,7 +28,7 @@ def groups():
     """GRPO; both opponents with four times its cost; and a method whose run costs three times as much."""
     return group_runs(runs("none", (0.4, 0.6), 1000.0) + runs("none advantage=rloo steps=400", (0.6, 0.8), 4000.0, 400)
                       + runs("none answers=16", (0.3, 0.5), 4000.0)
-                      + runs("vineppo k=3", (0.5, 0.7), 3000.0, kinds=MANY))
+                      + runs("vineppo", (0.5, 0.7), 3000.0, kinds=MANY))
 
 
 @pytest.mark.parametrize("cost, ends, areas", [
@@ -52,9 +52,9 @@ def test_other_weights_rescale_a_run(groups):
 def test_the_tables_by_hand(groups):
     """Guards against another unit, an opponent that did not spend as much, and a difference at another cost."""
     by_cost = {row[0]: row[1:] for row in study_budget.table_budget("easy", groups).rows}
-    assert set(by_cost) == {"GRPO", "RLOO steps=400", "GRPO answers=16", "`vineppo k=3`"}
+    assert set(by_cost) == {"GRPO", "RLOO steps=400", "GRPO answers=16", "`vineppo`"}
     assert by_cost["GRPO"][1:] == ["1.00", "50.0 ± 127.1", "", "", "50.0 ± 127.1"]
-    assert by_cost["`vineppo k=3`"][1:4] == ["3.00", points(t_estimate(np.array([0.35 + 0.15 / 9, 0.45 + 0.25 / 9]))),
+    assert by_cost["`vineppo`"][1:4] == ["3.00", points(t_estimate(np.array([0.35 + 0.15 / 9, 0.45 + 0.25 / 9]))),
                                              points(t_estimate(np.array([0.35 + 0.75 / 9, 0.45 + 1.25 / 9])))]
     rows = {row[1]: row for row in study_budget.table_equal("easy", groups).rows}
     assert set(rows) == {"RLOO steps=400", "GRPO answers=16"}
@@ -78,12 +78,12 @@ def test_the_tables_by_hand(groups):
 
 def test_the_picture_shows_cost_and_steps(tmp_path, figures):
     """Guards against curves of other groups, the two x-axes swapped, and a long run that is cut off by step."""
-    groups = group_runs(runs("none", (0.4, 0.6), 1000.0) + runs("vineppo k=3", (0.5, 0.7), 3000.0) +
+    groups = group_runs(runs("none", (0.4, 0.6), 1000.0) + runs("vineppo", (0.5, 0.7), 3000.0) +
                         runs("none steps=560 advantage=rloo", (0.6, 0.8), 4000.0, 560))
     study_budget.draw_budget(groups, tmp_path / "budget.png")
     by_cost, by_step = ({line.get_label(): line for line in axis.lines} for axis in figures[0].axes)
-    assert set(by_cost) == {"RLOO steps=560, seeds: 2", "vineppo k=3, seeds: 2"}
-    assert set(by_step) == {"vineppo k=3, seeds: 2"}
-    assert by_cost["vineppo k=3, seeds: 2"].get_xdata().tolist() == [0, 0.75, 3]
-    assert by_step["vineppo k=3, seeds: 2"].get_xdata().tolist() == [0, 50, 100]
-    assert by_cost["vineppo k=3, seeds: 2"].get_ydata() == pytest.approx([0.2, 0.4, 0.6])
+    assert set(by_cost) == {"RLOO steps=560, seeds: 2", "vineppo, seeds: 2"}
+    assert set(by_step) == {"vineppo, seeds: 2"}
+    assert by_cost["vineppo, seeds: 2"].get_xdata().tolist() == [0, 0.75, 3]
+    assert by_step["vineppo, seeds: 2"].get_xdata().tolist() == [0, 50, 100]
+    assert by_cost["vineppo, seeds: 2"].get_ydata() == pytest.approx([0.2, 0.4, 0.6])

@@ -255,7 +255,7 @@ def test_every_method_trains(name, quick, tmp_path):
     assert np.isfinite(credit_log(tmp_path / "r")["credit"]).all()
     for head in ("critic", "importance"):
         file = tmp_path / "r" / "checkpoint" / f"{head}.safetensors"
-        assert file.exists() == (head in mitigations.needs(name, {}))
+        assert file.exists() == (head in mitigations.required(name, {}))
 
 
 def test_heads_and_a_reference_are_there_where_they_are_needed():
