@@ -20,14 +20,16 @@ import numpy as np
 from analyze import method_name
 from plumbing.report import GREY, PALETTE, Table, new_figure, save_figure
 from plumbing.runs import read_config, read_metrics, run_method, shared_settings, work_on_folders
+from train import Settings
 
 RESULTS = Path("results")
 MEASURES = {"success": "success", "format": "format", "truncated": "cut off", "length": "length (tokens)",
             "entropy": "entropy (nats)", "grad_norm": "gradient norm"}  # columns of metrics.csv
+SHARES = ("success", "format", "truncated")  # from 0 to 1
 WINDOW = 5  # steps averaged, because a step has few responses
 FAR = 3.0  # standard deviations
 LASTING = 3  # steps in a row, chosen by the runs of seeds 0 to 4 on hard puzzles
-MAY_DIFFER = {"updates_per_batch", "clip_high"}  # settings in which a run may differ from the reference
+MAY_DIFFER = {"answers", "updates_per_batch", "clip_high"}  # settings in which a run may differ from the reference
 
 
 def smooth(values: np.ndarray) -> np.ndarray:
@@ -77,7 +79,7 @@ def departures(run: dict[str, np.ndarray], band: dict) -> dict[str, tuple[int, s
 def table_collapse(level: str, fallen: dict[Path, dict], others: list[dict], band: dict) -> Table:
     """For each run that fell, when each of its measures left the reference; last, how many of the others left it, since
     a measure that leaves in every run is no alarm."""
-    rows = [[f"`{folder.name}`", *("" if at is None else f"{at[0]}, {at[1]}" for at in departures(run, band).values())]
+    rows = [[run_name(read_config(folder)), *("" if at is None else f"{at[0]}, {at[1]}" for at in departures(run, band).values())]
             for folder, run in fallen.items()]
     left = [departures(run, band) for run in others]
     rows.append([f"the other {len(others)}", *(count_sides(by[measure] for by in left)
@@ -96,26 +98,38 @@ def count_sides(left: Iterable[tuple[int, str] | None]) -> str:
 
 
 def draw_collapse(fallen: dict[Path, dict], band: dict, file: Path) -> None:
-    """A panel per measure: GRPO's band in grey, and each run in the colour of its method."""
+    """A panel per measure: GRPO's band in grey, and each run in the colour and line of its method."""
     figure, axes = new_figure(3, 2, 5.6)
     methods = {folder: curve_name(read_config(folder)) for folder in fallen}
-    colours = dict(zip(dict.fromkeys(methods.values()), itertools.cycle(PALETTE)))
+    lines_of = dict(zip(dict.fromkeys(methods.values()), itertools.product(("-", "--"), PALETTE)))
     for axis, (measure, title) in zip(axes.flat, MEASURES.items()):
         mean, deviation = band[measure]
         steps = np.arange(1, len(mean) + 1)
-        axis.fill_between(steps, mean - FAR * deviation, mean + FAR * deviation, color=GREY, alpha=0.2, lw=0)
+        low, high = mean - FAR * deviation, mean + FAR * deviation  # (steps,) each
+        if measure in SHARES:
+            low, high = low.clip(0, 1), high.clip(0, 1)
+        axis.fill_between(steps, low, high, color=GREY, alpha=0.2, lw=0)
         lines = {"GRPO": axis.plot(steps, mean, color=GREY, lw=1)[0]}
         for folder, run in fallen.items():
-            lines[methods[folder]] = axis.plot(steps, run[measure], color=colours[methods[folder]], lw=1.2)[0]
+            style, colour = lines_of[methods[folder]]
+            lines[methods[folder]] = axis.plot(steps, run[measure], style, color=colour, lw=1.2)[0]
         axis.set(title=title, xlabel="step")
     figure.legend(lines.values(), lines, loc="outside lower center", ncols=3)
     save_figure(figure, file)
 
 
 def curve_name(config: dict) -> str:
-    """What the curve of a run is called: its method, and the updates on a batch where they are several."""
-    updates = config["settings"].get("updates_per_batch", 1)
-    return method_name(run_method(config)) + f", {updates} updates" * (updates > 1)
+    """What the curve of a run is called: its method, and its responses and updates where they are not the default."""
+    settings, usual = config["settings"], Settings()
+    changed = {name: value for name, value in settings.items() if value != getattr(usual, name)}
+    counts = {"answers": "responses", "updates_per_batch": "updates"}
+    return ", ".join([method_name(run_method(config)),
+                      *(f"{changed[name]} {unit}" for name, unit in counts.items() if name in changed)])
+
+
+def run_name(config: dict) -> str:
+    """The same for a row of the table, with the seed."""
+    return f"{curve_name(config)}, seed {config['settings']['seed']}"
 
 
 def write_page(folders: list[Path]) -> None:
@@ -140,8 +154,7 @@ def examine(level: str, folders: list[Path]) -> Table:
 def read_level(folders: list[Path]) -> tuple[dict, dict[Path, dict[str, np.ndarray]]]:
     """The reference, and the curves of the other runs; ValueError for runs that can't be compared."""
     configs = {folder: read_config(folder) for folder in folders}
-    is_grpo = {folder: run_method(config) == "none" and config["settings"].get("updates_per_batch", 1) == 1
-               for folder, config in configs.items()}
+    is_grpo = {folder: curve_name(config) == "GRPO" for folder, config in configs.items()}
     runs = {folder: curves(folder) for folder in folders}
     if sum(is_grpo.values()) < 2 or all(is_grpo.values()):
         raise ValueError("name at least two runs of GRPO (none), and runs of other methods")

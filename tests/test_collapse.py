@@ -46,7 +46,7 @@ def test_the_reference_by_hand():
 def write_run(folder, method, success, length, **settings):
     """A run folder of sixty steps."""
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps({"settings": {"mitigation": method} | settings}))
+    (folder / "config.json").write_text(json.dumps({"settings": {"mitigation": method, "seed": 0} | settings}))
     with (folder / "metrics.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, ["step", *collapse.MEASURES])
         writer.writeheader()
@@ -77,11 +77,11 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["collapse.py", *map(str, sorted(tmp_path.glob("*-seed*")))])
     collapse.main()
     out = capsys.readouterr().out
-    row = next(line for line in out.splitlines() if "a-seed0" in line)
-    assert [cell.strip() for cell in row.strip("|").split("|")] == ["`a-seed0`", "40, down", "", "", "20, up", "", ""]
+    row = next(line for line in out.splitlines() if "a, seed 0" in line)
+    assert [cell.strip() for cell in row.strip("|").split("|")] == ["a, seed 0", "40, down", "", "", "20, up", "", ""]
     row = next(line for line in out.splitlines() if line.startswith("| the other"))
     assert [cell.strip() for cell in row.strip("|").split("|")] == ["the other 1", *"000", "1 up", *"00"]
-    assert "b-seed0" not in out and "1 of 2 runs fell" in out
+    assert "b, seed 0" not in out and "1 of 2 runs fell" in out
     assert (tmp_path / f"collapse-{tmp_path.name}.png").is_file()
 
 
@@ -92,10 +92,10 @@ def test_levels_and_updates_are_told_apart(tmp_path, monkeypatch):
         for seed in (0, 1):
             write_run(tmp_path / level / f"none-seed{seed}", "none", lambda step: height + 0.01 * seed, lambda step: 50)
         write_run(tmp_path / level / "none-4", "none", lambda step: height + (0.1 if step < 30 else -0.2),
-                  lambda step: 50, updates_per_batch=4, clip_high=0.28)
+                  lambda step: 50, updates_per_batch=4, clip_high=0.28, answers=45)
     monkeypatch.setattr(collapse, "RESULTS", tmp_path)
     collapse.write_page(sorted(tmp_path.glob("*/*")))
     text = (tmp_path / "collapse.md").read_text()
     assert text.count("1 of 1 runs fell") == 2
-    rows = [line.split("|")[1:3] for line in text.splitlines() if "none-4" in line]
-    assert [[cell.strip() for cell in row] for row in rows] == [["`none-4`", "31, down"]] * 2
+    rows = [line.split("|")[1:3] for line in text.splitlines() if "seed 0" in line]
+    assert [[cell.strip() for cell in row] for row in rows] == [["GRPO, 45 responses, 4 updates, seed 0", "31, down"]] * 2
