@@ -15,6 +15,7 @@ SHOWN = (MORE_ANSWERS, "vineppo", "ppo", "optimal_baseline", "none", "entropy_we
          "attention_credit", "outcome_conditional")
 FIRST = "easy"  # the place where all methods ran
 FIGURE = "area"  # what is judged
+WIDEST = (-10, 22)  # points that the picture shows
 
 Places = dict[str, list[Group]]
 
@@ -79,6 +80,8 @@ def draw_travel(places: Places, file: Path) -> None:
         axis.set_title(f"{place}, n = {seeds_of(groups)}")
     axes[0, 0].set_yticks(range(len(shown)), [method_name(label) for label in shown])
     axes[0, 0].invert_yaxis()
+    left, right = axes[0, 0].get_xlim()
+    axes[0, 0].set_xlim(max(left, WIDEST[0]), min(right, WIDEST[1]))  # the interval of two seeds is wider than the rest
     figure.supxlabel("mean success while training, points more than RLOO", fontsize=10)
     save_figure(figure, file)
 
