@@ -79,7 +79,8 @@ def departures(run: dict[str, np.ndarray], band: dict) -> dict[str, tuple[int, s
 def table_collapse(level: str, fallen: dict[Path, dict], others: list[dict], band: dict) -> Table:
     """For each run that fell, when each of its measures left the reference; last, how many of the others left it, since
     a measure that leaves in every run is no alarm."""
-    rows = [[run_name(read_config(folder)), *("" if at is None else f"{at[0]}, {at[1]}" for at in departures(run, band).values())]
+    rows = [[run_name(read_config(folder)),
+             *("" if at is None else f"{at[0]}, {at[1]}" for at in departures(run, band).values())]
             for folder, run in fallen.items()]
     left = [departures(run, band) for run in others]
     rows.append([f"the other {len(others)}", *(count_sides(by[measure] for by in left)

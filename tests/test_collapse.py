@@ -98,4 +98,5 @@ def test_levels_and_updates_are_told_apart(tmp_path, monkeypatch):
     text = (tmp_path / "collapse.md").read_text()
     assert text.count("1 of 1 runs fell") == 2
     rows = [line.split("|")[1:3] for line in text.splitlines() if "seed 0" in line]
-    assert [[cell.strip() for cell in row] for row in rows] == [["GRPO, 45 responses, 4 updates, seed 0", "31, down"]] * 2
+    expected = ["GRPO, 45 responses, 4 updates, seed 0", "31, down"]
+    assert [[cell.strip() for cell in row] for row in rows] == [expected] * 2
