@@ -392,7 +392,7 @@ def load_runs(folders: list[Path]) -> list[Run]:
 
 # ----------------------------------------------------------------------------------------- tables of a comparison
 
-JUDGED = {"end": "Success at the end", "area": "Mean success while training"}
+JUDGED = {"end": "Success at the end", "area": "Mean success while training (area)"}
 LEARNING = ("start", "end", "climb", "area", "pass@16")
 DIFFERENCES = ("end - GRPO", "area - GRPO", "pass@16 - GRPO")
 CREDIT = (*(f"{measure}, {part}" for measure in MEASURES for part in ("filler", "reasoning", "filler / reasoning")),

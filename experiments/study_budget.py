@@ -22,6 +22,7 @@ NEARLY = 0.75  # of a method's cost: an opponent must have spent as much, and ha
 WEIGHTS = {"1:1:3": COSTS, "3:1:3": COSTS | {"tokens_sampled": 3}, "1:1:1": COSTS | {"tokens_updated": 1},
            "1:0:0": COSTS | {"tokens_read": 0, "tokens_updated": 0}}  # of sampled, read and updated tokens
 STEPS = 100  # of a default run
+SHOWN_COSTS = (0.25, 0.5, 1, 2, 4)  # on the axis of the picture
 DRAWN = {"vineppo": (PALETTE[0], "o-"), "ppo": (PALETTE[1], "s-"), RLOO: (GREY, "^-"),
          MORE_ANSWERS: (PALETTE[2], "D--"),
          "none steps=560 advantage=rloo": (PALETTE[3], "v:")}  # colour and line, by label
@@ -110,20 +111,27 @@ def at_equal_cost(group: Group, other: Group, weights: dict[str, float] = COSTS)
 
 
 def draw_budget(groups: list[Group], file: Path) -> None:
-    """Learning curves by cost (left) and by step (right), there without longer runs: mean over seeds, 95% interval."""
+    """Learning curves by cost (left) and by step (right), there without longer runs: mean over seeds, 95% interval.
+
+    Cheap methods have most of their points below a cost of 1, so its axis is logarithmic, and only the right panel shows the
+    start.
+    """
     unit, by_label = cost_unit(groups), {group.label: group for group in groups}
     figure, axes = new_figure(2, 1, 4.2, sharey=True)
     for label, (colour, line) in DRAWN.items():
         if label not in by_label:
             continue
         curves = [row["curve"] for row in by_label[label].rows.values()]
-        mean, low, high = np.array([t_estimate(values)[:3] for values in zip(*(c.values() for c in curves))]).T  # (m,)
-        costs, steps = spent(by_label[label]) / unit, list(curves[0])
+        band = [t_estimate(values)[:3] for values in zip(*(c.values() for c in curves))]
+        mean, low, high = 100 * np.array(band).T  # (m,) each, in percent
+        costs, steps = spent(by_label[label]) / unit, np.array(list(curves[0]))
+        costs[0] = np.nan  # a logarithmic axis has no 0
         for axis, x in zip(axes[0], (costs, steps) if steps[-1] == STEPS else (costs,)):
             axis.plot(x, mean, line, color=colour, ms=4, label=f"{method_name(label)}, seeds: {len(curves)}")
             axis.fill_between(x, low, high, color=colour, alpha=0.2, lw=0)
-    axes[0, 0].set(xlabel="weighted tokens, in units of GRPO's default run", ylabel="held-out puzzles solved",
-                   title="By cost")
+    axes[0, 0].set(xlabel="weighted tokens, in units of GRPO's default run", ylabel="held-out puzzles solved, %",
+                   title="By cost", xscale="log", xticks=SHOWN_COSTS, xticklabels=[f"{x:g}" for x in SHOWN_COSTS])
+    axes[0, 0].minorticks_off()
     axes[0, 1].set(xlabel="step", title="By step", xlim=(0, STEPS))
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     save_figure(figure, file)

@@ -13,7 +13,7 @@ import numpy as np
 
 from analyze import JUDGED, RLOO, draw_curves, draw_forest, figure_cell, record
 from experiments.study_budget import cost_unit, draw_budget, spent, table_budget, table_equal
-from experiments.study_rivals import against_rloo, name_of, table_rivals
+from experiments.study_rivals import MORE_ANSWERS, against_rloo, name_of, table_rivals
 from experiments.study_scores import FILES, MEASURED, Scores, draw_truth, read_scores, score_of, table_truth
 from experiments.study_travel import FIRST, by_place, draw_travel, table_travel
 from plumbing.report import Estimate, Table, cell, points, t_quantile, welch
@@ -225,9 +225,11 @@ def write_study(file: Path) -> None:
 
 def draw_study(levels: dict[str, dict[str, list[Run]]], scores: Scores, out: Path) -> None:
     """Pictures of a version beside its tables: what methods with three or more seeds learned, and their scores."""
-    groups = [group for group in group_runs(levels[FIRST]["main"]) if len(group.rows) > 2]
+    groups, more = ([group for group in group_runs(levels[FIRST].get(part, [])) if len(group.rows) > 2]
+                    for part in ("main", "budget"))
+    more = [group for group in more if group.label == MORE_ANSWERS]  # others take more steps
     if groups:
-        draw_forest(against_rloo(groups), out.with_name(f"{out.stem}-forest.png"))
+        draw_forest(against_rloo(groups + more), out.with_name(f"{out.stem}-forest.png"))
         draw_curves(against_rloo(groups), out.with_name(f"{out.stem}-learning.png"))
         draw_truth([group for group in groups if group.label != RLOO], scores, out.with_name(f"{out.stem}-truth.png"))
 

@@ -78,6 +78,9 @@ def draw_travel(places: Places, file: Path) -> None:
     for axis, (place, groups) in zip(axes.flat, found.items()):
         draw_differences(axis, {y: groups[label] for y, label in enumerate(shown) if label in groups}, FIGURE)
         axis.set_title(f"{place}, n = {seeds_of(groups)}")
+        axis.tick_params(labelbottom=True)
+        for y in (y for y, label in enumerate(shown) if label not in groups):
+            axis.text(0.97, y, "not run", transform=axis.get_yaxis_transform(), ha="right", va="center", fontsize=8)
     axes[0, 0].set_yticks(range(len(shown)), [method_name(label) for label in shown])
     axes[0, 0].invert_yaxis()
     left, right = axes[0, 0].get_xlim()

@@ -77,13 +77,15 @@ def test_the_tables_by_hand(groups):
 
 
 def test_the_picture_shows_cost_and_steps(tmp_path, figures):
-    """Guards against curves of other groups, the two x-axes swapped, and a long run that is cut off by step."""
+    """Guards against curves of other groups, the two x-axes swapped, a long run that is cut off by step, and fractions
+    under a label of percent."""
     groups = group_runs(runs("none", (0.4, 0.6), 1000.0) + runs("vineppo", (0.5, 0.7), 3000.0) +
                         runs("none steps=560 advantage=rloo", (0.6, 0.8), 4000.0, 560))
     study_budget.draw_budget(groups, tmp_path / "budget.png")
     by_cost, by_step = ({line.get_label(): line for line in axis.lines} for axis in figures[0].axes)
     assert set(by_cost) == {"RLOO steps=560, seeds: 2", "vineppo, seeds: 2"}
     assert set(by_step) == {"vineppo, seeds: 2"}
-    assert by_cost["vineppo, seeds: 2"].get_xdata().tolist() == [0, 0.75, 3]
+    assert by_cost["vineppo, seeds: 2"].get_xdata() == pytest.approx([np.nan, 0.75, 3], nan_ok=True)
+    assert figures[0].axes[0].get_xscale() == "log"
     assert by_step["vineppo, seeds: 2"].get_xdata().tolist() == [0, 50, 100]
-    assert by_cost["vineppo, seeds: 2"].get_ydata() == pytest.approx([0.2, 0.4, 0.6])
+    assert by_cost["vineppo, seeds: 2"].get_ydata() == pytest.approx([20, 40, 60])
