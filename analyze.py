@@ -562,6 +562,7 @@ def compare_runs(folders: list[Path]) -> None:
     (out / "table.md").write_text(text, encoding="utf-8")
     write_csv(csv_rows(records), out / "table.csv")
     draw_curves(groups, out / "learning.png")
+    (out / "forest.png").unlink(missing_ok=True)  # an earlier comparison of other runs may have left one
     if compared := any(group.compared for group in groups):
         draw_forest(groups, out / "forest.png")
     print(text)

@@ -56,8 +56,8 @@ class TokenBatch:
     ask.reference_logprob            (B, T) log-probability of each token under the reference model
     ask.logprob_without(rows, hide)  (R, T) log-probabilities of the responses rows (R,), repeats allowed, when no later
                                      token can attend to those marked in hide (R, T)
-    ask.rollout_values(cuts, k)      (B, T) at each True of cuts (B, T), the mean reward of k continuations, sampled
-                                     from the text before that token; 0 elsewhere
+    ask.rollout_values(cuts, k)      (B, T) at each True of cuts (B, T), of any column, the mean reward of k
+                                     continuations, sampled from the text before that token; 0 elsewhere
     ask.generator(name)              torch.Generator on the CPU, seeded by --seed, step and name
     """
 
@@ -78,7 +78,7 @@ class TokenBatch:
     in_answer: Tensor  # (B, T) bool, from the last <answer> on, which is the graded one
     text: list[str]  # per response, decoded, end token removed
     spans: list[list[tuple[int, int]]]  # per response, the character span of each token in the text
-    calculations: list[list[CalculationSpan]]  # per response, where each `a + b = result` stands in the text
+    calculations: list[list[CalculationSpan]]  # per response, the spans (a, operator, b, result) of each `a + b = c`
     normalize: str  # how `reweight` rescales weights: one of NORMALIZATIONS
     ask: Any  # Queries of queries.py, see above
 
@@ -145,15 +145,21 @@ class CreditFunction:
     def raw(self, batch: TokenBatch, *arguments, **hyper_parameters) -> Tensor:
         """The weights or credit (B, T) that the function returns, 0 on padding.
 
-        ValueError for a wrong shape, for NaN or infinity, and for negative weights.
+        ValueError for a wrong shape, for NaN or infinity, for negative weights, and where the function wrote into the
+        batch, which the update reads, too.
         """
-        returned, shape = self.function(batch, *arguments, **hyper_parameters), tuple(batch.mask.shape)
+        shape, before = tuple(batch.mask.shape), versions(batch)
+        returned = self.function(batch, *arguments, **hyper_parameters)
+        require(versions(batch) == before,
+                f"{self.name} changes a tensor of the batch: write x.exp() or x * y instead of x.exp_() or x *= y")
         result = "weights" if self.is_reweighting else "credit"
         found = tuple(returned.shape) if isinstance(returned, Tensor) else type(returned).__name__
         require(found == shape, f"{self.name} must return {result} of shape (B, T) = {shape}, not {found}")
         values = torch.where(batch.mask, returned.to(batch.logprob), 0.0)  # (B, T) of the batch's type, on its device
-        require(values.isfinite().all(), f"{self.name} returned {result} with NaN or infinity in it")
-        require(not self.is_reweighting or (values >= 0).all(), f"{self.name} returned a negative weight")
+        require(values.isfinite().all(), f"{self.name} returned {result} with NaN or infinity in it, as division by 0 "
+                "gives; quotient(a, b) avoids it")
+        require(not self.is_reweighting or (values >= 0).all(), f"{self.name} returned a negative weight: credit of "
+                "either sign is for @token_credit")
         return values
 
     @property
@@ -168,11 +174,18 @@ class CreditFunction:
             by_name = p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
             require(by_name and type(p.default) in (bool, int, float, str),
                     f"{self.name}: the parameter {p} can't become a flag; give it a bool, int, float or str as default")
+            require(p.annotation in (p.empty, type(p.default)), f"{self.name}: the default of {p} is of another type, "
+                    "and the flag would get that: write 2.0, say, for a float of 2")
 
     @property
     def summary(self) -> str:
         """The first line of the function's docstring."""
         return (inspect.getdoc(self.function) or "no docstring yet").splitlines()[0]
+
+
+def versions(batch: TokenBatch) -> dict[str, int]:
+    """How often each tensor of a batch was written to in place, by torch's own count."""
+    return {name: value._version for name, value in vars(batch).items() if isinstance(value, Tensor)}
 
 
 MITIGATIONS: dict[str, CreditFunction] = {}  # by name, filled by the decorators

@@ -64,9 +64,9 @@ def describe(method: CreditFunction) -> str:
     named = [{"importance": "importance head", "reference": "reference model"}.get(n, n) for n in method.needs]
     needs = f", which needs the {' and the '.join(named)}" if named else ""
     flags = f" Flags: {', '.join(f'`--{name} {value}`' for name, value in method.parameters.items())}."
-    _, _, body = inspect.getdoc(method.function).partition("\n")
+    _, _, body = (inspect.getdoc(method.function) or "").partition("\n")
     formula, _, why = method.summary.partition(": ")
-    return (f"## {method.name}\n\n`{formula}`\n\n{why[0].upper()}{why[1:]} *{kind}{needs}.*"
+    return (f"## {method.name}\n\n`{formula}`\n\n{why[:1].upper()}{why[1:]} *{kind}{needs}.*"
             f"{flags * bool(method.parameters)}\n{body}\n".rstrip() + "\n")
 
 

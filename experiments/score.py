@@ -10,7 +10,7 @@ Run it:  python -m experiments.score --mitigation entropy_weighted --entropy_tem
 """
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ from critic import HEADS, Critic, Importance, load_head
 from experiments.credit_page import CAPTIONS, COLUMNS, draw, rank_responses, read_truth
 from experiments.truth_scores import HALVES, credit_scores, table_pooled, table_within
 from mitigations import MITIGATIONS, CreditFunction, TokenBatch, required
-from plumbing.flags import changed, methods_help, new_parser, parse_with
+from plumbing.flags import changed, methods_help, new_parser, own_flags, parse_with
 from plumbing.progress import one_sentence
 from plumbing.report import Table, read_cell, read_table
 from qwen2_model import Qwen2
@@ -140,6 +140,7 @@ def parse(arguments: list[str]) -> tuple[Options, dict]:
     parser = new_parser(usage="python -m experiments.score [--flag value ...]", description=__doc__,
                         epilog=methods_help(MITIGATIONS))
     found = parse_with(parser, arguments, Options(), MITIGATIONS, CHOICES)
+    own_flags(MITIGATIONS[found.settings.mitigation], {*asdict(Settings())})  # what train.py refuses is refused here
     return found.settings, found.hyper_parameters
 
 
@@ -155,7 +156,7 @@ def load_batch(truth: dict, options: Options, required: set[str]) -> TokenBatch:
 
 def assign_credit(batch: TokenBatch, method: CreditFunction, hyper_parameters: dict) -> np.ndarray:
     """The credit (N,) of the method."""
-    print(f"credit of {method.name}: seconds where it runs the model, about a minute where it samples", file=sys.stderr)
+    print(f"credit of {method.name}: it takes seconds if it runs the model, a minute if it samples", file=sys.stderr)
     with torch.no_grad():
         return method(batch, **hyper_parameters)[batch.mask].numpy()
 

@@ -113,8 +113,7 @@ def at_equal_cost(group: Group, other: Group, weights: dict[str, float] = COSTS)
 def draw_budget(groups: list[Group], file: Path) -> None:
     """Learning curves by cost (left) and by step (right), there without longer runs: mean over seeds, 95% interval.
 
-    Cheap methods have most of their points below a cost of 1, so its axis is logarithmic, and only the right panel shows the
-    start.
+    Cheap methods have most of their points below a cost of 1, so that axis is logarithmic. It leaves out the start.
     """
     unit, by_label = cost_unit(groups), {group.label: group for group in groups}
     figure, axes = new_figure(2, 1, 4.2, sharey=True)
@@ -130,7 +129,8 @@ def draw_budget(groups: list[Group], file: Path) -> None:
             axis.plot(x, mean, line, color=colour, ms=4, label=f"{method_name(label)}, seeds: {len(curves)}")
             axis.fill_between(x, low, high, color=colour, alpha=0.2, lw=0)
     axes[0, 0].set(xlabel="weighted tokens, in units of GRPO's default run", ylabel="held-out puzzles solved, %",
-                   title="By cost", xscale="log", xticks=SHOWN_COSTS, xticklabels=[f"{x:g}" for x in SHOWN_COSTS])
+                   title="By cost", xscale="log")
+    axes[0, 0].set_xticks(SHOWN_COSTS, [f"{cost:g}" for cost in SHOWN_COSTS])
     axes[0, 0].minorticks_off()
     axes[0, 1].set(xlabel="step", title="By step", xlim=(0, STEPS))
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3)

@@ -55,7 +55,8 @@ def parse_with(parser: argparse.ArgumentParser, arguments: list[str], defaults: 
         fail(f"there is no credit function {known.mitigation}: did you mean {', '.join(near)}? --help lists them all")
     if unknown:
         own = f"; its own flags are --{', --'.join(parameters)}" if parameters else ""
-        fail(f"--mitigation {method.name} takes no {unknown[0]}{own}")
+        near = difflib.get_close_matches(unknown[0], [f"--{name}" for name in (*helps, *parameters)], n=1)
+        fail(f"--mitigation {method.name} takes no {unknown[0]}{f': did you mean {near[0]}?' if near else own}")
     values = vars(known)
     settings = replace(defaults, **{name: values[name] for name in helps})
     hyper_parameters = {name: values[name] for name in parameters}
@@ -77,6 +78,8 @@ def parse_resume(arguments: list[str], settings_class: type, methods: dict) -> A
     try:
         config = read_json(file)
         settings, hyper_parameters = settings_class(**config["settings"]), dict(config["method"])
+        if settings.mitigation not in methods:
+            fail(f"{file} names the credit function {settings.mitigation}, which is not in mitigations.py")
         if hyper_parameters.keys() != methods[settings.mitigation].parameters.keys():
             raise KeyError
     except ValueError as error:
@@ -119,7 +122,8 @@ def check_method_flags(method: Any, settings: Any, defaults: Any, hyper_paramete
     if settings.normalize != defaults.normalize and not method.is_reweighting:
         fail(f"--mitigation {method.name} is not a reweighting: it takes no --normalize")
     if settings.advantage != defaults.advantage and not method.from_advantage:
-        fail(f"--mitigation {method.name} does not use the group advantage: it takes no --advantage")
+        fail(f"--mitigation {method.name} takes no --advantage: if its function reads batch.advantage, write "
+             "@token_credit(from_advantage=True)")
     for name, value in hyper_parameters.items():
         if isinstance(value, float) and not math.isfinite(value):
             fail(f"--{name} must be a finite number")

@@ -372,7 +372,6 @@ def test_rloo_is_a_method_of_its_own(run, monkeypatch):
     assert set(rows) == {"none", "none advantage=rloo", "m"}
     assert rows["none advantage=rloo"]["end - GRPO"] == pytest.approx(0.9 - rows["none"]["end"])
     assert "end - GRPO" in rows["m"]
-    (run.parent / "comparison" / "forest.png").unlink()
     compare(monkeypatch, run.parent / "rloo", run.parent / "a")
     assert not (run.parent / "comparison" / "forest.png").exists()  # nothing to compare with
 

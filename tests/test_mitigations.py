@@ -110,13 +110,22 @@ def test_a_function_that_can_not_be_registered_is_refused_in_one_sentence(decora
     (token_credit, None, "must return credit of shape (B, T) = (2, 3), not NoneType"),
     (reweighting, torch.tensor([[1.0, math.inf, 1]] * 2), "returned weights with NaN or infinity in it"),
     (token_credit, torch.tensor([[1.0, math.nan, 1]] * 2), "returned credit with NaN or infinity in it"),
-    (reweighting, torch.tensor([[1.0, -1e-6, 1]] * 2), "returned a negative weight"),
+    (reweighting, torch.tensor([[1.0, -1e-6, 1]] * 2), "returned a negative weight: credit of either sign is for"),
 ])  # fmt: skip
 def test_a_wrong_result_is_one_sentence(decorator, returned, problem, registry):
     """Guards against (B, 1) broadcast over tokens, a forgotten return, NaN that reaches the model, a turned sign."""
     method = decorator(lambda batch: returned)
     with pytest.raises(ValueError, match=re.escape("<lambda> " + problem)):
         method(make_batch([3, 2], [1.0, 1.0]))
+
+
+@pytest.mark.parametrize("function", [
+    lambda batch: batch.logprob.exp_(), lambda batch: batch.logit_grad[0].mul_(2.0).expand(batch.mask.shape),
+    lambda batch: batch.advantage.view(-1, 1).sub_(1.0).expand(batch.mask.shape)])  # fmt: skip
+def test_a_function_that_changes_the_batch_is_refused(function, registry):
+    """Guards against an in-place operation, through a view too, on what the update and the log read afterwards."""
+    with pytest.raises(ValueError, match="<lambda> changes a tensor of the batch: write x.exp()"):
+        token_credit(function)(make_batch([3, 2], [1.0, 1.0]))
 
 
 @pytest.mark.parametrize("decorator", [reweighting, token_credit])
@@ -142,6 +151,16 @@ def test_a_parameter_that_can_not_become_a_flag_is_one_sentence(function, parame
     """Guards against "invalid NoneType value" from argparse, and a tuple that is split into characters."""
     with pytest.raises(ValueError, match=re.escape(f"<lambda>: the parameter {parameter} can't become a flag")):
         token_credit(function).check_parameters()
+
+
+def test_a_default_of_another_type_than_its_annotation_is_one_sentence(registry):
+    """Guards against `power: float = 2`, whose flag would refuse 0.5 as an invalid int."""
+
+    def odd(batch, power: float = 2):
+        return batch.mask
+
+    with pytest.raises(ValueError, match=re.escape("odd: the default of power: float = 2 is of another type")):
+        token_credit(odd).check_parameters()
 
 
 def test_methods_say_what_they_are():

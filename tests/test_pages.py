@@ -123,7 +123,8 @@ def test_a_block_is_filled_with_its_columns_and_rows(tmp_path, monkeypatch):
 
 def test_the_page_of_methods_is_that_of_the_docstrings():
     written = PAGES[ROOT / "docs" / "methods.md"]
-    assert written == pages.INTRODUCTION + "\n" + "\n".join(map(pages.describe, MITIGATIONS.values())) + pages.CLOSING
+    made = pages.INTRODUCTION + "\n" + "\n".join(map(pages.describe, MITIGATIONS.values())) + pages.CLOSING
+    assert written == made, "docs/methods.md is older than the docstrings: run python -m experiments.pages"
 
 
 def quoted(page):
@@ -159,8 +160,9 @@ def copy(tmp_path_factory):
     shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".*", "runs", "__pycache__"))
     source = (folder / "mitigations.py").read_text(encoding="utf-8")
     assert source.count("# <- your idea here") == 1
-    changed = re.sub(r"# <- your idea here.*\n", lambda mark: f"{IDEA}\n\n{mark[0]}", source)
-    (folder / "mitigations.py").write_text(changed, encoding="utf-8")
+    if f"def {NAME}(" not in source:  # a reader who did what the README says runs these tests, too
+        source = re.sub(r"# <- your idea here.*\n", lambda mark: f"{IDEA}\n\n{mark[0]}", source)
+    (folder / "mitigations.py").write_text(source, encoding="utf-8")
     return folder
 
 

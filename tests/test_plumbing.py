@@ -76,8 +76,9 @@ def test_a_bool_takes_true_or_false():
 @pytest.mark.parametrize(["arguments", "named"], [
     (["--mitigation", "magic"], "outcome_conditional"), (["--mitigation"], "--mitigation"),
     (["--learning_rate", 1], "--mitigation none takes no --learning_rate"),
-    (["--step", 1], "--step"),  # no abbreviations
-    (["--mitigation", "outcome_conditional", "--think_discout", 0.5], "its own flags are --think_discount"),
+    (["--step", 1], "takes no --step: did you mean --steps?"),  # no abbreviations
+    (["--mitigation", "outcome_conditional", "--think_discout", 0.5], "did you mean --think_discount?"),
+    (["--mitigation", "outcome_conditional", "--zzz", 0.5], "its own flags are --think_discount"),
     (["--steps", "many"], "--steps"), (["--steps", 1.5], "--steps"), (["--skip_unfinished", "yes"], "true or false"),
     (["--loss_norm", "mean"], "token"), (["--dtype", "float16"], "bfloat16"), (["--optimizer_device", "cuda"], "cpu"),
     (["--mitigation", "gtpo", "--a1", "nan"], "--a1"), (["--mitigation", "gtpo", "--a2", "inf"], "--a2"),
@@ -133,10 +134,16 @@ def test_a_resumed_run_keeps_its_settings_except_the_steps(tmp_path):
 
 @pytest.mark.parametrize("config", [
     {"settings": {"speed": 1}, "method": {}}, {"settings": {}}, {"settings": {}, "method": {"b": 1}},
-    {"settings": {"mitigation": "gone"}, "method": {}}, {"settings": 3, "method": {}}])
+    {"settings": {"mitigation": "gtpo"}, "method": {}}, {"settings": 3, "method": {}}])
 def test_the_config_of_another_version_is_one_sentence(config, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert "another version" in refusal("--resume", tmp_path)
+
+
+def test_a_run_of_a_function_that_is_gone_is_one_sentence(tmp_path):
+    """Guards against blaming the version where the function was renamed or removed."""
+    (tmp_path / "config.json").write_text('{"settings": {"mitigation": "gone"}, "method": {}}')
+    assert "names the credit function gone, which is not in mitigations.py" in refusal("--resume", tmp_path)
 
 
 def test_the_folder_is_named_after_every_flag_that_was_changed():

@@ -22,8 +22,9 @@ from train import BUNDLED
 
 PUZZLES = [Puzzle((4, 3, 5), 8), Puzzle((7, 18, 2, 11), 36)]
 SETTINGS = {"model": "countdown-tiny", "data": "", "questions": 2, "answers": 4, "max_new_tokens": 50, "seed": 3}
-CHEAP = [name for name in MITIGATIONS if name not in ("attention_credit", "causal_ablation", "vineppo", "ppo", "dpo",
-                                                       "value_change", "learned_importance")]  # fmt: skip
+PUBLISHED = np.load(sc.TRUTH / "ground_truth.npz")["methods"].tolist()
+CHEAP = [name for name in PUBLISHED if name not in ("attention_credit", "causal_ablation", "vineppo", "ppo", "dpo",
+                                                    "value_change", "learned_importance")]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +167,7 @@ def test_the_command_prints_the_table_and_draws_the_credit(small, folder, monkey
 @pytest.mark.parametrize("arguments, word", [
     ("magic", "magic"), ("", "--mitigation"), ("none --power 1", "takes no --power"),
     ("none --questions 9", "takes no --questions"), ("none --resume x", "--resume"), ("vineppo --k many", "--k"),
-    ("vineppo --k 0", "--k must be"), ("ppo --advantage rloo", "--mitigation ppo does not use"),
+    ("vineppo --k 0", "--k must be"), ("ppo --advantage rloo", "--mitigation ppo takes no --advantage"),
     ("ppo --normalize none", "--mitigation ppo is not a reweighting"), ("ppo", "critic.safetensors"),
     ("none --advantage mean", "--advantage"),
 ])  # fmt: skip
@@ -176,6 +177,13 @@ def test_what_cannot_work_is_one_sentence(arguments, word, folder, monkeypatch):
         call(monkeypatch, "--mitigation", *arguments.split(), "--out", folder / "out")
     assert word in str(stop.value.code)
     assert not (folder / "out").exists()
+
+
+def test_a_keyword_that_train_refuses_is_refused_here(folder, monkeypatch):
+    """Guards against a function that is scored first, and can't be trained with afterwards."""
+    monkeypatch.setitem(MITIGATIONS, "odd", replace(MITIGATIONS["none"], function=lambda batch, lr=1.0: batch.mask))
+    with pytest.raises(SystemExit, match=r"\Aerror: [^\n]+ named lr[^\n]+\Z"):
+        call(monkeypatch, "--mitigation", "odd", "--out", folder / "out")
 
 
 @pytest.mark.parametrize("fault, word", [
