@@ -231,7 +231,7 @@ def unit_mean(weight: Tensor, mask: Tensor) -> Tensor:
 
 
 def quotient(part: Tensor, whole: Tensor) -> Tensor:
-    """part / whole for whole of 0 or more, but part where whole is 0: so 0 / 0 is 0."""
+    """part / whole for whole >= 0, and part itself where whole is 0: so 0 / 0 is 0."""
     return part / torch.where(whole > 0, whole, 1.0)
 
 

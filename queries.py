@@ -32,17 +32,17 @@ ROWS_AT_ONCE = 768  # continuations that are sampled together
 def respond(model: Qwen2, codec: Codec, puzzles: list[Puzzle], uniforms: Tensor,
             prefixes: list[list[int]] | None = None, limit: Tensor | None = None,
             excluded: Tensor | None = None,
-            grade: Callable | None = None) -> tuple[Samples, list[tuple[str, list]], list[dict[str, float]]]:
+            grade: Callable | None = None) -> tuple[Samples, list[dict[str, float]]]:
     """Sample and grade B responses, one per row of uniforms (B, T), B / Q to each of Q puzzles.
 
     prefixes: for each puzzle, the tokens that its responses begin with. limit (B,): the most new tokens each may get.
-    excluded (B,): a token that may not be the first new one. Returns the samples (new tokens only) and, for each whole
-    response, its text with the character span of each token, and its grades.
+    excluded (B,): a token that may not be the first new one. Returns the samples (new tokens only) and the grades of
+    each whole response.
     """
     prefixes = prefixes or [[]] * len(puzzles)
     prompts = [codec.prompt(puzzle) + prefix for puzzle, prefix in zip(puzzles, prefixes)]
     samples = sample(model, prompts, uniforms, codec.end_tokens, limit, excluded)
-    return samples, *decode_and_grade(codec, puzzles, samples, prefixes, grade)
+    return samples, decode_and_grade(codec, puzzles, samples, prefixes, grade)[1]
 
 
 def decode_and_grade(codec: Codec, puzzles: list[Puzzle], samples: Samples, prefixes: list[list[int]],
@@ -176,7 +176,7 @@ class Queries:
             prefixes = [self.samples.tokens[row, :t].tolist() for row, t in where[chunk].tolist()]  # c
             left = self.limit - positions  # (c,)
             own = uniforms[chunk, :, : left.max()].flatten(0, 1)  # (c * k, left.max())
-            samples, _, grades = respond(self.model, self.codec, [self.puzzles[q] for q in asked], own, prefixes,
+            samples, grades = respond(self.model, self.codec, [self.puzzles[q] for q in asked], own, prefixes,
                                          left.repeat_interleave(k), grade=self.grade)
             value[rows, positions] = torch.tensor([grade["reward"] for grade in grades]).view(-1, k).mean(1)
             self.tokens_sampled += int(samples.mask.sum())

@@ -204,7 +204,7 @@ def evaluate(policy: Policy, puzzles: list[Puzzle], G: int, s: Settings) -> np.n
     success, progress = [], Progress("evaluating", len(uniforms))
     for i in range(0, len(puzzles), at_once):
         rows = uniforms[i * G : (i + at_once) * G]
-        _, _, grades = queries.respond(policy.model, policy.codec, puzzles[i : i + at_once], rows)
+        _, grades = queries.respond(policy.model, policy.codec, puzzles[i : i + at_once], rows)
         success += [grade["answer"] for grade in grades]  # 1.0 where the answer is right, else 0.0
         progress.show(len(success))
     return np.array(success).reshape(len(puzzles), G)
@@ -248,7 +248,7 @@ def measure_start(run: Path, policy: Policy, heldout: list[Puzzle], s: Settings)
 
 
 def finish(run: Path, row: dict, policy: Policy, heldout: list[Puzzle], s: Settings) -> None:
-    """Write final.json: held-out success, measured again if this process trained no step, and pass@16."""
+    """Write final.json: held-out success, measured now if the last row lacks it, and pass@16."""
     last = row if "heldout_success" in row else measure_heldout(policy, heldout, s)
     final = {"step": s.steps, "heldout_success": last["heldout_success"], "heldout_stderr": last["heldout_stderr"],
              "heldout_problems": len(heldout)} | measure_pass(policy, heldout[:128], s)  # more would take long
@@ -280,7 +280,7 @@ def choose_puzzles(s: Settings) -> tuple[list[Puzzle], list[Puzzle]]:
 def draw_puzzles(training: list[Puzzle], s: Settings, step: int) -> list[Puzzle]:
     """The step's puzzles. Every epoch shuffles the training puzzles anew; the order depends on the seed alone."""
     epochs, places = np.divmod(np.arange((step - 1) * s.questions, step * s.questions), len(training))  # (Q,), (Q,)
-    # draw_uniforms seeds with [seed, step, puzzle], and training begins at step 1: only rehearse() samples at step 0.
+    # [seed, 0, epoch] is free: draw_uniforms seeds with [seed, step, puzzle], and training begins at step 1.
     orders = {epoch: np.random.default_rng([s.seed, 0, epoch]).permutation(len(training)) for epoch in set(epochs)}
     return [training[orders[epoch][place]] for epoch, place in zip(epochs, places)]
 

@@ -1,7 +1,7 @@
 """Appendix B and experiments 1 and 2 of the original work: what the discount of `outcome_conditional` and the epsilon
 of `inverse_logprob` do to learning and to credit.
 
-    mkdir kept && mv results/runs.csv runs/study-2 kept      # since no run is made twice; move both back afterwards
+    git clone . ../appendix && cd ../appendix && rm results/runs.csv      # since no run is made twice
     python -m experiments.study --parts main sweeps --levels easy --keep \\
         --methods none outcome_conditional inverse_logprob
     python -m experiments.appendix_b \\

@@ -1,10 +1,10 @@
 """What breaks first when a run collapses: format, length, entropy or the gradient norm?
 
     python -m experiments.study --parts main breaks updates
-    python -m experiments.collapse runs/study-2/hard/{none,*-rloo,ppo,optimal*,vineppo,value*,token*}-seed? \\
+    python -m experiments.collapse runs/study-2/hard/{none,*-rloo,ppo,optimal*,vineppo,value*,token*}-seed[0-7] \\
         runs/study-2/easy/{none,*-updates_per_batch-4}-seed?
 
-Reads run folders, and takes those that lie side by side together. Of these the runs of GRPO (`none`) with one update a
+Reads run folders; those in the same parent form a level. Of these the runs of GRPO (`none`) with one update a
 batch are the reference: at each step the mean of their seeds, and the standard deviation of a seed around it, averaged
 over steps. A run *leaves* the reference in a measure at the first of 3 steps in a row that are more than 3 standard
 deviations away, on the same side. Somebody who watches the run knows two steps later. A run *falls* where its success

@@ -97,7 +97,7 @@ def roll(model: Qwen2, codec: Codec, puzzles: list[Puzzle], truth: dict, rows: n
     uniforms = np.zeros((len(token), PACKET, left.max()))
     for i, key in enumerate(zip(truth["response"][token].tolist(), position.tolist(), number.tolist())):
         uniforms[i, :, : left[i]] = np.random.default_rng([seed, *key]).random((PACKET, left[i]))
-    samples, _, grades = queries.respond(
+    samples, grades = queries.respond(
         model, codec, [puzzles[g] for g in truth["group"][token]], torch.from_numpy(uniforms).flatten(0, 1),
         [truth["token"][i - t : i].tolist() for i, t in zip(token, position)],
         torch.from_numpy(left.repeat(PACKET)), torch.from_numpy(truth["token"][token].astype(int).repeat(PACKET)))

@@ -10,7 +10,7 @@ As many runs at a time as the machine has cores, each with its share of threads.
 results/runs.csv, which git tracks. A run with a row is done, so the same command resumes an interrupted study, on
 another machine too; a run that was killed resumes from its last saved state. Seeds are the outer loop, so that the rows
 compare all methods on the same seeds at any time. A finished run loses its credit/ (24 MB) unless --keep. Studies may
-share a disk, but commands from --list take no lock: let no study do the same runs beside them. Linux and macOS only.
+share a disk. Commands from --list take no lock: run them beside no study of the same runs. Linux and macOS only.
 
 `easy` is the bundled default. Each other level changes one thing. `hard` asks the same model only for puzzles that a
 single sequence of steps solves, and allows more tokens: half as many responses succeed at the start, and the more
@@ -271,13 +271,12 @@ class Study:
 
     def work(self) -> None:
         """Keep the processes busy until everything is done. On Ctrl-C, stop the runs; each resumes from its state."""
-        height = 0
         try:
             while self.todo or self.running:
                 ended = [e for e, process in self.running.items() if process.poll() is not None]
                 for e in ended:
                     self.settle(e, self.running.pop(e).returncode)
-                height = draw(self, ended + self.fill(), height)
+                report(self, ended + self.fill())
                 time.sleep(1)
         finally:
             for process in self.running.values():
@@ -343,28 +342,13 @@ class Study:
         return f"{done}/{len(self.all)} runs done, ETA {when}"
 
 
-def table(study: Study) -> Iterator[str]:
-    """A line for each part and level, a line for each run that is running or failed, and the progress."""
-    yield f"{'part':<10}{'level':<7}{'runs':>5}{'done':>6}"
-    for part, level in dict.fromkeys((e.part, e.level) for e in study.all):
-        members = [e for e in study.all if (e.part, e.level) == (part, level)]
-        yield f"{part:<10}{level:<7}{len(members):>5}{sum(e.name in study.done for e in members):>6}"
-    yield from (f"{e.name}: {e.last_line()}" for e in study.running)
-    yield from (f"{e.name} failed: {reason}" for e, reason in study.failed.items())
-    yield study.progress()
-
-
-def draw(study: Study, settled: list[Experiment], height: int) -> int:
-    """Draw the table over the last one, of `height` lines; return its height. Off a terminal, print what settled."""
-    if sys.stdout.isatty():
-        lines, size = list(table(study)), shutil.get_terminal_size()
-        lines = [*lines[:-1][: size.lines - 3], lines[-1]]  # lines that scrolled away could not be drawn over
-        print(f"\x1b[{height}A\x1b[J" * (height > 0) + "\n".join(line[: size.columns] for line in lines), flush=True)
-        return len(lines)
+def report(study: Study, settled: list[Experiment]) -> None:
+    """A line for each run that settled; on a terminal, the progress in a last line that overwrites itself."""
     for e in settled:
         end = f"failed: {study.failed[e]}" if e in study.failed else f"{float(study.done[e.name]['end']):.1%} solved"
         print(f"{study.progress()}  {e.name}: {end}", flush=True)
-    return 0
+    if sys.stdout.isatty():
+        print(study.progress(), end="  \r", flush=True)
 
 
 # ---------------------------------------------------------------------------------------------- command line
@@ -404,7 +388,7 @@ def run(args: argparse.Namespace) -> None:
     for e, reason in study.failed.items():
         print(f"{e.name} failed: {reason}", file=sys.stderr)
     if study.failed:
-        fail(f"{len(study.failed)} runs failed; see {RUNS}/*/*.log")
+        fail(f"runs that failed: {len(study.failed)}; see {RUNS}/*/*.log")
     print(f"{study.progress().split(',')[0]}; make tables of them with: python -m experiments.study --tables")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from analyze import JUDGED, RLOO, draw_curves, draw_forest, figure_cell, record
+from analyze import JUDGED, RLOO, draw_forest, figure_cell, record
 from experiments.study_budget import cost_unit, draw_budget, spent, table_budget, table_equal
 from experiments.study_rivals import MORE_ANSWERS, against_rloo, name_of, table_rivals
 from experiments.study_scores import FILES, MEASURED, Scores, draw_truth, read_scores, score_of, table_truth
@@ -230,7 +230,6 @@ def draw_study(levels: dict[str, dict[str, list[Run]]], scores: Scores, out: Pat
     more = [group for group in more if group.label == MORE_ANSWERS]  # others take more steps
     if groups:
         draw_forest(against_rloo(groups + more), out.with_name(f"{out.stem}-forest.png"))
-        draw_curves(against_rloo(groups), out.with_name(f"{out.stem}-learning.png"))
         draw_truth([group for group in groups if group.label != RLOO], scores, out.with_name(f"{out.stem}-truth.png"))
 
 

@@ -178,7 +178,7 @@ def report(folder: Path, count: int = 1024) -> None:
     for part, name in parts.items():
         puzzles = generate_puzzles(count, part)
         uniforms = draw_uniforms(0, EVALUATION, count, 1, Settings.max_new_tokens)
-        samples, _, grades = respond(model, codec, puzzles, uniforms)
+        samples, grades = respond(model, codec, puzzles, uniforms)
         success, format = (np.array([grade[name] for grade in grades]) for name in ("answer", "format"))
         length = samples.mask.sum(1).float().mean()
         print(f"| {name} | {sizes[part]:,} | {count:,} | {success.mean():.1%} ± {standard_error(success):.1%} "

@@ -15,10 +15,12 @@ from plumbing.files import read_json
 from plumbing.progress import fail, one_sentence
 from plumbing.report import Estimate, welch
 
-# Settings in which runs may differ and still be compared: they name the run, belong to its method, or change no result.
+# Settings in which runs may differ and still be compared: they name the run, belong to its method, or change results by
+# rounding at most.
 # `steps` is among them so that a stopped run can be looked at; unequal_steps warns of it.
 NO_DIFFERENCE = {"mitigation", "advantage", "normalize", "seed", "out", "steps", "eval_every", "sample_every",
-                 "checkpoint_every", "state_every", "micro_batch"}
+                 "checkpoint_every", "state_every", "micro_batch", "checkpoint_activations", "device",
+                 "optimizer_device"}
 
 
 # --------------------------------------------------------------------------------------------------- reading

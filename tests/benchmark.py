@@ -281,7 +281,7 @@ def monte_carlo(model: Qwen2, puzzles: list[Puzzle], batch: TokenBatch, k: int) 
         left = (LIMIT - chunk[:, 1]).repeat_interleave(k)  # (n * k,)
         uniforms = torch.rand(len(left), left.max(), generator=generator, dtype=torch.float64)
         prefixes = [batch.tokens[i, :t].tolist() for i, t in chunk.tolist()]
-        samples, _, grades = queries.respond(model, CODEC, asked, uniforms, prefixes, left)
+        samples, grades = queries.respond(model, CODEC, asked, uniforms, prefixes, left)
         rate = torch.tensor([grade["answer"] for grade in grades], dtype=torch.float64).view(-1, k).mean(1)  # (n,)
         variance[chunk[:, 0], chunk[:, 1]] = rate * (1 - rate) / (k - 1)
         tokens, done = tokens + int(samples.mask.sum()), done + len(chunk)

@@ -196,11 +196,12 @@ def test_bad_files_are_one_clear_error(fault, message, tmp_path, monkeypatch):
     assert not (tmp_path / "credit.html").exists()
 
 
-def test_picture_shows_tokens_shades_and_V(monkeypatch):
-    """Guards against shades or steps that are off by a token, or of another response or measure."""
+@pytest.mark.parametrize("pieces", [make_truth.__defaults__[0], (" +", " 4", "")], ids=len)
+def test_picture_shows_tokens_shades_and_V(pieces, monkeypatch):
+    """Guards against shades or steps that are off by a token, or of another response or measure; short ones crashed."""
     monkeypatch.setattr(plt.Figure, "savefig", lambda *_, **__: None)
     monkeypatch.setattr(plt, "close", lambda _: None)
-    truth, L = make_truth(), 9
+    truth, L = make_truth(pieces), len(pieces)
     ranked = credit_page.rank_responses(truth)
     pair = credit_page.examples(truth, ranked)
     credit_page.draw(truth, ranked, None)

@@ -10,7 +10,7 @@ import torch
 
 import grpo
 import queries
-from countdown_task import Puzzle, coin_toss, format_reward
+from countdown_task import Puzzle, coin_toss, format_reward, reward
 from critic import Critic
 from sampler import PromptCache, ResponseCache, generate, response_attention, response_logprobs, response_states
 from tests.plain import exact_moments
@@ -22,13 +22,16 @@ from tests.test_grpo import PUZZLES, bundled, close, graded_by_hash, step_batch,
 
 def test_a_response_cut_anywhere_continues_with_the_same_tokens(codec):
     """Guards against a prefix of another puzzle, one that is not graded, and limits of other rows."""
+    def grade(text, *puzzle):
+        return text, puzzle, reward(text, *puzzle)
+
     model, uniforms = bundled(codec), grpo.draw_uniforms(0, 1, 3, 1, 40)
-    whole, decoded, grades = queries.respond(model, codec, PUZZLES, uniforms)
+    whole, grades = queries.respond(model, codec, PUZZLES, uniforms, grade=grade)
     cuts = [3, 12, 7]
     prefixes = [whole.tokens[i, :cut].tolist() for i, cut in enumerate(cuts)]
     rolled = torch.stack([row.roll(-cut) for row, cut in zip(uniforms, cuts)])  # the random numbers of the other tokens
-    rest, *described = queries.respond(model, codec, PUZZLES, rolled, prefixes, 40 - torch.tensor(cuts))
-    assert described == [decoded, grades]
+    rest, others = queries.respond(model, codec, PUZZLES, rolled, prefixes, 40 - torch.tensor(cuts), grade=grade)
+    assert others == grades
     for i, prefix in enumerate(prefixes):
         assert prefix + rest.tokens[i][rest.mask[i]].tolist() == whole.tokens[i][whole.mask[i]].tolist()
     first = rest.tokens[:, 0]

@@ -304,7 +304,7 @@ def test_a_run_that_fails_is_named_and_the_others_continue(finished, monkeypatch
     """Guards against a study that ends with its first broken run, or passes over it in silence."""
     monkeypatch.setattr(study, "PARTS", {"sweeps": [("easy", (f"vineppo --k 0{SMALL}", finished.flags), [3])]})
     monkeypatch.setattr(sys, "argv", ["study", "--processes", "1"])
-    with pytest.raises(SystemExit, match="error: 1 runs failed"):
+    with pytest.raises(SystemExit, match="error: runs that failed: 1; see"):
         study.main()
     printed = capsys.readouterr()
     assert "1/2 runs done" in printed.out and "% solved" in printed.out
@@ -331,22 +331,18 @@ def test_the_eta_by_hand(place, monkeypatch):
     assert work.progress() == "0/3 runs done, ETA 0 h 08 min"
 
 
-def test_the_table_is_redrawn_and_fits_the_terminal(place, monkeypatch, capsys):
-    """Guards against a table that can't be drawn over, and a sum that is cut off with the rest."""
+def test_on_a_terminal_the_progress_overwrites_itself(place, monkeypatch, capsys):
+    """Guards against a study that says nothing until its first run has ended, and lines that are overwritten."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    listed = [study.Experiment("main", "easy", flags, 0) for flags in ("none", "ppo", "dpo")]
-    write_csv([a_row(listed[0].name)], study.RESULTS)
-    work = study.Study(listed, 2, 1, False)
-    work.running, work.began, work.failed = {listed[1]: None}, {listed[1]: 0.0}, {listed[2]: "for a reason"}
-    listed[1].log.parent.mkdir()
-    listed[1].log.write_text("one\ntwo\n")
-    assert study.draw(work, [], 0) == 5
-    first = capsys.readouterr().out.splitlines()
-    assert first[1].split() == ["main", "easy", "3", "1"]  # runs, and how many of them are done
-    assert first[2:] == ["easy/ppo-seed0: two", "easy/dpo-seed0 failed: for a reason", work.progress()]
-    monkeypatch.setattr(study.shutil, "get_terminal_size", lambda: os.terminal_size((20, 5)))
-    assert study.draw(work, [], 5) == 3
-    assert capsys.readouterr().out == "\x1b[5A\x1b[J" + "\n".join(line[:20] for line in (*first[:2], first[4])) + "\n"
+    done, broken = (study.Experiment("main", "easy", flags, 0) for flags in ("none", "dpo"))
+    write_csv([a_row(done.name, end=0.5)], study.RESULTS)
+    work = study.Study([done, broken], 2, 1, False)
+    work.failed = {broken: "for a reason"}
+    study.report(work, [done, broken])
+    study.report(work, [])
+    line = work.progress()
+    assert capsys.readouterr().out == (f"{line}  {done.name}: 50.0% solved\n{line}  {broken.name}: failed: for a reason"
+                                       f"\n{line}  \r{line}  \r")
 
 
 @pytest.fixture

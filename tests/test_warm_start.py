@@ -92,7 +92,7 @@ def test_a_model_is_built_and_reported_on(tmp_path, monkeypatch, capsys):
     assert {len(policy.codec.tokenizer.encode(text).ids) for text in numbers} == {1}
     capsys.readouterr()
     monkeypatch.setattr(warm_start, "respond", lambda model, codec, puzzles, *_: (
-        SimpleNamespace(mask=torch.ones(5, 3)), None,
+        SimpleNamespace(mask=torch.ones(5, 3)),
         [{"answer": float(split(p) == "heldout" and i < 2), "format": 0.5} for i, p in enumerate(puzzles)]))
     warm_start.report(tmp_path / "m", 5)
     rows = [line.split(" | ")[2:] for line in capsys.readouterr().out.splitlines()[2:]]
