@@ -12,10 +12,9 @@ from plumbing.report import Estimate, Table, contrast, holm, new_figure, points,
 from plumbing.runs import Group, Run, group_runs
 
 SHOWN = (MORE_ANSWERS, "vineppo", "ppo", "optimal_baseline", "none", "entropy_weighted", "entropy_masking",
-         "attention_credit", "outcome_conditional")
+         "attention_credit")
 FIRST = "easy"  # the place where all methods ran
 FIGURE = "area"  # what is judged
-WIDEST = (-10, 22)  # points that the picture shows
 
 Places = dict[str, list[Group]]
 
@@ -83,8 +82,6 @@ def draw_travel(places: Places, file: Path) -> None:
             axis.text(0.97, y, "not run", transform=axis.get_yaxis_transform(), ha="right", va="center", fontsize=8)
     axes[0, 0].set_yticks(range(len(shown)), [method_name(label) for label in shown])
     axes[0, 0].invert_yaxis()
-    left, right = axes[0, 0].get_xlim()
-    axes[0, 0].set_xlim(max(left, WIDEST[0]), min(right, WIDEST[1]))  # the interval of two seeds is wider than the rest
     figure.supxlabel("mean success while training, points more than RLOO", fontsize=10)
     save_figure(figure, file)
 

@@ -171,7 +171,7 @@ class Table:
 
 def pm(mean: float, error: float, digits: int = 3) -> str:
     """mean ± error; without an error the mean alone, without a mean an empty cell."""
-    text = f"{mean:.{digits}f}" if np.isfinite(mean) else ""
+    text = f"{round(mean, digits) + 0.0:.{digits}f}" if np.isfinite(mean) else ""  # + 0.0: no sign before a 0
     return f"{text} ± {error:.{digits}f}" if np.isfinite(error) else text
 
 

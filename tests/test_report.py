@@ -117,6 +117,7 @@ def test_cells_leave_out_what_is_not_known():
     """Guards against the text nan in a table."""
     nan = float("nan")
     assert [report.pm(1.0, 0.25), report.pm(1, nan, 1), report.pm(nan, nan)] == ["1.000 ± 0.250", "1.0", ""]
+    assert report.pm(-0.04, 0.25, 1) == "0.0 ± 0.2"
     estimates = [report.Estimate(1, 0.5, 1.5), report.Estimate(1), report.Estimate(nan)]
     assert [report.cell(e) for e in estimates] == ["1.00 (0.50 to 1.50)", "1.00", ""]
     assert [report.read_cell(report.cell(e)) for e in estimates] == [pytest.approx(e, nan_ok=True) for e in estimates]
