@@ -66,7 +66,7 @@ FORMS = ("none --advantage maxrl", "none --advantage batch", "none --reward rand
          *(f"{name} --advantage rloo" for name in ("entropy_masking", "entropy_weighted", "attention_credit")))
 SWEEPS = (*(f"outcome_conditional --think_discount {x}" for x in (0.25, 0.75, 1.0)),  # beside the default of each
           *(f"inverse_logprob --epsilon {x}" for x in (0.01, 0.5)))
-# RLOO and GRPO for about 15% more than the measured cost of `vineppo`, 4.9 times GRPO's on easy puzzles and 7.5
+# RLOO and GRPO for about 15% more than the measured cost of `vineppo`, 4.9 times GRPO's on easy puzzles and 7.4
 # times on hard ones, where its responses grow longer: by more steps or by more responses.
 MORE = {"easy": ("--steps 560", "--answers 45"), "hard": ("--steps 800", "--answers 64")}
 SIZED = ("none", RLOO_FLAGS, "ppo", "entropy_masking", "entropy_weighted")  # do gains of entropy grow with the model?
