@@ -32,11 +32,6 @@ from qwen2_model import (Layer, Qwen2, RMSNorm, causal_bias, entropy_and_logit_g
                          token_logprobs)
 
 
-# Columns are recorded together, once they hold about this many log-probs (half a MiB): fewer kernels for few rows.
-# Sampling 96 responses with every column recorded by itself takes 4 to 8% longer.
-RECORD_AT_ONCE = 2**17
-
-
 class Samples(NamedTuple):
     """B responses, padded on the right to the longest. Column t is the t-th token of the response.
 
@@ -314,8 +309,6 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
     mask = torch.zeros(B, T, dtype=torch.bool, device=device)
     at_least_float32 = torch.promote_types(model.output_weight.dtype, torch.float32)
     statistics = torch.zeros(3, B, T, device=device, dtype=at_least_float32)  # log-prob, entropy, logit gradient
-    # Columns not recorded yet, each as (rows, t repeated, tokens, log-probs): (B',) three times, (B', V).
-    drawn = []
     with torch.inference_mode():  # a tenth faster than no_grad; what we return is made outside, as autograd demands
         texts, text_of = distinct_texts(prompts)
         prompt_cache = PromptCache(model, texts).prefixes(text_of, [len(p) for p in prompts])
@@ -328,14 +321,10 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
             if t == 0 and excluded is not None:
                 allowed = log_probs.scatter(1, excluded.to(device)[:, None], float("-inf"))  # (B', V)
             token = draw(allowed, uniforms[rows, t])  # (B',)
-            drawn.append((rows, torch.full_like(rows, t), token, log_probs))
+            tokens[rows, t], mask[rows, t] = token, True
+            statistics[:, rows, t] = torch.stack((take(log_probs, token), *entropy_and_logit_grad(log_probs, token)))
             running = (limit > t + 1) & ~is_end[token]  # (B',)
             count = int(running.sum())
-            if count == 0 or len(drawn) * log_probs.numel() > RECORD_AT_ONCE:
-                where, columns, new, recorded = map(torch.cat, zip(*drawn))  # (N,) three times, (N, V)
-                tokens[where, columns], mask[where, columns] = new, True
-                of_token = take(recorded, new), *entropy_and_logit_grad(recorded, new)  # (N,) each
-                statistics[:, where, columns], drawn = torch.stack(of_token), []
             if count == 0:
                 break
             if count < len(rows):

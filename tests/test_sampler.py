@@ -120,11 +120,8 @@ def naive_sample(hf: torch.nn.Module, prompt: list[int], row: list[float],
 
 @FAMILIES
 @pytest.mark.parametrize("constrained", [False, True], ids=["", "constrained"])
-@pytest.mark.parametrize("at_once", [0, 2000, 2**17])
-def test_generate_equals_a_naive_sampler(family, constrained, at_once, tmp_path, monkeypatch):
-    """Guards against another prompt, padding, limit or token than meant, statistics of another distribution, and those
-    of columns recorded together, one by one, or a few at a time."""
-    monkeypatch.setattr(sampler, "RECORD_AT_ONCE", at_once)
+def test_generate_equals_a_naive_sampler(family, constrained, tmp_path):
+    """Guards against another prompt, padding, limit or token than meant, and statistics of another distribution."""
     hf, model = random_model(family, tmp_path)
     B, T = 24, 7
     u, limit, excluded = uniforms(B, T, seed=2), [T] * B, None
