@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-import sampler
 from qwen2_model import Qwen2, load_model
 from sampler import (PromptCache, ResponseCache, by_length, distinct_texts, draw, generate, response_attention,
                      response_logprobs, response_states)
