@@ -225,9 +225,8 @@ def write_study(file: Path) -> None:
 
 def draw_study(levels: dict[str, dict[str, list[Run]]], scores: Scores, out: Path) -> None:
     """Pictures of a version beside its tables: what methods with three or more seeds learned, and their scores."""
-    groups, more = ([group for group in group_runs(levels[FIRST].get(part, [])) if len(group.rows) > 2]
-                    for part in ("main", "budget"))
-    more = [group for group in more if group.label == MORE_ANSWERS]  # others take more steps
+    groups = [group for group in group_runs(levels[FIRST]["main"]) if len(group.rows) > 2]
+    more = [group for group in spending(levels[FIRST]) if group.label == MORE_ANSWERS and len(group.rows) > 2]
     if groups:
         draw_forest(against_rloo(groups + more), out.with_name(f"{out.stem}-forest.png"))
         draw_truth([group for group in groups if group.label != RLOO], scores, out.with_name(f"{out.stem}-truth.png"))
