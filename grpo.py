@@ -75,9 +75,9 @@ def token_batch(ask: Queries, advantage: str, normalize: str) -> TokenBatch:
     for i, (text, spans) in enumerate(decoded):
         role[i, : len(spans)], in_answer[i, : len(spans)] = annotate(text, spans)
     graded = torch.tensor([[g["reward"], g["answer"], g["format"]] for g in grades], device=device)  # (B, 3)
-    rewards, success, layout = graded.T  # (B,) each
+    rewards, success, format_score = graded.T  # (B,) each
     return TokenBatch(
-        **samples._asdict(), reward=rewards, success=success, format=layout,
+        **samples._asdict(), reward=rewards, success=success, format=format_score,
         group=torch.arange(Q, device=device).repeat_interleave(B // Q),  # (B,)
         numbers=[p.numbers for p in puzzles], target=[p.target for p in puzzles],
         advantage=group_advantage(rewards.view(Q, -1), advantage, success.view(Q, -1)).flatten(),  # (B,)
@@ -174,8 +174,8 @@ def update(model: Qwen2, optimizer: Optimizer, prompts: list[list[int]], batch: 
     """
     reference_logprob = batch.ask.reference_logprob if kl > 0 else None  # (B, T)
     used = rows_to_update(batch, credit, skip_zero_credit=kl == 0)  # (B,)
-    updated = batch.mask & used[:, None]  # (B, T)
-    weight = token_weights(batch.mask, loss_norm, max_new_tokens) * updated  # (B, T)
+    used_tokens = batch.mask & used[:, None]  # (B, T)
+    weight = token_weights(batch.mask, loss_norm, max_new_tokens) * used_tokens  # (B, T)
     own_prompts = my_share(prompts) if used.any() else []
 
     def loss(logprob: Tensor, rows: Tensor | slice = slice(None)) -> Tensor:
@@ -191,8 +191,8 @@ def update(model: Qwen2, optimizer: Optimizer, prompts: list[list[int]], batch: 
         logprob = backpropagate(model, own_prompts, batch, used, loss, micro_batch)  # (B, T)
         # Sums gradients over the processes, clips and steps; also where no row is used, since others may use some.
         norms.append(optimizer.step(max_grad_norm))
-        clipped = clipped_tokens(logprob - batch.logprob, credit, clip_low, clip_high) & updated  # (B, T)
-        sums.append(update_sums(loss(logprob), logprob, batch, updated, clipped, reference_logprob)
+        clipped = clipped_tokens(logprob - batch.logprob, credit, clip_low, clip_high) & used_tokens  # (B, T)
+        sums.append(update_sums(loss(logprob), logprob, batch, used_tokens, clipped, reference_logprob)
                     | {"prompts": sum(map(len, own_prompts))})
     return update_metrics(sums, with_kl=kl > 0) | {"grad_norm": sum(norms) / len(norms)}
 
@@ -238,15 +238,15 @@ def clipped_tokens(log_ratio: Tensor, credit: Tensor, clip_low: float, clip_high
     return ratio * credit > ratio.clamp(1 - clip_low, 1 + clip_high) * credit
 
 
-def update_sums(loss: Tensor, logprob: Tensor, batch: TokenBatch, updated: Tensor, clipped: Tensor,
+def update_sums(loss: Tensor, logprob: Tensor, batch: TokenBatch, used_tokens: Tensor, clipped: Tensor,
                 reference_logprob: Tensor | None) -> dict[str, float]:
-    """What an update sums over the tokens where updated (B, T) is True, in all and by role."""
-    log_ratio = (logprob - batch.logprob)[updated]  # (N,)
-    divergence = 0.0 if reference_logprob is None else k3(logprob, reference_logprob)[updated].sum()
+    """What an update sums over the tokens where used_tokens (B, T) is True, in all and by role."""
+    log_ratio = (logprob - batch.logprob)[used_tokens]  # (N,)
+    divergence = 0.0 if reference_logprob is None else k3(logprob, reference_logprob)[used_tokens].sum()
     sums = {"loss": loss, "abs_log_ratio": log_ratio.abs().sum(), "squared_log_ratio": log_ratio.square().sum(),
             "kl": divergence}
     for i, role in enumerate(ROLES):
-        of_role = updated & (batch.role == i)  # (B, T)
+        of_role = used_tokens & (batch.role == i)  # (B, T)
         sums |= {f"tokens_{role}": of_role.sum(), f"clipped_{role}": (of_role & clipped).sum()}
     return {name: float(value) for name, value in sums.items()}
 
@@ -263,11 +263,11 @@ def update_metrics(sums: list[dict[str, float]], with_kl: bool) -> dict[str, flo
     table = torch.tensor([[row[name] for name in names] for row in sums], dtype=torch.float64)  # (updates, n)
     sum_over_processes([table])
     first, mean, last = (dict(zip(names, row.tolist())) for row in (table[0], table.mean(0), table[-1]))
-    tokens, clipped = ([mean[f"{what}_{role}"] for role in ROLES] for what in ("tokens", "clipped"))  # 3 each
-    N = sum(tokens)  # the same in every update
-    by_role = {f"clip_{role}": share(*counts) for role, *counts in zip(ROLES, clipped, tokens)}
+    N = sum(mean[f"tokens_{role}"] for role in ROLES)  # the same in every update
+    clipped = sum(mean[f"clipped_{role}"] for role in ROLES)
+    by_role = {f"clip_{role}": share(mean[f"clipped_{role}"], mean[f"tokens_{role}"]) for role in ROLES}
     return {"loss": mean["loss"],  # of the whole step already, while the others are sums over its tokens
-            "clip_fraction": share(sum(clipped), N), **by_role, "ratio_error": share(first["abs_log_ratio"], N),
+            "clip_fraction": share(clipped, N), **by_role, "ratio_error": share(first["abs_log_ratio"], N),
             "ratio_spread": share(last["squared_log_ratio"], N) ** 0.5 if N and len(sums) > 1 else None,
             "kl": share(mean["kl"], N) if with_kl else None,
             "tokens_updated": round(len(sums) * (N + mean["prompts"]))}

@@ -116,7 +116,7 @@ def train(run: Path, s: Settings, hyper_parameters: dict, policy: Policy, traini
         puzzles = draw_puzzles(training, s, step)  # Q
         batch = sample_and_grade(policy, puzzles, s, step)
         credit = assign_credit(batch, s, hyper_parameters)  # (B, T)
-        if policy.critic is not None:  # after assign_credit, whose critic must not have seen these rewards
+        if policy.critic is not None:  # after assign_credit: a critic that knew these rewards would bias the credit
             # batch.ask runs the model when an attribute is first read: see queries.py
             policy.critic.learn(batch.ask.hidden, batch.mask, batch.ask.values, batch.reward)
         if policy.importance is not None:

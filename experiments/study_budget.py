@@ -83,12 +83,12 @@ def table_equal(level: str, groups: list[Group]) -> Table:
     unit, rows = cost_unit(groups), []
     pairs = {(group.label, other.label): (group, other) for group in groups for other in groups
              if is_opponent(other.label) and not is_opponent(group.label) and spent(group)[-1] > COSTLY * unit
-             and spent(other)[1] < NEARLY * spent(group)[-1] < spent(other)[-1]}
+             and spent_enough(group, other)}
     compared = {names: at_equal_cost(*pair) for names, pair in pairs.items()}
     areas = results({names: area for names, (_, area) in compared.items()})
     usual, *others = WEIGHTS
     for names, (group, other) in pairs.items():
-        cost = min(spent(group)[-1], spent(other)[-1]) / unit
+        cost = common_cost(group, other) / unit
         seeds = f"{len(group.rows)}, {len(other.rows)}"
         rows.append([*map(name_of, names), seeds, f"{cost:.2f}", *areas[names], points(compared[names][0]),
                      *(points(at_equal_cost(group, other, WEIGHTS[name])[1]) for name in others)])
@@ -103,9 +103,19 @@ def table_equal(level: str, groups: list[Group]) -> Table:
                                                 *(f"area, {name}" for name in others)], rows)
 
 
+def spent_enough(group: Group, other: Group, share: float = NEARLY) -> bool:
+    """Whether another group spent that share of what a group did, and was measured before."""
+    return bool(spent(other)[1] < share * spent(group)[-1] < spent(other)[-1])
+
+
+def common_cost(group: Group, other: Group, weights: dict[str, float] = COSTS) -> float:
+    """The largest cost that both groups reached."""
+    return float(min(spent(group, weights)[-1], spent(other, weights)[-1]))
+
+
 def at_equal_cost(group: Group, other: Group, weights: dict[str, float] = COSTS) -> tuple[Estimate, Estimate]:
     """Success of a group minus that of another at the largest cost that both reached, and the same on the way there."""
-    cost = float(min(spent(group, weights)[-1], spent(other, weights)[-1]))
+    cost = common_cost(group, other, weights)
     ends, areas = zip(until(group, cost, weights), until(other, cost, weights))
     return welch(*ends), welch(*areas)
 

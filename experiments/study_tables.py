@@ -15,7 +15,7 @@ from analyze import JUDGED, RLOO, draw_forest, figure_cell, record
 from experiments.study_budget import cost_unit, draw_budget, spent, table_budget, table_equal
 from experiments.study_rivals import MORE_ANSWERS, against_rloo, name_of, table_rivals
 from experiments.study_scores import FILES, MEASURED, Scores, draw_truth, read_scores, score_of, table_truth
-from experiments.study_travel import FIRST, by_place, draw_travel, table_travel
+from experiments.study_travel import FIRST, draw_travel, list_leads, tables_travel
 from plumbing.report import Estimate, Table, cell, points, t_quantile, welch
 from plumbing.runs import Group, Run, group_runs
 
@@ -217,7 +217,7 @@ def write_study(file: Path) -> None:
         text = study_text("The study" if latest else f"The study, version {version}", levels, scores)
         out.write_text(text, encoding="utf-8")
         draw_study(levels, scores, out)
-    draw_travel(by_place(levels), file.parent / "study-travel.png")
+    draw_travel(list_leads(levels), file.parent / "study-travel.png")
     draw_budget(spending(levels[FIRST]), file.parent / "study-budget.png")
     print(text)
     print(f"wrote {out}, and pictures beside it")
@@ -235,7 +235,8 @@ def draw_study(levels: dict[str, dict[str, list[Run]]], scores: Scores, out: Pat
 def study_text(title: str, levels: dict[str, dict[str, list[Run]]], scores: Scores) -> str:
     """All tables of a version."""
     tables = [table for level, parts in levels.items() for table in level_tables(level, parts, scores)]
-    return f"# {title}\n\n" + "\n".join(map(str, [*tables, table_travel(by_place(levels))]))
+    leads = tables_travel(list_leads(levels)) if is_recorded(levels[FIRST]["main"]) else []
+    return f"# {title}\n\n" + "\n".join(map(str, tables + leads))
 
 
 def spending(parts: dict[str, list[Run]]) -> list[Group]:
@@ -243,11 +244,16 @@ def spending(parts: dict[str, list[Run]]) -> list[Group]:
     return group_runs(parts["main"] + parts.get("budget", []))
 
 
+def is_recorded(runs: list[Run]) -> bool:
+    """Whether it is known what the runs had spent."""
+    return all(run.figures["spent"] for run in runs)
+
+
 def level_tables(level: str, parts: dict[str, list[Run]], scores: Scores) -> list[Table]:
     """The tables of a level. Runs of version 1 did not record what they had spent."""
     groups, spenders = group_runs(parts["main"]), spending(parts)
     records = read_records(groups)
-    recorded = all(row["spent"] for group in groups for row in group.rows.values())
+    recorded = is_recorded(parts["main"])
     costs = {group.label: spent(group)[-1] / cost_unit(spenders) for group in spenders if recorded}
     tables = [table_study(level, groups, records, costs)]
     if recorded:

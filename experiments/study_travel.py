@@ -1,92 +1,144 @@
-"""How far does it travel? What some methods learned more than RLOO, by level, size of the model and updates on a batch.
+"""How far does it travel? What methods learned more than RLOO at several places, in as many steps and at equal cost.
 
-A *place* is a level of experiments/study.py, or a number of updates on each batch of easy puzzles, with the usual
-learning rate or another. Each has its own runs of RLOO to compare with. The table and the picture are part of the
-study: python -m experiments.study --tables
+A *place* is a level of experiments/study.py, or easy puzzles with several updates on each batch, at the usual learning
+rate or another. In as many steps, a method is compared with RLOO at the same place; at equal cost, with RLOO at its
+best: one update on each batch, at the usual rate, and more steps if the method costs more.
+
+The table and the picture are part of the study: python -m experiments.study --tables
 """
 from pathlib import Path
+from typing import NamedTuple
 
-from analyze import RLOO, draw_differences, method_name
-from experiments.study_rivals import MORE_ANSWERS, against_rloo, name_of
-from plumbing.report import Estimate, Table, contrast, holm, new_figure, points, save_figure, t_estimate
+from analyze import RLOO
+from experiments.study_budget import at_equal_cost, common_cost, cost_unit, spent, spent_enough
+from experiments.study_rivals import MORE_ANSWERS, name_of
+from plumbing.report import (GREY, PALETTE, Estimate, Table, contrast, draw_estimate, holm, new_figure, points,
+                             save_figure)
 from plumbing.runs import Group, Run, group_runs
 
-SHOWN = (MORE_ANSWERS, "vineppo", "ppo", "optimal_baseline", "none", "entropy_weighted", "entropy_masking",
-         "attention_credit")
-FIRST = "easy"  # the place where all methods ran
-FIGURE = "area"  # what is judged
-
-Places = dict[str, list[Group]]
+SHOWN = (RLOO, MORE_ANSWERS, "vineppo", "ppo", "optimal_baseline", "none")
+DRAWN = {"vineppo": (PALETTE[0], "o"), "ppo": (PALETTE[1], "s")}  # colour and marker
+HALF = 0.5  # of a method's cost: RLOO must have spent as much, since nothing else costs what several updates do
+FIRST = "easy"  # the level where all methods ran, and those with several updates
 
 
-def by_place(levels: dict[str, dict[str, list[Run]]]) -> Places:
-    """The groups of each place: all levels first, then easy puzzles with more updates, labelled as with one."""
-    runs = {level: parts["main"] + parts.get("budget", []) for level, parts in levels.items()}
-    for run in levels[FIRST].get("updates", []):
+class Lead(NamedTuple):
+    """A method at a place. Its group has RLOO at the same place as its baseline."""
+
+    place: str
+    group: Group
+    cost: float  # of its run, in units of GRPO's at this level
+    opponent: Group | None  # the shortest runs of RLOO, one update on each batch, that spent enough; None without any
+    at_cost: float  # the largest cost that the group and the opponent reached, NaN where there is none
+    gains: tuple[Estimate, Estimate] | None  # over the opponent at that cost: success, and its mean on the way
+
+
+def list_leads(levels: dict[str, dict[str, list[Run]]]) -> list[Lead]:
+    """SHOWN at each place: all levels first, then easy puzzles with more updates."""
+    plain = {level: group_runs(parts["main"] + parts.get("budget", [])) for level, parts in levels.items()}
+    places = plain | by_updates(levels[FIRST].get("updates", []))
+    return [lead for place, groups in places.items()
+            for lead in leads_at(place, groups, plain.get(place, plain[FIRST]))]
+
+
+def by_updates(runs: list[Run]) -> dict[str, list[Group]]:
+    """Runs with several updates on each batch, by their number and the learning rate; labelled as with one update."""
+    places: dict[str, list[Run]] = {}
+    for run in runs:
         flags = dict(word.split("=") for word in run.setting.split())
         place = f"{flags.pop('updates_per_batch')} updates" + (f", lr {flags.pop('lr')}" if "lr" in flags else "")
         setting = " ".join(f"{name}={value}" for name, value in flags.items())
         label = f"{run.label.removesuffix(run.setting).strip()} {setting}".strip()
-        runs.setdefault(place, []).append(run._replace(label=label, setting=setting))
-    return {place: group_runs(members) for place, members in runs.items()}
+        places.setdefault(place, []).append(run._replace(label=label, setting=setting))
+    return {place: group_runs(members) for place, members in places.items()}
 
 
-def gains(places: Places) -> dict[str, dict[str, Group]]:
-    """For each place that has RLOO, the groups of SHOWN by label, with RLOO as their baseline."""
-    found = {place: {group.label: group for group in against_rloo(groups) if group.label in SHOWN}
-             for place, groups in places.items() if any(group.label == RLOO for group in groups)}
-    return {place: groups for place, groups in found.items() if groups}
+def leads_at(place: str, groups: list[Group], plain: list[Group]) -> list[Lead]:
+    """SHOWN at a place that has RLOO; `plain` are the groups of its level, with one update on each batch."""
+    by_label, unit, found = {group.label: group for group in groups}, cost_unit(plain), []
+    for label in SHOWN if RLOO in by_label else ():
+        if label not in by_label or (label == RLOO and groups is plain):
+            continue
+        group = Group(label, by_label[label].rows, by_label[RLOO])
+        enough = [other for other in plain if is_rloo(other.label) and spent_enough(group, other, HALF)]
+        opponent = min(enough, key=lambda other: spent(other)[-1], default=None)
+        at_cost, gains = float("nan"), None
+        if opponent:
+            at_cost, gains = common_cost(group, opponent) / unit, at_equal_cost(group, opponent)
+        found.append(Lead(place, group, float(spent(group)[-1]) / unit, opponent, at_cost, gains))
+    return found
+
+
+def is_rloo(label: str) -> bool:
+    """Whether this is RLOO with its usual number of responses, however many steps it takes."""
+    return {"none", "advantage=rloo"} <= {*label.split()} and "answers=" not in label
 
 
 def change(here: Group, there: Group) -> Estimate:
-    """What a method is ahead of RLOO in one place minus what it is in another."""
+    """By how much more area a method is ahead of RLOO in one place than in another."""
     signs = {1: (here, there.baseline), -1: (here.baseline, there)}
-    return contrast(*((sign, group.values(FIGURE)) for sign, pair in signs.items() for group in pair))
+    return contrast(*((sign, group.values("area")) for sign, pair in signs.items() for group in pair))
 
 
-def table_travel(places: Places) -> Table:
-    """The difference to RLOO of each method, at each place."""
-    found = gains(places)
-    first = found.get(FIRST, {})
-    changes = {(place, label): change(group, first[label]) for place, groups in found.items()
-               for label, group in groups.items() if place != FIRST and label in first}
-    marked = holm({key: e.p for key, e in changes.items()})
-    rows = [["RLOO, area", *(f"{points(t_estimate(g.values(FIGURE)))}, n = {len(g.rows)}"
-                              for groups in found.values() for g in [next(iter(groups.values())).baseline])]]
-    for label in (label for label in SHOWN if any(label in groups for place, groups in found.items())):
-        cells = [f"{points(groups[label].difference(FIGURE))}{' †' * ((place, label) in marked)}, "
-                 f"n = {len(groups[label].rows)}" if label in groups else "" for place, groups in found.items()]
-        rows.append([name_of(label), *cells])
-    note = ("Mean success while training: that of RLOO in percent, then the differences to RLOO at the same place in "
-            "points, ± half of a 95% interval, with n seeds. † differs from the same method's difference on easy "
-            "puzzles, after Holm's correction over all cells but those of easy puzzles. Places: levels as in "
-            "experiments/study.py, and numbers of updates on each batch of easy puzzles, lr 2e-4 where no "
-            "other is named. Empty where no run was made.")
-    return Table("How far it travels", note, ["method", *found], rows)
+def changed(leads: list[Lead]) -> set[tuple[str, str]]:
+    """Labels and places where the lead in as many steps differs from that on easy puzzles, after Holm's correction."""
+    first = {lead.group.label: lead.group for lead in leads if lead.place == FIRST}
+    changes = {(lead.group.label, lead.place): change(lead.group, first[lead.group.label]) for lead in leads
+               if lead.place != FIRST and lead.group.label in first}
+    return holm({key: e.p for key, e in changes.items()})
 
 
-def draw_travel(places: Places, file: Path) -> None:
-    """A panel per place: each method's difference to RLOO there, with its interval and each seed."""
-    found = gains(places)
-    shown = [label for label in SHOWN if any(label in groups for groups in found.values())]
-    columns = max(1, min(3, len(found)))
-    rows = max(1, -(-len(found) // columns))
-    figure, axes = new_figure(columns, rows, 0.6 + rows * (0.7 + 0.21 * len(shown)), sharex=True, sharey=True)
-    for axis in axes.flat[len(found) :]:
-        axis.remove()
-    for axis, (place, groups) in zip(axes.flat, found.items()):
-        draw_differences(axis, {y: groups[label] for y, label in enumerate(shown) if label in groups}, FIGURE)
-        axis.set_title(f"{place}, n = {seeds_of(groups)}")
-        axis.tick_params(labelbottom=True)
-        for y in (y for y, label in enumerate(shown) if label not in groups):
-            axis.text(0.97, y, "not run", transform=axis.get_yaxis_transform(), ha="right", va="center", fontsize=8)
-    axes[0, 0].set_yticks(range(len(shown)), [method_name(label) for label in shown])
-    axes[0, 0].invert_yaxis()
-    figure.supxlabel("mean success while training, points more than RLOO", fontsize=10)
+def tables_travel(leads: list[Lead]) -> list[Table]:
+    """The leads at the levels, and those with several updates."""
+    marked = changed(leads)
+    note = ("Differences in points, ± half of a 95% interval: first to RLOO at the same place in as many steps, then "
+            "to the opponent at equal cost, the largest that both reached. Area: mean success over the steps, or over "
+            "the cost up to there. The opponent is RLOO with one update on each batch, at the usual learning rate, and "
+            "with more steps if the method costs more; empty where no such run spent half as much. Seeds of the method "
+            "and of RLOO at the place; cost in units of GRPO's run at the level. † the lead differs from the same "
+            "method's on easy puzzles, after Holm's correction over all such differences in both tables of leads.")
+    header = ["method", "place", "seeds", "cost", "area - RLOO", "end - RLOO", "opponent", "at cost",
+              "area - opponent", "end - opponent"]
+    parts = {"How far it travels": [lead for lead in leads if "updates" not in lead.place],
+             "Leads with several updates": [lead for lead in leads if "updates" in lead.place]}
+    return [Table(title, note, header, [lead_cells(lead, marked) for label in SHOWN for lead in part
+                                        if lead.group.label == label]) for title, part in parts.items() if part]
+
+
+def lead_cells(lead: Lead, marked: set[tuple[str, str]]) -> list[str]:
+    """The row of a method at a place."""
+    group, rloo = lead.group, lead.group.baseline
+    figures = ("area", "end")
+    steps = ["", ""] if group.label == RLOO else [points(group.difference(figure)) for figure in figures]
+    steps[0] += " †" * ((group.label, lead.place) in marked)
+    equal = [""] * 4
+    if lead.opponent:
+        end, area = lead.gains
+        equal = [name_of(lead.opponent.label), f"{lead.at_cost:.2f}", points(area), points(end)]
+    seeds = f"{len(group.rows)}, {len(rloo.rows)}"
+    return [name_of(group.label), lead.place, seeds, f"{lead.cost:.2f}", *steps, *equal]
+
+
+def draw_travel(leads: list[Lead], file: Path) -> None:
+    """The area that DRAWN are ahead of RLOO, a line per place: in as many steps (left) and at equal cost (right)."""
+    places = list(dict.fromkeys(lead.place for lead in leads))
+    figure, axes = new_figure(2, 1, 1.5 + 0.5 * len(places), sharey=True)
+    for lead in (lead for lead in leads if lead.group.label in DRAWN):
+        colour, marker = DRAWN[lead.group.label]
+        y = places.index(lead.place) + 0.3 * list(DRAWN).index(lead.group.label) - 0.15
+        for axis, e in zip(axes[0], (lead.group.difference("area"), lead.gains and lead.gains[1])):
+            if e:
+                draw_estimate(axis, y, Estimate(*(100 * x for x in e[:3])), len(lead.group.rows) < 2, colour=colour,
+                              marker=marker)
+            else:
+                axis.text(0.5, y, "no run of RLOO cost half as much", transform=axis.get_yaxis_transform(), ha="center",
+                          va="center", fontsize=8, color=colour)
+    for axis, title in zip(axes[0], ("In as many steps", "At equal cost, RLOO with one update")):
+        axis.axvline(0, color=GREY, lw=1)
+        axis.set(title=title, xlabel="mean success, points more than RLOO")
+    axes[0, 0].set_yticks(range(len(places)), places)
+    axes[0, 0].set_ylim(len(places) - 0.5, -0.5)
+    handles = [axes[0, 0].plot([], [], marker, color=colour, label=label)[0]
+               for label, (colour, marker) in DRAWN.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(DRAWN))
     save_figure(figure, file)
-
-
-def seeds_of(groups: dict[str, Group]) -> str:
-    """How many seeds the groups of a place have, such as 5 or 3 to 10."""
-    counts = sorted({len(group.rows) for group in groups.values()})
-    return f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
