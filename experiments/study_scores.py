@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from analyze import JUDGED, by_area, draw_differences, is_control, method_name
+from analyze import by_area, draw_differences, is_control, method_name
 from experiments.correlation import spearman, with_errors, without_two
 from plumbing.report import (GREY, PALETTE, Estimate, Table, cell, draw_estimate, new_figure, read_cell, read_table,
                              save_figure, t_estimate)
@@ -108,7 +108,7 @@ def draw_truth(groups: list[Group], scores: Scores, file: Path) -> None:
     compared = [group for group in groups if group.compared]
     figure, axes = new_figure(4, 1, 1.0 + 0.21 * len(groups), sharey=True, width_ratios=(1.4, 1, 1, 1))
     draw_differences(axes[0, 0], {groups.index(group): group for group in compared}, "area")
-    axes[0, 0].set(xlabel="points more than GRPO", title=JUDGED["area"])
+    axes[0, 0].set(xlabel="points more than GRPO", title="area")
     for axis, score in zip(axes[0, 1:], (COSINE, WITHIN, SIGNAL)):
         scored = scored_groups(groups, scores, score)
         axis.axvline(0, color=GREY, lw=1)

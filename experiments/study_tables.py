@@ -209,14 +209,14 @@ def read_versions(file: Path) -> dict[int, dict[str, dict[str, list[Run]]]]:
 
 
 def write_study(file: Path) -> None:
-    """The tables of the latest rows of a file in study.md beside it, with pictures; older ones in study-VERSION.md."""
+    """The tables of the latest rows of a file in study.md beside it, with pictures; of older ones in study-VERSION.md."""
     versions, scores = read_versions(file), read_scores(file.parent)
     for version, levels in versions.items():
         latest = version == max(versions)
         out = file.parent / ("study.md" if latest else f"study-{version}.md")
         text = study_text("The study" if latest else f"The study, version {version}", levels, scores)
         out.write_text(text, encoding="utf-8")
-        draw_study(levels, scores, out)
+    draw_study(levels, scores, out)
     draw_travel(list_leads(levels), file.parent / "study-travel.png")
     draw_budget(spending(levels[FIRST]), file.parent / "study-budget.png")
     print(text)

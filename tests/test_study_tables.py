@@ -212,7 +212,7 @@ def test_the_published_study_is_what_its_rows_give(folder):
     study_tables.write_study(folder / "runs.csv")
     for name in ("study.md", "study-1.md"):
         assert (folder / name).read_text(encoding="utf-8") == (RESULTS / name).read_text(encoding="utf-8")
-    for name in ("forest", "truth", "budget", "travel", "1-forest", "1-truth"):
+    for name in ("forest", "truth", "budget", "travel"):
         assert (folder / f"study-{name}.png").is_file()
 
 
