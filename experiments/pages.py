@@ -9,7 +9,8 @@ A page says where a table comes from, with the columns and, if not all, the rows
     ...
     <!-- end -->
 
-Everything between the two lines is replaced. Prose is never touched.
+A row goes by its first cell, or by its first two with a comma: `ppo`, GRPO. Everything between the two lines is
+replaced. Prose is never touched.
 """
 import inspect
 import re
@@ -50,12 +51,17 @@ def fill(match: re.Match) -> str:
     file, title, columns, wanted = match.groups()
     header, rows = read_table(ROOT / file, title)
     names, shown = columns.split("; "), wanted.split("; ") if wanted else [row[0] for row in rows]
-    missing = set(names) - set(header) | set(shown) - {row[0] for row in rows}
+    missing = set(names) - set(header) | set(shown) - {name for row in rows for name in names_of(row)}
     if missing:
         raise ValueError(f"the table {title} of {file} has no {', '.join(sorted(missing))}")
-    chosen = [[row[header.index(name)] for name in names] for row in rows if row[0] in shown]
+    chosen = [[row[header.index(name)] for name in names] for row in rows if names_of(row) & set(shown)]
     table = str(Table("", "", names, chosen)).split("\n\n", 1)[1]
     return f"{match.group().splitlines()[0]}\n{table}<!-- end -->"
+
+
+def names_of(row: list[str]) -> set[str]:
+    """What a page may call a row: its first cell, or its first two."""
+    return {row[0], ", ".join(row[:2])}
 
 
 def describe(method: CreditFunction) -> str:

@@ -19,7 +19,8 @@ from plumbing.runs import Group
 BUDGETS = (1.0, 2.0, 4.0)  # in units of GRPO's run
 COSTLY = 1.15  # units; a cheaper method spends about what RLOO does, and is compared after as many steps
 NEARLY = 0.75  # of a method's cost: an opponent must have spent as much, and have been measured before
-WEIGHTS = {"1:1:3": COSTS, "3:1:3": COSTS | {"tokens_sampled": 3}, "1:1:1": COSTS | {"tokens_updated": 1},
+WEIGHTS = {"1:1:3": COSTS, "1:1:6": COSTS | {"tokens_updated": 6}, "3:1:3": COSTS | {"tokens_sampled": 3},
+           "1:1:1": COSTS | {"tokens_updated": 1},
            "1:0:0": COSTS | {"tokens_read": 0, "tokens_updated": 0}}  # of sampled, read and updated tokens
 STEPS = 100  # of a default run
 SHOWN_COSTS = (0.25, 0.5, 1, 2, 4)  # on the axis of the picture
@@ -94,11 +95,11 @@ def table_equal(level: str, groups: list[Group]) -> Table:
                      *(points(at_equal_cost(group, other, WEIGHTS[name])[1]) for name in others)])
     note = ("The method minus the opponent, GRPO or RLOO, with more steps or more answers where it says so, in points "
             "± half of Welch's 95% interval, at the largest cost that both reached: that of the method's whole run, or "
-            "of the opponent's where it is less. Both curves are linear between their own measurements, which costs "
-            "the one that was measured less often about half a point of area. Area: mean success over the cost up to "
-            f"there, * significant at 5% after Holm's correction over these rows. {RESULT} End: success at that cost. "
-            f"Last, the area with other weights of sampled, read and updated tokens than {usual}, at the largest cost "
-            "that both reached by these.")
+            "of the opponent's where it is less. Both curves stand at the mean cost of the group's runs, and are "
+            "linear between their own measurements, which costs the one that was measured less often about half a "
+            "point of area. Area: mean success over the cost up to there, * significant at 5% after Holm's correction "
+            f"over these rows. {RESULT} End: success at that cost. Last, the area with other weights of sampled, read "
+            f"and updated tokens than {usual}, at the largest cost that both reached by these.")
     return Table(f"Equal cost, {level}", note, ["method", "opponent", "seeds", "at cost", "area", "result", "end",
                                                 *(f"area, {name}" for name in others)], rows)
 

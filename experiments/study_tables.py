@@ -13,7 +13,7 @@ import numpy as np
 
 from analyze import JUDGED, RLOO, draw_forest, figure_cell, record
 from experiments.study_budget import cost_unit, draw_budget, spent, table_budget, table_equal
-from experiments.study_rivals import MORE_ANSWERS, against_rloo, name_of, table_rivals
+from experiments.study_rivals import CHEAPER, MORE_ANSWERS, against_rloo, name_of, table_rivals
 from experiments.study_scores import FILES, MEASURED, Scores, draw_truth, read_scores, score_of, table_truth
 from experiments.study_travel import FIRST, draw_travel, list_leads, tables_travel
 from plumbing.report import Estimate, Table, cell, points, t_quantile, welch
@@ -209,7 +209,7 @@ def read_versions(file: Path) -> dict[int, dict[str, dict[str, list[Run]]]]:
 
 
 def write_study(file: Path) -> None:
-    """The tables of the latest rows of a file in study.md beside it, with pictures; of older ones in study-VERSION.md."""
+    """The tables of the latest rows of a file in study.md beside it, with pictures; of older rows in study-N.md."""
     versions, scores = read_versions(file), read_scores(file.parent)
     for version, levels in versions.items():
         latest = version == max(versions)
@@ -240,8 +240,9 @@ def study_text(title: str, levels: dict[str, dict[str, list[Run]]], scores: Scor
 
 
 def spending(parts: dict[str, list[Run]]) -> list[Group]:
-    """The groups to compare at equal cost: those of the main table, and opponents that spend more."""
-    return group_runs(parts["main"] + parts.get("budget", []))
+    """The groups to compare at equal cost: those of the main table, a cheaper form, and opponents that spend more."""
+    cheaper = [run for run in parts.get("forms", []) if run.label == CHEAPER]
+    return group_runs(parts["main"] + cheaper + parts.get("budget", []))
 
 
 def is_recorded(runs: list[Run]) -> bool:

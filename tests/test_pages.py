@@ -116,7 +116,9 @@ def test_a_block_is_filled_with_its_columns_and_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(pages, "ROOT", tmp_path)
     filled = pages.BLOCK.sub(pages.fill, "<!-- results/a.md | T | m; y | q -->\nold\n<!-- end -->")
     assert [re.findall(r"\w+", line) for line in filled.splitlines()[2:-1]] == [["m", "y"], [], ["q", "4"]]
-    for asked, name in (("T | m; z | q", "z"), ("T | m; y | r", "r"), ("U | m", "U")):
+    by_two = pages.BLOCK.sub(pages.fill, "<!-- results/a.md | T | m; y | p, 1 -->\nold\n<!-- end -->")
+    assert [re.findall(r"\w+", line) for line in by_two.splitlines()[2:-1]] == [["m", "y"], [], ["p", "2"]]
+    for asked, name in (("T | m; z | q", "z"), ("T | m; y | r", "r"), ("T | m; y | p, 3", "p, 3"), ("U | m", "U")):
         with pytest.raises(ValueError, match=f"\\b{name}\\b"):
             pages.BLOCK.sub(pages.fill, f"<!-- results/a.md | {asked} -->\n<!-- end -->")
 

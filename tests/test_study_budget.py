@@ -64,16 +64,22 @@ def test_the_tables_by_hand(groups):
     ours = np.array([(0.2 + y) / 2 / 4 + (y + z) / 2 * 3 / 4 for y, z in ((0.35, 0.5), (0.45, 0.7))])
     assert rows["RLOO steps=400"][2:7] == ["2, 2", "3.00", points(welch(ours, theirs)), "open",
                                            points(welch(np.array([0.5, 0.7]), end))]
-    # With 3:1:3 vineppo was measured at 1,800 and 7,200, RLOO at 1,667 and 6,667; with 1:1:1 at 700 and 2,800, and at
-    # 667 and 2,667; with 1:0:0 at 525 and 2,100, and at 333 and 1,333. Each time both reached RLOO's end.
-    theirs = np.array([(0.2 + y) / 2 / 4 + (y + z) / 2 * 3 / 4 for y, z in ((0.4, 0.6), (0.5, 0.8))])
-    for cell, (half, whole, common) in zip(rows["RLOO steps=400"][7:], (
-            (1800, 7200, 20000 / 3), (700, 2800, 8000 / 3), (525, 2100, 4000 / 3))):
-        ours = []
-        for middle, end in ((0.35, 0.5), (0.45, 0.7)):
-            last = middle + (end - middle) * (common - half) / (whole - half)
-            ours.append(((0.2 + middle) / 2 * half + (middle + last) / 2 * (common - half)) / common)
-        assert cell == points(welch(np.array(ours), theirs))
+    # With 1:1:6 vineppo was measured at 825 and 3,300, RLOO at 1,500 and 6,000; with 3:1:3 at 1,800 and 7,200, and at
+    # 1,667 and 6,667; with 1:1:1 at 700 and 2,800, and at 667 and 2,667; with 1:0:0 at 525 and 2,100, and at 333 and
+    # 1,333. The first comparison ends with vineppo's runs, the others with RLOO's.
+    for cell, (half, whole, their_half, their_whole) in zip(rows["RLOO steps=400"][7:], (
+            (825, 3300, 1500, 6000), (1800, 7200, 5000 / 3, 20000 / 3), (700, 2800, 2000 / 3, 8000 / 3),
+            (525, 2100, 1000 / 3, 4000 / 3)), strict=True):
+        common = min(whole, their_whole)
+        ours = [mean_until(common, half, whole, middle, end) for middle, end in ((0.35, 0.5), (0.45, 0.7))]
+        theirs = [mean_until(common, their_half, their_whole, middle, end) for middle, end in ((0.4, 0.6), (0.5, 0.8))]
+        assert cell == points(welch(np.array(ours), np.array(theirs)))
+
+
+def mean_until(cost, half, whole, middle, end):
+    """The mean up to a cost of a curve from 0.2 that was measured at two costs; by hand."""
+    last = middle + (end - middle) * (cost - half) / (whole - half)
+    return ((0.2 + middle) / 2 * half + (middle + last) / 2 * (cost - half)) / cost
 
 
 def test_the_picture_shows_cost_and_steps(tmp_path, figures):
