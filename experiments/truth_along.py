@@ -1,8 +1,10 @@
 """Does credit stay close to the truth while the policy learns? Scores at several steps of one run.
 
     python train.py --mitigation none --checkpoint_every 50 --out runs/along
-    python -m experiments.ground_truth --questions 32 --rollouts 200 --out runs/truth-50 \\
-        --model runs/along/checkpoints/step-000050                        and the same for step 100
+    python -m experiments.ground_truth --questions 32 --rollouts 100 --out runs/truth-50 \\
+        --model runs/along/checkpoints/step-000050
+    python -m experiments.ground_truth --questions 32 --rollouts 100 --out runs/truth-100 \\
+        --model runs/along/checkpoints/step-000100
     python -m experiments.truth_along --name none --at 0 models/countdown-tiny results/truth \\
         --at 50 runs/along/checkpoints/step-000050 runs/truth-50 \\
         --at 100 runs/along/checkpoints/step-000100 runs/truth-100
@@ -26,8 +28,8 @@ from train import Settings, load_policy
 
 RESULTS = Path("results")
 STEP_PUZZLES = 12  # of a training step
-METHODS = ("none", "optimal_baseline", "tempo", "token_type", "entropy_masking", "entropy_weighted", "vineppo", "ppo",
-           "random")
+METHODS = ("none", "optimal_baseline", "token_type", "entropy_masking", "entropy_weighted", "vineppo", "ppo",
+           "learned_importance", "inverse_logprob", "random")
 COLUMNS = {"cosine of update": "cosine", "rank in response": "within_spearman"}  # field of Score
 
 
