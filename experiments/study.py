@@ -61,6 +61,7 @@ def values_of(flags: str) -> dict:
 METHODS = tuple(name for name in MITIGATIONS if name != "regrade_ablation")  # which is hardly more than `none`
 RLOO_FLAGS = "none --advantage rloo"  # is it only the division by the deviation of the rewards?
 AHEAD = ("none", RLOO_FLAGS, "optimal_baseline", "ppo", "vineppo")  # what is ahead, and its opponents: ten seeds
+CLOSE = ("entropy_ratio", "token_type", "entropy_weighted", "attention_credit", "outcome_conditional")  # to GRPO
 FORMS = ("none --advantage maxrl", "none --advantage batch", "none --reward random", "first_error --solver true",
          "vineppo --cuts uncertain", "ppo --gamma 0.99", *(f"token_type --filler {x}" for x in (0.0, 2.0)),
          *(f"{name} --advantage rloo" for name in ("entropy_masking", "entropy_weighted", "attention_credit")))
@@ -75,13 +76,14 @@ UPDATES = (*(f"{name} --updates_per_batch 4{clip}" for name in ("none", RLOO_FLA
            f"{RLOO_FLAGS} --answers 45 --updates_per_batch 4",  # less noise, and no credit per token
            *(f"{name} --updates_per_batch 4 --lr 5e-05" for name in (RLOO_FLAGS, "ppo")))  # four steps of a quarter
 PARTS = {  # level, methods with their flags, seeds
-    "main": [("easy", (*METHODS, RLOO_FLAGS), range(5)), ("easy", AHEAD, range(5, 10)), ("hard", AHEAD, range(5)),
-             ("hard", AHEAD[:-1], range(5, 10)), ("small", SIZED, range(5)), ("small", ("vineppo",), range(3))],
+    "main": [("easy", (*METHODS, RLOO_FLAGS), range(5)), ("easy", AHEAD + CLOSE, range(5, 10)),
+             ("hard", AHEAD, range(5)), ("hard", AHEAD[:-1], range(5, 10)), ("small", SIZED, range(5)),
+             ("small", ("vineppo",), range(3))],
     "budget": [("easy", tuple(f"{RLOO_FLAGS} {more}" for more in MORE["easy"]), range(10)),
                ("easy", tuple(f"none {more}" for more in MORE["easy"]), range(5)),
                ("hard", tuple(f"{RLOO_FLAGS} {more}" for more in MORE["hard"]), range(3)),
                ("easy", (f"{RLOO_FLAGS} --answers 115",), range(3))],  # as many sampled tokens as vineppo
-    "forms": [("easy", FORMS, range(5))],
+    "forms": [("easy", FORMS, range(5)), ("easy", ("entropy_ratio --advantage rloo",), range(10))],
     "sweeps": [("easy", SWEEPS, range(3))],
     "updates": [("easy", UPDATES, range(3))],
     "rates": [("easy", tuple(f"{name} --lr 0.0004" for name in (RLOO_FLAGS, "ppo")), range(3))],  # is it the step size?

@@ -24,9 +24,9 @@ WEIGHTS = {"1:1:3": COSTS, "1:1:6": COSTS | {"tokens_updated": 6}, "3:1:3": COST
            "1:0:0": COSTS | {"tokens_read": 0, "tokens_updated": 0}}  # of sampled, read and updated tokens
 STEPS = 100  # of a default run
 SHOWN_COSTS = (0.25, 0.5, 1, 2, 4)  # on the axis of the picture
-DRAWN = {"vineppo": (PALETTE[0], "o-"), "ppo": (PALETTE[1], "s-"), RLOO: (GREY, "^-"),
-         MORE_ANSWERS: (PALETTE[2], "D--"),
-         "none steps=560 advantage=rloo": (PALETTE[3], "v:")}  # colour and line, by label
+DRAWN = {"vineppo": (PALETTE[0], "o-"), "ppo": (PALETTE[1], "s-"), MORE_ANSWERS: (PALETTE[2], "D--"),
+         "none steps=560 advantage=rloo": (PALETTE[3], "v:"),
+         RLOO: (GREY, "^-")}  # colour and line, by label; RLOO lies on its own longer run, so it comes last
 
 
 def spent(group: Group, weights: dict[str, float] = COSTS) -> np.ndarray:
@@ -47,30 +47,28 @@ def cost_unit(groups: list[Group], weights: dict[str, float] = COSTS) -> float:
     return float(spent(none, weights)[-1])
 
 
-def until(group: Group, cost: float, weights: dict[str, float] = COSTS) -> tuple[np.ndarray, np.ndarray]:
-    """Held-out success of each run (seeds,) when the group had spent `cost`, and its mean on the way there.
-
-    Linear between the group's own measurements. Both are empty where the runs end before.
-    """
+def measured(group: Group, cost: float, weights: dict[str, float] = COSTS) -> np.ndarray:
+    """What a group had spent when it was measured (n,), as far as `cost`, and that cost at the end."""
     own = spent(group, weights)  # (m,)
-    curves = np.array([list(row["curve"].values()) for row in group.rows.values()])  # (seeds, m)
-    if cost > own[-1] * (1 + 1e-9):
-        return np.empty(0), np.empty(0)
-    grid = np.append(own[own < cost], cost)  # (n,)
-    cut = np.array([np.interp(grid, own, curve) for curve in curves])  # (seeds, n)
-    return cut[:, -1], np.array([mean_height(grid, curve) for curve in cut])
+    return np.append(own[own < cost * (1 - 1e-9)], cost)
+
+
+def success_at(group: Group, costs: np.ndarray, weights: dict[str, float] = COSTS) -> np.ndarray:
+    """Held-out success (seeds, n) of each run when the group had spent each of the costs (n,); linear in between."""
+    own = spent(group, weights)  # (m,)
+    return np.array([np.interp(costs, own, list(row["curve"].values())) for row in group.rows.values()])
 
 
 def table_budget(level: str, groups: list[Group]) -> Table:
     """Success at several budgets, of GRPO and RLOO and of the methods that spend more a step."""
     unit, rows = cost_unit(groups), []
     for group in groups:
-        cost = float(spent(group)[-1]) / unit
+        _, first, *_, cost = spent(group) / unit
         if is_opponent(group.label) or cost > COSTLY:
-            ends = [until(group, budget * unit)[0] if budget * unit > spent(group)[1] else () for budget in BUDGETS]
+            success = success_at(group, unit * np.array(BUDGETS)).T  # (budgets, seeds)
             rows.append([name_of(group.label), f"{len(group.rows)}", f"{cost:.2f}",
-                         *(points(t_estimate(values)) if len(values) else "" for values in ends),
-                         points(t_estimate(group.values("end")))])
+                         *(points(t_estimate(values)) if first < budget <= cost * (1 + 1e-9) else ""
+                           for budget, values in zip(BUDGETS, success)), points(t_estimate(group.values("end")))])
     note = ("Held-out success in percent, ± half of a 95% interval over seeds, when so much was spent, and at the end. "
             "The cost of a run is its weighted tokens (sampled and read 1, updated 3), in units of GRPO's default run. "
             "Linear between measurements; empty before the first one and beyond the end. Methods that spend about "
@@ -85,23 +83,22 @@ def table_equal(level: str, groups: list[Group]) -> Table:
     pairs = {(group.label, other.label): (group, other) for group in groups for other in groups
              if is_opponent(other.label) and not is_opponent(group.label) and spent(group)[-1] > COSTLY * unit
              and spent_enough(group, other)}
-    compared = {names: at_equal_cost(*pair) for names, pair in pairs.items()}
-    areas = results({names: area for names, (_, area) in compared.items()})
-    usual, *others = WEIGHTS
+    ends = {names: at_equal_cost(*pair)[0] for names, pair in pairs.items()}
+    usual, *others = (results({names: at_equal_cost(*pair, weights)[1] for names, pair in pairs.items()})
+                      for weights in WEIGHTS.values())
     for names, (group, other) in pairs.items():
         cost = common_cost(group, other) / unit
-        seeds = f"{len(group.rows)}, {len(other.rows)}"
-        rows.append([*map(name_of, names), seeds, f"{cost:.2f}", *areas[names], points(compared[names][0]),
-                     *(points(at_equal_cost(group, other, WEIGHTS[name])[1]) for name in others)])
+        rows.append([*map(name_of, names), f"{len(group.rows)}, {len(other.rows)}", f"{cost:.2f}", *usual[names],
+                     points(ends[names]), *(areas[names][0] for areas in others)])
     note = ("The method minus the opponent, GRPO or RLOO, with more steps or more answers where it says so, in points "
             "± half of Welch's 95% interval, at the largest cost that both reached: that of the method's whole run, or "
-            "of the opponent's where it is less. Both curves stand at the mean cost of the group's runs, and are "
-            "linear between their own measurements, which costs the one that was measured less often about half a "
-            "point of area. Area: mean success over the cost up to there, * significant at 5% after Holm's correction "
-            f"over these rows. {RESULT} End: success at that cost. Last, the area with other weights of sampled, read "
-            f"and updated tokens than {usual}, at the largest cost that both reached by these.")
+            "of the opponent's where it is less. Area: mean success over the cost up to there, * significant at 5% "
+            f"after Holm's correction over the column. {RESULT} End: success at that cost. Both are read at the costs "
+            "of the one that was measured less often, linear in between; a group's cost is the mean of its runs. Last, "
+            f"the area with other weights of sampled, read and updated tokens than {next(iter(WEIGHTS))}, at the "
+            "largest cost that both reached by these.")
     return Table(f"Equal cost, {level}", note, ["method", "opponent", "seeds", "at cost", "area", "result", "end",
-                                                *(f"area, {name}" for name in others)], rows)
+                                                *(f"area, {name}" for name in list(WEIGHTS)[1:])], rows)
 
 
 def spent_enough(group: Group, other: Group, share: float = NEARLY) -> bool:
@@ -115,10 +112,16 @@ def common_cost(group: Group, other: Group, weights: dict[str, float] = COSTS) -
 
 
 def at_equal_cost(group: Group, other: Group, weights: dict[str, float] = COSTS) -> tuple[Estimate, Estimate]:
-    """Success of a group minus that of another at the largest cost that both reached, and the same on the way there."""
+    """Success of a group minus that of another at the largest cost that both reached, and the same on the way there.
+
+    Learning curves are concave, so a straight line between two measurements lies below them, and further below where
+    they are far apart. So both are read at the same costs: those of the group that was measured less often.
+    """
     cost = common_cost(group, other, weights)
-    ends, areas = zip(until(group, cost, weights), until(other, cost, weights))
-    return welch(*ends), welch(*areas)
+    costs = min((measured(g, cost, weights) for g in (group, other)), key=len)  # (n,)
+    curves = [success_at(g, costs, weights) for g in (group, other)]  # (seeds, n) each
+    areas = [np.array([mean_height(costs, curve) for curve in of_group]) for of_group in curves]
+    return welch(*(of_group[:, -1] for of_group in curves)), welch(*areas)
 
 
 def draw_budget(groups: list[Group], file: Path) -> None:

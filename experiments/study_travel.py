@@ -1,17 +1,17 @@
-"""How far does it travel? What methods learned more than RLOO at several places, in as many steps and at equal cost.
+"""How far does it travel? What methods learned more than RLOO at several places, at equal steps and at equal cost.
 
 A *place* is a level of experiments/study.py, or easy puzzles with several updates on each batch, at the usual learning
-rate or another. In as many steps, a method is compared with RLOO at the same place; at equal cost, with RLOO at its
-best: one update on each batch, at the usual rate, and more steps if the method costs more.
+rate or another. At equal steps, a method is compared with RLOO at the same place; at equal cost, with RLOO at its
+best: one update on each batch, at the usual rate, and more steps if the method costs much more.
 
 The table and the picture are part of the study: python -m experiments.study --tables
 """
 from pathlib import Path
-from typing import NamedTuple
+from typing import Callable, NamedTuple
 
 from analyze import RLOO
 from experiments.study_budget import at_equal_cost, common_cost, cost_unit, spent, spent_enough
-from experiments.study_rivals import MORE_ANSWERS, name_of
+from experiments.study_rivals import MORE_ANSWERS, name_of, results
 from plumbing.report import (GREY, PALETTE, Estimate, Table, contrast, draw_estimate, holm, new_figure, points,
                              save_figure)
 from plumbing.runs import Group, Run, group_runs
@@ -31,6 +31,11 @@ class Lead(NamedTuple):
     opponent: Group | None  # the shortest runs of RLOO, one update on each batch, that spent enough; None without any
     at_cost: float  # the largest cost that the group and the opponent reached, NaN where there is none
     gains: tuple[Estimate, Estimate] | None  # over the opponent at that cost: success, and its mean on the way
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The label of the method, and the place."""
+        return self.group.label, self.place
 
 
 def list_leads(levels: dict[str, dict[str, list[Run]]]) -> list[Lead]:
@@ -81,9 +86,9 @@ def change(here: Group, there: Group) -> Estimate:
 
 
 def changed(leads: list[Lead]) -> set[tuple[str, str]]:
-    """Labels and places where the lead in as many steps differs from that on easy puzzles, after Holm's correction."""
+    """Labels and places where the lead at equal steps differs from that on easy puzzles, after Holm's correction."""
     first = {lead.group.label: lead.group for lead in leads if lead.place == FIRST}
-    changes = {(lead.group.label, lead.place): change(lead.group, first[lead.group.label]) for lead in leads
+    changes = {lead.key: change(lead.group, first[lead.group.label]) for lead in leads
                if lead.place != FIRST and lead.group.label in first}
     return holm({key: e.p for key, e in changes.items()})
 
@@ -91,36 +96,46 @@ def changed(leads: list[Lead]) -> set[tuple[str, str]]:
 def tables_travel(leads: list[Lead]) -> list[Table]:
     """The leads at the levels, and those with several updates."""
     marked = changed(leads)
-    note = ("Differences in points, ± half of a 95% interval: first to RLOO at the same place in as many steps, then "
+    note = ("Differences in points, ± half of a 95% interval: first to RLOO at the same place at equal steps, then "
             "to the opponent at equal cost, the largest that both reached. Area: mean success over the steps, or over "
-            "the cost up to there. The opponent is RLOO with one update on each batch, at the usual learning rate, and "
-            "with more steps if the method costs more; empty where no such run spent half as much. Seeds of the method "
-            "and of RLOO at the place; cost in units of GRPO's run at the level. † the lead differs from the same "
-            "method's on easy puzzles, after Holm's correction over all such differences in both tables of leads.")
+            "the cost up to there. The opponent is RLOO with one update on each batch, at the usual learning rate: its "
+            "shortest run that spent half as much; empty where none did. Seeds of the method and of RLOO at the place; "
+            "cost in units of GRPO's run at the level. † the lead differs from the same method's on easy puzzles, "
+            "after Holm's correction over all such differences in both tables of leads. ")
+    starred = "* significant at 5% after Holm's correction over the column."
+    levels = "Stars are in the tables of the levels, *Against RLOO* and *Equal cost*."
     header = ["method", "place", "seeds", "cost", "area - RLOO", "end - RLOO", "opponent", "at cost",
               "area - opponent", "end - opponent"]
-    parts = {"How far it travels": [lead for lead in leads if "updates" not in lead.place],
-             "Leads with several updates": [lead for lead in leads if "updates" in lead.place]}
-    return [Table(title, note, header, [lead_cells(lead, marked) for label in SHOWN for lead in part
-                                        if lead.group.label == label]) for title, part in parts.items() if part]
+    plain, updates = ([lead for lead in leads if ("updates" in lead.place) == several] for several in (False, True))
+    tables = [Table("How far it travels", note + levels, header, rows_of(plain, marked, uncorrected)),
+              Table("Leads with several updates", note + starred, header, rows_of(updates, marked, results))]
+    return [table for table in tables if table.rows]
 
 
-def lead_cells(lead: Lead, marked: set[tuple[str, str]]) -> list[str]:
-    """The row of a method at a place."""
-    group, rloo = lead.group, lead.group.baseline
-    figures = ("area", "end")
-    steps = ["", ""] if group.label == RLOO else [points(group.difference(figure)) for figure in figures]
-    steps[0] += " †" * ((group.label, lead.place) in marked)
-    equal = [""] * 4
-    if lead.opponent:
-        end, area = lead.gains
-        equal = [name_of(lead.opponent.label), f"{lead.at_cost:.2f}", points(area), points(end)]
-    seeds = f"{len(group.rows)}, {len(rloo.rows)}"
-    return [name_of(group.label), lead.place, seeds, f"{lead.cost:.2f}", *steps, *equal]
+def uncorrected(differences: dict[tuple[str, str], Estimate]) -> dict[tuple[str, str], tuple[str, str]]:
+    """As `results`, without stars and results: where other tables have them, corrected for their own rows."""
+    return {key: (points(e), "") for key, e in differences.items()}
+
+
+def rows_of(leads: list[Lead], marked: set[tuple[str, str]], cells: Callable) -> list[list[str]]:
+    """The rows of a table, method by method; marked: those with a dagger; cells: `results` or `uncorrected`."""
+    leads = sorted(leads, key=lambda lead: SHOWN.index(lead.group.label))  # which keeps the order of places
+    steps = cells({lead.key: lead.group.difference("area") for lead in leads if lead.group.label != RLOO})
+    equal = cells({lead.key: lead.gains[1] for lead in leads if lead.gains})
+    rows = []
+    for lead in leads:
+        group, in_steps, at_cost = lead.group, [""] * 2, [""] * 4
+        if lead.key in steps:
+            in_steps = [steps[lead.key][0] + " †" * (lead.key in marked), points(group.difference("end"))]
+        if lead.key in equal:
+            at_cost = [name_of(lead.opponent.label), f"{lead.at_cost:.2f}", equal[lead.key][0], points(lead.gains[0])]
+        seeds = f"{len(group.rows)}, {len(group.baseline.rows)}"
+        rows.append([name_of(group.label), lead.place, seeds, f"{lead.cost:.2f}", *in_steps, *at_cost])
+    return rows
 
 
 def draw_travel(leads: list[Lead], file: Path) -> None:
-    """The area that DRAWN are ahead of RLOO, a line per place: in as many steps (left) and at equal cost (right)."""
+    """The area that DRAWN are ahead of RLOO, a line per place: at equal steps (left) and at equal cost (right)."""
     places = list(dict.fromkeys(lead.place for lead in leads))
     figure, axes = new_figure(2, 1, 1.5 + 0.5 * len(places), sharey=True)
     for lead in (lead for lead in leads if lead.group.label in DRAWN):
@@ -131,9 +146,9 @@ def draw_travel(leads: list[Lead], file: Path) -> None:
                 draw_estimate(axis, y, Estimate(*(100 * x for x in e[:3])), len(lead.group.rows) < 2, colour=colour,
                               marker=marker)
             else:
-                axis.text(0.5, y, "no run of RLOO cost half as much", transform=axis.get_yaxis_transform(), ha="center",
+                axis.text(0.5, y, "no run of RLOO cost enough", transform=axis.get_yaxis_transform(), ha="center",
                           va="center", fontsize=8, color=colour)
-    for axis, title in zip(axes[0], ("In as many steps", "At equal cost, RLOO with one update")):
+    for axis, title in zip(axes[0], ("At equal steps", "At equal cost, against RLOO with one update")):
         axis.axvline(0, color=GREY, lw=1)
         axis.set(title=title, xlabel="mean success, points more than RLOO")
     axes[0, 0].set_yticks(range(len(places)), places)

@@ -31,15 +31,30 @@ def groups():
                       + runs("vineppo", (0.5, 0.7), 3000.0, kinds=MANY))
 
 
-@pytest.mark.parametrize("cost, ends, areas", [
-    (75, [0.3, 0.35], [0.25, 0.275]), (150, [0.4, 0.5], [0.3, 0.35]), (300, [0.5, 0.6], [0.375, 0.45]), (301, [], [])])
-def test_success_until_a_cost_by_hand(cost, ends, areas):
-    """Guards against a curve over steps instead of cost, a run that counts beyond its end, and a mean over steps. The
-    two runs had spent 200 and 100 at half of the steps: 150 in the mean."""
-    rows = {seed: {"curve": dict(zip((0, 50, 100), curve)), "spent": {0: 0.0, 50: half, 100: 300.0}} | KINDS
-            for seed, (curve, half) in enumerate([((0.2, 0.4, 0.5), 200.0), ((0.2, 0.5, 0.6), 100.0)])}
-    found = study_budget.until(Group("a", rows), float(cost))
-    assert [x.tolist() for x in found] == [pytest.approx(ends), pytest.approx(areas)]
+def group(*curves):
+    """A group of runs given as (cost so far, success) pairs from one measurement to the next."""
+    return Group("a", {seed: {"curve": {i: y for i, (_, y) in enumerate(curve)},
+                              "spent": {i: float(x) for i, (x, _) in enumerate(curve)}} | KINDS
+                       for seed, curve in enumerate(curves)})  # fmt: skip
+
+
+def test_success_at_a_cost_by_hand():
+    """Guards against a curve over steps instead of cost. The runs had spent 200 and 100 at the second measurement: 150
+    in the mean."""
+    pair = group([(0, 0.2), (200, 0.4), (300, 0.5)], [(0, 0.2), (100, 0.5), (300, 0.6)])
+    assert study_budget.success_at(pair, np.array([75.0, 150.0, 225.0])) == pytest.approx(
+        np.array([[0.3, 0.4, 0.45], [0.35, 0.5, 0.55]]))
+
+
+def test_both_curves_are_read_where_the_coarser_one_was_measured():
+    """Guards against a concave curve that looks better the more often it was measured, and a mean over measurements
+    instead of cost: until 300, the second group's mean is 0.45 by its own measurements."""
+    coarse = group([(0, 0.2), (200, 0.6), (400, 0.6)], [(0, 0.2), (200, 0.8), (400, 0.8)])
+    fine = group(*[[(0, 0.2), (100, 0.5), (200, y), (300, y)] for y in (0.5, 0.6)])
+    ends, areas = welch(np.array([0.6, 0.8]), np.array([0.5, 0.6])), welch(
+        np.array([(0.4 * 2 + 0.6) / 3, (0.5 * 2 + 0.8) / 3]), np.array([(0.35 * 2 + 0.5) / 3, (0.4 * 2 + 0.6) / 3]))
+    assert study_budget.at_equal_cost(coarse, fine) == (pytest.approx(ends), pytest.approx(areas))
+    assert [e.value for e in study_budget.at_equal_cost(fine, coarse)] == pytest.approx([-ends.value, -areas.value])
 
 
 def test_other_weights_rescale_a_run(groups):
@@ -58,28 +73,27 @@ def test_the_tables_by_hand(groups):
                                              points(t_estimate(np.array([0.35 + 0.75 / 9, 0.45 + 1.25 / 9])))]
     rows = {row[1]: row for row in study_budget.table_equal("easy", groups).rows}
     assert set(rows) == {"RLOO steps=400", "GRPO answers=16"}
-    # vineppo was measured at 0, 750 and 3,000, RLOO at 0, 1,000 and 4,000.
-    middle, end = np.array([0.4, 0.5]), np.array([0.4 + 0.2 * 2 / 3, 0.5 + 0.3 * 2 / 3])
-    theirs = (0.2 + middle) / 2 / 3 + (middle + end) / 2 * 2 / 3
-    ours = np.array([(0.2 + y) / 2 / 4 + (y + z) / 2 * 3 / 4 for y, z in ((0.35, 0.5), (0.45, 0.7))])
-    assert rows["RLOO steps=400"][2:7] == ["2, 2", "3.00", points(welch(ours, theirs)), "open",
-                                           points(welch(np.array([0.5, 0.7]), end))]
-    # With 1:1:6 vineppo was measured at 825 and 3,300, RLOO at 1,500 and 6,000; with 3:1:3 at 1,800 and 7,200, and at
-    # 1,667 and 6,667; with 1:1:1 at 700 and 2,800, and at 667 and 2,667; with 1:0:0 at 525 and 2,100, and at 333 and
-    # 1,333. The first comparison ends with vineppo's runs, the others with RLOO's.
-    for cell, (half, whole, their_half, their_whole) in zip(rows["RLOO steps=400"][7:], (
-            (825, 3300, 1500, 6000), (1800, 7200, 5000 / 3, 20000 / 3), (700, 2800, 2000 / 3, 8000 / 3),
-            (525, 2100, 1000 / 3, 4000 / 3)), strict=True):
+    # vineppo was measured at 0, 750 and 3,000, RLOO at 0, 1,000 and 4,000. With 1:1:6 vineppo was measured at 825 and
+    # 3,300, RLOO at 1,500 and 6,000; with 3:1:3 at 1,800 and 7,200, and at 1,667 and 6,667; with 1:1:1 at 700 and 2,800,
+    # and at 667 and 2,667; with 1:0:0 at 525 and 2,100, and at 333 and 1,333. The first two comparisons end with
+    # vineppo's runs, the others with RLOO's.
+    for column, costs in {4: (750, 3000, 1000, 4000), 7: (825, 3300, 1500, 6000), 8: (1800, 7200, 5000 / 3, 20000 / 3),
+                          9: (700, 2800, 2000 / 3, 8000 / 3), 10: (525, 2100, 1000 / 3, 4000 / 3)}.items():
+        half, whole, their_half, their_whole = costs
         common = min(whole, their_whole)
-        ours = [mean_until(common, half, whole, middle, end) for middle, end in ((0.35, 0.5), (0.45, 0.7))]
-        theirs = [mean_until(common, their_half, their_whole, middle, end) for middle, end in ((0.4, 0.6), (0.5, 0.8))]
-        assert cell == points(welch(np.array(ours), np.array(theirs)))
+        ours, theirs = (np.array([mean_until(half, common, *of_group, *ends) for ends in pairs]) for of_group, pairs in (
+            ((half, whole), ((0.35, 0.5), (0.45, 0.7))), ((their_half, their_whole), ((0.4, 0.6), (0.5, 0.8)))))
+        assert rows["RLOO steps=400"][column] == points(welch(ours, theirs))
+    end = np.array([0.4 + 0.2 * 2 / 3, 0.5 + 0.3 * 2 / 3])
+    assert rows["RLOO steps=400"][2:4] == ["2, 2", "3.00"]
+    assert rows["RLOO steps=400"][5:7] == ["open", points(welch(np.array([0.5, 0.7]), end))]
 
 
-def mean_until(cost, half, whole, middle, end):
-    """The mean up to a cost of a curve from 0.2 that was measured at two costs; by hand."""
-    last = middle + (end - middle) * (cost - half) / (whole - half)
-    return ((0.2 + middle) / 2 * half + (middle + last) / 2 * (cost - half)) / cost
+def mean_until(x, cost, half, whole, middle, end):
+    """The mean until a cost of a curve from 0.2 that was measured at two costs, read at x and at that cost; by hand."""
+    at_x, last = (0.2 + (middle - 0.2) * at / half if at < half else middle + (end - middle) * (at - half) /
+                  (whole - half) for at in (x, cost))
+    return ((0.2 + at_x) / 2 * x + (at_x + last) / 2 * (cost - x)) / cost
 
 
 def test_the_picture_shows_cost_and_steps(tmp_path, figures):
