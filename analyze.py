@@ -469,7 +469,7 @@ def draw_curves(groups: list[Group], file: Path) -> None:
         axis.set_title("\n".join(textwrap.wrap(method_name(group.label), 30)), fontsize=9)
     axes[0, 0].set(ylim=(-GAINS, GAINS), yticks=range(-6, 7, 3))
     figure.supxlabel("step", fontsize=10)
-    figure.supylabel(f"held-out success, {more_than(compared)}", fontsize=10)
+    figure.supylabel(f"held-out success,\n{more_than(compared)}", fontsize=10, multialignment="center")
     save_figure(figure, file)
 
 
@@ -490,8 +490,8 @@ def draw_gain(axis: plt.Axes, group: Group) -> None:
         if abs(gain) > GAINS:
             edge = np.copysign(GAINS, gain)
             axis.plot(step, edge, "^" if gain > 0 else "v", color=colour, ms=5, clip_on=False)
-            axis.annotate(f"{gain:.0f}", (step, edge), (0, np.copysign(8, -gain)), textcoords="offset points",
-                          fontsize=8, ha="center", va="center")
+            axis.annotate(f"{gain:.0f}".replace("-", "−"), (step, edge), (0, np.copysign(8, -gain)),
+                          textcoords="offset points", fontsize=8, ha="center", va="center")
 
 
 def draw_success(groups: list[Group], file: Path) -> None:

@@ -460,7 +460,7 @@ def key_token_scores(tokens: Tensor, mask: Tensor, right: Tensor) -> Tensor:
     strength = torch.where(p < 1 - 1e-9, (-2 * p).exp(), 0.0) + information_gain(a, b, R, W)  # (U,) F + IG
     lengths = torch.stack([counts[side].sum() for side in (right, ~right)])  # (2,) tokens on each side
     frequency = torch.stack([counts[side].sum(0) for side in (right, ~right)]) / lengths[:, None]  # (2, U)
-    # BM25: frequency (k1 + 1) / (frequency + k1 (1 - b + b length / mean length)), with the authors' k1 = 2, b = 1/2.
+    # BM25: frequency (k + 1) / (frequency + k (1 - c + c length / mean length)), with the authors' k = 2, c = 1/2.
     f = frequency * 3 / (frequency + (1 + lengths / lengths.mean())[:, None])  # (2, U)
     h = 2 * (a / R).sqrt().asin() - 2 * (b / W).sqrt().asin()  # (U,) Cohen's h; the authors' code omits both 2s
     x = h + f[0] / (f[1] + 1e-5) - f[1] / (f[0] + 1e-5)  # (U,)
@@ -512,8 +512,8 @@ def reward_decomposition(batch: TokenBatch, weights: str = "0.1,0.3,1", stepwise
     --weights are a,b,c. Each reward is z-scored in its group by itself, then they are added. A_steps: the share of
     written calculations that are true and use available numbers, a process reward. With stepwise=True each
     calculation's own verdict, z-scored over all calculations of the group, goes to its own tokens instead. A response
-    without an answer or without a calculation gets plain GRPO. In the second case its share of 0 still counts in the
-    group's z-score. (The paper also normalizes the sum over the batch.)
+    without an answer or without a calculation gets plain GRPO. Without a calculation, its share of 0 still counts in
+    the group's z-score. (The paper also normalizes the sum over the batch.)
     """
     try:
         a, b, c = map(float, weights.split(","))
@@ -565,7 +565,7 @@ def regrade_ablation(batch: TokenBatch) -> Tensor:
 def first_error(batch: TokenBatch, alpha: float = 0.5, solver: bool = False) -> Tensor:
     """credit = s_t - mean s: with s 1 in a right response, alpha up to the first error of a wrong one (2601.18984).
 
-    From the error on, s is 0. The mean is over the responses of the group, of each one's mean s.
+    From the error on, s is 0. mean s averages the responses of the group, each by its own mean.
 
     The paper asks a model where the first error is. Here the task tells: it is the first calculation that is false or
     uses a number that is not there; failing that, the `<answer>`, and failing that, the last token. With solver=True it
@@ -672,7 +672,7 @@ def fifths(cutpoint: Tensor) -> Tensor:
 
 
 def segment_credit(batch: TokenBatch, cuts: Tensor, k: int) -> Tensor:
-    """V at the end of each token's segment minus V at its start (B, T); cuts (B, T): where all but the first begin."""
+    """V at the end of each token's segment minus V at its start (B, T); cuts (B, T): starts of all but the first."""
     rewards = by_group(batch, batch.reward)  # (Q, G)
     others = (rewards.sum(1, keepdim=True) - rewards) / (rewards.shape[1] - 1)  # (Q, G) mean reward
     sampled = batch.ask.rollout_values(cuts, k)  # (B, T)

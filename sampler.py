@@ -1,8 +1,8 @@
 """Sampling: responses grow token by token on a KV cache, and training later reads the finished ones again.
 
 How this differs from the usual `generate`:
-1. A prompt is read (run through the model) once for all of its responses: once here, and once, with gradient, in the
-   update. A prompt that is a prefix of another is not read separately.
+1. A prompt is read (run through the model) once here and once, with gradient, in the update, however many responses it
+   has. A prompt that is a prefix of another is not read separately.
 2. All randomness comes in as uniform numbers, one row per response. So a response does not depend on the others in
    its batch.
 3. Log-prob, entropy and logit gradient (see Samples) of each token are recorded while sampling, so that the credit log
@@ -106,8 +106,8 @@ def distinct_texts(prompts: list[list[int]]) -> tuple[list[list[int]], list[int]
 
     Equal prompts count once, and a prompt extends itself.
 
-    vineppo continues a response from several places, and each prefix begins the longer ones. Reading only the longest
-    of those that are sampled together is a third of the work (with --k 3).
+    vineppo continues a response from several places, and each prefix begins the longer ones. With --k 3, reading only
+    the longest of those that are sampled together is a third of that reading.
     """
     texts, text_of = [], [0] * len(prompts)
     # In descending order, the prompts that extend a prompt come right before it.
@@ -197,7 +197,7 @@ def pairs(x: Tensor, dim: int) -> Tensor:
 
 
 def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x.to(dtype), which takes a microsecond even where it has nothing to do: 2% of a step with few rows."""
+    """x.to(dtype), skipped where it has nothing to do: that would still take 2% of a step with few rows."""
     return x if x.dtype == dtype else x.to(dtype)
 
 
@@ -340,7 +340,7 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
 
 
 def by_length(lengths: Tensor, size: int) -> list[tuple[Tensor, int]]:
-    """Chunks of at most `size` responses of similar length (M,): the indices (b,) of each, and its longest length."""
+    """Chunks of at most `size` responses, similar in length (M,): the indices (b,) and the longest length of each."""
     chunks = lengths.argsort(stable=True).split(size)  # a single empty one where there are no responses
     return [(chunk, max(lengths[chunk].tolist(), default=1)) for chunk in chunks]
 

@@ -65,7 +65,7 @@ class Settings:
     max_grad_norm: float = 1.0  # the gradient is clipped to this norm
     reward: str = "graded"  # random: a coin toss instead of the grade, while training; a control
     advantage: str = "grpo"  # how a reward is compared with the others of its group, the responses to the same puzzle
-    normalize: str = "response"  # scale a reweighting's weights to mean 1 over each response, over the batch, or none
+    normalize: str = "response"  # weights of a reweighting average 1 in each response, in the batch, or none: as is
     loss_norm: str = "token"  # token: mean of all tokens; sequence: mean of responses' means; constant: see grpo
     clip_low: float = 0.2  # if credit < 0, no gradient once a token's ratio, p now / p when sampled, is below 1 - this
     clip_high: float = 0.2  # if credit > 0, no gradient once the ratio is above 1 + this (PPO; DAPO: 0.28)
@@ -280,7 +280,7 @@ def choose_puzzles(s: Settings) -> tuple[list[Puzzle], list[Puzzle]]:
 def draw_puzzles(training: list[Puzzle], s: Settings, step: int) -> list[Puzzle]:
     """The step's puzzles. Every epoch shuffles the training puzzles anew; the order depends on the seed alone."""
     epochs, places = np.divmod(np.arange((step - 1) * s.questions, step * s.questions), len(training))  # (Q,), (Q,)
-    # [seed, 0, epoch] is free: draw_uniforms seeds with [seed, step, puzzle], and training begins at step 1.
+    # draw_uniforms seeds a training step with [seed, step, puzzle], and steps begin at 1: [seed, 0, epoch] is free.
     orders = {epoch: np.random.default_rng([s.seed, 0, epoch]).permutation(len(training)) for epoch in set(epochs)}
     return [training[orders[epoch][place]] for epoch, place in zip(epochs, places)]
 

@@ -17,6 +17,7 @@ import re
 from pathlib import Path
 
 from mitigations import MITIGATIONS, CreditFunction
+from plumbing.flags import new_parser
 from plumbing.progress import one_sentence
 from plumbing.report import Table, read_table
 
@@ -79,6 +80,7 @@ def describe(method: CreditFunction) -> str:
 @one_sentence()
 def main() -> None:
     """Fill the tables of all pages, and write methods.md."""
+    new_parser(description=__doc__).parse_args()
     pages = {page: BLOCK.sub(fill, page.read_text(encoding="utf-8")) for page in (ROOT / "docs").glob("*.md")}
     methods = "\n".join(map(describe, MITIGATIONS.values()))
     pages[ROOT / "docs" / "methods.md"] = f"{INTRODUCTION}\n{methods}{CLOSING}"

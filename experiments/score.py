@@ -156,7 +156,7 @@ def load_batch(truth: dict, options: Options, required: set[str]) -> TokenBatch:
 
 def assign_credit(batch: TokenBatch, method: CreditFunction, hyper_parameters: dict) -> np.ndarray:
     """The credit (N,) of the method."""
-    print(f"credit of {method.name}: it takes seconds if it runs the model, a minute if it samples", file=sys.stderr)
+    print(f"credit of {method.name}: seconds, or a minute if it samples continuations", file=sys.stderr)
     with torch.no_grad():
         return method(batch, **hyper_parameters)[batch.mask].numpy()
 

@@ -53,6 +53,8 @@ def parse_with(parser: argparse.ArgumentParser, arguments: list[str], defaults: 
     if method is None:
         near = difflib.get_close_matches(known.mitigation, methods, cutoff=0.0)
         fail(f"there is no credit function {known.mitigation}: did you mean {', '.join(near)}? --help lists them all")
+    if unknown and not unknown[0].startswith("-"):
+        fail(f"what is {unknown[0]} for? Give it a flag, such as --mitigation none")
     if unknown:
         own = f"; its own flags are --{', --'.join(parameters)}" if parameters else ""
         near = difflib.get_close_matches(unknown[0], [f"--{name}" for name in (*helps, *parameters)], n=1)

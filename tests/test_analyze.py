@@ -424,7 +424,7 @@ def test_learning_curves_have_a_panel_per_method(tmp_path, figures):
         assert (min(band), max(band)) == pytest.approx((gain - half, gain + half), abs=1e-2)
         assert axis.get_ylim() == (-8, 8)
     assert [axis.lines[1].get_markerfacecolor() == "none" for axis in panels] == [False, True, False]
-    assert [[text.get_text() for text in axis.texts] for axis in panels] == [[], [], ["-40"]]
+    assert [[text.get_text() for text in axis.texts] for axis in panels] == [[], [], ["−40"]]
     assert panels[2].lines[2].get_ydata() == [-8]
 
 

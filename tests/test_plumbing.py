@@ -76,7 +76,7 @@ def test_a_bool_takes_true_or_false():
 @pytest.mark.parametrize(["arguments", "named"], [
     (["--mitigation", "magic"], "outcome_conditional"), (["--mitigation"], "--mitigation"),
     (["--learning_rate", 1], "--mitigation none takes no --learning_rate"),
-    (["--step", 1], "takes no --step: did you mean --steps?"),  # no abbreviations
+    (["none"], "--mitigation none"), (["--step", 1], "takes no --step: did you mean --steps?"),  # no abbreviations
     (["--mitigation", "outcome_conditional", "--think_discout", 0.5], "did you mean --think_discount?"),
     (["--mitigation", "outcome_conditional", "--zzz", 0.5], "its own flags are --think_discount"),
     (["--steps", "many"], "--steps"), (["--steps", 1.5], "--steps"), (["--skip_unfinished", "yes"], "true or false"),
