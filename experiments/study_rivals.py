@@ -7,12 +7,13 @@ import numpy as np
 
 from analyze import RLOO, method_name
 from plumbing.report import Estimate, Table, holm, points, welch
-from plumbing.runs import Group
+from plumbing.runs import Group, Run, group_runs
 
 MORE_ANSWERS = "none answers=45 advantage=rloo"  # RLOO for what vineppo costs on easy puzzles
 CHEAPER = "vineppo cuts=uncertain"  # a form of vineppo for two thirds of its cost
+RATIO = "entropy_ratio advantage=rloo"  # the reweighting furthest ahead of GRPO, here of RLOO's advantage
 RIVALS = (MORE_ANSWERS, "none answers=64 advantage=rloo",  # and on hard ones
-          "vineppo", "ppo", "optimal_baseline", "none")
+          "vineppo", "ppo", RATIO, "optimal_baseline", "none")
 CHOSEN = range(5)  # seeds by which version 1 of the study chose them
 MARGIN = 0.015  # of area: a smaller difference is a tie; a convention, set when most of the runs were known
 RESULT = (f"Result: ahead or behind with a star, tie where the interval lies within {100 * MARGIN:g} points of 0, open "
@@ -27,6 +28,12 @@ def name_of(label: str) -> str:
 def is_opponent(label: str) -> bool:
     """Whether all tokens of a response get the same credit: GRPO or RLOO."""
     return label.split()[0] == "none"
+
+
+def contenders(parts: dict[str, list[Run]]) -> list[Group]:
+    """The groups of a level that are compared with RLOO: the main table's, two forms, and opponents that spend more."""
+    forms = [run for run in parts.get("forms", []) if run.label in (CHEAPER, RATIO)]
+    return group_runs(parts["main"] + forms + parts.get("budget", []))
 
 
 def against_rloo(groups: list[Group]) -> list[Group]:

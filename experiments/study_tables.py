@@ -13,7 +13,7 @@ import numpy as np
 
 from analyze import JUDGED, RLOO, draw_forest, figure_cell, record
 from experiments.study_budget import cost_unit, draw_budget, spent, table_budget, table_equal
-from experiments.study_rivals import CHEAPER, MORE_ANSWERS, against_rloo, name_of, table_rivals
+from experiments.study_rivals import MORE_ANSWERS, RATIO, against_rloo, contenders, name_of, table_rivals
 from experiments.study_scores import FILES, MEASURED, Scores, draw_truth, read_scores, score_of, table_truth
 from experiments.study_travel import FIRST, draw_travel, list_leads, tables_travel
 from plumbing.report import Estimate, Table, cell, points, t_quantile, welch
@@ -167,9 +167,9 @@ def default_of(label: str, labels: set[str]) -> str | None:
     return max(fewer, key=len, default=None)
 
 
-def table_fresh(level: str, runs: list[Run], fresh: list[Run]) -> Table:
-    """Whether seeds that nobody had seen fall where the seeds of the main table say that a single one should."""
-    old, new = ({group.label: group.values("area") for group in group_runs(part)} for part in (runs, fresh))
+def table_fresh(level: str, groups: list[Group], fresh: list[Group]) -> Table:
+    """Whether seeds that nobody had seen fall where the seeds of the same methods say that a single one should."""
+    old, new = ({group.label: group.values("area") for group in part} for part in (groups, fresh))
     rows, inside, total = [], 0, 0
     for label in (label for label in new if label in old):
         low, high = prediction(old[label])
@@ -178,7 +178,7 @@ def table_fresh(level: str, runs: list[Run], fresh: list[Run]) -> Table:
         gains = [points(welch(by[label], by[RLOO])) if RLOO in by and label != RLOO else "" for by in (old, new)]
         rows.append([name_of(label), f"{len(old[label])}", f"{100 * low:.1f} to {100 * high:.1f}",
                      " ".join(f"{100 * x:.1f}" for x in new[label]), f"{hits} of {len(new[label])}", *gains])
-    note = (f"Where the area of a single seed should fall, by the seeds of the main table: mean ± t s sqrt(1 + 1/n), "
+    note = (f"Where the area of a single seed should fall, by the seeds of the tables above: mean ± t s sqrt(1 + 1/n), "
             f"in percent. Fresh seeds are other ones: {inside} of {total} lie inside; 95% are expected to. Last, the "
             "difference to RLOO in points, by either seeds.")
     return Table(f"Fresh seeds, {level}", note, ["method", "seeds", "95% of single seeds", "fresh seeds", "inside",
@@ -218,7 +218,7 @@ def write_study(file: Path) -> None:
         out.write_text(text, encoding="utf-8")
     draw_study(levels, scores, out)
     draw_travel(list_leads(levels), file.parent / "study-travel.png")
-    draw_budget(spending(levels[FIRST]), file.parent / "study-budget.png")
+    draw_budget(contenders(levels[FIRST]), file.parent / "study-budget.png")
     print(text)
     print(f"wrote {out}, and pictures beside it")
 
@@ -226,7 +226,8 @@ def write_study(file: Path) -> None:
 def draw_study(levels: dict[str, dict[str, list[Run]]], scores: Scores, out: Path) -> None:
     """Pictures of a version beside its tables: what methods with three or more seeds learned, and their scores."""
     groups = [group for group in group_runs(levels[FIRST]["main"]) if len(group.rows) > 2]
-    more = [group for group in spending(levels[FIRST]) if group.label == MORE_ANSWERS and len(group.rows) > 2]
+    more = [group for group in contenders(levels[FIRST])
+            if group.label in (MORE_ANSWERS, RATIO) and len(group.rows) > 2]
     if groups:
         draw_forest(against_rloo(groups + more), out.with_name(f"{out.stem}-forest.png"))
         draw_truth([group for group in groups if group.label != RLOO], scores, out.with_name(f"{out.stem}-truth.png"))
@@ -239,12 +240,6 @@ def study_text(title: str, levels: dict[str, dict[str, list[Run]]], scores: Scor
     return f"# {title}\n\n" + "\n".join(map(str, tables + leads))
 
 
-def spending(parts: dict[str, list[Run]]) -> list[Group]:
-    """The groups to compare at equal cost: those of the main table, a cheaper form, and opponents that spend more."""
-    cheaper = [run for run in parts.get("forms", []) if run.label == CHEAPER]
-    return group_runs(parts["main"] + cheaper + parts.get("budget", []))
-
-
 def is_recorded(runs: list[Run]) -> bool:
     """Whether it is known what the runs had spent."""
     return all(run.figures["spent"] for run in runs)
@@ -252,7 +247,7 @@ def is_recorded(runs: list[Run]) -> bool:
 
 def level_tables(level: str, parts: dict[str, list[Run]], scores: Scores) -> list[Table]:
     """The tables of a level. Runs of version 1 did not record what they had spent."""
-    groups, spenders = group_runs(parts["main"]), spending(parts)
+    groups, spenders = group_runs(parts["main"]), contenders(parts)
     records = read_records(groups)
     recorded = is_recorded(parts["main"])
     costs = {group.label: spent(group)[-1] / cost_unit(spenders) for group in spenders if recorded}
@@ -266,5 +261,5 @@ def level_tables(level: str, parts: dict[str, list[Run]], scores: Scores) -> lis
     tables += [table_settings(f"{title}, {level}", parts["main"], parts[part]) for part, title in SETTINGS.items()
                if part in parts]
     if "fresh" in parts:
-        tables.append(table_fresh(level, parts["main"], parts["fresh"]))
+        tables.append(table_fresh(level, spenders, group_runs(parts["fresh"])))
     return tables

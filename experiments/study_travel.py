@@ -11,13 +11,13 @@ from typing import Callable, NamedTuple
 
 from analyze import RLOO
 from experiments.study_budget import at_equal_cost, common_cost, cost_unit, spent, spent_enough
-from experiments.study_rivals import MORE_ANSWERS, name_of, results
+from experiments.study_rivals import MORE_ANSWERS, RATIO, contenders, name_of, results
 from plumbing.report import (GREY, PALETTE, Estimate, Table, contrast, draw_estimate, holm, new_figure, points,
                              save_figure)
 from plumbing.runs import Group, Run, group_runs
 
-SHOWN = (RLOO, MORE_ANSWERS, "vineppo", "ppo", "optimal_baseline", "none")
-DRAWN = {"vineppo": (PALETTE[0], "o"), "ppo": (PALETTE[1], "s")}  # colour and marker
+SHOWN = (RLOO, MORE_ANSWERS, "vineppo", "ppo", RATIO, "optimal_baseline", "none")
+DRAWN = {"vineppo": (PALETTE[0], "o"), "ppo": (PALETTE[1], "s"), RATIO: (PALETTE[2], "D")}  # colour and marker
 HALF = 0.5  # of a method's cost: RLOO must have spent as much, since nothing else costs what several updates do
 FIRST = "easy"  # the level where all methods ran, and those with several updates
 
@@ -40,7 +40,7 @@ class Lead(NamedTuple):
 
 def list_leads(levels: dict[str, dict[str, list[Run]]]) -> list[Lead]:
     """SHOWN at each place: all levels first, then easy puzzles with more updates."""
-    plain = {level: group_runs(parts["main"] + parts.get("budget", [])) for level, parts in levels.items()}
+    plain = {level: contenders(parts) for level, parts in levels.items()}
     places = plain | by_updates(levels[FIRST].get("updates", []))
     return [lead for place, groups in places.items()
             for lead in leads_at(place, groups, plain.get(place, plain[FIRST]))]
@@ -140,7 +140,7 @@ def draw_travel(leads: list[Lead], file: Path) -> None:
     figure, axes = new_figure(2, 1, 1.5 + 0.5 * len(places), sharey=True)
     for lead in (lead for lead in leads if lead.group.label in DRAWN):
         colour, marker = DRAWN[lead.group.label]
-        y = places.index(lead.place) + 0.3 * list(DRAWN).index(lead.group.label) - 0.15
+        y = places.index(lead.place) + 0.25 * (list(DRAWN).index(lead.group.label) - 1)
         for axis, e in zip(axes[0], (lead.group.difference("area"), lead.gains and lead.gains[1])):
             if e:
                 draw_estimate(axis, y, Estimate(*(100 * x for x in e[:3])), len(lead.group.rows) < 2, colour=colour,

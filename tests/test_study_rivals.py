@@ -8,7 +8,7 @@ import pytest
 from analyze import RLOO
 from experiments import study_rivals
 from plumbing.report import Estimate, points, welch
-from plumbing.runs import Group
+from plumbing.runs import Group, Run
 
 AREAS = {RLOO: (0.40, 0.41, 0.42, 0.44), "ppo": (0.50, 0.51, 0.53, 0.54), "none": (0.40, 0.42, 0.41, 0.43),
          "mine": (0.9, 0.9, 0.9, 0.9)}  # of seeds 3 to 6
@@ -59,3 +59,14 @@ def test_pictures_compare_with_rloo(groups):
     assert {group.label: group.baseline for group in study_rivals.against_rloo(groups)} == dict.fromkeys(
         ("ppo", "none", "mine"), groups[0])
     assert all(group.baseline is groups[2] for group in study_rivals.against_rloo(groups[1:]))
+
+
+def test_two_forms_are_compared_beside_the_main_table():
+    """Guards against all other forms among the methods, and a level without forms or opponents."""
+    def run(label):
+        return Run(label, label, "", label == "none", 0, {"end": 0.5})
+
+    forms = [run(label) for label in (study_rivals.CHEAPER, study_rivals.RATIO, "ppo gamma=0.99")]
+    found = study_rivals.contenders({"main": [run("none")], "forms": forms, "budget": [run("none steps=400")]})
+    assert {group.label for group in found} == {"none", "none steps=400", study_rivals.CHEAPER, study_rivals.RATIO}
+    assert [group.label for group in study_rivals.contenders({"main": [run("none")]})] == ["none"]

@@ -177,7 +177,7 @@ def test_fresh_seeds_by_hand():
     rloo = {"setting": "advantage=rloo"}
     old = [*study_runs("none", *(x / 100 for x in RLOO), **rloo), *(run for run in MAIN if run.label == "better")]
     fresh = [*study_runs("none", 0.50, 0.60, seeds=(5, 6), **rloo), *study_runs("better", 0.41, 0.53, seeds=(5, 6))]
-    rows = cells(table := study_tables.table_fresh("easy", old, fresh))
+    rows = cells(table := study_tables.table_fresh("easy", group_runs(old), group_runs(fresh)))
     half = 4.303 * 1 * math.sqrt(4 / 3)  # t of 2 degrees of freedom, deviation of the areas 22.5, 23.5, 24.5
     assert rows["RLOO"] == {
         "method": "RLOO", "seeds": "3", "95% of single seeds": f"{23.5 - half:.1f} to {23.5 + half:.1f}",
