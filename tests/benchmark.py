@@ -40,7 +40,7 @@ from torch import Tensor
 import grpo
 import queries
 from countdown_task import CHAT, Puzzle, generate_puzzles
-from critic import Critic
+from critic import Critic, Importance
 from experiments import ground_truth
 from mitigations import MITIGATIONS, TokenBatch
 from plumbing.optimizer import Optimizer
@@ -220,12 +220,13 @@ def updates(bench: Benchmark) -> None:
 def credit(bench: Benchmark) -> None:
     """What each credit function and the credit log add to a default step of `none`, and the size of the log."""
     model, puzzles = bundled(), generate_puzzles(Settings.questions, "train")
-    optimizer, critic = Optimizer(model, lr=0.0), Critic(model.config.hidden_size)
-    reference, prompts = copy.deepcopy(model).requires_grad_(False), prompts_of(len(puzzles))
+    optimizer, prompts = Optimizer(model, lr=0.0), prompts_of(len(puzzles))
+    critic, importance = Critic(model.config.hidden_size), Importance(model.config.hidden_size)
+    reference = copy.deepcopy(model).requires_grad_(False)
     uniforms = grpo.draw_uniforms(0, 1, len(puzzles), Settings.answers, LIMIT)
 
     def sampled() -> TokenBatch:
-        return grpo.rollout(model, CODEC, puzzles, uniforms, reference=reference, critic=critic)
+        return grpo.rollout(model, CODEC, puzzles, uniforms, reference=reference, critic=critic, importance=importance)
 
     def step() -> None:
         batch = sampled()
@@ -235,6 +236,8 @@ def credit(bench: Benchmark) -> None:
         method(batch)
         if "critic" in method.needs:
             critic.learn(batch.ask.hidden, batch.mask, batch.ask.values, batch.reward)
+        if "importance" in method.needs:
+            importance.learn(batch.ask.hidden, batch.mask, batch.success)
 
     with tempfile.TemporaryDirectory() as folder:
         file, batch = Path(folder) / "step-000001.npz", sampled()
