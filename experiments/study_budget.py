@@ -94,7 +94,7 @@ def table_equal(level: str, groups: list[Group]) -> Table:
             "± half of Welch's 95% interval, at the largest cost that both reached: that of the method's whole run, or "
             "of the opponent's where it is less. Area: mean success over the cost up to there, * significant at 5% "
             f"after Holm's correction over the column. {RESULT} End: success at that cost. Both are read at the costs "
-            "of the one that was measured less often, linear in between; a group's cost is the mean of its runs. Last, "
+            "of the one whose measurements are further apart, linear in between; a group's cost is the mean of its runs. Last, "
             f"the area with other weights of sampled, read and updated tokens than {next(iter(WEIGHTS))}, at the "
             "largest cost that both reached by these.")
     return Table(f"Equal cost, {level}", note, ["method", "opponent", "seeds", "at cost", "area", "result", "end",
@@ -115,10 +115,10 @@ def at_equal_cost(group: Group, other: Group, weights: dict[str, float] = COSTS)
     """Success of a group minus that of another at the largest cost that both reached, and the same on the way there.
 
     Learning curves are concave, so a straight line between two measurements lies below them, and further below where
-    they are far apart. So both are read at the same costs: those of the group that was measured less often.
+    they are far apart. So both are read at the same costs: those of the group whose measurements are further apart.
     """
-    cost = common_cost(group, other, weights)
-    costs = min((measured(g, cost, weights) for g in (group, other)), key=len)  # (n,)
+    cost, coarser = common_cost(group, other, weights), max(group, other, key=lambda g: spent(g, weights)[1])
+    costs = measured(coarser, cost, weights)  # (n,)
     curves = [success_at(g, costs, weights) for g in (group, other)]  # (seeds, n) each
     areas = [np.array([mean_height(costs, curve) for curve in of_group]) for of_group in curves]
     return welch(*(of_group[:, -1] for of_group in curves)), welch(*areas)

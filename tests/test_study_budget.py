@@ -76,14 +76,15 @@ def test_the_tables_by_hand(groups):
     # vineppo was measured at 0, 750 and 3,000, RLOO at 0, 1,000 and 4,000. With 1:1:6 vineppo was measured at 825 and
     # 3,300, RLOO at 1,500 and 6,000; with 3:1:3 at 1,800 and 7,200, and at 1,667 and 6,667; with 1:1:1 at 700 and 2,800,
     # and at 667 and 2,667; with 1:0:0 at 525 and 2,100, and at 333 and 1,333. The first two comparisons end with
-    # vineppo's runs, the others with RLOO's.
+    # vineppo's runs and are read where RLOO was measured, the others the other way round.
     for column, costs in {4: (750, 3000, 1000, 4000), 7: (825, 3300, 1500, 6000), 8: (1800, 7200, 5000 / 3, 20000 / 3),
                           9: (700, 2800, 2000 / 3, 8000 / 3), 10: (525, 2100, 1000 / 3, 4000 / 3)}.items():
         half, whole, their_half, their_whole = costs
         common = min(whole, their_whole)
-        ours, theirs = (np.array([mean_until(half, common, *of_group, *ends) for ends in pairs]) for of_group, pairs in (
-            ((half, whole), ((0.35, 0.5), (0.45, 0.7))), ((their_half, their_whole), ((0.4, 0.6), (0.5, 0.8)))))
-        assert rows["RLOO steps=400"][column] == points(welch(ours, theirs))
+        x = max(half, their_half)
+        ours = [mean_until(x, common, half, whole, *ends) for ends in ((0.35, 0.5), (0.45, 0.7))]
+        theirs = [mean_until(x, common, their_half, their_whole, *ends) for ends in ((0.4, 0.6), (0.5, 0.8))]
+        assert rows["RLOO steps=400"][column] == points(welch(np.array(ours), np.array(theirs)))
     end = np.array([0.4 + 0.2 * 2 / 3, 0.5 + 0.3 * 2 / 3])
     assert rows["RLOO steps=400"][2:4] == ["2, 2", "3.00"]
     assert rows["RLOO steps=400"][5:7] == ["open", points(welch(np.array([0.5, 0.7]), end))]
@@ -91,8 +92,8 @@ def test_the_tables_by_hand(groups):
 
 def mean_until(x, cost, half, whole, middle, end):
     """The mean until a cost of a curve from 0.2 that was measured at two costs, read at x and at that cost; by hand."""
-    at_x, last = (0.2 + (middle - 0.2) * at / half if at < half else middle + (end - middle) * (at - half) /
-                  (whole - half) for at in (x, cost))
+    at_x, last = (0.2 + (middle - 0.2) * at / half if at < half else
+                  middle + (end - middle) * (at - half) / (whole - half) for at in (x, cost))
     return ((0.2 + at_x) / 2 * x + (at_x + last) / 2 * (cost - x)) / cost
 
 
