@@ -84,7 +84,7 @@ PARTS = {  # level, methods with their flags, seeds
                ("easy", tuple(f"none {more}" for more in MORE["easy"]), range(5)),
                ("hard", tuple(f"{RLOO_FLAGS} {more}" for more in MORE["hard"]), range(3)),
                ("easy", (f"{RLOO_FLAGS} --answers 115",), range(3))],  # as many sampled tokens as vineppo
-    "forms": [("easy", FORMS, range(5)), ("easy", (RATIO,), range(10)), ("hard", (RATIO,), range(5)),
+    "forms": [("easy", FORMS, range(5)), ("easy", (RATIO,), range(10)), ("hard", (RATIO,), range(10)),
               ("small", (RATIO,), range(5))],
     "sweeps": [("easy", SWEEPS, range(3))],
     "updates": [("easy", UPDATES, range(3))],
