@@ -91,7 +91,7 @@ PARTS = {  # level, methods with their flags, seeds
     "rates": [("easy", tuple(f"{name} --lr 0.0004" for name in (RLOO_FLAGS, "ppo")), range(3))],  # is it the step size?
     "breaks": [("hard", ("value_change",), range(5)), ("hard", ("token_type",), range(3))],  # experiments/collapse.py
     "trial": [("hard", ("entropy_ratio", "tempo", "first_error", "learned_importance", *FORMS[:6]), range(1))],
-    "fresh": [("easy", (RLOO_FLAGS, "ppo", "vineppo", RATIO), range(10, 15))],  # to check what was written before they ran
+    "fresh": [("easy", (RLOO_FLAGS, "ppo", "vineppo", RATIO), range(10, 15))],  # to check what was written before
 }
 
 

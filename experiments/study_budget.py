@@ -94,9 +94,9 @@ def table_equal(level: str, groups: list[Group]) -> Table:
             "± half of Welch's 95% interval, at the largest cost that both reached: that of the method's whole run, or "
             "of the opponent's where it is less. Area: mean success over the cost up to there, * significant at 5% "
             f"after Holm's correction over the column. {RESULT} End: success at that cost. Both are read at the costs "
-            "of the one whose measurements are further apart, linear in between; a group's cost is the mean of its runs. Last, "
-            f"the area with other weights of sampled, read and updated tokens than {next(iter(WEIGHTS))}, at the "
-            "largest cost that both reached by these.")
+            "of the one whose measurements are further apart, linear in between; a group's cost is the mean of its "
+            f"runs. Last, the area with other weights of sampled, read and updated tokens than {next(iter(WEIGHTS))}, "
+            "at the largest cost that both reached by these.")
     return Table(f"Equal cost, {level}", note, ["method", "opponent", "seeds", "at cost", "area", "result", "end",
                                                 *(f"area, {name}" for name in list(WEIGHTS)[1:])], rows)
 
