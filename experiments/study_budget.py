@@ -83,22 +83,23 @@ def table_equal(level: str, groups: list[Group]) -> Table:
     pairs = {(group.label, other.label): (group, other) for group in groups for other in groups
              if is_opponent(other.label) and not is_opponent(group.label) and spent(group)[-1] > COSTLY * unit
              and spent_enough(group, other)}
-    ends = {names: at_equal_cost(*pair)[0] for names, pair in pairs.items()}
-    usual, *others = (results({names: at_equal_cost(*pair, weights)[1] for names, pair in pairs.items()})
-                      for weights in WEIGHTS.values())
+    usual, *others = WEIGHTS
+    compared = {name: {names: at_equal_cost(*pair, weights) for names, pair in pairs.items()}
+                for name, weights in WEIGHTS.items()}
+    areas = {name: results({names: area for names, (_, area) in found.items()}) for name, found in compared.items()}
     for names, (group, other) in pairs.items():
-        cost = common_cost(group, other) / unit
-        rows.append([*map(name_of, names), f"{len(group.rows)}, {len(other.rows)}", f"{cost:.2f}", *usual[names],
-                     points(ends[names]), *(areas[names][0] for areas in others)])
+        cost, (end, _) = common_cost(group, other) / unit, compared[usual][names]
+        rows.append([*map(name_of, names), f"{len(group.rows)}, {len(other.rows)}", f"{cost:.2f}",
+                     *areas[usual][names], points(end), *(areas[name][names][0] for name in others)])
     note = ("The method minus the opponent, GRPO or RLOO, with more steps or more answers where it says so, in points "
             "± half of Welch's 95% interval, at the largest cost that both reached: that of the method's whole run, or "
             "of the opponent's where it is less. Area: mean success over the cost up to there, * significant at 5% "
             f"after Holm's correction over the column. {RESULT} End: success at that cost. Both are read at the costs "
             "of the one whose measurements are further apart, linear in between; a group's cost is the mean of its "
-            f"runs. Last, the area with other weights of sampled, read and updated tokens than {next(iter(WEIGHTS))}, "
+            f"runs. Last, the area with other weights of sampled, read and updated tokens than {usual}, "
             "at the largest cost that both reached by these.")
     return Table(f"Equal cost, {level}", note, ["method", "opponent", "seeds", "at cost", "area", "result", "end",
-                                                *(f"area, {name}" for name in list(WEIGHTS)[1:])], rows)
+                                                *(f"area, {name}" for name in others)], rows)
 
 
 def spent_enough(group: Group, other: Group, share: float = NEARLY) -> bool:
