@@ -17,20 +17,20 @@ Differences from the original work:
 """
 import json
 import re
-import textwrap
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 from matplotlib.ticker import PercentFormatter
 
-from countdown_task import ROLES, Codec
 from plumbing.progress import Progress
 from plumbing.report import (GREY, LETTERS, MIN_RESPONSES, PALETTE, SHADES, Estimate, Table, bins, clustered_mean,
-                             draw_estimate, draw_tokens, interval, mean_height, new_figure, place_tokens, plt, pm,
-                             ratio, save_figure, t_estimate, t_statistics, welch, write_csv)
+                             draw_tokens, interval, mean_height, new_figure, place_tokens, plt, pm, ratio, save_figure,
+                             t_estimate, t_statistics, write_csv)
 from plumbing.runs import (Group, Run, group_runs, heldout, labels, read_config, read_final,
                            read_metrics, run_method, shared_settings, unequal_steps, work_on_folders)
+from plumbing.tokenizer import Tokenizer
+from tasks.text import ROLES
 
 MEASURES = ("contribution", "gradient")
 COLOURS = dict(zip(("reasoning", "filler", "structure"), PALETTE))
@@ -79,7 +79,7 @@ def sampled_puzzles(run: Path) -> dict[tuple[int, int], str]:
     """The puzzles in samples.txt by step and group: it shows one response to each."""
     file, puzzles, groups = run / "samples.txt", {}, Counter()
     for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
-        if found := re.match(r"=== step (\d+)  (\[.*?\] -> \d+)  ", line):
+        if found := re.match(r"=== step (\d+)  (.*?)  reward\b", line):
             step = int(found[1])
             puzzles[step, groups[step]] = f"{found[2]}, ".replace("->", "→")
             groups[step] += 1
@@ -192,6 +192,7 @@ def table_roles(log: dict) -> Table:
         rows.append([role, f"{selected.sum():,}", f"{selected.mean():.1%}", *size_cells(log, selected),
                      *average_cells(log, selected, *MEASURES, "logprob", "entropy")])
         sizes.append([mean_size(log, selected, measure)[0] for measure in MEASURES])
+    # ROLES begins with filler and reasoning.
     by_contribution, by_gradient = (ratio(filler, reasoning) for filler, reasoning in zip(*sizes[:2]))
     note = ("Mean size ± one standard error clustered by response, then signed means. Filler / reasoning: "
             f"{by_contribution:.2f} by contribution, {by_gradient:.2f} by gradient.")
@@ -204,14 +205,14 @@ def table_roles_by_position(log: dict) -> Table:
     return Table("Token types by position", CLUSTERED, ["position", *ROLE_HEADER], rows)
 
 
-def table_tokens(log: dict, codec: Codec, count: int = 8) -> Table:
+def table_tokens(log: dict, tokenizer: Tokenizer, count: int = 8) -> Table:
     """The most frequent tokens of each type."""
     rows = []
     for i, role in enumerate(ROLES):
         tokens, counts = np.unique(log["token"][log["role"] == i], return_counts=True)
         for token in tokens[np.argsort(-counts, kind="stable")][:count]:
             selected = (log["role"] == i) & (log["token"] == token)
-            text = codec.bytes[token].decode("utf-8", "replace") or codec.tokenizer.id_to_token(int(token))
+            text = tokenizer.bytes[token].decode("utf-8", "replace") or tokenizer.library.id_to_token(int(token))
             rows.append([role, f"`{text!r}`".replace("|", "\\|"), f"{selected.sum():,}", *size_cells(log, selected),
                          *average_cells(log, selected, "logprob", "entropy")])
     header = ["type", "token", "count", *SIZE_HEADER, "log p", "entropy"]
@@ -292,7 +293,7 @@ def choose_responses(log: dict) -> list[np.ndarray]:
     return chosen
 
 
-def draw_run_tokens(log: dict, codec: Codec, method: str, puzzles: dict, file: Path) -> None:
+def draw_run_tokens(log: dict, tokenizer: Tokenizer, method: str, puzzles: dict, file: Path) -> None:
     """Each response twice: coloured by credit (a single number where all tokens have the same), and by gradient.
 
     puzzles: what is known of the puzzle of a (step, group), as text.
@@ -301,7 +302,7 @@ def draw_run_tokens(log: dict, codec: Codec, method: str, puzzles: dict, file: P
     for rows in choose_responses(log):
         step, group, reward = (log[name][rows[0]] for name in ("step", "group", "reward"))
         credit = log["credit"][rows]  # (L,)
-        texts = [codec.bytes[token].decode("utf-8", "replace") for token in log["token"][rows]]
+        texts = [tokenizer.bytes[token].decode("utf-8", "replace") for token in log["token"][rows]]
         shown = ([f" {credit[0]:+.2f} on every token "], credit[:1]) if np.ptp(credit) < 1e-6 else (texts, credit)
         heading = f"Step {step}, {puzzles.get((step, group), '')}reward {reward:.2f}. Credit by {method}:"
         blocks.append((heading, "bold", *shown))
@@ -322,9 +323,9 @@ def draw_run_tokens(log: dict, codec: Codec, method: str, puzzles: dict, file: P
 
 def analyze_run(run: Path) -> None:
     """Print the tables of a run; write them and the pictures to its analysis/."""
-    metrics, log, codec = read_metrics(run), read_log(run), Codec(run / "checkpoint")
+    metrics, log, tokenizer = read_metrics(run), read_log(run), Tokenizer(run / "checkpoint")
     tables = [table_basics(log, metrics), table_statistics(log), table_t(log), table_positions(log), table_signs(log),
-              table_roles(log), table_roles_by_position(log), table_tokens(log, codec), table_training(log)]
+              table_roles(log), table_roles_by_position(log), table_tokens(log, tokenizer), table_training(log)]
     out = run / "analysis"
     out.mkdir(exist_ok=True)
     text = f"# {run.name}\n\n" + "\n".join(map(str, tables))
@@ -332,7 +333,7 @@ def analyze_run(run: Path) -> None:
     method = method_name(run_method(read_config(run)))
     draw_learning(metrics, method, out / "learning.png")
     draw_credit(log, out / "credit.png")
-    draw_run_tokens(log, codec, method, sampled_puzzles(run), out / "tokens.png")
+    draw_run_tokens(log, tokenizer, method, sampled_puzzles(run), out / "tokens.png")
     print(text)
     print(f"wrote {out / 'tables.md'}, learning.png, credit.png and tokens.png beside it")
 
@@ -340,8 +341,8 @@ def analyze_run(run: Path) -> None:
 # ------------------------------------------------------------------------------------- what one run contributes
 
 
-# Columns of metrics.csv, and what a token costs in forward passes (a backward pass counts as two). The sums are kept
-# here; experiments/study.py weighs them.
+# Columns of metrics.csv, and what a token costs in forward passes (a backward pass counts as two). Only the names are
+# used here; the study weighs them.
 COSTS = {"tokens_sampled": 1, "tokens_read": 1, "tokens_updated": 3}
 
 
@@ -357,7 +358,7 @@ def summarize(run: Path) -> dict[str, float | dict]:
     for measure in MEASURES:
         total = np.bincount(log["role"], np.abs(log[measure]), 3)  # (3,)
         figures |= {f"{measure}, {role}": ratio(total[i], total.sum()) for i, role in enumerate(ROLES[:2])}
-        figures[f"{measure}, filler / reasoning"] = ratio(total[0] * count[1], total[1] * count[0])  # of their means
+        figures[f"{measure}, filler / reasoning"] = ratio(total[0] * count[1], total[1] * count[0])  # of the means
     tokens = {name: np.nansum(metrics[name]) for name in COSTS if name in metrics}  # older runs did not count them
     return figures | tokens | spread_within(log["credit"], log["id"]) | {
         "gradient norm": grad_norm.mean(), "its spread": grad_norm.std(), "seconds a step": np.median(seconds)}
@@ -374,6 +375,7 @@ def spread_within(credit: np.ndarray, response: np.ndarray) -> dict[str, float]:
     size, square, signed = (np.bincount(response, x) for x in (np.abs(credit), credit**2.0, credit))
     credited = square > 0
     effective = ratio((size[credited] ** 2 / (length[credited] * square[credited])).sum(), credited.sum())
+    # Sum over a response of (c - mean)^2 = sum of c^2 - (sum of c)^2 / L.
     within = square.sum() - (signed**2 / np.maximum(length, 1)).sum()
     return {"effective sample size": effective, "varies within": ratio(within, square.sum())}
 
@@ -392,7 +394,6 @@ def load_runs(folders: list[Path]) -> list[Run]:
 
 # ----------------------------------------------------------------------------------------- tables of a comparison
 
-JUDGED = {"end": "Success at the end", "area": "Mean success while training (area)"}
 LEARNING = ("start", "end", "climb", "area", "pass@16")
 DIFFERENCES = ("end - GRPO", "area - GRPO", "pass@16 - GRPO")
 CREDIT = (*(f"{measure}, {part}" for measure in MEASURES for part in ("filler", "reasoning", "filler / reasoning")),
@@ -443,117 +444,30 @@ def csv_rows(records: dict[str, dict[str, Estimate]]) -> list[dict]:
             for label, r in records.items()]
 
 
-# -------------------------------------------------------------------------------------- pictures of a comparison
-
-LOWEST = -15  # points: a lower mean would stretch the axis until the other methods could not be told apart
-GAINS = 8  # points: the highest and lowest difference in a panel of learning curves
-
-
-def by_area(groups: list[Group]) -> list[Group]:
-    """Groups from the largest mean success while training to the smallest."""
-    return sorted(groups, key=lambda group: -group.values("area").mean())
-
-
 def draw_curves(groups: list[Group], file: Path) -> None:
-    """A panel per method of its difference to the baseline over the steps; held-out success where there is none."""
-    compared = by_area([group for group in groups if group.compared])
-    if not compared:
-        return draw_success(groups, file)
-    columns = min(4, len(compared))
-    rows = -(-len(compared) // columns)
-    figure, axes = new_figure(columns, rows, 0.7 + 1.35 * rows, sharey=True)
-    for axis in axes.flat[len(compared) :]:
-        axis.remove()
-    for axis, group in zip(axes.flat, compared):
-        draw_gain(axis, group)
-        axis.set_title("\n".join(textwrap.wrap(method_name(group.label), 30)), fontsize=9)
-    axes[0, 0].set(ylim=(-GAINS, GAINS), yticks=range(-6, 7, 3))
-    figure.supxlabel("step", fontsize=10)
-    figure.supylabel(f"held-out success,\n{more_than(compared)}", fontsize=10, multialignment="center")
-    save_figure(figure, file)
-
-
-def draw_gain(axis: plt.Axes, group: Group) -> None:
-    """A method's held-out success minus the baseline's over the steps, in points, with Welch's 95% interval.
-
-    A difference beyond GAINS is an arrow at the edge with its number.
-    """
-    curves, baseline = ([row["curve"] for row in g.rows.values()] for g in (group, group.baseline))
-    steps = np.array(sorted(set.intersection(*map(set, curves + baseline))))
-    gains = [welch(*([curve[step] for curve in side] for side in (curves, baseline))) for step in steps]
-    mean, low, high = 100 * np.array(gains)[:, :3].T  # (steps,) each
-    colour = GREY if is_control(group.label) else PALETTE[0]
-    axis.axhline(0, color=GREY, lw=1)
-    axis.plot(steps, mean, color=colour, marker="o", ms=4, mfc="none" if is_control(group.label) else colour)
-    axis.fill_between(steps, low, high, color=colour, alpha=0.25, lw=0)
-    for step, gain in zip(steps, mean):
-        if abs(gain) > GAINS:
-            edge = np.copysign(GAINS, gain)
-            axis.plot(step, edge, "^" if gain > 0 else "v", color=colour, ms=5, clip_on=False)
-            axis.annotate(f"{gain:.0f}".replace("-", "−"), (step, edge), (0, np.copysign(8, -gain)),
-                          textcoords="offset points", fontsize=8, ha="center", va="center")
-
-
-def draw_success(groups: list[Group], file: Path) -> None:
-    """The learning curves of methods: the mean over seeds, its 95% interval, and each seed as a thin line."""
-    figure, ((axis,),) = new_figure(1, 1, 3.6)
+    """The learning curves of methods: the mean over seeds and its 95% interval; each seed where there is one method."""
+    figure, ((axis,),) = new_figure(1, 1, 3.6 + 0.12 * len(groups))
     for i, group in enumerate(groups):
         curves, colour = [row["curve"] for row in group.rows.values()], PALETTE[i % len(PALETTE)]
         steps = sorted(set.intersection(*map(set, curves)))
         mean, half = np.array([interval([curve[step] for curve in curves]) for step in steps]).T  # (steps,) each
-        name = f"{method_name(group.label)}, seeds: {len(curves)}"
-        axis.plot(steps, mean, color=colour, marker="os^D"[i % 4], label=name)
-        axis.fill_between(steps, mean - half, mean + half, color=colour, alpha=0.25, lw=0)
-        for curve in curves:
+        style = ("-", "--", ":", "-.")[i // len(PALETTE) % 4]
+        axis.plot(steps, mean, style, color=colour, marker="os^D"[i % 4],
+                  label=f"{method_name(group.label)}, seeds: {len(curves)}")
+        axis.fill_between(steps, mean - half, mean + half, color=colour, alpha=0.25 if len(groups) < 4 else 0.1, lw=0)
+        for curve in curves if len(groups) == 1 else []:
             axis.plot(steps, [curve[step] for step in steps], color=colour, lw=0.6, alpha=0.6)
     title = method_name(groups[0].label) if len(groups) == 1 else "Held-out success"
     axis.set(xlabel="step", ylabel="held-out puzzles solved", ylim=(0, None), title=title)
-    axis.legend(title="mean, 95% interval; thin: each seed")
+    figure.legend(title="mean, 95% interval" + "; thin: each seed" * (len(groups) == 1), loc="outside right upper")
     save_figure(figure, file)
-
-
-def draw_forest(groups: list[Group], file: Path) -> None:
-    """Each method's difference to the baseline: mean, 95% interval, and each seed as a small line."""
-    compared = by_area([group for group in groups if group.compared])
-    figure, axes = new_figure(2, 1, 1.0 + 0.21 * max(4, len(compared)), sharey=True)
-    for axis, (name, title) in zip(axes.flat, reversed(JUDGED.items())):
-        draw_differences(axis, dict(enumerate(compared)), name)
-        axis.set(xlabel=more_than(compared), title=title)
-    if any(len(group.rows) < 2 for group in compared):
-        figure.suptitle("With one seed, nothing can be concluded.", fontsize=11)
-    names = [f"{method_name(group.label)}, n = {len(group.rows)}" for group in compared]
-    axes[0, 0].set_yticks(range(len(compared)), names)
-    axes[0, 0].invert_yaxis()
-    save_figure(figure, file)
-
-
-def more_than(compared: list[Group]) -> str:
-    """The label of an axis of differences: to GRPO, unless all groups share another baseline."""
-    baselines = {method_name(group.baseline.label) for group in compared}
-    return f"points more than {baselines.pop() if len(baselines) == 1 else 'GRPO'}"
-
-
-def draw_differences(axis: plt.Axes, groups: dict[int, Group], figure: str) -> None:
-    """On the line of each group its difference to the baseline, in points; the axis ends at LOWEST."""
-    axis.axvline(0, color=GREY, lw=1)
-    beyond = False
-    for y, group in groups.items():
-        e = Estimate(*(100 * x for x in group.difference(figure)[:3]))
-        seeds = 100 * (group.values(figure) - group.baseline.values(figure).mean())  # (n,)
-        control, beyond = is_control(group.label), beyond or min(e.value, e.low) < LOWEST
-        hollow = control or len(group.rows) < 2  # a single seed has no interval
-        draw_estimate(axis, y, e, hollow, LOWEST, GREY if control else PALETTE[0])
-        seeds = seeds[seeds > LOWEST]
-        axis.plot(seeds, np.full(len(seeds), y), "|", color=GREY, ms=6)
-    if beyond:
-        axis.set_xlim(left=LOWEST)
 
 
 # ------------------------------------------------------------------------------------------------ command line
 
 
 def compare_runs(folders: list[Path]) -> None:
-    """Print the comparison of runs; write it, learning curves and a forest plot to comparison/ beside them."""
+    """Print the comparison of runs; write it and a picture of the learning curves to comparison/ beside them."""
     runs = load_runs(folders)
     groups, warning, out = group_runs(runs), unequal_steps(runs), folders[0].parent / "comparison"
     records = {group.label: record(group) for group in groups}
@@ -562,11 +476,8 @@ def compare_runs(folders: list[Path]) -> None:
     (out / "table.md").write_text(text, encoding="utf-8")
     write_csv(csv_rows(records), out / "table.csv")
     draw_curves(groups, out / "learning.png")
-    (out / "forest.png").unlink(missing_ok=True)  # an earlier comparison of other runs may have left one
-    if compared := any(group.compared for group in groups):
-        draw_forest(groups, out / "forest.png")
     print(text)
-    print(f"wrote {out / 'table.md'}, table.csv, learning.png" + ", forest.png" * compared)
+    print(f"wrote {out / 'table.md'}, table.csv and learning.png")
     if warning:
         print(f"warning: {warning}")
 

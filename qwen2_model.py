@@ -46,7 +46,8 @@ class Config:
     rope_theta: float
     max_position_embeddings: int  # the longest sequence the model was trained for
     tie_word_embeddings: bool  # the output matrix is the embedding
-    qk_norm: bool  # Qwen3 normalizes each head's q and k; Qwen2 has a bias on q, k and v instead
+    qkv_bias: bool  # q, k and v have a bias: Qwen2
+    qk_norm: bool  # each head's q and k are normalized: Qwen3
     source: dict  # the whole config.json, which save_model writes back
 
 
@@ -75,12 +76,13 @@ def read_config(source: dict) -> Config:
     heads = source["num_attention_heads"]
     return Config(
         **{name: source[name] for name in required},
-        num_key_value_heads=source.get("num_key_value_heads", 32) or heads,  # transformers: absent is 32, null is H
+        num_key_value_heads=source.get("num_key_value_heads", 32) or heads,  # as transformers: 32 if absent, H if null
         head_dim=source.get("head_dim") or (128 if family == "qwen3" else source["hidden_size"] // heads),
         rms_norm_eps=source.get("rms_norm_eps", 1e-6),
         rope_theta=rope.get("rope_theta", source.get("rope_theta", 10000.0)),
         max_position_embeddings=source.get("max_position_embeddings", 32768),
         tie_word_embeddings=source.get("tie_word_embeddings", False),
+        qkv_bias=family == "qwen2",
         qk_norm=family == "qwen3",
         source=source,
     )
@@ -112,7 +114,7 @@ def rope_angles(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor,
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate each pair (x_i, x_j), j = i + d/2, of x (B, heads, S, d) to (x_i cos - x_j sin, x_j cos + x_i sin)."""
-    swapped = x.roll(x.shape[-1] // 2, dims=-1)  # (B, heads, S, d)
+    swapped = x.roll(x.shape[-1] // 2, dims=-1)  # (B, heads, S, d); the first half of sin is negated already
     return torch.addcmul(x * cos, swapped, sin).to(x.dtype)
 
 
@@ -133,9 +135,9 @@ class Attention(nn.Module):
     def __init__(self, c: Config, layer: int):
         super().__init__()
         self.layer, self.H, self.K, self.d = layer, c.num_attention_heads, c.num_key_value_heads, c.head_dim
-        self.q_proj = nn.Linear(c.hidden_size, self.H * self.d, bias=not c.qk_norm)
-        self.k_proj = nn.Linear(c.hidden_size, self.K * self.d, bias=not c.qk_norm)
-        self.v_proj = nn.Linear(c.hidden_size, self.K * self.d, bias=not c.qk_norm)
+        self.q_proj = nn.Linear(c.hidden_size, self.H * self.d, bias=c.qkv_bias)
+        self.k_proj = nn.Linear(c.hidden_size, self.K * self.d, bias=c.qkv_bias)
+        self.v_proj = nn.Linear(c.hidden_size, self.K * self.d, bias=c.qkv_bias)
         self.o_proj = nn.Linear(self.H * self.d, c.hidden_size, bias=False)
         self.qk_norm = c.qk_norm
         if c.qk_norm:
@@ -143,8 +145,9 @@ class Attention(nn.Module):
 
     def heads(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, H, S, d), keys and values (B, K, S, d) of x (B, S, D)."""
-        q, k, v = (proj(x).unflatten(-1, (-1, self.d)).transpose(1, 2)  # (B, H, S, d), twice (B, K, S, d)
-                   for proj in (self.q_proj, self.k_proj, self.v_proj))
+        q = self.q_proj(x).unflatten(-1, (self.H, self.d)).transpose(1, 2)  # (B, H, S, d)
+        k = self.k_proj(x).unflatten(-1, (self.K, self.d)).transpose(1, 2)  # (B, K, S, d)
+        v = self.v_proj(x).unflatten(-1, (self.K, self.d)).transpose(1, 2)  # (B, K, S, d)
         if self.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         turned = rotate(torch.cat((q, k), dim=1), *angles)  # (B, H + K, S, d)
@@ -269,7 +272,8 @@ def take(log_probs: Tensor, tokens: Tensor) -> Tensor:
 def entropy_and_logit_grad(log_probs: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """Entropy (...) in nats, and ||onehot - p|| (...), the norm of d log pi(token) / d logits.
 
-    ||onehot - p|| = sqrt((sum_{v != token} p_v)^2 + sum_{v != token} p_v^2). The shorter form
+    ||onehot - p|| = sqrt((sum_{v != token} p_v)^2 + sum_{v != token} p_v^2): the token's own entry is 1 - p_token, the
+    sum of the others. The shorter form
     sqrt(1 - 2 p_token + sum_v p_v^2) loses all digits where p_token is near 1: in fp32 it returns 0 for true values
     near 1e-4.
     """
@@ -291,8 +295,10 @@ def token_logprobs(model: Qwen2, hidden: Tensor, tokens: Tensor) -> Tensor:
     size = max(1, LOGITS_AT_ONCE // model.real_vocab)  # tokens in a piece
     if len(tokens) <= size:
         return logprob(hidden, tokens)
-    return torch.cat([checkpoint(logprob, h, t, use_reentrant=False, preserve_rng_state=False)
-                      for h, t in zip(hidden.split(size), tokens.split(size))])
+    pieces = []
+    for h, t in zip(hidden.split(size), tokens.split(size)):  # (size, D), (size,)
+        pieces.append(checkpoint(logprob, h, t, use_reentrant=False, preserve_rng_state=False))
+    return torch.cat(pieces)
 
 
 # ---------------------------------------------------------------------------------------------- checkpoints

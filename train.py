@@ -1,8 +1,9 @@
-"""GRPO (group relative policy optimization): settings and the loop: sample, grade, assign credit, update, log.
+"""GRPO (group relative policy optimization): the settings, the loop, and the evaluation.
 
     python train.py --mitigation none                                       the bundled model, two minutes
     python train.py --mitigation outcome_conditional --think_discount 0.5   another way to assign credit
     python train.py --model path/to/Qwen2.5-0.5B-Instruct --lr 1e-6         a real checkpoint
+    python train.py --task path/to/my_task.py                               your own task, see countdown_task.py
     python train.py --steps 0                                               only evaluate
     python train.py --resume runs/none-seed0                                continue a run that was stopped or killed
     torchrun --nproc_per_node 2 train.py --mitigation none                  the same run in several processes
@@ -17,31 +18,33 @@ import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from types import ModuleType
 
 import numpy as np
 import torch
 from torch import Tensor
 
-import grpo
-import queries
-from countdown_task import (Codec, Puzzle, coin_toss, fingerprint, generate_puzzles, is_solvable, puzzle_key,
-                            read_puzzles, split)
-from critic import HEADS, Critic, Importance, load_head, save_head
-from mitigations import MITIGATIONS, NORMALIZATIONS, TokenBatch, has_variance, required
+from grpo import ADVANTAGES, LOSS_NORMS, compare, update
+from methods import MITIGATIONS  # the registry of mitigations.py, with the functions of methods/ in it
+from methods.heads import HEADS, load_head, save_head
+from mitigations import NORMALIZATIONS, required
 from plumbing import run_folder
 from plumbing.files import write_json
 from plumbing.flags import Arguments, changed, check_device, check_range, first_sentence, parse
+from plumbing.metrics import step_columns, write_credit_log
 from plumbing.optimizer import Optimizer
 from plumbing.processes import join, leads, leave
 from plumbing.progress import Progress, clock, fail, one_sentence
+from plumbing.task_file import load_task
+from plumbing.tokenizer import Tokenizer
 from qwen2_model import Qwen2, load_model, save_model
+from rollout import EVALUATION, Policy, TokenBatch, draw_puzzles, draw_uniforms, generate_and_grade, rollout
 
 BUNDLED = Path(__file__).parent / "models" / "countdown-tiny"
-CHOICES = {"reward": ("graded", "random"), "advantage": grpo.ADVANTAGES, "loss_norm": grpo.LOSS_NORMS,
+CHOICES = {"reward": ("graded", "random"), "advantage": ADVANTAGES, "loss_norm": LOSS_NORMS,
            "normalize": NORMALIZATIONS, "dtype": ("float32", "bfloat16"), "optimizer_device": ("", "cpu")}
-# Keys and values of the responses that are evaluated at once, unless a training step has more already. 512 puzzles at
-# once take 2.0 s, 96 at a time 2.95 s.
+# Bytes of keys and values while evaluating: they set how many responses are sampled at once, but never fewer than in a
+# training step. 512 puzzles at once take 2.0 s, 96 at a time 2.95 s.
 EVALUATION_BYTES = 2**29
 
 
@@ -51,7 +54,8 @@ class Settings:
 
     mitigation: str = "none"  # the credit function, see the end of --help; none: plain GRPO, equal for all tokens
     model: str = str(BUNDLED)  # a Hugging Face folder with Qwen2 or Qwen3 weights
-    data: str = ""  # .jsonl or .parquet with `nums` and `target`; empty: generate 3 numbers from 1..20
+    task: str = "countdown"  # the name of a file tasks/NAME_task.py, or a path that ends in .py
+    data: str = ""  # a file of puzzles, .jsonl or .parquet; empty: the task makes its own
     out: str = ""  # the run folder, which must not exist; empty: runs/<mitigation>[-<changed flags>]-seed<seed>
     steps: int = 100  # 0 only evaluates
     questions: int = 12  # Q, puzzles per step
@@ -87,98 +91,61 @@ class Settings:
 # ------------------------------------------------------------------------------------------------- the loop
 
 
-class Policy(NamedTuple):
-    """The policy, RL's word for the model that acts and learns, and what belongs to it."""
-
-    model: Qwen2
-    codec: Codec
-    critic: Critic | None = None  # where the credit function needs one
-    importance: Importance | None = None  # likewise
-    reference: Qwen2 | None = None  # a frozen copy of the start model, where the credit function or --kl needs it
-
-    def save(self, folder: Path) -> None:
-        """Write the model, and the heads that were trained with it."""
-        save_model(self.model, folder)
-        for head in self.heads().values():
-            save_head(head, folder)
-
-    def heads(self) -> dict[str, Critic | Importance]:
-        """The heads on the model's hidden states that this credit function needs, by name."""
-        return {name: head for name in HEADS if (head := getattr(self, name)) is not None}
-
-
-def train(run: Path, s: Settings, hyper_parameters: dict, policy: Policy, training: list[Puzzle],
-          heldout: list[Puzzle], optimizer: Optimizer, done: int) -> dict:
+def train(run: Path, s: Settings, hyper_parameters: dict, policy: Policy, training: list, heldout: list,
+          optimizer: Optimizer, done: int) -> dict:
     """GRPO from step done + 1 to the last one. Returns the last row of metrics.csv."""
     row, run_began = {}, time.perf_counter()
     for step in range(done + 1, s.steps + 1):
         step_began = time.perf_counter()
         puzzles = draw_puzzles(training, s, step)  # Q
-        batch = sample_and_grade(policy, puzzles, s, step)
+        batch = rollout(policy, puzzles, s, step)  # B responses and their rewards
+        batch.advantage = compare(batch, s.advantage)  # (B,)
         credit = assign_credit(batch, s, hyper_parameters)  # (B, T)
-        if policy.critic is not None:  # after assign_credit: a critic that knew these rewards would bias the credit
-            # batch.ask runs the model when an attribute is first read: see queries.py
-            policy.critic.learn(batch.ask.hidden, batch.mask, batch.ask.values, batch.reward)
-        if policy.importance is not None:
-            policy.importance.learn(batch.ask.hidden, batch.mask, batch.success)
-        row = update(policy, optimizer, batch, credit, s)
-        row |= summarize(step, batch, step_began)
-        if step == s.steps or (s.eval_every and step % s.eval_every == 0):
-            row |= measure_heldout(policy, heldout, s)
-        if leads():
-            grpo.write_credit_log(run / "credit" / f"step-{step:06d}.npz", step, batch, credit)
-            run_folder.append_row(run, row)
-            if step == 1 or step % s.sample_every == 0:
-                run_folder.write_samples(run, step, batch)
-            run_folder.save(run, step, s, policy.save, learners(policy, optimizer))  # what is due at this step
+        row = update(policy, optimizer, batch, credit, s)  # columns of metrics.csv
+        row |= measure(policy, heldout, batch, s, step, step_began)  # more columns
+        log(run, policy, optimizer, batch, credit, row, s, step)
         show(row, s, seconds_left=(time.perf_counter() - run_began) / (step - done) * (s.steps - step))
     return row
 
 
-def sample_and_grade(policy: Policy, puzzles: list[Puzzle], s: Settings, step: int) -> TokenBatch:
-    """The B responses of a step, with their rewards and advantages."""
-    # The random number behind each token is drawn here, so that no response depends on what is sampled beside it.
-    uniforms = grpo.draw_uniforms(s.seed, step, len(puzzles), s.answers, s.max_new_tokens)  # (B, max_new_tokens)
-    return grpo.rollout(policy.model, policy.codec, puzzles, uniforms, advantage=s.advantage, normalize=s.normalize,
-                        key=(s.seed, step), reference=policy.reference, critic=policy.critic,
-                        importance=policy.importance, micro_batch=s.micro_batch,
-                        grade=coin_toss(s.seed, step) if s.reward == "random" else None)
-
-
 @torch.no_grad()
 def assign_credit(batch: TokenBatch, s: Settings, hyper_parameters: dict) -> Tensor:
-    """The credit (B, T) that the chosen function of mitigations.py gives to each token."""
+    """The credit (B, T) that the chosen function of mitigations.py or methods/ gives to each token."""
     credit = MITIGATIONS[s.mitigation](batch, **hyper_parameters)  # (B, T)
-    if s.skip_unfinished:
-        credit = credit * batch.ended[:, None]
-    return credit
+    return credit * batch.ended[:, None] if s.skip_unfinished else credit
 
 
-def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tensor, s: Settings) -> dict:
-    """Take the optimizer steps that the settings ask for; returns columns of metrics.csv."""
-    return grpo.update(
-        policy.model, optimizer, batch.ask.prompts, batch, credit, kl=s.kl,
-        clip_low=s.clip_low, clip_high=s.clip_high, loss_norm=s.loss_norm, max_new_tokens=s.max_new_tokens,
-        updates_per_batch=s.updates_per_batch, max_grad_norm=s.max_grad_norm, micro_batch=s.micro_batch)
+def measure(policy: Policy, heldout: list, batch: TokenBatch, s: Settings, step: int, began: float) -> dict:
+    """What metrics.csv says of a step's responses, and of held-out puzzles where due. began: the time at its start."""
+    row = step_columns(step, batch, began)
+    if step == s.steps or (s.eval_every and step % s.eval_every == 0):
+        row |= measure_heldout(policy, heldout, s)
+    return row
+
+
+def log(run: Path, policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tensor, row: dict, s: Settings,
+        step: int) -> None:
+    """Write a step to the run folder: a row of metrics, a row per token, and the samples and weights that are due."""
+    if not leads():
+        return
+    write_credit_log(run / "credit" / f"step-{step:06d}.npz", step, batch, credit)
+    run_folder.append_row(run, row)
+    if step == 1 or step % s.sample_every == 0:
+        run_folder.write_samples(run, step, batch)
+    run_folder.save(run, step, s, lambda folder: save_policy(policy, folder), learners(policy, optimizer))
+
+
+def save_policy(policy: Policy, folder: Path) -> None:
+    """Write the model, and the heads that were trained with it."""
+    save_model(policy.model, folder)
+    for head in policy.heads.values():
+        save_head(head, folder)
 
 
 def learners(policy: Policy, optimizer: Optimizer) -> dict:
     """What changes from step to step, by its name in state.pt. (The optimizer's state includes the model's weights.)"""
-    heads = policy.heads()
+    heads = policy.heads
     return {"optimizer": optimizer, **heads, **{f"{name}_adamw": head.optimizer for name, head in heads.items()}}
-
-
-def summarize(step: int, batch: TokenBatch, began: float) -> dict[str, float]:
-    """The columns of metrics.csv that describe a step's responses. began: when the step did."""
-    tokens = batch.mask.sum().item()
-    seconds = time.perf_counter() - began  # after .item(), which waits for the device
-    rewards = batch.reward.view(len(batch.numbers), -1)  # (Q, G)
-    return {"step": step, "reward": batch.reward.mean().item(), "success": batch.success.mean().item(),
-            "format": batch.format.mean().item(), "length": tokens / len(batch.text),
-            "truncated": 1 - batch.ended.float().mean().item(), "entropy": batch.entropy[batch.mask].mean().item(),
-            "zero_variance_groups": int((~has_variance(rewards)).sum()),  # of equal rewards
-            "tokens_sampled": batch.ask.tokens_sampled, "tokens_read": batch.ask.tokens_read,
-            "seconds": seconds, "tokens_per_second": tokens / seconds}
 
 
 def show(row: dict, s: Settings, seconds_left: float) -> None:
@@ -197,34 +164,34 @@ def heldout_text(row: dict) -> str:
 # ------------------------------------------------------------------------------------------------- evaluation
 
 
-def evaluate(policy: Policy, puzzles: list[Puzzle], G: int, s: Settings) -> np.ndarray:
+def evaluate(policy: Policy, puzzles: list, G: int, s: Settings) -> np.ndarray:
     """Success (Q, G) of G responses to each of Q puzzles, with the same random numbers every time."""
-    uniforms = grpo.draw_uniforms(0, grpo.EVALUATION, len(puzzles), G, s.max_new_tokens)  # (B, max_new_tokens)
+    uniforms = draw_uniforms(0, EVALUATION, len(puzzles), G, s.max_new_tokens)  # (B, max_new_tokens)
     at_once = max(1, responses_that_fit(policy, puzzles, s) // G)  # puzzles
     success, progress = [], Progress("evaluating", len(uniforms))
     for i in range(0, len(puzzles), at_once):
         rows = uniforms[i * G : (i + at_once) * G]
-        _, grades = queries.respond(policy.model, policy.codec, puzzles[i : i + at_once], rows)
+        _, grades = generate_and_grade(policy, puzzles[i : i + at_once], rows)
         success += [grade["answer"] for grade in grades]  # 1.0 where the answer is right, else 0.0
         progress.show(len(success))
     return np.array(success).reshape(len(puzzles), G)
 
 
-def responses_that_fit(policy: Policy, puzzles: list[Puzzle], s: Settings) -> int:
+def responses_that_fit(policy: Policy, puzzles: list, s: Settings) -> int:
     """How many responses to sample at once while evaluating: at least as many as a training step does."""
     c, itemsize = policy.model.config, policy.model.output_weight.itemsize
-    columns = max(len(policy.codec.prompt(puzzle)) for puzzle in puzzles) + s.max_new_tokens
+    columns = max(len(policy.prompt(puzzle)) for puzzle in puzzles) + s.max_new_tokens
     column_bytes = 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * itemsize  # 2: key, value
     return max(s.questions * s.answers, EVALUATION_BYTES // (columns * column_bytes))
 
 
-def measure_heldout(policy: Policy, heldout: list[Puzzle], s: Settings) -> dict[str, float]:
+def measure_heldout(policy: Policy, heldout: list, s: Settings) -> dict[str, float]:
     """Held-out success, one response per puzzle, and its standard error."""
     success = evaluate(policy, heldout, 1, s)[:, 0]
     return {"heldout_success": float(success.mean()), "heldout_stderr": standard_error(success)}
 
 
-def measure_pass(policy: Policy, heldout: list[Puzzle], s: Settings, k: int = 16) -> dict[str, float]:
+def measure_pass(policy: Policy, heldout: list, s: Settings, k: int = 16) -> dict[str, float]:
     """The share of held-out puzzles that at least one of k responses solves, and its standard error."""
     print(f"measuring pass@{k}: {k} responses to each of {len(heldout)} held-out puzzles", flush=True)
     solved = evaluate(policy, heldout, k, s).max(1)
@@ -237,7 +204,7 @@ def standard_error(values: np.ndarray) -> float:
     return float(values.std(ddof=1) / len(values) ** 0.5) if len(values) > 1 else float("nan")
 
 
-def measure_start(run: Path, policy: Policy, heldout: list[Puzzle], s: Settings) -> dict:
+def measure_start(run: Path, policy: Policy, heldout: list, s: Settings) -> dict:
     """Row 0 of metrics.csv, also written there."""
     print(f"measuring the start model on {len(heldout)} held-out puzzles", flush=True)
     row = {"step": 0} | measure_heldout(policy, heldout, s)
@@ -247,7 +214,7 @@ def measure_start(run: Path, policy: Policy, heldout: list[Puzzle], s: Settings)
     return row
 
 
-def finish(run: Path, row: dict, policy: Policy, heldout: list[Puzzle], s: Settings) -> None:
+def finish(run: Path, row: dict, policy: Policy, heldout: list, s: Settings) -> None:
     """Write final.json: held-out success, measured now if the last row lacks it, and pass@16."""
     last = row if "heldout_success" in row else measure_heldout(policy, heldout, s)
     final = {"step": s.steps, "heldout_success": last["heldout_success"], "heldout_stderr": last["heldout_stderr"],
@@ -260,50 +227,27 @@ def finish(run: Path, row: dict, policy: Policy, heldout: list[Puzzle], s: Setti
 # ------------------------------------------------------------------------------------------------ the puzzles
 
 
-def choose_puzzles(s: Settings) -> tuple[list[Puzzle], list[Puzzle]]:
-    """Training and held-out puzzles, generated or from --data. A hash of each puzzle decides which it is.
-
-    (countdown_task.split has a third part, puzzles whose numbers are new, which only experiments/ uses.)
-    """
-    if not s.data:
-        return generate_puzzles(4096, "train"), generate_puzzles(s.eval_problems, "heldout")
-    distinct = {puzzle_key(p): p for p in read_puzzles(s.data)}  # Countdown-Tasks-3to4 has many twice
-    # In the order of another hash, so that the first ones are a fair sample, whatever the order of the rows.
-    by_hash = [distinct[key] for key in sorted(distinct, key=fingerprint)]
-    training, heldout = ([p for p in by_hash if split(p) == part] for part in ("train", "heldout"))
-    for name, chosen in (("train", training), ("held-out", heldout)):
-        if not chosen:
-            raise ValueError(f"{s.data} has no {name} puzzle among its {len(distinct)}: it needs more rows")
-    return training, heldout[: s.eval_problems]
-
-
-def draw_puzzles(training: list[Puzzle], s: Settings, step: int) -> list[Puzzle]:
-    """The step's puzzles. Every epoch shuffles the training puzzles anew; the order depends on the seed alone."""
-    epochs, places = np.divmod(np.arange((step - 1) * s.questions, step * s.questions), len(training))  # (Q,), (Q,)
-    # draw_uniforms seeds a training step with [seed, step, puzzle], and steps begin at 1: [seed, 0, epoch] is free.
-    orders = {epoch: np.random.default_rng([s.seed, 0, epoch]).permutation(len(training)) for epoch in set(epochs)}
-    return [training[orders[epoch][place]] for epoch, place in zip(epochs, places)]
-
-
-def check_puzzles(policy: Policy, training: list[Puzzle], heldout: list[Puzzle], s: Settings) -> None:
-    """ValueError when a puzzle that this run will ask has no solution, or doesn't fit the model."""
-    used = {p for step in range(1, s.steps + 1) for p in draw_puzzles(training, s, step)} | set(heldout)
-    to_solve = used if s.data else set()  # what we generate has a solution
-    progress = Progress("checking puzzles", len(to_solve))
-    for i, puzzle in enumerate(to_solve, 1):
+def check_puzzles(policy: Policy, training: list, heldout: list, s: Settings) -> None:
+    """ValueError when a puzzle that this run will ask can't be used, or doesn't fit the model."""
+    drawn = [puzzle for step in range(1, s.steps + 1) for puzzle in draw_puzzles(training, s, step)]
+    used = list({puzzle.id: puzzle for puzzle in drawn + heldout}.values())
+    to_check = used if s.data else []  # what a task makes can be used
+    progress = Progress("checking puzzles", len(to_check))
+    for i, puzzle in enumerate(to_check, 1):
         progress.show(i)
-        if len(puzzle.numbers) > 6:
-            raise ValueError(f"{s.data}: {list(puzzle.numbers)} has too many numbers; at most 6 are supported")
-        if not is_solvable(puzzle):
-            raise ValueError(f"{s.data}: {list(puzzle.numbers)} can't make {puzzle.target}; remove that row")
-    check_lengths(policy.model, policy.codec, used, s)
+        try:
+            policy.task.check(puzzle)
+        except ValueError as error:
+            raise ValueError(f"{s.data}: {error}") from None
+    check_lengths(policy, used, s)
 
 
-def check_lengths(model: Qwen2, codec: Codec, puzzles: set[Puzzle], s: Settings) -> None:
+def check_lengths(policy: Policy, puzzles: list, s: Settings) -> None:
     """ValueError when prompt and response don't fit the model, or the tokenizer doesn't fit its vocabulary."""
-    if codec.size > model.config.vocab_size:
-        raise ValueError(f"the tokenizer in {s.model} has {codec.size} tokens, the model {model.config.vocab_size}")
-    longest, limit = max(len(codec.prompt(p)) for p in puzzles), model.config.max_position_embeddings
+    size, c = policy.tokenizer.size, policy.model.config
+    if size > c.vocab_size:
+        raise ValueError(f"the tokenizer in {s.model} has {size} tokens, the model {c.vocab_size}")
+    longest, limit = max(len(policy.prompt(puzzle)) for puzzle in puzzles), c.max_position_embeddings
     if longest + s.max_new_tokens > limit:
         raise ValueError(f"a prompt of {longest} tokens and --max_new_tokens {s.max_new_tokens} exceed the model's "
                          f"limit of {limit} tokens: lower --max_new_tokens")
@@ -320,8 +264,9 @@ def main() -> None:
     with one_sentence("interrupted before training began"):
         check(s)
         s = replace(s, device=join(s.device))  # connects to the other processes of torchrun; each has its own GPU
-        training, heldout = choose_puzzles(s)
-        policy = load_policy(s, required(s.mitigation, hyper_parameters))
+        task = load_task(s.task)
+        training, heldout = task.load("train", path=s.data), task.load("heldout", s.eval_problems, s.data)
+        policy = load_policy(s, task, required(s.mitigation, hyper_parameters))
         check_puzzles(policy, training, heldout, s)
         rehearse(policy, training, s, hyper_parameters)
         optimizer = Optimizer(policy.model, s.lr, (s.beta1, s.beta2), s.weight_decay, s.optimizer_device or None)
@@ -331,7 +276,8 @@ def main() -> None:
     print(f"settings: {', '.join(f'{k}={v}' for k, v in differences.items()) or 'all at their defaults'}", flush=True)
     try:
         row = measure_start(run, policy, heldout, s) if done == 0 else {}
-        row = train(run, s, hyper_parameters, policy, training, heldout, optimizer, done) or row  # {} if none was left
+        # {} if no step was left: then row 0 stays the last one.
+        row = train(run, s, hyper_parameters, policy, training, heldout, optimizer, done) or row
         finish(run, row, policy, heldout, s)
     except KeyboardInterrupt:
         fail(f"interrupted; continue with: python train.py --resume {run}")
@@ -358,25 +304,31 @@ def check(s: Settings) -> None:
         raise ValueError("--answers 1 leaves no group to compare with: ask for 2 or more")
 
 
-def load_policy(s: Settings, required: set[str]) -> Policy:
-    """The model, its tokenizer, and the critic, the importance head and the reference model where they are required."""
+def load_policy(s: Settings, task: ModuleType | None = None, needs: tuple[str, ...] = ()) -> Policy:
+    """The model, its tokenizer, the task, and what the credit function needs: heads, and the reference model."""
     check_device(s.device)
-    model, codec = load_model(s.model, s.device, getattr(torch, s.dtype)), Codec(s.model)
-    model.real_vocab = codec.size  # the embedding may have more rows than there are tokens; they are never sampled
+    task = task or load_task(s.task)
+    model, tokenizer = load_model(s.model, s.device, getattr(torch, s.dtype)), Tokenizer(s.model)
+    model.real_vocab = tokenizer.size  # the embedding may have more rows than there are tokens; they are never sampled
     model.checkpoint_activations = s.checkpoint_activations
-    heads = {name: load_head(name, s.model, model) for name in HEADS if name in required}
-    reference = copy.deepcopy(model).requires_grad_(False) if s.kl > 0 or "reference" in required else None
-    return Policy(model, codec, **heads, reference=reference)
+    for need in needs:
+        if need not in HEADS and need != "reference" and not hasattr(task, need):
+            raise ValueError(f"--mitigation {s.mitigation} needs {need}, which the task {s.task} doesn't have")
+    heads = {name: load_head(name, s.model, model) for name in HEADS if name in needs}
+    reference = copy.deepcopy(model).requires_grad_(False) if s.kl > 0 or "reference" in needs else None
+    return Policy(model, tokenizer, task, heads, reference)
 
 
-def rehearse(policy: Policy, puzzles: list[Puzzle], s: Settings, hyper_parameters: dict) -> None:
-    """Sample two short responses to each of two puzzles and give them credit, so that a mistake shows at once."""
-    try:  # two tokens of one response, to see whether the device can run this model
-        queries.respond(policy.model, policy.codec, puzzles[:1], torch.zeros(1, 2, dtype=torch.float64))
+def rehearse(policy: Policy, puzzles: list, s: Settings, hyper_parameters: dict) -> None:
+    """Try the device, with two tokens of one response; then the credit function, with two short ones to two puzzles."""
+    try:
+        generate_and_grade(policy, puzzles[:1], uniforms=torch.zeros(1, 2, dtype=torch.float64))
     except (RuntimeError, AssertionError, TypeError) as error:  # by device; TypeError: it has no float64
         raise ValueError(f"--device {s.device} can't run this model: {first_sentence(error)}") from None
     small = replace(s, answers=2, max_new_tokens=min(8, s.max_new_tokens))
-    assign_credit(sample_and_grade(policy, puzzles[:2], small, step=0), small, hyper_parameters)
+    batch = rollout(policy, puzzles[:2], small, step=0)
+    batch.advantage = compare(batch, s.advantage)
+    assign_credit(batch, small, hyper_parameters)
 
 
 if __name__ == "__main__":

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from critic import Critic
 from experiments.ground_truth import PACKET, SURE
 from experiments.truth_scores import seed_measures
-from mitigations import MITIGATIONS
+from methods import MITIGATIONS
+from methods.heads import Critic
 from plumbing.flags import new_parser
 from plumbing.progress import one_sentence
 from plumbing.report import LETTERS, MINUS, PALETTE, PLUS, SHADES, WIDTH, draw_tokens, place_tokens, plt, save_figure

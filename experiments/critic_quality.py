@@ -6,18 +6,18 @@ tokens before `<answer>` count, because at the end the outcome is there to be re
 
 Run it:  python -m experiments.critic_quality        fits a critic to the bundled model, about two minutes
 """
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-import grpo
-from countdown_task import Codec, Puzzle, generate_puzzles
-from critic import HEADS, Critic, Importance, load_head, save_head
-from mitigations import TokenBatch
+from countdown_task import Puzzle, generate_puzzles
+from grpo import compare
+from methods.heads import HEADS, Critic, Importance, load_head, save_head
 from plumbing.flags import new_parser
 from plumbing.progress import Progress, fail, one_sentence
-from qwen2_model import Qwen2
+from rollout import Policy, TokenBatch, rollout
 from train import BUNDLED, Settings, load_policy, standard_error
 
 SIZE, PUZZLES = 96, 100  # responses in a batch; batches after which the puzzles repeat
@@ -25,36 +25,38 @@ HELD_OUT = 14  # batches to measure on
 LIMIT = Settings.max_new_tokens
 
 
-def sample(model: Qwen2, codec: Codec, puzzles: list[Puzzle], answers: int, key: tuple[int, int],
-           **heads: Critic | Importance) -> TokenBatch:
-    """Responses to puzzles; key: seed and step; heads: critic and importance head, by name."""
-    uniforms = grpo.draw_uniforms(*key, len(puzzles), answers, LIMIT)
-    return grpo.rollout(model, codec, puzzles, uniforms, key=key, reference=model, **heads)
+def sample(policy: Policy, puzzles: list[Puzzle], answers: int, key: tuple[int, int]) -> TokenBatch:
+    """Responses to puzzles; key: seed and step. The policy is its own reference."""
+    seed, step = key
+    s = Settings(seed=seed, answers=answers, max_new_tokens=LIMIT)
+    batch = rollout(policy._replace(reference=policy.model), puzzles, s, step)
+    batch.advantage = compare(batch)
+    return batch
 
 
-def fit(model: Qwen2, codec: Codec, batches: int, outcome: str) -> tuple[Critic, Importance, float]:
+def fit(policy: Policy, batches: int, outcome: str) -> tuple[Critic, Importance, float]:
     """Both heads, fitted to a fixed model's responses, and the mean of the outcome, `reward` or `success`, that the
     critic learned."""
-    size, device, outcomes = model.config.hidden_size, model.output_weight.device, []
+    size, device, outcomes = policy.model.config.hidden_size, policy.model.output_weight.device, []
     critic, importance = Critic(size).to(device), Importance(size).to(device)
+    policy = policy._replace(heads={"critic": critic})
     puzzles, progress = generate_puzzles(SIZE * PUZZLES, "train"), Progress("fitting the critic", batches)
     for i in range(batches):
-        batch = sample(model, codec, puzzles[i % PUZZLES :: PUZZLES], 1, (0, i + 1), critic=critic)
+        batch = sample(policy, puzzles[i % PUZZLES :: PUZZLES], 1, (0, i + 1))
         outcomes.append(getattr(batch, outcome))  # (SIZE,)
-        critic.learn(batch.ask.hidden, batch.mask, batch.ask.values, outcomes[-1])
-        importance.learn(batch.ask.hidden, batch.mask, batch.success)
+        critic.learn(replace(batch, reward=outcomes[-1]))
+        importance.learn(batch)
         progress.show(i + 1)
     return critic, importance, torch.cat(outcomes).mean().item()
 
 
-def find_heads(folder: Path, model_folder: str, model: Qwen2, codec: Codec,
-               batches: int) -> dict[str, Critic | Importance]:
+def find_heads(folder: Path, model_folder: str, policy: Policy, batches: int) -> dict[str, Critic | Importance]:
     """Critic and importance head in `folder`, or those beside the model, or new ones, fitted and saved in `folder`."""
     for place in (folder, Path(model_folder)):
         if all((place / head.file).is_file() for head in HEADS.values()):
-            return {name: load_head(name, place, model) for name in HEADS}
+            return {name: load_head(name, place, policy.model) for name in HEADS}
     print(f"no critic beside the model: fitting one to {batches} batches of responses", flush=True)
-    critic, importance, _ = fit(model, codec, batches, "reward")
+    critic, importance, _ = fit(policy, batches, "reward")
     save_head(critic, folder)
     save_head(importance, folder)
     return {"critic": critic, "importance": importance}
@@ -65,7 +67,8 @@ def squared_errors(batch: TokenBatch, rate: float) -> np.ndarray:
     <answer>; NaN where a response has no token there."""
     before = batch.mask & ~batch.in_answer  # (B, T)
     fifth = torch.arange(before.shape[1]) * 5 // before.sum(1, keepdim=True).clamp(min=1)  # (B, T)
-    predictions = torch.stack((batch.ask.values, torch.full_like(batch.ask.values, rate)), dim=-1)  # (B, T, 2)
+    values = batch.ask.head("critic")  # (B, T)
+    predictions = torch.stack((values, torch.full_like(values, rate)), dim=-1)  # (B, T, 2)
     errors = (predictions - batch.success[:, None, None]) ** 2  # (B, T, 2)
     means = [torch.where((before & (fifth == i))[..., None], errors, torch.nan).nanmean(1) for i in range(5)]
     return torch.stack(means, dim=1).numpy()
@@ -94,10 +97,11 @@ def main() -> None:
     args = parser.parse_args()
     if args.batches < 1:
         fail("--batches must be at least 1")
-    model, codec, *_ = load_policy(Settings(model=args.model), set())
-    critic, _, rate = fit(model, codec, args.batches, "success")
+    policy = load_policy(Settings(model=args.model))
+    critic, _, rate = fit(policy, args.batches, "success")
+    policy = policy._replace(heads={"critic": critic})
     puzzles = generate_puzzles(HELD_OUT * SIZE, "heldout")
-    report([sample(model, codec, puzzles[i::HELD_OUT], 1, (1, i + 1), critic=critic) for i in range(HELD_OUT)], rate)
+    report([sample(policy, puzzles[i::HELD_OUT], 1, (1, i + 1)) for i in range(HELD_OUT)], rate)
 
 
 if __name__ == "__main__":

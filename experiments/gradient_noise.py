@@ -19,8 +19,9 @@ from torch import Tensor
 from experiments.gradient_rank import SIZES, products
 from experiments.truth_scores import bootstrap, centred, correlate, credit_gradients, jackknife
 from grpo import group_advantage
-from mitigations import MITIGATIONS, TokenBatch
+from methods import MITIGATIONS
 from plumbing.report import Table, cell
+from rollout import TokenBatch
 
 
 def table_baseline(success: np.ndarray, norms: np.ndarray) -> Table:
@@ -90,7 +91,7 @@ def method_gradients(batches: Iterable[TokenBatch]) -> Tensor:
     """
     found = []
     for batch in batches:
-        G = len(batch.text) // len(batch.numbers)
+        G = len(batch.text) // len(batch.puzzles)
         with torch.no_grad():
             credits = [method(batch) / batch.mask.sum() for method in MITIGATIONS.values()]
             unbiased = group_advantage(batch.reward.view(-1, G), "rloo").view(-1, 1)  # (B, 1)

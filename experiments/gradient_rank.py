@@ -23,10 +23,12 @@ from torch import Tensor
 
 from experiments.truth_scores import credit_gradients
 from grpo import group_advantage
-from mitigations import MITIGATIONS, TokenBatch, reward_decomposition
+from methods import MITIGATIONS
+from methods.calculations import reward_decomposition
 from plumbing.progress import Progress
 from plumbing.report import GREY, PALETTE, Table, interval, new_figure, pm, ratio, read_cell, read_table, save_figure
 from qwen2_model import Qwen2
+from rollout import TokenBatch, by_group
 
 SIZES = (2, 4, 8, 16)  # of a group
 CONTROLS_AT = 8  # group size of the controls
@@ -61,19 +63,19 @@ def gram_spectrum(gram: np.ndarray) -> np.ndarray:
 
 def by_success(batch: TokenBatch) -> TokenBatch:
     """The same batch with rewards that are right or wrong and nothing else."""
-    advantage = group_advantage(batch.success.view(len(batch.numbers), -1)).flatten()  # (B,)
+    advantage = group_advantage(by_group(batch, batch.success)).flatten()  # (B,)
     return dataclasses.replace(batch, reward=batch.success, advantage=advantage)
 
 
 def group_of(batch: TokenBatch, q: int, R: int) -> TokenBatch:
     """The first R responses to puzzle q as a batch of their own, with the advantages of right against wrong."""
-    B, Q = len(batch.text), len(batch.numbers)
+    B, Q = len(batch.text), len(batch.puzzles)
     rows = slice(B // Q * q, B // Q * q + R)
     fields = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
     fields = {name: x[rows] for name, x in fields.items() if isinstance(x, (Tensor, list)) and len(x) == B}
-    fields |= {"group": torch.zeros_like(fields["group"]), "numbers": [batch.numbers[q]], "target": [batch.target[q]]}
-    ask = SimpleNamespace(model=batch.ask.model, prompts=[batch.ask.prompts[q]], hidden=batch.ask.hidden[rows],
-                          values=batch.ask.values[rows])
+    fields |= {"group": torch.zeros_like(fields["group"]), "puzzles": [batch.puzzles[q]]}
+    ask = SimpleNamespace(policy=batch.ask.policy, prompts=[batch.ask.prompts[q]], hidden=batch.ask.hidden[rows],
+                          head=lambda name: batch.ask.head(name)[rows])
     return by_success(dataclasses.replace(batch, **fields, ask=ask))
 
 
@@ -135,7 +137,7 @@ def rank_rows(batch: TokenBatch, truth: Tensor, seed: int) -> list[dict]:
 
     truth (B, T): A* of the first TRUTH_PUZZLES puzzles. Groups that are all right or all wrong have no gradient.
     """
-    Q, found, rng = len(batch.numbers), [], np.random.default_rng(seed)
+    Q, found, rng = len(batch.puzzles), [], np.random.default_rng(seed)
     G = len(batch.text) // Q
     groups = [(q, R, group) for q, R in itertools.product(range(Q), SIZES)
               if (group := group_of(batch, q, R)).advantage.any()]
@@ -146,7 +148,7 @@ def rank_rows(batch: TokenBatch, truth: Tensor, seed: int) -> list[dict]:
             credits |= controls(group, truth[G * q : G * q + R] if q < TRUTH_PUZZLES else None, rng)
         for variant, credit in credits.items():
             gradients = torch.cat(list(credit_gradients(group, credit[None], 1)))  # (R, P)
-            for matrix, all_values in spectra(batch.ask.model, group, credit, gradients).items():
+            for matrix, all_values in spectra(batch.ask.policy.model, group, credit, gradients).items():
                 found += [{"puzzle": q, "R": R, "variant": variant, "matrix": matrix, "spectrum": s,
                            "effective": effective_rank(s), "stable": stable_rank(s)} for s in all_values]
         progress.show(i)

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from countdown_task import Puzzle, generate_puzzles
 from experiments.correlation import ranks
-from countdown_task import FILLER, REASONING, Codec, Puzzle, generate_puzzles
 from experiments.critic_quality import LIMIT, find_heads, sample
 from experiments.gradient_noise import method_gradients, table_baseline, table_methods
 from experiments.gradient_rank import (CONTROLS_AT, SIZES, TRUTH_PUZZLES, by_success, draw_ranks, effective_rank,
@@ -31,13 +31,14 @@ from experiments.gradient_rank import (CONTROLS_AT, SIZES, TRUTH_PUZZLES, by_suc
 from experiments.ground_truth import add_values, describe, sample_truth
 from experiments.solver import DECISIONS, KINDS
 from experiments.truth_scores import bootstrap, correlate, credit_gradients, on_tokens, sums, within
-from mitigations import TokenBatch
 from plumbing.files import read_json
 from plumbing.flags import new_parser
 from plumbing.progress import Progress, fail, one_sentence
 from plumbing.report import (GREY, PALETTE, Estimate, Table, bins, cell, draw_estimate, explained, interval, new_figure,
                              pm, read_cell, read_table, save_figure, t_statistics)
 from qwen2_model import Qwen2, take
+from rollout import Policy, TokenBatch
+from tasks.text import FILLER, REASONING
 from train import BUNDLED, Settings, check_lengths, load_policy
 
 EACH = 12  # tokens per response, on average, whose exact gradient is computed
@@ -85,7 +86,8 @@ def token_columns(batch: TokenBatch, seed: int) -> dict:
     for i, L in enumerate(lengths):
         chosen = np.flatnonzero(measured[first : first + L])  # (n,)
         prompt = batch.ask.prompts[int(batch.group[i])]
-        whole, before, phase1 = token_gradients(batch.ask.model, prompt, batch.tokens[i, :L].cpu(), chosen.tolist())
+        whole, before, phase1 = token_gradients(batch.ask.policy.model, prompt, batch.tokens[i, :L].cpu(),
+                                                chosen.tolist())
         columns["whole"][first + chosen] = whole
         columns["before"][first + chosen[chosen > 0] - 1] = before[chosen > 0]
         columns["phase1"][first : first + L - 1] = phase1[:-1]  # there is no loss behind the last token
@@ -200,8 +202,8 @@ def sparsity(x: np.ndarray) -> dict[str, float]:
 
 def checkpoint_row(folder: Path, puzzles: list[Puzzle], answers: int, seed: int) -> list[str]:
     """One line of the table over training."""
-    model, codec, *_ = load_policy(Settings(model=str(folder)), set())
-    batch = by_success(sample(model, codec, puzzles, answers, (seed, 0)))
+    policy = load_policy(Settings(model=str(folder)))
+    batch = by_success(sample(policy, puzzles, answers, (seed, 0)))
     c = token_columns(batch, seed)
     sizes = three_sizes(c)
     use = known(c, *sizes.values())
@@ -260,31 +262,32 @@ def arguments() -> argparse.Namespace:
 
 def sampled_truth(batch: TokenBatch, seed: int) -> Tensor:
     """A* (B, T) of the first CONTROLS_AT answers to the first TRUTH_PUZZLES puzzles, 0 elsewhere."""
-    ask, G, truth = batch.ask, len(batch.text) // len(batch.numbers), describe(batch, {})
+    ask, G, truth = batch.ask, len(batch.text) // len(batch.puzzles), describe(batch, {})
     chosen = (truth["response"] % G < CONTROLS_AT) & (truth["group"] < TRUTH_PUZZLES)
     truth["logprob"] = np.where(chosen, truth["logprob"], 0.0).astype(np.float32)  # a certain token gets no rollouts
-    sample_truth(ask.model, ask.codec, ask.puzzles, truth, TRUTH_ROLLOUTS, seed, LIMIT, lambda: None)
+    sample_truth(ask.policy, ask.puzzles, truth, TRUTH_ROLLOUTS, seed, LIMIT, lambda: None)
     add_values(truth)
     return on_tokens(truth["a_star"], batch)
 
 
-def independent_batches(model: Qwen2, codec: Codec, heads: dict, count: int, seed: int) -> Iterator[TokenBatch]:
+def independent_batches(policy: Policy, count: int, seed: int) -> Iterator[TokenBatch]:
     """`count` batches: 8 answers to each of 6 puzzles that no other batch has."""
     puzzles = generate_puzzles(6 * count, "train", seed=seed + 1)
     progress = Progress("gradients of the methods", count)
     for i in range(count):
-        yield sample(model, codec, puzzles[6 * i : 6 * i + 6], 8, (seed, 1000 + i), **heads)
+        yield sample(policy, puzzles[6 * i : 6 * i + 6], 8, (seed, 1000 + i))
         progress.show(i + 1)
 
 
 def measure(args: argparse.Namespace) -> list[Table]:
     """All tables."""
-    model, codec, *_ = load_policy(Settings(model=args.model), set())
+    s = Settings(model=args.model, max_new_tokens=LIMIT)
+    policy = load_policy(s)
     puzzles = generate_puzzles(args.questions, "train", seed=args.seed)
-    check_lengths(model, codec, set(puzzles), Settings(model=args.model, max_new_tokens=LIMIT))
+    check_lengths(policy, puzzles, s)
     args.out.mkdir(parents=True, exist_ok=True)
-    heads = find_heads(args.out, args.model, model, codec, args.critic_batches)
-    batch = by_success(sample(model, codec, puzzles, max(SIZES), (args.seed, 0), **heads))
+    policy = policy._replace(heads=find_heads(args.out, args.model, policy, args.critic_batches))
+    batch = by_success(sample(policy, puzzles, max(SIZES), (args.seed, 0)))
     if not batch.advantage.any():
         raise ValueError("no puzzle got both right and wrong answers, so there is no gradient: ask more --questions, "
                          "or take a --model that solves some")
@@ -296,7 +299,7 @@ def measure(args: argparse.Namespace) -> list[Table]:
     norms = np.array([g.double().square().sum().item() for g in ones]).reshape(shape)
     success = batch.success.view(shape).numpy().astype(float)
     tables = [*tables_tokens(columns), table_phase1(columns), *tables_rank(found), table_baseline(success, norms)]
-    batches = independent_batches(model, codec, heads, args.batches, args.seed)
+    batches = independent_batches(policy, args.batches, args.seed)
     tables.append(table_methods(method_gradients(batches)))
     if args.run:
         tables.append(table_training(args.run, puzzles, CONTROLS_AT, args.seed))

@@ -44,19 +44,20 @@ from typing import Callable, Iterator
 import numpy as np
 import torch
 
-import grpo
-import queries
-from countdown_task import Codec, Puzzle
+from countdown_task import Puzzle
 from experiments.critic_quality import find_heads
 from experiments.solver import KINDS, solver_columns, token_kinds
 from experiments.truth_scores import all_scores, draw_scores, score_tables
-from mitigations import MITIGATIONS, TokenBatch
+from grpo import compare
+from methods import MITIGATIONS
 from plumbing.files import replace_file
 from plumbing.flags import new_parser
+from plumbing.metrics import log_columns
 from plumbing.progress import Progress, fail, one_sentence
 from plumbing.report import Table, clustered_mean, pm
-from qwen2_model import Qwen2
-from train import BUNDLED, Settings, check, check_lengths, choose_puzzles, load_policy
+from rollout import (EVALUATION, ROWS_AT_ONCE, Policy, Queries, TokenBatch, draw_uniforms, generate_and_grade,
+                     generate_shared, token_batch)
+from train import BUNDLED, Settings, check, check_lengths, load_policy
 
 SURE = 0.005  # a token with 1 - p <= SURE gets no rollouts: its A* is set to 0, which is wrong by at most SURE
 PACKET = 8  # rollouts that start together; the two halves of a packet belong to two independent estimates
@@ -80,13 +81,13 @@ def chunks(packets: np.ndarray, position: np.ndarray) -> list[np.ndarray]:
     """
     order = np.argsort(position, kind="stable")  # (N,)
     order = order[packets[order] > 0]
-    chunk = np.cumsum(packets[order]) * PACKET // queries.ROWS_AT_ONCE
+    chunk = np.cumsum(packets[order]) * PACKET // ROWS_AT_ONCE
     parts = np.split(order, np.flatnonzero(np.diff(chunk)) + 1) if len(order) else []
     return [parts[i] for i in np.random.default_rng(0).permutation(len(parts))]
 
 
-def roll(model: Qwen2, codec: Codec, puzzles: list[Puzzle], truth: dict, rows: np.ndarray, packets: np.ndarray,
-         seed: int, limit: int) -> tuple[np.ndarray, int]:
+def roll(policy: Policy, puzzles: list[Puzzle], truth: dict, rows: np.ndarray, packets: np.ndarray, seed: int,
+         limit: int) -> tuple[np.ndarray, int]:
     """Sample `packets` (n,) more packets for each of the tokens `rows` (n,): success (m, PACKET), and tokens sampled.
 
     The random numbers of a packet depend on its token and its number alone, not on what else is sampled, or when.
@@ -97,14 +98,14 @@ def roll(model: Qwen2, codec: Codec, puzzles: list[Puzzle], truth: dict, rows: n
     uniforms = np.zeros((len(token), PACKET, left.max()))
     for i, key in enumerate(zip(truth["response"][token].tolist(), position.tolist(), number.tolist())):
         uniforms[i, :, : left[i]] = np.random.default_rng([seed, *key]).random((PACKET, left[i]))
-    samples, grades = queries.respond(
-        model, codec, [puzzles[g] for g in truth["group"][token]], torch.from_numpy(uniforms).flatten(0, 1),
+    samples, grades = generate_and_grade(
+        policy, [puzzles[g] for g in truth["group"][token]], torch.from_numpy(uniforms).flatten(0, 1),
         [truth["token"][i - t : i].tolist() for i, t in zip(token, position)],
         torch.from_numpy(left.repeat(PACKET)), torch.from_numpy(truth["token"][token].astype(int).repeat(PACKET)))
     return np.array([grade["answer"] for grade in grades]).reshape(-1, PACKET), int(samples.mask.sum())
 
 
-def sample_truth(model: Qwen2, codec: Codec, puzzles: list[Puzzle], truth: dict, rollouts: int, seed: int, limit: int,
+def sample_truth(policy: Policy, puzzles: list[Puzzle], truth: dict, rollouts: int, seed: int, limit: int,
                  save: Callable[[], None]) -> None:
     """Bring every token to the number of rollouts it should have, and save now and then.
 
@@ -115,7 +116,7 @@ def sample_truth(model: Qwen2, codec: Codec, puzzles: list[Puzzle], truth: dict,
     progress = Progress("rollouts", total * PACKET)
     truth["complete"] = np.array(total == 0)
     for rows in chunks(missing, truth["position"]):
-        success, tokens = roll(model, codec, puzzles, truth, rows, missing[rows], seed, limit)
+        success, tokens = roll(policy, puzzles, truth, rows, missing[rows], seed, limit)
         halves = success.reshape(-1, 2, PACKET // 2).sum(2)  # (m, 2)
         np.add.at(truth["solved"], np.repeat(rows, missing[rows]), halves.astype(int))
         truth["packets"][rows] += missing[rows]
@@ -189,20 +190,20 @@ def table_facts(truth: dict) -> Table:
 
 def describe(batch: TokenBatch, settings: dict) -> dict:
     """The columns of ground_truth.npz that are known before any rollout."""
-    truth = grpo.log_columns(0, batch, batch.advantage[:, None].expand(batch.mask.shape))
+    truth = log_columns(0, batch, batch.advantage[:, None].expand(batch.mask.shape))
     del truth["credit"]  # every method's credit is in `credits`
     N, lengths = len(truth["token"]), batch.mask.sum(1).tolist()
     truth["success"] = np.repeat(batch.success.cpu().numpy().astype(np.float32), lengths)
     labels = []
     for i, (text, spans, length) in enumerate(zip(batch.text, batch.spans, lengths)):
-        puzzle, stops = int(batch.group[i]), [0] + [stop for _, stop in spans]
+        puzzle, stops = batch.puzzles[batch.group[i]], [0] + [stop for _, stop in spans]
         role, in_answer = (x[i, :length].cpu().numpy() for x in (batch.role, batch.in_answer))
         labels.append((token_kinds(text, spans, role, in_answer),
-                       *solver_columns(text, spans, batch.numbers[puzzle], batch.target[puzzle]),
+                       *solver_columns(text, spans, puzzle.numbers, puzzle.target),
                        [text[a:b] for a, b in zip(stops, stops[1:])]))
     names = "kind", "reachable_before", "reachable", "piece"
     truth |= {name: np.concatenate(columns) for name, columns in zip(names, zip(*labels))}
-    prompts = [f"{list(batch.numbers[g])} -> {batch.target[g]}" for g in batch.group.tolist()]
+    prompts = [batch.task.show(batch.puzzles[g]) for g in batch.group.tolist()]
     return truth | {"kinds": np.array(KINDS), "prompts": np.array(prompts), "settings": np.array(json.dumps(settings)),
                     "packets": np.zeros(N, int), "solved": np.zeros((N, 2), int), "sampled": np.array(0)}
 
@@ -258,21 +259,24 @@ def arguments() -> argparse.Namespace:
     return args
 
 
-def prepare(args: argparse.Namespace) -> tuple[Qwen2, Codec, list[Puzzle], TokenBatch, dict]:
-    """Model, puzzles, responses, and the columns known so far. ValueError for settings that can't work."""
+def prepare(args: argparse.Namespace) -> tuple[Policy, list[Puzzle], TokenBatch, dict]:
+    """Policy, puzzles, responses, and the columns known so far. ValueError for settings that can't work."""
     s = Settings(model=args.model, data=args.data, eval_problems=args.questions, answers=args.answers,
                  max_new_tokens=args.max_new_tokens, seed=args.seed, device=args.device)
     check(s)
-    model, codec, *_ = load_policy(s, set())
-    puzzles = choose_puzzles(s)[1]
-    check_lengths(model, codec, set(puzzles), s)
+    policy = load_policy(s)
+    puzzles = policy.task.load("heldout", s.eval_problems, s.data)
+    check_lengths(policy, puzzles, s)
     args.out.mkdir(parents=True, exist_ok=True)
-    heads = find_heads(args.out, args.model, model, codec, args.critic_batches)
-    uniforms = grpo.draw_uniforms(args.seed, grpo.EVALUATION - 1, len(puzzles), args.answers, args.max_new_tokens)
-    batch = grpo.rollout(model, codec, puzzles, uniforms, key=(args.seed, 0), reference=model, **heads)
+    heads = find_heads(args.out, args.model, policy, args.critic_batches)
+    policy = policy._replace(heads=heads, reference=policy.model)
+    uniforms = draw_uniforms(args.seed, EVALUATION - 1, len(puzzles), args.answers, args.max_new_tokens)
+    samples = generate_shared(policy, [policy.prompt(puzzle) for puzzle in puzzles], uniforms)
+    batch = token_batch(Queries(policy, puzzles, samples, s, step=0))
+    batch.advantage = compare(batch)
     settings = {"model": Path(args.model).name, "data": Path(args.data).name} | {  # names only: the file is published
         name: getattr(args, name) for name in ("questions", "answers", "max_new_tokens", "seed")}
-    return model, codec, puzzles, batch, describe(batch, settings)
+    return policy, puzzles, batch, describe(batch, settings)
 
 
 def main() -> None:
@@ -280,12 +284,12 @@ def main() -> None:
     args = arguments()
     file = args.out / "ground_truth.npz"
     with one_sentence(f"interrupted; the same command resumes from what is in {args.out}"):
-        model, codec, puzzles, batch, truth = prepare(args)
+        policy, puzzles, batch, truth = prepare(args)
         if file.is_file():
             read_rollouts(truth, file)
         add_credit(truth, batch)
         save = functools.partial(save_truth, truth, file)
-        sample_truth(model, codec, puzzles, truth, args.rollouts, args.seed, args.max_new_tokens, save)
+        sample_truth(policy, puzzles, truth, args.rollouts, args.seed, args.max_new_tokens, save)
         save()
         scores = all_scores(batch, truth)
     text = "\n".join(map(str, [table_facts(truth), *score_tables(scores, truth)]))

@@ -16,7 +16,8 @@ import inspect
 import re
 from pathlib import Path
 
-from mitigations import MITIGATIONS, CreditFunction
+from methods import MITIGATIONS
+from mitigations import CreditFunction, required
 from plumbing.flags import new_parser
 from plumbing.progress import one_sentence
 from plumbing.report import Table, read_table
@@ -25,9 +26,9 @@ ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"<!-- (results/\S+\.md) \| ([^|>]+?) \| ([^|>]+?)(?: \| ([^>]+?))? -->\n.*?<!-- end -->", re.DOTALL)
 INTRODUCTION = """# Methods
 
-Every method is one function of [mitigations.py](../mitigations.py): response → credit per token. This page is made of
-their docstrings and signatures by `python -m experiments.pages`. In the formulas, A is the response's advantage, L its
-length and r its reward; p is the token's probability, H the entropy of the distribution it was sampled from and V the
+Every method is one function of [mitigations.py](../mitigations.py) or [methods/](../methods): response → credit per
+token. This page is made of their docstrings and signatures by `python -m experiments.pages`. In the formulas, A is the
+response's advantage, L its length and r its reward; p is the token's probability, H the entropy of the distribution it was sampled from and V the
 expected reward before it; z is a z-score. Numbers in brackets are arXiv ids.
 
 A *reweighting* returns weights, whose formula is shown times A: they are rescaled to mean 1 in each response
@@ -68,8 +69,9 @@ def names_of(row: list[str]) -> set[str]:
 def describe(method: CreditFunction) -> str:
     """The section of docs/methods.md about one credit function."""
     kind = "A reweighting" if method.is_reweighting else "Credit of its own"
-    named = [{"importance": "importance head", "reference": "reference model"}.get(n, n) for n in method.needs]
-    needs = f", which needs the {' and the '.join(named)}" if named else ""
+    models = {"critic": "the critic", "importance": "the importance head", "reference": "the reference model"}
+    named = [models.get(need, f"a task with `{need}`") for need in required(method.name, {})]
+    needs = f", which needs {' and '.join(named)}" if named else ""
     flags = f" Flags: {', '.join(f'`--{name} {value}`' for name, value in method.parameters.items())}."
     _, _, body = (inspect.getdoc(method.function) or "").partition("\n")
     formula, _, why = method.summary.partition(": ")

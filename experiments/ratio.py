@@ -29,19 +29,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import grpo
 from analyze import COLOURS, method_name
-from countdown_task import ROLES, Puzzle
+from countdown_task import Puzzle
 from experiments.truth_scores import credit_gradients
-from mitigations import TokenBatch
+from grpo import compare, policy_loss, token_weights, update
 from plumbing.flags import new_parser
 from plumbing.optimizer import Optimizer
 from plumbing.progress import Progress, fail, one_sentence
 from plumbing.report import (GREY, PALETTE, Table, explained, interval, new_figure, pm, read_cell, read_table,
                              save_figure)
+from rollout import Policy, TokenBatch, draw_puzzles, rollout
 from sampler import response_logprobs
-from train import (BUNDLED, Policy, Settings, assign_credit, choose_puzzles, draw_puzzles, load_policy,
-                   sample_and_grade, update)
+from tasks.text import ROLES
+from train import BUNDLED, Settings, assign_credit, load_policy
 
 METHODS = ("none", "entropy_masking")
 CLIPS = (0.2, 0.28)  # --clip_high: the default, and DAPO's
@@ -83,10 +83,10 @@ def mean(values: np.ndarray) -> float:
 
 def observe(batch: TokenBatch, credit: Tensor, s: Settings) -> dict[str, float]:
     """All measurements before the next update on a batch with credit (B, T)."""
-    log_ratio = batch.ask.read(response_logprobs, batch.ask.model) - batch.logprob  # (B, T)
-    clipped, ratio = grpo.clipped_tokens(log_ratio, credit, s.clip_low, s.clip_high), log_ratio.exp()  # (B, T) each
+    logprob, share = batch.ask.read(response_logprobs, batch.ask.policy.model), token_weights(batch.mask, s)  # (B, T)
+    log_ratio = logprob - batch.logprob  # (B, T)
+    (_, clipped), ratio = policy_loss(logprob, batch.logprob, credit, share, s), log_ratio.exp()  # (B, T) each
     factors = torch.stack((ratio * ~clipped, ratio, (~clipped).float(), torch.ones_like(ratio)))  # (4, B, T)
-    share = grpo.token_weights(batch.mask, s.loss_norm, s.max_new_tokens)  # (B, T)
     parts = credit_gradients(batch, factors * share * credit, s.answers)
     use = batch.mask & (credit != 0)  # (B, T)
     columns = {"log_ratio": log_ratio, "clipped": clipped, "credit": credit, "entropy": batch.entropy,
@@ -99,13 +99,14 @@ def observe(batch: TokenBatch, credit: Tensor, s: Settings) -> dict[str, float]:
 
 def sampled(policy: Policy, training: list[Puzzle], s: Settings, step: int) -> tuple[TokenBatch, Tensor]:
     """Responses and credit (B, T) of a step."""
-    batch = sample_and_grade(policy, draw_puzzles(training, s, step), s, step)
+    batch = rollout(policy, draw_puzzles(training, s, step), s, step)
+    batch.advantage = compare(batch, s.advantage)
     return batch, assign_credit(batch, s, {})
 
 
 def observations(policy: Policy, s: Settings, batches: int, warm_up: int) -> Iterator[dict]:
     """Facts before updates 2, 3, ... with each clip, on `batches` independent batches, after `warm_up` steps."""
-    optimizer, (training, _) = Optimizer(policy.model, s.lr, (s.beta1, s.beta2)), choose_puzzles(s)
+    optimizer, training = Optimizer(policy.model, s.lr, (s.beta1, s.beta2)), policy.task.load("train", path=s.data)
     progress = Progress(s.mitigation, warm_up + batches)
     for step in range(1, warm_up + 1):
         batch, credit = sampled(policy, training, s, step)
@@ -224,7 +225,7 @@ def measure(args: argparse.Namespace) -> list[dict]:
     found = []
     for method in METHODS:
         s = Settings(mitigation=method, model=args.model, seed=args.seed)
-        found += observations(load_policy(s, set()), s, args.batches, args.warm_up)
+        found += observations(load_policy(s), s, args.batches, args.warm_up)
     return found
 
 

@@ -17,18 +17,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import grpo
-import queries
 from analyze import RLOO, is_control, method_name
-from countdown_task import Codec, Puzzle
-from critic import HEADS, Critic, Importance, load_head
+from countdown_task import Puzzle
 from experiments.credit_page import CAPTIONS, COLUMNS, draw, rank_responses, read_truth
 from experiments.truth_scores import HALVES, credit_scores, table_pooled, table_within
-from mitigations import MITIGATIONS, CreditFunction, TokenBatch, required
+from grpo import compare, group_advantage
+from methods import MITIGATIONS
+from methods.heads import HEADS, load_head
+from mitigations import CreditFunction, required
 from plumbing.flags import changed, methods_help, new_parser, own_flags, parse_with
 from plumbing.progress import one_sentence
 from plumbing.report import Table, read_cell, read_table
-from qwen2_model import Qwen2
+from rollout import Policy, Queries, TokenBatch, by_group, token_batch
 from sampler import Samples
 from train import CHOICES, Settings, load_policy
 
@@ -78,14 +78,14 @@ def recorded_puzzles(truth: dict) -> list[Puzzle]:
     return [Puzzle(tuple(json.loads(n)), int(target)) for n, target in zip(numbers, targets)]
 
 
-def rebuild(truth: dict, model: Qwen2, codec: Codec, critic: Critic | None = None,
-            importance: Importance | None = None, advantage: str = "grpo", normalize: str = "response") -> TokenBatch:
+def rebuild(truth: dict, policy: Policy, advantage: str = "grpo", normalize: str = "response") -> TokenBatch:
     """The batch that a ground_truth.npz was made of. Randomness and token limit are those it was made with."""
     settings = json.loads(str(truth["settings"]))
-    samples, puzzles = recorded_samples(truth, codec.end_tokens), recorded_puzzles(truth)
-    ask = queries.Queries(model, codec, puzzles, samples, settings["max_new_tokens"], (settings["seed"], 0),
-                       reference=model, critic=critic, importance=importance)
-    return grpo.token_batch(ask, advantage, normalize)
+    s = Settings(seed=settings["seed"], max_new_tokens=settings["max_new_tokens"], normalize=normalize)
+    samples, puzzles = recorded_samples(truth, policy.tokenizer.end_tokens), recorded_puzzles(truth)
+    batch = token_batch(Queries(policy._replace(reference=policy.model), puzzles, samples, s, step=0))
+    batch.advantage = compare(batch, advantage)
+    return batch
 
 
 # --------------------------------------------------------------------------------------------------------- scores
@@ -144,14 +144,14 @@ def parse(arguments: list[str]) -> tuple[Options, dict]:
     return found.settings, found.hyper_parameters
 
 
-def load_batch(truth: dict, options: Options, required: set[str]) -> TokenBatch:
+def load_batch(truth: dict, options: Options, required: tuple[str, ...]) -> TokenBatch:
     """The batch of the published truth, with the bundled model and, where they are required, the heads beside it."""
-    (model, codec, *_), heads = load_policy(Settings(), set()), {}
-    for name in HEADS.keys() & required:
+    policy, heads = load_policy(Settings()), {}
+    for name in (name for name in HEADS if name in required):
         if not (file := TRUTH / HEADS[name].file).is_file():
             raise ValueError(f"{file} is missing, and --mitigation {options.mitigation} needs it")
-        heads[name] = load_head(name, TRUTH, model)
-    return rebuild(truth, model, codec, **heads, advantage=options.advantage, normalize=options.normalize)
+        heads[name] = load_head(name, TRUTH, policy.model)
+    return rebuild(truth, policy._replace(heads=heads), options.advantage, options.normalize)
 
 
 def assign_credit(batch: TokenBatch, method: CreditFunction, hyper_parameters: dict) -> np.ndarray:
@@ -163,7 +163,7 @@ def assign_credit(batch: TokenBatch, method: CreditFunction, hyper_parameters: d
 
 def rloo(batch: TokenBatch) -> np.ndarray:
     """RLOO's credit (N,): the reward minus the mean of the group's others, on every token."""
-    advantage = grpo.group_advantage(batch.reward.view(len(batch.numbers), -1), "rloo").view(-1, 1)  # (B, 1)
+    advantage = group_advantage(by_group(batch, batch.reward), "rloo").view(-1, 1)  # (B, 1)
     return (advantage * batch.mask)[batch.mask].numpy()
 
 

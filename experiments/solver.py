@@ -1,14 +1,15 @@
 """The exact solver's verdict on each token: can the target still be reached, before it and after it?
 
 In `5 - 3 = 2` the operands, the operator and the result each decide something. For each of them the solver
-(countdown_task.reachability) says whether some solution continues that way. Where the verdict turns from yes to no,
-that token lost the target.
+(`reachability` of tasks/arithmetic.py) says whether some solution continues that way. Where the verdict turns from yes
+to no, that token lost the target.
 
 Run it:  python -m experiments.ground_truth        writes the verdicts as columns reachable_before and reachable
 """
 import numpy as np
 
-from countdown_task import SENTENCE_END, STRUCTURE, anchors, find_calculations, reachability
+from tasks.arithmetic import find_calculations, reachability
+from tasks.text import SENTENCE_END, STRUCTURE, anchors
 
 KINDS = ("operand", "operator", "result", "= and commas", "opening", "verdict", "tag", "answer", "unfinished")
 DECISIONS = KINDS[:2]

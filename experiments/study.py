@@ -37,7 +37,7 @@ import train
 from analyze import COSTS, summarize
 from countdown_task import solutions, universe
 from experiments.study_tables import read_rows, write_study
-from mitigations import MITIGATIONS
+from methods import MITIGATIONS
 from plumbing.files import read_json, replace_file, write_json
 from plumbing.flags import new_parser
 from plumbing.progress import fail, one_sentence

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from analyze import by_area, draw_differences, is_control, method_name
+from analyze import is_control, method_name
 from experiments.correlation import spearman, with_errors, without_two
+from experiments.forest import by_area, draw_differences
 from plumbing.report import (GREY, PALETTE, Estimate, Table, cell, draw_estimate, new_figure, read_cell, read_table,
                              save_figure, t_estimate)
 from plumbing.runs import Group

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from analyze import JUDGED, RLOO, draw_forest, figure_cell, record
+from analyze import RLOO, figure_cell, record
+from experiments.forest import JUDGED, draw_forest
 from experiments.study_budget import cost_unit, draw_budget, spent, table_budget, table_equal
 from experiments.study_rivals import MORE_ANSWERS, RATIO, against_rloo, contenders, name_of, table_rivals
 from experiments.study_scores import FILES, MEASURED, Scores, draw_truth, read_scores, score_of, table_truth

@@ -20,7 +20,7 @@ import numpy as np
 from experiments.credit_page import read_truth
 from experiments.score import READ, rebuild
 from experiments.truth_scores import HALVES, Score, all_scores
-from mitigations import MITIGATIONS
+from methods import MITIGATIONS
 from plumbing.flags import new_parser
 from plumbing.progress import one_sentence
 from plumbing.report import Table, cell
@@ -46,8 +46,7 @@ def scores_at(truth: dict, model_folder: str) -> dict[str, Score]:
     names = truth["methods"].tolist()
     chosen = [name for name in METHODS if name in names]
     truth = truth | {"methods": np.array(chosen), "credits": truth["credits"][[names.index(name) for name in chosen]]}
-    model, codec, *_ = load_policy(Settings(model=model_folder), set())
-    batch = rebuild(truth, model, codec)
+    batch = rebuild(truth, load_policy(Settings(model=model_folder)))
     scores = all_scores(batch, truth)
     return {name: scores[name] for name in (*chosen, HALVES)}
 

@@ -19,10 +19,10 @@ from torch import Tensor
 from analyze import is_control, method_name, spread_within
 from experiments.correlation import ranks
 from experiments.solver import DECISIONS, KINDS
-from mitigations import TokenBatch
 from plumbing.progress import Progress
 from plumbing.report import (GREY, PALETTE, Estimate, Table, cell, clustered_mean, draw_estimate, new_figure, pm,
                              read_cell, read_table, save_figure)
+from rollout import TokenBatch
 from sampler import PromptCache, ResponseCache, response_logprobs
 
 RESAMPLES = 2000  # of the bootstrap
@@ -149,7 +149,7 @@ def credit_gradients(batch: TokenBatch, credits: Tensor, size: int) -> Iterator[
 
     One for each of the credits (M, B, T), with respect to all P parameters.
     """
-    model, prompts = batch.ask.model, batch.ask.prompts
+    model, prompts = batch.ask.policy.model, batch.ask.prompts
     prompt_of = torch.zeros(size, dtype=torch.long, device=batch.mask.device)  # (size,) there is one prompt
     for first in range(0, len(batch.text), size):
         rows = slice(first, first + size)
@@ -169,7 +169,7 @@ def on_tokens(column: np.ndarray, batch: TokenBatch) -> Tensor:
 def updates_of(credits: list[np.ndarray], batch: TokenBatch) -> np.ndarray:
     """The gradients (M, Q, P) that each of M credits (N,) causes at each puzzle."""
     spread = torch.stack([on_tokens(credit, batch) for credit in credits])  # (M, B, T)
-    parts = credit_gradients(batch, spread, len(batch.text) // len(batch.numbers))  # Q of (M, P)
+    parts = credit_gradients(batch, spread, len(batch.text) // len(batch.puzzles))  # Q of (M, P)
     return torch.stack(list(parts), dim=1).cpu().numpy()
 
 

@@ -25,18 +25,21 @@ from pathlib import Path
 from typing import Iterator
 
 import numpy as np
+import tokenizers
 import torch
 import torch.nn.functional as F
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
-from countdown_task import (ANSWER, END_ANSWER, END_THINK, PLAIN, TAGS, Calculation, Codec, Puzzle, combine, expression,
-                            generate_puzzles, solutions, split, universe)
-from grpo import EVALUATION, draw_uniforms
+import countdown_task
+from countdown_task import (ANSWER, END_ANSWER, END_THINK, PLAIN, TAGS, Puzzle, expression, generate_puzzles, solutions,
+                            split, universe)
 from plumbing.flags import new_parser
 from plumbing.progress import clock, one_sentence
-from queries import respond
+from plumbing.tokenizer import Tokenizer
 from qwen2_model import Qwen2, read_config, save_model
+from rollout import EVALUATION, draw_uniforms, generate_and_grade
+from tasks.arithmetic import Calculation, combine
 from train import Settings, load_policy, standard_error
 
 OPENINGS = ("Maybe", "How about", "Let me try", "What about", "Perhaps", "I could try", "Let us see", "Next")
@@ -100,9 +103,9 @@ def demonstration(rng: np.random.Generator, puzzle: Puzzle, known: float) -> str
     return f"{text}{END_THINK}\n{ANSWER}{expression(puzzle.numbers, calculations)}{END_ANSWER}"
 
 
-def train_tokenizer(texts: list[str]) -> Tokenizer:
+def train_tokenizer(texts: list[str]) -> tokenizers.Tokenizer:
     """Byte-level BPE in which a whole number is one token, with the space before it, and so is each tag."""
-    tokenizer = Tokenizer(models.BPE())
+    tokenizer = tokenizers.Tokenizer(models.BPE())
     pattern = Regex(r" ?[0-9]+| ?[A-Za-z]+| ?[^\sA-Za-z0-9]|\s+")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Split(pattern, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
@@ -115,20 +118,21 @@ def train_tokenizer(texts: list[str]) -> Tokenizer:
     return tokenizer
 
 
-def example(rng: np.random.Generator, codec: Codec, puzzle: Puzzle, known: float) -> tuple[list[int], list[int]]:
+def example(rng: np.random.Generator, tokenizer: Tokenizer, puzzle: Puzzle,
+            known: float) -> tuple[list[int], list[int]]:
     """Prompt and response tokens of one demonstration, with the puzzle's numbers in random order."""
     puzzle = Puzzle(tuple(int(n) for n in rng.permutation(puzzle.numbers)), puzzle.target)
-    response = codec.tokenizer.encode(demonstration(rng, puzzle, known), add_special_tokens=False).ids
-    return codec.prompt(puzzle), response + codec.end_tokens[:1]
+    response = tokenizer.encode(demonstration(rng, puzzle, known))
+    return tokenizer.encode(countdown_task.prompt(puzzle, tokenizer.chat)), response + tokenizer.end_tokens[:1]
 
 
-def batches(codec: Codec, puzzles: list[Puzzle], steps: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(tokenizer: Tokenizer, puzzles: list[Puzzle], steps: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield `steps` batches of similar lengths: tokens (B, S) padded on the right, and a mask (B, S) of responses."""
     rng, pool = np.random.default_rng(seed), []
     for step in range(steps):
         if not pool:
             known = KNOWN_FIRST if step < FIRST_PART * steps else KNOWN_LAST
-            rows = [example(rng, codec, puzzles[i], known) for i in rng.integers(len(puzzles), size=16 * BATCH)]
+            rows = [example(rng, tokenizer, puzzles[i], known) for i in rng.integers(len(puzzles), size=16 * BATCH)]
             rows.sort(key=lambda row: len(row[0]) + len(row[1]))
             pool = [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
             rng.shuffle(pool)
@@ -171,14 +175,14 @@ def imitate(model: Qwen2, data: Iterator[tuple[Tensor, Tensor]], steps: int) -> 
 
 def report(folder: Path, count: int = 1024) -> None:
     """Print success and format on puzzles seen, on held-out puzzles, and on puzzles whose number sets were held out."""
-    model, codec, *_ = load_policy(Settings(model=str(folder)), set())
+    policy = load_policy(Settings(model=str(folder)))
     sizes = Counter(map(split, universe()))
     parts = {"train": "seen", "heldout": "held out", "new_numbers": "held out with their numbers"}
     print("| puzzles | in the universe | asked | success | format | length |\n|---|--:|--:|--:|--:|--:|")
     for part, name in parts.items():
         puzzles = generate_puzzles(count, part)
         uniforms = draw_uniforms(0, EVALUATION, count, 1, Settings.max_new_tokens)
-        samples, grades = respond(model, codec, puzzles, uniforms)
+        samples, grades = generate_and_grade(policy, puzzles, uniforms)
         success, format = (np.array([grade[name] for grade in grades]) for name in ("answer", "format"))
         length = samples.mask.sum(1).float().mean()
         print(f"| {name} | {sizes[part]:,} | {count:,} | {success.mean():.1%} ± {standard_error(success):.1%} "
@@ -194,11 +198,11 @@ def build(out: Path, steps: int, seed: int, size: str) -> None:
              for p in puzzles[:4000]]
     train_tokenizer(texts).save(str(out / "tokenizer.json"))
     (out / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG) + "\n")
-    codec = Codec(out)
+    tokenizer = Tokenizer(out)
     torch.manual_seed(seed)
-    model = new_model(codec.size, size)
-    print(f"{codec.size} tokens, {sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
-    imitate(model, batches(codec, puzzles, steps, seed), steps)
+    model = new_model(tokenizer.size, size)
+    print(f"{tokenizer.size} tokens, {sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
+    imitate(model, batches(tokenizer, puzzles, steps, seed), steps)
     save_model(model.bfloat16(), out)  # half the size; train.py loads it in float32
 
 

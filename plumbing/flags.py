@@ -81,7 +81,7 @@ def parse_resume(arguments: list[str], settings_class: type, methods: dict) -> A
         config = read_json(file)
         settings, hyper_parameters = settings_class(**config["settings"]), dict(config["method"])
         if settings.mitigation not in methods:
-            fail(f"{file} names the credit function {settings.mitigation}, which is not in mitigations.py")
+            fail(f"{file} names the credit function {settings.mitigation}, which is not in mitigations.py or methods/")
         if hyper_parameters.keys() != methods[settings.mitigation].parameters.keys():
             raise KeyError
     except ValueError as error:

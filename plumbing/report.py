@@ -1,4 +1,4 @@
-"""Estimates with their intervals, and the Markdown tables and figures that show them. Knows nothing of credit."""
+"""Estimates with their intervals, and the Markdown tables and figures that show them."""
 import csv
 import functools
 import math

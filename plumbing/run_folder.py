@@ -19,15 +19,12 @@ import numpy as np
 import torch
 
 from plumbing.files import read_json, replace_file, write_json
+from plumbing.metrics import COLUMNS
 from plumbing.processes import leads, wait_for_all
 from plumbing.runs import read_final
 
 STATE, LOGS = "state.pt", ("metrics.csv", "samples.txt")
 UNNAMED = {"mitigation", "model", "data", "out", "seed", "steps", "device"}  # not among the flags in a folder's name
-COLUMNS = ["step", "reward", "success", "format", "length", "truncated", "entropy", "grad_norm", "loss",
-           "clip_fraction", "clip_filler", "clip_reasoning", "clip_structure", "ratio_error", "ratio_spread", "kl",
-           "zero_variance_groups", "tokens_sampled", "tokens_read", "tokens_updated", "seconds", "tokens_per_second",
-           "heldout_success", "heldout_stderr"]  # of metrics.csv
 
 
 def default_folder(mitigation: str, seed: int, changed: dict) -> Path:
@@ -91,11 +88,11 @@ def append_row(run: Path, row: dict | None) -> None:
 
 def write_samples(run: Path, step: int, batch) -> None:
     """Append the first response to each of three puzzles, and its reward, to samples.txt."""
-    G = len(batch.text) // len(batch.numbers)
+    G = len(batch.text) // len(batch.puzzles)
     with (run / "samples.txt").open("a", encoding="utf-8") as file:
-        for q in range(min(3, len(batch.numbers))):
+        for q, puzzle in enumerate(batch.puzzles[:3]):
             i = q * G
-            file.write(f"=== step {step}  {list(batch.numbers[q])} -> {batch.target[q]}  "
+            file.write(f"=== step {step}  {batch.task.show(puzzle)}  "
                        f"reward {batch.reward[i]:.2f}  advantage {batch.advantage[i]:+.2f}\n{batch.text[i]}\n\n")
 
 

@@ -1,6 +1,6 @@
 """Run folders read back, and the runs of a method gathered over seeds beside those of its baseline.
 
-A run folder holds config.json, metrics.csv and, once the run is finished, final.json. Knows nothing of credit.
+A run folder holds config.json, metrics.csv and, once the run is finished, final.json.
 """
 import csv
 import json
@@ -21,6 +21,7 @@ from plumbing.report import Estimate, welch
 NO_DIFFERENCE = {"mitigation", "advantage", "normalize", "seed", "out", "steps", "eval_every", "sample_every",
                  "checkpoint_every", "state_every", "micro_batch", "checkpoint_activations", "device",
                  "optimizer_device"}
+FIRST_TASK = "countdown"
 
 
 # --------------------------------------------------------------------------------------------------- reading
@@ -60,10 +61,13 @@ def heldout(metrics: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.
 
 
 def read_config(run: Path) -> dict:
-    """config.json of a run."""
+    """config.json of a run. One without a task is of the time when there was but one."""
     if not (run / "config.json").is_file():
         raise FileNotFoundError(f"{run} is not a run folder: it has no config.json")
-    return read_json(run / "config.json")
+    config = read_json(run / "config.json")
+    if "settings" in config:
+        config["settings"] = {"task": FIRST_TASK} | config["settings"]
+    return config
 
 
 def read_final(run: Path) -> dict:

@@ -62,14 +62,15 @@ def flat_gradient(model, total: Tensor) -> Tensor:
     return torch.cat([g.flatten() for g in torch.autograd.grad(total, list(model.parameters()), retain_graph=True)])
 
 
-def exact_moments(model, codec, puzzle, prefix: tuple, limit: int, grade) -> tuple[float, float]:
+def exact_moments(policy, puzzle, prefix: tuple, limit: int, grade) -> tuple[float, float]:
     """Mean and mean square of the grade over all responses that begin with `prefix`, each with its probability."""
-    if codec.end_tokens[0] in prefix or len(prefix) == limit:
-        r = grade(codec.decode(prefix)[0], *puzzle)
+    model, tokenizer = policy.model, policy.tokenizer
+    if tokenizer.end_tokens[0] in prefix or len(prefix) == limit:
+        r = grade(tokenizer.decode(prefix)[0], puzzle)
         return r, r * r
     with torch.no_grad():
-        p = model(torch.tensor([[*codec.prompt(puzzle), *prefix]]))[0, -1, : codec.size].softmax(-1).tolist()
-    later = [exact_moments(model, codec, puzzle, (*prefix, token), limit, grade) for token in range(codec.size)]
+        p = model(torch.tensor([[*policy.prompt(puzzle), *prefix]]))[0, -1, : tokenizer.size].softmax(-1).tolist()
+    later = [exact_moments(policy, puzzle, (*prefix, token), limit, grade) for token in range(tokenizer.size)]
     return tuple(sum(q * moments[i] for q, moments in zip(p, later)) for i in (0, 1))
 
 

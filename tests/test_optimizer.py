@@ -60,27 +60,22 @@ def test_masters_live_on_the_device_asked_for():
 
 def test_small_steps_of_bfloat16_weights_are_not_lost():
     """Guards against steps of 1e-6 that rounding swallows one by one, as a plain AdamW on bfloat16 weights does."""
-    model, naive, start = (small_model(torch.bfloat16) for _ in range(3))
-    exact, options, steps = small_model(torch.bfloat16).float(), OPTIONS | {"lr": 1e-6}, 50
-    ours = Optimizer(model, **options)
-    others = [torch.optim.AdamW(m.parameters(), **options) for m in (exact, naive)]
+    model, start, exact = small_model(torch.bfloat16), small_model(torch.bfloat16), small_model(torch.bfloat16).float()
+    options = OPTIONS | {"lr": 1e-6}
+    ours, adamw = Optimizer(model, **options), torch.optim.AdamW(exact.parameters(), **options)
     directions = [torch.randn(p.shape).sign() for p in model.parameters()]
-    for _ in range(steps):
+    for _ in range(50):
         gradients = [(d * (1 + torch.rand(d.shape))).bfloat16() for d in directions]
         ours.zero_grad()
         give(model, gradients)
         ours.step(1e9)
-        for p, q, g in zip(exact.parameters(), naive.parameters(), gradients):
-            p.grad, q.grad = g.float(), g
-        for optimizer in others:
-            optimizer.step()
-    for w, master, p, q, old in zip(model.parameters(), ours.master.values(), exact.parameters(), naive.parameters(),
-                                    start.parameters()):
+        for p, g in zip(exact.parameters(), gradients):
+            p.grad = g.float()
+        adamw.step()
+    for w, master, p, old in zip(model.parameters(), ours.master.values(), exact.parameters(), start.parameters()):
         assert w.dtype == torch.bfloat16 and torch.equal(w, master.bfloat16())
         torch.testing.assert_close(master, p, atol=5e-8, rtol=0)
-        assert (p - old.float()).abs().min() > 0.9 * steps * 1e-6
         assert (w != old).float().mean() > 0.2
-        assert torch.equal(q, old)
 
 
 def test_bfloat16_gradients_are_summed_in_float32():

@@ -4,6 +4,7 @@ Run it:  python -m pytest tests/test_plumbing.py
 """
 import ast
 import json
+import re
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 import train
-from mitigations import MITIGATIONS
+from methods import MITIGATIONS
 from plumbing import flags, progress, run_folder
 from plumbing.files import read_json, read_tensors, replace_file, weight_files
 from plumbing.progress import Progress
@@ -23,21 +24,37 @@ from train import Settings
 ROOT = Path(train.__file__).parent
 
 
-def test_imports_go_down_only():
-    """experiments -> train -> grpo -> mitigations, queries -> critic, sampler, countdown_task -> qwen2_model."""
-    top = {file.stem for file in ROOT.glob("*.py")}
-    allowed = {"countdown_task": set(), "mitigations": {"countdown_task"}, "qwen2_model": {"plumbing.files"},
-               "sampler": {"qwen2_model"}, "critic": {"qwen2_model", "plumbing.files"}, "plumbing": set(),
-               "queries": {"countdown_task", "critic", "sampler", "qwen2_model"},
-               "grpo": top - {"train", "analyze", "grpo"}, "train": top - {"analyze", "train"},
-               "analyze": {"countdown_task", "mitigations"}}
-    for file in [*ROOT.glob("*.py"), *ROOT.glob("plumbing/*.py")]:
-        nodes = [n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Import | ast.ImportFrom)]
-        names = {getattr(node, "module", None) or alias.name for node in nodes for alias in node.names}
-        layer = "plumbing" if file.parent.name == "plumbing" else file.stem
-        machinery = {n for n in names if n.startswith("plumbing")} if layer in ("qwen2_model", "sampler") else set()
-        used = {name for name in names if name.split(".")[0] in top | {"experiments"}} | machinery
-        assert used <= allowed[layer], f"{file} imports {used - allowed[layer]}"
+# The arrows of the house, from the top down: a file imports what stands below it, and analyze.py no part of training.
+LAYERS = ("train", "methods", "grpo", "mitigations", "rollout", "sampler", "plumbing.decoder", "qwen2_model",
+          "countdown_task", "plumbing", "tasks")
+
+
+def imports(file):
+    """The modules of the book that a file imports, as their layers."""
+    nodes = [n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Import | ast.ImportFrom)]
+    names = [getattr(node, "module", None) or alias.name for node in nodes for alias in node.names]
+    return {layer_of(name) for name in names if name.split(".")[0] in {"experiments", "tests", "analyze", *LAYERS}}
+
+
+def layer_of(module):
+    return module if module in LAYERS else module.split(".")[0]
+
+
+def test_arrows_go_down_only():
+    for file in [*ROOT.glob("*.py"), *ROOT.glob("*/*.py")]:
+        if (folder := file.parent.relative_to(ROOT)).parts in ((), ("methods",), ("plumbing",), ("tasks",)):
+            layer = layer_of(".".join((*folder.parts, file.stem)))
+            own = {layer} if folder.parts else set()
+            allowed = {"plumbing", "tasks"} if layer == "analyze" else {*LAYERS[LAYERS.index(layer) + 1 :]}
+            assert imports(file) <= allowed | own, f"{file} imports {imports(file) - allowed - own}"
+
+
+def test_the_book_does_not_know_its_task():
+    """The default of --task, the bundled model's folder and examples in docstrings are all that name Countdown."""
+    files = [ROOT / f"{name}.py" for name in ("train", "rollout", "grpo", "sampler", "mitigations")]
+    for file in [*files, *ROOT.glob("plumbing/*.py")]:
+        code = re.sub(r'""".*?"""|#[^\n]*', "", file.read_text(), flags=re.S)
+        assert not re.search("countdown", re.sub(r'"countdown(-tiny)?"', "", code), re.I), file
 
 
 # ------------------------------------------------------------------------------------------------------ flags
@@ -143,7 +160,7 @@ def test_the_config_of_another_version_is_one_sentence(config, tmp_path):
 def test_a_run_of_a_function_that_is_gone_is_one_sentence(tmp_path):
     """Guards against blaming the version where the function was renamed or removed."""
     (tmp_path / "config.json").write_text('{"settings": {"mitigation": "gone"}, "method": {}}')
-    assert "names the credit function gone, which is not in mitigations.py" in refusal("--resume", tmp_path)
+    assert "names the credit function gone, which is not in mitigations.py or methods/" in refusal("--resume", tmp_path)
 
 
 def test_the_folder_is_named_after_every_flag_that_was_changed():
@@ -360,13 +377,14 @@ def test_only_a_run_with_steps_left_is_resumed(counted):
 
 
 def test_samples_are_the_first_response_to_each_of_three_puzzles(tmp_path):
-    batch = SimpleNamespace(text=list("abcdefgh"), numbers=[(1, 2), (3, 4), (5, 6), (7, 8)], target=[3, 7, 11, 15],
+    task = SimpleNamespace(show=lambda puzzle: f"{puzzle} -> ?")
+    batch = SimpleNamespace(text=list("abcdefgh"), task=task, puzzles=[4, 5, 6, 7],
                             reward=torch.arange(8) / 10, advantage=torch.arange(8) - 2.0)
     run_folder.write_samples(tmp_path, 5, batch)
     heads = (tmp_path / "samples.txt").read_text().split("\n")
-    assert heads[:2] == ["=== step 5  [1, 2] -> 3  reward 0.00  advantage -2.00", "a"]
-    assert heads[3:5] == ["=== step 5  [3, 4] -> 7  reward 0.20  advantage +0.00", "c"]
-    assert heads[6:] == ["=== step 5  [5, 6] -> 11  reward 0.40  advantage +2.00", "e", "", ""]
+    assert heads[:2] == ["=== step 5  4 -> ?  reward 0.00  advantage -2.00", "a"]
+    assert heads[3:5] == ["=== step 5  5 -> ?  reward 0.20  advantage +0.00", "c"]
+    assert heads[6:] == ["=== step 5  6 -> ?  reward 0.40  advantage +2.00", "e", "", ""]
 
 
 # --------------------------------------------------------------------------------------------------- progress

@@ -19,10 +19,10 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
+import countdown_task
 import grpo
-import queries
+import rollout
 import train
-from countdown_task import generate_puzzles
 from plumbing import processes
 from plumbing.optimizer import Optimizer
 from qwen2_model import load_model
@@ -49,24 +49,22 @@ def one_step(name: str) -> dict[str, torch.Tensor]:
     """
     settings, hyper_parameters = STEPS[name]
     s = Settings(**{"questions": 3, "answers": 4, "max_new_tokens": 90, "micro_batch": 3} | settings)
-    policy = train.load_policy(s, {"critic", "importance", "reference"})
-    model, codec, critic, importance, start = policy
+    policy = train.load_policy(s, countdown_task, ("critic", "importance", "reference"))
+    heads = policy.heads
     with torch.no_grad():  # let the start model differ, and the critic have an opinion
-        start.model["norm"].weight.mul_(1.1)
-        critic.value.outer.weight.copy_(torch.linspace(-1, 1, 128))
-    optimizer, puzzles = Optimizer(model, lr=0.0), generate_puzzles(20, "train")[: s.questions]
-    batch = train.sample_and_grade(policy, puzzles, s, 1)
+        policy.reference.model["norm"].weight.mul_(1.1)
+        heads["critic"].value.outer.weight.copy_(torch.linspace(-1, 1, 128))
+    optimizer, puzzles = Optimizer(policy.model, lr=0.0), countdown_task.load("train", 20)[: s.questions]
+    batch = rollout.rollout(policy, puzzles, s, 1)
+    batch.advantage = grpo.compare(batch)
     credit = train.assign_credit(batch, s, hyper_parameters)
-    critic.learn(batch.ask.hidden, batch.mask, batch.ask.values, batch.reward)
-    importance.learn(batch.ask.hidden, batch.mask, batch.success)
-    metrics = grpo.update(model, optimizer, [codec.prompt(p) for p in puzzles], batch, credit, kl=s.kl,
-                          max_new_tokens=s.max_new_tokens, micro_batch=s.micro_batch)
+    metrics = grpo.update(policy, optimizer, batch, credit, s)
     T = batch.mask.any(0).sum()
     found = {key: getattr(batch, key)[:, :T] for key in ("tokens", "mask", "logprob", "entropy", "role")}
     found |= {"credit": credit[:, :T], "reward": batch.reward, "group": batch.group, "ended": batch.ended}
     found |= {f"metric {key}": torch.tensor(value or 0.0) for key, value in metrics.items()}
-    found |= {f"gradient {key}": w.grad for key, w in optimizer.master.items()} | {
-        "critic": critic.value.inner.weight, "importance": importance.value.inner.weight}
+    found |= {f"gradient {key}": w.grad for key, w in optimizer.master.items()} 
+    found |= {name: head.value.inner.weight for name, head in heads.items()}
     hide = torch.arange(batch.mask.shape[1])[None] == 2  # (1, T), a single row for two processes
     found |= {"hidden": batch.ask.hidden[:, :T], "attention": batch.ask.attention[:, :T, :T],
               "without": batch.ask.logprob_without(torch.tensor([1]), hide)[:, :T]}
@@ -78,7 +76,7 @@ def all_steps() -> dict[str, torch.Tensor]:
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         names = ("reward", "answer", "format")
-        patch.setattr(queries, "reward", lambda text, *_: dict.fromkeys(names, len(text) % 3 / 2))
+        patch.setattr(countdown_task, "grade", lambda text, puzzle: dict.fromkeys(names, len(text) % 3 / 2))
         return {f"{name}: {key}": x for name in STEPS for key, x in one_step(name).items()}
 
 
@@ -120,26 +118,10 @@ def output_of(*arguments):
 # ---------------------------------------------------------------------------------------------------- one step
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 8])
-def test_the_shares_cover_every_item_once(size, monkeypatch):
-    """Guards against a puzzle that nobody answers, or two do, and a process with much more to do than another."""
-    for n in (0, 1, 3, 8, 13):
-        shares = []
-        for rank in range(size):
-            monkeypatch.setattr(processes, "world", lambda: (rank, size))
-            shares.append(processes.my_share(list(range(n))))
-        assert sorted(sum(shares, [])) == list(range(n))
-        assert max(map(len, shares)) - min(map(len, shares)) <= 1
-
-
 def test_one_process_has_nobody_to_wait_for():
-    """Guards against a copy, or a group of one, where there is no torchrun."""
-    results = [1, 2]
     assert processes.join("cuda:1") == "cuda:1"
-    assert processes.world() == (0, 1)
-    assert processes.leads()
-    assert processes.gather(results) is results
-    assert not dist.is_initialized()
+    assert processes.world() == (0, 1) and processes.leads()
+    assert processes.gather(results := [1, 2]) is results
 
 
 @pytest.fixture(scope="module")

@@ -83,20 +83,6 @@ def edit_config(folder: Path, drop: tuple[str, ...] = (), **changes) -> None:
 
 
 @FAMILIES
-@pytest.mark.parametrize("spelling", [
-    {"rope_theta": 50.0},
-    {"rope_theta": 50.0, "rope_scaling": None},
-    {"rope_theta": 50.0, "rope_scaling": {"type": "default"}},
-    {"rope_parameters": {"rope_theta": 50.0, "rope_type": "default"}},
-], ids=["transformers 4", "null", "type", "transformers 5"])
-def test_rope_theta_is_found_in_every_spelling_of_config_json(family, spelling, tmp_path):
-    """Guards against the default rope_theta where the file says something else."""
-    hf, _ = both(family, tmp_path, rope_theta=50.0)
-    edit_config(tmp_path, drop=("rope_theta", "rope_parameters"), **spelling)
-    assert_same_logits(hf, load_model(tmp_path), random_tokens(3, 40))
-
-
-@FAMILIES
 @pytest.mark.parametrize("optional", [{}, dict(rms_norm_eps=0.01, rope_theta=50.0, tie_word_embeddings=True, head_dim=6,
                                                num_key_value_heads=4, max_position_embeddings=99)],
                          ids=["absent", "present"])  # fmt: skip
@@ -110,19 +96,14 @@ def test_a_key_means_what_it_means_to_transformers_also_when_it_is_absent(family
     for name in ("rms_norm_eps", "tie_word_embeddings", "num_key_value_heads", "max_position_embeddings"):
         assert getattr(ours, name) == getattr(hf, name), name
     assert read_config(source | {"num_key_value_heads": None}).num_key_value_heads == 16  # one for each head
+    source.pop("rope_theta", None)
+    for spelling in ({"rope_theta": 50.0, "rope_scaling": None},
+                     {"rope_theta": 50.0, "rope_scaling": {"type": "default"}},  # both as transformers 4 writes them
+                     {"rope_parameters": {"rope_theta": 50.0, "rope_type": "default"}}):  # transformers 5
+        assert read_config(source | spelling).rope_theta == 50
 
 
 # ------------------------------------------------------------------------------------------ checkpoints, in and out
-
-
-@FAMILIES
-@TIED
-def test_a_sharded_checkpoint_is_read_whole(family, tied, tmp_path):
-    """Guards against reading only one shard, or ignoring the index."""
-    hf = hf_model(family, tie_word_embeddings=tied)
-    hf.save_pretrained(tmp_path, max_shard_size="10KB")
-    assert len(list(tmp_path.glob("*.safetensors"))) > 2
-    assert_same_logits(hf, load_model(tmp_path), random_tokens(3, 20))
 
 
 def edit_tensors(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
@@ -182,30 +163,21 @@ def config(**changes) -> Callable[[Path], None]:
 
 NORM, Q = "model.norm.weight", "model.layers.1.self_attn.q_proj.weight"
 DAMAGES = {  # what to do to a good Qwen2 folder, and words that the message must have; more in test_plumbing.py
-    "no folder": (shutil.rmtree, FileNotFoundError, ["checkpoint", "config.json"]),
     "no config": (lambda f: (f / "config.json").unlink(), FileNotFoundError, ["checkpoint", "config.json"]),
-    "config is not text": (lambda f: (f / "config.json").write_bytes(b"\xff"), ValueError, ["config.json", "JSON"]),
     "no size": (lambda f: edit_config(f, drop=("hidden_size",)), ValueError, ["config.json", "hidden_size"]),
     "size 0": (config(num_hidden_layers=0), ValueError, ["config.json", "num_hidden_layers"]),
-    "size is text": (config(vocab_size="23"), ValueError, ["config.json", "vocab_size"]),
     "llama": (config(model_type="llama"), ValueError, ["model_type", "llama"]),
-    "no model_type": (lambda f: edit_config(f, drop=("model_type",)), ValueError, ["model_type"]),
     "yarn, new": (config(rope_parameters={"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0}),
                   ValueError, ["config.json", "rope_type"]),
     "yarn, old": (lambda f: edit_config(f, drop=("rope_parameters",), rope_theta=1e6, rope_scaling={"type": "yarn"}),
                   ValueError, ["config.json", "rope_type"]),
     "two options": (config(use_sliding_window=True, hidden_act="gelu"),
                     ValueError, ["config.json", "use_sliding_window", "hidden_act"]),
-    "no weights": (lambda f: (f / "model.safetensors").unlink(), FileNotFoundError, ["checkpoint/model.safetensors"]),
-    "weights cut off": (lambda f: os.truncate(f / "model.safetensors", 9000), ValueError, ["model.safetensors"]),
     "tensor missing": (lambda f: edit_tensors(f, lambda t: t.pop(NORM)), ValueError, ["checkpoint", "lacks", NORM]),
     "tensor unknown": (lambda f: edit_tensors(f, lambda t: t.update(extra=torch.ones(1))),
                        ValueError, ["checkpoint", "unknown", "extra"]),
     "wrong shape": (lambda f: edit_tensors(f, lambda t: t.update({Q: t[Q][1:].clone()})),
                     ValueError, ["checkpoint", "shape", Q]),
-    "Qwen2 as Qwen3": (config(model_type="qwen3"), ValueError, ["checkpoint", "k_norm.weight"]),
-    "Qwen3 as Qwen2": (lambda f: (both("qwen3", f), edit_config(f, model_type="qwen2")),
-                       ValueError, ["checkpoint", "proj.bias"]),
     "Qwen3 with biases": (lambda f: hf_model("qwen3", attention_bias=True).save_pretrained(f),
                           ValueError, ["config.json", "attention_bias"]),
 }
@@ -238,27 +210,23 @@ def test_log_probs_are_a_softmax_over_the_real_vocabulary(dtype, computed, tmp_p
     assert_close(got, logits - logits.exp().sum(-1, keepdim=True).log(), 1e-5)
 
 
-@pytest.mark.parametrize("scale", [0.1, 1.0, 10.0])
-def test_logit_grad_is_the_norm_of_the_gradient(scale):
-    """Guards against a formula that is not the gradient, which autograd computes here, or not the entropy."""
-    logits = torch.randn(20, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * scale
-    tokens = random_tokens(20, 1, 50)[:, 0]
-    logits.requires_grad_()
+def near_certain(miss):
+    """Logits of 20 rows whose first token is missed with this probability."""
+    return torch.tensor([1 - miss] + [miss / 49] * 49, dtype=torch.float64).log().repeat(20, 1)
+
+
+RANDOM = torch.randn(20, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("logits", [RANDOM / 10, 3 * RANDOM, *map(near_certain, (1e-2, 1e-4, 1e-6))])
+def test_logit_grad_is_the_norm_of_the_gradient(logits):
+    """Guards against a formula that is not the gradient, which autograd computes here, or not the entropy, and against
+    cancellation in 1 - p: in fp32 the textbook formula returns 0 for true values near 1e-4."""
+    tokens, logits = torch.arange(20), logits.clone().requires_grad_()
     logits.log_softmax(-1)[torch.arange(20), tokens].sum().backward()
-    entropy, logit_grad = entropy_and_logit_grad(logits.detach().log_softmax(-1), tokens)
-    assert_close(entropy, torch.distributions.Categorical(logits=logits.detach()).entropy(), 1e-10)
-    assert_close(logit_grad, logits.grad.norm(dim=-1), 1e-10)
-
-
-@pytest.mark.parametrize("miss", [1e-2, 1e-4, 1e-6])
-def test_logit_grad_of_a_near_certain_token(miss):
-    """Guards against cancellation in 1 - p: in fp32 the textbook formula returns 0 for true values near 1e-4."""
-    p = torch.tensor([[1 - miss] + [miss / 300] * 300], dtype=torch.float64)
-    onehot = torch.zeros_like(p)
-    onehot[0, 0] = 1
-    entropy, logit_grad = entropy_and_logit_grad(p.log().float().log_softmax(-1), torch.tensor([0]))
-    torch.testing.assert_close(logit_grad.double(), (onehot - p).norm(dim=-1), atol=0, rtol=1e-4)
-    assert_close(entropy, -(p * p.log()).sum(-1), 1e-6)
+    entropy, logit_grad = entropy_and_logit_grad(logits.detach().float().log_softmax(-1), tokens)
+    torch.testing.assert_close(logit_grad.double(), logits.grad.norm(dim=-1), atol=0, rtol=1e-4)
+    assert_close(entropy, torch.distributions.Categorical(logits=logits.detach()).entropy(), 1e-5)
 
 
 def test_entropy_with_impossible_tokens():

@@ -6,24 +6,22 @@ splits tags in three, and knows `<think>` as one token only in Qwen3. The oracle
 
 Run it:  python -m pytest tests/test_real_checkpoints.py
 """
-import csv
 import json
 import random
 import shutil
-import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, pre_tokenizers
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from tokenizers import pre_tokenizers
+from transformers import AutoModelForCausalLM
 
-import grpo
-import queries
+import countdown_task
 import train
-from countdown_task import SYSTEM, USER, Codec, Puzzle
-from qwen2_model import Qwen2, load_model, read_config
+from countdown_task import Puzzle
+from plumbing.tokenizer import Tokenizer
+from qwen2_model import load_model
+from rollout import Queries, generate_shared, token_batch
 from tests.random_checkpoints import FAMILIES, HF, assert_close, assert_same_logits, random_tokens, randomize
 
 V = 151_936  # rows of the embedding
@@ -44,15 +42,6 @@ CONFIG = {  # the published config.json
 PUZZLE = Puzzle((3, 4, 5), 8)
 
 # ------------------------------------------------------------------------------------------------ published sizes
-
-
-@pytest.mark.parametrize("family, parameters, tensors", [("qwen2", 494_032_768, 290), ("qwen3", 596_049_920, 310)])
-def test_the_full_model_has_the_published_number_of_parameters(family, parameters, tensors):
-    """Guards against a parameter too many or too few at full depth."""
-    with torch.device("meta"):
-        sizes = [p.numel() for p in Qwen2(read_config(CONFIG[family])).parameters()]
-    assert sum(sizes) == parameters
-    assert len(sizes) == tensors
 
 
 @torch.no_grad()
@@ -85,8 +74,6 @@ ADDED = {"qwen2": SPECIAL + ["<tool_call>", "</tool_call>"] + [f"<|added_{i}|>" 
 ADDED["qwen3"] = ADDED["qwen2"] + ["<tool_response>", "</tool_response>", "<think>", "</think>"]
 MERGES = ["t h", "i n", "< th", "in k", "th ink", "< /", "> Ċ", ") </", "a n", "an s", "ans w", "answ e", "answe r",
           "Ġ -", "Ġ =", "Ġ *", "Ġ ("]
-TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-            "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
 
 
 def write_tokenizer(folder: Path, family: str) -> None:
@@ -120,8 +107,8 @@ def folder(request, tmp_path_factory):
     torch.manual_seed(0)
     hf = make_model(make_config.from_dict(config))
     write_tokenizer(path, family)
-    tokenizer, pieces = Tokenizer.from_file(str(path / "tokenizer.json")), [x for x, _ in START + ANSWER] + ["</think>"]
-    spoken = sorted({i for piece in [*pieces, "</", ">\n", *ADDED[family]] for i in tokenizer.encode(piece).ids})
+    tokenizer, pieces = Tokenizer(path), [x for x, _ in START + ANSWER] + ["</think>"]
+    spoken = sorted({i for piece in [*pieces, "</", ">\n", *ADDED[family]] for i in tokenizer.encode(piece)})
     with torch.no_grad():
         for name, p in hf.named_parameters():
             size = (0.6 if "embed" in name else 0.3) / p.shape[-1] ** 0.5
@@ -143,29 +130,18 @@ ANSWER = [*zip(["<", "answer", ">", "4", " *", " (", "5", " -", " ", "3", ")</",
 TEXT = " 5 - 3 = 2\n</think>\n<answer>4 * (5 - 3)</answer>"
 
 
-def test_prompts_equal_those_of_transformers(folder):
-    """Guards against ChatML that is tokenized in another way than by transformers."""
-    codec = Codec(folder[1])
-    theirs = PreTrainedTokenizerFast(tokenizer_file=str(folder[1] / "tokenizer.json"), chat_template=TEMPLATE)
-    for p in [PUZZLE, Puzzle((2, 3, 5, 7), 100)]:
-        user = USER.format(numbers=list(p.numbers), target=p.target)
-        chat = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": user}]
-        text = theirs.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        expected = theirs(text + "Let me solve this step by step.\n<think>", add_special_tokens=False).input_ids
-        assert codec.prompt(p) == expected
-
-
 @torch.no_grad()
 def test_right_responses_from_model_to_reward(folder):
     """Guards against an end token that does not end, and tags that count only in three tokens or only in one."""
     (family, path), pieces = folder, START + CLOSE[folder[0]] + ANSWER
-    model, codec, hf = load_model(path), Codec(path), AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    model.real_vocab = codec.size
-    assert codec.size == REAL[family]
-    ids = [i for piece, _ in pieces for i in codec.tokenizer.encode(piece, add_special_tokens=False).ids]
-    assert codec.tokenizer.encode(TEXT).ids == ids
+    s, hf = train.Settings(model=str(path)), AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    policy = train.load_policy(s, countdown_task)
+    tokenizer, prompt = policy.tokenizer, policy.prompt(PUZZLE)
+    assert tokenizer.size == REAL[family]
+    ids = [i for piece, _ in pieces for i in tokenizer.encode(piece)]
+    assert tokenizer.encode(TEXT) == ids
     scripts = [ids + [151645], ids + [151643], ids + ids[:1], [151645]]  # both end tokens, cut off, empty
-    prompt, uniforms = codec.prompt(PUZZLE), torch.full((len(scripts), len(ids) + 1), 0.5, dtype=torch.float64)
+    uniforms = torch.full((len(scripts), len(ids) + 1), 0.5, dtype=torch.float64)
     for row, script in zip(uniforms, scripts):  # the middle of a token's share of the probability draws that token
         L = len(script)
         logits = hf(torch.tensor([prompt + script]), logits_to_keep=L + 1).logits[0, :-1, : REAL[family]]
@@ -173,7 +149,7 @@ def test_right_responses_from_model_to_reward(folder):
         taken = p[range(L), script]
         assert taken.min() > 1e-4  # so that rounding can't reach a neighbour
         row[:L] = p.cumsum(-1)[range(L), script] - taken / 2
-    batch = grpo.rollout(model, codec, [PUZZLE], uniforms)
+    batch = token_batch(Queries(policy, [PUZZLE], generate_shared(policy, [prompt], uniforms), s, step=1))
     assert [row[m].tolist() for row, m in zip(batch.tokens, batch.mask)] == scripts
     assert batch.text == [TEXT, TEXT, TEXT + " ", ""]
     assert batch.ended.tolist() == [True, True, False, True]
@@ -182,25 +158,3 @@ def test_right_responses_from_model_to_reward(folder):
         assert "".join("FRS"[role] for role in batch.role[i]) == "".join(role for _, role in pieces) + "S"
         assert batch.in_answer[i].tolist() == [t >= len(ids) - len(ANSWER) for t in range(len(ids) + 1)]
         assert [TEXT[slice(*span)] for span in batch.spans[i]] == [piece for piece, _ in pieces] + [""]
-
-
-# --------------------------------------------------------------------------------------------------- a step of train.py
-
-
-def test_a_step_of_training(folder, tmp_path, monkeypatch):
-    """Guards against a train.py that scores or trains rows without a token, and a ratio that does not begin at 1."""
-    (family, path), run = folder, tmp_path / "run"
-    dtype = {"qwen2": "float32", "qwen3": "bfloat16"}[family]
-    # a random model earns nothing, and would learn nothing
-    monkeypatch.setattr(queries, "reward", lambda text, *_: {"reward": len(text) % 7 / 6, "format": 0.0, "answer": 0.0})
-    monkeypatch.setattr(sys, "argv", f"train.py --model {path} --out {run} --dtype {dtype} --steps 1 --questions 2 "
-                                     f"--answers 2 --lr 0.01 --max_new_tokens 3 --eval_problems 2".split())
-    train.main()
-    log = np.load(run / "credit" / "step-000001.npz")
-    assert log["token"].max() < REAL[family]
-    assert log["credit"].any()
-    row = list(csv.DictReader((run / "metrics.csv").open()))[1]
-    assert float(row["ratio_error"]) < (1e-4 if dtype == "float32" else 0.5)
-    before, after = (load_model(x, dtype=getattr(torch, dtype)).output_weight for x in (path, run / "checkpoint"))
-    assert torch.equal(before[REAL[family] :], after[REAL[family] :])
-    assert (before[: REAL[family]] != after[: REAL[family]]).any()

@@ -21,18 +21,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-import critic as critic_file
-import grpo
-import mitigations
-import queries
-import qwen2_model
+import countdown_task
 import train
-from countdown_task import Codec, generate_puzzles, split
-from critic import Critic, Importance, load_head, save_head
-from mitigations import MITIGATIONS
-from plumbing import run_folder
+from countdown_task import generate_puzzles, split
+from grpo import compare, update
+from methods import MITIGATIONS
+from methods.heads import Critic, Importance, load_head, save_head
+from mitigations import none, required
 from plumbing.files import read_json
+from plumbing.tokenizer import Tokenizer
 from qwen2_model import load_model
+from rollout import draw_puzzles, rollout
 from train import BUNDLED, Settings
 
 ROOT = Path(train.__file__).parent
@@ -45,7 +44,7 @@ GENERATE = functools.cache(generate_puzzles)
 def puzzles_once():
     """Generate the 4,096 puzzles once for all runs of this file."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "generate_puzzles", GENERATE)
+        patch.setattr(countdown_task, "generate_puzzles", GENERATE)
         yield
 
 
@@ -63,7 +62,7 @@ def learning(monkeypatch):
         return np.full((len(puzzles), k), sum(w.double().abs().sum().item() for w in policy.model.parameters()))
 
     names = ("reward", "answer", "format")
-    monkeypatch.setattr(queries, "reward", lambda text, *_: dict.fromkeys(names, len(text) % 3 / 2))
+    monkeypatch.setattr(countdown_task, "grade", lambda text, _: dict.fromkeys(names, len(text) % 3 / 2))
     monkeypatch.setattr(train, "evaluate", success)
     monkeypatch.setattr(train, "rehearse", lambda *_: None)
 
@@ -133,7 +132,7 @@ def test_metrics_agree_with_the_credit_log(finished):
         first = log["position"] == 0
         reward, groups = log["reward"][first], log["group"][first]
         solved = reward > 0.5  # 0.1 * format + success
-        ended = [log["token"][log["response"] == i][-1] in Codec(BUNDLED).end_tokens for i in range(12)]
+        ended = [log["token"][log["response"] == i][-1] in Tokenizer(BUNDLED).end_tokens for i in range(12)]
         expected = {"reward": reward.mean(), "success": solved.mean(), "length": np.bincount(log["response"]).mean(),
                     "format": ((reward - solved) * 10).mean(), "entropy": log["entropy"].mean(),
                     "zero_variance_groups": sum(len(set(reward[groups == g])) == 1 for g in range(3)),
@@ -160,23 +159,23 @@ def test_runs_with_the_same_seed_are_identical_and_another_seed_differs(finished
 
 def test_every_flag_reaches_the_update(quick, tmp_path, monkeypatch):
     """Guards against a flag without effect, clips or betas in the wrong order, and a reference that is trained."""
-    start, update, calls = load_model(BUNDLED, dtype=torch.bfloat16), grpo.update, []
+    start, calls = load_model(BUNDLED, dtype=torch.bfloat16), []
     given = dict(kl=0.02, clip_low=0.1, clip_high=0.3, loss_norm="constant", updates_per_batch=2, max_grad_norm=0.7,
                  micro_batch=5)
 
-    def spy(model, optimizer, prompts, batch, credit, **options):
+    def spy(policy, optimizer, batch, credit, s):
         calls.append(credit[batch.mask])
-        adamw = optimizer.adamw.param_groups[0]
+        model, adamw = policy.model, optimizer.adamw.param_groups[0]
         assert (adamw["lr"], *adamw["betas"], adamw["weight_decay"]) == (1e-3, 0.8, 0.95, 0.03)
         assert {w.dtype for w in model.parameters()} == {torch.bfloat16}
         assert {w.dtype for w in optimizer.master.values()} == {torch.float32}
         assert model.checkpoint_activations
-        assert options == given | {"max_new_tokens": 30}
-        assert batch.ask.micro_batch == 5
-        assert all(torch.equal(a, b) for a, b in zip(batch.ask.reference.parameters(), start.parameters()))
-        return update(model, optimizer, prompts, batch, credit, **options)
+        assert vars(s).items() >= (given | {"max_new_tokens": 30}).items()
+        assert batch.ask.s is s
+        assert all(torch.equal(a, b) for a, b in zip(policy.reference.parameters(), start.parameters()))
+        return update(policy, optimizer, batch, credit, s)
 
-    monkeypatch.setattr(grpo, "update", spy)
+    monkeypatch.setattr(train, "update", spy)
     flags = ["--lr", 1e-3, "--beta1", 0.8, "--beta2", 0.95, "--weight_decay", 0.03, "--dtype", "bfloat16",
              "--checkpoint_activations", *(x for k, v in given.items() for x in (f"--{k}", v))]
     run(*TINY, "--steps", 2, *flags, "--out", tmp_path / "r")
@@ -192,7 +191,7 @@ def test_the_log_holds_the_credit_that_the_flags_ask_for(quick, tmp_path):
     log = credit_log(tmp_path / "r")
     for response in range(12):
         here = {name: column[log["response"] == response] for name, column in log.items()}
-        ended = here["token"][-1] in Codec(BUNDLED).end_tokens
+        ended = here["token"][-1] in Tokenizer(BUNDLED).end_tokens
         weight = np.where((here["in_answer"] == 1) | ~here["in_answer"].any(), 1, 0.25) * ended
         np.testing.assert_allclose(here["credit"], here["advantage"] * weight, rtol=1e-5)
         group = log["reward"][(log["group"] == response // 4) & (log["position"] == 0)]
@@ -235,9 +234,9 @@ def test_only_heldout_puzzles_are_measured(tmp_path, monkeypatch):
 
 
 def test_how_many_responses_are_evaluated_at_once_changes_nothing(monkeypatch):
-    s, puzzles, widths, respond = Settings(questions=1, answers=4), GENERATE(9, "heldout"), [], queries.respond
-    policy = train.load_policy(s, set())
-    monkeypatch.setattr(queries, "respond", lambda *args: (widths.append(len(args[3])), respond(*args))[1])
+    s, puzzles, widths, sample = Settings(questions=1, answers=4), GENERATE(9, "heldout"), [], train.generate_and_grade
+    policy = train.load_policy(s)
+    monkeypatch.setattr(train, "generate_and_grade", lambda *args: (widths.append(len(args[2])), sample(*args))[1])
     wide = train.evaluate(policy, puzzles, 2, s)
     monkeypatch.setattr(train, "EVALUATION_BYTES", 0)
     narrow = train.evaluate(policy, puzzles, 2, s)
@@ -255,17 +254,17 @@ def test_every_method_trains(name, quick, tmp_path):
     assert np.isfinite(credit_log(tmp_path / "r")["credit"]).all()
     for head in ("critic", "importance"):
         file = tmp_path / "r" / "checkpoint" / f"{head}.safetensors"
-        assert file.exists() == (head in mitigations.required(name, {}))
+        assert file.exists() == (head in required(name, {}))
 
 
 def test_heads_and_a_reference_are_there_where_they_are_needed():
-    for required, kl, has_reference in ((set(), 0.0, False), ({"critic"}, 0.1, True), ({"importance"}, 0.1, True),
-                                        ({"reference"}, 0.0, True)):  # fmt: skip
-        policy = train.load_policy(Settings(kl=kl), required)
-        assert set(policy.heads()) == required - {"reference"}
-        assert (policy.critic is not None) == ("critic" in required)
-        assert (policy.importance is not None) == ("importance" in required)
+    for needs, kl, has_reference in (((), 0.0, False), (("critic",), 0.1, True), (("importance",), 0.1, True),
+                                     (("reference", "calculations"), 0.0, True)):  # fmt: skip
+        policy = train.load_policy(Settings(kl=kl), countdown_task, needs)
+        assert set(policy.heads) == {*needs} & {"critic", "importance"}
         assert (policy.reference is not None) == has_reference
+    with pytest.raises(ValueError, match="needs critc, which the task countdown doesn't have"):
+        train.load_policy(Settings(), countdown_task, ("critc",))
 
 
 @pytest.mark.parametrize("method", [["random"], ["vineppo", "--k", 2], ["ppo"]], ids=lambda m: m[0])
@@ -279,10 +278,10 @@ def test_random_methods_do_not_depend_on_global_random_state(method, learning, t
 
 def test_every_seed_step_and_name_has_its_own_random_numbers():
     """Guards against credit functions, steps or seeds that share random numbers, and numbers of another call."""
-    policy, drawn = train.load_policy(Settings(), set()), {}
+    policy, drawn = train.load_policy(Settings()), {}
     for seed, step in ((0, 1), (0, 2), (1, 1), (1, 2), (2, 1), (0, 11), (1, 11), (11, 1), (1, 0), (0, 1)):
         s = Settings(answers=2, max_new_tokens=1, seed=seed)
-        batch = train.sample_and_grade(policy, GENERATE(9, "heldout")[:1], s, step)
+        batch = rollout(policy, GENERATE(9, "heldout")[:1], s, step)
         for name in ("random", "rollouts", "random1") * 2:
             number = torch.rand((), generator=batch.ask.generator(name))
             drawn.setdefault((seed, step, name), set()).add(number.item())
@@ -291,11 +290,11 @@ def test_every_seed_step_and_name_has_its_own_random_numbers():
 
 def test_values_come_before_the_critic_learns_from_their_rewards(quick, tmp_path, monkeypatch):
     """The values of step 1 are those of an untrained critic, and those of step 2 follow the reward."""
-    seen, values = [], Critic.values
-    monkeypatch.setattr(Critic, "values", lambda *args: (seen.append(values(*args)), seen[-1])[1])
+    seen, values = [], Critic.read
+    monkeypatch.setattr(Critic, "read", lambda *args: (seen.append(values(*args)), seen[-1])[1])
     monkeypatch.setattr(train, "rehearse", lambda *_: None)
     for reward in (-1.0, 1.0):
-        monkeypatch.setattr(queries, "reward", lambda *_: {"reward": reward, "answer": reward, "format": reward})
+        monkeypatch.setattr(countdown_task, "grade", lambda *_: dict.fromkeys(("reward", "answer", "format"), reward))
         run(*TINY, "--mitigation", "ppo", "--steps", 2, "--lr", 0, "--out", tmp_path / str(reward))
     low_1, low_2, high_1, high_2 = seen
     assert not low_1.any() and not high_1.any()
@@ -304,8 +303,8 @@ def test_values_come_before_the_critic_learns_from_their_rewards(quick, tmp_path
 
 def test_importance_is_asked_for_before_it_learns_and_a_random_reward_is_no_grade(quick, tmp_path, monkeypatch):
     """Guards against weights that know the outcome, a head that never learns, and a placebo that grades."""
-    seen, weights = [], Importance.weights
-    monkeypatch.setattr(Importance, "weights", lambda *args: (seen.append(weights(*args).detach()), seen[-1])[1]
+    seen, weights = [], Importance.read
+    monkeypatch.setattr(Importance, "read", lambda *args: (seen.append(weights(*args).detach()), seen[-1])[1]
                         if not torch.is_grad_enabled() else weights(*args))
     monkeypatch.setattr(train, "rehearse", lambda *_: None)
     run(*TINY, "--mitigation", "learned_importance", "--reward", "random", "--steps", 2, "--out", tmp_path / "r")
@@ -320,26 +319,27 @@ def test_a_trained_model_and_its_critic_are_the_next_runs_start(learning, tmp_pa
     """The checkpoint gives the same logits in transformers, which the critic's file does not disturb."""
     run(*TINY, "--mitigation", "ppo", "--checkpoint_every", 1, "--steps", 1, "--out", tmp_path / "r")
     folder, tokens = tmp_path / "r" / "checkpoints" / "step-000001", torch.arange(40)[None]
-    policy = train.load_policy(Settings(model=str(folder)), {"critic"})
+    policy = train.load_policy(Settings(model=str(folder)), countdown_task, ("critic",))
+    critic = policy.heads["critic"]
     with torch.no_grad():
         ours = policy.model(tokens)
         theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(tokens).logits
         assert not torch.allclose(ours, load_model(BUNDLED)(tokens), atol=1e-4)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
-    assert policy.critic.value.outer.weight.any()
+    assert critic.value.outer.weight.any()
     last = load_head("critic", tmp_path / "r" / "checkpoint", policy.model)
-    assert all(torch.equal(p, q) for p, q in zip(policy.critic.parameters(), last.parameters()))
+    assert all(torch.equal(p, q) for p, q in zip(critic.parameters(), last.parameters()))
 
 
 def test_the_rehearsal_leaves_no_trace():
-    policy = train.load_policy(Settings(), {"critic", "importance", "reference"})
-    both = torch.nn.ModuleList((policy.model, policy.critic, policy.importance))
+    policy = train.load_policy(Settings(), countdown_task, ("critic", "importance", "reference"))
+    both = torch.nn.ModuleList((policy.model, *policy.heads.values()))
     before, torch_state, numpy_state = copy.deepcopy(both.state_dict()), torch.get_rng_state(), np.random.get_state()[1]
     for name, method in MITIGATIONS.items():
         s = Settings(mitigation=name, questions=2, answers=3)
         train.rehearse(policy, GENERATE(4096, "train"), s, method.parameters)
     assert all(torch.equal(x, before[key]) for key, x in both.state_dict().items())
-    assert not policy.critic.optimizer.state and not policy.importance.optimizer.state
+    assert not any(head.optimizer.state for head in policy.heads.values())
     assert torch.equal(torch.get_rng_state(), torch_state) and np.array_equal(np.random.get_state()[1], numpy_state)
     assert all(p.grad is None and p.requires_grad for p in both.parameters())
 
@@ -347,49 +347,6 @@ def test_the_rehearsal_leaves_no_trace():
 # ---------------------------------------------------------------------------------------------- kill and resume
 
 KEEP = ["--state_every", 2, "--checkpoint_every", 2, "--sample_every", 2]
-CHANGES = [(Path, "mkdir"), (Path, "replace"), (Path, "rename"), (Path, "unlink"), (os, "truncate"), (shutil, "copy")]
-WRITES = [  # and which file each of them writes
-    (torch, "save", lambda content, file: file), (np, "savez", lambda file, **columns: file),
-    (qwen2_model, "save_file", lambda tensors, file, *_: file), (critic_file, "save_file", lambda tensors, file: file),
-    (run_folder, "append_row", lambda run, *_: run / "metrics.csv"),
-    (run_folder, "write_samples", lambda run, *_: run / "samples.txt")]
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL in this process."""
-
-
-def stop(how, moment, *arguments):
-    """Run train.py until it is stopped at that moment, before or after one of CHANGES or of WRITES, whose file is then
-    torn. A killed run writes nothing from then on, not even in a `finally`. Returns its last words; None if it ended
-    before that moment."""
-    left, truncate = moment, os.truncate
-
-    def tick():
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise how
-
-    def mortal(function, written=None):
-        def operation(*args, **kwargs):
-            tick()
-            result = function(*args, **kwargs)
-            if left == 0 and written:
-                file = written(*args, **kwargs)
-                truncate(file, max(0, file.stat().st_size - 7))
-            tick()
-            return result
-        return operation
-
-    with pytest.MonkeyPatch.context() as patch:
-        for owner, name, *written in CHANGES + WRITES:
-            patch.setattr(owner, name, mortal(getattr(owner, name), *written))
-        try:
-            run(*arguments)
-        except (Killed, SystemExit) as end:
-            return str(end) or "killed"
-    return None
 
 
 def assert_same(folder, other):
@@ -409,42 +366,18 @@ def assert_same(folder, other):
         assert files[0][name].read_bytes() == files[1][name].read_bytes(), name
 
 
-@pytest.mark.parametrize("flags", [[], ["--mitigation", "ppo", "--kl", 0.1, "--dtype", "bfloat16"],
-                                   ["--mitigation", "learned_importance", "--reward", "random"]],
-                         ids=["none", "critic", "importance"])
-def test_a_run_stopped_at_any_moment_resumes_to_the_same_end(flags, learning, tmp_path):
-    """By a kill and by Ctrl-C in turn, also where the resumed run is stopped again."""
-    flags, folder = [*TINY, *KEEP, "--steps", 3, *flags], tmp_path / "stopped"
-    words = {"killed", f"error: interrupted; continue with: python train.py --resume {folder}",
-             "error: interrupted before training began"}
+FLAGS = {"none": [], "critic": ["--mitigation", "ppo", "--kl", 0.1, "--dtype", "bfloat16"],
+         "importance": ["--mitigation", "learned_importance", "--reward", "random"]}
+
+
+@pytest.mark.parametrize("case", FLAGS)
+def test_a_run_that_the_system_kills_resumes_to_the_same_end(case, tmp_path):
+    """A real SIGKILL, in another process: nothing may depend on memory or on a buffer."""
+    flags, folder = [*TINY, *KEEP, "--steps", 5, *FLAGS[case]], tmp_path / "killed"
     run(*flags, "--out", tmp_path / "whole")
     start, end = (load_model(model).output_weight for model in (BUNDLED, tmp_path / "whole" / "checkpoint"))
     assert not torch.equal(start, end)
-
-    def command():
-        return ["--resume", folder] if folder.exists() else [*flags, "--out", folder]
-
-    said = []
-    for moment in range(1, 999, 13):
-        how = (KeyboardInterrupt, Killed)[len(said) % 2]
-        last_words = stop(how, moment, *command())
-        if last_words is None:
-            break
-        said.append(last_words)
-        if len(said) % 3 > 0 or stop(how, moment // 2, *command()):
-            run(*command())
-        assert_same(tmp_path / "whole", folder)
-        shutil.rmtree(folder)
-    assert len(said) > 8
-    assert set(said) == words
-    assert not [*tmp_path.rglob("*.part")]
-
-
-def test_a_run_that_the_system_kills_resumes_to_the_same_end(tmp_path):
-    """A real SIGKILL, in another process: nothing may depend on memory or on a buffer."""
-    flags = [*TINY, *KEEP, "--steps", 5, "--mitigation", "ppo"]
-    run(*flags, "--out", tmp_path / "whole")
-    command = [sys.executable, "train.py", *map(str, flags), "--out", str(tmp_path / "killed")]
+    command = [sys.executable, "train.py", *map(str, flags), "--out", str(folder)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     for line in process.stdout:
         if line.startswith("step    3/5"):
@@ -452,8 +385,32 @@ def test_a_run_that_the_system_kills_resumes_to_the_same_end(tmp_path):
             break
     process.communicate()
     assert process.returncode == -signal.SIGKILL
-    run("--resume", tmp_path / "killed")
-    assert_same(tmp_path / "whole", tmp_path / "killed")
+    run("--resume", folder)
+    assert_same(tmp_path / "whole", folder)
+    assert not [*tmp_path.rglob("*.part")]
+
+
+@pytest.mark.parametrize("step, last_words", [
+    (0, "error: interrupted before training began"), (1, "interrupted; continue with: python train.py --resume"),
+    (4, "interrupted; continue with: python train.py --resume")])  # fmt: skip
+def test_ctrl_c_at_a_step_says_how_to_go_on(step, last_words, learning, tmp_path, monkeypatch):
+    """Step 0 is the rehearsal: then there is no folder yet."""
+    flags, folder, shown = [*TINY, *KEEP, "--steps", 5], tmp_path / "r", train.show
+    run(*flags, "--out", tmp_path / "whole")
+
+    def interrupt(row, *_, **__):
+        if row["step"] == step:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "show", interrupt)
+    if step == 0:
+        monkeypatch.setattr(train, "rehearse", lambda *_: interrupt({"step": 0}))
+    assert last_words in error_of(*flags, "--out", folder)
+    assert folder.exists() == (step > 0)
+    monkeypatch.setattr(train, "show", shown)
+    monkeypatch.setattr(train, "rehearse", lambda *_: None)
+    run(*(["--resume", folder] if step else [*flags, "--out", folder]))
+    assert_same(tmp_path / "whole", folder)
 
 
 def test_a_finished_run_resumes_only_to_more_steps(learning, tmp_path):
@@ -474,32 +431,21 @@ def test_a_finished_run_resumes_only_to_more_steps(learning, tmp_path):
 # ------------------------------------------------------------------------------------------------- the puzzles
 
 
-def test_training_puzzles_depend_on_seed_and_step_alone():
-    """Every puzzle is drawn once in an epoch, also by steps that span two epochs."""
-    puzzles, s = generate_puzzles(10, "train"), Settings(questions=4, seed=3)
-    drawn = [train.draw_puzzles(puzzles, s, step) for step in range(1, 6)]  # two epochs of ten
-    flat = [p for step in drawn for p in step]
-    assert set(flat[:10]) == set(flat[10:]) == set(puzzles)
-    assert flat[:10] != flat[10:]
-    assert train.draw_puzzles(puzzles, s, 4) == drawn[3]
-    assert train.draw_puzzles(puzzles, replace(s, seed=4), 1) != drawn[0]
-
-
 def test_a_data_file_is_split_by_the_hash_whatever_its_order(quick, tmp_path):
     puzzles = generate_puzzles(60, "train") + generate_puzzles(20, "heldout") + generate_puzzles(20, "new_numbers")
     lines = [json.dumps({"nums": p.numbers[::turn], "target": p.target}) for turn in (1, -1) for p in puzzles]
     file, reverse = tmp_path / "data.jsonl", tmp_path / "reverse.jsonl"
     file.write_text("\n".join(lines) + "\n")
     reverse.write_text("\n".join(lines[::-1]))
-    chosen, heldout = train.choose_puzzles(Settings(data=str(file)))
+    chosen, heldout = (countdown_task.load(part, path=str(file)) for part in ("train", "heldout"))
     assert {split(p) for p in chosen} == {"train"} and {split(p) for p in heldout} == {"heldout"}
     assert (len(chosen), len(heldout)) == (60, 20)  # a puzzle with its numbers in another order is the same
-    assert train.choose_puzzles(Settings(data=str(file), eval_problems=5))[1] == heldout[:5]
-    again = train.choose_puzzles(Settings(data=str(reverse), seed=5))
+    assert countdown_task.load("heldout", 5, str(file)) == heldout[:5]
+    again = [countdown_task.load(part, path=str(reverse)) for part in ("train", "heldout")]
     assert [[p.target for p in part] for part in again] == [[p.target for p in part] for part in (chosen, heldout)]
     run(*TINY, "--steps", 3, "--sample_every", 2, "--data", file, "--out", tmp_path / "r")
     heads = re.findall(r"=== step (\d)  (\[.*?\]) -> (\d+)", (tmp_path / "r" / "samples.txt").read_text())
-    asked = [(step, p) for step in (1, 2) for p in train.draw_puzzles(chosen, Settings(questions=2), step)]
+    asked = [(step, p) for step in (1, 2) for p in draw_puzzles(chosen, Settings(questions=2), step)]
     assert heads == [(str(step), str(list(p.numbers)), str(p.target)) for step, p in asked]
 
 
@@ -555,16 +501,15 @@ def test_broken_models_are_refused_in_one_sentence(case, tmp_path):
     assert not (tmp_path / "r").exists()
 
 
-def test_a_prompt_and_response_that_just_fit_are_accepted(codec):
-    model, puzzles = load_model(BUNDLED), set(GENERATE(9, "heldout"))
-    longest = max(len(codec.prompt(p)) for p in puzzles)
-    room = model.config.max_position_embeddings - longest
-    train.check_lengths(model, codec, puzzles, Settings(max_new_tokens=room))
+def test_a_prompt_and_response_that_just_fit_are_accepted(policy):
+    puzzles, config = GENERATE(9, "heldout"), policy.model.config
+    room = config.max_position_embeddings - max(len(policy.prompt(p)) for p in puzzles)
+    train.check_lengths(policy, puzzles, Settings(max_new_tokens=room))
     with pytest.raises(ValueError, match="--max_new_tokens"):
-        train.check_lengths(model, codec, puzzles, Settings(max_new_tokens=room + 1))
-    model.config = replace(model.config, vocab_size=codec.size - 1)
+        train.check_lengths(policy, puzzles, Settings(max_new_tokens=room + 1))
+    policy.model.config = replace(config, vocab_size=policy.tokenizer.size - 1)
     with pytest.raises(ValueError, match="tokenizer"):
-        train.check_lengths(model, codec, puzzles, Settings())
+        train.check_lengths(policy, puzzles, Settings())
 
 
 @pytest.mark.parametrize("flags", [
@@ -587,19 +532,58 @@ def test_an_error_is_one_line_on_stderr_in_the_shell():
 
 
 def test_a_method_that_returns_no_credit_is_refused_before_the_run(tmp_path, monkeypatch):
-    broken = replace(mitigations.none, function=lambda batch: batch.mask / 0)
+    broken = replace(none, function=lambda batch: batch.mask / 0)
     monkeypatch.setitem(MITIGATIONS, "none", broken)
     assert "none " in error_of(*TINY, "--out", tmp_path / "r")
     assert not (tmp_path / "r").exists()
 
 
 def test_a_method_that_fails_in_a_run_ends_it_in_one_sentence(quick, tmp_path, monkeypatch):
-    plain = mitigations.none
-    late = lambda batch: plain(batch) / (batch.mask.shape[1] <= 8)  # infinite where the rehearsal does not look
-    monkeypatch.setitem(MITIGATIONS, "none", replace(plain, function=late))
+    late = lambda batch: none(batch) / (batch.mask.shape[1] <= 8)  # infinite where the rehearsal does not look
+    monkeypatch.setitem(MITIGATIONS, "none", replace(none, function=late))
     assert str(tmp_path / "r") in error_of(*TINY, "--max_new_tokens", 80, "--out", tmp_path / "r")
 
 
 def test_training_that_diverges_ends_in_one_sentence(quick, tmp_path):
     message = error_of(*SMALL, "--steps", 3, "--lr", 1e9, "--out", tmp_path / "r")
     assert "--lr" in message and str(tmp_path / "r") in message
+
+
+# ------------------------------------------------------------------------------------------------- another task
+
+REVERSE = str(Path(__file__).parent / "reverse_task.py")
+
+
+@pytest.fixture
+def random_start(random_model, tmp_path):
+    """A model folder with random weights, and the bundled tokenizer."""
+    config = {"model_type": "qwen2", "vocab_size": random_model.config.vocab_size, "hidden_size": 32,
+              "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+              "tie_word_embeddings": True}
+    (tmp_path / "random").mkdir()
+    (tmp_path / "random" / "config.json").write_text(json.dumps(config))
+    save_file({name: w.float().contiguous() for name, w in random_model.state_dict().items()},
+              tmp_path / "random" / "model.safetensors")
+    shutil.copy(BUNDLED / "tokenizer.json", tmp_path / "random")
+    return tmp_path / "random"
+
+
+@pytest.mark.parametrize("method", [["none"], ["ppo"], ["vineppo", "--cuts", "uncertain"], ["prefix_tree"]],
+                         ids=lambda m: m[0])
+def test_a_task_of_forty_lines_trains_from_random_weights(method, random_start, tmp_path):
+    """Guards against Countdown in what every task goes through."""
+    flags = ["--task", REVERSE, "--model", random_start, "--steps", 2, "--answers", 16, "--max_new_tokens", 6]
+    run(*flags, "--questions", 4, "--eval_problems", 5, "--mitigation", *method, "--out", tmp_path / "r")
+    assert float(rows(tmp_path / "r")[2]["grad_norm"]) > 0
+    assert re.search(r"^=== step 1  [a-h]{3}  reward 0.\d\d", (tmp_path / "r" / "samples.txt").read_text())
+    assert read_json(tmp_path / "r" / "config.json")["settings"]["task"] == REVERSE
+
+
+@pytest.mark.parametrize("flags, named", [
+    (["--mitigation", "first_error"], "needs calculations, which the task"),
+    (["--mitigation", "vineppo"], "needs sentence_starts, which the task"),
+    (["--task", "sudoku"], "tasks/NAME_task.py"), (["--task", "gone.py"], "no task file gone.py"),
+    (["--task", __file__], "has no function load")])  # fmt: skip
+def test_a_task_that_cannot_work_is_refused_in_one_sentence(flags, named, tmp_path):
+    assert named in error_of("--task", REVERSE, *flags, "--out", tmp_path / "r")
+    assert not (tmp_path / "r").exists()

@@ -1,41 +1,55 @@
-"""One whole training step, computed a second time by hand. Read this after the README, beside grpo.py.
+"""One training step and a second update, computed twice: by the book's code, and by plain arithmetic. It prints both.
+
+    python tests/test_walkthrough.py
 
 The puzzle is: make 3 from 1 and 2. The vocabulary has nine tokens, and the model is a Qwen2 so small that its forward
-pass fits on half a page of numpy. Everything the project computes in a step is compared with plain arithmetic:
+pass fits on half a page of numpy. Read it beside grpo.py:
 
     prompt -> tokens and their log-probs -> rewards -> advantage -> credit -> loss -> gradient -> new weights
 
-Run it:  python -m pytest tests/test_walkthrough.py
+The two responses have unequal lengths, so padding and the loss's denominator can be seen. The second update is on the
+same responses, so the ratio of a token's probability to that when it was sampled is no longer 1.
 """
+import sys
+from pathlib import Path
+
 import numpy as np
-import pytest
 import torch
 
-import grpo
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import countdown_task
 from countdown_task import Puzzle
+from grpo import compare, token_weights, update
 from mitigations import MITIGATIONS
 from plumbing.optimizer import Optimizer
 from qwen2_model import Qwen2, read_config
+from rollout import Policy, Queries, token_batch
+from sampler import generate
+from train import Settings
 
-VOCABULARY = ["end", "1", "2", "3", "+", "-", "</think>", "\n<answer>", "</answer>"]
+VOCABULARY = ["", "1", "2", "3", "+", "-", "</think>", "\n<answer>", "</answer>"]  # token 0 ends a response
 PUZZLE, PROMPT = Puzzle((1, 2), 3), [1, 2, 3]  # the prompt's tokens are just the puzzle's numbers
 RIGHT = [6, 7, 1, 4, 2, 8, 0]  # </think> \n<answer> 1 + 2 </answer> end
-WRONG = [6, 7, 1, 5, 2, 8, 0]  # </think> \n<answer> 1 - 2 </answer> end
+WRONG = [6, 7, 1, 8, 0]  # </think> \n<answer> 1 </answer> end
 CONFIG = {"model_type": "qwen2", "vocab_size": 9, "hidden_size": 4, "intermediate_size": 6, "num_hidden_layers": 1,
           "num_attention_heads": 1, "num_key_value_heads": 1, "tie_word_embeddings": True}
+SETTINGS = Settings(answers=2, max_new_tokens=8, max_grad_norm=1e9, clip_low=0.02, clip_high=0.02)
+LR = 0.01
 
 
-class TinyCodec:
+class TinyTokenizer:
     """A tokenizer with the vocabulary above."""
 
-    end_tokens = [0]
+    end_tokens, chat = [0], False
 
-    def prompt(self, puzzle):
+    def encode(self, text):
         return PROMPT
 
     def decode(self, tokens):
         """The text, and where in it each token starts and stops. The end token is no text."""
-        pieces = ["" if token == 0 else VOCABULARY[token] for token in tokens]
+        pieces = [VOCABULARY[token] for token in tokens]
         stops = np.cumsum([len(piece) for piece in pieces]).tolist()
         return "".join(pieces), [(stop - len(piece), stop) for piece, stop in zip(pieces, stops)]
 
@@ -77,69 +91,8 @@ def forward(w, tokens):
 
 def response_logprobs(w, response):
     """log pi of each token of a response: what the position before it predicts."""
-    log_probs = forward(w, PROMPT + response)[len(PROMPT) - 1 : -1]  # (7, 9)
+    log_probs = forward(w, PROMPT + response)[len(PROMPT) - 1 : -1]  # (L, 9)
     return log_probs[np.arange(len(response)), response]
-
-
-# --------------------------------------------------------------------------------------------------- the step
-
-
-@pytest.fixture
-def model():
-    torch.manual_seed(0)
-    model = Qwen2(read_config(CONFIG)).double()
-    for p in model.parameters():
-        torch.nn.init.normal_(p, std=0.5)
-    return model
-
-
-def weights_of(model):
-    """A copy of the weights, as numpy arrays by name."""
-    return {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
-
-
-def rollout(model):
-    """Sample two responses, with random numbers chosen so that they are RIGHT and WRONG.
-
-    A token is drawn where its random number falls among the cumulative probabilities, so the middle of a token's
-    interval draws that token.
-    """
-    uniforms = []
-    for response in (RIGHT, WRONG):
-        p = np.exp(forward(weights_of(model), PROMPT + response)[len(PROMPT) - 1 : -1])  # (7, 9)
-        t = np.arange(len(response))
-        uniforms.append(p.cumsum(1)[t, response] - p[t, response] / 2)
-    return grpo.rollout(model, TinyCodec(), [PUZZLE], torch.tensor(np.array(uniforms)))
-
-
-def test_the_sampler_draws_the_tokens_and_records_their_log_probs(model):
-    batch = rollout(model)
-    assert batch.tokens.tolist() == [RIGHT, WRONG]
-    for row, response in zip(batch.logprob, (RIGHT, WRONG)):
-        assert row.numpy() == pytest.approx(response_logprobs(weights_of(model), response), abs=1e-6)
-
-
-def test_the_reward_is_a_tenth_for_the_format_and_one_for_the_answer(model):
-    batch = rollout(model)
-    assert batch.text == ["</think>\n<answer>1+2</answer>", "</think>\n<answer>1-2</answer>"]
-    assert batch.reward.tolist() == pytest.approx([0.1 + 1, 0.1 + 0])
-
-
-def test_the_advantage_is_the_z_score_of_the_reward_in_its_group(model):
-    mean, std = 0.6, 0.5  # of 1.1 and 0.1
-    z_scores = [(reward - mean) / (std + 1e-4) for reward in (1.1, 0.1)]
-    assert rollout(model).advantage.tolist() == pytest.approx(z_scores)
-
-
-def test_grpo_gives_every_token_the_same_credit_and_a_reweighting_moves_it(model):
-    batch = rollout(model)
-    A = 0.5 / 0.5001
-    assert MITIGATIONS["none"](batch)[0].tolist() == pytest.approx([A] * 7)
-    # outcome_conditional weights a token 1 from <answer> on and 0.5 before it; only </think> comes before it. The
-    # weights 0.5 1 1 1 1 1 1 have mean 6.5 / 7 and are divided by it, so that the total stays what it was.
-    credit = MITIGATIONS["outcome_conditional"](batch, think_discount=0.5)
-    assert credit[0].tolist() == pytest.approx([A * 0.5 * 7 / 6.5] + [A * 7 / 6.5] * 6)
-    assert credit.sum(1).tolist() == pytest.approx([7 * A, -7 * A])
 
 
 def finite_differences(loss, w):
@@ -156,29 +109,115 @@ def finite_differences(loss, w):
     return gradient
 
 
-@pytest.mark.parametrize("method", ["none", "outcome_conditional"])
-def test_the_update_follows_the_gradient_of_the_loss(model, method):
-    batch, before = rollout(model), weights_of(model)
-    credit = MITIGATIONS[method](batch)  # (2, 7)
+# --------------------------------------------------------------------------------------------------- the step
+
+
+def make_policy():
+    """A model with random weights, in float64."""
+    torch.manual_seed(0)
+    model = Qwen2(read_config(CONFIG)).double()
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.5)
+    return Policy(model, TinyTokenizer(), countdown_task)
+
+
+def weights_of(model):
+    """A copy of the weights, as numpy arrays by name."""
+    return {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
+
+
+def rollout(policy):
+    """Sample two responses, with random numbers chosen so that they are RIGHT and WRONG.
+
+    A token is drawn where its random number falls among the cumulative probabilities, so the middle of a token's
+    interval draws that token.
+    """
+    uniforms = np.zeros((2, SETTINGS.max_new_tokens))
+    for row, response in zip(uniforms, (RIGHT, WRONG)):
+        p = np.exp(forward(weights_of(policy.model), PROMPT + response)[len(PROMPT) - 1 : -1])  # (L, 9)
+        t = np.arange(len(response))
+        row[t] = p.cumsum(1)[t, response] - p[t, response] / 2
+    samples = generate(policy.model, [PROMPT], torch.from_numpy(uniforms), [0])
+    return token_batch(Queries(policy, [PUZZLE], samples, SETTINGS, step=1))
+
+
+def walk(method):
+    """Yield (what it is, by the book's code, by hand) for every number of the step and of the second update."""
+    policy = make_policy()
+    before = weights_of(policy.model)
+    batch = rollout(policy)
+    yield "tokens, 0 is padding after the end", batch.tokens, [RIGHT, WRONG + [0, 0]]
     old = [response_logprobs(before, response) for response in (RIGHT, WRONG)]
+    yield "log-probs while sampling", batch.logprob[batch.mask], np.concatenate(old)
+    yield "rewards: 0.1 for the format, 1 for the answer", batch.reward, [0.1 + 1, 0.1 + 0]
+
+    batch.advantage = compare(batch, "grpo")
+    mean, std = 0.6, 0.5  # of 1.1 and 0.1
+    yield "advantages: z-scores", batch.advantage, [(r - mean) / (std + 1e-4) for r in (1.1, 0.1)]
+
+    credit = MITIGATIONS[method](batch)  # (2, 7)
+    A = 0.5 / 0.5001
+    weights = {"none": ([1] * 7, [1] * 5),
+               # 0.5 before <answer>, where only </think> is, and 1 from there on; rescaled to mean 1
+               "outcome_conditional": ([0.5 * 7 / 6.5] + [7 / 6.5] * 6, [0.5 * 5 / 4.5] + [5 / 4.5] * 4)}[method]
+    by_hand = [A * np.array(weights[0]), -A * np.array(weights[1])]
+    yield "credit per token", credit, np.array([by_hand[0], [*by_hand[1], 0, 0]])
+    for name, shares in {"token": (1 / 12, 1 / 12), "sequence": (1 / 14, 1 / 10), "constant": (1 / 16, 1 / 16)}.items():
+        share = token_weights(batch.mask, Settings(loss_norm=name, max_new_tokens=8))[:, 0]
+        yield f"each token's share of the loss, --loss_norm {name}", share, shares
 
     def loss(w):
-        """Minus the mean over the 14 tokens of ratio * credit. The ratio pi / old pi is near 1, so not clipped."""
-        ratios = [np.exp(response_logprobs(w, response) - o) for response, o in zip((RIGHT, WRONG), old)]
-        return -sum((ratio * c).sum() for ratio, c in zip(ratios, credit.numpy())) / 14
+        """Minus the mean over the 12 tokens of the clipped objective."""
+        total = 0
+        for response, o, c in zip((RIGHT, WRONG), old, by_hand):
+            ratio = np.exp(response_logprobs(w, response) - o)
+            total += np.minimum(ratio * c, ratio.clip(0.98, 1.02) * c).sum()
+        return -total / 12
 
-    optimizer = Optimizer(model, lr=0.01)
-    measured = grpo.update(model, optimizer, [PROMPT], batch, credit, max_new_tokens=7, max_grad_norm=1e9)
-    assert measured["loss"] == pytest.approx(loss(before), abs=1e-6)
-    assert measured["clip_fraction"] == 0
+    optimizer = Optimizer(policy.model, LR)
+    m = v = {name: np.zeros_like(x) for name, x in before.items()}  # Adam's moments
+    for number in (1, 2):
+        w = weights_of(policy.model)
+        gradient = finite_differences(loss, w)
+        ratios = np.concatenate([np.exp(response_logprobs(w, r) - o) for r, o in zip((RIGHT, WRONG), old)])
+        stuck = np.where(np.concatenate(by_hand) > 0, ratios > 1.02, ratios < 0.98)
+        measured = update(policy, optimizer, batch, credit, SETTINGS)
+        after = f"update {number}: "
+        yield f"{after}mean |log ratio|", measured["ratio_error"], np.abs(np.log(ratios)).mean()
+        yield f"{after}loss", measured["loss"], loss(w)
+        yield f"{after}share of tokens that the clip stops", measured["clip_fraction"], stuck.mean()
+        yield f"{after}gradient's norm", measured["grad_norm"], np.sqrt(sum((g**2).sum() for g in gradient.values()))
+        m = {name: 0.9 * m[name] + 0.1 * g for name, g in gradient.items()}
+        v = {name: 0.999 * v[name] + 0.001 * g**2 for name, g in gradient.items()}
+        for name, weight in policy.model.named_parameters():
+            step = LR * (m[name] / (1 - 0.9**number)) / (np.sqrt(v[name] / (1 - 0.999**number)) + 1e-8)
+            clear = np.abs(gradient[name]) > 1e-4  # smaller ones are mostly the error of the finite differences
+            yield f"{after}gradient of {name}", weight.grad, gradient[name]
+            yield f"{after}new {name}", weight.detach()[torch.from_numpy(clear)], (w[name] - step)[clear]
 
-    gradient = finite_differences(loss, before)
-    for name, weight in optimizer.weights.items():
-        assert weight.grad.numpy() == pytest.approx(gradient[name], abs=1e-6), name
-    norm = np.sqrt(sum((g**2).sum() for g in gradient.values()))
-    assert measured["grad_norm"] == pytest.approx(norm, abs=1e-6)
 
-    for name, after in weights_of(model).items():  # Adam's first step is lr * g / (|g| + 1e-8): nearly lr * sign(g)
-        g = gradient[name]
-        clear = np.abs(g) > 1e-4  # smaller ones are mostly the error of the finite differences
-        assert after[clear] == pytest.approx((before[name] - 0.01 * g / (np.abs(g) + 1e-8))[clear], abs=1e-6), name
+def test_the_code_does_what_the_arithmetic_says():
+    for method in ("none", "outcome_conditional"):
+        for what, ours, by_hand in walk(method):
+            np.testing.assert_allclose(np.asarray(ours), np.asarray(by_hand), rtol=0, atol=2e-6, err_msg=what)
+
+
+def test_the_second_update_is_off_policy_and_clipped():
+    """Guards against a walkthrough in which nothing happens."""
+    found = {what: float(ours) for what, ours, _ in walk("none") if "gradient of" not in what and np.size(ours) == 1}
+    assert found["update 1: mean |log ratio|"] < 1e-6 < 0.01 < found["update 2: mean |log ratio|"]
+    assert found["update 1: share of tokens that the clip stops"] == 0
+    assert 0 < found["update 2: share of tokens that the clip stops"] < 1
+
+
+if __name__ == "__main__":
+    torch.set_printoptions(precision=4, sci_mode=False)
+    np.set_printoptions(precision=4, suppress=True, linewidth=100)
+    for what, ours, by_hand in walk("none"):
+        ours, by_hand = np.asarray(ours), np.asarray(by_hand)
+        print(what)
+        if ours.size > 24:
+            print(f"    {ours.size} numbers, largest difference {np.abs(ours - by_hand).max():.1e}")
+        else:
+            print("    by the code ", str(ours).replace("\n", "\n" + " " * 17))
+            print("    by hand     ", str(by_hand).replace("\n", "\n" + " " * 17))

@@ -1,0 +1,144 @@
+"""Credit from the calculations that a response contains. The task says where they are and which are right.
+
+Run it:  python train.py --mitigation causal_ablation
+"""
+import torch
+from torch import Tensor
+
+from mitigations import none, quotient, require, reweighting, token_credit, z_score
+from rollout import TokenBatch, by_group
+from tasks.text import STRUCTURE, anchors
+
+
+def written_calculations(batch: TokenBatch, i: int) -> list[tuple]:
+    """The S calculations written in response i: the spans of its parts, and whether it is right."""
+    return batch.task.calculations(batch.text[i], batch.puzzles[batch.group[i]])
+
+
+def calculation_masks(batch: TokenBatch, i: int, written: list[tuple]) -> Tensor:
+    """The tokens (S, T) bool of each of the S calculations written in response i."""
+    position = torch.from_numpy(anchors(batch.text[i], batch.spans[i]))  # (L,) each token's deciding character
+    masks = torch.zeros(len(written), batch.mask.shape[1], dtype=torch.bool)  # (S, T)
+    for row, (span, _) in zip(masks, written):
+        row[: len(position)] = (position >= span.a[0]) & (position < span.result[1])
+    return masks.to(batch.mask.device)
+
+
+@token_credit(from_advantage=True, needs=("calculations",))
+def reward_decomposition(batch: TokenBatch, weights: str = "0.1,0.3,1", stepwise: bool = False) -> Tensor:
+    """credit = a A_format on tags + b A_steps before <answer> + c A_success in it: normalize, then add (2601.05242).
+
+    --weights are a,b,c. Each reward is z-scored in its group by itself, then they are added. A_steps: the share of
+    written calculations that are true and use available numbers, a process reward. With stepwise=True each
+    calculation's own verdict, z-scored over all calculations of the group, goes to its own tokens instead. A response
+    without an answer or without a calculation gets plain GRPO. Without a calculation, its share of 0 still counts in
+    the group's z-score. (The paper also normalizes the sum over the batch.)
+    """
+    try:
+        a, b, c = map(float, weights.split(","))
+    except ValueError:
+        raise ValueError("--weights must be three numbers, as in 0.1,0.3,1") from None
+    verdicts = [torch.tensor([right for _, right in written_calculations(batch, i)], dtype=torch.float32)
+                for i in range(len(batch.text))]  # B tensors (S,)
+    share = torch.stack([v.sum() / max(len(v), 1) for v in verdicts]).to(batch.reward.device)  # (B,) 0 without any
+    process, format, answer = (z_score(by_group(batch, r)[..., None]).view(-1, 1)
+                               for r in (share, batch.format, batch.success))  # (B, 1) each
+    thinking = calculation_advantage(batch, verdicts) if stepwise else process  # (B, T) or (B, 1)
+    section = torch.where(batch.in_answer, c * answer, b * thinking)  # (B, T)
+    credit = a * format * (batch.role == STRUCTURE) + section  # (B, T)
+    written = torch.tensor([len(v) > 0 for v in verdicts], device=share.device) & batch.in_answer.any(1)  # (B,)
+    return torch.where(written[:, None], credit, none(batch))
+
+
+def calculation_advantage(batch: TokenBatch, verdicts: list[Tensor]) -> Tensor:
+    """The verdict (0 or 1) on each calculation, z-scored over its group, on its tokens (B, T); 0 elsewhere."""
+    advantage, G = torch.zeros_like(batch.logprob), len(batch.text) // len(batch.puzzles)
+    for i, verdict in enumerate(verdicts):
+        if len(verdict):
+            group = torch.cat(verdicts[i // G * G : i // G * G + G])  # all calculations of the group
+            z = ((verdict - group.mean()) / (group.std(correction=0) + 1e-4)).to(advantage.device)  # (S,)
+            for tokens, value in zip(calculation_masks(batch, i, written_calculations(batch, i)), z):
+                advantage[i, tokens] = value
+    return advantage
+
+
+@reweighting(needs=("calculations",))
+def regrade_ablation(batch: TokenBatch) -> Tensor:
+    """credit = A * |r - r of the text without it| on each calculation: remove it and grade again (the original work).
+
+    The fifth of its strategies, as written. The reward looks at the answer and the tags alone, so removing a
+    calculation from the thoughts does not change it: nearly all weights are 0, and this is nearly plain GRPO. What the
+    strategy is after, how much a token changed the probability of success, experiments/ground_truth.py measures.
+    """
+    weight = torch.zeros_like(batch.logprob)  # (B, T)
+    for i, text in enumerate(batch.text):
+        puzzle, written = batch.puzzles[batch.group[i]], written_calculations(batch, i)
+        reward = batch.task.grade(text, puzzle)["reward"]
+        for tokens, (span, _) in zip(calculation_masks(batch, i, written), written):
+            without = text[: span.a[0]] + text[span.result[1] :]
+            weight[i, tokens] = abs(reward - batch.task.grade(without, puzzle)["reward"])
+    return weight
+
+
+@token_credit(needs=lambda solver, **_: ("calculations", "reachable") if solver else ("calculations",))
+def first_error(batch: TokenBatch, alpha: float = 0.5, solver: bool = False) -> Tensor:
+    """credit = s_t - mean s: with s 1 in a right response, alpha up to the first error of a wrong one (2601.18984).
+
+    From the error on, s is 0. mean s averages the responses of the group, each by its own mean.
+
+    The paper asks a model where the first error is. Here the task tells: it is the first calculation that is false or
+    uses a number that is not there; failing that, the answer, and failing that, the last token. With solver=True it
+    is the first operand, operator or result after which no solution is left: in `5 - 3 = 2` the 5, if no solution
+    subtracts anything from it.
+
+    (The paper can also end the rewarded prefix some tokens early, so that inflating it does not pay. Written from its
+    abstract and from a summary of its equations.)
+    """
+    require(0 <= alpha <= 1, "--alpha must be between 0 and 1")
+    column = torch.arange(batch.mask.shape[1], device=batch.mask.device)  # (T,)
+    start = torch.tensor([error_column(batch, i, solver) for i in range(len(batch.text))], device=column.device)  # (B,)
+    wrong = alpha * (column < start[:, None])  # (B, T)
+    s = torch.where(batch.success[:, None] > 0, 1.0, wrong) * batch.mask  # (B, T)
+    mean = by_group(batch, s.sum(1) / batch.mask.sum(1)).mean(1)  # (Q,)
+    return s - mean[batch.group, None]
+
+
+def error_column(batch: TokenBatch, i: int, solver: bool) -> int:
+    """The column where the first error of response i begins; see `first_error`."""
+    text, written = batch.text[i], written_calculations(batch, i)
+    if solver:
+        within_reach = batch.task.reachable(text, batch.puzzles[batch.group[i]])  # (S, 5) before and after each part
+        starts = [part[0] for (parts, _), row in zip(written, within_reach)
+                  for part, before, after in zip(parts, row, row[1:]) if before and not after]
+    else:
+        starts = [parts.a[0] for parts, right in written if not right]
+    places = anchors(text, batch.spans[i])  # (L,) the character that classifies each token
+    in_answer = batch.in_answer[i, : len(places)].cpu().numpy()  # (L,)
+    answer = places[in_answer][0] if in_answer.any() else len(text)
+    first = min([*starts, answer])
+    return min(int((places < first).sum()), len(places) - 1)
+
+
+@reweighting(needs=("calculations",))
+def causal_ablation(batch: TokenBatch) -> Tensor:
+    """credit = A * (1.5 in <answer>, 0.5 + 0.5 drop / max drop on a calculation, else 0.5): causal (2602.09331).
+
+    Favour the calculations that the answer depends on. The drop is the fall of the answer's log-probability, at least
+    0, when the calculation is hidden from all later tokens (its keys are masked, positions stay); max drop is the
+    largest in the response. A response without an answer, or without a calculation before it, gets plain GRPO.
+    """
+    masks = [calculation_masks(batch, i, written_calculations(batch, i)) & ~batch.in_answer[i]
+             for i in range(len(batch.text))]  # B of (S, T)
+    hide = [m[m.any(1)] if batch.in_answer[i].any() else m[:0] for i, m in enumerate(masks)]  # B of (S', T)
+    # Each response as often as it hides a calculation: counts 2, 0, 1 give rows 0, 0, 2.
+    rows = torch.repeat_interleave(torch.tensor([len(h) for h in hide])).to(batch.mask.device)  # (N,)
+    if not len(rows):
+        return torch.ones_like(batch.logprob)
+    weight = torch.where(batch.in_answer, 1.5, 0.5)  # (B, T)
+    fall = batch.logprob[rows] - batch.ask.logprob_without(rows, torch.cat(hide))  # (N, T)
+    drop = (fall * batch.in_answer[rows]).sum(1).clamp(min=0)  # (N,)
+    largest = torch.zeros_like(batch.advantage).scatter_reduce(0, rows, drop, "amax")[rows]  # (N,) in its response
+    for i, tokens, share in zip(rows, torch.cat(hide), quotient(drop, largest)):
+        weight[i, tokens] = 0.5 + 0.5 * share
+    defined = torch.zeros_like(batch.ended).index_fill(0, rows, True)  # (B,)
+    return torch.where(defined[:, None], weight, 1.0)

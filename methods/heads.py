@@ -1,0 +1,137 @@
+"""Two small heads on the model's hidden states: the critic, and the one that learns which tokens are important.
+
+The critic predicts, before each token, the response's reward. A token that raises the expected reward deserves credit:
+that is what a critic is for. The credit functions `ppo` and `value_change` need one. How it differs from PPO's usual
+critic (arXiv 1707.06347):
+1. It has no transformer of its own. It reads the policy's last hidden states, and no gradient flows back into them.
+2. Its target at every token is the reward of the whole response. If targets were made of the critic's own estimates,
+   the reward, which comes at the last token, would need many training steps to reach the first one. (In the terms of
+   generalized advantage estimation, 1506.02438: lambda = 1.)
+3. It predicts the values of a batch before it learns from that batch. So no value has seen its own reward.
+
+The importance head, for `learned_importance`, shares points 1 and 3. It predicts a response's success from all its
+tokens together, and learns how much to look at each of them.
+
+A head is a class with `read(hidden, mask) -> (B, T)`, asked for as batch.ask.head(name), and `learn(batch)`, called
+after the credit of a step is known. To add one, write it here and name it in HEADS. A credit function that needs it
+says so in its decorator: needs=("critic",).
+
+Run it:  python -m experiments.critic_quality      fits one to the bundled model and measures how well it predicts
+"""
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from plumbing.files import read_tensors, replace_file
+from qwen2_model import Qwen2
+from rollout import TokenBatch
+
+LR = 5e-4  # of AdamW
+EPOCHS = 4  # optimizer steps on each batch
+CLIP = 0.2  # a value that has moved this far towards the reward is not pulled any further
+
+
+class Probe(nn.Module):
+    """Two linear layers from a hidden state (..., D) to a number (...)."""
+
+    def __init__(self, hidden_size: int):
+        super().__init__()
+        self.norm = nn.LayerNorm(hidden_size, elementwise_affine=False)  # the scale of hidden states differs by model
+        self.inner, self.outer = nn.Linear(hidden_size, hidden_size), nn.Linear(hidden_size, 1)
+        with torch.random.fork_rng(devices=[]):  # the same initial weights whatever the --seed
+            torch.manual_seed(0)
+            self.inner.reset_parameters()
+        nn.init.zeros_(self.outer.weight)  # untrained, it gives every state the same number: it prefers no token
+        nn.init.zeros_(self.outer.bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Numbers (...) of hidden states (..., D), in float32 also where the states are in bfloat16."""
+        return self.outer(F.silu(self.inner(self.norm(hidden.float()))))[..., 0]
+
+
+class Critic(nn.Module):
+    """The expected reward before each token, and the optimizer that learns it."""
+
+    file = "critic.safetensors"  # in the model folder
+
+    def __init__(self, hidden_size: int):
+        super().__init__()
+        self.value = Probe(hidden_size)
+        self.optimizer = torch.optim.AdamW(self.parameters(), LR, weight_decay=0.0)
+
+    def read(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        """Values (B, T) of hidden states (B, T, D), 0 on padding."""
+        return self.value(hidden) * mask
+
+    def learn(self, batch: TokenBatch) -> None:
+        """Train on the rewards of a batch whose values were predicted before.
+
+        Value loss 0.5 * max((V - r)^2, (V' - r)^2), where V' is V held within CLIP of the old value. Once V has moved
+        by CLIP towards r, the second term is the larger and has no gradient: one batch moves no value far. This is
+        OpenAI's PPO code; the paper (1707.06347) uses the plain square.
+        """
+        mask = batch.mask
+        states, old = batch.ask.hidden[mask], batch.ask.head("critic")[mask]  # (N, D), (N,)
+        target = batch.reward[:, None].expand(mask.shape)[mask]  # (N,)
+        for _ in range(EPOCHS):
+            value = self.value(states)  # (N,)
+            clipped = old + (value - old).clamp(-CLIP, CLIP)  # (N,)
+            loss = 0.5 * torch.maximum((value - target) ** 2, (clipped - target) ** 2).mean()
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+
+
+class Importance(nn.Module):
+    """Which tokens tell whether a response succeeds: attention pooling over its hidden states (1802.04712).
+
+    Each token has a score and a value. The mean of the values, weighted by the softmax of the scores over the
+    response, is the logit of its success. Training to predict success teaches the scores where to look.
+    """
+
+    file = "importance.safetensors"  # in the model folder
+
+    def __init__(self, hidden_size: int):
+        super().__init__()
+        self.score, self.value = Probe(hidden_size), Probe(hidden_size)
+        self.optimizer = torch.optim.AdamW(self.parameters(), LR, weight_decay=0.0)
+
+    def read(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        """The softmax (B, T) of the scores of hidden states (B, T, D) over each response; 0 on padding."""
+        return self.score(hidden).masked_fill(~mask, -torch.inf).softmax(1)
+
+    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        """The logit (B,) of each response's success."""
+        return (self.read(hidden, mask) * self.value(hidden)).sum(1)
+
+    def learn(self, batch: TokenBatch) -> None:
+        """Train on the success, 0 or 1, of each response of a batch."""
+        for _ in range(EPOCHS):
+            loss = F.binary_cross_entropy_with_logits(self(batch.ask.hidden, batch.mask), batch.success)
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+
+
+HEADS = {"critic": Critic, "importance": Importance}
+
+
+def save_head(head: Critic | Importance, folder: Path) -> None:
+    """Write the weights of a head beside the model's."""
+    tensors = {name: tensor.contiguous() for name, tensor in head.state_dict().items()}
+    replace_file(folder / head.file, lambda part: save_file(tensors, part))
+
+
+def load_head(name: str, folder: str | Path, model: Qwen2) -> Critic | Importance:
+    """One of HEADS as saved beside a model, or a new one if there is none; ValueError for a file that does not fit."""
+    head = HEADS[name](model.config.hidden_size).to(model.output_weight.device)
+    file = Path(folder) / head.file
+    if file.is_file():
+        try:
+            head.load_state_dict(read_tensors(file))
+        except (ValueError, RuntimeError):
+            raise ValueError(f"{file} is broken or another model's; remove it to start with a new one") from None
+    return head

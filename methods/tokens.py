@@ -1,0 +1,52 @@
+"""Weights from what the sampler recorded of each token: its role, its probability, its entropy.
+
+Run it:  python train.py --mitigation entropy_ratio --advantage rloo
+"""
+import torch
+from torch import Tensor
+
+from mitigations import require, reweighting, unit_mean
+from rollout import TokenBatch
+from tasks.text import ROLES
+
+
+@reweighting
+def token_type(batch: TokenBatch, filler: float = 0.5, reasoning: float = 1.0, structure: float = 1.0) -> Tensor:
+    """credit = A * the flag of the token's role: filler is prose, reasoning arithmetic, structure tags (ours).
+
+    The original work asks for it in its conclusions: tell filler from reasoning among the thoughts.
+    """
+    weights = dict(zip(ROLES, (filler, reasoning, structure)))
+    for role, weight in weights.items():
+        require(weight >= 0, f"--{role} must be 0 or more")
+    return torch.tensor(list(weights.values()), device=batch.role.device)[batch.role.int()]
+
+
+@reweighting
+def advantage_reweighting(batch: TokenBatch, alpha: float = 0.2) -> Tensor:
+    """credit = A * (alpha * p + 1 - alpha): damp rare tokens, whose gradients are large (2505.12929)."""
+    require(0 <= alpha <= 1, "--alpha must be between 0 and 1")
+    return alpha * batch.logprob.exp() + 1 - alpha
+
+
+@reweighting
+def entropy_ratio(batch: TokenBatch) -> Tensor:
+    """credit = A * H / mean H of the response: favour uncertain tokens in proportion (the original work).
+
+    The first of the strategies that it proposes, as written there. It calls that GTPO-style; `gtpo` differs.
+    """
+    return unit_mean(batch.entropy * batch.mask, batch.mask)
+
+
+@reweighting
+def entropy_masking(batch: TokenBatch, mask_percentile: float = 80.0) -> Tensor:
+    """credit = A where H >= the mask_percentile-th percentile of the step, else 0: forking tokens only (2506.01939).
+
+    A forking token is one where the text could go several ways. --normalize none is the paper's equation, which divides
+    the loss by the number of all tokens. --normalize batch is its code, which divides by the number of kept ones. (In
+    paper and code, a response without a kept one drops out.)
+    """
+    require(0 <= mask_percentile <= 100, "--mask_percentile must be between 0 and 100")
+    # double: where all H are equal, rounding in float32 may lift the percentile above all of them.
+    threshold = batch.entropy[batch.mask].double().quantile(mask_percentile / 100)  # ()
+    return batch.entropy >= threshold

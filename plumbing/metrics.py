@@ -1,0 +1,121 @@
+"""What is measured of a step: the columns of metrics.csv, and those of the credit log.
+
+docs/running.md explains each column.
+"""
+import time
+from pathlib import Path
+from typing import Any, Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from plumbing.files import replace_file
+from plumbing.processes import sum_over_processes
+from tasks.text import ROLES
+
+COLUMNS = ["step", "reward", "success", "format", "length", "truncated", "entropy", "grad_norm", "loss",
+           "clip_fraction", *(f"clip_{role}" for role in ROLES), "ratio_error", "ratio_spread", "kl",
+           "zero_variance_groups", "tokens_sampled", "tokens_read", "tokens_updated", "seconds", "tokens_per_second",
+           "heldout_success", "heldout_stderr"]  # of metrics.csv
+
+
+def share(part: float, whole: float) -> float | None:
+    """part / whole, None where whole is 0."""
+    return part / whole if whole else None
+
+
+def step_columns(step: int, batch: Any, began: float) -> dict[str, float]:
+    """The columns of metrics.csv that describe a step's responses. began: when the step did."""
+    tokens = batch.mask.sum().item()
+    seconds = time.perf_counter() - began  # after .item(), which waits for the device
+    rewards = batch.reward.view(len(batch.puzzles), -1)  # (Q, G)
+    equal = rewards.amax(1) == rewards.amin(1)  # (Q,)
+    return {"step": step, "reward": batch.reward.mean().item(), "success": batch.success.mean().item(),
+            "format": batch.format.mean().item(), "length": tokens / len(batch.text),
+            "truncated": 1 - batch.ended.float().mean().item(), "entropy": batch.entropy[batch.mask].mean().item(),
+            "zero_variance_groups": int(equal.sum()), "tokens_sampled": batch.ask.tokens_sampled,
+            "tokens_read": batch.ask.tokens_read, "seconds": seconds, "tokens_per_second": tokens / seconds}
+
+
+class UpdateLog:
+    """Collects, over the updates on one batch, what metrics.csv says of them."""
+
+    def __init__(self, batch: Any, rows: Tensor, prompts: list[list[int]], reference_logprob: Tensor | None,
+                 divergence: Callable[[Tensor, Tensor], Tensor]):
+        """rows (M,): the responses updated on. reference_logprob (B, T): None without a KL penalty. divergence: k3."""
+        self.batch, self.reference_logprob, self.divergence = batch, reference_logprob, divergence
+        self.used = torch.zeros_like(batch.mask).index_copy_(0, rows, batch.mask[rows])  # (B, T)
+        self.prompt_tokens = sum(map(len, prompts))
+        self.sums: list[dict[str, float]] = []  # an entry per update
+        self.norms: list[float] = []
+
+    def begin(self) -> None:
+        """Start an update."""
+        self.logprob = self.batch.logprob.clone()  # (B, T)
+        self.loss = torch.zeros_like(self.logprob)  # (B, T)
+        self.removed = torch.zeros_like(self.batch.mask)  # (B, T)
+
+    def add(self, rows: Tensor, logprob: Tensor, loss: Tensor, removed: Tensor) -> None:
+        """Keep what belongs to the tokens of some rows (b,): (b, t) each."""
+        t = logprob.shape[1]
+        self.logprob[rows, :t] = logprob.detach()
+        self.loss[rows, :t] = loss.detach()
+        self.removed[rows, :t] = removed
+
+    def end(self, grad_norm: float) -> None:
+        """Sum up an update over the tokens that were used, in all and by role."""
+        log_ratio = (self.logprob - self.batch.logprob)[self.used]  # (N,)
+        sums = {"loss": self.loss.sum(), "abs_log_ratio": log_ratio.abs().sum(),
+                "squared_log_ratio": log_ratio.square().sum(), "kl": 0.0, "prompts": self.prompt_tokens}
+        if self.reference_logprob is not None:
+            sums["kl"] = self.divergence(self.logprob, self.reference_logprob)[self.used].sum()
+        for i, role in enumerate(ROLES):
+            of_role = self.used & (self.batch.role == i)  # (B, T)
+            sums |= {f"tokens_{role}": of_role.sum(), f"removed_{role}": (of_role & self.removed).sum()}
+        self.sums.append({name: float(value) for name, value in sums.items()})
+        self.norms.append(grad_norm)
+
+    def metrics(self) -> dict[str, float | None]:
+        """Columns of metrics.csv, over all processes; None where no token was updated.
+
+        They are means over the updates, with three exceptions. tokens_updated is a sum. ratio_error is the mean |log
+        ratio| of the first update: there the model has not changed since it sampled, so anything but rounding means
+        that sampler and update disagree. ratio_spread is the root mean square of the log ratio at the last update, None
+        if that is the first.
+        """
+        names = list(self.sums[0])  # n
+        table = torch.tensor([[row[name] for name in names] for row in self.sums], dtype=torch.float64)  # (updates, n)
+        sum_over_processes([table])
+        first, mean, last = (dict(zip(names, row.tolist())) for row in (table[0], table.mean(0), table[-1]))
+        N = sum(mean[f"tokens_{role}"] for role in ROLES)  # the same in every update
+        removed = sum(mean[f"removed_{role}"] for role in ROLES)
+        by_role = {f"clip_{role}": share(mean[f"removed_{role}"], mean[f"tokens_{role}"]) for role in ROLES}
+        several = N and len(self.sums) > 1
+        return {"loss": mean["loss"], "clip_fraction": share(removed, N), **by_role,
+                "ratio_error": share(first["abs_log_ratio"], N),
+                "ratio_spread": share(last["squared_log_ratio"], N) ** 0.5 if several else None,
+                "kl": None if self.reference_logprob is None else share(mean["kl"], N),
+                "tokens_updated": round(len(self.sums) * (N + mean["prompts"])),
+                "grad_norm": sum(self.norms) / len(self.norms)}
+
+
+def write_credit_log(file: Path, step: int, batch: Any, credit: Tensor) -> None:
+    """Write the columns of a step to an .npz file: one row of 40 bytes per token."""
+    replace_file(file, lambda part: np.savez(part, **log_columns(step, batch, credit)))
+
+
+def log_columns(step: int, batch: Any, credit: Tensor) -> dict[str, np.ndarray]:
+    """The columns (N,) of the credit log: one row for each of the N tokens of a step."""
+    mask = batch.mask
+    response, position = mask.nonzero(as_tuple=True)  # (N,) each
+    columns = {
+        "step": (torch.full_like(response, step), np.int32), "response": (response, np.uint16),
+        "group": (batch.group[response], np.uint16), "position": (position, np.uint16),
+        "token": (batch.tokens[mask], np.int32),
+        "logprob": (batch.logprob[mask], np.float32), "entropy": (batch.entropy[mask], np.float32),
+        "logit_grad": (batch.logit_grad[mask], np.float32), "advantage": (batch.advantage[response], np.float32),
+        "credit": (credit[mask], np.float32), "reward": (batch.reward[response], np.float32),
+        "role": (batch.role[mask], np.int8), "in_answer": (batch.in_answer[mask], np.int8),
+    }
+    return {name: values.cpu().numpy().astype(dtype) for name, (values, dtype) in columns.items()}

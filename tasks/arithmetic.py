@@ -1,0 +1,167 @@
+"""Arithmetic: every result that numbers can make, and the calculations that a text contains.
+
+countdown_task.py makes its puzzles with the first part. The credit functions of methods/calculations.py use the others:
+which calculations a response contains, which of them are right, and whether the target can still be reached.
+"""
+import functools
+import itertools
+import re
+from collections import Counter
+from fractions import Fraction
+from typing import Iterable, Iterator, NamedTuple
+
+import numpy as np
+
+from tasks.text import SENTENCE_END
+
+# ---------------------------------------------------------------------------------------------- brute force
+
+
+class Calculation(NamedTuple):
+    """One calculation a operator b = result."""
+
+    a: int | Fraction
+    operator: str
+    b: int | Fraction
+    result: int | Fraction
+
+
+def combine(x: int | Fraction, y: int | Fraction, whole: bool) -> Iterator[Calculation]:
+    """Yield every calculation with two values; with `whole`, only those whose result is an integer and not negative."""
+    yield Calculation(x, "+", y, x + y)
+    yield Calculation(x, "*", y, x * y)
+    for a, b in ((x, y), (y, x)):
+        if not whole or a >= b:
+            yield Calculation(a, "-", b, a - b)
+        if b != 0 and (not whole or a % b == 0):
+            yield Calculation(a, "/", b, a // b if whole else Fraction(a) / b)
+
+
+def derivations(values: tuple, whole: bool = False) -> Iterator[tuple[int | Fraction, tuple[Calculation, ...]]]:
+    """Brute force: yield (result, calculations) for every way to combine all the values, two at a time."""
+    if len(values) == 1:
+        yield values[0], ()
+    for i, j in itertools.combinations(range(len(values)), 2):
+        rest = values[:i] + values[i + 1 : j] + values[j + 1 :]
+        for first in combine(values[i], values[j], whole):
+            for result, later in derivations(rest + (first.result,), whole):
+                yield result, (first,) + later
+
+
+def calculate(a: int | Fraction, sign: str, b: int | Fraction) -> int | Fraction | None:
+    """The exact value of a sign b; None for a division by zero."""
+    if sign == "/":
+        return Fraction(a) / b if b else None
+    return {"+": a + b, "-": a - b, "*": a * b}[sign]
+
+
+def is_true(c: Calculation) -> bool:
+    """Whether a calculation's result is right."""
+    return calculate(c.a, c.operator, c.b) == c.result
+
+
+# --------------------------------------------------------------------------------------- calculations in a text
+
+CALCULATION = re.compile(r"(?<![\d.])(\d+)\s*([-+*/])\s*(\d+)\s*=\s*(-?\d+)(?!\.?\d)", re.ASCII)  # no part of a decimal
+
+
+class CalculationSpan(NamedTuple):
+    """Character spans (start, stop) of one written calculation `a operator b = result`."""
+
+    a: tuple[int, int]
+    operator: tuple[int, int]
+    b: tuple[int, int]
+    result: tuple[int, int]
+
+
+def find_calculations(text: str) -> list[CalculationSpan]:
+    """The written calculations with exactly two numbers; the tail of a longer one, `4 - 3 - 2 = 1`, does not count.
+
+    >>> find_calculations(" 5 - 3 = 2")
+    [CalculationSpan(a=(1, 2), operator=(3, 4), b=(5, 6), result=(9, 10))]
+    """
+    before = tuple("+-*/)")  # a tuple: at the start of the text the character before is "", which is in every string
+    matches = (m for m in CALCULATION.finditer(text) if text[: m.start()].rstrip()[-1:] not in before)
+    return [CalculationSpan(*(m.span(i) for i in (1, 2, 3, 4))) for m in matches]
+
+
+def check_calculations(text: str, spans: list[CalculationSpan], numbers: Iterable[int]) -> list[bool]:
+    """Whether each written calculation is true and uses only values that are available.
+
+    >>> text = "5 - 3 = 2, 4 * 2 = 8. 5 + 5 = 10"
+    >>> check_calculations(text, find_calculations(text), (3, 4, 5))
+    [True, True, False]
+    """
+    return [is_true(c) and any(Counter([c.a, c.b]) <= pool for pool, _ in attempts)
+            for c, attempts in follow(text, spans, numbers)]
+
+
+def follow(text: str, spans: list[CalculationSpan],
+           numbers: Iterable[int]) -> Iterator[tuple[Calculation, list[tuple]]]:
+    """Yield each written calculation with the attempts it may belong to: (values available before it, right so far).
+
+    `right so far` is True until the attempt's first error; `reachability` uses it.
+
+    With the numbers 1, 4, 4 and 5, what may `4 + 4 = 8` in "5 - 1 = 4. 4 + 4 = 8" use? The values 4, 4 and the 4 just
+    made, if it continues the attempt, or all four numbers, if the writer started over. Both attempts are kept until a
+    later calculation fits only one of them. A calculation replaces two values by the result it claims, right or wrong,
+    so an error counts once. When one value is left the attempt is finished, and the next calculation starts a new one.
+    """
+    new = (Counter(numbers), True)
+    current, position = [new], 0  # the attempts after the previous calculation, and where that stops in the text
+    for span in spans:
+        a, b, result = (int(text[slice(*part)]) for part in (span.a, span.b, span.result))
+        calculation, operands = Calculation(a, text[slice(*span.operator)], b, result), Counter([a, b])
+        possible = [(pool, right) if pool.total() > 1 else new for pool, right in current]  # new: it was finished
+        if SENTENCE_END.search(text, position, span.a[0]) and new not in possible:
+            possible.append(new)  # a new sentence may start over
+        # Those that have both operands; if none has, the calculation is an error in each of them.
+        attempts = [(pool, right) for pool, right in possible if operands <= pool] or possible
+        yield calculation, attempts
+        current = [(pool - operands + Counter([result]), right and operands <= pool and is_true(calculation))
+                   for pool, right in attempts]  # `-` drops what is not there
+        position = span.result[1]
+
+
+# ---------------------------------------------------------------------------------------- the exact solver
+
+# Can the target still be reached? Unlike a value from rollouts, the verdict is exact and depends on no policy. It
+# judges the attempt being written. Every number must be used, so an attempt is dead after a wrong result or a value
+# that was not available; a new attempt starts afresh.
+
+
+@functools.cache
+def results(values: tuple) -> frozenset:
+    """Everything that the values make when each is used once, by + - * / and exact fractions."""
+    return frozenset(result for result, _ in derivations(values))
+
+
+@functools.cache
+def next_calculations(values: tuple, target: int) -> frozenset:
+    """All (a, sign, b) with which a solution can continue from the values at hand."""
+    found = set()
+    for (i, a), (j, b) in itertools.permutations(enumerate(values), 2):
+        rest = [value for k, value in enumerate(values) if k not in (i, j)]
+        for sign in "+-*/":
+            made = calculate(a, sign, b)
+            if made is not None and target in results(tuple(sorted((*rest, made)))):
+                found.add((a, sign, b))
+    return frozenset(found)
+
+
+def reachability(text: str, spans: list[CalculationSpan], numbers: tuple[int, ...], target: int) -> np.ndarray:
+    """Whether the target is within reach before a calculation, and after its a, operator, b and result (S, 5) bool.
+
+    Where the text leaves open which attempt continues, it is enough that one of them can reach the target.
+
+    >>> reachability("5 - 3 = 2, 4 + 2 = 6", find_calculations("5 - 3 = 2, 4 + 2 = 6"), (3, 4, 5), 8).tolist()
+    [[True, True, True, True, True], [True, True, False, False, False]]
+    """
+    rows = []
+    for c, attempts in follow(text, spans, numbers):
+        alive = [tuple(sorted(pool.elements())) for pool, all_right in attempts if all_right]
+        possible = {calculation for values in alive for calculation in next_calculations(values, target)}
+        written = c.a, c.operator, c.b
+        parts = [any(calculation[:n] == written[:n] for calculation in possible) for n in (1, 2, 3)]
+        rows.append([any(target in results(values) for values in alive), *parts, parts[2] and is_true(c)])
+    return np.array(rows, bool).reshape(-1, 5)

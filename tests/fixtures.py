@@ -1,0 +1,167 @@
+"""Shared by the tests: the bundled tokenizer, a small random model, batches made by hand."""
+
+import itertools
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest
+import torch
+
+import countdown_task
+from countdown_task import Puzzle
+from plumbing.report import plt
+from plumbing.tokenizer import Tokenizer
+from qwen2_model import Qwen2, load_model, read_config
+from rollout import Policy, TokenBatch
+from sampler import PromptCache
+
+BUNDLED = Path(__file__).parents[1] / "models" / "countdown-tiny"
+ANSWERS = ("hidden", "attention", "head", "reference_logprob", "logprob_without", "rollout_values", "generator")
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    """The tokenizer of the bundled model."""
+    return Tokenizer(BUNDLED)
+
+
+@pytest.fixture
+def policy(tokenizer):
+    """The bundled model, for Countdown."""
+    model = load_model(BUNDLED)
+    model.real_vocab = tokenizer.size
+    return Policy(model, tokenizer, countdown_task)
+
+
+@pytest.fixture
+def random_model(tokenizer):
+    """A two-layer Qwen2 with large random weights, in float64, so that gradients can be compared to rounding."""
+    torch.manual_seed(0)
+    config = read_config(
+        {
+            "model_type": "qwen2",
+            "vocab_size": tokenizer.size,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "tie_word_embeddings": True,
+        }
+    )
+    model = Qwen2(config).double()
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.3)
+    return model
+
+
+@pytest.fixture
+def exact():
+    """Compute in float64, so that two ways to the same result agree to 1e-10."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """A list to which every forward pass adds its model, what it reads and how many rows."""
+    found = []
+    for name in ("hidden", "attention"):
+        def spy(model, tokens, positions, bias, cache=None, name=name, run=getattr(Qwen2, name)):
+            found.append((model, "prompts" if isinstance(cache, PromptCache) else name, len(tokens)))
+            return run(model, tokens, positions, bias, cache)
+
+        monkeypatch.setattr(Qwen2, name, spy)
+    return found
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """The figures that a test draws, kept open until it ends."""
+    kept, close = [], plt.close
+    monkeypatch.setattr(plt, "close", kept.append)
+    yield kept
+    for figure in kept:
+        close(figure)
+
+
+@pytest.fixture
+def refusal(monkeypatch):
+    """The one sentence with which the `main` of a program refuses these words on its command line."""
+    def said(program, *words):
+        monkeypatch.setattr(sys, "argv", ["program.py", *map(str, words)])
+        with pytest.raises(SystemExit, match=r"\Aerror: [^\n]+\Z") as stop:
+            program.main()
+        return stop.value.code
+    return said
+
+
+class FakeQueries:
+    """Stands in for Queries: knows the answers that a test supplies, and fails when asked for anything else."""
+
+    def __init__(self, **answers):
+        vars(self).update({"generator": lambda name: torch.Generator().manual_seed(0)} | answers)
+
+    def __getattr__(self, name):
+        raise AssertionError(f"this method asked the model for {name}")
+
+
+def make_batch(lengths, advantages, groups=None, **fields) -> TokenBatch:
+    """A TokenBatch with responses of the given lengths and a neutral value for each field that a test does not name.
+
+    Answers of the model (ANSWERS) are given in the same way: make_batch(..., hidden=torch.zeros(2, 3, 4)); what a head
+    says, by its name: make_batch(..., critic=torch.zeros(2, 3)).
+    """
+    B, T, Q = len(lengths), max(lengths), 1 + max(groups or [0])
+    mask = torch.arange(T) < torch.tensor(lengths)[:, None]
+    neutral = dict(
+        tokens=torch.zeros(B, T, dtype=torch.long),
+        mask=mask,
+        logprob=-torch.ones(B, T) * mask,
+        entropy=torch.ones(B, T) * mask,
+        logit_grad=torch.ones(B, T) * mask,
+        reward=torch.zeros(B),
+        success=torch.zeros(B),
+        format=torch.ones(B),
+        ended=torch.ones(B, dtype=torch.bool),
+        group=torch.tensor(groups or [0] * B),
+        puzzles=[Puzzle((1, 2, 3), 6)] * Q,
+        task=countdown_task,
+        advantage=torch.tensor(advantages),
+        role=torch.zeros(B, T, dtype=torch.int8),
+        in_answer=torch.zeros(B, T, dtype=torch.bool),
+        text=[""] * B,
+        spans=[[(0, 0)] * n for n in lengths],
+        normalize="response",
+    )
+    answers = {name: fields.pop(name) for name in ANSWERS if name in fields}
+    heads = {name: fields.pop(name) for name in ("critic", "importance") if name in fields}
+    if heads:
+        answers["head"] = heads.__getitem__
+    return TokenBatch(**neutral | fields, ask=FakeQueries(**answers))
+
+
+def make_written(pieces, advantages, groups=None, **fields) -> TokenBatch:
+    """make_batch of responses given as the text of each of their tokens; a last piece "" is the end token."""
+    texts, lengths = ["".join(row) for row in pieces], [len(row) for row in pieces]
+    spans = []
+    for row in pieces:
+        stops = list(itertools.accumulate(map(len, row)))
+        spans.append([(stop - len(piece), stop) for piece, stop in zip(row, stops)])
+    B, T = len(lengths), max(lengths)
+    roles, in_answers = torch.zeros(B, T, dtype=torch.int8), torch.zeros(B, T, dtype=torch.bool)
+    for i, length in enumerate(lengths):
+        role, in_answer = countdown_task.roles(texts[i], spans[i])
+        roles[i, :length], in_answers[i, :length] = torch.from_numpy(role), torch.from_numpy(in_answer)
+    written = dict(
+        text=texts,
+        spans=spans,
+        role=roles,
+        in_answer=in_answers,
+        ended=torch.tensor([row[-1] == "" for row in pieces]),
+    )
+    return make_batch(lengths, advantages, groups, **written | fields)

@@ -1,0 +1,73 @@
+"""Calculations in a text, sentences and the hash, by hand. (experiments/test_solver.py tests what is within reach.)
+
+Run it:  python -m pytest tests/test_arithmetic.py
+"""
+import doctest
+
+import pytest
+
+from tasks import arithmetic, text as task_text
+from tasks.arithmetic import check_calculations, find_calculations
+from tasks.text import FILLER, REASONING, ROLES, STRUCTURE, fingerprint, sentence_starts
+from tests.test_countdown_task import spans_of
+
+TWO = [("5", "-", "3", "2"), ("4", "*", "2", "8")]
+
+
+@pytest.mark.parametrize("text, calculations", [
+    (" 5 - 3 = 2, 4 * 2 = 8.", TWO), ("5-3=2\n4*2=8", TWO), ("1. 5\n -3 = 2", TWO[:1]),
+    ("3 - 5 = -2", [("3", "-", "5", "-2")]), ("20 / 4 = 5 1 + 1 = 3", [("20", "/", "4", "5"), ("1", "+", "1", "3")]),
+    ("4 - 3 - 2 = 1", []), ("14-13-12=1", []), ("4 -\n3 - 2 = 1", []), ("(5 - 3) * 4 = 8", []), ("(8)3 - 2 = 4", []),
+    ("4 * (5 - 3) = 8", []), ("1.5 + 2 = 3", []), ("-5 + 2 = 3", []), ("5 / 2 = 2.5", []), ("5 - 3", []), ("5 = 5", []),
+    ("", []), ("5 - \u0663 = 2", []), ("5 ** 3 = 2", []), ("5 - 3 == 2", []), ("2 / 3 * 4 = 9", [])])
+def test_calculations_found_by_hand(text, calculations):
+    assert [tuple(text[a:b] for a, b in spans) for spans in find_calculations(text)] == calculations
+
+
+@pytest.mark.parametrize("text, right, numbers", [(*case, (3, 4, 5))[:3] for case in [
+    ("5 - 3 = 2, 4 * 2 = 8", "TT"), ("5 - 3 = 3", "F"), ("5 * 3 = 8", "F"), ("3 - 5 = -2", "T"),
+    # A number that is not available, or not twice.
+    ("3 + 9 = 12", "F"), ("5 + 5 = 10", "F"), ("5 - 3 = 2, 4 * 3 = 12", "TF"),
+    # A wrong result counts once: later calculations may use what was claimed, and only that.
+    ("5 - 3 = 1, 4 * 1 = 4", "FT"), ("5 - 3 = 1, 4 * 2 = 8", "FF"), ("9 - 3 = 6, 4 + 5 = 9, 6 + 9 = 15", "FTT"),
+    # A finished attempt gives the numbers back and takes its result away.
+    ("5 - 3 = 2, 4 * 2 = 8, 5 + 3 = 8, 8 - 4 = 4", "TTTT"), ("5 - 3 = 2, 4 * 2 = 8, 8 + 3 = 11", "TTF"),
+    # So does an attempt given up at the end of a sentence; but it may also be continued there.
+    ("5 + 3 = 8. 5 - 3 = 2, 4 * 2 = 8", "TTT"), ("5 + 3 = 8, 5 - 3 = 2", "TF"), ("5 + 3 = 8? No: 5 - 3 = 2", "TT"),
+    ("5 + 3 = 8\n5 - 3 = 2", "TT"), ("5 + 3 = 8!</think> 5 - 3 = 2", "TT"), ("5 + 3 = 8. Well, 4 + 8 = 12", "TT"),
+    ("5 + 3 = 8. 8 + 3 = 11", "TF"), ("5 + 3 = 8 or 8.0 and 5 - 3 = 2", "TF"), ("Hm. 5 + 3 = 8, 5 - 3 = 2", "TF"),
+    ("5\n+ 3 = 8, 5 - 3 = 2", "TF"), ("5 + 3 = 8. 5 - 3 = 2, 5 + 4 = 9", "TTF"),
+    ("5 + 5 = 10", "F", (5,)), ("5 + 5 = 10", "F", ()), ("0 / 8 = 0", "T", (0, 8)),
+    ("8 / 4 = 2", "T", (4, 8)), ("7 / 2 = 3", "F", (2, 7)), ("8 / 0 = 0", "F", (0, 8)),  # exact, and not by zero
+    ("5 + 5 = 10, 10 - 3 = 7", "TT", (5, 5, 3)), ("5 + 5 = 10, 10 + 5 = 15", "TF", (5, 5, 3)),
+    ("4 - 2 = 2, 2 * 3 = 6, 2 + 6 = 8", "TTT", (4, 2, 2, 3)), ("4 - 2 = 2, 2 * 3 = 6, 2 + 6 = 8", "TTF", (4, 2, 3)),
+    # Which attempt it was may show only later; until then, a calculation may use what either reading offers.
+    ("20 - 18 = 2, 2 + 19 = 21. 20 - 17 = 3, 20 * 3 = 60", "FFTT", (20, 20, 17)),
+    ("3 + 4 = 7. 5 + 6 = 11, 3 + 4 = 7, 7 + 11 = 18", "TTTT", (3, 4, 5, 6)),
+    ("3 + 4 = 7. 5 + 6 = 11. 3 + 7 = 10", "TTF", (3, 4, 5, 6))]])
+def test_calculations_graded_by_hand(text, right, numbers):
+    assert "".join("FT"[v] for v in check_calculations(text, find_calculations(text), numbers)) == right
+
+
+@pytest.mark.parametrize("pieces, places", [
+    (["No", ".", " 1", " +", " 2"], [2]), (["No.", " 1"], [1]), ([" No", ". 1", " +"], [2]),  # merged with the end
+    (["No", "!", " Or", "?", " Yes"], [2, 4]), (["Hm", ".", ".", ".", " No"], [4]), (["2", ".", "5", " is"], []),
+    (["a", "\n", "b"], [2]), (["a", "\nb", " c"], [2]), (["e", ".g", "."], []),
+    (["a", ">\n", "<", "answer"], []),  # the line break before <answer> ends no sentence
+    (["works", "!</", "think", ">"], [2]), (["so.<", "answer", ">"], [1]), (["Done", "."], []), (["Done", ".", ""], []),
+    (["Done", ". "], []), (["Done", ".", " "], [2]), (["Do", ". b"], []), (["Do", ". b", ""], [2]), ([], [])])
+def test_sentence_starts_by_hand(pieces, places):
+    marked = sentence_starts("".join(pieces), spans_of(pieces))
+    assert marked.tolist() == [i in places for i in range(len(pieces))]
+
+
+def test_the_names_of_roles_and_the_hash_never_change():
+    """Guards against a hash with which the bundled model would be tested on puzzles that it was trained on."""
+    assert [ROLES[role] for role in (FILLER, REASONING, STRUCTURE)] == ["filler", "reasoning", "structure"]
+    assert fingerprint("abc") == 0xBA7816BF8F01CFEA  # the first 64 bits of SHA-256's published test vector
+
+
+@pytest.mark.parametrize("module, examples", [(arithmetic, 4), (task_text, 1)])
+def test_examples_in_the_docstrings(module, examples):
+    result = doctest.testmod(module)
+    assert (result.attempted, result.failed) == (examples, 0)

@@ -1,0 +1,268 @@
+"""Rollouts, and what a credit function may ask the model, against one response at a time and brute force.
+
+Run it:  python -m pytest tests/test_rollout.py
+"""
+import itertools
+import statistics
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import countdown_task
+import rollout
+from countdown_task import Puzzle, format_reward, grade, roles
+from grpo import compare
+from methods.heads import Critic
+from rollout import Policy, coin_toss, draw_uniforms, generate_and_grade
+from sampler import PromptCache, ResponseCache, generate, response_attention, response_logprobs, response_states
+from tasks.text import fingerprint
+from tests.plain import exact_moments
+from tests.test_grpo import tiny
+from train import Settings
+
+PUZZLES = [Puzzle((4, 3, 5), 8), Puzzle((12, 7, 20, 1), 40), Puzzle((6, 2), 8)]  # prompts of unequal length
+
+
+def step_batch(policy, puzzles=3, responses=4, length=60, **options):
+    """A real batch, of the first puzzles."""
+    s = Settings(answers=responses, max_new_tokens=length, **options)
+    return rollout.rollout(policy, PUZZLES[:puzzles], s, 1)
+
+
+def close(got, expected, atol=1e-4):
+    """Equal up to rounding."""
+    torch.testing.assert_close(got, expected, atol=atol, rtol=0)
+
+
+def graded_by_hash(text, puzzle):
+    """Grades that change with every text and every puzzle."""
+    r = fingerprint(f"{text} {puzzle}") / 2**64
+    return {"reward": r, "answer": r / 2, "format": r / 3}
+
+
+@pytest.fixture
+def hashed(policy):
+    """The bundled model and a task whose grades are hashes."""
+    return policy._replace(task=SimpleNamespace(**vars(countdown_task) | {"grade": graded_by_hash}))
+
+
+# ------------------------------------------------------------------------------------------------- rollout
+
+
+def test_random_numbers_of_a_puzzle_depend_on_nothing_else():
+    """Guards against a generator shared by puzzles: a response would change with its neighbours."""
+    few, many = draw_uniforms(3, 5, 2, 4, 10), draw_uniforms(3, 5, 6, 4, 10)
+    assert torch.equal(few, many[:8])
+    assert many.unique().numel() == many.numel()
+    assert 0 <= many.min() and many.max() < 1
+    for seed, step in ((3, 6), (4, 5), (5, 3)):
+        assert not torch.equal(few, draw_uniforms(seed, step, 2, 4, 10))
+
+
+def test_a_batch_describes_its_own_responses(hashed):
+    """Guards against rows, columns or groups that are out of step, and an advantage from success or across puzzles."""
+    batch, tokenizer = step_batch(hashed, normalize="none"), hashed.tokenizer
+    prompts, uniforms = [hashed.prompt(puzzle) for puzzle in PUZZLES], draw_uniforms(0, 1, 3, 4, 60)
+    assert torch.equal(batch.tokens, generate(hashed.model, prompts, uniforms, tokenizer.end_tokens).tokens)
+    assert batch.group.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    assert batch.puzzles == PUZZLES
+    assert batch.normalize == "none" and batch.advantage is None
+    advantage = compare(batch, "dr_grpo")
+    for i, text in enumerate(batch.text):
+        tokens = batch.tokens[i][batch.mask[i]].tolist()
+        before_end = tokens[:-1] if batch.ended[i] else tokens
+        assert text == tokenizer.library.decode(before_end, skip_special_tokens=False)
+        assert len(batch.spans[i]) == len(tokens)
+        grades = graded_by_hash(text, PUZZLES[i // 4])
+        assert [batch.reward[i], batch.success[i], batch.format[i]] == pytest.approx([*grades.values()])
+        group = batch.reward[i // 4 * 4 :][:4]
+        assert advantage[i].item() == pytest.approx(grades["reward"] - group.mean().item(), abs=1e-6)
+        role, in_answer = roles(text, batch.spans[i])
+        padding = batch.mask.shape[1] - len(tokens)
+        assert batch.role[i].tolist() == [*role, *[0] * padding]
+        assert batch.in_answer[i].tolist() == [*in_answer, *[False] * padding]
+
+
+def test_training_puzzles_depend_on_seed_and_step_alone():
+    """Every puzzle is drawn once in an epoch, also by steps that span two epochs."""
+    puzzles, s = list(range(10)), Settings(questions=4, seed=3)
+    drawn = [rollout.draw_puzzles(puzzles, s, step) for step in range(1, 6)]  # two epochs of ten
+    flat = sum(drawn, [])
+    assert set(flat[:10]) == set(flat[10:]) == set(puzzles)
+    assert flat[:10] != flat[10:]
+    assert rollout.draw_puzzles(puzzles, s, 4) == drawn[3]
+    assert rollout.draw_puzzles(puzzles, Settings(questions=4, seed=4), 1) != drawn[0]
+    assert len(rollout.draw_puzzles(puzzles, Settings(questions=25), 2)) == 25  # more than an epoch
+
+
+# --------------------------------------------------------------------------------------------- graded samples
+
+
+def test_a_response_cut_anywhere_continues_with_the_same_tokens(policy):
+    """Guards against a prefix of another puzzle, one that is not graded, and limits of other rows."""
+    def told(text, puzzle):
+        return text, puzzle, grade(text, puzzle)
+
+    uniforms = draw_uniforms(0, 1, 3, 1, 40)
+    whole, grades = generate_and_grade(policy, PUZZLES, uniforms, grade=told)
+    cuts = [3, 12, 7]
+    prefixes = [whole.tokens[i, :cut].tolist() for i, cut in enumerate(cuts)]
+    rolled = torch.stack([row.roll(-cut) for row, cut in zip(uniforms, cuts)])  # the random numbers of the other tokens
+    rest, others = generate_and_grade(policy, PUZZLES, rolled, prefixes, 40 - torch.tensor(cuts), grade=told)
+    assert others == grades
+    for i, prefix in enumerate(prefixes):
+        assert prefix + rest.tokens[i][rest.mask[i]].tolist() == whole.tokens[i][whole.mask[i]].tolist()
+    first = rest.tokens[:, 0]
+    assert (generate_and_grade(policy, PUZZLES, rolled, prefixes, excluded=first)[0].tokens[:, 0] != first).all()
+
+
+def test_broken_weights_are_one_sentence(policy, monkeypatch):
+    """Guards against a step of NaN, whose cause shows many steps later. One broken response of three is enough."""
+    def broken(*arguments):
+        samples = generate(*arguments)
+        samples.logprob[1, 0] = float("nan")
+        return samples
+
+    monkeypatch.setattr(rollout, "generate", broken)
+    with pytest.raises(FloatingPointError, match="not finite.*--lr"):
+        generate_and_grade(policy, PUZZLES, draw_uniforms(0, 1, 3, 1, 2))
+
+
+# ---------------------------------------------------------------------------------------------------- queries
+
+
+@torch.no_grad()
+def alone(reader, model, policy, batch, i, *further):
+    """What a function of sampler.py reads from the model about response i, in a batch of its own."""
+    cache = PromptCache(model, [policy.prompt(PUZZLES[batch.group[i]])])
+    return reader(model, ResponseCache(cache, torch.tensor([0])), batch.tokens[[i]], batch.mask[[i]], *further)[0]
+
+
+def test_queries_read_each_response_as_if_it_were_alone(policy, random_model):
+    """Guards against another row's prompt, rows that are lost or out of order, and the wrong model."""
+    start_model, model = random_model.float(), policy.model
+    batch = step_batch(policy._replace(reference=start_model), micro_batch=5)
+    assert len(set(batch.mask.sum(1).tolist())) > 4  # responses, like prompts, are of unequal length
+    rows = torch.tensor([3, 0, 3, 5, 1, 11, 0])
+    hide = torch.rand(7, batch.mask.shape[1], generator=torch.Generator().manual_seed(0)) < 0.2
+    without = batch.ask.logprob_without(rows, hide)
+    for i in range(12):
+        L = batch.mask[i].sum()
+        close(batch.ask.hidden[i, :L], alone(response_states, model, policy, batch, i)[:L])
+        close(batch.ask.attention[i, :L], alone(response_attention, model, policy, batch, i, batch.mask.shape[1])[:L])
+        close(batch.ask.reference_logprob[i], alone(response_logprobs, start_model, policy, batch, i))
+    for n, i in enumerate(rows.tolist()):
+        close(without[n], alone(response_logprobs, model, policy, batch, i, hide[[n]]))
+    assert batch.ask.logprob_without(rows[:0], hide[:0]).shape == hide[:0].shape
+    for found in (batch.ask.hidden, batch.ask.attention, batch.ask.reference_logprob, without):
+        assert not found.requires_grad
+
+
+def test_the_model_runs_once_and_only_when_asked(policy, random_model, passes):
+    """Guards against a forward pass that nobody asked for, or that each of several callers repeats."""
+    model, heads = policy.model, {"critic": Critic(128)}
+    batch = step_batch(policy._replace(reference=random_model, heads=heads), 2, 3, 8, micro_batch=4)
+    assert passes == [(model, "prompts", 2)]  # by the sampler
+    once = lambda kind, of: [(of, "prompts", 2), (of, kind, 4), (of, kind, 2)]  # two prompts, six responses
+    questions = {"attention": once("attention", model), "critic": once("hidden", model), "hidden": [],
+                 "reference_logprob": once("hidden", random_model)}
+    for name, expected in questions.items():
+        passes.clear()
+        ask = lambda: batch.ask.head(name) if name in heads else getattr(batch.ask, name)
+        assert ask() is ask()
+        assert passes == expected
+
+
+def test_the_tokens_that_go_through_the_model_are_counted(policy):
+    """Guards against prompts or continuations left out, and a second count of what is computed once."""
+    batch = step_batch(policy._replace(heads={"critic": Critic(128)}), 2, 3, 8)
+    ask, responses = batch.ask, batch.mask.sum().item()
+    prompts = [len(policy.prompt(puzzle)) for puzzle in PUZZLES[:2]]
+    assert (ask.tokens_sampled, ask.tokens_read) == (responses, sum(prompts))
+    assert ask.head("critic") is not None and ask.hidden is ask.hidden
+    assert ask.tokens_read == 2 * sum(prompts) + responses  # once for both
+    cuts = torch.zeros_like(batch.mask)
+    cuts[0, 2] = cuts[5, 1] = True
+    ask.rollout_values(cuts, 2)
+    assert ask.tokens_read == 3 * sum(prompts) + responses + 2 + 1  # each prefix once for its two continuations
+    assert responses + 4 <= ask.tokens_sampled <= responses + 2 * 6 + 2 * 7
+
+
+@pytest.mark.parametrize("needed", ["critic", "importance", "reference"])
+def test_a_missing_model_is_one_sentence(needed, policy):
+    """Guards against an AttributeError of None for whoever forgot to tell the decorator."""
+    ask = step_batch(policy, 1, 2, 1).ask
+    with pytest.raises(ValueError, match=f'add needs=."{needed}",.'):
+        ask.reference_logprob if needed == "reference" else ask.head(needed)
+
+
+def test_rollouts_do_not_depend_on_how_many_are_sampled_together(hashed, monkeypatch):
+    """Guards against values that are mixed up between chunks, and randomness that depends on a memory setting."""
+    batch = step_batch(hashed, 2, 2, 30)
+    cuts = torch.zeros_like(batch.mask)
+    cuts[[0, 0, 0, 1, 3, 3, 3], [1, 7, 20, 3, 0, 12, batch.mask[3].sum() - 1]] = True
+    assert batch.mask[cuts].all()
+    results, calls, generate = [], [], rollout.generate
+    monkeypatch.setattr(rollout, "generate", lambda *arguments: (calls.append(1), generate(*arguments))[1])
+    for rows, chunks in ((768, 1), (9, 3), (2, 7)):  # seven cuts, three continuations each; at least one cut at a time
+        monkeypatch.setattr(rollout, "ROWS_AT_ONCE", rows)
+        calls.clear()
+        results.append(batch.ask.rollout_values(cuts, 3))
+        assert len(calls) == chunks
+        assert torch.equal(results[0], results[-1])
+    assert not batch.ask.rollout_values(torch.zeros_like(cuts), 3).any()
+
+
+class Digits:
+    """A tokenizer of five tokens: a text is its tokens, and 0 is the end token."""
+
+    end_tokens, size, chat = [0], 5, False
+
+    def encode(self, text):
+        return [int(digit) for digit in text]
+
+    def decode(self, tokens):
+        return "".join(map(str, tokens)), [(i, i + 1) for i in range(len(tokens))]
+
+
+def test_a_coin_grades_responses_and_continuations(policy):
+    """Guards against a placebo that sees the real grades of continuations, and coins shared by steps or seeds."""
+    batch = step_batch(policy, 3, 8, 30, reward="random")
+    assert set(batch.reward.tolist()) == {0, 1} and torch.equal(batch.reward, batch.success)
+    assert batch.format.tolist() == pytest.approx([format_reward(text) for text in batch.text])
+    assert set((4 * batch.ask.rollout_values(batch.mask.cumsum(1) == 3, 4)).unique().tolist()) == {0, 1, 2, 3, 4}
+
+    def coin(seed, step):
+        return coin_toss(countdown_task, seed, step)
+
+    tosses = [[coin(*key)("", PUZZLES[0])["reward"] for key in itertools.product(range(30), range(30))]
+              for _ in range(2)]
+    assert tosses[0] == tosses[1]
+    assert 0.45 < statistics.mean(tosses[0]) < 0.55
+    many = coin(0, 0)
+    assert 0.45 < statistics.mean(many("", PUZZLES[0])["answer"] for _ in range(1000)) < 0.55
+
+
+@torch.no_grad()
+def test_rollouts_converge_to_the_exact_value():
+    """Guards against any bias: with five tokens and a limit of three, all continuations can be counted."""
+    model, k = tiny().double(), 4000
+    model.real_vocab = 5
+    puzzles = [Puzzle((1, 2, 3), 6), Puzzle((4, 3), 1)]
+    task = SimpleNamespace(prompt=lambda puzzle, chat: "".join(map(str, puzzle.numbers)), grade=graded_by_hash,
+                           roles=lambda text, spans: (0, False))
+    policy = Policy(model, Digits(), task)
+    # No response of the batch uses all three: a continuation may be longer than each of them.
+    batches = (rollout.rollout(policy, puzzles, Settings(answers=2, max_new_tokens=3, seed=i), 1)
+               for i in itertools.count())
+    batch = next(batch for batch in batches if batch.tokens.shape[1] == 2)
+    value = batch.ask.rollout_values(batch.mask, k)
+    for i, t in batch.mask.nonzero().tolist():
+        prefix = tuple(batch.tokens[i, :t].tolist())
+        mean, square = exact_moments(policy, puzzles[i // 2], prefix, 3,
+                                     lambda *graded: graded_by_hash(*graded)["reward"])
+        deviation = (square - mean**2) ** 0.5
+        assert deviation > 0.1
+        assert abs(value[i, t].item() - mean) < 5 * deviation / k**0.5
+    assert value[0, 0] != value[1, 0]  # the same prefix, but other random numbers

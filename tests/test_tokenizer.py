@@ -1,0 +1,92 @@
+"""Text to tokens and back, against the tokenizers library, and for bytes that are no text against Python's decoder.
+
+Run it:  python -m pytest tests/test_tokenizer.py
+"""
+import itertools
+import re
+
+import pytest
+import tokenizers
+from hypothesis import HealthCheck, Phase, example, given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+
+from plumbing.tokenizer import Tokenizer
+
+CALM = settings(deadline=None, database=None, phases=(Phase.explicit, Phase.generate, Phase.shrink),
+                suppress_health_check=[HealthCheck.too_slow])  # a slow machine is not a bug
+ENDS, EMOJI = ("<|im_end|>", "<|endoftext|>"), "\U0001f642"  # four bytes
+ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())  # a letter below 256 is its own byte; the others follow in order
+PRINTABLE = [ord(letter) for letter in ALPHABET if ord(letter) < 256]
+LETTERS = dict(zip(PRINTABLE + sorted(set(range(256)) - set(PRINTABLE)), ALPHABET))
+WORDS = [b" -", b"</", b">\n", b" " + EMOJI.encode()[:1], EMOJI.encode()[:2], EMOJI.encode()[2:] + b"<"]
+MERGES = dict.fromkeys((word[:i], word[i : i + 1]) for word in WORDS for i in range(1, len(word)))
+TOKENS = [bytes([i]) for i in range(256)] + [a + b for a, b in MERGES]  # token i < 256 is byte i
+
+
+def spell(data):
+    """Bytes in the letters of byte-level BPE."""
+    return "".join(LETTERS[byte] for byte in data)
+
+
+def build(folder, special=(*ENDS, "<|im_start|>")):
+    """Save a byte-level BPE of TOKENS and special tokens, which follow them."""
+    vocabulary = {spell(token): i for i, token in enumerate(TOKENS)}
+    library = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[(spell(a), spell(b)) for a, b in MERGES]))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    library.decoder = decoders.ByteLevel()
+    library.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in special])
+    library.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory):
+    """A tokenizer with ChatML tokens."""
+    return Tokenizer(build(tmp_path_factory.mktemp("chat")))
+
+
+def test_special_tokens_say_what_ends_a_response_and_whether_it_is_a_chat_model(chat, tmp_path):
+    """Guards against markers that are spelt out, and a chat turn that ends in <|endoftext|> alone."""
+    plain = Tokenizer(build(tmp_path, special=ENDS[1:]))
+    assert (chat.chat, chat.size, chat.end_tokens) == (True, len(TOKENS) + 3, [len(TOKENS), len(TOKENS) + 1])
+    assert (plain.chat, plain.size, plain.end_tokens) == (False, len(TOKENS) + 1, [len(TOKENS)])
+    assert chat.encode("<|im_start|>a</<|im_end|>") == [len(TOKENS) + 2, ord("a"), TOKENS.index(b"</"), len(TOKENS)]
+
+
+def test_folders_without_a_byte_level_tokenizer_that_has_an_end_token_are_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="tokenizer.json is missing"):
+        Tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ValueError, match="tokenizer.json is not a tokenizer: ."):
+        Tokenizer(tmp_path)
+    with pytest.raises(ValueError, match="neither .*im_end.* nor .*endoftext"):
+        Tokenizer(build(tmp_path, special=("<|im_start|>",)))
+    sentencepiece = tokenizers.Tokenizer(models.BPE(vocab={"\u2581": 0, "a": 1}, merges=[]))
+    sentencepiece.add_special_tokens(["<|endoftext|>"])
+    sentencepiece.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ValueError, match="not a byte-level one"):
+        Tokenizer(tmp_path)
+
+
+@settings(CALM, max_examples=200)
+@given(st.lists(st.sampled_from(["</think>\n<answer>", " - ", "<", "\u00e9", "\u2003", EMOJI])).map("".join) | st.text())
+@example(f"\u00e9 {EMOJI}25")  # a token of a space and the first byte of the next character
+def test_spans_of_valid_text_are_those_of_the_tokenizers_library(chat, text):
+    encoding, end = chat.library.encode(text, add_special_tokens=False), (len(text), len(text))
+    assert chat.decode(chat.encode(text) + chat.end_tokens) == (text, encoding.offsets + [end, end])
+
+
+@settings(CALM, max_examples=700)
+@given(st.lists(st.integers(0, len(TOKENS) + 2) | st.integers(128, 255) | st.sampled_from(b"\xe2\xf0\x9f\xc3"),
+                max_size=12))
+def test_spans_of_broken_utf8_are_those_of_each_byte(chat, tokens):
+    """An untrained model writes any bytes. A byte belongs to the last character of the text that ends with it."""
+    parts = [(TOKENS + [b"", b"", b"<|im_start|>"])[i] for i in tokens]  # an end token is no text
+    data, stops = b"".join(parts), itertools.accumulate(map(len, parts))
+    owner = [len(data[: i + 1].decode(errors="replace")) - 1 for i in range(len(data))]
+    owners = [owner[stop - len(part) : stop] for part, stop in zip(parts, stops)]
+    text, spans = chat.decode(tokens)
+    assert text == data.decode(errors="replace")
+    if not re.search(rb"\xed[\xa0-\xbf]", data):  # half a surrogate: the span may be that of another U+FFFD
+        assert spans == [(o[0], o[-1] + 1) if o else (len(text), len(text)) for o in owners]
