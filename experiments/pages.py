@@ -28,8 +28,8 @@ INTRODUCTION = """# Methods
 
 Every method is one function of [mitigations.py](../mitigations.py) or [methods/](../methods): response → credit per
 token. This page is made of their docstrings and signatures by `python -m experiments.pages`. In the formulas, A is the
-response's advantage, L its length and r its reward; p is the token's probability, H the entropy of the distribution it was sampled from and V the
-expected reward before it; z is a z-score. Numbers in brackets are arXiv ids.
+response's advantage, L its length and r its reward; p is the token's probability, H the entropy of the distribution it
+was sampled from and V the expected reward before it; z is a z-score. Numbers in brackets are arXiv ids.
 
 A *reweighting* returns weights, whose formula is shown times A: they are rescaled to mean 1 in each response
 (`--normalize`), and a response whose weights are all 0 gets plain GRPO. The others return the credit itself.

@@ -54,8 +54,9 @@ def test_calculations_graded_by_hand(text, right, numbers):
     (["No", "!", " Or", "?", " Yes"], [2, 4]), (["Hm", ".", ".", ".", " No"], [4]), (["2", ".", "5", " is"], []),
     (["a", "\n", "b"], [2]), (["a", "\nb", " c"], [2]), (["e", ".g", "."], []),
     (["a", ">\n", "<", "answer"], []),  # the line break before <answer> ends no sentence
-    (["works", "!</", "think", ">"], [2]), (["so.<", "answer", ">"], [1]), (["Done", "."], []), (["Done", ".", ""], []),
-    (["Done", ". "], []), (["Done", ".", " "], [2]), (["Do", ". b"], []), (["Do", ". b", ""], [2]), ([], [])])
+    (["works", "!</", "think", ">"], [2]), (["so.<", "answer", ">"], [1]), (["Done", "."], []),
+    (["Done", "\n", ""], []), (["Done", ". "], []), (["Done", ".", " "], [2]), (["Do", ". b"], []),
+    (["Do", ". b", ""], [2]), ([], [])])
 def test_sentence_starts_by_hand(pieces, places):
     marked = sentence_starts("".join(pieces), spans_of(pieces))
     assert marked.tolist() == [i in places for i in range(len(pieces))]

@@ -25,8 +25,7 @@ from methods.controls import inverted, random
 from methods.groups import dpo, gtpo, optimal_baseline, prefix_tree, tempo
 from methods.ktae import ktae
 from methods.tokens import entropy_masking
-from mitigations import (CreditFunction, attention_credit, inverse_logprob, none, ppo, required, reweighting,
-                         token_credit, vineppo)
+from mitigations import CreditFunction, attention_credit, none, ppo, required, reweighting, token_credit, vineppo
 from plumbing.task_file import REQUIRED
 from tasks.text import FILLER, REASONING, STRUCTURE
 from tests.fixtures import make_batch, make_written
@@ -411,18 +410,19 @@ def test_optimal_baseline_by_hand(scale):
     check(optimal_baseline(batch), [[3 / 4, 7 / 9], [-1 / 4, -2 / 9, -1 / 2], *without_energy])
 
 
-@pytest.mark.parametrize("joint", [False, True])
-def test_gtpo_by_hand(joint):
+@pytest.mark.parametrize("options", [{"a1": 0.3, "a2": 0.7}, {"joint": True}], ids=str)
+def test_gtpo_by_hand(options):
     """Guards against shares over time instead of over responses, H for 1 / H, and z-scores over padding or groups."""
     # In the first group H is 1, 3 on both sides, then one response of each side is left. The second is all right.
-    a1, a2, entropy = 0.3, 0.7, grid([[1.0], [3.0, 0.2], [1.0, 0.5], [3.0]] * 2)
+    a1, a2 = options.get("a1", 1.0), options.get("a2", 0.1)
+    entropy = grid([[1.0], [3.0, 0.2], [1.0, 0.5], [3.0]] * 2)
     batch = make_batch([1, 2, 2, 1] * 2, [0.9] * 8, [0] * 4 + [1] * 4, entropy=entropy, success=torch.ones(8))
     batch.success[2:4] = 0
     gains = [a1 + 2 * a2 * 1 / 4, a1 + 2 * a2 * 3 / 4, a1 + a2]
     losses = [-a1 - 2 * a2 * 3 / 4, -a1 - a2, -a1 - 2 * a2 * 1 / 4]
-    z = normalized(gains + losses) if joint else normalized(gains) + normalized(losses)
+    z = normalized(gains + losses) if "joint" in options else normalized(gains) + normalized(losses)
     plain = [[0.9], [0.9] * 2, [0.9] * 2, [0.9]]
-    check(gtpo(batch, a1, a2, joint), [z[:1], z[1:3], z[3:5], z[5:], *plain], 2e-3)
+    check(gtpo(batch, **options), [z[:1], z[1:3], z[3:5], z[5:], *plain], 2e-3)
 
 
 @pytest.mark.parametrize("success", [[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]])

@@ -6,8 +6,6 @@ Run it:  python -m pytest tests/test_qwen2_model.py
 """
 import json
 import math
-import os
-import shutil
 from pathlib import Path
 from typing import Callable
 

@@ -70,7 +70,8 @@ def test_folders_without_a_byte_level_tokenizer_that_has_an_end_token_are_refuse
 
 
 @settings(CALM, max_examples=200)
-@given(st.lists(st.sampled_from(["</think>\n<answer>", " - ", "<", "\u00e9", "\u2003", EMOJI])).map("".join) | st.text())
+@given((st.lists(st.sampled_from(["</think>\n<answer>", " - ", "<", "\u00e9", "\u2003", EMOJI])).map("".join)
+        | st.text()).filter(lambda text: "<|" not in text))  # an end token's own name would have a span
 @example(f"\u00e9 {EMOJI}25")  # a token of a space and the first byte of the next character
 def test_spans_of_valid_text_are_those_of_the_tokenizers_library(chat, text):
     encoding, end = chat.library.encode(text, add_special_tokens=False), (len(text), len(text))
