@@ -29,7 +29,8 @@ UNNAMED = {"mitigation", "model", "data", "out", "seed", "steps", "device"}  # n
 
 def default_folder(mitigation: str, seed: int, changed: dict) -> Path:
     """runs/<mitigation>[-<flag><value> for each flag that was changed]-seed<seed>."""
-    flags = [f"{name}{value}" for name, value in changed.items() if name not in UNNAMED]
+    shown = changed | ({"task": Path(changed["task"]).stem} if "task" in changed else {})  # it may be a path
+    flags = [f"{name}{value}" for name, value in shown.items() if name not in UNNAMED]
     return Path("runs") / "-".join([mitigation, *flags, f"seed{seed}"])
 
 

@@ -174,6 +174,7 @@ def test_the_folder_is_named_after_every_flag_that_was_changed():
     assert name(*method, "--think_discount", 0.25) == "runs/outcome_conditional-think_discount0.25-seed0"
     assert name(*method, "--think_discount", 0.5, "--seed", 3) == "runs/outcome_conditional-seed3"
     assert name("--advantage", "rloo", "--lr", 1e-3) == "runs/none-lr0.001-advantagerloo-seed0"
+    assert name("--task", "some/where/my_task.py") == "runs/none-taskmy_task-seed0"
     assert name("--steps", 3, "--device", "cuda", "--model", "m", "--data", "d", "--out", "o") == "runs/none-seed0"
 
 
