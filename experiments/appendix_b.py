@@ -23,9 +23,9 @@ import numpy as np
 from matplotlib.ticker import PercentFormatter
 
 from analyze import COLOURS, figure_cell, load_runs, mean_size, method_name, read_log, training_time
+from experiments.estimates import points
 from experiments.study_rivals import name_of
-from plumbing.report import (GREY, PALETTE, Table, bins, interval, new_figure, plt, points, ratio, save_figure,
-                             t_estimate)
+from plumbing.report import GREY, PALETTE, Table, bins, interval, new_figure, plt, ratio, save_figure, t_estimate
 from plumbing.runs import Group, group_runs, read_config, read_final, read_metrics, unequal_steps, work_on_folders
 from tasks.text import ROLES
 

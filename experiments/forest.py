@@ -4,7 +4,8 @@ from pathlib import Path
 import numpy as np
 
 from analyze import is_control, method_name
-from plumbing.report import GREY, PALETTE, Estimate, draw_estimate, new_figure, plt, save_figure
+from experiments.estimates import draw_estimate
+from plumbing.report import GREY, PALETTE, Estimate, new_figure, plt, save_figure
 from plumbing.runs import Group
 
 JUDGED = {"end": "Success at the end", "area": "Mean success while training (area)"}

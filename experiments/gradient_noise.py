@@ -16,11 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from experiments.estimates import cell
 from experiments.gradient_rank import SIZES, products
 from experiments.truth_scores import bootstrap, centred, correlate, credit_gradients, jackknife
 from grpo import group_advantage
 from methods import MITIGATIONS
-from plumbing.report import Table, cell
+from plumbing.report import Table
 from rollout import TokenBatch
 
 

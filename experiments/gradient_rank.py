@@ -21,12 +21,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from experiments.estimates import read_cell, read_table
 from experiments.truth_scores import credit_gradients
 from grpo import group_advantage
 from methods import MITIGATIONS
 from methods.calculations import reward_decomposition
 from plumbing.progress import Progress
-from plumbing.report import GREY, PALETTE, Table, interval, new_figure, pm, ratio, read_cell, read_table, save_figure
+from plumbing.report import GREY, PALETTE, Table, interval, new_figure, pm, ratio, save_figure
 from qwen2_model import Qwen2
 from rollout import TokenBatch, by_group
 

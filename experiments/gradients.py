@@ -25,6 +25,7 @@ from torch import Tensor
 from countdown_task import Puzzle, generate_puzzles
 from experiments.correlation import ranks
 from experiments.critic_quality import LIMIT, find_heads, sample
+from experiments.estimates import cell, draw_estimate, explained, read_cell, read_table
 from experiments.gradient_noise import method_gradients, table_baseline, table_methods
 from experiments.gradient_rank import (CONTROLS_AT, SIZES, TRUTH_PUZZLES, by_success, draw_ranks, effective_rank,
                                        gram_spectrum, products, rank_rows, tables_rank)
@@ -34,8 +35,7 @@ from experiments.truth_scores import bootstrap, correlate, credit_gradients, on_
 from plumbing.files import read_json
 from plumbing.flags import new_parser
 from plumbing.progress import Progress, fail, one_sentence
-from plumbing.report import (GREY, PALETTE, Estimate, Table, bins, cell, draw_estimate, explained, interval, new_figure,
-                             pm, read_cell, read_table, save_figure, t_statistics)
+from plumbing.report import GREY, PALETTE, Estimate, Table, bins, interval, new_figure, pm, save_figure, t_statistics
 from qwen2_model import Qwen2, take
 from rollout import Policy, TokenBatch
 from tasks.text import FILLER, REASONING

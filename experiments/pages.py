@@ -16,11 +16,12 @@ import inspect
 import re
 from pathlib import Path
 
+from experiments.estimates import read_table
 from methods import MITIGATIONS
 from mitigations import CreditFunction, required
 from plumbing.flags import new_parser
 from plumbing.progress import one_sentence
-from plumbing.report import Table, read_table
+from plumbing.report import Table
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"<!-- (results/\S+\.md) \| ([^|>]+?) \| ([^|>]+?)(?: \| ([^>]+?))? -->\n.*?<!-- end -->", re.DOTALL)

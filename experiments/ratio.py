@@ -31,13 +31,13 @@ from torch import Tensor
 
 from analyze import COLOURS, method_name
 from countdown_task import Puzzle
+from experiments.estimates import explained, read_cell, read_table
 from experiments.truth_scores import credit_gradients
 from grpo import compare, policy_loss, token_weights, update
 from plumbing.flags import new_parser
 from plumbing.optimizer import Optimizer
 from plumbing.progress import Progress, fail, one_sentence
-from plumbing.report import (GREY, PALETTE, Table, explained, interval, new_figure, pm, read_cell, read_table,
-                             save_figure)
+from plumbing.report import GREY, PALETTE, Table, interval, new_figure, pm, save_figure
 from rollout import Policy, TokenBatch, draw_puzzles, rollout
 from sampler import response_logprobs
 from tasks.text import ROLES

@@ -20,6 +20,7 @@ from torch import Tensor
 from analyze import RLOO, is_control, method_name
 from countdown_task import Puzzle
 from experiments.credit_page import CAPTIONS, COLUMNS, draw, rank_responses, read_truth
+from experiments.estimates import read_cell, read_table
 from experiments.truth_scores import HALVES, credit_scores, table_pooled, table_within
 from grpo import compare, group_advantage
 from methods import MITIGATIONS
@@ -27,7 +28,7 @@ from methods.heads import HEADS, load_head
 from mitigations import CreditFunction, required
 from plumbing.flags import changed, methods_help, new_parser, own_flags, parse_with
 from plumbing.progress import one_sentence
-from plumbing.report import Table, read_cell, read_table
+from plumbing.report import Table
 from rollout import Policy, Queries, TokenBatch, by_group, token_batch
 from sampler import Samples
 from train import CHOICES, Settings, load_policy

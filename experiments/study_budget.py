@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from analyze import COSTS, RLOO, method_name
+from experiments.estimates import points
 from experiments.study_rivals import MORE_ANSWERS, RESULT, is_opponent, name_of, results
-from plumbing.report import (GREY, PALETTE, Estimate, Table, mean_height, new_figure, points, save_figure, t_estimate,
-                             welch)
+from plumbing.report import GREY, PALETTE, Estimate, Table, mean_height, new_figure, save_figure, t_estimate, welch
 from plumbing.runs import Group
 
 BUDGETS = (1.0, 2.0, 4.0)  # in units of GRPO's run

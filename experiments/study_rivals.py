@@ -6,7 +6,8 @@ has to be ahead of it. The table is part of the study: python -m experiments.stu
 import numpy as np
 
 from analyze import RLOO, method_name
-from plumbing.report import Estimate, Table, holm, points, welch
+from experiments.estimates import holm, points
+from plumbing.report import Estimate, Table, welch
 from plumbing.runs import Group, Run, group_runs
 
 MORE_ANSWERS = "none answers=45 advantage=rloo"  # RLOO for what vineppo costs on easy puzzles

@@ -10,9 +10,9 @@ import numpy as np
 
 from analyze import is_control, method_name
 from experiments.correlation import spearman, with_errors, without_two
+from experiments.estimates import cell, draw_estimate, read_cell, read_table
 from experiments.forest import by_area, draw_differences
-from plumbing.report import (GREY, PALETTE, Estimate, Table, cell, draw_estimate, new_figure, read_cell, read_table,
-                             save_figure, t_estimate)
+from plumbing.report import GREY, PALETTE, Estimate, Table, new_figure, save_figure, t_estimate
 from plumbing.runs import Group
 
 FILES = ("truth-scores.md", "gradients.md")

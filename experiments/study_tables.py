@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from analyze import RLOO, figure_cell, record
+from experiments.estimates import cell, points
 from experiments.forest import JUDGED, draw_forest
 from experiments.study_budget import cost_unit, draw_budget, spent, table_budget, table_equal
 from experiments.study_rivals import MORE_ANSWERS, RATIO, against_rloo, contenders, name_of, table_rivals
 from experiments.study_scores import FILES, MEASURED, Scores, draw_truth, read_scores, score_of, table_truth
 from experiments.study_travel import FIRST, draw_travel, list_leads, tables_travel
-from plumbing.report import Estimate, Table, cell, points, t_quantile, welch
+from plumbing.report import Estimate, Table, t_quantile, welch
 from plumbing.runs import Group, Run, group_runs
 
 ABOUT = ("run", "version", "part", "level", "method", "setting", "seed", "command")  # columns of rows that hold text

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Callable, NamedTuple
 
 from analyze import RLOO
+from experiments.estimates import draw_estimate, holm, points
 from experiments.study_budget import at_equal_cost, common_cost, cost_unit, spent, spent_enough
 from experiments.study_rivals import MORE_ANSWERS, RATIO, contenders, name_of, results
-from plumbing.report import (GREY, PALETTE, Estimate, Table, contrast, draw_estimate, holm, new_figure, points,
-                             save_figure)
+from plumbing.report import GREY, PALETTE, Estimate, Table, contrast, new_figure, save_figure
 from plumbing.runs import Group, Run, group_runs
 
 SHOWN = (RLOO, MORE_ANSWERS, "vineppo", "ppo", RATIO, "optimal_baseline", "none")

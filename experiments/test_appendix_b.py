@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from experiments import appendix_b
+from experiments.estimates import read_cell, read_table
 from plumbing.metrics import write_credit_log
-from plumbing.report import read_cell, read_table, t_quantile
+from plumbing.report import t_quantile
 from tests.fixtures import make_batch
 
 WEIGHTS = [0.5, 0.5, 1, 1, 2]  # of the five tokens of a response: filler, reasoning, reasoning, filler, a tag

@@ -16,9 +16,10 @@ import train
 from countdown_task import Puzzle
 from experiments import critic_quality, gradient_noise, gradient_rank, gradients, truth_scores
 from experiments.correlation import ranks
+from experiments.estimates import cell, read_cell, read_table
 from experiments.solver import KINDS
 from methods import MITIGATIONS
-from plumbing.report import cell, interval, read_cell, read_table, t_statistics
+from plumbing.report import interval, t_statistics
 from plumbing.run_folder import copy_tokenizer
 from qwen2_model import save_model
 from rollout import Policy

@@ -16,8 +16,9 @@ import grpo
 import rollout
 from countdown_task import Puzzle
 from experiments import ratio
+from experiments.estimates import read_table
 from plumbing.optimizer import Optimizer
-from plumbing.report import plt, read_table
+from plumbing.report import plt
 from rollout import Policy
 from tests.plain import flat_gradient, plain_logprobs
 from train import Settings, load_policy

@@ -16,8 +16,8 @@ import countdown_task
 import grpo
 from countdown_task import Puzzle
 from experiments import ground_truth as gt, score as sc, truth_scores as ts
+from experiments.estimates import read_cell
 from methods import MITIGATIONS
-from plumbing.report import read_cell
 from qwen2_model import load_model
 from rollout import Policy, TokenBatch, rollout
 from train import BUNDLED, Settings

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from experiments import study_budget
-from plumbing.report import points, t_estimate, welch
+from experiments.estimates import points
+from plumbing.report import t_estimate, welch
 from plumbing.runs import Group, Run, group_runs
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from analyze import RLOO
 from experiments import study_rivals
-from plumbing.report import Estimate, points, welch
+from experiments.estimates import points
+from plumbing.report import Estimate, welch
 from plumbing.runs import Group, Run
 
 AREAS = {RLOO: (0.40, 0.41, 0.42, 0.44), "ppo": (0.50, 0.51, 0.53, 0.54), "none": (0.40, 0.42, 0.41, 0.43),

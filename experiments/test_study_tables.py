@@ -10,7 +10,8 @@ import pytest
 import analyze
 from experiments import study, study_scores, study_tables
 from experiments.correlation import spearman
-from plumbing.report import Estimate, cell, t_quantile, welch, write_csv
+from experiments.estimates import cell
+from plumbing.report import Estimate, t_quantile, welch, write_csv
 from plumbing.runs import Run, group_runs
 
 RESULTS = study.ROOT / "results"

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from experiments import study_travel
-from plumbing.report import points, welch
+from experiments.estimates import points
+from plumbing.report import welch
 from plumbing.runs import Run
 
 RLOO, PPO, NONE = (0.40, 0.42, 0.44), (0.50, 0.52, 0.54), (0.41, 0.43, 0.46)

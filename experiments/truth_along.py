@@ -18,12 +18,13 @@ from pathlib import Path
 import numpy as np
 
 from experiments.credit_page import read_truth
+from experiments.estimates import cell
 from experiments.score import READ, rebuild
 from experiments.truth_scores import HALVES, Score, all_scores
 from methods import MITIGATIONS
 from plumbing.flags import new_parser
 from plumbing.progress import one_sentence
-from plumbing.report import Table, cell
+from plumbing.report import Table
 from train import Settings, load_policy
 
 RESULTS = Path("results")

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from analyze import is_control, method_name, spread_within
 from experiments.correlation import ranks
+from experiments.estimates import cell, draw_estimate, read_cell, read_table
 from experiments.solver import DECISIONS, KINDS
 from plumbing.progress import Progress
-from plumbing.report import (GREY, PALETTE, Estimate, Table, cell, clustered_mean, draw_estimate, new_figure, pm,
-                             read_cell, read_table, save_figure)
+from plumbing.report import GREY, PALETTE, Estimate, Table, clustered_mean, new_figure, pm, save_figure
 from rollout import TokenBatch
 from sampler import PromptCache, ResponseCache, response_logprobs
 

@@ -2,7 +2,6 @@
 import csv
 import functools
 import math
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -30,12 +29,6 @@ class Estimate(NamedTuple):
 def ratio(a: float, b: float) -> float:
     """a / b, or NaN where b is 0, as when no token received credit."""
     return a / b if b else float("nan")
-
-
-def explained(x: np.ndarray, label: np.ndarray) -> float:
-    """Share of the variance of x (n,) that lies between labels (n,)."""
-    count = np.maximum(np.bincount(label), 1)
-    return float(((np.bincount(label, x) / count)[label] - x.mean()).var() / x.var())
 
 
 def clustered_mean(values: np.ndarray, cluster: np.ndarray) -> tuple[float, float]:
@@ -113,17 +106,6 @@ def contrast(*terms: tuple[int, np.ndarray]) -> Estimate:
     return Estimate(value, value - half, value + half, t_probability(value / error, freedom))
 
 
-def holm(p: dict[str, float]) -> set[str]:
-    """The names whose differences are significant at 5% after Holm's correction for having looked at all of p."""
-    known = sorted((value, name) for name, value in p.items() if not math.isnan(value))
-    passed = set()
-    for i, (value, name) in enumerate(known):
-        if value > 0.05 / (len(known) - i):
-            break
-        passed.add(name)
-    return passed
-
-
 def mean_height(x: np.ndarray, y: np.ndarray) -> float:
     """The mean over x (n,) of the curve that joins the points y (n,) by straight lines; NaN for a single point."""
     return ratio(np.trapezoid(y, x), x[-1] - x[0])
@@ -175,33 +157,6 @@ def pm(mean: float, error: float, digits: int = 3) -> str:
     return f"{text} ± {error:.{digits}f}" if np.isfinite(error) else text
 
 
-def points(e: Estimate) -> str:
-    """A share in percent, or a difference in points, ± half of its interval."""
-    return pm(100 * e.value, 100 * (e.high - e.value), 1)
-
-
-def cell(e: Estimate, digits: int = 2) -> str:
-    """An estimate as `value (low to high)`; empty where there is no value."""
-    ends = f" ({e.low:.{digits}f} to {e.high:.{digits}f})" if np.isfinite(e.low) else ""
-    return f"{e.value:.{digits}f}{ends}" if np.isfinite(e.value) else ""
-
-
-def read_cell(text: str) -> Estimate:
-    """The estimate that `cell` or `pm` wrote."""
-    value, *ends = map(float, re.findall(r"-?\d+\.\d+", text) or ["nan"])
-    return Estimate(value, value - ends[0], value + ends[0]) if "±" in text else Estimate(value, *ends)
-
-
-def read_table(file: Path, title: str) -> tuple[list[str], list[list[str]]]:
-    """Header and rows, as text, of the table under a heading of a Markdown file."""
-    _, found, rest = file.read_text(encoding="utf-8").partition(f"## {title}\n")
-    lines = [line for line in rest.partition("\n## ")[0].splitlines() if line.startswith("|")]
-    if not found or not lines:
-        raise ValueError(f"{file} has no table with the heading {title}")
-    header, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
-    return header, rows
-
-
 def write_csv(rows: list[dict], file: Path) -> None:
     """A CSV file with the columns of all rows; a row may lack some."""
     with file.open("w", newline="", encoding="utf-8") as out:
@@ -236,19 +191,6 @@ def save_figure(figure: plt.Figure, file: Path) -> None:
     """Write a figure as PNG and free its memory."""
     figure.savefig(file)
     plt.close(figure)
-
-
-def draw_estimate(axis: plt.Axes, y: float, e: Estimate, hollow: bool = False, cut: float = -math.inf,
-                  colour: str = PALETTE[0], marker: str = "o") -> None:
-    """A dot on line y with its interval. What lies below the cut is an arrow at the cut, with the number beside it."""
-    axis.plot(np.clip([e.low, e.high], cut, None), [y, y], color=colour, lw=2, alpha=0.6)
-    if e.low < cut or e.value < cut:
-        axis.plot(cut, y, "<", color=colour, clip_on=False)
-    if e.value < cut:
-        axis.annotate(pm(e.value, e.high - e.value, 1), (max(cut, e.high), y), (7, 0), textcoords="offset points",
-                      va="center", fontsize=8)
-    else:
-        axis.plot(e.value, y, marker, color=colour, mfc="none" if hollow else colour)
 
 
 def draw_tokens(axis: plt.Axes, texts: list[str], shares: np.ndarray, top: float = 0.0) -> None:

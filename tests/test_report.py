@@ -55,13 +55,6 @@ def test_welch_by_hand():
     assert report.welch(np.ones(3), np.zeros(2)).p == 0
 
 
-def test_holm_by_hand():
-    """Of four the smallest must be below 0.05 / 4, the next below 0.05 / 3, and after the first miss none counts."""
-    assert report.holm({"a": 0.016, "b": 0.012, "c": 0.03, "d": 0.04, "e": float("nan")}) == {"a", "b"}
-    assert report.holm({"a": 0.013, "b": 0.014, "c": 0.001, "d": 0.9}) == {"a", "b", "c"}
-    assert report.holm({"a": 0.03, "b": 0.03}) == report.holm({}) == set()
-
-
 def test_the_mean_height_of_a_curve_by_hand():
     """Guards against a mean of points that ignores how far apart they are: 0 to 1 over 1, 1 to 3 over 3."""
     assert report.mean_height(np.array([2.0, 3, 6]), np.array([0.0, 1, 3])) == pytest.approx((0.5 + 3 * 2) / 4)
@@ -99,10 +92,6 @@ def test_cells_leave_out_what_is_not_known():
     nan = float("nan")
     assert [report.pm(1.0, 0.25), report.pm(1, nan, 1), report.pm(nan, nan)] == ["1.000 ± 0.250", "1.0", ""]
     assert report.pm(-0.04, 0.25, 1) == "0.0 ± 0.2"
-    estimates = [report.Estimate(1, 0.5, 1.5), report.Estimate(1), report.Estimate(nan)]
-    assert [report.cell(e) for e in estimates] == ["1.00 (0.50 to 1.50)", "1.00", ""]
-    assert [report.read_cell(report.cell(e)) for e in estimates] == [pytest.approx(e, nan_ok=True) for e in estimates]
-    assert report.read_cell(report.pm(-1, 0.25))[:3] == (-1, -1.25, -0.75)
     assert math.isnan(report.ratio(1, 0)) and report.ratio(1, 2) == 0.5
 
 
