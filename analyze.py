@@ -76,7 +76,7 @@ def read_log(run: Path) -> dict[str, np.ndarray]:
 
 
 def sampled_puzzles(run: Path) -> dict[tuple[int, int], str]:
-    """The puzzles in samples.txt by step and group: it shows one response to each."""
+    """The puzzles in samples.txt by step and group: headings `=== step 10  [3, 4, 5] -> 8  reward`, in their order."""
     file, puzzles, groups = run / "samples.txt", {}, Counter()
     for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
         if found := re.match(r"=== step (\d+)  (.*?)  reward\b", line):
@@ -306,9 +306,11 @@ def draw_run_tokens(log: dict, tokenizer: Tokenizer, method: str, puzzles: dict,
         shown = ([f" {credit[0]:+.2f} on every token "], credit[:1]) if np.ptp(credit) < 1e-6 else (texts, credit)
         heading = f"Step {step}, {puzzles.get((step, group), '')}reward {reward:.2f}. Credit by {method}:"
         blocks.append((heading, "bold", *shown))
-        blocks.append(("Gradient in logit space, credit · ‖onehot − p‖:", "normal", texts, log["gradient"][rows]))
+        gradient = log["gradient"][rows]  # (L,)
+        blocks.append(("Gradient in logit space, credit · ‖onehot − p‖:", "normal", texts, gradient))
     scale = max([np.abs(values).max() for *_, values in blocks] + [1e-9])
-    heights = [place_tokens(texts, LETTERS)[-1][1] + 2.6 for *_, texts, _ in blocks]  # in lines of text
+    # In lines of text: the last token's line, the heading and a gap.
+    heights = [place_tokens(texts, LETTERS)[-1][1] + 2.6 for *_, texts, _ in blocks]
     figure, ((axis,),) = new_figure(1, 1, 0.21 * sum(heights) + 0.7)
     axis.set(xlim=(0, LETTERS), ylim=(sum(heights), 0))
     axis.axis("off")
@@ -405,7 +407,7 @@ def record(group: Group) -> dict[str, Estimate]:
     out = {"seeds": Estimate(len(group.rows)), "steps": Estimate(group.values("steps").max())}
     out |= {figure: t_estimate(group.values(figure)) for figure in (*LEARNING, *CREDIT)}
     out["least climb"] = Estimate(group.values("climb").min())
-    if group.compared:  # there is a GRPO other than this group
+    if group.compared:  # it has a baseline, GRPO with the same settings, and is not that itself
         out |= {name: group.difference(name.removesuffix(" - GRPO")) for name in DIFFERENCES}
     return out
 

@@ -87,7 +87,7 @@ def show(puzzle: Puzzle) -> str:
 
 
 def solutions(puzzle: Puzzle, whole: bool = False) -> list[tuple[Calculation, ...]]:
-    """All derivations that reach the target."""
+    """All derivations, which use up the numbers in a row of calculations, that reach the target; whole: see `combine`."""
     return [derivation for result, derivation in derivations(puzzle.numbers, whole) if result == puzzle.target]
 
 
@@ -279,7 +279,7 @@ def roles(text: str, spans: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarr
     found = np.array(characters + [STRUCTURE], np.int8)  # one more: the end token lies behind the last character
     for tag in re.finditer("|".join(TAGS), text):
         found[tag.start() : tag.end()] = STRUCTURE
-    deciding, answer_start = anchors(text, spans), text.rfind(ANSWER)  # (L,) the character whose role a token takes
+    deciding, answer_start = anchors(text, spans), text.rfind(ANSWER)  # (L,) each token's first visible one
     return found[deciding], (deciding >= answer_start) & (answer_start >= 0)
 
 
@@ -290,7 +290,7 @@ def calculations(response: str, puzzle: Puzzle) -> list[tuple[CalculationSpan, b
 
 
 def reachable(response: str, puzzle: Puzzle) -> np.ndarray:
-    """Whether a solution is left before each of S calculations, and after its a, operator, b, result: (S, 5) bool."""
+    """Whether the target is in reach before each of S calculations, and after each of its four parts: (S, 5) bool."""
     return reachability(response, find_calculations(response), puzzle.numbers, puzzle.target)
 
 

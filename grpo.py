@@ -9,8 +9,8 @@ credit less likely. It ascends
 
 where pi is the model's distribution over tokens. If credit were the response's reward, the average of the sum over many
 steps would be proportional to the gradient of the expected reward (the policy gradient theorem). Subtracting the
-group's mean removes noise and leaves the direction of that average as it is: r_i - mean is (G - 1) / G times r_i minus
-the mean of the others, whose rewards cancel because grad log pi averages to 0. Dividing by the group's standard
+group's mean removes noise and leaves the direction of that average as it is: r_i - mean = (G - 1) / G * (r_i - mean of
+the others), and their rewards cancel because grad log pi averages to 0. Dividing by the group's standard
 deviation, as GRPO does, changes how much each puzzle counts: those whose rewards hardly differ count for more.
 
 A function of mitigations.py computes `credit` (B, T); the code here is the same for all of them. `s` is the Settings of
@@ -51,8 +51,8 @@ def group_advantage(rewards: Tensor, estimator: str = "grpo", success: Tensor | 
 
     grpo: (r - mean) / std (2402.03300); the population std, plus 1e-4, is our choice. dr_grpo: r - mean (2503.20783).
     rloo: r - mean of the others = G / (G - 1) * (r - mean) (2402.14740).
-    maxrl: (s - mean) / mean of the success s (Q, G), 0 where none succeeds (2602.02710): grad p / p = grad log p, so it
-    ascends log p(success) instead of p(success), nearly. batch: r - mean of the whole step.
+    maxrl: (s - mean) / mean of the success s (Q, G), 0 where none succeeds (2602.02710): the mean estimates p(success),
+    and grad p / p = grad log p, so it ascends log p(success). batch: r - mean of the whole step.
     A group whose rewards are all equal has advantage exactly 0, but for `batch`.
     """
     if estimator == "maxrl":
@@ -98,7 +98,7 @@ def k3(logprob: Tensor, reference_logprob: Tensor) -> Tensor:
 
     Its value: -d averages to the KL and exp(d) - 1 to 0, while the samples are pi's own, as at the first update. So it
     is unbiased, but never negative and less noisy than -d. It is Schulman's third estimator, hence the name.
-    Its gradient, as the loss uses it, averages to that of KL(reference || pi).
+    Its gradient, as the loss uses it, is (1 - ref / pi) grad log pi: on average that of KL(reference || pi).
     """
     d = reference_logprob - logprob  # (B, T)
     return d.exp() - d - 1

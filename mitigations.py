@@ -247,10 +247,10 @@ def entropy_weighted(batch: TokenBatch, entropy_temp: float = 1.0) -> Tensor:
 def attention_credit(batch: TokenBatch, credit_scale: float = 2.0) -> Tensor:
     """credit = A * (1 + credit_scale * a): with a the attention that the answer pays to the token (the original work).
 
-    The attention is that of the last layer, averaged over heads and over the states of the answer that come after the
-    token, then scaled to mean 1 over the response. Prompt tokens, such as the attention sink at position 0, don't
-    count. Without an answer a = 0, which is plain GRPO. (The original was off by one: token t + 1 got what was paid to
-    token t.)
+    The attention is that of the last layer, averaged over heads and over the states that predict the answer's tokens
+    after this one, then scaled to mean 1 over the response. Prompt tokens, such as the attention sink at position 0,
+    don't count. Without an answer a = 0, which is plain GRPO. (The original was off by one: token t + 1 got what was
+    paid to token t.)
     """
     require(credit_scale >= 0, "--credit_scale must be 0 or more")
     attention = (batch.ask.attention * batch.in_answer[:, :, None]).sum(1)  # (B, T) what each token gets from readers
@@ -334,7 +334,10 @@ def fifths(cutpoint: Tensor) -> Tensor:
 
 
 def segment_credit(batch: TokenBatch, cuts: Tensor, k: int) -> Tensor:
-    """V at the end of each token's segment minus V at its start (B, T); cuts (B, T): starts of all but the first."""
+    """V at the end of each token's segment minus V at its start (B, T); cuts (B, T): starts of all but the first.
+
+    Of 5 tokens with a cut at 2, tokens 0 and 1 get V_2 - V_0, the others reward - V_2.
+    """
     rewards = by_group(batch, batch.reward)  # (Q, G)
     others = (rewards.sum(1, keepdim=True) - rewards) / (rewards.shape[1] - 1)  # (Q, G) mean reward
     sampled = batch.ask.rollout_values(cuts, k)  # (B, T)

@@ -51,8 +51,8 @@ class TokenBatch:
     ask.reference_logprob            (B, T) log-probability of each token under the reference model
     ask.logprob_without(rows, hide)  (R, T) log-probabilities of the responses rows (R,), repeats allowed, when no later
                                      token can attend to those marked in hide (R, T)
-    ask.rollout_values(cuts, k)      (B, T) at each True of cuts (B, T), of any column, the mean reward of k
-                                     continuations, sampled from the text before that token; 0 elsewhere
+    ask.rollout_values(cuts, k)      (B, T) at each True of cuts (B, T), in column 0 too, the mean reward of
+                                     k continuations, sampled from the text before that token; 0 elsewhere
     ask.generator(name)              torch.Generator on the CPU, seeded by --seed, step and name
     """
 
@@ -143,7 +143,8 @@ def token_batch(ask: "Queries") -> TokenBatch:
         role[i, : len(spans)], in_answer[i, : len(spans)] = task.roles(text, spans)
     graded = torch.tensor([[g["reward"], g["answer"], g["format"]] for g in grades], device=device)  # (B, 3)
     return TokenBatch(
-        **samples._asdict(), reward=graded[:, 0], success=graded[:, 1], format=graded[:, 2],
+        **samples._asdict(),  # tokens, mask, logprob, entropy, logit_grad, ended
+        reward=graded[:, 0], success=graded[:, 1], format=graded[:, 2],
         group=torch.arange(Q, device=device).repeat_interleave(B // Q), puzzles=puzzles, task=task,
         role=torch.from_numpy(role).to(device), in_answer=torch.from_numpy(in_answer).to(device),
         text=[text for text, _ in decoded], spans=[spans for _, spans in decoded], normalize=ask.s.normalize, ask=ask)
@@ -215,7 +216,7 @@ def gather_samples(samples: Samples | None, G: int, device: torch.device) -> Sam
     """The samples of all processes, in the order of the prompts, padded on the right to the longest response."""
     own = []  # for each prompt of this process its six tensors, of G rows each
     if samples is not None:
-        for group in zip(*(x.cpu().split(G) for x in samples)):
+        for group in zip(*(x.cpu().split(G) for x in samples)):  # six lists of chunks -> six chunks of each prompt
             own.append([x.clone() for x in group])  # a pickled view would carry the storage of the whole tensor
     groups = gather(own)  # in the order of the prompts: gather undoes my_share
     T = max(tokens.shape[1] for tokens, *_ in groups)
@@ -266,7 +267,7 @@ class Queries:
 
         Of the last layer, averaged over its heads.
         """
-        columns = self.samples.tokens.shape[1]  # T, also where a micro-batch is shorter
+        columns = self.samples.tokens.shape[1]  # T, so that the chunks of `read` fit together
         return self.read(partial(response_attention, columns=columns), self.policy.model)
 
     @torch.no_grad()
@@ -315,7 +316,7 @@ class Queries:
                                                  left.repeat_interleave(k), grade=self.grade)
             value[rows, positions] = torch.tensor([grade["reward"] for grade in grades]).view(-1, k).mean(1)
             self.tokens_sampled += int(samples.mask.sum())
-            # `generate` reads a prefix of another text with it, so it counts once.
+            # A text that begins another one is not read separately, so it doesn't count.
             texts, _ = distinct_texts([self.prompts[q] + prefix for q, prefix in zip(asked, prefixes)])
             self.tokens_read += sum(map(len, texts))
         return value.to(cuts.device)
@@ -324,7 +325,8 @@ class Queries:
     def read(self, reader: Callable, model: Qwen2, rows: Tensor | None = None, *per_row: Tensor) -> Tensor:
         """What a reader of sampler.py returns (R, T, ...) for R responses, chosen by their index rows (R,), or for all.
 
-        per_row: further arguments of the reader, with a row for each response.
+        A reader is a function such as response_logprobs(model, cache, tokens, mask, *per_row). It gets chunks of
+        similar length; their results are put back in order. per_row: arguments with a row for each response.
         """
         tokens, mask = self.samples.tokens, self.samples.mask  # (B, T) each
         G, device = len(tokens) // len(self.puzzles), tokens.device

@@ -80,7 +80,7 @@ class PromptCache:
         part.length = torch.tensor(length, device=device)  # (Q',)
         column = torch.arange(-max(length), 0, device=device)  # (P',) -1 is the last
         part.real = column >= -part.length[:, None]  # (Q', P') padded on the left, too
-        # A prompt's token j is in column P - (its length) + j here, and in column P' - length[q] + j there.
+        # Column c < 0 there holds token length[q] + c, which is in column P - (length of the text) + length[q] + c here.
         source = self.real.shape[1] + (part.length - self.length[text])[:, None] + column  # (Q', P') the columns here
         source = source.clamp(min=0)  # in the padding; nobody sees what stands there
         # x (Q, K, P, d). Index tensors on both sides of a slice put their dimensions first: x[(Q', 1), :, (Q', P')] is
@@ -118,7 +118,7 @@ def distinct_texts(prompts: list[list[int]]) -> tuple[list[list[int]], list[int]
     the longest of those that are sampled together reads a third as many tokens.
     """
     texts, text_of = [], [0] * len(prompts)
-    # In descending order, the prompts that extend a prompt come right before it. So if one does, texts[-1] does.
+    # In descending order, a prompt comes right after those that extend it: 1 2 3, 1 2, 1. If any does, texts[-1] does.
     for q in sorted(range(len(prompts)), key=prompts.__getitem__, reverse=True):
         if not texts or texts[-1][: len(prompts[q])] != prompts[q]:
             texts.append(prompts[q])
@@ -212,7 +212,7 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
             if count == 0:
                 break
             if count < len(rows):
-                order = decoder.keep(running, count)  # (count,) the rows kept; the others leave its cache
+                order = decoder.keep(running, count)  # (count,) the rows it kept, as they now follow in its cache
                 rows, token, limit = rows[order], token[order], limit[order]
             hidden = decoder.step(token)  # (B', D)
     longest = t + 1

@@ -69,7 +69,7 @@ class Settings:
     max_grad_norm: float = 1.0  # the gradient is clipped to this norm
     reward: str = "graded"  # random: a coin toss instead of the grade, while training; a control
     advantage: str = "grpo"  # how a reward is compared with the others of its group, the responses to the same puzzle
-    normalize: str = "response"  # weights of a reweighting average 1 in each response, in the batch, or none: as is
+    normalize: str = "response"  # weights of reweightings: to mean 1 in each response or in the batch; none: as written
     loss_norm: str = "token"  # token: mean of all tokens; sequence: mean of responses' means; constant: see grpo
     clip_low: float = 0.2  # if credit < 0, no gradient once a token's ratio, p now / p when sampled, is below 1 - this
     clip_high: float = 0.2  # if credit > 0, no gradient once the ratio is above 1 + this (PPO; DAPO: 0.28)
@@ -126,7 +126,7 @@ def measure(policy: Policy, heldout: list, batch: TokenBatch, s: Settings, step:
 def log(run: Path, policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tensor, row: dict, s: Settings,
         step: int) -> None:
     """Write a step to the run folder: a row of metrics, a row per token, and the samples and weights that are due."""
-    if not leads():
+    if not leads():  # only the first of several processes writes
         return
     write_credit_log(run / "credit" / f"step-{step:06d}.npz", step, batch, credit)
     run_folder.append_row(run, row)
@@ -276,7 +276,7 @@ def main() -> None:
     print(f"settings: {', '.join(f'{k}={v}' for k, v in differences.items()) or 'all at their defaults'}", flush=True)
     try:
         row = measure_start(run, policy, heldout, s) if done == 0 else {}
-        # {} if no step was left: then row 0 stays the last one.
+        # train returns {} where no step is left: with --steps 0, and in a run that stopped after its last one.
         row = train(run, s, hyper_parameters, policy, training, heldout, optimizer, done) or row
         finish(run, row, policy, heldout, s)
     except KeyboardInterrupt:
@@ -320,7 +320,7 @@ def load_policy(s: Settings, task: ModuleType | None = None, needs: tuple[str, .
 
 
 def rehearse(policy: Policy, puzzles: list, s: Settings, hyper_parameters: dict) -> None:
-    """Try the device, with two tokens of one response; then the credit function, with two short ones to two puzzles."""
+    """Try the device, with two tokens of one response; then the credit function, with two short ones to each of two."""
     try:
         generate_and_grade(policy, puzzles[:1], uniforms=torch.zeros(1, 2, dtype=torch.float64))
     except (RuntimeError, AssertionError, TypeError) as error:  # by device; TypeError: it has no float64
