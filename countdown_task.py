@@ -87,7 +87,7 @@ def show(puzzle: Puzzle) -> str:
 
 
 def solutions(puzzle: Puzzle, whole: bool = False) -> list[tuple[Calculation, ...]]:
-    """All derivations, which use up the numbers in a row of calculations, that reach the target; whole: see `combine`."""
+    """Every way to use up the numbers that reaches the target, as its calculations; whole: see `combine`."""
     return [derivation for result, derivation in derivations(puzzle.numbers, whole) if result == puzzle.target]
 
 

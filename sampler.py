@@ -80,7 +80,7 @@ class PromptCache:
         part.length = torch.tensor(length, device=device)  # (Q',)
         column = torch.arange(-max(length), 0, device=device)  # (P',) -1 is the last
         part.real = column >= -part.length[:, None]  # (Q', P') padded on the left, too
-        # Column c < 0 there holds token length[q] + c, which is in column P - (length of the text) + length[q] + c here.
+        # Column c < 0 there holds token length[q] + c, which is in column P - (text's length) + length[q] + c here.
         source = self.real.shape[1] + (part.length - self.length[text])[:, None] + column  # (Q', P') the columns here
         source = source.clamp(min=0)  # in the padding; nobody sees what stands there
         # x (Q, K, P, d). Index tensors on both sides of a slice put their dimensions first: x[(Q', 1), :, (Q', P')] is
