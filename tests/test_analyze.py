@@ -401,6 +401,8 @@ def test_learning_curves_show_the_mean_and_its_interval(tmp_path, figures):
     analyze.draw_curves([group(name, {0: 0.5, 1: 0.6}, base) for name in "abcde"], tmp_path / "b.png")
     lines = figures[1].axes[0].lines  # no seeds among several
     assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == len(lines) == 5
+    assert [line.get_label() for line in lines] == [f"{name}, seeds: 2" for name in "abcde"]
+    assert figures[0].axes[0].lines[0].get_label() == "GRPO, seeds: 2"
 
 
 # ----------------------------------------------------------------------------------------------------- command line
