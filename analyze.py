@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.ticker import PercentFormatter
 
+from plumbing.metrics import read_credit_log
 from plumbing.progress import Progress
 from plumbing.report import (GREY, LETTERS, MIN_RESPONSES, PALETTE, SHADES, Estimate, Table, bins, clustered_mean,
                              draw_tokens, interval, mean_height, new_figure, place_tokens, plt, pm, ratio, save_figure,
@@ -63,10 +64,7 @@ def read_log(run: Path) -> dict[str, np.ndarray]:
     files = sorted((run / "credit").glob("step-*.npz"))
     if not files:
         raise ValueError(f"{run} has no credit log: is it a run folder, with at least one step?")
-    try:
-        steps = [dict(np.load(file)) for file in files]
-    except Exception as error:  # numpy and zipfile report a truncated file in many ways
-        raise ValueError(f"a file of {run / 'credit'} can't be read: {error}") from None
+    steps = [read_credit_log(file) for file in files]
     log = {name: np.concatenate([step[name] for step in steps]) for name in steps[0]}
     log["id"] = np.cumsum(log["position"] == 0) - 1  # (N,) number of the response within the run
     log["relative"] = log["position"] / np.bincount(log["id"])[log["id"]]  # (N,) in [0, 1)
@@ -213,7 +211,7 @@ def table_tokens(log: dict, tokenizer: Tokenizer, count: int = 8) -> Table:
         for token in tokens[np.argsort(-counts, kind="stable")][:count]:
             selected = (log["role"] == i) & (log["token"] == token)
             text = tokenizer.bytes[token].decode("utf-8", "replace") or tokenizer.library.id_to_token(int(token))
-            rows.append([role, f"`{text!r}`".replace("|", "\\|"), f"{selected.sum():,}", *size_cells(log, selected),
+            rows.append([role, f"`{text!r}`", f"{selected.sum():,}", *size_cells(log, selected),
                          *average_cells(log, selected, "logprob", "entropy")])
     header = ["type", "token", "count", *SIZE_HEADER, "log p", "entropy"]
     return Table("Top tokens of each type", f"The {count} most frequent. {CLUSTERED}", header, rows)

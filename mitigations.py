@@ -98,7 +98,9 @@ class CreditFunction:
     def __call__(self, batch: TokenBatch, *arguments, **hyper_parameters) -> Tensor:
         """Credit (B, T), 0 on padding."""
         values = self.raw(batch, *arguments, **hyper_parameters)  # (B, T)
-        return reweight(batch, values) if self.is_reweighting else values
+        credit = reweight(batch, values) if self.is_reweighting else values  # (B, T)
+        require(credit.isfinite().all(), f"{self.name} returned weights so large that the credit is infinite")
+        return credit
 
     def raw(self, batch: TokenBatch, *arguments, **hyper_parameters) -> Tensor:
         """The weights or credit (B, T) that the function returns, 0 on padding.
@@ -106,12 +108,14 @@ class CreditFunction:
         ValueError for a wrong shape, for NaN or infinity, for negative weights, and where the function wrote into the
         batch, which the update reads, too.
         """
-        shape, before = tuple(batch.mask.shape), versions(batch)  # how often each tensor was written to so far
+        shape = tuple(batch.mask.shape)
+        before = {name: value.clone() if isinstance(value, Tensor) else value for name, value in vars(batch).items()}
         returned = self.function(batch, *arguments, **hyper_parameters)
-        require(versions(batch) == before,
-                f"{self.name} changes a tensor of the batch: write x.exp() or x * y instead of x.exp_() or x *= y")
+        require(unchanged(before, batch),
+                f"{self.name} changes a field of the batch: write x.exp() or x * y instead of x.exp_() or x *= y")
         result = "weights" if self.is_reweighting else "credit"
-        found = tuple(returned.shape) if isinstance(returned, Tensor) else type(returned).__name__
+        dense = isinstance(returned, Tensor) and returned.layout == torch.strided and not returned.is_complex()
+        found = tuple(returned.shape) if dense else f"a sparse or complex {type(returned).__name__}"
         require(found == shape, f"{self.name} must return {result} of shape (B, T) = {shape}, not {found}")
         values = torch.where(batch.mask, returned.to(batch.logprob), 0.0)  # (B, T) of the batch's type, on its device
         require(values.isfinite().all(), f"{self.name} returned {result} with NaN or infinity in it, as division by 0 "
@@ -141,9 +145,11 @@ class CreditFunction:
         return (inspect.getdoc(self.function) or "no docstring yet").splitlines()[0]
 
 
-def versions(batch: TokenBatch) -> dict[str, int]:
-    """How often each tensor of a batch was written to in place, by torch's own count."""
-    return {name: value._version for name, value in vars(batch).items() if isinstance(value, Tensor)}
+def unchanged(before: dict, batch: TokenBatch) -> bool:
+    """Whether the fields of a batch are those of `before`, which holds copies of its tensors."""
+    now = vars(batch)
+    return all(isinstance(now[name], Tensor) and torch.equal(value, now[name]) if isinstance(value, Tensor)
+               else value is now[name] for name, value in before.items())
 
 
 MITIGATIONS: dict[str, CreditFunction] = {}  # by name, filled by the decorators

@@ -13,7 +13,7 @@ list.
 
 Run it:  python train.py --steps 0        loads the bundled model, samples from it and grades the responses
 """
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
@@ -22,7 +22,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from plumbing.files import read_json, read_tensors, replace_file, weight_files, write_json
+from plumbing.files import (check_fields, check_tensors, read_json, read_tensors, replace_file, weight_files,
+                            write_json)
 
 LOGITS_AT_ONCE = 2**24  # the largest tensor of logits (N, V), in elements (64 MiB); longer lists of tokens are split
 ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -54,38 +55,40 @@ class Config:
 def read_config(source: dict) -> Config:
     """Turn a parsed config.json, as transformers 4 or 5 writes it, into a Config.
 
-    ValueError when a size is missing, or when the file asks for something that is not implemented here.
+    ValueError when a size is missing, when a value has the wrong type or can't be, or when the file asks for something
+    that is not implemented here.
     """
-    family = source.get("model_type")
-    if family not in ARCHITECTURES:
-        raise ValueError(f"model_type {family!r} is not supported, only {' and '.join(ARCHITECTURES)}")
-    rope = source.get("rope_parameters") or source.get("rope_scaling") or {}  # transformers 5, transformers 4
+    given = {name: value for name, value in source.items() if value is not None}
+    family = given.get("model_type")
+    if family not in list(ARCHITECTURES):  # a list, because it may be of any type
+        raise ValueError(f"model_type {family!r:.50} is not supported, only {' and '.join(ARCHITECTURES)}")
+    rope = given.get("rope_parameters", given.get("rope_scaling", {}))  # transformers 5, transformers 4
+    check_fields({"rope_parameters": rope}, {"rope_parameters": dict}, "config.json")
     unsupported = {
         "rope_type": rope.get("rope_type", rope.get("type", "default")) != "default",
-        "hidden_act": source.get("hidden_act", "silu") != "silu",
-        "use_sliding_window": source.get("use_sliding_window", False),
-        "attention_bias": family == "qwen3" and source.get("attention_bias", False),
+        "hidden_act": given.get("hidden_act", "silu") != "silu",
+        "use_sliding_window": given.get("use_sliding_window", False),
+        "attention_bias": family == "qwen3" and given.get("attention_bias", False),
     }
     if any(unsupported.values()):
         names = ", ".join(name for name, asked in unsupported.items() if asked)
         raise ValueError(f"config.json sets {names} to a value that is not supported")
-    required = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    for name in required:
-        if type(source.get(name)) is not int or source[name] < 1:
-            raise ValueError(f"config.json must set {name} to a positive whole number")
-    heads = source["num_attention_heads"]
-    return Config(
-        **{name: source[name] for name in required},
-        num_key_value_heads=source.get("num_key_value_heads", 32) or heads,  # as transformers: 32 if absent, H if null
-        head_dim=source.get("head_dim") or (128 if family == "qwen3" else source["hidden_size"] // heads),
-        rms_norm_eps=source.get("rms_norm_eps", 1e-6),
-        rope_theta=rope.get("rope_theta", source.get("rope_theta", 10000.0)),
-        max_position_embeddings=source.get("max_position_embeddings", 32768),
-        tie_word_embeddings=source.get("tie_word_embeddings", False),
-        qkv_bias=family == "qwen2",
-        qk_norm=family == "qwen3",
-        source=source,
-    )
+    check_fields(given, {"hidden_size": int, "num_attention_heads": int}, "config.json")
+    D, H = given["hidden_size"], given["num_attention_heads"]
+    defaults = {  # as in transformers
+        "num_key_value_heads": H if "num_key_value_heads" in source else 32,  # H if it is null
+        "head_dim": 128 if family == "qwen3" else D // max(H, 1),
+        "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 32768, "tie_word_embeddings": False}
+    implied = {"qkv_bias": family == "qwen2", "qk_norm": family == "qwen3", "source": source}
+    values = defaults | given | {name: rope[name] for name in rope if name == "rope_theta"} | implied
+    types = {field.name: field.type for field in fields(Config)}
+    check_fields(values, types, "config.json")
+    for name, kind in types.items():
+        if kind is int and not 1 <= values[name] < 2**24 or kind is float and values[name] <= 0:
+            raise ValueError(f"config.json: {name} can't be {values[name]}")
+    if H % values["num_key_value_heads"] or values["head_dim"] % 2:
+        raise ValueError("config.json: num_attention_heads must be a multiple of num_key_value_heads, head_dim even")
+    return Config(**{name: values[name] for name in types})
 
 
 # ----------------------------------------------------------------------------------------------- the transformer
@@ -313,31 +316,20 @@ def load_model(path: str | Path, device: str | torch.device = "cpu", dtype: torc
     path = Path(path)
     if not (path / "config.json").is_file():
         raise FileNotFoundError(f"{path} is not a model folder: it has no config.json")
-    with torch.device("meta"):  # no storage and no random initialization; load_state_dict assigns the weights
-        model = Qwen2(read_config(read_json(path / "config.json")))
-    found: dict[str, Tensor] = {}
+    config, found = read_config(read_json(path / "config.json")), {}
     for file in weight_files(path):
         found |= read_tensors(file, device, dtype)
+    if config.num_hidden_layers > len(found):
+        raise ValueError(f"config.json asks for {config.num_hidden_layers} layers, the checkpoint in {path} has fewer")
+    with torch.device("meta"):  # no storage and no random initialization; load_state_dict assigns the weights
+        model = Qwen2(config).to(dtype)
     # A constant that old versions of transformers saved.
     found = {name: tensor for name, tensor in found.items() if not name.endswith("rotary_emb.inv_freq")}
-    if model.config.tie_word_embeddings:
+    if config.tie_word_embeddings:
         found.pop("lm_head.weight", None)  # a second copy of the embedding
-    check_tensors(path, model.state_dict(), found)
+    check_tensors(f"the checkpoint in {path}", model.state_dict(), found)
     model.load_state_dict(found, assign=True)
     return model
-
-
-def check_tensors(path: Path, expected: dict[str, Tensor], found: dict[str, Tensor]) -> None:
-    """ValueError, with the name of a tensor, when a checkpoint has other tensors or shapes than expected."""
-    shared = expected.keys() & found.keys()
-    problems = {
-        "lacks": expected.keys() - found.keys(),
-        "has unknown": found.keys() - expected.keys(),
-        "has the wrong shape for": {name for name in shared if found[name].shape != expected[name].shape},
-    }
-    for problem, names in problems.items():
-        if names:
-            raise ValueError(f"the checkpoint in {path} {problem} {len(names)} tensor(s), such as {min(names)}")
 
 
 def save_model(model: Qwen2, path: str | Path) -> None:

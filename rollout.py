@@ -66,12 +66,12 @@ class TokenBatch:
     success: Tensor  # (B,) 1 where the answer is right (or the coin shows heads), else 0
     format: Tensor  # (B,) how much of the requested layout it has, from 0 to 1
     group: Tensor  # (B,) int64, index of the puzzle that the response answers
-    puzzles: list  # Q, the task's
+    puzzles: tuple  # Q, the task's
     task: ModuleType  # such as countdown_task
     role: Tensor  # (B, T) int8, of tasks/text.py: FILLER (prose), REASONING (arithmetic) or STRUCTURE (tags, end token)
     in_answer: Tensor  # (B, T) bool, whether the token belongs to the graded answer: in Countdown, from <answer> on
-    text: list[str]  # per response, decoded, end token removed
-    spans: list[list[tuple[int, int]]]  # per response, the character span of each token in the text
+    text: tuple[str, ...]  # per response, decoded, end token removed
+    spans: tuple[list[tuple[int, int]], ...]  # per response, the character span of each token in the text
     normalize: str  # how `reweight` of mitigations.py rescales weights
     ask: Any  # the Queries below
     advantage: Tensor | None = None  # (B,) how each reward compares: set by `compare` of grpo.py
@@ -145,9 +145,9 @@ def token_batch(ask: "Queries") -> TokenBatch:
     return TokenBatch(
         **samples._asdict(),  # tokens, mask, logprob, entropy, logit_grad, ended
         reward=graded[:, 0], success=graded[:, 1], format=graded[:, 2],
-        group=torch.arange(Q, device=device).repeat_interleave(B // Q), puzzles=puzzles, task=task,
+        group=torch.arange(Q, device=device).repeat_interleave(B // Q), puzzles=tuple(puzzles), task=task,
         role=torch.from_numpy(role).to(device), in_answer=torch.from_numpy(in_answer).to(device),
-        text=[text for text, _ in decoded], spans=[spans for _, spans in decoded], normalize=ask.s.normalize, ask=ask)
+        text=tuple(text for text, _ in decoded), spans=tuple(spans for _, spans in decoded), normalize=ask.s.normalize, ask=ask)
 
 
 # --------------------------------------------------------------------------------------------- graded responses

@@ -34,11 +34,11 @@ from plumbing.flags import Arguments, changed, check_device, check_range, first_
 from plumbing.metrics import step_columns, write_credit_log
 from plumbing.optimizer import Optimizer
 from plumbing.processes import join, leads, leave
-from plumbing.progress import Progress, clock, fail, one_sentence
+from plumbing.progress import Progress, clock, one_sentence
 from plumbing.task_file import load_task
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import Qwen2, load_model, save_model
-from rollout import EVALUATION, Policy, TokenBatch, draw_puzzles, draw_uniforms, generate_and_grade, rollout
+from rollout import EVALUATION, Policy, Queries, TokenBatch, draw_puzzles, draw_uniforms, generate_and_grade, rollout
 
 BUNDLED = Path(__file__).parent / "models" / "countdown-tiny"
 CHOICES = {"reward": ("graded", "random"), "advantage": ADVANTAGES, "loss_norm": LOSS_NORMS,
@@ -48,7 +48,7 @@ CHOICES = {"reward": ("graded", "random"), "advantage": ADVANTAGES, "loss_norm":
 EVALUATION_BYTES = 2**29
 
 
-@dataclass
+@dataclass(frozen=True)
 class Settings:
     """Every flag, its default and its meaning."""
 
@@ -103,7 +103,7 @@ def train(run: Path, s: Settings, hyper_parameters: dict, policy: Policy, traini
         credit = assign_credit(batch, s, hyper_parameters)  # (B, T)
         row = update(policy, optimizer, batch, credit, s)  # columns of metrics.csv
         row |= measure(policy, heldout, batch, s, step, step_began)  # more columns
-        log(run, policy, optimizer, batch, credit, row, s, step)
+        log(run, policy, optimizer, batch, credit, row, s, hyper_parameters, step)
         show(row, s, seconds_left=(time.perf_counter() - run_began) / (step - done) * (s.steps - step))
     return row
 
@@ -124,7 +124,7 @@ def measure(policy: Policy, heldout: list, batch: TokenBatch, s: Settings, step:
 
 
 def log(run: Path, policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tensor, row: dict, s: Settings,
-        step: int) -> None:
+        hyper_parameters: dict, step: int) -> None:
     """Write a step to the run folder: a row of metrics, a row per token, and the samples and weights that are due."""
     if not leads():  # only the first of several processes writes
         return
@@ -132,7 +132,8 @@ def log(run: Path, policy: Policy, optimizer: Optimizer, batch: TokenBatch, cred
     run_folder.append_row(run, row)
     if step == 1 or step % s.sample_every == 0:
         run_folder.write_samples(run, step, batch)
-    run_folder.save(run, step, s, lambda folder: save_policy(policy, folder), learners(policy, optimizer))
+    run_folder.save(run, step, s, hyper_parameters, lambda folder: save_policy(policy, folder),
+                    learners(policy, optimizer))
 
 
 def save_policy(policy: Policy, folder: Path) -> None:
@@ -229,7 +230,8 @@ def finish(run: Path, row: dict, policy: Policy, heldout: list, s: Settings) -> 
 
 def check_puzzles(policy: Policy, training: list, heldout: list, s: Settings) -> None:
     """ValueError when a puzzle that this run will ask can't be used, or doesn't fit the model."""
-    drawn = [puzzle for step in range(1, s.steps + 1) for puzzle in draw_puzzles(training, s, step)]
+    count = min(s.steps * s.questions, len(training))  # the first epoch has them all
+    drawn = draw_puzzles(training, replace(s, questions=count), step=1)
     used = list({puzzle.id: puzzle for puzzle in drawn + heldout}.values())
     to_check = used if s.data else []  # what a task makes can be used
     progress = Progress("checking puzzles", len(to_check))
@@ -258,31 +260,29 @@ def check_lengths(policy: Policy, puzzles: list, s: Settings) -> None:
 
 def main() -> None:
     """Train as the command line says. What can't work is refused in one sentence, before anything is written."""
-    s, hyper_parameters, resume = parse_flags(sys.argv[1:])
-    differences = changed(s, Settings(), hyper_parameters, MITIGATIONS[s.mitigation])
-    run = resume or Path(s.out or run_folder.default_folder(s.mitigation, s.seed, differences))
     with one_sentence("interrupted before training began"):
+        s, hyper_parameters, resume = parse_flags(sys.argv[1:])
+        differences = changed(s, Settings(), hyper_parameters, MITIGATIONS[s.mitigation])
+        run = resume or Path(s.out or run_folder.default_folder(s.mitigation, s.seed, differences))
         check(s)
-        s = replace(s, device=join(s.device))  # connects to the other processes of torchrun; each has its own GPU
+        device = join(s.device)  # connects to the other processes of torchrun; each has its own GPU
         task = load_task(s.task)
         training, heldout = task.load("train", path=s.data), task.load("heldout", s.eval_problems, s.data)
-        policy = load_policy(s, task, required(s.mitigation, hyper_parameters))
+        policy = load_policy(replace(s, device=device), task, required(s.mitigation, hyper_parameters))
         check_puzzles(policy, training, heldout, s)
         rehearse(policy, training, s, hyper_parameters)
         optimizer = Optimizer(policy.model, s.lr, (s.beta1, s.beta2), s.weight_decay, s.optimizer_device or None)
         done = run_folder.open_run(run, s, hyper_parameters, learners(policy, optimizer), resume=bool(resume))
-    print(f"{sum(p.numel() for p in policy.model.parameters()):,} parameters, {len(training)} puzzles to train on, "
-          f"into {run}")
-    print(f"settings: {', '.join(f'{k}={v}' for k, v in differences.items()) or 'all at their defaults'}", flush=True)
-    try:
+    with one_sentence(f"interrupted; continue with: python train.py --resume {run}",
+                      advice=f"; what finished before is in {run}, which --resume continues"):
+        print(f"{sum(p.numel() for p in policy.model.parameters()):,} parameters, {len(training)} puzzles to train on, "
+              f"into {run}")
+        shown = ", ".join(f"{name}={value}" for name, value in differences.items())
+        print(f"settings: {shown or 'all at their defaults'}", flush=True)
         row = measure_start(run, policy, heldout, s) if done == 0 else {}
         # train returns {} where no step is left: with --steps 0, and in a run that stopped after its last one.
         row = train(run, s, hyper_parameters, policy, training, heldout, optimizer, done) or row
         finish(run, row, policy, heldout, s)
-    except KeyboardInterrupt:
-        fail(f"interrupted; continue with: python train.py --resume {run}")
-    except (ValueError, OSError, FloatingPointError) as error:
-        fail(f"{error}; what finished before is in {run}")
     leave()
 
 
@@ -300,6 +300,8 @@ def check(s: Settings) -> None:
     check_range(s, ("beta1", "beta2", "clip_low"), lowest=0, below=1)
     if not s.max_grad_norm > 0:
         raise ValueError("--max_grad_norm must be above 0")
+    if s.questions * s.answers > 2**16 or s.max_new_tokens > 2**16:
+        raise ValueError("a step has at most 65,536 responses (--questions times --answers) of 65,536 tokens")
     if s.answers == 1 and s.steps > 0:
         raise ValueError("--answers 1 leaves no group to compare with: ask for 2 or more")
 
@@ -329,6 +331,16 @@ def rehearse(policy: Policy, puzzles: list, s: Settings, hyper_parameters: dict)
     batch = rollout(policy, puzzles[:2], small, step=0)
     batch.advantage = compare(batch, s.advantage)
     assign_credit(batch, small, hyper_parameters)
+    check_answers(batch.ask, s)
+
+
+def check_answers(ask: Queries, s: Settings) -> None:
+    """ValueError where the credit function wrote into an answer of batch.ask: the heads and the update read them, too."""
+    again = Queries(ask.policy, ask.puzzles, ask.samples, ask.s, ask.step)
+    pairs = [(answer, getattr(again, name)) for name, answer in vars(ask).items() if name not in vars(again)]
+    pairs += [(answer, again.head(name)) for name, answer in ask.said.items()]
+    if not all(torch.equal(x, y) if isinstance(x, Tensor) else x == y for x, y in pairs):
+        raise ValueError(f"{s.mitigation} changes an answer of batch.ask: write x * y instead of x *= y")
 
 
 if __name__ == "__main__":

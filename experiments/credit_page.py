@@ -17,6 +17,7 @@ from experiments.ground_truth import PACKET, SURE
 from experiments.truth_scores import seed_measures
 from methods import MITIGATIONS
 from methods.heads import Critic
+from plumbing.files import read_arrays
 from plumbing.flags import new_parser
 from plumbing.progress import one_sentence
 from plumbing.report import LETTERS, MINUS, PALETTE, PLUS, SHADES, WIDTH, draw_tokens, place_tokens, plt, save_figure
@@ -34,16 +35,16 @@ COLUMNS = ("position", "group", "logprob", "entropy", "logit_grad", "advantage",
 def read_truth(file: Path, columns: tuple[str, ...] = COLUMNS) -> dict[str, np.ndarray]:
     """The arrays of a ground_truth.npz: columns (N,) with one row per token, credits (M, N), and names.
 
-    ValueError in one sentence when the file is missing, unfinished, or lacks one of the `columns`.
+    ValueError in one sentence when the file is missing, damaged or unfinished, or lacks one of the `columns`.
     """
     if not file.is_file():
         raise ValueError(f"{file} does not exist; experiments/ground_truth.py writes it")
-    try:
-        truth = dict(np.load(file))
-    except Exception as error:  # not a zip file, a truncated one, or objects that would need pickle
-        raise ValueError(f"{file} is not a readable .npz file: {error}") from None
-    if missing := [name for name in columns if name not in truth]:
-        raise ValueError(f"{file} lacks {', '.join(missing)}: did experiments/ground_truth.py write it?")
+    truth = read_arrays(file, columns)
+    N, names = len(np.atleast_1d(truth["position"])), {"methods", "kinds", "prompts", "settings", "complete", "sampled"}
+    for name in truth.keys() - names:
+        per_token = truth[name].shape[-1:] if name == "credits" else truth[name].shape[:1]
+        if per_token != (N,) or truth[name].dtype.kind == "f" and np.isinf(truth[name]).any():
+            raise ValueError(f"{file}: {name} is not a column of finite numbers, one for each token")
     if not truth["complete"]:
         raise ValueError(f"{file} lacks some rollouts: run the command that started it again")
     return truth

@@ -26,6 +26,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from plumbing.files import read_tensors, replace_file
+from plumbing.optimizer import AdamW
 from qwen2_model import Qwen2
 from rollout import TokenBatch
 
@@ -60,7 +61,7 @@ class Critic(nn.Module):
     def __init__(self, hidden_size: int):
         super().__init__()
         self.value = Probe(hidden_size)
-        self.optimizer = torch.optim.AdamW(self.parameters(), LR, weight_decay=0.0)
+        self.optimizer = AdamW(self.parameters(), LR, weight_decay=0.0)
 
     def read(self, hidden: Tensor, mask: Tensor) -> Tensor:
         """Values (B, T) of hidden states (B, T, D), 0 on padding."""
@@ -97,7 +98,7 @@ class Importance(nn.Module):
     def __init__(self, hidden_size: int):
         super().__init__()
         self.score, self.value = Probe(hidden_size), Probe(hidden_size)
-        self.optimizer = torch.optim.AdamW(self.parameters(), LR, weight_decay=0.0)
+        self.optimizer = AdamW(self.parameters(), LR, weight_decay=0.0)
 
     def read(self, hidden: Tensor, mask: Tensor) -> Tensor:
         """The softmax (B, T) of the scores of hidden states (B, T, D) over each response; 0 on padding."""

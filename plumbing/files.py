@@ -1,12 +1,16 @@
 """Files that are there whole or not at all, and one clear sentence for those that are broken."""
 import json
 import shutil
+import sys
 from pathlib import Path
-from typing import Callable
+from typing import Callable, Iterable
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+
+TYPES = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text", dict: "an object"}
 
 
 def replace_file(file: Path, write: Callable[[Path], object]) -> None:
@@ -14,7 +18,10 @@ def replace_file(file: Path, write: Callable[[Path], object]) -> None:
     part = file.with_name(file.name + ".part")  # a folder, because safetensors puts a second file beside its output
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir()
-    write(part / file.name)
+    try:
+        write(part / file.name)
+    except (RuntimeError, SafetensorError) as error:  # what torch and safetensors raise where a disk is full
+        raise OSError(f"{file} can't be written, is the disk full? ({str(error).splitlines()[0]})") from None
     (part / file.name).replace(file)
     part.rmdir()
 
@@ -27,12 +34,35 @@ def write_json(file: Path, content: dict) -> None:
 def read_json(file: Path) -> dict:
     """Parse a JSON object; ValueError, with the file's name, for anything else."""
     try:
-        parsed = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+        parsed = json.loads(file.read_text(encoding="utf-8-sig"))
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not valid JSON: {error}") from None
     if not isinstance(parsed, dict):
         raise ValueError(f"{file} does not hold a JSON object")
     return parsed
+
+
+def check_fields(fields: dict, types: dict[str, type], file: str | Path) -> None:
+    """ValueError unless a JSON object has the named fields, each of its type. A float may be written as an integer."""
+    for name, kind in types.items():
+        if name not in fields:
+            raise ValueError(f"{file} has no {name}")
+        value = fields[name]
+        right = type(value) is kind or kind is float and type(value) is int
+        if not right or kind is float and not abs(value) <= sys.float_info.max:  # NaN and Infinity are JSON to Python
+            raise ValueError(f"{file}: {name} must be {TYPES[kind]}, not {value!r:.50}")
+
+
+def read_arrays(file: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file; ValueError where it is missing or damaged, or has no array of one of the names."""
+    try:
+        with np.load(file) as archive:
+            arrays = dict(archive)
+    except Exception as error:  # numpy and zipfile report a damaged file in many ways
+        raise ValueError(f"{file} can't be read: {str(error) or type(error).__name__}") from None
+    if missing := [name for name in names if name not in arrays]:
+        raise ValueError(f"{file} has no {', '.join(missing)}: is it from another program or version?")
+    return arrays
 
 
 def read_rows(file: Path, columns: list[str]) -> list[dict] | list[str]:
@@ -43,7 +73,7 @@ def read_rows(file: Path, columns: list[str]) -> list[dict] | list[str]:
         if file.suffix == ".parquet":
             from pyarrow import parquet  # optional, so not in requirements.txt
             return parquet.read_table(file, columns=columns).to_pylist()
-        with file.open(encoding="utf-8") as lines:
+        with file.open(encoding="utf-8-sig") as lines:
             return list(lines)
     except ImportError:
         raise ValueError(f"reading {file} needs `pip install pyarrow`; or convert it to .jsonl") from None
@@ -52,22 +82,44 @@ def read_rows(file: Path, columns: list[str]) -> list[dict] | list[str]:
 
 
 def read_tensors(file: Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-    """All tensors of a safetensors file; ValueError when the file is truncated or in another format."""
+    """All tensors of a safetensors file; ValueError when the file is truncated or in another format, and for integers."""
+    found = {}
     try:
         with safe_open(file, framework="pt") as tensors:  # on the CPU: a bad device is not the file's fault
-            return {name: tensors.get_tensor(name).to(device, dtype) for name in tensors.keys()}
+            for name in tensors.keys():
+                tensor = tensors.get_tensor(name)
+                if not tensor.is_floating_point():  # such as quantized weights, whose scales are elsewhere
+                    raise ValueError(f"{name} in {file} is {tensor.dtype}, but only floating-point weights are supported")
+                found[name] = tensor.to(device, dtype)
     except SafetensorError as error:
         raise ValueError(f"{file} is not a complete safetensors file ({error}); download it again") from None
+    return found
+
+
+def check_tensors(owner: str, expected: dict[str, Tensor], found: dict[str, Tensor]) -> None:
+    """ValueError, with the name of a tensor, unless names, shapes and types are as expected. owner: who has them."""
+    shared = expected.keys() & found.keys()
+    problems = {
+        "lacks": expected.keys() - found.keys(),
+        "has unknown": found.keys() - expected.keys(),
+        "has the wrong shape for": {name for name in shared if found[name].shape != expected[name].shape},
+        "has the wrong type for": {name for name in shared if found[name].dtype != expected[name].dtype},
+    }
+    for problem, names in problems.items():
+        if names:
+            raise ValueError(f"{owner} {problem} {len(names)} tensor(s), such as {min(names)}")
 
 
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a Hugging Face folder: model.safetensors, or the shards that its index names."""
     index, names = folder / "model.safetensors.index.json", {"model.safetensors"}
     if index.is_file():
-        shards = read_json(index).get("weight_map")
-        if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
-            raise ValueError(f"{index} has no weight_map from tensor names to files")
-        names = set(shards.values())
+        shards = read_json(index)
+        check_fields(shards, {"weight_map": dict}, index)
+        check_fields(shards["weight_map"], dict.fromkeys(shards["weight_map"], str), index)
+        names = set(shards["weight_map"].values())
+        if outside := [name for name in names if Path(name).name != name]:
+            raise ValueError(f"{index} names {min(outside)}, which is no file of this folder")
     for name in sorted(names):
         if not (folder / name).is_file():
             raise FileNotFoundError(f"{folder / name} is missing")

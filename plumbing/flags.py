@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from plumbing.files import read_json
-from plumbing.progress import fail
+from plumbing.files import check_fields
+from plumbing.progress import fail, one_sentence
+from plumbing.runs import read_config
 
 
 class Arguments(NamedTuple):
@@ -31,7 +32,7 @@ def parse(arguments: list[str], defaults: Any, methods: dict, choices: dict[str,
     some settings. usage: the program's own help, above that of the flags.
     """
     if any(word.split("=")[0] == "--resume" for word in arguments):
-        return parse_resume(arguments, type(defaults), methods)
+        return parse_resume(arguments, defaults, methods, choices)
     parser = new_parser(usage="python train.py [--flag value ...]", description=usage, epilog=methods_help(methods))
     return parse_with(parser, arguments, defaults, methods, choices)
 
@@ -66,7 +67,8 @@ def parse_with(parser: argparse.ArgumentParser, arguments: list[str], defaults: 
     return Arguments(settings, hyper_parameters, None)
 
 
-def parse_resume(arguments: list[str], settings_class: type, methods: dict) -> Arguments:
+@one_sentence()
+def parse_resume(arguments: list[str], defaults: Any, methods: dict, choices: dict[str, tuple]) -> Arguments:
     """Parse `--resume runs/... [--steps N]`: all other settings are those in the run's config.json."""
     parser = new_parser(add_help=False)
     parser.add_argument("--resume", type=Path)
@@ -75,21 +77,19 @@ def parse_resume(arguments: list[str], settings_class: type, methods: dict) -> A
     if unknown:
         fail(f"--resume keeps the settings that the run began with: it takes --steps and no {unknown[0]}")
     file = known.resume / "config.json"
-    if not file.is_file():
-        fail(f"{known.resume} is not a run folder: it has no config.json")
-    try:
-        config = read_json(file)
-        settings, hyper_parameters = settings_class(**config["settings"]), dict(config["method"])
-        if settings.mitigation not in methods:
-            fail(f"{file} names the credit function {settings.mitigation}, which is not in mitigations.py or methods/")
-        if hyper_parameters.keys() != methods[settings.mitigation].parameters.keys():
-            raise KeyError
-    except ValueError as error:
-        fail(str(error))
-    except (KeyError, TypeError):
-        fail(f"{file} was written by another version of train.py")
-    return Arguments(settings if known.steps is None else replace(settings, steps=known.steps), hyper_parameters,
-                     known.resume)
+    config = read_config(known.resume)
+    settings, hyper_parameters, name = config["settings"], config["method"], config["settings"]["mitigation"]
+    if name not in methods:
+        fail(f"{file} names the credit function {name}, which is not in mitigations.py or methods/")
+    for found, expected in ((settings, asdict(defaults)), (hyper_parameters, methods[name].parameters)):
+        check_fields(found, {key: type(value) for key, value in expected.items()}, file)
+        if unknown := found.keys() - expected.keys():
+            fail(f"{file} has a setting {min(unknown)}, which this version of train.py doesn't have")
+    for key, legal in choices.items():
+        if settings[key] not in legal:
+            fail(f"{file}: {key} must be one of {', '.join(legal)}, not {settings[key]}")
+    steps = settings["steps"] if known.steps is None else known.steps
+    return Arguments(replace(defaults, **settings | {"steps": steps}), hyper_parameters, known.resume)
 
 
 def new_parser(**options) -> argparse.ArgumentParser:
@@ -171,12 +171,14 @@ def changed(settings: Any, defaults: Any, hyper_parameters: dict, method: Any) -
 # --------------------------------------------------------------------------------------------------- values
 
 
-def check_range(settings: Any, names: tuple[str, ...], lowest: float, below: float = math.inf) -> None:
-    """ValueError unless lowest <= value < below for each of the named settings. NaN is refused, too."""
+def check_range(settings: Any, names: tuple[str, ...], lowest: float, below: float = 1e9) -> None:
+    """ValueError unless lowest <= value < below for each of the named settings. NaN is refused, too.
+
+    The highest value keeps sizes and float32 from overflowing.
+    """
     for name in names:
         if not lowest <= getattr(settings, name) < below:
-            upper = f" and below {below:g}" if math.isfinite(below) else ""
-            raise ValueError(f"--{name} must be at least {lowest:g}{upper}")
+            raise ValueError(f"--{name} must be at least {lowest:g} and below {below:g}")
 
 
 def check_device(device: str) -> None:

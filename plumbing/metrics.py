@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plumbing.files import replace_file
+from plumbing.files import read_arrays, replace_file
 from plumbing.processes import sum_over_processes
 from tasks.text import ROLES
 
@@ -18,6 +18,9 @@ COLUMNS = ["step", "reward", "success", "format", "length", "truncated", "entrop
            "clip_fraction", *(f"clip_{role}" for role in ROLES), "ratio_error", "ratio_spread", "kl",
            "zero_variance_groups", "tokens_sampled", "tokens_read", "tokens_updated", "seconds", "tokens_per_second",
            "heldout_success", "heldout_stderr"]  # of metrics.csv
+CREDIT_LOG = {"step": np.int32, "response": np.uint16, "group": np.uint16, "position": np.uint16, "token": np.int32,
+              "logprob": np.float32, "entropy": np.float32, "logit_grad": np.float32, "advantage": np.float32,
+              "credit": np.float32, "reward": np.float32, "role": np.int8, "in_answer": np.int8}  # its columns
 
 
 def share(part: float, whole: float) -> float | None:
@@ -110,12 +113,23 @@ def log_columns(step: int, batch: Any, credit: Tensor) -> dict[str, np.ndarray]:
     mask = batch.mask
     response, position = mask.nonzero(as_tuple=True)  # (N,) each
     columns = {
-        "step": (torch.full_like(response, step), np.int32), "response": (response, np.uint16),
-        "group": (batch.group[response], np.uint16), "position": (position, np.uint16),
-        "token": (batch.tokens[mask], np.int32),
-        "logprob": (batch.logprob[mask], np.float32), "entropy": (batch.entropy[mask], np.float32),
-        "logit_grad": (batch.logit_grad[mask], np.float32), "advantage": (batch.advantage[response], np.float32),
-        "credit": (credit[mask], np.float32), "reward": (batch.reward[response], np.float32),
-        "role": (batch.role[mask], np.int8), "in_answer": (batch.in_answer[mask], np.int8),
+        "step": torch.full_like(response, step), "response": response, "group": batch.group[response],
+        "position": position, "token": batch.tokens[mask], "logprob": batch.logprob[mask],
+        "entropy": batch.entropy[mask], "logit_grad": batch.logit_grad[mask], "advantage": batch.advantage[response],
+        "credit": credit[mask], "reward": batch.reward[response], "role": batch.role[mask],
+        "in_answer": batch.in_answer[mask],
     }
-    return {name: values.cpu().numpy().astype(dtype) for name, (values, dtype) in columns.items()}
+    return {name: values.cpu().numpy().astype(CREDIT_LOG[name]) for name, values in columns.items()}
+
+
+def read_credit_log(file: Path) -> dict[str, np.ndarray]:
+    """The columns of a step, as write_credit_log wrote them; ValueError for anything else."""
+    columns = read_arrays(file, CREDIT_LOG)
+    for name, dtype in CREDIT_LOG.items():
+        if columns[name].dtype != dtype or columns[name].shape != columns["step"].shape or columns[name].ndim != 1:
+            raise ValueError(f"{file}: {name} is not a column of {np.dtype(dtype)}, one for each token")
+        if not np.isfinite(columns[name]).all():
+            raise ValueError(f"{file}: {name} has NaN or infinity in it")
+    if (columns["position"][:1] != 0).any() or not np.isin(columns["role"], range(len(ROLES))).all():
+        raise ValueError(f"{file} is damaged: its positions don't begin at 0, or a role is unknown")
+    return columns

@@ -5,7 +5,22 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from plumbing.files import check_tensors
 from plumbing.processes import sum_over_processes
+
+
+class AdamW(torch.optim.AdamW):
+    """Torch's AdamW, which restores nothing but its moments: the learning rate and the like are those of the settings."""
+
+    def load_state_dict(self, state: dict) -> None:
+        """Restore the moments in a `state_dict`; ValueError when they are not those of the same weights."""
+        weights = [w for group in self.param_groups for w in group["params"]]
+        forms = {"step": torch.zeros(()), "exp_avg": None, "exp_avg_sq": None}  # None: that of the weight
+        expected = {f"{i} {name}": w if form is None else form
+                    for i, w in enumerate(weights) for name, form in forms.items()}
+        found = {f"{i} {name}": x for i, moments in state["state"].items() for name, x in moments.items()}
+        check_tensors("Adam's state", expected, found)
+        super().load_state_dict({"state": state["state"], "param_groups": self.state_dict()["param_groups"]})
 
 
 class Optimizer:
@@ -26,7 +41,7 @@ class Optimizer:
                            for name, w in self.weights.items()}
             for name, w in self.weights.items():
                 w.register_post_accumulate_grad_hook(partial(self.take_gradient, self.master[name]))
-        self.adamw = torch.optim.AdamW(self.master.values(), lr, betas, weight_decay=weight_decay, fused=True)
+        self.adamw = AdamW(self.master.values(), lr, betas, weight_decay=weight_decay, fused=True)
 
     @staticmethod
     def take_gradient(master: Tensor, weight: Tensor) -> None:
@@ -63,7 +78,8 @@ class Optimizer:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict) -> None:
-        """Restore a `state_dict`; KeyError, ValueError or RuntimeError when it is that of another model."""
+        """Restore a `state_dict`; ValueError or KeyError when it is that of another model."""
+        check_tensors("the state", self.master, state["weights"])
         for name, w in self.master.items():
             w.copy_(state["weights"][name])
         self.adamw.load_state_dict(state["adamw"])

@@ -6,6 +6,7 @@ Without torchrun there is one process, which works on all puzzles, and the other
 """
 import os
 import sys
+from typing import Any, Callable
 
 import torch.distributed as dist
 from torch import Tensor
@@ -18,7 +19,7 @@ def world() -> tuple[int, int]:
 
 def leads() -> bool:
     """Whether this process prints and writes files: true for the only one, and for the first of several."""
-    return os.environ.get("RANK", "0") == "0"
+    return os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0"
 
 
 def join(device: str) -> str:
@@ -45,6 +46,27 @@ def wait_for_all() -> None:
     """Return once every process has called this."""
     if dist.is_initialized():
         dist.barrier()
+
+
+def first_alone(work: Callable[[], Any]) -> Any:
+    """What `work` returns in the first process, in every process; or the ValueError or OSError that it raised there."""
+    result = error = None
+    if leads():
+        try:
+            result = work()
+        except (ValueError, OSError) as raised:
+            error = raised
+    result, error = gather([(result, error)])[0]
+    if error:
+        raise error
+    return result
+
+
+def check_equal(values: dict) -> None:
+    """ValueError unless every process has the same values."""
+    everyone = gather([values])
+    if different := [name for name in values if any(other[name] != everyone[0][name] for other in everyone)]:
+        raise ValueError(f"the processes have different values of --{different[0]}: start all of them with the same flags")
 
 
 def my_share(items: list) -> list:

@@ -1,4 +1,5 @@
 """What a long command says while it works."""
+import os
 import sys
 import time
 from contextlib import contextmanager
@@ -38,11 +39,20 @@ def fail(message: str) -> None:
 
 
 @contextmanager
-def one_sentence(interrupted: str = "interrupted") -> Iterator[None]:
-    """Exit with one sentence on an error that the user can fix, and on Ctrl-C. Also a decorator: @one_sentence()."""
+def one_sentence(interrupted: str = "interrupted", advice: str = "") -> Iterator[None]:
+    """Exit with one sentence on an error that the user can fix, and on Ctrl-C. Also a decorator: @one_sentence().
+
+    advice: what follows the sentence of an error.
+    """
+    sys.stdout.reconfigure(errors="replace")  # a terminal without a ± shows ?
     try:
         yield
+        sys.stdout.flush()
     except KeyboardInterrupt:
         fail(interrupted)
     except (ValueError, OSError, FloatingPointError) as error:
-        fail(str(error))
+        fail(f"{error}{advice}")
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "memory" not in str(error):  # torch has no type for it on the CPU
+            raise
+        fail(f"there is not enough memory ({str(error).splitlines()[0]}){advice}")

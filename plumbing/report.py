@@ -142,7 +142,8 @@ class Table:
     rows: list[list[str]]
 
     def __str__(self) -> str:
-        columns = [list(column) for column in zip(self.header, *self.rows)]
+        rows = [[cell.replace("|", "\\|") for cell in row] for row in (self.header, *self.rows)]  # | ends a cell
+        columns = [list(column) for column in zip(*rows)]
         for i, column in enumerate(columns):
             width = max(map(len, column))
             column[:] = [f" {text:<{width}} " if i == 0 else f" {text:>{width}} " for text in column]
@@ -179,7 +180,7 @@ plt.rcParams.update(
     dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color"), GREY)
     | dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False)
     | dict.fromkeys(("axes.grid", "axes.axisbelow", "savefig.transparent", "figure.constrained_layout.use"), True)
-    | {"savefig.dpi": 200, "grid.alpha": 0.25, "axes.titlesize": 11, "axes.prop_cycle": plt.cycler(color=PALETTE)})
+    | {"text.parse_math": False, "savefig.dpi": 200, "grid.alpha": 0.25, "axes.titlesize": 11, "axes.prop_cycle": plt.cycler(color=PALETTE)})
 
 
 def new_figure(columns: int, rows: int, height: float, **options) -> tuple[plt.Figure, np.ndarray]:

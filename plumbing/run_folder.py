@@ -1,9 +1,10 @@
 """The run folder: what a run writes, and what it resumes from.
 
-    config.json metrics.csv credit/ samples.txt checkpoint/ checkpoints/ final.json state.pt
+    config.json metrics.csv credit/ samples.txt checkpoint/ checkpoints/ final.json state.pt lock
 
 checkpoint/ and state.pt are written every --state_every steps. A run that was killed or interrupted resumes from the
 step of its state.pt: the logs are cut back to it, and the rest of the run is the same as without the interruption.
+One process writes a run at a time. Everybody may read it meanwhile.
 """
 import csv
 import os
@@ -11,6 +12,7 @@ import platform
 import shlex
 import shutil
 import sys
+import zlib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Callable
@@ -18,10 +20,15 @@ from typing import Any, Callable
 import numpy as np
 import torch
 
-from plumbing.files import read_json, replace_file, write_json
+from plumbing.files import check_fields, replace_file, weight_files, write_json
 from plumbing.metrics import COLUMNS
-from plumbing.processes import leads, wait_for_all
-from plumbing.runs import read_final
+from plumbing.processes import check_equal, first_alone, wait_for_all
+from plumbing.runs import read_config, read_final
+
+try:
+    import fcntl
+except ImportError:  # Windows, where nothing keeps a second process from writing a run
+    fcntl = None
 
 STATE, LOGS = "state.pt", ("metrics.csv", "samples.txt")
 UNNAMED = {"mitigation", "model", "data", "out", "seed", "steps", "device"}  # not among the flags in a folder's name
@@ -38,40 +45,71 @@ def open_run(run: Path, settings: Any, hyper_parameters: dict, learners: dict, r
     """Create the run folder, or load the state of a run to resume. Returns how many steps are done.
 
     learners: everything that changes from step to step, by name; each has state_dict() and load_state_dict().
-    ValueError when the folder of a new run exists, and when there is nothing to resume.
+    ValueError when the folder of a new run exists, when another process writes it, and when there is nothing to resume.
     """
+    asked = asdict(settings) | hyper_parameters
+    check_equal(asked)
     if not resume:
-        start_run(run, asdict(settings), hyper_parameters, Path(settings.model))
+        first_alone(lambda: start_run(run, asdict(settings), hyper_parameters))
         return 0
+    first_alone(lambda: lock(run))
     state = load_state(run)
     check_unfinished(run, state["step"], settings.steps)
+    check_unchanged(run, state["settings"], asked)
     if state["step"] > 0:
         restore(run, state, learners)
-    reopen_run(run, state, settings.steps)
+    wait_for_all()  # every process must have read the folder before the first one changes it
+    first_alone(lambda: reopen_run(run, state, settings.steps))
     return state["step"]
 
 
-def start_run(run: Path, settings: dict, hyper_parameters: dict, model_folder: Path) -> None:
-    """Create the folder with config.json, an empty metrics.csv and the checkpoint's tokenizer, all of it or nothing."""
-    if run.exists():
-        raise ValueError(f"{run} exists: continue it with --resume {run}, remove it, or choose another --out or --seed")
-    wait_for_all()  # every process must have looked before the first one creates it
-    if not leads():
+def lock(folder: Path) -> None:
+    """Make this process the only one that writes a run, until it ends; ValueError where another one writes it."""
+    if not fcntl:
         return
+    # Never closed: that would unlock it. The system closes it when the process ends, also when it is killed.
+    file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):  # which one depends on the system
+        writer = os.read(file, 20).decode()
+        raise ValueError(f"{folder} is being written by process {writer}: wait until it ends, or stop it") from None
+    os.ftruncate(file, 0)
+    os.write(file, str(os.getpid()).encode())
+
+
+def start_run(run: Path, settings: dict, hyper_parameters: dict) -> None:
+    """Create the folder with config.json, an empty metrics.csv and the checkpoint's tokenizer, all of it or nothing."""
     part = run.with_name(run.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
-    (part / "credit").mkdir(parents=True)
+    part.mkdir(parents=True, exist_ok=True)  # it may be left over from a process that was killed here
+    lock(part)
+    if run.exists():
+        shutil.rmtree(part)
+        raise ValueError(f"{run} exists: continue it with --resume {run}, remove it, or choose another --out or --seed")
+    (part / "credit").mkdir(exist_ok=True)
     versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
     write_json(part / "config.json", {"settings": settings, "method": hyper_parameters, "versions": versions,
-                                      "command": shlex.join(["python"] + sys.argv)})
+                                      "inputs": checksums(settings), "command": shlex.join(["python"] + sys.argv)})
     append_row(part, None)
-    copy_tokenizer(model_folder, part / "checkpoint")
+    copy_tokenizer(Path(settings["model"]), part / "checkpoint")
     part.rename(run)
+
+
+def checksums(settings: dict) -> dict[str, list[int]]:
+    """Size and CRC-32, of the first 16 MiB, of the files that a run reads: its model, and its data and task if given."""
+    model = Path(settings["model"])
+    files = [model / "config.json", model / "tokenizer.json", *weight_files(model)]
+    files += [Path(settings[name]) for name in ("data", "task") if Path(settings[name]).is_file()]
+    sums = {}
+    for path in files:
+        with path.open("rb") as file:
+            sums[str(path)] = [path.stat().st_size, zlib.crc32(file.read(2**24))]
+    return sums
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
     """Copy the tokenizer's files, so that a checkpoint is a complete model folder."""
-    target.mkdir(parents=True)
+    target.mkdir(parents=True, exist_ok=True)
     for file in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         if (source / file).is_file():
             shutil.copy(source / file, target / file)
@@ -81,8 +119,8 @@ def copy_tokenizer(source: Path, target: Path) -> None:
 
 
 def append_row(run: Path, row: dict | None) -> None:
-    """Add a row to metrics.csv; None writes the header. A column that was not measured stays empty."""
-    with (run / "metrics.csv").open("a", newline="", encoding="utf-8") as file:
+    """Add a row to metrics.csv; None begins it with its header. A column that was not measured stays empty."""
+    with (run / "metrics.csv").open("w" if row is None else "a", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader() if row is None else writer.writerow(row)
 
@@ -100,7 +138,8 @@ def write_samples(run: Path, step: int, batch) -> None:
 # ----------------------------------------------------------------------------------------------------- state
 
 
-def save(run: Path, step: int, settings: Any, write_weights: Callable[[Path], object], learners: dict) -> None:
+def save(run: Path, step: int, settings: Any, hyper_parameters: dict, write_weights: Callable[[Path], object],
+         learners: dict) -> None:
     """Write the checkpoints and the state that are due at this step. write_weights fills a model folder."""
     if settings.checkpoint_every and step % settings.checkpoint_every == 0:
         folder = run / "checkpoints" / f"step-{step:06d}"
@@ -108,26 +147,52 @@ def save(run: Path, step: int, settings: Any, write_weights: Callable[[Path], ob
         write_weights(folder)
     if step == settings.steps or settings.state_every and step % settings.state_every == 0:
         write_weights(run / "checkpoint")
-        save_state(run, step, learners)
+        save_state(run, step, asdict(settings) | hyper_parameters, learners)
 
 
-def save_state(run: Path, step: int, learners: dict) -> None:
-    """Write the state of all learners, and how long the logs are, to one file."""
-    lengths = {name: (run / name).stat().st_size for name in LOGS if (run / name).is_file()}
-    states = {name: learner.state_dict() for name, learner in learners.items()}
-    replace_file(run / STATE, lambda part: torch.save({"step": step, "lengths": lengths, "learners": states}, part))
+def save_state(run: Path, step: int, settings: dict, learners: dict) -> None:
+    """Write the state of all learners, what the run was asked for, and how long the logs are, to one file."""
+    state = {"step": step, "settings": settings, "lengths": {name: (run / name).stat().st_size for name in LOGS},
+             "learners": {name: learner.state_dict() for name, learner in learners.items()}}
+    replace_file(run / STATE, lambda part: torch.save(state, part))
 
 
 def load_state(run: Path) -> dict:
-    """Read what save_state wrote. Step 0 where the run has no state yet; ValueError for a broken or foreign file."""
-    if not (run / STATE).is_file():
-        return {"step": 0, "lengths": {}, "learners": {}}
+    """Read what save_state wrote. Step 0 where the run has no state yet; ValueError for a broken or foreign file.
+
+    The logs must still be as long as they were at that step.
+    """
+    file = run / STATE
+    if not file.is_file():
+        return {"step": 0, "settings": {}, "lengths": dict.fromkeys(LOGS, 0), "learners": {}}
     try:
-        state = torch.load(run / STATE, map_location="cpu", weights_only=True)
-        return {"step": int(state["step"]), "lengths": dict(state["lengths"]), "learners": dict(state["learners"])}
+        state = torch.load(file, map_location="cpu", weights_only=True)
+        check_fields(state, {"step": int, "settings": dict, "lengths": dict, "learners": dict}, file)
+        check_fields(state["lengths"], dict.fromkeys(LOGS, int), file)
     except Exception:  # a torn, foreign or unsafe file shows itself in many ways
-        raise ValueError(f"{run / STATE} is broken or was not written by train.py: remove it to resume from the start "
-                         "of the run") from None
+        raise ValueError(f"{file} is broken or was not written by this version of train.py: remove it to resume from "
+                         "the start of the run") from None
+    for log in LOGS:
+        size = (run / log).stat().st_size if (run / log).is_file() else -1
+        if not 0 <= state["lengths"][log] <= size:
+            raise ValueError(f"{run / log} is shorter than {STATE} says: remove {STATE} to resume from the start of "
+                             "the run")
+    return state
+
+
+def check_unchanged(run: Path, before: dict, asked: dict) -> None:
+    """ValueError unless a run has the settings of its state, `before`, and reads the files that it began with.
+
+    Only --steps may differ. A run that has no state yet has no settings in it.
+    """
+    for name in before.keys() - {"steps"}:
+        if before[name] != asked.get(name):
+            raise ValueError(f"{run / STATE} was written with {name}={before[name]}, but config.json says "
+                             f"{asked.get(name)}: put back the one of them that you replaced")
+    config, now = read_config(run), checksums(asked)
+    check_fields(config, {"inputs": dict}, run / "config.json")
+    if changed := [name for name in now if config["inputs"].get(name) != now[name]]:
+        raise ValueError(f"{changed[0]} is not the file that {run} began with: put that back, or start a new run")
 
 
 def check_unfinished(run: Path, done: int, steps: int) -> None:
@@ -143,24 +208,21 @@ def restore(run: Path, state: dict, learners: dict) -> None:
     try:
         for name, learner in learners.items():
             learner.load_state_dict(state["learners"][name])
-    except (KeyError, TypeError, RuntimeError, ValueError):
+    except (KeyError, TypeError, AttributeError, RuntimeError, ValueError):
         raise ValueError(f"{run / STATE} does not fit this run's model: put back the one that it wrote") from None
 
 
 def reopen_run(run: Path, state: dict, steps: int) -> None:
     """Cut the logs of a run back to its state, and record how many steps are wanted now."""
-    wait_for_all()  # every process must have read the folder before the first one changes it
-    if not leads():
-        return
     (run / "final.json").unlink(missing_ok=True)
-    config = read_json(run / "config.json")
+    config = read_config(run)
     config["settings"]["steps"] = steps
     write_json(run / "config.json", config)
     for path in (*(run / "credit").glob("step-*.npz"), *(run / "checkpoints").glob("step-*")):
         if int(path.stem.removeprefix("step-")) > state["step"]:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     for name in LOGS:
-        if (run / name).is_file():
-            os.truncate(run / name, state["lengths"].get(name, 0))
+        if (run / name).is_file():  # samples.txt begins with the first step
+            os.truncate(run / name, state["lengths"][name])
     if state["step"] == 0:
         append_row(run, None)

@@ -11,7 +11,8 @@ from typing import Callable, NamedTuple
 
 import numpy as np
 
-from plumbing.files import read_json
+from plumbing.files import check_fields, read_json
+from plumbing.metrics import COLUMNS
 from plumbing.progress import fail, one_sentence
 from plumbing.report import Estimate, welch
 
@@ -43,15 +44,24 @@ def work_on_folders(work: Callable[[list[Path]], object], usage: str, request: s
 
 
 def read_metrics(run: Path) -> dict[str, np.ndarray]:
-    """metrics.csv as columns, NaN where nothing was measured."""
+    """metrics.csv as columns, NaN where nothing was measured. ValueError where it is not what a run writes."""
     file = run / "metrics.csv"
     if not file.is_file():
         raise FileNotFoundError(f"{run} is not a run folder: it has no metrics.csv")
-    with file.open(encoding="utf-8") as lines:
-        rows = list(csv.DictReader(lines))
+    try:
+        with file.open(encoding="utf-8", newline="") as lines:
+            header, *rows = list(csv.reader(lines)) or [[]]
+        table = np.array([[float(cell or "nan") for cell in row] for row in rows]).reshape(len(rows), len(header))
+    except (ValueError, csv.Error) as error:
+        raise ValueError(f"{file} is no table of numbers ({error}): is it damaged?") from None
+    if missing := [name for name in COLUMNS if name not in header]:
+        raise ValueError(f"{file} has no column {missing[0]}: was it written by this version of train.py?")
     if not rows:
         raise ValueError(f"{file} has no rows: the run was stopped before its first measurement")
-    return {name: np.array([float(row[name] or "nan") for row in rows]) for name in rows[0]}
+    metrics = dict(zip(header, table.T))
+    if not np.array_equal(metrics["step"], np.arange(len(rows))):
+        raise ValueError(f"{file} is damaged: its steps are not 0, 1, 2, ...")
+    return metrics
 
 
 def heldout(metrics: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -62,18 +72,28 @@ def heldout(metrics: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.
 
 def read_config(run: Path) -> dict:
     """config.json of a run. One without a task is of the time when there was but one."""
-    if not (run / "config.json").is_file():
+    file = run / "config.json"
+    if not file.is_file():
         raise FileNotFoundError(f"{run} is not a run folder: it has no config.json")
-    config = read_json(run / "config.json")
-    if "settings" in config:
-        config["settings"] = {"task": FIRST_TASK} | config["settings"]
+    config = read_json(file)
+    check_fields(config, {"settings": dict, "method": dict}, file)
+    settings = config["settings"] = {"task": FIRST_TASK} | config["settings"]
+    check_fields(settings, {"mitigation": str, "seed": int, "steps": int}, file)
+    values = settings | config["method"]
+    for name, value in values.items():
+        check_fields(values, {name: type(value) if type(value) in (bool, int, float) else str}, file)
+    if names := [name for name in (settings["mitigation"], *values) if not name.isidentifier()]:
+        raise ValueError(f"{file}: {names[0]!r:.50} can't be the name of a credit function or a setting")
     return config
 
 
 def read_final(run: Path) -> dict:
     """final.json of a run; empty for a run that is not finished."""
     file = run / "final.json"
-    return read_json(file) if file.is_file() else {}
+    final = read_json(file) if file.is_file() else {}
+    measured = {name: value for name, value in final.items() if value == value}  # the error of one puzzle is NaN
+    check_fields(measured, {name: int if name == "step" else float for name in measured}, file)
+    return final
 
 
 # ------------------------------------------------------------------------------------ runs of the same method

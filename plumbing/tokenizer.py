@@ -23,6 +23,8 @@ class Tokenizer:
             self.library = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises nothing more specific
             raise ValueError(f"{path} is not a tokenizer: {error}") from None
+        self.library.no_truncation()
+        self.library.no_padding()
         self.size = self.library.get_vocab_size()  # a model's vocabulary may be padded beyond the real tokens
         self.chat = self.library.token_to_id("<|im_start|>") is not None  # whether it belongs to a chat model
         candidates = (self.library.token_to_id(name) for name in END_TOKENS)

@@ -62,7 +62,8 @@ def is_true(c: Calculation) -> bool:
 
 # --------------------------------------------------------------------------------------- calculations in a text
 
-CALCULATION = re.compile(r"(?<![\d.])(\d+)\s*([-+*/])\s*(\d+)\s*=\s*(-?\d+)(?!\.?\d)", re.ASCII)  # no part of a decimal
+NUMBER = r"\d{1,1000}"  # Python refuses to convert numbers of more than 4,300 digits
+CALCULATION = re.compile(rf"(?<![\d.])({NUMBER})\s*([-+*/])\s*({NUMBER})\s*=\s*(-?{NUMBER})(?!\.?\d)", re.ASCII)
 
 
 class CalculationSpan(NamedTuple):
