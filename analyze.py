@@ -324,6 +324,8 @@ def draw_run_tokens(log: dict, tokenizer: Tokenizer, method: str, puzzles: dict,
 def analyze_run(run: Path) -> None:
     """Print the tables of a run; write them and the pictures to its analysis/."""
     metrics, log, tokenizer = read_metrics(run), read_log(run), Tokenizer(run / "checkpoint")
+    if not 0 <= log["token"].min() <= log["token"].max() < tokenizer.size:
+        raise ValueError(f"{run / 'credit'} has tokens that {run / 'checkpoint' / 'tokenizer.json'} lacks")
     tables = [table_basics(log, metrics), table_statistics(log), table_t(log), table_positions(log), table_signs(log),
               table_roles(log), table_roles_by_position(log), table_tokens(log, tokenizer), table_training(log)]
     out = run / "analysis"
@@ -359,7 +361,7 @@ def summarize(run: Path) -> dict[str, float | dict]:
         total = np.bincount(log["role"], np.abs(log[measure]), 3)  # (3,)
         figures |= {f"{measure}, {role}": ratio(total[i], total.sum()) for i, role in enumerate(ROLES[:2])}
         figures[f"{measure}, filler / reasoning"] = ratio(total[0] * count[1], total[1] * count[0])  # of the means
-    tokens = {name: np.nansum(metrics[name]) for name in COSTS if name in metrics}  # older runs did not count them
+    tokens = {name: np.nansum(metrics[name]) for name in COSTS}
     return figures | tokens | spread_within(log["credit"], log["id"]) | {
         "gradient norm": grad_norm.mean(), "its spread": grad_norm.std(), "seconds a step": np.median(seconds)}
 

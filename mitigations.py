@@ -99,7 +99,7 @@ class CreditFunction:
         """Credit (B, T), 0 on padding."""
         values = self.raw(batch, *arguments, **hyper_parameters)  # (B, T)
         credit = reweight(batch, values) if self.is_reweighting else values  # (B, T)
-        require(credit.isfinite().all(), f"{self.name} returned weights so large that the credit is infinite")
+        require(credit.isfinite().all(), f"{self.name} returned weights that are too small for float32 to rescale")
         return credit
 
     def raw(self, batch: TokenBatch, *arguments, **hyper_parameters) -> Tensor:
@@ -114,14 +114,17 @@ class CreditFunction:
         require(unchanged(before, batch),
                 f"{self.name} changes a field of the batch: write x.exp() or x * y instead of x.exp_() or x *= y")
         result = "weights" if self.is_reweighting else "credit"
-        dense = isinstance(returned, Tensor) and returned.layout == torch.strided and not returned.is_complex()
-        found = tuple(returned.shape) if dense else f"a sparse or complex {type(returned).__name__}"
+        found = tuple(returned.shape) if isinstance(returned, Tensor) else type(returned).__name__
         require(found == shape, f"{self.name} must return {result} of shape (B, T) = {shape}, not {found}")
+        require(returned.layout == torch.strided and not returned.is_complex(),
+                f"{self.name} must return a dense tensor of real numbers")
         values = torch.where(batch.mask, returned.to(batch.logprob), 0.0)  # (B, T) of the batch's type, on its device
         require(values.isfinite().all(), f"{self.name} returned {result} with NaN or infinity in it, as division by 0 "
                 "gives; quotient(a, b) avoids it")
         require(not self.is_reweighting or (values >= 0).all(), f"{self.name} returned a negative weight: credit of "
                 "either sign is for @token_credit")
+        require(not self.is_reweighting or (values < 1e30).all(), f"{self.name} returned a weight above 1e30: the sum "
+                "of a response would overflow")
         return values
 
     @property

@@ -147,7 +147,8 @@ def token_batch(ask: "Queries") -> TokenBatch:
         reward=graded[:, 0], success=graded[:, 1], format=graded[:, 2],
         group=torch.arange(Q, device=device).repeat_interleave(B // Q), puzzles=tuple(puzzles), task=task,
         role=torch.from_numpy(role).to(device), in_answer=torch.from_numpy(in_answer).to(device),
-        text=tuple(text for text, _ in decoded), spans=tuple(spans for _, spans in decoded), normalize=ask.s.normalize, ask=ask)
+        text=tuple(text for text, _ in decoded), spans=tuple(spans for _, spans in decoded),
+        normalize=ask.s.normalize, ask=ask)
 
 
 # --------------------------------------------------------------------------------------------- graded responses

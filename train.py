@@ -300,8 +300,8 @@ def check(s: Settings) -> None:
     check_range(s, ("beta1", "beta2", "clip_low"), lowest=0, below=1)
     if not s.max_grad_norm > 0:
         raise ValueError("--max_grad_norm must be above 0")
-    if s.questions * s.answers > 2**16 or s.max_new_tokens > 2**16:
-        raise ValueError("a step has at most 65,536 responses (--questions times --answers) of 65,536 tokens")
+    if s.questions * s.answers > 2**16 or s.max_new_tokens > 2**16:  # so the credit log numbers them
+        raise ValueError("a step has at most 65,536 responses (--questions times --answers) of --max_new_tokens 65536")
     if s.answers == 1 and s.steps > 0:
         raise ValueError("--answers 1 leaves no group to compare with: ask for 2 or more")
 
@@ -335,7 +335,7 @@ def rehearse(policy: Policy, puzzles: list, s: Settings, hyper_parameters: dict)
 
 
 def check_answers(ask: Queries, s: Settings) -> None:
-    """ValueError where the credit function wrote into an answer of batch.ask: the heads and the update read them, too."""
+    """ValueError where the credit function wrote into an answer of batch.ask, which heads and update read, too."""
     again = Queries(ask.policy, ask.puzzles, ask.samples, ask.s, ask.step)
     pairs = [(answer, getattr(again, name)) for name, answer in vars(ask).items() if name not in vars(again)]
     pairs += [(answer, again.head(name)) for name, answer in ask.said.items()]

@@ -73,8 +73,8 @@ def group_of(batch: TokenBatch, q: int, R: int) -> TokenBatch:
     B, Q = len(batch.text), len(batch.puzzles)
     rows = slice(B // Q * q, B // Q * q + R)
     fields = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
-    fields = {name: x[rows] for name, x in fields.items() if isinstance(x, (Tensor, list)) and len(x) == B}
-    fields |= {"group": torch.zeros_like(fields["group"]), "puzzles": [batch.puzzles[q]]}
+    fields = {name: x[rows] for name, x in fields.items() if isinstance(x, (Tensor, tuple)) and len(x) == B}
+    fields |= {"group": torch.zeros_like(fields["group"]), "puzzles": (batch.puzzles[q],)}
     ask = SimpleNamespace(policy=batch.ask.policy, prompts=[batch.ask.prompts[q]], hidden=batch.ask.hidden[rows],
                           head=lambda name: batch.ask.head(name)[rows])
     return by_success(dataclasses.replace(batch, **fields, ask=ask))

@@ -32,10 +32,10 @@ from experiments.gradient_rank import (CONTROLS_AT, SIZES, TRUTH_PUZZLES, by_suc
 from experiments.ground_truth import add_values, describe, sample_truth
 from experiments.solver import DECISIONS, KINDS
 from experiments.truth_scores import bootstrap, correlate, credit_gradients, on_tokens, sums, within
-from plumbing.files import read_json
 from plumbing.flags import new_parser
 from plumbing.progress import Progress, fail, one_sentence
 from plumbing.report import GREY, PALETTE, Estimate, Table, bins, interval, new_figure, pm, save_figure, t_statistics
+from plumbing.runs import read_config
 from qwen2_model import Qwen2, take
 from rollout import Policy, TokenBatch
 from tasks.text import FILLER, REASONING
@@ -225,7 +225,7 @@ def checkpoints(run: Path) -> list[tuple[int, Path]]:
 
 def table_training(run: Path, puzzles: list[Puzzle], answers: int, seed: int) -> Table:
     """How sparse, of what rank, and on which tokens the gradient is along a run."""
-    start = Path(read_json(run / "config.json")["settings"]["model"])
+    start = Path(read_config(run)["settings"]["model"])
     rows = []
     for step, folder in [(0, start), *checkpoints(run)]:
         print(f"checkpoint of step {step}", flush=True)

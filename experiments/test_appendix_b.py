@@ -13,7 +13,7 @@ import torch
 
 from experiments import appendix_b
 from experiments.estimates import read_cell, read_table
-from plumbing.metrics import write_credit_log
+from plumbing.metrics import COLUMNS, write_credit_log
 from plumbing.report import t_quantile
 from tests.fixtures import make_batch
 
@@ -92,9 +92,11 @@ def make_run(tmp_path):
         credit = batch.advantage[:, None] * torch.tensor(weights)
         write_credit_log(folder / "credit" / "step-000001.npz", 1, batch, credit)
         with (folder / "metrics.csv").open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["step", "grad_norm", "seconds", "heldout_success", "heldout_stderr"])
-            writer.writerows([[0, "", "", 0.25, 0.1], [steps, 0.5, 1, end, 0.1]])
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            writer.writerow({"step": 0, "heldout_success": 0.25, "heldout_stderr": 0.1})
+            row = {"grad_norm": 0.5, "seconds": 1, "heldout_success": end, "heldout_stderr": 0.1}
+            writer.writerows([{"step": step} | (row if step == steps else {}) for step in range(1, steps + 1)])
         settings = {"mitigation": name.partition("-")[0], "seed": seed, "steps": steps, "lr": 0.1}
         (folder / "config.json").write_text(json.dumps({"settings": settings, "method": method}))
         (folder / "final.json").write_text(json.dumps({"step": steps, "pass@16": 0.5}))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from experiments import collapse
+from plumbing.metrics import COLUMNS
 
 
 def test_smooth_is_the_mean_of_the_last_five():
@@ -43,12 +44,17 @@ def test_the_reference_by_hand():
     assert usual == pytest.approx(((2 + 0 + 8) / 3) ** 0.5)
 
 
+def config(method, **settings):
+    """A config.json."""
+    return {"settings": {"mitigation": method, "seed": 0, "steps": 60} | settings, "method": {}}
+
+
 def write_run(folder, method, success, length, **settings):
     """A run folder of sixty steps."""
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps({"settings": {"mitigation": method, "seed": 0} | settings}))
+    (folder / "config.json").write_text(json.dumps(config(method, **settings)))
     with (folder / "metrics.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, ["step", *collapse.MEASURES])
+        writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         writer.writerow({"step": 0})
         for step in range(1, 61):
@@ -62,7 +68,7 @@ def test_runs_with_other_settings_are_refused(changed, said, tmp_path):
     """Guards against RLOO's runs, whose method is `none` too, among those of GRPO, and runs of another level."""
     for i in range(3):
         write_run(tmp_path / f"{i}", "none" if i < 2 else "a", lambda step: 0.5, lambda step: 50)
-    (tmp_path / "1" / "config.json").write_text(json.dumps({"settings": {"mitigation": "none"} | changed}))
+    (tmp_path / "1" / "config.json").write_text(json.dumps(config("none", **changed)))
     with pytest.raises(ValueError, match=said):
         collapse.write_page([tmp_path / f"{i}" for i in range(3)])
 

@@ -107,7 +107,7 @@ def test_ranks_are_of_the_first_responses_to_each_puzzle(batch, random_model, mo
 def test_a_group_is_the_first_responses_to_its_puzzle(batch):
     """Guards against advantages over the whole group, rewards other than right or wrong, and fields of others."""
     group = gradient_rank.group_of(batch, 1, 3)
-    assert group.text == list(TEXTS[4:7])
+    assert group.text == tuple(TEXTS[4:7])
     assert group.success.tolist() == group.reward.tolist() == SUCCESS[4:7]
     assert group.advantage.tolist() == pytest.approx([-0.70696, -0.70696, 1.41391], abs=1e-4)
     assert (group.group.tolist(), group.puzzles) == ([0, 0, 0], [Puzzle((11, 2, 7, 9), 30)])

@@ -205,7 +205,8 @@ def tiny(random_model, tokenizer, tmp_path, monkeypatch):
     for place in (folder, run / "checkpoints" / "step-000005"):
         copy_tokenizer(BUNDLED, place)
         save_model(model, place)
-    (run / "config.json").write_text(json.dumps({"settings": {"model": str(folder)}}))
+    (run / "config.json").write_text(json.dumps(
+        {"settings": {"mitigation": "none", "seed": 0, "steps": 5, "model": str(folder)}, "method": {}}))
     monkeypatch.setattr(tokenizer, "end_tokens", list(range(0, tokenizer.size, 8)))
     monkeypatch.setattr(train, "Tokenizer", lambda folder: tokenizer)
     return model, folder, run

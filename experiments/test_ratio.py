@@ -26,7 +26,7 @@ from train import Settings, load_policy
 ASKED = [Puzzle((3, 4, 5), 8), Puzzle((11, 2, 7), 30)]  # prompts of unequal length
 
 
-@dataclass
+@dataclass(frozen=True)
 class Small(Settings):
     """A step of eight short responses."""
 

@@ -82,14 +82,14 @@ def read_rows(file: Path, columns: list[str]) -> list[dict] | list[str]:
 
 
 def read_tensors(file: Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-    """All tensors of a safetensors file; ValueError when the file is truncated or in another format, and for integers."""
+    """All tensors of a safetensors file; ValueError for a truncated file, another format, and integer weights."""
     found = {}
     try:
         with safe_open(file, framework="pt") as tensors:  # on the CPU: a bad device is not the file's fault
             for name in tensors.keys():
                 tensor = tensors.get_tensor(name)
                 if not tensor.is_floating_point():  # such as quantized weights, whose scales are elsewhere
-                    raise ValueError(f"{name} in {file} is {tensor.dtype}, but only floating-point weights are supported")
+                    raise ValueError(f"{name} in {file} is {tensor.dtype}; only floating-point weights are supported")
                 found[name] = tensor.to(device, dtype)
     except SafetensorError as error:
         raise ValueError(f"{file} is not a complete safetensors file ({error}); download it again") from None

@@ -171,7 +171,7 @@ def changed(settings: Any, defaults: Any, hyper_parameters: dict, method: Any) -
 # --------------------------------------------------------------------------------------------------- values
 
 
-def check_range(settings: Any, names: tuple[str, ...], lowest: float, below: float = 1e9) -> None:
+def check_range(settings: Any, names: tuple[str, ...], lowest: float, below: float = 1e12) -> None:
     """ValueError unless lowest <= value < below for each of the named settings. NaN is refused, too.
 
     The highest value keeps sizes and float32 from overflowing.

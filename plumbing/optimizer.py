@@ -10,7 +10,7 @@ from plumbing.processes import sum_over_processes
 
 
 class AdamW(torch.optim.AdamW):
-    """Torch's AdamW, which restores nothing but its moments: the learning rate and the like are those of the settings."""
+    """Torch's AdamW, but it restores its moments only: the learning rate and the like are those of the settings."""
 
     def load_state_dict(self, state: dict) -> None:
         """Restore the moments in a `state_dict`; ValueError when they are not those of the same weights."""

@@ -66,7 +66,7 @@ def check_equal(values: dict) -> None:
     """ValueError unless every process has the same values."""
     everyone = gather([values])
     if different := [name for name in values if any(other[name] != everyone[0][name] for other in everyone)]:
-        raise ValueError(f"the processes have different values of --{different[0]}: start all of them with the same flags")
+        raise ValueError(f"the processes have different values of --{different[0]}: start all with the same flags")
 
 
 def my_share(items: list) -> list:

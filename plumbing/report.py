@@ -180,7 +180,8 @@ plt.rcParams.update(
     dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color"), GREY)
     | dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False)
     | dict.fromkeys(("axes.grid", "axes.axisbelow", "savefig.transparent", "figure.constrained_layout.use"), True)
-    | {"text.parse_math": False, "savefig.dpi": 200, "grid.alpha": 0.25, "axes.titlesize": 11, "axes.prop_cycle": plt.cycler(color=PALETTE)})
+    | {"text.parse_math": False, "savefig.dpi": 200, "grid.alpha": 0.25, "axes.titlesize": 11,
+       "axes.prop_cycle": plt.cycler(color=PALETTE)})
 
 
 def new_figure(columns: int, rows: int, height: float, **options) -> tuple[plt.Figure, np.ndarray]:

@@ -81,12 +81,15 @@ def lock(folder: Path) -> None:
 def start_run(run: Path, settings: dict, hyper_parameters: dict) -> None:
     """Create the folder with config.json, an empty metrics.csv and the checkpoint's tokenizer, all of it or nothing."""
     part = run.with_name(run.name + ".part")
-    part.mkdir(parents=True, exist_ok=True)  # it may be left over from a process that was killed here
+    part.mkdir(parents=True, exist_ok=True)
     lock(part)
     if run.exists():
         shutil.rmtree(part)
         raise ValueError(f"{run} exists: continue it with --resume {run}, remove it, or choose another --out or --seed")
-    (part / "credit").mkdir(exist_ok=True)
+    for old in part.iterdir():  # of a process that was killed here
+        if old.name != "lock":
+            remove(old)
+    (part / "credit").mkdir()
     versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
     write_json(part / "config.json", {"settings": settings, "method": hyper_parameters, "versions": versions,
                                       "inputs": checksums(settings), "command": shlex.join(["python"] + sys.argv)})
@@ -95,8 +98,13 @@ def start_run(run: Path, settings: dict, hyper_parameters: dict) -> None:
     part.rename(run)
 
 
+def remove(path: Path) -> None:
+    """Delete a file or a folder."""
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
 def checksums(settings: dict) -> dict[str, list[int]]:
-    """Size and CRC-32, of the first 16 MiB, of the files that a run reads: its model, and its data and task if given."""
+    """Size, and CRC-32 of the first 16 MiB, of the files that a run reads: its model, and the data and task if given."""
     model = Path(settings["model"])
     files = [model / "config.json", model / "tokenizer.json", *weight_files(model)]
     files += [Path(settings[name]) for name in ("data", "task") if Path(settings[name]).is_file()]
@@ -220,7 +228,7 @@ def reopen_run(run: Path, state: dict, steps: int) -> None:
     write_json(run / "config.json", config)
     for path in (*(run / "credit").glob("step-*.npz"), *(run / "checkpoints").glob("step-*")):
         if int(path.stem.removeprefix("step-")) > state["step"]:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            remove(path)
     for name in LOGS:
         if (run / name).is_file():  # samples.txt begins with the first step
             os.truncate(run / name, state["lengths"][name])

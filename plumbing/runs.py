@@ -81,7 +81,9 @@ def read_config(run: Path) -> dict:
     check_fields(settings, {"mitigation": str, "seed": int, "steps": int}, file)
     values = settings | config["method"]
     for name, value in values.items():
-        check_fields(values, {name: type(value) if type(value) in (bool, int, float) else str}, file)
+        if type(value) not in (bool, int, float, str):
+            raise ValueError(f"{file}: {name} must be a number, text, true or false, not {value!r:.50}")
+        check_fields(values, {name: type(value)}, file)  # refuses NaN and Infinity
     if names := [name for name in (settings["mitigation"], *values) if not name.isidentifier()]:
         raise ValueError(f"{file}: {names[0]!r:.50} can't be the name of a credit function or a setting")
     return config

@@ -129,13 +129,13 @@ def make_batch(lengths, advantages, groups=None, **fields) -> TokenBatch:
         format=torch.ones(B),
         ended=torch.ones(B, dtype=torch.bool),
         group=torch.tensor(groups or [0] * B),
-        puzzles=[Puzzle((1, 2, 3), 6)] * Q,
+        puzzles=(Puzzle((1, 2, 3), 6),) * Q,
         task=countdown_task,
         advantage=torch.tensor(advantages),
         role=torch.zeros(B, T, dtype=torch.int8),
         in_answer=torch.zeros(B, T, dtype=torch.bool),
-        text=[""] * B,
-        spans=[[(0, 0)] * n for n in lengths],
+        text=("",) * B,
+        spans=tuple([(0, 0)] * n for n in lengths),
         normalize="response",
     )
     answers = {name: fields.pop(name) for name in ANSWERS if name in fields}
@@ -158,8 +158,8 @@ def make_written(pieces, advantages, groups=None, **fields) -> TokenBatch:
         role, in_answer = countdown_task.roles(texts[i], spans[i])
         roles[i, :length], in_answers[i, :length] = torch.from_numpy(role), torch.from_numpy(in_answer)
     written = dict(
-        text=texts,
-        spans=spans,
+        text=tuple(texts),
+        spans=tuple(spans),
         role=roles,
         in_answer=in_answers,
         ended=torch.tensor([row[-1] == "" for row in pieces]),

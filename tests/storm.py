@@ -111,7 +111,7 @@ def expect(process: subprocess.Popen, codes: list[int]) -> None:
 def disturbed(method: str, run: Path, seed: int, seconds: float) -> list[str]:
     """A run through up to three disasters, and to its end. Returns the disasters."""
     rng = np.random.default_rng(seed)
-    met = list(rng.choice(DISASTERS, rng.integers(1, 4)))
+    met = list(rng.permutation(DISASTERS)[: rng.integers(1, 4)])
     for disaster in met:
         if not (run / "final.json").is_file():
             wreck(disaster, method, run, rng, seconds)

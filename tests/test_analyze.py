@@ -15,26 +15,25 @@ import torch
 
 import analyze
 from plumbing import metrics, report, runs
+from plumbing.metrics import COLUMNS
 from tests.fixtures import make_batch
 
 BUNDLED = Path(analyze.__file__).parent / "models" / "countdown-tiny"
-METRICS = ("step", "success", "format", "length", "entropy", "grad_norm", "zero_variance_groups", "seconds",
-           "heldout_success", "heldout_stderr")
 
 
 def write_metrics(folder, heldout):
     """metrics.csv with the given steps and held-out success: step 0 has nothing else, and every other figure is 0.5."""
     with (folder / "metrics.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, METRICS)
+        writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         for step, success in heldout:
-            row = dict.fromkeys(METRICS, "" if step == 0 else 0.5)
+            row = dict.fromkeys(COLUMNS, "" if step == 0 else 0.5)
             writer.writerow(row | {"step": step, "heldout_success": success, "heldout_stderr": success and success / 5})
 
 
 def config(mitigation, seed=0, method=None, **settings):
     """A config.json."""
-    shared = {"mitigation": mitigation, "seed": seed, "lr": 0.1, "normalize": "response"}
+    shared = {"mitigation": mitigation, "seed": seed, "steps": 2, "lr": 0.1, "normalize": "response"}
     return {"settings": shared | settings, "method": method or {}}
 
 
@@ -97,7 +96,7 @@ def test_the_first_table_by_hand(run):
     assert rows["held-out success, start"] == "0.250 ± 0.050"
     assert rows["held-out success, step 2"] == "0.750 ± 0.150"
     log["credit"][:3] = 0
-    rows = dict(analyze.table_basics(log, {name: np.arange(13.0) for name in METRICS}).rows)
+    rows = dict(analyze.table_basics(log, {name: np.arange(13.0) for name in COLUMNS}).rows)
     assert rows["success, first and last ten steps"] == "5.500, 7.500"
     assert rows["tokens whose credit is 0"] == "25.0%"
 
@@ -187,13 +186,14 @@ def test_chosen_responses_answer_the_same_question():
 
 def test_curves_draw_the_named_columns(tmp_path, figures):
     """Guards against a curve of another column, and bars of one standard error."""
-    metrics = {name: np.arange(3.0) + 10 * i for i, name in enumerate(METRICS)}
+    names = ("step", "success", "format", "length", "entropy", "heldout_success", "heldout_stderr")
+    metrics = {name: np.arange(3.0) + 10 * i for i, name in enumerate(names)}
     analyze.draw_learning(metrics, "x", tmp_path / "a.png")
     left, right = figures[0].axes
     assert left.lines[0].get_ydata().tolist() == metrics["success"].tolist()
     assert right.lines[0].get_ydata().tolist() == metrics["length"].tolist()
     ends = left.containers[0][2][0].get_segments()[0][:, 1]
-    assert ends == pytest.approx([80 - 1.96 * 90, 80 + 1.96 * 90])
+    assert ends == pytest.approx([50 - 1.96 * 60, 50 + 1.96 * 60])
 
 
 def test_the_picture_of_credit_shows_the_tables(tmp_path, figures):
@@ -311,7 +311,7 @@ def copy_of(run, name, end, steps=2, **changes):
     folder = run.parent / name
     folder.mkdir()
     (folder / "credit").symlink_to(run / "credit")
-    write_metrics(folder, [[0, 0.25], [1, ""], [steps, end]])
+    write_metrics(folder, [[0, 0.25], *([step, ""] for step in range(1, steps)), [steps, end]])
     (folder / "config.json").write_text(json.dumps(config(**changes)))
     return folder
 
@@ -429,16 +429,50 @@ def test_help_is_the_docstring(monkeypatch, capsys):
     assert capsys.readouterr().out.strip() == analyze.__doc__.strip()
 
 
+def change_log(run, column, change):
+    """Change a column of the second step's log; None removes it."""
+    file = run / "credit" / "step-000002.npz"
+    columns = dict(np.load(file))
+    columns[column] = change(columns[column])
+    np.savez(file, **{name: x for name, x in columns.items() if x is not None})
+
+
+def change_metrics(run, old, new):
+    file = run / "metrics.csv"
+    file.write_text(file.read_text().replace(old, new, 1))
+
+
 @pytest.mark.parametrize("breaking, said", [
     (lambda run: (run / "metrics.csv").unlink(), "it has no metrics.csv"),
     (lambda run: (run / "config.json").unlink(), "it has no config.json"),
     (lambda run: [f.unlink() for f in (run / "credit").iterdir()], "has no credit log"),
-    (lambda run: (run / "credit" / "step-000002.npz").write_bytes(b"PK no"), "a file of .*credit can't be read"),
-    (lambda run: (run / "metrics.csv").write_text("step\n"), "stopped before its first measurement"),
-], ids=["no metrics", "no settings", "no log", "broken log", "no rows"])
+    (lambda run: (run / "credit" / "step-000002.npz").write_bytes(b"PK no"), "step-000002.npz can't be read"),
+    (lambda run: change_log(run, "credit", lambda x: x[1:]), "credit is not a column of float32"),
+    (lambda run: change_log(run, "role", lambda x: x.astype(str)), "role is not a column of int8"),
+    (lambda run: change_log(run, "role", lambda x: x + np.int8(9)), "a role is unknown"),
+    (lambda run: change_log(run, "entropy", lambda x: x * np.inf), "entropy has NaN or infinity"),
+    (lambda run: change_log(run, "position", lambda x: x + np.uint16(1)), "don't begin at 0"),
+    (lambda run: change_log(run, "reward", lambda x: None), "step-000002.npz has no reward"),
+    (lambda run: write_metrics(run, []), "stopped before its first measurement"),
+    (lambda run: change_metrics(run, "0.5", "half"), "is no table of numbers"),
+    (lambda run: change_metrics(run, "0.5,", ""), "is no table of numbers"),
+    (lambda run: change_metrics(run, "loss", "los"), "has no column loss"),
+    (lambda run: change_metrics(run, "0.5", "\0"), "is no table of numbers"),
+    (lambda run: write_metrics(run, [[0, 0.25], [1, ""], [1, ""], [2, 0.75]]), "its steps are not 0, 1, 2"),
+    (lambda run: (run / "config.json").write_text('{"settings": {}, "method": {}}'), "config.json has no mitigation"),
+    (lambda run: (run / "final.json").write_text('{"pass@16": "high"}'), "pass@16 must be a finite number"),
+])
 def test_broken_runs_are_refused_in_one_sentence(run, breaking, said, monkeypatch):
     """Guards against a traceback where a folder is not a whole run."""
     other = copy_of(run, "m", 0.5, mitigation="m")
     breaking(run)
     with pytest.raises(SystemExit, match=f"^error: [^\n]*{said}[^\n]*$"):
         call(monkeypatch, run, other)
+
+
+@pytest.mark.parametrize("shift", [9999, -400])
+def test_tokens_of_another_tokenizer_are_refused_in_one_sentence(run, shift, monkeypatch):
+    """Guards against the name of another token: Python takes -1 for the last one."""
+    change_log(run, "token", lambda x: x + np.int32(shift))
+    with pytest.raises(SystemExit, match="^error: .*credit has tokens that .*tokenizer.json lacks$"):
+        call(monkeypatch, run)

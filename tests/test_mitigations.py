@@ -12,6 +12,7 @@ import statistics
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -120,6 +121,10 @@ def test_a_function_that_can_not_be_registered_is_refused_in_one_sentence(decora
 @pytest.mark.parametrize("decorator, returned, problem", [
     (reweighting, torch.ones(2, 1), "must return weights of shape (B, T) = (2, 3), not (2, 1)"),
     (token_credit, None, "must return credit of shape (B, T) = (2, 3), not NoneType"),
+    (token_credit, torch.ones(2, 3).to_sparse(), "must return a dense tensor of real numbers"),
+    (token_credit, torch.ones(2, 3) * 1j, "must return a dense tensor of real numbers"),
+    (reweighting, torch.tensor([[3e38, 3e38, 3e38]] * 2), "returned a weight above 1e30"),
+    (reweighting, torch.tensor([[0.0, 0.0, 1e-45]] * 2), "returned weights that are too small for float32 to rescale"),
     (reweighting, torch.tensor([[1.0, math.inf, 1]] * 2), "returned weights with NaN or infinity in it"),
     (token_credit, torch.tensor([[1.0, math.nan, 1]] * 2), "returned credit with NaN or infinity in it"),
     (reweighting, torch.tensor([[1.0, -1e-6, 1]] * 2), "returned a negative weight: credit of either sign is for"),
@@ -128,15 +133,19 @@ def test_a_wrong_result_is_one_sentence(decorator, returned, problem, registry):
     """Guards against (B, 1) broadcast over tokens, a forgotten return, NaN that reaches the model, a turned sign."""
     method = decorator(lambda batch: returned)
     with pytest.raises(ValueError, match=re.escape("<lambda> " + problem)):
-        method(make_batch([3, 2], [1.0, 1.0]))
+        method(make_batch([3, 3], [1.0, 1.0]))
 
 
 @pytest.mark.parametrize("function", [
     lambda batch: batch.logprob.exp_(), lambda batch: batch.logit_grad[0].mul_(2.0).expand(batch.mask.shape),
-    lambda batch: batch.advantage.view(-1, 1).sub_(1.0).expand(batch.mask.shape)])  # fmt: skip
+    lambda batch: batch.advantage.view(-1, 1).sub_(1.0).expand(batch.mask.shape),
+    lambda batch: batch.logprob.data.mul_(2.0),
+    lambda batch: torch.from_numpy(np.exp(x := batch.logprob.numpy(), out=x)),
+    lambda batch: setattr(batch, "reward", batch.reward + 1) or batch.logprob,
+    lambda batch: setattr(batch, "text", ()) or batch.logprob])  # fmt: skip
 def test_a_function_that_changes_the_batch_is_refused(function, registry):
-    """Guards against an in-place operation, through a view too, on what the update and the log read afterwards."""
-    with pytest.raises(ValueError, match="<lambda> changes a tensor of the batch: write x.exp()"):
+    """Guards against a write, by whatever way, to what the update and the log read afterwards."""
+    with pytest.raises(ValueError, match="<lambda> changes a field of the batch: write x.exp()"):
         token_credit(function)(make_batch([3, 2], [1.0, 1.0]))
 
 

@@ -5,13 +5,17 @@ Run it:  python -m pytest tests/test_plumbing.py
 import ast
 import json
 import re
+import shutil
+import subprocess
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 import train
@@ -142,25 +146,38 @@ def test_help_lists_every_setting_and_every_method_with_its_formula(capsys):
     assert "of ppo (default 0.95)" in capsys.readouterr().out
 
 
+GTPO, A1_A2 = Settings(mitigation="gtpo", lr=0.5, steps=3), {"a1": 2.0, "a2": 0.1, "joint": False}
+
+
 def test_a_resumed_run_keeps_its_settings_except_the_steps(tmp_path):
-    s, method = Settings(mitigation="gtpo", lr=0.5, steps=3), {"a1": 2.0, "a2": 0.1, "joint": False}
-    (tmp_path / "config.json").write_text(json.dumps({"settings": vars(s), "method": method}))
-    assert parse("--resume", tmp_path) == (s, method, tmp_path)
-    assert parse("--resume", tmp_path, "--steps", 0).settings == replace(s, steps=0)
+    (tmp_path / "config.json").write_text(json.dumps({"settings": vars(GTPO), "method": A1_A2}))
+    assert parse("--resume", tmp_path) == (GTPO, A1_A2, tmp_path)
+    assert parse("--resume", tmp_path, "--steps", 0).settings == replace(GTPO, steps=0)
+
+
+@pytest.mark.parametrize(["settings", "method", "said"], [
+    ({"speed": 1}, {}, "has a setting speed"), ({}, {"b": 1.0}, "has a setting b"),
+    ({"lr": None}, {}, "lr must be a number"),
+    ({"lr": "0.1"}, {}, "lr must be a finite number, not '0.1'"), ({"lr": float("inf")}, {}, "lr must be a finite"),
+    ({"kl": float("nan")}, {}, "kl must be a finite"), ({"skip_unfinished": "no"}, {}, "true or false, not 'no'"),
+    ({"steps": True}, {}, "steps must be a whole number"), ({"seed": 1.0}, {}, "seed must be a whole number"),
+    ({"reward": "zzz"}, {}, "reward must be one of graded, random, not zzz"),
+    ({"out": ["r"]}, {}, "out must be a number, text"), ({"out": 1}, {}, "out must be text"),
+    ({}, {"a1": "x"}, "a1 must be a finite number"), ({}, {"joint": 0}, "joint must be true or false"),
+    ({"mitigation": "gone"}, {}, "gone, which is not in mitigations.py or methods/"),  # not the version's fault
+    ({"mitigation": "$\\frac{$"}, {}, "can't be the name"), ({"mitigation": "a|b"}, {}, "can't be the name"),
+    ({"lr": 10**400}, {}, "lr must be a finite number")], ids=lambda x: str(x)[:30])  # fmt: skip
+def test_a_run_is_resumed_with_settings_that_can_be_flags_only(settings, method, said, tmp_path):
+    config = {"settings": vars(GTPO) | settings, "method": A1_A2 | method}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert said in refusal("--resume", tmp_path)
 
 
 @pytest.mark.parametrize("config", [
-    {"settings": {"speed": 1}, "method": {}}, {"settings": {}}, {"settings": {}, "method": {"b": 1}},
-    {"settings": {"mitigation": "gtpo"}, "method": {}}, {"settings": 3, "method": {}}])
-def test_the_config_of_another_version_is_one_sentence(config, tmp_path):
+    {"settings": 3, "method": {}}, {"settings": {"seed": 0}}, {"settings": {}, "method": 1}])
+def test_a_config_without_its_parts_is_one_sentence(config, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert "another version" in refusal("--resume", tmp_path)
-
-
-def test_a_run_of_a_function_that_is_gone_is_one_sentence(tmp_path):
-    """Guards against blaming the version where the function was renamed or removed."""
-    (tmp_path / "config.json").write_text('{"settings": {"mitigation": "gone"}, "method": {}}')
-    assert "names the credit function gone, which is not in mitigations.py or methods/" in refusal("--resume", tmp_path)
+    assert re.search("config.json(: settings must| has no method|: method must)", refusal("--resume", tmp_path))
 
 
 def test_the_folder_is_named_after_every_flag_that_was_changed():
@@ -196,8 +213,18 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
     assert file.read_text() == "new"
 
 
-@pytest.mark.parametrize(["text", "said"], [("{", "is not valid JSON"), ("[1]", "does not hold a JSON object")])
+@pytest.mark.parametrize("error", [RuntimeError("unexpected pos 64 vs 0"), SafetensorError("IoError code 28")])
+def test_a_full_disk_is_an_error_of_the_system_whoever_writes(error, tmp_path):
+    """torch and safetensors have exceptions of their own for it."""
+    with pytest.raises(OSError, match="x.pt can't be written, is the disk full"):
+        replace_file(tmp_path / "x.pt", Mock(side_effect=error))
+
+
+@pytest.mark.parametrize(["text", "said"], [
+    ("{", "is not valid JSON"), ("[1]", "does not hold a JSON object"), ("[" * 100_000, "is not valid JSON")])
 def test_a_broken_json_file_is_named(text, said, tmp_path):
+    (tmp_path / "ok.json").write_text("\ufeff{}", encoding="utf-8")  # a byte-order mark, as some editors write it
+    assert read_json(tmp_path / "ok.json") == {}
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(ValueError, match=f"x.json {said}"):
         read_json(tmp_path / "x.json")
@@ -211,6 +238,10 @@ def test_a_broken_safetensors_file_is_named(tmp_path):
     for content in (file.read_bytes()[:200], b"", b"<html>not found</html>"):
         file.write_bytes(content)
         with pytest.raises(ValueError, match="x.safetensors is not a complete safetensors file"):
+            read_tensors(file)
+    for kind in (torch.int8, torch.bool):  # quantized weights mean nothing without their scales
+        save_file({"a": torch.ones(9, dtype=kind)}, file)
+        with pytest.raises(ValueError, match="a in .*x.safetensors is torch.*only floating-point weights"):
             read_tensors(file)
 
 
@@ -226,9 +257,10 @@ def test_weight_files_are_one_file_or_the_shards_of_the_index(tmp_path):
     (tmp_path / "b.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match="b.safetensors is missing"):
         weight_files(tmp_path)
-    for broken in ('{"weight_map": {"x": 3}}', '{"weight_map": []}', "{}"):
+    for broken, said in (('{"weight_map": {"x": 3}}', "x must be text"), ('{"weight_map": []}', "weight_map must be"),
+                         ("{}", "no weight_map"), ('{"weight_map": {"x": "../a.safetensors"}}', "no file of this")):
         index.write_text(broken)
-        with pytest.raises(ValueError, match="no weight_map"):
+        with pytest.raises(ValueError, match=said):
             weight_files(tmp_path)
 
 
@@ -247,7 +279,7 @@ class Counter(torch.nn.Module):
 def new(tmp_path, monkeypatch):
     """A run that has only begun, and its settings: a state every 2 steps and a checkpoint every 3."""
     (tmp_path / "model").mkdir()
-    for name in ("tokenizer.json", "generation_config.json"):
+    for name in ("tokenizer.json", "generation_config.json", "config.json", "model.safetensors"):
         (tmp_path / "model" / name).write_text("{}")
     (tmp_path / "r.part" / "old").mkdir(parents=True)  # of a run that was killed while it created its folder
     monkeypatch.setattr(sys, "argv", ["train.py", "--data", "my puzzles"])
@@ -262,26 +294,32 @@ def counted(new):
     run, s = new
     for step in range(1, 5):
         run_folder.append_row(run, {"step": step})
+        (run / "samples.txt").write_text("of steps 1 to 4")
         (run / "credit" / f"step-{step:06d}.npz").touch()
         write_weights = lambda folder: (folder / "weights").write_text(str(step))
-        run_folder.save(run, step, s, write_weights, {"counter": Counter(step)})
+        run_folder.save(run, step, s, {"k": 2}, write_weights, {"counter": Counter(step)})
     return run, s
 
 
-def resume(run, s, counter):
+def resume(run, s, counter, **hyper_parameters):
     """Load a run to resume; how many steps are done."""
-    return run_folder.open_run(run, s, {}, {"counter": counter}, resume=True)
+    return run_folder.open_run(run, s, {"k": 2} | hyper_parameters, {"counter": counter}, resume=True)
+
+
+def begin(run, s):
+    """Create a run's folder."""
+    assert run_folder.open_run(run, s, {}, {}, resume=False) == 0
 
 
 def bytes_of(run):
-    """All files of a run."""
-    return {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
+    """All files of a run but the lock."""
+    return {file: file.read_bytes() for file in run.rglob("*") if file.is_file() and file.name != "lock"}
 
 
 def test_a_new_run_folder_holds_config_header_and_tokenizer(new):
     run, s = new
     found = {str(p.relative_to(run)) for p in run.rglob("*")}
-    assert found == {"config.json", "metrics.csv", "credit", "checkpoint", "checkpoint/tokenizer.json",
+    assert found == {"config.json", "metrics.csv", "credit", "lock", "checkpoint", "checkpoint/tokenizer.json",
                      "checkpoint/generation_config.json"}
     config = read_json(run / "config.json")
     assert config["settings"] == vars(s)
@@ -304,7 +342,7 @@ def test_checkpoints_and_state_are_written_when_they_are_due(counted):
                                                                         "generation_config.json"}
     never = replace(s, state_every=0, checkpoint_every=0, steps=6)
     for step in (5, 6):
-        run_folder.save(run, step, never, lambda folder: None, {"counter": Counter(step)})
+        run_folder.save(run, step, never, {}, lambda folder: None, {"counter": Counter(step)})
         assert run_folder.load_state(run)["step"] == (4 if step == 5 else 6)  # the last step always writes one
 
 
@@ -315,23 +353,32 @@ def test_a_resumed_run_is_cut_back_to_its_state(counted):
         run_folder.append_row(run, {"step": step})
         (run / "credit" / f"step-{step:06d}.npz").touch()
         (run / "checkpoints" / f"step-{step:06d}" / "deep").mkdir(parents=True)
-    (run / "samples.txt").write_text("of step 5")
+    (run / "samples.txt").write_text("of steps 1 to 4, and of 5")
     assert resume(run, replace(s, steps=9), counter) == 4
     assert counter.steps == 4
     assert len((run / "metrics.csv").read_text()) == length
-    assert (run / "samples.txt").read_text() == ""
+    assert (run / "samples.txt").read_text() == "of steps 1 to 4"
     assert sorted(p.name for p in run.glob("credit/*"))[-1] == "step-000004.npz"
     assert [p.name for p in run.glob("checkpoints/*")] == ["step-000003"]
     assert read_json(run / "config.json")["settings"]["steps"] == 9
 
 
-STATE = {"step": 4, "lengths": {}}
+def edit(**fields):
+    """How to change fields of a state."""
+    return lambda file: torch.save(torch.load(file) | fields, file)
+
+
+LENGTHS = {"metrics.csv": 9, "samples.txt": 9}
 STATES = {
     "half": lambda file: file.write_bytes(file.read_bytes()[:300]), "empty": lambda file: file.write_bytes(b""),
     "a page of HTML": lambda file: file.write_text("<html>not found</html>" * 9),
     "another dict": lambda file: torch.save({"x": torch.ones(3)}, file), "a list": lambda file: torch.save([1], file),
-    "of another model": lambda file: torch.save(STATE | {"learners": {"other": {}}}, file),
-    "of another size": lambda file: torch.save(STATE | {"learners": {"counter": {"steps": torch.ones(3)}}}, file),
+    "of another model": edit(learners={"other": {}}), "no learners": edit(learners=3), "steps": edit(step=4.0),
+    "of another size": edit(learners={"counter": {"steps": torch.ones(3)}}), "no lengths": edit(lengths={}),
+    "of an older version": lambda file: torch.save({"step": 4, "lengths": LENGTHS, "learners": {}}, file),
+    "a shorter log": edit(lengths=LENGTHS | {"metrics.csv": 10**12}),
+    "below 0": edit(lengths=LENGTHS | {"samples.txt": -1}),
+    "a log that is gone": lambda file: (file.parent / "samples.txt").unlink(),
 }
 
 
@@ -347,8 +394,9 @@ class Intruder:
 
 def test_a_state_with_code_in_it_is_refused_and_not_run(tmp_path):
     """Guards against a state file from elsewhere that runs its author's code."""
-    torch.save({"step": 1, "lengths": {}, "learners": {"x": Intruder(tmp_path / "made")}}, tmp_path / "state.pt")
-    with pytest.raises(ValueError, match="is broken or was not written by train.py"):
+    torch.save({"step": 1, "settings": {}, "lengths": LENGTHS, "learners": {"x": Intruder(tmp_path / "made")}},
+               tmp_path / "state.pt")
+    with pytest.raises(ValueError, match="is broken or was not written by this version of train.py"):
         run_folder.load_state(tmp_path)
     assert not (tmp_path / "made").exists()
 
@@ -362,6 +410,41 @@ def test_a_state_that_cannot_be_loaded_is_one_sentence_and_changes_nothing(case,
         resume(run, s, Counter())
     assert "\n" not in str(error.value)
     assert bytes_of(run) == before
+
+
+def test_a_run_with_other_settings_or_inputs_than_it_began_with_is_not_resumed(counted):
+    """The number of steps may change. Guards against two runs in one folder."""
+    run, s = counted
+    before = bytes_of(run)
+    for other, method, said in ((replace(s, seed=1), {}, "written with seed=0, but config.json says 1"),
+                                (s, {"k": 3}, "written with k=2, but config.json says 3")):
+        with pytest.raises(ValueError, match=f"state.pt was {said}"):
+            resume(run, other, Counter(), **method)
+    tokenizer = Path(s.model) / "tokenizer.json"
+    tokenizer.write_text("[]")
+    with pytest.raises(ValueError, match="tokenizer.json is not the file that .* began with"):
+        resume(run, s, Counter())
+    assert bytes_of(run) == before
+    tokenizer.write_text("{}")
+    assert resume(run, replace(s, steps=9), Counter()) == 4
+
+
+@pytest.mark.parametrize("place", ["copy", "new.part"])
+def test_a_second_process_does_not_write_a_run(place, counted, tmp_path):
+    """It is told the number of the first one, until that one is dead."""
+    run, s = shutil.copytree(counted[0], tmp_path / "copy"), counted[1]  # this process has locked the original
+    (tmp_path / place).mkdir(exist_ok=True)
+    code = f"import time; from pathlib import Path; from plumbing import run_folder; " \
+           f"run_folder.lock(Path({str(tmp_path / place)!r})); print('locked', flush=True); time.sleep(99)"
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE) as first:
+        first.stdout.readline()
+        before = bytes_of(tmp_path)
+        with pytest.raises(ValueError, match=f"{place} is being written by process {first.pid}: wait"):
+            resume(run, s, Counter()) if place == "copy" else begin(tmp_path / "new", s)
+        assert bytes_of(tmp_path) == before
+        first.kill()
+    assert resume(run, s, Counter()) == 4
+    begin(tmp_path / "new", s)
 
 
 def test_only_a_run_with_steps_left_is_resumed(counted):
@@ -404,6 +487,7 @@ def test_progress_is_one_line_on_a_terminal_and_a_line_now_and_then_elsewhere(te
         now[0] += seconds
         line.show(done)
     assert capsys.readouterr().err == shown
-    monkeypatch.setenv("RANK", "1")  # only the first process speaks
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")  # only the first of several processes speaks
     line.show(4)
     assert capsys.readouterr().err == ""

@@ -86,19 +86,38 @@ def edit_config(folder: Path, drop: tuple[str, ...] = (), **changes) -> None:
                          ids=["absent", "present"])  # fmt: skip
 def test_a_key_means_what_it_means_to_transformers_also_when_it_is_absent(family, optional):
     """Guards against a default of our own for a key that config.json leaves out, and a null taken for an absent key."""
-    source = dict(model_type=family, vocab_size=V, hidden_size=64, intermediate_size=40, num_hidden_layers=2,
-                  num_attention_heads=16) | optional
+    source = dict(model_type=family, vocab_size=V, hidden_size=128, intermediate_size=40, num_hidden_layers=2,
+                  num_attention_heads=64) | optional
     hf, ours = HF[family][0].from_dict(source), read_config(source)
     assert ours.head_dim == (getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads)
     assert ours.rope_theta == hf.rope_parameters["rope_theta"]
     for name in ("rms_norm_eps", "tie_word_embeddings", "num_key_value_heads", "max_position_embeddings"):
         assert getattr(ours, name) == getattr(hf, name), name
-    assert read_config(source | {"num_key_value_heads": None}).num_key_value_heads == 16  # one for each head
+    assert read_config(source | {"num_key_value_heads": None}).num_key_value_heads == 64  # one for each head
     source.pop("rope_theta", None)
     for spelling in ({"rope_theta": 50.0, "rope_scaling": None},
                      {"rope_theta": 50.0, "rope_scaling": {"type": "default"}},  # both as transformers 4 writes them
                      {"rope_parameters": {"rope_theta": 50.0, "rope_type": "default"}}):  # transformers 5
         assert read_config(source | spelling).rope_theta == 50
+
+
+BAD = {"vocab_size": [None, "9", 0, -1, 2.0, True, 2**40], "hidden_size": ["wide", [64]],
+       "num_attention_heads": [0, "8", 5], "num_key_value_heads": [0, 3, "2", 1.5, False],
+       "head_dim": [7, 0, "8", []], "rms_norm_eps": ["1e-6", 0, -1.0, math.nan],
+       "rope_theta": ["x", 0, math.inf, {}, 10**400], "max_position_embeddings": ["many", 0, True],
+       "tie_word_embeddings": ["no", 1, []], "rope_parameters": ["default", [1], {"rope_theta": "x"}],
+       "model_type": [3, ["qwen2"], {}], "use_sliding_window": ["no"], "num_hidden_layers": [1e9]}  # fmt: skip
+
+
+@pytest.mark.parametrize(["name", "value"], [(name, value) for name, values in BAD.items() for value in values])
+def test_a_value_that_cannot_be_is_refused_in_one_sentence(name, value):
+    """Guards against a traceback from deep in the model, and against "no" taken for true."""
+    good = dict(model_type="qwen2", vocab_size=V, hidden_size=64, intermediate_size=40, num_hidden_layers=2,
+                num_attention_heads=8, num_key_value_heads=2)
+    assert read_config(good).head_dim == 8
+    with pytest.raises(ValueError, match=name if name != "rope_parameters" else "rope_") as error:
+        read_config(good | {name: value})
+    assert "\n" not in str(error.value) and len(str(error.value)) < 200
 
 
 # ------------------------------------------------------------------------------------------ checkpoints, in and out
@@ -176,6 +195,8 @@ DAMAGES = {  # what to do to a good Qwen2 folder, and words that the message mus
                        ValueError, ["checkpoint", "unknown", "extra"]),
     "wrong shape": (lambda f: edit_tensors(f, lambda t: t.update({Q: t[Q][1:].clone()})),
                     ValueError, ["checkpoint", "shape", Q]),
+    "a billion layers": (config(num_hidden_layers=10**6), ValueError, ["asks for 1000000 layers", "fewer"]),
+    "int8": (lambda f: edit_tensors(f, lambda t: t.update({Q: t[Q].to(torch.int8)})), ValueError, [Q, "torch.int8"]),
     "Qwen3 with biases": (lambda f: hf_model("qwen3", attention_bias=True).save_pretrained(f),
                           ValueError, ["config.json", "attention_bias"]),
 }

@@ -151,7 +151,7 @@ def test_right_responses_from_model_to_reward(folder):
         row[:L] = p.cumsum(-1)[range(L), script] - taken / 2
     batch = token_batch(Queries(policy, [PUZZLE], generate_shared(policy, [prompt], uniforms), s, step=1))
     assert [row[m].tolist() for row, m in zip(batch.tokens, batch.mask)] == scripts
-    assert batch.text == [TEXT, TEXT, TEXT + " ", ""]
+    assert batch.text == (TEXT, TEXT, TEXT + " ", "")
     assert batch.ended.tolist() == [True, True, False, True]
     assert_close(batch.reward, torch.tensor([1.1, 1.1, 1.06, 0.0]), 1e-6)
     for i in range(2):

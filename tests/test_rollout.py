@@ -66,7 +66,7 @@ def test_a_batch_describes_its_own_responses(hashed):
     prompts, uniforms = [hashed.prompt(puzzle) for puzzle in PUZZLES], draw_uniforms(0, 1, 3, 4, 60)
     assert torch.equal(batch.tokens, generate(hashed.model, prompts, uniforms, tokenizer.end_tokens).tokens)
     assert batch.group.tolist() == [0] * 4 + [1] * 4 + [2] * 4
-    assert batch.puzzles == PUZZLES
+    assert batch.puzzles == tuple(PUZZLES)
     assert batch.normalize == "none" and batch.advantage is None
     advantage = compare(batch, "dr_grpo")
     for i, text in enumerate(batch.text):

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -32,6 +31,7 @@ from plumbing.files import read_json
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import load_model
 from rollout import draw_puzzles, rollout
+from tests import storm
 from train import BUNDLED, Settings
 
 ROOT = Path(train.__file__).parent
@@ -349,45 +349,14 @@ def test_the_rehearsal_leaves_no_trace():
 KEEP = ["--state_every", 2, "--checkpoint_every", 2, "--sample_every", 2]
 
 
-def assert_same(folder, other):
-    """Two runs wrote the same, except for times and their own path."""
-    files = [{str(p.relative_to(f)): p for p in f.rglob("*") if p.is_file()} for f in (folder, other)]
-    assert files[0].keys() == files[1].keys()
-    assert figures(folder) == figures(other)
-    configs = [read_json(f / "config.json") for f in (folder, other)]
-    for config in configs:
-        config["command"] = config["settings"]["out"] = ""
-    assert configs[0] == configs[1]
-    states = [torch.load(f / "state.pt", weights_only=True) for f in (folder, other)]
-    for state in states:
-        state["lengths"].pop("metrics.csv")  # depends on how many digits the times have
-    torch.testing.assert_close(*states, rtol=0, atol=0)
-    for name in files[0].keys() - {"metrics.csv", "config.json", "state.pt"}:
-        assert files[0][name].read_bytes() == files[1][name].read_bytes(), name
-
-
-FLAGS = {"none": [], "critic": ["--mitigation", "ppo", "--kl", 0.1, "--dtype", "bfloat16"],
-         "importance": ["--mitigation", "learned_importance", "--reward", "random"]}
-
-
-@pytest.mark.parametrize("case", FLAGS)
-def test_a_run_that_the_system_kills_resumes_to_the_same_end(case, tmp_path):
-    """A real SIGKILL, in another process: nothing may depend on memory or on a buffer."""
-    flags, folder = [*TINY, *KEEP, "--steps", 5, *FLAGS[case]], tmp_path / "killed"
-    run(*flags, "--out", tmp_path / "whole")
-    start, end = (load_model(model).output_weight for model in (BUNDLED, tmp_path / "whole" / "checkpoint"))
-    assert not torch.equal(start, end)
-    command = [sys.executable, "train.py", *map(str, flags), "--out", str(folder)]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    for line in process.stdout:
-        if line.startswith("step    3/5"):
-            process.kill()
-            break
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
-    run("--resume", folder)
-    assert_same(tmp_path / "whole", folder)
+def test_a_storm_changes_nothing(tmp_path):
+    """Real kills, full disks and second writers, in processes of their own: nothing may depend on a buffer."""
+    met, different = storm.storm(4, tmp_path, seed=36)  # 36: then the four runs meet every disaster
+    assert different == {}
+    assert {disaster for disaster, _ in met} == {*storm.DISASTERS}
     assert not [*tmp_path.rglob("*.part")]
+    start, end = (load_model(model).output_weight for model in (BUNDLED, tmp_path / "none" / "checkpoint"))
+    assert not torch.equal(start, end)
 
 
 @pytest.mark.parametrize("step, last_words", [
@@ -410,7 +379,7 @@ def test_ctrl_c_at_a_step_says_how_to_go_on(step, last_words, learning, tmp_path
     monkeypatch.setattr(train, "show", shown)
     monkeypatch.setattr(train, "rehearse", lambda *_: None)
     run(*(["--resume", folder] if step else [*flags, "--out", folder]))
-    assert_same(tmp_path / "whole", folder)
+    assert not storm.differences(tmp_path / "whole", folder)
 
 
 def test_a_finished_run_resumes_only_to_more_steps(learning, tmp_path):
@@ -425,7 +394,7 @@ def test_a_finished_run_resumes_only_to_more_steps(learning, tmp_path):
     assert "exists" in error_of(*flags, "--out", folder)
     assert before == {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
     run("--resume", folder, "--steps", 4)
-    assert_same(tmp_path / "whole", folder)
+    assert not storm.differences(tmp_path / "whole", folder)
 
 
 # ------------------------------------------------------------------------------------------------- the puzzles
