@@ -300,8 +300,8 @@ def check(s: Settings) -> None:
     check_range(s, ("beta1", "beta2", "clip_low"), lowest=0, below=1)
     if not s.max_grad_norm > 0:
         raise ValueError("--max_grad_norm must be above 0")
-    if s.questions * s.answers > 2**16 or s.max_new_tokens > 2**16:  # so the credit log numbers them
-        raise ValueError("a step has at most 65,536 responses (--questions times --answers) of --max_new_tokens 65536")
+    if s.questions * s.answers > 2**16 or s.max_new_tokens > 2**16:  # the credit log numbers them with 16 bits
+        raise ValueError("--questions times --answers, and --max_new_tokens, must be at most 65,536")
     if s.answers == 1 and s.steps > 0:
         raise ValueError("--answers 1 leaves no group to compare with: ask for 2 or more")
 

@@ -110,7 +110,7 @@ def test_a_group_is_the_first_responses_to_its_puzzle(batch):
     assert group.text == tuple(TEXTS[4:7])
     assert group.success.tolist() == group.reward.tolist() == SUCCESS[4:7]
     assert group.advantage.tolist() == pytest.approx([-0.70696, -0.70696, 1.41391], abs=1e-4)
-    assert (group.group.tolist(), group.puzzles) == ([0, 0, 0], [Puzzle((11, 2, 7, 9), 30)])
+    assert (group.group.tolist(), group.puzzles) == ([0, 0, 0], (Puzzle((11, 2, 7, 9), 30),))
     assert torch.equal(group.ask.hidden, batch.ask.hidden[4:7])
     assert torch.equal(group.ask.head("critic"), batch.ask.head("critic")[4:7])
     for name in ("tokens", "mask", "role", "format"):

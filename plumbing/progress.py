@@ -1,5 +1,5 @@
 """What a long command says while it works."""
-import os
+import re
 import sys
 import time
 from contextlib import contextmanager
@@ -53,6 +53,6 @@ def one_sentence(interrupted: str = "interrupted", advice: str = "") -> Iterator
     except (ValueError, OSError, FloatingPointError) as error:
         fail(f"{error}{advice}")
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "memory" not in str(error):  # torch has no type for it on the CPU
-            raise
-        fail(f"there is not enough memory ({str(error).splitlines()[0]}){advice}")
+        if isinstance(error, RuntimeError) and not re.search("allocate memory|out of memory", str(error)):
+            raise  # torch has no type of its own for a CPU that is out of memory
+        fail(f"there is not enough memory for this{advice}")

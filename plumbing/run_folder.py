@@ -56,6 +56,7 @@ def open_run(run: Path, settings: Any, hyper_parameters: dict, learners: dict, r
     state = load_state(run)
     check_unfinished(run, state["step"], settings.steps)
     check_unchanged(run, state["settings"], asked)
+    check_logs(run, state)
     if state["step"] > 0:
         restore(run, state, learners)
     wait_for_all()  # every process must have read the folder before the first one changes it
@@ -166,10 +167,7 @@ def save_state(run: Path, step: int, settings: dict, learners: dict) -> None:
 
 
 def load_state(run: Path) -> dict:
-    """Read what save_state wrote. Step 0 where the run has no state yet; ValueError for a broken or foreign file.
-
-    The logs must still be as long as they were at that step.
-    """
+    """Read what save_state wrote. Step 0 where the run has no state yet; ValueError for a broken or foreign file."""
     file = run / STATE
     if not file.is_file():
         return {"step": 0, "settings": {}, "lengths": dict.fromkeys(LOGS, 0), "learners": {}}
@@ -180,12 +178,16 @@ def load_state(run: Path) -> dict:
     except Exception:  # a torn, foreign or unsafe file shows itself in many ways
         raise ValueError(f"{file} is broken or was not written by this version of train.py: remove it to resume from "
                          "the start of the run") from None
-    for log in LOGS:
+    return state
+
+
+def check_logs(run: Path, state: dict) -> None:
+    """ValueError where a log is shorter than it was when the state was written."""
+    for log in LOGS if state["step"] > 0 else ():
         size = (run / log).stat().st_size if (run / log).is_file() else -1
         if not 0 <= state["lengths"][log] <= size:
             raise ValueError(f"{run / log} is shorter than {STATE} says: remove {STATE} to resume from the start of "
                              "the run")
-    return state
 
 
 def check_unchanged(run: Path, before: dict, asked: dict) -> None:
