@@ -16,7 +16,7 @@ final.json. Read it with `python analyze.py runs/none-seed0`.
 import copy
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -33,7 +33,7 @@ from plumbing.files import write_json
 from plumbing.flags import Arguments, changed, check_device, check_range, first_sentence, parse
 from plumbing.metrics import step_columns, write_credit_log
 from plumbing.optimizer import Optimizer
-from plumbing.processes import join, leads, leave
+from plumbing.processes import check_equal, join, leads, leave
 from plumbing.progress import Progress, clock, one_sentence
 from plumbing.task_file import load_task
 from plumbing.tokenizer import Tokenizer
@@ -266,6 +266,7 @@ def main() -> None:
         run = resume or Path(s.out or run_folder.default_folder(s.mitigation, s.seed, differences))
         check(s)
         device = join(s.device)  # connects to the other processes of torchrun; each has its own GPU
+        check_equal(asdict(s) | hyper_parameters)
         task = load_task(s.task)
         training, heldout = task.load("train", path=s.data), task.load("heldout", s.eval_problems, s.data)
         policy = load_policy(replace(s, device=device), task, required(s.mitigation, hyper_parameters))
@@ -337,8 +338,8 @@ def rehearse(policy: Policy, puzzles: list, s: Settings, hyper_parameters: dict)
 def check_answers(ask: Queries, s: Settings) -> None:
     """ValueError where the credit function wrote into an answer of batch.ask, which heads and update read, too."""
     again = Queries(ask.policy, ask.puzzles, ask.samples, ask.s, ask.step)
-    pairs = [(answer, getattr(again, name)) for name, answer in vars(ask).items() if name not in vars(again)]
-    pairs += [(answer, again.head(name)) for name, answer in ask.said.items()]
+    pairs = [(ask.prompts, again.prompts)] + [(answer, again.head(name)) for name, answer in ask.said.items()]
+    pairs += [(answer, getattr(again, name)) for name, answer in vars(ask).items() if isinstance(answer, Tensor)]
     if not all(torch.equal(x, y) if isinstance(x, Tensor) else x == y for x, y in pairs):
         raise ValueError(f"{s.mitigation} changes an answer of batch.ask: write x * y instead of x *= y")
 

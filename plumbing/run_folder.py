@@ -22,7 +22,7 @@ import torch
 
 from plumbing.files import check_fields, replace_file, weight_files, write_json
 from plumbing.metrics import COLUMNS
-from plumbing.processes import check_equal, first_alone, wait_for_all
+from plumbing.processes import first_alone, wait_for_all
 from plumbing.runs import read_config, read_final
 
 try:
@@ -47,15 +47,13 @@ def open_run(run: Path, settings: Any, hyper_parameters: dict, learners: dict, r
     learners: everything that changes from step to step, by name; each has state_dict() and load_state_dict().
     ValueError when the folder of a new run exists, when another process writes it, and when there is nothing to resume.
     """
-    asked = asdict(settings) | hyper_parameters
-    check_equal(asked)
     if not resume:
         first_alone(lambda: start_run(run, asdict(settings), hyper_parameters))
         return 0
     first_alone(lambda: lock(run))
     state = load_state(run)
     check_unfinished(run, state["step"], settings.steps)
-    check_unchanged(run, state["settings"], asked)
+    check_unchanged(run, state["settings"], asdict(settings) | hyper_parameters)
     check_logs(run, state)
     if state["step"] > 0:
         restore(run, state, learners)

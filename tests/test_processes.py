@@ -80,13 +80,23 @@ def all_steps() -> dict[str, torch.Tensor]:
         return {f"{name}: {key}": x for name in STEPS for key, x in one_step(name).items()}
 
 
+def fail(error):
+    raise error
+
+
 def main() -> None:
     """What torchrun starts: every process writes what it found."""
     assert processes.join("cpu") == "cpu"
     print("joined")
     shares = {"rows": processes.my_share(list(range(7))), "alone": processes.my_share([5])}
-    found = all_steps() | {name: torch.tensor(processes.gather(share)) for name, share in shares.items()}
     rank = processes.world()[0]
+    assert processes.first_alone(lambda: f"of process {rank}") == "of process 0"
+    with pytest.raises(OSError, match="of process 0"):
+        processes.first_alone(lambda: fail(OSError(f"of process {rank}")))
+    processes.check_equal({"lr": 1, "seed": 0})
+    with pytest.raises(ValueError, match="different values of --seed"):
+        processes.check_equal({"lr": 1, "seed": rank})
+    found = all_steps() | {name: torch.tensor(processes.gather(share)) for name, share in shares.items()}
     processes.leave()
     threads = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").glob("*")]  # on Linux
     found["left behind"] = torch.tensor(threads.count("pt_gloo_runloop"))

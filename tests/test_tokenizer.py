@@ -54,6 +54,17 @@ def test_special_tokens_say_what_ends_a_response_and_whether_it_is_a_chat_model(
     assert chat.encode("<|im_start|>a</<|im_end|>") == [len(TOKENS) + 2, ord("a"), TOKENS.index(b"</"), len(TOKENS)]
 
 
+def test_a_file_that_truncates_and_pads_does_neither(tokenizer, tmp_path):
+    """As somebody may have saved it while preparing data. Guards against prompts of three tokens, in silence."""
+    tokenizer.library.enable_truncation(3)
+    tokenizer.library.enable_padding(length=99)
+    tokenizer.library.save(str(tmp_path / "tokenizer.json"))
+    tokenizer.library.no_truncation()
+    tokenizer.library.no_padding()
+    text = "Using the numbers [3, 4, 5], create"
+    assert Tokenizer(tmp_path).encode(text) == tokenizer.encode(text)
+
+
 def test_folders_without_a_byte_level_tokenizer_that_has_an_end_token_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="tokenizer.json is missing"):
         Tokenizer(tmp_path)

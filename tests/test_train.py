@@ -13,6 +13,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -483,6 +484,7 @@ def test_a_prompt_and_response_that_just_fit_are_accepted(policy):
 
 @pytest.mark.parametrize("flags", [
     ["--mitigation", "magic"], ["--answers", 1], ["--max_grad_norm", 0], ["--beta1", 1.0], ["--clip_low", 1],
+    ["--questions", 10**20], ["--answers", 10**5], ["--max_new_tokens", 10**9], ["--clip_high", 1e308],
     ["--questions", 0], ["--eval_problems", 0], ["--lr", -1], ["--lr", "nan"], ["--lr", "inf"], ["--kl", -0.1],
     ["--data", "nowhere"], ["--device", "nonsense"], ["--device", "cuda:99"], ["--device", "meta"],
     ["--k", 0, "--mitigation", "vineppo"], ["--of", "none", "--mitigation", "inverted"],
@@ -507,10 +509,42 @@ def test_a_method_that_returns_no_credit_is_refused_before_the_run(tmp_path, mon
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.parametrize("change", [lambda batch: batch.ask.hidden.data.mul_(2), lambda batch: batch.ask.prompts.pop(),
+                                    lambda batch: batch.ask.head("critic").add_(1)])
+def test_a_method_that_writes_into_an_answer_is_refused_before_the_run(change, tmp_path, monkeypatch):
+    """The critic learns from the hidden states, and the update reads the prompts."""
+    method = replace(none, function=lambda batch: change(batch) is None or batch.mask * 1.0, needs=("critic",))
+    monkeypatch.setitem(MITIGATIONS, "none", method)
+    assert "none changes an answer of batch.ask" in error_of(*TINY, "--out", tmp_path / "r")
+    assert not (tmp_path / "r").exists()
+
+
 def test_a_method_that_fails_in_a_run_ends_it_in_one_sentence(quick, tmp_path, monkeypatch):
     late = lambda batch: none(batch) / (batch.mask.shape[1] <= 8)  # infinite where the rehearsal does not look
     monkeypatch.setitem(MITIGATIONS, "none", replace(none, function=late))
     assert str(tmp_path / "r") in error_of(*TINY, "--max_new_tokens", 80, "--out", tmp_path / "r")
+
+
+def test_the_check_of_the_puzzles_ends_with_the_last_of_them():
+    """Guards against a billion steps that are drawn before the first one, and against a puzzle that is not checked."""
+    policy, puzzles = train.load_policy(Settings()), GENERATE(4096, "train")[:30]
+    checked = []
+    policy = policy._replace(task=SimpleNamespace(check=checked.append, prompt=countdown_task.prompt))
+    for steps, count in ((2, 14), (10**9, 30)):
+        checked.clear()
+        s = Settings(data="x", questions=7, steps=steps, seed=3)
+        train.check_puzzles(policy, puzzles, [], s)
+        drawn = [puzzle for step in range(1, min(steps, 5) + 1) for puzzle in draw_puzzles(puzzles, s, step)]
+        assert set(checked) == set(drawn) and len(checked) == count
+
+
+def test_a_run_without_memory_ends_in_one_sentence(quick, tmp_path, monkeypatch):
+    for error in (MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")):
+        monkeypatch.setattr(train, "update", lambda *_: (_ for _ in ()).throw(error))
+        assert "not enough memory" in error_of(*TINY, "--out", tmp_path / type(error).__name__)
+    monkeypatch.setattr(train, "update", lambda *_: (_ for _ in ()).throw(RuntimeError("illegal memory access")))
+    with pytest.raises(RuntimeError, match="illegal"):
+        run(*TINY, "--out", tmp_path / "r")
 
 
 def test_training_that_diverges_ends_in_one_sentence(quick, tmp_path):
