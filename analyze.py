@@ -487,7 +487,7 @@ def compare_runs(folders: list[Path]) -> None:
 def analyze(paths: list[Path]) -> None:
     """Analyze a single run, compare several."""
     if any(path.suffix == ".csv" for path in paths):
-        raise ValueError("analyze.py reads run folders; for results/runs.csv run: python -m experiments.study --tables")
+        raise ValueError("analyze.py reads run folders; for lab/study/runs.csv run: python -m lab.study.run --tables")
     runs = [path for path in dict.fromkeys(paths) if path.name != "comparison"]  # our own output matches runs/*
     trained = [run for run in runs if len(read_metrics(run)["step"]) > 1]
     for run in runs:

@@ -68,7 +68,7 @@ def regrade_ablation(batch: TokenBatch) -> Tensor:
 
     The fifth of its strategies, as written. The reward looks at the answer and the tags alone, so removing a
     calculation from the thoughts does not change it: nearly all weights are 0, and this is nearly plain GRPO. What the
-    strategy is after, how much a token changed the probability of success, experiments/ground_truth.py measures.
+    strategy is after, how much a token changed the probability of success, lab/truth/measure.py measures.
     """
     weight = torch.zeros_like(batch.logprob)  # (B, T)
     for i, text in enumerate(batch.text):

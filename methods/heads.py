@@ -16,7 +16,7 @@ A head is a class with `read(hidden, mask) -> (B, T)`, asked for as batch.ask.he
 after the credit of a step is known. To add one, write it here and name it in HEADS. A credit function that needs it
 says so in its decorator: needs=("critic",).
 
-Run it:  python -m experiments.critic_quality      fits one to the bundled model and measures how well it predicts
+Run it:  python -m lab.truth.critic      fits one to the bundled model and measures how well it predicts
 """
 from pathlib import Path
 

@@ -132,7 +132,7 @@ class Group:
     def difference(self, figure: str) -> Estimate:
         """This method minus the baseline, with Welch's interval. Seeds are not paired: they draw the same puzzles, but
         two methods' results on a seed are hardly correlated (median 0.11 at the end over 18 methods of
-        version 1 in results/runs.csv).
+        version 1 in lab/study/runs.csv).
         """
         return welch(self.values(figure), self.baseline.values(figure))
 

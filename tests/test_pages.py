@@ -17,9 +17,16 @@ from methods import MITIGATIONS
 from plumbing import flags, metrics
 
 ROOT = Path(train.__file__).parent
-PAGES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
-COMMANDS = sorted({line for text in PAGES.values() for block in re.findall(r"```sh\n(.*?)```", text, re.S)
+
+
+def commands_of(pages):
+    """The commands that are shown on pages."""
+    return sorted({line for text in pages.values() for block in re.findall(r"```sh\n(.*?)```", text, re.S)
                    for line in block.splitlines()})
+
+
+PAGES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+COMMANDS = commands_of(PAGES)
 IDEA = re.search(r"```python\n(@reweighting\n.*?)```", PAGES[ROOT / "README.md"], re.S)[1]
 NAME = re.search(r"def (\w+)", IDEA)[1]
 EACH_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
@@ -27,13 +34,18 @@ EACH_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 
 def anchors(page):
     """The anchors that GitHub gives to the headings of a page."""
-    headings = re.findall(r"^#+ (.*)", PAGES[page], re.M)
+    headings = re.findall(r"^#+ (.*)", page.read_text(encoding="utf-8"), re.M)
     return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
 
 
 @EACH_PAGE
 def test_links_lead_to_a_file_or_a_heading(page):
-    for target in re.findall(r"\]\(([^)\s]+)\)", PAGES[page]):
+    check_links(page)
+
+
+def check_links(page):
+    """Fail for a link to a file or to a heading that isn't there."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
         if not target.startswith("https://"):
             path, _, anchor = target.partition("#")
             file = (page.parent / path).resolve() if path else page
@@ -44,10 +56,15 @@ def test_links_lead_to_a_file_or_a_heading(page):
 def test_commands_name_files_that_exist():
     assert any(c.startswith("pip install -r tests/requirements.txt") for c in COMMANDS)
     for command in COMMANDS:
-        for name in re.findall(r"[\w/]+\.(?:py|txt)\b", command.replace("path/to/my_task.py", "")):
-            assert (ROOT / name).is_file(), command
-        for module in re.findall(r"-m ((?:experiments|tests)\.\w+)", command):
-            assert (ROOT / (module.replace(".", "/") + ".py")).is_file(), command
+        check_command(command)
+
+
+def check_command(command):
+    """Fail for a command that names a file or a module that isn't there."""
+    for name in re.findall(r"[\w/]+\.(?:py|txt)\b", command.replace("path/to/my_task.py", "")):
+        assert (ROOT / name).is_file(), command
+    for module in re.findall(r"-m ((?:lab|tests)\.[\w.]+)", command):
+        assert (ROOT / (module.replace(".", "/") + ".py")).is_file(), command
 
 
 def test_files_of_the_tree_exist():

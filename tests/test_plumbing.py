@@ -37,7 +37,7 @@ def imports(file):
     """The modules of the book that a file imports, as their layers."""
     nodes = [n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Import | ast.ImportFrom)]
     names = [getattr(node, "module", None) or alias.name for node in nodes for alias in node.names]
-    return {layer_of(name) for name in names if name.split(".")[0] in {"experiments", "tests", "analyze", *LAYERS}}
+    return {layer_of(name) for name in names if name.split(".")[0] in {"lab", "tests", "analyze", *LAYERS}}
 
 
 def layer_of(module):

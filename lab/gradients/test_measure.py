@@ -1,0 +1,327 @@
+"""Gradients of single tokens against plain autograd, tables by hand, checkpoints, the command.
+
+Run it:  python -m pytest lab/gradients/test_measure.py
+"""
+import json
+import math
+import re
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import countdown_task
+import train
+from countdown_task import Puzzle
+from lab.gradients import measure as gradients
+from lab.gradients import noise as gradient_noise
+from lab.gradients import rank as gradient_rank
+from lab.truth import critic as critic_quality
+from lab.truth import scoring as truth_scores
+from lab.correlation import ranks
+from lab.estimates import cell, read_cell, read_table
+from lab.truth.solver import KINDS
+from methods import MITIGATIONS
+from plumbing.report import interval, t_statistics
+from plumbing.run_folder import copy_tokenizer
+from qwen2_model import save_model
+from rollout import Policy
+from tasks.text import FILLER, REASONING, STRUCTURE
+from tests.fixtures import BUNDLED, FakeQueries, make_batch
+from tests.plain import flat_gradient, plain_logprobs
+
+ASKED = [Puzzle((3, 4, 5), 8), Puzzle((11, 2, 7, 9), 30)]  # prompts of unequal length
+
+
+# ------------------------------------------------------------------------------------------ a token's gradient
+
+
+def test_a_token_s_gradients_are_plain_autograd_s(random_model, policy, exact):
+    """Guards against another token's log-prob, tokens that do not exist, the embedding of the token itself, gradients
+    that add up over tokens, and a hook that stays."""
+    random_model.real_vocab = 700
+    embedding, prompt = random_model.model["embed_tokens"], policy.prompt(ASKED[0])
+    tokens, every = torch.tensor([5, 17, 333, 5, 690]), torch.ones(1, 5, dtype=torch.bool)
+    whole, before, phase1 = gradients.token_gradients(random_model, prompt, tokens, [0, 2, 4])
+    assert not embedding._forward_hooks
+
+    def logprobs(nudge):
+        """log pi (L,) when `nudge` is added to the input embeddings of the row."""
+        hook = embedding.register_forward_hook(lambda module, args, out: out + nudge)
+        logprob = plain_logprobs(random_model, [prompt], tokens[None], every)[0]
+        hook.remove()
+        return logprob
+
+    norms = [flat_gradient(random_model, logprobs(0)[t]).norm().item() for t in (0, 2, 4)]
+    assert whole == pytest.approx(norms)
+    J = torch.autograd.functional.jacobian(logprobs, torch.zeros(len(prompt) + 5, random_model.config.hidden_size))
+    J = J[:, len(prompt) :]  # (L, L, D): how log pi of token t changes with the embedding of token u
+    assert before == pytest.approx([math.nan, J[2, 1].norm().item(), J[4, 3].norm().item()], nan_ok=True)
+    assert phase1 == pytest.approx(J.sum(0).norm(dim=1).numpy())
+
+
+def test_each_number_stands_on_its_token(policy, monkeypatch):
+    """Guards against numbers that slip by a token or into the next response, another puzzle's prompt, and tokens of
+    short responses that are measured more often than those of long ones."""
+    lengths, counts = [3, 4, 25, 8], np.zeros(40)
+    batch = make_batch(lengths, [1.0] * 4, [0, 0, 1, 1], puzzles=ASKED)
+    batch.tokens = torch.arange(100).view(4, 25) * batch.mask
+    batch.ask = FakeQueries(policy=policy, prompts=[policy.prompt(puzzle) for puzzle in ASKED])
+
+    def labelled(model, prompt, tokens, chosen):
+        """Numbers that say which prompt and token they belong to."""
+        each = np.array([10 * int(tokens[t]) + len(prompt) / 1000 for t in chosen])
+        return each, each + 1, tokens.numpy() * 10 + 2.0
+
+    monkeypatch.setattr(gradients, "token_gradients", labelled)
+    monkeypatch.setattr(gradients, "EACH", 2)
+    prompts = np.array([len(policy.prompt(p)) / 1000 for p in ASKED])
+    for seed in range(200):
+        c = gradients.token_columns(batch, seed)
+        measured = np.isfinite(c["whole"])
+        counts += measured
+        expected = 10 * c["token"] + prompts[c["group"]]
+        assert c["whole"][measured] == pytest.approx(expected[measured])
+        later = np.flatnonzero(measured & (c["position"] > 0))
+        assert np.flatnonzero(np.isfinite(c["before"])).tolist() == (later - 1).tolist()
+        assert c["before"][later - 1] == pytest.approx(expected[later] + 1)
+    assert counts.sum() == 200 * 2 * 4  # two for each response on average
+    assert 18 < counts.min() and counts.max() < 70  # 40 expected of each token
+    last = np.cumsum(lengths) - 1
+    assert np.isnan(c["phase1"][last]).all()  # there is no loss behind the last token
+    assert np.delete(c["phase1"], last) == pytest.approx(np.delete(10 * c["token"] + 2, last))
+    assert c["relative"] == pytest.approx(np.concatenate([np.arange(n) / n for n in lengths]))
+
+
+def test_ratios_by_hand():
+    """Guards against weights of the wrong type, tokens outside `use`, and tenths in which a type is missing.
+
+    The bootstrap over two puzzles draws one of them alone half of the time: its interval goes from one to the other.
+    """
+    tokens = [(1000, 0, 0.05, FILLER), (1000, 0, 0.05, STRUCTURE)]  # the first is not used
+    for puzzle, place, filler, reasoning in ((0, 0.05, [1, 3], [2]), (0, 0.5, [10], [4, 6, 8]), (0, 0.95, [100], []),
+                                             (1, 0.09, [2, 6], [2]), (1, 0.59, [5], [3, 3, 3])):
+        tokens += [(x, puzzle, place, FILLER) for x in filler] + [(x, puzzle, place, REASONING) for x in reasoning]
+    x, group, relative, role = map(np.array, zip(*tokens))
+    c, use = {"group": group, "relative": relative, "role": role}, np.arange(len(x)) > 0
+    plain = (127 / 7) / (31 / 8), (13 / 3) / (11 / 4), (114 / 4) / (20 / 4)  # both puzzles; the lower; the higher
+    assert gradients.type_ratio(x, c, use, False)[:3] == pytest.approx(plain)
+    matched = (2 * 3 + 6 * 7.5) / 31, (1 * 2 + 3 * 10) / 20, (1 * 4 + 3 * 5) / 11  # 2 reasoning tokens early, 6 late
+    assert gradients.type_ratio(x, c, use, True)[:3] == pytest.approx(matched)
+    over, under = use & (role == FILLER), use & (role == REASONING)
+    assert gradients.mean_ratio(x, over, under, group)[:3] == pytest.approx(plain)
+
+
+def made_columns():
+    """Columns of made-up tokens of 5 puzzles, 16 responses to each; one in five responses has no advantage."""
+    rng, B, L = np.random.default_rng(3), 80, 20
+    N = B * L
+    c = {"response": np.repeat(np.arange(B), L), "position": np.tile(np.arange(L), B)}
+    c |= {"group": c["response"] // 16, "relative": c["position"] / L, "role": rng.choice(3, N, p=(0.4, 0.4, 0.2)),
+          "kind": rng.integers(0, len(KINDS), N), "logprob": -rng.exponential(size=N),
+          "logit_grad": rng.uniform(0, 1.4, N), "phase1": rng.lognormal(size=N) * (L - c["position"]),
+          "advantage": np.where(np.arange(B) % 5, rng.normal(size=B), 0.0)[c["response"]]}
+    spread = np.where(c["position"] % 2, 4.0, 0.5)  # so that some t-statistics exceed 3, and some do not
+    c["whole"] = np.where(rng.random(N) < 0.4, rng.lognormal(size=N), np.nan)
+    c["before"] = np.where(rng.random(N) < 0.4, np.exp(spread * rng.normal(size=N)) * (1 + c["role"]), np.nan)
+    return c
+
+
+def test_the_tables_of_tokens_by_hand():
+    """Guards against responses without advantage or tokens without an exact gradient, columns in each other's place,
+    and ranks over all tokens where they should be within responses."""
+    c = made_columns()
+    use, A = np.isfinite(c["whole"]) & (c["advantage"] != 0), np.abs(c["advantage"])
+    sizes = [A * -c["logprob"], A * c["logit_grad"], A * c["whole"]]
+    within = np.zeros((3, len(A)))
+    for r in np.unique(c["response"][use]):
+        inside = use & (c["response"] == r)
+        for x, out in zip(sizes, within):
+            out[inside] = (ranks(x[inside]) - ranks(x[inside]).mean()) / inside.sum()
+    correlations, types = gradients.tables_tokens(c)
+    for row, (a, b) in zip(correlations.rows, ((0, 1), (0, 2), (1, 2)), strict=True):
+        assert row[:2] == [gradients.MEASURES[a], gradients.MEASURES[b]]
+        by_rank = np.corrcoef(ranks(sizes[a][use]), ranks(sizes[b][use]))[0, 1]
+        by_rank_within = np.corrcoef(within[a][use], within[b][use])[0, 1]
+        assert [float(text.split()[0]) for text in row[2:]] == pytest.approx([by_rank, by_rank_within], abs=6e-4)
+    opening, *decides = (use & (c["kind"] == KINDS.index(kind)) for kind in ("opening", "operand", "operator"))
+    for i, (name, x) in enumerate(zip(gradients.MEASURES, sizes)):
+        ratios = [gradients.type_ratio(x, c, use, False), gradients.type_ratio(x, c, use, True),
+                  gradients.mean_ratio(x, opening, decides[0] | decides[1], c["group"])]
+        assert types.rows[i] == [name, *map(cell, ratios)]
+    assert f"{use.sum():,} tokens" in types.note
+
+
+def test_phase_1_by_hand():
+    """Guards against fifths, types, shares or t-statistics of another row, and tokens that were not measured."""
+    assert gradients.explained(np.array([1.0, 3, 5, 7]), np.array([0, 0, 2, 2])) == 4 / 5  # of a variance of 5
+    c = made_columns()
+    for row, name in zip(gradients.table_phase1(c).rows, ("phase1", "before", "whole"), strict=True):
+        use = np.isfinite(c[name])
+        fifth, tenth, role = c["relative"] * 5 // 1, (c["relative"] * 10).astype(int)[use], c["role"][use]
+        ratios = [gradients.mean_ratio(c[name], use & (fifth == 0), use & (fifth == 4), c["group"]),
+                  *(gradients.type_ratio(c[name], c, use, matched) for matched in (False, True))]
+        assert row[1:4] == [cell(ratio) for ratio in ratios]
+        place, kind, both = (gradients.explained(np.log(c[name][use]), x) for x in (tenth, role, tenth * 3 + role))
+        above = (t_statistics(c[name][use], c["position"][use]) > 3).mean()
+        assert row[4:] == [f"{share:.0%}" for share in (place, kind, both - place, above)]
+
+
+# -------------------------------------------------------------------------------------------- over training
+
+
+@pytest.mark.parametrize("values, hoyer, gini, small", [
+    ([2, -2, 2, 2], 0, 0, 0),
+    ([0, 0, 5, 0], 1, 3 / 4, 3 / 4),
+    ([3, 0, -4, 0], 2 - 7 / 5, (4 * 3 + 4 * 4 + 2 * 1) / 4**2 / (2 * 7 / 4), 2 / 4)])  # Gini: all differences, twice
+def test_sparsity_by_hand(values, hoyer, gini, small):
+    """Guards against a Gini coefficient of values not sorted or with sign, and against Hoyer's of squares."""
+    found = gradients.sparsity(np.array(values))
+    assert [found[name] for name in gradients.SPARSITY] == pytest.approx([hoyer, gini, small], abs=1e-9)
+    assert gradients.sparsity(np.array([100, 0.4, 0.6, 100]))["below rms / 100"] == 2 / 4  # rms: 71
+
+
+@pytest.fixture
+def brief(monkeypatch):
+    """Everything that takes long made small, and rewards that responses of 12 tokens can earn."""
+    def some_rewards(text, puzzle):
+        answer = float(sum(map(ord, text)) % 3 == 0)
+        return {"reward": answer + 0.05 * (len(text) % 3), "answer": answer, "format": 0.5 * (len(text) % 3)}
+
+    sizes = {"SIZES": (2, 4), "CONTROLS_AT": 4, "TRUTH_PUZZLES": 2, "LIMIT": 12, "EACH": 2, "TRUTH_ROLLOUTS": 8}
+    for name, value in sizes.items():
+        for module in (gradients, gradient_rank, critic_quality):
+            monkeypatch.setattr(module, name, value, raising=False)
+    monkeypatch.setattr(critic_quality, "SIZE", 4)
+    monkeypatch.setattr(truth_scores, "RESAMPLES", 40)
+    monkeypatch.setattr(gradient_noise, "MITIGATIONS", {name: MITIGATIONS[name] for name in ("none", "ppo")})
+    monkeypatch.setattr(countdown_task, "grade", some_rewards)
+
+
+@pytest.fixture
+def tiny(random_model, tokenizer, tmp_path, monkeypatch):
+    """A model of two layers and random weights, whose responses end anywhere; its folder; a run with it as step 5."""
+    folder, run, model = tmp_path / "tiny", tmp_path / "run", random_model.float()
+    with torch.no_grad():
+        for w in model.parameters():
+            w.mul_(0.5)
+    for place in (folder, run / "checkpoints" / "step-000005"):
+        copy_tokenizer(BUNDLED, place)
+        save_model(model, place)
+    (run / "config.json").write_text(json.dumps(
+        {"settings": {"mitigation": "none", "seed": 0, "steps": 5, "model": str(folder)}, "method": {}}))
+    monkeypatch.setattr(tokenizer, "end_tokens", list(range(0, tokenizer.size, 8)))
+    monkeypatch.setattr(train, "Tokenizer", lambda folder: tokenizer)
+    return model, folder, run
+
+
+def test_over_training_by_hand(tokenizer, brief, tiny):
+    """Guards against other puzzles or random numbers at each checkpoint, and a gradient of the whole batch where it is
+    a puzzle's."""
+    model, _, run = tiny
+    puzzles = gradients.generate_puzzles(3, "train", seed=7)
+    table = gradients.table_training(run, puzzles, 4, 0)
+    assert [row[0] for row in table.rows] == ["0", "5"]
+    assert table.rows[0][1:] == table.rows[1][1:]
+    policy = Policy(model, tokenizer, countdown_task)
+    batch = gradient_rank.by_success(gradients.sample(policy, puzzles, 4, (0, 0)))
+    prompts = [policy.prompt(puzzles[g]) for g in batch.group.tolist()]
+    logprob = plain_logprobs(model, prompts, batch.tokens, batch.mask)
+    each = torch.stack([flat_gradient(model, total) for total in (batch.advantage[:, None] * logprob).sum(1)])
+    groups = [g.numpy() for g in each.view(3, 4, -1) if g.any()]
+    assert len(groups) >= 2
+    row = dict(zip(table.header, table.rows[0]))
+    assert row["success"] == f"{batch.success.mean():.2f}"
+    for name in gradients.SPARSITY:
+        found = [float(v) for v in row[name].split(" ± ")]
+        assert found == pytest.approx(interval([gradients.sparsity(g.sum(0))[name] for g in groups]), abs=2e-3)
+    ranked = [gradient_rank.effective_rank(np.linalg.svd(g, compute_uv=False)) for g in groups]
+    assert float(row["effective rank"].split()[0]) == pytest.approx(np.mean(ranked), abs=0.06)
+    c = gradients.token_columns(batch, 0)
+    use, A = np.isfinite(c["whole"]) & (c["advantage"] != 0), np.abs(c["advantage"])
+    sizes = A * -c["logprob"], A * c["logit_grad"], A * c["whole"]
+    assert [row[name] for name in gradients.MEASURES] == [cell(gradients.type_ratio(x, c, use, False)) for x in sizes]
+
+
+def test_checkpoints_are_in_the_order_of_their_steps(tmp_path):
+    for name in ("step-000100", "step-000005", "step-000050"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+        if name != "step-000050":  # of a run that was killed while it wrote
+            (tmp_path / "checkpoints" / name / "model.safetensors").touch()
+    assert [(step, folder.name) for step, folder in gradients.checkpoints(tmp_path)] == [
+        (5, "step-000005"), (100, "step-000100")]
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_checkpoint_that_solves_nothing_has_a_row(brief, tiny, monkeypatch):
+    """Guards against a traceback for a run that collapsed, whose groups are all alike."""
+    monkeypatch.setattr(countdown_task, "grade", lambda *_: {"reward": 0.0, "answer": 0.0, "format": 0.0})
+    table = gradients.table_training(tiny[2], gradients.generate_puzzles(3, "train", seed=7), 4, 3)
+    assert [row[:2] for row in table.rows] == [["0", "0.00"], ["5", "0.00"]]
+    assert "nan" not in str(table)
+
+
+# ------------------------------------------------------------------------------------------------- the command
+
+
+def test_a_star_of_the_first_responses(brief, monkeypatch):
+    """Guards against values on the wrong response, and rollouts for responses that nobody asked about."""
+    batch, asked = make_batch([2, 3, 1, 2, 3] * 3, [0.0] * 15, [0] * 5 + [1] * 5 + [2] * 5), {}
+    batch.puzzles = [ASKED[0]] * 3
+    batch.ask = FakeQueries(policy=None, puzzles=batch.puzzles)
+
+    def sampled(policy, puzzles, truth, rollouts, seed, limit, save):
+        asked.update(truth=truth, rollouts=rollouts, limit=limit)
+
+    monkeypatch.setattr(gradients, "sample_truth", sampled)
+    monkeypatch.setattr(gradients, "add_values", lambda truth: truth.update(a_star=1.0 + np.arange(33)))
+    found, truth = gradients.sampled_truth(batch, 0), asked["truth"]
+    assert (asked["rollouts"], asked["limit"]) == (8, 12)
+    chosen = (truth["response"] % 5 < 4) & (truth["response"] // 5 < 2)  # 4 of 5 responses to 2 of 3 puzzles
+    assert truth["logprob"].tolist() == np.where(chosen, -1.0, 0.0).tolist()  # the others are certain: no rollouts
+    assert found[batch.mask].tolist() == truth["a_star"].tolist()
+    assert not found[~batch.mask].any()
+
+
+def test_the_whole_command(brief, tiny, figures, monkeypatch, tmp_path):
+    """Guards against a table that is not written or is drawn otherwise, batches that share puzzles or random numbers,
+    and a second call that gives other numbers."""
+    calls, texts, sample = [], [], gradients.sample
+
+    def recorded(policy, puzzles, answers, key):
+        calls.append((key, puzzles))
+        return sample(policy, puzzles, answers, key)
+
+    monkeypatch.setattr(gradients, "sample", recorded)
+    _, folder, run = tiny
+    monkeypatch.setattr(sys, "argv", f"gradients.py --model {folder} --questions 4 --batches 4 --critic_batches 1 "
+                        f"--seed 2 --run {run} --out {tmp_path / 'out'}".split())
+    for _ in range(2):
+        gradients.main()
+        texts.append((tmp_path / "out" / "tables.md").read_text(encoding="utf-8"))
+    assert texts[0] == texts[1]
+    assert len(re.findall(r"^## ", texts[0], re.M)) == 9
+    assert not re.search(r"\b(nan|inf)\b", texts[0])
+    assert [key for key, _ in calls[:7]] == [(2, 0), (2, 1000), (2, 1001), (2, 1002), (2, 1003), (2, 0), (2, 0)]
+    assert len({puzzle for _, puzzles in calls[1:5] for puzzle in puzzles}) == 4 * 6
+    size, rank = (figure.axes[0] for figure in figures[-2:])
+    (_, types), (_, ranked) = (read_table(tmp_path / "out" / "tables.md", title)
+                               for title in ("Filler against reasoning", "Effective rank by group size"))
+    dots = [x for line in size.lines if line.get_marker() in list("os^") for x in line.get_xdata()]
+    assert dots == pytest.approx([read_cell(text).value for _, *row in types for text in row], nan_ok=True)
+    ranked = {name: [read_cell(text).value for text in row] for name, *row in ranked}
+    for name, bars in zip(gradient_rank.SHOWN, rank.containers, strict=True):
+        assert bars.lines[0].get_ydata() == pytest.approx(ranked[name])
+
+
+@pytest.mark.parametrize("flags, named", [
+    (("--run", "unknown"), "config.json"), (("--questions", 4, "--out", "out"), "--model that solves some")])
+def test_what_cannot_be_measured_is_one_sentence(flags, named, refusal, monkeypatch, tmp_path):
+    """Guards against a traceback for a run that is none, or a model that solves nothing."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "unknown" / "checkpoints" / "step-000001").mkdir(parents=True)  # no config.json
+    (tmp_path / "unknown" / "checkpoints" / "step-000001" / "model.safetensors").touch()
+    monkeypatch.setattr(gradients, "find_heads", lambda *_: {})
+    monkeypatch.setattr(gradients, "sample", lambda *_, **__: make_batch([1] * 64, [0.0] * 64, [0] * 64))
+    assert named in refusal(gradients, *flags)

@@ -1,0 +1,139 @@
+"""Noise and bias of gradients: baselines by loops, estimates by their definitions, the gradient that training applies.
+
+Run it:  python -m pytest lab/gradients/test_noise.py
+"""
+import itertools
+import math
+import re
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import torch
+
+import countdown_task
+import grpo
+from countdown_task import Puzzle
+from lab.gradients import noise as gradient_noise
+from lab.truth import scoring as truth_scores
+from methods import MITIGATIONS
+from plumbing.optimizer import Optimizer
+from rollout import Policy, rollout
+from tests.plain import flat_gradient, plain_logprobs
+from train import Settings
+
+
+def number(text):
+    """The figure at the beginning of a table's cell."""
+    return float(re.match(r"-?[\d.]+", text)[0])
+
+
+def test_baselines_are_what_loops_find():
+    """Guards against a baseline that sees the response, and a correlation between puzzles: hard ones have long ones."""
+    rng, level = np.random.default_rng(0), np.linspace(0.1, 0.9, 6)[:, None]
+    r = (rng.random((6, 8)) < level).astype(float)
+    n = rng.exponential(size=r.shape) * 9 - 30 * level + 30
+    table = gradient_noise.table_baseline(r, n)
+    assert gradient_noise.baseline_noise(r, n).shape == (6, 4)  # one row a puzzle, which the bootstrap resamples
+    assert [row[0] for row in table.rows] == ["2", "4", "8"]  # groups of 16 are not there
+    for R, row in zip((2, 4, 8), table.rows):
+        total = dict.fromkeys(("none", "mean", "best", "others"), 0.0)
+        for q, i in itertools.product(range(6), range(R)):
+            others = [j for j in range(R) if j != i]
+            baseline = {"none": 0.0, "mean": r[q, :R].mean(), "others": r[q, others].mean(),
+                        "best": (r[q, others] * n[q, others]).sum() / n[q, others].sum()}
+            for name, b in baseline.items():
+                total[name] += (r[q, i] - b) ** 2 * n[q, i]
+        none, mean, best = (total[name] / total["others"] for name in ("none", "mean", "best"))
+        theory = ((R - 1) / R) ** 2
+        assert [number(text) for text in row[1:]] == pytest.approx([none, 1, mean, theory, best], abs=6e-3)
+    x, y = ((v - v.mean(1, keepdims=True)).flatten() for v in (r, n))
+    found = re.search(r"correlate by (-?\d\.\d+)", table.note)
+    assert float(found[1]) == pytest.approx(np.corrcoef(x, y)[0, 1], abs=6e-3)
+
+
+def gaussian(rng, n, P, shift):
+    """n draws of a gradient (n, P) of unit variance, with a mean along the first direction."""
+    x = rng.normal(size=(n, P))
+    x[:, 0] += shift
+    return x
+
+
+def test_signal_noise_and_cosines_by_their_definitions():
+    """Guards against pairs of a batch with itself, batches that were left out, and n for n - 1."""
+    rng, use = np.random.default_rng(0), np.arange(7) != 3
+    x, y = gaussian(rng, 7, 20, 2.0), gaussian(rng, 7, 20, 2.0)
+    a, b = x[use], y[use]
+
+    def crossed(u, v):
+        return np.mean([u[i] @ v[j] for i in range(6) for j in range(6) if i != j])
+
+    S, grams = a.var(0, ddof=1).sum(), (x @ y.T, x @ x.T, y @ y.T)
+    assert gradient_noise.cross(grams[0], use) == pytest.approx(crossed(a, b))
+    assert gradient_noise.signal_to_noise(grams[1], use) == pytest.approx(((a.mean(0) ** 2).sum() - S / 6) / S)
+    cosine = a.mean(0) @ b.mean(0) / np.linalg.norm(a.mean(0)) / np.linalg.norm(b.mean(0))
+    assert truth_scores.cosine(*grams, use) == pytest.approx(cosine)
+    clean = crossed(a, b) / (crossed(a, a) * crossed(b, b)) ** 0.5
+    assert gradient_noise.corrected_cosine(*grams, use) == pytest.approx(clean)
+
+
+def test_no_cosine_where_noise_hides_the_signal():
+    """Guards against the root of a negative number, and two negative signals whose product is positive."""
+    x, y = np.array([[1.0, 0.1], [-1.0, 0.1]]), np.array([[1.0, 0.0], [1.0, 0.0]])  # pairs: -0.99, 1
+    for a, b in ((x, y), (y, x), (x, x)):
+        assert math.isnan(gradient_noise.corrected_cosine(a @ b.T, a @ a.T, b @ b.T, np.ones(2, bool)))
+
+
+def test_the_cosine_of_halves():
+    """Guards against halves that share a batch, or are of unequal size."""
+    x, found = gaussian(np.random.default_rng(0), 5, 6, 1.0), []
+    for a in itertools.combinations(range(5), 2):
+        for b in itertools.combinations(set(range(5)) - set(a), 2):
+            u, v = x[list(a)].mean(0), x[list(b)].mean(0)
+            found.append(u @ v / np.linalg.norm(u) / np.linalg.norm(v))
+    error = np.std(found) / 200**0.5
+    assert gradient_noise.halves_cosine(x @ x.T) == pytest.approx(np.mean(found), abs=4 * error)
+
+
+def test_the_table_of_methods_by_hand(monkeypatch):
+    """Guards against figures in another row, another reference than the last, and a cosine without a signal."""
+    monkeypatch.setattr(gradient_noise, "MITIGATIONS", {"one": None, "two": None, "weak": None})
+    rng, n = np.random.default_rng(0), 9
+    x = np.stack([gaussian(rng, n, 40, shift) for shift in (5.0, -4.0, 0.0, 6.0)])
+    x[1, :, 1] += 3
+    x[2] -= x[2].mean(0)
+    rows, last, use = gradient_noise.table_methods(torch.tensor(x)).rows, x[-1], np.ones(n, bool)
+    assert [row[0] for row in rows] == ["one", "two", "weak", "r - others' mean"]
+    for i in (0, 1, 3):
+        grams = x[i] @ last.T, x[i] @ x[i].T, last @ last.T
+        assert number(rows[i][1]) == pytest.approx(gradient_noise.signal_to_noise(grams[1], use), abs=6e-4)
+        assert number(rows[i][2]) == pytest.approx(gradient_noise.corrected_cosine(*grams, use), abs=6e-3)
+    assert rows[2][2] == ""
+
+
+def test_method_gradients_are_what_training_applies(tokenizer, random_model, exact, monkeypatch):
+    """Guards against another normalizer than training's, a prompt of another puzzle, and a policy gradient that is not
+    the one of r - the others' mean."""
+    puzzles = [Puzzle((4, 3, 5), 8), Puzzle((7, 18, 2, 11), 36)]
+    few = {name: MITIGATIONS[name] for name in ("none", "random")}
+    monkeypatch.setattr(gradient_noise, "MITIGATIONS", few)
+    batches, policy = [], Policy(random_model, tokenizer, countdown_task)
+    s = Settings(answers=3, max_new_tokens=9, max_grad_norm=math.inf)
+    for step in (1, 2):
+        batch = rollout(policy, puzzles, s, step)
+        batch.reward = torch.rand(6, generator=torch.Generator().manual_seed(step))
+        batch.advantage, batch.mask[4, 3:] = grpo.group_advantage(batch.reward.view(2, 3)).flatten(), False
+        batches.append(batch)
+    found = gradient_noise.method_gradients(batches)
+    assert found.shape[:2] == (3, 2)
+    prompts = [policy.prompt(puzzle) for puzzle in puzzles]
+    for i, batch in enumerate(batches):
+        for k, method in enumerate(few.values()):
+            twin = deepcopy(random_model)
+            grpo.update(policy._replace(model=twin), Optimizer(twin, 0.0), batch, method(batch), s)
+            applied = -torch.cat([w.grad.flatten() for w in twin.parameters()])
+            torch.testing.assert_close(found[k, i], applied, rtol=1e-4, atol=1e-5 * applied.abs().max().item())
+        reward = batch.reward.view(2, 3)
+        weight = (reward - (reward.sum(1, keepdim=True) - reward) / 2).view(6, 1) / 6
+        logprob = plain_logprobs(random_model, [prompts[g] for g in batch.group.tolist()], batch.tokens, batch.mask)
+        torch.testing.assert_close(found[-1, i], flat_gradient(random_model, (weight * logprob).sum()))

@@ -1,0 +1,180 @@
+"""The contestants of benchmark.py: our sampler and step, CTranslate2, transformers and TRL, each in a process.
+
+A contestant reads cases from stdin and writes tokens and seconds to stdout, a line each. A case has the number of
+puzzles, the most tokens a response may have (limit), whether all have exactly as many (fixed), and a seed. Each library
+has a process of its own, because two OpenMP runtimes in one slow each other down.
+
+Run it:  python -m lab.speed.benchmark
+"""
+import copy
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Callable
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+for name, value in {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"}.items():
+    os.environ.setdefault(name, value)
+ANSWERS = 8  # to each prompt
+
+
+def hear() -> dict | None:
+    """The next case; None when there are no more."""
+    line = sys.stdin.readline()
+    return json.loads(line) if line else None
+
+
+def answer(tokens: int, start: float) -> None:
+    """Say how many tokens were sampled since `start`, and in how many seconds."""
+    print(json.dumps((tokens, time.perf_counter() - start)), flush=True)
+
+
+def serve(run: Callable[[dict], int], hear: Callable[[], dict | None] = hear) -> None:
+    """Answer every case: run(case) returns its number of tokens."""
+    while case := hear():
+        start = time.perf_counter()
+        answer(run(case), start)
+
+
+def ctranslate2_sampler(folder: Path) -> Callable[[dict], int]:
+    """CTranslate2's sampler, from what convert_model wrote."""
+    import ctranslate2
+    written, threads = json.loads((folder / "prompts.json").read_text()), int(os.environ["OMP_NUM_THREADS"])
+    generator = ctranslate2.Generator(str(folder), compute_type="float32", inter_threads=1, intra_threads=threads)
+
+    def run(case: dict) -> int:
+        limit = case["limit"]
+        results = generator.generate_batch(
+            written["prompts"][: case["puzzles"]], num_hypotheses=ANSWERS, max_length=limit,
+            min_length=limit if case["fixed"] else 0, sampling_topk=0, sampling_temperature=1.0, max_batch_size=0,
+            return_scores=True, include_prompt_in_result=False, end_token=written["ends"])
+        lengths = [len(sequence) for result in results for sequence in result.sequences_ids]
+        return sum(length + (length < limit) for length in lengths)  # the end token is not in the sequence
+
+    return run
+
+
+if __name__ == "__main__" and sys.argv[1:2] == ["ctranslate2"]:  # here, before torch is imported
+    serve(ctranslate2_sampler(Path(sys.argv[2])))
+    sys.exit()
+
+import torch
+import torch.distributed as dist
+
+from countdown_task import generate_puzzles, prompt
+from grpo import update
+from plumbing.optimizer import Optimizer
+from plumbing.processes import join, leads, leave
+from plumbing.tokenizer import Tokenizer
+from rollout import Policy, draw_uniforms, generate_shared, rollout
+from tests.plain import plain_rows
+from train import BUNDLED, Settings, load_policy
+
+PUZZLES = 8
+TOKENIZER = Tokenizer(BUNDLED)
+
+
+def prompts_of(puzzles: int) -> list[list[int]]:
+    """Prompts of the bundled model."""
+    return [TOKENIZER.encode(prompt(puzzle, TOKENIZER.chat)) for puzzle in generate_puzzles(puzzles, "train")]
+
+
+def bundled() -> Policy:
+    """The bundled model, for Countdown."""
+    return load_policy(Settings())
+
+
+def ours() -> Callable[[dict], int]:
+    """Our sampler, or a whole step: sample, grade, and update with a random credit."""
+    policy, puzzles, prompts = bundled(), generate_puzzles(Settings.questions, "train"), prompts_of(Settings.questions)
+    optimizer, tokenizer = Optimizer(policy.model, lr=0.0), copy.copy(TOKENIZER)
+    policy = policy._replace(tokenizer=tokenizer)
+
+    def run(case: dict) -> int:
+        Q, tokenizer.end_tokens = case["puzzles"], [] if case["fixed"] else TOKENIZER.end_tokens
+        s = Settings(seed=case["seed"], answers=ANSWERS, max_new_tokens=case["limit"])
+        if case["work"] == "sampler":
+            uniforms = draw_uniforms(s.seed, 0, Q, s.answers, s.max_new_tokens)  # (B, limit)
+            return int(generate_shared(policy, prompts[:Q], uniforms).mask.sum())
+        batch = rollout(policy, puzzles[:Q], s, step=0)
+        credit = torch.randn(batch.mask.shape, generator=torch.Generator().manual_seed(s.seed))  # (B, T)
+        update(policy, optimizer, batch, credit, s)
+        return int(batch.mask.sum())
+
+    return run
+
+
+def hear_together() -> dict | None:
+    """`hear`, by the first of several processes, for all of them."""
+    case = [hear() if leads() else None]
+    if dist.is_initialized():
+        dist.broadcast_object_list(case)
+    return case[0]
+
+
+def transformers_sampler() -> Callable[[dict], int]:
+    """transformers' generate."""
+    from transformers import AutoModelForCausalLM
+    model, prompts = AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32), prompts_of(Settings.questions)
+
+    def run(case: dict) -> int:
+        torch.manual_seed(case["seed"])
+        repeated = [prompt for prompt in prompts[: case["puzzles"]] for _ in range(ANSWERS)]
+        tokens, pad, P = plain_rows(repeated, torch.zeros(len(repeated), 0, dtype=torch.long))  # (B, P), (B,)
+        ends = {"min_new_tokens": case["limit"]} if case["fixed"] else {"eos_token_id": TOKENIZER.end_tokens}
+        sampled = model.generate(tokens, attention_mask=(torch.arange(P) >= pad[:, None]).long(), do_sample=True,
+                                 top_k=0, max_new_tokens=case["limit"], pad_token_id=0, **ends)[:, P:]  # (B, T)
+        is_end = torch.isin(sampled, torch.tensor(TOKENIZER.end_tokens)) & (not case["fixed"])  # (B, T)
+        return int((is_end.cumsum(1) - is_end.long() == 0).sum())  # tokens with no end before them
+
+    return run
+
+
+def train_with_trl(limit: int, fixed: bool) -> None:
+    """TRL's GRPOTrainer, which waits for a case before each step, and answers after it."""
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+    start, tokens, turns = 0.0, 0, TrainerCallback()
+
+    def reward(completion_ids: list[list[int]], **_) -> list[float]:
+        nonlocal tokens
+        tokens = sum(map(len, completion_ids))
+        return [float(i % ANSWERS) for i in range(len(completion_ids))]  # responses differ, so that there is an update
+
+    def begin(*_, **__) -> None:
+        nonlocal start
+        if hear() is None:
+            sys.exit()
+        start = time.perf_counter()
+
+    turns.on_step_begin, turns.on_step_end = begin, lambda *_, **__: answer(tokens, start)
+    texts = [TOKENIZER.decode(prompt)[0] for prompt in prompts_of(PUZZLES)]
+    model = AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32)
+    model.generation_config.eos_token_id = TOKENIZER.end_tokens
+    with tempfile.TemporaryDirectory() as folder:
+        config = GRPOConfig(
+            folder, per_device_train_batch_size=PUZZLES * ANSWERS, num_generations=ANSWERS, max_completion_length=limit,
+            generation_kwargs={"min_new_tokens": limit} if fixed else None, max_steps=10**6, learning_rate=0.0,
+            beta=0.0, gradient_checkpointing=False, use_cpu=True, bf16=False, shuffle_dataset=False, disable_tqdm=True,
+            logging_strategy="no", save_strategy="no", report_to="none")
+        # AutoTokenizer of transformers 5 splits numbers into digits, which this tokenizer.json does not.
+        GRPOTrainer(model, reward, config, Dataset.from_dict({"prompt": texts * 100}), callbacks=[turns],
+                    processing_class=PreTrainedTokenizerFast.from_pretrained(BUNDLED)).train()
+
+
+def work(kind: str, *arguments: str) -> None:
+    """What a contestant's process does until there are no more cases."""
+    if kind == "trl":
+        return train_with_trl(*map(int, arguments))
+    join("cpu")
+    serve(transformers_sampler() if kind == "transformers" else ours(), hear_together)
+    leave()
+
+
+if __name__ == "__main__":
+    work(*sys.argv[1:])

@@ -1,0 +1,178 @@
+"""What breaks first when a run collapses: format, length, entropy or the gradient norm?
+
+    python -m lab.study.run --parts main breaks updates
+    python -m lab.study.collapse runs/study-2/hard/{none,*-rloo,ppo,optimal*,vineppo,value*,token*}-seed[0-7] \\
+        runs/study-2/easy/{none,*-updates_per_batch-4}-seed?
+
+Reads run folders; those in the same parent form a level. Of these the runs of GRPO (`none`) with one update a
+batch are the reference: at each step the mean of their seeds, and the standard deviation of a seed around it, averaged
+over steps. A run *leaves* the reference in a measure at the first of 3 steps in a row that are more than 3 standard
+deviations away, on the same side. Somebody who watches the run knows two steps later. A run *falls* where its success
+leaves downwards, even if it was ahead before. Writes lab/study/collapse-tables.md and a picture of the runs that fell.
+"""
+import itertools
+import json
+from pathlib import Path
+from typing import Iterable
+
+import numpy as np
+
+from analyze import method_name
+from plumbing.report import GREY, PALETTE, Table, new_figure, save_figure
+from plumbing.runs import read_config, read_metrics, run_method, shared_settings, work_on_folders
+from train import Settings
+
+RESULTS = Path(__file__).parent
+MEASURES = {"success": "success", "format": "format", "truncated": "cut off", "length": "length (tokens)",
+            "entropy": "entropy (nats)", "grad_norm": "gradient norm"}  # columns of metrics.csv
+SHARES = ("success", "format", "truncated")  # from 0 to 1
+WINDOW = 5  # steps averaged, because a step has few responses
+FAR = 3.0  # standard deviations
+LASTING = 3  # steps in a row, chosen by the runs of seeds 0 to 4 on hard puzzles
+MAY_DIFFER = {"answers", "updates_per_batch", "clip_high"}  # settings in which a run may differ from the reference
+
+
+def smooth(values: np.ndarray) -> np.ndarray:
+    """The mean (n,) of each step's value and those of up to WINDOW - 1 steps before it."""
+    total = np.cumsum(np.insert(values, 0, 0.0))  # (n + 1,)
+    end = np.arange(1, len(values) + 1)
+    start = np.maximum(end - WINDOW, 0)
+    return (total[end] - total[start]) / (end - start)
+
+
+def curves(run: Path) -> dict[str, np.ndarray]:
+    """The smoothed measures (steps,) of a run."""
+    metrics = read_metrics(run)
+    return {name: smooth(metrics[name][1:]) for name in MEASURES}  # row 0 is the start model
+
+
+def reference(runs: list[dict[str, np.ndarray]]) -> dict[str, tuple[np.ndarray, float]]:
+    """By measure, the mean (steps,) over runs, and the standard deviation of a run around it, one for all steps."""
+    found = {}
+    for name in MEASURES:
+        values = np.stack([run[name] for run in runs])  # (seeds, steps)
+        found[name] = values.mean(0), float(np.sqrt(values.var(0, ddof=1).mean()))
+    return found
+
+
+def leaves(values: np.ndarray, mean: np.ndarray, deviation: float) -> tuple[int, str] | None:
+    """The step at which a curve (steps,) leaves the reference and in which direction, or None."""
+    distance = (values - mean) / max(deviation, 1e-9)  # (steps,)
+    for start in range(len(distance) - LASTING + 1):
+        stretch = distance[start : start + LASTING]
+        if (stretch > FAR).all() or (stretch < -FAR).all():
+            return start + 1, "up" if stretch[0] > 0 else "down"
+    return None
+
+
+def fall(run: dict[str, np.ndarray], band: dict) -> tuple[int, str] | None:
+    """When the success of a run leaves the reference downwards, or None; a lead before that does not count."""
+    mean, deviation = band["success"]
+    return leaves(np.minimum(run["success"], mean), mean, deviation)
+
+
+def departures(run: dict[str, np.ndarray], band: dict) -> dict[str, tuple[int, str] | None]:
+    """By measure, when a run leaves the reference and in which direction, or None; for success, when it falls."""
+    return {measure: leaves(run[measure], *band[measure]) for measure in MEASURES} | {"success": fall(run, band)}
+
+
+def table_collapse(level: str, fallen: dict[Path, dict], others: list[dict], band: dict) -> Table:
+    """For each run that fell, when each of its measures left the reference; last, how many of the others left it, since
+    a measure that leaves in every run is no alarm."""
+    rows = [[run_name(read_config(folder)),
+             *("" if at is None else f"{at[0]}, {at[1]}" for at in departures(run, band).values())]
+            for folder, run in fallen.items()]
+    left = [departures(run, band) for run in others]
+    rows.append([f"the other {len(others)}", *(count_sides(by[measure] for by in left)
+                                                            for measure in MEASURES)])
+    note = (f"The step at which a run leaves GRPO's seeds in each measure, and whether up or down: the first of "
+            f"{LASTING} steps in a row more than {FAR:g} standard deviations from their mean, all as means over "
+            f"{WINDOW} steps. Empty where it never does; success counts downwards only. Last, how many of the other "
+            f"runs leave, and where to. {len(fallen)} of {len(fallen) + len(others)} runs fell.")
+    return Table(f"What breaks first, {level}", note, ["run", *MEASURES.values()], rows)
+
+
+def count_sides(left: Iterable[tuple[int, str] | None]) -> str:
+    """How many runs left up and how many down, such as `3 up, 1 down`."""
+    sides = [at[1] for at in left if at]
+    return ", ".join(f"{sides.count(side)} {side}" for side in ("up", "down") if side in sides) or "0"
+
+
+def draw_collapse(fallen: dict[Path, dict], band: dict, file: Path) -> None:
+    """A panel per measure: GRPO's band in grey, and each run in the colour and line of its method."""
+    figure, axes = new_figure(3, 2, 5.6)
+    methods = {folder: curve_name(read_config(folder)) for folder in fallen}
+    lines_of = dict(zip(dict.fromkeys(methods.values()), itertools.product(("-", "--"), PALETTE)))
+    for axis, (measure, title) in zip(axes.flat, MEASURES.items()):
+        mean, deviation = band[measure]
+        steps = np.arange(1, len(mean) + 1)
+        low, high = mean - FAR * deviation, mean + FAR * deviation  # (steps,) each
+        if measure in SHARES:
+            low, high = low.clip(0, 1), high.clip(0, 1)
+        axis.fill_between(steps, low, high, color=GREY, alpha=0.2, lw=0)
+        lines = {"GRPO": axis.plot(steps, mean, color=GREY, lw=1)[0]}
+        for folder, run in fallen.items():
+            style, colour = lines_of[methods[folder]]
+            lines[methods[folder]] = axis.plot(steps, run[measure], style, color=colour, lw=1.2)[0]
+        axis.set(title=title, xlabel="step")
+    figure.legend(lines.values(), lines, loc="outside lower center", ncols=3)
+    save_figure(figure, file)
+
+
+def curve_name(config: dict) -> str:
+    """What the curve of a run is called: its method, and its responses and updates where they are not the default."""
+    settings, usual = config["settings"], Settings()
+    changed = {name: value for name, value in settings.items() if value != getattr(usual, name)}
+    counts = {"answers": "responses", "updates_per_batch": "updates"}
+    return ", ".join([method_name(run_method(config)),
+                      *(f"{changed[name]} {unit}" for name, unit in counts.items() if name in changed)])
+
+
+def run_name(config: dict) -> str:
+    """The same for a row of the table, with the seed."""
+    return f"{curve_name(config)}, seed {config['settings']['seed']}"
+
+
+def write_page(folders: list[Path]) -> None:
+    """Print a table for each level, that is, for folders side by side; write them and the pictures."""
+    levels: dict[Path, list[Path]] = {}
+    for folder in folders:
+        levels.setdefault(folder.resolve().parent, []).append(folder)
+    text = "\n".join(str(examine(level.name, members)) for level, members in levels.items())
+    (RESULTS / "collapse-tables.md").write_text(text, encoding="utf-8")
+    print(f"{text}\nwrote {RESULTS / 'collapse.md'}, and a picture beside it for each level where a run fell")
+
+
+def examine(level: str, folders: list[Path]) -> Table:
+    """The table of a level; draws the runs that fell."""
+    band, others = read_level(folders)
+    fallen = {folder: run for folder, run in others.items() if fall(run, band)}
+    if fallen:
+        draw_collapse(fallen, band, RESULTS / f"collapse-{level}.png")
+    return table_collapse(level, fallen, [run for folder, run in others.items() if folder not in fallen], band)
+
+
+def read_level(folders: list[Path]) -> tuple[dict, dict[Path, dict[str, np.ndarray]]]:
+    """The reference, and the curves of the other runs; ValueError for runs that can't be compared."""
+    configs = {folder: read_config(folder) for folder in folders}
+    is_grpo = {folder: curve_name(config) == "GRPO" for folder, config in configs.items()}
+    runs = {folder: curves(folder) for folder in folders}
+    if sum(is_grpo.values()) < 2 or all(is_grpo.values()):
+        raise ValueError("name at least two runs of GRPO (none), and runs of other methods")
+    if len({len(run["success"]) for run in runs.values()}) > 1:
+        raise ValueError("the runs must have the same number of steps")
+    if len({json.dumps({name: value for name, value in shared_settings(config).items() if name not in MAY_DIFFER})
+            for config in configs.values()}) > 1:
+        raise ValueError("the runs must have the same settings, but for the method's: name those of one level")
+    return (reference([run for folder, run in runs.items() if is_grpo[folder]]),
+            {folder: run for folder, run in runs.items() if not is_grpo[folder]})
+
+
+def main() -> None:
+    """Read the command line; report what can't be read in one sentence."""
+    work_on_folders(write_page, __doc__,
+                    "name run folders, and no flags, such as: python -m lab.study.collapse runs/*-seed[012]")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,407 @@
+"""The study: its list, its rows, and a small study that is killed, interrupted and resumed.
+
+Run it:  python -m pytest lab/study/test_run.py
+"""
+import fcntl
+import itertools
+import json
+import multiprocessing
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import analyze
+from countdown_task import read_puzzles, split, universe
+from lab.study import run as study
+from lab.study.tables import ABOUT, read_rows, to_run
+from methods import MITIGATIONS
+from plumbing.report import write_csv
+from plumbing.runs import read_metrics
+
+SMALL = " --steps 2 --questions 2 --answers 2 --eval_every 0 --eval_problems 4 --max_new_tokens 24 --state_every 1"
+
+
+def experiments(parts=study.PARTS, levels=study.LEVELS, methods=MITIGATIONS):
+    """All experiments of some parts."""
+    return study.list_experiments(list(parts), list(levels), list(methods))
+
+
+# ------------------------------------------------------------------------------------------------------ the list
+
+
+def test_every_command_is_accepted_and_names_a_folder_of_its_own():
+    """Guards against a flag that a method does not take, found hours later, and two runs in one folder."""
+    listed = experiments()
+    for e in {(e.level, e.flags): e for e in listed}.values():  # one seed of each
+        values = study.values_of(e.command.removeprefix("python train.py"))
+        assert (values["mitigation"], values["seed"]) == (e.flags.split()[0], e.seed)
+        assert values["out"] == str(study.RUNS / e.name)
+        assert bool(values["data"]) == (e.level == "hard")
+        assert values["max_new_tokens"] == (240 if e.level == "hard" else study.values_of("")["max_new_tokens"])
+    assert len({e.name for e in listed}) == len({e.command for e in listed}) == len(listed)
+
+
+def test_the_list_has_every_method_in_rounds_and_only_what_is_asked_for():
+    """Guards against a method left out, an order in which an interrupted study has seeds of a few methods only, and
+    runs that nobody asked for."""
+    tested = [name for name in MITIGATIONS if name != "regrade_ablation"]  # hardly more than `none`
+    listed = [(e.seed, e.flags.split()[0]) for e in experiments(["main"], ["easy"]) if e.flags != study.RLOO_FLAGS]
+    assert listed[: 5 * len(tested)] == list(itertools.product(range(5), tested))
+    for level, seeds in (("easy", 10), ("hard", 5)):
+        ahead = [(e.seed, e.flags) for e in experiments(["main"], [level]) if e.flags in study.AHEAD]
+        assert len(set(ahead)) == len(ahead) == 10 * len(study.AHEAD) - 5 * (level == "hard")
+        assert {seed for seed, flags in ahead if flags == "vineppo"} == set(range(seeds))
+    names = [e.name for e in experiments(["sweeps", "forms"], ["easy"], ["outcome_conditional", "first_error"])]
+    assert names == [f"easy/first_error-solver-true-seed{seed}" for seed in range(5)] + [
+        f"easy/outcome_conditional-think_discount-{x}-seed{seed}" for seed in range(3) for x in (0.25, 0.75, 1.0)]
+
+
+def ways(pool):
+    """Every way to combine a pool of (name, number), by trying every pair in both orders: an expression and its value.
+    Results are whole and not below 0; b + a is the same way as a + b."""
+    if len(pool) == 1:
+        return set(pool)
+    found = set()
+    for (x, a), (y, b) in itertools.permutations(pool, 2):
+        steps = [(f"({x}+{y})", a + b), (f"({x}*{y})", a * b)] if x < y else []
+        steps += [(f"({x}-{y})", a - b)] if a >= b else []
+        steps += [(f"({x}/{y})", a // b)] if b and a % b == 0 else []
+        rest = [(name, number) for name, number in pool if name not in (x, y)]
+        found |= set().union(*(ways([*rest, step]) for step in steps))
+    return found
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A study with a folder and a table of its own."""
+    monkeypatch.setattr(study, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(study, "RESULTS", tmp_path / "results" / "runs.csv")
+    monkeypatch.setattr(study, "HARD", tmp_path / "runs" / "hard.jsonl")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "results").mkdir()
+    return tmp_path
+
+
+def test_hard_puzzles_have_a_single_solution(place):
+    """Guards against a level that is not what it says: 240 puzzles against all ways to combine their numbers."""
+    study.write_hard_puzzles()
+    puzzles, before = read_puzzles(study.HARD), study.HARD.read_bytes()
+    hard = {(tuple(sorted(p.numbers)), p.target) for p in puzzles}
+    for p in random.Random(0).sample(universe(), 240):
+        found = [value for _, value in ways(list(zip("abcd", p.numbers))) if value == p.target]
+        assert ((p.numbers, p.target) in hard) == (len(found) == 1)
+    assert sum(p.numbers != tuple(sorted(p.numbers)) for p in puzzles) > len(puzzles) / 2
+    parts = [split(p) for p in puzzles]
+    assert parts.count("heldout") >= 512 and parts.count("train") > 4096
+    study.HARD.unlink()
+    study.write_hard_puzzles()
+    assert study.HARD.read_bytes() == before
+
+
+# ---------------------------------------------------------------------------------------------------------- rows
+
+
+def a_row(name, **others):
+    """A row with the columns of every row."""
+    about = dict.fromkeys(ABOUT, "") | {"run": name, "version": str(study.VERSION)}
+    return about | {"seconds": "100", "curve": "0:0.1", "end": "0.5"} | others
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with a small finished run, and its experiment."""
+    folder = tmp_path_factory.mktemp("study")
+    flags = "outcome_conditional --think_discount 0.25 --normalize none --lr 0.0001" + SMALL
+    e = study.Experiment("sweeps", "easy", flags, 3)
+    command = e.command.replace(str(study.RUNS), str(folder)).split()[1:]
+    subprocess.run([sys.executable, *command], cwd=study.ROOT, check=True, capture_output=True)
+    return folder, e
+
+
+@pytest.fixture
+def finished(trained, place):
+    """The finished run, copied into a study of its own."""
+    shutil.copytree(trained[0] / "easy", place / "runs" / "easy")
+    return trained[1]
+
+
+def test_a_row_says_what_the_run_was_and_gave(finished):
+    """Guards against figures under wrong names, and a setting taken for the method's or left out."""
+    study.take_over(finished, True)
+    (row,) = read_rows(study.RESULTS)
+    assert row["method"] == "outcome_conditional think_discount=0.25 normalize=none"
+    settings = {"steps=2", "questions=2", "answers=2", "max_new_tokens=24", "lr=0.0001", "eval_problems=4"}
+    assert set(row["setting"].split()) == settings
+    assert (row["run"], row["part"], row["level"], row["seed"]) == (finished.name, "sweeps", "easy", "3")
+    assert row["command"].startswith("python train.py --mitigation outcome_conditional")
+    run, final = to_run(row), json.loads((finished.folder / "final.json").read_text())
+    metrics = read_metrics(finished.folder)
+    cost = metrics["tokens_sampled"] + metrics["tokens_read"] + 3 * metrics["tokens_updated"]
+    expected = analyze.summarize(finished.folder) | {"spent": {0: 0, 2: cost[1] + cost[2]},
+                                                     "seconds": sum(metrics["seconds"][1:]),
+                                                     "pass@16": final["pass@16"], "end": final["heldout_success"]}
+    assert (run.label, run.setting) == (f"{row['method']} {row['setting']}", row["setting"])
+    assert not run.is_baseline and run.figures["curve"].keys() == {0, 2}
+    assert run.figures == {name: pytest.approx(value, rel=1e-5, abs=1e-12) for name, value in expected.items()}
+
+
+def test_rows_of_other_versions_are_kept_and_not_done(place, monkeypatch):
+    """Guards against rows of another version that count as done, or that block the table with other columns."""
+    old = a_row("a", version="0", method="one, two", gone="3")
+    write_csv([old, a_row("b")], study.RESULTS)
+    monkeypatch.setattr(study, "make_row", lambda e: a_row(e.name, new="4"))
+    e = study.Experiment("main", "easy", "none", 0)
+    e.folder.mkdir(parents=True)
+    study.take_over(e, False)
+    first, _, last = read_rows(study.RESULTS)
+    assert list(study.done_runs()) == ["b", e.name]
+    assert {name: first[name] for name in old} == old
+    assert (first["new"], last["new"]) == ("", "4")
+    assert [f.name for f in study.RESULTS.parent.iterdir()] == ["runs.csv"]
+
+
+def test_several_studies_may_take_over_at_once(place, monkeypatch):
+    """Guards against a row that another process overwrites or adds again: four processes, ten runs, all theirs."""
+    monkeypatch.setattr(study, "make_row", lambda e: [time.sleep(0.01), a_row(e.name)][1])
+    listed = [study.Experiment("main", "easy", "none", seed) for seed in range(10)]
+    for e in listed:
+        e.folder.mkdir(parents=True)
+    context = multiprocessing.get_context("fork")
+    together = context.Barrier(4)  # so that they meet
+
+    def take_over_all():
+        together.wait()
+        for e in listed:
+            study.take_over(e, False)
+
+    others = [context.Process(target=take_over_all) for _ in range(4)]
+    for process in others:
+        process.start()
+    for process in others:
+        process.join()
+    assert [process.exitcode for process in others] == [0] * 4
+    assert [row["run"] for row in read_rows(study.RESULTS)] == [e.name for e in listed]
+
+
+@pytest.mark.parametrize("part, change", [("settings", {"steps": 1}), ("method", {"think_discount": 0.5})])
+def test_a_run_with_other_settings_is_not_taken_over(finished, part, change):
+    """Guards against a row of a command that somebody tried with fewer steps, or with another hyper-parameter."""
+    config = json.loads((finished.folder / "config.json").read_text())
+    (finished.folder / "config.json").write_text(json.dumps(config | {part: config[part] | change}))
+    said = f"another --{list(change)[0]} .*move it away"
+    with pytest.raises(ValueError, match=said):
+        study.make_row(finished)
+    (finished.folder / "final.json").unlink()
+    work = study.Study([finished], 1, 1, False)
+    work.work()  # and such a run that is not finished is not resumed
+    assert re.search(said, work.failed[finished]) and not finished.log.exists()
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_finished_run_is_taken_over_without_running_it_again(finished, keep, monkeypatch):
+    """Guards against a run repeated since the study was killed before its row was written, a log that stays, and a row
+    of an older version that is added again and again since none of the new one is there."""
+    written = (finished.folder / "metrics.csv").stat().st_mtime_ns
+    work = study.Study([finished], 1, 1, keep)
+    work.work()
+    assert list(study.done_runs()) == [finished.name] and not work.failed and not finished.log.exists()
+    assert (finished.folder / "metrics.csv").stat().st_mtime_ns == written
+    assert (finished.folder / "credit").exists() == keep
+    assert study.Study([finished], 1, 1, keep).todo == []
+    study.RESULTS.unlink()  # as by a checkout: the folder still knows its row, without the credit log
+    work.settle(finished, 0)
+    work.settle(finished, 0)  # as if another study had been faster
+    assert [row["run"] for row in read_rows(study.RESULTS)] == [finished.name] and not work.failed
+    (finished.folder / "credit").mkdir(exist_ok=True)
+    monkeypatch.setattr(study, "VERSION", study.VERSION + 1)
+    work = study.Study([finished], 1, 1, False)
+    work.work()  # the old row is not added again, and nothing is lost
+    assert f"version {study.VERSION - 1}" in work.failed[finished] and len(read_rows(study.RESULTS)) == 1
+    assert (finished.folder / "credit").exists()
+
+
+def test_a_run_without_its_last_measurement_is_not_finished(finished):
+    """Guards against a stopped run that counts as done, and one that was to take more steps."""
+    final = json.loads((finished.folder / "final.json").read_text())
+    assert finished.is_finished()
+    for other in (final | {"step": 1}, {k: v for k, v in final.items() if k != "pass@16"}):
+        (finished.folder / "final.json").write_text(json.dumps(other))
+        assert not finished.is_finished()
+
+
+# ----------------------------------------------------------------------------------------------------- processes
+
+
+def test_a_run_that_another_process_has_is_left_to_it(place):
+    """Guards against two processes in one run folder, as after a study that was killed while its runs continue."""
+    e = study.Experiment("main", "easy", "none" + SMALL, 0)
+    e.folder.parent.mkdir()
+    with e.log.open("w") as log:
+        fcntl.flock(log, fcntl.LOCK_EX)
+        assert study.launch(e, 1) is None
+    for _ in range(2):  # the lock ends with its holder
+        process = study.launch(e, 1)
+        assert study.launch(e, 1) is None  # the run itself holds it
+        process.kill()
+        process.wait()
+
+
+def test_a_study_that_is_stopped_resumes_with_nothing_lost_or_repeated(place):
+    """Guards against rows that are lost or doubled, and runs that begin again. When one run has its row and two are
+    under way, the study and one of the two are killed; the next study is stopped by Ctrl-C, and a third one ends."""
+    long = SMALL.replace("--steps 2", "--steps 40")
+    flags = (f"none{SMALL}", f"random{long}", f"prefix_tree{long}")
+    listed = [study.Experiment("main", "easy", each, 0) for each in flags]
+    code = ("import signal; from pathlib import Path; from lab.study import run as study\n"
+            "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored where tests run in the background
+            f"study.RUNS, study.RESULTS = Path({str(study.RUNS)!r}), Path({str(study.RESULTS)!r})\n"
+            f"study.PARTS = {{'main': [('easy', {flags!r}, [0])]}}\n"
+            "study.main()")
+
+    def start(ready=lambda children: True):
+        """A study in a group of its own, as from a terminal, and its runs once they are as far as the test needs."""
+        process = subprocess.Popen([sys.executable, "-c", code, "--processes", "3", "--keep"], cwd=study.ROOT,
+                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, text=True,
+                                   env=os.environ | {"PYTHONPATH": str(study.ROOT)})
+        children, deadline = [], time.monotonic() + 300
+        while not ready(children):
+            assert process.poll() is None and time.monotonic() < deadline
+            children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+            time.sleep(0.05)
+        return process, children
+
+    begun = [e.folder / "credit" / "step-000003.npz" for e in listed[1:]]
+    process, children = start(lambda children: len(children) == 2 and all(log.exists() for log in begun)
+                              and listed[0].name in study.done_runs())
+    process.kill()
+    os.kill(int(children[0]), signal.SIGKILL)
+    process.communicate(timeout=300)
+    logs = [e.folder / "credit" / "step-000001.npz" for e in listed]
+    made = [log.stat().st_mtime_ns for log in logs]
+
+    process, _ = start(lambda children: children)
+    process.send_signal(signal.SIGINT)
+    text = process.communicate(timeout=300)[0]
+    assert process.returncode != 0 and "error: stopped; the same command resumes" in text, text
+
+    process, _ = start()
+    text = process.communicate(timeout=500)[0]
+    assert process.returncode == 0 and "3/3 runs done" in text, text
+    assert sorted(row["run"] for row in read_rows(study.RESULTS)) == sorted(e.name for e in listed)
+    assert [read_metrics(e.folder)["step"].tolist() for e in listed] == [list(range(n + 1)) for n in (2, 40, 40)]
+    assert made == [log.stat().st_mtime_ns for log in logs]
+
+
+def test_a_run_that_fails_is_named_and_the_others_continue(finished, monkeypatch, capsys):
+    """Guards against a study that ends with its first broken run, or passes over it in silence."""
+    monkeypatch.setattr(study, "PARTS", {"sweeps": [("easy", (f"vineppo --k 0{SMALL}", finished.flags), [3])]})
+    monkeypatch.setattr(sys, "argv", ["study", "--processes", "1"])
+    with pytest.raises(SystemExit, match="error: runs that failed: 1; see"):
+        study.main()
+    printed = capsys.readouterr()
+    assert "1/2 runs done" in printed.out and "% solved" in printed.out
+    (line,) = printed.err.splitlines()
+    assert line.startswith("easy/vineppo-k-0") and "ended with code 1" in line and "error: --k must be" in line
+
+
+# --------------------------------------------------------------------------------------- progress and command line
+
+
+def test_the_eta_by_hand(place, monkeypatch):
+    """Guards against methods, flags and levels that take as long as others did, and overdue runs that count below 0."""
+    todo = [study.Experiment("main", "easy", flags, 3) for flags in ("none", "vineppo", "ppo")]
+    assert study.Study(todo, 2, 1, False).progress() == "0/3 runs done, ETA after the first run"
+    took = {"easy/none-seed0": 100, "easy/none-seed1": 140, "easy/vineppo-seed0": 600,
+            "easy/vineppo-k-9-seed0": 1800, "hard/none-seed0": 300}
+    write_csv([a_row(name, level=name[:4], seconds=seconds) for name, seconds in took.items()], study.RESULTS)
+    work = study.Study(todo, 2, 1, False)
+    assert work.eta() == pytest.approx(1.2 * (120 + 600 + np.mean([100, 140, 600, 1800])) / 2)
+    assert work.expected(todo[0]._replace(level="hard", flags="ppo")) == pytest.approx(1.2 * 300)
+    work.todo, work.running, work.began = [], {todo[0]: None, todo[1]: None}, {todo[0]: 1000.0, todo[1]: 1000.0}
+    monkeypatch.setattr(study.time, "monotonic", lambda: 1200.0)
+    assert work.eta() == pytest.approx(1.2 * 600 - 200)  # the first is overdue; the second decides, and is alone
+    assert work.progress() == "0/3 runs done, ETA 0 h 08 min"
+
+
+def test_on_a_terminal_the_progress_overwrites_itself(place, monkeypatch, capsys):
+    """Guards against a study that says nothing until its first run has ended, and lines that are overwritten."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    done, broken = (study.Experiment("main", "easy", flags, 0) for flags in ("none", "dpo"))
+    write_csv([a_row(done.name, end=0.5)], study.RESULTS)
+    work = study.Study([done, broken], 2, 1, False)
+    work.failed = {broken: "for a reason"}
+    study.report(work, [done, broken])
+    study.report(work, [])
+    line = work.progress()
+    assert capsys.readouterr().out == (f"{line}  {done.name}: 50.0% solved\n{line}  {broken.name}: failed: for a reason"
+                                       f"\n{line}  \r{line}  \r")
+
+
+@pytest.fixture
+def call(monkeypatch):
+    """The command, in a process that must start no other."""
+    def run(flags):
+        monkeypatch.setattr(sys, "argv", ["study", *flags.split()])
+        study.main()
+
+    monkeypatch.setattr(study.subprocess, "Popen", lambda *a, **k: pytest.fail("nothing may be started"))
+    return run
+
+
+def test_the_list_is_what_is_left(place, call, capsys):
+    """Guards against commands of runs that are done, and --list that starts something."""
+    listed = experiments(["main"], ["easy"])
+    write_csv([a_row(listed[0].name)], study.RESULTS)
+    for e, final in ((listed[1], None), (listed[2], {"step": 100, "pass@16": 0.5})):
+        e.folder.mkdir(parents=True)
+        (e.folder / "config.json").write_text(json.dumps(
+                {"settings": {"mitigation": "none", "seed": 0, "steps": 100}, "method": {}}))
+        if final:
+            (e.folder / "final.json").write_text(json.dumps(final))
+    call("--list --parts main --levels easy")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [f"python train.py --resume {listed[1].folder}"] + [e.command for e in listed[3:]]
+    call("--list --parts main --levels hard --methods optimal_baseline")
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 10 and all("--data runs/study-2/hard.jsonl" in line for line in lines) and study.HARD.is_file()
+    work = study.Study(listed, 1, 1, False)
+    write_csv([a_row(e.name) for e in listed], study.RESULTS)
+    call("--list --parts main --levels easy")
+    assert capsys.readouterr().out == ""  # and not an empty line, which would be a command
+    work.done = study.done_runs()  # of another study, since this one began
+    assert work.fill() == [] and work.todo == []
+
+
+def test_collect_only_takes_over(finished, call, monkeypatch, capsys):
+    """Guards against --collect that trains: one run is finished, the other never began."""
+    monkeypatch.setattr(study, "PARTS", {"sweeps": [("easy", (finished.flags, "none"), [3])]})
+    call("--collect --parts sweeps")
+    assert list(study.done_runs()) == [finished.name] and "1/2 runs done" in capsys.readouterr().out
+
+
+def test_tables_are_those_of_the_rows(place, call, monkeypatch):
+    """Guards against --tables that reads another file, or trains."""
+    read = []
+    monkeypatch.setattr(study, "write_study", read.append)
+    call("--tables")
+    assert read == [study.RESULTS]
+
+
+def test_the_tracked_rows_are_of_this_study():
+    """Guards against rows that no command of the list made, and rows that are there twice."""
+    known = {e.name: e for e in experiments()}
+    rows = [row for row in read_rows(study.ROOT / "lab" / "study" / "runs.csv") if row["version"] == str(study.VERSION)]
+    assert len({row["run"] for row in rows}) == len(rows) > 0
+    for row in rows:
+        e = known[row["run"]]
+        assert (row["part"], row["level"], row["seed"], row["command"]) == (e.part, e.level, str(e.seed), e.command)
+        values = study.values_of(e.command.partition("train.py")[2])
+        assert (float(row["steps"]), row["method"].split()[0]) == (values["steps"], values["mitigation"])

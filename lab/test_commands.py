@@ -1,0 +1,44 @@
+"""What every program says about a command line that cannot work: one sentence, before any work is done.
+
+Run it:  python -m pytest lab/test_commands.py
+"""
+import pytest
+
+import analyze
+from lab.gradients import measure as gradients
+from lab.gradients import ratio
+from lab.original import appendix_b
+from lab.study import collapse
+from lab.study import run as study
+from lab.truth import along as truth_along
+from lab.truth import critic as critic_quality
+from lab.truth import measure as ground_truth
+
+REFUSED = {
+    analyze: [("", "name one or more run folders"), ("--steps 3", "no flags"),
+              ("nowhere", "nowhere is not a run folder"), ("lab/study/runs.csv", "python -m lab.study.run --tables")],
+    appendix_b: [("", "name finished run folders"), ("--x", "and no flags"), ("nowhere", "is not a run folder")],
+    collapse: [("", "name run folders"), ("--x", "no flags"), ("nowhere", "nowhere is not a run folder")],
+    critic_quality: [("--batches 0", "--batches"), ("--model nowhere", "nowhere")],
+    gradients: [("--run nowhere", "has no checkpoints"), ("--model nowhere", "nowhere"), ("--quest 12", "--quest"),
+                ("--questions 3", "--questions"), ("--batches 3", "--batches"), ("--critic_batches 0", "--critic")],
+    ground_truth: [("--model no/such/model", "no/such/model"), ("--data no/such.jsonl", "no/such.jsonl"),
+                   ("--questions 1", "--questions must be"), ("--rollouts 0", "--rollouts must be"),
+                   ("--critic_batches 0", "--critic_batches must be"), ("--answers 1", "--answers 1 leaves no group"),
+                   ("--roll 8", "--roll"), ("--max_new_tokens 1000000", "--max_new"), ("--device foo", "--device")],
+    ratio: [("--batches 1", "--batches"), ("--model nowhere", "nowhere")],
+    study: [("--parts nothing", "--parts"), ("--processes 0", "--processes"), ("--unknown", "--unknown"),
+            ("--methods grpo", "--methods")],
+    truth_along: [("--name none", "--at"), ("--at 0 a b", "--name"), ("--name none --at 0 a nowhere", "nowhere")],
+}
+
+
+@pytest.mark.parametrize("program, words, said", [
+    pytest.param(program, words, said, id=f"{program.__name__.split('.')[-1]} {words}")
+    for program, cases in REFUSED.items() for words, said in cases])  # fmt: skip
+def test_a_wrong_command_is_refused_in_one_sentence(program, words, said, refusal, tmp_path, monkeypatch):
+    """Guards against a traceback, or minutes of work, before the user learns what is wrong."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(critic_quality, "fit", lambda *_: pytest.fail("it began to work"))
+    monkeypatch.setattr(study.subprocess, "Popen", lambda *_, **__: pytest.fail("it began to work"))
+    assert said in refusal(program, *words.split())

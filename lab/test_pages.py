@@ -1,0 +1,118 @@
+"""What the pages say of the laboratory holds: commands, tables, every quoted figure, and docs/methods.md.
+
+Run it:  python -m pytest lab/test_pages.py
+"""
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from lab import pages
+from lab.truth import score
+from methods import MITIGATIONS, ORDER
+from tests import test_pages as book
+from tests.test_pages import NAME, ROOT, check_command, check_links, copy, in_copy  # noqa: F401  `copy` is a fixture
+
+ROOMS = [*sorted((ROOT / "lab").glob("**/README.md")), ROOT / "lab" / "study" / "collapse.md"]
+PAGES = book.PAGES | {path: path.read_text(encoding="utf-8") for path in ROOMS}
+COMMANDS = book.commands_of(PAGES)
+EACH_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+
+FIGURE = re.compile(r"(?<![\w.])-?\d+\.\d+(?!\w)(?: ± \d+\.\d+)?(?: \(-?\d+\.\d+ to -?\d+\.\d+\))?")
+NO_FIGURE = re.compile(r"https?://\S+|\]\([^)]*\)|\b\d{4}\.\d{5}\b|Python \S+")  # links, arXiv ids, a version
+
+
+def linked(page, text):
+    """The files of the repository that a text on a page links to."""
+    targets = [target.partition("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", text)]
+    return [(page.parent / target).resolve() for target in targets if target and not target.startswith("https://")]
+
+
+@EACH_PAGE
+def test_links_lead_to_a_file_or_a_heading(page):
+    check_links(page)
+
+
+def test_no_two_pages_have_one_title():
+    titles = [text.splitlines()[0] for text in PAGES.values()]
+    assert len(set(titles)) == len(titles)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_name_files_that_exist(command):
+    check_command(command)
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if "-m lab." in c and "lab.truth.score" not in c])
+def test_flags_of_the_laboratory_exist(command):
+    """The source is enough: `--help` would import the experiment in a process of its own."""
+    for module, arguments in re.findall(r"-m (lab\.[\w.]+)([^;&|]*)", command):
+        source = (ROOT / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8")
+        for flag in re.findall(r"--(\w+)", arguments):
+            assert re.search(rf"--{flag}\b|^    {flag}: |\"{flag}\", ", source, re.M), command
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if "lab.truth.score" in c and NAME not in c])
+def test_commands_that_score_are_accepted(command):
+    score.parse(shlex.split(command)[3:])
+
+
+@EACH_PAGE
+def test_tables_are_those_of_the_results(page):
+    """Guards against a table that was edited by hand, or is older than the file it comes from, and a torn comment."""
+    assert len(pages.BLOCK.findall(PAGES[page])) == PAGES[page].count("<!-- lab/")
+    assert pages.BLOCK.sub(pages.fill, PAGES[page]) == PAGES[page]
+
+
+def test_a_block_is_filled_with_its_columns_and_rows(tmp_path, monkeypatch):
+    """Guards against columns or rows under another name, and one that is missing without a word."""
+    (tmp_path / "lab").mkdir()
+    rows = "| m | x | y |", "|---|--:|--:|", "| p | 1 | 2 |", "| q | 3 | 4 |"
+    (tmp_path / "lab" / "a.md").write_text("\n".join(["## T", "note", "", *rows, ""]))
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    filled = pages.BLOCK.sub(pages.fill, "<!-- lab/a.md | T | m; y | q -->\nold\n<!-- end -->")
+    assert [re.findall(r"\w+", line) for line in filled.splitlines()[2:-1]] == [["m", "y"], [], ["q", "4"]]
+    by_two = pages.BLOCK.sub(pages.fill, "<!-- lab/a.md | T | m; y | p, 1 -->\nold\n<!-- end -->")
+    assert [re.findall(r"\w+", line) for line in by_two.splitlines()[2:-1]] == [["m", "y"], [], ["p", "2"]]
+    for asked, name in (("T | m; z | q", "z"), ("T | m; y | r", "r"), ("T | m; y | p, 3", "p, 3"), ("U | m", "U")):
+        with pytest.raises(ValueError, match=f"\\b{name}\\b"):
+            pages.BLOCK.sub(pages.fill, f"<!-- lab/a.md | {asked} -->\n<!-- end -->")
+
+
+def test_the_page_of_methods_is_that_of_the_docstrings():
+    """A function of a reader's own, which is not in ORDER, need not be there."""
+    written = PAGES[ROOT / "docs" / "methods.md"]
+    for name in ORDER:
+        assert pages.describe(MITIGATIONS[name]) in written, "older than the docstrings: run python -m lab.pages"
+    assert written.startswith(pages.INTRODUCTION) and written.endswith(pages.CLOSING)
+
+
+def quoted(page):
+    """(figure, paragraph or bullet) for every figure in the prose of a page, and in tables written by hand."""
+    text = pages.BLOCK.sub("", PAGES[page])
+    text = re.sub(r"```.*?```|\$\$.*?\$\$|`[^`\n]*`|\$[^$\n]+\$", "", text, flags=re.S)
+    text = text.replace("−", "-").replace("**", "")
+    for block in re.split(r"\n\s*\n|\n(?=- |\d+\. |\|)", text):
+        if linked(page, block) or not block.startswith("|"):  # a table without a link states settings, not findings
+            if page.parent.name == "original" and block.startswith("|"):
+                block = re.sub(r"^(\|[^|]*\|)[^|]*", r"\1", block)  # the second column is what others found
+            for figure in FIGURE.findall(NO_FIGURE.sub("", block)):
+                yield figure, block
+
+
+@EACH_PAGE
+def test_every_quoted_figure_is_in_a_file_linked_beside_it(page):
+    """Guards against figures that are wrong, outdated or from nowhere: a link to a page counts with what it links."""
+    for figure, block in quoted(page):
+        files = linked(page, block)
+        files += [file for other in files if other in PAGES for file in linked(other, PAGES[other])]
+        texts = [file.read_text(encoding="utf-8") for file in files if file.suffix in (".md", ".csv", ".py")]
+        assert any(figure in text for text in texts), f"{figure} in: {block.strip()[:200]}"
+
+
+def test_the_function_is_scored(copy):
+    command = next(c for c in COMMANDS if f"lab.truth.score --mitigation {NAME}" in c)
+    text = in_copy(copy, *shlex.split(command)[1:])
+    assert f"| {NAME} (yours) " in text
+    assert (copy / "runs" / "truth" / f"score-{NAME}.png").is_file()

@@ -1,0 +1,302 @@
+"""Ground truth: how much each token of a response changed the probability of success.
+
+Let V_t be the probability that the response succeeds when the policy continues from just before token t. What token t
+did is the difference it made:
+
+    A*_t = V_{t+1} - V_t
+
+The obvious way to measure it samples continuations from every prefix and subtracts. Its error is as large as most of
+the differences. But the token that was taken is one of the two things that can happen at t. With its probability p_t
+the policy takes it, and the value becomes V_{t+1}. Otherwise it takes any other token; call the value of that U_t:
+
+    V_t = p_t V_{t+1} + (1 - p_t) U_t
+
+So work backwards. V_L, behind the last token, is the response's own success, 0 or 1. At every step only U_t is unknown,
+and rollouts estimate it: their first token is drawn from all but the actual one, the rest as usual, within what is left
+of the token limit. Substituting V_t gives
+
+    A*_t = (1 - p_t) (V_{t+1} - U_t)                         hence |A*_t| <= 1 - p_t, exactly
+
+and, because the rollouts for U_t are independent of everything behind t,
+
+    Var V_t = p_t^2 Var V_{t+1} + (1 - p_t)^2 Var U_t
+    Var A*_t = (1 - p_t)^2 (Var V_{t+1} + Var U_t)
+
+Three things follow. A token that was nearly certain can hardly have mattered, so it needs no rollouts, and most tokens
+are nearly certain. Where the policy had a choice, U_t counts for 1 - p_t, so the number of rollouts is proportional to
+that. And the A* of a response sum to its success - V_0, whatever the sampling errors are. We have not found this form
+in the literature. A* is the truth about success under *this* policy; it does not say what a perfect player would do.
+
+Beside A* stand the verdicts of an exact solver (lab/truth/solver.py), and the credit that every method gives to the
+same tokens. lab/truth/scoring.py says how close each method comes.
+
+Run it:  python -m lab.truth.measure                                   128 responses of the bundled model
+         python -m lab.truth.measure --rollouts 200                    adds rollouts to those of an earlier call
+         python -m lab.truth.measure --model runs/none-seed0/checkpoint --out runs/truth-trained
+"""
+import argparse
+import functools
+import json
+import time
+from pathlib import Path
+from typing import Callable, Iterator
+
+import numpy as np
+import torch
+
+from countdown_task import Puzzle
+from lab.truth.critic import find_heads
+from lab.truth.solver import KINDS, solver_columns, token_kinds
+from lab.truth.scoring import all_scores, draw_scores, score_tables
+from grpo import compare
+from methods import MITIGATIONS
+from plumbing.files import replace_file
+from plumbing.flags import new_parser
+from plumbing.metrics import log_columns
+from plumbing.progress import Progress, fail, one_sentence
+from plumbing.report import Table, clustered_mean, pm
+from rollout import (EVALUATION, ROWS_AT_ONCE, Policy, Queries, TokenBatch, draw_uniforms, generate_and_grade,
+                     generate_shared, token_batch)
+from train import BUNDLED, Settings, check, check_lengths, load_policy
+
+SURE = 0.005  # a token with 1 - p <= SURE gets no rollouts: its A* is set to 0, which is wrong by at most SURE
+PACKET = 8  # rollouts that start together; the two halves of a packet belong to two independent estimates
+SAVE_EVERY = 10.0  # seconds
+
+
+# -------------------------------------------------------------------------------------------- rollouts
+
+
+def packets_wanted(logprob: np.ndarray, rollouts: int) -> np.ndarray:
+    """How many packets of rollouts each token (N,) gets: about rollouts * (1 - p) rollouts, none where it was sure."""
+    other = -np.expm1(logprob)  # (N,) 1 - p
+    return np.where(other > SURE, np.ceil(rollouts * other / PACKET), 0).astype(int)
+
+
+def chunks(packets: np.ndarray, position: np.ndarray) -> list[np.ndarray]:
+    """The tokens that need packets (N,), cut into arrays of row numbers that are sampled together.
+
+    Tokens at like positions share a chunk, because their rollouts are of like length. The chunks come in random order,
+    so that the first ones tell how long the rest will take.
+    """
+    order = np.argsort(position, kind="stable")  # (N,)
+    order = order[packets[order] > 0]
+    chunk = np.cumsum(packets[order]) * PACKET // ROWS_AT_ONCE
+    parts = np.split(order, np.flatnonzero(np.diff(chunk)) + 1) if len(order) else []
+    return [parts[i] for i in np.random.default_rng(0).permutation(len(parts))]
+
+
+def roll(policy: Policy, puzzles: list[Puzzle], truth: dict, rows: np.ndarray, packets: np.ndarray, seed: int,
+         limit: int) -> tuple[np.ndarray, int]:
+    """Sample `packets` (n,) more packets for each of the tokens `rows` (n,): success (m, PACKET), and tokens sampled.
+
+    The random numbers of a packet depend on its token and its number alone, not on what else is sampled, or when.
+    """
+    token = np.repeat(rows, packets)  # (m,) the token that each packet belongs to
+    number = truth["packets"][token] + np.concatenate([np.arange(n) for n in packets])  # (m,) of the packet
+    position, left = truth["position"][token].astype(int), limit - truth["position"][token].astype(int)  # (m,) each
+    uniforms = np.zeros((len(token), PACKET, left.max()))
+    for i, key in enumerate(zip(truth["response"][token].tolist(), position.tolist(), number.tolist())):
+        uniforms[i, :, : left[i]] = np.random.default_rng([seed, *key]).random((PACKET, left[i]))
+    samples, grades = generate_and_grade(
+        policy, [puzzles[g] for g in truth["group"][token]], torch.from_numpy(uniforms).flatten(0, 1),
+        [truth["token"][i - t : i].tolist() for i, t in zip(token, position)],
+        torch.from_numpy(left.repeat(PACKET)), torch.from_numpy(truth["token"][token].astype(int).repeat(PACKET)))
+    return np.array([grade["answer"] for grade in grades]).reshape(-1, PACKET), int(samples.mask.sum())
+
+
+def sample_truth(policy: Policy, puzzles: list[Puzzle], truth: dict, rollouts: int, seed: int, limit: int,
+                 save: Callable[[], None]) -> None:
+    """Bring every token to the number of rollouts it should have, and save now and then.
+
+    Adds to the columns packets, solved and sampled of `truth`; `complete` says whether all rollouts were made.
+    """
+    missing = np.maximum(packets_wanted(truth["logprob"], rollouts) - truth["packets"], 0)  # (N,)
+    saved, done, total = time.perf_counter(), 0, int(missing.sum())
+    progress = Progress("rollouts", total * PACKET)
+    truth["complete"] = np.array(total == 0)
+    for rows in chunks(missing, truth["position"]):
+        success, tokens = roll(policy, puzzles, truth, rows, missing[rows], seed, limit)
+        halves = success.reshape(-1, 2, PACKET // 2).sum(2)  # (m, 2)
+        np.add.at(truth["solved"], np.repeat(rows, missing[rows]), halves.astype(int))
+        truth["packets"][rows] += missing[rows]
+        truth["sampled"] += tokens
+        done += int(missing[rows].sum())
+        truth["complete"] = np.array(done == total)
+        progress.show(done * PACKET)
+        if time.perf_counter() - saved > SAVE_EVERY:
+            save()
+            saved = time.perf_counter()
+
+
+# -------------------------------------------------------------------------------------------- values
+
+
+def backward(logprob: np.ndarray, solved: np.ndarray, tried: np.ndarray, success: float) -> np.ndarray:
+    """V, its standard error, A*, its standard error (4, L) of the tokens of one response, from the last to the first.
+
+    solved (L,) of tried (L,) rollouts succeeded. Where there were none, U is taken to be V_{t+1}, so that A* is 0, and
+    the bound 1 - p is reported as its error. The variance of U uses the rate (solved + 1) / (tried + 2), because the
+    plain rate claims certainty when all rollouts agree.
+    """
+    values, V, variance = np.zeros((4, len(logprob))), float(success), 0.0
+    for t in reversed(range(len(logprob))):
+        other = -np.expm1(float(logprob[t]))  # 1 - p
+        a_star, error = 0.0, other
+        if tried[t]:
+            U, rate = solved[t] / tried[t], (solved[t] + 1) / (tried[t] + 2)
+            variance_U = rate * (1 - rate) / tried[t]
+            a_star, error = other * (V - U), other * np.sqrt(variance + variance_U)
+            V, variance = V - a_star, (1 - other) ** 2 * variance + other**2 * variance_U
+        values[:, t] = V, np.sqrt(variance), a_star, error
+    return values
+
+
+def add_values(truth: dict) -> None:
+    """Columns value, value_error, a_star, a_star_error (N,); a_star_halves (N, 2) is from each half of the rollouts."""
+    tried, solved, logprob = truth["packets"] * PACKET, truth["solved"], truth["logprob"]
+    values, halves = np.zeros((4, len(logprob))), np.zeros((len(logprob), 2))
+    for rows in by_response(truth):
+        success = truth["success"][rows.start]
+        values[:, rows] = backward(logprob[rows], solved[rows].sum(1), tried[rows], success)
+        for half in (0, 1):
+            halves[rows, half] = backward(logprob[rows], solved[rows, half], tried[rows] // 2, success)[2]
+    truth |= dict(zip(("value", "value_error", "a_star", "a_star_error"), values)) | {"a_star_halves": halves}
+
+
+def by_response(truth: dict) -> Iterator[slice]:
+    """The rows of each response."""
+    starts = np.flatnonzero(truth["position"] == 0).tolist() + [len(truth["position"])]
+    return map(slice, starts, starts[1:])
+
+
+def table_facts(truth: dict) -> Table:
+    """How much was measured, and how precisely."""
+    first, tried, puzzle = truth["position"] == 0, truth["packets"] > 0, truth["group"].astype(int)
+    error = truth["a_star_error"][tried]
+    rows = [["puzzles, responses, tokens", f"{len(np.unique(puzzle))}, {first.sum()}, {len(tried):,}"],
+            ["success", pm(*clustered_mean(truth["success"][first], puzzle[first]))],
+            ["rollouts, tokens sampled for them", f"{truth['packets'].sum() * PACKET:,}, {truth['sampled']:,}"],
+            [f"tokens with rollouts (1 - p above {SURE:g})", f"{tried.mean():.1%}"],
+            ["mean abs(A*), with rollouts", pm(*clustered_mean(np.abs(truth["a_star"][tried]), puzzle[tried]))],
+            ["standard error of A*, with rollouts: root mean square, largest",
+             f"{np.sqrt(np.mean(error**2)):.3f}, {error.max():.3f}"],
+            ["standard error of V: root mean square", f"{np.sqrt(np.mean(truth['value_error'] ** 2)):.3f}"]]
+    return Table("What was measured", "± is one standard error clustered by puzzle.", ["", ""], rows)
+
+
+# -------------------------------------------------------------------------------------------- the file
+
+
+def describe(batch: TokenBatch, settings: dict) -> dict:
+    """The columns of ground_truth.npz that are known before any rollout."""
+    truth = log_columns(0, batch, batch.advantage[:, None].expand(batch.mask.shape))
+    del truth["credit"]  # every method's credit is in `credits`
+    N, lengths = len(truth["token"]), batch.mask.sum(1).tolist()
+    truth["success"] = np.repeat(batch.success.cpu().numpy().astype(np.float32), lengths)
+    labels = []
+    for i, (text, spans, length) in enumerate(zip(batch.text, batch.spans, lengths)):
+        puzzle, stops = batch.puzzles[batch.group[i]], [0] + [stop for _, stop in spans]
+        role, in_answer = (x[i, :length].cpu().numpy() for x in (batch.role, batch.in_answer))
+        labels.append((token_kinds(text, spans, role, in_answer),
+                       *solver_columns(text, spans, puzzle.numbers, puzzle.target),
+                       [text[a:b] for a, b in zip(stops, stops[1:])]))
+    names = "kind", "reachable_before", "reachable", "piece"
+    truth |= {name: np.concatenate(columns) for name, columns in zip(names, zip(*labels))}
+    prompts = [batch.task.show(batch.puzzles[g]) for g in batch.group.tolist()]
+    return truth | {"kinds": np.array(KINDS), "prompts": np.array(prompts), "settings": np.array(json.dumps(settings)),
+                    "packets": np.zeros(N, int), "solved": np.zeros((N, 2), int), "sampled": np.array(0)}
+
+
+def add_credit(truth: dict, batch: TokenBatch) -> None:
+    """Columns methods (M,) and credits (M, N): the credit that every method gives, at its defaults."""
+    credits, progress = [], Progress("credit of every method", len(MITIGATIONS))
+    for method in MITIGATIONS.values():
+        credits.append(method(batch)[batch.mask].cpu().numpy().astype(np.float32))
+        progress.show(len(credits))
+    truth |= {"methods": np.array(list(MITIGATIONS)), "credits": np.stack(credits)}
+
+
+def read_rollouts(truth: dict, file: Path) -> None:
+    """Take over the rollouts of an existing file. ValueError if it is broken, or about other responses."""
+    try:
+        old = dict(np.load(file))
+        same = old["settings"] == truth["settings"] and np.array_equal(old["token"], truth["token"])
+    except Exception:  # a truncated zip raises many different ones
+        raise ValueError(f"{file} can't be read: remove it, or choose another --out") from None
+    if not same:
+        raise ValueError(f"{file} is about other responses: choose another --out, or the settings it was made with, "
+                         f"{old['settings']}")
+    truth |= {name: old[name] for name in ("packets", "solved", "sampled")}
+
+
+def save_truth(truth: dict, file: Path) -> None:
+    """Write ground_truth.npz, with the values that follow from the rollouts so far."""
+    add_values(truth)
+    replace_file(file, lambda part: np.savez(part, **truth))
+
+
+# -------------------------------------------------------------------------------------------- the command
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = new_parser(description=__doc__)
+    parser.add_argument("--model", default=str(BUNDLED), help="a model folder, such as a run's checkpoint")
+    parser.add_argument("--data", default="", help=".jsonl or .parquet of puzzles; empty: generated ones")
+    parser.add_argument("--questions", type=int, default=16, help="held-out puzzles (default 16)")
+    parser.add_argument("--answers", type=int, default=8, help="responses to each (default 8)")
+    parser.add_argument("--rollouts", type=int, default=100, help="per token, times 1 - p (default 100)")
+    parser.add_argument("--max_new_tokens", type=int, default=140, help="a longer response is cut off (default 140)")
+    parser.add_argument("--seed", type=int, default=0, help="of responses and rollouts (default 0)")
+    parser.add_argument("--critic_batches", type=int, default=100, help="of 96 responses, for `ppo` (default 100)")
+    parser.add_argument("--device", default="cpu", help="any torch device (default cpu)")
+    parser.add_argument("--out", type=Path, default=Path("runs/truth"), help="folder (default runs/truth)")
+    args = parser.parse_args()
+    for name, least in {"questions": 2, "rollouts": 1, "critic_batches": 1}.items():  # intervals are over puzzles
+        if getattr(args, name) < least:
+            fail(f"--{name} must be at least {least}")
+    return args
+
+
+def prepare(args: argparse.Namespace) -> tuple[Policy, list[Puzzle], TokenBatch, dict]:
+    """Policy, puzzles, responses, and the columns known so far. ValueError for settings that can't work."""
+    s = Settings(model=args.model, data=args.data, eval_problems=args.questions, answers=args.answers,
+                 max_new_tokens=args.max_new_tokens, seed=args.seed, device=args.device)
+    check(s)
+    policy = load_policy(s)
+    puzzles = policy.task.load("heldout", s.eval_problems, s.data)
+    check_lengths(policy, puzzles, s)
+    args.out.mkdir(parents=True, exist_ok=True)
+    heads = find_heads(args.out, args.model, policy, args.critic_batches)
+    policy = policy._replace(heads=heads, reference=policy.model)
+    uniforms = draw_uniforms(args.seed, EVALUATION - 1, len(puzzles), args.answers, args.max_new_tokens)
+    samples = generate_shared(policy, [policy.prompt(puzzle) for puzzle in puzzles], uniforms)
+    batch = token_batch(Queries(policy, puzzles, samples, s, step=0))
+    batch.advantage = compare(batch)
+    settings = {"model": Path(args.model).name, "data": Path(args.data).name} | {  # names only: the file is published
+        name: getattr(args, name) for name in ("questions", "answers", "max_new_tokens", "seed")}
+    return policy, puzzles, batch, describe(batch, settings)
+
+
+def main() -> None:
+    """Sample responses, measure the truth about their tokens, and score the credit of every method against it."""
+    args = arguments()
+    file = args.out / "ground_truth.npz"
+    with one_sentence(f"interrupted; the same command resumes from what is in {args.out}"):
+        policy, puzzles, batch, truth = prepare(args)
+        if file.is_file():
+            read_rollouts(truth, file)
+        add_credit(truth, batch)
+        save = functools.partial(save_truth, truth, file)
+        sample_truth(policy, puzzles, truth, args.rollouts, args.seed, args.max_new_tokens, save)
+        save()
+        scores = all_scores(batch, truth)
+    text = "\n".join(map(str, [table_facts(truth), *score_tables(scores, truth)]))
+    (args.out / "scores.md").write_text(text, encoding="utf-8")
+    draw_scores(args.out / "scores.md", args.out / "scores.png")
+    print(f"{text}\nwrote {args.out}; look at it with: python -m lab.truth.page {file}")
+
+
+if __name__ == "__main__":
+    main()

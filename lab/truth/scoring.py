@@ -1,0 +1,307 @@
+"""How close each method's credit comes to the truth of lab/truth/measure.py: scores, tables and a picture.
+
+A method is compared in two ways. Over all tokens, even plain GRPO agrees with A*, because the A* of a response sum to
+its success - V_0. Within responses, after subtracting each response's mean, only what a method knows about single
+tokens counts: plain GRPO knows nothing there.
+
+Puzzles are the unit of all intervals. Answers to the same puzzle share its difficulty, and their advantages depend
+on each other, so responses or tokens would make the intervals too narrow.
+
+Run it:  python -m lab.truth.measure        writes scores.md and scores.png
+"""
+from pathlib import Path
+from typing import Callable, Iterator, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from analyze import is_control, method_name, spread_within
+from lab.correlation import ranks
+from lab.estimates import cell, draw_estimate, read_cell, read_table
+from lab.truth.solver import DECISIONS, KINDS
+from plumbing.progress import Progress
+from plumbing.report import GREY, PALETTE, Estimate, Table, clustered_mean, new_figure, pm, save_figure
+from rollout import TokenBatch
+from sampler import PromptCache, ResponseCache, response_logprobs
+
+RESAMPLES = 2000  # of the bootstrap
+AT_ONCE = 4  # credits whose gradients share a forward pass
+HALVES = "half against half"
+SHAPE = ("effective sample size", "varies within")
+
+
+# -------------------------------------------------------------------------------------------- intervals over puzzles
+
+
+def sums(puzzle: np.ndarray, *columns: np.ndarray) -> np.ndarray:
+    """The sums (Q, k) of k columns (n,) over the tokens of each puzzle."""
+    return np.stack([np.bincount(puzzle, column, puzzle.max(initial=-1) + 1) for column in columns], axis=1)
+
+
+def resampled(Q: int) -> np.ndarray:
+    """How often the bootstrap draws each of Q puzzles (RESAMPLES, Q); the same draws for everything compared."""
+    return np.random.default_rng(0).multinomial(Q, np.full(Q, 1 / Q), size=RESAMPLES)
+
+
+def bootstrap(statistic: Callable[[np.ndarray], np.ndarray], by_puzzle: np.ndarray) -> Estimate:
+    """The statistic of the total of sums (Q, k), with the 95% percentile interval over resampled puzzles."""
+    if not len(by_puzzle):
+        return Estimate(float("nan"))
+    draws = resampled(len(by_puzzle)) @ by_puzzle  # (RESAMPLES, k)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        (value,), found = statistic(by_puzzle.sum(0)[None]), statistic(draws)
+    found = found[np.isfinite(found)]  # a resample may leave it undefined
+    return Estimate(float(value), *np.percentile(found, (2.5, 97.5))) if np.isfinite(value) else Estimate(float("nan"))
+
+
+def correlation(s: np.ndarray) -> np.ndarray:
+    """Pearson's r (...) from sums (..., 6) of 1, x, y, x^2, y^2, xy; NaN where either does not vary."""
+    n, x, y, xx, yy, xy = np.moveaxis(s, -1, 0)
+    squared = (n * xx - x**2) * (n * yy - y**2)
+    varies = squared > 1e-9 * n**2 * xx * yy
+    return np.where(varies, (n * xy - x * y) / np.sqrt(np.where(varies, squared, 1.0)), np.nan)
+
+
+def correlate(x: np.ndarray, y: np.ndarray, puzzle: np.ndarray) -> Estimate:
+    """Pearson's r of two columns (n,), with its interval."""
+    return bootstrap(correlation, sums(puzzle, np.ones(len(x)), x, y, x * x, y * y, x * y))
+
+
+def share(s: np.ndarray) -> np.ndarray:
+    """The first sum over the second (...) of sums (..., 2)."""
+    return s[..., 0] / s[..., 1]
+
+
+def jackknife(statistic: Callable[[np.ndarray], float], n: int) -> Estimate:
+    """statistic(use (n,) bool) of all n puzzles or batches, ± 1.96 of its jackknife error."""
+    parts = np.array([statistic(np.arange(n) != i) for i in range(n)])
+    value = statistic(np.ones(n, bool))
+    error = np.sqrt((n - 1) / n * ((parts - parts.mean()) ** 2).sum())
+    return Estimate(value, value - 1.96 * error, value + 1.96 * error)
+
+
+# -------------------------------------------------------------------------------------------- scores
+
+
+class Score(NamedTuple):
+    """How close one credit is to A*; the notes of the tables say what each figure means."""
+
+    pooled_spearman: Estimate
+    pooled_pearson: Estimate
+    sign: Estimate
+    within_spearman: Estimate
+    within_pearson: Estimate
+    cosine: Estimate
+    solver: Estimate
+
+
+def score(x: np.ndarray, y: np.ndarray, truth: dict, cosine: Estimate) -> Score:
+    """How close credit x (N,) is to the truth y (N,), over all tokens and within responses."""
+    x, y, puzzle, tried = x.astype(float), y.astype(float), truth["group"].astype(int), truth["packets"] > 0
+    signed = tried & (y != 0)
+    agrees = (1 + np.sign(x) * np.sign(y))[signed] / 2
+    return Score(
+        pooled_spearman=correlate(ranks(x), ranks(y), puzzle), pooled_pearson=correlate(x, y, puzzle),
+        sign=bootstrap(share, sums(puzzle[signed], agrees, np.ones(len(agrees)))),
+        within_spearman=within(x, y, truth, tried, True), within_pearson=within(x, y, truth, tried, False),
+        cosine=cosine, solver=within(x, truth["reachable"], truth, truth["reachable_before"] == 1, True))
+
+
+def centred(x: np.ndarray, response: np.ndarray, by_rank: bool) -> np.ndarray:
+    """Values (n,), or their ranks as shares, minus the mean of their response; exactly 0 where it has but one value."""
+    out = np.zeros(len(x))
+    for r in np.unique(response):
+        inside = response == r
+        values = ranks(x[inside]) / inside.sum() if by_rank else x[inside].astype(float)
+        if np.ptp(x[inside]) > 1e-6 * np.abs(x[inside]).max():
+            out[inside] = values - values.mean()
+    return out
+
+
+def within(x: np.ndarray, y: np.ndarray, columns: dict, use: np.ndarray, by_rank: bool) -> Estimate:
+    """Correlation of x and y (N,) within responses, among the tokens `use` (N,)."""
+    x, y = (centred(values[use], columns["response"][use], by_rank) for values in (x, y))
+    return correlate(x, y, columns["group"][use].astype(int))
+
+
+def cosine_of(x: np.ndarray, y: np.ndarray) -> Estimate:
+    """Cosine of two sums of puzzle gradients (Q, P), with its interval.
+
+    By the jackknife: a resample that draws puzzles twice holds fewer of them, and their noise shrinks every cosine.
+    """
+    grams = x @ y.T, x @ x.T, y @ y.T  # (Q, Q) each
+    value, low, high, _ = jackknife(lambda use: cosine(*grams, use), len(x))
+    return Estimate(value, max(low, -1.0), min(high, 1.0))
+
+
+def cosine(xy: np.ndarray, xx: np.ndarray, yy: np.ndarray, use: np.ndarray) -> float:
+    """The cosine of two sums of gradients over the puzzles or batches use (n,), from products (n, n) of their parts.
+
+    Noise of their own shrinks it, shared noise raises it.
+    """
+    sum_xy, sum_xx, sum_yy = (gram[np.ix_(use, use)].sum() for gram in (xy, xx, yy))
+    return sum_xy / np.sqrt(sum_xx * sum_yy) if sum_xx * sum_yy > 0 else np.nan
+
+
+def credit_gradients(batch: TokenBatch, credits: Tensor, size: int) -> Iterator[Tensor]:
+    """For every `size` responses, which must answer one puzzle, the gradients (M, P) of sum credit * log pi.
+
+    One for each of the credits (M, B, T), with respect to all P parameters.
+    """
+    model, prompts = batch.ask.policy.model, batch.ask.prompts
+    prompt_of = torch.zeros(size, dtype=torch.long, device=batch.mask.device)  # (size,) there is one prompt
+    for first in range(0, len(batch.text), size):
+        rows = slice(first, first + size)
+        T = int(batch.mask[rows].sum(1).max())
+        cache = ResponseCache(PromptCache(model, [prompts[int(batch.group[first])]]), prompt_of)
+        logprob = response_logprobs(model, cache, batch.tokens[rows, :T], batch.mask[rows, :T])  # (size, T)
+        parts = [torch.autograd.grad(logprob, list(model.parameters()), credit[rows, :T], retain_graph=True)
+                 for credit in credits]
+        yield torch.stack([torch.cat([g.flatten() for g in part]) for part in parts])
+
+
+def on_tokens(column: np.ndarray, batch: TokenBatch) -> Tensor:
+    """A column (N,) of a truth as (B, T), 0 on padding."""
+    return torch.zeros_like(batch.logprob).masked_scatter(batch.mask, torch.from_numpy(column).to(batch.logprob))
+
+
+def updates_of(credits: list[np.ndarray], batch: TokenBatch) -> np.ndarray:
+    """The gradients (M, Q, P) that each of M credits (N,) causes at each puzzle."""
+    spread = torch.stack([on_tokens(credit, batch) for credit in credits])  # (M, B, T)
+    parts = credit_gradients(batch, spread, len(batch.text) // len(batch.puzzles))  # Q of (M, P)
+    return torch.stack(list(parts), dim=1).cpu().numpy()
+
+
+def credit_scores(credits: dict[str, np.ndarray], batch: TokenBatch, truth: dict) -> dict[str, Score]:
+    """By name, the score of each credit (N,)."""
+    scores, (exact,), progress = {}, updates_of([truth["a_star"]], batch), Progress("scoring", len(credits))
+    for names in (list(credits)[i : i + AT_ONCE] for i in range(0, len(credits), AT_ONCE)):
+        for name, update in zip(names, updates_of([credits[name] for name in names], batch)):
+            scores[name] = score(credits[name], truth["a_star"], truth, cosine_of(update, exact))
+        progress.show(len(scores))
+    return scores
+
+
+def all_scores(batch: TokenBatch, truth: dict) -> dict[str, Score]:
+    """The score of every method, of the original's two measures, and of one half of the rollouts against the other."""
+    halves = truth["a_star_halves"].T
+    between = score(*halves, truth, cosine_of(*updates_of(list(halves), batch)))
+    return credit_scores(all_credit(truth), batch, truth) | {HALVES: between}
+
+
+def all_credit(truth: dict) -> dict[str, np.ndarray]:
+    """By name, the credit (N,) of every method, then what the original work tabulated of GRPO's."""
+    return dict(zip(truth["methods"].tolist(), truth["credits"])) | seed_measures(truth)
+
+
+def seed_measures(truth: dict) -> dict[str, np.ndarray]:
+    """The original's measure of GRPO's credit, and its gradient in logit space (N,), signed as the advantage."""
+    return {"A·abs(log p)": truth["advantage"] * -truth["logprob"],
+            "A·‖onehot - p‖": truth["advantage"] * truth["logit_grad"]}
+
+
+# -------------------------------------------------------------------------------------------- tables and picture
+
+
+def score_tables(scores: dict[str, Score], truth: dict) -> list[Table]:
+    """All tables of scores.md but the first."""
+    return [table_pooled(scores), table_within(scores, truth), table_sizes(truth), table_kinds(truth),
+            table_solver(truth)]
+
+
+def table_pooled(scores: dict[str, Score]) -> Table:
+    """Each method against A*, all tokens together."""
+    rows = [[name, *map(cell, (s.pooled_spearman, s.pooled_pearson, s.sign, s.cosine))]
+            for name, s in scores.items()]
+    return Table("Credit against A*, all tokens", (
+        "Rank correlation and correlation; share of tokens with rollouts where credit has the sign of A* (no credit "
+        "counts half, A* = 0 does not count); cosine between the update that the credit causes, in all parameters, "
+        "and the one that A* causes. In brackets, 95% intervals over puzzles, by bootstrap, for the cosine by "
+        "jackknife. Half against half: A* from one half of the rollouts against A* from the other. Halves that agree "
+        "by r leave room for about sqrt(2 r / (1 + r))."),
+        ["method", "Spearman", "Pearson", "sign", "cosine of update"], rows)
+
+
+def table_within(scores: dict[str, Score], truth: dict) -> Table:
+    """Each method against A* and the solver, counting only what differs within a response."""
+    listed = {"A*": truth["a_star"]} | all_credit(truth)
+    shape = {name: spread_within(credit, truth["response"].astype(int)) for name, credit in listed.items()}
+    exact = score(truth["a_star"], truth["a_star"], truth, Estimate(1.0))
+    rows = [[name, *map(cell, (s.within_spearman, s.within_pearson, s.solver)),
+             *(cell(Estimate(shape[name][k])) if name in shape else "" for k in SHAPE)]
+            for name, s in (scores | {"A*": exact}).items()]
+    return Table("Credit against A* and the solver, within responses", (
+        "Tokens with rollouts, ranks and values centred in each response: what a method knows beyond the outcome; "
+        "empty where its credit is the same on all tokens. Solver: rank correlation with its verdict on an operand, "
+        "operator or result, which is 0 where the token keeps the target within reach and -1 where it loses it; tokens "
+        "before which it was out of reach do not count. Effective sample size and share of the credit that varies "
+        "within a response: see analyze.py."),
+        ["method", "Spearman", "Pearson", "solver", *SHAPE], rows)
+
+
+def table_sizes(truth: dict) -> Table:
+    """Does more credit, or more gradient, lie on the tokens that matter?"""
+    tried, puzzle, a_star = truth["packets"] > 0, truth["group"].astype(int), np.abs(truth["a_star"])
+    sizes = {"abs(A)": np.abs(truth["advantage"])} | {
+        f"abs({name})": np.abs(x) for name, x in seed_measures(truth).items()} | {
+        "entropy": truth["entropy"], "1 - p": -np.expm1(truth["logprob"])}
+    rows = [[name, cell(correlate(ranks(x), ranks(a_star), puzzle)), cell(within(x, a_star, truth, tried, True))]
+            for name, x in sizes.items()]
+    return Table("Size against abs(A*)", "Rank correlation over all tokens, and within responses over those with "
+                 "rollouts.", ["size", "all tokens", "within"], rows)
+
+
+def table_kinds(truth: dict) -> Table:
+    """How much credit each kind of token gets."""
+    decides = np.isin(truth["kind"], [KINDS.index(kind) for kind in DECISIONS])
+    groups = [decides, ~decides, *(truth["kind"] == k for k in range(len(KINDS)))]
+    rows = [["tokens"] + [f"{group.mean():.1%}" for group in groups]]
+    def means(x: np.ndarray, digits: int) -> list[str]:
+        return [pm(*clustered_mean(x[group], truth["group"][group].astype(int)), digits) for group in groups]
+    for name, credit in ({"A*": truth["a_star"]} | all_credit(truth)).items():
+        size = np.abs(credit.astype(float))
+        rows.append([name, *means(size / size.mean(), 2)])
+    rows.append(["mean A*", *means(truth["a_star"], 3)])
+    return Table("Where it lies", (
+        "Mean abs(credit) of a kind of token over the mean of all tokens, ± one standard error clustered by puzzle. "
+        "Decisions are operands and operators. Opening: words before a sentence's first calculation; verdict: a "
+        "sentence without one; unfinished: cut off."), ["", "decisions", "the rest", *KINDS], rows)
+
+
+def table_solver(truth: dict) -> Table:
+    """What the policy's value says of the tokens that lose the target."""
+    rows, puzzle = [], truth["group"].astype(int)
+    for name in ("operand", "operator", "result"):
+        asked = (truth["kind"] == KINDS.index(name)) & (truth["reachable_before"] == 1)
+        lost, kept = asked & (truth["reachable"] == 0), asked & (truth["reachable"] == 1)
+        rows.append([name, f"{asked.sum():,}", f"{lost.sum() / asked.sum():.1%}" if asked.any() else "",
+                     *(pm(*clustered_mean(truth["a_star"][use], puzzle[use])) for use in (kept, lost))])
+    return Table("The solver's verdict and A*", (
+        "Tokens before which the target could be reached in the attempt being written; how many of them lose it; mean "
+        "A* where they keep it and where they lose it, ± one standard error clustered by puzzle."),
+        ["", "tokens", "lose the target", "A*, kept", "A*, lost"], rows)
+
+
+def draw_scores(tables: Path, file: Path) -> None:
+    """Two of the scores in score_tables, read from their file, of every method; the best within a response on top."""
+    figure, axes = new_figure(2, 1, 5.4, sharey=True)
+    panels = {("Credit against A* and the solver, within responses", "Spearman"): "Within a response: rank correlation",
+              ("Credit against A*, all tokens", "cosine of update"): "Whole update: cosine"}
+    order = []
+    for axis, ((table, column), title) in zip(axes.flat, panels.items()):
+        header, rows = read_table(tables, table)
+        scores = {row[0]: read_cell(row[header.index(column)]) for row in rows if row[0] != "A*"}
+        halves = scores.pop(HALVES).value
+        perfect = np.sqrt(2 * halves / (1 + halves))
+        order = order or sorted(scores, key=lambda name: -np.nan_to_num(scores[name].value))
+        for y, name in enumerate(order):
+            if np.isnan(scores[name].value):
+                axis.text(0.02, y, "the same on all tokens", va="center", fontsize=8)
+            draw_estimate(axis, y, scores[name], is_control(name), colour=GREY if is_control(name) else PALETTE[0])
+        axis.axvline(0, color=GREY, lw=1)
+        axis.axvline(perfect, color=PALETTE[1], ls="--")
+        axis.set(title=f"{title} with A*", xlabel=f"dashed: a perfect method reaches {perfect:.2f}")
+    axes[0, 0].set_yticks(range(len(order)), map(method_name, order))
+    axes[0, 0].invert_yaxis()
+    save_figure(figure, file)
