@@ -37,7 +37,7 @@ from plumbing.processes import check_equal, join, leads, leave
 from plumbing.progress import Progress, clock, one_sentence
 from plumbing.task_file import load_task
 from plumbing.tokenizer import Tokenizer
-from qwen2_model import Qwen2, load_model, save_model
+from qwen2_model import load_model, save_model
 from rollout import EVALUATION, Policy, Queries, TokenBatch, draw_puzzles, draw_uniforms, generate_and_grade, rollout
 
 BUNDLED = Path(__file__).parent / "models" / "countdown-tiny"

@@ -8,23 +8,6 @@ import numpy as np
 from plumbing.report import PALETTE, Estimate, plt, pm
 
 
-def explained(x: np.ndarray, label: np.ndarray) -> float:
-    """Share of the variance of x (n,) that lies between labels (n,)."""
-    count = np.maximum(np.bincount(label), 1)
-    return float(((np.bincount(label, x) / count)[label] - x.mean()).var() / x.var())
-
-
-def holm(p: dict[str, float]) -> set[str]:
-    """The names whose differences are significant at 5% after Holm's correction for having looked at all of p."""
-    known = sorted((value, name) for name, value in p.items() if not math.isnan(value))
-    passed = set()
-    for i, (value, name) in enumerate(known):
-        if value > 0.05 / (len(known) - i):
-            break
-        passed.add(name)
-    return passed
-
-
 def points(e: Estimate) -> str:
     """A share in percent, or a difference in points, ± half of its interval."""
     return pm(100 * e.value, 100 * (e.high - e.value), 1)

@@ -4,7 +4,8 @@ Run it:  python -m pytest lab/test_estimates.py
 """
 import pytest
 
-from lab.estimates import cell, holm, read_cell
+from lab.estimates import cell, read_cell
+from lab.statistics import holm
 from plumbing.report import Estimate, pm
 
 

@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM
 import countdown_task
 import train
 from countdown_task import generate_puzzles, split
-from grpo import compare, update
+from grpo import update
 from methods import MITIGATIONS
 from methods.heads import Critic, Importance, load_head, save_head
 from mitigations import none, required

@@ -23,15 +23,15 @@ import torch
 from torch import Tensor
 
 from countdown_task import Puzzle, generate_puzzles
-from lab.correlation import ranks
-from lab.truth.critic import LIMIT, find_heads, sample
-from lab.estimates import cell, draw_estimate, explained, read_cell, read_table
+from lab.estimates import cell, draw_estimate, read_cell, read_table
 from lab.gradients.noise import method_gradients, table_baseline, table_methods
 from lab.gradients.rank import (CONTROLS_AT, SIZES, TRUTH_PUZZLES, by_success, draw_ranks, effective_rank,
                                        gram_spectrum, products, rank_rows, tables_rank)
+from lab.statistics import bootstrap, correlate, explained, ranks, sums, within
+from lab.truth.critic import LIMIT, find_heads, sample
 from lab.truth.measure import add_values, describe, sample_truth
 from lab.truth.solver import DECISIONS, KINDS
-from lab.truth.scoring import bootstrap, correlate, credit_gradients, on_tokens, sums, within
+from lab.updates import credit_gradients, on_tokens
 from plumbing.flags import new_parser
 from plumbing.progress import Progress, fail, one_sentence
 from plumbing.report import GREY, PALETTE, Estimate, Table, bins, interval, new_figure, pm, save_figure, t_statistics

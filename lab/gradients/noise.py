@@ -16,10 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from grpo import group_advantage
 from lab.estimates import cell
 from lab.gradients.rank import SIZES, products
-from lab.truth.scoring import bootstrap, centred, correlate, credit_gradients, jackknife
-from grpo import group_advantage
+from lab.statistics import bootstrap, centred, correlate, jackknife
+from lab.updates import credit_gradients
 from methods import MITIGATIONS
 from plumbing.report import Table
 from rollout import TokenBatch

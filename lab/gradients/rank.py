@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lab.estimates import read_cell, read_table
-from lab.truth.scoring import credit_gradients
 from grpo import group_advantage
+from lab.estimates import read_cell, read_table
+from lab.updates import credit_gradients
 from methods import MITIGATIONS
 from methods.calculations import reward_decomposition
 from plumbing.progress import Progress

@@ -31,9 +31,10 @@ from torch import Tensor
 
 from analyze import COLOURS, method_name
 from countdown_task import Puzzle
-from lab.estimates import explained, read_cell, read_table
-from lab.truth.scoring import credit_gradients
 from grpo import compare, policy_loss, token_weights, update
+from lab.estimates import read_cell, read_table
+from lab.statistics import explained
+from lab.updates import credit_gradients
 from plumbing.flags import new_parser
 from plumbing.optimizer import Optimizer
 from plumbing.progress import Progress, fail, one_sentence

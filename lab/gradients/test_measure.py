@@ -14,13 +14,13 @@ import torch
 import countdown_task
 import train
 from countdown_task import Puzzle
+from lab import statistics
+from lab.estimates import cell, read_cell, read_table
 from lab.gradients import measure as gradients
 from lab.gradients import noise as gradient_noise
 from lab.gradients import rank as gradient_rank
+from lab.statistics import ranks
 from lab.truth import critic as critic_quality
-from lab.truth import scoring as truth_scores
-from lab.correlation import ranks
-from lab.estimates import cell, read_cell, read_table
 from lab.truth.solver import KINDS
 from methods import MITIGATIONS
 from plumbing.report import interval, t_statistics
@@ -194,7 +194,7 @@ def brief(monkeypatch):
         for module in (gradients, gradient_rank, critic_quality):
             monkeypatch.setattr(module, name, value, raising=False)
     monkeypatch.setattr(critic_quality, "SIZE", 4)
-    monkeypatch.setattr(truth_scores, "RESAMPLES", 40)
+    monkeypatch.setattr(statistics, "RESAMPLES", 40)
     monkeypatch.setattr(gradient_noise, "MITIGATIONS", {name: MITIGATIONS[name] for name in ("none", "ppo")})
     monkeypatch.setattr(countdown_task, "grade", some_rewards)
 

@@ -14,8 +14,8 @@ import torch
 import countdown_task
 import grpo
 from countdown_task import Puzzle
+from lab import updates
 from lab.gradients import noise as gradient_noise
-from lab.truth import scoring as truth_scores
 from methods import MITIGATIONS
 from plumbing.optimizer import Optimizer
 from rollout import Policy, rollout
@@ -72,7 +72,7 @@ def test_signal_noise_and_cosines_by_their_definitions():
     assert gradient_noise.cross(grams[0], use) == pytest.approx(crossed(a, b))
     assert gradient_noise.signal_to_noise(grams[1], use) == pytest.approx(((a.mean(0) ** 2).sum() - S / 6) / S)
     cosine = a.mean(0) @ b.mean(0) / np.linalg.norm(a.mean(0)) / np.linalg.norm(b.mean(0))
-    assert truth_scores.cosine(*grams, use) == pytest.approx(cosine)
+    assert updates.cosine(*grams, use) == pytest.approx(cosine)
     clean = crossed(a, b) / (crossed(a, a) * crossed(b, b)) ** 0.5
     assert gradient_noise.corrected_cosine(*grams, use) == pytest.approx(clean)
 

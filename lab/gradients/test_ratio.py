@@ -15,8 +15,8 @@ import countdown_task
 import grpo
 import rollout
 from countdown_task import Puzzle
-from lab.gradients import ratio
 from lab.estimates import read_table
+from lab.gradients import ratio
 from plumbing.optimizer import Optimizer
 from plumbing.report import plt
 from rollout import Policy

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from lab.original import appendix_b
 from lab.estimates import read_cell, read_table
+from lab.original import appendix_b
 from plumbing.metrics import COLUMNS, write_credit_log
 from plumbing.report import t_quantile
 from tests.fixtures import make_batch

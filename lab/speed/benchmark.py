@@ -37,9 +37,9 @@ from torch import Tensor
 
 import countdown_task
 from countdown_task import CHAT, Puzzle, generate_puzzles
-from lab.truth import measure as ground_truth
-from lab.speed.contestants import ANSWERS, PUZZLES, TOKENIZER, bundled, prompts_of
 from grpo import compare, update
+from lab.speed.contestants import ANSWERS, PUZZLES, TOKENIZER, bundled, prompts_of
+from lab.truth import measure as ground_truth
 from methods import MITIGATIONS
 from methods.heads import HEADS
 from mitigations import CreditFunction, required

@@ -6,7 +6,8 @@ has to be ahead of it. The table is part of the study: python -m lab.study.run -
 import numpy as np
 
 from analyze import RLOO, method_name
-from lab.estimates import holm, points
+from lab.estimates import points
+from lab.statistics import holm
 from plumbing.report import Estimate, Table, welch
 from plumbing.runs import Group, Run, group_runs
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from analyze import is_control, method_name
-from lab.correlation import spearman, with_errors, without_two
 from lab.estimates import cell, draw_estimate, read_cell, read_table
+from lab.statistics import spearman, with_errors, without_two
 from lab.study.forest import by_area, draw_differences
 from plumbing.report import GREY, PALETTE, Estimate, Table, new_figure, save_figure, t_estimate
 from plumbing.runs import Group

@@ -13,8 +13,8 @@ import numpy as np
 
 from analyze import RLOO, figure_cell, record
 from lab.estimates import cell, points
-from lab.study.forest import JUDGED, draw_forest
 from lab.study.budget import cost_unit, draw_budget, spent, table_budget, table_equal
+from lab.study.forest import JUDGED, draw_forest
 from lab.study.rivals import MORE_ANSWERS, RATIO, against_rloo, contenders, name_of, table_rivals
 from lab.study.scores import FILES, MEASURED, Scores, draw_truth, read_scores, score_of, table_truth
 from lab.study.travel import FIRST, draw_travel, list_leads, tables_travel

@@ -5,8 +5,8 @@ Run it:  python -m pytest lab/study/test_budget.py
 import numpy as np
 import pytest
 
-from lab.study import budget as study_budget
 from lab.estimates import points
+from lab.study import budget as study_budget
 from plumbing.report import t_estimate, welch
 from plumbing.runs import Group, Run, group_runs
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from analyze import RLOO
-from lab.study import rivals as study_rivals
 from lab.estimates import points
+from lab.study import rivals as study_rivals
 from plumbing.report import Estimate, welch
 from plumbing.runs import Group, Run
 

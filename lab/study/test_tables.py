@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import analyze
+from lab.estimates import cell
+from lab.statistics import spearman
 from lab.study import run as study
 from lab.study import scores as study_scores
 from lab.study import tables as study_tables
-from lab.correlation import spearman
-from lab.estimates import cell
 from plumbing.report import Estimate, t_quantile, welch, write_csv
 from plumbing.runs import Run, group_runs
 

@@ -5,8 +5,8 @@ Run it:  python -m pytest lab/study/test_travel.py
 import numpy as np
 import pytest
 
-from lab.study import travel as study_travel
 from lab.estimates import points
+from lab.study import travel as study_travel
 from plumbing.report import welch
 from plumbing.runs import Run
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Callable, NamedTuple
 
 from analyze import RLOO
-from lab.estimates import draw_estimate, holm, points
+from lab.estimates import draw_estimate, points
+from lab.statistics import holm
 from lab.study.budget import at_equal_cost, common_cost, cost_unit, spent, spent_enough
 from lab.study.rivals import MORE_ANSWERS, RATIO, contenders, name_of, results
 from plumbing.report import GREY, PALETTE, Estimate, Table, contrast, new_figure, save_figure

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.truth.page import read_truth
 from lab.estimates import cell
+from lab.truth.file import read_truth
 from lab.truth.score import READ, rebuild
 from lab.truth.scoring import HALVES, Score, all_scores
 from methods import MITIGATIONS

@@ -45,10 +45,10 @@ import numpy as np
 import torch
 
 from countdown_task import Puzzle
-from lab.truth.critic import find_heads
-from lab.truth.solver import KINDS, solver_columns, token_kinds
-from lab.truth.scoring import all_scores, draw_scores, score_tables
 from grpo import compare
+from lab.truth.critic import find_heads
+from lab.truth.scoring import all_scores, draw_scores, score_tables
+from lab.truth.solver import KINDS, solver_columns, token_kinds
 from methods import MITIGATIONS
 from plumbing.files import replace_file
 from plumbing.flags import new_parser

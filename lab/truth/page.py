@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lab.truth.file import read_truth
 from lab.truth.measure import PACKET, SURE
 from lab.truth.scoring import seed_measures
 from methods import MITIGATIONS
 from methods.heads import Critic
-from plumbing.files import read_arrays
 from plumbing.flags import new_parser
 from plumbing.progress import one_sentence
 from plumbing.report import LETTERS, MINUS, PALETTE, PLUS, SHADES, WIDTH, draw_tokens, place_tokens, plt, save_figure
@@ -27,27 +27,6 @@ FULL = 99  # percentile of the sizes that gets the full colour
 FAINT = 0.05  # a smaller share of the scale looks like 0, and is not underlined
 PUZZLES = 12  # on the page
 TEMPLATE = Path(__file__).with_suffix(".html")
-COLUMNS = ("position", "group", "logprob", "entropy", "logit_grad", "advantage", "reward", "success", "packets",
-           "value", "value_error", "a_star", "a_star_error", "kind", "reachable", "piece", "credits", "methods",
-           "kinds", "prompts", "settings", "complete")
-
-
-def read_truth(file: Path, columns: tuple[str, ...] = COLUMNS) -> dict[str, np.ndarray]:
-    """The arrays of a ground_truth.npz: columns (N,) with one row per token, credits (M, N), and names.
-
-    ValueError in one sentence when the file is missing, damaged or unfinished, or lacks one of the `columns`.
-    """
-    if not file.is_file():
-        raise ValueError(f"{file} does not exist; lab/truth/measure.py writes it")
-    truth = read_arrays(file, columns)
-    N, names = len(np.atleast_1d(truth["position"])), {"methods", "kinds", "prompts", "settings", "complete", "sampled"}
-    for name in truth.keys() - names:
-        per_token = truth[name].shape[-1:] if name == "credits" else truth[name].shape[:1]
-        if per_token != (N,) or truth[name].dtype.kind == "f" and np.isinf(truth[name]).any():
-            raise ValueError(f"{file}: {name} is not a column of finite numbers, one for each token")
-    if not truth["complete"]:
-        raise ValueError(f"{file} lacks some rollouts: run the command that started it again")
-    return truth
 
 
 class Response(NamedTuple):

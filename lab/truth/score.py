@@ -19,10 +19,11 @@ from torch import Tensor
 
 from analyze import RLOO, is_control, method_name
 from countdown_task import Puzzle
-from lab.truth.page import CAPTIONS, COLUMNS, draw, rank_responses, read_truth
-from lab.estimates import read_cell, read_table
-from lab.truth.scoring import HALVES, credit_scores, table_pooled, table_within
 from grpo import compare, group_advantage
+from lab.estimates import read_cell, read_table
+from lab.truth.file import COLUMNS, read_truth
+from lab.truth.page import CAPTIONS, draw, rank_responses
+from lab.truth.scoring import HALVES, credit_scores, table_pooled, table_within
 from methods import MITIGATIONS
 from methods.heads import HEADS, load_head
 from mitigations import CreditFunction, required

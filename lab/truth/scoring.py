@@ -10,75 +10,22 @@ on each other, so responses or tokens would make the intervals too narrow.
 Run it:  python -m lab.truth.measure        writes scores.md and scores.png
 """
 from pathlib import Path
-from typing import Callable, Iterator, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from analyze import is_control, method_name, spread_within
-from lab.correlation import ranks
 from lab.estimates import cell, draw_estimate, read_cell, read_table
+from lab.statistics import bootstrap, correlate, ranks, share, sums, within
 from lab.truth.solver import DECISIONS, KINDS
+from lab.updates import cosine_of, updates_of
 from plumbing.progress import Progress
 from plumbing.report import GREY, PALETTE, Estimate, Table, clustered_mean, new_figure, pm, save_figure
 from rollout import TokenBatch
-from sampler import PromptCache, ResponseCache, response_logprobs
 
-RESAMPLES = 2000  # of the bootstrap
 AT_ONCE = 4  # credits whose gradients share a forward pass
 HALVES = "half against half"
 SHAPE = ("effective sample size", "varies within")
-
-
-# -------------------------------------------------------------------------------------------- intervals over puzzles
-
-
-def sums(puzzle: np.ndarray, *columns: np.ndarray) -> np.ndarray:
-    """The sums (Q, k) of k columns (n,) over the tokens of each puzzle."""
-    return np.stack([np.bincount(puzzle, column, puzzle.max(initial=-1) + 1) for column in columns], axis=1)
-
-
-def resampled(Q: int) -> np.ndarray:
-    """How often the bootstrap draws each of Q puzzles (RESAMPLES, Q); the same draws for everything compared."""
-    return np.random.default_rng(0).multinomial(Q, np.full(Q, 1 / Q), size=RESAMPLES)
-
-
-def bootstrap(statistic: Callable[[np.ndarray], np.ndarray], by_puzzle: np.ndarray) -> Estimate:
-    """The statistic of the total of sums (Q, k), with the 95% percentile interval over resampled puzzles."""
-    if not len(by_puzzle):
-        return Estimate(float("nan"))
-    draws = resampled(len(by_puzzle)) @ by_puzzle  # (RESAMPLES, k)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        (value,), found = statistic(by_puzzle.sum(0)[None]), statistic(draws)
-    found = found[np.isfinite(found)]  # a resample may leave it undefined
-    return Estimate(float(value), *np.percentile(found, (2.5, 97.5))) if np.isfinite(value) else Estimate(float("nan"))
-
-
-def correlation(s: np.ndarray) -> np.ndarray:
-    """Pearson's r (...) from sums (..., 6) of 1, x, y, x^2, y^2, xy; NaN where either does not vary."""
-    n, x, y, xx, yy, xy = np.moveaxis(s, -1, 0)
-    squared = (n * xx - x**2) * (n * yy - y**2)
-    varies = squared > 1e-9 * n**2 * xx * yy
-    return np.where(varies, (n * xy - x * y) / np.sqrt(np.where(varies, squared, 1.0)), np.nan)
-
-
-def correlate(x: np.ndarray, y: np.ndarray, puzzle: np.ndarray) -> Estimate:
-    """Pearson's r of two columns (n,), with its interval."""
-    return bootstrap(correlation, sums(puzzle, np.ones(len(x)), x, y, x * x, y * y, x * y))
-
-
-def share(s: np.ndarray) -> np.ndarray:
-    """The first sum over the second (...) of sums (..., 2)."""
-    return s[..., 0] / s[..., 1]
-
-
-def jackknife(statistic: Callable[[np.ndarray], float], n: int) -> Estimate:
-    """statistic(use (n,) bool) of all n puzzles or batches, ± 1.96 of its jackknife error."""
-    parts = np.array([statistic(np.arange(n) != i) for i in range(n)])
-    value = statistic(np.ones(n, bool))
-    error = np.sqrt((n - 1) / n * ((parts - parts.mean()) ** 2).sum())
-    return Estimate(value, value - 1.96 * error, value + 1.96 * error)
 
 
 # -------------------------------------------------------------------------------------------- scores
@@ -106,71 +53,6 @@ def score(x: np.ndarray, y: np.ndarray, truth: dict, cosine: Estimate) -> Score:
         sign=bootstrap(share, sums(puzzle[signed], agrees, np.ones(len(agrees)))),
         within_spearman=within(x, y, truth, tried, True), within_pearson=within(x, y, truth, tried, False),
         cosine=cosine, solver=within(x, truth["reachable"], truth, truth["reachable_before"] == 1, True))
-
-
-def centred(x: np.ndarray, response: np.ndarray, by_rank: bool) -> np.ndarray:
-    """Values (n,), or their ranks as shares, minus the mean of their response; exactly 0 where it has but one value."""
-    out = np.zeros(len(x))
-    for r in np.unique(response):
-        inside = response == r
-        values = ranks(x[inside]) / inside.sum() if by_rank else x[inside].astype(float)
-        if np.ptp(x[inside]) > 1e-6 * np.abs(x[inside]).max():
-            out[inside] = values - values.mean()
-    return out
-
-
-def within(x: np.ndarray, y: np.ndarray, columns: dict, use: np.ndarray, by_rank: bool) -> Estimate:
-    """Correlation of x and y (N,) within responses, among the tokens `use` (N,)."""
-    x, y = (centred(values[use], columns["response"][use], by_rank) for values in (x, y))
-    return correlate(x, y, columns["group"][use].astype(int))
-
-
-def cosine_of(x: np.ndarray, y: np.ndarray) -> Estimate:
-    """Cosine of two sums of puzzle gradients (Q, P), with its interval.
-
-    By the jackknife: a resample that draws puzzles twice holds fewer of them, and their noise shrinks every cosine.
-    """
-    grams = x @ y.T, x @ x.T, y @ y.T  # (Q, Q) each
-    value, low, high, _ = jackknife(lambda use: cosine(*grams, use), len(x))
-    return Estimate(value, max(low, -1.0), min(high, 1.0))
-
-
-def cosine(xy: np.ndarray, xx: np.ndarray, yy: np.ndarray, use: np.ndarray) -> float:
-    """The cosine of two sums of gradients over the puzzles or batches use (n,), from products (n, n) of their parts.
-
-    Noise of their own shrinks it, shared noise raises it.
-    """
-    sum_xy, sum_xx, sum_yy = (gram[np.ix_(use, use)].sum() for gram in (xy, xx, yy))
-    return sum_xy / np.sqrt(sum_xx * sum_yy) if sum_xx * sum_yy > 0 else np.nan
-
-
-def credit_gradients(batch: TokenBatch, credits: Tensor, size: int) -> Iterator[Tensor]:
-    """For every `size` responses, which must answer one puzzle, the gradients (M, P) of sum credit * log pi.
-
-    One for each of the credits (M, B, T), with respect to all P parameters.
-    """
-    model, prompts = batch.ask.policy.model, batch.ask.prompts
-    prompt_of = torch.zeros(size, dtype=torch.long, device=batch.mask.device)  # (size,) there is one prompt
-    for first in range(0, len(batch.text), size):
-        rows = slice(first, first + size)
-        T = int(batch.mask[rows].sum(1).max())
-        cache = ResponseCache(PromptCache(model, [prompts[int(batch.group[first])]]), prompt_of)
-        logprob = response_logprobs(model, cache, batch.tokens[rows, :T], batch.mask[rows, :T])  # (size, T)
-        parts = [torch.autograd.grad(logprob, list(model.parameters()), credit[rows, :T], retain_graph=True)
-                 for credit in credits]
-        yield torch.stack([torch.cat([g.flatten() for g in part]) for part in parts])
-
-
-def on_tokens(column: np.ndarray, batch: TokenBatch) -> Tensor:
-    """A column (N,) of a truth as (B, T), 0 on padding."""
-    return torch.zeros_like(batch.logprob).masked_scatter(batch.mask, torch.from_numpy(column).to(batch.logprob))
-
-
-def updates_of(credits: list[np.ndarray], batch: TokenBatch) -> np.ndarray:
-    """The gradients (M, Q, P) that each of M credits (N,) causes at each puzzle."""
-    spread = torch.stack([on_tokens(credit, batch) for credit in credits])  # (M, B, T)
-    parts = credit_gradients(batch, spread, len(batch.text) // len(batch.puzzles))  # Q of (M, P)
-    return torch.stack(list(parts), dim=1).cpu().numpy()
 
 
 def credit_scores(credits: dict[str, np.ndarray], batch: TokenBatch, truth: dict) -> dict[str, Score]:

@@ -9,7 +9,7 @@ import pytest
 
 from lab.truth import along as truth_along
 from lab.truth import score
-from lab.truth.page import read_truth
+from lab.truth.file import read_truth
 from train import BUNDLED
 
 

@@ -15,11 +15,11 @@ import torch
 
 import countdown_task
 from countdown_task import Puzzle, grade
+from grpo import compare
+from lab import statistics
 from lab.truth import critic as critic_quality
 from lab.truth import measure as gt
-from lab.truth import scoring as truth_scores
 from lab.truth import solver
-from grpo import compare
 from methods import MITIGATIONS
 from qwen2_model import Qwen2, read_config
 from rollout import Policy, rollout
@@ -230,7 +230,7 @@ def first_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("truth") / "out"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(critic_quality, "SIZE", 4)
-        patch.setattr(truth_scores, "RESAMPLES", 100)
+        patch.setattr(statistics, "RESAMPLES", 100)
         call(patch, *TINY, "--rollouts", 8, "--out", folder)
     return folder, dict(np.load(folder / "ground_truth.npz", allow_pickle=False))
 

@@ -17,6 +17,7 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from lab.truth import page as credit_page
+from lab.truth.file import read_truth
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = ("--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync "
@@ -123,7 +124,7 @@ def test_tokens_can_not_break_out_of_the_data():
 
 def test_the_published_page_is_small():
     """Guards against a page that a phone takes long to load."""
-    text, data = page_of(credit_page.read_truth(PUBLISHED))
+    text, data = page_of(read_truth(PUBLISHED))
     assert len(text.encode()) < 600_000
     assert len(data["puzzles"]) == 12
 

@@ -15,10 +15,10 @@ from torch import Tensor
 import countdown_task
 import grpo
 from countdown_task import Puzzle
+from lab import statistics
+from lab.estimates import read_cell
 from lab.truth import measure as gt
 from lab.truth import score as sc
-from lab.truth import scoring as ts
-from lab.estimates import read_cell
 from methods import MITIGATIONS
 from qwen2_model import load_model
 from rollout import Policy, TokenBatch, rollout
@@ -148,7 +148,7 @@ def folder(small, tmp_path, monkeypatch):
     """A folder with the small truth, which the command reads in place of the published one."""
     np.savez(tmp_path / "ground_truth.npz", **small[1])
     monkeypatch.setattr(sc, "TRUTH", tmp_path)
-    monkeypatch.setattr(ts, "RESAMPLES", 50)
+    monkeypatch.setattr(statistics, "RESAMPLES", 50)
     return tmp_path
 
 

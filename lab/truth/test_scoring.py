@@ -2,7 +2,6 @@
 
 Run it:  python -m pytest lab/truth/test_scoring.py
 """
-
 import math
 
 import numpy as np
@@ -11,9 +10,10 @@ import torch
 
 import countdown_task
 from countdown_task import Puzzle
+from grpo import compare
+from lab import statistics, updates
 from lab.truth import scoring as ts
 from lab.truth.solver import KINDS
-from grpo import compare
 from plumbing.metrics import log_columns
 from rollout import Policy, rollout
 from tests.plain import flat_gradient, plain_logprobs
@@ -105,19 +105,19 @@ def test_the_bootstrap_draws_whole_puzzles():
     puzzle = np.repeat(np.arange(Q), rng.integers(3, 9, Q))
     x = rng.normal(size=len(puzzle)) + puzzle
     y = rng.normal(size=len(puzzle)) + 0.5 * x
-    drawn, found = ts.resampled(Q), []
-    assert drawn.shape == (ts.RESAMPLES, Q)
+    drawn, found = statistics.resampled(Q), []
+    assert drawn.shape == (statistics.RESAMPLES, Q)
     assert (drawn.sum(1) == Q).all()
     assert drawn.var(0) == pytest.approx(1 - 1 / Q, abs=0.15)
     for row in drawn:
         tokens = np.concatenate([np.flatnonzero(puzzle == q) for q in np.repeat(np.arange(Q), row)])
         found.append((np.corrcoef(x[tokens], y[tokens])[0, 1], x[tokens].sum() / y[tokens].sum()))
     low, high = np.percentile(found, (2.5, 97.5), axis=0)
-    e = ts.correlate(x, y, puzzle)
+    e = statistics.correlate(x, y, puzzle)
     assert list(e[:3]) == pytest.approx([np.corrcoef(x, y)[0, 1], low[0], high[0]])
     for flat in (0 * x + 0.1, x), (x, 0 * x + 0.1):
-        assert math.isnan(ts.correlate(*flat, puzzle).value)
-    e = ts.bootstrap(ts.share, ts.sums(puzzle, x, y))
+        assert math.isnan(statistics.correlate(*flat, puzzle).value)
+    e = statistics.bootstrap(statistics.share, statistics.sums(puzzle, x, y))
     assert list(e[:3]) == pytest.approx([x.sum() / y.sum(), low[1], high[1]])
 
 
@@ -132,11 +132,11 @@ def test_the_cosine_is_of_summed_gradients():
         return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
 
     half = 1.96 * (Q - 1) * np.std([direct([q]) for q in range(Q)], ddof=1) / Q**0.5
-    e = ts.cosine_of(x, y)
+    e = updates.cosine_of(x, y)
     assert list(e[:3]) == pytest.approx([direct([]), direct([]) - half, min(direct([]) + half, 1)])
-    assert list(ts.cosine_of(x, -2 * x)[:3]) == pytest.approx([-1, -1, -1])
-    assert ts.cosine_of(x, -x - y).low >= -1
-    assert math.isnan(ts.cosine_of(x, 0 * x).value)
+    assert list(updates.cosine_of(x, -2 * x)[:3]) == pytest.approx([-1, -1, -1])
+    assert updates.cosine_of(x, -x - y).low >= -1
+    assert math.isnan(updates.cosine_of(x, 0 * x).value)
 
 
 def test_all_scores_put_every_method_in_its_place(tokenizer, random_model, exact):
@@ -148,7 +148,7 @@ def test_all_scores_put_every_method_in_its_place(tokenizer, random_model, exact
     batch.mask[4, 3:] = False
     logprob = plain_logprobs(random_model, [policy.prompt(puzzles[g]) for g in batch.group], batch.tokens, batch.mask)
     credits = torch.randn(3, *batch.mask.shape, generator=torch.Generator().manual_seed(0)) * batch.mask
-    parts = torch.stack(list(ts.credit_gradients(batch, credits, 3)), dim=1)  # (3, 2, P)
+    parts = torch.stack(list(updates.credit_gradients(batch, credits, 3)), dim=1)  # (3, 2, P)
     for credit, of_puzzles in zip(credits, parts, strict=True):
         for rows, gradient in zip((slice(3), slice(3, 6)), of_puzzles, strict=True):
             expected = flat_gradient(random_model, (credit[rows] * logprob[rows]).sum())

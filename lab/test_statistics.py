@@ -1,6 +1,6 @@
 """Rank correlation and its intervals, against the textbook and simulations.
 
-Run it:  python -m pytest lab/test_correlation.py
+Run it:  python -m pytest lab/test_statistics.py
 """
 import itertools
 import math
@@ -9,7 +9,7 @@ import statistics
 import numpy as np
 import pytest
 
-from lab.correlation import ranks, spearman, with_errors, without_two
+from lab.statistics import ranks, spearman, with_errors, without_two
 from plumbing.report import Estimate
 
 

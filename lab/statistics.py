@@ -1,0 +1,148 @@
+"""What the rooms compute alike: correlations, intervals over puzzles, batches and methods, and Holm's correction."""
+import itertools
+import math
+from typing import Callable
+
+import numpy as np
+
+from plumbing.report import Estimate
+
+RESAMPLES = 2000  # of the bootstrap
+
+
+# ------------------------------------------------------------------------------------ intervals over puzzles
+
+
+def sums(puzzle: np.ndarray, *columns: np.ndarray) -> np.ndarray:
+    """The sums (Q, k) of k columns (n,) over the tokens of each puzzle."""
+    return np.stack([np.bincount(puzzle, column, puzzle.max(initial=-1) + 1) for column in columns], axis=1)
+
+
+def resampled(Q: int) -> np.ndarray:
+    """How often the bootstrap draws each of Q puzzles (RESAMPLES, Q); the same draws for everything compared."""
+    return np.random.default_rng(0).multinomial(Q, np.full(Q, 1 / Q), size=RESAMPLES)
+
+
+def bootstrap(statistic: Callable[[np.ndarray], np.ndarray], by_puzzle: np.ndarray) -> Estimate:
+    """The statistic of the total of sums (Q, k), with the 95% percentile interval over resampled puzzles."""
+    if not len(by_puzzle):
+        return Estimate(float("nan"))
+    draws = resampled(len(by_puzzle)) @ by_puzzle  # (RESAMPLES, k)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        (value,), found = statistic(by_puzzle.sum(0)[None]), statistic(draws)
+    found = found[np.isfinite(found)]  # a resample may leave it undefined
+    return Estimate(float(value), *np.percentile(found, (2.5, 97.5))) if np.isfinite(value) else Estimate(float("nan"))
+
+
+def jackknife(statistic: Callable[[np.ndarray], float], n: int) -> Estimate:
+    """statistic(use (n,) bool) of all n puzzles or batches, ± 1.96 of its jackknife error."""
+    parts = np.array([statistic(np.arange(n) != i) for i in range(n)])
+    value = statistic(np.ones(n, bool))
+    error = np.sqrt((n - 1) / n * ((parts - parts.mean()) ** 2).sum())
+    return Estimate(value, value - 1.96 * error, value + 1.96 * error)
+
+
+# ----------------------------------------------------------------------------- correlations between tokens
+
+
+def ranks(x: np.ndarray) -> np.ndarray:
+    """Ranks (n,) of values (n,), from 1; equal values share their mean rank."""
+    _, index, count = np.unique(x, return_inverse=True, return_counts=True)
+    return (np.cumsum(count) - (count - 1) / 2)[index]
+
+
+def correlation(s: np.ndarray) -> np.ndarray:
+    """Pearson's r (...) from sums (..., 6) of 1, x, y, x^2, y^2, xy; NaN where either does not vary."""
+    n, x, y, xx, yy, xy = np.moveaxis(s, -1, 0)
+    squared = (n * xx - x**2) * (n * yy - y**2)
+    varies = squared > 1e-9 * n**2 * xx * yy
+    return np.where(varies, (n * xy - x * y) / np.sqrt(np.where(varies, squared, 1.0)), np.nan)
+
+
+def correlate(x: np.ndarray, y: np.ndarray, puzzle: np.ndarray) -> Estimate:
+    """Pearson's r of two columns (n,), with its interval."""
+    return bootstrap(correlation, sums(puzzle, np.ones(len(x)), x, y, x * x, y * y, x * y))
+
+
+def share(s: np.ndarray) -> np.ndarray:
+    """The first sum over the second (...) of sums (..., 2)."""
+    return s[..., 0] / s[..., 1]
+
+
+def centred(x: np.ndarray, response: np.ndarray, by_rank: bool) -> np.ndarray:
+    """Values (n,), or their ranks as shares, minus the mean of their response; exactly 0 where it has but one value."""
+    out = np.zeros(len(x))
+    for r in np.unique(response):
+        inside = response == r
+        values = ranks(x[inside]) / inside.sum() if by_rank else x[inside].astype(float)
+        if np.ptp(x[inside]) > 1e-6 * np.abs(x[inside]).max():
+            out[inside] = values - values.mean()
+    return out
+
+
+def within(x: np.ndarray, y: np.ndarray, columns: dict, use: np.ndarray, by_rank: bool) -> Estimate:
+    """Correlation of x and y (N,) within responses, among the tokens `use` (N,)."""
+    x, y = (centred(values[use], columns["response"][use], by_rank) for values in (x, y))
+    return correlate(x, y, columns["group"][use].astype(int))
+
+
+# ------------------------------------------------------------------------------- comparisons of methods
+
+
+def spearman(x: np.ndarray, y: np.ndarray) -> Estimate:
+    """Rank correlation of independent pairs (n,), (n,) with its 95% interval; NaN where either does not vary.
+
+    The interval is that of Fisher's z with variance (1 + r^2 / 2) / (n - 3) (Bonett and Wright, 2000).
+    """
+    if min(len(set(x)), len(set(y))) < 2:
+        return Estimate(float("nan"))
+    r = float(np.corrcoef(ranks(x), ranks(y))[0, 1])
+    if len(x) < 4 or abs(r) > 1 - 1e-12:
+        return Estimate(r)
+    z, half = np.arctanh(r), 1.96 * np.sqrt((1 + r**2 / 2) / (len(x) - 3))
+    return Estimate(r, float(np.tanh(z - half)), float(np.tanh(z + half)))
+
+
+def with_errors(x: list[Estimate], y: list[Estimate], draws: int = 4000) -> Estimate:
+    """Rank correlation of estimates (n,), (n,): the median and the 95% interval over redrawn estimates.
+
+    Each draw adds to every estimate a normal error as large as its interval says, and to Fisher's z of the correlation
+    one for the choice of the n pairs.
+    """
+    if len(x) < 4:
+        return Estimate(float("nan"))
+    rng = np.random.default_rng(0)
+    value, error = np.array([[[e.value for e in column], [(e.high - e.low) / 3.92 for e in column]]
+                             for column in (x, y)]).transpose(1, 0, 2)  # (2, n) each
+    found = []
+    for noise in rng.normal(size=(draws, 2, len(x))):
+        r = np.clip(np.corrcoef(*map(ranks, value + np.nan_to_num(error) * noise))[0, 1], -0.999, 0.999)
+        found.append(np.arctanh(r) + rng.normal() * np.sqrt((1 + r**2 / 2) / (len(x) - 3)))
+    return Estimate(*np.tanh(np.quantile(found, (0.5, 0.025, 0.975))))
+
+
+def without_two(labels: list[str], x: np.ndarray, y: np.ndarray) -> str:
+    """The lowest rank correlation of pairs (n,), (n,) after removing any two, and which two; empty for n < 5."""
+    if len(x) < 5:
+        return ""
+    left = {pair: spearman(np.delete(x, pair), np.delete(y, pair)).value
+            for pair in itertools.combinations(range(len(x)), 2)}
+    pair = min(left, key=left.get)
+    return f"{left[pair]:.2f} ({', '.join(labels[i].split()[0] for i in pair)})"
+
+
+def explained(x: np.ndarray, label: np.ndarray) -> float:
+    """Share of the variance of x (n,) that lies between labels (n,)."""
+    count = np.maximum(np.bincount(label), 1)
+    return float(((np.bincount(label, x) / count)[label] - x.mean()).var() / x.var())
+
+
+def holm(p: dict[str, float]) -> set[str]:
+    """The names whose differences are significant at 5% after Holm's correction for having looked at all of p."""
+    known = sorted((value, name) for name, value in p.items() if not math.isnan(value))
+    passed = set()
+    for i, (value, name) in enumerate(known):
+        if value > 0.05 / (len(known) - i):
+            break
+        passed.add(name)
+    return passed
