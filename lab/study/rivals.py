@@ -3,12 +3,10 @@
 RLOO gives all tokens of a response the same credit and costs what GRPO costs, so whatever gives credit token by token
 has to be ahead of it. The table is part of the study: python -m lab.study.run --tables
 """
-import numpy as np
-
 from analyze import RLOO, method_name
 from lab.estimates import points
 from lab.statistics import holm
-from plumbing.report import Estimate, Table, welch
+from plumbing.report import Estimate, Table
 from plumbing.runs import Group, Run, group_runs
 
 MORE_ANSWERS = "none answers=45 advantage=rloo"  # RLOO for what vineppo costs on easy puzzles
@@ -60,14 +58,13 @@ def result(e: Estimate, star: bool) -> str:
 
 def table_rivals(level: str, groups: list[Group], costs: dict[str, float]) -> Table:
     """RIVALS minus RLOO after as many steps, with a result for each."""
-    by_label = {group.label: group for group in groups}
-    pairs = {label: (by_label[label], by_label[RLOO]) for label in RIVALS if {label, RLOO} <= set(by_label)}
-    areas = {label: welch(*(group.values("area") for group in pair)) for label, pair in pairs.items()}
-    rows = []
+    rivals = {group.label: group for group in against_rloo(groups) if group.compared and group.baseline.label == RLOO}
+    areas, rows = {label: rivals[label].difference("area") for label in RIVALS if label in rivals}, []
     for label, (area, said) in results(areas).items():
-        parts = [welch(*(of_seeds(group, chosen) for group in pairs[label])) for chosen in (True, False)]
-        rest = [welch(*(group.values(figure) for group in pairs[label])) for figure in ("end", "pass@16")]
-        rows.append([name_of(label), ", ".join(f"{len(group.rows)}" for group in pairs[label]), area, said,
+        rival = rivals[label]
+        parts = [of_seeds(rival, chosen).difference("area") for chosen in (True, False)]
+        rest = [rival.difference(figure) for figure in ("end", "pass@16")]
+        rows.append([name_of(label), f"{len(rival.rows)}, {len(rival.baseline.rows)}", area, said,
                      *map(points, parts + rest), f"{costs[label]:.2f}"])
     note = ("Each method minus RLOO after as many steps, in points, ± half of Welch's 95% interval; seeds of the "
             "method, of RLOO. Judged by area, mean success while training: * significant at 5% after Holm's correction "
@@ -77,6 +74,8 @@ def table_rivals(level: str, groups: list[Group], costs: dict[str, float]) -> Ta
     return Table(f"Against RLOO, {level}", note, header, rows)
 
 
-def of_seeds(group: Group, chosen: bool) -> np.ndarray:
-    """The areas (n,) of a group's seeds in CHOSEN, or of its other ones."""
-    return np.array([row["area"] for seed, row in group.rows.items() if (seed in CHOSEN) == chosen])
+def of_seeds(group: Group, chosen: bool) -> Group:
+    """A group and its baseline with their seeds in CHOSEN alone, or with their other ones."""
+    rows, of_baseline = ({seed: row for seed, row in g.rows.items() if (seed in CHOSEN) == chosen}
+                         for g in (group, group.baseline))
+    return Group(group.label, rows, Group(group.baseline.label, of_baseline))
