@@ -216,7 +216,7 @@ def write_study(file: Path) -> None:
     for version, levels in versions.items():
         latest = version == max(versions)
         out = file.parent / ("tables.md" if latest else f"tables-{version}.md")
-        text = study_text("The study" if latest else f"The study, version {version}", levels, scores)
+        text = study_text("The study", levels, scores) if latest else first_edition(version, levels, scores)
         out.write_text(text, encoding="utf-8")
     draw_study(levels, scores, out)
     draw_travel(list_leads(levels), file.parent / "travel.png")
@@ -240,6 +240,13 @@ def study_text(title: str, levels: dict[str, dict[str, list[Run]]], scores: Scor
     tables = [table for level, parts in levels.items() for table in level_tables(level, parts, scores)]
     leads = tables_travel(list_leads(levels)) if is_recorded(levels[FIRST]["main"]) else []
     return f"# {title}\n\n" + "\n".join(map(str, tables + leads))
+
+
+def first_edition(version: int, levels: dict[str, dict[str, list[Run]]], scores: Scores) -> str:
+    """The tables of an older version that pages cite: no later run has the same settings."""
+    tables = [table for level, parts in levels.items() for table in level_tables(level, parts, scores)
+              if table.title.rpartition(",")[0] in ("Methods", *(SETTINGS[part] for part in ("sweeps", "unscaled")))]
+    return f"# The study, version {version}\n\n" + "\n".join(map(str, tables))
 
 
 def is_recorded(runs: list[Run]) -> bool:
