@@ -53,9 +53,10 @@ def open_run(run: Path, settings: Any, hyper_parameters: dict, learners: dict, r
     first_alone(lambda: lock(run))
     state = load_state(run)
     check_unfinished(run, state["step"], settings.steps)
-    check_unchanged(run, state["settings"], asdict(settings) | hyper_parameters)
-    check_logs(run, state)
+    asked = asdict(settings) | hyper_parameters
+    check_unchanged(run, state["settings"] if state["step"] > 0 else asked, asked)
     if state["step"] > 0:
+        check_logs(run, state["lengths"])
         restore(run, state, learners)
     wait_for_all()  # every process must have read the folder before the first one changes it
     first_alone(lambda: reopen_run(run, state, settings.steps))
@@ -173,29 +174,28 @@ def load_state(run: Path) -> dict:
         state = torch.load(file, map_location="cpu", weights_only=True)
         check_fields(state, {"step": int, "settings": dict, "lengths": dict, "learners": dict}, file)
         check_fields(state["lengths"], dict.fromkeys(LOGS, int), file)
+        if state["step"] < 1:
+            raise ValueError
     except Exception:  # a torn, foreign or unsafe file shows itself in many ways
         raise ValueError(f"{file} is broken or was not written by this version of train.py: remove it to resume from "
                          "the start of the run") from None
     return state
 
 
-def check_logs(run: Path, state: dict) -> None:
+def check_logs(run: Path, lengths: dict[str, int]) -> None:
     """ValueError where a log is shorter than it was when the state was written."""
-    for log in LOGS if state["step"] > 0 else ():
+    for log in LOGS:
         size = (run / log).stat().st_size if (run / log).is_file() else -1
-        if not 0 <= state["lengths"][log] <= size:
+        if not 0 <= lengths[log] <= size:
             raise ValueError(f"{run / log} is shorter than {STATE} says: remove {STATE} to resume from the start of "
                              "the run")
 
 
 def check_unchanged(run: Path, before: dict, asked: dict) -> None:
-    """ValueError unless a run has the settings of its state, `before`, and reads the files that it began with.
-
-    Only --steps may differ. A run that has no state yet has no settings in it.
-    """
-    for name in before.keys() - {"steps"}:
-        if before[name] != asked.get(name):
-            raise ValueError(f"{run / STATE} was written with {name}={before[name]}, but config.json says "
+    """ValueError unless a run has the settings of its state, `before`, but for --steps, and reads the same files."""
+    for name in (before.keys() | asked.keys()) - {"steps"}:
+        if before.get(name) != asked.get(name):
+            raise ValueError(f"{run / STATE} was written with {name}={before.get(name)}, but config.json says "
                              f"{asked.get(name)}: put back the one of them that you replaced")
     config, now = read_config(run), checksums(asked)
     check_fields(config, {"inputs": dict}, run / "config.json")

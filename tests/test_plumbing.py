@@ -373,11 +373,12 @@ STATES = {
     "half": lambda file: file.write_bytes(file.read_bytes()[:300]), "empty": lambda file: file.write_bytes(b""),
     "a page of HTML": lambda file: file.write_text("<html>not found</html>" * 9),
     "another dict": lambda file: torch.save({"x": torch.ones(3)}, file), "a list": lambda file: torch.save([1], file),
-    "of another model": edit(learners={"other": {}}), "no learners": edit(learners=3), "steps": edit(step=4.0),
+    "of another model": edit(learners={"other": {}}), "no learners": edit(learners=3), "steps": edit(step=4.0), "no step": edit(step=0),
     "of another size": edit(learners={"counter": {"steps": torch.ones(3)}}), "no lengths": edit(lengths={}),
     "of an older version": lambda file: torch.save({"step": 4, "lengths": LENGTHS, "learners": {}}, file),
     "a shorter log": edit(lengths=LENGTHS | {"metrics.csv": 10**12}),
     "below 0": edit(lengths=LENGTHS | {"samples.txt": -1}),
+    "no settings": edit(settings={}),
     "a log that is gone": lambda file: (file.parent / "samples.txt").unlink(),
 }
 

@@ -3,7 +3,7 @@
 Shared machines are noisy. So the things compared take turns, A B C A B C, and each round gives one ratio. The figure is
 the median of the ratios. The smallest and the largest are beside it. Rates are in tokens sampled per second, the end
 tokens included. Each library works in a process of its own: see contestants.py. The figures go into
-lab/speed/benchmark.csv, the ratios into benchmark.md, and a plot of growth into growth.png there.
+lab/speed/benchmark.csv, the ratios into tables.md beside it.
 
 Run it:  python -m lab.speed.benchmark          eight minutes on two cores; needs tests/requirements.txt
          python -m lab.speed.benchmark --trl    also whole steps of TRL's GRPOTrainer; needs `pip install trl`
@@ -46,7 +46,7 @@ from mitigations import CreditFunction, required
 from plumbing.metrics import write_credit_log
 from plumbing.optimizer import Optimizer
 from plumbing.progress import Progress, fail
-from plumbing.report import PALETTE, Table, new_figure, plt, save_figure, write_csv
+from plumbing.report import Table, write_csv
 from qwen2_model import Qwen2, read_config
 from rollout import ROWS_AT_ONCE, Policy, TokenBatch, draw_uniforms, generate_and_grade, rollout
 from sampler import generate
@@ -365,21 +365,6 @@ def machine(bench: Benchmark) -> None:
         bench.compare(f"{part}, matrix products", speed, bare, "a bare product", "GFLOP/s")
 
 
-def growth(bench: Benchmark) -> None:
-    """Seconds of sampler and update, and of their bare products, as rows, length and parameters grow."""
-    cases = [("rows", rows, 128, rows, TOKENS) for rows in (16, 64, 256, 1024)]
-    cases += [("length", length, 128, 16, length) for length in (64, 128, 256, 512, 1024)]
-    cases += [("parameters", 0, width, 64, TOKENS) for width in (64, 128, 256, 512)]
-    for axis, x, width, rows, tokens in cases:
-        model = random_model(width)
-        x = x or sum(p.numel() for p in model.parameters())
-        found = against_products(f"growth, {axis} {x}", model, prompts_of(rows // ANSWERS), tokens,
-                                 bench.repeats // 2 + 1)
-        for part, (_, took, bare) in found.items():
-            bench.record(f"growth, {part}, {axis} {x}", statistics.median(took), "s",
-                         [b / t for t, b in zip(took, bare)], "a bare product", statistics.median(bare))
-
-
 def memory(case: str) -> float:
     """GiB by which the memory of this process, which runs nothing else, rises at most in one case (on Linux)."""
     def resident(key: str) -> float:
@@ -409,7 +394,7 @@ def memories(bench: Benchmark, big: bool) -> None:
         bench.record(f"memory, {name}", peak, "GiB above weights, gradients and optimizer")
 
 
-# ------------------------------------------------------------------------------------- table, plots and command
+# -------------------------------------------------------------------------------------------- table and command
 
 
 def short(value: float) -> str:
@@ -418,8 +403,8 @@ def short(value: float) -> str:
 
 
 def tables(rows: list[dict]) -> str:
-    """The ratios of speeds, then the other ones but for those of growth."""
-    rows = [row for row in rows if row["ratio"] and not row["what"].startswith("growth")]
+    """The ratios of speeds, then the other ones."""
+    rows = [row for row in rows if row["ratio"]]
     return "\n".join(str(table(title, [row for row in rows if (row["unit"] == "tokens/s") == is_speed]))
                      for title, is_speed in (("Speed", True), ("Truth and matrix products", False)))
 
@@ -434,38 +419,12 @@ def table(title: str, rows: list[dict]) -> Table:
                  ["what", "ours", "peer", "ratio", "min to max"], lines)
 
 
-AXES = {"rows": f"responses of {TOKENS} tokens", "length": "length of 16 responses",
-        "parameters": f"parameters, 64 x {TOKENS} tokens"}
-
-
-def plot_growth(rows: list[dict], file: Path) -> None:
-    """Seconds of sampler and update as rows, length and parameters grow; dashed, those of their bare products."""
-    with plt.rc_context({"font.size": 12}):
-        figure, axes = new_figure(len(AXES), 1, 4.4, sharey=True)
-        for axis, (name, label) in zip(axes.flat, AXES.items()):
-            for part, colour, marker, height in (("sampler", PALETTE[0], "o", 0.9), ("update", PALETTE[1], "s", 0.98)):
-                found = [row for row in rows if row["what"].startswith(f"growth, {part}, {name} ")]
-                x, y = np.array([(float(row["what"].split()[-1]), row["value"]) for row in found]).T
-                axis.loglog(x, y, marker=marker, color=colour, label=part)
-                axis.loglog(x, [row["peer"] for row in found], "--", color=colour, label=f"{part}, bare products")
-                slope = np.polyfit(np.log(x), np.log(y), 1)[0]
-                axis.text(0.03, height, f"time ~ {name}^{slope:.1f}", color=colour, va="top", transform=axis.transAxes)
-            axis.minorticks_off()
-            axis.set_xticks(x, [f"{v / 1e6:.2g}M" if v > 1e5 else f"{v:g}" for v in x])
-            axis.set_xlabel(label)
-        axes[0, 0].set_yticks((0.01, 0.1, 1, 10), ("0.01", "0.1", "1", "10"))
-        axes[0, 0].set_ylabel("seconds")
-        figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
-        save_figure(figure, file)
-
-
 def save(bench: Benchmark, folder: Path) -> None:
-    """Write the CSV, the table and the plots, and print the table."""
+    """Write the CSV and the table, and print the table."""
     numbers = {"value": ".4g", "ratio": ".3g", "low": ".3g", "high": ".3g"}
     written = [{name: format(value, numbers[name]) if name in numbers and value is not None else value
                 for name, value in row.items() if name != "peer"} for row in bench.rows]
     write_csv(written, folder / "benchmark.csv")
-    plot_growth(bench.rows, folder / "growth.png")
     (folder / "tables.md").write_text(tables(bench.rows))
     print(f"\n{tables(bench.rows)}")
 
@@ -475,14 +434,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--big", action="store_true", help="also measure an update of Qwen2.5-0.5B's shape")
     parser.add_argument("--trl", action="store_true", help="also measure steps of TRL's GRPOTrainer")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="folder of benchmark.csv and the plots")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="folder of benchmark.csv and tables.md")
     parser.add_argument("--repeats", type=int, default=7, help="1 only shows that everything runs (default 7)")
     args = parser.parse_args()
     if args.trl and importlib.util.find_spec("trl") is None:
         fail("--trl compares with TRL, which is not installed: pip install trl")
     torch.set_num_threads(THREADS)
     bench = Benchmark(args.repeats)
-    for part in (sampler, *[trl] * args.trl, processes, updates, credit, truth, machine, growth):
+    for part in (sampler, *[trl] * args.trl, processes, updates, credit, truth, machine):
         part(bench)
     memories(bench, args.big)
     save(bench, args.out)
