@@ -4,7 +4,6 @@ Run it:  python -m pytest lab/test_pages.py
 """
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 

@@ -19,6 +19,7 @@ from lab.estimates import cell, read_cell, read_table
 from lab.gradients import measure as gradients
 from lab.gradients import noise as gradient_noise
 from lab.gradients import rank as gradient_rank
+from lab.gradients import size
 from lab.statistics import ranks
 from lab.truth import critic as critic_quality
 from lab.truth.solver import KINDS
@@ -43,7 +44,7 @@ def test_a_token_s_gradients_are_plain_autograd_s(random_model, policy, exact):
     random_model.real_vocab = 700
     embedding, prompt = random_model.model["embed_tokens"], policy.prompt(ASKED[0])
     tokens, every = torch.tensor([5, 17, 333, 5, 690]), torch.ones(1, 5, dtype=torch.bool)
-    whole, before, phase1 = gradients.token_gradients(random_model, prompt, tokens, [0, 2, 4])
+    whole, before, phase1 = size.token_gradients(random_model, prompt, tokens, [0, 2, 4])
     assert not embedding._forward_hooks
 
     def logprobs(nudge):
@@ -74,11 +75,11 @@ def test_each_number_stands_on_its_token(policy, monkeypatch):
         each = np.array([10 * int(tokens[t]) + len(prompt) / 1000 for t in chosen])
         return each, each + 1, tokens.numpy() * 10 + 2.0
 
-    monkeypatch.setattr(gradients, "token_gradients", labelled)
-    monkeypatch.setattr(gradients, "EACH", 2)
+    monkeypatch.setattr(size, "token_gradients", labelled)
+    monkeypatch.setattr(size, "EACH", 2)
     prompts = np.array([len(policy.prompt(p)) / 1000 for p in ASKED])
     for seed in range(200):
-        c = gradients.token_columns(batch, seed)
+        c = size.token_columns(batch, seed)
         measured = np.isfinite(c["whole"])
         counts += measured
         expected = 10 * c["token"] + prompts[c["group"]]
@@ -106,11 +107,11 @@ def test_ratios_by_hand():
     x, group, relative, role = map(np.array, zip(*tokens))
     c, use = {"group": group, "relative": relative, "role": role}, np.arange(len(x)) > 0
     plain = (127 / 7) / (31 / 8), (13 / 3) / (11 / 4), (114 / 4) / (20 / 4)  # both puzzles; the lower; the higher
-    assert gradients.type_ratio(x, c, use, False)[:3] == pytest.approx(plain)
+    assert size.type_ratio(x, c, use, False)[:3] == pytest.approx(plain)
     matched = (2 * 3 + 6 * 7.5) / 31, (1 * 2 + 3 * 10) / 20, (1 * 4 + 3 * 5) / 11  # 2 reasoning tokens early, 6 late
-    assert gradients.type_ratio(x, c, use, True)[:3] == pytest.approx(matched)
+    assert size.type_ratio(x, c, use, True)[:3] == pytest.approx(matched)
     over, under = use & (role == FILLER), use & (role == REASONING)
-    assert gradients.mean_ratio(x, over, under, group)[:3] == pytest.approx(plain)
+    assert size.mean_ratio(x, over, under, group)[:3] == pytest.approx(plain)
 
 
 def made_columns():
@@ -139,31 +140,31 @@ def test_the_tables_of_tokens_by_hand():
         inside = use & (c["response"] == r)
         for x, out in zip(sizes, within):
             out[inside] = (ranks(x[inside]) - ranks(x[inside]).mean()) / inside.sum()
-    correlations, types = gradients.tables_tokens(c)
+    correlations, types = size.tables_tokens(c)
     for row, (a, b) in zip(correlations.rows, ((0, 1), (0, 2), (1, 2)), strict=True):
-        assert row[:2] == [gradients.MEASURES[a], gradients.MEASURES[b]]
+        assert row[:2] == [size.MEASURES[a], size.MEASURES[b]]
         by_rank = np.corrcoef(ranks(sizes[a][use]), ranks(sizes[b][use]))[0, 1]
         by_rank_within = np.corrcoef(within[a][use], within[b][use])[0, 1]
         assert [float(text.split()[0]) for text in row[2:]] == pytest.approx([by_rank, by_rank_within], abs=6e-4)
     opening, *decides = (use & (c["kind"] == KINDS.index(kind)) for kind in ("opening", "operand", "operator"))
-    for i, (name, x) in enumerate(zip(gradients.MEASURES, sizes)):
-        ratios = [gradients.type_ratio(x, c, use, False), gradients.type_ratio(x, c, use, True),
-                  gradients.mean_ratio(x, opening, decides[0] | decides[1], c["group"])]
+    for i, (name, x) in enumerate(zip(size.MEASURES, sizes)):
+        ratios = [size.type_ratio(x, c, use, False), size.type_ratio(x, c, use, True),
+                  size.mean_ratio(x, opening, decides[0] | decides[1], c["group"])]
         assert types.rows[i] == [name, *map(cell, ratios)]
     assert f"{use.sum():,} tokens" in types.note
 
 
 def test_phase_1_by_hand():
     """Guards against fifths, types, shares or t-statistics of another row, and tokens that were not measured."""
-    assert gradients.explained(np.array([1.0, 3, 5, 7]), np.array([0, 0, 2, 2])) == 4 / 5  # of a variance of 5
+    assert size.explained(np.array([1.0, 3, 5, 7]), np.array([0, 0, 2, 2])) == 4 / 5  # of a variance of 5
     c = made_columns()
-    for row, name in zip(gradients.table_phase1(c).rows, ("phase1", "before", "whole"), strict=True):
+    for row, name in zip(size.table_phase1(c).rows, ("phase1", "before", "whole"), strict=True):
         use = np.isfinite(c[name])
         fifth, tenth, role = c["relative"] * 5 // 1, (c["relative"] * 10).astype(int)[use], c["role"][use]
-        ratios = [gradients.mean_ratio(c[name], use & (fifth == 0), use & (fifth == 4), c["group"]),
-                  *(gradients.type_ratio(c[name], c, use, matched) for matched in (False, True))]
+        ratios = [size.mean_ratio(c[name], use & (fifth == 0), use & (fifth == 4), c["group"]),
+                  *(size.type_ratio(c[name], c, use, matched) for matched in (False, True))]
         assert row[1:4] == [cell(ratio) for ratio in ratios]
-        place, kind, both = (gradients.explained(np.log(c[name][use]), x) for x in (tenth, role, tenth * 3 + role))
+        place, kind, both = (size.explained(np.log(c[name][use]), x) for x in (tenth, role, tenth * 3 + role))
         above = (t_statistics(c[name][use], c["position"][use]) > 3).mean()
         assert row[4:] == [f"{share:.0%}" for share in (place, kind, both - place, above)]
 
@@ -238,10 +239,10 @@ def test_over_training_by_hand(tokenizer, brief, tiny):
         assert found == pytest.approx(interval([gradients.sparsity(g.sum(0))[name] for g in groups]), abs=2e-3)
     ranked = [gradient_rank.effective_rank(np.linalg.svd(g, compute_uv=False)) for g in groups]
     assert float(row["effective rank"].split()[0]) == pytest.approx(np.mean(ranked), abs=0.06)
-    c = gradients.token_columns(batch, 0)
+    c = size.token_columns(batch, 0)
     use, A = np.isfinite(c["whole"]) & (c["advantage"] != 0), np.abs(c["advantage"])
     sizes = A * -c["logprob"], A * c["logit_grad"], A * c["whole"]
-    assert [row[name] for name in gradients.MEASURES] == [cell(gradients.type_ratio(x, c, use, False)) for x in sizes]
+    assert [row[name] for name in size.MEASURES] == [cell(size.type_ratio(x, c, use, False)) for x in sizes]
 
 
 def test_checkpoints_are_in_the_order_of_their_steps(tmp_path):
