@@ -156,7 +156,7 @@ def read_puzzles(path: str | Path) -> list[Puzzle]:
             numbers, target = tuple(fields["nums"]), fields["target"]
             if not numbers or not all(type(n) is int and n >= 0 for n in (*numbers, target)):
                 raise ValueError
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             expected = '{"nums": [whole numbers], "target": whole number}'
             raise ValueError(f"{path}, line {line}: expected {expected}") from None
         puzzles.append(Puzzle(numbers, target))

@@ -116,7 +116,7 @@ class CreditFunction:
         result = "weights" if self.is_reweighting else "credit"
         found = tuple(returned.shape) if isinstance(returned, Tensor) else type(returned).__name__
         require(found == shape, f"{self.name} must return {result} of shape (B, T) = {shape}, not {found}")
-        require(returned.layout == torch.strided and not returned.is_complex(),
+        require(returned.layout == torch.strided and not returned.is_complex() and not returned.is_meta,
                 f"{self.name} must return a dense tensor of real numbers")
         values = torch.where(batch.mask, returned.to(batch.logprob), 0.0)  # (B, T) of the batch's type, on its device
         require(values.isfinite().all(), f"{self.name} returned {result} with NaN or infinity in it, as division by 0 "
@@ -151,8 +151,9 @@ class CreditFunction:
 def unchanged(before: dict, batch: TokenBatch) -> bool:
     """Whether the fields of a batch are those of `before`, which holds copies of its tensors."""
     now = vars(batch)
-    return all(isinstance(now[name], Tensor) and torch.equal(value, now[name]) if isinstance(value, Tensor)
-               else value is now[name] for name, value in before.items())
+    return now.keys() == before.keys() and all(
+        isinstance(now[name], Tensor) and torch.equal(value, now[name]) if isinstance(value, Tensor)
+        else value is now[name] for name, value in before.items())
 
 
 MITIGATIONS: dict[str, CreditFunction] = {}  # by name, filled by the decorators

@@ -71,7 +71,7 @@ class TokenBatch:
     role: Tensor  # (B, T) int8, of tasks/text.py: FILLER (prose), REASONING (arithmetic) or STRUCTURE (tags, end token)
     in_answer: Tensor  # (B, T) bool, whether the token belongs to the graded answer: in Countdown, from <answer> on
     text: tuple[str, ...]  # per response, decoded, end token removed
-    spans: tuple[list[tuple[int, int]], ...]  # per response, the character span of each token in the text
+    spans: tuple[tuple[tuple[int, int], ...], ...]  # per response, the character span of each token in the text
     normalize: str  # how `reweight` of mitigations.py rescales weights
     ask: Any  # the Queries below
     advantage: Tensor | None = None  # (B,) how each reward compares: set by `compare` of grpo.py
@@ -147,7 +147,7 @@ def token_batch(ask: "Queries") -> TokenBatch:
         reward=graded[:, 0], success=graded[:, 1], format=graded[:, 2],
         group=torch.arange(Q, device=device).repeat_interleave(B // Q), puzzles=tuple(puzzles), task=task,
         role=torch.from_numpy(role).to(device), in_answer=torch.from_numpy(in_answer).to(device),
-        text=tuple(text for text, _ in decoded), spans=tuple(spans for _, spans in decoded),
+        text=tuple(text for text, _ in decoded), spans=tuple(tuple(spans) for _, spans in decoded),
         normalize=ask.s.normalize, ask=ask)
 
 

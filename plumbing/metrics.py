@@ -130,6 +130,10 @@ def read_credit_log(file: Path) -> dict[str, np.ndarray]:
             raise ValueError(f"{file}: {name} is not a column of {np.dtype(dtype)}, one for each token")
         if not np.isfinite(columns[name]).all():
             raise ValueError(f"{file}: {name} has NaN or infinity in it")
-    if (columns["position"][:1] != 0).any() or not np.isin(columns["role"], range(len(ROLES))).all():
-        raise ValueError(f"{file} is damaged: its positions don't begin at 0, or a role is unknown")
+    step, position, role = (columns[name].astype(int) for name in ("step", "position", "role"))
+    counts = np.append(0, position[:-1] + 1)  # (N,) a token stands behind the one before, or begins a response
+    if not len(step) or not ((position == 0) | (position == counts)).all() or position[0]:
+        raise ValueError(f"{file} is damaged: its positions don't count the tokens of responses from 0")
+    if (step != int(file.stem.removeprefix("step-"))).any() or not np.isin(role, range(len(ROLES))).all():
+        raise ValueError(f"{file} is damaged: it is of another step, or a role is unknown")
     return columns

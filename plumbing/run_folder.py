@@ -104,7 +104,7 @@ def remove(path: Path) -> None:
 
 
 def checksums(settings: dict) -> dict[str, list[int]]:
-    """Size, and CRC-32 of the first 16 MiB, of the files that a run reads: its model, and the data and task if given."""
+    """Size, and CRC-32 of the first 16 MiB, of the files that a run reads: model, and data and task if given."""
     model = Path(settings["model"])
     files = [model / "config.json", model / "tokenizer.json", *weight_files(model)]
     files += [Path(settings[name]) for name in ("data", "task") if Path(settings[name]).is_file()]
@@ -226,6 +226,7 @@ def reopen_run(run: Path, state: dict, steps: int) -> None:
     config = read_config(run)
     config["settings"]["steps"] = steps
     write_json(run / "config.json", config)
+    copy_tokenizer(Path(config["settings"]["model"]), run / "checkpoint")  # in case somebody removed it
     for path in (*(run / "credit").glob("step-*.npz"), *(run / "checkpoints").glob("step-*")):
         if int(path.stem.removeprefix("step-")) > state["step"]:
             remove(path)

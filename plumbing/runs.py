@@ -61,6 +61,8 @@ def read_metrics(run: Path) -> dict[str, np.ndarray]:
     metrics = dict(zip(header, table.T))
     if not np.array_equal(metrics["step"], np.arange(len(rows))):
         raise ValueError(f"{file} is damaged: its steps are not 0, 1, 2, ...")
+    if np.isnan(metrics["heldout_success"][0]):
+        raise ValueError(f"{file} is damaged: it has no held-out success at the start")
     return metrics
 
 

@@ -426,6 +426,7 @@ DATA = {
     "malformed": ('{"nums": [1, 2, 3], "target": 6}\n{"nums": [1, 2', "line 2"),
     "unsolvable": ("".join(f'{{"nums": [{a}, {b}, 2], "target": 9999}}\n' for a, b in PAIRS), "9999"),
     "too many numbers": ("".join(f'{{"nums": [{a}, {b}, 2, 2, 2, 2, 2], "target": 9}}\n' for a, b in PAIRS), "many"),
+    "nested too deep": ("[" * 100_000 + "\n", "line 1"),
     "nothing held out": ('{"nums": [1, 2, 3], "target": 6}\n', "no held-out puzzle"),
 }
 

@@ -56,7 +56,7 @@ def write_run(folder, method, success, length, **settings):
     with (folder / "metrics.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
-        writer.writerow({"step": 0})
+        writer.writerow({"step": 0, "heldout_success": 0.3})
         for step in range(1, 61):
             row = dict.fromkeys(collapse.MEASURES, 0.5) | {"success": success(step), "length": length(step)}
             writer.writerow({"step": step} | row)

@@ -186,6 +186,8 @@ def test_a_tap_shows_the_numbers_of_its_token(tmp_path, pieces):
 @pytest.mark.parametrize("fault, message", [
     ({"a_star_error": None}, "has no a_star_error"), ({"complete": np.array(False)}, "lacks some rollouts"),
     ({"methods": np.array(["none", "ppo", "old"])}, "mitigations.py lacks: old"),
+    ({"value": np.array(["0.5"] * 9)}, "value is not a column of finite numbers"),
+    ({"kinds": np.array(["operand"])}, "kinds has fewer names"), ({"complete": np.array("no")}, "lacks some rollouts"),
     ({"value": np.zeros(3)}, "value is not a column of finite numbers, one for each token"),
     ({"piece": np.array([{}] * 9)}, "truth.npz can't be read"), (None, "does not exist")])
 def test_bad_files_are_one_clear_error(fault, message, tmp_path, monkeypatch):
