@@ -56,7 +56,7 @@ def open_run(run: Path, settings: Any, hyper_parameters: dict, learners: dict, r
     asked = asdict(settings) | hyper_parameters
     check_unchanged(run, state["settings"] if state["step"] > 0 else asked, asked)
     if state["step"] > 0:
-        check_logs(run, state["lengths"])
+        check_logs(run, state)
         restore(run, state, learners)
     wait_for_all()  # every process must have read the folder before the first one changes it
     first_alone(lambda: reopen_run(run, state, settings.steps))
@@ -161,6 +161,7 @@ def save(run: Path, step: int, settings: Any, hyper_parameters: dict, write_weig
 def save_state(run: Path, step: int, settings: dict, learners: dict) -> None:
     """Write the state of all learners, what the run was asked for, and how long the logs are, to one file."""
     state = {"step": step, "settings": settings, "lengths": {name: (run / name).stat().st_size for name in LOGS},
+             "checksums": {name: zlib.crc32((run / name).read_bytes()) for name in LOGS},
              "learners": {name: learner.state_dict() for name, learner in learners.items()}}
     replace_file(run / STATE, lambda part: torch.save(state, part))
 
@@ -168,11 +169,11 @@ def save_state(run: Path, step: int, settings: dict, learners: dict) -> None:
 def load_state(run: Path) -> dict:
     """Read what save_state wrote. Step 0 where the run has no state yet; ValueError for a broken or foreign file."""
     file = run / STATE
-    if not file.is_file():
+    if not file.exists():
         return {"step": 0, "settings": {}, "lengths": dict.fromkeys(LOGS, 0), "learners": {}}
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
-        check_fields(state, {"step": int, "settings": dict, "lengths": dict, "learners": dict}, file)
+        check_fields(state, {"step": int, "settings": dict, "lengths": dict, "checksums": dict, "learners": dict}, file)
         check_fields(state["lengths"], dict.fromkeys(LOGS, int), file)
         if state["step"] < 1:
             raise ValueError
@@ -182,13 +183,20 @@ def load_state(run: Path) -> dict:
     return state
 
 
-def check_logs(run: Path, lengths: dict[str, int]) -> None:
-    """ValueError where a log is shorter than it was when the state was written."""
+def check_logs(run: Path, state: dict) -> None:
+    """ValueError where a log is not, up to its length at that time, what it was when the state was written."""
+    advice = f"remove {STATE} to resume from the start of the run"
     for log in LOGS:
         size = (run / log).stat().st_size if (run / log).is_file() else -1
-        if not 0 <= lengths[log] <= size:
-            raise ValueError(f"{run / log} is shorter than {STATE} says: remove {STATE} to resume from the start of "
-                             "the run")
+        if not 0 <= state["lengths"][log] <= size:
+            raise ValueError(f"{run / log} is shorter than {STATE} says: {advice}")
+        with (run / log).open("rb") as file:
+            if zlib.crc32(file.read(state["lengths"][log])) != state["checksums"].get(log):
+                raise ValueError(f"{run / log} was changed since {STATE} was written: put it back, or {advice}")
+    for step in range(1, state["step"] + 1):
+        file = run / "credit" / f"step-{step:06d}.npz"
+        if not file.is_file():
+            raise ValueError(f"there is no {file}: put it back, or {advice}")
 
 
 def check_unchanged(run: Path, before: dict, asked: dict) -> None:
@@ -222,13 +230,15 @@ def restore(run: Path, state: dict, learners: dict) -> None:
 
 def reopen_run(run: Path, state: dict, steps: int) -> None:
     """Cut the logs of a run back to its state, and record how many steps are wanted now."""
-    (run / "final.json").unlink(missing_ok=True)
     config = read_config(run)
+    (run / "credit").mkdir(exist_ok=True)  # this and the next are there unless somebody removed them
+    copy_tokenizer(Path(config["settings"]["model"]), run / "checkpoint")
+    (run / "final.json").unlink(missing_ok=True)
     config["settings"]["steps"] = steps
     write_json(run / "config.json", config)
-    copy_tokenizer(Path(config["settings"]["model"]), run / "checkpoint")  # in case somebody removed it
     for path in (*(run / "credit").glob("step-*.npz"), *(run / "checkpoints").glob("step-*")):
-        if int(path.stem.removeprefix("step-")) > state["step"]:
+        number = path.stem.removeprefix("step-")
+        if number.isdecimal() and int(number) > state["step"]:  # others are not ours
             remove(path)
     for name in LOGS:
         if (run / name).is_file():  # samples.txt begins with the first step

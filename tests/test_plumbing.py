@@ -349,6 +349,8 @@ def test_checkpoints_and_state_are_written_when_they_are_due(counted):
 def test_a_resumed_run_is_cut_back_to_its_state(counted):
     run, s = counted
     length, counter = len((run / "metrics.csv").read_text()), Counter()
+    (run / "credit" / "step-000002 (1).npz").touch()  # somebody's copy
+    (run / "checkpoints" / "step-best").mkdir()
     for step in (5, 6):  # written, but lost with the kill
         run_folder.append_row(run, {"step": step})
         (run / "credit" / f"step-{step:06d}.npz").touch()
@@ -359,7 +361,7 @@ def test_a_resumed_run_is_cut_back_to_its_state(counted):
     assert len((run / "metrics.csv").read_text()) == length
     assert (run / "samples.txt").read_text() == "of steps 1 to 4"
     assert sorted(p.name for p in run.glob("credit/*"))[-1] == "step-000004.npz"
-    assert [p.name for p in run.glob("checkpoints/*")] == ["step-000003"]
+    assert {p.name for p in run.glob("checkpoints/*")} == {"step-000003", "step-best"}
     assert read_json(run / "config.json")["settings"]["steps"] == 9
 
 
@@ -377,6 +379,9 @@ STATES = {
     "of another size": edit(learners={"counter": {"steps": torch.ones(3)}}), "no lengths": edit(lengths={}),
     "of an older version": lambda file: torch.save({"step": 4, "lengths": LENGTHS, "learners": {}}, file),
     "a shorter log": edit(lengths=LENGTHS | {"metrics.csv": 10**12}),
+    "a log of another run": lambda file: (file.parent / "metrics.csv").write_text("x" * 9999),
+    "a credit file that is gone": lambda file: (file.parent / "credit" / "step-000002.npz").unlink(),
+    "a folder": lambda file: (file.unlink(), file.mkdir()),
     "below 0": edit(lengths=LENGTHS | {"samples.txt": -1}),
     "no settings": edit(settings={}),
     "a log that is gone": lambda file: (file.parent / "samples.txt").unlink(),
@@ -407,7 +412,7 @@ def test_a_state_that_cannot_be_loaded_is_one_sentence_and_changes_nothing(case,
     run, s = counted
     STATES[case](run / "state.pt")
     before = bytes_of(run)
-    with pytest.raises(ValueError, match="state.pt") as error:
+    with pytest.raises(ValueError, match="state.pt") as error:  # which is named by each
         resume(run, s, Counter())
     assert "\n" not in str(error.value)
     assert bytes_of(run) == before
