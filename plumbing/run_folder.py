@@ -80,7 +80,7 @@ def lock(folder: Path) -> None:
 
 def start_run(run: Path, settings: dict, hyper_parameters: dict) -> None:
     """Create the folder with config.json, an empty metrics.csv and the checkpoint's tokenizer, all of it or nothing."""
-    part = run.with_name(run.name + ".part")
+    part = run.with_name(f".{run.name}.starting")  # a name that nobody gives to a folder: what is in it is deleted
     part.mkdir(parents=True, exist_ok=True)
     lock(part)
     if run.exists():

@@ -281,7 +281,8 @@ def new(tmp_path, monkeypatch):
     (tmp_path / "model").mkdir()
     for name in ("tokenizer.json", "generation_config.json", "config.json", "model.safetensors"):
         (tmp_path / "model" / name).write_text("{}")
-    (tmp_path / "r.part" / "old").mkdir(parents=True)  # of a run that was killed while it created its folder
+    (tmp_path / "r.part").mkdir()  # somebody's own
+    (tmp_path / ".r.starting" / "old").mkdir(parents=True)  # of a run that was killed while it created its folder
     monkeypatch.setattr(sys, "argv", ["train.py", "--data", "my puzzles"])
     s = Settings(model=str(tmp_path / "model"), steps=5, state_every=2, checkpoint_every=3)
     assert run_folder.open_run(tmp_path / "r", s, {"k": 2}, {}, resume=False) == 0
@@ -318,6 +319,7 @@ def bytes_of(run):
 
 def test_a_new_run_folder_holds_config_header_and_tokenizer(new):
     run, s = new
+    assert (run.parent / "r.part").is_dir() and not (run.parent / ".r.starting").exists()
     found = {str(p.relative_to(run)) for p in run.rglob("*")}
     assert found == {"config.json", "metrics.csv", "credit", "lock", "checkpoint", "checkpoint/tokenizer.json",
                      "checkpoint/generation_config.json"}
@@ -435,7 +437,7 @@ def test_a_run_with_other_settings_or_inputs_than_it_began_with_is_not_resumed(c
     assert resume(run, replace(s, steps=9), Counter()) == 4
 
 
-@pytest.mark.parametrize("place", ["copy", "new.part"])
+@pytest.mark.parametrize("place", ["copy", ".new.starting"])
 def test_a_second_process_does_not_write_a_run(place, counted, tmp_path):
     """It is told the number of the first one, until that one is dead."""
     run, s = shutil.copytree(counted[0], tmp_path / "copy"), counted[1]  # this process has locked the original
