@@ -1,4 +1,4 @@
-"""What the laboratory does with estimates: Holm's correction, cells written and read back, a dot with its interval."""
+"""What the laboratory does with estimates: cells written and read back, and a dot with its interval."""
 import math
 import re
 from pathlib import Path
