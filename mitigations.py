@@ -98,7 +98,9 @@ class CreditFunction:
     def __call__(self, batch: TokenBatch, *arguments, **hyper_parameters) -> Tensor:
         """Credit (B, T), 0 on padding."""
         values = self.raw(batch, *arguments, **hyper_parameters)  # (B, T)
-        credit = reweight(batch, values) if self.is_reweighting else values  # (B, T)
+        if not self.is_reweighting:
+            return values
+        credit = reweight(batch, values)  # (B, T)
         require(credit.isfinite().all(), f"{self.name} returned weights that are too small for float32 to rescale")
         return credit
 
@@ -121,10 +123,11 @@ class CreditFunction:
         values = torch.where(batch.mask, returned.to(batch.logprob), 0.0)  # (B, T) of the batch's type, on its device
         require(values.isfinite().all(), f"{self.name} returned {result} with NaN or infinity in it, as division by 0 "
                 "gives; quotient(a, b) avoids it")
-        require(not self.is_reweighting or (values >= 0).all(), f"{self.name} returned a negative weight: credit of "
-                "either sign is for @token_credit")
-        require(not self.is_reweighting or (values < 1e30).all(), f"{self.name} returned a weight above 1e30: the sum "
-                "of a response would overflow")
+        if self.is_reweighting:
+            require((values >= 0).all(), f"{self.name} returned a negative weight: credit of either sign is for "
+                    "@token_credit")
+            require((values < 1e30).all(), f"{self.name} returned a weight above 1e30: the sum of a response would "
+                    "overflow")
         return values
 
     @property

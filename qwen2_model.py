@@ -78,9 +78,10 @@ def read_config(source: dict) -> Config:
     defaults = {  # as in transformers
         "num_key_value_heads": H if "num_key_value_heads" in source else 32,  # H if it is null
         "head_dim": 128 if family == "qwen3" else D // max(H, 1),
-        "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 32768, "tie_word_embeddings": False}
-    implied = {"qkv_bias": family == "qwen2", "qk_norm": family == "qwen3", "source": source}
-    values = defaults | given | {name: rope[name] for name in rope if name == "rope_theta"} | implied
+        "rms_norm_eps": 1e-6, "max_position_embeddings": 32768, "tie_word_embeddings": False}
+    derived = {"rope_theta": rope.get("rope_theta", given.get("rope_theta", 10000.0)),
+               "qkv_bias": family == "qwen2", "qk_norm": family == "qwen3", "source": source}
+    values = defaults | given | derived
     types = {field.name: field.type for field in fields(Config)}
     check_fields(values, types, "config.json")
     for name, kind in types.items():

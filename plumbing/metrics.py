@@ -134,6 +134,6 @@ def read_credit_log(file: Path) -> dict[str, np.ndarray]:
     counts = np.append(0, position[:-1] + 1)  # (N,) a token stands behind the one before, or begins a response
     if not len(step) or not ((position == 0) | (position == counts)).all() or position[0]:
         raise ValueError(f"{file} is damaged: its positions don't count the tokens of responses from 0")
-    if (step != int(file.stem.removeprefix("step-"))).any() or not np.isin(role, range(len(ROLES))).all():
+    if (step != step[0]).any() or file.stem != f"step-{step[0]:06d}" or not np.isin(role, range(len(ROLES))).all():
         raise ValueError(f"{file} is damaged: it is of another step, or a role is unknown")
     return columns

@@ -14,10 +14,9 @@ class AdamW(torch.optim.AdamW):
 
     def load_state_dict(self, state: dict) -> None:
         """Restore the moments in a `state_dict`; ValueError when they are not those of the same weights."""
-        weights = [w for group in self.param_groups for w in group["params"]]
-        forms = {"step": torch.zeros(()), "exp_avg": None, "exp_avg_sq": None}  # None: that of the weight
-        expected = {f"{i} {name}": w if form is None else form
-                    for i, w in enumerate(weights) for name, form in forms.items()}
+        expected = {}
+        for i, w in enumerate(w for group in self.param_groups for w in group["params"]):
+            expected |= {f"{i} step": torch.zeros(()), f"{i} exp_avg": w, f"{i} exp_avg_sq": w}
         found = {f"{i} {name}": x for i, moments in state["state"].items() for name, x in moments.items()}
         check_tensors("Adam's state", expected, found)
         super().load_state_dict({"state": state["state"], "param_groups": self.state_dict()["param_groups"]})

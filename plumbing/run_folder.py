@@ -54,10 +54,11 @@ def open_run(run: Path, settings: Any, hyper_parameters: dict, learners: dict, r
     state = load_state(run)
     check_unfinished(run, state["step"], settings.steps)
     asked = asdict(settings) | hyper_parameters
-    check_unchanged(run, state["settings"] if state["step"] > 0 else asked, asked)
     if state["step"] > 0:
+        check_settings(run, state["settings"], asked)
         check_logs(run, state)
         restore(run, state, learners)
+    check_inputs(run, asked)
     wait_for_all()  # every process must have read the folder before the first one changes it
     first_alone(lambda: reopen_run(run, state, settings.steps))
     return state["step"]
@@ -170,7 +171,7 @@ def load_state(run: Path) -> dict:
     """Read what save_state wrote. Step 0 where the run has no state yet; ValueError for a broken or foreign file."""
     file = run / STATE
     if not file.exists():
-        return {"step": 0, "settings": {}, "lengths": dict.fromkeys(LOGS, 0), "learners": {}}
+        return {"step": 0, "lengths": dict.fromkeys(LOGS, 0)}
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
         check_fields(state, {"step": int, "settings": dict, "lengths": dict, "checksums": dict, "learners": dict}, file)
@@ -199,12 +200,16 @@ def check_logs(run: Path, state: dict) -> None:
             raise ValueError(f"there is no {file}: put it back, or {advice}")
 
 
-def check_unchanged(run: Path, before: dict, asked: dict) -> None:
-    """ValueError unless a run has the settings of its state, `before`, but for --steps, and reads the same files."""
+def check_settings(run: Path, before: dict, asked: dict) -> None:
+    """ValueError unless a run has the settings of its state, `before`, but for --steps."""
     for name in (before.keys() | asked.keys()) - {"steps"}:
         if before.get(name) != asked.get(name):
             raise ValueError(f"{run / STATE} was written with {name}={before.get(name)}, but config.json says "
                              f"{asked.get(name)}: put back the one of them that you replaced")
+
+
+def check_inputs(run: Path, asked: dict) -> None:
+    """ValueError unless the files that a run reads are those that it began with."""
     config, now = read_config(run), checksums(asked)
     check_fields(config, {"inputs": dict}, run / "config.json")
     if changed := [name for name in now if config["inputs"].get(name) != now[name]]:

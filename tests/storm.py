@@ -92,11 +92,9 @@ def wreck(disaster: str, method: str, run: Path, rng: np.random.Generator, secon
         expect(process, [0, 1])
     elif disaster == "second --resume":
         time.sleep(delay)
-        if run.exists():  # which of the two comes too late depends on the moment
-            second = start(["--resume", str(run)])
-            expect(process, [0, 1])
-            expect(second, [0, 1])
-        process.communicate()
+        second = [start(["--resume", str(run)])] if run.exists() else []
+        for each in (process, *second):  # which of the two comes too late depends on the moment
+            expect(each, [0, 1])
     else:
         time.sleep(delay)
         process.send_signal(signal.Signals[disaster])

@@ -246,6 +246,7 @@ def test_over_training_by_hand(tokenizer, brief, tiny):
 
 
 def test_checkpoints_are_in_the_order_of_their_steps(tmp_path):
+    """Guards against the order of the file system, and a checkpoint without its weights."""
     for name in ("step-000100", "step-000005", "step-000050"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
         if name != "step-000050":  # of a run that was killed while it wrote

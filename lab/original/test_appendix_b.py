@@ -84,6 +84,7 @@ def test_norms_by_hand():
 def make_run(tmp_path):
     """A function that writes a finished run of one step, of two responses, and returns its folder."""
     def make(name, end, weights=(1.0, 1.0, 1.0, 1.0, 1.0), seed=0, steps=1, **method):
+        """Write a run of a method and return its folder."""
         folder = tmp_path / f"{name}-seed{seed}"
         (folder / "credit").mkdir(parents=True)
         tensors = {"logprob": LOGPROB, "logit_grad": SLOPE}

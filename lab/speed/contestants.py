@@ -47,6 +47,7 @@ def ctranslate2_sampler(folder: Path) -> Callable[[dict], int]:
     generator = ctranslate2.Generator(str(folder), compute_type="float32", inter_threads=1, intra_threads=threads)
 
     def run(case: dict) -> int:
+        """Do the work of a case; returns how many tokens were sampled."""
         limit = case["limit"]
         results = generator.generate_batch(
             written["prompts"][: case["puzzles"]], num_hypotheses=ANSWERS, max_length=limit,
@@ -63,12 +64,11 @@ if __name__ == "__main__" and sys.argv[1:2] == ["ctranslate2"]:  # here, before 
     sys.exit()
 
 import torch
-import torch.distributed as dist
 
 from countdown_task import generate_puzzles, prompt
 from grpo import update
 from plumbing.optimizer import Optimizer
-from plumbing.processes import join, leads, leave
+from plumbing.processes import first_alone, join, leave
 from plumbing.tokenizer import Tokenizer
 from rollout import Policy, draw_uniforms, generate_shared, rollout
 from tests.plain import plain_rows
@@ -95,6 +95,7 @@ def ours() -> Callable[[dict], int]:
     policy = policy._replace(tokenizer=tokenizer)
 
     def run(case: dict) -> int:
+        """Do the work of a case; returns how many tokens were sampled."""
         Q, tokenizer.end_tokens = case["puzzles"], [] if case["fixed"] else TOKENIZER.end_tokens
         s = Settings(seed=case["seed"], answers=ANSWERS, max_new_tokens=case["limit"])
         if case["work"] == "sampler":
@@ -108,20 +109,13 @@ def ours() -> Callable[[dict], int]:
     return run
 
 
-def hear_together() -> dict | None:
-    """`hear`, by the first of several processes, for all of them."""
-    case = [hear() if leads() else None]
-    if dist.is_initialized():
-        dist.broadcast_object_list(case)
-    return case[0]
-
-
 def transformers_sampler() -> Callable[[dict], int]:
     """transformers' generate."""
     from transformers import AutoModelForCausalLM
     model, prompts = AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32), prompts_of(Settings.questions)
 
     def run(case: dict) -> int:
+        """Do the work of a case; returns how many tokens were sampled."""
         torch.manual_seed(case["seed"])
         repeated = [prompt for prompt in prompts[: case["puzzles"]] for _ in range(ANSWERS)]
         tokens, pad, P = plain_rows(repeated, torch.zeros(len(repeated), 0, dtype=torch.long))  # (B, P), (B,)
@@ -172,7 +166,7 @@ def work(kind: str, *arguments: str) -> None:
     if kind == "trl":
         return train_with_trl(*map(int, arguments))
     join("cpu")
-    serve(transformers_sampler() if kind == "transformers" else ours(), hear_together)
+    serve(transformers_sampler() if kind == "transformers" else ours(), lambda: first_alone(hear))
     leave()
 
 

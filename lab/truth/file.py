@@ -24,9 +24,9 @@ def read_truth(file: Path, columns: tuple[str, ...] = COLUMNS) -> dict[str, np.n
         typed = truth[name].dtype.kind in ("U" if name == "piece" else "biuf")
         if per_token != (N,) or not typed or truth[name].dtype.kind == "f" and np.isinf(truth[name]).any():
             raise ValueError(f"{file}: {name} is not a column of finite numbers, one for each token")
-    counts = {"kinds": int(truth["kind"].max()) + 1, "methods": len(truth["credits"]),
-              "prompts": int((truth["position"] == 0).sum())} if {"kind", "credits"} <= truth.keys() else {}
-    if wrong := [name for name, count in counts.items() if name in truth and len(truth[name]) < count]:
+    counts = {"kinds": truth["kind"].max() + 1, "methods": len(truth["credits"]),
+              "prompts": (truth["position"] == 0).sum()}
+    if wrong := [name for name, count in counts.items() if len(truth[name]) < count]:
         raise ValueError(f"{file}: {wrong[0]} has fewer names than the columns speak of")
     if not truth["complete"] or truth["complete"].dtype != bool:
         raise ValueError(f"{file} lacks some rollouts: run the command that started it again")

@@ -50,7 +50,7 @@ from lab.truth.critic import find_heads
 from lab.truth.scoring import all_scores, draw_scores, score_tables
 from lab.truth.solver import KINDS, solver_columns, token_kinds
 from methods import MITIGATIONS
-from plumbing.files import replace_file
+from plumbing.files import read_arrays, replace_file
 from plumbing.flags import new_parser
 from plumbing.metrics import log_columns
 from plumbing.progress import Progress, fail, one_sentence
@@ -220,11 +220,10 @@ def add_credit(truth: dict, batch: TokenBatch) -> None:
 def read_rollouts(truth: dict, file: Path) -> None:
     """Take over the rollouts of an existing file. ValueError if it is broken, or about other responses."""
     try:
-        old = dict(np.load(file))
-        same = old["settings"] == truth["settings"] and np.array_equal(old["token"], truth["token"])
-    except Exception:  # a truncated zip raises many different ones
+        old = read_arrays(file, ("settings", "token", "packets", "solved", "sampled"))
+    except ValueError:
         raise ValueError(f"{file} can't be read: remove it, or choose another --out") from None
-    if not same:
+    if old["settings"] != truth["settings"] or not np.array_equal(old["token"], truth["token"]):
         raise ValueError(f"{file} is about other responses: choose another --out, or the settings it was made with, "
                          f"{old['settings']}")
     truth |= {name: old[name] for name in ("packets", "solved", "sampled")}
