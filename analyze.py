@@ -21,15 +21,13 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-from matplotlib.ticker import PercentFormatter
 
-from plumbing.metrics import read_credit_log
 from plumbing.progress import Progress
 from plumbing.report import (GREY, LETTERS, MIN_RESPONSES, PALETTE, SHADES, Estimate, Table, bins, clustered_mean,
                              draw_tokens, interval, mean_height, new_figure, place_tokens, plt, pm, ratio, save_figure,
                              t_estimate, t_statistics, write_csv)
-from plumbing.runs import (Group, Run, group_runs, heldout, labels, read_config, read_final,
-                           read_metrics, run_method, shared_settings, unequal_steps, work_on_folders)
+from plumbing.runs import (Group, Run, group_runs, heldout, labels, read_config, read_credit, read_final, read_metrics,
+                           run_method, shared_settings, unequal_inputs, unequal_steps, work_on_folders)
 from plumbing.tokenizer import Tokenizer
 from tasks.text import ROLES
 
@@ -56,15 +54,12 @@ def method_name(label: str) -> str:
 # --------------------------------------------------------------------------------------------------- reading
 
 
-def read_log(run: Path) -> dict[str, np.ndarray]:
+def read_log(run: Path, metrics: dict) -> dict[str, np.ndarray]:
     """The credit log of a run as flat columns (N,), one row per token, with the columns that the tables derive from it.
 
-    Raises ValueError where there is no log or a file of it is damaged.
+    ValueError where a step of metrics.csv is missing or damaged.
     """
-    files = sorted((run / "credit").glob("step-*.npz"))
-    if not files:
-        raise ValueError(f"{run} has no credit log: is it a run folder, with at least one step?")
-    steps = [read_credit_log(file) for file in files]
+    steps = read_credit(run, metrics)
     log = {name: np.concatenate([step[name] for step in steps]) for name in steps[0]}
     log["id"] = np.cumsum(log["position"] == 0) - 1  # (N,) number of the response within the run
     log["relative"] = log["position"] / np.bincount(log["id"])[log["id"]]  # (N,) in [0, 1)
@@ -76,7 +71,7 @@ def read_log(run: Path) -> dict[str, np.ndarray]:
 def sampled_puzzles(run: Path) -> dict[tuple[int, int], str]:
     """The puzzles in samples.txt by step and group: headings `=== step 10  [3, 4, 5] -> 8  reward`, in their order."""
     file, puzzles, groups = run / "samples.txt", {}, Counter()
-    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else ():
         if found := re.match(r"=== step (\d+)  (.*?)  reward\b", line):
             step = int(found[1])
             puzzles[step, groups[step]] = f"{found[2]}, ".replace("->", "→")
@@ -257,7 +252,7 @@ def draw_credit(log: dict, file: Path) -> None:
                 draw_role(axis, log, measure, role, bins(values, 5))
             axis.set(xlabel=time, ylabel=f"mean {formula}", ylim=(0, None), xlim=(0, 1),
                      title=f"{measure.capitalize()} by {time.removesuffix(' in the response')}")
-            axis.xaxis.set_major_formatter(PercentFormatter(1))
+            axis.xaxis.set_major_formatter("{x:.0%}")
     axes[0, 0].plot([], [], "x", color=GREY, label=f"fewer than {FEW} tokens")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
     save_figure(figure, file)
@@ -323,7 +318,9 @@ def draw_run_tokens(log: dict, tokenizer: Tokenizer, method: str, puzzles: dict,
 
 def analyze_run(run: Path) -> None:
     """Print the tables of a run; write them and the pictures to its analysis/."""
-    metrics, log, tokenizer = read_metrics(run), read_log(run), Tokenizer(run / "checkpoint")
+    method, metrics = method_name(run_method(read_config(run))), read_metrics(run)
+    tokenizer = Tokenizer(run / "checkpoint")
+    log, puzzles = read_log(run, metrics), sampled_puzzles(run)
     if not 0 <= log["token"].min() <= log["token"].max() < tokenizer.size:
         raise ValueError(f"{run / 'credit'} has tokens that {run / 'checkpoint' / 'tokenizer.json'} lacks")
     tables = [table_basics(log, metrics), table_statistics(log), table_t(log), table_positions(log), table_signs(log),
@@ -332,10 +329,9 @@ def analyze_run(run: Path) -> None:
     out.mkdir(exist_ok=True)
     text = f"# {run.name}\n\n" + "\n".join(map(str, tables))
     (out / "tables.md").write_text(text, encoding="utf-8")
-    method = method_name(run_method(read_config(run)))
     draw_learning(metrics, method, out / "learning.png")
     draw_credit(log, out / "credit.png")
-    draw_run_tokens(log, tokenizer, method, sampled_puzzles(run), out / "tokens.png")
+    draw_run_tokens(log, tokenizer, method, puzzles, out / "tokens.png")
     print(text)
     print(f"wrote {out / 'tables.md'}, learning.png, credit.png and tokens.png beside it")
 
@@ -350,10 +346,11 @@ COSTS = {"tokens_sampled": 1, "tokens_read": 1, "tokens_updated": 3}
 
 def summarize(run: Path) -> dict[str, float | dict]:
     """The figures of one run that a comparison averages over seeds, and `curve`: held-out success by step."""
-    metrics, log = read_metrics(run), read_log(run)
+    metrics = read_metrics(run)
+    log = read_log(run, metrics)
     steps, success, _ = heldout(metrics)
     grad_norm, seconds = (metrics[name][1:] for name in ("grad_norm", "seconds"))  # row 0 is the start model
-    figures = {"steps": metrics["step"][-1], "curve": dict(zip(steps, success)), "start": success[0],
+    figures = {"steps": steps[-1], "curve": dict(zip(steps, success)), "start": success[0],
                "end": success[-1], "climb": success[-1] - success[0], "area": mean_height(steps, success),
                "pass@16": read_final(run).get("pass@16", float("nan"))}
     count = np.bincount(log["role"], minlength=3)  # (3,)
@@ -389,7 +386,7 @@ def load_runs(folders: list[Path]) -> list[Run]:
         settings = config["settings"]
         runs.append(Run(name=str(folder), label=label, setting=json.dumps(shared_settings(config)),
                         is_baseline=run_method(config) == "none", seed=settings["seed"],
-                        figures=summarize(folder)))
+                        figures=summarize(folder), inputs=config["inputs"]))
         progress.show(len(runs))
     return runs
 
@@ -471,7 +468,8 @@ def draw_curves(groups: list[Group], file: Path) -> None:
 def compare_runs(folders: list[Path]) -> None:
     """Print the comparison of runs; write it and a picture of the learning curves to comparison/ beside them."""
     runs = load_runs(folders)
-    groups, warning, out = group_runs(runs), unequal_steps(runs), folders[0].parent / "comparison"
+    groups, out = group_runs(runs), folders[0].parent / "comparison"
+    warning = " ".join(filter(None, (unequal_steps(runs), unequal_inputs(runs))))
     records = {group.label: record(group) for group in groups}
     text = "# Comparison\n\n" + "\n".join(map(str, comparison_tables(records, warning)))
     out.mkdir(exist_ok=True)

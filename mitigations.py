@@ -95,7 +95,7 @@ class CreditFunction:
     from_advantage: bool  # whether it reads batch.advantage, so that --advantage has an effect
     needs: tuple[str, ...] | Callable  # what a run must provide for it, or a function of its hyper-parameters
 
-    def __call__(self, batch: TokenBatch, *arguments, **hyper_parameters) -> Tensor:
+    def __call__(self, batch: TokenBatch, /, *arguments, **hyper_parameters) -> Tensor:
         """Credit (B, T), 0 on padding."""
         values = self.raw(batch, *arguments, **hyper_parameters)  # (B, T)
         if not self.is_reweighting:
@@ -104,7 +104,7 @@ class CreditFunction:
         require(credit.isfinite().all(), f"{self.name} returned weights that are too small for float32 to rescale")
         return credit
 
-    def raw(self, batch: TokenBatch, *arguments, **hyper_parameters) -> Tensor:
+    def raw(self, batch: TokenBatch, /, *arguments, **hyper_parameters) -> Tensor:
         """The weights or credit (B, T) that the function returns, 0 on padding.
 
         ValueError for a wrong shape, for NaN or infinity, for negative weights, and where the function wrote into the
@@ -138,7 +138,9 @@ class CreditFunction:
 
     def check_parameters(self) -> None:
         """ValueError for a hyper-parameter that can't become a flag: its default says the flag's type."""
-        for p in list(inspect.signature(self.function).parameters.values())[1:]:  # the first one is the batch
+        batch, *others = inspect.signature(self.function).parameters.values() or [None]
+        require(batch and batch.default is batch.empty, f"{self.name}: its first parameter must be the batch")
+        for p in others:
             by_name = p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
             require(by_name and type(p.default) in (bool, int, float, str),
                     f"{self.name}: the parameter {p} can't become a flag; give it a bool, int, float or str as default")
@@ -172,9 +174,6 @@ def register(function: Callable | None, **properties) -> Callable:
     require(inspect.isfunction(function), "decorate a function made by def, once")
     name = function.__name__
     require(name not in MITIGATIONS, f"there are two credit functions named {name}: rename one of them")
-    needs = properties["needs"]
-    require(callable(needs) or isinstance(needs, tuple) and all(isinstance(need, str) for need in needs),
-            f'{name}: needs must be a tuple of names, such as ("critic",), not {needs!r}')
     MITIGATIONS[name] = CreditFunction(name, function, **properties)
     return MITIGATIONS[name]
 
@@ -183,7 +182,10 @@ def required(name: str, hyper_parameters: dict) -> tuple[str, ...]:
     """What a run must provide for a method with these hyper-parameters."""
     needs = MITIGATIONS[name].needs
     values = MITIGATIONS[name].parameters | hyper_parameters  # defaults, and what the flags say
-    return needs(**values) if callable(needs) else needs
+    names = needs(**values) if callable(needs) else needs
+    require(isinstance(names, tuple) and all(isinstance(need, str) for need in names),
+            f'{name}: needs must be a tuple of names, such as ("critic",), not {names!r}')
+    return names
 
 
 def require(condition: bool | Tensor, message: str) -> None:

@@ -14,8 +14,9 @@ Settings of train.py. The task is a module such as countdown_task.py; the code h
 
 Run it:  python train.py --mitigation vineppo
 """
+import copy
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from types import ModuleType
 from typing import Any, Callable, NamedTuple
 
@@ -25,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plumbing.processes import gather, my_share, world
+from plumbing.task_file import check_grade, check_roles
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import Qwen2
 from sampler import (PromptCache, ResponseCache, Samples, by_length, distinct_texts, generate, response_attention,
@@ -98,7 +100,10 @@ class Policy(NamedTuple):
 
     def prompt(self, puzzle: Any) -> list[int]:
         """The tokens of a puzzle's prompt."""
-        return self.tokenizer.encode(self.task.prompt(puzzle, self.tokenizer.chat))
+        text = self.task.prompt(puzzle, self.tokenizer.chat)
+        if not text or not isinstance(text, str):
+            raise ValueError(f"the task's prompt must return text, not {text!r:.50}")
+        return self.tokenizer.encode(text)
 
 
 # ---------------------------------------------------------------------------------------------------- a step
@@ -120,7 +125,7 @@ def rollout(policy: Policy, puzzles: list, s: Any, step: int) -> TokenBatch:
     # The random number behind each token is drawn here, so that no response depends on what is sampled beside it.
     uniforms = draw_uniforms(s.seed, step, len(puzzles), s.answers, s.max_new_tokens)  # (B, max_new_tokens)
     samples = generate_shared(policy, [policy.prompt(puzzle) for puzzle in puzzles], uniforms)
-    return token_batch(Queries(policy, puzzles, samples, s, step))  # which the batch keeps, as batch.ask
+    return token_batch(Queries(policy, tuple(puzzles), samples, s, step))  # which the batch keeps, as batch.ask
 
 
 def draw_uniforms(seed: int, step: int, Q: int, G: int, length: int) -> Tensor:
@@ -140,7 +145,7 @@ def token_batch(ask: "Queries") -> TokenBatch:
     decoded, grades = decode_and_grade(ask.policy, puzzles, samples, [[]] * Q, ask.grade)
     role, in_answer = np.zeros((B, T), np.int8), np.zeros((B, T), bool)  # (B, T) each
     for i, (text, spans) in enumerate(decoded):
-        role[i, : len(spans)], in_answer[i, : len(spans)] = task.roles(text, spans)
+        role[i, : len(spans)], in_answer[i, : len(spans)] = check_roles(task.roles(text, spans), len(spans))
     graded = torch.tensor([[g["reward"], g["answer"], g["format"]] for g in grades], device=device)  # (B, 3)
     return TokenBatch(
         **samples._asdict(),  # tokens, mask, logprob, entropy, logit_grad, ended
@@ -177,7 +182,7 @@ def decode_and_grade(policy: Policy, puzzles: list, samples: Samples, prefixes: 
     for i, (row, length) in enumerate(zip(samples.tokens.tolist(), lengths)):
         text, spans = policy.tokenizer.decode(prefixes[i // G] + row[:length])
         decoded.append((text, spans))
-        grades.append(grade(text, puzzles[i // G]))
+        grades.append(check_grade(grade(text, puzzles[i // G])))
     return decoded, grades
 
 
@@ -231,6 +236,15 @@ def gather_samples(samples: Samples | None, G: int, device: torch.device) -> Sam
 # --------------------------------------------------------------------------------------------------- queries
 
 
+def answer(compute: Callable) -> property:
+    """A property that is computed at its first use. Each use gets a copy, so nobody can change what others read."""
+    def get(ask: "Queries") -> Any:
+        if compute not in ask.answers:
+            ask.answers[compute] = compute(ask)
+        return copy.deepcopy(ask.answers[compute])
+    return property(get, doc=compute.__doc__)
+
+
 @dataclass
 class Queries:
     """What a credit function may ask the model about the step's responses, such as `batch.ask.hidden`.
@@ -240,11 +254,11 @@ class Queries:
     """
 
     policy: Policy
-    puzzles: list  # Q
+    puzzles: tuple  # Q
     samples: Samples  # B responses, B / Q to each puzzle
     s: Any  # the Settings
     step: int
-    said: dict[str, Tensor] = field(default_factory=dict)  # what each head that was asked said
+    answers: dict = field(default_factory=dict)  # what was computed so far
 
     def __post_init__(self):
         """Choose what grades, and count the step's tokens so far: those sampled, and those read without gradient."""
@@ -252,17 +266,17 @@ class Queries:
         self.grade = coin_toss(task, s.seed, self.step) if s.reward == "random" else task.grade
         self.tokens_sampled, self.tokens_read = int(self.samples.mask.sum()), sum(map(len, self.prompts))
 
-    @cached_property
+    @answer
     def prompts(self) -> list[list[int]]:
         """The tokens of each puzzle's prompt."""
         return [self.policy.prompt(puzzle) for puzzle in self.puzzles]
 
-    @cached_property
+    @answer
     def hidden(self) -> Tensor:
         """The model's last hidden state (B, T, D) before it emits each token."""
         return self.read(response_states, self.policy.model)
 
-    @cached_property
+    @answer
     def attention(self) -> Tensor:
         """Attention (B, T, T): [:, t, u] is how much the state that predicts token t attends to token u < t.
 
@@ -276,11 +290,13 @@ class Queries:
         """What a head of methods/heads.py says before each token (B, T), 0 on padding."""
         if name not in self.policy.heads:
             raise ValueError(f'no {name}: add needs=("{name}",) to the decorator of this credit function')
-        if name not in self.said:
-            self.said[name] = self.policy.heads[name].read(self.hidden, self.samples.mask)
-        return self.said[name]
+        if name not in self.answers:
+            self.answers[name] = self.policy.heads[name].read(self.hidden, self.samples.mask)
+        if not self.answers[name].isfinite().all():
+            raise FloatingPointError(f"the {name} says NaN or infinity: its weights are broken")
+        return self.answers[name].clone()
 
-    @cached_property
+    @answer
     def reference_logprob(self) -> Tensor:
         """Log-prob (B, T) of each token under the reference model, 0 on padding."""
         if self.policy.reference is None:
@@ -302,7 +318,7 @@ class Queries:
         A continuation may use the tokens that are left of the limit. Prefixes of similar length are sampled together.
         """
         value, where = torch.zeros(cuts.shape), cuts.cpu().nonzero()  # (B, T), (C, 2)
-        limit, tokens = self.s.max_new_tokens, self.samples.tokens
+        limit, tokens, prompts = self.s.max_new_tokens, self.samples.tokens, self.prompts
         uniforms = torch.rand(len(where), k, limit, generator=self.generator("rollouts"), dtype=torch.float64)
         if not len(where):
             return value.to(cuts.device)
@@ -318,7 +334,7 @@ class Queries:
             value[rows, positions] = torch.tensor([grade["reward"] for grade in grades]).view(-1, k).mean(1)
             self.tokens_sampled += int(samples.mask.sum())
             # A text that begins another one is not read separately, so it doesn't count.
-            texts, _ = distinct_texts([self.prompts[q] + prefix for q, prefix in zip(asked, prefixes)])
+            texts, _ = distinct_texts([prompts[q] + prefix for q, prefix in zip(asked, prefixes)])
             self.tokens_read += sum(map(len, texts))
         return value.to(cuts.device)
 

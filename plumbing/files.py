@@ -44,6 +44,8 @@ def read_json(file: Path) -> dict:
 
 def check_fields(fields: dict, types: dict[str, type], file: str | Path) -> None:
     """ValueError unless a JSON object has the named fields, each of its type. A float may be written as an integer."""
+    if not isinstance(fields, dict):
+        raise ValueError(f"{file} is {fields!r:.50}, but it must be an object with {', '.join(types)}")
     for name, kind in types.items():
         if name not in fields:
             raise ValueError(f"{file} has no {name}")

@@ -5,7 +5,6 @@ The comment at a field's line is its flag's help text. A flag that can't work en
 import argparse
 import difflib
 import inspect
-import math
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -120,22 +119,22 @@ def own_flags(method: Any, taken: set[str]) -> dict:
 
 
 def check_method_flags(method: Any, settings: Any, defaults: Any, hyper_parameters: dict) -> None:
-    """Exit where a flag has no effect on the chosen credit function, or where a hyper-parameter is not finite."""
+    """Exit where a flag has no effect on the chosen credit function, or where a hyper-parameter is NaN or too large."""
     if settings.normalize != defaults.normalize and not method.is_reweighting:
         fail(f"--mitigation {method.name} is not a reweighting: it takes no --normalize")
     if settings.advantage != defaults.advantage and not method.from_advantage:
         fail(f"--mitigation {method.name} takes no --advantage: if its function reads batch.advantage, write "
              "@token_credit(from_advantage=True)")
     for name, value in hyper_parameters.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            fail(f"--{name} must be a finite number")
+        if isinstance(value, (int, float)) and not abs(value) < 1e12:
+            fail(f"--{name} must be a number between -1e12 and 1e12")
 
 
 def add_flag(parser: argparse.ArgumentParser, name: str, default: bool | int | float | str, meaning: str,
              choices: tuple | None) -> None:
     """Add a flag of its default's type. A bool without a value means true."""
     typed = {"type": to_bool, "nargs": "?", "const": True} if type(default) is bool else {"type": type(default)}
-    shown = "empty" if default == "" else default
+    shown = "empty" if default == "" else str(default).replace("%", "%%")  # argparse formats the help by %
     parser.add_argument(f"--{name}", default=default, choices=choices, help=f"{meaning} (default {shown})", **typed)
 
 
@@ -185,7 +184,7 @@ def check_device(device: str) -> None:
     """ValueError for a device that torch doesn't know, or that this computer doesn't have."""
     try:
         torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError) as error:  # torch raises one or the other, by device
+    except (RuntimeError, AssertionError, ImportError) as error:  # torch raises one of them, by device
         raise ValueError(f"--device {device} can't be used here: {first_sentence(error)}") from None
 
 

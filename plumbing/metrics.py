@@ -18,6 +18,7 @@ COLUMNS = ["step", "reward", "success", "format", "length", "truncated", "entrop
            "clip_fraction", *(f"clip_{role}" for role in ROLES), "ratio_error", "ratio_spread", "kl",
            "zero_variance_groups", "tokens_sampled", "tokens_read", "tokens_updated", "seconds", "tokens_per_second",
            "heldout_success", "heldout_stderr"]  # of metrics.csv
+ALWAYS = ("reward", "success", "format", "length", "truncated", "entropy", "grad_norm", "loss", "seconds")  # measured
 CREDIT_LOG = {"step": np.int32, "response": np.uint16, "group": np.uint16, "position": np.uint16, "token": np.int32,
               "logprob": np.float32, "entropy": np.float32, "logit_grad": np.float32, "advantage": np.float32,
               "credit": np.float32, "reward": np.float32, "role": np.int8, "in_answer": np.int8}  # its columns
@@ -134,6 +135,8 @@ def read_credit_log(file: Path) -> dict[str, np.ndarray]:
     counts = np.append(0, position[:-1] + 1)  # (N,) a token stands behind the one before, or begins a response
     if not len(step) or not ((position == 0) | (position == counts)).all() or position[0]:
         raise ValueError(f"{file} is damaged: its positions don't count the tokens of responses from 0")
+    if (columns["response"] != np.cumsum(position == 0) - 1).any():
+        raise ValueError(f"{file} is damaged: it doesn't count its responses from 0")
     if (step != step[0]).any() or file.stem != f"step-{step[0]:06d}" or not np.isin(role, range(len(ROLES))).all():
         raise ValueError(f"{file} is damaged: it is of another step, or a role is unknown")
     return columns

@@ -1,11 +1,13 @@
 """What a long command says while it works."""
+import os
 import re
 import sys
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Iterator
 
-from plumbing.processes import leads
+from plumbing.processes import leads, world
 
 QUIET = 10.0  # seconds between two lines where the output is not a terminal
 
@@ -39,20 +41,31 @@ def fail(message: str) -> None:
 
 
 @contextmanager
-def one_sentence(interrupted: str = "interrupted", advice: str = "") -> Iterator[None]:
+def one_sentence(interrupted: str = "interrupted", run: Path | None = None) -> Iterator[None]:
     """Exit with one sentence on an error that the user can fix, and on Ctrl-C. Also a decorator: @one_sentence().
 
-    advice: what follows the sentence of an error.
+    run: the run folder that is being written, if any.
     """
+    kept = f"; what finished before is in {run}" if run else ""
+    resume = ", which --resume continues" if run else ""
+    for name in ("stdout", "stderr"):  # None where a shell closed it
+        setattr(sys, name, getattr(sys, name) or open(os.devnull, "w"))
     sys.stdout.reconfigure(errors="replace")  # a terminal without a ± shows ?
     try:
-        yield
-        sys.stdout.flush()
+        try:
+            yield
+        finally:
+            sys.stdout.flush()  # which a full disk refuses
     except KeyboardInterrupt:
         fail(interrupted)
-    except (ValueError, OSError, FloatingPointError) as error:
-        fail(f"{error}{advice}")
+    except (ValueError, FloatingPointError) as error:
+        fail(f"{error}{kept}")
+    except OSError as error:
+        fail(f"{error}{kept}{resume}")
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not re.search("allocate memory|out of memory", str(error)):
-            raise  # torch has no type of its own for a CPU that is out of memory
-        fail(f"there is not enough memory for this{advice}")
+        said = str(error) or "out of memory"
+        if world()[1] > 1 and re.search("gloo|Connection|NCCL", said):
+            fail("another of the processes ended: see what it said")
+        if not re.search("allocate memory|out of memory", said):  # torch has no type of its own for that
+            raise
+        fail(f"there is not enough memory for this{kept}{resume}")

@@ -2,14 +2,14 @@
 import csv
 import functools
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import matplotlib
 import numpy as np
 
-matplotlib.use("Agg")  # before pyplot is imported: this backend needs no screen
+os.environ["MPLBACKEND"] = "Agg"  # before matplotlib is imported: this backend needs no screen
 import matplotlib.pyplot as plt  # noqa: E402
 from matplotlib.colors import LinearSegmentedColormap  # noqa: E402
 

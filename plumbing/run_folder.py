@@ -20,10 +20,10 @@ from typing import Any, Callable
 import numpy as np
 import torch
 
-from plumbing.files import check_fields, replace_file, weight_files, write_json
+from plumbing.files import check_fields, replace_file, write_json
 from plumbing.metrics import COLUMNS
 from plumbing.processes import first_alone, wait_for_all
-from plumbing.runs import read_config, read_final
+from plumbing.runs import read_config, read_credit, read_final, read_metrics
 
 try:
     import fcntl
@@ -41,14 +41,16 @@ def default_folder(mitigation: str, seed: int, changed: dict) -> Path:
     return Path("runs") / "-".join([mitigation, *flags, f"seed{seed}"])
 
 
-def open_run(run: Path, settings: Any, hyper_parameters: dict, learners: dict, resume: bool) -> int:
+def open_run(run: Path, settings: Any, hyper_parameters: dict, source: dict[str, str], learners: dict,
+             resume: bool) -> int:
     """Create the run folder, or load the state of a run to resume. Returns how many steps are done.
 
-    learners: everything that changes from step to step, by name; each has state_dict() and load_state_dict().
+    source: program text, by name, that must be the same when the run is resumed. learners: everything that changes from
+    step to step, by name; each has state_dict() and load_state_dict().
     ValueError when the folder of a new run exists, when another process writes it, and when there is nothing to resume.
     """
     if not resume:
-        first_alone(lambda: start_run(run, asdict(settings), hyper_parameters))
+        first_alone(lambda: start_run(run, asdict(settings), hyper_parameters, source))
         return 0
     first_alone(lambda: lock(run))
     state = load_state(run)
@@ -58,7 +60,7 @@ def open_run(run: Path, settings: Any, hyper_parameters: dict, learners: dict, r
         check_settings(run, state["settings"], asked)
         check_logs(run, state)
         restore(run, state, learners)
-    check_inputs(run, asked)
+    check_inputs(run, checksums(asked, source))
     wait_for_all()  # every process must have read the folder before the first one changes it
     first_alone(lambda: reopen_run(run, state, settings.steps))
     return state["step"]
@@ -79,7 +81,14 @@ def lock(folder: Path) -> None:
     os.write(file, str(os.getpid()).encode())
 
 
-def start_run(run: Path, settings: dict, hyper_parameters: dict) -> None:
+def check_writer(run: Path) -> None:
+    """ValueError where this process has lost the lock: somebody removed the folder, or put another in its place."""
+    file = run / "lock"
+    if fcntl and not (file.is_file() and file.read_text() == str(os.getpid())):
+        raise ValueError(f"{run} was removed or replaced while this process wrote it: start the run again")
+
+
+def start_run(run: Path, settings: dict, hyper_parameters: dict, source: dict[str, str]) -> None:
     """Create the folder with config.json, an empty metrics.csv and the checkpoint's tokenizer, all of it or nothing."""
     part = run.with_name(f".{run.name}.starting")  # a name that nobody gives to a folder: what is in it is deleted
     part.mkdir(parents=True, exist_ok=True)
@@ -92,8 +101,9 @@ def start_run(run: Path, settings: dict, hyper_parameters: dict) -> None:
             remove(old)
     (part / "credit").mkdir()
     versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
-    write_json(part / "config.json", {"settings": settings, "method": hyper_parameters, "versions": versions,
-                                      "inputs": checksums(settings), "command": shlex.join(["python"] + sys.argv)})
+    write_json(part / "config.json", {
+        "settings": settings, "method": hyper_parameters, "versions": versions, "inputs": checksums(settings, source),
+        "command": shlex.join(["python"] + sys.argv)})
     append_row(part, None)
     copy_tokenizer(Path(settings["model"]), part / "checkpoint")
     part.rename(run)
@@ -104,12 +114,11 @@ def remove(path: Path) -> None:
     shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def checksums(settings: dict) -> dict[str, list[int]]:
-    """Size, and CRC-32 of the first 16 MiB, of the files that a run reads: model, and data and task if given."""
-    model = Path(settings["model"])
-    files = [model / "config.json", model / "tokenizer.json", *weight_files(model)]
-    files += [Path(settings[name]) for name in ("data", "task") if Path(settings[name]).is_file()]
-    sums = {}
+def checksums(settings: dict, source: dict[str, str]) -> dict[str, list[int]]:
+    """Size and CRC-32 of what a run reads: of the source, and of the first 16 MiB of data and of the model's files."""
+    model, data = Path(settings["model"]), Path(settings["data"])
+    files = [model / "config.json", model / "tokenizer.json", *model.glob("*.safetensors"), *[data] * data.is_file()]
+    sums = {name: [len(text), zlib.crc32(text.encode())] for name, text in source.items()}
     for path in files:
         with path.open("rb") as file:
             sums[str(path)] = [path.stat().st_size, zlib.crc32(file.read(2**24))]
@@ -194,10 +203,10 @@ def check_logs(run: Path, state: dict) -> None:
         with (run / log).open("rb") as file:
             if zlib.crc32(file.read(state["lengths"][log])) != state["checksums"].get(log):
                 raise ValueError(f"{run / log} was changed since {STATE} was written: put it back, or {advice}")
-    for step in range(1, state["step"] + 1):
-        file = run / "credit" / f"step-{step:06d}.npz"
-        if not file.is_file():
-            raise ValueError(f"there is no {file}: put it back, or {advice}")
+    try:
+        read_credit(run, read_metrics(run, state["lengths"]["metrics.csv"]))
+    except ValueError as error:
+        raise ValueError(f"{error}: put it back, or {advice}") from None
 
 
 def check_settings(run: Path, before: dict, asked: dict) -> None:
@@ -208,12 +217,11 @@ def check_settings(run: Path, before: dict, asked: dict) -> None:
                              f"{asked.get(name)}: put back the one of them that you replaced")
 
 
-def check_inputs(run: Path, asked: dict) -> None:
-    """ValueError unless the files that a run reads are those that it began with."""
-    config, now = read_config(run), checksums(asked)
-    check_fields(config, {"inputs": dict}, run / "config.json")
+def check_inputs(run: Path, now: dict) -> None:
+    """ValueError unless a run reads `now` what it read when it began."""
+    config = read_config(run)
     if changed := [name for name in now if config["inputs"].get(name) != now[name]]:
-        raise ValueError(f"{changed[0]} is not the file that {run} began with: put that back, or start a new run")
+        raise ValueError(f"{changed[0]} is not what {run} began with: put that back, or start a new run")
 
 
 def check_unfinished(run: Path, done: int, steps: int) -> None:

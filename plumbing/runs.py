@@ -12,7 +12,7 @@ from typing import Callable, NamedTuple
 import numpy as np
 
 from plumbing.files import check_fields, read_json
-from plumbing.metrics import COLUMNS
+from plumbing.metrics import ALWAYS, COLUMNS, read_credit_log
 from plumbing.progress import fail, one_sentence
 from plumbing.report import Estimate, welch
 
@@ -35,22 +35,26 @@ def work_on_folders(work: Callable[[list[Path]], object], usage: str, request: s
     flag.
     """
     words = sys.argv[1:]
-    if {"-h", "--help"} & set(words):
-        return print(usage)
-    if not words or any(word.startswith("-") for word in words):
-        fail(request)
     with one_sentence():
+        if {"-h", "--help"} & set(words):
+            return print(usage)
+        if not words or any(word.startswith("-") for word in words):
+            fail(request)
         work([Path(word) for word in dict.fromkeys(words)])
 
 
-def read_metrics(run: Path) -> dict[str, np.ndarray]:
-    """metrics.csv as columns, NaN where nothing was measured. ValueError where it is not what a run writes."""
+def read_metrics(run: Path, length: int | None = None) -> dict[str, np.ndarray]:
+    """metrics.csv, or its first `length` bytes, as columns, NaN where nothing was measured.
+
+    ValueError where it is not what a run writes.
+    """
     file = run / "metrics.csv"
     if not file.is_file():
         raise FileNotFoundError(f"{run} is not a run folder: it has no metrics.csv")
     try:
-        with file.open(encoding="utf-8", newline="") as lines:
-            header, *rows = list(csv.reader(lines)) or [[]]
+        header, *rows = list(csv.reader(file.read_bytes()[:length].decode().splitlines())) or [[]]
+        if torn := [line for line, row in enumerate(rows, 2) if len(row) != len(header)]:
+            raise ValueError(f"line {torn[0]} is not as long as the header")
         table = np.array([[float(cell or "nan") for cell in row] for row in rows]).reshape(len(rows), len(header))
     except (ValueError, csv.Error) as error:
         raise ValueError(f"{file} is no table of numbers ({error}): is it damaged?") from None
@@ -63,7 +67,26 @@ def read_metrics(run: Path) -> dict[str, np.ndarray]:
         raise ValueError(f"{file} is damaged: its steps are not 0, 1, 2, ...")
     if np.isnan(metrics["heldout_success"][0]):
         raise ValueError(f"{file} is damaged: it has no held-out success at the start")
+    if wrong := [name for name, x in metrics.items() if np.isinf(x).any() or name in ALWAYS and np.isnan(x[1:]).any()]:
+        raise ValueError(f"{file} is damaged: {wrong[0]} is empty or infinite in a step")
     return metrics
+
+
+def read_credit(run: Path, metrics: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
+    """The credit log of each step in metrics.csv; ValueError where one is missing, or is not of this run."""
+    steps = []
+    for step in range(1, len(metrics["step"])):
+        file = run / "credit" / f"step-{step:06d}.npz"
+        if not file.is_file():
+            raise ValueError(f"there is no {file}, but metrics.csv has that step")
+        log = read_credit_log(file)
+        begins = log["position"] == 0  # (N,) of each response one token
+        means = {"reward": log["reward"][begins].mean(), "length": len(begins) / begins.sum(),
+                 "entropy": log["entropy"].mean()}
+        if not all(np.isclose(mean, metrics[name][step], rtol=1e-3) for name, mean in means.items()):
+            raise ValueError(f"{file} has another reward, length or entropy than metrics.csv: is it another run's?")
+        steps.append(log)
+    return steps
 
 
 def heldout(metrics: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -78,7 +101,8 @@ def read_config(run: Path) -> dict:
     if not file.is_file():
         raise FileNotFoundError(f"{run} is not a run folder: it has no config.json")
     config = read_json(file)
-    check_fields(config, {"settings": dict, "method": dict}, file)
+    config.setdefault("inputs", {})  # which early runs lack
+    check_fields(config, {"settings": dict, "method": dict, "inputs": dict}, file)
     settings = config["settings"] = {"task": FIRST_TASK} | config["settings"]
     check_fields(settings, {"mitigation": str, "seed": int, "steps": int}, file)
     values = settings | config["method"]
@@ -112,6 +136,7 @@ class Run(NamedTuple):
     is_baseline: bool  # a run of plain GRPO
     seed: int
     figures: dict  # what was measured; `steps` and `end` are always there
+    inputs: dict = {}  # what it read, by name, with a checksum
 
 
 @dataclass
@@ -168,6 +193,17 @@ def unequal_steps(runs: list[Run]) -> str:
         return ""
     listed = "; ".join(f"{steps} steps: {', '.join(names[steps])}" for steps in sorted(names))
     return f"The runs have different numbers of steps, so their results are not comparable ({listed})."
+
+
+def unequal_inputs(runs: list[Run]) -> str:
+    """A warning that names an input which was not the same in all runs that read it; empty where all were."""
+    first = {}
+    for run in runs:
+        for name, checksum in run.inputs.items():
+            known, of = first.setdefault(name, (checksum, run.name))
+            if checksum != known:
+                return f"{name} was not the same in {of} and {run.name}, so the results are not comparable."
+    return ""
 
 
 # ------------------------------------------------------------------------------------------------------ labels

@@ -1,8 +1,14 @@
-"""Finds the file of a task: a name, or a path to somebody's own file."""
+"""Finds the file of a task, a name or a path to somebody's own file, and checks what its functions return."""
 import importlib
 import importlib.util
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from plumbing.files import check_fields
+from tasks.text import ROLES
 
 ROOT = Path(__file__).parent.parent
 REQUIRED = ("load", "check", "prompt", "grade", "roles", "show")  # what countdown_task.py says a task has
@@ -21,7 +27,7 @@ def load_task(name: str) -> ModuleType:
         spec.loader.exec_module(module)
     else:
         places = {ROOT / f"{name}_task.py": f"{name}_task", ROOT / "tasks" / f"{name}_task.py": f"tasks.{name}_task"}
-        found = [dotted for file, dotted in places.items() if file.is_file()]
+        found = [dotted for file, dotted in places.items() if name.isidentifier() and file.is_file()]
         if not found:
             raise ValueError(f"there is no task {name}: --task takes the NAME of a file tasks/NAME_task.py, or a path "
                              "that ends in .py")
@@ -29,3 +35,35 @@ def load_task(name: str) -> ModuleType:
     if missing := [function for function in REQUIRED if not hasattr(module, function)]:
         raise ValueError(f"the task {name} has no function {missing[0]}, which every task has")
     return module
+
+
+def load_puzzles(task: ModuleType, count: int, path: str) -> tuple[list, list]:
+    """The training puzzles of a task, and `count` held-out ones; ValueError unless they are puzzles, and others."""
+    training, heldout = list(task.load("train", path=path)), list(task.load("heldout", count, path))
+    if not training or not heldout:
+        raise ValueError("the task has no puzzles to train on, or none held out")
+    if strange := [puzzle for puzzle in training + heldout if not hasattr(puzzle, "id")]:
+        raise ValueError(f"the task's load returns puzzles without an id, such as {strange[0]!r:.50}")
+    if both := {puzzle.id for puzzle in training} & {puzzle.id for puzzle in heldout}:
+        raise ValueError(f"the task's puzzle {min(both)} is held out, and trained on")
+    return training, heldout
+
+
+def check_grade(grade: dict[str, float]) -> dict[str, float]:
+    """What a task's grade returned; ValueError unless it has all that it should."""
+    check_fields(grade, {"reward": float, "answer": float, "format": float}, "what the task's grade returns")
+    return grade
+
+
+def check_roles(found: tuple, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """What a task's roles returned; ValueError unless it is two arrays (L,), the roles and whether in the answer."""
+    try:
+        role, in_answer = found
+        right = (role.shape == in_answer.shape == (length,) and role.dtype.kind in "iu" and in_answer.dtype == bool
+                 and 0 <= role.min() and role.max() < len(ROLES))
+    except (TypeError, ValueError, AttributeError):  # no two arrays
+        right = False
+    if not right:
+        raise ValueError(f"the task's roles must return two arrays with an entry for each of the {length} tokens: "
+                         f"integers from 0 to {len(ROLES) - 1}, and bools")
+    return role, in_answer

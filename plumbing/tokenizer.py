@@ -25,7 +25,8 @@ class Tokenizer:
             raise ValueError(f"{path} is not a tokenizer: {error}") from None
         self.library.no_truncation()
         self.library.no_padding()
-        self.size = self.library.get_vocab_size()  # a model's vocabulary may be padded beyond the real tokens
+        # Beyond the highest id, which may exceed the number of tokens, a model's vocabulary may be padded.
+        self.size = max(self.library.get_vocab().values(), default=-1) + 1
         self.chat = self.library.token_to_id("<|im_start|>") is not None  # whether it belongs to a chat model
         candidates = (self.library.token_to_id(name) for name in END_TOKENS)
         self.end_tokens = [token for token in candidates if token is not None]

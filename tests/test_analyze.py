@@ -21,13 +21,30 @@ from tests.fixtures import make_batch
 BUNDLED = Path(analyze.__file__).parent / "models" / "countdown-tiny"
 
 
+OF_LOG = {"reward": 0.6, "length": 3.0, "entropy": 1.0}  # means of a step of write_log
+
+
+def write_log(folder, step, factor):
+    """The credit log of a step of two responses, a reinforced one of 2 tokens, a discouraged one of 4."""
+    batch = make_batch(
+        [2, 4], [1.0, -0.5], reward=torch.tensor([1.1, 0.1]),
+        tokens=torch.tensor([[300, 1, 0, 0], [300, 301, 302, 1]]),
+        logprob=torch.tensor([[-1.0, -0.5, 0, 0], [-2, -0.25, -4, 0]]),
+        logit_grad=torch.tensor([[0.5, 0.25, 0, 0], [1.0, 0.125, 1.25, 0]]),
+        role=torch.tensor([[0, 2, 0, 0], [0, 1, 1, 2]], dtype=torch.int8))
+    credit = batch.advantage[:, None] * batch.mask * factor
+    metrics.write_credit_log(folder / "credit" / f"step-{step:06d}.npz", step, batch, credit)
+
+
 def write_metrics(folder, heldout):
-    """metrics.csv with the given steps and held-out success: step 0 has nothing else, and every other figure is 0.5."""
+    """metrics.csv with the given steps and held-out success: step 0 has nothing else. Of the other figures of a step,
+    reward, length and entropy are those of `write_log`, and the rest 0.5.
+    """
     with (folder / "metrics.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         for step, success in heldout:
-            row = dict.fromkeys(COLUMNS, "" if step == 0 else 0.5)
+            row = dict.fromkeys(COLUMNS, "") if step == 0 else dict.fromkeys(COLUMNS, 0.5) | OF_LOG
             writer.writerow(row | {"step": step, "heldout_success": success, "heldout_stderr": success and success / 5})
 
 
@@ -39,25 +56,20 @@ def config(mitigation, seed=0, method=None, **settings):
 
 @pytest.fixture
 def run(tmp_path):
-    """A run of two steps with two responses each: a reinforced one of 2 tokens, a discouraged one of 4.
-
-    Step 2 is step 1 with twice the credit, so a mean over both is 1.5 times that of step 1.
-    """
+    """A run of two steps. Step 2 is step 1 with twice the credit, so a mean over both is 1.5 times that of step 1."""
     folder = tmp_path / "none-seed0"
     (folder / "credit").mkdir(parents=True)
     (folder / "checkpoint").symlink_to(BUNDLED)
     for step in (1, 2):
-        batch = make_batch(
-            [2, 4], [1.0, -0.5], reward=torch.tensor([1.1, 0.1]),
-            tokens=torch.tensor([[300, 1, 0, 0], [300, 301, 302, 1]]),
-            logprob=torch.tensor([[-1.0, -0.5, 0, 0], [-2, -0.25, -4, 0]]),
-            logit_grad=torch.tensor([[0.5, 0.25, 0, 0], [1.0, 0.125, 1.25, 0]]),
-            role=torch.tensor([[0, 2, 0, 0], [0, 1, 1, 2]], dtype=torch.int8))
-        credit = batch.advantage[:, None] * batch.mask * step
-        metrics.write_credit_log(folder / "credit" / f"step-{step:06d}.npz", step, batch, credit)
+        write_log(folder, step, factor=step)
     write_metrics(folder, [[0, 0.25], [1, ""], [2, 0.75]])
     (folder / "config.json").write_text(json.dumps(config("none")))
     return folder
+
+
+def read_log(run):
+    """The credit log as analyze.py reads it."""
+    return analyze.read_log(run, runs.read_metrics(run))
 
 
 def call(monkeypatch, *arguments):
@@ -78,7 +90,7 @@ CONTRIBUTION, GRADIENT = [-1, -0.5, 1, 0.125, 2, 0], [0.5, 0.25, -0.5, -0.0625, 
 
 def test_measures_by_hand(run):
     """Guards against a measure without the method's credit, with the sign of the other, or of another response."""
-    log = analyze.read_log(run)
+    log = read_log(run)
     assert log["contribution"].tolist() == CONTRIBUTION + [2 * x for x in CONTRIBUTION]
     assert log["gradient"].tolist() == GRADIENT + [2 * x for x in GRADIENT]
     assert log["id"].tolist() == [0, 0, 1, 1, 1, 1, 2, 2, 3, 3, 3, 3]
@@ -87,7 +99,7 @@ def test_measures_by_hand(run):
 
 def test_the_first_table_by_hand(run):
     """Guards against start for end, success for its error, step 0 among the trained, and an unmeasured 0."""
-    log, metrics = analyze.read_log(run), runs.read_metrics(run)
+    log, metrics = read_log(run), runs.read_metrics(run)
     assert math.isnan(metrics["success"][0])
     assert [x.tolist() for x in runs.heldout(metrics)] == [[0, 2], [0.25, 0.75], [0.05, 0.15]]
     rows = dict(analyze.table_basics(log, metrics).rows)
@@ -132,7 +144,7 @@ def test_the_first_table_by_hand(run):
 ])
 def test_a_table_by_hand(run, table, row, expected):
     """Guards against figures under each other's name, and a 0 or nan where nothing was measured."""
-    cells = row_of(getattr(analyze, f"table_{table}")(analyze.read_log(run)), row)
+    cells = row_of(getattr(analyze, f"table_{table}")(read_log(run)), row)
     for name, value in expected.items():
         figure = cells[name].partition(" ± ")[0].rstrip("%")
         assert figure == "" if value is None else float(figure) == pytest.approx(value, abs=6e-4), name
@@ -140,7 +152,7 @@ def test_a_table_by_hand(run, table, row, expected):
 
 def test_errors_are_clustered_by_response(run):
     """Guards against tokens of a response that count as independent. Reasoning: clusters (.125, 2) and (.25, 4)."""
-    table = analyze.table_roles(analyze.read_log(run))
+    table = analyze.table_roles(read_log(run))
     assert row_of(table, "reasoning")["size of contribution"] == "1.594 ± 0.531"  # sqrt(2 * 2 * 1.0625**2) / 4
     assert "0.94 by contribution, 1.45 by gradient" in table.note  # filler / reasoning: 1 / 1.0625, .5 / .34375
 
@@ -214,7 +226,7 @@ def test_the_picture_of_credit_shows_the_tables(tmp_path, figures):
 
 def test_the_picture_of_tokens_shows_credit_and_gradient(run, tmp_path, figures, tokenizer):
     """Guards against a token left out, a shade of another measure or scale, and the puzzle of another step."""
-    log = analyze.read_log(run)
+    log = read_log(run)
     log["credit"][3] = 1.5  # the second response's differs from token to token; the others' is one number
     (run / "samples.txt").write_text("".join(f"=== step {step}  {puzzle}  reward\na\n\n" for step, puzzle in (
         (1, "[4, 3] -> 7"), (1, "[5, 4] -> 9"), (2, "[9, 2] -> 11"))))
@@ -309,8 +321,9 @@ def test_groups_are_sorted_by_success_and_their_seeds_by_number():
 def copy_of(run, name, end, steps=2, **changes):
     """Another run beside `run`, with its credit log, that ends with this held-out success."""
     folder = run.parent / name
-    folder.mkdir()
-    (folder / "credit").symlink_to(run / "credit")
+    (folder / "credit").mkdir(parents=True)
+    for step in range(1, steps + 1):
+        write_log(folder, step, factor=min(step, 2))
     write_metrics(folder, [[0, 0.25], *([step, ""] for step in range(1, steps)), [steps, end]])
     (folder / "config.json").write_text(json.dumps(config(**changes)))
     return folder
@@ -361,6 +374,15 @@ def test_every_table_warns_of_a_single_seed_and_of_unequal_steps(run, capsys, mo
     assert listed in capsys.readouterr().out.splitlines()[-1]
     text = (run.parent / "comparison" / "table.md").read_text()
     assert text.count(listed) == text.count("With one seed, nothing can be concluded") == text.count("\n## ") == 3
+
+
+def test_a_table_warns_of_runs_that_read_other_puzzles(run, capsys, monkeypatch):
+    """Guards against a file that was edited between two runs."""
+    for folder, checksum in ((run, 1), (other := copy_of(run, "m", 0.5, mitigation="m"), 2)):
+        settings = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(settings | {"inputs": {"same": [4, 4], "my.jsonl": [9, checksum]}}))
+    compare(monkeypatch, run, other)
+    assert f"my.jsonl was not the same in {run} and {other}" in capsys.readouterr().out
 
 
 def test_rloo_is_a_method_of_its_own(run, monkeypatch):
@@ -445,7 +467,12 @@ def change_metrics(run, old, new):
 @pytest.mark.parametrize("breaking, said", [
     (lambda run: (run / "metrics.csv").unlink(), "it has no metrics.csv"),
     (lambda run: (run / "config.json").unlink(), "it has no config.json"),
-    (lambda run: [f.unlink() for f in (run / "credit").iterdir()], "has no credit log"),
+    (lambda run: [f.unlink() for f in (run / "credit").iterdir()], "there is no .*step-000001.npz"),
+    (lambda run: (run / "credit" / "step-000002.npz").unlink(), "there is no .*step-000002.npz"),
+    (lambda run: change_log(run, "entropy", lambda x: x * np.float32(1.01)), "is it another run's"),
+    (lambda run: change_log(run, "response", lambda x: x * np.uint16(2)), "doesn't count its responses from 0"),
+    (lambda run: change_metrics(run, ",0.5,", ",inf,"), "success is empty or infinite in a step"),
+    (lambda run: change_metrics(run, ",0.5,", ",,"), "success is empty or infinite in a step"),
     (lambda run: (run / "credit" / "step-000002.npz").write_bytes(b"PK no"), "step-000002.npz can't be read"),
     (lambda run: change_log(run, "credit", lambda x: x[1:]), "credit is not a column of float32"),
     (lambda run: change_log(run, "role", lambda x: x.astype(str)), "role is not a column of int8"),
@@ -458,7 +485,7 @@ def change_metrics(run, old, new):
     (lambda run: change_log(run, "reward", lambda x: None), "step-000002.npz has no reward"),
     (lambda run: write_metrics(run, []), "stopped before its first measurement"),
     (lambda run: change_metrics(run, "0.5", "half"), "is no table of numbers"),
-    (lambda run: change_metrics(run, "0.5,", ""), "is no table of numbers"),
+    (lambda run: change_metrics(run, "0.5,", ""), "line 3 is not as long as the header"),
     (lambda run: change_metrics(run, "loss", "los"), "has no column loss"),
     (lambda run: change_metrics(run, "0.5", "\0"), "is no table of numbers"),
     (lambda run: write_metrics(run, [[0, 0.25], [1, ""], [1, ""], [2, 0.75]]), "its steps are not 0, 1, 2"),

@@ -108,8 +108,6 @@ def test_decorators_take_arguments(registry):
     (lambda: reweighting(MITIGATIONS["ppo"].function), "two credit functions named ppo"),
     (lambda: reweighting(none), "decorate a function made by def, once"),
     (lambda: token_credit(functools.partial(early, power=2.0)), "decorate a function made by def, once"),
-    (lambda: reweighting(early, needs="critic"), "not 'critic'"),
-    (lambda: reweighting(early, needs=("critic", None)), "not ('critic', None)"),
 ])  # fmt: skip
 def test_a_function_that_can_not_be_registered_is_refused_in_one_sentence(decorate, message, registry):
     """Guards against a method that replaces another, multiplies by the advantage twice, or silently gets no critic."""
@@ -167,12 +165,21 @@ def test_values_of_any_type_become_float32_and_zero_on_padding(decorator, row, r
     (lambda batch, *scales: None, "the parameter *scales can't"),
     (lambda batch, **options: None, "the parameter **options can't"),
     (lambda batch, scale=1.0, /: None, "the parameter scale=1.0 can't"),
+    (lambda: None, "its first parameter must be the batch"), (lambda batch=1: None, "its first parameter must be the"),
     (integer_power, "the default of power: float = 2 is of another type"),
 ])  # fmt: skip
 def test_a_parameter_that_can_not_become_a_flag_is_one_sentence(function, problem, registry):
     """Guards against "invalid NoneType value" from argparse, and a flag that would refuse 0.5 as an invalid int."""
     with pytest.raises(ValueError, match=re.escape(f"{function.__name__}: {problem}")):
         token_credit(function).check_parameters()
+
+
+@pytest.mark.parametrize("needs", ["critic", ("critic", None), lambda **_: None])
+def test_needs_that_are_no_names_are_one_sentence(needs, registry):
+    """Guards against a method that silently gets no critic."""
+    reweighting(early, needs=needs)
+    with pytest.raises(ValueError, match="early: needs must be a tuple of names"):
+        mitigations.required("early", {})
 
 
 def test_methods_say_what_they_are():

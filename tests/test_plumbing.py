@@ -22,7 +22,9 @@ import train
 from methods import MITIGATIONS
 from plumbing import flags, progress, run_folder
 from plumbing.files import read_json, read_tensors, replace_file, weight_files
+from plumbing.metrics import ALWAYS, write_credit_log
 from plumbing.progress import Progress
+from tests.fixtures import make_batch
 from train import Settings
 
 ROOT = Path(train.__file__).parent
@@ -102,6 +104,7 @@ def test_a_bool_takes_true_or_false():
     (["--mitigation", "outcome_conditional", "--zzz", 0.5], "its own flags are --think_discount"),
     (["--steps", "many"], "--steps"), (["--steps", 1.5], "--steps"), (["--skip_unfinished", "yes"], "true or false"),
     (["--loss_norm", "mean"], "token"), (["--dtype", "float16"], "bfloat16"), (["--optimizer_device", "cuda"], "cpu"),
+    (["--mitigation", "vineppo", "--k", 10**26], "--k must be a number between"),
     (["--mitigation", "gtpo", "--a1", "nan"], "--a1"), (["--mitigation", "gtpo", "--a2", "inf"], "--a2"),
     (["--resume", "nowhere"], "nowhere is not a run folder"), (["--resume"], "--resume"),
     (["--resume=x", "--lr", 1], "--lr"), (["--resume", "x", "--steps", "many"], "--steps"),
@@ -267,6 +270,9 @@ def test_weight_files_are_one_file_or_the_shards_of_the_index(tmp_path):
 # ------------------------------------------------------------------------------------------------- run folder
 
 
+SOURCE = {"the task": "def grade"}
+
+
 class Counter(torch.nn.Module):
     """Learns to count."""
 
@@ -285,7 +291,7 @@ def new(tmp_path, monkeypatch):
     (tmp_path / ".r.starting" / "old").mkdir(parents=True)  # of a run that was killed while it created its folder
     monkeypatch.setattr(sys, "argv", ["train.py", "--data", "my puzzles"])
     s = Settings(model=str(tmp_path / "model"), steps=5, state_every=2, checkpoint_every=3)
-    assert run_folder.open_run(tmp_path / "r", s, {"k": 2}, {}, resume=False) == 0
+    assert run_folder.open_run(tmp_path / "r", s, {"k": 2}, SOURCE, {}, resume=False) == 0
     return tmp_path / "r", s
 
 
@@ -293,10 +299,12 @@ def new(tmp_path, monkeypatch):
 def counted(new):
     """A run of four steps."""
     run, s = new
+    batch = make_batch([2, 4], [1.0, -0.5])  # of 3 tokens on average, with reward 0 and entropy 1
+    run_folder.append_row(run, {"step": 0, "heldout_success": 0.5})
     for step in range(1, 5):
-        run_folder.append_row(run, {"step": step})
+        write_credit_log(run / "credit" / f"step-{step:06d}.npz", step, batch, batch.logprob)
+        run_folder.append_row(run, dict.fromkeys(ALWAYS, 0) | {"step": step, "length": 3, "entropy": 1})
         (run / "samples.txt").write_text("of steps 1 to 4")
-        (run / "credit" / f"step-{step:06d}.npz").touch()
         write_weights = lambda folder: (folder / "weights").write_text(str(step))
         run_folder.save(run, step, s, {"k": 2}, write_weights, {"counter": Counter(step)})
     return run, s
@@ -304,12 +312,12 @@ def counted(new):
 
 def resume(run, s, counter, **hyper_parameters):
     """Load a run to resume; how many steps are done."""
-    return run_folder.open_run(run, s, {"k": 2} | hyper_parameters, {"counter": counter}, resume=True)
+    return run_folder.open_run(run, s, {"k": 2} | hyper_parameters, SOURCE, {"counter": counter}, resume=True)
 
 
 def begin(run, s):
     """Create a run's folder."""
-    assert run_folder.open_run(run, s, {}, {}, resume=False) == 0
+    assert run_folder.open_run(run, s, {}, SOURCE, {}, resume=False) == 0
 
 
 def bytes_of(run):
@@ -331,7 +339,7 @@ def test_a_new_run_folder_holds_config_header_and_tokenizer(new):
     assert (run / "metrics.csv").read_text().strip() == ",".join(run_folder.COLUMNS)
     before = bytes_of(run)
     with pytest.raises(ValueError, match="exists"):
-        run_folder.open_run(run, s, {"k": 2}, {}, resume=False)
+        run_folder.open_run(run, s, {"k": 2}, SOURCE, {}, resume=False)
     assert bytes_of(run) == before
 
 
@@ -384,6 +392,9 @@ STATES = {
     "a shorter log": edit(lengths=LENGTHS | {"metrics.csv": 10**12}),
     "a log of another run": lambda file: (file.parent / "metrics.csv").write_text("x" * 9999),
     "a credit file that is gone": lambda file: (file.parent / "credit" / "step-000002.npz").unlink(),
+    "an empty credit file": lambda file: (file.parent / "credit" / "step-000002.npz").write_bytes(b""),
+    "a credit file of another run": lambda file: write_credit_log(
+        file.parent / "credit" / "step-000002.npz", 2, make_batch([2], [1.0]), torch.ones(1, 2)),
     "a folder": lambda file: (file.unlink(), file.mkdir()),
     "below 0": edit(lengths=LENGTHS | {"samples.txt": -1}),
     "no settings": edit(settings={}),
@@ -421,7 +432,7 @@ def test_a_state_that_cannot_be_loaded_is_one_sentence_and_changes_nothing(case,
     assert bytes_of(run) == before
 
 
-def test_a_run_with_other_settings_or_inputs_than_it_began_with_is_not_resumed(counted):
+def test_a_run_with_other_settings_or_inputs_than_it_began_with_is_not_resumed(counted, monkeypatch):
     """The number of steps may change. Guards against two runs in one folder."""
     run, s = counted
     before = bytes_of(run)
@@ -431,10 +442,14 @@ def test_a_run_with_other_settings_or_inputs_than_it_began_with_is_not_resumed(c
             resume(run, other, Counter(), **method)
     tokenizer = Path(s.model) / "tokenizer.json"
     tokenizer.write_text("[]")
-    with pytest.raises(ValueError, match="tokenizer.json is not the file that .* began with"):
+    with pytest.raises(ValueError, match="tokenizer.json is not what .* began with"):
         resume(run, s, Counter())
     assert bytes_of(run) == before
     tokenizer.write_text("{}")
+    monkeypatch.setitem(SOURCE, "the task", "def score")
+    with pytest.raises(ValueError, match="the task is not what .* began with"):
+        resume(run, s, Counter())
+    monkeypatch.undo()
     assert resume(run, replace(s, steps=9), Counter()) == 4
 
 
@@ -454,6 +469,16 @@ def test_a_second_process_does_not_write_a_run(place, counted, tmp_path):
         first.kill()
     assert resume(run, s, Counter()) == 4
     begin(tmp_path / "new", s)
+
+
+@pytest.mark.parametrize("harm", [lambda run: (run / "lock").unlink(), shutil.rmtree,
+                                  lambda run: (run / "lock").write_text("7")], ids=["no lock", "removed", "another's"])
+def test_a_run_whose_folder_is_taken_away_ends(harm, counted):
+    """Guards against steps of two runs in one folder."""
+    run_folder.check_writer(counted[0])
+    harm(counted[0])
+    with pytest.raises(ValueError, match="was removed or replaced while this process wrote it"):
+        run_folder.check_writer(counted[0])
 
 
 def test_only_a_run_with_steps_left_is_resumed(counted):

@@ -6,6 +6,7 @@ import copy
 import csv
 import functools
 import json
+import math
 import os
 import re
 import shutil
@@ -510,14 +511,24 @@ def test_a_method_that_returns_no_credit_is_refused_before_the_run(tmp_path, mon
     assert not (tmp_path / "r").exists()
 
 
-@pytest.mark.parametrize("change", [lambda batch: batch.ask.hidden.data.mul_(2), lambda batch: batch.ask.prompts.pop(),
-                                    lambda batch: batch.ask.head("critic").add_(1)])
-def test_a_method_that_writes_into_an_answer_is_refused_before_the_run(change, tmp_path, monkeypatch):
-    """The critic learns from the hidden states, and the update reads the prompts."""
-    method = replace(none, function=lambda batch: change(batch) is None or batch.mask * 1.0, needs=("critic",))
-    monkeypatch.setitem(MITIGATIONS, "none", method)
-    assert "none changes an answer of batch.ask" in error_of(*TINY, "--out", tmp_path / "r")
-    assert not (tmp_path / "r").exists()
+def test_a_method_that_writes_into_answers_changes_nothing(quick, tmp_path, monkeypatch):
+    """The critic learns from the hidden states, and the update reads the prompts and the reference's log-probs."""
+    def writes(batch):
+        batch.ask.hidden.data.mul_(2)
+        batch.ask.prompts.pop()
+        batch.ask.head("critic").sub_(batch.reward[:, None])
+        batch.ask.reference_logprob.numpy()[:] = 0
+        return none(batch)
+
+    def reads(batch):
+        return none(batch) + 0 * batch.ask.head("critic")
+
+    weights = []
+    for function in (writes, reads):
+        monkeypatch.setitem(MITIGATIONS, "none", replace(none, function=function, needs=("critic", "reference")))
+        run(*TINY, "--kl", 0.1, "--out", tmp_path / function.__name__)
+        weights.append([file.read_bytes() for file in sorted((tmp_path / function.__name__).glob("checkpoint/*"))])
+    assert weights[0] == weights[1] and len(weights[0]) > 2
 
 
 def test_a_method_that_fails_in_a_run_ends_it_in_one_sentence(quick, tmp_path, monkeypatch):
@@ -586,8 +597,23 @@ def test_a_task_of_forty_lines_trains_from_random_weights(method, random_start, 
 @pytest.mark.parametrize("flags, named", [
     (["--mitigation", "first_error"], "needs calculations, which the task"),
     (["--mitigation", "vineppo"], "needs sentence_starts, which the task"),
-    (["--task", "sudoku"], "tasks/NAME_task.py"), (["--task", "gone.py"], "no task file gone.py"),
+    (["--task", "sudoku"], "tasks/NAME_task.py"), (["--task", "tests/reverse"], "tasks/NAME_task.py"), (["--task", "gone.py"], "no task file gone.py"),
     (["--task", __file__], "has no function load")])  # fmt: skip
 def test_a_task_that_cannot_work_is_refused_in_one_sentence(flags, named, tmp_path):
     assert named in error_of("--task", REVERSE, *flags, "--out", tmp_path / "r")
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize("function, returned, said", [
+    ("grade", {"reward": True, "answer": 1.0, "format": 1.0}, "reward must be a finite number, not True"),
+    ("grade", {"reward": math.nan, "answer": 1.0, "format": 1.0}, "reward must be a finite number, not nan"),
+    ("grade", {"reward": 1.0, "format": 1.0}, "has no answer"), ("grade", 1.0, "must be an object with reward"),
+    ("roles", 0, "roles must return two arrays"), ("roles", (np.full(1, 9), np.ones(1, bool)), "roles must return two"),
+    ("prompt", None, "prompt must return text, not None"), ("prompt", "", "prompt must return text, not ''"),
+    ("load", [], "has no puzzles to train on"), ("load", ["abc"], "puzzles without an id, such as 'abc'"),
+    ("load", [SimpleNamespace(id="abc")], "abc is held out, and trained on")])
+def test_what_a_task_should_not_return_is_one_sentence(function, returned, said, tmp_path, monkeypatch):
+    """Guards against NaN that turns up later, roles that don't exist, and held-out puzzles that are trained on."""
+    monkeypatch.setattr(countdown_task, function, lambda *_, **__: returned)
+    assert said in error_of(*TINY, "--out", tmp_path / "r")
     assert not (tmp_path / "r").exists()

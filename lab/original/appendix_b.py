@@ -20,7 +20,6 @@ Differences from the original's tables:
 from pathlib import Path
 
 import numpy as np
-from matplotlib.ticker import PercentFormatter
 
 from analyze import COLOURS, figure_cell, load_runs, mean_size, method_name, read_log, training_time
 from lab.estimates import points
@@ -109,9 +108,10 @@ def norm_figures(metrics: dict[str, np.ndarray]) -> dict[str, float]:
 
 def all_figures(folder: Path) -> dict[str, float]:
     """Everything that the tables here show of a run beyond analyze.summarize."""
-    log = read_log(folder)
+    metrics = read_metrics(folder)
+    log = read_log(folder, metrics)
     log["as they logged"] = log["advantage"] * log["logprob"]
-    return size_figures(log) | quarter_figures(log) | weight_figures(log) | norm_figures(read_metrics(folder))
+    return size_figures(log) | quarter_figures(log) | weight_figures(log) | norm_figures(metrics)
 
 
 def load_groups(folders: list[Path]) -> list[Group]:
@@ -238,7 +238,7 @@ def draw_learning(groups: list[Group], file: Path) -> None:
         for i, group in enumerate(drawn):
             draw_curve(axis, group, i - len(drawn) // 2, PALETTE[(i - 1) % len(PALETTE)] if i else GREY)
         axis.set(xlabel="step", title=method, ylim=(0, None), xticks=common_steps(drawn))
-        axis.yaxis.set_major_formatter(PercentFormatter(1))
+        axis.yaxis.set_major_formatter("{x:.0%}")
         axis.legend(fontsize=8)
     axes[0, 0].set_ylabel("held-out puzzles solved")
     save_figure(figure, file)
@@ -264,7 +264,7 @@ def draw_types(groups: list[Group], file: Path) -> None:
             axis.barh(lines, share, left=left, color=COLOURS[role], label=role, height=0.7)
             left += share
         axis.set(title=f"Share of all {measure}", xlim=(0, 1))
-        axis.xaxis.set_major_formatter(PercentFormatter(1))
+        axis.xaxis.set_major_formatter("{x:.0%}")
     axes[0, 0].set_yticks(lines, [short_name(group.label) for group in groups])
     axes[0, 0].invert_yaxis()
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=3)

@@ -13,7 +13,7 @@ import torch
 
 from lab.estimates import read_cell, read_table
 from lab.original import appendix_b
-from plumbing.metrics import COLUMNS, write_credit_log
+from plumbing.metrics import ALWAYS, COLUMNS, write_credit_log
 from plumbing.report import t_quantile
 from tests.fixtures import make_batch
 
@@ -82,7 +82,7 @@ def test_norms_by_hand():
 
 @pytest.fixture
 def make_run(tmp_path):
-    """A function that writes a finished run of one step, of two responses, and returns its folder."""
+    """A function that writes a finished run, two responses a step, and returns its folder."""
     def make(name, end, weights=(1.0, 1.0, 1.0, 1.0, 1.0), seed=0, steps=1, **method):
         """Write a run of a method and return its folder."""
         folder = tmp_path / f"{name}-seed{seed}"
@@ -91,13 +91,15 @@ def make_run(tmp_path):
         batch = make_batch([5, 5], [1.0, -1.0], role=torch.tensor([ROLES] * 2, dtype=torch.int8),
                            **{name: torch.tensor([values] * 2) for name, values in tensors.items()})
         credit = batch.advantage[:, None] * torch.tensor(weights)
-        write_credit_log(folder / "credit" / "step-000001.npz", 1, batch, credit)
+        for step in range(1, steps + 1):
+            write_credit_log(folder / "credit" / f"step-{step:06d}.npz", step, batch, credit)
         with (folder / "metrics.csv").open("w", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS)
             writer.writeheader()
             writer.writerow({"step": 0, "heldout_success": 0.25, "heldout_stderr": 0.1})
-            row = {"grad_norm": 0.5, "seconds": 1, "heldout_success": end, "heldout_stderr": 0.1}
-            writer.writerows([{"step": step} | (row if step == steps else {}) for step in range(1, steps + 1)])
+            row = dict.fromkeys(ALWAYS, 0.0) | {"length": 5, "entropy": 1, "grad_norm": 0.5}
+            measured = {"heldout_success": end, "heldout_stderr": 0.1}
+            writer.writerows({"step": step} | row | (measured if step == steps else {}) for step in range(1, steps + 1))
         settings = {"mitigation": name.partition("-")[0], "seed": seed, "steps": steps, "lr": 0.1}
         (folder / "config.json").write_text(json.dumps({"settings": settings, "method": method}))
         (folder / "final.json").write_text(json.dumps({"step": steps, "pass@16": 0.5}))

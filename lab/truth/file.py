@@ -1,9 +1,10 @@
 """Reads ground_truth.npz, the file that lab/truth/measure.py writes."""
+import json
 from pathlib import Path
 
 import numpy as np
 
-from plumbing.files import read_arrays
+from plumbing.files import check_fields, read_arrays
 
 COLUMNS = ("position", "group", "logprob", "entropy", "logit_grad", "advantage", "reward", "success", "packets",
            "value", "value_error", "a_star", "a_star_error", "kind", "reachable", "piece", "credits", "methods",
@@ -18,13 +19,19 @@ def read_truth(file: Path, columns: tuple[str, ...] = COLUMNS) -> dict[str, np.n
     if not file.is_file():
         raise ValueError(f"{file} does not exist; lab/truth/measure.py writes it")
     truth = read_arrays(file, columns)
-    N, names = len(np.atleast_1d(truth["position"])), {"methods", "kinds", "prompts", "settings", "complete", "sampled"}
+    N, names = truth["position"].size, {"methods", "kinds", "prompts", "settings", "complete", "sampled"}
     for name in truth.keys() - names:
-        per_token = truth[name].shape[-1:] if name == "credits" else truth[name].shape[:1]
-        typed = truth[name].dtype.kind in ("U" if name == "piece" else "biuf")
-        if per_token != (N,) or not typed or truth[name].dtype.kind == "f" and np.isinf(truth[name]).any():
+        shape = (len(truth["methods"]), N) if name == "credits" else (N, *truth[name].shape[1:])
+        kind, may_be_nan = truth[name].dtype.kind, name in ("credits", "a_star_error", "value_error")
+        wrong = kind == "f" and (np.isinf(truth[name]) | (np.isnan(truth[name]) & (not may_be_nan))).any()
+        if not N or truth[name].shape != shape or kind not in ("U" if name == "piece" else "biuf") or wrong:
             raise ValueError(f"{file}: {name} is not a column of finite numbers, one for each token")
-    counts = {"kinds": truth["kind"].max() + 1, "methods": len(truth["credits"]),
+    try:
+        settings = json.loads(str(truth["settings"]))
+    except ValueError:
+        settings = None
+    check_fields(settings, dict.fromkeys(("seed", "questions", "max_new_tokens"), int), f"{file}: settings")
+    counts = {"kinds": truth["kind"].max() + 1,
               "prompts": (truth["position"] == 0).sum()}
     if wrong := [name for name, count in counts.items() if len(truth[name]) < count]:
         raise ValueError(f"{file}: {wrong[0]} has fewer names than the columns speak of")

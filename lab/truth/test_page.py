@@ -189,6 +189,8 @@ def test_a_tap_shows_the_numbers_of_its_token(tmp_path, pieces):
     ({"value": np.array(["0.5"] * 9)}, "value is not a column of finite numbers"),
     ({"kinds": np.array(["operand"])}, "kinds has fewer names"), ({"complete": np.array("no")}, "lacks some rollouts"),
     ({"value": np.zeros(3)}, "value is not a column of finite numbers, one for each token"),
+    ({"value": np.full(9, np.nan)}, "value is not a column"), ({"credits": np.zeros(9)}, "credits is not a column"),
+    ({"settings": np.array("[]")}, "settings is .., but it must be an object"),
     ({"piece": np.array([{}] * 9)}, "truth.npz can't be read"), (None, "does not exist")])
 def test_bad_files_are_one_clear_error(fault, message, tmp_path, monkeypatch):
     """Guards against a traceback for a file that ground_truth.py did not write or finish."""
