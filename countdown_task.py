@@ -11,6 +11,7 @@ nothing else that trains knows Countdown:
     show(puzzle)              the puzzle in a few characters, for samples.txt
 
 Some credit functions ask for more, and say so: calculations, reachable, sentence_starts (the last part of this file).
+lab/warm_start.py, which makes a start model, asks for `demonstrate(puzzle, rng, known)`, a response to imitate.
 
 It differs from TinyZero and GRPO-Zero, from which the task comes, in three ways:
 1. An answer is computed with exact fractions, from a syntax tree in which only + - * / are allowed. Nothing is eval'd.
@@ -36,9 +37,10 @@ from typing import Iterable, NamedTuple
 import numpy as np
 
 from plumbing.files import read_rows
-from tasks.arithmetic import (Calculation, CalculationSpan, check_calculations, derivations, find_calculations,
-                              reachability)
-from tasks.text import FILLER, REASONING, STRUCTURE, anchors, fingerprint, sentence_starts  # noqa: F401
+from tasks.arithmetic import (Calculation, CalculationSpan, check_calculations, derivations, expression,
+                              find_calculations, reachability)
+from tasks.searches import KNOWN, demonstrate  # noqa: F401
+from tasks.text import fingerprint, format_reward, graded_answer, roles, sentence_starts  # noqa: F401
 
 
 # ------------------------------------------------------------------------------------------------- puzzles
@@ -94,19 +96,6 @@ def solutions(puzzle: Puzzle, whole: bool = False) -> list[tuple[Calculation, ..
 def is_solvable(puzzle: Puzzle) -> bool:
     """Whether some expression reaches the target. Whole numbers come first: they are fast and usually enough."""
     return any(r == puzzle.target for whole in (True, False) for r, _ in derivations(puzzle.numbers, whole))
-
-
-def expression(numbers: tuple[int, ...], calculations: Iterable[Calculation]) -> str:
-    """Write calculations as one expression: 5 - 3 = 2, 4 * 2 = 8 becomes `4 * (5 - 3)`."""
-    pool = [(n, str(n)) for n in numbers]  # each value with the text that computes it
-    for a, sign, b, result in calculations:
-        texts = []
-        for value in (a, b):
-            entry = next(e for e in pool if e[0] == value)
-            pool.remove(entry)
-            texts.append(f"({entry[1]})" if " " in entry[1] else entry[1])
-        pool.append((result, f"{texts[0]} {sign} {texts[1]}"))
-    return pool[-1][1]
 
 
 @functools.cache
@@ -188,16 +177,12 @@ def prompt(puzzle: Puzzle, chat: bool) -> str:
 
 MAX_LENGTH, MAX_DEPTH = 256, 32  # of an expression: characters, nested parentheses
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
-ANSWER, END_ANSWER, END_THINK = "<answer>", "</answer>", "</think>"
-TAGS = ("<think>", END_THINK, ANSWER, END_ANSWER)
-FULL_FORMAT = re.compile(r"(?s)(.*)</think>\n<answer>(.*)</answer>")
 
 
 def reward(response: str, numbers: Iterable[int], target: int) -> dict[str, float]:
     """{'reward': 0.1 * format + answer, 'format': 0..1, 'answer': 0 or 1} of a response, which begins inside <think>.
 
-    format: 1 for `...</think>\\n<answer>...</answer>` and nothing after it. Otherwise 0.1 for a closed think plus 0.5
-    for a closed answer, or 0 if there is more than one `<answer>`.
+    format: see `format_reward`.
     answer: 1 if the expression in the last `<answer>` uses every number exactly once and equals the target.
     """
     layout = format_reward(response)
@@ -205,27 +190,9 @@ def reward(response: str, numbers: Iterable[int], target: int) -> dict[str, floa
     return {"reward": 0.1 * layout + answer, "format": layout, "answer": answer}
 
 
-def format_reward(response: str) -> float:
-    """How much of the requested layout a response has, from 0 to 1; see `reward`."""
-    if response.count(ANSWER) > 1:
-        return 0.0
-    match = FULL_FORMAT.fullmatch(response)
-    if match and not any(tag in part for tag in TAGS for part in match.groups()):
-        return 1.0
-    closed_answer = END_ANSWER in response.partition(ANSWER)[2]
-    return 0.1 * (END_THINK in response) + 0.5 * closed_answer
-
-
 def grade(response: str, puzzle: Puzzle) -> dict[str, float]:
     """The `reward` of a response to a puzzle."""
     return reward(response, puzzle.numbers, puzzle.target)
-
-
-def graded_answer(response: str) -> str:
-    """The text of the last `<answer>`; empty if there is none or it is not closed."""
-    _, opened, rest = response.rpartition(ANSWER)
-    inside, closed, _ = rest.partition(END_ANSWER)
-    return inside if opened and closed else ""
 
 
 def is_correct(text: str, numbers: Iterable[int], target: int) -> bool:
@@ -264,23 +231,7 @@ def tree_value(node: ast.expr) -> Fraction:
     raise ValueError("only + - * / with whole numbers are allowed")
 
 
-# ---------------------------------------------------------------------------------------- what each token is
-
-
-def roles(text: str, spans: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Role (L,) int8 of each token, and whether it is in the answer (L,) bool, that is, from the last `<answer>` on.
-
-    structure: inside a tag, or the end token. reasoning: a digit or one of + - * / = ( ). filler: everything else.
-
-    >>> roles("8!</think>", [(0, 1), (1, 4), (4, 10), (10, 10)])  # tokens 8, !</, think>, end
-    (array([1, 0, 2, 2], dtype=int8), array([False, False, False, False]))
-    """
-    characters = [REASONING if c in "0123456789+-*/=()" else FILLER for c in text]
-    found = np.array(characters + [STRUCTURE], np.int8)  # one more: the end token lies behind the last character
-    for tag in re.finditer("|".join(TAGS), text):
-        found[tag.start() : tag.end()] = STRUCTURE
-    deciding, answer_start = anchors(text, spans), text.rfind(ANSWER)  # (L,) each token's first visible one
-    return found[deciding], (deciding >= answer_start) & (answer_start >= 0)
+# ------------------------------------------------------------------------------------------- its calculations
 
 
 def calculations(response: str, puzzle: Puzzle) -> list[tuple[CalculationSpan, bool]]:

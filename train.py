@@ -3,7 +3,7 @@
     python train.py --mitigation none                                       the bundled model, two minutes
     python train.py --mitigation outcome_conditional --think_discount 0.5   another way to assign credit
     python train.py --model path/to/Qwen2.5-0.5B-Instruct --lr 1e-6         a real checkpoint
-    python train.py --task path/to/my_task.py                               your own task, see countdown_task.py
+    python train.py --task latin                                            another task, see docs/extend.md
     python train.py --steps 0                                               only evaluate
     python train.py --resume runs/none-seed0                                continue a run that was stopped or killed
     torchrun --nproc_per_node 2 train.py --mitigation none                  the same run in several processes
@@ -42,7 +42,7 @@ from qwen2_model import load_model, save_model
 from rollout import (EVALUATION, Policy, TokenBatch, draw_puzzles, draw_uniforms, generate_and_grade, generate_shared,
                      rollout)
 
-BUNDLED = Path(__file__).parent / "models" / "countdown-tiny"
+BUNDLED = Path(__file__).parent / "models" / "countdown-tiny"  # those of other tasks are beside it
 CHOICES = {"reward": ("graded", "random"), "advantage": ADVANTAGES, "loss_norm": LOSS_NORMS,
            "normalize": NORMALIZATIONS, "dtype": ("float32", "bfloat16"), "optimizer_device": ("", "cpu")}
 # Bytes of keys and values while evaluating: they set how many responses are sampled at once, but never fewer than in a
@@ -55,7 +55,7 @@ class Settings:
     """Every flag, its default and its meaning."""
 
     mitigation: str = "none"  # the credit function, see the end of --help; none: plain GRPO, equal for all tokens
-    model: str = str(BUNDLED)  # a Hugging Face folder with Qwen2 or Qwen3 weights
+    model: str = ""  # a Hugging Face folder with Qwen2 or Qwen3 weights; empty: the small one of the task
     task: str = "countdown"  # the name of a file tasks/NAME_task.py, or a path that ends in .py
     data: str = ""  # a file of puzzles, .jsonl or .parquet; empty: the task makes its own
     out: str = ""  # the run folder, which must not exist; empty: runs/<mitigation>[-<changed flags>]-seed<seed>
@@ -269,6 +269,7 @@ def main() -> None:
         differences = changed(s, Settings(), hyper_parameters, MITIGATIONS[s.mitigation])
         run = resume or Path(s.out or run_folder.default_folder(s.mitigation, s.seed, differences))
         check(s)
+        s = with_model(s)
         device = join(s.device)  # connects to the other processes of torchrun; each has its own GPU
         check_equal(asdict(s) | hyper_parameters)
         task = load_task(s.task)
@@ -313,10 +314,18 @@ def check(s: Settings) -> None:
         raise ValueError("--answers 1 leaves no group to compare with: ask for 2 or more")
 
 
+def with_model(s: Settings) -> Settings:
+    """The settings with the folder of a model: where --model names none, of the one in models/ made for the task."""
+    folder = BUNDLED.parent / f"{s.task}-tiny"
+    if not s.model and not folder.is_dir():
+        raise ValueError(f"the task {s.task} has no model in models/: name one with --model")
+    return replace(s, model=s.model or str(folder))
+
+
 def load_policy(s: Settings, task: ModuleType | None = None, needs: tuple[str, ...] = ()) -> Policy:
     """The model, its tokenizer, the task, and what the credit function needs: heads, and the reference model."""
     check_device(s.device)
-    task = task or load_task(s.task)
+    s, task = with_model(s), task or load_task(s.task)
     model, tokenizer = load_model(s.model, s.device, getattr(torch, s.dtype)), Tokenizer(s.model)
     model.real_vocab = tokenizer.size  # the embedding may have more rows than there are tokens; they are never sampled
     model.checkpoint_activations = s.checkpoint_activations

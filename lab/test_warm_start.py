@@ -11,17 +11,19 @@ import numpy as np
 import pytest
 import torch
 
+import countdown_task
 import train
-from countdown_task import Puzzle, expression_value, generate_puzzles, reward, split, universe
+from countdown_task import Puzzle, demonstrate, expression_value, generate_puzzles, reward, split
 from lab import warm_start
 from tasks.arithmetic import find_calculations
+from tasks.searches import ATTEMPTS
 
 
 def test_demonstrations_calculate_rightly_and_end_with_the_answer_they_claim():
     """Guards against teaching wrong arithmetic, numbers from nowhere, or an answer that the verdict does not fit."""
     rng, puzzles, claims, attempts = np.random.default_rng(0), generate_puzzles(200, "train"), [], []
     for puzzle, known in [(puzzle, known) for puzzle in puzzles for known in (0.0, 0.5)]:
-        text = warm_start.demonstration(rng, puzzle, known)
+        text = demonstrate(puzzle, rng, known)
         *searched, rest = re.split(r"That is not \d+\.|That works!", text)
         for attempt in searched:
             pool, calculations = list(puzzle.numbers), find_calculations(attempt)
@@ -37,34 +39,34 @@ def test_demonstrations_calculate_rightly_and_end_with_the_answer_they_claim():
         assert rest.startswith("</think>")
         assert reward(text, *puzzle) == {"reward": 0.1 + claims[-1], "format": 1, "answer": claims[-1]}
     assert 40 < sum(claims) < 360
-    assert max(attempts) == warm_start.ATTEMPTS
+    assert max(attempts) == ATTEMPTS
 
 
 def test_batches_hold_only_training_puzzles_and_mark_the_response(tokenizer, policy):
     """Guards against held-out puzzles in the warm start, and a loss on the prompt."""
-    puzzles = [p for p in universe() if split(p) == "train"][:300]
-    for tokens, mask in warm_start.batches(tokenizer, puzzles, 3, 0):
+    puzzles = generate_puzzles(300, "train")
+    for tokens, mask in warm_start.batches(policy, puzzles, 3, 0):
         assert tokens.shape == mask.shape and len(tokens) == warm_start.BATCH
         for row, chosen in zip(tokens, mask):
             prompt, response = row[: chosen.nonzero()[0, 0]].tolist(), row[chosen].tolist()
             *numbers, target = map(int, re.findall(r"\d+", tokenizer.library.decode(prompt)))
-            assert Puzzle(tuple(sorted(numbers)), target) in puzzles
+            assert Puzzle(tuple(numbers), target) in puzzles
             assert prompt == policy.prompt(Puzzle(tuple(numbers), target)) and response[-1] == tokenizer.end_tokens[0]
             assert reward(tokenizer.decode(response)[0], numbers, target)["format"] == 1
 
 
 def test_each_number_and_tag_is_one_token(tokenizer):
     """Guards against a tokenizer that splits numbers: a model of this size learns arithmetic far more slowly then."""
-    spaced = [f" {n}" for n in range(warm_start.LARGEST_TOKEN + 1)]
+    spaced = [f" {n}" for n in range(401)]
     for text in spaced + [str(n) for n in range(21)] + ["</think>", "<answer>"]:
         assert len(tokenizer.encode(text)) == 1, text
 
 
-def test_imitation_learns_the_responses_and_not_the_prompts(tokenizer):
+def test_imitation_learns_the_responses_and_not_the_prompts(tokenizer, policy):
     """Guards against a loss on the wrong column or token: a model trained on one batch predicts its responses."""
     torch.manual_seed(0)
     model = warm_start.new_model(tokenizer.size)
-    tokens, mask = (x[:2] for x in next(warm_start.batches(tokenizer, generate_puzzles(50, "train"), 1, 0)))
+    tokens, mask = (x[:2] for x in next(warm_start.batches(policy, generate_puzzles(50, "train"), 1, 0)))
     warm_start.imitate(model, iter([(tokens, mask)] * 40), 40)
     right = model(tokens[:, :-1]).argmax(-1) == tokens[:, 1:]  # (2, S - 1)
     response, padding = mask[:, 1:], tokens[:, 1:] == 0  # (2, S - 1)
@@ -85,17 +87,18 @@ def test_reinforcement_can_teach_the_bundled_models(name):
 def test_a_model_is_built_and_reported_on(tmp_path, monkeypatch, capsys):
     """Guards against a tokenizer that splits numbers, a folder that train.py can't load, and shares of another part."""
     monkeypatch.setattr(sys, "argv", ["warm_start.py", "--size", "small", "--steps", "1", "--out", str(tmp_path / "m")])
-    monkeypatch.setattr(warm_start, "report", lambda folder: None)
+    monkeypatch.setattr(warm_start, "report", lambda folder, task: None)
     warm_start.main()
     monkeypatch.undo()
     policy = train.load_policy(train.Settings(model=str(tmp_path / "m")))
-    numbers = [f" {n}" for n in range(warm_start.LARGEST_TOKEN + 1)]
+    numbers = [f" {n}" for n in range(301)]
     assert {len(policy.tokenizer.encode(text)) for text in numbers} == {1}
     capsys.readouterr()
     monkeypatch.setattr(warm_start, "generate_and_grade", lambda policy, puzzles, *_: (
         SimpleNamespace(mask=torch.ones(5, 3)),
         [{"answer": float(split(p) == "heldout" and i < 2), "format": 0.5} for i, p in enumerate(puzzles)]))
-    warm_start.report(tmp_path / "m", 5)
-    rows = [line.split(" | ")[2:] for line in capsys.readouterr().out.splitlines()[2:]]
-    assert [row[1].split()[0] for row in rows] == ["0.0%", "40.0%", "0.0%"]
-    assert {(row[0], row[2], row[3].strip(" |")) for row in rows} == {("5", "50.0%", "3.0")}
+    monkeypatch.setattr(warm_start, "evaluate", lambda policy, puzzles, k, s: np.eye(5, k))
+    warm_start.report(tmp_path / "m", countdown_task, 5)
+    rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [row[2].split()[0] for row in rows] == ["0.0%", "40.0%"]
+    assert {(row[1], row[3].split()[0], row[4], row[5]) for row in rows} == {("5", "100.0%", "50.0%", "3.0")}

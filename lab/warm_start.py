@@ -1,27 +1,22 @@
 """The supervised warm start: makes the bundled models in models/ from nothing.
 
 Reward alone can't teach a model that knows nothing, and a real model is too large to bundle. So a tiny Qwen2 imitates
-written searches: try an expression step by step, say whether it hits the target, try again or give up, answer.
+the responses that a task's `demonstrate(puzzle, rng, known)` writes: for Countdown searches, see tasks/searches.py.
 
-     Maybe 5 - 3 = 2, 4 + 2 = 6. That is not 8. How about 5 - 3 = 2, 4 * 2 = 8. That works!</think>
-    <answer>4 * (5 - 3)</answer><|im_end|>
-
-By construction, opening words are filler: uncertain, but without consequence. Operands, operators and giving up are
-decisions. Results, verdicts, tags and the copied answer follow from the tokens before them.
-
-Most attempts are random, the others a known solution. Known solutions are frequent in the first part of the schedule,
-which teaches the model to find them, and rare in the last, which teaches it to search at random. It ends up knowing
-more than it shows, and that is what reinforcement learning can bring out.
+`known` is the probability that a decision is a right one, and not a random one. The task's KNOWN has two: it is high in
+the first part of the schedule, which teaches the model what is right, and low in the last, which teaches it to decide
+at random. It ends up knowing more than it shows, and that is what reinforcement learning can bring out.
 
 Run it:  python -m lab.warm_start --out models/rebuilt                about 12 minutes on two cores
+         python -m lab.warm_start --task latin --out models/latin     the start model of another task
          python -m lab.warm_start --size small --steps 12000 --out models/small    half an hour
          python -m lab.warm_start --report models/countdown-tiny      half a minute
 """
-import functools
 import json
+import re
 import time
-from collections import Counter
 from pathlib import Path
+from types import ModuleType
 from typing import Iterator
 
 import numpy as np
@@ -31,25 +26,18 @@ import torch.nn.functional as F
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
-import countdown_task
-from countdown_task import (ANSWER, END_ANSWER, END_THINK, PLAIN, TAGS, Puzzle, expression, generate_puzzles, solutions,
-                            split, universe)
 from plumbing.flags import new_parser
 from plumbing.progress import clock, one_sentence
+from plumbing.task_file import load_task
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import Qwen2, read_config, save_model
-from rollout import EVALUATION, draw_uniforms, generate_and_grade
-from tasks.arithmetic import Calculation, combine
-from train import Settings, load_policy, standard_error
+from rollout import EVALUATION, Policy, draw_uniforms, generate_and_grade
+from tasks.text import TAGS
+from train import Settings, evaluate, load_policy, standard_error
 
-OPENINGS = ("Maybe", "How about", "Let me try", "What about", "Perhaps", "I could try", "Let us see", "Next")
-ATTEMPTS = 6  # at most
-GIVE_UP = 0.2  # probability of stopping after a failed attempt, and answering with it
-KNOWN_FIRST, KNOWN_LAST = 0.5, 0.15  # probability that an attempt is a known solution
 FIRST_PART = 0.8  # share of the schedule
 BATCH, LR = 32, 3e-3
-LARGEST = 100  # largest result in a random attempt: fewer facts of arithmetic to learn, and each is seen more often
-LARGEST_TOKEN = 400  # the largest product of two numbers
+TRAINING = 10_000  # puzzles to demonstrate
 CONFIG = {
     "model_type": "qwen2", "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1024, "rms_norm_eps": 1e-6,
@@ -65,52 +53,20 @@ PAD, END = "<|endoftext|>", "<|im_end|>"
 TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "pad_token": PAD}
 
 
-def random_attempt(rng: np.random.Generator, numbers: tuple[int, ...]) -> list[Calculation]:
-    """Combine two numbers at random until one is left, with whole results up to LARGEST."""
-    values, calculations = list(numbers), []
-    while len(values) > 1:
-        i, j = rng.choice(len(values), 2, replace=False)
-        options = [s for s in combine(values[i], values[j], whole=True) if 0 < s.result <= LARGEST]
-        calculations.append(options[rng.integers(len(options))])
-        values = [v for k, v in enumerate(values) if k not in (i, j)] + [calculations[-1].result]
-    return calculations
-
-
-@functools.lru_cache(maxsize=None)
-def known_solutions(numbers: tuple[int, ...], target: int) -> list[tuple[Calculation, ...]]:
-    """All whole-number solutions of a puzzle, or only those with results up to LARGEST if there are any."""
-    found = solutions(Puzzle(numbers, target), whole=True)
-    return [solution for solution in found if max(c.result for c in solution) <= LARGEST] or found
-
-
-def demonstration(rng: np.random.Generator, puzzle: Puzzle, known: float) -> str:
-    """A response: attempts, each a known solution with probability `known`, until a hit or giving up."""
-    text = ""
-    for _ in range(ATTEMPTS):
-        if rng.random() < known:
-            options = known_solutions(tuple(sorted(puzzle.numbers)), puzzle.target)
-            calculations = options[rng.integers(len(options))]
-        else:
-            calculations = random_attempt(rng, puzzle.numbers)
-        text += f" {OPENINGS[rng.integers(len(OPENINGS))]} "
-        text += ", ".join(f"{a} {operator} {b} = {result}" for a, operator, b, result in calculations)
-        if calculations[-1].result == puzzle.target:
-            text += ". That works!"
-            break
-        text += f". That is not {puzzle.target}."
-        if rng.random() < GIVE_UP:
-            break
-    return f"{text}{END_THINK}\n{ANSWER}{expression(puzzle.numbers, calculations)}{END_ANSWER}"
-
-
 def train_tokenizer(texts: list[str]) -> tokenizers.Tokenizer:
-    """Byte-level BPE in which a whole number is one token, with the space before it, and so is each tag."""
+    """Byte-level BPE in which each tag is a token, and each whole number up to the largest in the texts.
+
+    A number with a space before it is another token than one without; so each has a largest of its own.
+    """
     tokenizer = tokenizers.Tokenizer(models.BPE())
     pattern = Regex(r" ?[0-9]+| ?[A-Za-z]+| ?[^\sA-Za-z0-9]|\s+")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Split(pattern, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     tokenizer.decoder = decoders.ByteLevel()
-    numbers = [f"{n} {n}" for n in range(21)] * 1000 + [f" {n}" for n in range(LARGEST_TOKEN + 1)] * 1000
+    numbers = []
+    for space in ("", " "):
+        found = re.findall(rf"(?<![ 0-9]){space}([0-9]+)", "\n".join(texts))
+        numbers += [f"{space}{n}" for n in range(1 + max(map(int, found), default=-1))] * 1000
     trainer = trainers.BpeTrainer(vocab_size=1024, min_frequency=200, show_progress=False, special_tokens=[PAD, END],
                                   initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
     tokenizer.train_from_iterator(texts + numbers, trainer)
@@ -118,21 +74,15 @@ def train_tokenizer(texts: list[str]) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def example(rng: np.random.Generator, tokenizer: Tokenizer, puzzle: Puzzle,
-            known: float) -> tuple[list[int], list[int]]:
-    """Prompt and response tokens of one demonstration, with the puzzle's numbers in random order."""
-    puzzle = Puzzle(tuple(int(n) for n in rng.permutation(puzzle.numbers)), puzzle.target)
-    response = tokenizer.encode(demonstration(rng, puzzle, known))
-    return tokenizer.encode(countdown_task.prompt(puzzle, tokenizer.chat)), response + tokenizer.end_tokens[:1]
-
-
-def batches(tokenizer: Tokenizer, puzzles: list[Puzzle], steps: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(policy: Policy, puzzles: list, steps: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield `steps` batches of similar lengths: tokens (B, S) padded on the right, and a mask (B, S) of responses."""
-    rng, pool = np.random.default_rng(seed), []
+    rng, pool, tokenizer, task = np.random.default_rng(seed), [], policy.tokenizer, policy.task
     for step in range(steps):
         if not pool:
-            known = KNOWN_FIRST if step < FIRST_PART * steps else KNOWN_LAST
-            rows = [example(rng, tokenizer, puzzles[i], known) for i in rng.integers(len(puzzles), size=16 * BATCH)]
+            known = task.KNOWN[step >= FIRST_PART * steps]
+            chosen = [puzzles[i] for i in rng.integers(len(puzzles), size=16 * BATCH)]
+            rows = [(policy.prompt(puzzle), tokenizer.encode(task.demonstrate(puzzle, rng, known)) +
+                     tokenizer.end_tokens[:1]) for puzzle in chosen]
             rows.sort(key=lambda row: len(row[0]) + len(row[1]))
             pool = [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
             rng.shuffle(pool)
@@ -173,56 +123,57 @@ def imitate(model: Qwen2, data: Iterator[tuple[Tensor, Tensor]], steps: int) -> 
             print(f"step {step}/{steps}  loss {loss.item():.3f}  ETA {clock(eta)}", flush=True)
 
 
-def report(folder: Path, count: int = 1024) -> None:
-    """Print success and format on puzzles seen, on held-out puzzles, and on puzzles whose number sets were held out."""
-    policy = load_policy(Settings(model=str(folder)))
-    sizes = Counter(map(split, universe()))
-    parts = {"train": "seen", "heldout": "held out", "new_numbers": "held out with their numbers"}
-    print("| puzzles | in the universe | asked | success | format | length |\n|---|--:|--:|--:|--:|--:|")
-    for part, name in parts.items():
-        puzzles = generate_puzzles(count, part)
+def report(folder: Path, task: ModuleType, count: int = 1024) -> None:
+    """Print success and format on puzzles seen and on held-out ones: one response each, and the best of 8 to some."""
+    policy = load_policy(Settings(model=str(folder)), task)
+    print("| puzzles | asked | success | pass@8 of 256 | format | length |\n|---|--:|--:|--:|--:|--:|")
+    for part, name in {"train": "seen", "heldout": "held out"}.items():
+        puzzles = task.load(part, count)
         uniforms = draw_uniforms(0, EVALUATION, count, 1, Settings.max_new_tokens)
         samples, grades = generate_and_grade(policy, puzzles, uniforms)
         success, format = (np.array([grade[name] for grade in grades]) for name in ("answer", "format"))
+        best = evaluate(policy, puzzles[:256], 8, Settings()).max(1)
         length = samples.mask.sum(1).float().mean()
-        print(f"| {name} | {sizes[part]:,} | {count:,} | {success.mean():.1%} ± {standard_error(success):.1%} "
-              f"| {format.mean():.1%} | {length:.1f} |", flush=True)
+        print(f"| {name} | {count:,} | {success.mean():.1%} ± {standard_error(success):.1%} "
+              f"| {best.mean():.1%} ± {standard_error(best):.1%} | {format.mean():.1%} | {length:.1f} |", flush=True)
 
 
-def build(out: Path, steps: int, seed: int, size: str) -> None:
+def build(out: Path, task: ModuleType, steps: int, seed: int, size: str) -> None:
     """Train a tokenizer on demonstrations, then a model, and write both to a new model folder."""
-    puzzles = [p for p in universe() if split(p) == "train"]
+    puzzles, rng = task.load("train", TRAINING), np.random.default_rng(seed)
+    texts = [task.prompt(p, False) + task.demonstrate(p, rng, task.KNOWN[0]) for p in puzzles]
     out.mkdir(parents=True)
-    rng = np.random.default_rng(seed)
-    texts = [PLAIN.format(numbers=list(p.numbers), target=p.target) + demonstration(rng, p, KNOWN_LAST)
-             for p in puzzles[:4000]]
     train_tokenizer(texts).save(str(out / "tokenizer.json"))
     (out / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG) + "\n")
     tokenizer = Tokenizer(out)
     torch.manual_seed(seed)
     model = new_model(tokenizer.size, size)
     print(f"{tokenizer.size} tokens, {sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
-    imitate(model, batches(tokenizer, puzzles, steps, seed), steps)
+    imitate(model, batches(Policy(model, tokenizer, task), puzzles, steps, seed), steps)
     save_model(model.bfloat16(), out)  # half the size; train.py loads it in float32
 
 
 @one_sentence()
 def main() -> None:
     """Build a model and report on it, or only report on an existing one."""
-    parser = new_parser(description="Make a model like the bundled one.")
+    parser = new_parser(description="Make a model like the bundled ones.")
+    parser.add_argument("--task", default="countdown", help="a name or a path, as of train.py (default countdown)")
     parser.add_argument("--out", type=Path, default="models/rebuilt", help="new model folder (default models/rebuilt)")
     parser.add_argument("--steps", type=int, default=5000, help=f"batches of {BATCH} demonstrations (default 5000)")
     parser.add_argument("--size", choices=list(SIZES), default="tiny", help="of the model (default tiny)")
     parser.add_argument("--seed", type=int, default=0, help="of weights and demonstrations (default 0)")
     parser.add_argument("--report", type=Path, help="only report on the model in this folder")
     args = parser.parse_args()
+    task = load_task(args.task)
     if not args.report:
         if args.out.exists():
             raise ValueError(f"{args.out} exists: remove it, or choose another --out")
         if args.steps < 1:
             raise ValueError("--steps must be at least 1")
-        build(args.out, args.steps, args.seed, args.size)
-    report(args.report or args.out)
+        if not hasattr(task, "demonstrate") or not hasattr(task, "KNOWN"):
+            raise ValueError(f"the task {args.task} has no demonstrate or no KNOWN, which say what to imitate")
+        build(args.out, task, args.steps, args.seed, args.size)
+    report(args.report or args.out, task)
 
 
 if __name__ == "__main__":

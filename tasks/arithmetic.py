@@ -60,6 +60,19 @@ def is_true(c: Calculation) -> bool:
     return calculate(c.a, c.operator, c.b) == c.result
 
 
+def expression(numbers: tuple[int, ...], calculations: Iterable[Calculation]) -> str:
+    """Write calculations as one expression: 5 - 3 = 2, 4 * 2 = 8 becomes `4 * (5 - 3)`."""
+    pool = [(n, str(n)) for n in numbers]  # each value with the text that computes it
+    for a, sign, b, result in calculations:
+        texts = []
+        for value in (a, b):
+            entry = next(e for e in pool if e[0] == value)
+            pool.remove(entry)
+            texts.append(f"({entry[1]})" if " " in entry[1] else entry[1])
+        pool.append((result, f"{texts[0]} {sign} {texts[1]}"))
+    return pool[-1][1]
+
+
 # --------------------------------------------------------------------------------------- calculations in a text
 
 NUMBER = r"\d{1,1000}"  # Python refuses to convert numbers of more than 4,300 digits

@@ -12,6 +12,9 @@ import numpy as np
 
 FILLER, REASONING, STRUCTURE = 0, 1, 2
 ROLES = ("filler", "reasoning", "structure")  # the original work's words: reasoning is arithmetic, filler is prose
+ANSWER, END_ANSWER, END_THINK = "<answer>", "</answer>", "</think>"
+TAGS = ("<think>", END_THINK, ANSWER, END_ANSWER)
+FULL_FORMAT = re.compile(r"(?s)(.*)</think>\n<answer>(.*)</answer>")
 SENTENCE_END = re.compile(r"[.!?](?=[\s<])|\n(?!<)")  # not the dot in 2.5, not the line break before a tag
 
 
@@ -30,6 +33,44 @@ def sentence_starts(text: str, spans: list[tuple[int, int]]) -> np.ndarray:
     ends = [m.end() for m in SENTENCE_END.finditer(text) if m.end() < len(text)]
     first = np.searchsorted(starts, ends)  # per sentence end, the first token at or after it
     return np.isin(np.arange(len(spans)), first)
+
+
+def roles(text: str, spans: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Role (L,) int8 of each token, and whether it is in the answer (L,) bool, that is, from the last `<answer>` on.
+
+    structure: inside a tag, or the end token. reasoning: a digit or one of + - * / = ( ). filler: everything else.
+
+    >>> roles("8!</think>", [(0, 1), (1, 4), (4, 10), (10, 10)])  # tokens 8, !</, think>, end
+    (array([1, 0, 2, 2], dtype=int8), array([False, False, False, False]))
+    """
+    characters = [REASONING if c in "0123456789+-*/=()" else FILLER for c in text]
+    found = np.array(characters + [STRUCTURE], np.int8)  # one more: the end token lies behind the last character
+    for tag in re.finditer("|".join(TAGS), text):
+        found[tag.start() : tag.end()] = STRUCTURE
+    deciding, answer_start = anchors(text, spans), text.rfind(ANSWER)  # (L,) each token's first visible one
+    return found[deciding], (deciding >= answer_start) & (answer_start >= 0)
+
+
+def format_reward(response: str) -> float:
+    """How much of the layout a response has that begins inside <think>, from 0 to 1.
+
+    1 for `...</think>\\n<answer>...</answer>` and nothing after it. Otherwise 0.1 for a closed think plus 0.5 for a
+    closed answer, or 0 if there is more than one `<answer>`.
+    """
+    if response.count(ANSWER) > 1:
+        return 0.0
+    match = FULL_FORMAT.fullmatch(response)
+    if match and not any(tag in part for tag in TAGS for part in match.groups()):
+        return 1.0
+    closed_answer = END_ANSWER in response.partition(ANSWER)[2]
+    return 0.1 * (END_THINK in response) + 0.5 * closed_answer
+
+
+def graded_answer(response: str) -> str:
+    """The text of the last `<answer>`; empty if there is none or it is not closed."""
+    _, opened, rest = response.rpartition(ANSWER)
+    inside, closed, _ = rest.partition(END_ANSWER)
+    return inside if opened and closed else ""
 
 
 def fingerprint(text: str) -> int:

@@ -32,7 +32,7 @@ ROOT = Path(train.__file__).parent
 
 # The arrows of the house, from the top down: a file imports what stands below it, and analyze.py no part of training.
 LAYERS = ("train", "methods", "grpo", "mitigations", "rollout", "sampler", "plumbing.decoder", "qwen2_model",
-          "countdown_task", "plumbing", "tasks")
+          "countdown_task", "plumbing", "tasks")  # the other tasks stand beside countdown_task
 
 
 def imports(file):
@@ -49,8 +49,9 @@ def layer_of(module):
 def test_arrows_go_down_only():
     for file in [*ROOT.glob("*.py"), *ROOT.glob("*/*.py")]:
         if (folder := file.parent.relative_to(ROOT)).parts in ((), ("methods",), ("plumbing",), ("tasks",)):
-            layer = layer_of(".".join((*folder.parts, file.stem)))
-            own = {layer} if folder.parts else set()
+            is_task = file.stem.endswith("_task") and folder.parts == ("tasks",)
+            layer = "countdown_task" if is_task else layer_of(".".join((*folder.parts, file.stem)))
+            own = {layer} if folder.parts and not is_task else set()
             allowed = {"plumbing", "tasks"} if layer == "analyze" else {*LAYERS[LAYERS.index(layer) + 1 :]}
             assert imports(file) <= allowed | own, f"{file} imports {imports(file) - allowed - own}"
 

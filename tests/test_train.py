@@ -597,10 +597,11 @@ def test_a_task_of_forty_lines_trains_from_random_weights(method, random_start, 
 @pytest.mark.parametrize("flags, named", [
     (["--mitigation", "first_error"], "needs calculations, which the task"),
     (["--mitigation", "vineppo"], "needs sentence_starts, which the task"),
-    (["--task", "sudoku"], "tasks/NAME_task.py"), (["--task", "tests/reverse"], "tasks/NAME_task.py"), (["--task", "gone.py"], "no task file gone.py"),
-    (["--task", __file__], "has no function load")])  # fmt: skip
+    (["--task", "sudoku"], "tasks/NAME_task.py"), (["--task", "tests/reverse"], "tasks/NAME_task.py"),
+    (["--task", "gone.py"], "no task file gone.py"),
+    (["--task", __file__], "has no function load"), (["--model", ""], "has no model in models/: name one")])  # fmt: skip
 def test_a_task_that_cannot_work_is_refused_in_one_sentence(flags, named, tmp_path):
-    assert named in error_of("--task", REVERSE, *flags, "--out", tmp_path / "r")
+    assert named in error_of("--task", REVERSE, "--model", BUNDLED, *flags, "--out", tmp_path / "r")
     assert not (tmp_path / "r").exists()
 
 

@@ -55,7 +55,7 @@ LEVELS = {"easy": "", "hard": f" --data {HARD} --max_new_tokens 240", "small": "
 def values_of(flags: str) -> dict:
     """All settings and hyper-parameters that flags of train.py stand for."""
     settings, method, _ = train.parse_flags(shlex.split(flags))
-    return asdict(settings) | method
+    return asdict(train.with_model(settings)) | method
 
 
 METHODS = tuple(name for name in MITIGATIONS if name != "regrade_ablation")  # which is hardly more than `none`

@@ -1,0 +1,177 @@
+"""Word problems: a question in words, an answer that is a number, such as GSM8K's (arXiv 2110.14168).
+
+    Ann has 12 shells. Ann finds 9 more. Then Ann gives 5 to Ben. How many shells does Ann have?
+
+Without --data it makes its own, with two to four steps and numbers below 100. --data reads GSM8K's own files, .jsonl or
+.parquet, and any other with the fields `question` and `answer`, where the number stands after `####` or alone. A tenth
+is held out by a hash: of the calculations of a problem made here, so that a held-out one is not a known one with other
+names; of the question of a problem read from a file.
+
+The answer is graded as an exact number, so 42, 42.0 and $42 are the same. A sentence around it is wrong.
+
+Run it:  python train.py --task math
+         python train.py --task math --data gsm8k.jsonl --model path/to/Qwen2.5-0.5B-Instruct --lr 1e-6 \
+             --max_new_tokens 512 --reward graded
+"""
+import json
+import re
+from fractions import Fraction
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from plumbing.files import read_rows
+from tasks.arithmetic import CalculationSpan, calculate, find_calculations
+from tasks.text import fingerprint, format_reward, graded_answer, roles, sentence_starts  # noqa: F401
+
+NAMES = ("Ann", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gina", "Hugo", "Ida", "Jon", "Kim", "Leo")
+THINGS = ("apples", "shells", "coins", "cards", "books", "pens", "stones", "cups", "keys", "stamps", "nuts", "eggs")
+# A step: what it does to the number n that there is, and what it says of k. {a}: who has the things, {b}: another one.
+STEPS = {"+": ("{a} finds {k} more.", "{a} buys {k} more.", "{b} brings {k}.", "{a} gets {k} from {b}."),
+         "-": ("{a} gives {k} to {b}.", "{a} loses {k}.", "{b} takes {k}.", "{a} sells {k}."),
+         "*": ("Now {a} makes it {k} times as many.", "{a} collects until there are {k} times as many."),
+         "/": ("{a} keeps one of {k} equal parts.", "{a} divides them among {k} and keeps one share.")}
+LARGEST = 60  # result
+
+
+class Problem(NamedTuple):
+    """A word problem. steps: how it is solved, such as ((12, "+", 9), (21, "-", 5)); empty for one from a file."""
+
+    question: str
+    answer: Fraction
+    steps: tuple = ()
+
+    @property
+    def id(self) -> str:
+        """A problem's identity."""
+        return self.question
+
+
+def load(part: str, count: int | None = None, path: str = "") -> list[Problem]:
+    """At most `count` problems of a split, `train` or `heldout`: made here (4,096 without a count), or all of a file's."""
+    if path:
+        return [problem for problem in read_problems(path) if split(problem) == part][:count]
+    rng, found = np.random.default_rng(0), {}
+    while len(found) < (4096 if count is None else count):
+        problem = make_problem(rng)
+        if split(problem) == part:
+            found[problem.id] = problem
+    return list(found.values())
+
+
+def split(problem: Problem) -> str:
+    """`heldout` for a tenth of all problems, else `train`."""
+    return "heldout" if fingerprint(str(problem.steps or problem.question)) % 10 == 0 else "train"
+
+
+def make_problem(rng: np.random.Generator) -> Problem:
+    """A random problem of two to four steps, with results from 1 to LARGEST."""
+    n = int(rng.integers(2, 31))
+    (a, b), thing = rng.choice(NAMES, 2, replace=False), rng.choice(THINGS)
+    sentences, steps = [f"{a} has {n} {thing}."], []
+    while len(steps) < 2 or len(steps) < 4 and rng.random() < 0.4:
+        sign, k = rng.choice(list("++--*/")), int(rng.integers(2, 21))
+        k = k if sign in "+-" else int(rng.integers(2, 5))
+        result = calculate(n, sign, k)
+        if is_plain(result):
+            steps.append((n, str(sign), k))
+            sentences.append(rng.choice(STEPS[sign]).format(a=a, b=b, k=k))
+            n = int(result)
+    question = f"{' '.join(sentences)} How many {thing} does {a} have now?"
+    return Problem(question, Fraction(n), tuple(steps))
+
+
+def read_problems(path: str) -> list[Problem]:
+    """The problems of a file; ValueError, with the number of the line, for a line that holds none."""
+    found = []
+    for line, row in enumerate(read_rows(Path(path), ["question", "answer"]), 1):
+        if isinstance(row, str) and not row.strip():
+            continue
+        try:
+            fields = json.loads(row) if isinstance(row, str) else row
+            answer = number(fields["answer"].rpartition("####")[2])
+            if answer is None or not fields["question"].strip():
+                raise ValueError
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            expected = '{"question": "...", "answer": "... #### number"}'
+            raise ValueError(f"{path}, line {line}: expected {expected}") from None
+        found.append(Problem(fields["question"].strip(), answer))
+    return found
+
+
+def check(problem: Problem) -> None:
+    """Every problem that can be read can be used."""
+
+
+def show(problem: Problem) -> str:
+    """The question in a line, and its answer."""
+    return f"{' '.join(problem.question.split())} -> {problem.answer}"
+
+
+SYSTEM = "You are a helpful assistant. You think first, and then give the answer."
+USER = ("{question} Show your work in <think> </think> tags. And return the final answer, a number alone, in <answer> "
+        "</answer> tags, for example <answer>42</answer>.")
+CHAT = (f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n{USER}<|im_end|>\n"
+        "<|im_start|>assistant\nLet me solve this step by step.\n<think>")
+
+
+def prompt(problem: Problem, chat: bool) -> str:
+    """The prompt, which ends in `<think>`: ChatML for a chat model, the question alone for any other."""
+    return CHAT.replace("{question}", problem.question) if chat else f"{problem.question}\n<think>"
+
+
+NUMBER = re.compile(r"(-?)\\?\$?((?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|[0-9]+/0*[1-9][0-9]*)")
+MAX_LENGTH = 64  # characters of an answer
+
+
+def number(text: str) -> Fraction | None:
+    """The number that a text is: 42, -42.0, $1,234 or -3/4, with white space around it; None for any other text."""
+    found = NUMBER.fullmatch(text.strip(" \t\r\n")) if len(text) <= MAX_LENGTH else None
+    return Fraction(found[1] + found[2].replace(",", "")) if found else None
+
+
+def grade(response: str, problem: Problem) -> dict[str, float]:
+    """answer: 1 if the last `<answer>` is the number, and nothing else; format: see tasks/text.py; reward: 0.1 and 1."""
+    layout, answer = format_reward(response), float(number(graded_answer(response)) == problem.answer)
+    return {"reward": 0.1 * layout + answer, "answer": answer, "format": layout}
+
+
+def calculations(response: str, problem: Problem) -> list[tuple[CalculationSpan, bool]]:
+    """Where each written calculation `a operator b = result` stands, and whether it is true."""
+    spans = find_calculations(response)
+    values = ([int(response[slice(*part)]) for part in (s.a, s.b, s.result)] for s in spans)
+    return [(s, calculate(a, response[slice(*s.operator)], b) == result) for s, (a, b, result) in zip(spans, values)]
+
+
+# ------------------------------------------------------------------------------------------- what a model imitates
+
+KNOWN = (0.95, 0.5)
+NOTICED = 0.5  # of the wrong calculations
+OPENINGS = (" First", " Then", " Next", " Now", " So", " After that")
+
+
+def demonstrate(problem: Problem, rng: np.random.Generator, known: float) -> str:
+    """A response: each step is right with probability `known`, else any other calculation with the problem's numbers.
+
+    Half of the wrong ones are noticed, and the step is written once more.
+    """
+    text, n, todo = "", problem.steps[0][0], [step[1:] for step in problem.steps]
+    numbers = sorted({k for _, k in todo})
+    while todo:
+        possible = [(sign, k) for sign in "+-*/" for k in numbers if is_plain(calculate(n, sign, k))]
+        others = [step for step in possible if step != todo[0]]
+        right = todo[0] in possible and (rng.random() < known or not others)
+        sign, k = todo[0] if right else others[rng.integers(len(others))]
+        result = calculate(n, sign, k)
+        text += f"{OPENINGS[rng.integers(len(OPENINGS))]} {n} {sign} {k} = {result}."
+        if not right and rng.random() < NOTICED:
+            text += " No, that is wrong."
+        else:
+            n, todo = result, todo[1:]
+    return f"{text}</think>\n<answer>{n}</answer>"
+
+
+def is_plain(result: Fraction) -> bool:
+    """Whether a number may occur in a problem: a whole one from 1 to LARGEST."""
+    return 0 < result <= LARGEST and result.denominator == 1
