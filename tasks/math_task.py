@@ -49,7 +49,7 @@ class Problem(NamedTuple):
 
 
 def load(part: str, count: int | None = None, path: str = "") -> list[Problem]:
-    """At most `count` problems of a split, `train` or `heldout`: made here (4,096 without a count), or all of a file's."""
+    """At most `count` problems of `train` or `heldout`: made here, 4,096 without a count, or those of a file."""
     if path:
         return [problem for problem in read_problems(path) if split(problem) == part][:count]
     rng, found = np.random.default_rng(0), {}
@@ -121,7 +121,7 @@ def prompt(problem: Problem, chat: bool) -> str:
     return CHAT.replace("{question}", problem.question) if chat else f"{problem.question}\n<think>"
 
 
-NUMBER = re.compile(r"(-?)\\?\$?((?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|[0-9]+/0*[1-9][0-9]*)")
+NUMBER = re.compile(r"(-?)(?:\\?\$)?((?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|[0-9]+/0*[1-9][0-9]*)")
 MAX_LENGTH = 64  # characters of an answer
 
 
@@ -132,7 +132,7 @@ def number(text: str) -> Fraction | None:
 
 
 def grade(response: str, problem: Problem) -> dict[str, float]:
-    """answer: 1 if the last `<answer>` is the number, and nothing else; format: see tasks/text.py; reward: 0.1 and 1."""
+    """answer: 1 if the last `<answer>` is the number and nothing else; format: see `format_reward`."""
     layout, answer = format_reward(response), float(number(graded_answer(response)) == problem.answer)
     return {"reward": 0.1 * layout + answer, "answer": answer, "format": layout}
 
