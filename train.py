@@ -322,6 +322,11 @@ def with_model(s: Settings) -> Settings:
     return replace(s, model=s.model or str(folder))
 
 
+def lacking(needs: tuple[str, ...], task: ModuleType) -> list[str]:
+    """What a credit function needs of the task and does not find there."""
+    return [need for need in needs if need not in HEADS and need != "reference" and not hasattr(task, need)]
+
+
 def load_policy(s: Settings, task: ModuleType | None = None, needs: tuple[str, ...] = ()) -> Policy:
     """The model, its tokenizer, the task, and what the credit function needs: heads, and the reference model."""
     check_device(s.device)
@@ -329,9 +334,8 @@ def load_policy(s: Settings, task: ModuleType | None = None, needs: tuple[str, .
     model, tokenizer = load_model(s.model, s.device, getattr(torch, s.dtype)), Tokenizer(s.model)
     model.real_vocab = tokenizer.size  # the embedding may have more rows than there are tokens; they are never sampled
     model.checkpoint_activations = s.checkpoint_activations
-    for need in needs:
-        if need not in HEADS and need != "reference" and not hasattr(task, need):
-            raise ValueError(f"--mitigation {s.mitigation} needs {need}, which the task {s.task} doesn't have")
+    if missing := lacking(needs, task):
+        raise ValueError(f"--mitigation {s.mitigation} needs {missing[0]}, which the task {s.task} doesn't have")
     heads = {name: load_head(name, s.model, model) for name in HEADS if name in needs}
     reference = copy.deepcopy(model).requires_grad_(False) if s.kl > 0 or "reference" in needs else None
     return Policy(model, tokenizer, task, heads, reference)

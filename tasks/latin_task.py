@@ -96,11 +96,15 @@ def prompt(puzzle: Puzzle, chat: bool) -> str:
     return f"<|im_start|>user\n{INSTRUCTION}\n{square}<|im_end|>\n<|im_start|>assistant\n" if chat else f"{square}\n\n"
 
 
+def digits_of(puzzle: Puzzle) -> list[str]:
+    """The digits of the open cells in the solution."""
+    return [str(digit) for digit, cell in zip(solution(puzzle.id), puzzle.id) if cell == "_"]
+
+
 def grade(response: str, puzzle: Puzzle) -> dict[str, float]:
     """answer: 1 if the digits are those of the solution; format: 1 if there are as many as open cells, and no more."""
-    digits, wanted = response.split(), [str(d) for d, c in zip(solution(puzzle.id), puzzle.id) if c == "_"]
-    layout = float(len(digits) == len(wanted) and set(digits) <= set("12345"))
-    answer = float(digits == wanted)
+    digits, wanted = response.split(), digits_of(puzzle)
+    layout, answer = float(len(digits) == len(wanted) and set(digits) <= set("12345")), float(digits == wanted)
     return {"reward": 0.1 * layout + answer, "answer": answer, "format": layout}
 
 
@@ -108,6 +112,12 @@ def roles(response: str, spans: list[tuple[int, int]]) -> tuple[np.ndarray, np.n
     """reasoning: a digit; structure: the end token; filler: everything else. All of it is the answer."""
     kinds = np.array([REASONING if c in "12345" else FILLER for c in response] + [STRUCTURE], np.int8)
     return kinds[anchors(response, spans)], np.ones(len(spans), bool)
+
+
+def within_reach(response: str, spans: list[tuple[int, int]], puzzle: Puzzle) -> np.ndarray:
+    """Whether the answer can still become right after each token (L,) bool: an exact solver, for lab/truth."""
+    wanted, written = digits_of(puzzle), [response[:stop].split() for _, stop in spans]
+    return np.array([digits == wanted[: len(digits)] for digits in written])
 
 
 def demonstrate(puzzle: Puzzle, rng: np.random.Generator, known: float) -> str:

@@ -200,3 +200,8 @@ def test_prompts():
     chat = math_task.prompt(problem, chat=True)
     assert "user\nHow {many}? Show your work" in chat and chat.endswith("<think>")
     assert math_task.show(problem) == "How {many}? -> 3"
+
+
+def test_what_is_within_reach_after_each_token():
+    spans = spans_of("3\n1 4 4", r" ?\d|\n")
+    assert latin_task.within_reach("3\n1 4 4", spans, PUZZLE).tolist() == [True, True, True, False, False, False]

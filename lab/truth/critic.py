@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from countdown_task import Puzzle, generate_puzzles
+from countdown_task import generate_puzzles
 from grpo import compare
 from methods.heads import HEADS, Critic, Importance, load_head, save_head
 from plumbing.flags import new_parser
@@ -25,7 +25,7 @@ HELD_OUT = 14  # batches to measure on
 LIMIT = Settings.max_new_tokens
 
 
-def sample(policy: Policy, puzzles: list[Puzzle], answers: int, key: tuple[int, int]) -> TokenBatch:
+def sample(policy: Policy, puzzles: list, answers: int, key: tuple[int, int]) -> TokenBatch:
     """Responses to puzzles; key: seed and step. The policy is its own reference."""
     seed, step = key
     s = Settings(seed=seed, answers=answers, max_new_tokens=LIMIT)
@@ -40,7 +40,7 @@ def fit(policy: Policy, batches: int, outcome: str) -> tuple[Critic, Importance,
     size, device, outcomes = policy.model.config.hidden_size, policy.model.output_weight.device, []
     critic, importance = Critic(size).to(device), Importance(size).to(device)
     policy = policy._replace(heads={"critic": critic})
-    puzzles, progress = generate_puzzles(SIZE * PUZZLES, "train"), Progress("fitting the critic", batches)
+    puzzles, progress = policy.task.load("train", SIZE * PUZZLES), Progress("fitting the critic", batches)
     for i in range(batches):
         batch = sample(policy, puzzles[i % PUZZLES :: PUZZLES], 1, (0, i + 1))
         outcomes.append(getattr(batch, outcome))  # (SIZE,)

@@ -44,12 +44,12 @@ from typing import Callable, Iterator
 import numpy as np
 import torch
 
-from countdown_task import Puzzle
 from grpo import compare
 from lab.truth.critic import find_heads
 from lab.truth.scoring import all_scores, draw_scores, score_tables
 from lab.truth.solver import KINDS, solver_columns, token_kinds
 from methods import MITIGATIONS
+from mitigations import required
 from plumbing.files import read_arrays, replace_file
 from plumbing.flags import new_parser
 from plumbing.metrics import log_columns
@@ -57,7 +57,7 @@ from plumbing.progress import Progress, fail, one_sentence
 from plumbing.report import Table, clustered_mean, pm
 from rollout import (EVALUATION, ROWS_AT_ONCE, Policy, Queries, TokenBatch, draw_uniforms, generate_and_grade,
                      generate_shared, token_batch)
-from train import BUNDLED, Settings, check, check_lengths, load_policy
+from train import Settings, check, check_lengths, lacking, load_policy, with_model
 
 SURE = 0.005  # a token with 1 - p <= SURE gets no rollouts: its A* is set to 0, which is wrong by at most SURE
 PACKET = 8  # rollouts that start together; the two halves of a packet belong to two independent estimates
@@ -86,7 +86,7 @@ def chunks(packets: np.ndarray, position: np.ndarray) -> list[np.ndarray]:
     return [parts[i] for i in np.random.default_rng(0).permutation(len(parts))]
 
 
-def roll(policy: Policy, puzzles: list[Puzzle], truth: dict, rows: np.ndarray, packets: np.ndarray, seed: int,
+def roll(policy: Policy, puzzles: list, truth: dict, rows: np.ndarray, packets: np.ndarray, seed: int,
          limit: int) -> tuple[np.ndarray, int]:
     """Sample `packets` (n,) more packets for each of the tokens `rows` (n,): success (m, PACKET), and tokens sampled.
 
@@ -105,7 +105,7 @@ def roll(policy: Policy, puzzles: list[Puzzle], truth: dict, rows: np.ndarray, p
     return np.array([grade["answer"] for grade in grades]).reshape(-1, PACKET), int(samples.mask.sum())
 
 
-def sample_truth(policy: Policy, puzzles: list[Puzzle], truth: dict, rollouts: int, seed: int, limit: int,
+def sample_truth(policy: Policy, puzzles: list, truth: dict, rollouts: int, seed: int, limit: int,
                  save: Callable[[], None]) -> None:
     """Bring every token to the number of rollouts it should have, and save now and then.
 
@@ -199,7 +199,7 @@ def describe(batch: TokenBatch, settings: dict) -> dict:
         puzzle, stops = batch.puzzles[batch.group[i]], [0] + [stop for _, stop in spans]
         role, in_answer = (x[i, :length].cpu().numpy() for x in (batch.role, batch.in_answer))
         labels.append((token_kinds(text, spans, role, in_answer),
-                       *solver_columns(text, spans, puzzle.numbers, puzzle.target),
+                       *solver_columns(text, spans, puzzle, batch.task),
                        [text[a:b] for a, b in zip(stops, stops[1:])]))
     names = "kind", "reachable_before", "reachable", "piece"
     truth |= {name: np.concatenate(columns) for name, columns in zip(names, zip(*labels))}
@@ -209,12 +209,13 @@ def describe(batch: TokenBatch, settings: dict) -> dict:
 
 
 def add_credit(truth: dict, batch: TokenBatch) -> None:
-    """Columns methods (M,) and credits (M, N): the credit that every method gives, at its defaults."""
-    credits, progress = [], Progress("credit of every method", len(MITIGATIONS))
-    for method in MITIGATIONS.values():
+    """Columns methods (M,) and credits (M, N): the credit of every method that the task allows, at its defaults."""
+    methods = {name: method for name, method in MITIGATIONS.items() if not lacking(required(name, {}), batch.task)}
+    credits, progress = [], Progress("credit of every method", len(methods))
+    for method in methods.values():
         credits.append(method(batch)[batch.mask].cpu().numpy().astype(np.float32))
         progress.show(len(credits))
-    truth |= {"methods": np.array(list(MITIGATIONS)), "credits": np.stack(credits)}
+    truth |= {"methods": np.array(list(methods)), "credits": np.stack(credits)}
 
 
 def read_rollouts(truth: dict, file: Path) -> None:
@@ -241,7 +242,8 @@ def save_truth(truth: dict, file: Path) -> None:
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = new_parser(description=__doc__)
-    parser.add_argument("--model", default=str(BUNDLED), help="a model folder, such as a run's checkpoint")
+    parser.add_argument("--task", default="countdown", help="a name or a path, as of train.py (default countdown)")
+    parser.add_argument("--model", default="", help="a model folder, such as a run's checkpoint; empty: the task's own")
     parser.add_argument("--data", default="", help=".jsonl or .parquet of puzzles; empty: generated ones")
     parser.add_argument("--questions", type=int, default=16, help="held-out puzzles (default 16)")
     parser.add_argument("--answers", type=int, default=8, help="responses to each (default 8)")
@@ -258,22 +260,24 @@ def arguments() -> argparse.Namespace:
     return args
 
 
-def prepare(args: argparse.Namespace) -> tuple[Policy, list[Puzzle], TokenBatch, dict]:
+def prepare(args: argparse.Namespace) -> tuple[Policy, list, TokenBatch, dict]:
     """Policy, puzzles, responses, and the columns known so far. ValueError for settings that can't work."""
-    s = Settings(model=args.model, data=args.data, eval_problems=args.questions, answers=args.answers,
-                 max_new_tokens=args.max_new_tokens, seed=args.seed, device=args.device)
+    s = with_model(Settings(task=args.task, model=args.model, data=args.data, eval_problems=args.questions,
+                            answers=args.answers, max_new_tokens=args.max_new_tokens, seed=args.seed,
+                            device=args.device))
     check(s)
     policy = load_policy(s)
     puzzles = policy.task.load("heldout", s.eval_problems, s.data)
     check_lengths(policy, puzzles, s)
     args.out.mkdir(parents=True, exist_ok=True)
-    heads = find_heads(args.out, args.model, policy, args.critic_batches)
+    heads = find_heads(args.out, s.model, policy, args.critic_batches)
     policy = policy._replace(heads=heads, reference=policy.model)
     uniforms = draw_uniforms(args.seed, EVALUATION - 1, len(puzzles), args.answers, args.max_new_tokens)
     samples = generate_shared(policy, [policy.prompt(puzzle) for puzzle in puzzles], uniforms)
     batch = token_batch(Queries(policy, puzzles, samples, s, step=0))
     batch.advantage = compare(batch)
-    settings = {"model": Path(args.model).name, "data": Path(args.data).name} | {  # names only: the file is published
+    task = {} if args.task == Settings.task else {"task": args.task}  # early files have none
+    settings = task | {"model": Path(s.model).name, "data": Path(args.data).name} | {  # names only: it is published
         name: getattr(args, name) for name in ("questions", "answers", "max_new_tokens", "seed")}
     return policy, puzzles, batch, describe(batch, settings)
 

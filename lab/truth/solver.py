@@ -6,25 +6,33 @@ to no, that token lost the target.
 
 Run it:  python -m lab.truth.measure        writes the verdicts as columns reachable_before and reachable
 """
+from types import ModuleType
+from typing import Any
+
 import numpy as np
 
-from tasks.arithmetic import find_calculations, reachability
+from tasks.arithmetic import find_calculations
 from tasks.text import SENTENCE_END, STRUCTURE, anchors
 
 KINDS = ("operand", "operator", "result", "= and commas", "opening", "verdict", "tag", "answer", "unfinished")
 DECISIONS = KINDS[:2]
 
 
-def solver_columns(text: str, spans: list[tuple[int, int]], numbers: tuple[int, ...],
-                   target: int) -> tuple[np.ndarray, np.ndarray]:
-    """Whether the target is within reach before and after each token of a response (L,) int8.
+def solver_columns(text: str, spans: list[tuple[int, int]], puzzle: Any,
+                   task: ModuleType) -> tuple[np.ndarray, np.ndarray]:
+    """Whether success is within reach before and after each token of a response (L,) int8: 1 yes, 0 no, -1 unknown.
 
-    1 yes, 0 no, -1 where the token is no operand, operator or result. A number of several tokens is judged as a whole,
-    at its first token.
+    A task says so after each token (`within_reach`) or after each part of a calculation (`reachable`): then all other
+    tokens have -1, and a number of several tokens is judged as a whole, at its first token.
     """
+    before, after = np.full((2, len(spans)), -1, np.int8)
+    if hasattr(task, "within_reach"):
+        after[:] = task.within_reach(text, spans, puzzle)
+        return np.append(np.int8(1), after[:-1]), after
+    if not hasattr(task, "reachable"):
+        return before, after
     written, where = find_calculations(text), anchors(text, spans)
-    before, after = np.full((2, len(where)), -1, np.int8)
-    for verdicts, parts in zip(reachability(text, written, numbers, target), written):
+    for verdicts, parts in zip(task.reachable(text, puzzle), written):
         for i, (start, end) in enumerate(parts):
             first = np.flatnonzero((where >= start) & (where < end))[:1]  # none where a token covers several parts
             before[first], after[first] = verdicts[i], verdicts[i + 1]

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import countdown_task
+from countdown_task import Puzzle
 from lab.truth import solver
 from tasks.arithmetic import find_calculations, next_calculations, reachability, results
 from tests.fixtures import make_written
@@ -76,7 +78,7 @@ def test_columns_of_responses_labelled_by_hand(ending):
     pieces = [piece for row in WRITTEN + ending for piece in row[0].split("|")]
     kinds, before, after = ("".join(column) for column in list(zip(*WRITTEN, *ending))[1:])
     batch = make_written([pieces], [0.0])
-    columns = solver.solver_columns(batch.text[0], batch.spans[0], (3, 4, 12), 5)
+    columns = solver.solver_columns(batch.text[0], batch.spans[0], Puzzle((3, 4, 12), 5), countdown_task)
     for column, expected in zip(columns, (before, after), strict=True):
         assert column.tolist() == [-1 if verdict == "." else int(verdict) for verdict in expected]
         assert column.dtype == np.int8
