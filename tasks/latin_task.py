@@ -19,7 +19,7 @@ from plumbing.files import read_rows
 from tasks.text import FILLER, REASONING, STRUCTURE, anchors, fingerprint, sentence_starts  # noqa: F401
 
 INSTRUCTION = "Each row and column must hold 1 to 5. Answer with the open digits, _, in order, and nothing else."
-KNOWN = (1.0, 0.7)  # probability that a digit is the solution's, for the first and the last part of the warm start
+KNOWN = (1.0, 0.8)  # probability that a digit is the solution's, for the first and the last part of the warm start
 
 
 class Puzzle(NamedTuple):
@@ -117,7 +117,8 @@ def roles(response: str, spans: list[tuple[int, int]]) -> tuple[np.ndarray, np.n
 def within_reach(response: str, spans: list[tuple[int, int]], puzzle: Puzzle) -> np.ndarray:
     """Whether the answer can still become right after each token (L,) bool: an exact solver, for lab/truth."""
     wanted, written = digits_of(puzzle), [response[:stop].split() for _, stop in spans]
-    return np.array([digits == wanted[: len(digits)] for digits in written])
+    ends = [start == stop for start, stop in spans]  # after the end token nothing can be added
+    return np.array([digits == (wanted if end else wanted[: len(digits)]) for digits, end in zip(written, ends)])
 
 
 def demonstrate(puzzle: Puzzle, rng: np.random.Generator, known: float) -> str:

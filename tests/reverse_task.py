@@ -37,3 +37,10 @@ def roles(text, spans):
 
 def show(word):
     return word.id
+
+
+KNOWN = (1.0, 0.5)
+
+
+def demonstrate(word, rng, known):
+    return "".join(letter if rng.random() < known else rng.choice(list("abcdefgh")) for letter in word.id[::-1])
