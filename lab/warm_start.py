@@ -141,7 +141,7 @@ def report(folder: Path, task: ModuleType, count: int = 1024) -> None:
 def build(out: Path, task: ModuleType, steps: int, seed: int, size: str) -> None:
     """Train a tokenizer on demonstrations, then a model, and write both to a new model folder."""
     puzzles, rng = task.load("train", TRAINING), np.random.default_rng(seed)
-    texts = [task.prompt(p, False) + task.demonstrate(p, rng, task.KNOWN[0]) for p in puzzles]
+    texts = [task.prompt(p, False) + task.demonstrate(p, rng, task.KNOWN[1]) for p in puzzles[:4000]]
     out.mkdir(parents=True)
     train_tokenizer(texts).save(str(out / "tokenizer.json"))
     (out / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG) + "\n")

@@ -15,7 +15,8 @@ share a disk. Commands from --list take no lock: run them beside no study of the
 `easy` is the bundled default. Each other level changes one thing. `hard` asks the same model only for puzzles that a
 single sequence of steps solves, and allows more tokens: half as many responses succeed at the start, and the more
 failed attempts a response holds, the less is said by credit that is the same on all of them. `small` is a model with a
-fifth of the parameters, trained by lab/warm_start.py until it solves about as many puzzles at the start.
+fifth of the parameters, trained by lab/warm_start.py until it solves about as many puzzles at the start. `latin` and
+`math` are other tasks, with models of their own: see predictions.md, which is older than their runs.
 """
 import argparse
 import fcntl
@@ -49,7 +50,8 @@ RUNS = Path(f"runs/study-{VERSION}")
 RESULTS = Path("lab/study/runs.csv")
 ROOT = Path(__file__).parents[2]  # commands run here, and the two paths above are relative to it
 HARD = RUNS / "hard.jsonl"
-LEVELS = {"easy": "", "hard": f" --data {HARD} --max_new_tokens 240", "small": " --model models/countdown-small"}
+LEVELS = {"easy": "", "hard": f" --data {HARD} --max_new_tokens 240", "small": " --model models/countdown-small",
+          "latin": " --task latin", "math": " --task math"}
 
 
 def values_of(flags: str) -> dict:
@@ -73,6 +75,7 @@ SWEEPS = (*(f"outcome_conditional --think_discount {x}" for x in (0.25, 0.75, 1.
 # times on hard ones, where its responses grow longer: by more steps or by more responses.
 MORE = {"easy": ("--steps 560", "--answers 45"), "hard": ("--steps 800", "--answers 64")}
 SIZED = ("none", RLOO_FLAGS, "ppo", "entropy_masking", "entropy_weighted")  # do gains of entropy grow with the model?
+NEW = ("none", RLOO_FLAGS, "ppo", "vineppo", "token_type", "random")  # on other tasks
 UPDATES = (*(f"{name} --updates_per_batch 4{clip}" for name in ("none", RLOO_FLAGS, "ppo", "entropy_masking")
              for clip in ("", " --clip_high 0.28")), "vineppo --updates_per_batch 4",
            f"{RLOO_FLAGS} --answers 45 --updates_per_batch 4",  # less noise, and no credit per token
@@ -80,13 +83,14 @@ UPDATES = (*(f"{name} --updates_per_batch 4{clip}" for name in ("none", RLOO_FLA
 PARTS = {  # level, methods with their flags, seeds
     "main": [("easy", (*METHODS, RLOO_FLAGS), range(5)), ("easy", AHEAD + CLOSE, range(5, 10)),
              ("hard", AHEAD, range(5)), ("hard", AHEAD[:-1], range(5, 10)), ("small", SIZED, range(5)),
-             ("small", ("vineppo",), range(3))],
+             ("small", ("vineppo",), range(3)), ("latin", NEW, range(5)), ("math", NEW, range(5))],
     "budget": [("easy", tuple(f"{RLOO_FLAGS} {more}" for more in MORE["easy"]), range(10)),
                ("easy", tuple(f"none {more}" for more in MORE["easy"]), range(5)),
                ("hard", tuple(f"{RLOO_FLAGS} {more}" for more in MORE["hard"]), range(3)),
-               ("easy", (f"{RLOO_FLAGS} --answers 115",), range(3))],  # as many sampled tokens as vineppo
+               ("easy", (f"{RLOO_FLAGS} --answers 115",), range(3)),  # as many sampled tokens as vineppo
+               *((level, (f"{RLOO_FLAGS} --answers 24",), range(5)) for level in ("latin", "math"))],
     "forms": [("easy", FORMS, range(5)), ("easy", (RATIO_FLAGS,), range(10)), ("hard", (RATIO_FLAGS,), range(10)),
-              ("small", (RATIO_FLAGS,), range(5))],
+              *((level, (RATIO_FLAGS,), range(5)) for level in ("small", "latin", "math"))],
     "sweeps": [("easy", SWEEPS, range(3))],
     "updates": [("easy", UPDATES, range(3))],
     "rates": [("easy", tuple(f"{name} --lr 0.0004" for name in (RLOO_FLAGS, "ppo")), range(3))],  # is it the step size?
