@@ -6,19 +6,20 @@ is scored as in lab/truth/scoring.py. The other methods' scores are read from la
 RLOO's are computed anew. A function that runs the model takes longer: vineppo, which samples, about a minute.
 
 Run it:  python -m lab.truth.score --mitigation entropy_weighted --entropy_temp 0.5
+         python -m lab.truth.score --mitigation none --truth runs/truth      against what lab.truth.measure wrote
          python -m lab.truth.score --mitigation none --advantage dr_grpo
 """
 import json
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from analyze import RLOO, is_control, method_name
-from countdown_task import Puzzle
 from grpo import compare, group_advantage
 from lab.estimates import read_cell, read_table
 from lab.truth.file import COLUMNS, read_truth
@@ -32,7 +33,7 @@ from plumbing.progress import one_sentence
 from plumbing.report import Table
 from rollout import Policy, Queries, TokenBatch, by_group, token_batch
 from sampler import Samples
-from train import CHOICES, Settings, load_policy
+from train import CHOICES, Settings, load_policy, with_model
 
 TRUTH = Path(__file__).parent / "data"  # ground_truth.npz, and the critic of ppo
 SCORES = TRUTH.parent / "scores.md"  # of every method
@@ -49,6 +50,7 @@ class Options:
     mitigation: str = "none"  # the credit function to score, see the end of --help
     advantage: str = "grpo"  # how a reward is compared with the others of its group, the responses to the same puzzle
     normalize: str = "response"  # scale a reweighting's weights to mean 1 over each response, over the batch, or none
+    truth: str = ""  # a folder that lab.truth.measure wrote, on any task; empty: the published one
     out: str = "runs/truth"  # folder for the picture
 
 
@@ -73,18 +75,21 @@ def recorded_samples(truth: dict, end_tokens: list[int]) -> Samples:
         ended=torch.from_numpy(np.isin(last, end_tokens)))
 
 
-def recorded_puzzles(truth: dict) -> list[Puzzle]:
-    """The Q puzzles of a ground_truth.npz, from prompts such as `[3, 4] -> 7`."""
+def recorded_puzzles(truth: dict, task: ModuleType) -> list:
+    """The Q puzzles of a ground_truth.npz, found by what the task shows of its held-out ones."""
     _, first = np.unique(truth["group"][truth["position"] == 0], return_index=True)  # (Q,) responses
-    numbers, targets = zip(*(text.split(" -> ") for text in truth["prompts"][first].tolist()))
-    return [Puzzle(tuple(json.loads(n)), int(target)) for n, target in zip(numbers, targets)]
+    heldout = task.load("heldout", json.loads(str(truth["settings"]))["questions"])
+    by_name, names = {task.show(puzzle): puzzle for puzzle in heldout}, truth["prompts"][first].tolist()
+    if unknown := [name for name in names if name not in by_name]:
+        raise ValueError(f"the task does not make the puzzle {unknown[0]} of this truth: was it measured with --data?")
+    return [by_name[name] for name in names]
 
 
 def rebuild(truth: dict, policy: Policy, advantage: str = "grpo", normalize: str = "response") -> TokenBatch:
     """The batch that a ground_truth.npz was made of. Randomness and token limit are those it was made with."""
     settings = json.loads(str(truth["settings"]))
     s = Settings(seed=settings["seed"], max_new_tokens=settings["max_new_tokens"], normalize=normalize)
-    samples, puzzles = recorded_samples(truth, policy.tokenizer.end_tokens), recorded_puzzles(truth)
+    samples, puzzles = recorded_samples(truth, policy.tokenizer.end_tokens), recorded_puzzles(truth, policy.task)
     batch = token_batch(Queries(policy._replace(reference=policy.model), puzzles, samples, s, step=0))
     batch.advantage = compare(batch, advantage)
     return batch
@@ -148,11 +153,15 @@ def parse(arguments: list[str]) -> tuple[Options, dict]:
 
 def load_batch(truth: dict, options: Options, required: tuple[str, ...]) -> TokenBatch:
     """The batch of the published truth, with the bundled model and, where they are required, the heads beside it."""
-    policy, heads = load_policy(Settings()), {}
+    settings, folder, heads = json.loads(str(truth["settings"])), Path(options.truth or TRUTH), {}
+    s = with_model(Settings(task=settings.get("task", Settings.task), mitigation=options.mitigation))
+    if Path(s.model).name != settings["model"]:
+        raise ValueError(f"{folder} is about the model {settings['model']}, but only {s.model} can be scored")
+    policy = load_policy(s, needs=tuple(need for need in required if need not in HEADS))
     for name in (name for name in HEADS if name in required):
-        if not (file := TRUTH / HEADS[name].file).is_file():
+        if not (file := folder / HEADS[name].file).is_file():
             raise ValueError(f"{file} is missing, and --mitigation {options.mitigation} needs it")
-        heads[name] = load_head(name, TRUTH, policy.model)
+        heads[name] = load_head(name, folder, policy.model)
     return rebuild(truth, policy._replace(heads=heads), options.advantage, options.normalize)
 
 
@@ -182,14 +191,16 @@ def main() -> None:
     options, hyper_parameters = parse(sys.argv[1:])
     chosen = options.mitigation
     method, file = MITIGATIONS[chosen], Path(options.out) / f"score-{chosen}.png"
-    differences = changed(options, Options(out=options.out, mitigation=chosen), hyper_parameters, method)
+    standard = Options(out=options.out, truth=options.truth, mitigation=chosen)
+    differences = changed(options, standard, hyper_parameters, method)
     name = " ".join([chosen, *(f"{flag}={value}" for flag, value in differences.items())])
-    truth = read_truth(TRUTH / "ground_truth.npz", READ)
+    truth = read_truth(Path(options.truth or TRUTH) / "ground_truth.npz", READ)
+    published = Path(options.truth) / "scores.md" if options.truth else SCORES
     batch = load_batch(truth, options, required(chosen, hyper_parameters))
     credit = assign_credit(batch, method, hyper_parameters)
     draw_credit(name, credit, truth, file)
     credits = {f"{chosen} (yours)": credit, method_name(RLOO): rloo(batch)}
-    print(f"{table_scores(f'Credit of {name} against A*', credits, batch, truth, SCORES)}\nwrote {file}")
+    print(f"{table_scores(f'Credit of {name} against A*', credits, batch, truth, published)}\nwrote {file}")
 
 
 if __name__ == "__main__":

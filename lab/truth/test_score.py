@@ -14,7 +14,6 @@ from torch import Tensor
 
 import countdown_task
 import grpo
-from countdown_task import Puzzle
 from lab import statistics
 from lab.estimates import read_cell
 from lab.truth import measure as gt
@@ -24,7 +23,7 @@ from qwen2_model import load_model
 from rollout import Policy, TokenBatch, rollout
 from train import BUNDLED, Settings
 
-PUZZLES = [Puzzle((4, 3, 5), 8), Puzzle((7, 18, 2, 11), 36)]
+PUZZLES = countdown_task.load("heldout", 2)
 SETTINGS = {"model": "countdown-tiny", "data": "", "questions": 2, "answers": 4, "max_new_tokens": 50, "seed": 3}
 PUBLISHED = np.load(sc.TRUTH / "ground_truth.npz")["methods"].tolist()
 CHEAP = [name for name in PUBLISHED if name not in ("attention_credit", "causal_ablation", "vineppo", "ppo", "dpo",
