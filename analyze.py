@@ -27,7 +27,7 @@ from plumbing.report import (GREY, LETTERS, MIN_RESPONSES, PALETTE, SHADES, Esti
                              draw_tokens, interval, mean_height, new_figure, place_tokens, plt, pm, ratio, save_figure,
                              t_estimate, t_statistics, write_csv)
 from plumbing.runs import (Group, Run, group_runs, heldout, labels, read_config, read_credit, read_final, read_metrics,
-                           run_method, shared_settings, unequal_inputs, unequal_steps, work_on_folders)
+                           run_method, shared_settings, unequal_inputs, unequal_steps, unfinished, work_on_folders)
 from plumbing.tokenizer import Tokenizer
 from tasks.text import ROLES
 
@@ -328,10 +328,10 @@ def analyze_run(run: Path) -> None:
     out = run / "analysis"
     out.mkdir(exist_ok=True)
     text = f"# {run.name}\n\n" + "\n".join(map(str, tables))
-    (out / "tables.md").write_text(text, encoding="utf-8")
     draw_learning(metrics, method, out / "learning.png")
     draw_credit(log, out / "credit.png")
     draw_run_tokens(log, tokenizer, method, puzzles, out / "tokens.png")
+    (out / "tables.md").write_text(text, encoding="utf-8")
     print(text)
     print(f"wrote {out / 'tables.md'}, learning.png, credit.png and tokens.png beside it")
 
@@ -349,10 +349,13 @@ def summarize(run: Path) -> dict[str, float | dict]:
     metrics = read_metrics(run)
     log = read_log(run, metrics)
     steps, success, _ = heldout(metrics)
+    final = read_final(run)
+    if final and dict(zip(steps, success)).get(final.get("step")) != final.get("heldout_success"):
+        raise ValueError(f"{run / 'final.json'} is not of this run: metrics.csv has another success at that step")
     grad_norm, seconds = (metrics[name][1:] for name in ("grad_norm", "seconds"))  # row 0 is the start model
-    figures = {"steps": steps[-1], "curve": dict(zip(steps, success)), "start": success[0],
+    figures = {"steps": metrics["step"][-1], "curve": dict(zip(steps, success)), "start": success[0],
                "end": success[-1], "climb": success[-1] - success[0], "area": mean_height(steps, success),
-               "pass@16": read_final(run).get("pass@16", float("nan"))}
+               "pass@16": final.get("pass@16", float("nan"))}
     count = np.bincount(log["role"], minlength=3)  # (3,)
     for measure in MEASURES:
         total = np.bincount(log["role"], np.abs(log[measure]), 3)  # (3,)
@@ -386,7 +389,8 @@ def load_runs(folders: list[Path]) -> list[Run]:
         settings = config["settings"]
         runs.append(Run(name=str(folder), label=label, setting=json.dumps(shared_settings(config)),
                         is_baseline=run_method(config) == "none", seed=settings["seed"],
-                        figures=summarize(folder), inputs=config["inputs"]))
+                        figures=summarize(folder), inputs=config["inputs"],
+                        finished=read_final(folder).get("step") == settings["steps"]))
         progress.show(len(runs))
     return runs
 
@@ -469,13 +473,13 @@ def compare_runs(folders: list[Path]) -> None:
     """Print the comparison of runs; write it and a picture of the learning curves to comparison/ beside them."""
     runs = load_runs(folders)
     groups, out = group_runs(runs), folders[0].parent / "comparison"
-    warning = " ".join(filter(None, (unequal_steps(runs), unequal_inputs(runs))))
+    warning = " ".join(filter(None, (unequal_steps(runs), unfinished(runs), unequal_inputs(runs))))
     records = {group.label: record(group) for group in groups}
     text = "# Comparison\n\n" + "\n".join(map(str, comparison_tables(records, warning)))
     out.mkdir(exist_ok=True)
-    (out / "table.md").write_text(text, encoding="utf-8")
-    write_csv(csv_rows(records), out / "table.csv")
     draw_curves(groups, out / "learning.png")
+    write_csv(csv_rows(records), out / "table.csv")
+    (out / "table.md").write_text(text, encoding="utf-8")
     print(text)
     print(f"wrote {out / 'table.md'}, table.csv and learning.png")
     if warning:
@@ -486,7 +490,11 @@ def analyze(paths: list[Path]) -> None:
     """Analyze a single run, compare several."""
     if any(path.suffix == ".csv" for path in paths):
         raise ValueError("analyze.py reads run folders; for lab/study/runs.csv run: python -m lab.study.run --tables")
-    runs = [path for path in dict.fromkeys(paths) if path.name != "comparison"]  # our own output matches runs/*
+    runs = [path for path in paths if (path / "metrics.csv").exists() or (path / "config.json").exists()]
+    for path in paths:  # runs/* matches our own output, too
+        if path not in runs and len(paths) > 1 and path.name != "comparison":
+            print(f"left out: {path} is not a run folder")
+    runs = runs or paths
     trained = [run for run in runs if len(read_metrics(run)["step"]) > 1]
     for run in runs:
         if run not in trained:

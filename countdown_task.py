@@ -37,6 +37,7 @@ from typing import Iterable, NamedTuple
 import numpy as np
 
 from plumbing.files import read_rows
+from plumbing.progress import one_sentence
 from tasks.arithmetic import (Calculation, CalculationSpan, check_calculations, derivations, expression,
                               find_calculations, reachability)
 from tasks.searches import KNOWN, demonstrate  # noqa: F401
@@ -245,6 +246,7 @@ def reachable(response: str, puzzle: Puzzle) -> np.ndarray:
     return reachability(response, find_calculations(response), puzzle.numbers, puzzle.target)
 
 
+@one_sentence()
 def main() -> None:
     """Print a puzzle's prompt, its split, and every solution."""
     parser = argparse.ArgumentParser(description="Solve a Countdown puzzle by brute force.")

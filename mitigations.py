@@ -29,7 +29,7 @@ import functools
 import inspect
 import math
 from dataclasses import dataclass
-from typing import Callable
+from typing import Any, Callable
 
 import torch
 from torch import Tensor
@@ -156,9 +156,15 @@ class CreditFunction:
 def unchanged(before: dict, batch: TokenBatch) -> bool:
     """Whether the fields of a batch are those of `before`, which holds copies of its tensors."""
     now = vars(batch)
-    return now.keys() == before.keys() and all(
-        isinstance(now[name], Tensor) and torch.equal(value, now[name]) if isinstance(value, Tensor)
-        else value is now[name] for name, value in before.items())
+    return now.keys() == before.keys() and all(same(value, now[name]) for name, value in before.items())
+
+
+def same(before: Any, now: Any) -> bool:
+    """Whether a field is what it was: a tensor by its values and type, anything else by identity."""
+    if not isinstance(before, Tensor):
+        return now is before
+    as_before = isinstance(now, Tensor) and now.dtype == before.dtype and not now.requires_grad
+    return as_before and torch.equal(before, now)
 
 
 MITIGATIONS: dict[str, CreditFunction] = {}  # by name, filled by the decorators

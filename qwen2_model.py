@@ -62,12 +62,14 @@ def read_config(source: dict) -> Config:
     family = given.get("model_type")
     if family not in list(ARCHITECTURES):  # a list, because it may be of any type
         raise ValueError(f"model_type {family!r:.50} is not supported, only {' and '.join(ARCHITECTURES)}")
-    rope = given.get("rope_parameters", given.get("rope_scaling", {}))  # transformers 5, transformers 4
-    check_fields({"rope_parameters": rope}, {"rope_parameters": dict}, "config.json")
+    ropes = {name: given.get(name, {}) for name in ("rope_parameters", "rope_scaling")}  # of transformers 5 and 4
+    check_fields(ropes, dict.fromkeys(ropes, dict), "config.json")
     unsupported = {
-        "rope_type": rope.get("rope_type", rope.get("type", "default")) != "default",
+        "rope_type": any(rope.get("rope_type", rope.get("type", "default")) != "default" or "factor" in rope
+                         for rope in ropes.values()),
         "hidden_act": given.get("hidden_act", "silu") != "silu",
         "use_sliding_window": given.get("use_sliding_window", False),
+        "layer_types": any(kind != "full_attention" for kind in given.get("layer_types", ())),
         "attention_bias": family == "qwen3" and given.get("attention_bias", False),
     }
     if any(unsupported.values()):
@@ -79,7 +81,7 @@ def read_config(source: dict) -> Config:
         "num_key_value_heads": H if "num_key_value_heads" in source else 32,  # H if it is null
         "head_dim": 128 if family == "qwen3" else D // max(H, 1),
         "rms_norm_eps": 1e-6, "max_position_embeddings": 32768, "tie_word_embeddings": False}
-    derived = {"rope_theta": rope.get("rope_theta", given.get("rope_theta", 10000.0)),
+    derived = {"rope_theta": ropes["rope_parameters"].get("rope_theta", given.get("rope_theta", 10000.0)),
                "qkv_bias": family == "qwen2", "qk_norm": family == "qwen3", "source": source}
     values = defaults | given | derived
     types = {field.name: field.type for field in fields(Config)}
@@ -319,7 +321,10 @@ def load_model(path: str | Path, device: str | torch.device = "cpu", dtype: torc
         raise FileNotFoundError(f"{path} is not a model folder: it has no config.json")
     config, found = read_config(read_json(path / "config.json")), {}
     for file in weight_files(path):
-        found |= read_tensors(file, device, dtype)
+        tensors = read_tensors(file, device, dtype)
+        if twice := found.keys() & tensors.keys():
+            raise ValueError(f"{min(twice)} is in two of the files of {path}: remove the one that is left over")
+        found |= tensors
     if config.num_hidden_layers > len(found):
         raise ValueError(f"config.json asks for {config.num_hidden_layers} layers, the checkpoint in {path} has fewer")
     with torch.device("meta"):  # no storage and no random initialization; load_state_dict assigns the weights
@@ -342,4 +347,3 @@ def save_model(model: Qwen2, path: str | Path) -> None:
     source = model.config.source | {"architectures": [ARCHITECTURES[model.config.source["model_type"]]]}
     write_json(path / "config.json", source | {"dtype": dtype, "torch_dtype": dtype})  # transformers 5, transformers 4
     replace_file(path / "model.safetensors", lambda part: save_file(tensors, part, metadata={"format": "pt"}))
-    (path / "model.safetensors.index.json").unlink(missing_ok=True)  # otherwise load_model would read older shards

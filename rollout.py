@@ -145,7 +145,7 @@ def token_batch(ask: "Queries") -> TokenBatch:
     decoded, grades = decode_and_grade(ask.policy, puzzles, samples, [[]] * Q, ask.grade)
     role, in_answer = np.zeros((B, T), np.int8), np.zeros((B, T), bool)  # (B, T) each
     for i, (text, spans) in enumerate(decoded):
-        role[i, : len(spans)], in_answer[i, : len(spans)] = check_roles(task.roles(text, spans), len(spans))
+        role[i, : len(spans)], in_answer[i, : len(spans)] = check_roles(task.roles(text, [*spans]), len(spans))
     graded = torch.tensor([[g["reward"], g["answer"], g["format"]] for g in grades], device=device)  # (B, 3)
     return TokenBatch(
         **samples._asdict(),  # tokens, mask, logprob, entropy, logit_grad, ended
@@ -195,7 +195,7 @@ def coin_toss(task: ModuleType, seed: int, step: int) -> Callable[[str, Any], di
 
     def toss(text: str, puzzle: Any) -> dict[str, float]:
         answer = float(coin.integers(2))
-        return {"reward": answer, "format": task.grade(text, puzzle)["format"], "answer": answer}
+        return {"reward": answer, "format": check_grade(task.grade(text, puzzle))["format"], "answer": answer}
 
     return toss
 

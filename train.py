@@ -34,7 +34,7 @@ from plumbing.files import write_json
 from plumbing.flags import Arguments, changed, check_device, check_range, first_sentence, parse
 from plumbing.metrics import step_columns, write_credit_log
 from plumbing.optimizer import Optimizer
-from plumbing.processes import check_equal, join, leads, leave
+from plumbing.processes import check_equal, gather, join, leads, leave
 from plumbing.progress import Progress, clock, one_sentence
 from plumbing.task_file import load_puzzles, load_task
 from plumbing.tokenizer import Tokenizer
@@ -114,6 +114,7 @@ def train(run: Path, s: Settings, hyper_parameters: dict, policy: Policy, traini
 def assign_credit(batch: TokenBatch, s: Settings, hyper_parameters: dict) -> Tensor:
     """The credit (B, T) that the chosen function of mitigations.py or methods/ gives to each token."""
     credit = MITIGATIONS[s.mitigation](batch, **hyper_parameters)  # (B, T)
+    credit = gather([credit])[0]  # that of the first process: a function may have drawn random numbers
     return credit * batch.ended[:, None] if s.skip_unfinished else credit
 
 
@@ -131,7 +132,7 @@ def log(run: Path, policy: Policy, optimizer: Optimizer, batch: TokenBatch, cred
     if not leads():  # only the first of several processes writes
         return
     run_folder.check_writer(run)
-    write_credit_log(run / "credit" / f"step-{step:06d}.npz", step, batch, credit)
+    row["credit_checksum"] = write_credit_log(run / "credit" / f"step-{step:06d}.npz", step, batch, credit)
     run_folder.append_row(run, row)
     if step == 1 or step % s.sample_every == 0:
         run_folder.write_samples(run, step, batch)
@@ -253,6 +254,10 @@ def check_lengths(policy: Policy, puzzles: list, s: Settings) -> None:
     size, c = policy.tokenizer.size, policy.model.config
     if size > c.vocab_size:
         raise ValueError(f"the tokenizer in {s.model} has {size} tokens, the model {c.vocab_size}")
+    for puzzle in puzzles[:20]:
+        text = policy.task.prompt(puzzle, policy.tokenizer.chat)
+        if policy.tokenizer.decode(policy.prompt(puzzle))[0] != policy.tokenizer.visible(text):
+            raise ValueError(f"the tokenizer in {s.model} can't write the prompt {text!r:.80}")
     longest, limit = max(len(policy.prompt(puzzle)) for puzzle in puzzles), c.max_position_embeddings
     if longest + s.max_new_tokens > limit:
         raise ValueError(f"a prompt of {longest} tokens and --max_new_tokens {s.max_new_tokens} exceed the model's "
@@ -269,19 +274,23 @@ def main() -> None:
         differences = changed(s, Settings(), hyper_parameters, MITIGATIONS[s.mitigation])
         run = resume or Path(s.out or run_folder.default_folder(s.mitigation, s.seed, differences))
         check(s)
+        task = load_task(s.task)
         s = with_model(s)
         device = join(s.device)  # connects to the other processes of torchrun; each has its own GPU
         check_equal(asdict(s) | hyper_parameters)
-        task = load_task(s.task)
         training, heldout = load_puzzles(task, s.eval_problems, s.data)
+        puzzles = "\n".join(puzzle.id for puzzle in training + heldout)
+        check_equal({"data": puzzles})
         policy = load_policy(replace(s, device=device), task, required(s.mitigation, hyper_parameters))
         check_puzzles(policy, training, heldout, s)
         rehearse(policy, training, s, hyper_parameters)
         optimizer = Optimizer(policy.model, s.lr, (s.beta1, s.beta2), s.weight_decay, s.optimizer_device or None)
         method = MITIGATIONS[s.mitigation].function
-        source = {f"the task {s.task}": inspect.getsource(task),
+        source = {f"the task {s.task}": inspect.getsource(task), "the list of puzzles": puzzles,
                   f"the credit function {s.mitigation}": inspect.getsource(method)}
         done = run_folder.open_run(run, s, hyper_parameters, source, learners(policy, optimizer), resume=bool(resume))
+        if done and leads():
+            save_policy(policy, run / "checkpoint")  # which somebody may have removed
     with one_sentence(f"interrupted; continue with: python train.py --resume {run}", run):
         print(f"{sum(p.numel() for p in policy.model.parameters()):,} parameters, {len(training)} puzzles to train on, "
               f"into {run}")

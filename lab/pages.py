@@ -1,4 +1,4 @@
-"""Fill the pages of docs/ and lab/: tables from the rooms of lab/, and docs/methods.md from the credit functions' docstrings.
+"""Fill the pages of docs/ and lab/: tables from the rooms, and docs/methods.md from the credit functions' docstrings.
 
     python -m lab.study.run --tables      tables and pictures of the study, from lab/study/runs.csv
     python -m lab.pages               then the pages
@@ -24,7 +24,8 @@ from plumbing.progress import one_sentence
 from plumbing.report import Table
 
 ROOT = Path(__file__).parent.parent
-BLOCK = re.compile(r"<!-- (lab/\S+\.md) \| ([^|>]+?) \| ([^|>]+?)(?: \| ([^>]+?))? -->\n.*?<!-- end -->", re.DOTALL)
+BLOCK = re.compile(r"<!-- (lab/\S+\.md) \| ([^|>]+?) \| ([^|>]+?)(?: \| ([^>]+?))? -->\n"
+                   r"(?:(?!<!-- lab/).)*?<!-- end -->", re.DOTALL)
 INTRODUCTION = """# Methods
 
 Every method is one function of [mitigations.py](../mitigations.py) or [methods/](../methods): response → credit per
@@ -89,7 +90,12 @@ def all_pages() -> list[Path]:
 def main() -> None:
     """Fill the tables of all pages, and write methods.md."""
     new_parser(description=__doc__).parse_args()
-    pages = {page: BLOCK.sub(fill, page.read_text(encoding="utf-8")) for page in all_pages()}
+    pages = {}
+    for page in all_pages():
+        text = page.read_text(encoding="utf-8")
+        if len(BLOCK.findall(text)) != text.count("<!-- lab/"):
+            raise ValueError(f"{page} has a block without `<!-- end -->`, or whose first line is not as it should be")
+        pages[page] = BLOCK.sub(fill, text)
     methods = "\n".join(map(describe, MITIGATIONS.values()))
     pages[ROOT / "docs" / "methods.md"] = f"{INTRODUCTION}\n{methods}{CLOSING}"
     for page, text in pages.items():

@@ -16,7 +16,7 @@ TYPES = {bool: "true or false", int: "a whole number", float: "a finite number",
 def replace_file(file: Path, write: Callable[[Path], object]) -> None:
     """Write a file under another name, then rename it, so that no reader and no interruption ever sees half of it."""
     part = file.with_name(file.name + ".part")  # a folder, because safetensors puts a second file beside its output
-    shutil.rmtree(part, ignore_errors=True)
+    part.unlink() if part.is_file() else shutil.rmtree(part, ignore_errors=True)
     part.mkdir()
     try:
         write(part / file.name)
@@ -61,7 +61,8 @@ def read_arrays(file: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
         with np.load(file) as archive:
             arrays = dict(archive)
     except Exception as error:  # numpy and zipfile report a damaged file in many ways
-        raise ValueError(f"{file} can't be read: {str(error) or type(error).__name__}") from None
+        said = "it is no .npz file" if "pickle" in str(error) else str(error) or type(error).__name__
+        raise ValueError(f"{file} can't be read: {said}") from None
     if missing := [name for name in names if name not in arrays]:
         raise ValueError(f"{file} has no {', '.join(missing)}: is it from another program or version?")
     return arrays
@@ -113,9 +114,9 @@ def check_tensors(owner: str, expected: dict[str, Tensor], found: dict[str, Tens
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a Hugging Face folder: model.safetensors, or the shards that its index names."""
+    """The safetensors files of a Hugging Face folder: model.safetensors, or else the shards that its index names."""
     index, names = folder / "model.safetensors.index.json", {"model.safetensors"}
-    if index.is_file():
+    if index.is_file() and not (folder / "model.safetensors").is_file():
         shards = read_json(index)
         check_fields(shards, {"weight_map": dict}, index)
         check_fields(shards["weight_map"], dict.fromkeys(shards["weight_map"], str), index)

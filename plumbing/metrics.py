@@ -3,6 +3,7 @@
 docs/running.md explains each column.
 """
 import time
+import zlib
 from pathlib import Path
 from typing import Any, Callable
 
@@ -17,8 +18,10 @@ from tasks.text import ROLES
 COLUMNS = ["step", "reward", "success", "format", "length", "truncated", "entropy", "grad_norm", "loss",
            "clip_fraction", *(f"clip_{role}" for role in ROLES), "ratio_error", "ratio_spread", "kl",
            "zero_variance_groups", "tokens_sampled", "tokens_read", "tokens_updated", "seconds", "tokens_per_second",
-           "heldout_success", "heldout_stderr"]  # of metrics.csv
-ALWAYS = ("reward", "success", "format", "length", "truncated", "entropy", "grad_norm", "loss", "seconds")  # measured
+           "credit_checksum", "heldout_success", "heldout_stderr"]  # of metrics.csv
+ALWAYS = ("reward", "success", "format", "length", "truncated", "entropy", "grad_norm", "loss", "seconds",
+          "credit_checksum")  # in every step
+SHARES = ("success", "format", "truncated", "heldout_success", "heldout_stderr")  # from 0 to 1
 CREDIT_LOG = {"step": np.int32, "response": np.uint16, "group": np.uint16, "position": np.uint16, "token": np.int32,
               "logprob": np.float32, "entropy": np.float32, "logit_grad": np.float32, "advantage": np.float32,
               "credit": np.float32, "reward": np.float32, "role": np.int8, "in_answer": np.int8}  # its columns
@@ -104,9 +107,10 @@ class UpdateLog:
                 "grad_norm": sum(self.norms) / len(self.norms)}
 
 
-def write_credit_log(file: Path, step: int, batch: Any, credit: Tensor) -> None:
-    """Write the columns of a step to an .npz file: one row of 40 bytes per token."""
+def write_credit_log(file: Path, step: int, batch: Any, credit: Tensor) -> int:
+    """Write the columns of a step to an .npz file, one row of 40 bytes per token; returns the file's CRC-32."""
     replace_file(file, lambda part: np.savez(part, **log_columns(step, batch, credit)))
+    return zlib.crc32(file.read_bytes())
 
 
 def log_columns(step: int, batch: Any, credit: Tensor) -> dict[str, np.ndarray]:

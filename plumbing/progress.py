@@ -60,6 +60,9 @@ def one_sentence(interrupted: str = "interrupted", run: Path | None = None) -> I
         fail(interrupted)
     except (ValueError, FloatingPointError) as error:
         fail(f"{error}{kept}")
+    except BrokenPipeError:  # whoever reads the output, such as `head`, has enough
+        sys.stdout = open(os.devnull, "w")
+        sys.exit(1)
     except OSError as error:
         fail(f"{error}{kept}{resume}")
     except (MemoryError, RuntimeError) as error:

@@ -1,6 +1,6 @@
 """The run folder: what a run writes, and what it resumes from.
 
-    config.json metrics.csv credit/ samples.txt checkpoint/ checkpoints/ final.json state.pt lock
+    config.json metrics.csv credit/ samples.txt checkpoint/ checkpoints/ final.json state.pt lock writer
 
 checkpoint/ and state.pt are written every --state_every steps. A run that was killed or interrupted resumes from the
 step of its state.pt: the logs are cut back to it, and the rest of the run is the same as without the interruption.
@@ -12,6 +12,7 @@ import platform
 import shlex
 import shutil
 import sys
+import zipfile
 import zlib
 from dataclasses import asdict
 from pathlib import Path
@@ -38,7 +39,7 @@ def default_folder(mitigation: str, seed: int, changed: dict) -> Path:
     """runs/<mitigation>[-<flag><value> for each flag that was changed]-seed<seed>."""
     shown = changed | ({"task": Path(changed["task"]).stem} if "task" in changed else {})  # it may be a path
     flags = [f"{name}{value}" for name, value in shown.items() if name not in UNNAMED]
-    return Path("runs") / "-".join([mitigation, *flags, f"seed{seed}"])
+    return Path("runs") / "-".join([mitigation, *flags, f"seed{seed}"]).replace("/", "_")
 
 
 def open_run(run: Path, settings: Any, hyper_parameters: dict, source: dict[str, str], learners: dict,
@@ -68,23 +69,21 @@ def open_run(run: Path, settings: Any, hyper_parameters: dict, source: dict[str,
 
 def lock(folder: Path) -> None:
     """Make this process the only one that writes a run, until it ends; ValueError where another one writes it."""
-    if not fcntl:
-        return
-    # Never closed: that would unlock it. The system closes it when the process ends, also when it is killed.
-    file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):  # which one depends on the system
-        writer = os.read(file, 20).decode()
-        raise ValueError(f"{folder} is being written by process {writer}: wait until it ends, or stop it") from None
-    os.ftruncate(file, 0)
-    os.write(file, str(os.getpid()).encode())
+    if fcntl:
+        # Never closed, nor opened again: either would unlock it. The system does so when the process ends.
+        file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):  # which one depends on the system
+            number = (folder / "writer").read_text()
+            raise ValueError(f"{folder} is being written by process {number}: wait until it ends, or stop it") from None
+    (folder / "writer").write_text(str(os.getpid()))
 
 
 def check_writer(run: Path) -> None:
-    """ValueError where this process has lost the lock: somebody removed the folder, or put another in its place."""
-    file = run / "lock"
-    if fcntl and not (file.is_file() and file.read_text() == str(os.getpid())):
+    """ValueError where this process no longer writes the run: somebody removed it, or put another in its place."""
+    file = run / "writer"
+    if not file.is_file() or file.read_text() != str(os.getpid()):
         raise ValueError(f"{run} was removed or replaced while this process wrote it: start the run again")
 
 
@@ -97,7 +96,7 @@ def start_run(run: Path, settings: dict, hyper_parameters: dict, source: dict[st
         shutil.rmtree(part)
         raise ValueError(f"{run} exists: continue it with --resume {run}, remove it, or choose another --out or --seed")
     for old in part.iterdir():  # of a process that was killed here
-        if old.name != "lock":
+        if old.name not in ("lock", "writer"):
             remove(old)
     (part / "credit").mkdir()
     versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
@@ -115,13 +114,16 @@ def remove(path: Path) -> None:
 
 
 def checksums(settings: dict, source: dict[str, str]) -> dict[str, list[int]]:
-    """Size and CRC-32 of what a run reads: of the source, and of the first 16 MiB of data and of the model's files."""
+    """Size and CRC-32 of what a run reads: the source, the data and the model's files."""
     model, data = Path(settings["model"]), Path(settings["data"])
     files = [model / "config.json", model / "tokenizer.json", *model.glob("*.safetensors"), *[data] * data.is_file()]
     sums = {name: [len(text), zlib.crc32(text.encode())] for name, text in source.items()}
     for path in files:
+        sums[str(path)], checksum = [path.stat().st_size], 0
         with path.open("rb") as file:
-            sums[str(path)] = [path.stat().st_size, zlib.crc32(file.read(2**24))]
+            while part := file.read(2**24):
+                checksum = zlib.crc32(part, checksum)
+        sums[str(path)].append(checksum)
     return sums
 
 
@@ -129,7 +131,7 @@ def copy_tokenizer(source: Path, target: Path) -> None:
     """Copy the tokenizer's files, so that a checkpoint is a complete model folder."""
     target.mkdir(parents=True, exist_ok=True)
     for file in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-        if (source / file).is_file():
+        if (source / file).is_file() and not (target / file).is_file():
             shutil.copy(source / file, target / file)
 
 
@@ -182,6 +184,8 @@ def load_state(run: Path) -> dict:
     if not file.exists():
         return {"step": 0, "lengths": dict.fromkeys(LOGS, 0)}
     try:
+        if zipfile.ZipFile(file).testzip():  # torch does not look at the checksums that it wrote
+            raise ValueError
         state = torch.load(file, map_location="cpu", weights_only=True)
         check_fields(state, {"step": int, "settings": dict, "lengths": dict, "checksums": dict, "learners": dict}, file)
         check_fields(state["lengths"], dict.fromkeys(LOGS, int), file)
@@ -204,7 +208,10 @@ def check_logs(run: Path, state: dict) -> None:
             if zlib.crc32(file.read(state["lengths"][log])) != state["checksums"].get(log):
                 raise ValueError(f"{run / log} was changed since {STATE} was written: put it back, or {advice}")
     try:
-        read_credit(run, read_metrics(run, state["lengths"]["metrics.csv"]))
+        metrics = read_metrics(run, state["lengths"]["metrics.csv"])
+        if len(metrics["step"]) != state["step"] + 1:
+            raise ValueError(f"{run / 'metrics.csv'} has another number of steps than {STATE}")
+        read_credit(run, metrics)
     except ValueError as error:
         raise ValueError(f"{error}: put it back, or {advice}") from None
 
@@ -246,9 +253,9 @@ def reopen_run(run: Path, state: dict, steps: int) -> None:
     config = read_config(run)
     (run / "credit").mkdir(exist_ok=True)  # this and the next are there unless somebody removed them
     copy_tokenizer(Path(config["settings"]["model"]), run / "checkpoint")
-    (run / "final.json").unlink(missing_ok=True)
     config["settings"]["steps"] = steps
     write_json(run / "config.json", config)
+    (run / "final.json").unlink(missing_ok=True)
     for path in (*(run / "credit").glob("step-*.npz"), *(run / "checkpoints").glob("step-*")):
         number = path.stem.removeprefix("step-")
         if number.isdecimal() and int(number) > state["step"]:  # others are not ours

@@ -5,6 +5,7 @@ A run folder holds config.json, metrics.csv and, once the run is finished, final
 import csv
 import json
 import sys
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, NamedTuple
@@ -12,7 +13,7 @@ from typing import Callable, NamedTuple
 import numpy as np
 
 from plumbing.files import check_fields, read_json
-from plumbing.metrics import ALWAYS, COLUMNS, read_credit_log
+from plumbing.metrics import ALWAYS, COLUMNS, SHARES, read_credit_log
 from plumbing.progress import fail, one_sentence
 from plumbing.report import Estimate, welch
 
@@ -69,6 +70,8 @@ def read_metrics(run: Path, length: int | None = None) -> dict[str, np.ndarray]:
         raise ValueError(f"{file} is damaged: it has no held-out success at the start")
     if wrong := [name for name, x in metrics.items() if np.isinf(x).any() or name in ALWAYS and np.isnan(x[1:]).any()]:
         raise ValueError(f"{file} is damaged: {wrong[0]} is empty or infinite in a step")
+    if wrong := [name for name in SHARES if ((metrics[name] < 0) | (metrics[name] > 1)).any()]:
+        raise ValueError(f"{file} is damaged: {wrong[0]} is not between 0 and 1 in a step")
     return metrics
 
 
@@ -79,13 +82,9 @@ def read_credit(run: Path, metrics: dict[str, np.ndarray]) -> list[dict[str, np.
         file = run / "credit" / f"step-{step:06d}.npz"
         if not file.is_file():
             raise ValueError(f"there is no {file}, but metrics.csv has that step")
-        log = read_credit_log(file)
-        begins = log["position"] == 0  # (N,) of each response one token
-        means = {"reward": log["reward"][begins].mean(), "length": len(begins) / begins.sum(),
-                 "entropy": log["entropy"].mean()}
-        if not all(np.isclose(mean, metrics[name][step], rtol=1e-3) for name, mean in means.items()):
-            raise ValueError(f"{file} has another reward, length or entropy than metrics.csv: is it another run's?")
-        steps.append(log)
+        steps.append(read_credit_log(file))
+        if zlib.crc32(file.read_bytes()) != metrics["credit_checksum"][step]:
+            raise ValueError(f"{file} is not the one of metrics.csv: was it changed, or is it another run's?")
     return steps
 
 
@@ -116,7 +115,7 @@ def read_config(run: Path) -> dict:
 
 
 def read_final(run: Path) -> dict:
-    """final.json of a run; empty for a run that is not finished."""
+    """final.json of a run; empty for a run that is not finished. ValueError where it is not what a run writes."""
     file = run / "final.json"
     final = read_json(file) if file.is_file() else {}
     measured = {name: value for name, value in final.items() if value == value}  # the error of one puzzle is NaN
@@ -137,6 +136,7 @@ class Run(NamedTuple):
     seed: int
     figures: dict  # what was measured; `steps` and `end` are always there
     inputs: dict = {}  # what it read, by name, with a checksum
+    finished: bool = True
 
 
 @dataclass
@@ -193,6 +193,12 @@ def unequal_steps(runs: list[Run]) -> str:
         return ""
     listed = "; ".join(f"{steps} steps: {', '.join(names[steps])}" for steps in sorted(names))
     return f"The runs have different numbers of steps, so their results are not comparable ({listed})."
+
+
+def unfinished(runs: list[Run]) -> str:
+    """A warning that lists the runs without all their steps; empty where all are finished."""
+    names = [Path(run.name).name for run in runs if not run.finished]
+    return f"Not finished, so the end is the last measurement: {', '.join(names)}." if names else ""
 
 
 def unequal_inputs(runs: list[Run]) -> str:

@@ -1,6 +1,7 @@
 """Finds the file of a task, a name or a path to somebody's own file, and checks what its functions return."""
 import importlib
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,6 +25,7 @@ def load_task(name: str) -> ModuleType:
             raise FileNotFoundError(f"there is no task file {name}")
         spec = importlib.util.spec_from_file_location(Path(name).stem, name)
         module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # where dataclasses look for it
         spec.loader.exec_module(module)
     else:
         places = {ROOT / f"{name}_task.py": f"{name}_task", ROOT / "tasks" / f"{name}_task.py": f"tasks.{name}_task"}
@@ -32,27 +34,34 @@ def load_task(name: str) -> ModuleType:
             raise ValueError(f"there is no task {name}: --task takes the NAME of a file tasks/NAME_task.py, or a path "
                              "that ends in .py")
         module = importlib.import_module(found[0])
-    if missing := [function for function in REQUIRED if not hasattr(module, function)]:
+    if missing := [function for function in REQUIRED if not callable(getattr(module, function, None))]:
         raise ValueError(f"the task {name} has no function {missing[0]}, which every task has")
     return module
 
 
 def load_puzzles(task: ModuleType, count: int, path: str) -> tuple[list, list]:
     """The training puzzles of a task, and `count` held-out ones; ValueError unless they are puzzles, and others."""
-    training, heldout = list(task.load("train", path=path)), list(task.load("heldout", count, path))
+    if path and not Path(path).is_file():
+        raise FileNotFoundError(f"there is no data file {path}")
+    training, heldout = list(task.load("train", path=path) or ()), list(task.load("heldout", count, path) or ())
     if not training or not heldout:
         raise ValueError("the task has no puzzles to train on, or none held out")
-    if strange := [puzzle for puzzle in training + heldout if not hasattr(puzzle, "id")]:
-        raise ValueError(f"the task's load returns puzzles without an id, such as {strange[0]!r:.50}")
+    if strange := [puzzle for puzzle in training + heldout if not isinstance(getattr(puzzle, "id", None), str)]:
+        raise ValueError(f"the task's load returns puzzles without an id that is text, such as {strange[0]!r:.50}")
+    if len(heldout) > count or len({puzzle.id for puzzle in heldout}) < len(heldout):
+        raise ValueError(f"the task's load returns more than the {count} held-out puzzles asked for, or one twice")
     if both := {puzzle.id for puzzle in training} & {puzzle.id for puzzle in heldout}:
         raise ValueError(f"the task's puzzle {min(both)} is held out, and trained on")
     return training, heldout
 
 
 def check_grade(grade: dict[str, float]) -> dict[str, float]:
-    """What a task's grade returned; ValueError unless it has all that it should."""
+    """A copy of what a task's grade returned; ValueError unless it has all that it should."""
     check_fields(grade, {"reward": float, "answer": float, "format": float}, "what the task's grade returns")
-    return grade
+    if not (0 <= grade["answer"] <= 1 and 0 <= grade["format"] <= 1 and abs(grade["reward"]) < 1e6):
+        raise ValueError(f"the task's grade returns {grade}: answer and format must be from 0 to 1, and the reward's "
+                         "size below a million")
+    return dict(grade)
 
 
 def check_roles(found: tuple, length: int) -> tuple[np.ndarray, np.ndarray]:

@@ -4,6 +4,7 @@ The spans are computed here because the tokenizers library gives offsets for tex
 that it decodes.
 """
 import codecs
+import unicodedata
 from pathlib import Path
 from typing import Iterable
 
@@ -56,6 +57,12 @@ class Tokenizer:
             spans.append((characters[0], characters[-1] + 1) if characters else None)
         text += decoder.decode(b"", final=True)
         return text, [span or (len(text), len(text)) for span in spans]
+
+    def visible(self, text: str) -> str:
+        """What `decode` should return of a text's tokens: the text without end tokens, in the form of the library."""
+        for token in self.end_tokens:
+            text = text.replace(self.library.id_to_token(token), "")
+        return unicodedata.normalize("NFC", text)  # as Qwen's tokenizers do
 
     def token_bytes(self) -> list[bytes]:
         """The bytes of every token. An end token has none: it is not part of the text.

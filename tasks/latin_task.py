@@ -19,6 +19,7 @@ from plumbing.files import read_rows
 from tasks.text import FILLER, REASONING, STRUCTURE, anchors, fingerprint, sentence_starts  # noqa: F401
 
 INSTRUCTION = "Each row and column must hold 1 to 5. Answer with the open digits, _, in order, and nothing else."
+MORE = 3  # cells given beyond what the solution needs: without them, a model of this size solves a fifth
 KNOWN = (1.0, 0.8)  # probability that a digit is the solution's, for the first and the last part of the warm start
 
 
@@ -72,12 +73,14 @@ def load(part: str, count: int | None = None, path: str = "") -> list[Puzzle]:
 
 
 def hide(square: np.ndarray, rng: np.random.Generator) -> str:
-    """The cells of a square (25,), given one by one in random order until no other square has them; the rest open."""
-    cells, left = ["_"] * 25, squares()
-    for i in rng.permutation(25):
+    """The cells of a square (25,), given in random order until no other square has them, and MORE; the rest open."""
+    cells, left, order = ["_"] * 25, squares(), iter(rng.permutation(25))
+    while len(left) > 1:
+        i = next(order)
         cells[i], left = str(square[i]), left[left[:, i] == square[i]]
-        if len(left) == 1:
-            return "".join(cells)
+    for i in itertools.islice(order, MORE):
+        cells[i] = str(square[i])
+    return "".join(cells)
 
 
 def check(puzzle: Puzzle) -> None:

@@ -40,7 +40,7 @@ def differences(run: Path, other: Path) -> list[str]:
     """The files in which two runs differ, other than by a clock, by the run's own path and by the process's number."""
     files = [{str(p.relative_to(folder)): p for p in folder.rglob("*") if p.is_file()} for folder in (run, other)]
     names = files[0].keys() | files[1].keys()
-    return sorted(name for name in names - {"lock"}
+    return sorted(name for name in names - {"lock", "writer"}
                   if not all(name in f for f in files) or content(files[0][name]) != content(files[1][name]))
 
 

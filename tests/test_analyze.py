@@ -7,6 +7,7 @@ import json
 import math
 import statistics
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +45,9 @@ def write_metrics(folder, heldout):
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         for step, success in heldout:
+            log = folder / "credit" / f"step-{step:06d}.npz"
             row = dict.fromkeys(COLUMNS, "") if step == 0 else dict.fromkeys(COLUMNS, 0.5) | OF_LOG
+            row["credit_checksum"] = zlib.crc32(log.read_bytes()) if log.is_file() else ""
             writer.writerow(row | {"step": step, "heldout_success": success, "heldout_stderr": success and success / 5})
 
 
@@ -256,6 +259,7 @@ def test_a_run_without_any_credit_is_analyzed(run, monkeypatch, capsys):
     for file in (run / "credit").iterdir():
         log = dict(np.load(file))
         np.savez(file, **log | {"credit": 0 * log["credit"]})
+    write_metrics(run, [[0, 0.25], [1, ""], [2, 0.75]])  # with the checksums of the changed log
     call(monkeypatch, run)
     assert "Filler / reasoning: nan" in capsys.readouterr().out
     call(monkeypatch, run, run)  # the same folder once more is not another run
@@ -338,7 +342,7 @@ def compare(monkeypatch, *folders):
 
 def test_methods_are_compared_over_seeds(run, capsys, monkeypatch):
     """Guards against seeds counted as methods, methods averaged as seeds, and our own output taken for a run."""
-    (run / "final.json").write_text('{"pass@16": 0.9}')
+    (run / "final.json").write_text('{"step": 2, "heldout_success": 0.75, "pass@16": 0.9}')
     others = [copy_of(run, "none-seed1", 0.85, mitigation="none", seed=1)]
     others += [copy_of(run, f"m-seed{seed}", end, mitigation="m", seed=seed) for seed, end in ((0, 0.5), (1, 0.7))]
     compare(monkeypatch, run, *others)
@@ -440,8 +444,8 @@ def test_a_run_that_only_evaluated_is_left_out(run, monkeypatch, capsys):
     text = capsys.readouterr().out
     assert f"left out: {evaluated} has no step" in text and f"left out: {run} " not in text
     assert "## Token types" in text
-    for folder in (run.parent / "comparison", evaluated):
-        with pytest.raises(SystemExit, match="no run with a step of training"):
+    for folder, said in ((run.parent / "comparison", "is not a run folder"), (evaluated, "no run with a step of")):
+        with pytest.raises(SystemExit, match=said):
             call(monkeypatch, folder)
 
 
@@ -491,6 +495,11 @@ def change_metrics(run, old, new):
     (lambda run: write_metrics(run, [[0, 0.25], [1, ""], [1, ""], [2, 0.75]]), "its steps are not 0, 1, 2"),
     (lambda run: (run / "config.json").write_text('{"settings": {}, "method": {}}'), "config.json has no mitigation"),
     (lambda run: (run / "final.json").write_text('{"pass@16": "high"}'), "pass@16 must be a finite number"),
+    (lambda run: (run / "final.json").write_text('{"step": 2, "heldout_success": 0.7}'), "final.json is not of"),
+    (lambda run: change_metrics(run, "step,", "step,kl,"), "line 2 is not as long as the header"),
+    (lambda run: (run / "metrics.csv").write_text((run / "metrics.csv").read_text().replace("kl", "loss")),
+     "has no column kl"),
+    (lambda run: change_metrics(run, "0.75", "1.75"), "heldout_success is not between 0 and 1"),
 ])
 def test_broken_runs_are_refused_in_one_sentence(run, breaking, said, monkeypatch):
     """Guards against a traceback where a folder is not a whole run."""
@@ -504,5 +513,6 @@ def test_broken_runs_are_refused_in_one_sentence(run, breaking, said, monkeypatc
 def test_tokens_of_another_tokenizer_are_refused_in_one_sentence(run, shift, monkeypatch):
     """Guards against the name of another token: Python takes -1 for the last one."""
     change_log(run, "token", lambda x: x + np.int32(shift))
+    write_metrics(run, [[0, 0.25], [1, ""], [2, 0.75]])  # with the checksum of the changed log
     with pytest.raises(SystemExit, match="^error: .*credit has tokens that .*tokenizer.json lacks$"):
         call(monkeypatch, run)

@@ -140,7 +140,8 @@ def test_a_wrong_result_is_one_sentence(decorator, returned, problem, registry):
     lambda batch: batch.logprob.data.mul_(2.0),
     lambda batch: torch.from_numpy(np.exp(x := batch.logprob.numpy(), out=x)),
     lambda batch: setattr(batch, "reward", batch.reward + 1) or batch.logprob,
-    lambda batch: setattr(batch, "text", ()) or batch.logprob,
+    lambda batch: setattr(batch, "text", ()) or batch.logprob, lambda batch: batch.entropy.requires_grad_(),
+    lambda batch: setattr(batch, "mask", batch.mask.float()) or batch.logprob,
     lambda batch: delattr(batch, "entropy") or batch.logprob])  # fmt: skip
 def test_a_function_that_changes_the_batch_is_refused(function, registry):
     """Guards against a write, by whatever way, to what the update and the log read afterwards."""

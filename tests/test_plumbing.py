@@ -254,9 +254,10 @@ def test_weight_files_are_one_file_or_the_shards_of_the_index(tmp_path):
         weight_files(tmp_path)
     for name in ("model.safetensors", "b.safetensors", "a.safetensors"):
         (tmp_path / name).touch()
-    assert weight_files(tmp_path) == [tmp_path / "model.safetensors"]
     index = tmp_path / "model.safetensors.index.json"
     index.write_text('{"weight_map": {"x": "b.safetensors", "y": "a.safetensors", "z": "a.safetensors"}}')
+    assert weight_files(tmp_path) == [tmp_path / "model.safetensors"]  # which transformers reads first, too
+    (tmp_path / "model.safetensors").unlink()
     assert weight_files(tmp_path) == [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
     (tmp_path / "b.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match="b.safetensors is missing"):
@@ -300,11 +301,11 @@ def new(tmp_path, monkeypatch):
 def counted(new):
     """A run of four steps."""
     run, s = new
-    batch = make_batch([2, 4], [1.0, -0.5])  # of 3 tokens on average, with reward 0 and entropy 1
+    batch = make_batch([2, 4], [1.0, -0.5])
     run_folder.append_row(run, {"step": 0, "heldout_success": 0.5})
     for step in range(1, 5):
-        write_credit_log(run / "credit" / f"step-{step:06d}.npz", step, batch, batch.logprob)
-        run_folder.append_row(run, dict.fromkeys(ALWAYS, 0) | {"step": step, "length": 3, "entropy": 1})
+        checksum = write_credit_log(run / "credit" / f"step-{step:06d}.npz", step, batch, batch.logprob)
+        run_folder.append_row(run, dict.fromkeys(ALWAYS, 0) | {"step": step, "credit_checksum": checksum})
         (run / "samples.txt").write_text("of steps 1 to 4")
         write_weights = lambda folder: (folder / "weights").write_text(str(step))
         run_folder.save(run, step, s, {"k": 2}, write_weights, {"counter": Counter(step)})
@@ -323,15 +324,16 @@ def begin(run, s):
 
 def bytes_of(run):
     """All files of a run but the lock."""
-    return {file: file.read_bytes() for file in run.rglob("*") if file.is_file() and file.name != "lock"}
+    files = [file for file in run.rglob("*") if file.is_file() and file.name not in ("lock", "writer")]
+    return {file: file.read_bytes() for file in files}
 
 
 def test_a_new_run_folder_holds_config_header_and_tokenizer(new):
     run, s = new
     assert (run.parent / "r.part").is_dir() and not (run.parent / ".r.starting").exists()
     found = {str(p.relative_to(run)) for p in run.rglob("*")}
-    assert found == {"config.json", "metrics.csv", "credit", "lock", "checkpoint", "checkpoint/tokenizer.json",
-                     "checkpoint/generation_config.json"}
+    assert found == {"config.json", "metrics.csv", "credit", "lock", "writer", "checkpoint",
+                     "checkpoint/tokenizer.json", "checkpoint/generation_config.json"}
     config = read_json(run / "config.json")
     assert config["settings"] == vars(s)
     assert config["method"] == {"k": 2}
@@ -393,6 +395,7 @@ STATES = {
     "a shorter log": edit(lengths=LENGTHS | {"metrics.csv": 10**12}),
     "a log of another run": lambda file: (file.parent / "metrics.csv").write_text("x" * 9999),
     "a credit file that is gone": lambda file: (file.parent / "credit" / "step-000002.npz").unlink(),
+    "a flipped bit": lambda file: file.write_bytes(flip(file.read_bytes())),
     "an empty credit file": lambda file: (file.parent / "credit" / "step-000002.npz").write_bytes(b""),
     "a credit file of another run": lambda file: write_credit_log(
         file.parent / "credit" / "step-000002.npz", 2, make_batch([2], [1.0]), torch.ones(1, 2)),
@@ -401,6 +404,12 @@ STATES = {
     "no settings": edit(settings={}),
     "a log that is gone": lambda file: (file.parent / "samples.txt").unlink(),
 }
+
+
+def flip(content):
+    """The bytes of a state with a bit of its one tensor, the number 4, turned over."""
+    place = content.index((4).to_bytes(8, "little"))
+    return content[:place] + b"\5" + content[place + 1 :]
 
 
 class Intruder:
@@ -460,7 +469,8 @@ def test_a_second_process_does_not_write_a_run(place, counted, tmp_path):
     run, s = shutil.copytree(counted[0], tmp_path / "copy"), counted[1]  # this process has locked the original
     (tmp_path / place).mkdir(exist_ok=True)
     code = f"import time; from pathlib import Path; from plumbing import run_folder; " \
-           f"run_folder.lock(Path({str(tmp_path / place)!r})); print('locked', flush=True); time.sleep(99)"
+           f"run = Path({str(tmp_path / place)!r}); run_folder.lock(run); run_folder.check_writer(run); " \
+           "print('locked', flush=True); time.sleep(99)"
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE) as first:
         first.stdout.readline()
         before = bytes_of(tmp_path)
@@ -472,8 +482,9 @@ def test_a_second_process_does_not_write_a_run(place, counted, tmp_path):
     begin(tmp_path / "new", s)
 
 
-@pytest.mark.parametrize("harm", [lambda run: (run / "lock").unlink(), shutil.rmtree,
-                                  lambda run: (run / "lock").write_text("7")], ids=["no lock", "removed", "another's"])
+@pytest.mark.parametrize("harm", [
+    lambda run: (run / "writer").unlink(), shutil.rmtree, lambda run: (run / "writer").write_text("7")],
+    ids=["no file", "removed", "another's"])
 def test_a_run_whose_folder_is_taken_away_ends(harm, counted):
     """Guards against steps of two runs in one folder."""
     run_folder.check_writer(counted[0])

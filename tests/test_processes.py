@@ -205,7 +205,7 @@ def test_a_run_of_two_processes_is_that_of_one(interrupted, tmp_path, monkeypatc
         for column in one.files:
             np.testing.assert_allclose(two[column], one[column], rtol=1e-3, atol=1e-4, err_msg=column)
     two, one = rows_of(interrupted[0])[:3], rows_of(tmp_path / "one")
-    for column in set(one.dtype.names) - {"seconds", "tokens_per_second", "ratio_error"}:
+    for column in set(one.dtype.names) - {"seconds", "tokens_per_second", "ratio_error", "credit_checksum"}:
         np.testing.assert_allclose(two[column], one[column], rtol=1e-3, err_msg=column)
 
 

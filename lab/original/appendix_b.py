@@ -25,7 +25,8 @@ from analyze import COLOURS, figure_cell, load_runs, mean_size, method_name, rea
 from lab.estimates import points
 from lab.study.rivals import name_of
 from plumbing.report import GREY, PALETTE, Table, bins, interval, new_figure, plt, ratio, save_figure, t_estimate
-from plumbing.runs import Group, group_runs, read_config, read_final, read_metrics, unequal_steps, work_on_folders
+from plumbing.runs import (Group, group_runs, read_config, read_final, read_metrics, unequal_inputs, unequal_steps,
+                           work_on_folders)
 from tasks.text import ROLES
 
 RESULTS = Path(__file__).parent
@@ -119,7 +120,7 @@ def load_groups(folders: list[Path]) -> list[Group]:
     for folder in folders:
         check_run(folder)
     runs = [run._replace(figures=run.figures | all_figures(Path(run.name))) for run in load_runs(folders)]
-    if warning := unequal_steps(runs):
+    if warning := unequal_steps(runs) or unequal_inputs(runs):
         raise ValueError(warning)
     order = list(dict.fromkeys(method_of(run.label) for run in runs))
     groups = sorted(group_runs(runs), key=lambda group: (group.baseline is not group,

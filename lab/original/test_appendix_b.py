@@ -91,18 +91,19 @@ def make_run(tmp_path):
         batch = make_batch([5, 5], [1.0, -1.0], role=torch.tensor([ROLES] * 2, dtype=torch.int8),
                            **{name: torch.tensor([values] * 2) for name, values in tensors.items()})
         credit = batch.advantage[:, None] * torch.tensor(weights)
-        for step in range(1, steps + 1):
-            write_credit_log(folder / "credit" / f"step-{step:06d}.npz", step, batch, credit)
+        checksums = {step: write_credit_log(folder / "credit" / f"step-{step:06d}.npz", step, batch, credit)
+                     for step in range(1, steps + 1)}
         with (folder / "metrics.csv").open("w", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS)
             writer.writeheader()
             writer.writerow({"step": 0, "heldout_success": 0.25, "heldout_stderr": 0.1})
             row = dict.fromkeys(ALWAYS, 0.0) | {"length": 5, "entropy": 1, "grad_norm": 0.5}
             measured = {"heldout_success": end, "heldout_stderr": 0.1}
-            writer.writerows({"step": step} | row | (measured if step == steps else {}) for step in range(1, steps + 1))
+            writer.writerows(row | {"step": step, "credit_checksum": checksum} | (measured if step == steps else {})
+                             for step, checksum in checksums.items())
         settings = {"mitigation": name.partition("-")[0], "seed": seed, "steps": steps, "lr": 0.1}
         (folder / "config.json").write_text(json.dumps({"settings": settings, "method": method}))
-        (folder / "final.json").write_text(json.dumps({"step": steps, "pass@16": 0.5}))
+        (folder / "final.json").write_text(json.dumps({"step": steps, "heldout_success": end, "pass@16": 0.5}))
         return folder
     return make
 

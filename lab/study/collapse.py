@@ -122,7 +122,7 @@ def draw_collapse(fallen: dict[Path, dict], band: dict, file: Path) -> None:
 def curve_name(config: dict) -> str:
     """What the curve of a run is called: its method, and its responses and updates where they are not the default."""
     settings, usual = config["settings"], Settings()
-    changed = {name: value for name, value in settings.items() if value != getattr(usual, name)}
+    changed = {name: value for name, value in settings.items() if value != getattr(usual, name, None)}
     counts = {"answers": "responses", "updates_per_batch": "updates"}
     return ", ".join([method_name(run_method(config)),
                       *(f"{changed[name]} {unit}" for name, unit in counts.items() if name in changed)])

@@ -406,6 +406,8 @@ def main() -> None:
     """Do what the command line says; report errors in one sentence."""
     args = parse(sys.argv[1:])
     os.chdir(ROOT)
+    if args.tables and args.list:
+        fail("--tables writes tables and --list lists commands: choose one")
     with one_sentence("stopped; the same command resumes from here"):
         write_study(RESULTS) if args.tables else run(args)
 

@@ -90,7 +90,14 @@ def rebuild(truth: dict, policy: Policy, advantage: str = "grpo", normalize: str
     settings = json.loads(str(truth["settings"]))
     s = Settings(seed=settings["seed"], max_new_tokens=settings["max_new_tokens"], normalize=normalize)
     samples, puzzles = recorded_samples(truth, policy.tokenizer.end_tokens), recorded_puzzles(truth, policy.task)
+    if not 0 <= samples.tokens.min() <= samples.tokens.max() < policy.tokenizer.size:
+        raise ValueError("the truth has tokens that the model's tokenizer lacks")
     batch = token_batch(Queries(policy._replace(reference=policy.model), puzzles, samples, s, step=0))
+    reward = torch.from_numpy(truth["reward"][truth["position"] == 0])  # (B,)
+    if not torch.allclose(batch.reward, reward):
+        raise ValueError("the truth is damaged: its responses to its puzzles do not earn its rewards")
+    if not torch.allclose(batch.ask.reference_logprob, samples.logprob, atol=0.01):
+        raise ValueError("the truth is about another model: this one gives its tokens other probabilities")
     batch.advantage = compare(batch, advantage)
     return batch
 
