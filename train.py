@@ -247,6 +247,10 @@ def check_puzzles(policy: Policy, training: list, heldout: list, s: Settings) ->
         except ValueError as error:
             raise ValueError(f"{s.data}: {error}") from None
     check_lengths(policy, used, s)
+    for puzzle in used[:20]:
+        text = policy.task.prompt(puzzle, policy.tokenizer.chat)
+        if policy.tokenizer.decode(policy.prompt(puzzle))[0] != policy.tokenizer.visible(text):
+            raise ValueError(f"the tokenizer in {s.model} can't write the prompt {text!r:.80}")
 
 
 def check_lengths(policy: Policy, puzzles: list, s: Settings) -> None:
@@ -254,10 +258,6 @@ def check_lengths(policy: Policy, puzzles: list, s: Settings) -> None:
     size, c = policy.tokenizer.size, policy.model.config
     if size > c.vocab_size:
         raise ValueError(f"the tokenizer in {s.model} has {size} tokens, the model {c.vocab_size}")
-    for puzzle in puzzles[:20]:
-        text = policy.task.prompt(puzzle, policy.tokenizer.chat)
-        if policy.tokenizer.decode(policy.prompt(puzzle))[0] != policy.tokenizer.visible(text):
-            raise ValueError(f"the tokenizer in {s.model} can't write the prompt {text!r:.80}")
     longest, limit = max(len(policy.prompt(puzzle)) for puzzle in puzzles), c.max_position_embeddings
     if longest + s.max_new_tokens > limit:
         raise ValueError(f"a prompt of {longest} tokens and --max_new_tokens {s.max_new_tokens} exceed the model's "

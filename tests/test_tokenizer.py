@@ -11,7 +11,10 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
+import train
+from countdown_task import generate_puzzles
 from plumbing.tokenizer import Tokenizer
+from tests.fixtures import BUNDLED
 
 CALM = settings(deadline=None, database=None, phases=(Phase.explicit, Phase.generate, Phase.shrink),
                 suppress_health_check=[HealthCheck.too_slow])  # a slow machine is not a bug
@@ -102,3 +105,13 @@ def test_spans_of_broken_utf8_are_those_of_each_byte(chat, tokens):
     assert text == data.decode(errors="replace")
     if not re.search(rb"\xed[\xa0-\xbf]", data):  # half a surrogate: the span may be that of another U+FFFD
         assert spans == [(o[0], o[-1] + 1) if o else (len(text), len(text)) for o in owners]
+
+
+def test_a_tokenizer_that_cannot_write_the_prompt_is_refused(policy):
+    """Guards against a model that is asked for other numbers than those it is graded by."""
+    puzzles, s, policy = generate_puzzles(3, "train"), train.Settings(), policy._replace(tokenizer=Tokenizer(BUNDLED))
+    train.check_puzzles(policy, puzzles, puzzles, s)
+    missing = policy.tokenizer.encode(f" {puzzles[0].target}")[0]
+    policy.tokenizer.bytes[missing] = b""
+    with pytest.raises(ValueError, match="can't write the prompt 'Using the numbers"):
+        train.check_puzzles(policy, puzzles, puzzles, s)
