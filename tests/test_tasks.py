@@ -11,9 +11,15 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from grpo import compare
+from methods import MITIGATIONS
+from methods.heads import HEADS
+from mitigations import required
 from plumbing.task_file import load_puzzles, load_task
+from rollout import rollout
 from tasks import latin_task, math_task
 from tasks.math_task import Problem, number
+from train import Settings, lacking, load_policy
 
 TASKS = ("latin", "math")
 
@@ -203,3 +209,25 @@ def test_prompts():
 def test_what_is_within_reach_after_each_token():
     spans = spans_of("3\n1 4 4", r" ?\d|\n")
     assert latin_task.within_reach("3\n1 4 4", spans, PUZZLE).tolist() == [True, True, True, False, False, False]
+
+
+# -------------------------------------------------------------------------------------------------- both in training
+
+
+WITHOUT_CALCULATIONS = {"first_error", "reward_decomposition", "causal_ablation", "regrade_ablation"}
+
+
+@pytest.mark.parametrize("name, refused", [("latin", WITHOUT_CALCULATIONS), ("math", set())])
+def test_every_credit_function_that_finds_what_it_needs_gives_credit(name, refused):
+    """Guards against Countdown in a credit function, and one that is refused where nothing lacks."""
+    s = Settings(task=name, answers=4, max_new_tokens=20)
+    policy = load_policy(s, needs=(*HEADS, "reference"))
+    batch = rollout(policy, policy.task.load("train", 2), s, step=1)
+    batch.advantage = compare(batch, "rloo")
+    assert refused == {method for method in MITIGATIONS if lacking(required(method, {}), policy.task)}
+    for method in MITIGATIONS.keys() - refused:
+        credit = MITIGATIONS[method](batch)
+        assert credit.shape == batch.mask.shape and credit.isfinite().all(), method
+    for method in refused:
+        with pytest.raises(ValueError, match=f"--mitigation {method} needs .*, which the task {name} doesn't have"):
+            load_policy(Settings(task=name, mitigation=method), needs=required(method, {}))
