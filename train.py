@@ -114,7 +114,7 @@ def train(run: Path, s: Settings, hyper_parameters: dict, policy: Policy, traini
 def assign_credit(batch: TokenBatch, s: Settings, hyper_parameters: dict) -> Tensor:
     """The credit (B, T) that the chosen function of mitigations.py or methods/ gives to each token."""
     credit = MITIGATIONS[s.mitigation](batch, **hyper_parameters)  # (B, T)
-    credit = gather([credit])[0]  # that of the first process: a function may have drawn random numbers
+    credit = gather([credit.cpu()])[0].to(credit)  # that of the first process: functions may draw random numbers
     return credit * batch.ended[:, None] if s.skip_unfinished else credit
 
 
