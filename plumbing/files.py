@@ -2,6 +2,7 @@
 import json
 import shutil
 import sys
+import zlib
 from pathlib import Path
 from typing import Callable, Iterable
 
@@ -53,6 +54,15 @@ def check_fields(fields: dict, types: dict[str, type], file: str | Path) -> None
         right = type(value) is kind or kind is float and type(value) is int
         if not right or kind is float and not abs(value) <= sys.float_info.max:  # NaN and Infinity are JSON to Python
             raise ValueError(f"{file}: {name} must be {TYPES[kind]}, not {value!r:.50}")
+
+
+def checksum(file: Path) -> int:
+    """The CRC-32 of a file."""
+    found = 0
+    with file.open("rb") as content:
+        while part := content.read(2**24):
+            found = zlib.crc32(part, found)
+    return found
 
 
 def read_arrays(file: Path, names: Iterable[str]) -> dict[str, np.ndarray]:

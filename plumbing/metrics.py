@@ -3,7 +3,6 @@
 docs/running.md explains each column.
 """
 import time
-import zlib
 from pathlib import Path
 from typing import Any, Callable
 
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plumbing.files import read_arrays, replace_file
+from plumbing.files import checksum, read_arrays, replace_file
 from plumbing.processes import sum_over_processes
 from tasks.text import ROLES
 
@@ -110,7 +109,7 @@ class UpdateLog:
 def write_credit_log(file: Path, step: int, batch: Any, credit: Tensor) -> int:
     """Write the columns of a step to an .npz file, one row of 40 bytes per token; returns the file's CRC-32."""
     replace_file(file, lambda part: np.savez(part, **log_columns(step, batch, credit)))
-    return zlib.crc32(file.read_bytes())
+    return checksum(file)
 
 
 def log_columns(step: int, batch: Any, credit: Tensor) -> dict[str, np.ndarray]:

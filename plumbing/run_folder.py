@@ -21,7 +21,7 @@ from typing import Any, Callable
 import numpy as np
 import torch
 
-from plumbing.files import check_fields, replace_file, write_json
+from plumbing.files import check_fields, checksum, replace_file, write_json
 from plumbing.metrics import COLUMNS
 from plumbing.processes import first_alone, wait_for_all
 from plumbing.runs import read_config, read_credit, read_final, read_metrics
@@ -118,13 +118,7 @@ def checksums(settings: dict, source: dict[str, str]) -> dict[str, list[int]]:
     model, data = Path(settings["model"]), Path(settings["data"])
     files = [model / "config.json", model / "tokenizer.json", *model.glob("*.safetensors"), *[data] * data.is_file()]
     sums = {name: [len(text), zlib.crc32(text.encode())] for name, text in source.items()}
-    for path in files:
-        sums[str(path)], checksum = [path.stat().st_size], 0
-        with path.open("rb") as file:
-            while part := file.read(2**24):
-                checksum = zlib.crc32(part, checksum)
-        sums[str(path)].append(checksum)
-    return sums
+    return sums | {str(path): [path.stat().st_size, checksum(path)] for path in files}
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
@@ -173,7 +167,7 @@ def save(run: Path, step: int, settings: Any, hyper_parameters: dict, write_weig
 def save_state(run: Path, step: int, settings: dict, learners: dict) -> None:
     """Write the state of all learners, what the run was asked for, and how long the logs are, to one file."""
     state = {"step": step, "settings": settings, "lengths": {name: (run / name).stat().st_size for name in LOGS},
-             "checksums": {name: zlib.crc32((run / name).read_bytes()) for name in LOGS},
+             "checksums": {name: checksum(run / name) for name in LOGS},
              "learners": {name: learner.state_dict() for name, learner in learners.items()}}
     replace_file(run / STATE, lambda part: torch.save(state, part))
 

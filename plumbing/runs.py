@@ -5,14 +5,13 @@ A run folder holds config.json, metrics.csv and, once the run is finished, final
 import csv
 import json
 import sys
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, NamedTuple
 
 import numpy as np
 
-from plumbing.files import check_fields, read_json
+from plumbing.files import check_fields, checksum, read_json
 from plumbing.metrics import ALWAYS, COLUMNS, SHARES, read_credit_log
 from plumbing.progress import fail, one_sentence
 from plumbing.report import Estimate, welch
@@ -83,7 +82,7 @@ def read_credit(run: Path, metrics: dict[str, np.ndarray]) -> list[dict[str, np.
         if not file.is_file():
             raise ValueError(f"there is no {file}, but metrics.csv has that step")
         steps.append(read_credit_log(file))
-        if zlib.crc32(file.read_bytes()) != metrics["credit_checksum"][step]:
+        if checksum(file) != metrics["credit_checksum"][step]:
             raise ValueError(f"{file} is not the one of metrics.csv: was it changed, or is it another run's?")
     return steps
 
@@ -205,9 +204,9 @@ def unequal_inputs(runs: list[Run]) -> str:
     """A warning that names an input which was not the same in all runs that read it; empty where all were."""
     first = {}
     for run in runs:
-        for name, checksum in run.inputs.items():
-            known, of = first.setdefault(name, (checksum, run.name))
-            if checksum != known:
+        for name, content in run.inputs.items():
+            known, of = first.setdefault(name, (content, run.name))
+            if content != known:
                 return f"{name} was not the same in {of} and {run.name}, so the results are not comparable."
     return ""
 

@@ -99,6 +99,12 @@ def find_calculations(text: str) -> list[CalculationSpan]:
     return [CalculationSpan(*(m.span(i) for i in (1, 2, 3, 4))) for m in matches]
 
 
+def read_calculation(text: str, span: CalculationSpan) -> Calculation:
+    """The calculation that stands at a span."""
+    a, b, result = (int(text[slice(*part)]) for part in (span.a, span.b, span.result))
+    return Calculation(a, text[slice(*span.operator)], b, result)
+
+
 def check_calculations(text: str, spans: list[CalculationSpan], numbers: Iterable[int]) -> list[bool]:
     """Whether each written calculation is true and uses only values that are available.
 
@@ -124,8 +130,9 @@ def follow(text: str, spans: list[CalculationSpan],
     new = (Counter(numbers), True)
     current, position = [new], 0  # the attempts after the previous calculation, and where that stops in the text
     for span in spans:
-        a, b, result = (int(text[slice(*part)]) for part in (span.a, span.b, span.result))
-        calculation, operands = Calculation(a, text[slice(*span.operator)], b, result), Counter([a, b])
+        calculation = read_calculation(text, span)
+        a, _, b, result = calculation
+        operands = Counter([a, b])
         possible = [(pool, right) if pool.total() > 1 else new for pool, right in current]  # new: it was finished
         if SENTENCE_END.search(text, position, span.a[0]) and new not in possible:
             possible.append(new)  # a new sentence may start over

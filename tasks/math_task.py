@@ -10,8 +10,7 @@ names; of the question of a problem read from a file.
 The answer is graded as an exact number, so 42, 42.0 and $42 are the same. A sentence around it is wrong.
 
 Run it:  python train.py --task math
-         python train.py --task math --data gsm8k.jsonl --model path/to/Qwen2.5-0.5B-Instruct --lr 1e-6 \
-             --max_new_tokens 512 --reward graded
+         python train.py --task math --data gsm8k.jsonl --model path/to/Qwen2.5-0.5B-Instruct --lr 1e-6
 """
 import json
 import re
@@ -22,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from plumbing.files import read_rows
-from tasks.arithmetic import CalculationSpan, calculate, find_calculations
+from tasks.arithmetic import CalculationSpan, calculate, find_calculations, is_true, read_calculation
 from tasks.text import fingerprint, format_reward, graded_answer, roles, sentence_starts  # noqa: F401
 
 NAMES = ("Ann", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gina", "Hugo", "Ida", "Jon", "Kim", "Leo")
@@ -139,9 +138,7 @@ def grade(response: str, problem: Problem) -> dict[str, float]:
 
 def calculations(response: str, problem: Problem) -> list[tuple[CalculationSpan, bool]]:
     """Where each written calculation `a operator b = result` stands, and whether it is true."""
-    spans = find_calculations(response)
-    values = ([int(response[slice(*part)]) for part in (s.a, s.b, s.result)] for s in spans)
-    return [(s, calculate(a, response[slice(*s.operator)], b) == result) for s, (a, b, result) in zip(spans, values)]
+    return [(span, is_true(read_calculation(response, span))) for span in find_calculations(response)]
 
 
 # ------------------------------------------------------------------------------------------- what a model imitates

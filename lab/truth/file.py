@@ -32,11 +32,10 @@ def read_truth(file: Path, columns: tuple[str, ...] = COLUMNS) -> dict[str, np.n
         settings = None
     types = {"seed": int, "questions": int, "max_new_tokens": int, "model": str, "data": str}
     check_fields(settings, types, f"{file}: settings")
-    counts = {"kinds": truth["kind"].max() + 1,
-              "prompts": (truth["position"] == 0).sum()}
+    begins = truth["position"] == 0  # (N,)
+    counts = {"kinds": truth["kind"].max() + 1, "prompts": begins.sum()}
     if wrong := [name for name, count in counts.items() if len(truth[name]) < count]:
         raise ValueError(f"{file}: {wrong[0]} has fewer names than the columns speak of")
-    begins = truth["position"] == 0  # (N,)
     if truth["kind"].min() < 0 or "response" in truth and (truth["response"] != begins.cumsum() - 1).any():
         raise ValueError(f"{file} is damaged: a kind below 0, or responses that are not counted from 0")
     if not truth["complete"] or truth["complete"].dtype != bool:
