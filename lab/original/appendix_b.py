@@ -23,7 +23,7 @@ import numpy as np
 
 from analyze import COLOURS, figure_cell, load_runs, mean_size, method_name, read_log, training_time
 from lab.estimates import points
-from lab.study.rivals import name_of
+from lab.study.rows import name_of
 from plumbing.report import GREY, PALETTE, Table, bins, interval, new_figure, plt, ratio, save_figure, t_estimate
 from plumbing.runs import (Group, group_runs, read_config, read_final, read_metrics, unequal_inputs, unequal_steps,
                            work_on_folders)

@@ -34,10 +34,7 @@ MAY_DIFFER = {"answers", "updates_per_batch", "clip_high"}  # settings in which 
 
 def smooth(values: np.ndarray) -> np.ndarray:
     """The mean (n,) of each step's value and those of up to WINDOW - 1 steps before it."""
-    total = np.cumsum(np.insert(values, 0, 0.0))  # (n + 1,)
-    end = np.arange(1, len(values) + 1)
-    start = np.maximum(end - WINDOW, 0)
-    return (total[end] - total[start]) / (end - start)
+    return np.array([values[max(0, end - WINDOW) : end].mean() for end in range(1, len(values) + 1)])
 
 
 def curves(run: Path) -> dict[str, np.ndarray]:
@@ -65,26 +62,22 @@ def leaves(values: np.ndarray, mean: np.ndarray, deviation: float) -> tuple[int,
     return None
 
 
-def fall(run: dict[str, np.ndarray], band: dict) -> tuple[int, str] | None:
-    """When the success of a run leaves the reference downwards, or None; a lead before that does not count."""
-    mean, deviation = band["success"]
-    return leaves(np.minimum(run["success"], mean), mean, deviation)
-
-
 def departures(run: dict[str, np.ndarray], band: dict) -> dict[str, tuple[int, str] | None]:
-    """By measure, when a run leaves the reference and in which direction, or None; for success, when it falls."""
-    return {measure: leaves(run[measure], *band[measure]) for measure in MEASURES} | {"success": fall(run, band)}
+    """By measure, when a run leaves the reference and in which direction, or None.
+
+    For success, when the run falls: a lead before that does not count.
+    """
+    mean, deviation = band["success"]
+    fall = leaves(np.minimum(run["success"], mean), mean, deviation)
+    return {measure: leaves(run[measure], *band[measure]) for measure in MEASURES} | {"success": fall}
 
 
-def table_collapse(level: str, fallen: dict[Path, dict], others: list[dict], band: dict) -> Table:
-    """For each run that fell, when each of its measures left the reference; last, how many of the others left it, since
-    a measure that leaves in every run is no alarm."""
-    rows = [[run_name(read_config(folder)),
-             *("" if at is None else f"{at[0]}, {at[1]}" for at in departures(run, band).values())]
-            for folder, run in fallen.items()]
-    left = [departures(run, band) for run in others]
-    rows.append([f"the other {len(others)}", *(count_sides(by[measure] for by in left)
-                                                            for measure in MEASURES)])
+def table_collapse(level: str, fallen: dict[str, dict], others: list[dict]) -> Table:
+    """When each measure of each run that fell left the reference; last, how many of the others left it, since a measure
+    that leaves in every run is no alarm."""
+    rows = [[name, *("" if at is None else f"{at[0]}, {at[1]}" for at in left.values())]
+            for name, left in fallen.items()]
+    rows.append([f"the other {len(others)}", *(count_sides(left[measure] for left in others) for measure in MEASURES)])
     note = (f"The step at which a run leaves GRPO's seeds in each measure, and whether up or down: the first of "
             f"{LASTING} steps in a row more than {FAR:g} standard deviations from their mean, all as means over "
             f"{WINDOW} steps. Empty where it never does; success counts downwards only. Last, how many of the other "
@@ -128,11 +121,6 @@ def curve_name(config: dict) -> str:
                       *(f"{changed[name]} {unit}" for name, unit in counts.items() if name in changed)])
 
 
-def run_name(config: dict) -> str:
-    """The same for a row of the table, with the seed."""
-    return f"{curve_name(config)}, seed {config['settings']['seed']}"
-
-
 def write_page(folders: list[Path]) -> None:
     """Print a table for each level, that is, for folders side by side; write them and the pictures."""
     levels: dict[Path, list[Path]] = {}
@@ -140,16 +128,20 @@ def write_page(folders: list[Path]) -> None:
         levels.setdefault(folder.resolve().parent, []).append(folder)
     text = "\n".join(str(examine(level.name, members)) for level, members in levels.items())
     (RESULTS / "collapse-tables.md").write_text(text, encoding="utf-8")
-    print(f"{text}\nwrote {RESULTS / 'collapse.md'}, and a picture beside it for each level where a run fell")
+    print(f"{text}\nwrote {RESULTS / 'collapse-tables.md'}, and a picture for each level where a run fell")
 
 
 def examine(level: str, folders: list[Path]) -> Table:
     """The table of a level; draws the runs that fell."""
-    band, others = read_level(folders)
-    fallen = {folder: run for folder, run in others.items() if fall(run, band)}
+    band, runs = read_level(folders)
+    left = {folder: departures(run, band) for folder, run in runs.items()}
+    fallen = {folder: run for folder, run in runs.items() if left[folder]["success"]}
     if fallen:
         draw_collapse(fallen, band, RESULTS / f"collapse-{level}.png")
-    return table_collapse(level, fallen, [run for folder, run in others.items() if folder not in fallen], band)
+    configs = {folder: read_config(folder) for folder in fallen}
+    names = {folder: f"{curve_name(config)}, seed {config['settings']['seed']}" for folder, config in configs.items()}
+    return table_collapse(level, {names[folder]: left[folder] for folder in fallen},
+                          [left[folder] for folder in runs if folder not in fallen])
 
 
 def read_level(folders: list[Path]) -> tuple[dict, dict[Path, dict[str, np.ndarray]]]:
@@ -159,8 +151,6 @@ def read_level(folders: list[Path]) -> tuple[dict, dict[Path, dict[str, np.ndarr
     runs = {folder: curves(folder) for folder in folders}
     if sum(is_grpo.values()) < 2 or all(is_grpo.values()):
         raise ValueError("name at least two runs of GRPO (none), and runs of other methods")
-    if len({len(run["success"]) for run in runs.values()}) > 1:
-        raise ValueError("the runs must have the same number of steps")
     if len({json.dumps({name: value for name, value in shared_settings(config).items() if name not in MAY_DIFFER})
             for config in configs.values()}) > 1:
         raise ValueError("the runs must have the same settings, but for the method's: name those of one level")

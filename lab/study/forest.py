@@ -18,37 +18,27 @@ def by_area(groups: list[Group]) -> list[Group]:
 
 
 def draw_forest(groups: list[Group], file: Path) -> None:
-    """Each method's difference to the baseline: mean, 95% interval, and each seed as a small line."""
+    """Each method's difference to their common baseline: mean, 95% interval, and each seed as a small line."""
     compared = by_area([group for group in groups if group.compared])
     figure, axes = new_figure(2, 1, 1.0 + 0.21 * max(4, len(compared)), sharey=True)
     for axis, (name, title) in zip(axes.flat, reversed(JUDGED.items())):
         draw_differences(axis, dict(enumerate(compared)), name)
-        axis.set(xlabel=more_than(compared), title=title)
-    if any(len(group.rows) < 2 for group in compared):
-        figure.suptitle("With one seed, nothing can be concluded.", fontsize=11)
+        axis.set(xlabel=f"points more than {method_name(compared[0].baseline.label)}", title=title)
     names = [f"{method_name(group.label)}, n = {len(group.rows)}" for group in compared]
     axes[0, 0].set_yticks(range(len(compared)), names)
     axes[0, 0].invert_yaxis()
     save_figure(figure, file)
 
 
-def more_than(compared: list[Group]) -> str:
-    """The label of an axis of differences: to GRPO, unless all groups share another baseline."""
-    baselines = {method_name(group.baseline.label) for group in compared}
-    return f"points more than {baselines.pop() if len(baselines) == 1 else 'GRPO'}"
-
-
 def draw_differences(axis: plt.Axes, groups: dict[int, Group], figure: str) -> None:
     """On the line of each group its difference to the baseline, in points; the axis ends at LOWEST."""
     axis.axvline(0, color=GREY, lw=1)
-    beyond = False
     for y, group in groups.items():
         e = Estimate(*(100 * x for x in group.difference(figure)[:3]))
         seeds = 100 * (group.values(figure) - group.baseline.values(figure).mean())  # (n,)
-        control, beyond = is_control(group.label), beyond or min(e.value, e.low) < LOWEST
-        hollow = control or len(group.rows) < 2  # a single seed has no interval
-        draw_estimate(axis, y, e, hollow, LOWEST, GREY if control else PALETTE[0])
+        control = is_control(group.label)
+        draw_estimate(axis, y, e, control, LOWEST, GREY if control else PALETTE[0])
         seeds = seeds[seeds > LOWEST]
         axis.plot(seeds, np.full(len(seeds), y), "|", color=GREY, ms=6)
-    if beyond:
-        axis.set_xlim(left=LOWEST)
+        if min(e.value, e.low) < LOWEST:
+            axis.set_xlim(left=LOWEST)

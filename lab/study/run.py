@@ -9,8 +9,8 @@
 As many runs at a time as the machine has cores, each with its share of threads. A finished run becomes a row of
 lab/study/runs.csv, which git tracks. A run with a row is done, so the same command resumes an interrupted study, on
 another machine too; a run that was killed resumes from its last saved state. Seeds are the outer loop, so that the rows
-compare all methods on the same seeds at any time. A finished run loses its credit/ (24 MB) unless --keep. Studies may
-share a disk. Commands from --list take no lock: run them beside no study of the same runs. Linux and macOS only.
+compare all methods on the same seeds at any time. A finished run loses its credit/ (24 MB) unless --keep. Linux and
+macOS only.
 
 `easy` is the bundled default. Each other level changes one thing. `hard` asks the same model only for puzzles that a
 single sequence of steps solves, and allows more tokens: half as many responses succeed at the start, and the more
@@ -27,7 +27,7 @@ import shutil
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Iterator, NamedTuple
@@ -37,7 +37,8 @@ import numpy as np
 import train
 from analyze import COSTS, summarize
 from countdown_task import solutions, universe
-from lab.study.tables import read_rows, write_study
+from lab.study.rows import read_rows
+from lab.study.tables import write_study
 from methods import MITIGATIONS
 from plumbing.files import read_json, replace_file, write_json
 from plumbing.flags import new_parser
@@ -130,13 +131,9 @@ class Experiment(NamedTuple):
         return (f"python train.py --mitigation {self.flags}{LEVELS[self.level]} --seed {self.seed} "
                 f"--out {self.folder}")
 
-    def is_begun(self) -> bool:
-        """Whether there is a run in the folder."""
-        return (self.folder / "config.json").is_file()
-
     def next_command(self) -> str:
         """The same, or the one that resumes the run."""
-        return f"python train.py --resume {self.folder}" if self.is_begun() else self.command
+        return f"python train.py --resume {self.folder}" if self.folder.is_dir() else self.command
 
     def is_finished(self) -> bool:
         """Whether the run took all its steps and was measured after them."""
@@ -145,8 +142,8 @@ class Experiment(NamedTuple):
 
     def last_line(self) -> str:
         """The last line that the run printed."""
-        text = self.log.read_text(encoding="utf-8", errors="replace").strip() if self.log.is_file() else ""
-        return text.splitlines()[-1] if text else "nothing"
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return lines[-1] if lines else "nothing"
 
 
 def list_experiments(parts: list[str], levels: list[str], methods: list[str]) -> list[Experiment]:
@@ -159,25 +156,16 @@ def list_experiments(parts: list[str], levels: list[str], methods: list[str]) ->
 def write_hard_puzzles() -> None:
     """Every puzzle that a single sequence of whole-number steps solves, its numbers in random order. Equal numbers
     count as different: 7, 7 and 10 make 11 by either 7 / the other, so that puzzle is not one of them."""
-    with lock():
-        if not HARD.is_file():
-            rng = np.random.default_rng(0)
-            rows = [{"nums": rng.permutation(p.numbers).tolist(), "target": p.target} for p in universe()
-                    if len(solutions(p, whole=True)) == 1]
-            text = "".join(json.dumps(row) + "\n" for row in rows)
-            replace_file(HARD, lambda part: part.write_text(text, encoding="utf-8"))
+    if not HARD.is_file():
+        rng = np.random.default_rng(0)
+        rows = [{"nums": rng.permutation(p.numbers).tolist(), "target": p.target} for p in universe()
+                if len(solutions(p, whole=True)) == 1]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        HARD.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(HARD, lambda part: part.write_text(text, encoding="utf-8"))
 
 
 # ------------------------------------------------------------------------------------------------------- rows
-
-
-@contextmanager
-def lock() -> Iterator[None]:
-    """Lets only one process at a time write the files that all studies share."""
-    RUNS.mkdir(parents=True, exist_ok=True)
-    with (RUNS / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def changes(values: dict, defaults: dict) -> str:
@@ -185,21 +173,20 @@ def changes(values: dict, defaults: dict) -> str:
     return " ".join(f"{name}={value}" for name, value in values.items() if value != defaults.get(name))
 
 
-def own_config(e: Experiment) -> dict:
-    """config.json of a run. ValueError where it has other settings than the study's, as after a trial."""
-    config = read_config(e.folder)
+def check_settings(e: Experiment, config: dict) -> None:
+    """ValueError where a run has other settings than the study's, as after a trial."""
     made, asked = config["settings"] | config["method"], values_of(e.command.partition("train.py")[2])
     for values in (made, asked):
         values["model"] = Path(values["model"]).name  # a checkout may lie elsewhere
     for name, value in asked.items():
         if name != "out" and made.get(name) != value:
             raise ValueError(f"{e.folder} is a run with another --{name} than the study's: move it away")
-    return config
 
 
 def make_row(e: Experiment) -> dict:
     """The row of a finished run, ValueError for one that is not the study's."""
-    config = own_config(e)
+    config = read_config(e.folder)
+    check_settings(e, config)
     settings, method = config["settings"], config["method"]
     defaults = values_of(f"--mitigation {settings['mitigation']}")
     of_level = {word[2:] for word in LEVELS[e.level].split() if word.startswith("--")}
@@ -207,20 +194,15 @@ def make_row(e: Experiment) -> dict:
     shared = {key: value for key, value in settings.items() if key not in unnamed}
     changed = changes(method | {"normalize": settings["normalize"]}, defaults)
     figures, metrics = summarize(e.folder), read_metrics(e.folder)
-    curve, spent = figures.pop("curve"), weighted_tokens(metrics)
-    by_step = {"curve": curve, "spent": {step: spent[step] for step in curve}}
+    cost = np.nancumsum(sum(weight * metrics[name] for name, weight in COSTS.items()))  # (steps + 1,) up to each step
+    curve = figures.pop("curve")
+    by_step = {"curve": curve, "spent": {step: cost[int(step)] for step in curve}}
     figures["seconds"] = np.nansum(metrics["seconds"])  # of all steps, without evaluation
     return {"run": e.name, "version": VERSION, "part": e.part, "level": e.level,
             "method": f"{settings['mitigation']} {changed}".strip(), "setting": changes(shared, defaults),
             "seed": e.seed, "command": config["command"],
             **{key: f"{value:.6g}" for key, value in figures.items()},
             **{key: " ".join(f"{step:.0f}:{x:.6g}" for step, x in values.items()) for key, values in by_step.items()}}
-
-
-def weighted_tokens(metrics: dict[str, np.ndarray]) -> dict[float, float]:
-    """The cost of a run up to each step: its tokens through the model, weighted as analyze.COSTS says."""
-    cost = sum(weight * metrics[name] for name, weight in COSTS.items())  # (steps + 1,) NaN at the start
-    return dict(zip(metrics["step"], np.nancumsum(cost)))
 
 
 def done_runs() -> dict[str, dict]:
@@ -233,132 +215,81 @@ def take_over(e: Experiment, keep: bool) -> None:
 
     Files are replaced whole, so a kill at any moment leaves the old table or the new one.
     """
-    with lock():
+    with (RUNS / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another study may be writing the table
         if e.name not in done_runs():
             kept = e.folder / "row.json"
             row = read_json(kept) if kept.is_file() else make_row(e)
-            if str(row["version"]) != str(VERSION):
-                raise ValueError(f"{e.folder} is of version {row['version']} of the results: move it away")
             write_json(kept, row)
             rows = [*read_rows(RESULTS), row]
-            RESULTS.parent.mkdir(exist_ok=True)
             replace_file(RESULTS, lambda part: write_csv(rows, part))
-        if not keep:
-            shutil.rmtree(e.folder / "credit", ignore_errors=True)
+    if not keep:
+        shutil.rmtree(e.folder / "credit", ignore_errors=True)
 
 
 # -------------------------------------------------------------------------------------------------- processes
 
 
-def launch(e: Experiment, threads: int) -> subprocess.Popen | None:
-    """Start or resume a run; None where another process is at it. ValueError for one that is not the study's.
+def train_all(experiments: list[Experiment], processes: int, threads: int) -> Iterator[tuple[Experiment, int]]:
+    """Start or resume runs, `processes` at a time; yields each with its exit code when it ends, or is found finished.
 
-    The run inherits its locked log, so the lock lasts as long as the run, even if the study is killed. It has a session
-    of its own, so that Ctrl-C reaches only the study.
+    Where this is interrupted or closed, the runs are stopped, too.
     """
+    waiting, running = list(experiments), {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < processes:
+                e = waiting.pop(0)
+                if e.is_finished():
+                    yield e, 0
+                else:
+                    running[e] = start(e, threads)
+            for e in [e for e, process in running.items() if process.poll() is not None]:
+                yield e, running.pop(e).returncode
+            time.sleep(0.5)
+    finally:
+        for process in running.values():
+            process.terminate()
+        for process in running.values():
+            process.wait()
+
+
+def start(e: Experiment, threads: int) -> subprocess.Popen:
+    """Start or resume a run, its output in its log."""
     e.log.parent.mkdir(parents=True, exist_ok=True)
-    if e.is_begun():
-        own_config(e)
     with e.log.open("a") as log:
-        try:
-            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return None
         return subprocess.Popen([sys.executable, *shlex.split(e.next_command())[1:]], stdout=log, stderr=log,
-                                env=os.environ | {"OMP_NUM_THREADS": str(threads)}, start_new_session=True)
+                                env=os.environ | {"OMP_NUM_THREADS": str(threads)})
 
 
-class Study:
-    """The experiments, and which of them wait, run or have failed."""
-
-    def __init__(self, experiments: list[Experiment], processes: int, threads: int, keep: bool):
-        self.all, self.processes, self.threads, self.keep = experiments, processes, threads, keep
-        self.done = done_runs()
-        self.todo = [e for e in experiments if e.name not in self.done]
-        self.running: dict[Experiment, subprocess.Popen] = {}
-        self.began: dict[Experiment, float] = {}  # by the monotonic clock
-        self.failed: dict[Experiment, str] = {}  # the reason
-
-    def work(self) -> None:
-        """Keep the processes busy until everything is done. On Ctrl-C, stop the runs; each resumes from its state."""
-        try:
-            while self.todo or self.running:
-                ended = [e for e, process in self.running.items() if process.poll() is not None]
-                for e in ended:
-                    self.settle(e, self.running.pop(e).returncode)
-                report(self, ended + self.fill())
-                time.sleep(1)
-        finally:
-            for process in self.running.values():
-                process.terminate()
-            for process in self.running.values():
-                process.wait()
-
-    def fill(self) -> list[Experiment]:
-        """Start runs while there is room. Those found finished are settled instead, and returned."""
-        finished = []
-        for e in list(self.todo):
-            if e.name in self.done:  # by another study, since this one began
-                pass
-            elif e.is_finished():
-                finished.append(e)
-                self.settle(e, 0)
-            elif len(self.running) == self.processes:
-                break
-            elif not self.start(e):
-                continue
-            self.todo.remove(e)
-        return finished
-
-    def start(self, e: Experiment) -> bool:
-        """Start a run, or record why it can't be; False where another process is at it."""
-        try:
-            if process := launch(e, self.threads):
-                self.running[e], self.began[e] = process, time.monotonic()
-            return process is not None
-        except ValueError as error:
-            self.failed[e] = str(error)
-            return True
-
-    def settle(self, e: Experiment, code: int) -> None:
-        """Give a run that ended its row, or record why it has none."""
+def settle(e: Experiment, code: int, keep: bool) -> str:
+    """Give a run that ended its row. Returns what is wrong where it gets none."""
+    try:
         if not e.is_finished():
-            self.failed[e] = f"ended with code {code}, and its last line was: {e.last_line()}"
-            return
-        try:
-            take_over(e, self.keep)
-            self.done = done_runs()
-        except (ValueError, OSError) as error:
-            self.failed[e] = str(error)
-
-    def expected(self, e: Experiment) -> float:
-        """Seconds that a run takes: as other seeds of it did, else the mean of its level, else of all rows. A fifth is
-        added for evaluation."""
-        same = [row for row in self.done.values() if row["run"].rpartition("-seed")[0] == e.name.rpartition("-seed")[0]]
-        level = [row for row in self.done.values() if row["level"] == e.level]
-        return 1.2 * float(np.mean([float(row["seconds"]) for row in same or level or self.done.values()]))
-
-    def eta(self) -> float:
-        """Seconds until everything is done, at least until the slowest running run is; NaN while there is no row."""
-        if not self.done:
-            return float("nan")
-        left = [max(0.0, self.expected(e) - (time.monotonic() - self.began[e])) for e in self.running]
-        return max(sum([*left, *map(self.expected, self.todo)]) / self.processes, *left, 0.0)
-
-    def progress(self) -> str:
-        """How much is done, and when everything will be."""
-        eta, done = self.eta(), sum(e.name in self.done for e in self.all)
-        when = "after the first run" if np.isnan(eta) else f"{eta // 3600:.0f} h {eta % 3600 // 60:02.0f} min"
-        return f"{done}/{len(self.all)} runs done, ETA {when}"
+            return f"ended with code {code}, and its last line was: {e.last_line()}"
+        take_over(e, keep)
+        return ""
+    except (ValueError, OSError) as error:
+        return str(error)
 
 
-def report(study: Study, settled: list[Experiment]) -> None:
-    """A line for each run that settled; on a terminal, the progress in a last line that overwrites itself."""
-    for e in settled:
-        end = f"failed: {study.failed[e]}" if e in study.failed else f"{float(study.done[e.name]['end']):.1%} solved"
-        print(f"{study.progress()}  {e.name}: {end}", flush=True)
-    if sys.stdout.isatty():
-        print(study.progress(), end="  \r", flush=True)
+def seconds(e: Experiment, done: list[dict]) -> float:
+    """What a run takes: as long as its other seeds did, else the mean of its level, else of all rows. A fifth is added
+    for evaluation."""
+    same = [row for row in done if row["run"].rpartition("-seed")[0] == e.name.rpartition("-seed")[0]]
+    level = [row for row in done if row["level"] == e.level]
+    return 1.2 * float(np.mean([float(row["seconds"]) for row in same or level or done]))
+
+
+def progress(experiments: list[Experiment], processes: int) -> str:
+    """How many runs are done, and how long the others will take."""
+    done = done_runs()
+    left = [e for e in experiments if e.name not in done]
+    count = f"{len(experiments) - len(left)}/{len(experiments)} runs done"
+    if not done:
+        return f"{count}, ETA after the first run"
+    eta = sum(seconds(e, list(done.values())) for e in left) / processes
+    return f"{count}, ETA {eta // 3600:.0f} h {eta % 3600 // 60:02.0f} min"
 
 
 # ---------------------------------------------------------------------------------------------- command line
@@ -385,29 +316,29 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def run(args: argparse.Namespace) -> None:
     """Run, list or take over what is left."""
-    study = Study(list_experiments(args.parts, args.levels, args.methods), args.processes, args.threads, args.keep)
-    if any(e.level == "hard" for e in study.todo):
+    listed, done, failed = list_experiments(args.parts, args.levels, args.methods), done_runs(), 0
+    todo = [e for e in listed if e.name not in done]
+    if any(e.level == "hard" for e in todo):
         write_hard_puzzles()
     if args.list:
-        commands = [e.next_command() for e in study.todo if not e.is_finished()]
-        sys.stdout.write("".join(f"{command}\n" for command in commands))  # at once: head may close the pipe early
+        print("".join(f"{e.next_command()}\n" for e in todo if not e.is_finished()), end="")
         return
     if args.collect:
-        study.todo = [e for e in study.todo if e.is_finished()]
-    study.work()
-    for e, reason in study.failed.items():
-        print(f"{e.name} failed: {reason}", file=sys.stderr)
-    if study.failed:
-        fail(f"runs that failed: {len(study.failed)}; see {RUNS}/*/*.log")
-    print(f"{study.progress().split(',')[0]}; make tables of them with: python -m lab.study.run --tables")
+        todo = [e for e in todo if e.is_finished()]
+    with closing(train_all(todo, args.processes, args.threads)) as ended:
+        for e, code in ended:
+            problem = settle(e, code, args.keep)
+            failed += bool(problem)
+            print(f"{progress(listed, args.processes)}  {e.name}: {problem or 'done'}", flush=True)
+    if failed:
+        fail(f"runs that failed: {failed}; see above, and {RUNS}/*/*.log")
+    print("make tables with: python -m lab.study.run --tables")
 
 
 def main() -> None:
     """Do what the command line says; report errors in one sentence."""
     args = parse(sys.argv[1:])
     os.chdir(ROOT)
-    if args.tables and args.list:
-        fail("--tables writes tables and --list lists commands: choose one")
     with one_sentence("stopped; the same command resumes from here"):
         write_study(RESULTS) if args.tables else run(args)
 

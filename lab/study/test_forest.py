@@ -36,8 +36,4 @@ def test_the_forest_shows_differences_with_the_best_on_top(tmp_path, figures):
             if line.get_marker() == "o"]
     assert dots == [(pytest.approx(2.5), False), (pytest.approx(-2.5), True)]  # half of what it is at the end
     assert [text.get_text() for text in ends.texts] == [f"-40.0 ± {half:.1f}"]
-    assert areas.yaxis_inverted() and ends.get_xlim()[0] == -15 and not figures[0].get_suptitle()
-    forest.draw_forest([*listed, group("single", {0: 0.56}, base)], tmp_path / "b.png")
-    assert "With one seed" in figures[1].get_suptitle()
-    (dot,) = [line for line in figures[1].axes[1].lines if line.get_marker() == "o" and 0.5 < line.get_xdata()[0] < 1.5]
-    assert dot.get_markerfacecolor() == "none"  # a single seed
+    assert areas.yaxis_inverted() and ends.get_xlim()[0] == -15

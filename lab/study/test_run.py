@@ -2,13 +2,10 @@
 
 Run it:  python -m pytest lab/study/test_run.py
 """
-import fcntl
 import itertools
 import json
-import multiprocessing
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
@@ -21,7 +18,7 @@ import pytest
 import analyze
 from countdown_task import read_puzzles, split, universe
 from lab.study import run as study
-from lab.study.tables import ABOUT, read_rows, to_run
+from lab.study.rows import ABOUT, read_rows, to_run
 from methods import MITIGATIONS
 from plumbing.report import write_csv
 from plumbing.runs import read_metrics
@@ -93,7 +90,7 @@ def place(tmp_path, monkeypatch):
 def test_hard_puzzles_have_a_single_solution(place):
     """Guards against a level that is not what it says: 240 puzzles against all ways to combine their numbers."""
     study.write_hard_puzzles()
-    puzzles, before = read_puzzles(study.HARD), study.HARD.read_bytes()
+    puzzles = read_puzzles(study.HARD)
     hard = {(tuple(sorted(p.numbers)), p.target) for p in puzzles}
     for p in random.Random(0).sample(universe(), 240):
         found = [value for _, value in ways(list(zip("abcd", p.numbers))) if value == p.target]
@@ -101,9 +98,6 @@ def test_hard_puzzles_have_a_single_solution(place):
     assert sum(p.numbers != tuple(sorted(p.numbers)) for p in puzzles) > len(puzzles) / 2
     parts = [split(p) for p in puzzles]
     assert parts.count("heldout") >= 512 and parts.count("train") > 4096
-    study.HARD.unlink()
-    study.write_hard_puzzles()
-    assert study.HARD.read_bytes() == before
 
 
 # ---------------------------------------------------------------------------------------------------------- rows
@@ -168,64 +162,27 @@ def test_rows_of_other_versions_are_kept_and_not_done(place, monkeypatch):
     assert [f.name for f in study.RESULTS.parent.iterdir()] == ["runs.csv"]
 
 
-def test_several_studies_may_take_over_at_once(place, monkeypatch):
-    """Guards against a row that another process overwrites or adds again: four processes, ten runs, all theirs."""
-    monkeypatch.setattr(study, "make_row", lambda e: [time.sleep(0.01), a_row(e.name)][1])
-    listed = [study.Experiment("main", "easy", "none", seed) for seed in range(10)]
-    for e in listed:
-        e.folder.mkdir(parents=True)
-    context = multiprocessing.get_context("fork")
-    together = context.Barrier(4)  # so that they meet
-
-    def take_over_all():
-        together.wait()
-        for e in listed:
-            study.take_over(e, False)
-
-    others = [context.Process(target=take_over_all) for _ in range(4)]
-    for process in others:
-        process.start()
-    for process in others:
-        process.join()
-    assert [process.exitcode for process in others] == [0] * 4
-    assert [row["run"] for row in read_rows(study.RESULTS)] == [e.name for e in listed]
-
-
 @pytest.mark.parametrize("part, change", [("settings", {"steps": 1}), ("method", {"think_discount": 0.5})])
 def test_a_run_with_other_settings_is_not_taken_over(finished, part, change):
     """Guards against a row of a command that somebody tried with fewer steps, or with another hyper-parameter."""
     config = json.loads((finished.folder / "config.json").read_text())
     (finished.folder / "config.json").write_text(json.dumps(config | {part: config[part] | change}))
-    said = f"another --{list(change)[0]} .*move it away"
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=f"another --{list(change)[0]} .*move it away"):
         study.make_row(finished)
-    (finished.folder / "final.json").unlink()
-    work = study.Study([finished], 1, 1, False)
-    work.work()  # and such a run that is not finished is not resumed
-    assert re.search(said, work.failed[finished]) and not finished.log.exists()
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_a_finished_run_is_taken_over_without_running_it_again(finished, keep, monkeypatch):
-    """Guards against a run repeated since the study was killed before its row was written, a log that stays, and a row
-    of an older version that is added again and again since none of the new one is there."""
-    written = (finished.folder / "metrics.csv").stat().st_mtime_ns
-    work = study.Study([finished], 1, 1, keep)
-    work.work()
-    assert list(study.done_runs()) == [finished.name] and not work.failed and not finished.log.exists()
-    assert (finished.folder / "metrics.csv").stat().st_mtime_ns == written
+def test_a_finished_run_is_taken_over_without_running_it_again(finished, keep):
+    """Guards against a run repeated since the study was killed before its row was written, a credit log that stays, and
+    a row that is lost, or added twice."""
+    assert list(study.train_all([finished], 1, 1)) == [(finished, 0)] and not finished.log.exists()
+    assert study.settle(finished, 0, keep) == ""
+    assert list(study.done_runs()) == [finished.name]
     assert (finished.folder / "credit").exists() == keep
-    assert study.Study([finished], 1, 1, keep).todo == []
     study.RESULTS.unlink()  # as by a checkout: the folder still knows its row, without the credit log
-    work.settle(finished, 0)
-    work.settle(finished, 0)  # as if another study had been faster
-    assert [row["run"] for row in read_rows(study.RESULTS)] == [finished.name] and not work.failed
-    (finished.folder / "credit").mkdir(exist_ok=True)
-    monkeypatch.setattr(study, "VERSION", study.VERSION + 1)
-    work = study.Study([finished], 1, 1, False)
-    work.work()  # the old row is not added again, and nothing is lost
-    assert f"version {study.VERSION - 1}" in work.failed[finished] and len(read_rows(study.RESULTS)) == 1
-    assert (finished.folder / "credit").exists()
+    for _ in range(2):  # as if another study had been faster
+        assert study.settle(finished, 0, keep) == ""
+    assert [row["run"] for row in read_rows(study.RESULTS)] == [finished.name]
 
 
 def test_a_run_without_its_last_measurement_is_not_finished(finished):
@@ -238,20 +195,6 @@ def test_a_run_without_its_last_measurement_is_not_finished(finished):
 
 
 # ----------------------------------------------------------------------------------------------------- processes
-
-
-def test_a_run_that_another_process_has_is_left_to_it(place):
-    """Guards against two processes in one run folder, as after a study that was killed while its runs continue."""
-    e = study.Experiment("main", "easy", "none" + SMALL, 0)
-    e.folder.parent.mkdir()
-    with e.log.open("w") as log:
-        fcntl.flock(log, fcntl.LOCK_EX)
-        assert study.launch(e, 1) is None
-    for _ in range(2):  # the lock ends with its holder
-        process = study.launch(e, 1)
-        assert study.launch(e, 1) is None  # the run itself holds it
-        process.kill()
-        process.wait()
 
 
 def test_a_study_that_is_stopped_resumes_with_nothing_lost_or_repeated(place):
@@ -294,7 +237,7 @@ def test_a_study_that_is_stopped_resumes_with_nothing_lost_or_repeated(place):
 
     process, _ = start()
     text = process.communicate(timeout=500)[0]
-    assert process.returncode == 0 and "3/3 runs done" in text, text
+    assert process.returncode == 0 and "3/3 runs done, ETA 0 h 00 min" in text, text
     assert sorted(row["run"] for row in read_rows(study.RESULTS)) == sorted(e.name for e in listed)
     assert [read_metrics(e.folder)["step"].tolist() for e in listed] == [list(range(n + 1)) for n in (2, 40, 40)]
     assert made == [log.stat().st_mtime_ns for log in logs]
@@ -306,43 +249,25 @@ def test_a_run_that_fails_is_named_and_the_others_continue(finished, monkeypatch
     monkeypatch.setattr(sys, "argv", ["study", "--processes", "1"])
     with pytest.raises(SystemExit, match="error: runs that failed: 1; see"):
         study.main()
-    printed = capsys.readouterr()
-    assert "1/2 runs done" in printed.out and "% solved" in printed.out
-    (line,) = printed.err.splitlines()
-    assert line.startswith("easy/vineppo-k-0") and "ended with code 1" in line and "error: --k must be" in line
+    broken, done = sorted(capsys.readouterr().out.splitlines(), key=lambda line: line.endswith("done"))
+    assert "easy/vineppo-k-0" in broken and "ended with code 1" in broken and "error: --k must be" in broken
+    assert "1/2 runs done" in done and finished.name in done
 
 
 # --------------------------------------------------------------------------------------- progress and command line
 
 
-def test_the_eta_by_hand(place, monkeypatch):
-    """Guards against methods, flags and levels that take as long as others did, and overdue runs that count below 0."""
+def test_the_eta_by_hand(place):
+    """Guards against methods, flags and levels that take as long as others did."""
     todo = [study.Experiment("main", "easy", flags, 3) for flags in ("none", "vineppo", "ppo")]
-    assert study.Study(todo, 2, 1, False).progress() == "0/3 runs done, ETA after the first run"
+    assert study.progress(todo, 2) == "0/3 runs done, ETA after the first run"
     took = {"easy/none-seed0": 100, "easy/none-seed1": 140, "easy/vineppo-seed0": 600,
-            "easy/vineppo-k-9-seed0": 1800, "hard/none-seed0": 300}
+            "easy/vineppo-k-9-seed0": 7160, "hard/none-seed0": 300}
     write_csv([a_row(name, level=name[:4], seconds=seconds) for name, seconds in took.items()], study.RESULTS)
-    work = study.Study(todo, 2, 1, False)
-    assert work.eta() == pytest.approx(1.2 * (120 + 600 + np.mean([100, 140, 600, 1800])) / 2)
-    assert work.expected(todo[0]._replace(level="hard", flags="ppo")) == pytest.approx(1.2 * 300)
-    work.todo, work.running, work.began = [], {todo[0]: None, todo[1]: None}, {todo[0]: 1000.0, todo[1]: 1000.0}
-    monkeypatch.setattr(study.time, "monotonic", lambda: 1200.0)
-    assert work.eta() == pytest.approx(1.2 * 600 - 200)  # the first is overdue; the second decides, and is alone
-    assert work.progress() == "0/3 runs done, ETA 0 h 08 min"
-
-
-def test_on_a_terminal_the_progress_overwrites_itself(place, monkeypatch, capsys):
-    """Guards against a study that says nothing until its first run has ended, and lines that are overwritten."""
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    done, broken = (study.Experiment("main", "easy", flags, 0) for flags in ("none", "dpo"))
-    write_csv([a_row(done.name, end=0.5)], study.RESULTS)
-    work = study.Study([done, broken], 2, 1, False)
-    work.failed = {broken: "for a reason"}
-    study.report(work, [done, broken])
-    study.report(work, [])
-    line = work.progress()
-    assert capsys.readouterr().out == (f"{line}  {done.name}: 50.0% solved\n{line}  {broken.name}: failed: for a reason"
-                                       f"\n{line}  \r{line}  \r")
+    # 1.2 * (120 + 600 + the mean of easy, 2000) / 2 = 1632 seconds
+    assert study.progress(todo, 2) == "0/3 runs done, ETA 0 h 27 min"
+    rows = list(study.done_runs().values())
+    assert study.seconds(todo[0]._replace(level="hard", flags="ppo"), rows) == pytest.approx(1.2 * 300)
 
 
 @pytest.fixture
@@ -372,12 +297,9 @@ def test_the_list_is_what_is_left(place, call, capsys):
     call("--list --parts main --levels hard --methods optimal_baseline")
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 10 and all("--data runs/study-2/hard.jsonl" in line for line in lines) and study.HARD.is_file()
-    work = study.Study(listed, 1, 1, False)
     write_csv([a_row(e.name) for e in listed], study.RESULTS)
     call("--list --parts main --levels easy")
     assert capsys.readouterr().out == ""  # and not an empty line, which would be a command
-    work.done = study.done_runs()  # of another study, since this one began
-    assert work.fill() == [] and work.todo == []
 
 
 def test_collect_only_takes_over(finished, call, monkeypatch, capsys):
@@ -385,14 +307,6 @@ def test_collect_only_takes_over(finished, call, monkeypatch, capsys):
     monkeypatch.setattr(study, "PARTS", {"sweeps": [("easy", (finished.flags, "none"), [3])]})
     call("--collect --parts sweeps")
     assert list(study.done_runs()) == [finished.name] and "1/2 runs done" in capsys.readouterr().out
-
-
-def test_tables_are_those_of_the_rows(place, call, monkeypatch):
-    """Guards against --tables that reads another file, or trains."""
-    read = []
-    monkeypatch.setattr(study, "write_study", read.append)
-    call("--tables")
-    assert read == [study.RESULTS]
 
 
 def test_the_tracked_rows_are_of_this_study():

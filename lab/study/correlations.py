@@ -1,7 +1,6 @@
 """Does credit closer to the truth learn more? Scores of each method before training, beside what it learned.
 
-The scores are read from the tables that lab/truth/measure.py and lab/gradients/measure.py wrote. The
-tables and the picture here are part of the study: python -m lab.study.run --tables
+The scores are read from the tables that lab/truth/measure.py and lab/gradients/measure.py wrote.
 """
 from pathlib import Path
 from typing import NamedTuple
@@ -10,7 +9,7 @@ import numpy as np
 
 from analyze import is_control, method_name
 from lab.estimates import cell, draw_estimate, read_cell, read_table
-from lab.statistics import spearman, with_errors, without_two
+from lab.statistics import spearman, with_errors
 from lab.study.forest import by_area, draw_differences
 from plumbing.report import GREY, PALETTE, Estimate, Table, new_figure, save_figure, t_estimate
 from plumbing.runs import Group
@@ -31,7 +30,7 @@ class Score(NamedTuple):
 
 TRUTH, GRADIENTS = FILES
 ALL, INSIDE = "Credit against A*, all tokens", "Credit against A* and the solver, within responses"
-COSINE, RANK, WITHIN, SOLVER, SIGNAL = MEASURED = (
+COSINE, RANK, WITHIN, SOLVER, SIGNAL = SCORES = (
     Score(TRUTH, ALL, "cosine of update", "cosine of its update with that of A*, 256 responses", "cosine with A*"),
     Score(TRUTH, ALL, "Spearman", "rank correlation with A*, all tokens", "rank, all tokens"),
     Score(TRUTH, INSIDE, "Spearman", "rank correlation with A* within responses", "rank in response"),
@@ -39,15 +38,14 @@ COSINE, RANK, WITHIN, SOLVER, SIGNAL = MEASURED = (
     Score(GRADIENTS, "Noise and bias of each method's gradient", "signal to noise",
           "signal to noise of its gradient, 16 batches of 48 responses", "signal to noise"))
 
+SHOWN = (COSINE, WITHIN, SOLVER)  # in the table of scores
 Scores = dict[str, dict[Score, Estimate]]  # by method
 
 
 def read_scores(folder: Path = ROOT) -> Scores:
     """The scores of each method, from the tables of FILES in the repository."""
     scores: Scores = {}
-    for score in MEASURED:
-        if not (folder / score.file).is_file():
-            raise FileNotFoundError(f"there is no {folder / score.file}: git restores it")
+    for score in SCORES:
         header, rows = read_table(folder / score.file, score.table)
         for row in rows:
             scores.setdefault(row[0], {})[score] = read_cell(row[header.index(score.column)])
@@ -65,46 +63,32 @@ def scored_groups(groups: list[Group], scores: Scores, score: Score) -> list[tup
     return [(i, e) for i, e in enumerate(estimates) if not np.isnan(e.value)]
 
 
-def table_truth(level: str, groups: list[Group], scores: Scores) -> Table:
+def table_correlations(level: str, groups: list[Group], scores: Scores) -> Table:
     """Rank correlation of each score with what the methods learned, over all methods and over two subsets."""
     rows, least = [], score_of("none", scores, COSINE).low
-    for score in MEASURED:
+    for score in SCORES:
         scored = scored_groups(groups, scores, score)
         climbed = [(i, e) for i, e in scored if groups[i].values("climb").mean() > 0]
         close = [(i, e) for i, e in climbed if score_of(groups[i].label, scores, COSINE).value >= least]
         subsets = {"all": scored, "those that climbed": climbed, "of these, cosine not below GRPO's": close}
         for name, subset in subsets.items():
             if subset:
-                rows.append([score.meaning, f"{name}, {len(subset)}", *correlations(groups, subset)])
-    note = ("Rank correlation, over methods, of the scores above with the mean area of each method's runs. First as if "
-            "scores and areas were exact, with an interval for the choice of methods alone (Bonett and Wright). Then "
-            "with their errors: median and 95% interval of 4,000 draws, each of which redraws every score and area "
+                areas = [t_estimate(groups[i].values("area")) for i, _ in subset]
+                estimates = [e for _, e in subset]
+                x, y = (np.array([e.value for e in column]) for column in (estimates, areas))  # (M,) each
+                rows.append([score.meaning, f"{name}, {len(subset)}", cell(spearman(x, y)),
+                             cell(with_errors(estimates, areas))])
+    note = ("Rank correlation, over methods, of scores before training with the mean area of each method's runs. First "
+            "as if scores and areas were exact, with an interval for the choice of methods alone (Bonett and Wright). "
+            "Then with their errors: median and 95% interval of 4,000 draws, each of which redraws every score and area "
             "from a normal law with its interval; noise lowers a correlation, so this is a cautious figure. Those that "
-            "climbed are selected by the outcome. Cosine not below GRPO's: at least the lower end of the interval of "
-            "GRPO's. Where a correlation vanishes in this subset, the data only show that bad scores go with bad "
-            "learning. Last: the lowest correlation after removing any two methods, named in brackets. "
-            f"{between_scores(groups, scores)}")
-    header = ["score", "methods", "with area", "with errors", "without two"]
-    return Table(f"Scores and learning, {level}", note, header, rows)
+            "climbed ended above the start: they are selected by the outcome. Cosine not below GRPO's: at least the "
+            "lower end of the interval of GRPO's. Where a correlation vanishes in this subset, the data only show that "
+            "bad scores go with bad learning.")
+    return Table(f"Scores and learning, {level}", note, ["score", "methods", "with area", "with errors"], rows)
 
 
-def correlations(groups: list[Group], subset: list[tuple[int, Estimate]]) -> list[str]:
-    """The rank correlations of a score with the area of a subset of the groups, as cells."""
-    areas = [t_estimate(groups[i].values("area")) for i, _ in subset]
-    x, y = (np.array([e.value for e in estimates]) for estimates in ([e for _, e in subset], areas))  # (M,) each
-    labels = [groups[i].label for i, _ in subset]
-    return [cell(spearman(x, y)), cell(with_errors([e for _, e in subset], areas)), without_two(labels, x, y)]
-
-
-def between_scores(groups: list[Group], scores: Scores) -> str:
-    """How far the cosine and the signal to noise measure the same."""
-    cosine, signal = (dict(scored_groups(groups, scores, score)) for score in (COSINE, SIGNAL))
-    pairs = np.array([[cosine[i].value, signal[i].value] for i in cosine if i in signal]).reshape(-1, 2)  # (M, 2)
-    return (f"Over all {len(pairs)} methods {COSINE.name} and {SIGNAL.name} correlate by {cell(spearman(*pairs.T))} "
-            "with each other.")
-
-
-def draw_truth(groups: list[Group], scores: Scores, file: Path) -> None:
+def draw_scores(groups: list[Group], scores: Scores, file: Path) -> None:
     """What each method learned more than GRPO beside three of its scores, in the order of what is judged."""
     groups = by_area(groups)
     compared = [group for group in groups if group.compared]
