@@ -1,5 +1,4 @@
 """What the rooms compute alike: correlations, intervals over puzzles, batches and methods, and Holm's correction."""
-import itertools
 import math
 from typing import Callable
 
@@ -119,16 +118,6 @@ def with_errors(x: list[Estimate], y: list[Estimate], draws: int = 4000) -> Esti
         r = np.clip(np.corrcoef(*map(ranks, value + np.nan_to_num(error) * noise))[0, 1], -0.999, 0.999)
         found.append(np.arctanh(r) + rng.normal() * np.sqrt((1 + r**2 / 2) / (len(x) - 3)))
     return Estimate(*np.tanh(np.quantile(found, (0.5, 0.025, 0.975))))
-
-
-def without_two(labels: list[str], x: np.ndarray, y: np.ndarray) -> str:
-    """The lowest rank correlation of pairs (n,), (n,) after removing any two, and which two; empty for n < 5."""
-    if len(x) < 5:
-        return ""
-    left = {pair: spearman(np.delete(x, pair), np.delete(y, pair)).value
-            for pair in itertools.combinations(range(len(x)), 2)}
-    pair = min(left, key=left.get)
-    return f"{left[pair]:.2f} ({', '.join(labels[i].split()[0] for i in pair)})"
 
 
 def explained(x: np.ndarray, label: np.ndarray) -> float:

@@ -15,7 +15,6 @@ from lab.study.rows import MORE_ANSWERS, is_uniform, name_of, seeds_of, with_ast
 from plumbing.report import GREY, PALETTE, Estimate, Table, mean_height, new_figure, save_figure, t_estimate, welch
 from plumbing.runs import Group
 
-BUDGETS = (1.0, 2.0, 4.0)  # in units of GRPO's run
 COSTLY = 1.15  # units; a cheaper method spends about what RLOO does, and is compared after as many steps
 NEARLY = 0.75  # of a method's cost: the other must have spent as much, and have been measured before
 WEIGHTS = {"1:1:3": COSTS, "1:1:6": COSTS | {"tokens_updated": 6},
@@ -76,22 +75,6 @@ def at_equal_cost(group: Group, other: Group, weights: dict[str, float] = COSTS)
 def spent_enough(group: Group, other: Group, share: float = NEARLY) -> bool:
     """Whether another group spent that share of what a group did, and was measured before."""
     return bool(spent(other)[1] < share * spent(group)[-1] < spent(other)[-1])
-
-
-def table_budget(level: str, groups: list[Group]) -> Table:
-    """Success at several budgets, of GRPO and RLOO and of the methods that spend more a step."""
-    unit, rows = cost_unit(groups), []
-    for group in groups:
-        _, first, *_, cost = spent(group) / unit
-        if is_uniform(group.label) or cost > COSTLY:
-            success = success_at(group, unit * np.array(BUDGETS)).T  # (budgets, seeds)
-            rows.append([name_of(group.label), f"{len(group.rows)}", f"{cost:.2f}",
-                         *(points(t_estimate(values)) if first < budget <= cost * (1 + 1e-9) else ""
-                           for budget, values in zip(BUDGETS, success)), points(t_estimate(group.values("end")))])
-    note = ("Success when so much was spent, linear between measurements, and at the end; empty before the first "
-            f"measurement and beyond the end. GRPO, RLOO, and the methods that cost more than {COSTLY}.")
-    return Table(f"Success by cost, {level}", note,
-                 ["method", "seeds", "cost", *(f"{budget:g}" for budget in BUDGETS), "end"], rows)
 
 
 def table_equal(level: str, groups: list[Group]) -> Table:

@@ -173,20 +173,11 @@ def changes(values: dict, defaults: dict) -> str:
     return " ".join(f"{name}={value}" for name, value in values.items() if value != defaults.get(name))
 
 
-def check_settings(e: Experiment, config: dict) -> None:
-    """ValueError where a run has other settings than the study's, as after a trial."""
-    made, asked = config["settings"] | config["method"], values_of(e.command.partition("train.py")[2])
-    for values in (made, asked):
-        values["model"] = Path(values["model"]).name  # a checkout may lie elsewhere
-    for name, value in asked.items():
-        if name != "out" and made.get(name) != value:
-            raise ValueError(f"{e.folder} is a run with another --{name} than the study's: move it away")
-
-
 def make_row(e: Experiment) -> dict:
-    """The row of a finished run, ValueError for one that is not the study's."""
+    """The row of a finished run; ValueError for one with other settings, as after a trial."""
     config = read_config(e.folder)
-    check_settings(e, config)
+    if config["command"] != e.command:
+        raise ValueError(f"{e.folder} was made by another command than the study's: move it away")
     settings, method = config["settings"], config["method"]
     defaults = values_of(f"--mitigation {settings['mitigation']}")
     of_level = {word[2:] for word in LEVELS[e.level].split() if word.startswith("--")}

@@ -10,7 +10,7 @@ import numpy as np
 
 from analyze import RLOO, figure_cell
 from lab.estimates import cell, points
-from lab.study.budget import cost_unit, draw_budget, spent, table_budget, table_equal
+from lab.study.budget import cost_unit, draw_budget, spent, table_equal
 from lab.study.correlations import FILES, SHOWN, Scores, draw_scores, read_scores, score_of, table_correlations
 from lab.study.forest import JUDGED, by_area, draw_forest
 from lab.study.leads import tables_leads
@@ -107,7 +107,7 @@ def table_settings(title: str, runs: list[Run], others: list[Run]) -> Table:
             rows.append([name_of(label), f"{len(group.rows)}", mean(group, "end"), mean(group, "area"),
                          name_of(group.baseline.label) if group.compared else "", minus(group, group.baseline),
                          minus(group, groups.get(default_of(label, main))), *shape])
-    note = ("On the seeds of the changed settings. Area minus the baseline, GRPO or RLOO with the same settings but for "
+    note = ("All rows on the seeds of the changed settings. Area minus the baseline, GRPO or RLOO with the same settings but for "
             "the method's, and minus the default, the same method with fewer flags in the main table.")
     header = ["method", "seeds", "end", "area", "baseline", "area - baseline", "area - default", "gradient norm",
               "effective sample size", "varies within"]
@@ -159,7 +159,7 @@ def level_tables(level: str, parts: dict[str, list[Run]], scores: Scores) -> lis
     """The tables of a level."""
     groups, compared = group_runs(parts["main"]), compared_groups(parts)
     costs = {group.label: spent(group)[-1] / cost_unit(compared) for group in compared}
-    tables = [table_methods(level, groups, costs), table_budget(level, compared), table_equal(level, compared)]
+    tables = [table_methods(level, groups, costs), table_equal(level, compared)]
     if level == FIRST:
         tables += [table_scores(level, groups, scores), table_correlations(level, scored(groups), scores),
                    table_types(level, groups)]

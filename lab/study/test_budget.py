@@ -59,13 +59,8 @@ def test_both_curves_are_read_where_the_coarser_one_was_measured():
     assert [end.value, area.value] == pytest.approx([-ends.value, -areas.value])
 
 
-def test_the_tables_by_hand(groups):
+def test_the_table_by_hand(groups):
     """Guards against another unit, a run that did not spend as much, and a difference at another cost."""
-    by_cost = {row[0]: row[1:] for row in study_budget.table_budget("easy", groups).rows}
-    assert set(by_cost) == {"GRPO", "RLOO steps=400", "GRPO answers=16", "`vineppo`"}
-    assert by_cost["GRPO"][1:] == ["1.00", "50.0 ± 127.1", "", "", "50.0 ± 127.1"]
-    assert by_cost["`vineppo`"][1:4] == ["3.00", points(t_estimate(np.array([0.35 + 0.15 / 9, 0.45 + 0.25 / 9]))),
-                                             points(t_estimate(np.array([0.35 + 0.75 / 9, 0.45 + 1.25 / 9])))]
     rows = {row[1]: row for row in study_budget.table_equal("easy", groups).rows}
     assert set(rows) == {"RLOO steps=400", "GRPO answers=16"}
     # vineppo was measured at 0, 750 and 3,000, RLOO at 0, 1,000 and 4,000. With 1:1:6 vineppo was measured at 825 and
