@@ -91,11 +91,10 @@ def count_sides(left: Iterable[tuple[int, str] | None]) -> str:
     return ", ".join(f"{sides.count(side)} {side}" for side in ("up", "down") if side in sides) or "0"
 
 
-def draw_collapse(fallen: dict[Path, dict], band: dict, file: Path) -> None:
-    """A panel per measure: GRPO's band in grey, and each run in the colour and line of its method."""
+def draw_collapse(fallen: list[tuple[str, dict]], band: dict, file: Path) -> None:
+    """A panel per measure: GRPO's band in grey, and each run, after its name, in the colour and line of its method."""
     figure, axes = new_figure(3, 2, 5.6)
-    methods = {folder: curve_name(read_config(folder)) for folder in fallen}
-    lines_of = dict(zip(dict.fromkeys(methods.values()), itertools.product(("-", "--"), PALETTE)))
+    line_of = dict(zip(dict.fromkeys(name for name, _ in fallen), itertools.product(("-", "--"), PALETTE)))
     for axis, (measure, title) in zip(axes.flat, MEASURES.items()):
         mean, deviation = band[measure]
         steps = np.arange(1, len(mean) + 1)
@@ -104,9 +103,9 @@ def draw_collapse(fallen: dict[Path, dict], band: dict, file: Path) -> None:
             low, high = low.clip(0, 1), high.clip(0, 1)
         axis.fill_between(steps, low, high, color=GREY, alpha=0.2, lw=0)
         lines = {"GRPO": axis.plot(steps, mean, color=GREY, lw=1)[0]}
-        for folder, run in fallen.items():
-            style, colour = lines_of[methods[folder]]
-            lines[methods[folder]] = axis.plot(steps, run[measure], style, color=colour, lw=1.2)[0]
+        for name, run in fallen:
+            style, colour = line_of[name]
+            lines[name] = axis.plot(steps, run[measure], style, color=colour, lw=1.2)[0]
         axis.set(title=title, xlabel="step")
     figure.legend(lines.values(), lines, loc="outside lower center", ncols=3)
     save_figure(figure, file)
@@ -132,30 +131,23 @@ def write_page(folders: list[Path]) -> None:
 
 
 def examine(level: str, folders: list[Path]) -> Table:
-    """The table of a level; draws the runs that fell."""
-    band, runs = read_level(folders)
-    left = {folder: departures(run, band) for folder, run in runs.items()}
-    fallen = {folder: run for folder, run in runs.items() if left[folder]["success"]}
-    if fallen:
-        draw_collapse(fallen, band, RESULTS / f"collapse-{level}.png")
-    configs = {folder: read_config(folder) for folder in fallen}
-    names = {folder: f"{curve_name(config)}, seed {config['settings']['seed']}" for folder, config in configs.items()}
-    return table_collapse(level, {names[folder]: left[folder] for folder in fallen},
-                          [left[folder] for folder in runs if folder not in fallen])
-
-
-def read_level(folders: list[Path]) -> tuple[dict, dict[Path, dict[str, np.ndarray]]]:
-    """The reference, and the curves of the other runs; ValueError for runs that can't be compared."""
+    """The table of a level, with its runs of GRPO as the reference; draws the runs that fell."""
     configs = {folder: read_config(folder) for folder in folders}
-    is_grpo = {folder: curve_name(config) == "GRPO" for folder, config in configs.items()}
-    runs = {folder: curves(folder) for folder in folders}
-    if sum(is_grpo.values()) < 2 or all(is_grpo.values()):
-        raise ValueError("name at least two runs of GRPO (none), and runs of other methods")
     if len({json.dumps({name: value for name, value in shared_settings(config).items() if name not in MAY_DIFFER})
             for config in configs.values()}) > 1:
         raise ValueError("the runs must have the same settings, but for the method's: name those of one level")
-    return (reference([run for folder, run in runs.items() if is_grpo[folder]]),
-            {folder: run for folder, run in runs.items() if not is_grpo[folder]})
+    names = {folder: curve_name(config) for folder, config in configs.items()}
+    grpo, others = ([folder for folder in folders if (names[folder] == "GRPO") == wanted] for wanted in (True, False))
+    if len(grpo) < 2 or not others:
+        raise ValueError("name at least two runs of GRPO (none), and runs of other methods")
+    runs = {folder: curves(folder) for folder in folders}
+    band = reference([runs[folder] for folder in grpo])
+    left = {folder: departures(runs[folder], band) for folder in others}
+    fallen = [folder for folder in others if left[folder]["success"]]
+    if fallen:
+        draw_collapse([(names[folder], runs[folder]) for folder in fallen], band, RESULTS / f"collapse-{level}.png")
+    rows = {f"{names[folder]}, seed {configs[folder]['settings']['seed']}": left[folder] for folder in fallen}
+    return table_collapse(level, rows, [left[folder] for folder in others if folder not in fallen])
 
 
 def main() -> None:

@@ -12,11 +12,10 @@ another machine too; a run that was killed resumes from its last saved state. Se
 compare all methods on the same seeds at any time. A finished run loses its credit/ (24 MB) unless --keep. Linux and
 macOS only.
 
-`easy` is the bundled default. Each other level changes one thing. `hard` asks the same model only for puzzles that a
-single sequence of steps solves, and allows more tokens: half as many responses succeed at the start, and the more
-failed attempts a response holds, the less is said by credit that is the same on all of them. `small` is a model with a
-fifth of the parameters, trained by lab/warm_start.py until it solves about as many puzzles at the start. `latin` and
-`math` are other tasks, with models of their own: see predictions.md, which is older than their runs.
+`easy` is the bundled default. `hard` asks the same model only for puzzles that a single sequence of steps solves, and
+allows more tokens: the more failed attempts a response holds, the less is said by credit that is the same on all of
+them. `small` is a model with a fifth of the parameters. `latin` and `math` are other tasks, with models of their own:
+see predictions.md, which is older than their runs.
 """
 import argparse
 import fcntl

@@ -30,12 +30,6 @@ def test_a_run_leaves_at_the_first_of_three_steps_far_away(start, length, expect
     assert collapse.leaves(values, mean, 0.2) is None
 
 
-def test_the_first_departure_counts():
-    """Guards against a fall that is hidden by a later rise."""
-    values = np.concatenate((np.ones(5), np.zeros(15), np.full(20, 2.0)))
-    assert collapse.leaves(values, np.ones(40), 0.1) == (6, "down")
-
-
 def test_the_reference_by_hand():
     """Guards against the spread over steps in place of seeds."""
     runs = [dict.fromkeys(collapse.MEASURES, np.array(row)) for row in ([1.0, 5, 9], [3.0, 5, 13])]
