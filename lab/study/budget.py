@@ -82,12 +82,14 @@ def table_equal(level: str, groups: list[Group]) -> Table:
     unit = cost_unit(groups)
     pairs = [(group, other) for group in groups if not is_uniform(group.label) and spent(group)[-1] > COSTLY * unit
              for other in groups if is_uniform(other.label) and spent_enough(group, other)]
-    compared = {name: [at_equal_cost(*pair, weights) for pair in pairs] for name, weights in WEIGHTS.items()}
-    areas = {name: with_asterisks([found.area for found in column]) for name, column in compared.items()}
+    areas = {name: with_asterisks({i: at_equal_cost(*pair, weights).area for i, pair in enumerate(pairs)})
+             for name, weights in WEIGHTS.items()}
     usual, *others = WEIGHTS
-    rows = [[name_of(group.label), name_of(other.label), seeds_of(group, other), f"{compared[usual][i].cost / unit:.2f}",
-             areas[usual][i], points(compared[usual][i].end), *(areas[name][i] for name in others)]
-            for i, (group, other) in enumerate(pairs)]
+    rows = []
+    for i, (group, other) in enumerate(pairs):
+        found = at_equal_cost(group, other)
+        rows.append([name_of(group.label), name_of(other.label), seeds_of(group, other), f"{found.cost / unit:.2f}",
+                     areas[usual][i], points(found.end), *(areas[name][i] for name in others)])
     note = ("A method minus GRPO or RLOO, at the largest cost that both reached. Both are read at the costs of the one "
             "whose measurements are further apart. Last, the area with other weights of sampled, read and updated "
             f"tokens than {usual}. * by column.")

@@ -3,7 +3,7 @@
 At equal steps, a method is compared with RLOO in the same setting. At equal cost, it is compared with RLOO at its best:
 one update on each batch, at the usual learning rate, and more steps if the method costs much more.
 """
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
 from analyze import RLOO
 from lab.estimates import points
@@ -18,31 +18,29 @@ HALF = 0.5  # of a method's cost: RLOO must have spent as much, since nothing el
 
 
 class Lead(NamedTuple):
-    """A method in one setting. Its group has RLOO in the same setting as its baseline."""
+    """A method in one setting: a level, or a number of updates on each batch and a learning rate."""
 
-    where: str  # a level, or the number of updates on each batch and the learning rate
-    group: Group
-    unit: float  # the cost of GRPO's run at this level
+    group: Group  # its baseline is RLOO in the same setting
+    cost: float  # of its run, in units of GRPO's at this level
     rloo: Group | None  # RLOO's shortest run, one update on each batch, that spent enough; None without any
-    at_cost: EqualCost | None  # the group minus that run
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """The label of the method, and the setting."""
-        return self.group.label, self.where
+    minus_rloo: EqualCost | None  # the group minus that, its cost in the same units
 
 
-def leads_by_level(levels: Levels) -> dict[str, list[Lead]]:
+Leads = dict[tuple[str, str], Lead]  # by label of the method and setting
+
+
+def leads_by_level(levels: Levels) -> list[Leads]:
     """The leads of SHOWN at each level."""
     plain = {level: compared_groups(parts) for level, parts in levels.items()}
-    return {level: list_leads(level, groups, groups) for level, groups in plain.items()}
+    return [list_leads(level, groups, groups) for level, groups in plain.items()]
 
 
-def leads_with_updates(levels: Levels) -> list[Lead]:
+def leads_with_updates(levels: Levels) -> Leads:
     """The leads of SHOWN on easy puzzles with several updates on each batch."""
-    plain = compared_groups(levels[FIRST])
-    return [lead for where, groups in group_by_updates(levels[FIRST].get("updates", [])).items()
-            for lead in list_leads(where, groups, plain)]
+    plain, leads = compared_groups(levels[FIRST]), {}
+    for setting, groups in group_by_updates(levels[FIRST].get("updates", [])).items():
+        leads |= list_leads(setting, groups, plain)
+    return leads
 
 
 def group_by_updates(runs: list[Run]) -> dict[str, list[Group]]:
@@ -50,24 +48,26 @@ def group_by_updates(runs: list[Run]) -> dict[str, list[Group]]:
     settings: dict[str, list[Run]] = {}
     for run in runs:
         flags = dict(word.split("=") for word in run.setting.split())
-        where = f"{flags.pop('updates_per_batch')} updates" + (f", lr {flags.pop('lr')}" if "lr" in flags else "")
+        name = f"{flags.pop('updates_per_batch')} updates" + (f", lr {flags.pop('lr')}" if "lr" in flags else "")
         setting = " ".join(f"{name}={value}" for name, value in flags.items())
         label = f"{run.label.removesuffix(run.setting).strip()} {setting}".strip()
-        settings.setdefault(where, []).append(run._replace(label=label, setting=setting))
-    return {where: group_runs(members) for where, members in settings.items()}
+        settings.setdefault(name, []).append(run._replace(label=label, setting=setting))
+    return {name: group_runs(members) for name, members in settings.items()}
 
 
-def list_leads(where: str, groups: list[Group], plain: list[Group]) -> list[Lead]:
+def list_leads(setting: str, groups: list[Group], plain: list[Group]) -> Leads:
     """SHOWN in a setting that has RLOO; `plain` are the groups of its level, with one update on each batch."""
-    by_label, unit, found = {group.label: group for group in groups}, cost_unit(plain), []
+    by_label, unit, leads = {group.label: group for group in groups}, cost_unit(plain), {}
     for label in SHOWN if RLOO in by_label else ():
-        if label not in by_label or (label == RLOO and groups is plain):
-            continue
-        group = Group(label, by_label[label].rows, by_label[RLOO])
-        enough = [other for other in plain if is_rloo(other.label) and spent_enough(group, other, HALF)]
-        rloo = min(enough, key=lambda other: spent(other)[-1], default=None)
-        found.append(Lead(where, group, unit, rloo, at_equal_cost(group, rloo) if rloo else None))
-    return found
+        if label in by_label and not (label == RLOO and groups is plain):
+            group = Group(label, by_label[label].rows, by_label[RLOO])
+            enough = [other for other in plain if is_rloo(other.label) and spent_enough(group, other, HALF)]
+            rloo, found = min(enough, key=lambda other: spent(other)[-1], default=None), None
+            if rloo:
+                found = at_equal_cost(group, rloo)
+                found = found._replace(cost=found.cost / unit)
+            leads[label, setting] = Lead(group, spent(group)[-1] / unit, rloo, found)
+    return leads
 
 
 def is_rloo(label: str) -> bool:
@@ -81,50 +81,45 @@ def change(here: Group, there: Group) -> Estimate:
     return contrast(*((sign, group.values("area")) for sign, pair in signs.items() for group in pair))
 
 
-def changed(leads: list[Lead]) -> set[tuple[str, str]]:
+def changed(leads: Leads) -> set[tuple[str, str]]:
     """Keys of the leads at equal steps that differ from those on easy puzzles, after Holm's correction."""
-    first = {lead.group.label: lead.group for lead in leads if lead.where == FIRST}
-    changes = {lead.key: change(lead.group, first[lead.group.label]) for lead in leads
-               if lead.where != FIRST and lead.group.label in first}
+    changes = {(label, setting): change(lead.group, leads[label, FIRST].group)
+               for (label, setting), lead in leads.items() if setting != FIRST and (label, FIRST) in leads}
     return holm({key: e.p for key, e in changes.items()})
 
 
 def tables_leads(levels: Levels) -> list[Table]:
     """The leads at the levels, and those with several updates."""
-    by_level, updates = leads_by_level(levels), leads_with_updates(levels)
-    everywhere = sum(by_level.values(), [])
-    steps = {}
-    for family in (*by_level.values(), updates):
-        steps |= keyed([lead for lead in family if lead.group.label != RLOO], lambda lead: lead.group.difference("area"))
-    for key in changed(everywhere + updates):
+    by_level, updates, everywhere, steps = leads_by_level(levels), leads_with_updates(levels), {}, {}
+    for leads in by_level:
+        everywhere |= leads
+    for leads in (*by_level, updates):
+        steps |= with_asterisks({key: lead.group.difference("area") for key, lead in leads.items() if key[0] != RLOO})
+    for key in changed(everywhere | updates):
         steps[key] += " †"
-    cost = {lead.key: points(lead.at_cost.area) for lead in everywhere if lead.at_cost}
-    cost |= keyed([lead for lead in updates if lead.at_cost], lambda lead: lead.at_cost.area)
+    cost = {key: points(lead.minus_rloo.area) for key, lead in everywhere.items() if lead.rloo}
+    cost |= with_asterisks({key: lead.minus_rloo.area for key, lead in updates.items() if lead.rloo})
 
     note = ("Minus RLOO in the same setting after as many steps; then, at the largest cost that both reached, minus the "
             "shortest run of RLOO, one update on each batch, that spent half as much, if there is one. † differs from "
             "the same method's lead on easy puzzles, after Holm's correction over both tables of leads. ")
-    stars = {"Leads over RLOO": "* at equal steps, by level; at equal cost see *Equal cost*.",
-             "Leads over RLOO with several updates": "* by column."}
     header = ["method", "setting", "seeds", "cost", "area, equal steps", "end, equal steps", "RLOO run", "at cost",
               "area, equal cost", "end, equal cost"]
-    return [Table(title, note + star, header, lead_rows(leads, steps, cost))
-            for (title, star), leads in zip(stars.items(), (everywhere, updates)) if leads]
+    tables = [Table("Leads over RLOO", note + "* at equal steps, by level; at equal cost see *Equal cost*.", header,
+                    lead_rows(everywhere, steps, cost)),
+              Table("Leads over RLOO with several updates", note + "* by column.", header,
+                    lead_rows(updates, steps, cost))]
+    return [table for table in tables if table.rows]
 
 
-def keyed(leads: list[Lead], area: Callable[[Lead], Estimate]) -> dict[tuple[str, str], str]:
-    """A cell for the area of each lead, by key, with asterisks."""
-    return dict(zip((lead.key for lead in leads), with_asterisks([area(lead) for lead in leads])))
-
-
-def lead_rows(leads: list[Lead], steps: dict, cost: dict) -> list[list[str]]:
+def lead_rows(leads: Leads, steps: dict, cost: dict) -> list[list[str]]:
     """The rows of a table, method by method. steps, cost: the cells of both areas by key."""
     rows = []
-    for lead in sorted(leads, key=lambda lead: SHOWN.index(lead.group.label)):  # which keeps the order of settings
-        label, where, group, found = *lead.key, lead.group, lead.at_cost
-        at_steps = [steps[lead.key], points(group.difference("end"))] if lead.key in steps else [""] * 2
-        at_cost = [name_of(lead.rloo.label), f"{found.cost / lead.unit:.2f}", cost[lead.key],
-                   points(found.end)] if found else [""] * 4
-        rows.append([name_of(label), where, seeds_of(group, group.baseline), f"{spent(group)[-1] / lead.unit:.2f}",
-                     *at_steps, *at_cost])
+    for key in sorted(leads, key=lambda key: SHOWN.index(key[0])):  # which keeps the order of settings
+        group, spent_by_run, rloo, found = leads[key]
+        label, setting = key
+        at_steps = [steps[key], points(group.difference("end"))] if key in steps else [""] * 2
+        at_cost = [name_of(rloo.label), f"{found.cost:.2f}", cost[key], points(found.end)] if rloo else [""] * 4
+        rows.append([name_of(label), setting, seeds_of(group, group.baseline), f"{spent_by_run:.2f}", *at_steps,
+                     *at_cost])
     return rows

@@ -5,7 +5,7 @@ from pathlib import Path
 from analyze import RLOO, method_name
 from lab.estimates import points
 from lab.statistics import holm
-from plumbing.report import Estimate, welch
+from plumbing.report import welch
 from plumbing.runs import Group, Run, group_runs
 
 ABOUT = ("run", "version", "part", "level", "method", "setting", "seed", "command")  # columns of text
@@ -86,7 +86,7 @@ def minus(group: Group, other: Group | None, figure: str = "area") -> str:
     return "" if other is None or other is group else points(welch(group.values(figure), other.values(figure)))
 
 
-def with_asterisks(differences: list[Estimate]) -> list[str]:
-    """A cell in points for each difference, with * where it is significant after Holm's correction over all of them."""
-    significant = holm({i: e.p for i, e in enumerate(differences)})
-    return [points(e) + " *" * (i in significant) for i, e in enumerate(differences)]
+def with_asterisks(differences: dict) -> dict:
+    """A cell in points for each Estimate, with * where it is significant after Holm's correction over all of them."""
+    significant = holm({key: e.p for key, e in differences.items()})
+    return {key: points(e) + " *" * (key in significant) for key, e in differences.items()}

@@ -81,8 +81,8 @@ def test_at_equal_cost_rloo_takes_one_update_and_more_steps_if_it_must(rows):
 
 def test_a_change_is_a_difference_of_differences(levels):
     """Guards against signs mixed up: PPO is 5 points of area ahead of RLOO with one update and 5 behind with four."""
-    leads = study_leads.leads_by_level(levels)["easy"] + study_leads.leads_with_updates(levels)
-    ppo = {lead.where: lead.group for lead in leads if lead.group.label == "ppo"}
+    leads = study_leads.leads_by_level(levels)[0] | study_leads.leads_with_updates(levels)
+    ppo = {setting: lead.group for (label, setting), lead in leads.items() if label == "ppo"}
     e = study_leads.change(ppo["4 updates"], ppo["easy"])
     assert e.value == pytest.approx(-0.1)
     assert e.high - e.value == pytest.approx(2.306 * 0.01 * np.sqrt(4 / 3), abs=1e-4)  # t of 8 degrees of freedom

@@ -19,9 +19,9 @@ def test_names(label, name):
 
 def test_asterisks_are_corrected_for_all_differences():
     """Guards against an asterisk for p = 0.04 beside another difference."""
-    differences = [Estimate(0.02, 0.01, 0.03, p) for p in (0.001, 0.04, 0.5)]
-    assert study_rows.with_asterisks(differences) == ["2.0 ± 1.0 *", "2.0 ± 1.0", "2.0 ± 1.0"]
-    assert study_rows.with_asterisks([Estimate(0.02)]) == ["2.0"]  # a single seed has no interval
+    differences = {p: Estimate(0.02, 0.01, 0.03, p) for p in (0.001, 0.04, 0.5)}
+    assert list(study_rows.with_asterisks(differences).values()) == ["2.0 ± 1.0 *", "2.0 ± 1.0", "2.0 ± 1.0"]
+    assert study_rows.with_asterisks({"a": Estimate(0.02)}) == {"a": "2.0"}  # a single seed has no interval
 
 
 def test_two_forms_are_compared_beside_the_main_table():
