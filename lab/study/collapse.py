@@ -113,11 +113,12 @@ def draw_collapse(fallen: list[tuple[str, dict]], band: dict, file: Path) -> Non
 
 def curve_name(config: dict) -> str:
     """What the curve of a run is called: its method, and its responses and updates where they are not the default."""
-    settings, usual = config["settings"], Settings()
-    changed = {name: value for name, value in settings.items() if value != getattr(usual, name, None)}
-    counts = {"answers": "responses", "updates_per_batch": "updates"}
-    return ", ".join([method_name(run_method(config)),
-                      *(f"{changed[name]} {unit}" for name, unit in counts.items() if name in changed)])
+    named = [method_name(run_method(config))]
+    for name, unit in {"answers": "responses", "updates_per_batch": "updates"}.items():
+        usual = getattr(Settings, name)
+        count = config["settings"].get(name, usual)
+        named += [f"{count} {unit}"] * (count != usual)
+    return ", ".join(named)
 
 
 def write_page(folders: list[Path]) -> None:

@@ -100,9 +100,9 @@ def tables_leads(levels: Levels) -> list[Table]:
     cost = {key: points(lead.minus_rloo.area) for key, lead in everywhere.items() if lead.rloo}
     cost |= with_asterisks({key: lead.minus_rloo.area for key, lead in updates.items() if lead.rloo})
 
-    note = ("Minus RLOO in the same setting after as many steps; then, at the largest cost that both reached, minus the "
-            "shortest run of RLOO, one update on each batch, that spent half as much, if there is one. † differs from "
-            "the same method's lead on easy puzzles, after Holm's correction over both tables of leads. ")
+    note = ("Minus RLOO in the same setting after as many steps; then, at the largest cost that both reached, minus "
+            "the shortest run of RLOO, one update on each batch, that spent half as much, if there is one. † differs "
+            "from the same method's lead on easy puzzles, after Holm's correction over both tables of leads. ")
     header = ["method", "setting", "seeds", "cost", "area, equal steps", "end, equal steps", "RLOO run", "at cost",
               "area, equal cost", "end, equal cost"]
     tables = [Table("Leads over RLOO", note + "* at equal steps, by level; at equal cost see *Equal cost*.", header,
@@ -115,11 +115,10 @@ def tables_leads(levels: Levels) -> list[Table]:
 def lead_rows(leads: Leads, steps: dict, cost: dict) -> list[list[str]]:
     """The rows of a table, method by method. steps, cost: the cells of both areas by key."""
     rows = []
-    for key in sorted(leads, key=lambda key: SHOWN.index(key[0])):  # which keeps the order of settings
-        group, spent_by_run, rloo, found = leads[key]
-        label, setting = key
+    for label, setting in sorted(leads, key=lambda key: SHOWN.index(key[0])):  # which keeps the order of settings
+        key = label, setting
+        group, own_cost, rloo, found = leads[key]
         at_steps = [steps[key], points(group.difference("end"))] if key in steps else [""] * 2
         at_cost = [name_of(rloo.label), f"{found.cost:.2f}", cost[key], points(found.end)] if rloo else [""] * 4
-        rows.append([name_of(label), setting, seeds_of(group, group.baseline), f"{spent_by_run:.2f}", *at_steps,
-                     *at_cost])
+        rows.append([name_of(label), setting, seeds_of(group, group.baseline), f"{own_cost:.2f}", *at_steps, *at_cost])
     return rows

@@ -62,7 +62,7 @@ def values_of(flags: str) -> dict:
 
 METHODS = tuple(name for name in MITIGATIONS if name != "regrade_ablation")  # which is hardly more than `none`
 RLOO_FLAGS = "none --advantage rloo"  # is it only the division by the deviation of the rewards?
-AHEAD = ("none", RLOO_FLAGS, "optimal_baseline", "ppo", "vineppo")  # what is ahead, and its opponents: ten seeds
+AHEAD = ("none", RLOO_FLAGS, "optimal_baseline", "ppo", "vineppo")  # ahead, or what these are compared with: ten seeds
 RATIO_FLAGS = "entropy_ratio --advantage rloo"  # of the reweightings, the one that was furthest ahead of GRPO
 # So near GRPO with five seeds that it took ten to tell.
 CLOSE = ("entropy_ratio", "token_type", "entropy_weighted", "attention_credit", "outcome_conditional")
@@ -138,11 +138,6 @@ class Experiment(NamedTuple):
         """Whether the run took all its steps and was measured after them."""
         final = read_final(self.folder)
         return "pass@16" in final and final["step"] == read_config(self.folder)["settings"]["steps"]
-
-    def last_line(self) -> str:
-        """The last line that the run printed."""
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
-        return lines[-1] if lines else "nothing"
 
 
 def list_experiments(parts: list[str], levels: list[str], methods: list[str]) -> list[Experiment]:
@@ -256,7 +251,8 @@ def settle(e: Experiment, code: int, keep: bool) -> str:
     """Give a run that ended its row. Returns what is wrong where it gets none."""
     try:
         if not e.is_finished():
-            return f"ended with code {code}, and its last line was: {e.last_line()}"
+            lines = e.log.read_text(encoding="utf-8", errors="replace").splitlines() or ["nothing"]
+            return f"ended with code {code}, and its last line was: {lines[-1]}"
         take_over(e, keep)
         return ""
     except (ValueError, OSError) as error:
@@ -315,6 +311,7 @@ def run(args: argparse.Namespace) -> None:
         return
     if args.collect:
         todo = [e for e in todo if e.is_finished()]
+    print(progress(listed, args.processes), flush=True)
     with closing(train_all(todo, args.processes, args.threads)) as ended:
         for e, code in ended:
             problem = settle(e, code, args.keep)

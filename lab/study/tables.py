@@ -51,8 +51,8 @@ def table_methods(level: str, groups: list[Group], costs: dict[str, float]) -> T
              minus(group, none), minus(group, rloo), f"{group.values('gradient norm').mean() / usual:.1f}",
              f"{costs[group.label]:.2f}" if group.label in costs else ""] for group in by_area(groups)]
     note = (f"After {none.values('steps').max():.0f} steps, from {100 * none.values('start').mean():.1f} at the start. "
-            "pass@16: puzzles solved by at least one of 16 responses. Gradient: its norm as a multiple of GRPO's. Among "
-            f"so many rows one interval in twenty excludes 0 by chance. {power(groups)}")
+            "pass@16: puzzles solved by at least one of 16 responses. Gradient: its norm as a multiple of GRPO's. "
+            f"Among so many rows one interval in twenty excludes 0 by chance. {power(groups)}")
     header = ["method", "seeds", "end", "area", "pass@16", "area - GRPO", "area - RLOO", "gradient", "cost"]
     return Table(f"Methods, {level}", note, header, rows)
 
@@ -76,7 +76,7 @@ def table_scores(level: str, groups: list[Group], scores: Scores) -> Table:
     rows = [[name_of(group.label), *(cell(score_of(group.label, scores, score)) for score in SHOWN), minus(group, none)]
             for group in by_area(groups) if group.label != RLOO]
     note = (f"Scores on the start model and the easy puzzles, with default flags ({FILES[0]}): "
-            f"{'; '.join(f'{score.name}: {score.meaning}' for score in SHOWN)}. 95% intervals over puzzles in brackets.")
+            f"{'; '.join(f'{score.name}: {score.meaning}' for score in SHOWN)}. Brackets: 95% intervals over puzzles.")
     return Table(f"What is known before, {level}", note, ["method", *(s.name for s in SHOWN), "area - GRPO"], rows)
 
 
@@ -107,8 +107,8 @@ def table_settings(title: str, runs: list[Run], others: list[Run]) -> Table:
             rows.append([name_of(label), f"{len(group.rows)}", mean(group, "end"), mean(group, "area"),
                          name_of(group.baseline.label) if group.compared else "", minus(group, group.baseline),
                          minus(group, groups.get(default_of(label, main))), *shape])
-    note = ("All rows on the seeds of the changed settings. Area minus the baseline, GRPO or RLOO with the same settings but for "
-            "the method's, and minus the default, the same method with fewer flags in the main table.")
+    note = ("All rows on the seeds of the changed settings. Area minus the baseline, GRPO or RLOO with the same "
+            "settings but for the method's, and minus the default, the same method with fewer flags in the main table.")
     header = ["method", "seeds", "end", "area", "baseline", "area - baseline", "area - default", "gradient norm",
               "effective sample size", "varies within"]
     return Table(title, note, header, rows)

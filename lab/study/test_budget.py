@@ -7,7 +7,7 @@ import pytest
 
 from lab.estimates import points
 from lab.study import budget as study_budget
-from plumbing.report import t_estimate, welch
+from plumbing.report import welch
 from plumbing.runs import Group, Run, group_runs
 
 

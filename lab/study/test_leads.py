@@ -69,12 +69,12 @@ def test_at_equal_cost_rloo_takes_one_update_and_more_steps_if_it_must(rows):
     cost, and a run that did not spend half as much."""
     # At each setting: the run of RLOO, the cost, and the ends when both had spent so much. Curves are straight. Of the
     # areas with four updates p is 0.02 and 0.00006; at the levels, asterisks are in another table.
-    for where, method, rloo, cost, ours, theirs, star in (
+    for where, method, rloo, cost, ours, theirs, asterisk in (
             ("easy", "ppo", "RLOO", "1.00", np.array(PPO) * 300 / 390, np.array(RLOO), ""),
             ("4 updates", "RLOO", "RLOO steps=400", "3.00", np.array(PPO), np.array(LONG) * 900 / 1200, " *"),
             ("4 updates", "ppo", "RLOO steps=400", "4.00", np.array(RLOO) * 1200 / 1500, np.array(LONG), " *")):
         area, end = (points(welch(x, y)) for x, y in ((ours / 2, theirs / 2), (ours, theirs)))
-        assert rows[method, where][4:] == [rloo, cost, area + star, end]
+        assert rows[method, where][4:] == [rloo, cost, area + asterisk, end]
     assert rows["ppo", "4 updates, lr 5e-05"][4:] == [""] * 4
     assert rows["GRPO", "hard"][4:6] == ["RLOO", "1.00"]
 

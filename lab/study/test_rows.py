@@ -25,7 +25,7 @@ def test_asterisks_are_corrected_for_all_differences():
 
 
 def test_two_forms_are_compared_beside_the_main_table():
-    """Guards against all other forms among the methods, and a level without forms or opponents."""
+    """Guards against all other forms among the methods, and a level without forms or longer runs."""
     def run(label):
         return Run(label, label, "", label == "none", 0, {"end": 0.5})
 
