@@ -3,6 +3,7 @@
 At equal steps, a method is compared with RLOO in the same setting. At equal cost, it is compared with RLOO at its best:
 one update on each batch, at the usual learning rate, and more steps if the method costs much more.
 """
+import re
 from typing import NamedTuple
 
 from analyze import RLOO
@@ -48,9 +49,9 @@ def group_by_updates(runs: list[Run]) -> dict[str, list[Group]]:
     settings: dict[str, list[Run]] = {}
     for run in runs:
         flags = dict(word.split("=") for word in run.setting.split())
-        name = f"{flags.pop('updates_per_batch')} updates" + (f", lr {flags.pop('lr')}" if "lr" in flags else "")
-        setting = " ".join(f"{name}={value}" for name, value in flags.items())
-        label = f"{run.label.removesuffix(run.setting).strip()} {setting}".strip()
+        name = f"{flags['updates_per_batch']} updates" + (f", lr {flags['lr']}" if "lr" in flags else "")
+        label, setting = (re.sub(r" ?(updates_per_batch|lr)=\S+", "", text).strip()
+                          for text in (run.label, run.setting))
         settings.setdefault(name, []).append(run._replace(label=label, setting=setting))
     return {name: group_runs(members) for name, members in settings.items()}
 
