@@ -18,7 +18,7 @@ import numpy as np
 from countdown_task import Puzzle, generate_puzzles
 from lab.gradients.noise import method_gradients, table_baseline, table_methods
 from lab.gradients.rank import CONTROLS_AT, SIZES, by_success, draw_ranks, group_spectra, tables_rank
-from lab.gradients.ratio import draw_ratio, ratio_rows, tables_ratio
+from lab.gradients.ratio import draw_ratio, ratio_rows, table_ratio
 from lab.gradients.size import draw_sizes, table_phase1, tables_tokens, token_columns
 from lab.truth.critic import LIMIT, find_heads, sample
 from lab.updates import credit_gradients
@@ -48,7 +48,6 @@ def table_training(run: Path, puzzles: list[Puzzle], answers: int, seed: int) ->
     """How sparse the gradient is along a run."""
     rows = []
     for step, folder in checkpoints(run):
-        print(f"checkpoint of step {step}", flush=True)
         batch = by_success(sample(load_policy(Settings(model=str(folder))), puzzles, answers, (seed, 0)))
         credit = (batch.advantage[:, None] * batch.mask)[None]  # (1, B, T)
         gradients = [g[0].numpy() for g in credit_gradients(batch, credit, answers) if g.any()]  # (P,) for each puzzle
@@ -106,7 +105,7 @@ def measure(args: argparse.Namespace) -> list[Table]:
     batches = independent_batches(policy, args.batches, args.seed)
     tables = [*tables_tokens(columns), table_phase1(columns), *tables_rank(group_spectra(batch, args.seed)),
               table_baseline(success, norms), table_methods(method_gradients(batches)),
-              *tables_ratio(ratio_rows(args.model, args.seed))]
+              table_ratio(ratio_rows(args.model, args.seed))]
     if args.run:
         tables.append(table_training(args.run, puzzles, CONTROLS_AT, args.seed))
     return tables

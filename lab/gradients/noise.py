@@ -31,7 +31,7 @@ def table_baseline(success: np.ndarray, norms: np.ndarray) -> Table:
     """
     rows = []
     for R in SIZES:
-        none, optimum, others = baseline_noise(success[:, :R], norms[:, :R]).T  # (Q,) each
+        none, optimum, others = baseline_noise(success[:, :R], norms[:, :R])  # (Q,) each
         rows.append([f"{R}", *(cell(bootstrap(share, np.stack((noise, others), axis=1))) for noise in (none, optimum))])
     puzzle = np.repeat(np.arange(len(norms)), norms.shape[1])
     within = correlate(*(centred(x.flatten(), puzzle, False) for x in (success, norms)), puzzle)
@@ -41,14 +41,11 @@ def table_baseline(success: np.ndarray, norms: np.ndarray) -> Table:
         f"correlate by {cell(within)}. 95% bootstrap intervals over puzzles."), ["R", "no baseline", "optimum"], rows)
 
 
-def baseline_noise(r: np.ndarray, n: np.ndarray) -> np.ndarray:
-    """Sum over each puzzle's answers of (r - b)^2 n (Q, 3), from r and n (Q, R).
-
-    b is 0; the optimum from the other answers; the mean of the other answers.
-    """
+def baseline_noise(r: np.ndarray, n: np.ndarray) -> list[np.ndarray]:
+    """Sums over each puzzle's answers of (r - b)^2 n, (Q,), for b = 0, the optimum and the others' mean; r, n (Q, R)."""
     others = (r.sum(1, keepdims=True) - r) / (r.shape[1] - 1)  # (Q, R)
     optimum = ((r * n).sum(1, keepdims=True) - r * n) / (n.sum(1, keepdims=True) - n)  # (Q, R)
-    return np.stack([((r - b) ** 2 * n).sum(1) for b in (0.0, optimum, others)], axis=1)
+    return [((r - b) ** 2 * n).sum(1) for b in (0.0, optimum, others)]
 
 
 def cross(gram: np.ndarray, use: np.ndarray) -> float:

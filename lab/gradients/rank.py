@@ -5,9 +5,6 @@ tokens x (vocabulary * hidden) (a row is credit * (onehot - p) outer the hidden 
 are right or wrong and nothing else, because only then is there a 2 in the algebra: the group's gradient is
 A+ S+ + A- S-, with S+ and S- the sums of g_i over right and over wrong responses, the rows of a fourth matrix.
 
-RLOO, one of the controls, checks the measurement: it multiplies the credit of the whole group by one number, and rank
-ignores scale.
-
 Run it:  python -m lab.gradients.measure
 """
 import dataclasses
@@ -75,8 +72,7 @@ def group_of(batch: TokenBatch, q: int, R: int) -> TokenBatch:
     """The first R responses to puzzle q as a batch of their own, with the advantages of right against wrong."""
     B, Q = len(batch.text), len(batch.puzzles)
     rows = slice(B // Q * q, B // Q * q + R)
-    fields = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
-    fields = {name: x[rows] for name, x in fields.items() if isinstance(x, (Tensor, tuple)) and len(x) == B}
+    fields = {name: x[rows] for name, x in vars(batch).items() if isinstance(x, (Tensor, tuple)) and len(x) == B}
     fields |= {"group": torch.zeros_like(fields["group"]), "puzzles": (batch.puzzles[q],)}
     ask = SimpleNamespace(policy=batch.ask.policy, prompts=[batch.ask.prompts[q]], hidden=batch.ask.hidden[rows],
                           head=lambda name: batch.ask.head(name)[rows])
@@ -118,7 +114,7 @@ def controls(group: TokenBatch, rng: np.random.Generator) -> dict[str, Tensor]:
     """By name, credit (R, T) other than GRPO's for a group."""
     A, mask = group.advantage[:, None], group.mask
     w = torch.from_numpy(rng.exponential(size=mask.shape)).float()  # (R, T)
-    rloo = group_advantage(group.success[None], "rloo").view(-1, 1)  # (R, 1)
+    rloo = group_advantage(group.success[None], "rloo").view(-1, 1)  # (R, 1) GRPO's times one number: of equal rank
     trained = dataclasses.replace(group, reward=0.1 * group.format + group.success)  # what the critic predicts
     return {"shuffled advantages": A[torch.from_numpy(rng.permutation(len(A)))] * mask,
             "random credit": A * w * mask, "imitation: credit 1": mask.float(),
@@ -149,9 +145,10 @@ def group_spectra(batch: TokenBatch, seed: int) -> Spectra:
     return found
 
 
-def puzzle_means(layers: dict[int, list[np.ndarray]], measure: Callable[[np.ndarray], float]) -> dict[int, float]:
+def puzzle_means(found: Spectra, R: int, variant: str, matrix: str, measure: Callable = effective_rank) -> dict:
     """By puzzle, the mean of a measure of rank over the spectra of its layers; without puzzles whose gradient is 0."""
-    means = {puzzle: float(np.mean(list(map(measure, spectra)))) for puzzle, spectra in layers.items()}
+    puzzles = found.get((R, variant, matrix), {})
+    means = {puzzle: float(np.mean([measure(s) for s in layers])) for puzzle, layers in puzzles.items()}
     return {puzzle: mean for puzzle, mean in means.items() if np.isfinite(mean)}
 
 
@@ -162,15 +159,12 @@ def over_puzzles(means: dict[int, float]) -> str:
 
 def tables_rank(found: Spectra) -> list[Table]:
     """Rank of all matrices by group size, and of the responses' gradients under the controls."""
-    def means(R: int, variant: str, matrix: str, measure: Callable = effective_rank) -> dict[int, float]:
-        return puzzle_means(found.get((R, variant, matrix), {}), measure)
-
     _, variants, matrices = (list(dict.fromkeys(names)) for names in zip(*found))
-    by_size = [[m, *(over_puzzles(means(R, "GRPO", m)) for R in SIZES),
-                over_puzzles(means(CONTROLS_AT, "GRPO", m, stable_rank))] for m in matrices]
-    grpo, by_variant = means(CONTROLS_AT, "GRPO", RESPONSES), []
+    by_size = [[m, *(over_puzzles(puzzle_means(found, R, "GRPO", m)) for R in SIZES),
+                over_puzzles(puzzle_means(found, CONTROLS_AT, "GRPO", m, stable_rank))] for m in matrices]
+    grpo, by_variant = puzzle_means(found, CONTROLS_AT, "GRPO", RESPONSES), []
     for v in variants:
-        sides, responses = (means(CONTROLS_AT, v, m) for m in (SIDES, RESPONSES))
+        sides, responses = (puzzle_means(found, CONTROLS_AT, v, m) for m in (SIDES, RESPONSES))
         less_grpo = {puzzle: mean - grpo[puzzle] for puzzle, mean in responses.items()}
         by_variant.append([v, *map(over_puzzles, (sides, responses, less_grpo))])
     note = (f"Mean over up to {len(set().union(*found.values()))} puzzles, those whose answers are not all alike, "
@@ -186,17 +180,17 @@ def tables_rank(found: Spectra) -> list[Table]:
 
 def draw_ranks(tables: Path, file: Path) -> None:
     """Effective rank of GRPO's matrices by group size, read from the file of tables_rank, beside the claimed 2."""
-    header, rows = read_table(tables, "Effective rank by group size")
-    sizes, found = [int(name.removeprefix("R = ")) for name in header[1:-1]], {row[0]: row[1:-1] for row in rows}
+    _, rows = read_table(tables, "Effective rank by group size")
+    found = {matrix: cells for matrix, *cells, _ in rows}
     figure, ((axis,),) = new_figure(1, 1, 4.0)
     for matrix, colour, marker in zip(SHOWN, PALETTE, "os^D"):
         value, _, high, _ = np.array([read_cell(text) for text in found[matrix]]).T  # (sizes,) each
-        axis.errorbar(sizes, value, high - value, color=colour, marker=marker, capsize=3, label=matrix)
-    axis.plot(sizes, sizes, color=GREY, ls=":", label="R")
+        axis.errorbar(SIZES, value, high - value, color=colour, marker=marker, capsize=3, label=matrix)
+    axis.plot(SIZES, SIZES, color=GREY, ls=":", label="R")
     axis.axhline(2, color=GREY, ls="--", label="2, the claim")
     axis.set(xlabel="group size R", ylabel="effective rank, 95% interval", xscale="log", yscale="log", ylim=(1, None),
              title="Only one matrix has rank 2 whatever the group size")
-    axis.set_xticks(sizes, sizes)
+    axis.set_xticks(SIZES, SIZES)
     axis.set_yticks((1, 2, 5, 10, 20, 50), (1, 2, 5, 10, 20, 50))
     axis.minorticks_off()
     figure.legend(loc="outside right upper")

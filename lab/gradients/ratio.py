@@ -40,11 +40,12 @@ CLIPS = (0.2, 0.28)  # --clip_high: the default, and DAPO's (2503.14476), which 
 UPDATES = 4  # on each batch
 WARM_UP, BATCHES = 10, 10  # steps of training before, and batches to measure on
 GRADIENTS = ("ratio and clip", "ratio alone", "clip alone")  # each against factors of 1
-TITLES = ("The ratio and the clip", "The gradient against ratio 1")
+COLUMNS = {"clipped": 2, **{f"clipped, {role}": 2 for role in ROLES}, "deviation of log ratio": 3,
+           "within responses": 3, **dict.fromkeys((*GRADIENTS, "relative size"), 2)}  # and their digits
 
 
 def observe(batch: TokenBatch, credit: Tensor, s: Settings) -> dict[str, float]:
-    """The columns of both tables, before the next update on a batch with credit (B, T)."""
+    """COLUMNS of the table, before the next update on a batch with credit (B, T)."""
     logprob, share = batch.ask.read(response_logprobs, batch.ask.policy.model), token_weights(batch.mask, s)  # (B, T)
     log_ratio = logprob - batch.logprob  # (B, T)
     (_, clipped), ratio = policy_loss(logprob, batch.logprob, credit, share, s), log_ratio.exp()  # (B, T) each
@@ -54,8 +55,7 @@ def observe(batch: TokenBatch, credit: Tensor, s: Settings) -> dict[str, float]:
 
 
 def against_ones(gradients: Tensor) -> dict[str, float]:
-    """Of four gradients (4, P), the cosine of the first three with the last, whose factors are 1, and the first one's
-    size relative to it."""
+    """Cosines of three gradients of (4, P) with the last, whose factors are 1, and the first one's size over its."""
     g = gradients.double()
     sizes = g.norm(dim=1)  # (4,)
     cosines = (g[:3] @ g[3] / (sizes[:3] * sizes[3])).tolist()
@@ -96,58 +96,46 @@ def observations(s: Settings) -> Iterator[dict]:
 
 def observed_updates(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tensor,
                      s: Settings) -> Iterator[dict]:
-    """What is observed before each of UPDATES updates on a batch with credit (B, T), but the first.
-
-    Four single updates are what train.py does with --updates_per_batch 4.
-    """
+    """What is observed before each update but the first, of --updates_per_batch 4 on a batch with credit (B, T)."""
     for number in range(2, UPDATES + 1):
         update(policy, optimizer, batch, credit, s)
         yield {"method": s.mitigation, "clip_high": s.clip_high, "update": number} | observe(batch, credit, s)
 
 
 def ratio_rows(model: str, seed: int) -> list[dict]:
-    """A row for each method, batch, clip and update, with the columns of both tables."""
+    """A row for each method, batch, clip and update."""
     return [row for method in METHODS for row in observations(Settings(mitigation=method, model=model, seed=seed))]
 
 
-def table_of(found: list[dict], title: str, note: str, columns: dict[str, int]) -> Table:
-    """Means over batches of some columns, each with its digits: a line for each method, clip and update."""
+def table_ratio(found: list[dict]) -> Table:
+    """Means over batches: how far the factors are from 1, and what they do to the gradient."""
     groups = {}
     for row in found:
         groups.setdefault((row["method"], str(row["clip_high"]), str(row["update"])), []).append(row)
-    lines = [[*group, *(pm(*interval([row[name] for row in rows]), digits) for name, digits in columns.items())]
+    lines = [[*group, *(pm(*interval([row[name] for row in rows]), digits) for name, digits in COLUMNS.items())]
              for group, rows in groups.items()]
-    note = (f"{note} Tokens with credit, before each update on their batch, after {WARM_UP} steps of training; means "
-            f"over {BATCHES} batches of {Settings.questions * Settings.answers} responses, ± half of a 95% interval "
-            "(Student's t).")
-    return Table(title, note, ["method", "clip_high", "update", *columns], lines)
-
-
-def tables_ratio(found: list[dict]) -> list[Table]:
-    """How far the factors are from 1, and what they do to the gradient."""
-    return [
-        table_of(found, TITLES[0], "Tokens clipped in percent, of all and of each role; standard deviation of the log "
-                 "ratio; share of the variance of the log ratio that is within responses.",
-                 {"clipped": 2, **{f"clipped, {role}": 2 for role in ROLES}, "deviation of log ratio": 3,
-                  "within responses": 3}),
-        table_of(found, TITLES[1], "Cosine with the gradient of factors 1; size over the size of that one, with ratio "
-                 "and clip.", dict.fromkeys((*GRADIENTS, "relative size"), 2))]
+    return Table("Several updates on a batch", (
+        "Tokens clipped in percent, of all and of each role; standard deviation of the log ratio; share of the "
+        "variance of the log ratio that is within responses; cosine with the gradient of factors 1; size over the "
+        "size of that one, with ratio and clip. Tokens with credit, before each update on their batch, after "
+        f"{WARM_UP} steps of training; means over {BATCHES} batches of {Settings.questions * Settings.answers} "
+        "responses, ± half of a 95% interval (Student's t)."), ["method", "clip_high", "update", *COLUMNS], lines)
 
 
 def draw_ratio(tables: Path, file: Path) -> None:
     """GRPO's clipped tokens by role, and its cosines, by update, read from the file of tables."""
-    figure, (axes,) = new_figure(2, 1, 3.4)
+    header, rows = read_table(tables, "Several updates on a batch")
+    grpo = [dict(zip(header, row)) for row in rows if row[:2] == [METHODS[0], str(CLIPS[0])]]
+    figure, ((left, right),) = new_figure(2, 1, 3.4)
     clipped = {f"clipped, {role}": COLOURS[role] for role in ROLES}
-    for axis, title, columns in zip(axes, TITLES, (clipped, dict(zip(GRADIENTS, PALETTE)))):
-        header, rows = read_table(tables, title)
-        grpo = [dict(zip(header, row)) for row in rows if row[:2] == [METHODS[0], str(CLIPS[0])]]
+    for axis, columns in {left: clipped, right: dict(zip(GRADIENTS, PALETTE))}.items():
         for (column, colour), marker in zip(columns.items(), "os^"):
             value, _, high, _ = np.array([read_cell(row[column]) for row in grpo]).T  # (updates,)
             axis.errorbar([int(row["update"]) for row in grpo], value, high - value, marker=marker, color=colour,
                           capsize=3, label=column, clip_on=False)
         axis.set(xlabel="update on the same batch", xticks=range(2, UPDATES + 1), ylim=(0, None))
         axis.legend()
-    axes[0].set(ylabel="clipped tokens, %, 95% interval", title="Reasoning is clipped")
-    axes[1].set(ylabel="cosine, 95% interval", title="The clip turns GRPO's gradient")
-    axes[1].axhline(1, color=GREY, lw=1)
+    left.set(ylabel="clipped tokens, %, 95% interval", title="Reasoning is clipped")
+    right.set(ylabel="cosine, 95% interval", title="The clip turns GRPO's gradient")
+    right.axhline(1, color=GREY, lw=1)
     save_figure(figure, file)

@@ -55,7 +55,7 @@ def token_columns(batch: TokenBatch, seed: int) -> dict:
 
     `before` is on the token that holds the embedding. Every token is as likely to be chosen as any other.
     """
-    columns, lengths = describe(batch, {}), batch.mask.sum(1).tolist()
+    model, columns, lengths = batch.ask.policy.model, describe(batch, {}), batch.mask.sum(1).tolist()
     N, first, progress = len(columns["token"]), 0, Progress("gradients of single tokens", len(lengths))
     measured = np.zeros(N, bool)
     measured[np.random.default_rng(seed).choice(N, min(N, EACH * len(lengths)), replace=False)] = True
@@ -64,8 +64,7 @@ def token_columns(batch: TokenBatch, seed: int) -> dict:
     for i, L in enumerate(lengths):
         chosen = np.flatnonzero(measured[first : first + L])  # (n,)
         prompt = batch.ask.prompts[int(batch.group[i])]
-        whole, before, phase1 = token_gradients(batch.ask.policy.model, prompt, batch.tokens[i, :L].cpu(),
-                                                chosen.tolist())
+        whole, before, phase1 = token_gradients(model, prompt, batch.tokens[i, :L], chosen.tolist())
         columns["whole"][first + chosen] = whole
         columns["before"][first + chosen[chosen > 0] - 1] = before[chosen > 0]
         columns["phase1"][first : first + L - 1] = phase1[:-1]  # there is no loss behind the last token

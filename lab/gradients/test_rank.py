@@ -122,7 +122,6 @@ def test_controls_by_hand(batch):
     assert (w > 1).double().mean().item() == pytest.approx(1 / math.e, abs=0.02)
     assert torch.equal(found["shuffled advantages"], found["shuffled advantages"][:, :1] * mask)
     assert torch.equal(found["random credit"] != 0, mask)
-    assert torch.equal(found["imitation: credit 1"], mask.float())
     of_others = torch.tensor([1 - 1 / 3, -2 / 3, -2 / 3, 1 - 1 / 3])[:, None] * mask  # right, wrong, wrong, right
     torch.testing.assert_close(found["RLOO"], of_others.to(found["RLOO"]))
     assert torch.equal(found["no baseline: credit r"], torch.tensor([1.0, 0, 0, 1])[:, None] * mask)

@@ -97,22 +97,17 @@ def test_every_batch_and_clip_starts_from_the_same_state(monkeypatch):
             assert other == pytest.approx(rows[i], nan_ok=True)
 
 
-def test_tables_and_picture_by_hand(tmp_path, figures):
+def test_table_and_picture_by_hand(tmp_path, figures):
     """Guards against a mean over updates or clips, columns under the wrong name, and intervals of another width."""
-    names = [*ratio.GRADIENTS, "relative size", "clipped", *(f"clipped, {role}" for role in ratio.ROLES),
-             "deviation of log ratio", "within responses"]
-    spread, gradient = tables = ratio.tables_ratio([
-        {"method": "none", "clip_high": clip, "update": update}
-        | {name: clip + update + 0.01 * i + 0.1 * batch for i, name in enumerate(names)}
-        for batch in (1, 2) for clip in ratio.CLIPS for update in (3, 4)])
-    assert [row[:3] for row in gradient.rows] == [["none", c, u] for c in ("0.2", "0.28") for u in ("3", "4")]
+    table = ratio.table_ratio([{"method": "none", "clip_high": clip, "update": update}
+                               | {name: clip + update + 0.01 * i + 0.1 * batch for i, name in enumerate(ratio.COLUMNS)}
+                               for batch in (1, 2) for clip in ratio.CLIPS for update in (3, 4)])
+    assert [row[:3] for row in table.rows] == [["none", c, u] for c in ("0.2", "0.28") for u in ("3", "4")]
     # Two batches, 0.1 apart: the interval is 12.706 * 0.1 / 2.
-    assert gradient.rows[0][3:] == ["3.35 ± 0.64", "3.36 ± 0.64", "3.37 ± 0.64", "3.38 ± 0.64"]
-    assert dict(zip(spread.header, spread.rows[1]))["deviation of log ratio"] == "4.430 ± 0.635"
-    (tmp_path / "r.md").write_text("\n".join(map(str, tables)), encoding="utf-8")
+    assert table.rows[0][3:6] == ["3.35 ± 0.64", "3.36 ± 0.64", "3.37 ± 0.64"]
+    assert dict(zip(table.header, table.rows[1]))["deviation of log ratio"] == "4.390 ± 0.635"
+    (tmp_path / "r.md").write_text(str(table), encoding="utf-8")
     ratio.draw_ratio(tmp_path / "r.md", tmp_path / "r.png")
-    left, right = figures[0].axes
-    assert [bars[0].get_ydata().tolist() for bars in left.containers] == [
-        pytest.approx([0.2 + u + 0.15 + 0.01 * i for u in (3, 4)], abs=0.006) for i in (5, 6, 7)]
-    assert [bars[0].get_ydata().tolist() for bars in right.containers] == [
-        pytest.approx([0.2 + u + 0.15 + 0.01 * i for u in (3, 4)], abs=0.006) for i in (0, 1, 2)]
+    for axis, columns in zip(figures[0].axes, ((1, 2, 3), (6, 7, 8))):
+        assert [bars[0].get_ydata().tolist() for bars in axis.containers] == [
+            pytest.approx([0.2 + u + 0.15 + 0.01 * i for u in (3, 4)], abs=0.006) for i in columns]
