@@ -6,7 +6,6 @@ import pytest
 
 import analyze
 from lab.gradients import measure as gradients
-from lab.gradients import ratio
 from lab.original import appendix_b
 from lab.study import collapse
 from lab.study import run as study
@@ -20,13 +19,12 @@ REFUSED = {
     appendix_b: [("", "name finished run folders"), ("--x", "and no flags"), ("nowhere", "is not a run folder")],
     collapse: [("", "name run folders"), ("--x", "no flags"), ("nowhere", "nowhere is not a run folder")],
     critic_quality: [("--batches 0", "--batches"), ("--model nowhere", "nowhere")],
-    gradients: [("--run nowhere", "has no checkpoints"), ("--model nowhere", "nowhere"), ("--quest 12", "--quest"),
-                ("--questions 3", "--questions"), ("--batches 3", "--batches"), ("--critic_batches 0", "--critic")],
+    gradients: [("--run nowhere", "is not a run folder"), ("--model nowhere", "nowhere"), ("--quest 12", "--quest"),
+                ("--questions 0", "--questions"), ("--batches 3", "--batches"), ("--critic_batches 0", "--critic")],
     ground_truth: [("--model no/such/model", "no/such/model"), ("--data no/such.jsonl", "no/such.jsonl"),
                    ("--questions 1", "--questions must be"), ("--rollouts 0", "--rollouts must be"),
                    ("--critic_batches 0", "--critic_batches must be"), ("--answers 1", "--answers 1 leaves no group"),
                    ("--roll 8", "--roll"), ("--max_new_tokens 1000000", "--max_new"), ("--device foo", "--device")],
-    ratio: [("--batches 1", "--batches"), ("--model nowhere", "nowhere")],
     study: [("--parts nothing", "--parts"), ("--processes 0", "--processes"), ("--unknown", "--unknown"),
             ("--methods grpo", "--methods")],
     truth_along: [("--name none", "--at"), ("--at 0 a b", "--name"), ("--name none --at 0 a nowhere", "nowhere")],

@@ -1,12 +1,9 @@
 """How noisy and how biased is a gradient estimate, first by baseline, then by method?
 
 The policy gradient of a group is the sum of (r - b) g_i, with g_i the gradient of response i's log-prob. Any baseline b
-that does not see the response itself leaves its expectation as it is and changes its noise. The group mean is the best
-one when the size of g_i says nothing about success.
-
-A method that gives tokens other credit may be biased as well: its expectation may point elsewhere. Its gradients on n
-independent batches say both. Products of *different* batches estimate inner products of expectations without the bias
-that noise would cause.
+that does not see the response itself leaves its expectation as it is and changes its noise. A method that gives tokens
+other credit may be biased as well. Its gradients on independent batches say both, because products of *different*
+batches estimate inner products of expectations without the bias that noise would cause.
 
 Run it:  python -m lab.gradients.measure
 """
@@ -19,7 +16,7 @@ from torch import Tensor
 from grpo import group_advantage
 from lab.estimates import cell
 from lab.gradients.rank import SIZES, products
-from lab.statistics import bootstrap, centred, correlate, jackknife
+from lab.statistics import bootstrap, centred, correlate, jackknife, share
 from lab.updates import credit_gradients
 from methods import MITIGATIONS
 from plumbing.report import Table
@@ -33,29 +30,22 @@ def table_baseline(success: np.ndarray, norms: np.ndarray) -> Table:
     E (r - b)^2 |g|^2 minus a constant.
     """
     rows = []
-    for R in (R for R in SIZES if R <= norms.shape[1]):
-        noise = baseline_noise(success[:, :R], norms[:, :R])  # (Q, 4)
-        cells = [cell(bootstrap(lambda sums, i=i: sums[..., i] / sums[..., 3], noise)) for i in range(3)]
-        rows.append([f"{R}", cells[0], "1", cells[1], f"{((R - 1) / R) ** 2:.2f}", cells[2]])
+    for R in SIZES:
+        none, optimum, others = baseline_noise(success[:, :R], norms[:, :R])  # (Q,) each
+        rows.append([f"{R}", *(cell(bootstrap(share, np.stack((noise, others), axis=1))) for noise in (none, optimum))])
     puzzle = np.repeat(np.arange(len(norms)), norms.shape[1])
     within = correlate(*(centred(x.flatten(), puzzle, False) for x in (success, norms)), puzzle)
     return Table("Which baseline is best?", (
-        "E (r - b)^2 |grad log pi(response)|^2 over that with b the mean of the other answers, r right or wrong. The "
-        "group's mean, the response itself included, makes every credit (R - 1)/R as large, and so this figure "
-        "((R - 1)/R)^2 of it: a shorter step, not a better direction. Optimum: the mean of the others' rewards, "
-        "weighted by their |grad|^2. Within puzzles, success and |grad|^2 correlate by "
-        f"{cell(within)}. 95% bootstrap intervals over puzzles."),
-        ["R", "no baseline", "others' mean", "group mean", "((R - 1)/R)^2", "optimum"], rows)
+        "E (r - b)^2 |grad log pi(response)|^2 over that with b the mean of the other answers, r right or wrong. "
+        "Optimum: the mean of the others' rewards, weighted by their |grad|^2. Within puzzles, success and |grad|^2 "
+        f"correlate by {cell(within)}. 95% bootstrap intervals over puzzles."), ["R", "no baseline", "optimum"], rows)
 
 
-def baseline_noise(r: np.ndarray, n: np.ndarray) -> np.ndarray:
-    """Sum over each puzzle's answers of (r - b)^2 n (Q, 4), from r and n (Q, R).
-
-    b is 0; the group's mean; the optimum from the other answers; the mean of the other answers.
-    """
+def baseline_noise(r: np.ndarray, n: np.ndarray) -> list[np.ndarray]:
+    """Sums over each puzzle's answers of (r - b)^2 n, (Q,), for b = 0, the optimum and the others' mean; r, n (Q, R)."""
     others = (r.sum(1, keepdims=True) - r) / (r.shape[1] - 1)  # (Q, R)
     optimum = ((r * n).sum(1, keepdims=True) - r * n) / (n.sum(1, keepdims=True) - n)  # (Q, R)
-    return np.stack([((r - b) ** 2 * n).sum(1) for b in (0.0, r.mean(1, keepdims=True), optimum, others)], axis=1)
+    return [((r - b) ** 2 * n).sum(1) for b in (0.0, optimum, others)]
 
 
 def cross(gram: np.ndarray, use: np.ndarray) -> float:
@@ -75,15 +65,6 @@ def corrected_cosine(xy: np.ndarray, xx: np.ndarray, yy: np.ndarray, use: np.nda
     """The cosine of the expected gradients, free of noise; NaN where noise hides the signal of either."""
     x, y = cross(xx, use), cross(yy, use)
     return cross(xy, use) / np.sqrt(x * y) if x > 0 and y > 0 else float("nan")
-
-
-def halves_cosine(yy: np.ndarray) -> float:
-    """The cosine between the means of two halves of the batches, averaged over 200 ways to halve them."""
-    n, rng, found = len(yy), np.random.default_rng(0), []
-    for _ in range(200):
-        a, b = np.split(rng.permutation(n)[: n // 2 * 2], 2)
-        found.append(yy[np.ix_(a, b)].sum() / np.sqrt(yy[np.ix_(a, a)].sum() * yy[np.ix_(b, b)].sum()))
-    return float(np.mean(found))
 
 
 def method_gradients(batches: Iterable[TokenBatch]) -> Tensor:
@@ -114,6 +95,6 @@ def table_methods(gradients: Tensor) -> Table:
     return Table("Noise and bias of each method's gradient", (
         f"{n} batches. Signal to noise: |E g|^2 / tr Cov(g), corrected for the noise in the mean. Cosine, corrected: "
         "of the expectation with that of the unbiased policy gradient of the reward (r - the others' mean), estimated "
-        "from pairs of different batches, so that noise does not shrink it; empty where noise hides the signal. Two "
-        f"halves of the unbiased gradient agree by {halves_cosine(yy):.2f}. Jackknife 95% intervals."),
+        "from pairs of different batches, so that noise does not shrink it; empty where noise hides the signal. "
+        "Jackknife 95% intervals."),
         ["method", "signal to noise", "cosine, corrected"], rows)

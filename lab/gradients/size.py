@@ -2,13 +2,12 @@
 
 The original work measured abs(credit * log p) and found 31% more on filler. Beside that measure stand the gradient in
 logit space, abs(credit) * ||onehot - p||, and the exact one, abs(credit) times the norm of grad log pi(token) over all
-parameters, each with and without control for position.
-
-The original's phase 1 took the gradient of the summed cross-entropy at the input embeddings. It is repeated here as the
+parameters. The original's phase 1, the gradient of the summed log-probs at the input embeddings, is repeated as the
 mistake it is: the embedding of token j collects the gradients of all losses behind j, so early tokens have more.
 
 Run it:  python -m lab.gradients.measure
 """
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,7 @@ from plumbing.progress import Progress
 from plumbing.report import GREY, PALETTE, Estimate, Table, bins, new_figure, save_figure, t_statistics
 from qwen2_model import Qwen2, take
 from rollout import TokenBatch
-from tasks.text import FILLER, REASONING
+from tasks.text import FILLER, REASONING, ROLES
 
 EACH = 12  # tokens per response, on average, whose exact gradient is computed
 MEASURES = ("abs(A log p)", "abs(A)·‖onehot - p‖", "abs(A)·‖grad log p‖, all parameters")
@@ -56,17 +55,16 @@ def token_columns(batch: TokenBatch, seed: int) -> dict:
 
     `before` is on the token that holds the embedding. Every token is as likely to be chosen as any other.
     """
-    columns, lengths = describe(batch, {}), batch.mask.sum(1).tolist()
+    model, columns, lengths = batch.ask.policy.model, describe(batch, {}), batch.mask.sum(1).tolist()
     N, first, progress = len(columns["token"]), 0, Progress("gradients of single tokens", len(lengths))
     measured = np.zeros(N, bool)
     measured[np.random.default_rng(seed).choice(N, min(N, EACH * len(lengths)), replace=False)] = True
     columns |= {name: np.full(N, np.nan) for name in ("whole", "before", "phase1")}
-    columns["relative"] = columns["position"] / np.repeat(lengths, lengths)
+    columns |= {"group": columns["group"].astype(int), "relative": columns["position"] / np.repeat(lengths, lengths)}
     for i, L in enumerate(lengths):
         chosen = np.flatnonzero(measured[first : first + L])  # (n,)
         prompt = batch.ask.prompts[int(batch.group[i])]
-        whole, before, phase1 = token_gradients(batch.ask.policy.model, prompt, batch.tokens[i, :L].cpu(),
-                                                chosen.tolist())
+        whole, before, phase1 = token_gradients(model, prompt, batch.tokens[i, :L], chosen.tolist())
         columns["whole"][first + chosen] = whole
         columns["before"][first + chosen[chosen > 0] - 1] = before[chosen > 0]
         columns["phase1"][first : first + L - 1] = phase1[:-1]  # there is no loss behind the last token
@@ -75,53 +73,43 @@ def token_columns(batch: TokenBatch, seed: int) -> dict:
     return columns
 
 
-def three_sizes(c: dict) -> dict[str, np.ndarray]:
-    """How much gradient each token (N,) gets from GRPO's credit, by the three measures."""
-    A = np.abs(c["advantage"])
-    return dict(zip(MEASURES, (A * np.abs(c["logprob"]), A * c["logit_grad"], A * c["whole"])))
+def mean_ratio(x: np.ndarray, over: np.ndarray, under: np.ndarray, puzzle: np.ndarray,
+               stratum: np.ndarray | int = 0) -> Estimate:
+    """Mean of x (N,) on the tokens `over` (N,) bool, divided by its mean on `under`.
 
-
-def known(c: dict, *columns: np.ndarray) -> np.ndarray:
-    """Which tokens (N,) have a number in each column, and belong to a response with an advantage."""
-    return np.all([np.isfinite(x) for x in columns], axis=0) & (c["advantage"] != 0)
-
-
-def type_ratio(x: np.ndarray, c: dict, use: np.ndarray, matched: bool) -> Estimate:
-    """Mean of x (N,) on filler over its mean on reasoning, among the tokens `use` (N,).
-
-    matched: filler is weighted so that both types have reasoning's distribution over the tenths of a response.
+    Given strata (N,), `over` is weighted so that it has the distribution of `under` over them.
     """
-    tenth = bins(c["relative"], 10) if matched else np.zeros(len(x), int)  # (N,)
-    columns = [np.where(use & (c["role"] == role) & (tenth == b), values, 0.0) for b in range(tenth.max() + 1)
-               for role in (FILLER, REASONING) for values in (x, np.ones(len(x)))]
+    columns = [np.where(use & (stratum == i), values, 0.0) for i in range(np.max(stratum) + 1)
+               for use in (over, under) for values in (x, np.ones(len(x)))]
+
     def statistic(s: np.ndarray) -> np.ndarray:
-        filler, n_filler, reasoning, n_reasoning = np.moveaxis(s.reshape(*s.shape[:-1], -1, 4), -1, 0)  # (..., tenths)
-        both = (n_filler > 0) & (n_reasoning > 0)
-        weighted = np.where(both, n_reasoning * filler / np.maximum(n_filler, 1), 0).sum(-1)
-        return weighted / np.where(both, reasoning, 0).sum(-1)
-    return bootstrap(statistic, sums(c["group"].astype(int), *columns))
+        over, n_over, under, n_under = np.moveaxis(s.reshape(*s.shape[:-1], -1, 4), -1, 0)  # (..., strata) each
+        both = (n_over > 0) & (n_under > 0)
+        weighted = np.where(both, n_under * over / np.maximum(n_over, 1), 0).sum(-1)
+        return weighted / np.where(both, under, 0).sum(-1)
+
+    return bootstrap(statistic, sums(puzzle, *columns))
 
 
-def mean_ratio(x: np.ndarray, over: np.ndarray, under: np.ndarray, puzzle: np.ndarray) -> Estimate:
-    """Mean of x (N,) on the tokens `over`, divided by its mean on `under`."""
-    columns = [np.where(use, values, 0.0) for use in (over, under) for values in (x, np.ones(len(x)))]
-    return bootstrap(lambda s: s[..., 0] / s[..., 1] / (s[..., 2] / s[..., 3]), sums(puzzle, *columns))
+def type_ratios(x: np.ndarray, c: dict, use: np.ndarray) -> list[str]:
+    """Filler against reasoning among the tokens `use` (N,), as it is and matched for the tenth of the response."""
+    filler, reasoning = (use & (c["role"] == role) for role in (FILLER, REASONING))
+    return [cell(mean_ratio(x, filler, reasoning, c["group"], stratum)) for stratum in (0, bins(c["relative"], 10))]
 
 
 def tables_tokens(c: dict) -> list[Table]:
-    """The three measures: rank correlations, and filler against reasoning."""
-    sizes = three_sizes(c)
-    use = known(c, *sizes.values())
-    puzzle = c["group"][use].astype(int)
-    pairs = [(a, b) for i, a in enumerate(MEASURES) for b in MEASURES[i + 1 :]]
-    correlations = [[a, b, cell(correlate(ranks(sizes[a][use]), ranks(sizes[b][use]), puzzle), 3),
-                     cell(within(sizes[a], sizes[b], c, use, True), 3)] for a, b in pairs]
+    """The three measures of the gradient from GRPO's credit: rank correlations, and filler against reasoning."""
+    A = np.abs(c["advantage"])
+    sizes = dict(zip(MEASURES, (A * np.abs(c["logprob"]), A * c["logit_grad"], A * c["whole"])))
+    use = np.isfinite(c["whole"]) & (A > 0)
+    pairs = [[a, b, cell(correlate(ranks(sizes[a][use]), ranks(sizes[b][use]), c["group"][use]), 3),
+              cell(within(sizes[a], sizes[b], c, use, True), 3)] for a, b in itertools.combinations(MEASURES, 2)]
     opening, decides = (use & np.isin(c["kind"], [KINDS.index(k) for k in kinds]) for kinds in (["opening"], DECISIONS))
-    types = [[name, *(cell(type_ratio(x, c, use, matched)) for matched in (False, True)),
-              cell(mean_ratio(x, opening, decides, c["group"].astype(int)))] for name, x in sizes.items()]
+    types = [[name, *type_ratios(x, c, use), cell(mean_ratio(x, opening, decides, c["group"]))]
+             for name, x in sizes.items()]
     note = (f"{use.sum():,} tokens, drawn from all those of responses that have an advantage. In brackets, 95% "
             "bootstrap intervals over puzzles.")
-    return [Table("Three sizes of a token's gradient: rank correlation", note, ["", "", "all", "within"], correlations),
+    return [Table("Three sizes of a token's gradient: rank correlation", note, ["", "", "all", "within"], pairs),
             Table("Filler against reasoning", f"Mean size on filler over that on reasoning. Matched: with the same "
                   f"distribution over the tenths of a response. {note}",
                   ["", "filler / reasoning", "matched for position", "opening words / operands and operators"], types)]
@@ -129,25 +117,25 @@ def tables_tokens(c: dict) -> list[Table]:
 
 def table_phase1(c: dict) -> Table:
     """The original's first phase, and what is left of it when position is controlled."""
-    puzzle, fifth, rows = c["group"].astype(int), bins(c["relative"], 5), []
-    for name, x in {"all losses behind the token (phase 1)": c["phase1"], "the next token's loss alone": c["before"],
-                    "grad log pi of the token itself, all parameters": c["whole"]}.items():
+    fifth, tenth, rows = bins(c["relative"], 5), bins(c["relative"], 10), []
+    for name, x in {"all losses behind the token (phase 1)": c["phase1"],
+                    "the next token's loss alone": c["before"]}.items():
         use = np.isfinite(x)
-        level, tenth, role = np.log(x[use] + 1e-30), bins(c["relative"], 10)[use], c["role"][use]
-        by_position, by_both = explained(level, tenth), explained(level, tenth * 3 + role)
+        level, place = np.log(x[use] + 1e-30), tenth[use]
+        by_position = explained(level, place)
+        beyond = explained(level, place * len(ROLES) + c["role"][use]) - by_position
         t = t_statistics(x[use], c["position"][use].astype(int))
-        rows.append([name, cell(mean_ratio(x, use & (fifth == 0), use & (fifth == 4), puzzle)),
-                     *(cell(type_ratio(x, c, use, matched)) for matched in (False, True)),
-                     f"{by_position:.0%}", f"{explained(level, role):.0%}", f"{by_both - by_position:.0%}",
+        rows.append([name, cell(mean_ratio(x, use & (fifth == 0), use & (fifth == 4), c["group"])),
+                     *type_ratios(x, c, use), f"{by_position:.0%}", f"{beyond:.0%}",
                      f"{(t > 3).mean():.0%}" if len(t) else ""])
     return Table("Phase 1 of the original work: gradients at the input embeddings", (
         "No credit: all log-probs of a response summed, as cross-entropy does. First over last fifth of a response; "
         "filler over reasoning, as it is and matched for position; the share of the variance of its logarithm that the "
-        "tenth of the response explains, that the type explains, and that the type adds to the tenth; positions at "
-        "which the t-statistic of the norm exceeds 3 (per position, across responses; it says nothing, because a norm "
-        "is never below 0). In brackets, 95% bootstrap intervals over puzzles."),
+        "tenth of the response explains, and that the type adds to it; positions at which the t-statistic of the norm "
+        "exceeds 3 (per position, across responses; it says nothing, because a norm is never below 0). In brackets, "
+        "95% bootstrap intervals over puzzles."),
         ["norm of the gradient of", "first / last fifth", "filler / reasoning", "matched for position",
-         "explained by position", "by type", "by type, beyond position", "t > 3"], rows)
+         "explained by position", "by type, beyond position", "t > 3"], rows)
 
 
 def draw_sizes(tables: Path, file: Path) -> None:

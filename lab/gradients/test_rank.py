@@ -14,8 +14,6 @@ import torch
 import countdown_task
 from countdown_task import Puzzle
 from lab.gradients import rank as gradient_rank
-from methods.calculations import reward_decomposition
-from methods.groups import optimal_baseline
 from mitigations import ppo
 from qwen2_model import causal_bias
 from rollout import Policy
@@ -60,8 +58,8 @@ def expected_matrices(model, batch, rows, credit, each):
         error = -(model.output_weight[:700] @ states[i, t]).softmax(0)
         error[batch.tokens[rows][i, t]] += 1
         tokens.append((credit[i, t] * torch.outer(error, states[i, t])).flatten().detach())
-    found = {"responses x parameters": [each], "tokens x (vocabulary · hidden)": [torch.stack(tokens)],
-             "right, wrong x parameters": [torch.stack((each[right].sum(0), each[~right].sum(0)))]}
+    found = {gradient_rank.RESPONSES: [each], gradient_rank.TOKENS: [torch.stack(tokens)],
+             gradient_rank.SIDES: [torch.stack((each[right].sum(0), each[~right].sum(0)))]}
     parts = each.sum(0).split([weight.numel() for weight in model.parameters()])
     for (name, weight), part in zip(model.named_parameters(), parts):
         if weight.dim() == 2:
@@ -69,39 +67,29 @@ def expected_matrices(model, batch, rows, credit, each):
     return found
 
 
-def test_ranks_are_of_the_first_responses_to_each_puzzle(batch, random_model, monkeypatch):
-    """Guards against another puzzle's prompt or responses, groups that are all alike, a gradient of another matrix or
-    credit, and measures that are not those of the spectrum beside them."""
-    def two_controls(group, a_star, rng):
-        return {"imitation": group.mask.double()} | ({} if a_star is None else {"A*": a_star})
-
-    for name, value in {"SIZES": (2, 4), "CONTROLS_AT": 4, "TRUTH_PUZZLES": 1, "controls": two_controls}.items():
-        monkeypatch.setattr(gradient_rank, name, value)
-    truth = torch.randn(batch.mask.shape) * batch.mask
-    found = gradient_rank.rank_rows(batch, truth, 0)
-    wanted = {(0, 4, "A*"): truth[:4], (0, 4, "imitation"): batch.mask[:4], (1, 4, "imitation"): batch.mask[4:]}
+def test_spectra_are_of_the_first_responses_to_each_puzzle(batch, random_model, monkeypatch):
+    """Guards against another puzzle's prompt or responses, groups that are all alike, and a gradient of another matrix
+    or credit."""
+    monkeypatch.setattr(gradient_rank, "SIZES", (2, 4))
+    monkeypatch.setattr(gradient_rank, "CONTROLS_AT", 4)
+    monkeypatch.setattr(gradient_rank, "controls", lambda group, rng: {"imitation": group.mask.double()})
+    found = gradient_rank.group_spectra(batch, 0)
+    wanted = {(0, 4, "imitation"): batch.mask[:4], (1, 4, "imitation"): batch.mask[4:]}
     for q, R in ((0, 2), (0, 4), (1, 4)):  # the first two of puzzle 1 are both wrong
         right = batch.success[4 * q : 4 * q + R]
         A = (right - right.mean()) / (right.std(correction=0) + 1e-4)
         wanted[q, R, "GRPO"] = A[:, None] * batch.mask[4 * q : 4 * q + R]
-    found_for = {}
-    for row in found:
-        found_for.setdefault((row["puzzle"], row["R"], row["variant"]), []).append(row)
-    assert set(found_for) == set(wanted)
+    assert {(q, *key[:2]) for key, puzzles in found.items() for q in puzzles} == set(wanted)
     for (q, R, variant), credit in wanted.items():
-        rows, here = slice(4 * q, 4 * q + R), found_for[q, R, variant]
+        rows = slice(4 * q, 4 * q + R)
         each = plain_gradients(random_model, batch.ask.prompts[q], batch, rows, credit)
         expected = expected_matrices(random_model, batch, rows, credit, each)
-        assert {row["matrix"] for row in here} == set(expected)
-        for matrix, all_values in expected.items():
-            spectra = [row["spectrum"] for row in here if row["matrix"] == matrix]
-            for s, X in zip(spectra, all_values, strict=True):
+        here = {matrix: puzzles[q] for (*key, matrix), puzzles in found.items() if key == [R, variant] and q in puzzles}
+        assert set(here) == (set(expected) if variant == "GRPO" else {gradient_rank.SIDES, gradient_rank.RESPONSES})
+        for matrix, layers in here.items():
+            for s, X in zip(layers, expected[matrix], strict=True):
                 true = np.linalg.svd(X.numpy(), compute_uv=False)
                 np.testing.assert_allclose(s, true, rtol=1e-6, atol=3e-6 * true[0], err_msg=matrix)
-    for row in found:
-        s = row["spectrum"]
-        assert row["effective"] == gradient_rank.effective_rank(s)
-        assert row["stable"] == gradient_rank.stable_rank(s)
 
 
 def test_a_group_is_the_first_responses_to_its_puzzle(batch):
@@ -118,11 +106,13 @@ def test_a_group_is_the_first_responses_to_its_puzzle(batch):
 
 
 def test_controls_by_hand(batch):
-    """Guards against a shuffle within responses, or that moves nothing, and weights other than Exponential(1)."""
+    """Guards against a shuffle within responses, or that moves nothing; weights other than Exponential(1); a baseline
+    of other responses or rewards; and a critic that expects another reward."""
+    batch.format = torch.tensor([1.0, 0.1, 0, 1, 0, 0, 1, 0])
     group, rng, right, weights = gradient_rank.group_of(batch, 0, 4), np.random.default_rng(0), Counter(), []
-    mask, truth = group.mask, torch.randn(group.mask.shape)
+    mask = group.mask
     for _ in range(300):
-        found = gradient_rank.controls(group, truth, rng)
+        found = gradient_rank.controls(group, rng)
         right[tuple((found["shuffled advantages"][:, 0] > 0).tolist())] += 1
         weights.append((found["random credit"] / group.advantage[:, None])[mask])
     assert len(right) == 6  # ways to choose two of four, 50 times each
@@ -132,22 +122,9 @@ def test_controls_by_hand(batch):
     assert (w > 1).double().mean().item() == pytest.approx(1 / math.e, abs=0.02)
     assert torch.equal(found["shuffled advantages"], found["shuffled advantages"][:, :1] * mask)
     assert torch.equal(found["random credit"] != 0, mask)
-    assert torch.equal(found["imitation: credit 1"], mask.float())
-    assert torch.equal(found["a reward for each calculation"], reward_decomposition(group, stepwise=True))
-    assert torch.equal(found["A*"], truth)
-    assert "A*" not in gradient_rank.controls(group, None, rng)
-
-
-def test_other_baselines_and_methods_by_hand(batch, monkeypatch):
-    """Guards against a baseline of other responses or rewards, and a critic that expects another reward."""
-    monkeypatch.setattr(gradient_rank, "METHODS", ("optimal_baseline", "ppo"))
-    batch.format = torch.tensor([1.0, 0.1, 0, 1, 0, 0, 1, 0])
-    group = gradient_rank.group_of(batch, 0, 4)  # right, wrong, wrong, right
-    found = gradient_rank.controls(group, None, np.random.default_rng(0))
-    of_others = torch.tensor([1 - 1 / 3, -2 / 3, -2 / 3, 1 - 1 / 3])[:, None] * group.mask
+    of_others = torch.tensor([1 - 1 / 3, -2 / 3, -2 / 3, 1 - 1 / 3])[:, None] * mask  # right, wrong, wrong, right
     torch.testing.assert_close(found["RLOO"], of_others.to(found["RLOO"]))
-    assert torch.equal(found["no baseline: credit r"], torch.tensor([1.0, 0, 0, 1])[:, None] * group.mask)
-    assert torch.equal(found["optimal_baseline"], optimal_baseline(group))
+    assert torch.equal(found["no baseline: credit r"], torch.tensor([1.0, 0, 0, 1])[:, None] * mask)
     trained = torch.tensor([1.1, 0.01, 0, 1.1])  # the reward of training
     torch.testing.assert_close(found["ppo"], ppo(dataclasses.replace(group, reward=trained)))
     assert not torch.allclose(found["ppo"], ppo(group))
@@ -179,20 +156,18 @@ def test_the_spectrum_of_a_gram_matrix():
 def test_the_tables_of_ranks_by_hand(monkeypatch):
     """Guards against layers counted as puzzles, and means over all sizes, kinds of credit or matrices."""
     monkeypatch.setattr(gradient_rank, "SIZES", (2, 8))
-    monkeypatch.setattr(gradient_rank, "SHOWN", ("rollouts",))
-    effective = {("GRPO", 2, "rollouts"): [[1.5]], ("GRPO", 2, "q_proj"): [[math.nan]],  # by puzzle and layer
-                 ("GRPO", 8, "rollouts"): [[2.0], [5.0]], ("GRPO", 8, "q_proj"): [[1.0, 3.0], [4.0, math.nan]],
-                 ("random", 8, "rollouts"): [[6.0], [6.0]], ("random", 8, "q_proj"): [[7.0, 9.0], [8.0]]}
-    found = []
-    for (variant, R, matrix), puzzles in effective.items():
-        for q, x in [(q, x) for q, layers in enumerate(puzzles) for x in layers]:
-            found.append({"puzzle": q, "variant": variant, "R": R, "matrix": matrix,
-                          "effective": x, "stable": x + 1})
-    by_size, by_measure, by_variant = gradient_rank.tables_rank(found)
-    assert by_size.rows == [["rollouts", "1.5", "3.5 ± 19.1"], ["q_proj", "", "3.0 ± 12.7"]]  # 12.7: t with one degree
-    assert by_measure.rows == [["rollouts", *(f"{x} ± 19.1" for x in (3.5, 4.5))],
-                               ["q_proj", *(f"{x} ± 12.7" for x in (3.0, 4.0))]]
-    assert by_variant.header[1:] == ["rollouts", "q_proj", "rollouts, minus GRPO's"]
-    assert by_variant.rows == [["GRPO", "3.5 ± 19.1", "3.0 ± 12.7", "0.0 ± 0.0"],
-                               ["random", "6.0 ± 0.0", "8.0 ± 0.0", "2.5 ± 19.1"]]  # 6 - 2, 6 - 5
+    sides, responses = gradient_rank.SIDES, gradient_rank.RESPONSES
+    ranks = {(2, "GRPO", sides): [[1]], (2, "GRPO", "q_proj"): [[0]],  # by puzzle and layer
+             (8, "GRPO", sides): [[1], [2]], (8, "GRPO", responses): [[2], [5]],
+             (8, "GRPO", "q_proj"): [[1, 3], [4, 4]],
+             (8, "random", sides): [[2], [2]], (8, "random", responses): [[6], [6]]}
+    found = {key: {q: [np.eye(8)[:rank].sum(0) for rank in layers] for q, layers in enumerate(puzzles)}
+             for key, puzzles in ranks.items()}  # as many equal singular values as the rank says
+    by_size, by_variant = gradient_rank.tables_rank(found)
+    # With two puzzles 1 apart the interval is 12.7 / 2, with one degree of freedom.
+    assert by_size.rows == [[sides, "1.0", "1.5 ± 6.4", "1.5 ± 6.4"],
+                            ["q_proj", "", "3.0 ± 12.7", "3.0 ± 12.7"],
+                            [responses, "", "3.5 ± 19.1", "3.5 ± 19.1"]]
+    assert by_variant.rows == [["GRPO", "1.5 ± 6.4", "3.5 ± 19.1", "0.0 ± 0.0"],
+                               ["random", "2.0 ± 0.0", "6.0 ± 0.0", "2.5 ± 19.1"]]  # 6 - 2, 6 - 5
     assert "up to 2 puzzles" in by_size.note

@@ -1,13 +1,10 @@
-"""What the ratio adds: gradients against plain autograd, facts by hand, updates against train.py's, the command.
+"""What the ratio adds: gradients against plain autograd, updates against train.py's, tables by hand.
 
 Run it:  python -m pytest lab/gradients/test_ratio.py
 """
 import copy
-import math
-import sys
 from dataclasses import dataclass, replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,10 +12,8 @@ import countdown_task
 import grpo
 import rollout
 from countdown_task import Puzzle
-from lab.estimates import read_table
 from lab.gradients import ratio
 from plumbing.optimizer import Optimizer
-from plumbing.report import plt
 from rollout import Policy
 from tests.plain import flat_gradient, plain_logprobs
 from train import Settings, load_policy
@@ -60,40 +55,19 @@ def test_an_update_s_facts_are_plain_autograd_s(random_model, tokenizer, exact):
     for name, g in zip(ratio.GRADIENTS, gradients):
         assert found[name] == pytest.approx(torch.cosine_similarity(g, gradients[-1], dim=0).item(), abs=1e-9)
         assert found[name] < 0.999
-    assert found["size"] == pytest.approx((gradients[0].norm() / gradients[-1].norm()).item())
-    use = credit != 0
-    assert 0 < found["clipped"] < 1
-    assert found["clipped"] == pytest.approx(bound[use].double().mean().item())
-    assert found["clipped, reasoning"] == pytest.approx(bound[use & (batch.role == 1)].double().mean().item())
-    assert found["deviation"] == pytest.approx(r[use].log().std(correction=0).item())
+    assert found["relative size"] == pytest.approx((gradients[0].norm() / gradients[-1].norm()).item())
+    use, log = credit != 0, r.log()
+    assert 0 < found["clipped"] < 100
+    assert found["clipped"] == pytest.approx(100 * bound[use].double().mean().item())
+    assert found["clipped, reasoning"] == pytest.approx(100 * bound[use & (batch.role == 1)].double().mean().item())
+    assert found["deviation of log ratio"] == pytest.approx(log[use].std(correction=0).item())
+    left = torch.cat([x[u] - x[u].mean() for x, u in zip(log, use) if u.any()])  # without the mean of its response
+    assert found["within responses"] == pytest.approx((left.square().mean() / log[use].var(correction=0)).item())
 
 
-def test_the_facts_of_a_factor_by_hand():
-    """Guards against factors that forget the clip, signs of credit that are mixed up, and between for within."""
-    columns = {"log_ratio": np.log([1.0, 1.5, 1.1, 0.9, 0.5, 1.2]), "clipped": np.array([0, 1, 0, 0, 1, 0], bool),
-               "credit": np.array([2.0, 2.0, 2.0, -1.0, -1.0, -1.0]), "entropy": np.array([0.0, 1, 1, 0, 2, 1]),
-               "role": np.array([0, 1, 1, 0, 1, 0]), "response": np.array([0, 0, 0, 2, 2, 2])}
-    found = ratio.factor_facts(columns)
-    assert (found["clipped"], found["clipped, filler"], found["clipped, reasoning"]) == pytest.approx((2 / 6, 0, 2 / 3))
-    assert math.isnan(found["clipped, structure"])
-    assert found["deviation"] == pytest.approx(np.std(columns["log_ratio"]))
-    factor = [1.0, 0.0, 1.1, 0.9, 0.0, 1.2]
-    assert found["entropy +"] == pytest.approx(np.corrcoef(factor[:3], [0, 1, 1])[0, 1])
-    assert found["entropy -"] == pytest.approx(np.corrcoef(factor[3:], [0, 2, 1])[0, 1])
-    assert [found[f"{role} +"] for role in ("filler", "reasoning")] == pytest.approx([1.0, 0.55])
-    assert [found[f"{role} -"] for role in ("filler", "reasoning")] == pytest.approx([1.05, 0.0])
-
-
-@pytest.fixture
-def small(monkeypatch):
-    """Settings and policy of small batches."""
-    monkeypatch.setattr(ratio, "Settings", Small)
-    return Small(), load_policy(Small())
-
-
-def test_updates_are_those_of_train(small):
+def test_updates_are_those_of_train():
     """Guards against facts before the wrong update, and updates other than those of --updates_per_batch 4."""
-    s, policy = small
+    s, policy = Small(), load_policy(Small())
     training = countdown_task.load("train")
     batch, credit = ratio.sampled(policy, training, s, 3)
     twin = copy.deepcopy(policy.model)
@@ -102,72 +76,38 @@ def test_updates_are_those_of_train(small):
     optimizer = Optimizer(policy.model, s.lr)
     found = list(ratio.observed_updates(policy, optimizer, batch, credit, s))
     assert [row["update"] for row in found] == [2, 3, 4]
-    assert metrics["clip_fraction"] == pytest.approx(sum(row["clipped"] for row in found) / 4, abs=1e-6)
+    assert metrics["clip_fraction"] == pytest.approx(sum(row["clipped"] for row in found) / 400, abs=1e-6)
     assert metrics["clip_fraction"] > 0
-    assert found[0]["deviation"] < found[2]["deviation"] < 2 * metrics["ratio_spread"]
     ratio.update(policy, optimizer, batch, credit, s)  # the fourth
     for p, q in zip(policy.model.parameters(), twin.parameters()):
         torch.testing.assert_close(p, q)
 
 
-def test_every_batch_and_clip_starts_from_the_same_state(small, monkeypatch):
+def test_every_batch_and_clip_starts_from_the_same_state(monkeypatch):
     """Guards against Adam's moments, or weights, that carry over from one clip or batch to the next."""
-    s, policy = small
-    monkeypatch.setattr(ratio, "CLIPS", (0.2, 0.2))
-    monkeypatch.setattr(ratio, "UPDATES", 3)
+    for name, value in {"CLIPS": (0.2, 0.2), "UPDATES": 3, "WARM_UP": 1, "BATCHES": 2}.items():
+        monkeypatch.setattr(ratio, name, value)
     monkeypatch.setattr(ratio, "draw_puzzles", lambda training, s, step: ASKED)
     draw = rollout.draw_uniforms
     monkeypatch.setattr(rollout, "draw_uniforms", lambda seed, step, *shape: draw(seed, min(step, 2), *shape))
-    rows = list(ratio.observations(policy, s, 2, 1))
-    assert [row["batch"] for row in rows] == [2] * 4 + [3] * 4
-    facts = [{k: v for k, v in row.items() if k != "batch"} for row in rows]
+    rows = list(ratio.observations(Small()))
+    assert [row["update"] for row in rows] == [2, 3] * 4
     for i in range(2):
-        for other in facts[i + 2 :: 2]:
-            assert other == pytest.approx(facts[i], nan_ok=True)
+        for other in rows[i + 2 :: 2]:
+            assert other == pytest.approx(rows[i], nan_ok=True)
 
 
-def made_up():
-    """Facts of two batches, two clips and two updates."""
-    names = [*ratio.GRADIENTS, "size", "clipped", "deviation", "within"]
-    names += [f"clipped, {role}" for role in ratio.ROLES]
-    names += [f"{name} {sign}" for sign in "+-" for name in ("entropy", *ratio.ROLES)]
-    return [{"method": "none", "clip": clip, "update": update, "batch": batch}
-            | {name: clip + update + 0.01 * i + 0.1 * batch for i, name in enumerate(names)}
-            for batch in (1, 2) for clip in ratio.CLIPS for update in (3, 4)]
-
-
-def test_the_tables_by_hand():
-    """Guards against a mean over updates or clips, columns under the wrong name, and conclusions that are constants."""
-    found = made_up()
-    found[0]["clipped, structure"] = math.nan
-    spread, gradient, places = ratio.tables_ratio(found, "Note.")
-    assert [row[:3] for row in gradient.rows] == [["none", c, u] for c in ("0.2", "0.28") for u in ("3", "4")]
+def test_table_and_picture_by_hand(tmp_path, figures):
+    """Guards against a mean over updates or clips, columns under the wrong name, and intervals of another width."""
+    table = ratio.table_ratio([{"method": "none", "clip_high": clip, "update": update}
+                               | {name: clip + update + 0.01 * i + 0.1 * batch for i, name in enumerate(ratio.COLUMNS)}
+                               for batch in (1, 2) for clip in ratio.CLIPS for update in (3, 4)])
+    assert [row[:3] for row in table.rows] == [["none", c, u] for c in ("0.2", "0.28") for u in ("3", "4")]
     # Two batches, 0.1 apart: the interval is 12.706 * 0.1 / 2.
-    assert gradient.rows[0][3:] == ["3.35 ± 0.64", "3.36 ± 0.64", "3.37 ± 0.64", "3.38 ± 0.64"]
-    assert dict(zip(spread.header, spread.rows[1]))["deviation of log ratio"] == "4.400 ± 0.635"
-    assert spread.rows[0][spread.header.index("clipped, structure")] == "349.00"  # of one batch
-    assert dict(zip(places.header, places.rows[0]))["structure, credit < 0"] == "3.520 ± 0.635"
-
-
-def test_the_picture_shows_the_tables(tmp_path, monkeypatch):
-    """Guards against bars beside the wrong method, and intervals of another width."""
-    (tmp_path / "r.md").write_text("\n".join(map(str, ratio.tables_ratio(made_up(), ""))), encoding="utf-8")
-    monkeypatch.setattr(ratio, "save_figure", lambda figure, file: None)
+    assert table.rows[0][3:6] == ["3.35 ± 0.64", "3.36 ± 0.64", "3.37 ± 0.64"]
+    assert dict(zip(table.header, table.rows[1]))["deviation of log ratio"] == "4.390 ± 0.635"
+    (tmp_path / "r.md").write_text(str(table), encoding="utf-8")
     ratio.draw_ratio(tmp_path / "r.md", tmp_path / "r.png")
-    left, right = plt.gcf().axes
-    heights = [bars[0].get_ydata().tolist() for bars in left.containers]  # percent, at update 4
-    assert heights[0] == pytest.approx([100 * (c + 4.22) for c in ratio.CLIPS])
-    assert [bars[0].get_ydata().tolist() for bars in right.containers] == [
-        pytest.approx([c + u + 0.15 for u in (3, 4)]) for c in ratio.CLIPS]
-    plt.close()
-
-
-def test_the_command(small, monkeypatch, tmp_path):
-    """Guards against a file that lacks a method, a clip or the picture."""
-    monkeypatch.setattr(ratio, "UPDATES", 2)
-    monkeypatch.setattr(sys, "argv", ["ratio.py", "--batches", "2", "--warm_up", "1", "--out", str(tmp_path / "out")])
-    ratio.main()
-    for title in ratio.TITLES:
-        _, rows = read_table(tmp_path / "out" / "ratio.md", title)
-        assert [row[:3] for row in rows] == [[m, c, "2"] for m in ratio.METHODS for c in ("0.2", "0.28")]
-    assert (tmp_path / "out" / "ratio.png").stat().st_size > 10_000
+    for axis, columns in zip(figures[0].axes, ((1, 2, 3), (6, 7, 8))):
+        assert [bars[0].get_ydata().tolist() for bars in axis.containers] == [
+            pytest.approx([0.2 + u + 0.15 + 0.01 * i for u in (3, 4)], abs=0.006) for i in columns]
