@@ -44,8 +44,8 @@ from train import BUNDLED, Settings, load_policy
 TOKENS, THREADS, WARM_UPS = 64, 2, 2
 CASES = {f"x {TOKENS} tokens": {"limit": TOKENS, "fixed": True},
          "real lengths": {"limit": Settings.max_new_tokens, "fixed": False}}
-NOTE = ("Written by `python -m lab.speed.benchmark --trl` on two cores, where the programs of a row took turns. `ours` and "
-        "`peer` are medians over the rounds, `ratio` is the median of the rounds' own ratios, and `min to max` the "
+NOTE = ("Written by `python -m lab.speed.benchmark --trl` on two cores, where the programs of a row took turns. `ours` "
+        "and `peer` are medians over the rounds, `ratio` is the median of the rounds' own ratios, and `min to max` the "
         "smallest and the largest of these. A row names puzzles x responses x tokens; at real lengths, responses end "
         "where the model ends them.")
 
