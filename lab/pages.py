@@ -81,17 +81,12 @@ def describe(method: CreditFunction) -> str:
             f"{flags * bool(method.parameters)}\n{body}\n".rstrip() + "\n")
 
 
-def all_pages() -> list[Path]:
-    """The pages of the book and of the laboratory; a file of generated tables has no block to fill."""
-    return [*(ROOT / "docs").glob("*.md"), *(ROOT / "lab").rglob("*.md")]
-
-
 @one_sentence()
 def main() -> None:
     """Fill the tables of all pages, and write methods.md."""
     new_parser(description=__doc__).parse_args()
     pages = {}
-    for page in all_pages():
+    for page in [*(ROOT / "docs").glob("*.md"), *(ROOT / "lab").rglob("*.md")]:
         text = page.read_text(encoding="utf-8")
         if len(BLOCK.findall(text)) != text.count("<!-- lab/"):
             raise ValueError(f"{page} has a block without `<!-- end -->`, or whose first line is not as it should be")

@@ -9,9 +9,6 @@ from plumbing.report import Estimate
 RESAMPLES = 2000  # of the bootstrap
 
 
-# ------------------------------------------------------------------------------------ intervals over puzzles
-
-
 def sums(puzzle: np.ndarray, *columns: np.ndarray) -> np.ndarray:
     """The sums (Q, k) of k columns (n,) over the tokens of each puzzle."""
     return np.stack([np.bincount(puzzle, column, puzzle.max(initial=-1) + 1) for column in columns], axis=1)
@@ -39,9 +36,6 @@ def jackknife(statistic: Callable[[np.ndarray], float], n: int) -> Estimate:
     value = statistic(np.ones(n, bool))
     error = np.sqrt((n - 1) / n * ((parts - parts.mean()) ** 2).sum())
     return Estimate(value, value - 1.96 * error, value + 1.96 * error)
-
-
-# ----------------------------------------------------------------------------- correlations between tokens
 
 
 def ranks(x: np.ndarray) -> np.ndarray:
@@ -85,9 +79,6 @@ def within(x: np.ndarray, y: np.ndarray, columns: dict, use: np.ndarray, by_rank
     return correlate(x, y, columns["group"][use].astype(int))
 
 
-# ------------------------------------------------------------------------------- comparisons of methods
-
-
 def spearman(x: np.ndarray, y: np.ndarray) -> Estimate:
     """Rank correlation of independent pairs (n,), (n,) with its 95% interval; NaN where either does not vary.
 
@@ -129,9 +120,5 @@ def explained(x: np.ndarray, label: np.ndarray) -> float:
 def holm(p: dict[str, float]) -> set[str]:
     """The names whose differences are significant at 5% after Holm's correction for having looked at all of p."""
     known = sorted((value, name) for name, value in p.items() if not math.isnan(value))
-    passed = set()
-    for i, (value, name) in enumerate(known):
-        if value > 0.05 / (len(known) - i):
-            break
-        passed.add(name)
-    return passed
+    failed = [i for i, (value, _) in enumerate(known) if value > 0.05 / (len(known) - i)]
+    return {name for _, name in known[: min(failed, default=len(known))]}  # after the first failure none counts

@@ -33,11 +33,6 @@ def test_links_lead_to_a_file_or_a_heading(page):
     check_links(page)
 
 
-def test_no_two_pages_have_one_title():
-    titles = [text.splitlines()[0] for text in PAGES.values()]
-    assert len(set(titles)) == len(titles)
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_name_files_that_exist(command):
     check_command(command)

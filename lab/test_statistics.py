@@ -1,4 +1,4 @@
-"""Rank correlation and its intervals, against the textbook and simulations.
+"""Rank correlation and its intervals against the textbook and simulations, Holm's correction, and cells read back.
 
 Run it:  python -m pytest lab/test_statistics.py
 """
@@ -9,8 +9,9 @@ import statistics
 import numpy as np
 import pytest
 
-from lab.statistics import ranks, spearman, with_errors
-from plumbing.report import Estimate
+from lab.estimates import cell, read_cell
+from lab.statistics import holm, ranks, spearman, with_errors
+from plumbing.report import Estimate, pm
 
 
 def test_spearman_by_the_textbook():
@@ -61,3 +62,18 @@ def test_errors_shrink_a_correlation_by_as_much_as_they_should(errors):
     shrunk = r / math.sqrt(math.prod(1 + e**2 for e in errors))
     found = with_errors(*columns, draws=100)
     assert found.value == pytest.approx(6 / math.pi * math.asin(shrunk / 2), abs=0.03)
+
+
+def test_holm_by_hand():
+    """Of four the smallest must be below 0.05 / 4, the next below 0.05 / 3, and after the first miss none counts."""
+    assert holm({"a": 0.016, "b": 0.012, "c": 0.03, "d": 0.04, "e": float("nan")}) == {"a", "b"}
+    assert holm({"a": 0.013, "b": 0.014, "c": 0.001, "d": 0.9}) == {"a", "b", "c"}
+    assert holm({"a": 0.03, "b": 0.03}) == holm({}) == set()
+
+
+def test_cells_are_read_back():
+    """Guards against the text nan in a table."""
+    estimates = [Estimate(1, 0.5, 1.5), Estimate(1), Estimate(float("nan"))]
+    assert [cell(e) for e in estimates] == ["1.00 (0.50 to 1.50)", "1.00", ""]
+    assert [read_cell(cell(e)) for e in estimates] == [pytest.approx(e, nan_ok=True) for e in estimates]
+    assert read_cell(pm(-1, 0.25))[:3] == (-1, -1.25, -0.75)

@@ -47,7 +47,6 @@ SIZES = {  # what differs from CONFIG
     "small": {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 3, "num_attention_heads": 2,
               "num_key_value_heads": 1},  # 0.2 million parameters
     "tiny": {},  # 0.9, the bundled model
-    "large": {"hidden_size": 256, "intermediate_size": 832, "num_attention_heads": 8, "num_key_value_heads": 4},  # 3.5
 }
 PAD, END = "<|endoftext|>", "<|im_end|>"
 TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "pad_token": PAD}
@@ -127,7 +126,7 @@ def report(folder: Path, task: ModuleType, count: int = 1024) -> None:
     """Print success and format on puzzles seen and on held-out ones: one response each, and the best of 8 to some."""
     policy = load_policy(Settings(model=str(folder)), task)
     print("| puzzles | asked | success | pass@8 of 256 | format | length |\n|---|--:|--:|--:|--:|--:|")
-    for part, name in {"train": "seen", "heldout": "held out"}.items():
+    for part, name in (("train", "seen"), ("heldout", "held out")):
         puzzles = task.load(part, count)
         uniforms = draw_uniforms(0, EVALUATION, count, 1, Settings.max_new_tokens)
         samples, grades = generate_and_grade(policy, puzzles, uniforms)
@@ -166,8 +165,6 @@ def main() -> None:
     args = parser.parse_args()
     task = load_task(args.task)
     if not args.report:
-        if args.out.exists():
-            raise ValueError(f"{args.out} exists: remove it, or choose another --out")
         if args.steps < 1:
             raise ValueError("--steps must be at least 1")
         if not hasattr(task, "demonstrate") or not hasattr(task, "KNOWN"):

@@ -2,7 +2,6 @@
 
 Run it:  python -m pytest lab/original/test_appendix_b.py
 """
-import csv
 import json
 import math
 import sys
@@ -14,60 +13,47 @@ import torch
 from lab.estimates import read_cell, read_table
 from lab.original import appendix_b
 from plumbing.metrics import ALWAYS, COLUMNS, write_credit_log
-from plumbing.report import t_quantile
+from plumbing.report import t_quantile, write_csv
 from tests.fixtures import make_batch
 
-WEIGHTS = [0.5, 0.5, 1, 1, 2]  # of the five tokens of a response: filler, reasoning, reasoning, filler, a tag
+# The five tokens of a response are filler, reasoning, reasoning, filler and a tag.
+WEIGHTS = [0.5, 0.5, 1, 1, 2]
 ROLES, LOGPROB, SLOPE = [0, 1, 1, 0, 2], [-1, -2, -1, -0.5, -0.25], [1, 0.5, 1, 0.5, 0.25]
 
 
 def make_log(*advantages):
-    """The columns of a log of responses with these advantages, whose tokens are those above."""
-    n, rows = len(advantages), np.repeat(advantages, 5).astype(float)
-    log = {"role": np.tile(ROLES, n), "relative": np.tile(np.arange(5) / 5, n), "id": np.repeat(np.arange(n), 5),
-           "credit": rows * np.tile(WEIGHTS, n), "as they logged": rows * np.tile(LOGPROB, n)}
-    return log | {"contribution": log["credit"] * np.tile(LOGPROB, n), "gradient": log["credit"] * np.tile(SLOPE, n)}
+    """The columns of a log of responses with these advantages, one a step, whose tokens are those above."""
+    n, by_token = len(advantages), np.outer(advantages, WEIGHTS)  # (n, 5)
+    return {"role": np.tile(ROLES, n), "relative": np.tile(np.arange(5) / 5, n), "tokens": np.ones(5 * n),
+            "id": np.repeat(np.arange(n), 5), "step": np.repeat(np.arange(n), 5), "credit": by_token.ravel(),
+            "contribution": (by_token * LOGPROB).ravel(), "gradient": (by_token * SLOPE).ravel(),
+            "as they logged": np.outer(advantages, LOGPROB).ravel()}
 
 
-def test_sizes_by_hand():
-    """Guards against a type, fifth or measure under another's name, signs that cancel, and a weight in their measure.
+def test_types_by_hand():
+    """Guards against a type or measure under another's name, signs that cancel, a weight in their measure, and a ratio
+    of totals or of another time.
 
     Contributions of the tokens are 0.5, 1, 1, 0.5, 0.5 times the advantage, gradients 0.5, 0.25, 1, 0.5, 0.5.
     """
-    figures = appendix_b.size_figures(make_log(2.0, -2.0, 0.0, 0.0))  # mean abs(advantage) is 1
-    expected = {
-        "contribution, filler, all": 0.5, "contribution, reasoning, all": 1, "contribution, structure, all": 0.5,
-        "contribution, filler and tags, all": 0.5, "contribution, filler and tags / reasoning": 0.5,
-        "contribution, reasoning, 20-40%": 1, "contribution, filler and tags, 80-100%": 0.5,
-        "gradient, filler, all": 0.5, "gradient, reasoning, all": 0.625, "gradient, reasoning, 20-40%": 0.25,
-        "gradient, reasoning, 40-60%": 1, "gradient, filler and tags / reasoning": 0.8,
-        "credit, first / last": 0.25, "contribution, first / last": 1, "gradient, first / last": 1,
-        "as they logged, first / last": 4, "as they logged, filler and tags / reasoning": (1.75 / 3) / (3 / 2),
-        "tokens, filler share": 0.4, "credit, filler share": 0.3, "credit, reasoning share": 0.3,
-        "credit, structure share": 0.4, "contribution, reasoning share": 2 / 3.5,
-        "gradient, structure share": 0.5 / 2.75}
+    log = make_log(2.0, -2.0, 1.0, 1.0, 1.0)  # the first two of the five steps are the first quarter
+    log["gradient"][20] = 0  # filler of the last step
+    assert appendix_b.type_figures(log) == pytest.approx({
+        "contribution, tags as filler": 0.5, "gradient, tags as filler": (10 / 15) / (8.75 / 10),
+        "contribution, first quarter": 0.5, "gradient, first quarter": 0.8, "as they logged": (1.75 / 3) / (3 / 2),
+        "tokens, filler": 0.4, "tokens, reasoning": 0.4, "tokens, structure": 0.2,
+        "credit, filler": 0.3, "credit, reasoning": 0.3, "credit, structure": 0.4,
+        "gradient, filler": 6.5 / 18.75, "gradient, reasoning": 8.75 / 18.75, "gradient, structure": 3.5 / 18.75})
+
+
+def test_positions_by_hand():
+    """Guards against a fifth under another's name, and a size of 0 where there is no such token."""
+    figures = appendix_b.position_figures(make_log(2.0, -2.0, 0.0, 0.0))  # mean abs(advantage) is 1
+    expected = {"contribution, reasoning, 20-40%": 1, "contribution, filler, 60-80%": 0.5,
+                "gradient, reasoning, 20-40%": 0.25, "gradient, reasoning, 40-60%": 1, "gradient, filler, 0-20%": 0.5,
+                "contribution, first / last": 1, "gradient, first / last": 1}
     assert {name: figures[name] for name in expected} == pytest.approx(expected)
-    assert math.isnan(figures["contribution, filler, 80-100%"])  # no such token
-
-
-def test_quarters_by_hand():
-    """Guards against a ratio of totals, and of another time: three responses, in steps 1, 2 and 8 of eight."""
-    log = make_log(2.0, 2.0, 1.0) | {"step": np.repeat([1, 2, 8], 5)}
-    log["gradient"][10] = 0  # filler of the last step
-    figures = appendix_b.quarter_figures(log)
-    assert figures == pytest.approx({"contribution, first quarter": 0.5, "contribution, last quarter": 0.5,
-                                     "gradient, first quarter": 0.8, "gradient, last quarter": 0.4})
-
-
-def test_weights_by_hand():
-    """Guards against weights over the run, a response without credit that counts, and the sign of the advantage."""
-    log = make_log(3.0, 0.0, -0.1)
-    log["credit"][10:] = [-0.1, 0, 0, 0, 0]  # the whole weight on one token of five
-    figures = appendix_b.weight_figures(log)
-    assert figures["largest weight"] == pytest.approx((2 + 5) / 2)
-    assert figures["largest of the run"] == pytest.approx(5)
-    assert figures["effective number"] == pytest.approx((25 / 6.5 + 1) / 2)
-    assert all(map(math.isnan, appendix_b.weight_figures(make_log(0.0)).values()))
+    assert math.isnan(figures["contribution, filler, 80-100%"])
 
 
 def test_norms_by_hand():
@@ -84,23 +70,17 @@ def test_norms_by_hand():
 def make_run(tmp_path):
     """A function that writes a finished run, two responses a step, and returns its folder."""
     def make(name, end, weights=(1.0, 1.0, 1.0, 1.0, 1.0), seed=0, steps=1, **method):
-        """Write a run of a method and return its folder."""
         folder = tmp_path / f"{name}-seed{seed}"
         (folder / "credit").mkdir(parents=True)
-        tensors = {"logprob": LOGPROB, "logit_grad": SLOPE}
         batch = make_batch([5, 5], [1.0, -1.0], role=torch.tensor([ROLES] * 2, dtype=torch.int8),
-                           **{name: torch.tensor([values] * 2) for name, values in tensors.items()})
+                           logprob=torch.tensor([LOGPROB] * 2), logit_grad=torch.tensor([SLOPE] * 2))
         credit = batch.advantage[:, None] * torch.tensor(weights)
-        checksums = {step: write_credit_log(folder / "credit" / f"step-{step:06d}.npz", step, batch, credit)
-                     for step in range(1, steps + 1)}
-        with (folder / "metrics.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS)
-            writer.writeheader()
-            writer.writerow({"step": 0, "heldout_success": 0.25, "heldout_stderr": 0.1})
-            row = dict.fromkeys(ALWAYS, 0.0) | {"length": 5, "entropy": 1, "grad_norm": 0.5}
-            measured = {"heldout_success": end, "heldout_stderr": 0.1}
-            writer.writerows(row | {"step": step, "credit_checksum": checksum} | (measured if step == steps else {})
-                             for step, checksum in checksums.items())
+        rows = [dict.fromkeys(COLUMNS) | {"step": 0, "heldout_success": 0.25, "heldout_stderr": 0.1}]
+        for step in range(1, steps + 1):
+            checksum = write_credit_log(folder / "credit" / f"step-{step:06d}.npz", step, batch, credit)
+            rows.append(dict.fromkeys(ALWAYS, 0.5) | {"step": step, "heldout_success": end, "heldout_stderr": 0.1,
+                                                      "credit_checksum": checksum})
+        write_csv(rows, folder / "metrics.csv")
         settings = {"mitigation": name.partition("-")[0], "seed": seed, "steps": steps, "lr": 0.1}
         (folder / "config.json").write_text(json.dumps({"settings": settings, "method": method}))
         (folder / "final.json").write_text(json.dumps({"step": steps, "heldout_success": end, "pass@16": 0.5}))
@@ -116,38 +96,40 @@ def study(make_run):
     return runs + [make_run("m-a", 0.3, [0.25, 0.25, 0.25, 2, 2], seed, x=0.5) for seed in (0, 1)]
 
 
-def call(monkeypatch, out, *words):
-    """Run the command, which writes to `out`."""
-    monkeypatch.setattr(appendix_b, "RESULTS", out)
-    monkeypatch.setattr(sys, "argv", ["appendix_b", *map(str, words)])
-    appendix_b.main()
+@pytest.fixture
+def call(tmp_path, monkeypatch):
+    """A function that runs the command on folders; it writes to tmp_path."""
+    def run(folders):
+        monkeypatch.setattr(appendix_b, "RESULTS", tmp_path)
+        monkeypatch.setattr(sys, "argv", ["appendix_b", *map(str, folders)])
+        appendix_b.main()
+    return run
 
 
-def test_settings_are_rows_and_seeds_their_mean(study, tmp_path, monkeypatch):
+def test_settings_are_rows_and_seeds_their_mean(study, call, tmp_path):
     """Guards against settings averaged as seeds, rows in the order of files, and percent for shares."""
-    call(monkeypatch, tmp_path / "out", *study)
+    call(study)
     tables = {}
-    for title in ("Learning", "Summary, contribution", "Early and late", "Weights", "Type by position, gradient"):
-        header, rows = read_table(tmp_path / "out" / "appendix-b.md", title)
+    for title in ("Learning", "Filler / reasoning", "Early and late", "Type by position, gradient"):
+        header, rows = read_table(tmp_path / "appendix-b.md", title)
         tables[title] = {row[0] + (row[1] if "position" in title else ""): dict(zip(header, row)) for row in rows}
     learning, none, half = tables["Learning"], "GRPO", "`m x=0.5`"
     assert list(learning) == [none, half, "`m x=0.75`"]
     assert learning[none]["step 1"] == f"75.0 ± {100 * t_quantile(1) * 0.05:.1f}" and learning[none]["end - GRPO"] == ""
     assert read_cell(learning[half]["end - GRPO"]).value == -45
     assert learning[half]["seeds"] == "2" and learning[half]["step 0"] == "25.0 ± 0.0"
-    assert tables["Summary, contribution"][half]["filler / reasoning"] == "1.667 ± 0.000"  # (1.25 / 2) / (0.75 / 2)
-    assert tables["Summary, contribution"][half]["as they logged"] == "0.389 ± 0.000"  # (1.75 / 3) / (3 / 2)
-    assert tables["Early and late"][half]["credit"] == "0.125 ± 0.000"
-    assert tables["Early and late"][none]["contribution"] == "4.000 ± 0.000"
-    assert tables["Weights"][half]["largest weight"] == "2.105 ± 0.000"  # 2 of 0.95 on average
-    assert tables["Weights"][none]["effective number"] == "5.000 ± 0.000"
+    ratios = tables["Filler / reasoning"][half]
+    assert ratios["contribution, filler / reasoning"] == "1.667 ± 0.000"  # (1.25 / 2) / (0.75 / 2)
+    assert ratios["as they logged"] == "0.389 ± 0.000"  # (1.75 / 3) / (3 / 2)
+    assert tables["Early and late"][half]["contribution, first / last"] == "0.500 ± 0.000"  # 0.25 / (2 * 0.25)
+    assert tables["Early and late"][none]["contribution, first / last"] == "4.000 ± 0.000"
     assert tables["Type by position, gradient"]["`m x=0.75`reasoning"]["40-60%"] == "0.500 ± 0.000"
     assert tables["Type by position, gradient"]["`m x=0.75`reasoning"]["0-20%"] == ""
 
 
-def test_pictures_show_the_tables(study, tmp_path, monkeypatch, figures):
+def test_pictures_show_the_tables(study, call, figures):
     """Guards against a curve of another setting, and a bar of another type."""
-    call(monkeypatch, tmp_path, *study)
+    call(study)
     (panel,), (_, credit, _) = (figure.axes for figure in figures)
     ends = {bars.get_label(): bars.lines[0].get_ydata()[-1] for bars in panel.containers}
     assert ends == pytest.approx({"GRPO": 0.75, "x=0.5": 0.3, "x=0.75": 0.55})
@@ -159,20 +141,13 @@ def test_pictures_show_the_tables(study, tmp_path, monkeypatch, figures):
 
 
 @pytest.mark.parametrize("spoil, said", [
-    (lambda runs: (runs[0] / "final.json").unlink(), "m-b-seed0 is not finished; resume it with"),
-    (lambda runs: (runs[1] / "credit" / "step-000001.npz").unlink(), "m-b-seed1 has no credit log"),
-    (lambda runs: (runs[1] / "credit" / "step-000001.npz").write_bytes(b"PK"), "can't be read"),
-    (lambda runs: (runs.pop(2), runs.pop(2)), "name runs of GRPO"),
-], ids=["unfinished", "no log", "broken log", "no GRPO"])
-def test_what_cannot_be_read_is_said_in_a_sentence(study, spoil, said, tmp_path, monkeypatch):
-    """Guards against a traceback, and half a table."""
-    spoil(study)
+    (lambda runs, _: (runs[0] / "final.json").unlink(), "Not finished, .* m-b-seed0"),
+    (lambda runs, _: (runs.pop(2), runs.pop(2)), "name runs of GRPO"),
+    (lambda runs, make: runs.append(make("m-c", 0.5, seed=2, steps=7, x=0.5)), "different numbers of steps"),
+], ids=["unfinished", "no GRPO", "another length"])
+def test_what_cannot_be_compared_is_refused_in_a_sentence(study, make_run, spoil, said, call, tmp_path):
+    """Guards against half a table, and a short run that looks worse than a longer one."""
+    spoil(study, make_run)
     with pytest.raises(SystemExit, match=f"^error: [^\n]*{said}[^\n]*$"):
-        call(monkeypatch, tmp_path / "out", *study)
-    assert not (tmp_path / "out").exists()
-
-
-def test_runs_of_another_length_are_refused(study, make_run, tmp_path, monkeypatch):
-    """Guards against a short run that looks worse than a longer one."""
-    with pytest.raises(SystemExit, match="different numbers of steps"):
-        call(monkeypatch, tmp_path, *study, make_run("m-c", 0.5, seed=2, steps=7, x=0.5))
+        call(study)
+    assert not (tmp_path / "appendix-b.md").exists()

@@ -3,8 +3,6 @@
 A contestant reads cases from stdin and writes tokens and seconds to stdout, a line each. A case has the number of
 puzzles, the most tokens a response may have (limit), whether all have exactly as many (fixed), and a seed. Each library
 has a process of its own, because two OpenMP runtimes in one slow each other down.
-
-Run it:  python -m lab.speed.benchmark
 """
 import copy
 import json
@@ -15,11 +13,8 @@ import time
 from pathlib import Path
 from typing import Callable
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
-for name, value in {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"}.items():
-    os.environ.setdefault(name, value)
-ANSWERS = 8  # to each prompt
+os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"}
+PUZZLES, ANSWERS = 8, 8  # the responses to each puzzle
 
 
 def hear() -> dict | None:
@@ -47,7 +42,6 @@ def ctranslate2_sampler(folder: Path) -> Callable[[dict], int]:
     generator = ctranslate2.Generator(str(folder), compute_type="float32", inter_threads=1, intra_threads=threads)
 
     def run(case: dict) -> int:
-        """Do the work of a case; returns how many tokens were sampled."""
         limit = case["limit"]
         results = generator.generate_batch(
             written["prompts"][: case["puzzles"]], num_hypotheses=ANSWERS, max_length=limit,
@@ -70,11 +64,10 @@ from grpo import update
 from plumbing.optimizer import Optimizer
 from plumbing.processes import first_alone, join, leave
 from plumbing.tokenizer import Tokenizer
-from rollout import Policy, draw_uniforms, generate_shared, rollout
+from rollout import draw_uniforms, generate_shared, rollout
 from tests.plain import plain_rows
 from train import BUNDLED, Settings, load_policy
 
-PUZZLES = 8
 TOKENIZER = Tokenizer(BUNDLED)
 
 
@@ -83,19 +76,14 @@ def prompts_of(puzzles: int) -> list[list[int]]:
     return [TOKENIZER.encode(prompt(puzzle, TOKENIZER.chat)) for puzzle in generate_puzzles(puzzles, "train")]
 
 
-def bundled() -> Policy:
-    """The bundled model, for Countdown."""
-    return load_policy(Settings())
-
-
 def ours() -> Callable[[dict], int]:
     """Our sampler, or a whole step: sample, grade, and update with a random credit."""
-    policy, puzzles, prompts = bundled(), generate_puzzles(Settings.questions, "train"), prompts_of(Settings.questions)
-    optimizer, tokenizer = Optimizer(policy.model, lr=0.0), copy.copy(TOKENIZER)
-    policy = policy._replace(tokenizer=tokenizer)
+    puzzles, prompts = generate_puzzles(Settings.questions, "train"), prompts_of(Settings.questions)
+    tokenizer = copy.copy(TOKENIZER)
+    policy = load_policy(Settings())._replace(tokenizer=tokenizer)
+    optimizer = Optimizer(policy.model, lr=0.0)
 
     def run(case: dict) -> int:
-        """Do the work of a case; returns how many tokens were sampled."""
         Q, tokenizer.end_tokens = case["puzzles"], [] if case["fixed"] else TOKENIZER.end_tokens
         s = Settings(seed=case["seed"], answers=ANSWERS, max_new_tokens=case["limit"])
         if case["work"] == "sampler":
@@ -115,7 +103,6 @@ def transformers_sampler() -> Callable[[dict], int]:
     model, prompts = AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32), prompts_of(Settings.questions)
 
     def run(case: dict) -> int:
-        """Do the work of a case; returns how many tokens were sampled."""
         torch.manual_seed(case["seed"])
         repeated = [prompt for prompt in prompts[: case["puzzles"]] for _ in range(ANSWERS)]
         tokens, pad, P = plain_rows(repeated, torch.zeros(len(repeated), 0, dtype=torch.long))  # (B, P), (B,)
@@ -129,7 +116,7 @@ def transformers_sampler() -> Callable[[dict], int]:
 
 
 def train_with_trl(limit: int, fixed: bool) -> None:
-    """TRL's GRPOTrainer, which waits for a case before each step, and answers after it."""
+    """TRL's GRPOTrainer, which waits for a case before each step, and answers after it: pip install trl datasets."""
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer

@@ -1,14 +1,20 @@
-"""The part of benchmark.py that uses every credit function: it must know what each of them needs.
+"""The rows of the table of speeds, by hand.
 
 Run it:  python -m pytest lab/speed/test_benchmark.py
 """
-from lab.speed import benchmark
-from methods import MITIGATIONS
+from lab.speed.benchmark import take_turns, table_rows
 
 
-def test_every_credit_function_is_timed():
-    """Guards against a head that a function needs and the benchmark does not have."""
-    bench = benchmark.Benchmark(1)
-    benchmark.credit(bench)
-    assert [row["what"] for row in bench.rows[2:]] == [f"credit of {name}" for name in MITIGATIONS]
-    assert all(row["value"] > 0 for row in bench.rows)
+def test_programs_take_turns_and_warm_up():
+    """Guards against one program after another, whose ratio drifts with the machine, and a slow first round."""
+    calls = []
+    rates = take_turns("", 1, {name: lambda i, name=name: calls.append((i, name)) or i for name in "ab"})
+    assert calls == [(0, "a"), (0, "b"), (1, "a"), (1, "b"), (2, "a"), (2, "b")] and rates == {"a": [2], "b": [2]}
+
+
+def test_a_ratio_is_the_median_of_the_rounds_own_ratios():
+    """Guards against a ratio of medians, and a peer's slower setting."""
+    rates = {"ours": [10, 20, 60], "peer, slow": [1, 1, 1], "peer, fast": [10, 40, 20], "other": [20, 5, 6]}
+    assert table_rows("what", rates) == [
+        ["what", "20 tokens/s", "peer, fast: 20", "1.00", "0.50 to 3.00"],
+        ["what", "20 tokens/s", "other: 6", "4.00", "0.50 to 10.00"]]
