@@ -52,14 +52,11 @@ class UpdateLog:
         self.batch, self.reference_logprob, self.divergence = batch, reference_logprob, divergence
         self.used = torch.zeros_like(batch.mask).index_copy_(0, rows, batch.mask[rows])  # (B, T)
         self.prompt_tokens = sum(map(len, prompts))
+        self.logprob = batch.logprob.clone()  # (B, T) this and the next two: of the last update on each row
+        self.loss = torch.zeros_like(self.logprob)  # (B, T)
+        self.removed = torch.zeros_like(batch.mask)  # (B, T)
         self.sums: list[dict[str, float]] = []  # an entry per update
         self.norms: list[float] = []
-
-    def begin(self) -> None:
-        """Start an update."""
-        self.logprob = self.batch.logprob.clone()  # (B, T)
-        self.loss = torch.zeros_like(self.logprob)  # (B, T)
-        self.removed = torch.zeros_like(self.batch.mask)  # (B, T)
 
     def add(self, rows: Tensor, logprob: Tensor, loss: Tensor, removed: Tensor) -> None:
         """Keep what belongs to the tokens of some rows (b,): (b, t) each."""

@@ -22,7 +22,6 @@ from plumbing.report import Estimate, welch
 NO_DIFFERENCE = {"mitigation", "advantage", "normalize", "seed", "out", "steps", "eval_every", "sample_every",
                  "checkpoint_every", "state_every", "micro_batch", "checkpoint_activations", "device",
                  "optimizer_device"}
-FIRST_TASK = "countdown"
 
 
 # --------------------------------------------------------------------------------------------------- reading
@@ -99,7 +98,7 @@ def read_config(run: Path) -> dict:
     config = read_json(file)
     config.setdefault("inputs", {})  # which early runs lack
     check_fields(config, {"settings": dict, "method": dict, "inputs": dict}, file)
-    settings = config["settings"] = {"task": FIRST_TASK} | config["settings"]
+    settings = config["settings"] = {"task": "countdown"} | config["settings"]
     check_fields(settings, {"mitigation": str, "seed": int, "steps": int}, file)
     return config
 
