@@ -1,7 +1,4 @@
-"""Every table of a run, and of runs compared, against numbers worked out by hand; pictures by what they draw.
-
-Run it:  python -m pytest tests/test_analyze.py
-"""
+"""Every table of a run, and of runs compared, against numbers worked out by hand; pictures by what they draw."""
 import csv
 import json
 import math
@@ -189,18 +186,6 @@ def test_chosen_responses_answer_the_same_question():
     log = dict(step=np.repeat([1, 2], 6), id=np.array([0, 1, 2, 3, 3, 4] * 2) + np.repeat([0, 5], 6),
                group=np.array([0, 0, 1, 1, 1, 1] * 2), advantage=np.array([1, 0, -1, 2, 2, 1] * 2))
     assert [rows.tolist() for rows in analyze.choose_responses(log)] == [[5], [2], [11], [8]]
-
-
-def test_curves_draw_the_named_columns(tmp_path, figures):
-    """Guards against a curve of another column, and bars of one standard error."""
-    names = ("step", "success", "format", "length", "entropy", "heldout_success", "heldout_stderr")
-    metrics = {name: np.arange(3.0) + 10 * i for i, name in enumerate(names)}
-    analyze.draw_learning(metrics, "x", tmp_path / "a.png")
-    left, right = figures[0].axes
-    assert left.lines[0].get_ydata().tolist() == metrics["success"].tolist()
-    assert right.lines[0].get_ydata().tolist() == metrics["length"].tolist()
-    ends = left.containers[0][2][0].get_segments()[0][:, 1]
-    assert ends == pytest.approx([50 - 1.96 * 60, 50 + 1.96 * 60])
 
 
 def test_the_picture_of_credit_shows_the_tables(tmp_path, figures):

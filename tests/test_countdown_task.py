@@ -1,7 +1,4 @@
-"""The Countdown task against brute force and by hand: puzzles, prompts, rewards, and what each token is.
-
-Run it:  python -m pytest tests/test_countdown_task.py
-"""
+"""The Countdown task against brute force and by hand: puzzles, prompts, rewards, and what each token is."""
 import hashlib
 import itertools
 import json

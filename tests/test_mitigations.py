@@ -1,9 +1,7 @@
 """The decorators, what every credit function must do, and each function against a hand computation or plain loops.
 
 The tests of "what every method has to do" run for all of MITIGATIONS, so they cover a new method at once.
-Run it:  python -m pytest tests/test_mitigations.py
 """
-
 import itertools
 import math
 import re
@@ -25,8 +23,7 @@ from methods.controls import inverted, random
 from methods.groups import dpo, gtpo, optimal_baseline, prefix_tree, tempo
 from methods.ktae import ktae
 from methods.tokens import entropy_masking
-from mitigations import CreditFunction, attention_credit, none, ppo, required, reweighting, token_credit, vineppo
-from plumbing.task_file import REQUIRED
+from mitigations import CreditFunction, attention_credit, none, ppo, reweighting, token_credit, vineppo
 from tasks.text import FILLER, REASONING, STRUCTURE
 from tests.fixtures import make_batch, make_written
 
@@ -269,39 +266,6 @@ def test_a_method_leaves_the_answers_of_the_model_alone(method, written):
     before = {name: value.clone() for name, value in answers.items() if isinstance(value, torch.Tensor)}
     method(written)
     assert all(torch.equal(answers[name], value) for name, value in before.items())
-
-
-FREE = {"hidden", "attention", "logprob_without", "rollout_values", "generator"}  # nothing is needed for these
-QUERIES = {"attention_credit": {"attention"}, "causal_ablation": {"logprob_without"}, "vineppo": {"rollout_values"},
-           "random": {"generator"}}
-OTHERWISE = {"first_error": {"solver": True}, "vineppo": {"cuts": "uncertain"}, "inverted": {"of": "causal_ablation"},
-             "reward_decomposition": {"stepwise": True}}  # hyper-parameters with which others may be needed
-
-
-@METHODS
-def test_a_method_asks_the_model_and_the_task_for_what_it_needs_only(method, written):
-    """Guards against a method that pays for a forward pass that it does not use, or uses a critic without saying so."""
-    asked = set()
-
-    class Spy:
-        def __init__(self, watched):
-            self.watched = watched
-
-        def __getattr__(self, name):
-            asked.add(name)
-            return getattr(self.watched, name)
-
-        def head(self, name):
-            asked.add(name)
-            return self.watched.head(name)
-
-    for options in [{}, *([OTHERWISE[method.name]] if method.name in OTHERWISE else [])]:
-        asked.clear()
-        method(replace(written, ask=Spy(written.ask), task=Spy(written.task)), **options)
-        queries = QUERIES.get(options.get("of", method.name), set())
-        names = {"reference": "reference_logprob"}
-        assert asked - {*REQUIRED} - FREE == {names.get(need, need) for need in required(method.name, options)}
-        assert asked & FREE == queries or method.name not in BUILT_IN
 
 
 @pytest.mark.parametrize("name", [name for name in BUILT_IN if name not in OWN_ADVANTAGE])

@@ -1,7 +1,4 @@
-"""Flags, files, the run folder and progress lines, without a model; and which file may import which.
-
-Run it:  python -m pytest tests/test_plumbing.py
-"""
+"""Flags, files, the run folder and progress lines, without a model; and which file may import which."""
 import ast
 import json
 import re
@@ -106,19 +103,15 @@ def test_flags_that_cannot_work_are_one_sentence(arguments, named):
 
 
 def test_normalize_and_advantage_are_accepted_where_they_have_an_effect():
-    for name, method in MITIGATIONS.items():
-        for flag, value, effect in (("--normalize", "none", method.is_reweighting),
-                                    ("--advantage", "rloo", method.from_advantage)):
-            if effect:
-                assert value in vars(parse("--mitigation", name, flag, value).settings).values()
-            else:
-                assert flag in refusal("--mitigation", name, flag, value)
-    assert not MITIGATIONS["ppo"].from_advantage and MITIGATIONS["gtpo"].from_advantage
+    assert parse("--mitigation", "token_type", "--normalize", "none").settings.normalize == "none"
+    assert parse("--mitigation", "gtpo", "--advantage", "rloo").settings.advantage == "rloo"
+    assert "takes no --normalize" in refusal("--mitigation", "gtpo", "--normalize", "none")
+    assert "takes no --advantage" in refusal("--mitigation", "ppo", "--advantage", "rloo")
 
 
 @pytest.mark.parametrize("function, named", [
-    (lambda batch, seed=1: None, "seed"), (lambda batch, help=1: None, "help"), (lambda batch, resume=1: None, "resume"),
-    (lambda batch, shape=None: None, "shape")])
+    (lambda batch, seed=1: None, "seed"), (lambda batch, help=1: None, "help"),
+    (lambda batch, resume=1: None, "resume"), (lambda batch, shape=None: None, "shape")])
 def test_a_keyword_that_cannot_be_a_flag_is_one_sentence(function, named, monkeypatch):
     """Because train.py has a flag of that name, or because its default has no type that a flag could have."""
     monkeypatch.setitem(MITIGATIONS, "odd", replace(MITIGATIONS["none"], name="odd", function=function))
@@ -154,13 +147,6 @@ def test_a_run_is_resumed_with_settings_that_can_be_flags_only(settings, method,
     config = {"settings": vars(GTPO) | settings, "method": A1_A2 | method}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert named in refusal("--resume", tmp_path)
-
-
-@pytest.mark.parametrize("config", [
-    {"settings": 3, "method": {}}, {"settings": {"seed": 0}}, {"settings": {}, "method": 1}])
-def test_a_config_without_its_parts_is_one_sentence(config, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert re.search("config.json(: settings must| has no method|: method must)", refusal("--resume", tmp_path))
 
 
 def test_the_folder_is_named_after_every_flag_that_was_changed():

@@ -1,8 +1,6 @@
 """Tests of qwen2_model.py: the transformer, config.json, checkpoints read and written, and the log-probs of tokens.
 
 The oracles are random models of transformers, direct formulas in float64, and autograd.
-
-Run it:  python -m pytest tests/test_qwen2_model.py
 """
 import json
 import math

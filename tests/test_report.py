@@ -1,7 +1,4 @@
-"""Statistics against slow computations; tables and layouts against ones written by hand.
-
-Run it:  python -m pytest tests/test_report.py
-"""
+"""Statistics against slow computations; tables and layouts against ones written by hand."""
 import math
 import statistics
 

@@ -1,7 +1,4 @@
-"""The command line end to end: a whole run, kill and resume, Ctrl-C, and one sentence for everything that can't work.
-
-Run it:  python -m pytest tests/test_train.py
-"""
+"""The command line end to end: a whole run, kill and resume, Ctrl-C, and one sentence for what can't work."""
 import copy
 import csv
 import functools
@@ -247,9 +244,12 @@ def test_how_many_responses_are_evaluated_at_once_changes_nothing(monkeypatch):
 # ------------------------------------------------------------------------------------------- every credit function
 
 
-@pytest.mark.parametrize("name", MITIGATIONS)
-def test_every_method_trains(name, quick, tmp_path):
-    run(*TINY, "--max_new_tokens", 80, "--steps", 1, "--mitigation", name, "--out", tmp_path / "r")
+@pytest.mark.parametrize("name, options", [
+    *((name, []) for name in MITIGATIONS), ("first_error", ["--solver"]), ("reward_decomposition", ["--stepwise"]),
+    ("vineppo", ["--cuts", "uncertain"]), ("inverted", ["--of", "causal_ablation"])])
+def test_every_method_trains(name, options, quick, tmp_path):
+    """Guards against a method that asks for a head, a reference or a part of the task that it does not say it needs."""
+    run(*TINY, "--max_new_tokens", 80, "--steps", 1, "--mitigation", name, *options, "--out", tmp_path / "r")
     assert np.isfinite(credit_log(tmp_path / "r")["credit"]).all()
     for head in ("critic", "importance"):
         file = tmp_path / "r" / "checkpoint" / f"{head}.safetensors"
