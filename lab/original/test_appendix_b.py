@@ -161,7 +161,7 @@ def test_pictures_show_the_tables(study, tmp_path, monkeypatch, figures):
 @pytest.mark.parametrize("spoil, said", [
     (lambda runs: (runs[0] / "final.json").unlink(), "m-b-seed0 is not finished; resume it with"),
     (lambda runs: (runs[1] / "credit" / "step-000001.npz").unlink(), "m-b-seed1 has no credit log"),
-    (lambda runs: (runs[1] / "credit" / "step-000001.npz").write_bytes(b"PK"), "can't be read"),
+    (lambda runs: (runs[1] / "credit" / "step-000001.npz").write_bytes(b"PK"), "is not the one of metrics.csv"),
     (lambda runs: (runs.pop(2), runs.pop(2)), "name runs of GRPO"),
 ], ids=["unfinished", "no log", "broken log", "no GRPO"])
 def test_what_cannot_be_read_is_said_in_a_sentence(study, spoil, said, tmp_path, monkeypatch):
