@@ -138,7 +138,6 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
     log = UpdateLog(batch, rows, prompts, reference, divergence=k3)
     for _ in range(s.updates_per_batch):
         optimizer.zero_grad()
-        log.begin()
         if len(rows):
             cache = PromptCache(policy.model, prompts)
             leaf = cache.detach()  # backward() of a micro-batch stops here and adds to its .grad

@@ -24,9 +24,9 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.optim import AdamW
 
 from plumbing.files import read_tensors, replace_file
-from plumbing.optimizer import AdamW
 from qwen2_model import Qwen2
 from rollout import TokenBatch
 

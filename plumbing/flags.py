@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from plumbing.files import check_fields
 from plumbing.progress import fail, one_sentence
 from plumbing.runs import read_config
 
@@ -45,7 +44,9 @@ def parse_with(parser: argparse.ArgumentParser, arguments: list[str], defaults: 
     helps = comments(type(defaults))
     for name, default in asdict(defaults).items():
         add_flag(parser, name, default, helps[name], choices.get(name))
-    method = methods.get(chosen_method(arguments, defaults))  # None: refused below, after --help
+    first = new_parser(add_help=False)  # reads the credit function, which decides what other flags there are
+    first.add_argument("--mitigation", default=defaults.mitigation)
+    method = methods.get(first.parse_known_args(arguments)[0].mitigation)  # None: refused below, after --help
     parameters = own_flags(method, {"help", "resume", *helps}) if method else {}
     for name, default in parameters.items():
         add_flag(parser, name, default, f"of {method.name}", None)
@@ -53,12 +54,10 @@ def parse_with(parser: argparse.ArgumentParser, arguments: list[str], defaults: 
     if method is None:
         near = difflib.get_close_matches(known.mitigation, methods, cutoff=0.0)
         fail(f"there is no credit function {known.mitigation}: did you mean {', '.join(near)}? --help lists them all")
-    if unknown and not unknown[0].startswith("-"):
-        fail(f"what is {unknown[0]} for? Give it a flag, such as --mitigation none")
     if unknown:
-        own = f"; its own flags are --{', --'.join(parameters)}" if parameters else ""
         near = difflib.get_close_matches(unknown[0], [f"--{name}" for name in (*helps, *parameters)], n=1)
-        fail(f"--mitigation {method.name} takes no {unknown[0]}{f': did you mean {near[0]}?' if near else own}")
+        hint = f": did you mean {near[0]}?" if near else "; --help lists all flags"
+        fail(f"--mitigation {method.name} takes no {unknown[0]}{hint}")
     values = vars(known)
     settings = replace(defaults, **{name: values[name] for name in helps})
     hyper_parameters = {name: values[name] for name in parameters}
@@ -68,27 +67,22 @@ def parse_with(parser: argparse.ArgumentParser, arguments: list[str], defaults: 
 
 @one_sentence()
 def parse_resume(arguments: list[str], defaults: Any, methods: dict, choices: dict[str, tuple]) -> Arguments:
-    """Parse `--resume runs/... [--steps N]`: all other settings are those in the run's config.json."""
+    """Parse `--resume runs/... [--steps N]`: all other settings are those in the run's config.json, read as flags."""
     parser = new_parser(add_help=False)
     parser.add_argument("--resume", type=Path)
     parser.add_argument("--steps", type=int)
     known, unknown = parser.parse_known_args(arguments)
     if unknown:
         fail(f"--resume keeps the settings that the run began with: it takes --steps and no {unknown[0]}")
-    file = known.resume / "config.json"
     config = read_config(known.resume)
-    settings, hyper_parameters, name = config["settings"], config["method"], config["settings"]["mitigation"]
-    if name not in methods:
-        fail(f"{file} names the credit function {name}, which is not in mitigations.py or methods/")
-    for found, expected in ((settings, asdict(defaults)), (hyper_parameters, methods[name].parameters)):
-        check_fields(found, {key: type(value) for key, value in expected.items()}, file)
-        if unknown := found.keys() - expected.keys():
-            fail(f"{file} has a setting {min(unknown)}, which this version of train.py doesn't have")
-    for key, legal in choices.items():
-        if settings[key] not in legal:
-            fail(f"{file}: {key} must be one of {', '.join(legal)}, not {settings[key]}")
-    steps = settings["steps"] if known.steps is None else known.steps
-    return Arguments(replace(defaults, **settings | {"steps": steps}), hyper_parameters, known.resume)
+    values = config["settings"] | config["method"]
+    if known.steps is not None:
+        values["steps"] = known.steps
+    words = [f"--{name}={value}" for name, value in values.items()]
+    resumed = new_parser(add_help=False)
+    resumed.error = lambda message: fail(f"{known.resume / 'config.json'}: {message}")
+    found = parse_with(resumed, words, defaults, methods, choices)
+    return found._replace(resume=known.resume)
 
 
 def new_parser(**options) -> argparse.ArgumentParser:
@@ -97,13 +91,6 @@ def new_parser(**options) -> argparse.ArgumentParser:
                                      **options)
     parser.error = fail
     return parser
-
-
-def chosen_method(arguments: list[str], defaults: Any) -> str:
-    """The name of the credit function, which decides what other flags there are."""
-    parser = new_parser(add_help=False)
-    parser.add_argument("--mitigation", default=defaults.mitigation)
-    return parser.parse_known_args(arguments)[0].mitigation
 
 
 def own_flags(method: Any, taken: set[str]) -> dict:

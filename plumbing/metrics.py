@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plumbing.files import checksum, read_arrays, replace_file
+from plumbing.files import checksum, replace_file
 from plumbing.processes import sum_over_processes
 from tasks.text import ROLES
 
@@ -20,7 +20,6 @@ COLUMNS = ["step", "reward", "success", "format", "length", "truncated", "entrop
            "credit_checksum", "heldout_success", "heldout_stderr"]  # of metrics.csv
 ALWAYS = ("reward", "success", "format", "length", "truncated", "entropy", "grad_norm", "loss", "seconds",
           "credit_checksum")  # in every step
-SHARES = ("success", "format", "truncated", "heldout_success", "heldout_stderr")  # from 0 to 1
 CREDIT_LOG = {"step": np.int32, "response": np.uint16, "group": np.uint16, "position": np.uint16, "token": np.int32,
               "logprob": np.float32, "entropy": np.float32, "logit_grad": np.float32, "advantage": np.float32,
               "credit": np.float32, "reward": np.float32, "role": np.int8, "in_answer": np.int8}  # its columns
@@ -53,14 +52,11 @@ class UpdateLog:
         self.batch, self.reference_logprob, self.divergence = batch, reference_logprob, divergence
         self.used = torch.zeros_like(batch.mask).index_copy_(0, rows, batch.mask[rows])  # (B, T)
         self.prompt_tokens = sum(map(len, prompts))
+        self.logprob = batch.logprob.clone()  # (B, T) this and the next two: of the last update on each row
+        self.loss = torch.zeros_like(self.logprob)  # (B, T)
+        self.removed = torch.zeros_like(batch.mask)  # (B, T)
         self.sums: list[dict[str, float]] = []  # an entry per update
         self.norms: list[float] = []
-
-    def begin(self) -> None:
-        """Start an update."""
-        self.logprob = self.batch.logprob.clone()  # (B, T)
-        self.loss = torch.zeros_like(self.logprob)  # (B, T)
-        self.removed = torch.zeros_like(self.batch.mask)  # (B, T)
 
     def add(self, rows: Tensor, logprob: Tensor, loss: Tensor, removed: Tensor) -> None:
         """Keep what belongs to the tokens of some rows (b,): (b, t) each."""
@@ -124,22 +120,3 @@ def log_columns(step: int, batch: Any, credit: Tensor) -> dict[str, np.ndarray]:
         "in_answer": batch.in_answer[mask],
     }
     return {name: values.cpu().numpy().astype(CREDIT_LOG[name]) for name, values in columns.items()}
-
-
-def read_credit_log(file: Path) -> dict[str, np.ndarray]:
-    """The columns of a step, as write_credit_log wrote them; ValueError for anything else."""
-    columns = read_arrays(file, CREDIT_LOG)
-    for name, dtype in CREDIT_LOG.items():
-        if columns[name].dtype != dtype or columns[name].shape != columns["step"].shape or columns[name].ndim != 1:
-            raise ValueError(f"{file}: {name} is not a column of {np.dtype(dtype)}, one for each token")
-        if not np.isfinite(columns[name]).all():
-            raise ValueError(f"{file}: {name} has NaN or infinity in it")
-    step, position, role = (columns[name].astype(int) for name in ("step", "position", "role"))
-    counts = np.append(0, position[:-1] + 1)  # (N,) a token stands behind the one before, or begins a response
-    if not len(step) or not ((position == 0) | (position == counts)).all() or position[0]:
-        raise ValueError(f"{file} is damaged: its positions don't count the tokens of responses from 0")
-    if (columns["response"] != np.cumsum(position == 0) - 1).any():
-        raise ValueError(f"{file} is damaged: it doesn't count its responses from 0")
-    if (step != step[0]).any() or file.stem != f"step-{step[0]:06d}" or not np.isin(role, range(len(ROLES))).all():
-        raise ValueError(f"{file} is damaged: it is of another step, or a role is unknown")
-    return columns

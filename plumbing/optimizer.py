@@ -9,19 +9,6 @@ from plumbing.files import check_tensors
 from plumbing.processes import sum_over_processes
 
 
-class AdamW(torch.optim.AdamW):
-    """Torch's AdamW, but it restores its moments only: the learning rate and the like are those of the settings."""
-
-    def load_state_dict(self, state: dict) -> None:
-        """Restore the moments in a `state_dict`; ValueError when they are not those of the same weights."""
-        expected = {}
-        for i, w in enumerate(w for group in self.param_groups for w in group["params"]):
-            expected |= {f"{i} step": torch.zeros(()), f"{i} exp_avg": w, f"{i} exp_avg_sq": w}
-        found = {f"{i} {name}": x for i, moments in state["state"].items() for name, x in moments.items()}
-        check_tensors("Adam's state", expected, found)
-        super().load_state_dict({"state": state["state"], "param_groups": self.state_dict()["param_groups"]})
-
-
 class Optimizer:
     """AdamW (1711.05101) on a model's weights, or on separate master weights in float32.
 
@@ -40,7 +27,7 @@ class Optimizer:
                            for name, w in self.weights.items()}
             for name, w in self.weights.items():
                 w.register_post_accumulate_grad_hook(partial(self.take_gradient, self.master[name]))
-        self.adamw = AdamW(self.master.values(), lr, betas, weight_decay=weight_decay, fused=True)
+        self.adamw = torch.optim.AdamW(self.master.values(), lr, betas, weight_decay=weight_decay, fused=True)
 
     @staticmethod
     def take_gradient(master: Tensor, weight: Tensor) -> None:

@@ -154,26 +154,25 @@ def write_samples(run: Path, step: int, batch) -> None:
 
 def save(run: Path, step: int, settings: Any, hyper_parameters: dict, write_weights: Callable[[Path], object],
          learners: dict) -> None:
-    """Write the checkpoints and the state that are due at this step. write_weights fills a model folder."""
+    """Write the checkpoints and the state that are due at this step. write_weights fills a model folder.
+
+    The state holds what the learners know, what the run was asked for, and how long the logs are.
+    """
     if settings.checkpoint_every and step % settings.checkpoint_every == 0:
         folder = run / "checkpoints" / f"step-{step:06d}"
         copy_tokenizer(run / "checkpoint", folder)
         write_weights(folder)
     if step == settings.steps or settings.state_every and step % settings.state_every == 0:
         write_weights(run / "checkpoint")
-        save_state(run, step, asdict(settings) | hyper_parameters, learners)
-
-
-def save_state(run: Path, step: int, settings: dict, learners: dict) -> None:
-    """Write the state of all learners, what the run was asked for, and how long the logs are, to one file."""
-    state = {"step": step, "settings": settings, "lengths": {name: (run / name).stat().st_size for name in LOGS},
-             "checksums": {name: checksum(run / name) for name in LOGS},
-             "learners": {name: learner.state_dict() for name, learner in learners.items()}}
-    replace_file(run / STATE, lambda part: torch.save(state, part))
+        state = {"step": step, "settings": asdict(settings) | hyper_parameters,
+                 "lengths": {name: (run / name).stat().st_size for name in LOGS},
+                 "checksums": {name: checksum(run / name) for name in LOGS},
+                 "learners": {name: learner.state_dict() for name, learner in learners.items()}}
+        replace_file(run / STATE, lambda part: torch.save(state, part))
 
 
 def load_state(run: Path) -> dict:
-    """Read what save_state wrote. Step 0 where the run has no state yet; ValueError for a broken or foreign file."""
+    """Read what `save` wrote. Step 0 where the run has no state yet; ValueError for a broken or foreign file."""
     file = run / STATE
     if not file.exists():
         return {"step": 0, "lengths": dict.fromkeys(LOGS, 0)}
@@ -182,9 +181,6 @@ def load_state(run: Path) -> dict:
             raise ValueError
         state = torch.load(file, map_location="cpu", weights_only=True)
         check_fields(state, {"step": int, "settings": dict, "lengths": dict, "checksums": dict, "learners": dict}, file)
-        check_fields(state["lengths"], dict.fromkeys(LOGS, int), file)
-        if state["step"] < 1:
-            raise ValueError
     except Exception:  # a torn, foreign or unsafe file shows itself in many ways
         raise ValueError(f"{file} is broken or was not written by this version of train.py: remove it to resume from "
                          "the start of the run") from None
@@ -195,17 +191,11 @@ def check_logs(run: Path, state: dict) -> None:
     """ValueError where a log is not, up to its length at that time, what it was when the state was written."""
     advice = f"remove {STATE} to resume from the start of the run"
     for log in LOGS:
-        size = (run / log).stat().st_size if (run / log).is_file() else -1
-        if not 0 <= state["lengths"][log] <= size:
-            raise ValueError(f"{run / log} is shorter than {STATE} says: {advice}")
-        with (run / log).open("rb") as file:
-            if zlib.crc32(file.read(state["lengths"][log])) != state["checksums"].get(log):
-                raise ValueError(f"{run / log} was changed since {STATE} was written: put it back, or {advice}")
+        written = (run / log).read_bytes() if (run / log).is_file() else b""
+        if zlib.crc32(written[: state["lengths"][log]]) != state["checksums"][log]:
+            raise ValueError(f"{run / log} was changed since {STATE} was written: put it back, or {advice}")
     try:
-        metrics = read_metrics(run, state["lengths"]["metrics.csv"])
-        if len(metrics["step"]) != state["step"] + 1:
-            raise ValueError(f"{run / 'metrics.csv'} has another number of steps than {STATE}")
-        read_credit(run, metrics)
+        read_credit(run, read_metrics(run, state["lengths"]["metrics.csv"]))
     except ValueError as error:
         raise ValueError(f"{error}: put it back, or {advice}") from None
 
@@ -245,8 +235,6 @@ def restore(run: Path, state: dict, learners: dict) -> None:
 def reopen_run(run: Path, state: dict, steps: int) -> None:
     """Cut the logs of a run back to its state, and record how many steps are wanted now."""
     config = read_config(run)
-    (run / "credit").mkdir(exist_ok=True)  # this and the next are there unless somebody removed them
-    copy_tokenizer(Path(config["settings"]["model"]), run / "checkpoint")
     config["settings"]["steps"] = steps
     write_json(run / "config.json", config)
     (run / "final.json").unlink(missing_ok=True)

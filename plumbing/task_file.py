@@ -10,7 +10,6 @@ import numpy as np
 from plumbing.files import check_fields
 from tasks.text import ROLES
 
-ROOT = Path(__file__).parent.parent
 REQUIRED = ("load", "check", "prompt", "grade", "roles", "show")  # what countdown_task.py says a task has
 
 
@@ -27,8 +26,8 @@ def load_task(name: str) -> ModuleType:
         sys.modules[spec.name] = module  # where dataclasses look for it
         spec.loader.exec_module(module)
     else:
-        places = {ROOT / f"{name}_task.py": f"{name}_task", ROOT / "tasks" / f"{name}_task.py": f"tasks.{name}_task"}
-        found = [dotted for file, dotted in places.items() if name.isidentifier() and file.is_file()]
+        modules = (f"{name}_task", f"tasks.{name}_task") if name.isidentifier() else ()
+        found = [dotted for dotted in modules if importlib.util.find_spec(dotted)]
         if not found:
             raise ValueError(f"there is no task {name}: --task takes the NAME of a file tasks/NAME_task.py, or a path "
                              "that ends in .py")
@@ -40,8 +39,6 @@ def load_task(name: str) -> ModuleType:
 
 def load_puzzles(task: ModuleType, count: int, path: str) -> tuple[list, list]:
     """The training puzzles of a task, and `count` held-out ones; ValueError unless they are puzzles, and others."""
-    if path and not Path(path).is_file():
-        raise FileNotFoundError(f"there is no data file {path}")
     training, heldout = list(task.load("train", path=path) or ()), list(task.load("heldout", count, path) or ())
     if not training or not heldout:
         raise ValueError("the task has no puzzles to train on, or none held out")

@@ -1,5 +1,4 @@
 """Shared by the tests: the bundled tokenizer, a small random model, batches made by hand."""
-
 import itertools
 import os
 import sys
@@ -40,19 +39,9 @@ def policy(tokenizer):
 def random_model(tokenizer):
     """A two-layer Qwen2 with large random weights, in float64, so that gradients can be compared to rounding."""
     torch.manual_seed(0)
-    config = read_config(
-        {
-            "model_type": "qwen2",
-            "vocab_size": tokenizer.size,
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "tie_word_embeddings": True,
-        }
-    )
-    model = Qwen2(config).double()
+    config = dict(model_type="qwen2", vocab_size=tokenizer.size, hidden_size=32, intermediate_size=48,
+                  num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True)
+    model = Qwen2(read_config(config)).double()
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.3)
     return model
@@ -157,11 +146,6 @@ def make_written(pieces, advantages, groups=None, **fields) -> TokenBatch:
     for i, length in enumerate(lengths):
         role, in_answer = countdown_task.roles(texts[i], spans[i])
         roles[i, :length], in_answers[i, :length] = torch.from_numpy(role), torch.from_numpy(in_answer)
-    written = dict(
-        text=tuple(texts),
-        spans=tuple(spans),
-        role=roles,
-        in_answer=in_answers,
-        ended=torch.tensor([row[-1] == "" for row in pieces]),
-    )
+    ended = torch.tensor([row[-1] == "" for row in pieces])
+    written = dict(text=tuple(texts), spans=tuple(spans), role=roles, in_answer=in_answers, ended=ended)
     return make_batch(lengths, advantages, groups, **written | fields)

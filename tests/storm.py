@@ -152,10 +152,8 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         met, different = storm(args.runs, Path(folder), args.seed)
-    print("| disaster |" + "".join(f" {method} |" for method in METHODS))
-    print("|---|" + "--:|" * len(METHODS))
-    for disaster in DISASTERS:
-        print(f"| {disaster} |" + "".join(f" {met[disaster, method]} |" for method in METHODS))
+    for (disaster, method), count in sorted(met.items()):
+        print(f"{disaster} met by {method}: {count}")
     print(f"{args.runs} runs, of which {len(different)} differ from an undisturbed one")
     sys.exit(bool(different))
 

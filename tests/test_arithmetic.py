@@ -1,7 +1,4 @@
-"""Calculations in a text, sentences and the hash, by hand. (lab/truth/test_solver.py tests what is within reach.)
-
-Run it:  python -m pytest tests/test_arithmetic.py
-"""
+"""Calculations in a text, sentences and the hash, by hand. (lab/truth/test_solver.py tests what is within reach.)"""
 import doctest
 
 import pytest

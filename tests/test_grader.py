@@ -1,7 +1,4 @@
-"""The grader against a second parser: any response, and 100,000 hostile strings.
-
-Run it:  python -m pytest tests/test_grader.py
-"""
+"""The grader against a second parser: any response, and 100,000 hostile strings."""
 import itertools
 import operator
 import random

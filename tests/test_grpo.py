@@ -1,7 +1,4 @@
-"""Advantage, loss, update and log, each against an independent computation.
-
-Run it:  python -m pytest tests/test_grpo.py
-"""
+"""Advantage, loss, update and log, each against an independent computation."""
 import copy
 import itertools
 import math

@@ -1,7 +1,4 @@
-"""The critic and the importance head: what they compute, how they learn, what they must not know, and their files.
-
-Run it:  python -m pytest tests/test_heads.py
-"""
+"""The critic and the importance head: what they compute, how they learn, what they must not know, and their files."""
 import math
 import re
 

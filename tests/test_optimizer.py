@@ -1,7 +1,4 @@
-"""AdamW with float32 master weights, against torch's AdamW on a float32 copy of the model.
-
-Run it:  python -m pytest tests/test_optimizer.py
-"""
+"""AdamW with float32 master weights, against torch's AdamW on a float32 copy of the model."""
 import copy
 import itertools
 

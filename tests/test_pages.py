@@ -1,7 +1,4 @@
-"""What README.md and docs/ say of the book holds: links, commands, files, columns, and the function that a reader adds.
-
-Run it:  python -m pytest tests/test_pages.py
-"""
+"""What README.md and docs/ say of the book holds: links, commands, files, columns, the function that a reader adds."""
 import re
 import shlex
 import shutil

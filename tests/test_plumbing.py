@@ -1,7 +1,4 @@
-"""Flags, files, the run folder and progress lines, without a model; and which file may import which.
-
-Run it:  python -m pytest tests/test_plumbing.py
-"""
+"""Flags, files, the run folder and progress lines, without a model; and which file may import which."""
 import ast
 import json
 import re
@@ -69,8 +66,7 @@ def test_the_book_does_not_know_its_task():
 
 def parse(*arguments):
     """Parse a command line of train.py."""
-    choices = train.CHOICES | {"mitigation": tuple(MITIGATIONS)}
-    return flags.parse(list(map(str, arguments)), Settings(), MITIGATIONS, choices, "usage")
+    return train.parse_flags(list(map(str, arguments)))
 
 
 def refusal(*arguments):
@@ -84,7 +80,7 @@ def refusal(*arguments):
 
 def test_values_have_the_type_of_their_default():
     s, hyper_parameters, resume = parse("--steps", 7, "--lr", "1e-3", "--model", "x", "--kl", 1, "--skip_unfinished",
-                                        "--mitigation", "gtpo", "--a1", 2, "--joint", "--advantage", "rloo")
+                                        "--mitigation", "gtpo", "--a1", 2, "--joint", "True", "--advantage", "rloo")
     assert s == Settings(mitigation="gtpo", steps=7, lr=1e-3, model="x", kl=1.0, skip_unfinished=True, advantage="rloo")
     assert type(s.kl) is float
     assert hyper_parameters == {"a1": 2.0, "a2": 0.1, "joint": True}
@@ -92,62 +88,46 @@ def test_values_have_the_type_of_their_default():
     assert parse() == (Settings(), {}, None)
 
 
-def test_a_bool_takes_true_or_false():
-    for text, value in (("true", True), ("False", False), ("TRUE", True)):
-        assert parse(f"--skip_unfinished={text}", "--steps", 3).settings == Settings(skip_unfinished=value, steps=3)
-
-
 @pytest.mark.parametrize(["arguments", "named"], [
-    (["--mitigation", "magic"], "outcome_conditional"), (["--mitigation"], "--mitigation"),
+    (["--mitigation", "tempi"], "did you mean tempo"),
     (["--learning_rate", 1], "--mitigation none takes no --learning_rate"),
     (["none"], "--mitigation none"), (["--step", 1], "takes no --step: did you mean --steps?"),  # no abbreviations
     (["--mitigation", "outcome_conditional", "--think_discout", 0.5], "did you mean --think_discount?"),
-    (["--mitigation", "outcome_conditional", "--zzz", 0.5], "its own flags are --think_discount"),
-    (["--steps", "many"], "--steps"), (["--steps", 1.5], "--steps"), (["--skip_unfinished", "yes"], "true or false"),
-    (["--loss_norm", "mean"], "token"), (["--dtype", "float16"], "bfloat16"), (["--optimizer_device", "cuda"], "cpu"),
+    (["--steps", 1.5], "--steps"), (["--skip_unfinished", "yes"], "true or false"), (["--loss_norm", "mean"], "token"),
     (["--mitigation", "vineppo", "--k", 10**26], "--k must be a number between"),
-    (["--mitigation", "gtpo", "--a1", "nan"], "--a1"), (["--mitigation", "gtpo", "--a2", "inf"], "--a2"),
-    (["--resume", "nowhere"], "nowhere is not a run folder"), (["--resume"], "--resume"),
-    (["--resume=x", "--lr", 1], "--lr"), (["--resume", "x", "--steps", "many"], "--steps"),
+    (["--mitigation", "gtpo", "--a1", "nan"], "--a1"),
+    (["--resume", "nowhere"], "nowhere is not a run folder"), (["--resume=x", "--lr", 1], "--lr"),
 ], ids=lambda x: " ".join(map(str, x)) if isinstance(x, list) else "")
 def test_flags_that_cannot_work_are_one_sentence(arguments, named):
     assert named in refusal(*arguments)
 
 
 def test_normalize_and_advantage_are_accepted_where_they_have_an_effect():
-    for name, method in MITIGATIONS.items():
-        for flag, value, effect in (("--normalize", "none", method.is_reweighting),
-                                    ("--advantage", "rloo", method.from_advantage)):
-            if effect:
-                assert value in vars(parse("--mitigation", name, flag, value).settings).values()
-            else:
-                assert flag in refusal("--mitigation", name, flag, value)
-    assert not MITIGATIONS["ppo"].from_advantage and MITIGATIONS["gtpo"].from_advantage
+    assert parse("--mitigation", "token_type", "--normalize", "none").settings.normalize == "none"
+    assert parse("--mitigation", "gtpo", "--advantage", "rloo").settings.advantage == "rloo"
+    assert "takes no --normalize" in refusal("--mitigation", "gtpo", "--normalize", "none")
+    assert "takes no --advantage" in refusal("--mitigation", "ppo", "--advantage", "rloo")
 
 
-@pytest.mark.parametrize("keyword", ["seed=1", "help=1", "resume=1", "shape=None", "shape=(1, 2)"])
-def test_a_keyword_that_cannot_be_a_flag_is_one_sentence(keyword, monkeypatch):
+@pytest.mark.parametrize("function, named", [
+    (lambda batch, seed=1: None, "seed"), (lambda batch, help=1: None, "help"),
+    (lambda batch, resume=1: None, "resume"), (lambda batch, shape=None: None, "shape")])
+def test_a_keyword_that_cannot_be_a_flag_is_one_sentence(function, named, monkeypatch):
     """Because train.py has a flag of that name, or because its default has no type that a flag could have."""
-    method = replace(MITIGATIONS["none"], name="odd", function=eval(f"lambda batch, {keyword}: batch.mask"))
-    monkeypatch.setitem(MITIGATIONS, "odd", method)
-    assert keyword.split("=")[0] in refusal("--mitigation", "odd")
+    monkeypatch.setitem(MITIGATIONS, "odd", replace(MITIGATIONS["none"], name="odd", function=function))
+    assert named in refusal("--mitigation", "odd")
 
 
 def test_help_lists_every_setting_and_every_method_with_its_formula(capsys):
-    with pytest.raises(SystemExit) as stop:
-        parse("--help")
+    with pytest.raises(SystemExit):
+        parse("--help", "--mitigation", "ppo")
     text = capsys.readouterr().out
-    assert not stop.value.code
     assert {f.name for f in fields(Settings)} == flags.comments(Settings).keys()
     for name, meaning in flags.comments(Settings).items():
         assert f"--{name} " in text and meaning.split()[0] in text
-    for method in MITIGATIONS.values():
-        assert f"  {method.name}" in text and method.summary in text
+    assert all(f"  {method.name}" in text and method.summary in text for method in MITIGATIONS.values())
     assert "outcome_conditional --think_discount 0.5\n" in text
-    assert "(default 0.0002)" in text and "(default empty)" in text
-    with pytest.raises(SystemExit):
-        parse("--mitigation", "ppo", "--help")
-    assert "of ppo (default 0.95)" in capsys.readouterr().out
+    assert "(default 0.0002)" in text and "(default empty)" in text and "of ppo (default 0.95)" in text
 
 
 GTPO, A1_A2 = Settings(mitigation="gtpo", lr=0.5, steps=3), {"a1": 2.0, "a2": 0.1, "joint": False}
@@ -159,29 +139,14 @@ def test_a_resumed_run_keeps_its_settings_except_the_steps(tmp_path):
     assert parse("--resume", tmp_path, "--steps", 0).settings == replace(GTPO, steps=0)
 
 
-@pytest.mark.parametrize(["settings", "method", "said"], [
-    ({"speed": 1}, {}, "has a setting speed"), ({}, {"b": 1.0}, "has a setting b"),
-    ({"lr": None}, {}, "lr must be a number"),
-    ({"lr": "0.1"}, {}, "lr must be a finite number, not '0.1'"), ({"lr": float("inf")}, {}, "lr must be a finite"),
-    ({"kl": float("nan")}, {}, "kl must be a finite"), ({"skip_unfinished": "no"}, {}, "true or false, not 'no'"),
-    ({"steps": True}, {}, "steps must be a whole number"), ({"seed": 1.0}, {}, "seed must be a whole number"),
-    ({"reward": "zzz"}, {}, "reward must be one of graded, random, not zzz"),
-    ({"out": ["r"]}, {}, "out must be a number, text"), ({"out": 1}, {}, "out must be text"),
-    ({}, {"a1": "x"}, "a1 must be a finite number"), ({}, {"joint": 0}, "joint must be true or false"),
-    ({"mitigation": "gone"}, {}, "gone, which is not in mitigations.py or methods/"),  # not the version's fault
-    ({"mitigation": "$\\frac{$"}, {}, "can't be the name"), ({"mitigation": "a|b"}, {}, "can't be the name"),
-    ({"lr": 10**400}, {}, "lr must be a finite number")], ids=lambda x: str(x)[:30])  # fmt: skip
-def test_a_run_is_resumed_with_settings_that_can_be_flags_only(settings, method, said, tmp_path):
+@pytest.mark.parametrize(["settings", "method", "named"], [
+    ({"speed": 1}, {}, "--speed"), ({}, {"b": 1.0}, "--b"), ({"lr": None}, {}, "--lr"), ({"seed": 1.0}, {}, "seed"),
+    ({"skip_unfinished": "no"}, {}, "--skip_unfinished"), ({"reward": "zzz"}, {}, "--reward"),
+    ({}, {"joint": 0}, "--joint"), ({"mitigation": "gone"}, {}, "no credit function gone")])
+def test_a_run_is_resumed_with_settings_that_can_be_flags_only(settings, method, named, tmp_path):
     config = {"settings": vars(GTPO) | settings, "method": A1_A2 | method}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert said in refusal("--resume", tmp_path)
-
-
-@pytest.mark.parametrize("config", [
-    {"settings": 3, "method": {}}, {"settings": {"seed": 0}}, {"settings": {}, "method": 1}])
-def test_a_config_without_its_parts_is_one_sentence(config, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert re.search("config.json(: settings must| has no method|: method must)", refusal("--resume", tmp_path))
+    assert named in refusal("--resume", tmp_path)
 
 
 def test_the_folder_is_named_after_every_flag_that_was_changed():
@@ -238,15 +203,12 @@ def test_a_broken_safetensors_file_is_named(tmp_path):
     file = tmp_path / "x.safetensors"
     save_file({"a": torch.ones(100)}, file)
     assert read_tensors(file, dtype=torch.bfloat16)["a"].dtype == torch.bfloat16
-    assert read_tensors(file)["a"].dtype == torch.float32
-    for content in (file.read_bytes()[:200], b"", b"<html>not found</html>"):
-        file.write_bytes(content)
-        with pytest.raises(ValueError, match="x.safetensors is not a complete safetensors file"):
-            read_tensors(file)
-    for kind in (torch.int8, torch.bool):  # quantized weights mean nothing without their scales
-        save_file({"a": torch.ones(9, dtype=kind)}, file)
-        with pytest.raises(ValueError, match="a in .*x.safetensors is torch.*only floating-point weights"):
-            read_tensors(file)
+    file.write_bytes(file.read_bytes()[:200])
+    with pytest.raises(ValueError, match="x.safetensors is not a complete safetensors file"):
+        read_tensors(file)
+    save_file({"a": torch.ones(9, dtype=torch.int8)}, file)  # quantized weights mean nothing without their scales
+    with pytest.raises(ValueError, match="a in .*x.safetensors is torch.*only floating-point weights"):
+        read_tensors(file)
 
 
 def test_weight_files_are_one_file_or_the_shards_of_the_index(tmp_path):
@@ -262,11 +224,9 @@ def test_weight_files_are_one_file_or_the_shards_of_the_index(tmp_path):
     (tmp_path / "b.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match="b.safetensors is missing"):
         weight_files(tmp_path)
-    for broken, said in (('{"weight_map": {"x": 3}}', "x must be text"), ('{"weight_map": []}', "weight_map must be"),
-                         ("{}", "no weight_map"), ('{"weight_map": {"x": "../a.safetensors"}}', "no file of this")):
-        index.write_text(broken)
-        with pytest.raises(ValueError, match=said):
-            weight_files(tmp_path)
+    index.write_text('{"weight_map": {"x": 3}}')
+    with pytest.raises(ValueError, match="x must be text"):
+        weight_files(tmp_path)
 
 
 # ------------------------------------------------------------------------------------------------- run folder
@@ -351,8 +311,6 @@ def test_checkpoints_and_state_are_written_when_they_are_due(counted):
     assert run_folder.load_state(run)["step"] == 4
     assert (run / "checkpoint" / "weights").read_text() == "4"
     assert {p.name for p in run.glob("checkpoints/*")} == {"step-000003"}
-    assert {p.name for p in run.glob("checkpoints/step-000003/*")} == {"weights", "tokenizer.json",
-                                                                        "generation_config.json"}
     never = replace(s, state_every=0, checkpoint_every=0, steps=6)
     for step in (5, 6):
         run_folder.save(run, step, never, {}, lambda folder: None, {"counter": Counter(step)})
@@ -383,26 +341,18 @@ def edit(**fields):
     return lambda file: torch.save(torch.load(file) | fields, file)
 
 
-LENGTHS = {"metrics.csv": 9, "samples.txt": 9}
 STATES = {
-    "half": lambda file: file.write_bytes(file.read_bytes()[:300]), "empty": lambda file: file.write_bytes(b""),
+    "half": lambda file: file.write_bytes(file.read_bytes()[:300]),
     "a page of HTML": lambda file: file.write_text("<html>not found</html>" * 9),
-    "another dict": lambda file: torch.save({"x": torch.ones(3)}, file), "a list": lambda file: torch.save([1], file),
-    "of another model": edit(learners={"other": {}}), "no learners": edit(learners=3), "steps": edit(step=4.0),
-    "no step": edit(step=0),
-    "of another size": edit(learners={"counter": {"steps": torch.ones(3)}}), "no lengths": edit(lengths={}),
-    "of an older version": lambda file: torch.save({"step": 4, "lengths": LENGTHS, "learners": {}}, file),
-    "a shorter log": edit(lengths=LENGTHS | {"metrics.csv": 10**12}),
-    "a log of another run": lambda file: (file.parent / "metrics.csv").write_text("x" * 9999),
-    "a credit file that is gone": lambda file: (file.parent / "credit" / "step-000002.npz").unlink(),
+    "of an older version": lambda file: torch.save({"step": 4, "learners": {}}, file),
+    "of another model": edit(learners={"other": {}}),
+    "of another size": edit(learners={"counter": {"steps": torch.ones(3)}}),
     "a flipped bit": lambda file: file.write_bytes(flip(file.read_bytes())),
-    "an empty credit file": lambda file: (file.parent / "credit" / "step-000002.npz").write_bytes(b""),
+    "a log of another run": lambda file: (file.parent / "metrics.csv").write_text("x" * 9999),
+    "a log that is gone": lambda file: (file.parent / "samples.txt").unlink(),
+    "a credit file that is gone": lambda file: (file.parent / "credit" / "step-000002.npz").unlink(),
     "a credit file of another run": lambda file: write_credit_log(
         file.parent / "credit" / "step-000002.npz", 2, make_batch([2], [1.0]), torch.ones(1, 2)),
-    "a folder": lambda file: (file.unlink(), file.mkdir()),
-    "below 0": edit(lengths=LENGTHS | {"samples.txt": -1}),
-    "no settings": edit(settings={}),
-    "a log that is gone": lambda file: (file.parent / "samples.txt").unlink(),
 }
 
 
@@ -424,8 +374,7 @@ class Intruder:
 
 def test_a_state_with_code_in_it_is_refused_and_not_run(tmp_path):
     """Guards against a state file from elsewhere that runs its author's code."""
-    torch.save({"step": 1, "settings": {}, "lengths": LENGTHS, "learners": {"x": Intruder(tmp_path / "made")}},
-               tmp_path / "state.pt")
+    torch.save({"learners": {"x": Intruder(tmp_path / "made")}}, tmp_path / "state.pt")
     with pytest.raises(ValueError, match="is broken or was not written by this version of train.py"):
         run_folder.load_state(tmp_path)
     assert not (tmp_path / "made").exists()
@@ -491,19 +440,6 @@ def test_a_run_whose_folder_is_taken_away_ends(harm, counted):
     harm(counted[0])
     with pytest.raises(ValueError, match="was removed or replaced while this process wrote it"):
         run_folder.check_writer(counted[0])
-
-
-def test_only_a_run_with_steps_left_is_resumed(counted):
-    run, s = counted
-    with pytest.raises(ValueError, match="already has 4 steps"):
-        resume(run, replace(s, steps=3), Counter())
-    (run / "final.json").write_text('{"step": 4}')
-    with pytest.raises(ValueError, match="has finished its 4 steps"):
-        resume(run, replace(s, steps=4), Counter())
-    assert (run / "final.json").exists()
-    assert resume(run, s, Counter()) == 4
-    assert not (run / "final.json").exists()
-    assert resume(run, replace(s, steps=4), Counter()) == 4  # its end was not measured
 
 
 def test_samples_are_the_first_response_to_each_of_three_puzzles(tmp_path):

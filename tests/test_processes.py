@@ -1,7 +1,5 @@
 """Two processes, started by torchrun, against one: the same responses, credit and gradient, and one run folder.
 
-Run it:  python -m pytest tests/test_processes.py
-
 torchrun starts this file, too: `main` is what each process then does.
 """
 import json
@@ -63,7 +61,7 @@ def one_step(name: str) -> dict[str, torch.Tensor]:
     found = {key: getattr(batch, key)[:, :T] for key in ("tokens", "mask", "logprob", "entropy", "role")}
     found |= {"credit": credit[:, :T], "reward": batch.reward, "group": batch.group, "ended": batch.ended}
     found |= {f"metric {key}": torch.tensor(value or 0.0) for key, value in metrics.items()}
-    found |= {f"gradient {key}": w.grad for key, w in optimizer.master.items()} 
+    found |= {f"gradient {key}": w.grad for key, w in optimizer.master.items()}
     found |= {name: head.value.inner.weight for name, head in heads.items()}
     hide = torch.arange(batch.mask.shape[1])[None] == 2  # (1, T), a single row for two processes
     found |= {"hidden": batch.ask.hidden[:, :T], "attention": batch.ask.attention[:, :T, :T],

@@ -1,8 +1,6 @@
 """Tests of qwen2_model.py: the transformer, config.json, checkpoints read and written, and the log-probs of tokens.
 
 The oracles are random models of transformers, direct formulas in float64, and autograd.
-
-Run it:  python -m pytest tests/test_qwen2_model.py
 """
 import json
 import math
@@ -181,8 +179,6 @@ def config(**changes) -> Callable[[Path], None]:
 NORM, Q = "model.norm.weight", "model.layers.1.self_attn.q_proj.weight"
 DAMAGES = {  # what to do to a good Qwen2 folder, and words that the message must have; more in test_plumbing.py
     "no config": (lambda f: (f / "config.json").unlink(), FileNotFoundError, ["checkpoint", "config.json"]),
-    "no size": (lambda f: edit_config(f, drop=("hidden_size",)), ValueError, ["config.json", "hidden_size"]),
-    "size 0": (config(num_hidden_layers=0), ValueError, ["config.json", "num_hidden_layers"]),
     "llama": (config(model_type="llama"), ValueError, ["model_type", "llama"]),
     "yarn, new": (config(rope_parameters={"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0}),
                   ValueError, ["config.json", "rope_type"]),
@@ -196,7 +192,6 @@ DAMAGES = {  # what to do to a good Qwen2 folder, and words that the message mus
     "wrong shape": (lambda f: edit_tensors(f, lambda t: t.update({Q: t[Q][1:].clone()})),
                     ValueError, ["checkpoint", "shape", Q]),
     "a billion layers": (config(num_hidden_layers=10**6), ValueError, ["asks for 1000000 layers", "fewer"]),
-    "int8": (lambda f: edit_tensors(f, lambda t: t.update({Q: t[Q].to(torch.int8)})), ValueError, [Q, "torch.int8"]),
     "Qwen3 with biases": (lambda f: hf_model("qwen3", attention_bias=True).save_pretrained(f),
                           ValueError, ["config.json", "attention_bias"]),
 }

@@ -3,8 +3,6 @@
 transformers writes random checkpoints with the published config.json, or with fewer layers and a smaller hidden size,
 but always with all 151,936 rows of the embedding. The tokenizer is laid out like Qwen's: it has fewer tokens than that,
 splits tags in three, and knows `<think>` as one token only in Qwen3. The oracles are transformers and hand computation.
-
-Run it:  python -m pytest tests/test_real_checkpoints.py
 """
 import json
 import random

@@ -1,8 +1,4 @@
-"""Statistics against slow computations; tables and layouts against ones written by hand.
-
-Run it:  python -m pytest tests/test_report.py
-"""
-import csv
+"""Statistics against slow computations; tables and layouts against ones written by hand."""
 import math
 import statistics
 
@@ -85,21 +81,6 @@ def test_a_table_is_aligned_markdown():
     text = str(report.Table("Title", "A note.", ["method", "n"], [["a", "100"], ["long name", "7"]]))
     assert text.splitlines() == ["## Title", "A note.", "", "| method    |   n |", "|-----------|----:|",
                                  "| a         | 100 |", "| long name |   7 |"]
-
-
-def test_cells_leave_out_what_is_not_known():
-    """Guards against the text nan in a table."""
-    nan = float("nan")
-    assert [report.pm(1.0, 0.25), report.pm(1, nan, 1), report.pm(nan, nan)] == ["1.000 ± 0.250", "1.0", ""]
-    assert report.pm(-0.04, 0.25, 1) == "0.0 ± 0.2"
-    assert math.isnan(report.ratio(1, 0)) and report.ratio(1, 2) == 0.5
-
-
-def test_a_csv_file_has_the_columns_of_all_rows(tmp_path):
-    """Guards against a column that only a later row has."""
-    report.write_csv([{"a": "1, 2"}, {"a": "3", "b": "4"}], tmp_path / "x.csv")
-    with (tmp_path / "x.csv").open(newline="") as file:
-        assert list(csv.DictReader(file)) == [{"a": "1, 2", "b": ""}, {"a": "3", "b": "4"}]
 
 
 def test_tokens_are_wrapped_without_loss():

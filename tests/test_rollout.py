@@ -1,7 +1,4 @@
-"""Rollouts, and what a credit function may ask the model, against one response at a time and brute force.
-
-Run it:  python -m pytest tests/test_rollout.py
-"""
+"""Rollouts, and what a credit function may ask the model, against one response at a time and brute force."""
 import itertools
 import statistics
 from types import SimpleNamespace

@@ -1,8 +1,6 @@
 """Tests of sampler.py: the caches, sampling, and reading responses again.
 
 The oracles are a naive sampler on transformers without cache, padding or batch, and the plain layout of tests/plain.py.
-
-Run it:  python -m pytest tests/test_sampler.py
 """
 import math
 

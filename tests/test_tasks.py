@@ -1,7 +1,4 @@
-"""The tasks of tasks/ against backtracking, a second parser and by hand.
-
-Run it:  python -m pytest tests/test_tasks.py
-"""
+"""The tasks of tasks/ against backtracking, a second parser and by hand."""
 import itertools
 import json
 import random

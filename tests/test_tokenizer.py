@@ -1,7 +1,4 @@
-"""Text to tokens and back, against the tokenizers library, and for bytes that are no text against Python's decoder.
-
-Run it:  python -m pytest tests/test_tokenizer.py
-"""
+"""Text to tokens and back, against the tokenizers library, and for bytes that are no text against Python's decoder."""
 import itertools
 import re
 

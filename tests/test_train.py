@@ -1,13 +1,9 @@
-"""The command line end to end: a whole run, kill and resume, Ctrl-C, and one sentence for everything that can't work.
-
-Run it:  python -m pytest tests/test_train.py
-"""
+"""The command line end to end: a whole run, kill and resume, Ctrl-C, and one sentence for what can't work."""
 import copy
 import csv
 import functools
 import json
 import math
-import os
 import re
 import shutil
 import subprocess
@@ -19,7 +15,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import countdown_task
@@ -27,11 +22,11 @@ import train
 from countdown_task import generate_puzzles, split
 from grpo import update
 from methods import MITIGATIONS
-from methods.heads import Critic, Importance, load_head, save_head
+from methods.heads import Critic, load_head
 from mitigations import none, required
 from plumbing.files import read_json
 from plumbing.tokenizer import Tokenizer
-from qwen2_model import load_model
+from qwen2_model import load_model, save_model
 from rollout import draw_puzzles, rollout
 from tests import storm
 from train import BUNDLED, Settings
@@ -95,8 +90,7 @@ def error_of(*arguments):
     with pytest.raises(SystemExit) as stop:
         run(*arguments)
     message = str(stop.value.code)
-    assert message.startswith("error: ")
-    assert "\n" not in message and len(message) < 400
+    assert message.startswith("error: ") and "\n" not in message
     return message
 
 
@@ -250,9 +244,12 @@ def test_how_many_responses_are_evaluated_at_once_changes_nothing(monkeypatch):
 # ------------------------------------------------------------------------------------------- every credit function
 
 
-@pytest.mark.parametrize("name", MITIGATIONS)
-def test_every_method_trains(name, quick, tmp_path):
-    run(*TINY, "--max_new_tokens", 80, "--steps", 1, "--mitigation", name, "--out", tmp_path / "r")
+@pytest.mark.parametrize("name, options", [
+    *((name, []) for name in MITIGATIONS), ("first_error", ["--solver"]), ("reward_decomposition", ["--stepwise"]),
+    ("vineppo", ["--cuts", "uncertain"]), ("inverted", ["--of", "causal_ablation"])])
+def test_every_method_trains(name, options, quick, tmp_path):
+    """Guards against a method that asks for a head, a reference or a part of the task that it does not say it needs."""
+    run(*TINY, "--max_new_tokens", 80, "--steps", 1, "--mitigation", name, *options, "--out", tmp_path / "r")
     assert np.isfinite(credit_log(tmp_path / "r")["credit"]).all()
     for head in ("critic", "importance"):
         file = tmp_path / "r" / "checkpoint" / f"{head}.safetensors"
@@ -267,15 +264,6 @@ def test_heads_and_a_reference_are_there_where_they_are_needed():
         assert (policy.reference is not None) == has_reference
     with pytest.raises(ValueError, match="needs critc, which the task countdown doesn't have"):
         train.load_policy(Settings(), countdown_task, ("critc",))
-
-
-@pytest.mark.parametrize("method", [["random"], ["vineppo", "--k", 2], ["ppo"]], ids=lambda m: m[0])
-def test_random_methods_do_not_depend_on_global_random_state(method, learning, tmp_path):
-    for i in (0, 1):
-        torch.manual_seed(i)
-        np.random.seed(i)
-        run(*TINY, "--steps", 2, "--mitigation", *method, "--out", tmp_path / str(i))
-    assert figures(tmp_path / "0") == figures(tmp_path / "1")
 
 
 def test_every_seed_step_and_name_has_its_own_random_numbers():
@@ -301,20 +289,6 @@ def test_values_come_before_the_critic_learns_from_their_rewards(quick, tmp_path
     low_1, low_2, high_1, high_2 = seen
     assert not low_1.any() and not high_1.any()
     assert low_2.sum() < 0 < high_2.sum()
-
-
-def test_importance_is_asked_for_before_it_learns_and_a_random_reward_is_no_grade(quick, tmp_path, monkeypatch):
-    """Guards against weights that know the outcome, a head that never learns, and a placebo that grades."""
-    seen, weights = [], Importance.read
-    monkeypatch.setattr(Importance, "read", lambda *args: (seen.append(weights(*args).detach()), seen[-1])[1]
-                        if not torch.is_grad_enabled() else weights(*args))
-    monkeypatch.setattr(train, "rehearse", lambda *_: None)
-    run(*TINY, "--mitigation", "learned_importance", "--reward", "random", "--steps", 2, "--out", tmp_path / "r")
-    assert len(seen) == 2
-    ratios = [w.amax(1) / w.masked_fill(w == 0, 9).amin(1) for w in seen]  # of the largest to the smallest
-    assert torch.equal(ratios[0], torch.ones(6)) and (ratios[1] > 1).all()
-    log = credit_log(tmp_path / "r", 2)
-    assert set(log["reward"]) == {0, 1}
 
 
 def test_a_trained_model_and_its_critic_are_the_next_runs_start(learning, tmp_path):
@@ -348,8 +322,6 @@ def test_the_rehearsal_leaves_no_trace():
 
 # ---------------------------------------------------------------------------------------------- kill and resume
 
-KEEP = ["--state_every", 2, "--checkpoint_every", 2, "--sample_every", 2]
-
 
 def test_a_storm_changes_nothing(tmp_path):
     """Real kills, full disks and second writers, in processes of their own: nothing may depend on a buffer."""
@@ -361,37 +333,29 @@ def test_a_storm_changes_nothing(tmp_path):
     assert not torch.equal(start, end)
 
 
-@pytest.mark.parametrize("step, last_words", [
-    (0, "error: interrupted before training began"), (1, "interrupted; continue with: python train.py --resume"),
-    (4, "interrupted; continue with: python train.py --resume")])  # fmt: skip
-def test_ctrl_c_at_a_step_says_how_to_go_on(step, last_words, learning, tmp_path, monkeypatch):
-    """Step 0 is the rehearsal: then there is no folder yet."""
-    flags, folder, shown = [*TINY, *KEEP, "--steps", 5], tmp_path / "r", train.show
-    run(*flags, "--out", tmp_path / "whole")
+def test_ctrl_c_says_how_to_continue(learning, tmp_path, monkeypatch):
+    """Before the first step there is no folder yet."""
+    flags, folder = [*TINY, "--steps", 5, "--state_every", 2], tmp_path / "r"
 
-    def interrupt(row, *_, **__):
-        if row["step"] == step:
-            raise KeyboardInterrupt
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
 
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "rehearse", interrupt)
+        assert "interrupted before training began" in error_of(*flags, "--out", folder)
+    assert not folder.exists()
     monkeypatch.setattr(train, "show", interrupt)
-    if step == 0:
-        monkeypatch.setattr(train, "rehearse", lambda *_: interrupt({"step": 0}))
-    assert last_words in error_of(*flags, "--out", folder)
-    assert folder.exists() == (step > 0)
-    monkeypatch.setattr(train, "show", shown)
-    monkeypatch.setattr(train, "rehearse", lambda *_: None)
-    run(*(["--resume", folder] if step else [*flags, "--out", folder]))
-    assert not storm.differences(tmp_path / "whole", folder)
+    assert f"interrupted; continue with: python train.py --resume {folder}" in error_of(*flags, "--out", folder)
 
 
 def test_a_finished_run_resumes_only_to_more_steps(learning, tmp_path):
-    """A refusal changes nothing."""
+    """Guards against a refusal that changes something, and a final.json of fewer steps."""
     flags, folder = [*TINY, "--mitigation", "ppo", "--kl", 0.1], tmp_path / "r"
     run(*flags, "--steps", 4, "--out", tmp_path / "whole")
     run(*flags, "--steps", 2, "--out", folder)
     before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
-    for more in ([], ["--steps", 2], ["--steps", 1]):
-        assert "finished" in error_of("--resume", folder, *more)
+    assert "has finished its 2 steps" in error_of("--resume", folder)
+    assert "already has 2 steps, more than --steps 1" in error_of("--resume", folder, "--steps", 1)
     assert "--lr" in error_of("--resume", folder, "--lr", 1)
     assert "exists" in error_of(*flags, "--out", folder)
     assert before == {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
@@ -402,21 +366,14 @@ def test_a_finished_run_resumes_only_to_more_steps(learning, tmp_path):
 # ------------------------------------------------------------------------------------------------- the puzzles
 
 
-def test_a_data_file_is_split_by_the_hash_whatever_its_order(quick, tmp_path):
-    puzzles = generate_puzzles(60, "train") + generate_puzzles(20, "heldout") + generate_puzzles(20, "new_numbers")
-    lines = [json.dumps({"nums": p.numbers[::turn], "target": p.target}) for turn in (1, -1) for p in puzzles]
-    file, reverse = tmp_path / "data.jsonl", tmp_path / "reverse.jsonl"
-    file.write_text("\n".join(lines) + "\n")
-    reverse.write_text("\n".join(lines[::-1]))
-    chosen, heldout = (countdown_task.load(part, path=str(file)) for part in ("train", "heldout"))
-    assert {split(p) for p in chosen} == {"train"} and {split(p) for p in heldout} == {"heldout"}
-    assert (len(chosen), len(heldout)) == (60, 20)  # a puzzle with its numbers in another order is the same
-    assert countdown_task.load("heldout", 5, str(file)) == heldout[:5]
-    again = [countdown_task.load(part, path=str(reverse)) for part in ("train", "heldout")]
-    assert [[p.target for p in part] for part in again] == [[p.target for p in part] for part in (chosen, heldout)]
+def test_a_run_asks_the_puzzles_of_its_data_file(quick, tmp_path):
+    file = tmp_path / "data.jsonl"
+    puzzles = generate_puzzles(60, "train") + generate_puzzles(20, "heldout")
+    file.write_text("".join(json.dumps({"nums": p.numbers, "target": p.target}) + "\n" for p in puzzles))
     run(*TINY, "--steps", 3, "--sample_every", 2, "--data", file, "--out", tmp_path / "r")
     heads = re.findall(r"=== step (\d)  (\[.*?\]) -> (\d+)", (tmp_path / "r" / "samples.txt").read_text())
-    asked = [(step, p) for step in (1, 2) for p in draw_puzzles(chosen, Settings(questions=2), step)]
+    training = countdown_task.load("train", path=str(file))
+    asked = [(step, p) for step in (1, 2) for p in draw_puzzles(training, Settings(questions=2), step)]
     assert heads == [(str(step), str(list(p.numbers)), str(p.target)) for step, p in asked]
 
 
@@ -426,9 +383,6 @@ PAIRS = [(a, b) for a in range(1, 9) for b in range(1, 9)]
 DATA = {
     "malformed": ('{"nums": [1, 2, 3], "target": 6}\n{"nums": [1, 2', "line 2"),
     "unsolvable": ("".join(f'{{"nums": [{a}, {b}, 2], "target": 9999}}\n' for a, b in PAIRS), "9999"),
-    "too many numbers": ("".join(f'{{"nums": [{a}, {b}, 2, 2, 2, 2, 2], "target": 9}}\n' for a, b in PAIRS), "many"),
-    "nested too deep": ("[" * 100_000 + "\n", "line 1"),
-    "nothing held out": ('{"nums": [1, 2, 3], "target": 6}\n', "no held-out puzzle"),
 }
 
 
@@ -438,38 +392,6 @@ def test_bad_data_is_refused_in_one_sentence(case, tmp_path):
     text, named = DATA[case]
     (tmp_path / "data.jsonl").write_text(text)
     assert named in error_of(*TINY, "--data", tmp_path / "data.jsonl", "--out", tmp_path / "r")
-    assert not (tmp_path / "r").exists()
-
-
-def shorten(folder):
-    """Leave the model too few positions."""
-    config = read_json(folder / "config.json") | {"max_position_embeddings": 40}
-    (folder / "config.json").write_text(json.dumps(config))
-
-
-def break_norm(folder):
-    """Put NaN into a weight."""
-    weights = load_file(folder / "model.safetensors")
-    weights["model.norm.weight"].fill_(float("nan"))
-    save_file(weights, folder / "model.safetensors")
-
-
-BROKEN_MODELS = {
-    "no folder": (shutil.rmtree, "config.json"),
-    "truncated": (lambda folder: os.truncate(folder / "model.safetensors", 5000), "model.safetensors"),
-    "too few positions": (shorten, "--max_new_tokens"),
-    "NaN in the weights": (break_norm, "not finite"),
-    "a critic of another size": (lambda folder: save_head(Critic(64), folder), "critic.safetensors"),
-}
-
-
-@pytest.mark.parametrize("case", BROKEN_MODELS)
-def test_broken_models_are_refused_in_one_sentence(case, tmp_path):
-    damage, named = BROKEN_MODELS[case]
-    shutil.copytree(BUNDLED, tmp_path / "model")
-    damage(tmp_path / "model")
-    flags = ["--mitigation", "ppo", "--model", tmp_path / "model"]
-    assert named in error_of(*TINY, *flags, "--out", tmp_path / "r")
     assert not (tmp_path / "r").exists()
 
 
@@ -485,11 +407,9 @@ def test_a_prompt_and_response_that_just_fit_are_accepted(policy):
 
 
 @pytest.mark.parametrize("flags", [
-    ["--mitigation", "magic"], ["--answers", 1], ["--max_grad_norm", 0], ["--beta1", 1.0], ["--clip_low", 1],
-    ["--questions", 10**20], ["--answers", 10**5], ["--max_new_tokens", 10**9], ["--clip_high", 1e308],
-    ["--questions", 0], ["--eval_problems", 0], ["--lr", -1], ["--lr", "nan"], ["--lr", "inf"], ["--kl", -0.1],
-    ["--data", "nowhere"], ["--device", "nonsense"], ["--device", "cuda:99"], ["--device", "meta"],
-    ["--k", 0, "--mitigation", "vineppo"], ["--of", "none", "--mitigation", "inverted"],
+    ["--answers", 1], ["--answers", 10**5], ["--max_grad_norm", 0], ["--beta1", 1.0], ["--clip_high", 1e308],
+    ["--questions", 0], ["--lr", -1], ["--lr", "nan"], ["--model", "nowhere"], ["--data", "nowhere"],
+    ["--device", "nonsense"], ["--device", "cuda:99"], ["--device", "meta"], ["--k", 0, "--mitigation", "vineppo"],
 ], ids=lambda flags: " ".join(map(str, flags)))
 def test_settings_that_cannot_work_are_refused_in_one_sentence(flags, tmp_path):
     message = error_of(*TINY, *flags, "--out", tmp_path / "r")
@@ -509,26 +429,6 @@ def test_a_method_that_returns_no_credit_is_refused_before_the_run(tmp_path, mon
     monkeypatch.setitem(MITIGATIONS, "none", broken)
     assert "none " in error_of(*TINY, "--out", tmp_path / "r")
     assert not (tmp_path / "r").exists()
-
-
-def test_a_method_that_writes_into_answers_changes_nothing(quick, tmp_path, monkeypatch):
-    """The critic learns from the hidden states, and the update reads the prompts and the reference's log-probs."""
-    def writes(batch):
-        batch.ask.hidden.data.mul_(2)
-        batch.ask.prompts.pop()
-        batch.ask.head("critic").sub_(batch.reward[:, None])
-        batch.ask.reference_logprob.numpy()[:] = 0
-        return none(batch)
-
-    def reads(batch):
-        return none(batch) + 0 * batch.ask.head("critic")
-
-    weights = []
-    for function in (writes, reads):
-        monkeypatch.setitem(MITIGATIONS, "none", replace(none, function=function, needs=("critic", "reference")))
-        run(*TINY, "--kl", 0.1, "--out", tmp_path / function.__name__)
-        weights.append([file.read_bytes() for file in sorted((tmp_path / function.__name__).glob("checkpoint/*"))])
-    assert weights[0] == weights[1] and len(weights[0]) > 2
 
 
 def test_a_method_that_fails_in_a_run_ends_it_in_one_sentence(quick, tmp_path, monkeypatch):
@@ -572,13 +472,7 @@ REVERSE = str(Path(__file__).parent / "reverse_task.py")
 @pytest.fixture
 def random_start(random_model, tmp_path):
     """A model folder with random weights, and the bundled tokenizer."""
-    config = {"model_type": "qwen2", "vocab_size": random_model.config.vocab_size, "hidden_size": 32,
-              "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-              "tie_word_embeddings": True}
-    (tmp_path / "random").mkdir()
-    (tmp_path / "random" / "config.json").write_text(json.dumps(config))
-    save_file({name: w.float().contiguous() for name, w in random_model.state_dict().items()},
-              tmp_path / "random" / "model.safetensors")
+    save_model(random_model.float(), tmp_path / "random")
     shutil.copy(BUNDLED / "tokenizer.json", tmp_path / "random")
     return tmp_path / "random"
 
@@ -596,7 +490,6 @@ def test_a_task_of_forty_lines_trains_from_random_weights(method, random_start, 
 
 @pytest.mark.parametrize("flags, named", [
     (["--mitigation", "first_error"], "needs calculations, which the task"),
-    (["--mitigation", "vineppo"], "needs sentence_starts, which the task"),
     (["--task", "sudoku"], "tasks/NAME_task.py"), (["--task", "tests/reverse"], "tasks/NAME_task.py"),
     (["--task", "gone.py"], "no task file gone.py"),
     (["--task", __file__], "has no function load"), (["--model", ""], "has no model in models")])  # fmt: skip
@@ -606,12 +499,11 @@ def test_a_task_that_cannot_work_is_refused_in_one_sentence(flags, named, tmp_pa
 
 
 @pytest.mark.parametrize("function, returned, said", [
-    ("grade", {"reward": True, "answer": 1.0, "format": 1.0}, "reward must be a finite number, not True"),
     ("grade", {"reward": math.nan, "answer": 1.0, "format": 1.0}, "reward must be a finite number, not nan"),
     ("grade", {"reward": 1.0, "answer": 2.0, "format": 1.0}, "answer and format must be from 0 to 1"),
-    ("grade", {"reward": 1.0, "format": 1.0}, "has no answer"), ("grade", 1.0, "must be an object with reward"),
+    ("grade", 1.0, "must be an object with reward"),
     ("roles", 0, "roles must return two arrays"), ("roles", (np.full(1, 9), np.ones(1, bool)), "roles must return two"),
-    ("prompt", None, "prompt must return text, not None"), ("prompt", "", "prompt must return text, not ''"),
+    ("prompt", None, "prompt must return text, not None"),
     ("load", [], "has no puzzles to train on"), ("load", ["abc"], "puzzles without an id that is text, such as 'abc'"),
     ("load", [SimpleNamespace(id="abc")] * 4, "more than the 2 held-out puzzles asked for, or one twice"),
     ("load", [SimpleNamespace(id="abc")], "abc is held out, and trained on")])
