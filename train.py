@@ -69,6 +69,7 @@ class Settings:
     beta2: float = 0.999  # decay of AdamW's mean squared gradient
     weight_decay: float = 0.0  # of AdamW
     max_grad_norm: float = 1.0  # the gradient is clipped to this norm
+    step_length: bool = False  # also measure how far each optimizer step moves the weights, and whether it turns
     reward: str = "graded"  # random: a coin toss instead of the grade, while training; a control
     advantage: str = "grpo"  # how a reward is compared with the others of its group, the responses to the same puzzle
     normalize: str = "response"  # weights of reweightings: to mean 1 in each response or in the batch; none: as written
@@ -284,7 +285,8 @@ def main() -> None:
         policy = load_policy(replace(s, device=device), task, required(s.mitigation, hyper_parameters))
         check_puzzles(policy, training, heldout, s)
         rehearse(policy, training, s, hyper_parameters)
-        optimizer = Optimizer(policy.model, s.lr, (s.beta1, s.beta2), s.weight_decay, s.optimizer_device or None)
+        optimizer = Optimizer(policy.model, s.lr, (s.beta1, s.beta2), s.weight_decay, s.optimizer_device or None,
+                              measure_change=s.step_length)
         method = MITIGATIONS[s.mitigation].function
         source = {f"the task {s.task}": inspect.getsource(task), "the list of puzzles": puzzles,
                   f"the credit function {s.mitigation}": inspect.getsource(method)}

@@ -1,4 +1,4 @@
-"""Controls: credit from noise, and another method's weights reversed. No method to use.
+"""Controls: credit from noise, another method's weights reversed or shuffled, and no comparison. No method to use.
 
 Run it:  python train.py --mitigation random
 """
@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from mitigations import MITIGATIONS, require, required, reweighting
+from mitigations import MITIGATIONS, require, required, reweighting, token_credit
 from rollout import TokenBatch
 
 
@@ -17,7 +17,12 @@ def random(batch: TokenBatch) -> Tensor:
     return torch.empty(batch.mask.shape).exponential_(generator=batch.ask.generator("random"))
 
 
-@reweighting(needs=lambda of: required(of, {}) if of in MITIGATIONS else ())  # an unknown one is refused below
+def needs_of(of: str) -> tuple[str, ...]:
+    """What another method needs; nothing where there is none of that name, which is refused later."""
+    return required(of, {}) if of in MITIGATIONS else ()
+
+
+@reweighting(needs=needs_of)
 def inverted(batch: TokenBatch, of: str = "entropy_weighted") -> Tensor:
     """credit = A * (max w + min w - w), w the weights of --of: a control that reverses a method (2602.09331).
 
@@ -29,3 +34,26 @@ def inverted(batch: TokenBatch, of: str = "entropy_weighted") -> Tensor:
     largest = weight.masked_fill(~batch.mask, -math.inf).amax(1, keepdim=True)  # (B, 1)
     smallest = weight.masked_fill(~batch.mask, math.inf).amin(1, keepdim=True)  # (B, 1)
     return (largest + smallest - weight).clamp(min=0)  # only rounding takes it below 0
+
+
+@token_credit(from_advantage=True, needs=needs_of)
+def shuffled(batch: TokenBatch, of: str = "entropy_ratio") -> Tensor:
+    """credit = that of --of, in random order within each response: its sizes without their places.
+
+    The method --of runs with its default hyper-parameters.
+    """
+    choices = [name for name in MITIGATIONS if name != "shuffled"]
+    require(of in choices, f"--of {of}: choose one of {', '.join(choices)}")
+    place = torch.rand(batch.mask.shape, generator=batch.ask.generator("shuffled")).to(batch.mask.device)  # (B, T)
+    order = place.masked_fill(~batch.mask, math.inf).argsort(1)  # (B, T) its tokens in random order, then padding
+    return MITIGATIONS[of](batch).gather(1, order)
+
+
+@token_credit
+def expert_iteration(batch: TokenBatch) -> Tensor:
+    """credit = 1 in right responses, else 0: supervised learning on one's own right answers (1705.08439).
+
+    This is its usual form for language models, as in STaR (2203.14465) and ReST (2308.08998), with one step on each
+    batch.
+    """
+    return batch.success[:, None].expand(batch.mask.shape)

@@ -14,10 +14,10 @@ from plumbing.files import checksum, replace_file
 from plumbing.processes import sum_over_processes
 from tasks.text import ROLES
 
-COLUMNS = ["step", "reward", "success", "format", "length", "truncated", "entropy", "grad_norm", "loss",
-           "clip_fraction", *(f"clip_{role}" for role in ROLES), "ratio_error", "ratio_spread", "kl",
-           "zero_variance_groups", "tokens_sampled", "tokens_read", "tokens_updated", "seconds", "tokens_per_second",
-           "credit_checksum", "heldout_success", "heldout_stderr"]  # of metrics.csv
+COLUMNS = ["step", "reward", "success", "format", "length", "truncated", "entropy", "grad_norm", "step_length",
+           "step_cosine", "loss", "clip_fraction", *(f"clip_{role}" for role in ROLES), "ratio_error", "ratio_spread",
+           "kl", "zero_variance_groups", "tokens_sampled", "tokens_read", "tokens_updated", "seconds",
+           "tokens_per_second", "credit_checksum", "heldout_success", "heldout_stderr"]  # of metrics.csv
 ALWAYS = ("reward", "success", "format", "length", "truncated", "entropy", "grad_norm", "loss", "seconds",
           "credit_checksum")  # in every step
 CREDIT_LOG = {"step": np.int32, "response": np.uint16, "group": np.uint16, "position": np.uint16, "token": np.int32,
@@ -56,7 +56,7 @@ class UpdateLog:
         self.loss = torch.zeros_like(self.logprob)  # (B, T)
         self.removed = torch.zeros_like(batch.mask)  # (B, T)
         self.sums: list[dict[str, float]] = []  # an entry per update
-        self.norms: list[float] = []
+        self.steps: list[dict[str, float]] = []  # what the optimizer says of each update
 
     def add(self, rows: Tensor, logprob: Tensor, loss: Tensor, removed: Tensor) -> None:
         """Keep what belongs to the tokens of some rows (b,): (b, t) each."""
@@ -65,8 +65,8 @@ class UpdateLog:
         self.loss[rows, :t] = loss.detach()
         self.removed[rows, :t] = removed
 
-    def end(self, grad_norm: float) -> None:
-        """Sum up an update over the tokens that were used, in all and by role."""
+    def end(self, step: dict[str, float]) -> None:
+        """Sum up an update over the tokens that were used, in all and by role. step: what the optimizer says of it."""
         log_ratio = (self.logprob - self.batch.logprob)[self.used]  # (N,)
         sums = {"loss": self.loss.sum(), "abs_log_ratio": log_ratio.abs().sum(),
                 "squared_log_ratio": log_ratio.square().sum(), "kl": 0.0, "prompts": self.prompt_tokens}
@@ -76,7 +76,7 @@ class UpdateLog:
             of_role = self.used & (self.batch.role == i)  # (B, T)
             sums |= {f"tokens_{role}": of_role.sum(), f"removed_{role}": (of_role & self.removed).sum()}
         self.sums.append({name: float(value) for name, value in sums.items()})
-        self.norms.append(grad_norm)
+        self.steps.append(step)
 
     def metrics(self) -> dict[str, float | None]:
         """Columns of metrics.csv, over all processes; None where no token was updated.
@@ -99,7 +99,7 @@ class UpdateLog:
                 "ratio_spread": share(last["squared_log_ratio"], N) ** 0.5 if several else None,
                 "kl": None if self.reference_logprob is None else share(mean["kl"], N),
                 "tokens_updated": round(len(self.sums) * (N + mean["prompts"])),
-                "grad_norm": sum(self.norms) / len(self.norms)}
+                **{name: float(np.mean([step[name] for step in self.steps if name in step])) for name in self.steps[-1]}}
 
 
 def write_credit_log(file: Path, step: int, batch: Any, credit: Tensor) -> int:

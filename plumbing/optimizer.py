@@ -12,12 +12,15 @@ from plumbing.processes import sum_over_processes
 class Optimizer:
     """AdamW (1711.05101) on a model's weights, or on separate master weights in float32.
 
+    measure_change says that `step` also measures how it moved the weights.
+
     Weights in bfloat16 need masters: rounding would swallow a step of 1e-6. Masters and Adam's moments may also live on
     another device than the model, to save its memory: each gradient moves there as soon as it is computed.
     """
 
     def __init__(self, model: nn.Module, lr: float, betas: tuple[float, float] = (0.9, 0.999),
-                 weight_decay: float = 0.0, device: str | None = None):
+                 weight_decay: float = 0.0, device: str | None = None, measure_change: bool = False):
+        self.measure_change, self.last_change = measure_change, None  # last_change: one flat vector
         self.weights = dict(model.named_parameters())
         first = next(iter(self.weights.values()))
         self.separate = first.dtype.itemsize < 4 or device is not None and torch.device(device) != first.device
@@ -41,15 +44,30 @@ class Optimizer:
         for w in self.master.values():
             w.grad = torch.zeros_like(w) if w.grad is None else w.grad.zero_()
 
-    def step(self, max_grad_norm: float) -> float:
-        """Sum the gradients over processes, clip their norm, and take a step. Returns the norm before clipping."""
+    def step(self, max_grad_norm: float) -> dict[str, float]:
+        """Sum the gradients over processes, clip their norm, and take a step.
+
+        Returns columns of metrics.csv: the norm before clipping, and what measure_change asks for.
+        """
         sum_over_processes([w.grad for w in self.master.values()])
         norm = nn.utils.clip_grad_norm_(self.master.values(), max_grad_norm).item()
         if not math.isfinite(norm):  # stop before NaN gets into the weights and the checkpoint
             raise FloatingPointError("the gradient is not finite: --lr is too high, or the credit too large")
+        before = self.flat_weights() if self.measure_change else None
         self.adamw.step()
         self.round_into_model()
-        return norm
+        return {"grad_norm": norm} | (self.describe_change(before) if self.measure_change else {})
+
+    def flat_weights(self) -> Tensor:
+        """All weights as one vector."""
+        return nn.utils.parameters_to_vector(self.master.values()).detach()
+
+    def describe_change(self, before: Tensor) -> dict[str, float]:
+        """The length of the step that was taken from `before`, and, after the first, its cosine with the last one."""
+        change, last = self.flat_weights() - before, self.last_change
+        self.last_change = change
+        cosine = {} if last is None else {"step_cosine": torch.cosine_similarity(change, last, dim=0).item()}
+        return {"step_length": change.norm().item()} | cosine
 
     @torch.no_grad()
     def round_into_model(self) -> None:
@@ -59,8 +77,9 @@ class Optimizer:
                 w.copy_(self.master[name])
 
     def state_dict(self) -> dict:
-        """Everything the next step depends on: master weights and Adam's moments."""
-        return {"weights": {name: w.detach() for name, w in self.master.items()}, "adamw": self.adamw.state_dict()}
+        """Everything the next step depends on: master weights, Adam's moments, the last change."""
+        return {"weights": {name: w.detach() for name, w in self.master.items()}, "adamw": self.adamw.state_dict(),
+                "last_change": self.last_change}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict) -> None:
@@ -69,4 +88,5 @@ class Optimizer:
         for name, w in self.master.items():
             w.copy_(state["weights"][name])
         self.adamw.load_state_dict(state["adamw"])
+        self.last_change = state["last_change"]
         self.round_into_model()

@@ -21,7 +21,7 @@ from plumbing.report import Estimate, welch
 # `steps` is among them so that a stopped run can be looked at; unequal_steps warns of it.
 NO_DIFFERENCE = {"mitigation", "advantage", "normalize", "seed", "out", "steps", "eval_every", "sample_every",
                  "checkpoint_every", "state_every", "micro_batch", "checkpoint_activations", "device",
-                 "optimizer_device"}
+                 "optimizer_device", "step_length"}
 
 
 # --------------------------------------------------------------------------------------------------- reading

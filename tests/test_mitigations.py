@@ -19,7 +19,7 @@ from countdown_task import Puzzle
 from grpo import group_advantage
 from methods import MITIGATIONS
 from methods.calculations import causal_ablation, first_error, regrade_ablation, reward_decomposition
-from methods.controls import inverted, random
+from methods.controls import expert_iteration, inverted, random, shuffled
 from methods.groups import dpo, gtpo, optimal_baseline, prefix_tree, tempo
 from methods.ktae import ktae
 from methods.tokens import entropy_masking
@@ -268,7 +268,8 @@ def test_a_method_leaves_the_answers_of_the_model_alone(method, written):
     assert all(torch.equal(answers[name], value) for name, value in before.items())
 
 
-@pytest.mark.parametrize("name", [name for name in BUILT_IN if name not in OWN_ADVANTAGE])
+# expert_iteration compares nothing, so it learns from such groups, too.
+@pytest.mark.parametrize("name", [name for name in BUILT_IN if name not in (*OWN_ADVANTAGE, "expert_iteration")])
 def test_a_group_of_equal_rewards_teaches_exactly_nothing(name, written):
     """Guards against rounding noise as credit, which Adam would make as large as any other."""
     first = written.group == 0
@@ -665,3 +666,20 @@ def test_inverted_reverses_the_weights_of_each_reweighting(name, written):
     weights, found = MITIGATIONS[name].raw(written), inverted.raw(written, name)  # (B, T) each
     for row, w, mask in zip(found, weights, written.mask):
         torch.testing.assert_close(row[mask], w[mask].max() + w[mask].min() - w[mask])
+
+
+@pytest.mark.parametrize("name", ["entropy_ratio", "vineppo"])
+def test_shuffled_moves_credit_within_each_response(name, written):
+    """Guards against credit that moves to padding or to another response, and an order that all responses share."""
+    before, after = MITIGATIONS[name](written), shuffled(written, name)  # (B, T) each
+    assert (after[~written.mask] == 0).all() and not torch.equal(before, after)
+    assert torch.equal(before.sort(1).values, after.sort(1).values)
+    order = [[a.tolist().index(x) for x in b.tolist()] for a, b in zip(before, after)]
+    assert len({tuple(places[:5]) for places in order}) > 1
+    assert torch.equal(shuffled(written, name), after)  # the same for a resumed run
+
+
+def test_expert_iteration_by_hand():
+    """Guards against credit for a wrong response, or one that depends on the group."""
+    batch = make_written([["1", ""], ["0"], ["1", " yes", ""]], [9.0, -1.0, 0.5], success=torch.tensor([1.0, 0, 1]))
+    check(expert_iteration(batch), [[1, 1], [0], [1, 1, 1]])

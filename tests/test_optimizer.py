@@ -42,7 +42,8 @@ def test_a_float32_model_learns_as_with_adamw(device, options):
             give(ours, gradients)
         for p, g in zip(theirs.parameters(), gradients):
             p.grad = g
-        assert optimizer.step(1e9) == pytest.approx(torch.cat([g.flatten() for g in gradients]).norm().item())
+        norm = torch.cat([g.flatten() for g in gradients]).norm().item()
+        assert optimizer.step(1e9) == {"grad_norm": pytest.approx(norm)}
         expected.step()
         for got, wanted in zip(ours.parameters(), theirs.parameters()):
             torch.testing.assert_close(got, wanted, atol=1e-7, rtol=0)
@@ -86,8 +87,24 @@ def test_bfloat16_gradients_are_summed_in_float32():
             give(model, itertools.repeat(part))
         assert all(p.grad is None for p in model.parameters())  # they take no memory
         assert all((p.grad == 257).all() for p in optimizer.master.values())
-        assert optimizer.step(1.0) == pytest.approx(257 * count**0.5, rel=1e-5)
+        assert optimizer.step(1.0)["grad_norm"] == pytest.approx(257 * count**0.5, rel=1e-5)
         assert torch.cat([p.grad.flatten() for p in optimizer.master.values()]).norm().item() == pytest.approx(1, 1e-4)
+
+
+def test_the_change_of_the_weights_is_measured():
+    """Guards against the length of the gradient, of one layer or of all steps, and a cosine with the first step."""
+    model = small_model()
+    optimizer = Optimizer(model, 1e-2, measure_change=True)
+    weights, measured = [optimizer.flat_weights()], []
+    for _ in range(3):
+        optimizer.zero_grad()
+        give(model, [torch.randn(p.shape) for p in model.parameters()])
+        measured.append(optimizer.step(1e9))
+        weights.append(optimizer.flat_weights())
+    changes = [(after - before).double().numpy() for before, after in zip(weights, weights[1:])]
+    assert [m["step_length"] for m in measured] == pytest.approx([sum(c**2) ** 0.5 for c in changes])
+    cosines = [sum(a * b) / (sum(a**2) * sum(b**2)) ** 0.5 for a, b in zip(changes, changes[1:])]
+    assert [m.get("step_cosine") for m in measured] == [None, *(pytest.approx(c, abs=1e-5) for c in cosines)]
 
 
 def test_a_gradient_that_is_not_finite_is_one_sentence():
@@ -104,7 +121,8 @@ def test_a_gradient_that_is_not_finite_is_one_sentence():
 def test_a_restored_optimizer_continues_as_if_nothing_had_happened(dtype):
     """Guards against a state without moments, step count or the bits of a master weight that bfloat16 does not hold."""
     model, copied = small_model(dtype), small_model(dtype)
-    optimizer, restored = Optimizer(model, **OPTIONS), Optimizer(copied, **OPTIONS)
+    optimizer, restored = (Optimizer(m, **OPTIONS, measure_change=True) for m in (model, copied))
+    measured = {}
     for step in range(4):
         if step == 2:
             restored.load_state_dict(copy.deepcopy(optimizer.state_dict()))
@@ -113,7 +131,8 @@ def test_a_restored_optimizer_continues_as_if_nothing_had_happened(dtype):
         for m, o in ((model, optimizer), (copied, restored))[: 1 + step // 2]:
             o.zero_grad()
             give(m, gradients)
-            o.step(1.0)
+            measured[o] = o.step(1.0)
+    assert measured[optimizer] == measured[restored] and "step_cosine" in measured[restored]
     assert all(torch.equal(w, restored.master[name]) for name, w in optimizer.master.items())
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), copied.parameters()))
 

@@ -60,7 +60,8 @@ def values_of(flags: str) -> dict:
     return asdict(train.with_model(settings)) | method
 
 
-METHODS = tuple(name for name in MITIGATIONS if name != "regrade_ablation")  # which is hardly more than `none`
+APART = ("regrade_ablation", "shuffled", "expert_iteration")  # hardly more than `none`, and what designs.md compares
+METHODS = tuple(name for name in MITIGATIONS if name not in APART)
 RLOO_FLAGS = "none --advantage rloo"  # is it only the division by the deviation of the rewards?
 AHEAD = ("none", RLOO_FLAGS, "optimal_baseline", "ppo", "vineppo")  # ahead, or what these are compared with: ten seeds
 RATIO_FLAGS = "entropy_ratio --advantage rloo"  # of the reweightings, the one that was furthest ahead of GRPO
@@ -80,6 +81,9 @@ UPDATES = (*(f"{name} --updates_per_batch 4{clip}" for name in ("none", RLOO_FLA
              for clip in ("", " --clip_high 0.28")), "vineppo --updates_per_batch 4",
            f"{RLOO_FLAGS} --answers 45 --updates_per_batch 4",  # less noise, and no credit per token
            *(f"{name} --updates_per_batch 4 --lr 5e-05" for name in (RLOO_FLAGS, "ppo")))  # four steps of a quarter
+# designs.md: each of these at several learning rates, then at its best one.
+TUNED = (RLOO_FLAGS, RATIO_FLAGS, "shuffled --advantage rloo", "ppo", "vineppo", "expert_iteration")
+RATES = (1.4e-4, 2e-4, 2.8e-4)
 PARTS = {  # level, methods with their flags, seeds
     "main": [("easy", (*METHODS, RLOO_FLAGS), range(5)), ("easy", AHEAD + CLOSE, range(5, 10)),
              ("hard", AHEAD, range(5)), ("hard", AHEAD[:-1], range(5, 10)), ("small", SIZED, range(5)),
@@ -96,6 +100,8 @@ PARTS = {  # level, methods with their flags, seeds
     "rates": [("easy", tuple(f"{name} --lr 0.0004" for name in (RLOO_FLAGS, "ppo")), range(3))],  # is it the step size?
     "breaks": [("hard", ("value_change",), range(5)), ("hard", ("token_type",), range(3))],  # lab/study/collapse.py
     "trial": [("hard", ("entropy_ratio", "tempo", "first_error", "learned_importance", *FORMS[:6]), range(1))],
+    "tune": [("easy", tuple(f"{name} --lr {rate} --step_length true" for name in TUNED for rate in RATES),
+              range(20, 25))],
     # To check what was written before they ran.
     "fresh": [("easy", (RLOO_FLAGS, "ppo", "vineppo", RATIO_FLAGS), range(10, 15))],
 }
