@@ -361,7 +361,7 @@ def segment_credit(batch: TokenBatch, cuts: Tensor, k: int) -> Tensor:
     """
     rewards = by_group(batch, batch.reward)  # (Q, G)
     others = (rewards.sum(1, keepdim=True) - rewards) / (rewards.shape[1] - 1)  # (Q, G) mean reward
-    sampled = batch.ask.rollout_values(cuts, k)  # (B, T)
+    sampled = batch.ask.rollout_values(cuts * k)  # (B, T)
     value = torch.cat((others.view(-1, 1), sampled[:, 1:], batch.reward[:, None]), dim=1)  # (B, T + 1)
     edge = torch.ones_like(cuts[:, :1])  # (B, 1)
     # Only the values at bounds are used: those of cuts were sampled, the last one is the reward.

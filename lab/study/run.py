@@ -60,7 +60,7 @@ def values_of(flags: str) -> dict:
     return asdict(train.with_model(settings)) | method
 
 
-APART = ("regrade_ablation", "shuffled", "expert_iteration")  # hardly more than `none`, and what designs.md compares
+APART = ("regrade_ablation", "shuffled", "expert_iteration", "oracle")  # hardly more than `none`, and what designs.md compares
 METHODS = tuple(name for name in MITIGATIONS if name not in APART)
 RLOO_FLAGS = "none --advantage rloo"  # is it only the division by the deviation of the rewards?
 AHEAD = ("none", RLOO_FLAGS, "optimal_baseline", "ppo", "vineppo")  # ahead, or what these are compared with: ten seeds
