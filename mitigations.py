@@ -311,14 +311,18 @@ def ppo(batch: TokenBatch, gae_lambda: float = 0.95, whiten: bool = False, gamma
     """
     require(0 <= gae_lambda <= 1, "--gae_lambda must be between 0 and 1")
     require(0 <= gamma <= 1, "--gamma must be between 0 and 1")
-    value = batch.ask.head("critic")  # (B, T)
-    delta = is_last_token(batch) * batch.reward[:, None] + gamma * next_value(batch, value) - value  # (B, T)
-    credit = torch.zeros_like(delta)  # (B, T)
-    later = torch.zeros_like(batch.reward)  # (B,) the credit of the token after t
+    credit = gae(batch, is_last_token(batch) * batch.reward[:, None], batch.ask.head("critic"), gae_lambda, gamma)
+    return z_score(credit[None], batch.mask[None])[0] if whiten else credit  # (B, T); the step as one group
+
+
+def gae(batch: TokenBatch, reward: Tensor, value: Tensor, gae_lambda: float, gamma: float = 1.0) -> Tensor:
+    """The sum (B, T) in the formula of `ppo`, from a reward at each token (B, T) and the value before it (B, T)."""
+    delta = reward + gamma * next_value(batch, value) - value  # (B, T)
+    credit, later = torch.zeros_like(delta), torch.zeros_like(batch.reward)  # (B, T), (B,) credit of the token after t
     for t in reversed(range(delta.shape[1])):
         later = delta[:, t] + gamma * gae_lambda * later
         credit[:, t] = later
-    return z_score(credit[None], batch.mask[None])[0] if whiten else credit  # the step as one group
+    return credit
 
 
 # -------------------------------------------------------------------------------------------------------------- VinePPO
