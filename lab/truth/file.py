@@ -19,3 +19,8 @@ def read_truth(file: Path) -> dict[str, np.ndarray]:
     if not truth["complete"]:
         raise ValueError(f"{file} lacks some rollouts: run the command that started it again")
     return truth
+
+
+def by_response(truth: dict) -> list[np.ndarray]:
+    """The rows (L,) of each of the B responses."""
+    return np.split(np.arange(len(truth["position"])), np.flatnonzero(truth["position"] == 0)[1:])

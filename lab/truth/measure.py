@@ -39,13 +39,14 @@ import functools
 import json
 import time
 from pathlib import Path
-from typing import Callable, Iterator
+from typing import Callable
 
 import numpy as np
 import torch
 
 from grpo import compare
 from lab.truth.critic import find_heads
+from lab.truth.file import by_response
 from lab.truth.scoring import all_scores, draw_scores, score_tables
 from lab.truth.solver import KINDS, solver_columns, token_kinds
 from methods import MITIGATIONS
@@ -157,17 +158,11 @@ def add_values(truth: dict) -> None:
     tried, solved, logprob = truth["packets"] * PACKET, truth["solved"], truth["logprob"]
     values, halves = np.zeros((4, len(logprob))), np.zeros((len(logprob), 2))
     for rows in by_response(truth):
-        success = truth["success"][rows.start]
+        success = truth["success"][rows[0]]
         values[:, rows] = backward(logprob[rows], solved[rows].sum(1), tried[rows], success)
         for half in (0, 1):
             halves[rows, half] = backward(logprob[rows], solved[rows, half], tried[rows] // 2, success)[2]
     truth |= dict(zip(("value", "value_error", "a_star", "a_star_error"), values)) | {"a_star_halves": halves}
-
-
-def by_response(truth: dict) -> Iterator[slice]:
-    """The rows of each response."""
-    starts = np.flatnonzero(truth["position"] == 0).tolist() + [len(truth["position"])]
-    return map(slice, starts, starts[1:])
 
 
 def table_facts(truth: dict) -> Table:

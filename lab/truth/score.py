@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from analyze import is_control, method_name
 from grpo import compare
 from lab.estimates import read_cell, read_table
-from lab.truth.file import read_truth
+from lab.truth.file import by_response, read_truth
 from lab.truth.page import CAPTIONS, draw, rank_responses
 from lab.truth.scoring import HALVES, credit_scores, table_pooled, table_within
 from methods import MITIGATIONS
@@ -59,13 +59,13 @@ class Options:
 
 def recorded_samples(truth: dict, end_tokens: list[int]) -> Samples:
     """The B responses of a ground_truth.npz as the sampler returned them."""
-    starts = np.flatnonzero(truth["position"] == 0)  # (B,)
+    responses = by_response(truth)
 
     def grid(column: np.ndarray) -> Tensor:
         """One value per token (N,), in rows by response (B, T), 0 on padding."""
-        return pad_sequence([torch.from_numpy(row) for row in np.split(column, starts[1:])], batch_first=True)
+        return pad_sequence([torch.from_numpy(column[rows]) for rows in responses], batch_first=True)
 
-    last = truth["token"][np.append(starts[1:], 0) - 1]  # (B,) each stands before the next response
+    last = truth["token"][[rows[-1] for rows in responses]]  # (B,)
     return Samples(
         tokens=grid(truth["token"].astype(np.int64)), mask=grid(np.ones(len(truth["token"]), bool)),
         logprob=grid(truth["logprob"]), entropy=grid(truth["entropy"]), logit_grad=grid(truth["logit_grad"]),

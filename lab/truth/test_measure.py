@@ -20,7 +20,7 @@ from lab import statistics
 from lab.truth import critic as critic_quality
 from lab.truth import measure as gt
 from lab.truth import solver
-from lab.truth.file import read_truth
+from lab.truth.file import by_response, read_truth
 from methods import MITIGATIONS
 from qwen2_model import Qwen2, read_config
 from rollout import Policy, rollout
@@ -86,8 +86,8 @@ def test_values_converge_to_those_of_all_continuations():
     def value(puzzle, prefix):
         return exact_moments(policy, puzzle, prefix, LIMIT, lambda *graded: grade(*graded)["answer"])[0]
 
-    for rows in gt.by_response(truth):
-        tokens, puzzle = truth["token"][rows].tolist(), PUZZLES[truth["group"][rows.start]]
+    for rows in by_response(truth):
+        tokens, puzzle = truth["token"][rows].tolist(), PUZZLES[truth["group"][rows[0]]]
         path = [value(puzzle, tuple(tokens[:t])) for t in range(len(tokens) + 1)]
         V, A = V + path[:-1], A + np.diff(path).tolist()
     assert len(np.unique(np.round(V, 6))) > 15
@@ -223,13 +223,6 @@ def first_run(tmp_path_factory):
     return folder, dict(np.load(folder / "ground_truth.npz", allow_pickle=False))
 
 
-@pytest.fixture
-def folder(first_run, tmp_path, monkeypatch):
-    """A copy of that folder, and a machine on which no critic is fitted again."""
-    monkeypatch.setattr(critic_quality, "fit", lambda *_: pytest.fail("the critic is there"))
-    return shutil.copytree(first_run[0], tmp_path / "copy")
-
-
 def test_the_files_of_a_run(first_run):
     """Guards against columns that a reader lacks, methods left out, and paths of this machine in them."""
     folder, _ = first_run
@@ -249,29 +242,27 @@ def test_the_files_of_a_run(first_run):
 @pytest.mark.parametrize("changed, sentence", [
     ({"token": np.ones(9, int)}, "about other responses"), ({"settings": np.array("{}")}, "about other responses"),
     ({}, "can't be read")])  # fmt: skip
-def test_a_file_that_does_not_fit_is_refused_and_kept(changed, sentence, folder, first_run, monkeypatch, refusal):
-    """Guards against rollouts of other responses that are mixed in or lost, and a traceback for a broken file."""
-    file = folder / "ground_truth.npz"
-    np.savez(file, **first_run[1] | changed)
-    content = file.read_bytes() if changed else file.read_bytes()[:5000]
-    file.write_bytes(content)
-    error = refusal(gt, *TINY, "--rollouts", 8, "--out", folder)
-    assert sentence in error
-    assert str(file) in error
-    assert file.read_bytes() == content
+def test_rollouts_that_do_not_fit_are_refused(changed, sentence, first_run, tmp_path):
+    """Guards against rollouts of other responses that are mixed in, and a traceback for a broken file."""
+    file, truth = tmp_path / "ground_truth.npz", first_run[1]
+    np.savez(file, **truth | changed)
+    if not changed:
+        file.write_bytes(file.read_bytes()[:5000])
+    with pytest.raises(ValueError, match=f"{file}.* {sentence}"):
+        gt.read_rollouts(truth, file)
 
 
-def test_a_second_call_resumes_and_its_interruption_names_the_folder(folder, first_run, monkeypatch, refusal):
-    """Guards against a second call that begins again, and a traceback on Ctrl-C."""
-    resumed = []
+def test_a_second_call_resumes_and_its_interruption_names_the_folder(first_run, tmp_path, monkeypatch, refusal):
+    """Guards against a second call that begins again, or fits the critic again, and a traceback on Ctrl-C."""
+    folder, resumed = shutil.copytree(first_run[0], tmp_path / "copy"), []
 
     def interrupted(policy, puzzles, truth, *_):
         resumed.append(truth)
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(critic_quality, "fit", lambda *_: pytest.fail("the critic is there"))
     monkeypatch.setattr(gt, "sample_truth", interrupted)
     sentence = refusal(gt, *TINY, "--rollouts", 30, "--out", folder)
-    assert "interrupted" in sentence
-    assert str(folder) in sentence
+    assert "interrupted" in sentence and str(folder) in sentence
     assert outcome(resumed[0]) == outcome(first_run[1])
     assert resumed[0]["credits"] == pytest.approx(first_run[1]["credits"], abs=1e-5)

@@ -161,8 +161,9 @@ def test_all_scores_put_every_method_in_its_place(tokenizer, random_model, exact
     assert ceiling.cosine.value < 0.99
 
 
-def test_tables_by_hand():
-    """Guards against means over other tokens, a share of the wrong whole, and a figure in another column."""
+@pytest.fixture
+def tables():
+    """Rows, by title and name, of the tables of three responses to two puzzles."""
     kinds = ["opening", "operand", "operator", "operand", "result", "verdict", "operand", "tag"]
     A = np.array([-1, -1, -1, 1, 1, 2, 2, 2.0])
     truth = dict(
@@ -173,26 +174,26 @@ def test_tables_by_hand():
         reachable=np.array([-1, 0, 1, 1, 0, -1, 0, -1]), methods=np.array(["none"]), credits=A[None])  # fmt: skip
     scores = {name: ts.Score(*(ts.Estimate(value + i / 10) for i in range(5)))
               for name, value in (("none", 0.0), (ts.HALVES, 1.0))}  # fmt: skip
-    pooled, within, sizes, where, solver = ts.score_tables(scores, truth)
-    assert pooled.rows == [["none", "0.00", "0.10"], [ts.HALVES, "1.00", "1.10"]]
-    assert within.rows[:2] == [["none", "0.20", "0.30", "0.40", "1.00"], [ts.HALVES, "1.20", "1.30", "1.40", ""]]
-    assert within.rows[2][0] == "A*"
-    assert within.rows[2][2].startswith("1.00")
-    rows = {row[0]: row[1:] for row in solver.rows}
-    assert rows["operand"][:3] == ["3", "66.7%", "0.400"]
-    assert rows["operand"][3].startswith("-0.450 ±")
-    assert rows["operator"] == ["1", "0.0%", "0.100", ""]
-    assert rows["result"] == ["0", "", "", ""]  # its target was lost before
-    rows = {row[0]: dict(zip(where.header[1:], row[1:], strict=True)) for row in where.rows}
-    assert rows["tokens"]["decisions"] == "50.0%"
-    assert rows["tokens"]["operand"] == "37.5%"
-    assert rows["A*"]["operand"].startswith(f"{(1.3 / 3) / (1.6 / 8):.2f}")
-    assert rows["none"]["operand"].startswith(f"{(1 + 1 + 2) / 3 / (11 / 8):.2f}")
-    assert rows["mean A*"]["decisions"].startswith("-0.100")
-    assert rows["mean A*"]["answer"] == ""
-    rows = {row[0]: row[1:] for row in sizes.rows}
-    assert rows["entropy"][0].startswith(f"{np.corrcoef(rank(truth['entropy']), rank(abs(truth['a_star'])))[0, 1]:.2f}")
-    assert rows["1 - p"] == ["", ""]
+    return [{row[0]: dict(zip(table.header, row, strict=True)) for row in table.rows}
+            for table in ts.score_tables(scores, truth)]
+
+
+def test_tables_by_hand(tables):
+    """Guards against means over other tokens, a share of the wrong whole, and a figure in another column."""
+    pooled, within, sizes, where, solver = tables
+    assert pooled["none"] == {"method": "none", "Spearman": "0.00", "cosine of update": "0.10"}
+    assert list(within["none"].values())[1:] == ["0.20", "0.30", "0.40", "1.00"]
+    assert list(within[ts.HALVES].values())[1:] == ["1.20", "1.30", "1.40", ""]
+    assert within["A*"]["Pearson"].startswith("1.00")
+    assert list(solver["operand"].values())[1:4] == ["3", "66.7%", "0.400"]
+    assert solver["operand"]["A*, lost"].startswith("-0.450 ±")
+    assert list(solver["result"].values())[1:] == ["0", "", "", ""]  # its target was lost before
+    assert where["tokens"]["decisions"] == "50.0%" and where["tokens"]["operand"] == "37.5%"
+    assert where["A*"]["operand"].startswith(f"{(1.3 / 3) / (1.6 / 8):.2f}")
+    assert where["none"]["operand"].startswith(f"{(1 + 1 + 2) / 3 / (11 / 8):.2f}")
+    assert where["mean A*"]["decisions"].startswith("-0.100") and where["mean A*"]["answer"] == ""
+    r = np.corrcoef(np.arange(8), rank(np.array([0.2, 0.3, 0.1, 0.4, 0, 0, 0.6, 0])))[0, 1]
+    assert sizes["entropy"]["all tokens"].startswith(f"{r:.2f}") and sizes["1 - p"]["all tokens"] == ""
 
 
 def test_the_picture_has_the_best_within_responses_on_top(tmp_path, figures):
