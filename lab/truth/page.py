@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lab.truth.file import read_truth
+from lab.truth.file import by_response, read_truth
 from lab.truth.measure import PACKET, SURE
 from lab.truth.scoring import seed_measures
 from methods import MITIGATIONS
@@ -38,9 +38,8 @@ class Response(NamedTuple):
 
 def rank_responses(truth: dict) -> list[Response]:
     """All responses, those with the token of largest |A*| first."""
-    starts = np.flatnonzero(truth["position"] == 0)
     responses = [Response(number, rows, bool(truth["success"][rows[0]] > 0.5))
-                 for number, rows in enumerate(np.split(np.arange(len(truth["position"])), starts[1:]))]
+                 for number, rows in enumerate(by_response(truth))]
     return sorted(responses, key=lambda response: -np.abs(truth["a_star"][response.rows]).max())  # stable
 
 
