@@ -10,6 +10,7 @@ import pytest
 
 import countdown_task as task
 from countdown_task import Puzzle, expression
+from tests.fixtures import spans_of
 from tests.plain import expressions
 
 # --------------------------------------------------------------------------------------------------- puzzles
@@ -225,12 +226,6 @@ def test_an_expression_has_no_powers_signs_code_foreign_digits_and_endless_input
 
 
 # ------------------------------------------------------------------------------------ what each token is
-
-
-def spans_of(pieces):
-    """The spans of tokens given by their texts."""
-    stops = list(itertools.accumulate(map(len, pieces)))
-    return [(stop - len(piece), stop) for piece, stop in zip(pieces, stops)]
 
 
 @pytest.mark.parametrize("pieces, roles, answer", [

@@ -141,7 +141,12 @@ def test_values_of_any_type_become_float32_and_zero_on_padding(decorator, row, r
     assert credit.tolist() == [[1, 1, 0], [1, 1, 1]]
 
 
+def integer_power(batch, power: float = 2):
+    return batch.mask
+
+
 @pytest.mark.parametrize("function, problem", [
+    (integer_power, "the default of power: float = 2 is of another type"),  # else the flag would refuse 0.5
     (lambda batch, scale: None, "the parameter scale can't become a flag"),
     (lambda batch, scale=None: None, "the parameter scale=None can't"),
     (lambda batch, **options: None, "the parameter **options can't"),
@@ -150,17 +155,8 @@ def test_values_of_any_type_become_float32_and_zero_on_padding(decorator, row, r
 ])  # fmt: skip
 def test_a_parameter_that_can_not_become_a_flag_is_one_sentence(function, problem, registry):
     """Guards against "invalid NoneType value" from argparse."""
-    with pytest.raises(ValueError, match=re.escape(f"<lambda>: {problem}")):
+    with pytest.raises(ValueError, match=re.escape(f"{function.__name__}: {problem}")):
         token_credit(function).check_parameters()
-
-
-def test_a_default_of_another_type_than_its_annotation_is_one_sentence(registry):
-    """Guards against a flag that would refuse 0.5 as an invalid int."""
-    def integer_power(batch, power: float = 2):
-        return batch.mask
-
-    with pytest.raises(ValueError, match="integer_power: the default of power: float = 2 is of another type"):
-        token_credit(integer_power).check_parameters()
 
 
 @pytest.mark.parametrize("needs", ["critic", ("critic", None), lambda **_: None])
@@ -257,15 +253,6 @@ def test_a_method_is_reproducible_and_depends_on_the_advantage_where_it_says_so(
     wrong = replace(written, success=0 * written.success)  # then gtpo is plain GRPO
     turned = replace(wrong, advantage=-wrong.advantage)
     assert torch.equal(method(turned), method(wrong)) != method.from_advantage
-
-
-@METHODS
-def test_a_method_leaves_the_answers_of_the_model_alone(method, written):
-    """Guards against an operation in place. (That the batch itself does not change is checked at each call.)"""
-    answers = vars(written.ask) | {name: written.ask.head(name) for name in ("critic", "importance")}
-    before = {name: value.clone() for name, value in answers.items() if isinstance(value, torch.Tensor)}
-    method(written)
-    assert all(torch.equal(answers[name], value) for name, value in before.items())
 
 
 # expert_iteration compares nothing, so it learns from such groups, too.
@@ -384,12 +371,14 @@ def test_optimal_baseline_by_hand(scale):
     check(optimal_baseline(batch), [[3 / 4, 7 / 9], [-1 / 4, -2 / 9, -1 / 2], *without_energy])
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e-3])
 @pytest.mark.parametrize("options", [{"a1": 0.3, "a2": 0.7}, {"joint": True}], ids=str)
-def test_gtpo_by_hand(options):
-    """Guards against shares over time instead of over responses, H for 1 / H, and z-scores over padding or groups."""
+def test_gtpo_by_hand(options, scale):
+    """Guards against shares over time instead of over responses, H for 1 / H, a floor under H, and z-scores over padding
+    or groups."""
     # In the first group H is 1, 3 on both sides, then one response of each side is left. The second is all right.
     a1, a2 = options.get("a1", 1.0), options.get("a2", 0.1)
-    entropy = grid([[1.0], [3.0, 0.2], [1.0, 0.5], [3.0]] * 2)
+    entropy = grid([[1.0], [3.0, 0.2], [1.0, 0.5], [3.0]] * 2) * scale
     batch = make_batch([1, 2, 2, 1] * 2, [0.9] * 8, [0] * 4 + [1] * 4, entropy=entropy, success=torch.ones(8))
     batch.success[2:4] = 0
     gains = [a1 + 2 * a2 * 1 / 4, a1 + 2 * a2 * 3 / 4, a1 + a2]
@@ -397,16 +386,6 @@ def test_gtpo_by_hand(options):
     z = normalized(gains + losses) if "joint" in options else normalized(gains) + normalized(losses)
     plain = [[0.9], [0.9] * 2, [0.9] * 2, [0.9]]
     check(gtpo(batch, **options), [z[:1], z[1:3], z[3:5], z[5:], *plain], 2e-3)
-
-
-@pytest.mark.parametrize("success", [[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]])
-def test_gtpo_has_no_floor_under_small_entropies(success):
-    """Guards against a share other than 1 for the only response of its side, whose tokens get the same: z-scored, 0."""
-    entropy = grid([[1e-7, 0.5, 1e-8, 1e-3, 0.1, 0.0], [0.5, 0.1], [0.2, 0.3, 0.4]])
-    batch = make_batch([6, 2, 3], [0.0] * 3, success=torch.tensor(success), entropy=entropy)
-    assert gtpo(batch)[0].tolist() == pytest.approx([0] * 6, abs=0.01)
-    one_token = make_batch([1, 2], [0.0] * 2, success=torch.tensor(success[:2]))
-    assert gtpo(one_token)[0, 0] == 0
 
 
 def fisher_by_enumeration(R, W, a, b):
@@ -528,14 +507,6 @@ def test_first_error_by_hand(solver):
     mean = statistics.fmean(statistics.fmean(row) for row in rows)
     expected = [[s - mean for s in row] for row in rows] + [[0.0] * len(row) for row in rows]
     check(first_error(batch, 0.4, solver), expected)
-
-
-@pytest.mark.parametrize("name", ["reward_decomposition", "causal_ablation"])
-def test_a_step_without_any_calculation_is_plain_and_does_not_run_the_model(name, recwarn):
-    """Guards against the mean of nothing (NaN, or a warning), and a forward pass of zero rows."""
-    batch = make_written([NO_STEP, ["hm"]], [1.0, -1.0])
-    assert torch.equal(MITIGATIONS[name](batch), none(batch))
-    assert not list(recwarn)
 
 
 # ----------------------------------------------------------------------------------- running the model again

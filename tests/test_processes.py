@@ -126,12 +126,6 @@ def output_of(*arguments):
 # ---------------------------------------------------------------------------------------------------- one step
 
 
-def test_one_process_has_nobody_to_wait_for():
-    assert processes.join("cuda:1") == "cuda:1"
-    assert processes.world() == (0, 1) and processes.leads()
-    assert processes.gather(results := [1, 2]) is results
-
-
 @pytest.fixture(scope="module")
 def two_and_one(tmp_path_factory):
     """What each of two processes found, and what one finds alone."""
