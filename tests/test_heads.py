@@ -44,8 +44,7 @@ def value_by_hand(head, x):
 
 
 def test_values_by_hand_and_zero_on_padding():
-    """Guards against another network than the documented one, padding with a value, and an untrained critic that
-    prefers some states or differs from run to run."""
+    """Guards against another network, padding with a value, and a new critic that prefers some states."""
     critic = random_critic()
     values = critic.read(HIDDEN, MASK)
     for i, t in MASK.nonzero().tolist():
