@@ -16,14 +16,10 @@ from plumbing.task_file import load_puzzles, load_task
 from rollout import rollout
 from tasks import latin_task, math_task
 from tasks.math_task import Problem, number
+from tests.fixtures import spans_of
 from train import Settings, lacking, load_policy
 
 TASKS = ("latin", "math")
-
-
-def spans_of(text, pieces):
-    """The spans of a text's tokens, given as a pattern, and that of the end token."""
-    return [found.span() for found in re.finditer(pieces, text)] + [(len(text), len(text))]
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -92,7 +88,7 @@ def test_grades_by_hand(response, layout, answer):
 
 
 def test_roles_of_a_square():
-    role, in_answer = latin_task.roles("3\n1 3", spans_of("3\n1 3", r" ?\d|\n"))
+    role, in_answer = latin_task.roles("3\n1 3", spans_of(["3", "\n", "1", " 3", ""]))
     assert role.tolist() == [1, 0, 1, 1, 2] and in_answer.all()
 
 
@@ -204,7 +200,7 @@ def test_prompts():
 
 
 def test_what_is_within_reach_after_each_token():
-    spans = spans_of("3\n1 4 4", r" ?\d|\n")
+    spans = spans_of(["3", "\n", "1", " 4", " 4", ""])
     assert latin_task.within_reach("3\n1 4 4", spans, PUZZLE).tolist() == [True, True, True, False, False, False]
 
 

@@ -32,7 +32,6 @@ from tests import storm
 from tests.fixtures import refused
 from train import BUNDLED, Settings
 
-ROOT = Path(train.__file__).parent
 SMALL = ["--questions", 3, "--answers", 4, "--eval_problems", 12, "--max_new_tokens", 50]
 TINY = ["--questions", 2, "--answers", 3, "--eval_problems", 2, "--max_new_tokens", 30, "--eval_every", 2]
 GENERATE = functools.cache(generate_puzzles)
