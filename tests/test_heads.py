@@ -176,7 +176,7 @@ def test_a_saved_head_comes_back_and_a_missing_one_is_new(tmp_path):
 
 
 def test_a_file_that_does_not_fit_is_refused_by_name(tmp_path):
-    """Guards against a traceback, and against a critic that silently starts anew."""
+    """Guards against a critic that silently starts anew."""
     file = tmp_path / "critic.safetensors"
     for write in (lambda: save_head(Critic(64), tmp_path), lambda: file.write_text("no tensors")):
         write()
