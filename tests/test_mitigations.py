@@ -91,14 +91,12 @@ def test_decorators_take_arguments(registry):
     assert token_credit(lambda batch: batch.logprob).from_advantage is False
 
 
-@pytest.mark.parametrize("decorate, message", [
-    (lambda: reweighting(MITIGATIONS["ppo"].function), "two credit functions named ppo"),
-    (lambda: reweighting(none), "decorate a function made by def, once"),
-])  # fmt: skip
-def test_a_function_that_can_not_be_registered_is_refused_in_one_sentence(decorate, message, registry):
-    """Guards against a method that replaces another, multiplies by the advantage twice, or silently gets no critic."""
-    with pytest.raises(ValueError, match=re.escape(message)):
-        decorate()
+def test_a_name_that_is_taken_and_a_decorated_function_are_refused(registry):
+    """Guards against a method that replaces another, or multiplies by the advantage twice."""
+    for function, message in ((MITIGATIONS["ppo"].function, "two credit functions named ppo"),
+                              (none, "decorate a function made by def, once")):
+        with pytest.raises(ValueError, match=message):
+            reweighting(function)
     assert registry == MITIGATIONS
 
 
@@ -154,7 +152,6 @@ def integer_power(batch, power: float = 2):
     (lambda: None, "its first parameter must be the batch"),
 ])  # fmt: skip
 def test_a_parameter_that_can_not_become_a_flag_is_one_sentence(function, problem, registry):
-    """Guards against "invalid NoneType value" from argparse."""
     with pytest.raises(ValueError, match=re.escape(f"{function.__name__}: {problem}")):
         token_credit(function).check_parameters()
 
