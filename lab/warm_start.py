@@ -8,7 +8,8 @@ the first part of the schedule, which teaches the model what is right, and low i
 at random. It ends up knowing more than it shows, and that is what reinforcement learning can bring out.
 
 Run it:  python -m lab.warm_start --out models/rebuilt                about 12 minutes on two cores
-         python -m lab.warm_start --task latin --out models/latin     the start model of another task
+         python -m lab.warm_start --task math --out models/math       the start model of another task
+         python -m lab.warm_start --task latin --puzzles 20000 --out models/latin
          python -m lab.warm_start --size small --steps 12000 --out models/small    half an hour
          python -m lab.warm_start --report models/countdown-tiny      half a minute
 """
@@ -37,7 +38,6 @@ from train import Settings, evaluate, load_policy, standard_error
 
 FIRST_PART = 0.8  # share of the schedule
 BATCH, LR = 32, 3e-3
-TRAINING = 10_000  # puzzles to demonstrate
 CONFIG = {
     "model_type": "qwen2", "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1024, "rms_norm_eps": 1e-6,
@@ -137,9 +137,9 @@ def report(folder: Path, task: ModuleType, count: int = 1024) -> None:
               f"| {best.mean():.1%} ± {standard_error(best):.1%} | {format.mean():.1%} | {length:.1f} |", flush=True)
 
 
-def build(out: Path, task: ModuleType, steps: int, seed: int, size: str) -> None:
-    """Train a tokenizer on demonstrations, then a model, and write both to a new model folder."""
-    puzzles, rng = task.load("train", TRAINING), np.random.default_rng(seed)
+def build(out: Path, task: ModuleType, count: int, steps: int, seed: int, size: str) -> None:
+    """Train a tokenizer on demonstrations of `count` puzzles, then a model, and write both to a new model folder."""
+    puzzles, rng = task.load("train", count), np.random.default_rng(seed)
     texts = [task.prompt(p, False) + task.demonstrate(p, rng, task.KNOWN[1]) for p in puzzles[:4000]]
     out.mkdir(parents=True)
     train_tokenizer(texts).save(str(out / "tokenizer.json"))
@@ -159,17 +159,18 @@ def main() -> None:
     parser.add_argument("--task", default="countdown", help="a name or a path, as of train.py (default countdown)")
     parser.add_argument("--out", type=Path, default="models/rebuilt", help="new model folder (default models/rebuilt)")
     parser.add_argument("--steps", type=int, default=5000, help=f"batches of {BATCH} demonstrations (default 5000)")
+    parser.add_argument("--puzzles", type=int, default=10_000, help="to demonstrate, again and again (default 10000)")
     parser.add_argument("--size", choices=list(SIZES), default="tiny", help="of the model (default tiny)")
     parser.add_argument("--seed", type=int, default=0, help="of weights and demonstrations (default 0)")
     parser.add_argument("--report", type=Path, help="only report on the model in this folder")
     args = parser.parse_args()
     task = load_task(args.task)
     if not args.report:
-        if args.steps < 1:
-            raise ValueError("--steps must be at least 1")
+        if min(args.steps, args.puzzles) < 1:
+            raise ValueError("--steps and --puzzles must be at least 1")
         if not hasattr(task, "demonstrate") or not hasattr(task, "KNOWN"):
             raise ValueError(f"the task {args.task} has no demonstrate or no KNOWN, which say what to imitate")
-        build(args.out, task, args.steps, args.seed, args.size)
+        build(args.out, task, args.puzzles, args.steps, args.seed, args.size)
     report(args.report or args.out, task)
 
 

@@ -35,14 +35,14 @@ SURE = 0.005  # a token with 1 - p <= SURE gets no rollouts: its A* is set to 0,
 
 @token_credit
 def oracle(batch: TokenBatch, k: int = 16) -> Tensor:
-    """credit = A* = V_{t+1} - V_t, from about k (1 - p) rollouts a token: a ceiling, no method (ours)."""
+    """credit = A* = (1 - p) (V_{t+1} - U_t), from about k (1 - p) rollouts a token: a ceiling, no method (ours)."""
     require(k >= 1, "--k must be at least 1: it is the number of rollouts for a token of probability 0")
     other = -torch.expm1(batch.logprob) * batch.mask  # (B, T) 1 - p, 0 on padding
     counts = torch.where(other > SURE, (k * other).ceil(), 0.0)  # (B, T)
     U = batch.ask.rollout_values(counts, other=True)  # (B, T)
     weight = torch.where(counts > 0, other, 0.0)  # (B, T) where nothing was sampled, V_t = V_{t+1}
     V = backward(1 - weight, weight * U, batch.reward)  # (B, T + 1)
-    return V[:, 1:] - V[:, :-1]
+    return weight * (V[:, 1:] - U)
 
 
 def backward(keep: Tensor, add: Tensor, last: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Latin squares: fill the open cells of a 5 x 5 square, so that each row and each column holds 1 to 5.
 
-    1 _ _ 4 5        The response is the open cells in reading order, a line for each row: 2 3, then 1 5 2, ...
+    1 _ _ 4 5        The response is the whole square, row by row: 1 2 3 4 5, then 2 3 4 5 1, ...
     _ 3 4 _ _        It is written in one pass: after one wrong digit the square is lost.
 
 A task to copy for one of your own, see docs/extend.md. There are 161,280 squares, and everything is found by looking
@@ -18,9 +18,9 @@ import numpy as np
 from plumbing.files import read_rows
 from tasks.text import FILLER, REASONING, STRUCTURE, anchors, fingerprint, sentence_starts  # noqa: F401
 
-INSTRUCTION = "Each row and column must hold 1 to 5. Answer with the open digits, _, in order, and nothing else."
-MORE = 3  # cells given beyond what the solution needs: without them, a model of this size solves a fifth
-KNOWN = (1.0, 0.8)  # probability that a digit is the solution's, for the first and the last part of the warm start
+INSTRUCTION = "Each row and column must hold 1 to 5. Answer with the whole square, row by row, and nothing else."
+MORE = 2  # cells given beyond what the solution needs
+KNOWN = (1.0, 0.6)  # probability that a digit is the solution's, for the first and the last part of the warm start
 
 
 class Puzzle(NamedTuple):
@@ -100,12 +100,12 @@ def prompt(puzzle: Puzzle, chat: bool) -> str:
 
 
 def digits_of(puzzle: Puzzle) -> list[str]:
-    """The digits of the open cells in the solution."""
-    return [str(digit) for digit, cell in zip(solution(puzzle.id), puzzle.id) if cell == "_"]
+    """The 25 digits of the solution."""
+    return [str(digit) for digit in solution(puzzle.id)]
 
 
 def grade(response: str, puzzle: Puzzle) -> dict[str, float]:
-    """answer: 1 if the digits are those of the solution; format: 1 if there are as many as open cells, and no more."""
+    """answer: 1 if the digits are those of the solution; format: 1 if there are 25 of them, and nothing else."""
     digits, wanted = response.split(), digits_of(puzzle)
     layout, answer = float(len(digits) == len(wanted) and set(digits) <= set("12345")), float(digits == wanted)
     return {"reward": 0.1 * layout + answer, "answer": answer, "format": layout}
@@ -131,5 +131,4 @@ def demonstrate(puzzle: Puzzle, rng: np.random.Generator, known: float) -> str:
         near = square[i // 5 * 5 : i // 5 * 5 + 5] + square[i % 5 :: 5]  # its row and its column
         free = [digit for digit in range(1, 6) if digit not in near] or [right[i]]
         square[i] = int(right[i] if rng.random() < known else rng.choice(free))
-    rows = [[str(square[i]) for i in range(r, r + 5) if puzzle.id[i] == "_"] for r in range(0, 25, 5)]
-    return "\n".join(" ".join(row) for row in rows if row)
+    return "\n".join(" ".join(map(str, square[r : r + 5])) for r in range(0, 25, 5))

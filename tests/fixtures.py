@@ -78,14 +78,19 @@ def figures(monkeypatch):
         close(figure)
 
 
+def refused(action, *arguments) -> str:
+    """The one sentence with which an action ends the program."""
+    with pytest.raises(SystemExit, match=r"\Aerror: [^\n]+\Z") as stop:
+        action(*arguments)
+    return stop.value.code
+
+
 @pytest.fixture
 def refusal(monkeypatch):
     """The one sentence with which the `main` of a program refuses these words on its command line."""
     def said(program, *words):
         monkeypatch.setattr(sys, "argv", ["program.py", *map(str, words)])
-        with pytest.raises(SystemExit, match=r"\Aerror: [^\n]+\Z") as stop:
-            program.main()
-        return stop.value.code
+        return refused(program.main)
     return said
 
 
@@ -134,13 +139,15 @@ def make_batch(lengths, advantages, groups=None, **fields) -> TokenBatch:
     return TokenBatch(**neutral | fields, ask=FakeQueries(**answers))
 
 
+def spans_of(pieces):
+    """The spans of tokens given by their texts."""
+    stops = list(itertools.accumulate(map(len, pieces)))
+    return [(stop - len(piece), stop) for piece, stop in zip(pieces, stops)]
+
+
 def make_written(pieces, advantages, groups=None, **fields) -> TokenBatch:
     """make_batch of responses given as the text of each of their tokens; a last piece "" is the end token."""
-    texts, lengths = ["".join(row) for row in pieces], [len(row) for row in pieces]
-    spans = []
-    for row in pieces:
-        stops = list(itertools.accumulate(map(len, row)))
-        spans.append([(stop - len(piece), stop) for piece, stop in zip(row, stops)])
+    texts, lengths, spans = ["".join(row) for row in pieces], [len(row) for row in pieces], list(map(spans_of, pieces))
     B, T = len(lengths), max(lengths)
     roles, in_answers = torch.zeros(B, T, dtype=torch.int8), torch.zeros(B, T, dtype=torch.bool)
     for i, length in enumerate(lengths):

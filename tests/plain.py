@@ -8,8 +8,8 @@ predict the token of the next column. With P = 3 prompt columns and T = 2 respon
     row             pad  2    +   | 3    end
     predicts                  3     end             columns P-1 .. P+T-2, which is the slice P-1:-1
 
-tests/test_sampler.py and tests/test_grpo.py compare with it. Last, a gradient as one vector,
-and what is found by brute force: the expected reward of a prefix, and all expressions of a puzzle.
+tests/test_grpo.py compares with it. Last, a gradient as one vector, and what is found by brute force: the expected
+reward of a prefix, and all expressions of a puzzle.
 """
 import functools
 import itertools

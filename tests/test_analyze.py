@@ -50,16 +50,21 @@ def config(mitigation, seed=0, method=None, **settings):
     return {"settings": shared | settings, "method": method or {}}
 
 
+def make_run(folder, end, steps=2, **settings):
+    """A run that ends with this held-out success. From step 2 on, each step is step 1 with twice the credit."""
+    (folder / "credit").mkdir(parents=True)
+    for step in range(1, steps + 1):
+        write_log(folder, step, factor=min(step, 2))
+    write_metrics(folder, [[0, 0.25], *([step, ""] for step in range(1, steps)), [steps, end]])
+    (folder / "config.json").write_text(json.dumps(config(**settings)))
+    return folder
+
+
 @pytest.fixture
 def run(tmp_path):
-    """A run of two steps. Step 2 is step 1 with twice the credit, so a mean over both is 1.5 times that of step 1."""
-    folder = tmp_path / "none-seed0"
-    (folder / "credit").mkdir(parents=True)
+    """A run of two steps, so a mean over both is 1.5 times that of step 1."""
+    folder = make_run(tmp_path / "none-seed0", 0.75, mitigation="none")
     (folder / "checkpoint").symlink_to(BUNDLED)
-    for step in (1, 2):
-        write_log(folder, step, factor=step)
-    write_metrics(folder, [[0, 0.25], [1, ""], [2, 0.75]])
-    (folder / "config.json").write_text(json.dumps(config("none")))
     return folder
 
 
@@ -68,9 +73,9 @@ def read_log(run):
     return analyze.read_log(run, runs.read_metrics(run))
 
 
-def call(monkeypatch, *arguments):
+def call(monkeypatch, *folders):
     """Run the command."""
-    monkeypatch.setattr(sys, "argv", ["analyze.py", *map(str, arguments)])
+    monkeypatch.setattr(sys, "argv", ["analyze.py", *map(str, folders)])
     analyze.main()
 
 
@@ -82,15 +87,6 @@ def row_of(table, first):
 # ------------------------------------------------------------------------------------------------ tables of one run
 
 CONTRIBUTION, GRADIENT = [-1, -0.5, 1, 0.125, 2, 0], [0.5, 0.25, -0.5, -0.0625, -0.625, 0]  # of the tokens of step 1
-
-
-def test_measures_by_hand(run):
-    """Guards against a measure without the method's credit, with the sign of the other, or of another response."""
-    log = read_log(run)
-    assert log["contribution"].tolist() == CONTRIBUTION + [2 * x for x in CONTRIBUTION]
-    assert log["gradient"].tolist() == GRADIENT + [2 * x for x in GRADIENT]
-    assert log["id"].tolist() == [0, 0, 1, 1, 1, 1, 2, 2, 3, 3, 3, 3]
-    assert log["relative"][:6].tolist() == [0, 0.5, 0, 0.25, 0.5, 0.75]
 
 
 def test_the_first_table_by_hand(run):
@@ -277,27 +273,6 @@ def group(label, ends, baseline=None):
     return runs.Group(label, rows, baseline)
 
 
-def test_groups_are_sorted_by_success_and_their_seeds_by_number():
-    """Guards against a method before its baseline, and values of which nobody knows the seed."""
-    listed = [runs.Run(f"{m}-{seed}", m, "", m == "none", seed, {"end": end})
-              for m, end in (("low", 0.1), ("none", 0.2), ("high", 0.9)) for seed in (3, 0, 1)]
-    groups = runs.group_runs(listed)
-    assert [g.label for g in groups] == ["none", "high", "low"]
-    assert [list(g.rows) for g in groups] == [[0, 1, 3]] * 3
-    assert [g.compared for g in groups] == [False, True, True]
-
-
-def copy_of(run, name, end, steps=2, **changes):
-    """Another run beside `run`, with its credit log, that ends with this held-out success."""
-    folder = run.parent / name
-    (folder / "credit").mkdir(parents=True)
-    for step in range(1, steps + 1):
-        write_log(folder, step, factor=min(step, 2))
-    write_metrics(folder, [[0, 0.25], *([step, ""] for step in range(1, steps)), [steps, end]])
-    (folder / "config.json").write_text(json.dumps(config(**changes)))
-    return folder
-
-
 def compare(monkeypatch, *folders):
     """Run the command on some folders; the rows of table.csv by method, their numbers as such."""
     call(monkeypatch, *folders)
@@ -308,8 +283,9 @@ def compare(monkeypatch, *folders):
 def test_methods_are_compared_over_seeds(run, capsys, monkeypatch):
     """Guards against seeds counted as methods, methods averaged as seeds, and our own output taken for a run."""
     (run / "final.json").write_text('{"step": 2, "heldout_success": 0.75, "pass@16": 0.9}')
-    others = [copy_of(run, "none-seed1", 0.85, mitigation="none", seed=1)]
-    others += [copy_of(run, f"m-seed{seed}", end, mitigation="m", seed=seed) for seed, end in ((0, 0.5), (7, 0.7))]
+    others = [make_run(run.parent / "none-seed1", 0.85, mitigation="none", seed=1)]
+    others += [make_run(run.parent / f"m-seed{seed}", end, mitigation="m", seed=seed)
+               for seed, end in ((0, 0.5), (7, 0.7))]
     compare(monkeypatch, run, *others)
     capsys.readouterr()
     rows = compare(monkeypatch, run.parent / "comparison", run, *others)
@@ -337,7 +313,7 @@ def test_methods_are_compared_over_seeds(run, capsys, monkeypatch):
 
 def test_every_table_warns_of_a_single_seed_and_of_unequal_steps(run, capsys, monkeypatch):
     """Guards against a verdict from a single run, and a short run that looks worse than a longer one."""
-    others = [copy_of(run, name, 0.9, steps, mitigation=name) for name, steps in (("a", 5), ("b", 2))]
+    others = [make_run(run.parent / name, 0.9, steps, mitigation=name) for name, steps in (("a", 5), ("b", 2))]
     compare(monkeypatch, run, *others)
     listed = "not comparable (2 steps: none-seed0, b; 5 steps: a)"
     assert listed in capsys.readouterr().out.splitlines()[-1]
@@ -347,37 +323,26 @@ def test_every_table_warns_of_a_single_seed_and_of_unequal_steps(run, capsys, mo
 
 def test_a_table_warns_of_runs_that_read_other_puzzles(run, capsys, monkeypatch):
     """Guards against a file that was edited between two runs."""
-    for folder, checksum in ((run, 1), (other := copy_of(run, "m", 0.5, mitigation="m"), 2)):
+    for folder, checksum in ((run, 1), (other := make_run(run.parent / "m", 0.5, mitigation="m"), 2)):
         settings = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(settings | {"inputs": {"same": [4], "my.jsonl": [checksum]}}))
     compare(monkeypatch, run, other)
     assert f"my.jsonl was not the same in {run} and {other}" in capsys.readouterr().out
 
 
-def test_rloo_is_a_method_of_its_own(run, monkeypatch):
-    """Guards against RLOO that is called GRPO, is its own baseline, or is a setting in which other methods differ."""
-    rows = compare(monkeypatch, run, copy_of(run, "rloo", 0.9, mitigation="none", advantage="rloo"),
-                   copy_of(run, "a", 0.8, mitigation="m"))
-    assert set(rows) == {"none", "none advantage=rloo", "m"}
-    assert rows["none advantage=rloo"]["end - GRPO"] == pytest.approx(0.9 - rows["none"]["end"])
-    assert "end - GRPO" in rows["m"]
+def test_the_baseline_is_none_with_the_same_settings(run, monkeypatch):
+    """Guards against RLOO that is called GRPO, a baseline of another learning rate, and --normalize taken for one."""
+    rows = compare(monkeypatch, run, make_run(run.parent / "m", 0.8, mitigation="m", lr=0.2),
+                   make_run(run.parent / "rloo", 0.9, mitigation="none", advantage="rloo"),
+                   make_run(run.parent / "k", 0.7, mitigation="k", normalize="none", device="cuda"))
+    assert [(label, row.get("end - GRPO")) for label, row in rows.items()] == [  # the baseline, then the best first
+        ("none lr=0.1", None), ("none advantage=rloo lr=0.1", pytest.approx(0.15)), ("m lr=0.2", None),
+        ("k lr=0.1", pytest.approx(-0.05))]
 
 
-def test_a_baseline_has_the_same_settings(run, monkeypatch):
-    """Guards against a method measured against `none` at another learning rate, or --normalize taken for one."""
-    rows = compare(monkeypatch, run, copy_of(run, "a", 0.9, mitigation="m", lr=0.2),
-                   copy_of(run, "b", 0.8, mitigation="k", normalize="none", checkpoint_activations=True, device="cuda"))
-    assert "end - GRPO" in rows["k lr=0.1"]
-    assert "end - GRPO" not in rows["m lr=0.2"]
-
-
-def test_the_same_run_twice_is_refused(run, monkeypatch):
-    """Guards against one seed counted as two."""
+def test_one_seed_does_not_count_as_two(run, monkeypatch):
     with pytest.raises(SystemExit, match="seed 0 of another run"):
-        compare(monkeypatch, run, copy_of(run, "twin", 0.9, mitigation="none"))
-
-
-# ------------------------------------------------------------------------------------------- pictures of a comparison
+        compare(monkeypatch, run, make_run(run.parent / "twin", 0.9, mitigation="none"))
 
 
 def test_learning_curves_show_the_mean_and_its_interval(tmp_path, figures):
@@ -444,8 +409,7 @@ def change_metrics(run, old, new):
     (lambda run: (run / "final.json").write_text('{"step": 2, "heldout_success": 0.7}'), "final.json is not of"),
 ])
 def test_broken_runs_are_refused_in_one_sentence(run, breaking, said, monkeypatch):
-    """Guards against a traceback where a folder is not a whole run."""
-    other = copy_of(run, "m", 0.5, mitigation="m")
+    other = make_run(run.parent / "m", 0.5, mitigation="m")
     breaking(run)
     with pytest.raises(SystemExit, match=f"^error: [^\n]*{said}[^\n]*$"):
         call(monkeypatch, run, other)

@@ -6,7 +6,7 @@ import pytest
 from tasks import arithmetic, text as task_text
 from tasks.arithmetic import check_calculations, find_calculations
 from tasks.text import FILLER, REASONING, ROLES, STRUCTURE, fingerprint, sentence_starts
-from tests.test_countdown_task import spans_of
+from tests.fixtures import spans_of
 
 TWO = [("5", "-", "3", "2"), ("4", "*", "2", "8")]
 

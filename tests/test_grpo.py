@@ -4,21 +4,16 @@ import itertools
 import math
 import statistics
 
-import numpy as np
 import pytest
 import torch
 
 import grpo
-from plumbing import metrics
 from plumbing.optimizer import Optimizer
 from qwen2_model import Qwen2, read_config
 from rollout import Policy
 from tests.fixtures import make_batch
 from tests.plain import plain_logprobs, plain_update
 from train import Settings
-
-
-# ----------------------------------------------------------------------------------------------- advantage
 
 
 @pytest.mark.parametrize("estimator", grpo.ADVANTAGES)
@@ -217,31 +212,3 @@ def test_a_step_without_credit_has_no_gradient_and_says_so():
                            "ratio_spread", "kl"))
     assert row == empty | {"loss": 0, "grad_norm": 0, "tokens_updated": 0}
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before.parameters()))
-
-
-# ---------------------------------------------------------------------------------------------- credit log
-
-
-def test_the_credit_log_holds_every_token_in_forty_bytes(tmp_path):
-    """Guards against a log that mixes reward and advantage, counts wrongly, or holds padding."""
-    by_ten = torch.arange(6.0).view(2, 3)
-    batch = make_batch([2, 3], [0.5, -0.25], [0, 1], reward=torch.tensor([1.1, 0.1]), logprob=-by_ten,
-                       entropy=by_ten + 10, logit_grad=by_ten + 20, tokens=torch.tensor([[5, 6, 0], [7, 8, 9]]),
-                       role=torch.tensor([[0, 1, 0], [2, 1, 0]], dtype=torch.int8),
-                       in_answer=torch.tensor([[False, False, False], [False, False, True]]))
-    credit = torch.tensor([[0.1, 0.2, 0], [0.3, 0.4, 0.5]])
-    metrics.write_credit_log(tmp_path / "step-000007.npz", 7, batch, credit)
-    expected = {
-        "step": ("int32", [7] * 5), "response": ("uint16", [0, 0, 1, 1, 1]), "group": ("uint16", [0, 0, 1, 1, 1]),
-        "position": ("uint16", [0, 1, 0, 1, 2]), "token": ("int32", [5, 6, 7, 8, 9]),
-        "logprob": ("float32", [0, -1, -3, -4, -5]), "entropy": ("float32", [10, 11, 13, 14, 15]),
-        "logit_grad": ("float32", [20, 21, 23, 24, 25]), "advantage": ("float32", [0.5, 0.5, -0.25, -0.25, -0.25]),
-        "credit": ("float32", [0.1, 0.2, 0.3, 0.4, 0.5]), "reward": ("float32", [1.1, 1.1, 0.1, 0.1, 0.1]),
-        "role": ("int8", [0, 1, 2, 1, 0]), "in_answer": ("int8", [0, 0, 0, 0, 1])}
-    with np.load(tmp_path / "step-000007.npz") as log:
-        assert set(log.files) == set(expected)
-        for name, (dtype, values) in expected.items():
-            assert log[name].dtype == dtype, name
-            assert log[name].tolist() == pytest.approx(values), name
-        assert sum(log[name].dtype.itemsize for name in log.files) == 40
-    assert [file.name for file in tmp_path.iterdir()] == ["step-000007.npz"]

@@ -44,8 +44,7 @@ def value_by_hand(head, x):
 
 
 def test_values_by_hand_and_zero_on_padding():
-    """Guards against another network than the documented one, padding with a value, and an untrained critic that
-    prefers some states or differs from run to run."""
+    """Guards against another network, padding with a value, and a new critic that prefers some states."""
     critic = random_critic()
     values = critic.read(HIDDEN, MASK)
     for i, t in MASK.nonzero().tolist():
@@ -184,7 +183,7 @@ def test_a_saved_head_comes_back_and_a_missing_one_is_new(tmp_path):
 
 
 def test_a_file_that_does_not_fit_is_refused_by_name(tmp_path):
-    """Guards against a traceback, and against a critic that silently starts anew."""
+    """Guards against a critic that silently starts anew."""
     file = tmp_path / "critic.safetensors"
     for write in (lambda: save_head("critic", Critic(64), tmp_path), lambda: file.write_text("no tensors")):
         write()

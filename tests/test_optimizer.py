@@ -28,8 +28,7 @@ def give(model, gradients):
 @pytest.mark.parametrize("options", [OPTIONS, {"lr": 1e-2}], ids=["options", "defaults"])
 @pytest.mark.parametrize("device", [None, "cpu", "cpu:0"], ids=["no masters", "same device", "masters elsewhere"])
 def test_a_float32_model_learns_as_with_adamw(device, options):
-    """Guards against a rate, decay or moment that does not arrive, a gradient of the step before, one of None, with
-    which Adam's moments would not decay, and a model that does not follow its masters on another device."""
+    """Guards against an option that does not arrive, moments that do not decay without a gradient, and old weights."""
     ours, theirs = small_model(), small_model()
     optimizer = Optimizer(ours, device=device, **options)
     expected = torch.optim.AdamW(theirs.parameters(), **{"weight_decay": 0.0} | options)
@@ -77,8 +76,7 @@ def test_small_steps_of_bfloat16_weights_are_not_lost():
 
 
 def test_bfloat16_gradients_are_summed_in_float32():
-    """Guards against gradients of small micro-batches lost in those of large ones (256 + 1 is 256 in bfloat16), and a
-    norm that is taken after clipping."""
+    """Guards against a micro-batch lost in rounding (256 + 1 is 256 in bfloat16), and a norm taken after clipping."""
     model = small_model(torch.bfloat16)
     optimizer, count = Optimizer(model, 1e-3), sum(p.numel() for p in model.parameters())
     for _ in range(2):

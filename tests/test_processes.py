@@ -126,12 +126,6 @@ def output_of(*arguments):
 # ---------------------------------------------------------------------------------------------------- one step
 
 
-def test_one_process_has_nobody_to_wait_for():
-    assert processes.join("cuda:1") == "cuda:1"
-    assert processes.world() == (0, 1) and processes.leads()
-    assert processes.gather(results := [1, 2]) is results
-
-
 @pytest.fixture(scope="module")
 def two_and_one(tmp_path_factory):
     """What each of two processes found, and what one finds alone."""
@@ -145,8 +139,7 @@ def two_and_one(tmp_path_factory):
 
 @gloo
 def test_both_processes_find_the_same(two_and_one):
-    """Guards against models or critics that drift apart, results out of order, and threads of gloo: if they outlive the
-    group, they abort a finished process now and then."""
+    """Guards against models that drift apart, results out of order, and threads of gloo, which may abort at exit."""
     first, second, _ = two_and_one
     assert first.keys() == second.keys()
     for key in first:
@@ -159,8 +152,7 @@ def test_both_processes_find_the_same(two_and_one):
 @gloo
 @pytest.mark.parametrize("name", STEPS)
 def test_two_processes_find_what_one_does(name, two_and_one):
-    """Guards against responses that depend on the number of processes, a share of the loss that counts twice or not at
-    all, and a puzzle that nobody answers."""
+    """Guards against responses or a loss that depend on the number of processes, and a puzzle that nobody answers."""
     two, _, one = ({key: x for key, x in found.items() if key.startswith(f"{name}: ")} for found in two_and_one)
     assert two.keys() == one.keys()
     assert len(set(one[f"{name}: reward"].tolist())) > 1

@@ -234,8 +234,7 @@ RANDOM = torch.randn(20, 50, generator=torch.Generator().manual_seed(0), dtype=t
 
 @pytest.mark.parametrize("logits", [RANDOM / 10, 3 * RANDOM, *map(near_certain, (1e-2, 1e-4, 1e-6))])
 def test_logit_grad_is_the_norm_of_the_gradient(logits):
-    """Guards against a formula that is not the gradient, which autograd computes here, or not the entropy, and against
-    cancellation in 1 - p: in fp32 the textbook formula returns 0 for true values near 1e-4."""
+    """Guards against cancellation in 1 - p, too: in fp32 the textbook formula returns 0 for true values near 1e-4."""
     tokens, logits = torch.arange(20), logits.clone().requires_grad_()
     logits.log_softmax(-1)[torch.arange(20), tokens].sum().backward()
     entropy, logit_grad = entropy_and_logit_grad(logits.detach().float().log_softmax(-1), tokens)

@@ -39,8 +39,6 @@ CONFIG = {  # the published config.json
         attention_bias=False, transformers_version="4.51.0")}
 PUZZLE = Puzzle((3, 4, 5), 8)
 
-# ------------------------------------------------------------------------------------------------ published sizes
-
 
 @torch.no_grad()
 @FAMILIES

@@ -1,6 +1,6 @@
 """Tests of sampler.py: the caches, sampling, and reading responses again.
 
-The oracles are a naive sampler on transformers without cache, padding or batch, and the plain layout of tests/plain.py.
+The oracle is transformers, without cache, padding or batch. (tests/test_grpo.py has gradients through the caches.)
 """
 import math
 
@@ -15,7 +15,6 @@ from torch import Tensor
 from qwen2_model import Qwen2, load_model
 from sampler import (PromptCache, ResponseCache, by_length, distinct_texts, draw, generate, response_attention,
                      response_logprobs, response_states)
-from tests.plain import plain_logprobs
 from tests.random_checkpoints import FAMILIES, assert_close, both
 
 REAL = 19  # tokens that exist; V - REAL rows of the embedding stand for none
@@ -163,28 +162,6 @@ def test_responses_of_similar_length_go_together():
     chunks = by_length(torch.tensor([3, 1, 2, 5, 4, 2]), 4)
     assert [(chunk.tolist(), longest) for chunk, longest in chunks] == [([1, 2, 5, 0], 3), ([4, 3], 5)]
     assert [(chunk.tolist(), longest) for chunk, longest in by_length(torch.tensor([]), 4)] == [([], 1)]
-
-
-@FAMILIES
-@pytest.mark.parametrize("lengths", [[5, 1, 3, 5, 2, 1, 4], [1] * 7], ids=["ragged", "one token"])
-def test_a_response_read_after_its_prompt_equals_the_plain_layout(family, lengths, tmp_path):
-    """Guards against another puzzle's prompt, its padding, states a column early or late, and lost gradients."""
-    _, model = random_model(family, tmp_path)
-    puzzle, (tokens, mask) = torch.tensor([2, 0, 1, 2, 2, 0, 0]), responses(lengths)
-    prompts = [PROMPTS[q] for q in puzzle]
-    expected = plain_logprobs(model, prompts, tokens, mask)  # (B, T)
-    weight = torch.linspace(-1, 1, mask.numel()).view(mask.shape)
-    theirs = torch.autograd.grad((expected * weight).sum(), list(model.parameters()))
-    cache = PromptCache(model, PROMPTS)
-    leaf = cache.detach()
-    for rows in torch.arange(7).split(3):  # micro-batches
-        got = response_logprobs(model, ResponseCache(leaf, puzzle[rows]), tokens[rows], mask[rows])
-        assert_close(got, expected[rows], 1e-10)
-        (got * weight[rows]).sum().backward()
-    cache.backward(leaf)
-    for (name, p), gradient in zip(model.named_parameters(), theirs):
-        assert gradient.abs().max() > 0, name
-        assert_close(p.grad, gradient, 1e-10)
 
 
 @torch.no_grad()

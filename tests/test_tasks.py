@@ -16,14 +16,10 @@ from plumbing.task_file import load_puzzles, load_task
 from rollout import rollout
 from tasks import latin_task, math_task
 from tasks.math_task import Problem, number
+from tests.fixtures import spans_of
 from train import Settings, lacking, load_policy
 
 TASKS = ("latin", "math")
-
-
-def spans_of(text, pieces):
-    """The spans of a text's tokens, given as a pattern, and that of the end token."""
-    return [found.span() for found in re.finditer(pieces, text)] + [(len(text), len(text))]
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -80,19 +76,21 @@ def test_no_held_out_square_is_trained_on_with_other_cells():
 
 
 PUZZLE = latin_task.Puzzle("1234523451345124512_5_2__")  # 3; 1, 3 and 4 are open
+GIVEN = "1 2 3 4 5\n2 3 4 5 1\n3 4 5 1 2\n4 5 1 2 "
 
 
-@pytest.mark.parametrize("response, layout, answer", [
-    ("3\n1 3 4", 1, 1), ("3 1 3 4", 1, 1), ("3\n1 3 5", 1, 0), ("3\n1 3", 0, 0), ("3 1 3 4 4", 0, 0), ("", 0, 0),
-    ("3134", 0, 0), ("3 1 3 6", 0, 0), ("3 1 3 \u0664", 0, 0), ("x3 1 3 4", 0, 0), ("3 1 3 4" * 250_000, 0, 0)])
-def test_grades_by_hand(response, layout, answer):
+@pytest.mark.parametrize("end, layout, answer", [
+    ("3\n5 1 2 3 4", 1, 1), ("3 5 1 2 3 4", 1, 1), ("3\n5 1 2 3 5", 1, 0), ("3\n5 1 2 3", 0, 0), ("3 5 1 2 3 4 4", 0, 0),
+    ("", 0, 0), ("351234", 0, 0), ("3 5 1 2 3 6", 0, 0), ("3 5 1 2 3 \u0664", 0, 0), ("x3 5 1 2 3 4", 0, 0),
+    ("3 5 1 2 3 4 " * 100_000, 0, 0)])
+def test_grades_by_hand(end, layout, answer):
     assert "".join(map(str, latin_task.solution(PUZZLE.id))) == "1234523451345124512351234"
-    grade = latin_task.grade(response, PUZZLE)
+    grade = latin_task.grade(GIVEN + end, PUZZLE)
     assert grade == {"reward": pytest.approx(0.1 * layout + answer), "format": layout, "answer": answer}
 
 
 def test_roles_of_a_square():
-    role, in_answer = latin_task.roles("3\n1 3", spans_of("3\n1 3", r" ?\d|\n"))
+    role, in_answer = latin_task.roles("3\n1 3", spans_of(["3", "\n", "1", " 3", ""]))
     assert role.tolist() == [1, 0, 1, 1, 2] and in_answer.all()
 
 
@@ -204,14 +202,15 @@ def test_prompts():
 
 
 def test_what_is_within_reach_after_each_token():
-    spans = spans_of("3\n1 4 4", r" ?\d|\n")
-    assert latin_task.within_reach("3\n1 4 4", spans, PUZZLE).tolist() == [True, True, True, False, False, False]
+    spans = spans_of([GIVEN, "3", "\n", "5", " 2", " 2", ""])
+    assert latin_task.within_reach(GIVEN + "3\n5 2 2", spans, PUZZLE).tolist() == [True] * 4 + [False] * 3
 
 
 # -------------------------------------------------------------------------------------------------- both in training
 
 
-WITHOUT_CALCULATIONS = {"first_error", "reward_decomposition", "causal_ablation", "regrade_ablation"}
+WITHOUT_CALCULATIONS = {"first_error", "reward_decomposition", "causal_ablation", "regrade_ablation", "process_reward",
+                        "ppo_process"}
 
 
 @pytest.mark.parametrize("name, refused", [("latin", WITHOUT_CALCULATIONS), ("math", set())])

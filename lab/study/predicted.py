@@ -15,7 +15,6 @@ from plumbing.runs import Group
 FILE = Path(__file__).with_name("predictions.md")
 TRUTH = FILE.parents[1] / "truth"  # has scores-latin.md and scores-math.md, of lab/truth/measure.py
 LEVELS = {"latin": 1, "math": 3}  # columns of its table
-WORDS = ("opening", "verdict", "the rest")  # kinds of token that hold words; of squares, line breaks
 MINUS = {"RLOO - GRPO": (RLOO, "none"), "`entropy_ratio` on RLOO - RLOO": (RATIO, RLOO), "`ppo` - RLOO": ("ppo", RLOO),
          "`vineppo` - RLOO": ("vineppo", RLOO), "`token_type` - GRPO": ("token_type", "none"),
          "`random` - GRPO": ("random", "none")}  # differences of area
@@ -41,21 +40,13 @@ def found(name: str, level: str, groups: dict[str, Group]) -> Estimate:
         header, rows = read_table(TRUTH / f"scores-{level}.md", "Credit against A* and the solver, within responses")
         (row,) = (row for row in rows if row[0] == "vineppo")
         return read_cell(row[header.index("Spearman")])
-    return share_on_words(level)
+    facts = dict(read_table(TRUTH / f"scores-{level}.md", "What was measured")[1])
+    return Estimate(float(facts["share of the sum of abs(A*) on filler"].rstrip("%")))
 
 
 def scaled(e: Estimate) -> Estimate:
     """Shares as percent."""
     return Estimate(*(100 * x for x in e[:3]))
-
-
-def share_on_words(level: str) -> Estimate:
-    """The share of the sum of abs(A*), in percent, that lies on words."""
-    header, rows = read_table(TRUTH / f"scores-{level}.md", "Where it lies")
-    by_name = {row[0]: dict(zip(header[1:], row[1:])) for row in rows}
-    kinds = [kind for kind in (("opening", "verdict") if level == "math" else ("the rest",))]
-    return Estimate(sum(float(by_name["tokens"][kind].rstrip("%")) * read_cell(by_name["A*"][kind]).value
-                        for kind in kinds))
 
 
 def table_predictions(levels: Levels) -> Table | None:

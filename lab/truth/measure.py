@@ -1,31 +1,15 @@
 """Ground truth: how much each token of a response changed the probability of success.
 
-Let V_t be the probability that the response succeeds when the policy continues from just before token t. What token t
-did is the difference it made:
+Let V_t be the probability that the response succeeds when the policy continues from just before token t. Then
+A*_t = V_{t+1} - V_t. How it is measured, backwards from the end of a response, stands in methods/oracle.py, which does
+the same for the reward while training. Here the rollouts also give its error. With U_t the mean success of rollouts
+that begin with another token, independent of everything behind t,
 
-    A*_t = V_{t+1} - V_t
+    V_t = p_t V_{t+1} + (1 - p_t) U_t                   Var V_t = p_t^2 Var V_{t+1} + (1 - p_t)^2 Var U_t
+    A*_t = (1 - p_t) (V_{t+1} - U_t)                    Var A*_t = (1 - p_t)^2 (Var V_{t+1} + Var U_t)
 
-The obvious way to measure it samples continuations from every prefix and subtracts. Its error is as large as most of
-the differences. But the token that was taken is one of the two things that can happen at t. With its probability p_t
-the policy takes it, and the value becomes V_{t+1}. Otherwise it takes any other token; call the value of that U_t:
-
-    V_t = p_t V_{t+1} + (1 - p_t) U_t
-
-So work backwards. V_L, behind the last token, is the response's own success, 0 or 1. At every step only U_t is unknown,
-and rollouts estimate it: their first token is drawn from all but the actual one, the rest as usual, within what is left
-of the token limit. Substituting V_t gives
-
-    A*_t = (1 - p_t) (V_{t+1} - U_t)                         hence |A*_t| <= 1 - p_t, exactly
-
-and, because the rollouts for U_t are independent of everything behind t,
-
-    Var V_t = p_t^2 Var V_{t+1} + (1 - p_t)^2 Var U_t
-    Var A*_t = (1 - p_t)^2 (Var V_{t+1} + Var U_t)
-
-Three things follow. A token that was nearly certain can hardly have mattered, so it needs no rollouts, and most tokens
-are nearly certain. Where the policy had a choice, U_t counts for 1 - p_t, so the number of rollouts is proportional to
-that. And the A* of a response sum to its success - V_0, whatever the sampling errors are. We have not found this form
-in the literature. A* is the truth about success under *this* policy; it does not say what a perfect player would do.
+A* is the truth about success under *this* policy; it does not say what a perfect player would do. |A*_t| <= 1 - p_t,
+exactly.
 
 Beside A* stand the verdicts of an exact solver (lab/truth/solver.py), and the credit that every method gives to the
 same tokens. lab/truth/scoring.py says how close each method comes.
@@ -45,11 +29,13 @@ import numpy as np
 import torch
 
 from grpo import compare
-from lab.truth.critic import find_heads
+from lab.truth.critic import FITTED, find_heads
 from lab.truth.file import by_response
 from lab.truth.scoring import all_scores, draw_scores, score_tables
 from lab.truth.solver import KINDS, solver_columns, token_kinds
 from methods import MITIGATIONS
+from methods.heads import HEADS
+from methods.oracle import SURE, backward
 from mitigations import required
 from plumbing.files import read_arrays, replace_file
 from plumbing.flags import check_range, new_parser
@@ -58,9 +44,9 @@ from plumbing.progress import Progress, one_sentence
 from plumbing.report import Table
 from rollout import (EVALUATION, ROWS_AT_ONCE, Policy, Queries, TokenBatch, draw_uniforms, generate_and_grade,
                      generate_shared, token_batch)
+from tasks.text import FILLER
 from train import Settings, check, check_lengths, lacking, load_policy, with_model
 
-SURE = 0.005  # a token with 1 - p <= SURE gets no rollouts: its A* is set to 0, which is wrong by at most SURE
 PACKET = 8  # rollouts that start together; the two halves of a packet belong to two independent estimates
 SAVE_EVERY = 10.0  # seconds
 
@@ -133,24 +119,26 @@ def sample_truth(policy: Policy, puzzles: list, truth: dict, rollouts: int, seed
 # -------------------------------------------------------------------------------------------- values
 
 
-def backward(logprob: np.ndarray, solved: np.ndarray, tried: np.ndarray, success: float) -> np.ndarray:
-    """V, its standard error, A*, its standard error (4, L) of the tokens of one response, from the last to the first.
+def values_and_errors(logprob: np.ndarray, solved: np.ndarray, tried: np.ndarray, success: float) -> np.ndarray:
+    """V, its standard error, A*, its standard error (4, L) of the tokens of one response.
 
     solved (L,) of tried (L,) rollouts succeeded. Where there were none, U is taken to be V_{t+1}, so that A* is 0, and
     the bound 1 - p is reported as its error. The variance of U uses the rate (solved + 1) / (tried + 2), because the
     plain rate claims certainty when all rollouts agree.
     """
-    values, V, variance = np.zeros((4, len(logprob))), float(success), 0.0
-    for t in reversed(range(len(logprob))):
-        other = -np.expm1(float(logprob[t]))  # 1 - p
-        a_star, error = 0.0, other
-        if tried[t]:
-            U, rate = solved[t] / tried[t], (solved[t] + 1) / (tried[t] + 2)
-            variance_U = rate * (1 - rate) / tried[t]
-            a_star, error = other * (V - U), other * np.sqrt(variance + variance_U)
-            V, variance = V - a_star, (1 - other) ** 2 * variance + other**2 * variance_U
-        values[:, t] = V, np.sqrt(variance), a_star, error
-    return values
+    other, at_least_one = -np.expm1(logprob.astype(float)), np.maximum(tried, 1)  # (L,) each
+    weight, U, rate = np.where(tried > 0, other, 0.0), solved / at_least_one, (solved + 1) / (tried + 2)  # (L,) each
+    variance_U = rate * (1 - rate) / at_least_one  # (L,)
+    V = recursion(1 - weight, weight * U, success)  # (L + 1,)
+    variance = recursion((1 - weight) ** 2, weight**2 * variance_U, 0.0)  # (L + 1,)
+    error = np.where(tried > 0, other * np.sqrt(variance[1:] + variance_U), other)  # (L,)
+    return np.stack((V[:-1], np.sqrt(variance[:-1]), weight * (V[1:] - U), error))
+
+
+def recursion(keep: np.ndarray, add: np.ndarray, last: float) -> np.ndarray:
+    """`backward` of methods/oracle.py for one response (L,), in double: (L + 1,)."""
+    return backward(torch.from_numpy(keep)[None], torch.from_numpy(add)[None],
+                    torch.tensor([last], dtype=torch.float64))[0].numpy()
 
 
 def add_values(truth: dict) -> None:
@@ -159,9 +147,9 @@ def add_values(truth: dict) -> None:
     values, halves = np.zeros((4, len(logprob))), np.zeros((len(logprob), 2))
     for rows in by_response(truth):
         success = truth["success"][rows[0]]
-        values[:, rows] = backward(logprob[rows], solved[rows].sum(1), tried[rows], success)
+        values[:, rows] = values_and_errors(logprob[rows], solved[rows].sum(1), tried[rows], success)
         for half in (0, 1):
-            halves[rows, half] = backward(logprob[rows], solved[rows, half], tried[rows] // 2, success)[2]
+            halves[rows, half] = values_and_errors(logprob[rows], solved[rows, half], tried[rows] // 2, success)[2]
     truth |= dict(zip(("value", "value_error", "a_star", "a_star_error"), values)) | {"a_star_halves": halves}
 
 
@@ -172,8 +160,15 @@ def table_facts(truth: dict) -> Table:
             ["rollouts, tokens sampled for them", f"{truth['packets'].sum() * PACKET:,}, {truth['sampled']:,}"],
             [f"tokens with rollouts (1 - p above {SURE:g})", f"{tried.mean():.1%}"],
             ["standard error of A*, with rollouts: root mean square",
-             f"{np.sqrt(np.mean(truth['a_star_error'][tried] ** 2)):.3f}"]]
+             f"{np.sqrt(np.mean(truth['a_star_error'][tried] ** 2)):.3f}"],
+            ["share of the sum of abs(A*) on filler", f"{share_on_filler(truth):.1%}"]]
     return Table("What was measured", "How much was sampled, and how exact A* is.", ["", ""], rows)
+
+
+def share_on_filler(truth: dict) -> float:
+    """The share of the sum of abs(A*) that lies on filler: words, or whatever the task calls so."""
+    size = np.abs(truth["a_star"])
+    return float(size[truth["role"] == FILLER].sum() / size.sum())
 
 
 # -------------------------------------------------------------------------------------------- the file
@@ -201,7 +196,9 @@ def describe(batch: TokenBatch, settings: dict) -> dict:
 
 def add_credit(truth: dict, batch: TokenBatch) -> None:
     """Columns methods (M,) and credits (M, N): the credit of every method that the task allows, at its defaults."""
-    methods = {name: method for name, method in MITIGATIONS.items() if not lacking(required(name, {}), batch.task)}
+    given = {name: required(name, {}) for name in MITIGATIONS if name != "oracle"}  # which is what is measured here
+    methods = {name: MITIGATIONS[name] for name, needs in given.items()
+               if not lacking(needs, batch.task) and not {*needs} & (HEADS.keys() - {*FITTED})}
     credits, progress = [], Progress("credit of every method", len(methods))
     for method in methods.values():
         credits.append(method(batch)[batch.mask].cpu().numpy().astype(np.float32))

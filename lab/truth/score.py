@@ -153,7 +153,7 @@ def load_batch(truth: dict, options: Options, needs: tuple[str, ...]) -> TokenBa
         raise ValueError(f"{folder} is about the model {settings['model']}, but only {s.model} can be scored")
     policy = load_policy(s, needs=needs)
     for name in policy.heads:
-        if not (file := folder / HEADS[name].file).is_file():
+        if not (file := folder / f"{name}.safetensors").is_file():
             raise ValueError(f"{file} is missing, and --mitigation {options.mitigation} needs it")
         policy.heads[name] = load_head(name, folder, policy.model)
     return rebuild(truth, policy, options.advantage, options.normalize)
