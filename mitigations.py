@@ -311,14 +311,18 @@ def ppo(batch: TokenBatch, gae_lambda: float = 0.95, whiten: bool = False, gamma
     """
     require(0 <= gae_lambda <= 1, "--gae_lambda must be between 0 and 1")
     require(0 <= gamma <= 1, "--gamma must be between 0 and 1")
-    value = batch.ask.head("critic")  # (B, T)
-    delta = is_last_token(batch) * batch.reward[:, None] + gamma * next_value(batch, value) - value  # (B, T)
-    credit = torch.zeros_like(delta)  # (B, T)
-    later = torch.zeros_like(batch.reward)  # (B,) the credit of the token after t
+    credit = gae(batch, is_last_token(batch) * batch.reward[:, None], batch.ask.head("critic"), gae_lambda, gamma)
+    return z_score(credit[None], batch.mask[None])[0] if whiten else credit  # (B, T); the step as one group
+
+
+def gae(batch: TokenBatch, reward: Tensor, value: Tensor, gae_lambda: float, gamma: float = 1.0) -> Tensor:
+    """The sum (B, T) in the formula of `ppo`, from a reward at each token (B, T) and the value before it (B, T)."""
+    delta = reward + gamma * next_value(batch, value) - value  # (B, T)
+    credit, later = torch.zeros_like(delta), torch.zeros_like(batch.reward)  # (B, T), (B,) credit of the token after t
     for t in reversed(range(delta.shape[1])):
         later = delta[:, t] + gamma * gae_lambda * later
         credit[:, t] = later
-    return z_score(credit[None], batch.mask[None])[0] if whiten else credit  # the step as one group
+    return credit
 
 
 # -------------------------------------------------------------------------------------------------------------- VinePPO
@@ -361,7 +365,7 @@ def segment_credit(batch: TokenBatch, cuts: Tensor, k: int) -> Tensor:
     """
     rewards = by_group(batch, batch.reward)  # (Q, G)
     others = (rewards.sum(1, keepdim=True) - rewards) / (rewards.shape[1] - 1)  # (Q, G) mean reward
-    sampled = batch.ask.rollout_values(cuts, k)  # (B, T)
+    sampled = batch.ask.rollout_values(cuts * k)  # (B, T)
     value = torch.cat((others.view(-1, 1), sampled[:, 1:], batch.reward[:, None]), dim=1)  # (B, T + 1)
     edge = torch.ones_like(cuts[:, :1])  # (B, 1)
     # Only the values at bounds are used: those of cuts were sampled, the last one is the reward.

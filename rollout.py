@@ -7,7 +7,7 @@ Read TokenBatch first. Its field `ask` is a Queries, the last class of this file
 model about the step's responses, such as
 
     batch.ask.hidden                      (B, T, D) the state that predicts each token, for a critic
-    batch.ask.rollout_values(cuts, k)     (B, T) the mean reward of k continuations, for VinePPO
+    batch.ask.rollout_values(counts)      (B, T) the mean reward of continuations from there, for VinePPO
 
 Alphabet: Q puzzles, G responses to each, B = Q G responses, T tokens of the longest response, D hidden size. `s` is the
 Settings of train.py. The task is a module such as countdown_task.py; the code here knows nothing of Countdown.
@@ -53,8 +53,8 @@ class TokenBatch:
     ask.reference_logprob            (B, T) log-probability of each token under the reference model
     ask.logprob_without(rows, hide)  (R, T) log-probabilities of the responses rows (R,), repeats allowed, when no later
                                      token can attend to those marked in hide (R, T)
-    ask.rollout_values(cuts, k)      (B, T) at each True of cuts (B, T), in column 0 too, the mean reward of
-                                     k continuations, sampled from the text before that token; 0 elsewhere
+    ask.rollout_values(counts)       (B, T) the mean reward of counts (B, T) continuations of the text before each
+                                     token, column 0 too; 0 where there are none
     ask.generator(name)              torch.Generator on the CPU, seeded by --seed, step and name
     """
 
@@ -165,7 +165,7 @@ def generate_and_grade(policy: Policy, puzzles: list, uniforms: Tensor, prefixes
     """Sample and grade B responses, one per row of uniforms (B, T), B / Q to each of Q puzzles.
 
     prefixes: for each puzzle, the tokens that its responses begin with. limit (B,): the most new tokens each may get.
-    excluded (B,): a token that may not be the first new one (the laboratory asks for that). grade: replaces the task's.
+    excluded (B,): a token that may not be the first new one. grade: replaces the task's.
     Returns the samples (new tokens only) and the grades of each whole response.
     """
     prefixes = prefixes or [[]] * len(puzzles)
@@ -312,31 +312,33 @@ class Queries:
         key = (self.s.seed, self.step)
         return torch.Generator().manual_seed(fingerprint(f"{name} {key}") >> 1)  # a seed has 63 bits
 
-    def rollout_values(self, cuts: Tensor, k: int) -> Tensor:
-        """For each token where cuts (B, T) is True, the mean reward of k continuations of the text before it, else 0.
+    def rollout_values(self, counts: Tensor, other: bool = False) -> Tensor:
+        """The mean reward (B, T) of counts (B, T) continuations of the text before each token, 0 where there are none.
 
-        A continuation may use the tokens that are left of the limit. Prefixes of similar length are sampled together.
+        A continuation may use the tokens that are left of the limit. other: it begins with any token but the actual
+        one. Prefixes of similar length are sampled together.
         """
-        value, where = torch.zeros(cuts.shape), cuts.cpu().nonzero()  # (B, T), (C, 2)
-        limit, tokens, prompts = self.s.max_new_tokens, self.samples.tokens, self.prompts
-        uniforms = torch.rand(len(where), k, limit, generator=self.generator("rollouts"), dtype=torch.float64)
-        if not len(where):
-            return value.to(cuts.device)
-        G, order = len(tokens) // len(self.puzzles), where[:, 1].argsort()  # (C,) shortest prefix first
-        for chunk in order.split(max(1, ROWS_AT_ONCE // k)):  # chunk: (c,)
-            rows, positions = where[chunk].T  # (c,), (c,)
-            asked = (rows // G).tolist()  # c, the puzzle of each prefix
-            prefixes = [tokens[row, :t].tolist() for row, t in where[chunk].tolist()]  # c
-            left = limit - positions  # (c,)
-            own = uniforms[chunk, :, : left.max()].flatten(0, 1)  # (c * k, left.max())
-            samples, grades = generate_and_grade(self.policy, [self.puzzles[q] for q in asked], own, prefixes,
-                                                 left.repeat_interleave(k), grade=self.grade)
-            value[rows, positions] = torch.tensor([grade["reward"] for grade in grades]).view(-1, k).mean(1)
+        counts = counts.cpu().long()  # (B, T)
+        where = counts.nonzero().repeat_interleave(counts[counts > 0], 0)  # (N, 2) a row for each continuation
+        uniforms = torch.rand(len(where), self.s.max_new_tokens, generator=self.generator("rollouts"),
+                              dtype=torch.float64)  # (N, limit)
+        total, tokens, prompts = torch.zeros(counts.shape), self.samples.tokens, self.prompts
+        G, order = len(tokens) // len(self.puzzles), where[:, 1].argsort(stable=True)  # (N,) shortest prefix first
+        for chunk in order.split(ROWS_AT_ONCE) if len(order) else ():  # (n,)
+            rows, positions = where[chunk].T  # (n,), (n,)
+            asked = (rows // G).tolist()  # n, the puzzle of each continuation
+            prefixes = [tokens[row, :t].tolist() for row, t in where[chunk].tolist()]  # n
+            left = self.s.max_new_tokens - positions  # (n,)
+            samples, grades = generate_and_grade(self.policy, [self.puzzles[q] for q in asked],
+                                                 uniforms[chunk, : left.max()], prefixes, left,
+                                                 tokens[rows, positions] if other else None, self.grade)
+            rewards = torch.tensor([grade["reward"] for grade in grades])  # (n,)
+            total.index_put_((rows, positions), rewards, accumulate=True)
             self.tokens_sampled += int(samples.mask.sum())
             # A text that begins another one is not read separately, so it doesn't count.
             texts, _ = distinct_texts([prompts[q] + prefix for q, prefix in zip(asked, prefixes)])
             self.tokens_read += sum(map(len, texts))
-        return value.to(cuts.device)
+        return (total / counts.clamp(min=1)).to(tokens.device)
 
     @torch.no_grad()
     def read(self, reader: Callable, model: Qwen2, rows: Tensor | None = None, *per_row: Tensor) -> Tensor:

@@ -144,8 +144,8 @@ def log(run: Path, policy: Policy, optimizer: Optimizer, batch: TokenBatch, cred
 def save_policy(policy: Policy, folder: Path) -> None:
     """Write the model, and the heads that were trained with it."""
     save_model(policy.model, folder)
-    for head in policy.heads.values():
-        save_head(head, folder)
+    for name, head in policy.heads.items():
+        save_head(name, head, folder)
 
 
 def learners(policy: Policy, optimizer: Optimizer) -> dict:

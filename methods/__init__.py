@@ -1,11 +1,11 @@
 """The other published credit functions, a file for each family. Importing this package completes MITIGATIONS."""
 from mitigations import MITIGATIONS
-from methods import calculations, controls, groups, ktae, learned, tokens  # noqa: F401  each registers its own
+from methods import calculations, controls, groups, ktae, learned, oracle, tokens  # noqa: F401  each registers its own
 
 ORDER = ("none", "outcome_conditional", "token_type", "inverse_logprob", "advantage_reweighting", "entropy_weighted",
          "entropy_ratio", "entropy_masking", "prefix_tree", "tempo", "optimal_baseline", "gtpo", "ktae",
          "reward_decomposition", "regrade_ablation", "first_error", "attention_credit", "causal_ablation", "vineppo",
-         "dpo", "ppo", "value_change", "learned_importance", "random", "inverted", "shuffled",
-         "expert_iteration")  # in --help; yours come last
+         "dpo", "ppo", "value_change", "process_reward", "ppo_process", "learned_importance", "random", "inverted",
+         "shuffled", "expert_iteration", "oracle")  # in --help; yours come last
 for name in (*ORDER, *(own for own in list(MITIGATIONS) if own not in ORDER)):
     MITIGATIONS[name] = MITIGATIONS.pop(name)

@@ -5,7 +5,7 @@ Run it:  python train.py --mitigation causal_ablation
 import torch
 from torch import Tensor
 
-from mitigations import none, quotient, require, reweighting, token_credit, z_score
+from mitigations import gae, is_last_token, none, quotient, require, reweighting, token_credit, z_score
 from rollout import TokenBatch, by_group
 from tasks.text import STRUCTURE, anchors
 
@@ -62,21 +62,69 @@ def calculation_advantage(batch: TokenBatch, verdicts: list[Tensor]) -> Tensor:
     return advantage
 
 
-@reweighting(needs=("calculations",))
-def regrade_ablation(batch: TokenBatch) -> Tensor:
+def true_calculations(batch: TokenBatch) -> Tensor:
+    """1 (B, T) at the last token of each calculation that is true and uses available numbers, else 0."""
+    found = torch.zeros_like(batch.logprob)  # (B, T)
+    for i in range(len(batch.text)):
+        written = written_calculations(batch, i)
+        for tokens, (_, right) in zip(calculation_masks(batch, i, written), written):
+            if right and tokens.any():
+                found[i, tokens.nonzero()[-1]] = 1.0
+    return found
+
+
+@token_credit(from_advantage=True, needs=("calculations",))
+def process_reward(batch: TokenBatch, process: float = 0.1) -> Tensor:
+    """credit = A + process * (sum of v - mean v over calculations that end at t or later): process GRPO (2402.03300).
+
+    v is 1 for a calculation that is true and uses available numbers, else 0; mean v is over all calculations of the
+    group. The paper's process supervision also divides by their standard deviation, and has no outcome beside them.
+    """
+    require(process >= 0, "--process must be 0 or more")
+    later, G = torch.zeros_like(batch.logprob), len(batch.text) // len(batch.puzzles)
+    verdicts = [torch.tensor([float(right) for _, right in written_calculations(batch, i)])
+                for i in range(len(batch.text))]  # B tensors (S,)
+    for i, verdict in enumerate(verdicts):
+        mean = torch.cat(verdicts[i // G * G : i // G * G + G]).mean()
+        for tokens, v in zip(calculation_masks(batch, i, written_calculations(batch, i)), verdict):
+            if tokens.any():
+                later[i, : tokens.nonzero()[-1] + 1] += v - mean
+    return none(batch) + process * later * batch.mask
+
+
+@token_credit(needs=("critic", "process_critic", "calculations"))
+def ppo_process(batch: TokenBatch, process: float = 0.1, gae_lambda: float = 0.95) -> Tensor:
+    """credit = that of ppo with r_t + process * (1 at the end of a true calculation, else 0): PPO (1707.06347).
+
+    The sum in PPO's credit is linear in rewards and values. So each reward has a critic of its own, and its own sum.
+    """
+    require(process >= 0, "--process must be 0 or more")
+    require(0 <= gae_lambda <= 1, "--gae_lambda must be between 0 and 1")
+    outcome = gae(batch, is_last_token(batch) * batch.reward[:, None], batch.ask.head("critic"), gae_lambda)  # (B, T)
+    return outcome + process * gae(batch, true_calculations(batch), batch.ask.head("process_critic"), gae_lambda)
+
+
+@reweighting(needs=lambda tokens: () if tokens else ("calculations",))
+def regrade_ablation(batch: TokenBatch, tokens: bool = False) -> Tensor:
     """credit = A * |r - r of the text without it| on each calculation: remove it and grade again (the original work).
 
-    The fifth of its strategies, as written. The reward looks at the answer and the tags alone, so removing a
-    calculation from the thoughts does not change it: nearly all weights are 0, and this is nearly plain GRPO. What the
-    strategy is after, how much a token changed the probability of success, lab/truth/measure.py measures.
+    The fifth of its strategies, which removes a token: that is tokens=True. The reward looks at the answer and the tags
+    alone. So removing a calculation from the thoughts does not change it, and nearly all weights are 0, which is nearly
+    plain GRPO. Removing a token of a tag or of a right answer does. What the strategy is after, how much a token
+    changed the probability of success, lab/truth/measure.py measures.
     """
     weight = torch.zeros_like(batch.logprob)  # (B, T)
-    for i, text in enumerate(batch.text):
-        puzzle, written = batch.puzzles[batch.group[i]], written_calculations(batch, i)
+    for i, (text, spans) in enumerate(zip(batch.text, batch.spans)):
+        if tokens:
+            parts = [(t, start, stop) for t, (start, stop) in enumerate(spans)]
+        else:
+            written = written_calculations(batch, i)
+            parts = [(where, span.a[0], span.result[1])
+                     for where, (span, _) in zip(calculation_masks(batch, i, written), written)]
+        puzzle = batch.puzzles[batch.group[i]]
         reward = batch.task.grade(text, puzzle)["reward"]
-        for tokens, (span, _) in zip(calculation_masks(batch, i, written), written):
-            without = text[: span.a[0]] + text[span.result[1] :]
-            weight[i, tokens] = abs(reward - batch.task.grade(without, puzzle)["reward"])
+        for where, start, stop in parts:  # where: a mask of tokens, or one of them
+            weight[i, where] = abs(reward - batch.task.grade(text[:start] + text[stop:], puzzle)["reward"])
     return weight
 
 

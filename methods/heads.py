@@ -1,4 +1,4 @@
-"""Two small heads on the model's hidden states: the critic, and the one that learns which tokens are important.
+"""Small heads on the model's hidden states: the critics, and the one that learns which tokens are important.
 
 The critic predicts, before each token, the response's reward. A token that raises the expected reward deserves credit:
 that is what a critic is for. The credit functions `ppo` and `value_change` need one. How it differs from PPO's usual
@@ -9,8 +9,9 @@ critic (arXiv 1707.06347):
    generalized advantage estimation, 1506.02438: lambda = 1.)
 3. It predicts the values of a batch before it learns from that batch. So no value has seen its own reward.
 
-The importance head, for `learned_importance`, shares points 1 and 3. It predicts a response's success from all its
-tokens together, and learns how much to look at each of them.
+The process critic, for `ppo_process`, predicts how many true calculations follow. The importance head, for
+`learned_importance`, shares points 1 and 3. It predicts a response's success from all its tokens together, and learns
+how much to look at each of them.
 
 A head is a class with `read(hidden, mask) -> (B, T)`, asked for as batch.ask.head(name), and `learn(batch)`, called
 after the credit of a step is known. To add one, write it here and name it in HEADS. A credit function that needs it
@@ -18,7 +19,9 @@ says so in its decorator: needs=("critic",).
 
 Run it:  python -m lab.truth.critic      fits one to the bundled model and measures how well it predicts
 """
+from functools import partial
 from pathlib import Path
+from typing import Callable
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +29,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import AdamW
 
+from methods.calculations import true_calculations
 from plumbing.files import read_tensors, replace_file
 from qwen2_model import Qwen2
 from rollout import TokenBatch
@@ -53,14 +57,22 @@ class Probe(nn.Module):
         return self.outer(F.silu(self.inner(self.norm(hidden.float()))))[..., 0]
 
 
+def whole_reward(batch: TokenBatch) -> Tensor:
+    """What a critic should have said before each token (B, T): the reward of the whole response."""
+    return batch.reward[:, None].expand(batch.mask.shape)
+
+
+def calculations_ahead(batch: TokenBatch) -> Tensor:
+    """What the process critic should have said (B, T): how many true calculations end at this token or later."""
+    return true_calculations(batch).flip(1).cumsum(1).flip(1)
+
+
 class Critic(nn.Module):
-    """The expected reward before each token, and the optimizer that learns it."""
+    """The expected sum of later rewards before each token, and the optimizer that learns it."""
 
-    file = "critic.safetensors"  # in the model folder
-
-    def __init__(self, hidden_size: int):
+    def __init__(self, hidden_size: int, target: Callable[[TokenBatch], Tensor] = whole_reward):
         super().__init__()
-        self.value = Probe(hidden_size)
+        self.value, self.target = Probe(hidden_size), target
         self.optimizer = AdamW(self.parameters(), LR, weight_decay=0.0)
 
     def read(self, hidden: Tensor, mask: Tensor) -> Tensor:
@@ -68,15 +80,16 @@ class Critic(nn.Module):
         return self.value(hidden) * mask
 
     def learn(self, batch: TokenBatch) -> None:
-        """Train on the rewards of a batch whose values were predicted before.
+        """Train on the rewards r of a batch whose values were predicted before.
 
         Value loss 0.5 * max((V - r)^2, (V' - r)^2), where V' is V held within CLIP of the old value. Once V has moved
         by CLIP towards r, the second term is the larger and has no gradient: one batch moves no value far. This is
         OpenAI's PPO code; the paper (1707.06347) uses the plain square.
         """
         mask = batch.mask
-        states, old = batch.ask.hidden[mask], batch.ask.head("critic")[mask]  # (N, D), (N,)
-        target = batch.reward[:, None].expand(mask.shape)[mask]  # (N,)
+        states = batch.ask.hidden[mask]  # (N, D)
+        old = self.read(batch.ask.hidden, mask)[mask].detach()  # (N,)
+        target = self.target(batch)[mask]  # (N,)
         for _ in range(EPOCHS):
             value = self.value(states)  # (N,)
             clipped = old + (value - old).clamp(-CLIP, CLIP)  # (N,)
@@ -92,8 +105,6 @@ class Importance(nn.Module):
     Each token has a score and a value. The mean of the values, weighted by the softmax of the scores over the
     response, is the logit of its success. Training to predict success teaches the scores where to look.
     """
-
-    file = "importance.safetensors"  # in the model folder
 
     def __init__(self, hidden_size: int):
         super().__init__()
@@ -117,19 +128,19 @@ class Importance(nn.Module):
             self.optimizer.step()
 
 
-HEADS = {"critic": Critic, "importance": Importance}
+HEADS = {"critic": Critic, "process_critic": partial(Critic, target=calculations_ahead), "importance": Importance}
 
 
-def save_head(head: Critic | Importance, folder: Path) -> None:
+def save_head(name: str, head: Critic | Importance, folder: Path) -> None:
     """Write the weights of a head beside the model's."""
     tensors = {name: tensor.contiguous() for name, tensor in head.state_dict().items()}
-    replace_file(folder / head.file, lambda part: save_file(tensors, part))
+    replace_file(folder / f"{name}.safetensors", lambda part: save_file(tensors, part))
 
 
 def load_head(name: str, folder: str | Path, model: Qwen2) -> Critic | Importance:
     """One of HEADS as saved beside a model, or a new one if there is none; ValueError for a file that does not fit."""
     head = HEADS[name](model.config.hidden_size).to(model.output_weight.device)
-    file = Path(folder) / head.file
+    file = Path(folder) / f"{name}.safetensors"
     if file.is_file():
         try:
             head.load_state_dict(read_tensors(file))

@@ -133,7 +133,7 @@ def make_batch(lengths, advantages, groups=None, **fields) -> TokenBatch:
         normalize="response",
     )
     answers = {name: fields.pop(name) for name in ANSWERS if name in fields}
-    heads = {name: fields.pop(name) for name in ("critic", "importance") if name in fields}
+    heads = {name: fields.pop(name) for name in ("critic", "process_critic", "importance") if name in fields}
     if heads:
         answers["head"] = heads.__getitem__
     return TokenBatch(**neutral | fields, ask=FakeQueries(**answers))

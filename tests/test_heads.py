@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from countdown_task import Puzzle
-from methods.heads import Critic, Importance, load_head, save_head
+from methods.heads import HEADS, Critic, Importance, load_head, save_head
 from qwen2_model import load_model
 from rollout import rollout
-from tests.fixtures import BUNDLED, make_batch
+from tests.fixtures import BUNDLED, make_batch, make_written
 from train import Settings
 
 MASK = torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 0, 0]]).bool()
@@ -111,6 +111,13 @@ def test_values_of_a_batch_know_neither_its_rewards_nor_move_the_model(policy):
     assert all(p.grad is None and p.requires_grad for p in policy.model.parameters())
 
 
+def test_the_process_critic_learns_what_is_still_to_come():
+    """Guards against the reward as its target, and the number of calculations so far."""
+    batch = make_written([["1+2=3", ",", "3", "*", "3=9", ""], ["no", ""]], [0.0] * 2)
+    target = HEADS["process_critic"](8).target(batch)
+    assert target.tolist() == [[2, 1, 1, 1, 1, 0], [0] * 6]
+
+
 # ------------------------------------------------------------------------------------------- the importance head
 
 SUCCESS = torch.tensor([1.0, 0, 0, 1])
@@ -169,8 +176,8 @@ def test_a_saved_head_comes_back_and_a_missing_one_is_new(tmp_path):
     model = load_model(BUNDLED)
     assert not load_head("critic", tmp_path, model).read(torch.randn(4, 4, 128), MASK).any()
     assert not load_head("importance", tmp_path, model).score(torch.randn(4, 4, 128)).any()
-    save_head(random_critic(128), tmp_path)
-    save_head(random_importance(128), tmp_path)
+    save_head("critic", random_critic(128), tmp_path)
+    save_head("importance", random_importance(128), tmp_path)
     assert torch.equal(weights(load_head("critic", tmp_path, model)), weights(random_critic(128)))
     assert torch.equal(weights(load_head("importance", tmp_path, model)), weights(random_importance(128)))
 
@@ -178,7 +185,7 @@ def test_a_saved_head_comes_back_and_a_missing_one_is_new(tmp_path):
 def test_a_file_that_does_not_fit_is_refused_by_name(tmp_path):
     """Guards against a critic that silently starts anew."""
     file = tmp_path / "critic.safetensors"
-    for write in (lambda: save_head(Critic(64), tmp_path), lambda: file.write_text("no tensors")):
+    for write in (lambda: save_head("critic", Critic(64), tmp_path), lambda: file.write_text("no tensors")):
         write()
         with pytest.raises(ValueError, match=re.escape(f"{file} is broken or another model's")):
             load_head("critic", tmp_path, load_model(BUNDLED))

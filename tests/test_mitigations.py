@@ -18,7 +18,8 @@ import mitigations
 from countdown_task import Puzzle
 from grpo import group_advantage
 from methods import MITIGATIONS
-from methods.calculations import causal_ablation, first_error, regrade_ablation, reward_decomposition
+from methods.calculations import (causal_ablation, first_error, ppo_process, process_reward, regrade_ablation,
+                                  reward_decomposition, true_calculations)
 from methods.controls import expert_iteration, inverted, random, shuffled
 from methods.groups import dpo, gtpo, optimal_baseline, prefix_tree, tempo
 from methods.ktae import ktae
@@ -28,7 +29,8 @@ from tests.fixtures import make_batch, make_written
 
 BUILT_IN = methods.ORDER  # a new method passes the whole suite without being listed here
 REWEIGHTINGS = [name for name in BUILT_IN if MITIGATIONS[name].is_reweighting]
-OWN_ADVANTAGE = {"ppo", "vineppo", "reward_decomposition", "first_error"}  # give credit also where rewards are equal
+OWN_ADVANTAGE = {"ppo", "ppo_process", "process_reward", "vineppo", "reward_decomposition", "first_error",
+                 "expert_iteration", "oracle"}  # give credit also where rewards are equal
 GARBAGE = 1e9  # put on padding, which must not matter
 
 
@@ -202,10 +204,11 @@ def written():
         reward=0.1 * format + success, success=success, format=format, tokens=torch.randint(12, (B, T)) * mask,
         logprob=-5 * torch.rand(B, T) ** 8 * mask, entropy=2 * torch.rand(B, T) ** 6 * mask,
         logit_grad=torch.rand(B, T) * mask, critic=torch.rand(B, T) * mask, reference_logprob=-torch.rand(B, T) * mask,
+        process_critic=torch.rand(B, T) * mask,
         attention=torch.rand(B, T, T).tril(-1) * mask[:, None] * mask[:, :, None], hidden=torch.randn(B, T, 5),
         importance=torch.randn(B, T).masked_fill(~mask, -math.inf).softmax(1),
         logprob_without=lambda rows, hide: -random_numbers[0][rows] * hide.sum(1, keepdim=True),
-        rollout_values=lambda cuts, k: random_numbers[1] * cuts,
+        rollout_values=lambda counts, other=False: random_numbers[1] * (counts > 0),
     )  # fmt: skip
 
 
@@ -251,8 +254,7 @@ def test_a_method_is_reproducible_and_depends_on_the_advantage_where_it_says_so(
     assert torch.equal(method(turned), method(wrong)) != method.from_advantage
 
 
-# expert_iteration compares nothing, so it learns from such groups, too.
-@pytest.mark.parametrize("name", [name for name in BUILT_IN if name not in (*OWN_ADVANTAGE, "expert_iteration")])
+@pytest.mark.parametrize("name", [name for name in BUILT_IN if name not in OWN_ADVANTAGE])
 def test_a_group_of_equal_rewards_teaches_exactly_nothing(name, written):
     """Guards against rounding noise as credit, which Adam would make as large as any other."""
     first = written.group == 0
@@ -456,6 +458,27 @@ def test_reward_decomposition_by_hand(weights, stepwise):
     check(reward_decomposition(batch, weights, stepwise), expected)
 
 
+def test_process_rewards_by_hand():
+    """Guards against a reward for false calculations or for tokens after one, and a mean of the responses' means."""
+    batch = make_written([NO_STEP, TRUE_FALSE, FALSE, CUT_OFF], [0.1, 0.2, 0.3, 0.4])
+    right = [{}, {0: 1, 2: 0}, {0: 0}, {0: 1, 4: 1}]  # the last token of each calculation, and its verdict
+    expected = [[A + 0.5 * sum(v - 3 / 5 for end, v in row.items() if end >= t) for t in range(L)]
+                for A, L, row in zip([0.1, 0.2, 0.3, 0.4], batch.mask.sum(1).tolist(), right)]
+    check(process_reward(batch, 0.5), expected)
+    check(true_calculations(batch), [[float(row.get(t, 0)) for t in range(len(e))] for row, e in zip(right, expected)])
+
+
+def test_ppo_with_process_rewards_by_the_double_sum():
+    """Guards against rewards at other tokens, and a critic for the wrong part."""
+    values = {"critic": [0.1, 0.5, 0.3, 0.2, 0.4], "process_critic": [1.5, 0.7, 0.9, 1.1, 0.8]}
+    batch = make_written([CUT_OFF], [9.0], reward=torch.tensor([0.7]),
+                         **{name: torch.tensor([row]) for name, row in values.items()})
+    reward = [0.25 * 1, 0, 0, 0, 0.7 + 0.25 * 1]
+    value = [a + 0.25 * b for a, b in zip(*values.values())] + [0.0]
+    delta = [r + after - before for r, before, after in zip(reward, value, value[1:])]
+    check(ppo_process(batch, 0.25, 0.9), [[sum(0.9**j * d for j, d in enumerate(delta[t:])) for t in range(5)]])
+
+
 def test_removing_a_calculation_never_changes_the_reward(written):
     """Guards against a text cut in the wrong place: it would lose a tag or a part of the answer."""
     assert not regrade_ablation.raw(written).any()
@@ -464,6 +487,16 @@ def test_removing_a_calculation_never_changes_the_reward(written):
     # Outside the thoughts it may: without this one the format is 1 instead of 0.6, and a tenth of that counts.
     between = make_written([["hm</think>", "1+2=3", "\n<answer>", "1+2", "</answer>", ""]], [1.0])
     check(regrade_ablation.raw(between), [[0, 0.04, 0, 0, 0, 0]])
+
+
+def test_removing_a_token_changes_the_reward_where_the_grader_looks():
+    """Guards against the text without all tokens but one, or without a calculation."""
+    pieces = ["1+2=3", "</think>\n", "<answer>", "(1+2)", " * 3", "-3", "</answer>", ""]
+    batch = make_written([pieces], [1.0], puzzles=[Puzzle((1, 2, 3, 3), 6)])
+    # The format is 1, or less without a tag; a tenth of it counts. Only without a part of the answer it is wrong.
+    weight = regrade_ablation.raw(batch, True)[0].tolist()
+    assert weight[0] == weight[7] == 0 and weight[3:6] == pytest.approx([1.0] * 3)
+    assert 0 < weight[1] < 0.1 and weight[2] >= 1 and weight[6] >= 1
 
 
 ERRORS = [  # numbers 3, 4, 5, target 8
@@ -543,15 +576,15 @@ def test_vineppo_by_hand():
     values, calls = torch.full((3, 7), 9.0), []
     values[0, [2, 5]] = torch.tensor([0.6, 0.9])  # a sentence of the first response starts at tokens 2 and 5
 
-    def rollouts(cuts, k):
-        calls.append((cuts.nonzero().tolist(), k))
-        return values * cuts
+    def rollouts(counts):
+        calls.append({tuple(place): counts[tuple(place)].item() for place in counts.nonzero().tolist()})
+        return values * (counts > 0)
 
     batch = make_written([["1", " yes.", " 0", " ok", ".", " 1", ""], ["no", ""], ["0", " no", ""]], [9.0] * 3,
                          reward=torch.tensor([1.0, 0.2, 0.4]), rollout_values=rollouts)  # fmt: skip
     first = [0.6 - 0.3] * 2 + [0.9 - 0.6] * 3 + [1 - 0.9] * 2
     check(vineppo(batch, 5), [first, [0.2 - 0.7] * 2, [0.4 - 0.6] * 3])
-    assert calls == [([[0, 2], [0, 5]], 5)]
+    assert calls == [{(0, 2): 5, (0, 5): 5}]
 
 
 def test_vineppo_cuts_before_every_fifth_uncertain_token():
@@ -559,9 +592,9 @@ def test_vineppo_cuts_before_every_fifth_uncertain_token():
     p = grid([[0.95] + [0.5, 0.91] * 6, [0.8] * 4 + [0.99] * 3], padding=1.0)  # cutpoints 1, 3, 5, 7, 9, 11 and 0 to 3
     value, calls = torch.rand(2, 13), []
 
-    def rollouts(cuts, k):
-        calls.append(cuts.nonzero().tolist())
-        return value * cuts
+    def rollouts(counts):
+        calls.append(counts.nonzero().tolist())
+        return value * (counts > 0)
 
     batch = make_batch([13, 7], [9.0] * 2, logprob=p.log(), reward=torch.tensor([1.0, 0.2]), rollout_values=rollouts)
     first, second, other = float(value[0, 11]) - 0.2, 1 - float(value[0, 11]), 0.2 - 1

@@ -12,6 +12,7 @@ import rollout
 from countdown_task import Puzzle, format_reward, grade, roles
 from grpo import compare
 from methods.heads import Critic
+from methods.oracle import oracle
 from rollout import Policy, coin_toss, draw_uniforms, generate_and_grade
 from sampler import PromptCache, ResponseCache, generate, response_attention, response_logprobs, response_states
 from tasks.text import fingerprint
@@ -183,7 +184,7 @@ def test_the_tokens_that_go_through_the_model_are_counted(policy):
     assert ask.tokens_read == 2 * sum(prompts) + responses  # once for both
     cuts = torch.zeros_like(batch.mask)
     cuts[0, 2] = cuts[5, 1] = True
-    ask.rollout_values(cuts, 2)
+    ask.rollout_values(2 * cuts)
     assert ask.tokens_read == 3 * sum(prompts) + responses + 2 + 1  # each prefix once for its two continuations
     assert responses + 4 <= ask.tokens_sampled <= responses + 2 * 6 + 2 * 7
 
@@ -204,13 +205,13 @@ def test_rollouts_do_not_depend_on_how_many_are_sampled_together(hashed, monkeyp
     assert batch.mask[cuts].all()
     results, calls, generate = [], [], rollout.generate
     monkeypatch.setattr(rollout, "generate", lambda *arguments: (calls.append(1), generate(*arguments))[1])
-    for rows, chunks in ((768, 1), (9, 3), (2, 7)):  # seven cuts, three continuations each; at least one cut at a time
+    for rows, chunks in ((768, 1), (9, 3), (4, 6)):  # seven cuts, three continuations each
         monkeypatch.setattr(rollout, "ROWS_AT_ONCE", rows)
         calls.clear()
-        results.append(batch.ask.rollout_values(cuts, 3))
+        results.append(batch.ask.rollout_values(3 * cuts))
         assert len(calls) == chunks
         assert torch.equal(results[0], results[-1])
-    assert not batch.ask.rollout_values(torch.zeros_like(cuts), 3).any()
+    assert not batch.ask.rollout_values(torch.zeros_like(cuts)).any()
 
 
 class Digits:
@@ -230,7 +231,7 @@ def test_a_coin_grades_responses_and_continuations(policy):
     batch = step_batch(policy, 3, 8, 30, reward="random")
     assert set(batch.reward.tolist()) == {0, 1} and torch.equal(batch.reward, batch.success)
     assert batch.format.tolist() == pytest.approx([format_reward(text) for text in batch.text])
-    assert set((4 * batch.ask.rollout_values(batch.mask.cumsum(1) == 3, 4)).unique().tolist()) == {0, 1, 2, 3, 4}
+    assert set((4 * batch.ask.rollout_values(4 * (batch.mask.cumsum(1) == 3))).unique().tolist()) == {0, 1, 2, 3, 4}
 
     def coin(seed, step):
         return coin_toss(countdown_task, seed, step)
@@ -244,7 +245,7 @@ def test_a_coin_grades_responses_and_continuations(policy):
 
 
 @torch.no_grad()
-def test_rollouts_converge_to_the_exact_value():
+def test_rollouts_and_the_oracle_converge_to_the_exact_values():
     """Guards against any bias: with five tokens and a limit of three, all continuations can be counted."""
     model, k = tiny().double(), 4000
     model.real_vocab = 5
@@ -256,11 +257,19 @@ def test_rollouts_converge_to_the_exact_value():
     batches = (rollout.rollout(policy, puzzles, Settings(answers=2, max_new_tokens=3, seed=i), 1)
                for i in itertools.count())
     batch = next(batch for batch in batches if batch.tokens.shape[1] == 2)
-    value = batch.ask.rollout_values(batch.mask, k)
+    value, others = batch.ask.rollout_values(k * batch.mask), batch.ask.rollout_values(k * batch.mask, other=True)
+    a_star = oracle(batch, k)  # (B, T)
+
+    def moments(prefix):
+        return exact_moments(policy, puzzles[i // 2], prefix, 3, lambda *graded: graded_by_hash(*graded)["reward"])
+
     for i, t in batch.mask.nonzero().tolist():
-        prefix = tuple(batch.tokens[i, :t].tolist())
-        mean, square = exact_moments(policy, puzzles[i // 2], prefix, 3,
-                                     lambda *graded: graded_by_hash(*graded)["reward"])
+        prefix, token, p = tuple(batch.tokens[i, :t].tolist()), batch.tokens[i, t].item(), batch.logprob[i, t].exp()
+        mean, square = moments(prefix)
+        after = moments((*prefix, token))[0]
+        assert abs(a_star[i, t].item() - (after - mean)) < 5 * 0.5 / k**0.5
+        without = (mean - p * after) / (1 - p)  # the mean over the other first tokens
+        assert abs(others[i, t].item() - without) < 5 * 0.5 / k**0.5  # rewards lie between 0 and 1
         deviation = (square - mean**2) ** 0.5
         assert deviation > 0.1
         assert abs(value[i, t].item() - mean) < 5 * deviation / k**0.5

@@ -4,7 +4,8 @@
 2. Is the gradient of a group of rank 2? See rank.py.
 3. Which baseline, and which method, has the least noise and bias? See noise.py.
 4. What do several updates on one batch do to the gradient? See ratio.py.
-5. Does the gradient get sparser along a run? See below.
+5. How much of it cancels, and what of it does Adam take? See washout.py.
+6. Does the gradient get sparser along a run? See below.
 
 Run it:  python -m lab.gradients.measure                        the bundled model, about a quarter of an hour
          python -m lab.gradients.measure --run runs/watched     also along runs/watched/checkpoints
@@ -20,6 +21,7 @@ from lab.gradients.noise import method_gradients, table_baseline, table_methods
 from lab.gradients.rank import CONTROLS_AT, SIZES, by_success, draw_ranks, group_spectra, tables_rank
 from lab.gradients.ratio import draw_ratio, ratio_rows, table_ratio
 from lab.gradients.size import draw_sizes, table_phase1, tables_tokens, token_columns
+from lab.gradients.washout import adam_steps, table_adam, table_washout
 from lab.truth.critic import LIMIT, find_heads, sample
 from lab.updates import credit_gradients
 from plumbing.flags import new_parser
@@ -105,7 +107,8 @@ def measure(args: argparse.Namespace) -> list[Table]:
     batches = independent_batches(policy, args.batches, args.seed)
     tables = [*tables_tokens(columns), table_phase1(columns), *tables_rank(group_spectra(batch, args.seed)),
               table_baseline(success, norms), table_methods(method_gradients(batches)),
-              table_ratio(ratio_rows(args.model, args.seed))]
+              table_ratio(ratio_rows(args.model, args.seed)), table_washout(batch, columns),
+              table_adam(adam_steps(args.model, args.seed))]
     if args.run:
         tables.append(table_training(args.run, puzzles, CONTROLS_AT, args.seed))
     return tables

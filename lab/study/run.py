@@ -27,7 +27,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Iterator, NamedTuple
 
@@ -44,6 +44,8 @@ from plumbing.flags import new_parser
 from plumbing.progress import fail, one_sentence
 from plumbing.report import write_csv
 from plumbing.runs import NO_DIFFERENCE, read_config, read_final, read_metrics
+from plumbing.task_file import load_task
+from rollout import EVALUATION, draw_uniforms, generate_and_grade
 
 VERSION = 2  # of the results; rows of another version do not count. Raise it when a change alters what runs give
 RUNS = Path(f"runs/study-{VERSION}")
@@ -60,7 +62,8 @@ def values_of(flags: str) -> dict:
     return asdict(train.with_model(settings)) | method
 
 
-APART = ("regrade_ablation", "shuffled", "expert_iteration")  # hardly more than `none`, and what designs.md compares
+CHECKED = ("test",)  # parts whose runs are measured on other puzzles, too
+APART = ("regrade_ablation", "shuffled", "expert_iteration", "oracle")  # hardly more than `none`, and what designs.md compares
 METHODS = tuple(name for name in MITIGATIONS if name not in APART)
 RLOO_FLAGS = "none --advantage rloo"  # is it only the division by the deviation of the rewards?
 AHEAD = ("none", RLOO_FLAGS, "optimal_baseline", "ppo", "vineppo")  # ahead, or what these are compared with: ten seeds
@@ -189,11 +192,25 @@ def make_row(e: Experiment) -> dict:
     curve = figures.pop("curve")
     by_step = {"curve": curve, "spent": {step: cost[int(step)] for step in curve}}
     figures["seconds"] = np.nansum(metrics["seconds"])  # of all steps, without evaluation
+    if settings["step_length"]:
+        figures |= {"step length": np.nanmean(metrics["step_length"]), "step cosine": np.nanmean(metrics["step_cosine"])}
+    if e.part in CHECKED:
+        figures["others"] = success_on_others(e.folder)
     return {"run": e.name, "version": VERSION, "part": e.part, "level": e.level,
             "method": f"{settings['mitigation']} {changed}".strip(), "setting": changes(shared, defaults),
             "seed": e.seed, "command": config["command"],
             **{key: f"{value:.6g}" for key, value in figures.items()},
             **{key: " ".join(f"{step:.0f}:{x:.6g}" for step, x in values.items()) for key, values in by_step.items()}}
+
+
+def success_on_others(run: Path) -> float:
+    """The success of a run's last model on 512 held-out puzzles that no run measures, with other random numbers."""
+    s = replace(train.Settings(**read_config(run)["settings"]), model=str(run / "checkpoint"))
+    policy = train.load_policy(s, load_task(s.task))
+    measured = {puzzle.id for puzzle in policy.task.load("heldout", s.eval_problems)}
+    puzzles = [puzzle for puzzle in policy.task.load("heldout", 2048) if puzzle.id not in measured][:512]
+    uniforms = draw_uniforms(1, EVALUATION, len(puzzles), 1, s.max_new_tokens)  # (512, max_new_tokens)
+    return float(np.mean([grade["answer"] for grade in generate_and_grade(policy, puzzles, uniforms)[1]]))
 
 
 def done_runs() -> dict[str, dict]:

@@ -14,7 +14,7 @@ import torch
 
 from countdown_task import generate_puzzles
 from grpo import compare
-from methods.heads import HEADS, Critic, Importance, load_head, save_head
+from methods.heads import Critic, Importance, load_head, save_head
 from plumbing.flags import new_parser
 from plumbing.progress import Progress, fail, one_sentence
 from rollout import Policy, TokenBatch, rollout
@@ -22,6 +22,7 @@ from train import BUNDLED, Settings, load_policy, standard_error
 
 SIZE, PUZZLES = 96, 100  # responses in a batch; batches after which the puzzles repeat
 HELD_OUT = 14  # batches to measure on
+FITTED = ("critic", "importance")  # heads: only methods that need no other one are scored
 LIMIT = Settings.max_new_tokens
 
 
@@ -53,12 +54,12 @@ def fit(policy: Policy, batches: int, outcome: str) -> tuple[Critic, Importance,
 def find_heads(folder: Path, model_folder: str, policy: Policy, batches: int) -> dict[str, Critic | Importance]:
     """Critic and importance head in `folder`, or those beside the model, or new ones, fitted and saved in `folder`."""
     for place in (folder, Path(model_folder)):
-        if all((place / head.file).is_file() for head in HEADS.values()):
-            return {name: load_head(name, place, policy.model) for name in HEADS}
+        if all((place / f"{name}.safetensors").is_file() for name in FITTED):
+            return {name: load_head(name, place, policy.model) for name in FITTED}
     print(f"no critic beside the model: fitting one to {batches} batches of responses", flush=True)
     critic, importance, _ = fit(policy, batches, "reward")
-    save_head(critic, folder)
-    save_head(importance, folder)
+    save_head("critic", critic, folder)
+    save_head("importance", importance, folder)
     return {"critic": critic, "importance": importance}
 
 

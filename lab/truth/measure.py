@@ -39,22 +39,23 @@ import functools
 import json
 import time
 from pathlib import Path
-from typing import Callable, Iterator
+from typing import Callable
 
 import numpy as np
 import torch
 
 from grpo import compare
 from lab.truth.critic import find_heads
+from lab.truth.file import by_response
 from lab.truth.scoring import all_scores, draw_scores, score_tables
 from lab.truth.solver import KINDS, solver_columns, token_kinds
 from methods import MITIGATIONS
 from mitigations import required
 from plumbing.files import read_arrays, replace_file
-from plumbing.flags import new_parser
+from plumbing.flags import check_range, new_parser
 from plumbing.metrics import log_columns
-from plumbing.progress import Progress, fail, one_sentence
-from plumbing.report import Table, clustered_mean, pm
+from plumbing.progress import Progress, one_sentence
+from plumbing.report import Table
 from rollout import (EVALUATION, ROWS_AT_ONCE, Policy, Queries, TokenBatch, draw_uniforms, generate_and_grade,
                      generate_shared, token_batch)
 from train import Settings, check, check_lengths, lacking, load_policy, with_model
@@ -157,32 +158,22 @@ def add_values(truth: dict) -> None:
     tried, solved, logprob = truth["packets"] * PACKET, truth["solved"], truth["logprob"]
     values, halves = np.zeros((4, len(logprob))), np.zeros((len(logprob), 2))
     for rows in by_response(truth):
-        success = truth["success"][rows.start]
+        success = truth["success"][rows[0]]
         values[:, rows] = backward(logprob[rows], solved[rows].sum(1), tried[rows], success)
         for half in (0, 1):
             halves[rows, half] = backward(logprob[rows], solved[rows, half], tried[rows] // 2, success)[2]
     truth |= dict(zip(("value", "value_error", "a_star", "a_star_error"), values)) | {"a_star_halves": halves}
 
 
-def by_response(truth: dict) -> Iterator[slice]:
-    """The rows of each response."""
-    starts = np.flatnonzero(truth["position"] == 0).tolist() + [len(truth["position"])]
-    return map(slice, starts, starts[1:])
-
-
 def table_facts(truth: dict) -> Table:
     """How much was measured, and how precisely."""
-    first, tried, puzzle = truth["position"] == 0, truth["packets"] > 0, truth["group"].astype(int)
-    error = truth["a_star_error"][tried]
-    rows = [["puzzles, responses, tokens", f"{len(np.unique(puzzle))}, {first.sum()}, {len(tried):,}"],
-            ["success", pm(*clustered_mean(truth["success"][first], puzzle[first]))],
+    first, tried = truth["position"] == 0, truth["packets"] > 0
+    rows = [["puzzles, responses, tokens", f"{len(np.unique(truth['group']))}, {first.sum()}, {len(tried):,}"],
             ["rollouts, tokens sampled for them", f"{truth['packets'].sum() * PACKET:,}, {truth['sampled']:,}"],
             [f"tokens with rollouts (1 - p above {SURE:g})", f"{tried.mean():.1%}"],
-            ["mean abs(A*), with rollouts", pm(*clustered_mean(np.abs(truth["a_star"][tried]), puzzle[tried]))],
-            ["standard error of A*, with rollouts: root mean square, largest",
-             f"{np.sqrt(np.mean(error**2)):.3f}, {error.max():.3f}"],
-            ["standard error of V: root mean square", f"{np.sqrt(np.mean(truth['value_error'] ** 2)):.3f}"]]
-    return Table("What was measured", "± is one standard error clustered by puzzle.", ["", ""], rows)
+            ["standard error of A*, with rollouts: root mean square",
+             f"{np.sqrt(np.mean(truth['a_star_error'][tried] ** 2)):.3f}"]]
+    return Table("What was measured", "How much was sampled, and how exact A* is.", ["", ""], rows)
 
 
 # -------------------------------------------------------------------------------------------- the file
@@ -220,10 +211,7 @@ def add_credit(truth: dict, batch: TokenBatch) -> None:
 
 def read_rollouts(truth: dict, file: Path) -> None:
     """Take over the rollouts of an existing file. ValueError if it is broken, or about other responses."""
-    try:
-        old = read_arrays(file, ("settings", "token", "packets", "solved", "sampled"))
-    except ValueError:
-        raise ValueError(f"{file} can't be read: remove it, or choose another --out") from None
+    old = read_arrays(file, ("settings", "token", "packets", "solved", "sampled"))
     if old["settings"] != truth["settings"] or not np.array_equal(old["token"], truth["token"]):
         raise ValueError(f"{file} is about other responses: choose another --out, or the settings it was made with, "
                          f"{old['settings']}")
@@ -253,15 +241,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--critic_batches", type=int, default=100, help="of 96 responses, for `ppo` (default 100)")
     parser.add_argument("--device", default="cpu", help="any torch device (default cpu)")
     parser.add_argument("--out", type=Path, default=Path("runs/truth"), help="folder (default runs/truth)")
-    args = parser.parse_args()
-    for name, least in {"questions": 2, "rollouts": 1, "critic_batches": 1}.items():  # intervals are over puzzles
-        if getattr(args, name) < least:
-            fail(f"--{name} must be at least {least}")
-    return args
+    return parser.parse_args()
 
 
 def prepare(args: argparse.Namespace) -> tuple[Policy, list, TokenBatch, dict]:
     """Policy, puzzles, responses, and the columns known so far. ValueError for settings that can't work."""
+    check_range(args, ("rollouts", "critic_batches"), lowest=1)
+    check_range(args, ("questions",), lowest=2)  # intervals are over puzzles
     s = with_model(Settings(task=args.task, model=args.model, data=args.data, eval_problems=args.questions,
                             answers=args.answers, max_new_tokens=args.max_new_tokens, seed=args.seed,
                             device=args.device))

@@ -13,11 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lab.truth.file import read_truth
+from lab.truth.file import by_response, read_truth
 from lab.truth.measure import PACKET, SURE
 from lab.truth.scoring import seed_measures
 from methods import MITIGATIONS
-from methods.heads import Critic
 from plumbing.flags import new_parser
 from plumbing.progress import one_sentence
 from plumbing.report import LETTERS, MINUS, PALETTE, PLUS, SHADES, WIDTH, draw_tokens, place_tokens, plt, save_figure
@@ -39,9 +38,8 @@ class Response(NamedTuple):
 
 def rank_responses(truth: dict) -> list[Response]:
     """All responses, those with the token of largest |A*| first."""
-    starts = np.flatnonzero(truth["position"] == 0)
     responses = [Response(number, rows, bool(truth["success"][rows[0]] > 0.5))
-                 for number, rows in enumerate(np.split(np.arange(len(truth["position"])), starts[1:]))]
+                 for number, rows in enumerate(by_response(truth))]
     return sorted(responses, key=lambda response: -np.abs(truth["a_star"][response.rows]).max())  # stable
 
 
@@ -107,7 +105,7 @@ def facts(truth: dict, fitted: bool) -> dict[str, str]:
                         f"was at most {SURE}",
             "Shown": f"the {PUZZLES} puzzles whose responses have the largest |A*|, and of each one right and one "
                      "wrong response, where there are both",
-            "Critic of ppo and value_change": f"{Critic.file}, " + (
+            "Critic of ppo and value_change": "critic.safetensors, " + (
                 "fitted for this measurement" if fitted else "beside the model"),
             "Flags, all at their defaults": "; ".join(flags) + "; the others have none"}
 
@@ -210,7 +208,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder for credit.html and truth.png (default: beside the file)")
     args = parser.parse_args()
     truth, out = read_truth(args.truth), args.out or args.truth.parent
-    ranked, fitted = rank_responses(truth), (args.truth.parent / Critic.file).is_file()
+    ranked, fitted = rank_responses(truth), (args.truth.parent / "critic.safetensors").is_file()
     text = page(truth, choose_puzzles(truth, ranked), fitted)
     out.mkdir(parents=True, exist_ok=True)
     (out / "credit.html").write_text(text, encoding="utf-8")

@@ -16,7 +16,7 @@ import numpy as np
 
 from analyze import is_control, method_name, spread_within
 from lab.estimates import cell, draw_estimate, read_cell, read_table
-from lab.statistics import bootstrap, correlate, ranks, share, sums, within
+from lab.statistics import correlate, ranks, within
 from lab.truth.solver import DECISIONS, KINDS
 from lab.updates import cosine_of, updates_of
 from plumbing.progress import Progress
@@ -25,7 +25,7 @@ from rollout import TokenBatch
 
 AT_ONCE = 4  # credits whose gradients share a forward pass
 HALVES = "half against half"
-SHAPE = ("effective sample size", "varies within")
+LOCATED = ("none", "vineppo", "ppo", "learned_importance")  # methods in the table Where it lies
 
 
 # -------------------------------------------------------------------------------------------- scores
@@ -34,25 +34,20 @@ SHAPE = ("effective sample size", "varies within")
 class Score(NamedTuple):
     """How close one credit is to A*; the notes of the tables say what each figure means."""
 
-    pooled_spearman: Estimate
-    pooled_pearson: Estimate
-    sign: Estimate
+    spearman: Estimate
+    cosine: Estimate
     within_spearman: Estimate
     within_pearson: Estimate
-    cosine: Estimate
     solver: Estimate
 
 
 def score(x: np.ndarray, y: np.ndarray, truth: dict, cosine: Estimate) -> Score:
     """How close credit x (N,) is to the truth y (N,), over all tokens and within responses."""
-    x, y, puzzle, tried = x.astype(float), y.astype(float), truth["group"].astype(int), truth["packets"] > 0
-    signed = tried & (y != 0)
-    agrees = (1 + np.sign(x) * np.sign(y))[signed] / 2
+    x, y, tried = x.astype(float), y.astype(float), truth["packets"] > 0
     return Score(
-        pooled_spearman=correlate(ranks(x), ranks(y), puzzle), pooled_pearson=correlate(x, y, puzzle),
-        sign=bootstrap(share, sums(puzzle[signed], agrees, np.ones(len(agrees)))),
+        spearman=correlate(ranks(x), ranks(y), truth["group"].astype(int)), cosine=cosine,
         within_spearman=within(x, y, truth, tried, True), within_pearson=within(x, y, truth, tried, False),
-        cosine=cosine, solver=within(x, truth["reachable"], truth, truth["reachable_before"] == 1, True))
+        solver=within(x, truth["reachable"], truth, truth["reachable_before"] == 1, True))
 
 
 def credit_scores(credits: dict[str, np.ndarray], batch: TokenBatch, truth: dict) -> dict[str, Score]:
@@ -94,40 +89,35 @@ def score_tables(scores: dict[str, Score], truth: dict) -> list[Table]:
 
 def table_pooled(scores: dict[str, Score]) -> Table:
     """Each method against A*, all tokens together."""
-    rows = [[name, *map(cell, (s.pooled_spearman, s.pooled_pearson, s.sign, s.cosine))]
-            for name, s in scores.items()]
+    rows = [[name, cell(s.spearman), cell(s.cosine)] for name, s in scores.items()]
     return Table("Credit against A*, all tokens", (
-        "Rank correlation and correlation; share of tokens with rollouts where credit has the sign of A* (no credit "
-        "counts half, A* = 0 does not count); cosine between the update that the credit causes, in all parameters, "
-        "and the one that A* causes. In brackets, 95% intervals over puzzles, by bootstrap, for the cosine by "
-        "jackknife. Half against half: A* from one half of the rollouts against A* from the other. Halves that agree "
-        "by r leave room for about sqrt(2 r / (1 + r))."),
-        ["method", "Spearman", "Pearson", "sign", "cosine of update"], rows)
+        "Rank correlation; cosine between the update that the credit causes, in all parameters, and the one that A* "
+        "causes. In brackets, 95% intervals over puzzles, by bootstrap, for the cosine by jackknife. Half against "
+        "half: A* from one half of the rollouts against A* from the other. Halves that agree by r leave room for about "
+        "sqrt(2 r / (1 + r))."), ["method", "Spearman", "cosine of update"], rows)
 
 
 def table_within(scores: dict[str, Score], truth: dict) -> Table:
     """Each method against A* and the solver, counting only what differs within a response."""
-    listed = {"A*": truth["a_star"]} | all_credit(truth)
-    shape = {name: spread_within(credit, truth["response"].astype(int)) for name, credit in listed.items()}
+    listed, response = {"A*": truth["a_star"]} | all_credit(truth), truth["response"].astype(int)
+    spread = {name: spread_within(credit, response)["effective sample size"] for name, credit in listed.items()}
     exact = score(truth["a_star"], truth["a_star"], truth, Estimate(1.0))
-    rows = [[name, *map(cell, (s.within_spearman, s.within_pearson, s.solver)),
-             *(cell(Estimate(shape[name][k])) if name in shape else "" for k in SHAPE)]
+    rows = [[name, cell(s.within_spearman), cell(s.within_pearson), cell(s.solver),
+             cell(Estimate(spread[name])) if name in spread else ""]
             for name, s in (scores | {"A*": exact}).items()]
     return Table("Credit against A* and the solver, within responses", (
         "Tokens with rollouts, ranks and values centred in each response: what a method knows beyond the outcome; "
         "empty where its credit is the same on all tokens. Solver: rank correlation with its verdict on an operand, "
         "operator or result, which is 0 where the token keeps the target within reach and -1 where it loses it; tokens "
-        "before which it was out of reach do not count. Effective sample size and share of the credit that varies "
-        "within a response: see analyze.py."),
-        ["method", "Spearman", "Pearson", "solver", *SHAPE], rows)
+        "before which it was out of reach do not count. Effective sample size: see analyze.py."),
+        ["method", "Spearman", "Pearson", "solver", "effective sample size"], rows)
 
 
 def table_sizes(truth: dict) -> Table:
-    """Does more credit, or more gradient, lie on the tokens that matter?"""
+    """Does more gradient lie on the tokens that matter?"""
     tried, puzzle, a_star = truth["packets"] > 0, truth["group"].astype(int), np.abs(truth["a_star"])
-    sizes = {"abs(A)": np.abs(truth["advantage"])} | {
-        f"abs({name})": np.abs(x) for name, x in seed_measures(truth).items()} | {
-        "entropy": truth["entropy"], "1 - p": -np.expm1(truth["logprob"])}
+    sizes = {f"abs({name})": np.abs(x) for name, x in seed_measures(truth).items()}
+    sizes |= {"entropy": truth["entropy"], "1 - p": -np.expm1(truth["logprob"])}
     rows = [[name, cell(correlate(ranks(x), ranks(a_star), puzzle)), cell(within(x, a_star, truth, tried, True))]
             for name, x in sizes.items()]
     return Table("Size against abs(A*)", "Rank correlation over all tokens, and within responses over those with "
@@ -135,20 +125,22 @@ def table_sizes(truth: dict) -> Table:
 
 
 def table_kinds(truth: dict) -> Table:
-    """How much credit each kind of token gets."""
+    """How much of A*, and of some credit, lies on each kind of token."""
     decides = np.isin(truth["kind"], [KINDS.index(kind) for kind in DECISIONS])
-    groups = [decides, ~decides, *(truth["kind"] == k for k in range(len(KINDS)))]
-    rows = [["tokens"] + [f"{group.mean():.1%}" for group in groups]]
+    groups = {"decisions": decides} | {kind: truth["kind"] == k for k, kind in enumerate(KINDS)}
+    del groups["unfinished"]  # one token in a thousand
     def means(x: np.ndarray, digits: int) -> list[str]:
-        return [pm(*clustered_mean(x[group], truth["group"][group].astype(int)), digits) for group in groups]
-    for name, credit in ({"A*": truth["a_star"]} | all_credit(truth)).items():
+        return [pm(*clustered_mean(x[group], truth["group"][group].astype(int)), digits) for group in groups.values()]
+    listed = {name: credit for name, credit in zip(truth["methods"].tolist(), truth["credits"]) if name in LOCATED}
+    rows = [["tokens"] + [f"{group.mean():.1%}" for group in groups.values()]]
+    for name, credit in ({"A*": truth["a_star"]} | listed | seed_measures(truth)).items():
         size = np.abs(credit.astype(float))
         rows.append([name, *means(size / size.mean(), 2)])
     rows.append(["mean A*", *means(truth["a_star"], 3)])
     return Table("Where it lies", (
         "Mean abs(credit) of a kind of token over the mean of all tokens, ± one standard error clustered by puzzle. "
         "Decisions are operands and operators. Opening: words before a sentence's first calculation; verdict: a "
-        "sentence without one; unfinished: cut off."), ["", "decisions", "the rest", *KINDS], rows)
+        "sentence without one."), ["", *groups], rows)
 
 
 def table_solver(truth: dict) -> Table:

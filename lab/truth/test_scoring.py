@@ -44,25 +44,22 @@ def test_credit_equal_to_the_truth_scores_one_and_its_negative_minus_one():
     """Guards against scores of other tokens than the credit's, lost signs, and intervals that miss."""
     truth = made_up()
     y = truth["a_star"]
-    for s, r, sign in ((planted(truth, 3e-6 * y), 1, 1), (planted(truth, -y), -1, 0)):
-        for found in (s.pooled_spearman, s.pooled_pearson, s.within_spearman, s.within_pearson):
+    for s, r in ((planted(truth, 3e-6 * y), 1), (planted(truth, -y), -1)):
+        for found in (s.spearman, s.within_spearman, s.within_pearson):
             assert list(found[:3]) == pytest.approx([r] * 3, abs=1e-9)
-        assert list(s.sign[:3]) == [sign] * 3
         assert s.cosine.value == 0.7
     pushed = planted(truth, np.where(truth["packets"] > 0, y, 100.0))  # tokens without rollouts
     assert pushed.within_pearson.value == pytest.approx(1)
-    assert pushed.sign.value == 1
-    assert pushed.pooled_pearson.value < 0.5
+    assert pushed.spearman.value < 0.5
 
 
 def test_credit_that_is_constant_on_a_response_knows_nothing_within():
     """Guards against scores made of rounding: plain GRPO has none within responses."""
     truth = made_up()
     A = np.repeat(np.random.default_rng(1).normal(size=48), 20).astype(np.float32)
-    s, none = planted(truth, A * (1 + 1e-8)), planted(truth, 0 * A)
+    s = planted(truth, A * (1 + 1e-8))
     assert [ts.cell(e) for e in (s.within_spearman, s.within_pearson, s.solver)] == [""] * 3
-    assert abs(s.pooled_spearman.value) < 0.3
-    assert list(none.sign[:3]) == [0.5] * 3
+    assert abs(s.spearman.value) < 0.3
 
 
 def test_responses_without_calculations_or_choices_still_have_scores():
@@ -70,17 +67,8 @@ def test_responses_without_calculations_or_choices_still_have_scores():
     truth = made_up()
     truth["reachable_before"][:], truth["packets"][:] = -1, 0
     s = planted(truth, truth["a_star"] + 1)
-    assert s.pooled_pearson.value == pytest.approx(1)
-    assert math.isnan(s.solver.value)
-    assert math.isnan(s.within_pearson.value)
-
-
-def test_the_sign_by_hand():
-    """Guards against signs where A* is 0 or not measured, and no credit that counts as wrong."""
-    a_star = np.array([0.0] * 7 + [0.5, -0.9, 0.1] + [0.0] * 8 + [0.7, -0.6])
-    truth = dict(made_up(2, 1, 10), a_star=a_star, packets=np.where(np.arange(20) > 5, 1, 0))
-    s = planted(truth, np.array([1.0] * 7 + [-1, -4, 2] + [0.5] * 8 + [3, 0]))
-    assert s.sign.value == pytest.approx((0 + 1 + 1 + 1 + 0.5) / 5)
+    assert s.spearman.value == pytest.approx(1)
+    assert math.isnan(s.solver.value) and math.isnan(s.within_pearson.value)
 
 
 def test_scores_within_responses_by_loops():
@@ -165,16 +153,17 @@ def test_all_scores_put_every_method_in_its_place(tokenizer, random_model, exact
                 "A·‖onehot - p‖": truth["advantage"] * truth["logit_grad"]}  # fmt: skip
     assert list(scores) == [*compared, "half against half"]
     for name, x in compared.items():
-        assert scores[name].pooled_pearson.value == pytest.approx(np.corrcoef(x, credits[2])[0, 1], abs=1e-5)
+        assert scores[name].spearman.value == pytest.approx(np.corrcoef(rank(x), rank(credits[2]))[0, 1])
     for name, update in zip(truth["methods"].tolist(), parts.sum(1)):
         cosine = torch.cosine_similarity(update, parts.sum(1)[2], dim=0).item()
         assert scores[name].cosine.value == pytest.approx(cosine, abs=1e-6)
-    assert ceiling.pooled_pearson.value == pytest.approx(np.corrcoef(*half)[0, 1])
+    assert ceiling.spearman.value == pytest.approx(np.corrcoef(*map(rank, half))[0, 1])
     assert ceiling.cosine.value < 0.99
 
 
-def test_tables_by_hand():
-    """Guards against means over other tokens, a share of the wrong whole, and a figure in another column."""
+@pytest.fixture
+def tables():
+    """Rows, by title and name, of the tables of three responses to two puzzles."""
     kinds = ["opening", "operand", "operator", "operand", "result", "verdict", "operand", "tag"]
     A = np.array([-1, -1, -1, 1, 1, 2, 2, 2.0])
     truth = dict(
@@ -183,30 +172,28 @@ def test_tables_by_hand():
         a_star=np.array([0.2, -0.3, 0.1, 0.4, 0.0, 0.0, -0.6, 0.0]), advantage=A, logprob=np.full(8, -0.5),
         logit_grad=np.full(8, 0.5), entropy=np.arange(8.0), reachable_before=np.array([-1, 1, 1, 1, 0, -1, 1, -1]),
         reachable=np.array([-1, 0, 1, 1, 0, -1, 0, -1]), methods=np.array(["none"]), credits=A[None])  # fmt: skip
-    scores = {name: ts.Score(*(ts.Estimate(value + i / 10) for i in range(7)))
+    scores = {name: ts.Score(*(ts.Estimate(value + i / 10) for i in range(5)))
               for name, value in (("none", 0.0), (ts.HALVES, 1.0))}  # fmt: skip
-    pooled, within, sizes, where, solver = ts.score_tables(scores, truth)
-    assert pooled.rows == [["none", "0.00", "0.10", "0.20", "0.50"],
-                           [ts.HALVES, "1.00", "1.10", "1.20", "1.50"]]  # fmt: skip
-    assert within.rows[0] == ["none", "0.30", "0.40", "0.60", "1.00", "0.00"]
-    assert within.rows[1][4:] == ["", ""]
-    assert within.rows[2][0] == "A*"
-    assert within.rows[2][2].startswith("1.00")
-    rows = {row[0]: row[1:] for row in solver.rows}
-    assert rows["operand"][:3] == ["3", "66.7%", "0.400"]
-    assert rows["operand"][3].startswith("-0.450 ±")
-    assert rows["operator"] == ["1", "0.0%", "0.100", ""]
-    assert rows["result"] == ["0", "", "", ""]  # its target was lost before
-    rows = {row[0]: dict(zip(where.header[1:], row[1:], strict=True)) for row in where.rows}
-    assert rows["tokens"]["decisions"] == "50.0%"
-    assert rows["tokens"]["operand"] == "37.5%"
-    assert rows["A*"]["operand"].startswith(f"{(1.3 / 3) / (1.6 / 8):.2f}")
-    assert rows["none"]["the rest"].startswith(f"{(1 + 1 + 2 + 2) / 4 / (11 / 8):.2f}")
-    assert rows["mean A*"]["decisions"].startswith("-0.100")
-    assert rows["mean A*"]["unfinished"] == ""
-    rows = {row[0]: row[1:] for row in sizes.rows}
-    assert rows["entropy"][0].startswith(f"{np.corrcoef(rank(truth['entropy']), rank(abs(truth['a_star'])))[0, 1]:.2f}")
-    assert rows["1 - p"] == ["", ""]
+    return [{row[0]: dict(zip(table.header, row, strict=True)) for row in table.rows}
+            for table in ts.score_tables(scores, truth)]
+
+
+def test_tables_by_hand(tables):
+    """Guards against means over other tokens, a share of the wrong whole, and a figure in another column."""
+    pooled, within, sizes, where, solver = tables
+    assert pooled["none"] == {"method": "none", "Spearman": "0.00", "cosine of update": "0.10"}
+    assert list(within["none"].values())[1:] == ["0.20", "0.30", "0.40", "1.00"]
+    assert list(within[ts.HALVES].values())[1:] == ["1.20", "1.30", "1.40", ""]
+    assert within["A*"]["Pearson"].startswith("1.00")
+    assert list(solver["operand"].values())[1:4] == ["3", "66.7%", "0.400"]
+    assert solver["operand"]["A*, lost"].startswith("-0.450 ±")
+    assert list(solver["result"].values())[1:] == ["0", "", "", ""]  # its target was lost before
+    assert where["tokens"]["decisions"] == "50.0%" and where["tokens"]["operand"] == "37.5%"
+    assert where["A*"]["operand"].startswith(f"{(1.3 / 3) / (1.6 / 8):.2f}")
+    assert where["none"]["operand"].startswith(f"{(1 + 1 + 2) / 3 / (11 / 8):.2f}")
+    assert where["mean A*"]["decisions"].startswith("-0.100") and where["mean A*"]["answer"] == ""
+    r = np.corrcoef(np.arange(8), rank(np.array([0.2, 0.3, 0.1, 0.4, 0, 0, 0.6, 0])))[0, 1]
+    assert sizes["entropy"]["all tokens"].startswith(f"{r:.2f}") and sizes["1 - p"]["all tokens"] == ""
 
 
 def test_the_picture_has_the_best_within_responses_on_top(tmp_path, figures):

@@ -1,0 +1,64 @@
+"""Wash-out and what a kind of token adds to a step, against plain gradients token by token.
+
+Run it:  python -m pytest lab/gradients/test_washout.py
+"""
+import numpy as np
+import pytest
+import torch
+
+import countdown_task
+import rollout
+from lab.gradients import size, washout
+from lab.gradients.test_ratio import ASKED, Small
+from rollout import Policy
+from tests.plain import flat_gradient, plain_logprobs
+
+
+def test_wash_out_by_hand(random_model, tokenizer, exact, monkeypatch):
+    """Guards against the norm of each response's sum, another unit above than below, and padding as a token."""
+    random_model.real_vocab = tokenizer.size
+    policy = Policy(random_model, tokenizer, countdown_task)
+    batch = rollout.rollout(policy, ASKED, Small(answers=3, max_new_tokens=6), step=1)
+    batch.advantage = torch.tensor([1.0, -0.5, 0.0, 2.0, -1.0, 0.3])
+    batch.role = torch.arange(6).expand(batch.mask.shape) % 3 * batch.mask
+    monkeypatch.setattr(size, "EACH", 6)  # all of them
+    c = size.token_columns(batch, 0)
+    rows = {name: row for name, *row in washout.table_washout(batch, c).rows}
+    prompts = [policy.prompt(ASKED[q]) for q in batch.group.tolist()]
+    logprob = plain_logprobs(random_model, prompts, batch.tokens, batch.mask) * batch.advantage[:, None]
+    every = torch.stack([flat_gradient(random_model, x) for x in logprob[batch.mask]])  # (N, P)
+    role, place = batch.role[batch.mask].numpy(), np.concatenate([np.arange(n) / n for n in batch.mask.sum(1).tolist()])
+    kinds = {"all": role >= 0, "filler": role == 0, "structure": role == 2, "40-60% of the response":
+             (place >= 0.4) & (place < 0.6)}  # fmt: skip
+    for name, use in kinds.items():
+        sum_of_norms, norm_of_sum = every[use].norm(dim=1).sum(), every[use].sum(0).norm()
+        share, of_size, of_sum, washed = rows[name]
+        assert share == f"{use.mean():.1%}" and of_size == f"{sum_of_norms / every.norm(dim=1).sum():.1%}"
+        assert of_sum == f"{norm_of_sum / every.sum(0).norm():.2f}"
+        assert float(washed) == pytest.approx((norm_of_sum / sum_of_norms).item(), abs=1e-3)
+
+
+def test_steps_start_from_the_same_weights_and_moments(monkeypatch):
+    """Guards against a second step on top of the first, and the credit of the role alone."""
+    monkeypatch.setattr(washout, "Settings", Small)
+    monkeypatch.setattr(washout, "WARM_UP", 1)
+    monkeypatch.setattr(washout, "BATCHES", 1)
+    monkeypatch.setattr(washout, "ROLES", ("nothing", "filler"))
+    sampled = washout.sampled
+
+    def one_role(*arguments):
+        """All tokens have role 1, so leaving out role 0 changes nothing, and leaving out role 1 leaves no credit."""
+        batch, credit = sampled(*arguments)
+        batch.role = torch.ones_like(batch.role)
+        return batch, credit
+
+    monkeypatch.setattr(washout, "sampled", one_role)
+    (found,) = washout.adam_steps("models/countdown-tiny", 0)
+    assert found["nothing"] == pytest.approx((0.0, 1.0), abs=1e-5)
+    assert found["filler"][0] > 0.1 and found["filler"][1] < 0.999  # Adam's momentum alone takes another step
+
+
+def test_two_steps_by_hand():
+    """Guards against the size of the smaller step as the unit."""
+    found = washout.compare_steps(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 0.0]))
+    assert found == pytest.approx((0.8, 0.6))
