@@ -47,6 +47,5 @@ def entropy_masking(batch: TokenBatch, mask_percentile: float = 80.0) -> Tensor:
     paper and code, a response without a kept one drops out.)
     """
     require(0 <= mask_percentile <= 100, "--mask_percentile must be between 0 and 100")
-    # double: where all H are equal, rounding in float32 may lift the percentile above all of them.
-    threshold = batch.entropy[batch.mask].double().quantile(mask_percentile / 100)  # ()
+    threshold = batch.entropy[batch.mask].quantile(mask_percentile / 100)  # ()
     return batch.entropy >= threshold

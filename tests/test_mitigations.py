@@ -23,7 +23,6 @@ from methods.calculations import (causal_ablation, first_error, ppo_process, pro
 from methods.controls import expert_iteration, inverted, random, shuffled
 from methods.groups import dpo, gtpo, optimal_baseline, prefix_tree, tempo
 from methods.ktae import ktae
-from methods.tokens import entropy_masking
 from mitigations import CreditFunction, attention_credit, none, ppo, reweighting, token_credit, vineppo
 from tasks.text import FILLER, REASONING, STRUCTURE
 from tests.fixtures import make_batch, make_written
@@ -326,11 +325,6 @@ def test_weights_by_hand(name, options, weights):
         reward=torch.ones(2),
     )  # fmt: skip
     check(MITIGATIONS[name].raw(batch, **options), weights)
-
-
-def test_entropy_masking_keeps_all_tokens_where_entropies_are_equal():
-    """Guards against a percentile that rounding lifts above all of them."""
-    assert entropy_masking.raw(make_batch([3, 2], [1.0, 1.0], entropy=torch.full((2, 3), 0.1))).sum() == 5
 
 
 # ----------------------------------------------------------------------------- comparison with the rest of the group

@@ -209,8 +209,8 @@ def test_what_is_within_reach_after_each_token():
 # -------------------------------------------------------------------------------------------------- both in training
 
 
-WITHOUT_CALCULATIONS = {"first_error", "reward_decomposition", "causal_ablation", "regrade_ablation", "process_reward",
-                        "ppo_process"}
+WITHOUT_CALCULATIONS = {"first_error", "reward_decomposition", "causal_ablation", "regrade_ablation",
+                        "process_reward", "ppo_process"}
 
 
 @pytest.mark.parametrize("name, refused", [("latin", WITHOUT_CALCULATIONS), ("math", set())])

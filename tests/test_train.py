@@ -22,12 +22,12 @@ import train
 from countdown_task import generate_puzzles, split
 from grpo import update
 from methods import MITIGATIONS
-from methods.heads import Critic
+from methods.heads import HEADS
 from mitigations import none, required
 from plumbing.files import read_json
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import load_model, save_model
-from rollout import draw_puzzles, rollout
+from rollout import Queries, draw_puzzles, rollout
 from tests import storm
 from tests.fixtures import refused
 from train import BUNDLED, Settings
@@ -241,7 +241,7 @@ def test_every_method_trains(name, options, quick, tmp_path):
     """Guards against a method that asks for a head, a reference or a part of the task that it does not say it needs."""
     run(*TINY, "--max_new_tokens", 80, "--steps", 1, "--mitigation", name, *options, "--out", tmp_path / "r")
     assert np.isfinite(credit_log(tmp_path / "r")["credit"]).all()
-    for head in ("critic", "importance"):
+    for head in HEADS:
         file = tmp_path / "r" / "checkpoint" / f"{head}.safetensors"
         assert file.exists() == (head in required(name, {}))
 
@@ -265,8 +265,8 @@ def test_every_seed_step_and_name_has_its_own_random_numbers():
 
 def test_values_come_before_the_critic_learns_from_their_rewards(quick, tmp_path, monkeypatch):
     """The values of step 1 are those of an untrained critic, and those of step 2 follow the reward."""
-    seen, values = [], Critic.read
-    monkeypatch.setattr(Critic, "read", lambda *args: (seen.append(values(*args)), seen[-1])[1])
+    seen, values = [], Queries.head
+    monkeypatch.setattr(Queries, "head", lambda *args: (seen.append(values(*args)), seen[-1])[1])
     monkeypatch.setattr(train, "rehearse", lambda *_: None)
     for reward in (-1.0, 1.0):
         monkeypatch.setattr(countdown_task, "grade", lambda *_: {"reward": reward, "answer": 0, "format": 0})
@@ -290,7 +290,7 @@ def test_a_trained_model_and_its_critic_are_the_next_runs_start(learning, tmp_pa
 
 
 def test_the_rehearsal_leaves_no_trace():
-    policy = train.load_policy(Settings(), countdown_task, ("critic", "importance", "reference"))
+    policy = train.load_policy(Settings(), countdown_task, (*HEADS, "reference"))
     both = torch.nn.ModuleList((policy.model, *policy.heads.values()))
     before, torch_state, numpy_state = copy.deepcopy(both.state_dict()), torch.get_rng_state(), np.random.get_state()[1]
     for name, method in MITIGATIONS.items():
