@@ -35,12 +35,12 @@ def kinds_of(c: dict) -> dict[str, np.ndarray]:
 
 def table_washout(batch: TokenBatch, c: dict) -> Table:
     """Size and sum of the gradients of each kind of token, with GRPO's credit; c: the columns of token_columns."""
-    kinds = kinds_of(c)
+    size, measured = np.abs(c["advantage"]) * c["whole"], np.isfinite(c["whole"])  # (N,) a random part was measured
+    kinds = {name: use for name, use in kinds_of(c).items() if (use & measured).any()}
     where = torch.zeros(len(kinds), *batch.mask.shape, dtype=torch.bool)  # (M, B, T)
     where[:, batch.mask] = torch.from_numpy(np.stack(list(kinds.values())))
     sums = sum(credit_gradients(batch, where * batch.advantage[:, None], len(batch.text) // len(batch.puzzles)))
     sizes = sums.double().norm(dim=1).tolist()  # M norms of (P,)
-    size, measured = np.abs(c["advantage"]) * c["whole"], np.isfinite(c["whole"])  # (N,) a random part was measured
     rows = []
     for (name, use), norm in zip(kinds.items(), sizes):
         total = size[use & measured].mean() * use.sum()
