@@ -107,7 +107,8 @@ def measure(args: argparse.Namespace) -> list[Table]:
     batches = independent_batches(policy, args.batches, args.seed)
     tables = [*tables_tokens(columns), table_phase1(columns), *tables_rank(group_spectra(batch, args.seed)),
               table_baseline(success, norms), table_methods(method_gradients(batches)),
-              table_ratio(ratio_rows(args.model, args.seed)), table_washout(batch, columns),
+              table_ratio(ratio_rows(args.model, args.seed)),
+              table_washout(sample(policy, puzzles, 8, (args.seed, 1)), args.seed),
               table_adam(adam_steps(args.model, args.seed))]
     if args.run:
         tables.append(table_training(args.run, puzzles, CONTROLS_AT, args.seed))

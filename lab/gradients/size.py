@@ -50,15 +50,16 @@ def token_gradients(model: Qwen2, prompt: list[int], tokens: Tensor, chosen: lis
     return np.array(whole), np.array(before), phase1.numpy()
 
 
-def token_columns(batch: TokenBatch, seed: int) -> dict:
+def token_columns(batch: TokenBatch, seed: int, each: int | None = None) -> dict:
     """The columns of the truth's file, and `whole`, `before` and `phase1` (N,), NaN where not computed.
 
-    `before` is on the token that holds the embedding. Every token is as likely to be chosen as any other.
+    `before` is on the token that holds the embedding. each: how many tokens of a response to choose on average, EACH
+    without it. Every token is as likely to be chosen as any other.
     """
     model, columns, lengths = batch.ask.policy.model, describe(batch, {}), batch.mask.sum(1).tolist()
     N, first, progress = len(columns["token"]), 0, Progress("gradients of single tokens", len(lengths))
     measured = np.zeros(N, bool)
-    measured[np.random.default_rng(seed).choice(N, min(N, EACH * len(lengths)), replace=False)] = True
+    measured[np.random.default_rng(seed).choice(N, min(N, (each or EACH) * len(lengths)), replace=False)] = True
     columns |= {name: np.full(N, np.nan) for name in ("whole", "before", "phase1")}
     columns |= {"group": columns["group"].astype(int), "relative": columns["position"] / np.repeat(lengths, lengths)}
     for i, L in enumerate(lengths):

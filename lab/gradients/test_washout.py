@@ -8,22 +8,20 @@ import torch
 
 import countdown_task
 import rollout
-from lab.gradients import size, washout
+from lab.gradients import washout
 from lab.gradients.test_ratio import ASKED, Small
 from rollout import Policy
 from tests.plain import flat_gradient, plain_logprobs
 
 
-def test_wash_out_by_hand(random_model, tokenizer, exact, monkeypatch):
+def test_wash_out_by_hand(random_model, tokenizer, exact):
     """Guards against the norm of each response's sum, another unit above than below, and padding as a token."""
     random_model.real_vocab = tokenizer.size
     policy = Policy(random_model, tokenizer, countdown_task)
     batch = rollout.rollout(policy, ASKED, Small(answers=3, max_new_tokens=6), step=1)
     batch.advantage = torch.tensor([1.0, -0.5, 0.0, 2.0, -1.0, 0.3])
     batch.role = torch.arange(6).expand(batch.mask.shape) % 3 * batch.mask
-    monkeypatch.setattr(size, "EACH", 6)  # all of them
-    c = size.token_columns(batch, 0)
-    rows = {name: row for name, *row in washout.table_washout(batch, c).rows}
+    rows = {name: row for name, *row in washout.table_washout(batch, 0).rows}
     prompts = [policy.prompt(ASKED[q]) for q in batch.group.tolist()]
     logprob = plain_logprobs(random_model, prompts, batch.tokens, batch.mask) * batch.advantage[:, None]
     every = torch.stack([flat_gradient(random_model, x) for x in logprob[batch.mask]])  # (N, P)

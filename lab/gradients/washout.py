@@ -15,10 +15,11 @@ from torch import Tensor
 
 from grpo import update
 from lab.gradients.ratio import sampled
+from lab.gradients.size import token_columns
 from lab.updates import credit_gradients
 from plumbing.optimizer import Optimizer
 from plumbing.progress import Progress
-from plumbing.report import Table, bins, interval, pm
+from plumbing.report import Table, bins, interval, pm, ratio
 from rollout import TokenBatch
 from tasks.text import ROLES
 from train import Settings, load_policy
@@ -33,21 +34,21 @@ def kinds_of(c: dict) -> dict[str, np.ndarray]:
             | {f"{20 * i}-{20 * i + 20}% of the response": fifth == i for i in range(5)})
 
 
-def table_washout(batch: TokenBatch, c: dict) -> Table:
-    """Size and sum of the gradients of each kind of token, with GRPO's credit; c: the columns of token_columns."""
-    size, measured = np.abs(c["advantage"]) * c["whole"], np.isfinite(c["whole"])  # (N,) a random part was measured
-    kinds = {name: use for name, use in kinds_of(c).items() if (use & measured).any()}
+def table_washout(batch: TokenBatch, seed: int) -> Table:
+    """Size and sum of the gradients of each kind of token, with GRPO's credit."""
+    c = token_columns(batch, seed, each=batch.mask.shape[1])  # of all tokens
+    size = np.abs(c["advantage"]) * c["whole"]  # (N,)
+    kinds = {name: use for name, use in kinds_of(c).items() if use.any()}
     where = torch.zeros(len(kinds), *batch.mask.shape, dtype=torch.bool)  # (M, B, T)
     where[:, batch.mask] = torch.from_numpy(np.stack(list(kinds.values())))
     sums = sum(credit_gradients(batch, where * batch.advantage[:, None], len(batch.text) // len(batch.puzzles)))
     sizes = sums.double().norm(dim=1).tolist()  # M norms of (P,)
     rows = []
     for (name, use), norm in zip(kinds.items(), sizes):
-        total = size[use & measured].mean() * use.sum()
-        rows.append([name, f"{use.mean():.1%}", f"{total / (size[measured].mean() * len(size)):.1%}",
-                     f"{norm / sizes[0]:.2f}", f"{norm / total:.3f}"])
+        rows.append([name, f"{use.mean():.1%}", f"{size[use].sum() / size.sum():.1%}", f"{norm / sizes[0]:.2f}",
+                     f"{ratio(norm, size[use].sum()):.3f}"])
     return Table("Wash-out", (
-        "GRPO's credit on one batch. Size: the sum of the norms of the tokens' gradients, as a share of that of all "
+        f"GRPO's credit on {len(batch.text)} responses. Size: the sum of the norms of the tokens' gradients, as a share of that of all "
         "tokens. Sum: the norm of the sum of the gradients, in units of that of all tokens. Wash-out: sum over size, "
         "both in the same unit."), ["tokens", "share of tokens", "size", "sum", "wash-out"], rows)
 
