@@ -7,7 +7,7 @@ import pytest
 import analyze
 from lab.gradients import measure as gradients
 from lab.original import appendix_b
-from lab.study import collapse
+from lab.study import collapse, leaderboard
 from lab.study import run as study
 from lab.truth import along as truth_along
 from lab.truth import critic as critic_quality
@@ -25,6 +25,7 @@ REFUSED = {
                    ("--questions 1", "--questions must be"), ("--rollouts 0", "--rollouts must be"),
                    ("--answers 1", "--answers 1 leaves no group"), ("--roll 8", "--roll"),
                    ("--max_new_tokens 1000000", "--max_new"), ("--device foo", "--device")],
+    leaderboard: [("--seed 3", "--seed is the same for all entries"), ("--lr x", "--lr")],
     study: [("--parts nothing", "--parts"), ("--processes 0", "--processes"), ("--unknown", "--unknown"),
             ("--methods grpo", "--methods")],
     truth_along: [("--name none", "--at"), ("--at 0 a b", "--name"), ("--name none --at 0 a nowhere", "nowhere")],

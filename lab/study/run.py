@@ -103,6 +103,10 @@ PARTS = {  # level, methods with their flags, seeds
     "rates": [("easy", tuple(f"{name} --lr 0.0004" for name in (RLOO_FLAGS, "ppo")), range(3))],  # is it the step size?
     "breaks": [("hard", ("value_change",), range(5)), ("hard", ("token_type",), range(3))],  # lab/study/collapse.py
     "trial": [("hard", ("entropy_ratio", "tempo", "first_error", "learned_importance", *FORMS[:6]), range(1))],
+    "process": [("easy", (*(f"process_reward --process {x} --advantage rloo" for x in (0.1, 0.5)),
+                          *(f"ppo_process --process {x}" for x in (0.1, 0.5)),
+                          "reward_decomposition --stepwise true --advantage rloo",
+                          "regrade_ablation --tokens true --advantage rloo"), range(5))],
     "tune": [("easy", tuple(f"{name} --lr {rate} --step_length true" for name in TUNED for rate in RATES),
               range(20, 25))],
     # To check what was written before they ran.

@@ -21,7 +21,7 @@ from plumbing.runs import Group, Run, group_runs
 
 SETTINGS = {  # parts of a level whose tables compare settings, and their titles
     "forms": "Other forms", "sweeps": "Hyper-parameters", "updates": "Several updates a batch", "breaks": "What breaks",
-    "rates": "Learning rates"}
+    "rates": "Learning rates", "process": "Process rewards"}
 OLD_SETTINGS = {"main": "Methods", "sweeps": "Hyper-parameters", "unscaled": "Weights as written, not rescaled"}
 OLD_METHODS = ("none", "attention_credit", "causal_ablation", "entropy_masking", "entropy_weighted", "inverse_logprob",
                "inverted", "outcome_conditional", "reward_decomposition", "value_change")  # cited of version 1
