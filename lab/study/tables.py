@@ -14,8 +14,10 @@ from lab.study.budget import cost_unit, draw_budget, spent, table_equal
 from lab.study.correlations import FILES, SHOWN, Scores, draw_scores, read_scores, score_of, table_correlations
 from lab.study.forest import JUDGED, by_area, draw_forest
 from lab.study.leads import tables_leads
+from lab.study.predicted import table_predictions
 from lab.study.rows import (FIRST, MORE_ANSWERS, RATIO, Levels, against_rloo, compared_groups, minus, name_of,
                             read_versions)
+from lab.study.tuned import table_tested, table_tuning
 from plumbing.report import Table, t_estimate, t_quantile
 from plumbing.runs import Group, Run, group_runs
 
@@ -142,7 +144,8 @@ def write_study(file: Path) -> None:
     versions, scores = read_versions(file), read_scores()
     levels = versions[max(versions)]
     tables = [table for level, parts in levels.items() for table in level_tables(level, parts, scores)]
-    write_tables("The study", tables + tables_leads(levels), file.with_name("tables.md"))
+    tables += [*tables_leads(levels), *tables_designed(levels)]
+    write_tables("The study", tables, file.with_name("tables.md"))
     if min(versions) < max(versions):
         old = [table for level, parts in versions[min(versions)].items() for table in old_tables(level, parts)]
         write_tables(f"The study, version {min(versions)}", old, file.with_name(f"tables-{min(versions)}.md"))
@@ -153,6 +156,16 @@ def write_study(file: Path) -> None:
 def write_tables(title: str, tables: list[Table], out: Path) -> None:
     """Write a file of tables, the legend first."""
     out.write_text(f"# {title}\n\n{LEGEND}\n" + "\n".join(map(str, tables)), encoding="utf-8")
+
+
+def tables_designed(levels: Levels) -> list[Table]:
+    """The tables of predictions.md and designs.md, as far as their runs are done."""
+    first, found = levels[FIRST], [table_predictions(levels)]
+    if "tune" in first:
+        found.append(table_tuning(first["tune"]))
+    if "test" in first:
+        found.append(table_tested(first["test"]))
+    return [table for table in found if table]
 
 
 def level_tables(level: str, parts: dict[str, list[Run]], scores: Scores) -> list[Table]:

@@ -1,0 +1,78 @@
+"""Tuned rates: which is best, and the contrasts that designs.md names, against hand computations and definitions.
+
+Run it:  python -m pytest lab/study/test_tuned.py
+"""
+import statistics
+
+import numpy as np
+import pytest
+
+from analyze import RLOO
+from lab.study import tuned
+from lab.study.rows import RATIO
+from lab.study.test_tables import study_run
+from plumbing.report import t_quantile, welch
+from plumbing.runs import Group
+
+ARMS = (RLOO, RATIO, tuned.SHUFFLED, "ppo", "vineppo", tuned.EXPERT)
+
+
+def group(label, areas):
+    """A group with an area for each seed from 30 on."""
+    return Group(label, {30 + i: {"area": area} for i, area in enumerate(areas)})
+
+
+def test_an_arm_has_a_label_and_a_rate():
+    assert tuned.arm("none lr=0.00014 advantage=rloo") == (RLOO, 1.4e-4)
+    assert tuned.arm("ppo") == ("ppo", 2e-4)
+
+
+def test_the_best_rate_is_that_of_the_largest_mean_area():
+    """Guards against the highest end, or the best single seed."""
+    figures = {"step length": 0.1, "step cosine": 0.5}
+    runs = [study_run("ppo", seed, end, setting, area=area, **figures) for setting, end, areas in
+            (("lr=0.00014", 0.9, (0.3, 0.3)), ("", 0.5, (0.4, 0.3)), ("lr=0.00028", 0.5, (0.1, 0.5)))
+            for seed, area in enumerate(areas)]
+    shown = {row[1]: row for row in tuned.table_tuning(runs).rows}
+    assert list(shown) == ["0.00014", "**0.0002**", "0.00028"]
+    assert shown["**0.0002**"][2:4] == ["2", "35.0 ± 63.5"]  # t with one degree of freedom: 12.7 times 5 points
+
+
+def stage_two(rng):
+    """Twenty runs of each arm at some rate, ten of vineppo."""
+    return [study_run(*arm.split(" ")[:1], 30 + i, 0.5 + 0.01 * k, " ".join(arm.split(" ")[1:]),
+                      area=0.4 + 0.02 * k + 0.01 * rng.standard_normal(), others=0.5)
+            for k, arm in enumerate(ARMS) for i in range(10 if arm == "vineppo" else 20)]
+
+
+def test_nobody_looks_before_the_last_seed():
+    runs = stage_two(np.random.default_rng(0))
+    assert tuned.table_tested(runs[:-1]) is None
+    table = tuned.table_tested(runs)
+    assert [row[1] for row in table.rows] == ["20, 20"] * 3 + ["10, 20", "20, 20"]
+    assert [row[2].endswith("*") for row in table.rows] == [True, True, True, True, False]  # the last is not corrected
+    (mine,), (other,) = ([[r.figures["area"] for r in runs if r.label == label]] for label in ("ppo", RLOO))
+    e = welch(np.array(mine), np.array(other))
+    assert table.rows[2][2] == f"{100 * e.value:.1f} ± {100 * (e.high - e.value):.1f} *"
+
+
+def test_equivalence_is_two_one_sided_tests():
+    """Guards against the 95% interval, and a difference near the margin that counts as inside."""
+    a, b = [0.50, 0.52, 0.51, 0.49], [0.50, 0.51, 0.52, 0.50]
+    v = [statistics.variance(x) / 4 for x in (a, b)]
+    half = t_quantile(sum(v) ** 2 / sum(x**2 / 3 for x in v), 0.10) * sum(v) ** 0.5
+    edge = abs(statistics.mean(a) - statistics.mean(b)) + half
+    assert tuned.equivalent(group("a", a), group("b", b), edge + 1e-9)
+    assert not tuned.equivalent(group("a", a), group("b", b), edge - 1e-9)
+
+
+def test_the_middle_half_and_the_probability_of_improvement_by_hand():
+    """Guards against quartiles that drop whole runs, and ties that count as wins."""
+    assert tuned.middle_half(group("a", [0, 1, 2, 3, 4, 5, 6, 99.0])) == pytest.approx((2 + 3 + 4 + 5) / 4)
+    assert tuned.middle_half(group("a", [0, 1, 2, 3, 90.0])) == pytest.approx((0.75 * 1 + 2 + 0.75 * 3) / 2.5)
+    assert tuned.beats(group("a", [1, 2.0]), group("b", [1, 0, 5.0])) == (0.5 + 1 + 1 + 1) / 6
+
+
+def test_pairs_are_of_the_same_seed():
+    assert tuned.paired(Group("a", {30: {"area": 0.3}, 31: {"area": 0.5}}),
+                        Group("b", {31: {"area": 0.4}, 30: {"area": 0.1}, 32: {"area": 0.9}})).value == pytest.approx(0.15)
