@@ -90,7 +90,8 @@ RATES = (1.4e-4, 2e-4, 2.8e-4)
 PARTS = {  # level, methods with their flags, seeds
     "main": [("easy", (*METHODS, RLOO_FLAGS), range(5)), ("easy", AHEAD + CLOSE, range(5, 10)),
              ("hard", AHEAD, range(5)), ("hard", AHEAD[:-1], range(5, 10)), ("small", SIZED, range(5)),
-             ("small", ("vineppo",), range(3)), ("latin", NEW, range(5)), ("math", NEW, range(5))],
+             ("small", ("vineppo",), range(3)), ("latin", NEW, range(5)), ("math", NEW, range(5)),
+             *((level, ("tempo",), range(5)) for level in ("latin", "math"))],  # the closest to the truth of latin
     "budget": [("easy", tuple(f"{RLOO_FLAGS} {more}" for more in MORE["easy"]), range(10)),
                ("easy", tuple(f"none {more}" for more in MORE["easy"]), range(5)),
                ("hard", tuple(f"{RLOO_FLAGS} {more}" for more in MORE["hard"]), range(3)),

@@ -82,9 +82,11 @@ def seed_measures(truth: dict) -> dict[str, np.ndarray]:
 
 
 def score_tables(scores: dict[str, Score], truth: dict) -> list[Table]:
-    """All tables of scores.md but the first."""
-    return [table_pooled(scores), table_within(scores, truth), table_sizes(truth), table_kinds(truth),
-            table_solver(truth)]
+    """All tables of scores.md but the first; the last two only where the task has calculations, and a solver of them."""
+    decides = np.isin(truth["kind"], [KINDS.index(kind) for kind in DECISIONS])
+    return [table_pooled(scores), table_within(scores, truth), table_sizes(truth),
+            *([table_kinds(truth)] if decides.any() else []),
+            *([table_solver(truth)] if (truth["reachable_before"][decides] == 1).any() else [])]
 
 
 def table_pooled(scores: dict[str, Score]) -> Table:
