@@ -25,7 +25,7 @@ from rollout import TokenBatch
 
 AT_ONCE = 4  # credits whose gradients share a forward pass
 HALVES = "half against half"
-LOCATED = ("none", "vineppo", "ppo", "learned_importance")  # methods in the table Where it lies
+LOCATED = ("none", "entropy_ratio", "vineppo", "ppo", "learned_importance")  # methods in the table Where it lies
 
 
 # -------------------------------------------------------------------------------------------- scores
