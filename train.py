@@ -329,7 +329,8 @@ def with_model(s: Settings) -> Settings:
     """The settings with the folder of a model: where --model names none, of the one in models/ made for the task."""
     folder = BUNDLED.parent / f"{s.task}-tiny"
     if not s.model and not folder.is_dir():
-        raise ValueError(f"the task {s.task} has no model in models/: name one with --model")
+        raise ValueError(f"the task {s.task} has no model in models/: name one with --model, or make one "
+                         "with python -m lab.warm_start")
     return replace(s, model=s.model or str(folder))
 
 

@@ -95,3 +95,11 @@ def test_a_model_is_built_and_reported_on(tmp_path, monkeypatch, capsys):
     rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
     assert [row[2].split()[0] for row in rows] == ["0.0%", "40.0%"]
     assert {(row[1], row[3].split()[0], row[4], row[5]) for row in rows} == {("5", "100.0%", "50.0%", "3.0")}
+
+
+def test_a_task_that_cannot_be_graded_is_refused_before_training(tmp_path):
+    """Guards against ten minutes of training before a mistake in the task is seen."""
+    task = SimpleNamespace(**vars(countdown_task) | {"grade": lambda response, puzzle: {"answer": 1.0}})
+    with pytest.raises(ValueError, match="the task's grade returns has no"):
+        warm_start.build(tmp_path / "m", task, 10, 1, 0, "small")
+    assert not (tmp_path / "m").exists()

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from plumbing.flags import new_parser
 from plumbing.progress import clock, one_sentence
-from plumbing.task_file import load_task
+from plumbing.task_file import check_grade, load_task
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import Qwen2, read_config, save_model
 from rollout import EVALUATION, Policy, draw_uniforms, generate_and_grade
@@ -122,24 +122,34 @@ def imitate(model: Qwen2, data: Iterator[tuple[Tensor, Tensor]], steps: int) -> 
             print(f"step {step}/{steps}  loss {loss.item():.3f}  ETA {clock(eta)}", flush=True)
 
 
+def preview(task: ModuleType, puzzles: list) -> None:
+    """Print how many demonstrations are right, so that a mistake in the task is seen before minutes of training."""
+    rng = np.random.default_rng(0)
+    for known in task.KNOWN:
+        grades = [check_grade(task.grade(task.demonstrate(p, rng, known), p)) for p in puzzles[:200]]
+        answer, format = (np.mean([grade[name] for grade in grades]) for name in ("answer", "format"))
+        print(f"demonstrations, known {known:g}: {answer:.0%} right, format {format:.0%}", flush=True)
+
+
 def report(folder: Path, task: ModuleType, count: int = 1024) -> None:
-    """Print success and format on puzzles seen and on held-out ones: one response each, and the best of 8 to some."""
+    """Print success and format on puzzles seen and on held-out ones: one response each, and the best of 8 to 256."""
     policy = load_policy(Settings(model=str(folder)), task)
-    print("| puzzles | asked | success | pass@8 of 256 | format | length |\n|---|--:|--:|--:|--:|--:|")
+    print("| puzzles | asked | success | pass@8 | format | length |\n|---|--:|--:|--:|--:|--:|")
     for part, name in (("train", "seen"), ("heldout", "held out")):
         puzzles = task.load(part, count)
-        uniforms = draw_uniforms(0, EVALUATION, count, 1, Settings.max_new_tokens)
+        uniforms = draw_uniforms(0, EVALUATION, len(puzzles), 1, Settings.max_new_tokens)
         samples, grades = generate_and_grade(policy, puzzles, uniforms)
         success, format = (np.array([grade[name] for grade in grades]) for name in ("answer", "format"))
         best = evaluate(policy, puzzles[:256], 8, Settings()).max(1)
         length = samples.mask.sum(1).float().mean()
-        print(f"| {name} | {count:,} | {success.mean():.1%} ± {standard_error(success):.1%} "
+        print(f"| {name} | {len(puzzles):,} | {success.mean():.1%} ± {standard_error(success):.1%} "
               f"| {best.mean():.1%} ± {standard_error(best):.1%} | {format.mean():.1%} | {length:.1f} |", flush=True)
 
 
 def build(out: Path, task: ModuleType, count: int, steps: int, seed: int, size: str) -> None:
     """Train a tokenizer on demonstrations of `count` puzzles, then a model, and write both to a new model folder."""
-    puzzles, rng = task.load("train", count), np.random.default_rng(seed)
+    puzzles, rng = list(task.load("train", count)), np.random.default_rng(seed)
+    preview(task, puzzles)
     texts = [task.prompt(p, False) + task.demonstrate(p, rng, task.KNOWN[1]) for p in puzzles[:4000]]
     out.mkdir(parents=True)
     train_tokenizer(texts).save(str(out / "tokenizer.json"))
