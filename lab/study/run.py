@@ -36,6 +36,7 @@ import numpy as np
 import train
 from analyze import COSTS, summarize
 from countdown_task import solutions, universe
+from lab.study.plan import DECIDED, HARD, LEVELS, PARTS, RUNS, VERSION, decided_parts, run_name
 from lab.study.rows import read_rows
 from lab.study.tables import write_study
 from methods import MITIGATIONS
@@ -47,72 +48,15 @@ from plumbing.runs import NO_DIFFERENCE, read_config, read_final, read_metrics
 from plumbing.task_file import load_task
 from rollout import EVALUATION, draw_uniforms, generate_and_grade
 
-VERSION = 2  # of the results; rows of another version do not count. Raise it when a change alters what runs give
-RUNS = Path(f"runs/study-{VERSION}")
 RESULTS = Path("lab/study/runs.csv")
 ROOT = Path(__file__).parents[2]  # commands run here, and the two paths above are relative to it
-HARD = RUNS / "hard.jsonl"
-LEVELS = {"easy": "", "hard": f" --data {HARD} --max_new_tokens 240", "small": " --model models/countdown-small",
-          "latin": " --task latin", "math": " --task math"}
+CHECKED = ("test",)  # parts whose runs are measured on other puzzles, too
 
 
 def values_of(flags: str) -> dict:
     """All settings and hyper-parameters that flags of train.py stand for."""
     settings, method, _ = train.parse_flags(shlex.split(flags))
     return asdict(train.with_model(settings)) | method
-
-
-CHECKED = ("test",)  # parts whose runs are measured on other puzzles, too
-APART = ("regrade_ablation", "shuffled", "expert_iteration", "oracle")  # hardly more than `none`, and what designs.md compares
-METHODS = tuple(name for name in MITIGATIONS if name not in APART)
-RLOO_FLAGS = "none --advantage rloo"  # is it only the division by the deviation of the rewards?
-AHEAD = ("none", RLOO_FLAGS, "optimal_baseline", "ppo", "vineppo")  # ahead, or what these are compared with: ten seeds
-RATIO_FLAGS = "entropy_ratio --advantage rloo"  # of the reweightings, the one that was furthest ahead of GRPO
-# So near GRPO with five seeds that it took ten to tell.
-CLOSE = ("entropy_ratio", "token_type", "entropy_weighted", "attention_credit", "outcome_conditional")
-FORMS = ("none --advantage maxrl", "none --advantage batch", "none --reward random", "first_error --solver true",
-         "vineppo --cuts uncertain", "ppo --gamma 0.99", *(f"token_type --filler {x}" for x in (0.0, 2.0)),
-         *(f"{name} --advantage rloo" for name in ("entropy_masking", "entropy_weighted", "attention_credit")))
-SWEEPS = (*(f"outcome_conditional --think_discount {x}" for x in (0.25, 0.75, 1.0)),  # beside the default of each
-          *(f"inverse_logprob --epsilon {x}" for x in (0.01, 0.5)))
-# RLOO and GRPO for about 15% more than the measured cost of `vineppo`, 4.9 times GRPO's on easy puzzles and 7.4
-# times on hard ones, where its responses grow longer: by more steps or by more responses.
-MORE = {"easy": ("--steps 560", "--answers 45"), "hard": ("--steps 800", "--answers 64")}
-SIZED = ("none", RLOO_FLAGS, "ppo", "entropy_masking", "entropy_weighted")  # do gains of entropy grow with the model?
-NEW = ("none", RLOO_FLAGS, "ppo", "vineppo", "token_type", "random")  # on other tasks
-UPDATES = (*(f"{name} --updates_per_batch 4{clip}" for name in ("none", RLOO_FLAGS, "ppo", "entropy_masking")
-             for clip in ("", " --clip_high 0.28")), "vineppo --updates_per_batch 4",
-           f"{RLOO_FLAGS} --answers 45 --updates_per_batch 4",  # less noise, and no credit per token
-           *(f"{name} --updates_per_batch 4 --lr 5e-05" for name in (RLOO_FLAGS, "ppo")))  # four steps of a quarter
-# designs.md: each of these at several learning rates, then at its best one.
-TUNED = (RLOO_FLAGS, RATIO_FLAGS, "shuffled --advantage rloo", "ppo", "vineppo", "expert_iteration")
-RATES = (1.4e-4, 2e-4, 2.8e-4)
-PARTS = {  # level, methods with their flags, seeds
-    "main": [("easy", (*METHODS, RLOO_FLAGS), range(5)), ("easy", AHEAD + CLOSE, range(5, 10)),
-             ("hard", AHEAD, range(5)), ("hard", AHEAD[:-1], range(5, 10)), ("small", SIZED, range(5)),
-             ("small", ("vineppo",), range(3)), ("latin", NEW, range(5)), ("math", NEW, range(5)),
-             *((level, ("tempo",), range(5)) for level in ("latin", "math"))],  # the closest to the truth of latin
-    "budget": [("easy", tuple(f"{RLOO_FLAGS} {more}" for more in MORE["easy"]), range(10)),
-               ("easy", tuple(f"none {more}" for more in MORE["easy"]), range(5)),
-               ("hard", tuple(f"{RLOO_FLAGS} {more}" for more in MORE["hard"]), range(3)),
-               ("easy", (f"{RLOO_FLAGS} --answers 115",), range(3)),  # as many sampled tokens as vineppo
-               *((level, (f"{RLOO_FLAGS} --answers 24",), range(5)) for level in ("latin", "math"))],
-    "forms": [("easy", FORMS, range(5)), ("easy", (RATIO_FLAGS,), range(10)), ("hard", (RATIO_FLAGS,), range(10)),
-              *((level, (RATIO_FLAGS,), range(5)) for level in ("small", "latin", "math"))],
-    "sweeps": [("easy", SWEEPS, range(3))],
-    "updates": [("easy", UPDATES, range(3))],
-    "rates": [("easy", tuple(f"{name} --lr 0.0004" for name in (RLOO_FLAGS, "ppo")), range(3))],  # is it the step size?
-    "breaks": [("hard", ("value_change",), range(5)), ("hard", ("token_type",), range(3))],  # lab/study/collapse.py
-    "trial": [("hard", ("entropy_ratio", "tempo", "first_error", "learned_importance", *FORMS[:6]), range(1))],
-    "process": [("easy", (*(f"process_reward --process {x} --advantage rloo" for x in (0.1, 0.5)),
-                          *(f"ppo_process --process {x}" for x in (0.1, 0.5)),
-                          "reward_decomposition --stepwise true --advantage rloo",
-                          "regrade_ablation --tokens true --advantage rloo"), range(5))],
-    "tune": [("easy", tuple(f"{name} --lr {rate} --step_length true" for name in TUNED for rate in RATES),
-              range(20, 25))],
-    # To check what was written before they ran.
-    "fresh": [("easy", (RLOO_FLAGS, "ppo", "vineppo", RATIO_FLAGS), range(10, 15))],
-}
 
 
 class Experiment(NamedTuple):
@@ -125,8 +69,8 @@ class Experiment(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Such as easy/outcome_conditional-think_discount-0.25-seed1."""
-        return f"{self.level}/{self.flags.replace(' --', '-').replace(' ', '-')}-seed{self.seed}"
+        """Its name and folder, without the folder of the study."""
+        return run_name(self.level, self.flags, self.seed)
 
     @property
     def folder(self) -> Path:
@@ -156,8 +100,9 @@ class Experiment(NamedTuple):
 
 def list_experiments(parts: list[str], levels: list[str], methods: list[str]) -> list[Experiment]:
     """The runs of some parts, levels and methods, in order."""
-    return [Experiment(part, level, flags, seed) for part in PARTS if part in parts
-            for level, listed, seeds in PARTS[part] if level in levels
+    planned = PARTS | decided_parts(done_runs())
+    return [Experiment(part, level, flags, seed) for part in planned if part in parts
+            for level, listed, seeds in planned[part] if level in levels
             for seed in seeds for flags in listed if flags.split()[0] in methods]
 
 
@@ -198,7 +143,7 @@ def make_row(e: Experiment) -> dict:
     by_step = {"curve": curve, "spent": {step: cost[int(step)] for step in curve}}
     figures["seconds"] = np.nansum(metrics["seconds"])  # of all steps, without evaluation
     if settings["step_length"]:
-        figures |= {"step length": np.nanmean(metrics["step_length"]), "step cosine": np.nanmean(metrics["step_cosine"])}
+        figures |= {name: np.nanmean(metrics[name.replace(" ", "_")]) for name in ("step length", "step cosine")}
     if e.part in CHECKED:
         figures["others"] = success_on_others(e.folder)
     return {"run": e.name, "version": VERSION, "part": e.part, "level": e.level,
@@ -313,7 +258,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = new_parser(description=__doc__, usage="python -m lab.study.run [--flag value ...]")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    for name, choices in (("parts", PARTS), ("levels", LEVELS), ("methods", MITIGATIONS)):
+    for name, choices in (("parts", (*PARTS, *DECIDED)), ("levels", LEVELS), ("methods", MITIGATIONS)):
         parser.add_argument(f"--{name}", nargs="+", choices=list(choices), default=list(choices),
                             help=f"only these, of: {', '.join(choices)}", metavar=name.upper())
     parser.add_argument("--processes", type=int, default=cores, help=f"runs at a time (default: the {cores} cores)")

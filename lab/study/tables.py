@@ -162,7 +162,7 @@ def tables_designed(levels: Levels) -> list[Table]:
     """The tables of predictions.md and designs.md, as far as their runs are done."""
     first, found = levels[FIRST], [table_predictions(levels)]
     if "tune" in first:
-        found.append(table_tuning(first["tune"]))
+        found.append(table_tuning(first["tune"] + first.get("edge", [])))
     if "test" in first:
         found.append(table_tested(first["test"]))
     return [table for table in found if table]

@@ -15,8 +15,8 @@ WITHIN = ("## Credit against A* and the solver, within responses\n\n| method | S
 def test_every_prediction_names_something_that_is_measured():
     """Guards against a row that is read as another one."""
     rows = predicted.read_predictions()
-    known = [name for name, _ in rows if name in predicted.MINUS or name.startswith(("GRPO: end", "`vineppo` - RLOO with",
-                                                                                     "share of", "`vineppo`'s rank"))]
+    others = ("GRPO: end", "`vineppo` - RLOO with", "share of", "`vineppo`'s rank")
+    known = [name for name, _ in rows if name in predicted.MINUS or name.startswith(others)]
     assert len(rows) == 10 and known == [name for name, _ in rows]
     assert rows[0] == ("GRPO: end - start", {"latin": (15, 40), "math": (15, 45)})
     assert all(len(x) == 2 and x[0] < x[1] for _, intervals in rows for x in intervals.values())

@@ -16,6 +16,7 @@ import pytest
 
 import analyze
 from countdown_task import read_puzzles, split, universe
+from lab.study import plan
 from lab.study import run as study
 from lab.study.rows import ABOUT, read_rows, to_run
 from methods import MITIGATIONS
@@ -48,8 +49,8 @@ def test_every_command_is_accepted_and_names_a_folder_of_its_own():
 def test_the_list_has_every_method_in_rounds_and_only_what_is_asked_for():
     """Guards against a method left out, an order in which an interrupted study has seeds of a few methods only, and
     runs that nobody asked for."""
-    tested = [name for name in MITIGATIONS if name not in study.APART]
-    listed = [(e.seed, e.flags.split()[0]) for e in experiments(["main"], ["easy"]) if e.flags != study.RLOO_FLAGS]
+    tested = [name for name in MITIGATIONS if name not in plan.APART]
+    listed = [(e.seed, e.flags.split()[0]) for e in experiments(["main"], ["easy"]) if e.flags != plan.RLOO_FLAGS]
     assert listed[: 5 * len(tested)] == list(itertools.product(range(5), tested))
     names = [e.name for e in experiments(["sweeps", "forms"], ["easy"], ["outcome_conditional", "first_error"])]
     assert names == [f"easy/first_error-solver-true-seed{seed}" for seed in range(5)] + [

@@ -1,0 +1,124 @@
+"""What the study trains: levels, parts, and the runs of each part.
+
+Most of it stands in PARTS. The later parts of designs.md need the learning rates that its first stage finds, so
+`decided_parts` makes them from the rows of lab/study/runs.csv, by the rule that was written down before.
+
+Run it:  python -m lab.study.run --list
+"""
+from pathlib import Path
+
+import numpy as np
+
+from methods import MITIGATIONS
+
+VERSION = 2  # of the results; rows of another version do not count. Raise it when a change alters what runs give
+RUNS = Path(f"runs/study-{VERSION}")
+HARD = RUNS / "hard.jsonl"
+LEVELS = {"easy": "", "hard": f" --data {HARD} --max_new_tokens 240", "small": " --model models/countdown-small",
+          "latin": " --task latin", "math": " --task math"}
+
+APART = ("regrade_ablation",  # hardly more than `none`
+         "shuffled", "expert_iteration", "oracle", "process_reward", "ppo_process")  # compared by designs.md
+METHODS = tuple(name for name in MITIGATIONS if name not in APART)
+RLOO_FLAGS = "none --advantage rloo"  # is it only the division by the deviation of the rewards?
+AHEAD = ("none", RLOO_FLAGS, "optimal_baseline", "ppo", "vineppo")  # ahead, or what these are compared with: ten seeds
+RATIO_FLAGS = "entropy_ratio --advantage rloo"  # of the reweightings, the one that was furthest ahead of GRPO
+# So near GRPO with five seeds that it took ten to tell.
+CLOSE = ("entropy_ratio", "token_type", "entropy_weighted", "attention_credit", "outcome_conditional")
+FORMS = ("none --advantage maxrl", "none --advantage batch", "none --reward random", "first_error --solver true",
+         "vineppo --cuts uncertain", "ppo --gamma 0.99", *(f"token_type --filler {x}" for x in (0.0, 2.0)),
+         *(f"{name} --advantage rloo" for name in ("entropy_masking", "entropy_weighted", "attention_credit")))
+SWEEPS = (*(f"outcome_conditional --think_discount {x}" for x in (0.25, 0.75, 1.0)),  # beside the default of each
+          *(f"inverse_logprob --epsilon {x}" for x in (0.01, 0.5)))
+# RLOO and GRPO for about 15% more than the measured cost of `vineppo`, 4.9 times GRPO's on easy puzzles and 7.4
+# times on hard ones, where its responses grow longer: by more steps or by more responses.
+MORE = {"easy": ("--steps 560", "--answers 45"), "hard": ("--steps 800", "--answers 64")}
+SIZED = ("none", RLOO_FLAGS, "ppo", "entropy_masking", "entropy_weighted")  # do gains of entropy grow with the model?
+NEW = ("none", RLOO_FLAGS, "ppo", "vineppo", "token_type", "random")  # on other tasks
+UPDATES = (*(f"{name} --updates_per_batch 4{clip}" for name in ("none", RLOO_FLAGS, "ppo", "entropy_masking")
+             for clip in ("", " --clip_high 0.28")), "vineppo --updates_per_batch 4",
+           f"{RLOO_FLAGS} --answers 45 --updates_per_batch 4",  # less noise, and no credit per token
+           *(f"{name} --updates_per_batch 4 --lr 5e-05" for name in (RLOO_FLAGS, "ppo")))  # four steps of a quarter
+# designs.md: each of these at several learning rates, then at its best one.
+TUNED = (RLOO_FLAGS, RATIO_FLAGS, "shuffled --advantage rloo", "ppo", "vineppo", "expert_iteration")
+DECIDED = ("edge", "test", "oracle", "many")  # parts that follow from the rates
+RATES, OUTWARDS, SEEDS = (1.4e-4, 2e-4, 2.8e-4), {1.4e-4: 1e-4, 2.8e-4: 4e-4}, range(20, 25)
+
+
+def with_rate(flags: str, rate: float) -> str:
+    """The flags of a run at a learning rate, with the lengths of its steps."""
+    return f"{flags} --lr {rate:.3g} --step_length true"
+
+
+PARTS = {  # level, methods with their flags, seeds
+    "main": [("easy", (*METHODS, RLOO_FLAGS), range(5)), ("easy", AHEAD + CLOSE, range(5, 10)),
+             ("hard", AHEAD, range(5)), ("hard", AHEAD[:-1], range(5, 10)), ("small", SIZED, range(5)),
+             ("small", ("vineppo",), range(3)), ("latin", NEW, range(5)), ("math", NEW, range(5)),
+             *((level, ("tempo",), range(5)) for level in ("latin", "math"))],  # the closest to the truth of latin
+    "budget": [("easy", tuple(f"{RLOO_FLAGS} {more}" for more in MORE["easy"]), range(10)),
+               ("easy", tuple(f"none {more}" for more in MORE["easy"]), range(5)),
+               ("hard", tuple(f"{RLOO_FLAGS} {more}" for more in MORE["hard"]), range(3)),
+               ("easy", (f"{RLOO_FLAGS} --answers 115",), range(3)),  # as many sampled tokens as vineppo
+               *((level, (f"{RLOO_FLAGS} --answers 24",), range(5)) for level in ("latin", "math"))],
+    "forms": [("easy", FORMS, range(5)), ("easy", (RATIO_FLAGS,), range(10)), ("hard", (RATIO_FLAGS,), range(10)),
+              *((level, (RATIO_FLAGS,), range(5)) for level in ("small", "latin", "math"))],
+    "sweeps": [("easy", SWEEPS, range(3))],
+    "updates": [("easy", UPDATES, range(3))],
+    "rates": [("easy", tuple(f"{name} --lr 0.0004" for name in (RLOO_FLAGS, "ppo")), range(3))],  # is it the step size?
+    "breaks": [("hard", ("value_change",), range(5)), ("hard", ("token_type",), range(3))],  # lab/study/collapse.py
+    "trial": [("hard", ("entropy_ratio", "tempo", "first_error", "learned_importance", *FORMS[:6]), range(1))],
+    "process": [("easy", (*(f"process_reward --process {x} --advantage rloo" for x in (0.1, 0.5)),
+                          *(f"ppo_process --process {x}" for x in (0.1, 0.5)),
+                          "reward_decomposition --stepwise true --advantage rloo",
+                          "regrade_ablation --tokens true --advantage rloo"), range(5))],
+    "tune": [("easy", tuple(with_rate(name, rate) for name in TUNED for rate in RATES), SEEDS)],
+    # To check what was written before they ran.
+    "fresh": [("easy", (RLOO_FLAGS, "ppo", "vineppo", RATIO_FLAGS), range(10, 15))],
+}
+
+
+def run_name(level: str, flags: str, seed: int) -> str:
+    """Such as easy/outcome_conditional-think_discount-0.25-seed1."""
+    return f"{level}/{flags.replace(' --', '-').replace(' ', '-')}-seed{seed}"
+
+
+def mean_area(rows: dict[str, dict], flags: str, rate: float) -> float | None:
+    """The mean area of a method at a rate over SEEDS; None where a run has no row. rows: by name of the run."""
+    names = [run_name("easy", with_rate(flags, rate), seed) for seed in SEEDS]
+    return float(np.mean([float(rows[name]["area"]) for name in names])) if {*names} <= rows.keys() else None
+
+
+def decided_parts(rows: dict[str, dict]) -> dict[str, list]:
+    """The parts of designs.md that its first stage decides, as far as it has been run."""
+    areas = {name: {rate: mean_area(rows, name, rate) for rate in RATES} for name in TUNED}
+    if any(None in found.values() for found in areas.values()):
+        return {}
+    edges = [(name, OUTWARDS[best]) for name, best in best_rates(areas).items() if best in OUTWARDS]
+    parts = {"edge": [("easy", tuple(with_rate(name, rate) for name, rate in edges), SEEDS)]}
+    for name, rate in edges:
+        areas[name][rate] = mean_area(rows, name, rate)
+    return parts if any(None in found.values() for found in areas.values()) else parts | later_parts(best_rates(areas))
+
+
+def best_rates(areas: dict[str, dict[float, float]]) -> dict[str, float]:
+    """The rate with the largest mean area, of each method."""
+    return {name: max(found, key=found.__getitem__) for name, found in areas.items()}
+
+
+def later_parts(best: dict[str, float]) -> dict[str, list]:
+    """Sections 1, 2 and 4 of designs.md at the rates of stage one; best: by the flags of TUNED."""
+    tested = {name: f"{with_rate(name, rate)} --eval_every 10" for name, rate in best.items()}
+    rate, twenty = best[RLOO_FLAGS], tuple(flags for name, flags in tested.items() if name != "vineppo")
+
+    def at(factor: float, *listed: str) -> tuple[str, ...]:
+        """Methods at RLOO's rate times a factor."""
+        return tuple(with_rate(flags, factor * rate) for flags in listed)
+
+    return {
+        "test": [("easy", twenty, range(30, 50)), ("easy", (tested["vineppo"],), range(30, 40))],
+        "oracle": [("small", at(1, RLOO_FLAGS, "ppo", "vineppo", "oracle --k 4", "oracle --k 16",
+                                "shuffled --of oracle", f"{RLOO_FLAGS} --answers 45"), range(5)),
+                   ("small", at(1.4, RLOO_FLAGS, "oracle --k 16"), range(3)),
+                   ("small", at(1, "oracle --k 64"), range(2))],
+        "many": [*(("easy", at(factor, f"{RLOO_FLAGS} --answers 45", f"{RLOO_FLAGS} --answers 115"), range(3))
+                   for factor in (1, 1.5, 2)), ("hard", (f"{RLOO_FLAGS} --steps 800",), range(3, 10))]}
