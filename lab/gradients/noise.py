@@ -13,14 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import countdown_task
 from grpo import group_advantage
 from lab.estimates import cell
 from lab.gradients.rank import SIZES, products
 from lab.statistics import bootstrap, centred, correlate, jackknife, share
+from lab.truth.critic import fitted_methods
 from lab.updates import credit_gradients
-from methods import MITIGATIONS
 from plumbing.report import Table
 from rollout import TokenBatch
+
+METHODS = fitted_methods(countdown_task)
 
 
 def table_baseline(success: np.ndarray, norms: np.ndarray) -> Table:
@@ -76,7 +79,7 @@ def method_gradients(batches: Iterable[TokenBatch]) -> Tensor:
     for batch in batches:
         G = len(batch.text) // len(batch.puzzles)
         with torch.no_grad():
-            credits = [method(batch) / batch.mask.sum() for method in MITIGATIONS.values()]
+            credits = [method(batch) / batch.mask.sum() for method in METHODS.values()]
             unbiased = group_advantage(batch.reward.view(-1, G), "rloo").view(-1, 1)  # (B, 1)
             credits.append(unbiased * batch.mask / len(batch.text))
         found.append(sum(credit_gradients(batch, torch.stack(credits), G)))  # (M + 1, P)
@@ -87,7 +90,7 @@ def table_methods(gradients: Tensor) -> Table:
     """Signal to noise, and direction against the unbiased policy gradient, of each method's gradient (M + 1, n, P)."""
     n, unbiased = gradients.shape[1], gradients[-1]
     yy, rows = products(unbiased, unbiased), []
-    for name, g in zip((*MITIGATIONS, "r - others' mean"), gradients):
+    for name, g in zip((*METHODS, "r - others' mean"), gradients):
         xx, xy = products(g, g), products(g, unbiased)
         signal = jackknife(lambda use: signal_to_noise(xx, use), n)
         clean = jackknife(lambda use: corrected_cosine(xy, xx, yy, use), n)

@@ -186,7 +186,7 @@ def brief(monkeypatch):
     for name, value in {"METHODS": ("none",), "UPDATES": 2, "WARM_UP": 1, "BATCHES": 2, "Settings": Small}.items():
         monkeypatch.setattr(ratio, name, value)
     monkeypatch.setattr(statistics, "RESAMPLES", 40)
-    monkeypatch.setattr(gradient_noise, "MITIGATIONS", {name: MITIGATIONS[name] for name in ("none", "ppo")})
+    monkeypatch.setattr(gradient_noise, "METHODS", {name: MITIGATIONS[name] for name in ("none", "ppo")})
     monkeypatch.setattr(countdown_task, "grade", some_rewards)
 
 

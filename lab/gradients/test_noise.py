@@ -53,7 +53,7 @@ def test_no_cosine_where_noise_hides_the_signal():
 def test_the_table_of_methods_by_definition(monkeypatch):
     """Guards against pairs of a batch with itself, n for n - 1, figures in another row, another reference than the
     last, an interval of something else, and a cosine without a signal."""
-    monkeypatch.setattr(gradient_noise, "MITIGATIONS", {"one": None, "two": None, "weak": None})
+    monkeypatch.setattr(gradient_noise, "METHODS", {"one": None, "two": None, "weak": None})
     x, n = np.random.default_rng(0).normal(size=(4, 9, 40)), 9  # three methods and the reference, batches, parameters
     x[:, :, 0] += np.array([5.0, -4.0, 0.0, 6.0])[:, None]
     x[1, :, 1] += 3
@@ -85,7 +85,7 @@ def test_method_gradients_are_what_training_applies(tokenizer, random_model, exa
     the one of r - the others' mean."""
     puzzles = [Puzzle((4, 3, 5), 8), Puzzle((7, 18, 2, 11), 36)]
     few = {name: MITIGATIONS[name] for name in ("none", "random")}
-    monkeypatch.setattr(gradient_noise, "MITIGATIONS", few)
+    monkeypatch.setattr(gradient_noise, "METHODS", few)
     batches, policy = [], Policy(random_model, tokenizer, countdown_task)
     s = Settings(answers=3, max_new_tokens=9, max_grad_norm=math.inf)
     for step in (1, 2):

@@ -29,14 +29,11 @@ import numpy as np
 import torch
 
 from grpo import compare
-from lab.truth.critic import FITTED, find_heads
+from lab.truth.critic import find_heads, fitted_methods
 from lab.truth.file import by_response
 from lab.truth.scoring import all_scores, draw_scores, score_tables
 from lab.truth.solver import KINDS, solver_columns, token_kinds
-from methods import MITIGATIONS
-from methods.heads import HEADS
 from methods.oracle import SURE, backward
-from mitigations import required
 from plumbing.files import read_arrays, replace_file
 from plumbing.flags import check_range, new_parser
 from plumbing.metrics import log_columns
@@ -45,7 +42,7 @@ from plumbing.report import Table
 from rollout import (EVALUATION, ROWS_AT_ONCE, Policy, Queries, TokenBatch, draw_uniforms, generate_and_grade,
                      generate_shared, token_batch)
 from tasks.text import FILLER
-from train import Settings, check, check_lengths, lacking, load_policy, with_model
+from train import Settings, check, check_lengths, load_policy, with_model
 
 PACKET = 8  # rollouts that start together; the two halves of a packet belong to two independent estimates
 SAVE_EVERY = 10.0  # seconds
@@ -196,9 +193,7 @@ def describe(batch: TokenBatch, settings: dict) -> dict:
 
 def add_credit(truth: dict, batch: TokenBatch) -> None:
     """Columns methods (M,) and credits (M, N): the credit of every method that the task allows, at its defaults."""
-    given = {name: required(name, {}) for name in MITIGATIONS if name != "oracle"}  # which is what is measured here
-    methods = {name: MITIGATIONS[name] for name, needs in given.items()
-               if not lacking(needs, batch.task) and not {*needs} & (HEADS.keys() - {*FITTED})}
+    methods = fitted_methods(batch.task)
     credits, progress = [], Progress("credit of every method", len(methods))
     for method in methods.values():
         credits.append(method(batch)[batch.mask].cpu().numpy().astype(np.float32))

@@ -15,8 +15,10 @@ from tests.fixtures import make_batch
 import countdown_task
 from countdown_task import split
 from lab.truth import critic as critic_quality
+from methods import MITIGATIONS
 from methods.heads import Critic, Importance
 from rollout import Policy
+from tasks import latin_task
 
 
 @pytest.mark.filterwarnings("ignore:Mean of empty slice")
@@ -78,3 +80,10 @@ def test_a_critic_is_fitted_once(tokenizer, random_model, monkeypatch, tmp_path)
     for folder in ("model", "model", "elsewhere"):
         critic_quality.find_heads(tmp_path / folder, str(tmp_path / "model"), policy, 7)
     assert fitted == [(7, "reward")]
+
+
+def test_methods_that_need_other_heads_are_not_scored():
+    """Guards against a head that nobody fits, and the truth as a method beside itself."""
+    missing = set(MITIGATIONS) - critic_quality.fitted_methods(countdown_task).keys()
+    assert missing == {"oracle", "ppo_process"}
+    assert "causal_ablation" not in critic_quality.fitted_methods(latin_task)
