@@ -131,6 +131,8 @@ def weight_files(folder: Path) -> list[Path]:
         check_fields(shards, {"weight_map": dict}, index)
         check_fields(shards["weight_map"], dict.fromkeys(shards["weight_map"], str), index)
         names = set(shards["weight_map"].values())
+        if outside := [name for name in names if Path(name).name != name]:
+            raise ValueError(f"{index} names {min(outside)}, which is no file of this folder")
     for name in sorted(names):
         if not (folder / name).is_file():
             raise FileNotFoundError(f"{folder / name} is missing")

@@ -235,6 +235,8 @@ def restore(run: Path, state: dict, learners: dict) -> None:
 def reopen_run(run: Path, state: dict, steps: int) -> None:
     """Cut the logs of a run back to its state, and record how many steps are wanted now."""
     config = read_config(run)
+    (run / "credit").mkdir(exist_ok=True)  # this and the next are there unless somebody removed them
+    copy_tokenizer(Path(config["settings"]["model"]), run / "checkpoint")
     config["settings"]["steps"] = steps
     write_json(run / "config.json", config)
     (run / "final.json").unlink(missing_ok=True)

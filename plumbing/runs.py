@@ -12,7 +12,7 @@ from typing import Callable, NamedTuple
 import numpy as np
 
 from plumbing.files import check_fields, checksum, read_arrays, read_json
-from plumbing.metrics import ALWAYS, COLUMNS, CREDIT_LOG
+from plumbing.metrics import ALWAYS, COLUMNS, CREDIT_LOG, SHARES
 from plumbing.progress import fail, one_sentence
 from plumbing.report import Estimate, welch
 
@@ -68,6 +68,8 @@ def read_metrics(run: Path, length: int | None = None) -> dict[str, np.ndarray]:
         raise ValueError(f"{file} is damaged: it has no held-out success at the start")
     if wrong := [name for name, x in metrics.items() if np.isinf(x).any() or name in ALWAYS and np.isnan(x[1:]).any()]:
         raise ValueError(f"{file} is damaged: {wrong[0]} is empty or infinite in a step")
+    if wrong := [name for name in SHARES if ((metrics[name] < 0) | (metrics[name] > 1)).any()]:
+        raise ValueError(f"{file} is damaged: {wrong[0]} is not between 0 and 1 in a step")
     return metrics
 
 
@@ -100,6 +102,13 @@ def read_config(run: Path) -> dict:
     check_fields(config, {"settings": dict, "method": dict, "inputs": dict}, file)
     settings = config["settings"] = {"task": "countdown"} | config["settings"]
     check_fields(settings, {"mitigation": str, "seed": int, "steps": int}, file)
+    values = settings | config["method"]
+    for name, value in values.items():
+        if type(value) not in (bool, int, float, str):
+            raise ValueError(f"{file}: {name} must be a number, text, true or false, not {value!r:.50}")
+        check_fields(values, {name: type(value)}, file)  # refuses NaN and Infinity
+    if names := [name for name in (settings["mitigation"], *values) if not name.isidentifier()]:
+        raise ValueError(f"{file}: {names[0]!r:.50} can't be the name of a credit function or a setting")
     return config
 
 

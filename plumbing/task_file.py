@@ -39,6 +39,8 @@ def load_task(name: str) -> ModuleType:
 
 def load_puzzles(task: ModuleType, count: int, path: str) -> tuple[list, list]:
     """The training puzzles of a task, and `count` held-out ones; ValueError unless they are puzzles, and others."""
+    if path and not Path(path).is_file():  # also for a task whose load doesn't look
+        raise FileNotFoundError(f"there is no data file {path}")
     training, heldout = list(task.load("train", path=path) or ()), list(task.load("heldout", count, path) or ())
     if not training or not heldout:
         raise ValueError("the task has no puzzles to train on, or none held out")

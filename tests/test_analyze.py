@@ -397,6 +397,7 @@ def change_metrics(run, old, new):
     (lambda run: (run / "credit" / "step-000002.npz").unlink(), "there is no .*step-000002.npz"),
     (lambda run: change_log(run, "entropy", lambda x: x * np.float32(1.01)), "is it another run's"),
     (lambda run: change_metrics(run, ",0.5,", ",inf,"), "success is empty or infinite in a step"),
+    (lambda run: change_metrics(run, "0.75", "1.75"), "heldout_success is not between 0 and 1"),
     (lambda run: change_metrics(run, ",0.5,", ",,"), "success is empty or infinite in a step"),
     (lambda run: write_metrics(run, [[0, ""], [1, 0.5]]), "no held-out success at the start"),
     (lambda run: write_metrics(run, []), "stopped before its first measurement"),

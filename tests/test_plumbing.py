@@ -132,7 +132,10 @@ def test_a_resumed_run_keeps_its_settings_except_the_steps(tmp_path):
 
 @pytest.mark.parametrize(["settings", "method", "named"], [
     ({"speed": 1}, {}, "--speed"), ({"seed": 1.0}, {}, "seed"), ({"reward": "zzz"}, {}, "--reward"),
-    ({}, {"joint": 0}, "--joint"), ({"mitigation": "gone"}, {}, "no credit function gone")])
+    ({}, {"joint": 0}, "--joint"), ({"mitigation": "gone"}, {}, "no credit function gone"),
+    ({"lr": None}, {}, "lr must be a number"), ({"kl": float("nan")}, {}, "kl must be a finite"),
+    ({"out": ["r"]}, {}, "out must be a number, text"),
+    ({"mitigation": "$\\frac{$"}, {}, "can't be the name"), ({}, {"a|b": 1}, "can't be the name")])
 def test_a_run_is_resumed_with_settings_that_can_be_flags_only(settings, method, named, tmp_path):
     config = {"settings": vars(GTPO) | settings, "method": A1_A2 | method}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -214,9 +217,10 @@ def test_weight_files_are_one_file_or_the_shards_of_the_index(tmp_path):
     (tmp_path / "b.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match="b.safetensors is missing"):
         weight_files(tmp_path)
-    index.write_text('{"weight_map": {"x": 3}}')
-    with pytest.raises(ValueError, match="x must be text"):
-        weight_files(tmp_path)
+    for names, said in (('{"x": 3}', "x must be text"), ('{"x": "../a.safetensors"}', "no file of this folder")):
+        index.write_text(f'{{"weight_map": {names}}}')
+        with pytest.raises(ValueError, match=said):
+            weight_files(tmp_path)
 
 
 # ------------------------------------------------------------------------------------------------- run folder
@@ -452,3 +456,11 @@ def test_progress_is_one_line_on_a_terminal_and_a_line_now_and_then_elsewhere(te
     monkeypatch.setenv("WORLD_SIZE", "2")  # only the first of several processes speaks
     line.show(4)
     assert capsys.readouterr().err == ""
+
+
+def test_a_closed_terminal_is_no_traceback(monkeypatch):
+    """Guards against `>&-` of a shell, which makes sys.stdout None."""
+    monkeypatch.setattr("sys.stdout", None)
+    with pytest.raises(SystemExit, match="^error: no$"), progress.one_sentence():
+        print("to nobody")
+        raise ValueError("no")

@@ -333,6 +333,7 @@ def test_a_finished_run_resumes_only_to_more_steps(learning, tmp_path):
     assert "--lr" in error_of("--resume", folder, "--lr", 1)
     assert "exists" in error_of(*flags, "--out", folder)
     assert before == {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    shutil.rmtree(folder / "checkpoint")  # is written again, the tokenizer too
     run("--resume", folder, "--steps", 4)
     assert not storm.differences(tmp_path / "whole", folder)
 
@@ -435,6 +436,7 @@ def test_a_task_of_forty_lines_trains_from_random_weights(method, random_start, 
     (["--mitigation", "first_error"], "needs calculations, which the task"),
     (["--task", "sudoku"], "tasks/NAME_task.py"), (["--task", "tests/reverse"], "tasks/NAME_task.py"),
     (["--task", "gone.py"], "no task file gone.py"),
+    (["--data", "gone.txt"], "no data file gone.txt"),  # which this task does not look for
     (["--task", __file__], "has no function load"), (["--model", ""], "has no model in models")])  # fmt: skip
 def test_a_task_that_cannot_work_is_refused_in_one_sentence(flags, named, tmp_path):
     assert named in error_of("--task", REVERSE, "--model", BUNDLED, *flags, "--out", tmp_path / "r")
