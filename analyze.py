@@ -34,7 +34,7 @@ from tasks.text import ROLES
 MEASURES = ("contribution", "gradient")
 COLOURS = dict(zip(("reasoning", "filler", "structure"), PALETTE))
 RLOO = "none advantage=rloo"  # the label of GRPO without the division by std(r), up to a factor
-CONTROLS = ("random", "inverted", "shuffled")  # no method to use: they show what credit from noise, or turned around, does
+CONTROLS = ("random", "inverted", "shuffled")  # no method to use: credit from noise, turned around, or out of place
 
 
 def is_control(label: str) -> bool:

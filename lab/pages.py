@@ -71,7 +71,8 @@ def names_of(row: list[str]) -> set[str]:
 def describe(method: CreditFunction) -> str:
     """The section of docs/methods.md about one credit function."""
     kind = "A reweighting" if method.is_reweighting else "Credit of its own"
-    models = {"critic": "the critic", "importance": "the importance head", "reference": "the reference model"}
+    models = {"critic": "the critic", "process_critic": "the process critic", "importance": "the importance head",
+              "reference": "the reference model"}
     named = [models.get(need, f"a task with `{need}`") for need in required(method.name, {})]
     needs = f", which needs {' and '.join(named)}" if named else ""
     flags = f" Flags: {', '.join(f'`--{name} {value}`' for name, value in method.parameters.items())}."

@@ -62,15 +62,20 @@ def calculation_advantage(batch: TokenBatch, verdicts: list[Tensor]) -> Tensor:
     return advantage
 
 
-def true_calculations(batch: TokenBatch) -> Tensor:
-    """1 (B, T) at the last token of each calculation that is true and uses available numbers, else 0."""
-    found = torch.zeros_like(batch.logprob)  # (B, T)
+def calculation_ends(batch: TokenBatch) -> tuple[Tensor, Tensor]:
+    """1 at the last token of each calculation, and of each that is true and uses available numbers: (B, T), (B, T)."""
+    ends, true = torch.zeros_like(batch.logprob), torch.zeros_like(batch.logprob)  # (B, T) each
     for i in range(len(batch.text)):
         written = written_calculations(batch, i)
         for tokens, (_, right) in zip(calculation_masks(batch, i, written), written):
-            if right and tokens.any():
-                found[i, tokens.nonzero()[-1]] = 1.0
-    return found
+            last = tokens.nonzero()[-1:, 0]  # (1,), or (0,) where no token is its own
+            ends[i, last], true[i, last] = 1.0, float(right)
+    return ends, true
+
+
+def from_here_on(values: Tensor) -> Tensor:
+    """For each token the sum of values (B, T) at it and later."""
+    return values.flip(1).cumsum(1).flip(1)
 
 
 @token_credit(from_advantage=True, needs=("calculations",))
@@ -81,15 +86,10 @@ def process_reward(batch: TokenBatch, process: float = 0.1) -> Tensor:
     group. The paper's process supervision also divides by their standard deviation, and has no outcome beside them.
     """
     require(process >= 0, "--process must be 0 or more")
-    later, G = torch.zeros_like(batch.logprob), len(batch.text) // len(batch.puzzles)
-    verdicts = [torch.tensor([float(right) for _, right in written_calculations(batch, i)])
-                for i in range(len(batch.text))]  # B tensors (S,)
-    for i, verdict in enumerate(verdicts):
-        mean = torch.cat(verdicts[i // G * G : i // G * G + G]).mean()
-        for tokens, v in zip(calculation_masks(batch, i, written_calculations(batch, i)), verdict):
-            if tokens.any():
-                later[i, : tokens.nonzero()[-1] + 1] += v - mean
-    return none(batch) + process * later * batch.mask
+    ends, true = calculation_ends(batch)  # (B, T) each
+    count, right = (by_group(batch, x).sum((1, 2)) for x in (ends, true))  # (Q,) each, in the group
+    mean = quotient(right, count)[batch.group, None]  # (B, 1)
+    return none(batch) + process * from_here_on(true - mean * ends)
 
 
 @token_credit(needs=("critic", "process_critic", "calculations"))
@@ -101,7 +101,7 @@ def ppo_process(batch: TokenBatch, process: float = 0.1, gae_lambda: float = 0.9
     require(process >= 0, "--process must be 0 or more")
     require(0 <= gae_lambda <= 1, "--gae_lambda must be between 0 and 1")
     outcome = gae(batch, is_last_token(batch) * batch.reward[:, None], batch.ask.head("critic"), gae_lambda)  # (B, T)
-    return outcome + process * gae(batch, true_calculations(batch), batch.ask.head("process_critic"), gae_lambda)
+    return outcome + process * gae(batch, calculation_ends(batch)[1], batch.ask.head("process_critic"), gae_lambda)
 
 
 @reweighting(needs=lambda tokens: () if tokens else ("calculations",))

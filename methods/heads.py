@@ -29,7 +29,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from methods.calculations import true_calculations
+from methods.calculations import calculation_ends, from_here_on
 from plumbing.files import read_tensors, replace_file
 from qwen2_model import Qwen2
 from rollout import TokenBatch
@@ -64,7 +64,7 @@ def whole_reward(batch: TokenBatch) -> Tensor:
 
 def calculations_ahead(batch: TokenBatch) -> Tensor:
     """What the process critic should have said (B, T): how many true calculations end at this token or later."""
-    return true_calculations(batch).flip(1).cumsum(1).flip(1)
+    return from_here_on(calculation_ends(batch)[1])
 
 
 class Critic(nn.Module):

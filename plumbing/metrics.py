@@ -100,7 +100,8 @@ class UpdateLog:
                 "ratio_spread": share(last["squared_log_ratio"], N) ** 0.5 if several else None,
                 "kl": None if self.reference_logprob is None else share(mean["kl"], N),
                 "tokens_updated": round(len(self.sums) * (N + mean["prompts"])),
-                **{name: float(np.mean([step[name] for step in self.steps if name in step])) for name in self.steps[-1]}}
+                **{name: float(np.mean([step[name] for step in self.steps if name in step]))
+                   for name in self.steps[-1]}}
 
 
 def write_credit_log(file: Path, step: int, batch: Any, credit: Tensor) -> int:

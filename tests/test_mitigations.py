@@ -18,8 +18,8 @@ import mitigations
 from countdown_task import Puzzle
 from grpo import group_advantage
 from methods import MITIGATIONS
-from methods.calculations import (causal_ablation, first_error, ppo_process, process_reward, regrade_ablation,
-                                  reward_decomposition, true_calculations)
+from methods.calculations import (calculation_ends, causal_ablation, first_error, ppo_process, process_reward,
+                                  regrade_ablation, reward_decomposition)
 from methods.controls import expert_iteration, inverted, random, shuffled
 from methods.groups import dpo, gtpo, optimal_baseline, prefix_tree, tempo
 from methods.ktae import ktae
@@ -465,7 +465,8 @@ def test_process_rewards_by_hand():
     expected = [[A + 0.5 * sum(v - 3 / 5 for end, v in row.items() if end >= t) for t in range(L)]
                 for A, L, row in zip([0.1, 0.2, 0.3, 0.4], batch.mask.sum(1).tolist(), right)]
     check(process_reward(batch, 0.5), expected)
-    check(true_calculations(batch), [[float(row.get(t, 0)) for t in range(len(e))] for row, e in zip(right, expected)])
+    true = [[float(row.get(t, 0)) for t in range(len(e))] for row, e in zip(right, expected)]
+    check(calculation_ends(batch)[1], true)
 
 
 def test_ppo_with_process_rewards_by_the_double_sum():

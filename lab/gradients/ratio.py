@@ -77,14 +77,20 @@ def sampled(policy: Policy, training: list, s: Settings, step: int) -> tuple[Tok
     return batch, assign_credit(batch, s, {})
 
 
-def observations(s: Settings) -> Iterator[dict]:
-    """What is observed with each clip, on BATCHES batches after WARM_UP steps."""
+def warmed_up(s: Settings, steps: int, progress: Progress) -> tuple[Policy, Optimizer, list]:
+    """A policy after some steps of training, its optimizer, whose moments these filled, and the puzzles."""
     policy = load_policy(s)
     optimizer, training = Optimizer(policy.model, s.lr, (s.beta1, s.beta2)), policy.task.load("train")
-    progress = Progress(f"several updates, {s.mitigation}", WARM_UP + BATCHES)
-    for step in range(1, WARM_UP + 1):
-        update(policy, optimizer, *sampled(policy, training, s, step), replace(s, updates_per_batch=UPDATES))
+    for step in range(1, steps + 1):
+        update(policy, optimizer, *sampled(policy, training, s, step), s)
         progress.show(step)
+    return policy, optimizer, training
+
+
+def observations(s: Settings) -> Iterator[dict]:
+    """What is observed with each clip, on BATCHES batches after WARM_UP steps."""
+    progress = Progress(f"several updates, {s.mitigation}", WARM_UP + BATCHES)
+    policy, optimizer, training = warmed_up(replace(s, updates_per_batch=UPDATES), WARM_UP, progress)
     start = copy.deepcopy(optimizer.state_dict())  # weights and moments
     for step in range(WARM_UP + 1, WARM_UP + BATCHES + 1):
         batch, credit = sampled(policy, training, s, step)

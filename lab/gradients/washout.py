@@ -14,15 +14,14 @@ import torch
 from torch import Tensor
 
 from grpo import update
-from lab.gradients.ratio import sampled
+from lab.gradients.ratio import sampled, warmed_up
 from lab.gradients.size import token_columns
 from lab.updates import credit_gradients
-from plumbing.optimizer import Optimizer
 from plumbing.progress import Progress
 from plumbing.report import Table, bins, interval, pm, ratio
 from rollout import TokenBatch
 from tasks.text import ROLES
-from train import Settings, load_policy
+from train import Settings
 
 WARM_UP, BATCHES = 20, 10  # steps of RLOO before, which fill Adam's moments, and batches to measure on
 
@@ -48,20 +47,16 @@ def table_washout(batch: TokenBatch, seed: int) -> Table:
         rows.append([name, f"{use.mean():.1%}", f"{size[use].sum() / size.sum():.1%}", f"{norm / sizes[0]:.2f}",
                      f"{ratio(norm, size[use].sum()):.3f}"])
     return Table("Wash-out", (
-        f"GRPO's credit on {len(batch.text)} responses. Size: the sum of the norms of the tokens' gradients, as a share of that of all "
-        "tokens. Sum: the norm of the sum of the gradients, in units of that of all tokens. Wash-out: sum over size, "
-        "both in the same unit."), ["tokens", "share of tokens", "size", "sum", "wash-out"], rows)
+        f"GRPO's credit on {len(batch.text)} responses. Size: the sum of the norms of the tokens' gradients, as a "
+        "share of that of all tokens. Sum: the norm of the sum of the gradients, in units of that of all tokens. Wash-out: "
+        "sum over size, both in the same unit."), ["tokens", "share of tokens", "size", "sum", "wash-out"], rows)
 
 
 def adam_steps(model: str, seed: int) -> list[dict[str, tuple[float, float]]]:
     """For each batch and role: |step - step without its credit| / |step|, and the cosine of the two steps."""
     s = Settings(model=model, seed=seed, advantage="rloo")
-    policy = load_policy(s)
-    optimizer, training = Optimizer(policy.model, s.lr, (s.beta1, s.beta2)), policy.task.load("train")
     progress, found = Progress("what each kind adds to Adam's step", WARM_UP + BATCHES), []
-    for step in range(1, WARM_UP + 1):
-        update(policy, optimizer, *sampled(policy, training, s, step), s)
-        progress.show(step)
+    policy, optimizer, training = warmed_up(s, WARM_UP, progress)
     start = copy.deepcopy(optimizer.state_dict())
     for step in range(WARM_UP + 1, WARM_UP + BATCHES + 1):
         batch, credit = sampled(policy, training, s, step)

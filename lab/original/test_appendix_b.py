@@ -70,6 +70,7 @@ def test_norms_by_hand():
 def make_run(tmp_path):
     """A function that writes a finished run, two responses a step, and returns its folder."""
     def make(name, end, weights=(1.0, 1.0, 1.0, 1.0, 1.0), seed=0, steps=1, **method):
+        """A run that ends with a held-out success, and gives its tokens these weights."""
         folder = tmp_path / f"{name}-seed{seed}"
         (folder / "credit").mkdir(parents=True)
         batch = make_batch([5, 5], [1.0, -1.0], role=torch.tensor([ROLES] * 2, dtype=torch.int8),

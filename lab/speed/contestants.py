@@ -42,6 +42,7 @@ def ctranslate2_sampler(folder: Path) -> Callable[[dict], int]:
     generator = ctranslate2.Generator(str(folder), compute_type="float32", inter_threads=1, intra_threads=threads)
 
     def run(case: dict) -> int:
+        """Sample the responses of a case; returns how many tokens that were."""
         limit = case["limit"]
         results = generator.generate_batch(
             written["prompts"][: case["puzzles"]], num_hypotheses=ANSWERS, max_length=limit,
@@ -84,6 +85,7 @@ def ours() -> Callable[[dict], int]:
     optimizer = Optimizer(policy.model, lr=0.0)
 
     def run(case: dict) -> int:
+        """Sample the responses of a case, or take a whole step on them; returns how many tokens that were."""
         Q, tokenizer.end_tokens = case["puzzles"], [] if case["fixed"] else TOKENIZER.end_tokens
         s = Settings(seed=case["seed"], answers=ANSWERS, max_new_tokens=case["limit"])
         if case["work"] == "sampler":
@@ -103,6 +105,7 @@ def transformers_sampler() -> Callable[[dict], int]:
     model, prompts = AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32), prompts_of(Settings.questions)
 
     def run(case: dict) -> int:
+        """Sample the responses of a case; returns how many tokens that were."""
         torch.manual_seed(case["seed"])
         repeated = [prompt for prompt in prompts[: case["puzzles"]] for _ in range(ANSWERS)]
         tokens, pad, P = plain_rows(repeated, torch.zeros(len(repeated), 0, dtype=torch.long))  # (B, P), (B,)

@@ -81,10 +81,10 @@ def table_correlations(level: str, groups: list[Group], scores: Scores) -> Table
     note = ("Rank correlation, over methods, of scores before training with the mean area of each method's runs. First "
             "as if scores and areas were exact, with an interval for the choice of methods alone (Bonett and Wright). "
             "Then with their errors: median and 95% interval of 4,000 draws, each of which redraws every score and "
-            "area from a normal law with its interval; noise lowers a correlation, so this is a cautious figure. Those that "
-            "climbed ended above the start: they are selected by the outcome. Cosine not below GRPO's: at least the "
-            "lower end of the interval of GRPO's. Where a correlation vanishes in this subset, the data only show that "
-            "bad scores go with bad learning.")
+            "area from a normal law with its interval; noise lowers a correlation, so this is a cautious figure. Those "
+            "that climbed ended above the start: they are selected by the outcome. Cosine not below GRPO's: at least "
+            "the lower end of the interval of GRPO's. Where a correlation vanishes in this subset, the data only show "
+            "that bad scores go with bad learning.")
     return Table(f"Scores and learning, {level}", note, ["score", "methods", "with area", "with errors"], rows)
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 
 import train
-from analyze import COSTS, heldout
+from lab.study.rows import weighted_tokens
 from plumbing.progress import fail, one_sentence
-from plumbing.runs import read_final, read_metrics
+from plumbing.runs import heldout, read_final, read_metrics
 
 SEEDS, TARGET, EVERY = range(50, 55), 0.6, 10
 FIXED = {"model", "task", "data", "eval_every", "eval_problems", "seed", "out", "reward", "max_new_tokens"}
@@ -50,10 +50,9 @@ def read_entry(folders: list[Path]) -> tuple[int, float]:
     for folder in folders:
         metrics = read_metrics(folder)
         steps, measured, _ = heldout(metrics)
-        spent = np.nancumsum(sum(weight * metrics[name] for name, weight in COSTS.items()))  # (steps + 1,)
         success.append(measured)
-        cost.append(spent[np.asarray(steps, int)])
-    return cost_at(np.array(success), np.array(cost), np.asarray(steps))
+        cost.append(weighted_tokens(metrics)[steps.astype(int)])
+    return cost_at(np.array(success), np.array(cost), steps)
 
 
 @one_sentence()

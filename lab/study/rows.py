@@ -2,7 +2,9 @@
 import csv
 from pathlib import Path
 
-from analyze import RLOO, method_name
+import numpy as np
+
+from analyze import COSTS, RLOO, method_name
 from lab.estimates import points
 from lab.statistics import holm
 from plumbing.report import welch
@@ -28,6 +30,11 @@ def read_rows(file: Path) -> list[dict[str, str]]:
     if any(None in (*row, *row.values()) for row in rows):
         raise ValueError(f"{file} has a line that is not a row: was a merge conflict left in it?")
     return rows
+
+
+def weighted_tokens(metrics: dict[str, np.ndarray]) -> np.ndarray:
+    """The cost (steps + 1,) of a run up to each step: its tokens through the model, weighted as analyze.COSTS says."""
+    return np.nancumsum(sum(weight * metrics[name] for name, weight in COSTS.items()))  # NaN at the start
 
 
 def to_run(row: dict[str, str]) -> Run:

@@ -34,10 +34,10 @@ from typing import Iterator, NamedTuple
 import numpy as np
 
 import train
-from analyze import COSTS, summarize
+from analyze import summarize
 from countdown_task import solutions, universe
 from lab.study.plan import DECIDED, HARD, LEVELS, PARTS, RUNS, VERSION, decided_parts, run_name
-from lab.study.rows import read_rows
+from lab.study.rows import read_rows, weighted_tokens
 from lab.study.tables import write_study
 from methods import MITIGATIONS
 from plumbing.files import read_json, replace_file, write_json
@@ -138,8 +138,7 @@ def make_row(e: Experiment) -> dict:
     shared = {key: value for key, value in settings.items() if key not in unnamed}
     changed = changes(method | {"normalize": settings["normalize"]}, defaults)
     figures, metrics = summarize(e.folder), read_metrics(e.folder)
-    cost = np.nancumsum(sum(weight * metrics[name] for name, weight in COSTS.items()))  # (steps + 1,) up to each step
-    curve = figures.pop("curve")
+    cost, curve = weighted_tokens(metrics), figures.pop("curve")  # cost: (steps + 1,)
     by_step = {"curve": curve, "spent": {step: cost[int(step)] for step in curve}}
     figures["seconds"] = np.nansum(metrics["seconds"])  # of all steps, without evaluation
     if settings["step_length"]:

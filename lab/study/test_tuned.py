@@ -23,6 +23,7 @@ def group(label, areas):
 
 
 def test_an_arm_has_a_label_and_a_rate():
+    """Guards against the default rate taken for none."""
     assert tuned.arm("none lr=0.00014 advantage=rloo") == (RLOO, 1.4e-4)
     assert tuned.arm("ppo") == ("ppo", 2e-4)
 
@@ -46,6 +47,7 @@ def stage_two(rng):
 
 
 def test_nobody_looks_before_the_last_seed():
+    """Guards against a table of some seeds, a correction over more rows than four, and the wrong pair."""
     runs = stage_two(np.random.default_rng(0))
     assert tuned.table_tested(runs[:-1]) is None
     table = tuned.table_tested(runs)
@@ -74,5 +76,6 @@ def test_the_middle_half_and_the_probability_of_improvement_by_hand():
 
 
 def test_pairs_are_of_the_same_seed():
+    """Guards against runs paired by their place in a list."""
     a, b = Group("a", {30: {"area": 0.3}, 31: {"area": 0.5}}), group("b", [0.1, 0.4, 0.9])
     assert tuned.paired(a, b).value == pytest.approx(0.15)

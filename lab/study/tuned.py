@@ -9,9 +9,10 @@ import numpy as np
 
 from analyze import RLOO
 from lab.estimates import points
-from lab.study.rows import RATIO, name_of, with_asterisks
-from plumbing.report import Estimate, Table, pm, t_estimate, t_quantile, welch
+from lab.study.rows import RATIO, name_of, seeds_of, with_asterisks
+from plumbing.report import Estimate, Table, interval, pm, t_estimate, t_quantile, welch
 from plumbing.runs import Group, Run, group_runs
+from train import Settings
 
 SHUFFLED, EXPERT = "shuffled advantage=rloo", "expert_iteration"
 PRIMARY = ((RATIO, RLOO), (RATIO, SHUFFLED), ("ppo", RLOO), ("vineppo", RLOO))  # exactly these four are corrected
@@ -23,7 +24,7 @@ def arm(label: str) -> tuple[str, float]:
     """A label without its learning rate, and the rate."""
     words = label.split()
     rates = [float(word[3:]) for word in words if word.startswith("lr=")]
-    return " ".join(word for word in words if not word.startswith("lr=")), rates[0] if rates else 2e-4
+    return " ".join(word for word in words if not word.startswith("lr=")), rates[0] if rates else Settings.lr
 
 
 def table_tuning(runs: list[Run]) -> Table:
@@ -34,19 +35,13 @@ def table_tuning(runs: list[Run]) -> Table:
     rows = []
     for (name, rate), group in sorted(groups.items()):
         shown = f"**{rate:.2g}**" if best[name] == (name, rate) else f"{rate:.2g}"
-        measured = [pm(*half_width(group, figure)) for figure in ("step length", "step cosine")]
+        measured = [pm(*interval(group.values(figure))) for figure in ("step length", "step cosine")]
         rows.append([name_of(name), shown, f"{len(group.rows)}", *(points(t_estimate(group.values(figure)))
                                                                    for figure in ("area", "end")), *measured])
     note = ("Step: the norm of the change of all weights in an optimizer step, and its cosine with the change before "
             "it, means over a run. Bold: the rate with the largest mean area.")
     return Table("Learning rates, stage one", note,
                  ["method", "rate", "seeds", "area", "end", "step length", "step cosine"], rows)
-
-
-def half_width(group: Group, figure: str) -> tuple[float, float]:
-    """The mean of a figure over seeds, and half of its 95% interval."""
-    e = t_estimate(group.values(figure))
-    return e.value, e.high - e.value
 
 
 def complete(groups: dict[str, Group]) -> bool:
@@ -61,7 +56,7 @@ def table_tested(runs: list[Run]) -> Table | None:
         return None
     area = {pair: difference(groups, pair, "area") for pair in CONTRASTS}
     cells = with_asterisks({pair: area[pair] for pair in PRIMARY}) | {(EXPERT, RLOO): points(area[EXPERT, RLOO])}
-    rows = [[f"{name_of(a)} - {name_of(b)}", f"{len(groups[a].rows)}, {len(groups[b].rows)}", cells[a, b],
+    rows = [[f"{name_of(a)} - {name_of(b)}", seeds_of(groups[a], groups[b]), cells[a, b],
              points(paired(groups[a], groups[b])), "yes" if equivalent(groups[a], groups[b]) else "no",
              points(difference(groups, (a, b), "end")), points(difference(groups, (a, b), "others")),
              f"{100 * (middle_half(groups[a]) - middle_half(groups[b])):.1f}", f"{beats(groups[a], groups[b]):.2f}"]

@@ -82,7 +82,7 @@ def seed_measures(truth: dict) -> dict[str, np.ndarray]:
 
 
 def score_tables(scores: dict[str, Score], truth: dict) -> list[Table]:
-    """All tables of scores.md but the first; the last two only where the task has calculations, and a solver of them."""
+    """All tables of scores.md but the first; the last two only where there are calculations, and a solver of them."""
     decides = np.isin(truth["kind"], [KINDS.index(kind) for kind in DECISIONS])
     return [table_pooled(scores), table_within(scores, truth), table_sizes(truth),
             *([table_kinds(truth)] if decides.any() else []),
