@@ -22,7 +22,7 @@ A token that was nearly certain can hardly have mattered, so it needs no rollout
 Where the policy had a choice, U_t counts for 1 - p_t, so the number of rollouts is proportional to that. And the A* of
 a response sum to its reward - V_0, whatever the sampling errors are. We have not found this form in the literature.
 
-Run it:  python train.py --model models/countdown-small --mitigation oracle --k 4      a quarter of an hour
+Run it:  python train.py --model models/countdown-small --mitigation oracle --k 4      seven minutes
 """
 import torch
 from torch import Tensor
