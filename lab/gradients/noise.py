@@ -45,7 +45,10 @@ def table_baseline(success: np.ndarray, norms: np.ndarray) -> Table:
 
 
 def baseline_noise(r: np.ndarray, n: np.ndarray) -> list[np.ndarray]:
-    """Sums over each puzzle's answers of (r - b)^2 n, (Q,), for b = 0, the optimum and the others' mean; r, n (Q, R)."""
+    """Sums over each puzzle's answers of (r - b)^2 n, (Q,) each, for b = 0, the optimum and the others' mean.
+
+    r, n: (Q, R).
+    """
     others = (r.sum(1, keepdims=True) - r) / (r.shape[1] - 1)  # (Q, R)
     optimum = ((r * n).sum(1, keepdims=True) - r * n) / (n.sum(1, keepdims=True) - n)  # (Q, R)
     return [((r - b) ** 2 * n).sum(1) for b in (0.0, optimum, others)]

@@ -49,7 +49,8 @@ def table_washout(batch: TokenBatch, seed: int) -> Table:
     return Table("Wash-out", (
         f"GRPO's credit on {len(batch.text)} responses. Size: the sum of the norms of the tokens' gradients, as a "
         "share of that of all tokens. Sum: the norm of the sum of the gradients, in units of that of all tokens. "
-        "Wash-out: sum over size, both in the same unit."), ["tokens", "share of tokens", "size", "sum", "wash-out"], rows)
+        "Wash-out: sum over size, both in the same unit."),
+        ["tokens", "share of tokens", "size", "sum", "wash-out"], rows)
 
 
 def adam_steps(model: str, seed: int) -> list[dict[str, tuple[float, float]]]:
