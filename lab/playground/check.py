@@ -1,0 +1,125 @@
+"""What the playground does in a browser: how fast it is, what 60 steps gain, and its live truth against the recorded one.
+
+It opens the page in headless Chromium, and takes about twenty minutes of one core.
+
+Run it:  python -m lab.playground.check        writes lab/playground/checks.md
+"""
+import hashlib
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+import countdown_task
+from lab.playground.__main__ import HERE, TRUTH
+from lab.playground.browser import CHROMIUM, Browser
+from lab.playground.pack import pack_puzzles
+from lab.truth.file import read_truth
+from plumbing.progress import Progress, one_sentence
+from plumbing.report import Table
+
+STEPS, SEEDS, TOKENS, CONTINUATIONS = 60, 3, 30, 200
+# In the worker: what the page's buttons do, without the page.
+WORKER = """
+async function inWorker(script) {
+  const source = $("engine").textContent + `
+    ;onmessage = async ({data: [data, given]}) => {
+      const playground = new Playground(data, () => {});
+      postMessage(await (async () => { SCRIPT })());
+    };`.replace("SCRIPT", script);
+  const worker = new Worker(URL.createObjectURL(new Blob([source], {type: "text/javascript"})));
+  return new Promise((go, no) => {
+    worker.onmessage = ({data}) => { worker.terminate(); go(data); };
+    worker.onerror = event => no(new Error(event.message));
+    worker.postMessage([data, GIVEN]);
+  });
+}
+"""
+SPEED = """
+  const method = {advantage: "grpo", rule: "none", amount: 0}, found = [];
+  playground.reset({seed: given.seed});
+  for (let i = 0; i < 5; i++) {
+    const started = performance.now(), rows = data.training.slice(4 * i, 4 * i + 4).flatMap(
+      puzzle => playground.sampleGroup(puzzle, generator(i)));
+    const sampled = performance.now();
+    playground.takeStep(rows, playground.creditOf(rows, method));
+    found.push([1000 * rows.reduce((sum, row) => sum + row.tokens.length, 0) / (sampled - started),
+                (performance.now() - started) / 1000]);
+  }
+  return found;"""
+GAIN = """
+  const method = {advantage: given.advantage, rule: "none", amount: 0};
+  playground.reset({seed: given.seed});
+  const before = playground.success(given.puzzles);
+  data.heldout = [];  // no test on the way
+  while (playground.steps < given.steps) playground.trainStep(method);
+  return [before, playground.success(given.puzzles)];"""
+LIVE = """
+  return given.tokens.map(([r, t], i) => {
+    const row = playground.recorded[r];
+    Object.assign(playground, {rows: [row], puzzle: data.truth.puzzles[row.puzzle]});
+    const live = playground.liveTruth(0, t, generator(i));
+    while (live.n < given.continuations) live.add();
+    return live.estimate();
+  });"""
+
+
+def choose_tokens(truth: dict, count: int) -> list[tuple[tuple[int, int], int]]:
+    """((response, position), row) of tokens drawn by a hash, half of them with |A*| above 0.1, all with rollouts."""
+    def order(row: int) -> str:
+        return hashlib.sha256(str(row).encode()).hexdigest()
+    large = np.abs(truth["a_star"]) > 0.1
+    drawn = [row for group in (large, ~large & (truth["packets"] > 0))
+             for row in sorted(np.flatnonzero(group).tolist(), key=order)[: count // 2]]
+    return [((int(truth["response"][row]), int(truth["position"][row])), row) for row in drawn]
+
+
+def in_worker(browser: Browser, script: str, given: dict) -> list:
+    """What a script returns that runs beside a playground of its own, in a worker of the page."""
+    head = WORKER.replace("GIVEN", json.dumps(given))
+    return browser.run(f"(() => {{ {head}; return inWorker({json.dumps(script)}); }})()")
+
+
+def table_live(truth: dict, found: list[dict], tokens: list) -> list[str]:
+    """How many live estimates lie where the recorded ones say."""
+    rows = [row for _, row in tokens]
+    errors = np.hypot([live["error"] for live in found], truth["a_star_error"][rows])
+    inside = np.abs([live["value"] for live in found] - truth["a_star"][rows]) < 1.96 * errors
+    return [f"live A* inside the combined 95% interval, {CONTINUATIONS} continuations a side",
+            f"{inside.sum()} of {len(found)}"]
+
+
+@one_sentence()
+def main() -> None:
+    """Measure, and write the table."""
+    if not CHROMIUM:
+        raise ValueError("no chromium, chromium-browser or google-chrome found: install one of them")
+    truth, progress = read_truth(TRUTH / "ground_truth.npz"), Progress("checks", 2 + 2 * SEEDS)
+    tokens, puzzles = choose_tokens(truth, TOKENS), pack_puzzles(countdown_task.load("heldout", 512))
+    with tempfile.TemporaryDirectory() as folder, Browser(Path(folder)) as browser:
+        browser.open((HERE / "playground.html").as_uri())
+        speeds = np.array(in_worker(browser, SPEED, {"seed": 0}))
+        rows = [["tokens sampled a second", f"{np.median(speeds[:, 0]):,.0f}"],
+                ["seconds a step of 4 x 8 responses", f"{np.median(speeds[:, 1]):.2f}"]]
+        progress.show(1)
+        live = in_worker(browser, LIVE, {"tokens": [place for place, _ in tokens], "continuations": CONTINUATIONS})
+        progress.show(2)
+        for a, advantage in enumerate(("grpo", "rloo")):
+            gains = []
+            for seed in range(SEEDS):
+                given = {"advantage": advantage, "seed": seed, "steps": STEPS, "puzzles": puzzles}
+                before, after = in_worker(browser, GAIN, given)
+                gains.append(100 * (after - before))
+                progress.show(3 + a * SEEDS + seed)
+            rows.append([f"points gained in {STEPS} steps of {advantage.upper()}, from {100 * before:.1f}, on "
+                         f"{len(puzzles)} held-out puzzles: seeds 0 to {SEEDS - 1}",
+                         ", ".join(f"{gain:.1f}" for gain in gains) + f"; mean {np.mean(gains):.1f}"])
+    table = Table("The page in headless Chromium", "Medians of five steps; one core of a machine with two.", ["", ""],
+                  [*rows, table_live(truth, live, tokens)])
+    (HERE / "checks.md").write_text(str(table), encoding="utf-8")
+    print(table)
+
+
+if __name__ == "__main__":
+    main()
