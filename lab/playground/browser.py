@@ -77,8 +77,8 @@ class Browser:
         """Wait until a JavaScript expression is true; RuntimeError after some seconds."""
         self.run(f"""new Promise((go, no) => {{
             const started = Date.now(), look = () => ({condition}) ? go() :
-              Date.now() - started > {1000 * seconds} ? no(new Error("waited too long for " + {json.dumps(condition)})) :
-              setTimeout(look, 20);
+              Date.now() - started < {1000 * seconds} ? setTimeout(look, 20) :
+              no(new Error("waited too long for " + {json.dumps(condition)}));
             look();
         }})""")
 

@@ -1,4 +1,4 @@
-"""What the playground does in a browser: how fast it is, what 60 steps gain, and its live truth against the recorded one.
+"""What the playground does in a browser: its speed, what 60 steps gain, and its live truth against the recorded one.
 
 It opens the page in headless Chromium, and takes about twenty minutes of one core.
 

@@ -1,27 +1,30 @@
 // The first minute: five presses, each of which does something and says what is seen.
 "use strict";
 
+const lines = (...parts) => () => parts.join(" ");
+
 const GUIDE = [
-  {press: "see GRPO's credit", text: () => "A language model of 198,400 parameters, in this page, wrote these responses. " +
-    "Right ones earn a reward. Which of their tokens deserve it? Five presses show how well that is answered."},
-  {press: "where the gradient falls", act: () => set({rule: "none", band: "credit"}),
-    text: () => "The band under each token is GRPO's credit: the same for all tokens of a response, its advantage. Orange says " +
-      "more of this, purple less. What the model will learn from a word, a number and a tag is the same number."},
-  {press: "the token that decided", act: () => set({band: "gradient"}),
-    text: () => "The band is now the credit times the size of the token's gradient. Where the model was sure, nothing moves: " +
-      "the update falls on the few tokens where it had a choice, deserved or not."},
-  {press: "compare two rules", act: () => choose(...responses.decisive()),
-    text: () => {
-      const [i, t] = responses.at, {text, value, aStar} = responses.rows[i].tokens[t];
-      return `Behind each token is the truth, A*, measured by continuing from it: how much it changed the probability of success. ` +
-        `“${visible(text).trim()}” took it from ${percent(value)} to ${percent(value + aStar)}. Tap any other token.`;
-    }},
-  {press: "write your own", at: "b", act: () => set({rule: "entropy_ratio", band: "credit"}),
-    text: () => "Credit by entropy puts more where the model was unsure. The table compares it with A* on all recorded responses: " +
-      "1 would be perfect. Choose “less on words” instead: the simplest rule of all comes closer."},
-  {press: "finish", at: "b", act: () => set({rule: "own", band: "credit"}),
-    text: () => "Now yours: one line, coloured and scored while you type. Can you beat the best? Then press train: " +
-      "the model learns with your rule, here."},
+  {press: "see GRPO's credit", text: lines(
+    "A small language model, in this page, wrote these responses. Right ones earn a reward.",
+    "Which of their tokens deserve it? Five presses show how well that is answered.")},
+  {press: "where the gradient falls", act: () => set({rule: "none", band: "credit"}), text: lines(
+    "The band under each token is GRPO's credit: the same for all tokens of a response, its advantage.",
+    "Orange says more of this, purple less. A word, a number and a tag get the same.")},
+  {press: "the token that decided", act: () => set({band: "gradient"}), text: lines(
+    "The band is now the credit times the size of the token's gradient. Where the model was sure, nothing moves:",
+    "the update falls on the few tokens where it had a choice, deserved or not.")},
+  {press: "compare two rules", act: () => choose(...responses.decisive()), text() {
+    const [i, t] = responses.at, {text, value, aStar} = responses.rows[i].tokens[t];
+    return "Behind each token is the truth, A*, measured by continuing from it: how much it changed the probability " +
+      `of success. “${visible(text).trim()}” took it from ${percent(value)} to ${percent(value + aStar)}. ` +
+      "Tap any other token.";
+  }},
+  {press: "write your own", at: "b", act: () => set({rule: "entropy_ratio", band: "credit"}), text: lines(
+    "Credit by entropy puts more where the model was unsure. The table compares it with A* on all recorded responses:",
+    "1 would be perfect. Choose “less on words” instead: the simplest rule of all comes closer.")},
+  {press: "finish", at: "b", act: () => set({rule: "own", band: "credit"}), text: lines(
+    "Now yours: one line, coloured and scored while you type. Can you beat the best?",
+    "Then press train: the model learns with your rule, here.")},
 ];
 let guideAt = 0;
 

@@ -10,7 +10,7 @@ const FORMULAS = {
   none: "credit = A, as in none of mitigations.py", entropy_ratio: "credit = A · H / mean H: entropy_ratio of methods/",
   outcome_conditional: "credit ∝ A · think_discount before <answer>, A in it: outcome_conditional of mitigations.py",
   token_type: "credit ∝ A · filler on words, A elsewhere: token_type of methods/",
-  own: "credit ∝ A · your line, over p, H, A, L, position, role (0 filler, 1 reasoning, 2 structure), filler, reasoning, structure",
+  own: "credit ∝ A · your line, over p, H, A, L, position, role (0, 1, 2: filler, reasoning, structure), these three",
 };
 const SHOWN = {none: "GRPO", outcome_conditional: "less before answer", entropy_ratio: "by entropy",
                token_type: "less on words", own: "yours"};
@@ -19,7 +19,8 @@ let curve = [], training = false, recorded = 0, wanted = null;
 
 /** The method as the controls say. */
 function method() {
-  return {advantage: $("advantage").value, rule: $("rule").value, amount: Number($("amount").value), line: $("line").value};
+  const [advantage, rule, amount, line] = ["advantage", "rule", "amount", "line"].map(id => $(id).value);
+  return {advantage, rule, amount: Number(amount), line};
 }
 
 const seed = () => Math.abs(Math.trunc(Number($("seed").value))) % 1000 || 0;
@@ -57,17 +58,16 @@ function changed() {
 
 /** Puts the state into the address: puzzle, method, sliders, rule, seed and number of steps. */
 function writeLink() {
-  const state = Object.fromEntries(FIELDS.map(id => [id, $(id).value]));
-  const steps = curve.at(-1)?.steps ?? 0;
-  history.replaceState(null, "", "#" + new URLSearchParams({...state, numbers: $("numbers").value, target: $("target").value, steps}));
+  const state = Object.fromEntries([...FIELDS, "numbers", "target"].map(id => [id, $(id).value]));
+  history.replaceState(null, "", "#" + new URLSearchParams({...state, steps: curve.at(-1)?.steps ?? 0}));
 }
 
 /** Sets the controls from the address; what is not there, or is no choice, stays. */
 function readLink() {
   const state = new URLSearchParams(location.hash.slice(1));
   for (const id of [...FIELDS, "numbers", "target"]) {
-    const value = state.get(id);
-    if (value !== null && ($(id).tagName !== "SELECT" || [...$(id).options].some(option => option.value === value))) $(id).value = value;
+    const value = state.get(id), options = $(id).options;
+    if (value !== null && (!options || [...options].some(option => option.value === value))) $(id).value = value;
   }
   const steps = Number(state.get("steps"));
   wanted = Number.isInteger(steps) && steps > 0 && steps <= 1000 ? steps : null;
@@ -91,14 +91,16 @@ function choose(i, t) {
 }
 
 function showToken(best) {
-  const [i, t] = responses.at, row = responses.rows[i], {text, p, entropy, after, aStar, error, value, n} = row.tokens[t];
+  const [i, t] = responses.at, row = responses.rows[i];
+  const {text, p, entropy, after, aStar, error, value, n} = row.tokens[t];
   $("name").textContent = `“${visible(text).trim() || "space"}”, token ${t + 1} of ${row.tokens.length}`;
   const truth = aStar === undefined ? "not measured" : `${signed(aStar)} ± ${fixed(1.96 * error)}` +
     (n ? `, ${2 * n} continuations` : "");
-  fillFacts($("facts"), [["A*", truth], ...(value === undefined ? [] : [["success", `${percent(value)} → ${percent(value + aStar)}`]]),
-    ["credit", signed(row.credit[t])], ["p", percent(p) + (after === undefined ? "" : ` → ${percent(after)}`)],
-    ["entropy", fixed(entropy)]]);
-  if (best.length) $("others").textContent = "could be: " + best.map(b => `${visible(b.text)} ${percent(b.p)}`).join(" · ");
+  const success = value === undefined ? [] : [["success", `${percent(value)} → ${percent(value + aStar)}`]];
+  fillFacts($("facts"), [["A*", truth], ...success, ["credit", signed(row.credit[t])],
+    ["p", percent(p) + (after === undefined ? "" : ` → ${percent(after)}`)], ["entropy", fixed(entropy)]]);
+  const others = best.map(b => `${visible(b.text)} ${percent(b.p)}`).join(" · ");
+  if (others) $("others").textContent = `could be: ${others}`;
 }
 
 // ---------------------------------------------------------------------------------------------------------- the worker
@@ -163,7 +165,7 @@ function setTraining(on) {
   for (const id of ["sample", "update", "reset"]) $(id).disabled = on;
 }
 
-// --------------------------------------------------------------------------------------------------------- the controls
+// -------------------------------------------------------------------------------------------------------- the controls
 
 worker.onmessage = ({data: answer}) => ANSWERS[answer.of](answer);
 worker.onerror = event => complain(`the model stopped: ${event.message}`);
@@ -209,7 +211,8 @@ function showPuzzle(index) {
 }
 
 for (const name of Object.keys(data.truth.recorded)) $("rule").add(new Option(`${name} (recorded)`, name));
-data.truth.puzzles.forEach(({numbers, target}, i) => $("puzzles").add(new Option(`${numbers.join(", ")} → ${target}`, i)));
+data.truth.puzzles.forEach(({numbers, target}, i) =>
+  $("puzzles").add(new Option(`${numbers.join(", ")} → ${target}`, i)));
 $("puzzles").value = data.shown;
 const typed = readLink(), index = recordedPuzzle();
 ask("reset", {data, seed: seed()});

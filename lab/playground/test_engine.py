@@ -29,8 +29,9 @@ from train import Settings, load_policy
 
 HERE = Path(__file__).parent
 SMALL = str(HERE.parents[1] / "models" / "countdown-small")
-ODD = ["4 * (5 - 3)", "(5-3)*4", "3+4+5/5", "4*(5-3)/1", "3 - -5", "04*(5-3)", "(4)(5-3)", "4**2", "5//3", "3 4 5", "()", "",
-       "(" * 33 + "8" + ")" * 33, "4*(5-3)" + " " * 250, "5/(3-3)", "4*(5-3", "4*5-3)", "1/3*3*8", "4 * ( 5 - 3 ) ", "8"]
+ODD = ["4 * (5 - 3)", "(5-3)*4", "3+4+5/5", "4*(5-3)/1", "3 - -5", "04*(5-3)", "(4)(5-3)", "4**2", "5//3", "3 4 5",
+       "(" * 33 + "8" + ")" * 33, "4*(5-3)" + " " * 250, "5/(3-3)", "4*(5-3", "4*5-3)", "1/3*3*8", "4 * ( 5 - 3 ) ",
+       "8", "()", ""]
 pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="Node runs the JavaScript, and is not here")
 
 
@@ -176,7 +177,7 @@ def data(policy, truth):
 
 
 def test_scores_are_those_of_lab_truth(data, truth, tmp_path):
-    """Guards against other ranks, tokens, groups or parts than lab/truth/scoring.py has, for rules and recorded credit."""
+    """Guards against other ranks, tokens, groups or parts than lab/truth has, for rules and recorded credit."""
     names = ["none", "outcome_conditional", "entropy_ratio", "token_type", *RECORDED]
     found = run("""
 const playground = new Playground(given.data, answer => console.log(JSON.stringify(answer.scores)));
@@ -205,7 +206,8 @@ def test_live_truth_agrees_with_the_recorded_one(data, truth, tmp_path):
     found = run("""
 const playground = new Playground(given.data, () => {});
 console.log(JSON.stringify(given.tokens.map(([r, t], i) => {
-  Object.assign(playground, {rows: [playground.recorded[r]], puzzle: given.data.truth.puzzles[playground.recorded[r].puzzle]});
+  const row = playground.recorded[r];
+  Object.assign(playground, {rows: [row], puzzle: given.data.truth.puzzles[row.puzzle]});
   const live = playground.liveTruth(0, t, generator(i));
   while (live.n < 96) live.add();
   return live.estimate();
@@ -225,7 +227,8 @@ console.log(JSON.stringify(given.tokens.map(([r, t], i) => {
     ("2 - -p ^ 2 <= 2.5", lambda p, **_: 2 + p**2 <= 2.5), ("sqrt(exp(log(abs(-4))))", lambda **_: 2)])
 def test_rules(line, expected, tmp_path):
     """Guards against operators that bind in another order than in Python, and names that mean something else."""
-    tokens = [{"p": p, "entropy": H, "role": role} for p, H, role in [(0.95, 0.2, 0), (0.5, 1, 1), (0.1, 2, 2), (0.7, 0, 1)]]
+    tokens = [{"p": p, "entropy": H, "role": role}
+              for p, H, role in [(0.95, 0.2, 0), (0.5, 1, 1), (0.1, 2, 2), (0.7, 0, 1)]]
     found = run("console.log(JSON.stringify([1, -1].map(A => ruleWeights(parseRule(given.line), given.tokens, A))))",
                 tmp_path, {"line": line, "tokens": tokens})
     assert found == [pytest.approx([float(expected(p=t["p"], H=t["entropy"], A=A, L=4, position=i, role=t["role"]))
@@ -234,14 +237,15 @@ def test_rules(line, expected, tmp_path):
 
 BAD_RULES = {"": "ends too early", "p +": "ends too early", "(p": r"a \) is missing", "p)": "not expected here",
              "eval(1)": "eval is not known", "constructor": "not known", "p.constructor": "not expected here",
-             "<img src=x onerror=a()>": "< is not known", "0 / 0": "weight of token 0 is NaN", "-1": "is -1, not 0 or more",
-             "log(0 * p)": "-Infinity", "1 / 0": "Infinity", "p" * 10_000: "at most 200 characters; this one has 10000",
-             "(" * 90 + "p" + ")" * 90: "at most 30 deep", "-" * 190 + "p": "at most 30 deep", "max(1)": "a , is missing",
-             "1 2": "2 is not expected here", "p = 1": "= is not expected here", "“p”": "“ is not known", "😀": "😀 is not known"}
+             "<img src=x onerror=a()>": "< is not known", "0 / 0": "weight of token 0 is NaN", "1 / 0": "Infinity",
+             "-1": "is -1, not 0 or more", "log(0 * p)": "-Infinity", "max(1)": "a , is missing", "😀": "😀 is not known",
+             "(" * 90 + "p" + ")" * 90: "at most 30 deep", "-" * 190 + "p": "at most 30 deep", "“p”": "“ is not known",
+             "1 2": "2 is not expected here", "p = 1": "= is not expected here",
+             "p" * 10_000: "at most 200 characters; this one has 10000"}
 
 
 def test_bad_rules_and_puzzles_are_refused_in_a_sentence(data, tmp_path):
-    """Guards against a rule that runs as JavaScript, hangs or overflows the stack, and a prompt that the model doesn't know."""
+    """Guards against a rule that runs as JavaScript, hangs or overflows the stack, and an unknown kind of prompt."""
     puzzles = [[" ".join(["1"] * 40), "5"], ["3, 4, x", "5"], ["3, 4, 5", ""], ["3, 4, 5", "101"], ["3, 4, 21", "5"],
                ["3, 4, 5", "2.5"], ["<b>3</b>, 4, 5", "5"], ["", "5"]]
     rules, asked = run("""
@@ -251,9 +255,9 @@ console.log(JSON.stringify([given.rules.map(line => told(() => ruleWeights(parse
                             given.puzzles.map(pair => told(() => readPuzzle(...pair)))]));
 """, tmp_path, {"rules": list(BAD_RULES), "puzzles": [*puzzles, ["[3, 4,5]", " 8 "]]})
     for line, answer in zip(BAD_RULES, rules):
-        assert isinstance(answer, str) and re.fullmatch(f"Error: [^\n]*{BAD_RULES[line]}[^\n]*", answer), (line[:40], answer)
-    assert asked[-1] == {"numbers": [3, 4, 5], "target": 8}
-    assert "this one has 40" in asked[0] and all(re.match("Error: [^\n]*$", answer) for answer in asked[:-1])
+        assert re.fullmatch(f"Error: [^\n]*{BAD_RULES[line]}[^\n]*", str(answer)), line[:40]
+    assert asked.pop() == {"numbers": [3, 4, 5], "target": 8}
+    assert "this one has 40" in asked[0] and all(re.match("Error: [^\n]*$", answer) for answer in asked)
 
 
 def test_training_by_the_page_is_the_same_each_time(data, tmp_path):

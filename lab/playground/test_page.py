@@ -102,14 +102,16 @@ def test_recorded_responses_have_their_truth(page, truth):
     rows = truth["group"] == group
     assert page.run('$("numbers").value + " → " + $("target").value') == re.sub(
         r"[][]", "", truth["prompts"][truth["response"][rows][0]]).replace("->", "→")
-    shown = page.run("""responses.rows.map(row => [row.tokens.map(t => t.text), row.tokens.map(t => t.aStar), row.credit])""")
+    shown = page.run("""responses.rows.map(row =>
+      [row.tokens.map(t => t.text), row.tokens.map(t => t.aStar), row.credit])""")
     expected = [["".join(truth["piece"][at]), truth["a_star"][at], truth["advantage"][at[0]]]
                 for r in np.unique(truth["response"][rows]) for at in [np.flatnonzero(truth["response"] == r)]]
     assert sorted("".join(text) for text, _, _ in shown) == sorted(text for text, _, _ in expected)
     for text, a_star, credit in shown:
         _, known, advantage = next(e for e in expected if e[0] == "".join(text))
         assert a_star == pytest.approx(known, abs=1e-6) and credit == pytest.approx([advantage] * len(text), abs=1e-4)
-    sizes = page.run('[...document.querySelectorAll(".token b")].map(b => parseInt(b.style.getPropertyValue("--size")))')
+    sizes = page.run("""[...document.querySelectorAll(".token b")].map(
+      b => parseInt(b.style.getPropertyValue("--size")))""")
     assert sizes == [round(100 * min(1, abs(x) / 0.4)) for _, a_star, _ in shown for x in a_star]
 
 
@@ -153,7 +155,8 @@ def test_rules_are_scored_while_they_are_typed(page):
 @needs_chromium
 def test_sample_update_and_train(page):
     """Guards against tokens that don't grow, a step that changes nothing, and a curve that stands still."""
-    page.run("""(responses.begin = new Proxy(responses.begin, {apply: (f, o, a) => (window.began = a[0], f.apply(o, a))}), 0)""")
+    page.run("""const begin = responses.begin;
+      responses.begin = function (count) { window.began = count; begin.call(this, count); }; 0""")
     page.run('$("sample").click()')
     page.until("window.began === 8 && responses.rows.length && responses.rows[0].tokens[0].aStar === undefined")
     texts = page.run('[...document.querySelectorAll(".tokens")].map(box => box.textContent)')
@@ -182,7 +185,7 @@ def test_sample_update_and_train(page):
 @needs_chromium
 def test_a_link_holds_the_state(browser):
     """Guards against a link that opens another puzzle, rule or seed, and a made-up one that breaks the page."""
-    link = "#" + "&".join(["numbers=2,+3,+7", "target=42", "rule=own", "line=H*p", "seed=5", "advantage=rloo", "steps=2", "amount=0.3"])
+    link = "#numbers=2,+3,+7&target=42&rule=own&line=H*p&seed=5&advantage=rloo&steps=2&amount=0.3"
     page = opened(browser, link)
     page.until('$("status").textContent.includes("the link was at step 2")', 120)
     assert page.run('FIELDS.map(id => $(id).value)') == ["rloo", "own", "0.3", "H*p", "credit", "5"]
@@ -192,13 +195,14 @@ def test_a_link_holds_the_state(browser):
     hostile = "#numbers=<img src=x onerror=alert(1)>&rule=constructor&band=x&seed=1e99&steps=-1&line=<b>"
     browser.open("about:blank")
     browser.open(PAGE.as_uri() + hostile)
-    browser.until('$("error").textContent.includes("a puzzle has 2 to 4 numbers") || $("error").textContent.includes("whole ones")')
-    assert browser.run('[$("rule").value, $("band").value, document.querySelectorAll("img").length]') == ["none", "credit", 0]
+    browser.until('$("error").textContent.match("a puzzle has 2 to 4 numbers|whole ones")')
+    assert browser.run('[$("rule").value, $("band").value]') == ["none", "credit"]
+    assert browser.run('document.querySelectorAll("img").length') == 0
 
 
 @needs_chromium
 def test_keyboard_names_and_widths(page):
-    """Guards against a page that needs a mouse, tokens without a name, a width beyond the phone's, and small targets."""
+    """Guards against a page that needs a mouse, controls without a name, a width beyond the phone's, small targets."""
     page.run('document.querySelector(".token").focus()')
     for key in ("ArrowRight", "ArrowRight", "ArrowLeft"):
         page.run(f'document.activeElement.dispatchEvent(new KeyboardEvent("keydown", {{key: "{key}", bubbles: true}}))')
@@ -208,7 +212,7 @@ def test_keyboard_names_and_widths(page):
     assert page.run('document.querySelector(".token").getAttribute("aria-label")').count(",") == 2
     unnamed = page.run("""[...document.querySelectorAll("input, select, button")].filter(e => e.offsetParent &&
       !(e.labels?.length || e.textContent.trim() || e.getAttribute("aria-label"))).map(e => e.id)""")
-    small = page.run("""[...document.querySelectorAll("#columns button:not(.token), select, input, #guide button")].filter(
+    small = page.run("""[...document.querySelectorAll("button:not(.token), select, input")].filter(
       e => e.offsetParent && e.getBoundingClientRect().height < 40).map(e => e.id)""")
     assert unnamed == [] and small == []
     assert page.run("document.documentElement.scrollWidth") <= 390

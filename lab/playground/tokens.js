@@ -62,14 +62,14 @@ class Responses {
 
   /** What the arrow keys do: left and right by tokens, up and down by responses. */
   move(event, i, t) {
-    const [down, right] = {ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0]}[event.key] ?? [0, 0];
-    const next = (down || right) && this.buttons[i + down]?.[down ? 0 : t + right];
+    const next = {ArrowRight: this.buttons[i][t + 1], ArrowLeft: this.buttons[i][t - 1],
+                  ArrowDown: this.buttons[i + 1]?.[0], ArrowUp: this.buttons[i - 1]?.[0]}[event.key];
     if (!next) return;
     event.preventDefault();
     next.focus();
   }
 
-  /** Shows rows with their credit, coloured by a band of BANDS; their tokens are there already unless they are fresh. */
+  /** Shows rows with their credit, coloured by a band of BANDS; unless fresh, their tokens are there already. */
   show(rows, band, fresh) {
     if (fresh) {
       this.begin(rows.length);
@@ -84,7 +84,8 @@ class Responses {
     this.scale = Math.max(...sizes.flat().map(Math.abs), 1e-9);
     this.rows.forEach((row, i) => {
       const {head, box} = this.boxes[i], {answer, reward} = row.grade;
-      head.textContent = `${answer ? "✓ right" : "✗ wrong"}: reward ${fixed(reward)}, advantage ${signed(row.advantage)}`;
+      head.textContent = `${answer ? "✓ right" : "✗ wrong"}: reward ${fixed(reward)}, ` +
+        `advantage ${signed(row.advantage)}`;
       box.classList.toggle("extra", !this.first(i));
       row.tokens.forEach((token, t) => this.colourToken(i, t, sizes[i][t]));
     });
@@ -148,7 +149,8 @@ function showScores(scores, names) {
 
 /** The curve of success on held-out puzzles: points of {steps, heldOut}. */
 function drawCurve(points) {
-  const tested = points.filter(point => point.heldOut !== null), most = Math.max(20, ...points.map(point => point.steps));
+  const tested = points.filter(point => point.heldOut !== null);
+  const most = Math.max(20, ...points.map(point => point.steps));
   const shares = tested.map(point => point.heldOut), low = Math.max(0, Math.floor(10 * Math.min(...shares) - 0.5) / 10);
   const high = Math.min(1, Math.max(low + 0.2, Math.ceil(10 * Math.max(...shares) + 0.5) / 10));
   const x = steps => 300 * steps / most, y = share => 60 - 60 * (share - low) / (high - low);

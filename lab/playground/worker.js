@@ -36,8 +36,10 @@ class Playground {
     return lengths.map((length, r) => {
       const at = Array.from({length}, (_, t) => offset + t);
       offset += length;
-      const facts = at.map(i => Object.fromEntries(Object.entries(found).map(([name, column]) => [name, column[i]])));
-      const puzzle = Math.floor(r / answers), row = this.makeRow(puzzles[puzzle], facts.map(fact => ({...fact, p: Math.exp(fact.logprob)})));
+      const puzzle = Math.floor(r / answers), facts = at.map(i => ({
+        ...Object.fromEntries(Object.entries(found).map(([name, column]) => [name, column[i]])),
+        p: Math.exp(found.logprob[i])}));
+      const row = this.makeRow(puzzles[puzzle], facts);
       const own = Object.fromEntries(credits.map(([name, all]) => [name, at.map(i => all[i])]));
       return {...row, puzzle, recorded: own};
     });
@@ -59,7 +61,7 @@ class Playground {
       .map(row => this.makeRow(puzzle, row.facts));
   }
 
-  /** The credit of rows, those to a puzzle together, which also get their advantage: one list over tokens for each row. */
+  /** The credit of rows, those to a puzzle together, which also get their advantage: a list for each row. */
   creditOf(rows, {advantage, rule, amount, line}) {
     const {answers} = this.data.truth;
     for (let first = 0; first < rows.length; first += answers) {
@@ -81,7 +83,7 @@ class Playground {
     return this.adam.step();
   }
 
-  /** How many of TESTED held-out puzzles a response each solves, from `first` on, always with the same random numbers. */
+  /** How many of TESTED puzzles from `first` on a response each solves, always with the same random numbers. */
   solved(first, model = this.model, puzzles = this.data.heldout) {
     const asked = puzzles.slice(first, first + TESTED);
     const prompts = asked.map(({numbers, target}) => promptTokens(this.data.prompt, numbers, target));
