@@ -11,7 +11,8 @@ from lab import pages
 from lab.truth import score
 from methods import MITIGATIONS, ORDER
 from tests import test_pages as book
-from tests.test_pages import NAME, ROOT, check_command, check_links, copy, in_copy  # noqa: F401  `copy` is a fixture
+from tests.test_pages import (NAME, ROOT, check_command, check_links, copy, in_copy,  # noqa: F401  `copy` is a fixture
+                              source_of)
 
 ROOMS = [*sorted((ROOT / "lab").glob("**/README.md")), ROOT / "lab" / "study" / "collapse.md"]
 PAGES = book.PAGES | {path: path.read_text(encoding="utf-8") for path in ROOMS}
@@ -42,7 +43,7 @@ def test_commands_name_files_that_exist(command):
 def test_flags_of_the_laboratory_exist(command):
     """The source is enough: `--help` would import the experiment in a process of its own."""
     for module, arguments in re.findall(r"-m (lab\.[\w.]+)([^;&|]*)", command):
-        source = (ROOT / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8")
+        source = source_of(module).read_text(encoding="utf-8")
         for flag in re.findall(r"--(\w+)", arguments):
             assert re.search(rf"--{flag}\b|^    {flag}: |\"{flag}\", ", source, re.M), command
 

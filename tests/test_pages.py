@@ -61,7 +61,13 @@ def check_command(command):
     for name in re.findall(r"[\w/]+\.(?:py|txt)\b", command.replace("path/to/my_task.py", "")):
         assert (ROOT / name).is_file(), command
     for module in re.findall(r"-m ((?:lab|tests)\.[\w.]+)", command):
-        assert (ROOT / (module.replace(".", "/") + ".py")).is_file(), command
+        assert source_of(module).is_file(), command
+
+
+def source_of(module):
+    """The file that `python -m module` runs."""
+    path = ROOT / module.replace(".", "/")
+    return path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
 
 
 def test_files_of_the_tree_exist():

@@ -80,10 +80,10 @@ function advantages(rewards, kind) {
   return rewards.map(r => (r - mean) / (std + 1e-4));
 }
 
-/** Weights scaled to mean 1; zeros stay zeros. */
+/** Weights scaled to mean 1; where all are 0 they become 1, which is plain GRPO. */
 function unitMean(weights) {
   const mean = weights.reduce((a, b) => a + b, 0) / weights.length;
-  return mean > 0 ? weights.map(w => w / mean) : weights;
+  return weights.map(w => mean > 0 ? w / mean : 1);
 }
 
 // Weights of a response's tokens, each {entropy, role, inAnswer}, by a rule with its one parameter; before unitMean.

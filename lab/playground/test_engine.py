@@ -235,6 +235,11 @@ def test_rules(line, expected, tmp_path):
                                     for i, t in enumerate(tokens)]) for A in (1, -1)]
 
 
+def test_weights_that_are_all_0_give_plain_grpo(tmp_path):
+    """Guards against a response that drops out: see reweight of mitigations.py."""
+    assert run("console.log(JSON.stringify([unitMean([0, 0]), unitMean([1, 0, 2])]))", tmp_path, {}) == [[1, 1], [1, 0, 2]]
+
+
 BAD_RULES = {"": "ends too early", "p +": "ends too early", "(p": r"a \) is missing", "p)": "not expected here",
              "eval(1)": "eval is not known", "constructor": "not known", "p.constructor": "not expected here",
              "<img src=x onerror=a()>": "< is not known", "0 / 0": "weight of token 0 is NaN", "1 / 0": "Infinity",

@@ -31,6 +31,7 @@ import torch
 from grpo import compare
 from lab.truth.critic import find_heads, fitted_methods
 from lab.truth.file import by_response
+from lab.truth.picture import draw
 from lab.truth.scoring import all_scores, draw_scores, score_tables
 from lab.truth.solver import KINDS, solver_columns, token_kinds
 from methods.oracle import SURE, backward
@@ -276,7 +277,8 @@ def main() -> None:
     text = "\n".join(map(str, [table_facts(truth), *score_tables(scores, truth)]))
     (args.out / "scores.md").write_text(text, encoding="utf-8")
     draw_scores(args.out / "scores.md", args.out / "scores.png")
-    print(f"{text}\nwrote {args.out}; look at it with: python -m lab.truth.page {file}")
+    draw(truth, args.out / "truth.png")
+    print(f"{text}\nwrote {args.out}: ground_truth.npz, scores.md, scores.png and truth.png")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ Run it:  python -m lab.truth.score --mitigation entropy_weighted --entropy_temp 
 """
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -24,7 +24,7 @@ from analyze import is_control, method_name
 from grpo import compare
 from lab.estimates import read_cell, read_table
 from lab.truth.file import by_response, read_truth
-from lab.truth.page import CAPTIONS, draw, rank_responses
+from lab.truth.picture import CAPTIONS, draw
 from lab.truth.scoring import HALVES, credit_scores, table_pooled, table_within
 from methods import MITIGATIONS
 from methods.heads import HEADS, load_head
@@ -146,11 +146,12 @@ def parse(arguments: list[str]) -> tuple[Options, dict]:
 
 
 def load_batch(truth: dict, options: Options, needs: tuple[str, ...]) -> TokenBatch:
-    """The batch of a truth, with the task's own model and what the credit function needs; heads lie with the truth."""
+    """The batch of a truth, with the bundled model and what the credit function needs; heads lie with the truth."""
     settings, folder = json.loads(str(truth["settings"])), Path(options.truth or TRUTH)
     s = with_model(Settings(task=settings.get("task", Settings.task), mitigation=options.mitigation))
-    if Path(s.model).name != settings["model"]:
-        raise ValueError(f"{folder} is about the model {settings['model']}, but only {s.model} can be scored")
+    if not (model := Path(s.model).with_name(settings["model"])).is_dir():
+        raise ValueError(f"{folder} is about the model {settings['model']}, and there is no {model}")
+    s = replace(s, model=str(model))
     policy = load_policy(s, needs=needs)
     for name in policy.heads:
         if not (file := folder / f"{name}.safetensors").is_file():
@@ -163,7 +164,7 @@ def draw_credit(name: str, credit: np.ndarray, truth: dict, file: Path) -> None:
     """A right and a wrong response, coloured by A* above and by the method's credit (N,) below."""
     captions = {"a_star": CAPTIONS["a_star"], "credit": f"Credit of {name}"}
     file.parent.mkdir(parents=True, exist_ok=True)
-    draw(truth | {"credit": credit}, rank_responses(truth), file, captions)
+    draw(truth | {"credit": credit}, file, captions)
 
 
 @one_sentence()

@@ -228,7 +228,8 @@ def test_the_files_of_a_run(first_run):
     """Guards against columns that a reader lacks, methods left out, and paths of this machine in them."""
     folder, _ = first_run
     assert {p.name for p in folder.iterdir()} == {
-        "ground_truth.npz", "critic.safetensors", "importance.safetensors", "scores.md", "scores.png"}
+        "ground_truth.npz", "critic.safetensors", "importance.safetensors", "scores.md", "scores.png",
+        "truth.png"}
     truth = read_truth(folder / "ground_truth.npz")
     scored = [name for name in MITIGATIONS if name not in ("oracle", "ppo_process")]  # the truth, and a head not fitted
     assert truth["methods"].tolist() == scored

@@ -1,0 +1,108 @@
+"""A picture of what every token did, and of the credit that a method gave it.
+
+Run it:  python -m lab.truth.measure        writes truth.png: A* above, GRPO's credit below
+         python -m lab.truth.score --mitigation entropy_ratio        the same with that method's credit
+"""
+import textwrap
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from lab.truth.file import by_response
+from plumbing.report import LETTERS, PALETTE, SHADES, WIDTH, draw_tokens, place_tokens, plt, save_figure
+
+CURVE = PALETTE[0]
+FULL = 99  # percentile of the sizes that gets the full colour
+LINE = 0.2  # inches, height of a line of text
+CAPTIONS = {"a_star": "A*: how the token changed the probability of success", "advantage": "GRPO's credit"}
+
+
+class Response(NamedTuple):
+    """One response of the file."""
+
+    number: int  # among all responses of the file
+    rows: np.ndarray  # (L,) where its tokens are in the columns
+    right: bool
+
+
+def rank_responses(truth: dict) -> list[Response]:
+    """All responses, those with the token of largest |A*| first."""
+    responses = [Response(number, rows, bool(truth["success"][rows[0]] > 0.5))
+                 for number, rows in enumerate(by_response(truth))]
+    return sorted(responses, key=lambda response: -np.abs(truth["a_star"][response.rows]).max())  # stable
+
+
+def scale_of(values: np.ndarray) -> float:
+    """The size that gets the full colour: a percentile of |values|; their maximum, or 1, where that is 0."""
+    return float(np.percentile(np.abs(values), FULL) or np.abs(values).max() or 1)
+
+
+def curve(truth: dict, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """V (L + 1,) before each of L tokens and after the last, and its standard error; the outcome's is 0."""
+    outcome = truth["value"][rows[-1]] + truth["a_star"][rows[-1]]
+    return np.append(truth["value"][rows], outcome), np.append(truth["value_error"][rows], 0)
+
+
+def examples(truth: dict, ranked: list[Response]) -> list[Response]:
+    """The first right and the first wrong response with some credit and a length that suits a picture."""
+    ordered = sorted(ranked, key=lambda response: not (  # stable, and False comes first
+        40 <= len(response.rows) <= 80 and truth["advantage"][response.rows[0]]))
+    pair = [next((response for response in ordered if response.right is verdict), None) for verdict in (True, False)]
+    return pair if all(pair) else ordered[:2]
+
+
+def draw(truth: dict, file: Path, captions: dict[str, str] = CAPTIONS) -> None:
+    """Two responses, each with its tokens coloured by A*, the same by a credit, and V.
+
+    captions: the column of A* and that of the credit, each with what it is called.
+    """
+    pair = examples(truth, rank_responses(truth))
+    drawn = np.concatenate([response.rows for response in pair])
+    scales = {name: scale_of(truth[name][drawn]) for name in captions}
+    pieces = [truth["piece"][response.rows].tolist() for response in pair]
+    lines = [place_tokens(texts, LETTERS)[-1][1] + 1 for texts in pieces]
+    heights = [height for count in lines for height in (LINE * count, LINE * count, 1.2)]  # 3 per response
+    figure, axes = plt.subplots(len(heights), figsize=(WIDTH, sum(heights) + 0.45 * len(heights) + 1.1),
+                                height_ratios=heights)
+    for (number, rows, right), texts, count, (*blocks, bottom) in zip(pair, pieces, lines, axes.reshape(-1, 3)):
+        head = f"{truth['prompts'][number]}: {'right' if right else 'wrong'}, reward {truth['reward'][rows[0]]:.2f}"
+        above, below = captions.values()
+        for axis, name, title in zip(blocks, captions, (f"{head}. {above}".replace("->", "→"), below)):
+            axis.set(xlim=(0, LETTERS), ylim=(count, 0))
+            axis.axis("off")
+            axis.set_title(title, loc="left", fontsize=10, parse_math=False)
+            draw_tokens(axis, texts, truth[name][rows] / scales[name])
+        draw_curve(bottom, truth, rows)
+    for name, label in zip(reversed(captions), (f"{below} (↵ line break, ■ end token)", "A*")):  # from the bottom up
+        colours = plt.cm.ScalarMappable(plt.Normalize(-scales[name], scales[name]), SHADES)
+        meaning = f"{label}; full colour at ±{scales[name]:.2f}, the {FULL}th percentile of these tokens"
+        figure.colorbar(colours, ax=axes, location="bottom", extend="both", aspect=90, pad=0.01,
+                        label=textwrap.fill(meaning, 110))
+    save_figure(figure, file)
+
+
+def draw_curve(axes: plt.Axes, truth: dict, rows: np.ndarray) -> None:
+    """V after each number of tokens, its 95% interval, and the text of the tokens that changed it most."""
+    V, error = curve(truth, rows)  # (L + 1,), (L + 1,)
+    low, high = np.maximum(V - 1.96 * error, 0), np.minimum(V + 1.96 * error, 1)  # (L + 1,), (L + 1,)
+    axes.fill_between(np.arange(len(V)), low, high, step="mid", color=CURVE, alpha=0.3, lw=0)
+    axes.step(np.arange(len(V)), V, where="mid", color=CURVE, lw=1.8)
+    axes.set(xlim=(-0.5, len(rows) + 0.5), ylim=(-0.03, 1.03), yticks=(0, 0.5, 1))
+    axes.set(xlabel="tokens written (shaded: 95% interval of V)", ylabel="P(success) V")
+    for t in landmarks(truth["a_star"][rows]):
+        text = f"“{truth['piece'][rows[t]].strip() or '↵'}” {truth['a_star'][rows[t]]:+.2f}".replace("-", "−")
+        late = t > 0.85 * len(rows)  # too near the right edge for text on the right
+        large = abs(V[t + 1] - V[t]) > 0.3  # text fits beside the jump; otherwise it goes above the curve
+        y = V[t : t + 2].mean() if large else high[t : t + max(1, len(rows) // 7)].max() + 0.08
+        axes.text(t + (0.1 if late else 0.9), y, text, va="center", ha="right" if late else "left",
+                  parse_math=False)
+
+
+def landmarks(a_star: np.ndarray) -> list[int]:
+    """Up to four tokens of large |A*| (L,), far enough apart for their texts."""
+    found = []
+    for t in np.argsort(-np.abs(a_star), kind="stable"):
+        if len(found) < 4 and abs(a_star[t]) >= 0.1 and all(abs(t - other) > len(a_star) / 7 for other in found):
+            found.append(int(t))
+    return found

@@ -1,0 +1,55 @@
+"""The picture of lab/truth/picture.py against the arrays it shows.
+
+Run it:  python -m pytest lab/truth/test_picture.py
+"""
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+
+from lab.truth import picture
+
+REWARDS = [[1.1, 0.1, 1.1], [0.1, 0.0, 0.0], [0.1, 0.1, 0.1]]  # of three puzzles; the second one's are for format
+
+
+def make_truth(pieces=(" Try", " 3", " +", " 4", "</think>", "\n", "<answer>", "7", "")):
+    """What lab/truth/measure.py writes of them, with random numbers: nine responses of the given tokens to three puzzles."""
+    rng, reward = np.random.default_rng(0), np.array(REWARDS)
+    L, N = len(pieces), len(pieces) * reward.size
+    A = (reward - reward.mean(1, keepdims=True)) / (reward.std(1, keepdims=True) + 1e-4)
+    V = rng.uniform(0, 1, (reward.size, L + 1))
+    V[:, -1] = reward.ravel() > 1
+    return {"position": np.tile(np.arange(L), reward.size), "group": np.repeat([0, 1, 2], 3 * L),
+            "advantage": A.repeat(L), "reward": reward.repeat(L), "success": (reward > 1).repeat(L),
+            "value": V[:, :-1].ravel(), "value_error": rng.uniform(0, 0.1, N), "a_star": np.diff(V).ravel(),
+            "piece": np.tile(pieces, reward.size),
+            "prompts": np.repeat(["[3, 4] -> 7", "[1, 2] -> 9", "[5, 5] -> 1"], 3)}
+
+
+@pytest.mark.parametrize("pieces", [make_truth.__defaults__[0], (" +", " 4", "")], ids=len)
+def test_picture_shows_tokens_shades_and_V(pieces, monkeypatch):
+    """Guards against shades or steps that are off by a token, or of another response or measure; short ones crashed."""
+    monkeypatch.setattr(plt.Figure, "savefig", lambda *_, **__: None)
+    monkeypatch.setattr(plt, "close", lambda _: None)
+    truth, L = make_truth(pieces), len(pieces)
+    pair = picture.examples(truth, picture.rank_responses(truth))
+    picture.draw(truth, None)
+    axes, rows = plt.gcf().axes, np.concatenate([response.rows for response in pair])
+    assert [response.right for response in pair] == [True, False]
+    for i, response in enumerate(pair):
+        *texts, bottom = axes[3 * i : 3 * i + 3]
+        for text, name in zip(texts, ("a_star", "advantage")):
+            share = truth[name][response.rows] / picture.scale_of(truth[name][rows])
+            assert [t.get_text() for t in text.texts[-L:]] == [p.replace("\n", "↵") or "■" for p in truth["piece"][:L]]
+            assert [patch.get_facecolor() for patch in text.patches] == [picture.SHADES(0.5 + x / 2) for x in share]
+        assert bottom.lines[0].get_ydata() == pytest.approx([*truth["value"][response.rows], float(response.right)])
+        named = {float(text.get_text().split()[-1].replace("−", "-")) for text in bottom.texts}
+        a_star = truth["a_star"][response.rows]
+        assert named == {round(x, 2) for x in a_star[picture.landmarks(a_star)]}
+
+
+def test_landmarks_are_large_and_far_apart():
+    """Guards against texts that cover each other, and names of tokens that changed nothing."""
+    a_star = np.zeros(70)
+    a_star[[5, 15, 16, 30, 45, 46, 60, 69]] = 0.5, -0.45, 0.4, 0.1, -0.9, 0.8, 0.3, 0.2
+    assert picture.landmarks(a_star) == [45, 5, 16, 60]
+    assert picture.landmarks(np.array([0.09, 0.5, -0.11, 0.2])) == [1, 3, 2]
