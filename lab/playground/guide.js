@@ -5,26 +5,30 @@ const lines = (...parts) => () => parts.join(" ");
 
 const GUIDE = [
   {press: "see GRPO's credit", text: lines(
-    "A small language model, in this page, wrote these responses. Right ones earn a reward.",
-    "Which of their tokens deserve it? Five presses show how well that is answered.")},
+    "A small language model, in this page, wrote these responses. A right answer earns a reward of 1, a proper layout 0.1.",
+    "Which tokens deserve it? Five presses show how well that is answered.")},
   {press: "where the gradient falls", act: () => set({rule: "none", band: "credit"}), text: lines(
     "The band under each token is GRPO's credit: the same for all tokens of a response, its advantage.",
-    "Orange says more of this, purple less. A word, a number and a tag get the same.")},
+    "Orange says more of this; purple, underlined, says less. A word, a number and a tag get the same.")},
   {press: "the token that decided", act: () => set({band: "gradient"}), text: lines(
-    "The band is now the credit times the size of the token's gradient. Where the model was sure, nothing moves:",
-    "the update falls on the few tokens where it had a choice, deserved or not.")},
+    "The band is now the credit times the size of the token's gradient at the logits. Where the model was sure, nothing",
+    "moves: the update falls on the few tokens where it had a choice, deserved or not.")},
   {press: "compare two rules", act: () => choose(...responses.decisive()), text() {
     const [i, t] = responses.at, {text, value, aStar} = responses.rows[i].tokens[t];
-    return "Behind each token is the truth, A*, measured by continuing from it: how much it changed the probability " +
-      `of success. “${visible(text).trim()}” took it from ${percent(value)} to ${percent(value + aStar)}. ` +
+    return "The colour behind each token is the truth, A*, measured by continuing from it: how much it changed the " +
+      `probability of success. “${visible(text).trim()}” took it from ${percent(value)} to ${percent(value + aStar)}. ` +
       "Tap any other token.";
   }},
-  {press: "write your own", at: "b", act: () => set({rule: "entropy_ratio", band: "credit"}), text: lines(
-    "Credit by entropy puts more where the model was unsure. The table compares it with A* on all recorded responses:",
-    "1 would be perfect. Choose “less on words” instead: the simplest rule of all comes closer.")},
-  {press: "finish", at: "b", act: () => set({rule: "own", band: "credit"}), text: lines(
-    "Now yours: one line, coloured and scored while you type. Can you beat the best?",
-    "Then press train: the model learns with your rule, here.")},
+  {press: "write your own", at: "b", act() {
+    $("panel").hidden = true;
+    set({rule: "entropy_ratio", band: "credit"});
+    set({rule: "token_type"});
+  }, text: lines(
+    "Two rules that put more on some tokens: by entropy, where the model was unsure; and less on words. The table compares",
+    "both with A* on all recorded responses. Rank 1 would be perfect; GRPO has none, because it tells no tokens apart.")},
+  {press: "finish", at: "b", act: () => set({rule: "own"}), text: lines(
+    "Now yours: one line, coloured and scored while you type. The best in the table, ppo, reads a critic that was fitted",
+    "to 9,600 responses. Can you beat it? Then press train: the model learns with your rule, here.")},
 ];
 let guideAt = 0;
 
@@ -33,6 +37,8 @@ function guide(n) {
   guideAt = n;
   $("guide").hidden = n >= GUIDE.length;
   document.body.classList.toggle("guided", n > 0 && n < GUIDE.length);
+  document.body.classList.toggle("no-band", n < 1);
+  document.body.classList.toggle("no-truth", n < 3);
   if (n >= GUIDE.length) return;
   GUIDE[n].act?.();
   $("told").textContent = GUIDE[n].text();

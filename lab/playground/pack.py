@@ -22,6 +22,7 @@ SHORT = {"input_layernorm.weight": "norm1", "self_attn.q_proj.weight": "q", "sel
          "mlp.gate_proj.weight": "gate", "mlp.up_proj.weight": "up", "mlp.down_proj.weight": "down"}  # as in model.js
 COLUMNS = {"token": "token", "logprob": "logprob", "entropy": "entropy", "logitGrad": "logit_grad", "kind": "kind",
            "value": "value", "aStar": "a_star", "error": "a_star_error"}  # names of a row's facts in the page
+SHORT_RESPONSE = 70  # tokens
 
 
 def encode(array: np.ndarray) -> str:
@@ -69,9 +70,15 @@ def pack_truth(truth: dict, recorded: list[str]) -> dict:
 
 
 def most_at_stake(truth: dict) -> int:
-    """The puzzle whose right and wrong responses both have tokens of large |A*|: the page shows it first."""
+    """The puzzle with the largest |A*| in both its first right and its first wrong response, of those that are short
+    enough for a small screen: the page shows it first."""
     largest = np.zeros((2, int(truth["group"].max()) + 1))  # by success and puzzle
-    np.maximum.at(largest, (truth["success"].astype(int), truth["group"]), np.abs(truth["a_star"]))
+    seen = set()
+    for rows in by_response(truth):
+        place = int(truth["success"][rows[0]]), int(truth["group"][rows[0]])
+        if place not in seen and len(rows) <= SHORT_RESPONSE:
+            largest[place] = np.abs(truth["a_star"][rows]).max()
+        seen.add(place)
     return int(largest.min(0).argmax())
 
 

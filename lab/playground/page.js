@@ -4,13 +4,14 @@
 const data = JSON.parse($("data").textContent);
 const worker = new Worker(URL.createObjectURL(new Blob([$("engine").textContent], {type: "text/javascript"})));
 const responses = new Responses($("responses"), (i, t) => choose(i, t));
-const OTHERS = ["A*", "none", "random", "ppo"];  // rules that the chosen one is compared with
+const compared = new Set(["A*", "none", "random", "ppo"]);  // rules beside the chosen one in the table: it stays there
 const PARAMETER = {outcome_conditional: "think_discount", token_type: "filler"};
 const FORMULAS = {
-  none: "credit = A, as in none of mitigations.py", entropy_ratio: "credit = A · H / mean H: entropy_ratio of methods/",
-  outcome_conditional: "credit ∝ A · think_discount before <answer>, A in it: outcome_conditional of mitigations.py",
-  token_type: "credit ∝ A · filler on words, A elsewhere: token_type of methods/",
-  own: "credit ∝ A · your line, over p, H, A, L, position, role (0, 1, 2: filler, reasoning, structure), these three",
+  none: "credit = A (function none, mitigations.py)", entropy_ratio: "credit = A · H / mean H (function entropy_ratio)",
+  outcome_conditional: "credit ∝ A · think_discount before <answer>, A in it (function outcome_conditional)",
+  token_type: "credit ∝ A · filler on words, A elsewhere (function token_type)",
+  own: "credit ∝ A · your line. Names: p probability, H entropy, A advantage, L length of the response, position, role; " +
+    "filler, reasoning, structure are 1 or 0",
 };
 const SHOWN = {none: "GRPO", outcome_conditional: "less before answer", entropy_ratio: "by entropy",
                token_type: "less on words", own: "yours"};
@@ -50,7 +51,8 @@ function changed() {
   $("own").hidden = rule !== "own";
   $("formula").textContent = FORMULAS[rule] ?? `${rule} of this repository, recorded`;
   if (!training) ask("credit");
-  if (!training) ask("score", {others: OTHERS.filter(other => other !== rule)});
+  if (!training) ask("score", {others: [...compared].filter(other => other !== rule)});
+  if (rule !== "own") compared.add(rule);
   writeLink();
 }
 
@@ -94,6 +96,7 @@ function showToken(best) {
   const [i, t] = responses.at, row = responses.rows[i];
   const {text, p, entropy, after, aStar, error, value, n} = row.tokens[t];
   $("name").textContent = `“${visible(text).trim() || "space"}”, token ${t + 1} of ${row.tokens.length}`;
+  $("measure").textContent = aStar === undefined ? "measure A*" : "measure live";
   const truth = aStar === undefined ? "not measured" : `${signed(aStar)} ± ${fixed(1.96 * error)}` +
     (n ? `, ${2 * n} continuations` : "");
   const success = value === undefined ? [] : [["success", `${percent(value)} → ${percent(value + aStar)}`]];

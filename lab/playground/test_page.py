@@ -125,7 +125,7 @@ def test_the_first_minute(page):
         settled(page)
         seen.append(page.run('[$("rule").value, $("band").value, $("told").textContent]'))
     assert [step[:2] for step in seen] == [["none", "credit"], ["none", "gradient"], ["none", "gradient"],
-                                           ["entropy_ratio", "credit"], ["own", "credit"]]
+                                           ["token_type", "credit"], ["own", "credit"]]
     i, t = page.run("responses.at")
     largest = page.run("Math.max(...responses.rows.flatMap(row => row.tokens.map(t => Math.abs(t.aStar))))")
     assert abs(page.run(f"responses.rows[{i}].tokens[{t}].aStar")) == pytest.approx(largest, abs=0.25)

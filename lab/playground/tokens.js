@@ -3,6 +3,7 @@
 
 const $ = id => document.getElementById(id);
 const FULL_TRUTH = 0.4;  // |A*| that gets the full colour
+const FULL_SHARE = 0.97;  // this share of the tokens has less credit than the full colour shows
 const FAINT = 0.05;  // a smaller share of the full colour looks like 0, and is not underlined
 const BANDS = {credit: (row, t) => row.credit[t], gradient: (row, t) => row.credit[t] * row.tokens[t].logitGrad,
                change: (row, t) => (row.tokens[t].after ?? row.tokens[t].p) - row.tokens[t].p};
@@ -81,7 +82,8 @@ class Responses {
 
   colour(band) {
     const value = BANDS[band], sizes = this.rows.map(row => row.tokens.map((_, t) => value(row, t)));
-    this.scale = Math.max(...sizes.flat().map(Math.abs), 1e-9);
+    const ordered = sizes.flat().map(Math.abs).sort((a, b) => a - b);
+    this.scale = Math.max(ordered[Math.floor(FULL_SHARE * (ordered.length - 1))] || ordered.at(-1), 1e-9);
     this.rows.forEach((row, i) => {
       const {head, box} = this.boxes[i], {answer, reward} = row.grade;
       head.textContent = `${answer ? "✓ right" : "✗ wrong"}: reward ${fixed(reward)}, ` +
