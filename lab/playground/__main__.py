@@ -56,6 +56,7 @@ def main() -> None:
     args = parser.parse_args()
     methods = read_truth(args.truth / "ground_truth.npz")["methods"].tolist()
     page = build(args.model, args.truth, RECORDED if args.truth == TRUTH else [m for m in methods if m != "none"])
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     replace_file(args.out, lambda part: part.write_text(page, encoding="utf-8"))
     print(f"wrote {args.out}, {len(page.encode()) / 1e6:.2f} MB")
 
