@@ -15,6 +15,7 @@ from lab.study.correlations import FILES, SHOWN, Scores, draw_scores, read_score
 from lab.study.forest import JUDGED, by_area, draw_forest
 from lab.study.leads import tables_leads
 from lab.study.predicted import table_predictions
+from lab.study.process import table_process
 from lab.study.rows import (FIRST, MORE_ANSWERS, RATIO, Levels, against_rloo, compared_groups, minus, name_of,
                             read_versions)
 from lab.study.tuned import table_tested, table_tuning
@@ -23,7 +24,7 @@ from plumbing.runs import Group, Run, group_runs
 
 SETTINGS = {  # parts of a level whose tables compare settings, and their titles
     "forms": "Other forms", "sweeps": "Hyper-parameters", "updates": "Several updates a batch", "breaks": "What breaks",
-    "rates": "Learning rates", "process": "Process rewards"}
+    "rates": "Learning rates"}
 OLD_SETTINGS = {"main": "Methods", "sweeps": "Hyper-parameters", "unscaled": "Weights as written, not rescaled"}
 OLD_METHODS = ("none", "attention_credit", "causal_ablation", "entropy_masking", "entropy_weighted", "inverse_logprob",
                "inverted", "outcome_conditional", "reward_decomposition", "value_change")  # cited of version 1
@@ -161,6 +162,8 @@ def write_tables(title: str, tables: list[Table], out: Path) -> None:
 def tables_designed(levels: Levels) -> list[Table]:
     """The tables of predictions.md and designs.md, as far as their runs are done."""
     first, found = levels[FIRST], [table_predictions(levels)]
+    if "process" in first:
+        found.append(table_process(first))
     if "tune" in first:
         found.append(table_tuning(first["tune"] + first.get("edge", [])))
     if "test" in first:
