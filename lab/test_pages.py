@@ -14,7 +14,8 @@ from tests import test_pages as book
 from tests.test_pages import (NAME, ROOT, check_command, check_links, copy, in_copy,  # noqa: F401  `copy` is a fixture
                               source_of)
 
-ROOMS = [*sorted((ROOT / "lab").glob("**/README.md")), ROOT / "lab" / "study" / "collapse.md"]
+ROOMS = [*sorted((ROOT / "lab").glob("**/README.md")), ROOT / "lab" / "study" / "collapse.md",
+         ROOT / "lab" / "original" / "claims.md"]
 PAGES = book.PAGES | {path: path.read_text(encoding="utf-8") for path in ROOMS}
 COMMANDS = book.commands_of(PAGES)
 EACH_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -90,7 +91,7 @@ def quoted(page):
     text = text.replace("−", "-").replace("**", "")
     for block in re.split(r"\n\s*\n|\n(?=- |\d+\. |\|)", text):
         if linked(page, block) or not block.startswith("|"):  # a table without a link states settings, not findings
-            if page.parent.name == "original" and block.startswith("|"):
+            if page.name == "claims.md" and block.startswith("|"):
                 block = re.sub(r"^(\|[^|]*\|)[^|]*", r"\1", block)  # the second column is what others found
             for figure in FIGURE.findall(NO_FIGURE.sub("", block)):
                 yield figure, block
