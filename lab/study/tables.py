@@ -15,6 +15,7 @@ from lab.study.correlations import FILES, SHOWN, Scores, draw_scores, read_score
 from lab.study.forest import JUDGED, by_area, draw_forest
 from lab.study.leads import tables_leads
 from lab.study.predicted import table_predictions
+from lab.study.perfect import table_perfect
 from lab.study.process import table_process
 from lab.study.rows import (FIRST, MORE_ANSWERS, RATIO, Levels, against_rloo, compared_groups, minus, name_of,
                             read_versions)
@@ -166,6 +167,9 @@ def tables_designed(levels: Levels) -> list[Table]:
         found.append(table_process(first))
     if "tune" in first:
         found.append(table_tuning(first["tune"] + first.get("edge", [])))
+    small = levels.get("small", {})
+    if "oracle" in small:
+        found.append(table_perfect(small["oracle"], small["main"]))
     if "test" in first:
         found.append(table_tested(first["test"]))
     return [table for table in found if table]

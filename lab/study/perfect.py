@@ -1,0 +1,70 @@
+"""What would perfect credit buy? The table and the picture of section 2 of designs.md.
+
+    python -m lab.study.run --parts oracle && python -m lab.study.run --tables
+"""
+from pathlib import Path
+
+import numpy as np
+
+from analyze import RLOO
+from lab.estimates import cell, points, read_cell, read_table
+from lab.study.budget import cost_unit, spent
+from lab.study.rows import name_of, seeds_of
+from lab.study.tuned import arm
+from plumbing.report import GREY, PALETTE, Estimate, Table, new_figure, save_figure, t_estimate, welch
+from plumbing.runs import Group, Run, group_runs
+
+ACCURACY = Path(__file__).with_name("accuracy.md")
+MEASURED = {RLOO: "RLOO", "vineppo": "vineppo", "oracle k=4": "oracle k=4", "oracle": "oracle k=16",
+            "oracle k=64": "oracle k=64"}  # rows of accuracy.md
+
+
+def read_accuracy() -> dict[str, Estimate]:
+    """By label, how a credit correlates with the truth; empty before it was measured."""
+    if not ACCURACY.is_file():
+        return {}
+    header, rows = read_table(ACCURACY, "Accuracy of the credit")
+    found = {row[0]: read_cell(row[header.index("all")]) for row in rows}
+    return {label: found[name] for label, name in MEASURED.items()}
+
+
+def table_perfect(runs: list[Run], methods: list[Run]) -> Table:
+    """Each arm minus RLOO at the same rate. methods: the main table's, whose GRPO is the unit of cost."""
+    groups, accuracy = {arm(group.label): group for group in group_runs(runs)}, read_accuracy()
+    unit = cost_unit(group_runs(methods))
+    rows = []
+    for (name, rate), group in sorted(groups.items(), key=lambda pair: -pair[1].values("area").mean()):
+        rloo = groups.get((RLOO, rate))
+        lead = "" if rloo in (None, group) else points(welch(group.values("area"), rloo.values("area")))
+        rows.append([name_of(name), f"{rate:.2g}", seeds_of(group, rloo) if lead else f"{len(group.rows)}",
+                     cell(accuracy[name]) if name in accuracy else "", points(t_estimate(group.values("end"))),
+                     points(t_estimate(group.values("area"))), lead, f"{spent(group)[-1] / unit:.1f}"])
+    note = ("The small model. Accuracy: Pearson's correlation of the credit with A* of the reward (accuracy.md). "
+            "Minus RLOO: of area, at the same rate. Cost: weighted tokens, in runs of GRPO.")
+    return Table("Perfect credit, small", note,
+                 ["method", "rate", "seeds", "accuracy", "end", "area", "area - RLOO", "cost"], rows)
+
+
+def draw_perfect(runs: list[Run], file: Path) -> None:
+    """Area by the accuracy of the credit, and RLOO with 45 responses as a line."""
+    groups, accuracy = {arm(group.label): group for group in group_runs(runs)}, read_accuracy()
+    rate = min(rate for name, rate in groups if name == RLOO)
+    figure, ((axis,),) = new_figure(1, 1, 4.2)
+    for name, where in accuracy.items():
+        if (name, rate) in groups:
+            draw_area(axis, where, groups[name, rate], name)
+    many = t_estimate(groups[f"{RLOO} answers=45", rate].values("area"))
+    axis.axhspan(100 * many.low, 100 * many.high, color=GREY, alpha=0.3, lw=0)
+    axis.axhline(100 * many.value, color=GREY, label="RLOO with 45 responses")
+    axis.set(xlabel="accuracy of the credit: Pearson's correlation with A*", ylabel="success over training, %")
+    axis.legend(loc="lower right")
+    save_figure(figure, file)
+
+
+def draw_area(axis, where: Estimate, group: Group, name: str) -> None:
+    """A method's area by its accuracy, with both intervals."""
+    area = t_estimate(group.values("area"))
+    ends = [[max(0.0, e.value - e.low), max(0.0, e.high - e.value)] for e in (where, area)]
+    axis.errorbar(where.value, 100 * area.value, xerr=np.array(ends[0])[:, None], yerr=100 * np.array(ends[1])[:, None],
+                  fmt="o", color=PALETTE[0])
+    axis.annotate(name_of(name).strip("`"), (where.value, 100 * area.value), textcoords="offset points", xytext=(6, 6))

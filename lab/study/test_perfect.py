@@ -1,0 +1,73 @@
+"""Accuracy of the credit and what it buys, against hand computations.
+
+Run it:  python -m pytest lab/study/test_perfect.py
+"""
+import numpy as np
+import pytest
+import torch
+
+import countdown_task
+from analyze import COSTS, RLOO
+from lab import statistics
+from lab.estimates import read_cell
+from lab.study import accuracy, perfect
+from lab.study.test_tables import study_run
+from plumbing.report import Estimate, welch
+from rollout import Policy, rollout
+from train import Settings
+
+
+def test_accuracy_is_pearsons_correlation_over_all_tokens(monkeypatch):
+    """Guards against ranks, responses centred, a mean of the steps, and puzzles of two steps taken for one."""
+    monkeypatch.setattr(statistics, "RESAMPLES", 50)
+    rng = np.random.default_rng(0)
+    steps = [({name: rng.normal(size=40) for name in (*accuracy.CREDITS, "truth")}, np.arange(40) // 4 % 5)
+             for _ in accuracy.CHECKPOINTS]
+    steps[1][0]["RLOO"] = 3 * steps[1][0]["truth"] + 1
+    rows = {row[0]: row[1:] for row in accuracy.table_accuracy(steps).rows}
+    assert read_cell(rows["RLOO"][1]).value == 1.0
+    joined = [np.concatenate([credits[name] for credits, _ in steps]) for name in ("vineppo", "truth")]
+    assert read_cell(rows["vineppo"][3]).value == pytest.approx(np.corrcoef(*joined)[0, 1], abs=0.005)
+
+
+def test_the_truth_is_independent_of_the_credit(random_model, tokenizer):
+    """Guards against rollouts of a credit that are those of the truth it is compared with, and other responses."""
+    policy = Policy(random_model, tokenizer, countdown_task)
+    s = Settings(questions=2, answers=2, max_new_tokens=6)
+    batch = rollout(policy, countdown_task.load("train", 2), s, 1)
+    other = accuracy.again(batch)
+    assert torch.equal(other.tokens, batch.tokens) and torch.equal(other.reward, batch.reward)
+    counts = batch.mask * 3
+    batch.ask.grade = other.ask.grade = lambda text, puzzle: {"reward": len(text) % 7 + 0.5, "answer": 0.0, "format": 0.0}
+    mine, its = (b.ask.rollout_values(counts, other=True) for b in (batch, other))
+    assert not torch.equal(mine, its)
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Accuracies in place of the measured ones."""
+    found = {RLOO: Estimate(0.1, 0.05, 0.15), "oracle": Estimate(0.8, 0.7, 0.9)}
+    monkeypatch.setattr(perfect, "read_accuracy", lambda: found)
+
+
+def arm_runs(method, areas, setting="", spent=2.0):
+    """A run for each area, at some rate."""
+    tokens = dict.fromkeys(COSTS, 1.0)
+    return [study_run(method, seed, area + 0.1, setting, area=area, spent={0.0: 0.0, 9.0: spent}, **tokens)
+            for seed, area in enumerate(areas)]
+
+
+def test_each_arm_is_compared_with_rloo_at_its_rate(measured, tmp_path):
+    """Guards against RLOO at another rate, a cost in other units, and an accuracy of another credit."""
+    runs = (arm_runs("none", [0.40, 0.42], "lr=0.00028 advantage=rloo") + arm_runs("none", [0.30, 0.32], "advantage=rloo")
+            + arm_runs("oracle", [0.50, 0.53], "lr=0.00028", spent=90.0)
+            + arm_runs("none", [0.45, 0.47], "advantage=rloo answers=45"))
+    table = perfect.table_perfect(runs, arm_runs("none", [0.3, 0.3]))
+    rows = {(row[0].strip("`"), row[1]): dict(zip(table.header, row)) for row in table.rows}
+    best = rows["oracle", "0.00028"]
+    e = welch(np.array([0.50, 0.53]), np.array([0.40, 0.42]))
+    assert best["area - RLOO"] == f"{100 * e.value:.1f} ± {100 * (e.high - e.value):.1f}"
+    assert [best[name] for name in ("seeds", "accuracy", "cost")] == ["2, 2", "0.80 (0.70 to 0.90)", "45.0"]
+    assert list(rows)[0] == ("oracle", "0.00028") and rows["RLOO", "0.0002"]["area - RLOO"] == ""
+    perfect.draw_perfect(runs, tmp_path / "perfect.png")
+    assert (tmp_path / "perfect.png").stat().st_size > 5000
