@@ -15,7 +15,7 @@ from lab.study.correlations import FILES, SHOWN, Scores, draw_scores, read_score
 from lab.study.forest import JUDGED, by_area, draw_forest
 from lab.study.leads import tables_leads
 from lab.study.predicted import table_predictions
-from lab.study.perfect import table_perfect
+from lab.study.perfect import draw_perfect, table_perfect
 from lab.study.process import table_process
 from lab.study.rows import (FIRST, MORE_ANSWERS, RATIO, Levels, against_rloo, compared_groups, minus, name_of,
                             read_versions)
@@ -211,3 +211,5 @@ def draw_study(levels: Levels, scores: Scores, folder: Path) -> None:
         draw_forest(against_rloo(shown + more), folder / "forest.png")
         draw_scores(scored(groups), scores, folder / "scores.png")
     draw_budget(compared, folder / "budget.png")
+    if perfect := levels.get("small", {}).get("oracle"):
+        draw_perfect(perfect, folder / "perfect.png")
