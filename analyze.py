@@ -81,13 +81,13 @@ def sampled_puzzles(run: Path) -> dict[tuple[int, int], str]:
 
 # ---------------------------------------------------------------------------------------- tables of one run
 
-CLUSTERED = "Mean absolute value, ± one standard error clustered by response."
+CLUSTERED = "Mean absolute value, ± half of its 95% interval, clustered by response."
 SIZE_HEADER = [f"size of {measure}" for measure in MEASURES]
 ROLE_HEADER = [f"{measure}, {role}" for measure in MEASURES for role in ROLES]
 
 
 def mean_size(log: dict, selected: np.ndarray, measure: str) -> tuple[float, float]:
-    """Mean absolute value of a measure over the selected tokens (N,) bool, and its standard error."""
+    """Mean absolute value of a measure over the selected tokens (N,) bool, and half of its interval."""
     return clustered_mean(np.abs(log[measure][selected]), log["id"][selected])
 
 
@@ -128,13 +128,13 @@ def table_basics(log: dict, metrics: dict) -> Table:
     """What was trained, and the result."""
     steps, success, error = heldout(metrics)
     rows = [["steps, responses, tokens", f"{int(metrics['step'][-1])}, {log['id'][-1] + 1:,}, {len(log['id']):,}"],
-            ["held-out success, start", pm(success[0], error[0])],
-            [f"held-out success, step {int(steps[-1])}", pm(success[-1], error[-1])]]
+            ["held-out success, start", pm(success[0], 1.96 * error[0])],
+            [f"held-out success, step {int(steps[-1])}", pm(success[-1], 1.96 * error[-1])]]
     for name in ("success", "format", "length", "entropy", "grad_norm", "zero_variance_groups"):
         trained = metrics[name][1:]  # row 0 is the model before training
         rows.append([f"{name}, first and last ten steps", f"{trained[:10].mean():.3f}, {trained[-10:].mean():.3f}"])
     rows.append(["tokens whose credit is 0", f"{(log['credit'] == 0).mean():.1%}"])
-    return Table("The run", "± is one standard error over puzzles.", ["", "value"], rows)
+    return Table("The run", "± is half of a 95% interval over puzzles.", ["", "value"], rows)
 
 
 def table_statistics(log: dict) -> Table:
@@ -187,7 +187,7 @@ def table_roles(log: dict) -> Table:
         sizes.append([mean_size(log, selected, measure)[0] for measure in MEASURES])
     # ROLES begins with filler and reasoning.
     by_contribution, by_gradient = (ratio(filler, reasoning) for filler, reasoning in zip(*sizes[:2]))
-    note = ("Mean size ± one standard error clustered by response, then signed means. Filler / reasoning: "
+    note = ("Mean size ± half of its 95% interval, clustered by response, then signed means. Filler / reasoning: "
             f"{by_contribution:.2f} by contribution, {by_gradient:.2f} by gradient.")
     return Table("Token types", note, ["type", "tokens", "share", *SIZE_HEADER, *MEASURES, "log p", "entropy"], rows)
 
@@ -262,10 +262,10 @@ def draw_role(axis: plt.Axes, log: dict, measure: str, role: int, part: np.ndarr
     """Mean size of a measure for one type of token in each of five parts (N,); a cross where there are few tokens."""
     selections = [(part == i) & (log["role"] == role) for i in range(5)]
     few = np.array([selected.sum() < FEW for selected in selections])  # (5,)
-    mean, error = np.array([mean_size(log, selected, measure) for selected in selections]).T  # (5,), (5,)
+    mean, half = np.array([mean_size(log, selected, measure) for selected in selections]).T  # (5,), (5,)
     x = np.arange(0.1, 1, 0.2) + 0.012 * (role - 1)  # shifted a little, so that intervals do not cover each other
     colour = COLOURS[ROLES[role]]
-    axis.errorbar(x, np.where(few, np.nan, mean), 1.96 * error, color=colour, marker="os^"[role], capsize=3,
+    axis.errorbar(x, np.where(few, np.nan, mean), half, color=colour, marker="os^"[role], capsize=3,
                   label=ROLES[role])
     axis.plot(x[few], np.full(few.sum(), 0.04), "x", color=colour, transform=axis.get_xaxis_transform())
 

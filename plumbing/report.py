@@ -32,17 +32,17 @@ def ratio(a: float, b: float) -> float:
 
 
 def clustered_mean(values: np.ndarray, cluster: np.ndarray) -> tuple[float, float]:
-    """Mean of values (N,) and its standard error, where values of the same cluster (N,) are correlated.
+    """Mean of values (N,) and half of its 95% interval, where values of the same cluster (N,) are correlated.
 
     With sums s_c and sizes n_c of C clusters: mean = sum s / sum n,
-    error = sqrt(C / (C - 1) * sum (s_c - mean n_c)^2) / sum n. Both are NaN without values, the error also for C = 1.
+    half = 1.96 sqrt(C / (C - 1) * sum (s_c - mean n_c)^2) / sum n. Both are NaN without values, half also for C = 1.
     """
     if not len(values):
         return float("nan"), float("nan")
     sums, sizes = np.bincount(cluster, values), np.bincount(cluster)  # (C,) each
     mean, count = sums.sum() / sizes.sum(), (sizes > 0).sum()
     spread = ((sums - mean * sizes) ** 2).sum() * count / (count - 1) if count > 1 else float("nan")
-    return float(mean), float(np.sqrt(spread) / sizes.sum())
+    return float(mean), float(1.96 * np.sqrt(spread) / sizes.sum())
 
 
 def t_probability(t: float, freedom: float) -> float:

@@ -97,8 +97,8 @@ def test_the_first_table_by_hand(run):
     rows = dict(analyze.table_basics(log, metrics).rows)
     assert rows["steps, responses, tokens"] == "2, 4, 12"
     assert rows["tokens whose credit is 0"] == "0.0%"
-    assert rows["held-out success, start"] == "0.250 ± 0.050"
-    assert rows["held-out success, step 2"] == "0.750 ± 0.150"
+    assert rows["held-out success, start"] == "0.250 ± 0.098"
+    assert rows["held-out success, step 2"] == "0.750 ± 0.294"
     log["credit"][:3] = 0
     rows = dict(analyze.table_basics(log, {name: np.arange(13.0) for name in COLUMNS}).rows)
     assert rows["success, first and last ten steps"] == "5.500, 7.500"
@@ -145,7 +145,7 @@ def test_a_table_by_hand(run, table, row, expected):
 def test_errors_are_clustered_by_response(run):
     """Guards against tokens of a response that count as independent. Reasoning: clusters (.125, 2) and (.25, 4)."""
     table = analyze.table_roles(read_log(run))
-    assert row_of(table, "reasoning")["size of contribution"] == "1.594 ± 0.531"  # sqrt(2 * 2 * 1.0625**2) / 4
+    assert row_of(table, "reasoning")["size of contribution"] == "1.594 ± 1.041"  # 1.96 * sqrt(2 * 2 * 1.0625**2) / 4
     assert "0.94 by contribution, 1.45 by gradient" in table.note  # filler / reasoning: 1 / 1.0625, .5 / .34375
 
 

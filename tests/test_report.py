@@ -10,12 +10,12 @@ from plumbing import report
 
 def test_clustered_mean_by_hand():
     """Guards against errors that treat the tokens of one response as independent: clusters (1, 3), (5), (7, 8)."""
-    mean, error = report.clustered_mean(np.array([1.0, 3, 5, 7, 8]), np.array([0, 0, 1, 2, 2]))
+    mean, half = report.clustered_mean(np.array([1.0, 3, 5, 7, 8]), np.array([0, 0, 1, 2, 2]))
     residuals = [4 - 2 * 4.8, 5 - 4.8, 15 - 2 * 4.8]
     assert mean == pytest.approx(4.8)
-    assert error == pytest.approx(math.sqrt(3 / 2 * sum(r * r for r in residuals)) / 5)
-    mean, error = report.clustered_mean(np.array([1.0, 3]), np.array([4, 4]))
-    assert mean == 2 and math.isnan(error)  # a single cluster has no error
+    assert half == pytest.approx(1.96 * math.sqrt(3 / 2 * sum(r * r for r in residuals)) / 5)
+    mean, half = report.clustered_mean(np.array([1.0, 3]), np.array([4, 4]))
+    assert mean == 2 and math.isnan(half)  # a single cluster has no error
     assert all(map(math.isnan, report.clustered_mean(np.array([]), np.array([], int))))
 
 

@@ -140,7 +140,7 @@ def table_kinds(truth: dict) -> Table:
         rows.append([name, *means(size / size.mean(), 2)])
     rows.append(["mean A*", *means(truth["a_star"], 3)])
     return Table("Where it lies", (
-        "Mean abs(credit) of a kind of token over the mean of all tokens, ± one standard error clustered by puzzle. "
+        "Mean abs(credit) of a kind of token over the mean of all tokens, ± half of its 95% interval, clustered by puzzle. "
         "Decisions are operands and operators. Opening: words before a sentence's first calculation; verdict: a "
         "sentence without one."), ["", *groups], rows)
 
@@ -155,7 +155,7 @@ def table_solver(truth: dict) -> Table:
                      *(pm(*clustered_mean(truth["a_star"][use], puzzle[use])) for use in (kept, lost))])
     return Table("The solver's verdict and A*", (
         "Tokens before which the target could be reached in the attempt being written; how many of them lose it; mean "
-        "A* where they keep it and where they lose it, ± one standard error clustered by puzzle."),
+        "A* where they keep it and where they lose it, ± half of its 95% interval, clustered by puzzle."),
         ["", "tokens", "lose the target", "A*, kept", "A*, lost"], rows)
 
 
