@@ -242,17 +242,15 @@ FEW = 100  # tokens: a part with fewer has no mean in the picture
 
 
 def draw_credit(log: dict, file: Path) -> None:
-    """Both measures by type of token, over the response and over training, in five parts each."""
-    figure, axes = new_figure(2, 2, 6.4)
-    times = {"position in the response": log["relative"], "share of training": training_time(log)}
+    """Both measures by type of token, in five parts of the response."""
+    figure, axes = new_figure(2, 1, 3.6)
     formulas = {"contribution": "|credit · log p|", "gradient": "|credit| · ‖onehot − p‖"}
-    for row, (time, values) in zip(axes, times.items()):
-        for axis, (measure, formula) in zip(row, formulas.items()):
-            for role in range(len(ROLES)):
-                draw_role(axis, log, measure, role, bins(values, 5))
-            axis.set(xlabel=time, ylabel=f"mean {formula}", ylim=(0, None), xlim=(0, 1),
-                     title=f"{measure.capitalize()} by {time.removesuffix(' in the response')}")
-            axis.xaxis.set_major_formatter("{x:.0%}")
+    for axis, (measure, formula) in zip(axes.flat, formulas.items()):
+        for role in range(len(ROLES)):
+            draw_role(axis, log, measure, role, bins(log["relative"], 5))
+        axis.set(xlabel="position in the response", ylabel=f"mean {formula}", ylim=(0, None), xlim=(0, 1),
+                 title=f"{measure.capitalize()} by position")
+        axis.xaxis.set_major_formatter("{x:.0%}")
     axes[0, 0].plot([], [], "x", color=GREY, label=f"fewer than {FEW} tokens")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
     save_figure(figure, file)

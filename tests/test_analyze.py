@@ -189,15 +189,14 @@ def test_the_picture_of_credit_shows_the_tables(tmp_path, figures):
     n = 100  # tokens of each type in each of five parts; of structure one fewer
     role, part = np.repeat([0, 1, 2], 5 * n), np.tile(np.repeat(np.arange(5), n), 3)
     kept = ~((role == 2) & (np.arange(15 * n) % n == 0))
-    log = dict(role=role, relative=part / 5 + 0.1, step=np.arange(15 * n) % n, id=np.arange(15 * n) % 7,
+    log = dict(role=role, relative=part / 5 + 0.1, id=np.arange(15 * n) % 7,
                contribution=-1.0 * (part + 1), gradient=10.0 * (role + 1))
     analyze.draw_credit({name: x[kept] for name, x in log.items()}, tmp_path / "a.png")
-    contribution, gradient, later, _ = ({bars.get_label(): bars.lines[0].get_ydata() for bars in axis.containers}
-                                        for axis in figures[0].axes)
+    contribution, gradient = ({bars.get_label(): bars.lines[0].get_ydata() for bars in axis.containers}
+                              for axis in figures[0].axes)
     assert contribution["filler"] == pytest.approx([1, 2, 3, 4, 5])
     assert np.isnan(contribution["structure"]).all()
     assert gradient["reasoning"] == pytest.approx([20] * 5)
-    assert later["filler"] == pytest.approx([3] * 5)
 
 
 def test_the_picture_of_tokens_shows_credit_and_gradient(run, tmp_path, figures, tokenizer):

@@ -8,10 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from analyze import is_control, method_name
-from lab.estimates import cell, draw_estimate, read_cell, read_table
+from lab.estimates import cell, read_cell, read_table
 from lab.statistics import spearman, with_errors
-from lab.study.forest import by_area, draw_differences
-from plumbing.report import GREY, PALETTE, Estimate, Table, new_figure, save_figure, t_estimate
+from plumbing.report import GREY, PALETTE, Estimate, Table, new_figure, plt, save_figure, t_estimate
 from plumbing.runs import Group
 
 FILES = ("lab/truth/scores.md", "lab/gradients/tables.md")
@@ -38,6 +37,7 @@ COSINE, RANK, WITHIN, SOLVER, SIGNAL = SCORES = (
     Score(GRADIENTS, "Noise and bias of each method's gradient", "signal to noise",
           "signal to noise of its gradient, 16 batches of 48 responses", "signal to noise"))
 
+NAMED = ("vineppo", "ppo", "token_type", "learned_importance", "inverse_logprob", "reward_decomposition")
 SHOWN = (COSINE, WITHIN, SOLVER)  # in the table of scores
 Scores = dict[str, dict[Score, Estimate]]  # by method
 
@@ -89,20 +89,28 @@ def table_correlations(level: str, groups: list[Group], scores: Scores) -> Table
 
 
 def draw_scores(groups: list[Group], scores: Scores, file: Path) -> None:
-    """What each method learned more than GRPO beside three of its scores, in the order of what is judged."""
-    groups = by_area(groups)
-    compared = [group for group in groups if group.compared]
-    figure, axes = new_figure(4, 1, 1.0 + 0.21 * len(groups), sharey=True, width_ratios=(1.4, 1, 1, 1))
-    draw_differences(axes[0, 0], {groups.index(group): group for group in compared}, "area")
-    axes[0, 0].set(xlabel="points more than GRPO", title="area")
-    for axis, score in zip(axes[0, 1:], (COSINE, WITHIN, SIGNAL)):
-        scored = scored_groups(groups, scores, score)
+    """What each method learned by three of its scores, with both intervals; controls are hollow."""
+    figure, axes = new_figure(3, 1, 4.2, sharey=True)
+    for axis, score in zip(axes.flat, (COSINE, WITHIN, SIGNAL)):
         axis.axvline(0, color=GREY, lw=1)
-        for y, e in scored:
-            control = is_control(groups[y].label)
-            draw_estimate(axis, y, e, control, colour=GREY if control else PALETTE[1])
-        x = [e.value for _, e in scored], [groups[y].values("area").mean() for y, _ in scored]
-        axis.set(title=score.name, xlabel=f"rank corr. {spearman(*map(np.array, x)).value:.2f}")
-    axes[0, 0].set_yticks(range(len(groups)), [method_name(group.label) for group in groups])
-    axes[0, 0].invert_yaxis()
+        scored = [(groups[i], e) for i, e in scored_groups(groups, scores, score)]
+        for group, e in scored:
+            draw_scored(axis, group, e)
+        x = [e.value for _, e in scored], [group.values("area").mean() for group, _ in scored]
+        axis.set(xlabel=score.name, title=f"rank correlation {spearman(*map(np.array, x)).value:.2f}")
+    axes[0, 0].set(ylabel="area: success over training, %")
     save_figure(figure, file)
+
+
+def draw_scored(axis: plt.Axes, group: Group, score: Estimate) -> None:
+    """One method's area by its score; those of NAMED by name."""
+    area, control = t_estimate(group.values("area")), is_control(group.label)
+    colour = GREY if control else PALETTE[group.label in NAMED]
+    ends = [[[factor * max(0.0, e.value - e.low)], [factor * max(0.0, e.high - e.value)]]
+            for e, factor in ((score, 1), (area, 100))]
+    axis.errorbar(score.value, 100 * area.value, xerr=ends[0], yerr=ends[1], fmt="o", color=colour, ms=4, lw=0.8,
+                  mfc="none" if control else colour)
+    if group.label in NAMED:
+        late = score.value > 0.3  # near the right edge of the panel of cosines
+        axis.annotate(method_name(group.label), (score.value, 100 * area.value), textcoords="offset points",
+                      xytext=(-4 if late else 4, 5), ha="right" if late else "left", fontsize=8, color=colour)
