@@ -10,7 +10,7 @@ import json
 import re
 from pathlib import Path
 
-from lab.playground.pack import flat_weights, pack
+from lab.playground.pack import flat_weights, pack, to_json
 from lab.truth.file import read_truth
 from lab.truth.score import rebuild
 from plumbing.files import replace_file
@@ -40,7 +40,8 @@ def build(model: Path, truth: Path, recorded: list[str]) -> str:
     if (name := json.loads(str(found["settings"]))["model"]) != model.name:
         raise ValueError(f"{truth} is about the model {name}; choose its folder by --model, not {model}")
     rebuild(found, policy)  # ValueError where the weights are others
-    parts = {"DATA": pack(policy, found, recorded), "ENGINE": join(ENGINE), "PAGE": join(PAGE),
+    data, about = map(to_json, pack(policy, found, recorded))
+    parts = {"DATA": data, "ABOUT": about, "ENGINE": join(ENGINE), "PAGE": join(PAGE),
              "COUNT": f"{flat_weights(policy.model).numel():,}", "PLUS": PLUS, "MINUS": MINUS, "CURVE": PALETTE[0]}
     template = (HERE / "page.html").read_text(encoding="utf-8")
     return re.sub(rf"\b({'|'.join(parts)})\b", lambda match: parts[match[1]], template)

@@ -33,7 +33,7 @@ async function inWorker(script) {
   return new Promise((go, no) => {
     worker.onmessage = ({data}) => { worker.terminate(); go(data); };
     worker.onerror = event => no(new Error(event.message));
-    worker.postMessage([data, GIVEN]);
+    worker.postMessage([JSON.parse($("data").textContent), GIVEN]);
   });
 }
 """

@@ -82,12 +82,17 @@ def most_at_stake(truth: dict) -> int:
     return int(largest.min(0).argmax())
 
 
-def pack(policy: Policy, truth: dict, recorded: list[str]) -> str:
-    """All of it as JSON. Weights are in bfloat16: the upper halves of the float32 numbers."""
+def to_json(data: dict) -> str:
+    """JSON in which no text can close the script element that it is in."""
+    return json.dumps(data).replace("<", "\\u003c")
+
+
+def pack(policy: Policy, truth: dict, recorded: list[str]) -> tuple[dict, dict]:
+    """What the worker needs, and what the page itself does. Weights are the upper halves of float32: bfloat16."""
     weights, tokenizer = flat_weights(policy.model), policy.tokenizer
     data = {"pieces": [piece.decode("latin-1") for piece in tokenizer.bytes], "ends": tokenizer.end_tokens,
             "weights": encode(weights.bfloat16().view(torch.int16).numpy()), "config": policy.model.config.source,
             "prompt": pack_prompt(tokenizer), "training": pack_puzzles(countdown_task.load("train", 1024)),
-            "heldout": pack_puzzles(countdown_task.load("heldout", 256)[128:]), "truth": pack_truth(truth, recorded),
-            "shown": most_at_stake(truth)}
-    return json.dumps(data).replace("<", "\\u003c")  # so that no token can close the script element that it is in
+            "heldout": pack_puzzles(countdown_task.load("heldout", 256)[128:]), "truth": pack_truth(truth, recorded)}
+    return data, {"puzzles": data["truth"]["puzzles"], "recorded": recorded, "heldout": len(data["heldout"]),
+                  "shown": most_at_stake(truth)}

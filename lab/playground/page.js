@@ -1,7 +1,7 @@
 // The controls: what they ask of the worker, what its answers change, and the link that holds their state.
 "use strict";
 
-const data = JSON.parse($("data").textContent);
+const about = JSON.parse($("about").textContent);  // the rest is for the worker, which reads it itself
 const worker = new Worker(URL.createObjectURL(new Blob([$("engine").textContent], {type: "text/javascript"})));
 const responses = new Responses($("responses"), (i, t) => choose(i, t));
 const compared = new Set(["A*", "none", "random", "ppo"]);  // rules beside the chosen one in the table: it stays there
@@ -79,7 +79,7 @@ function readLink() {
 /** The index of the typed puzzle among the recorded ones, or -1. */
 function recordedPuzzle() {
   const typed = `${$("numbers").value.match(/\d+/g)} ${$("target").value}`;
-  return data.truth.puzzles.findIndex(({numbers, target}) => typed === `${numbers} ${target}`);
+  return about.puzzles.findIndex(({numbers, target}) => typed === `${numbers} ${target}`);
 }
 
 // ------------------------------------------------------------------------------------------------------------ a token
@@ -113,7 +113,7 @@ const ANSWERS = {
     curve = [{steps: 0, heldOut}];
     drawCurve(curve);
     const plan = wanted ? `; the link was at step ${wanted}: press train to go there` : "";
-    say(`solves ${percent(heldOut)} of ${data.heldout.length} held-out puzzles${plan}`);
+    say(`solves ${percent(heldOut)} of ${about.heldout} held-out puzzles${plan}`);
   },
   responses({rows, steps, norm, fresh}) {
     responses.show(rows, $("band").value, fresh);
@@ -206,20 +206,20 @@ $("puzzles").onchange = () => showPuzzle(Number($("puzzles").value));
 
 /** Shows the recorded responses to a puzzle of the list. */
 function showPuzzle(index) {
-  const {numbers, target} = data.truth.puzzles[index];
+  const {numbers, target} = about.puzzles[index];
   recorded = index;
   [$("numbers").value, $("target").value, $("puzzles").value] = [numbers.join(", "), target, index];
   ask("choose", {index});
   writeLink();
 }
 
-for (const name of Object.keys(data.truth.recorded)) $("rule").add(new Option(`${name} (recorded)`, name));
-data.truth.puzzles.forEach(({numbers, target}, i) =>
+for (const name of about.recorded) $("rule").add(new Option(`${name} (recorded)`, name));
+about.puzzles.forEach(({numbers, target}, i) =>
   $("puzzles").add(new Option(`${numbers.join(", ")} → ${target}`, i)));
-$("puzzles").value = data.shown;
+$("puzzles").value = about.shown;
 const typed = readLink(), index = recordedPuzzle();
-ask("reset", {data, seed: seed()});
-if (!typed) showPuzzle(data.shown);
+ask("reset", {data: $("data").textContent, seed: seed()});
+if (!typed) showPuzzle(about.shown);
 else if (index >= 0) showPuzzle(index);
 else $("sample").onclick();
 changed();

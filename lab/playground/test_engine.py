@@ -173,7 +173,7 @@ def truth():
 @pytest.fixture(scope="module")
 def data(policy, truth):
     """What the published page holds."""
-    return json.loads(pack(policy, truth, RECORDED))
+    return pack(policy, truth, RECORDED)[0]
 
 
 def test_scores_are_those_of_lab_truth(data, truth, tmp_path):

@@ -159,5 +159,5 @@ function drawCurve(points) {
   $("path").setAttribute("d", "M" + tested.map(({steps, heldOut}) => `${x(steps)} ${y(heldOut)}`).join("L"));
   [$("high").textContent, $("low").textContent, $("last").textContent] = [percent(high), percent(low), `${most} steps`];
   const text = tested.map(({steps, heldOut}) => `${percent(heldOut)} at step ${steps}`).join(", ");
-  $("curve").setAttribute("aria-label", `Solved of ${data.heldout.length} held-out puzzles: ${text}`);
+  $("curve").setAttribute("aria-label", `Solved of ${about.heldout} held-out puzzles: ${text}`);
 }

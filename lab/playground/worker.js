@@ -241,7 +241,7 @@ if (typeof importScripts !== "undefined") {
   let playground;
   onmessage = async ({data: message}) => {
     try {
-      playground ??= new Playground(message.data, answer => postMessage(answer));
+      playground ??= new Playground(JSON.parse(message.data), answer => postMessage(answer));
       await playground[message.do](message);
     } catch (error) {
       postMessage({of: "error", text: error.message, from: message.do});
