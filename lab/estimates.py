@@ -35,6 +35,12 @@ def read_table(file: Path, title: str) -> tuple[list[str], list[list[str]]]:
     return header, rows
 
 
+def draw_point(axis: plt.Axes, x: Estimate, y: Estimate, **style) -> None:
+    """A dot with the intervals of both of its coordinates; style: of matplotlib's errorbar."""
+    across, up = ([[max(0.0, e.value - e.low)], [max(0.0, e.high - e.value)]] for e in (x, y))
+    axis.errorbar(x.value, y.value, xerr=across, yerr=up, fmt="o", **style)
+
+
 def draw_estimate(axis: plt.Axes, y: float, e: Estimate, hollow: bool = False, cut: float = -math.inf,
                   colour: str = PALETTE[0], marker: str = "o") -> None:
     """A dot on line y with its interval. What lies below the cut is an arrow at the cut, with the number beside it."""

@@ -6,11 +6,10 @@ shows recorded responses with A* of each token; what is sampled in it is measure
 Run it:  python -m lab.playground                                      writes lab/playground/playground.html
          python -m lab.playground --truth runs/truth --model models/countdown-tiny --out page.html      your own truth
 """
-import json
 import re
 from pathlib import Path
 
-from lab.playground.pack import flat_weights, pack, to_json
+from lab.playground.pack import pack, to_json
 from lab.truth.file import read_truth
 from lab.truth.score import rebuild
 from plumbing.files import replace_file
@@ -34,15 +33,17 @@ def join(names: tuple[str, ...]) -> str:
     return "\n".join(scripts).replace("</script", "<\\/script")
 
 
-def build(model: Path, truth: Path, recorded: list[str]) -> str:
-    """The page, with the model, the puzzles, the truth and all scripts in it."""
-    found, policy = read_truth(truth / "ground_truth.npz"), load_policy(Settings(model=str(model)))
-    if (name := json.loads(str(found["settings"]))["model"]) != model.name:
-        raise ValueError(f"{truth} is about the model {name}; choose its folder by --model, not {model}")
-    rebuild(found, policy)  # ValueError where the weights are others
-    data, about = map(to_json, pack(policy, found, recorded))
+def build(model: Path, folder: Path) -> str:
+    """The page, with the model, the puzzles, the truth of a folder and all scripts in it.
+
+    Of a truth that is not the published one it has the credit of every method.
+    """
+    truth, policy = read_truth(folder / "ground_truth.npz"), load_policy(Settings(model=str(model)))
+    rebuild(truth, policy)  # ValueError where it is about another model
+    recorded = RECORDED if folder == TRUTH else [name for name in truth["methods"].tolist() if name != "none"]
+    data, about = map(to_json, pack(policy, truth, recorded))
     parts = {"DATA": data, "ABOUT": about, "ENGINE": join(ENGINE), "PAGE": join(PAGE),
-             "COUNT": f"{flat_weights(policy.model).numel():,}", "PLUS": PLUS, "MINUS": MINUS, "CURVE": PALETTE[0]}
+             "COUNT": f"{sum(p.numel() for p in policy.model.parameters()):,}", "PLUS": PLUS, "MINUS": MINUS, "CURVE": PALETTE[0]}
     template = (HERE / "page.html").read_text(encoding="utf-8")
     return re.sub(rf"\b({'|'.join(parts)})\b", lambda match: parts[match[1]], template)
 
@@ -55,8 +56,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=MODEL, help="the model it is about")
     parser.add_argument("--out", type=Path, default=HERE / "playground.html", help="the file to write")
     args = parser.parse_args()
-    methods = read_truth(args.truth / "ground_truth.npz")["methods"].tolist()
-    page = build(args.model, args.truth, RECORDED if args.truth == TRUTH else [m for m in methods if m != "none"])
+    page = build(args.model, args.truth)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     replace_file(args.out, lambda part: part.write_text(page, encoding="utf-8"))
     print(f"wrote {args.out}, {len(page.encode()) / 1e6:.2f} MB")

@@ -16,7 +16,7 @@ function generator(seed) {
 }
 
 /** Token, probability, entropy and logit gradient of each row of log-probs (N, V), by inverse-CDF sampling.
- *  excluded: a token for each row that must not be drawn, or null. */
+ *  excluded: a token that must not be drawn, or null. */
 function draw(logProbs, N, V, uniform, excluded) {
   const found = [], p = new Float64Array(V);
   for (let n = 0; n < N; n++) {
@@ -26,13 +26,13 @@ function draw(logProbs, N, V, uniform, excluded) {
       p[v] = Math.exp(log);
       entropy -= p[v] * log;
       square += p[v] * p[v];
-      total += excluded && excluded[n] === v ? 0 : p[v];
+      total += v === excluded ? 0 : p[v];
     }
     const least = uniform() * total;
     let token = -1, sum = 0;
     while (token < V - 1 && sum <= least) {
       token++;
-      if (!(excluded && excluded[n] === token)) sum += p[token];
+      if (token !== excluded) sum += p[token];
     }
     const own = p[token], others = 1 - own;
     found.push({token, p: own, logprob: logProbs[n * V + token], entropy,
@@ -48,22 +48,21 @@ function sample(model, texts, count, {limit, ends, uniform, excludedFirst = null
   for (const text of texts) {
     const pass = model.read(text), last = pass.hidden.subarray((pass.S - 1) * model.D);
     for (let i = 0; i < count; i++) {
-      rows.push({tokens: [], facts: [], ended: false, cache: model.cacheOf(pass, limit)});
+      rows.push({tokens: [], facts: [], cache: model.cacheOf(pass, limit)});
       hiddenOf.push(last);
     }
   }
   let running = rows, hidden = new Float32Array(rows.length * model.D);
   hiddenOf.forEach((last, i) => hidden.set(last, i * model.D));
   for (let t = 0; t < limit && running.length; t++) {
-    const excluded = t === 0 && excludedFirst !== null ? running.map(() => excludedFirst) : null;
+    const excluded = t ? null : excludedFirst;
     const drawn = draw(model.logProbs(hidden, running.length), running.length, model.V, uniform, excluded);
     running.forEach((row, i) => {
       row.tokens.push(drawn[i].token);
       row.facts.push(drawn[i]);
-      row.ended = ends.includes(drawn[i].token);
     });
     grown(rows);
-    running = running.filter(row => !row.ended);
+    running = running.filter(row => !ends.includes(row.tokens.at(-1)));
     const last = running.map(row => row.tokens.at(-1));
     if (running.length && t < limit - 1) hidden = model.step(last, running.map(row => row.cache));
   }

@@ -85,12 +85,12 @@ function rmsNormBackward(x, weight, inverse, dy, dx, dweight, N, D) {
   }
 }
 
-/** Turns each head's pairs (i, i + d / 2) in x (N, heads d) by the angles at positions first, first + 1, ...; the sign
- *  -1 turns back, which is the backward pass. `positions` (N) overrides them. */
-function rotate(x, N, heads, d, angles, first, sign, positions) {
+/** Turns each head's pairs (i, i + d / 2) in x (N, heads d) by the angles at positions 0, 1, ..., or at
+ *  `positions` (N); the sign -1 turns back, which is the backward pass. */
+function rotate(x, N, heads, d, angles, sign, positions) {
   const half = d / 2;
   for (let n = 0; n < N; n++) {
-    const at = (positions ? positions[n] : first + n) * half;
+    const at = (positions ? positions[n] : n) * half;
     for (let h = 0; h < heads; h++) {
       for (let i = 0, a = (n * heads + h) * d; i < half; i++, a++) {
         const cos = angles.cos[at + i], sin = sign * angles.sin[at + i], u = x[a], v = x[a + half];
@@ -189,8 +189,8 @@ class Model {
       const kept = {input: x.slice(), states: new Float32Array(S * D), context: new Float32Array(S * H * d)};
       kept.inverse = rmsNorm(x, w["norm1" + l], kept.states, S, D, this.eps);
       [kept.q, kept.k, kept.v] = this.project(kept.states, l, S);
-      rotate(kept.q, S, H, d, this.angles, 0, 1);
-      rotate(kept.k, S, K, d, this.angles, 0, 1);
+      rotate(kept.q, S, H, d, this.angles, 1);
+      rotate(kept.k, S, K, d, this.angles, 1);
       kept.shares = this.attend(kept, S);
       const out = new Float32Array(S * D);
       linear(kept.context, w["o" + l], null, out, S, H * d, D);
@@ -299,8 +299,8 @@ class Model {
         }
       }
     }
-    rotate(dq, S, H, d, this.angles, 0, -1);
-    rotate(dk, S, K, d, this.angles, 0, -1);
+    rotate(dq, S, H, d, this.angles, -1);
+    rotate(dk, S, K, d, this.angles, -1);
     const dstates = new Float32Array(S * D);
     linearBackward(kept.states, w["q" + l], dq, dstates, g["q" + l], g["qb" + l], S, D, H * d);
     linearBackward(kept.states, w["k" + l], dk, dstates, g["k" + l], g["kb" + l], S, D, K * d);
@@ -317,8 +317,8 @@ class Model {
     for (let l = 0; l < this.L; l++) {
       rmsNorm(x, w["norm1" + l], states, N, D, this.eps);
       const [q, k, v] = this.project(states, l, N);
-      rotate(q, N, H, d, this.angles, 0, 1, positions);
-      rotate(k, N, K, d, this.angles, 0, 1, positions);
+      rotate(q, N, H, d, this.angles, 1, positions);
+      rotate(k, N, K, d, this.angles, 1, positions);
       context.fill(0);
       for (let n = 0; n < N; n++) {
         const cache = caches[n];

@@ -25,6 +25,7 @@ function method() {
 }
 
 const seed = () => Math.abs(Math.trunc(Number($("seed").value))) % 1000 || 0;
+const isChosen = (i, t) => responses.at?.[0] === i && responses.at[1] === t;
 const ask = (action, more = {}) => worker.postMessage({do: action, method: method(), ...more});
 
 function say(text) {
@@ -149,12 +150,12 @@ const ANSWERS = {
     setTraining(false);
   },
   alternatives({i, t, best}) {
-    if (responses.at && responses.at[0] === i && responses.at[1] === t) showToken(best);
+    if (isChosen(i, t)) showToken(best);
   },
   truth({i, t, value, error, before, n}) {
     Object.assign(responses.rows[i].tokens[t], {aStar: value, error, value: before, n});
     responses.colourToken(i, t, BANDS[$("band").value](responses.rows[i], t));
-    if (responses.at && responses.at[0] === i && responses.at[1] === t) showToken([]);
+    if (isChosen(i, t)) showToken([]);
   },
   error({text, from}) {
     complain(text);

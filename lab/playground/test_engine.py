@@ -8,7 +8,6 @@ import random
 import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ import torch
 
 import countdown_task
 from grpo import compare, update
-from lab.playground.__main__ import ENGINE, RECORDED, TRUTH, join
+from lab.playground.__main__ import ENGINE, MODEL, RECORDED, TRUTH, join
 from lab.playground.pack import flat_weights, pack, pack_prompt
 from lab.playground.check import choose_tokens
 from lab.statistics import within
@@ -27,8 +26,7 @@ from rollout import rollout
 from tests.test_grader import PIECES
 from train import Settings, load_policy
 
-HERE = Path(__file__).parent
-SMALL = str(HERE.parents[1] / "models" / "countdown-small")
+SMALL = str(MODEL)
 ODD = ["4 * (5 - 3)", "(5-3)*4", "3+4+5/5", "4*(5-3)/1", "3 - -5", "04*(5-3)", "(4)(5-3)", "4**2", "5//3", "3 4 5",
        "(" * 33 + "8" + ")" * 33, "4*(5-3)" + " " * 250, "5/(3-3)", "4*(5-3", "4*5-3)", "1/3*3*8", "4 * ( 5 - 3 ) ",
        "8", "()", ""]
@@ -237,7 +235,8 @@ def test_rules(line, expected, tmp_path):
 
 def test_weights_that_are_all_0_give_plain_grpo(tmp_path):
     """Guards against a response that drops out: see reweight of mitigations.py."""
-    assert run("console.log(JSON.stringify([unitMean([0, 0]), unitMean([1, 0, 2])]))", tmp_path, {}) == [[1, 1], [1, 0, 2]]
+    found = run("console.log(JSON.stringify([unitMean([0, 0]), unitMean([1, 0, 2])]))", tmp_path, {})
+    assert found == [[1, 1], [1, 0, 2]]
 
 
 BAD_RULES = {"": "ends too early", "p +": "ends too early", "(p": r"a \) is missing", "p)": "not expected here",

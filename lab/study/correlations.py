@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from analyze import is_control, method_name
-from lab.estimates import cell, read_cell, read_table
+from lab.estimates import cell, draw_point, read_cell, read_table
 from lab.statistics import spearman, with_errors
 from plumbing.report import GREY, PALETTE, Estimate, Table, new_figure, plt, save_figure, t_estimate
 from plumbing.runs import Group
@@ -104,13 +104,10 @@ def draw_scores(groups: list[Group], scores: Scores, file: Path) -> None:
 
 def draw_scored(axis: plt.Axes, group: Group, score: Estimate) -> None:
     """One method's area by its score; those of NAMED by name."""
-    area, control = t_estimate(group.values("area")), is_control(group.label)
+    area, control = t_estimate(100 * group.values("area")), is_control(group.label)
     colour = GREY if control else PALETTE[group.label in NAMED]
-    ends = [[[factor * max(0.0, e.value - e.low)], [factor * max(0.0, e.high - e.value)]]
-            for e, factor in ((score, 1), (area, 100))]
-    axis.errorbar(score.value, 100 * area.value, xerr=ends[0], yerr=ends[1], fmt="o", color=colour, ms=4, lw=0.8,
-                  mfc="none" if control else colour)
+    draw_point(axis, score, area, color=colour, ms=4, lw=0.8, mfc="none" if control else colour)
     if group.label in NAMED:
         late = score.value > 0.3  # near the right edge of the panel of cosines
-        axis.annotate(method_name(group.label), (score.value, 100 * area.value), textcoords="offset points",
+        axis.annotate(method_name(group.label), (score.value, area.value), textcoords="offset points",
                       xytext=(-4 if late else 4, 5), ha="right" if late else "left", fontsize=8, color=colour)

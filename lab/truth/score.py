@@ -85,6 +85,8 @@ def rebuild(truth: dict, policy: Policy, advantage: str = "grpo", normalize: str
     """The batch that a ground_truth.npz was made of. Randomness and token limit are those it was made with."""
     settings = json.loads(str(truth["settings"]))
     s = Settings(seed=settings["seed"], max_new_tokens=settings["max_new_tokens"], normalize=normalize)
+    if truth["token"].max() >= policy.tokenizer.size:
+        raise ValueError("the truth is about another model: this one has fewer tokens")
     samples, puzzles = recorded_samples(truth, policy.tokenizer.end_tokens), recorded_puzzles(truth, policy.task)
     batch = token_batch(Queries(policy._replace(reference=policy.model), puzzles, samples, s, step=0))
     if not torch.allclose(batch.ask.reference_logprob, samples.logprob, atol=0.01):
