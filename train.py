@@ -164,7 +164,9 @@ def show(row: dict, s: Settings, seconds_left: float) -> None:
 
 def heldout_text(row: dict) -> str:
     """Held-out success and half of its 95% interval, where it was measured."""
-    return f"  held-out {row['heldout_success']:.1%} ± {1.96 * row['heldout_stderr']:.1%}" if "heldout_success" in row else ""
+    if "heldout_success" not in row:
+        return ""
+    return f"  held-out {row['heldout_success']:.1%} ± {1.96 * row['heldout_stderr']:.1%}"
 
 
 # ------------------------------------------------------------------------------------------------- evaluation

@@ -18,7 +18,7 @@ FLAGS = ("--headless=new --no-sandbox --disable-gpu --hide-scrollbars --no-first
 class Browser:
     """A browser with one page. `folder` holds its profile; use it in a `with` block."""
 
-    def __init__(self, folder: Path, width: int = 1280, height: int = 900, dark: bool = False) -> None:
+    def __init__(self, folder: Path, width: int = 1280, height: int = 900) -> None:
         reads, self.write_end = os.pipe()
         self.read_end, writes = os.pipe()
         pipes = f"exec \"$@\" 3<&{reads} 4>&{writes}"  # the browser reads commands from 3 and answers on 4
@@ -31,8 +31,6 @@ class Browser:
         self.session = self.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)["sessionId"]
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
                   mobile=width < 500)
-        self.call("Emulation.setEmulatedMedia",
-                  features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
 
     def __enter__(self) -> "Browser":
         return self

@@ -2,7 +2,7 @@
 
 It opens the page in headless Chromium, and takes about twenty minutes of one core.
 
-Run it:  python -m lab.playground.check        writes lab/playground/checks.md
+Run it:  python -m lab.playground.check        writes lab/playground/checks.md and playground.png
 """
 import hashlib
 import json
@@ -81,6 +81,15 @@ def in_worker(browser: Browser, script: str, given: dict) -> list:
     return browser.run(f"(() => {{ {head}; return inWorker({json.dumps(script)}); }})()")
 
 
+def picture(browser: Browser) -> None:
+    """What the page shows of the token that decided most."""
+    browser.until('responses.rows.length && $("scores").children.length && $("status").textContent.startsWith("solves")')
+    browser.run('$("skip").click(), set({band: "gradient"}), choose(...responses.decisive())')
+    browser.until('$("others").textContent.includes("%")')
+    browser.run("scrollTo(0, 0)")
+    browser.screenshot(HERE / "playground.png")
+
+
 def rows_of_speed(browser: Browser) -> list[list[str]]:
     """How fast the page samples, and takes a step."""
     speeds = np.median(in_worker(browser, SPEED, {}), axis=0)
@@ -116,8 +125,9 @@ def main() -> None:
     if not CHROMIUM:
         raise ValueError("no chromium, chromium-browser or google-chrome found: install one of them")
     truth, progress = read_truth(TRUTH / "ground_truth.npz"), Progress("trainings", len(ADVANTAGES) * SEEDS)
-    with tempfile.TemporaryDirectory() as folder, Browser(Path(folder)) as browser:
+    with tempfile.TemporaryDirectory() as folder, Browser(Path(folder), height=860) as browser:
         browser.open((HERE / "playground.html").as_uri())
+        picture(browser)
         rows = [*rows_of_speed(browser), row_of_live_truth(browser, truth),
                 *(row_of_gains(browser, advantage, progress) for advantage in ADVANTAGES)]
     table = Table("The page in headless Chromium", "Speed: medians of five steps, on one of two idle cores.",

@@ -32,6 +32,7 @@ def table_process(parts: dict[str, list[Run]]) -> Table:
     rows = [[name_of(a), name_of(b), f"{len(groups[a].rows)}", points(t_estimate(groups[a].values("end"))), area[a, b],
              points(welch(groups[a].values("end"), groups[b].values("end"))), length(groups[a]), length(groups[b])]
             for a, b in pairs]
-    note = "Differences of area and of the end. * after Holm's correction over the column. Length: tokens in a response."
+    note = ("Differences of area and of the end. * after Holm's correction over the column. Length: tokens in a "
+            "response.")
     return Table("Process rewards, easy", note,
                  ["method", "minus", "seeds", "end", "area", "end, difference", "length", "its length"], rows)
