@@ -3,6 +3,7 @@
     python -m lab.study.run                                 everything, in the order of PARTS: a day on two cores
     python -m lab.study.run --parts main --levels easy      the main table: every method, five or ten seeds
     python -m lab.study.run --list                          the commands that are left, for Slurm, parallel or Ray
+    python -m lab.study.run --device cuda                   on a GPU, which runs of many responses gain from
     python -m lab.study.run --collect                       only take over the finished runs in runs/study-2
     python -m lab.study.run --tables                        tables and pictures of lab/study/runs.csv, beside it
 
@@ -66,6 +67,7 @@ class Experiment(NamedTuple):
     level: str
     flags: str
     seed: int
+    device: str = "cpu"
 
     @property
     def name(self) -> str:
@@ -85,8 +87,9 @@ class Experiment(NamedTuple):
     @property
     def command(self) -> str:
         """The command that makes the run."""
+        device = "" if self.device == "cpu" else f" --device {self.device} --micro_batch 96"
         return (f"python train.py --mitigation {self.flags}{LEVELS[self.level]} --seed {self.seed} "
-                f"--out {self.folder}")
+                f"--out {self.folder}{device}")
 
     def next_command(self) -> str:
         """The same, or the one that resumes the run."""
@@ -98,10 +101,10 @@ class Experiment(NamedTuple):
         return "pass@16" in final and final["step"] == read_config(self.folder)["settings"]["steps"]
 
 
-def list_experiments(parts: list[str], levels: list[str], methods: list[str]) -> list[Experiment]:
-    """The runs of some parts, levels and methods, in order."""
+def list_experiments(parts: list[str], levels: list[str], methods: list[str], device: str) -> list[Experiment]:
+    """The runs of some parts, levels and methods on a device, in order."""
     planned = PARTS | decided_parts(done_runs())
-    return [Experiment(part, level, flags, seed) for part in planned if part in parts
+    return [Experiment(part, level, flags, seed, device) for part in planned if part in parts
             for level, listed, seeds in planned[part] if level in levels
             for seed in seeds for flags in listed if flags.split()[0] in methods]
 
@@ -261,6 +264,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         parser.add_argument(f"--{name}", nargs="+", choices=list(choices), default=list(choices),
                             help=f"only these, of: {', '.join(choices)}", metavar=name.upper())
     parser.add_argument("--processes", type=int, default=cores, help=f"runs at a time (default: the {cores} cores)")
+    parser.add_argument("--device", default="cpu", help="of the runs, such as cuda (default: cpu)")
     parser.add_argument("--keep", action="store_true", help="keep the credit logs of finished runs")
     parser.add_argument("--list", action="store_true", help="print the commands that are left, and start nothing")
     parser.add_argument("--collect", action="store_true", help="only take over finished runs, and start nothing")
@@ -274,7 +278,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def run(args: argparse.Namespace) -> None:
     """Run, list or take over what is left."""
-    listed, done, failed = list_experiments(args.parts, args.levels, args.methods), done_runs(), 0
+    listed, done, failed = list_experiments(args.parts, args.levels, args.methods, args.device), done_runs(), 0
     todo = [e for e in listed if e.name not in done]
     if any(e.level == "hard" for e in todo):
         write_hard_puzzles()

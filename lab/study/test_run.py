@@ -28,7 +28,7 @@ SMALL = " --steps 2 --questions 2 --answers 2 --eval_every 0 --eval_problems 4 -
 
 def experiments(parts=study.PARTS, levels=study.LEVELS, methods=MITIGATIONS):
     """All experiments of some parts."""
-    return study.list_experiments(list(parts), list(levels), list(methods))
+    return study.list_experiments(list(parts), list(levels), list(methods), "cpu")
 
 
 # ------------------------------------------------------------------------------------------------------ the list
