@@ -160,7 +160,7 @@ def success_on_others(run: Path) -> float:
     s = replace(train.Settings(**read_config(run)["settings"]), model=str(run / "checkpoint"))
     policy = train.load_policy(s, load_task(s.task))
     measured = {puzzle.id for puzzle in policy.task.load("heldout", s.eval_problems)}
-    puzzles = [puzzle for puzzle in policy.task.load("heldout", 2048) if puzzle.id not in measured][:512]
+    puzzles = [puzzle for puzzle in policy.task.load("heldout", 1400) if puzzle.id not in measured][:512]  # of 1,432
     uniforms = draw_uniforms(1, EVALUATION, len(puzzles), 1, s.max_new_tokens)  # (512, max_new_tokens)
     return float(np.mean([grade["answer"] for grade in generate_and_grade(policy, puzzles, uniforms)[1]]))
 

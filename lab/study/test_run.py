@@ -15,6 +15,7 @@ import time
 import pytest
 
 import analyze
+import countdown_task
 from countdown_task import read_puzzles, split, universe
 from lab.study import plan
 from lab.study import run as study
@@ -144,6 +145,18 @@ def test_a_row_says_what_the_run_was_and_gave(finished):
     assert (run.label, run.setting) == (f"{row['method']} {row['setting']}", row["setting"])
     assert not run.is_baseline and run.figures["curve"].keys() == {0, 2}
     assert run.figures == {name: pytest.approx(value, rel=1e-5, abs=1e-12) for name, value in expected.items()}
+
+
+def test_the_other_puzzles_are_512_that_the_run_never_measured(finished, monkeypatch):
+    """Guards against a check on puzzles that were measured all along, and more asked for than the task has."""
+    asked = []
+    monkeypatch.setattr(study, "generate_and_grade", lambda policy, puzzles, uniforms: asked.extend(puzzles)
+                        or (None, [{"answer": float(i % 4 == 0)} for i, _ in enumerate(puzzles)]))
+    config = finished.folder / "config.json"
+    config.write_text(config.read_text().replace('"eval_problems": 4', '"eval_problems": 512'))
+    assert study.success_on_others(finished.folder) == 0.25
+    measured = {puzzle.id for puzzle in countdown_task.load("heldout", 512)}
+    assert len({puzzle.id for puzzle in asked}) == 512 and not measured & {puzzle.id for puzzle in asked}
 
 
 def test_rows_of_other_versions_are_kept_and_not_done(place, monkeypatch):
