@@ -15,8 +15,7 @@ import time
 import pytest
 
 import analyze
-import countdown_task
-from countdown_task import read_puzzles, split, universe
+from countdown_task import load, read_puzzles, split, universe
 from lab.study import plan
 from lab.study import run as study
 from lab.study.rows import ABOUT, read_rows, to_run
@@ -155,7 +154,7 @@ def test_the_other_puzzles_are_512_that_the_run_never_measured(finished, monkeyp
     config = finished.folder / "config.json"
     config.write_text(config.read_text().replace('"eval_problems": 4', '"eval_problems": 512'))
     assert study.success_on_others(finished.folder) == 0.25
-    measured = {puzzle.id for puzzle in countdown_task.load("heldout", 512)}
+    measured = {puzzle.id for puzzle in load("heldout", 512)}
     assert len({puzzle.id for puzzle in asked}) == 512 and not measured & {puzzle.id for puzzle in asked}
 
 
