@@ -14,8 +14,8 @@ from tests import test_pages as book
 from tests.test_pages import (NAME, ROOT, check_command, check_links, copy, in_copy,  # noqa: F401  `copy` is a fixture
                               source_of)
 
-ROOMS = [*sorted((ROOT / "lab").glob("**/README.md")), ROOT / "lab" / "study" / "collapse.md",
-         ROOT / "lab" / "original" / "claims.md"]
+ROOMS = [*sorted((ROOT / "lab").glob("**/README.md")),
+         *(ROOT / "lab" / page for page in ("study/collapse.md", "study/elsewhere.md", "original/claims.md"))]
 PAGES = book.PAGES | {path: path.read_text(encoding="utf-8") for path in ROOMS}
 COMMANDS = book.commands_of(PAGES)
 EACH_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -19,7 +19,7 @@ from lab.study.perfect import draw_perfect, table_perfect
 from lab.study.process import table_process
 from lab.study.rows import (FIRST, MORE_ANSWERS, RATIO, Levels, against_rloo, compared_groups, minus, name_of,
                             read_versions)
-from lab.study.tuned import table_tested, table_tuning
+from lab.study.tuned import draw_tuned, table_tested, table_tuning
 from plumbing.report import Table, t_estimate, t_quantile
 from plumbing.runs import Group, Run, group_runs
 
@@ -211,5 +211,7 @@ def draw_study(levels: Levels, scores: Scores, folder: Path) -> None:
         draw_forest(against_rloo(shown + more), folder / "forest.png")
         draw_scores(scored(groups), scores, folder / "scores.png")
     draw_budget(compared, folder / "budget.png")
+    if test := levels[FIRST].get("test"):
+        draw_tuned(levels[FIRST]["tune"] + levels[FIRST].get("edge", []), test, folder / "tuned.png")
     if perfect := levels.get("small", {}).get("oracle"):
         draw_perfect(perfect, folder / "perfect.png")

@@ -58,6 +58,19 @@ def test_nobody_looks_before_the_last_seed():
     assert table.rows[2][2] == f"{100 * e.value:.1f} ± {100 * (e.high - e.value):.1f} *"
 
 
+def test_no_picture_before_the_last_seed(tmp_path):
+    """Guards against a look at stage two, and a line drawn through another method's areas."""
+    runs, rates = stage_two(np.random.default_rng(0)), {(name, 1e-4 * k): group("", [0.1 * k, 0.1 * k + 0.02])
+                                                        for name in tuned.STYLES for k in (1, 2)}
+    tuned.draw_tuned([], runs[:-1], tmp_path / "a.png")
+    assert not (tmp_path / "a.png").exists()
+    _, ((axis,),) = tuned.new_figure(1, 1, 2)
+    rates["ppo", 2e-4] = group("", [0.6, 0.6])
+    tuned.draw_rates(axis, rates)
+    assert [round(line.get_ydata()[-1]) for line in axis.get_lines() if len(line.get_ydata()) == 2
+            and line.get_color() == tuned.STYLES["ppo"][0] and line.get_linestyle() == "-"] == [60]
+
+
 def test_equivalence_is_two_one_sided_tests():
     """Guards against the 95% interval, and a difference near the margin that counts as inside."""
     a, b = [0.50, 0.52, 0.51, 0.49], [0.50, 0.51, 0.52, 0.50]

@@ -5,18 +5,23 @@
 Stage one finds each method's rate. Stage two compares the methods at their rates, on seeds that chose nothing. Its
 table is made only when all of its runs are there: nobody looks before.
 """
+from pathlib import Path
+
 import numpy as np
 
 from analyze import RLOO
-from lab.estimates import points
+from lab.estimates import draw_estimate, points
 from lab.study.rows import RATIO, name_of, seeds_of, with_asterisks
-from plumbing.report import Estimate, Table, interval, pm, t_estimate, t_quantile, welch
+from plumbing.report import (GREY, PALETTE, Estimate, Table, interval, new_figure, plt, pm, save_figure, t_estimate,
+                             t_quantile, welch)
 from plumbing.runs import Group, Run, group_runs
 from train import Settings
 
 SHUFFLED, EXPERT = "shuffled advantage=rloo", "expert_iteration"
 PRIMARY = ((RATIO, RLOO), (RATIO, SHUFFLED), ("ppo", RLOO), ("vineppo", RLOO))  # exactly these four are corrected
 CONTRASTS = (*PRIMARY, (EXPERT, RLOO))
+STYLES = {"vineppo": (PALETTE[2], "-"), RATIO: (PALETTE[1], "-"), "ppo": (PALETTE[0], "-"), EXPERT: (PALETTE[3], "-"),
+          RLOO: (GREY, "-"), SHUFFLED: (PALETTE[1], ":")}  # of their lines, in the order of the legend
 SEEDS = {"vineppo": 10}  # runs of stage two, where they are not 20
 
 
@@ -67,6 +72,40 @@ def table_tested(runs: list[Run]) -> Table | None:
             "interquartile means of area. Beats: how often a run of the first has more area than one of the second.")
     return Table("Tuned, then tested", note, ["contrast", "seeds", "area", "area, paired", "equivalent", "end",
                                               "end, others", "area, middle half", "beats"], rows)
+
+
+def draw_tuned(tuning: list[Run], tested: list[Run], file: Path) -> None:
+    """Left, area by learning rate; right, stage two's differences of area. Nothing before the last run."""
+    groups = {arm(group.label)[0]: group for group in group_runs(tested)}
+    if not complete(groups):
+        return
+    figure, ((left, right),) = new_figure(2, 1, 3.4)
+    draw_rates(left, {arm(group.label): group for group in group_runs(tuning)})
+    names = [f"{name_of(a)} - {name_of(b)}".replace("`", "").replace(" advantage=rloo", "") for a, b in CONTRASTS]
+    right.axvline(0, color=GREY, lw=1)
+    for y, pair in enumerate(CONTRASTS):
+        e = difference(groups, pair, "area")
+        draw_estimate(right, y, Estimate(*(100 * x for x in e[:3])), hollow=pair not in PRIMARY)
+    right.set_yticks(range(len(names)), names)
+    right.invert_yaxis()
+    right.set(xlabel="points of area", title="Stage two, each at its own rate")
+    save_figure(figure, file)
+
+
+def draw_rates(axis: plt.Axes, groups: dict[tuple[str, float], Group]) -> None:
+    """Each method's area by its learning rate, with 95% intervals."""
+    for i, (name, (colour, line)) in enumerate(STYLES.items()):
+        rates = sorted(rate for label, rate in groups if label == name)
+        found = [t_estimate(100 * groups[name, rate].values("area")) for rate in rates]
+        half = [e.high - e.value for e in found]
+        beside = [rate * 1.012 ** (i - 2.5) for rate in rates]  # so that intervals don't hide each other
+        axis.errorbar(beside, [e.value for e in found], half, color=colour, ls=line, marker="o", ms=4,
+                      label=name_of(name).replace("`", "").replace(" advantage=rloo", ""))
+    axis.set_xscale("log")
+    axis.set_xticks([1.4e-4, 2e-4, 2.8e-4, 4e-4], ["1.4e-4", "2e-4", "2.8e-4", "4e-4"])
+    axis.minorticks_off()
+    axis.set(xlabel="learning rate", ylabel="area, %", title="Stage one")
+    axis.legend(fontsize=7)
 
 
 def difference(groups: dict[str, Group], pair: tuple[str, str], figure: str) -> Estimate:
