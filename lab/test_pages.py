@@ -91,8 +91,6 @@ def quoted(page):
     text = text.replace("−", "-").replace("**", "")
     for block in re.split(r"\n\s*\n|\n(?=- |\d+\. |\|)", text):
         if linked(page, block) or not block.startswith("|"):  # a table without a link states settings, not findings
-            if page.name == "claims.md" and block.startswith("|"):
-                block = re.sub(r"^(\|[^|]*\|)[^|]*", r"\1", block)  # the second column is what others found
             for figure in FIGURE.findall(NO_FIGURE.sub("", block)):
                 yield figure, block
 

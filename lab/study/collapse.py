@@ -128,11 +128,11 @@ def write_page(folders: list[Path]) -> None:
         levels.setdefault(folder.resolve().parent, []).append(folder)
     text = "\n".join(str(examine(level.name, members)) for level, members in levels.items())
     (RESULTS / "collapse-tables.md").write_text(text, encoding="utf-8")
-    print(f"{text}\nwrote {RESULTS / 'collapse-tables.md'}, and a picture for each level where a run fell")
+    print(f"{text}\nwrote {RESULTS / 'collapse-tables.md'}, and a picture for each level where up to six runs fell")
 
 
 def examine(level: str, folders: list[Path]) -> Table:
-    """The table of a level, with its runs of GRPO as the reference; draws the runs that fell."""
+    """The table of a level, with its runs of GRPO as the reference; draws the runs that fell, if few did."""
     configs = {folder: read_config(folder) for folder in folders}
     if len({json.dumps({name: value for name, value in shared_settings(config).items() if name not in MAY_DIFFER})
             for config in configs.values()}) > 1:
@@ -145,7 +145,7 @@ def examine(level: str, folders: list[Path]) -> Table:
     band = reference([runs[folder] for folder in grpo])
     left = {folder: departures(runs[folder], band) for folder in others}
     fallen = [folder for folder in others if left[folder]["success"]]
-    if fallen:
+    if 0 < len(fallen) <= 6:  # more lines can't be told apart
         draw_collapse([(names[folder], runs[folder]) for folder in fallen], band, RESULTS / f"collapse-{level}.png")
     rows = {f"{names[folder]}, seed {configs[folder]['settings']['seed']}": left[folder] for folder in fallen}
     return table_collapse(level, rows, [left[folder] for folder in others if folder not in fallen])
