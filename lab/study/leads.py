@@ -91,23 +91,20 @@ def changed(leads: Leads) -> set[tuple[str, str]]:
 
 def tables_leads(levels: Levels) -> list[Table]:
     """The leads at the levels, and those with several updates."""
-    by_level, updates, everywhere, steps = leads_by_level(levels), leads_with_updates(levels), {}, {}
+    by_level, updates, everywhere, steps, cost = leads_by_level(levels), leads_with_updates(levels), {}, {}, {}
     for leads in by_level:
         everywhere |= leads
     for leads in (*by_level, updates):
         steps |= with_asterisks({key: lead.group.difference("area") for key, lead in leads.items() if key[0] != RLOO})
+        cost |= with_asterisks({key: lead.minus_rloo.area for key, lead in leads.items() if lead.rloo})
     for key in changed(everywhere | updates):
         steps[key] += " †"
-    cost = {key: points(lead.minus_rloo.area) for key, lead in everywhere.items() if lead.rloo}
-    cost |= with_asterisks({key: lead.minus_rloo.area for key, lead in updates.items() if lead.rloo})
-
     note = ("Minus RLOO in the same setting after as many steps; then, at the largest cost that both reached, minus "
             "the shortest run of RLOO, one update on each batch, that spent half as much, if there is one. † differs "
             "from the same method's lead on easy puzzles, after Holm's correction over both tables of leads. ")
     header = ["method", "setting", "seeds", "cost", "area, equal steps", "end, equal steps", "RLOO run", "at cost",
               "area, equal cost", "end, equal cost"]
-    tables = [Table("Leads over RLOO", note + "* at equal steps, by level; at equal cost see *Equal cost*.", header,
-                    lead_rows(everywhere, steps, cost)),
+    tables = [Table("Leads over RLOO", note + "* by level and column.", header, lead_rows(everywhere, steps, cost)),
               Table("Leads over RLOO with several updates", note + "* by column.", header,
                     lead_rows(updates, steps, cost))]
     return [table for table in tables if table.rows]
