@@ -42,8 +42,9 @@ def build(model: Path, folder: Path) -> str:
     rebuild(truth, policy)  # ValueError where it is about another model
     recorded = RECORDED if folder == TRUTH else [name for name in truth["methods"].tolist() if name != "none"]
     data, about = map(to_json, pack(policy, truth, recorded))
-    parts = {"DATA": data, "ABOUT": about, "ENGINE": join(ENGINE), "PAGE": join(PAGE),
-             "COUNT": f"{sum(p.numel() for p in policy.model.parameters()):,}", "PLUS": PLUS, "MINUS": MINUS, "CURVE": PALETTE[0]}
+    count = sum(p.numel() for p in policy.model.parameters())
+    parts = {"DATA": data, "ABOUT": about, "ENGINE": join(ENGINE), "PAGE": join(PAGE), "COUNT": f"{count:,}",
+             "PLUS": PLUS, "MINUS": MINUS, "CURVE": PALETTE[0]}
     template = (HERE / "page.html").read_text(encoding="utf-8")
     return re.sub(rf"\b({'|'.join(parts)})\b", lambda match: parts[match[1]], template)
 

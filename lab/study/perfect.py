@@ -4,7 +4,7 @@
 """
 from pathlib import Path
 
-from analyze import RLOO
+from analyze import RLOO, method_name
 from lab.estimates import cell, draw_point, points, read_cell, read_table
 from lab.study.budget import cost_unit, spent
 from lab.study.rows import name_of, seeds_of
@@ -64,4 +64,4 @@ def draw_area(axis, where: Estimate, group: Group, name: str) -> None:
     """A method's area by its accuracy, with both intervals."""
     area = t_estimate(100 * group.values("area"))
     draw_point(axis, where, area, color=PALETTE[0])
-    axis.annotate(name_of(name).strip("`"), (where.value, area.value), textcoords="offset points", xytext=(6, 6))
+    axis.annotate(method_name(name), (where.value, area.value), textcoords="offset points", xytext=(6, 6))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from analyze import RLOO
+from analyze import RLOO, method_name
 from lab.estimates import draw_estimate, points
 from lab.study.rows import RATIO, name_of, seeds_of, with_asterisks
 from plumbing.report import (GREY, PALETTE, Estimate, Table, interval, new_figure, plt, pm, save_figure, t_estimate,
@@ -81,7 +81,7 @@ def draw_tuned(tuning: list[Run], tested: list[Run], file: Path) -> None:
         return
     figure, ((left, right),) = new_figure(2, 1, 3.4)
     draw_rates(left, {arm(group.label): group for group in group_runs(tuning)})
-    names = [f"{name_of(a)} - {name_of(b)}".replace("`", "").replace(" advantage=rloo", "") for a, b in CONTRASTS]
+    names = [f"{short(a)} - {short(b)}" for a, b in CONTRASTS]
     right.axvline(0, color=GREY, lw=1)
     for y, pair in enumerate(CONTRASTS):
         e = difference(groups, pair, "area")
@@ -92,6 +92,11 @@ def draw_tuned(tuning: list[Run], tested: list[Run], file: Path) -> None:
     save_figure(figure, file)
 
 
+def short(label: str) -> str:
+    """The name of an arm in the picture, which has no room for the advantage."""
+    return method_name(label).replace(" advantage=rloo", "")
+
+
 def draw_rates(axis: plt.Axes, groups: dict[tuple[str, float], Group]) -> None:
     """Each method's area by its learning rate, with 95% intervals."""
     for i, (name, (colour, line)) in enumerate(STYLES.items()):
@@ -100,7 +105,7 @@ def draw_rates(axis: plt.Axes, groups: dict[tuple[str, float], Group]) -> None:
         half = [e.high - e.value for e in found]
         beside = [rate * 1.012 ** (i - 2.5) for rate in rates]  # so that intervals don't hide each other
         axis.errorbar(beside, [e.value for e in found], half, color=colour, ls=line, marker="o", ms=4,
-                      label=name_of(name).replace("`", "").replace(" advantage=rloo", ""))
+                      label=short(name))
     axis.set_xscale("log")
     axis.set_xticks([1.4e-4, 2e-4, 2.8e-4, 4e-4], ["1.4e-4", "2e-4", "2.8e-4", "4e-4"])
     axis.minorticks_off()
