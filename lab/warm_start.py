@@ -143,7 +143,8 @@ def report(folder: Path, task: ModuleType, count: int = 1024) -> None:
         best = evaluate(policy, puzzles[:256], 8, Settings()).max(1)
         length = samples.mask.sum(1).float().mean()
         print(f"| {name} | {len(puzzles):,} | {success.mean():.1%} ± {1.96 * standard_error(success):.1%} "
-              f"| {best.mean():.1%} ± {1.96 * standard_error(best):.1%} | {format.mean():.1%} | {length:.1f} |", flush=True)
+              f"| {best.mean():.1%} ± {1.96 * standard_error(best):.1%} | {format.mean():.1%} | {length:.1f} |",
+              flush=True)
 
 
 def build(out: Path, task: ModuleType, count: int, steps: int, seed: int, size: str) -> None:

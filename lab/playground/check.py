@@ -83,7 +83,8 @@ def in_worker(browser: Browser, script: str, given: dict) -> list:
 
 def picture(browser: Browser) -> None:
     """What the page shows of the token that decided most."""
-    browser.until('responses.rows.length && $("scores").children.length && $("status").textContent.startsWith("solves")')
+    browser.until('responses.rows.length && $("scores").children.length')
+    browser.until('$("status").textContent.startsWith("solves")')
     browser.run('$("skip").click(), set({band: "gradient"}), choose(...responses.decisive())')
     browser.until('$("others").textContent.includes("%")')
     browser.run("scrollTo(0, 0)")
@@ -104,8 +105,8 @@ def row_of_gains(browser: Browser, advantage: str, progress: Progress) -> list[s
         before, after = in_worker(browser, GAIN, given)
         gains.append(100 * (after - before))
         progress.show(ADVANTAGES.index(advantage) * SEEDS + seed + 1)
-    return [f"points gained in {STEPS} steps of {advantage.upper()}, from {100 * before:.1f}% of {len(puzzles)} held-out "
-            f"puzzles, seeds 0 to {SEEDS - 1}",
+    return [f"points gained in {STEPS} steps of {advantage.upper()}, from {100 * before:.1f}% of {len(puzzles)} "
+            f"held-out puzzles, seeds 0 to {SEEDS - 1}",
             f"{', '.join(f'{gain:.1f}' for gain in gains)}; mean {np.mean(gains):.1f}"]
 
 

@@ -38,7 +38,8 @@ def test_the_truth_is_independent_of_the_credit(random_model, tokenizer):
     other = accuracy.again(batch)
     assert torch.equal(other.tokens, batch.tokens) and torch.equal(other.reward, batch.reward)
     counts = batch.mask * 3
-    batch.ask.grade = other.ask.grade = lambda text, puzzle: {"reward": len(text) % 7 + 0.5, "answer": 0.0, "format": 0.0}
+    grade = {"answer": 0.0, "format": 0.0}
+    batch.ask.grade = other.ask.grade = lambda text, puzzle: grade | {"reward": len(text) % 7 + 0.5}
     mine, its = (b.ask.rollout_values(counts, other=True) for b in (batch, other))
     assert not torch.equal(mine, its)
 
@@ -59,7 +60,8 @@ def arm_runs(method, areas, setting="", spent=2.0):
 
 def test_each_arm_is_compared_with_rloo_at_its_rate(measured, tmp_path):
     """Guards against RLOO at another rate, a cost in other units, and an accuracy of another credit."""
-    runs = (arm_runs("none", [0.40, 0.42], "lr=0.00028 advantage=rloo") + arm_runs("none", [0.30, 0.32], "advantage=rloo")
+    runs = (arm_runs("none", [0.40, 0.42], "lr=0.00028 advantage=rloo")
+            + arm_runs("none", [0.30, 0.32], "advantage=rloo")
             + arm_runs("oracle", [0.50, 0.53], "lr=0.00028", spent=90.0)
             + arm_runs("none", [0.45, 0.47], "advantage=rloo answers=45"))
     table = perfect.table_perfect(runs, arm_runs("none", [0.3, 0.3]))

@@ -140,8 +140,8 @@ def table_kinds(truth: dict) -> Table:
         rows.append([name, *means(size / size.mean(), 2)])
     rows.append(["mean A*", *means(truth["a_star"], 3)])
     return Table("Where it lies", (
-        "Mean abs(credit) of a kind of token over the mean of all tokens, ± half of its 95% interval, clustered by puzzle. "
-        "Decisions are operands and operators. Opening: words before a sentence's first calculation; verdict: a "
+        "Mean abs(credit) of a kind of token over the mean of all tokens, ± half of its 95% interval, clustered by "
+        "puzzle. Decisions are operands and operators. Opening: words before a sentence's first calculation; verdict: a "
         "sentence without one."), ["", *groups], rows)
 
 

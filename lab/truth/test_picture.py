@@ -12,7 +12,7 @@ REWARDS = [[1.1, 0.1, 1.1], [0.1, 0.0, 0.0], [0.1, 0.1, 0.1]]  # of three puzzle
 
 
 def make_truth(pieces=(" Try", " 3", " +", " 4", "</think>", "\n", "<answer>", "7", "")):
-    """What lab/truth/measure.py writes of them, with random numbers: nine responses of the given tokens to three puzzles."""
+    """What lab/truth/measure.py writes of them, with random numbers: nine responses to three puzzles."""
     rng, reward = np.random.default_rng(0), np.array(REWARDS)
     L, N = len(pieces), len(pieces) * reward.size
     A = (reward - reward.mean(1, keepdims=True)) / (reward.std(1, keepdims=True) + 1e-4)

@@ -151,7 +151,7 @@ def test_what_cannot_work_is_one_sentence(words, said, folder, refusal):
     ({"settings": np.array('{"model": "lost"}')}, "about the model lost, and there is no"),
     ({"piece": np.array([{}] * 9)}, "can't be read")])  # fmt: skip
 def test_a_truth_that_can_not_be_used_is_one_sentence(fault, said, small, folder, refusal):
-    """Guards against a traceback for a file that the measurement did not write or finish, or of a model that is gone."""
+    """Guards against a traceback for an unfinished file, another program's, or that of a model that is gone."""
     columns = {name: column for name, column in (small[1] | fault).items() if column is not None}
     np.savez(folder / "ground_truth.npz", **columns)
     assert said in refusal(sc, "--mitigation", "none", "--out", folder / "out")
