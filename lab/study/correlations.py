@@ -70,7 +70,7 @@ def table_correlations(level: str, groups: list[Group], scores: Scores) -> Table
         scored = scored_groups(groups, scores, score)
         climbed = [(i, e) for i, e in scored if groups[i].values("climb").mean() > 0]
         close = [(i, e) for i, e in climbed if score_of(groups[i].label, scores, COSINE).value >= least]
-        subsets = {"all": scored, "those that climbed": climbed, "of these, cosine not below GRPO's": close}
+        subsets = {"all": scored, "those that climbed": climbed, "of these, cosine as GRPO's or above": close}
         for name, subset in subsets.items():
             if subset:
                 areas = [t_estimate(groups[i].values("area")) for i, _ in subset]
@@ -82,7 +82,7 @@ def table_correlations(level: str, groups: list[Group], scores: Scores) -> Table
             "as if scores and areas were exact, with an interval for the choice of methods alone (Bonett and Wright). "
             "Then with their errors: median and 95% interval of 4,000 draws, each of which redraws every score and "
             "area from a normal law with its interval; noise lowers a correlation, so this is a cautious figure. Those "
-            "that climbed ended above the start: they are selected by the outcome. Cosine not below GRPO's: at least "
+            "that climbed ended above the start: they are selected by the outcome. As GRPO's or above: at least "
             "the lower end of the interval of GRPO's. Where a correlation vanishes in this subset, the data only show "
             "that bad scores go with bad learning.")
     return Table(f"Scores and learning, {level}", note, ["score", "methods", "with area", "with errors"], rows)

@@ -84,7 +84,7 @@ def test_scores_and_learning_by_hand():
     scores = {m: {correlations.COSINE: Estimate(t, t - 0.1, t + 0.1)} for m, t in truths.items()}
     rows = correlations.table_correlations("easy", groups, scores).rows
     subsets = {"all, 6": [*ends], "those that climbed, 5": [*"abcd", "none"],
-               "of these, cosine not below GRPO's, 4": [*"abc", "none"]}
+               "of these, cosine as GRPO's or above, 4": [*"abc", "none"]}
     assert [row[1] for row in rows] == [*subsets]
     for row, subset in zip(rows, subsets.values()):
         assert row[2] == cell(spearman(*np.array([(truths[m], 1 - ends[m]) for m in subset]).T))
