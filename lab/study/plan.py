@@ -41,7 +41,7 @@ UPDATES = (*(f"{name} --updates_per_batch 4{clip}" for name in ("none", RLOO_FLA
            *(f"{name} --updates_per_batch 4 --lr 5e-05" for name in (RLOO_FLAGS, "ppo")))  # four steps of a quarter
 # designs.md: each of these at several learning rates, then at its best one.
 TUNED = (RLOO_FLAGS, RATIO_FLAGS, "shuffled --advantage rloo", "ppo", "vineppo", "expert_iteration")
-DECIDED = ("edge", "test", "oracle", "many")  # parts that follow from the rates
+DECIDED = ("edge", "test", "oracle", "many", "successes")  # parts that follow from the rates
 RATES, OUTWARDS, SEEDS = (1.4e-4, 2e-4, 2.8e-4), {1.4e-4: 1e-4, 2.8e-4: 4e-4}, range(20, 25)
 
 
@@ -106,7 +106,7 @@ def best_rates(areas: dict[str, dict[float, float]]) -> dict[str, float]:
 
 
 def later_parts(best: dict[str, float]) -> dict[str, list]:
-    """Sections 1, 2 and 4 of designs.md at the rates of stage one; best: by the flags of TUNED."""
+    """Sections 1, 2, 4 and 7 of designs.md at the rates of stage one; best: by the flags of TUNED."""
     tested = {name: f"{with_rate(name, rate)} --eval_every 10" for name, rate in best.items()}
     rate, twenty = best[RLOO_FLAGS], tuple(flags for name, flags in tested.items() if name != "vineppo")
 
@@ -121,4 +121,6 @@ def later_parts(best: dict[str, float]) -> dict[str, list]:
                    ("small", at(1.4, RLOO_FLAGS, "oracle --k 16"), range(3)),
                    ("small", at(1, "oracle --k 64"), range(2))],
         "many": [*(("easy", at(factor, f"{RLOO_FLAGS} --answers 45", f"{RLOO_FLAGS} --answers 115"), range(3))
-                   for factor in (1, 1.5, 2)), ("hard", (f"{RLOO_FLAGS} --steps 800",), range(3, 10))]}
+                   for factor in (1, 1.5, 2)), ("hard", (f"{RLOO_FLAGS} --steps 800",), range(3, 10))],
+        "successes": [("easy", at(1, RLOO_FLAGS, "expert_iteration --steps 170"), range(60, 65)),
+                      *((level, ("expert_iteration",), range(5)) for level in ("hard", "small", "latin", "math"))]}

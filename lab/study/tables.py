@@ -171,7 +171,7 @@ def tables_designed(levels: Levels) -> list[Table]:
     if "oracle" in small:
         found.append(table_perfect(small["oracle"], small["main"]))
     if "test" in first:
-        found.append(table_tested(first["test"]))
+        found.append(table_tested(first["test"], first["main"]))
     return [table for table in found if table]
 
 

@@ -7,7 +7,7 @@ import statistics
 import numpy as np
 import pytest
 
-from analyze import RLOO
+from analyze import COSTS, RLOO
 from lab.study import tuned
 from lab.study.rows import RATIO
 from lab.study.test_tables import study_run
@@ -39,23 +39,45 @@ def test_the_best_rate_is_that_of_the_largest_mean_area():
     assert shown["**0.0002**"][2:4] == ["2", "35.0 ± 63.5"]  # t with one degree of freedom: 12.7 times 5 points
 
 
+SPENT = {"vineppo": 50.0, tuned.EXPERT: 5.0}  # where it is not 10
+
+
 def stage_two(rng):
-    """Twenty runs of each arm at some rate, ten of vineppo."""
-    return [study_run(*arm.split(" ")[:1], 30 + i, 0.5 + 0.01 * k, " ".join(arm.split(" ")[1:]),
-                      area=0.4 + 0.02 * k + 0.01 * rng.standard_normal(), others=0.5)
-            for k, arm in enumerate(ARMS) for i in range(10 if arm == "vineppo" else 20)]
+    """Twenty runs of each arm at some rate, ten of vineppo; success is proportional to the cost so far."""
+    def run(arm, k, seed):
+        end, spent = 0.5 + 0.01 * k + 0.01 * rng.standard_normal(), SPENT.get(arm, 10.0)
+        line = {name: {0.0: 0.0, 3.0: 0.3 * full, 9.0: full} for name, full in (("curve", end), ("spent", spent))}
+        return study_run(*arm.split(" ")[:1], seed, end, " ".join(arm.split(" ")[1:]), others=0.5,
+                         area=0.4 + 0.02 * k + 0.01 * rng.standard_normal(), **line, **dict.fromkeys(COSTS, 1.0))
+
+    return [run(arm, k, 30 + i) for k, arm in enumerate(ARMS) for i in range(10 if arm == "vineppo" else 20)]
+
+
+GRPO = [study_run("none", 0, 0.5, spent={0.0: 0.0, 9.0: 10.0}, **dict.fromkeys(COSTS, 1.0))]  # the unit of cost
 
 
 def test_nobody_looks_before_the_last_seed():
     """Guards against a table of some seeds, a correction over more rows than four, and the wrong pair."""
     runs = stage_two(np.random.default_rng(0))
-    assert tuned.table_tested(runs[:-1]) is None
-    table = tuned.table_tested(runs)
+    assert tuned.table_tested(runs[:-1], GRPO) is None
+    table = tuned.table_tested(runs, GRPO)
     assert [row[1] for row in table.rows] == ["20, 20"] * 3 + ["10, 20", "20, 20"]
     assert [row[2].endswith("*") for row in table.rows] == [True, True, True, True, False]  # the last is not corrected
     (mine,), (other,) = ([[r.figures["area"] for r in runs if r.label == label]] for label in ("ppo", RLOO))
     e = welch(np.array(mine), np.array(other))
     assert table.rows[2][2] == f"{100 * e.value:.1f} ± {100 * (e.high - e.value):.1f} *"
+
+
+def test_equal_cost_ends_where_the_cheaper_run_does():
+    """Guards against a comparison at the other's end, and with a run that spent a fifth."""
+    runs = stage_two(np.random.default_rng(0))
+    table = tuned.table_tested(runs, GRPO)
+    rows = {row[0]: dict(zip(table.header, row)) for row in table.rows}
+    expert, rloo = (np.array([r.figures["end"] for r in runs if r.label == label]) for label in (tuned.EXPERT, RLOO))
+    e = welch(expert / 2, rloo / 4)  # a straight line from 0, to its end and to half of it
+    row = rows[f"`{tuned.EXPERT}` - RLOO"]
+    assert row["area, equal cost"] == f"{100 * e.value:.1f} ± {100 * (e.high - e.value):.1f} *"
+    assert row["cost"] == "0.50, 1.00" and rows["`vineppo` - RLOO"]["area, equal cost"] == ""
 
 
 def test_no_picture_before_the_last_seed(tmp_path):
