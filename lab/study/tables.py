@@ -19,6 +19,7 @@ from lab.study.perfect import draw_perfect, table_perfect
 from lab.study.process import table_process
 from lab.study.rows import (FIRST, MORE_ANSWERS, RATIO, Levels, against_rloo, compared_groups, minus, name_of,
                             read_versions)
+from lab.study.successes import table_successes
 from lab.study.tuned import draw_tuned, table_tested, table_tuning
 from plumbing.report import Table, t_estimate, t_quantile
 from plumbing.runs import Group, Run, group_runs
@@ -172,7 +173,7 @@ def tables_designed(levels: Levels) -> list[Table]:
         found.append(table_perfect(small["oracle"], small["main"]))
     if "test" in first:
         found.append(table_tested(first["test"], first["main"]))
-    return [table for table in found if table]
+    return [table for table in (*found, table_successes(levels)) if table]
 
 
 def level_tables(level: str, parts: dict[str, list[Run]], scores: Scores) -> list[Table]:

@@ -1,0 +1,46 @@
+"""The table of learning from successes alone, against hand computations.
+
+Run it:  python -m pytest lab/study/test_successes.py
+"""
+import numpy as np
+
+from analyze import COSTS
+from lab.study.successes import table_successes
+from lab.study.test_tables import study_run
+from plumbing.report import welch
+
+
+def line_runs(method, ends, spent, setting="", steps=9.0, area=0.4):
+    """A run for each end, whose success and cost grow in proportion to the step."""
+    def line(full):
+        return {0.0: 0.0, 3.0: full / 3, 9.0: full}
+
+    return [study_run(method, seed, end, setting, steps=steps, area=area + 0.01 * seed, curve=line(end),
+                      spent=line(spent), **dict.fromkeys(COSTS, 1.0)) for seed, end in enumerate(ends)]
+
+
+def test_each_setting_has_its_own_rloo_and_unit():
+    """Guards against RLOO of the main table where the part has its own, one unit for all, and areas of other steps."""
+    grpo, rloo = line_runs("none", [0.5, 0.6], 10.0), line_runs("none", [0.50, 0.54], 10.0, "advantage=rloo")
+    expert, fresh = [0.60, 0.66], [0.40, 0.46]
+    rate = "lr=0.00028"
+    own = (line_runs("expert_iteration", expert, 8.0, f"steps=15 {rate}", 15.0)
+           + line_runs("none", fresh, 12.0, f"{rate} advantage=rloo"))
+    levels = {"easy": {"main": grpo + rloo, "successes": own},
+              "hard": {"main": line_runs("none", [0.5, 0.6], 20.0) + rloo,
+                       "successes": line_runs("expert_iteration", expert, 5.0, area=0.5)},
+              "latin": {"main": grpo + rloo}}
+    table = table_successes(levels)
+    rows = {row[0]: dict(zip(table.header, row)) for row in table.rows}
+    assert [*rows] == ["easy", "hard"]
+    for level, share, other in (("easy", 8 / 12, fresh), ("hard", 5 / 10, [0.50, 0.54])):
+        e = welch(np.array(expert) / 2, share * np.array(other) / 2)  # means of straight lines from 0
+        cell = rows[level]["area, equal cost"].removesuffix(" *")
+        assert cell == f"{100 * e.value:.1f} ± {100 * (e.high - e.value):.1f}"
+    assert (rows["easy"]["cost"], rows["hard"]["cost"]) == ("0.80, 1.20", "0.25, 0.50")
+    assert rows["easy"]["area, equal steps"] == "" and rows["hard"]["area, equal steps"].startswith("10.0 ")
+
+
+def test_no_table_before_the_first_run():
+    """Guards against a table of headings."""
+    assert table_successes({"easy": {"main": line_runs("none", [0.5], 10.0)}}) is None
