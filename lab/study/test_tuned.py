@@ -68,8 +68,20 @@ def test_nobody_looks_before_the_last_seed():
     assert table.rows[2][2] == f"{100 * e.value:.1f} ± {100 * (e.high - e.value):.1f} *"
 
 
+def test_the_default_rate_has_all_of_its_seeds():
+    """Guards against RLOO at its own rate on both sides, and against another method's runs."""
+    runs, others = stage_two(np.random.default_rng(0)), [study_run("none", seed, end, "advantage=rloo", area=0.3)
+                                                         for seed, end in ((0, 0.4), (20, 0.5), (21, 0.6))]
+    table = tuned.table_default(runs, others + [study_run("ppo", 0, 0.9, area=0.9)])
+    rows = {row[0]: row for row in table.rows}
+    ends = [r.figures["end"] for r in runs if r.label == RLOO]
+    e = welch(np.array(ends), np.array([0.4, 0.5, 0.6]))
+    assert rows["RLOO"][1] == "20, 3" and rows["RLOO"][3] == f"{100 * e.value:.1f} ± {100 * (e.high - e.value):.1f}"
+    assert tuned.table_default(runs[:-1], others) is None
+
+
 def test_equal_cost_ends_where_the_cheaper_run_does():
-    """Guards against a comparison at the other's end, and with a run that spent a fifth."""
+    """Guards against a comparison at the other's end."""
     runs = stage_two(np.random.default_rng(0))
     table = tuned.table_tested(runs, GRPO)
     rows = {row[0]: dict(zip(table.header, row)) for row in table.rows}
@@ -77,7 +89,7 @@ def test_equal_cost_ends_where_the_cheaper_run_does():
     e = welch(expert / 2, rloo / 4)  # a straight line from 0, to its end and to half of it
     row = rows[f"`{tuned.EXPERT}` - RLOO"]
     assert row["area, equal cost"] == f"{100 * e.value:.1f} ± {100 * (e.high - e.value):.1f} *"
-    assert row["cost"] == "0.50, 1.00" and rows["`vineppo` - RLOO"]["area, equal cost"] == ""
+    assert row["cost"] == "0.50, 1.00" and rows["`vineppo` - RLOO"]["cost"] == "5.00, 1.00"
 
 
 def test_no_picture_before_the_last_seed(tmp_path):
