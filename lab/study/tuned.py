@@ -97,7 +97,10 @@ def table_default(tested: list[Run], others: list[Run]) -> Table | None:
 
 
 def draw_tuned(tuning: list[Run], tested: list[Run], file: Path) -> None:
-    """Left, area by learning rate; right, stage two's differences of area. Nothing before the last run."""
+    """Left, area by learning rate; right, stage two's differences, at equal steps above and at equal cost below.
+
+    Hollow are those that the design doesn't test. Nothing before the last run.
+    """
     groups = {arm(group.label)[0]: group for group in group_runs(tested)}
     if not complete(groups):
         return
@@ -106,12 +109,21 @@ def draw_tuned(tuning: list[Run], tested: list[Run], file: Path) -> None:
     names = [f"{short(a)} - {short(b)}" for a, b in CONTRASTS]
     right.axvline(0, color=GREY, lw=1)
     for y, pair in enumerate(CONTRASTS):
-        e = difference(groups, pair, "area")
-        draw_estimate(right, y, Estimate(*(100 * x for x in e[:3])), hollow=pair not in PRIMARY)
+        steps, cost = difference(groups, pair, "area"), at_equal_cost(*(groups[name] for name in pair)).area
+        draw_estimate(right, y - 0.15, in_points(steps), hollow=pair not in PRIMARY)
+        draw_estimate(right, y + 0.15, in_points(cost), hollow=True, colour=PALETTE[1], marker="s")
+    right.plot([], [], "o", color=PALETTE[0], label="equal steps")
+    right.plot([], [], "s", color=PALETTE[1], mfc="none", label="equal cost")
+    right.legend(loc="lower right", fontsize=7)
     right.set_yticks(range(len(names)), names)
     right.invert_yaxis()
     right.set(xlabel="points of area", title="Stage two, each at its own rate")
     save_figure(figure, file)
+
+
+def in_points(e: Estimate) -> Estimate:
+    """A difference of success, a hundred times as large."""
+    return Estimate(*(100 * x for x in e[:3]))
 
 
 def short(label: str) -> str:
