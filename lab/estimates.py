@@ -8,6 +8,11 @@ import numpy as np
 from plumbing.report import PALETTE, Estimate, plt, pm
 
 
+def in_points(e: Estimate) -> Estimate:
+    """A share in percent, or a difference of shares in points."""
+    return Estimate(*(100 * x for x in e[:3]))
+
+
 def points(e: Estimate) -> str:
     """A share in percent, or a difference in points, ± half of its interval."""
     return pm(100 * e.value, 100 * (e.high - e.value), 1)

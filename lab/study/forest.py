@@ -4,8 +4,8 @@ from pathlib import Path
 import numpy as np
 
 from analyze import is_control, method_name
-from lab.estimates import draw_estimate
-from plumbing.report import GREY, PALETTE, Estimate, new_figure, plt, save_figure
+from lab.estimates import draw_estimate, in_points
+from plumbing.report import GREY, PALETTE, new_figure, plt, save_figure
 from plumbing.runs import Group
 
 JUDGED = {"end": "Success at the end", "area": "Mean success while training (area)"}
@@ -34,7 +34,7 @@ def draw_differences(axis: plt.Axes, groups: dict[int, Group], figure: str) -> N
     """On the line of each group its difference to the baseline, in points; the axis ends at LOWEST."""
     axis.axvline(0, color=GREY, lw=1)
     for y, group in groups.items():
-        e = Estimate(*(100 * x for x in group.difference(figure)[:3]))
+        e = in_points(group.difference(figure))
         seeds = 100 * (group.values(figure) - group.baseline.values(figure).mean())  # (n,)
         control = is_control(group.label)
         draw_estimate(axis, y, e, control, LOWEST, GREY if control else PALETTE[0])

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from analyze import RLOO
-from lab.estimates import read_cell, read_table
+from lab.estimates import in_points, read_cell, read_table
 from lab.study.budget import at_equal_cost
 from lab.study.rows import RATIO, Levels, compared_groups
 from plumbing.report import Estimate, Table, pm, t_estimate, welch
@@ -32,22 +32,17 @@ def read_predictions() -> list[tuple[str, dict[str, tuple[float, float]]]]:
 def found(name: str, level: str, groups: dict[str, Group]) -> Estimate:
     """What the runs of a level, or its truth, say of a row of predictions.md: in points, or as a correlation."""
     if name == "GRPO: end - start":
-        return scaled(t_estimate(groups["none"].values("climb")))
+        return in_points(t_estimate(groups["none"].values("climb")))
     if name in MINUS:
-        return scaled(welch(*(groups[label].values("area") for label in MINUS[name])))
+        return in_points(welch(*(groups[label].values("area") for label in MINUS[name])))
     if name.startswith("`vineppo` - RLOO with 24"):
-        return scaled(at_equal_cost(groups["vineppo"], groups[MORE]).area)
+        return in_points(at_equal_cost(groups["vineppo"], groups[MORE]).area)
     if name.startswith("`vineppo`'s rank"):
         header, rows = read_table(TRUTH / f"scores-{level}.md", "Credit against A* and the solver, within responses")
         (row,) = (row for row in rows if row[0] == "vineppo")
         return read_cell(row[header.index("Spearman")])
     facts = dict(read_table(TRUTH / f"scores-{level}.md", "What was measured")[1])
     return Estimate(float(facts["share of the sum of abs(A*) on filler"].rstrip("%")))
-
-
-def scaled(e: Estimate) -> Estimate:
-    """Shares as percent."""
-    return Estimate(*(100 * x for x in e[:3]))
 
 
 def table_predictions(levels: Levels) -> Table | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from analyze import RLOO, method_name
-from lab.estimates import draw_estimate, points
+from lab.estimates import draw_estimate, in_points, points
 from lab.study.budget import WEIGHTS, at_equal_cost, cost_unit, spent
 from lab.study.rows import RATIO, name_of, seeds_of, with_asterisks
 from plumbing.report import (GREY, PALETTE, Estimate, Table, interval, new_figure, plt, pm, save_figure, t_estimate,
@@ -119,11 +119,6 @@ def draw_tuned(tuning: list[Run], tested: list[Run], file: Path) -> None:
     right.invert_yaxis()
     right.set(xlabel="points of area", title="Stage two, each at its own rate")
     save_figure(figure, file)
-
-
-def in_points(e: Estimate) -> Estimate:
-    """A difference of success, a hundred times as large."""
-    return Estimate(*(100 * x for x in e[:3]))
 
 
 def short(label: str) -> str:
