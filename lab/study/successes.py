@@ -2,12 +2,14 @@
 
     python -m lab.study.run --parts main successes && python -m lab.study.run --tables
 """
+from pathlib import Path
+
 from analyze import RLOO
-from lab.estimates import points
+from lab.estimates import in_points, points
 from lab.study.budget import WEIGHTS, at_equal_cost, cost_unit, spent
 from lab.study.rows import Levels, minus, seeds_of, with_asterisks
 from lab.study.tuned import EXPERT
-from plumbing.report import Table
+from plumbing.report import GREY, PALETTE, Table, new_figure, save_figure, t_estimate
 from plumbing.runs import Group, Run, group_runs
 
 
@@ -18,9 +20,14 @@ def compared(parts: dict[str, list[Run]]) -> tuple[Group, Group]:
     return own[EXPERT], own.get("none", main[RLOO])
 
 
+def paired_up(levels: Levels) -> dict[str, tuple[Group, Group]]:
+    """By setting the two groups, as far as they were run."""
+    return {level: compared(parts) for level, parts in levels.items() if "successes" in parts}
+
+
 def table_successes(levels: Levels) -> Table | None:
     """A row for each setting; None before the first run."""
-    pairs = {level: compared(parts) for level, parts in levels.items() if "successes" in parts}
+    pairs = paired_up(levels)
     if not pairs:
         return None
     units = {level: cost_unit(group_runs(levels[level]["main"])) for level in pairs}
@@ -36,3 +43,23 @@ def table_successes(levels: Levels) -> Table | None:
             "correction over the settings.")
     return Table("Successes alone", note, ["setting", "seeds", "cost", "area, equal steps", "at cost",
                                            "area, equal cost", "end, equal cost", "area, 1:0:0", "pass@16"], rows)
+
+
+def draw_successes(levels: Levels, file: Path) -> None:
+    """Held-out success by cost in each setting: means over seeds with their 95% intervals."""
+    pairs = paired_up(levels)
+    if not pairs:
+        return
+    figure, axes = new_figure(len(pairs), 1, 2.8)
+    for axis, (level, pair) in zip(axes[0], pairs.items()):
+        unit = cost_unit(group_runs(levels[level]["main"]))
+        for group, colour, line in zip(pair, (PALETTE[1], GREY), ("o-", "s--")):
+            curves = zip(*(row["curve"].values() for row in group.rows.values()))  # seeds at each measurement
+            mean, low, high = zip(*(in_points(t_estimate(values))[:3] for values in curves))
+            costs = spent(group) / unit
+            axis.plot(costs, mean, line, color=colour, ms=4, label=EXPERT if group is pair[0] else "RLOO")
+            axis.fill_between(costs, low, high, color=colour, alpha=0.2, lw=0)
+        axis.set(title=level, xlabel="cost")
+    axes[0, 0].set_ylabel("held-out puzzles solved, %")
+    axes[0, -1].legend(fontsize=7)
+    save_figure(figure, file)

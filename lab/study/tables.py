@@ -19,7 +19,7 @@ from lab.study.perfect import draw_perfect, table_perfect
 from lab.study.process import table_process
 from lab.study.rows import (FIRST, MORE_ANSWERS, RATIO, Levels, against_rloo, compared_groups, minus, name_of,
                             read_versions)
-from lab.study.successes import table_successes
+from lab.study.successes import draw_successes, table_successes
 from lab.study.tuned import draw_tuned, table_default, table_tested, table_tuning
 from plumbing.report import Table, t_estimate, t_quantile
 from plumbing.runs import Group, Run, group_runs
@@ -215,5 +215,6 @@ def draw_study(levels: Levels, scores: Scores, folder: Path) -> None:
     draw_budget(compared, folder / "budget.png")
     if test := levels[FIRST].get("test"):
         draw_tuned(levels[FIRST]["tune"] + levels[FIRST].get("edge", []), test, folder / "tuned.png")
+    draw_successes(levels, folder / "successes.png")
     if perfect := levels.get("small", {}).get("oracle"):
         draw_perfect(perfect, folder / "perfect.png")

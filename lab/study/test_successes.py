@@ -5,7 +5,8 @@ Run it:  python -m pytest lab/study/test_successes.py
 import numpy as np
 
 from analyze import COSTS
-from lab.study.successes import table_successes
+from lab.study import successes
+from lab.study.successes import draw_successes, table_successes
 from lab.study.test_tables import study_run
 from plumbing.report import welch
 
@@ -41,6 +42,22 @@ def test_each_setting_has_its_own_rloo_and_unit():
     assert rows["easy"]["area, equal steps"] == "" and rows["hard"]["area, equal steps"].startswith("10.0 ")
 
 
-def test_no_table_before_the_first_run():
-    """Guards against a table of headings."""
-    assert table_successes({"easy": {"main": line_runs("none", [0.5], 10.0)}}) is None
+def test_nothing_before_the_first_run(tmp_path):
+    """Guards against a table of headings, and a picture without axes."""
+    levels = {"easy": {"main": line_runs("none", [0.5], 10.0)}}
+    assert table_successes(levels) is None
+    draw_successes(levels, tmp_path / "a.png")
+    assert not (tmp_path / "a.png").exists()
+
+
+def test_the_picture_has_costs_in_units_of_its_setting(monkeypatch, tmp_path):
+    """Guards against steps on the axis, the unit of another setting, and the two curves exchanged."""
+    kept = []
+    monkeypatch.setattr(successes, "save_figure", lambda figure, file: kept.append(figure))
+    main = line_runs("none", [0.5, 0.6], 20.0) + line_runs("none", [0.4, 0.5], 22.0, "advantage=rloo")
+    levels = {"hard": {"main": main,
+                       "successes": line_runs("expert_iteration", [0.7, 0.9], 10.0)}}
+    draw_successes(levels, tmp_path / "a.png")
+    lines = {line.get_label(): line for line in kept[0].axes[0].get_lines()}
+    assert lines["expert_iteration"].get_xdata()[-1] == 0.5 and lines["RLOO"].get_xdata()[-1] == 1.1
+    assert np.isclose(lines["expert_iteration"].get_ydata()[-1], 80) and np.isclose(lines["RLOO"].get_ydata()[-1], 45)
