@@ -10,7 +10,7 @@ nothing else that trains knows Countdown:
     roles(response, spans)    what each token is, and whether it belongs to the graded answer
     show(puzzle)              the puzzle in a few characters, for samples.txt
 
-Some credit functions ask for more, and say so: calculations, reachable, sentence_starts (the last part of this file).
+Some credit functions ask for more, and say so: calculations, reachable, sentence_starts.
 lab/warm_start.py, which makes a start model, asks for `demonstrate(puzzle, rng, known)`, a response to imitate.
 
 It differs from TinyZero and GRPO-Zero, from which the task comes, in three ways:

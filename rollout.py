@@ -48,8 +48,8 @@ class TokenBatch:
     ask.hidden                       (B, T, D) last hidden state of the model, before it emits each token
     ask.attention                    (B, T, T) [:, t, u]: how much the state that predicts token t attends to u < t, in
                                      the last layer, mean over its heads
-    ask.head(name)                   (B, T) what a head of methods/heads.py says before each token, 0 on padding: of
-                                     "critic" the expected reward, of "importance" weights that sum to 1
+    ask.head(name)                   (B, T) what a head of methods/heads.py says before each token, 0 on padding, such
+                                     as the expected reward of "critic"
     ask.reference_logprob            (B, T) log-probability of each token under the reference model
     ask.logprob_without(rows, hide)  (R, T) log-probabilities of the responses rows (R,), repeats allowed, when no later
                                      token can attend to those marked in hide (R, T)

@@ -1,7 +1,4 @@
-"""What every program says about a command line that cannot work: one sentence, before any work is done.
-
-Run it:  python -m pytest lab/test_commands.py
-"""
+"""What every program says about a command line that cannot work: one sentence, before any work is done."""
 import pytest
 
 import analyze
@@ -34,7 +31,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("program, words, said", [
     pytest.param(program, words, said, id=f"{program.__name__.split('.')[-1]} {words}")
-    for program, cases in REFUSED.items() for words, said in cases])  # fmt: skip
+    for program, cases in REFUSED.items() for words, said in cases])
 def test_a_wrong_command_is_refused_in_one_sentence(program, words, said, refusal, tmp_path, monkeypatch):
     """Guards against a traceback, or minutes of work, before the user learns what is wrong."""
     monkeypatch.chdir(tmp_path)

@@ -1,7 +1,4 @@
-"""What the pages say of the laboratory holds: commands, tables, every quoted figure, and docs/methods.md.
-
-Run it:  python -m pytest lab/test_pages.py
-"""
+"""What the pages say of the laboratory holds: commands, tables, every quoted figure, and docs/methods.md."""
 import re
 import shlex
 

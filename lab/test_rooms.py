@@ -1,7 +1,4 @@
-"""The laboratory imports the book and never the other way, and no room draws with another room's pictures.
-
-Run it:  python -m pytest lab/test_rooms.py
-"""
+"""No room of the laboratory draws with another room's pictures."""
 import ast
 from pathlib import Path
 

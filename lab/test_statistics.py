@@ -1,8 +1,4 @@
-"""Rank correlation and its intervals against the textbook and simulations, Holm's correction, and cells read back.
-
-Run it:  python -m pytest lab/test_statistics.py
-"""
-import itertools
+"""Rank correlation and its intervals against the textbook and simulations, Holm's correction, and cells read back."""
 import math
 import statistics
 
@@ -10,7 +6,7 @@ import numpy as np
 import pytest
 
 from lab.estimates import cell, read_cell
-from lab.statistics import holm, ranks, spearman, with_errors
+from lab.statistics import holm, spearman, with_errors
 from plumbing.report import Estimate, pm
 
 

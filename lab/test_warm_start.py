@@ -1,8 +1,4 @@
-"""The demonstrations of the warm start, and the bundled models that it made.
-
-Run it:  python -m pytest lab/test_warm_start.py
-"""
-
+"""The demonstrations of the warm start, and the bundled models that it made."""
 import re
 import sys
 from types import SimpleNamespace

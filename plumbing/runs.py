@@ -1,6 +1,6 @@
 """Run folders read back, and the runs of a method gathered over seeds beside those of its baseline.
 
-A run folder holds config.json, metrics.csv and, once the run is finished, final.json.
+A run folder holds config.json, metrics.csv, credit/ and, once the run is finished, final.json.
 """
 import csv
 import json

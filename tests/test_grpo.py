@@ -47,7 +47,7 @@ def test_advantage_by_the_textbook(estimator):
     (1.2, 2.0, 2.4, 2.4), (0.95, -2.0, -1.9, -1.9),  # within the limits 0.9 and 1.3
     (1.5, 2.0, 2.6, 0.0), (0.5, -2.0, -1.8, 0.0),  # moved far in the direction of the credit: no more gradient
     (0.5, 2.0, 1.0, 1.0), (1.5, -2.0, -3.0, -3.0),  # moved far against it: the gradient pulls back
-])  # fmt: skip
+])
 def test_the_clip_by_hand(ratio, credit, gain, slope):
     """Guards against a clip on the wrong side, max for min, and limits that are swapped, for both signs of credit."""
     logprob, old = torch.tensor([[math.log(ratio) - 1]], requires_grad=True), torch.tensor([[-1.0]])
@@ -192,7 +192,7 @@ def test_an_update_reads_each_prompt_once_and_no_row_without_credit(passes, exac
     (0, 1, True, [0, 2, 3]), (0, 1, False, [0, 1, 2, 3, 4, 5]),  # rows 1, 4 and 5 have no credit
     (0, 2, False, [0, 1, 4, 5]), (1, 2, False, [2, 3]),  # puzzles 0 and 2, puzzle 1
     (2, 3, True, []), (3, 4, False, []),  # puzzle 2 has no credit, and there is no puzzle 3
-])  # fmt: skip
+])
 def test_rows_to_update_by_hand(rank, processes, skip, expected, monkeypatch):
     """Guards against rows without credit, and a row that two processes, or none, take."""
     monkeypatch.setattr(grpo, "world", lambda: (rank, processes))

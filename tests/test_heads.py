@@ -86,7 +86,7 @@ def learn_by_hand(make_optimizer, clip):
 @pytest.mark.parametrize("make_optimizer, fast", [
     (lambda p: torch.optim.AdamW(p, 5e-4, weight_decay=0.0), False),  # the critic's own
     (lambda p: torch.optim.SGD(p, 0.3), True),  # steps so large that values are clipped
-], ids=["AdamW", "SGD"])  # fmt: skip
+], ids=["AdamW", "SGD"])
 def test_learning_by_hand(make_optimizer, fast):
     """Guards against min for max, a clip around the target, padding in the mean, another scale, rate or decay."""
     critic, expected = random_critic(), learn_by_hand(make_optimizer, clip=0.2)

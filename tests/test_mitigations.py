@@ -110,7 +110,7 @@ def test_a_name_that_is_taken_and_a_decorated_function_are_refused(registry):
     (reweighting, torch.tensor([[1.0, math.inf, 1]] * 2), "returned weights with NaN or infinity in it"),
     (token_credit, torch.tensor([[1.0, math.nan, 1]] * 2), "returned credit with NaN or infinity in it"),
     (reweighting, torch.tensor([[1.0, -1e-6, 1]] * 2), "returned a negative weight: credit of either sign is for"),
-])  # fmt: skip
+])
 def test_a_wrong_result_is_one_sentence(decorator, returned, problem, registry):
     """Guards against (B, 1) broadcast over tokens, a forgotten return, NaN that reaches the model, a turned sign."""
     method = decorator(lambda batch: returned)
@@ -151,7 +151,7 @@ def integer_power(batch, power: float = 2):
     (lambda batch, **options: None, "the parameter **options can't"),
     (lambda batch, scale=1.0, /: None, "the parameter scale=1.0 can't"),
     (lambda: None, "its first parameter must be the batch"),
-])  # fmt: skip
+])
 def test_a_parameter_that_can_not_become_a_flag_is_one_sentence(function, problem, registry):
     with pytest.raises(ValueError, match=re.escape(f"{function.__name__}: {problem}")):
         token_credit(function).check_parameters()
@@ -169,7 +169,7 @@ def test_needs_that_are_no_names_are_one_sentence(needs, registry):
     ("response", [[1, 2, 3], [2, 2], [2]]),  # the means are 2, 1 and 4
     ("batch", [[1, 2, 3], [1, 1], [4]]),  # the mean of all six is 2
     ("none", [[2, 4, 6], [2, 2], [8]]),
-])  # fmt: skip
+])
 def test_weights_are_rescaled_as_normalize_says(normalize, credit):
     """Guards against a mean over padding or the wrong axis. Weights that are all 0 in a response become 1 first."""
     batch, weights = make_batch([3, 2, 1], [2.0] * 3, normalize=normalize), grid([[1.0, 2.0, 3.0], [0.0, 0.0], [4.0]])
@@ -209,7 +209,7 @@ def written():
         importance=torch.randn(B, T).masked_fill(~mask, -math.inf).softmax(1),
         logprob_without=lambda rows, hide: -random_numbers[0][rows] * hide.sum(1, keepdim=True),
         rollout_values=lambda counts, other=False: random_numbers[1] * (counts > 0),
-    )  # fmt: skip
+    )
 
 
 METHODS = pytest.mark.parametrize("method", MITIGATIONS.values(), ids=MITIGATIONS)
@@ -280,7 +280,7 @@ def test_a_group_of_equal_rewards_teaches_exactly_nothing(name, written):
     ("dpo", "beta", [0.0], [0.1]),
     ("ppo", "gae_lambda", [-0.1, 1.1], [0.0, 1.0]),
     ("inverted", "of", ["none", "inverted", "no such method"], ["random"]),
-])  # fmt: skip
+])
 def test_hyper_parameters_that_can_not_work_are_refused_by_name(name, key, refused, accepted, written):
     """Guards against NaN or a traceback in the middle of a run, and a check that refuses a limit that has a meaning."""
     for value in refused:
@@ -311,7 +311,7 @@ LN2 = math.log(2)
     ("token_type", {"filler": 2.0, "structure": 0.0}, [[2, 1, 0], [0, 2]]),
     ("value_change", {}, [[0.3, 0.1, 0], [0, 0]]),  # the reward that follows the last token is no change
     ("learned_importance", {}, [[0.6, 2.1, 0.3], [1.8, 0.2]]),  # times the length
-])  # fmt: skip
+])
 def test_weights_by_hand(name, options, weights):
     """Guards against log p for p, a temperature upside down, and sums and thresholds over padding or the wrong axis."""
     batch = make_batch(
@@ -323,7 +323,7 @@ def test_weights_by_hand(name, options, weights):
         importance=grid([[0.2, 0.7, 0.1], [0.9, 0.1]], padding=0.0),
         critic=grid([[0.2, 0.5, 0.4], [0.7, 0.7]], padding=0.0),
         reward=torch.ones(2),
-    )  # fmt: skip
+    )
     check(MITIGATIONS[name].raw(batch, **options), weights)
 
 
@@ -414,7 +414,7 @@ def test_ktae_by_loops(G, right):
     torch.manual_seed(0)
     lengths, ended, right = [5, 3, 7, 1, 4, 4, 6, 2] * 2, [True, True, False, True] * 4, [d == "1" for d in right]
     batch = make_batch(lengths, torch.randn(16).tolist(), [i // G for i in range(16)], ended=torch.tensor(ended),
-                       success=torch.tensor(right).float(), tokens=torch.randint(4, (16, 7)))  # fmt: skip
+                       success=torch.tensor(right).float(), tokens=torch.randint(4, (16, 7)))
     expected, tokens = none(batch).tolist(), [row[:length] for row, length in zip(batch.tokens.tolist(), lengths)]
     for first in range(0, 16, G):
         if len(set(right[first : first + G])) == 2:
@@ -440,7 +440,7 @@ def test_reward_decomposition_by_hand(weights, stepwise):
     format, success = [1, 0.5, 1] + [0.6, 1, 1], [0, 0, 1] + [0, 0, 1]
     batch = make_written([NO_STEP, TRUE_FALSE, FALSE] + [CUT_OFF, TRUE_TRUE, TRUE_TRUE],
                          [0.1, 0.2, 0.3, 0.4, 0.5, 0.6], [0] * 3 + [1] * 3,
-                         format=torch.tensor(format), success=torch.tensor(success).float())  # fmt: skip
+                         format=torch.tensor(format), success=torch.tensor(success).float())
     F, S = (normalized(x[:3]) + normalized(x[3:]) for x in (format, success))
     if stepwise:
         V = normalized([1, 0, 0])  # the verdict on each calculation
@@ -516,7 +516,7 @@ def test_first_error_by_hand(solver):
     pieces = [re.findall(r" ?\S+", text) for text, *_ in ERRORS]
     success = torch.tensor([1.0, 0, 0, 0, 0, 0])
     batch = make_written(pieces * 2, [0.0] * 12, [0] * 6 + [1] * 6, puzzles=[Puzzle((3, 4, 5), 8)] * 2,
-                         success=torch.cat((success, torch.ones(6))))  # fmt: skip
+                         success=torch.cat((success, torch.ones(6))))
     rows = []
     for row, (_, calculation, by_solver) in zip(pieces, ERRORS):
         start = by_solver if solver else calculation
@@ -582,7 +582,7 @@ def test_vineppo_by_hand():
         return values * (counts > 0)
 
     batch = make_written([["1", " yes.", " 0", " ok", ".", " 1", ""], ["no", ""], ["0", " no", ""]], [9.0] * 3,
-                         reward=torch.tensor([1.0, 0.2, 0.4]), rollout_values=rollouts)  # fmt: skip
+                         reward=torch.tensor([1.0, 0.2, 0.4]), rollout_values=rollouts)
     first = [0.6 - 0.3] * 2 + [0.9 - 0.6] * 3 + [1 - 0.9] * 2
     check(vineppo(batch, 5), [first, [0.2 - 0.7] * 2, [0.4 - 0.6] * 3])
     assert calls == [{(0, 2): 5, (0, 5): 5}]
@@ -612,7 +612,7 @@ def test_dpo_is_the_gradient_of_its_loss():
     rewards = torch.tensor([0.1, 1.1, 1.1] + [0.3, 0.1, 0.1] + [0.1, 0.1, 0.1])  # pairs: 1 over 0, 3 over 4, none
     logprob, reference = (-torch.rand(9, 4)).requires_grad_(), -torch.rand(9, 4)
     batch = make_batch([3, 2, 4, 1, 3, 2, 2, 2, 2], [9.0] * 9, [0] * 3 + [1] * 3 + [2] * 3, reward=rewards,
-                       logprob=logprob.detach(), reference_logprob=reference)  # fmt: skip
+                       logprob=logprob.detach(), reference_logprob=reference)
     ratio = ((logprob - reference) * batch.mask).sum(1)  # (B,)
     for best, worst in ((1, 0), (3, 4)):
         (-torch.nn.functional.logsigmoid(0.3 * (ratio[best] - ratio[worst]))).backward(retain_graph=True)
@@ -624,7 +624,7 @@ def test_ppo_by_the_double_sum(gae_lambda, gamma):
     """Guards against the reward at end tokens only, a value after the last one, and padding in the mean (whiten)."""
     rewards, values, expected = [1.1, 0.0, 0.1], [[0.2, 0.5, 0.4, 0.4], [0.7], [0.1, -0.3, 0.6]], []
     batch = make_batch([4, 1, 3], [9.0] * 3, reward=torch.tensor(rewards), critic=grid(values, padding=0.0),
-                       ended=torch.tensor([True, True, False]))  # fmt: skip
+                       ended=torch.tensor([True, True, False]))
     for r, v in zip(rewards, values):
         after = [gamma * value for value in v[1:]] + [r]  # the reward takes the place of a last value
         delta = [after - before for before, after in zip(v, after)]

@@ -35,7 +35,7 @@ STEPS = {  # name: settings, and hyper-parameters of the credit function
     "fewer puzzles than processes": ({"mitigation": "ppo", "questions": 1, "answers": 2}, {}),
 }
 SMALL = ["--questions", "3", "--answers", "4", "--eval_problems", "5", "--max_new_tokens", "50", "--eval_every", "2",
-         "--mitigation", "ppo"]  # fmt: skip
+         "--mitigation", "ppo"]
 
 gloo = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="this PyTorch has no gloo")
 

@@ -81,7 +81,7 @@ def edit_config(folder: Path, drop: tuple[str, ...] = (), **changes) -> None:
 @FAMILIES
 @pytest.mark.parametrize("optional", [{}, dict(rms_norm_eps=0.01, rope_theta=50.0, tie_word_embeddings=True, head_dim=6,
                                                num_key_value_heads=4, max_position_embeddings=99)],
-                         ids=["absent", "present"])  # fmt: skip
+                         ids=["absent", "present"])
 def test_a_key_means_what_it_means_to_transformers_also_when_it_is_absent(family, optional):
     """Guards against a default of our own for a key that config.json leaves out, and a null taken for an absent key."""
     source = dict(model_type=family, vocab_size=V, hidden_size=128, intermediate_size=40, num_hidden_layers=2,
@@ -104,7 +104,7 @@ BAD = {"vocab_size": [None, "9", 0, -1, 2.0, True, 2**40], "hidden_size": ["wide
        "head_dim": [7, 0, "8", []], "rms_norm_eps": ["1e-6", 0, -1.0, math.nan],
        "rope_theta": ["x", 0, math.inf, {}, 10**400], "max_position_embeddings": ["many", 0, True],
        "tie_word_embeddings": ["no", 1, []], "rope_parameters": ["default", [1], {"rope_theta": "x"}],
-       "model_type": [3, ["qwen2"], {}], "use_sliding_window": ["no"], "num_hidden_layers": [1e9]}  # fmt: skip
+       "model_type": [3, ["qwen2"], {}], "use_sliding_window": ["no"], "num_hidden_layers": [1e9]}
 
 
 @pytest.mark.parametrize(["name", "value"], [(name, value) for name, values in BAD.items() for value in values])

@@ -133,7 +133,7 @@ def test_generate_equals_a_naive_sampler(family, constrained, tmp_path):
 
 
 @pytest.mark.parametrize("broken, name", [(math.nan, "norm"), (math.nan, "layers.1.mlp.down_proj"),
-                                          (math.inf, "embed_tokens")])  # fmt: skip
+                                          (math.inf, "embed_tokens")])
 def test_broken_weights_give_log_probs_that_are_not_finite(broken, name, tmp_path):
     """Guards against tokens drawn from NaN in silence, and against an index error in place of FloatingPointError."""
     _, model = random_model("qwen2", tmp_path)

@@ -437,7 +437,7 @@ def test_a_task_of_forty_lines_trains_from_random_weights(method, random_start, 
     (["--task", "sudoku"], "tasks/NAME_task.py"), (["--task", "tests/reverse"], "tasks/NAME_task.py"),
     (["--task", "gone.py"], "no task file gone.py"),
     (["--data", "gone.txt"], "no data file gone.txt"),  # which this task does not look for
-    (["--task", __file__], "has no function load"), (["--model", ""], "has no model in models")])  # fmt: skip
+    (["--task", __file__], "has no function load"), (["--model", ""], "has no model in models")])
 def test_a_task_that_cannot_work_is_refused_in_one_sentence(flags, named, tmp_path):
     assert named in error_of("--task", REVERSE, "--model", BUNDLED, *flags, "--out", tmp_path / "r")
     assert not (tmp_path / "r").exists()

@@ -1,7 +1,4 @@
-"""Gradients of single tokens against plain autograd, tables by hand, the command.
-
-Run it:  python -m pytest lab/gradients/test_measure.py
-"""
+"""Gradients of single tokens against plain autograd, tables by hand, the command."""
 import json
 import math
 import re

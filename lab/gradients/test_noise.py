@@ -1,7 +1,4 @@
-"""Noise and bias of gradients: baselines by loops, estimates by their definitions, the gradient that training applies.
-
-Run it:  python -m pytest lab/gradients/test_noise.py
-"""
+"""Noise and bias of gradients: baselines by loops, estimates by definition, the gradient that training applies."""
 import itertools
 import math
 import re

@@ -1,7 +1,4 @@
-"""Ranks of gradients: spectra against numpy's SVD of matrices made by plain autograd, measures by their formulas.
-
-Run it:  python -m pytest lab/gradients/test_rank.py
-"""
+"""Ranks of gradients: spectra against numpy's SVD of matrices made by plain autograd, measures by their formulas."""
 import dataclasses
 import math
 import re

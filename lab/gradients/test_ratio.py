@@ -1,7 +1,4 @@
-"""What the ratio adds: gradients against plain autograd, updates against train.py's, tables by hand.
-
-Run it:  python -m pytest lab/gradients/test_ratio.py
-"""
+"""What the ratio adds: gradients against plain autograd, updates against train.py's, tables by hand."""
 import copy
 from dataclasses import dataclass, replace
 

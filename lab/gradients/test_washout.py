@@ -1,7 +1,4 @@
-"""Wash-out and what a kind of token adds to a step, against plain gradients token by token.
-
-Run it:  python -m pytest lab/gradients/test_washout.py
-"""
+"""Wash-out and what a kind of token adds to a step, against plain gradients token by token."""
 import numpy as np
 import pytest
 import torch
@@ -27,7 +24,7 @@ def test_wash_out_by_hand(random_model, tokenizer, exact):
     every = torch.stack([flat_gradient(random_model, x) for x in logprob[batch.mask]])  # (N, P)
     role, place = batch.role[batch.mask].numpy(), np.concatenate([np.arange(n) / n for n in batch.mask.sum(1).tolist()])
     kinds = {"all": role >= 0, "filler": role == 0, "structure": role == 2, "40-60% of the response":
-             (place >= 0.4) & (place < 0.6)}  # fmt: skip
+             (place >= 0.4) & (place < 0.6)}
     for name, use in kinds.items():
         sum_of_norms, norm_of_sum = every[use].norm(dim=1).sum(), every[use].sum(0).norm()
         share, of_size, of_sum, washed = rows[name]

@@ -1,7 +1,4 @@
-"""Appendix B of the original, made again: against logs whose figures were worked out by hand.
-
-Run it:  python -m pytest lab/original/test_appendix_b.py
-"""
+"""Appendix B of the original, made again: against logs whose figures were worked out by hand."""
 import json
 import math
 import sys

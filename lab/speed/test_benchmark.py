@@ -1,7 +1,4 @@
-"""The rows of the table of speeds, by hand.
-
-Run it:  python -m pytest lab/speed/test_benchmark.py
-"""
+"""The rows of the table of speeds, by hand."""
 from lab.speed.benchmark import take_turns, table_rows
 
 

@@ -21,7 +21,7 @@ from plumbing.flags import new_parser
 from plumbing.progress import Progress, one_sentence
 from plumbing.report import Table
 from plumbing.runs import read_config
-from rollout import Policy, Queries, TokenBatch, draw_puzzles, rollout, token_batch
+from rollout import Queries, TokenBatch, draw_puzzles, rollout, token_batch
 from train import Settings, load_policy
 
 CHECKPOINTS = {1: "", 50: "checkpoints/step-000049", 100: "checkpoint"}  # by step, the weights that sample it

@@ -1,13 +1,8 @@
 """What the study trains: levels, parts, and the runs of each part.
 
-Most of it stands in PARTS. The later parts of designs.md need the learning rates that its first stage finds, so
-`decided_parts` makes them from the rows of lab/study/runs.csv, by the rule that was written down before.
-
 Run it:  python -m lab.study.run --list
 """
 from pathlib import Path
-
-import numpy as np
 
 from methods import MITIGATIONS
 
@@ -41,13 +36,18 @@ UPDATES = (*(f"{name} --updates_per_batch 4{clip}" for name in ("none", RLOO_FLA
            *(f"{name} --updates_per_batch 4 --lr 5e-05" for name in (RLOO_FLAGS, "ppo")))  # four steps of a quarter
 # designs.md: each of these at several learning rates, then at its best one.
 TUNED = (RLOO_FLAGS, RATIO_FLAGS, "shuffled --advantage rloo", "ppo", "vineppo", "expert_iteration")
-DECIDED = ("edge", "test", "oracle", "many", "successes")  # parts that follow from the rates
-RATES, OUTWARDS, SEEDS = (1.4e-4, 2e-4, 2.8e-4), {1.4e-4: 1e-4, 2.8e-4: 4e-4}, range(20, 25)
+RATES, SEEDS = (1.4e-4, 2e-4, 2.8e-4), range(20, 25)
+BEST, OUTWARDS = 2.8e-4, 4e-4  # stage one's best rate, the same for all; as an edge, it called for the next one
 
 
 def with_rate(flags: str, rate: float) -> str:
     """The flags of a run at a learning rate, with the lengths of its steps."""
     return f"{flags} --lr {rate:.3g} --step_length true"
+
+
+def at(rate: float, *listed: str) -> tuple[str, ...]:
+    """Methods at a learning rate."""
+    return tuple(with_rate(flags, rate) for flags in listed)
 
 
 PARTS = {  # level, methods with their flags, seeds
@@ -72,6 +72,18 @@ PARTS = {  # level, methods with their flags, seeds
                           "reward_decomposition --stepwise true --advantage rloo",
                           "regrade_ablation --tokens true --advantage rloo"), range(5))],
     "tune": [("easy", tuple(with_rate(name, rate) for name in TUNED for rate in RATES), SEEDS)],
+    "edge": [("easy", at(OUTWARDS, *TUNED), SEEDS)],
+    "test": [("easy", tuple(f"{flags} --eval_every 10" for flags in at(BEST, *TUNED) if "vineppo" not in flags),
+              range(30, 50)),
+             ("easy", (f"{with_rate('vineppo', BEST)} --eval_every 10",), range(30, 40))],
+    "oracle": [("small", at(BEST, RLOO_FLAGS, "ppo", "vineppo", "oracle --k 4", "oracle --k 16",
+                            "shuffled --of oracle", f"{RLOO_FLAGS} --answers 45"), range(5)),
+               ("small", at(1.4 * BEST, RLOO_FLAGS, "oracle --k 16"), range(3)),
+               ("small", at(BEST, "oracle --k 64"), range(2))],
+    "many": [*(("easy", at(factor * BEST, f"{RLOO_FLAGS} --answers 45", f"{RLOO_FLAGS} --answers 115"), range(3))
+               for factor in (1, 1.5, 2)), ("hard", (f"{RLOO_FLAGS} --steps 800",), range(3, 10))],
+    "successes": [("easy", at(BEST, RLOO_FLAGS, "expert_iteration --steps 170"), range(60, 65)),
+                  *((level, ("expert_iteration",), range(5)) for level in ("hard", "small", "latin", "math"))],
     # To check what was written before they ran.
     "fresh": [("easy", (RLOO_FLAGS, "ppo", "vineppo", RATIO_FLAGS), range(10, 15))],
 }
@@ -80,47 +92,3 @@ PARTS = {  # level, methods with their flags, seeds
 def run_name(level: str, flags: str, seed: int) -> str:
     """Such as easy/outcome_conditional-think_discount-0.25-seed1."""
     return f"{level}/{flags.replace(' --', '-').replace(' ', '-')}-seed{seed}"
-
-
-def mean_area(rows: dict[str, dict], flags: str, rate: float) -> float | None:
-    """The mean area of a method at a rate over SEEDS; None where a run has no row. rows: by name of the run."""
-    names = [run_name("easy", with_rate(flags, rate), seed) for seed in SEEDS]
-    return float(np.mean([float(rows[name]["area"]) for name in names])) if {*names} <= rows.keys() else None
-
-
-def decided_parts(rows: dict[str, dict]) -> dict[str, list]:
-    """The parts of designs.md that its first stage decides, as far as it has been run."""
-    areas = {name: {rate: mean_area(rows, name, rate) for rate in RATES} for name in TUNED}
-    if any(None in found.values() for found in areas.values()):
-        return {}
-    edges = [(name, OUTWARDS[best]) for name, best in best_rates(areas).items() if best in OUTWARDS]
-    parts = {"edge": [("easy", tuple(with_rate(name, rate) for name, rate in edges), SEEDS)]}
-    for name, rate in edges:
-        areas[name][rate] = mean_area(rows, name, rate)
-    return parts if any(None in found.values() for found in areas.values()) else parts | later_parts(best_rates(areas))
-
-
-def best_rates(areas: dict[str, dict[float, float]]) -> dict[str, float]:
-    """The rate with the largest mean area, of each method."""
-    return {name: max(found, key=found.__getitem__) for name, found in areas.items()}
-
-
-def later_parts(best: dict[str, float]) -> dict[str, list]:
-    """Sections 1, 2, 4 and 7 of designs.md at the rates of stage one; best: by the flags of TUNED."""
-    tested = {name: f"{with_rate(name, rate)} --eval_every 10" for name, rate in best.items()}
-    rate, twenty = best[RLOO_FLAGS], tuple(flags for name, flags in tested.items() if name != "vineppo")
-
-    def at(factor: float, *listed: str) -> tuple[str, ...]:
-        """Methods at RLOO's rate times a factor."""
-        return tuple(with_rate(flags, factor * rate) for flags in listed)
-
-    return {
-        "test": [("easy", twenty, range(30, 50)), ("easy", (tested["vineppo"],), range(30, 40))],
-        "oracle": [("small", at(1, RLOO_FLAGS, "ppo", "vineppo", "oracle --k 4", "oracle --k 16",
-                                "shuffled --of oracle", f"{RLOO_FLAGS} --answers 45"), range(5)),
-                   ("small", at(1.4, RLOO_FLAGS, "oracle --k 16"), range(3)),
-                   ("small", at(1, "oracle --k 64"), range(2))],
-        "many": [*(("easy", at(factor, f"{RLOO_FLAGS} --answers 45", f"{RLOO_FLAGS} --answers 115"), range(3))
-                   for factor in (1, 1.5, 2)), ("hard", (f"{RLOO_FLAGS} --steps 800",), range(3, 10))],
-        "successes": [("easy", at(1, RLOO_FLAGS, "expert_iteration --steps 170"), range(60, 65)),
-                      *((level, ("expert_iteration",), range(5)) for level in ("hard", "small", "latin", "math"))]}

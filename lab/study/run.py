@@ -1,7 +1,7 @@
 """The study: does better credit learn faster? Methods and hyper-parameters over seeds, each run a plain train.py.
 
-    python -m lab.study.run                                 everything, in the order of PARTS: a day on two cores
-    python -m lab.study.run --parts main --levels easy      the main table: every method, five or ten seeds
+    python -m lab.study.run                                 everything, in the order of PARTS: two days, two cores
+    python -m lab.study.run --parts main --levels easy      the main table: five or ten seeds
     python -m lab.study.run --list                          the commands that are left, for Slurm, parallel or Ray
     python -m lab.study.run --device cuda                   on a GPU, which runs of many responses gain from
     python -m lab.study.run --collect                       only take over the finished runs in runs/study-2
@@ -37,7 +37,7 @@ import numpy as np
 import train
 from analyze import summarize
 from countdown_task import solutions, universe
-from lab.study.plan import DECIDED, HARD, LEVELS, PARTS, RUNS, VERSION, decided_parts, run_name
+from lab.study.plan import HARD, LEVELS, PARTS, RUNS, VERSION, run_name
 from lab.study.rows import read_rows, weighted_tokens
 from lab.study.tables import write_study
 from methods import MITIGATIONS
@@ -103,9 +103,8 @@ class Experiment(NamedTuple):
 
 def list_experiments(parts: list[str], levels: list[str], methods: list[str], device: str) -> list[Experiment]:
     """The runs of some parts, levels and methods on a device, in order."""
-    planned = PARTS | decided_parts(done_runs())
-    return [Experiment(part, level, flags, seed, device) for part in planned if part in parts
-            for level, listed, seeds in planned[part] if level in levels
+    return [Experiment(part, level, flags, seed, device) for part in PARTS if part in parts
+            for level, listed, seeds in PARTS[part] if level in levels
             for seed in seeds for flags in listed if flags.split()[0] in methods]
 
 
@@ -160,7 +159,7 @@ def success_on_others(run: Path) -> float:
     s = replace(train.Settings(**read_config(run)["settings"]), model=str(run / "checkpoint"))
     policy = train.load_policy(s, load_task(s.task))
     measured = {puzzle.id for puzzle in policy.task.load("heldout", s.eval_problems)}
-    puzzles = [puzzle for puzzle in policy.task.load("heldout", 1400) if puzzle.id not in measured][:512]  # of 1,432
+    puzzles = [puzzle for puzzle in policy.task.load("heldout", 1400) if puzzle.id not in measured][:512]
     uniforms = draw_uniforms(1, EVALUATION, len(puzzles), 1, s.max_new_tokens)  # (512, max_new_tokens)
     return float(np.mean([grade["answer"] for grade in generate_and_grade(policy, puzzles, uniforms)[1]]))
 
@@ -260,7 +259,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = new_parser(description=__doc__, usage="python -m lab.study.run [--flag value ...]")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    for name, choices in (("parts", (*PARTS, *DECIDED)), ("levels", LEVELS), ("methods", MITIGATIONS)):
+    for name, choices in (("parts", PARTS), ("levels", LEVELS), ("methods", MITIGATIONS)):
         parser.add_argument(f"--{name}", nargs="+", choices=list(choices), default=list(choices),
                             help=f"only these, of: {', '.join(choices)}", metavar=name.upper())
     parser.add_argument("--processes", type=int, default=cores, help=f"runs at a time (default: the {cores} cores)")

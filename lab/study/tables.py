@@ -2,7 +2,7 @@
 
     python -m lab.study.run --tables
 
-Asterisks stand only where a question of lab/study/README.md is answered: in *Leads over RLOO* and *Equal cost*.
+Asterisks stand only where a question of the pages is answered, and each table says over what it corrects.
 """
 from pathlib import Path
 

@@ -1,7 +1,4 @@
-"""Success at equal cost, by hand.
-
-Run it:  python -m pytest lab/study/test_budget.py
-"""
+"""Success at equal cost, by hand."""
 import numpy as np
 import pytest
 
@@ -21,7 +18,7 @@ def runs(label, ends, cost, steps=100, kinds=KINDS):
     return [Run(f"{label}-{seed}", label, setting, label.startswith("none"), seed, {
         "end": end, "area": end, "climb": end, "steps": steps,
         "curve": {0.0: 0.2, steps / 2: (0.2 + end) / 2, steps: end},
-        "spent": {0.0: 0.0, steps / 2: cost / 4, steps: cost}} | kinds) for seed, end in enumerate(ends)]  # fmt: skip
+        "spent": {0.0: 0.0, steps / 2: cost / 4, steps: cost}} | kinds) for seed, end in enumerate(ends)]
 
 
 @pytest.fixture
@@ -36,7 +33,7 @@ def group(*curves):
     """A group of runs given as (cost so far, success) pairs from one measurement to the next."""
     return Group("a", {seed: {"curve": {i: y for i, (_, y) in enumerate(curve)},
                               "spent": {i: float(x) for i, (x, _) in enumerate(curve)}} | KINDS
-                       for seed, curve in enumerate(curves)})  # fmt: skip
+                       for seed, curve in enumerate(curves)})
 
 
 def test_success_at_a_cost_by_hand():

@@ -1,7 +1,4 @@
-"""When a run leaves the reference, by hand.
-
-Run it:  python -m pytest lab/study/test_collapse.py
-"""
+"""When a run leaves the reference, by hand."""
 import csv
 import json
 import sys

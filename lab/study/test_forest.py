@@ -1,7 +1,4 @@
-"""The forest plot by what it draws.
-
-Run it:  python -m pytest lab/study/test_forest.py
-"""
+"""The forest plot by what it draws."""
 import math
 
 import pytest

@@ -1,7 +1,4 @@
-"""The cost of a success, by hand.
-
-Run it:  python -m pytest lab/study/test_leaderboard.py
-"""
+"""The cost of a success, by hand."""
 import numpy as np
 import pytest
 

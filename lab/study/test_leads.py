@@ -1,7 +1,4 @@
-"""Leads over RLOO by setting, by hand.
-
-Run it:  python -m pytest lab/study/test_leads.py
-"""
+"""Leads over RLOO by setting, by hand."""
 import numpy as np
 import pytest
 
@@ -34,7 +31,7 @@ def levels():
             *runs("ppo", RLOO, "updates_per_batch=4", 1500.0),
             *runs("none", NONE, "clip_high=0.28 updates_per_batch=4", 900.0),
             *runs("none", NONE, "advantage=rloo lr=5e-05 updates_per_batch=4", 900.0),
-            *runs("ppo", PPO, "lr=5e-05 updates_per_batch=4", 2700.0)]  # fmt: skip
+            *runs("ppo", PPO, "lr=5e-05 updates_per_batch=4", 2700.0)]
     hard = runs("none", PPO, "advantage=rloo") + runs("none", PPO)
     return {"easy": {"main": easy, "budget": budget, "updates": more}, "hard": {"main": hard},
             "other": {"main": runs("none", NONE)}}

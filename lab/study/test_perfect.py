@@ -1,7 +1,4 @@
-"""Accuracy of the credit and what it buys, against hand computations.
-
-Run it:  python -m pytest lab/study/test_perfect.py
-"""
+"""Accuracy of the credit and what it buys, against hand computations."""
 import numpy as np
 import pytest
 import torch

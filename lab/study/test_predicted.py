@@ -1,9 +1,4 @@
-"""Predictions: read from their page, and judged by hand.
-
-Run it:  python -m pytest lab/study/test_predicted.py
-"""
-import pytest
-
+"""Predictions: read from their page, and judged by hand."""
 from lab.study import predicted
 from lab.study.test_tables import study_run
 

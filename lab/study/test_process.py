@@ -1,7 +1,4 @@
-"""The table of process rewards against hand computations.
-
-Run it:  python -m pytest lab/study/test_process.py
-"""
+"""The table of process rewards against hand computations."""
 import numpy as np
 
 from analyze import RLOO

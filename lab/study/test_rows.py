@@ -1,7 +1,4 @@
-"""Rows of lab/study/runs.csv, names of methods, and which of them are compared.
-
-Run it:  python -m pytest lab/study/test_rows.py
-"""
+"""Rows of lab/study/runs.csv, names of methods, and which of them are compared."""
 import pytest
 
 from lab.study import rows as study_rows
@@ -12,7 +9,7 @@ from plumbing.runs import Run
 
 @pytest.mark.parametrize("label, name", [
     ("none", "GRPO"), ("none advantage=rloo", "RLOO"), ("none answers=38 advantage=rloo", "RLOO answers=38"),
-    ("none steps=480", "GRPO steps=480"), ("vineppo k=3", "`vineppo k=3`")])  # fmt: skip
+    ("none steps=480", "GRPO steps=480"), ("vineppo k=3", "`vineppo k=3`")])
 def test_names(label, name):
     assert study_rows.name_of(label) == name
 

@@ -1,7 +1,4 @@
-"""The table of learning from successes alone, against hand computations.
-
-Run it:  python -m pytest lab/study/test_successes.py
-"""
+"""The table of learning from successes alone, against hand computations."""
 import numpy as np
 
 from analyze import COSTS

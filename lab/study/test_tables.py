@@ -1,7 +1,4 @@
-"""The tables of the study, against numbers worked out by hand, simulations, and the published rows.
-
-Run it:  python -m pytest lab/study/test_tables.py
-"""
+"""The tables of the study, against numbers worked out by hand, simulations, and the published rows."""
 import math
 
 import numpy as np
@@ -31,7 +28,7 @@ def study_run(method, seed, end, setting="", **figures):
 
 @pytest.mark.parametrize("label, default", [
     ("vineppo k=3 cuts=uncertain", "vineppo k=3"), ("none advantage=batch", "none"), ("none", None),
-    ("none advantage=rloo answers=9", "none advantage=rloo"), ("token_type filler=2.0", None)])  # fmt: skip
+    ("none advantage=rloo answers=9", "none advantage=rloo"), ("token_type filler=2.0", None)])
 def test_a_default_is_the_same_method_with_fewer_flags(label, default):
     """Guards against another method whose name begins alike, and a flag with another value."""
     assert study_tables.default_of(label, {"none", "none advantage=rloo", "vineppo k=3", "token"}) == default

@@ -1,7 +1,4 @@
-"""Tuned rates: which is best, and the contrasts that designs.md names, against hand computations and definitions.
-
-Run it:  python -m pytest lab/study/test_tuned.py
-"""
+"""Tuned rates: which is best, and the contrasts that designs.md names, against hand computations and definitions."""
 import statistics
 
 import numpy as np

@@ -27,7 +27,7 @@ from lab.truth.file import by_response, read_truth
 from lab.truth.picture import CAPTIONS, draw
 from lab.truth.scoring import HALVES, credit_scores, table_pooled, table_within
 from methods import MITIGATIONS
-from methods.heads import HEADS, load_head
+from methods.heads import load_head
 from mitigations import required
 from plumbing.flags import changed, methods_help, new_parser, parse_with
 from plumbing.progress import one_sentence

@@ -1,7 +1,4 @@
-"""Scores along a run: the table that the command writes.
-
-Run it:  python -m pytest lab/truth/test_along.py
-"""
+"""Scores along a run: the table that the command writes."""
 import sys
 
 from lab.truth import along as truth_along

@@ -1,7 +1,4 @@
-"""Success-conditioned credit: the ideal by hand, and the tuned copy against plain supervised steps.
-
-Run it:  python -m pytest lab/truth/test_conditioned.py
-"""
+"""Success-conditioned credit: the ideal by hand, and the tuned copy against plain supervised steps."""
 import copy
 
 import numpy as np

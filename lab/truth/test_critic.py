@@ -1,8 +1,4 @@
-"""How well the critic predicts: Brier scores by hand, and the command that measures them.
-
-Run it:  python -m pytest lab/truth/test_critic.py
-"""
-
+"""How well the critic predicts: Brier scores by hand, and the command that measures them."""
 import math
 import re
 import sys

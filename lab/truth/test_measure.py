@@ -1,8 +1,4 @@
-"""The truth about each token: values against the enumeration of all continuations, rollouts, the file, the command.
-
-Run it:  python -m pytest lab/truth/test_measure.py
-"""
-
+"""The truth about each token: values against the enumeration of all continuations, rollouts, the file, the command."""
 import functools
 import itertools
 import json
@@ -204,7 +200,7 @@ def test_the_table_of_facts_by_hand():
     """Guards against an error over tokens without rollouts, and packets counted as rollouts."""
     truth = dict(group=np.array([0, 0, 0, 2]), position=np.array([0, 1, 0, 0]), packets=np.array([2, 0, 1, 0]),
                  sampled=np.array(1234), a_star_error=np.array([0.3, 0.1, 0.5, 0.1]),
-                 a_star=np.array([0.4, 0.0, -0.4, 0.2]), role=np.array([0, 0, 1, 2]))  # fmt: skip
+                 a_star=np.array([0.4, 0.0, -0.4, 0.2]), role=np.array([0, 0, 1, 2]))
     facts = [row[1] for row in gt.table_facts(truth).rows]
     assert facts == ["2, 3, 4", "24, 1,234", "50.0%", f"{np.sqrt((0.09 + 0.25) / 2):.3f}", "40.0%"]
 
@@ -244,7 +240,7 @@ def test_the_files_of_a_run(first_run):
 
 @pytest.mark.parametrize("changed, sentence", [
     ({"token": np.ones(9, int)}, "about other responses"), ({"settings": np.array("{}")}, "about other responses"),
-    ({}, "can't be read")])  # fmt: skip
+    ({}, "can't be read")])
 def test_rollouts_that_do_not_fit_are_refused(changed, sentence, first_run, tmp_path):
     """Guards against rollouts of other responses that are mixed in, and a traceback for a broken file."""
     file, truth = tmp_path / "ground_truth.npz", first_run[1]

@@ -1,7 +1,4 @@
-"""The picture of lab/truth/picture.py against the arrays it shows.
-
-Run it:  python -m pytest lab/truth/test_picture.py
-"""
+"""The picture of lab/truth/picture.py against the arrays it shows."""
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest

@@ -1,8 +1,4 @@
-"""The score of one credit function: the batch rebuilt from its columns, published credit and scores, the command.
-
-Run it:  python -m pytest lab/truth/test_score.py
-"""
-
+"""The score of one credit function: the batch rebuilt from its columns, published credit and scores, the command."""
 import sys
 from dataclasses import fields, replace
 
@@ -26,7 +22,7 @@ PUZZLES = countdown_task.load("heldout", 2)
 SETTINGS = {"model": "countdown-tiny", "data": "", "questions": 2, "answers": 4, "max_new_tokens": 50, "seed": 3}
 PUBLISHED = np.load(sc.TRUTH / "ground_truth.npz")["methods"].tolist()
 CHEAP = [name for name in PUBLISHED if name not in ("attention_credit", "causal_ablation", "vineppo", "ppo", "dpo",
-                                                    "value_change", "learned_importance")]  # fmt: skip
+                                                    "value_change", "learned_importance")]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +39,7 @@ def small(tokenizer):
     gt.add_values(truth)
     truth["a_star"] += 1e-6 * (truth["packets"] > 0)  # nowhere exactly 0 where there were rollouts
     return batch, truth | {"methods": np.array(["none"]), "credits": truth["advantage"][None],
-                           "complete": np.array(True)}  # fmt: skip
+                           "complete": np.array(True)}
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +88,7 @@ def test_published_scores_come_out_again(published):
     credit = truth["credits"][PUBLISHED.index("token_type")]
     own, *others = sc.table_scores("token_type", credit, batch, truth, sc.SCORES).rows
     assert [row[0] for row in others] == ["GRPO", "random (control)", "token_type (best rank in response)",
-                                          "half against half"]  # fmt: skip
+                                          "half against half"]
     for found, written in zip(own[1:], others[2][1:], strict=True):
         assert read_cell(found)[:3] == pytest.approx(read_cell(written)[:3], abs=0.0101, nan_ok=True)
 
@@ -102,7 +98,7 @@ def test_columns_and_the_best_method_by_hand():
     ranks = {"none": "", "random": "0.70", "ppo": "-0.20", "ktae": "0.10 (-0.90 to 0.80)", "A*abs": "0.90"}
     pooled = ["method", "Spearman", "cosine of update"], [[name, "0.9", "0.8"] for name in ranks]
     within = (["method", "Spearman", "Pearson", "solver", "effective sample size"],
-              [[name, rank, "-", "0.3", "0.6"] for name, rank in ranks.items()])  # fmt: skip
+              [[name, rank, "-", "0.3", "0.6"] for name, rank in ranks.items()])
     cells = sc.by_method(pooled, within)
     assert cells["ppo"] == ["0.9", "0.8", "-0.20", "0.3", "0.6"]
     assert sc.best_method(cells) == "ktae"
@@ -139,7 +135,7 @@ def test_the_command_prints_the_table_and_draws_the_credit(small, folder, monkey
 
 @pytest.mark.parametrize("words, said", [
     ("magic", "magic"), ("none --power 1", "takes no --power"), ("vineppo --k 0", "--k must be"),
-    ("ppo", "critic.safetensors"), ("none --truth nowhere", "nowhere")])  # fmt: skip
+    ("ppo", "critic.safetensors"), ("none --truth nowhere", "nowhere")])
 def test_what_cannot_work_is_one_sentence(words, said, folder, refusal):
     """Guards against a traceback, and an untrained critic in place of one that is missing."""
     assert said in refusal(sc, "--mitigation", *words.split(), "--out", folder / "out")
@@ -149,7 +145,7 @@ def test_what_cannot_work_is_one_sentence(words, said, folder, refusal):
 @pytest.mark.parametrize("fault, said", [
     ({"complete": np.array(False)}, "lacks some rollouts"), ({"a_star_error": None}, "has no a_star_error"),
     ({"settings": np.array('{"model": "lost"}')}, "about the model lost, and there is no"),
-    ({"piece": np.array([{}] * 9)}, "can't be read")])  # fmt: skip
+    ({"piece": np.array([{}] * 9)}, "can't be read")])
 def test_a_truth_that_can_not_be_used_is_one_sentence(fault, said, small, folder, refusal):
     """Guards against a traceback for an unfinished file, another program's, or that of a model that is gone."""
     columns = {name: column for name, column in (small[1] | fault).items() if column is not None}

@@ -1,7 +1,4 @@
-"""Scores of credit against the truth: planted agreement, numpy, plain loops, and tables by hand.
-
-Run it:  python -m pytest lab/truth/test_scoring.py
-"""
+"""Scores of credit against the truth: planted agreement, numpy, plain loops, and tables by hand."""
 import math
 
 import numpy as np
@@ -27,7 +24,7 @@ def made_up(Q=12, G=4, L=20, seed=0):
     return dict(response=response, group=response // G, packets=tried * 3,
                 a_star=rng.normal(size=N) * np.exp(rng.normal(size=N)) * tried,
                 reachable_before=rng.integers(-1, 2, N).astype(np.int8),
-                reachable=rng.integers(0, 2, N).astype(np.int8))  # fmt: skip
+                reachable=rng.integers(0, 2, N).astype(np.int8))
 
 
 def planted(truth, x):
@@ -78,7 +75,7 @@ def test_scores_within_responses_by_loops():
     s, tried, asked = planted(truth, x), truth["packets"] > 0, truth["reachable_before"] == 1
     for found, y, use, by_rank in ((s.within_spearman, truth["a_star"], tried, True),
                                    (s.within_pearson, truth["a_star"], tried, False),
-                                   (s.solver, truth["reachable"], asked, True)):  # fmt: skip
+                                   (s.solver, truth["reachable"], asked, True)):
         left, right = [], []
         for inside in (use & (truth["response"] == r) for r in range(6)):
             for out, values in ((left, x[inside]), (right, y[inside])):
@@ -145,12 +142,12 @@ def test_all_scores_put_every_method_in_its_place(tokenizer, random_model, exact
     truth, N, credits = log_columns(0, batch, batch.logprob), int(batch.mask.sum()), credits[:, batch.mask].numpy()
     truth |= {"a_star": credits[2], "a_star_halves": rng.normal(size=(N, 2)), "packets": np.ones(N, int),
               "reachable_before": np.ones(N, int), "reachable": rng.integers(0, 2, N), "credits": credits,
-              "methods": np.array(["one", "two", "exact"]), "advantage": rng.normal(size=N)}  # fmt: skip
+              "methods": np.array(["one", "two", "exact"]), "advantage": rng.normal(size=N)}
     scores = ts.all_scores(batch, truth)
     ceiling, half = scores["half against half"], truth["a_star_halves"].T
     compared = {"one": credits[0], "two": credits[1], "exact": credits[2],
                 "A·abs(log p)": -truth["advantage"] * truth["logprob"],
-                "A·‖onehot - p‖": truth["advantage"] * truth["logit_grad"]}  # fmt: skip
+                "A·‖onehot - p‖": truth["advantage"] * truth["logit_grad"]}
     assert list(scores) == [*compared, "half against half"]
     for name, x in compared.items():
         assert scores[name].spearman.value == pytest.approx(np.corrcoef(rank(x), rank(credits[2]))[0, 1])
@@ -171,9 +168,9 @@ def tables():
         response=np.array([0, 0, 0, 1, 1, 2, 2, 2], np.uint16), packets=np.array([1, 2, 1, 1, 0, 0, 3, 0]),
         a_star=np.array([0.2, -0.3, 0.1, 0.4, 0.0, 0.0, -0.6, 0.0]), advantage=A, logprob=np.full(8, -0.5),
         logit_grad=np.full(8, 0.5), entropy=np.arange(8.0), reachable_before=np.array([-1, 1, 1, 1, 0, -1, 1, -1]),
-        reachable=np.array([-1, 0, 1, 1, 0, -1, 0, -1]), methods=np.array(["none"]), credits=A[None])  # fmt: skip
+        reachable=np.array([-1, 0, 1, 1, 0, -1, 0, -1]), methods=np.array(["none"]), credits=A[None])
     scores = {name: ts.Score(*(ts.Estimate(value + i / 10) for i in range(5)))
-              for name, value in (("none", 0.0), (ts.HALVES, 1.0))}  # fmt: skip
+              for name, value in (("none", 0.0), (ts.HALVES, 1.0))}
     return [{row[0]: dict(zip(table.header, row, strict=True)) for row in table.rows}
             for table in ts.score_tables(scores, truth)]
 

@@ -1,7 +1,4 @@
-"""The solver's verdicts against brute force over all expressions, and its columns against responses labelled by hand.
-
-Run it:  python -m pytest lab/truth/test_solver.py
-"""
+"""The solver's verdicts against brute force over all expressions, its columns against responses labelled by hand."""
 import re
 
 import numpy as np
@@ -58,7 +55,7 @@ def test_reachability_of_worked_examples(text, numbers, target, expected):
 
 
 KINDS = {"n": "operand", "o": "operator", "r": "result", "=": "= and commas", "w": "opening", "v": "verdict",
-         "t": "tag", "a": "answer", "u": "unfinished"}  # fmt: skip
+         "t": "tag", "a": "answer", "u": "unfinished"}
 WRITTEN = [  # for (3, 4, 12) -> 5, which is 12 - 4 - 3 in any order: pieces, kinds, reachable before and after each
     (" Maybe| |1|2| -| 4| =| 8|,", "wwnnon=r=", "..1.11.1.", "..1.11.1."),
     (" 8| +| 3| =| 1|1|.", "non=rr=", "110.0..", "100.0.."),
