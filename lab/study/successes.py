@@ -1,6 +1,6 @@
-"""Is learning from one's own right answers alone ahead of RLOO at equal cost? The table of section 7 of designs.md.
+"""Is learning from one's own right answers alone ahead of RLOO at equal cost? Sections 7 and 8 of designs.md.
 
-    python -m lab.study.run --parts main successes && python -m lab.study.run --tables
+    python -m lab.study.run --parts main successes faster && python -m lab.study.run --tables
 """
 from pathlib import Path
 
@@ -8,8 +8,8 @@ from analyze import RLOO
 from lab.estimates import in_points, points
 from lab.study.budget import WEIGHTS, at_equal_cost, cost_unit, spent
 from lab.study.rows import Levels, minus, seeds_of, with_asterisks
-from lab.study.tuned import EXPERT
-from plumbing.report import GREY, PALETTE, Table, new_figure, save_figure, t_estimate
+from lab.study.tuned import EXPERT, arm
+from plumbing.report import GREY, PALETTE, Table, new_figure, save_figure, t_estimate, welch
 from plumbing.runs import Group, Run, group_runs
 
 
@@ -43,6 +43,33 @@ def table_successes(levels: Levels) -> Table | None:
             "correction over the settings.")
     return Table("Successes alone", note, ["setting", "seeds", "cost", "area, equal steps", "at cost",
                                            "area, equal cost", "end, equal cost", "area, 1:0:0", "pass@16"], rows)
+
+
+def table_faster(levels: Levels) -> Table | None:
+    """Both at higher rates, where they were run: at the same rate, then each at its best."""
+    rows = [row for level, parts in levels.items() if "faster" in parts for row in rates_of(level, parts)]
+    note = ("`expert_iteration` minus RLOO at each learning rate, and, in the last row of a setting, each at the rate "
+            "where its mean area is largest. The runs at 2e-4 are those of the tables above.")
+    header = ["setting", "rate", "RLOO's rate", "seeds", "area", "RLOO's area", "area, equal steps", "area, equal cost"]
+    return Table("Successes alone at higher rates", note, header, rows) if rows else None
+
+
+def rates_of(level: str, parts: dict[str, list[Run]]) -> list[list[str]]:
+    """The rows of a setting, on the seeds of its runs at higher rates."""
+    seeds = {run.seed for run in parts["faster"]}
+    runs = [run for part in ("main", "successes", "faster") for run in parts[part] if run.seed in seeds]
+    groups = {arm(group.label): group for group in group_runs(runs)}
+    rates = {name: sorted(rate for label, rate in groups if label == name) for name in (EXPERT, RLOO)}
+    best = [max(found, key=lambda rate: groups[name, rate].values("area").mean()) for name, found in rates.items()]
+    return [compare_rates(level, groups, *pair) for pair in (*((rate, rate) for rate in rates[EXPERT]), best)]
+
+
+def compare_rates(level: str, groups: dict[tuple[str, float], Group], own: float, other: float) -> list[str]:
+    """A row: `expert_iteration` at its rate minus RLOO at its own."""
+    a, b = groups[EXPERT, own], groups[RLOO, other]
+    areas = [g.values("area") for g in (a, b)]
+    return [level, f"{own:.2g}", f"{other:.2g}", seeds_of(a, b), *(points(t_estimate(area)) for area in areas),
+            points(welch(*areas)), points(at_equal_cost(a, b).area)]
 
 
 def draw_successes(levels: Levels, file: Path) -> None:

@@ -19,7 +19,7 @@ from lab.study.perfect import draw_perfect, table_perfect
 from lab.study.process import table_process
 from lab.study.rows import (FIRST, MORE_ANSWERS, RATIO, Levels, against_rloo, compared_groups, minus, name_of,
                             read_versions)
-from lab.study.successes import draw_successes, table_successes
+from lab.study.successes import draw_successes, table_faster, table_successes
 from lab.study.tuned import draw_tuned, table_default, table_tested, table_tuning
 from plumbing.report import Table, t_estimate, t_quantile
 from plumbing.runs import Group, Run, group_runs
@@ -174,7 +174,7 @@ def tables_designed(levels: Levels) -> list[Table]:
     if "test" in first:
         found.append(table_tested(first["test"], first["main"]))
         found.append(table_default(first["test"], [run for part in ("main", "fresh", "tune") for run in first[part]]))
-    return [table for table in (*found, table_successes(levels)) if table]
+    return [table for table in (*found, table_successes(levels), table_faster(levels)) if table]
 
 
 def level_tables(level: str, parts: dict[str, list[Run]], scores: Scores) -> list[Table]:

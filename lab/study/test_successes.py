@@ -3,7 +3,7 @@ import numpy as np
 
 from analyze import COSTS
 from lab.study import successes
-from lab.study.successes import draw_successes, table_successes
+from lab.study.successes import draw_successes, table_faster, table_successes
 from lab.study.test_tables import study_run
 from plumbing.report import welch
 
@@ -37,6 +37,25 @@ def test_each_setting_has_its_own_rloo_and_unit():
         assert cell == f"{100 * e.value:.1f} ± {100 * (e.high - e.value):.1f}"
     assert (rows["easy"]["cost"], rows["hard"]["cost"]) == ("0.80, 1.20", "0.25, 0.50")
     assert rows["easy"]["area, equal steps"] == "" and rows["hard"]["area, equal steps"].startswith("10.0 ")
+
+
+def test_rates_are_compared_on_the_same_seeds_and_each_at_its_best():
+    """Guards against other seeds of the default rate, a best rate by the end, and the two methods exchanged."""
+    def area_runs(method, areas, setting):
+        figures = dict.fromkeys(COSTS, 1.0) | {"spent": {0.0: 0.0, 9.0: 10.0}}
+        return [study_run(method, seed, 0.5, setting, area=area, **figures) for seed, area in enumerate(areas)]
+
+    parts = {"main": area_runs("none", [0.30, 0.32, 0.99], "advantage=rloo"),
+             "successes": area_runs("expert_iteration", [0.40, 0.42, 0.99], ""),
+             "faster": area_runs("none", [0.37, 0.39], "lr=0.0004 advantage=rloo")
+             + area_runs("expert_iteration", [0.33, 0.35], "lr=0.0004")}
+    table = table_faster({"math": parts, "latin": {"main": []}})
+    rows = [dict(zip(table.header, row)) for row in table.rows]
+    pairs = [(row["rate"], row["RLOO's rate"]) for row in rows]
+    assert pairs == [("0.0002", "0.0002"), ("0.0004", "0.0004"), ("0.0002", "0.0004")]
+    assert [row["area, equal steps"].split()[0] for row in rows] == ["10.0", "-4.0", "3.0"]
+    assert {row["seeds"] for row in rows} == {"2, 2"} and rows[0]["area"].startswith("41.0 ")
+    assert table_faster({"latin": {"main": []}}) is None
 
 
 def test_nothing_before_the_first_run(tmp_path):
