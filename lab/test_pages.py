@@ -105,5 +105,5 @@ def test_every_quoted_figure_is_in_a_file_linked_beside_it(page):
 def test_the_function_is_scored(copy):
     command = next(c for c in COMMANDS if f"lab.truth.score --mitigation {NAME}" in c)
     text = in_copy(copy, *shlex.split(command)[1:])
-    assert f"| {NAME} (yours) " in text
+    assert f"| {NAME} power=0.5 (yours) " in text
     assert (copy / "runs" / "truth" / f"score-{NAME}.png").is_file()

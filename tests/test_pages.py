@@ -124,7 +124,7 @@ def test_the_function_shows_up_in_help(copy):
 
 
 def test_the_function_trains_a_step(copy):
-    command = next(c for c in COMMANDS if NAME in c and "--power" in c)
+    command = next(c for c in COMMANDS if NAME in c and "train.py" in c)
     tiny = "--questions 2 --answers 2 --max_new_tokens 8 --eval_problems 2 --steps 1".split()
     assert "step    1/1" in in_copy(copy, *shlex.split(command)[1:], *tiny, "--out", "runs/r")
     assert (copy / "runs" / "r" / "credit" / "step-000001.npz").is_file()
