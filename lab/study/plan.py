@@ -84,8 +84,9 @@ PARTS = {  # level, methods with their flags, seeds
                for factor in (1, 1.5, 2)), ("hard", (f"{RLOO_FLAGS} --steps 800",), range(3, 10))],
     "successes": [("easy", at(BEST, RLOO_FLAGS, "expert_iteration --steps 170"), range(60, 65)),
                   *((level, ("expert_iteration",), range(5)) for level in ("hard", "small", "latin", "math"))],
-    "faster": [(level, at(rate, RLOO_FLAGS, "expert_iteration"), range(3)) for level in ("latin", "math")
-               for rate in (BEST, OUTWARDS)],
+    "faster": [*((level, at(rate, RLOO_FLAGS, "expert_iteration"), range(3)) for level in ("latin", "math")
+                 for rate in (BEST, OUTWARDS, 2 * BEST)),
+               ("math", at(2 * OUTWARDS, RLOO_FLAGS, "expert_iteration"), range(3))],
     # To check what was written before they ran.
     "fresh": [("easy", (RLOO_FLAGS, "ppo", "vineppo", RATIO_FLAGS), range(10, 15))],
 }

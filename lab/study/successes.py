@@ -48,8 +48,8 @@ def table_successes(levels: Levels) -> Table | None:
 def table_faster(levels: Levels) -> Table | None:
     """Both at higher rates, where they were run: at the same rate, then each at its best."""
     rows = [row for level, parts in levels.items() if "faster" in parts for row in rates_of(level, parts)]
-    note = ("`expert_iteration` minus RLOO at each learning rate, and, in the last row of a setting, each at the rate "
-            "where its mean area is largest. The runs at 2e-4 are those of the tables above.")
+    note = ("`expert_iteration` minus RLOO at each learning rate. A last row has each at the rate where its mean area is "
+            "largest, if these differ. The runs at 2e-4 are those of the tables above.")
     header = ["setting", "rate", "RLOO's rate", "seeds", "area", "RLOO's area", "area, equal steps", "area, equal cost"]
     return Table("Successes alone at higher rates", note, header, rows) if rows else None
 
@@ -61,7 +61,8 @@ def rates_of(level: str, parts: dict[str, list[Run]]) -> list[list[str]]:
     groups = {arm(group.label): group for group in group_runs(runs)}
     rates = {name: sorted(rate for label, rate in groups if label == name) for name in (EXPERT, RLOO)}
     best = [max(found, key=lambda rate: groups[name, rate].values("area").mean()) for name, found in rates.items()]
-    return [compare_rates(level, groups, *pair) for pair in (*((rate, rate) for rate in rates[EXPERT]), best)]
+    pairs = dict.fromkeys([*((rate, rate) for rate in rates[EXPERT]), tuple(best)])
+    return [compare_rates(level, groups, *pair) for pair in pairs]
 
 
 def compare_rates(level: str, groups: dict[tuple[str, float], Group], own: float, other: float) -> list[str]:
