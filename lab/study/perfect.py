@@ -4,10 +4,10 @@
 """
 from pathlib import Path
 
-from analyze import RLOO, method_name
+from analyze import RLOO
 from lab.estimates import cell, draw_point, points, read_cell, read_table
 from lab.study.budget import cost_unit, spent
-from lab.study.rows import name_of, seeds_of
+from lab.study.rows import MORE_ANSWERS, name_of, seeds_of
 from lab.study.tuned import arm
 from plumbing.report import GREY, PALETTE, Estimate, Table, new_figure, save_figure, t_estimate, welch
 from plumbing.runs import Group, Run, group_runs
@@ -51,7 +51,7 @@ def draw_perfect(runs: list[Run], file: Path) -> None:
     for name, where in accuracy.items():
         if (name, rate) in groups:
             draw_area(axis, where, groups[name, rate], name)
-    if more := groups.get((f"{RLOO} answers=45", rate)):  # its runs may not be done yet
+    if more := groups.get((MORE_ANSWERS, rate)):  # its runs may not be done yet
         many = t_estimate(100 * more.values("area"))
         axis.axhspan(many.low, many.high, color=GREY, alpha=0.3, lw=0)
         axis.axhline(many.value, color=GREY, label="RLOO with 45 responses")
@@ -64,4 +64,4 @@ def draw_area(axis, where: Estimate, group: Group, name: str) -> None:
     """A method's area by its accuracy, with both intervals."""
     area = t_estimate(100 * group.values("area"))
     draw_point(axis, where, area, color=PALETTE[0])
-    axis.annotate(method_name(name), (where.value, area.value), textcoords="offset points", xytext=(6, 6))
+    axis.annotate(MEASURED[name], (where.value, area.value), textcoords="offset points", xytext=(6, 6))
