@@ -1,8 +1,8 @@
 """Small heads on the model's hidden states: the critics, and the one that learns which tokens are important.
 
 The critic predicts, before each token, the response's reward. A token that raises the expected reward deserves credit:
-that is what a critic is for. The credit functions `ppo`, `ppo_process` and `value_change` need one. How it differs from PPO's usual
-critic (arXiv 1707.06347):
+that is what a critic is for. The credit functions `ppo`, `ppo_process` and `value_change` need one. How it differs
+from PPO's usual critic (arXiv 1707.06347):
 1. It has no transformer of its own. It reads the policy's last hidden states, and no gradient flows back into them.
 2. Its target at every token is the reward of the whole response. If targets were made of the critic's own estimates,
    the reward, which comes at the last token, would need many training steps to reach the first one. (In the terms of

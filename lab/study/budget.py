@@ -38,6 +38,17 @@ def spent(group: Group, weights: dict[str, float] = COSTS) -> np.ndarray:
                     for row in group.rows.values()], 0)
 
 
+def costs_of(group: Group, other: Group, unit: float) -> str:
+    """A cell with what the runs of both sides cost, in units."""
+    return ", ".join(f"{spent(g)[-1] / unit:.2f}" for g in (group, other))
+
+
+def mean_curve(group: Group) -> np.ndarray:
+    """Mean held-out success (m,) over seeds, and both ends of its 95% interval, as (3, m), in percent."""
+    curves = zip(*(row["curve"].values() for row in group.rows.values()))  # the seeds at each measurement
+    return 100 * np.array([t_estimate(values)[:3] for values in curves]).T
+
+
 def cost_unit(groups: list[Group]) -> float:
     """The cost of GRPO's run."""
     (none,) = (group for group in groups if group.label == "none")
@@ -108,8 +119,7 @@ def draw_budget(groups: list[Group], file: Path) -> None:
         if label not in by_label:
             continue
         curves = [row["curve"] for row in by_label[label].rows.values()]
-        band = [t_estimate(values)[:3] for values in zip(*(c.values() for c in curves))]
-        mean, low, high = 100 * np.array(band).T  # (m,) each, in percent
+        mean, low, high = mean_curve(by_label[label])
         costs, steps = spent(by_label[label]) / unit, np.array(list(curves[0]))
         costs[0] = np.nan  # a logarithmic axis has no 0
         for axis, x in zip(axes[0], (costs, steps) if steps[-1] == STEPS else (costs,)):

@@ -7,9 +7,9 @@ from pathlib import Path
 from analyze import RLOO
 from lab.estimates import cell, draw_point, points, read_cell, read_table
 from lab.study.budget import cost_unit, spent
-from lab.study.rows import MORE_ANSWERS, name_of, seeds_of
+from lab.study.rows import MORE_ANSWERS, minus, name_of, seeds_of
 from lab.study.tuned import arm
-from plumbing.report import GREY, PALETTE, Estimate, Table, new_figure, save_figure, t_estimate, welch
+from plumbing.report import GREY, PALETTE, Estimate, Table, new_figure, save_figure, t_estimate
 from plumbing.runs import Group, Run, group_runs
 
 ACCURACY = Path(__file__).with_name("accuracy.md")
@@ -18,9 +18,7 @@ MEASURED = {RLOO: "RLOO", "vineppo": "vineppo", "oracle k=4": "oracle k=4", "ora
 
 
 def read_accuracy() -> dict[str, Estimate]:
-    """By label, how a credit correlates with the truth; empty before it was measured."""
-    if not ACCURACY.is_file():
-        return {}
+    """By label, how a credit correlates with the truth."""
     header, rows = read_table(ACCURACY, "Accuracy of the credit")
     found = {row[0]: read_cell(row[header.index("all")]) for row in rows}
     return {label: found[name] for label, name in MEASURED.items()}
@@ -33,7 +31,7 @@ def table_perfect(runs: list[Run], methods: list[Run]) -> Table:
     rows = []
     for (name, rate), group in sorted(groups.items(), key=lambda pair: -pair[1].values("area").mean()):
         rloo = groups.get((RLOO, rate))
-        lead = "" if rloo in (None, group) else points(welch(group.values("area"), rloo.values("area")))
+        lead = minus(group, rloo)
         rows.append([name_of(name), f"{rate:.2g}", seeds_of(group, rloo) if lead else f"{len(group.rows)}",
                      cell(accuracy[name]) if name in accuracy else "", points(t_estimate(group.values("end"))),
                      points(t_estimate(group.values("area"))), lead, f"{spent(group)[-1] / unit:.1f}"])
@@ -44,8 +42,10 @@ def table_perfect(runs: list[Run], methods: list[Run]) -> Table:
 
 
 def draw_perfect(runs: list[Run], file: Path) -> None:
-    """Area by the accuracy of the credit, and RLOO with 45 responses as a line."""
+    """Area by the accuracy of the credit, and RLOO with 45 responses as a line; nothing while an arm has one seed."""
     groups, accuracy = {arm(group.label): group for group in group_runs(runs)}, read_accuracy()
+    if min(len(group.rows) for group in groups.values()) < 2:
+        return
     rate = min(rate for _, rate in groups)  # RLOO's; the other one is 1.4 times it
     figure, ((axis,),) = new_figure(1, 1, 4.2)
     for name, where in accuracy.items():

@@ -173,7 +173,8 @@ def tables_designed(levels: Levels) -> list[Table]:
         found.append(table_perfect(small["oracle"], small["main"]))
     if "test" in first:
         found.append(table_tested(first["test"], first["main"]))
-        found.append(table_default(first["test"], [run for part in ("main", "fresh", "tune") for run in first[part]]))
+        found.append(table_default(first["test"], [run for part in ("main", "fresh", "tune")
+                                                     for run in first.get(part, [])]))
     return [table for table in (*found, table_successes(levels), table_faster(levels)) if table]
 
 

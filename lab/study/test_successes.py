@@ -59,9 +59,9 @@ def test_rates_are_compared_on_the_same_seeds_and_each_at_its_best():
 
 
 def test_nothing_before_the_first_run(tmp_path):
-    """Guards against a table of headings, and a picture without axes."""
-    levels = {"easy": {"main": line_runs("none", [0.5], 10.0)}}
-    assert table_successes(levels) is None
+    """Guards against a table of headings, a picture without axes, and a run of RLOO that came first."""
+    levels = {"easy": {"main": line_runs("none", [0.5], 10.0), "successes": line_runs("none", [0.5], 10.0)}}
+    assert table_successes(levels) is None and table_faster(levels) is None
     draw_successes(levels, tmp_path / "a.png")
     assert not (tmp_path / "a.png").exists()
 

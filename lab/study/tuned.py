@@ -11,8 +11,8 @@ import numpy as np
 
 from analyze import RLOO, method_name
 from lab.estimates import draw_estimate, in_points, points
-from lab.study.budget import WEIGHTS, at_equal_cost, cost_unit, spent
-from lab.study.rows import RATIO, name_of, seeds_of, with_asterisks
+from lab.study.budget import WEIGHTS, at_equal_cost, cost_unit, costs_of
+from lab.study.rows import RATIO, minus, name_of, seeds_of, with_asterisks
 from plumbing.report import (GREY, PALETTE, Estimate, Table, interval, new_figure, plt, pm, save_figure, t_estimate,
                              t_quantile, welch)
 from plumbing.runs import Group, Run, group_runs
@@ -36,11 +36,9 @@ def arm(label: str) -> tuple[str, float]:
 def table_tuning(runs: list[Run]) -> Table:
     """Stage one: area at each rate, and how far an optimizer step moves the weights. The best rate is in bold."""
     groups = {arm(group.label): group for group in group_runs(runs)}
-    best = {name: max((key for key in groups if key[0] == name), key=lambda key: groups[key].values("area").mean())
-            for name, _ in groups}
     rows = []
     for (name, rate), group in sorted(groups.items()):
-        shown = f"**{rate:.2g}**" if best[name] == (name, rate) else f"{rate:.2g}"
+        shown = f"**{rate:.2g}**" if rate == best_rate(groups, name) else f"{rate:.2g}"
         measured = [pm(*interval(group.values(figure))) for figure in ("step length", "step cosine")]
         rows.append([name_of(name), shown, f"{len(group.rows)}", *(points(t_estimate(group.values(figure)))
                                                                    for figure in ("area", "end")), *measured])
@@ -50,26 +48,34 @@ def table_tuning(runs: list[Run]) -> Table:
                  ["method", "rate", "seeds", "area", "end", "step length", "step cosine"], rows)
 
 
-def complete(groups: dict[str, Group]) -> bool:
-    """Whether stage two has all of its runs."""
-    return all(name in groups and len(groups[name].rows) == SEEDS.get(name, 20) for pair in CONTRASTS for name in pair)
+def best_rate(groups: dict[tuple[str, float], Group], name: str) -> float:
+    """The learning rate at which a method has the largest mean area."""
+    return max((rate for label, rate in groups if label == name),
+               key=lambda rate: groups[name, rate].values("area").mean())
+
+
+def stage_two(runs: list[Run]) -> dict[str, Group]:
+    """The arms of stage two; none before its last run."""
+    groups = {arm(group.label)[0]: group for group in group_runs(runs)}
+    complete = all(name in groups and len(groups[name].rows) == SEEDS.get(name, 20)
+                   for pair in CONTRASTS for name in pair)
+    return groups if complete else {}
 
 
 def table_tested(runs: list[Run], methods: list[Run]) -> Table | None:
     """Stage two: the contrasts that designs.md names; None before its last run. methods: with GRPO, the cost's unit."""
-    groups = {arm(group.label)[0]: group for group in group_runs(runs)}
-    if not complete(groups):
+    groups, unit = stage_two(runs), cost_unit(group_runs(methods))
+    if not groups:
         return None
     area = {pair: difference(groups, pair, "area") for pair in CONTRASTS}
     cells = with_asterisks({pair: area[pair] for pair in PRIMARY}) | {(EXPERT, RLOO): points(area[EXPERT, RLOO])}
-    costs = {name: spent(group)[-1] / cost_unit(group_runs(methods)) for name, group in groups.items()}
     equal, sampled = (with_asterisks({(a, b): at_equal_cost(groups[a], groups[b], WEIGHTS[name]).area
                                       for a, b in CONTRASTS}) for name in ("1:1:3", "1:0:0"))
     rows = [[f"{name_of(a)} - {name_of(b)}", seeds_of(groups[a], groups[b]), cells[a, b],
              points(paired(groups[a], groups[b])), "yes" if equivalent(groups[a], groups[b]) else "no",
-             points(difference(groups, (a, b), "end")), points(difference(groups, (a, b), "others")),
+             minus(groups[a], groups[b], "end"), minus(groups[a], groups[b], "others"),
              f"{100 * (middle_half(groups[a]) - middle_half(groups[b])):.1f}", f"{beats(groups[a], groups[b]):.2f}",
-             f"{costs[a]:.2f}, {costs[b]:.2f}", equal[a, b], sampled[a, b]]
+             costs_of(groups[a], groups[b], unit), equal[a, b], sampled[a, b]]
             for a, b in CONTRASTS]
     note = ("Each method at its own rate. * is significant at 5% after Holm's correction over the first four rows. "
             "Paired: by seed. Equivalent: the 90% interval lies within one point of 0. Others: 512 puzzles that were "
@@ -84,12 +90,11 @@ def table_tested(runs: list[Run], methods: list[Run]) -> Table | None:
 
 def table_default(tested: list[Run], others: list[Run]) -> Table | None:
     """Stage two against RLOO at the default rate, all of its seeds; others: the parts where these are."""
-    groups = {arm(group.label)[0]: group for group in group_runs(tested)}
-    if not complete(groups):
+    groups, default = stage_two(tested), group_runs([run for run in others if run.label == RLOO])
+    if not groups or not default:
         return None
-    (rloo,) = group_runs([run for run in others if run.label == RLOO])
-    rows = [[name_of(name), seeds_of(group, rloo), *(points(welch(group.values(figure), rloo.values(figure)))
-                                                      for figure in ("area", "end", "pass@16"))]
+    rows = [[name_of(name), seeds_of(group, default[0]), *(minus(group, default[0], figure)
+                                                            for figure in ("area", "end", "pass@16"))]
             for name, group in groups.items()]
     note = ("Each method at its own rate, minus RLOO at the default rate, 2e-4. Not in the design, without correction: "
             "does a rate chosen by area cost RLOO something else?")
@@ -101,8 +106,8 @@ def draw_tuned(tuning: list[Run], tested: list[Run], file: Path) -> None:
 
     Hollow are those that the design doesn't test. Nothing before the last run.
     """
-    groups = {arm(group.label)[0]: group for group in group_runs(tested)}
-    if not complete(groups):
+    groups = stage_two(tested)
+    if not groups:
         return
     figure, ((left, right),) = new_figure(2, 1, 3.4)
     draw_rates(left, {arm(group.label): group for group in group_runs(tuning)})
