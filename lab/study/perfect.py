@@ -30,15 +30,17 @@ def table_perfect(runs: list[Run], methods: list[Run]) -> Table:
     unit = cost_unit(group_runs(methods))
     rows = []
     for (name, rate), group in sorted(groups.items(), key=lambda pair: -pair[1].values("area").mean()):
-        rloo = groups.get((RLOO, rate))
+        rloo, many = groups.get((RLOO, rate)), groups.get((MORE_ANSWERS, rate))
         lead = minus(group, rloo)
         rows.append([name_of(name), f"{rate:.2g}", seeds_of(group, rloo) if lead else f"{len(group.rows)}",
                      cell(accuracy[name]) if name in accuracy else "", points(t_estimate(group.values("end"))),
-                     points(t_estimate(group.values("area"))), lead, f"{spent(group)[-1] / unit:.1f}"])
+                     points(t_estimate(group.values("area"))), lead, minus(group, many),
+                     f"{spent(group)[-1] / unit:.1f}"])
     note = ("The small model. Accuracy: Pearson's correlation of the credit with A* of the reward (accuracy.md). "
-            "Minus RLOO: of area, at the same rate. Cost: weighted tokens, in runs of GRPO.")
+            "Minus RLOO, and minus RLOO with 45 responses: of area, at the same rate. Cost: weighted tokens, in runs of "
+            "GRPO.")
     return Table("Perfect credit, small", note,
-                 ["method", "rate", "seeds", "accuracy", "end", "area", "area - RLOO", "cost"], rows)
+                 ["method", "rate", "seeds", "accuracy", "end", "area", "area - RLOO", "area - 45", "cost"], rows)
 
 
 def draw_perfect(runs: list[Run], file: Path) -> None:

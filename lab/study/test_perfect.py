@@ -58,16 +58,17 @@ def arm_runs(method, areas, setting="", spent=2.0):
 def test_each_arm_is_compared_with_rloo_at_its_rate(measured, monkeypatch, tmp_path):
     """Guards against RLOO at another rate, a cost in other units, and an accuracy of another credit."""
     runs = (arm_runs("none", [0.40, 0.42], "lr=0.00028 advantage=rloo")
-            + arm_runs("none", [0.30, 0.32], "advantage=rloo")
+            + arm_runs("none", [0.30, 0.32], "lr=0.00039 advantage=rloo")
             + arm_runs("oracle", [0.50, 0.53], "lr=0.00028", spent=90.0)
-            + arm_runs("none", [0.45, 0.47], "answers=45 advantage=rloo"))
+            + arm_runs("none", [0.45, 0.47], "lr=0.00028 answers=45 advantage=rloo"))
     table = perfect.table_perfect(runs, arm_runs("none", [0.3, 0.3]))
     rows = {(row[0].strip("`"), row[1]): dict(zip(table.header, row)) for row in table.rows}
     best = rows["oracle", "0.00028"]
     e = welch(np.array([0.50, 0.53]), np.array([0.40, 0.42]))
     assert best["area - RLOO"] == f"{100 * e.value:.1f} ± {100 * (e.high - e.value):.1f}"
+    assert best["area - 45"].startswith("5.5 ± ") and rows["RLOO", "0.00039"]["area - 45"] == ""
     assert [best[name] for name in ("seeds", "accuracy", "cost")] == ["2, 2", "0.80 (0.70 to 0.90)", "45.0"]
-    assert list(rows)[0] == ("oracle", "0.00028") and rows["RLOO", "0.0002"]["area - RLOO"] == ""
+    assert list(rows)[0] == ("oracle", "0.00028") and rows["RLOO", "0.00039"]["area - RLOO"] == ""
     kept = []
     monkeypatch.setattr(perfect, "save_figure", lambda figure, file: kept.append(figure))
     perfect.draw_perfect(runs, tmp_path / "perfect.png")
