@@ -271,7 +271,7 @@ def draw_role(axis: plt.Axes, log: dict, measure: str, role: int, part: np.ndarr
 def choose_responses(log: dict) -> list[np.ndarray]:
     """Rows of up to four responses: of the first and last step, one reinforced and one discouraged, to one puzzle."""
     chosen = []
-    for step in (log["step"].min(), log["step"].max()):
+    for step in sorted({log["step"].min(), log["step"].max()}):  # a run may have one step
         rows = np.flatnonzero(log["step"] == step)
         responses = np.split(rows, np.flatnonzero(np.diff(log["id"][rows])) + 1)
         for group in np.unique(log["group"][rows]):
@@ -358,7 +358,7 @@ def summarize(run: Path) -> dict[str, float | dict]:
     for measure in MEASURES:
         total = np.bincount(log["role"], np.abs(log[measure]), 3)  # (3,)
         figures |= {f"{measure}, {role}": ratio(total[i], total.sum()) for i, role in enumerate(ROLES[:2])}
-        figures[f"{measure}, filler / reasoning"] = ratio(total[0] * count[1], total[1] * count[0])  # of the means
+        figures[f"{measure}, filler / reasoning"] = ratio(total[0] * count[1], total[1] * count[0])  # of mean sizes
     tokens = {name: np.nansum(metrics[name]) for name in COSTS}
     return figures | tokens | spread_within(log["credit"], log["id"]) | {
         "gradient norm": grad_norm.mean(), "its spread": grad_norm.std(), "seconds a step": np.median(seconds)}
@@ -416,21 +416,20 @@ def comparison_tables(records: dict[str, dict[str, Estimate]], warning: str = ""
     single = min(r["seeds"].value for r in records.values()) < 2
     warnings = f"**{warning}** " * bool(warning) + "**With one seed, nothing can be concluded.** " * single
     means = "Mean over seeds ± half of its 95% interval (Student's t)."
-    columns = {
-        ("Learning", f"{means} Held-out success at start and end; area: the mean of its curve."):
-            ("seeds", "steps", *LEARNING, "least climb"),
+    tables = [
+        ("Learning", f"{means} Held-out success at start and end; area: the mean of its curve.",
+         ("seeds", "steps", *LEARNING, "least climb")),
         ("Against GRPO", "Difference of the means to GRPO (`none` with the same settings) ± half of its 95% interval "
-         "(Welch's t)."):
-            ("seeds", *DIFFERENCES),
+         "(Welch's t).", ("seeds", *DIFFERENCES)),
         ("Gradient and credit", f"{means} Shares of the summed sizes of all tokens; filler / reasoning is the ratio of "
          "mean sizes. Effective sample size: 1 where all tokens of a response receive the same. Varies within: the "
-         "share of squared credit that is not its response's mean."):
-            ("seeds", *CREDIT),
-    }
-    return [Table(title, warnings + note, ["method", *names],
-                  [[label, *(figure_cell(name, r[name]) if name in r else "" for name in names)]
-                   for label, r in records.items()])
-            for (title, note), names in columns.items()]
+         "share of squared credit that is not its response's mean.", ("seeds", *CREDIT))]
+    out = []
+    for title, note, names in tables:
+        rows = [[label, *(figure_cell(name, r[name]) if name in r else "" for name in names)]
+                for label, r in records.items()]
+        out.append(Table(title, warnings + note, ["method", *names], rows))
+    return out
 
 
 def figure_cell(name: str, e: Estimate) -> str:
@@ -440,9 +439,14 @@ def figure_cell(name: str, e: Estimate) -> str:
 
 def csv_rows(records: dict[str, dict[str, Estimate]]) -> list[dict]:
     """A row per method for table.csv: each figure, and the ends of its 95% interval where it has one."""
-    return [{"method": label} | {f"{name}{end}": f"{value:.6g}" for name, e in r.items()
-                                 for end, value in zip(("", " low", " high"), e) if not np.isnan(value)}
-            for label, r in records.items()]
+    rows = []
+    for label, r in records.items():
+        row = {"method": label}
+        for name, e in r.items():
+            columns = {name: e.value, f"{name} low": e.low, f"{name} high": e.high}
+            row |= {column: f"{value:.6g}" for column, value in columns.items() if not np.isnan(value)}
+        rows.append(row)
+    return rows
 
 
 def draw_curves(groups: list[Group], file: Path) -> None:

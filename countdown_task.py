@@ -122,8 +122,9 @@ def split(puzzle: Puzzle) -> str:
 def generate_puzzles(size: int, part: str, seed: int = 0, count: int = 3, low: int = 1, high: int = 20,
                      max_target: int = 100) -> list[Puzzle]:
     """`size` distinct solvable puzzles of one split, numbers in random order; ValueError if there are not that many."""
-    rng = np.random.default_rng([seed, size])  # seeded by size too, so that a small set is no prefix of a larger one
-    found, misses = {}, 0  # draws in a row without a new puzzle
+    rng = np.random.default_rng([seed, size])
+    found = {}
+    misses = 0  # draws in a row without a new puzzle
     while len(found) < size:
         misses += 1
         numbers = tuple(int(n) for n in rng.integers(low, high + 1, count))
@@ -236,13 +237,13 @@ def tree_value(node: ast.expr) -> Fraction:
 
 
 def calculations(response: str, puzzle: Puzzle) -> list[tuple[CalculationSpan, bool]]:
-    """Where each written calculation `a operator b = result` stands, and whether it is true and a and b were left."""
+    """Where each calculation `a operator b = result` stands, and whether it is true and a and b were still there."""
     spans = find_calculations(response)
     return list(zip(spans, check_calculations(response, spans, puzzle.numbers)))
 
 
 def reachable(response: str, puzzle: Puzzle) -> np.ndarray:
-    """Whether the target is in reach before each of S calculations, and after each of its four parts: (S, 5) bool."""
+    """Whether the target is in reach before each of S calculations, and after its a, operator, b, result: (S, 5)."""
     return reachability(response, find_calculations(response), puzzle.numbers, puzzle.target)
 
 

@@ -7,11 +7,12 @@ credit less likely. It ascends
 
     gradient = (1 / N) sum_t credit_t * grad log pi(token_t)        over the N tokens of the step
 
-where pi is the model's distribution over tokens. If credit were the response's reward, the average of the sum over many
-steps would be proportional to the gradient of the expected reward (the policy gradient theorem). Subtracting the
-group's mean removes noise and leaves the direction of that average as it is: r_i - mean = (G - 1) / G * (r_i - mean of
-the others), and their rewards cancel because grad log pi averages to 0. Dividing by the group's standard
-deviation, as GRPO does, changes how much each puzzle counts: those whose rewards hardly differ count for more.
+where pi is the model's distribution over tokens. If credit were the response's reward, this sum would on average be
+proportional to the gradient of the expected reward (the policy gradient theorem). Subtracting the mean reward of the
+*other* responses removes noise and leaves the average as it is: that mean does not depend on this response, and grad
+log pi averages to 0. Subtracting the whole group's mean does the same up to a factor: r_i - mean = (G - 1) / G * (r_i -
+mean of the others). Dividing by the group's standard deviation, as GRPO does, changes how much each puzzle counts:
+those whose rewards hardly differ count for more.
 
 A function of mitigations.py computes `credit` (B, T); the code here is the same for all of them. `s` is the Settings of
 train.py. How it differs from the paper (DeepSeekMath, arXiv 2402.03300):
@@ -135,7 +136,7 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
     prompts = my_share(batch.ask.prompts) if len(rows) else []
     weight = token_weights(batch.mask, s)  # (B, T)
     reference = batch.ask.reference_logprob if s.kl > 0 else None  # (B, T)
-    log = UpdateLog(batch, rows, prompts, reference, divergence=k3)
+    log = UpdateLog(batch, rows, prompts, reference, divergence=k3)  # handed over: metrics.py can't import this file
     for _ in range(s.updates_per_batch):
         optimizer.zero_grad()
         if len(rows):

@@ -3,8 +3,8 @@
 A function under @token_credit returns the credit itself, (B, T) for B responses of up to T tokens. A function under
 @reweighting returns weights, by which the response's advantage is multiplied.
 
-This file says what a credit function is, and has GRPO, the weights of the original work, PPO, VinePPO and the place for
-yours: its end. Further published ones are in methods/, a file for each family.
+This file says what a credit function is, and has GRPO, the weights of the original work, PPO, VinePPO and, at its end,
+the place for yours. Further published ones are in methods/, a file for each family.
 
 The original work, a study of credit in GRPO-Zero (github.com/Ja-Crispy/GRPO-Zero), called such a function a
 *mitigation* of GRPO, which gives every token of a response the same credit. Hence the flag --mitigation. A *method*, in
@@ -20,8 +20,8 @@ How this differs from the original work and from most published code:
 3. Where a paper and its code disagree, we follow the paper, and the docstring says so.
 
 In the formulas, A is the response's advantage, L its length and r its reward; p is the token's probability, H the
-entropy of the distribution it was sampled from and V the expected reward of the response, given the text before it; z
-is a z-score. For a reweighting the formula shows A * weight, before the weights are rescaled.
+entropy of the distribution it was sampled from and V the expected reward of the response, given the text before the
+token; z is a z-score. For a reweighting the formula shows A * weight, before the weights are rescaled.
 
 Run it:  python train.py --mitigation outcome_conditional --think_discount 0.5
 """
@@ -171,7 +171,7 @@ MITIGATIONS: dict[str, CreditFunction] = {}  # by name, filled by the decorators
 
 
 def register(function: Callable | None, **properties) -> Callable:
-    """Put a function into MITIGATIONS.
+    """Put a function into MITIGATIONS as a CreditFunction, and return that: its call checks, masks and rescales.
 
     ValueError for a name that is taken, and for anything but a plain function, such as a decorated one.
     """
@@ -185,7 +185,7 @@ def register(function: Callable | None, **properties) -> Callable:
 
 
 def required(name: str, hyper_parameters: dict) -> tuple[str, ...]:
-    """What a run must provide for a method with these hyper-parameters."""
+    """What the credit function `name` needs of a run, with these hyper-parameters."""
     needs = MITIGATIONS[name].needs
     values = MITIGATIONS[name].parameters | hyper_parameters  # defaults, and what the flags say
     names = needs(**values) if callable(needs) else needs
@@ -365,11 +365,10 @@ def segment_credit(batch: TokenBatch, cuts: Tensor, k: int) -> Tensor:
     """
     rewards = by_group(batch, batch.reward)  # (Q, G)
     others = (rewards.sum(1, keepdim=True) - rewards) / (rewards.shape[1] - 1)  # (Q, G) mean reward
-    sampled = batch.ask.rollout_values(cuts * k)  # (B, T)
-    value = torch.cat((others.view(-1, 1), sampled[:, 1:], batch.reward[:, None]), dim=1)  # (B, T + 1)
-    edge = torch.ones_like(cuts[:, :1])  # (B, 1)
-    # Only the values at bounds are used: those of cuts were sampled, the last one is the reward.
-    bounds = torch.cat((edge, cuts[:, 1:], edge), dim=1)  # (B, T + 1) where segments begin, and where the last one ends
+    value = torch.cat((batch.ask.rollout_values(cuts * k), batch.reward[:, None]), dim=1)  # (B, T + 1)
+    value[:, 0] = others.flatten()
+    bounds = torch.cat((cuts, torch.ones_like(cuts[:, :1])), dim=1)  # (B, T + 1) where segments begin, and the end
+    bounds[:, 0] = True
     credit = torch.empty_like(batch.logprob)  # (B, T); the last segment covers the padding, which is masked later
     for row, v, is_bound in zip(credit, value, bounds):
         places = is_bound.nonzero()[:, 0]  # one more than there are segments

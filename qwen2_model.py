@@ -279,9 +279,8 @@ def entropy_and_logit_grad(log_probs: Tensor, tokens: Tensor) -> tuple[Tensor, T
     """Entropy (...) in nats, and ||onehot - p|| (...), the norm of d log pi(token) / d logits.
 
     ||onehot - p|| = sqrt((sum_{v != token} p_v)^2 + sum_{v != token} p_v^2): the token's own entry is 1 - p_token, the
-    sum of the others. The shorter form
-    sqrt(1 - 2 p_token + sum_v p_v^2) loses all digits where p_token is near 1: in fp32 it returns 0 for true values
-    near 1e-4.
+    sum of the others. The shorter form sqrt(1 - 2 p_token + sum_v p_v^2) loses all digits where p_token is near 1: in
+    fp32 it returns 0 for true values near 1e-4.
     """
     p = log_probs.exp()  # (..., V)
     entropy = -torch.linalg.vecdot(p, log_probs.clamp(min=-1e4))  # where a token is impossible, 0 * -inf would be NaN

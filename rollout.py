@@ -139,7 +139,10 @@ def draw_uniforms(seed: int, step: int, Q: int, G: int, length: int) -> Tensor:
 
 
 def token_batch(ask: "Queries") -> TokenBatch:
-    """The batch made of the responses in `ask`: decoded and graded. (`compare` of grpo.py adds the advantage.)"""
+    """Decode and grade the responses that a Queries holds: a TokenBatch, which keeps it as `batch.ask`.
+
+    (`compare` of grpo.py adds the advantage.)
+    """
     samples, puzzles, task = ask.samples, ask.puzzles, ask.policy.task
     (B, T), Q, device = samples.tokens.shape, len(puzzles), samples.tokens.device
     decoded, grades = decode_and_grade(ask.policy, puzzles, samples, [[]] * Q, ask.grade)
@@ -236,12 +239,12 @@ def gather_samples(samples: Samples | None, G: int, device: torch.device) -> Sam
 # --------------------------------------------------------------------------------------------------- queries
 
 
-def answer(compute: Callable) -> property:
+def once(compute: Callable) -> property:
     """A property that is computed at its first use. Each use gets a copy, so nobody can change what others read."""
     def get(ask: "Queries") -> Any:
-        if compute not in ask.answers:
-            ask.answers[compute] = compute(ask)
-        return copy.deepcopy(ask.answers[compute])
+        if compute not in ask.computed:
+            ask.computed[compute] = compute(ask)
+        return copy.deepcopy(ask.computed[compute])
     return property(get, doc=compute.__doc__)
 
 
@@ -249,8 +252,8 @@ def answer(compute: Callable) -> property:
 class Queries:
     """What a credit function may ask the model about the step's responses, such as `batch.ask.hidden`.
 
-    Nothing is computed until a credit function asks for it, and each answer is computed at most once. Several
-    processes share the work, and each of them gets the whole result.
+    Nothing is computed until a credit function asks for it, and then once. Several processes share the work, and each
+    of them gets the whole result.
     """
 
     policy: Policy
@@ -258,25 +261,26 @@ class Queries:
     samples: Samples  # B responses, B / Q to each puzzle
     s: Any  # the Settings
     step: int
-    answers: dict = field(default_factory=dict)  # what was computed so far
+    computed: dict = field(default_factory=dict)  # so far
 
     def __post_init__(self):
         """Choose what grades, and count the step's tokens so far: those sampled, and those read without gradient."""
         task, s = self.policy.task, self.s
         self.grade = coin_toss(task, s.seed, self.step) if s.reward == "random" else task.grade
-        self.tokens_sampled, self.tokens_read = int(self.samples.mask.sum()), sum(map(len, self.prompts))
+        self.tokens_sampled = int(self.samples.mask.sum())
+        self.tokens_read = sum(map(len, self.prompts))
 
-    @answer
+    @once
     def prompts(self) -> list[list[int]]:
         """The tokens of each puzzle's prompt."""
         return [self.policy.prompt(puzzle) for puzzle in self.puzzles]
 
-    @answer
+    @once
     def hidden(self) -> Tensor:
         """The model's last hidden state (B, T, D) before it emits each token."""
         return self.read(response_states, self.policy.model)
 
-    @answer
+    @once
     def attention(self) -> Tensor:
         """Attention (B, T, T): [:, t, u] is how much the state that predicts token t attends to token u < t.
 
@@ -290,13 +294,13 @@ class Queries:
         """What a head of methods/heads.py says before each token (B, T), 0 on padding."""
         if name not in self.policy.heads:
             raise ValueError(f'no {name}: add needs=("{name}",) to the decorator of this credit function')
-        if name not in self.answers:
-            self.answers[name] = self.policy.heads[name].read(self.hidden, self.samples.mask)
-        if not self.answers[name].isfinite().all():
+        if name not in self.computed:
+            self.computed[name] = self.policy.heads[name].read(self.hidden, self.samples.mask)
+        if not self.computed[name].isfinite().all():
             raise FloatingPointError(f"the {name} says NaN or infinity: its weights are broken")
-        return self.answers[name].clone()
+        return self.computed[name].clone()
 
-    @answer
+    @once
     def reference_logprob(self) -> Tensor:
         """Log-prob (B, T) of each token under the reference model, 0 on padding."""
         if self.policy.reference is None:
@@ -319,29 +323,36 @@ class Queries:
         one. Prefixes of similar length are sampled together.
         """
         counts = counts.cpu().long()  # (B, T)
-        # Continuations that share a prefix in `generate`, for VinePPO its --k: 8% faster than a prefix for each.
+        # Every count is a multiple of k (for VinePPO its --k). `generate` continues a prefix k times at once, which is
+        # 8% faster than a row of its own for each continuation.
         k = int(np.gcd.reduce(counts.flatten().numpy())) or 1
-        where = counts.nonzero().repeat_interleave(counts[counts > 0] // k, 0)  # (N, 2) each stands for k continuations
+        where = counts.nonzero().repeat_interleave(counts[counts > 0] // k, 0)  # (N, 2) response and position
         uniforms = torch.rand(len(where), k, self.s.max_new_tokens, generator=self.generator("rollouts"),
                               dtype=torch.float64)  # (N, k, limit)
-        total, tokens, prompts = torch.zeros(counts.shape), self.samples.tokens, self.prompts
-        G, order = len(tokens) // len(self.puzzles), where[:, 1].argsort(stable=True)  # (N,) shortest prefix first
+        total, order = torch.zeros(counts.shape), where[:, 1].argsort(stable=True)  # (N,) shortest prefix first
         for chunk in order.split(max(1, ROWS_AT_ONCE // k)) if len(order) else ():  # (n,)
-            rows, positions = where[chunk].T  # (n,), (n,)
-            asked = (rows // G).tolist()  # n, the puzzle of each prefix
-            prefixes = [tokens[row, :t].tolist() for row, t in where[chunk].tolist()]  # n
-            left = self.s.max_new_tokens - positions  # (n,)
-            excluded = tokens[rows, positions].repeat_interleave(k) if other else None  # (n * k,)
-            samples, grades = generate_and_grade(
-                self.policy, [self.puzzles[q] for q in asked], uniforms[chunk, :, : left.max()].flatten(0, 1), prefixes,
-                left.repeat_interleave(k), excluded, self.grade)
-            rewards = torch.tensor([grade["reward"] for grade in grades]).view(-1, k).sum(1)  # (n,)
-            total.index_put_((rows, positions), rewards, accumulate=True)
-            self.tokens_sampled += int(samples.mask.sum())
-            # A text that begins another one is not read separately, so it doesn't count.
-            texts, _ = distinct_texts([prompts[q] + prefix for q, prefix in zip(asked, prefixes)])
-            self.tokens_read += sum(map(len, texts))
-        return (total / counts.clamp(min=1)).to(tokens.device)
+            rewards = self.continue_from(where[chunk], uniforms[chunk], other)  # (n, k)
+            total.index_put_(tuple(where[chunk].T), rewards.sum(1), accumulate=True)
+        return (total / counts.clamp(min=1)).to(self.samples.tokens.device)
+
+    def continue_from(self, where: Tensor, uniforms: Tensor, other: bool) -> Tensor:
+        """The rewards (n, k) of k continuations of each of n prefixes, with the random numbers uniforms (n, k, limit).
+
+        where (n, 2): a response, and the position of the first token that is sampled anew.
+        """
+        tokens, (rows, positions), k = self.samples.tokens, where.T, uniforms.shape[1]
+        asked = (rows // (len(tokens) // len(self.puzzles))).tolist()  # n, the puzzle of each prefix
+        prefixes = [tokens[row, :t].tolist() for row, t in where.tolist()]  # n
+        left = self.s.max_new_tokens - positions  # (n,)
+        excluded = tokens[rows, positions].repeat_interleave(k) if other else None  # (n * k,)
+        samples, grades = generate_and_grade(
+            self.policy, [self.puzzles[q] for q in asked], uniforms[..., : left.max()].flatten(0, 1), prefixes,
+            left.repeat_interleave(k), excluded, self.grade)
+        prompts, self.tokens_sampled = self.prompts, self.tokens_sampled + int(samples.mask.sum())
+        # A text that begins another one is not read separately, so it doesn't count.
+        texts, _ = distinct_texts([prompts[q] + prefix for q, prefix in zip(asked, prefixes)])
+        self.tokens_read += sum(map(len, texts))
+        return torch.tensor([grade["reward"] for grade in grades]).view(-1, k)
 
     @torch.no_grad()
     def read(self, reader: Callable, model: Qwen2, rows: Tensor | None = None, *per_row: Tensor) -> Tensor:

@@ -71,7 +71,7 @@ class PromptCache:
         return keys, values
 
     def prefixes(self, text_of: list[int], length: list[int]) -> "PromptCache":
-        """The cache of Q' prompts, each the beginning of one here: of prompt text_of[q], the first length[q] tokens.
+        """A cache of Q' prompts, each the beginning of one in this cache: the first length[q] tokens of text_of[q].
 
         Its `hidden` is still that of the longer prompts.
         """
@@ -80,8 +80,9 @@ class PromptCache:
         part.length = torch.tensor(length, device=device)  # (Q',)
         column = torch.arange(-max(length), 0, device=device)  # (P',) -1 is the last
         part.real = column >= -part.length[:, None]  # (Q', P') padded on the left, too
-        # Column c < 0 there holds token length[q] + c, which is in column P - (text's length) + length[q] + c here.
-        source = self.real.shape[1] + (part.length - self.length[text])[:, None] + column  # (Q', P') the columns here
+        # The new cache has P' columns, counted from its end: column c = -1 holds the last token, token length[q] + c.
+        # In this cache a text of n tokens ends at column P - 1, so its token i stands in column P - n + i.
+        source = self.real.shape[1] + (part.length - self.length[text])[:, None] + column  # (Q', P')
         source = source.clamp(min=0)  # in the padding; nobody sees what stands there
         # x (Q, K, P, d). Index tensors on both sides of a slice put their dimensions first: x[(Q', 1), :, (Q', P')] is
         # (Q', P', K, d).
@@ -114,8 +115,8 @@ def distinct_texts(prompts: list[list[int]]) -> tuple[list[list[int]], list[int]
 
     Equal prompts count once, and a prompt extends itself.
 
-    vineppo continues a response from several places, and each prefix begins the longer ones. With --k 3, reading only
-    the longest of those that are sampled together reads a third as many tokens.
+    vineppo samples from many prefixes of the same response at once. Only the longest of them is read, which with --k 3
+    is a third of the tokens.
     """
     texts, text_of = [], [0] * len(prompts)
     # In descending order, a prompt comes right after those that extend it: 1 2 3, 1 2, 1. If any does, texts[-1] does.

@@ -115,7 +115,8 @@ def train(run: Path, s: Settings, hyper_parameters: dict, policy: Policy, traini
 def assign_credit(batch: TokenBatch, s: Settings, hyper_parameters: dict) -> Tensor:
     """The credit (B, T) that the chosen function of mitigations.py or methods/ gives to each token."""
     credit = MITIGATIONS[s.mitigation](batch, **hyper_parameters)  # (B, T)
-    credit = gather([credit.cpu()])[0].to(credit)  # that of the first process: functions may draw random numbers
+    # Of the credit of all processes, take the first one's: functions may draw random numbers.
+    credit = gather([credit.cpu()])[0].to(credit)
     return credit * batch.ended[:, None] if s.skip_unfinished else credit
 
 
@@ -238,10 +239,11 @@ def finish(run: Path, row: dict, policy: Policy, heldout: list, s: Settings) -> 
 
 def check_puzzles(policy: Policy, training: list, heldout: list, s: Settings) -> None:
     """ValueError when a puzzle that this run will ask can't be used, or doesn't fit the model."""
-    count = min(s.steps * s.questions, len(training))  # the first epoch has them all
+    # Those that training will draw, as if in one big step. An epoch has them all, so there is no need to look further.
+    count = min(s.steps * s.questions, len(training))
     drawn = draw_puzzles(training, replace(s, questions=count), step=1)
     used = list({puzzle.id: puzzle for puzzle in drawn + heldout}.values())
-    to_check = used if s.data else []  # what a task makes can be used
+    to_check = used if s.data else []  # the puzzles that a task makes itself are valid
     progress = Progress("checking puzzles", len(to_check))
     for i, puzzle in enumerate(to_check, 1):
         progress.show(i)

@@ -13,9 +13,9 @@ The process critic, for `ppo_process`, predicts how many true calculations follo
 `learned_importance`, shares points 1 and 3. It predicts a response's success from all its tokens together, and learns
 how much to look at each of them.
 
-A head is a class with `read(hidden, mask) -> (B, T)`, asked for as batch.ask.head(name), and `learn(batch)`, called
-after the credit of a step is known. To add one, write it here and name it in HEADS. A credit function that needs it
-says so in its decorator: needs=("critic",).
+A head is an nn.Module made from the hidden size, with an `optimizer`, `read(hidden, mask) -> (B, T)`, asked for as
+batch.ask.head(name), and `learn(batch)`, called after the credit of a step is known. To add one, write it here and name
+it in HEADS. A credit function that needs it says so in its decorator: needs=("critic",).
 
 Run it:  python -m lab.truth.critic      fits one to the bundled model and measures how well it predicts
 """
@@ -68,7 +68,7 @@ def calculations_ahead(batch: TokenBatch) -> Tensor:
 
 
 class Critic(nn.Module):
-    """The expected sum of later rewards before each token, and the optimizer that learns it."""
+    """Predicts, before each token, the sum of the rewards still to come."""
 
     def __init__(self, hidden_size: int, target: Callable[[TokenBatch], Tensor] = whole_reward):
         super().__init__()
@@ -80,15 +80,15 @@ class Critic(nn.Module):
         return self.value(hidden) * mask
 
     def learn(self, batch: TokenBatch) -> None:
-        """Train on the rewards r of a batch whose values were predicted before.
+        """Train on the target r of each token of a batch whose values were predicted before.
 
         Value loss 0.5 * max((V - r)^2, (V' - r)^2), where V' is V held within CLIP of the old value. Once V has moved
         by CLIP towards r, the second term is the larger and has no gradient: one batch moves no value far. This is
         OpenAI's PPO code; the paper (1707.06347) uses the plain square.
         """
-        mask = batch.mask
-        states = batch.ask.hidden[mask]  # (N, D)
-        old = self.read(batch.ask.hidden, mask)[mask].detach()  # (N,)
+        hidden, mask = batch.ask.hidden, batch.mask  # (B, T, D), (B, T)
+        states = hidden[mask]  # (N, D)
+        old = self.read(hidden, mask)[mask].detach()  # (N,)
         target = self.target(batch)[mask]  # (N,)
         for _ in range(EPOCHS):
             value = self.value(states)  # (N,)
@@ -121,8 +121,9 @@ class Importance(nn.Module):
 
     def learn(self, batch: TokenBatch) -> None:
         """Train on the success, 0 or 1, of each response of a batch."""
+        hidden = batch.ask.hidden  # (B, T, D)
         for _ in range(EPOCHS):
-            loss = F.binary_cross_entropy_with_logits(self(batch.ask.hidden, batch.mask), batch.success)
+            loss = F.binary_cross_entropy_with_logits(self(hidden, batch.mask), batch.success)
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()

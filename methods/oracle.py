@@ -1,5 +1,5 @@
-"""The truth as credit: what each token changed of the expected reward. A ceiling, no method: sampling it costs far more
-than the step it serves. lab/truth/measure.py measures the same of success, on recorded responses, with its errors.
+"""The truth as credit: how much each token changed the expected reward. A ceiling, no method: sampling it costs far
+more than the step it serves. lab/truth/measure.py measures the same of success, on recorded responses, with its errors.
 
 Let V_t be the expected reward of a response when the policy continues from just before token t. What token t did is the
 difference that it made:
@@ -41,11 +41,11 @@ def oracle(batch: TokenBatch, k: int = 16) -> Tensor:
     counts = torch.where(other > SURE, (k * other).ceil(), 0.0)  # (B, T)
     U = batch.ask.rollout_values(counts, other=True)  # (B, T)
     weight = torch.where(counts > 0, other, 0.0)  # (B, T) where nothing was sampled, V_t = V_{t+1}
-    V = backward(1 - weight, weight * U, batch.reward)  # (B, T + 1)
+    V = work_backwards(1 - weight, weight * U, batch.reward)  # (B, T + 1)
     return weight * (V[:, 1:] - U)
 
 
-def backward(keep: Tensor, add: Tensor, last: Tensor) -> Tensor:
+def work_backwards(keep: Tensor, add: Tensor, last: Tensor) -> Tensor:
     """V (B, T + 1) with V_t = keep_t V_{t+1} + add_t, from V_T = last (B,) to V_0; keep and add are (B, T)."""
     V = [last]
     for t in reversed(range(keep.shape[1])):

@@ -86,8 +86,8 @@ class Decoder:
         padding = F.pad(~real, (0, new_columns)).repeat_interleave(G, 0)[:, None, None]  # (B, 1, 1, columns)
         self.bias = weight.new_zeros(len(padding), K, 1, columns).masked_fill(padding, float("-inf"))  # later B' rows
         self.length = real.sum(1).repeat_interleave(G)[:, None].repeat(1, K)  # (B, K) tokens so far, later B' rows
-        # (columns, 1, 1, d) each
-        cos, sin = rope_angles(torch.arange(columns, device=weight.device)[:, None], d, c.rope_theta)
+        positions = torch.arange(columns, device=weight.device)[:, None]  # (columns, 1)
+        cos, sin = rope_angles(positions, d, c.rope_theta)  # (columns, 1, 1, d) each
         self.turns = torch.complex(cos, sin)[:, 0, :, d // 2 :]  # (columns, 1, d / 2) e^(i angle) at each position
         self.norm_eps = torch.tensor((c.hidden_size * c.rms_norm_eps) ** 0.5, device=weight.device)
         self.at_least_float32 = torch.promote_types(weight.dtype, torch.float32)

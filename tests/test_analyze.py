@@ -178,10 +178,12 @@ def test_top_tokens_are_counted_within_their_type(tokenizer):
 
 
 def test_chosen_responses_answer_the_same_question():
-    """Guards against pairs of different puzzles or in the other order, and long responses."""
+    """Guards against pairs of different puzzles or in the other order, long responses, and one step shown twice."""
     log = dict(step=np.repeat([1, 2], 6), id=np.array([0, 1, 2, 3, 3, 4] * 2) + np.repeat([0, 5], 6),
                group=np.array([0, 0, 1, 1, 1, 1] * 2), advantage=np.array([1, 0, -1, 2, 2, 1] * 2))
     assert [rows.tolist() for rows in analyze.choose_responses(log)] == [[5], [2], [11], [8]]
+    single = {name: values[:6] for name, values in log.items()}
+    assert [rows.tolist() for rows in analyze.choose_responses(single)] == [[5], [2]]
 
 
 def test_the_picture_of_credit_shows_the_tables(tmp_path, figures):

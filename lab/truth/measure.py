@@ -34,7 +34,7 @@ from lab.truth.file import by_response
 from lab.truth.picture import draw
 from lab.truth.scoring import all_scores, draw_scores, score_tables
 from lab.truth.solver import KINDS, solver_columns, token_kinds
-from methods.oracle import SURE, backward
+from methods.oracle import SURE, work_backwards
 from plumbing.files import read_arrays, replace_file
 from plumbing.flags import check_range, new_parser
 from plumbing.metrics import log_columns
@@ -135,7 +135,7 @@ def values_and_errors(logprob: np.ndarray, solved: np.ndarray, tried: np.ndarray
 
 def recursion(keep: np.ndarray, add: np.ndarray, last: float) -> np.ndarray:
     """`backward` of methods/oracle.py for one response (L,), in double: (L + 1,)."""
-    return backward(torch.from_numpy(keep)[None], torch.from_numpy(add)[None],
+    return work_backwards(torch.from_numpy(keep)[None], torch.from_numpy(add)[None],
                     torch.tensor([last], dtype=torch.float64))[0].numpy()
 
 
