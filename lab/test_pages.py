@@ -7,15 +7,8 @@ import pytest
 from lab import pages
 from lab.truth import score
 from methods import MITIGATIONS, ORDER
-from tests import test_pages as book
-from tests.test_pages import (NAME, ROOT, check_command, check_links, copy, in_copy,  # noqa: F401  `copy` is a fixture
+from tests.test_pages import (COMMANDS, EACH_PAGE, NAME, PAGES, ROOT, copy, in_copy,  # noqa: F401  `copy`: a fixture
                               source_of)
-
-ROOMS = [*sorted((ROOT / "lab").glob("**/README.md")),
-         *(ROOT / "lab" / page for page in ("study/collapse.md", "study/elsewhere.md", "original/claims.md"))]
-PAGES = book.PAGES | {path: path.read_text(encoding="utf-8") for path in ROOMS}
-COMMANDS = book.commands_of(PAGES)
-EACH_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 
 FIGURE = re.compile(r"(?<![\w.])-?\d+\.\d+(?!\w)(?: ± \d+\.\d+)?(?: \(-?\d+\.\d+ to -?\d+\.\d+\))?")
 NO_FIGURE = re.compile(r"https?://\S+|\]\([^)]*\)|\b\d{4}\.\d{5}\b|Python \S+")  # links, arXiv ids, a version
@@ -25,16 +18,6 @@ def linked(page, text):
     """The files of the repository that a text on a page links to."""
     targets = [target.partition("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", text)]
     return [(page.parent / target).resolve() for target in targets if target and not target.startswith("https://")]
-
-
-@EACH_PAGE
-def test_links_lead_to_a_file_or_a_heading(page):
-    check_links(page)
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_commands_name_files_that_exist(command):
-    check_command(command)
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if "-m lab." in c and "lab.truth.score" not in c])

@@ -1,4 +1,4 @@
-"""What README.md and docs/ say of the book holds: links, commands, files, columns, the function that a reader adds."""
+"""What the pages say holds: links, commands, files, columns, the function that a reader adds."""
 import re
 import shlex
 import shutil
@@ -10,23 +10,18 @@ from pathlib import Path
 import pytest
 
 import train
-from methods import MITIGATIONS
-from plumbing import flags, metrics
+from plumbing import metrics
 
 ROOT = Path(train.__file__).parent
-
-
-def commands_of(pages):
-    """The commands that are shown on pages."""
-    return sorted({line for text in pages.values() for block in re.findall(r"```sh\n(.*?)```", text, re.S)
+ROOMS = [*sorted((ROOT / "lab").glob("**/README.md")),
+         *(ROOT / "lab" / page for page in ("study/collapse.md", "study/elsewhere.md", "original/claims.md"))]
+PAGES = {path: path.read_text(encoding="utf-8")
+         for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *ROOMS)}
+COMMANDS = sorted({line for text in PAGES.values() for block in re.findall(r"```sh\n(.*?)```", text, re.S)
                    for line in block.splitlines()})
-
-
-PAGES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
-COMMANDS = commands_of(PAGES)
 IDEA = re.search(r"```python\n(@reweighting\n.*?)```", PAGES[ROOT / "README.md"], re.S)[1]
 NAME = re.search(r"def (\w+)", IDEA)[1]
-EACH_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+EACH_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 
 
 def anchors(page):
@@ -37,11 +32,6 @@ def anchors(page):
 
 @EACH_PAGE
 def test_links_lead_to_a_file_or_a_heading(page):
-    check_links(page)
-
-
-def check_links(page):
-    """Fail for a link to a file or to a heading that isn't there."""
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
         if not target.startswith("https://"):
             path, _, anchor = target.partition("#")
@@ -53,15 +43,10 @@ def check_links(page):
 def test_commands_name_files_that_exist():
     assert any(c.startswith("pip install -r tests/requirements.txt") for c in COMMANDS)
     for command in COMMANDS:
-        check_command(command)
-
-
-def check_command(command):
-    """Fail for a command that names a file or a module that isn't there."""
-    for name in re.findall(r"[\w/]+\.(?:py|txt)\b", command.replace("path/to/my_task.py", "")):
-        assert (ROOT / name).is_file(), command
-    for module in re.findall(r"-m ((?:lab|tests)\.[\w.]+)", command):
-        assert source_of(module).is_file(), command
+        for name in re.findall(r"[\w/]+\.(?:py|txt)\b", command.replace("path/to/my_task.py", "")):
+            assert (ROOT / name).is_file(), command
+        for module in re.findall(r"-m ((?:lab|tests)\.[\w.]+)", command):
+            assert source_of(module).is_file(), command
 
 
 def source_of(module):
@@ -81,10 +66,9 @@ def test_commands_of_train_are_accepted(command):
     arguments = shlex.split(re.search(r"train\.py([^;&|]*)", command)[1].replace("$seed", "3"))
     if "--resume" in arguments:  # the flags are right, but there is no such run
         with pytest.raises(SystemExit, match="is not a run folder"):
-            flags.parse(arguments, train.Settings(), MITIGATIONS, train.CHOICES, "")
+            train.parse_flags(arguments)
     else:
-        settings = flags.parse(arguments, train.Settings(), MITIGATIONS, train.CHOICES, "").settings
-        train.check(replace(settings, device="cpu"))
+        train.check(replace(train.parse_flags(arguments)[0], device="cpu"))
 
 
 def test_every_column_is_explained():

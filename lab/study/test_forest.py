@@ -7,19 +7,13 @@ from lab.study import forest
 from tests.test_analyze import group
 
 
-def methods(base, spread):
-    """Methods whose two seeds lie so far from these means, as those of `base` do from 0.55, and half of the width of
-    Welch's interval of a difference to it, in points: there are 2 degrees of freedom."""
-    ends = {"fallen": 0.15, "random": 0.50, "best": 0.60}
-    found = [group(name, {seed: end + seed * spread for seed in (-1, 1)}, base) for name, end in ends.items()]
-    return [base, *found, group("alone", {0: 0.9})], 100 * 4.3027 * math.sqrt(2) * spread
-
-
 def test_the_forest_shows_differences_with_the_best_on_top(tmp_path, figures):
     """Guards against a wrong order or unit, seeds left out, and an axis that a collapse stretches until nothing else
     can be read."""
-    listed, half = methods(base := group("none", {0: 0.53, 1: 0.57}), 0.02)
-    forest.draw_forest(listed, tmp_path / "a.png")
+    base, ends = group("none", {0: 0.53, 1: 0.57}), {"fallen": 0.15, "random": 0.50, "best": 0.60}
+    found = [group(name, {0: end - 0.02, 1: end + 0.02}, base) for name, end in ends.items()]
+    half = 100 * 4.3027 * math.sqrt(2) * 0.02  # of Welch's interval of a difference, with 2 degrees of freedom
+    forest.draw_forest([base, *found, group("alone", {0: 0.9})], tmp_path / "a.png")
     areas, ends = figures[0].axes
     names = ["best, n = 2", "random (control), n = 2", "fallen, n = 2"]
     assert [text.get_text() for text in areas.get_yticklabels()] == names

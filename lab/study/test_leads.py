@@ -4,8 +4,8 @@ import pytest
 
 from lab.estimates import points
 from lab.study import leads as study_leads
+from lab.study.test_tables import study_run
 from plumbing.report import welch
-from plumbing.runs import Run
 
 RLOO, PPO, NONE = (0.40, 0.42, 0.44), (0.50, 0.52, 0.54), (0.41, 0.43, 0.46)
 LONG = (0.60, 0.64, 0.62)
@@ -13,11 +13,8 @@ LONG = (0.60, 0.64, 0.62)
 
 def runs(label, ends, setting="", cost=300.0):
     """A run per end. Success rises linearly from 0 over the cost, so its mean is half of the end."""
-    label = f"{label} {setting}".strip()
-    return [Run(f"{label}-{seed}", label, setting, label.startswith("none"), seed, {
-        "area": x / 2, "end": x, "curve": {step: x * step / 100 for step in range(0, 101, 10)},
-        "spent": {step: cost * step / 100 for step in range(0, 101, 10)},
-        "tokens_sampled": 100.0, "tokens_read": 50.0, "tokens_updated": 50.0}) for seed, x in enumerate(ends)]
+    return [study_run(label, seed, x, setting, curve={step: x * step / 100 for step in range(0, 101, 10)},
+                      spent={step: cost * step / 100 for step in range(0, 101, 10)}) for seed, x in enumerate(ends)]
 
 
 @pytest.fixture

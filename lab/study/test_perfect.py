@@ -4,11 +4,11 @@ import pytest
 import torch
 
 import countdown_task
-from analyze import COSTS, RLOO
+from analyze import RLOO
 from lab import statistics
-from lab.estimates import read_cell
+from lab.estimates import points, read_cell
 from lab.study import accuracy, perfect
-from lab.study.test_tables import study_run
+from lab.study.test_tables import area_runs
 from plumbing.report import Estimate, welch
 from rollout import Policy, rollout
 from train import Settings
@@ -41,36 +41,21 @@ def test_the_truth_is_independent_of_the_credit(random_model, tokenizer):
     assert not torch.equal(mine, its)
 
 
-@pytest.fixture
-def measured(monkeypatch):
-    """Accuracies in place of the measured ones."""
-    found = {RLOO: Estimate(0.1, 0.05, 0.15), "oracle": Estimate(0.8, 0.7, 0.9)}
-    monkeypatch.setattr(perfect, "read_accuracy", lambda: found)
-
-
-def arm_runs(method, areas, setting="", spent=2.0):
-    """A run for each area, at some rate."""
-    tokens = dict.fromkeys(COSTS, 1.0)
-    return [study_run(method, seed, area + 0.1, setting, area=area, spent={0.0: 0.0, 9.0: spent}, **tokens)
-            for seed, area in enumerate(areas)]
-
-
-def test_each_arm_is_compared_with_rloo_at_its_rate(measured, monkeypatch, tmp_path):
+def test_each_arm_is_compared_with_rloo_at_its_rate(monkeypatch, tmp_path, figures):
     """Guards against RLOO at another rate, a cost in other units, and an accuracy of another credit."""
-    runs = (arm_runs("none", [0.40, 0.42], "lr=0.00028 advantage=rloo")
-            + arm_runs("none", [0.30, 0.32], "lr=0.00039 advantage=rloo")
-            + arm_runs("oracle", [0.50, 0.53], "lr=0.00028", spent=90.0)
-            + arm_runs("none", [0.45, 0.47], "lr=0.00028 answers=45 advantage=rloo"))
-    table = perfect.table_perfect(runs, arm_runs("none", [0.3, 0.3]))
+    accuracy = {RLOO: Estimate(0.1, 0.05, 0.15), "oracle": Estimate(0.8, 0.7, 0.9)}
+    monkeypatch.setattr(perfect, "read_accuracy", lambda: accuracy)
+    runs = (area_runs("none lr=0.00028 advantage=rloo", 0.40, 0.42)
+            + area_runs("none lr=0.00039 advantage=rloo", 0.30, 0.32)
+            + area_runs("oracle lr=0.00028", 0.50, 0.53, spent={0.0: 0.0, 9.0: 90.0})
+            + area_runs("none lr=0.00028 answers=45 advantage=rloo", 0.45, 0.47))
+    table = perfect.table_perfect(runs, area_runs("none", 0.3, 0.3))
     rows = {(row[0].strip("`"), row[1]): dict(zip(table.header, row)) for row in table.rows}
     best = rows["oracle", "0.00028"]
-    e = welch(np.array([0.50, 0.53]), np.array([0.40, 0.42]))
-    assert best["area - RLOO"] == f"{100 * e.value:.1f} ± {100 * (e.high - e.value):.1f}"
+    assert best["area - RLOO"] == points(welch(np.array([0.50, 0.53]), np.array([0.40, 0.42])))
     assert best["area - 45"].startswith("5.5 ± ") and rows["RLOO", "0.00039"]["area - 45"] == ""
-    assert [best[name] for name in ("seeds", "accuracy", "cost")] == ["2, 2", "0.80 (0.70 to 0.90)", "45.0"]
+    assert [best[name] for name in ("seeds", "accuracy", "cost")] == ["2, 2", "0.80 (0.70 to 0.90)", "9.0"]
     assert list(rows)[0] == ("oracle", "0.00028") and rows["RLOO", "0.00039"]["area - RLOO"] == ""
-    kept = []
-    monkeypatch.setattr(perfect, "save_figure", lambda figure, file: kept.append(figure))
     perfect.draw_perfect(runs, tmp_path / "perfect.png")
-    lines = {line.get_label(): line for line in kept[0].axes[0].get_lines()}
+    lines = {line.get_label(): line for line in figures[0].axes[0].get_lines()}
     assert np.allclose(lines["RLOO with 45 responses"].get_ydata(), 46)

@@ -24,8 +24,7 @@ def test_predictions_are_judged_by_hand(tmp_path, monkeypatch):
         (tmp_path / f"scores-{level}.md").write_text(FACTS + "\n" + WITHIN)
     ends = {"none": 0.5, "none advantage=rloo": 0.52, "entropy_ratio advantage=rloo": 0.4, "ppo": 0.6, "vineppo": 0.7,
             "token_type": 0.5, "random": 0.3, "none answers=24 advantage=rloo": 0.9}
-    spent = {"spent": {0.0: 0.0, 9.0: 100.0}, "tokens_sampled": 100.0, "tokens_read": 0.0, "tokens_updated": 0.0}
-    runs = [study_run(*label.partition(" ")[::2][:1], seed, end + 0.01 * seed, label.partition(" ")[2], **spent)
+    runs = [study_run(*label.partition(" ")[::2][:1], seed, end + 0.01 * seed, label.partition(" ")[2])
             for label, end in ends.items() for seed in range(2)]
     parts = {"main": runs[:-2], "budget": runs[-2:]}
     table = predicted.table_predictions({"latin": parts, "math": parts})

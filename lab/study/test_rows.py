@@ -7,13 +7,6 @@ from plumbing.report import Estimate, write_csv
 from plumbing.runs import Run
 
 
-@pytest.mark.parametrize("label, name", [
-    ("none", "GRPO"), ("none advantage=rloo", "RLOO"), ("none answers=38 advantage=rloo", "RLOO answers=38"),
-    ("none steps=480", "GRPO steps=480"), ("vineppo k=3", "`vineppo k=3`")])
-def test_names(label, name):
-    assert study_rows.name_of(label) == name
-
-
 def test_asterisks_are_corrected_for_all_differences():
     """Guards against an asterisk for p = 0.04 beside another difference."""
     differences = {p: Estimate(0.02, 0.01, 0.03, p) for p in (0.001, 0.04, 0.5)}

@@ -1,10 +1,9 @@
 """The table of learning from successes alone, against hand computations."""
 import numpy as np
 
-from analyze import COSTS
-from lab.study import successes
+from lab.estimates import points
 from lab.study.successes import draw_successes, table_faster, table_successes
-from lab.study.test_tables import study_run
+from lab.study.test_tables import area_runs, study_run
 from plumbing.report import welch
 
 
@@ -14,7 +13,7 @@ def line_runs(method, ends, spent, setting="", steps=9.0, area=0.4):
         return {0.0: 0.0, 3.0: full / 3, 9.0: full}
 
     return [study_run(method, seed, end, setting, steps=steps, area=area + 0.01 * seed, curve=line(end),
-                      spent=line(spent), **dict.fromkeys(COSTS, 1.0)) for seed, end in enumerate(ends)]
+                      spent=line(spent)) for seed, end in enumerate(ends)]
 
 
 def test_each_setting_has_its_own_rloo_and_unit():
@@ -33,22 +32,17 @@ def test_each_setting_has_its_own_rloo_and_unit():
     assert [*rows] == ["easy", "hard"]
     for level, share, other in (("easy", 8 / 12, fresh), ("hard", 5 / 10, [0.50, 0.54])):
         e = welch(np.array(expert) / 2, share * np.array(other) / 2)  # means of straight lines from 0
-        cell = rows[level]["area, equal cost"].removesuffix(" *")
-        assert cell == f"{100 * e.value:.1f} ± {100 * (e.high - e.value):.1f}"
+        assert rows[level]["area, equal cost"].removesuffix(" *") == points(e)
     assert (rows["easy"]["cost"], rows["hard"]["cost"]) == ("0.80, 1.20", "0.25, 0.50")
     assert rows["easy"]["area, equal steps"] == "" and rows["hard"]["area, equal steps"].startswith("10.0 ")
 
 
 def test_rates_are_compared_on_the_same_seeds_and_each_at_its_best():
     """Guards against other seeds of the default rate, a best rate by the end, and the two methods exchanged."""
-    def area_runs(method, areas, setting):
-        figures = dict.fromkeys(COSTS, 1.0) | {"spent": {0.0: 0.0, 9.0: 10.0}}
-        return [study_run(method, seed, 0.5, setting, area=area, **figures) for seed, area in enumerate(areas)]
-
-    parts = {"main": area_runs("none", [0.30, 0.32, 0.99], "advantage=rloo"),
-             "successes": area_runs("expert_iteration", [0.40, 0.42, 0.99], ""),
-             "faster": area_runs("none", [0.37, 0.39], "lr=0.0004 advantage=rloo")
-             + area_runs("expert_iteration", [0.33, 0.35], "lr=0.0004")}
+    parts = {"main": area_runs("none advantage=rloo", 0.30, 0.32, 0.99),
+             "successes": area_runs("expert_iteration", 0.40, 0.42, 0.99),
+             "faster": area_runs("none lr=0.0004 advantage=rloo", 0.37, 0.39, curve={0.0: 0.9, 9.0: 0.9})
+             + area_runs("expert_iteration lr=0.0004", 0.33, 0.35)}
     table = table_faster({"math": parts, "latin": {"main": []}})
     rows = [dict(zip(table.header, row)) for row in table.rows]
     pairs = [(row["rate"], row["RLOO's rate"]) for row in rows]
@@ -66,14 +60,12 @@ def test_nothing_before_the_first_run(tmp_path):
     assert not (tmp_path / "a.png").exists()
 
 
-def test_the_picture_has_costs_in_units_of_its_setting(monkeypatch, tmp_path):
+def test_the_picture_has_costs_in_units_of_its_setting(figures, tmp_path):
     """Guards against steps on the axis, the unit of another setting, and the two curves exchanged."""
-    kept = []
-    monkeypatch.setattr(successes, "save_figure", lambda figure, file: kept.append(figure))
     main = line_runs("none", [0.5, 0.6], 20.0) + line_runs("none", [0.4, 0.5], 22.0, "advantage=rloo")
     levels = {"hard": {"main": main,
                        "successes": line_runs("expert_iteration", [0.7, 0.9], 10.0)}}
     draw_successes(levels, tmp_path / "a.png")
-    lines = {line.get_label(): line for line in kept[0].axes[0].get_lines()}
+    lines = {line.get_label(): line for line in figures[0].axes[0].get_lines()}
     assert lines["expert_iteration"].get_xdata()[-1] == 0.5 and lines["RLOO"].get_xdata()[-1] == 1.1
     assert np.isclose(lines["expert_iteration"].get_ydata()[-1], 80) and np.isclose(lines["RLOO"].get_ydata()[-1], 45)

@@ -21,9 +21,16 @@ def study_run(method, seed, end, setting="", **figures):
     """A Run of the study from 0.1 at the start to `end` after nine steps."""
     zero = dict.fromkeys((*analyze.LEARNING, *analyze.CREDIT), 0.0)
     rows = zero | {"start": 0.1, "end": end, "climb": end - 0.1, "area": end / 2, "pass@16": 0.5, "steps": 9.0,
-                   "gradient norm": 0.5, "curve": {0.0: 0.0, 9.0: end}}
+                   "gradient norm": 0.5, "curve": {0.0: 0.0, 9.0: end}, "spent": {0.0: 0.0, 9.0: 10.0},
+                   **dict.fromkeys(analyze.COSTS, 1.0)}
     label = f"{method} {setting}".strip()
     return Run(f"{label}-{seed}", label, setting, method == "none", seed, rows | figures)
+
+
+def area_runs(label, *areas, **figures):
+    """A run for each of these areas, on one seed after the other. label: method and setting."""
+    method, _, setting = label.partition(" ")
+    return [study_run(method, seed, area + 0.1, setting, area=area, **figures) for seed, area in enumerate(areas)]
 
 
 @pytest.mark.parametrize("label, default", [

@@ -4,7 +4,8 @@ import statistics
 import numpy as np
 import pytest
 
-from analyze import COSTS, RLOO
+from analyze import RLOO
+from lab.estimates import points
 from lab.study import tuned
 from lab.study.rows import RATIO
 from lab.study.test_tables import study_run
@@ -17,12 +18,6 @@ ARMS = (RLOO, RATIO, tuned.SHUFFLED, "ppo", "vineppo", tuned.EXPERT)
 def group(label, areas):
     """A group with an area for each seed from 30 on."""
     return Group(label, {30 + i: {"area": area} for i, area in enumerate(areas)})
-
-
-def test_an_arm_has_a_label_and_a_rate():
-    """Guards against the default rate taken for none."""
-    assert tuned.arm("none lr=0.00014 advantage=rloo") == (RLOO, 1.4e-4)
-    assert tuned.arm("ppo") == ("ppo", 2e-4)
 
 
 def test_the_best_rate_is_that_of_the_largest_mean_area():
@@ -45,12 +40,12 @@ def stage_two(rng):
         end, spent = 0.5 + 0.01 * k + 0.01 * rng.standard_normal(), SPENT.get(arm, 10.0)
         line = {name: {0.0: 0.0, 3.0: 0.3 * full, 9.0: full} for name, full in (("curve", end), ("spent", spent))}
         return study_run(*arm.split(" ")[:1], seed, end, " ".join(arm.split(" ")[1:]), others=0.5,
-                         area=0.4 + 0.02 * k + 0.01 * rng.standard_normal(), **line, **dict.fromkeys(COSTS, 1.0))
+                         area=0.4 + 0.02 * k + 0.01 * rng.standard_normal(), **line)
 
     return [run(arm, k, 30 + i) for k, arm in enumerate(ARMS) for i in range(10 if arm == "vineppo" else 20)]
 
 
-GRPO = [study_run("none", 0, 0.5, spent={0.0: 0.0, 9.0: 10.0}, **dict.fromkeys(COSTS, 1.0))]  # the unit of cost
+GRPO = [study_run("none", 0, 0.5)]  # the unit of cost
 
 
 def test_nobody_looks_before_the_last_seed():
@@ -61,8 +56,7 @@ def test_nobody_looks_before_the_last_seed():
     assert [row[1] for row in table.rows] == ["20, 20"] * 3 + ["10, 20", "20, 20"]
     assert [row[2].endswith("*") for row in table.rows] == [True, True, True, True, False]  # the last is not corrected
     (mine,), (other,) = ([[r.figures["area"] for r in runs if r.label == label]] for label in ("ppo", RLOO))
-    e = welch(np.array(mine), np.array(other))
-    assert table.rows[2][2] == f"{100 * e.value:.1f} ± {100 * (e.high - e.value):.1f} *"
+    assert table.rows[2][2] == points(welch(np.array(mine), np.array(other))) + " *"
 
 
 def test_the_default_rate_has_all_of_its_seeds():
@@ -72,8 +66,7 @@ def test_the_default_rate_has_all_of_its_seeds():
     table = tuned.table_default(runs, others + [study_run("ppo", 0, 0.9, area=0.9)])
     rows = {row[0]: row for row in table.rows}
     ends = [r.figures["end"] for r in runs if r.label == RLOO]
-    e = welch(np.array(ends), np.array([0.4, 0.5, 0.6]))
-    assert rows["RLOO"][1] == "20, 3" and rows["RLOO"][3] == f"{100 * e.value:.1f} ± {100 * (e.high - e.value):.1f}"
+    assert rows["RLOO"][1] == "20, 3" and rows["RLOO"][3] == points(welch(np.array(ends), np.array([0.4, 0.5, 0.6])))
     assert tuned.table_default(runs[:-1], others) is None
 
 
@@ -85,7 +78,7 @@ def test_equal_cost_ends_where_the_cheaper_run_does():
     expert, rloo = (np.array([r.figures["end"] for r in runs if r.label == label]) for label in (tuned.EXPERT, RLOO))
     e = welch(expert / 2, rloo / 4)  # a straight line from 0, to its end and to half of it
     row = rows[f"`{tuned.EXPERT}` - RLOO"]
-    assert row["area, equal cost"] == f"{100 * e.value:.1f} ± {100 * (e.high - e.value):.1f} *"
+    assert row["area, equal cost"] == points(e) + " *"
     assert row["cost"] == "0.50, 1.00" and rows["`vineppo` - RLOO"]["cost"] == "5.00, 1.00"
 
 
