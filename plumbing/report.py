@@ -87,8 +87,10 @@ def welch(x: np.ndarray, y: np.ndarray) -> Estimate:
     return contrast((1, x), (-1, y))
 
 
-def contrast(*terms: tuple[int, np.ndarray]) -> Estimate:
+def contrast(*terms: tuple[int, np.ndarray], outside: float = 0.05) -> Estimate:
     """A sum of means with signs, of independent samples (n,) of unequal variance, with its interval and p-value.
+
+    outside: the probability of what lies outside of the interval.
 
     With v = var / n of each sample: t = sum / sqrt(sum of v), which has about (sum v)^2 / sum(v^2 / (n - 1)) degrees
     of freedom (Welch, 1947).
@@ -102,7 +104,7 @@ def contrast(*terms: tuple[int, np.ndarray]) -> Estimate:
         return Estimate(value, value, value, float(value == 0))
     freedom = sum(v) ** 2 / sum(part**2 / (n - 1) for part, n in zip(v, counts))
     error = math.sqrt(sum(v))
-    half = t_quantile(freedom) * error
+    half = t_quantile(freedom, outside) * error
     return Estimate(value, value - half, value + half, t_probability(value / error, freedom))
 
 

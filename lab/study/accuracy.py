@@ -31,16 +31,6 @@ EXACT = 200  # K of the truth
 OTHER_SEED = 1000  # added to the seed: rollouts that have nothing to do with those of the credit
 
 
-def step_of(run: Path, step: int) -> TokenBatch:
-    """The batch of a step of a run, sampled again."""
-    s = Settings(**read_config(run)["settings"])
-    folder = run / CHECKPOINTS[step] if CHECKPOINTS[step] else Path(s.model)
-    policy = load_policy(replace(s, model=str(folder)))
-    batch = rollout(policy, draw_puzzles(policy.task.load("train"), s, step), s, step)
-    batch.advantage = compare(batch, s.advantage)
-    return batch
-
-
 def again(batch: TokenBatch) -> TokenBatch:
     """The same responses, about which the model is asked with other random numbers."""
     ask = batch.ask
@@ -75,9 +65,11 @@ def main() -> None:
     parser = new_parser(description=__doc__)
     parser.add_argument("run", type=Path, help="a run of RLOO with the checkpoints above")
     run = parser.parse_args().run
-    steps, progress = [], Progress("steps", len(CHECKPOINTS))
-    for step in CHECKPOINTS:
-        batch = step_of(run, step)
+    s, steps, progress = Settings(**read_config(run)["settings"]), [], Progress("steps", len(CHECKPOINTS))
+    for step, weights in CHECKPOINTS.items():
+        policy = load_policy(replace(s, model=str(run / weights) if weights else s.model))
+        batch = rollout(policy, draw_puzzles(policy.task.load("train"), s, step), s, step)  # sampled again
+        batch.advantage = compare(batch, s.advantage)
         group = batch.group[:, None].expand_as(batch.mask)[batch.mask].numpy()  # (N,)
         steps.append((credits_of(batch), group))
         progress.show(len(steps))

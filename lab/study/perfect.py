@@ -10,7 +10,7 @@ from lab.study.budget import cost_unit, spent
 from lab.study.rows import MORE_ANSWERS, minus, name_of, seeds_of
 from lab.study.tuned import arm
 from plumbing.report import GREY, PALETTE, Estimate, Table, new_figure, save_figure, t_estimate
-from plumbing.runs import Group, Run, group_runs
+from plumbing.runs import Run, group_runs
 
 ACCURACY = Path(__file__).with_name("accuracy.md")
 MEASURED = {RLOO: "RLOO", "vineppo": "vineppo", "oracle k=4": "oracle k=4", "oracle": "oracle k=16",
@@ -52,7 +52,9 @@ def draw_perfect(runs: list[Run], file: Path) -> None:
     figure, ((axis,),) = new_figure(1, 1, 4.2)
     for name, where in accuracy.items():
         if (name, rate) in groups:
-            draw_area(axis, where, groups[name, rate], name)
+            area = t_estimate(100 * groups[name, rate].values("area"))
+            draw_point(axis, where, area, color=PALETTE[0])
+            axis.annotate(MEASURED[name], (where.value, area.value), textcoords="offset points", xytext=(6, 6))
     if more := groups.get((MORE_ANSWERS, rate)):  # its runs may not be done yet
         many = t_estimate(100 * more.values("area"))
         axis.axhspan(many.low, many.high, color=GREY, alpha=0.3, lw=0)
@@ -60,10 +62,3 @@ def draw_perfect(runs: list[Run], file: Path) -> None:
         axis.legend(loc="lower right")
     axis.set(xlabel="accuracy of the credit: Pearson's correlation with A*", ylabel="success over training, %")
     save_figure(figure, file)
-
-
-def draw_area(axis, where: Estimate, group: Group, name: str) -> None:
-    """A method's area by its accuracy, with both intervals."""
-    area = t_estimate(100 * group.values("area"))
-    draw_point(axis, where, area, color=PALETTE[0])
-    axis.annotate(MEASURED[name], (where.value, area.value), textcoords="offset points", xytext=(6, 6))

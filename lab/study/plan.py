@@ -90,8 +90,3 @@ PARTS = {  # level, methods with their flags, seeds
     # To check what was written before they ran.
     "fresh": [("easy", (RLOO_FLAGS, "ppo", "vineppo", RATIO_FLAGS), range(10, 15))],
 }
-
-
-def run_name(level: str, flags: str, seed: int) -> str:
-    """Such as easy/outcome_conditional-think_discount-0.25-seed1."""
-    return f"{level}/{flags.replace(' --', '-').replace(' ', '-')}-seed{seed}"

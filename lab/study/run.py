@@ -37,7 +37,7 @@ import numpy as np
 import train
 from analyze import summarize
 from countdown_task import solutions, universe
-from lab.study.plan import HARD, LEVELS, PARTS, RUNS, VERSION, run_name
+from lab.study.plan import HARD, LEVELS, PARTS, RUNS, VERSION
 from lab.study.rows import read_rows, weighted_tokens
 from lab.study.tables import write_study
 from methods import MITIGATIONS
@@ -71,8 +71,8 @@ class Experiment(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its name and folder, without the folder of the study."""
-        return run_name(self.level, self.flags, self.seed)
+        """Its name and folder, without the study's: easy/outcome_conditional-think_discount-0.25-seed1."""
+        return f"{self.level}/{self.flags.replace(' --', '-').replace(' ', '-')}-seed{self.seed}"
 
     @property
     def folder(self) -> Path:

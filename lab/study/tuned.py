@@ -13,8 +13,8 @@ from analyze import RLOO, method_name
 from lab.estimates import draw_estimate, in_points, points
 from lab.study.budget import WEIGHTS, at_equal_cost, cost_unit, costs_of
 from lab.study.rows import RATIO, minus, name_of, seeds_of, with_asterisks
-from plumbing.report import (GREY, PALETTE, Estimate, Table, interval, new_figure, plt, pm, save_figure, t_estimate,
-                             t_quantile, welch)
+from plumbing.report import (GREY, PALETTE, Estimate, Table, contrast, interval, new_figure, plt, pm, save_figure,
+                             t_estimate, welch)
 from plumbing.runs import Group, Run, group_runs
 from train import Settings
 
@@ -67,7 +67,7 @@ def table_tested(runs: list[Run], methods: list[Run]) -> Table | None:
     groups, unit = stage_two(runs), cost_unit(group_runs(methods))
     if not groups:
         return None
-    area = {pair: difference(groups, pair, "area") for pair in CONTRASTS}
+    area = {pair: difference(groups, pair) for pair in CONTRASTS}
     cells = with_asterisks({pair: area[pair] for pair in PRIMARY}) | {(EXPERT, RLOO): points(area[EXPERT, RLOO])}
     equal, sampled = (with_asterisks({(a, b): at_equal_cost(groups[a], groups[b], WEIGHTS[name]).area
                                       for a, b in CONTRASTS}) for name in ("1:1:3", "1:0:0"))
@@ -114,7 +114,7 @@ def draw_tuned(tuning: list[Run], tested: list[Run], file: Path) -> None:
     names = [f"{short(a)} - {short(b)}" for a, b in CONTRASTS]
     right.axvline(0, color=GREY, lw=1)
     for y, pair in enumerate(CONTRASTS):
-        steps, cost = difference(groups, pair, "area"), at_equal_cost(*(groups[name] for name in pair)).area
+        steps, cost = difference(groups, pair), at_equal_cost(*(groups[name] for name in pair)).area
         draw_estimate(right, y - 0.15, in_points(steps), hollow=pair not in PRIMARY)
         draw_estimate(right, y + 0.15, in_points(cost), hollow=True, colour=PALETTE[1], marker="s")
     right.plot([], [], "o", color=PALETTE[0], label="equal steps")
@@ -147,9 +147,9 @@ def draw_rates(axis: plt.Axes, groups: dict[tuple[str, float], Group]) -> None:
     axis.legend(fontsize=7)
 
 
-def difference(groups: dict[str, Group], pair: tuple[str, str], figure: str) -> Estimate:
-    """Welch's difference of two methods in a figure."""
-    return welch(*(groups[name].values(figure) for name in pair))
+def difference(groups: dict[str, Group], pair: tuple[str, str]) -> Estimate:
+    """Welch's difference of two methods in area."""
+    return welch(*(groups[name].values("area") for name in pair))
 
 
 def paired(a: Group, b: Group) -> Estimate:
@@ -160,11 +160,8 @@ def paired(a: Group, b: Group) -> Estimate:
 
 def equivalent(a: Group, b: Group, margin: float = 0.01) -> bool:
     """Whether the 90% interval of the difference of area (Welch) lies within the margin on both sides of 0."""
-    x, y = a.values("area"), b.values("area")
-    v, w = x.var(ddof=1) / len(x), y.var(ddof=1) / len(y)
-    freedom = (v + w) ** 2 / (v**2 / (len(x) - 1) + w**2 / (len(y) - 1))
-    half = t_quantile(freedom, 0.10) * (v + w) ** 0.5
-    return bool(abs(x.mean() - y.mean()) + half < margin)
+    e = contrast((1, a.values("area")), (-1, b.values("area")), outside=0.10)
+    return max(e.high, -e.low) < margin
 
 
 def middle_half(group: Group) -> float:

@@ -5,7 +5,6 @@ Run it:  python -m lab.truth.measure        writes truth.png: A* above, GRPO's c
 """
 import textwrap
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -18,38 +17,25 @@ LINE = 0.2  # inches, height of a line of text
 CAPTIONS = {"a_star": "A*: how the token changed the probability of success", "advantage": "GRPO's credit"}
 
 
-class Response(NamedTuple):
-    """One response of the file."""
-
-    number: int  # among all responses of the file
-    rows: np.ndarray  # (L,) where its tokens are in the columns
-    right: bool
-
-
-def rank_responses(truth: dict) -> list[Response]:
-    """All responses, those with the token of largest |A*| first."""
-    responses = [Response(number, rows, bool(truth["success"][rows[0]] > 0.5))
-                 for number, rows in enumerate(by_response(truth))]
-    return sorted(responses, key=lambda response: -np.abs(truth["a_star"][response.rows]).max())  # stable
-
-
 def scale_of(values: np.ndarray) -> float:
     """The size that gets the full colour: a percentile of |values|; their maximum, or 1, where that is 0."""
     return float(np.percentile(np.abs(values), FULL) or np.abs(values).max() or 1)
 
 
-def curve(truth: dict, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """V (L + 1,) before each of L tokens and after the last, and its standard error; the outcome's is 0."""
-    outcome = truth["value"][rows[-1]] + truth["a_star"][rows[-1]]
-    return np.append(truth["value"][rows], outcome), np.append(truth["value_error"][rows], 0)
+def verdict(truth: dict, rows: np.ndarray) -> str:
+    """Whether a response is right."""
+    return "right" if truth["success"][rows[0]] > 0.5 else "wrong"
 
 
-def examples(truth: dict, ranked: list[Response]) -> list[Response]:
-    """The first right and the first wrong response with some credit and a length that suits a picture."""
-    ordered = sorted(ranked, key=lambda response: not (  # stable, and False comes first
-        40 <= len(response.rows) <= 80 and truth["advantage"][response.rows[0]]))
-    pair = [next((response for response in ordered if response.right is verdict), None) for verdict in (True, False)]
-    return pair if all(pair) else ordered[:2]
+def examples(truth: dict) -> list[np.ndarray]:
+    """Where the tokens (L,) of a right and of a wrong response are.
+
+    Those with some credit and a length that suits a picture come first, and of these the one with the largest |A*|.
+    """
+    ordered = sorted(by_response(truth), key=lambda rows: (  # False comes first
+        not (40 <= len(rows) <= 80 and truth["advantage"][rows[0]]), -np.abs(truth["a_star"][rows]).max()))
+    verdicts = [verdict(truth, rows) for rows in ordered]
+    return [ordered[verdicts.index(which)] for which in ("right", "wrong")] if len({*verdicts}) == 2 else ordered[:2]
 
 
 def draw(truth: dict, file: Path, captions: dict[str, str] = CAPTIONS) -> None:
@@ -57,16 +43,17 @@ def draw(truth: dict, file: Path, captions: dict[str, str] = CAPTIONS) -> None:
 
     captions: the column of A* and that of the credit, each with what it is called.
     """
-    pair = examples(truth, rank_responses(truth))
-    drawn = np.concatenate([response.rows for response in pair])
+    pair = examples(truth)
+    drawn = np.concatenate(pair)
     scales = {name: scale_of(truth[name][drawn]) for name in captions}
-    pieces = [truth["piece"][response.rows].tolist() for response in pair]
+    pieces = [truth["piece"][rows].tolist() for rows in pair]
     lines = [place_tokens(texts, LETTERS)[-1][1] + 1 for texts in pieces]
     heights = [height for count in lines for height in (LINE * count, LINE * count, 1.2)]  # 3 per response
     figure, axes = plt.subplots(len(heights), figsize=(WIDTH, sum(heights) + 0.45 * len(heights) + 1.1),
                                 height_ratios=heights)
-    for (number, rows, right), texts, count, (*blocks, bottom) in zip(pair, pieces, lines, axes.reshape(-1, 3)):
-        head = f"{truth['prompts'][number]}: {'right' if right else 'wrong'}, reward {truth['reward'][rows[0]]:.2f}"
+    for rows, texts, count, (*blocks, bottom) in zip(pair, pieces, lines, axes.reshape(-1, 3)):
+        prompt = truth["prompts"][truth["response"][rows[0]]]
+        head = f"{prompt}: {verdict(truth, rows)}, reward {truth['reward'][rows[0]]:.2f}"
         above, below = captions.values()
         for axis, name, title in zip(blocks, captions, (f"{head}. {above}".replace("->", "→"), below)):
             axis.set(xlim=(0, LETTERS), ylim=(count, 0))
@@ -84,7 +71,9 @@ def draw(truth: dict, file: Path, captions: dict[str, str] = CAPTIONS) -> None:
 
 def draw_curve(axes: plt.Axes, truth: dict, rows: np.ndarray) -> None:
     """V after each number of tokens, its 95% interval, and the text of the tokens that changed it most."""
-    V, error = curve(truth, rows)  # (L + 1,), (L + 1,)
+    outcome = truth["value"][rows[-1]] + truth["a_star"][rows[-1]]
+    V = np.append(truth["value"][rows], outcome)  # (L + 1,) before each of L tokens and after the last
+    error = np.append(truth["value_error"][rows], 0)  # (L + 1,) its standard error; the outcome's is 0
     low, high = np.maximum(V - 1.96 * error, 0), np.minimum(V + 1.96 * error, 1)  # (L + 1,), (L + 1,)
     axes.fill_between(np.arange(len(V)), low, high, step="mid", color=CURVE, alpha=0.3, lw=0)
     axes.step(np.arange(len(V)), V, where="mid", color=CURVE, lw=1.8)

@@ -1,5 +1,4 @@
 """The picture of lab/truth/picture.py against the arrays it shows."""
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
@@ -15,7 +14,7 @@ def make_truth(pieces=(" Try", " 3", " +", " 4", "</think>", "\n", "<answer>", "
     A = (reward - reward.mean(1, keepdims=True)) / (reward.std(1, keepdims=True) + 1e-4)
     V = rng.uniform(0, 1, (reward.size, L + 1))
     V[:, -1] = reward.ravel() > 1
-    return {"position": np.tile(np.arange(L), reward.size), "group": np.repeat([0, 1, 2], 3 * L),
+    return {"response": np.repeat(np.arange(reward.size), L), "position": np.tile(np.arange(L), reward.size), "group": np.repeat([0, 1, 2], 3 * L),
             "advantage": A.repeat(L), "reward": reward.repeat(L), "success": (reward > 1).repeat(L),
             "value": V[:, :-1].ravel(), "value_error": rng.uniform(0, 0.1, N), "a_star": np.diff(V).ravel(),
             "piece": np.tile(pieces, reward.size),
@@ -23,24 +22,22 @@ def make_truth(pieces=(" Try", " 3", " +", " 4", "</think>", "\n", "<answer>", "
 
 
 @pytest.mark.parametrize("pieces", [make_truth.__defaults__[0], (" +", " 4", "")], ids=len)
-def test_picture_shows_tokens_shades_and_V(pieces, monkeypatch):
+def test_picture_shows_tokens_shades_and_V(pieces, tmp_path, figures):
     """Guards against shades or steps that are off by a token, or of another response or measure; short ones crashed."""
-    monkeypatch.setattr(plt.Figure, "savefig", lambda *_, **__: None)
-    monkeypatch.setattr(plt, "close", lambda _: None)
     truth, L = make_truth(pieces), len(pieces)
-    pair = picture.examples(truth, picture.rank_responses(truth))
-    picture.draw(truth, None)
-    axes, rows = plt.gcf().axes, np.concatenate([response.rows for response in pair])
-    assert [response.right for response in pair] == [True, False]
-    for i, response in enumerate(pair):
+    pair = picture.examples(truth)
+    picture.draw(truth, tmp_path / "a.png")
+    axes, drawn = figures[0].axes, np.concatenate(pair)
+    assert [truth["success"][rows[0]] for rows in pair] == [True, False]
+    for i, rows in enumerate(pair):
         *texts, bottom = axes[3 * i : 3 * i + 3]
         for text, name in zip(texts, ("a_star", "advantage")):
-            share = truth[name][response.rows] / picture.scale_of(truth[name][rows])
+            share = truth[name][rows] / picture.scale_of(truth[name][drawn])
             assert [t.get_text() for t in text.texts[-L:]] == [p.replace("\n", "↵") or "■" for p in truth["piece"][:L]]
             assert [patch.get_facecolor() for patch in text.patches] == [picture.SHADES(0.5 + x / 2) for x in share]
-        assert bottom.lines[0].get_ydata() == pytest.approx([*truth["value"][response.rows], float(response.right)])
+        assert bottom.lines[0].get_ydata() == pytest.approx([*truth["value"][rows], 1.0 - i])
         named = {float(text.get_text().split()[-1].replace("−", "-")) for text in bottom.texts}
-        a_star = truth["a_star"][response.rows]
+        a_star = truth["a_star"][rows]
         assert named == {round(x, 2) for x in a_star[picture.landmarks(a_star)]}
 
 
