@@ -54,6 +54,7 @@ def test_each_arm_is_compared_with_rloo_at_its_rate(monkeypatch, tmp_path, figur
     best = rows["oracle", "0.00028"]
     assert best["area - RLOO"] == points(welch(np.array([0.50, 0.53]), np.array([0.40, 0.42])))
     assert best["area - 45"].startswith("5.5 ± ") and rows["RLOO", "0.00039"]["area - 45"] == ""
+    assert best["gradient norm"] == "0.500 ± 0.000" and best["step length"] == "0.100 ± 0.000"
     assert [best[name] for name in ("seeds", "accuracy", "cost")] == ["2, 2", "0.80 (0.70 to 0.90)", "9.0"]
     assert list(rows)[0] == ("oracle", "0.00028") and rows["RLOO", "0.00039"]["area - RLOO"] == ""
     perfect.draw_perfect(runs, tmp_path / "perfect.png")

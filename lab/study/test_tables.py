@@ -21,8 +21,8 @@ def study_run(method, seed, end, setting="", **figures):
     """A Run of the study from 0.1 at the start to `end` after nine steps."""
     zero = dict.fromkeys((*analyze.LEARNING, *analyze.CREDIT), 0.0)
     rows = zero | {"start": 0.1, "end": end, "climb": end - 0.1, "area": end / 2, "pass@16": 0.5, "steps": 9.0,
-                   "gradient norm": 0.5, "curve": {0.0: 0.0, 9.0: end}, "spent": {0.0: 0.0, 9.0: 10.0},
-                   **dict.fromkeys(analyze.COSTS, 1.0)}
+                   "gradient norm": 0.5, "step length": 0.1, "curve": {0.0: 0.0, 9.0: end},
+                   "spent": {0.0: 0.0, 9.0: 10.0}, **dict.fromkeys(analyze.COSTS, 1.0)}
     label = f"{method} {setting}".strip()
     return Run(f"{label}-{seed}", label, setting, method == "none", seed, rows | figures)
 
