@@ -14,6 +14,7 @@ from lab.study.budget import cost_unit, draw_budget, spent, table_equal
 from lab.study.correlations import FILES, SHOWN, Scores, draw_scores, read_scores, score_of, table_correlations
 from lab.study.forest import JUDGED, by_area, draw_forest
 from lab.study.leads import tables_leads
+from lab.study.many import table_many
 from lab.study.predicted import table_predictions
 from lab.study.perfect import draw_perfect, table_perfect
 from lab.study.process import table_process
@@ -168,6 +169,8 @@ def tables_designed(levels: Levels) -> list[Table]:
         found.append(table_process(first))
     if "tune" in first:
         found.append(table_tuning(first["tune"] + first.get("edge", [])))
+    if "many" in first:
+        found.append(table_many(first))
     small = levels.get("small", {})
     if "oracle" in small:
         found.append(table_perfect(small["oracle"], small["main"]))
