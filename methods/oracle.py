@@ -30,7 +30,9 @@ from torch import Tensor
 from mitigations import require, token_credit
 from rollout import TokenBatch
 
-SURE = 0.005  # a token with 1 - p <= SURE gets no rollouts: its A* is set to 0, which is wrong by at most SURE * range
+# A token with 1 - p <= SURE gets no rollouts: its A* is set to 0, which is wrong by at most SURE * the range of rewards,
+# and the V before it inherits that error.
+SURE = 0.005
 
 
 @token_credit

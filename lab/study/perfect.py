@@ -59,6 +59,6 @@ def draw_perfect(runs: list[Run], file: Path) -> None:
     axis.axhspan(many.low, many.high, color=GREY, alpha=0.3, lw=0)
     axis.axhline(many.value, color=GREY, label="RLOO with 45 responses")
     axis.legend(loc="lower right")
-    axis.set(xlabel="accuracy of the credit: Pearson's correlation with A* (perfect: 1)", xlim=(0, 1),
+    axis.set(xlabel="accuracy of the credit: Pearson's correlation with A* (identical: 1)", xlim=(0, 1),
              ylabel="area: success averaged over training, %")
     save_figure(figure, file)
