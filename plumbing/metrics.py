@@ -4,7 +4,7 @@ docs/running.md explains each column.
 """
 import time
 from pathlib import Path
-from typing import Callable
+from typing import Any, Callable
 
 import numpy as np
 import torch
@@ -12,7 +12,6 @@ from torch import Tensor
 
 from plumbing.files import checksum, replace_file
 from plumbing.processes import sum_over_processes
-from rollout import TokenBatch, by_group, has_variance
 from tasks.text import ROLES
 
 COLUMNS = ["step", "reward", "success", "format", "length", "truncated", "entropy", "grad_norm", "step_length",
@@ -32,11 +31,12 @@ def share(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
-def step_columns(step: int, batch: TokenBatch, began: float) -> dict[str, float]:
+def step_columns(step: int, batch: Any, began: float) -> dict[str, float]:
     """The columns of metrics.csv that describe a step's responses. began: when the step did."""
     tokens = batch.mask.sum().item()
     seconds = time.perf_counter() - began  # after .item(), which waits for the device
-    equal = ~has_variance(by_group(batch, batch.reward))  # (Q,)
+    rewards = batch.reward.view(len(batch.puzzles), -1)  # (Q, G)
+    equal = rewards.amax(1) == rewards.amin(1)  # (Q,)
     return {"step": step, "reward": batch.reward.mean().item(), "success": batch.success.mean().item(),
             "format": batch.format.mean().item(), "length": tokens / len(batch.text),
             "truncated": 1 - batch.ended.float().mean().item(), "entropy": batch.entropy[batch.mask].mean().item(),
@@ -47,7 +47,7 @@ def step_columns(step: int, batch: TokenBatch, began: float) -> dict[str, float]
 class UpdateLog:
     """Collects, over the updates on one batch, what metrics.csv says of them."""
 
-    def __init__(self, batch: TokenBatch, rows: Tensor, prompts: list[list[int]], reference_logprob: Tensor | None,
+    def __init__(self, batch: Any, rows: Tensor, prompts: list[list[int]], reference_logprob: Tensor | None,
                  divergence: Callable[[Tensor, Tensor], Tensor]):
         """rows (M,): the responses updated on. reference_logprob (B, T): None without a KL penalty. divergence: k3."""
         self.batch, self.reference_logprob, self.divergence = batch, reference_logprob, divergence
@@ -106,13 +106,13 @@ class UpdateLog:
                    for name in self.steps[-1]}}
 
 
-def write_credit_log(file: Path, step: int, batch: TokenBatch, credit: Tensor) -> int:
+def write_credit_log(file: Path, step: int, batch: Any, credit: Tensor) -> int:
     """Write the columns of a step to an .npz file, one row of 40 bytes per token; returns the file's CRC-32."""
     replace_file(file, lambda part: np.savez(part, **log_columns(step, batch, credit)))
     return checksum(file)
 
 
-def log_columns(step: int, batch: TokenBatch, credit: Tensor) -> dict[str, np.ndarray]:
+def log_columns(step: int, batch: Any, credit: Tensor) -> dict[str, np.ndarray]:
     """The columns (N,) of the credit log: one row for each of the N tokens of a step."""
     mask = batch.mask
     response, position = mask.nonzero(as_tuple=True)  # (N,) each
