@@ -348,7 +348,8 @@ class Queries:
         samples, grades = generate_and_grade(
             self.policy, [self.puzzles[q] for q in asked], uniforms[..., : left.max()].flatten(0, 1), prefixes,
             left.repeat_interleave(k), excluded, self.grade)
-        prompts, self.tokens_sampled = self.prompts, self.tokens_sampled + int(samples.mask.sum())
+        self.tokens_sampled += int(samples.mask.sum())
+        prompts = self.prompts
         # A text that begins another one is not read separately, so it doesn't count.
         texts, _ = distinct_texts([prompts[q] + prefix for q, prefix in zip(asked, prefixes)])
         self.tokens_read += sum(map(len, texts))

@@ -1,5 +1,5 @@
 """The truth as credit: how much each token changed the expected reward. A ceiling, no method: sampling it costs far
-more than the step it serves. lab/truth/measure.py measures the same of success, on recorded responses, with its errors.
+more than the step it serves. lab/truth/measure.py measures the same of success, on recorded responses, with errors.
 
 Let V_t be the expected reward of a response when the policy continues from just before token t. What token t did is the
 difference that it made:
@@ -30,8 +30,8 @@ from torch import Tensor
 from mitigations import require, token_credit
 from rollout import TokenBatch
 
-# A token with 1 - p <= SURE gets no rollouts: its A* is set to 0, which is wrong by at most SURE * the range of rewards,
-# and the V before it inherits that error.
+# A token with 1 - p <= SURE gets no rollouts: its A* is set to 0. That is wrong by at most SURE * the range of rewards,
+# and the V before it inherits the error.
 SURE = 0.005
 
 

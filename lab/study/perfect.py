@@ -31,10 +31,9 @@ def table_perfect(runs: list[Run], methods: list[Run]) -> Table:
     rows = []
     for (name, rate), group in sorted(groups.items(), key=lambda pair: -pair[1].values("area").mean()):
         rloo, many = groups.get((RLOO, rate)), groups.get((MORE_ANSWERS, rate))
-        lead = minus(group, rloo)
-        rows.append([name_of(name), f"{rate:.2g}", seeds_of(group, rloo) if lead else f"{len(group.rows)}",
+        rows.append([name_of(name), f"{rate:.2g}", seeds_of(group, rloo),
                      cell(accuracy[name]) if name in accuracy else "", points(t_estimate(group.values("end"))),
-                     points(t_estimate(group.values("area"))), lead, minus(group, many),
+                     points(t_estimate(group.values("area"))), minus(group, rloo), minus(group, many),
                      f"{spent(group)[-1] / unit:.1f}",
                      *(pm(*interval(group.values(name)), 3) for name in ("gradient norm", "step length"))])
     note = ("The small model; `oracle` has k = 16 where none is named. Accuracy: Pearson's correlation of the credit "
@@ -46,9 +45,14 @@ def table_perfect(runs: list[Run], methods: list[Run]) -> Table:
 
 
 def draw_perfect(runs: list[Run], file: Path) -> None:
-    """Area by the accuracy of the credit, and RLOO with 45 responses as a line, of the arms with several seeds."""
+    """Area by the accuracy of the credit, and RLOO with 45 responses as a line, of the arms with several seeds.
+
+    Nothing before the line's runs are done.
+    """
     groups = {arm(group.label): group for group in group_runs(runs) if len(group.rows) > 1}
-    rate = min(rate for _, rate in groups)  # RLOO's; the other one is 1.4 times it
+    rate = min((rate for _, rate in groups), default=None)  # RLOO's; the other one is 1.4 times it
+    if (MORE_ANSWERS, rate) not in groups:
+        return
     figure, ((axis,),) = new_figure(1, 1, 4.2)
     for name, where in read_accuracy().items():
         if (name, rate) in groups:

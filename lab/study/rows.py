@@ -83,9 +83,10 @@ def name_of(label: str) -> str:
     return method_name(label) if is_uniform(label) else f"`{label}`"
 
 
-def seeds_of(group: Group, other: Group) -> str:
-    """A cell with the number of seeds of both sides of a comparison."""
-    return f"{len(group.rows)}, {len(other.rows)}"
+def seeds_of(group: Group, other: Group | None) -> str:
+    """A cell with the number of seeds of both sides of a comparison; of the group alone for none and for itself."""
+    alone = other is None or other is group
+    return f"{len(group.rows)}" if alone else f"{len(group.rows)}, {len(other.rows)}"
 
 
 def minus(group: Group, other: Group | None, figure: str = "area") -> str:

@@ -19,6 +19,7 @@ def test_each_rate_has_its_own_rloo_and_all_have_the_same_longer_run():
             for seed, end in enumerate([0.7, 0.8])]
     parts = {"main": area_runs("none", 0.2, 0.3), "budget": longer + area_runs("none answers=45", 0.9, 0.9),
              "test": area_runs("none lr=0.00028 advantage=rloo", 0.25, 0.26, 0.27), "many": many}
+    assert table_many(parts | {"budget": []}) is None
     table = table_many(parts)
     (row,) = table.rows
     found = dict(zip(table.header, row))

@@ -60,3 +60,10 @@ def test_each_arm_is_compared_with_rloo_at_its_rate(monkeypatch, tmp_path, figur
     perfect.draw_perfect(runs, tmp_path / "perfect.png")
     lines = {line.get_label(): line for line in figures[0].axes[0].get_lines()}
     assert np.allclose(lines["RLOO with 45 responses"].get_ydata(), 46)
+
+
+def test_no_picture_while_its_runs_are_half_done(tmp_path):
+    """Guards against tables that can't be written while the first seeds run."""
+    for runs in (area_runs("oracle lr=0.00028", 0.5), area_runs("oracle lr=0.00028", 0.5, 0.6)):
+        perfect.draw_perfect(runs, tmp_path / "a.png")
+        assert not (tmp_path / "a.png").exists()

@@ -134,9 +134,9 @@ def values_and_errors(logprob: np.ndarray, solved: np.ndarray, tried: np.ndarray
 
 
 def recursion(keep: np.ndarray, add: np.ndarray, last: float) -> np.ndarray:
-    """`backward` of methods/oracle.py for one response (L,), in double: (L + 1,)."""
+    """`work_backwards` of methods/oracle.py for one response (L,), in double: (L + 1,)."""
     return work_backwards(torch.from_numpy(keep)[None], torch.from_numpy(add)[None],
-                    torch.tensor([last], dtype=torch.float64))[0].numpy()
+                          torch.tensor([last], dtype=torch.float64))[0].numpy()
 
 
 def add_values(truth: dict) -> None:

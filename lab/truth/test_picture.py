@@ -14,7 +14,8 @@ def make_truth(pieces=(" Try", " 3", " +", " 4", "</think>", "\n", "<answer>", "
     A = (reward - reward.mean(1, keepdims=True)) / (reward.std(1, keepdims=True) + 1e-4)
     V = rng.uniform(0, 1, (reward.size, L + 1))
     V[:, -1] = reward.ravel() > 1
-    return {"response": np.repeat(np.arange(reward.size), L), "position": np.tile(np.arange(L), reward.size), "group": np.repeat([0, 1, 2], 3 * L),
+    return {"response": np.repeat(np.arange(reward.size), L), "position": np.tile(np.arange(L), reward.size),
+            "group": np.repeat([0, 1, 2], 3 * L),
             "advantage": A.repeat(L), "reward": reward.repeat(L), "success": (reward > 1).repeat(L),
             "value": V[:, :-1].ravel(), "value_error": rng.uniform(0, 0.1, N), "a_star": np.diff(V).ravel(),
             "piece": np.tile(pieces, reward.size),
