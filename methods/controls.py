@@ -1,4 +1,5 @@
-"""Controls: credit from noise, another method's weights reversed or shuffled, and no comparison. No method to use.
+"""Controls: credit from noise, another method's weights reversed or shuffled, a part of the responses, and no
+comparison. No method to use.
 
 Run it:  python train.py --mitigation random
 """
@@ -57,3 +58,25 @@ def expert_iteration(batch: TokenBatch) -> Tensor:
     batch.
     """
     return batch.success[:, None].expand(batch.mask.shape)
+
+
+@token_credit(from_advantage=True)
+def share(batch: TokenBatch) -> Tensor:
+    """credit = A n / kept on a random part of the responses, else 0: as many as are right, as a control (ours).
+
+    The part is drawn from the n responses whose A is not 0; where fewer than that are right, these are `kept`. So an
+    update costs about what one of `expert_iteration` does, and with --advantage rloo it has RLOO's expectation.
+    """
+    candidates = batch.advantage.nonzero()[:, 0]  # (n,)
+    kept = min(int(batch.success.sum()), len(candidates))
+    order = torch.randperm(len(candidates), generator=batch.ask.generator("share")).to(candidates)  # (n,)
+    credit = torch.zeros_like(batch.advantage)  # (B,)
+    chosen = candidates[order[:kept]]  # (kept,)
+    credit[chosen] = batch.advantage[chosen] * len(candidates) / max(kept, 1)
+    return credit[:, None].expand(batch.mask.shape)
+
+
+@token_credit(from_advantage=True)
+def positives(batch: TokenBatch) -> Tensor:
+    """credit = max(A, 0): of GRPO the responses that are better than their group, and none that is worse (ours)."""
+    return batch.advantage.clamp(min=0)[:, None].expand(batch.mask.shape)

@@ -36,15 +36,21 @@ SURE = 0.005
 
 
 @token_credit
-def oracle(batch: TokenBatch, k: int = 16) -> Tensor:
-    """credit = A* = (1 - p) (V_{t+1} - U_t), from about k (1 - p) rollouts a token: a ceiling, no method (ours)."""
+def oracle(batch: TokenBatch, k: int = 16, mix: float = 0.0) -> Tensor:
+    """credit = A* = (1 - p) (V_{t+1} - U_t), from about k (1 - p) rollouts a token: a ceiling, no method (ours).
+
+    --mix L takes (1 - L) A*_t + L (r - V_0): at 1 all tokens of a response get the same. Every L has the same expected
+    gradient, because r - V_0 is the sum of all A*, and those of other tokens than t average to 0 against grad log
+    pi_t. So L changes how noisy the update is, and nothing else.
+    """
     require(k >= 1, "--k must be at least 1: it is the number of rollouts for a token of probability 0")
+    require(0 <= mix <= 1, "--mix must be between 0 and 1")
     other = -torch.expm1(batch.logprob) * batch.mask  # (B, T) 1 - p, 0 on padding
     counts = torch.where(other > SURE, (k * other).ceil(), 0.0)  # (B, T)
     U = batch.ask.rollout_values(counts, other=True)  # (B, T)
     weight = torch.where(counts > 0, other, 0.0)  # (B, T) where nothing was sampled, V_t = V_{t+1}
     V = work_backwards(1 - weight, weight * U, batch.reward)  # (B, T + 1)
-    return weight * (V[:, 1:] - U)
+    return (1 - mix) * weight * (V[:, 1:] - U) + mix * (batch.reward - V[:, 0])[:, None]
 
 
 def work_backwards(keep: Tensor, add: Tensor, last: Tensor) -> Tensor:

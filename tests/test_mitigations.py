@@ -20,7 +20,7 @@ from grpo import group_advantage
 from methods import MITIGATIONS
 from methods.calculations import (calculation_ends, causal_ablation, first_error, ppo_process, process_reward,
                                   regrade_ablation, reward_decomposition)
-from methods.controls import expert_iteration, inverted, random, shuffled
+from methods.controls import expert_iteration, inverted, positives, random, share, shuffled
 from methods.groups import dpo, gtpo, optimal_baseline, prefix_tree, tempo
 from methods.ktae import ktae
 from mitigations import CreditFunction, attention_credit, none, ppo, reweighting, token_credit, vineppo
@@ -249,9 +249,11 @@ def test_a_method_is_reproducible_and_depends_on_the_advantage_where_it_says_so(
     """Guards against an unseeded random number, and --advantage accepted where it has no effect, or refused."""
     credit = method(written)
     assert torch.equal(method(written), credit)
-    wrong = replace(written, success=0 * written.success)  # then gtpo is plain GRPO
-    turned = replace(wrong, advantage=-wrong.advantage)
-    assert torch.equal(method(turned), method(wrong)) != method.from_advantage
+    ignored = []
+    for success in (0 * written.success, written.success):  # 0: then gtpo is plain GRPO, but share keeps nothing
+        before = replace(written, success=success)
+        ignored.append(torch.equal(method(replace(before, advantage=-before.advantage)), method(before)))
+    assert all(ignored) != method.from_advantage
 
 
 @pytest.mark.parametrize("name", [name for name in BUILT_IN if name not in OWN_ADVANTAGE])
@@ -668,3 +670,24 @@ def test_expert_iteration_by_hand():
     """Guards against credit for a wrong response, or one that depends on the group."""
     batch = make_written([["1", ""], ["0"], ["1", " yes", ""]], [9.0, -1.0, 0.5], success=torch.tensor([1.0, 0, 1]))
     check(expert_iteration(batch), [[1, 1], [0], [1, 1, 1]])
+
+
+def test_share_keeps_as_many_responses_as_are_right():
+    """Guards against a part of the wrong size, credit that loses RLOO's expectation, and the same part every time."""
+    advantage, success = torch.tensor([2.0, -1, -1, 0, 0, 1, -1, 0]), torch.tensor([1.0, 0, 0, 1, 1, 1, 0, 0])
+    found = []
+    for seed in range(300):
+        batch = make_batch([3] * 8, advantage.tolist(), success=success)
+        batch.ask.generator = lambda name: torch.Generator().manual_seed(seed)
+        credit = share(batch)  # (8, 3)
+        assert torch.equal(credit, credit[:, :1].expand(8, 3))
+        kept = credit[:, 0] != 0
+        assert kept.sum() == 4 and torch.equal(credit[kept, 0], 5 / 4 * advantage[kept])  # 5 may be kept, 4 are right
+        found.append(credit[:, 0])
+    error = 6 * advantage.abs() * (1 / 4 / 300) ** 0.5  # a response counts 5 / 4 times or not at all: variance 1 / 4
+    assert ((torch.stack(found).mean(0) - advantage).abs() <= error).all()
+
+
+def test_positives_by_hand():
+    """Guards against credit below 0, and a baseline over the kept ones."""
+    check(positives(make_batch([2, 1, 1], [1.5, -0.5, 0.0])), [[1.5, 1.5], [0], [0]])

@@ -258,7 +258,8 @@ def test_rollouts_and_the_oracle_converge_to_the_exact_values():
                for i in itertools.count())
     batch = next(batch for batch in batches if batch.tokens.shape[1] == 2)
     value, others = batch.ask.rollout_values(k * batch.mask), batch.ask.rollout_values(k * batch.mask, other=True)
-    a_star = oracle(batch, k)  # (B, T)
+    a_star, uniform = oracle(batch, k), oracle(batch, k, mix=1.0)  # (B, T) each
+    torch.testing.assert_close(oracle(batch, k, mix=0.25), 0.75 * a_star + 0.25 * uniform)
 
     def moments(prefix):
         return exact_moments(policy, puzzles[i // 2], prefix, 3, lambda *graded: graded_by_hash(*graded)["reward"])
@@ -268,6 +269,7 @@ def test_rollouts_and_the_oracle_converge_to_the_exact_values():
         mean, square = moments(prefix)
         after = moments((*prefix, token))[0]
         assert abs(a_star[i, t].item() - (after - mean)) < 5 * 0.5 / k**0.5
+        assert abs(uniform[i, t].item() - (batch.reward[i] - moments(())[0]).item()) < 5 * 0.5 / k**0.5
         without = (mean - p * after) / (1 - p)  # the mean over the other first tokens
         assert abs(others[i, t].item() - without) < 5 * 0.5 / k**0.5  # rewards lie between 0 and 1
         deviation = (square - mean**2) ** 0.5

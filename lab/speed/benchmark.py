@@ -31,6 +31,7 @@ import torch
 
 from countdown_task import CHAT, generate_puzzles
 from grpo import compare, update
+from lab.quiet import quiet
 from lab.speed.contestants import ANSWERS, PUZZLES, TOKENIZER, prompts_of
 from methods import MITIGATIONS
 from plumbing.optimizer import Optimizer
@@ -225,7 +226,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7, help="1 only shows that everything runs (default 7)")
     args = parser.parse_args()
     torch.set_num_threads(THREADS)
-    rows = [row for part in (sampler, *[trl] * args.trl, processes, updates) for row in part(args.repeats)]
+    with quiet():
+        rows = [row for part in (sampler, *[trl] * args.trl, processes, updates) for row in part(args.repeats)]
     speed = Table("Speed", NOTE, ["what", "ours", "peer", "ratio", "min to max"], rows)
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         peak = pool.submit(memory).result()

@@ -13,7 +13,8 @@ LEVELS = {"easy": "", "hard": f" --data {HARD} --max_new_tokens 240", "small": "
           "latin": " --task latin", "math": " --task math"}
 
 APART = ("regrade_ablation",  # hardly more than `none`
-         "shuffled", "expert_iteration", "oracle", "process_reward", "ppo_process")  # compared by designs.md
+         "shuffled", "expert_iteration", "oracle", "process_reward", "ppo_process", "share",
+         "positives")  # compared by designs.md
 METHODS = tuple(name for name in MITIGATIONS if name not in APART)
 RLOO_FLAGS = "none --advantage rloo"  # is it only the division by the deviation of the rewards?
 AHEAD = ("none", RLOO_FLAGS, "optimal_baseline", "ppo", "vineppo")  # ahead, or what these are compared with: ten seeds
@@ -87,6 +88,12 @@ PARTS = {  # level, methods with their flags, seeds
     "faster": [*((level, at(rate, RLOO_FLAGS, "expert_iteration"), range(3)) for level in ("latin", "math")
                  for rate in (BEST, OUTWARDS, 2 * BEST)),
                ("math", at(2 * OUTWARDS, RLOO_FLAGS, "expert_iteration"), range(3))],
+    "noise": [("small", at(BEST, f"{RLOO_FLAGS} --answers 16", f"{RLOO_FLAGS} --questions 68",
+                           f"{RLOO_FLAGS} --answers 90", f"{RLOO_FLAGS} --answers 180",
+                           *(f"oracle --k 4 --mix {x}" for x in (0.25, 0.5, 1.0))), range(5))],
+    "negatives": [("easy", tuple(f"{flags} --steps 300" for flags in at(
+        BEST, RLOO_FLAGS, "expert_iteration", "share --advantage rloo", "positives --advantage rloo")), range(70, 82))],
+    "both": [("small", at(BEST, "oracle --k 4 --answers 45"), range(5))],
     # To check what was written before they ran.
     "fresh": [("easy", (RLOO_FLAGS, "ppo", "vineppo", RATIO_FLAGS), range(10, 15))],
 }

@@ -4,13 +4,15 @@
     python -m lab.study.run --parts main --levels easy      the main table: five or ten seeds
     python -m lab.study.run --list                          the commands that are left, for Slurm, parallel or Ray
     python -m lab.study.run --device cuda                   on a GPU, which runs of many responses gain from
+    python -m lab.study.run --parts noise --hours 2         as much as ends in two hours
     python -m lab.study.run --collect                       only take over the finished runs in runs/study-2
     python -m lab.study.run --tables                        tables and pictures of lab/study/runs.csv, beside it
 
 As many runs at a time as the machine has cores, each with its share of threads. A finished run becomes a row of
 lab/study/runs.csv, which git tracks. A run with a row is done, so the same command resumes an interrupted study, on
 another machine too; a run that was killed resumes from its last saved state. Seeds are the outer loop, so that the rows
-compare all methods on the same seeds at any time. A finished run loses its credit/ (24 MB) unless --keep. Linux and
+compare all methods on the same seeds at any time. A finished run loses its credit/ (24 MB) and its state unless --keep.
+While a program measures speed (lab/quiet.py) all runs pause. Linux and
 macOS only.
 
 `easy` is the bundled default. `hard` asks the same model only for puzzles that a single sequence of steps solves, and
@@ -21,9 +23,11 @@ see predictions.md, which is older than their runs.
 import argparse
 import fcntl
 import json
+import math
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -37,6 +41,7 @@ import numpy as np
 import train
 from analyze import summarize
 from countdown_task import solutions, universe
+from lab import quiet
 from lab.study.plan import HARD, LEVELS, PARTS, RUNS, VERSION
 from lab.study.rows import read_rows, weighted_tokens
 from lab.study.tables import write_study
@@ -170,7 +175,7 @@ def done_runs() -> dict[str, dict]:
 
 
 def take_over(e: Experiment, keep: bool) -> None:
-    """Give a finished run its row, also kept in its folder, and remove its credit log unless `keep`.
+    """Give a finished run its row, also kept in its folder, and remove its credit log and its state unless `keep`.
 
     Files are replaced whole, so a kill at any moment leaves the old table or the new one.
     """
@@ -184,33 +189,45 @@ def take_over(e: Experiment, keep: bool) -> None:
             replace_file(RESULTS, lambda part: write_csv(rows, part))
     if not keep:
         shutil.rmtree(e.folder / "credit", ignore_errors=True)
+        (e.folder / "state.pt").unlink(missing_ok=True)
 
 
 # -------------------------------------------------------------------------------------------------- processes
 
 
-def train_all(experiments: list[Experiment], processes: int, threads: int) -> Iterator[tuple[Experiment, int]]:
+def train_all(experiments: list[Experiment], processes: int, threads: int,
+              until: float = math.inf) -> Iterator[tuple[Experiment, int]]:
     """Start or resume runs, `processes` at a time; yields each with its exit code when it ends, or is found finished.
 
-    Where this is interrupted or closed, the runs are stopped, too.
+    Nothing runs after `until`, in seconds of time.monotonic(), and no run starts that would take longer. Where this is
+    interrupted or closed, the runs are stopped, too. They pause while somebody asks for quiet.
     """
-    waiting, running = list(experiments), {}
+    waiting, running, paused = list(experiments), {}, False
     try:
-        while waiting or running:
-            while waiting and len(running) < processes:
+        while (waiting or running) and time.monotonic() < until:
+            while waiting and len(running) < processes and not paused:
                 e = waiting.pop(0)
                 if e.is_finished():
                     yield e, 0
-                else:
+                elif until == math.inf or time.monotonic() + seconds(e, list(done_runs().values())) < until:
                     running[e] = start(e, threads)
             for e in [e for e, process in running.items() if process.poll() is not None]:
                 yield e, running.pop(e).returncode
-            time.sleep(0.5)
+            if quiet.asked_for() != paused:
+                paused = not paused
+                signal_all(running, signal.SIGSTOP if paused else signal.SIGCONT)
+            time.sleep(quiet.LOOK)
     finally:
-        for process in running.values():
-            process.terminate()
+        signal_all(running, signal.SIGCONT)  # a paused process would not notice that it is to end
+        signal_all(running, signal.SIGTERM)
         for process in running.values():
             process.wait()
+
+
+def signal_all(running: dict[Experiment, subprocess.Popen], number: signal.Signals) -> None:
+    """Send a signal to all runs."""
+    for process in running.values():
+        process.send_signal(number)
 
 
 def start(e: Experiment, threads: int) -> subprocess.Popen:
@@ -263,6 +280,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         parser.add_argument(f"--{name}", nargs="+", choices=list(choices), default=list(choices),
                             help=f"only these, of: {', '.join(choices)}", metavar=name.upper())
     parser.add_argument("--processes", type=int, default=cores, help=f"runs at a time (default: the {cores} cores)")
+    parser.add_argument("--hours", type=float, default=math.inf, help="stop after that time (default: never)")
     parser.add_argument("--device", default="cpu", help="of the runs, such as cuda (default: cpu)")
     parser.add_argument("--keep", action="store_true", help="keep the credit logs of finished runs")
     parser.add_argument("--list", action="store_true", help="print the commands that are left, and start nothing")
@@ -287,7 +305,7 @@ def run(args: argparse.Namespace) -> None:
     if args.collect:
         todo = [e for e in todo if e.is_finished()]
     print(progress(listed, args.processes), flush=True)
-    with closing(train_all(todo, args.processes, args.threads)) as ended:
+    with closing(train_all(todo, args.processes, args.threads, time.monotonic() + 3600 * args.hours)) as ended:
         for e, code in ended:
             problem = settle(e, code, args.keep)
             failed += bool(problem)

@@ -3,16 +3,19 @@ import itertools
 import json
 import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
 import analyze
 from countdown_task import load, read_puzzles, split, universe
+from lab import quiet
 from lab.study import plan
 from lab.study import run as study
 from lab.study.rows import ABOUT, read_rows, to_run
@@ -184,7 +187,7 @@ def test_a_finished_run_is_taken_over_without_running_it_again(finished, keep):
     assert list(study.train_all([finished], 1, 1)) == [(finished, 0)] and not finished.log.exists()
     assert study.settle(finished, 0, keep) == ""
     assert list(study.done_runs()) == [finished.name]
-    assert (finished.folder / "credit").exists() == keep
+    assert [(finished.folder / name).exists() for name in ("credit", "state.pt")] == [keep, keep]
     study.RESULTS.unlink()  # as by a checkout: the folder still knows its row, without the credit log
     for _ in range(2):  # as if another study had been faster
         assert study.settle(finished, 0, keep) == ""
@@ -237,6 +240,35 @@ def test_a_study_that_is_stopped_resumes_with_nothing_lost_or_repeated(place):
     assert sorted(row["run"] for row in read_rows(study.RESULTS)) == sorted(e.name for e in listed)
     assert [read_metrics(e.folder)["step"].tolist() for e in listed] == [list(range(n + 1)) for n in (2, 40, 40)]
     assert made == [log.stat().st_mtime_ns for log in logs]
+
+
+def test_runs_pause_for_quiet_and_end_in_time(place, monkeypatch):
+    """Guards against runs that disturb a measurement of speed, that stay paused, that a time limit leaves running, and
+    one that is started although its other seeds took longer than what is left."""
+    monkeypatch.setattr(quiet, "LOCK", place / "lock")
+    monkeypatch.setattr(quiet, "LOOK", 0.02)
+    counting = "import itertools, time\nfor i in itertools.count():\n    print(i, flush=True)\n    time.sleep(0.01)"
+    monkeypatch.setattr(study.Experiment, "next_command", lambda e: f"python -c {shlex.quote(counting)}")
+    write_csv([a_row("easy/ppo-seed0", level="easy", seconds=9000), a_row("easy/none-seed1", seconds=0)], study.RESULTS)
+    none, ppo = (study.Experiment("main", "easy", flags, seed) for flags, seed in (("none", 0), ("ppo", 1)))
+    size, found = lambda: len(none.log.read_text()) if none.log.is_file() else 0, []
+
+    def measure():
+        while size() == 0:
+            time.sleep(0.01)
+        with quiet.quiet():
+            found.append(size())
+            time.sleep(0.3)
+            found.append(size())
+
+    thread = threading.Thread(target=measure)
+    thread.start()
+    assert list(study.train_all([none, ppo], 2, 1, time.monotonic() + 3)) == []
+    thread.join()
+    ended = size()
+    assert found[0] == found[1] < ended and not ppo.log.exists()
+    time.sleep(0.1)
+    assert size() == ended
 
 
 def test_a_run_that_fails_is_named_and_the_others_continue(finished, monkeypatch, capsys):
