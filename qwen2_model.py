@@ -212,6 +212,7 @@ class Qwen2(nn.Module):
         super().__init__()
         self.config = config
         self.real_vocab = config.vocab_size  # train.py sets it to the tokenizer's size: rows above are never sampled
+        self.temperature = 1.0  # divides the logits in log_probs, so the policy is softmax(logits / temperature)
         self.checkpoint_activations = False  # True: the backward pass recomputes each layer, to save memory
         self.model = nn.ModuleDict({  # so that the names in state_dict() are those of a Hugging Face checkpoint
             "embed_tokens": nn.Embedding(config.vocab_size, config.hidden_size),
@@ -262,9 +263,16 @@ class Qwen2(nn.Module):
         return self.model["embed_tokens"].weight if self.config.tie_word_embeddings else self.lm_head.weight
 
     def log_probs(self, hidden: Tensor) -> Tensor:
-        """Log-probs (..., real_vocab), in fp32 or wider, of the token that follows hidden (..., D)."""
+        """Log-probs (..., real_vocab), in fp32 or wider, of the token that follows hidden (..., D).
+
+        They are those of softmax(logits / temperature). Nothing else divides by it, so that sampler, update, ratio,
+        entropy and the reference agree.
+        """
         logits = F.linear(hidden, self.output_weight[: self.real_vocab])  # (..., real_vocab)
-        return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        at_least_float32 = torch.promote_types(logits.dtype, torch.float32)
+        if self.temperature != 1:  # a pass over all logits, which the default does without
+            logits = logits.to(at_least_float32) / self.temperature
+        return logits.log_softmax(-1, dtype=at_least_float32)
 
 
 # ----------------------------------------------------------------------------- log-prob, entropy, logit gradient

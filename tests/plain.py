@@ -30,10 +30,12 @@ def plain_rows(prompts: list[list[int]], tokens: Tensor) -> tuple[Tensor, Tensor
 def plain_logprobs(model, prompts: list[list[int]], tokens: Tensor, mask: Tensor) -> Tensor:
     """log pi (B, T) of the tokens (B, T) of B responses to B prompts, with gradient; 0 where mask (B, T) is False.
 
-    model(rows, pad) returns logits (B, P + T, V). If it has a real_vocab, tokens from there on do not exist.
+    model(rows, pad) returns logits (B, P + T, V). If it has a real_vocab, tokens from there on do not exist. If it has
+    a temperature, the distribution is softmax(logits / temperature).
     """
     rows, pad, P = plain_rows(prompts, tokens)
     logits = model(rows, pad)[:, P - 1 : -1, : getattr(model, "real_vocab", None)]  # (B, T, V)
+    logits = logits / getattr(model, "temperature", 1.0)
     return logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0] * mask
 
 

@@ -157,10 +157,12 @@ def test_two_updates_equal_plain_autograd(architecture, tied, checkpointed, kl, 
     assert row["clip_filler"] != row["clip_reasoning"]
 
 
-@pytest.mark.parametrize("loss_norm", grpo.LOSS_NORMS)
-def test_the_gradient_by_finite_differences(loss_norm, exact):
-    """Guards against another gradient than that of sum_t share_t credit_t log pi(token_t), and another norm's share."""
+@pytest.mark.parametrize("loss_norm, temperature", [*((name, 1.0) for name in grpo.LOSS_NORMS), ("token", 0.7)])
+def test_the_gradient_by_finite_differences(loss_norm, temperature, exact):
+    """Guards against another gradient than that of sum_t share_t credit_t log pi(token_t), another norm's share, and a
+    temperature that the update doesn't know."""
     model = tiny()
+    model.temperature = temperature
     batch, credit = step_by_hand(model)
     batch.logprob = plainly(model, batch)  # on-policy
     start = torch.nn.utils.parameters_to_vector(model.parameters()).detach()

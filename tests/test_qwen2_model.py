@@ -212,13 +212,15 @@ def test_a_broken_checkpoint_is_refused_in_one_sentence(damage, error, words, tm
 # ------------------------------------------------------------------------------ log-prob, entropy, logit gradient
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("dtype, computed", [(torch.bfloat16, torch.float32), (torch.float64, torch.float64)], ids=str)
-def test_log_probs_are_a_softmax_over_the_real_vocabulary(dtype, computed, tmp_path):
-    """Guards against probability for rows that stand for no token, and a softmax in half precision."""
+def test_log_probs_are_a_softmax_over_the_real_vocabulary(dtype, computed, temperature, tmp_path):
+    """Guards against probability for rows that stand for no token, a temperature that multiplies or divides the
+    log-probs, and a division or softmax in half precision."""
     _, model = both("qwen2", tmp_path)
     model, hidden = model.to(dtype), torch.randn(3, 2, 48, dtype=dtype, generator=torch.Generator().manual_seed(0))
-    model.real_vocab = 17
-    logits = (hidden @ model.output_weight[:17].T).double()
+    model.real_vocab, model.temperature = 17, temperature
+    logits = (hidden @ model.output_weight[:17].T).double() / temperature
     got = model.log_probs(hidden)
     assert got.dtype == computed
     assert_close(got, logits - logits.exp().sum(-1, keepdim=True).log(), 1e-5)
