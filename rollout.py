@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plumbing.processes import gather, my_share, world
+from plumbing.progress import Progress
 from plumbing.task_file import check_grade, check_roles
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import Qwen2
@@ -34,6 +35,7 @@ from sampler import (PromptCache, ResponseCache, Samples, by_length, distinct_te
 from tasks.text import fingerprint
 
 ROWS_AT_ONCE = 768  # continuations that are sampled together
+PATIENCE = 5.0  # seconds that a step may sample before it says how far it is
 EVALUATION = 2**32 - 1  # the step number for the random numbers of evaluation; no training step reaches it
 
 
@@ -124,7 +126,9 @@ def rollout(policy: Policy, puzzles: list, s: Any, step: int) -> TokenBatch:
     """Sample and grade the B responses of a step, G = --answers to each of Q puzzles."""
     # The random number behind each token is drawn here, so that no response depends on what is sampled beside it.
     uniforms = draw_uniforms(s.seed, step, len(puzzles), s.answers, s.max_new_tokens)  # (B, max_new_tokens)
-    samples = generate_shared(policy, [policy.prompt(puzzle) for puzzle in puzzles], uniforms)
+    progress = Progress("sampling", len(uniforms), patience=PATIENCE)
+    samples = generate_shared(policy, [policy.prompt(puzzle) for puzzle in puzzles], uniforms,
+                              watch=progress.part(0, len(uniforms)))
     return token_batch(Queries(policy, tuple(puzzles), samples, s, step))  # which the batch keeps, as batch.ask
 
 
@@ -164,16 +168,17 @@ def token_batch(ask: "Queries") -> TokenBatch:
 
 def generate_and_grade(policy: Policy, puzzles: list, uniforms: Tensor, prefixes: list[list[int]] | None = None,
                        limit: Tensor | None = None, excluded: Tensor | None = None,
-                       grade: Callable | None = None) -> tuple[Samples, list[dict[str, float]]]:
+                       grade: Callable | None = None, greedy: bool = False,
+                       watch: Callable | None = None) -> tuple[Samples, list[dict[str, float]]]:
     """Sample and grade B responses, one per row of uniforms (B, T), B / Q to each of Q puzzles.
 
     prefixes: for each puzzle, the tokens that its responses begin with. limit (B,): the most new tokens each may get.
-    excluded (B,): a token that may not be the first new one. grade: replaces the task's.
+    excluded (B,): a token that may not be the first new one. grade: replaces the task's. greedy, watch: see `generate`.
     Returns the samples (new tokens only) and the grades of each whole response.
     """
     prefixes = prefixes or [[]] * len(puzzles)
     prompts = [policy.prompt(puzzle) + prefix for puzzle, prefix in zip(puzzles, prefixes)]
-    samples = generate_shared(policy, prompts, uniforms, limit, excluded)
+    samples = generate_shared(policy, prompts, uniforms, limit, excluded, greedy, watch)
     return samples, decode_and_grade(policy, puzzles, samples, prefixes, grade or policy.task.grade)[1]
 
 
@@ -204,7 +209,7 @@ def coin_toss(task: ModuleType, seed: int, step: int) -> Callable[[str, Any], di
 
 
 def generate_shared(policy: Policy, prompts: list[list[int]], uniforms: Tensor, limit: Tensor | None = None,
-                    excluded: Tensor | None = None) -> Samples:
+                    excluded: Tensor | None = None, greedy: bool = False, watch: Callable | None = None) -> Samples:
     """`generate`, with the prompts shared among the processes. Every process returns the samples of all of them."""
     model, G = policy.model, len(uniforms) // len(prompts)
     mine = my_share(list(range(len(prompts))))  # of n processes, each has every n-th prompt
@@ -213,7 +218,7 @@ def generate_shared(policy: Policy, prompts: list[list[int]], uniforms: Tensor, 
     if mine:
         limit, excluded = (None if x is None else x[rows] for x in (limit, excluded))
         samples = generate(model, [prompts[q] for q in mine], uniforms[rows], policy.tokenizer.end_tokens, limit,
-                           excluded)
+                           excluded, greedy, watch)
     if world()[1] > 1:
         samples = gather_samples(samples, G, model.output_weight.device)
     if not samples.logprob.isfinite().all():  # all processes hold the same samples, so all of them raise

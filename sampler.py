@@ -22,7 +22,7 @@ K key-value heads, d head size, N real tokens in a flat list.
 Run it:  python train.py --steps 0        samples from the bundled model and grades the responses
 """
 import copy
-from typing import NamedTuple
+from typing import Callable, NamedTuple
 
 import torch
 from torch import Tensor
@@ -175,12 +175,15 @@ def draw(log_probs: Tensor, uniform: Tensor) -> Tensor:
 
 
 def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_tokens: list[int],
-             limit: Tensor | None = None, excluded: Tensor | None = None) -> Samples:
+             limit: Tensor | None = None, excluded: Tensor | None = None, greedy: bool = False,
+             watch: Callable[[float, int], object] | None = None) -> Samples:
     """Sample G responses to each of Q prompts, of at most T tokens each; response g to prompt q is row q * G + g.
 
     uniforms (B, T) float64 in [0, 1): the random number behind each token. A response stops at one of end_tokens, or
     after limit (B,) tokens. excluded (B,): for each response, a token that may not be its first. Log-prob, entropy and
     logit gradient are still those of the whole distribution, because PPO's ratio has to begin at 1 in the update.
+    greedy: take the most probable token, whatever the random number. watch: is called after each column with the share
+    of the work that is done, as if all running responses went on to T, and with the number of tokens so far.
     """
     (B, T), G = uniforms.shape, len(uniforms) // len(prompts)
     device = model.output_weight.device
@@ -199,17 +202,20 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
         decoder = Decoder(model, cache.layers, cache.real, G, T)  # what model.hidden computes, faster
         hidden = cache.last.repeat_interleave(G, 0)  # (B', D) the state that predicts the next token
         rows = torch.arange(B, device=device)  # (B',) the response that each running row writes
+        sampled = 0  # tokens
         for t in range(T):
             log_probs = model.log_probs(hidden)  # (B', V) what is recorded
             allowed = log_probs  # (B', V) what is drawn from
             if t == 0 and excluded is not None:
                 allowed = log_probs.scatter(1, excluded.to(device)[:, None], float("-inf"))  # (B', V)
-            token = draw(allowed, uniforms[rows, t])  # (B',)
+            token = allowed.argmax(-1) if greedy else draw(allowed, uniforms[rows, t])  # (B',)
             tokens[rows, t], mask[rows, t] = token, True
             entropy, logit_grad = entropy_and_logit_grad(log_probs, token)  # (B',) each
             statistics[:, rows, t] = torch.stack((take(log_probs, token), entropy, logit_grad))
             running = (limit > t + 1) & ~is_end[token]  # (B',)
-            count = int(running.sum())
+            count, sampled = int(running.sum()), sampled + len(rows)
+            if watch:
+                watch(1 - count / B * (1 - (t + 1) / T), sampled)
             if count == 0:
                 break
             if count < len(rows):

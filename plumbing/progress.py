@@ -5,29 +5,47 @@ import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Iterator
+from typing import Callable, Iterator
 
 from plumbing.processes import leads, world
 
 QUIET = 10.0  # seconds between two lines where the output is not a terminal
+REFRESH = 0.2  # where it is one
 
 
 class Progress:
-    """`name: done/total, ETA`: one line that overwrites itself on a terminal, a line now and then elsewhere."""
+    """`name: done/total, ETA`: one line that overwrites itself on a terminal, a line now and then elsewhere.
 
-    def __init__(self, name: str, total: int):
-        self.name, self.total = name, total
+    patience: for so many seconds nothing is shown. On a terminal, what is printed next overwrites the line.
+    """
+
+    def __init__(self, name: str, total: int, patience: float = 0.0):
+        self.name, self.total, self.patience = name, total, patience
         self.start = self.last = time.perf_counter()
+        self.tokens = 0  # sampled so far, by this process
 
-    def show(self, done: int) -> None:
-        """Print how much is done, and the ETA."""
+    def show(self, done: float) -> None:
+        """Print how much is done, the ETA, and the tokens per second of all processes where tokens are counted."""
         now, terminal = time.perf_counter(), sys.stderr.isatty()
-        if not leads() or not terminal and now - self.last < QUIET:
+        seconds, stays = now - self.start, terminal and done >= self.total and not self.patience
+        early = now - self.last < (REFRESH if terminal else QUIET) and not stays
+        if not leads() or early or seconds < self.patience:
             return
         self.last = now
-        eta = clock((now - self.start) / max(done, 1) * (self.total - done))
-        end = "\r" if terminal and done < self.total else "\n"
-        print(f"{self.name}: {done:,}/{self.total:,}  ETA {eta} ", end=end, file=sys.stderr, flush=True)
+        eta = clock(seconds / (done or 1) * (self.total - done))
+        rate = f"  {self.tokens * world()[1] / seconds:,.0f} tok/s" if self.tokens else ""
+        end = "\r" if terminal and not stays else "\n"
+        print(f"{self.name}: {int(done):,}/{self.total:,}  ETA {eta}{rate} ", end=end, file=sys.stderr, flush=True)
+
+    def part(self, done: int, size: int) -> Callable[[float, int], None]:
+        """What shows how much of a part of `size` is done, after `done` others: the `watch` of sampler.generate."""
+        before = self.tokens
+
+        def watch(share: float, tokens: int) -> None:
+            self.tokens = before + tokens
+            self.show(done + share * size)
+
+        return watch
 
 
 def clock(seconds: float) -> str:

@@ -87,16 +87,16 @@ def test_draw_never_returns_an_impossible_token(u, end):
 
 
 @torch.no_grad()
-def naive_sample(hf: torch.nn.Module, prompt: list[int], row: list[float],
-                 excluded: int | None) -> tuple[list[int], Tensor]:
+def naive_sample(hf: torch.nn.Module, prompt: list[int], row: list[float], excluded: int | None, temperature: float,
+                 greedy: bool) -> tuple[list[int], Tensor]:
     """One response, and its log-prob, entropy and logit_grad (3, length), from their definitions."""
     response, statistics = [], []
     for u in row:
-        logits = hf(torch.tensor([prompt + response])).logits[0, -1, :REAL]
+        logits = hf(torch.tensor([prompt + response])).logits[0, -1, :REAL] / temperature
         allowed = logits.tolist()
         if not response and excluded is not None:
             allowed[excluded] = -math.inf
-        token = walk(allowed, u)
+        token = allowed.index(max(allowed)) if greedy else walk(allowed, u)
         p, onehot = logits.softmax(-1), F.one_hot(torch.tensor(token), REAL)
         statistics.append([p[token].log(), -(p * p.log()).sum(), (onehot - p).norm()])
         response.append(token)
@@ -106,18 +106,24 @@ def naive_sample(hf: torch.nn.Module, prompt: list[int], row: list[float],
 
 
 @FAMILIES
-@pytest.mark.parametrize("constrained", [False, True], ids=["", "constrained"])
-def test_generate_equals_a_naive_sampler(family, constrained, tmp_path):
-    """Guards against another prompt, padding, limit or token than meant, and statistics of another distribution."""
+@pytest.mark.parametrize("constrained, temperature, greedy", [
+    (False, 1.0, False), (True, 1.0, False), (False, 0.7, False), (True, 0.7, True)],
+    ids=["", "constrained", "temperature", "greedy"])
+def test_generate_equals_a_naive_sampler(family, constrained, temperature, greedy, tmp_path):
+    """Guards against another prompt, padding, limit or token than meant, statistics of another distribution, and an
+    update that computes another log-prob than was sampled from."""
     hf, model = random_model(family, tmp_path)
+    model.temperature = temperature
     B, T = 24, 7
     u, limit, excluded = uniforms(B, T, seed=2), [T] * B, None
     if constrained:
         limit = [i % T + 1 for i in range(B)]
         excluded = generate(model, PROMPTS, u, ENDS).tokens[:, 0]  # what would have come first
-    s = generate(model, PROMPTS, u, ENDS, torch.tensor(limit) if constrained else None, excluded)
+    watched = []
+    s = generate(model, PROMPTS, u, ENDS, torch.tensor(limit) if constrained else None, excluded, greedy,
+                 lambda *progress: watched.append(progress))
     expected = [naive_sample(hf, PROMPTS[i // 6], u[i, : limit[i]].tolist(),
-                             excluded[i].item() if constrained else None) for i in range(B)]
+                             excluded[i].item() if constrained else None, temperature, greedy) for i in range(B)]
     lengths = [len(response) for response, _ in expected]
     assert unpadded(s) == [response for response, _ in expected]
     assert s.ended.tolist() == [response[-1] in ENDS for response, _ in expected]
@@ -128,6 +134,11 @@ def test_generate_equals_a_naive_sampler(family, constrained, tmp_path):
         assert got.dtype == torch.float64
         assert_close(got, F.pad(statistics, (0, max(lengths) - lengths[i])), 1e-5)
     assert not s.logprob.requires_grad
+    cache = ResponseCache(PromptCache(model, PROMPTS), torch.arange(B) // 6)
+    assert_close(response_logprobs(model, cache, s.tokens, s.mask), s.logprob, 1e-5)
+    running = [sum(n > t for n in lengths) for t in range(max(lengths) + 1)]
+    assert watched == [(pytest.approx(1 - running[t] / B * (1 - t / T)), sum(running[:t]))
+                       for t in range(1, max(lengths) + 1)]
     assert len(set(lengths)) >= 4  # a hard case: responses end at different times, and some are cut off
     assert 0 < s.ended.sum() < B
 
