@@ -1,12 +1,24 @@
 """AdamW with float32 master weights, for models in bfloat16 and for optimizer state on another device."""
 import math
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from plumbing.files import check_tensors
 from plumbing.processes import sum_over_processes
+
+
+def learning_rate(s: Any, step: int) -> float:
+    """AdamW's learning rate in a step, from 1 on; `s` is the Settings of train.py.
+
+    In step k of the first n, --warmup_steps, it is lr * k / n. Then it stays lr or, with --linear_decay, it falls by
+    the same amount every step: the last one has lr / (steps + 1 - n), and one more would have 0.
+    """
+    n = max(1, s.warmup_steps)
+    falling = (s.steps + 1 - step) / (s.steps + 1 - n) if s.linear_decay else 1.0
+    return s.lr * min(1.0, step / n, falling)
 
 
 class Optimizer:
@@ -43,6 +55,11 @@ class Optimizer:
         also in a step in which no response has credit."""
         for w in self.master.values():
             w.grad = torch.zeros_like(w) if w.grad is None else w.grad.zero_()
+
+    def set_lr(self, lr: float) -> None:
+        """Use this learning rate from now on."""
+        for group in self.adamw.param_groups:
+            group["lr"] = lr
 
     def step(self, max_grad_norm: float) -> dict[str, float]:
         """Sum the gradients over processes, clip their norm, and take a step.

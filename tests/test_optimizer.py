@@ -1,12 +1,13 @@
 """AdamW with float32 master weights, against torch's AdamW on a float32 copy of the model."""
 import copy
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
-from plumbing.optimizer import Optimizer
+from plumbing.optimizer import Optimizer, learning_rate
 
 OPTIONS = dict(lr=1e-2, betas=(0.8, 0.95), weight_decay=0.1)
 
@@ -103,6 +104,15 @@ def test_the_change_of_the_weights_is_measured():
     assert [m["step_length"] for m in measured] == pytest.approx([sum(c**2) ** 0.5 for c in changes])
     cosines = [sum(a * b) / (sum(a**2) * sum(b**2)) ** 0.5 for a, b in zip(changes, changes[1:])]
     assert [m.get("step_cosine") for m in measured] == [None, *(pytest.approx(c, abs=1e-5) for c in cosines)]
+
+
+@pytest.mark.parametrize("warmup, decay, shares", [
+    (0, False, [1, 1, 1, 1, 1]), (2, False, [1 / 2, 1, 1, 1, 1]), (0, True, [1, 4 / 5, 3 / 5, 2 / 5, 1 / 5]),
+    (2, True, [1 / 2, 1, 3 / 4, 2 / 4, 1 / 4]), (5, True, [1 / 5, 2 / 5, 3 / 5, 4 / 5, 1])])
+def test_the_learning_rate_by_hand(warmup, decay, shares):
+    """Guards against a step of rate 0, the first one or the last, and a rate that never reaches --lr."""
+    s = SimpleNamespace(lr=3e-4, warmup_steps=warmup, linear_decay=decay, steps=5)
+    assert [learning_rate(s, step) for step in range(1, 6)] == pytest.approx([3e-4 * share for share in shares])
 
 
 def test_a_gradient_that_is_not_finite_is_one_sentence():
