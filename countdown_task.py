@@ -61,6 +61,7 @@ class Puzzle(NamedTuple):
 def load(part: str, count: int | None = None, path: str = "") -> list[Puzzle]:
     """At most `count` puzzles of a split, `train` or `heldout`: three numbers from 1 to 20, or those of a file.
 
+    `all` are those of a file without any split.
     Without a count: 4,096, or all of the file. ValueError where the file has none.
     """
     if not path:
@@ -69,7 +70,7 @@ def load(part: str, count: int | None = None, path: str = "") -> list[Puzzle]:
     # In the order of a hash, so that the first ones are a fair sample, whatever the order of the rows. (Another hash
     # than that of `split`.)
     by_hash = [distinct[name] for name in sorted(distinct, key=fingerprint)]
-    chosen = [puzzle for puzzle in by_hash if split(puzzle) == part]
+    chosen = [puzzle for puzzle in by_hash if part in ("all", split(puzzle))]
     if not chosen:
         name = {"heldout": "held-out"}.get(part, part)
         raise ValueError(f"{path} has no {name} puzzle among its {len(distinct)}: it needs more rows")

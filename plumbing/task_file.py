@@ -37,20 +37,38 @@ def load_task(name: str) -> ModuleType:
     return module
 
 
-def load_puzzles(task: ModuleType, count: int, path: str) -> tuple[list, list]:
-    """The training puzzles of a task, and `count` held-out ones; ValueError unless they are puzzles, and others."""
-    if path and not Path(path).is_file():  # also for a task whose load doesn't look
-        raise FileNotFoundError(f"there is no data file {path}")
-    training, heldout = list(task.load("train", path=path) or ()), list(task.load("heldout", count, path) or ())
+def load_puzzles(task: ModuleType, count: int, path: str, eval_path: str = "") -> tuple[list, list]:
+    """The training puzzles of a task, and `count` held-out ones; ValueError unless they are puzzles, and others.
+
+    eval_path: a file of held-out puzzles. Then all others of the file `path` are trained on, not nine tenths.
+    """
+    for file in filter(None, (path, eval_path)):
+        if not Path(file).is_file():  # also for a task whose load doesn't look
+            raise FileNotFoundError(f"there is no data file {file}")
+    training = list(task.load("all" if path and eval_path else "train", path=path) or ())
+    heldout = list((task.load("all", path=eval_path) if eval_path else task.load("heldout", count, path)) or ())
     if not training or not heldout:
         raise ValueError("the task has no puzzles to train on, or none held out")
     if strange := [puzzle for puzzle in training + heldout if not isinstance(getattr(puzzle, "id", None), str)]:
         raise ValueError(f"the task's load returns puzzles without an id that is text, such as {strange[0]!r:.50}")
+    if eval_path:
+        training, heldout = without(training, heldout, eval_path), heldout[:count]
     if len(heldout) > count or len({puzzle.id for puzzle in heldout}) < len(heldout):
         raise ValueError(f"the task's load returns more than the {count} held-out puzzles asked for, or one twice")
     if both := {puzzle.id for puzzle in training} & {puzzle.id for puzzle in heldout}:
         raise ValueError(f"the task's puzzle {min(both)} is held out, and trained on")
     return training, heldout
+
+
+def without(training: list, heldout: list, path: str) -> list:
+    """The training puzzles that are not in the file of held-out ones; says how many are. ValueError if all are."""
+    known = {puzzle.id for puzzle in heldout}
+    kept = [puzzle for puzzle in training if puzzle.id not in known]
+    if not kept:
+        raise ValueError(f"all puzzles to train on are in {path}: name another file with --data or --eval_data")
+    if len(kept) < len(training):
+        print(f"{len(training) - len(kept)} of {len(training)} training puzzles are in {path}: they are left out")
+    return kept
 
 
 def check_grade(grade: dict[str, float]) -> dict[str, float]:

@@ -48,9 +48,13 @@ class Problem(NamedTuple):
 
 
 def load(part: str, count: int | None = None, path: str = "") -> list[Problem]:
-    """At most `count` problems of `train` or `heldout`: made here, 4,096 without a count, or those of a file."""
+    """At most `count` problems of `train` or `heldout`: made here, 4,096 without a count, or those of a file.
+
+    `all` are those of a file without any split.
+    """
     if path:
-        return [problem for problem in read_problems(path) if split(problem) == part][:count]
+        distinct = {problem.id: problem for problem in read_problems(path)}.values()
+        return [problem for problem in distinct if part in ("all", split(problem))][:count]
     rng, found = np.random.default_rng(0), {}
     while len(found) < (4096 if count is None else count):
         problem = make_problem(rng)
