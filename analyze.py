@@ -26,8 +26,9 @@ from plumbing.progress import Progress
 from plumbing.report import (GREY, LETTERS, MIN_RESPONSES, PALETTE, SHADES, Estimate, Table, bins, clustered_mean,
                              draw_tokens, interval, mean_height, new_figure, place_tokens, plt, pm, ratio, save_figure,
                              t_estimate, t_statistics, write_csv)
-from plumbing.runs import (Group, Run, group_runs, heldout, labels, read_config, read_credit, read_final, read_metrics,
-                           run_method, shared_settings, unequal_inputs, unequal_steps, unfinished, work_on_folders)
+from plumbing.runs import (Group, Run, group_runs, heldout, is_finished, labels, read_config, read_credit, read_final,
+                           read_metrics, run_method, shared_settings, unequal_inputs, unequal_steps, unfinished,
+                           work_on_folders)
 from plumbing.tokenizer import Tokenizer
 from tasks.text import ROLES
 
@@ -384,11 +385,9 @@ def load_runs(folders: list[Path]) -> list[Run]:
     """Read run folders for a comparison."""
     configs, runs, progress = [read_config(folder) for folder in folders], [], Progress("reading runs", len(folders))
     for folder, config, label in zip(folders, configs, labels(configs)):
-        settings = config["settings"]
         runs.append(Run(name=str(folder), label=label, setting=json.dumps(shared_settings(config)),
-                        is_baseline=run_method(config) == "none", seed=settings["seed"],
-                        figures=summarize(folder), inputs=config["inputs"],
-                        finished=read_final(folder).get("step") == settings["steps"]))
+                        is_baseline=run_method(config) == "none", seed=config["settings"]["seed"],
+                        figures=summarize(folder), inputs=config["inputs"], finished=is_finished(folder)))
         progress.show(len(runs))
     return runs
 

@@ -16,15 +16,16 @@ import zipfile
 import zlib
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Iterable
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from plumbing.files import check_fields, checksum, replace_file, write_json
 from plumbing.metrics import COLUMNS
 from plumbing.processes import first_alone, wait_for_all
-from plumbing.runs import read_config, read_credit, read_final, read_metrics
+from plumbing.runs import EARLY, read_config, read_credit, read_final, read_metrics
 
 try:
     import fcntl
@@ -32,7 +33,8 @@ except ImportError:  # Windows, where nothing keeps a second process from writin
     fcntl = None
 
 STATE, LOGS = "state.pt", ("metrics.csv", "samples.txt")
-UNNAMED = {"mitigation", "model", "data", "out", "seed", "steps", "device"}  # not among the flags in a folder's name
+# Settings that are not among the flags in a folder's name.
+UNNAMED = {"mitigation", "model", "data", "eval_data", "out", "seed", "steps", "device"}
 
 
 def default_folder(mitigation: str, seed: int, changed: dict) -> Path:
@@ -115,8 +117,9 @@ def remove(path: Path) -> None:
 
 def checksums(settings: dict, source: dict[str, str]) -> dict[str, list[int]]:
     """Size and CRC-32 of what a run reads: the source, the data and the model's files."""
-    model, data = Path(settings["model"]), Path(settings["data"])
-    files = [model / "config.json", model / "tokenizer.json", *model.glob("*.safetensors"), *[data] * data.is_file()]
+    model, data = Path(settings["model"]), [Path(settings["data"]), Path(settings["eval_data"])]
+    files = [model / "config.json", model / "tokenizer.json", *model.glob("*.safetensors"),
+             *(file for file in data if file.is_file())]
     sums = {name: [len(text), zlib.crc32(text.encode())] for name, text in source.items()}
     return sums | {str(path): [path.stat().st_size, checksum(path)] for path in files}
 
@@ -127,6 +130,29 @@ def copy_tokenizer(source: Path, target: Path) -> None:
     for file in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         if (source / file).is_file() and not (target / file).is_file():
             shutil.copy(source / file, target / file)
+
+
+def check_disk(run: Path, settings: Any, parameters: Iterable[Tensor]) -> None:
+    """ValueError where the disk lacks room for what `save` will write; says how big a state will be if it is big.
+
+    A state has 12 bytes per trained parameter: a float32 weight and Adam's two moments. There are two states while a
+    new one is written beside the old one.
+    """
+    if settings.steps == 0:  # then nothing is saved
+        return
+    sizes = [(p.numel(), p.itemsize) for p in parameters]
+    state = sum(count for count, _ in sizes) * (16 if settings.step_length else 12)  # 16: with the last change
+    states = 2 if 0 < settings.state_every < settings.steps else 1
+    copies = 1 + (settings.steps // settings.checkpoint_every if settings.checkpoint_every else 0)
+    needed = states * state + copies * sum(count * itemsize for count, itemsize in sizes)
+    # A run to resume has some of it already.
+    needed -= sum(file.stat().st_size for kind in (STATE, "**/*.safetensors") for file in run.glob(kind))
+    folder = next(parent for parent in run.absolute().parents if parent.is_dir())
+    if (free := shutil.disk_usage(folder).free) < needed:
+        raise ValueError(f"{run} needs {needed / 2**30:.1f} GiB, but {folder} has {free / 2**30:.1f} GiB free: make "
+                         "room, choose another --out, or save less often with --checkpoint_every and --state_every")
+    if state > 2**30:
+        print(f"{STATE} will take {state / 2**30:.1f} GiB, and twice that while a new one is written", flush=True)
 
 
 # ------------------------------------------------------------------------------------------------------ logs
@@ -202,6 +228,10 @@ def check_logs(run: Path, state: dict) -> None:
 
 def check_settings(run: Path, before: dict, asked: dict) -> None:
     """ValueError unless a run has the settings of its state, `before`, but for --steps."""
+    before = EARLY | before
+    if asked.get("linear_decay") and asked["steps"] != before["steps"]:
+        raise ValueError(f"with --linear_decay the learning rate of {run} depends on its {before['steps']} steps: "
+                         "resume it without --steps, or start a new run")
     for name in (before.keys() | asked.keys()) - {"steps"}:
         if before.get(name) != asked.get(name):
             raise ValueError(f"{run / STATE} was written with {name}={before.get(name)}, but config.json says "

@@ -17,11 +17,14 @@ from plumbing.progress import fail, one_sentence
 from plumbing.report import Estimate, welch
 
 # Settings in which runs may differ and still be compared: they name the run, belong to its method, or change results by
-# rounding at most.
+# rounding at most, or belong to what is measured after the last step.
 # `steps` is among them so that a stopped run can be looked at; unequal_steps warns of it.
 NO_DIFFERENCE = {"mitigation", "advantage", "normalize", "seed", "out", "steps", "eval_every", "sample_every",
                  "checkpoint_every", "state_every", "micro_batch", "checkpoint_activations", "device",
-                 "optimizer_device", "step_length"}
+                 "optimizer_device", "step_length", "pass_at"}
+# Settings that early runs lack, with what those runs did.
+EARLY = {"task": "countdown", "eval_data": "", "temperature": 1.0, "warmup_steps": 0, "linear_decay": False,
+         "eval_greedy": False, "pass_at": 16}
 
 
 # --------------------------------------------------------------------------------------------------- reading
@@ -93,14 +96,14 @@ def heldout(metrics: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.
 
 
 def read_config(run: Path) -> dict:
-    """config.json of a run. One without a task is of the time when there was but one."""
+    """config.json of a run. Where it lacks a setting of EARLY, it is of the time when there was none."""
     file = run / "config.json"
     if not file.is_file():
         raise FileNotFoundError(f"{run} is not a run folder: it has no config.json")
     config = read_json(file)
     config.setdefault("inputs", {})  # which early runs lack
     check_fields(config, {"settings": dict, "method": dict, "inputs": dict}, file)
-    settings = config["settings"] = {"task": "countdown"} | config["settings"]
+    settings = config["settings"] = EARLY | config["settings"]
     check_fields(settings, {"mitigation": str, "seed": int, "steps": int}, file)
     values = settings | config["method"]
     for name, value in values.items():
@@ -119,6 +122,15 @@ def read_final(run: Path) -> dict:
     measured = {name: value for name, value in final.items() if value == value}  # the error of one puzzle is NaN
     check_fields(measured, {name: int if name == "step" else float for name in measured}, file)
     return final
+
+
+def is_finished(run: Path) -> bool:
+    """Whether a run took all its steps and was measured after them. ValueError where a file is not what it writes."""
+    if not (final := read_final(run)):
+        return False
+    settings = read_config(run)["settings"]
+    k = settings["pass_at"]
+    return final.get("step") == settings["steps"] and (k == 0 or f"pass@{k}" in final)
 
 
 # ------------------------------------------------------------------------------------ runs of the same method

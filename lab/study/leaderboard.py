@@ -16,7 +16,7 @@ import numpy as np
 import train
 from lab.study.rows import weighted_tokens
 from plumbing.progress import fail, one_sentence
-from plumbing.runs import heldout, read_final, read_metrics
+from plumbing.runs import heldout, is_finished, read_metrics
 
 SEEDS, TARGET, EVERY = range(50, 55), 0.6, 10
 FIXED = {"model", "task", "data", "eval_every", "eval_problems", "seed", "out", "reward", "max_new_tokens"}
@@ -24,7 +24,7 @@ FIXED = {"model", "task", "data", "eval_every", "eval_problems", "seed", "out", 
 
 def train_seed(arguments: list[str], folder: Path, seed: int) -> None:
     """Start, resume or skip the run of a seed; exits where it fails."""
-    if "pass@16" not in read_final(folder):
+    if not is_finished(folder):
         new = [*arguments, "--eval_every", str(EVERY), "--seed", str(seed), "--out", str(folder)]
         command = [sys.executable, "train.py", *(["--resume", str(folder)] if folder.is_dir() else new)]
         if code := subprocess.run(command).returncode:

@@ -50,7 +50,7 @@ from plumbing.files import read_json, replace_file, write_json
 from plumbing.flags import new_parser
 from plumbing.progress import fail, one_sentence
 from plumbing.report import write_csv
-from plumbing.runs import NO_DIFFERENCE, read_config, read_final, read_metrics
+from plumbing.runs import NO_DIFFERENCE, is_finished, read_config, read_metrics
 from plumbing.task_file import load_task
 from rollout import EVALUATION, draw_uniforms, generate_and_grade
 
@@ -102,8 +102,7 @@ class Experiment(NamedTuple):
 
     def is_finished(self) -> bool:
         """Whether the run took all its steps and was measured after them."""
-        final = read_final(self.folder)
-        return "pass@16" in final and final["step"] == read_config(self.folder)["settings"]["steps"]
+        return is_finished(self.folder)
 
 
 def list_experiments(parts: list[str], levels: list[str], methods: list[str], device: str) -> list[Experiment]:
