@@ -33,7 +33,7 @@ from plumbing import run_folder
 from plumbing.files import write_json
 from plumbing.flags import Arguments, changed, check_device, check_range, first_sentence, parse
 from plumbing.metrics import step_columns, write_credit_log
-from plumbing.optimizer import Optimizer
+from plumbing.optimizer import Optimizer, learning_rate
 from plumbing.processes import check_equal, gather, join, leads, leave
 from plumbing.progress import Progress, clock, one_sentence
 from plumbing.task_file import load_puzzles, load_task
@@ -58,13 +58,17 @@ class Settings:
     model: str = ""  # a Hugging Face folder with Qwen2 or Qwen3 weights; empty: the small one of the task
     task: str = "countdown"  # the name of a file tasks/NAME_task.py, or a path that ends in .py
     data: str = ""  # a file of puzzles, .jsonl or .parquet; empty: the task makes its own
+    eval_data: str = ""  # a file of held-out puzzles, such as a benchmark's test split; empty: a tenth of the others
     out: str = ""  # the run folder, which must not exist; empty: runs/<mitigation>[-<changed flags>]-seed<seed>
     steps: int = 100  # 0 only evaluates
     questions: int = 12  # Q, puzzles per step
     answers: int = 8  # G, responses to each puzzle, its group
     max_new_tokens: int = 140  # a longer response is cut off
     seed: int = 0  # of the order of the puzzles, and of sampling
+    temperature: float = 1.0  # divides the logits: the policy is softmax(logits / this), sampled, trained and evaluated
     lr: float = 2e-4  # AdamW's learning rate
+    warmup_steps: int = 0  # n: step k of the first n has lr * k / n
+    linear_decay: bool = False  # after the warm-up the learning rate falls to 0, which one more step would have
     beta1: float = 0.9  # decay of AdamW's mean gradient
     beta2: float = 0.999  # decay of AdamW's mean squared gradient
     weight_decay: float = 0.0  # of AdamW
@@ -83,6 +87,8 @@ class Settings:
     checkpoint_activations: bool = False  # less memory, more time: the backward pass recomputes each layer
     eval_every: int = 25  # steps between measurements of held-out success; 0: at start and end only
     eval_problems: int = 512  # held-out puzzles, one response each
+    eval_greedy: bool = False  # that response takes the most probable token; it is sampled otherwise
+    pass_at: int = 16  # k: at the end, the share of 128 held-out puzzles that one of k samples solves; 0: not measured
     sample_every: int = 10  # steps between writing whole responses to samples.txt
     checkpoint_every: int = 0  # steps between checkpoints/step-...; 0: only the last
     state_every: int = 10  # steps between writing what --resume continues from; 0: only at the end
@@ -100,6 +106,7 @@ def train(run: Path, s: Settings, hyper_parameters: dict, policy: Policy, traini
     row, run_began = {}, time.perf_counter()
     for step in range(done + 1, s.steps + 1):
         step_began = time.perf_counter()
+        optimizer.set_lr(learning_rate(s, step))  # the same in every step, by default
         puzzles = draw_puzzles(training, s, step)  # Q
         batch = rollout(policy, puzzles, s, step)  # B responses and their rewards
         batch.advantage = compare(batch, s.advantage)  # (B,)
@@ -180,9 +187,9 @@ def evaluate(policy: Policy, puzzles: list, G: int, s: Settings) -> np.ndarray:
     success, progress = [], Progress("evaluating", len(uniforms))
     for i in range(0, len(puzzles), at_once):
         rows = uniforms[i * G : (i + at_once) * G]
-        _, grades = generate_and_grade(policy, puzzles[i : i + at_once], rows)
+        _, grades = generate_and_grade(policy, puzzles[i : i + at_once], rows, greedy=s.eval_greedy,
+                                       watch=progress.part(len(success), len(rows)))
         success += [grade["answer"] for grade in grades]  # 1.0 where the answer is right, else 0.0
-        progress.show(len(success))
     return np.array(success).reshape(len(puzzles), G)
 
 
@@ -200,10 +207,12 @@ def measure_heldout(policy: Policy, heldout: list, s: Settings) -> dict[str, flo
     return {"heldout_success": float(success.mean()), "heldout_stderr": standard_error(success)}
 
 
-def measure_pass(policy: Policy, heldout: list, s: Settings, k: int = 16) -> dict[str, float]:
-    """The share of held-out puzzles that at least one of k responses solves, and its standard error."""
+def measure_pass(policy: Policy, heldout: list, s: Settings) -> dict[str, float]:
+    """The share of held-out puzzles that at least one of --pass_at sampled responses solves, and its standard error."""
+    if (k := s.pass_at) == 0:
+        return {}
     print(f"measuring pass@{k}: {k} responses to each of {len(heldout)} held-out puzzles", flush=True)
-    solved = evaluate(policy, heldout, k, s).max(1)
+    solved = evaluate(policy, heldout, k, replace(s, eval_greedy=False)).max(1)
     return {f"pass@{k}": float(solved.mean()), f"pass@{k}_stderr": standard_error(solved),
             f"pass@{k}_problems": len(solved)}
 
@@ -224,7 +233,7 @@ def measure_start(run: Path, policy: Policy, heldout: list, s: Settings) -> dict
 
 
 def finish(run: Path, row: dict, policy: Policy, heldout: list, s: Settings) -> None:
-    """Write final.json: held-out success, measured now if the last row lacks it, and pass@16."""
+    """Write final.json: held-out success, measured now if the last row lacks it, and pass@k."""
     last = row if "heldout_success" in row else measure_heldout(policy, heldout, s)
     final = {"step": s.steps, "heldout_success": last["heldout_success"], "heldout_stderr": last["heldout_stderr"],
              "heldout_problems": len(heldout)} | measure_pass(policy, heldout[:128], s)  # more would take long
@@ -243,14 +252,15 @@ def check_puzzles(policy: Policy, training: list, heldout: list, s: Settings) ->
     count = min(s.steps * s.questions, len(training))
     drawn = draw_puzzles(training, replace(s, questions=count), step=1)
     used = list({puzzle.id: puzzle for puzzle in drawn + heldout}.values())
-    to_check = used if s.data else []  # the puzzles that a task makes itself are valid
+    files = {puzzle.id: s.data for puzzle in drawn} | {puzzle.id: s.eval_data or s.data for puzzle in heldout}
+    to_check = [puzzle for puzzle in used if files[puzzle.id]]  # those that a task makes itself are valid
     progress = Progress("checking puzzles", len(to_check))
     for i, puzzle in enumerate(to_check, 1):
         progress.show(i)
         try:
             policy.task.check(puzzle)
         except ValueError as error:
-            raise ValueError(f"{s.data}: {error}") from None
+            raise ValueError(f"{files[puzzle.id]}: {error}") from None
     check_lengths(policy, used, s)
     for puzzle in used[:20]:
         text = policy.task.prompt(puzzle, policy.tokenizer.chat)
@@ -283,11 +293,13 @@ def main() -> None:
         s = with_model(s)
         device = join(s.device)  # connects to the other processes of torchrun; each has its own GPU
         check_equal(asdict(s) | hyper_parameters)
-        training, heldout = load_puzzles(task, s.eval_problems, s.data)
+        training, heldout = load_puzzles(task, s.eval_problems, s.data, s.eval_data)
         puzzles = "\n".join(puzzle.id for puzzle in training + heldout)
         check_equal({"data": puzzles})
         policy = load_policy(replace(s, device=device), task, required(s.mitigation, hyper_parameters))
         check_puzzles(policy, training, heldout, s)
+        learned = [p for module in (policy.model, *policy.heads.values()) for p in module.parameters()]
+        run_folder.check_disk(run, s, learned)
         rehearse(policy, training, s, hyper_parameters)
         optimizer = Optimizer(policy.model, s.lr, (s.beta1, s.beta2), s.weight_decay, s.optimizer_device or None,
                               measure_change=s.step_length)
@@ -319,10 +331,13 @@ def check(s: Settings) -> None:
     check_range(s, ("questions", "answers", "max_new_tokens", "updates_per_batch", "micro_batch", "eval_problems",
                     "sample_every"), lowest=1)
     check_range(s, ("steps", "seed", "lr", "weight_decay", "kl", "clip_high", "eval_every", "checkpoint_every",
-                    "state_every"), lowest=0)
+                    "state_every", "warmup_steps", "pass_at"), lowest=0)
     check_range(s, ("beta1", "beta2", "clip_low"), lowest=0, below=1)
-    if not s.max_grad_norm > 0:
-        raise ValueError("--max_grad_norm must be above 0")
+    for name in ("max_grad_norm", "temperature"):
+        if not 0 < getattr(s, name) < 1e12:
+            raise ValueError(f"--{name} must be above 0, and below 1e12")
+    if s.warmup_steps > s.steps > 0:
+        raise ValueError(f"--warmup_steps {s.warmup_steps} must be at most --steps {s.steps}")
     if s.questions * s.answers > 2**16 or s.max_new_tokens > 2**16:  # the credit log numbers them with 16 bits
         raise ValueError("--questions times --answers, and --max_new_tokens, must be at most 65,536")
     if s.answers == 1 and s.steps > 0:
@@ -348,10 +363,12 @@ def load_policy(s: Settings, task: ModuleType | None = None, needs: tuple[str, .
     check_device(s.device)
     s, task = with_model(s), task or load_task(s.task)
     model, tokenizer = load_model(s.model, s.device, getattr(torch, s.dtype)), Tokenizer(s.model)
+    model.temperature = s.temperature
     model.real_vocab = tokenizer.size  # the embedding may have more rows than there are tokens; they are never sampled
     model.checkpoint_activations = s.checkpoint_activations
     if missing := lacking(needs, task):
-        raise ValueError(f"--mitigation {s.mitigation} needs {missing[0]}, which the task {s.task} doesn't have")
+        raise ValueError(f"--mitigation {s.mitigation} needs {missing[0]}, which is neither a function of the task "
+                         f"{s.task} nor a head ({', '.join(HEADS)})")
     heads = {name: load_head(name, s.model, model) for name in HEADS if name in needs}
     reference = copy.deepcopy(model).requires_grad_(False) if s.kl > 0 or "reference" in needs else None
     return Policy(model, tokenizer, task, heads, reference)

@@ -24,7 +24,9 @@ import numpy as np
 import torch
 
 ROOT = Path(__file__).parent.parent
-METHODS = {"none": ["--updates_per_batch", "2"], "ppo": ["--kl", "0.1"], "vineppo": ["--k", "2"],
+METHODS = {"none": ["--updates_per_batch", "2"],
+           "ppo": ["--kl", "0.1", "--temperature", "0.8", "--warmup_steps", "5", "--linear_decay", "--eval_greedy"],
+           "vineppo": ["--k", "2"],
            "learned_importance": ["--reward", "random"]}
 FLAGS = ("--steps 12 --questions 2 --answers 3 --eval_problems 4 --max_new_tokens 40 --eval_every 5 --state_every 3 "
          "--checkpoint_every 4 --sample_every 2").split()

@@ -21,6 +21,7 @@ from plumbing import flags, progress, run_folder
 from plumbing.files import read_json, read_tensors, replace_file, weight_files
 from plumbing.metrics import ALWAYS, write_credit_log
 from plumbing.progress import Progress
+from plumbing.runs import EARLY, is_finished, read_config
 from tests.fixtures import make_batch, refused
 from train import Settings
 
@@ -154,7 +155,8 @@ def test_the_folder_is_named_after_every_flag_that_was_changed():
     assert name(*method, "--think_discount", 0.5, "--seed", 3) == "runs/outcome_conditional-seed3"
     assert name("--advantage", "rloo", "--lr", 1e-3) == "runs/none-lr0.001-advantagerloo-seed0"
     assert name("--task", "some/where/my_task.py") == "runs/none-taskmy_task-seed0"
-    assert name("--steps", 3, "--device", "cuda", "--model", "m", "--data", "d", "--out", "o") == "runs/none-seed0"
+    unnamed = ("--steps", 3, "--device", "cuda", "--model", "m", "--data", "d", "--eval_data", "e", "--out", "o")
+    assert name(*unnamed) == "runs/none-seed0"
 
 
 # ------------------------------------------------------------------------------------------------------ files
@@ -398,6 +400,65 @@ def test_a_run_with_other_settings_or_inputs_than_it_began_with_is_not_resumed(c
     assert resume(run, replace(s, steps=9), Counter()) == 4
 
 
+def test_a_run_whose_learning_rate_falls_keeps_its_number_of_steps(new):
+    """Guards against a rate that jumps up again, since --linear_decay counts from the last step."""
+    run, s = new[0].parent / "falling", replace(new[1], linear_decay=True)
+    begin(run, s)
+    run_folder.append_row(run, {"step": 0})
+    (run / "samples.txt").touch()
+    run_folder.save(run, 4, s, {}, lambda folder: None, {})
+    with pytest.raises(ValueError, match="depends on its 5 steps: resume it without --steps"):
+        run_folder.open_run(run, replace(s, steps=9), {}, SOURCE, {}, resume=True)
+
+
+def test_a_run_from_before_a_setting_existed_is_read_as_what_it_did(new):
+    """Guards against a run that can't be compared, or seems changed, only because its config.json is old."""
+    run, s = new
+    config = read_json(run / "config.json")
+    for name in EARLY:
+        del config["settings"][name]
+    (run / "config.json").write_text(json.dumps(config))
+    assert read_config(run)["settings"] == vars(s)
+    assert {name: vars(Settings())[name] for name in EARLY} == EARLY
+    run_folder.check_settings(run, config["settings"], vars(s))
+
+
+@pytest.mark.parametrize("k, final, finished", [
+    (16, {"step": 5, "pass@16": 0.5}, True), (16, {"step": 5}, False), (16, {"step": 4, "pass@16": 0.5}, False),
+    (3, {"step": 5, "pass@3": 0.5}, True), (0, {"step": 5}, True), (0, {"step": 4}, False), (0, None, False)])
+def test_a_run_is_finished_without_the_pass_rate_that_it_was_not_asked_for(k, final, finished, tmp_path):
+    """Guards against a run with --pass_at 0 that is made again and again."""
+    settings = {"mitigation": "none", "seed": 0, "steps": 5, "pass_at": k}
+    (tmp_path / "config.json").write_text(json.dumps({"settings": settings, "method": {}}))
+    if final:
+        (tmp_path / "final.json").write_text(json.dumps(final))
+    assert is_finished(tmp_path) == finished
+
+
+@pytest.mark.parametrize("options, gib", [
+    ({}, 3.25), ({"steps": 10}, 1.75), ({"state_every": 0}, 1.75), ({"step_length": True}, 4.25),
+    ({"checkpoint_every": 30}, 4.0), ({"steps": 0}, 0.0)], ids=str)
+def test_a_run_begins_only_where_its_files_have_room(options, gib, tmp_path, monkeypatch, capsys):
+    """Guards against a night's run that ends with its second state, for which the first must stay.
+
+    2^27 parameters in bfloat16 make a checkpoint of 0.25 GiB and a state of 1.5, or 2 with the last change.
+    """
+    s, run, free = replace(Settings(), **options), tmp_path / "runs" / "r", int(gib * 2**30)
+    parameters = [SimpleNamespace(numel=lambda: 2**26, itemsize=2)] * 2
+    asked = lambda free: monkeypatch.setattr(run_folder.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    asked(free)
+    run_folder.check_disk(run, s, parameters)
+    assert ("GiB, and twice that" in capsys.readouterr().out) == (gib > 0)
+    if gib:
+        asked(free - 2**28)
+        with pytest.raises(ValueError, match=f"needs {gib:.1f} GiB, but .* has {gib - 0.25:.1f} GiB free"):
+            run_folder.check_disk(run, s, parameters)
+        run.mkdir(parents=True)
+        with (run / "state.pt").open("wb") as file:  # which a run to resume has already
+            file.truncate(2**28)
+        run_folder.check_disk(run, s, parameters)
+
+
 @pytest.mark.parametrize("place", ["copy", ".new.starting"])
 def test_a_second_process_does_not_write_a_run(place, counted, tmp_path):
     """It is told the number of the first one, until that one is dead."""
@@ -456,6 +517,22 @@ def test_progress_is_one_line_on_a_terminal_and_a_line_now_and_then_elsewhere(te
     monkeypatch.setenv("WORLD_SIZE", "2")  # only the first of several processes speaks
     line.show(4)
     assert capsys.readouterr().err == ""
+
+
+def test_progress_of_a_sampler_has_its_tokens_and_leaves_no_line_on_a_terminal(capsys, monkeypatch):
+    """Guards against tokens counted once for every column, a rate of one part, and a line for each short step."""
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    line = Progress("sampling", 8, patience=5.0)
+    for done, size, share, tokens in ((0, 4, 0.25, 100), (0, 4, 0.5, 300), (0, 4, 1, 500), (4, 4, 0.5, 200),
+                                      (4, 4, 1, 300)):
+        if share < 0.5 or (done, share) == (4, 0.5):
+            watch = line.part(done, size)
+        now[0] += 2
+        watch(share, tokens)
+    assert capsys.readouterr().err == ("sampling: 4/8  ETA 0:06  83 tok/s \rsampling: 6/8  ETA 0:02  88 tok/s \r"
+                                       "sampling: 8/8  ETA 0:00  80 tok/s \r")
 
 
 def test_a_closed_terminal_is_no_traceback(monkeypatch):

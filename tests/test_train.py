@@ -219,10 +219,48 @@ def test_only_heldout_puzzles_are_measured(tmp_path, monkeypatch):
     assert (final["pass@16"], final["pass@16_problems"], final["heldout_problems"]) == (0.5, 128, 140)
 
 
+@pytest.mark.parametrize("k, keys", [(0, set()), (3, {"pass@3", "pass@3_stderr", "pass@3_problems"})])
+def test_pass_at_k_is_measured_as_asked(k, keys, tmp_path, monkeypatch):
+    """Guards against nine minutes for a figure that nobody asked for, and pass@k of equal responses."""
+    asked = []
+    monkeypatch.setattr(train, "evaluate", lambda policy, puzzles, G, s: (asked.append((G, s.eval_greedy)),
+                                                                          np.zeros((len(puzzles), G)))[1])
+    run(*TINY, "--steps", 0, "--pass_at", k, "--eval_greedy", "--out", tmp_path / "r")
+    assert asked == [(1, True), *[(k, False)] * (k > 0)]
+    always = {"step", "heldout_success", "heldout_stderr", "heldout_problems"}
+    assert read_json(tmp_path / "r" / "final.json").keys() == always | keys
+
+
+def test_greedy_responses_to_a_puzzle_are_the_same():
+    s, puzzles = Settings(eval_greedy=True), GENERATE(40, "heldout")
+    policy = train.load_policy(s)
+    greedy, sampled = (train.evaluate(policy, puzzles, 2, replace(s, eval_greedy=is_greedy)) for is_greedy in (1, 0))
+    assert (greedy[:, 0] == greedy[:, 1]).all() and (sampled[:, 0] != sampled[:, 1]).any()
+
+
+def test_the_temperature_belongs_to_the_policy(quick, tmp_path):
+    """Guards against a sampler, an update or a reference of another temperature, and a log of raw log-probs."""
+    flags = ["--temperature", 0.6, "--kl", 0.1, "--steps", 1, "--out", tmp_path / "r"]
+    run(*TINY, *flags)
+    row, log = rows(tmp_path / "r")[1], credit_log(tmp_path / "r")
+    assert float(row["ratio_error"]) < 1e-5 and abs(float(row["kl"])) < 1e-8
+    tokenizer, model = Tokenizer(BUNDLED), load_model(BUNDLED)
+    prompt = tokenizer.encode(countdown_task.prompt(draw_puzzles(GENERATE(4096, "train"), Settings(questions=2), 1)[0],
+                                                    tokenizer.chat))
+    first = log["response"] == 0
+    tokens = torch.from_numpy(log["token"][first]).long()  # (L,)
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *tokens.tolist()]]))[0, len(prompt) - 1 : -1, : tokenizer.size]  # (L, V)
+    expected = (logits / 0.6).log_softmax(-1)  # (L, V)
+    np.testing.assert_allclose(log["logprob"][first], expected.gather(1, tokens[:, None])[:, 0], atol=1e-4)
+    np.testing.assert_allclose(log["entropy"][first], -(expected.exp() * expected).sum(1), atol=1e-4)
+
+
 def test_how_many_responses_are_evaluated_at_once_changes_nothing(monkeypatch):
     s, puzzles, widths, sample = Settings(questions=1, answers=4), GENERATE(9, "heldout"), [], train.generate_and_grade
     policy = train.load_policy(s)
-    monkeypatch.setattr(train, "generate_and_grade", lambda *args: (widths.append(len(args[2])), sample(*args))[1])
+    monkeypatch.setattr(train, "generate_and_grade", lambda *args, **options: (widths.append(len(args[2])),
+                                                                                     sample(*args, **options))[1])
     wide = train.evaluate(policy, puzzles, 2, s)
     monkeypatch.setattr(train, "EVALUATION_BYTES", 0)
     narrow = train.evaluate(policy, puzzles, 2, s)
@@ -338,10 +376,64 @@ def test_a_finished_run_resumes_only_to_more_steps(learning, tmp_path):
     assert not storm.differences(tmp_path / "whole", folder)
 
 
+def test_the_learning_rate_of_each_step_reaches_the_optimizer(learning, tmp_path, monkeypatch):
+    """Guards against a schedule that is a step late, or begins anew when a run is resumed."""
+    rates, folder = [], tmp_path / "r"
+
+    def spy(policy, optimizer, *others):
+        rates.append(optimizer.adamw.param_groups[0]["lr"])
+        if len(rates) == 3:
+            raise KeyboardInterrupt
+        return update(policy, optimizer, *others)
+
+    monkeypatch.setattr(train, "update", spy)
+    flags = ["--lr", 6e-3, "--warmup_steps", 2, "--linear_decay", "--steps", 4, "--state_every", 1, "--pass_at", 0]
+    assert "interrupted" in error_of(*TINY, *flags, "--out", folder)
+    assert "--linear_decay" in error_of("--resume", folder, "--steps", 6)
+    run("--resume", folder)
+    assert rates == pytest.approx([3e-3, 6e-3, 4e-3, 4e-3, 2e-3])
+
+
+def write_puzzles(file, puzzles):
+    """A data file of Countdown puzzles."""
+    file.write_text("".join(json.dumps({"nums": p.numbers, "target": p.target}) + "\n" for p in puzzles))
+
+
+def test_a_test_file_is_held_out_and_nothing_of_it_trained_on(quick, tmp_path, monkeypatch, capsys):
+    """Guards against a test puzzle in training, even beyond --eval_problems, and a tenth of --data that is not used."""
+    mine = generate_puzzles(60, "train") + generate_puzzles(20, "heldout")
+    test = [*mine[50:70], *generate_puzzles(10, "new_numbers")]
+    write_puzzles(tmp_path / "mine.jsonl", mine)
+    write_puzzles(tmp_path / "test.jsonl", test + test[:3])
+    seen, flags = [], ["--data", tmp_path / "mine.jsonl", "--eval_data", tmp_path / "test.jsonl", "--steps", 1]
+    monkeypatch.setattr(train, "check_puzzles", lambda _, training, heldout, s: seen.append((training, heldout)))
+    run(*TINY, *flags, "--eval_problems", 12, "--out", tmp_path / "r")
+    assert "20 of 80 training puzzles are in" in capsys.readouterr().out
+    (training, heldout), = seen
+    assert {p.id for p in training} == {p.id for p in mine[:50] + mine[70:]}
+    assert len({p.id for p in heldout}) == 12 and {p.id for p in heldout} <= {p.id for p in test}
+    assert str(tmp_path / "test.jsonl") in read_json(tmp_path / "r" / "config.json")["inputs"]
+    run(*TINY, *flags[2:], "--out", tmp_path / "own")
+    assert {p.id for p in seen[1][0]} == {p.id for p in GENERATE(4096, "train")} - {p.id for p in test}
+    flags[1] = flags[3]
+    assert "all puzzles to train on are in" in error_of(*TINY, *flags, "--out", tmp_path / "none")
+
+
+def test_a_test_puzzle_that_cannot_be_used_is_named_with_its_file(tmp_path):
+    write_puzzles(tmp_path / "test.jsonl", [SimpleNamespace(numbers=[1, 1, 1], target=99)])
+    message = error_of(*TINY, "--eval_data", tmp_path / "test.jsonl", "--out", tmp_path / "r")
+    assert "test.jsonl: [1, 1, 1] can't make 99" in message and not (tmp_path / "r").exists()
+
+
+def test_a_run_that_does_not_fit_the_disk_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=2**20))
+    assert "GiB free: make room" in error_of(*TINY, "--mitigation", "ppo", "--out", tmp_path / "runs" / "r")
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_run_asks_the_puzzles_of_its_data_file(quick, tmp_path):
     file = tmp_path / "data.jsonl"
-    puzzles = generate_puzzles(60, "train") + generate_puzzles(20, "heldout")
-    file.write_text("".join(json.dumps({"nums": p.numbers, "target": p.target}) + "\n" for p in puzzles))
+    write_puzzles(file, generate_puzzles(60, "train") + generate_puzzles(20, "heldout"))
     run(*TINY, "--steps", 3, "--sample_every", 2, "--data", file, "--out", tmp_path / "r")
     heads = re.findall(r"=== step (\d)  (\[.*?\]) -> (\d+)", (tmp_path / "r" / "samples.txt").read_text())
     training = countdown_task.load("train", path=str(file))
@@ -367,7 +459,8 @@ def test_a_prompt_and_response_that_just_fit_are_accepted(policy):
     ["--answers", 1], ["--answers", 10**5], ["--max_grad_norm", 0], ["--beta1", 1.0], ["--clip_high", 1e308],
     ["--questions", 0], ["--lr", -1], ["--max_new_tokens", 9999], ["--lr", "nan"], ["--model", "nowhere"],
     ["--data", "nowhere"], ["--device", "nonsense"], ["--device", "cuda:99"], ["--device", "meta"],
-    ["--k", 0, "--mitigation", "vineppo"],
+    ["--k", 0, "--mitigation", "vineppo"], ["--temperature", 0], ["--temperature", "nan"], ["--temperature", "inf"],
+    ["--pass_at", -1], ["--warmup_steps", 101], ["--eval_data", "nowhere"],
 ], ids=lambda flags: " ".join(map(str, flags)))
 def test_settings_that_cannot_work_are_refused_in_one_sentence(flags, tmp_path):
     message = error_of(*TINY, *flags, "--out", tmp_path / "r")
@@ -433,7 +526,7 @@ def test_a_task_of_forty_lines_trains_from_random_weights(method, random_start, 
 
 
 @pytest.mark.parametrize("flags, named", [
-    (["--mitigation", "first_error"], "needs calculations, which the task"),
+    (["--mitigation", "first_error"], "needs calculations, which is neither a function of the task"),
     (["--task", "sudoku"], "tasks/NAME_task.py"), (["--task", "tests/reverse"], "tasks/NAME_task.py"),
     (["--task", "gone.py"], "no task file gone.py"),
     (["--data", "gone.txt"], "no data file gone.txt"),  # which this task does not look for
