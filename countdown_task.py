@@ -13,13 +13,14 @@ nothing else that trains knows Countdown:
 Some credit functions ask for more, and say so: calculations, reachable, sentence_starts.
 lab/warm_start.py, which makes a start model, asks for `demonstrate(puzzle, rng, known)`, a response to imitate.
 
-It differs from TinyZero and GRPO-Zero, from which the task comes, in three ways:
+It differs from TinyZero and GRPO-Zero, from which the task comes, in four ways:
 1. An answer is computed with exact fractions, from a syntax tree in which only + - * / are allowed. Nothing is eval'd.
 2. A hash of the sorted numbers and the target decides to which of three splits a puzzle belongs: train; heldout, whose
    numbers may occur in training with another target; new_numbers, whose numbers do not. (GRPO-Zero tests on the last
    rows of Countdown-Tasks-3to4, which lists many puzzles twice, with the numbers in another order.)
 3. What a token is (a part of a tag, of a calculation or of prose) is found by character offsets in the decoded text. A
    tag may be split over several tokens, or merged with its neighbours, and is still recognised.
+4. An answer may be in a chat model's notation, `$4 \\times [5 − 3]$`. Followed by `= 8`, it is wrong here, too.
 
 Try it:  python countdown_task.py 3 7 8 --target 29
 """
@@ -27,7 +28,6 @@ import argparse
 import ast
 import functools
 import itertools
-import json
 import operator
 import re
 from fractions import Fraction
@@ -41,7 +41,8 @@ from plumbing.progress import one_sentence
 from tasks.arithmetic import (Calculation, CalculationSpan, check_calculations, derivations, expression,
                               find_calculations, reachability)
 from tasks.searches import KNOWN, demonstrate  # noqa: F401
-from tasks.text import fingerprint, format_reward, graded_answer, roles, sentence_starts  # noqa: F401
+from tasks.text import FRACTION, fingerprint, format_reward, graded_answer, without_latex
+from tasks.text import roles, sentence_starts  # noqa: F401
 
 
 # ------------------------------------------------------------------------------------------------- puzzles
@@ -61,8 +62,7 @@ class Puzzle(NamedTuple):
 def load(part: str, count: int | None = None, path: str = "") -> list[Puzzle]:
     """At most `count` puzzles of a split, `train` or `heldout`: three numbers from 1 to 20, or those of a file.
 
-    `all` are those of a file without any split.
-    Without a count: 4,096, or all of the file. ValueError where the file has none.
+    Without a count: 4,096, or all of the file. `all`: the file's puzzles of every split. ValueError where it has none.
     """
     if not path:
         return generate_puzzles(4096 if count is None else count, part)
@@ -140,21 +140,15 @@ def generate_puzzles(size: int, part: str, seed: int = 0, count: int = 3, low: i
 
 
 def read_puzzles(path: str | Path) -> list[Puzzle]:
-    """Read puzzles, fields `nums` and `target`, from .jsonl or .parquet; ValueError if a row is not a puzzle."""
-    puzzles = []
-    for line, row in enumerate(read_rows(Path(path), ["nums", "target"]), 1):
-        try:
-            fields = json.loads(row) if isinstance(row, str) else row
-            numbers, target = tuple(fields["nums"]), fields["target"]
-            if not numbers or not all(type(n) is int and n >= 0 for n in (*numbers, target)):
-                raise ValueError
-        except (ValueError, KeyError, TypeError, RecursionError):
-            expected = '{"nums": [whole numbers], "target": whole number}'
-            raise ValueError(f"{path}, line {line}: expected {expected}") from None
-        puzzles.append(Puzzle(numbers, target))
-    if not puzzles:
-        raise ValueError(f"{path} holds no puzzle")
-    return puzzles
+    """Read puzzles, fields `nums` and `target`, from a data file; ValueError if a row is not a puzzle."""
+    return read_rows(Path(path), {"nums": [3, 7, 8], "target": 29}, read_puzzle)
+
+
+def read_puzzle(nums: object, target: object) -> Puzzle:
+    """The puzzle of a row; ValueError where the fields are no whole numbers."""
+    if not isinstance(nums, list) or not nums or not all(type(n) is int and n >= 0 for n in (*nums, target)):
+        raise ValueError("nums must be a list of whole numbers, and target a whole number")
+    return Puzzle(tuple(nums), target)
 
 
 # ------------------------------------------------------------------------------------------------- the prompt
@@ -181,6 +175,9 @@ def prompt(puzzle: Puzzle, chat: bool) -> str:
 MAX_LENGTH, MAX_DEPTH = 256, 32  # of an expression: characters, nested parentheses
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
+SIGNS = {"\\times": "*", "\\cdot": "*", "\\div": "/", "×": "*", "·": "*", "⋅": "*", "÷": "/", " x ": " * "}
+MARKS = " \t\r\n$`"  # around an expression
+
 
 def reward(response: str, numbers: Iterable[int], target: int) -> dict[str, float]:
     """{'reward': 0.1 * format + answer, 'format': 0..1, 'answer': 0 or 1} of a response, which begins inside <think>.
@@ -199,11 +196,28 @@ def grade(response: str, puzzle: Puzzle) -> dict[str, float]:
 
 
 def is_correct(text: str, numbers: Iterable[int], target: int) -> bool:
-    """Whether an expression uses every number exactly once and equals the target."""
+    """Whether an expression, once `plain`, uses every number exactly once and equals the target."""
+    text = plain(text) if len(text) <= MAX_LENGTH else ""
     try:
         return expression_value(text) == target and sorted(map(int, re.findall(r"[0-9]+", text))) == sorted(numbers)
     except ValueError:
         return False
+
+
+def plain(text: str) -> str:
+    r"""An expression without a chat model's notation: `$4 \times [5 − 3]$` becomes `4 * (5 - 3)`.
+
+    A text of whole numbers, + - * / and parentheses stays the same, unless it stands in `**`.
+    """
+    text = without_latex(text)
+    for written, sign in SIGNS.items():
+        text = text.replace(written, sign)
+    while FRACTION.search(text):  # the innermost ones first
+        text = FRACTION.sub(r"((\1)/(\2))", text)
+    text = text.strip(MARKS)
+    if text.startswith("**") and text.endswith("**"):
+        text = text[2:-2].strip(MARKS)
+    return text.translate(str.maketrans("[]{}", "()()"))
 
 
 def expression_value(text: str) -> Fraction:

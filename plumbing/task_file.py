@@ -7,7 +7,7 @@ from types import ModuleType
 
 import numpy as np
 
-from plumbing.files import check_fields
+from plumbing.files import check_data, check_fields
 from tasks.text import ROLES
 
 REQUIRED = ("load", "check", "prompt", "grade", "roles", "show")  # what countdown_task.py says a task has
@@ -43,8 +43,7 @@ def load_puzzles(task: ModuleType, count: int, path: str, eval_path: str = "") -
     eval_path: a file of held-out puzzles. Then all others of the file `path` are trained on, not nine tenths.
     """
     for file in filter(None, (path, eval_path)):
-        if not Path(file).is_file():  # also for a task whose load doesn't look
-            raise FileNotFoundError(f"there is no data file {file}")
+        check_data(Path(file))  # also for a task whose load doesn't look
     training = list(task.load("all" if path and eval_path else "train", path=path) or ())
     heldout = list((task.load("all", path=eval_path) if eval_path else task.load("heldout", count, path)) or ())
     if not training or not heldout:

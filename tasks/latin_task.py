@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from plumbing.files import read_rows
+from plumbing.files import read_text
 from tasks.text import FILLER, REASONING, STRUCTURE, anchors, fingerprint, sentence_starts  # noqa: F401
 
 INSTRUCTION = "Each row and column must hold 1 to 5. Answer with the whole square, row by row, and nothing else."
@@ -54,20 +54,23 @@ def solution(cells: str) -> np.ndarray:
     return found[0]
 
 
-def is_heldout(square: np.ndarray) -> bool:
-    """Whether a completed square (25,) belongs to the tenth that training never asks for."""
-    return fingerprint("".join(map(str, square))) % 10 == 0
+def split(square: np.ndarray) -> str:
+    """`heldout` for a tenth of all completed squares (25,), which training never asks for, else `train`."""
+    return "heldout" if fingerprint("".join(map(str, square))) % 10 == 0 else "train"
 
 
 def load(part: str, count: int | None = None, path: str = "") -> list[Puzzle]:
-    """At most `count` puzzles of `train` or `heldout`: made here, 2,048 without a count, or the lines of a file."""
+    """At most `count` puzzles of `train` or `heldout`: made here, 2,048 without a count, or the lines of a file.
+
+    `all`: those of both, and of a file in its order.
+    """
     if path:
-        found = [Puzzle(line.strip()) for line in read_rows(Path(path), []) if line.strip()]
-        return [puzzle for puzzle in found if is_heldout(solution(puzzle.id)) == (part == "heldout")][:count]
+        found = dict.fromkeys(Puzzle(line.strip()) for line in read_text(Path(path)).split("\n") if line.strip())
+        return [puzzle for puzzle in found if part in ("all", split(solution(puzzle.id)))][:count]
     rng, found = np.random.default_rng(0), {}
     while len(found) < (2048 if count is None else count):
         square = squares()[rng.integers(len(squares()))]
-        if is_heldout(square) == (part == "heldout"):
+        if part in ("all", split(square)):
             found[hide(square, rng)] = None
     return [Puzzle(cells) for cells in found]
 

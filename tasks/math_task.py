@@ -7,12 +7,11 @@ Without --data it makes its own, with two to four steps and numbers below 100. -
 is held out by a hash: of the calculations of a problem made here, so that a held-out one is not a known one with other
 names; of the question of a problem read from a file.
 
-The answer is graded as an exact number, so 42, 42.0 and $42 are the same. A sentence around it is wrong.
+The answer is graded as an exact number: 42, **$42.00** and "42 apples" are the same, and two numbers are wrong.
 
 Run it:  python train.py --task math
          python train.py --task math --data gsm8k.jsonl --model path/to/Qwen2.5-0.5B-Instruct --lr 1e-6
 """
-import json
 import re
 from fractions import Fraction
 from pathlib import Path
@@ -22,7 +21,8 @@ import numpy as np
 
 from plumbing.files import read_rows
 from tasks.arithmetic import CalculationSpan, calculate, find_calculations, is_true, read_calculation
-from tasks.text import fingerprint, format_reward, graded_answer, roles, sentence_starts  # noqa: F401
+from tasks.text import FRACTION, fingerprint, format_reward, graded_answer, without_latex
+from tasks.text import roles, sentence_starts  # noqa: F401
 
 NAMES = ("Ann", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gina", "Hugo", "Ida", "Jon", "Kim", "Leo")
 THINGS = ("apples", "shells", "coins", "cards", "books", "pens", "stones", "cups", "keys", "stamps", "nuts", "eggs")
@@ -50,15 +50,14 @@ class Problem(NamedTuple):
 def load(part: str, count: int | None = None, path: str = "") -> list[Problem]:
     """At most `count` problems of `train` or `heldout`: made here, 4,096 without a count, or those of a file.
 
-    `all` are those of a file without any split.
+    `all`: those of both, and of a file in its order.
     """
     if path:
-        distinct = {problem.id: problem for problem in read_problems(path)}.values()
-        return [problem for problem in distinct if part in ("all", split(problem))][:count]
+        return [problem for problem in read_problems(path) if part in ("all", split(problem))][:count]
     rng, found = np.random.default_rng(0), {}
     while len(found) < (4096 if count is None else count):
         problem = make_problem(rng)
-        if split(problem) == part:
+        if part in ("all", split(problem)):
             found[problem.id] = problem
     return list(found.values())
 
@@ -86,21 +85,24 @@ def make_problem(rng: np.random.Generator) -> Problem:
 
 
 def read_problems(path: str) -> list[Problem]:
-    """The problems of a file; ValueError, with the number of the line, for a line that holds none."""
-    found = []
-    for line, row in enumerate(read_rows(Path(path), ["question", "answer"]), 1):
-        if isinstance(row, str) and not row.strip():
-            continue
-        try:
-            fields = json.loads(row) if isinstance(row, str) else row
-            answer = number(fields["answer"].rpartition("####")[2])
-            if answer is None or not fields["question"].strip():
-                raise ValueError
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            expected = '{"question": "...", "answer": "... #### number"}'
-            raise ValueError(f"{path}, line {line}: expected {expected}") from None
-        found.append(Problem(fields["question"].strip(), answer))
-    return found
+    """The problems of a file, each once; ValueError where a row holds none, or two rows answer a question differently.
+    """
+    found = {}
+    for problem in read_rows(Path(path), {"question": "...", "answer": "... #### 42"}, read_problem):
+        if found.setdefault(problem.id, problem) != problem:
+            raise ValueError(f"{path} has two answers to {problem.question!r:.80}: remove one of them")
+    return list(found.values())
+
+
+def read_problem(question: object, answer: object) -> Problem:
+    """The problem of a row, whose answer is a number or a text that ends in `#### number`; ValueError if it is none."""
+    if not isinstance(question, str) or not question.strip():
+        raise ValueError("its question is no text")
+    question.encode()  # a ValueError for half of a surrogate pair, which has no hash
+    exact = number(str(answer).rpartition("####")[2]) if type(answer) in (str, int, float) else None
+    if exact is None:
+        raise ValueError(f"its answer, {str(answer)[-40:]!r}, has not one number after the last ####")
+    return Problem(question.strip(), exact)
 
 
 def check(problem: Problem) -> None:
@@ -124,18 +126,47 @@ def prompt(problem: Problem, chat: bool) -> str:
     return CHAT.replace("{question}", problem.question) if chat else f"{problem.question}\n<think>"
 
 
-NUMBER = re.compile(r"(-?)(?:\\?\$)?((?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|[0-9]+/0*[1-9][0-9]*)")
-MAX_LENGTH = 64  # characters of an answer
+MAX_LENGTH = 100  # characters of an answer
+LETTER = "A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f"  # Latin: some letters of other scripts are numbers
+AROUND = rf"""(?:[{LETTER}\s.,:;!?'"\u201c\u201d\u2018\u2019«»()\[\]{{}}*_`#=%$€£¥¢°…]
+    |(?<=[0-9{LETTER}])[-/](?=[{LETTER}]{{2}}|[hs]\b))*"""  # its second line: 7-year-old, km/h
+UNIT = r"(?:km|cm|mm|kg|mg|ml|mph|lbs|am|pm)\b"  # may follow without a space, but 5k and 7x are not 5 and 7
+NUMBER = re.compile(rf"""{AROUND}(?<![0-9{LETTER}.,)])([-+]?)[$€£¥]?(?:
+    (?:([0-9]+)[ ])?([0-9]+/0*[1-9][0-9]*)                              # 3/4, 1 1/2
+    |((?:[0-9]{{1,3}}(?:,[0-9]{{3}})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)    # 7, 1,234.50, .5
+    )(?:(?={UNIT})|(?![{LETTER}])){AROUND}""", re.VERBOSE)
+# Words that make it another number or hold a second one, and the multiples in 5 k, 3 M and 7 x.
+OTHER = re.compile(r"""(?ix)!=|[0-9][ ][kmbx]\b|\b(?:minus|negative|half|twice|double|triple
+    |zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|[a-z]+teen
+    |(?:twen|thir|for|fif|six|seven|eigh|nine)ty|(?:dozen|hundred|thousand|million|billion|trillion)s?)\b""")
+SEPARATOR = re.compile(r"(?<=[0-9])(?:\{,\}|\\,|,\\!|[\u00a0\u2009\u202f])(?=[0-9]{3}(?![0-9]))")  # 1{,}234
 
 
 def number(text: str) -> Fraction | None:
-    """The number that a text is: 42, -42.0, $1,234 or -3/4, with white space around it; None for any other text."""
-    found = NUMBER.fullmatch(text.strip(" \t\r\n")) if len(text) <= MAX_LENGTH else None
-    return Fraction(found[1] + found[2].replace(",", "")) if found else None
+    r"""The one number of a text, whatever words, marks and LaTeX are around it: `**$1,234.00**`, `\boxed{7}`, `x = 7`.
+
+    None where there is no number or a second one, which may be a word (`seven or 8`), and for operators (`3 + 4`),
+    exponents, digits and letters that are not Latin, and more than 100 characters. `50%` is 50, as in GSM8K.
+    """
+    found = NUMBER.fullmatch(plain(text)) if len(text) <= MAX_LENGTH else None
+    if not found or OTHER.search(text):
+        return None
+    sign, whole, ratio, decimal = found.groups()
+    value = Fraction(ratio or decimal.replace(",", ""))
+    if whole and value >= 1:  # 5 6/2 is no mixed number
+        return None
+    return (value + int(whole or 0)) * (-1 if sign == "-" else 1)
+
+
+def plain(text: str) -> str:
+    r"""A text without LaTeX, thousands separated by commas, fractions with a slash: `1\frac{1}{2}` becomes `1 1/2 `."""
+    text = SEPARATOR.sub(",", text.replace("\u2013", "-"))
+    text = re.sub(r"(?<=[0-9])(?=\\[dt]?frac)", " ", text)
+    return without_latex(FRACTION.sub(r"\1/\2 ", text))
 
 
 def grade(response: str, problem: Problem) -> dict[str, float]:
-    """answer: 1 if the last `<answer>` is the number and nothing else; format: see `format_reward`."""
+    """answer: 1 if the last `<answer>` has the right `number`; format: see `format_reward`."""
     layout, answer = format_reward(response), float(number(graded_answer(response)) == problem.answer)
     return {"reward": 0.1 * layout + answer, "answer": answer, "format": layout}
 

@@ -15,6 +15,8 @@ ROLES = ("filler", "reasoning", "structure")  # the original work's words: reaso
 ANSWER, END_ANSWER, END_THINK = "<answer>", "</answer>", "</think>"
 TAGS = ("<think>", END_THINK, ANSWER, END_ANSWER)
 FULL_FORMAT = re.compile(r"(?s)(.*)</think>\n<answer>(.*)</answer>")
+LATEX = re.compile(r"\\(?:boxed|text|textbf|mathrm|mathbf|left|right|displaystyle)(?![A-Za-z])|\\[()\[\]]|\\(?=[$%#&])")
+FRACTION = re.compile(r"\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}")
 SENTENCE_END = re.compile(r"[.!?](?=[\s<])|\n(?!<)")  # not the dot in 2.5, not the line break before a tag
 
 
@@ -71,6 +73,11 @@ def graded_answer(response: str) -> str:
     _, opened, rest = response.rpartition(ANSWER)
     inside, closed, _ = rest.partition(END_ANSWER)
     return inside if opened and closed else ""
+
+
+def without_latex(text: str) -> str:
+    r"""A text without the LaTeX that only changes how it looks: `\boxed{7}` becomes ` {7}`; U+2212 becomes `-`."""
+    return LATEX.sub(lambda command: " " * (len(command[0]) > 1), text).replace("\u2212", "-")
 
 
 def fingerprint(text: str) -> int:

@@ -89,7 +89,7 @@ def test_generator_finds_every_puzzle_and_says_when_there_are_no_more():
 
 
 GOOD = '{"target": 98, "nums": [44, 19, 35]}'
-MALFORMED = ["", "98", '{"nums": [1, 2]}', '{"target": 98}', '{"nums": [3, 4], "target": "98"}',
+MALFORMED = ["98", '{"nums": [1, 2]}', '{"target": 98}', '{"nums": [3, 4], "target": "98"}',
              *(f'{{"target": 3, "nums": {n}}}' for n in ("[]", "44", '"44"', "[-44]", "[44.0]", "[true]"))]
 
 
@@ -134,6 +134,9 @@ def test_a_split_of_a_file_does_not_depend_on_its_rows(tmp_path):
     for part, ids in parts.items():
         assert len(ids) == len(everything[part]) and set(ids) == everything[part]
         assert [p.id for p in task.load(part, 3, str(tmp_path / "b.jsonl"))] == ids[:3]
+    whole = [p.id for p in task.load("all", path=tmp_path / "a.jsonl")]
+    assert sorted(whole) == sorted(p.id for p in task.universe(2, 1, 9))
+    assert [name for name in whole if name in parts["train"]] == parts["train"]
     assert parts["train"] != sorted(parts["train"])
     (tmp_path / "a.jsonl").write_text('{"nums": [1, 2], "target": 3}')
     with pytest.raises(ValueError, match=r"a.jsonl has no held-out puzzle among its 1: it needs more rows"):
@@ -193,6 +196,26 @@ def test_reward_of_responses_graded_by_hand(response, layout, answer):
     ("1 1", (1, 1), 11, 0), ("12 + 1", (1, 2, 1), 13, 0), ("1/(2-2)", (1, 2, 2), 0, 0), ("01 + 2", (1, 2), 3, 0)])
 def test_answer_is_exact_and_uses_each_number_once(expression, numbers, target, answer):
     assert task.reward(f"<answer>{expression}</answer>", numbers, target)["answer"] == answer
+
+
+@pytest.mark.parametrize("text, answer", [
+    (r"4 \times (5 - 3)", 1), ("4 \u00d7 (5 \u2212 3)", 1), ("(5-3)\u00b74", 1), (r"(5-3)\cdot 4", 1), ("4 x (5 - 3)",
+    1), ("[5 - 3] * 4", 1),
+    ("**4*(5-3)**", 1), ("`4*(5-3)`", 1), ("$4*(5-3)$", 1), (r"\boxed{4 \times (5-3)}", 1),
+    (r"\(4 \times \left(5-3\right)\)", 1),
+    ("\n4*(5-3)\r\n", 1), (r"\frac{4}{1} * 2", 0), (r"4 / \frac{5 - 3}{4}", 0), (r"5 - \frac{3 - 4}{5 - 5}", 0),
+    ("4*(5-3) = 8", 0), ("4*(5-3)*", 0), ("**4*(5-3)", 0), ("4*(5-3).", 0), ("4x(5-3)", 0), ("4(5-3)", 0),
+    (r"4\boxed{}*(5-3)", 0),
+    (r"1\boxed1", 0), ("8 = 4*(5-3)", 0), ("Answer: 4*(5-3)", 0), ("\uff14*(5-3)", 0), ("4*(5-3)" + " " * 250, 0)])
+def test_an_expression_in_the_notation_of_a_chat_model(text, answer):
+    """Guards against right answers that are graded 0, and a notation that hides a number or an operator."""
+    assert task.reward(f"<answer>{text}</answer>", (3, 4, 5), 8)["answer"] == answer
+
+
+def test_fractions_of_a_chat_model():
+    r"""Guards against 12 / \frac{6}{2} = 12 / 6 / 2."""
+    for text, value in ((r"12 / \frac{6}{2}", 4), (r"\frac{12}{\frac{6}{2}}", 4), (r"\dfrac{12}{6 - 2} \div 3", 1)):
+        assert task.expression_value(task.plain(text)) == value
 
 
 @pytest.mark.parametrize("text, value", [
