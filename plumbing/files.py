@@ -151,8 +151,8 @@ def read_parquet(file: Path) -> list[dict]:
         return parquet.read_table(file).to_pylist()
     except ImportError:
         raise ValueError(f"reading {file} needs `pip install pyarrow`; or convert it to .jsonl") from None
-    except ValueError:
-        raise ValueError(f"{file} is not a complete Parquet file: download it again") from None
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{file} can't be read as Parquet: {str(error).splitlines()[0]}") from None
 
 
 def read_tensors(file: Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> dict[str, Tensor]:

@@ -115,8 +115,8 @@ def show(problem: Problem) -> str:
 
 
 SYSTEM = "You are a helpful assistant. You think first, and then give the answer."
-USER = ("{question} Show your work in <think> </think> tags. And return the final answer, a number alone, in <answer> "
-        "</answer> tags, for example <answer>42</answer>.")
+USER = ("{question} Show your work, and then give the final answer, a number alone, in this layout:\n"
+        "<think> ... </think>\n<answer> ... </answer>")
 CHAT = (f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n{USER}<|im_end|>\n"
         "<|im_start|>assistant\nLet me solve this step by step.\n<think>")
 

@@ -322,7 +322,9 @@ def test_prompts():
     problem = Problem("How {many}?", Fraction(3))
     assert math_task.prompt(problem, chat=False) == "How {many}?\n<think>"
     chat = math_task.prompt(problem, chat=True)
-    assert "user\nHow {many}? Show your work" in chat and chat.endswith("<think>")
+    assert "user\nHow {many}? Show your work" in chat and chat.endswith("step by step.\n<think>")
+    instruction = chat.rpartition("<|im_start|>assistant")[0]
+    assert all(instruction.count(tag) == 1 for tag in ("<think> ... </think>\n<answer> ... </answer>", "<answer>"))
     assert math_task.show(problem) == "How {many}? -> 3"
 
 

@@ -64,7 +64,7 @@ function gradedAnswer(response) {
 
 /** Whether an expression uses every number exactly once and equals the target. */
 function isCorrect(text, numbers, target) {
-  const value = expressionValue(text);
+  const value = text.length <= 256 ? expressionValue(text.replace(/^[ \t\r\n]+|[ \t\r\n]+$/g, "")) : null;
   if (!value || value[0] !== BigInt(target) * value[1]) return false;
   const written = (text.match(/[0-9]+/g) || []).map(Number).sort((a, b) => a - b);
   const given = [...numbers].sort((a, b) => a - b);
