@@ -1,7 +1,8 @@
-"""Qwen2 and Qwen3 from scratch: the transformer, the log-prob of a token, and checkpoints in Hugging Face's format.
+"""Qwen2, Qwen3 and Llama from scratch: the transformer, the log-prob of a token, and checkpoints as of Hugging Face.
 
-How this differs from the reports (Qwen2 2407.10671, Qwen3 2505.09388) and from the usual implementations:
-1. One class implements both. Qwen2 has a bias on q, k and v. Qwen3 has none, but an RMSNorm on each head's q and k.
+How this differs from the reports (Qwen2 2407.10671, Qwen3 2505.09388, Llama 2302.13971) and the usual implementations:
+1. One class implements all three. Qwen2 has a bias on q, k and v. Qwen3 has none, but an RMSNorm on each head's q and k.
+   Llama has neither.
 2. The layers know nothing about padding or prompts. They take positions, and a bias that says which columns each query
    sees. Their callers build both: sampler.py, and `Qwen2.forward` for a plain pass.
 3. A token's log-prob, entropy and logit gradient are computed in one place, so that sampler and update agree. Where the
@@ -22,11 +23,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from plumbing.files import (check_fields, check_tensors, read_json, read_tensors, replace_file, weight_files,
-                            write_json)
+from plumbing.files import check_fields, check_tensors, read_json, replace_file, write_json
+from plumbing.model_folder import check_folder, read_weights, rope_theta
 
 LOGITS_AT_ONCE = 2**24  # the largest tensor of logits (N, V), in elements (64 MiB); longer lists of tokens are split
-ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
 
 
 # ------------------------------------------------------------------------------------------- the configuration
@@ -61,28 +62,27 @@ def read_config(source: dict) -> Config:
     given = {name: value for name, value in source.items() if value is not None}
     family = given.get("model_type")
     if family not in list(ARCHITECTURES):  # a list, because it may be of any type
-        raise ValueError(f"model_type {family!r:.50} is not supported, only {' and '.join(ARCHITECTURES)}")
-    ropes = {name: given.get(name, {}) for name in ("rope_parameters", "rope_scaling")}  # of transformers 5 and 4
-    check_fields(ropes, dict.fromkeys(ropes, dict), "config.json")
+        raise ValueError(f"model_type {family!r:.50} is not supported, only {', '.join(ARCHITECTURES)}")
     unsupported = {
-        "rope_type": any(rope.get("rope_type", rope.get("type", "default")) != "default" or "factor" in rope
-                         for rope in ropes.values()),
         "hidden_act": given.get("hidden_act", "silu") != "silu",
         "use_sliding_window": given.get("use_sliding_window", False),
         "layer_types": any(kind != "full_attention" for kind in given.get("layer_types", ())),
-        "attention_bias": family == "qwen3" and given.get("attention_bias", False),
+        "attention_bias": family != "qwen2" and given.get("attention_bias", False),
+        "mlp_bias": given.get("mlp_bias", False),
+        "pretraining_tp": given.get("pretraining_tp", 1) != 1,
+        "quantization_config": given.get("quantization_config", False),
     }
     if any(unsupported.values()):
         names = ", ".join(name for name, asked in unsupported.items() if asked)
-        raise ValueError(f"config.json sets {names} to a value that is not supported")
+        raise ValueError(f"config.json sets {names} to a value that is not supported: take a checkpoint without it")
     check_fields(given, {"hidden_size": int, "num_attention_heads": int}, "config.json")
     D, H = given["hidden_size"], given["num_attention_heads"]
     defaults = {  # as in transformers
-        "num_key_value_heads": H if "num_key_value_heads" in source else 32,  # H if it is null
-        "head_dim": 128 if family == "qwen3" else D // max(H, 1),
-        "rms_norm_eps": 1e-6, "max_position_embeddings": 32768, "tie_word_embeddings": False}
-    derived = {"rope_theta": ropes["rope_parameters"].get("rope_theta", given.get("rope_theta", 10000.0)),
-               "qkv_bias": family == "qwen2", "qk_norm": family == "qwen3", "source": source}
+        "num_key_value_heads": H if family == "llama" or "num_key_value_heads" in source else 32,  # H if it is null
+        "head_dim": 128 if family == "qwen3" else D // max(H, 1), "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+        "max_position_embeddings": 2048 if family == "llama" else 32768}
+    derived = {"rope_theta": rope_theta(given), "qkv_bias": family == "qwen2", "qk_norm": family == "qwen3",
+               "source": source}
     values = defaults | given | derived
     types = {field.name: field.type for field in fields(Config)}
     check_fields(values, types, "config.json")
@@ -206,7 +206,7 @@ class Layer(nn.Module):
 
 
 class Qwen2(nn.Module):
-    """The language model, Qwen2 or Qwen3 by its Config. `model(tokens)` maps tokens (B, S) to logits (B, S, V)."""
+    """The language model, Qwen2, Qwen3 or Llama by its Config. `model(tokens)` maps tokens (B, S) to logits (B, S, V)."""
 
     def __init__(self, config: Config):
         super().__init__()
@@ -324,22 +324,13 @@ def load_model(path: str | Path, device: str | torch.device = "cpu", dtype: torc
     a tensor does not fit.
     """
     path = Path(path)
-    if not (path / "config.json").is_file():
-        raise FileNotFoundError(f"{path} is not a model folder: it has no config.json")
-    config, found = read_config(read_json(path / "config.json")), {}
-    for file in weight_files(path):
-        tensors = read_tensors(file, device, dtype)
-        if twice := found.keys() & tensors.keys():
-            raise ValueError(f"{min(twice)} is in two of the files of {path}: remove the one that is left over")
-        found |= tensors
+    check_folder(path)
+    config = read_config(read_json(path / "config.json"))
+    found = read_weights(path, device, dtype, config.tie_word_embeddings)
     if config.num_hidden_layers > len(found):
         raise ValueError(f"config.json asks for {config.num_hidden_layers} layers, the checkpoint in {path} has fewer")
     with torch.device("meta"):  # no storage and no random initialization; load_state_dict assigns the weights
         model = Qwen2(config).to(dtype)
-    # A constant that old versions of transformers saved.
-    found = {name: tensor for name, tensor in found.items() if not name.endswith("rotary_emb.inv_freq")}
-    if config.tie_word_embeddings:
-        found.pop("lm_head.weight", None)  # a second copy of the embedding
     check_tensors(f"the checkpoint in {path}", model.state_dict(), found)
     model.load_state_dict(found, assign=True)
     return model
@@ -350,7 +341,9 @@ def save_model(model: Qwen2, path: str | Path) -> None:
     path = Path(path)
     path.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-    dtype = str(model.output_weight.dtype).removeprefix("torch.")
-    source = model.config.source | {"architectures": [ARCHITECTURES[model.config.source["model_type"]]]}
-    write_json(path / "config.json", source | {"dtype": dtype, "torch_dtype": dtype})  # transformers 5, transformers 4
+    config, dtype = model.config, str(model.output_weight.dtype).removeprefix("torch.")
+    write_json(path / "config.json", config.source | {
+        "architectures": [ARCHITECTURES[config.source["model_type"]]],
+        "rope_parameters": {"rope_theta": config.rope_theta, "rope_type": "default"}, "dtype": dtype,  # transformers 5
+        "rope_theta": config.rope_theta, "torch_dtype": dtype})  # transformers 4
     replace_file(path / "model.safetensors", lambda part: save_file(tensors, part, metadata={"format": "pt"}))

@@ -102,10 +102,15 @@ class Policy(NamedTuple):
 
     def prompt(self, puzzle: Any) -> list[int]:
         """The tokens of a puzzle's prompt."""
-        text = self.task.prompt(puzzle, self.tokenizer.chat)
-        if not text or not isinstance(text, str):
-            raise ValueError(f"the task's prompt must return text, not {text!r:.50}")
-        return self.tokenizer.encode(text)
+        return self.tokenizer.start + self.tokenizer.encode(*self.written_prompt(puzzle))
+
+    def written_prompt(self, puzzle: Any) -> tuple[str, ...]:
+        """The text of a puzzle's prompt, in pieces as the task cuts it: every second one is from somebody's data."""
+        found = self.task.prompt(puzzle, self.tokenizer.chat)
+        pieces = (found,) if isinstance(found, str) else found
+        if not isinstance(pieces, tuple) or not all(isinstance(piece, str) for piece in pieces) or not "".join(pieces):
+            raise ValueError(f"the task's prompt must return text, or a tuple of texts, not {found!r:.50}")
+        return pieces
 
 
 # ---------------------------------------------------------------------------------------------------- a step

@@ -55,7 +55,7 @@ class Settings:
     """Every flag, its default and its meaning."""
 
     mitigation: str = "none"  # the credit function, see the end of --help; none: plain GRPO, equal for all tokens
-    model: str = ""  # a Hugging Face folder with Qwen2 or Qwen3 weights; empty: the small one of the task
+    model: str = ""  # a Hugging Face folder, Qwen2, Qwen3 or Llama; empty: the small one of the task
     task: str = "countdown"  # the name of a file tasks/NAME_task.py, or a path that ends in .py
     data: str = ""  # a file of puzzles, .jsonl or .parquet; empty: the task makes its own
     eval_data: str = ""  # a file of held-out puzzles, such as a benchmark's test split; empty: a tenth of the others
@@ -263,9 +263,9 @@ def check_puzzles(policy: Policy, training: list, heldout: list, s: Settings) ->
             raise ValueError(f"{files[puzzle.id]}: {error}") from None
     check_lengths(policy, used, s)
     for puzzle in used[:20]:
-        text = policy.task.prompt(puzzle, policy.tokenizer.chat)
-        if policy.tokenizer.decode(policy.prompt(puzzle))[0] != policy.tokenizer.visible(text):
-            raise ValueError(f"the tokenizer in {s.model} can't write the prompt {text!r:.80}")
+        pieces = policy.written_prompt(puzzle)
+        if not policy.tokenizer.can_write(*pieces):
+            raise ValueError(f"the tokenizer in {s.model} can't write the prompt {''.join(pieces)!r:.80}")
 
 
 def check_lengths(policy: Policy, puzzles: list, s: Settings) -> None:

@@ -151,7 +151,7 @@ def build(out: Path, task: ModuleType, count: int, steps: int, seed: int, size: 
     """Train a tokenizer on demonstrations of `count` puzzles, then a model, and write both to a new model folder."""
     puzzles, rng = list(task.load("train", count)), np.random.default_rng(seed)
     preview(task, puzzles)
-    texts = [task.prompt(p, False) + task.demonstrate(p, rng, task.KNOWN[1]) for p in puzzles[:4000]]
+    texts = ["".join(task.prompt(p, False)) + task.demonstrate(p, rng, task.KNOWN[1]) for p in puzzles[:4000]]
     out.mkdir(parents=True)
     train_tokenizer(texts).save(str(out / "tokenizer.json"))
     (out / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG) + "\n")

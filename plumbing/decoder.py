@@ -23,7 +23,7 @@ class MergedLayer(NamedTuple):
     """
 
     qkv: Tensor  # (D, K (H / K + 2) d) for each key head: its H / K query heads, the key, the value
-    bias: Tensor  # (K (H / K + 2) d,) of qkv; Qwen3 has none, so it is 0
+    bias: Tensor  # (K (H / K + 2) d,) of qkv; Qwen3 and Llama have none, so it is 0
     head_norm: Tensor | None  # (H / K + 1, d) Qwen3's RMSNorm weights of queries and key
     o: Tensor  # (H d, D)
     gate_up: Tensor  # (D, 2 * intermediate_size)

@@ -182,19 +182,3 @@ def check_tensors(owner: str, expected: dict[str, Tensor], found: dict[str, Tens
     for problem, names in problems.items():
         if names:
             raise ValueError(f"{owner} {problem} {len(names)} tensor(s), such as {min(names)}")
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a Hugging Face folder: model.safetensors, or else the shards that its index names."""
-    index, names = folder / "model.safetensors.index.json", {"model.safetensors"}
-    if index.is_file() and not (folder / "model.safetensors").is_file():
-        shards = read_json(index)
-        check_fields(shards, {"weight_map": dict}, index)
-        check_fields(shards["weight_map"], dict.fromkeys(shards["weight_map"], str), index)
-        names = set(shards["weight_map"].values())
-        if outside := [name for name in names if Path(name).name != name]:
-            raise ValueError(f"{index} names {min(outside)}, which is no file of this folder")
-    for name in sorted(names):
-        if not (folder / name).is_file():
-            raise FileNotFoundError(f"{folder / name} is missing")
-    return [folder / name for name in sorted(names)]

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from plumbing.files import check_fields, checksum, replace_file, write_json
 from plumbing.metrics import COLUMNS
+from plumbing.model_folder import files_beside
 from plumbing.processes import first_alone, wait_for_all
 from plumbing.runs import EARLY, read_config, read_credit, read_final, read_metrics
 
@@ -118,18 +119,20 @@ def remove(path: Path) -> None:
 def checksums(settings: dict, source: dict[str, str]) -> dict[str, list[int]]:
     """Size and CRC-32 of what a run reads: the source, the data and the model's files."""
     model, data = Path(settings["model"]), [Path(settings["data"]), Path(settings["eval_data"])]
-    files = [model / "config.json", model / "tokenizer.json", *model.glob("*.safetensors"),
+    files = [model / "config.json", *files_beside(model), *model.glob("*.safetensors"),
              *(file for file in data if file.is_file())]
     sums = {name: [len(text), zlib.crc32(text.encode())] for name, text in source.items()}
     return sums | {str(path): [path.stat().st_size, checksum(path)] for path in files}
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
-    """Copy the tokenizer's files, so that a checkpoint is a complete model folder."""
+    """Copy the tokenizer and what else lies beside the weights, so that a checkpoint is a complete model folder."""
     target.mkdir(parents=True, exist_ok=True)
-    for file in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-        if (source / file).is_file() and not (target / file).is_file():
-            shutil.copy(source / file, target / file)
+    for file in files_beside(source):
+        copy = target / file.relative_to(source)
+        copy.parent.mkdir(exist_ok=True)  # of additional chat templates
+        if not copy.is_file():
+            replace_file(copy, lambda part: shutil.copyfile(file, part))
 
 
 def check_disk(run: Path, settings: Any, parameters: Iterable[Tensor]) -> None:

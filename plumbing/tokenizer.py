@@ -4,40 +4,70 @@ The spans are computed here because the tokenizers library gives offsets for tex
 that it decodes.
 """
 import codecs
+import re
 import unicodedata
 from pathlib import Path
 from typing import Iterable
 
 import tokenizers
 
-END_TOKENS = ("<|im_end|>", "<|endoftext|>")  # either ends a response
+from plumbing.files import read_json
+
+END_TOKENS = ("<|im_end|>", "<|endoftext|>")  # either ends a response, and so do those that these files name:
+NAMED_IN = {"tokenizer_config.json": "eos_token", "special_tokens_map.json": "eos_token",
+            "generation_config.json": "eos_token_id", "config.json": "eos_token_id"}
+CHATML = "<|im_start|>"
 
 
 class Tokenizer:
     """The tokenizer of a model folder."""
 
     def __init__(self, folder: str | Path):
-        path = Path(folder) / "tokenizer.json"
+        folder = Path(folder)
+        path = folder / "tokenizer.json"
         if not path.is_file():
-            raise FileNotFoundError(f"{path} is missing")
+            raise FileNotFoundError(f"{path} is missing: AutoTokenizer of transformers can write it, with "
+                                    "save_pretrained")
         try:
-            self.library = tokenizers.Tokenizer.from_file(str(path))
+            self.library = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8-sig"))
         except Exception as error:  # the library raises nothing more specific
             raise ValueError(f"{path} is not a tokenizer: {error}") from None
         self.library.no_truncation()
         self.library.no_padding()
         # Beyond the highest id, which may exceed the number of tokens, a model's vocabulary may be padded.
         self.size = max(self.library.get_vocab().values(), default=-1) + 1
-        self.chat = self.library.token_to_id("<|im_start|>") is not None  # whether it belongs to a chat model
-        candidates = (self.library.token_to_id(name) for name in END_TOKENS)
-        self.end_tokens = [token for token in candidates if token is not None]
-        if not self.end_tokens:
-            raise ValueError(f"{path} has neither <|im_end|> nor <|endoftext|>: no response could end")
+        self.chat = self.library.token_to_id(CHATML) is not None and writes_chatml(folder)
+        self.end_tokens = find_end_tokens(folder, self.library)
         self.bytes = self.token_bytes()
+        added = self.library.get_added_tokens_decoder().values()
+        names = {token.content for token in added if token.special} | set(map(self.library.id_to_token, self.end_tokens))
+        self.special = re.compile(f"({'|'.join(map(re.escape, sorted(names, key=len, reverse=True)))})")
+        self.library.encode_special_tokens = True  # as characters; `parts` finds those that are meant
+        encoding = self.library.encode("a")
+        self.start = encoding.ids[: encoding.special_tokens_mask.index(0)]  # what begins every text, such as Llama 3's
 
-    def encode(self, text: str) -> list[int]:
-        """The tokens of a text; `<|im_start|>` and the like in it become special tokens."""
-        return self.library.encode(text, add_special_tokens=False).ids
+    def encode(self, *pieces: str) -> list[int]:
+        """The tokens of a text. `<|im_start|>` and the like in it become special tokens.
+
+        It may be cut in pieces: then every second one is somebody's own text, in which these stay characters.
+        """
+        tokens = []
+        for i, part in enumerate(self.parts(pieces)):
+            special = [self.library.token_to_id(part)] if i % 2 else []
+            tokens += special or self.library.encode(part, add_special_tokens=False).ids
+        return tokens
+
+    def parts(self, pieces: tuple[str, ...]) -> list[str]:
+        """The pieces joined, and cut anew: text, a special token's name, text, ..., text.
+
+        The text between two special tokens stays whole, since a cut in it could change its tokens.
+        """
+        found = [""]
+        for i, piece in enumerate(pieces):
+            first, *others = self.special.split(piece) if i % 2 == 0 else [piece]
+            found[-1] += first
+            found += others
+        return found
 
     def decode(self, tokens: Iterable[int]) -> tuple[str, list[tuple[int, int]]]:
         """The text of the tokens, and the span (start, stop) of each in it; an end token's is empty, after the text.
@@ -58,11 +88,15 @@ class Tokenizer:
         text += decoder.decode(b"", final=True)
         return text, [span or (len(text), len(text)) for span in spans]
 
-    def visible(self, text: str) -> str:
-        """What `decode` should return of a text's tokens: the text without end tokens, in the form of the library."""
-        for token in self.end_tokens:
-            text = text.replace(self.library.id_to_token(token), "")
-        return unicodedata.normalize("NFC", text)  # as Qwen's tokenizers do
+    def can_write(self, *pieces: str) -> bool:
+        """Whether the tokens of a text, in pieces as for `encode`, stand for just this text.
+
+        An accent may be a character of its own: some tokenizers join it with its letter (NFC), some leave it alone.
+        """
+        ends = [self.library.id_to_token(token) for token in self.end_tokens]  # which are no text
+        text = "".join(part for i, part in enumerate(self.parts(pieces)) if i % 2 == 0 or part not in ends)
+        written, _ = self.decode(self.encode(*pieces))
+        return unicodedata.normalize("NFC", written) == unicodedata.normalize("NFC", text)
 
     def token_bytes(self) -> list[bytes]:
         """The bytes of every token. An end token has none: it is not part of the text.
@@ -81,3 +115,36 @@ class Tokenizer:
         for token in self.end_tokens:
             table[token] = b""
         return table
+
+
+def find_end_tokens(folder: Path, library: tokenizers.Tokenizer) -> list[int]:
+    """The tokens that end a response: END_TOKENS, and those that the files of a model folder name.
+
+    ValueError where there is none, or where a file names something else: a Llama config of transformers has the id 2 by
+    default, whatever that token is.
+    """
+    found, added = [library.token_to_id(name) for name in END_TOKENS], library.get_added_tokens_decoder()
+    for name, key in NAMED_IN.items():
+        value = read_json(folder / name).get(key) if (folder / name).is_file() else None
+        for end in value if isinstance(value, list) else [value]:
+            end = end.get("content") if isinstance(end, dict) else end
+            token = library.token_to_id(end) if isinstance(end, str) else end
+            if end is not None and (type(token) is not int or token not in added):
+                raise ValueError(f"{folder / name} names {end!r:.50} as the end token ({key}), which is no special token "
+                                 "of tokenizer.json: correct the one that is wrong")
+            found.append(token)
+    if not any(token is not None for token in found):
+        raise ValueError(f"{folder / 'tokenizer.json'} has neither <|im_end|> nor <|endoftext|>, and no file beside it "
+                         "names an end token: set eos_token_id in generation_config.json, or no response could end")
+    return list(dict.fromkeys(token for token in found if token is not None))
+
+
+def writes_chatml(folder: Path) -> bool:
+    """Whether the chat template of a folder is ChatML; true where the folder says nothing about its tokenizer.
+
+    That doesn't tell a chat model from a base one: Qwen2.5's base models come with the same template.
+    """
+    texts = [file.read_text(encoding="utf-8") for file in folder.glob("chat_template.jinja")]
+    for file in (folder / "tokenizer_config.json", folder / "chat_template.json"):
+        texts += [str(read_json(file).get("chat_template"))] if file.is_file() else []
+    return not texts or any(CHATML in text for text in texts)

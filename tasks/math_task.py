@@ -119,11 +119,16 @@ USER = ("{question} Show your work, and then give the final answer, a number alo
         "<think> ... </think>\n<answer> ... </answer>")
 CHAT = (f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n{USER}<|im_end|>\n"
         "<|im_start|>assistant\nLet me solve this step by step.\n<think>")
+PLAIN = "{question}\n<think>"
 
 
-def prompt(problem: Problem, chat: bool) -> str:
-    """The prompt, which ends in `<think>`: ChatML for a chat model, the question alone for any other."""
-    return CHAT.replace("{question}", problem.question) if chat else f"{problem.question}\n<think>"
+def prompt(problem: Problem, chat: bool) -> tuple[str, str, str]:
+    """The prompt, which ends in `<think>`: ChatML for a chat model, the question alone for any other.
+
+    In three pieces, so that `<|im_end|>` in a question, the second, stays characters.
+    """
+    before, after = (CHAT if chat else PLAIN).split("{question}")
+    return before, problem.question, after
 
 
 MAX_LENGTH = 100  # characters of an answer

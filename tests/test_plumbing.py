@@ -18,8 +18,9 @@ from safetensors.torch import save_file
 import train
 from methods import MITIGATIONS
 from plumbing import flags, progress, run_folder
-from plumbing.files import read_json, read_tensors, replace_file, weight_files
+from plumbing.files import read_json, read_tensors, replace_file
 from plumbing.metrics import ALWAYS, write_credit_log
+from plumbing.model_folder import weight_files
 from plumbing.progress import Progress
 from plumbing.runs import EARLY, is_finished, read_config
 from tests.fixtures import make_batch, refused
@@ -206,6 +207,22 @@ def test_a_broken_safetensors_file_is_named(tmp_path):
         read_tensors(file)
 
 
+def test_shards_without_an_index_are_complete_by_their_names(tmp_path):
+    """Guards against a model that lacks its last shard, and against shards of an older checkpoint among the others."""
+    names = [f"model-{i:05d}-of-00003.safetensors" for i in (1, 2, 3)]
+    for name in names[:2]:
+        (tmp_path / name).touch()
+    with pytest.raises(FileNotFoundError, match=f"{names[2]} is missing"):
+        weight_files(tmp_path)
+    (tmp_path / names[2]).touch()
+    assert weight_files(tmp_path) == [tmp_path / name for name in names]
+    for other in ("model-00001-of-00002.safetensors", "model-00004-of-00004.safetensors"):
+        (tmp_path / other).touch()
+        with pytest.raises(ValueError, match="shards of several checkpoints"):
+            weight_files(tmp_path)
+        (tmp_path / other).unlink()
+
+
 def test_weight_files_are_one_file_or_the_shards_of_the_index(tmp_path):
     with pytest.raises(FileNotFoundError, match="model.safetensors is missing"):
         weight_files(tmp_path)
@@ -229,6 +246,9 @@ def test_weight_files_are_one_file_or_the_shards_of_the_index(tmp_path):
 
 
 SOURCE = {"the task": "def grade"}
+BESIDE = {"tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
+          "vocab.json", "merges.txt", "generation_config.json", "chat_template.jinja", "chat_template.json",
+          "additional_chat_templates/rag.jinja"}
 
 
 class Counter(torch.nn.Module):
@@ -243,7 +263,8 @@ class Counter(torch.nn.Module):
 def new(tmp_path, monkeypatch):
     """A run that has only begun, and its settings: a state every 2 steps and a checkpoint every 3."""
     (tmp_path / "model").mkdir()
-    for name in ("tokenizer.json", "generation_config.json", "config.json", "model.safetensors"):
+    (tmp_path / "model" / "additional_chat_templates").mkdir()
+    for name in (*BESIDE, "config.json", "model.safetensors", "optimizer.pt", "trainer_state.json", "README.md"):
         (tmp_path / "model" / name).write_text("{}")
     (tmp_path / "r.part").mkdir()  # somebody's own
     (tmp_path / ".r.starting" / "old").mkdir(parents=True)  # of a run that was killed while it created its folder
@@ -285,11 +306,12 @@ def bytes_of(run):
 
 
 def test_a_new_run_folder_holds_config_header_and_tokenizer(new):
+    """Guards against a checkpoint without its chat template or end tokens, too."""
     run, s = new
     assert (run.parent / "r.part").is_dir() and not (run.parent / ".r.starting").exists()
     found = {str(p.relative_to(run)) for p in run.rglob("*")}
     assert found == {"config.json", "metrics.csv", "credit", "lock", "writer", "checkpoint",
-                     "checkpoint/tokenizer.json", "checkpoint/generation_config.json"}
+                     "checkpoint/additional_chat_templates", *(f"checkpoint/{name}" for name in BESIDE)}
     config = read_json(run / "config.json")
     assert config["settings"] == vars(s)
     assert config["method"] == {"k": 2}

@@ -4,6 +4,7 @@ The oracles are random models of transformers, direct formulas in float64, and a
 """
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Callable
 
@@ -151,6 +152,7 @@ def test_transformers_reads_what_we_save(family, tied, dtype, tmp_path):
     assert not any(report[problem] for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert hf.config.architectures == [HF[family][1].__name__]
     saved = json.loads((tmp_path / "a new" / "folder" / "config.json").read_text())
+    assert saved["rope_theta"] == saved["rope_parameters"]["rope_theta"] == hf.config.rope_parameters["rope_theta"]
     assert [saved["dtype"], saved["torch_dtype"]] == [str(dtype).removeprefix("torch.")] * 2
     theirs, ours = dict(hf.named_parameters()), dict(model.named_parameters())
     assert theirs.keys() == ours.keys()
@@ -176,10 +178,17 @@ def config(**changes) -> Callable[[Path], None]:
     return lambda folder: edit_config(folder, **changes)
 
 
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 64}
 NORM, Q = "model.norm.weight", "model.layers.1.self_attn.q_proj.weight"
 DAMAGES = {  # what to do to a good Qwen2 folder, and words that the message must have; more in test_plumbing.py
     "no config": (lambda f: (f / "config.json").unlink(), FileNotFoundError, ["checkpoint", "config.json"]),
-    "llama": (config(model_type="llama"), ValueError, ["model_type", "llama"]),
+    "a name of the hub": (shutil.rmtree, FileNotFoundError, ["checkpoint", "hf download"]),
+    "LoRA": (lambda f: (f / "adapter_config.json").touch(), ValueError, ["checkpoint", "merge_and_unload"]),
+    "GGUF": (lambda f: (f / "model.safetensors").rename(f / "q4.gguf"), ValueError, ["lab.real.weights --gguf"]),
+    "pickled": (lambda f: (f / "model.safetensors").rename(f / "pytorch_model-00001-of-00002.bin"),
+                ValueError, ["checkpoint", "safetensors with save_pretrained"]),
+    "mixture of experts": (config(model_type="qwen2_moe"), ValueError, ["model_type", "qwen2_moe"]),
     "yarn, new": (config(rope_parameters={"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0}),
                   ValueError, ["config.json", "rope_type"]),
     "yarn, old": (lambda f: edit_config(f, drop=("rope_parameters",), rope_theta=1e6, rope_scaling={"type": "yarn"}),
@@ -194,6 +203,18 @@ DAMAGES = {  # what to do to a good Qwen2 folder, and words that the message mus
     "a billion layers": (config(num_hidden_layers=10**6), ValueError, ["asks for 1000000 layers", "fewer"]),
     "Qwen3 with biases": (lambda f: hf_model("qwen3", attention_bias=True).save_pretrained(f),
                           ValueError, ["config.json", "attention_bias"]),
+    "Llama with biases": (lambda f: hf_model("llama", attention_bias=True, mlp_bias=True).save_pretrained(f),
+                          ValueError, ["config.json", "attention_bias, mlp_bias"]),
+    "Llama 3.1": (lambda f: hf_model("llama", rope_scaling=LLAMA3).save_pretrained(f), ValueError, ["rope_type"]),
+    "Llama in slices": (config(pretraining_tp=2), ValueError, ["config.json", "pretraining_tp"]),
+    "two thetas": (config(rope_theta=5e5), ValueError, ["config.json", "rope_theta, [1000000.0, 500000.0]"]),
+    "half of RoPE": (config(rope_parameters={"rope_theta": 1e4, "partial_rotary_factor": 0.5}),
+                     ValueError, ["config.json", "partial_rotary_factor"]),
+    "quantized": (config(quantization_config={"quant_method": "fp8"}), ValueError, ["config.json", "quantization"]),
+    "untied by its file": (config(tie_word_embeddings=True),
+                           ValueError, ["checkpoint", "lm_head.weight", "tie_word_embeddings to false"]),
+    "no output matrix": (lambda f: edit_tensors(f, lambda t: t.pop("lm_head.weight")),
+                         ValueError, ["checkpoint lacks lm_head.weight", "tie_word_embeddings to true"]),
 }
 
 

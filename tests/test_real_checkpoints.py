@@ -1,4 +1,4 @@
-"""Tests with the shapes of published checkpoints: Qwen2.5-0.5B and Qwen3-0.6B, without downloading them.
+"""Tests with the shapes of published checkpoints: Qwen2.5-0.5B, Qwen3-0.6B and SmolLM2-135M, without a download.
 
 transformers writes random checkpoints with the published config.json, or with fewer layers and a smaller hidden size,
 but always with all 151,936 rows of the embedding. The tokenizer is laid out like Qwen's: it has fewer tokens than that,
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizers import pre_tokenizers
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
 import countdown_task
 import train
@@ -20,10 +20,12 @@ from countdown_task import Puzzle
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import load_model
 from rollout import Queries, generate_shared, token_batch
-from tests.random_checkpoints import FAMILIES, HF, assert_close, assert_same_logits, random_tokens, randomize
+from tests.random_checkpoints import (FAMILIES, HF, assert_close, assert_same_logits, hf_model, random_tokens,
+                                      randomize)
+from tests.test_tokenizer import build
 
 V = 151_936  # rows of the embedding
-REAL = {"qwen2": 151_665, "qwen3": 151_669}  # tokens
+REAL = {"qwen2": 151_665, "qwen3": 151_669, "llama": 49_152}  # tokens
 COMMON = dict(attention_dropout=0.0, bos_token_id=151643, eos_token_id=151645, hidden_act="silu", vocab_size=V,
               initializer_range=0.02, rms_norm_eps=1e-6, rope_theta=1000000.0, tie_word_embeddings=True,
               torch_dtype="bfloat16", use_cache=True, use_sliding_window=False)
@@ -36,7 +38,13 @@ CONFIG = {  # the published config.json
         architectures=["Qwen3ForCausalLM"], model_type="qwen3", hidden_size=1024, intermediate_size=3072,
         num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8, head_dim=128,
         max_position_embeddings=40960, max_window_layers=28, sliding_window=None, rope_scaling=None,
-        attention_bias=False, transformers_version="4.51.0")}
+        attention_bias=False, transformers_version="4.51.0"),
+    "llama": COMMON | dict(
+        architectures=["LlamaForCausalLM"], model_type="llama", hidden_size=576, intermediate_size=1536,
+        num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3, max_position_embeddings=8192,
+        vocab_size=49_152, rms_norm_eps=1e-5, rope_theta=100000.0, rope_interleaved=False, rope_scaling=None,
+        attention_bias=False, mlp_bias=False, pretraining_tp=1, bos_token_id=1, eos_token_id=2,
+        transformers_version="4.42.3")}
 PUZZLE = Puzzle((3, 4, 5), 8)
 
 
@@ -90,7 +98,7 @@ def write_tokenizer(folder: Path, family: str) -> None:
         decoder=byte_level, model=bpe)))
 
 
-@pytest.fixture(scope="module", params=HF)
+@pytest.fixture(scope="module", params=ADDED)
 def folder(request, tmp_path_factory):
     """A folder like Qwen's, small but for the vocabulary. Rows above the tokenizer's would have nearly all probability.
 
@@ -154,3 +162,44 @@ def test_right_responses_from_model_to_reward(folder):
         assert "".join("FRS"[role] for role in batch.role[i]) == "".join(role for _, role in pieces) + "S"
         assert batch.in_answer[i].tolist() == [t >= len(ids) - len(ANSWER) for t in range(len(ids) + 1)]
         assert [TEXT[slice(*span)] for span in batch.spans[i]] == [piece for piece, _ in pieces] + [""]
+
+
+# ------------------------------------------------------------------------------------ a checkpoint goes in and comes out
+
+TEMPLATE = """{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}
+{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+MESSAGES = [{"role": "user", "content": "How many?"}]
+
+
+@FAMILIES
+def test_a_trained_checkpoint_is_whole(family, tmp_path, monkeypatch):
+    """transformers reads it as the same model, and what it saves again, in shards, is read here as the same.
+
+    Guards against a lost chat template, generation_config.json or tokenizer file, and weights that were not trained.
+    """
+    given, run, again = tmp_path / "given", tmp_path / "run", tmp_path / "again"
+    given.mkdir()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(build(given) / "tokenizer.json"), eos_token="<|im_end|>",
+                                        chat_template={"default": TEMPLATE, "rag": TEMPLATE * 2})
+    tokenizer.save_pretrained(given)
+    sizes = dict(vocab_size=len(tokenizer) + 5, max_position_embeddings=2048, eos_token_id=tokenizer.eos_token_id)
+    hf_model(family, **sizes).save_pretrained(given)
+    settings = GenerationConfig(eos_token_id=[tokenizer.eos_token_id], temperature=0.7, do_sample=True)
+    settings.save_pretrained(given)
+    monkeypatch.setattr("sys.argv", ["train.py", *"--task math --questions 1 --answers 2 --max_new_tokens 4 --steps 1 "
+                                     "--eval_problems 1 --reward random --lr 0.01 --checkpoint_every 1".split(),
+                                     "--model", str(given), "--out", str(run)])
+    train.main()
+    model = load_model(run / "checkpoint")
+    assert not torch.equal(model.output_weight, load_model(given).output_weight)
+    for folder in (run / "checkpoint", run / "checkpoints" / "step-000001"):
+        assert {f.name for f in folder.rglob("*")} == {f.name for f in given.rglob("*")}
+        hf, reread = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+        assert_same_logits(hf, model, random_tokens(2, 20))
+        assert reread.chat_template == tokenizer.chat_template
+        assert reread.apply_chat_template(MESSAGES) == tokenizer.apply_chat_template(MESSAGES)
+        assert hf.generation_config.to_diff_dict() == settings.to_diff_dict()
+    hf.save_pretrained(again, max_shard_size="10KB")
+    assert_same_logits(hf, load_model(again), random_tokens(2, 20))
+    (again / "model.safetensors.index.json").unlink()
+    assert_same_logits(hf, load_model(again), random_tokens(2, 20))

@@ -217,7 +217,7 @@ def test_rollouts_do_not_depend_on_how_many_are_sampled_together(hashed, monkeyp
 class Digits:
     """A tokenizer of five tokens: a text is its tokens, and 0 is the end token."""
 
-    end_tokens, size, chat = [0], 5, False
+    end_tokens, size, chat, start = [0], 5, False, []
 
     def encode(self, text):
         return [int(digit) for digit in text]

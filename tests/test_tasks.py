@@ -320,8 +320,9 @@ def test_a_broken_file_is_refused_in_one_sentence(name, content, said, tmp_path)
 
 def test_prompts():
     problem = Problem("How {many}?", Fraction(3))
-    assert math_task.prompt(problem, chat=False) == "How {many}?\n<think>"
-    chat = math_task.prompt(problem, chat=True)
+    assert "".join(math_task.prompt(problem, chat=False)) == "How {many}?\n<think>"
+    assert [math_task.prompt(problem, chat)[1] for chat in (True, False)] == ["How {many}?"] * 2
+    chat = "".join(math_task.prompt(problem, chat=True))
     assert "user\nHow {many}? Show your work" in chat and chat.endswith("step by step.\n<think>")
     instruction = chat.rpartition("<|im_start|>assistant")[0]
     assert all(instruction.count(tag) == 1 for tag in ("<think> ... </think>\n<answer> ... </answer>", "<answer>"))

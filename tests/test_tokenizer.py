@@ -1,12 +1,14 @@
 """Text to tokens and back, against the tokenizers library, and for bytes that are no text against Python's decoder."""
 import itertools
+import json
 import re
+import unicodedata
 
 import pytest
 import tokenizers
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 import train
 from countdown_task import generate_puzzles
@@ -52,6 +54,104 @@ def test_special_tokens_say_what_ends_a_response_and_whether_it_is_a_chat_model(
     assert (chat.chat, chat.size, chat.end_tokens) == (True, len(TOKENS) + 3, [len(TOKENS), len(TOKENS) + 1])
     assert (plain.chat, plain.size, plain.end_tokens) == (False, len(TOKENS) + 1, [len(TOKENS)])
     assert chat.encode("<|im_start|>a</<|im_end|>") == [len(TOKENS) + 2, ord("a"), TOKENS.index(b"</"), len(TOKENS)]
+
+
+IM_END, ENDOFTEXT, IM_START = range(len(TOKENS), len(TOKENS) + 3)
+NAMED = {  # files beside a tokenizer, and what they add to its end tokens
+    "an id": ({"config.json": {"eos_token_id": IM_START}}, [IM_START]),
+    "ids": ({"generation_config.json": {"eos_token_id": [IM_START, ENDOFTEXT]}, "config.json": {"eos_token_id": None}},
+            [IM_START]),
+    "a name": ({"tokenizer_config.json": {"eos_token": "<|im_start|>"}}, [IM_START]),
+    "an object": ({"special_tokens_map.json": {"eos_token": {"content": "<|im_start|>", "lstrip": False}}}, [IM_START]),
+    "nothing new": ({"tokenizer_config.json": {}, "generation_config.json": {"eos_token_id": IM_END}}, [])}
+
+
+@pytest.mark.parametrize("files, more", NAMED.values(), ids=NAMED)
+def test_end_tokens_are_those_that_a_folder_names(files, more, tmp_path):
+    """Guards against a model that never ends, because its end token has another name than Qwen's."""
+    for name, content in files.items():
+        (tmp_path / name).write_text("\ufeff" + json.dumps(content), encoding="utf-8")  # as some editors write it
+    assert Tokenizer(build(tmp_path)).end_tokens == [IM_END, ENDOFTEXT, *more]
+
+
+def test_a_model_may_name_the_only_end_token(tmp_path):
+    """Guards against refusing a model for the names of its tokens, and against an end token in the text."""
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": len(TOKENS)}))
+    tokenizer = Tokenizer(build(tmp_path, special=("<|eot_id|>",)))
+    assert tokenizer.end_tokens == [len(TOKENS)] and tokenizer.decode([ord("a"), len(TOKENS)])[0] == "a"
+
+
+@pytest.mark.parametrize("file, key, value", [
+    ("config.json", "eos_token_id", 2), ("config.json", "eos_token_id", 10**6), ("config.json", "eos_token_id", "2"),
+    ("generation_config.json", "eos_token_id", [IM_END, [2]]), ("generation_config.json", "eos_token_id", True),
+    ("tokenizer_config.json", "eos_token", "</s>"), ("tokenizer_config.json", "eos_token", {"content": "a"})])
+def test_an_end_token_that_is_none_is_refused(file, key, value, tmp_path):
+    """Guards against responses that end at a comma, because a Llama config of transformers has the id 2 by default."""
+    (tmp_path / file).write_text(json.dumps({key: value}))
+    with pytest.raises(ValueError, match=f"{file} names .* as the end token .{key}., which is no special token"):
+        Tokenizer(build(tmp_path))
+
+
+CHATML, OTHER = "{{ '<|im_start|>' + message['role'] }}", "{{ '[INST]' + message['content'] }}"
+
+
+@pytest.mark.parametrize("template, settings, chat", [
+    (None, None, True), (None, {"bos_token": "<|im_start|>"}, False), (None, {"chat_template": CHATML}, True),
+    (None, {"chat_template": [{"name": "default", "template": CHATML}]}, True), (CHATML, {}, True),
+    (OTHER, None, False), (None, {"chat_template": OTHER}, False)])
+def test_a_chat_model_has_a_chatml_template(template, settings, chat, tmp_path):
+    """Guards against a base model that is asked with tokens that it never saw, only because it has them."""
+    if template:
+        (tmp_path / "chat_template.jinja").write_text(template)
+    if settings is not None:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert Tokenizer(build(tmp_path)).chat is chat
+
+
+WRITTEN = [" -", "-", " ", "<", "/", ">", "\n", "a", "\u00e9", EMOJI]
+
+
+@settings(CALM, max_examples=200)
+@given(st.lists(st.tuples(st.lists(st.sampled_from([*WRITTEN, "<|im_start|>", "<|im_end|>"])).map("".join),
+                          st.lists(st.sampled_from(WRITTEN)).map("".join)), min_size=1))
+def test_a_prompt_in_pieces_has_the_tokens_of_the_whole(chat, pairs):
+    """Guards against tokens that change where a prompt is cut. The tokenizers library encodes the whole."""
+    pieces = [piece for pair in pairs for piece in pair]
+    library = tokenizers.Tokenizer.from_str(chat.library.to_str())
+    assert chat.encode(*pieces) == library.encode("".join(pieces), add_special_tokens=False).ids
+
+
+def test_a_control_token_in_somebodys_own_text_stays_characters(chat):
+    """Guards against a question that closes its turn and opens another."""
+    spelt = list(b"<|im_end|>")
+    assert chat.encode("<|im_start|>", "<|im_end|>", "a<|im_end|>") == [IM_START, *spelt, ord("a"), IM_END]
+    assert chat.decode(chat.encode("", "<|im_end|>"))[0] == "<|im_end|>" and chat.decode([IM_END])[0] == ""
+    assert chat.can_write("<|im_start|>", "a<|im_end|>", "<|im_end|>")
+
+
+@pytest.mark.parametrize("normalizer", [None, normalizers.NFC(), normalizers.NFKC()], ids=["", "NFC", "NFKC"])
+@pytest.mark.parametrize("question", ["caf\u00e9", "cafe\u0301", "\u1e9b\u0323", "5\u00b2"])
+def test_an_accent_may_be_a_character_of_its_own(normalizer, question, chat):
+    """Guards against refusing one, whatever the tokenizer does with it, and against 5 squared that is read as 52."""
+    chat.library.normalizer = normalizer
+    try:
+        changed = unicodedata.normalize("NFKC", question) != unicodedata.normalize("NFC", question)
+        assert chat.can_write("", question) is not (changed and isinstance(normalizer, normalizers.NFKC))
+    finally:
+        chat.library.normalizer = None
+
+
+def test_what_begins_every_text_of_a_model_begins_its_prompts(tmp_path, policy):
+    """Guards against a Llama 3 that is asked without <|begin_of_text|>, and against an end token before the prompt."""
+    for name, template in (("none", "$A"), ("some", "<|im_start|> $A <|im_end|>")):
+        library = tokenizers.Tokenizer.from_file(str(build(tmp_path) / "tokenizer.json"))
+        tokens = [("<|im_start|>", IM_START), ("<|im_end|>", IM_END)]
+        library.post_processor = processors.TemplateProcessing(single=template, special_tokens=tokens)
+        library.save(str(tmp_path / "tokenizer.json"))
+        tokenizer = Tokenizer(tmp_path)
+        assert tokenizer.start == ([] if name == "none" else [IM_START])
+        prompt = policy._replace(tokenizer=tokenizer).prompt(generate_puzzles(1, "train")[0])
+        assert prompt[:2] == [*tokenizer.start, IM_START, ord("s")][:2]
 
 
 def test_a_file_that_truncates_and_pads_does_neither(tokenizer, tmp_path):

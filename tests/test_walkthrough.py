@@ -42,7 +42,7 @@ LR = 0.01
 class TinyTokenizer:
     """A tokenizer with the vocabulary above."""
 
-    end_tokens, chat = [0], False
+    end_tokens, chat, start = [0], False, []
 
     def encode(self, text):
         return PROMPT

@@ -1,0 +1,109 @@
+"""A model folder as Hugging Face lays it out: weights in one file or in shards, and what transformers reads beside them.
+
+What can't be read is refused in a sentence that says what to do.
+"""
+import re
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from plumbing.files import check_fields, read_json, read_tensors
+
+# Tokenizers, chat templates and the defaults of `generate`. They are named, because a folder may hold much else that
+# doesn't belong to a model: optimizer states, logs, the weights in other formats.
+BESIDE = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template*",
+          "additional_chat_templates/*.jinja", "generation_config.json")
+FOREIGN = {  # what a folder holds instead of a model's weights
+    "adapter_config.json": "a LoRA adapter: merge it into its model with merge_and_unload of peft, and save_pretrained",
+    "*.gguf": "a GGUF file: convert it with `python -m lab.real.weights --gguf FILE --out FOLDER`",
+    "pytorch_model*.bin": "pickled weights: load them with transformers, and write safetensors with save_pretrained",
+}
+
+
+def files_beside(folder: Path) -> list[Path]:
+    """What a folder holds beside config.json and the weights, and a checkpoint must have, too."""
+    return sorted(file for pattern in BESIDE for file in folder.glob(pattern) if file.is_file())
+
+
+def check_folder(folder: Path) -> None:
+    """FileNotFoundError or ValueError where there is no model folder, but something that people take for one."""
+    if not folder.is_dir() and folder.suffix != ".gguf":
+        raise FileNotFoundError(f"there is no folder {folder}: make one with `hf download NAME --local-dir FOLDER`")
+    whole = any(folder.glob("model*.safetensors*"))  # also an index
+    for pattern, found in FOREIGN.items():
+        here = folder.match(pattern) or any(folder.glob(pattern))
+        if here and (pattern == "adapter_config.json" or not whole):  # without its adapter it is another model
+            raise ValueError(f"{folder} is {found}" if folder.is_file() else f"{folder} holds {found}")
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"{folder} is not a model folder: it has no config.json")
+
+
+def rope_theta(config: dict) -> float:
+    """RoPE's theta in a config.json without its nulls, wherever transformers 4 or 5 puts it.
+
+    ValueError for a RoPE that is not the plain one, and where there are two values: each version would read its own.
+    """
+    ropes = {name: config.get(name, {}) for name in ("rope_parameters", "rope_scaling")}  # of transformers 5 and 4
+    check_fields(ropes, dict.fromkeys(ropes, dict), "config.json")
+    for rope in ropes.values():
+        nested = any(isinstance(value, dict) for value in rope.values())  # one RoPE for each kind of layer
+        if rope.get("rope_type", rope.get("type", "default")) != "default" or "factor" in rope or nested:
+            raise ValueError("config.json sets rope_type to a value that is not supported: take a checkpoint without "
+                             "scaled RoPE")
+    if any(fields.get("partial_rotary_factor", 1) != 1 for fields in (*ropes.values(), config)):
+        raise ValueError("config.json sets partial_rotary_factor to a value that is not supported: take another model")
+    thetas = [fields["rope_theta"] for fields in (*ropes.values(), config) if "rope_theta" in fields]
+    if any(theta != thetas[0] for theta in thetas):
+        raise ValueError(f"config.json has two values of rope_theta, {thetas!r:.50}: leave only the right one")
+    return thetas[0] if thetas else 10000.0
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder: model.safetensors, or else the shards that its index names, or that it has.
+
+    FileNotFoundError where one of them is missing; without an index, their names say how many there are.
+    """
+    index, names = folder / "model.safetensors.index.json", {"model.safetensors"}
+    shards = {file.name for file in folder.glob("model-*.safetensors")}
+    if (folder / "model.safetensors").is_file():
+        pass
+    elif index.is_file():
+        content = read_json(index)
+        check_fields(content, {"weight_map": dict}, index)
+        check_fields(content["weight_map"], dict.fromkeys(content["weight_map"], str), index)
+        names = set(content["weight_map"].values())
+        if outside := [name for name in names if Path(name).name != name]:
+            raise ValueError(f"{index} names {min(outside)}, which is no file of this folder")
+    elif total := re.search(r"-of-(\d{5})\.", min(shards, default="")):
+        names = {f"model-{i:05d}-of-{total[1]}.safetensors" for i in range(1, int(total[1]) + 1)}
+        if shards - names:
+            raise ValueError(f"{folder} holds shards of several checkpoints, and no {index.name}: remove the others")
+    for name in sorted(names):
+        if not (folder / name).is_file():
+            raise FileNotFoundError(f"{folder / name} is missing")
+    return [folder / name for name in sorted(names)]
+
+
+def read_weights(folder: Path, device: str | torch.device, dtype: torch.dtype, tied: bool) -> dict[str, Tensor]:
+    """The tensors of a folder, by name. tied: its config says that the output matrix is the embedding.
+
+    ValueError where a file, a tensor or a matrix of the output contradicts another, or the configuration.
+    """
+    found = {}
+    for file in weight_files(folder):
+        tensors = read_tensors(file, device, dtype)
+        if twice := found.keys() & tensors.keys():
+            raise ValueError(f"{min(twice)} is in two of the files of {folder}: remove the one that is left over")
+        found |= tensors
+    # A constant that old versions of transformers saved.
+    found = {name: tensor for name, tensor in found.items() if not name.endswith("rotary_emb.inv_freq")}
+    embedding = found.get("model.embed_tokens.weight")
+    output = found.pop("lm_head.weight", None) if tied else found.get("lm_head.weight")
+    if tied and output is not None and embedding is not None and not torch.equal(output, embedding):
+        raise ValueError(f"{folder} has a lm_head.weight that is not the embedding, but its config.json ties the two: "
+                         "set tie_word_embeddings to false to use it, or remove the tensor")
+    if not tied and output is None:
+        raise ValueError(f"{folder} lacks lm_head.weight: set tie_word_embeddings to true in its config.json if the "
+                         "output matrix is the embedding, else download it again")
+    return found
