@@ -353,5 +353,6 @@ def test_every_credit_function_that_finds_what_it_needs_gives_credit(name, refus
         credit = MITIGATIONS[method](batch)
         assert credit.shape == batch.mask.shape and credit.isfinite().all(), method
     for method in refused:
-        with pytest.raises(ValueError, match=f"--mitigation {method} needs .*, which the task {name} doesn't have"):
+        said = f"--mitigation {method} needs .*, which is neither a function of the task {name} nor a head"
+        with pytest.raises(ValueError, match=said):
             load_policy(Settings(task=name, mitigation=method), needs=required(method, {}))
