@@ -23,14 +23,14 @@ from pathlib import Path
 import numpy as np
 
 from plumbing.progress import Progress
-from plumbing.report import (GREY, LETTERS, MIN_RESPONSES, PALETTE, SHADES, Estimate, Table, bins, clustered_mean,
-                             draw_tokens, interval, mean_height, new_figure, place_tokens, plt, pm, ratio, save_figure,
-                             t_estimate, t_statistics, write_csv)
+from plumbing.report import (GREY, MIN_RESPONSES, PALETTE, Estimate, Table, bins, clustered_mean, code_span,
+                             csv_rows, draw_blocks, interval, mean_height, new_figure, plt, pm, ratio, save_figure,
+                             spread_within, t_estimate, t_statistics, visible, write_csv)
 from plumbing.runs import (Group, Run, group_runs, heldout, is_finished, labels, read_config, read_credit, read_final,
-                           read_metrics, run_method, shared_settings, unequal_inputs, unequal_steps, unfinished,
-                           work_on_folders)
+                           read_metrics, run_method, sampled_puzzles, shared_settings, unequal_inputs, unequal_steps,
+                           unfinished, work_on_folders)
 from plumbing.tokenizer import Tokenizer
-from tasks.text import ROLES
+from tasks.text import ANSWER, END_ANSWER, END_THINK, ROLES, TAGS, format_reward
 
 MEASURES = ("contribution", "gradient")
 COLOURS = dict(zip(("reasoning", "filler", "structure"), PALETTE))
@@ -67,17 +67,6 @@ def read_log(run: Path, metrics: dict) -> dict[str, np.ndarray]:
     log["contribution"] = log["credit"] * log["logprob"]
     log["gradient"] = log["credit"] * log["logit_grad"]
     return log
-
-
-def sampled_puzzles(run: Path) -> dict[tuple[int, int], str]:
-    """The puzzles in samples.txt by step and group: headings `=== step 10  [3, 4, 5] -> 8  reward`, in their order."""
-    file, puzzles, groups = run / "samples.txt", {}, Counter()
-    for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else ():
-        if found := re.match(r"=== step (\d+)  (.*?)  reward\b", line):
-            step = int(found[1])
-            puzzles[step, groups[step]] = f"{found[2]}, ".replace("->", "→")
-            groups[step] += 1
-    return puzzles
 
 
 # ---------------------------------------------------------------------------------------- tables of one run
@@ -206,20 +195,57 @@ def table_tokens(log: dict, tokenizer: Tokenizer, count: int = 8) -> Table:
         tokens, counts = np.unique(log["token"][log["role"] == i], return_counts=True)
         for token in tokens[np.argsort(-counts, kind="stable")][:count]:
             selected = (log["role"] == i) & (log["token"] == token)
-            text = tokenizer.bytes[token].decode("utf-8", "replace") or tokenizer.library.id_to_token(int(token))
-            rows.append([role, f"`{text!r}`", f"{selected.sum():,}", *size_cells(log, selected),
+            rows.append([role, code_span(name_of(token, tokenizer)), f"{selected.sum():,}", *size_cells(log, selected),
                          *average_cells(log, selected, "logprob", "entropy")])
     header = ["type", "token", "count", *SIZE_HEADER, "log p", "entropy"]
     return Table("Top tokens of each type", f"The {count} most frequent. {CLUSTERED}", header, rows)
 
 
+def name_of(token: int, tokenizer: Tokenizer) -> str:
+    """A token as Python would write it: as text, or as bytes where it has but a part of a letter."""
+    letters = tokenizer.bytes[token] or tokenizer.library.id_to_token(int(token)).encode()  # an end token has no bytes
+    text = letters.decode("utf-8", "replace")
+    return repr(letters if "\ufffd" in text else text)
+
+
+def training_parts(log: dict) -> list[tuple[str, np.ndarray]]:
+    """Steps and tokens (N,) bool of each of up to ten parts of the run."""
+    part = bins(training_time(log), 10)
+    steps = [(log["step"][part == i], part == i) for i in np.unique(part)]
+    return [(f"{those.min()}-{those.max()}", selected) for those, selected in steps]
+
+
 def table_training(log: dict) -> Table:
     """The size of credit, and both measures by type of token, in up to ten parts of the run."""
-    part, rows = bins(training_time(log), 10), []
-    for i in np.unique(part):
-        steps, credit = log["step"][part == i], np.abs(log["credit"][part == i])
-        rows.append([f"{steps.min()}-{steps.max()}", average(credit), *role_cells(log, part == i)])
+    rows = [[steps, average(np.abs(log["credit"][selected])), *role_cells(log, selected)]
+            for steps, selected in training_parts(log)]
     return Table("Credit over training", CLUSTERED, ["steps", "size of credit", *ROLE_HEADER], rows)
+
+
+LAYOUT = {  # what format_reward asks of a response, and the header of its column
+    f"`{END_THINK}`": lambda text: END_THINK in text,
+    f"`{END_THINK}↵{ANSWER}`": lambda text: f"{END_THINK}\n{ANSWER}" in text,
+    f"`{ANSWER}` closed": lambda text: END_ANSWER in text.partition(ANSWER)[2],
+    f"one `{ANSWER}`": lambda text: text.count(ANSWER) == 1,
+    f"`{END_ANSWER}` last": lambda text: text.endswith(END_ANSWER),
+    "all of it": lambda text: format_reward(text) == 1}
+
+
+def table_layout(log: dict, tokenizer: Tokenizer) -> list[Table]:
+    """Which parts of the layout the responses have, in up to ten parts of the run; no table where they have no tag."""
+    responses = np.split(log["token"], np.flatnonzero(np.diff(log["id"])) + 1)
+    texts = [b"".join(tokenizer.bytes[token] for token in tokens).decode("utf-8", "replace") for tokens in responses]
+    if not any(tag in text for text in texts for tag in TAGS):
+        return []
+    rows = []
+    for steps, selected in training_parts(log):
+        some = [texts[i] for i in np.unique(log["id"][selected])]
+        others = Counter(tag for text in some for tag in {*re.findall(r"</[\w.:-]+>", text)}.difference(TAGS))
+        wrong = ", ".join(f"{code_span(tag)} {count / len(some):.1%}" for tag, count in others.most_common(2))
+        shares = (f"{sum(map(has, some)) / len(some):.1%}" for has in LAYOUT.values())
+        rows.append([steps, f"{len(some):,}", *shares, wrong])
+    note = "Shares of responses. All of it: and no further tag. Others: the two most frequent closing tags besides."
+    return [Table("Layout over training", note, ["steps", "responses", *LAYOUT, "others"], rows)]
 
 
 # -------------------------------------------------------------------------------------- pictures of one run
@@ -227,15 +253,18 @@ def table_training(log: dict) -> Table:
 
 def draw_learning(metrics: dict, method: str, file: Path) -> None:
     """Success and response length over the steps."""
-    figure, ((left, right),) = new_figure(2, 1, 3.4)
+    figure, ((left, right),) = new_figure(2, 1, 3.4, sharex=True)
     steps, success, error = heldout(metrics)
-    left.plot(metrics["step"], metrics["success"], color=GREY, lw=1, alpha=0.6, label="training rollouts")
+    dots = {"marker": "."} if len(metrics["step"]) < 20 else {}  # a line through one point is not seen
+    left.plot(metrics["step"], metrics["success"], color=GREY, lw=1, alpha=0.6, label="training rollouts", **dots)
     left.errorbar(steps, success, 1.96 * error, color=PALETTE[0], marker="o", capsize=3,
                   label="held-out puzzles, 95% interval")
-    left.set(xlabel="step", ylabel="success rate", title=f"{method}: puzzles solved", ylim=(0, 1))
+    left.set(xlabel="step", ylabel="success rate", ylim=(-0.02, 1.02))
+    left.set_title(f"{method}: puzzles solved, and response length", loc="left")  # it may be wider than the axes
     left.legend()
-    right.plot(metrics["step"], metrics["length"], color=PALETTE[0])
-    right.set(xlabel="step", ylabel="tokens in a response", title=f"{method}: response length", ylim=(0, None))
+    left.xaxis.get_major_locator().set_params(integer=True)
+    right.plot(metrics["step"], metrics["length"], color=PALETTE[0], **dots)
+    right.set(xlabel="step", ylabel="tokens in a response", ylim=(0, None))
     save_figure(figure, file)
 
 
@@ -262,7 +291,7 @@ def draw_role(axis: plt.Axes, log: dict, measure: str, role: int, part: np.ndarr
     selections = [(part == i) & (log["role"] == role) for i in range(5)]
     few = np.array([selected.sum() < FEW for selected in selections])  # (5,)
     mean, half = np.array([mean_size(log, selected, measure) for selected in selections]).T  # (5,), (5,)
-    x = np.arange(0.1, 1, 0.2) + 0.012 * (role - 1)  # shifted a little, so that intervals do not cover each other
+    x = np.arange(0.1, 1, 0.2) + 0.02 * (role - 1)  # shifted a little, so that intervals do not cover each other
     colour = COLOURS[ROLES[role]]
     axis.errorbar(x, np.where(few, np.nan, mean), half, color=colour, marker="os^"[role], capsize=3,
                   label=ROLES[role])
@@ -270,12 +299,16 @@ def draw_role(axis: plt.Axes, log: dict, measure: str, role: int, part: np.ndarr
 
 
 def choose_responses(log: dict) -> list[np.ndarray]:
-    """Rows of up to four responses: of the first and last step, one reinforced and one discouraged, to one puzzle."""
+    """Rows of up to four responses: of the first and last step, one reinforced and one discouraged, to one puzzle.
+
+    A puzzle that is solved by some and not by others comes first.
+    """
     chosen = []
     for step in sorted({log["step"].min(), log["step"].max()}):  # a run may have one step
         rows = np.flatnonzero(log["step"] == step)
         responses = np.split(rows, np.flatnonzero(np.diff(log["id"][rows])) + 1)
-        for group in np.unique(log["group"][rows]):
+        rewards = {group: log["reward"][rows][log["group"][rows] == group] for group in np.unique(log["group"][rows])}
+        for group in sorted(rewards, key=lambda group: -round(np.ptp(rewards[group]))):
             members = [response for response in responses if log["group"][response[0]] == group]
             better, worse = ([response for response in members if sign * log["advantage"][response[0]] > 0]
                              for sign in (1, -1))
@@ -290,40 +323,31 @@ def draw_run_tokens(log: dict, tokenizer: Tokenizer, method: str, puzzles: dict,
 
     puzzles: what is known of the puzzle of a (step, group), as text.
     """
-    blocks = []  # (heading, font weight, texts of tokens, their values)
-    for rows in choose_responses(log):
+    blocks = []
+    for i, rows in enumerate(choose_responses(log)):
         step, group, reward = (log[name][rows[0]] for name in ("step", "group", "reward"))
         credit = log["credit"][rows]  # (L,)
         texts = [tokenizer.bytes[token].decode("utf-8", "replace") for token in log["token"][rows]]
         shown = ([f" {credit[0]:+.2f} on every token "], credit[:1]) if np.ptp(credit) < 1e-6 else (texts, credit)
-        heading = f"Step {step}, {puzzles.get((step, group), '')}reward {reward:.2f}. Credit by {method}:"
-        blocks.append((heading, "bold", *shown))
-        gradient = log["gradient"][rows]  # (L,)
-        blocks.append(("Gradient in logit space, credit · ‖onehot − p‖:", "normal", texts, gradient))
-    scale = max([np.abs(values).max() for *_, values in blocks] + [1e-9])
-    # In lines of text: the last token's line, the heading and a gap.
-    heights = [place_tokens(texts, LETTERS)[-1][1] + 2.6 for *_, texts, _ in blocks]
-    figure, ((axis,),) = new_figure(1, 1, 0.21 * sum(heights) + 0.7)
-    axis.set(xlim=(0, LETTERS), ylim=(sum(heights), 0))
-    axis.axis("off")
-    for (heading, weight, texts, values), top in zip(blocks, np.cumsum([0, *heights])):
-        axis.text(0, top + 0.6, heading, va="center", weight=weight)
-        draw_tokens(axis, texts, values / scale, top + 1.2)
-    colours = plt.cm.ScalarMappable(plt.Normalize(-scale, scale), SHADES)
-    bar = figure.colorbar(colours, ax=axis, location="bottom", fraction=0.03, pad=0.01, aspect=60)
-    bar.set_label("below 0: made less likely        above 0: made more likely        (↵ line break, ■ end token)")
-    save_figure(figure, file)
+        puzzle = f". Puzzle: {puzzles[step, group]}" if (step, group) in puzzles else ""
+        heading = f"Step {step}, reward {reward:.2f}, credit by {method}{puzzle}"
+        blocks.append((heading, "bold", 1 if i % 2 else 6, *shown))  # the second one answers the same question
+        blocks.append(("Gradient in logit space, credit · ‖onehot − p‖", "normal", 1, texts, log["gradient"][rows]))
+    none = ("No puzzle of the first or last step has both a reinforced and a discouraged response", "bold", 1)
+    draw_blocks(blocks or [(*none, [" "], np.zeros(1))], "below 0: made less likely     above 0: made more likely     "
+                "(↵ line break, ⇥ tab, ■ end token, □ other letter)", file)
 
 
 def analyze_run(run: Path) -> None:
     """Print the tables of a run; write them and the pictures to its analysis/."""
-    method, metrics = method_name(run_method(read_config(run))), read_metrics(run)
+    method, metrics = visible(method_name(run_method(read_config(run)))), read_metrics(run)
     tokenizer = Tokenizer(run / "checkpoint")
     log, puzzles = read_log(run, metrics), sampled_puzzles(run)
     if not 0 <= log["token"].min() <= log["token"].max() < tokenizer.size:
         raise ValueError(f"{run / 'credit'} has tokens that {run / 'checkpoint' / 'tokenizer.json'} lacks")
     tables = [table_basics(log, metrics), table_statistics(log), table_t(log), table_positions(log), table_signs(log),
-              table_roles(log), table_roles_by_position(log), table_tokens(log, tokenizer), table_training(log)]
+              table_roles(log), table_roles_by_position(log), table_tokens(log, tokenizer), table_training(log),
+              *table_layout(log, tokenizer)]
     out = run / "analysis"
     out.mkdir(exist_ok=True)
     text = f"# {run.name}\n\n" + "\n".join(map(str, tables))
@@ -363,22 +387,6 @@ def summarize(run: Path) -> dict[str, float | dict]:
     tokens = {name: np.nansum(metrics[name]) for name in COSTS}
     return figures | tokens | spread_within(log["credit"], log["id"]) | {
         "gradient norm": grad_norm.mean(), "its spread": grad_norm.std(), "seconds a step": np.median(seconds)}
-
-
-def spread_within(credit: np.ndarray, response: np.ndarray) -> dict[str, float]:
-    """How unequally credit (N,) is spread over the tokens of each response (N,).
-
-    effective sample size: (sum w)^2 / (L sum w^2) with w = abs(credit), averaged over the responses with any credit:
-    1 where all L tokens receive the same, 1 / L where one receives all.
-    varies within: sum (credit - mean of its response)^2 / sum credit^2.
-    """
-    length = np.bincount(response)
-    size, square, signed = (np.bincount(response, x) for x in (np.abs(credit), credit**2.0, credit))
-    credited = square > 0
-    effective = ratio((size[credited] ** 2 / (length[credited] * square[credited])).sum(), credited.sum())
-    # Sum over a response of (c - mean)^2 = sum of c^2 - (sum of c)^2 / L.
-    within = square.sum() - (signed**2 / np.maximum(length, 1)).sum()
-    return {"effective sample size": effective, "varies within": ratio(within, square.sum())}
 
 
 def load_runs(folders: list[Path]) -> list[Run]:
@@ -434,18 +442,6 @@ def comparison_tables(records: dict[str, dict[str, Estimate]], warning: str = ""
 def figure_cell(name: str, e: Estimate) -> str:
     """A figure ± half of its interval, counts without decimals."""
     return pm(e.value, e.high - e.value, 0 if name in ("seeds", "steps") else 3)
-
-
-def csv_rows(records: dict[str, dict[str, Estimate]]) -> list[dict]:
-    """A row per method for table.csv: each figure, and the ends of its 95% interval where it has one."""
-    rows = []
-    for label, r in records.items():
-        row = {"method": label}
-        for name, e in r.items():
-            columns = {name: e.value, f"{name} low": e.low, f"{name} high": e.high}
-            row |= {column: f"{value:.6g}" for column, value in columns.items() if not np.isnan(value)}
-        rows.append(row)
-    return rows
 
 
 def draw_curves(groups: list[Group], file: Path) -> None:

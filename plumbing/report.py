@@ -3,6 +3,8 @@ import csv
 import functools
 import math
 import os
+import re
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +13,7 @@ import numpy as np
 
 os.environ["MPLBACKEND"] = "Agg"  # before matplotlib is imported: this backend needs no screen
 import matplotlib.pyplot as plt  # noqa: E402
+from matplotlib import font_manager  # noqa: E402
 from matplotlib.colors import LinearSegmentedColormap  # noqa: E402
 
 
@@ -43,6 +46,22 @@ def clustered_mean(values: np.ndarray, cluster: np.ndarray) -> tuple[float, floa
     mean, count = sums.sum() / sizes.sum(), (sizes > 0).sum()
     spread = ((sums - mean * sizes) ** 2).sum() * count / (count - 1) if count > 1 else float("nan")
     return float(mean), float(1.96 * np.sqrt(spread) / sizes.sum())
+
+
+def spread_within(credit: np.ndarray, response: np.ndarray) -> dict[str, float]:
+    """How unequally credit (N,) is spread over the tokens of each response (N,).
+
+    effective sample size: (sum w)^2 / (L sum w^2) with w = abs(credit), averaged over the responses with any credit:
+    1 where all L tokens receive the same, 1 / L where one receives all.
+    varies within: sum (credit - mean of its response)^2 / sum credit^2.
+    """
+    length = np.bincount(response)
+    size, square, signed = (np.bincount(response, x) for x in (np.abs(credit), credit**2.0, credit))
+    credited = square > 0
+    effective = ratio((size[credited] ** 2 / (length[credited] * square[credited])).sum(), credited.sum())
+    # Sum over a response of (c - mean)^2 = sum of c^2 - (sum of c)^2 / L.
+    within = square.sum() - (signed**2 / np.maximum(length, 1)).sum()
+    return {"effective sample size": effective, "varies within": ratio(within, square.sum())}
 
 
 def t_probability(t: float, freedom: float) -> float:
@@ -154,10 +173,30 @@ class Table:
         return f"## {self.title}\n{self.note}\n\n{lines}\n"
 
 
+def code_span(text: str, most: int = 40) -> str:
+    """A text of one line as Markdown code, cut after `most` letters; whatever backquotes it has end nothing."""
+    shown = text if len(text) <= most else text[: most - 1] + "…"
+    longest = max(map(len, re.findall("`+", shown)), default=0)
+    fence, gap = "`" * (longest + 1), " " * (longest > 0)
+    return f"{fence}{gap}{shown}{gap}{fence}"
+
+
 def pm(mean: float, error: float, digits: int = 3) -> str:
     """mean ± error; without an error the mean alone, without a mean an empty cell."""
     text = f"{round(mean, digits) + 0.0:.{digits}f}" if np.isfinite(mean) else ""  # + 0.0: no sign before a 0
     return f"{text} ± {error:.{digits}f}" if np.isfinite(error) else text
+
+
+def csv_rows(records: dict[str, dict[str, Estimate]]) -> list[dict]:
+    """A row per method for table.csv: each figure, and the ends of its 95% interval where it has one."""
+    rows = []
+    for label, r in records.items():
+        row = {"method": label}
+        for name, e in r.items():
+            columns = {name: e.value, f"{name} low": e.low, f"{name} high": e.high}
+            row |= {column: f"{value:.6g}" for column, value in columns.items() if not np.isnan(value)}
+        rows.append(row)
+    return rows
 
 
 def write_csv(rows: list[dict], file: Path) -> None:
@@ -176,7 +215,8 @@ PALETTE = ("#1a7fc1", "#d55e00", "#009e73", "#c26a9b")  # safe for colour blindn
 GREY = "#797979"  # of text and axes: equal contrast to white and to the dark background of GitHub
 PLUS, MINUS = "#f1a340", "#a794d0"  # of tokens above and below 0: black text is readable on both
 SHADES = LinearSegmentedColormap.from_list("credit", (MINUS, "white", PLUS))
-LETTERS = 84  # in a line of coloured tokens
+FONT, LETTER = "DejaVu Sans Mono", 0.60205  # comes with matplotlib; width of each of its letters in parts of its size
+LETTERS, LINE, HEADING = 84, 0.21, 10  # of coloured tokens: letters and inches of a line, points of a heading
 
 plt.rcParams.update(
     dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color"), GREY)
@@ -197,21 +237,71 @@ def save_figure(figure: plt.Figure, file: Path) -> None:
     plt.close(figure)
 
 
-def draw_tokens(axis: plt.Axes, texts: list[str], shares: np.ndarray, top: float = 0.0) -> None:
-    """Tokens in lines of LETTERS from line `top` down, each on a patch coloured by its share (L,) of the scale."""
-    size = 0.92 * WIDTH * 72 / LETTERS / 0.602  # points: axes are 0.92 of the width, a letter 0.602 of its size
+def draw_blocks(blocks: list[tuple[str, str, int, list[str], np.ndarray]], label: str, file: Path) -> None:
+    """Texts one below the other, their tokens coloured by a value on one scale, which stands below them.
+
+    Each block is a heading, its font weight and greatest number of lines, and the texts and values (L,) of tokens. The
+    axes have a fixed place: a layout engine would shrink them until the letters overlap.
+    """
+    shown = [(wrap_heading(heading, most), weight, *leave_out_middle(texts, values))
+             for heading, weight, most, texts, values in blocks]
+    scale = max(np.abs(values).max() for *_, values in shown) or 1
+    heights = [0.85 * len(lines) + place_tokens(texts, LETTERS)[-1][1] + 1.75 for lines, _, texts, _ in shown]
+    inches = LINE * sum(heights) + 0.65
+    figure = plt.figure(figsize=(WIDTH, inches), layout="none")
+    axis = figure.add_axes((0.01, 0.65 / inches, 0.98, 1 - 0.65 / inches), xlim=(0, LETTERS), ylim=(sum(heights), 0))
+    axis.axis("off")
+    for (lines, weight, texts, values), top in zip(shown, np.cumsum([0, *heights])):
+        for line in lines:
+            axis.text(0, top + 0.6, line, va="center", weight=weight, family=FONT, fontsize=HEADING)
+            top += 0.85
+        draw_tokens(axis, texts, values / scale, top + 0.35, 0.98)
+    bar = figure.add_axes((0.04, 0.48 / inches, 0.92, 0.12 / inches))
+    figure.colorbar(plt.cm.ScalarMappable(plt.Normalize(-scale, scale), SHADES), bar, orientation="horizontal",
+                    label=label)
+    save_figure(figure, file)
+
+
+def wrap_heading(text: str, most: int) -> list[str]:
+    """The lines of a heading, at most `most`."""
+    width = int(0.98 * WIDTH * 72 / (HEADING * LETTER))
+    return textwrap.wrap(visible(text), width, max_lines=most, placeholder=" …")
+
+
+def leave_out_middle(texts: list[str], values: np.ndarray, head: int = 7, tail: int = 3) -> tuple[list, np.ndarray]:
+    """Tokens and their values (L,); of more than head + tail + 1 lines only the first and last, and between them a line
+    that says how many tokens it stands for, with the value 0.
+    """
+    line = np.array([y for _, y, _ in place_tokens(texts, LETTERS)])  # (L,)
+    start, stop = np.searchsorted(line, (head, line[-1] + 1 - tail))
+    if line[-1] < head + tail + 1:
+        return texts, values
+    note = f"… {stop - start} more tokens".ljust(LETTERS)  # fills its line
+    return [*texts[:start], note, *texts[stop:]], np.concatenate([values[:start], [0], values[stop:]])
+
+
+def draw_tokens(axis: plt.Axes, texts: list[str], shares: np.ndarray, top: float = 0.0, width: float = 0.92) -> None:
+    """Tokens in lines of LETTERS from line `top` down, each on a patch coloured by its share (L,) of the scale.
+
+    width: of the axes, as a share of the figure's.
+    """
+    size = width * WIDTH * 72 / LETTERS / LETTER  # points
     for (x, y, text), share in zip(place_tokens(texts, LETTERS), shares):
         patch = plt.Rectangle((x, top + y + 0.03), len(text), 0.94, color=SHADES(0.5 + share / 2), lw=0, aa=False)
         axis.add_patch(patch)
-        axis.text(x, top + y + 0.5, text, va="center_baseline", family="monospace", fontsize=size, color="black",
-                  parse_math=False)
+        axis.text(x, top + y + 0.5, text, va="center_baseline", family=FONT, fontsize=size, color="black")
 
 
 def place_tokens(texts: list[str], columns: int) -> list[tuple[int, int, str]]:
-    """Column, line and visible text of each token, wrapped at `columns` characters; a line break shows as an arrow."""
+    """Column, line and visible text of each token, wrapped at `columns` characters; a line break shows as an arrow.
+
+    A token longer than a line is cut.
+    """
     x, y, placed = 0, 0, []
     for text in texts:
-        shown = text.replace("\n", "↵") or "■"  # the end token has no text
+        shown = visible(text) or "■"  # the end token has no text
+        if len(shown) > columns:
+            shown = shown[: columns - 1] + "…"
         if x + len(shown) > columns:
             x, y = 0, y + 1
         placed.append((x, y, shown))
@@ -219,3 +309,17 @@ def place_tokens(texts: list[str], columns: int) -> list[tuple[int, int, str]]:
         if "\n" in text:
             x, y = 0, y + 1
     return placed
+
+
+def visible(text: str) -> str:
+    """A text of as many letters in a line, each as wide as any other: what the font can't show becomes □."""
+    marks = {"\n": "↵", "\t": "⇥"}
+    return "".join(marks.get(c) or (c if ord(c) in letters_of_font() and c.isprintable() else "□") for c in text)
+
+
+@functools.cache
+def letters_of_font() -> set[int]:
+    """What FONT has, normal and bold, but for U+FFFD: that stands for a part of a letter."""
+    faces = (font_manager.FontProperties(family=FONT, weight=weight) for weight in ("normal", "bold"))
+    charmaps = (font_manager.get_font(font_manager.findfont(face)).get_charmap() for face in faces)
+    return set.intersection(*map(set, charmaps)) - {0xFFFD}

@@ -4,7 +4,9 @@ A run folder holds config.json, metrics.csv, credit/ and, once the run is finish
 """
 import csv
 import json
+import re
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, NamedTuple
@@ -131,6 +133,17 @@ def is_finished(run: Path) -> bool:
     settings = read_config(run)["settings"]
     k = settings["pass_at"]
     return final.get("step") == settings["steps"] and (k == 0 or f"pass@{k}" in final)
+
+
+def sampled_puzzles(run: Path) -> dict[tuple[int, int], str]:
+    """The puzzles in samples.txt by step and group: headings `=== step 10  [3, 4, 5] -> 8  reward`, in their order."""
+    file, puzzles, groups = run / "samples.txt", {}, Counter()
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else ():
+        if found := re.match(r"=== step (\d+)  (.*?)  reward\b", line):
+            step = int(found[1])
+            puzzles[step, groups[step]] = found[2].replace("->", "→")
+            groups[step] += 1
+    return puzzles
 
 
 # ------------------------------------------------------------------------------------ runs of the same method

@@ -3,9 +3,11 @@ import itertools
 import os
 import sys
 from pathlib import Path
+from unittest import mock
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import numpy as np
 import pytest
 import torch
 
@@ -76,6 +78,21 @@ def figures(monkeypatch):
     yield kept
     for figure in kept:
         close(figure)
+
+
+def check_texts(figure) -> None:
+    """Fails unless all texts of a figure can be read at 600 pixels of width, inside of it and apart from each other."""
+    figure.set_layout_engine("none")  # leave everything where it was when the figure was saved
+    with mock.patch.object(plt.Text, "draw", autospec=True, side_effect=plt.Text.draw) as drawn:
+        figure.canvas.draw()
+    texts = [call.args[0] for call in drawn.mock_calls]
+    texts = [text for text in texts if text.get_visible() and text.get_text().strip()]
+    boxes = np.array([text.get_window_extent().extents for text in texts])  # (n, 4) x0, y0, x1, y1 in dots
+    assert (boxes[:, :2] >= -1).all() and (boxes[:, 2:] <= np.array(figure.bbox.size) + 1).all()
+    overlap = np.minimum(boxes[:, None, 2:], boxes[:, 2:]) - np.maximum(boxes[:, None, :2], boxes[:, :2])  # (n, n, 2)
+    pairs = np.argwhere(np.triu((overlap > 2).all(2), 1))  # two dots: letters stand on whole ones
+    assert not len(pairs), [[texts[i].get_text() for i in pair] for pair in pairs[:3]]
+    assert min(text.get_fontsize() for text in texts) * 600 / figure.get_figwidth() / 72 > 9
 
 
 def refused(action, *arguments) -> str:

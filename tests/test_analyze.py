@@ -1,4 +1,5 @@
 """Every table of a run, and of runs compared, against numbers worked out by hand; pictures by what they draw."""
+import ast
 import csv
 import json
 import math
@@ -13,7 +14,7 @@ import torch
 import analyze
 from plumbing import metrics, report, runs
 from plumbing.metrics import COLUMNS
-from tests.fixtures import BUNDLED, make_batch
+from tests.fixtures import BUNDLED, check_texts, make_batch
 
 OF_LOG = {"reward": 0.6, "length": 3.0, "entropy": 1.0}  # means of a step of write_log
 
@@ -174,16 +175,43 @@ def test_top_tokens_are_counted_within_their_type(tokenizer):
     assert "im_end" in analyze.table_tokens(log | {"token": end}, tokenizer).rows[0][1]
 
 
+def test_every_token_has_a_name_that_says_what_it_is(tokenizer):
+    """Guards against parts of letters that all look the same."""
+    for token, letters in enumerate(tokenizer.bytes):
+        name = ast.literal_eval(analyze.name_of(token, tokenizer))
+        assert (name if isinstance(name, bytes) else name.encode()) == letters or token in tokenizer.end_tokens
+    assert any(analyze.name_of(token, tokenizer).startswith("b") for token in tokenizer.encode("你"))
+
+
+def test_parts_of_the_layout_by_hand(tokenizer):
+    """Guards against a part that takes in another, a tag counted twice in a response, and steps mixed up."""
+    steps = [["x</think>\n<answer>1</answer>", "x</think><answer>1</answer>", "y</think>\n<answer>1<answer>2</answer>",
+              "x</th>\n<answer>1</answer></th> Thanks! 你"], ["<answer>1</answer></b>", "</p></b> </b>"]]
+    written = [(step, tokenizer.encode(text) + tokenizer.end_tokens[:1]) for step in (1, 2) for text in steps[step - 1]]
+    log = {name: np.concatenate(values) for name, values in {
+        "step": [[step] * len(tokens) for step, tokens in written], "token": [tokens for _, tokens in written],
+        "id": [[i] * len(tokens) for i, (_, tokens) in enumerate(written)]}.items()}
+    [table] = analyze.table_layout(log, tokenizer)
+    assert table.rows == [
+        ["1-1", "4", "75.0%", "50.0%", "100.0%", "75.0%", "75.0%", "25.0%", "`</th>` 25.0%"],
+        ["2-2", "2", "0.0%", "0.0%", "50.0%", "50.0%", "0.0%", "0.0%", "`</b>` 100.0%, `</p>` 50.0%"]]
+    last = {name: values[log["id"] == 5] for name, values in log.items()}
+    assert analyze.table_layout(last | {"id": 0 * last["id"]}, tokenizer) == []  # another task's
+
+
 # ---------------------------------------------------------------------------------------------- pictures of one run
 
 
 def test_chosen_responses_answer_the_same_question():
     """Guards against pairs of different puzzles or in the other order, long responses, and one step shown twice."""
     log = dict(step=np.repeat([1, 2], 6), id=np.array([0, 1, 2, 3, 3, 4] * 2) + np.repeat([0, 5], 6),
-               group=np.array([0, 0, 1, 1, 1, 1] * 2), advantage=np.array([1, 0, -1, 2, 2, 1] * 2))
+               group=np.array([0, 0, 1, 1, 1, 1] * 2), advantage=np.array([1, 0, -1, 2, 2, 1] * 2), reward=np.zeros(12))
     assert [rows.tolist() for rows in analyze.choose_responses(log)] == [[5], [2], [11], [8]]
     single = {name: values[:6] for name, values in log.items()}
     assert [rows.tolist() for rows in analyze.choose_responses(single)] == [[5], [2]]
+    log = dict(step=np.ones(6, int), id=np.arange(6), group=np.repeat([0, 1, 2], 2), advantage=np.array([1, -1] * 3),
+               reward=np.array([0.1, 0.0, 1.1, 0.1, 1.1, 0.0]))  # the layout alone, then success in two groups
+    assert [rows.tolist() for rows in analyze.choose_responses(log)] == [[2], [3]]
 
 
 def test_the_picture_of_credit_shows_the_tables(tmp_path, figures):
@@ -218,6 +246,22 @@ def test_the_picture_of_tokens_shows_credit_and_gradient(run, tmp_path, figures,
     assert [p in text for text, p in zip(headings, ["[4, 3] → 7"] * 2 + ["[9, 2] → 11"] * 2)] == [True] * 4
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("steps", [1, 40])
+def test_pictures_can_be_read_whatever_the_question(tmp_path, figures, monkeypatch, steps):
+    """Guards against a title or a question that runs into its neighbour, and a single step that is not seen."""
+    question = "Somchai (สมชาย, 你好) has $x_1$ coins in `{\\frac` and 😀 " * 8
+    run = make_run(tmp_path / "a", 0.75, steps, mitigation="one_of_a_rather_long_name_for_a_picture", advantage="rloo")
+    (run / "checkpoint").symlink_to(BUNDLED)
+    (run / "samples.txt").write_text(f"=== step 1  {question} -> 42  reward 0.10\na\n\n", encoding="utf-8")
+    call(monkeypatch, run)
+    for figure in figures:
+        check_texts(figure)
+    length = figures[0].axes[1].lines[0]
+    assert steps > 1 or length.get_marker() == "."
+    assert "frac" in "".join(text.get_text() for text in figures[2].axes[0].texts)
+
+
 def test_a_run_is_analyzed(run, capsys, monkeypatch):
     """Guards against a table that is computed and not shown, and pictures that are not written."""
     call(monkeypatch, run)
@@ -228,6 +272,7 @@ def test_a_run_is_analyzed(run, capsys, monkeypatch):
         assert (run / "analysis" / picture).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.filterwarnings("error")
 def test_a_run_without_any_credit_is_analyzed(run, monkeypatch, capsys):
     """Guards against a division by zero where every group had equal rewards."""
     for file in (run / "credit").iterdir():

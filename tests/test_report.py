@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from plumbing import report
+from tests.fixtures import check_texts
 
 
 def test_clustered_mean_by_hand():
@@ -90,3 +91,44 @@ def test_tokens_are_wrapped_without_loss():
     assert [text for *_, text in placed] == [" Maybe", " 5", "↵", "<answer>", "1+2=", "x" * 9, "↵", "■", "y"]
     assert [(x, y) for x, y, _ in placed] == [
         (0, 0), (6, 0), (8, 0), (0, 1), (8, 1), (0, 2), (9, 2), (0, 3), (1, 3)]
+
+
+def test_code_in_a_table_ends_where_it_should():
+    """Guards against backquotes that end the code they stand in, and a token of a thousand spaces as a cell."""
+    assert report.code_span("' a'") == "`' a'`"
+    assert report.code_span("`") == "`` ` ``"
+    assert report.code_span("a``b`") == "``` a``b` ```"
+    assert report.code_span("x" * 40) == f"`{'x' * 40}`" and report.code_span("x" * 41) == f"`{'x' * 39}…`"
+
+
+def test_the_middle_of_a_long_response_is_counted():
+    """Guards against tokens that are neither shown nor counted, and a value that belongs to another token."""
+    texts = [f"{'abc' * (i % 4)} {i}" + "\n" * (i % 7 == 0) for i in range(400)]
+    shown, values = report.leave_out_middle(texts, np.arange(400.0))
+    note = next(i for i, text in enumerate(shown) if text.startswith("… "))
+    count = int(shown[note].split()[1])
+    assert shown[:note] + texts[note : note + count] + shown[note + 1 :] == texts
+    assert values.tolist() == [*range(note), 0, *range(note + count, 400)]
+    lines = [y for _, y, _ in report.place_tokens(shown, report.LETTERS)]
+    assert lines[note - 1 : note + 2] == [6, 7, 8] and lines[-1] == 10
+    short = ["\n"] * 11
+    assert report.leave_out_middle(short, np.zeros(11))[0] == short  # a line that says so would be no shorter
+
+
+HARD = "Wj|_^$\\{}`\t\n\r\0\x1b\x85\xa0\xad é à Ǻ ß Ж ש ع ก ี 你 😀 \u0301\u200b\u200d\u2028\ufe0f\ufffd\U0010ffff ﬁ"
+
+
+@pytest.mark.filterwarnings("error")
+def test_any_text_fits_the_picture(tmp_path, figures):
+    """Guards against letters that overlap, a heading that shrinks the axes, letters that the font lacks, $ taken for a
+    formula, and type too small to read where the picture is 600 pixels wide.
+    """
+    rng = np.random.default_rng(0)
+    letters = [*HARD * 9, *" etaoin" * 90, *map(chr, rng.integers(32, 0xD800, 600))]
+    def words(count, longest):
+        return ["".join(rng.choice(letters, rng.integers(0, longest))) for _ in range(count)]
+    blocks = [(" ".join(["Step", *words(count, 9)]), "bold", most, words(tokens, longest), rng.normal(0, 1e-6, tokens))
+              for count, most, tokens, longest in ((1, 1, 1, 3), (90, 6, 60, 4), (90, 1, 600, 9), (2, 1, 40, 200))]
+    blocks.append(("$\\frac{$", "normal", 1, ["$x_1$", "$\\frac{$"], np.zeros(2)))
+    report.draw_blocks(blocks, "a label", tmp_path / "a.png")
+    check_texts(figures[0])
