@@ -1,8 +1,8 @@
 """Qwen2, Qwen3 and Llama from scratch: the transformer, the log-prob of a token, and checkpoints as of Hugging Face.
 
 How this differs from the reports (Qwen2 2407.10671, Qwen3 2505.09388, Llama 2302.13971) and the usual implementations:
-1. One class implements all three. Qwen2 has a bias on q, k and v. Qwen3 has none, but an RMSNorm on each head's q and k.
-   Llama has neither.
+1. One class implements all three. Qwen2 has a bias on q, k and v. Qwen3 has none, but an RMSNorm on each head's q and
+   k. Llama has neither.
 2. The layers know nothing about padding or prompts. They take positions, and a bias that says which columns each query
    sees. Their callers build both: sampler.py, and `Qwen2.forward` for a plain pass.
 3. A token's log-prob, entropy and logit gradient are computed in one place, so that sampler and update agree. Where the
@@ -206,7 +206,7 @@ class Layer(nn.Module):
 
 
 class Qwen2(nn.Module):
-    """The language model, Qwen2, Qwen3 or Llama by its Config. `model(tokens)` maps tokens (B, S) to logits (B, S, V)."""
+    """The language model, one of three families by its Config. `model(tokens)` maps tokens (B, S) to logits (B, S, V)."""
 
     def __init__(self, config: Config):
         super().__init__()

@@ -1,4 +1,4 @@
-"""A model folder as Hugging Face lays it out: weights in one file or in shards, and what transformers reads beside them.
+"""A model folder as Hugging Face lays it out: weights in one file or in shards, and what is read beside them.
 
 What can't be read is refused in a sentence that says what to do.
 """

@@ -40,7 +40,8 @@ class Tokenizer:
         self.end_tokens = find_end_tokens(folder, self.library)
         self.bytes = self.token_bytes()
         added = self.library.get_added_tokens_decoder().values()
-        names = {token.content for token in added if token.special} | set(map(self.library.id_to_token, self.end_tokens))
+        ends = map(self.library.id_to_token, self.end_tokens)
+        names = {token.content for token in added if token.special}.union(ends)
         self.special = re.compile(f"({'|'.join(map(re.escape, sorted(names, key=len, reverse=True)))})")
         self.library.encode_special_tokens = True  # as characters; `parts` finds those that are meant
         encoding = self.library.encode("a")
@@ -130,8 +131,8 @@ def find_end_tokens(folder: Path, library: tokenizers.Tokenizer) -> list[int]:
             end = end.get("content") if isinstance(end, dict) else end
             token = library.token_to_id(end) if isinstance(end, str) else end
             if end is not None and (type(token) is not int or token not in added):
-                raise ValueError(f"{folder / name} names {end!r:.50} as the end token ({key}), which is no special token "
-                                 "of tokenizer.json: correct the one that is wrong")
+                raise ValueError(f"{folder / name} names {end!r:.50} as the end token ({key}), which is no special "
+                                 "token of tokenizer.json: correct the one that is wrong")
             found.append(token)
     if not any(token is not None for token in found):
         raise ValueError(f"{folder / 'tokenizer.json'} has neither <|im_end|> nor <|endoftext|>, and no file beside it "

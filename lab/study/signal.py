@@ -4,8 +4,8 @@
         --checkpoint_every 50 --out runs/signal
     python -m lab.study.signal runs/signal        writes lab/study/signal.md: an hour on one core
 
-Signal to noise of a step is |E g|^2 / tr Cov(g) of its gradient g, a sum over Q independent puzzles: Q times that of one
-puzzle. It is estimated from the gradients of single puzzles, RESPONSES in all. (A step also divides by its number of
+Signal to noise of a step is |E g|^2 / tr Cov(g) of its gradient g, a sum over Q independent puzzles: Q times that of
+one puzzle. It is estimated from the gradients of single puzzles, RESPONSES in all. (A step also divides by its number of
 tokens, which hardly varies.)
 """
 from dataclasses import replace
@@ -40,7 +40,7 @@ class Arm(NamedTuple):
     mix: float | None = None
 
 
-ARMS = {**{f"none answers={G} advantage=rloo": Arm(12, G) for G in (16, 45, 90, 180)}, "none advantage=rloo": Arm(12, 8),
+ARMS = {"none advantage=rloo": Arm(12, 8), **{f"none answers={G} advantage=rloo": Arm(12, G) for G in (16, 45, 90, 180)},
         "none questions=68 advantage=rloo": Arm(68, 8), "oracle k=4": Arm(12, 8, 0.0),
         **{f"oracle k=4 mix={x}": Arm(12, 8, x) for x in (0.25, 0.5, 1.0)}, "oracle answers=45 k=4": Arm(12, 45, 0.0)}
 
