@@ -328,7 +328,7 @@ def draw_run_tokens(log: dict, tokenizer: Tokenizer, method: str, puzzles: dict,
         step, group, reward = (log[name][rows[0]] for name in ("step", "group", "reward"))
         credit = log["credit"][rows]  # (L,)
         texts = [tokenizer.bytes[token].decode("utf-8", "replace") for token in log["token"][rows]]
-        shown = ([f" {credit[0]:+.2f} on every token "], credit[:1]) if np.ptp(credit) < 1e-6 else (texts, credit)
+        shown = ([f" {credit[0]:+.3g} on every token "], credit[:1]) if np.ptp(credit) < 1e-6 else (texts, credit)
         puzzle = f". Puzzle: {puzzles[step, group]}" if (step, group) in puzzles else ""
         heading = f"Step {step}, reward {reward:.2f}, credit by {method}{puzzle}"
         blocks.append((heading, "bold", 1 if i % 2 else 6, *shown))  # the second one answers the same question
