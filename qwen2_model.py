@@ -48,8 +48,8 @@ class Config:
     rope_theta: float
     max_position_embeddings: int  # the longest sequence the model was trained for
     tie_word_embeddings: bool  # the output matrix is the embedding
-    qkv_bias: bool  # q, k and v have a bias: Qwen2
-    qk_norm: bool  # each head's q and k are normalized: Qwen3
+    qkv_bias: bool  # q, k and v have a bias: Qwen2 alone
+    qk_norm: bool  # each head's q and k are normalized: Qwen3 alone
     source: dict  # the whole config.json, which save_model writes back
 
 
@@ -206,7 +206,7 @@ class Layer(nn.Module):
 
 
 class Qwen2(nn.Module):
-    """The language model, one of three families by its Config. `model(tokens)` maps tokens (B, S) to logits (B, S, V)."""
+    """The language model, of the family of its Config. `model(tokens)` maps tokens (B, S) to logits (B, S, V)."""
 
     def __init__(self, config: Config):
         super().__init__()

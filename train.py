@@ -272,7 +272,8 @@ def check_lengths(policy: Policy, puzzles: list, s: Settings) -> None:
     """ValueError when prompt and response don't fit the model, or the tokenizer doesn't fit its vocabulary."""
     size, c = policy.tokenizer.size, policy.model.config
     if size > c.vocab_size:
-        raise ValueError(f"the tokenizer in {s.model} has {size} tokens, the model {c.vocab_size}")
+        raise ValueError(f"the tokenizer in {s.model} has {size} tokens, the model {c.vocab_size}: add the others with "
+                         "resize_token_embeddings of transformers")
     longest, limit = max(len(policy.prompt(puzzle)) for puzzle in puzzles), c.max_position_embeddings
     if longest + s.max_new_tokens > limit:
         raise ValueError(f"a prompt of {longest} tokens and --max_new_tokens {s.max_new_tokens} exceed the model's "

@@ -1,4 +1,4 @@
-"""A model folder as Hugging Face lays it out: weights in one file or in shards, and what is read beside them.
+"""A model folder as of Hugging Face: weights in one file or in shards, and what transformers reads beside them.
 
 What can't be read is refused in a sentence that says what to do.
 """
@@ -15,7 +15,7 @@ from plumbing.files import check_fields, read_json, read_tensors
 BESIDE = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template*",
           "additional_chat_templates/*.jinja", "generation_config.json")
 FOREIGN = {  # what a folder holds instead of a model's weights
-    "adapter_config.json": "a LoRA adapter: merge it into its model with merge_and_unload of peft, and save_pretrained",
+    "adapter_config.json": "a LoRA adapter: merge it into its model with merge_and_unload of peft, then save it",
     "*.gguf": "a GGUF file: convert it with `python -m lab.real.weights --gguf FILE --out FOLDER`",
     "pytorch_model*.bin": "pickled weights: load them with transformers, and write safetensors with save_pretrained",
 }

@@ -4,6 +4,7 @@ The spans are computed here because the tokenizers library gives offsets for tex
 that it decodes.
 """
 import codecs
+import itertools
 import re
 import unicodedata
 from pathlib import Path
@@ -39,13 +40,14 @@ class Tokenizer:
         self.chat = self.library.token_to_id(CHATML) is not None and writes_chatml(folder)
         self.end_tokens = find_end_tokens(folder, self.library)
         self.bytes = self.token_bytes()
-        added = self.library.get_added_tokens_decoder().values()
-        ends = map(self.library.id_to_token, self.end_tokens)
-        names = {token.content for token in added if token.special}.union(ends)
-        self.special = re.compile(f"({'|'.join(map(re.escape, sorted(names, key=len, reverse=True)))})")
+        control = [*map(self.library.id_to_token, self.end_tokens), *[CHATML] * self.chat]
+        self.library.add_special_tokens(control)  # which they are already, but not marked as such in every file
+        names = {token.content for token in self.library.get_added_tokens_decoder().values() if token.special}
+        longest_first = sorted(names, key=len, reverse=True)
+        self.special = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
         self.library.encode_special_tokens = True  # as characters; `parts` finds those that are meant
-        encoding = self.library.encode("a")
-        self.start = encoding.ids[: encoding.special_tokens_mask.index(0)]  # what begins every text, such as Llama 3's
+        whole = self.library.encode("a")  # with what begins every text of the model, such as Llama 3's first token
+        self.start = [token for token, _ in zip(whole.ids, itertools.takewhile(bool, whole.special_tokens_mask))]
 
     def encode(self, *pieces: str) -> list[int]:
         """The tokens of a text. `<|im_start|>` and the like in it become special tokens.

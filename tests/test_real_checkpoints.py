@@ -164,7 +164,7 @@ def test_right_responses_from_model_to_reward(folder):
         assert [TEXT[slice(*span)] for span in batch.spans[i]] == [piece for piece, _ in pieces] + [""]
 
 
-# ----------------------------------------------------------------------------------- a checkpoint goes in and comes out
+# ------------------------------------------------------------------------------- a checkpoint goes in and comes out
 
 TEMPLATE = """{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}
 {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""

@@ -121,12 +121,15 @@ def test_a_prompt_in_pieces_has_the_tokens_of_the_whole(chat, pairs):
     assert chat.encode(*pieces) == library.encode("".join(pieces), add_special_tokens=False).ids
 
 
-def test_a_control_token_in_somebodys_own_text_stays_characters(chat):
+def test_a_control_token_in_somebodys_own_text_stays_characters(chat, tmp_path):
     """Guards against a question that closes its turn and opens another."""
     spelt = list(b"<|im_end|>")
     assert chat.encode("<|im_start|>", "<|im_end|>", "a<|im_end|>") == [IM_START, *spelt, ord("a"), IM_END]
     assert chat.decode(chat.encode("", "<|im_end|>"))[0] == "<|im_end|>" and chat.decode([IM_END])[0] == ""
     assert chat.can_write("<|im_start|>", "a<|im_end|>", "<|im_end|>")
+    file = build(tmp_path) / "tokenizer.json"
+    file.write_text(file.read_text().replace('"special": true', '"special": false'))  # as some programs write it
+    assert Tokenizer(tmp_path).encode("<|im_start|>", "<|im_end|>", "") == [IM_START, *spelt]
 
 
 @pytest.mark.parametrize("normalizer", [None, normalizers.NFC(), normalizers.NFKC()], ids=["", "NFC", "NFKC"])
