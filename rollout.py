@@ -109,7 +109,7 @@ class Policy(NamedTuple):
         found = self.task.prompt(puzzle, self.tokenizer.chat)
         pieces = (found,) if isinstance(found, str) else found
         if not isinstance(pieces, tuple) or not all(isinstance(piece, str) for piece in pieces) or not "".join(pieces):
-            raise ValueError(f"the task's prompt must return text, or a tuple of texts, not {found!r:.50}")
+            raise ValueError(f"the task's prompt must return text, not {found!r:.50}")
         return pieces
 
 
