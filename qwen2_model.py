@@ -63,10 +63,11 @@ def read_config(source: dict) -> Config:
     family = given.get("model_type")
     if family not in list(ARCHITECTURES):  # a list, because it may be of any type
         raise ValueError(f"model_type {family!r:.50} is not supported, only {', '.join(ARCHITECTURES)}")
+    layers = given.get("layer_types", [])
     unsupported = {
         "hidden_act": given.get("hidden_act", "silu") != "silu",
         "use_sliding_window": given.get("use_sliding_window", False),
-        "layer_types": any(kind != "full_attention" for kind in given.get("layer_types", ())),
+        "layer_types": type(layers) is not list or any(kind != "full_attention" for kind in layers),
         "attention_bias": family != "qwen2" and given.get("attention_bias", False),
         "mlp_bias": given.get("mlp_bias", False),
         "pretraining_tp": given.get("pretraining_tp", 1) != 1,

@@ -105,7 +105,7 @@ BAD = {"vocab_size": [None, "9", 0, -1, 2.0, True, 2**40], "hidden_size": ["wide
        "head_dim": [7, 0, "8", []], "rms_norm_eps": ["1e-6", 0, -1.0, math.nan],
        "rope_theta": ["x", 0, math.inf, {}, 10**400], "max_position_embeddings": ["many", 0, True],
        "tie_word_embeddings": ["no", 1, []], "rope_parameters": ["default", [1], {"rope_theta": "x"}],
-       "model_type": [3, ["qwen2"], {}], "use_sliding_window": ["no"], "num_hidden_layers": [1e9]}
+       "layer_types": [5, {}], "model_type": [3, ["qwen2"], {}], "use_sliding_window": ["no"], "num_hidden_layers": [1e9]}
 
 
 @pytest.mark.parametrize(["name", "value"], [(name, value) for name, values in BAD.items() for value in values])
