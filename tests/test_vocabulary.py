@@ -1,0 +1,57 @@
+"""plumbing/vocabulary.py against the plain forms: the same log-probs and gradients, and the same token for a number."""
+import copy
+
+import pytest
+import torch
+
+from plumbing import vocabulary
+from plumbing.vocabulary import Embedding, TokenLogprobs, draw_with_facts
+from qwen2_model import entropy_and_logit_grad, take
+from sampler import draw
+
+
+@pytest.mark.parametrize("kept", [0, 2**30], ids=["computed again", "kept"])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_log_probs_and_their_gradients_are_autograds(kept, temperature, monkeypatch):
+    """Guards against a token left out at the edge of a slab, padded rows that count, and gradients that replace a sum."""
+    monkeypatch.setattr(vocabulary, "KEPT", kept)
+    monkeypatch.setattr(vocabulary, "SLAB", 7)
+    monkeypatch.setattr(vocabulary, "ROWS", 3)
+    torch.manual_seed(0)
+    V, real, D = 33, 29, 5
+    weight = torch.nn.Parameter(torch.randn(V, D, dtype=torch.float64))
+    plain, tokens = copy.deepcopy(weight), torch.tensor([0, 6, 7, 13, 14, 28, 28, 3])
+    weight.sum_into, before = weight, torch.randn(V, D, dtype=torch.float64)
+    weight.grad = before.clone()
+    layer, upstream = torch.randn(D, D, dtype=torch.float64), torch.randn(8, dtype=torch.float64)
+    logprob = TokenLogprobs.apply(Embedding.apply(weight, tokens.view(2, 4)).flatten(0, 1) @ layer, weight, tokens, real,
+                                  temperature)
+    expected = take(((plain[tokens] @ layer) @ plain[:real].T / temperature).log_softmax(-1), tokens)
+    torch.testing.assert_close(logprob, expected)
+    logprob.backward(upstream)
+    expected.backward(upstream)
+    torch.testing.assert_close(weight.grad, before + plain.grad)
+
+
+@pytest.mark.parametrize("V", [5, 511, 512, 513, 3000])
+@pytest.mark.parametrize("temperature", [1.0, 1.7])
+def test_a_token_and_its_facts_are_those_of_the_plain_forms(V, temperature):
+    """Guards against a token of probability 0, one before or after the right one, and facts that lose their digits."""
+    torch.manual_seed(V)
+    logits = 6 * torch.randn(400, V)
+    logits[:50, 0] += 40  # nearly certain
+    logits[50:100, :-1] -= torch.inf  # only the last token is possible
+    logits[100:150, 1::2] -= torch.inf
+    uniform = torch.rand(400, dtype=torch.float64)
+    uniform[::7], uniform[1::7] = 0.0, 1 - 2**-53
+    log_probs = (logits / temperature).log_softmax(-1)
+    token, facts = draw_with_facts(logits, uniform, temperature)
+    assert take(log_probs, token).isfinite().all()
+    expected = draw((logits.double() / temperature).log_softmax(-1), uniform)
+    assert (token == expected).float().mean() > 0.97  # exp in float32 moves a few borders
+    other = token != expected
+    cumulative = (logits.double() / temperature).softmax(-1).cumsum(-1)  # there the number lies at a border
+    border = torch.minimum((cumulative - uniform[:, None]).abs().min(1).values, 1 - uniform)
+    assert (border[other] < 1e-6).all()
+    plain = torch.stack((take(log_probs, token), *entropy_and_logit_grad(log_probs, token)))
+    torch.testing.assert_close(facts, plain, rtol=2e-5, atol=2e-6)
