@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from plumbing import vocabulary
 from plumbing.files import check_fields, check_tensors, read_json, replace_file, write_json
 from plumbing.model_folder import check_folder, read_weights, rope_theta
 
@@ -255,7 +256,7 @@ class Qwen2(nn.Module):
 
     def embed(self, tokens: Tensor, positions: Tensor, bias: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
         """The first layer's input: embeddings (B, S, D), RoPE's angles, and the bias as (B, 1, S, C)."""
-        x = self.model["embed_tokens"](tokens)  # (B, S, D)
+        x = vocabulary.embed(self.model["embed_tokens"].weight, tokens)  # (B, S, D) rows of the matrix
         return x, rope_angles(positions, self.config.head_dim, self.config.rope_theta), bias[:, None].to(x.dtype)
 
     @property
@@ -263,13 +264,17 @@ class Qwen2(nn.Module):
         """The matrix (V, D) that turns hidden states into logits."""
         return self.model["embed_tokens"].weight if self.config.tie_word_embeddings else self.lm_head.weight
 
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits (..., real_vocab), before the temperature, of the token that follows hidden (..., D)."""
+        return F.linear(hidden, self.output_weight[: self.real_vocab])
+
     def log_probs(self, hidden: Tensor) -> Tensor:
         """Log-probs (..., real_vocab), in fp32 or wider, of the token that follows hidden (..., D).
 
         They are those of softmax(logits / temperature). Nothing else divides by it, so that sampler, update, ratio,
         entropy and the reference agree.
         """
-        logits = F.linear(hidden, self.output_weight[: self.real_vocab])  # (..., real_vocab)
+        logits = self.logits(hidden)  # (..., real_vocab)
         at_least_float32 = torch.promote_types(logits.dtype, torch.float32)
         if self.temperature != 1:  # a pass over all logits, which the default does without
             logits = logits.to(at_least_float32) / self.temperature
@@ -303,6 +308,9 @@ def token_logprobs(model: Qwen2, hidden: Tensor, tokens: Tensor) -> Tensor:
     Long lists are split. The logits of a piece are discarded and recomputed in the backward pass, because the logits
     of 8 x 512 tokens of Qwen2.5 would take 2.3 GiB.
     """
+    if vocabulary.adds_in_place(model.output_weight):  # a large one, in training: the same in half the time
+        return vocabulary.TokenLogprobs.apply(hidden, model.output_weight, tokens, model.real_vocab, model.temperature)
+
     def logprob(hidden: Tensor, tokens: Tensor) -> Tensor:
         return take(model.log_probs(hidden), tokens)
 

@@ -27,6 +27,7 @@ from typing import Callable, NamedTuple
 import torch
 from torch import Tensor
 
+from plumbing import vocabulary
 from plumbing.decoder import Decoder
 from qwen2_model import Qwen2, causal_bias, entropy_and_logit_grad, take, token_logprobs
 
@@ -174,6 +175,19 @@ def draw(log_probs: Tensor, uniform: Tensor) -> Tensor:
     return token.clamp(max=log_probs.shape[-1] - 1)  # NaN would give an index past the end
 
 
+def draw_with_facts(model: Qwen2, hidden: Tensor, uniform: Tensor, excluded: Tensor | None,
+                    greedy: bool) -> tuple[Tensor, Tensor]:
+    """The token (B,) that follows each state hidden (B, D), and its log-prob, entropy and logit gradient (3, B)."""
+    if model.real_vocab > vocabulary.LARGE and excluded is None and not greedy:  # the same, in fewer passes
+        return vocabulary.draw_with_facts(model.logits(hidden), uniform, model.temperature)
+    log_probs = model.log_probs(hidden)  # (B, V) what is recorded
+    allowed = log_probs  # (B, V) what is drawn from
+    if excluded is not None:
+        allowed = log_probs.scatter(1, excluded[:, None], float("-inf"))  # (B, V)
+    token = allowed.argmax(-1) if greedy else draw(allowed, uniform)  # (B,)
+    return token, torch.stack((take(log_probs, token), *entropy_and_logit_grad(log_probs, token)))
+
+
 def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_tokens: list[int],
              limit: Tensor | None = None, excluded: Tensor | None = None, greedy: bool = False,
              watch: Callable[[float, int], object] | None = None) -> Samples:
@@ -204,14 +218,9 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
         rows = torch.arange(B, device=device)  # (B',) the response that each running row writes
         sampled = 0  # tokens
         for t in range(T):
-            log_probs = model.log_probs(hidden)  # (B', V) what is recorded
-            allowed = log_probs  # (B', V) what is drawn from
-            if t == 0 and excluded is not None:
-                allowed = log_probs.scatter(1, excluded.to(device)[:, None], float("-inf"))  # (B', V)
-            token = allowed.argmax(-1) if greedy else draw(allowed, uniforms[rows, t])  # (B',)
-            tokens[rows, t], mask[rows, t] = token, True
-            entropy, logit_grad = entropy_and_logit_grad(log_probs, token)  # (B',) each
-            statistics[:, rows, t] = torch.stack((take(log_probs, token), entropy, logit_grad))
+            forbidden = excluded.to(device) if t == 0 and excluded is not None else None  # (B',)
+            token, facts = draw_with_facts(model, hidden, uniforms[rows, t], forbidden, greedy)  # (B',), (3, B')
+            tokens[rows, t], mask[rows, t], statistics[:, rows, t] = token, True, facts
             running = (limit > t + 1) & ~is_end[token]  # (B',)
             count, sampled = int(running.sum()), sampled + len(rows)
             if watch:

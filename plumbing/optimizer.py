@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from plumbing.files import check_tensors
 from plumbing.processes import sum_over_processes
+from plumbing.vocabulary import LARGE
 
 
 def learning_rate(s: Any, step: int) -> float:
@@ -42,6 +43,9 @@ class Optimizer:
                            for name, w in self.weights.items()}
             for name, w in self.weights.items():
                 w.register_post_accumulate_grad_hook(partial(self.take_gradient, self.master[name]))
+        for name, w in self.weights.items():
+            if len(w) > LARGE:  # the matrices of a large vocabulary: see plumbing/vocabulary.py
+                w.sum_into = self.master[name]
         self.adamw = torch.optim.AdamW(self.master.values(), lr, betas, weight_decay=weight_decay, fused=True)
 
     @staticmethod

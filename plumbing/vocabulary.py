@@ -26,8 +26,13 @@ def adds_in_place(weight: Tensor) -> bool:
     return torch.is_grad_enabled() and hasattr(weight, "sum_into")
 
 
-class Embedding(torch.autograd.Function):
+def embed(weight: Tensor, tokens: Tensor) -> Tensor:
     """The rows (..., D) of a matrix (V, D) that tokens (...) name."""
+    return Embedding.apply(weight, tokens) if adds_in_place(weight) else F.embedding(tokens, weight)
+
+
+class Embedding(torch.autograd.Function):
+    """`embed` with a gradient that is added in place."""
 
     @staticmethod
     def forward(ctx, weight: Tensor, tokens: Tensor) -> Tensor:

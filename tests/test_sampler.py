@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from plumbing import vocabulary
 from qwen2_model import Qwen2, load_model
 from sampler import (PromptCache, ResponseCache, by_length, distinct_texts, draw, generate, response_attention,
                      response_logprobs, response_states)
@@ -105,11 +106,17 @@ def naive_sample(hf: torch.nn.Module, prompt: list[int], row: list[float], exclu
     return response, torch.tensor(statistics, dtype=torch.float64).T
 
 
+@pytest.fixture(params=[2**15, 0], ids=["", "large"])
+def large(request, monkeypatch):
+    """The usual draw, and that of plumbing/vocabulary.py, which large vocabularies have."""
+    monkeypatch.setattr(vocabulary, "LARGE", request.param)
+
+
 @FAMILIES
 @pytest.mark.parametrize("constrained, temperature, greedy", [
     (False, 1.0, False), (True, 1.0, False), (False, 0.7, False), (True, 0.7, True)],
     ids=["", "constrained", "temperature", "greedy"])
-def test_generate_equals_a_naive_sampler(family, constrained, temperature, greedy, tmp_path):
+def test_generate_equals_a_naive_sampler(family, constrained, temperature, greedy, large, tmp_path):
     """Guards against another prompt, padding, limit or token than meant, statistics of another distribution, and an
     update that computes another log-prob than was sampled from."""
     hf, model = random_model(family, tmp_path)
@@ -145,7 +152,7 @@ def test_generate_equals_a_naive_sampler(family, constrained, temperature, greed
 
 @pytest.mark.parametrize("broken, name", [(math.nan, "norm"), (math.nan, "layers.1.mlp.down_proj"),
                                           (math.inf, "embed_tokens")])
-def test_broken_weights_give_log_probs_that_are_not_finite(broken, name, tmp_path):
+def test_broken_weights_give_log_probs_that_are_not_finite(broken, name, large, tmp_path):
     """Guards against tokens drawn from NaN in silence, and against an index error in place of FloatingPointError."""
     _, model = random_model("qwen2", tmp_path)
     with torch.no_grad():
