@@ -6,6 +6,8 @@ Each library works in a process of its own: see contestants.py. Writes tables.md
 
 Run it:  python -m lab.speed.benchmark          a few minutes on two cores; pip install -r tests/requirements.txt
          python -m lab.speed.benchmark --trl    also whole steps of TRL's GRPOTrainer: pip install trl datasets
+         python -m lab.speed.benchmark --model weights/qwen    a pretrained model in bfloat16: writes pretrained.md
+         python -m lab.speed.benchmark --model weights/qwen --checkout OLD    beside an older checkout of this code
 
 CTranslate2 takes part where it is installed: pip install ctranslate2.
 """
@@ -94,15 +96,20 @@ def start(kind: str, threads: int, *arguments: object, processes: int = 1, **env
                             env=os.environ | {"OMP_NUM_THREADS": str(threads)} | environment)
 
 
-def turn(name: str, process: subprocess.Popen, case: dict, seed: int) -> float:
-    """Tokens per second of one case."""
-    print(json.dumps(case | {"seed": seed}), file=process.stdin, flush=True)
+def ask(name: str, process: subprocess.Popen, case: dict) -> list[float]:
+    """What a contestant answers to a case: first its tokens and its seconds."""
+    print(json.dumps(case), file=process.stdin, flush=True)
     reply = process.stdout.readline()
     if not reply:
         fail(f"{name} stopped without an answer to {case}; its own message is above")
+    return json.loads(reply)
+
+
+def turn(name: str, process: subprocess.Popen, case: dict, seed: int) -> float:
+    """Tokens per second of one case."""
+    tokens, took = ask(name, process, case | {"seed": seed})
     if name.startswith("CTranslate2"):
         time.sleep(0.25)  # until its idle threads no longer spin
-    tokens, took = json.loads(reply)
     return tokens / took
 
 
@@ -164,6 +171,45 @@ def processes(repeats: int) -> list[list[str]]:
     return [row for work in ("sampler", "step") for row in contest(repeats, work, "two processes", rivals)]
 
 
+# ------------------------------------------------------------------------------------------- a pretrained model
+
+
+def start_pretrained(kind: str, folder: Path, root: Path) -> subprocess.Popen:
+    """The process of a contestant of pretrained.py that imports the code in `root`."""
+    command = [sys.executable, str(Path(__file__).with_name("pretrained.py")), kind, str(folder.resolve())]
+    return subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ
+                            | {"OMP_NUM_THREADS": str(THREADS), "PYTHONPATH": str(root), "HF_HUB_OFFLINE": "1"})
+
+
+def pretrained(repeats: int, folder: Path, checkout: Path | None) -> list[Table]:
+    """Our sampler and update of a pretrained model against transformers, bare products, and an older checkout."""
+    root, peaks, rows = Path(__file__).parents[2], {}, []
+    places = {"ours": ("ours", root), "transformers": ("transformers", root), "bare products": ("products", root)}
+    places |= {"ours, before": ("ours", checkout.resolve())} if checkout else {}
+    for work, per in (("sampler", "sampled"), ("update", "updated")):
+        case = {"work": work, "puzzles": 4, "limit": 64}
+        with contextlib.ExitStack() as stack:  # a process that has only sampled has no gradients in its memory
+            rivals = {name: stack.enter_context(start_pretrained(kind, folder, place))
+                      for name, (kind, place) in places.items()}
+
+            def take(name: str, i: int) -> float:
+                tokens, took, peaks[work, name] = ask(name, rivals[name], case | {"seed": i})
+                return tokens / took
+
+            found = take_turns(f"{work} of {folder.name}", repeats, {n: functools.partial(take, n) for n in rivals})
+        ours = found.pop("ours")
+        for name, rates in found.items():
+            ratios = [a / b for a, b in zip(ours, rates)]
+            rows.append([f"{work}, {folder.name}", f"{statistics.median(ours):.1f}", name,
+                         f"{statistics.median(rates):.1f}", f"{statistics.median(ratios):.2f}",
+                         f"{min(ratios):.2f} to {max(ratios):.2f}"])
+    note = (f"Tokens per second of 4 puzzles x {ANSWERS} responses x 64 tokens in bfloat16 on {THREADS} cores; medians "
+            f"of {repeats} rounds, in which all take turns. Bare products: the model's matrix products alone.")
+    memory = [[f"{work}, {folder.name}", name, f"{gib:.1f}"] for (work, name), gib in peaks.items()]
+    return [Table(f"Speed, {folder.name}", note, ["what", "ours", "peer", "its rate", "ratio", "min to max"], rows),
+            Table(f"Memory, {folder.name}", "The most that the process had, in GiB.", ["what", "who", "GiB"], memory)]
+
+
 # ------------------------------------------------------------------------------ against plain code, in this process
 
 
@@ -222,10 +268,18 @@ def main() -> None:
     """Measure everything on the bundled model, and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trl", action="store_true", help="also measure steps of TRL's GRPOTrainer")
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("tables.md"), help="file of the tables")
+    parser.add_argument("--model", type=Path, help="measure this pretrained model instead")
+    parser.add_argument("--checkout", type=Path, help="with --model: an older checkout of this code, to compare with")
+    parser.add_argument("--out", type=Path, help="file of the tables (default tables.md or pretrained.md, beside this)")
     parser.add_argument("--repeats", type=int, default=7, help="1 only shows that everything runs (default 7)")
     args = parser.parse_args()
     torch.set_num_threads(THREADS)
+    args.out = args.out or Path(__file__).with_name("pretrained.md" if args.model else "tables.md")
+    if args.model:
+        with quiet():
+            text = "\n".join(map(str, pretrained(args.repeats, args.model, args.checkout)))
+        args.out.write_text(text, encoding="utf-8")
+        return print(f"\n{text}")
     with quiet():
         rows = [row for part in (sampler, *[trl] * args.trl, processes, updates) for row in part(args.repeats)]
     speed = Table("Speed", NOTE, ["what", "ours", "peer", "ratio", "min to max"], rows)
