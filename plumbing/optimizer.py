@@ -41,11 +41,11 @@ class Optimizer:
         if self.separate:
             self.master = {name: nn.Parameter(w.detach().to(device or w.device, torch.float32))
                            for name, w in self.weights.items()}
-            for name, w in self.weights.items():
-                w.register_post_accumulate_grad_hook(partial(self.take_gradient, self.master[name]))
         for name, w in self.weights.items():
-            if len(w) > LARGE:  # the matrices of a large vocabulary: see plumbing/vocabulary.py
+            if len(w) > LARGE:  # a matrix of a large vocabulary, whose gradients plumbing/vocabulary.py adds up
                 w.sum_into = self.master[name]
+            elif self.separate:
+                w.register_post_accumulate_grad_hook(partial(self.take_gradient, self.master[name]))
         self.adamw = torch.optim.AdamW(self.master.values(), lr, betas, weight_decay=weight_decay, fused=True)
 
     @staticmethod

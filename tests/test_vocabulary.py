@@ -4,7 +4,7 @@ import copy
 import pytest
 import torch
 
-from plumbing import vocabulary
+from plumbing import optimizer, vocabulary
 from plumbing.vocabulary import Embedding, TokenLogprobs, draw_with_facts
 from qwen2_model import entropy_and_logit_grad, take
 from sampler import draw
@@ -55,3 +55,25 @@ def test_a_token_and_its_facts_are_those_of_the_plain_forms(V, temperature):
     assert (border[other] < 1e-6).all()
     plain = torch.stack((take(log_probs, token), *entropy_and_logit_grad(log_probs, token)))
     torch.testing.assert_close(facts, plain, rtol=2e-5, atol=2e-6)
+
+
+def test_gradients_of_bfloat16_weights_arrive_in_the_masters(monkeypatch):
+    """Guards against a gradient that the hook of other weights takes, or that is rounded before it is added."""
+    monkeypatch.setattr(optimizer, "LARGE", 20)
+    torch.manual_seed(0)
+    model = torch.nn.ModuleDict({"embedding": torch.nn.Embedding(30, 8), "layer": torch.nn.Linear(8, 8)}).bfloat16()
+    plain, weight = copy.deepcopy(model).float(), model["embedding"].weight
+    learner, tokens = optimizer.Optimizer(model, 0.1), torch.arange(20)
+    learner.zero_grad()
+    sums = [torch.zeros(30, 8)]
+    for scale in (1.0, 2.0**-12):  # the second is below what bfloat16 would show beside the first
+        states = model["layer"](vocabulary.embed(weight, tokens))
+        (scale * TokenLogprobs.apply(states, weight, tokens, 30, 1.0)).sum().backward()
+        sums.append(learner.master["embedding.weight"].grad.clone())
+    states = plain["layer"](plain["embedding"](tokens))
+    take((states @ plain["embedding"].weight.T).log_softmax(-1), tokens).sum().backward()
+    torch.testing.assert_close(sums[1], plain["embedding"].weight.grad, rtol=0.02, atol=0.05)
+    torch.testing.assert_close(2**12 * (sums[2] - sums[1]), sums[1], rtol=0.02, atol=0.02)
+    for name, p in plain["layer"].named_parameters():
+        torch.testing.assert_close(learner.master[f"layer.{name}"].grad, p.grad, rtol=0.02, atol=0.1)
+    assert weight.grad is None
