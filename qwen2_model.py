@@ -217,7 +217,7 @@ class Qwen2(nn.Module):
         self.temperature = 1.0  # divides the logits in log_probs, so the policy is softmax(logits / temperature)
         self.checkpoint_activations = False  # True: the backward pass recomputes each layer, to save memory
         self.model = nn.ModuleDict({  # so that the names in state_dict() are those of a Hugging Face checkpoint
-            "embed_tokens": nn.Embedding(config.vocab_size, config.hidden_size),
+            "embed_tokens": vocabulary.Embedding(config.vocab_size, config.hidden_size),
             "layers": nn.ModuleList(Layer(config, i) for i in range(config.num_hidden_layers)),
             "norm": RMSNorm(config.hidden_size, config.rms_norm_eps),
         })
@@ -256,7 +256,7 @@ class Qwen2(nn.Module):
 
     def embed(self, tokens: Tensor, positions: Tensor, bias: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
         """The first layer's input: embeddings (B, S, D), RoPE's angles, and the bias as (B, 1, S, C)."""
-        x = vocabulary.embed(self.model["embed_tokens"].weight, tokens)  # (B, S, D) rows of the matrix
+        x = self.model["embed_tokens"](tokens)  # (B, S, D)
         return x, rope_angles(positions, self.config.head_dim, self.config.rope_theta), bias[:, None].to(x.dtype)
 
     @property

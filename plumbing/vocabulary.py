@@ -12,7 +12,7 @@ Alphabet: N tokens in a flat list, B rows, V vocabulary (its real part), D hidde
 """
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 LARGE = 2**15  # rows; a matrix with as many is worth it
 KEPT = 2**30  # bytes of logits that are kept for the backward pass; where there are more, all are computed again
@@ -26,13 +26,16 @@ def adds_in_place(weight: Tensor) -> bool:
     return torch.is_grad_enabled() and hasattr(weight, "sum_into")
 
 
-def embed(weight: Tensor, tokens: Tensor) -> Tensor:
+class Embedding(nn.Embedding):
+    """nn.Embedding, whose gradient is added in place where an optimizer asks for that."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """The rows (..., D) of the matrix (V, D) that tokens (...) name."""
+        return Rows.apply(self.weight, tokens) if adds_in_place(self.weight) else super().forward(tokens)
+
+
+class Rows(torch.autograd.Function):
     """The rows (..., D) of a matrix (V, D) that tokens (...) name."""
-    return Embedding.apply(weight, tokens) if adds_in_place(weight) else F.embedding(tokens, weight)
-
-
-class Embedding(torch.autograd.Function):
-    """`embed` with a gradient that is added in place."""
 
     @staticmethod
     def forward(ctx, weight: Tensor, tokens: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from plumbing import optimizer, vocabulary
-from plumbing.vocabulary import Embedding, TokenLogprobs, draw_with_facts
+from plumbing.vocabulary import Rows, TokenLogprobs, draw_with_facts
 from qwen2_model import entropy_and_logit_grad, take
 from sampler import draw
 
@@ -24,7 +24,7 @@ def test_log_probs_and_their_gradients_are_autograds(kept, temperature, monkeypa
     weight.sum_into, before = weight, torch.randn(V, D, dtype=torch.float64)
     weight.grad = before.clone()
     layer, upstream = torch.randn(D, D, dtype=torch.float64), torch.randn(8, dtype=torch.float64)
-    logprob = TokenLogprobs.apply(Embedding.apply(weight, tokens.view(2, 4)).flatten(0, 1) @ layer, weight, tokens, real,
+    logprob = TokenLogprobs.apply(Rows.apply(weight, tokens.view(2, 4)).flatten(0, 1) @ layer, weight, tokens, real,
                                   temperature)
     expected = take(((plain[tokens] @ layer) @ plain[:real].T / temperature).log_softmax(-1), tokens)
     torch.testing.assert_close(logprob, expected)
@@ -61,13 +61,13 @@ def test_gradients_of_bfloat16_weights_arrive_in_the_masters(monkeypatch):
     """Guards against a gradient that the hook of other weights takes, or that is rounded before it is added."""
     monkeypatch.setattr(optimizer, "LARGE", 20)
     torch.manual_seed(0)
-    model = torch.nn.ModuleDict({"embedding": torch.nn.Embedding(30, 8), "layer": torch.nn.Linear(8, 8)}).bfloat16()
+    model = torch.nn.ModuleDict({"embedding": vocabulary.Embedding(30, 8), "layer": torch.nn.Linear(8, 8)}).bfloat16()
     plain, weight = copy.deepcopy(model).float(), model["embedding"].weight
     learner, tokens = optimizer.Optimizer(model, 0.1), torch.arange(20)
     learner.zero_grad()
     sums = [torch.zeros(30, 8)]
     for scale in (1.0, 2.0**-12):  # the second is below what bfloat16 would show beside the first
-        states = model["layer"](vocabulary.embed(weight, tokens))
+        states = model["layer"](model["embedding"](tokens))
         (scale * TokenLogprobs.apply(states, weight, tokens, 30, 1.0)).sum().backward()
         sums.append(learner.master["embedding.weight"].grad.clone())
     states = plain["layer"](plain["embedding"](tokens))
