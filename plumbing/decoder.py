@@ -17,8 +17,10 @@ from qwen2_model import Layer, Qwen2, RMSNorm, rope_angles
 
 
 class MergedLayer(NamedTuple):
-    """A layer's weights in four matrices (input, output). Those that follow an RMSNorm have its weight multiplied in.
+    """A layer's weights in four matrices (input, output).
 
+    Those that follow an RMSNorm have its weight multiplied in, in float32. In bfloat16 that would be one more rounding,
+    which the update doesn't have, and copies of large matrices take longer than they save: so `norms` stay apart.
     In queries and keys, the two numbers that RoPE turns together are neighbours, so that they are a complex number.
     """
 
@@ -28,31 +30,36 @@ class MergedLayer(NamedTuple):
     o: Tensor  # (H d, D)
     gate_up: Tensor  # (D, 2 * intermediate_size)
     down: Tensor  # (intermediate_size, D)
+    norms: tuple[RMSNorm, RMSNorm] | None  # before qkv and before gate_up, unless multiplied in
 
 
 def merge(layer: Layer) -> MergedLayer:
     """Copy a layer's weights into the matrices that Decoder.step multiplies by."""
     attention, mlp, D = layer.self_attn, layer.mlp, len(layer.input_layernorm.weight)
     projections, shared = (attention.q_proj, attention.k_proj, attention.v_proj), attention.H // attention.K
+    norms, multiplied_in = (layer.input_layernorm, layer.post_attention_layernorm), attention.o_proj.weight.itemsize >= 4
 
     def by_key_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q (H d, ...), k and v (K d, ...) -> (K (H / K + 2) d, ...)."""
         q, k, v = (x.unflatten(0, (attention.K, -1, attention.d)) for x in (q, k, v))
         return torch.cat((pairs(q, 2), pairs(k, 2), v), dim=1).flatten(0, 2)
 
-    def after_norm(weight: Tensor, norm: RMSNorm) -> Tensor:
-        return (weight * (norm.weight * D**0.5)).T.contiguous()  # sqrt(D): see Decoder.normalize
+    def transposed(weight: Tensor, norm: RMSNorm | None = None) -> Tensor:
+        if not multiplied_in:
+            return weight.T
+        return (weight if norm is None else weight * (norm.weight * D**0.5)).T.contiguous()  # sqrt(D): see normalize
 
     qkv, head_norm = by_key_head(*(p.weight for p in projections)), None  # (K (H / K + 2) d, D)
     if attention.qk_norm:
         head_norm = pairs(torch.stack([attention.q_norm.weight] * shared + [attention.k_norm.weight]), 1)
     return MergedLayer(
-        qkv=after_norm(qkv, layer.input_layernorm),
+        qkv=transposed(qkv, norms[0]),
         bias=qkv.new_zeros(len(qkv)) if projections[0].bias is None else by_key_head(*(p.bias for p in projections)),
         head_norm=head_norm,
-        o=attention.o_proj.weight.T.contiguous(),
-        gate_up=after_norm(torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)), layer.post_attention_layernorm),
-        down=mlp.down_proj.weight.T.contiguous())
+        o=transposed(attention.o_proj.weight),
+        gate_up=transposed(torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)), norms[1]),
+        down=transposed(mlp.down_proj.weight),
+        norms=None if multiplied_in else norms)
 
 
 def pairs(x: Tensor, dim: int) -> Tensor:
@@ -104,7 +111,8 @@ class Decoder:
         # All four are views. So copy_ below writes into the caches, and keys and values then hold the new column, too.
         # A layer's key and value are (B' K, d), its keys (B' K, d, n), its values (B' K, n, d): key heads become rows.
         for w, key, value, keys, values in zip(self.layers, *(cache.flatten(1, 2).unbind() for cache in caches)):
-            heads = torch.addmm(w.bias, self.normalize(x), w.qkv).view(B * K, -1, d)  # (B' K, H / K + 2, d)
+            before, after = w.norms or (self.normalize, self.normalize)
+            heads = torch.addmm(w.bias, before(x), w.qkv).view(B * K, -1, d)  # (B' K, H / K + 2, d)
             qk = cast(heads[:, :-1], self.at_least_float32)  # (B' K, H / K + 1, d)
             if w.head_norm is not None:
                 qk = F.rms_norm(qk, (d,), eps=self.model.config.rms_norm_eps) * w.head_norm
@@ -113,7 +121,7 @@ class Decoder:
             value.copy_(heads[:, -1])
             scores = torch.baddbmm(bias, cast(qk[:, :-1], x.dtype), keys, alpha=d**-0.5)  # (B' K, H / K, n)
             x.addmm_(torch.bmm(scores.softmax(-1), values).view(B, -1), w.o)
-            gate, up = torch.mm(self.normalize(x), w.gate_up).chunk(2, dim=1)  # (B', intermediate_size) each
+            gate, up = torch.mm(after(x), w.gate_up).chunk(2, dim=1)  # (B', intermediate_size) each
             x.addmm_(F.silu(gate).mul_(up), w.down)
         return self.model.model["norm"](x)
 

@@ -93,14 +93,16 @@ def widened(logits: Tensor, temperature: float) -> Tensor:
 def draw_with_facts(logits: Tensor, uniform: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """The token (B,) that `draw` finds for uniform (B,), and its log-prob, entropy and logit gradient (3, B).
 
-    Sums over BLOCK tokens each, in float64, say in which block the token lies; then only that block is summed up token
-    by token.
+    Sums over BLOCK tokens each say in which block the token lies; then only that block is summed up token by token.
     """
-    rows, V = torch.arange(len(logits), device=logits.device), logits.shape[1]
+    (B, V), rows = logits.shape, torch.arange(len(logits), device=logits.device)
     x = widened(logits, temperature)  # (B, V)
     x = x - x.amax(1, keepdim=True)  # (B, V)
-    e = F.pad(x.exp(), (0, -V % BLOCK)).unflatten(1, (-1, BLOCK))  # (B, V / BLOCK, BLOCK)
-    sums, squares = e.sum(2, dtype=torch.float64), torch.linalg.vecdot(e, e).double()  # (B, V / BLOCK) each
+    padded = x.new_empty(B, V + -V % BLOCK)
+    padded[:, V:] = 0
+    torch.exp(x, out=padded[:, :V])
+    e = padded.unflatten(1, (-1, BLOCK))  # (B, V / BLOCK, BLOCK)
+    sums, squares = e.sum(2).double(), torch.linalg.vecdot(e, e).double()  # (B, V / BLOCK) each
     ends, total = sums.cumsum(1), sums.sum(1)  # (B, V / BLOCK), (B,)
     wanted = uniform[:, None] * ends[:, -1:]  # (B, 1)
     block = torch.searchsorted(ends, wanted, right=True)[:, 0].clamp(max=ends.shape[1] - 1)  # (B,)
@@ -111,7 +113,7 @@ def draw_with_facts(logits: Tensor, uniform: Tensor, temperature: float) -> tupl
     place = torch.searchsorted(inside, wanted, right=True)[:, 0].minimum(last)  # (B,)
     token = (block * BLOCK + place).clamp(max=V - 1)  # (B,) NaN would give an index past the end
     logprob = x[rows, token] - total.log()  # (B,)
-    entropy = total.log() - torch.linalg.vecdot(e.flatten(1)[:, :V], x.clamp(min=-1e4)) / total  # (B,)
+    entropy = total.log() - torch.linalg.vecdot(padded[:, :V], x.clamp_(min=-1e4)) / total  # (B,)
     # ||onehot - p|| from the sums without the token: see entropy_and_logit_grad.
     own[rows, place] = 0
     sums[rows, block], squares[rows, block] = own.sum(1), own.square().sum(1)

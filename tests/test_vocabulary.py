@@ -48,8 +48,8 @@ def test_a_token_and_its_facts_are_those_of_the_plain_forms(V, temperature):
     token, facts = draw_with_facts(logits, uniform, temperature)
     assert take(log_probs, token).isfinite().all()
     expected = draw((logits.double() / temperature).log_softmax(-1), uniform)
-    assert (token == expected).float().mean() > 0.97  # exp in float32 moves a few borders
     other = token != expected
+    assert other[(uniform > 0) & (uniform < 0.999)].float().mean() < 0.01  # exp in float32 moves a few borders
     cumulative = (logits.double() / temperature).softmax(-1).cumsum(-1)  # there the number lies at a border
     border = torch.minimum((cumulative - uniform[:, None]).abs().min(1).values, 1 - uniform)
     assert (border[other] < 1e-6).all()
