@@ -15,6 +15,8 @@ compare all methods on the same seeds at any time. A finished run loses its cred
 While a program measures speed (lab/quiet.py) all runs pause. Linux and
 macOS only.
 
+A run of a pretrained model needs its weights (lab/real/weights.py), and its row goes to lab/real/runs.csv.
+
 `easy` is the bundled default. `hard` asks the same model only for puzzles that a single sequence of steps solves, and
 allows more tokens: the more failed attempts a response holds, the less is said by credit that is the same on all of
 them. `small` is a model with a fifth of the parameters. `latin` and `math` are other tasks, with models of their own:
@@ -42,7 +44,7 @@ import train
 from analyze import summarize
 from countdown_task import solutions, universe
 from lab import quiet
-from lab.study.plan import HARD, LEVELS, PARTS, RUNS, VERSION
+from lab.study.plan import HARD, LEVELS, PARTS, PRETRAINED, RUNS, VERSION
 from lab.study.rows import read_rows, weighted_tokens
 from lab.study.tables import write_study
 from methods import MITIGATIONS
@@ -54,8 +56,8 @@ from plumbing.runs import NO_DIFFERENCE, is_finished, read_config, read_metrics
 from plumbing.task_file import load_task
 from rollout import EVALUATION, draw_uniforms, generate_and_grade
 
-RESULTS = Path("lab/study/runs.csv")
-ROOT = Path(__file__).parents[2]  # commands run here, and the two paths above are relative to it
+RESULTS, REAL = Path("lab/study/runs.csv"), Path("lab/real/runs.csv")
+ROOT = Path(__file__).parents[2]  # commands run here, and the paths above are relative to it
 CHECKED = ("test",)  # parts whose runs are measured on other puzzles, too
 
 
@@ -88,6 +90,11 @@ class Experiment(NamedTuple):
     def log(self) -> Path:
         """Where the output of the run goes."""
         return RUNS / f"{self.name}.log"
+
+    @property
+    def table(self) -> Path:
+        """Where its row goes."""
+        return REAL if self.level in PRETRAINED else RESULTS
 
     @property
     def command(self) -> str:
@@ -170,7 +177,8 @@ def success_on_others(run: Path) -> float:
 
 def done_runs() -> dict[str, dict]:
     """The rows of this version, by name of the run."""
-    return {row["run"]: row for row in read_rows(RESULTS) if row["version"] == str(VERSION)}
+    rows = [row for table in (RESULTS, REAL) for row in read_rows(table)]
+    return {row["run"]: row for row in rows if row["version"] == str(VERSION)}
 
 
 def take_over(e: Experiment, keep: bool) -> None:
@@ -184,8 +192,8 @@ def take_over(e: Experiment, keep: bool) -> None:
             kept = e.folder / "row.json"
             row = read_json(kept) if kept.is_file() else make_row(e)
             write_json(kept, row)
-            rows = [*read_rows(RESULTS), row]
-            replace_file(RESULTS, lambda part: write_csv(rows, part))
+            rows = [*read_rows(e.table), row]
+            replace_file(e.table, lambda part: write_csv(rows, part))
     if not keep:
         shutil.rmtree(e.folder / "credit", ignore_errors=True)
         (e.folder / "state.pt").unlink(missing_ok=True)

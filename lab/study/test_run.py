@@ -42,7 +42,8 @@ def test_every_command_is_accepted_and_names_a_folder_of_its_own():
         assert (values["mitigation"], values["seed"]) == (e.flags.split()[0], e.seed)
         assert values["out"] == str(study.RUNS / e.name)
         assert bool(values["data"]) == (e.level == "hard")
-        assert values["max_new_tokens"] == (240 if e.level == "hard" else study.values_of("")["max_new_tokens"])
+        limit = {"hard": 240, "qwen": 128}.get(e.level, study.values_of("")["max_new_tokens"])
+        assert (values["max_new_tokens"], e.table == study.REAL) == (limit, e.level == "qwen")
     assert len({e.name for e in listed}) == len({e.command for e in listed}) == len(listed)
 
 
@@ -77,6 +78,7 @@ def place(tmp_path, monkeypatch):
     """A study with a folder and a table of its own."""
     monkeypatch.setattr(study, "RUNS", tmp_path / "runs")
     monkeypatch.setattr(study, "RESULTS", tmp_path / "results" / "runs.csv")
+    monkeypatch.setattr(study, "REAL", tmp_path / "results" / "real.csv")
     monkeypatch.setattr(study, "HARD", tmp_path / "runs" / "hard.jsonl")
     (tmp_path / "runs").mkdir()
     (tmp_path / "results").mkdir()
