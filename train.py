@@ -57,7 +57,7 @@ class Settings:
     mitigation: str = "none"  # the credit function, see the end of --help; none: plain GRPO, equal for all tokens
     model: str = ""  # a Hugging Face folder, Qwen2, Qwen3 or Llama; empty: the small one of the task
     task: str = "countdown"  # the name of a file tasks/NAME_task.py, or a path that ends in .py
-    data: str = ""  # a file of puzzles: .jsonl, .json, .csv or .parquet; empty: the task makes its own
+    data: str = ""  # a file of puzzles, such as .jsonl or .parquet; empty: the task makes its own
     eval_data: str = ""  # a file of held-out puzzles, such as a benchmark's test split; empty: a tenth of the others
     out: str = ""  # the run folder, which must not exist; empty: runs/<mitigation>[-<changed flags>]-seed<seed>
     steps: int = 100  # 0 only evaluates

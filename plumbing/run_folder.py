@@ -58,7 +58,7 @@ def open_run(run: Path, settings: Any, hyper_parameters: dict, source: dict[str,
         return 0
     first_alone(lambda: lock(run))
     state = load_state(run)
-    check_unfinished(run, state["step"], settings.steps)
+    check_unfinished(run, state["step"], settings)
     asked = asdict(settings) | hyper_parameters
     if state["step"] > 0:
         check_settings(run, state["settings"], asked)
@@ -248,12 +248,13 @@ def check_inputs(run: Path, now: dict) -> None:
         raise ValueError(f"{changed[0]} is not what {run} began with: put that back, or start a new run")
 
 
-def check_unfinished(run: Path, done: int, steps: int) -> None:
+def check_unfinished(run: Path, done: int, s: Any) -> None:
     """ValueError when a run has nothing left to do."""
-    if done > steps:
-        raise ValueError(f"{run} already has {done} steps, more than --steps {steps}")
-    if read_final(run).get("step") == steps:
-        raise ValueError(f"{run} has finished its {steps} steps: pass a larger --steps to continue it")
+    if done > s.steps:
+        raise ValueError(f"{run} already has {done} steps, more than --steps {s.steps}")
+    if read_final(run).get("step") == s.steps:
+        advice = "start a new run" if s.linear_decay else "pass a larger --steps to continue it"
+        raise ValueError(f"{run} has finished its {s.steps} steps: {advice}")
 
 
 def restore(run: Path, state: dict, learners: dict) -> None:

@@ -51,7 +51,10 @@ def load_puzzles(task: ModuleType, count: int, path: str, eval_path: str = "") -
     if strange := [puzzle for puzzle in training + heldout if not isinstance(getattr(puzzle, "id", None), str)]:
         raise ValueError(f"the task's load returns puzzles without an id that is text, such as {strange[0]!r:.50}")
     if eval_path:
-        training, heldout = without(training, heldout, eval_path), heldout[:count]
+        training = without(training, heldout, eval_path)
+        if len(heldout) > count:
+            print(f"{count} of the {len(heldout)} puzzles in {eval_path} are measured: --eval_problems says how many")
+        heldout = heldout[:count]
     if len(heldout) > count or len({puzzle.id for puzzle in heldout}) < len(heldout):
         raise ValueError(f"the task's load returns more than the {count} held-out puzzles asked for, or one twice")
     if both := {puzzle.id for puzzle in training} & {puzzle.id for puzzle in heldout}:
