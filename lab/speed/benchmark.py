@@ -56,14 +56,15 @@ NOTE = ("Written by `python -m lab.speed.benchmark --trl` on two cores, where th
 # ---------------------------------------------------------------------------------------------- taking turns
 
 
-def take_turns(what: str, repeats: int, work: dict[str, Callable[[int], float]]) -> dict[str, list[float]]:
+def take_turns(what: str, repeats: int, work: dict[str, Callable[[int], float]],
+               warm_ups: int = WARM_UPS) -> dict[str, list[float]]:
     """What each function returned in each counted round. All take turns, and are told the number of the round."""
-    progress, found = Progress(what, repeats + WARM_UPS), defaultdict(list)
-    for i in range(repeats + WARM_UPS):
+    progress, found = Progress(what, repeats + warm_ups), defaultdict(list)
+    for i in range(repeats + warm_ups):
         for name, function in work.items():
             found[name].append(function(i))
         progress.show(i + 1)
-    return {name: values[WARM_UPS:] for name, values in found.items()}
+    return {name: values[warm_ups:] for name, values in found.items()}
 
 
 def table_rows(what: str, rates: dict[str, list[float]]) -> list[list[str]]:
@@ -186,7 +187,7 @@ def pretrained(repeats: int, folder: Path, checkout: Path | None) -> list[Table]
     root, peaks, rows = Path(__file__).parents[2], {}, []
     places = {"ours": ("ours", root), "transformers": ("transformers", root), "bare products": ("products", root)}
     places |= {"ours, before": ("ours", checkout.resolve())} if checkout else {}
-    for work, per in (("sampler", "sampled"), ("update", "updated")):
+    for work in ("sampler", "update"):
         case = {"work": work, "puzzles": 4, "limit": 64}
         with contextlib.ExitStack() as stack:  # a process that has only sampled has no gradients in its memory
             rivals = {name: stack.enter_context(start_pretrained(kind, folder, place))
@@ -196,7 +197,8 @@ def pretrained(repeats: int, folder: Path, checkout: Path | None) -> list[Table]
                 tokens, took, peaks[work, name] = ask(name, rivals[name], case | {"seed": i})
                 return tokens / took
 
-            found = take_turns(f"{work} of {folder.name}", repeats, {n: functools.partial(take, n) for n in rivals})
+            turns = {name: functools.partial(take, name) for name in rivals}
+            found = take_turns(f"{work} of {folder.name}", repeats, turns, warm_ups=1)
         ours = found.pop("ours")
         for name, rates in found.items():
             ratios = [a / b for a, b in zip(ours, rates)]
