@@ -20,7 +20,9 @@ train.py. How it differs from the paper (DeepSeekMath, arXiv 2402.03300):
    response first: --loss_norm sequence. Dr. GRPO (2503.20783) divides by a constant: --loss_norm constant.
 2. By default there is no KL penalty (--kl), and one update per batch (--updates_per_batch). Then the ratio pi / pi_old,
    of a token's probability now to that when it was sampled, is 1, and nothing is clipped.
-3. The log-probs of the sampling policy are recorded while sampling, not recomputed by a second forward pass.
+3. The log-probs of the sampling policy are recorded while sampling, not recomputed by a second forward pass. In
+   bfloat16 the two differ by rounding, and PPO's clip may take that for a moved policy: --old_logprob update takes
+   those of the first update's own pass instead, so that its ratio is 1.
 4. A group whose rewards are all equal has advantage exactly 0, whatever the rounding of its mean.
 
 Run it:  python train.py --mitigation none
@@ -136,8 +138,9 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
     prompts = my_share(batch.ask.prompts) if len(rows) else []
     weight = token_weights(batch.mask, s)  # (B, T)
     reference = batch.ask.reference_logprob if s.kl > 0 else None  # (B, T)
+    old = batch.logprob.clone()  # (B, T)
     log = UpdateLog(batch, rows, prompts, reference, divergence=k3)  # handed over: metrics.py can't import this file
-    for _ in range(s.updates_per_batch):
+    for i in range(s.updates_per_batch):
         optimizer.zero_grad()
         if len(rows):
             cache = PromptCache(policy.model, prompts)
@@ -148,7 +151,9 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
                 responses = ResponseCache(leaf, batch.group[own] // processes)
                 tokens, mask = batch.tokens[own, :t], batch.mask[own, :t]  # (b, t) each
                 logprob = response_logprobs(policy.model, responses, tokens, mask)  # (b, t)
-                loss, removed = policy_loss(logprob, batch.logprob[own, :t], credit[own, :t], weight[own, :t], s,
+                if i == 0 and s.old_logprob == "update":
+                    old[own, :t] = logprob.detach()
+                loss, removed = policy_loss(logprob, old[own, :t], credit[own, :t], weight[own, :t], s,
                                             None if reference is None else reference[own, :t])  # (b, t) each
                 loss.sum().backward()
                 log.add(own, logprob, loss, removed)

@@ -44,7 +44,8 @@ from rollout import (EVALUATION, Policy, TokenBatch, draw_puzzles, draw_uniforms
 
 BUNDLED = Path(__file__).parent / "models" / "countdown-tiny"  # those of other tasks are beside it
 CHOICES = {"reward": ("graded", "random"), "advantage": ADVANTAGES, "loss_norm": LOSS_NORMS,
-           "normalize": NORMALIZATIONS, "dtype": ("float32", "bfloat16"), "optimizer_device": ("", "cpu")}
+           "normalize": NORMALIZATIONS, "dtype": ("float32", "bfloat16"), "optimizer_device": ("", "cpu"),
+           "old_logprob": ("sampler", "update")}
 # Bytes of keys and values while evaluating: they set how many responses are sampled at once, but never fewer than in a
 # training step. 512 puzzles at once take 2.0 s, 96 at a time 2.95 s.
 EVALUATION_BYTES = 2**29
@@ -81,6 +82,7 @@ class Settings:
     clip_low: float = 0.2  # if credit < 0, no gradient once a token's ratio, p now / p when sampled, is below 1 - this
     clip_high: float = 0.2  # if credit > 0, no gradient once the ratio is above 1 + this (PPO; DAPO: 0.28)
     updates_per_batch: int = 1  # optimizer steps on each batch
+    old_logprob: str = "sampler"  # whose log-probs the ratio begins with; update: those of the first update's own pass
     kl: float = 0.0  # weight of the KL penalty to the start model, the reference
     skip_unfinished: bool = False  # no credit for responses that the token limit cut off; their tokens still count in N
     micro_batch: int = 16  # responses in one forward and backward pass; changes memory, not results

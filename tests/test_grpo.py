@@ -211,6 +211,22 @@ def test_rows_to_update_by_hand(rank, processes, skip, expected, monkeypatch):
     assert grpo.rows_to_update(batch, credit, skip).tolist() == expected
 
 
+def test_old_log_probs_of_the_first_update_make_its_ratio_1(exact):
+    """Guards against tokens that the clip removes because sampler and update round differently, and against a second
+    update whose ratio begins anew."""
+    models = [tiny() for _ in range(2)]
+    batch, credit = step_by_hand(models[0])
+    recorded, own = batch.logprob, plainly(models[0], batch)
+    assert (recorded - own)[batch.mask].abs().max() > 0.3  # as if the sampler had rounded wildly
+    row = take_update(models[0], batch, credit, old_logprob="update", updates_per_batch=2, micro_batch=3)
+    batch.logprob = own
+    expected = take_update(models[1], batch, credit, updates_per_batch=2, micro_batch=3)
+    for p, q in zip(models[0].parameters(), models[1].parameters()):
+        torch.testing.assert_close(p, q, atol=1e-10, rtol=0)
+    assert row["clip_fraction"] == expected["clip_fraction"] > 0  # all of it in the second update
+    assert row["ratio_error"] > 0.01 > expected["ratio_error"]  # what sampler and update disagree by stays a column
+
+
 def test_a_step_without_credit_has_no_gradient_and_says_so():
     """Guards against a crash, or an invented number, when every group has equal rewards."""
     model = tiny()
