@@ -80,6 +80,7 @@ def place(tmp_path, monkeypatch):
     monkeypatch.setattr(study, "RESULTS", tmp_path / "results" / "runs.csv")
     monkeypatch.setattr(study, "REAL", tmp_path / "results" / "real.csv")
     monkeypatch.setattr(study, "HARD", tmp_path / "runs" / "hard.jsonl")
+    monkeypatch.setattr(quiet, "LOCK", tmp_path / "lock")  # whoever measures on this machine does not stop the tests
     (tmp_path / "runs").mkdir()
     (tmp_path / "results").mkdir()
     return tmp_path
@@ -217,6 +218,7 @@ def test_a_study_that_is_stopped_resumes_with_nothing_lost_or_repeated(place):
     code = ("import signal; from pathlib import Path; from lab.study import run as study\n"
             "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored where tests run in the background
             f"study.RUNS, study.RESULTS = Path({str(study.RUNS)!r}), Path({str(study.RESULTS)!r})\n"
+            f"study.quiet.LOCK = Path({str(quiet.LOCK)!r})\n"
             f"study.PARTS = {{'main': [('easy', {flags!r}, [0])]}}\n"
             "study.main()")
 
@@ -247,7 +249,6 @@ def test_a_study_that_is_stopped_resumes_with_nothing_lost_or_repeated(place):
 def test_runs_pause_for_quiet_and_end_in_time(place, monkeypatch):
     """Guards against runs that disturb a measurement of speed, that stay paused, that a time limit leaves running, and
     one that is started although its other seeds took longer than what is left."""
-    monkeypatch.setattr(quiet, "LOCK", place / "lock")
     monkeypatch.setattr(quiet, "LOOK", 0.02)
     counting = "import itertools, time\nfor i in itertools.count():\n    print(i, flush=True)\n    time.sleep(0.01)"
     monkeypatch.setattr(study.Experiment, "next_command", lambda e: f"python -c {shlex.quote(counting)}")
