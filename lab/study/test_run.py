@@ -1,4 +1,5 @@
 """The study: its list, its rows, and a small study that is killed, interrupted and resumed."""
+import functools
 import itertools
 import json
 import os
@@ -261,12 +262,12 @@ def test_runs_pause_for_quiet_and_end_in_time(place, monkeypatch):
             time.sleep(0.01)
         with quiet.quiet():
             found.append(size())
-            time.sleep(0.3)
+            time.sleep(0.2)
             found.append(size())
 
     thread = threading.Thread(target=measure)
     thread.start()
-    assert list(study.train_all([none, ppo], 2, 1, time.monotonic() + 3)) == []
+    assert list(study.train_all([none, ppo], 2, 1, time.monotonic() + 1.5)) == []
     thread.join()
     ended = size()
     assert found[0] == found[1] < ended and not ppo.log.exists()
@@ -346,8 +347,9 @@ def test_the_tracked_rows_are_of_this_study():
     known = {e.name: e for e in experiments()}
     rows = [row for row in read_rows(study.ROOT / "lab" / "study" / "runs.csv") if row["version"] == str(study.VERSION)]
     assert len({row["run"] for row in rows}) == len(rows) > 0
+    values_of = functools.cache(study.values_of)  # of one seed and device of each
     for row in rows:
         e = known[row["run"]]._replace(device="cuda" if "--device cuda" in row["command"] else "cpu")
         assert (row["part"], row["level"], row["seed"], row["command"]) == (e.part, e.level, str(e.seed), e.command)
-        values = study.values_of(e.command.partition("train.py")[2])
+        values = values_of(e._replace(seed=0, device="cpu").command.partition("train.py")[2])
         assert (float(row["steps"]), row["method"].split()[0]) == (values["steps"], values["mitigation"])
