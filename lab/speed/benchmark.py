@@ -175,30 +175,34 @@ def processes(repeats: int) -> list[list[str]]:
 # ------------------------------------------------------------------------------------------- a pretrained model
 
 
-def start_pretrained(kind: str, folder: Path, root: Path) -> subprocess.Popen:
-    """The process of a contestant of pretrained.py that imports the code in `root`."""
+def in_own_process(name: str, kind: str, folder: Path, root: Path, case: dict) -> list[float]:
+    """Tokens, seconds and the peak of memory of a contestant of pretrained.py that imports the code in `root`.
+
+    It starts for this case alone, after a short one to warm up: several of them would not fit into the memory.
+    """
     command = [sys.executable, str(Path(__file__).with_name("pretrained.py")), kind, str(folder.resolve())]
-    return subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ
-                            | {"OMP_NUM_THREADS": str(THREADS), "PYTHONPATH": str(root), "HF_HUB_OFFLINE": "1"})
+    environment = os.environ | {"OMP_NUM_THREADS": str(THREADS), "PYTHONPATH": str(root), "HF_HUB_OFFLINE": "1"}
+    with subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                          env=environment) as process:
+        ask(name, process, case | {"limit": 8})
+        return ask(name, process, case)
 
 
 def pretrained(repeats: int, folder: Path, checkout: Path | None) -> list[Table]:
     """Our sampler and update of a pretrained model against transformers, bare products, and an older checkout."""
     root, peaks, rows = Path(__file__).parents[2], {}, []
-    places = {"ours": ("ours", root), "transformers": ("transformers", root), "bare products": ("products", root)}
-    places |= {"ours, before": ("ours", checkout.resolve())} if checkout else {}
+    places = {"ours": ("ours", folder, root), "transformers": ("transformers", folder, root),
+              "bare products": ("products", folder, root)}
+    places |= {"ours, before": ("ours", folder, checkout.resolve())} if checkout else {}
     for work in ("sampler", "update"):
         case = {"work": work, "puzzles": 4, "limit": 64}
-        with contextlib.ExitStack() as stack:  # a process that has only sampled has no gradients in its memory
-            rivals = {name: stack.enter_context(start_pretrained(kind, folder, place))
-                      for name, (kind, place) in places.items()}
 
-            def take(name: str, i: int) -> float:
-                tokens, took, peaks[work, name] = ask(name, rivals[name], case | {"seed": i})
-                return tokens / took
+        def take(name: str, case: dict, i: int) -> float:
+            tokens, took, peaks[case["work"], name] = in_own_process(name, *places[name], case | {"seed": i})
+            return tokens / took
 
-            turns = {name: functools.partial(take, name) for name in rivals}
-            found = take_turns(f"{work} of {folder.name}", repeats, turns, warm_ups=1)
+        turns = {name: functools.partial(take, name, case) for name in places}
+        found = take_turns(f"{work} of {folder.name}", repeats, turns, warm_ups=0)
         ours = found.pop("ours")
         for name, rates in found.items():
             ratios = [a / b for a, b in zip(ours, rates)]

@@ -50,6 +50,7 @@ def ours(folder: str) -> dict[str, Callable[[dict], None]]:
         generate_shared(policy, [policy.prompt(p) for p in math_task.load("train", case["puzzles"])], uniforms)
 
     def learn(case: dict) -> None:
+        """An update on the rows of a case, with a random credit."""
         nonlocal optimizer
         optimizer = optimizer or Optimizer(policy.model, lr=0.0)
         tokens = random_rows(case, policy.tokenizer.size)  # (B, limit)
@@ -81,6 +82,7 @@ def theirs(folder: str) -> dict[str, Callable[[dict], None]]:
                            repetition_penalty=1.0, max_new_tokens=case["limit"], min_new_tokens=case["limit"])
 
     def learn(case: dict) -> None:
+        """The same with autograd alone, in half as many rows at a time."""
         nonlocal optimizer
         optimizer = optimizer or torch.optim.AdamW(model.parameters(), 0.0, fused=True)
         prompts, mask = prompt_rows(case)  # (B, P) each
