@@ -54,6 +54,7 @@ class TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, states: Tensor, weight: Tensor, tokens: Tensor, V: int, temperature: float) -> Tensor:
+        """Keeps the logits (N, V) where they fit into KEPT bytes."""
         ctx.weight, ctx.V, ctx.temperature, taken, total = weight, V, temperature, [], []
         at_once = max(1, KEPT // (V * states.itemsize))
         for some, its_tokens in zip(states.split(at_once), tokens.split(at_once)):
@@ -68,6 +69,7 @@ class TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
+        """The gradient (N, D) of the states; that of the matrix is added slab by slab to weight.sum_into.grad."""
         states, tokens, total, logits = ctx.saved_tensors
         summed, of_states = ctx.weight.sum_into.grad, torch.zeros_like(states, dtype=total.dtype)  # (V, D), (N, D)
         for first in range(0, ctx.V, SLAB):
