@@ -1,9 +1,11 @@
-"""What a large vocabulary needs: no pass over its logits or its matrix more than necessary. A first reading can skip it.
+"""What a large vocabulary needs: few passes over its logits and its matrix. A first reading can skip it.
 
 With 150,000 tokens, half of an update was not products but memory: logits copied to float32, and gradients (V, D)
 filled with zeros, copied and added up for every piece of a response. So here the log-prob of a token is one autograd
 function, and so is the embedding, and both add their gradient of the matrix to the sum that the optimizer keeps. And
 one pass over the logits gives a drawn token with its log-prob, entropy and logit gradient.
+
+On two cores an update of Qwen2.5-0.5B was 1.38 times as fast as in the plain form (one round of lab.speed.benchmark).
 
 The plain forms are `token_logprobs` of qwen2_model.py, nn.Embedding, and `draw` of sampler.py; small vocabularies keep
 them. tests/test_vocabulary.py holds the two together.

@@ -193,26 +193,20 @@ def pretrained(repeats: int, folder: Path, checkout: Path | None) -> list[Table]
     root, peaks, rows = Path(__file__).parents[2], {}, []
     places = {"ours": ("ours", folder, root), "transformers": ("transformers", folder, root),
               "bare products": ("products", folder, root)}
-    places |= {"ours, before": ("ours", folder, checkout.resolve())} if checkout else {}
+    places |= {"the older checkout": ("ours", folder, checkout.resolve())} if checkout else {}
+
+    def take(name: str, work: str, seed: int) -> float:
+        case = {"work": work, "puzzles": 4, "limit": 64, "seed": seed}
+        tokens, took, peaks[work, name] = in_own_process(name, *places[name], case)
+        return tokens / took
+
     for work in ("sampler", "update"):
-        case = {"work": work, "puzzles": 4, "limit": 64}
-
-        def take(name: str, case: dict, i: int) -> float:
-            tokens, took, peaks[case["work"], name] = in_own_process(name, *places[name], case | {"seed": i})
-            return tokens / took
-
-        turns = {name: functools.partial(take, name, case) for name in places}
-        found = take_turns(f"{work} of {folder.name}", repeats, turns, warm_ups=0)
-        ours = found.pop("ours")
-        for name, rates in found.items():
-            ratios = [a / b for a, b in zip(ours, rates)]
-            rows.append([f"{work}, {folder.name}", f"{statistics.median(ours):.1f}", name,
-                         f"{statistics.median(rates):.1f}", f"{statistics.median(ratios):.2f}",
-                         f"{min(ratios):.2f} to {max(ratios):.2f}"])
+        what, turns = f"{work}, {folder.name}", {name: functools.partial(take, name, work) for name in places}
+        rows += table_rows(what, take_turns(what, repeats, turns, warm_ups=0))
     note = (f"Tokens per second of 4 puzzles x {ANSWERS} responses x 64 tokens in bfloat16 on {THREADS} cores; medians "
             f"of {repeats} rounds, in which all take turns. Bare products: the model's matrix products alone.")
     memory = [[f"{work}, {folder.name}", name, f"{gib:.1f}"] for (work, name), gib in peaks.items()]
-    return [Table(f"Speed, {folder.name}", note, ["what", "ours", "peer", "its rate", "ratio", "min to max"], rows),
+    return [Table(f"Speed, {folder.name}", note, ["what", "ours", "peer", "ratio", "min to max"], rows),
             Table(f"Memory, {folder.name}", "The most that the process had, in GiB.", ["what", "who", "GiB"], memory)]
 
 

@@ -12,8 +12,7 @@ As many runs at a time as the machine has cores, each with its share of threads.
 lab/study/runs.csv, which git tracks. A run with a row is done, so the same command resumes an interrupted study, on
 another machine too; a run that was killed resumes from its last saved state. Seeds are the outer loop, so that the rows
 compare all methods on the same seeds at any time. A finished run loses its credit/ (24 MB) and its state unless --keep.
-While a program measures speed (lab/quiet.py) all runs pause. Linux and
-macOS only.
+While a program measures speed (lab/quiet.py) all runs pause. Linux and macOS only.
 
 A run of a pretrained model needs its weights (lab/real/weights.py), and its row goes to lab/real/runs.csv.
 

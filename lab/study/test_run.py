@@ -258,6 +258,7 @@ def test_runs_pause_for_quiet_and_end_in_time(place, monkeypatch):
     size, found = lambda: len(none.log.read_text()) if none.log.is_file() else 0, []
 
     def measure():
+        """Ask for quiet once the run writes, and look twice how much it has written."""
         while size() == 0:
             time.sleep(0.01)
         with quiet.quiet():
