@@ -101,14 +101,19 @@ class Decoder:
 
     def step(self, token: Tensor) -> Tensor:
         """Append a token (B',) to each row; returns the last hidden state (B', D) of each, which predicts the next."""
-        (_, B, K, d, _), n = self.keys.shape, self.filled + 1  # B is B' here
+        n = self.filled + 1
         turn = self.turns[self.length.flatten()]  # (B' K, 1, d / 2)
         bias = self.bias[..., :n].flatten(0, 1)  # (B' K, 1, n)
         self.length, self.filled = self.length + 1, n
-        caches = (self.keys[..., n - 1], self.values[..., n - 1, :],  # (layers, B', K, d) each: the new column
-                  self.keys[..., :n], self.values[..., :n, :])  # (layers, B', K, d, n), (layers, B', K, n, d)
+        # All four are views. So copy_ in `hidden` writes into the caches, and keys and values then hold the new column.
+        return self.hidden(token, turn, bias, (
+            self.keys[..., n - 1], self.values[..., n - 1, :],  # (layers, B', K, d) each: the new column
+            self.keys[..., :n], self.values[..., :n, :]))  # (layers, B', K, d, n), (layers, B', K, n, d)
+
+    def hidden(self, token: Tensor, turn: Tensor, bias: Tensor, caches: tuple[Tensor, ...]) -> Tensor:
+        """The last hidden state (B', D) of each new token (B'), whose key and value go into their column."""
+        _, B, K, d = caches[0].shape  # B is B' here
         x = self.model.model["embed_tokens"].weight[token]  # (B', D)
-        # All four are views. So copy_ below writes into the caches, and keys and values then hold the new column, too.
         # A layer's key and value are (B' K, d), its keys (B' K, d, n), its values (B' K, n, d): key heads become rows.
         for w, key, value, keys, values in zip(self.layers, *(cache.flatten(1, 2).unbind() for cache in caches)):
             before, after = w.norms or (self.normalize, self.normalize)
@@ -143,4 +148,64 @@ class Decoder:
         self.values[:, gaps, :, : self.filled] = self.values[:, order[gaps], :, : self.filled]
         self.keys, self.values = self.keys[:, :count], self.values[:, :count]
         self.bias, self.length = self.bias[order], self.length[order]
+        return order
+
+
+class ReplayedDecoder:
+    """Decoder on a CUDA device: the kernels of a step are recorded once and replayed together, as a CUDA graph.
+
+    A replay has the same shapes each time. So it computes all B rows, those that have ended, too, and attention looks
+    at all columns, of which `bias` hides the unused ones. A token's key and value are computed in the last column, and
+    move to their own at the end of the step.
+    """
+
+    def __init__(self, model: Qwen2, prompts: dict[int, tuple[Tensor, Tensor]], real: Tensor, G: int, new_columns: int):
+        """Arguments as of Decoder."""
+        P = real.shape[1]
+        self.decoder = Decoder(model, prompts, real, G, new_columns + 8 - (P + new_columns) % 8)  # aligned to 16 bytes
+        self.decoder.bias[..., P:-1] = float("-inf")
+        for cache in (self.decoder.keys, self.decoder.values.mT):  # weights of 0 would not hide NaN
+            cache[..., P:] = 0
+        self.rows = torch.arange(len(self.decoder.length), device=real.device)  # (B',) the running ones of all B
+        self.token, self.column = torch.zeros_like(self.rows), torch.tensor([P], device=real.device)  # (B,), (1,)
+        self.graph = self.record() if real.is_cuda else None
+
+    def record(self) -> "torch.cuda.CUDAGraph":
+        """Record `compute`, after a first call that lets libraries set themselves up."""
+        d, graph, aside = self.decoder, torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        before = [x.clone() for x in (d.bias, d.length, self.column)]
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            self.compute()
+        torch.cuda.current_stream().wait_stream(aside)
+        for x, old in zip((d.bias, d.length, self.column), before):
+            x.copy_(old)
+        with torch.cuda.graph(graph):
+            self.output = self.compute()  # (B, D) where each replay leaves its result
+        return graph
+
+    def compute(self) -> Tensor:
+        """The hidden states (B, D) of self.token (B,), and everything set for the next column."""
+        d = self.decoder
+        out = d.hidden(self.token, d.turns[d.length.flatten()], d.bias.flatten(0, 1),
+                       (d.keys[..., -1], d.values[..., -1, :], d.keys, d.values))  # (B, D)
+        d.keys.index_copy_(4, self.column, d.keys[..., -1:])
+        d.values.index_copy_(3, self.column, d.values[..., -1:, :])
+        d.bias.index_fill_(3, self.column, 0.0)
+        d.length += 1
+        self.column += 1
+        return out
+
+    def step(self, token: Tensor) -> Tensor:
+        """As Decoder.step."""
+        self.token[self.rows] = token
+        if self.graph is None:  # without a CUDA device nothing is recorded: for tests
+            return self.compute()[self.rows]
+        self.graph.replay()
+        return self.output[self.rows]
+
+    def keep(self, running: Tensor, count: int) -> Tensor:
+        """As Decoder.keep. The other rows stay where they are, and are no longer looked at."""
+        order = running.nonzero()[:, 0]  # (count,)
+        self.rows = self.rows[order]
         return order

@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+import sampler
 from plumbing import vocabulary
+from plumbing.decoder import Decoder, ReplayedDecoder
 from qwen2_model import Qwen2, load_model
 from sampler import (PromptCache, ResponseCache, by_length, distinct_texts, draw, generate, response_attention,
                      response_logprobs, response_states)
@@ -106,10 +108,11 @@ def naive_sample(hf: torch.nn.Module, prompt: list[int], row: list[float], exclu
     return response, torch.tensor(statistics, dtype=torch.float64).T
 
 
-@pytest.fixture(params=[2**15, 0], ids=["", "large"])
+@pytest.fixture(params=[(2**15, Decoder), (0, Decoder), (2**15, ReplayedDecoder)], ids=["", "large", "replayed"])
 def large(request, monkeypatch):
-    """The usual draw, and that of plumbing/vocabulary.py, which large vocabularies have."""
-    monkeypatch.setattr(vocabulary, "LARGE", request.param)
+    """The usual draw and decoder; the draw that large vocabularies have; the decoder of a GPU, without a graph."""
+    monkeypatch.setattr(vocabulary, "LARGE", request.param[0])
+    monkeypatch.setattr(sampler, "Decoder", request.param[1])
 
 
 @FAMILIES
