@@ -11,6 +11,7 @@ Run it:  python -m lab.warm_start --out models/rebuilt                about 12 m
          python -m lab.warm_start --task math --out models/math       the start model of another task
          python -m lab.warm_start --task latin --puzzles 20000 --out models/latin
          python -m lab.warm_start --size small --steps 12000 --out models/small    half an hour
+         python -m lab.warm_start --from weights/smollm2 --until 0.25 --out weights/warm      a pretrained model
          python -m lab.warm_start --report models/countdown-tiny      half a minute
 """
 import json
@@ -31,13 +32,16 @@ from plumbing.flags import new_parser
 from plumbing.progress import clock, one_sentence
 from plumbing.task_file import check_grade, load_task
 from plumbing.tokenizer import Tokenizer
-from qwen2_model import Qwen2, read_config, save_model
+from plumbing.optimizer import Optimizer
+from plumbing.run_folder import copy_tokenizer
+from qwen2_model import Qwen2, causal_bias, read_config, save_model, token_logprobs
 from rollout import EVALUATION, Policy, draw_uniforms, generate_and_grade
 from tasks.text import TAGS
 from train import Settings, evaluate, load_policy, standard_error
 
 FIRST_PART = 0.8  # share of the schedule
 BATCH, LR = 32, 3e-3
+TUNING_LR, CHECK = 1e-5, 50  # of a pretrained model; steps between measurements of held-out success
 CONFIG = {
     "model_type": "qwen2", "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1024, "rms_norm_eps": 1e-6,
@@ -122,6 +126,27 @@ def imitate(model: Qwen2, data: Iterator[tuple[Tensor, Tensor]], steps: int) -> 
             print(f"step {step}/{steps}  loss {loss.item():.3f}  ETA {clock(eta)}", flush=True)
 
 
+def tune(policy: Policy, data: Iterator[tuple[Tensor, Tensor]], lr: float, until: float, s: Settings) -> None:
+    """The same for a pretrained model, in its own precision: until its held-out success, measured every CHECK steps, is
+    as high as `until`."""
+    optimizer, device = Optimizer(policy.model, lr, (0.9, 0.99), weight_decay=0.01), policy.model.output_weight.device
+    puzzles = policy.task.load("heldout", 256, s.data)
+    for step, (tokens, mask) in enumerate(data, 1):
+        optimizer.set_lr(lr * min(1.0, step / 20))
+        optimizer.zero_grad()
+        tokens, mask = tokens.to(device), mask[:, 1:].to(device)  # (B, S), (B, S - 1)
+        everything = torch.ones_like(mask)  # (B, S - 1) padding is behind the response, where nobody looks at it
+        hidden = policy.model.hidden(tokens[:, :-1], everything.cumsum(1) - 1, causal_bias(everything))  # (B, S - 1, D)
+        loss = -token_logprobs(policy.model, hidden[mask], tokens[:, 1:][mask]).mean()
+        loss.backward()
+        optimizer.step(1.0)
+        if step % CHECK == 0:
+            success = float(evaluate(policy, puzzles, 1, s).mean())
+            print(f"step {step}  loss {loss.item():.3f}  held-out {success:.1%}", flush=True)
+            if success >= until:
+                break
+
+
 def preview(task: ModuleType, puzzles: list) -> None:
     """Print how many demonstrations are right, so that a mistake in the task is seen before minutes of training."""
     rng = np.random.default_rng(0)
@@ -163,6 +188,16 @@ def build(out: Path, task: ModuleType, count: int, steps: int, seed: int, size: 
     save_model(model.bfloat16(), out)  # half the size; train.py loads it in float32
 
 
+def build_from(source: Path, out: Path, task: ModuleType, steps: int, until: float, device: str, data: str) -> None:
+    """Tune a pretrained model on demonstrations, and write it to a new folder."""
+    s = Settings(model=str(source), device=device, dtype="bfloat16", data=data, max_new_tokens=256)
+    policy, puzzles = load_policy(s, task), task.load("train", 10_000 if not data else None, data)
+    preview(task, puzzles)
+    copy_tokenizer(source, out)
+    tune(policy, batches(policy, puzzles, steps, 0), TUNING_LR, until, s)
+    save_model(policy.model, out)
+
+
 @one_sentence()
 def main() -> None:
     """Build a model and report on it, or only report on an existing one."""
@@ -174,8 +209,15 @@ def main() -> None:
     parser.add_argument("--size", choices=list(SIZES), default="tiny", help="of the model (default tiny)")
     parser.add_argument("--seed", type=int, default=0, help="of weights and demonstrations (default 0)")
     parser.add_argument("--report", type=Path, help="only report on the model in this folder")
+    parser.add_argument("--from", type=Path, dest="source", help="a pretrained model folder to begin with")
+    parser.add_argument("--until", type=float, default=0.25, help="with --from: held-out success to reach (default 0.25)")
+    parser.add_argument("--data", default="", help="with --from: a file of puzzles; empty: generated ones")
+    parser.add_argument("--device", default="cpu", help="with --from: any torch device (default cpu)")
     args = parser.parse_args()
     task = load_task(args.task)
+    if args.source:
+        build_from(args.source, args.out, task, args.steps, args.until, args.device, args.data)
+        return
     if not args.report:
         if min(args.steps, args.puzzles) < 1:
             raise ValueError("--steps and --puzzles must be at least 1")

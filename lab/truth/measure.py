@@ -34,7 +34,9 @@ from lab.truth.file import by_response
 from lab.truth.picture import draw
 from lab.truth.scoring import all_scores, draw_scores, score_tables
 from lab.truth.solver import KINDS, solver_columns, token_kinds
+from methods.heads import HEADS
 from methods.oracle import SURE, work_backwards
+from mitigations import required
 from plumbing.files import read_arrays, replace_file
 from plumbing.flags import check_range, new_parser
 from plumbing.metrics import log_columns
@@ -43,7 +45,7 @@ from plumbing.report import Table
 from rollout import (EVALUATION, ROWS_AT_ONCE, Policy, Queries, TokenBatch, draw_uniforms, generate_and_grade,
                      generate_shared, token_batch)
 from tasks.text import FILLER
-from train import Settings, check, check_lengths, load_policy, with_model
+from train import CHOICES, Settings, check, check_lengths, load_policy, with_model
 
 PACKET = 8  # rollouts that start together; the two halves of a packet belong to two independent estimates
 SAVE_EVERY = 10.0  # seconds
@@ -193,8 +195,10 @@ def describe(batch: TokenBatch, settings: dict) -> dict:
 
 
 def add_credit(truth: dict, batch: TokenBatch) -> None:
-    """Columns methods (M,) and credits (M, N): the credit of every method that the task allows, at its defaults."""
-    methods = fitted_methods(batch.task)
+    """Columns methods (M,) and credits (M, N): the credit of every method that can be asked, at its defaults."""
+    heads = batch.ask.policy.heads.keys()
+    methods = {name: method for name, method in fitted_methods(batch.task).items()
+               if not {*required(name, {})} & (HEADS.keys() - heads)}
     credits, progress = [], Progress("credit of every method", len(methods))
     for method in methods.values():
         credits.append(method(batch)[batch.mask].cpu().numpy().astype(np.float32))
@@ -231,25 +235,28 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rollouts", type=int, default=100, help="per token, times 1 - p (default 100)")
     parser.add_argument("--max_new_tokens", type=int, default=140, help="a longer response is cut off (default 140)")
     parser.add_argument("--seed", type=int, default=0, help="of responses and rollouts (default 0)")
-    parser.add_argument("--critic_batches", type=int, default=100, help="of 96 responses, for `ppo` (default 100)")
+    parser.add_argument("--critic_batches", type=int, default=100, help="of 96 responses, for `ppo` (default 100); "
+                        "0: no head is fitted, and no method that needs one is scored")
     parser.add_argument("--device", default="cpu", help="any torch device (default cpu)")
+    parser.add_argument("--dtype", default="float32", choices=CHOICES["dtype"], help="of the model (default float32)")
     parser.add_argument("--out", type=Path, default=Path("runs/truth"), help="folder (default runs/truth)")
     return parser.parse_args()
 
 
 def prepare(args: argparse.Namespace) -> tuple[Policy, list, TokenBatch, dict]:
     """Policy, puzzles, responses, and the columns known so far. ValueError for settings that can't work."""
-    check_range(args, ("rollouts", "critic_batches"), lowest=1)
+    check_range(args, ("rollouts",), lowest=1)
+    check_range(args, ("critic_batches",), lowest=0)
     check_range(args, ("questions",), lowest=2)  # intervals are over puzzles
     s = with_model(Settings(task=args.task, model=args.model, data=args.data, eval_problems=args.questions,
                             answers=args.answers, max_new_tokens=args.max_new_tokens, seed=args.seed,
-                            device=args.device))
+                            device=args.device, dtype=args.dtype))
     check(s)
     policy = load_policy(s)
     puzzles = policy.task.load("heldout", s.eval_problems, s.data)
     check_lengths(policy, puzzles, s)
     args.out.mkdir(parents=True, exist_ok=True)
-    heads = find_heads(args.out, s.model, policy, args.critic_batches)
+    heads = find_heads(args.out, s.model, policy, args.critic_batches) if args.critic_batches else {}
     policy = policy._replace(heads=heads, reference=policy.model)
     uniforms = draw_uniforms(args.seed, EVALUATION - 1, len(puzzles), args.answers, args.max_new_tokens)
     samples = generate_shared(policy, [policy.prompt(puzzle) for puzzle in puzzles], uniforms)
