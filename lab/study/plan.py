@@ -9,11 +9,14 @@ from methods import MITIGATIONS
 VERSION = 2  # of the results; rows of another version do not count. Raise it when a change alters what runs give
 RUNS = Path(f"runs/study-{VERSION}")
 HARD = RUNS / "hard.jsonl"
+WORDS = " --task math --max_new_tokens 128"
+LOOK = " --questions 64 --answers 8 --steps 1 --lr 0 --eval_problems 8"  # at the gradient, before any training
 LEVELS = {"easy": "", "hard": f" --data {HARD} --max_new_tokens 240", "small": " --model models/countdown-small",
           "latin": " --task latin", "math": " --task math",
-          "qwen": " --task math --model weights/qwen --dtype bfloat16 --questions 8 --answers 4 --max_new_tokens 128 "
-                  "--eval_problems 256 --eval_every 20 --pass_at 0"}
-PRETRAINED = ("qwen",)  # levels whose rows are in lab/real/runs.csv, and whose designs are beside it
+          **{name: f"{task} --model weights/qwen --dtype bfloat16{more} --pass_at 0" for name, task, more in (
+              ("words", WORDS, " --questions 8 --answers 8 --steps 40 --eval_problems 512 --eval_every 20"),
+              ("first-words", WORDS, LOOK), ("first-countdown", " --data weights/countdown.jsonl --max_new_tokens 512", LOOK))}}
+PRETRAINED = ("words", "first-words", "first-countdown")  # rows in lab/real/runs.csv, designs beside it
 
 APART = ("regrade_ablation",  # hardly more than `none`
          "shuffled", "expert_iteration", "oracle", "process_reward", "ppo_process", "share",
@@ -96,7 +99,9 @@ PARTS = {  # level, methods with their flags, seeds
                            *(f"oracle --k 4 --mix {x}" for x in (0.25, 0.5, 1.0))), range(5))],
     "negatives": [("easy", tuple(f"{flags} --steps 300" for flags in at(
         BEST, RLOO_FLAGS, "expert_iteration", "share --advantage rloo", "positives --advantage rloo")), range(70, 82))],
-    "setting": [("qwen", tuple(f"{RLOO_FLAGS} --lr {rate} --steps 20" for rate in (2e-6, 5e-6, 1e-5)), (100,))],
+    "first": [(level, (RLOO_FLAGS,), (0,)) for level in PRETRAINED[1:]],
+    "words": [("words", tuple(f"{flags} --lr {rate}" for rate in (5e-6, 1e-5) for flags in (
+        RLOO_FLAGS, "expert_iteration", "share --advantage rloo")), range(5))],
     "both": [("small", at(BEST, "oracle --k 4 --answers 45"), range(5))],
     # To check what was written before they ran.
     "fresh": [("easy", (RLOO_FLAGS, "ppo", "vineppo", RATIO_FLAGS), range(10, 15))],

@@ -57,7 +57,8 @@ from rollout import EVALUATION, draw_uniforms, generate_and_grade
 
 RESULTS, REAL = Path("lab/study/runs.csv"), Path("lab/real/runs.csv")
 ROOT = Path(__file__).parents[2]  # commands run here, and the paths above are relative to it
-CHECKED = ("test",)  # parts whose runs are measured on other puzzles, too
+CHECKED = ("test", "words")  # parts whose runs are measured on other puzzles, too
+OTHERS = "weights/gsm_symbolic.jsonl"  # of lab/real/problems.py
 
 
 def values_of(flags: str) -> dict:
@@ -98,7 +99,9 @@ class Experiment(NamedTuple):
     @property
     def command(self) -> str:
         """The command that makes the run."""
-        device = "" if self.device == "cpu" else f" --device {self.device} --micro_batch 96"
+        device = "" if self.device == "cpu" else f" --device {self.device}"
+        if device and self.level not in PRETRAINED:
+            device += " --micro_batch 96"
         return (f"python train.py --mitigation {self.flags}{LEVELS[self.level]} --seed {self.seed} "
                 f"--out {self.folder}{device}")
 
@@ -156,7 +159,7 @@ def make_row(e: Experiment) -> dict:
     if settings["step_length"]:
         figures |= {name: np.nanmean(metrics[name.replace(" ", "_")]) for name in ("step length", "step cosine")}
     if e.part in CHECKED:
-        figures["others"] = success_on_others(e.folder)
+        figures["others"] = success_on_others(e.folder, e.level)
     return {"run": e.name, "version": VERSION, "part": e.part, "level": e.level,
             "method": f"{settings['mitigation']} {changed}".strip(), "setting": changes(shared, defaults),
             "seed": e.seed, "command": config["command"],
@@ -164,12 +167,18 @@ def make_row(e: Experiment) -> dict:
             **{key: " ".join(f"{step:.0f}:{x:.6g}" for step, x in values.items()) for key, values in by_step.items()}}
 
 
-def success_on_others(run: Path) -> float:
-    """The success of a run's last model on 512 held-out puzzles that no run measures, with other random numbers."""
+def success_on_others(run: Path, level: str) -> float:
+    """The success of a run's last model on held-out puzzles that no run measures.
+
+    They are 512 of the task's with other random numbers; for a pretrained model, those of OTHERS.
+    """
     s = replace(train.Settings(**read_config(run)["settings"]), model=str(run / "checkpoint"))
     policy = train.load_policy(s, load_task(s.task))
-    measured = {puzzle.id for puzzle in policy.task.load("heldout", s.eval_problems)}
-    puzzles = [puzzle for puzzle in policy.task.load("heldout", 1400) if puzzle.id not in measured][:512]
+    if level in PRETRAINED:
+        puzzles, s = policy.task.load("all", None, OTHERS), replace(s, max_new_tokens=256)
+    else:
+        measured = {puzzle.id for puzzle in policy.task.load("heldout", s.eval_problems)}
+        puzzles = [puzzle for puzzle in policy.task.load("heldout", 1400) if puzzle.id not in measured][:512]
     uniforms = draw_uniforms(1, EVALUATION, len(puzzles), 1, s.max_new_tokens)  # (512, max_new_tokens)
     return float(np.mean([grade["answer"] for grade in generate_and_grade(policy, puzzles, uniforms)[1]]))
 
