@@ -64,7 +64,8 @@ def make(e: Experiment) -> None:
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     write_json(e.folder / "row.json", make_row(e))
-    analyze_run(e.folder)
+    if e.seed == 0:
+        analyze_run(e.folder)
 
 
 def measure_truth(trained: Path, device: str, until: float) -> None:

@@ -28,7 +28,7 @@ CONFIG = {"model_type": "qwen2", "vocab_size": 151936, "max_position_embeddings"
           "rope_theta": 1e6, "tie_word_embeddings": True, "num_key_value_heads": 2}
 SIZES = {"0.5B": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14},
          "1.5B": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12}}
-Q, G, P, T, REPEATS = 8, 8, 120, 512, 3  # prompts, responses to each, tokens of a prompt and of a response
+Q, G, P, T = 8, 8, 120, 512  # prompts, responses to each, tokens of a prompt and of a response
 
 
 def random_policy(size: str, device: str) -> Policy:
@@ -45,16 +45,14 @@ def batch_on(device: str, tokens: torch.Tensor, prompts: list) -> TokenBatch:
     return replace(batch, **moved, ask=FakeQueries(prompts=prompts))
 
 
-def timed(device: str, work: Callable[[], object], repeats: int = REPEATS) -> float:
-    """Median seconds of a piece of work, after a first one that doesn't count."""
-    seconds = []
-    for _ in range(1 + repeats):
+def timed(device: str, work: Callable[[], object]) -> float:
+    """Seconds of a piece of work, the second time."""
+    for _ in range(2):
         began = time.perf_counter()
         work()
         if device != "cpu":
             torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - began)
-    return sorted(seconds[1:])[repeats // 2]
+    return time.perf_counter() - began
 
 
 def kernels(device: str, work: Callable[[], object], count: int = 6) -> str:
@@ -83,8 +81,9 @@ def measure(size: str, device: str = "cuda", limit: int = T) -> list[list[str]]:
     fast, tokens = sampler.ReplayedDecoder, sample()
     for name, decoder in (("sample", fast), ("sample, kernel by kernel", Decoder)):
         sampler.ReplayedDecoder = decoder
-        seconds = timed(device, sample, 1 if decoder is Decoder else REPEATS)
+        seconds = timed(device, sample)
         rows.append([size, name, f"{seconds:.2f}", f"{uniforms.numel() / seconds:,.0f}", peak(device)])
+        print(rows[-1], flush=True)
     sampler.ReplayedDecoder = fast
     s = Settings(micro_batch=16, dtype="bfloat16")
     batch, optimizer = batch_on(device, tokens, prompts), Optimizer(policy.model, 0.0)
@@ -95,6 +94,7 @@ def measure(size: str, device: str = "cuda", limit: int = T) -> list[list[str]]:
 
     seconds = timed(device, learn)
     rows.append([size, "update", f"{seconds:.2f}", f"{uniforms.numel() / seconds:,.0f}", peak(device)])
+    print(rows[-1], flush=True)
     for work in (sample, learn):
         print(f"{size} {work.__name__}: {kernels(device, work)}", flush=True)
     return rows
