@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from plumbing import vocabulary
+from plumbing.attention import attend_on_gpu
 from plumbing.files import check_fields, check_tensors, read_json, replace_file, write_json
 from plumbing.model_folder import check_folder, read_weights, rope_theta
 
@@ -166,7 +167,10 @@ class Attention(nn.Module):
         q, k, v = self.heads(x, angles)
         if cache is not None:
             k, v = cache.extend(self.layer, k, v)  # (B, K, C, d)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, enable_gqa=True)  # (B, H, S, d)
+        if x.is_cuda:
+            out = attend_on_gpu(q, k, v, bias)  # (B, H, S, d)
+        else:
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, enable_gqa=True)  # (B, H, S, d)
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
     def weights(self, x: Tensor, angles: tuple[Tensor, Tensor], bias: Tensor, cache) -> Tensor:

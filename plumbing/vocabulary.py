@@ -106,7 +106,8 @@ def draw_with_facts(logits: Tensor, uniform: Tensor, temperature: float) -> tupl
     padded[:, V:] = 0
     torch.exp(x, out=padded[:, :V])
     e = padded.unflatten(1, (-1, BLOCK))  # (B, V / BLOCK, BLOCK)
-    sums, squares = e.sum(2).double(), torch.linalg.vecdot(e, e).double()  # (B, V / BLOCK) each
+    sums = e.sum(2).double()  # (B, V / BLOCK)
+    squares = torch.linalg.vector_norm(e, dim=2).double().square()  # (B, V / BLOCK)
     ends, total = sums.cumsum(1), sums.sum(1)  # (B, V / BLOCK), (B,)
     wanted = uniform[:, None] * ends[:, -1:]  # (B, 1)
     block = torch.searchsorted(ends, wanted, right=True)[:, 0].clamp(max=ends.shape[1] - 1)  # (B,)

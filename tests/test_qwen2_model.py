@@ -10,11 +10,13 @@ from typing import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import qwen2_model
+from plumbing.attention import attend_on_gpu
 from qwen2_model import MLP, Qwen2, entropy_and_logit_grad, load_model, read_config, save_model, token_logprobs
 from tests.random_checkpoints import FAMILIES, HF, V, assert_close, assert_same_logits, both, hf_model, random_tokens
 
@@ -295,3 +297,19 @@ def test_token_logprobs_in_pieces_have_the_gradients_of_the_whole(tied, logits_a
     for gradient, reference in zip(ours, theirs):
         assert reference.abs().max() > 0.1
         assert_close(gradient, reference, 1e-12)
+
+
+def test_attention_for_a_gpu_is_the_usual_one():
+    """Guards against key heads that go to other query heads than theirs."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(3, heads, columns, 4, dtype=torch.float64, generator=generator, requires_grad=True)
+               for heads, columns in ((6, 5), (2, 8), (2, 8)))
+    bias = torch.zeros(3, 1, 5, 8, dtype=torch.float64)
+    bias[1, 0, :, 2:5] = float("-inf")
+    upstream = torch.randn(3, 6, 5, 4, dtype=torch.float64, generator=generator)
+    usual = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, enable_gqa=True)
+    found = attend_on_gpu(q, k, v, bias)
+    torch.testing.assert_close(found, usual)
+    for got, expected in zip(torch.autograd.grad(found, (q, k, v), upstream),
+                             torch.autograd.grad(usual, (q, k, v), upstream)):
+        torch.testing.assert_close(got, expected)

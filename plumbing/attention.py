@@ -1,0 +1,16 @@
+"""Attention on a GPU. A first reading can skip it: it computes what Attention of qwen2_model.py does elsewhere."""
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+
+def attend_on_gpu(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """Attention (B, H, S, d) of queries (B, H, S, d) to keys and values (B, K, C, d), with bias (B, 1, S, C).
+
+    torch would choose cuDNN, whose backward pass gave NaN on an H100 for Qwen2.5 wherever C was 64 more than a multiple
+    of 128 (torch 2.11 and 2.13, https://github.com/pytorch/pytorch/issues/196678). The next kernel wants one key head
+    for each query head.
+    """
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))  # (B, H, C, d) each
+    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
