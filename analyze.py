@@ -61,7 +61,11 @@ def read_log(run: Path, metrics: dict) -> dict[str, np.ndarray]:
     ValueError where a step of metrics.csv is missing or damaged.
     """
     steps = read_credit(run, metrics)
-    log = {name: np.concatenate([step[name] for step in steps]) for name in steps[0]}
+    return with_measures({name: np.concatenate([step[name] for step in steps]) for name in steps[0]})
+
+
+def with_measures(log: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The columns (N,) of a credit log, and those that follow from them."""
     log["id"] = np.cumsum(log["position"] == 0) - 1  # (N,) number of the response within the run
     log["relative"] = log["position"] / np.bincount(log["id"])[log["id"]]  # (N,) in [0, 1)
     log["contribution"] = log["credit"] * log["logprob"]

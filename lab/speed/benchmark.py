@@ -45,8 +45,9 @@ from tests.plain import plain_update
 from train import BUNDLED, Settings, load_policy
 
 TOKENS, THREADS, WARM_UPS = 64, 2, 2
+REAL = "real lengths"
 CASES = {f"x {TOKENS} tokens": {"limit": TOKENS, "fixed": True},
-         "real lengths": {"limit": Settings.max_new_tokens, "fixed": False}}
+         REAL: {"limit": Settings.max_new_tokens, "fixed": False}}
 NOTE = ("Written by `python -m lab.speed.benchmark --trl` on two cores, where the programs of a row took turns. `ours` "
         "and `peer` are medians over the rounds, `ratio` is the median of the rounds' own ratios, and `min to max` the "
         "smallest and the largest of these. A row names puzzles x responses x tokens; at real lengths, responses end "
@@ -115,16 +116,15 @@ def turn(name: str, process: subprocess.Popen, case: dict, seed: int) -> float:
 
 
 def contest(repeats: int, work: str, how: str, commands: dict[str, Callable[[], subprocess.Popen]],
-            puzzles: tuple[int, ...] = (PUZZLES,), cases: dict[str, dict] = CASES) -> list[list[str]]:
+            puzzles: int = PUZZLES, cases: dict[str, dict] = CASES) -> list[list[str]]:
     """Start the processes, and compare the rate of the first with each other's in every case."""
     rows = []
     with contextlib.ExitStack() as stack:
         rivals = {name: stack.enter_context(command()) for name, command in commands.items()}
-        for Q in puzzles:
-            for case_name, case in cases.items():
-                what, case = f"{work}, {Q} x {ANSWERS} {case_name}, {how}", case | {"puzzles": Q, "work": work}
-                turns = {name: functools.partial(turn, name, process, case) for name, process in rivals.items()}
-                rows += table_rows(what, take_turns(what, repeats, turns))
+        for case_name, case in cases.items():
+            what, case = f"{work}, {puzzles} x {ANSWERS} {case_name}, {how}", case | {"puzzles": puzzles, "work": work}
+            turns = {name: functools.partial(turn, name, process, case) for name, process in rivals.items()}
+            rows += table_rows(what, take_turns(what, repeats, turns))
     return rows
 
 
@@ -139,37 +139,29 @@ def convert_model(folder: str) -> None:
 
 
 def sampler(repeats: int) -> list[list[str]]:
-    """Against CTranslate2, where it is installed, and, with two threads, transformers' generate."""
-    rows, installed = [], importlib.util.find_spec("ctranslate2") is not None
+    """Against transformers' generate and, where it is installed, CTranslate2."""
     with tempfile.TemporaryDirectory() as folder:
-        if installed:
+        commands = {"ours": lambda: start("ours", THREADS),
+                    "transformers' generate": lambda: start("transformers", THREADS)}
+        if importlib.util.find_spec("ctranslate2"):  # which of its two backends is the faster one depends on processors
             convert_model(folder)
-        for threads, how in ((1, "1 thread"), (THREADS, f"{THREADS} threads")):
-            commands = {"ours": lambda: start("ours", threads)}
-            if installed:  # which of its two backends is the faster one depends on processor and threads
-                commands |= {"CTranslate2, default backend": lambda: start("ctranslate2", threads, folder),
-                             "CTranslate2, oneDNN": lambda: start("ctranslate2", threads, folder, CT2_USE_MKL="0")}
-            if threads == THREADS:
-                commands["transformers' generate"] = lambda: start("transformers", threads)
-            if len(commands) > 1:
-                rows += contest(repeats, "sampler", how, commands, (PUZZLES, Settings.questions))
-    return rows
+            commands |= {"CTranslate2, default backend": lambda: start("ctranslate2", THREADS, folder),
+                         "CTranslate2, oneDNN": lambda: start("ctranslate2", THREADS, folder, CT2_USE_MKL="0")}
+        return contest(repeats, "sampler", f"{THREADS} threads", commands, puzzles=Settings.questions)
 
 
 def trl(repeats: int) -> list[list[str]]:
     """A whole step against that of TRL's GRPOTrainer."""
-    rows = []
-    for name, case in CASES.items():
-        rivals = {"ours": lambda: start("ours", THREADS),
-                  "TRL's GRPOTrainer": lambda: start("trl", THREADS, case["limit"], int(case["fixed"]))}
-        rows += contest(repeats, "step", f"{THREADS} threads", rivals, cases={name: case})
-    return rows
+    case = CASES[REAL]
+    rivals = {"ours": lambda: start("ours", THREADS),
+              "TRL's GRPOTrainer": lambda: start("trl", THREADS, case["limit"], int(case["fixed"]))}
+    return contest(repeats, "step", f"{THREADS} threads", rivals, cases={REAL: case})
 
 
 def processes(repeats: int) -> list[list[str]]:
-    """Two processes of one thread against one process of two threads."""
+    """A step in two processes of one thread against one process of two threads."""
     rivals = {"ours": lambda: start("ours", 1, processes=2), "one process of two threads": lambda: start("ours", 2)}
-    return [row for work in ("sampler", "step") for row in contest(repeats, work, "two processes", rivals)]
+    return contest(repeats, "step", "two processes", rivals, cases={REAL: CASES[REAL]})
 
 
 # ------------------------------------------------------------------------------------------- a pretrained model

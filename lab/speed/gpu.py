@@ -3,7 +3,7 @@
 What is timed: 64 responses of exactly 512 tokens to 8 prompts, sampled with the decoder that runs and with the plain
 one, and an update on them in float32 master weights.
 
-Run it:  python -m lab.speed.gpu 0.5B 1.5B        writes lab/speed/gpu.md; two minutes of one H100
+Run it:  python -m lab.speed.gpu 0.5B 1.5B        writes gpu.md beside it; two minutes of one H100
 """
 import sys
 import time
@@ -115,7 +115,7 @@ def main() -> None:
         torch.cuda.empty_cache()
     note = f"{Q} x {G} responses of {T} tokens, bfloat16, random weights, one {torch.cuda.get_device_name()}."
     table = Table("A step on a GPU", note, ["model", "work", "seconds", "tokens a second", "peak GiB"], rows)
-    Path("lab/speed/gpu.md").write_text(f"{table}\n", encoding="utf-8")
+    Path(__file__).with_name("gpu.md").write_text(f"{table}\n", encoding="utf-8")
     print(table)
 
 

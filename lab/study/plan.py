@@ -100,7 +100,7 @@ PARTS = {  # level, methods with their flags, seeds
     "negatives": [("easy", tuple(f"{flags} --steps 300" for flags in at(
         BEST, RLOO_FLAGS, "expert_iteration", "share --advantage rloo", "positives --advantage rloo")), range(70, 82))],
     "first": [(level, (RLOO_FLAGS,), (0,)) for level in PRETRAINED[1:]],
-    "words": [("words", tuple(f"{flags} --lr {rate}" for rate in (5e-6, 1e-5) for flags in (
+    "words": [("words", tuple(f"{flags} --lr {rate}" for rate in (2e-6, 5e-6) for flags in (
         RLOO_FLAGS, "expert_iteration", "share --advantage rloo")), range(5))],
     "both": [("small", at(BEST, "oracle --k 4 --answers 45"), range(5))],
     # To check what was written before they ran.

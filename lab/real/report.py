@@ -1,0 +1,172 @@
+"""Tables and picture of a pretrained model's credit, from the arrays published in lab/real/data.
+
+first-countdown.npz and first-words.npz are the credit logs of the runs of part `first` (designs.md, section 1), and
+truth-start.npz is what lab/real/truth.py measured (section 2). Beside them stand the figures of the original work.
+
+Run it:  python -m lab.real.report        writes tables.md and truth.png beside this file; half a minute
+"""
+from pathlib import Path
+from typing import Callable
+
+import numpy as np
+
+from analyze import average, mean_size, position_bins, with_measures
+from lab.estimates import cell
+from lab.statistics import bootstrap, correlate, ranks, share, sums, within
+from lab.truth.file import read_truth
+from lab.truth.picture import draw
+from lab.truth.scoring import HALVES, all_credit
+from plumbing.files import read_arrays
+from plumbing.progress import one_sentence
+from plumbing.report import Estimate, Table, pm, t_statistics
+from tasks.text import REASONING, ROLES
+
+ROOM = Path(__file__).parent
+FIRST = {"Countdown": "first-countdown", "word problems": "first-words"}
+COLUMNS = ("step", "response", "group", "position", "token", "logprob", "entropy", "logit_grad", "credit", "role",
+           "in_answer")
+# Document 000, over its 100 steps, by advantage * log p; its filler counts tags.
+THEIRS = {"reasoning, share of tokens": "32.2%", "length, tokens": "183 at first, 42 at the end",
+          "responses, tokens": "6,400, 303,042", "filler and tags / reasoning, contribution": "1.31",
+          "log p: filler and tags, reasoning": "-0.555, -0.489", "first tenth / last, contribution": "1.63",
+          "share with abs(t) above 3, below 1.5": "20%, 39%", "mean abs(t)": "1.92"}
+THEIR_FIFTHS = ((0.358, 0.346), (0.366, 0.208), (0.318, 0.298), (0.389, 0.236), (0.236, 0.257))
+
+
+# ------------------------------------------------------------------------------------------ before any training
+
+
+def ratio_of(log: dict, measure: str, over: np.ndarray, under: np.ndarray) -> Estimate:
+    """Mean size of a measure over some tokens (N,) bool over that of others, with its interval over puzzles."""
+    size = np.abs(log[measure])
+    by_puzzle = sums(log["group"].astype(int), *(column.astype(float) for column in (
+        size * over, over, size * under, under)))
+    return bootstrap(lambda s: (s[:, 0] / s[:, 1]) / (s[:, 2] / s[:, 3]), by_puzzle)
+
+
+def first_figures(log: dict) -> dict[str, str]:
+    """The rows of the first table, for one task."""
+    filler, reasoning, tags = (log["role"] == role for role in range(3))
+    (_, first), *_, (_, last) = position_bins(log, 10)
+    t = np.abs(t_statistics(log["contribution"], log["position"]))
+    answer = log["in_answer"] > 0
+    return {
+        "responses, tokens": f"{log['id'][-1] + 1:,}, {len(log['id']):,}",
+        "length, tokens": f"{len(log['id']) / (log['id'][-1] + 1):.0f}",
+        "reasoning, share of tokens": f"{reasoning.mean():.1%}",
+        "filler / reasoning, contribution": cell(ratio_of(log, "contribution", filler, reasoning)),
+        "filler / reasoning, gradient": cell(ratio_of(log, "gradient", filler, reasoning)),
+        "filler and tags / reasoning, contribution": cell(ratio_of(log, "contribution", filler | tags, reasoning)),
+        "filler and tags / reasoning, gradient": cell(ratio_of(log, "gradient", filler | tags, reasoning)),
+        "log p: filler and tags, reasoning": ", ".join(average(log["logprob"][x]) for x in (filler | tags, reasoning)),
+        "first tenth / last, contribution": cell(ratio_of(log, "contribution", first, last)),
+        "first tenth / last, gradient": cell(ratio_of(log, "gradient", first, last)),
+        "answer / thoughts, contribution": cell(ratio_of(log, "contribution", answer, ~answer)),
+        "answer / thoughts, gradient": cell(ratio_of(log, "gradient", answer, ~answer)),
+        "share with abs(t) above 3, below 1.5": f"{(t > 3).mean():.0%}, {(t < 1.5).mean():.0%}",
+        "mean abs(t)": f"{t.mean():.2f}"}
+
+
+def table_first(logs: dict[str, dict]) -> Table:
+    """What a step's credit looks like before any training, beside the original's figures."""
+    figures = {task: first_figures(log) for task, log in logs.items()}
+    rows = [[name, *(f[name] for f in figures.values()), THEIRS.get(name, "")] for name in next(iter(figures.values()))]
+    return Table("Before any training", (
+        "RLOO's credit on zero-shot responses, 8 to each of 64 problems. Ratios are of mean sizes, with 95% intervals over "
+        "problems. t: of the mean at each position that 30 responses reach. The last column is the original's, pooled "
+        "over 100 steps of training."), ["", *logs, "the original, Countdown"], rows)
+
+
+def table_fifths(log: dict) -> Table:
+    """Filler with tags against reasoning, by fifths of a response, beside the original's figures."""
+    reasoning, rows = log["role"] == REASONING, []
+    for (name, part), (filler, other) in zip(position_bins(log, 5), THEIR_FIFTHS):
+        rows.append([name, *(cell(ratio_of(log, measure, part & ~reasoning, part & reasoning))
+                             for measure in ("contribution", "gradient")), f"{filler / other:.2f}"])
+    return Table("Filler and tags over reasoning, by position, Countdown", (
+        "Ratio of mean sizes, with its 95% interval over puzzles."), ["position", "contribution", "gradient",
+                                                                      "the original, contribution"], rows)
+
+
+# ----------------------------------------------------------------------------------------------------- the truth
+
+
+def share_of(truth: dict, chosen: np.ndarray) -> Estimate:
+    """The share of the sum of abs(A*) on chosen tokens (N,) bool, with its interval over problems."""
+    size = np.abs(truth["a_star"])
+    return bootstrap(share, sums(truth["group"].astype(int), size * chosen, size))
+
+
+def top_tenth(x: np.ndarray) -> np.ndarray:
+    """Which tokens (N,) are among the tenth with the largest x (N,)."""
+    chosen = np.zeros(len(x), bool)
+    chosen[np.argsort(-x, kind="stable")[: len(x) // 10]] = True
+    return chosen
+
+
+def table_where(truth: dict) -> Table:
+    """On which tokens the truth lies."""
+    other, size, credit = -np.expm1(truth["logprob"]), np.abs(truth["a_star"]), np.abs(truth["advantage"])
+    groups = {role: truth["role"] == i for i, role in enumerate(ROLES)}
+    groups |= {"thoughts": truth["in_answer"] == 0, "answer": truth["in_answer"] > 0,
+               "the tenth with the largest abs(A*)": top_tenth(size), "the tenth with the largest 1 - p": top_tenth(other)}
+    rows = [[name, f"{use.mean():.1%}", cell(share_of(truth, use)), f"{credit[use].sum() / credit.sum():.1%}",
+             f"{other[use].mean():.2f}"] for name, use in groups.items()]
+    return Table("Where the truth lies", (
+        f"{len(np.unique(truth['response']))} responses to {len(np.unique(truth['group']))} word problems. Share of the "
+        "sum of abs(A*), with its 95% interval over problems, and of GRPO's credit."),
+        ["tokens", "share of tokens", "share of abs(A*)", "share of abs(credit)", "mean 1 - p"], rows)
+
+
+def table_ranks(truth: dict) -> Table:
+    """Which function's credit comes close to A*."""
+    tried, puzzle, a_star = truth["packets"] > 0, truth["group"].astype(int), truth["a_star"].astype(float)
+    halves = truth["a_star_halves"].T.astype(float)
+    found = {name: (correlate(ranks(x), ranks(a_star), puzzle), within(x, a_star, truth, tried, True))
+             for name, x in ((name, x.astype(float)) for name, x in all_credit(truth).items())}
+    found[HALVES] = correlate(*map(ranks, halves), puzzle), within(*halves, truth, tried, True)
+    order = sorted(found, key=lambda name: -np.nan_to_num(found[name][1].value, nan=-2.0))
+    return Table("Credit against A*", (
+        "Rank correlation over all tokens, and within responses over those with rollouts; empty where credit is the same "
+        "on all tokens of a response. 95% intervals over problems, by bootstrap."),
+        ["function", "all tokens", "within responses"], [[name, *map(cell, found[name])] for name in order])
+
+
+def table_sizes(truth: dict) -> Table:
+    """Do the sizes that are cheap to know find the tokens that matter?"""
+    tried, a_star = truth["packets"] > 0, np.abs(truth["a_star"])
+    listed: dict[str, np.ndarray] = {"1 - p": -np.expm1(truth["logprob"]), "entropy": truth["entropy"],
+                                     "abs(log p)": -truth["logprob"], "‖onehot - p‖": truth["logit_grad"]}
+    rank: Callable = lambda x: (correlate(ranks(x), ranks(a_star), truth["group"].astype(int)),
+                                within(x, a_star, truth, tried, True))
+    return Table("Size against abs(A*)", "Rank correlation, as above.", ["size", "all tokens", "within responses"],
+                 [[name, *map(cell, rank(x.astype(float)))] for name, x in listed.items()])
+
+
+def table_measured(truth: dict) -> Table:
+    """How much was sampled, and how exactly."""
+    first, tried = truth["position"] == 0, truth["packets"] > 0
+    rows = [["responses, tokens", f"{first.sum()}, {len(first):,}"],
+            ["right", f"{truth['success'][first].mean():.1%}"],
+            ["rollouts, tokens sampled for them", f"{8 * truth['packets'].sum():,}, {truth['sampled']:,}"],
+            ["tokens with rollouts", f"{tried.mean():.1%}"],
+            ["standard error of A*, root mean square", f"{np.sqrt(np.mean(truth['a_star_error'][tried] ** 2)):.3f}"],
+            ["mean abs(A*) ± half of its interval", pm(*mean_size(truth | {"id": truth["response"]}, tried, "a_star"))]]
+    return Table("What was measured", "A* of success, backwards from the end of a response.", ["", ""], rows)
+
+
+@one_sentence()
+def main() -> None:
+    """Write the tables and the picture."""
+    logs = {task: with_measures(read_arrays(ROOM / "data" / f"{name}.npz", COLUMNS)) for task, name in FIRST.items()
+            if (ROOM / "data" / f"{name}.npz").is_file()}
+    truth = read_truth(ROOM / "data" / "truth-start.npz")
+    tables = [table_first(logs), table_fifths(logs["Countdown"]), table_measured(truth), table_where(truth),
+              table_ranks(truth), table_sizes(truth)]
+    (ROOM / "tables.md").write_text("\n".join(map(str, tables)), encoding="utf-8")
+    draw(truth, ROOM / "truth.png")
+    print(f"wrote {ROOM / 'tables.md'} and truth.png")
+
+
+if __name__ == "__main__":
+    main()
