@@ -67,8 +67,7 @@ def load(part: str, count: int | None = None, path: str = "") -> list[Puzzle]:
     if not path:
         return generate_puzzles(4096 if count is None else count, part)
     distinct = {puzzle.id: puzzle for puzzle in read_puzzles(path)}  # Countdown-Tasks-3to4 has many twice
-    # In the order of a hash, so that the first ones are a fair sample, whatever the order of the rows. (Another hash
-    # than that of `split`.)
+    # In the order of a hash, so that the first ones are a fair sample, whatever the order of the rows.
     by_hash = [distinct[name] for name in sorted(distinct, key=fingerprint)]
     chosen = [puzzle for puzzle in by_hash if part in ("all", split(puzzle))]
     if not chosen:

@@ -7,19 +7,21 @@ credit less likely. It ascends
 
     gradient = (1 / N) sum_t credit_t * grad log pi(token_t)        over the N tokens of the step
 
-where pi is the model's distribution over tokens. If credit were the response's reward, this sum would on average be
-proportional to the gradient of the expected reward (the policy gradient theorem). Subtracting the mean reward of the
+where pi is the model's distribution over tokens. If credit were the response's reward, the sum would on average be the
+number of responses times the gradient of the expected reward (the policy gradient theorem; dividing by N, which varies
+with the responses, is not exact). Subtracting the mean reward of the
 *other* responses removes noise and leaves the average as it is: that mean does not depend on this response, and grad
 log pi averages to 0. Subtracting the whole group's mean does the same up to a factor: r_i - mean = (G - 1) / G * (r_i -
 mean of the others). Dividing by the group's standard deviation, as GRPO does, changes how much each puzzle counts:
 those whose rewards hardly differ count for more.
 
-A function of mitigations.py computes `credit` (B, T); the code here is the same for all of them. `s` is the Settings of
-train.py. How it differs from the paper (DeepSeekMath, arXiv 2402.03300):
+A function of mitigations.py computes `credit` (B, T); the code here is the same for all of them. To add an advantage, a
+loss or a norm, write a function and name it in ADVANTAGES, LOSSES or LOSS_NORMS: the flag is made of these. `s` is the
+Settings of train.py. How it differs from the paper (DeepSeekMath, arXiv 2402.03300):
 1. The loss is an average over all tokens of the step, as in DAPO's code (2503.14476). The paper averages within each
    response first: --loss_norm sequence. Dr. GRPO (2503.20783) divides by a constant: --loss_norm constant.
 2. By default there is no KL penalty (--kl), and one update per batch (--updates_per_batch). Then the ratio pi / pi_old,
-   of a token's probability now to that when it was sampled, is 1, and nothing is clipped.
+   of a token's probability now to that when it was sampled, is 1, and nothing is clipped. (See LOSSES.)
 3. The log-probs of the sampling policy are recorded while sampling, not recomputed by a second forward pass. In
    bfloat16 the two differ by rounding, and PPO's clip may take that for a moved policy: --old_logprob update takes
    those of the first update's own pass instead, so that its ratio is 1.
@@ -27,73 +29,106 @@ train.py. How it differs from the paper (DeepSeekMath, arXiv 2402.03300):
 
 Run it:  python train.py --mitigation none
 """
+from contextlib import AbstractContextManager
+from typing import Callable
+
 import torch
 from torch import Tensor
 
 from plumbing.metrics import UpdateLog
 from plumbing.optimizer import Optimizer
-from plumbing.processes import my_share, world
+from plumbing.shared_prompts import shared_prompts
+from qwen2_model import Qwen2
 from rollout import Policy, TokenBatch, by_group, has_variance
-from sampler import PromptCache, ResponseCache, by_length, response_logprobs
-
-ADVANTAGES = ("grpo", "dr_grpo", "rloo", "maxrl", "batch")
-LOSS_NORMS = ("token", "sequence", "constant")
-
+from sampler import response_logprobs
 
 # ----------------------------------------------------------------------------------------------- advantage
+# Functions of the rewards (Q, G) of G responses to each of Q puzzles, and of their success (Q, G): how each compares.
 
 
-def compare(batch: TokenBatch, estimator: str = "grpo") -> Tensor:
+def centred(rewards: Tensor) -> Tensor:
+    """r - mean of the group; exactly 0 in a group whose rewards are all equal, whatever the rounding of the mean."""
+    return (rewards - rewards.mean(1, keepdim=True)).where(has_variance(rewards)[:, None], 0.0)
+
+
+def over_deviation(rewards: Tensor, _: Tensor) -> Tensor:
+    """GRPO: (r - mean) / std (2402.03300). The population std, plus 1e-4, is our choice."""
+    return centred(rewards) / (rewards.std(1, correction=0, keepdim=True) + 1e-4)
+
+
+def leave_one_out(rewards: Tensor, _: Tensor) -> Tensor:
+    """RLOO: r - mean of the others = G / (G - 1) * (r - mean) (2402.14740)."""
+    G = rewards.shape[1]
+    return centred(rewards) * G / (G - 1)
+
+
+def over_success(_: Tensor, success: Tensor) -> Tensor:
+    """MaxRL: (s - mean) / mean, 0 where none succeeds (2602.02710). The mean estimates p(success), and grad p / p =
+    grad log p, so it ascends log p(success)."""
+    mean = success.mean(1, keepdim=True)  # (Q, 1)
+    return (success - mean) / torch.where(mean > 0, mean, 1.0)
+
+
+def minus_step_mean(rewards: Tensor, _: Tensor) -> Tensor:
+    """r - mean of the whole step, as if it were one group."""
+    return centred(rewards.view(1, -1)).view_as(rewards)
+
+
+ADVANTAGES = {"grpo": over_deviation,
+              "dr_grpo": lambda rewards, _: centred(rewards),  # Dr. GRPO: no division (2503.20783)
+              "rloo": leave_one_out, "maxrl": over_success, "step_mean": minus_step_mean,
+              "batch": minus_step_mean}  # an early name of step_mean
+
+
+def compare(batch: TokenBatch, name: str = "grpo") -> Tensor:
     """The advantage (B,) of each response: how its reward compares with those of its group."""
     rewards, success = by_group(batch, batch.reward), by_group(batch, batch.success)  # (Q, G) each
-    return group_advantage(rewards, estimator, success).flatten()
+    return ADVANTAGES[name](rewards, success).flatten()
 
 
-def group_advantage(rewards: Tensor, estimator: str = "grpo", success: Tensor | None = None) -> Tensor:
-    """Advantage (Q, G) of G responses to each of Q puzzles, from their rewards (Q, G).
+# ---------------------------------------------------------------------------------------------------- losses
+# Functions of log pi of b responses' tokens (b, t), now and when they were sampled (old), of their credit (b, t) and of
+# mask (b, t), False on padding. They return the gain of each token (b, t), to be maximized, and whether the clip removes
+# its gradient (b, t) bool. In the first update on a batch all of them have the gradient credit * grad log pi.
 
-    grpo: (r - mean) / std (2402.03300); the population std, plus 1e-4, is our choice. dr_grpo: r - mean (2503.20783).
-    rloo: r - mean of the others = G / (G - 1) * (r - mean) (2402.14740).
-    maxrl: (s - mean) / mean of the success s (Q, G), 0 where none succeeds (2602.02710): the mean estimates p(success),
-    and grad p / p = grad log p, so it ascends log p(success). batch: r - mean of the whole step.
-    A group whose rewards are all equal has advantage exactly 0, but for `batch`.
+
+def ppo(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s) -> tuple[Tensor, Tensor]:
+    """min(ratio c, clip(ratio) c) of credit c: PPO's (1707.06347); DAPO's has --clip_high 0.28 (2503.14476)."""
+    return pessimistic((logprob - old).exp(), credit, s)  # the ratio is 1 at first, and its gradient grad log pi
+
+
+def pessimistic(ratio: Tensor, credit: Tensor, s) -> tuple[Tensor, Tensor]:
+    """The smaller of ratio * credit and clip(ratio) * credit.
+
+    For credit > 0 there is no gradient above 1 + clip_high, but still one below 1 - clip_low, where the ratio has gone
+    the wrong way. For credit < 0 it is the mirror image.
     """
-    if estimator == "maxrl":
-        mean = success.mean(1, keepdim=True)  # (Q, 1)
-        return (success - mean) / torch.where(mean > 0, mean, 1.0)
-    if estimator == "batch":
-        return group_advantage(rewards.view(1, -1), "dr_grpo").view_as(rewards)  # the step as one group
-    deviation = rewards - rewards.mean(1, keepdim=True)  # (Q, G)
-    deviation = deviation.where(has_variance(rewards)[:, None], 0.0)  # exactly 0, whatever the rounding of the mean
-    if estimator == "dr_grpo":
-        return deviation
-    if estimator == "rloo":
-        G = rewards.shape[1]
-        return deviation * G / (G - 1)
-    return deviation / (rewards.std(1, correction=0, keepdim=True) + 1e-4)
-
-
-# ---------------------------------------------------------------------------------------------------- loss
-
-
-def policy_loss(logprob: Tensor, old: Tensor, credit: Tensor, weight: Tensor, s,
-                reference_logprob: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The loss of each token (b, t), to be summed, and whether the clip removes its gradient (b, t) bool.
-
-    logprob (b, t): log-probs of b responses' tokens under the model; old (b, t): when they were sampled;
-    reference_logprob (b, t): under the reference model. weight (b, t): each token's share of the step's loss, 0 on
-    padding. The clip is PPO's (1707.06347); DAPO's has clip_high 0.28. A loss of your own, such as CISPO's, goes here.
-    (For GSPO: average logprob - old over each row where weight > 0.)
-    """
-    ratio = (logprob - old).exp()  # (b, t) pi / pi_old; at the first update 1, and its gradient is grad log pi
     clipped = ratio.clamp(1 - s.clip_low, 1 + s.clip_high)  # (b, t)
-    # The minimum: for credit > 0 there is no gradient above 1 + clip_high, but still one below 1 - clip_low, where the
-    # ratio has gone the wrong way. For credit < 0 it is the mirror image.
-    gain = torch.minimum(ratio * credit, clipped * credit)  # (b, t)
     removed = ratio * credit > clipped * credit  # (b, t) then the minimum is the clipped term, which is a constant
-    if reference_logprob is not None:
-        gain = gain - s.kl * k3(logprob, reference_logprob)  # (b, t) stay near the reference
-    return -(gain * weight), removed
+    return torch.minimum(ratio * credit, clipped * credit), removed
+
+
+def cispo(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s) -> tuple[Tensor, Tensor]:
+    """clip(ratio) c log pi, with a constant clip(ratio): no token loses its gradient (CISPO, 2506.13585).
+
+    The paper tunes the upper bound alone: --clip_low 0.999 leaves hardly a lower one.
+    """
+    weight = (logprob.detach() - old).exp().clamp(1 - s.clip_low, 1 + s.clip_high)  # (b, t)
+    return weight * credit * logprob, torch.zeros_like(mask)
+
+
+def gspo(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s) -> tuple[Tensor, Tensor]:
+    """PPO's minimum with one ratio for a whole response, the geometric mean of its tokens' (GSPO, 2507.18071).
+
+    This is the paper's form for credit per token: the value of the ratio is the response's, its gradient the token's.
+    The paper has --loss_norm sequence, --clip_low 3e-4 and --clip_high 4e-4.
+    """
+    change = (logprob - old).detach() * mask  # (b, t)
+    mean = change.sum(1, keepdim=True) / mask.sum(1, keepdim=True)  # (b, 1)
+    return pessimistic(mean.exp() * (logprob - logprob.detach()).exp(), credit, s)
+
+
+LOSSES = {"ppo": ppo, "cispo": cispo, "gspo": gspo}
 
 
 def k3(logprob: Tensor, reference_logprob: Tensor) -> Tensor:
@@ -107,69 +142,67 @@ def k3(logprob: Tensor, reference_logprob: Tensor) -> Tensor:
     return d.exp() - d - 1
 
 
-def token_weights(mask: Tensor, s) -> Tensor:
-    """Each token's share (B, T) of a step's loss, 0 on padding.
-
-    token: 1 / N (DAPO's code). sequence: 1 / (B * L_i) (GRPO). constant: 1 / (B * max_new_tokens) (Dr. GRPO). L_i is
-    the length of response i, N the sum of all lengths.
-    """
-    B, lengths = len(mask), mask.sum(1, keepdim=True)  # (B, 1)
-    if s.loss_norm == "token":
-        return mask / lengths.sum()
-    if s.loss_norm == "sequence":
-        return mask / (B * lengths)
-    return mask / (B * s.max_new_tokens)
+# Each token's share (B, T) of a step's loss, from mask (B, T): 0 on padding. L_i is the length of response i.
+LOSS_NORMS = {
+    "token": lambda mask, s: mask / mask.sum(),  # 1 / N, N the sum of all lengths: DAPO's code
+    "sequence": lambda mask, s: mask / (len(mask) * mask.sum(1, keepdim=True)),  # 1 / (B L_i): GRPO
+    "constant": lambda mask, s: mask / (len(mask) * s.max_new_tokens)}  # 1 / (B max_new_tokens): Dr. GRPO
 
 
-# -------------------------------------------------------------------------------------------------- update
+# ---------------------------------------------------------------------------------------------------- update
 
 
-def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tensor, s) -> dict[str, float | None]:
+def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tensor, s,
+           reader: Callable[..., AbstractContextManager] = shared_prompts) -> dict[str, float | None]:
     """Take --updates_per_batch optimizer steps on one batch; returns columns of metrics.csv.
 
     Micro-batches save memory and don't change the result, because each token's share of the loss is fixed for the whole
-    step. Each prompt is read once an update: the gradients of its responses add up in `leaf`, a detached copy of its
-    keys and values, and go back through the prompt together.
+    step. reader: says which responses are read and how; PaddedRows, below, is the plain one.
     """
-    for head in policy.heads.values():  # only now: a critic that knew these rewards would bias the credit
-        head.learn(batch)
-    _, processes = world()
-    rows = rows_to_update(batch, credit, skip_zero_credit=s.kl == 0)  # (M,) of this process
-    prompts = my_share(batch.ask.prompts) if len(rows) else []
-    weight = token_weights(batch.mask, s)  # (B, T)
+    weight = LOSS_NORMS[s.loss_norm](batch.mask, s)  # (B, T)
     reference = batch.ask.reference_logprob if s.kl > 0 else None  # (B, T)
     old = batch.logprob.clone()  # (B, T)
-    log = UpdateLog(batch, rows, prompts, reference, divergence=k3)  # handed over: metrics.py can't import this file
+    log = UpdateLog(batch, reference, divergence=k3)  # handed over: metrics.py can't import this file
     for i in range(s.updates_per_batch):
         optimizer.zero_grad()
-        if len(rows):
-            cache = PromptCache(policy.model, prompts)
-            leaf = cache.detach()  # backward() of a micro-batch stops here and adds to its .grad
-            for chunk, t in by_length(batch.mask.sum(1)[rows], s.micro_batch):
-                own = rows[chunk]  # (b,) responses of up to t tokens
-                # Of n processes, each has every n-th prompt, so prompt q is its number q // n.
-                responses = ResponseCache(leaf, batch.group[own] // processes)
-                tokens, mask = batch.tokens[own, :t], batch.mask[own, :t]  # (b, t) each
-                logprob = response_logprobs(policy.model, responses, tokens, mask)  # (b, t)
+        with reader(policy.model, batch, credit, s) as read:
+            for rows, t in read.micro_batches():  # (b,) responses of up to t tokens
+                at = rows, slice(t)
+                logprob = read(rows, t)  # (b, t) log pi of these tokens, with gradient
                 if i == 0 and s.old_logprob == "update":
-                    old[own, :t] = logprob.detach()
-                loss, removed = policy_loss(logprob, old[own, :t], credit[own, :t], weight[own, :t], s,
-                                            None if reference is None else reference[own, :t])  # (b, t) each
+                    old[at] = logprob.detach()
+                gain, removed = LOSSES[s.loss](logprob, old[at], credit[at], batch.mask[at], s)  # (b, t) each
+                if reference is not None:
+                    gain = gain - s.kl * k3(logprob, reference[at])  # (b, t) stay near the reference
+                loss = -(gain * weight[at])  # (b, t)
                 loss.sum().backward()
-                log.add(own, logprob, loss, removed)
-            cache.backward(leaf)  # once, from the sums through the prompts to the weights
+                log.add(rows, logprob, loss, removed)
         # Sums the gradients over the processes, clips, steps; also without rows, since other processes may have some.
-        log.end(optimizer.step(s.max_grad_norm))
+        log.end(optimizer.step(s.max_grad_norm), read.prompt_tokens)
     return log.metrics()
 
 
-def rows_to_update(batch: TokenBatch, credit: Tensor, skip_zero_credit: bool) -> Tensor:
-    """The responses (M,) that this process updates on: of n processes, each takes every n-th puzzle.
+class PaddedRows:
+    """The plain reader of `update`: rows of one prompt and one response, in the order of the batch."""
 
-    skip_zero_credit leaves out those whose credit is 0 on every token: they have no gradient.
-    """
-    rank, processes = world()
-    own = batch.group % processes == rank  # (B,)
-    if skip_zero_credit:
-        own = own & (credit != 0).any(1)
-    return own.nonzero()[:, 0]
+    def __init__(self, model: Qwen2, batch: TokenBatch, credit: Tensor, s):
+        prompts = batch.ask.prompts
+        self.model, self.batch, self.size = model, batch, s.micro_batch
+        self.prompts = [prompts[puzzle] for puzzle in batch.group.tolist()]  # B
+        self.prompt_tokens = sum(map(len, self.prompts))
+
+    def __enter__(self) -> "PaddedRows":
+        return self
+
+    def __exit__(self, *error) -> None:
+        """Nothing is left to do: each micro-batch's backward pass has gone through its prompts."""
+
+    def micro_batches(self) -> list[tuple[Tensor, int]]:
+        """The responses (b,) of each micro-batch, and how many of their tokens are read: all T."""
+        B, T = self.batch.mask.shape
+        return [(rows, T) for rows in torch.arange(B, device=self.batch.mask.device).split(self.size)]
+
+    def __call__(self, rows: Tensor, t: int) -> Tensor:
+        """log pi (b, t) of the first t tokens of some responses (b,), with gradient."""
+        prompts = [self.prompts[row] for row in rows.tolist()]
+        return response_logprobs(self.model, prompts, self.batch.tokens[rows, :t], self.batch.mask[rows, :t])

@@ -1,17 +1,11 @@
 """Credit functions: each one gives every token of a step its credit, the number that multiplies grad log pi(token).
 
-A function under @token_credit returns the credit itself, (B, T) for B responses of up to T tokens. A function under
-@reweighting returns weights, by which the response's advantage is multiplied.
+This file has GRPO, the weights of the original work, PPO, VinePPO and, at its end, the place for yours. Further
+published ones are in methods/, a file for each family. The loss does not know which function its credit came from.
 
-This file says what a credit function is, and has GRPO, the weights of the original work, PPO, VinePPO and, at its end,
-the place for yours. Further published ones are in methods/, a file for each family.
-
-The original work, a study of credit in GRPO-Zero (github.com/Ja-Crispy/GRPO-Zero), called such a function a
-*mitigation* of GRPO, which gives every token of a response the same credit. Hence the flag --mitigation. A *method*, in
-tables that compare runs, is a credit function with its settings.
-
-The loss does not know which function its credit came from. To try an idea, write one decorated function at the end of
-this file: its keyword arguments become command-line flags, the first line of its docstring becomes its help text.
+To try an idea, write one decorated function at the end of this file. Under @token_credit it returns the credit itself,
+(B, T) for B responses of up to T tokens; under @reweighting it returns weights, by which the response's advantage is
+multiplied. Its keyword arguments become command-line flags, the first line of its docstring becomes its help text.
 
 How this differs from the original work and from most published code:
 1. Weights carry no gradient and are computed on the whole step instead of a micro-batch. By default (--normalize) they
@@ -23,24 +17,58 @@ In the formulas, A is the response's advantage, L its length and r its reward; p
 entropy of the distribution it was sampled from and V the expected reward of the response, given the text before the
 token; z is a z-score. For a reweighting the formula shows A * weight, before the weights are rescaled.
 
+The flag is called --mitigation, because the original work (github.com/Ja-Crispy/GRPO-Zero) called such a function a
+mitigation of GRPO.
+
 Run it:  python train.py --mitigation outcome_conditional --think_discount 0.5
 """
-import functools
-import inspect
 import math
-from dataclasses import dataclass
-from typing import Any, Callable
+from typing import Callable
 
 import torch
 from torch import Tensor
 
+from plumbing.registry import quotient, register, require
 from rollout import TokenBatch, by_group
 from tasks.text import FILLER, REASONING, STRUCTURE  # noqa: F401  for your idea: `batch.role == FILLER`
 
-NORMALIZATIONS = ("response", "batch", "none")
+
+def token_credit(function: Callable | None = None, *, name: str = "", from_advantage: bool = False,
+                 needs: tuple[str, ...] | Callable = ()) -> Callable:
+    """Decorator for a function that returns the credit (B, T) itself; on padding it may be anything.
+
+    from_advantage=True says that it reads batch.advantage: only then does train.py accept --advantage. needs: what it
+    asks for beyond the batch, see `reweighting`. name: that of --mitigation, if not the function's own.
+    """
+    return register(function, name=name, weights_to_credit=None, from_advantage=from_advantage, needs=needs)
 
 
-# ------------------------------------------------------------------------------------- the two decorators
+@token_credit(name="none", from_advantage=True)
+def grpo(batch: TokenBatch) -> Tensor:
+    """credit = A: GRPO, the same number on every token of a response (2402.03300)."""
+    return batch.advantage[:, None] * batch.mask
+
+
+# ------------------------------------------------------------------------------------------------------ reweightings
+
+NORMALIZATIONS = ("response", "step", "none", "batch")  # batch: an early name of step
+
+
+def reweight(batch: TokenBatch, weight: Tensor) -> Tensor:
+    """Credit (B, T) from weights (B, T) >= 0 that are 0 on padding: advantage * weight, after two corrections.
+
+    1. Weights that are all 0 don't say which token of a response matters: they become 1. So the response gets plain
+       GRPO and does not drop out.
+    2. The weights are rescaled as batch.normalize says. response: those of each response average 1, so that its credit
+       still averages its advantage. step: they average 1 over all tokens of the step. none: they stay as they are.
+    """
+    all_zero = ~weight.any(1, keepdim=True)  # (B, 1)
+    scaled = torch.where(all_zero & batch.mask, 1.0, weight)  # (B, T)
+    if batch.normalize == "response":
+        scaled = unit_mean(scaled, batch.mask)
+    if batch.normalize in ("step", "batch"):
+        scaled = unit_mean(scaled.view(1, -1), batch.mask.view(1, -1)).view_as(scaled)
+    return batch.advantage[:, None] * scaled
 
 
 def reweighting(function: Callable | None = None, *, needs: tuple[str, ...] | Callable = ()) -> Callable:
@@ -55,149 +83,7 @@ def reweighting(function: Callable | None = None, *, needs: tuple[str, ...] | Ca
     or a function that not every task has (batch.task.calculations). Where that depends on hyper-parameters, needs is a
     function of these. Weights may be bool or int, and on any device.
     """
-    return register(function, is_reweighting=True, from_advantage=True, needs=needs)
-
-
-def token_credit(function: Callable | None = None, *, from_advantage: bool = False,
-                 needs: tuple[str, ...] | Callable = ()) -> Callable:
-    """Decorator for a function that returns the credit (B, T) itself. Otherwise it is like `reweighting`.
-
-    from_advantage=True says that the function reads batch.advantage: only then does train.py accept --advantage, which
-    selects how rewards become advantages.
-    """
-    return register(function, is_reweighting=False, from_advantage=from_advantage, needs=needs)
-
-
-def reweight(batch: TokenBatch, weight: Tensor) -> Tensor:
-    """Credit (B, T) from weights (B, T) >= 0 that are 0 on padding: advantage * weight, after two corrections.
-
-    1. Weights that are all 0 don't say which token of a response matters: they become 1. So the response gets plain
-       GRPO and does not drop out.
-    2. The weights are rescaled as batch.normalize says. response: those of each response average 1, so that its credit
-       still averages its advantage. batch: they average 1 over all tokens of the step. none: they stay as they are.
-    """
-    all_zero = ~weight.any(1, keepdim=True)  # (B, 1)
-    scaled = torch.where(all_zero & batch.mask, 1.0, weight)  # (B, T)
-    if batch.normalize == "response":
-        scaled = unit_mean(scaled, batch.mask)
-    if batch.normalize == "batch":
-        scaled = unit_mean(scaled.view(1, -1), batch.mask.view(1, -1)).view_as(scaled)
-    return batch.advantage[:, None] * scaled
-
-
-@dataclass(frozen=True)
-class CreditFunction:
-    """A registered credit function: called with a TokenBatch and hyper-parameters, it returns credit (B, T)."""
-
-    name: str
-    function: Callable[..., Tensor]  # as it was written, before decoration
-    is_reweighting: bool  # whether it returns weights, else credit
-    from_advantage: bool  # whether it reads batch.advantage, so that --advantage has an effect
-    needs: tuple[str, ...] | Callable  # what a run must provide for it, or a function of its hyper-parameters
-
-    def __call__(self, batch: TokenBatch, /, *arguments, **hyper_parameters) -> Tensor:
-        """Credit (B, T), 0 on padding."""
-        values = self.raw(batch, *arguments, **hyper_parameters)  # (B, T)
-        if not self.is_reweighting:
-            return values
-        credit = reweight(batch, values)  # (B, T)
-        require(credit.isfinite().all(), f"{self.name} returned weights that are too small for float32 to rescale")
-        return credit
-
-    def raw(self, batch: TokenBatch, /, *arguments, **hyper_parameters) -> Tensor:
-        """The weights or credit (B, T) that the function returns, 0 on padding.
-
-        ValueError for a wrong shape, for NaN or infinity, for negative weights, and where the function wrote into the
-        batch, which the update reads, too.
-        """
-        shape = tuple(batch.mask.shape)
-        before = {name: value.clone() if isinstance(value, Tensor) else value for name, value in vars(batch).items()}
-        returned = self.function(batch, *arguments, **hyper_parameters)
-        require(unchanged(before, batch),
-                f"{self.name} changes a field of the batch: write x.exp() or x * y instead of x.exp_() or x *= y")
-        result = "weights" if self.is_reweighting else "credit"
-        found = tuple(returned.shape) if isinstance(returned, Tensor) else type(returned).__name__
-        require(found == shape, f"{self.name} must return {result} of shape (B, T) = {shape}, not {found}")
-        require(returned.layout == torch.strided and not returned.is_complex() and not returned.is_meta,
-                f"{self.name} must return a dense tensor of real numbers")
-        values = torch.where(batch.mask, returned.to(batch.logprob), 0.0)  # (B, T) of the batch's type, on its device
-        require(values.isfinite().all(), f"{self.name} returned {result} with NaN or infinity in it, as division by 0 "
-                "gives; quotient(a, b) avoids it")
-        if self.is_reweighting:
-            require((values >= 0).all(), f"{self.name} returned a negative weight: credit of either sign is for "
-                    "@token_credit")
-            require((values < 1e30).all(), f"{self.name} returned a weight above 1e30: the sum of a response would "
-                    "overflow")
-        return values
-
-    @property
-    def parameters(self) -> dict[str, bool | int | float | str]:
-        """The hyper-parameters and their defaults, read from the function's signature."""
-        signature = inspect.signature(self.function)
-        return {p.name: p.default for p in signature.parameters.values() if p.default is not p.empty}
-
-    def check_parameters(self) -> None:
-        """ValueError for a hyper-parameter that can't become a flag: its default says the flag's type."""
-        batch, *others = inspect.signature(self.function).parameters.values() or [None]
-        require(batch and batch.default is batch.empty, f"{self.name}: its first parameter must be the batch")
-        for p in others:
-            by_name = p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-            require(by_name and type(p.default) in (bool, int, float, str),
-                    f"{self.name}: the parameter {p} can't become a flag; give it a bool, int, float or str as default")
-            require(p.annotation in (p.empty, type(p.default)), f"{self.name}: the default of {p} is of another type, "
-                    "and the flag would get that: write 2.0, say, for a float of 2")
-
-    @property
-    def summary(self) -> str:
-        """The first line of the function's docstring."""
-        return (inspect.getdoc(self.function) or "no docstring yet").splitlines()[0]
-
-
-def unchanged(before: dict, batch: TokenBatch) -> bool:
-    """Whether the fields of a batch are those of `before`, which holds copies of its tensors."""
-    now = vars(batch)
-    return now.keys() == before.keys() and all(same(value, now[name]) for name, value in before.items())
-
-
-def same(before: Any, now: Any) -> bool:
-    """Whether a field is what it was: a tensor by its values and type, anything else by identity."""
-    if not isinstance(before, Tensor):
-        return now is before
-    as_before = isinstance(now, Tensor) and now.dtype == before.dtype and not now.requires_grad
-    return as_before and torch.equal(before, now)
-
-
-MITIGATIONS: dict[str, CreditFunction] = {}  # by name, filled by the decorators
-
-
-def register(function: Callable | None, **properties) -> Callable:
-    """Put a function into MITIGATIONS as a CreditFunction, and return that: its call checks, masks and rescales.
-
-    ValueError for a name that is taken, and for anything but a plain function, such as a decorated one.
-    """
-    if function is None:  # the decorator has arguments, so Python hands over the function in a second call
-        return functools.partial(register, **properties)
-    require(inspect.isfunction(function), "decorate a function made by def, once")
-    name = function.__name__
-    require(name not in MITIGATIONS, f"there are two credit functions named {name}: rename one of them")
-    MITIGATIONS[name] = CreditFunction(name, function, **properties)
-    return MITIGATIONS[name]
-
-
-def required(name: str, hyper_parameters: dict) -> tuple[str, ...]:
-    """What the credit function `name` needs of a run, with these hyper-parameters."""
-    needs = MITIGATIONS[name].needs
-    values = MITIGATIONS[name].parameters | hyper_parameters  # defaults, and what the flags say
-    names = needs(**values) if callable(needs) else needs
-    require(isinstance(names, tuple) and all(isinstance(need, str) for need in names),
-            f'{name}: needs must be a tuple of names, such as ("critic",), not {names!r}')
-    return names
-
-
-def require(condition: bool | Tensor, message: str) -> None:
-    """ValueError unless the condition holds."""
-    if not condition:
-        raise ValueError(message)
+    return register(function, name="", weights_to_credit=reweight, from_advantage=True, needs=needs)
 
 
 def is_last_token(batch: TokenBatch) -> Tensor:
@@ -208,20 +94,6 @@ def is_last_token(batch: TokenBatch) -> Tensor:
 def unit_mean(weight: Tensor, mask: Tensor) -> Tensor:
     """Rescale weights (B, T), 0 outside mask (B, T), so that each row averages 1 over its mask; zeros stay zeros."""
     return weight * quotient(mask.sum(1, keepdim=True), weight.sum(1, keepdim=True))
-
-
-def quotient(part: Tensor, whole: Tensor) -> Tensor:
-    """part / whole for whole >= 0, and part itself where whole is 0: so 0 / 0 is 0."""
-    return part / torch.where(whole > 0, whole, 1.0)
-
-
-# ----------------------------------------------------------------------------------------------------------------- GRPO
-
-
-@token_credit(from_advantage=True)
-def none(batch: TokenBatch) -> Tensor:
-    """credit = A: GRPO, the same number on every token of a response (2402.03300)."""
-    return batch.advantage[:, None] * batch.mask
 
 
 # -------------------------------------------------------------------------------------------------- the original work's

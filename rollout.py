@@ -3,38 +3,27 @@
 `generate` of sampler.py samples tokens. Here they become graded responses: those of a training step (`rollout`, which
 returns a TokenBatch), of an evaluation, and the continuations that VinePPO asks for (`generate_and_grade`).
 
-Read TokenBatch first. Its field `ask` is a Queries, the last class of this file: what a credit function may ask the
-model about the step's responses, such as
-
-    batch.ask.hidden                      (B, T, D) the state that predicts each token, for a critic
-    batch.ask.rollout_values(counts)      (B, T) the mean reward of continuations from there, for VinePPO
-
 Alphabet: Q puzzles, G responses to each, B = Q G responses, T tokens of the longest response, D hidden size. `s` is the
 Settings of train.py. The task is a module such as countdown_task.py; the code here knows nothing of Countdown.
 
 Run it:  python train.py --mitigation vineppo
 """
-import copy
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from plumbing.processes import gather, my_share, world
 from plumbing.progress import Progress
+from plumbing.queries import Queries
+from plumbing.shared_sampling import generate_shared
 from plumbing.task_file import check_grade, check_roles
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import Qwen2
-from sampler import (PromptCache, ResponseCache, Samples, by_length, distinct_texts, generate, response_attention,
-                     response_logprobs, response_states)
-from tasks.text import fingerprint
+from sampler import Samples
 
-ROWS_AT_ONCE = 768  # continuations that are sampled together
 PATIENCE = 5.0  # seconds that a step may sample before it says how far it is
 EVALUATION = 2**32 - 1  # the step number for the random numbers of evaluation; no training step reaches it
 
@@ -46,7 +35,7 @@ class TokenBatch:
     Column t is the t-th token of the response; padding is 0 or False. Nothing carries a gradient. The batch is built
     once a step, before it is cut into micro-batches. The G responses to a puzzle are neighbours.
 
-    `ask` runs the model again. Only the functions that use it pay for it, and each answer is computed once a step:
+    `ask` (plumbing/queries.py) runs the model again. Only the functions that use it pay for it, and each answer is computed once a step:
     ask.hidden                       (B, T, D) last hidden state of the model, before it emits each token
     ask.attention                    (B, T, T) [:, t, u]: how much the state that predicts token t attends to u < t, in
                                      the last layer, mean over its heads
@@ -77,7 +66,7 @@ class TokenBatch:
     text: tuple[str, ...]  # per response, decoded, end token removed
     spans: tuple[tuple[tuple[int, int], ...], ...]  # per response, the character span of each token in the text
     normalize: str  # how `reweight` of mitigations.py rescales weights
-    ask: Any  # the Queries below
+    ask: Any = None  # see above: what a credit function may ask the model
     advantage: Tensor | None = None  # (B,) how each reward compares: set by `compare` of grpo.py
 
 
@@ -134,7 +123,7 @@ def rollout(policy: Policy, puzzles: list, s: Any, step: int) -> TokenBatch:
     progress = Progress("sampling", len(uniforms), patience=PATIENCE)
     samples = generate_shared(policy, [policy.prompt(puzzle) for puzzle in puzzles], uniforms,
                               watch=progress.part(0, len(uniforms)))
-    return token_batch(Queries(policy, tuple(puzzles), samples, s, step))  # which the batch keeps, as batch.ask
+    return token_batch(policy, puzzles, samples, s, step)
 
 
 def draw_uniforms(seed: int, step: int, Q: int, G: int, length: int) -> Tensor:
@@ -147,14 +136,11 @@ def draw_uniforms(seed: int, step: int, Q: int, G: int, length: int) -> Tensor:
     return torch.from_numpy(np.concatenate(rows))
 
 
-def token_batch(ask: "Queries") -> TokenBatch:
-    """Decode and grade the responses that a Queries holds: a TokenBatch, which keeps it as `batch.ask`.
-
-    (`compare` of grpo.py adds the advantage.)
-    """
-    samples, puzzles, task = ask.samples, ask.puzzles, ask.policy.task
-    (B, T), Q, device = samples.tokens.shape, len(puzzles), samples.tokens.device
-    decoded, grades = decode_and_grade(ask.policy, puzzles, samples, [[]] * Q, ask.grade)
+def token_batch(policy: Policy, puzzles: list, samples: Samples, s: Any, step: int) -> TokenBatch:
+    """Decode and grade the samples of a step. (`compare` of grpo.py adds the advantage.)"""
+    (B, T), Q, device, task = samples.tokens.shape, len(puzzles), samples.tokens.device, policy.task
+    grade = coin_toss(task, s.seed, step) if s.reward == "random" else task.grade
+    decoded, grades = decode_and_grade(policy, puzzles, samples, [[]] * Q, grade)
     role, in_answer = np.zeros((B, T), np.int8), np.zeros((B, T), bool)  # (B, T) each
     for i, (text, spans) in enumerate(decoded):
         role[i, : len(spans)], in_answer[i, : len(spans)] = check_roles(task.roles(text, [*spans]), len(spans))
@@ -165,7 +151,7 @@ def token_batch(ask: "Queries") -> TokenBatch:
         group=torch.arange(Q, device=device).repeat_interleave(B // Q), puzzles=tuple(puzzles), task=task,
         role=torch.from_numpy(role).to(device), in_answer=torch.from_numpy(in_answer).to(device),
         text=tuple(text for text, _ in decoded), spans=tuple(tuple(spans) for _, spans in decoded),
-        normalize=ask.s.normalize, ask=ask)
+        normalize=s.normalize, ask=Queries(policy, tuple(puzzles), samples, s, step, generate_and_grade, grade))
 
 
 # --------------------------------------------------------------------------------------------- graded responses
@@ -211,179 +197,3 @@ def coin_toss(task: ModuleType, seed: int, step: int) -> Callable[[str, Any], di
         return {"reward": answer, "format": check_grade(task.grade(text, puzzle))["format"], "answer": answer}
 
     return toss
-
-
-def generate_shared(policy: Policy, prompts: list[list[int]], uniforms: Tensor, limit: Tensor | None = None,
-                    excluded: Tensor | None = None, greedy: bool = False, watch: Callable | None = None) -> Samples:
-    """`generate`, with the prompts shared among the processes. Every process returns the samples of all of them."""
-    model, G = policy.model, len(uniforms) // len(prompts)
-    mine = my_share(list(range(len(prompts))))  # of n processes, each has every n-th prompt
-    rows = torch.tensor([q * G + g for q in mine for g in range(G)], dtype=torch.long)  # (M,) of this process
-    samples = None  # a process without a prompt has none
-    if mine:
-        limit, excluded = (None if x is None else x[rows] for x in (limit, excluded))
-        samples = generate(model, [prompts[q] for q in mine], uniforms[rows], policy.tokenizer.end_tokens, limit,
-                           excluded, greedy, watch)
-    if world()[1] > 1:
-        samples = gather_samples(samples, G, model.output_weight.device)
-    if not samples.logprob.isfinite().all():  # all processes hold the same samples, so all of them raise
-        raise FloatingPointError("the model's logits are not finite: its weights are broken, or --lr is too high")
-    return samples
-
-
-def gather_samples(samples: Samples | None, G: int, device: torch.device) -> Samples:
-    """The samples of all processes, in the order of the prompts, padded on the right to the longest response."""
-    own = []  # for each prompt of this process its six tensors, of G rows each
-    if samples is not None:
-        for group in zip(*(x.cpu().split(G) for x in samples)):  # six lists of chunks -> six chunks of each prompt
-            own.append([x.clone() for x in group])  # a pickled view would carry the storage of the whole tensor
-    groups = gather(own)  # in the order of the prompts: gather undoes my_share
-    T = max(tokens.shape[1] for tokens, *_ in groups)
-    fields = []
-    for parts in zip(*groups):  # a field of each prompt: (G, t), or (G,) of `ended`
-        padded = [F.pad(x, (0, T - x.shape[1])) if x.dim() == 2 else x for x in parts]
-        fields.append(torch.cat(padded).to(device))
-    return Samples(*fields)
-
-
-# --------------------------------------------------------------------------------------------------- queries
-
-
-def once(compute: Callable) -> property:
-    """A property that is computed at its first use. Each use gets a copy, so nobody can change what others read."""
-    def get(ask: "Queries") -> Any:
-        if compute not in ask.computed:
-            ask.computed[compute] = compute(ask)
-        return copy.deepcopy(ask.computed[compute])
-    return property(get, doc=compute.__doc__)
-
-
-@dataclass
-class Queries:
-    """What a credit function may ask the model about the step's responses, such as `batch.ask.hidden`.
-
-    Nothing is computed until a credit function asks for it, and then once. Several processes share the work, and each
-    of them gets the whole result.
-    """
-
-    policy: Policy
-    puzzles: tuple  # Q
-    samples: Samples  # B responses, B / Q to each puzzle
-    s: Any  # the Settings
-    step: int
-    computed: dict = field(default_factory=dict)  # so far
-
-    def __post_init__(self):
-        """Choose what grades, and count the step's tokens so far: those sampled, and those read without gradient."""
-        task, s = self.policy.task, self.s
-        self.grade = coin_toss(task, s.seed, self.step) if s.reward == "random" else task.grade
-        self.tokens_sampled = int(self.samples.mask.sum())
-        self.tokens_read = sum(map(len, self.prompts))
-
-    @once
-    def prompts(self) -> list[list[int]]:
-        """The tokens of each puzzle's prompt."""
-        return [self.policy.prompt(puzzle) for puzzle in self.puzzles]
-
-    @once
-    def hidden(self) -> Tensor:
-        """The model's last hidden state (B, T, D) before it emits each token."""
-        return self.read(response_states, self.policy.model)
-
-    @once
-    def attention(self) -> Tensor:
-        """Attention (B, T, T): [:, t, u] is how much the state that predicts token t attends to token u < t.
-
-        Of the last layer, averaged over its heads.
-        """
-        columns = self.samples.tokens.shape[1]  # T, so that the chunks of `read` fit together
-        return self.read(partial(response_attention, columns=columns), self.policy.model)
-
-    @torch.no_grad()
-    def head(self, name: str) -> Tensor:
-        """What a head of methods/heads.py says before each token (B, T), 0 on padding."""
-        if name not in self.policy.heads:
-            raise ValueError(f'no {name}: add needs=("{name}",) to the decorator of this credit function')
-        if name not in self.computed:
-            self.computed[name] = self.policy.heads[name].read(self.hidden, self.samples.mask)
-        if not self.computed[name].isfinite().all():
-            raise FloatingPointError(f"the {name} says NaN or infinity: its weights are broken")
-        return self.computed[name].clone()
-
-    @once
-    def reference_logprob(self) -> Tensor:
-        """Log-prob (B, T) of each token under the reference model, 0 on padding."""
-        if self.policy.reference is None:
-            raise ValueError('no reference model: add needs=("reference",) to the decorator of this credit function')
-        return self.read(response_logprobs, self.policy.reference)
-
-    def logprob_without(self, rows: Tensor, hide: Tensor) -> Tensor:
-        """Log-probs (R, T) of the responses rows (R,) when no later token can attend to those marked in hide (R, T)."""
-        return self.read(response_logprobs, self.policy.model, rows, hide)
-
-    def generator(self, name: str) -> torch.Generator:
-        """A new generator, seeded by --seed, step and name: every call returns one in the same state."""
-        key = (self.s.seed, self.step)
-        return torch.Generator().manual_seed(fingerprint(f"{name} {key}") >> 1)  # a seed has 63 bits
-
-    def rollout_values(self, counts: Tensor, other: bool = False) -> Tensor:
-        """The mean reward (B, T) of counts (B, T) continuations of the text before each token, 0 where there are none.
-
-        A continuation may use the tokens that are left of the limit. other: it begins with any token but the actual
-        one. Prefixes of similar length are sampled together.
-        """
-        counts = counts.cpu().long()  # (B, T)
-        # Every count is a multiple of k (for VinePPO its --k). `generate` continues a prefix k times at once, which is
-        # 8% faster than a row of its own for each continuation.
-        k = int(np.gcd.reduce(counts.flatten().numpy())) or 1
-        where = counts.nonzero().repeat_interleave(counts[counts > 0] // k, 0)  # (N, 2) response and position
-        uniforms = torch.rand(len(where), k, self.s.max_new_tokens, generator=self.generator("rollouts"),
-                              dtype=torch.float64)  # (N, k, limit)
-        total, order = torch.zeros(counts.shape), where[:, 1].argsort(stable=True)  # (N,) shortest prefix first
-        for chunk in order.split(max(1, ROWS_AT_ONCE // k)) if len(order) else ():  # (n,)
-            rewards = self.continue_from(where[chunk], uniforms[chunk], other)  # (n, k)
-            total.index_put_(tuple(where[chunk].T), rewards.sum(1), accumulate=True)
-        return (total / counts.clamp(min=1)).to(self.samples.tokens.device)
-
-    def continue_from(self, where: Tensor, uniforms: Tensor, other: bool) -> Tensor:
-        """The rewards (n, k) of k continuations of each of n prefixes, with the random numbers uniforms (n, k, limit).
-
-        where (n, 2): a response, and the position of the first token that is sampled anew.
-        """
-        tokens, (rows, positions), k = self.samples.tokens, where.T, uniforms.shape[1]
-        asked = (rows // (len(tokens) // len(self.puzzles))).tolist()  # n, the puzzle of each prefix
-        prefixes = [tokens[row, :t].tolist() for row, t in where.tolist()]  # n
-        left = self.s.max_new_tokens - positions  # (n,)
-        excluded = tokens[rows, positions].repeat_interleave(k) if other else None  # (n * k,)
-        samples, grades = generate_and_grade(
-            self.policy, [self.puzzles[q] for q in asked], uniforms[..., : left.max()].flatten(0, 1), prefixes,
-            left.repeat_interleave(k), excluded, self.grade)
-        self.tokens_sampled += int(samples.mask.sum())
-        prompts = self.prompts
-        # A text that begins another one is not read separately, so it doesn't count.
-        texts, _ = distinct_texts([prompts[q] + prefix for q, prefix in zip(asked, prefixes)])
-        self.tokens_read += sum(map(len, texts))
-        return torch.tensor([grade["reward"] for grade in grades]).view(-1, k)
-
-    @torch.no_grad()
-    def read(self, reader: Callable, model: Qwen2, rows: Tensor | None = None, *per_row: Tensor) -> Tensor:
-        """What a reader of sampler.py returns (R, T, ...) for R responses, chosen by their index rows (R,), or for all.
-
-        A reader is a function such as response_logprobs(model, cache, tokens, mask, *per_row). It gets chunks of
-        similar length; their results are put back in order. per_row: arguments with a row for each response.
-        """
-        tokens, mask = self.samples.tokens, self.samples.mask  # (B, T) each
-        G, device = len(tokens) // len(self.puzzles), tokens.device
-        rows = torch.arange(len(tokens), device=device) if rows is None else rows.to(device)
-        prompts, lengths = PromptCache(model, self.prompts), mask[rows].sum(1)  # (R,)
-        self.tokens_read += sum(map(len, self.prompts)) + int(lengths.sum())
-        chunks, results = by_length(lengths, self.s.micro_batch), []
-        for chunk, t in my_share(chunks):  # (b,) responses of up to t tokens
-            response = rows[chunk]  # (b,)
-            cache, others = ResponseCache(prompts, response // G), (x[chunk, :t] for x in per_row)
-            results.append(reader(model, cache, tokens[response, :t], mask[response, :t], *others).cpu())
-        results = gather(results)  # of all processes, in the order of the chunks: gather undoes my_share
-        result = results[0].new_zeros(len(rows), tokens.shape[1], *results[0].shape[2:])  # (R, T, ...)
-        for (chunk, t), part in zip(chunks, results):
-            result[chunk.cpu(), :t] = part
-        return result.to(device)

@@ -18,6 +18,7 @@ import inspect
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -25,25 +26,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from grpo import ADVANTAGES, LOSS_NORMS, compare, update
+from grpo import ADVANTAGES, LOSS_NORMS, LOSSES, compare, update
 from methods import MITIGATIONS  # the registry of mitigations.py, with the functions of methods/ in it
 from methods.heads import HEADS, load_head, save_head
-from mitigations import NORMALIZATIONS, required
+from mitigations import NORMALIZATIONS
 from plumbing import run_folder
 from plumbing.files import write_json
-from plumbing.flags import Arguments, changed, check_device, check_range, first_sentence, parse
+from plumbing.flags import Arguments, changed, check_device, parse
+from plumbing.launch import MODELS, check, check_puzzles, lacking, rehearse, with_model
 from plumbing.metrics import step_columns, write_credit_log
 from plumbing.optimizer import Optimizer, learning_rate
 from plumbing.processes import check_equal, gather, join, leads, leave
 from plumbing.progress import Progress, clock, one_sentence
+from plumbing.registry import required
 from plumbing.task_file import load_puzzles, load_task
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import load_model, save_model
-from rollout import (EVALUATION, Policy, TokenBatch, draw_puzzles, draw_uniforms, generate_and_grade, generate_shared,
-                     rollout)
+from rollout import EVALUATION, Policy, TokenBatch, draw_puzzles, draw_uniforms, generate_and_grade, rollout
 
-BUNDLED = Path(__file__).parent / "models" / "countdown-tiny"  # those of other tasks are beside it
-CHOICES = {"reward": ("graded", "random"), "advantage": ADVANTAGES, "loss_norm": LOSS_NORMS,
+BUNDLED = MODELS / "countdown-tiny"  # the models of other tasks are beside it
+CHOICES = {"reward": ("graded", "random"), "advantage": ADVANTAGES, "loss": LOSSES, "loss_norm": LOSS_NORMS,
            "normalize": NORMALIZATIONS, "dtype": ("float32", "bfloat16"), "optimizer_device": ("", "cpu"),
            "old_logprob": ("sampler", "update")}
 # Bytes of keys and values while evaluating: they set how many responses are sampled at once, but never fewer than in a
@@ -77,7 +79,8 @@ class Settings:
     step_length: bool = False  # also measure how far each optimizer step moves the weights, and whether it turns
     reward: str = "graded"  # random: a coin toss instead of the grade, while training; a control
     advantage: str = "grpo"  # how a reward is compared with the others of its group, the responses to the same puzzle
-    normalize: str = "response"  # weights of reweightings: to mean 1 in each response or in the batch; none: as written
+    normalize: str = "response"  # weights of reweightings: to mean 1 in each response or step; none: as written
+    loss: str = "ppo"  # what the update ascends: ppo clips, cispo clips a constant weight, gspo clips whole responses
     loss_norm: str = "token"  # token: mean of all tokens; sequence: mean of responses' means; constant: see grpo
     clip_low: float = 0.2  # if credit < 0, no gradient once a token's ratio, p now / p when sampled, is below 1 - this
     clip_high: float = 0.2  # if credit > 0, no gradient once the ratio is above 1 + this (PPO; DAPO: 0.28)
@@ -113,7 +116,10 @@ def train(run: Path, s: Settings, hyper_parameters: dict, policy: Policy, traini
         batch = rollout(policy, puzzles, s, step)  # B responses and their rewards
         batch.advantage = compare(batch, s.advantage)  # (B,)
         credit = assign_credit(batch, s, hyper_parameters)  # (B, T)
-        row = update(policy, optimizer, batch, credit, s)  # columns of metrics.csv
+        row = {}  # columns of metrics.csv
+        for head in policy.heads.values():  # only now: a critic that knew these rewards would bias the credit
+            row = head.learn(batch) | row
+        row |= update(policy, optimizer, batch, credit, s)
         row |= measure(policy, heldout, batch, s, step, step_began)  # more columns
         log(run, policy, optimizer, batch, credit, row, s, hyper_parameters, step)
         show(row, s, seconds_left=(time.perf_counter() - run_began) / (step - done) * (s.steps - step))
@@ -127,6 +133,13 @@ def assign_credit(batch: TokenBatch, s: Settings, hyper_parameters: dict) -> Ten
     # Of the credit of all processes, take the first one's: functions may draw random numbers.
     credit = gather([credit.cpu()])[0].to(credit)
     return credit * batch.ended[:, None] if s.skip_unfinished else credit
+
+
+def try_credit(policy: Policy, puzzles: list, s: Settings, hyper_parameters: dict) -> None:
+    """A step as far as its credit, to see whether that works."""
+    batch = rollout(policy, puzzles, s, step=0)
+    batch.advantage = compare(batch, s.advantage)
+    assign_credit(batch, s, hyper_parameters)
 
 
 def measure(policy: Policy, heldout: list, batch: TokenBatch, s: Settings, step: int, began: float) -> dict:
@@ -245,43 +258,6 @@ def finish(run: Path, row: dict, policy: Policy, heldout: list, s: Settings) -> 
     print(f"wrote {run}" + (f"; read it with: python analyze.py {run}" if s.steps else ""))
 
 
-# ------------------------------------------------------------------------------------------------ the puzzles
-
-
-def check_puzzles(policy: Policy, training: list, heldout: list, s: Settings) -> None:
-    """ValueError when a puzzle that this run will ask can't be used, or doesn't fit the model."""
-    # Those that training will draw, as if in one big step. An epoch has them all, so there is no need to look further.
-    count = min(s.steps * s.questions, len(training))
-    drawn = draw_puzzles(training, replace(s, questions=count), step=1)
-    used = list({puzzle.id: puzzle for puzzle in drawn + heldout}.values())
-    files = {puzzle.id: s.data for puzzle in drawn} | {puzzle.id: s.eval_data or s.data for puzzle in heldout}
-    to_check = [puzzle for puzzle in used if files[puzzle.id]]  # those that a task makes itself are valid
-    progress = Progress("checking puzzles", len(to_check))
-    for i, puzzle in enumerate(to_check, 1):
-        progress.show(i)
-        try:
-            policy.task.check(puzzle)
-        except ValueError as error:
-            raise ValueError(f"{files[puzzle.id]}: {error}") from None
-    check_lengths(policy, used, s)
-    for puzzle in used[:20]:
-        pieces = policy.written_prompt(puzzle)
-        if not policy.tokenizer.can_write(*pieces):
-            raise ValueError(f"the tokenizer in {s.model} can't write the prompt {''.join(pieces)!r:.80}")
-
-
-def check_lengths(policy: Policy, puzzles: list, s: Settings) -> None:
-    """ValueError when prompt and response don't fit the model, or the tokenizer doesn't fit its vocabulary."""
-    size, c = policy.tokenizer.size, policy.model.config
-    if size > c.vocab_size:
-        raise ValueError(f"the tokenizer in {s.model} has {size} tokens, the model {c.vocab_size}: add the others with "
-                         "resize_token_embeddings of transformers")
-    longest, limit = max(len(policy.prompt(puzzle)) for puzzle in puzzles), c.max_position_embeddings
-    if longest + s.max_new_tokens > limit:
-        raise ValueError(f"a prompt of {longest} tokens and --max_new_tokens {s.max_new_tokens} exceed the model's "
-                         f"limit of {limit} tokens: lower --max_new_tokens")
-
-
 # --------------------------------------------------------------------------------------- from the command line
 
 
@@ -300,10 +276,10 @@ def main() -> None:
         puzzles = "\n".join(puzzle.id for puzzle in training + heldout)
         check_equal({"data": puzzles})
         policy = load_policy(replace(s, device=device), task, required(s.mitigation, hyper_parameters))
-        check_puzzles(policy, training, heldout, s)
+        check_puzzles(policy, training, heldout, s, draw_puzzles)
         learned = [p for module in (policy.model, *policy.heads.values()) for p in module.parameters()]
         run_folder.check_disk(run, s, learned)
-        rehearse(policy, training, s, hyper_parameters)
+        rehearse(policy, training, s, partial(try_credit, policy, hyper_parameters=hyper_parameters))
         optimizer = Optimizer(policy.model, s.lr, (s.beta1, s.beta2), s.weight_decay, s.optimizer_device or None,
                               measure_change=s.step_length)
         method = MITIGATIONS[s.mitigation].function
@@ -329,38 +305,6 @@ def parse_flags(arguments: list[str]) -> Arguments:
     return parse(arguments, Settings(), MITIGATIONS, CHOICES, __doc__)
 
 
-def check(s: Settings) -> None:
-    """ValueError for settings that can't work."""
-    check_range(s, ("questions", "answers", "max_new_tokens", "updates_per_batch", "micro_batch", "eval_problems",
-                    "sample_every"), lowest=1)
-    check_range(s, ("steps", "seed", "lr", "weight_decay", "kl", "clip_high", "eval_every", "checkpoint_every",
-                    "state_every", "warmup_steps", "pass_at"), lowest=0)
-    check_range(s, ("beta1", "beta2", "clip_low"), lowest=0, below=1)
-    for name in ("max_grad_norm", "temperature"):
-        if not 0 < getattr(s, name) < 1e12:
-            raise ValueError(f"--{name} must be above 0, and below 1e12")
-    if s.warmup_steps > s.steps > 0:
-        raise ValueError(f"--warmup_steps {s.warmup_steps} must be at most --steps {s.steps}")
-    if s.questions * s.answers > 2**16 or s.max_new_tokens > 2**16:  # the credit log numbers them with 16 bits
-        raise ValueError("--questions times --answers, and --max_new_tokens, must be at most 65,536")
-    if s.answers == 1 and s.steps > 0:
-        raise ValueError("--answers 1 leaves no group to compare with: ask for 2 or more")
-
-
-def with_model(s: Settings) -> Settings:
-    """The settings with the folder of a model: where --model names none, of the one in models/ made for the task."""
-    folder = BUNDLED.parent / f"{s.task}-tiny"
-    if not s.model and not folder.is_dir():
-        raise ValueError(f"the task {s.task} has no model in models/: name one with --model, or make one "
-                         "with python -m lab.warm_start")
-    return replace(s, model=s.model or str(folder))
-
-
-def lacking(needs: tuple[str, ...], task: ModuleType) -> list[str]:
-    """What a credit function needs of the task and does not find there."""
-    return [need for need in needs if need not in HEADS and need != "reference" and not hasattr(task, need)]
-
-
 def load_policy(s: Settings, task: ModuleType | None = None, needs: tuple[str, ...] = ()) -> Policy:
     """The model, its tokenizer, the task, and what the credit function needs: heads, and the reference model."""
     check_device(s.device)
@@ -369,24 +313,12 @@ def load_policy(s: Settings, task: ModuleType | None = None, needs: tuple[str, .
     model.temperature = s.temperature
     model.real_vocab = tokenizer.size  # the embedding may have more rows than there are tokens; they are never sampled
     model.checkpoint_activations = s.checkpoint_activations
-    if missing := lacking(needs, task):
+    if missing := lacking(needs, task, HEADS):
         raise ValueError(f"--mitigation {s.mitigation} needs {missing[0]}, which is neither a function of the task "
                          f"{s.task} nor a head ({', '.join(HEADS)})")
     heads = {name: load_head(name, s.model, model) for name in HEADS if name in needs}
     reference = copy.deepcopy(model).requires_grad_(False) if s.kl > 0 or "reference" in needs else None
     return Policy(model, tokenizer, task, heads, reference)
-
-
-def rehearse(policy: Policy, puzzles: list, s: Settings, hyper_parameters: dict) -> None:
-    """Try the device, with two tokens of one response; then the credit function, with two short ones to each of two."""
-    try:
-        generate_shared(policy, [policy.prompt(puzzles[0])], uniforms=torch.zeros(1, 2, dtype=torch.float64))
-    except (RuntimeError, AssertionError, TypeError) as error:  # by device; TypeError: it has no float64
-        raise ValueError(f"--device {s.device} can't run this model: {first_sentence(error)}") from None
-    small = replace(s, answers=2, max_new_tokens=min(8, s.max_new_tokens))
-    batch = rollout(policy, puzzles[:2], small, step=0)
-    batch.advantage = compare(batch, s.advantage)
-    assign_credit(batch, small, hyper_parameters)
 
 
 if __name__ == "__main__":

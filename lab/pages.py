@@ -18,9 +18,9 @@ from pathlib import Path
 
 from lab.estimates import read_table
 from methods import MITIGATIONS
-from mitigations import CreditFunction, required
 from plumbing.flags import new_parser
 from plumbing.progress import one_sentence
+from plumbing.registry import CreditFunction, required
 from plumbing.report import Table
 
 ROOT = Path(__file__).parent.parent

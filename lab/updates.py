@@ -7,8 +7,8 @@ from torch import Tensor
 
 from lab.statistics import jackknife
 from plumbing.report import Estimate
+from plumbing.shared_prompts import PromptCache, ResponseCache, shared_logprobs
 from rollout import TokenBatch
-from sampler import PromptCache, ResponseCache, response_logprobs
 
 
 def credit_gradients(batch: TokenBatch, credits: Tensor, size: int) -> Iterator[Tensor]:
@@ -22,7 +22,7 @@ def credit_gradients(batch: TokenBatch, credits: Tensor, size: int) -> Iterator[
         rows = slice(first, first + size)
         T = int(batch.mask[rows].sum(1).max())
         cache = ResponseCache(PromptCache(model, [prompts[int(batch.group[first])]]), prompt_of)
-        logprob = response_logprobs(model, cache, batch.tokens[rows, :T], batch.mask[rows, :T])  # (size, T)
+        logprob = shared_logprobs(model, cache, batch.tokens[rows, :T], batch.mask[rows, :T])  # (size, T)
         parts = [torch.autograd.grad(logprob, list(model.parameters()), credit[rows, :T], retain_graph=True)
                  for credit in credits]
         yield torch.stack([torch.cat([g.flatten() for g in part]) for part in parts])

@@ -1,6 +1,7 @@
 """The other published credit functions, a file for each family. Importing this package completes MITIGATIONS."""
-from mitigations import MITIGATIONS
+import mitigations  # noqa: F401  registers its own
 from methods import calculations, controls, groups, ktae, learned, oracle, tokens  # noqa: F401  each registers its own
+from plumbing.registry import MITIGATIONS
 
 ORDER = ("none", "outcome_conditional", "token_type", "inverse_logprob", "advantage_reweighting", "entropy_weighted",
          "entropy_ratio", "entropy_masking", "prefix_tree", "tempo", "optimal_baseline", "gtpo", "ktae",

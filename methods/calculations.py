@@ -5,7 +5,8 @@ Run it:  python train.py --mitigation causal_ablation
 import torch
 from torch import Tensor
 
-from mitigations import gae, is_last_token, none, quotient, require, reweighting, token_credit, z_score
+from mitigations import gae, grpo, is_last_token, reweighting, token_credit, z_score
+from plumbing.registry import quotient, require
 from rollout import TokenBatch, by_group
 from tasks.text import STRUCTURE, anchors
 
@@ -47,7 +48,7 @@ def reward_decomposition(batch: TokenBatch, weights: str = "0.1,0.3,1", stepwise
     section = torch.where(batch.in_answer, c * answer, b * thinking)  # (B, T)
     credit = a * format * (batch.role == STRUCTURE) + section  # (B, T)
     written = torch.tensor([len(v) > 0 for v in verdicts], device=share.device) & batch.in_answer.any(1)  # (B,)
-    return torch.where(written[:, None], credit, none(batch))
+    return torch.where(written[:, None], credit, grpo(batch))
 
 
 def calculation_advantage(batch: TokenBatch, verdicts: list[Tensor]) -> Tensor:
@@ -89,7 +90,7 @@ def process_reward(batch: TokenBatch, process: float = 0.1) -> Tensor:
     ends, true = calculation_ends(batch)  # (B, T) each
     count, right = (by_group(batch, x).sum((1, 2)) for x in (ends, true))  # (Q,) each, in the group
     mean = quotient(right, count)[batch.group, None]  # (B, 1)
-    return none(batch) + process * from_here_on(true - mean * ends)
+    return grpo(batch) + process * from_here_on(true - mean * ends)
 
 
 @token_credit(needs=("critic", "process_critic", "calculations"))

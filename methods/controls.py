@@ -8,7 +8,8 @@ import math
 import torch
 from torch import Tensor
 
-from mitigations import MITIGATIONS, require, required, reweighting, token_credit
+from mitigations import reweighting, token_credit
+from plumbing.registry import MITIGATIONS, require, required
 from rollout import TokenBatch
 
 

@@ -14,8 +14,8 @@ The process critic, for `ppo_process`, predicts how many true calculations follo
 how much to look at each of them.
 
 A head is an nn.Module made from the hidden size, with an `optimizer`, `read(hidden, mask) -> (B, T)`, asked for as
-batch.ask.head(name), and `learn(batch)`, called after the credit of a step is known. To add one, write it here and name
-it in HEADS. A credit function that needs it says so in its decorator: needs=("critic",).
+batch.ask.head(name), and `learn(batch)`, called after the credit of a step is known, which returns columns of
+metrics.csv. To add one, write it here and name it in HEADS. A credit function that needs it says so in its decorator: needs=("critic",).
 
 Run it:  python -m lab.truth.critic      fits one to the bundled model and measures how well it predicts
 """
@@ -79,8 +79,11 @@ class Critic(nn.Module):
         """Values (B, T) of hidden states (B, T, D), 0 on padding."""
         return self.value(hidden) * mask
 
-    def learn(self, batch: TokenBatch) -> None:
+    def learn(self, batch: TokenBatch) -> dict[str, float]:
         """Train on the target r of each token of a batch whose values were predicted before.
+
+        Returns columns of metrics.csv, of the values as they were predicted: half their mean squared error, and the
+        share of the target's variance that they explain.
 
         Value loss 0.5 * max((V - r)^2, (V' - r)^2), where V' is V held within CLIP of the old value. Once V has moved
         by CLIP towards r, the second term is the larger and has no gradient: one batch moves no value far. This is
@@ -90,6 +93,9 @@ class Critic(nn.Module):
         states = hidden[mask]  # (N, D)
         old = self.read(hidden, mask)[mask].detach()  # (N,)
         target = self.target(batch)[mask]  # (N,)
+        error, spread = target - old, target.var(correction=0)  # (N,), ()
+        measured = {"critic_loss": 0.5 * (error**2).mean().item(),
+                    "explained_variance": (1 - error.var(correction=0) / spread).item() if spread > 0 else None}
         for _ in range(EPOCHS):
             value = self.value(states)  # (N,)
             clipped = old + (value - old).clamp(-CLIP, CLIP)  # (N,)
@@ -97,6 +103,7 @@ class Critic(nn.Module):
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
+        return measured
 
 
 class Importance(nn.Module):
@@ -119,14 +126,15 @@ class Importance(nn.Module):
         """The logit (B,) of each response's success."""
         return (self.read(hidden, mask) * self.value(hidden)).sum(1)
 
-    def learn(self, batch: TokenBatch) -> None:
-        """Train on the success, 0 or 1, of each response of a batch."""
+    def learn(self, batch: TokenBatch) -> dict[str, float]:
+        """Train on the success, 0 or 1, of each response of a batch. It has no columns in metrics.csv."""
         hidden = batch.ask.hidden  # (B, T, D)
         for _ in range(EPOCHS):
             loss = F.binary_cross_entropy_with_logits(self(hidden, batch.mask), batch.success)
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
+        return {}
 
 
 HEADS = {"critic": Critic, "process_critic": partial(Critic, target=calculations_ahead), "importance": Importance}

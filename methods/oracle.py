@@ -27,7 +27,8 @@ Run it:  python train.py --model models/countdown-small --mitigation oracle --k 
 import torch
 from torch import Tensor
 
-from mitigations import require, token_credit
+from mitigations import token_credit
+from plumbing.registry import require
 from rollout import TokenBatch
 
 # A token with 1 - p <= SURE gets no rollouts: its A* is set to 0. That is wrong by at most SURE * the range of rewards,

@@ -5,7 +5,8 @@ Run it:  python train.py --mitigation entropy_ratio --advantage rloo
 import torch
 from torch import Tensor
 
-from mitigations import require, reweighting, unit_mean
+from mitigations import reweighting, unit_mean
+from plumbing.registry import require
 from rollout import TokenBatch
 from tasks.text import ROLES
 
@@ -43,7 +44,7 @@ def entropy_masking(batch: TokenBatch, mask_percentile: float = 80.0) -> Tensor:
     """credit = A where H >= the mask_percentile-th percentile of the step, else 0: forking tokens only (2506.01939).
 
     A forking token is one where the text could go several ways. --normalize none is the paper's equation, which divides
-    the loss by the number of all tokens. --normalize batch is its code, which divides by the number of kept ones. (In
+    the loss by the number of all tokens. --normalize step is its code, which divides by the number of kept ones. (In
     paper and code, a response without a kept one drops out.)
     """
     require(0 <= mask_percentile <= 100, "--mask_percentile must be between 0 and 100")

@@ -2,7 +2,7 @@
 
 `Decoder.step` computes what `Qwen2.hidden` does for S = 1, from merged copies of the weights. Where few rows run, each
 kernel takes a few microseconds whatever its size. So sampling is 1.45 times as fast with 64 rows, and 2.2 times with 4.
-tests/test_sampler.py holds it to the plain model.
+KVCache of sampler.py is its plain form; tests/test_sampler.py holds both to transformers.
 
 Alphabet: Q prompts, G responses to each, B = Q G responses, of which B' are still running, P prompt columns, D hidden
 size, H heads, K key-value heads, d head size.
@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from plumbing.shared_prompts import PromptCache, distinct_texts
 from qwen2_model import Layer, Qwen2, RMSNorm, rope_angles
 
 
@@ -89,22 +90,25 @@ def add_product(x: Tensor, y: Tensor, w: Tensor) -> None:
 class Decoder:
     """The model for one new token in each of B' running rows, and the keys and values of their earlier ones."""
 
-    def __init__(self, model: Qwen2, prompts: dict[int, tuple[Tensor, Tensor]], real: Tensor, G: int, new_columns: int):
-        """Copy each of Q prompts G times, in order, with room for `new_columns` more columns.
+    def __init__(self, model: Qwen2, prompts: list[list[int]], G: int, room: int):
+        """Read Q prompts, and copy each G times, in order, with room for as many more columns.
 
-        prompts: the keys and values (Q, K, P, d) of each layer. real (Q, P): False on their padding, at the left.
         Keys are stored transposed, (d, columns): that makes queries times keys twice as fast.
         """
-        c, (Q, P), weight = model.config, real.shape, model.output_weight
-        K, d, columns = c.num_key_value_heads, c.head_dim, P + new_columns
+        texts, text_of = distinct_texts(prompts)
+        read = PromptCache(model, texts).prefixes(text_of, [len(prompt) for prompt in prompts])
+        self.last = read.last.repeat_interleave(G, 0)  # (B, D) the state that predicts each response's first token
+        real, c, weight = read.real, model.config, model.output_weight
+        Q, P = real.shape
+        K, d, columns = c.num_key_value_heads, c.head_dim, P + room
         self.model, self.layers = model, [merge(layer) for layer in model.model["layers"]]
         self.filled = P  # columns in use
         keys = weight.new_empty(len(self.layers), Q, G, K, d, columns)
         values = weight.new_empty(len(self.layers), Q, G, K, columns, d)
-        for layer, (k, v) in prompts.items():  # (Q, K, P, d) each
+        for layer, (k, v) in read.layers.items():  # (Q, K, P, d) each
             keys[layer, ..., :P], values[layer, ..., :P, :] = pairs(k, 3).mT[:, None], v[:, None]
         self.keys, self.values = keys.flatten(1, 2), values.flatten(1, 2)  # (layers, B, ...), later B' rows
-        padding = F.pad(~real, (0, new_columns)).repeat_interleave(G, 0)[:, None, None]  # (B, 1, 1, columns)
+        padding = F.pad(~real, (0, room)).repeat_interleave(G, 0)[:, None, None]  # (B, 1, 1, columns)
         self.bias = weight.new_zeros(len(padding), K, 1, columns).masked_fill(padding, float("-inf"))  # later B' rows
         self.length = real.sum(1).repeat_interleave(G)[:, None].repeat(1, K)  # (B, K) tokens so far, later B' rows
         positions = torch.arange(columns, device=weight.device)[:, None]  # (columns, 1)
@@ -173,16 +177,17 @@ class ReplayedDecoder:
     move to their own at the end of the step.
     """
 
-    def __init__(self, model: Qwen2, prompts: dict[int, tuple[Tensor, Tensor]], real: Tensor, G: int, new_columns: int):
+    def __init__(self, model: Qwen2, prompts: list[list[int]], G: int, room: int):
         """Arguments as of Decoder."""
-        P = real.shape[1]
-        self.decoder = Decoder(model, prompts, real, G, new_columns + 8 - (P + new_columns) % 8)  # aligned to 16 bytes
+        P = max(map(len, prompts))
+        self.decoder = Decoder(model, prompts, G, room + 8 - (P + room) % 8)  # columns aligned to 16 bytes
+        self.last = self.decoder.last  # (B, D)
         self.decoder.bias[..., P:-1] = float("-inf")
         for cache in (self.decoder.keys, self.decoder.values.mT):  # weights of 0 would not hide NaN
             cache[..., P:] = 0
-        self.rows = torch.arange(len(self.decoder.length), device=real.device)  # (B',) the running ones of all B
-        self.token, self.column = torch.zeros_like(self.rows), torch.tensor([P], device=real.device)  # (B,), (1,)
-        self.graph = self.record() if real.is_cuda else None
+        self.rows = torch.arange(len(self.last), device=self.last.device)  # (B',) the running ones of all B
+        self.token, self.column = torch.zeros_like(self.rows), self.rows.new_tensor([P])  # (B,), (1,)
+        self.graph = self.record() if self.last.is_cuda else None
 
     def record(self) -> "torch.cuda.CUDAGraph":
         """Record `compute`, after a first call that lets libraries set themselves up."""
@@ -223,3 +228,8 @@ class ReplayedDecoder:
         order = running.nonzero()[:, 0]  # (count,)
         self.rows = self.rows[order]
         return order
+
+
+def fast_cache(model: Qwen2, prompts: list[list[int]], G: int, room: int) -> Decoder | ReplayedDecoder:
+    """What `generate` samples with: the plain form is KVCache of sampler.py."""
+    return (ReplayedDecoder if model.output_weight.is_cuda else Decoder)(model, prompts, G, room)

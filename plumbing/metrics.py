@@ -14,10 +14,11 @@ from plumbing.files import checksum, replace_file
 from plumbing.processes import sum_over_processes
 from tasks.text import ROLES
 
+OPTIONAL = ("critic_loss", "explained_variance")  # columns that early runs lack
 COLUMNS = ["step", "reward", "success", "format", "length", "truncated", "entropy", "grad_norm", "step_length",
            "step_cosine", "loss", "clip_fraction", *(f"clip_{role}" for role in ROLES), "ratio_error", "ratio_spread",
            "kl", "zero_variance_groups", "tokens_sampled", "tokens_read", "tokens_updated", "seconds",
-           "tokens_per_second", "credit_checksum", "heldout_success", "heldout_stderr"]  # of metrics.csv
+           "tokens_per_second", "credit_checksum", "heldout_success", "heldout_stderr", *OPTIONAL]  # of metrics.csv
 ALWAYS = ("reward", "success", "format", "length", "truncated", "entropy", "grad_norm", "loss", "seconds",
           "credit_checksum")  # in every step
 SHARES = ("success", "format", "truncated", "heldout_success", "heldout_stderr")  # from 0 to 1
@@ -47,13 +48,10 @@ def step_columns(step: int, batch: Any, began: float) -> dict[str, float]:
 class UpdateLog:
     """Collects, over the updates on one batch, what metrics.csv says of them."""
 
-    def __init__(self, batch: Any, rows: Tensor, prompts: list[list[int]], reference_logprob: Tensor | None,
-                 divergence: Callable[[Tensor, Tensor], Tensor]):
-        """rows (M,): the responses updated on. reference_logprob (B, T): None without a KL penalty. divergence: k3."""
+    def __init__(self, batch: Any, reference_logprob: Tensor | None, divergence: Callable[[Tensor, Tensor], Tensor]):
+        """reference_logprob (B, T): None without a KL penalty. divergence: k3."""
         self.batch, self.reference_logprob, self.divergence = batch, reference_logprob, divergence
-        self.prompt_tokens = sum(map(len, prompts))
         self.used = torch.zeros_like(batch.mask)  # (B, T) the tokens that are updated on
-        self.used[rows] = batch.mask[rows]
         # Of the latest update on each token, (B, T) each:
         self.logprob = batch.logprob.clone()
         self.loss = torch.zeros_like(self.logprob)
@@ -64,15 +62,17 @@ class UpdateLog:
     def add(self, rows: Tensor, logprob: Tensor, loss: Tensor, removed: Tensor) -> None:
         """Keep what belongs to the tokens of some rows (b,): (b, t) each."""
         t = logprob.shape[1]
+        self.used[rows] = self.batch.mask[rows]
         self.logprob[rows, :t] = logprob.detach()
         self.loss[rows, :t] = loss.detach()
         self.removed[rows, :t] = removed
 
-    def end(self, step: dict[str, float]) -> None:
-        """Sum up an update over the tokens that were used, in all and by role. step: what the optimizer says of it."""
+    def end(self, step: dict[str, float], prompt_tokens: int) -> None:
+        """Sum up an update over the tokens that were used, in all and by role. step: what the optimizer says of it;
+        prompt_tokens: how many were read beside those of the responses."""
         log_ratio = (self.logprob - self.batch.logprob)[self.used]  # (N,)
         sums = {"loss": self.loss.sum(), "abs_log_ratio": log_ratio.abs().sum(),
-                "squared_log_ratio": log_ratio.square().sum(), "kl": 0.0, "prompts": self.prompt_tokens}
+                "squared_log_ratio": log_ratio.square().sum(), "kl": 0.0, "prompts": prompt_tokens}
         if self.reference_logprob is not None:
             sums["kl"] = self.divergence(self.logprob, self.reference_logprob)[self.used].sum()
         for i, role in enumerate(ROLES):

@@ -223,6 +223,8 @@ def check_logs(run: Path, state: dict) -> None:
         written = (run / log).read_bytes() if (run / log).is_file() else b""
         if zlib.crc32(written[: state["lengths"][log]]) != state["checksums"][log]:
             raise ValueError(f"{run / log} was changed since {STATE} was written: put it back, or {advice}")
+    if (run / "metrics.csv").read_text().splitlines()[0].split(",") != COLUMNS:
+        raise ValueError(f"{run} was begun by a version of train.py with other columns in metrics.csv: start a new run")
     try:
         read_credit(run, read_metrics(run, state["lengths"]["metrics.csv"]))
     except ValueError as error:

@@ -14,7 +14,7 @@ from typing import Callable, NamedTuple
 import numpy as np
 
 from plumbing.files import check_fields, checksum, read_arrays, read_json
-from plumbing.metrics import ALWAYS, COLUMNS, CREDIT_LOG, SHARES
+from plumbing.metrics import ALWAYS, COLUMNS, CREDIT_LOG, OPTIONAL, SHARES
 from plumbing.progress import fail, one_sentence
 from plumbing.report import Estimate, welch
 
@@ -26,7 +26,7 @@ NO_DIFFERENCE = {"mitigation", "advantage", "normalize", "seed", "out", "steps",
                  "optimizer_device", "step_length", "pass_at"}
 # Settings that early runs lack, with what those runs did.
 EARLY = {"task": "countdown", "eval_data": "", "temperature": 1.0, "warmup_steps": 0, "linear_decay": False,
-         "eval_greedy": False, "pass_at": 16, "old_logprob": "sampler"}
+         "eval_greedy": False, "pass_at": 16, "old_logprob": "sampler", "loss": "ppo"}
 
 
 # --------------------------------------------------------------------------------------------------- reading
@@ -62,11 +62,11 @@ def read_metrics(run: Path, length: int | None = None) -> dict[str, np.ndarray]:
         table = np.array([[float(cell or "nan") for cell in row] for row in rows]).reshape(len(rows), len(header))
     except (ValueError, csv.Error) as error:
         raise ValueError(f"{file} is no table of numbers ({error}): is it damaged?") from None
-    if missing := [name for name in COLUMNS if name not in header]:
+    if missing := [name for name in COLUMNS if name not in (*header, *OPTIONAL)]:
         raise ValueError(f"{file} has no column {missing[0]}: was it written by this version of train.py?")
     if not rows:
         raise ValueError(f"{file} has no rows: the run was stopped before its first measurement")
-    metrics = dict(zip(header, table.T))
+    metrics = dict.fromkeys(OPTIONAL, np.full(len(rows), np.nan)) | dict(zip(header, table.T))
     if not np.array_equal(metrics["step"], np.arange(len(rows))):
         raise ValueError(f"{file} is damaged: its steps are not 0, 1, 2, ...")
     if np.isnan(metrics["heldout_success"][0]):
@@ -180,9 +180,9 @@ class Group:
         return np.array([row[figure] for row in self.rows.values()], float)
 
     def difference(self, figure: str) -> Estimate:
-        """This method minus the baseline, with Welch's interval. Seeds are not paired: they draw the same puzzles, but
-        two methods' results on a seed are hardly correlated (median 0.11 at the end over 18 methods of
-        version 1 in lab/study/runs.csv).
+        """This method minus the baseline, with Welch's interval.
+
+        Seeds are not paired: they draw the same puzzles, but two methods' results on a seed are hardly correlated.
         """
         return welch(self.values(figure), self.baseline.values(figure))
 

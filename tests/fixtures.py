@@ -14,10 +14,10 @@ import torch
 import countdown_task
 from countdown_task import Puzzle
 from plumbing.report import plt
+from plumbing.shared_prompts import PromptCache
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import Qwen2, load_model, read_config
 from rollout import Policy, TokenBatch
-from sampler import PromptCache
 
 BUNDLED = Path(__file__).parents[1] / "models" / "countdown-tiny"
 ANSWERS = ("hidden", "attention", "head", "reference_logprob", "logprob_without", "rollout_values", "generator")

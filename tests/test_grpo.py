@@ -9,6 +9,7 @@ import torch
 
 import grpo
 import plumbing.optimizer
+from plumbing import shared_prompts
 from plumbing.optimizer import Optimizer
 from qwen2_model import Qwen2, read_config
 from rollout import Policy
@@ -31,13 +32,13 @@ def test_advantage_by_the_textbook(estimator):
                     "dr_grpo": r - statistics.mean(group),
                     "rloo": r - statistics.mean(group[:g] + group[g + 1 :]),
                     "maxrl": (success[i][g] - solved) / solved,
-                    "batch": r - statistics.mean(sum(rewards, []))}[estimator]
+                    "step_mean": r - statistics.mean(sum(rewards, []))}[{"batch": "step_mean"}.get(estimator, estimator)]
         assert advantage[i, g].item() == pytest.approx(expected, abs=1e-6)
     assert torch.tensor(rewards[2]).mean() != 0.1  # in float32, and yet
     equal = torch.full((2, 7), 0.1)
-    assert not grpo.group_advantage(equal, estimator, 0 * equal).any()
-    assert not grpo.group_advantage(equal + 1, estimator, equal * 0 + 1).any()
-    assert advantage[2].any() == (estimator == "batch")
+    assert not grpo.ADVANTAGES[estimator](equal, 0 * equal).any()
+    assert not grpo.ADVANTAGES[estimator](equal + 1, equal * 0 + 1).any()
+    assert advantage[2].any() == (estimator in ("step_mean", "batch"))
 
 
 # ---------------------------------------------------------------------------------------------------- loss
@@ -52,12 +53,52 @@ def test_advantage_by_the_textbook(estimator):
 def test_the_clip_by_hand(ratio, credit, gain, slope):
     """Guards against a clip on the wrong side, max for min, and limits that are swapped, for both signs of credit."""
     logprob, old = torch.tensor([[math.log(ratio) - 1]], requires_grad=True), torch.tensor([[-1.0]])
-    loss, removed = grpo.policy_loss(logprob, old, torch.tensor([[credit]]), torch.tensor([[0.5]]),
-                                     Settings(clip_low=0.1, clip_high=0.3))
-    loss.sum().backward()
-    assert loss.item() == pytest.approx(-0.5 * gain, abs=1e-6)
-    assert logprob.grad.item() == pytest.approx(-0.5 * slope, abs=1e-6)
+    found, removed = grpo.ppo(logprob, old, torch.tensor([[credit]]), torch.tensor([[True]]),
+                              Settings(clip_low=0.1, clip_high=0.3))
+    found.sum().backward()
+    assert found.item() == pytest.approx(gain, abs=1e-6)
+    assert logprob.grad.item() == pytest.approx(slope, abs=1e-6)
     assert removed.item() == (slope == 0)
+
+
+@pytest.mark.parametrize("loss", grpo.LOSSES)
+def test_on_policy_every_loss_has_the_gradient_of_the_policy(loss):
+    """Guards against a loss that is another one in the first update on a batch: credit is the gradient there."""
+    logprob = -torch.rand(2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    logprob, old = logprob.clone().requires_grad_(), logprob
+    mask, credit = torch.tensor([[True] * 4, [True, True, False, False]]), torch.randn(2, 4, dtype=torch.float64)
+    gain, removed = grpo.LOSSES[loss](logprob, old, credit, mask, Settings())
+    (gain * mask).sum().backward()
+    torch.testing.assert_close(logprob.grad, credit * mask)
+    assert not removed.any()
+
+
+def test_cispo_by_hand():
+    """Guards against a weight that carries gradient, and a token that loses its gradient to the clip."""
+    logprob, old = torch.tensor([[-1.0, -2.0, -0.5]], requires_grad=True), torch.tensor([[-2.0, -1.0, -0.6]])
+    credit = torch.tensor([[2.0, -3.0, 1.0]])
+    gain, removed = grpo.cispo(logprob, old, credit, torch.ones(1, 3, dtype=torch.bool),
+                               Settings(clip_low=0.1, clip_high=0.3))
+    gain.sum().backward()
+    weights = [1.3, 0.9, math.exp(0.1)]  # the ratios e, 1 / e and e^0.1 within 0.9 and 1.3
+    assert logprob.grad.tolist()[0] == pytest.approx([2 * weights[0], -3 * weights[1], weights[2]])
+    assert gain.tolist()[0] == pytest.approx([-2 * weights[0], 6 * weights[1], -0.5 * weights[2]])
+    assert not removed.any()
+
+
+@pytest.mark.parametrize("shift, clipped", [(0.2, False), (0.4, True)])
+def test_gspo_by_hand(shift, clipped):
+    """Guards against a mean over padding, a ratio of single tokens, and gradient through the response's ratio."""
+    mask, old = torch.tensor([[True, True, True, False]]), torch.tensor([[-1.0, -2.0, -1.5, -9.0]])
+    logprob = (old + torch.tensor([[3 * shift, -shift, shift, 5.0]])).requires_grad_()  # their mean is `shift`
+    credit = torch.tensor([[2.0, 2.0, -1.0, 7.0]])
+    gain, removed = grpo.gspo(logprob, old, credit, mask, Settings(clip_low=0.3, clip_high=0.3))
+    (gain * mask).sum().backward()
+    ratio = math.exp(shift)  # e^0.2 = 1.22 is within 1.3, e^0.4 = 1.49 is not
+    first = 0.0 if clipped else 2 * ratio
+    assert logprob.grad.tolist()[0] == pytest.approx([first, first, -ratio, 0.0])
+    assert gain.tolist()[0][:3] == pytest.approx([2 * min(ratio, 1.3)] * 2 + [-ratio])
+    assert removed.tolist()[0][:3] == [clipped, clipped, False]
 
 
 def test_k3_is_an_unbiased_estimate_of_the_kl():
@@ -104,12 +145,12 @@ def plainly(model, batch):
     return plain_logprobs(model, [PROMPTS[puzzle] for puzzle in GROUPS], batch.tokens, batch.mask)
 
 
-def take_update(model, batch, credit, **options):
+def take_update(model, batch, credit, reader=shared_prompts.shared_prompts, **options):
     """Update by plain SGD with rate 1."""
     optimizer = Optimizer(model, 1.0)
     optimizer.adamw = torch.optim.SGD(optimizer.master.values(), 1.0)
     batch.ask.prompts = PROMPTS
-    return grpo.update(Policy(model, None, None), optimizer, batch, credit, Settings(max_new_tokens=9, **options))
+    return grpo.update(Policy(model, None, None), optimizer, batch, credit, Settings(max_new_tokens=9, **options), reader)
 
 
 @pytest.mark.parametrize("micro_batch", [1, 3, 99])
@@ -197,6 +238,19 @@ def test_an_update_reads_each_prompt_once_and_no_row_without_credit(passes, exac
     assert passes == [(model, "prompts", 4), (model, "hidden", 3), (model, "hidden", 3), (model, "hidden", 2)] * 2
 
 
+@pytest.mark.parametrize("kl", [0.0, 0.5])
+def test_the_plain_reader_and_the_shared_one_make_the_same_update(kl, exact):
+    """Guards against twins that grow apart: rows of prompt and response, and prompts that are read once."""
+    rows, models = [], [tiny(), tiny()]
+    for model, reader in zip(models, (grpo.PaddedRows, shared_prompts.shared_prompts)):
+        batch, credit = step_by_hand(model)
+        batch.ask.reference_logprob = batch.logprob
+        rows.append(take_update(model, batch, credit, reader, kl=kl, updates_per_batch=2, micro_batch=5))
+    for p, q in zip(models[0].parameters(), models[1].parameters()):
+        torch.testing.assert_close(p, q, atol=1e-10, rtol=0)
+    assert rows[0]["grad_norm"] == pytest.approx(rows[1]["grad_norm"], abs=1e-10)
+
+
 @pytest.mark.parametrize("rank, processes, skip, expected", [
     (0, 1, True, [0, 2, 3]), (0, 1, False, [0, 1, 2, 3, 4, 5]),  # rows 1, 4 and 5 have no credit
     (0, 2, False, [0, 1, 4, 5]), (1, 2, False, [2, 3]),  # puzzles 0 and 2, puzzle 1
@@ -204,11 +258,11 @@ def test_an_update_reads_each_prompt_once_and_no_row_without_credit(passes, exac
 ])
 def test_rows_to_update_by_hand(rank, processes, skip, expected, monkeypatch):
     """Guards against rows without credit, and a row that two processes, or none, take."""
-    monkeypatch.setattr(grpo, "world", lambda: (rank, processes))
+    monkeypatch.setattr(shared_prompts, "world", lambda: (rank, processes))
     batch = make_batch([3, 1, 2, 5, 4, 2], [0.0] * 6, [0, 0, 1, 1, 2, 2])
     credit = batch.mask * torch.tensor([1.0, 0, 1, -1, 0, 0])[:, None]
     credit[0, :2] = 0  # one token with credit is enough
-    assert grpo.rows_to_update(batch, credit, skip).tolist() == expected
+    assert shared_prompts.rows_to_update(batch, credit, skip).tolist() == expected
 
 
 def test_old_log_probs_of_the_first_update_make_its_ratio_1(exact):

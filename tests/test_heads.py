@@ -1,6 +1,7 @@
 """The critic and the importance head: what they compute, how they learn, what they must not know, and their files."""
 import math
 import re
+import statistics
 
 import pytest
 import torch
@@ -189,3 +190,15 @@ def test_a_file_that_does_not_fit_is_refused_by_name(tmp_path):
         write()
         with pytest.raises(ValueError, match=re.escape(f"{file} is broken or another model's")):
             load_head("critic", tmp_path, load_model(BUNDLED))
+
+
+def test_what_a_critic_says_of_itself_is_of_its_values_before_it_learned():
+    """Guards against a loss and a share of variance that a critic could only have once it knew the rewards."""
+    critic = random_critic()
+    values = critic.read(HIDDEN, MASK)[MASK].tolist()
+    target = [REWARD[i].item() for i, _ in MASK.nonzero().tolist()]
+    errors = [r - v for r, v in zip(target, values)]
+    assert critic.learn(batch_of(reward=REWARD)) == {
+        "critic_loss": pytest.approx(sum(e * e for e in errors) / 2 / len(errors), rel=1e-5),
+        "explained_variance": pytest.approx(1 - statistics.pvariance(errors) / statistics.pvariance(target), rel=1e-4)}
+    assert critic.learn(batch_of(reward=torch.ones(4)))["explained_variance"] is None

@@ -14,16 +14,17 @@ import pytest
 import torch
 
 import methods
-import mitigations
+import plumbing.registry
 from countdown_task import Puzzle
-from grpo import group_advantage
+from grpo import ADVANTAGES
 from methods import MITIGATIONS
 from methods.calculations import (calculation_ends, causal_ablation, first_error, ppo_process, process_reward,
                                   regrade_ablation, reward_decomposition)
 from methods.controls import expert_iteration, inverted, positives, random, share, shuffled
 from methods.groups import dpo, gtpo, optimal_baseline, prefix_tree, tempo
 from methods.ktae import ktae
-from mitigations import CreditFunction, attention_credit, none, ppo, reweighting, token_credit, vineppo
+from mitigations import attention_credit, grpo, ppo, reweight, reweighting, token_credit, vineppo
+from plumbing.registry import CreditFunction
 from tasks.text import FILLER, REASONING, STRUCTURE
 from tests.fixtures import make_batch, make_written
 
@@ -56,8 +57,8 @@ def normalized(values):
 @pytest.fixture
 def registry(monkeypatch):
     """A copy of MITIGATIONS, so that a test may register functions."""
-    monkeypatch.setattr(mitigations, "MITIGATIONS", dict(MITIGATIONS))
-    return mitigations.MITIGATIONS
+    monkeypatch.setattr(plumbing.registry, "MITIGATIONS", dict(MITIGATIONS))
+    return plumbing.registry.MITIGATIONS
 
 
 def early(batch, power: float = 1.0):
@@ -68,7 +69,7 @@ def early(batch, power: float = 1.0):
 def test_a_decorated_function_is_registered_with_its_signature_and_docstring(registry):
     """Guards against an idea that must be declared in a second place: 1, 1/2, 1/3 rescaled to mean 1."""
     method = reweighting(early)
-    assert registry["early"] == CreditFunction("early", early, is_reweighting=True, from_advantage=True, needs=())
+    assert registry["early"] == CreditFunction("early", early, reweight, from_advantage=True, needs=())
     assert method.parameters == {"power": 1.0}
     assert method.summary == "credit = A / position^power: reward what comes early."
     batch = make_batch([3, 2], [11.0, -3.0])
@@ -82,20 +83,20 @@ def test_decorators_take_arguments(registry):
 
     @token_credit(from_advantage=True, needs=("critic", "reference"))
     def half(batch, *, share=0.5):
-        return share * none(batch)
+        return share * grpo(batch)
 
-    assert registry["half"] == CreditFunction("half", half.function, False, True, ("critic", "reference"))
+    assert registry["half"] == CreditFunction("half", half.function, None, True, ("critic", "reference"))
     assert half.summary == "no docstring yet"
     half.check_parameters()
     check(half(make_batch([2, 1], [4.0, -2.0])), [[2, 2], [-1]])
-    assert reweighting(needs=("critic",))(early) == CreditFunction("early", early, True, True, ("critic",))
+    assert reweighting(needs=("critic",))(early) == CreditFunction("early", early, reweight, True, ("critic",))
     assert token_credit(lambda batch: batch.logprob).from_advantage is False
 
 
 def test_a_name_that_is_taken_and_a_decorated_function_are_refused(registry):
     """Guards against a method that replaces another, or multiplies by the advantage twice."""
     for function, message in ((MITIGATIONS["ppo"].function, "two credit functions named ppo"),
-                              (none, "decorate a function made by def, once")):
+                              (grpo, "decorate a function made by def, once")):
         with pytest.raises(ValueError, match=message):
             reweighting(function)
     assert registry == MITIGATIONS
@@ -162,18 +163,19 @@ def test_needs_that_are_no_names_are_one_sentence(needs, registry):
     """Guards against a method that silently gets no critic."""
     reweighting(early, needs=needs)
     with pytest.raises(ValueError, match="early: needs must be a tuple of names"):
-        mitigations.required("early", {})
+        plumbing.registry.required("early", {})
 
 
 @pytest.mark.parametrize("normalize, credit", [
     ("response", [[1, 2, 3], [2, 2], [2]]),  # the means are 2, 1 and 4
-    ("batch", [[1, 2, 3], [1, 1], [4]]),  # the mean of all six is 2
+    ("step", [[1, 2, 3], [1, 1], [4]]),  # the mean of all six is 2
+    ("batch", [[1, 2, 3], [1, 1], [4]]),  # its early name
     ("none", [[2, 4, 6], [2, 2], [8]]),
 ])
 def test_weights_are_rescaled_as_normalize_says(normalize, credit):
     """Guards against a mean over padding or the wrong axis. Weights that are all 0 in a response become 1 first."""
     batch, weights = make_batch([3, 2, 1], [2.0] * 3, normalize=normalize), grid([[1.0, 2.0, 3.0], [0.0, 0.0], [4.0]])
-    check(CreditFunction("given", lambda batch: weights, True, True, ())(batch), credit)
+    check(CreditFunction("given", lambda batch: weights, reweight, True, ())(batch), credit)
 
 
 # ------------------------------------------------------------------------------------ what every method has to do
@@ -338,7 +340,7 @@ def test_prefix_tree_and_tempo_by_loops(G):
     torch.manual_seed(G)
     rewards, lengths, shared, moved = torch.rand(2, G), torch.randint(1, 7, (2 * G,)).tolist(), [], []
     rows, r = [torch.randint(2, (n,)).tolist() for n in lengths], rewards.flatten().tolist()
-    A, std = group_advantage(rewards).flatten().tolist(), (rewards.std(1, correction=0) + 1e-4).tolist()
+    A, std = ADVANTAGES["grpo"](rewards, rewards).flatten().tolist(), (rewards.std(1, correction=0) + 1e-4).tolist()
     for i, row in enumerate(rows):
         group = range(i // G * G, i // G * G + G)
         behind = [[r[j] for j in group if rows[j][:t] == row[:t]] for t in range(len(row) + 1)]
@@ -417,7 +419,7 @@ def test_ktae_by_loops(G, right):
     lengths, ended, right = [5, 3, 7, 1, 4, 4, 6, 2] * 2, [True, True, False, True] * 4, [d == "1" for d in right]
     batch = make_batch(lengths, torch.randn(16).tolist(), [i // G for i in range(16)], ended=torch.tensor(ended),
                        success=torch.tensor(right).float(), tokens=torch.randint(4, (16, 7)))
-    expected, tokens = none(batch).tolist(), [row[:length] for row, length in zip(batch.tokens.tolist(), lengths)]
+    expected, tokens = grpo(batch).tolist(), [row[:length] for row, length in zip(batch.tokens.tolist(), lengths)]
     for first in range(0, 16, G):
         if len(set(right[first : first + G])) == 2:
             score = ktae_by_loops(tokens[first : first + G], right[first : first + G])

@@ -56,6 +56,8 @@ def one_step(name: str) -> dict[str, torch.Tensor]:
     batch = rollout.rollout(policy, puzzles, s, 1)
     batch.advantage = grpo.compare(batch)
     credit = train.assign_credit(batch, s, hyper_parameters)
+    for head in heads.values():
+        head.learn(batch)
     metrics = grpo.update(policy, optimizer, batch, credit, s)
     T = batch.mask.any(0).sum()
     found = {key: getattr(batch, key)[:, :T] for key in ("tokens", "mask", "logprob", "entropy", "role")}

@@ -19,7 +19,7 @@ import train
 from countdown_task import Puzzle
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import load_model
-from rollout import Queries, generate_shared, token_batch
+from rollout import generate_shared, token_batch
 from tests.random_checkpoints import (FAMILIES, HF, assert_close, assert_same_logits, hf_model, random_tokens,
                                       randomize)
 from tests.test_tokenizer import build
@@ -153,7 +153,7 @@ def test_right_responses_from_model_to_reward(folder):
         taken = p[range(L), script]
         assert taken.min() > 1e-4  # so that rounding can't reach a neighbour
         row[:L] = p.cumsum(-1)[range(L), script] - taken / 2
-    batch = token_batch(Queries(policy, [PUZZLE], generate_shared(policy, [prompt], uniforms), s, step=1))
+    batch = token_batch(policy, [PUZZLE], generate_shared(policy, [prompt], uniforms), s, step=1)
     assert [row[m].tolist() for row, m in zip(batch.tokens, batch.mask)] == scripts
     assert batch.text == (TEXT, TEXT, TEXT + " ", "")
     assert batch.ended.tolist() == [True, True, False, True]

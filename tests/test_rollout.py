@@ -13,8 +13,10 @@ from countdown_task import Puzzle, format_reward, grade, roles
 from grpo import compare
 from methods.heads import Critic
 from methods.oracle import oracle
+from plumbing import queries, shared_sampling
+from plumbing.shared_prompts import (PromptCache, ResponseCache, response_attention, response_states, shared_logprobs)
 from rollout import Policy, coin_toss, draw_uniforms, generate_and_grade
-from sampler import PromptCache, ResponseCache, generate, response_attention, response_logprobs, response_states
+from sampler import generate
 from tasks.text import fingerprint
 from tests.plain import exact_moments
 from tests.test_grpo import tiny
@@ -150,9 +152,9 @@ def test_queries_read_each_response_as_if_it_were_alone(policy, random_model):
         L = batch.mask[i].sum()
         close(batch.ask.hidden[i, :L], alone(response_states, model, policy, batch, i)[:L])
         close(batch.ask.attention[i, :L], alone(response_attention, model, policy, batch, i, batch.mask.shape[1])[:L])
-        close(batch.ask.reference_logprob[i], alone(response_logprobs, start_model, policy, batch, i))
+        close(batch.ask.reference_logprob[i], alone(shared_logprobs, start_model, policy, batch, i))
     for n, i in enumerate(rows.tolist()):
-        close(without[n], alone(response_logprobs, model, policy, batch, i, hide[[n]]))
+        close(without[n], alone(shared_logprobs, model, policy, batch, i, hide[[n]]))
     assert batch.ask.logprob_without(rows[:0], hide[:0]).shape == hide[:0].shape
     for found in (batch.ask.hidden, batch.ask.attention, batch.ask.reference_logprob, without):
         assert not found.requires_grad
@@ -203,10 +205,10 @@ def test_rollouts_do_not_depend_on_how_many_are_sampled_together(hashed, monkeyp
     cuts = torch.zeros_like(batch.mask)
     cuts[[0, 0, 0, 1, 3, 3, 3], [1, 7, 20, 3, 0, 12, batch.mask[3].sum() - 1]] = True
     assert batch.mask[cuts].all()
-    results, calls, generate = [], [], rollout.generate
-    monkeypatch.setattr(rollout, "generate", lambda *arguments: (calls.append(1), generate(*arguments))[1])
+    results, calls, generate = [], [], shared_sampling.generate
+    monkeypatch.setattr(shared_sampling, "generate", lambda *arguments: (calls.append(1), generate(*arguments))[1])
     for rows, chunks in ((768, 1), (9, 3), (2, 7)):  # seven cuts, three continuations each; at least one cut at a time
-        monkeypatch.setattr(rollout, "ROWS_AT_ONCE", rows)
+        monkeypatch.setattr(queries, "ROWS_AT_ONCE", rows)
         calls.clear()
         results.append(batch.ask.rollout_values(3 * cuts))
         assert len(calls) == chunks

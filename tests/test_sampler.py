@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-import sampler
 from plumbing import vocabulary
 from plumbing.decoder import Decoder, ReplayedDecoder
+from plumbing.shared_prompts import (PromptCache, ResponseCache, by_length, distinct_texts, response_attention,
+                                     response_states, shared_logprobs)
 from qwen2_model import Qwen2, load_model
-from sampler import (PromptCache, ResponseCache, by_length, distinct_texts, draw, generate, response_attention,
-                     response_logprobs, response_states)
+from sampler import KVCache, draw, generate, response_logprobs
 from tests.random_checkpoints import FAMILIES, assert_close, both
 
 REAL = 19  # tokens that exist; V - REAL rows of the embedding stand for none
@@ -108,18 +108,19 @@ def naive_sample(hf: torch.nn.Module, prompt: list[int], row: list[float], exclu
     return response, torch.tensor(statistics, dtype=torch.float64).T
 
 
-@pytest.fixture(params=[(2**15, Decoder), (0, Decoder), (2**15, ReplayedDecoder)], ids=["", "large", "replayed"])
-def large(request, monkeypatch):
-    """The usual draw and decoder; the draw that large vocabularies have; the decoder of a GPU, without a graph."""
-    monkeypatch.setattr(vocabulary, "LARGE", request.param[0])
-    monkeypatch.setattr(sampler, "Decoder", request.param[1])
+@pytest.fixture(params=[(KVCache, 2**15), (Decoder, 2**15), (Decoder, 0), (ReplayedDecoder, 2**15)],
+                ids=["plain", "fast", "large", "replayed"])
+def cache_type(request, monkeypatch):
+    """The plain cache and the fast one; with the draw that large vocabularies have; that of a GPU, without a graph."""
+    monkeypatch.setattr(vocabulary, "LARGE", request.param[1])
+    return request.param[0]
 
 
 @FAMILIES
 @pytest.mark.parametrize("constrained, temperature, greedy", [
     (False, 1.0, False), (True, 1.0, False), (False, 0.7, False), (True, 0.7, True)],
     ids=["", "constrained", "temperature", "greedy"])
-def test_generate_equals_a_naive_sampler(family, constrained, temperature, greedy, large, tmp_path):
+def test_generate_equals_a_naive_sampler(family, constrained, temperature, greedy, cache_type, tmp_path):
     """Guards against another prompt, padding, limit or token than meant, statistics of another distribution, and an
     update that computes another log-prob than was sampled from."""
     hf, model = random_model(family, tmp_path)
@@ -131,7 +132,7 @@ def test_generate_equals_a_naive_sampler(family, constrained, temperature, greed
         excluded = generate(model, PROMPTS, u, ENDS).tokens[:, 0]  # what would have come first
     watched = []
     s = generate(model, PROMPTS, u, ENDS, torch.tensor(limit) if constrained else None, excluded, greedy,
-                 lambda *progress: watched.append(progress))
+                 lambda *progress: watched.append(progress), cache_type)
     expected = [naive_sample(hf, PROMPTS[i // 6], u[i, : limit[i]].tolist(),
                              excluded[i].item() if constrained else None, temperature, greedy) for i in range(B)]
     lengths = [len(response) for response, _ in expected]
@@ -145,7 +146,9 @@ def test_generate_equals_a_naive_sampler(family, constrained, temperature, greed
         assert_close(got, F.pad(statistics, (0, max(lengths) - lengths[i])), 1e-5)
     assert not s.logprob.requires_grad
     cache = ResponseCache(PromptCache(model, PROMPTS), torch.arange(B) // 6)
-    assert_close(response_logprobs(model, cache, s.tokens, s.mask), s.logprob, 1e-5)
+    assert_close(shared_logprobs(model, cache, s.tokens, s.mask), s.logprob, 1e-5)
+    prompts = [PROMPTS[i // 6] for i in range(B)]
+    assert_close(response_logprobs(model, prompts, s.tokens, s.mask), s.logprob, 1e-5)
     running = [sum(n > t for n in lengths) for t in range(max(lengths) + 1)]
     assert watched == [(pytest.approx(1 - running[t] / B * (1 - t / T)), sum(running[:t]))
                        for t in range(1, max(lengths) + 1)]
@@ -155,12 +158,12 @@ def test_generate_equals_a_naive_sampler(family, constrained, temperature, greed
 
 @pytest.mark.parametrize("broken, name", [(math.nan, "norm"), (math.nan, "layers.1.mlp.down_proj"),
                                           (math.inf, "embed_tokens")])
-def test_broken_weights_give_log_probs_that_are_not_finite(broken, name, large, tmp_path):
+def test_broken_weights_give_log_probs_that_are_not_finite(broken, name, cache_type, tmp_path):
     """Guards against tokens drawn from NaN in silence, and against an index error in place of FloatingPointError."""
     _, model = random_model("qwen2", tmp_path)
     with torch.no_grad():
         model.get_parameter(f"model.{name}.weight").view(-1)[7] = broken
-    s = generate(model, PROMPTS, uniforms(8, 5), ENDS)
+    s = generate(model, PROMPTS, uniforms(8, 5), ENDS, cache_type=cache_type)
     assert not s.logprob.isfinite().all()
     assert 0 <= s.tokens.min() and s.tokens.max() < REAL
 
@@ -199,8 +202,8 @@ def test_states_attention_and_hidden_tokens_equal_transformers(family, options, 
     cache = ResponseCache(PromptCache(model, PROMPTS), puzzle)
     attention = response_attention(model, cache, tokens, mask, 9)  # (B, T, 9)
     states = response_states(model, cache, tokens, mask)  # (B, T, D)
-    without = response_logprobs(model, cache, tokens, mask, hide)  # (B, T)
-    assert (without - response_logprobs(model, cache, tokens, mask)).abs().max() > 0.1
+    without = shared_logprobs(model, cache, tokens, mask, hide)  # (B, T)
+    assert (without - shared_logprobs(model, cache, tokens, mask)).abs().max() > 0.1
     for i, L in enumerate(mask.sum(1).tolist()):
         prompt = PROMPTS[puzzle[i]]
         P, row = len(prompt), torch.tensor([prompt + tokens[i, :L].tolist()])

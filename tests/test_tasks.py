@@ -12,13 +12,14 @@ import pytest
 from grpo import compare
 from methods import MITIGATIONS
 from methods.heads import HEADS
-from mitigations import required
+from plumbing.launch import lacking
+from plumbing.registry import required
 from plumbing.task_file import load_puzzles, load_task
 from rollout import rollout
 from tasks import latin_task, math_task
 from tasks.math_task import Problem, number
 from tests.fixtures import spans_of
-from train import Settings, lacking, load_policy
+from train import Settings, load_policy
 
 TASKS = ("latin", "math")
 
@@ -348,7 +349,7 @@ def test_every_credit_function_that_finds_what_it_needs_gives_credit(name, refus
     policy = load_policy(s, needs=(*HEADS, "reference"))
     batch = rollout(policy, policy.task.load("train", 2), s, step=1)
     batch.advantage = compare(batch, "rloo")
-    assert refused == {method for method in MITIGATIONS if lacking(required(method, {}), policy.task)}
+    assert refused == {method for method in MITIGATIONS if lacking(required(method, {}), policy.task, HEADS)}
     for method in MITIGATIONS.keys() - refused:
         credit = MITIGATIONS[method](batch)
         assert credit.shape == batch.mask.shape and credit.isfinite().all(), method

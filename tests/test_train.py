@@ -23,11 +23,14 @@ from countdown_task import generate_puzzles, split
 from grpo import update
 from methods import MITIGATIONS
 from methods.heads import HEADS
-from mitigations import none, required
+from mitigations import grpo
 from plumbing.files import read_json
+from plumbing.launch import check_lengths, check_puzzles
+from plumbing.queries import Queries
+from plumbing.registry import required
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import load_model, save_model
-from rollout import Queries, draw_puzzles, rollout
+from rollout import draw_puzzles, rollout
 from tests import storm
 from tests.fixtures import refused
 from train import BUNDLED, Settings
@@ -333,7 +336,8 @@ def test_the_rehearsal_leaves_no_trace():
     before, torch_state, numpy_state = copy.deepcopy(both.state_dict()), torch.get_rng_state(), np.random.get_state()[1]
     for name, method in MITIGATIONS.items():
         s = Settings(mitigation=name, questions=2, answers=3)
-        train.rehearse(policy, GENERATE(4096, "train"), s, method.parameters)
+        train.rehearse(policy, GENERATE(4096, "train"), s,
+                       functools.partial(train.try_credit, policy, hyper_parameters=method.parameters))
     assert all(torch.equal(x, before[key]) for key, x in both.state_dict().items())
     assert not any(head.optimizer.state for head in policy.heads.values())
     assert torch.equal(torch.get_rng_state(), torch_state) and np.array_equal(np.random.get_state()[1], numpy_state)
@@ -406,7 +410,7 @@ def test_a_test_file_is_held_out_and_nothing_of_it_trained_on(quick, tmp_path, m
     write_puzzles(tmp_path / "mine.jsonl", mine)
     write_puzzles(tmp_path / "test.jsonl", test + test[:3])
     seen, flags = [], ["--data", tmp_path / "mine.jsonl", "--eval_data", tmp_path / "test.jsonl", "--steps", 1]
-    monkeypatch.setattr(train, "check_puzzles", lambda _, training, heldout, s: seen.append((training, heldout)))
+    monkeypatch.setattr(train, "check_puzzles", lambda _, training, heldout, *__: seen.append((training, heldout)))
     run(*TINY, *flags, "--eval_problems", 12, "--out", tmp_path / "r")
     assert "20 of 80 training puzzles are in" in capsys.readouterr().out
     (training, heldout), = seen
@@ -447,12 +451,12 @@ def test_a_run_asks_the_puzzles_of_its_data_file(quick, tmp_path):
 def test_a_prompt_and_response_that_just_fit_are_accepted(policy):
     puzzles, config = GENERATE(9, "heldout"), policy.model.config
     room = config.max_position_embeddings - max(len(policy.prompt(p)) for p in puzzles)
-    train.check_lengths(policy, puzzles, Settings(max_new_tokens=room))
+    check_lengths(policy, puzzles, Settings(max_new_tokens=room))
     with pytest.raises(ValueError, match="--max_new_tokens"):
-        train.check_lengths(policy, puzzles, Settings(max_new_tokens=room + 1))
+        check_lengths(policy, puzzles, Settings(max_new_tokens=room + 1))
     policy.model.config = replace(config, vocab_size=policy.tokenizer.size - 1)
     with pytest.raises(ValueError, match="tokenizer"):
-        train.check_lengths(policy, puzzles, Settings())
+        check_lengths(policy, puzzles, Settings())
 
 
 @pytest.mark.parametrize("flags", [
@@ -469,8 +473,8 @@ def test_settings_that_cannot_work_are_refused_in_one_sentence(flags, tmp_path):
 
 
 def test_a_method_that_fails_in_a_run_ends_it_in_one_sentence(quick, tmp_path, monkeypatch):
-    late = lambda batch: none(batch) / (batch.mask.shape[1] <= 8)  # infinite where the rehearsal does not look
-    monkeypatch.setitem(MITIGATIONS, "none", replace(none, function=late))
+    late = lambda batch: grpo(batch) / (batch.mask.shape[1] <= 8)  # infinite where the rehearsal does not look
+    monkeypatch.setitem(MITIGATIONS, "none", replace(grpo, function=late))
     assert str(tmp_path / "r") in error_of(*TINY, "--max_new_tokens", 80, "--out", tmp_path / "r")
 
 
@@ -482,7 +486,7 @@ def test_the_check_of_the_puzzles_ends_with_the_last_of_them():
     for steps, count in ((2, 14), (10**9, 30)):
         checked.clear()
         s = Settings(data="x", questions=7, steps=steps, seed=3)
-        train.check_puzzles(policy, puzzles, [], s)
+        check_puzzles(policy, puzzles, [], s, draw_puzzles)
         drawn = [puzzle for step in range(1, min(steps, 5) + 1) for puzzle in draw_puzzles(puzzles, s, step)]
         assert set(checked) == set(drawn) and len(checked) == count
 

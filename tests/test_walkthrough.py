@@ -21,11 +21,11 @@ if __name__ == "__main__":
 
 import countdown_task
 from countdown_task import Puzzle
-from grpo import compare, token_weights, update
-from mitigations import MITIGATIONS
+from grpo import LOSS_NORMS, compare, update
 from plumbing.optimizer import Optimizer
+from plumbing.registry import MITIGATIONS
 from qwen2_model import Qwen2, read_config
-from rollout import Policy, Queries, token_batch
+from rollout import Policy, token_batch
 from sampler import generate
 from train import Settings
 
@@ -138,7 +138,7 @@ def rollout(policy):
         t = np.arange(len(response))
         row[t] = p.cumsum(1)[t, response] - p[t, response] / 2
     samples = generate(policy.model, [PROMPT], torch.from_numpy(uniforms), [0])
-    return token_batch(Queries(policy, [PUZZLE], samples, SETTINGS, step=1))
+    return token_batch(policy, [PUZZLE], samples, SETTINGS, step=1)
 
 
 def walk(method):
@@ -163,7 +163,7 @@ def walk(method):
     by_hand = [A * np.array(weights[0]), -A * np.array(weights[1])]
     yield "credit per token", credit, np.array([by_hand[0], [*by_hand[1], 0, 0]])
     for name, shares in {"token": (1 / 12, 1 / 12), "sequence": (1 / 14, 1 / 10), "constant": (1 / 16, 1 / 16)}.items():
-        share = token_weights(batch.mask, Settings(loss_norm=name, max_new_tokens=8))[:, 0]
+        share = LOSS_NORMS[name](batch.mask, Settings(max_new_tokens=8))[:, 0]
         yield f"each token's share of the loss, --loss_norm {name}", share, shares
 
     def loss(w):

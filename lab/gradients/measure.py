@@ -25,11 +25,12 @@ from lab.gradients.washout import adam_steps, table_adam, table_washout
 from lab.truth.critic import LIMIT, find_heads, sample
 from lab.updates import credit_gradients
 from plumbing.flags import new_parser
+from plumbing.launch import check_lengths
 from plumbing.progress import Progress, fail, one_sentence
 from plumbing.report import Table, interval, pm
 from plumbing.runs import read_config
 from rollout import Policy, TokenBatch
-from train import BUNDLED, Settings, check_lengths, load_policy
+from train import BUNDLED, Settings, load_policy
 
 
 def sparsity(x: np.ndarray) -> tuple[float, float]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import countdown_task
-from grpo import group_advantage
+from grpo import compare
 from lab.estimates import cell
 from lab.gradients.rank import SIZES, products
 from lab.statistics import bootstrap, centred, correlate, jackknife, share
@@ -83,7 +83,7 @@ def method_gradients(batches: Iterable[TokenBatch]) -> Tensor:
         G = len(batch.text) // len(batch.puzzles)
         with torch.no_grad():
             credits = [method(batch) / batch.mask.sum() for method in METHODS.values()]
-            unbiased = group_advantage(batch.reward.view(-1, G), "rloo").view(-1, 1)  # (B, 1)
+            unbiased = compare(batch, "rloo").view(-1, 1)  # (B, 1)
             credits.append(unbiased * batch.mask / len(batch.text))
         found.append(sum(credit_gradients(batch, torch.stack(credits), G)))  # (M + 1, P)
     return torch.stack(found, dim=1)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from grpo import group_advantage
+from grpo import ADVANTAGES, compare
 from lab.estimates import read_cell, read_table
 from lab.updates import credit_gradients
 from methods.calculations import reward_decomposition
@@ -27,7 +27,7 @@ from mitigations import ppo
 from plumbing.progress import Progress
 from plumbing.report import GREY, PALETTE, Table, interval, new_figure, pm, ratio, save_figure
 from qwen2_model import Qwen2
-from rollout import TokenBatch, by_group
+from rollout import TokenBatch
 
 SIZES = (2, 4, 8, 16)  # of a group
 CONTROLS_AT = 8  # group size of the controls
@@ -64,8 +64,8 @@ def gram_spectrum(gram: np.ndarray) -> np.ndarray:
 
 def by_success(batch: TokenBatch) -> TokenBatch:
     """The same batch with rewards that are right or wrong and nothing else."""
-    advantage = group_advantage(by_group(batch, batch.success)).flatten()  # (B,)
-    return dataclasses.replace(batch, reward=batch.success, advantage=advantage)
+    batch = dataclasses.replace(batch, reward=batch.success)
+    return dataclasses.replace(batch, advantage=compare(batch))
 
 
 def group_of(batch: TokenBatch, q: int, R: int) -> TokenBatch:
@@ -114,7 +114,7 @@ def controls(group: TokenBatch, rng: np.random.Generator) -> dict[str, Tensor]:
     """By name, credit (R, T) other than GRPO's for a group."""
     A, mask = group.advantage[:, None], group.mask
     w = torch.from_numpy(rng.exponential(size=mask.shape)).float()  # (R, T)
-    rloo = group_advantage(group.success[None], "rloo").view(-1, 1)  # (R, 1) GRPO's times one number: of equal rank
+    rloo = ADVANTAGES["rloo"](group.success[None], group.success[None]).view(-1, 1)  # (R, 1) GRPO's times one number: of equal rank
     trained = dataclasses.replace(group, reward=0.1 * group.format + group.success)  # what the critic predicts
     return {"shuffled advantages": A[torch.from_numpy(rng.permutation(len(A)))] * mask,
             "random credit": A * w * mask, "imitation: credit 1": mask.float(),

@@ -23,15 +23,15 @@ import torch
 from torch import Tensor
 
 from analyze import COLOURS
-from grpo import compare, policy_loss, token_weights, update
+from grpo import LOSS_NORMS, compare, ppo, update
 from lab.estimates import read_cell, read_table
 from lab.statistics import explained
 from lab.updates import credit_gradients
 from plumbing.optimizer import Optimizer
 from plumbing.progress import Progress
 from plumbing.report import GREY, PALETTE, Table, interval, new_figure, pm, save_figure
+from plumbing.shared_prompts import shared_logprobs
 from rollout import Policy, TokenBatch, draw_puzzles, rollout
-from sampler import response_logprobs
 from tasks.text import ROLES
 from train import Settings, assign_credit, load_policy
 
@@ -46,9 +46,10 @@ COLUMNS = {"clipped": 2, **{f"clipped, {role}": 2 for role in ROLES}, "deviation
 
 def observe(batch: TokenBatch, credit: Tensor, s: Settings) -> dict[str, float]:
     """COLUMNS of the table, before the next update on a batch with credit (B, T)."""
-    logprob, share = batch.ask.read(response_logprobs, batch.ask.policy.model), token_weights(batch.mask, s)  # (B, T)
+    logprob = batch.ask.read(shared_logprobs, batch.ask.policy.model)  # (B, T)
+    share = LOSS_NORMS[s.loss_norm](batch.mask, s)  # (B, T)
     log_ratio = logprob - batch.logprob  # (B, T)
-    (_, clipped), ratio = policy_loss(logprob, batch.logprob, credit, share, s), log_ratio.exp()  # (B, T) each
+    (_, clipped), ratio = ppo(logprob, batch.logprob, credit, batch.mask, s), log_ratio.exp()  # (B, T) each
     factors = torch.stack((ratio * ~clipped, ratio, (~clipped).float(), torch.ones_like(ratio)))  # (4, B, T)
     gradients = sum(credit_gradients(batch, factors * share * credit, s.answers))  # (4, P)
     return against_ones(gradients) | spread(log_ratio, clipped, batch.role, batch.mask & (credit != 0))

@@ -88,7 +88,7 @@ def test_method_gradients_are_what_training_applies(tokenizer, random_model, exa
     for step in (1, 2):
         batch = rollout(policy, puzzles, s, step)
         batch.reward = torch.rand(6, generator=torch.Generator().manual_seed(step))
-        batch.advantage, batch.mask[4, 3:] = grpo.group_advantage(batch.reward.view(2, 3)).flatten(), False
+        batch.advantage, batch.mask[4, 3:] = grpo.compare(batch), False
         batches.append(batch)
     found = gradient_noise.method_gradients(batches)
     assert found.shape[:2] == (3, 2)

@@ -22,6 +22,7 @@ from plumbing.report import Estimate, Table, pm, t_statistics
 from tasks.text import REASONING, ROLES
 
 ROOM = Path(__file__).parent
+TOY = ROOM.parent / "truth" / "data" / "ground_truth.npz"  # of the bundled model, on Countdown
 FIRST = {"Countdown": "first-countdown", "word problems": "first-words"}
 COLUMNS = ("step", "response", "group", "position", "token", "logprob", "entropy", "logit_grad", "credit", "role",
            "in_answer")
@@ -104,7 +105,7 @@ def top_tenth(x: np.ndarray) -> np.ndarray:
     return chosen
 
 
-def table_where(truth: dict) -> Table:
+def table_where(title: str, truth: dict) -> Table:
     """On which tokens the truth lies."""
     other, size, credit = -np.expm1(truth["logprob"]), np.abs(truth["a_star"]), np.abs(truth["advantage"])
     groups = {role: truth["role"] == i for i, role in enumerate(ROLES)}
@@ -112,9 +113,9 @@ def table_where(truth: dict) -> Table:
                "the tenth with the largest abs(A*)": top_tenth(size), "the tenth with the largest 1 - p": top_tenth(other)}
     rows = [[name, f"{use.mean():.1%}", cell(share_of(truth, use)), f"{credit[use].sum() / credit.sum():.1%}",
              f"{other[use].mean():.2f}"] for name, use in groups.items()]
-    return Table("Where the truth lies", (
-        f"{len(np.unique(truth['response']))} responses to {len(np.unique(truth['group']))} word problems. Share of the "
-        "sum of abs(A*), with its 95% interval over problems, and of GRPO's credit."),
+    return Table(title, (
+        f"{len(np.unique(truth['response']))} responses to {len(np.unique(truth['group']))} problems. Share of the sum of "
+        "abs(A*), with its 95% interval over problems, and of GRPO's credit."),
         ["tokens", "share of tokens", "share of abs(A*)", "share of abs(credit)", "mean 1 - p"], rows)
 
 
@@ -161,7 +162,8 @@ def main() -> None:
     logs = {task: with_measures(read_arrays(ROOM / "data" / f"{name}.npz", COLUMNS)) for task, name in FIRST.items()
             if (ROOM / "data" / f"{name}.npz").is_file()}
     truth = read_truth(ROOM / "data" / "truth-start.npz")
-    tables = [table_first(logs), table_fifths(logs["Countdown"]), table_measured(truth), table_where(truth),
+    tables = [table_first(logs), table_fifths(logs["Countdown"]), table_measured(truth),
+              table_where("Where the truth lies", truth), table_where("Where it lies in the toy", read_truth(TOY)),
               table_ranks(truth), table_sizes(truth)]
     (ROOM / "tables.md").write_text("\n".join(map(str, tables)), encoding="utf-8")
     draw(truth, ROOM / "truth.png")

@@ -21,7 +21,7 @@ from plumbing.flags import new_parser
 from plumbing.progress import Progress, one_sentence
 from plumbing.report import Table
 from plumbing.runs import read_config
-from rollout import Queries, TokenBatch, draw_puzzles, rollout, token_batch
+from rollout import TokenBatch, draw_puzzles, rollout, token_batch
 from train import Settings, load_policy
 
 CHECKPOINTS = {1: "", 50: "checkpoints/step-000049", 100: "checkpoint"}  # by step, the weights that sample it
@@ -34,8 +34,7 @@ OTHER_SEED = 1000  # added to the seed: rollouts that have nothing to do with th
 def again(batch: TokenBatch) -> TokenBatch:
     """The same responses, about which the model is asked with other random numbers."""
     ask = batch.ask
-    return token_batch(Queries(ask.policy, ask.puzzles, ask.samples, replace(ask.s, seed=ask.s.seed + OTHER_SEED),
-                               ask.step))
+    return token_batch(ask.policy, ask.puzzles, ask.samples, replace(ask.s, seed=ask.s.seed + OTHER_SEED), ask.step)
 
 
 @torch.no_grad()

@@ -22,9 +22,9 @@ from lab.truth.score import TRUTH, rebuild
 from lab.truth.scoring import Score, credit_scores
 from plumbing.progress import Progress, one_sentence
 from plumbing.report import Table
+from plumbing.shared_prompts import PromptCache, ResponseCache, shared_logprobs
 from qwen2_model import Qwen2
 from rollout import Policy
-from sampler import PromptCache, ResponseCache, response_logprobs
 from train import Settings, load_policy
 
 LEAST = 0.01  # values below it count as it, so that their logarithm stays finite
@@ -48,7 +48,7 @@ def tuned(policy: Policy, batches: int) -> Qwen2:
         right = (batch.success > 0).nonzero()[:, 0]  # (n,)
         if len(right):
             cache = ResponseCache(PromptCache(model, batch.ask.prompts), batch.group[right])
-            logprob = response_logprobs(model, cache, batch.tokens[right], batch.mask[right])  # (n, T)
+            logprob = shared_logprobs(model, cache, batch.tokens[right], batch.mask[right])  # (n, T)
             optimizer.zero_grad()
             (-logprob.sum() / batch.mask[right].sum()).backward()
             optimizer.step()
@@ -72,7 +72,7 @@ def main() -> None:
     truth, policy = read_truth(Path(TRUTH) / "ground_truth.npz"), load_policy(Settings())
     batch, model = rebuild(truth, policy), tuned(policy, BATCHES)
     with torch.no_grad():
-        ratio = (batch.ask.read(response_logprobs, model) - batch.logprob)[batch.mask].numpy()  # (N,)
+        ratio = (batch.ask.read(shared_logprobs, model) - batch.logprob)[batch.mask].numpy()  # (N,)
     methods = dict(zip(truth["methods"].tolist(), truth["credits"]))
     credits = {"log V ratio, the ideal": ideal(truth), "a copy tuned on successes": ratio}
     table = table_conditioned(credit_scores(credits | {name: methods[name] for name in METHODS}, batch, truth))

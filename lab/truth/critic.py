@@ -17,11 +17,12 @@ from countdown_task import generate_puzzles
 from grpo import compare
 from methods import MITIGATIONS
 from methods.heads import HEADS, Critic, Importance, load_head, save_head
-from mitigations import CreditFunction, required
 from plumbing.flags import new_parser
+from plumbing.launch import lacking
 from plumbing.progress import Progress, fail, one_sentence
+from plumbing.registry import CreditFunction, required
 from rollout import Policy, TokenBatch, rollout
-from train import BUNDLED, Settings, lacking, load_policy, standard_error
+from train import BUNDLED, Settings, load_policy, standard_error
 
 SIZE, PUZZLES = 96, 100  # responses in a batch; batches after which the puzzles repeat
 HELD_OUT = 14  # batches to measure on
@@ -42,7 +43,7 @@ def fitted_methods(task: ModuleType) -> dict[str, CreditFunction]:
     """The methods that a task allows and that need no head but FITTED; without `oracle`, which is the truth itself."""
     needs = {name: {*required(name, {})} for name in MITIGATIONS if name != "oracle"}
     return {name: MITIGATIONS[name] for name, asked in needs.items()
-            if not lacking(tuple(asked), task) and not asked & (HEADS.keys() - {*FITTED})}
+            if not lacking(tuple(asked), task, HEADS) and not asked & (HEADS.keys() - {*FITTED})}
 
 
 def fit(policy: Policy, batches: int, outcome: str) -> tuple[Critic, Importance, float]:

@@ -36,16 +36,18 @@ from lab.truth.scoring import all_scores, draw_scores, score_tables
 from lab.truth.solver import KINDS, solver_columns, token_kinds
 from methods.heads import HEADS
 from methods.oracle import SURE, work_backwards
-from mitigations import required
 from plumbing.files import read_arrays, replace_file
 from plumbing.flags import check_range, new_parser
+from plumbing.launch import check, check_lengths, with_model
 from plumbing.metrics import log_columns
 from plumbing.progress import Progress, one_sentence
+from plumbing.queries import ROWS_AT_ONCE
+from plumbing.registry import required
 from plumbing.report import Table
-from rollout import (EVALUATION, ROWS_AT_ONCE, Policy, Queries, TokenBatch, draw_uniforms, generate_and_grade,
-                     generate_shared, token_batch)
+from rollout import (EVALUATION, Policy, TokenBatch, draw_uniforms, generate_and_grade, generate_shared,
+                     token_batch)
 from tasks.text import FILLER
-from train import CHOICES, Settings, check, check_lengths, load_policy, with_model
+from train import CHOICES, Settings, load_policy
 
 PACKET = 8  # rollouts that start together; the two halves of a packet belong to two independent estimates
 SAVE_EVERY = 10.0  # seconds
@@ -260,7 +262,7 @@ def prepare(args: argparse.Namespace) -> tuple[Policy, list, TokenBatch, dict]:
     policy = policy._replace(heads=heads, reference=policy.model)
     uniforms = draw_uniforms(args.seed, EVALUATION - 1, len(puzzles), args.answers, args.max_new_tokens)
     samples = generate_shared(policy, [policy.prompt(puzzle) for puzzle in puzzles], uniforms)
-    batch = token_batch(Queries(policy, puzzles, samples, s, step=0))
+    batch = token_batch(policy, puzzles, samples, s, step=0)
     batch.advantage = compare(batch)
     task = {} if args.task == Settings.task else {"task": args.task}  # early files have none
     settings = task | {"model": Path(s.model).name, "data": Path(args.data).name} | {  # names only: it is published

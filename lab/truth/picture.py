@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from lab.truth.file import by_response
-from plumbing.report import LETTERS, PALETTE, SHADES, WIDTH, draw_tokens, place_tokens, plt, save_figure
+from plumbing.report import (LETTERS, PALETTE, SHADES, WIDTH, draw_tokens, place_tokens, plt, save_figure,
+                             wrap_heading)
 
 CURVE = PALETTE[0]
 FULL = 99  # percentile of the sizes that gets the full colour
@@ -49,13 +50,12 @@ def draw(truth: dict, file: Path, captions: dict[str, str] = CAPTIONS) -> None:
     pieces = [truth["piece"][rows].tolist() for rows in pair]
     lines = [place_tokens(texts, LETTERS)[-1][1] + 1 for texts in pieces]
     heights = [height for count in lines for height in (LINE * count, LINE * count, 1.2)]  # 3 per response
-    figure, axes = plt.subplots(len(heights), figsize=(WIDTH, sum(heights) + 0.45 * len(heights) + 1.1),
-                                height_ratios=heights)
-    for rows, texts, count, (*blocks, bottom) in zip(pair, pieces, lines, axes.reshape(-1, 3)):
-        prompt = truth["prompts"][truth["response"][rows[0]]]
-        head = f"{prompt}: {verdict(truth, rows)}, reward {truth['reward'][rows[0]]:.2f}"
-        above, below = captions.values()
-        for axis, name, title in zip(blocks, captions, (f"{head}. {above}".replace("->", "→"), below)):
+    above, below = captions.values()
+    heads = [wrap_heading(f"{heading(truth, rows)}. {above}", 3) for rows in pair]
+    inches = sum(heights) + 0.45 * len(heights) + 1.1 + 0.17 * sum(len(head) - 1 for head in heads)
+    figure, axes = plt.subplots(len(heights), figsize=(WIDTH, inches), height_ratios=heights)
+    for rows, texts, count, head, (*blocks, bottom) in zip(pair, pieces, lines, heads, axes.reshape(-1, 3)):
+        for axis, name, title in zip(blocks, captions, ("\n".join(head), below)):
             axis.set(xlim=(0, LETTERS), ylim=(count, 0))
             axis.axis("off")
             axis.set_title(title, loc="left", fontsize=10, parse_math=False)
@@ -67,6 +67,12 @@ def draw(truth: dict, file: Path, captions: dict[str, str] = CAPTIONS) -> None:
         figure.colorbar(colours, ax=axes, location="bottom", extend="both", aspect=90, pad=0.01,
                         label=textwrap.fill(meaning, 110))
     save_figure(figure, file)
+
+
+def heading(truth: dict, rows: np.ndarray) -> str:
+    """The puzzle of a response, whether it is right, and its reward."""
+    prompt = truth["prompts"][truth["response"][rows[0]]].replace("->", "→")
+    return f"{prompt}: {verdict(truth, rows)}, reward {truth['reward'][rows[0]]:.2f}"
 
 
 def draw_curve(axes: plt.Axes, truth: dict, rows: np.ndarray) -> None:

@@ -28,13 +28,14 @@ from lab.truth.picture import CAPTIONS, draw
 from lab.truth.scoring import HALVES, credit_scores, table_pooled, table_within
 from methods import MITIGATIONS
 from methods.heads import load_head
-from mitigations import required
 from plumbing.flags import changed, methods_help, new_parser, parse_with
+from plumbing.launch import with_model
 from plumbing.progress import one_sentence
+from plumbing.registry import required
 from plumbing.report import Table
-from rollout import Policy, Queries, TokenBatch, token_batch
+from rollout import Policy, TokenBatch, token_batch
 from sampler import Samples
-from train import CHOICES, Settings, load_policy, with_model
+from train import CHOICES, Settings, load_policy
 
 TRUTH = Path(__file__).parent / "data"  # ground_truth.npz, and the critic of ppo
 SCORES = TRUTH.parent / "scores.md"  # of every method
@@ -88,7 +89,7 @@ def rebuild(truth: dict, policy: Policy, advantage: str = "grpo", normalize: str
     if truth["token"].max() >= policy.tokenizer.size:
         raise ValueError("the truth is about another model: this one has fewer tokens")
     samples, puzzles = recorded_samples(truth, policy.tokenizer.end_tokens), recorded_puzzles(truth, policy.task)
-    batch = token_batch(Queries(policy._replace(reference=policy.model), puzzles, samples, s, step=0))
+    batch = token_batch(policy._replace(reference=policy.model), puzzles, samples, s, step=0)
     if not torch.allclose(batch.ask.reference_logprob, samples.logprob, atol=0.01):
         raise ValueError("the truth is about another model: this one gives its tokens other probabilities")
     batch.advantage = compare(batch, advantage)

@@ -63,7 +63,7 @@ def test_a_batch_comes_back_from_its_columns(small, advantage, normalize):
     """Guards against padding, ends, puzzles, limits or random numbers other than those of the sampled batch."""
     batch, truth = small
     again = sc.rebuild(truth, batch.ask.policy, advantage=advantage, normalize=normalize)
-    expected_advantage = grpo.group_advantage(batch.reward.view(2, -1), advantage).flatten()
+    expected_advantage = grpo.compare(batch, advantage)
     expected = replace(batch, normalize=normalize, advantage=expected_advantage)
     assert 0 < batch.ended.sum() < len(batch.ended)
     assert content(again) == content(expected)

@@ -1,0 +1,91 @@
+"""What stands before the first step of a run: checks of settings, puzzles and device, in one sentence each.
+
+A first reading can skip it. `s` is the Settings of train.py.
+"""
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Callable, Iterable
+
+import torch
+
+from plumbing.flags import check_range, first_sentence
+from plumbing.progress import Progress
+from plumbing.shared_sampling import generate_shared
+
+MODELS = Path(__file__).parents[1] / "models"  # the bundled ones, NAME-tiny for the task NAME
+
+
+def check(s: Any) -> None:
+    """ValueError for settings that can't work."""
+    check_range(s, ("questions", "answers", "max_new_tokens", "updates_per_batch", "micro_batch", "eval_problems",
+                    "sample_every"), lowest=1)
+    check_range(s, ("steps", "seed", "lr", "weight_decay", "kl", "clip_high", "eval_every", "checkpoint_every",
+                    "state_every", "warmup_steps", "pass_at"), lowest=0)
+    check_range(s, ("beta1", "beta2", "clip_low"), lowest=0, below=1)
+    for name in ("max_grad_norm", "temperature"):
+        if not 0 < getattr(s, name) < 1e12:
+            raise ValueError(f"--{name} must be above 0, and below 1e12")
+    if s.warmup_steps > s.steps > 0:
+        raise ValueError(f"--warmup_steps {s.warmup_steps} must be at most --steps {s.steps}")
+    if s.questions * s.answers > 2**16 or s.max_new_tokens > 2**16:  # the credit log numbers them with 16 bits
+        raise ValueError("--questions times --answers, and --max_new_tokens, must be at most 65,536")
+    if s.answers == 1 and s.steps > 0:
+        raise ValueError("--answers 1 leaves no group to compare with: ask for 2 or more")
+
+
+def with_model(s: Any) -> Any:
+    """The settings with the folder of a model: where --model names none, of the one in models/ made for the task."""
+    folder = MODELS / f"{s.task}-tiny"
+    if not s.model and not folder.is_dir():
+        raise ValueError(f"the task {s.task} has no model in models/: name one with --model, or make one "
+                         "with python -m lab.warm_start")
+    return replace(s, model=s.model or str(folder))
+
+
+def lacking(needs: tuple[str, ...], task: ModuleType, heads: Iterable[str]) -> list[str]:
+    """What a credit function needs of the task and does not find there."""
+    return [need for need in needs if need not in heads and need != "reference" and not hasattr(task, need)]
+
+
+def check_puzzles(policy: Any, training: list, heldout: list, s: Any, draw: Callable) -> None:
+    """ValueError when a puzzle that a run will ask can't be used, or doesn't fit the model. draw: draw_puzzles."""
+    # Those that training will draw, as if in one big step. An epoch has them all, so there is no need to look further.
+    count = min(s.steps * s.questions, len(training))
+    drawn = draw(training, replace(s, questions=count), step=1)
+    used = list({puzzle.id: puzzle for puzzle in drawn + heldout}.values())
+    files = {puzzle.id: s.data for puzzle in drawn} | {puzzle.id: s.eval_data or s.data for puzzle in heldout}
+    to_check = [puzzle for puzzle in used if files[puzzle.id]]  # those that a task makes itself are valid
+    progress = Progress("checking puzzles", len(to_check))
+    for i, puzzle in enumerate(to_check, 1):
+        progress.show(i)
+        try:
+            policy.task.check(puzzle)
+        except ValueError as error:
+            raise ValueError(f"{files[puzzle.id]}: {error}") from None
+    check_lengths(policy, used, s)
+    for puzzle in used[:20]:
+        pieces = policy.written_prompt(puzzle)
+        if not policy.tokenizer.can_write(*pieces):
+            raise ValueError(f"the tokenizer in {s.model} can't write the prompt {''.join(pieces)!r:.80}")
+
+
+def check_lengths(policy: Any, puzzles: list, s: Any) -> None:
+    """ValueError when prompt and response don't fit the model, or the tokenizer doesn't fit its vocabulary."""
+    size, c = policy.tokenizer.size, policy.model.config
+    if size > c.vocab_size:
+        raise ValueError(f"the tokenizer in {s.model} has {size} tokens, the model {c.vocab_size}: add the others with "
+                         "resize_token_embeddings of transformers")
+    longest, limit = max(len(policy.prompt(puzzle)) for puzzle in puzzles), c.max_position_embeddings
+    if longest + s.max_new_tokens > limit:
+        raise ValueError(f"a prompt of {longest} tokens and --max_new_tokens {s.max_new_tokens} exceed the model's "
+                         f"limit of {limit} tokens: lower --max_new_tokens")
+
+
+def rehearse(policy: Any, puzzles: list, s: Any, try_credit: Callable[[list, Any], object]) -> None:
+    """Try the device, with two tokens of one response; then the credit function, with two short ones to each of two."""
+    try:
+        generate_shared(policy, [policy.prompt(puzzles[0])], uniforms=torch.zeros(1, 2, dtype=torch.float64))
+    except (RuntimeError, AssertionError, TypeError) as error:  # by device; TypeError: it has no float64
+        raise ValueError(f"--device {s.device} can't run this model: {first_sentence(error)}") from None
+    try_credit(puzzles[:2], replace(s, answers=2, max_new_tokens=min(8, s.max_new_tokens)))

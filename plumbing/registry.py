@@ -1,0 +1,136 @@
+"""The registry of credit functions: what a decorator of mitigations.py makes of a function, and the checks of a call.
+
+A first reading can skip it. It knows none of the functions; importing `methods` completes MITIGATIONS.
+"""
+import functools
+import inspect
+from dataclasses import dataclass
+from typing import Any, Callable
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class CreditFunction:
+    """A registered credit function: called with a TokenBatch and hyper-parameters, it returns credit (B, T)."""
+
+    name: str
+    function: Callable[..., Tensor]  # as it was written, before decoration
+    weights_to_credit: Callable[[Any, Tensor], Tensor] | None  # of a reweighting; None where it returns the credit
+    from_advantage: bool  # whether it reads batch.advantage, so that --advantage has an effect
+    needs: tuple[str, ...] | Callable  # what a run must provide for it, or a function of its hyper-parameters
+
+    @property
+    def is_reweighting(self) -> bool:
+        """Whether the function returns weights, else credit."""
+        return self.weights_to_credit is not None
+
+    def __call__(self, batch: Any, /, *arguments, **hyper_parameters) -> Tensor:
+        """Credit (B, T), 0 on padding."""
+        values = self.raw(batch, *arguments, **hyper_parameters)  # (B, T)
+        if self.weights_to_credit is None:
+            return values
+        credit = self.weights_to_credit(batch, values)  # (B, T)
+        require(credit.isfinite().all(), f"{self.name} returned weights that are too small for float32 to rescale")
+        return credit
+
+    def raw(self, batch: Any, /, *arguments, **hyper_parameters) -> Tensor:
+        """The weights or credit (B, T) that the function returns, 0 on padding.
+
+        ValueError for a wrong shape, for NaN or infinity, for negative weights, and where the function wrote into the
+        batch, which the update reads, too.
+        """
+        shape = tuple(batch.mask.shape)
+        before = {name: value.clone() if isinstance(value, Tensor) else value for name, value in vars(batch).items()}
+        returned = self.function(batch, *arguments, **hyper_parameters)
+        require(unchanged(before, batch),
+                f"{self.name} changes a field of the batch: write x.exp() or x * y instead of x.exp_() or x *= y")
+        result = "weights" if self.is_reweighting else "credit"
+        found = tuple(returned.shape) if isinstance(returned, Tensor) else type(returned).__name__
+        require(found == shape, f"{self.name} must return {result} of shape (B, T) = {shape}, not {found}")
+        require(returned.layout == torch.strided and not returned.is_complex() and not returned.is_meta,
+                f"{self.name} must return a dense tensor of real numbers")
+        values = torch.where(batch.mask, returned.to(batch.logprob), 0.0)  # (B, T) of the batch's type, on its device
+        require(values.isfinite().all(), f"{self.name} returned {result} with NaN or infinity in it, as division by 0 "
+                "gives; quotient(a, b) avoids it")
+        if self.is_reweighting:
+            require((values >= 0).all(), f"{self.name} returned a negative weight: credit of either sign is for "
+                    "@token_credit")
+            require((values < 1e30).all(), f"{self.name} returned a weight above 1e30: the sum of a response would "
+                    "overflow")
+        return values
+
+    @property
+    def parameters(self) -> dict[str, bool | int | float | str]:
+        """The hyper-parameters and their defaults, read from the function's signature."""
+        signature = inspect.signature(self.function)
+        return {p.name: p.default for p in signature.parameters.values() if p.default is not p.empty}
+
+    def check_parameters(self) -> None:
+        """ValueError for a hyper-parameter that can't become a flag: its default says the flag's type."""
+        batch, *others = inspect.signature(self.function).parameters.values() or [None]
+        require(batch and batch.default is batch.empty, f"{self.name}: its first parameter must be the batch")
+        for p in others:
+            by_name = p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+            require(by_name and type(p.default) in (bool, int, float, str),
+                    f"{self.name}: the parameter {p} can't become a flag; give it a bool, int, float or str as default")
+            require(p.annotation in (p.empty, type(p.default)), f"{self.name}: the default of {p} is of another type, "
+                    "and the flag would get that: write 2.0, say, for a float of 2")
+
+    @property
+    def summary(self) -> str:
+        """The first line of the function's docstring."""
+        return (inspect.getdoc(self.function) or "no docstring yet").splitlines()[0]
+
+
+def unchanged(before: dict, batch: Any) -> bool:
+    """Whether the fields of a batch are those of `before`, which holds copies of its tensors."""
+    now = vars(batch)
+    return now.keys() == before.keys() and all(same(value, now[name]) for name, value in before.items())
+
+
+def same(before: Any, now: Any) -> bool:
+    """Whether a field is what it was: a tensor by its values and type, anything else by identity."""
+    if not isinstance(before, Tensor):
+        return now is before
+    as_before = isinstance(now, Tensor) and now.dtype == before.dtype and not now.requires_grad
+    return as_before and torch.equal(before, now)
+
+
+MITIGATIONS: dict[str, CreditFunction] = {}  # by name, filled by the decorators
+
+
+def register(function: Callable | None, name: str, **properties) -> Callable:
+    """Put a function into MITIGATIONS as a CreditFunction, and return that: its call checks, masks and rescales.
+
+    ValueError for a name that is taken, and for anything but a plain function, such as a decorated one.
+    """
+    if function is None:  # the decorator has arguments, so Python hands over the function in a second call
+        return functools.partial(register, name=name, **properties)
+    require(inspect.isfunction(function), "decorate a function made by def, once")
+    name = name or function.__name__
+    require(name not in MITIGATIONS, f"there are two credit functions named {name}: rename one of them")
+    MITIGATIONS[name] = CreditFunction(name, function, **properties)
+    return MITIGATIONS[name]
+
+
+def required(name: str, hyper_parameters: dict) -> tuple[str, ...]:
+    """What the credit function `name` needs of a run, with these hyper-parameters."""
+    needs = MITIGATIONS[name].needs
+    values = MITIGATIONS[name].parameters | hyper_parameters  # defaults, and what the flags say
+    names = needs(**values) if callable(needs) else needs
+    require(isinstance(names, tuple) and all(isinstance(need, str) for need in names),
+            f'{name}: needs must be a tuple of names, such as ("critic",), not {names!r}')
+    return names
+
+
+def require(condition: bool | Tensor, message: str) -> None:
+    """ValueError unless the condition holds."""
+    if not condition:
+        raise ValueError(message)
+
+
+def quotient(part: Tensor, whole: Tensor) -> Tensor:
+    """part / whole for whole >= 0, and part itself where whole is 0: so 0 / 0 is 0."""
+    return part / torch.where(whole > 0, whole, 1.0)

@@ -1,0 +1,231 @@
+"""Shared prompts: each prompt is read once for all its responses, forward and backward. A first reading can skip it.
+
+Usually every row of a batch holds a prompt and one response, as in `response_logprobs` of sampler.py, which is the
+plain form of what is here. Here each prompt is a row of its own, and the responses are rows that attend to it, so that
+a prompt with G responses is computed once: an update is 2.78 times as fast. PromptCache holds the prompts' rows;
+ResponseCache and the functions after it join the two. tests/test_sampler.py holds them to transformers, and
+tests/test_grpo.py the update to its plain form.
+
+Alphabet: Q prompts, G responses to each, B = Q G responses, P prompt columns, T response columns, S response columns
+read at once, D hidden size, K key-value heads, d head size, N real tokens in a flat list.
+"""
+import copy
+from contextlib import contextmanager
+from typing import Any, Iterator
+
+import torch
+from torch import Tensor
+
+from plumbing.processes import my_share, world
+from qwen2_model import Qwen2, causal_bias, token_logprobs
+
+
+class PromptCache:
+    """Q prompts, read once for all their responses: each layer's keys and values, with gradient if autograd is on."""
+
+    def __init__(self, model: Qwen2, prompts: list[list[int]]):
+        P, device = max(map(len, prompts)), model.output_weight.device
+        tokens = torch.tensor([[0] * (P - len(p)) + p for p in prompts], device=device)  # (Q, P) padded on the left
+        self.length = torch.tensor([len(p) for p in prompts], device=device)  # (Q,)
+        positions = torch.arange(P, device=device) - (P - self.length)[:, None]  # (Q, P) negative in the padding
+        self.real = positions >= 0  # (Q, P)
+        self.layers: dict[int, tuple[Tensor, Tensor]] = {}  # layer -> keys, values (Q, K, P, d)
+        # Each layer calls self.extend with its keys and values (see Qwen2.hidden). A padding column sees itself
+        # (causal_bias), so that no softmax is empty, and no other column sees it.
+        hidden = model.hidden(tokens, positions.clamp(min=0), causal_bias(self.real), self)  # (Q, P, D)
+        self.hidden = hidden  # (Q, P, D)
+        self.last = hidden[:, -1]  # (Q, D) the state that predicts a response's first token
+
+    def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep a layer's keys and values (Q, K, P, d), and return them: there are no earlier columns."""
+        self.layers[layer] = keys, values
+        return keys, values
+
+    def prefixes(self, text_of: list[int], length: list[int]) -> "PromptCache":
+        """A cache of Q' prompts, each the beginning of one in this cache: the first length[q] tokens of text_of[q].
+
+        Its `hidden` is still that of the longer prompts.
+        """
+        part, device = copy.copy(self), self.real.device
+        text = torch.tensor(text_of, device=device)  # (Q',)
+        part.length = torch.tensor(length, device=device)  # (Q',)
+        column = torch.arange(-max(length), 0, device=device)  # (P',) -1 is the last
+        part.real = column >= -part.length[:, None]  # (Q', P') padded on the left, too
+        # The new cache has P' columns, counted from its end: column c = -1 holds the last token, token length[q] + c.
+        # In this cache a text of n tokens ends at column P - 1, so its token i stands in column P - n + i.
+        source = self.real.shape[1] + (part.length - self.length[text])[:, None] + column  # (Q', P')
+        source = source.clamp(min=0)  # in the padding; nobody sees what stands there
+        # x (Q, K, P, d). Index tensors on both sides of a slice put their dimensions first: x[(Q', 1), :, (Q', P')] is
+        # (Q', P', K, d).
+        part.layers = {i: tuple(x[text[:, None], :, source].transpose(1, 2) for x in pair)  # (Q', K, P', d) each
+                       for i, pair in self.layers.items()}
+        part.last = self.hidden[text, source[:, -1]]  # (Q', D)
+        return part
+
+    def detach(self) -> "PromptCache":
+        """A copy cut off from the graph, whose tensors accumulate the gradients of all micro-batches."""
+        leaf = copy.copy(self)
+        leaf.last = self.last.detach().requires_grad_()
+        leaf.layers = {i: tuple(x.detach().requires_grad_() for x in pair) for i, pair in self.layers.items()}
+        return leaf
+
+    def tensors(self) -> list[Tensor]:
+        """Everything that a response sees of its prompt."""
+        found = [self.last]
+        for keys, values in self.layers.values():
+            found += [keys, values]
+        return found
+
+    def backward(self, leaf: "PromptCache") -> None:
+        """Backpropagate the gradients accumulated in a detached copy through the prompts."""
+        torch.autograd.backward(self.tensors(), [x.grad for x in leaf.tensors()])
+
+
+def distinct_texts(prompts: list[list[int]]) -> tuple[list[list[int]], list[int]]:
+    """The prompts that are not a prefix of another, and for each prompt the index of one of these that extends it.
+
+    Equal prompts count once, and a prompt extends itself.
+
+    vineppo samples from many prefixes of the same response at once. Only the longest of them is read, which with --k 3
+    is a third of the tokens.
+    """
+    texts, text_of = [], [0] * len(prompts)
+    # In descending order, a prompt comes right after those that extend it: 1 2 3, 1 2, 1. If any does, texts[-1] does.
+    for q in sorted(range(len(prompts)), key=prompts.__getitem__, reverse=True):
+        if not texts or texts[-1][: len(prompts[q])] != prompts[q]:
+            texts.append(prompts[q])
+        text_of[q] = len(texts) - 1
+    return texts, text_of
+
+
+class ResponseCache:
+    """What B finished responses attend to: their prompt's keys and values, then their own.
+
+    prompt_of (B,): the index of each response's prompt in `prompts`.
+    """
+
+    def __init__(self, prompts: PromptCache, prompt_of: Tensor):
+        self.prompts, self.prompt_of = prompts, prompt_of
+
+    def last(self) -> Tensor:
+        """The state (B, D) that predicts the first token of each response."""
+        return self.prompts.last[self.prompt_of]
+
+    def place(self, visible: Tensor) -> tuple[Tensor, Tensor]:
+        """Positions (B, S) and bias (B, S, P + S) of S response columns.
+
+        Each column sees its prompt, itself, and the visible response columns before it.
+        """
+        B, S = visible.shape
+        positions = self.prompts.length[self.prompt_of, None] + torch.arange(S, device=visible.device)  # (B, S)
+        padding = ~self.prompts.real[self.prompt_of, None].expand(-1, S, -1)  # (B, S, P)
+        over_prompt = torch.zeros(padding.shape, device=padding.device).masked_fill(padding, float("-inf"))
+        return positions, torch.cat((over_prompt, causal_bias(visible)), dim=2)
+
+    def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The prompt's keys and values, then the response's own: two of (B, K, P + S, d)."""
+        prompt_keys, prompt_values = self.prompts.layers[layer]  # (Q, K, P, d) each
+        return (torch.cat((prompt_keys[self.prompt_of], keys), dim=2),
+                torch.cat((prompt_values[self.prompt_of], values), dim=2))
+
+
+# ----------------------------------------------------------------------------------- reading finished responses
+# tokens and mask are (B, T), padded on the right. What is returned for padding means nothing; response_logprobs has 0.
+
+
+def by_length(lengths: Tensor, size: int) -> list[tuple[Tensor, int]]:
+    """Chunks of at most `size` responses, similar in length (M,): the indices (b,) and the longest length of each."""
+    chunks = lengths.argsort(stable=True).split(size)  # a single empty one where there are no responses
+    return [(chunk, max(lengths[chunk].tolist(), default=1)) for chunk in chunks]
+
+
+def response_states(model: Qwen2, cache: ResponseCache, tokens: Tensor, mask: Tensor,
+                    hide: Tensor | None = None) -> Tensor:
+    """The last hidden state (B, T, D) that predicts each token of the responses (B, T) to the prompts in `cache`.
+
+    A prompt is read once, in a row of its own. Each response is another row, which attends to its prompt. The state
+    that predicts a token is one column before it:
+
+        column      pad  the  sky  |  is    blue        P = 3, T = 2; left of the bar lies the prompt's row,
+        predicts              is   |  blue              right of it the response's
+
+    hide (B, T) bool: tokens that no later token can attend to.
+    """
+    first = cache.last()[:, None]  # (B, 1, D)
+    visible = mask if hide is None else mask & ~hide  # (B, T)
+    # The last token is left out: its state would predict nothing.
+    later = model.hidden(tokens[:, :-1], *cache.place(visible[:, :-1]), cache)  # (B, T - 1, D)
+    return torch.cat((first, later), dim=1)
+
+
+def response_attention(model: Qwen2, cache: ResponseCache, tokens: Tensor, mask: Tensor, columns: int) -> Tensor:
+    """Attention (B, T, columns): [:, t, u] is how much the state that predicts token t attends to token u < columns.
+
+    Of the last layer, averaged over its heads. columns >= T; those from T on are 0.
+    """
+    (B, T), P = tokens.shape, cache.prompts.real.shape[1]
+    attention = torch.zeros(B, T, columns, device=tokens.device)
+    # The state that predicts token 0 is the prompt's. No state of the response attends to token T - 1.
+    attention[:, 1:, : T - 1] = model.attention(tokens[:, :-1], *cache.place(mask[:, :-1]), cache)[:, :, P:]
+    return attention
+
+
+def shared_logprobs(model: Qwen2, cache: ResponseCache, tokens: Tensor, mask: Tensor,
+                      hide: Tensor | None = None) -> Tensor:
+    """log pi (B, T) of the responses' tokens, with gradient, 0 on padding; hide: see response_states."""
+    states = response_states(model, cache, tokens, mask, hide)[mask]  # (N, D)
+    logprob = token_logprobs(model, states, tokens[mask])  # (N,)
+    return logprob.new_zeros(mask.shape).masked_scatter(mask, logprob)
+
+
+# ------------------------------------------------------------------------------------------------- the update
+
+
+class SharedReader:
+    """Reads the responses that an update is about, a micro-batch at a time; the prompts are read here, once."""
+
+    def __init__(self, model: Qwen2, batch: Any, rows: Tensor, size: int):
+        """rows (M,): the responses of this process. size: of a micro-batch."""
+        self.model, self.batch, self.rows, self.size = model, batch, rows, size
+        prompts = my_share(batch.ask.prompts) if len(rows) else []
+        self.prompt_tokens = sum(map(len, prompts))
+        if prompts:
+            self.cache = PromptCache(model, prompts)
+            self.leaf = self.cache.detach()  # backward() of a micro-batch stops here and adds to its .grad
+
+    def micro_batches(self) -> list[tuple[Tensor, int]]:
+        """The responses (b,) of each micro-batch, similar in length, and the longest length."""
+        if not len(self.rows):
+            return []
+        return [(self.rows[chunk], t) for chunk, t in by_length(self.batch.mask.sum(1)[self.rows], self.size)]
+
+    def __call__(self, rows: Tensor, t: int) -> Tensor:
+        """log pi (b, t) of the first t tokens of some responses (b,), with gradient, 0 on padding."""
+        # Of n processes, each has every n-th prompt, so prompt q is its number q // n.
+        responses = ResponseCache(self.leaf, self.batch.group[rows] // world()[1])
+        return shared_logprobs(self.model, responses, self.batch.tokens[rows, :t], self.batch.mask[rows, :t])
+
+    def backward(self) -> None:
+        """Once, from the sums in the leaf through the prompts to the weights."""
+        if self.prompt_tokens:
+            self.cache.backward(self.leaf)
+
+
+@contextmanager
+def shared_prompts(model: Qwen2, batch: Any, credit: Tensor, s: Any) -> Iterator[SharedReader]:
+    """A reader for one update on the responses with credit (B, T), or on all where there is a KL penalty."""
+    read = SharedReader(model, batch, rows_to_update(batch, credit, skip_zero_credit=s.kl == 0), s.micro_batch)
+    yield read
+    read.backward()
+
+
+def rows_to_update(batch: Any, credit: Tensor, skip_zero_credit: bool) -> Tensor:
+    """The responses (M,) that this process updates on: of n processes, each takes every n-th puzzle.
+
+    skip_zero_credit leaves out those whose credit is 0 on every token: they have no gradient.
+    """
+    rank, processes = world()
+    own = batch.group % processes == rank  # (B,)
+    if skip_zero_credit:
+        own = own & (credit != 0).any(1)
+    return own.nonzero()[:, 0]
