@@ -212,7 +212,7 @@ def vineppo(batch: TokenBatch, k: int = 3, cuts: str = "sentence", mask: bool = 
     require(k >= 1, "--k must be at least 1: it is the number of continuations sampled at each cut")
     require(cuts in ("sentence", "uncertain"), "--cuts must be sentence or uncertain")
     cutpoint = batch.mask & (batch.logprob < math.log(0.9))  # (B, T)
-    credit = segment_credit(batch, sentence_cuts(batch) if cuts == "sentence" else fifths(cutpoint), k)
+    credit = segment_credit(batch, sentence_cuts(batch) if cuts == "sentence" else every_fifth(cutpoint), k)
     return credit * cutpoint * quotient(batch.mask.sum(), cutpoint.sum()) if mask else credit
 
 
@@ -224,7 +224,7 @@ def sentence_cuts(batch: TokenBatch) -> Tensor:
     return cuts.to(batch.mask.device)
 
 
-def fifths(cutpoint: Tensor) -> Tensor:
+def every_fifth(cutpoint: Tensor) -> Tensor:
     """True (B, T) at the 6th, 11th, 16th ... place of each row where cutpoint (B, T) is True."""
     count = cutpoint.cumsum(1)  # (B, T)
     return cutpoint & (count % 5 == 1) & (count > 1)

@@ -30,8 +30,9 @@ ROOT = Path(train.__file__).parent
 
 
 # The arrows of the house, from the top down: a file imports what stands below it, and analyze.py no part of training.
-LAYERS = ("train", "methods", "grpo", "mitigations", "rollout", "plumbing.queries", "plumbing.shared_sampling", "sampler",
-          "plumbing.decoder", "plumbing.shared_prompts", "qwen2_model", "countdown_task", "plumbing", "tasks")  # the other tasks stand beside countdown_task
+LAYERS = ("train", "methods", "grpo", "mitigations", "rollout", "plumbing.launch", "plumbing.queries",
+          "plumbing.shared_sampling", "sampler", "plumbing.decoder", "plumbing.shared_prompts", "qwen2_model",
+          "countdown_task", "plumbing", "tasks")  # the other tasks stand beside countdown_task
 
 
 def imports(file):

@@ -125,7 +125,7 @@ def test_broken_weights_are_one_sentence(policy, monkeypatch):
         samples.logprob[1, 0] = float("nan")
         return samples
 
-    monkeypatch.setattr(rollout, "generate", broken)
+    monkeypatch.setattr(shared_sampling, "generate", broken)
     with pytest.raises(FloatingPointError, match="not finite.*--lr"):
         generate_and_grade(policy, PUZZLES, draw_uniforms(0, 1, 3, 1, 2))
 

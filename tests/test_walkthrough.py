@@ -7,8 +7,9 @@ pass fits on half a page of numpy. Read it beside grpo.py:
 
     prompt -> tokens and their log-probs -> rewards -> advantage -> credit -> loss -> gradient -> new weights
 
-The two responses have unequal lengths, so padding and the loss's denominator can be seen. The second update is on the
-same responses, so the ratio of a token's probability to that when it was sampled is no longer 1.
+It uses the plain forms that the book shows, KVCache and PaddedRows, and not their twins in plumbing/. The two responses
+have unequal lengths, so padding and the loss's denominator can be seen. The second update is on the same responses, so
+the ratio of a token's probability to that when it was sampled is no longer 1.
 """
 import sys
 from pathlib import Path
@@ -21,12 +22,12 @@ if __name__ == "__main__":
 
 import countdown_task
 from countdown_task import Puzzle
-from grpo import LOSS_NORMS, compare, update
+from grpo import LOSS_NORMS, PaddedRows, compare, update
 from plumbing.optimizer import Optimizer
 from plumbing.registry import MITIGATIONS
 from qwen2_model import Qwen2, read_config
 from rollout import Policy, token_batch
-from sampler import generate
+from sampler import KVCache, generate
 from train import Settings
 
 VOCABULARY = ["", "1", "2", "3", "+", "-", "</think>", "\n<answer>", "</answer>"]  # token 0 ends a response
@@ -137,7 +138,7 @@ def rollout(policy):
         p = np.exp(forward(weights_of(policy.model), PROMPT + response)[len(PROMPT) - 1 : -1])  # (L, 9)
         t = np.arange(len(response))
         row[t] = p.cumsum(1)[t, response] - p[t, response] / 2
-    samples = generate(policy.model, [PROMPT], torch.from_numpy(uniforms), [0])
+    samples = generate(policy.model, [PROMPT], torch.from_numpy(uniforms), [0], cache_type=KVCache)
     return token_batch(policy, [PUZZLE], samples, SETTINGS, step=1)
 
 
@@ -181,7 +182,7 @@ def walk(method):
         gradient = finite_differences(loss, w)
         ratios = np.concatenate([np.exp(response_logprobs(w, r) - o) for r, o in zip((RIGHT, WRONG), old)])
         stuck = np.where(np.concatenate(by_hand) > 0, ratios > 1.02, ratios < 0.98)
-        measured = update(policy, optimizer, batch, credit, SETTINGS)
+        measured = update(policy, optimizer, batch, credit, SETTINGS, PaddedRows)
         after = f"update {number}: "
         yield f"{after}mean |log ratio|", measured["ratio_error"], np.abs(np.log(ratios)).mean()
         yield f"{after}loss", measured["loss"], loss(w)
