@@ -5,9 +5,9 @@ nothing else that trains knows Countdown:
 
     load(part, count, path)   the puzzles of a split, made here or read from a file; each has an `id`
     check(puzzle)             ValueError, in one sentence, for a puzzle that can't be used
-    prompt(puzzle, chat)      the text that the model continues
+    prompt(puzzle, chat)      the text that the model continues, or its pieces (see Policy.written_prompt)
     grade(response, puzzle)   {"reward", "answer", "format"} of a response
-    roles(response, spans)    what each token is, and whether it belongs to the graded answer
+    roles(response, spans)    what each token is, and whether it belongs to the graded answer (that of tasks/text.py)
     show(puzzle)              the puzzle in a few characters, for samples.txt
 
 Some credit functions ask for more, and say so: calculations, reachable, sentence_starts.
@@ -40,9 +40,9 @@ from plumbing.files import read_rows
 from plumbing.progress import one_sentence
 from tasks.arithmetic import (Calculation, CalculationSpan, check_calculations, derivations, expression,
                               find_calculations, reachability)
-from tasks.searches import KNOWN, demonstrate  # noqa: F401
+from tasks.searches import KNOWN, demonstrate  # noqa: F401  what a start model imitates
 from tasks.text import FRACTION, fingerprint, format_reward, graded_answer, without_latex
-from tasks.text import roles, sentence_starts  # noqa: F401
+from tasks.text import roles, sentence_starts  # noqa: F401  parts of this task that all tasks about numbers share
 
 
 # ------------------------------------------------------------------------------------------------- puzzles
@@ -90,7 +90,7 @@ def show(puzzle: Puzzle) -> str:
 
 
 def solutions(puzzle: Puzzle, whole: bool = False) -> list[tuple[Calculation, ...]]:
-    """Every way to use up the numbers that reaches the target, as its calculations; whole: see `combine`."""
+    """Every way to use up the numbers that reaches the target, as calculations; whole: by way of 0, 1, 2 ... only."""
     return [derivation for result, derivation in derivations(puzzle.numbers, whole) if result == puzzle.target]
 
 
@@ -139,7 +139,7 @@ def generate_puzzles(size: int, part: str, seed: int = 0, count: int = 3, low: i
 
 
 def read_puzzles(path: str | Path) -> list[Puzzle]:
-    """Read puzzles, fields `nums` and `target`, from a data file; ValueError if a row is not a puzzle."""
+    """Read puzzles, fields `nums` and `target`, from a data file; ValueError, with an example, if a row is none."""
     return read_rows(Path(path), {"nums": [3, 7, 8], "target": 29}, read_puzzle)
 
 
@@ -181,7 +181,7 @@ MARKS = " \t\r\n$`"  # around an expression
 def reward(response: str, numbers: Iterable[int], target: int) -> dict[str, float]:
     """{'reward': 0.1 * format + answer, 'format': 0..1, 'answer': 0 or 1} of a response, which begins inside <think>.
 
-    format: see `format_reward`.
+    format: how much of `...</think> <answer>...</answer>` it has, by `format_reward` of tasks/text.py.
     answer: 1 if the expression in the last `<answer>` uses every number exactly once and equals the target.
     """
     layout = format_reward(response)

@@ -7,13 +7,14 @@ credit less likely. It ascends
 
     gradient = (1 / N) sum_t credit_t * grad log pi(token_t)        over the N tokens of the step
 
-where pi is the model's distribution over tokens. If credit were the response's reward, the sum would on average be the
-number of responses times the gradient of the expected reward (the policy gradient theorem; dividing by N, which varies
-with the responses, is not exact). Subtracting the mean reward of the
-*other* responses removes noise and leaves the average as it is: that mean does not depend on this response, and grad
-log pi averages to 0. Subtracting the whole group's mean does the same up to a factor: r_i - mean = (G - 1) / G * (r_i -
-mean of the others). Dividing by the group's standard deviation, as GRPO does, changes how much each puzzle counts:
-those whose rewards hardly differ count for more.
+where pi is the model's distribution over tokens. Why this works: if credit were the response's reward, the sum would
+on average be the gradient of the expected reward, times the number of responses (the policy gradient theorem).
+Subtracting the mean reward of the *other* responses removes noise and leaves that average as it is, because their
+rewards do not depend on this response, and grad log pi averages to 0. Subtracting the whole group's mean is the same
+up to a factor: r_i - mean = (G - 1) / G * (r_i - mean of the others).
+
+Two things are not exact. N varies with the responses it divides. And GRPO also divides by the group's standard
+deviation, so that puzzles whose rewards hardly differ count for more.
 
 A function of mitigations.py computes `credit` (B, T); the code here is the same for all of them. To add an advantage, a
 loss or a norm, write a function and name it in ADVANTAGES, LOSSES or LOSS_NORMS: the flag is made of these. `s` is the
@@ -29,9 +30,6 @@ Settings of train.py. How it differs from the paper (DeepSeekMath, arXiv 2402.03
 
 Run it:  python train.py --mitigation none
 """
-from contextlib import AbstractContextManager
-from typing import Callable
-
 import torch
 from torch import Tensor
 
@@ -88,11 +86,11 @@ def compare(batch: TokenBatch, name: str = "grpo") -> Tensor:
 
 # ---------------------------------------------------------------------------------------------------- losses
 # Functions of log pi of b responses' tokens (b, t), now and when they were sampled (old), of their credit (b, t) and of
-# mask (b, t), False on padding. They return the gain of each token (b, t), to be maximized, and whether the clip removes
-# its gradient (b, t) bool. In the first update on a batch all of them have the gradient credit * grad log pi.
+# mask (b, t), False on padding. They return the gain of each token (b, t), to be maximized, and whether the clip
+# removes its gradient (b, t) bool. In the first update on a batch all have the gradient credit * grad log pi.
 
 
-def ppo(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s) -> tuple[Tensor, Tensor]:
+def ppo_loss(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s) -> tuple[Tensor, Tensor]:
     """min(ratio c, clip(ratio) c) of credit c: PPO's (1707.06347); DAPO's has --clip_high 0.28 (2503.14476)."""
     return pessimistic((logprob - old).exp(), credit, s)  # the ratio is 1 at first, and its gradient grad log pi
 
@@ -108,7 +106,7 @@ def pessimistic(ratio: Tensor, credit: Tensor, s) -> tuple[Tensor, Tensor]:
     return torch.minimum(ratio * credit, clipped * credit), removed
 
 
-def cispo(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s) -> tuple[Tensor, Tensor]:
+def cispo_loss(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s) -> tuple[Tensor, Tensor]:
     """clip(ratio) c log pi, with a constant clip(ratio): no token loses its gradient (CISPO, 2506.13585).
 
     The paper tunes the upper bound alone: --clip_low 0.999 leaves hardly a lower one.
@@ -117,10 +115,11 @@ def cispo(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s) -> tupl
     return weight * credit * logprob, torch.zeros_like(mask)
 
 
-def gspo(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s) -> tuple[Tensor, Tensor]:
+def gspo_loss(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s) -> tuple[Tensor, Tensor]:
     """PPO's minimum with one ratio for a whole response, the geometric mean of its tokens' (GSPO, 2507.18071).
 
-    This is the paper's form for credit per token: the value of the ratio is the response's, its gradient the token's.
+    This is the paper's form for credit per token. In numbers the second factor below is 1, so the ratio is that of the
+    response; but its gradient is grad log pi of the token, so each token gets its own credit.
     The paper has --loss_norm sequence, --clip_low 3e-4 and --clip_high 4e-4.
     """
     change = (logprob - old).detach() * mask  # (b, t)
@@ -128,7 +127,7 @@ def gspo(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s) -> tuple
     return pessimistic(mean.exp() * (logprob - logprob.detach()).exp(), credit, s)
 
 
-LOSSES = {"ppo": ppo, "cispo": cispo, "gspo": gspo}
+LOSSES = {"ppo": ppo_loss, "cispo": cispo_loss, "gspo": gspo_loss}
 
 
 def k3(logprob: Tensor, reference_logprob: Tensor) -> Tensor:
@@ -152,50 +151,26 @@ LOSS_NORMS = {
 # ---------------------------------------------------------------------------------------------------- update
 
 
-def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tensor, s,
-           reader: Callable[..., AbstractContextManager] = shared_prompts) -> dict[str, float | None]:
-    """Take --updates_per_batch optimizer steps on one batch; returns columns of metrics.csv.
-
-    Micro-batches save memory and don't change the result, because each token's share of the loss is fixed for the whole
-    step. reader: says which responses are read and how; PaddedRows, below, is the plain one.
-    """
-    weight = LOSS_NORMS[s.loss_norm](batch.mask, s)  # (B, T)
-    reference = batch.ask.reference_logprob if s.kl > 0 else None  # (B, T)
-    old = batch.logprob.clone()  # (B, T)
-    log = UpdateLog(batch, reference, divergence=k3)  # handed over: metrics.py can't import this file
-    for i in range(s.updates_per_batch):
-        optimizer.zero_grad()
-        with reader(policy.model, batch, credit, s) as read:
-            for rows, t in read.micro_batches():  # (b,) responses of up to t tokens
-                at = rows, slice(t)
-                logprob = read(rows, t)  # (b, t) log pi of these tokens, with gradient
-                if i == 0 and s.old_logprob == "update":
-                    old[at] = logprob.detach()
-                gain, removed = LOSSES[s.loss](logprob, old[at], credit[at], batch.mask[at], s)  # (b, t) each
-                if reference is not None:
-                    gain = gain - s.kl * k3(logprob, reference[at])  # (b, t) stay near the reference
-                loss = -(gain * weight[at])  # (b, t)
-                loss.sum().backward()
-                log.add(rows, logprob, loss, removed)
-        # Sums the gradients over the processes, clips, steps; also without rows, since other processes may have some.
-        log.end(optimizer.step(s.max_grad_norm), read.prompt_tokens)
-    return log.metrics()
-
-
 class PaddedRows:
-    """The plain reader of `update`: rows of one prompt and one response, in the order of the batch."""
+    """Reads responses for an update, in rows of one prompt and one response: what --plain runs.
+
+    Its twin is SharedReader of plumbing/shared_prompts.py, which reads each prompt once for all its responses, and no
+    response without credit unless there is a KL penalty. Both are asked for micro_batches(), and then for the log-probs
+    of each of them.
+    """
 
     def __init__(self, model: Qwen2, batch: TokenBatch, credit: Tensor, s):
+        """credit (B, T) is for the twin, which leaves out responses that have none."""
         prompts = batch.ask.prompts
         self.model, self.batch, self.size = model, batch, s.micro_batch
         self.prompts = [prompts[puzzle] for puzzle in batch.group.tolist()]  # B
-        self.prompt_tokens = sum(map(len, self.prompts))
+        self.prompt_tokens = sum(map(len, self.prompts))  # read beside those of the responses
 
     def __enter__(self) -> "PaddedRows":
         return self
 
     def __exit__(self, *error) -> None:
-        """Nothing is left to do: each micro-batch's backward pass has gone through its prompts."""
+        """Nothing is left to do. (The twin goes back through the prompts here, once for all micro-batches.)"""
 
     def micro_batches(self) -> list[tuple[Tensor, int]]:
         """The responses (b,) of each micro-batch, and how many of their tokens are read: all T."""
@@ -206,3 +181,33 @@ class PaddedRows:
         """log pi (b, t) of the first t tokens of some responses (b,), with gradient."""
         prompts = [self.prompts[row] for row in rows.tolist()]
         return response_logprobs(self.model, prompts, self.batch.tokens[rows, :t], self.batch.mask[rows, :t])
+
+
+def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tensor, s) -> dict[str, float | None]:
+    """Take --updates_per_batch optimizer steps on one batch; returns columns of metrics.csv.
+
+    Micro-batches save memory and don't change the result, because each token's share of the loss is fixed for the whole
+    step.
+    """
+    reader = PaddedRows if policy.plain else shared_prompts
+    weight = LOSS_NORMS[s.loss_norm](batch.mask, s)  # (B, T)
+    reference = batch.ask.reference_logprob if s.kl > 0 else None  # (B, T)
+    old = batch.logprob.clone()  # (B, T)
+    log = UpdateLog(batch, reference, divergence=k3)  # handed over: metrics.py can't import this file
+    for i in range(s.updates_per_batch):
+        optimizer.zero_grad()
+        with reader(policy.model, batch, credit, s) as read:
+            for rows, t in read.micro_batches():  # (b,) responses of up to t tokens
+                at = rows, slice(t)  # indices into (B, T) tensors
+                logprob = read(rows, t)  # (b, t) log pi of these tokens, with gradient
+                if i == 0 and s.old_logprob == "update":  # see point 3 above
+                    old[at] = logprob.detach()
+                gain, removed = LOSSES[s.loss](logprob, old[at], credit[at], batch.mask[at], s)  # (b, t) each
+                if reference is not None:
+                    gain = gain - s.kl * k3(logprob, reference[at])  # (b, t) stay near the reference
+                loss = -(gain * weight[at])  # (b, t)
+                loss.sum().backward()
+                log.add(rows, logprob, loss, removed)
+        # The step sums gradients over the processes. Without rows, too, it is taken: other processes may have some.
+        log.end(optimizer.step(s.max_grad_norm), read.prompt_tokens)
+    return log.metrics()

@@ -5,7 +5,9 @@ published ones are in methods/, a file for each family. The loss does not know w
 
 To try an idea, write one decorated function at the end of this file. Under @token_credit it returns the credit itself,
 (B, T) for B responses of up to T tokens; under @reweighting it returns weights, by which the response's advantage is
-multiplied. Its keyword arguments become command-line flags, the first line of its docstring becomes its help text.
+multiplied. Its keyword arguments become command-line flags, the first line of its docstring becomes its help text. The
+decorators hand it to plumbing/registry.py, which checks what each call returns and sets it to 0 on padding. To give it
+a critic of its own, write a head in methods/heads.py and name it in `needs`.
 
 How this differs from the original work and from most published code:
 1. Weights carry no gradient and are computed on the whole step instead of a micro-batch. By default (--normalize) they
@@ -148,7 +150,8 @@ def attention_credit(batch: TokenBatch, credit_scale: float = 2.0) -> Tensor:
     require(credit_scale >= 0, "--credit_scale must be 0 or more")
     attention = (batch.ask.attention * batch.in_answer[:, :, None]).sum(1)  # (B, T) what each token gets from readers
     readers = batch.in_answer.sum(1, keepdim=True) - batch.in_answer.cumsum(1)  # (B, T) answer tokens after this one
-    return 1 + credit_scale * unit_mean(quotient(attention, readers) * batch.mask, batch.mask)
+    mean = quotient(attention, readers) * batch.mask  # (B, T) what it gets from each of them
+    return 1 + credit_scale * unit_mean(mean, batch.mask)
 
 
 # ------------------------------------------------------------------------------------------------------------------ PPO
@@ -213,7 +216,9 @@ def vineppo(batch: TokenBatch, k: int = 3, cuts: str = "sentence", mask: bool = 
     require(cuts in ("sentence", "uncertain"), "--cuts must be sentence or uncertain")
     cutpoint = batch.mask & (batch.logprob < math.log(0.9))  # (B, T)
     credit = segment_credit(batch, sentence_cuts(batch) if cuts == "sentence" else every_fifth(cutpoint), k)
-    return credit * cutpoint * quotient(batch.mask.sum(), cutpoint.sum()) if mask else credit
+    if mask:  # the loss divides by the number of all tokens: this makes it that of the cutpoints
+        credit = credit * cutpoint * quotient(batch.mask.sum(), cutpoint.sum())
+    return credit
 
 
 def sentence_cuts(batch: TokenBatch) -> Tensor:

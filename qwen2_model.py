@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from plumbing import vocabulary
-from plumbing.attention import attend_on_gpu
+from plumbing.attention import attend
 from plumbing.files import check_fields, check_tensors, read_json, replace_file, write_json
 from plumbing.model_folder import check_folder, read_weights, rope_theta
 
@@ -80,8 +80,8 @@ def read_config(source: dict) -> Config:
         raise ValueError(f"config.json sets {names} to a value that is not supported: take a checkpoint without it")
     check_fields(given, {"hidden_size": int, "num_attention_heads": int}, "config.json")
     D, H = given["hidden_size"], given["num_attention_heads"]
-    defaults = {  # as in transformers
-        "num_key_value_heads": H if family == "llama" or "num_key_value_heads" in source else 32,  # H if it is null
+    defaults = {  # as in transformers: Qwen has 32 key-value heads if the file says nothing, H if it says null
+        "num_key_value_heads": H if family == "llama" or "num_key_value_heads" in source else 32,
         "head_dim": 128 if family == "qwen3" else D // max(H, 1), "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
         "max_position_embeddings": 2048 if family == "llama" else 32768}
     derived = {"rope_theta": rope_theta(given), "qkv_bias": family == "qwen2", "qk_norm": family == "qwen3",
@@ -90,7 +90,7 @@ def read_config(source: dict) -> Config:
     types = {field.name: field.type for field in fields(Config)}
     check_fields(values, types, "config.json")
     for name, kind in types.items():
-        if kind is int and not 1 <= values[name] < 2**24 or kind is float and values[name] <= 0:
+        if (kind is int and not 1 <= values[name] < 2**24) or (kind is float and values[name] <= 0):
             raise ValueError(f"config.json: {name} can't be {values[name]}")
     if H % values["num_key_value_heads"] or values["head_dim"] % 2:
         raise ValueError("config.json: num_attention_heads must be a multiple of num_key_value_heads, head_dim even")
@@ -167,10 +167,7 @@ class Attention(nn.Module):
         q, k, v = self.heads(x, angles)
         if cache is not None:
             k, v = cache.extend(self.layer, k, v)  # (B, K, C, d)
-        if x.is_cuda:
-            out = attend_on_gpu(q, k, v, bias)  # (B, H, S, d)
-        else:
-            out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, enable_gqa=True)  # (B, H, S, d)
+        out = attend(q, k, v, bias)  # (B, H, S, d) softmax(q k^T / sqrt(d) + bias) v; query heads share key heads
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
     def weights(self, x: Tensor, angles: tuple[Tensor, Tensor], bias: Tensor, cache) -> Tensor:
@@ -238,9 +235,9 @@ class Qwen2(nn.Module):
     def hidden(self, tokens: Tensor, positions: Tensor, bias: Tensor, cache=None) -> Tensor:
         """Last hidden states (B, S, D) of tokens (B, S) at positions (B, S).
 
-        bias (B, S, C): 0 where a query sees a column, else -inf. cache: one of sampler.py's; its
-        extend(layer, keys, values) takes the new keys and values (B, K, S, d) and returns those of all columns. A
-        repeated call for a layer must return the same: checkpointing makes one.
+        bias (B, S, C): 0 where a query sees a column, else -inf. cache: such as KVCache of sampler.py; its
+        extend(layer, keys, values) takes the new keys and values (B, K, S, d) and returns those of all columns. (Where
+        checkpoint_activations repeats the call in the backward pass, it must return the same again.)
         """
         x, angles, head_bias = self.embed(tokens, positions, bias)
         for layer in self.model["layers"]:
@@ -312,7 +309,7 @@ def token_logprobs(model: Qwen2, hidden: Tensor, tokens: Tensor) -> Tensor:
     Long lists are split. The logits of a piece are discarded and recomputed in the backward pass, because the logits
     of 8 x 512 tokens of Qwen2.5 would take 2.3 GiB.
     """
-    if vocabulary.adds_in_place(model.output_weight):  # large, in training: the same in fewer passes over memory
+    if vocabulary.adds_in_place(model.output_weight):  # a large vocabulary in training: its twin needs fewer passes
         return vocabulary.TokenLogprobs.apply(hidden, model.output_weight, tokens, model.real_vocab, model.temperature)
 
     def logprob(hidden: Tensor, tokens: Tensor) -> Tensor:

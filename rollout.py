@@ -1,7 +1,8 @@
 """Rollout: puzzles -> prompts -> sampled tokens -> text -> grades, in the one batch that credit functions look at.
 
-`generate` of sampler.py samples tokens. Here they become graded responses: those of a training step (`rollout`, which
-returns a TokenBatch), of an evaluation, and the continuations that VinePPO asks for (`generate_and_grade`).
+`generate` of sampler.py samples tokens. (`generate_shared` of plumbing calls it, and shares the prompts where there are
+several processes.) Here they become graded responses: those of a training step (`rollout`, which returns a TokenBatch),
+of an evaluation, and the continuations that VinePPO asks for (`generate_and_grade`).
 
 Alphabet: Q puzzles, G responses to each, B = Q G responses, T tokens of the longest response, D hidden size. `s` is the
 Settings of train.py. The task is a module such as countdown_task.py; the code here knows nothing of Countdown.
@@ -35,7 +36,8 @@ class TokenBatch:
     Column t is the t-th token of the response; padding is 0 or False. Nothing carries a gradient. The batch is built
     once a step, before it is cut into micro-batches. The G responses to a puzzle are neighbours.
 
-    `ask` (plumbing/queries.py) runs the model again. Only the functions that use it pay for it, and each answer is computed once a step:
+    `ask` (plumbing/queries.py) runs the model again. Only the functions that use it pay for it, and each answer is
+    computed once a step:
     ask.hidden                       (B, T, D) last hidden state of the model, before it emits each token
     ask.attention                    (B, T, T) [:, t, u]: how much the state that predicts token t attends to u < t, in
                                      the last layer, mean over its heads
@@ -88,13 +90,17 @@ class Policy(NamedTuple):
     task: ModuleType
     heads: dict[str, nn.Module] = {}  # those of methods/heads.py that the credit function needs, by name
     reference: Qwen2 | None = None  # a frozen copy of the start model, where the credit function or --kl needs it
+    plain: bool = False  # --plain: KVCache and PaddedRows run, and not their faster twins
 
     def prompt(self, puzzle: Any) -> list[int]:
         """The tokens of a puzzle's prompt."""
         return self.tokenizer.start + self.tokenizer.encode(*self.written_prompt(puzzle))
 
     def written_prompt(self, puzzle: Any) -> tuple[str, ...]:
-        """The text of a puzzle's prompt, in pieces as the task cuts it: every second one is from somebody's data."""
+        """The text of a puzzle's prompt: one piece, or several where the task puts somebody's own text between its own.
+
+        Then every second piece is somebody's own, in which a control token such as <|im_end|> stays plain characters.
+        """
         found = self.task.prompt(puzzle, self.tokenizer.chat)
         pieces = (found,) if isinstance(found, str) else found
         if not isinstance(pieces, tuple) or not all(isinstance(piece, str) for piece in pieces) or not "".join(pieces):

@@ -7,9 +7,9 @@ How this differs from the usual `generate`:
    costs no extra forward pass.
 3. Responses that have ended leave the batch.
 
-Two plain forms stand here to be read, and faster twins of them run. A training run samples with `fast_cache` of
-plumbing/decoder.py in place of KVCache, and reads finished responses with plumbing/shared_prompts.py in place of
-`response_logprobs`. tests/test_sampler.py holds each pair together.
+Two plain forms stand here to be read, KVCache and `response_logprobs`. With --plain they run, too. Without it faster
+twins run, which do the same: `fast_cache` of plumbing/decoder.py, and plumbing/shared_prompts.py, which reads a prompt
+once for all its responses. tests/test_sampler.py holds each pair together.
 
 Alphabet: Q prompts, G responses to each, B = Q G responses, of which B' are still running, P prompt columns, T response
 columns (while sampling: as many as a response may have), C columns so far, S new ones, V vocabulary, D hidden size, K
@@ -49,10 +49,11 @@ class KVCache:
     """The keys and values of all tokens so far, which later tokens attend to: so each token is computed once."""
 
     def __init__(self, model: Qwen2, prompts: list[list[int]], G: int, room: int = 0):
-        """Read each of Q prompts in G rows, padded on the left. (room: for fast_cache, which makes room beforehand.)"""
-        self.model, self.layers = model, {}  # layer -> keys, values (B', K, C, d)
+        """Read each of Q prompts in G rows, padded on the left. (room, for T columns: the twin's.)"""
         rows, real = pad_left([prompt for prompt in prompts for _ in range(G)], model.output_weight.device)
-        self.real = real[:, :0]  # (B', C) bool, False on padding
+        self.model = model
+        self.layers = {}  # layer -> keys, values (B', K, C, d)
+        self.real = real.new_zeros(len(real), 0)  # (B', C) bool, False on padding; C is 0 so far
         self.last = self.read(rows, real)[:, -1]  # (B, D) the state that predicts each response's first token
 
     def read(self, tokens: Tensor, real: Tensor) -> Tensor:
@@ -72,9 +73,9 @@ class KVCache:
         """Append a token (B',) to each row; returns the state (B', D) that predicts the next one."""
         return self.read(token[:, None], torch.ones_like(token[:, None], dtype=torch.bool))[:, 0]
 
-    def keep(self, running: Tensor, count: int) -> Tensor:
-        """Drop the rows where running (B',) is False. Returns the old index (count,) of each row that stays."""
-        order = running.nonzero()[:, 0]  # (count,)
+    def keep(self, running: Tensor) -> Tensor:
+        """Drop the rows where running (B',) is False. Returns the old index (n,) of each of the n rows that stay."""
+        order = running.nonzero()[:, 0]  # (n,)
         self.real = self.real[order]
         self.layers = {layer: (keys[order], values[order]) for layer, (keys, values) in self.layers.items()}
         return order
@@ -107,7 +108,7 @@ def draw(log_probs: Tensor, uniform: Tensor) -> Tensor:
 def draw_with_facts(model: Qwen2, hidden: Tensor, uniform: Tensor, excluded: Tensor | None,
                     greedy: bool) -> tuple[Tensor, Tensor]:
     """The token (B,) that follows each state hidden (B, D), and its log-prob, entropy and logit gradient (3, B)."""
-    if model.real_vocab > vocabulary.LARGE and excluded is None and not greedy:  # the same, in fewer passes
+    if model.real_vocab > vocabulary.LARGE and excluded is None and not greedy:  # a twin: the same, in fewer passes
         return vocabulary.draw_with_facts(model.logits(hidden), uniform, model.temperature)
     log_probs = model.log_probs(hidden)  # (B, V) what is recorded
     allowed = log_probs  # (B, V) what is drawn from
@@ -123,7 +124,8 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
     """Sample G responses to each of Q prompts, of at most T tokens each; response g to prompt q is row q * G + g.
 
     uniforms (B, T) float64 in [0, 1): the random number behind each token. A response stops at one of end_tokens, or
-    after limit (B,) tokens. excluded (B,): for each response, a token that may not be its first. Log-prob, entropy and
+    after limit (B,) tokens. excluded (B,): for each response, a token that may not be its first, so that it goes
+    another way than a known one (methods/oracle.py wants that). Log-prob, entropy and
     logit gradient are still those of the whole distribution, because PPO's ratio has to begin at 1 in the update.
     greedy: take the most probable token, whatever the random number. watch: is called after each column with the share
     of the work that is done, as if all running responses went on to T, and with the number of tokens so far.
@@ -151,12 +153,12 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
             tokens[rows, t], mask[rows, t], statistics[:, rows, t] = token, True, facts
             running = (limit > t + 1) & ~is_end[token]  # (B',)
             count, sampled = int(running.sum()), sampled + len(rows)
-            if watch:
+            if watch:  # the running ones have a share (t + 1) / T of their columns, the others all that they need
                 watch(1 - count / B * (1 - (t + 1) / T), sampled)
             if count == 0:
                 break
             if count < len(rows):
-                order = cache.keep(running, count)  # (count,) the rows it kept, as they now follow each other
+                order = cache.keep(running)  # (count,) the rows it kept, as they now follow each other
                 rows, token, limit = rows[order], token[order], limit[order]
             hidden = cache.step(token)  # (B', D)
     longest = t + 1

@@ -71,7 +71,7 @@ class Settings:
     temperature: float = 1.0  # divides the logits: the policy is softmax(logits / this), sampled, trained and evaluated
     lr: float = 2e-4  # AdamW's learning rate
     warmup_steps: int = 0  # n: step k of the first n has lr * k / n
-    linear_decay: bool = False  # after the warm-up the learning rate falls to 0, which one more step would have
+    linear_decay: bool = False  # after the warm-up the learning rate falls in equal steps, to nearly 0 in the last one
     beta1: float = 0.9  # decay of AdamW's mean gradient
     beta2: float = 0.999  # decay of AdamW's mean squared gradient
     weight_decay: float = 0.0  # of AdamW
@@ -81,11 +81,11 @@ class Settings:
     advantage: str = "grpo"  # how a reward is compared with the others of its group, the responses to the same puzzle
     normalize: str = "response"  # weights of reweightings: to mean 1 in each response or step; none: as written
     loss: str = "ppo"  # what the update ascends: ppo clips, cispo clips a constant weight, gspo clips whole responses
-    loss_norm: str = "token"  # token: mean of all tokens; sequence: mean of responses' means; constant: see grpo
-    clip_low: float = 0.2  # if credit < 0, no gradient once a token's ratio, p now / p when sampled, is below 1 - this
-    clip_high: float = 0.2  # if credit > 0, no gradient once the ratio is above 1 + this (PPO; DAPO: 0.28)
+    loss_norm: str = "token"  # token: mean of all tokens; sequence: of responses' means; constant: by the most possible
+    clip_low: float = 0.2  # ratio: a token's p now / when sampled. If credit < 0, no gradient where that is < 1 - this
+    clip_high: float = 0.2  # if credit > 0, no gradient where the ratio is above 1 + this (PPO; DAPO: 0.28)
     updates_per_batch: int = 1  # optimizer steps on each batch
-    old_logprob: str = "sampler"  # whose log-probs the ratio begins with; update: those of the first update's own pass
+    old_logprob: str = "sampler"  # whose p is that "when sampled"; update: recomputed there, see grpo.py, point 3
     kl: float = 0.0  # weight of the KL penalty to the start model, the reference
     skip_unfinished: bool = False  # no credit for responses that the token limit cut off; their tokens still count in N
     micro_batch: int = 16  # responses in one forward and backward pass; changes memory, not results
@@ -97,6 +97,7 @@ class Settings:
     sample_every: int = 10  # steps between writing whole responses to samples.txt
     checkpoint_every: int = 0  # steps between checkpoints/step-...; 0: only the last
     state_every: int = 10  # steps between writing what --resume continues from; 0: only at the end
+    plain: bool = False  # run the plain forms of sampler.py and grpo.py, slower, and not their twins in plumbing/
     device: str = "cpu"  # any torch device that has float64, such as cuda or cuda:1
     dtype: str = "float32"  # of the model; the optimizer works on float32 weights in any case
     optimizer_device: str = ""  # cpu: master weights, gradients and moments live there; empty: on --device
@@ -118,7 +119,7 @@ def train(run: Path, s: Settings, hyper_parameters: dict, policy: Policy, traini
         credit = assign_credit(batch, s, hyper_parameters)  # (B, T)
         row = {}  # columns of metrics.csv
         for head in policy.heads.values():  # only now: a critic that knew these rewards would bias the credit
-            row = head.learn(batch) | row
+            row |= head.learn(batch)
         row |= update(policy, optimizer, batch, credit, s)
         row |= measure(policy, heldout, batch, s, step, step_began)  # more columns
         log(run, policy, optimizer, batch, credit, row, s, hyper_parameters, step)
@@ -130,7 +131,7 @@ def train(run: Path, s: Settings, hyper_parameters: dict, policy: Policy, traini
 def assign_credit(batch: TokenBatch, s: Settings, hyper_parameters: dict) -> Tensor:
     """The credit (B, T) that the chosen function of mitigations.py or methods/ gives to each token."""
     credit = MITIGATIONS[s.mitigation](batch, **hyper_parameters)  # (B, T)
-    # Of the credit of all processes, take the first one's: functions may draw random numbers.
+    # gather: a list with the credit of each process. All take the first one's: functions may draw random numbers.
     credit = gather([credit.cpu()])[0].to(credit)
     return credit * batch.ended[:, None] if s.skip_unfinished else credit
 
@@ -156,6 +157,7 @@ def log(run: Path, policy: Policy, optimizer: Optimizer, batch: TokenBatch, cred
     if not leads():  # only the first of several processes writes
         return
     run_folder.check_writer(run)
+    # The checksum ties the two logs together: analyze.py refuses a step that was changed or belongs to another run.
     row["credit_checksum"] = write_credit_log(run / "credit" / f"step-{step:06d}.npz", step, batch, credit)
     run_folder.append_row(run, row)
     if step == 1 or step % s.sample_every == 0:
@@ -276,12 +278,13 @@ def main() -> None:
         puzzles = "\n".join(puzzle.id for puzzle in training + heldout)
         check_equal({"data": puzzles})
         policy = load_policy(replace(s, device=device), task, required(s.mitigation, hyper_parameters))
-        check_puzzles(policy, training, heldout, s, draw_puzzles)
+        check_puzzles(policy, training, heldout, s, draw_puzzles)  # handed over: plumbing doesn't import this file
         learned = [p for module in (policy.model, *policy.heads.values()) for p in module.parameters()]
         run_folder.check_disk(run, s, learned)
         rehearse(policy, training, s, partial(try_credit, policy, hyper_parameters=hyper_parameters))
         optimizer = Optimizer(policy.model, s.lr, (s.beta1, s.beta2), s.weight_decay, s.optimizer_device or None,
                               measure_change=s.step_length)
+        # What a run must find unchanged when it is resumed, besides its settings.
         method = MITIGATIONS[s.mitigation].function
         source = {f"the task {s.task}": inspect.getsource(task), "the list of puzzles": puzzles,
                   f"the credit function {s.mitigation}": inspect.getsource(method)}
@@ -318,7 +321,7 @@ def load_policy(s: Settings, task: ModuleType | None = None, needs: tuple[str, .
                          f"{s.task} nor a head ({', '.join(HEADS)})")
     heads = {name: load_head(name, s.model, model) for name in HEADS if name in needs}
     reference = copy.deepcopy(model).requires_grad_(False) if s.kl > 0 or "reference" in needs else None
-    return Policy(model, tokenizer, task, heads, reference)
+    return Policy(model, tokenizer, task, heads, reference, s.plain)
 
 
 if __name__ == "__main__":

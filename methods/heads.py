@@ -15,7 +15,8 @@ how much to look at each of them.
 
 A head is an nn.Module made from the hidden size, with an `optimizer`, `read(hidden, mask) -> (B, T)`, asked for as
 batch.ask.head(name), and `learn(batch)`, called after the credit of a step is known, which returns columns of
-metrics.csv. To add one, write it here and name it in HEADS. A credit function that needs it says so in its decorator: needs=("critic",).
+metrics.csv. To add one, write it here and name it in HEADS. A credit function that needs it says so in its decorator:
+needs=("critic",).
 
 Run it:  python -m lab.truth.critic      fits one to the bundled model and measures how well it predicts
 """
@@ -137,7 +138,8 @@ class Importance(nn.Module):
         return {}
 
 
-HEADS = {"critic": Critic, "process_critic": partial(Critic, target=calculations_ahead), "importance": Importance}
+# The critic comes last, so that its columns of metrics.csv are those that stay where there are two critics.
+HEADS = {"process_critic": partial(Critic, target=calculations_ahead), "importance": Importance, "critic": Critic}
 
 
 def save_head(name: str, head: Critic | Importance, folder: Path) -> None:

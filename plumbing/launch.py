@@ -10,6 +10,7 @@ from typing import Any, Callable, Iterable
 import torch
 
 from plumbing.flags import check_range, first_sentence
+from plumbing.processes import world
 from plumbing.progress import Progress
 from plumbing.shared_sampling import generate_shared
 
@@ -30,6 +31,8 @@ def check(s: Any) -> None:
         raise ValueError(f"--warmup_steps {s.warmup_steps} must be at most --steps {s.steps}")
     if s.questions * s.answers > 2**16 or s.max_new_tokens > 2**16:  # the credit log numbers them with 16 bits
         raise ValueError("--questions times --answers, and --max_new_tokens, must be at most 65,536")
+    if s.plain and world()[1] > 1:
+        raise ValueError("--plain is for one process: its update knows no other")
     if s.answers == 1 and s.steps > 0:
         raise ValueError("--answers 1 leaves no group to compare with: ask for 2 or more")
 

@@ -139,7 +139,7 @@ class Queries:
 
     @torch.no_grad()
     def read(self, reader: Callable, model: Qwen2, rows: Tensor | None = None, *per_row: Tensor) -> Tensor:
-        """What a reader of shared_prompts.py returns (R, T, ...) for R responses, chosen by their index rows (R,), or for all.
+        """What a reader of shared_prompts.py returns (R, T, ...) for the responses rows (R,), or for all.
 
         A reader is a function such as shared_logprobs(model, cache, tokens, mask, *per_row). It gets chunks of
         similar length; their results are put back in order. per_row: arguments with a row for each response.

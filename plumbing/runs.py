@@ -23,10 +23,11 @@ from plumbing.report import Estimate, welch
 # `steps` is among them so that a stopped run can be looked at; unequal_steps warns of it.
 NO_DIFFERENCE = {"mitigation", "advantage", "normalize", "seed", "out", "steps", "eval_every", "sample_every",
                  "checkpoint_every", "state_every", "micro_batch", "checkpoint_activations", "device",
-                 "optimizer_device", "step_length", "pass_at"}
+                 "optimizer_device", "step_length", "pass_at", "plain"}
 # Settings that early runs lack, with what those runs did.
 EARLY = {"task": "countdown", "eval_data": "", "temperature": 1.0, "warmup_steps": 0, "linear_decay": False,
-         "eval_greedy": False, "pass_at": 16, "old_logprob": "sampler", "loss": "ppo"}
+         "eval_greedy": False, "pass_at": 16, "old_logprob": "sampler", "loss": "ppo",
+         "plain": False}
 
 
 # --------------------------------------------------------------------------------------------------- reading

@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from plumbing.processes import gather, my_share, world
-from sampler import Samples, generate
+from plumbing.decoder import fast_cache
+from sampler import KVCache, Samples, generate
 
 
 def generate_shared(policy: Any, prompts: list[list[int]], uniforms: Tensor, limit: Tensor | None = None,
@@ -19,7 +20,7 @@ def generate_shared(policy: Any, prompts: list[list[int]], uniforms: Tensor, lim
     if mine:
         limit, excluded = (None if x is None else x[rows] for x in (limit, excluded))
         samples = generate(model, [prompts[q] for q in mine], uniforms[rows], policy.tokenizer.end_tokens, limit,
-                           excluded, greedy, watch)
+                           excluded, greedy, watch, KVCache if policy.plain else fast_cache)
     if world()[1] > 1:
         samples = gather_samples(samples, G, model.output_weight.device)
     if not samples.logprob.isfinite().all():  # all processes hold the same samples, so all of them raise

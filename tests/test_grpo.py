@@ -53,7 +53,7 @@ def test_advantage_by_the_textbook(estimator):
 def test_the_clip_by_hand(ratio, credit, gain, slope):
     """Guards against a clip on the wrong side, max for min, and limits that are swapped, for both signs of credit."""
     logprob, old = torch.tensor([[math.log(ratio) - 1]], requires_grad=True), torch.tensor([[-1.0]])
-    found, removed = grpo.ppo(logprob, old, torch.tensor([[credit]]), torch.tensor([[True]]),
+    found, removed = grpo.ppo_loss(logprob, old, torch.tensor([[credit]]), torch.tensor([[True]]),
                               Settings(clip_low=0.1, clip_high=0.3))
     found.sum().backward()
     assert found.item() == pytest.approx(gain, abs=1e-6)
@@ -77,7 +77,7 @@ def test_cispo_by_hand():
     """Guards against a weight that carries gradient, and a token that loses its gradient to the clip."""
     logprob, old = torch.tensor([[-1.0, -2.0, -0.5]], requires_grad=True), torch.tensor([[-2.0, -1.0, -0.6]])
     credit = torch.tensor([[2.0, -3.0, 1.0]])
-    gain, removed = grpo.cispo(logprob, old, credit, torch.ones(1, 3, dtype=torch.bool),
+    gain, removed = grpo.cispo_loss(logprob, old, credit, torch.ones(1, 3, dtype=torch.bool),
                                Settings(clip_low=0.1, clip_high=0.3))
     gain.sum().backward()
     weights = [1.3, 0.9, math.exp(0.1)]  # the ratios e, 1 / e and e^0.1 within 0.9 and 1.3
@@ -92,7 +92,7 @@ def test_gspo_by_hand(shift, clipped):
     mask, old = torch.tensor([[True, True, True, False]]), torch.tensor([[-1.0, -2.0, -1.5, -9.0]])
     logprob = (old + torch.tensor([[3 * shift, -shift, shift, 5.0]])).requires_grad_()  # their mean is `shift`
     credit = torch.tensor([[2.0, 2.0, -1.0, 7.0]])
-    gain, removed = grpo.gspo(logprob, old, credit, mask, Settings(clip_low=0.3, clip_high=0.3))
+    gain, removed = grpo.gspo_loss(logprob, old, credit, mask, Settings(clip_low=0.3, clip_high=0.3))
     (gain * mask).sum().backward()
     ratio = math.exp(shift)  # e^0.2 = 1.22 is within 1.3, e^0.4 = 1.49 is not
     first = 0.0 if clipped else 2 * ratio
@@ -145,12 +145,13 @@ def plainly(model, batch):
     return plain_logprobs(model, [PROMPTS[puzzle] for puzzle in GROUPS], batch.tokens, batch.mask)
 
 
-def take_update(model, batch, credit, reader=shared_prompts.shared_prompts, **options):
+def take_update(model, batch, credit, plain=False, **options):
     """Update by plain SGD with rate 1."""
     optimizer = Optimizer(model, 1.0)
     optimizer.adamw = torch.optim.SGD(optimizer.master.values(), 1.0)
     batch.ask.prompts = PROMPTS
-    return grpo.update(Policy(model, None, None), optimizer, batch, credit, Settings(max_new_tokens=9, **options), reader)
+    policy = Policy(model, None, None, plain=plain)
+    return grpo.update(policy, optimizer, batch, credit, Settings(max_new_tokens=9, **options))
 
 
 @pytest.mark.parametrize("micro_batch", [1, 3, 99])
@@ -242,10 +243,10 @@ def test_an_update_reads_each_prompt_once_and_no_row_without_credit(passes, exac
 def test_the_plain_reader_and_the_shared_one_make_the_same_update(kl, exact):
     """Guards against twins that grow apart: rows of prompt and response, and prompts that are read once."""
     rows, models = [], [tiny(), tiny()]
-    for model, reader in zip(models, (grpo.PaddedRows, shared_prompts.shared_prompts)):
+    for model, plain in zip(models, (True, False)):
         batch, credit = step_by_hand(model)
         batch.ask.reference_logprob = batch.logprob
-        rows.append(take_update(model, batch, credit, reader, kl=kl, updates_per_batch=2, micro_batch=5))
+        rows.append(take_update(model, batch, credit, plain, kl=kl, updates_per_batch=2, micro_batch=5))
     for p, q in zip(models[0].parameters(), models[1].parameters()):
         torch.testing.assert_close(p, q, atol=1e-10, rtol=0)
     assert rows[0]["grad_norm"] == pytest.approx(rows[1]["grad_norm"], abs=1e-10)

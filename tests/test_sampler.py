@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from countdown_task import generate_puzzles
 from plumbing import vocabulary
-from plumbing.decoder import Decoder, ReplayedDecoder
+from plumbing.decoder import Decoder, ReplayedDecoder, fast_cache
 from plumbing.shared_prompts import (PromptCache, ResponseCache, by_length, distinct_texts, response_attention,
                                      response_states, shared_logprobs)
 from qwen2_model import Qwen2, load_model
@@ -154,6 +155,16 @@ def test_generate_equals_a_naive_sampler(family, constrained, temperature, greed
                        for t in range(1, max(lengths) + 1)]
     assert len(set(lengths)) >= 4  # a hard case: responses end at different times, and some are cut off
     assert 0 < s.ended.sum() < B
+
+
+def test_the_plain_cache_and_the_fast_one_sample_the_same_in_float32(policy):
+    """Guards against twins that grow apart on the bundled model, where rows of many lengths end at many times."""
+    prompts, u = [policy.prompt(p) for p in generate_puzzles(5, "train")], uniforms(20, 90)
+    plain, fast = (generate(policy.model, prompts, u, policy.tokenizer.end_tokens, cache_type=kind)
+                   for kind in (KVCache, fast_cache))
+    assert torch.equal(plain.tokens, fast.tokens) and torch.equal(plain.mask, fast.mask)
+    for x, y in zip(plain[2:5], fast[2:5]):
+        assert_close(x, y, 1e-4)
 
 
 @pytest.mark.parametrize("broken, name", [(math.nan, "norm"), (math.nan, "layers.1.mlp.down_proj"),

@@ -28,6 +28,7 @@ from plumbing.files import read_json
 from plumbing.launch import check_lengths, check_puzzles
 from plumbing.queries import Queries
 from plumbing.registry import required
+from plumbing.runs import read_metrics
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import load_model, save_model
 from rollout import draw_puzzles, rollout
@@ -302,6 +303,18 @@ def test_every_seed_step_and_name_has_its_own_random_numbers():
             number = torch.rand((), generator=batch.ask.generator(name))
             drawn.setdefault((seed, step, name), set()).add(number.item())
     assert len(set().union(*drawn.values())) == len(drawn) == 27
+
+
+def test_plain_forms_train_as_their_twins_do(quick, tmp_path):
+    """Guards against a flag that changes nothing, and twins whose gradient or samples differ by more than rounding."""
+    found = []
+    for flags in ((), ("--plain",)):
+        run(*TINY, *flags, "--mitigation", "ppo", "--steps", 2, "--out", tmp_path / f"r{len(found)}")
+        found.append(read_metrics(tmp_path / f"r{len(found)}"))
+    twin, plain = found
+    for name in ("reward", "entropy", "grad_norm", "loss", "critic_loss", "tokens_sampled"):
+        np.testing.assert_allclose(plain[name][1:], twin[name][1:], rtol=1e-3, atol=1e-5, err_msg=name)
+    assert (plain["tokens_updated"] > twin["tokens_updated"])[1:].all()  # every prompt again for each response
 
 
 def test_values_come_before_the_critic_learns_from_their_rewards(quick, tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ pass fits on half a page of numpy. Read it beside grpo.py:
 
     prompt -> tokens and their log-probs -> rewards -> advantage -> credit -> loss -> gradient -> new weights
 
-It uses the plain forms that the book shows, KVCache and PaddedRows, and not their twins in plumbing/. The two responses
+It uses the plain forms that the book shows, as the flag --plain does, and not their twins in plumbing/. The two responses
 have unequal lengths, so padding and the loss's denominator can be seen. The second update is on the same responses, so
 the ratio of a token's probability to that when it was sampled is no longer 1.
 """
@@ -22,9 +22,9 @@ if __name__ == "__main__":
 
 import countdown_task
 from countdown_task import Puzzle
-from grpo import LOSS_NORMS, PaddedRows, compare, update
+from grpo import LOSS_NORMS, compare, update
+from methods import MITIGATIONS
 from plumbing.optimizer import Optimizer
-from plumbing.registry import MITIGATIONS
 from qwen2_model import Qwen2, read_config
 from rollout import Policy, token_batch
 from sampler import KVCache, generate
@@ -119,7 +119,7 @@ def make_policy():
     model = Qwen2(read_config(CONFIG)).double()
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.5)
-    return Policy(model, TinyTokenizer(), countdown_task)
+    return Policy(model, TinyTokenizer(), countdown_task, plain=True)  # plain: see train.py's flag
 
 
 def weights_of(model):
@@ -159,10 +159,12 @@ def walk(method):
     credit = MITIGATIONS[method](batch)  # (2, 7)
     A = 0.5 / 0.5001
     weights = {"none": ([1] * 7, [1] * 5),
-               # 0.5 before <answer>, where only </think> is, and 1 from there on; rescaled to mean 1
+               # A rule of mitigations.py: 0.5 before <answer>, where only </think> is, and 1 from there on; rescaled so
+               # that a response's weights average 1.
                "outcome_conditional": ([0.5 * 7 / 6.5] + [7 / 6.5] * 6, [0.5 * 5 / 4.5] + [5 / 4.5] * 4)}[method]
     by_hand = [A * np.array(weights[0]), -A * np.array(weights[1])]
     yield "credit per token", credit, np.array([by_hand[0], [*by_hand[1], 0, 0]])
+    # One over: all 12 tokens; two responses times their own 7 or 5 tokens; two responses times the limit of 8.
     for name, shares in {"token": (1 / 12, 1 / 12), "sequence": (1 / 14, 1 / 10), "constant": (1 / 16, 1 / 16)}.items():
         share = LOSS_NORMS[name](batch.mask, Settings(max_new_tokens=8))[:, 0]
         yield f"each token's share of the loss, --loss_norm {name}", share, shares
@@ -182,7 +184,7 @@ def walk(method):
         gradient = finite_differences(loss, w)
         ratios = np.concatenate([np.exp(response_logprobs(w, r) - o) for r, o in zip((RIGHT, WRONG), old)])
         stuck = np.where(np.concatenate(by_hand) > 0, ratios > 1.02, ratios < 0.98)
-        measured = update(policy, optimizer, batch, credit, SETTINGS, PaddedRows)
+        measured = update(policy, optimizer, batch, credit, SETTINGS)
         after = f"update {number}: "
         yield f"{after}mean |log ratio|", measured["ratio_error"], np.abs(np.log(ratios)).mean()
         yield f"{after}loss", measured["loss"], loss(w)

@@ -114,7 +114,8 @@ def controls(group: TokenBatch, rng: np.random.Generator) -> dict[str, Tensor]:
     """By name, credit (R, T) other than GRPO's for a group."""
     A, mask = group.advantage[:, None], group.mask
     w = torch.from_numpy(rng.exponential(size=mask.shape)).float()  # (R, T)
-    rloo = ADVANTAGES["rloo"](group.success[None], group.success[None]).view(-1, 1)  # (R, 1) GRPO's times one number: of equal rank
+    rewards = group.success[None]  # (1, R)
+    rloo = ADVANTAGES["rloo"](rewards, rewards).view(-1, 1)  # (R, 1) GRPO's times one number: of equal rank
     trained = dataclasses.replace(group, reward=0.1 * group.format + group.success)  # what the critic predicts
     return {"shuffled advantages": A[torch.from_numpy(rng.permutation(len(A)))] * mask,
             "random credit": A * w * mask, "imitation: credit 1": mask.float(),

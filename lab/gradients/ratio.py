@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from analyze import COLOURS
-from grpo import LOSS_NORMS, compare, ppo, update
+from grpo import LOSS_NORMS, compare, ppo_loss, update
 from lab.estimates import read_cell, read_table
 from lab.statistics import explained
 from lab.updates import credit_gradients
@@ -49,7 +49,7 @@ def observe(batch: TokenBatch, credit: Tensor, s: Settings) -> dict[str, float]:
     logprob = batch.ask.read(shared_logprobs, batch.ask.policy.model)  # (B, T)
     share = LOSS_NORMS[s.loss_norm](batch.mask, s)  # (B, T)
     log_ratio = logprob - batch.logprob  # (B, T)
-    (_, clipped), ratio = ppo(logprob, batch.logprob, credit, batch.mask, s), log_ratio.exp()  # (B, T) each
+    (_, clipped), ratio = ppo_loss(logprob, batch.logprob, credit, batch.mask, s), log_ratio.exp()  # (B, T) each
     factors = torch.stack((ratio * ~clipped, ratio, (~clipped).float(), torch.ones_like(ratio)))  # (4, B, T)
     gradients = sum(credit_gradients(batch, factors * share * credit, s.answers))  # (4, P)
     return against_ones(gradients) | spread(log_ratio, clipped, batch.role, batch.mask & (credit != 0))
