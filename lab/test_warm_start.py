@@ -99,3 +99,16 @@ def test_a_task_that_cannot_be_graded_is_refused_before_training(tmp_path):
     with pytest.raises(ValueError, match="the task's grade returns has no"):
         warm_start.build(tmp_path / "m", task, 10, 1, 0, "small")
     assert not (tmp_path / "m").exists()
+
+
+def test_a_pretrained_model_is_tuned_until_it_solves_enough(policy, monkeypatch, capsys):
+    """Guards against a tuning that changes nothing, that looks at padding, and that goes on when it has what it needs."""
+    monkeypatch.setattr(warm_start, "CHECK", 2)
+    found = iter([0.1, 0.3, 0.9])
+    monkeypatch.setattr(warm_start, "evaluate", lambda *_: np.array([next(found)]))
+    before = policy.model.output_weight.clone()
+    data = warm_start.batches(policy, generate_puzzles(50, "train"), 20, 0)
+    warm_start.tune(policy, data, 1e-3, 0.3, train.Settings())
+    losses = [float(x) for x in re.findall(r"loss ([0-9.]+)", capsys.readouterr().out)]
+    assert len(losses) == 2 and losses[1] < losses[0]  # it stopped after the second look
+    assert not torch.equal(policy.model.output_weight, before)

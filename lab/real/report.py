@@ -14,7 +14,7 @@ from analyze import average, mean_size, position_bins, with_measures
 from lab.estimates import cell
 from lab.statistics import bootstrap, correlate, ranks, share, sums, within
 from lab.truth.file import read_truth
-from lab.truth.picture import draw
+from lab.picture import draw
 from lab.truth.scoring import HALVES, all_credit
 from plumbing.files import read_arrays
 from plumbing.progress import one_sentence

@@ -42,9 +42,10 @@ def test_every_command_is_accepted_and_names_a_folder_of_its_own():
         values = study.values_of(e.command.removeprefix("python train.py"))
         assert (values["mitigation"], values["seed"]) == (e.flags.split()[0], e.seed)
         assert values["out"] == str(study.RUNS / e.name)
-        assert bool(values["data"]) == (e.level == "hard")
-        limit = {"hard": 240, "qwen": 128}.get(e.level, study.values_of("")["max_new_tokens"])
-        assert (values["max_new_tokens"], e.table == study.REAL) == (limit, e.level == "qwen")
+        assert bool(values["data"]) == (e.level in ("hard", "first-countdown"))
+        limit = {"hard": 240, "words": 128, "first-words": 128, "first-countdown": 512}.get(e.level, 140)
+        assert values["max_new_tokens"] == limit
+        assert (e.table == study.REAL) == (values["model"] == "weights/qwen") == (values["dtype"] == "bfloat16")
     assert len({e.name for e in listed}) == len({e.command for e in listed}) == len(listed)
 
 
@@ -157,7 +158,7 @@ def test_the_other_puzzles_are_512_that_the_run_never_measured(finished, monkeyp
                         or (None, [{"answer": float(i % 4 == 0)} for i, _ in enumerate(puzzles)]))
     config = finished.folder / "config.json"
     config.write_text(config.read_text().replace('"eval_problems": 4', '"eval_problems": 512'))
-    assert study.success_on_others(finished.folder) == 0.25
+    assert study.success_on_others(finished.folder, "easy") == 0.25
     measured = {puzzle.id for puzzle in load("heldout", 512)}
     assert len({puzzle.id for puzzle in asked}) == 512 and not measured & {puzzle.id for puzzle in asked}
 

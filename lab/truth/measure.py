@@ -31,7 +31,7 @@ import torch
 from grpo import compare
 from lab.truth.critic import find_heads, fitted_methods
 from lab.truth.file import by_response
-from lab.truth.picture import draw
+from lab.picture import draw
 from lab.truth.scoring import all_scores, draw_scores, score_tables
 from lab.truth.solver import KINDS, solver_columns, token_kinds
 from methods.heads import HEADS

@@ -24,7 +24,7 @@ from analyze import is_control, method_name
 from grpo import compare
 from lab.estimates import read_cell, read_table
 from lab.truth.file import by_response, read_truth
-from lab.truth.picture import CAPTIONS, draw
+from lab.picture import CAPTIONS, draw
 from lab.truth.scoring import HALVES, credit_scores, table_pooled, table_within
 from methods import MITIGATIONS
 from methods.heads import load_head

@@ -1,8 +1,8 @@
-"""The picture of lab/truth/picture.py against the arrays it shows."""
+"""The picture of lab/picture.py against the arrays it shows."""
 import numpy as np
 import pytest
 
-from lab.truth import picture
+from lab import picture
 
 REWARDS = [[1.1, 0.1, 1.1], [0.1, 0.0, 0.0], [0.1, 0.1, 0.1]]  # of three puzzles; the second one's are for format
 

@@ -1,0 +1,29 @@
+"""The tables of lab/real/report.py: their arithmetic by hand, and the page's table against the published arrays."""
+import numpy as np
+import pytest
+
+from lab.real import report
+
+
+def test_a_ratio_is_that_of_mean_sizes():
+    """Guards against a ratio of sums, of signed values, or of means over puzzles of unequal length."""
+    log = {"group": np.array([0, 0, 0, 1, 1]), "contribution": np.array([-4.0, 2.0, 1.0, 3.0, -1.0])}
+    over, under = np.array([True, False, False, True, True]), np.array([False, True, True, False, False])
+    assert report.ratio_of(log, "contribution", over, under).value == pytest.approx((8 / 3) / (3 / 2))
+
+
+def test_shares_of_the_truth_by_hand():
+    truth = {"group": np.array([0, 0, 1]), "a_star": np.array([-3.0, 1.0, 4.0])}
+    assert report.share_of(truth, np.array([True, False, False])).value == 3 / 8
+    chosen = report.top_tenth(np.array([5.0, 9.0, 7.0] + [0.0] * 18))  # a tenth of 21 tokens are two
+    assert np.flatnonzero(chosen).tolist() == [1, 2]
+
+
+def test_the_tables_are_those_of_the_published_arrays(tmp_path, monkeypatch):
+    """Guards against a table that its arrays no longer give."""
+    (tmp_path / "data").symlink_to(report.ROOM / "data")
+    tracked = (report.ROOM / "tables.md").read_text(encoding="utf-8")
+    monkeypatch.setattr(report, "ROOM", tmp_path)
+    monkeypatch.setattr(report, "draw", lambda *_: None)
+    report.main()
+    assert (tmp_path / "tables.md").read_text(encoding="utf-8") == tracked
