@@ -33,11 +33,11 @@ from mitigations import NORMALIZATIONS
 from plumbing import run_folder
 from plumbing.files import write_json
 from plumbing.flags import Arguments, changed, check_device, parse
-from plumbing.launch import MODELS, check, check_puzzles, lacking, rehearse, with_model
-from plumbing.metrics import step_columns, write_credit_log
+from plumbing.launch import MODELS, check, check_puzzles, lacking, rehearse, responses_that_fit, with_model
+from plumbing.metrics import heldout_text, line_of, standard_error, step_columns, write_credit_log
 from plumbing.optimizer import Optimizer, learning_rate
 from plumbing.processes import check_equal, gather, join, leads, leave
-from plumbing.progress import Progress, clock, one_sentence
+from plumbing.progress import Progress, one_sentence
 from plumbing.registry import required
 from plumbing.task_file import load_puzzles, load_task
 from plumbing.tokenizer import Tokenizer
@@ -48,9 +48,6 @@ BUNDLED = MODELS / "countdown-tiny"  # the models of other tasks are beside it
 CHOICES = {"reward": ("graded", "random"), "advantage": ADVANTAGES, "loss": LOSSES, "loss_norm": LOSS_NORMS,
            "normalize": NORMALIZATIONS, "dtype": ("float32", "bfloat16"), "optimizer_device": ("", "cpu"),
            "old_logprob": ("sampler", "update")}
-# Bytes of keys and values while evaluating: they set how many responses are sampled at once, but never fewer than in a
-# training step. 512 puzzles at once take 2.0 s, 96 at a time 2.95 s.
-EVALUATION_BYTES = 2**29
 
 
 @dataclass(frozen=True)
@@ -123,7 +120,8 @@ def train(run: Path, s: Settings, hyper_parameters: dict, policy: Policy, traini
         row |= update(policy, optimizer, batch, credit, s)
         row |= measure(policy, heldout, batch, s, step, step_began)  # more columns
         log(run, policy, optimizer, batch, credit, row, s, hyper_parameters, step)
-        show(row, s, seconds_left=(time.perf_counter() - run_began) / (step - done) * (s.steps - step))
+        seconds_left = (time.perf_counter() - run_began) / (step - done) * (s.steps - step)
+        print(line_of(row, s.steps, seconds_left), flush=True)
     return row
 
 
@@ -179,21 +177,6 @@ def learners(policy: Policy, optimizer: Optimizer) -> dict:
     return {"optimizer": optimizer, **heads, **{f"{name}_adamw": head.optimizer for name, head in heads.items()}}
 
 
-def show(row: dict, s: Settings, seconds_left: float) -> None:
-    """Print a step in one line."""
-    print(f"step {row['step']:>4}/{s.steps}  reward {row['reward']:.3f}  success {row['success']:.3f}  "
-          f"format {row['format']:.2f}  length {row['length']:5.1f}  entropy {row['entropy']:.3f}  "
-          f"grad {row['grad_norm']:.3f}  {row['tokens_per_second']:6.0f} tok/s  "
-          f"ETA {clock(seconds_left)}{heldout_text(row)}", flush=True)
-
-
-def heldout_text(row: dict) -> str:
-    """Held-out success and half of its 95% interval, where it was measured."""
-    if "heldout_success" not in row:
-        return ""
-    return f"  held-out {row['heldout_success']:.1%} ± {1.96 * row['heldout_stderr']:.1%}"
-
-
 # ------------------------------------------------------------------------------------------------- evaluation
 
 
@@ -210,14 +193,6 @@ def evaluate(policy: Policy, puzzles: list, G: int, s: Settings) -> np.ndarray:
     return np.array(success).reshape(len(puzzles), G)
 
 
-def responses_that_fit(policy: Policy, puzzles: list, s: Settings) -> int:
-    """How many responses to sample at once while evaluating: at least as many as a training step does."""
-    c, itemsize = policy.model.config, policy.model.output_weight.itemsize
-    columns = max(len(policy.prompt(puzzle)) for puzzle in puzzles) + s.max_new_tokens
-    column_bytes = 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * itemsize  # 2: key, value
-    return max(s.questions * s.answers, EVALUATION_BYTES // (columns * column_bytes))
-
-
 def measure_heldout(policy: Policy, heldout: list, s: Settings) -> dict[str, float]:
     """Held-out success, one response per puzzle, and its standard error."""
     success = evaluate(policy, heldout, 1, s)[:, 0]
@@ -232,11 +207,6 @@ def measure_pass(policy: Policy, heldout: list, s: Settings) -> dict[str, float]
     solved = evaluate(policy, heldout, k, replace(s, eval_greedy=False)).max(1)
     return {f"pass@{k}": float(solved.mean()), f"pass@{k}_stderr": standard_error(solved),
             f"pass@{k}_problems": len(solved)}
-
-
-def standard_error(values: np.ndarray) -> float:
-    """Standard error of the mean of independent values; NaN for a single one."""
-    return float(values.std(ddof=1) / len(values) ** 0.5) if len(values) > 1 else float("nan")
 
 
 def measure_start(run: Path, policy: Policy, heldout: list, s: Settings) -> dict:
@@ -270,23 +240,16 @@ def main() -> None:
         differences = changed(s, Settings(), hyper_parameters, MITIGATIONS[s.mitigation])
         run = resume or Path(s.out or run_folder.default_folder(s.mitigation, s.seed, differences))
         check(s)
-        task = load_task(s.task)
         s = with_model(s)
-        device = join(s.device)  # connects to the other processes of torchrun; each has its own GPU
-        check_equal(asdict(s) | hyper_parameters)
-        training, heldout = load_puzzles(task, s.eval_problems, s.data, s.eval_data)
-        puzzles = "\n".join(puzzle.id for puzzle in training + heldout)
-        check_equal({"data": puzzles})
-        policy = load_policy(replace(s, device=device), task, required(s.mitigation, hyper_parameters))
-        check_puzzles(policy, training, heldout, s, draw_puzzles)  # handed over: plumbing doesn't import this file
+        policy, training, heldout = prepare(s, hyper_parameters)
         learned = [p for module in (policy.model, *policy.heads.values()) for p in module.parameters()]
         run_folder.check_disk(run, s, learned)
-        rehearse(policy, training, s, partial(try_credit, policy, hyper_parameters=hyper_parameters))
         optimizer = Optimizer(policy.model, s.lr, (s.beta1, s.beta2), s.weight_decay, s.optimizer_device or None,
                               measure_change=s.step_length)
         # What a run must find unchanged when it is resumed, besides its settings.
         method = MITIGATIONS[s.mitigation].function
-        source = {f"the task {s.task}": inspect.getsource(task), "the list of puzzles": puzzles,
+        source = {f"the task {s.task}": inspect.getsource(policy.task),
+                  "the list of puzzles": names_of(training + heldout),
                   f"the credit function {s.mitigation}": inspect.getsource(method)}
         done = run_folder.open_run(run, s, hyper_parameters, source, learners(policy, optimizer), resume=bool(resume))
         if done and leads():
@@ -301,6 +264,23 @@ def main() -> None:
         row = train(run, s, hyper_parameters, policy, training, heldout, optimizer, done) or row
         finish(run, row, policy, heldout, s)
     leave()
+
+
+def prepare(s: Settings, hyper_parameters: dict) -> tuple[Policy, list, list]:
+    """The policy, and the puzzles to train on and those held out, once it is clear that they work together."""
+    task = load_task(s.task)
+    device = join(s.device)  # connects to the other processes of torchrun; each has its own GPU
+    training, heldout = load_puzzles(task, s.eval_problems, s.data, s.eval_data)
+    check_equal(asdict(s) | hyper_parameters | {"data": names_of(training + heldout)})  # in all processes
+    policy = load_policy(replace(s, device=device), task, required(s.mitigation, hyper_parameters))
+    check_puzzles(policy, training, heldout, s, draw_puzzles)  # handed over: plumbing doesn't import this file
+    rehearse(policy, training, s, partial(try_credit, policy, hyper_parameters=hyper_parameters))
+    return policy, training, heldout
+
+
+def names_of(puzzles: list) -> str:
+    """The ids of puzzles, one a line."""
+    return "\n".join(puzzle.id for puzzle in puzzles)
 
 
 def parse_flags(arguments: list[str]) -> Arguments:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from plumbing.files import checksum, replace_file
 from plumbing.processes import sum_over_processes
+from plumbing.progress import clock
 from tasks.text import ROLES
 
 OPTIONAL = ("critic_loss", "explained_variance")  # columns that early runs lack
@@ -43,6 +44,26 @@ def step_columns(step: int, batch: Any, began: float) -> dict[str, float]:
             "truncated": 1 - batch.ended.float().mean().item(), "entropy": batch.entropy[batch.mask].mean().item(),
             "zero_variance_groups": int(equal.sum()), "tokens_sampled": batch.ask.tokens_sampled,
             "tokens_read": batch.ask.tokens_read, "seconds": seconds, "tokens_per_second": tokens / seconds}
+
+
+def line_of(row: dict, steps: int, seconds_left: float) -> str:
+    """A row of metrics.csv as one line of the terminal."""
+    return (f"step {row['step']:>4}/{steps}  reward {row['reward']:.3f}  success {row['success']:.3f}  "
+            f"format {row['format']:.2f}  length {row['length']:5.1f}  entropy {row['entropy']:.3f}  "
+            f"grad {row['grad_norm']:.3f}  {row['tokens_per_second']:6.0f} tok/s  "
+            f"ETA {clock(seconds_left)}{heldout_text(row)}")
+
+
+def heldout_text(row: dict) -> str:
+    """Held-out success and half of its 95% interval, where it was measured."""
+    if "heldout_success" not in row:
+        return ""
+    return f"  held-out {row['heldout_success']:.1%} ± {1.96 * row['heldout_stderr']:.1%}"
+
+
+def standard_error(values: np.ndarray) -> float:
+    """Standard error of the mean of independent values; NaN for a single one."""
+    return float(values.std(ddof=1) / len(values) ** 0.5) if len(values) > 1 else float("nan")
 
 
 class UpdateLog:

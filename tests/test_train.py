@@ -24,6 +24,7 @@ from grpo import update
 from methods import MITIGATIONS
 from methods.heads import HEADS
 from mitigations import grpo
+from plumbing import launch
 from plumbing.files import read_json
 from plumbing.launch import check_lengths, check_puzzles
 from plumbing.queries import Queries
@@ -266,7 +267,7 @@ def test_how_many_responses_are_evaluated_at_once_changes_nothing(monkeypatch):
     monkeypatch.setattr(train, "generate_and_grade", lambda *args, **options: (widths.append(len(args[2])),
                                                                                      sample(*args, **options))[1])
     wide = train.evaluate(policy, puzzles, 2, s)
-    monkeypatch.setattr(train, "EVALUATION_BYTES", 0)
+    monkeypatch.setattr(launch, "EVALUATION_BYTES", 0)
     narrow = train.evaluate(policy, puzzles, 2, s)
     assert widths == [18, 4, 4, 4, 4, 2]
     assert wide.shape == (9, 2)
