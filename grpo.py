@@ -154,9 +154,9 @@ LOSS_NORMS = {
 class PaddedRows:
     """Reads responses for an update, in rows of one prompt and one response: what --plain runs.
 
-    Its twin is SharedReader of plumbing/shared_prompts.py, which reads each prompt once for all its responses, and no
-    response without credit unless there is a KL penalty. Both are asked for micro_batches(), and then for the log-probs
-    of each of them.
+    Its twin, shared_prompts of the file of that name, reads each prompt once for all its responses. It leaves out those
+    without credit, unless there is a KL penalty, and takes only its process's share. Both are asked for
+    micro_batches(), and then for the log-probs of each of them.
     """
 
     def __init__(self, model: Qwen2, batch: TokenBatch, credit: Tensor, s):
@@ -208,6 +208,6 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
                 loss = -(gain * weight[at])  # (b, t)
                 loss.sum().backward()
                 log.add(rows, logprob, loss, removed)
-        # The step sums gradients over the processes. Without rows, too, it is taken: other processes may have some.
+        # The step sums gradients over all processes, so it is taken also where this one had no rows.
         log.end(optimizer.step(s.max_grad_norm), read.prompt_tokens)
     return log.metrics()

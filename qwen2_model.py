@@ -8,6 +8,8 @@ How this differs from the reports (Qwen2 2407.10671, Qwen3 2505.09388, Llama 230
 3. A token's log-prob, entropy and logit gradient are computed in one place, so that sampler and update agree. Where the
    logits of all tokens would exceed LOGITS_AT_ONCE, the update recomputes them piece by piece in the backward pass.
 
+To change the transformer, change plumbing/decoder.py as well, which computes the same for one token, or run --plain.
+
 Alphabet: B rows, S new columns (tokens) of each row in a forward pass, C columns that a query may see (those in the
 cache, then the S new ones), V vocabulary, D hidden size, H heads, K key-value heads, d head size, N tokens in a flat
 list.
@@ -236,8 +238,8 @@ class Qwen2(nn.Module):
         """Last hidden states (B, S, D) of tokens (B, S) at positions (B, S).
 
         bias (B, S, C): 0 where a query sees a column, else -inf. cache: such as KVCache of sampler.py; its
-        extend(layer, keys, values) takes the new keys and values (B, K, S, d) and returns those of all columns. (Where
-        checkpoint_activations repeats the call in the backward pass, it must return the same again.)
+        extend(layer, keys, values) takes the new keys and values (B, K, S, d) and returns those of all columns. (The
+        caches of plumbing, which training reads, return the same when checkpoint_activations repeats the call.)
         """
         x, angles, head_bias = self.embed(tokens, positions, bias)
         for layer in self.model["layers"]:

@@ -9,7 +9,8 @@ How this differs from the usual `generate`:
 
 Two plain forms stand here to be read, KVCache and `response_logprobs`. With --plain they run, too. Without it faster
 twins run, which do the same: `fast_cache` of plumbing/decoder.py, and plumbing/shared_prompts.py, which reads a prompt
-once for all its responses. tests/test_sampler.py holds each pair together.
+once for all its responses. tests/test_sampler.py holds each pair together. (Vocabularies above 32,768 have a twin of
+their own for what happens to logits, plumbing/vocabulary.py, in either case.)
 
 Alphabet: Q prompts, G responses to each, B = Q G responses, of which B' are still running, P prompt columns, T response
 columns (while sampling: as many as a response may have), C columns so far, S new ones, V vocabulary, D hidden size, K
@@ -153,8 +154,9 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
             tokens[rows, t], mask[rows, t], statistics[:, rows, t] = token, True, facts
             running = (limit > t + 1) & ~is_end[token]  # (B',)
             count, sampled = int(running.sum()), sampled + len(rows)
-            if watch:  # the running ones have a share (t + 1) / T of their columns, the others all that they need
-                watch(1 - count / B * (1 - (t + 1) / T), sampled)
+            if watch:
+                left = count / B * (T - t - 1) / T  # of the work: the running ones may go on to T
+                watch(1 - left, sampled)
             if count == 0:
                 break
             if count < len(rows):

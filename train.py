@@ -73,16 +73,16 @@ class Settings:
     beta2: float = 0.999  # decay of AdamW's mean squared gradient
     weight_decay: float = 0.0  # of AdamW
     max_grad_norm: float = 1.0  # the gradient is clipped to this norm
-    step_length: bool = False  # also measure how far each optimizer step moves the weights, and whether it turns
+    step_length: bool = False  # also measure the length of each step in weight space, and its cosine with the last one
     reward: str = "graded"  # random: a coin toss instead of the grade, while training; a control
     advantage: str = "grpo"  # how a reward is compared with the others of its group, the responses to the same puzzle
     normalize: str = "response"  # weights of reweightings: to mean 1 in each response or step; none: as written
     loss: str = "ppo"  # what the update ascends: ppo clips, cispo clips a constant weight, gspo clips whole responses
-    loss_norm: str = "token"  # token: mean of all tokens; sequence: of responses' means; constant: by the most possible
-    clip_low: float = 0.2  # ratio: a token's p now / when sampled. If credit < 0, no gradient where that is < 1 - this
-    clip_high: float = 0.2  # if credit > 0, no gradient where the ratio is above 1 + this (PPO; DAPO: 0.28)
+    loss_norm: str = "token"  # divides the loss by all tokens; sequence: by its response's; constant: by max_new_tokens
+    clip_low: float = 0.2  # negative credit has no gradient where a token's ratio, p now / when sampled, is < 1 - this
+    clip_high: float = 0.2  # positive credit has none where the ratio is > 1 + this (PPO; DAPO: 0.28)
     updates_per_batch: int = 1  # optimizer steps on each batch
-    old_logprob: str = "sampler"  # whose p is that "when sampled"; update: recomputed there, see grpo.py, point 3
+    old_logprob: str = "sampler"  # "when sampled" is as the sampler recorded it; update: as the first update computes it
     kl: float = 0.0  # weight of the KL penalty to the start model, the reference
     skip_unfinished: bool = False  # no credit for responses that the token limit cut off; their tokens still count in N
     micro_batch: int = 16  # responses in one forward and backward pass; changes memory, not results
@@ -94,7 +94,7 @@ class Settings:
     sample_every: int = 10  # steps between writing whole responses to samples.txt
     checkpoint_every: int = 0  # steps between checkpoints/step-...; 0: only the last
     state_every: int = 10  # steps between writing what --resume continues from; 0: only at the end
-    plain: bool = False  # run the plain forms of sampler.py and grpo.py, slower, and not their twins in plumbing/
+    plain: bool = False  # run KVCache and PaddedRows, which the book shows, and not their faster twins in plumbing/
     device: str = "cpu"  # any torch device that has float64, such as cuda or cuda:1
     dtype: str = "float32"  # of the model; the optimizer works on float32 weights in any case
     optimizer_device: str = ""  # cpu: master weights, gradients and moments live there; empty: on --device
@@ -240,7 +240,7 @@ def main() -> None:
         differences = changed(s, Settings(), hyper_parameters, MITIGATIONS[s.mitigation])
         run = resume or Path(s.out or run_folder.default_folder(s.mitigation, s.seed, differences))
         check(s)
-        s = with_model(s)
+        s = with_model(s)  # so that config.json names the folder
         policy, training, heldout = prepare(s, hyper_parameters)
         learned = [p for module in (policy.model, *policy.heads.values()) for p in module.parameters()]
         run_folder.check_disk(run, s, learned)

@@ -7,8 +7,8 @@ pass fits on half a page of numpy. Read it beside grpo.py:
 
     prompt -> tokens and their log-probs -> rewards -> advantage -> credit -> loss -> gradient -> new weights
 
-It uses the plain forms that the book shows, as the flag --plain does, and not their twins in plumbing/. The two responses
-have unequal lengths, so padding and the loss's denominator can be seen. The second update is on the same responses, so
+It uses the plain forms that the book shows, as the flag --plain does, and not their twins in plumbing/. The two
+responses have unequal lengths, so padding and the loss's denominator can be seen. The second update is on the same responses, so
 the ratio of a token's probability to that when it was sampled is no longer 1.
 """
 import sys
@@ -43,7 +43,8 @@ LR = 0.01
 class TinyTokenizer:
     """A tokenizer with the vocabulary above."""
 
-    end_tokens, chat, start = [0], False, []
+    end_tokens = [0]
+    chat, start = False, []  # no chat template; no token before every prompt
 
     def encode(self, text):
         return PROMPT
@@ -138,6 +139,7 @@ def rollout(policy):
         p = np.exp(forward(weights_of(policy.model), PROMPT + response)[len(PROMPT) - 1 : -1])  # (L, 9)
         t = np.arange(len(response))
         row[t] = p.cumsum(1)[t, response] - p[t, response] / 2
+    # One prompt, and two rows of random numbers: two responses to it.
     samples = generate(policy.model, [PROMPT], torch.from_numpy(uniforms), [0], cache_type=KVCache)
     return token_batch(policy, [PUZZLE], samples, SETTINGS, step=1)
 
@@ -195,6 +197,7 @@ def walk(method):
         for name, weight in policy.model.named_parameters():
             step = LR * (m[name] / (1 - 0.9**number)) / (np.sqrt(v[name] / (1 - 0.999**number)) + 1e-8)
             clear = np.abs(gradient[name]) > 1e-4  # smaller ones are mostly the error of the finite differences
+            # (The next update sets gradients to 0 when it begins; until then they can be read.)
             yield f"{after}gradient of {name}", weight.grad, gradient[name]
             yield f"{after}new {name}", weight.detach()[torch.from_numpy(clear)], (w[name] - step)[clear]
 
