@@ -82,7 +82,7 @@ class Settings:
     clip_low: float = 0.2  # negative credit has no gradient where a token's ratio, p now / when sampled, is < 1 - this
     clip_high: float = 0.2  # positive credit has none where the ratio is > 1 + this (PPO; DAPO: 0.28)
     updates_per_batch: int = 1  # optimizer steps on each batch
-    old_logprob: str = "sampler"  # "when sampled" is as the sampler recorded it; update: as the first update computes it
+    old_logprob: str = "sampler"  # "when sampled" is what the sampler recorded; update: what the first update computes
     kl: float = 0.0  # weight of the KL penalty to the start model, the reference
     skip_unfinished: bool = False  # no credit for responses that the token limit cut off; their tokens still count in N
     micro_batch: int = 16  # responses in one forward and backward pass; changes memory, not results

@@ -8,8 +8,8 @@ pass fits on half a page of numpy. Read it beside grpo.py:
     prompt -> tokens and their log-probs -> rewards -> advantage -> credit -> loss -> gradient -> new weights
 
 It uses the plain forms that the book shows, as the flag --plain does, and not their twins in plumbing/. The two
-responses have unequal lengths, so padding and the loss's denominator can be seen. The second update is on the same responses, so
-the ratio of a token's probability to that when it was sampled is no longer 1.
+responses have unequal lengths, so padding and the loss's denominator can be seen. The second update is on the same
+responses, so the ratio of a token's probability to that when it was sampled is no longer 1.
 """
 import sys
 from pathlib import Path
