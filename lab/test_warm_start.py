@@ -107,8 +107,8 @@ def test_a_pretrained_model_is_tuned_until_it_solves_enough(policy, monkeypatch,
     found = iter([0.1, 0.3, 0.9])
     monkeypatch.setattr(warm_start, "evaluate", lambda *_: np.array([next(found)]))
     before = policy.model.output_weight.clone()
-    data = warm_start.batches(policy, generate_puzzles(50, "train"), 20, 0)
-    warm_start.tune(policy, data, 1e-3, 0.3, train.Settings())
+    batch = next(warm_start.batches(policy, generate_puzzles(50, "train"), 1, 0))
+    warm_start.tune(policy, [batch] * 20, 1e-3, 0.3, train.Settings())
     losses = [float(x) for x in re.findall(r"loss ([0-9.]+)", capsys.readouterr().out)]
     assert len(losses) == 2 and losses[1] < losses[0]  # it stopped after the second look
     assert not torch.equal(policy.model.output_weight, before)
