@@ -32,7 +32,8 @@ from plumbing.flags import new_parser
 
 PARTS = ["first", "words"]
 STEPS = {1, 2, 5, 10, 20, 30, 40}  # whose credit logs come back, of the runs with seed 0 and 1
-TRUTH = "-m lab.real.truth --task math --dtype bfloat16 --max_new_tokens 128 --rollouts 50"
+TRUTH = ("-m lab.truth.measure --task math --dtype bfloat16 --max_new_tokens 128 --rollouts 50 --critic_batches 0 "
+         "--only_rollouts")
 SLICE = 15 * 2**20  # bytes of a file that comes back
 
 

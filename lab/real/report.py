@@ -1,7 +1,7 @@
 """Tables and picture of a pretrained model's credit, from the arrays published in lab/real/data.
 
 first-countdown.npz and first-words.npz are the credit logs of the runs of part `first` (designs.md, section 1), and
-truth-start.npz is what lab/real/truth.py measured (section 2). Beside them stand the figures of the original work.
+truth-start.npz is what lab/truth/measure.py measured (section 2). Beside them stand the figures of the original work.
 
 Run it:  python -m lab.real.report        writes tables.md and truth.png beside this file; half a minute
 """

@@ -241,6 +241,8 @@ def arguments() -> argparse.Namespace:
                         "0: no head is fitted, and no method that needs one is scored")
     parser.add_argument("--device", default="cpu", help="any torch device (default cpu)")
     parser.add_argument("--dtype", default="float32", choices=CHOICES["dtype"], help="of the model (default float32)")
+    parser.add_argument("--only_rollouts", action="store_true", help="score nothing: cosines of updates need a gradient of "
+                        "all weights for each puzzle, for which a large model has no room")
     parser.add_argument("--out", type=Path, default=Path("runs/truth"), help="folder (default runs/truth)")
     return parser.parse_args()
 
@@ -282,6 +284,8 @@ def main() -> None:
         save = functools.partial(save_truth, truth, file)
         sample_truth(policy, puzzles, truth, args.rollouts, args.seed, args.max_new_tokens, save)
         save()
+        if args.only_rollouts:
+            return print(f"{table_facts(truth)}\nwrote {file}")
         scores = all_scores(batch, truth)
     text = "\n".join(map(str, [table_facts(truth), *score_tables(scores, truth)]))
     (args.out / "scores.md").write_text(text, encoding="utf-8")
