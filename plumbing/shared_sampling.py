@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plumbing.processes import gather, my_share, world
 from plumbing.decoder import fast_cache
+from plumbing.processes import gather, my_share, world
 from sampler import KVCache, Samples, generate
 
 

@@ -23,7 +23,7 @@ import torch
 
 import train
 from analyze import analyze_run
-from lab.study.plan import RUNS
+from lab.study.plan import PRETRAINED, RUNS
 from lab.study.run import Experiment, list_experiments, make_row
 from methods import MITIGATIONS
 from plumbing import run_folder
@@ -43,7 +43,7 @@ def save_weights(run: Path, step: int, settings: train.Settings, _, write_weight
         write_weights(run / "checkpoint")
 
 
-def work(waiting: multiprocessing.Queue, until: float, device: str) -> None:
+def work(waiting: multiprocessing.Queue, until: float) -> None:
     """Make the runs of a queue, one after the other, while the next one can still end in time."""
     run_folder.save, longest = save_weights, 0.0
     while time.time() + 1.1 * longest < until and (e := waiting.get()) is not None:
@@ -69,17 +69,21 @@ def make(e: Experiment) -> None:
         analyze_run(e.folder)
 
 
-def measure_truth(trained: Path, device: str, until: float) -> None:
-    """The truth about the start model's tokens, then about those of a trained one, once it is there."""
-    for model, size in ((Path("weights/qwen"), "--questions 24"), (trained, "--questions 12")):
-        while not (model.parent / "row.json").is_file() and model == trained:
-            time.sleep(1)
-        out = RUNS / f"truth-{'start' if model != trained else 'trained'}"
-        out.mkdir(parents=True, exist_ok=True)
-        with (out / "log").open("w") as log:
-            command = f"{TRUTH} {size} --answers 2 --model {model} --device {device} --out {out}"
-            subprocess.run([sys.executable, *shlex.split(command)], stdout=log, stderr=log,
-                           timeout=max(1, until - time.time()))
+def measure_truth(run: Path, device: str, until: float) -> None:
+    """The truth about the start model's tokens, then about those of the model of a run, once that is finished."""
+    measure_one("start", f"--questions 24 --model weights/qwen --device {device}", until)
+    while not (run / "row.json").is_file():
+        time.sleep(1)
+    measure_one("trained", f"--questions 12 --model {run / 'checkpoint'} --device {device}", until)
+
+
+def measure_one(name: str, flags: str, until: float) -> None:
+    """The truth about one model's tokens, with its log beside it."""
+    out = RUNS / f"truth-{name}"
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / "log").open("w") as log:
+        subprocess.run([sys.executable, *shlex.split(f"{TRUTH} --answers 2 {flags} --out {out}")], stdout=log,
+                       stderr=log, timeout=max(1, until - time.time()))
 
 
 def files_of(run: Path) -> list[Path]:
@@ -113,14 +117,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results"), help="folder for what comes back")
     args = parser.parse_args()
     until = time.time() + 60 * args.minutes - 15  # seconds to pack
-    experiments = list_experiments(PARTS, ["first-words", "first-countdown", "words"], list(MITIGATIONS), args.device)
+    experiments = list_experiments(PARTS, list(PRETRAINED), list(MITIGATIONS), args.device)
     os.environ["OMP_NUM_THREADS"] = "2"
     start = multiprocessing.get_context("spawn")
     waiting = start.Queue()
     for e in [*experiments, *[None] * args.workers]:
         waiting.put(e)
-    first = next(e for e in experiments if e.level == "words").folder / "checkpoint"
-    processes = [start.Process(target=work, args=(waiting, until, args.device)) for _ in range(args.workers)]
+    first = next(e for e in experiments if e.level == "words").folder
+    processes = [start.Process(target=work, args=(waiting, until)) for _ in range(args.workers)]
     processes.append(start.Process(target=measure_truth, args=(first, args.device, until)))
     for process in processes:
         process.start()

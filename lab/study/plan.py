@@ -13,9 +13,11 @@ WORDS = " --task math --max_new_tokens 128"
 LOOK = " --questions 64 --answers 8 --steps 1 --lr 0 --eval_problems 8"  # at the gradient, before any training
 LEVELS = {"easy": "", "hard": f" --data {HARD} --max_new_tokens 240", "small": " --model models/countdown-small",
           "latin": " --task latin", "math": " --task math",
-          **{name: f"{task} --model weights/qwen --dtype bfloat16{more} --pass_at 0 --micro_batch 8" for name, task, more in (
-              ("words", WORDS, " --questions 8 --answers 8 --steps 40 --eval_problems 512 --eval_every 20"),
-              ("first-words", WORDS, LOOK), ("first-countdown", " --data weights/countdown.jsonl --max_new_tokens 512", LOOK))}}
+          **{name: f"{task} --model weights/qwen --dtype bfloat16{more} --pass_at 0 --micro_batch 8"
+             for name, task, more in (
+                 ("words", WORDS, " --questions 8 --answers 8 --steps 40 --eval_problems 512 --eval_every 20"),
+                 ("first-words", WORDS, LOOK),
+                 ("first-countdown", " --data weights/countdown.jsonl --max_new_tokens 512", LOOK))}}
 PRETRAINED = ("words", "first-words", "first-countdown")  # rows in lab/real/runs.csv, designs beside it
 
 APART = ("regrade_ablation",  # hardly more than `none`
