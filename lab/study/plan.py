@@ -16,9 +16,10 @@ LEVELS = {"easy": "", "hard": f" --data {HARD} --max_new_tokens 240", "small": "
           **{name: f"{task} --model weights/qwen --dtype bfloat16{more} --pass_at 0 --micro_batch 8"
              for name, task, more in (
                  ("words", WORDS, " --questions 8 --answers 8 --steps 40 --eval_problems 512 --eval_every 20"),
+                 ("laptop", WORDS, " --questions 4 --answers 8 --steps 40 --eval_problems 256 --eval_every 20"),
                  ("first-words", WORDS, LOOK),
                  ("first-countdown", " --data weights/countdown.jsonl --max_new_tokens 512", LOOK))}}
-PRETRAINED = ("words", "first-words", "first-countdown")  # rows in lab/real/runs.csv, designs beside it
+PRETRAINED = ("words", "laptop", "first-words", "first-countdown")  # rows in lab/real/runs.csv, designs beside it
 
 APART = ("regrade_ablation",  # hardly more than `none`
          "shuffled", "expert_iteration", "oracle", "process_reward", "ppo_process", "share",
@@ -101,9 +102,11 @@ PARTS = {  # level, methods with their flags, seeds
                            *(f"oracle --k 4 --mix {x}" for x in (0.25, 0.5, 1.0))), range(5))],
     "negatives": [("easy", tuple(f"{flags} --steps 300" for flags in at(
         BEST, RLOO_FLAGS, "expert_iteration", "share --advantage rloo", "positives --advantage rloo")), range(70, 82))],
-    "first": [(level, (RLOO_FLAGS,), (0,)) for level in PRETRAINED[1:]],
+    "first": [(level, (RLOO_FLAGS,), (0,)) for level in ("first-words", "first-countdown")],
     "words": [("words", tuple(f"{flags} --lr {rate}" for rate in (2e-6, 5e-6) for flags in (
         RLOO_FLAGS, "expert_iteration", "share --advantage rloo")), range(5))],
+    "laptop": [("laptop", (f"{RLOO_FLAGS} --lr 5e-06", "expert_iteration --lr 5e-06",
+                           "share --advantage rloo --lr 5e-06"), range(5))],
     "both": [("small", at(BEST, "oracle --k 4 --answers 45"), range(5))],
     # To check what was written before they ran.
     "fresh": [("easy", (RLOO_FLAGS, "ppo", "vineppo", RATIO_FLAGS), range(10, 15))],

@@ -57,7 +57,7 @@ from rollout import EVALUATION, draw_uniforms, generate_and_grade
 
 RESULTS, REAL = Path("lab/study/runs.csv"), Path("lab/real/runs.csv")
 ROOT = Path(__file__).parents[2]  # commands run here, and the paths above are relative to it
-CHECKED = ("test", "words")  # parts whose runs are measured on other puzzles, too
+CHECKED = ("test", "words", "laptop")  # parts whose runs are measured on other puzzles, too
 OTHERS = "weights/gsm_symbolic.jsonl"  # of lab/real/problems.py
 
 
