@@ -11,7 +11,7 @@ nothing else that trains knows Countdown:
     show(puzzle)              the puzzle in a few characters, for samples.txt
 
 Some credit functions ask for more, and say so: calculations, reachable, sentence_starts.
-lab/warm_start.py, which makes a start model, asks for `demonstrate(puzzle, rng, known)`, a response to imitate.
+models/warm_start.py, which makes a start model, asks for `demonstrate(puzzle, rng, known)`, a response to imitate.
 
 It differs from TinyZero and GRPO-Zero, from which the task comes, in four ways:
 1. An answer is computed with exact fractions, from a syntax tree in which only + - * / are allowed. Nothing is eval'd.

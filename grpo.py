@@ -141,11 +141,26 @@ def k3(logprob: Tensor, reference_logprob: Tensor) -> Tensor:
     return d.exp() - d - 1
 
 
-# Each token's share (B, T) of a step's loss, from mask (B, T): 0 on padding. L_i is the length of response i.
+# Functions of mask (B, T): each token's share (B, T) of a step's loss, 0 on padding. L_i is the length of response i.
+
+
+def by_length(mask: Tensor, s) -> Tensor:
+    """f_i / N: in each group, longer responses weigh more where --length_power > 0, shorter ones where it is < 0.
+
+    f = G softmax(h^length_power), h = 1 + z / 9, z the z-score of a response's length in its group: lambda-GRPO
+    (2510.06870), whose lambda is learned; here it is fixed. With 1 / 9, h is positive in groups of up to 81.
+    """
+    length = mask.sum(1).view(-1, s.answers).to(torch.float32)  # (Q, G)
+    z = (length - length.mean(1, keepdim=True)) / (length.std(1, correction=0, keepdim=True) + 1e-6)  # (Q, G)
+    f = s.answers * ((1 + z / 9) ** s.length_power).softmax(1)  # (Q, G) on average 1
+    return mask * f.view(-1, 1) / mask.sum()
+
+
 LOSS_NORMS = {
     "token": lambda mask, s: mask / mask.sum(),  # 1 / N, N the sum of all lengths: DAPO's code
     "sequence": lambda mask, s: mask / (len(mask) * mask.sum(1, keepdim=True)),  # 1 / (B L_i): GRPO
-    "constant": lambda mask, s: mask / (len(mask) * s.max_new_tokens)}  # 1 / (B max_new_tokens): Dr. GRPO
+    "constant": lambda mask, s: mask / (len(mask) * s.max_new_tokens),  # 1 / (B max_new_tokens): Dr. GRPO
+    "lambda": by_length}
 
 
 # ---------------------------------------------------------------------------------------------------- update

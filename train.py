@@ -79,6 +79,7 @@ class Settings:
     normalize: str = "response"  # weights of reweightings: to mean 1 in each response or step; none: as written
     loss: str = "ppo"  # what the update ascends: ppo clips, cispo clips a constant weight, gspo clips whole responses
     loss_norm: str = "token"  # divides the loss by all tokens; sequence: by its response's; constant: by max_new_tokens
+    length_power: float = 1.0  # of --loss_norm lambda: above 0, longer responses of a group weigh more, below 0 shorter
     clip_low: float = 0.2  # negative credit has no gradient where a token's ratio, p now / when sampled, is < 1 - this
     clip_high: float = 0.2  # positive credit has none where the ratio is > 1 + this (PPO; DAPO: 0.28)
     updates_per_batch: int = 1  # optimizer steps on each batch

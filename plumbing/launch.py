@@ -34,6 +34,10 @@ def check(s: Any) -> None:
         raise ValueError(f"--warmup_steps {s.warmup_steps} must be at most --steps {s.steps}")
     if s.questions * s.answers > 2**16 or s.max_new_tokens > 2**16:  # the credit log numbers them with 16 bits
         raise ValueError("--questions times --answers, and --max_new_tokens, must be at most 65,536")
+    if s.loss_norm != "lambda" and s.length_power != 1:
+        raise ValueError("--length_power is only for --loss_norm lambda")
+    if s.loss_norm == "lambda" and not (s.answers <= 81 and abs(s.length_power) <= 10):
+        raise ValueError("--loss_norm lambda is for --answers up to 81, and --length_power from -10 to 10")
     if s.plain and int(os.environ.get("WORLD_SIZE", 1)) > 1:  # torchrun's
         raise ValueError("--plain is for one process: its update knows no other")
     if s.answers == 1 and s.steps > 0:
@@ -45,7 +49,7 @@ def with_model(s: Any) -> Any:
     folder = MODELS / f"{s.task}-tiny"
     if not s.model and not folder.is_dir():
         raise ValueError(f"the task {s.task} has no model in models/: name one with --model, or make one "
-                         "with python -m lab.warm_start")
+                         "with python -m models.warm_start")
     return replace(s, model=s.model or str(folder))
 
 

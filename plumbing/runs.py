@@ -27,7 +27,7 @@ NO_DIFFERENCE = {"mitigation", "advantage", "normalize", "seed", "out", "steps",
 # Settings that early runs lack, with what those runs did.
 EARLY = {"task": "countdown", "eval_data": "", "temperature": 1.0, "warmup_steps": 0, "linear_decay": False,
          "eval_greedy": False, "pass_at": 16, "old_logprob": "sampler", "loss": "ppo",
-         "plain": False}
+         "plain": False, "length_power": 1.0}
 
 
 # --------------------------------------------------------------------------------------------------- reading

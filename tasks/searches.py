@@ -1,4 +1,4 @@
-"""Written searches for a Countdown solution: what lab/warm_start.py shows to a model that knows nothing.
+"""Written searches for a Countdown solution: what models/warm_start.py shows to a model that knows nothing.
 
      Maybe 5 - 3 = 2, 4 + 2 = 6. That is not 8. How about 5 - 3 = 2, 4 * 2 = 8. That works!</think>
     <answer>4 * (5 - 3)</answer>

@@ -215,10 +215,16 @@ def test_the_gradient_by_finite_differences(loss_norm, temperature, exact):
     batch, credit = step_by_hand(model)
     batch.logprob = plainly(model, batch)  # on-policy
     start = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
-    take_update(model, batch, credit, loss_norm=loss_norm, max_grad_norm=1e9, micro_batch=5)
+    power = -2.0 if loss_norm == "lambda" else 1.0
+    take_update(model, batch, credit, loss_norm=loss_norm, length_power=power, answers=3, max_grad_norm=1e9,
+                micro_batch=5)
     gradient = start - torch.nn.utils.parameters_to_vector(model.parameters()).detach()
-    divisor = {"token": lambda L: sum(LENGTHS), "sequence": lambda L: 12 * L, "constant": lambda L: 12 * 9}[loss_norm]
+    divisor = {"token": lambda L: sum(LENGTHS), "sequence": lambda L: 12 * L, "constant": lambda L: 12 * 9,
+               "lambda": lambda L: sum(LENGTHS)}[loss_norm]
     weight = torch.tensor([1 / divisor(L) for L in LENGTHS])[:, None]
+    if loss_norm == "lambda":
+        weight *= torch.tensor([factor for i in range(0, 12, 3) for factor in preferences(LENGTHS[i : i + 3], power)]
+                               )[:, None]
     noise = torch.randn(len(gradient), generator=torch.Generator().manual_seed(0))
     direction = gradient / gradient.norm() + noise / noise.norm()  # where the loss rises, and where it might
 
@@ -227,6 +233,13 @@ def test_the_gradient_by_finite_differences(loss_norm, temperature, exact):
         return -(plainly(model, batch) * credit * weight).sum().item()
 
     assert (gradient @ direction).item() == pytest.approx((loss(1e-5) - loss(-1e-5)) / 2e-5, rel=1e-6)
+
+
+def preferences(lengths, power):
+    """The factors of lambda-GRPO for the responses of one group, by its formula."""
+    mean, deviation = statistics.mean(lengths), statistics.pstdev(lengths) or 1.0
+    raised = [math.exp((1 + (L - mean) / deviation / 9) ** power) for L in lengths]
+    return [len(lengths) * x / sum(raised) for x in raised]
 
 
 def test_an_update_reads_each_prompt_once_and_no_row_without_credit(passes, exact):

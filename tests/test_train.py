@@ -478,7 +478,8 @@ def test_a_prompt_and_response_that_just_fit_are_accepted(policy):
     ["--questions", 0], ["--lr", -1], ["--max_new_tokens", 9999], ["--lr", "nan"], ["--model", "nowhere"],
     ["--data", "nowhere"], ["--device", "nonsense"], ["--device", "cuda:99"], ["--device", "meta"],
     ["--k", 0, "--mitigation", "vineppo"], ["--temperature", 0], ["--temperature", "nan"], ["--temperature", "inf"],
-    ["--pass_at", -1], ["--warmup_steps", 101], ["--eval_data", "nowhere"],
+    ["--pass_at", -1], ["--warmup_steps", 101], ["--eval_data", "nowhere"], ["--length_power", -1],
+    ["--loss_norm", "lambda", "--answers", 82], ["--length_power", 99, "--loss_norm", "lambda"],
 ], ids=lambda flags: " ".join(map(str, flags)))
 def test_settings_that_cannot_work_are_refused_in_one_sentence(flags, tmp_path):
     message = error_of(*TINY, *flags, "--out", tmp_path / "r")

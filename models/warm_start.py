@@ -7,12 +7,12 @@ the responses that a task's `demonstrate(puzzle, rng, known)` writes: for Countd
 the first part of the schedule, which teaches the model what is right, and low in the last, which teaches it to decide
 at random. It ends up knowing more than it shows, and that is what reinforcement learning can bring out.
 
-Run it:  python -m lab.warm_start --out models/rebuilt                about 12 minutes on two cores
-         python -m lab.warm_start --task math --out models/math       the start model of another task
-         python -m lab.warm_start --task latin --puzzles 20000 --out models/latin
-         python -m lab.warm_start --size small --steps 12000 --out models/small    half an hour
-         python -m lab.warm_start --from weights/smollm2 --until 0.25 --out weights/warm      a pretrained model
-         python -m lab.warm_start --report models/countdown-tiny      half a minute
+Run it:  python -m models.warm_start --out models/rebuilt                about 12 minutes on two cores
+         python -m models.warm_start --task math --out models/math       the start model of another task
+         python -m models.warm_start --task latin --puzzles 20000 --out models/latin
+         python -m models.warm_start --size small --steps 12000 --out models/small    half an hour
+         python -m models.warm_start --from weights/smollm2 --until 0.25 --out weights/warm      a pretrained model
+         python -m models.warm_start --report models/countdown-tiny      half a minute
 """
 import json
 import re

@@ -10,7 +10,7 @@ import torch
 import countdown_task
 import train
 from countdown_task import Puzzle, demonstrate, expression_value, generate_puzzles, reward, split
-from lab import warm_start
+from models import warm_start
 from tasks.arithmetic import find_calculations
 from tasks.searches import ATTEMPTS
 
