@@ -19,7 +19,7 @@ import numpy as np
 
 from analyze import COLOURS, MEASURES, load_runs, mean_size, method_name, position_bins, read_log, training_time
 from lab.estimates import points
-from lab.study.rows import name_of
+from lab.study.engine import name_of
 from plumbing.report import GREY, PALETTE, Table, interval, new_figure, plt, pm, ratio, save_figure, t_estimate
 from plumbing.runs import Group, group_runs, read_metrics, unequal_inputs, unequal_steps, unfinished, work_on_folders
 from tasks.text import ROLES

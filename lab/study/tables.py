@@ -1,123 +1,194 @@
-"""The tables of the study, made of the rows of lab/study/runs.csv and written to tables.md beside it with the pictures.
+"""The tables of the study: each a list of pairs of groups and a list of columns, made by lab/study/engine.py.
 
-    python -m lab.study.run --tables
+    python -m lab.study.run --tables        writes tables.md and tables-1.md beside runs.csv, and the pictures
 
-Asterisks stand only where a question of the pages is answered, and each table says over what it corrects.
+Asterisks stand only where a question of the pages is answered, and each table says over what it corrects. Section
+numbers are those of designs.md; what is decided by a design has no table before its last run.
 """
+import re
 from pathlib import Path
 
 import numpy as np
 
 from analyze import RLOO, figure_cell
-from lab.estimates import cell, points
-from lab.study.budget import cost_unit, draw_budget, spent, table_equal
-from lab.study.correlations import FILES, SHOWN, Scores, draw_scores, read_scores, score_of, table_correlations
-from lab.study.forest import JUDGED, by_area, draw_forest
-from lab.study.leads import tables_leads
-from lab.study.many import table_many
-from lab.study.predicted import table_predictions
-from lab.study.perfect import draw_perfect, table_perfect
-from lab.study.process import table_process
-from lab.study.rows import (FIRST, MORE_ANSWERS, RATIO, Levels, against_rloo, compared_groups, minus, name_of,
-                            read_versions)
-from lab.study.successes import draw_successes, table_faster, table_successes
-from lab.study.tuned import draw_tuned, table_default, table_tested, table_tuning
-from plumbing.report import Table, t_estimate, t_quantile
-from plumbing.runs import Group, Run, group_runs
+from lab.estimates import cell, points, read_cell, read_table
+from lab.statistics import holm, spearman, with_errors
+from lab.study.engine import (BOTH, COST, COSTS_OF_BOTH, FIRST, METHOD, MINUS, SEEDS, Column, Levels, Pair, arm,
+                              at_equal_cost, cost_unit, difference, equal, is_uniform, make_table, mean, minus, name_of,
+                              number, plain, read_versions, select, spent, spent_enough, together)
+from plumbing.report import Estimate, Table, contrast, interval, pm, t_estimate, t_quantile
+from plumbing.runs import Group, Run
+from train import Settings
 
-SETTINGS = {  # parts of a level whose tables compare settings, and their titles
-    "forms": "Other forms", "sweeps": "Hyper-parameters", "updates": "Several updates a batch", "breaks": "What breaks",
-    "rates": "Learning rates"}
+RATIO, SHUFFLED, EXPERT = "entropy_ratio advantage=rloo", "shuffled advantage=rloo", "expert_iteration"
+MORE_ANSWERS = "none answers=45 advantage=rloo"  # RLOO for what vineppo costs on easy puzzles
+LONGER = "none steps=560 advantage=rloo"  # the same by more steps
+CHEAPER = "vineppo cuts=uncertain"  # a form of vineppo for two thirds of its cost
+SETTINGS = {"forms": "Other forms", "sweeps": "Hyper-parameters", "updates": "Several updates a batch",
+            "breaks": "What breaks", "rates": "Learning rates"}  # parts that compare settings
 OLD_SETTINGS = {"main": "Methods", "sweeps": "Hyper-parameters", "unscaled": "Weights as written, not rescaled"}
 OLD_METHODS = ("none", "attention_credit", "causal_ablation", "entropy_masking", "entropy_weighted", "inverse_logprob",
                "inverted", "outcome_conditional", "reward_decomposition", "value_change")  # cited of version 1
+LEADING = (RLOO, MORE_ANSWERS, "none answers=64 advantage=rloo", "vineppo", "ppo", RATIO, "optimal_baseline", "none")
+PRIMARY = ((RATIO, RLOO), (RATIO, SHUFFLED), ("ppo", RLOO), ("vineppo", RLOO))  # section 1: these four are corrected
+CONTRASTS = (*PRIMARY, (EXPERT, RLOO))
+REWARDS = (("process_reward advantage=rloo", RLOO), ("process_reward process=0.5 advantage=rloo", RLOO),
+           ("ppo_process", "ppo"), ("ppo_process process=0.5", "ppo"), ("first_error solver=True", RLOO),
+           ("reward_decomposition stepwise=True advantage=rloo", RLOO),
+           ("regrade_ablation tokens=True advantage=rloo", RLOO))  # section 3
+MEASURED = {RLOO: "RLOO", "vineppo": "vineppo", "oracle k=4": "oracle k=4", "oracle": "oracle k=16",
+            "oracle k=64": "oracle k=64"}  # rows of accuracy.md
+TRUTH, GRADIENTS = "lab/truth/scores.md", "lab/gradients/tables.md"
+ALL, INSIDE = "Credit against A*, all tokens", "Credit against A* and the solver, within responses"
+SCORES = {  # what is known of a method before training: the table and column that has it, and what it means
+    "cosine with A*": (TRUTH, ALL, "cosine of update", "cosine of its update with that of A*, 256 responses"),
+    "rank, all tokens": (TRUTH, ALL, "Spearman", "rank correlation with A*, all tokens"),
+    "rank in response": (TRUTH, INSIDE, "Spearman", "rank correlation with A* within responses"),
+    "solver": (TRUTH, INSIDE, "solver", "rank correlation with the solver's verdict"),
+    "signal to noise": (GRADIENTS, "Noise and bias of each method's gradient", "signal to noise",
+                        "signal to noise of its gradient, 16 batches of 48 responses")}
+ROOT = Path(__file__).parents[2]
 LEGEND = """Success is that on held-out puzzles, in percent; differences are in points. ± is half of a 95% interval
 over seeds: Student's t, or Welch's t of a difference. *Area* is success averaged over training, or over the cost,
-linear between measurements; *end* is success at the last step, or at the named cost. RLOO is
-`--mitigation none --advantage rloo`: GRPO without the division by the standard deviation. *Cost* is a run's weighted
-tokens (sampled and read 1, updated on 3), in units of GRPO's default run. Two numbers of seeds: of the method, and of
-what it is compared with. * is significant at 5% after Holm's correction over the column, or over a level's part of it.
+linear between measurements; where one side was measured more often, both are read at the other's steps. *End* is
+success at the last step, or at the named cost. RLOO is `--mitigation none --advantage rloo`: GRPO without the division
+by the standard deviation. *Cost* is a run's weighted tokens (sampled and read 1, updated on 3), in units of GRPO's
+default run. Two numbers of seeds: of the method, and of what it is compared with. * is significant at 5% after Holm's
+correction over the column, or over a level's part of it.
 """
 
 
-# ---------------------------------------------------------------------------------------------------- methods
+# ------------------------------------------------------------------------------------------------- each level
 
 
-def mean(group: Group, figure: str) -> str:
-    """A cell: a share in percent."""
-    return points(t_estimate(group.values(figure)))
+def compared(parts: dict[str, list[Run]]) -> dict[str, Group]:
+    """The groups of a level that its comparisons name: the main table's, two forms, and longer or larger runs."""
+    forms = [run for run in parts.get("forms", []) if run.label in (CHEAPER, RATIO)]
+    return select(parts | {"two forms": forms}, "main", "two forms", "budget")
 
 
-def table_methods(level: str, groups: list[Group], costs: dict[str, float]) -> Table:
+def by_area(groups: dict[str, Group]) -> list[Group]:
+    """Groups from the largest mean success while training to the smallest."""
+    return sorted(groups.values(), key=lambda group: -group.values("area").mean())
+
+
+def table_methods(level: str, parts: dict[str, list[Run]]) -> Table:
     """All methods of a level against GRPO and RLOO, in the order of their area."""
-    by_label = {group.label: group for group in groups}
-    none, rloo = by_label["none"], by_label.get(RLOO)
+    groups = select(parts, "main")
+    none = groups["none"]
     usual = none.values("gradient norm").mean()
-    rows = [[name_of(group.label), f"{len(group.rows)}", *(mean(group, name) for name in ("end", "area", "pass@16")),
-             minus(group, none), minus(group, rloo), f"{group.values('gradient norm').mean() / usual:.1f}",
-             f"{costs[group.label]:.2f}" if group.label in costs else ""] for group in by_area(groups)]
     note = (f"After {none.values('steps').max():.0f} steps, from {100 * none.values('start').mean():.1f} at the start. "
             "pass@16: puzzles solved by at least one of 16 responses. Gradient: its norm as a multiple of GRPO's. "
             f"Among so many rows one interval in twenty excludes 0 by chance. {power(groups)}")
-    header = ["method", "seeds", "end", "area", "pass@16", "area - GRPO", "area - RLOO", "gradient", "cost"]
-    return Table(f"Methods, {level}", note, header, rows)
+    pairs = [Pair(group, none, groups.get(RLOO), cost_unit(groups)) for group in by_area(groups)]
+    return make_table(f"Methods, {level}", note, pairs, [
+        METHOD, SEEDS, mean("end"), mean("area"), mean("pass@16"), minus("area - GRPO"),
+        minus("area - RLOO", second=True),
+        Column("gradient", lambda pair: f"{pair.a.values('gradient norm').mean() / usual:.1f}"), COST])
 
 
-def power(groups: list[Group]) -> str:
+def power(groups: dict[str, Group]) -> str:
     """The smallest difference that this number of seeds detects with a probability of 80%, from the usual spread."""
-    seeds = min(len(group.rows) for group in groups)
-    improved = [group for group in groups if group.values("climb").mean() > 0]
+    seeds = min(len(group.rows) for group in groups.values())
+    improved = [group for group in groups.values() if group.values("climb").mean() > 0]
     if seeds < 2 or not improved:
         return ""
     reach = t_quantile(2 * seeds - 2) + t_quantile(2 * seeds - 2, 0.4)  # 0.4: on both sides, so 20% on one
     seen = [100 * reach * np.sqrt(2 / seeds) * np.median([np.std(group.values(figure), ddof=1) for group in improved])
-            for figure in JUDGED]
+            for figure in ("end", "area")]
     return (f"With the median spread of the methods that end above the start, {seeds} seeds a side find a difference "
             f"of {seen[0]:.1f} points at the end, or {seen[1]:.1f} of area, four times in five, before any correction.")
 
 
-def table_scores(level: str, groups: list[Group], scores: Scores) -> Table:
+def table_equal(level: str, parts: dict[str, list[Run]]) -> Table:
+    """Each method that costs 1.15 times a run of GRPO minus each run of GRPO or RLOO that spent 0.75 of what it did."""
+    groups = compared(parts)
+    unit = cost_unit(groups)
+    pairs = [Pair(group, other, unit=unit) for group in groups.values()
+             if not is_uniform(group.label) and spent(group)[-1] > 1.15 * unit
+             for other in groups.values() if is_uniform(other.label) and spent_enough(group, other, 0.75)]
+    note = ("A method minus GRPO or RLOO, at the largest cost that both reached. Both are read at the costs of the one "
+            "whose measurements are further apart. Last, the area with other weights of sampled, read and updated "
+            "tokens than 1:1:3. * by column.")
+    return make_table(f"Equal cost, {level}", note, pairs, [
+        METHOD, MINUS, BOTH, equal("at cost", "cost"), equal("area", family=together), equal("end", "end"),
+        *(equal(f"area, {name}", weights=name, family=together) for name in ("1:1:6", "1:0:0"))])
+
+
+def read_scores() -> dict[str, dict[str, Estimate]]:
+    """By method, each of SCORES, from the tables that lab/truth and lab/gradients wrote."""
+    scores: dict[str, dict[str, Estimate]] = {}
+    for name, (file, table, column, _) in SCORES.items():
+        header, rows = read_table(ROOT / file, table)
+        for row in rows:
+            scores.setdefault(row[0], {})[name] = read_cell(row[header.index(column)])
+    return scores
+
+
+def table_scores(parts: dict[str, list[Run]], scores: dict[str, dict[str, Estimate]]) -> Table:
     """What is known of each method's credit before training, beside what it learned."""
-    none = next(group for group in groups if group.label == "none")
-    rows = [[name_of(group.label), *(cell(score_of(group.label, scores, score)) for score in SHOWN), minus(group, none)]
-            for group in by_area(groups) if group.label != RLOO]
-    note = (f"Scores on the start model and the easy puzzles, with default flags ({FILES[0]}): "
-            f"{'; '.join(f'{score.name}: {score.meaning}' for score in SHOWN)}. Brackets: 95% intervals over puzzles.")
-    return Table(f"What is known before, {level}", note, ["method", *(s.name for s in SHOWN), "area - GRPO"], rows)
+    groups, shown = select(parts, "main"), ("cosine with A*", "rank in response", "solver")
+    pairs = [Pair(group, groups["none"]) for group in by_area(groups) if group.label != RLOO]
+    note = (f"Scores on the start model and the easy puzzles, with default flags ({TRUTH}): "
+            f"{'; '.join(f'{name}: {SCORES[name][3]}' for name in shown)}. Brackets: 95% intervals over puzzles.")
+    return make_table(f"What is known before, {FIRST}", note, pairs, [
+        METHOD, *(Column(name, lambda pair, name=name: cell(score_of(pair.a, scores, name))) for name in shown),
+        minus("area - GRPO"), minus("end - GRPO", "end")])
 
 
-def table_types(level: str, groups: list[Group]) -> Table:
+def score_of(group: Group, scores: dict[str, dict[str, Estimate]], name: str) -> Estimate:
+    """A method's score, whatever flags its label names; NaN where it has none."""
+    return scores.get(group.label.split()[0], {}).get(name, Estimate(float("nan")))
+
+
+def table_correlations(parts: dict[str, list[Run]], scores: dict[str, dict[str, Estimate]]) -> Table:
+    """Rank correlation of each score with what the methods learned, over all methods and over two subsets."""
+    # Not RLOO, whose credit is GRPO's in another size.
+    groups = [group for group in select(parts, "main").values() if group.label != RLOO and len(group.rows) > 2]
+    rows, least = [], scores["none"]["cosine with A*"].low
+    for name, (_, _, _, meaning) in SCORES.items():
+        scored = [group for group in groups if not np.isnan(score_of(group, scores, name).value)]
+        climbed = [group for group in scored if group.values("climb").mean() > 0]
+        close = [group for group in climbed if score_of(group, scores, "cosine with A*").value >= least]
+        for which, some in {"all": scored, "those that climbed": climbed,
+                            "of these, cosine as GRPO's or above": close}.items():
+            found, areas = ([score_of(g, scores, name) for g in some], [t_estimate(g.values("area")) for g in some])
+            x, y = (np.array([e.value for e in column]) for column in (found, areas))  # (M,) each
+            rows.append([meaning, f"{which}, {len(some)}", cell(spearman(x, y)), cell(with_errors(found, areas))])
+    note = ("Rank correlation, over methods, of scores before training with the mean area of each method's runs. First "
+            "as if scores and areas were exact, with an interval for the choice of methods alone (Bonett and Wright). "
+            "Then with their errors: median and 95% interval of 4,000 draws, each of which redraws every score and "
+            "area from a normal law with its interval; noise lowers a correlation, so this is a cautious figure. Those "
+            "that climbed ended above the start: they are selected by the outcome. As GRPO's or above: at least "
+            "the lower end of the interval of GRPO's. Where a correlation vanishes in this subset, the data only show "
+            "that bad scores go with bad learning.")
+    return Table(f"Scores and learning, {FIRST}", note, ["score", "methods", "with area", "with errors"], rows)
+
+
+def table_types(parts: dict[str, list[Run]]) -> Table:
     """Where the credit of each method went while it trained."""
-    names = ("contribution, filler / reasoning", "gradient, filler / reasoning", "effective sample size",
-             "varies within")
-    rows = [[name_of(group.label), *(figure_cell(name, t_estimate(group.values(name))) for name in names)]
-            for group in by_area(groups)]
     note = ("Filler / reasoning: the ratio of mean sizes over all tokens of a run. Effective sample size of a "
             "response's credit: 1 where all tokens receive the same. Varies within: the share of squared credit that "
             "remains after subtracting each response's mean.")
-    return Table(f"Credit by token type, {level}", note, ["method", *names], rows)
-
-
-# --------------------------------------------------------------------------------------- settings, fresh seeds
+    return make_table(f"Credit by token type, {FIRST}", note, [Pair(group) for group in by_area(select(parts, "main"))], [
+        METHOD, *(Column(name, lambda pair, name=name: figure_cell(name, t_estimate(pair.a.values(name))))
+                  for name in ("contribution, filler / reasoning", "gradient, filler / reasoning",
+                               "effective sample size", "varies within"))])
 
 
 def table_settings(title: str, runs: list[Run], others: list[Run]) -> Table:
     """Other hyper-parameters of some methods, beside and against their defaults, on the seeds of any of them."""
-    methods, seeds = {run.label.split()[0] for run in others}, {run.seed for run in others}
-    groups = {group.label: group for group in group_runs([run for run in runs if run.seed in seeds] + others)}
-    main, rows = {run.label for run in runs} & set(groups), []
-    for label, group in sorted(groups.items()):
-        if label.split()[0] in methods:
-            shape = [f"{group.values(name).mean():.2f}" for name in ("gradient norm", "effective sample size",
-                                                                     "varies within")]
-            rows.append([name_of(label), f"{len(group.rows)}", mean(group, "end"), mean(group, "area"),
-                         name_of(group.baseline.label) if group.compared else "", minus(group, group.baseline),
-                         minus(group, groups.get(default_of(label, main))), *shape])
+    methods = {run.label.split()[0] for run in others}
+    groups = select({"runs": runs, "others": others}, "runs", "others", seeds={run.seed for run in others})
+    main = {run.label for run in runs} & set(groups)
+    pairs = [Pair(group, group.baseline if group.compared else None, groups.get(default_of(label, main)))
+             for label, group in sorted(groups.items()) if label.split()[0] in methods]
     note = ("All rows on the seeds of the changed settings. Area minus the baseline, GRPO or RLOO with the same "
             "settings but for the method's, and minus the default, the same method with fewer flags in the main table.")
-    header = ["method", "seeds", "end", "area", "baseline", "area - baseline", "area - default", "gradient norm",
-              "effective sample size", "varies within"]
-    return Table(title, note, header, rows)
+    return make_table(title, note, pairs, [
+        METHOD, SEEDS, mean("end"), mean("area"), Column("baseline", lambda pair: pair.b and name_of(pair.b.label)),
+        minus("area - baseline"), minus("area - default", second=True), number("gradient norm"),
+        number("effective sample size"), number("varies within")])
 
 
 def default_of(label: str, labels: set[str]) -> str | None:
@@ -130,70 +201,303 @@ def default_of(label: str, labels: set[str]) -> str | None:
     return max(fewer, key=len, default=None)
 
 
-def table_fresh(level: str, groups: list[Group], fresh: list[Group]) -> Table:
+def table_fresh(level: str, parts: dict[str, list[Run]]) -> Table:
     """Whether seeds that nobody had seen show the leads of the seeds by which the methods were chosen."""
-    old, new = ({group.label: group for group in part} for part in (groups, fresh))
-    rows = [[name_of(label), *(cell for by_label in (old, new) for cell in (
-        f"{len(by_label[label].rows)}", minus(by_label[label], by_label.get(RLOO))))]
-            for label in new if label in old and label != RLOO]
-    note = "Area minus RLOO's, by the seeds of the tables above and by seeds that nobody had seen."
-    return Table(f"Fresh seeds, {level}", note, ["method", "seeds", "- RLOO", "fresh seeds", "fresh - RLOO"], rows)
+    old, new = compared(parts), select(parts, "fresh")
+    pairs = [Pair(old[label], old.get(RLOO), new[label]) for label in new if label in old and label != RLOO]
+    columns = [Column(header, lambda pair, figure=figure: difference(pair.c, new[RLOO], figure) if RLOO in new else "")
+               for header, figure in (("fresh - RLOO", "area"), ("end, fresh - RLOO", "end"))]
+    note = "Area minus RLOO's, by the seeds of the tables above and by seeds that nobody had seen; last, the end."
+    return make_table(f"Fresh seeds, {level}", note, pairs, [
+        METHOD, SEEDS, minus("- RLOO"), Column("fresh seeds", lambda pair: f"{len(pair.c.rows)}"), *columns])
 
 
-# ------------------------------------------------------------------------------------------------------ all of it
+# ------------------------------------------------------------------------------------------ leads over RLOO
 
 
-def write_study(file: Path) -> None:
-    """The tables of the latest rows of a file in tables.md beside it, with pictures; of version 1 in tables-1.md."""
-    versions, scores = read_versions(file), read_scores()
-    levels = versions[max(versions)]
-    tables = [table for level, parts in levels.items() for table in level_tables(level, parts, scores)]
-    tables += [*tables_leads(levels), *tables_designed(levels)]
-    write_tables("The study", tables, file.with_name("tables.md"))
-    if min(versions) < max(versions):
-        old = [table for level, parts in versions[min(versions)].items() for table in old_tables(level, parts)]
-        write_tables(f"The study, version {min(versions)}", old, file.with_name(f"tables-{min(versions)}.md"))
-    draw_study(levels, scores, file.parent)
-    print(f"wrote {file.with_name('tables.md')}, and pictures beside it")
+def leads(setting: str, groups: dict[str, Group], usual: dict[str, Group]) -> list[Pair]:
+    """LEADING in a setting that has RLOO, each against that and against the shortest run of RLOO with one update on
+    each batch that spent half as much (of `usual`, the groups of the level with one update)."""
+    found = []
+    for label in LEADING if RLOO in groups else ():
+        if label in groups and not (label == RLOO and groups is usual):
+            enough = [other for other in usual.values() if is_rloo(other.label) and
+                      spent_enough(groups[label], other, 0.5)]
+            cheapest = min(enough, key=lambda other: spent(other)[-1], default=None)
+            found.append(Pair(groups[label], groups[RLOO], cheapest, cost_unit(usual), setting))
+    return found
 
 
-def write_tables(title: str, tables: list[Table], out: Path) -> None:
-    """Write a file of tables, the legend first."""
-    out.write_text(f"# {title}\n\n{LEGEND}\n" + "\n".join(map(str, tables)), encoding="utf-8")
+def is_rloo(label: str) -> bool:
+    """Whether this is RLOO with its usual number of responses, however many steps it takes."""
+    return {"none", "advantage=rloo"} <= {*label.split()} and "answers=" not in label
+
+
+def by_updates(runs: list[Run]) -> dict[str, dict[str, Group]]:
+    """Runs with several updates on each batch, by their number and the learning rate; labelled as with one update."""
+    settings: dict[str, list[Run]] = {}
+    for run in runs:
+        flags = dict(word.split("=") for word in run.setting.split())
+        name = f"{flags['updates_per_batch']} updates" + (f", lr {flags['lr']}" if "lr" in flags else "")
+        label, setting = (re.sub(r" ?(updates_per_batch|lr)=\S+", "", text).strip()
+                          for text in (run.label, run.setting))
+        settings.setdefault(name, []).append(run._replace(label=label, setting=setting))
+    return {name: select({"": members}, "") for name, members in settings.items()}
+
+
+def changed(pairs: list[Pair]) -> set[tuple[str, str]]:
+    """The leads, by label and setting, that differ from the same method's on easy puzzles, after Holm's correction."""
+    first, changes = {pair.a.label: pair for pair in pairs if pair.setting == FIRST}, {}
+    for pair in pairs:
+        if pair.setting != FIRST and pair.a is not pair.b and (there := first.get(pair.a.label)):
+            signs = {1: (pair.a, there.b), -1: (pair.b, there.a)}
+            changes[pair.a.label, pair.setting] = contrast(
+                *((sign, group.values("area")) for sign, both in signs.items() for group in both)).p
+    return holm(changes)
+
+
+def tables_leads(levels: Levels) -> list[Table]:
+    """The leads at the levels, and those with several updates."""
+    usual = {level: compared(parts) for level, parts in levels.items()}
+    everywhere = [pair for level, groups in usual.items() for pair in leads(level, groups, groups)]
+    updated = [pair for setting, groups in by_updates(levels[FIRST].get("updates", [])).items()
+               for pair in leads(setting, groups, usual[FIRST])]
+    note = ("Minus RLOO in the same setting after as many steps; then, at the largest cost that both reached, minus "
+            "the shortest run of RLOO, one update on each batch, that spent half as much, if there is one. † differs "
+            "from the same method's lead on easy puzzles, after Holm's correction over both tables of leads. ")
+    differ, tables = changed(everywhere + updated), []
+    for title, pairs, family, over in (
+            ("Leads over RLOO", everywhere, lambda pair: pair.setting, "* by level and column."),
+            ("Leads over RLOO with several updates", updated, together, "* by column.")):
+        pairs = sorted(pairs, key=lambda pair: LEADING.index(pair.a.label))
+        table = make_table(title, note + over, pairs, [
+            METHOD, Column("setting", lambda pair: pair.setting), BOTH, COST,
+            minus("area, equal steps", family=family), minus("end, equal steps", "end"),
+            Column("RLOO run", lambda pair: pair.c and name_of(pair.c.label)), equal("at cost", "cost", second=True),
+            equal("area, equal cost", second=True, family=family), equal("end, equal cost", "end", second=True)])
+        for row, pair in zip(table.rows, pairs):
+            row[4] += " †" * ((pair.a.label, pair.setting) in differ)
+        tables.append(table)
+    return [table for table in tables if table.rows]
+
+
+# --------------------------------------------------------------------------------- what a design has decided
+
+
+RATE = Column("rate", lambda pair: f"{arm(pair.a.label)[1]:.2g}")
+PLAIN_METHOD = Column("method", lambda pair: name_of(arm(pair.a.label)[0]))
+
+
+def at_rates(groups: dict[str, Group]) -> dict[tuple[str, float], Group]:
+    """Groups by their label without the learning rate, and the rate."""
+    return {arm(label): group for label, group in groups.items()}
+
+
+def best_rate(groups: dict[tuple[str, float], Group], name: str) -> float:
+    """The learning rate at which a method has the largest mean area."""
+    return max((rate for label, rate in groups if label == name),
+               key=lambda rate: groups[name, rate].values("area").mean())
+
+
+def table_tuning(first: dict[str, list[Run]]) -> Table:
+    """Section 1, stage one: area at each rate, and how far an optimizer step moves the weights."""
+    groups = at_rates(select(first, "tune", "edge"))
+    pairs = [Pair(group) for _, group in sorted(groups.items())]
+    note = ("Step: the norm of the change of all weights in an optimizer step, and its cosine with the change before "
+            "it, means over a run. Bold: the rate with the largest mean area.")
+
+    def rate(pair: Pair) -> str:
+        name, own = arm(pair.a.label)
+        return f"**{own:.2g}**" if own == best_rate(groups, name) else f"{own:.2g}"
+
+    return make_table("Learning rates, stage one", note, pairs, [
+        PLAIN_METHOD, Column("rate", rate), SEEDS, mean("area"), mean("end"), plain("step length"),
+        plain("step cosine")])
+
+
+def stage_two(first: dict[str, list[Run]]) -> dict[str, Group]:
+    """Section 1, stage two: its arms by method; none before the last run."""
+    groups = {arm(label)[0]: group for label, group in select(first, "test").items()}
+    complete = all(name in groups and len(groups[name].rows) == (10 if name == "vineppo" else 20)
+                   for pair in CONTRASTS for name in pair)
+    return groups if complete else {}
+
+
+def table_tested(first: dict[str, list[Run]]) -> Table:
+    """Stage two: the contrasts that designs.md names."""
+    groups, unit = stage_two(first), cost_unit(select(first, "main"))
+    planned = {a: b for a, b in PRIMARY if b == RLOO}
+    pairs = [Pair(groups[a], groups[b], unit=unit) for a, b in CONTRASTS]
+    note = ("Each method at its own rate. * is significant at 5% after Holm's correction over the first four rows. "
+            "Paired: by seed. Equivalent: the 90% interval lies within one point of 0. Others: 512 puzzles that were "
+            "not measured while training, with other random numbers, at the end. Middle half: the difference of "
+            "interquartile means of area. Beats: how often a run of the first has more area than one of the second. "
+            "Equal cost: at the largest cost that both reached; 1:0:0 counts sampled tokens alone. Both were added "
+            "when the rest was known, with * by column.")
+    return make_table("Tuned, then tested", note, pairs, [
+        Column("contrast", lambda pair: " - ".join(name_of(arm(group.label)[0]) for group in pair[:2])), BOTH,
+        minus("area", family=lambda pair: "" if arm(pair.a.label)[0] in planned else None),
+        Column("area, paired", lambda pair: paired(pair.a, pair.b)),
+        Column("equivalent", lambda pair: "yes" if equivalent(pair.a, pair.b) else "no"), minus("end", "end"),
+        minus("end, others", "others"),
+        Column("area, middle half", lambda pair: f"{100 * (middle_half(pair.a) - middle_half(pair.b)):.1f}"),
+        Column("beats", lambda pair: f"{beats(pair.a, pair.b):.2f}"), COSTS_OF_BOTH,
+        equal("area, equal cost", family=together), equal("area, 1:0:0", weights="1:0:0", family=together)])
+
+
+def paired(a: Group, b: Group) -> Estimate:
+    """The mean difference of area by seed, on the seeds that both have."""
+    seeds = sorted(a.rows.keys() & b.rows.keys())
+    return t_estimate(np.array([a.rows[seed]["area"] - b.rows[seed]["area"] for seed in seeds]))
+
+
+def equivalent(a: Group, b: Group, margin: float = 0.01) -> bool:
+    """Whether the 90% interval of the difference of area (Welch) lies within the margin on both sides of 0."""
+    e = contrast((1, a.values("area")), (-1, b.values("area")), outside=0.10)
+    return max(e.high, -e.low) < margin
+
+
+def middle_half(group: Group) -> float:
+    """The interquartile mean of area: the mean of its middle half, with the runs at the edges counted in part."""
+    area = np.sort(group.values("area"))
+    sums, n = np.concatenate(([0.0], area.cumsum())), len(area)
+    low, high = np.interp([n / 4, 3 * n / 4], np.arange(n + 1), sums)
+    return float((high - low) / (n / 2))
+
+
+def beats(a: Group, b: Group) -> float:
+    """The probability that a run of one group has more area than a run of the other, ties counting half."""
+    d = a.values("area")[:, None] - b.values("area")
+    return float((d > 0).mean() + (d == 0).mean() / 2)
+
+
+def table_default(first: dict[str, list[Run]]) -> Table:
+    """Stage two against RLOO at the default rate, all of its seeds."""
+    default = select(first, "main", "fresh", "tune")[RLOO]
+    pairs = [Pair(group, default) for group in stage_two(first).values()]
+    note = ("Each method at its own rate, minus RLOO at the default rate, 2e-4. Not in the design, without correction: "
+            "does a rate chosen by area cost RLOO something else?")
+    return make_table("Tuned, against RLOO at the default rate", note, pairs, [
+        PLAIN_METHOD, BOTH, minus("area"), minus("end", "end"), minus("pass@16", "pass@16")])
+
+
+def read_accuracy() -> dict[str, Estimate]:
+    """By label, how a credit correlates with the truth."""
+    header, rows = read_table(Path(__file__).with_name("accuracy.md"), "Accuracy of the credit")
+    found = {row[0]: read_cell(row[header.index("all")]) for row in rows}
+    return {label: found[name] for label, name in MEASURED.items()}
+
+
+def table_perfect(small: dict[str, list[Run]]) -> Table:
+    """Section 2: each arm minus RLOO, and minus RLOO with 45 responses, at the same rate."""
+    groups, accuracy, unit = at_rates(select(small, "oracle")), read_accuracy(), cost_unit(select(small, "main"))
+    pairs = [Pair(group, groups.get((RLOO, rate)), groups.get((MORE_ANSWERS, rate)), unit)
+             for (_, rate), group in sorted(groups.items(), key=lambda pair: -pair[1].values("area").mean())]
+    note = ("The small model; `oracle` has k = 16 where none is named. Accuracy: Pearson's correlation of the credit "
+            "with A* of the reward (accuracy.md). Minus RLOO, and minus RLOO with 45 responses: of area, at the same "
+            "rate. Cost: weighted tokens, in runs of GRPO.")
+    return make_table("Perfect credit, small", note, pairs, [
+        PLAIN_METHOD, RATE, BOTH,
+        Column("accuracy", lambda pair: cell(accuracy.get(arm(pair.a.label)[0], Estimate(float("nan"))))), mean("end"),
+        mean("area"), minus("area - RLOO"), minus("area - 45", second=True),
+        Column("cost", lambda pair: f"{spent(pair.a)[-1] / unit:.1f}"), plain("gradient norm"), plain("step length")])
+
+
+def table_process(first: dict[str, list[Run]]) -> Table:
+    """Section 3: process rewards against what they are added to, on the seeds of the process rewards."""
+    groups = select(first, "main", "forms", "process", seeds={run.seed for run in first["process"]})
+    pairs = [Pair(groups[a], groups[b]) for a, b in REWARDS if {a, b} <= groups.keys()]
+    note = ("Differences of area and of the end. * after Holm's correction over the column. Length: tokens in a "
+            "response.")
+
+    def length(group: Group) -> str:
+        responses = group.values("steps") * Settings.questions * Settings.answers
+        return pm(*interval(group.values("tokens_sampled") / responses), 1)
+
+    return make_table("Process rewards, easy", note, pairs, [
+        METHOD, MINUS, SEEDS, mean("end"), minus("area", family=together), minus("end, difference", "end"),
+        Column("length", lambda pair: length(pair.a)), Column("its length", lambda pair: length(pair.b))])
+
+
+def table_many(first: dict[str, list[Run]]) -> Table | None:
+    """Section 4: RLOO with more than 8 responses to each puzzle at each rate; None before the longer run is done."""
+    groups = at_rates(select(first, "main", "budget", "test", "many"))
+    longer = groups.get((LONGER, Settings.lr))
+    pairs = [Pair(group, groups.get((RLOO, rate)), longer, cost_unit(select(first, "main")))
+             for (name, rate), group in sorted(groups.items()) if "answers=" in name and "advantage=rloo" in name]
+    note = ("Minus RLOO with 8 responses at the same rate, after as many steps; and minus RLOO with 560 steps at the "
+            "default rate, 2e-4, at the largest cost that both reached.")
+    return longer and make_table("Many responses at higher rates, easy", note, pairs, [
+        PLAIN_METHOD, RATE, SEEDS, COST, mean("area"), mean("end"), minus("area - RLOO"),
+        BOTH._replace(header="seeds of both"), equal("at cost", "cost", second=True),
+        equal("area - 560 steps", second=True), equal("end - 560 steps", "end", second=True)])
+
+
+def successes(levels: Levels) -> list[Pair]:
+    """Section 7: in each setting `expert_iteration` and RLOO of the same part or of the main table, where both ran."""
+    pairs = []
+    for level, parts in levels.items():
+        own = {label.split()[0]: group for label, group in select(parts, "successes").items()}
+        main = select(parts, "main")
+        pairs.append(Pair(own.get(EXPERT), own.get("none", main.get(RLOO)), None, cost_unit(main), level))
+    return [pair for pair in pairs if None not in pair[:2]]
+
+
+def table_successes(levels: Levels) -> Table:
+    """A row for each setting."""
+    note = ("`expert_iteration` minus RLOO, at equal steps and at the largest cost that both reached. Cost: of both, "
+            "in runs of GRPO in the setting. 1:0:0 counts sampled tokens alone. * is significant at 5% after Holm's "
+            "correction over the settings.")
+    return make_table("Successes alone", note, successes(levels), [
+        Column("setting", lambda pair: pair.setting), BOTH, COSTS_OF_BOTH,
+        Column("area, equal steps", lambda pair: difference(*pair[:2]) if pair.a.values("steps")[0] ==
+               pair.b.values("steps")[0] else None),
+        equal("at cost", "cost"), equal("area, equal cost", family=together), equal("end, equal cost", "end"),
+        equal("area, 1:0:0", weights="1:0:0"), minus("pass@16", "pass@16")])
+
+
+def table_faster(levels: Levels) -> Table:
+    """Section 8: both at higher rates, where they were run: at the same rate, then each at its best."""
+    pairs = []
+    for level, parts in levels.items():
+        runs = {run.seed for run in parts.get("faster", [])}
+        groups = at_rates(select(parts, "main", "successes", "faster", seeds=runs))
+        same = sorted((rate, rate) for name, rate in groups if name == EXPERT and (RLOO, rate) in groups)
+        best = [(best_rate(groups, EXPERT), best_rate(groups, RLOO))] if same else []
+        pairs += [Pair(groups[EXPERT, own], groups[RLOO, other], setting=level)
+                  for own, other in dict.fromkeys([*same, *best])]
+    note = ("`expert_iteration` minus RLOO at each learning rate. A last row has each at the rate where its mean area "
+            "is largest, if these differ. The runs at 2e-4 are those of the tables above.")
+    return make_table("Successes alone at higher rates", note, pairs, [
+        Column("setting", lambda pair: pair.setting), RATE,
+        Column("RLOO's rate", lambda pair: f"{arm(pair.b.label)[1]:.2g}"), BOTH, mean("area"),
+        Column("RLOO's area", lambda pair: t_estimate(pair.b.values("area"))), minus("area, equal steps"),
+        equal("area, equal cost"), equal("end, equal cost", "end")])
+
+
+# ---------------------------------------------------------------------------------------------------- all of it
+
+
+def level_tables(level: str, parts: dict[str, list[Run]]) -> list[Table]:
+    """The tables of a level."""
+    tables = [table_methods(level, parts), table_equal(level, parts)]
+    if level == FIRST:
+        scores = read_scores()
+        tables += [table_scores(parts, scores), table_correlations(parts, scores), table_types(parts)]
+    tables += [table_settings(f"{title}, {level}", parts["main"], parts[part]) for part, title in SETTINGS.items()
+               if part in parts]
+    return tables + ([table_fresh(level, parts)] if "fresh" in parts else [])
 
 
 def tables_designed(levels: Levels) -> list[Table]:
-    """The tables of predictions.md and designs.md, as far as their runs are done."""
-    first, found = levels[FIRST], [table_predictions(levels)]
-    if "process" in first:
-        found.append(table_process(first))
-    if "tune" in first:
-        found.append(table_tuning(first["tune"] + first.get("edge", [])))
-    if "many" in first:
-        found.append(table_many(first))
-    small = levels.get("small", {})
-    if "oracle" in small:
-        found.append(table_perfect(small["oracle"], small["main"]))
-    if "test" in first:
-        found.append(table_tested(first["test"], first["main"]))
-        found.append(table_default(first["test"], [run for part in ("main", "fresh", "tune")
-                                                     for run in first.get(part, [])]))
-    return [table for table in (*found, table_successes(levels), table_faster(levels)) if table]
-
-
-def level_tables(level: str, parts: dict[str, list[Run]], scores: Scores) -> list[Table]:
-    """The tables of a level."""
-    groups, compared = group_runs(parts["main"]), compared_groups(parts)
-    costs = {group.label: spent(group)[-1] / cost_unit(compared) for group in compared}
-    tables = [table_methods(level, groups, costs), table_equal(level, compared)]
-    if level == FIRST:
-        tables += [table_scores(level, groups, scores), table_correlations(level, scored(groups), scores),
-                   table_types(level, groups)]
-    tables += [table_settings(f"{title}, {level}", parts["main"], parts[part]) for part, title in SETTINGS.items()
-               if part in parts]
-    if "fresh" in parts:
-        tables.append(table_fresh(level, compared, group_runs(parts["fresh"])))
-    return tables
+    """The tables of designs.md, as far as their runs are done."""
+    first, small, found = levels[FIRST], levels.get("small", {}), []
+    found += [table_process(first)] if "process" in first else []
+    found += [table_tuning(first)] if "tune" in first else []
+    found += [table_many(first)] if "many" in first else []
+    found += [table_perfect(small)] if "oracle" in small else []
+    found += [table_tested(first), table_default(first)] if stage_two(first) else []
+    return [table for table in (*found, table_successes(levels), table_faster(levels)) if table and table.rows]
 
 
 def old_tables(level: str, parts: dict[str, list[Run]]) -> list[Table]:
@@ -203,22 +507,18 @@ def old_tables(level: str, parts: dict[str, list[Run]]) -> list[Table]:
             for part, title in OLD_SETTINGS.items() if part in cited]
 
 
-def scored(groups: list[Group]) -> list[Group]:
-    """The groups whose scores and areas are compared: not RLOO, whose credit is GRPO's in another size."""
-    return [group for group in groups if group.label != RLOO and len(group.rows) > 2]
+def write_study(file: Path) -> Levels:
+    """Write the tables of the latest rows of a file to tables.md beside it, those of version 1 to tables-1.md."""
+    versions = read_versions(file)
+    levels = versions[max(versions)]
+    tables = [table for level, parts in levels.items() for table in level_tables(level, parts)]
+    write_tables("The study", [*tables, *tables_leads(levels), *tables_designed(levels)], file.with_name("tables.md"))
+    if min(versions) < max(versions):
+        old = [table for level, parts in versions[min(versions)].items() for table in old_tables(level, parts)]
+        write_tables(f"The study, version {min(versions)}", old, file.with_name(f"tables-{min(versions)}.md"))
+    return levels
 
 
-def draw_study(levels: Levels, scores: Scores, folder: Path) -> None:
-    """The pictures: leads and scores of the methods with three or more seeds, and learning curves by cost."""
-    groups, compared = group_runs(levels[FIRST]["main"]), compared_groups(levels[FIRST])
-    shown = [group for group in groups if len(group.rows) > 2]
-    more = [group for group in compared if group.label in (MORE_ANSWERS, RATIO) and len(group.rows) > 2]
-    if shown:
-        draw_forest(against_rloo(shown + more), folder / "forest.png")
-        draw_scores(scored(groups), scores, folder / "scores.png")
-    draw_budget(compared, folder / "budget.png")
-    if test := levels[FIRST].get("test"):
-        draw_tuned(levels[FIRST]["tune"] + levels[FIRST].get("edge", []), test, folder / "tuned.png")
-    draw_successes(levels, folder / "successes.png")
-    if perfect := levels.get("small", {}).get("oracle"):
-        draw_perfect(perfect, folder / "perfect.png")
+def write_tables(title: str, tables: list[Table], out: Path) -> None:
+    """Write a file of tables, the legend first."""
+    out.write_text(f"# {title}\n\n{LEGEND}\n" + "\n".join(map(str, tables)), encoding="utf-8")

@@ -19,7 +19,7 @@ from countdown_task import load, read_puzzles, split, universe
 from lab import quiet
 from lab.study import plan
 from lab.study import run as study
-from lab.study.rows import ABOUT, read_rows, to_run
+from lab.study.engine import ABOUT, read_rows, to_run
 from methods import MITIGATIONS
 from plumbing.report import write_csv
 from plumbing.runs import read_metrics

@@ -1,166 +1,130 @@
-"""The tables of the study, against numbers worked out by hand, simulations, and the published rows."""
+"""Tables of the study against hand computations, simulations and the published rows."""
 import math
+import statistics
 
 import numpy as np
 import pytest
 
 import analyze
-from lab.estimates import cell
+from analyze import RLOO
+from lab.estimates import cell, points
 from lab.statistics import spearman
-from lab.study import run as study
-from lab.study import correlations
-from lab.study import tables as study_tables
-from lab.study.rows import read_rows
+from lab.study import engine, pictures, tables
+from lab.study.engine import Column, Pair, cells, read_rows, select
+from lab.study.run import ROOT
 from plumbing.report import Estimate, t_quantile, welch, write_csv
-from plumbing.runs import Run, group_runs
+from plumbing.runs import Group, Run
 
-RESULTS = study.ROOT / "lab" / "study"
-
-
-def study_run(method, seed, end, setting="", **figures):
-    """A Run of the study from 0.1 at the start to `end` after nine steps."""
-    zero = dict.fromkeys((*analyze.LEARNING, *analyze.CREDIT), 0.0)
-    rows = zero | {"start": 0.1, "end": end, "climb": end - 0.1, "area": end / 2, "pass@16": 0.5, "steps": 9.0,
-                   "gradient norm": 0.5, "step length": 0.1, "curve": {0.0: 0.0, 9.0: end},
-                   "spent": {0.0: 0.0, 9.0: 10.0}, **dict.fromkeys(analyze.COSTS, 1.0)}
-    label = f"{method} {setting}".strip()
-    return Run(f"{label}-{seed}", label, setting, method == "none", seed, rows | figures)
+RESULTS = ROOT / "lab" / "study"
+KINDS = {"tokens_sampled": 100.0, "tokens_read": 50.0, "tokens_updated": 50.0}  # of a run: 300 units
 
 
-def area_runs(label, *areas, **figures):
-    """A run for each of these areas, on one seed after the other. label: method and setting."""
-    method, _, setting = label.partition(" ")
-    return [study_run(method, seed, area + 0.1, setting, area=area, **figures) for seed, area in enumerate(areas)]
+def study_run(label, seed, end, **figures):
+    """A run from 0 to `end` along a straight line of success, and of cost, in nine steps."""
+    line = {"curve": {0.0: 0.0, 3.0: end / 3, 9.0: end}, "spent": {0.0: 0.0, 3.0: 10 / 3, 9.0: 10.0}}
+    zero = dict.fromkeys((*analyze.LEARNING, *analyze.CREDIT, "step length", "step cosine", "others"), 0.0)
+    given = zero | {"end": end, "climb": end - 0.1, "area": end / 2, "steps": 9.0, "gradient norm": 0.5} | KINDS | line
+    setting = " ".join(label.split()[1:])
+    return Run(f"{label}-{seed}", label, setting, label == "none", seed, given | figures)
+
+
+def runs(label, ends, spent=10.0, first=0, **figures):
+    """A run for each end, on one seed after the other."""
+    return [study_run(label, first + i, end, spent={0.0: 0.0, 3.0: spent / 3, 9.0: spent}, **figures)
+            for i, end in enumerate(ends)]
+
+
+def group(*curves):
+    """A group of runs given as (cost so far, success) pairs from one measurement to the next."""
+    return Group("a", {seed: {"curve": {i: y for i, (_, y) in enumerate(curve)},
+                              "spent": {i: float(x) for i, (x, _) in enumerate(curve)}} | KINDS
+                       for seed, curve in enumerate(curves)})
+
+
+def rows_of(table):
+    """The cells of each row by column, by the row's first cell."""
+    return {row[0].strip("`"): dict(zip(table.header, row)) for row in table.rows}
+
+
+# ------------------------------------------------------------------------------------------------- comparing
+
+
+def test_both_curves_are_read_where_the_coarser_one_was_measured():
+    """Guards against a concave curve that looks better the more often it was measured, and a mean over measurements
+    instead of cost: until 300, the second group's mean is 0.45 by its own measurements."""
+    coarse = group([(0, 0.2), (200, 0.6), (400, 0.6)], [(0, 0.2), (200, 0.8), (400, 0.8)])
+    fine = group(*[[(0, 0.2), (100, 0.5), (200, y), (300, y)] for y in (0.5, 0.6)])
+    ends, areas = welch(np.array([0.6, 0.8]), np.array([0.5, 0.6])), welch(
+        np.array([(0.4 * 2 + 0.6) / 3, (0.5 * 2 + 0.8) / 3]), np.array([(0.35 * 2 + 0.5) / 3, (0.4 * 2 + 0.6) / 3]))
+    assert engine.at_equal_cost(coarse, fine) == (300, pytest.approx(ends), pytest.approx(areas))
+    _, end, area = engine.at_equal_cost(fine, coarse)
+    assert [end.value, area.value] == pytest.approx([-ends.value, -areas.value])
+
+
+def test_areas_are_subtracted_over_the_same_measurements():
+    """Guards against a lead that comes from measuring more often, and a shorter run that is stretched."""
+    a = Group("a", {0: {"curve": {0: 0.0, 10: 0.6, 20: 0.6}, "area": 0.45}, 1: {"curve": {0: 0.0, 10: 0.4, 20: 0.6},
+                                                                                    "area": 0.35}})
+    b = Group("b", {0: {"curve": {0: 0.0, 20: 0.5}, "area": 0.25}})
+    assert engine.difference(a, b).value == pytest.approx(0.3 - 0.25)  # both from 0 to the end
+    longer = Group("c", {0: {"curve": {0: 0.0, 40: 0.5}, "area": 0.25}})
+    assert engine.difference(a, longer).value == pytest.approx(0.4 - 0.25)
+
+
+def test_other_weights_of_tokens_change_the_cost_of_a_whole_run():
+    """Guards against weights by the wrong kind: 100 + 50 + 3 * 50 = 300 units are 450 with 1:1:6 and 100 with 1:0:0."""
+    g = group([(0, 0.1), (60, 0.2), (300, 0.3)])
+    assert engine.spent(g, engine.WEIGHTS["1:1:6"]) == pytest.approx([0, 90, 450])
+    assert engine.spent(g, engine.WEIGHTS["1:0:0"]) == pytest.approx([0, 20, 100])
+
+
+def test_asterisks_are_corrected_within_their_family():
+    """Guards against an asterisk for p = 0.04 beside another difference, and families that are joined."""
+    pairs = [Pair(None, setting=name) for name in ("a", "a", "b", "none")]
+    found = dict(zip(map(id, pairs), (Estimate(0.02, 0.01, 0.03, p) for p in (0.04, 0.5, 0.04, 0.001))))
+    column = Column("x", lambda pair: found[id(pair)], lambda pair: None if pair.setting == "none" else pair.setting)
+    assert cells(column, pairs) == ["2.0 ± 1.0", "2.0 ± 1.0", "2.0 ± 1.0 *", "2.0 ± 1.0"]
+    assert cells(Column("x", lambda pair: Estimate(0.02)), pairs[:1]) == ["2.0"]  # a single seed has no interval
+
+
+def test_rows_that_cannot_be_read_are_refused_in_one_sentence(tmp_path):
+    """Guards against a traceback where nothing was trained on easy puzzles, and where a merge conflict was left."""
+    row = read_rows(RESULTS / "runs.csv")[-1] | {"level": "hard", "part": "main", "method": "none"}
+    write_csv([row], tmp_path / "hard.csv")
+    (tmp_path / "torn.csv").write_text("run,version\n<<<<<<< HEAD\n")
+    for name, words in (("hard", "no run of none on easy"), ("nowhere", "no run of none on easy"), ("torn", "merge")):
+        with pytest.raises(ValueError, match=f"^[^\n]*{words}[^\n]*$"):
+            engine.read_versions(tmp_path / f"{name}.csv")
+
+
+# ------------------------------------------------------------------------------------------------- each level
+
+NONE, BETTER, OTHER = (0.40, 0.42, 0.44), (0.50, 0.53, 0.56), (0.43, 0.45, 0.47)
+MAIN = [*runs("none", NONE), *runs("better", BETTER, 12.5, **{"gradient norm": 1.0}), *runs("none advantage=rloo", OTHER)]
+
+
+def half(values):
+    """The areas of runs with these ends."""
+    return np.array(values) / 2
+
+
+def test_methods_and_settings_by_hand():
+    """Guards against points for percent, GRPO and RLOO mixed up, a baseline against itself, and other seeds' runs."""
+    found = rows_of(tables.table_methods("easy", {"main": MAIN}))
+    assert list(found) == ["better", "RLOO", "GRPO"]  # by area
+    assert found["better"] | {"area - GRPO": points(welch(half(BETTER), half(NONE))), "gradient": "2.0",
+                              "area - RLOO": points(welch(half(BETTER), half(OTHER))), "cost": "1.25"} == found["better"]
+    assert found["GRPO"]["area - GRPO"] == "" == found["RLOO"]["area - RLOO"]
+    changed = runs("better x=1", (0.20, 0.21))
+    (row,) = [row for name, row in rows_of(tables.table_settings("", MAIN, changed)).items() if name == "better x=1"]
+    assert row["area - default"] == points(welch(half((0.20, 0.21)), half(BETTER[:2])))
 
 
 @pytest.mark.parametrize("label, default", [
     ("vineppo k=3 cuts=uncertain", "vineppo k=3"), ("none advantage=batch", "none"), ("none", None),
     ("none advantage=rloo answers=9", "none advantage=rloo"), ("token_type filler=2.0", None)])
 def test_a_default_is_the_same_method_with_fewer_flags(label, default):
-    """Guards against another method whose name begins alike, and a flag with another value."""
-    assert study_tables.default_of(label, {"none", "none advantage=rloo", "vineppo k=3", "token"}) == default
-
-
-def study_runs(method, *ends, seeds=(0, 1, 2), setting="", **figures):
-    """A run of a method for each of these ends, on one seed after the other."""
-    return [study_run(method, seed, end, setting, **figures) for seed, end in zip(seeds, ends)]
-
-
-def cells(table):
-    """The cells of each row of a table by column, by the method in the first cell."""
-    return {row[0].strip("`"): dict(zip(table.header, row)) for row in table.rows}
-
-
-def areas(x, y):
-    """A cell with the difference of two methods' areas, in points, from their ends in percent."""
-    e = welch(np.array(x) / 2, np.array(y) / 2)
-    return f"{e.value:.1f} ± {e.high - e.value:.1f}"
-
-
-# ----------------------------------------------------------------------------------------------- scores and learning
-
-
-def test_scores_are_read_from_their_tables(tmp_path):
-    """Guards against a column of another table, and an empty cell that becomes 0."""
-    truth = ["## Credit against A*, all tokens", "| method | Spearman | cosine of update |", "|---|--:|--:|",
-             "| a | 0.90 (0.80 to 0.95) | -0.24 (-0.56 to 0.08) |", "",
-             "## Credit against A* and the solver, within responses", "| method | Spearman | solver |",
-             "|---|--:|--:|", "| a | | 0.50 |", "", "## Other", "| method | Spearman |", "|---|--:|", "| a | 9.9 |"]
-    noise = ["## Noise and bias of each method's gradient", "", "| method | signal to noise |",
-             "|---|--:|", "| a | -0.001 |"]
-    for name, lines in zip(correlations.FILES, (truth, noise)):
-        (tmp_path / name).parent.mkdir(parents=True)
-        (tmp_path / name).write_text("\n".join(lines))
-    scores = correlations.read_scores(tmp_path)["a"]
-    assert scores[correlations.COSINE][:3] == (-0.24, -0.56, 0.08)
-    assert scores[correlations.RANK].value == 0.9
-    assert math.isnan(scores[correlations.WITHIN].value)
-    assert scores[correlations.SOLVER].value == 0.5
-    assert scores[correlations.SIGNAL].value == -0.001
-
-
-def test_scores_and_learning_by_hand():
-    """Guards against a correlation with the wrong figure, methods that fell among those that climbed, and a cut by the
-    point of GRPO instead of its interval."""
-    ends = {"none": 0.3, "a": 0.4, "b": 0.5, "c": 0.2, "d": 0.15, "e": 0.1}  # from 0.1: e did not climb
-    truths = {"none": 0.5, "a": 0.45, "b": 0.6, "c": 0.4, "d": 0.1, "e": 0.9}  # that of GRPO reaches down to 0.4
-    groups = group_runs([study_run(m, 0, end, area=1 - end) for m, end in ends.items()])
-    scores = {m: {correlations.COSINE: Estimate(t, t - 0.1, t + 0.1)} for m, t in truths.items()}
-    rows = correlations.table_correlations("easy", groups, scores).rows
-    subsets = {"all, 6": [*ends], "those that climbed, 5": [*"abcd", "none"],
-               "of these, cosine as GRPO's or above, 4": [*"abc", "none"]}
-    assert [row[1] for row in rows] == [*subsets]
-    for row, subset in zip(rows, subsets.values()):
-        assert row[2] == cell(spearman(*np.array([(truths[m], 1 - ends[m]) for m in subset]).T))
-
-
-def test_the_picture_of_scores_puts_each_method_on_its_line(tmp_path, figures):
-    """Guards against scores beside another method's gain, methods out of order, and a correlation of another panel."""
-    groups = group_runs([*study_runs("none", 0.4, 0.4), *study_runs("a", 0.5, 0.5), *study_runs("b", 0.2, 0.2)])
-    truths = {"none": 0.1, "a": 0.3, "b": 0.2}
-    scores = {m: {correlations.COSINE: Estimate(t), correlations.WITHIN: Estimate(1 - t)} for m, t in truths.items()}
-    correlations.draw_scores(groups, scores, tmp_path / "truth.png")
-    cosine, within, signal = figures[0].axes
-    assert dots(cosine) == {25.0: 0.3, 20.0: 0.1, 10.0: 0.2}  # half of the ends is the area, in percent
-    assert dots(within) == {25.0: 0.7, 20.0: 0.9, 10.0: 0.8}
-    assert not dots(signal)
-    assert [axis.get_title().split()[-1] for axis in (cosine, within)] == ["0.50", "-0.50"]  # ranks 3 1 2, areas 3 2 1
-
-
-def dots(axis):
-    """The places of the dots of a panel by their height."""
-    return {round(line.get_ydata()[0], 6): line.get_xdata()[0] for line in axis.lines if line.get_marker() == "o"}
-
-
-# ---------------------------------------------------------------------------------------------------------- tables
-
-NONE, BETTER, UNCLEAR, RLOO = (40, 42, 44), (50, 53, 56), (41, 41, 46), (45, 47, 49)  # ends in percent, three seeds
-TYPES = {"contribution, filler / reasoning": 0.4, "gradient, filler / reasoning": 0.3, "effective sample size": 0.9,
-         "varies within": 0.1}
-MAIN = [*study_runs("none", *(x / 100 for x in NONE)), *study_runs("unclear", *(x / 100 for x in UNCLEAR)),
-        *study_runs("better", *(x / 100 for x in BETTER), **TYPES, **{"gradient norm": 1.0}),
-        study_run("once k=3", 1, 0.30)]
-COSTS = {"none": 1.0, "better": 1.25, "unclear": 1.04, "once k=3": 9.0}
-
-
-@pytest.fixture(scope="module")
-def tables():
-    """The tables that compare the methods of MAIN with each other, and with other runs of them."""
-    groups = group_runs([*MAIN, *study_runs("none", *(x / 100 for x in RLOO), setting="advantage=rloo")])
-    scores = {"once": {score: Estimate(k, k - 0.5, k + 0.5) for k, score in enumerate(correlations.SCORES)}}
-    sweeps = [*study_runs("better x=1", 0.20, 0.21, 0.24), study_run("once", 0, 0.40)]
-    return {"methods": study_tables.table_methods("easy", groups, COSTS),
-            "scores": study_tables.table_scores("easy", groups, scores),
-            "types": study_tables.table_types("easy", groups),
-            "settings": study_tables.table_settings("", MAIN, sweeps)}
-
-
-@pytest.mark.parametrize("table, method, expected", [
-    ("methods", "GRPO", {"end": "42.0 ± 5.0", "area - GRPO": "", "area - RLOO": areas(NONE, RLOO), "cost": "1.00",
-                         "gradient": "1.0"}),
-    ("methods", "RLOO", {"area - GRPO": areas(RLOO, NONE), "area - RLOO": "", "cost": ""}),
-    ("methods", "better", {"seeds": "3", "area - GRPO": areas(BETTER, NONE), "area - RLOO": areas(BETTER, RLOO),
-                           "gradient": "2.0", "cost": "1.25"}),
-    ("methods", "once k=3", {"seeds": "1", "area - GRPO": "-6.0", "cost": "9.00"}),
-    ("scores", "once k=3", {"cosine with A*": "0.00 (-0.50 to 0.50)", "rank in response": "2.00 (1.50 to 2.50)",
-                            "solver": "3.00 (2.50 to 3.50)"}),
-    ("types", "better", {name: f"{value:.3f} ± 0.000" for name, value in TYPES.items()}),
-    ("settings", "better x=1", {"baseline": "GRPO", "area - baseline": areas((20, 21, 24), NONE),
-                                "area - default": areas((20, 21, 24), BETTER)}),
-    ("settings", "better", {"area - default": ""}),
-])
-def test_a_table_by_hand(tables, table, method, expected):
-    """Guards against points for percent, figures under each other's name, GRPO and RLOO mixed up, a baseline against
-    itself, and scores or costs of a method with other flags."""
-    row = cells(tables[table])[method]
-    assert {name: row[name] for name in expected} == expected
-
-
-def test_tables_name_their_methods_in_the_order_of_their_area(tables):
-    """Guards against a method left out or out of order, and scores of RLOO."""
-    methods = {name: list(cells(table)) for name, table in tables.items()}
-    assert methods["methods"] == ["better", "RLOO", "unclear", "GRPO", "once k=3"]
-    assert methods["scores"] == ["better", "unclear", "GRPO", "once k=3"]  # RLOO was not scored
+    assert tables.default_of(label, {"none", "none advantage=rloo", "vineppo k=3", "token"}) == default
 
 
 def test_the_power_that_the_table_states_is_that_of_simulated_studies():
@@ -169,31 +133,175 @@ def test_the_power_that_the_table_states_is_that_of_simulated_studies():
     x, y = np.random.default_rng(5).normal(size=(2, 40000, 5))
     t = (x.mean(1) + reach - y.mean(1)) / np.sqrt((x.var(1, ddof=1) + y.var(1, ddof=1)) / 5)
     assert np.mean(t > t_quantile(8)) == pytest.approx(0.8, abs=0.02)
-    spread = np.std([0.4, 0.42, 0.44, 0.46, 0.5], ddof=1)
-    group = group_runs(study_runs("none", 0.4, 0.42, 0.44, 0.46, 0.5, seeds=range(5)))
-    assert f"{100 * reach * spread:.1f} points at the end" in study_tables.power(group)
+    ends = (0.4, 0.42, 0.44, 0.46, 0.5)
+    assert f"{100 * reach * np.std(ends, ddof=1):.1f} points" in tables.power(select({"": runs("none", ends)}, ""))
 
 
-def test_fresh_seeds_by_hand():
-    """Guards against a difference that mixes old seeds and fresh ones."""
-    rloo = {"setting": "advantage=rloo"}
-    old = [*study_runs("none", *(x / 100 for x in RLOO), **rloo), *(run for run in MAIN if run.label == "better")]
-    fresh = [*study_runs("none", 0.50, 0.60, seeds=(5, 6), **rloo), *study_runs("better", 0.41, 0.53, seeds=(5, 6))]
-    rows = study_tables.table_fresh("easy", group_runs(old), group_runs(fresh)).rows
-    assert rows == [["`better`", "3", areas(BETTER, RLOO), "2", areas((41, 53), (50, 60))]]
+def test_fresh_seeds_are_not_mixed_with_old_ones():
+    parts = {"main": [run for run in MAIN if run.label != "none"] + runs("none", NONE),
+             "fresh": runs("none advantage=rloo", (0.50, 0.60), first=5) + runs("better", (0.41, 0.53), first=5)}
+    (row,) = tables.table_fresh("easy", parts).rows
+    assert row[1:5] == ["3", points(welch(half(BETTER), half(OTHER))), "2",
+                        points(welch(half((0.41, 0.53)), half((0.50, 0.60))))]
 
 
-# ------------------------------------------------------------------------------------------------------- all of it
+def test_costly_methods_are_compared_with_what_spent_enough():
+    """Guards against a cheap method, a run that did not spend as much, and a difference at another cost."""
+    main = runs("none", NONE) + runs("vineppo", BETTER, 30.0) + runs("cheap", BETTER, 10.0)
+    budget = runs("none steps=400 advantage=rloo", OTHER, 40.0) + runs("none answers=9", OTHER, 20.0)
+    (row,) = tables.table_equal("easy", {"main": main, "budget": budget}).rows
+    e = welch(half(BETTER), half(OTHER) * 0.75)  # straight lines, the longer one up to three quarters
+    assert row[:5] == ["`vineppo`", "RLOO steps=400", "3, 3", "3.00", points(e) + " *"]
+
+
+def test_scores_and_learning_by_hand(monkeypatch):
+    """Guards against a correlation with the wrong figure, methods that fell among those that climbed, and a cut by the
+    point of GRPO instead of its interval."""
+    ends = {"none": 0.3, "a": 0.4, "b": 0.5, "c": 0.2, "d": 0.15, "e": 0.1}  # from 0.1: e did not climb
+    truths = {"none": 0.5, "a": 0.45, "b": 0.6, "c": 0.4, "d": 0.1, "e": 0.9}  # that of GRPO reaches down to 0.4
+    main = [study_run(m, seed, end, area=1 - end) for m, end in ends.items() for seed in range(3)]
+    monkeypatch.setattr(tables, "SCORES", {"cosine with A*": ("", "", "", "cosine")})
+    scores = {m: {"cosine with A*": Estimate(t, t - 0.1, t + 0.1)} for m, t in truths.items()}
+    found = tables.table_correlations({"main": main}, scores).rows
+    subsets = {"all, 6": [*ends], "those that climbed, 5": [*"abcd", "none"],
+               "of these, cosine as GRPO's or above, 4": [*"abc", "none"]}
+    assert [row[1] for row in found] == [*subsets]
+    for row, subset in zip(found, subsets.values()):
+        assert row[2] == cell(spearman(*np.array([(truths[m], 1 - ends[m]) for m in subset]).T))
+
+
+# ----------------------------------------------------------------------------------------- leads, and designs
+
+
+@pytest.fixture
+def leads():
+    """The rows of both tables of leads by method and setting: RLOO also took four times the steps on easy puzzles."""
+    easy = [*MAIN, *runs("ppo", BETTER, 13.0)]
+    budget = runs("none steps=400 advantage=rloo", (0.60, 0.64, 0.62), 40.0) + runs("none answers=16 advantage=rloo",
+                                                                                       BETTER, 50.0)
+    more = (runs("none advantage=rloo updates_per_batch=4", BETTER, 30.0) + runs("ppo updates_per_batch=4", OTHER, 50.0)
+            + runs("none advantage=rloo lr=5e-05 updates_per_batch=4", NONE, 30.0)
+            + runs("ppo lr=5e-05 updates_per_batch=4", BETTER, 90.0))
+    hard = runs("none", BETTER) + runs("none advantage=rloo", BETTER)
+    levels = {"easy": {"main": easy, "budget": budget, "updates": more}, "hard": {"main": hard},
+              "other": {"main": runs("none", NONE)}}
+    return {(row[0].strip("`"), row[1]): row[2:] for table in tables.tables_leads(levels) for row in table.rows}
+
+
+def test_each_setting_has_its_own_rloo(leads):
+    """Guards against differences to RLOO on easy puzzles, RLOO against itself, a setting without RLOO, an asterisk for
+    a difference that shows nothing, and a dagger for one that is not a change."""
+    assert set(leads) == {("ppo", "easy"), ("GRPO", "easy"), ("GRPO", "hard"), ("RLOO", "4 updates"),
+                          ("ppo", "4 updates"), ("RLOO", "4 updates, lr 5e-05"), ("ppo", "4 updates, lr 5e-05")}
+    gain = points(welch(half(BETTER), half(OTHER)))
+    assert leads["ppo", "easy"][:3] == ["3, 3", "1.30", f"{gain} *"]
+    assert leads["ppo", "4 updates"][2] == f"-{gain} * †"
+    assert leads["GRPO", "hard"][2] == points(welch(half(BETTER), half(BETTER)))
+    assert leads["RLOO", "4 updates"][2:4] == ["", ""]
+
+
+def test_at_equal_cost_rloo_takes_one_update_and_more_steps_if_it_must(leads):
+    """Guards against RLOO with several updates or more responses, a longer run than is needed, a difference at another
+    cost, and a run that did not spend half as much."""
+    longer = np.array((0.60, 0.64, 0.62))
+    for where, name, rloo, cost, ours, theirs in (
+            ("easy", "ppo", "RLOO", "1.00", np.array(BETTER) * 10 / 13, np.array(OTHER)),
+            ("4 updates", "RLOO", "RLOO steps=400", "3.00", np.array(BETTER), longer * 0.75),
+            ("4 updates", "ppo", "RLOO steps=400", "4.00", np.array(OTHER) * 0.8, longer)):
+        found = leads[name, where][4:]
+        assert found[:2] + found[3:] == [rloo, cost, points(welch(ours, theirs))]
+        assert found[2].removesuffix(" *") == points(welch(ours / 2, theirs / 2))
+    assert leads["ppo", "4 updates, lr 5e-05"][4:] == [""] * 4
+
+
+def stage_two(rng):
+    """Twenty runs of each arm at some rate, ten of vineppo; success is proportional to the cost so far."""
+    names = list(dict.fromkeys(name for pair in tables.CONTRASTS for name in pair))
+    names.sort(key=[RLOO, tables.RATIO, tables.SHUFFLED, "ppo", "vineppo", tables.EXPERT].index)
+    return [run for k, name in enumerate(names) for run in runs(
+        name, 0.5 + 0.02 * k + 0.01 * rng.standard_normal(10 if name == "vineppo" else 20),
+        {"vineppo": 50.0, tables.EXPERT: 5.0}.get(name, 10.0), 30)]
+
+
+def test_nobody_looks_before_the_last_seed(tmp_path):
+    """Guards against a table of some seeds, a correction over more rows than four, the wrong pair, and a comparison
+    beyond the cheaper run's end."""
+    first = {"main": runs("none", NONE), "test": stage_two(np.random.default_rng(0))}
+    assert not tables.stage_two(first | {"test": first["test"][:-1]})
+    found = rows_of(tables.table_tested(first))
+    assert [row["seeds"] for row in found.values()] == ["20, 20"] * 3 + ["10, 20", "20, 20"]
+    assert [row["area"].endswith("*") for row in found.values()][-1] is False  # the last is not corrected
+    expert, rloo = (np.array([r.figures["end"] for r in first["test"] if r.label == label])
+                    for label in (tables.EXPERT, RLOO))
+    row = found[f"{tables.EXPERT}` - RLOO"]
+    assert row["area"] == points(welch(expert / 2, rloo / 2)) and row["cost"] == "0.50, 1.00"
+    assert row["area, equal cost"] == points(welch(expert / 2, rloo / 4)) + " *"  # a line from 0, and half of one
+
+
+def test_what_stage_two_shows_by_hand():
+    """Guards against quartiles that drop whole runs, ties that count as wins, pairs by their place in a list, and the
+    95% interval as a test of equivalence."""
+    made = lambda *areas, first=30: Group("a", {first + i: {"area": area} for i, area in enumerate(areas)})
+    assert tables.middle_half(made(0, 1, 2, 3, 4, 5, 6, 99.0)) == pytest.approx((2 + 3 + 4 + 5) / 4)
+    assert tables.middle_half(made(0, 1, 2, 3, 90.0)) == pytest.approx((0.75 * 1 + 2 + 0.75 * 3) / 2.5)
+    assert tables.beats(made(1, 2.0), made(1, 0, 5.0)) == (0.5 + 1 + 1 + 1) / 6
+    assert tables.paired(made(0.3, 0.5), made(9.0, 0.1, 0.4, first=29)).value == pytest.approx(0.15)
+    a, b = [0.50, 0.52, 0.51, 0.49], [0.50, 0.51, 0.52, 0.50]
+    v = [statistics.variance(x) / 4 for x in (a, b)]
+    within = t_quantile(sum(v) ** 2 / sum(x**2 / 3 for x in v), 0.10) * sum(v) ** 0.5
+    edge = abs(statistics.mean(a) - statistics.mean(b)) + within
+    assert tables.equivalent(made(*a), made(*b), edge + 1e-9) and not tables.equivalent(made(*a), made(*b), edge - 1e-9)
+
+
+def test_rates_are_compared_on_the_same_seeds_and_each_at_its_best():
+    """Guards against other seeds of the default rate, a best rate by the end, and the two methods exchanged."""
+    parts = {"main": runs(RLOO, (0.60, 0.64, 0.99)), "successes": runs("expert_iteration", (0.80, 0.84, 0.99)),
+             "faster": runs("none lr=0.0004 advantage=rloo", (0.74, 0.78)) + runs("expert_iteration lr=0.0004",
+                                                                                 (0.66, 0.70))}
+    table = tables.table_faster({"math": parts, "latin": {"main": []}})
+    found = [dict(zip(table.header, row)) for row in table.rows]
+    assert [(row["rate"], row["RLOO's rate"]) for row in found] == [
+        ("0.0002", "0.0002"), ("0.0004", "0.0004"), ("0.0002", "0.0004")]
+    assert [row["area, equal steps"].split()[0] for row in found] == ["10.0", "-4.0", "3.0"]
+
+
+def test_each_setting_of_successes_has_its_own_rloo_and_unit():
+    """Guards against RLOO of the main table where the part has its own, one unit for all, and areas of other steps."""
+    fresh = runs("none lr=0.00028 advantage=rloo", (0.40, 0.46), 12.0)
+    own = runs("expert_iteration steps=15", (0.60, 0.66), 8.0, steps=15.0) + fresh
+    main = runs("none", NONE) + runs(RLOO, OTHER)
+    levels = {"easy": {"main": main, "successes": own}, "latin": {"main": main},
+              "hard": {"main": runs("none", NONE, 20.0) + runs(RLOO, OTHER),
+                       "successes": runs("expert_iteration", (0.60, 0.66), 5.0)}}
+    found = rows_of(tables.table_successes(levels))
+    assert [*found] == ["easy", "hard"] and found["easy"]["area, equal steps"] == ""
+    assert (found["easy"]["cost"], found["hard"]["cost"]) == ("0.80, 1.20", "0.25, 0.50")
+    for level, share, other in (("easy", 8 / 12, (0.40, 0.46)), ("hard", 5 / 10, OTHER)):
+        e = welch(half((0.60, 0.66)), share * half(other))  # means of straight lines from 0
+        assert found[level]["area, equal cost"].removesuffix(" *") == points(e)
+
+
+def test_perfect_credit_is_compared_with_rloo_at_its_rate(monkeypatch):
+    """Guards against RLOO at another rate, a cost in other units, and an accuracy of another credit."""
+    monkeypatch.setattr(tables, "read_accuracy", lambda: {"oracle": Estimate(0.8, 0.7, 0.9)})
+    small = {"main": runs("none", NONE, 5.0), "oracle": runs("none lr=0.00028 advantage=rloo", OTHER)
+             + runs("none lr=0.00039 advantage=rloo", NONE) + runs("oracle lr=0.00028", BETTER, 50.0)}
+    row = rows_of(tables.table_perfect(small))["oracle"]
+    assert row["area - RLOO"] == points(welch(half(BETTER), half(OTHER)))
+    assert (row["cost"], row["accuracy"], row["area - 45"]) == ("10.0", "0.80 (0.70 to 0.90)", "")
+
+
+# ------------------------------------------------------------------------------------------------ all of it
 
 
 def test_the_published_study_is_what_its_rows_give(tmp_path):
     """Guards against a figure that no row of lab/study/runs.csv gives: all tables again, from the rows alone."""
     (tmp_path / "runs.csv").write_bytes((RESULTS / "runs.csv").read_bytes())
-    study_tables.write_study(tmp_path / "runs.csv")
+    pictures.draw_study(tables.write_study(tmp_path / "runs.csv"), tmp_path)
     for name in ("tables.md", "tables-1.md"):
         assert (tmp_path / name).read_text(encoding="utf-8") == (RESULTS / name).read_text(encoding="utf-8")
-    for name in ("forest", "scores", "budget"):
-        assert (tmp_path / f"{name}.png").is_file()
+    assert {file.name for file in tmp_path.glob("*.png")} == {file.name for file in RESULTS.glob("*.png")} - {
+        "collapse-hard.png"}
 
 
 def test_a_study_that_was_hardly_begun_has_tables(tmp_path):
@@ -202,11 +310,11 @@ def test_a_study_that_was_hardly_begun_has_tables(tmp_path):
     made = [("hard", "main", "none", "", 0), ("easy", "main", "none", "", 0), ("easy", "main", "mine", "", 0),
             ("easy", "main", "ppo", "kl=0.1", 0), ("easy", "forms", "none", "advantage=batch", 1),
             ("easy", "sweeps", "mine x=1", "", 0), ("easy", "updates", "none", "updates_per_batch=2", 1),
-            ("easy", "updates", "none", "advantage=rloo updates_per_batch=4", 1),
-            ("easy", "budget", "none", "steps=480", 1), ("easy", "fresh", "none", "", 5),
+            ("easy", "updates", "none", "advantage=rloo updates_per_batch=4", 1), ("easy", "oracle", "ppo", "", 1),
+            ("easy", "budget", "none", "steps=480", 1), ("easy", "fresh", "none", "", 5), ("easy", "many", "ppo", "", 5),
             ("easy", "fresh", "ppo", "", 5), ("other", "main", "alone", "", 0)]
     rows = [row | dict(zip(("level", "part", "method", "setting", "seed"), one)) | {"run": str(one)} for one in made]
     write_csv([*rows, row | {"version": "1", "method": "old"}], tmp_path / "runs.csv")
-    study_tables.write_study(tmp_path / "runs.csv")
+    pictures.draw_study(tables.write_study(tmp_path / "runs.csv"), tmp_path)
     text = (tmp_path / "tables.md").read_text(encoding="utf-8")
     assert "`old`" not in text and "`alone`" not in text and "`mine`" in text

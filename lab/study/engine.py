@@ -1,0 +1,243 @@
+"""The rows of lab/study/runs.csv as groups of runs, how two groups compare, and how a table is made of such pairs.
+
+A table is a list of pairs of groups and a list of columns, each a function of a pair: lab/study/tables.py has all of
+them. A run's cost so far is its weighted tokens (analyze.COSTS), recorded with every measurement of held-out success.
+"""
+import csv
+from pathlib import Path
+from typing import Callable, NamedTuple
+
+import numpy as np
+
+from analyze import COSTS, RLOO, method_name
+from lab.estimates import points
+from lab.statistics import holm
+from plumbing.report import Estimate, Table, interval, mean_height, pm, t_estimate, welch
+from plumbing.runs import Group, Run, group_runs
+from train import Settings
+
+ABOUT = ("run", "version", "part", "level", "method", "setting", "seed", "command")  # columns of text
+BY_STEP = ("curve", "spent")  # held-out success, and weighted tokens so far, as `step:value` pairs
+FIRST = "easy"  # the level where all methods ran
+WEIGHTS = {"1:1:3": COSTS, "1:1:6": COSTS | {"tokens_updated": 6},
+           "1:0:0": COSTS | {"tokens_read": 0, "tokens_updated": 0}}  # of sampled, read and updated tokens
+
+Levels = dict[str, dict[str, list[Run]]]  # runs by level and part
+
+
+# ------------------------------------------------------------------------------------------------------- rows
+
+
+def read_rows(file: Path) -> list[dict[str, str]]:
+    """The rows of lab/study/runs.csv as text, of all versions; none where there is no such file yet."""
+    if not file.is_file():
+        return []
+    with file.open(newline="", encoding="utf-8") as lines:
+        rows = list(csv.DictReader(lines))
+    if any(None in (*row, *row.values()) for row in rows):
+        raise ValueError(f"{file} has a line that is not a row: was a merge conflict left in it?")
+    return rows
+
+
+def weighted_tokens(metrics: dict[str, np.ndarray]) -> np.ndarray:
+    """The cost (steps + 1,) of a run up to each step: its tokens through the model, weighted as analyze.COSTS says."""
+    return np.nancumsum(sum(weight * metrics[name] for name, weight in COSTS.items()))  # NaN at the start
+
+
+def to_run(row: dict[str, str]) -> Run:
+    """A row of lab/study/runs.csv as a run to compare."""
+    figures = {name: float(text or "nan") for name, text in row.items() if name not in (*ABOUT, *BY_STEP)}
+    by_step = {name: dict(map(float, point.split(":")) for point in (row.get(name) or "").split()) for name in BY_STEP}
+    label = f"{row['method']} {row['setting']}".strip()
+    return Run(row["run"], label, row["setting"], row["method"] == "none", int(row["seed"]), figures | by_step)
+
+
+def read_versions(file: Path) -> dict[int, Levels]:
+    """The runs of a file by version of the results, level and part; only levels with a run of GRPO."""
+    versions: dict[int, Levels] = {}
+    for row in read_rows(file):
+        levels = versions.setdefault(int(row["version"]), {})
+        levels.setdefault(row["level"], {}).setdefault(row["part"], []).append(to_run(row))
+    for levels in versions.values():
+        for level, parts in list(levels.items()):
+            if not any(run.label == "none" for run in parts.get("main", [])):
+                del levels[level]
+    if not versions or FIRST not in versions[max(versions)]:
+        raise ValueError(f"there is no run of none on {FIRST} puzzles in {file}; make it with: python -m "
+                         f"lab.study.run --parts main --levels {FIRST} --methods none")
+    return versions
+
+
+def select(parts: dict[str, list[Run]], *names: str, seeds: set[int] | None = None) -> dict[str, Group]:
+    """The groups of some parts of a level by label; with seeds, only their runs."""
+    return {group.label: group for group in group_runs(
+        [run for name in names for run in parts.get(name, []) if seeds is None or run.seed in seeds])}
+
+
+def arm(label: str) -> tuple[str, float]:
+    """A label without its learning rate, and the rate."""
+    words = label.split()
+    rates = [float(word[3:]) for word in words if word.startswith("lr=")]
+    return " ".join(word for word in words if not word.startswith("lr=")), rates[0] if rates else Settings.lr
+
+
+def is_uniform(label: str) -> bool:
+    """Whether all tokens of a response get the same credit: GRPO or RLOO."""
+    return label.split()[0] == "none"
+
+
+def name_of(label: str) -> str:
+    """What a method is called in a table: GRPO and RLOO by name, others by their label, as code."""
+    return method_name(label) if is_uniform(label) else f"`{label}`"
+
+
+# -------------------------------------------------------------------------------------------------- comparing
+
+
+def difference(a: Group, b: Group, figure: str = "area") -> Estimate:
+    """A group minus another one in a figure, with Welch's interval.
+
+    Area depends on the steps at which success was measured. So after as many steps both are read at those of the one
+    that was measured less often, as at equal cost.
+    """
+    first, second = (list(next(iter(group.rows.values()))["curve"]) for group in (a, b))  # the steps measured
+    if figure != "area" or first == second or first[-1] != second[-1]:
+        return welch(a.values(figure), b.values(figure))
+    steps = min(first, second, key=len)
+    return welch(*(np.array([mean_height(steps, np.interp(steps, list(row["curve"]), list(row["curve"].values())))
+                             for row in group.rows.values()]) for group in (a, b)))
+
+
+def spent(group: Group, weights: dict[str, float] = COSTS) -> np.ndarray:
+    """The mean cost (m,) of a group's runs up to each measurement.
+
+    Rows record it with the weights of COSTS. Others change it by the same factor all along a run.
+    """
+    def total(row: dict, by_kind: dict[str, float]) -> float:
+        return sum(weight * row[kind] for kind, weight in by_kind.items())
+
+    return np.mean([np.array(list(row["spent"].values())) * (total(row, weights) / total(row, COSTS))
+                    for row in group.rows.values()], 0)
+
+
+class EqualCost(NamedTuple):
+    """A group minus another one at the largest cost that both reached."""
+
+    cost: float
+    end: Estimate  # success at that cost
+    area: Estimate  # mean success over the cost up to there
+
+
+def at_equal_cost(group: Group, other: Group, weights: dict[str, float] = COSTS) -> EqualCost:
+    """Compare two groups at the largest cost that both reached, and on the way there.
+
+    Learning curves are concave, so a straight line between two measurements lies below them, and further below where
+    they are far apart. So both are read at the same costs: those of the group whose measurements are further apart.
+    """
+    cost = float(min(spent(g, weights)[-1] for g in (group, other)))
+    coarser = max(spent(group, weights), spent(other, weights), key=lambda costs: costs[1])
+    costs = np.append(coarser[coarser < cost * (1 - 1e-9)], cost)  # (n,)
+    ours, theirs = ([np.interp(costs, spent(g, weights), list(row["curve"].values())) for row in g.rows.values()]
+                    for g in (group, other))  # (seeds, n) each
+    area = welch(*(np.array([mean_height(costs, curve) for curve in curves]) for curves in (ours, theirs)))
+    return EqualCost(cost, welch(np.array(ours)[:, -1], np.array(theirs)[:, -1]), area)
+
+
+def spent_enough(group: Group, other: Group, share: float) -> bool:
+    """Whether another group spent that share of what a group did, and was measured before."""
+    return bool(spent(other)[1] < share * spent(group)[-1] < spent(other)[-1])
+
+
+# ----------------------------------------------------------------------------------------------------- tables
+
+
+class Pair(NamedTuple):
+    """A row of a table: a group, what it is compared with, and perhaps a second thing to compare with."""
+
+    a: Group
+    b: Group | None = None
+    c: Group | None = None
+    unit: float = float("nan")  # the cost of GRPO's default run in the setting
+    setting: str = ""
+
+
+Cell = Estimate | str | None
+
+
+class Column(NamedTuple):
+    """A column: what it says of a pair, and the family of tests in which its asterisks are corrected, if any."""
+
+    header: str
+    value: Callable[[Pair], Cell]
+    family: Callable[[Pair], str | None] | None = None
+
+
+def together(_: Pair) -> str:
+    """The family of a column that is corrected as a whole."""
+    return ""
+
+
+def make_table(title: str, note: str, pairs: list[Pair], columns: list[Column]) -> Table:
+    """The rows of pairs under columns."""
+    made = [cells(column, pairs) for column in columns]
+    return Table(title, note, [column.header for column in columns], [list(row) for row in zip(*made)])
+
+
+def cells(column: Column, pairs: list[Pair]) -> list[str]:
+    """A column's cells: an Estimate in points, with * where it is significant in its family after Holm's correction."""
+    values, significant = [column.value(pair) for pair in pairs], set()
+    families = [column.family(pair) if column.family else None for pair in pairs]
+    for family in {*families} - {None}:
+        significant |= holm({i: e.p for i, e in enumerate(values) if families[i] == family and e is not None})
+    texts = [points(value) if isinstance(value, Estimate) else value or "" for value in values]
+    return [text + " *" * (i in significant) for i, text in enumerate(texts)]
+
+
+METHOD = Column("method", lambda pair: name_of(pair.a.label))
+SEEDS = Column("seeds", lambda pair: f"{len(pair.a.rows)}")
+BOTH = Column("seeds", lambda pair: ", ".join(f"{len(g.rows)}" for g in pair[: 2 - (pair.b in (None, pair.a))]))
+MINUS = Column("minus", lambda pair: name_of(pair.b.label))
+COST = Column("cost", lambda pair: f"{spent(pair.a)[-1] / pair.unit:.2f}")
+COSTS_OF_BOTH = Column("cost", lambda pair: ", ".join(f"{spent(g)[-1] / pair.unit:.2f}" for g in pair[:2]))
+
+
+def mean(figure: str, header: str = "") -> Column:
+    """A share in percent."""
+    return Column(header or figure, lambda pair: t_estimate(pair.a.values(figure)))
+
+
+def plain(figure: str, digits: int = 3) -> Column:
+    """A figure that is no share."""
+    return Column(figure, lambda pair: pm(*interval(pair.a.values(figure)), digits))
+
+
+def number(figure: str) -> Column:
+    """The mean of a figure alone."""
+    return Column(figure, lambda pair: f"{pair.a.values(figure).mean():.2f}")
+
+
+def minus(header: str, figure: str = "area", second: bool = False, family: Callable | None = None) -> Column:
+    """A figure's difference to what a pair names first or second; empty for none, and for the group itself."""
+    def value(pair: Pair) -> Estimate | None:
+        other = pair.c if second else pair.b
+        return None if other is None or other is pair.a else difference(pair.a, other, figure)
+
+    return Column(header, value, family)
+
+
+def equal(header: str, figure: str = "area", weights: str = "1:1:3", second: bool = False,
+          family: Callable | None = None) -> Column:
+    """A difference at equal cost, or that cost itself; empty for none."""
+    def value(pair: Pair) -> Cell:
+        other = pair.c if second else pair.b
+        if other is None:
+            return None
+        found = getattr(at_equal_cost(pair.a, other, WEIGHTS[weights]), figure)
+        return f"{found / pair.unit:.2f}" if figure == "cost" else found
+
+    return Column(header, value, family)
+
+
+def cost_unit(groups: dict[str, Group]) -> float:
+    """The cost of GRPO's run."""
+    return float(spent(groups["none"])[-1])

@@ -1,0 +1,137 @@
+"""The pictures of the study: what accurate credit buys, leads at tuned rates, and learning by cost.
+
+Run it:  python -m lab.study.run --tables
+"""
+from pathlib import Path
+
+import numpy as np
+
+from analyze import RLOO, method_name
+from lab.estimates import draw_estimate, draw_point, in_points
+from lab.study import tables
+from lab.study.engine import FIRST, Levels, at_equal_cost, cost_unit, difference, select, spent
+from plumbing.report import GREY, PALETTE, new_figure, plt, save_figure, t_estimate
+from plumbing.runs import Group, Run
+
+COLOURS = {"vineppo": PALETTE[2], "entropy_ratio": PALETTE[1], "ppo": PALETTE[0], "expert_iteration": PALETTE[3],
+           "none": GREY, "shuffled": "black"}  # one meaning in all pictures, by method
+STEPS = 100  # of a default run
+SHOWN_COSTS = (0.25, 0.5, 1, 2, 4)  # on an axis of cost
+
+
+def colour_of(label: str) -> str:
+    """The colour of a method, whatever its settings."""
+    return COLOURS[label.split()[0]]
+
+
+def short(label: str) -> str:
+    """The name of an arm in a picture, which has no room for the advantage."""
+    return method_name(label).replace(" advantage=rloo", "")
+
+
+def draw_curve(axis: plt.Axes, x: np.ndarray, group: Group, line: str, label: str) -> None:
+    """Mean held-out success over seeds in percent, and its 95% interval, at places x."""
+    curves = zip(*(row["curve"].values() for row in group.rows.values()))  # the seeds at each measurement
+    mean, low, high = 100 * np.array([t_estimate(values)[:3] for values in curves]).T  # (m,) each
+    axis.plot(x, mean, line, color=colour_of(group.label), ms=4, label=label)
+    axis.fill_between(x, low, high, color=colour_of(group.label), alpha=0.2, lw=0)
+
+
+def draw_budget(parts: dict[str, list[Run]], file: Path) -> None:
+    """Learning curves by cost (left) and by step (right), there without longer runs.
+
+    Cheap methods have most of their points below a cost of 1, so that axis is logarithmic. It leaves out the start.
+    """
+    groups = tables.compared(parts)
+    unit = cost_unit(groups)
+    figure, ((left, right),) = new_figure(2, 1, 4.2, sharey=True)
+    for label, line in {"vineppo": "o-", "ppo": "s-", tables.MORE_ANSWERS: "D--", tables.LONGER: "v:",
+                        RLOO: "^-"}.items():  # RLOO lies on its own longer run, so it comes last
+        if label in groups:
+            costs, steps = spent(groups[label]) / unit, np.array(list(next(iter(groups[label].rows.values()))["curve"]))
+            costs[0] = np.nan  # a logarithmic axis has no 0
+            for axis, x in ((left, costs), (right, steps))[: 1 + (steps[-1] == STEPS)]:
+                draw_curve(axis, x, groups[label], line, f"{short(label)}, seeds: {len(groups[label].rows)}")
+    left.set(xlabel="weighted tokens, in units of GRPO's default run", ylabel="held-out puzzles solved, %",
+             title="By cost RLOO with more steps leads", xscale="log")
+    left.set_xticks(SHOWN_COSTS, [f"{cost:g}" for cost in SHOWN_COSTS])
+    left.minorticks_off()
+    right.set(xlabel="step", title="By step VinePPO leads", xlim=(0, STEPS))
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    save_figure(figure, file)
+
+
+def draw_tuned(first: dict[str, list[Run]], file: Path) -> None:
+    """Left, area by learning rate; right, stage two's differences, at equal steps (dots) and at equal cost (squares)."""
+    groups, rates = tables.stage_two(first), tables.at_rates(select(first, "tune", "edge"))
+    figure, ((left, right),) = new_figure(2, 1, 3.6)
+    for name in dict.fromkeys(name for pair in tables.CONTRASTS for name in pair):
+        at = sorted(rate for label, rate in rates if label == name)
+        found = [t_estimate(100 * rates[name, rate].values("area")) for rate in at]
+        left.errorbar(at, [e.value for e in found], [e.high - e.value for e in found], color=colour_of(name),
+                      marker="o", ms=4, label=short(name), alpha=0.8)
+    left.set(xscale="log", xlabel="learning rate", ylabel="area: success averaged over training, %",
+             title="All have most area at 2.8e-4")
+    left.set_xticks([1.4e-4, 2e-4, 2.8e-4, 4e-4], ["1.4e-4", "2e-4", "2.8e-4", "4e-4"])
+    left.minorticks_off()
+    left.legend(fontsize=8)
+    right.axvline(0, color=GREY, lw=1)
+    for y, (a, b) in enumerate(tables.CONTRASTS):
+        draw_estimate(right, y - 0.15, in_points(difference(groups[a], groups[b])), colour=colour_of(a))
+        draw_estimate(right, y + 0.15, in_points(at_equal_cost(groups[a], groups[b]).area), hollow=True,
+                      colour=colour_of(a), marker="s")
+    right.plot([], [], "o", color=GREY, label="equal steps")
+    right.plot([], [], "s", color=GREY, mfc="none", label="equal cost")
+    right.legend(loc="lower right", fontsize=8)
+    right.set_yticks(range(len(tables.CONTRASTS)), [f"{short(a)} - {short(b)}" for a, b in tables.CONTRASTS])
+    right.invert_yaxis()
+    right.set(xlabel="points of area", title="There three lead RLOO by step")
+    save_figure(figure, file)
+
+
+def draw_successes(levels: Levels, file: Path) -> None:
+    """Held-out success by cost in each setting."""
+    pairs = tables.successes(levels)
+    if not pairs:
+        return
+    figure, axes = new_figure(len(pairs), 1, 2.8)
+    for axis, pair in zip(axes[0], pairs):
+        for group, line, label in ((pair.a, "o-", tables.EXPERT), (pair.b, "s--", "RLOO")):
+            draw_curve(axis, spent(group) / pair.unit, group, line, label)
+        axis.set(title=pair.setting, xlabel="cost")
+    axes[0, 0].set_ylabel("held-out puzzles solved, %")
+    axes[0, -1].legend(fontsize=8)
+    save_figure(figure, file)
+
+
+def draw_perfect(small: dict[str, list[Run]], file: Path) -> None:
+    """Area by the accuracy of the credit, and RLOO with 45 responses as a line, of the arms with several seeds.
+
+    Nothing before the line's runs are done.
+    """
+    groups = tables.at_rates({label: group for label, group in select(small, "oracle").items() if len(group.rows) > 1})
+    rate = min((rate for _, rate in groups), default=None)  # RLOO's; the other one is 1.4 times it
+    if (tables.MORE_ANSWERS, rate) not in groups:
+        return
+    figure, ((axis,),) = new_figure(1, 1, 4.2)
+    for name, where in tables.read_accuracy().items():
+        if (name, rate) in groups:
+            area = t_estimate(100 * groups[name, rate].values("area"))
+            draw_point(axis, where, area, color=PALETTE[0])
+            axis.annotate(tables.MEASURED[name], (where.value, area.value), textcoords="offset points", xytext=(6, 6))
+    many = t_estimate(100 * groups[tables.MORE_ANSWERS, rate].values("area"))
+    axis.axhspan(many.low, many.high, color=GREY, alpha=0.3, lw=0)
+    axis.axhline(many.value, color=GREY, label="RLOO with 45 responses")
+    axis.legend(loc="lower right")
+    axis.set(xlabel="accuracy of the credit: Pearson's correlation with A* (identical: 1)", xlim=(0, 1),
+             ylabel="area: success averaged over training, %")
+    save_figure(figure, file)
+
+
+def draw_study(levels: Levels, folder: Path) -> None:
+    """All of them, as far as their runs are done."""
+    draw_budget(levels[FIRST], folder / "budget.png")
+    if tables.stage_two(levels[FIRST]):
+        draw_tuned(levels[FIRST], folder / "tuned.png")
+    draw_successes(levels, folder / "successes.png")
+    draw_perfect(levels.get("small", {}), folder / "perfect.png")
