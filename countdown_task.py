@@ -195,15 +195,15 @@ def grade(response: str, puzzle: Puzzle) -> dict[str, float]:
 
 
 def is_correct(text: str, numbers: Iterable[int], target: int) -> bool:
-    """Whether an expression, once `plain`, uses every number exactly once and equals the target."""
-    text = plain(text) if len(text) <= MAX_LENGTH else ""
+    """Whether an expression, `without_notation`, uses every number exactly once and equals the target."""
+    text = without_notation(text) if len(text) <= MAX_LENGTH else ""
     try:
         return expression_value(text) == target and sorted(map(int, re.findall(r"[0-9]+", text))) == sorted(numbers)
     except ValueError:
         return False
 
 
-def plain(text: str) -> str:
+def without_notation(text: str) -> str:
     r"""An expression without a chat model's notation: `$4 \times [5 − 3]$` becomes `4 * (5 - 3)`.
 
     A text of whole numbers, + - * / and parentheses stays the same, unless it stands in `**`.

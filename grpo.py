@@ -144,7 +144,7 @@ def k3(logprob: Tensor, reference_logprob: Tensor) -> Tensor:
 # Functions of mask (B, T): each token's share (B, T) of a step's loss, 0 on padding. L_i is the length of response i.
 
 
-def by_length(mask: Tensor, s) -> Tensor:
+def prefer_by_length(mask: Tensor, s) -> Tensor:
     """f_i / N: in each group, longer responses weigh more where --length_power > 0, shorter ones where it is < 0.
 
     f = G softmax(h^length_power), h = 1 + z / 9, z the z-score of a response's length in its group: lambda-GRPO
@@ -160,7 +160,7 @@ LOSS_NORMS = {
     "token": lambda mask, s: mask / mask.sum(),  # 1 / N, N the sum of all lengths: DAPO's code
     "sequence": lambda mask, s: mask / (len(mask) * mask.sum(1, keepdim=True)),  # 1 / (B L_i): GRPO
     "constant": lambda mask, s: mask / (len(mask) * s.max_new_tokens),  # 1 / (B max_new_tokens): Dr. GRPO
-    "lambda": by_length}
+    "lambda": prefer_by_length}
 
 
 # ---------------------------------------------------------------------------------------------------- update

@@ -12,6 +12,10 @@ Shapes: Q puzzles a step, G responses to each (their group), B = Q G responses, 
 
 A run folder receives config.json, metrics.csv, credit/, samples.txt, checkpoint/, state.pt (for --resume) and
 final.json. Read it with `python analyze.py runs/none-seed0`.
+
+What the book shows is not quite what runs. Two of its parts have faster twins in plumbing/, which tests hold to the
+same numbers: KVCache of sampler.py (decoder.py), and PaddedRows of grpo.py (shared_prompts.py). --plain runs the parts
+that are shown.
 """
 import copy
 import inspect
@@ -54,18 +58,33 @@ CHOICES = {"reward": ("graded", "random"), "advantage": ADVANTAGES, "loss": LOSS
 class Settings:
     """Every flag, its default and its meaning."""
 
+    # What is trained, on what:
     mitigation: str = "none"  # the credit function, see the end of --help; none: plain GRPO, equal for all tokens
     model: str = ""  # a Hugging Face folder, Qwen2, Qwen3 or Llama; empty: the small one of the task
     task: str = "countdown"  # the name of a file tasks/NAME_task.py, or a path that ends in .py
     data: str = ""  # a file of puzzles, such as .jsonl or .parquet; empty: the task makes its own
     eval_data: str = ""  # a file of held-out puzzles, such as a benchmark's test split; empty: a tenth of the others
     out: str = ""  # the run folder, which must not exist; empty: runs/<mitigation>[-<changed flags>]-seed<seed>
+    seed: int = 0  # of the order of the puzzles, and of sampling
+    # The algorithm:
     steps: int = 100  # 0 only evaluates
     questions: int = 12  # Q, puzzles per step
     answers: int = 8  # G, responses to each puzzle, its group
     max_new_tokens: int = 140  # a longer response is cut off
-    seed: int = 0  # of the order of the puzzles, and of sampling
     temperature: float = 1.0  # divides the logits: the policy is softmax(logits / this), sampled, trained and evaluated
+    reward: str = "graded"  # random: a coin toss instead of the grade, while training; a control
+    advantage: str = "grpo"  # how a reward is compared with the others of its group, the responses to the same puzzle
+    normalize: str = "response"  # how @reweighting functions are rescaled: to mean 1 in each response, or step; or none
+    loss: str = "ppo"  # what the update ascends: ppo clips, cispo clips a constant weight, gspo clips whole responses
+    loss_norm: str = "token"  # each token counts the same; sequence: each response; constant: 1 / max_new_tokens
+    length_power: float = 1.0  # of --loss_norm lambda: above 0, longer responses of a group weigh more, below 0 shorter
+    clip_low: float = 0.2  # negative credit has no gradient where a token's ratio, p now / when sampled, is < 1 - this
+    clip_high: float = 0.2  # positive credit has none where the ratio is > 1 + this (PPO; DAPO: 0.28)
+    updates_per_batch: int = 1  # optimizer steps on each batch
+    old_logprob: str = "sampler"  # p when sampled, as recorded; update: as the first update computes it
+    kl: float = 0.0  # weight of the KL penalty to the start model, the reference
+    skip_unfinished: bool = False  # no credit for responses that the token limit cut off; their tokens still count
+    # The optimizer:
     lr: float = 2e-4  # AdamW's learning rate
     warmup_steps: int = 0  # n: step k of the first n has lr * k / n
     linear_decay: bool = False  # after the warm-up the learning rate falls in equal steps, to nearly 0 in the last one
@@ -74,20 +93,7 @@ class Settings:
     weight_decay: float = 0.0  # of AdamW
     max_grad_norm: float = 1.0  # the gradient is clipped to this norm
     step_length: bool = False  # also measure the length of each step in weight space, and its cosine with the last one
-    reward: str = "graded"  # random: a coin toss instead of the grade, while training; a control
-    advantage: str = "grpo"  # how a reward is compared with the others of its group, the responses to the same puzzle
-    normalize: str = "response"  # weights of reweightings: to mean 1 in each response or step; none: as written
-    loss: str = "ppo"  # what the update ascends: ppo clips, cispo clips a constant weight, gspo clips whole responses
-    loss_norm: str = "token"  # divides the loss by all tokens; sequence: by its response's; constant: by max_new_tokens
-    length_power: float = 1.0  # of --loss_norm lambda: above 0, longer responses of a group weigh more, below 0 shorter
-    clip_low: float = 0.2  # negative credit has no gradient where a token's ratio, p now / when sampled, is < 1 - this
-    clip_high: float = 0.2  # positive credit has none where the ratio is > 1 + this (PPO; DAPO: 0.28)
-    updates_per_batch: int = 1  # optimizer steps on each batch
-    old_logprob: str = "sampler"  # "when sampled" is what the sampler recorded; update: what the first update computes
-    kl: float = 0.0  # weight of the KL penalty to the start model, the reference
-    skip_unfinished: bool = False  # no credit for responses that the token limit cut off; their tokens still count in N
-    micro_batch: int = 16  # responses in one forward and backward pass; changes memory, not results
-    checkpoint_activations: bool = False  # less memory, more time: the backward pass recomputes each layer
+    # What is measured and kept:
     eval_every: int = 25  # steps between measurements of held-out success; 0: at start and end only
     eval_problems: int = 512  # held-out puzzles, one response each
     eval_greedy: bool = False  # that response takes the most probable token; it is sampled otherwise
@@ -95,7 +101,10 @@ class Settings:
     sample_every: int = 10  # steps between writing whole responses to samples.txt
     checkpoint_every: int = 0  # steps between checkpoints/step-...; 0: only the last
     state_every: int = 10  # steps between writing what --resume continues from; 0: only at the end
-    plain: bool = False  # run KVCache and PaddedRows, which the book shows, and not their faster twins in plumbing/
+    # The machine:
+    plain: bool = False  # run the plain forms that the book shows, and not their faster twins: see sampler.py
+    micro_batch: int = 16  # responses in one forward and backward pass; changes memory, not results
+    checkpoint_activations: bool = False  # less memory, more time: the backward pass recomputes each layer
     device: str = "cpu"  # any torch device that has float64, such as cuda or cuda:1
     dtype: str = "float32"  # of the model; the optimizer works on float32 weights in any case
     optimizer_device: str = ""  # cpu: master weights, gradients and moments live there; empty: on --device

@@ -3,8 +3,6 @@ import pytest
 
 import analyze
 from lab.gradients import measure as gradients
-from lab.original import appendix_b
-from lab.study import collapse, leaderboard
 from lab.study import run as study
 from lab.truth import along as truth_along
 from lab.truth import critic as critic_quality
@@ -13,8 +11,6 @@ from lab.truth import measure as ground_truth
 REFUSED = {
     analyze: [("", "name one or more run folders"), ("--steps 3", "no flags"),
               ("nowhere", "nowhere is not a run folder"), ("lab/study/runs.csv", "python -m lab.study.run --tables")],
-    appendix_b: [("", "name finished run folders"), ("--x", "and no flags"), ("nowhere", "is not a run folder")],
-    collapse: [("", "name run folders"), ("--x", "no flags"), ("nowhere", "nowhere is not a run folder")],
     critic_quality: [("--batches 0", "--batches"), ("--model nowhere", "nowhere")],
     gradients: [("--run nowhere", "is not a run folder"), ("--quest 12", "--quest"), ("--questions 0", "--questions"),
                 ("--batches 3", "--batches"), ("--critic_batches 0", "--critic")],
@@ -22,7 +18,6 @@ REFUSED = {
                    ("--questions 1", "--questions must be"), ("--rollouts 0", "--rollouts must be"),
                    ("--answers 1", "--answers 1 leaves no group"), ("--roll 8", "--roll"),
                    ("--max_new_tokens 1000000", "--max_new"), ("--device foo", "--device")],
-    leaderboard: [("--seed 3", "--seed is the same for all entries"), ("--lr x", "--lr")],
     study: [("--parts nothing", "--parts"), ("--processes 0", "--processes"), ("--unknown", "--unknown"),
             ("--methods grpo", "--methods")],
     truth_along: [("--name none", "--at"), ("--at 0 a b", "--name"), ("--name none --at 0 a nowhere", "nowhere")],

@@ -135,7 +135,7 @@ def to_bool(text: str) -> bool:
 def comments(settings_class: type) -> dict[str, str]:
     """The comment at the end of each field's line, by the field's name."""
     lines = [line.split("  # ") for line in inspect.getsource(settings_class).splitlines()]
-    return {line[0].split(":")[0].strip(): line[1] for line in lines if len(line) == 2}
+    return {line[0].split(":")[0].strip(): line[1] for line in lines if len(line) == 2 and ":" in line[0]}
 
 
 def methods_help(methods: dict) -> str:

@@ -215,7 +215,7 @@ def test_an_expression_in_the_notation_of_a_chat_model(text, answer):
 def test_fractions_of_a_chat_model():
     r"""Guards against 12 / \frac{6}{2} = 12 / 6 / 2."""
     for text, value in ((r"12 / \frac{6}{2}", 4), (r"\frac{12}{\frac{6}{2}}", 4), (r"\dfrac{12}{6 - 2} \div 3", 1)):
-        assert task.expression_value(task.plain(text)) == value
+        assert task.expression_value(task.without_notation(text)) == value
 
 
 @pytest.mark.parametrize("text, value", [

@@ -75,7 +75,7 @@ PARTS = {  # level, methods with their flags, seeds
     "sweeps": [("easy", SWEEPS, range(3))],
     "updates": [("easy", UPDATES, range(3))],
     "rates": [("easy", tuple(f"{name} --lr 0.0004" for name in (RLOO_FLAGS, "ppo")), range(3))],  # is it the step size?
-    "breaks": [("hard", ("value_change",), range(5)), ("hard", ("token_type",), range(3))],  # lab/study/collapse.py
+    "breaks": [("hard", ("value_change",), range(5)), ("hard", ("token_type",), range(3))],  # collapse.md
     "trial": [("hard", ("entropy_ratio", "tempo", "first_error", "learned_importance", *FORMS[:6]), range(1))],
     "process": [("easy", (*(f"process_reward --process {x} --advantage rloo" for x in (0.1, 0.5)),
                           *(f"ppo_process --process {x}" for x in (0.1, 0.5)),
