@@ -9,7 +9,7 @@ from typing import Callable, NamedTuple
 
 import numpy as np
 
-from analyze import COSTS, RLOO, method_name
+from analyze import COSTS, method_name
 from lab.estimates import points
 from lab.statistics import holm
 from plumbing.report import Estimate, Table, interval, mean_height, pm, t_estimate, welch

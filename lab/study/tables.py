@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from analyze import RLOO, figure_cell
-from lab.estimates import cell, points, read_cell, read_table
+from lab.estimates import cell, read_cell, read_table
 from lab.statistics import holm, spearman, with_errors
 from lab.study.engine import (BOTH, COST, COSTS_OF_BOTH, FIRST, METHOD, MINUS, SEEDS, Column, Levels, Pair, arm,
-                              at_equal_cost, cost_unit, difference, equal, is_uniform, make_table, mean, minus, name_of,
-                              number, plain, read_versions, select, spent, spent_enough, together)
+                              cost_unit, difference, equal, is_uniform, make_table, mean, minus, name_of, number, plain,
+                              read_versions, select, spent, spent_enough, together)
 from plumbing.report import Estimate, Table, contrast, interval, pm, t_estimate, t_quantile
 from plumbing.runs import Group, Run
 from train import Settings
@@ -25,7 +25,7 @@ MORE_ANSWERS = "none answers=45 advantage=rloo"  # RLOO for what vineppo costs o
 LONGER = "none steps=560 advantage=rloo"  # the same by more steps
 CHEAPER = "vineppo cuts=uncertain"  # a form of vineppo for two thirds of its cost
 SETTINGS = {"forms": "Other forms", "sweeps": "Hyper-parameters", "updates": "Several updates a batch",
-            "breaks": "What breaks", "rates": "Learning rates"}  # parts that compare settings
+            "breaks": "What breaks"}  # parts that compare settings
 OLD_SETTINGS = {"main": "Methods", "sweeps": "Hyper-parameters", "unscaled": "Weights as written, not rescaled"}
 OLD_METHODS = ("none", "attention_credit", "causal_ablation", "entropy_masking", "entropy_weighted", "inverse_logprob",
                "inverted", "outcome_conditional", "reward_decomposition", "value_change")  # cited of version 1
@@ -187,8 +187,7 @@ def table_settings(title: str, runs: list[Run], others: list[Run]) -> Table:
             "settings but for the method's, and minus the default, the same method with fewer flags in the main table.")
     return make_table(title, note, pairs, [
         METHOD, SEEDS, mean("end"), mean("area"), Column("baseline", lambda pair: pair.b and name_of(pair.b.label)),
-        minus("area - baseline"), minus("area - default", second=True), number("gradient norm"),
-        number("effective sample size"), number("varies within")])
+        minus("area - baseline"), minus("area - default", second=True), number("gradient norm")])
 
 
 def default_of(label: str, labels: set[str]) -> str | None:
@@ -485,7 +484,7 @@ def level_tables(level: str, parts: dict[str, list[Run]]) -> list[Table]:
         scores = read_scores()
         tables += [table_scores(parts, scores), table_correlations(parts, scores), table_types(parts)]
     tables += [table_settings(f"{title}, {level}", parts["main"], parts[part]) for part, title in SETTINGS.items()
-               if part in parts]
+               if part in parts and len({run.label for run in parts[part]}) > 1]  # one form alone is among the leads
     return tables + ([table_fresh(level, parts)] if "fresh" in parts else [])
 
 
