@@ -7,9 +7,10 @@ pass fits on half a page of numpy. Read it beside grpo.py:
 
     prompt -> tokens and their log-probs -> rewards -> advantage -> credit -> loss -> gradient -> new weights
 
-It uses the plain forms that the book shows, as the flag --plain does, and not their twins in plumbing/. The two
-responses have unequal lengths, so padding and the loss's denominator can be seen. The second update is on the same
-responses, so the ratio of a token's probability to that when it was sampled is no longer 1.
+It uses the plain forms that the book shows, as the flag --plain does. The test below repeats it with their faster twins
+in plumbing/, which run otherwise. The two responses have unequal lengths, so padding and the loss's denominator can be
+seen. The second update is on the same responses, so the ratio of a token's probability to that when it was sampled is
+no longer 1.
 """
 import sys
 from pathlib import Path
@@ -27,7 +28,7 @@ from methods import MITIGATIONS
 from plumbing.optimizer import Optimizer
 from qwen2_model import Qwen2, read_config
 from rollout import Policy, token_batch
-from sampler import KVCache, generate
+from sampler import KVCache, fast_cache, generate
 from train import Settings
 
 VOCABULARY = ["", "1", "2", "3", "+", "-", "</think>", "\n<answer>", "</answer>"]  # token 0 ends a response
@@ -114,13 +115,13 @@ def finite_differences(loss, w):
 # --------------------------------------------------------------------------------------------------- the step
 
 
-def make_policy():
-    """A model with random weights, in float64."""
+def make_policy(plain):
+    """A model with random weights, in float64. plain: see train.py's flag."""
     torch.manual_seed(0)
     model = Qwen2(read_config(CONFIG)).double()
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.5)
-    return Policy(model, TinyTokenizer(), countdown_task, plain=True)  # plain: see train.py's flag
+    return Policy(model, TinyTokenizer(), countdown_task, plain=plain)
 
 
 def weights_of(model):
@@ -140,13 +141,14 @@ def rollout(policy):
         t = np.arange(len(response))
         row[t] = p.cumsum(1)[t, response] - p[t, response] / 2
     # One prompt, and two rows of random numbers: two responses to it.
-    samples = generate(policy.model, [PROMPT], torch.from_numpy(uniforms), [0], cache_type=KVCache)
+    cache = KVCache if policy.plain else fast_cache
+    samples = generate(policy.model, [PROMPT], torch.from_numpy(uniforms), [0], cache_type=cache)
     return token_batch(policy, [PUZZLE], samples, SETTINGS, step=1)
 
 
-def walk(method):
+def walk(method, plain=True):
     """Yield (what it is, by the book's code, by hand) for every number of the step and of the second update."""
-    policy = make_policy()
+    policy = make_policy(plain)
     before = weights_of(policy.model)
     batch = rollout(policy)
     yield "tokens, 0 is padding after the end", batch.tokens, [RIGHT, WRONG + [0, 0]]
@@ -203,8 +205,8 @@ def walk(method):
 
 
 def test_the_code_does_what_the_arithmetic_says():
-    for method in ("none", "outcome_conditional"):
-        for what, ours, by_hand in walk(method):
+    for method, plain in (("none", True), ("none", False), ("outcome_conditional", True)):
+        for what, ours, by_hand in walk(method, plain):
             np.testing.assert_allclose(np.asarray(ours), np.asarray(by_hand), rtol=0, atol=2e-6, err_msg=what)
 
 
