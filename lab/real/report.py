@@ -1,31 +1,36 @@
 """Tables and picture of a pretrained model's credit, from the arrays published in lab/real/data.
 
 first-countdown.npz and first-words.npz are the credit logs of the runs of part `first` (designs.md, section 1), and
-truth-start.npz is what lab/truth/measure.py measured (section 2). Beside them stand the figures of the original work.
+truth-start.npz is what lab/truth/measure.py measured (section 2). learning-words.npz is the credit log of a whole run
+(section 4). Beside them stand the figures of the original work.
 
-Run it:  python -m lab.real.report        writes tables.md and truth.png beside this file; half a minute
+Run it:  python -m lab.real.report                          writes tables.md and truth.png beside this file
+         python -m lab.real.report --take RUN --name NAME   the credit log of a run as data/NAME.npz
 """
 from pathlib import Path
 from typing import Callable
 
 import numpy as np
 
-from analyze import average, mean_size, position_bins, with_measures
+from analyze import average, mean_size, position_bins, read_log, with_measures
 from lab.estimates import cell
 from lab.statistics import bootstrap, correlate, ranks, share, sums, within
 from lab.truth.file import read_truth
 from lab.picture import draw
 from lab.truth.scoring import HALVES, all_credit
 from plumbing.files import read_arrays
+from plumbing.flags import new_parser
 from plumbing.progress import one_sentence
 from plumbing.report import Estimate, Table, pm, t_statistics
-from tasks.text import REASONING, ROLES
+from plumbing.runs import read_metrics
+from tasks.text import FILLER, REASONING, ROLES
 
 ROOM = Path(__file__).parent
 TOY = ROOM.parent / "truth" / "data" / "ground_truth.npz"  # of the bundled model, on Countdown
 FIRST = {"Countdown": "first-countdown", "word problems": "first-words"}
 COLUMNS = ("step", "response", "group", "position", "token", "logprob", "entropy", "logit_grad", "credit", "role",
            "in_answer")
+LEARNING = "learning-words"  # the run whose steps are shown
 # Document 000, over its 100 steps, by advantage * log p; its filler counts tags.
 THEIRS = {"reasoning, share of tokens": "32.2%", "length, tokens": "183 at first, 42 at the end",
           "responses, tokens": "6,400, 303,042", "filler and tags / reasoning, contribution": "1.31",
@@ -87,6 +92,40 @@ def table_fifths(log: dict) -> Table:
     return Table("Filler and tags over reasoning, by position, Countdown", (
         "Ratio of mean sizes, with its 95% interval over puzzles."), ["position", "contribution", "gradient",
                                                                       "the original, contribution"], rows)
+
+
+# -------------------------------------------------------------------------------------------------- while it learns
+
+
+def table_learning(log: dict) -> Table:
+    """A run by tens of its steps: what its responses are like, and where the credit goes."""
+    rows = []
+    for first in range(1, int(log["step"].max()) + 1, 10):
+        part = {name: column[(log["step"] >= first) & (log["step"] < first + 10)] for name, column in log.items()}
+        begins = part["position"] == 0
+        reward, step, group = (part[name][begins] for name in ("reward", "step", "group"))
+        right = reward > 0.5  # 0.1 for the layout, and 1 for the answer
+        equal = [np.ptp(reward[(step == s) & (group == g)]) == 0 for s in np.unique(step) for g in np.unique(group)]
+        filler, reasoning = part["role"] == FILLER, part["role"] == REASONING
+        ratios = [ratio_of(part, measure, filler, reasoning).value for measure in ("contribution", "gradient")]
+        rows.append([f"{first}-{step.max()}", f"{begins.sum()}", f"{right.mean():.2f}",
+                     f"{10 * (reward - right).mean():.2f}", f"{len(begins) / begins.sum():.0f}",
+                     average(part["entropy"]), f"{np.mean(equal):.0%}", f"{filler.mean():.1%}",
+                     *(f"{ratio:.2f}" for ratio in ratios)])
+    return Table("One run while it learns", (
+        "RLOO on word problems, 4 x 8 responses a step. The responses of each ten steps: the share that is right, how "
+        "much of the layout they have, tokens, mean entropy in nats, groups whose rewards are all equal, and filler: "
+        "its share of the tokens, and the ratio of its mean size to reasoning's by contribution and by gradient."),
+        ["steps", "responses", "right", "format", "length", "entropy", "equal groups", "filler", "contribution",
+         "gradient"], rows)
+
+
+def take(run: Path, name: str) -> None:
+    """Write the credit log of a run to data/NAME.npz."""
+    log = read_log(run, read_metrics(run))
+    file = ROOM / "data" / f"{name}.npz"
+    np.savez_compressed(file, **{column: log[column] for column in (*COLUMNS, "reward")})
+    print(f"wrote {file}, {file.stat().st_size / 1e6:.1f} MB")
 
 
 # ----------------------------------------------------------------------------------------------------- the truth
@@ -158,13 +197,25 @@ def table_measured(truth: dict) -> Table:
 
 @one_sentence()
 def main() -> None:
-    """Write the tables and the picture."""
+    """Write the tables and the picture, or take over a run's log."""
+    parser = new_parser(description=__doc__)
+    parser.add_argument("--take", type=Path, metavar="RUN", help="a run folder whose credit log is to be published")
+    parser.add_argument("--name", default=LEARNING, help=f"of the file (default {LEARNING})")
+    args = parser.parse_args()
+    take(args.take, args.name) if args.take else write_tables()
+
+
+def write_tables() -> None:
+    """tables.md and truth.png, from the published arrays."""
     logs = {task: with_measures(read_arrays(ROOM / "data" / f"{name}.npz", COLUMNS)) for task, name in FIRST.items()
             if (ROOM / "data" / f"{name}.npz").is_file()}
     truth = read_truth(ROOM / "data" / "truth-start.npz")
     tables = [table_first(logs), table_fifths(logs["Countdown"]), table_measured(truth),
               table_where("Where the truth lies", truth), table_where("Where it lies in the toy", read_truth(TOY)),
               table_ranks(truth), table_sizes(truth)]
+    learning = ROOM / "data" / f"{LEARNING}.npz"
+    if learning.is_file():
+        tables.insert(2, table_learning(with_measures(read_arrays(learning, (*COLUMNS, "reward")))))
     (ROOM / "tables.md").write_text("\n".join(map(str, tables)), encoding="utf-8")
     draw(truth, ROOM / "truth.png")
     print(f"wrote {ROOM / 'tables.md'} and truth.png")

@@ -25,5 +25,22 @@ def test_the_tables_are_those_of_the_published_arrays(tmp_path, monkeypatch):
     tracked = (report.ROOM / "tables.md").read_text(encoding="utf-8")
     monkeypatch.setattr(report, "ROOM", tmp_path)
     monkeypatch.setattr(report, "draw", lambda *_: None)
-    report.main()
+    report.write_tables()
     assert (tmp_path / "tables.md").read_text(encoding="utf-8") == tracked
+
+
+def test_a_run_by_tens_of_steps_by_hand():
+    """Guards against tokens counted as responses, groups of two steps taken for one, and a share of the reward."""
+    def steps(step, rewards):
+        """Two responses of two tokens each to one puzzle: a word of size 3 and a digit of size 1."""
+        return ((step, response, 0, position, reward, (3.0, 1.0)[position], position)
+                for response, reward in enumerate(rewards) for position in range(2))
+
+    names = ("step", "response", "group", "position", "reward", "contribution", "role")
+    columns = map(np.array, zip(*steps(1, (1.1, 0.05)), *steps(2, (0.1, 0.1)), *steps(11, (1.0, 1.1)), strict=True))
+    log = dict(zip(names, columns))
+    log |= {"gradient": -log["contribution"], "entropy": np.full(12, 0.5)}
+    table = report.table_learning(log)
+    first, second = (dict(zip(table.header, row)) for row in table.rows)
+    assert [*first.values()] == ["1-2", "4", "0.25", "0.88", "2", "0.500", "50%", "50.0%", "3.00", "3.00"]
+    assert (second["steps"], second["right"], second["format"], second["equal groups"]) == ("11-11", "1.00", "0.50", "0%")
