@@ -112,12 +112,6 @@ def with_errors(x: list[Estimate], y: list[Estimate], draws: int = 4000) -> Esti
     return Estimate(*np.tanh(np.quantile(found, (0.5, 0.025, 0.975))))
 
 
-def explained(x: np.ndarray, label: np.ndarray) -> float:
-    """Share of the variance of x (n,) that lies between labels (n,)."""
-    count = np.maximum(np.bincount(label), 1)
-    return float(((np.bincount(label, x) / count)[label] - x.mean()).var() / x.var())
-
-
 def holm(p: dict[str, float]) -> set[str]:
     """The names whose differences are significant at 5% after Holm's correction for having looked at all of p."""
     known = sorted((value, name) for name, value in p.items() if not math.isnan(value))

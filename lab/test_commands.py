@@ -2,25 +2,25 @@
 import pytest
 
 import analyze
+from lab import heads
 from lab.gradients import measure as gradients
+from lab.playground import __main__ as playground
 from lab.study import run as study
-from lab.truth import along as truth_along
-from lab.truth import critic as critic_quality
 from lab.truth import measure as ground_truth
 
 REFUSED = {
     analyze: [("", "name one or more run folders"), ("--steps 3", "no flags"),
               ("nowhere", "nowhere is not a run folder"), ("lab/study/runs.csv", "python -m lab.study.run --tables")],
-    critic_quality: [("--batches 0", "--batches"), ("--model nowhere", "nowhere")],
-    gradients: [("--run nowhere", "is not a run folder"), ("--quest 12", "--quest"), ("--questions 0", "--questions"),
+    gradients: [("--quest 12", "--quest"), ("--questions 0", "--questions"),
                 ("--batches 3", "--batches"), ("--critic_batches 0", "--critic")],
     ground_truth: [("--model no/such/model", "no/such/model"), ("--data no/such.jsonl", "no/such.jsonl"),
                    ("--questions 1", "--questions must be"), ("--rollouts 0", "--rollouts must be"),
                    ("--answers 1", "--answers 1 leaves no group"), ("--roll 8", "--roll"),
                    ("--max_new_tokens 1000000", "--max_new"), ("--device foo", "--device")],
+    playground: [("--truth nowhere", "nowhere"), ("--tru", "--tru"),
+                 (f"--model {playground.MODEL.with_name('math-tiny')}", "the truth is about another model")],
     study: [("--parts nothing", "--parts"), ("--processes 0", "--processes"), ("--unknown", "--unknown"),
             ("--methods grpo", "--methods")],
-    truth_along: [("--name none", "--at"), ("--at 0 a b", "--name"), ("--name none --at 0 a nowhere", "nowhere")],
 }
 
 
@@ -30,6 +30,6 @@ REFUSED = {
 def test_a_wrong_command_is_refused_in_one_sentence(program, words, said, refusal, tmp_path, monkeypatch):
     """Guards against a traceback, or minutes of work, before the user learns what is wrong."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(critic_quality, "fit", lambda *_: pytest.fail("it began to work"))
+    monkeypatch.setattr(heads, "fit", lambda *_: pytest.fail("it began to work"))
     monkeypatch.setattr(study.subprocess, "Popen", lambda *_, **__: pytest.fail("it began to work"))
     assert said in refusal(program, *words.split())

@@ -20,5 +20,5 @@ def test_no_room_imports_anothers_drawing():
 
 
 def test_what_the_rooms_share_knows_no_room():
-    for file in (LAB / f"{name}.py" for name in ("statistics", "estimates", "updates")):
+    for file in (LAB / f"{name}.py" for name in ("statistics", "estimates", "updates", "heads")):
         assert not [module for module, _ in imports(file) if module.startswith("lab.") and module.count(".") > 1], file

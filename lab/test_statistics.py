@@ -1,4 +1,4 @@
-"""Rank correlation and its intervals against the textbook and simulations, Holm's correction, and cells read back."""
+"""Correlations and their intervals against the textbook, loops and simulations, Holm's correction, cells read back."""
 import math
 import statistics
 
@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from lab.estimates import cell, read_cell
-from lab.statistics import holm, spearman, with_errors
+from lab.statistics import (RESAMPLES, bootstrap, correlate, holm, resampled, share, spearman, sums,
+                            with_errors)
 from plumbing.report import Estimate, pm
 
 
@@ -58,6 +59,25 @@ def test_errors_shrink_a_correlation_by_as_much_as_they_should(errors):
     shrunk = r / math.sqrt(math.prod(1 + e**2 for e in errors))
     found = with_errors(*columns, draws=100)
     assert found.value == pytest.approx(6 / math.pi * math.asin(shrunk / 2), abs=0.03)
+
+
+def test_the_bootstrap_draws_whole_puzzles():
+    """Guards against intervals over tokens: a loop puts together the tokens of the puzzles that were drawn."""
+    rng, Q = np.random.default_rng(0), 7
+    puzzle = np.repeat(np.arange(Q), rng.integers(3, 9, Q))
+    x = rng.normal(size=len(puzzle)) + puzzle
+    y = rng.normal(size=len(puzzle)) + 0.5 * x
+    drawn, found = resampled(Q), []
+    assert drawn.shape == (RESAMPLES, Q) and (drawn.sum(1) == Q).all()
+    assert drawn.var(0) == pytest.approx(1 - 1 / Q, abs=0.15)
+    for row in drawn:
+        tokens = np.concatenate([np.flatnonzero(puzzle == q) for q in np.repeat(np.arange(Q), row)])
+        found.append((np.corrcoef(x[tokens], y[tokens])[0, 1], x[tokens].sum() / y[tokens].sum()))
+    (low_r, low), (high_r, high) = np.percentile(found, (2.5, 97.5), axis=0)
+    assert list(correlate(x, y, puzzle)[:3]) == pytest.approx([np.corrcoef(x, y)[0, 1], low_r, high_r])
+    assert list(bootstrap(share, sums(puzzle, x, y))[:3]) == pytest.approx([x.sum() / y.sum(), low, high])
+    for flat in (0 * x + 0.1, x), (x, 0 * x + 0.1):
+        assert math.isnan(correlate(*flat, puzzle).value)
 
 
 def test_holm_by_hand():

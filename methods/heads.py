@@ -17,8 +17,6 @@ A head is an nn.Module made from the hidden size, with an `optimizer`, `read(hid
 batch.ask.head(name), and `learn(batch)`, called after the credit of a step is known, which returns columns of
 metrics.csv. To add one, write it here and name it in HEADS. A credit function that needs it says so in its decorator:
 needs=("critic",).
-
-Run it:  python -m lab.truth.critic      fits one to the bundled model and measures how well it predicts
 """
 from functools import partial
 from pathlib import Path

@@ -17,8 +17,8 @@ import countdown_task
 from grpo import compare
 from lab.estimates import cell
 from lab.gradients.rank import SIZES, products
+from lab.heads import fitted_methods
 from lab.statistics import bootstrap, centred, correlate, jackknife, share
-from lab.truth.critic import fitted_methods
 from lab.updates import credit_gradients
 from plumbing.report import Table
 from rollout import TokenBatch
@@ -29,8 +29,7 @@ METHODS = fitted_methods(countdown_task)
 def table_baseline(success: np.ndarray, norms: np.ndarray) -> Table:
     """The noise of (r - b) g by baseline b, from success r and squared norms |g|^2 (Q, G) of responses' gradients.
 
-    The expectation is the same for every b that does not see the response itself, so the variance is
-    E (r - b)^2 |g|^2 minus a constant.
+    E (r - b) g is the same for every b that does not see the response, so the variance is E (r - b)^2 |g|^2 - constant.
     """
     rows = []
     for R in SIZES:

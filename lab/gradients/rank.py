@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from grpo import ADVANTAGES, compare
+from grpo import compare
 from lab.estimates import read_cell, read_table
 from lab.updates import credit_gradients
 from methods.calculations import reward_decomposition
@@ -26,7 +26,6 @@ from methods.tokens import token_type
 from mitigations import ppo
 from plumbing.progress import Progress
 from plumbing.report import GREY, PALETTE, Table, interval, new_figure, pm, ratio, save_figure
-from qwen2_model import Qwen2
 from rollout import TokenBatch
 
 SIZES = (2, 4, 8, 16)  # of a group
@@ -80,33 +79,31 @@ def group_of(batch: TokenBatch, q: int, R: int) -> TokenBatch:
 
 
 @torch.no_grad()
-def token_gram(model: Qwen2, group: TokenBatch, credit: Tensor) -> np.ndarray:
+def token_gram(group: TokenBatch, credit: Tensor) -> np.ndarray:
     """X X^T (N, N) of a group's N tokens with credit (R, T); a row of X is credit * (onehot - p) outer hidden state.
 
     <a outer b, c outer d> = <a, c> <b, d>, so the rows, which are of size V D, are never made.
     """
     states = group.ask.hidden[group.mask]  # (N, D)
-    error = -model.log_probs(states).exp()  # (N, V)
+    error = -group.ask.policy.model.log_probs(states).exp()  # (N, V)
     error[torch.arange(len(states)), group.tokens[group.mask]] += 1
     c = credit[group.mask].double()  # (N,)
     return (c[:, None] * c).cpu().numpy() * products(error, error) * products(states, states)
 
 
-def spectra(group: TokenBatch, gradients: Tensor) -> dict[str, list[np.ndarray]]:
-    """Singular values of the two matrices whose rows are gradients (R, P) of the responses, or sums of them."""
+def spectra(group: TokenBatch, credit: Tensor, inner: bool) -> dict[str, list[np.ndarray]]:
+    """Singular values of a group's matrices with credit (R, T); inner: also those of tokens and of weight matrices."""
     right = group.success > 0  # (R,)
-    sides = torch.stack([gradients[side].sum(0) for side in (right, ~right)])  # (2, P)
-    return {SIDES: [gram_spectrum(products(sides, sides))], RESPONSES: [gram_spectrum(products(gradients, gradients))]}
-
-
-def inner_spectra(model: Qwen2, group: TokenBatch, credit: Tensor, gradients: Tensor) -> dict[str, list[np.ndarray]]:
-    """Singular values of the matrix of tokens with credit (R, T), and of weight matrices, from gradients (R, P)."""
-    found = {TOKENS: [gram_spectrum(token_gram(model, group, credit))]}
-    parts = gradients.sum(0).split([weight.numel() for weight in model.parameters()])
-    for (name, weight), g in zip(model.named_parameters(), parts):
-        if weight.dim() == 2:
-            matrix = name.split(".")[-2]  # its name within a layer
-            found.setdefault(matrix, []).append(torch.linalg.svdvals(g.view_as(weight).double()).cpu().numpy())
+    rows = torch.cat(list(credit_gradients(group, credit[None], 1)))  # (R, P)
+    sides = torch.stack([rows[side].sum(0) for side in (right, ~right)])  # (2, P)
+    found = {name: [gram_spectrum(products(x, x))] for name, x in ((SIDES, sides), (RESPONSES, rows))}
+    if inner:
+        found[TOKENS] = [gram_spectrum(token_gram(group, credit))]
+        names, weights = zip(*group.ask.policy.model.named_parameters())
+        for name, weight, g in zip(names, weights, rows.sum(0).split([weight.numel() for weight in weights])):
+            if weight.dim() == 2:  # by its name within a layer
+                s = torch.linalg.svdvals(g.view_as(weight).double()).cpu().numpy()
+                found.setdefault(name.split(".")[-2], []).append(s)
     return found
 
 
@@ -114,8 +111,7 @@ def controls(group: TokenBatch, rng: np.random.Generator) -> dict[str, Tensor]:
     """By name, credit (R, T) other than GRPO's for a group."""
     A, mask = group.advantage[:, None], group.mask
     w = torch.from_numpy(rng.exponential(size=mask.shape)).float()  # (R, T)
-    rewards = group.success[None]  # (1, R)
-    rloo = ADVANTAGES["rloo"](rewards, rewards).view(-1, 1)  # (R, 1) GRPO's times one number: of equal rank
+    rloo = compare(group, "rloo")[:, None]  # (R, 1) GRPO's times one number: of equal rank
     trained = dataclasses.replace(group, reward=0.1 * group.format + group.success)  # what the critic predicts
     return {"shuffled advantages": A[torch.from_numpy(rng.permutation(len(A)))] * mask,
             "random credit": A * w * mask, "imitation: credit 1": mask.float(),
@@ -126,22 +122,16 @@ def controls(group: TokenBatch, rng: np.random.Generator) -> dict[str, Tensor]:
 
 def group_spectra(batch: TokenBatch, seed: int) -> Spectra:
     """The spectra of every puzzle with GRPO's credit, and at one group size with the controls."""
-    model, Q, found, rng = batch.ask.policy.model, len(batch.puzzles), {}, np.random.default_rng(seed)
+    Q, found, rng = len(batch.puzzles), {}, np.random.default_rng(seed)
     progress = Progress("ranks", Q)
     for q, R in itertools.product(range(Q), SIZES):
         group = group_of(batch, q, R)
-        if not group.advantage.any():  # all right or all wrong: there is no gradient
-            continue
-        credits = {"GRPO": group.advantage[:, None] * group.mask}
-        if R == CONTROLS_AT:
-            credits |= controls(group, rng)
-        for variant, credit in credits.items():
-            gradients = torch.cat(list(credit_gradients(group, credit[None], 1)))  # (R, P)
-            matrices = spectra(group, gradients)
-            if variant == "GRPO":
-                matrices |= inner_spectra(model, group, credit, gradients)
-            for matrix, layers in matrices.items():
-                found.setdefault((R, variant, matrix), {})[q] = layers
+        if group.advantage.any():  # else all are right or all wrong, and there is no gradient
+            credits = {"GRPO": group.advantage[:, None] * group.mask}
+            credits |= controls(group, rng) if R == CONTROLS_AT else {}
+            for variant, credit in credits.items():
+                for matrix, layers in spectra(group, credit, inner=variant == "GRPO").items():
+                    found.setdefault((R, variant, matrix), {})[q] = layers
         progress.show(q + 1)
     return found
 
@@ -149,8 +139,8 @@ def group_spectra(batch: TokenBatch, seed: int) -> Spectra:
 def puzzle_means(found: Spectra, R: int, variant: str, matrix: str, measure: Callable = effective_rank) -> dict:
     """By puzzle, the mean of a measure of rank over the spectra of its layers; without puzzles whose gradient is 0."""
     puzzles = found.get((R, variant, matrix), {})
-    means = {puzzle: float(np.mean([measure(s) for s in layers])) for puzzle, layers in puzzles.items()}
-    return {puzzle: mean for puzzle, mean in means.items() if np.isfinite(mean)}
+    return {puzzle: np.mean([measure(s) for s in layers]) for puzzle, layers in puzzles.items()
+            if all(s.any() for s in layers)}
 
 
 def over_puzzles(means: dict[int, float]) -> str:
@@ -181,8 +171,7 @@ def tables_rank(found: Spectra) -> list[Table]:
 
 def draw_ranks(tables: Path, file: Path) -> None:
     """Effective rank of GRPO's matrices by group size, read from the file of tables_rank, beside the claimed 2."""
-    _, rows = read_table(tables, "Effective rank by group size")
-    found = {matrix: cells for matrix, *cells, _ in rows}
+    found = {matrix: cells for matrix, *cells, _ in read_table(tables, "Effective rank by group size")[1]}
     figure, ((axis,),) = new_figure(1, 1, 4.0)
     for matrix, colour, marker in zip(SHOWN, PALETTE, "os^D"):
         value, _, high, _ = np.array([read_cell(text) for text in found[matrix]]).T  # (sizes,) each

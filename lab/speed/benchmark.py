@@ -1,4 +1,4 @@
-"""Speed as ratios: our sampler, update and whole step against other libraries, two processes and plain code.
+"""Speed as ratios: our sampler, update and whole step against other libraries, and two processes against one.
 
 Shared machines are noisy. So the things compared take turns, A B C A B C, and each round gives one ratio, of which the
 table has the median, the smallest and the largest. Rates are in tokens sampled per second, the end tokens included.
@@ -6,55 +6,39 @@ Each library works in a process of its own: see contestants.py. Writes tables.md
 
 Run it:  python -m lab.speed.benchmark          a few minutes on two cores; pip install -r tests/requirements.txt
          python -m lab.speed.benchmark --trl    also whole steps of TRL's GRPOTrainer: pip install trl datasets
-         python -m lab.speed.benchmark --model weights/qwen    a pretrained model in bfloat16: writes pretrained.md
-         python -m lab.speed.benchmark --model weights/qwen --checkout OLD    beside an older checkout of this code
-
+         python -m lab.speed.benchmark --model weights/qwen weights/smollm2    pretrained models: writes pretrained.md
 CTranslate2 takes part where it is installed: pip install ctranslate2.
 """
-import argparse
 import contextlib
 import functools
 import importlib.util
+import itertools
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Callable
 
-import torch
-
-from countdown_task import CHAT, generate_puzzles
-from grpo import compare, update
 from lab.quiet import quiet
-from lab.speed.contestants import ANSWERS, PUZZLES, TOKENIZER, prompts_of
-from methods import MITIGATIONS
-from plumbing.optimizer import Optimizer
+from lab.speed.contestants import ANSWERS, PUZZLES, asked
+from plumbing.flags import new_parser
 from plumbing.progress import Progress, fail
 from plumbing.report import Table
-from rollout import TokenBatch, rollout
-from tests.fixtures import FakeQueries, make_batch
-from tests.plain import plain_update
-from train import BUNDLED, Settings, load_policy
+from train import BUNDLED, Settings
 
 TOKENS, THREADS, WARM_UPS = 64, 2, 2
-REAL = "real lengths"
-CASES = {f"x {TOKENS} tokens": {"limit": TOKENS, "fixed": True},
-         REAL: {"limit": Settings.max_new_tokens, "fixed": False}}
+FIXED = {f"x {TOKENS} tokens": {"limit": TOKENS, "fixed": True}}
+REAL = {"real lengths": {"limit": Settings.max_new_tokens, "fixed": False}}
+COLUMNS = ["what", "ours", "peer", "ratio", "min to max"]
 NOTE = ("Written by `python -m lab.speed.benchmark --trl` on two cores, where the programs of a row took turns. `ours` "
         "and `peer` are medians over the rounds, `ratio` is the median of the rounds' own ratios, and `min to max` the "
         "smallest and the largest of these. A row names puzzles x responses x tokens; at real lengths, responses end "
         "where the model ends them.")
-
-
-# ---------------------------------------------------------------------------------------------- taking turns
 
 
 def take_turns(what: str, repeats: int, work: dict[str, Callable[[int], float]],
@@ -86,9 +70,6 @@ def table_rows(what: str, rates: dict[str, list[float]]) -> list[list[str]]:
     return rows
 
 
-# ---------------------------------------------------------------------------- against others, in their processes
-
-
 def start(kind: str, threads: int, *arguments: object, processes: int = 1, **environment: str) -> subprocess.Popen:
     """The process of a contestant, or that of torchrun where it has several processes."""
     several = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
@@ -99,7 +80,7 @@ def start(kind: str, threads: int, *arguments: object, processes: int = 1, **env
 
 
 def ask(name: str, process: subprocess.Popen, case: dict) -> list[float]:
-    """What a contestant answers to a case: first its tokens and its seconds."""
+    """What a contestant answers to a case: its tokens, its seconds, the rise of its memory."""
     print(json.dumps(case), file=process.stdin, flush=True)
     reply = process.stdout.readline()
     if not reply:
@@ -109,14 +90,14 @@ def ask(name: str, process: subprocess.Popen, case: dict) -> list[float]:
 
 def turn(name: str, process: subprocess.Popen, case: dict, seed: int) -> float:
     """Tokens per second of one case."""
-    tokens, took = ask(name, process, case | {"seed": seed})
+    tokens, took, _ = ask(name, process, case | {"seed": seed})
     if name.startswith("CTranslate2"):
         time.sleep(0.25)  # until its idle threads no longer spin
     return tokens / took
 
 
 def contest(repeats: int, work: str, how: str, commands: dict[str, Callable[[], subprocess.Popen]],
-            puzzles: int = PUZZLES, cases: dict[str, dict] = CASES) -> list[list[str]]:
+            puzzles: int = PUZZLES, cases: dict[str, dict] = REAL) -> list[list[str]]:
     """Start the processes, and compare the rate of the first with each other's in every case."""
     rows = []
     with contextlib.ExitStack() as stack:
@@ -132,9 +113,8 @@ def convert_model(folder: str) -> None:
     """Write the bundled model and our prompts for CTranslate2."""
     converter = [sys.executable, "-m", "ctranslate2.converters.transformers", "--model", str(BUNDLED)]
     subprocess.run([*converter, "--output_dir", folder, "--force"], check=True, capture_output=True)
-    names = TOKENIZER.library.id_to_token
-    prompts = [[names(token) for token in prompt] for prompt in prompts_of(Settings.questions)]
-    ends = [names(token) for token in TOKENIZER.end_tokens]
+    tokenizer, _, prompts = asked()
+    *prompts, ends = [[*map(tokenizer.library.id_to_token, row)] for row in (*prompts, tokenizer.end_tokens)]
     Path(folder, "prompts.json").write_text(json.dumps({"prompts": prompts, "ends": ends}))
 
 
@@ -147,140 +127,70 @@ def sampler(repeats: int) -> list[list[str]]:
             convert_model(folder)
             commands |= {"CTranslate2, default backend": lambda: start("ctranslate2", THREADS, folder),
                          "CTranslate2, oneDNN": lambda: start("ctranslate2", THREADS, folder, CT2_USE_MKL="0")}
-        return contest(repeats, "sampler", f"{THREADS} threads", commands, puzzles=Settings.questions)
+        return contest(repeats, "sampler", f"{THREADS} threads", commands, Settings.questions, FIXED | REAL)
 
 
-def trl(repeats: int) -> list[list[str]]:
-    """A whole step against that of TRL's GRPOTrainer."""
-    case = CASES[REAL]
-    rivals = {"ours": lambda: start("ours", THREADS),
-              "TRL's GRPOTrainer": lambda: start("trl", THREADS, case["limit"], int(case["fixed"]))}
-    return contest(repeats, "step", f"{THREADS} threads", rivals, cases={REAL: case})
-
-
-def processes(repeats: int) -> list[list[str]]:
-    """A step in two processes of one thread against one process of two threads."""
-    rivals = {"ours": lambda: start("ours", 1, processes=2), "one process of two threads": lambda: start("ours", 2)}
-    return contest(repeats, "step", "two processes", rivals, cases={REAL: CASES[REAL]})
-
-
-# ------------------------------------------------------------------------------------------- a pretrained model
-
-
-def in_own_process(name: str, kind: str, folder: Path, root: Path, case: dict) -> list[float]:
-    """Tokens, seconds and the peak of memory of a contestant of pretrained.py that imports the code in `root`.
-
-    It starts for this case alone, after a short one to warm up: several of them would not fit into the memory.
-    """
-    command = [sys.executable, str(Path(__file__).with_name("pretrained.py")), kind, str(folder.resolve())]
-    environment = os.environ | {"OMP_NUM_THREADS": str(THREADS), "PYTHONPATH": str(root), "HF_HUB_OFFLINE": "1"}
-    with subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                          env=environment) as process:
-        ask(name, process, case | {"limit": 8})
-        return ask(name, process, case)
-
-
-def pretrained(repeats: int, folder: Path, checkout: Path | None) -> list[Table]:
-    """Our sampler and update of a pretrained model against transformers, bare products, and an older checkout."""
-    root, peaks, rows = Path(__file__).parents[2], {}, []
-    places = {"ours": ("ours", folder, root), "transformers": ("transformers", folder, root),
-              "bare products": ("products", folder, root)}
-    places |= {"the older checkout": ("ours", folder, checkout.resolve())} if checkout else {}
-
-    def take(name: str, work: str, seed: int) -> float:
-        case = {"work": work, "puzzles": 4, "limit": 64, "seed": seed}
-        tokens, took, peaks[work, name] = in_own_process(name, *places[name], case)
-        return tokens / took
-
-    for work in ("sampler", "update"):
-        what, turns = f"{work}, {folder.name}", {name: functools.partial(take, name, work) for name in places}
-        rows += table_rows(what, take_turns(what, repeats, turns, warm_ups=0))
-    note = (f"Tokens per second of 4 puzzles x {ANSWERS} responses x 64 tokens in bfloat16 on {THREADS} cores; medians "
-            f"of {repeats} rounds, in which all take turns. Bare products: the model's matrix products alone.")
-    memory = [[f"{work}, {folder.name}", name, f"{gib:.1f}"] for (work, name), gib in peaks.items()]
-    return [Table(f"Speed, {folder.name}", note, ["what", "ours", "peer", "ratio", "min to max"], rows),
-            Table(f"Memory, {folder.name}", "The most that the process had, in GiB.", ["what", "who", "GiB"], memory)]
-
-
-# ------------------------------------------------------------------------------ against plain code, in this process
-
-
-def random_batch(vocabulary: int, prompts: list[list[int]], tokens: int) -> tuple[TokenBatch, torch.Tensor]:
-    """8 responses of `tokens` random tokens to each prompt, and a credit (B, tokens) that is 0 nowhere."""
-    B = len(prompts) * ANSWERS
-    samples = torch.randint(vocabulary, (B, tokens))
-    batch = make_batch([tokens] * B, [0.0] * B, [i // ANSWERS for i in range(B)], tokens=samples)
-    batch.ask = FakeQueries(prompts=prompts)
-    return batch, torch.randn(B, tokens)
-
-
-def seconds(function: Callable, *arguments: object) -> float:
-    """How long a call takes."""
-    began = time.perf_counter()
-    function(*arguments)
-    return time.perf_counter() - began
+def steps(repeats: int, trl: bool) -> list[list[str]]:
+    """A whole step against TRL's, if asked for, and in two processes of one thread against one of two threads."""
+    one = functools.partial(start, "ours", THREADS)
+    rivals = {"ours": one, "TRL's GRPOTrainer": lambda: start("trl", THREADS)}
+    rows = contest(repeats, "step", f"{THREADS} threads", rivals) if trl else []
+    rivals = {"ours": lambda: start("ours", 1, processes=2), "one process of two threads": one}
+    return rows + contest(repeats, "step", "two processes", rivals)
 
 
 def updates(repeats: int) -> list[list[str]]:
-    """Against the plain layout of tests/plain.py: the batch of a real step, and prompts as long as the original's."""
-    policy, s, rows = load_policy(Settings()), Settings(answers=ANSWERS), []
-    optimizer = Optimizer(policy.model, lr=0.0)
-    real = rollout(policy, generate_puzzles(PUZZLES, "train"), s, step=1)
-    real.advantage = compare(real)
-    long = [(TOKENIZER.encode(CHAT.format(numbers=[4, 3, 5], target=8)) * 2)[:140]] * PUZZLES
-    cases = {"a real step": (prompts_of(PUZZLES), real, MITIGATIONS["none"](real)),
-             "prompts of 140 tokens, answers of 50": (long, *random_batch(TOKENIZER.size, long, 50))}
-    for name, (prompts, batch, credit) in cases.items():
-        tokens = batch.mask.sum().item()
-        rates = take_turns(f"update, {name}", repeats, {
-            "ours": lambda _: tokens / seconds(update, policy, optimizer, batch, credit, s),
-            "the plain layout": lambda _: tokens / seconds(plain_update, policy.model, prompts, batch, credit)})
-        rows += table_rows(f"update, {name}", rates)
-    return rows
+    """An update against transformers' model with autograd alone."""
+    rivals = {"ours": lambda: start("ours", THREADS), "transformers": lambda: start("transformers", THREADS)}
+    return contest(repeats, "update", f"{THREADS} threads", rivals, cases=FIXED)
 
 
-def memory() -> float:
-    """GiB by which the memory of this process, which runs nothing else, rises at most in an update (on Linux)."""
-    def resident(key: str) -> float:
-        return int(re.search(rf"{key}:\s+(\d+)", Path("/proc/self/status").read_text())[1]) / 2**20
-
-    policy, (batch, credit) = load_policy(Settings()), random_batch(TOKENIZER.size, prompts_of(PUZZLES), TOKENS)
-    optimizer = Optimizer(policy.model, lr=0.0)
-    optimizer.step(1.0)  # allocates Adam's moments
-    Path("/proc/self/clear_refs").write_text("5")  # resets the recorded peak
-    before = resident("VmRSS")
-    update(policy, optimizer, batch, credit, Settings(micro_batch=4))
-    return resident("VmHWM") - before
+def alone(kind: str, folder: str, **case: object) -> list[float]:
+    """What a contestant answers that starts for a case of exactly 64 tokens, after a short one to warm up."""
+    case |= {"limit": TOKENS, "fixed": True}
+    with start(kind, THREADS, folder) as process:
+        ask(kind, process, case | {"limit": 2})
+        return ask(kind, process, case)
 
 
-# ---------------------------------------------------------------------------------------------- command line
+def bundled(repeats: int, trl: bool) -> list[Table]:
+    """The bundled model: every speed, and by how much the memory of a process rises in an update."""
+    rows = [*sampler(repeats), *steps(repeats, trl), *updates(repeats)]
+    _, _, rise = alone("ours", "", work="update", puzzles=PUZZLES, settings={"micro_batch": 4}, seed=0)
+    memory = [[f"update of {PUZZLES * ANSWERS} x {TOKENS} tokens", f"{rise:.3f}"]]
+    return [Table("Speed", NOTE, COLUMNS, rows),
+            Table("Memory", "Peak above weights, gradients and optimizer.", ["what", "GiB"], memory)]
+
+
+def pretrained(repeats: int, folders: list[Path]) -> list[Table]:
+    """Pretrained models against transformers. Each turn has its process, since several would not fit into memory."""
+    def take(kind: str, work: str, folder: Path, seed: int) -> float:
+        tokens, took, _ = alone(kind, str(folder), work=work, puzzles=4, seed=seed)
+        return tokens / took
+
+    rows = []
+    for folder, work in itertools.product(folders, ("sampler", "update")):
+        what = f"{work}, {folder.name}"
+        turns = {kind: functools.partial(take, kind, work, folder) for kind in ("ours", "transformers")}
+        rows += table_rows(what, take_turns(what, repeats, turns, warm_ups=0))
+    note = (f"Tokens per second of 4 puzzles x {ANSWERS} responses x {TOKENS} tokens in bfloat16 on {THREADS} cores; "
+            f"medians of {repeats} rounds, in which all take turns.")
+    return [Table("Speed of a pretrained model", note, COLUMNS, rows)]
 
 
 def main() -> None:
-    """Measure everything on the bundled model, and write the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Measure everything on the bundled model, or pretrained ones, and write the tables."""
+    parser = new_parser(description=__doc__)
     parser.add_argument("--trl", action="store_true", help="also measure steps of TRL's GRPOTrainer")
-    parser.add_argument("--model", type=Path, help="measure this pretrained model instead")
-    parser.add_argument("--checkout", type=Path, help="with --model: an older checkout of this code, to compare with")
+    parser.add_argument("--model", type=Path, nargs="+", help="measure these pretrained models instead")
     parser.add_argument("--out", type=Path, help="file of the tables (default tables.md or pretrained.md, beside this)")
     parser.add_argument("--repeats", type=int, default=7, help="1 only shows that everything runs (default 7)")
     args = parser.parse_args()
-    torch.set_num_threads(THREADS)
-    args.out = args.out or Path(__file__).with_name("pretrained.md" if args.model else "tables.md")
-    if args.model:
-        with quiet():
-            text = "\n".join(map(str, pretrained(args.repeats, args.model, args.checkout)))
-        args.out.write_text(text, encoding="utf-8")
-        return print(f"\n{text}")
     with quiet():
-        rows = [row for part in (sampler, *[trl] * args.trl, processes, updates) for row in part(args.repeats)]
-    speed = Table("Speed", NOTE, ["what", "ours", "peer", "ratio", "min to max"], rows)
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        peak = pool.submit(memory).result()
-    of_update = Table("Memory", "Peak above weights, gradients and optimizer.", ["what", "GiB"],
-                      [[f"update of {PUZZLES * ANSWERS} x {TOKENS} tokens", f"{peak:.3f}"]])
-    args.out.write_text(f"{speed}\n{of_update}", encoding="utf-8")
-    print(f"\n{speed}\n{of_update}")
+        tables = pretrained(args.repeats, args.model) if args.model else bundled(args.repeats, args.trl)
+    file = args.out or Path(__file__).with_name("pretrained.md" if args.model else "tables.md")
+    file.write_text("\n".join(map(str, tables)), encoding="utf-8")
+    print(f"\nwrote {file}")
 
 
 if __name__ == "__main__":

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from lab.estimates import cell
-from lab.truth.critic import SIZE, sample
+from lab.heads import SIZE, sample
 from lab.truth.file import read_truth
 from lab.truth.score import TRUTH, rebuild
-from lab.truth.scoring import Score, credit_scores
+from lab.truth.scoring import Score, all_credit, credit_scores
 from plumbing.progress import Progress, one_sentence
 from plumbing.report import Table
 from plumbing.shared_prompts import PromptCache, ResponseCache, shared_logprobs
@@ -69,13 +69,13 @@ def table_conditioned(scores: dict[str, Score]) -> Table:
 @one_sentence()
 def main() -> None:
     """Tune a copy, score it and the ideal, and write the table."""
-    truth, policy = read_truth(Path(TRUTH) / "ground_truth.npz"), load_policy(Settings())
+    truth, policy = read_truth(TRUTH / "ground_truth.npz"), load_policy(Settings())
     batch, model = rebuild(truth, policy), tuned(policy, BATCHES)
     with torch.no_grad():
         ratio = (batch.ask.read(shared_logprobs, model) - batch.logprob)[batch.mask].numpy()  # (N,)
-    methods = dict(zip(truth["methods"].tolist(), truth["credits"]))
     credits = {"log V ratio, the ideal": ideal(truth), "a copy tuned on successes": ratio}
-    table = table_conditioned(credit_scores(credits | {name: methods[name] for name in METHODS}, batch, truth))
+    credits |= {name: all_credit(truth)[name] for name in METHODS}
+    table = table_conditioned(credit_scores(credits, batch, truth))
     file = Path(__file__).with_suffix(".md")
     file.write_text(str(table), encoding="utf-8")
     print(f"{table}\nwrote {file}")

@@ -8,18 +8,13 @@ that begin with another token, independent of everything behind t,
     V_t = p_t V_{t+1} + (1 - p_t) U_t                   Var V_t = p_t^2 Var V_{t+1} + (1 - p_t)^2 Var U_t
     A*_t = (1 - p_t) (V_{t+1} - U_t)                    Var A*_t = (1 - p_t)^2 (Var V_{t+1} + Var U_t)
 
-A* is the truth about success under *this* policy; it does not say what a perfect player would do. |A*_t| <= 1 - p_t,
-exactly.
-
-Beside A* stand the verdicts of an exact solver (lab/truth/solver.py), and the credit that every method gives to the
-same tokens. lab/truth/scoring.py says how close each method comes.
+|A*_t| <= 1 - p_t, exactly. A* is the truth about success under *this* policy, not under a perfect player. Beside it
+stand the verdicts of an exact solver (solver.py) and every method's credit; scoring.py says how close each comes.
 
 Run it:  python -m lab.truth.measure                                   128 responses of the bundled model
          python -m lab.truth.measure --rollouts 200                    adds rollouts to those of an earlier call
-         python -m lab.truth.measure --model runs/none-seed0/checkpoint --out runs/truth-trained
 """
 import argparse
-import functools
 import json
 import time
 from pathlib import Path
@@ -29,12 +24,11 @@ import numpy as np
 import torch
 
 from grpo import compare
-from lab.truth.critic import find_heads, fitted_methods
-from lab.truth.file import by_response
+from lab.heads import find_heads, fitted_methods
 from lab.picture import draw
+from lab.truth.file import by_response
 from lab.truth.scoring import all_scores, draw_scores, score_tables
 from lab.truth.solver import KINDS, solver_columns, token_kinds
-from methods.heads import HEADS
 from methods.oracle import SURE, work_backwards
 from plumbing.files import read_arrays, replace_file
 from plumbing.flags import check_range, new_parser
@@ -42,18 +36,13 @@ from plumbing.launch import check, check_lengths, with_model
 from plumbing.metrics import log_columns
 from plumbing.progress import Progress, one_sentence
 from plumbing.queries import ROWS_AT_ONCE
-from plumbing.registry import required
 from plumbing.report import Table
-from rollout import (EVALUATION, Policy, TokenBatch, draw_uniforms, generate_and_grade, generate_shared,
-                     token_batch)
+from rollout import EVALUATION, Policy, TokenBatch, draw_uniforms, generate_and_grade, generate_shared, token_batch
 from tasks.text import FILLER
 from train import CHOICES, Settings, load_policy
 
 PACKET = 8  # rollouts that start together; the two halves of a packet belong to two independent estimates
 SAVE_EVERY = 10.0  # seconds
-
-
-# -------------------------------------------------------------------------------------------- rollouts
 
 
 def packets_wanted(logprob: np.ndarray, rollouts: int) -> np.ndarray:
@@ -63,11 +52,8 @@ def packets_wanted(logprob: np.ndarray, rollouts: int) -> np.ndarray:
 
 
 def chunks(packets: np.ndarray, position: np.ndarray) -> list[np.ndarray]:
-    """The tokens that need packets (N,), cut into arrays of row numbers that are sampled together.
-
-    Tokens at like positions share a chunk, because their rollouts are of like length. The chunks come in random order,
-    so that the first ones tell how long the rest will take.
-    """
+    """The tokens that need packets (N,), as arrays of row numbers that are sampled together, in random order: so the
+    first tell how long the rest will take. Rollouts from like positions are of like length, and share a chunk."""
     order = np.argsort(position, kind="stable")  # (N,)
     order = order[packets[order] > 0]
     chunk = np.cumsum(packets[order]) * PACKET // ROWS_AT_ONCE
@@ -78,9 +64,7 @@ def chunks(packets: np.ndarray, position: np.ndarray) -> list[np.ndarray]:
 def roll(policy: Policy, puzzles: list, truth: dict, rows: np.ndarray, packets: np.ndarray, seed: int,
          limit: int) -> tuple[np.ndarray, int]:
     """Sample `packets` (n,) more packets for each of the tokens `rows` (n,): success (m, PACKET), and tokens sampled.
-
-    The random numbers of a packet depend on its token and its number alone, not on what else is sampled, or when.
-    """
+    The random numbers of a packet depend on its token and its number alone, not on what else is sampled, or when."""
     token = np.repeat(rows, packets)  # (m,) the token that each packet belongs to
     number = truth["packets"][token] + np.concatenate([np.arange(n) for n in packets])  # (m,) of the packet
     position, left = truth["position"][token].astype(int), limit - truth["position"][token].astype(int)  # (m,) each
@@ -96,14 +80,11 @@ def roll(policy: Policy, puzzles: list, truth: dict, rows: np.ndarray, packets: 
 
 def sample_truth(policy: Policy, puzzles: list, truth: dict, rollouts: int, seed: int, limit: int,
                  save: Callable[[], None]) -> None:
-    """Bring every token to the number of rollouts it should have, and save now and then.
-
-    Adds to the columns packets, solved and sampled of `truth`; `complete` says whether all rollouts were made.
-    """
+    """Bring every token to the number of rollouts it should have, and save now and then. Adds to the columns packets,
+    solved and sampled of `truth`; `complete` says whether all rollouts were made."""
     missing = np.maximum(packets_wanted(truth["logprob"], rollouts) - truth["packets"], 0)  # (N,)
-    saved, done, total = time.perf_counter(), 0, int(missing.sum())
-    progress = Progress("rollouts", total * PACKET)
-    truth["complete"] = np.array(total == 0)
+    saved, done, progress = time.perf_counter(), 0, Progress("rollouts", int(missing.sum()) * PACKET)
+    truth["complete"] = np.array(False)
     for rows in chunks(missing, truth["position"]):
         success, tokens = roll(policy, puzzles, truth, rows, missing[rows], seed, limit)
         halves = success.reshape(-1, 2, PACKET // 2).sum(2)  # (m, 2)
@@ -111,36 +92,26 @@ def sample_truth(policy: Policy, puzzles: list, truth: dict, rollouts: int, seed
         truth["packets"][rows] += missing[rows]
         truth["sampled"] += tokens
         done += int(missing[rows].sum())
-        truth["complete"] = np.array(done == total)
         progress.show(done * PACKET)
         if time.perf_counter() - saved > SAVE_EVERY:
             save()
             saved = time.perf_counter()
-
-
-# -------------------------------------------------------------------------------------------- values
+    truth["complete"] = np.array(True)
 
 
 def values_and_errors(logprob: np.ndarray, solved: np.ndarray, tried: np.ndarray, success: float) -> np.ndarray:
     """V, its standard error, A*, its standard error (4, L) of the tokens of one response.
 
-    solved (L,) of tried (L,) rollouts succeeded. Where there were none, U is taken to be V_{t+1}, so that A* is 0, and
-    the bound 1 - p is reported as its error. The variance of U uses the rate (solved + 1) / (tried + 2), because the
-    plain rate claims certainty when all rollouts agree.
-    """
+    solved (L,) of tried (L,) rollouts succeeded. Where there were none, U counts as V_{t+1}, so that A* is 0, and the
+    bound 1 - p is its error. The variance of U uses the rate (solved + 1) / (tried + 2): the plain rate claims
+    certainty when all rollouts agree."""
     other, at_least_one = -np.expm1(logprob.astype(float)), np.maximum(tried, 1)  # (L,) each
     weight, U, rate = np.where(tried > 0, other, 0.0), solved / at_least_one, (solved + 1) / (tried + 2)  # (L,) each
     variance_U = rate * (1 - rate) / at_least_one  # (L,)
-    V = recursion(1 - weight, weight * U, success)  # (L + 1,)
-    variance = recursion((1 - weight) ** 2, weight**2 * variance_U, 0.0)  # (L + 1,)
+    keep, add, last = [1 - weight, (1 - weight) ** 2], [weight * U, weight**2 * variance_U], [success, 0.0]
+    V, variance = work_backwards(*(torch.tensor(np.array(x)) for x in (keep, add, last))).numpy()  # (L + 1,) each
     error = np.where(tried > 0, other * np.sqrt(variance[1:] + variance_U), other)  # (L,)
     return np.stack((V[:-1], np.sqrt(variance[:-1]), weight * (V[1:] - U), error))
-
-
-def recursion(keep: np.ndarray, add: np.ndarray, last: float) -> np.ndarray:
-    """`work_backwards` of methods/oracle.py for one response (L,), in double: (L + 1,)."""
-    return work_backwards(torch.from_numpy(keep)[None], torch.from_numpy(add)[None],
-                          torch.tensor([last], dtype=torch.float64))[0].numpy()
 
 
 def add_values(truth: dict) -> None:
@@ -157,50 +128,37 @@ def add_values(truth: dict) -> None:
 
 def table_facts(truth: dict) -> Table:
     """How much was measured, and how precisely."""
-    first, tried = truth["position"] == 0, truth["packets"] > 0
+    first, tried, size = truth["position"] == 0, truth["packets"] > 0, np.abs(truth["a_star"])
     rows = [["puzzles, responses, tokens", f"{len(np.unique(truth['group']))}, {first.sum()}, {len(tried):,}"],
             ["rollouts, tokens sampled for them", f"{truth['packets'].sum() * PACKET:,}, {truth['sampled']:,}"],
             [f"tokens with rollouts (1 - p above {SURE:g})", f"{tried.mean():.1%}"],
             ["standard error of A*, with rollouts: root mean square",
              f"{np.sqrt(np.mean(truth['a_star_error'][tried] ** 2)):.3f}"],
-            ["share of the sum of abs(A*) on filler", f"{share_on_filler(truth):.1%}"]]
+            ["share of the sum of abs(A*) on filler", f"{size[truth['role'] == FILLER].sum() / size.sum():.1%}"]]
     return Table("What was measured", "How much was sampled, and how exact A* is.", ["", ""], rows)
-
-
-def share_on_filler(truth: dict) -> float:
-    """The share of the sum of abs(A*) that lies on filler: words, or whatever the task calls so."""
-    size = np.abs(truth["a_star"])
-    return float(size[truth["role"] == FILLER].sum() / size.sum())
-
-
-# -------------------------------------------------------------------------------------------- the file
 
 
 def describe(batch: TokenBatch, settings: dict) -> dict:
     """The columns of ground_truth.npz that are known before any rollout."""
     truth = log_columns(0, batch, batch.advantage[:, None].expand(batch.mask.shape))
     del truth["credit"]  # every method's credit is in `credits`
-    N, lengths = len(truth["token"]), batch.mask.sum(1).tolist()
-    truth["success"] = np.repeat(batch.success.cpu().numpy().astype(np.float32), lengths)
-    labels = []
-    for i, (text, spans, length) in enumerate(zip(batch.text, batch.spans, lengths)):
-        puzzle, stops = batch.puzzles[batch.group[i]], [0] + [stop for _, stop in spans]
-        role, in_answer = (x[i, :length].cpu().numpy() for x in (batch.role, batch.in_answer))
-        labels.append((token_kinds(text, spans, role, in_answer),
+    N, puzzles, labels = len(truth["token"]), [batch.puzzles[g] for g in batch.group.tolist()], []
+    truth["success"] = np.repeat(batch.success.cpu().numpy().astype(np.float32), batch.mask.sum(1).tolist())
+    for rows, text, spans, puzzle in zip(by_response(truth), batch.text, batch.spans, puzzles):
+        stops = [0] + [stop for _, stop in spans]
+        labels.append((token_kinds(text, spans, truth["role"][rows], truth["in_answer"][rows]),
                        *solver_columns(text, spans, puzzle, batch.task),
                        [text[a:b] for a, b in zip(stops, stops[1:])]))
     names = "kind", "reachable_before", "reachable", "piece"
     truth |= {name: np.concatenate(columns) for name, columns in zip(names, zip(*labels))}
-    prompts = [batch.task.show(batch.puzzles[g]) for g in batch.group.tolist()]
-    return truth | {"kinds": np.array(KINDS), "prompts": np.array(prompts), "settings": np.array(json.dumps(settings)),
-                    "packets": np.zeros(N, int), "solved": np.zeros((N, 2), int), "sampled": np.array(0)}
+    return truth | {"kinds": np.array(KINDS), "prompts": np.array([batch.task.show(puzzle) for puzzle in puzzles]),
+                    "settings": np.array(json.dumps(settings)), "packets": np.zeros(N, int),
+                    "solved": np.zeros((N, 2), int), "sampled": np.array(0)}
 
 
 def add_credit(truth: dict, batch: TokenBatch) -> None:
     """Columns methods (M,) and credits (M, N): the credit of every method that can be asked, at its defaults."""
-    heads = batch.ask.policy.heads.keys()
-    methods = {name: method for name, method in fitted_methods(batch.task).items()
-               if not {*required(name, {})} & (HEADS.keys() - heads)}
+    methods = fitted_methods(batch.task, batch.ask.policy.heads)
     credits, progress = [], Progress("credit of every method", len(methods))
     for method in methods.values():
         credits.append(method(batch)[batch.mask].cpu().numpy().astype(np.float32))
@@ -223,9 +181,6 @@ def save_truth(truth: dict, file: Path) -> None:
     replace_file(file, lambda part: np.savez(part, **truth))
 
 
-# -------------------------------------------------------------------------------------------- the command
-
-
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = new_parser(description=__doc__)
@@ -241,8 +196,8 @@ def arguments() -> argparse.Namespace:
                         "0: no head is fitted, and no method that needs one is scored")
     parser.add_argument("--device", default="cpu", help="any torch device (default cpu)")
     parser.add_argument("--dtype", default="float32", choices=CHOICES["dtype"], help="of the model (default float32)")
-    parser.add_argument("--only_rollouts", action="store_true", help="score nothing: cosines of updates need a gradient of "
-                        "all weights for each puzzle, for which a large model has no room")
+    parser.add_argument("--only_rollouts", action="store_true", help="score nothing: cosines of updates need a gradient "
+                        "of all weights for each puzzle, for which a large model has no room")
     parser.add_argument("--out", type=Path, default=Path("runs/truth"), help="folder (default runs/truth)")
     return parser.parse_args()
 
@@ -252,9 +207,8 @@ def prepare(args: argparse.Namespace) -> tuple[Policy, list, TokenBatch, dict]:
     check_range(args, ("rollouts",), lowest=1)
     check_range(args, ("critic_batches",), lowest=0)
     check_range(args, ("questions",), lowest=2)  # intervals are over puzzles
-    s = with_model(Settings(task=args.task, model=args.model, data=args.data, eval_problems=args.questions,
-                            answers=args.answers, max_new_tokens=args.max_new_tokens, seed=args.seed,
-                            device=args.device, dtype=args.dtype))
+    alike = ("task", "model", "data", "answers", "max_new_tokens", "seed", "device", "dtype")
+    s = with_model(Settings(eval_problems=args.questions, **{name: getattr(args, name) for name in alike}))
     check(s)
     policy = load_policy(s)
     puzzles = policy.task.load("heldout", s.eval_problems, s.data)
@@ -281,9 +235,9 @@ def main() -> None:
         if file.is_file():
             read_rollouts(truth, file)
         add_credit(truth, batch)
-        save = functools.partial(save_truth, truth, file)
-        sample_truth(policy, puzzles, truth, args.rollouts, args.seed, args.max_new_tokens, save)
-        save()
+        sample_truth(policy, puzzles, truth, args.rollouts, args.seed, args.max_new_tokens,
+                     lambda: save_truth(truth, file))
+        save_truth(truth, file)
         if args.only_rollouts:
             return print(f"{table_facts(truth)}\nwrote {file}")
         scores = all_scores(batch, truth)

@@ -1,9 +1,9 @@
 """How close one credit function comes to the published truth. Nothing is sampled, so it takes seconds.
 
-lab/truth/data/ground_truth.npz holds 256 responses of the bundled model to 32 held-out puzzles, and A* of every token
-(see lab/truth/measure.py). The batch is rebuilt from their tokens, the function gives its credit, and the credit
-is scored as in lab/truth/scoring.py. The other methods' scores are read from lab/truth/scores.md. A function that runs
-the model takes longer: vineppo, which samples, about a minute.
+data/ground_truth.npz holds 256 responses of the bundled model to 32 held-out puzzles, and A* of every token (see
+measure.py). The batch is rebuilt from their tokens, the function gives its credit, and the credit is scored as in
+scoring.py. The other methods' scores are read from scores.md. A function that runs the model takes longer: vineppo,
+which samples, about a minute.
 
 Run it:  python -m lab.truth.score --mitigation entropy_weighted --entropy_temp 0.5
          python -m lab.truth.score --mitigation none --truth runs/truth      against what lab.truth.measure wrote
@@ -20,28 +20,28 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from analyze import is_control, method_name
+from analyze import is_control, method_name, spread_within
 from grpo import compare
-from lab.estimates import read_cell, read_table
-from lab.truth.file import by_response, read_truth
+from lab.estimates import cell
 from lab.picture import CAPTIONS, draw
-from lab.truth.scoring import HALVES, credit_scores, table_pooled, table_within
+from lab.truth.file import by_response, read_truth
+from lab.truth.scoring import ALL, HALVES, WITHIN, credit_scores, read_scores
 from methods import MITIGATIONS
 from methods.heads import load_head
 from plumbing.flags import changed, methods_help, new_parser, parse_with
 from plumbing.launch import with_model
 from plumbing.progress import one_sentence
 from plumbing.registry import required
-from plumbing.report import Table
+from plumbing.report import Estimate, Table
 from rollout import Policy, TokenBatch, token_batch
 from sampler import Samples
 from train import CHOICES, Settings, load_policy
 
 TRUTH = Path(__file__).parent / "data"  # ground_truth.npz, and the critic of ppo
 SCORES = TRUTH.parent / "scores.md"  # of every method
-# Columns of the two tables in SCORES, and what they are called here.
-POOLED = {"Spearman": "rank, all tokens", "cosine of update": "cosine of update"}
-WITHIN = {"Spearman": "rank in response", "solver": "solver", "effective sample size": "effective sample size"}
+COLUMNS = {"rank, all tokens": (ALL, "Spearman"), "cosine of update": (ALL, "cosine of update"),
+           "rank in response": (WITHIN, "Spearman"), "solver": (WITHIN, "solver"),
+           "effective sample size": (WITHIN, "effective sample size")}  # a column here: table and column of scores.md
 
 
 @dataclass
@@ -55,22 +55,16 @@ class Options:
     out: str = "runs/truth"  # folder for the picture
 
 
-# ---------------------------------------------------------------------------------------------- the published batch
-
-
 def recorded_samples(truth: dict, end_tokens: list[int]) -> Samples:
     """The B responses of a ground_truth.npz as the sampler returned them."""
     responses = by_response(truth)
-
     def grid(column: np.ndarray) -> Tensor:
         """One value per token (N,), in rows by response (B, T), 0 on padding."""
         return pad_sequence([torch.from_numpy(column[rows]) for rows in responses], batch_first=True)
-
-    last = truth["token"][[rows[-1] for rows in responses]]  # (B,)
     return Samples(
         tokens=grid(truth["token"].astype(np.int64)), mask=grid(np.ones(len(truth["token"]), bool)),
         logprob=grid(truth["logprob"]), entropy=grid(truth["entropy"]), logit_grad=grid(truth["logit_grad"]),
-        ended=torch.from_numpy(np.isin(last, end_tokens)))
+        ended=torch.from_numpy(np.isin(truth["token"][[rows[-1] for rows in responses]], end_tokens)))  # (B,)
 
 
 def recorded_puzzles(truth: dict, task: ModuleType) -> list:
@@ -96,48 +90,36 @@ def rebuild(truth: dict, policy: Policy, advantage: str = "grpo", normalize: str
     return batch
 
 
-# --------------------------------------------------------------------------------------------------------- scores
+def best_method(ranks: dict[str, Estimate]) -> str:
+    """The method with the largest of these scores, by name, without what is no method and the controls."""
+    return max((name for name in ranks if name in MITIGATIONS and not is_control(name)),
+               key=lambda name: np.nan_to_num(ranks[name].value, nan=-1.0))
 
 
-def by_method(pooled: tuple[list, list], within: tuple[list, list]) -> dict[str, list[str]]:
-    """By method, the cells of the columns POOLED and WITHIN of two tables, each a header and rows."""
-    cells = {}
-    for (header, rows), columns in ((pooled, POOLED), (within, WITHIN)):
-        for name, *values in rows:
-            named = dict(zip(header[1:], values))
-            cells[name] = cells.get(name, []) + [named[column] for column in columns]
-    return cells
-
-
-def best_method(published: dict[str, list[str]]) -> str:
-    """The method whose ranks within a response agree best with those of A*."""
-    def rank(name: str) -> float:
-        return np.nan_to_num(read_cell(published[name][len(POOLED)]).value, nan=-1.0)
-    return max((name for name in published if name in MITIGATIONS and not is_control(name)), key=rank)
-
-
-def table_scores(name: str, credit: np.ndarray, batch: TokenBatch, truth: dict, published: Path) -> Table:
-    """The scores of one credit (N,); then those of GRPO, a control and the best method, read from `published`."""
+def own_scores(credit: np.ndarray, batch: TokenBatch, truth: dict) -> list[Estimate]:
+    """The scores of a credit (N,), one for each of COLUMNS."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the matrices are so small that threads wait for each other, for minutes on busy cores
-    scores = credit_scores({name: credit}, batch, truth)
+    s = credit_scores({"": credit}, batch, truth)[""]
     torch.set_num_threads(threads)
-    tables = table_pooled(scores), table_within(scores, truth | {"methods": np.array([name]), "credits": credit[None]})
-    own = by_method(*((table.header, table.rows) for table in tables))
-    others = by_method(*(read_table(published, table.title) for table in tables))
-    best = best_method(others)
+    size = spread_within(credit, truth["response"].astype(int))["effective sample size"]
+    return [s.spearman, s.cosine, s.within_spearman, s.solver, Estimate(size)]
+
+
+def table_scores(name: str, own: list[Estimate], published: Path) -> Table:
+    """A credit's scores; then those of GRPO, a control and the best method, read from `published`."""
+    others = {column: read_scores(published, *place) for column, place in COLUMNS.items()}
+    best = best_method(others["rank in response"])
     names = {"none": method_name("none"), "random": method_name("random"), best: f"{best} (best rank in response)",
              HALVES: HALVES}
-    rows = [[f"{name} (yours)", *own[name]]] + [[shown, *others[method]] for method, shown in names.items()]
+    rows = [[f"{name} (yours)", *map(cell, own)]]
+    rows += [[shown, *(cell(found[method]) for found in others.values())] for method, shown in names.items()]
     return Table(f"Credit of {name} against A*", (
         "Rank: correlation of ranks with those of A*; in response: centred in each response, over tokens with "
         "rollouts, empty where credit is the same on all of them. Cosine: of the updates that credit and A* cause. "
         "Solver: rank in response, with the exact verdict instead of A*. In brackets, 95% intervals over puzzles. "
         "Half against half: A* from one half of the rollouts against the other. The first row is computed, the others "
-        f"are those of {published.name}."), ["method", *POOLED.values(), *WITHIN.values()], rows)
-
-
-# ---------------------------------------------------------------------------------------------------- the command
+        f"are those of {published.name}."), ["method", *COLUMNS], rows)
 
 
 def parse(arguments: list[str]) -> tuple[Options, dict]:
@@ -163,30 +145,23 @@ def load_batch(truth: dict, options: Options, needs: tuple[str, ...]) -> TokenBa
     return rebuild(truth, policy, options.advantage, options.normalize)
 
 
-def draw_credit(name: str, credit: np.ndarray, truth: dict, file: Path) -> None:
-    """A right and a wrong response, coloured by A* above and by the method's credit (N,) below."""
-    captions = {"a_star": CAPTIONS["a_star"], "credit": f"Credit of {name}"}
-    file.parent.mkdir(parents=True, exist_ok=True)
-    draw(truth | {"credit": credit}, file, captions)
-
-
 @one_sentence()
 def main() -> None:
     """Score one credit function, print the table, and draw its credit."""
     options, hyper_parameters = parse(sys.argv[1:])
-    chosen = options.mitigation
-    method, file = MITIGATIONS[chosen], Path(options.out) / f"score-{chosen}.png"
-    standard = Options(out=options.out, truth=options.truth, mitigation=chosen)
-    differences = changed(options, standard, hyper_parameters, method)
+    chosen, file = options.mitigation, Path(options.out) / f"score-{options.mitigation}.png"
+    standard = Options(chosen, truth=options.truth, out=options.out)
+    differences = changed(options, standard, hyper_parameters, MITIGATIONS[chosen])
     name = " ".join([chosen, *(f"{flag}={value}" for flag, value in differences.items())])
     truth = read_truth(Path(options.truth or TRUTH) / "ground_truth.npz")
-    published = Path(options.truth) / "scores.md" if options.truth else SCORES
     batch = load_batch(truth, options, required(chosen, hyper_parameters))
     print(f"credit of {chosen}: seconds, or a minute if it samples continuations", file=sys.stderr)
     with torch.no_grad():
-        credit = method(batch, **hyper_parameters)[batch.mask].numpy()  # (N,)
-    draw_credit(name, credit, truth, file)
-    print(f"{table_scores(name, credit, batch, truth, published)}\nwrote {file}")
+        credit = MITIGATIONS[chosen](batch, **hyper_parameters)[batch.mask].numpy()  # (N,)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draw(truth | {"credit": credit}, file, {"a_star": CAPTIONS["a_star"], "credit": f"Credit of {name}"})
+    published = Path(options.truth) / "scores.md" if options.truth else SCORES
+    print(f"{table_scores(name, own_scores(credit, batch, truth), published)}\nwrote {file}")
 
 
 if __name__ == "__main__":

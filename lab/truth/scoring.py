@@ -25,10 +25,8 @@ from rollout import TokenBatch
 
 AT_ONCE = 4  # credits whose gradients share a forward pass
 HALVES = "half against half"
+ALL, WITHIN = "Credit against A*, all tokens", "Credit against A* and the solver, within responses"  # two headings
 LOCATED = ("none", "entropy_ratio", "vineppo", "ppo", "learned_importance")  # methods in the table Where it lies
-
-
-# -------------------------------------------------------------------------------------------- scores
 
 
 class Score(NamedTuple):
@@ -78,21 +76,18 @@ def seed_measures(truth: dict) -> dict[str, np.ndarray]:
             "A·‖onehot - p‖": truth["advantage"] * truth["logit_grad"]}
 
 
-# -------------------------------------------------------------------------------------------- tables and picture
-
-
 def score_tables(scores: dict[str, Score], truth: dict) -> list[Table]:
     """All tables of scores.md but the first; the last two only where there are calculations, and a solver of them."""
     decides = np.isin(truth["kind"], [KINDS.index(kind) for kind in DECISIONS])
     return [table_pooled(scores), table_within(scores, truth), table_sizes(truth),
-            *([table_kinds(truth)] if decides.any() else []),
+            *([table_kinds(truth, decides)] if decides.any() else []),
             *([table_solver(truth)] if (truth["reachable_before"][decides] == 1).any() else [])]
 
 
 def table_pooled(scores: dict[str, Score]) -> Table:
     """Each method against A*, all tokens together."""
     rows = [[name, cell(s.spearman), cell(s.cosine)] for name, s in scores.items()]
-    return Table("Credit against A*, all tokens", (
+    return Table(ALL, (
         "Rank correlation; cosine between the update that the credit causes, in all parameters, and the one that A* "
         "causes. In brackets, 95% intervals over puzzles, by bootstrap, for the cosine by jackknife. Half against "
         "half: A* from one half of the rollouts against A* from the other. Halves that agree by r leave room for about "
@@ -107,7 +102,7 @@ def table_within(scores: dict[str, Score], truth: dict) -> Table:
     rows = [[name, cell(s.within_spearman), cell(s.within_pearson), cell(s.solver),
              cell(Estimate(spread[name])) if name in spread else ""]
             for name, s in (scores | {"A*": exact}).items()]
-    return Table("Credit against A* and the solver, within responses", (
+    return Table(WITHIN, (
         "Tokens with rollouts, ranks and values centred in each response: what a method knows beyond the outcome; "
         "empty where its credit is the same on all tokens. Solver: rank correlation with its verdict on an operand, "
         "operator or result, which is 0 where the token keeps the target within reach and -1 where it loses it; tokens "
@@ -126,14 +121,13 @@ def table_sizes(truth: dict) -> Table:
                  "rollouts.", ["size", "all tokens", "within"], rows)
 
 
-def table_kinds(truth: dict) -> Table:
-    """How much of A*, and of some credit, lies on each kind of token."""
-    decides = np.isin(truth["kind"], [KINDS.index(kind) for kind in DECISIONS])
+def table_kinds(truth: dict, decides: np.ndarray) -> Table:
+    """How much of A*, and of some credit, lies on each kind of token. decides (N,): operands and operators."""
     groups = {"decisions": decides} | {kind: truth["kind"] == k for k, kind in enumerate(KINDS)}
     del groups["unfinished"]  # one token in a thousand
     def means(x: np.ndarray, digits: int) -> list[str]:
         return [pm(*clustered_mean(x[group], truth["group"][group].astype(int)), digits) for group in groups.values()]
-    listed = {name: credit for name, credit in zip(truth["methods"].tolist(), truth["credits"]) if name in LOCATED}
+    listed = {name: credit for name, credit in all_credit(truth).items() if name in LOCATED}
     rows = [["tokens"] + [f"{group.mean():.1%}" for group in groups.values()]]
     for name, credit in ({"A*": truth["a_star"]} | listed | seed_measures(truth)).items():
         size = np.abs(credit.astype(float))
@@ -141,8 +135,8 @@ def table_kinds(truth: dict) -> Table:
     rows.append(["mean A*", *means(truth["a_star"], 3)])
     return Table("Where it lies", (
         "Mean abs(credit) of a kind of token over the mean of all tokens, ± half of its 95% interval, clustered by "
-        "puzzle. Decisions are operands and operators. Opening: words before a sentence's first calculation; verdict: a "
-        "sentence without one."), ["", *groups], rows)
+        "puzzle. Decisions are operands and operators. Opening: words before a sentence's first calculation; verdict: "
+        "a sentence without one."), ["", *groups], rows)
 
 
 def table_solver(truth: dict) -> Table:
@@ -159,15 +153,21 @@ def table_solver(truth: dict) -> Table:
         ["", "tokens", "lose the target", "A*, kept", "A*, lost"], rows)
 
 
+def read_scores(file: Path, heading: str, column: str) -> dict[str, Estimate]:
+    """By method, a column of one of `score_tables` in their file."""
+    header, rows = read_table(file, heading)
+    return {row[0]: read_cell(row[header.index(column)]) for row in rows}
+
+
 def draw_scores(tables: Path, file: Path) -> None:
-    """Two of the scores in score_tables, read from their file, of every method; the best within a response on top."""
+    """Two of the scores of every method, read from the file of the tables; the best within a response on top."""
     figure, axes = new_figure(2, 1, 5.4, sharey=True)
-    panels = {("Credit against A* and the solver, within responses", "Spearman"): "Within a response: rank correlation",
-              ("Credit against A*, all tokens", "cosine of update"): "Whole update: cosine"}
+    panels = ((WITHIN, "Spearman", "Within a response: rank correlation"),
+              (ALL, "cosine of update", "Whole update: cosine"))
     order = []
-    for axis, ((table, column), title) in zip(axes.flat, panels.items()):
-        header, rows = read_table(tables, table)
-        scores = {row[0]: read_cell(row[header.index(column)]) for row in rows if row[0] != "A*"}
+    for axis, (heading, column, title) in zip(axes.flat, panels):
+        scores = read_scores(tables, heading, column)
+        scores.pop("A*", None)
         halves = scores.pop(HALVES).value
         perfect = np.sqrt(2 * halves / (1 + halves))
         order = order or sorted(scores, key=lambda name: -np.nan_to_num(scores[name].value))

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import countdown_task
+from lab.heads import sample
 from lab.truth import conditioned
-from lab.truth.critic import sample
 from rollout import Policy
 from tests.plain import plain_logprobs
 
@@ -25,7 +25,7 @@ def test_the_copy_learns_from_right_answers_alone(random_model, tokenizer, exact
 
     def graded(policy, puzzles, answers, key):
         """Six short responses; of the second batch none is right."""
-        monkeypatch.setattr("lab.truth.critic.LIMIT", 7)
+        monkeypatch.setattr("lab.heads.LIMIT", 7)
         batches.append(sample(policy, puzzles, answers, key))
         batches[-1].success = torch.tensor([1.0, 0, 0, 1, 0, 0]) * (len(batches) != 2)
         return batches[-1]

@@ -1,14 +1,15 @@
 """The solver's verdicts against brute force over all expressions, its columns against responses labelled by hand."""
+import itertools
 import re
 
-import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import countdown_task
 from countdown_task import Puzzle
 from lab.truth import solver
+from lab.truth.measure import describe
 from tasks.arithmetic import find_calculations, next_calculations, reachability, results
 from tests.fixtures import make_written
 from tests.plain import expressions
@@ -62,22 +63,25 @@ WRITTEN = [  # for (3, 4, 12) -> 5, which is 12 - 4 - 3 in any order: pieces, ki
     (" That| is| not| 5|.", "vvvvv", ".....", "....."),
     (" How| 12| -| 3| =| 6|.", "wnon=r=", ".111.1.", ".111.0."),
 ]
-ENDINGS = [
-    [(" Good|</think>|\n|<ans|wer>|1|2| -| 3|</answer>|", "vtvttaaaatt", "." * 11, "." * 11)],
-    [(" Let| 3| +", "uuu", "...", "...")],  # cut off
-    [("\n", "v", ".", "."), (" So| 3|*|4|=|12| then", "wnon=r=", ".110.0.", ".100.0.")],
+RESPONSES = [
+    [*WRITTEN, (" Good|</think>|\n|<ans|wer>|1|2| -| 3|</answer>|", "vtvttaaaatt", "." * 11, "." * 11)],
+    [*WRITTEN, (" Let| 3| +", "uuu", "...", "...")],  # cut off
+    [*WRITTEN, ("\n", "v", ".", "."), (" So| 3|*|4|=|12| then", "wnon=r=", ".110.0.", ".100.0.")],
+    [(" Maybe| 4|*|2|=|8|.", "wnon=r=", ".111.1.", ".111.1.")],  # for (2, 4) -> 8
 ]
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_columns_of_responses_labelled_by_hand(ending):
-    """Guards against labels on another token, on each piece of a number, or on words, and kinds of a neighbour."""
-    pieces = [piece for row in WRITTEN + ending for piece in row[0].split("|")]
-    kinds, before, after = ("".join(column) for column in list(zip(*WRITTEN, *ending))[1:])
-    batch = make_written([pieces], [0.0])
-    columns = solver.solver_columns(batch.text[0], batch.spans[0], Puzzle((3, 4, 12), 5), countdown_task)
-    for column, expected in zip(columns, (before, after), strict=True):
-        assert column.tolist() == [-1 if verdict == "." else int(verdict) for verdict in expected]
-        assert column.dtype == np.int8
-    found = solver.token_kinds(batch.text[0], batch.spans[0], batch.role[0].numpy(), batch.in_answer[0].numpy())
-    assert [solver.KINDS[k] for k in found] == [KINDS[letter] for letter in kinds]
+def test_columns_of_responses_labelled_by_hand():
+    """Guards against labels on another token or response, on each piece of a number, or on words, and kinds of a
+    neighbour."""
+    pieces = [[piece for row in rows for piece in row[0].split("|")] for rows in RESPONSES]
+    kinds, before, after = ("".join(column) for column in list(zip(*itertools.chain(*RESPONSES)))[1:])
+    batch = make_written(pieces, [0.5] * 4, [0, 0, 0, 1], success=torch.tensor([1.0, 0, 0, 1]),
+                         puzzles=[Puzzle((3, 4, 12), 5), Puzzle((2, 4), 8)])
+    truth = describe(batch, {"seed": 3})
+    for name, expected in (("reachable_before", before), ("reachable", after)):
+        assert truth[name].tolist() == [-1 if verdict == "." else int(verdict) for verdict in expected]
+    assert [solver.KINDS[k] for k in truth["kind"]] == [KINDS[letter] for letter in kinds]
+    assert truth["piece"].tolist() == [*itertools.chain(*pieces)]
+    assert truth["success"].tolist() == [float(i in (0, 3)) for i, row in enumerate(pieces) for _ in row]
+    assert truth["prompts"].tolist() == ["[3, 4, 12] -> 5"] * 3 + ["[2, 4] -> 8"]

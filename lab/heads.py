@@ -1,0 +1,57 @@
+"""What the rooms ask of a fixed model: its responses, the heads that some methods need, and the methods they allow."""
+from pathlib import Path
+from types import ModuleType
+from typing import Iterable
+
+from grpo import compare
+from methods import MITIGATIONS
+from methods.heads import HEADS, Critic, Importance, load_head, save_head
+from plumbing.launch import lacking
+from plumbing.progress import Progress
+from plumbing.registry import CreditFunction, required
+from rollout import Policy, TokenBatch, rollout
+from train import Settings
+
+SIZE, PUZZLES = 96, 100  # responses in a batch; batches after which the puzzles repeat
+FITTED = ("critic", "importance")  # the heads that are fitted here
+LIMIT = Settings.max_new_tokens
+
+
+def sample(policy: Policy, puzzles: list, answers: int, key: tuple[int, int]) -> TokenBatch:
+    """Responses to puzzles; key: seed and step. The policy is its own reference."""
+    seed, step = key
+    s = Settings(seed=seed, answers=answers, max_new_tokens=LIMIT)
+    batch = rollout(policy._replace(reference=policy.model), puzzles, s, step)
+    batch.advantage = compare(batch)
+    return batch
+
+
+def fitted_methods(task: ModuleType, heads: Iterable[str] = FITTED) -> dict[str, CreditFunction]:
+    """The methods that a task and these heads allow; without `oracle`, which is the truth itself."""
+    return {name: method for name, method in MITIGATIONS.items()
+            if name != "oracle" and not lacking(required(name, {}), task, heads)}
+
+
+def fit(policy: Policy, batches: int) -> dict[str, Critic | Importance]:
+    """The heads FITTED, by name, after they learned from batches of a fixed model's responses."""
+    size, device = policy.model.config.hidden_size, policy.model.output_weight.device
+    heads = {name: HEADS[name](size).to(device) for name in FITTED}
+    puzzles, progress = policy.task.load("train", SIZE * PUZZLES), Progress("fitting the critic", batches)
+    for i in range(batches):
+        batch = sample(policy, puzzles[i % PUZZLES :: PUZZLES], 1, (0, i + 1))
+        for head in heads.values():
+            head.learn(batch)
+        progress.show(i + 1)
+    return heads
+
+
+def find_heads(folder: Path, model_folder: str, policy: Policy, batches: int) -> dict[str, Critic | Importance]:
+    """The heads FITTED in `folder`, or those beside the model, or new ones, fitted and saved in `folder`."""
+    for place in (folder, Path(model_folder)):
+        if all((place / f"{name}.safetensors").is_file() for name in FITTED):
+            return {name: load_head(name, place, policy.model) for name in FITTED}
+    print(f"no critic beside the model: fitting one to {batches} batches of responses", flush=True)
+    heads = fit(policy, batches)
+    for name, head in heads.items():
+        save_head(name, head, folder)
+    return heads
