@@ -1,4 +1,4 @@
-"""The policy-gradient update in its plainest form: the oracle for sampler.py and grpo.py, and the benchmark's baseline.
+"""The policy-gradient update in its plainest form: the oracle for sampler.py and grpo.py.
 
 A row holds a prompt, padded on the left, and one response to it, padded on the right. So a prompt is read again for
 each of its responses, and the logits of all rows are in memory at once; sampler.py avoids both. The logits of a column

@@ -262,16 +262,6 @@ def test_pictures_can_be_read_whatever_the_question(tmp_path, figures, monkeypat
     assert "frac" in "".join(text.get_text() for text in figures[2].axes[0].texts)
 
 
-def test_a_run_is_analyzed(run, capsys, monkeypatch):
-    """Guards against a table that is computed and not shown, and pictures that are not written."""
-    call(monkeypatch, run)
-    text = capsys.readouterr().out
-    assert text.count("\n## ") == 9
-    assert (run / "analysis" / "tables.md").read_text() in text
-    for picture in ("learning.png", "credit.png", "tokens.png"):
-        assert (run / "analysis" / picture).read_bytes().startswith(b"\x89PNG")
-
-
 @pytest.mark.filterwarnings("error")
 def test_a_run_without_any_credit_is_analyzed(run, monkeypatch, capsys):
     """Guards against a division by zero where every group had equal rewards."""
@@ -411,7 +401,8 @@ def test_learning_curves_show_the_mean_and_its_interval(tmp_path, figures):
 
 
 def test_a_run_that_only_evaluated_is_left_out(run, monkeypatch, capsys):
-    """Guards against one folder of --steps 0 that keeps all the others from being read."""
+    """Guards against one folder of --steps 0 that keeps all the others from being read, and a table or picture of the
+    others that is not shown."""
     evaluated = run.parent / "evaluated"
     evaluated.mkdir()
     write_metrics(evaluated, [[0, 0.25]])
@@ -419,7 +410,9 @@ def test_a_run_that_only_evaluated_is_left_out(run, monkeypatch, capsys):
     call(monkeypatch, run, evaluated)
     text = capsys.readouterr().out
     assert f"left out: {evaluated} has no step" in text and f"left out: {run} " not in text
-    assert "## Token types" in text
+    assert text.count("\n## ") == 9 and (run / "analysis" / "tables.md").read_text() in text
+    for picture in ("learning.png", "credit.png", "tokens.png"):
+        assert (run / "analysis" / picture).read_bytes().startswith(b"\x89PNG")
     for folder, said in ((run.parent / "comparison", "is not a run folder"), (evaluated, "no run with a step of")):
         with pytest.raises(SystemExit, match=said):
             call(monkeypatch, folder)

@@ -13,8 +13,6 @@ from countdown_task import Puzzle, expression
 from tests.fixtures import spans_of
 from tests.plain import expressions
 
-# --------------------------------------------------------------------------------------------------- puzzles
-
 
 def all_values(numbers, whole):
     """The values of all expressions that use every number."""
@@ -89,8 +87,8 @@ def test_generator_finds_every_puzzle_and_says_when_there_are_no_more():
 
 
 GOOD = '{"target": 98, "nums": [44, 19, 35]}'
-MALFORMED = ["98", '{"nums": [1, 2]}', '{"target": 98}', '{"nums": [3, 4], "target": "98"}',
-             *(f'{{"target": 3, "nums": {n}}}' for n in ("[]", "44", '"44"', "[-44]", "[44.0]", "[true]"))]
+MALFORMED = ["98", '{"nums": [1, 2]}', '{"nums": [3, 4], "target": "98"}',
+             *(f'{{"target": 3, "nums": {n}}}' for n in ("[]", '"44"', "[-44]", "[44.0]", "[true]"))]
 
 
 def test_reader_accepts_rows_of_countdown_tasks_3to4(tmp_path):
@@ -104,16 +102,6 @@ def test_reader_names_the_malformed_line(tmp_path, line):
     (tmp_path / "data.jsonl").write_text("\n".join([GOOD, GOOD, line, GOOD]))
     with pytest.raises(ValueError, match=r"data\.jsonl, line 3: expected .*nums.*target"):
         task.read_puzzles(tmp_path / "data.jsonl")
-
-
-def test_reader_refuses_missing_empty_and_binary_files(tmp_path):
-    for content, sentence in ((b"", "holds no puzzle"), (b"\xff", "not a text file in UTF-8")):
-        (tmp_path / "data.jsonl").write_bytes(content)
-        with pytest.raises(ValueError, match=f"data.jsonl .*{sentence}"):
-            task.read_puzzles(tmp_path / "data.jsonl")
-    for path in (tmp_path / "nowhere.jsonl", tmp_path):
-        with pytest.raises(FileNotFoundError, match="no data file"):
-            task.read_puzzles(path)
 
 
 def test_without_pyarrow_the_error_says_what_to_install(tmp_path, monkeypatch):
@@ -156,57 +144,42 @@ def test_prompts_are_chatml_for_a_chat_model_and_plain_for_any_other():
     puzzle = Puzzle((44, 19, 35), 98)
     assert task.prompt(puzzle, chat=False) == (
         "Using the numbers [44, 19, 35], create an equation that equals 98.\nLet me solve this step by step.\n<think>")
-    assert task.prompt(puzzle, chat=True) == (
-        "<|im_start|>system\nYou are a helpful assistant. You first think about the reasoning process in your mind and "
-        "then provide the user with the answer.<|im_end|>\n<|im_start|>user\nUsing the numbers [44, 19, 35], create "
-        "an equation that equals 98. You can use basic arithmetic operations (+, -, *, /) and each number can only be "
-        "used once. Show your work in <think> </think> tags. And return the final answer in <answer> </answer> tags, "
-        "for example <answer> (1 + 2) / 3 </answer>.<|im_end|>\n<|im_start|>assistant\nLet me solve this step by step."
-        "\n<think>")
+    chat = task.prompt(puzzle, chat=True)
+    assert chat.startswith("<|im_start|>system\nYou are a helpful assistant.") and chat.count("<|im_end|>\n") == 2
+    assert "<|im_start|>user\nUsing the numbers [44, 19, 35], create an equation that equals 98. You" in chat
+    assert chat.endswith("<|im_end|>\n<|im_start|>assistant\nLet me solve this step by step.\n<think>")
 
-
-# ---------------------------------------------------------------------------------------------------- reward
 
 RIGHT = "</think>\n<answer>(5 - 3) * 4</answer>"  # of the puzzle 3, 4, 5 = 8
 
 
 @pytest.mark.parametrize("response, layout, answer", [
-    (" a\nb" + RIGHT, 1, 1),
-    ("</think>\n<answer>(5 - 4) * 3</answer>", 1, 0),  # wrong value
-    ("</think>\n<answer>5 + 3 + 4 - 4</answer>", 1, 0),  # a number is used twice
-    (RIGHT + "\n", 0.6, 1),  # something after </answer>
+    (" a\nb" + RIGHT, 1, 1), ("</think>\n<answer>5 + 3 + 4 - 4</answer>", 1, 0),  # a number is used twice
     ("</think><answer>(5 - 3) * 4</answer>", 0.6, 1),  # no newline between the tags
-    (" <think>a" + RIGHT, 0.6, 1),
     ("</think>\n<answer>(5 - 3) * 4</answer> 9</answer>", 0.6, 1),  # the answer stops at the first </answer>
-    (" think\n<answer>(5 - 3) * 4</answer>", 0.5, 1),  # think is not closed
-    (" think</think>\n<answer>(5 - 3) * 4", 0.1, 0),  # answer is not closed
-    ("", 0, 0),
+    (" think\n<answer>(5 - 3) * 4</answer>", 0.5, 1), (" think</think>\n<answer>(5 - 3) * 4", 0.1, 0),
     ("</think>\n<answer>5 + 3</answer>\n<answer>(5 - 3) * 4</answer>", 0, 1),  # two answers: the last is graded
-    (RIGHT + "\n<answer>5 + 3</answer>", 0, 0),
 ])
 def test_reward_of_responses_graded_by_hand(response, layout, answer):
+    """test_grader.py has a second grader for any response."""
     graded = task.reward(response, iter((5, 3, 4)), 8)  # numbers in any order, in any iterable
     assert graded == {"reward": pytest.approx(0.1 * layout + answer), "format": pytest.approx(layout), "answer": answer}
     assert graded == task.grade(response, Puzzle((3, 4, 5), 8))
 
 
 @pytest.mark.parametrize("expression, numbers, target, answer", [
-    ("8/(3-8/3)", (3, 3, 8, 8), 24, 1), ("8/(3-8/3)", (3, 8, 8), 24, 0), ("7/2", (2, 7), 3, 0), ("3-5", (3, 5), -2, 1),
-    ("1/3*3", (1, 3, 3), 1, 1), ("1/3*3", (1, 3, 3), 0.9999999999999999, 0), ("3 - 3", (3, 3), 0, 1), ("5", (5,), 5, 1),
-    ("1 1", (1, 1), 11, 0), ("12 + 1", (1, 2, 1), 13, 0), ("1/(2-2)", (1, 2, 2), 0, 0), ("01 + 2", (1, 2), 3, 0)])
+    ("8/(3-8/3)", (3, 3, 8, 8), 24, 1), ("8/(3-8/3)", (3, 8, 8), 24, 0), ("1/3*3", (1, 3, 3), 0.9999999999999999, 0),
+    ("3-5", (3, 5), -2, 1), ("5", (5,), 5, 1), ("12 + 1", (1, 2, 1), 13, 0)])
 def test_answer_is_exact_and_uses_each_number_once(expression, numbers, target, answer):
     assert task.reward(f"<answer>{expression}</answer>", numbers, target)["answer"] == answer
 
 
 @pytest.mark.parametrize("text, answer", [
-    (r"4 \times (5 - 3)", 1), ("4 \u00d7 (5 \u2212 3)", 1), ("(5-3)\u00b74", 1), (r"(5-3)\cdot 4", 1), ("4 x (5 - 3)",
-    1), ("[5 - 3] * 4", 1),
-    ("**4*(5-3)**", 1), ("`4*(5-3)`", 1), ("$4*(5-3)$", 1), (r"\boxed{4 \times (5-3)}", 1),
-    (r"\(4 \times \left(5-3\right)\)", 1),
-    ("\n4*(5-3)\r\n", 1), (r"\frac{4}{1} * 2", 0), (r"4 / \frac{5 - 3}{4}", 0), (r"5 - \frac{3 - 4}{5 - 5}", 0),
-    ("4*(5-3) = 8", 0), ("4*(5-3)*", 0), ("**4*(5-3)", 0), ("4*(5-3).", 0), ("4x(5-3)", 0), ("4(5-3)", 0),
-    (r"4\boxed{}*(5-3)", 0),
-    (r"1\boxed1", 0), ("8 = 4*(5-3)", 0), ("Answer: 4*(5-3)", 0), ("\uff14*(5-3)", 0), ("4*(5-3)" + " " * 250, 0)])
+    (r"\(4 \times \left(5-3\right)\)", 1), ("4 \u00d7 (5 \u2212 3)", 1), (r"(5-3)\cdot 4", 1), ("4 x (5 - 3)", 1),
+    ("(5-3)\u00b74", 1), ("4\u22c5(5-3)", 1), ("[5 - 3] * 4", 1), ("**4*(5-3)**", 1), ("`4*(5-3)`", 1),
+    (r"$\boxed{4*(5-3)}$", 1), ("\n4*(5-3)\r\n", 1), (r"\frac{4}{1} * 2", 0), (r"5 - \frac{3 - 4}{5 - 5}", 0),
+    ("4*(5-3) = 8", 0), ("**4*(5-3)", 0), ("4x(5-3)", 0), (r"4\boxed{}*(5-3)", 0), (r"1\boxed1", 0),
+    ("Answer: 4*(5-3)", 0), ("\uff14*(5-3)", 0), ("4*(5-3)" + " " * 250, 0)])
 def test_an_expression_in_the_notation_of_a_chat_model(text, answer):
     """Guards against right answers that are graded 0, and a notation that hides a number or an operator."""
     assert task.reward(f"<answer>{text}</answer>", (3, 4, 5), 8)["answer"] == answer
@@ -219,30 +192,25 @@ def test_fractions_of_a_chat_model():
 
 
 @pytest.mark.parametrize("text, value", [
-    ("16 / 4 / 2", 2), ("20 - 6 / 2 + 1", 18), ("(2 + 3) * 4", 20), ("1/3 + 1/6", Fraction(1, 2)), ("3 - 8", -5),
-    (" 1+2 ", 3), ("(" * 32 + "1" + ")" * 32, 1), ("(1)+" * 40 + "1", 41),
+    (" 1/3 + 1/6", Fraction(1, 2)), ("(" * 32 + "1" + ")" * 32, 1), ("(1)+" * 40 + "1", 41),
     ("1" + "+1" * 127 + " ", 128), ("100*" * 60 + "1", 100**60)])  # the first of these has 256 characters
 def test_an_expression_by_hand(text, value):
+    """At the limits; test_grader.py has a second parser for any expression."""
     assert task.expression_value(text) == value
     assert isinstance(task.expression_value(text), Fraction)
 
 
 @pytest.mark.filterwarnings("error")  # of Python's parser
 @pytest.mark.parametrize("sentence, texts", [
-    ("division by zero", ["1/0", "0/0", "5/(2-1-1)"]),
-    ("more than 32 nested", ["(" * 33 + "1" + ")" * 33, "(1+" * 33 + "1" + ")" * 33, "(1)+" * 9 + "(" * 33, "(" * 200]),
-    ("only [+] - [*] /", ["95**96**97", "9//2", "-1", "3*-1", "(-1)+2", "--1", "()", "1(2)", "1(2)+3"]),
-    ("not an arithmetic", [
-        "", "(1", "1)", ")(", "(1)2", "1+", "*1", "1 0", "007", "1_0", "0x1", "1e9", "1.0", "1j", "1\n", "1\u00a0+ 1",
-        "1\x00", "\u0663+1", "2\u00b2", "\ud800", "5 \u2212 3", "1,2", "[1]", "1<<9", "~1", "'1'", "print(1)",
-        "1 if 1 else 2", "1 + 1 #", "1" + "+1" * 128, "9" * 10_000, "(" * 257])])
+    ("division by zero", ["1/0", "5/(2-1-1)"]),
+    ("more than 32 nested", ["(" * 33 + "1" + ")" * 33, "(1)+" * 9 + "(" * 33, "(" * 200]),
+    ("only [+] - [*] /", ["95**96**97", "9//2", "3*-1", "()", "1(2)+3"]),
+    ("not an arithmetic", ["", "(1", "(1)2", "1+", "007", "1e9", "1\n", "\u0663+1", "2\u00b2", "\ud800", "[1]",
+                           "print(1)", "1" + "+1" * 128, "9" * 10_000, "(" * 257])])
 def test_an_expression_has_no_powers_signs_code_foreign_digits_and_endless_input(sentence, texts):
     for text in texts:
         with pytest.raises(ValueError, match=sentence):
             task.expression_value(text)
-
-
-# ------------------------------------------------------------------------------------ what each token is
 
 
 @pytest.mark.parametrize("pieces, roles, answer", [

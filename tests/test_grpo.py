@@ -32,16 +32,14 @@ def test_advantage_by_the_textbook(estimator):
                     "dr_grpo": r - statistics.mean(group),
                     "rloo": r - statistics.mean(group[:g] + group[g + 1 :]),
                     "maxrl": (success[i][g] - solved) / solved,
-                    "step_mean": r - statistics.mean(sum(rewards, []))}[{"batch": "step_mean"}.get(estimator, estimator)]
-        assert advantage[i, g].item() == pytest.approx(expected, abs=1e-6)
+                    "step_mean": r - statistics.mean(sum(rewards, []))}
+        expected["batch"] = expected["step_mean"]  # its early name
+        assert advantage[i, g].item() == pytest.approx(expected[estimator], abs=1e-6)
     assert torch.tensor(rewards[2]).mean() != 0.1  # in float32, and yet
     equal = torch.full((2, 7), 0.1)
     assert not grpo.ADVANTAGES[estimator](equal, 0 * equal).any()
     assert not grpo.ADVANTAGES[estimator](equal + 1, equal * 0 + 1).any()
     assert advantage[2].any() == (estimator in ("step_mean", "batch"))
-
-
-# ---------------------------------------------------------------------------------------------------- loss
 
 
 @pytest.mark.parametrize("ratio, credit, gain, slope", [
@@ -107,9 +105,6 @@ def test_k3_is_an_unbiased_estimate_of_the_kl():
     kl = (pi.exp() * (pi - reference)).sum().item()
     assert (pi.exp() * grpo.k3(pi, reference)).sum().item() == pytest.approx(kl, abs=1e-12)
     assert (grpo.k3(pi, reference) >= 0).all()
-
-
-# -------------------------------------------------------------------------------------------------- update
 
 
 PROMPTS = [[5, 1, 8, 2, 2, 9, 4], [7], [3, 12, 6], [1, 1]]  # of unequal length

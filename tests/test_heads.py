@@ -119,8 +119,6 @@ def test_the_process_critic_learns_what_is_still_to_come():
     assert target.tolist() == [[2, 1, 1, 1, 1, 0], [0] * 6]
 
 
-# ------------------------------------------------------------------------------------------- the importance head
-
 SUCCESS = torch.tensor([1.0, 0, 0, 1])
 
 
@@ -167,9 +165,6 @@ def test_importance_learns_by_hand():
         one.score.outer.bias.data.zero_()  # no softmax depends on it, so that rounding alone moves it
     torch.testing.assert_close(weights(head), weights(by_hand), rtol=0, atol=1e-4)
     assert (weights(head) - weights(random_importance())).abs().max() > 1e-3
-
-
-# ---------------------------------------------------------------------------------------------------- their files
 
 
 def test_a_saved_head_comes_back_and_a_missing_one_is_new(tmp_path):

@@ -46,7 +46,8 @@ def one_step(name: str) -> dict[str, torch.Tensor]:
     The tensors have the first T columns, without any column in which all rows are padding.
     """
     settings, hyper_parameters = STEPS[name]
-    s = Settings(**{"questions": 3, "answers": 4, "max_new_tokens": 90, "micro_batch": 3} | settings)
+    # With a limit of 59, the longest responses of the two processes have unequal lengths.
+    s = Settings(**{"questions": 3, "answers": 4, "max_new_tokens": 59, "micro_batch": 3} | settings)
     policy = train.load_policy(s, countdown_task, ("critic", "importance", "reference"))
     heads = policy.heads
     with torch.no_grad():  # let the start model differ, and the critic have an opinion
@@ -125,9 +126,6 @@ def output_of(*arguments):
     return process.returncode, printed, complained
 
 
-# ---------------------------------------------------------------------------------------------------- one step
-
-
 @pytest.fixture(scope="module")
 def two_and_one(tmp_path_factory):
     """What each of two processes found, and what one finds alone."""
@@ -164,9 +162,6 @@ def test_two_processes_find_what_one_does(name, two_and_one):
         torch.testing.assert_close(two[key], expected, rtol=0, atol=float(tolerance), msg=key)
     for key in ("credit", "hidden", "attention", "without", "gradient model.norm.weight"):
         assert one[f"{name}: {key}"].any(), key
-
-
-# ---------------------------------------------------------------------------------------------------- a whole run
 
 
 @pytest.fixture(scope="module")
@@ -219,15 +214,6 @@ def test_ctrl_c_stops_both_processes_and_resume_continues_both(interrupted):
     assert all(torch.equal(state["learners"]["optimizer"]["weights"][name], w) for name, w in model.named_parameters())
     assert [file.name for file in folder.parent.iterdir()] == ["run"]
     assert not list(folder.rglob("*.part"))
-
-
-@gloo
-def test_an_error_is_said_once(interrupted):
-    """Guards against a message from each process, processes that wait for each other, and an exit status of 0."""
-    code, _, complained = output_of("train.py", *SMALL, "--out", interrupted[0])
-    assert code != 0
-    assert complained.count("error: ") == 1
-    assert f"{interrupted[0]} exists" in complained
 
 
 if __name__ == "__main__":

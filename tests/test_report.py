@@ -77,13 +77,6 @@ def test_t_statistics_by_the_textbook():
     np.testing.assert_allclose(report.t_statistics(values, position), expected, rtol=1e-9)
 
 
-def test_a_table_is_aligned_markdown():
-    """Guards against columns that do not line up, and a name aligned like a number."""
-    text = str(report.Table("Title", "A note.", ["method", "n"], [["a", "100"], ["long name", "7"]]))
-    assert text.splitlines() == ["## Title", "A note.", "", "| method    |   n |", "|-----------|----:|",
-                                 "| a         | 100 |", "| long name |   7 |"]
-
-
 def test_tokens_are_wrapped_without_loss():
     """Guards against a token that vanishes, overlaps its neighbour, or is pushed to the next line though it fits."""
     texts = [" Maybe", " 5", "\n", "<answer>", "1+2=", "x" * 9, "\n", "", "y"]
@@ -91,14 +84,6 @@ def test_tokens_are_wrapped_without_loss():
     assert [text for *_, text in placed] == [" Maybe", " 5", "↵", "<answer>", "1+2=", "x" * 9, "↵", "■", "y"]
     assert [(x, y) for x, y, _ in placed] == [
         (0, 0), (6, 0), (8, 0), (0, 1), (8, 1), (0, 2), (9, 2), (0, 3), (1, 3)]
-
-
-def test_code_in_a_table_ends_where_it_should():
-    """Guards against backquotes that end the code they stand in, and a token of a thousand spaces as a cell."""
-    assert report.code_span("' a'") == "`' a'`"
-    assert report.code_span("`") == "`` ` ``"
-    assert report.code_span("a``b`") == "``` a``b` ```"
-    assert report.code_span("x" * 40) == f"`{'x' * 40}`" and report.code_span("x" * 41) == f"`{'x' * 39}…`"
 
 
 def test_the_middle_of_a_long_response_is_counted():

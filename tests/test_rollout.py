@@ -48,9 +48,6 @@ def hashed(policy):
     return policy._replace(task=SimpleNamespace(**vars(countdown_task) | {"grade": graded_by_hash}))
 
 
-# ------------------------------------------------------------------------------------------------- rollout
-
-
 def test_random_numbers_of_a_puzzle_depend_on_nothing_else():
     """Guards against a generator shared by puzzles: a response would change with its neighbours."""
     few, many = draw_uniforms(3, 5, 2, 4, 10), draw_uniforms(3, 5, 6, 4, 10)
@@ -97,9 +94,6 @@ def test_training_puzzles_depend_on_seed_and_step_alone():
     assert len(rollout.draw_puzzles(puzzles, Settings(questions=25), 2)) == 25  # more than an epoch
 
 
-# --------------------------------------------------------------------------------------------- graded samples
-
-
 def test_a_response_cut_anywhere_continues_with_the_same_tokens(policy):
     """Guards against a prefix of another puzzle, one that is not graded, and limits of other rows."""
     def told(text, puzzle):
@@ -128,9 +122,6 @@ def test_broken_weights_are_one_sentence(policy, monkeypatch):
     monkeypatch.setattr(shared_sampling, "generate", broken)
     with pytest.raises(FloatingPointError, match="not finite.*--lr"):
         generate_and_grade(policy, PUZZLES, draw_uniforms(0, 1, 3, 1, 2))
-
-
-# ---------------------------------------------------------------------------------------------------- queries
 
 
 @torch.no_grad()
@@ -191,7 +182,7 @@ def test_the_tokens_that_go_through_the_model_are_counted(policy):
     assert responses + 4 <= ask.tokens_sampled <= responses + 2 * 6 + 2 * 7
 
 
-@pytest.mark.parametrize("needed", ["critic", "importance", "reference"])
+@pytest.mark.parametrize("needed", ["critic", "reference"])
 def test_a_missing_model_is_one_sentence(needed, policy):
     """Guards against an AttributeError of None for whoever forgot to tell the decorator."""
     ask = step_batch(policy, 1, 2, 1).ask

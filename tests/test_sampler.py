@@ -53,9 +53,6 @@ def unpadded(s) -> list[list[int]]:
     return [tokens[mask].tolist() for tokens, mask in zip(s.tokens, s.mask)]
 
 
-# ---------------------------------------------------------------------------------------------------- draw
-
-
 def walk(log_probs: list[float], u: float) -> int:
     """The token at which the cumulative softmax of the log-probs passes u."""
     largest = max(log_probs)
@@ -85,9 +82,6 @@ def test_draw_never_returns_an_impossible_token(u, end):
     log_probs = log_probs.where(possible, -torch.inf).log_softmax(-1)
     expected = [row.nonzero()[end].item() for row in possible]
     assert draw(log_probs, torch.full((500,), u, dtype=torch.float64)).tolist() == expected
-
-
-# ------------------------------------------------------------------------------------------------ generate
 
 
 @torch.no_grad()
@@ -187,9 +181,6 @@ def test_no_text_is_the_beginning_of_another(prompts):
     begins = [[other[: len(text)] == text for other in texts] for text in texts]
     assert sum(map(sum, begins)) == len(texts)  # each begins itself alone
     assert all(text in prompts for text in texts)
-
-
-# ---------------------------------------------------------------------------------- reading responses again
 
 
 def test_responses_of_similar_length_go_together():

@@ -29,7 +29,7 @@ def test_splits_are_apart_and_the_same_every_time(name):
     task = load_task(name)
     training, heldout = load_puzzles(task, 512, "")
     assert len(heldout) == 512 and len(training) >= 2048
-    assert task.load("train") == training and task.load("heldout", 9) == heldout[:9]
+    assert task.load("train", 99) == training[:99] and task.load("heldout", 9) == heldout[:9]
     for puzzle in training[:200]:
         task.check(puzzle)
 
@@ -176,37 +176,23 @@ def test_numbers_agree_with_another_parser_on_100_000_hostile_strings():
 
 
 @pytest.mark.parametrize("value, texts", [
-    (7, ["7", "7.0", "+7", "007", "7.", "7\n", "(7)", '"7"', "\u201c7\u201d", "`7`", "[7]", "**7**", "__7__", "= 7",
-    "x = 7", "#### 7",
-         "Answer: 7", "**Answer:** 7", "Ann has 7 shells now.", "$7", "7$", "US$7", "\\$7", "7%", "7\\%", "7 dollars",
-         "7 km/h",
-         "$7/hr", "7km", "7-day", "14/2", "\\boxed{7}", "$\\boxed{7}$", "\\(7\\)", "\\[x = 7\\]", "\\text{7 apples}",
-         "7 \\text{ apples}", "\\boxed{\\$7.00}", "\\frac{14}{2}", "$$7$$", "7 %", "\u20ac7", "7 \u20ac", "7!"]),
-    (1234, ["1,234", "**1,234**", "**$1,234.00**", "1,234 dollars", "1234.", "1{,}234", "1\\,234", "1,\\!234",
-    "1\u202f234",
-            "1\u2009234", "1\u00a0234"]),
-    (1234567, ["1,234,567", "1\u202f234\u202f567"]), (-5, ["-5", "\u22125", "\u20135", "-$5", "$-5", "x = -5",
-    "**-5**"]),
-    (Fraction(1, 2), [".5", "0.50", "$.50", "1/2", "\\frac{1}{2}", "\\dfrac{1}{2}"]), (Fraction(-1, 2),
-    ["-\\frac{1}{2}", "-.5"]),
-    (Fraction(3, 2), ["1 1/2", "1\\frac{1}{2}", "1 \\frac{1}{2}", "1.5"]), (50, ["50%", "50\\%", "50 percent"])])
+    (7, ["7.0", "+7", "007", "\u201c7\u201d", "[7]", "__7__", "#### 7", "**Answer:** 7", "Ann has 7 shells now.",
+         "US$7", "7\\%", "7 km/h", "$7/hr", "7km", "7-day", "14/2", "$\\boxed{7}$", "\\[x = 7\\]", "\\text{7 apples}",
+         "\\boxed{\\$7.00}", "7 \u20ac", "7!"]),
+    (1234, ["**$1,234.00**", "1{,}234", "1\\,234", "1,\\!234", "1\u202f234", "1\u2009234", "1\u00a0234"]),
+    (1234567, ["1,234,567"]), (-5, ["\u22125", "\u20135", "-$5", "$-5", "x = -5"]),
+    (Fraction(-1, 2), ["-\\dfrac{1}{2}", "-.5"]), (Fraction(3, 2), ["1 1/2", "1\\frac{1}{2}"]), (50, ["50\\%"])])
 def test_a_number_in_the_dress_of_a_chat_model(value, texts):
     """Guards against right answers that are graded 0."""
     assert {text: number(text) for text in texts} == dict.fromkeys(texts, value)
 
 
 @pytest.mark.parametrize("text", [
-    "", "none", ".", "-", "$", "7 or 8", "7, 8", "5 6", "1-2", "1\u20132", "3 + 4", "3 + 4 = 7", "7 = 7",
-    "12 apples and 3 pears",
-    "Ann has 5, Ben has 7", "seven or 8", "7 and a half", "3 million", "minus 7", "7 dozen", "1 234", "1,23",
-    "1,234,56", "1.2.3",
-    "1.234,5", "12:30", "7^2", "7\u00b2", "\u00bd", "1\u00bd", "1/0", "1/2/3", "1 3/2", "1.5/2", "--7", "- 7", "x-7",
-    "7-x", "7/x", "7x", "5k",
-    "5 k", "x7", "1e3", "1e999999999", "0x1F", "1_000", "< 7", "> 7", "\u2248 7", "!= 7", "\\sqrt{4}", "2\\pi",
-    "2 \u00d7 3", "1\\boxed2",
-    "1\\text{}2", "1\\frac{2}{3}4", "1\\,23", "1\u200b2", "\u200b7", "1\x002", "\uff14\uff12", "\u0667", "7\u0338",
-    "\u4e03", "7\u767e",
-    "7" * 101, "0" * 10**6 + "42", "7" + " " * 100])
+    "none", "1-2", "1\u20132", "3 + 4 = 7", "12 apples and 3 pears", "seven or 8", "7 and a half", "3 million",
+    "minus 7", "1 234", "1.234,5", "12:30", "7^2", "7\u00b2", "1\u00bd", "1/0", "1/2/3", "1 3/2", "x-7", "7/x", "5k",
+    "5 k", "1e999999999", "0x1F", "1_000", "\u2248 7", "< 7", "!= 7", "\\sqrt{4}", "2\\pi", "2 \u00d7 3", "1\\boxed2",
+    "1\\text{}2", "1\\frac{2}{3}4", "1\u200b2", "1\x002", "\uff14\uff12", "\u0667", "7\u0338", "\u4e03", "7" * 101,
+    "0" * 10**6 + "42"])
 def test_two_numbers_and_hidden_ones_are_no_answer(text):
     """Guards against a hedge that is paid (`7 or 8`), and digits that are read as another number than the eye sees."""
     assert number(text) is None
@@ -216,10 +202,10 @@ def test_random_numbers_in_random_dresses():
     """Each dress alone is accepted above; guards against two that don't go together, and any pair of numbers."""
     rng = random.Random(0)
     dresses = ["**{}**", "`{}`", "${}$", "\\boxed{{{}}}", "\\({}\\)", "Answer: {}", "{} apples", "x = {}", "({})",
-    '"{}"', "{}\n"]
-    styles = [lambda n: (f"{n:,}", n), lambda n: (f"{n}", n), lambda n: (f"{n}.00", n), lambda n: (f"{n}.25",
-    n + Fraction(1, 4)),
-              lambda n: (f"{n}/7", Fraction(n, 7)), lambda n: (f"\\frac{{{n}}}{{7}}", Fraction(n, 7))]
+               '"{}"', "{}\n"]
+    styles = [lambda n: (f"{n:,}", n), lambda n: (f"{n}", n), lambda n: (f"{n}.00", n),
+              lambda n: (f"{n}.25", n + Fraction(1, 4)), lambda n: (f"{n}/7", Fraction(n, 7)),
+              lambda n: (f"\\frac{{{n}}}{{7}}", Fraction(n, 7))]
     for _ in range(3000):
         (text, value), negative = rng.choice(styles)(rng.randrange(10 ** rng.randrange(1, 9))), rng.random() < 0.3
         text, value = (rng.choice("-\u2212") + text, -value) if negative else (text, value)
@@ -227,13 +213,12 @@ def test_random_numbers_in_random_dresses():
             text = dress.format(text)
         assert number(text) == value, text
         other = rng.choice(styles[:4])(rng.randrange(1000))[0]
-        assert number(text + rng.choice([" or ", ", ", " and ", " + ", " = ", "-", "; ", "^", " ",
-        "\u200b"]) + other) is None
+        between = rng.choice([" or ", ", ", " and ", " + ", " = ", "-", "; ", "^", " ", "\u200b"])
+        assert number(text + between + other) is None
 
 
-@pytest.mark.parametrize("inside, answer", [
-    ("42", 1), (" 42.0\n", 1), ("**$42**", 1), ("42 apples", 1), ("It is 42", 1), ("42 or 43", 0), ("43", 0), ("", 0),
-    ("42</answer><answer>42", 1)])
+@pytest.mark.parametrize("inside, answer", [("It is **$42.0**\n", 1), ("42 or 43", 0), ("43", 0), ("", 0),
+                                            ("42</answer><answer>42", 1)])
 def test_an_answer_is_the_number(inside, answer):
     found = math_task.grade(f" 40 + 2 = 42.</think>\n<answer>{inside}</answer>", Problem("?", Fraction(42)))
     assert found["answer"] == answer and found["format"] == (inside.count("<") == 0)
@@ -272,10 +257,9 @@ def lines(*answers):
     ("a.jsonl", lines(7, 7.5, "$7", "7 apples", "\\boxed{7}", "7 #### 8", "#### 1 #### 2"), [7, 7.5, 7, 7, 7, 8, 2]),
     ("a.jsonl", b"\n" + lines("1") + b"\r\n \r\n", [1]), ("a.jsonl.gz", gzip.compress(lines("1", "2")), [1, 2]),
     ("a.json", json.dumps(rows(1, "2"), indent=1).encode(), [1, 2]), ("a.json", lines(3, 4), [3, 4]),
-    ("a.json.gz", gzip.compress(json.dumps(rows(1)).encode()), [1]),
     ("a.csv", b'\xef\xbb\xbfid,question,answer\r\n1,Q0,7\r\n2,"Q1","so\r\n#### 1,000"\r\n', [7, 1000]),
-    ("a.jsonl", '{"question": "Q0\u2028?\\u0000", "answer": 1}'.encode(), [1]), ("a.jsonl",
-    lines(1) + b"\n" + lines(1), [1])])
+    ("a.jsonl", '{"question": "Q0\u2028?\\u0000", "answer": 1}'.encode(), [1]),
+    ("a.jsonl", lines(1) + b"\n" + lines(1), [1])])
 def test_data_files_as_people_have_them(name, content, answers, tmp_path):
     """Guards against a format that is refused, and a line that is cut at U+2028, which JSON allows in a text."""
     (tmp_path / name).write_bytes(content)
@@ -285,14 +269,12 @@ def test_data_files_as_people_have_them(name, content, answers, tmp_path):
 
 
 @pytest.mark.parametrize("line, said", [
-    ('{"question": "Q"}', "its fields are question: rename"), ("{", "Expecting property name"), ("[]",
-    "it is no object"),
-    ('{"problem": "Q", "solution": "3"}', "its fields are problem, solution: rename them"), ("[" * 10**5, "recursion"),
-    ('{"question": 3, "answer": "3"}', "its question is no text"), ('{"question": " ", "answer": "3"}',
-    "its question is no text"),
+    ('{"problem": "Q", "solution": "3"}', "its fields are problem, solution: rename them"),
+    ("{", "Expecting property name"), ("[]", "it is no object"), ("[" * 10**5, "recursion"),
+    ('{"question": 3, "answer": "3"}', "its question is no text"), ('{"question": " ", "answer": 3}', "is no text"),
     ('{"question": "\\ud800", "answer": "3"}', "surrogates not allowed"),
     *((f'{{"question": "Q", "answer": {answer}}}', "has not one number after the last ####")
-      for answer in ('"#### 3 or 4"', "true", "null", "NaN", '["3"]', '""', '"#### 3 ####"', "1e99", '"&nbsp;3"'))])
+      for answer in ('"#### 3 or 4"', "true", "null", "NaN", '["3"]', '"#### 3 ####"', "1e99", '"&nbsp;3"'))])
 def test_a_broken_line_is_named(line, said, tmp_path):
     """Guards against a row that is dropped or read as another one, and a sentence that doesn't say how to mend it."""
     (tmp_path / "gsm8k.jsonl").write_text("\n".join([*LINES[:4], line, *LINES[4:]]))
@@ -301,13 +283,10 @@ def test_a_broken_line_is_named(line, said, tmp_path):
 
 
 @pytest.mark.parametrize("name, content, said", [
-    ("a.json", b"[1]", "row 1: expected .* no object"), ("a.json", b"[{]", "a.json is not valid JSON"), ("a.jsonl",
-    b" \n", "holds no puzzle"),
-    ("a.json", b"[]", "holds no puzzle"), ("a.csv", b"problem,answer\nQ,1",
-    "row 1: .*fields are problem, answer: rename"),
-    ("a.csv", b"question,answer\nQ\n", "row 1: .*'None', has not one number"), ("a.csv",
-    b'question,answer\n"' + b"Q" * 200_000, "not valid CSV"),
-    ("a.gz", b"text", "not a complete .gz"), ("a.gz", gzip.compress(lines(1))[:-9], "not a complete .gz"),
+    ("a.json", b"[1]", "row 1: expected .* no object"), ("a.json", b"[{]", "a.json is not valid JSON"),
+    ("a.json", b"[]", "holds no puzzle"), ("a.csv", b"question,answer\nQ\n", "row 1: .*'None', has not one number"),
+    ("a.csv", b'question,answer\n"' + b"Q" * 200_000, "not valid CSV"), ("a.gz", b"text", "not a complete .gz"),
+    ("a.gz", gzip.compress(lines(1))[:-9], "not a complete .gz"),
     ("a.jsonl", lines(1).decode().encode("utf-16"), "not a text file in UTF-8: convert it"),
     ("a.jsonl", lines(1) + b"\n" + lines(2), "two answers to 'Q0': remove one")])
 def test_a_broken_file_is_refused_in_one_sentence(name, content, said, tmp_path):

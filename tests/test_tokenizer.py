@@ -110,6 +110,16 @@ def test_a_chat_model_has_a_chatml_template(template, settings, chat, tmp_path):
     assert Tokenizer(build(tmp_path)).chat is chat
 
 
+def test_an_added_token_that_is_no_special_one_is_text(tmp_path):
+    """Guards against a tag that has no letters: to Qwen3, </think> is a single token. (Here an accent shows more.)"""
+    library = tokenizers.Tokenizer.from_file(str(build(tmp_path) / "tokenizer.json"))
+    library.add_tokens([AddedToken("</\u00e9>", normalized=False)])
+    library.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer(tmp_path)
+    assert tokenizer.encode("a</\u00e9>b") == [ord("a"), len(TOKENS) + 3, ord("b")]
+    assert tokenizer.decode([ord("a"), len(TOKENS) + 3, ord("b")]) == ("a</\u00e9>b", [(0, 1), (1, 5), (5, 6)])
+
+
 WRITTEN = [" -", "-", " ", "<", "/", ">", "\n", "a", "\u00e9", EMOJI]
 
 

@@ -15,7 +15,6 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 import countdown_task
 import train
@@ -37,7 +36,7 @@ from tests import storm
 from tests.fixtures import refused
 from train import BUNDLED, Settings
 
-SMALL = ["--questions", 3, "--answers", 4, "--eval_problems", 12, "--max_new_tokens", 50]
+SMALL = ["--questions", 3, "--answers", 4, "--eval_problems", 12, "--max_new_tokens", 50, "--pass_at", 0]
 TINY = ["--questions", 2, "--answers", 3, "--eval_problems", 2, "--max_new_tokens", 30, "--eval_every", 2]
 GENERATE = functools.cache(generate_puzzles)
 
@@ -54,19 +53,6 @@ def puzzles_once():
 def quick(monkeypatch):
     """No time for evaluation: no puzzle is ever solved."""
     monkeypatch.setattr(train, "evaluate", lambda policy, puzzles, k, s: np.zeros((len(puzzles), k)))
-
-
-@pytest.fixture
-def learning(monkeypatch):
-    """Short responses that teach something: rewards that differ within a group, and a held-out success that tells any
-    two models apart."""
-    def success(policy, puzzles, k, s):
-        return np.full((len(puzzles), k), sum(w.double().abs().sum().item() for w in policy.model.parameters()) % 1)
-
-    names = ("reward", "answer", "format")
-    monkeypatch.setattr(countdown_task, "grade", lambda text, _: dict.fromkeys(names, len(text) % 3 / 2))
-    monkeypatch.setattr(train, "evaluate", success)
-    monkeypatch.setattr(train, "rehearse", lambda *_: None)
 
 
 def run(*arguments):
@@ -97,20 +83,8 @@ def error_of(*arguments):
 def finished(tmp_path_factory):
     """A run of four steps."""
     folder = tmp_path_factory.mktemp("runs") / "none-seed0"
-    run(*SMALL, "--steps", 4, "--eval_every", 2, "--checkpoint_every", 2, "--sample_every", 2, "--out", folder)
+    run(*SMALL, "--steps", 4, "--eval_every", 2, "--out", folder)
     return folder
-
-
-def test_a_run_folder_is_complete(finished):
-    names = {str(p.relative_to(finished)) for p in finished.rglob("*") if p.is_file()}
-    model = {"config.json", "model.safetensors", "tokenizer.json"}
-    folders = ("checkpoint", "checkpoints/step-000002", "checkpoints/step-000004")
-    assert names >= {"config.json", "metrics.csv", "samples.txt", "final.json", "state.pt"}
-    assert names >= {f"credit/step-{i:06d}.npz" for i in (1, 2, 3, 4)} | {f"{f}/{m}" for f in folders for m in model}
-    assert not [name for name in names if ".part" in name]
-    final = read_json(finished / "final.json")
-    assert final["heldout_success"] == float(rows(finished)[4]["heldout_success"])
-    assert 0 <= final["pass@16"] <= 1
 
 
 def test_metrics_agree_with_the_credit_log(finished):
@@ -135,6 +109,7 @@ def test_metrics_agree_with_the_credit_log(finished):
         assert float(row["ratio_error"]) < 1e-4
         assert row["kl"] == row["ratio_spread"] == ""
         assert sum(column.itemsize for column in log.values()) == 40  # bytes of a token
+    assert read_json(finished / "final.json")["heldout_success"] == float(table[3]["heldout_success"])
     for row in (start, table[1], table[3]):
         p = float(row["heldout_success"])
         assert float(row["heldout_stderr"]) == pytest.approx((p * (1 - p) / 11) ** 0.5)  # 12 puzzles, solved or not
@@ -149,15 +124,18 @@ def test_another_seed_differs_but_for_what_is_evaluated(finished, tmp_path):
 
 
 def test_every_flag_reaches_the_update(quick, tmp_path, monkeypatch):
-    """Guards against a flag without effect, clips or betas in the wrong order, and a reference that is trained."""
-    start, calls = load_model(BUNDLED, dtype=torch.bfloat16), []
+    """Guards against a flag without effect, clips or betas in the wrong order, a learning rate that is a step late, and
+    a reference that is trained or has another temperature."""
+    start, calls, rates = load_model(BUNDLED, dtype=torch.bfloat16), [], []
     given = dict(kl=0.02, clip_low=0.1, clip_high=0.3, loss_norm="constant", updates_per_batch=2, max_grad_norm=0.7,
                  micro_batch=5)
 
     def spy(policy, optimizer, batch, credit, s):
         calls.append(credit[batch.mask])
         model, adamw = policy.model, optimizer.adamw.param_groups[0]
-        assert (adamw["lr"], *adamw["betas"], adamw["weight_decay"]) == (1e-3, 0.8, 0.95, 0.03)
+        rates.append(adamw["lr"])
+        assert (*adamw["betas"], adamw["weight_decay"]) == (0.8, 0.95, 0.03)
+        assert model.temperature == policy.reference.temperature == 0.6
         assert {w.dtype for w in model.parameters()} == {torch.bfloat16}
         assert {w.dtype for w in optimizer.master.values()} == {torch.float32}
         assert model.checkpoint_activations
@@ -167,10 +145,11 @@ def test_every_flag_reaches_the_update(quick, tmp_path, monkeypatch):
         return update(policy, optimizer, batch, credit, s)
 
     monkeypatch.setattr(train, "update", spy)
-    flags = ["--lr", 1e-3, "--beta1", 0.8, "--beta2", 0.95, "--weight_decay", 0.03, "--dtype", "bfloat16",
-             "--checkpoint_activations", *(x for k, v in given.items() for x in (f"--{k}", v))]
+    flags = ["--lr", 1e-3, "--warmup_steps", 1, "--linear_decay", "--beta1", 0.8, "--beta2", 0.95,
+             "--weight_decay", 0.03, "--dtype", "bfloat16", "--checkpoint_activations", "--temperature", 0.6,
+             *(x for k, v in given.items() for x in (f"--{k}", v))]
     run(*TINY, "--steps", 2, *flags, "--out", tmp_path / "r")
-    assert len(calls) == 2
+    assert rates == pytest.approx([1e-3, 5e-4])
     assert np.array_equal(calls[1], credit_log(tmp_path / "r", 2)["credit"])
     assert all(row["kl"] for row in rows(tmp_path / "r")[1:])
 
@@ -207,33 +186,24 @@ def test_a_bfloat16_run_learns_and_its_checkpoint_has_the_weights_that_it_sample
 # -------------------------------------------------------------------------------------------------- evaluation
 
 
-def test_only_heldout_puzzles_are_measured(tmp_path, monkeypatch):
+@pytest.mark.parametrize("k, measured", [(0, {}), (3, {"pass@3": 0.5, "pass@3_problems": 128})])
+def test_only_heldout_puzzles_are_measured(k, measured, tmp_path, monkeypatch):
+    """Guards against nine minutes for a pass@k that nobody asked for, and one of equal responses."""
     asked = []
 
     def one_in_two(policy, puzzles, answers, s):
-        asked.append((len(puzzles), answers))
+        asked.append((len(puzzles), answers, s.eval_greedy))
         assert {split(p) for p in puzzles} == {"heldout"}
         solved = np.zeros((len(puzzles), answers))
-        solved[::2, 0] = 1  # one right answer in sixteen counts
+        solved[::2, 0] = 1  # one right answer in three counts
         return solved
 
     monkeypatch.setattr(train, "evaluate", one_in_two)
-    run(*TINY, "--eval_problems", 140, "--steps", 1, "--out", tmp_path / "r")
-    assert asked == [(140, 1), (140, 1), (128, 16)]
+    run(*TINY, "--eval_problems", 140, "--steps", 1, "--pass_at", k, "--eval_greedy", "--out", tmp_path / "r")
+    assert asked == [(140, 1, True), (140, 1, True), *[(128, k, False)] * (k > 0)]
     final = read_json(tmp_path / "r" / "final.json")
-    assert (final["pass@16"], final["pass@16_problems"], final["heldout_problems"]) == (0.5, 128, 140)
-
-
-@pytest.mark.parametrize("k, keys", [(0, set()), (3, {"pass@3", "pass@3_stderr", "pass@3_problems"})])
-def test_pass_at_k_is_measured_as_asked(k, keys, tmp_path, monkeypatch):
-    """Guards against nine minutes for a figure that nobody asked for, and pass@k of equal responses."""
-    asked = []
-    monkeypatch.setattr(train, "evaluate", lambda policy, puzzles, G, s: (asked.append((G, s.eval_greedy)),
-                                                                          np.zeros((len(puzzles), G)))[1])
-    run(*TINY, "--steps", 0, "--pass_at", k, "--eval_greedy", "--out", tmp_path / "r")
-    assert asked == [(1, True), *[(k, False)] * (k > 0)]
-    always = {"step", "heldout_success", "heldout_stderr", "heldout_problems"}
-    assert read_json(tmp_path / "r" / "final.json").keys() == always | keys
+    assert final.items() >= ({"heldout_problems": 140, "heldout_success": 0.5} | measured).items()
+    assert ("pass@" in str(final)) == (k > 0)
 
 
 def test_greedy_responses_to_a_puzzle_are_the_same():
@@ -241,24 +211,6 @@ def test_greedy_responses_to_a_puzzle_are_the_same():
     policy = train.load_policy(s)
     greedy, sampled = (train.evaluate(policy, puzzles, 2, replace(s, eval_greedy=is_greedy)) for is_greedy in (1, 0))
     assert (greedy[:, 0] == greedy[:, 1]).all() and (sampled[:, 0] != sampled[:, 1]).any()
-
-
-def test_the_temperature_belongs_to_the_policy(quick, tmp_path):
-    """Guards against a sampler, an update or a reference of another temperature, and a log of raw log-probs."""
-    flags = ["--temperature", 0.6, "--kl", 0.1, "--steps", 1, "--out", tmp_path / "r"]
-    run(*TINY, *flags)
-    row, log = rows(tmp_path / "r")[1], credit_log(tmp_path / "r")
-    assert float(row["ratio_error"]) < 1e-5 and abs(float(row["kl"])) < 1e-8
-    tokenizer, model = Tokenizer(BUNDLED), load_model(BUNDLED)
-    prompt = tokenizer.encode(countdown_task.prompt(draw_puzzles(GENERATE(4096, "train"), Settings(questions=2), 1)[0],
-                                                    tokenizer.chat))
-    first = log["response"] == 0
-    tokens = torch.from_numpy(log["token"][first]).long()  # (L,)
-    with torch.no_grad():
-        logits = model(torch.tensor([[*prompt, *tokens.tolist()]]))[0, len(prompt) - 1 : -1, : tokenizer.size]  # (L, V)
-    expected = (logits / 0.6).log_softmax(-1)  # (L, V)
-    np.testing.assert_allclose(log["logprob"][first], expected.gather(1, tokens[:, None])[:, 0], atol=1e-4)
-    np.testing.assert_allclose(log["entropy"][first], -(expected.exp() * expected).sum(1), atol=1e-4)
 
 
 def test_how_many_responses_are_evaluated_at_once_changes_nothing(monkeypatch):
@@ -278,8 +230,9 @@ def test_how_many_responses_are_evaluated_at_once_changes_nothing(monkeypatch):
 
 
 @pytest.mark.parametrize("name, options", [
-    *((name, []) for name in MITIGATIONS), ("first_error", ["--solver"]), ("reward_decomposition", ["--stepwise"]),
-    ("vineppo", ["--cuts", "uncertain"]), ("inverted", ["--of", "causal_ablation"])])
+    *((name, ["--k", 2] * (name == "oracle")) for name in MITIGATIONS), ("first_error", ["--solver"]),
+    ("reward_decomposition", ["--stepwise"]), ("vineppo", ["--cuts", "uncertain"]),
+    ("inverted", ["--of", "causal_ablation"])])
 def test_every_method_trains(name, options, quick, tmp_path):
     """Guards against a method that asks for a head, a reference or a part of the task that it does not say it needs."""
     run(*TINY, "--max_new_tokens", 80, "--steps", 1, "--mitigation", name, *options, "--out", tmp_path / "r")
@@ -329,19 +282,8 @@ def test_values_come_before_the_critic_learns_from_their_rewards(quick, tmp_path
     low_1, low_2, high_1, high_2 = seen
     assert not low_1.any() and not high_1.any()
     assert low_2.sum() < 0 < high_2.sum()
-
-
-def test_a_trained_model_and_its_critic_are_the_next_runs_start(learning, tmp_path):
-    """The checkpoint gives the same logits in transformers, which the critic's file does not disturb."""
-    run(*TINY, "--mitigation", "ppo", "--checkpoint_every", 1, "--steps", 1, "--out", tmp_path / "r")
-    folder, tokens = tmp_path / "r" / "checkpoints" / "step-000001", torch.arange(40)[None]
-    policy = train.load_policy(Settings(model=str(folder)), countdown_task, ("critic",))
-    with torch.no_grad():
-        ours = policy.model(tokens)
-        theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(tokens).logits
-        assert not torch.allclose(ours, load_model(BUNDLED)(tokens), atol=1e-4)
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
-    assert policy.heads["critic"].value.outer.weight.any()
+    trained = train.load_policy(Settings(model=str(tmp_path / "1.0" / "checkpoint")), countdown_task, ("critic",))
+    assert trained.heads["critic"].value.outer.weight.any()  # the next run starts with this critic
 
 
 def test_the_rehearsal_leaves_no_trace():
@@ -363,7 +305,7 @@ def test_the_rehearsal_leaves_no_trace():
 
 def test_a_storm_changes_nothing(tmp_path):
     """Real kills, full disks and second writers, in processes of their own: nothing may depend on a buffer."""
-    met, different = storm.storm(4, tmp_path, seed=36)  # 36: then the four runs meet every disaster
+    met, different = storm.storm(2, tmp_path, seed=2617)  # then they meet every disaster, and late
     assert different == {}
     assert {disaster for disaster, _ in met} == {*storm.DISASTERS}
     assert not [*tmp_path.rglob("*.part")]
@@ -378,61 +320,33 @@ def test_ctrl_c_before_the_first_step_leaves_no_folder(tmp_path, monkeypatch):
     assert not (tmp_path / "r").exists()
 
 
-def test_a_finished_run_resumes_only_to_more_steps(learning, tmp_path):
-    """Guards against a refusal that changes something, and a final.json of fewer steps."""
-    flags, folder = [*TINY, "--mitigation", "ppo", "--kl", 0.1], tmp_path / "r"
-    run(*flags, "--steps", 4, "--out", tmp_path / "whole")
-    run(*flags, "--steps", 2, "--out", folder)
-    before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
-    assert "has finished its 2 steps" in error_of("--resume", folder)
-    assert "already has 2 steps, more than --steps 1" in error_of("--resume", folder, "--steps", 1)
-    assert "--lr" in error_of("--resume", folder, "--lr", 1)
-    assert "exists" in error_of(*flags, "--out", folder)
-    assert before == {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
-    shutil.rmtree(folder / "checkpoint")  # is written again, the tokenizer too
-    run("--resume", folder, "--steps", 4)
-    assert not storm.differences(tmp_path / "whole", folder)
-
-
-def test_the_learning_rate_of_each_step_reaches_the_optimizer(learning, tmp_path, monkeypatch):
-    """Guards against a schedule that is a step late, or begins anew when a run is resumed."""
-    rates, folder = [], tmp_path / "r"
-
-    def spy(policy, optimizer, *others):
-        rates.append(optimizer.adamw.param_groups[0]["lr"])
-        if len(rates) == 3:
-            raise KeyboardInterrupt
-        return update(policy, optimizer, *others)
-
-    monkeypatch.setattr(train, "update", spy)
-    flags = ["--lr", 6e-3, "--warmup_steps", 2, "--linear_decay", "--steps", 4, "--state_every", 1, "--pass_at", 0]
-    assert "interrupted" in error_of(*TINY, *flags, "--out", folder)
-    assert "--linear_decay" in error_of("--resume", folder, "--steps", 6)
-    run("--resume", folder)
-    assert rates == pytest.approx([3e-3, 6e-3, 4e-3, 4e-3, 2e-3])
-
-
 def write_puzzles(file, puzzles):
     """A data file of Countdown puzzles."""
     file.write_text("".join(json.dumps({"nums": p.numbers, "target": p.target}) + "\n" for p in puzzles))
 
 
 def test_a_test_file_is_held_out_and_nothing_of_it_trained_on(quick, tmp_path, monkeypatch, capsys):
-    """Guards against a test puzzle in training, even beyond --eval_problems, and a tenth of --data that is not used."""
+    """Guards against a test puzzle in training, even beyond --eval_problems, a tenth of --data that is not used, and
+    samples of other steps than due."""
     mine = generate_puzzles(60, "train") + generate_puzzles(20, "heldout")
     test = [*mine[50:70], *generate_puzzles(10, "new_numbers")]
     write_puzzles(tmp_path / "mine.jsonl", mine)
     write_puzzles(tmp_path / "test.jsonl", test + test[:3])
-    seen, flags = [], ["--data", tmp_path / "mine.jsonl", "--eval_data", tmp_path / "test.jsonl", "--steps", 1]
+    seen, flags = [], ["--data", tmp_path / "mine.jsonl", "--eval_data", tmp_path / "test.jsonl", "--steps", 3]
     monkeypatch.setattr(train, "check_puzzles", lambda _, training, heldout, *__: seen.append((training, heldout)))
-    run(*TINY, *flags, "--eval_problems", 12, "--out", tmp_path / "r")
+    run(*TINY, *flags, "--eval_problems", 12, "--sample_every", 2, "--out", tmp_path / "r")
     assert "20 of 80 training puzzles are in" in capsys.readouterr().out
     (training, heldout), = seen
     assert {p.id for p in training} == {p.id for p in mine[:50] + mine[70:]}
     assert len({p.id for p in heldout}) == 12 and {p.id for p in heldout} <= {p.id for p in test}
     assert str(tmp_path / "test.jsonl") in read_json(tmp_path / "r" / "config.json")["inputs"]
-    run(*TINY, *flags[2:], "--out", tmp_path / "own")
+    heads = re.findall(r"=== step (\d)  (\[.*?\]) -> (\d+)", (tmp_path / "r" / "samples.txt").read_text())
+    asked = [(step, p) for step in (1, 2) for p in draw_puzzles(training, Settings(questions=2), step)]
+    assert heads == [(str(step), str(list(p.numbers)), str(p.target)) for step, p in asked]
+    run(*TINY, *flags[2:4], "--steps", 0, "--out", tmp_path / "own")
     assert {p.id for p in seen[1][0]} == {p.id for p in GENERATE(4096, "train")} - {p.id for p in test}
+    run(*TINY, *flags[:2], "--steps", 0, "--out", tmp_path / "data")
+    assert {p.id for p in seen[2][0]} == {p.id for p in mine[:60]} and {p.id for p in seen[2][1]} < {p.id for p in mine}
     flags[1] = flags[3]
     assert "all puzzles to train on are in" in error_of(*TINY, *flags, "--out", tmp_path / "none")
 
@@ -449,16 +363,6 @@ def test_a_run_that_does_not_fit_the_disk_writes_nothing(tmp_path, monkeypatch):
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_run_asks_the_puzzles_of_its_data_file(quick, tmp_path):
-    file = tmp_path / "data.jsonl"
-    write_puzzles(file, generate_puzzles(60, "train") + generate_puzzles(20, "heldout"))
-    run(*TINY, "--steps", 3, "--sample_every", 2, "--data", file, "--out", tmp_path / "r")
-    heads = re.findall(r"=== step (\d)  (\[.*?\]) -> (\d+)", (tmp_path / "r" / "samples.txt").read_text())
-    training = countdown_task.load("train", path=str(file))
-    asked = [(step, p) for step in (1, 2) for p in draw_puzzles(training, Settings(questions=2), step)]
-    assert heads == [(str(step), str(list(p.numbers)), str(p.target)) for step, p in asked]
-
-
 # ------------------------------------------------------------------------------------------------- bad inputs
 
 
@@ -473,17 +377,27 @@ def test_a_prompt_and_response_that_just_fit_are_accepted(policy):
         check_lengths(policy, puzzles, Settings())
 
 
-@pytest.mark.parametrize("flags", [
-    ["--answers", 1], ["--answers", 10**5], ["--max_grad_norm", 0], ["--beta1", 1.0], ["--clip_high", 1e308],
-    ["--questions", 0], ["--lr", -1], ["--max_new_tokens", 9999], ["--lr", "nan"], ["--model", "nowhere"],
-    ["--data", "nowhere"], ["--device", "nonsense"], ["--device", "cuda:99"], ["--device", "meta"],
-    ["--k", 0, "--mitigation", "vineppo"], ["--temperature", 0], ["--temperature", "nan"], ["--temperature", "inf"],
-    ["--pass_at", -1], ["--warmup_steps", 101], ["--eval_data", "nowhere"], ["--length_power", -1],
-    ["--loss_norm", "lambda", "--answers", 82], ["--length_power", 99, "--loss_norm", "lambda"],
-], ids=lambda flags: " ".join(map(str, flags)))
-def test_settings_that_cannot_work_are_refused_in_one_sentence(flags, tmp_path):
-    message = error_of(*TINY, *flags, "--out", tmp_path / "r")
-    assert flags[0] in message or flags[1] in message
+REVERSE = str(Path(__file__).parent / "reverse_task.py")
+OTHER_TASK = ["--task", REVERSE, "--model", BUNDLED]
+
+
+@pytest.mark.parametrize("flags, named", [
+    *((flags, flags[0]) for flags in (
+        ["--answers", 1], ["--answers", 10**5], ["--beta1", 1.0], ["--clip_high", 1e308], ["--questions", 0],
+        ["--lr", "nan"], ["--max_new_tokens", 9999], ["--device", "nonsense"], ["--device", "meta"],
+        ["--k", 0, "--mitigation", "vineppo"], ["--temperature", 0], ["--max_grad_norm", "inf"],
+        ["--warmup_steps", 101], ["--length_power", -1], ["--loss_norm", "lambda", "--answers", 82],
+        ["--length_power", 99, "--loss_norm", "lambda"])),
+    (["--model", "nowhere"], "no folder nowhere"), (["--eval_data", "nowhere"], "no data file nowhere"),
+    ([*OTHER_TASK, "--mitigation", "first_error"], "needs calculations, which is neither a function of the task"),
+    ([*OTHER_TASK, "--task", "sudoku"], "tasks/NAME_task.py"),
+    ([*OTHER_TASK, "--task", "tests/reverse"], "tasks/NAME_task.py"),
+    ([*OTHER_TASK, "--task", "gone.py"], "no task file gone.py"),
+    ([*OTHER_TASK, "--data", "gone.txt"], "no data file gone.txt"),  # which this task does not look for
+    ([*OTHER_TASK, "--task", __file__], "has no function load"), ([*OTHER_TASK, "--model", ""], "has no model in"),
+], ids=lambda x: " ".join(map(str, x)) if isinstance(x, list) else "")
+def test_what_cannot_work_is_refused_in_one_sentence(flags, named, tmp_path):
+    assert named in error_of(*TINY, *flags, "--out", tmp_path / "r")
     assert not (tmp_path / "r").exists()
 
 
@@ -522,37 +436,17 @@ def test_training_that_diverges_ends_in_one_sentence(quick, tmp_path):
 
 # ------------------------------------------------------------------------------------------------- another task
 
-REVERSE = str(Path(__file__).parent / "reverse_task.py")
-
-
-@pytest.fixture
-def random_start(random_model, tmp_path):
-    """A model folder with random weights, and the bundled tokenizer."""
-    save_model(random_model.float(), tmp_path / "random")
-    shutil.copy(BUNDLED / "tokenizer.json", tmp_path / "random")
-    return tmp_path / "random"
-
-
 @pytest.mark.parametrize("method", [["none"], ["ppo"], ["vineppo", "--cuts", "uncertain"], ["prefix_tree"]],
                          ids=lambda m: m[0])
-def test_a_task_of_forty_lines_trains_from_random_weights(method, random_start, tmp_path):
+def test_a_task_of_forty_lines_trains_from_random_weights(method, random_model, tmp_path):
     """Guards against Countdown in what every task goes through."""
-    flags = ["--task", REVERSE, "--model", random_start, "--steps", 2, "--answers", 16, "--max_new_tokens", 6]
+    save_model(random_model.float(), tmp_path / "random")
+    shutil.copy(BUNDLED / "tokenizer.json", tmp_path / "random")
+    flags = ["--task", REVERSE, "--model", tmp_path / "random", "--steps", 2, "--answers", 16, "--max_new_tokens", 6]
     run(*flags, "--questions", 4, "--eval_problems", 5, "--mitigation", *method, "--out", tmp_path / "r")
     assert float(rows(tmp_path / "r")[2]["grad_norm"]) > 0
     assert re.search(r"^=== step 1  [a-h]{3}  reward 0.\d\d", (tmp_path / "r" / "samples.txt").read_text())
     assert read_json(tmp_path / "r" / "config.json")["settings"]["task"] == REVERSE
-
-
-@pytest.mark.parametrize("flags, named", [
-    (["--mitigation", "first_error"], "needs calculations, which is neither a function of the task"),
-    (["--task", "sudoku"], "tasks/NAME_task.py"), (["--task", "tests/reverse"], "tasks/NAME_task.py"),
-    (["--task", "gone.py"], "no task file gone.py"),
-    (["--data", "gone.txt"], "no data file gone.txt"),  # which this task does not look for
-    (["--task", __file__], "has no function load"), (["--model", ""], "has no model in models")])
-def test_a_task_that_cannot_work_is_refused_in_one_sentence(flags, named, tmp_path):
-    assert named in error_of("--task", REVERSE, "--model", BUNDLED, *flags, "--out", tmp_path / "r")
-    assert not (tmp_path / "r").exists()
 
 
 @pytest.mark.parametrize("function, returned, said", [

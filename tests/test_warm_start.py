@@ -102,7 +102,7 @@ def test_a_task_that_cannot_be_graded_is_refused_before_training(tmp_path):
 
 
 def test_a_pretrained_model_is_tuned_until_it_solves_enough(policy, monkeypatch, capsys):
-    """Guards against a tuning that changes nothing, that looks at padding, and that goes on when it has what it needs."""
+    """Guards against a tuning that changes nothing, that looks at padding, and that goes on when it has enough."""
     monkeypatch.setattr(warm_start, "CHECK", 2)
     found = iter([0.1, 0.3, 0.9])
     monkeypatch.setattr(warm_start, "evaluate", lambda *_: np.array([next(found)]))
