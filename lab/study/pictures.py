@@ -135,3 +135,9 @@ def draw_study(levels: Levels, folder: Path) -> None:
         draw_tuned(levels[FIRST], folder / "tuned.png")
     draw_successes(levels, folder / "successes.png")
     draw_perfect(levels.get("small", {}), folder / "perfect.png")
+
+
+def write_study(file: Path) -> None:
+    """The tables of a file of rows and all pictures, beside it."""
+    draw_study(tables.write_tables(file), file.parent)
+    print(f"wrote {file.with_name('tables.md')}, and pictures beside it")

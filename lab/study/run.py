@@ -44,9 +44,8 @@ from analyze import summarize
 from countdown_task import solutions, universe
 from lab import quiet
 from lab.study.engine import read_rows, weighted_tokens
-from lab.study.pictures import draw_study
+from lab.study.pictures import write_study
 from lab.study.plan import HARD, LEVELS, PARTS, PRETRAINED, RUNS, VERSION
-from lab.study.tables import write_study
 from methods import MITIGATIONS
 from plumbing.files import read_json, replace_file, write_json
 from plumbing.flags import new_parser
@@ -336,7 +335,7 @@ def main() -> None:
     args = parse(sys.argv[1:])
     os.chdir(ROOT)
     with one_sentence("stopped; the same command resumes from here"):
-        draw_study(write_study(RESULTS), RESULTS.parent) if args.tables else run(args)
+        write_study(RESULTS) if args.tables else run(args)
 
 
 if __name__ == "__main__":

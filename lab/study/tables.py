@@ -506,18 +506,18 @@ def old_tables(level: str, parts: dict[str, list[Run]]) -> list[Table]:
             for part, title in OLD_SETTINGS.items() if part in cited]
 
 
-def write_study(file: Path) -> Levels:
+def write_tables(file: Path) -> Levels:
     """Write the tables of the latest rows of a file to tables.md beside it, those of version 1 to tables-1.md."""
     versions = read_versions(file)
     levels = versions[max(versions)]
     tables = [table for level, parts in levels.items() for table in level_tables(level, parts)]
-    write_tables("The study", [*tables, *tables_leads(levels), *tables_designed(levels)], file.with_name("tables.md"))
+    write_file("The study", [*tables, *tables_leads(levels), *tables_designed(levels)], file.with_name("tables.md"))
     if min(versions) < max(versions):
         old = [table for level, parts in versions[min(versions)].items() for table in old_tables(level, parts)]
-        write_tables(f"The study, version {min(versions)}", old, file.with_name(f"tables-{min(versions)}.md"))
+        write_file(f"The study, version {min(versions)}", old, file.with_name(f"tables-{min(versions)}.md"))
     return levels
 
 
-def write_tables(title: str, tables: list[Table], out: Path) -> None:
+def write_file(title: str, tables: list[Table], out: Path) -> None:
     """Write a file of tables, the legend first."""
     out.write_text(f"# {title}\n\n{LEGEND}\n" + "\n".join(map(str, tables)), encoding="utf-8")

@@ -297,7 +297,7 @@ def test_perfect_credit_is_compared_with_rloo_at_its_rate(monkeypatch):
 def test_the_published_study_is_what_its_rows_give(tmp_path):
     """Guards against a figure that no row of lab/study/runs.csv gives: all tables again, from the rows alone."""
     (tmp_path / "runs.csv").write_bytes((RESULTS / "runs.csv").read_bytes())
-    pictures.draw_study(tables.write_study(tmp_path / "runs.csv"), tmp_path)
+    pictures.write_study(tmp_path / "runs.csv")
     for name in ("tables.md", "tables-1.md"):
         assert (tmp_path / name).read_text(encoding="utf-8") == (RESULTS / name).read_text(encoding="utf-8")
     assert {file.name for file in tmp_path.glob("*.png")} == {file.name for file in RESULTS.glob("*.png")} - {
@@ -315,6 +315,6 @@ def test_a_study_that_was_hardly_begun_has_tables(tmp_path):
             ("easy", "fresh", "ppo", "", 5), ("other", "main", "alone", "", 0)]
     rows = [row | dict(zip(("level", "part", "method", "setting", "seed"), one)) | {"run": str(one)} for one in made]
     write_csv([*rows, row | {"version": "1", "method": "old"}], tmp_path / "runs.csv")
-    pictures.draw_study(tables.write_study(tmp_path / "runs.csv"), tmp_path)
+    pictures.write_study(tmp_path / "runs.csv")
     text = (tmp_path / "tables.md").read_text(encoding="utf-8")
     assert "`old`" not in text and "`alone`" not in text and "`mine`" in text
