@@ -10,11 +10,11 @@ from analyze import RLOO, method_name
 from lab.estimates import draw_estimate, draw_point, in_points
 from lab.study import tables
 from lab.study.engine import FIRST, Levels, at_equal_cost, cost_unit, difference, select, spent
-from plumbing.report import GREY, PALETTE, new_figure, plt, save_figure, t_estimate
+from plumbing.report import GREY, MINUS, PALETTE, new_figure, plt, save_figure, t_estimate
 from plumbing.runs import Group, Run
 
 COLOURS = {"vineppo": PALETTE[2], "entropy_ratio": PALETTE[1], "ppo": PALETTE[0], "expert_iteration": PALETTE[3],
-           "none": GREY, "shuffled": "black"}  # one meaning in all pictures, by method
+           "none": GREY, "shuffled": MINUS}  # one meaning in all pictures, by method
 STEPS = 100  # of a default run
 SHOWN_COSTS = (0.25, 0.5, 1, 2, 4)  # on an axis of cost
 
@@ -56,7 +56,7 @@ def draw_budget(parts: dict[str, list[Run]], file: Path) -> None:
              title="By cost RLOO with more steps leads", xscale="log")
     left.set_xticks(SHOWN_COSTS, [f"{cost:g}" for cost in SHOWN_COSTS])
     left.minorticks_off()
-    right.set(xlabel="step", title="By step VinePPO leads", xlim=(0, STEPS))
+    right.set(xlabel="step", title="By step VinePPO leads RLOO", xlim=(0, STEPS))
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     save_figure(figure, file)
 
