@@ -111,13 +111,14 @@ def table_learning(log: dict) -> Table:
         rows.append([f"{first}-{step.max()}", f"{begins.sum()}", f"{right.mean():.2f}",
                      f"{10 * (reward - right).mean():.2f}", f"{len(begins) / begins.sum():.0f}",
                      average(part["entropy"]), f"{np.mean(equal):.0%}", f"{filler.mean():.1%}",
-                     *(f"{ratio:.2f}" for ratio in ratios)])
+                     f"{(part['in_answer'] > 0).mean():.1%}", *(f"{ratio:.2f}" for ratio in ratios)])
     return Table("One run while it learns", (
         "RLOO on word problems, 4 x 8 responses a step. The responses of each ten steps: the share that is right, how "
-        "much of the layout they have, tokens, mean entropy in nats, groups whose rewards are all equal, and filler: "
-        "its share of the tokens, and the ratio of its mean size to reasoning's by contribution and by gradient."),
-        ["steps", "responses", "right", "format", "length", "entropy", "equal groups", "filler", "contribution",
-         "gradient"], rows)
+        "much of the layout they have, tokens, mean entropy in nats, groups whose rewards are all equal, the shares of "
+        "filler and of what stands from the graded answer on, and the ratio of filler's mean size to reasoning's, by "
+        "contribution and by gradient."),
+        ["steps", "responses", "right", "format", "length", "entropy", "equal groups", "filler", "from the answer on",
+         "contribution", "gradient"], rows)
 
 
 def take(run: Path, name: str) -> None:
