@@ -7,6 +7,8 @@ truth-start.npz is what lab/truth/measure.py measured (section 2). learning-word
 Run it:  python -m lab.real.report                          writes tables.md and truth.png beside this file
          python -m lab.real.report --take RUN --name NAME   the credit log of a run as data/NAME.npz
 """
+import csv
+import shutil
 from pathlib import Path
 from typing import Callable
 
@@ -97,9 +99,13 @@ def table_fifths(log: dict) -> Table:
 # -------------------------------------------------------------------------------------------------- while it learns
 
 
-def table_learning(log: dict) -> Table:
-    """A run by tens of its steps: what its responses are like, and where the credit goes."""
-    rows = []
+def table_learning(log: dict, measured: list[dict[str, str]]) -> Table:
+    """A run by tens of its steps: what its responses are like, and where the credit goes.
+
+    measured: rows of its metrics.csv in which held-out success was measured.
+    """
+    rows, heldout = [], ", ".join(f"{float(row['heldout_success']):.1%} ± {1.96 * float(row['heldout_stderr']):.1%} at "
+                                  f"step {row['step']}" for row in measured)
     for first in range(1, int(log["step"].max()) + 1, 10):
         part = {name: column[(log["step"] >= first) & (log["step"] < first + 10)] for name, column in log.items()}
         begins = part["position"] == 0
@@ -116,14 +122,15 @@ def table_learning(log: dict) -> Table:
         "RLOO on word problems, 4 x 8 responses a step. The responses of each ten steps: the share that is right, how "
         "much of the layout they have, tokens, mean entropy in nats, groups whose rewards are all equal, the shares of "
         "filler and of what stands from the graded answer on, and the ratio of filler's mean size to reasoning's, by "
-        "contribution and by gradient."),
+        f"contribution and by gradient. Held-out success, 256 problems: {heldout}."),
         ["steps", "responses", "right", "format", "length", "entropy", "equal groups", "filler", "from the answer on",
          "contribution", "gradient"], rows)
 
 
 def take(run: Path, name: str) -> None:
-    """Write the credit log of a run to data/NAME.npz."""
+    """Write the credit log of a run to data/NAME.npz, and its metrics beside it."""
     log = read_log(run, read_metrics(run))
+    shutil.copy(run / "metrics.csv", ROOM / "data" / f"{name}.csv")
     file = ROOM / "data" / f"{name}.npz"
     np.savez_compressed(file, **{column: log[column] for column in (*COLUMNS, "reward")})
     print(f"wrote {file}, {file.stat().st_size / 1e6:.1f} MB")
@@ -216,7 +223,9 @@ def write_tables() -> None:
               table_ranks(truth), table_sizes(truth)]
     learning = ROOM / "data" / f"{LEARNING}.npz"
     if learning.is_file():
-        tables.insert(2, table_learning(with_measures(read_arrays(learning, (*COLUMNS, "reward")))))
+        with learning.with_suffix(".csv").open(newline="", encoding="utf-8") as lines:
+            measured = [row for row in csv.DictReader(lines) if row["heldout_success"]]
+        tables.insert(2, table_learning(with_measures(read_arrays(learning, (*COLUMNS, "reward"))), measured))
     (ROOM / "tables.md").write_text("\n".join(map(str, tables)), encoding="utf-8")
     draw(truth, ROOM / "truth.png")
     print(f"wrote {ROOM / 'tables.md'} and truth.png")

@@ -40,7 +40,8 @@ def test_a_run_by_tens_of_steps_by_hand():
     columns = map(np.array, zip(*steps(1, (1.1, 0.05)), *steps(2, (0.1, 0.1)), *steps(11, (1.0, 1.1)), strict=True))
     log = dict(zip(names, columns))
     log |= {"gradient": -log["contribution"], "entropy": np.full(12, 0.5), "in_answer": np.arange(12) % 4 == 3}
-    table = report.table_learning(log)
+    table = report.table_learning(log, [{"step": "11", "heldout_success": "0.5", "heldout_stderr": "0.1"}])
+    assert "50.0% ± 19.6% at step 11" in table.note
     first, second = (dict(zip(table.header, row)) for row in table.rows)
     assert [*first.values()] == ["1-2", "4", "0.25", "0.88", "2", "0.500", "50%", "50.0%", "25.0%", "3.00", "3.00"]
     assert (second["steps"], second["right"], second["format"], second["equal groups"]) == ("11-11", "1.00", "0.50", "0%")
