@@ -14,7 +14,6 @@ Run it:  pip install -r lab/real/requirements.txt
 Where pip can't download, either, set PIP_NO_INDEX=1 and PIP_FIND_LINKS to a folder with the packages' .whl files.
 """
 import hashlib
-import json
 import shutil
 import subprocess
 import sys
