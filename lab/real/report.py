@@ -7,7 +7,6 @@ truth-start.npz is what lab/truth/measure.py measured (section 2). learning-word
 Run it:  python -m lab.real.report                          writes tables.md and truth.png beside this file
          python -m lab.real.report --take RUN --name NAME   the credit log of a run as data/NAME.npz
 """
-import csv
 import shutil
 from pathlib import Path
 from typing import Callable
@@ -17,6 +16,7 @@ import numpy as np
 from analyze import average, mean_size, position_bins, read_log, with_measures
 from lab.estimates import cell
 from lab.statistics import bootstrap, correlate, ranks, share, sums, within
+from lab.study.engine import read_rows
 from lab.truth.file import read_truth
 from lab.picture import draw
 from lab.truth.scoring import HALVES, all_credit
@@ -223,8 +223,7 @@ def write_tables() -> None:
               table_ranks(truth), table_sizes(truth)]
     learning = ROOM / "data" / f"{LEARNING}.npz"
     if learning.is_file():
-        with learning.with_suffix(".csv").open(newline="", encoding="utf-8") as lines:
-            measured = [row for row in csv.DictReader(lines) if row["heldout_success"]]
+        measured = [row for row in read_rows(learning.with_suffix(".csv")) if row["heldout_success"]]
         tables.insert(2, table_learning(with_measures(read_arrays(learning, (*COLUMNS, "reward"))), measured))
     (ROOM / "tables.md").write_text("\n".join(map(str, tables)), encoding="utf-8")
     draw(truth, ROOM / "truth.png")

@@ -5,7 +5,7 @@ them. A run's cost so far is its weighted tokens (analyze.COSTS), recorded with 
 """
 import csv
 from pathlib import Path
-from typing import Callable, NamedTuple
+from typing import Callable, Iterable, NamedTuple
 
 import numpy as np
 
@@ -104,8 +104,17 @@ def difference(a: Group, b: Group, figure: str = "area") -> Estimate:
     if figure != "area" or first == second or first[-1] != second[-1]:
         return welch(a.values(figure), b.values(figure))
     steps = min(first, second, key=len)
-    return welch(*(np.array([mean_height(steps, np.interp(steps, list(row["curve"]), list(row["curve"].values())))
-                             for row in group.rows.values()]) for group in (a, b)))
+    return welch(mean_success(a, first, steps), mean_success(b, second, steps))
+
+
+def success_at(group: Group, own: Iterable[float], places: Iterable[float]) -> np.ndarray:
+    """Held-out success (seeds, n) of each run at n steps or costs, linear between its own (m,), where it was measured."""
+    return np.array([np.interp(places, own, list(row["curve"].values())) for row in group.rows.values()])
+
+
+def mean_success(group: Group, own: Iterable[float], places: Iterable[float]) -> np.ndarray:
+    """The mean (seeds,) over places of `success_at`."""
+    return np.array([mean_height(places, curve) for curve in success_at(group, own, places)])
 
 
 def spent(group: Group, weights: dict[str, float] = COSTS) -> np.ndarray:
@@ -134,13 +143,12 @@ def at_equal_cost(group: Group, other: Group, weights: dict[str, float] = COSTS)
     Learning curves are concave, so a straight line between two measurements lies below them, and further below where
     they are far apart. So both are read at the same costs: those of the group whose measurements are further apart.
     """
-    cost = float(min(spent(g, weights)[-1] for g in (group, other)))
-    coarser = max(spent(group, weights), spent(other, weights), key=lambda costs: costs[1])
+    sides = [(g, spent(g, weights)) for g in (group, other)]  # with the cost (m,) of each measurement
+    cost = float(min(own[-1] for _, own in sides))
+    coarser = max((own for _, own in sides), key=lambda own: own[1])
     costs = np.append(coarser[coarser < cost * (1 - 1e-9)], cost)  # (n,)
-    ours, theirs = ([np.interp(costs, spent(g, weights), list(row["curve"].values())) for row in g.rows.values()]
-                    for g in (group, other))  # (seeds, n) each
-    area = welch(*(np.array([mean_height(costs, curve) for curve in curves]) for curves in (ours, theirs)))
-    return EqualCost(cost, welch(np.array(ours)[:, -1], np.array(theirs)[:, -1]), area)
+    end = welch(*(success_at(*side, [cost])[:, 0] for side in sides))
+    return EqualCost(cost, end, welch(*(mean_success(*side, costs) for side in sides)))
 
 
 def spent_enough(group: Group, other: Group, share: float) -> bool:
