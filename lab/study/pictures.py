@@ -74,7 +74,7 @@ def draw_tuned(first: dict[str, list[Run]], file: Path) -> None:
              title="All have most area at 2.8e-4")
     left.set_xticks([1.4e-4, 2e-4, 2.8e-4, 4e-4], ["1.4e-4", "2e-4", "2.8e-4", "4e-4"])
     left.minorticks_off()
-    left.legend(fontsize=8)
+    left.legend(labelspacing=0.2)
     right.axvline(0, color=GREY, lw=1)
     for y, (a, b) in enumerate(tables.CONTRASTS):
         draw_estimate(right, y - 0.15, in_points(difference(groups[a], groups[b])), colour=colour_of(a))
@@ -82,7 +82,7 @@ def draw_tuned(first: dict[str, list[Run]], file: Path) -> None:
                       colour=colour_of(a), marker="s")
     right.plot([], [], "o", color=GREY, label="equal steps")
     right.plot([], [], "s", color=GREY, mfc="none", label="equal cost")
-    right.legend(loc="lower right", fontsize=8)
+    right.legend(loc="center right", bbox_to_anchor=(1, 0.4))
     right.set_yticks(range(len(tables.CONTRASTS)), [f"{short(a)} - {short(b)}" for a, b in tables.CONTRASTS])
     right.invert_yaxis()
     right.set(xlabel="points of area", title="There three lead RLOO by step")
@@ -94,13 +94,14 @@ def draw_successes(levels: Levels, file: Path) -> None:
     pairs = tables.successes(levels)
     if not pairs:
         return
-    figure, axes = new_figure(len(pairs), 1, 2.8)
+    figure, axes = new_figure(len(pairs), 1, 3.4)
     for axis, pair in zip(axes[0], pairs):
         for group, line, label in ((pair.a, "o-", tables.EXPERT), (pair.b, "s--", "RLOO")):
             draw_curve(axis, spent(group) / pair.unit, group, line, label)
-        axis.set(title=pair.setting, xlabel="cost")
+        axis.set(title=pair.setting, xlabel="cost, in GRPO's runs" if axis is axes[0, len(pairs) // 2] else "")
     axes[0, 0].set_ylabel("held-out puzzles solved, %")
-    axes[0, -1].legend(fontsize=8)
+    figure.suptitle("By cost, right answers alone learn faster in all settings")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     save_figure(figure, file)
 
 
@@ -124,7 +125,8 @@ def draw_perfect(small: dict[str, list[Run]], file: Path) -> None:
     axis.axhline(many.value, color=GREY, label="RLOO with 45 responses")
     axis.legend(loc="lower right")
     axis.set(xlabel="accuracy of the credit: Pearson's correlation with A* (identical: 1)", xlim=(0, 1),
-             ylabel="area: success averaged over training, %")
+             ylabel="area: success averaged over training, %",
+             title="More accurate credit learns more, and so do more responses")
     save_figure(figure, file)
 
 
