@@ -100,7 +100,7 @@ def draw_successes(levels: Levels, file: Path) -> None:
             draw_curve(axis, spent(group) / pair.unit, group, line, label)
         axis.set(title=pair.setting, xlabel="cost, in GRPO's runs" if axis is axes[0, len(pairs) // 2] else "")
     axes[0, 0].set_ylabel("held-out puzzles solved, %")
-    figure.suptitle("By cost, right answers alone learn faster in all settings")
+    figure.suptitle("By cost, own right answers only learn faster in all settings")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     save_figure(figure, file)
 

@@ -447,7 +447,7 @@ def table_successes(levels: Levels) -> Table:
     note = ("`expert_iteration` minus RLOO, at equal steps and at the largest cost that both reached. Cost: of both, "
             "in runs of GRPO in the setting. 1:0:0 counts sampled tokens alone. * is significant at 5% after Holm's "
             "correction over the settings.")
-    return make_table("Successes alone", note, successes(levels), [
+    return make_table("Own right answers only", note, successes(levels), [
         Column("setting", lambda pair: pair.setting), BOTH, COSTS_OF_BOTH,
         Column("area, equal steps", lambda pair: difference(*pair[:2]) if pair.a.values("steps")[0] ==
                pair.b.values("steps")[0] else None),
@@ -467,7 +467,7 @@ def table_faster(levels: Levels) -> Table:
                   for own, other in dict.fromkeys([*same, *best])]
     note = ("`expert_iteration` minus RLOO at each learning rate. A last row has each at the rate where its mean area "
             "is largest, if these differ. The runs at 2e-4 are those of the tables above.")
-    return make_table("Successes alone at higher rates", note, pairs, [
+    return make_table("Own right answers only, at higher rates", note, pairs, [
         Column("setting", lambda pair: pair.setting), RATE,
         Column("RLOO's rate", lambda pair: f"{arm(pair.b.label)[1]:.2g}"), BOTH, mean("area"),
         Column("RLOO's area", lambda pair: t_estimate(pair.b.values("area"))), minus("area, equal steps"),
