@@ -312,7 +312,7 @@ def choose_responses(log: dict) -> list[np.ndarray]:
         rows = np.flatnonzero(log["step"] == step)
         responses = np.split(rows, np.flatnonzero(np.diff(log["id"][rows])) + 1)
         rewards = {group: log["reward"][rows][log["group"][rows] == group] for group in np.unique(log["group"][rows])}
-        for group in sorted(rewards, key=lambda group: -round(np.ptp(rewards[group]))):
+        for group in sorted(rewards, key=lambda group: -round(np.ptp(rewards[group]))):  # 0: only formats differ
             members = [response for response in responses if log["group"][response[0]] == group]
             better, worse = ([response for response in members if sign * log["advantage"][response[0]] > 0]
                              for sign in (1, -1))
@@ -327,7 +327,7 @@ def draw_run_tokens(log: dict, tokenizer: Tokenizer, method: str, puzzles: dict,
 
     puzzles: what is known of the puzzle of a (step, group), as text.
     """
-    blocks = []
+    blocks = []  # heading, its weight, its greatest number of lines, texts, values
     for i, rows in enumerate(choose_responses(log)):
         step, group, reward = (log[name][rows[0]] for name in ("step", "group", "reward"))
         credit = log["credit"][rows]  # (L,)

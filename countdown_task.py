@@ -1,7 +1,7 @@
 """The Countdown task: make the target from the numbers, using each exactly once.
 
-A task is a file like this one, chosen by `train.py --task` (a name in tasks/, or a path). It has these functions, and
-nothing else that trains knows Countdown:
+A task is a file like this one, chosen by `train.py --task` (a name in tasks/, or a path). What trains reaches Countdown
+through these functions alone:
 
     load(part, count, path)   the puzzles of a split, made here or read from a file; each has an `id`
     check(puzzle)             ValueError, in one sentence, for a puzzle that can't be used
@@ -10,8 +10,8 @@ nothing else that trains knows Countdown:
     roles(response, spans)    what each token is, and whether it belongs to the graded answer (that of tasks/text.py)
     show(puzzle)              the puzzle in a few characters, for samples.txt
 
-Some credit functions ask for more, and say so: calculations, reachable, sentence_starts.
-models/warm_start.py, which makes a start model, asks for `demonstrate(puzzle, rng, known)`, a response to imitate.
+Some credit functions ask for more, and say so: calculations, reachable, sentence_starts. models/warm_start.py, which
+makes a start model, asks for KNOWN and `demonstrate(puzzle, rng, known)`, a response to imitate.
 
 It differs from TinyZero and GRPO-Zero, from which the task comes, in four ways:
 1. An answer is computed with exact fractions, from a syntax tree in which only + - * / are allowed. Nothing is eval'd.
@@ -90,7 +90,7 @@ def show(puzzle: Puzzle) -> str:
 
 
 def solutions(puzzle: Puzzle, whole: bool = False) -> list[tuple[Calculation, ...]]:
-    """Every way to use up the numbers that reaches the target, as calculations; whole: by way of 0, 1, 2 ... only."""
+    """Every way to use up the numbers that reaches the target, as calculations; whole: each result is 0, 1, 2 ..."""
     return [derivation for result, derivation in derivations(puzzle.numbers, whole) if result == puzzle.target]
 
 
@@ -195,7 +195,7 @@ def grade(response: str, puzzle: Puzzle) -> dict[str, float]:
 
 
 def is_correct(text: str, numbers: Iterable[int], target: int) -> bool:
-    """Whether an expression, `without_notation`, uses every number exactly once and equals the target."""
+    """Whether an expression, cleaned `without_notation`, uses every number exactly once and equals the target."""
     text = without_notation(text) if len(text) <= MAX_LENGTH else ""
     try:
         return expression_value(text) == target and sorted(map(int, re.findall(r"[0-9]+", text))) == sorted(numbers)

@@ -1,9 +1,9 @@
 """GRPO: how responses are compared, the loss, and the update.
 
 Sample several responses to each puzzle and grade them. A response's *advantage* says how much better its reward is
-than those of the other responses to the same puzzle, its group. *Credit* says what each token gets of it: in plain GRPO
-all of it, the same for every token. The update makes tokens with positive credit more likely and those with negative
-credit less likely. It ascends
+than those of the other responses to the same puzzle, its group. *Credit*, which papers call the advantage of a token,
+says what each token gets of it: in plain GRPO all of it, the same for every token. The update makes tokens with
+positive credit more likely and those with negative credit less likely. It ascends
 
     gradient = (1 / N) sum_t credit_t * grad log pi(token_t)        over the N tokens of the step
 
@@ -22,7 +22,7 @@ Settings of train.py. How it differs from the paper (DeepSeekMath, arXiv 2402.03
 1. The loss is an average over all tokens of the step, as in DAPO's code (2503.14476). The paper averages within each
    response first: --loss_norm sequence. Dr. GRPO (2503.20783) divides by a constant: --loss_norm constant.
 2. By default there is no KL penalty (--kl), and one update per batch (--updates_per_batch). Then the ratio pi / pi_old,
-   of a token's probability now to that when it was sampled, is 1, and nothing is clipped. (See LOSSES.)
+   of a token's probability now to that when it was sampled, is 1, and nothing is clipped.
 3. The log-probs of the sampling policy are recorded while sampling, not recomputed by a second forward pass. In
    bfloat16 the two differ by rounding, and PPO's clip may take that for a moved policy: --old_logprob update takes
    those of the first update's own pass instead, so that its ratio is 1.
@@ -169,9 +169,9 @@ LOSS_NORMS = {
 class PaddedRows:
     """Reads responses for an update, in rows of one prompt and one response: what --plain runs.
 
-    Its twin, shared_prompts of the file of that name, reads each prompt once for all its responses. It leaves out those
-    without credit, unless there is a KL penalty, and takes only its process's share. Both are asked for
-    micro_batches(), and then for the log-probs of each of them.
+    `update` asks for micro_batches(), and then for the log-probs of each. The twin, shared_prompts of the file of that
+    name, reads each prompt once for all its responses, leaves out those without credit, unless there is a KL penalty,
+    and takes only its process's share.
     """
 
     def __init__(self, model: Qwen2, batch: TokenBatch, credit: Tensor, s):
@@ -205,7 +205,7 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
     step.
     """
     reader = PaddedRows if policy.plain else shared_prompts
-    weight = LOSS_NORMS[s.loss_norm](batch.mask, s)  # (B, T)
+    share = LOSS_NORMS[s.loss_norm](batch.mask, s)  # (B, T) of each token in the loss
     reference = batch.ask.reference_logprob if s.kl > 0 else None  # (B, T)
     old = batch.logprob.clone()  # (B, T)
     log = UpdateLog(batch, reference, divergence=k3)  # handed over: metrics.py can't import this file
@@ -213,14 +213,14 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
         optimizer.zero_grad()
         with reader(policy.model, batch, credit, s) as read:
             for rows, t in read.micro_batches():  # (b,) responses of up to t tokens
-                at = rows, slice(t)  # indices into (B, T) tensors
+                at = rows, slice(t)  # x[at] is x[rows, :t]
                 logprob = read(rows, t)  # (b, t) log pi of these tokens, with gradient
                 if i == 0 and s.old_logprob == "update":  # see point 3 above
                     old[at] = logprob.detach()
                 gain, removed = LOSSES[s.loss](logprob, old[at], credit[at], batch.mask[at], s)  # (b, t) each
                 if reference is not None:
                     gain = gain - s.kl * k3(logprob, reference[at])  # (b, t) stay near the reference
-                loss = -(gain * weight[at])  # (b, t)
+                loss = -(gain * share[at])  # (b, t)
                 loss.sum().backward()
                 log.add(rows, logprob, loss, removed)
         # The step sums gradients over all processes, so it is taken also where this one had no rows.

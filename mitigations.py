@@ -187,7 +187,7 @@ def ppo(batch: TokenBatch, gae_lambda: float = 0.95, whiten: bool = False, gamma
     require(0 <= gae_lambda <= 1, "--gae_lambda must be between 0 and 1")
     require(0 <= gamma <= 1, "--gamma must be between 0 and 1")
     credit = gae(batch, is_last_token(batch) * batch.reward[:, None], batch.ask.head("critic"), gae_lambda, gamma)
-    return z_score(credit[None], batch.mask[None])[0] if whiten else credit  # (B, T); the step as one group
+    return z_score(credit[None], batch.mask[None])[0] if whiten else credit  # (B, T); the step as one group, (1, B, T)
 
 
 def gae(batch: TokenBatch, reward: Tensor, value: Tensor, gae_lambda: float, gamma: float = 1.0) -> Tensor:
@@ -236,7 +236,7 @@ def every_fifth(cutpoint: Tensor) -> Tensor:
 
 
 def segment_credit(batch: TokenBatch, cuts: Tensor, k: int) -> Tensor:
-    """V at the end of each token's segment minus V at its start (B, T); cuts (B, T): starts of all but the first.
+    """V at the end of each token's segment minus V at its start (B, T); cuts (B, T): True where one begins, 0 aside.
 
     Of 5 tokens with a cut at 2, tokens 0 and 1 get V_2 - V_0, the others reward - V_2.
     """

@@ -4,7 +4,7 @@ How this differs from the reports (Qwen2 2407.10671, Qwen3 2505.09388, Llama 230
 1. One class implements all three. Qwen2 has a bias on q, k and v. Qwen3 has none, but an RMSNorm on each head's q and
    k. Llama has neither.
 2. The layers know nothing about padding or prompts. They take positions, and a bias that says which columns each query
-   sees. Their callers build both: sampler.py, and `Qwen2.forward` for a plain pass.
+   sees. Their callers build both: sampler.py, plumbing/shared_prompts.py, and `Qwen2.forward` for a plain pass.
 3. A token's log-prob, entropy and logit gradient are computed in one place, so that sampler and update agree. Where the
    logits of all tokens would exceed LOGITS_AT_ONCE, the update recomputes them piece by piece in the backward pass.
 
@@ -130,13 +130,13 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def causal_bias(real: Tensor) -> Tensor:
-    """The bias (B, S, S) added to attention scores: 0 where a query sees a column, -inf where it does not.
+    """The bias (B, C, C) added to attention scores: 0 where a query sees a column, -inf where it does not.
 
-    real (B, S): False on padding. A query sees itself and the real columns before it. A query in the padding sees at
+    real (B, C): False on padding. A query sees itself and the real columns before it. A query in the padding sees at
     least itself, because the softmax of a row without any visible column is NaN.
     """
-    S = real.shape[1]
-    visible = real[:, None].expand(-1, S, -1).tril() | torch.eye(S, dtype=torch.bool, device=real.device)  # (B, S, S)
+    C = real.shape[1]
+    visible = real[:, None].expand(-1, C, -1).tril() | torch.eye(C, dtype=torch.bool, device=real.device)  # (B, C, C)
     return torch.zeros(visible.shape, device=real.device).masked_fill(~visible, float("-inf"))
 
 
@@ -309,9 +309,9 @@ def token_logprobs(model: Qwen2, hidden: Tensor, tokens: Tensor) -> Tensor:
     """log pi (N,) of tokens (N,), with gradient; tokens[n] follows the state hidden[n] of hidden (N, D).
 
     Long lists are split. The logits of a piece are discarded and recomputed in the backward pass, because the logits
-    of 8 x 512 tokens of Qwen2.5 would take 2.3 GiB.
+    of 64 x 512 tokens and a vocabulary of 32,000 would take 3.9 GiB.
     """
-    if vocabulary.adds_in_place(model.output_weight):  # a large vocabulary in training: its twin needs fewer passes
+    if vocabulary.adds_in_place(model.output_weight):  # above 32,768, in training: this twin needs fewer passes
         return vocabulary.TokenLogprobs.apply(hidden, model.output_weight, tokens, model.real_vocab, model.temperature)
 
     def logprob(hidden: Tensor, tokens: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ class TokenBatch:
     Column t is the t-th token of the response; padding is 0 or False. Nothing carries a gradient. The batch is built
     once a step, before it is cut into micro-batches. The G responses to a puzzle are neighbours.
 
-    `ask` (plumbing/queries.py) runs the model again. Only the functions that use it pay for it, and each answer is
+    `ask` (plumbing/queries.py) runs the model again, and only the functions that use it pay for it. The first four are
     computed once a step:
     ask.hidden                       (B, T, D) last hidden state of the model, before it emits each token
     ask.attention                    (B, T, T) [:, t, u]: how much the state that predicts token t attends to u < t, in
@@ -47,7 +47,9 @@ class TokenBatch:
     ask.logprob_without(rows, hide)  (R, T) log-probabilities of the responses rows (R,), repeats allowed, when no later
                                      token can attend to those marked in hide (R, T)
     ask.rollout_values(counts)       (B, T) the mean reward of counts (B, T) continuations of the text before each
-                                     token, column 0 too; 0 where there are none
+                                     token (column 0: of the prompt alone); 0 where there are none. other=True: of those
+                                     that begin with another token
+    ask.prompts                      Q lists of the prompts' tokens
     ask.generator(name)              torch.Generator on the CPU, seeded by --seed, step and name
     """
 
@@ -57,13 +59,13 @@ class TokenBatch:
     entropy: Tensor  # (B, T) entropy of the sampling distribution, nats
     logit_grad: Tensor  # (B, T) ||onehot - p||, the size of the gradient of log pi in logit space
     ended: Tensor  # (B,) bool, False where the token limit cut the response off
-    reward: Tensor  # (B,) what the task's `grade` returns, or a coin toss (--reward random)
-    success: Tensor  # (B,) 1 where the answer is right (or the coin shows heads), else 0
-    format: Tensor  # (B,) how much of the requested layout it has, from 0 to 1
+    reward: Tensor  # (B,) "reward" of the task's `grade`, or a coin toss (--reward random)
+    success: Tensor  # (B,) its "answer": 1 where that is right (or the coin shows heads), else 0
+    format: Tensor  # (B,) its "format": how much of the requested layout it has, from 0 to 1
     group: Tensor  # (B,) int64, index of the puzzle that the response answers
     puzzles: tuple  # Q, the task's
     task: ModuleType  # such as countdown_task
-    role: Tensor  # (B, T) int8, of tasks/text.py: FILLER (prose), REASONING (arithmetic) or STRUCTURE (tags, end token)
+    role: Tensor  # (B, T) int8, of tasks/text.py: FILLER (prose, and padding), REASONING (arithmetic), STRUCTURE (tags)
     in_answer: Tensor  # (B, T) bool, whether the token belongs to the graded answer: in Countdown, from <answer> on
     text: tuple[str, ...]  # per response, decoded, end token removed
     spans: tuple[tuple[tuple[int, int], ...], ...]  # per response, the character span of each token in the text

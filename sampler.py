@@ -7,14 +7,12 @@ How this differs from the usual `generate`:
    costs no extra forward pass.
 3. Responses that have ended leave the batch.
 
-Two plain forms stand here to be read, KVCache and `response_logprobs`. With --plain they run, too. Without it faster
-twins run, which do the same: `fast_cache` of plumbing/decoder.py, and plumbing/shared_prompts.py, which reads a prompt
-once for all its responses. tests/test_sampler.py holds each pair together. (Vocabularies above 32,768 have a twin of
-their own for what happens to logits, plumbing/vocabulary.py, in either case.)
+Two plain forms stand here to be read, KVCache and `response_logprobs`; train.py says what runs in their place.
+tests/test_sampler.py holds each pair to the same numbers.
 
 Alphabet: Q prompts, G responses to each, B = Q G responses, of which B' are still running, P prompt columns, T response
-columns (while sampling: as many as a response may have), C columns so far, S new ones, V vocabulary, D hidden size, K
-key-value heads, d head size, N real tokens in a flat list.
+columns (while sampling: as many as a response may have), C columns so far, of which S are new, V vocabulary, D hidden
+size, K key-value heads, d head size, N real tokens in a flat list.
 
 Run it:  python train.py --steps 0        samples from the bundled model and grades the responses
 """
@@ -50,7 +48,7 @@ class KVCache:
     """The keys and values of all tokens so far, which later tokens attend to: so each token is computed once."""
 
     def __init__(self, model: Qwen2, prompts: list[list[int]], G: int, room: int = 0):
-        """Read each of Q prompts in G rows, padded on the left. (room, for T columns: the twin's.)"""
+        """Read each of Q prompts in G rows, padded on the left. (room: the twin reserves T columns.)"""
         rows, real = pad_left([prompt for prompt in prompts for _ in range(G)], model.output_weight.device)
         self.model = model
         self.layers = {}  # layer -> keys, values (B', K, C, d)
@@ -126,11 +124,9 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
 
     uniforms (B, T) float64 in [0, 1): the random number behind each token. A response stops at one of end_tokens, or
     after limit (B,) tokens. excluded (B,): for each response, a token that may not be its first, so that it goes
-    another way than a known one (methods/oracle.py wants that). Log-prob, entropy and
-    logit gradient are still those of the whole distribution, because PPO's ratio has to begin at 1 in the update.
-    greedy: take the most probable token, whatever the random number. watch: is called after each column with the share
-    of the work that is done, as if all running responses went on to T, and with the number of tokens so far.
-    cache_type: KVCache is the plain one.
+    another way than a known one (methods/oracle.py wants that). greedy: take the most probable token, whatever the random
+    number. watch: is called after each column with the share of the work that is done, as if all running responses went
+    on to T, and with the number of tokens so far. cache_type: KVCache is the plain one.
     """
     (B, T), G = uniforms.shape, len(uniforms) // len(prompts)
     device = model.output_weight.device
@@ -141,7 +137,7 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
     tokens = torch.zeros(B, T, dtype=torch.long, device=device)
     mask = torch.zeros(B, T, dtype=torch.bool, device=device)
     at_least_float32 = torch.promote_types(model.output_weight.dtype, torch.float32)
-    statistics = torch.zeros(3, B, T, device=device, dtype=at_least_float32)  # log-prob, entropy, logit gradient
+    facts = torch.zeros(3, B, T, device=device, dtype=at_least_float32)  # log-prob, entropy, logit gradient
     # A tenth faster than no_grad. But autograd can't use tensors made inside, so those that we return were made above.
     with torch.inference_mode():
         cache = cache_type(model, prompts, G, T)
@@ -150,8 +146,8 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
         sampled = 0  # tokens
         for t in range(T):
             forbidden = excluded.to(device) if t == 0 and excluded is not None else None  # (B',)
-            token, facts = draw_with_facts(model, hidden, uniforms[rows, t], forbidden, greedy)  # (B',), (3, B')
-            tokens[rows, t], mask[rows, t], statistics[:, rows, t] = token, True, facts
+            token, found = draw_with_facts(model, hidden, uniforms[rows, t], forbidden, greedy)  # (B',), (3, B')
+            tokens[rows, t], mask[rows, t], facts[:, rows, t] = token, True, found
             running = (limit > t + 1) & ~is_end[token]  # (B',)
             count, sampled = int(running.sum()), sampled + len(rows)
             if watch:
@@ -165,7 +161,7 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
             hidden = cache.step(token)  # (B', D)
     longest = t + 1
     ended = (is_end[tokens] & mask).any(1)  # (B,)
-    return Samples(tokens[:, :longest], mask[:, :longest], *statistics[..., :longest], ended)
+    return Samples(tokens[:, :longest], mask[:, :longest], *facts[..., :longest], ended)
 
 
 # ----------------------------------------------------------------------------------- reading finished responses

@@ -13,9 +13,9 @@ Shapes: Q puzzles a step, G responses to each (their group), B = Q G responses, 
 A run folder receives config.json, metrics.csv, credit/, samples.txt, checkpoint/, state.pt (for --resume) and
 final.json. Read it with `python analyze.py runs/none-seed0`.
 
-What the book shows is not quite what runs. Two of its parts have faster twins in plumbing/, which tests hold to the
-same numbers: KVCache of sampler.py (decoder.py), and PaddedRows of grpo.py (shared_prompts.py). --plain runs the parts
-that are shown.
+What is shown is not quite what runs. Sampling (KVCache of sampler.py) and the update (PaddedRows of grpo.py) have
+faster twins in plumbing/, decoder.py and shared_prompts.py, which tests hold to the same numbers; --plain runs what is
+shown. In either case batch.ask reads by shared_prompts.py, and vocabularies above 32,768 keep a twin, vocabulary.py.
 """
 import copy
 import inspect
@@ -75,13 +75,13 @@ class Settings:
     reward: str = "graded"  # random: a coin toss instead of the grade, while training; a control
     advantage: str = "grpo"  # how a reward is compared with the others of its group, the responses to the same puzzle
     normalize: str = "response"  # how @reweighting functions are rescaled: to mean 1 in each response, or step; or none
-    loss: str = "ppo"  # what the update ascends: ppo clips, cispo clips a constant weight, gspo clips whole responses
+    loss: str = "ppo"  # ppo: its clip (its critic: --mitigation ppo); cispo clips a constant weight, gspo responses
     loss_norm: str = "token"  # each token counts the same; sequence: each response; constant: 1 / max_new_tokens
     length_power: float = 1.0  # of --loss_norm lambda: above 0, longer responses of a group weigh more, below 0 shorter
     clip_low: float = 0.2  # negative credit has no gradient where a token's ratio, p now / when sampled, is < 1 - this
     clip_high: float = 0.2  # positive credit has none where the ratio is > 1 + this (PPO; DAPO: 0.28)
     updates_per_batch: int = 1  # optimizer steps on each batch
-    old_logprob: str = "sampler"  # p when sampled, as recorded; update: as the first update computes it
+    old_logprob: str = "sampler"  # the ratio's denominator, as the sampler recorded it; update: as the first update
     kl: float = 0.0  # weight of the KL penalty to the start model, the reference
     skip_unfinished: bool = False  # no credit for responses that the token limit cut off; their tokens still count
     # The optimizer:
@@ -102,7 +102,7 @@ class Settings:
     checkpoint_every: int = 0  # steps between checkpoints/step-...; 0: only the last
     state_every: int = 10  # steps between writing what --resume continues from; 0: only at the end
     # The machine:
-    plain: bool = False  # run the plain forms that the book shows, and not their faster twins: see sampler.py
+    plain: bool = False  # sample and update by the code that is shown, and not by its faster twins: see above
     micro_batch: int = 16  # responses in one forward and backward pass; changes memory, not results
     checkpoint_activations: bool = False  # less memory, more time: the backward pass recomputes each layer
     device: str = "cpu"  # any torch device that has float64, such as cuda or cuda:1
@@ -139,7 +139,7 @@ def train(run: Path, s: Settings, hyper_parameters: dict, policy: Policy, traini
 def assign_credit(batch: TokenBatch, s: Settings, hyper_parameters: dict) -> Tensor:
     """The credit (B, T) that the chosen function of mitigations.py or methods/ gives to each token."""
     credit = MITIGATIONS[s.mitigation](batch, **hyper_parameters)  # (B, T)
-    # gather: a list with the credit of each process. All take the first one's: functions may draw random numbers.
+    # gather lists every process's credit, and all take the first one's, since functions may draw random numbers.
     credit = gather([credit.cpu()])[0].to(credit)
     return credit * batch.ended[:, None] if s.skip_unfinished else credit
 
@@ -283,7 +283,7 @@ def prepare(s: Settings, hyper_parameters: dict) -> tuple[Policy, list, list]:
     training, heldout = load_puzzles(task, s.eval_problems, s.data, s.eval_data)
     check_equal(asdict(s) | hyper_parameters | {"data": names_of(training + heldout)})  # in all processes
     policy = load_policy(replace(s, device=device), task, required(s.mitigation, hyper_parameters))
-    check_puzzles(policy, training, heldout, s, draw_puzzles)  # handed over: plumbing doesn't import this file
+    check_puzzles(policy, training, heldout, s, draw_puzzles)  # handed over: plumbing doesn't import rollout.py
     rehearse(policy, training, s, partial(try_credit, policy, hyper_parameters=hyper_parameters))
     return policy, training, heldout
 

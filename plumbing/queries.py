@@ -34,8 +34,8 @@ def once(compute: Callable) -> property:
 class Queries:
     """What a credit function may ask the model about the step's responses, such as `batch.ask.hidden`.
 
-    Nothing is computed until a credit function asks for it, and then once. Several processes share the work, and each
-    of them gets the whole result.
+    Nothing is computed until a credit function asks for it; what is marked @once, and heads, are computed once. Several
+    processes share the work, and each of them gets the whole result.
     """
 
     policy: Any

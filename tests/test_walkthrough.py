@@ -7,10 +7,10 @@ pass fits on half a page of numpy. Read it beside grpo.py:
 
     prompt -> tokens and their log-probs -> rewards -> advantage -> credit -> loss -> gradient -> new weights
 
-It uses the plain forms that the book shows, as the flag --plain does. The test below repeats it with their faster twins
-in plumbing/, which run otherwise. The two responses have unequal lengths, so padding and the loss's denominator can be
+It uses the code that is shown, as the flag --plain does. The test below repeats it with the faster twins in plumbing/
+that run otherwise. The two responses have unequal lengths, so padding and the loss's denominator can be
 seen. The second update is on the same responses, so the ratio of a token's probability to that when it was sampled is
-no longer 1.
+no longer 1. What advantage, ratio and clip are for stands at the head of grpo.py.
 """
 import sys
 from pathlib import Path
@@ -37,7 +37,8 @@ RIGHT = [6, 7, 1, 4, 2, 8, 0]  # </think> \n<answer> 1 + 2 </answer> end
 WRONG = [6, 7, 1, 8, 0]  # </think> \n<answer> 1 </answer> end
 CONFIG = {"model_type": "qwen2", "vocab_size": 9, "hidden_size": 4, "intermediate_size": 6, "num_hidden_layers": 1,
           "num_attention_heads": 1, "num_key_value_heads": 1, "tie_word_embeddings": True}
-SETTINGS = Settings(answers=2, max_new_tokens=8, max_grad_norm=1e9, clip_low=0.02, clip_high=0.02)
+SETTINGS = Settings(answers=2, max_new_tokens=8, max_grad_norm=1e9, clip_low=0.02, clip_high=0.02)  # 1e9: no norm clip;
+# a clip so narrow that the second update reaches it
 LR = 0.01
 
 
