@@ -163,11 +163,11 @@ def walk(method, plain=True):
 
     credit = MITIGATIONS[method](batch)  # (2, 7)
     A = 0.5 / 0.5001
-    weights = {"none": ([1] * 7, [1] * 5),
-               # A rule of mitigations.py: 0.5 before <answer>, where only </think> is, and 1 from there on; rescaled so
-               # that a response's weights average 1.
-               "outcome_conditional": ([0.5 * 7 / 6.5] + [7 / 6.5] * 6, [0.5 * 5 / 4.5] + [5 / 4.5] * 4)}[method]
-    by_hand = [A * np.array(weights[0]), -A * np.array(weights[1])]
+    by_token = {"none": ([1] * 7, [1] * 5),
+                # 0.5 before <answer>, where only </think> is, and 1 from there on; rescaled, so that a response's weights
+                # average 1.
+                "outcome_conditional": ([0.5 * 7 / 6.5] + [7 / 6.5] * 6, [0.5 * 5 / 4.5] + [5 / 4.5] * 4)}[method]
+    by_hand = [A * np.array(by_token[0]), -A * np.array(by_token[1])]
     yield "credit per token", credit, np.array([by_hand[0], [*by_hand[1], 0, 0]])
     # One over: all 12 tokens; two responses times their own 7 or 5 tokens; two responses times the limit of 8.
     for name, shares in {"token": (1 / 12, 1 / 12), "sequence": (1 / 14, 1 / 10), "constant": (1 / 16, 1 / 16)}.items():
