@@ -1,11 +1,11 @@
-"""Tables and picture of a pretrained model's credit, from the arrays published in lab/real/data.
+"""Tables and pictures of a pretrained model's credit, from the arrays published in lab/real/data.
 
 first-countdown.npz and first-words.npz are the credit logs of the runs of part `first` (designs.md, section 1), and
-truth-start.npz is what lab/truth/measure.py measured (section 2). learning-words.npz is the credit log of a whole run
-(section 4). Beside them stand the figures of the original work.
+truth-start.npz is what lab/truth/measure.py measured (section 2). A folder of learning/ has the metrics.csv of a whole
+run (section 4), and one of them its credit log. Beside them stand the figures of the original work.
 
-Run it:  python -m lab.real.report                          writes tables.md and truth.png beside this file
-         python -m lab.real.report --take RUN --name NAME   the credit log of a run as data/NAME.npz
+Run it:  python -m lab.real.report              writes tables.md, truth.png and learning.png beside this file
+         python -m lab.real.report --take RUN   publishes the metrics of a run in data/learning; --credit: its log, too
 """
 import shutil
 from pathlib import Path
@@ -13,18 +13,18 @@ from typing import Callable
 
 import numpy as np
 
-from analyze import average, mean_size, position_bins, read_log, with_measures
+from analyze import average, mean_size, method_name, position_bins, read_log, with_measures
 from lab.estimates import cell
-from lab.statistics import bootstrap, correlate, ranks, share, sums, within
-from lab.study.engine import read_rows
-from lab.truth.file import read_truth
 from lab.picture import draw
+from lab.statistics import bootstrap, correlate, ranks, share, sums, within
+from lab.study.pictures import colour_of
+from lab.truth.file import read_truth
 from lab.truth.scoring import HALVES, all_credit
 from plumbing.files import read_arrays
 from plumbing.flags import new_parser
 from plumbing.progress import one_sentence
-from plumbing.report import Estimate, Table, pm, t_statistics
-from plumbing.runs import read_metrics
+from plumbing.report import Estimate, Table, new_figure, pm, save_figure, t_statistics
+from plumbing.runs import read_config, read_metrics
 from tasks.text import FILLER, REASONING, ROLES
 
 ROOM = Path(__file__).parent
@@ -32,7 +32,8 @@ TOY = ROOM.parent / "truth" / "data" / "ground_truth.npz"  # of the bundled mode
 FIRST = {"Countdown": "first-countdown", "word problems": "first-words"}
 COLUMNS = ("step", "response", "group", "position", "token", "logprob", "entropy", "logit_grad", "credit", "role",
            "in_answer")
-LEARNING = "learning-words"  # the run whose steps are shown
+LEARNING = ROOM / "data" / "learning"
+SHOWN = "none-seed0"  # the run whose credit is shown
 # Document 000, over its 100 steps, by advantage * log p; its filler counts tags.
 THEIRS = {"reasoning, share of tokens": "32.2%", "length, tokens": "183 at first, 42 at the end",
           "responses, tokens": "6,400, 303,042", "filler and tags / reasoning, contribution": "1.31",
@@ -80,9 +81,9 @@ def table_first(logs: dict[str, dict]) -> Table:
     figures = {task: first_figures(log) for task, log in logs.items()}
     rows = [[name, *(f[name] for f in figures.values()), THEIRS.get(name, "")] for name in next(iter(figures.values()))]
     return Table("Before any training", (
-        "RLOO's credit on zero-shot responses, 8 to each of 64 problems. Ratios are of mean sizes, with 95% intervals over "
-        "problems. t: of the mean at each position that 30 responses reach. The last column is the original's, pooled "
-        "over 100 steps of training."), ["", *logs, "the original, Countdown"], rows)
+        "RLOO's credit on zero-shot responses, 8 to each of 64 problems. Ratios are of mean sizes, with 95% intervals "
+        "over problems. t: of the mean at each position that 30 responses reach. The last column is the original's, "
+        "pooled over 100 steps of training."), ["", *logs, "the original, Countdown"], rows)
 
 
 def table_fifths(log: dict) -> Table:
@@ -99,13 +100,11 @@ def table_fifths(log: dict) -> Table:
 # -------------------------------------------------------------------------------------------------- while it learns
 
 
-def table_learning(log: dict, measured: list[dict[str, str]]) -> Table:
-    """A run by tens of its steps: what its responses are like, and where the credit goes.
-
-    measured: rows of its metrics.csv in which held-out success was measured.
-    """
-    rows, heldout = [], ", ".join(f"{float(row['heldout_success']):.1%} ± {1.96 * float(row['heldout_stderr']):.1%} at "
-                                  f"step {row['step']}" for row in measured)
+def table_learning(log: dict, metrics: dict[str, np.ndarray]) -> Table:
+    """A run by tens of its steps: what its responses are like, and where the credit goes."""
+    measured = zip(metrics["step"], metrics["heldout_success"], metrics["heldout_stderr"])
+    rows, heldout = [], ", ".join(f"{success:.1%} ± {1.96 * error:.1%} at step {step:.0f}"
+                                  for step, success, error in measured if not np.isnan(success))
     for first in range(1, int(log["step"].max()) + 1, 10):
         part = {name: column[(log["step"] >= first) & (log["step"] < first + 10)] for name, column in log.items()}
         begins = part["position"] == 0
@@ -127,13 +126,34 @@ def table_learning(log: dict, measured: list[dict[str, str]]) -> Table:
          "contribution", "gradient"], rows)
 
 
-def take(run: Path, name: str) -> None:
-    """Write the credit log of a run to data/NAME.npz, and its metrics beside it."""
-    log = read_log(run, read_metrics(run))
-    shutil.copy(run / "metrics.csv", ROOM / "data" / f"{name}.csv")
-    file = ROOM / "data" / f"{name}.npz"
-    np.savez_compressed(file, **{column: log[column] for column in (*COLUMNS, "reward")})
-    print(f"wrote {file}, {file.stat().st_size / 1e6:.1f} MB")
+def take(run: Path, credit: bool) -> None:
+    """Publish the metrics of a run, and perhaps its credit log."""
+    metrics, settings = read_metrics(run), read_config(run)["settings"]
+    folder = LEARNING / f"{settings['mitigation']}-seed{settings['seed']}"
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(run / "metrics.csv", folder)
+    if credit:
+        log = read_log(run, metrics)
+        np.savez_compressed(folder / "credit.npz", **{column: log[column] for column in (*COLUMNS, "reward")})
+    print(f"wrote {folder}")
+
+
+def draw_learning(file: Path) -> None:
+    """Success by step: of the responses (lines, means of five steps), held out (dots); and the entropy of each run."""
+    figure, ((left, right),) = new_figure(2, 1, 3.6)
+    for folder in sorted(LEARNING.iterdir()):
+        metrics, (name, _, seed) = read_metrics(folder), folder.name.rpartition("-seed")
+        label, colour = f"{method_name(name + ' advantage=rloo')}, seed {seed}", colour_of(name)
+        means = {column: np.convolve(metrics[column][1:], np.ones(5) / 5, "valid") for column in ("success", "entropy")}
+        steps = np.arange(len(means["success"])) + 3  # the middle of each five
+        left.plot(steps, 100 * means["success"], color=colour, label=label)
+        left.errorbar(metrics["step"], 100 * metrics["heldout_success"], 196 * metrics["heldout_stderr"], fmt="o",
+                      color=colour)
+        right.plot(steps, means["entropy"], color=colour)
+    left.set(xlabel="step", ylabel="problems solved, %", title="It learns within twenty steps")
+    right.set(xlabel="step", ylabel="entropy, nats", title="and then it stops exploring", ylim=(0, None))
+    left.legend(loc="lower right")
+    save_figure(figure, file)
 
 
 # ----------------------------------------------------------------------------------------------------- the truth
@@ -157,12 +177,13 @@ def table_where(title: str, truth: dict) -> Table:
     other, size, credit = -np.expm1(truth["logprob"]), np.abs(truth["a_star"]), np.abs(truth["advantage"])
     groups = {role: truth["role"] == i for i, role in enumerate(ROLES)}
     groups |= {"thoughts": truth["in_answer"] == 0, "answer": truth["in_answer"] > 0,
-               "the tenth with the largest abs(A*)": top_tenth(size), "the tenth with the largest 1 - p": top_tenth(other)}
+               "the tenth with the largest abs(A*)": top_tenth(size),
+               "the tenth with the largest 1 - p": top_tenth(other)}
     rows = [[name, f"{use.mean():.1%}", cell(share_of(truth, use)), f"{credit[use].sum() / credit.sum():.1%}",
              f"{other[use].mean():.2f}"] for name, use in groups.items()]
     return Table(title, (
-        f"{len(np.unique(truth['response']))} responses to {len(np.unique(truth['group']))} problems. Share of the sum of "
-        "abs(A*), with its 95% interval over problems, and of GRPO's credit."),
+        f"{len(np.unique(truth['response']))} responses to {len(np.unique(truth['group']))} problems. Share of the sum "
+        "of abs(A*), with its 95% interval over problems, and of GRPO's credit."),
         ["tokens", "share of tokens", "share of abs(A*)", "share of abs(credit)", "mean 1 - p"], rows)
 
 
@@ -175,8 +196,8 @@ def table_ranks(truth: dict) -> Table:
     found[HALVES] = correlate(*map(ranks, halves), puzzle), within(*halves, truth, tried, True)
     order = sorted(found, key=lambda name: -np.nan_to_num(found[name][1].value, nan=-2.0))
     return Table("Credit against A*", (
-        "Rank correlation over all tokens, and within responses over those with rollouts; empty where credit is the same "
-        "on all tokens of a response. 95% intervals over problems, by bootstrap."),
+        "Rank correlation over all tokens, and within responses over those with rollouts; empty where credit is the "
+        "same on all tokens of a response. 95% intervals over problems, by bootstrap."),
         ["function", "all tokens", "within responses"], [[name, *map(cell, found[name])] for name in order])
 
 
@@ -207,27 +228,26 @@ def table_measured(truth: dict) -> Table:
 def main() -> None:
     """Write the tables and the picture, or take over a run's log."""
     parser = new_parser(description=__doc__)
-    parser.add_argument("--take", type=Path, metavar="RUN", help="a run folder whose credit log is to be published")
-    parser.add_argument("--name", default=LEARNING, help=f"of the file (default {LEARNING})")
+    parser.add_argument("--take", type=Path, metavar="RUN", help="a run folder whose metrics are to be published")
+    parser.add_argument("--credit", action="store_true", help="its credit log, too")
     args = parser.parse_args()
-    take(args.take, args.name) if args.take else write_tables()
+    take(args.take, args.credit) if args.take else write_tables()
 
 
 def write_tables() -> None:
-    """tables.md and truth.png, from the published arrays."""
+    """tables.md, truth.png and learning.png, from the published arrays."""
     logs = {task: with_measures(read_arrays(ROOM / "data" / f"{name}.npz", COLUMNS)) for task, name in FIRST.items()
             if (ROOM / "data" / f"{name}.npz").is_file()}
     truth = read_truth(ROOM / "data" / "truth-start.npz")
-    tables = [table_first(logs), table_fifths(logs["Countdown"]), table_measured(truth),
+    learning = with_measures(read_arrays(LEARNING / SHOWN / "credit.npz", (*COLUMNS, "reward")))
+    tables = [table_first(logs), table_fifths(logs["Countdown"]),
+              table_learning(learning, read_metrics(LEARNING / SHOWN)), table_measured(truth),
               table_where("Where the truth lies", truth), table_where("Where it lies in the toy", read_truth(TOY)),
               table_ranks(truth), table_sizes(truth)]
-    learning = ROOM / "data" / f"{LEARNING}.npz"
-    if learning.is_file():
-        measured = [row for row in read_rows(learning.with_suffix(".csv")) if row["heldout_success"]]
-        tables.insert(2, table_learning(with_measures(read_arrays(learning, (*COLUMNS, "reward"))), measured))
     (ROOM / "tables.md").write_text("\n".join(map(str, tables)), encoding="utf-8")
     draw(truth, ROOM / "truth.png")
-    print(f"wrote {ROOM / 'tables.md'} and truth.png")
+    draw_learning(ROOM / "learning.png")
+    print(f"wrote {ROOM / 'tables.md'}, truth.png and learning.png")
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ def test_the_tables_are_those_of_the_published_arrays(tmp_path, monkeypatch):
     tracked = (report.ROOM / "tables.md").read_text(encoding="utf-8")
     monkeypatch.setattr(report, "ROOM", tmp_path)
     monkeypatch.setattr(report, "draw", lambda *_: None)
+    monkeypatch.setattr(report, "draw_learning", lambda *_: None)
     report.write_tables()
     assert (tmp_path / "tables.md").read_text(encoding="utf-8") == tracked
 
@@ -40,7 +41,8 @@ def test_a_run_by_tens_of_steps_by_hand():
     columns = map(np.array, zip(*steps(1, (1.1, 0.05)), *steps(2, (0.1, 0.1)), *steps(11, (1.0, 1.1)), strict=True))
     log = dict(zip(names, columns))
     log |= {"gradient": -log["contribution"], "entropy": np.full(12, 0.5), "in_answer": np.arange(12) % 4 == 3}
-    table = report.table_learning(log, [{"step": "11", "heldout_success": "0.5", "heldout_stderr": "0.1"}])
+    table = report.table_learning(log, {name: np.array([x]) for name, x in (
+        ("step", 11.0), ("heldout_success", 0.5), ("heldout_stderr", 0.1))})
     assert "50.0% ± 19.6% at step 11" in table.note
     first, second = (dict(zip(table.header, row)) for row in table.rows)
     assert [*first.values()] == ["1-2", "4", "0.25", "0.88", "2", "0.500", "50%", "50.0%", "25.0%", "3.00", "3.00"]

@@ -14,7 +14,7 @@ from plumbing.report import GREY, MINUS, PALETTE, new_figure, plt, save_figure, 
 from plumbing.runs import Group, Run
 
 COLOURS = {"vineppo": PALETTE[2], "entropy_ratio": PALETTE[1], "ppo": PALETTE[0], "expert_iteration": PALETTE[3],
-           "none": GREY, "shuffled": MINUS}  # one meaning in all pictures, by method
+           "none": GREY, "shuffled": MINUS, "share": MINUS}  # one meaning in all pictures, by method
 STEPS = 100  # of a default run
 SHOWN_COSTS = (0.25, 0.5, 1, 2, 4)  # on an axis of cost
 
@@ -62,7 +62,7 @@ def draw_budget(parts: dict[str, list[Run]], file: Path) -> None:
 
 
 def draw_tuned(first: dict[str, list[Run]], file: Path) -> None:
-    """Left, area by learning rate; right, stage two's differences, at equal steps (dots) and at equal cost (squares)."""
+    """Left, area by learning rate; right, differences of stage two, at equal steps (dots) and cost (squares)."""
     groups, rates = tables.stage_two(first), tables.at_rates(select(first, "tune", "edge"))
     figure, ((left, right),) = new_figure(2, 1, 3.6)
     for name in dict.fromkeys(name for pair in tables.CONTRASTS for name in pair):
