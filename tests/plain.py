@@ -43,7 +43,7 @@ def plain_update(model, prompts: list[list[int]], batch, credit: Tensor, referen
                  clip: tuple[float, float] = (0.2, 0.2)) -> Tensor:
     """The loss of a step, a scalar; adds its gradient to the parameters'. prompts: one per puzzle.
 
-    PPO's clipped objective minus kl times the k3 estimate of the KL divergence, averaged over the tokens of the step.
+    PPO's clipped objective minus kl times the k3 estimate of the KL divergence, averaged over each response's tokens.
     """
     repeated = [prompts[puzzle] for puzzle in batch.group.tolist()]  # one per response
     logprob = plain_logprobs(model, repeated, batch.tokens, batch.mask)  # (B, T)
@@ -54,7 +54,7 @@ def plain_update(model, prompts: list[list[int]], batch, credit: Tensor, referen
             reference_logprob = plain_logprobs(reference, repeated, batch.tokens, batch.mask)  # (B, T)
         d = reference_logprob - logprob  # (B, T)
         gain = gain - kl * (d.exp() - d - 1)
-    loss = -gain[batch.mask].sum() / batch.mask.sum()
+    loss = -((gain * batch.mask).sum(1) / batch.mask.sum(1)).mean()
     loss.backward()
     return loss.detach()
 
