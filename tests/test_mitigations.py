@@ -108,7 +108,6 @@ def integer_power(batch, power: float = 2):
     ("changes a field of the batch", token_credit, lambda batch: setattr(batch, "text", ()) or batch.logprob),
     ("changes a field of the batch", token_credit, lambda batch: batch.entropy.requires_grad_()),
     ("the default of power: float = 2 is of another type", token_credit, integer_power),  # the flag would refuse 0.5
-    ("the parameter scale=None can't", token_credit, lambda batch, scale=None: batch.logprob),
     ("the parameter scale=1.0 can't", token_credit, lambda batch, scale=1.0, /: batch.logprob),
     ("its first parameter must be the batch", token_credit, lambda: None),
     ("needs must be a tuple of names", functools.partial(reweighting, needs="critic"), early),
@@ -355,19 +354,16 @@ def gain_by_definition(R, W, a, b):
     return bits
 
 
-def ktae_by_loops(tokens, right):
+def ktae_by_loops(rows, right):
     """The score of each token id of one group that is neither all right nor all wrong."""
-    R, W = right.count(True), right.count(False)
-    pools = [[t for row, r in zip(tokens, right) if r == side for t in row] for side in (True, False)]
-    average, score = (len(pools[0]) + len(pools[1])) / 2, {}
-    for token in set(pools[0] + pools[1]):
-        a, b = (sum(token in row for row, r in zip(tokens, right) if r == side) for side in (True, False))
+    sides = [[row for row, r in zip(rows, right) if r == side] for side in (True, False)]
+    (R, W), pools, score = map(len, sides), [sum(side, []) for side in sides], {}
+    for token in {*pools[0], *pools[1]}:
+        a, b = (sum(token in row for row in side) for side in sides)
         p = fisher_by_enumeration(R, W, a, b)
         F = math.exp(-2 * p) if p < 1 else 0.0
-        f = []
-        for pool in pools:
-            x = pool.count(token) / len(pool)
-            f.append(x * (2 + 1) / (x + 2 * (1 - 0.5 + 0.5 * len(pool) / average)))
+        frequency = [pool.count(token) / len(pool) for pool in pools]
+        f = [3 * x / (x + 1 + 2 * len(pool) / len(pools[0] + pools[1])) for x, pool in zip(frequency, pools)]
         h = 2 * math.asin(math.sqrt(a / R)) - 2 * math.asin(math.sqrt(b / W))
         x = h + f[0] / (f[1] + 1e-5) - f[1] / (f[0] + 1e-5)
         score[token] = math.tanh((F + gain_by_definition(R, W, a, b)) / 2 * x / 2)  # = 2 sigmoid(k) - 1
@@ -381,13 +377,13 @@ def test_ktae_by_loops(G, right):
     lengths, ended, right = [5, 3, 7, 1, 4, 4, 6, 2] * 2, [True, True, False, True] * 4, [d == "1" for d in right]
     batch = make_batch(lengths, torch.randn(16).tolist(), [i // G for i in range(16)], ended=torch.tensor(ended),
                        success=torch.tensor(right).float(), tokens=torch.randint(4, (16, 7)))
-    expected, tokens = grpo(batch).tolist(), [row[:length] for row, length in zip(batch.tokens.tolist(), lengths)]
-    for first in range(0, 16, G):
-        if len(set(right[first : first + G])) == 2:
-            score = ktae_by_loops(tokens[first : first + G], right[first : first + G])
-            for i in range(first, first + G):
-                for t in range(lengths[i] - ended[i]):
-                    expected[i][t] += score[tokens[i][t]]
+    expected, rows = grpo(batch).tolist(), [row[:length] for row, length in zip(batch.tokens.tolist(), lengths)]
+    for i, row in enumerate(rows):
+        group = slice(i // G * G, i // G * G + G)
+        if len(set(right[group])) == 2:
+            score = ktae_by_loops(rows[group], right[group])
+            for t in range(lengths[i] - ended[i]):
+                expected[i][t] += score[row[t]]
     check(ktae(batch), expected)
 
 
@@ -493,47 +489,44 @@ def test_attention_credit_by_hand():
     check(attention_credit.raw(batch, credit_scale=0.5), [[2, 1.5, 1.5, 1], [1] * 5, [1]])
 
 
-ABLATED = [
-    ["1+2", "=3", ".", " 3*3=9", " ok", "</think>\n", "<answer>", "3*3", "</answer>", ""],  # two calculations
-    ["1+2=3", ", 3*3=9"],  # no answer
-    ["hm", "</think>\n", "<answer>", "1+2=3", "</answer>", ""],  # a calculation in the answer only
-    [" 2+2=", "4", "</think>\n", "<answer>", "4", "</answer>", ""],  # one that the answer does not need
-]
-
-
 def test_causal_ablation_by_hand():
     """Guards against a drop summed over more than the answer, a share of another response's drop, a rise as a drop."""
-    # Without the first calculation of response 0 the answer's log-prob falls by 1, without the second by 2; that of
-    # response 3 rises.
     calls = []
 
     def logprob_without(rows, hide):
         calls.append((rows.tolist(), [h.nonzero()[:, 0].tolist() for h in hide]))
         after = batch.logprob[rows].clone()
-        after[0, 6:8] -= 0.5
-        after[1, 9] -= 2
-        after[2, 4] += 1
+        after[0, 6:8] -= 0.5  # without its first calculation the answer of response 0 falls by 1,
+        after[1, 9] -= 2  # without its second by 2;
+        after[2, 4] += 1  # that of response 3 rises
         after[:, 0] -= 100  # what hiding does outside the answer
         return after
 
-    batch = make_written(ABLATED, [1.0] * 4, logprob_without=logprob_without)
-    first = [0.75, 0.75, 0.5, 1, 0.5, 0.5, 1.5, 1.5, 1.5, 1.5]
-    last = [0.5, 0.5, 0.5, 1.5, 1.5, 1.5, 1.5]
+    batch = make_written([
+        ["1+2", "=3", ".", " 3*3=9", " ok", "</think>\n", "<answer>", "3*3", "</answer>", ""],  # two calculations
+        ["1+2=3", ", 3*3=9"],  # no answer
+        ["hm", "</think>\n", "<answer>", "1+2=3", "</answer>", ""],  # a calculation in the answer only
+        [" 2+2=", "4", "</think>\n", "<answer>", "4", "</answer>", ""],  # one that the answer does not need
+    ], [1.0] * 4, logprob_without=logprob_without)
+    first, last = [0.75] * 2 + [0.5, 1] + [0.5] * 2 + [1.5] * 4, [0.5] * 3 + [1.5] * 4
     check(causal_ablation.raw(batch), [first, [1, 1], [1] * 6, last])
     assert calls == [([0, 0, 3], [[0, 1], [3], [0, 1]])]
+
+
+def rollouts_from(values, calls):
+    """rollout_values that come from a table (B, T), and the places and numbers that were asked for."""
+    def rollout_values(counts):
+        calls.append({tuple(place): counts[tuple(place)].item() for place in counts.nonzero().tolist()})
+        return values * (counts > 0)
+    return rollout_values
 
 
 def test_vineppo_by_hand():
     """Guards against a start that is sampled although the mean reward of the other two is free, and cuts off by one."""
     values, calls = torch.full((3, 7), 9.0), []
     values[0, [2, 5]] = torch.tensor([0.6, 0.9])  # a sentence of the first response starts at tokens 2 and 5
-
-    def rollouts(counts):
-        calls.append({tuple(place): counts[tuple(place)].item() for place in counts.nonzero().tolist()})
-        return values * (counts > 0)
-
     batch = make_written([["1", " yes.", " 0", " ok", ".", " 1", ""], ["no", ""], ["0", " no", ""]], [9.0] * 3,
-                         reward=torch.tensor([1.0, 0.2, 0.4]), rollout_values=rollouts)
+                         reward=torch.tensor([1.0, 0.2, 0.4]), rollout_values=rollouts_from(values, calls))
     first = [0.6 - 0.3] * 2 + [0.9 - 0.6] * 3 + [1 - 0.9] * 2
     check(vineppo(batch, 5), [first, [0.2 - 0.7] * 2, [0.4 - 0.6] * 3])
     assert calls == [{(0, 2): 5, (0, 5): 5}]
@@ -542,19 +535,14 @@ def test_vineppo_by_hand():
 def test_vineppo_cuts_before_every_fifth_uncertain_token():
     """Guards against a cut at the fifth instead of before the sixth, p for log p, and a mask that loses the total."""
     p = grid([[0.95] + [0.5, 0.91] * 6, [0.8] * 4 + [0.99] * 3], padding=1.0)  # cutpoints 1, 3, 5, 7, 9, 11 and 0 to 3
-    value, calls = torch.rand(2, 13), []
-
-    def rollouts(counts):
-        calls.append(counts.nonzero().tolist())
-        return value * (counts > 0)
-
-    batch = make_batch([13, 7], [9.0] * 2, logprob=p.log(), reward=torch.tensor([1.0, 0.2]), rollout_values=rollouts)
-    first, second, other = float(value[0, 11]) - 0.2, 1 - float(value[0, 11]), 0.2 - 1
-    check(vineppo(batch, cuts="uncertain"), [[first] * 11 + [second] * 2, [other] * 7])
-    share = 20 / 10  # tokens over cutpoints
-    masked = [[first * share * (t % 2) for t in range(11)] + [second * share, 0], [other * share] * 4 + [0] * 3]
-    check(vineppo(batch, cuts="uncertain", mask=True), masked)
-    assert calls == [[[0, 11]]] * 2
+    calls, before, after = [], 0.6 - 0.2, 1 - 0.6  # the cut at token 11, where the value is 0.6
+    batch = make_batch([13, 7], [9.0] * 2, logprob=p.log(), reward=torch.tensor([1.0, 0.2]),
+                       rollout_values=rollouts_from(torch.full((2, 13), 0.6), calls))
+    check(vineppo(batch, cuts="uncertain"), [[before] * 11 + [after] * 2, [0.2 - 1] * 7])
+    # mask: tokens over cutpoints are 20 / 10
+    check(vineppo(batch, cuts="uncertain", mask=True), [[0, 2 * before] * 5 + [0, 2 * after, 0],
+                                                        [2 * (0.2 - 1)] * 4 + [0] * 3])
+    assert calls == [{(0, 11): 3}] * 2
 
 
 def test_dpo_is_the_gradient_of_its_loss():
