@@ -124,25 +124,23 @@ def pooled_by_hand(head, i):
     return weights, sum(w * value_by_hand(head.value, x) for w, x in zip(weights, states))
 
 
-def test_importance_by_hand_and_equal_at_first():
-    """Guards against padding in the softmax, scores and values swapped, and a new head that prefers some tokens."""
-    head = random_importance()
+def importance_loss(head):
+    """The cross entropy of success, response by response."""
+    p = [pooled_by_hand(head, i)[1].sigmoid() for i in range(4)]
+    return -sum(torch.log(q if right else 1 - q) for q, right in zip(p, SUCCESS)) / 4
+
+
+def test_importance_and_what_it_learns_by_hand():
+    """Guards against padding in the softmax, scores and values swapped, a new head that prefers some tokens, another
+    loss, a mean over tokens, and a head that trains only its scores or its values."""
+    head, by_hand = random_importance(), random_importance()
     found, logits = head.read(HIDDEN, MASK), head(HIDDEN, MASK)
     for i in range(4):
         expected, logit = pooled_by_hand(head, i)
         assert found[i].tolist() == pytest.approx([w.item() for w in expected] + [0.0] * (4 - len(expected)), abs=1e-5)
         assert logits[i].item() == pytest.approx(logit.item(), abs=1e-5)
     assert torch.equal(Importance(8).read(HIDDEN, MASK), MASK / MASK.sum(1, keepdim=True))
-
-
-def test_importance_learns_by_hand():
-    """Guards against another loss, a mean over tokens, and a head that trains only its scores or its values."""
-    def loss(head):
-        p = [pooled_by_hand(head, i)[1].sigmoid() for i in range(4)]
-        return -sum(torch.log(q if right else 1 - q) for q, right in zip(p, SUCCESS)) / 4
-
-    head, by_hand = random_importance(), random_importance()
-    four_steps(by_hand, loss)
+    four_steps(by_hand, importance_loss)
     head.learn(batch_of(success=SUCCESS))
     for one in (head, by_hand):
         one.score.outer.bias.data.zero_()  # no softmax depends on it, so that rounding alone moves it

@@ -404,14 +404,10 @@ def test_reward_decomposition_by_hand(weights, stepwise):
                          [0.1, 0.2, 0.3, 0.4, 0.5, 0.6], [0] * 3 + [1] * 3,
                          format=torch.tensor(format), success=torch.tensor(success).float())
     F, S = (normalized(x[:3]) + normalized(x[3:]) for x in (format, success))
-    if stepwise:
-        V = normalized([1, 0, 0])  # the verdict on each calculation
-        thinking = {1: [V[0], 0, V[1], 0], 2: [V[2], 0]}
-    else:
-        R = normalized([0, 0.5, 0])  # the share of true calculations
-        thinking = {1: [R[1]] * 4, 2: [R[2]] * 2}
-    a, b, c = map(float, weights.split(","))
+    V, R = normalized([1, 0, 0]), normalized([0, 0.5, 0])  # verdicts on calculations, shares of true ones
+    thinking = {1: [V[0], 0, V[1], 0], 2: [V[2], 0]} if stepwise else {1: [R[1]] * 4, 2: [R[2]] * 2}
     thinking |= {4: [0] * 5, 5: [0] * 5}  # all calculations of the second group are true
+    a, b, c = map(float, weights.split(","))
     expected = [[0.1] * 6, [], [], [0.4] * 5, [], []]  # plain GRPO without a calculation or without an answer
     for i, advantages in thinking.items():
         tags = [0] * (len(advantages) - 1) + [1] + [1, 0, 1, 1]  # </think>, <answer>, x, </answer>, the end token
