@@ -18,13 +18,13 @@ REWARD, SUCCESS = torch.tensor([1.1, 0.0, 0.1, -1.5]), torch.tensor([1.0, 0, 0, 
 HIDDEN = torch.randn(4, 4, 8, generator=torch.Generator().manual_seed(0)) * 3 + 1  # four responses
 
 
-def random_critic(size=8):
-    """A critic whose values are not all 0."""
+def random_head(name="critic", size=8):
+    """A head whose numbers are not all 0."""
     torch.manual_seed(0)
-    critic = Critic(size)
-    torch.nn.init.normal_(critic.value.outer.weight, std=0.5)
-    torch.nn.init.normal_(critic.value.outer.bias)
-    return critic
+    head = HEADS[name](size)
+    for p in head.parameters():
+        torch.nn.init.normal_(p, std=0.4)
+    return head
 
 
 def batch_of(**fields):
@@ -47,7 +47,7 @@ def value_by_hand(head, x):
 def test_values_by_hand_and_zero_on_padding():
     """Guards against another network, padding with a value, a new critic that prefers some states, and values rounded to
     bfloat16: credit functions use the differences between neighbours."""
-    critic = random_critic()
+    critic = random_head()
     values = critic.read(HIDDEN, MASK)
     for i, t in TOKENS:
         assert values[i, t].item() == pytest.approx(value_by_hand(critic.value, HIDDEN[i, t]).item(), abs=1e-5)
@@ -70,7 +70,7 @@ def four_steps(head, loss, make_optimizer=ADAMW):
 
 def value_loss(critic, clip):
     """PPO's value loss, token by token."""
-    loss, before = 0.0, random_critic()
+    loss, before = 0.0, random_head()
     for i, t in TOKENS:
         value, r = value_by_hand(critic.value, HIDDEN[i, t]), REWARD[i].item()
         old = value_by_hand(before.value, HIDDEN[i, t]).item()
@@ -86,7 +86,7 @@ def value_loss(critic, clip):
 def test_a_critic_learns_by_hand(make_optimizer, fast):
     """Guards against min for max, a clip around the target, padding in the mean, another scale, rate or decay, and a
     loss or share of variance that a critic could only have once it knew the rewards."""
-    critic, expected = random_critic(), four_steps(random_critic(), partial(value_loss, clip=0.2), make_optimizer)
+    critic, expected = random_head(), four_steps(random_head(), partial(value_loss, clip=0.2), make_optimizer)
     if fast:
         critic.optimizer = make_optimizer(critic.parameters())
     target, values = [REWARD[i].item() for i, _ in TOKENS], critic.read(HIDDEN, MASK)[MASK].tolist()
@@ -95,7 +95,7 @@ def test_a_critic_learns_by_hand(make_optimizer, fast):
         "critic_loss": pytest.approx(sum(e * e for e in errors) / 2 / len(errors), rel=1e-5),
         "explained_variance": pytest.approx(1 - statistics.pvariance(errors) / statistics.pvariance(target), rel=1e-4)}
     torch.testing.assert_close(weights(critic), expected, rtol=0, atol=1e-3 if fast else 1e-4)
-    unclipped = four_steps(random_critic(), partial(value_loss, clip=9.0), make_optimizer)
+    unclipped = four_steps(random_head(), partial(value_loss, clip=9.0), make_optimizer)
     assert ((expected - unclipped).abs().max() > 0.02) == fast
     assert critic.learn(batch_of(reward=torch.ones(4)))["explained_variance"] is None
 
@@ -105,15 +105,6 @@ def test_the_process_critic_learns_what_is_still_to_come():
     batch = make_written([["1+2=3", ",", "3", "*", "3=9", ""], ["no", ""]], [0.0] * 2)
     target = HEADS["process_critic"](8).target(batch)
     assert target.tolist() == [[2, 1, 1, 1, 1, 0], [0] * 6]
-
-
-def random_importance(size=8):
-    """An importance head that prefers some tokens."""
-    head = Importance(size)
-    torch.manual_seed(1)
-    for p in (head.score.outer.weight, head.value.outer.weight):
-        torch.nn.init.normal_(p, std=0.5)
-    return head
 
 
 def pooled_by_hand(head, i):
@@ -133,7 +124,7 @@ def importance_loss(head):
 def test_importance_and_what_it_learns_by_hand():
     """Guards against padding in the softmax, scores and values swapped, a new head that prefers some tokens, another
     loss, a mean over tokens, and a head that trains only its scores or its values."""
-    head, by_hand = random_importance(), random_importance()
+    head, by_hand = random_head("importance"), random_head("importance")
     found, logits = head.read(HIDDEN, MASK), head(HIDDEN, MASK)
     for i in range(4):
         expected, logit = pooled_by_hand(head, i)
@@ -145,17 +136,17 @@ def test_importance_and_what_it_learns_by_hand():
     for one in (head, by_hand):
         one.score.outer.bias.data.zero_()  # no softmax depends on it, so that rounding alone moves it
     torch.testing.assert_close(weights(head), weights(by_hand), rtol=0, atol=1e-4)
-    assert (weights(head) - weights(random_importance())).abs().max() > 1e-3
+    assert (weights(head) - weights(random_head("importance"))).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("name, make", [("critic", random_critic), ("importance", random_importance)])
-def test_a_saved_head_comes_back_a_missing_one_is_new_and_another_is_refused(name, make, tmp_path):
+@pytest.mark.parametrize("name", ["critic", "importance"])
+def test_a_saved_head_comes_back_a_missing_one_is_new_and_another_is_refused(name, tmp_path):
     """Guards against a tensor that is not saved, a file that is not read, and a head that silently starts anew."""
     model, file = load_model(BUNDLED), tmp_path / f"{name}.safetensors"
     assert torch.equal(weights(load_head(name, tmp_path, model)), weights(HEADS[name](128)))
-    save_head(name, make(128), tmp_path)
-    assert torch.equal(weights(load_head(name, tmp_path, model)), weights(make(128)))
-    for write in (lambda: save_head(name, make(64), tmp_path), lambda: file.write_text("no tensors")):
+    save_head(name, random_head(name, 128), tmp_path)
+    assert torch.equal(weights(load_head(name, tmp_path, model)), weights(random_head(name, 128)))
+    for write in (lambda: save_head(name, random_head(name, 64), tmp_path), lambda: file.write_text("no tensors")):
         write()
         with pytest.raises(ValueError, match=re.escape(f"{file} is broken or another model's")):
             load_head(name, tmp_path, model)
