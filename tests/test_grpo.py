@@ -145,8 +145,8 @@ def take_update(model, batch, credit, **options):
     ("llama", False, False, True, 0.7)])
 def test_two_updates_equal_plain_autograd(architecture, tied, checkpointed, large, temperature, kl, micro_batch, exact,
                                           monkeypatch):
-    """Guards against a gradient lost, doubled or not clipped, across prompts, micro-batches, layers and updates, another
-    response's share of the loss, and a temperature that the update doesn't know.
+    """Guards against a gradient lost, doubled or not clipped, across prompts, micro-batches, layers and updates, the
+    share of another response, and a temperature that the update does not know.
 
     large: gradients of the vocabulary's matrices are added in place (plumbing/vocabulary.py).
     """

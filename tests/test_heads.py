@@ -45,8 +45,8 @@ def value_by_hand(head, x):
 
 
 def test_values_by_hand_and_zero_on_padding():
-    """Guards against another network, padding with a value, a new critic that prefers some states, and values rounded to
-    bfloat16: credit functions use the differences between neighbours."""
+    """Guards against another network, padding with a value, a new critic that prefers some states, and values rounded
+    to bfloat16: credit functions use the differences between neighbours."""
     critic = random_head()
     values = critic.read(HIDDEN, MASK)
     for i, t in TOKENS:

@@ -33,8 +33,8 @@ def give(model, gradients):
     (torch.bfloat16, None, OPTIONS | {"lr": 1e-6}, [True] * 50),  # steps that rounding would swallow one by one
 ], ids=["defaults", "same device", "masters elsewhere", "bfloat16"])
 def test_a_model_learns_as_a_float32_copy_with_adamw(dtype, device, options, backwards):
-    """Guards against an option that does not arrive, moments that do not decay without a gradient, old weights, and steps
-    or gradients of micro-batches that bfloat16 loses."""
+    """Guards against an option that does not arrive, moments that do not decay without a gradient, old weights, and
+    steps or gradients of micro-batches that bfloat16 loses."""
     ours, start, theirs = small_model(dtype), small_model(dtype), small_model(dtype).float()
     optimizer = Optimizer(ours, device=device, **options)
     expected = torch.optim.AdamW(theirs.parameters(), **{"weight_decay": 0.0} | options)

@@ -133,8 +133,8 @@ def test_queries_read_each_response_as_if_it_were_alone(policy, random_model):
 
 
 def test_the_model_runs_once_only_when_asked_and_is_counted(policy, random_model, passes):
-    """Guards against a forward pass that nobody asked for, that each of several callers repeats, or that is not counted,
-    values that change once the critic has learned from the rewards, and a critic that trains the model."""
+    """Guards against a forward pass that nobody asked for, that is repeated or not counted, values that change once the
+    critic has learned from the rewards, and a critic that trains the model."""
     model, critic = policy.model, Critic(128)
     policy = policy._replace(reference=random_model, heads={"critic": critic})
     batch, prompts = step_batch(policy, 2, 3, 8, micro_batch=4), sum(len(policy.prompt(p)) for p in PUZZLES[:2])
