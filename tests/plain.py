@@ -1,15 +1,11 @@
-"""The policy-gradient update in its plainest form: the oracle for sampler.py and grpo.py.
+"""Oracles: the policy-gradient update in its plainest form, and what is found by brute force.
 
-A row holds a prompt, padded on the left, and one response to it, padded on the right. So a prompt is read again for
-each of its responses, and the logits of all rows are in memory at once; sampler.py avoids both. The logits of a column
-predict the token of the next column. With P = 3 prompt columns and T = 2 response columns:
+A row holds a prompt, padded on the left, and one response to it, padded on the right. The logits of a column predict
+the token of the next one. With P = 3 prompt columns and T = 2 response columns:
 
     column          0    1    2   | 3    4
     row             pad  2    +   | 3    end
     predicts                  3     end             columns P-1 .. P+T-2, which is the slice P-1:-1
-
-tests/test_grpo.py compares with it. Last, a gradient as one vector, and what is found by brute force: the expected
-reward of a prefix, and all expressions of a puzzle.
 """
 import functools
 import itertools
@@ -30,20 +26,18 @@ def plain_rows(prompts: list[list[int]], tokens: Tensor) -> tuple[Tensor, Tensor
 def plain_logprobs(model, prompts: list[list[int]], tokens: Tensor, mask: Tensor) -> Tensor:
     """log pi (B, T) of the tokens (B, T) of B responses to B prompts, with gradient; 0 where mask (B, T) is False.
 
-    model(rows, pad) returns logits (B, P + T, V). If it has a real_vocab, tokens from there on do not exist. If it has
-    a temperature, the distribution is softmax(logits / temperature).
+    model(rows, pad) returns logits (B, P + T, V). Where it has a real_vocab, tokens from there on do not exist.
     """
     rows, pad, P = plain_rows(prompts, tokens)
     logits = model(rows, pad)[:, P - 1 : -1, : getattr(model, "real_vocab", None)]  # (B, T, V)
-    logits = logits / getattr(model, "temperature", 1.0)
-    return logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0] * mask
+    return (logits / getattr(model, "temperature", 1.0)).log_softmax(-1).gather(-1, tokens[..., None])[..., 0] * mask
 
 
 def plain_update(model, prompts: list[list[int]], batch, credit: Tensor, reference=None, kl: float = 0.0,
                  clip: tuple[float, float] = (0.2, 0.2)) -> Tensor:
-    """The loss of a step, a scalar; adds its gradient to the parameters'. prompts: one per puzzle.
+    """The loss of a step, a scalar; adds its gradient to the parameters'. prompts: one for each puzzle.
 
-    PPO's clipped objective minus kl times the k3 estimate of the KL divergence, averaged over the tokens of the step.
+    PPO's clipped objective minus kl times the k3 estimate of the KL divergence, averaged over each response's tokens.
     """
     repeated = [prompts[puzzle] for puzzle in batch.group.tolist()]  # one per response
     logprob = plain_logprobs(model, repeated, batch.tokens, batch.mask)  # (B, T)
@@ -54,7 +48,7 @@ def plain_update(model, prompts: list[list[int]], batch, credit: Tensor, referen
             reference_logprob = plain_logprobs(reference, repeated, batch.tokens, batch.mask)  # (B, T)
         d = reference_logprob - logprob  # (B, T)
         gain = gain - kl * (d.exp() - d - 1)
-    loss = -gain[batch.mask].sum() / batch.mask.sum()
+    loss = -((gain * batch.mask).sum(1) / batch.mask.sum(1)).mean()
     loss.backward()
     return loss.detach()
 

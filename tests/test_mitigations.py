@@ -67,39 +67,28 @@ def early(batch, power: float = 1.0):
 
 
 def test_a_decorated_function_is_registered_with_its_signature_and_docstring(registry):
-    """Guards against an idea that must be declared in a second place: 1, 1/2, 1/3 rescaled to mean 1."""
-    method = reweighting(early)
-    assert registry["early"] == CreditFunction("early", early, reweight, from_advantage=True, needs=())
-    assert method.parameters == {"power": 1.0}
-    assert method.summary == "credit = A / position^power: reward what comes early."
-    batch = make_batch([3, 2], [11.0, -3.0])
-    check(method(batch), [[18, 9, 6], [-4, -2]])
-    check(method(batch, power=0.0), [[11, 11, 11], [-3, -3]])
-    check(method(batch, 0.0), [[11, 11, 11], [-3, -3]])
-
-
-def test_decorators_take_arguments(registry):
-    """Guards against a decorator that loses the function, or an argument, when it is called with arguments."""
+    """Guards against an idea that must be declared in a second place, an argument of the decorator that is lost, and a
+    method that replaces another or multiplies by the advantage twice."""
 
     @token_credit(from_advantage=True, needs=("critic", "reference"))
     def half(batch, *, share=0.5):
         return share * grpo(batch)
 
-    assert registry["half"] == CreditFunction("half", half.function, None, True, ("critic", "reference"))
+    method, batch = reweighting(early), make_batch([3, 2], [11.0, -3.0])
+    assert method == CreditFunction("early", early, reweight, from_advantage=True, needs=())
+    assert method.parameters == {"power": 1.0}
+    assert method.summary == "credit = A / position^power: reward what comes early."
+    check(method(batch), [[18, 9, 6], [-4, -2]])  # 1, 1/2, 1/3 rescaled to mean 1
+    check(method(batch, power=0.0), [[11, 11, 11], [-3, -3]])
+    assert half == CreditFunction("half", half.function, None, True, ("critic", "reference"))
     assert half.summary == "no docstring yet"
     half.check_parameters()
-    check(half(make_batch([2, 1], [4.0, -2.0])), [[2, 2], [-1]])
-    assert reweighting(needs=("critic",))(early) == CreditFunction("early", early, reweight, True, ("critic",))
-    assert token_credit(lambda batch: batch.logprob).from_advantage is False
-
-
-def test_a_name_that_is_taken_and_a_decorated_function_are_refused(registry):
-    """Guards against a method that replaces another, or multiplies by the advantage twice."""
+    check(half(batch), [[5.5] * 3, [-1.5] * 2])
     for function, message in ((MITIGATIONS["ppo"].function, "two credit functions named ppo"),
                               (grpo, "decorate a function made by def, once")):
         with pytest.raises(ValueError, match=message):
             reweighting(function)
-    assert registry == MITIGATIONS
+    assert registry == MITIGATIONS | {"early": method, "half": half}
 
 
 def integer_power(batch, power: float = 2):
@@ -119,7 +108,6 @@ def integer_power(batch, power: float = 2):
     ("changes a field of the batch", token_credit, lambda batch: setattr(batch, "text", ()) or batch.logprob),
     ("changes a field of the batch", token_credit, lambda batch: batch.entropy.requires_grad_()),
     ("the default of power: float = 2 is of another type", token_credit, integer_power),  # the flag would refuse 0.5
-    ("the parameter scale=None can't", token_credit, lambda batch, scale=None: batch.logprob),
     ("the parameter scale=1.0 can't", token_credit, lambda batch, scale=1.0, /: batch.logprob),
     ("its first parameter must be the batch", token_credit, lambda: None),
     ("needs must be a tuple of names", functools.partial(reweighting, needs="critic"), early),
@@ -136,12 +124,11 @@ def test_a_wrong_function_is_one_sentence(problem, decorator, function, registry
         method(make_batch([3, 3], [1.0, 1.0]))
 
 
-@pytest.mark.parametrize("decorator", [reweighting, token_credit])
-@pytest.mark.parametrize("row", [[1.0, 1.0, -5.0], [1.0, 1.0, math.nan], [True, True, True], [1, 1, 7]])
-def test_values_of_any_type_become_float32_and_zero_on_padding(decorator, row, registry):
+@pytest.mark.parametrize("row", [[1.0, 1.0, math.nan], [True, True, True], [1, 1, -7]])
+def test_values_of_any_type_become_float32_and_zero_on_padding(row, registry):
     """Guards against methods that must remember the mask, and a comparison or a count that changes the loss's type."""
     first = torch.tensor(row)
-    method = decorator(lambda batch: torch.stack((first, torch.ones_like(first))))
+    method = reweighting(lambda batch: torch.stack((first, torch.ones_like(first))))
     credit = method(make_batch([2, 3], [1.0, 1.0]))
     assert credit.dtype == torch.float32
     assert credit.tolist() == [[1, 1, 0], [1, 1, 1]]
@@ -208,30 +195,23 @@ def extremes(batch):
 
 
 @METHODS
-def test_credit_has_a_formula_is_finite_and_is_zero_on_padding(method, written):
-    """Guards against an undocumented method, a forgotten mask, and 0 / 0 where a token is certain."""
+def test_credit_has_a_formula_is_finite_and_ignores_padding(method, written):
+    """Guards against an undocumented method, 0 / 0 where a token is certain, a forgotten mask, a sum, a softmax or a
+    threshold that includes padding, and an unseeded random number."""
     assert re.fullmatch(r"credit = [^:]+: [^:]+\.", method.summary) or method.name not in BUILT_IN
     method.check_parameters()
     for batch in (written, *extremes(written)):
         credit = method(batch)
         assert credit.isfinite().all()
         assert not credit[~batch.mask].any()
-    assert method(written).any()
-
-
-@METHODS
-def test_padding_does_not_matter(method, written):
-    """Guards against a sum, a softmax or a threshold that includes padding."""
     garbage = {"tokens": 7, "logprob": -GARBAGE, "entropy": GARBAGE, "logit_grad": GARBAGE, "role": 2}
     noisy = {name: torch.where(written.mask, getattr(written, name), value) for name, value in garbage.items()}
-    assert torch.equal(method(replace(written, **noisy)), method(written))
+    assert method(written).any() and torch.equal(method(replace(written, **noisy)), method(written))
 
 
 @METHODS
-def test_a_method_is_reproducible_and_depends_on_the_advantage_where_it_says_so(method, written):
-    """Guards against an unseeded random number, and --advantage accepted where it has no effect, or refused."""
-    credit = method(written)
-    assert torch.equal(method(written), credit)
+def test_a_method_depends_on_the_advantage_where_it_says_so(method, written):
+    """Guards against --advantage accepted where it has no effect, or refused where it has one."""
     ignored = []
     for success in (0 * written.success, written.success):  # 0: then gtpo is plain GRPO, but share keeps nothing
         before = replace(written, success=success)
@@ -374,19 +354,16 @@ def gain_by_definition(R, W, a, b):
     return bits
 
 
-def ktae_by_loops(tokens, right):
+def ktae_by_loops(rows, right):
     """The score of each token id of one group that is neither all right nor all wrong."""
-    R, W = right.count(True), right.count(False)
-    pools = [[t for row, r in zip(tokens, right) if r == side for t in row] for side in (True, False)]
-    average, score = (len(pools[0]) + len(pools[1])) / 2, {}
-    for token in set(pools[0] + pools[1]):
-        a, b = (sum(token in row for row, r in zip(tokens, right) if r == side) for side in (True, False))
+    sides = [[row for row, r in zip(rows, right) if r == side] for side in (True, False)]
+    (R, W), pools, score = map(len, sides), [sum(side, []) for side in sides], {}
+    for token in {*pools[0], *pools[1]}:
+        a, b = (sum(token in row for row in side) for side in sides)
         p = fisher_by_enumeration(R, W, a, b)
         F = math.exp(-2 * p) if p < 1 else 0.0
-        f = []
-        for pool in pools:
-            x = pool.count(token) / len(pool)
-            f.append(x * (2 + 1) / (x + 2 * (1 - 0.5 + 0.5 * len(pool) / average)))
+        frequency = [pool.count(token) / len(pool) for pool in pools]
+        f = [3 * x / (x + 1 + 2 * len(pool) / len(pools[0] + pools[1])) for x, pool in zip(frequency, pools)]
         h = 2 * math.asin(math.sqrt(a / R)) - 2 * math.asin(math.sqrt(b / W))
         x = h + f[0] / (f[1] + 1e-5) - f[1] / (f[0] + 1e-5)
         score[token] = math.tanh((F + gain_by_definition(R, W, a, b)) / 2 * x / 2)  # = 2 sigmoid(k) - 1
@@ -400,13 +377,13 @@ def test_ktae_by_loops(G, right):
     lengths, ended, right = [5, 3, 7, 1, 4, 4, 6, 2] * 2, [True, True, False, True] * 4, [d == "1" for d in right]
     batch = make_batch(lengths, torch.randn(16).tolist(), [i // G for i in range(16)], ended=torch.tensor(ended),
                        success=torch.tensor(right).float(), tokens=torch.randint(4, (16, 7)))
-    expected, tokens = grpo(batch).tolist(), [row[:length] for row, length in zip(batch.tokens.tolist(), lengths)]
-    for first in range(0, 16, G):
-        if len(set(right[first : first + G])) == 2:
-            score = ktae_by_loops(tokens[first : first + G], right[first : first + G])
-            for i in range(first, first + G):
-                for t in range(lengths[i] - ended[i]):
-                    expected[i][t] += score[tokens[i][t]]
+    expected, rows = grpo(batch).tolist(), [row[:length] for row, length in zip(batch.tokens.tolist(), lengths)]
+    for i, row in enumerate(rows):
+        group = slice(i // G * G, i // G * G + G)
+        if len(set(right[group])) == 2:
+            score = ktae_by_loops(rows[group], right[group])
+            for t in range(lengths[i] - ended[i]):
+                expected[i][t] += score[row[t]]
     check(ktae(batch), expected)
 
 
@@ -427,14 +404,10 @@ def test_reward_decomposition_by_hand(weights, stepwise):
                          [0.1, 0.2, 0.3, 0.4, 0.5, 0.6], [0] * 3 + [1] * 3,
                          format=torch.tensor(format), success=torch.tensor(success).float())
     F, S = (normalized(x[:3]) + normalized(x[3:]) for x in (format, success))
-    if stepwise:
-        V = normalized([1, 0, 0])  # the verdict on each calculation
-        thinking = {1: [V[0], 0, V[1], 0], 2: [V[2], 0]}
-    else:
-        R = normalized([0, 0.5, 0])  # the share of true calculations
-        thinking = {1: [R[1]] * 4, 2: [R[2]] * 2}
-    a, b, c = map(float, weights.split(","))
+    V, R = normalized([1, 0, 0]), normalized([0, 0.5, 0])  # verdicts on calculations, shares of true ones
+    thinking = {1: [V[0], 0, V[1], 0], 2: [V[2], 0]} if stepwise else {1: [R[1]] * 4, 2: [R[2]] * 2}
     thinking |= {4: [0] * 5, 5: [0] * 5}  # all calculations of the second group are true
+    a, b, c = map(float, weights.split(","))
     expected = [[0.1] * 6, [], [], [0.4] * 5, [], []]  # plain GRPO without a calculation or without an answer
     for i, advantages in thinking.items():
         tags = [0] * (len(advantages) - 1) + [1] + [1, 0, 1, 1]  # </think>, <answer>, x, </answer>, the end token
@@ -454,29 +427,14 @@ def test_process_rewards_by_hand():
     check(calculation_ends(batch)[1], true)
 
 
-def test_ppo_with_process_rewards_by_the_double_sum():
-    """Guards against rewards at other tokens, and a critic for the wrong part."""
-    values = {"critic": [0.1, 0.5, 0.3, 0.2, 0.4], "process_critic": [1.5, 0.7, 0.9, 1.1, 0.8]}
-    batch = make_written([CUT_OFF], [9.0], reward=torch.tensor([0.7]),
-                         **{name: torch.tensor([row]) for name, row in values.items()})
-    reward = [0.25 * 1, 0, 0, 0, 0.7 + 0.25 * 1]
-    value = [a + 0.25 * b for a, b in zip(*values.values())] + [0.0]
-    delta = [r + after - before for r, before, after in zip(reward, value, value[1:])]
-    check(ppo_process(batch, 0.25, 0.9), [[sum(0.9**j * d for j, d in enumerate(delta[t:])) for t in range(5)]])
-
-
-def test_removing_a_calculation_never_changes_the_reward(written):
-    """Guards against a text cut in the wrong place: it would lose a tag or a part of the answer."""
+def test_removing_a_part_changes_the_reward_where_the_grader_looks(written):
+    """Guards against a text cut in the wrong place, without all tokens but one, or without a calculation."""
     assert not regrade_ablation.raw(written).any()
     odd = ["1+2=3</think>\n<answer>1+2=3</answer>", "<answer>1+2</answer> 1+2=3", "<answer>(1+2=3) 1+2</answer>"]
     assert not regrade_ablation.raw(make_written([[text, ""] for text in odd], [1.0] * 3)).any()
     # Outside the thoughts it may: without this one the format is 1 instead of 0.6, and a tenth of that counts.
     between = make_written([["hm</think>", "1+2=3", "\n<answer>", "1+2", "</answer>", ""]], [1.0])
     check(regrade_ablation.raw(between), [[0, 0.04, 0, 0, 0, 0]])
-
-
-def test_removing_a_token_changes_the_reward_where_the_grader_looks():
-    """Guards against the text without all tokens but one, or without a calculation."""
     pieces = ["1+2=3", "</think>\n", "<answer>", "(1+2)", " * 3", "-3", "</answer>", ""]
     batch = make_written([pieces], [1.0], puzzles=[Puzzle((1, 2, 3, 3), 6)])
     # The format is 1, or less without a tag; a tenth of it counts. Only without a part of the answer it is wrong.
@@ -527,47 +485,44 @@ def test_attention_credit_by_hand():
     check(attention_credit.raw(batch, credit_scale=0.5), [[2, 1.5, 1.5, 1], [1] * 5, [1]])
 
 
-ABLATED = [
-    ["1+2", "=3", ".", " 3*3=9", " ok", "</think>\n", "<answer>", "3*3", "</answer>", ""],  # two calculations
-    ["1+2=3", ", 3*3=9"],  # no answer
-    ["hm", "</think>\n", "<answer>", "1+2=3", "</answer>", ""],  # a calculation in the answer only
-    [" 2+2=", "4", "</think>\n", "<answer>", "4", "</answer>", ""],  # one that the answer does not need
-]
-
-
 def test_causal_ablation_by_hand():
     """Guards against a drop summed over more than the answer, a share of another response's drop, a rise as a drop."""
-    # Without the first calculation of response 0 the answer's log-prob falls by 1, without the second by 2; that of
-    # response 3 rises.
     calls = []
 
     def logprob_without(rows, hide):
         calls.append((rows.tolist(), [h.nonzero()[:, 0].tolist() for h in hide]))
         after = batch.logprob[rows].clone()
-        after[0, 6:8] -= 0.5
-        after[1, 9] -= 2
-        after[2, 4] += 1
+        after[0, 6:8] -= 0.5  # without its first calculation the answer of response 0 falls by 1,
+        after[1, 9] -= 2  # without its second by 2;
+        after[2, 4] += 1  # that of response 3 rises
         after[:, 0] -= 100  # what hiding does outside the answer
         return after
 
-    batch = make_written(ABLATED, [1.0] * 4, logprob_without=logprob_without)
-    first = [0.75, 0.75, 0.5, 1, 0.5, 0.5, 1.5, 1.5, 1.5, 1.5]
-    last = [0.5, 0.5, 0.5, 1.5, 1.5, 1.5, 1.5]
+    batch = make_written([
+        ["1+2", "=3", ".", " 3*3=9", " ok", "</think>\n", "<answer>", "3*3", "</answer>", ""],  # two calculations
+        ["1+2=3", ", 3*3=9"],  # no answer
+        ["hm", "</think>\n", "<answer>", "1+2=3", "</answer>", ""],  # a calculation in the answer only
+        [" 2+2=", "4", "</think>\n", "<answer>", "4", "</answer>", ""],  # one that the answer does not need
+    ], [1.0] * 4, logprob_without=logprob_without)
+    first, last = [0.75] * 2 + [0.5, 1] + [0.5] * 2 + [1.5] * 4, [0.5] * 3 + [1.5] * 4
     check(causal_ablation.raw(batch), [first, [1, 1], [1] * 6, last])
     assert calls == [([0, 0, 3], [[0, 1], [3], [0, 1]])]
+
+
+def rollouts_from(values, calls):
+    """rollout_values that come from a table (B, T), and the places and numbers that were asked for."""
+    def rollout_values(counts):
+        calls.append({tuple(place): counts[tuple(place)].item() for place in counts.nonzero().tolist()})
+        return values * (counts > 0)
+    return rollout_values
 
 
 def test_vineppo_by_hand():
     """Guards against a start that is sampled although the mean reward of the other two is free, and cuts off by one."""
     values, calls = torch.full((3, 7), 9.0), []
     values[0, [2, 5]] = torch.tensor([0.6, 0.9])  # a sentence of the first response starts at tokens 2 and 5
-
-    def rollouts(counts):
-        calls.append({tuple(place): counts[tuple(place)].item() for place in counts.nonzero().tolist()})
-        return values * (counts > 0)
-
     batch = make_written([["1", " yes.", " 0", " ok", ".", " 1", ""], ["no", ""], ["0", " no", ""]], [9.0] * 3,
-                         reward=torch.tensor([1.0, 0.2, 0.4]), rollout_values=rollouts)
+                         reward=torch.tensor([1.0, 0.2, 0.4]), rollout_values=rollouts_from(values, calls))
     first = [0.6 - 0.3] * 2 + [0.9 - 0.6] * 3 + [1 - 0.9] * 2
     check(vineppo(batch, 5), [first, [0.2 - 0.7] * 2, [0.4 - 0.6] * 3])
     assert calls == [{(0, 2): 5, (0, 5): 5}]
@@ -576,19 +531,14 @@ def test_vineppo_by_hand():
 def test_vineppo_cuts_before_every_fifth_uncertain_token():
     """Guards against a cut at the fifth instead of before the sixth, p for log p, and a mask that loses the total."""
     p = grid([[0.95] + [0.5, 0.91] * 6, [0.8] * 4 + [0.99] * 3], padding=1.0)  # cutpoints 1, 3, 5, 7, 9, 11 and 0 to 3
-    value, calls = torch.rand(2, 13), []
-
-    def rollouts(counts):
-        calls.append(counts.nonzero().tolist())
-        return value * (counts > 0)
-
-    batch = make_batch([13, 7], [9.0] * 2, logprob=p.log(), reward=torch.tensor([1.0, 0.2]), rollout_values=rollouts)
-    first, second, other = float(value[0, 11]) - 0.2, 1 - float(value[0, 11]), 0.2 - 1
-    check(vineppo(batch, cuts="uncertain"), [[first] * 11 + [second] * 2, [other] * 7])
-    share = 20 / 10  # tokens over cutpoints
-    masked = [[first * share * (t % 2) for t in range(11)] + [second * share, 0], [other * share] * 4 + [0] * 3]
-    check(vineppo(batch, cuts="uncertain", mask=True), masked)
-    assert calls == [[[0, 11]]] * 2
+    calls, before, after = [], 0.6 - 0.2, 1 - 0.6  # the cut at token 11, where the value is 0.6
+    batch = make_batch([13, 7], [9.0] * 2, logprob=p.log(), reward=torch.tensor([1.0, 0.2]),
+                       rollout_values=rollouts_from(torch.full((2, 13), 0.6), calls))
+    check(vineppo(batch, cuts="uncertain"), [[before] * 11 + [after] * 2, [0.2 - 1] * 7])
+    # mask: tokens over cutpoints are 20 / 10
+    check(vineppo(batch, cuts="uncertain", mask=True), [[0, 2 * before] * 5 + [0, 2 * after, 0],
+                                                        [2 * (0.2 - 1)] * 4 + [0] * 3])
+    assert calls == [{(0, 11): 3}] * 2
 
 
 def test_dpo_is_the_gradient_of_its_loss():
@@ -604,19 +554,31 @@ def test_dpo_is_the_gradient_of_its_loss():
     torch.testing.assert_close(dpo(batch, beta=0.3), -logprob.grad)
 
 
+def double_sum(rewards, values, gae_lambda, gamma=1.0):
+    """PPO's credit of each token, from the reward at it and the value before it."""
+    delta = [r + gamma * after - before for r, before, after in zip(rewards, values, values[1:] + [0.0])]
+    return [sum((gamma * gae_lambda) ** j * d for j, d in enumerate(delta[t:])) for t in range(len(delta))]
+
+
 @pytest.mark.parametrize("gae_lambda, gamma", [(0.0, 1.0), (0.5, 1.0), (1.0, 1.0), (0.5, 0.7)])
 def test_ppo_by_the_double_sum(gae_lambda, gamma):
     """Guards against the reward at end tokens only, a value after the last one, and padding in the mean (whiten)."""
-    rewards, values, expected = [1.1, 0.0, 0.1], [[0.2, 0.5, 0.4, 0.4], [0.7], [0.1, -0.3, 0.6]], []
+    rewards, values = [1.1, 0.0, 0.1], [[0.2, 0.5, 0.4, 0.4], [0.7], [0.1, -0.3, 0.6]]
     batch = make_batch([4, 1, 3], [9.0] * 3, reward=torch.tensor(rewards), critic=grid(values, padding=0.0),
                        ended=torch.tensor([True, True, False]))
-    for r, v in zip(rewards, values):
-        after = [gamma * value for value in v[1:]] + [r]  # the reward takes the place of a last value
-        delta = [after - before for before, after in zip(v, after)]
-        expected.append([sum((gamma * gae_lambda) ** j * d for j, d in enumerate(delta[t:])) for t in range(len(v))])
+    expected = [double_sum([0] * (len(v) - 1) + [r], v, gae_lambda, gamma) for r, v in zip(rewards, values)]
     check(ppo(batch, gae_lambda, gamma=gamma), expected)
-    flat = normalized([x for row in expected for x in row])
+    flat = normalized(sum(expected, []))
     check(ppo(batch, gae_lambda, True, gamma), [flat[:4], flat[4:5], flat[5:]])
+
+
+def test_ppo_with_process_rewards_by_the_double_sum():
+    """Guards against rewards at other tokens, and a critic for the wrong part."""
+    value, ahead = [0.1, 0.5, 0.3, 0.2, 0.4], [1.5, 0.7, 0.9, 1.1, 0.8]
+    batch = make_written([CUT_OFF], [9.0], reward=torch.tensor([0.7]), critic=torch.tensor([value]),
+                         process_critic=torch.tensor([ahead]))
+    both = [v + 0.25 * a for v, a in zip(value, ahead)]
+    check(ppo_process(batch, 0.25, 0.9), [double_sum([0.25, 0, 0, 0, 0.7 + 0.25], both, 0.9)])
 
 
 # ------------------------------------------------------------------------------------------------- the controls
