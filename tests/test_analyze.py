@@ -157,7 +157,7 @@ def test_table_of_t_by_construction():
 
 
 def test_top_tokens_are_counted_within_their_type(tokenizer):
-    """Guards against rare tokens first, one token's types mixed, and a name that breaks the table."""
+    """Guards against rare tokens first, one token's types mixed, and parts of letters that all look the same."""
     ones, bar = np.ones(15), tokenizer.library.token_to_id("|") or 300
     tokens = np.array([300, 301, 301, 301, bar, *range(310, 320)])
     log = dict(role=np.array([0, 0, 0, 1, 2] + [1] * 10), token=tokens, contribution=ones, gradient=ones, logprob=ones,
@@ -169,10 +169,6 @@ def test_top_tokens_are_counted_within_their_type(tokenizer):
     assert [row[0] for row in rows].count("reasoning") == 8
     end = np.array([tokenizer.library.token_to_id("<|im_end|>")] * 15)
     assert "im_end" in analyze.table_tokens(log | {"token": end}, tokenizer).rows[0][1]
-
-
-def test_every_token_has_a_name_that_says_what_it_is(tokenizer):
-    """Guards against parts of letters that all look the same."""
     for token, letters in enumerate(tokenizer.bytes):
         name = ast.literal_eval(analyze.name_of(token, tokenizer))
         assert (name if isinstance(name, bytes) else name.encode()) == letters or token in tokenizer.end_tokens
@@ -337,8 +333,7 @@ def test_methods_are_compared_over_seeds(run, call):
 
 
 def test_every_table_warns_of_what_is_not_comparable(run, call):
-    """Guards against a verdict from a single run, a short run that looks worse than a longer one, and a file that was
-    edited between two runs."""
+    """Guards against a verdict from a single seed, from runs of unequal length, and from a file that was edited."""
     others = [make_run(run.parent / name, 0.9, steps, mitigation=name) for name, steps in (("a", 5), ("b", 2))]
     for folder, content in ((run, 1), (others[0], 1), (others[1], 2)):
         written = json.loads((folder / "config.json").read_text()) | {"inputs": {"same": [4], "my.jsonl": [content]}}
@@ -381,8 +376,7 @@ def test_learning_curves_show_the_mean_and_its_interval(tmp_path, figures):
 
 
 def test_a_run_that_only_evaluated_is_left_out(run, call):
-    """Guards against one folder of --steps 0 that keeps all the others from being read, and a table or picture of the
-    others that is not shown."""
+    """Guards against one folder of --steps 0 that keeps the others from being read, and a table that is not shown."""
     evaluated = run.parent / "evaluated"
     evaluated.mkdir()
     write_metrics(evaluated, [[0, 0.25]])

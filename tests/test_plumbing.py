@@ -27,8 +27,8 @@ from train import Settings
 ROOT = Path(train.__file__).parent
 
 
-# The arrows of the house, from the top down: a file imports what stands below it. analyze.py imports
-# no part of training, and no file imports a task, which train.py finds by its name.
+# The arrows of the house, from the top down: a file imports what stands below it. analyze.py imports no part of
+# training, and no file imports a task, which train.py finds by its name.
 LAYERS = ("train", "methods", "grpo", "mitigations", "rollout", "plumbing.launch", "plumbing.queries",
           "plumbing.shared_sampling", "sampler", "plumbing.decoder", "plumbing.shared_prompts", "qwen2_model",
           "plumbing", "tasks")
@@ -63,11 +63,6 @@ def parse(*arguments):
     return train.parse_flags(list(map(str, arguments)))
 
 
-def refusal(*arguments):
-    """The one sentence that refuses a command line."""
-    return refused(parse, *arguments)
-
-
 def test_values_have_the_type_of_their_default():
     s, hyper_parameters, resume = parse("--steps", 7, "--lr", "1e-3", "--model", "x", "--kl", 1, "--skip_unfinished",
                                         "--mitigation", "gtpo", "--a1", 2, "--joint", "True", "--advantage", "rloo")
@@ -88,7 +83,7 @@ def test_values_have_the_type_of_their_default():
     (["--resume", "nowhere"], "nowhere is not a run folder"), (["--resume=x", "--lr", 1], "--lr"),
 ], ids=lambda x: " ".join(map(str, x)) if isinstance(x, list) else "")
 def test_flags_that_cannot_work_are_one_sentence(arguments, named):
-    assert named in refusal(*arguments)
+    assert named in refused(parse, *arguments)
 
 
 @pytest.mark.parametrize("function, named", [
@@ -97,7 +92,7 @@ def test_flags_that_cannot_work_are_one_sentence(arguments, named):
 def test_a_keyword_that_cannot_be_a_flag_is_one_sentence(function, named, monkeypatch):
     """Because train.py has a flag of that name, or because no flag has its type."""
     monkeypatch.setitem(MITIGATIONS, "odd", replace(MITIGATIONS["none"], name="odd", function=function))
-    assert named in refusal("--mitigation", "odd")
+    assert named in refused(parse, "--mitigation", "odd")
 
 
 def test_help_lists_every_setting_and_every_method_with_its_formula(capsys):
@@ -127,7 +122,7 @@ def test_a_resumed_run_keeps_its_settings_except_the_steps(tmp_path):
 def test_a_run_is_resumed_with_settings_that_can_be_flags_only(settings, method, named, tmp_path):
     config = {"settings": vars(GTPO) | settings, "method": A1_A2 | method}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert named in refusal("--resume", tmp_path)
+    assert named in refused(parse, "--resume", tmp_path)
 
 
 def test_the_folder_is_named_after_every_flag_that_was_changed():
@@ -346,8 +341,7 @@ def test_a_state_that_cannot_be_loaded_is_refused(case, counted):
 
 
 def test_a_run_with_other_settings_or_inputs_than_it_began_with_is_not_resumed(counted, monkeypatch):
-    """Guards against two runs in one folder, a finished one that is changed, and a learning rate that jumps up again
-    where --linear_decay counts from the last step. Else the number of steps may change."""
+    """Guards against a learning rate that jumps up where --linear_decay counts from the last step, too."""
     run, s = counted
     refuses("state.pt was written with seed=0, but config.json says 1", run, resume, run, replace(s, seed=1))
     refuses("state.pt was written with k=2, but config.json says 3", run, resume, run, s, k=3)
@@ -417,18 +411,18 @@ def test_a_run_begins_only_where_its_files_have_room(options, gib, tmp_path, mon
         check(gib - 0.25)
 
 
-@pytest.mark.parametrize("place", ["copy", ".new.starting"])
-def test_a_second_process_does_not_write_a_run(place, counted, tmp_path):
+def test_a_second_process_does_not_write_a_run(counted, tmp_path):
     """It is told the number of the first one, until that one is dead."""
     run, s = shutil.copytree(counted[0], tmp_path / "copy"), counted[1]  # this process has locked the original
+    (tmp_path / ".new.starting").mkdir()
     begin = lambda: run_folder.open_run(tmp_path / "new", s, {}, SOURCE, {}, resume=False)
-    (tmp_path / place).mkdir(exist_ok=True)
-    code = f"import time; from pathlib import Path; from plumbing import run_folder; " \
-           f"run_folder.lock(Path({str(tmp_path / place)!r})); print('locked', flush=True); time.sleep(99)"
-    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE) as first:
+    code = "import sys; from pathlib import Path; from plumbing import run_folder; " \
+           "[run_folder.lock(Path(name)) for name in sys.argv[1:]]; print(flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", code, run, tmp_path / ".new.starting"]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
         first.stdout.readline()
-        refuses(f"{place} is being written by process {first.pid}: wait", tmp_path,
-                *((resume, run, s) if place == "copy" else (begin,)))
+        refuses(f"copy is being written by process {first.pid}: wait", tmp_path, resume, run, s)
+        refuses(f".new.starting is being written by process {first.pid}: wait", tmp_path, begin)
         first.kill()
     assert resume(run, s) == 4 and begin() == 0
 

@@ -161,8 +161,7 @@ def test_two_processes_find_what_one_does(name, two_and_one):
 
 
 def test_a_run_of_two_processes_is_that_of_one_and_is_stopped_and_resumed(tmp_path, monkeypatch):
-    """Guards against the log of one process's share, two processes that write or speak, and a state that only the first
-    one reads."""
+    """Guards against the log of one's share, two processes that write or speak, and a state that only one reads."""
     folder, alone = tmp_path / "runs" / "run", tmp_path / "one"
     process = torchrun("train.py", *SMALL, "--steps", 5000, "--state_every", 2, "--out", folder)
     deadline = time.time() + 240

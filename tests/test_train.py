@@ -118,8 +118,7 @@ def test_another_seed_differs_but_for_what_is_evaluated(finished, tmp_path):
 
 
 def test_every_flag_reaches_the_update(quick, tmp_path, monkeypatch):
-    """Guards against a flag without effect, clips or betas in the wrong order, a learning rate that is a step late, and
-    a reference that is trained or has another temperature."""
+    """Guards against clips or betas in the wrong order, a learning rate that is a step late, a trained reference."""
     start, calls, rates = load_model(BUNDLED, dtype=torch.bfloat16), [], []
     given = dict(kl=0.02, clip_low=0.1, clip_high=0.3, loss_norm="constant", updates_per_batch=2, max_grad_norm=0.7,
                  micro_batch=5)
@@ -175,9 +174,6 @@ def test_a_bfloat16_run_learns_and_its_checkpoint_has_the_weights_that_it_sample
     assert start > 0 and end != start
     assert [(row["step"], float(row["heldout_success"])) for row in rows(again)] == [("0", end)]
     assert read_json(again / "final.json")["step"] == 0
-
-
-# -------------------------------------------------------------------------------------------------- evaluation
 
 
 def test_only_heldout_puzzles_are_measured(tmp_path, monkeypatch):
@@ -310,22 +306,15 @@ def test_what_ends_before_the_first_step_leaves_no_folder(tmp_path, monkeypatch,
     assert not [*tmp_path.iterdir()]
 
 
-def write_puzzles(file, puzzles):
-    """A data file of Countdown puzzles."""
-    file.write_text("".join(json.dumps({"nums": p.numbers, "target": p.target}) + "\n" for p in puzzles))
-
-
 def test_a_test_file_is_held_out_and_nothing_of_it_trained_on(quick, tmp_path, monkeypatch, capsys, refusal):
-    """Guards against a test puzzle in training, even beyond --eval_problems, a tenth of --data that is not used, and
-    samples of other steps than due. Where a test puzzle can't be used, its file is named."""
+    """Guards against one in training, even beyond --eval_problems, and a tenth of --data that is not used, too."""
     mine = generate_puzzles(60, "train") + generate_puzzles(20, "heldout")
     test = [*mine[50:70], *generate_puzzles(10, "new_numbers")]
-    data, eval_data, seen = tmp_path / "mine.jsonl", tmp_path / "test.jsonl", []
-    write_puzzles(data, mine)
-    write_puzzles(eval_data, test + test[:3])
-    write_puzzles(tmp_path / "wrong.jsonl", [SimpleNamespace(numbers=[1, 1, 1], target=99)])
-    message = refusal(train, *TINY, "--eval_data", tmp_path / "wrong.jsonl", "--out", tmp_path / "r")
-    assert "wrong.jsonl: [1, 1, 1] can't make 99" in message
+    data, eval_data, wrong, seen = tmp_path / "mine.jsonl", tmp_path / "test.jsonl", tmp_path / "wrong.jsonl", []
+    one = SimpleNamespace(numbers=[1, 1, 1], target=99)
+    for file, puzzles in ((data, mine), (eval_data, test + test[:3]), (wrong, [one])):
+        file.write_text("".join(json.dumps({"nums": p.numbers, "target": p.target}) + "\n" for p in puzzles))
+    assert f"{wrong}: [1, 1, 1] can't make 99" in refusal(train, *TINY, "--eval_data", wrong, "--out", tmp_path / "r")
     monkeypatch.setattr(train, "check_puzzles", lambda _, *puzzles: seen.append(puzzles[:2]))
     run(*TINY, "--data", data, "--eval_data", eval_data, "--steps", 3, "--eval_problems", 12, "--sample_every", 2,
         "--out", tmp_path / "r")
@@ -341,8 +330,8 @@ def test_a_test_file_is_held_out_and_nothing_of_it_trained_on(quick, tmp_path, m
     assert {p.id for p in seen[1][0]} == {p.id for p in GENERATE(4096, "train")} - {p.id for p in test}
     run(*TINY, "--data", data, "--steps", 0, "--out", tmp_path / "data")
     assert {p.id for p in seen[2][0]} == {p.id for p in mine[:60]} and {p.id for p in seen[2][1]} < {p.id for p in mine}
-    message = refusal(train, *TINY, "--data", eval_data, "--eval_data", eval_data, "--out", tmp_path / "none")
-    assert "all puzzles to train on are in" in message
+    same = ["--data", eval_data, "--eval_data", eval_data, "--out", tmp_path / "none"]
+    assert "all puzzles to train on are in" in refusal(train, *TINY, *same)
 
 
 # ------------------------------------------------------------------------------------------------- bad inputs
