@@ -5,7 +5,6 @@ torchrun starts this file, too: `main` is what each process then does.
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -104,11 +103,8 @@ def main() -> None:
 
 def torchrun(*arguments):
     """Start two processes."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", 2, "--master_port", port, *arguments]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", 2, *arguments]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.Popen([str(x) for x in command], cwd=ROOT, env=environment, stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE, text=True, start_new_session=True)
 
@@ -124,40 +120,31 @@ def output_of(*arguments):
     return process.returncode, printed, complained
 
 
-@pytest.fixture(scope="module")
-def two_and_one(tmp_path_factory):
-    """What each of two processes found, and what one finds alone."""
-    folder, threads = tmp_path_factory.mktemp("two"), torch.get_num_threads()
-    code, printed, complained = output_of(__file__, folder)
+def test_two_processes_find_the_same_as_one(tmp_path):
+    """Guards against models that drift apart, results out of order, a loss that depends on the number of processes, a
+    puzzle that nobody answers, and threads of gloo, which may abort at exit."""
+    code, printed, complained = output_of(__file__, tmp_path)
     assert code == 0, complained[-3000:]
     assert printed == "joined\n"  # by the first one
-    yield load_file(folder / "0.safetensors"), load_file(folder / "1.safetensors"), all_steps()
-    torch.set_num_threads(threads)
-
-
-def test_both_processes_find_the_same(two_and_one):
-    """Guards against models that drift apart, results out of order, and threads of gloo, which may abort at exit."""
-    first, second, _ = two_and_one
+    first, second = (load_file(tmp_path / f"{rank}.safetensors") for rank in (0, 1))
     assert first.keys() == second.keys()
     for key in first:
         assert torch.equal(first[key], second[key]), key
-    assert first["rows"].tolist() == list(range(7))
-    assert first["alone"].tolist() == [5]
-    assert first["left behind"] == 0
-
-
-@pytest.mark.parametrize("name", STEPS)
-def test_two_processes_find_what_one_does(name, two_and_one):
-    """Guards against responses or a loss that depend on the number of processes, and a puzzle that nobody answers."""
-    two, _, one = ({key: x for key, x in found.items() if key.startswith(f"{name}: ")} for found in two_and_one)
-    assert two.keys() == one.keys()
-    assert len(set(one[f"{name}: reward"].tolist())) > 1
+    assert first.pop("rows").tolist() == list(range(7))
+    assert first.pop("alone").tolist() == [5]
+    assert first.pop("left behind") == 0
+    threads = torch.get_num_threads()
+    one = all_steps()
+    torch.set_num_threads(threads)
+    assert first.keys() == one.keys()
     for key, expected in one.items():
-        exact = not expected.is_floating_point() or key == f"{name}: reward"
+        exact = not expected.is_floating_point() or key.endswith(": reward")
         tolerance = 0 if exact else 1e-5 * max(1e-2 if "gradient" in key else 1, expected.abs().max())
-        torch.testing.assert_close(two[key], expected, rtol=0, atol=float(tolerance), msg=key)
-    for key in ("credit", "hidden", "attention", "without", "gradient model.norm.weight"):
-        assert one[f"{name}: {key}"].any(), key
+        torch.testing.assert_close(first[key], expected, rtol=0, atol=float(tolerance), msg=key)
+    for name in STEPS:
+        assert len(set(one[f"{name}: reward"].tolist())) > 1
+        for key in ("credit", "hidden", "attention", "without", "gradient model.norm.weight"):
+            assert one[f"{name}: {key}"].any(), (name, key)
 
 
 def test_a_run_of_two_processes_is_that_of_one_and_is_stopped_and_resumed(tmp_path, monkeypatch):
