@@ -29,7 +29,6 @@ METHODS = {"none": ["--updates_per_batch", "2"],
 FLAGS = ("--steps 12 --questions 2 --answers 3 --eval_problems 4 --max_new_tokens 40 --eval_every 5 --state_every 3 "
          "--checkpoint_every 4 --sample_every 2 --out run").split()
 DISASTERS = ("SIGKILL", "SIGTERM", "SIGINT", "disk full", "second process")
-BY_THE_CLOCK = ("seconds", "tokens_per_second")  # columns of metrics.csv
 
 
 def contents(place: Path) -> dict[str, object]:
@@ -41,7 +40,8 @@ def contents(place: Path) -> dict[str, object]:
 def content(file: Path) -> object:
     """What a file holds, in a form that == compares."""
     if file.name == "metrics.csv":
-        return [{k: v for k, v in row.items() if k not in BY_THE_CLOCK} for row in csv.DictReader(file.open())]
+        rows = csv.DictReader(file.open())
+        return [{k: v for k, v in row.items() if k not in ("seconds", "tokens_per_second")} for row in rows]
     if file.name == "state.pt":
         state = torch.load(file, weights_only=True)
         del state["lengths"]["metrics.csv"], state["checksums"]["metrics.csv"]  # of times
@@ -73,12 +73,10 @@ def expect(codes: list[int], process: subprocess.Popen) -> None:
 
 def wreck(disaster: str, method: str, place: Path, rng: np.random.Generator, seconds: float) -> None:
     """Begin or continue a run and let it meet a disaster. seconds: how long an undisturbed run takes."""
-    full = disaster == "disk full"
-    process = start(method, place, *([int(10 ** rng.uniform(2, 7))] if full else []))
-    delay = rng.uniform(0.2, 1.0) * seconds
-    if full:
-        return expect([0, 1], process)
-    time.sleep(delay)
+    if disaster == "disk full":
+        return expect([0, 1], start(method, place, largest_file=int(10 ** rng.uniform(2, 7))))
+    process = start(method, place)
+    time.sleep(rng.uniform(0.2, 1.0) * seconds)
     if disaster == "second process":
         for each in (process, start(method, place)):  # which of the two comes too late depends on the moment
             expect([0, 1], each)

@@ -373,16 +373,15 @@ def test_a_run_from_before_a_setting_existed_is_read_as_what_it_did(new):
     run_folder.check_settings(run, config["settings"], vars(s))
 
 
-@pytest.mark.parametrize("k, final, finished", [
-    (16, {"step": 5}, False), (16, {"step": 4, "pass@16": 0.5}, False), (3, {"step": 5, "pass@3": 0.5}, True),
-    (0, {"step": 5}, True), (0, None, False)])
-def test_a_run_is_finished_without_the_pass_rate_that_it_was_not_asked_for(k, final, finished, tmp_path):
+def test_a_run_is_finished_without_the_pass_rate_that_it_was_not_asked_for(new):
     """Guards against a run with --pass_at 0 that is made again and again."""
-    settings = {"mitigation": "none", "seed": 0, "steps": 5, "pass_at": k}
-    (tmp_path / "config.json").write_text(json.dumps({"settings": settings, "method": {}}))
-    if final:
-        (tmp_path / "final.json").write_text(json.dumps(final))
-    assert is_finished(tmp_path) == finished
+    run, s = new
+    assert not is_finished(run)
+    for k, final, finished in ((16, {"step": 5}, False), (16, {"step": 4, "pass@16": 0.5}, False),
+                               (3, {"step": 5, "pass@3": 0.5}, True), (0, {"step": 5}, True)):
+        (run / "config.json").write_text(json.dumps({"settings": vars(s) | {"pass_at": k}, "method": {}}))
+        (run / "final.json").write_text(json.dumps(final))
+        assert is_finished(run) == finished
 
 
 @pytest.mark.parametrize("options, gib", [
