@@ -5,18 +5,16 @@ import json
 import math
 import statistics
 import sys
-import zlib
 
 import numpy as np
 import pytest
 import torch
 
 import analyze
-from plumbing import metrics, report, runs
-from plumbing.metrics import COLUMNS
+from plumbing import report, run_folder, runs
+from plumbing.files import checksum
+from plumbing.metrics import COLUMNS, write_credit_log
 from tests.fixtures import BUNDLED, check_texts, make_batch
-
-OF_LOG = {"reward": 0.6, "length": 3.0, "entropy": 1.0}  # means of a step of write_log
 
 
 def write_log(folder, step, factor):
@@ -28,21 +26,16 @@ def write_log(folder, step, factor):
         logit_grad=torch.tensor([[0.5, 0.25, 0, 0], [1.0, 0.125, 1.25, 0]]),
         role=torch.tensor([[0, 2, 0, 0], [0, 1, 1, 2]], dtype=torch.int8))
     credit = batch.advantage[:, None] * batch.mask * factor
-    metrics.write_credit_log(folder / "credit" / f"step-{step:06d}.npz", step, batch, credit)
+    write_credit_log(folder / "credit" / f"step-{step:06d}.npz", step, batch, credit)
 
 
 def write_metrics(folder, heldout):
-    """metrics.csv with the given steps and held-out success: step 0 has nothing else. Of the other figures of a step,
-    reward, length and entropy are those of `write_log`, and the rest 0.5.
-    """
-    with (folder / "metrics.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        for step, success in heldout:
-            log = folder / "credit" / f"step-{step:06d}.npz"
-            row = dict.fromkeys(COLUMNS, "") if step == 0 else dict.fromkeys(COLUMNS, 0.5) | OF_LOG
-            row["credit_checksum"] = zlib.crc32(log.read_bytes()) if log.is_file() else ""
-            writer.writerow(row | {"step": step, "heldout_success": success, "heldout_stderr": success and success / 5})
+    """metrics.csv with the given steps and held-out success. Step 0 has nothing else, the others 0.5 of all else."""
+    run_folder.append_row(folder, None)
+    for step, success in heldout:
+        log, row = folder / "credit" / f"step-{step:06d}.npz", dict.fromkeys(COLUMNS, 0.5) if step else {}
+        row |= {"step": step, "heldout_success": success, "heldout_stderr": success and success / 5}
+        run_folder.append_row(folder, row | {"credit_checksum": checksum(log) if log.is_file() else ""})
 
 
 def config(mitigation, seed=0, method=None, **settings):
@@ -58,26 +51,29 @@ def make_run(folder, end, steps=2, **settings):
         write_log(folder, step, factor=min(step, 2))
     write_metrics(folder, [[0, 0.25], *([step, ""] for step in range(1, steps)), [steps, end]])
     (folder / "config.json").write_text(json.dumps(config(**settings)))
+    (folder / "checkpoint").symlink_to(BUNDLED)
     return folder
 
 
 @pytest.fixture
 def run(tmp_path):
     """A run of two steps, so a mean over both is 1.5 times that of step 1."""
-    folder = make_run(tmp_path / "none-seed0", 0.75, mitigation="none")
-    (folder / "checkpoint").symlink_to(BUNDLED)
-    return folder
+    return make_run(tmp_path / "none-seed0", 0.75, mitigation="none")
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    """Runs the command on some folders; what it prints."""
+    def said(*folders):
+        monkeypatch.setattr(sys, "argv", ["analyze.py", *map(str, folders)])
+        analyze.main()
+        return capsys.readouterr().out
+    return said
 
 
 def read_log(run):
     """The credit log as analyze.py reads it."""
     return analyze.read_log(run, runs.read_metrics(run))
-
-
-def call(monkeypatch, *folders):
-    """Run the command."""
-    monkeypatch.setattr(sys, "argv", ["analyze.py", *map(str, folders)])
-    analyze.main()
 
 
 def row_of(table, first):
@@ -161,7 +157,7 @@ def test_table_of_t_by_construction():
 
 
 def test_top_tokens_are_counted_within_their_type(tokenizer):
-    """Guards against rare tokens first, one token's types mixed, and a name that breaks the table."""
+    """Guards against rare tokens first, one token's types mixed, and parts of letters that all look the same."""
     ones, bar = np.ones(15), tokenizer.library.token_to_id("|") or 300
     tokens = np.array([300, 301, 301, 301, bar, *range(310, 320)])
     log = dict(role=np.array([0, 0, 0, 1, 2] + [1] * 10), token=tokens, contribution=ones, gradient=ones, logprob=ones,
@@ -173,10 +169,6 @@ def test_top_tokens_are_counted_within_their_type(tokenizer):
     assert [row[0] for row in rows].count("reasoning") == 8
     end = np.array([tokenizer.library.token_to_id("<|im_end|>")] * 15)
     assert "im_end" in analyze.table_tokens(log | {"token": end}, tokenizer).rows[0][1]
-
-
-def test_every_token_has_a_name_that_says_what_it_is(tokenizer):
-    """Guards against parts of letters that all look the same."""
     for token, letters in enumerate(tokenizer.bytes):
         name = ast.literal_eval(analyze.name_of(token, tokenizer))
         assert (name if isinstance(name, bytes) else name.encode()) == letters or token in tokenizer.end_tokens
@@ -248,31 +240,26 @@ def test_the_picture_of_tokens_shows_credit_and_gradient(run, tmp_path, figures,
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("steps", [1, 40])
-def test_pictures_can_be_read_whatever_the_question(tmp_path, figures, monkeypatch, steps):
+def test_pictures_can_be_read_whatever_the_question(tmp_path, figures, call, steps):
     """Guards against a title or a question that runs into its neighbour, and a single step that is not seen."""
     question = "Somchai (สมชาย, 你好) has $x_1$ coins in `{\\frac` and 😀 " * 8
     run = make_run(tmp_path / "a", 0.75, steps, mitigation="one_of_a_rather_long_name_for_a_picture", advantage="rloo")
-    (run / "checkpoint").symlink_to(BUNDLED)
     (run / "samples.txt").write_text(f"=== step 1  {question} -> 42  reward 0.10\na\n\n", encoding="utf-8")
-    call(monkeypatch, run)
+    call(run)
     for figure in figures:
         check_texts(figure)
-    length = figures[0].axes[1].lines[0]
-    assert steps > 1 or length.get_marker() == "."
+    assert steps > 1 or figures[0].axes[1].lines[0].get_marker() == "."
     assert "frac" in "".join(text.get_text() for text in figures[2].axes[0].texts)
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_run_without_any_credit_is_analyzed(run, monkeypatch, capsys):
+def test_a_run_without_any_credit_is_analyzed(run, call):
     """Guards against a division by zero where every group had equal rewards."""
-    for file in (run / "credit").iterdir():
-        log = dict(np.load(file))
-        np.savez(file, **log | {"credit": 0 * log["credit"]})
+    for step in (1, 2):
+        write_log(run, step, factor=0)
     write_metrics(run, [[0, 0.25], [1, ""], [2, 0.75]])  # with the checksums of the changed log
-    call(monkeypatch, run)
-    assert "Filler / reasoning: nan" in capsys.readouterr().out
-    call(monkeypatch, run, run)  # the same folder once more is not another run
-    assert "# Comparison" not in capsys.readouterr().out
+    assert "Filler / reasoning: nan" in call(run)
+    assert "# Comparison" not in call(run, run)  # the same folder once more is not another run
 
 
 # ------------------------------------------------------------------------------------------------------- comparison
@@ -309,23 +296,21 @@ def group(label, ends, baseline=None):
     return runs.Group(label, rows, baseline)
 
 
-def compare(monkeypatch, *folders):
-    """Run the command on some folders; the rows of table.csv by method, their numbers as such."""
-    call(monkeypatch, *folders)
-    with (folders[-1].parent / "comparison" / "table.csv").open() as file:
+def table_of(run):
+    """The rows of table.csv beside a run by method, their numbers as such."""
+    with (run.parent / "comparison" / "table.csv").open() as file:
         return {row.pop("method"): {k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)}
 
 
-def test_methods_are_compared_over_seeds(run, capsys, monkeypatch):
+def test_methods_are_compared_over_seeds(run, call):
     """Guards against seeds counted as methods, methods averaged as seeds, and our own output taken for a run."""
     (run / "final.json").write_text('{"step": 2, "heldout_success": 0.75, "pass@16": 0.9}')
     others = [make_run(run.parent / "none-seed1", 0.85, mitigation="none", seed=1)]
     others += [make_run(run.parent / f"m-seed{seed}", end, mitigation="m", seed=seed)
                for seed, end in ((0, 0.5), (7, 0.7))]
-    compare(monkeypatch, run, *others)
-    capsys.readouterr()
-    rows = compare(monkeypatch, run.parent / "comparison", run, *others)
-    text = capsys.readouterr().out
+    call(run, *others)
+    text = call(run.parent / "comparison", run, *others)
+    rows = table_of(run)
     none, m = rows["none"], rows["m"]
     assert list(rows) == ["none", "m"]
     assert "nothing can be concluded" not in text and "not comparable" not in text
@@ -347,38 +332,28 @@ def test_methods_are_compared_over_seeds(run, capsys, monkeypatch):
     assert (run.parent / "comparison" / "learning.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_every_table_warns_of_a_single_seed_and_of_unequal_steps(run, capsys, monkeypatch):
-    """Guards against a verdict from a single run, and a short run that looks worse than a longer one."""
+def test_every_table_warns_of_what_is_not_comparable(run, call):
+    """Guards against a verdict from a single seed, from runs of unequal length, and from a file that was edited."""
     others = [make_run(run.parent / name, 0.9, steps, mitigation=name) for name, steps in (("a", 5), ("b", 2))]
-    compare(monkeypatch, run, *others)
-    listed = "not comparable (2 steps: none-seed0, b; 5 steps: a)"
-    assert listed in capsys.readouterr().out.splitlines()[-1]
+    for folder, content in ((run, 1), (others[0], 1), (others[1], 2)):
+        written = json.loads((folder / "config.json").read_text()) | {"inputs": {"same": [4], "my.jsonl": [content]}}
+        (folder / "config.json").write_text(json.dumps(written))
+    last = call(run, *others).splitlines()[-1]
     text = (run.parent / "comparison" / "table.md").read_text()
-    assert text.count(listed) == text.count("With one seed, nothing can be concluded") == text.count("\n## ") == 3
+    for warning in ("not comparable (2 steps: none-seed0, b; 5 steps: a)",
+                    f"my.jsonl was not the same in {run} and {others[1]}"):
+        assert warning in last and text.count(warning) == 3
+    assert text.count("With one seed, nothing can be concluded") == text.count("\n## ") == 3
 
 
-def test_a_table_warns_of_runs_that_read_other_puzzles(run, capsys, monkeypatch):
-    """Guards against a file that was edited between two runs."""
-    for folder, checksum in ((run, 1), (other := make_run(run.parent / "m", 0.5, mitigation="m"), 2)):
-        settings = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(settings | {"inputs": {"same": [4], "my.jsonl": [checksum]}}))
-    compare(monkeypatch, run, other)
-    assert f"my.jsonl was not the same in {run} and {other}" in capsys.readouterr().out
-
-
-def test_the_baseline_is_none_with_the_same_settings(run, monkeypatch):
+def test_the_baseline_is_none_with_the_same_settings(run, call):
     """Guards against RLOO that is called GRPO, a baseline of another learning rate, and --normalize taken for one."""
-    rows = compare(monkeypatch, run, make_run(run.parent / "m", 0.8, mitigation="m", lr=0.2),
-                   make_run(run.parent / "rloo", 0.9, mitigation="none", advantage="rloo"),
-                   make_run(run.parent / "k", 0.7, mitigation="k", normalize="none", device="cuda"))
-    assert [(label, row.get("end - GRPO")) for label, row in rows.items()] == [  # the baseline, then the best first
+    call(run, make_run(run.parent / "m", 0.8, mitigation="m", lr=0.2),
+         make_run(run.parent / "rloo", 0.9, mitigation="none", advantage="rloo"),
+         make_run(run.parent / "k", 0.7, mitigation="k", normalize="none", device="cuda"))
+    assert [(label, row.get("end - GRPO")) for label, row in table_of(run).items()] == [  # the best of the others first
         ("none lr=0.1", None), ("none advantage=rloo lr=0.1", pytest.approx(0.15)), ("m lr=0.2", None),
         ("k lr=0.1", pytest.approx(-0.05))]
-
-
-def test_one_seed_does_not_count_as_two(run, monkeypatch):
-    with pytest.raises(SystemExit, match="seed 0 of another run"):
-        compare(monkeypatch, run, make_run(run.parent / "twin", 0.9, mitigation="none"))
 
 
 def test_learning_curves_show_the_mean_and_its_interval(tmp_path, figures):
@@ -400,22 +375,20 @@ def test_learning_curves_show_the_mean_and_its_interval(tmp_path, figures):
 # ----------------------------------------------------------------------------------------------------- command line
 
 
-def test_a_run_that_only_evaluated_is_left_out(run, monkeypatch, capsys):
-    """Guards against one folder of --steps 0 that keeps all the others from being read, and a table or picture of the
-    others that is not shown."""
+def test_a_run_that_only_evaluated_is_left_out(run, call):
+    """Guards against one folder of --steps 0 that keeps the others from being read, and a table that is not shown."""
     evaluated = run.parent / "evaluated"
     evaluated.mkdir()
     write_metrics(evaluated, [[0, 0.25]])
     write_metrics(run, [[0, 0.25], [1, 0.5]])  # a single step is enough
-    call(monkeypatch, run, evaluated)
-    text = capsys.readouterr().out
+    text = call(run, evaluated)
     assert f"left out: {evaluated} has no step" in text and f"left out: {run} " not in text
     assert text.count("\n## ") == 9 and (run / "analysis" / "tables.md").read_text() in text
     for picture in ("learning.png", "credit.png", "tokens.png"):
         assert (run / "analysis" / picture).read_bytes().startswith(b"\x89PNG")
     for folder, said in ((run.parent / "comparison", "is not a run folder"), (evaluated, "no run with a step of")):
         with pytest.raises(SystemExit, match=said):
-            call(monkeypatch, folder)
+            call(folder)
 
 
 def change_log(run, column, change):
@@ -435,9 +408,9 @@ def change_metrics(run, old, new):
     (lambda run: (run / "config.json").unlink(), "it has no config.json"),
     (lambda run: (run / "credit" / "step-000002.npz").unlink(), "there is no .*step-000002.npz"),
     (lambda run: change_log(run, "entropy", lambda x: x * np.float32(1.01)), "is it another run's"),
-    (lambda run: change_metrics(run, ",0.5,", ",inf,"), "success is empty or infinite in a step"),
+    (lambda run: change_metrics(run, ",0.5,", ",inf,"), "reward is empty or infinite in a step"),
     (lambda run: change_metrics(run, "0.75", "1.75"), "heldout_success is not between 0 and 1"),
-    (lambda run: change_metrics(run, ",0.5,", ",,"), "success is empty or infinite in a step"),
+    (lambda run: change_metrics(run, ",0.5,", ",,"), "reward is empty or infinite in a step"),
     (lambda run: write_metrics(run, [[0, ""], [1, 0.5]]), "no held-out success at the start"),
     (lambda run: write_metrics(run, []), "stopped before its first measurement"),
     (lambda run: change_metrics(run, "0.5", "half"), "is no table of numbers"),
@@ -445,20 +418,21 @@ def change_metrics(run, old, new):
     (lambda run: change_metrics(run, "loss", "los"), "has no column loss"),
     (lambda run: write_metrics(run, [[0, 0.25], [1, ""], [1, ""], [2, 0.75]]), "its steps are not 0, 1, 2"),
     (lambda run: (run / "config.json").write_text('{"settings": {}, "method": {}}'), "config.json has no mitigation"),
+    (lambda run: (run / "config.json").write_text(json.dumps(config("m"))), "seed 0 of another run"),
     (lambda run: (run / "final.json").write_text('{"pass@16": "high"}'), "pass@16 must be a finite number"),
     (lambda run: (run / "final.json").write_text('{"step": 2, "heldout_success": 0.7}'), "final.json is not of"),
 ])
-def test_broken_runs_are_refused_in_one_sentence(run, breaking, said, monkeypatch):
+def test_broken_runs_are_refused_in_one_sentence(run, breaking, said, call):
     other = make_run(run.parent / "m", 0.5, mitigation="m")
     breaking(run)
     with pytest.raises(SystemExit, match=f"^error: [^\n]*{said}[^\n]*$"):
-        call(monkeypatch, run, other)
+        call(run, other)
 
 
-@pytest.mark.parametrize("shift", [9999, -400])
-def test_tokens_of_another_tokenizer_are_refused_in_one_sentence(run, shift, monkeypatch):
+def test_tokens_of_another_tokenizer_are_refused_in_one_sentence(run, call):
     """Guards against the name of another token: Python takes -1 for the last one."""
-    change_log(run, "token", lambda x: x + np.int32(shift))
-    write_metrics(run, [[0, 0.25], [1, ""], [2, 0.75]])  # with the checksum of the changed log
-    with pytest.raises(SystemExit, match="^error: .*credit has tokens that .*tokenizer.json lacks$"):
-        call(monkeypatch, run)
+    for shift in (9999, -9999 - 400):
+        change_log(run, "token", lambda x: x + np.int32(shift))
+        write_metrics(run, [[0, 0.25], [1, ""], [2, 0.75]])  # with the checksum of the changed log
+        with pytest.raises(SystemExit, match="^error: .*credit has tokens that .*tokenizer.json lacks$"):
+            call(run)

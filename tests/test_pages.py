@@ -40,7 +40,10 @@ def test_links_lead_to_a_file_or_a_heading(page):
             assert not anchor or anchor in anchors(file), target
 
 
-def test_commands_name_files_that_exist():
+def test_files_of_the_tree_and_of_commands_exist():
+    tree = re.search(r"## The files.*?```\n(.*?)```", PAGES[ROOT / "README.md"], re.S)[1]
+    for name in re.findall(r"^([\w./-]+)  ", tree, re.M):
+        assert (ROOT / name).exists(), name
     assert any(c.startswith("pip install -r tests/requirements.txt") for c in COMMANDS)
     for command in COMMANDS:
         for name in re.findall(r"[\w/]+\.(?:py|txt)\b", command.replace("path/to/my_task.py", "")):
@@ -53,12 +56,6 @@ def source_of(module):
     """The file that `python -m module` runs."""
     path = ROOT / module.replace(".", "/")
     return path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
-
-
-def test_files_of_the_tree_exist():
-    tree = re.search(r"## The files.*?```\n(.*?)```", PAGES[ROOT / "README.md"], re.S)[1]
-    for name in re.findall(r"^([\w./-]+)  ", tree, re.M):
-        assert (ROOT / name).exists(), name
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if "train.py" in c and NAME not in c])
@@ -102,18 +99,12 @@ def in_copy(folder, *arguments):
     return result.stdout
 
 
-def test_the_function_shows_up_in_help(copy):
+def test_the_function_is_listed_trains_a_step_and_passes_the_tests(copy):
     formula = re.search('"""(.*)"""', IDEA)[1]
     assert f"  {NAME} --power 1.0\n      {formula}\n" in in_copy(copy, "train.py", "--help")
-
-
-def test_the_function_trains_a_step(copy):
     command = next(c for c in COMMANDS if NAME in c and "train.py" in c)
     tiny = "--questions 2 --answers 2 --max_new_tokens 8 --eval_problems 2 --steps 1".split()
     assert "step    1/1" in in_copy(copy, *shlex.split(command)[1:], *tiny, "--out", "runs/r")
     assert (copy / "runs" / "r" / "credit" / "step-000001.npz").is_file()
-
-
-def test_the_tests_of_mitigations_stay_green(copy):
     in_copy(copy, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/test_mitigations.py", "-k",
             f"{NAME} or help or flag or registered or listed or plain")

@@ -1,14 +1,12 @@
 """Flags, files, the run folder and progress lines, without a model; and which file may import which."""
 import ast
 import json
-import re
 import shutil
 import subprocess
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -29,17 +27,19 @@ from train import Settings
 ROOT = Path(train.__file__).parent
 
 
-# The arrows of the house, from the top down: a file imports what stands below it, and analyze.py no part of training.
+# The arrows of the house, from the top down: a file imports what stands below it. analyze.py imports no part of
+# training, and no file imports a task, which train.py finds by its name.
 LAYERS = ("train", "methods", "grpo", "mitigations", "rollout", "plumbing.launch", "plumbing.queries",
           "plumbing.shared_sampling", "sampler", "plumbing.decoder", "plumbing.shared_prompts", "qwen2_model",
-          "countdown_task", "plumbing", "tasks")  # the other tasks stand beside countdown_task
+          "plumbing", "tasks")
 
 
 def imports(file):
     """The modules of the book that a file imports, as their layers."""
     nodes = [n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Import | ast.ImportFrom)]
     names = [getattr(node, "module", None) or alias.name for node in nodes for alias in node.names]
-    return {layer_of(name) for name in names if name.split(".")[0] in {"lab", "tests", "analyze", *LAYERS}}
+    known = {"lab", "tests", "analyze", "countdown_task", *LAYERS}
+    return {layer_of(name) for name in names if name.split(".")[0] in known}
 
 
 def layer_of(module):
@@ -47,21 +47,12 @@ def layer_of(module):
 
 
 def test_arrows_go_down_only():
-    for file in [*ROOT.glob("*.py"), *ROOT.glob("*/*.py")]:
-        if (folder := file.parent.relative_to(ROOT)).parts in ((), ("methods",), ("plumbing",), ("tasks",)):
-            is_task = file.stem.endswith("_task") and folder.parts == ("tasks",)
-            layer = "countdown_task" if is_task else layer_of(".".join((*folder.parts, file.stem)))
-            own = {layer} if folder.parts and not is_task else set()
-            allowed = {"plumbing", "tasks"} if layer == "analyze" else {*LAYERS[LAYERS.index(layer) + 1 :]}
-            assert imports(file) <= allowed | own, f"{file} imports {imports(file) - allowed - own}"
-
-
-def test_the_book_does_not_know_its_task():
-    """The default of --task, the bundled model's folder and examples in docstrings are all that name Countdown."""
-    files = [ROOT / f"{name}.py" for name in ("train", "rollout", "grpo", "sampler", "mitigations")]
-    for file in [*files, *ROOT.glob("plumbing/*.py")]:
-        code = re.sub(r'""".*?"""|#[^\n]*', "", file.read_text(), flags=re.S)
-        assert not re.search("countdown", re.sub(r'"countdown(-tiny)?"', "", code), re.I), file
+    for file in (file for name in (".", "methods", "plumbing", "tasks") for file in ROOT.glob(f"{name}/*.py")):
+        folder = file.parent.relative_to(ROOT).parts
+        layer = layer_of(".".join((*folder, file.stem)))
+        apart = layer == "analyze" or file.stem.endswith("_task")
+        below = {"plumbing", "tasks"} if apart else {*LAYERS[LAYERS.index(layer) + 1 :]}
+        assert imports(file) <= below | {*folder}, f"{file} imports {imports(file) - below}"
 
 
 # ------------------------------------------------------------------------------------------------------ flags
@@ -70,11 +61,6 @@ def test_the_book_does_not_know_its_task():
 def parse(*arguments):
     """Parse a command line of train.py."""
     return train.parse_flags(list(map(str, arguments)))
-
-
-def refusal(*arguments):
-    """The one sentence that refuses a command line."""
-    return refused(parse, *arguments)
 
 
 def test_values_have_the_type_of_their_default():
@@ -97,16 +83,16 @@ def test_values_have_the_type_of_their_default():
     (["--resume", "nowhere"], "nowhere is not a run folder"), (["--resume=x", "--lr", 1], "--lr"),
 ], ids=lambda x: " ".join(map(str, x)) if isinstance(x, list) else "")
 def test_flags_that_cannot_work_are_one_sentence(arguments, named):
-    assert named in refusal(*arguments)
+    assert named in refused(parse, *arguments)
 
 
 @pytest.mark.parametrize("function, named", [
     (lambda batch, seed=1: None, "seed"), (lambda batch, resume=1: None, "resume"),
     (lambda batch, shape=None: None, "shape")])
 def test_a_keyword_that_cannot_be_a_flag_is_one_sentence(function, named, monkeypatch):
-    """Because train.py has a flag of that name, or because its default has no type that a flag could have."""
+    """Because train.py has a flag of that name, or because no flag has its type."""
     monkeypatch.setitem(MITIGATIONS, "odd", replace(MITIGATIONS["none"], name="odd", function=function))
-    assert named in refusal("--mitigation", "odd")
+    assert named in refused(parse, "--mitigation", "odd")
 
 
 def test_help_lists_every_setting_and_every_method_with_its_formula(capsys):
@@ -136,7 +122,7 @@ def test_a_resumed_run_keeps_its_settings_except_the_steps(tmp_path):
 def test_a_run_is_resumed_with_settings_that_can_be_flags_only(settings, method, named, tmp_path):
     config = {"settings": vars(GTPO) | settings, "method": A1_A2 | method}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert named in refusal("--resume", tmp_path)
+    assert named in refused(parse, "--resume", tmp_path)
 
 
 def test_the_folder_is_named_after_every_flag_that_was_changed():
@@ -158,38 +144,29 @@ def test_the_folder_is_named_after_every_flag_that_was_changed():
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
-    def half(part):
-        part.write_text("ne")
-        raise OSError("no space left on device")
-
-    file = tmp_path / "file.json"
+    """A full disk is an error of the system, though torch and safetensors have exceptions of their own for it."""
+    file = tmp_path / "x.pt"
     replace_file(file, lambda part: part.write_text("old"))
-    with pytest.raises(OSError):
-        replace_file(file, half)
-    assert file.read_text() == "old"
-    replace_file(file, lambda part: part.write_text("new"))  # what the failed one left behind does not matter
-    assert [x.name for x in tmp_path.iterdir()] == ["file.json"]
-    assert file.read_text() == "new"
+    for error in (RuntimeError("unexpected pos 64 vs 0"), SafetensorError("IoError code 28")):
+        def half(part):
+            part.write_text("ne")
+            raise error
+
+        with pytest.raises(OSError, match="x.pt can't be written, is the disk full"):
+            replace_file(file, half)
+        assert file.read_text() == "old"
+    replace_file(file, lambda part: part.write_text("new"))  # what the failed ones left behind does not matter
+    assert [(x.name, x.read_text()) for x in tmp_path.iterdir()] == [("x.pt", "new")]
 
 
-@pytest.mark.parametrize("error", [RuntimeError("unexpected pos 64 vs 0"), SafetensorError("IoError code 28")])
-def test_a_full_disk_is_an_error_of_the_system_whoever_writes(error, tmp_path):
-    """torch and safetensors have exceptions of their own for it."""
-    with pytest.raises(OSError, match="x.pt can't be written, is the disk full"):
-        replace_file(tmp_path / "x.pt", Mock(side_effect=error))
-
-
-@pytest.mark.parametrize(["text", "said"], [
-    ("{", "is not valid JSON"), ("[1]", "does not hold a JSON object"), ("[" * 100_000, "is not valid JSON")])
-def test_a_broken_json_file_is_named(text, said, tmp_path):
-    (tmp_path / "ok.json").write_text("\ufeff{}", encoding="utf-8")  # a byte-order mark, as some editors write it
-    assert read_json(tmp_path / "ok.json") == {}
-    (tmp_path / "x.json").write_text(text)
-    with pytest.raises(ValueError, match=f"x.json {said}"):
-        read_json(tmp_path / "x.json")
-
-
-def test_a_broken_safetensors_file_is_named(tmp_path):
+def test_a_broken_file_is_named(tmp_path):
+    file = tmp_path / "x.json"
+    file.write_text("\ufeff{}", encoding="utf-8")  # a byte-order mark, as some editors write it
+    assert read_json(file) == {}
+    for text, said in (("{", "is not valid"), ("[" * 100_000, "is not valid"), ("[1]", "does not hold a JSON object")):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=f"x.json {said}"):
+            read_json(file)
     file = tmp_path / "x.safetensors"
     save_file({"a": torch.ones(100)}, file)
     assert read_tensors(file, dtype=torch.bfloat16)["a"].dtype == torch.bfloat16
@@ -211,7 +188,6 @@ TWO = '{"x": "b.safetensors", "y": "a.safetensors", "z": "a.safetensors"}'
     ([], "", "model.safetensors is missing"), (["a.safetensors"], TWO, "b.safetensors is missing"),
     ([], '{"x": 3}', "x must be text"), ([], '{"x": "../a.safetensors"}', "no file of this folder"),
     (SHARDS[:2], "", f"{SHARDS[2]} is missing"),
-    ([*SHARDS, "model-00001-of-00002.safetensors"], "", "shards of several checkpoints"),
     ([*SHARDS, "model-00004-of-00004.safetensors"], "", "shards of several checkpoints")])
 def test_weight_files_are_one_file_or_all_shards(files, index, found, tmp_path):
     """Guards against a model that lacks a shard, shards of an older checkpoint among the others, and other folders."""
@@ -235,12 +211,11 @@ BESIDE = {"tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special
           "additional_chat_templates/rag.jinja"}
 
 
-class Counter(torch.nn.Module):
-    """Learns to count."""
-
-    def __init__(self, steps=0):
-        super().__init__()
-        self.register_buffer("steps", torch.tensor(steps))
+def counter(steps=0):
+    """A module that learns to count."""
+    module = torch.nn.Module()
+    module.register_buffer("steps", torch.tensor(steps))
+    return module
 
 
 @pytest.fixture
@@ -269,24 +244,28 @@ def counted(new):
         run_folder.append_row(run, dict.fromkeys(ALWAYS, 0) | {"step": step, "credit_checksum": checksum})
         (run / "samples.txt").write_text("of steps 1 to 4")
         write_weights = lambda folder: (folder / "weights").write_text(str(step))
-        run_folder.save(run, step, s, {"k": 2}, write_weights, {"counter": Counter(step)})
+        run_folder.save(run, step, s, {"k": 2}, write_weights, {"counter": counter(step)})
     return run, s
 
 
-def resume(run, s, counter, **hyper_parameters):
+def resume(run, s, learner=None, **hyper_parameters):
     """Load a run to resume; how many steps are done."""
-    return run_folder.open_run(run, s, {"k": 2} | hyper_parameters, SOURCE, {"counter": counter}, resume=True)
-
-
-def begin(run, s):
-    """Create a run's folder."""
-    assert run_folder.open_run(run, s, {}, SOURCE, {}, resume=False) == 0
+    learners = {"counter": learner or counter()}
+    return run_folder.open_run(run, s, {"k": 2} | hyper_parameters, SOURCE, learners, resume=True)
 
 
 def bytes_of(run):
     """All files of a run but the lock."""
     files = [file for file in run.rglob("*") if file.is_file() and file.name not in ("lock", "writer")]
     return {file: file.read_bytes() for file in files}
+
+
+def refuses(said, run, action, *arguments, **hyper_parameters):
+    """Fails unless an action is refused in one sentence and changes nothing in a folder."""
+    before = bytes_of(run)
+    with pytest.raises(ValueError, match=rf"\A[^\n]*{said}[^\n]*\Z"):
+        action(*arguments, **hyper_parameters)
+    assert bytes_of(run) == before
 
 
 def test_a_new_run_folder_holds_config_header_and_tokenizer(new):
@@ -297,15 +276,11 @@ def test_a_new_run_folder_holds_config_header_and_tokenizer(new):
     assert found == {"config.json", "metrics.csv", "credit", "lock", "writer", "checkpoint",
                      "checkpoint/additional_chat_templates", *(f"checkpoint/{name}" for name in BESIDE)}
     config = read_json(run / "config.json")
-    assert config["settings"] == vars(s)
-    assert config["method"] == {"k": 2}
+    assert (config["settings"], config["method"]) == (vars(s), {"k": 2})
     assert config["versions"].keys() == {"python", "torch", "numpy"}
     assert config["command"] == "python train.py --data 'my puzzles'"
     assert (run / "metrics.csv").read_text().strip() == ",".join(run_folder.COLUMNS)
-    before = bytes_of(run)
-    with pytest.raises(ValueError, match="exists"):
-        run_folder.open_run(run, s, {"k": 2}, SOURCE, {}, resume=False)
-    assert bytes_of(run) == before
+    refuses("exists", run, run_folder.open_run, run, s, {"k": 2}, SOURCE, {}, resume=False)
 
 
 def test_checkpoints_and_state_are_written_when_they_are_due(counted):
@@ -315,13 +290,13 @@ def test_checkpoints_and_state_are_written_when_they_are_due(counted):
     assert {p.name for p in run.glob("checkpoints/*")} == {"step-000003"}
     never = replace(s, state_every=0, checkpoint_every=0, steps=6)
     for step in (5, 6):
-        run_folder.save(run, step, never, {}, lambda folder: None, {"counter": Counter(step)})
+        run_folder.save(run, step, never, {}, lambda folder: None, {"counter": counter(step)})
         assert run_folder.load_state(run)["step"] == (4 if step == 5 else 6)  # the last step always writes one
 
 
 def test_a_resumed_run_is_cut_back_to_its_state(counted):
     run, s = counted
-    length, counter = len((run / "metrics.csv").read_text()), Counter()
+    length, learner = len((run / "metrics.csv").read_text()), counter()
     (run / "credit" / "step-000002 (1).npz").touch()  # somebody's copy
     (run / "checkpoints" / "step-best").mkdir()
     for step in (5, 6):  # written, but lost with the kill
@@ -330,8 +305,7 @@ def test_a_resumed_run_is_cut_back_to_its_state(counted):
         (run / "checkpoints" / f"step-{step:06d}" / "deep").mkdir(parents=True)
     (run / "samples.txt").write_text("of steps 1 to 4, and of 5")
     shutil.rmtree(run / "checkpoint")
-    assert resume(run, replace(s, steps=9), counter) == 4
-    assert counter.steps == 4
+    assert resume(run, replace(s, steps=9), learner) == learner.steps == 4
     assert len((run / "metrics.csv").read_text()) == length
     assert (run / "samples.txt").read_text() == "of steps 1 to 4"
     assert (run / "checkpoint" / "tokenizer.json").is_file()
@@ -353,53 +327,38 @@ STATES = {
     "of another size": edit(learners={"counter": {"steps": torch.ones(3)}}),
     "a flipped bit": lambda file: file.write_bytes(  # of its one tensor, the number 4
         file.read_bytes().replace((4).to_bytes(8, "little"), (5).to_bytes(8, "little"), 1)),
-    "a log of another run": lambda file: (file.parent / "metrics.csv").write_text("x" * 9999),
     "a log that is gone": lambda file: (file.parent / "samples.txt").unlink(),
-    "a credit file that is gone": lambda file: (file.parent / "credit" / "step-000002.npz").unlink(),
     "a credit file of another run": lambda file: write_credit_log(
         file.parent / "credit" / "step-000002.npz", 2, make_batch([2], [1.0]), torch.ones(1, 2)),
 }
 
 
 @pytest.mark.parametrize("case", STATES)
-def test_a_state_that_cannot_be_loaded_is_one_sentence_and_changes_nothing(case, counted):
+def test_a_state_that_cannot_be_loaded_is_refused(case, counted):
     run, s = counted
     STATES[case](run / "state.pt")
-    before = bytes_of(run)
-    with pytest.raises(ValueError, match="state.pt") as error:  # which is named by each
-        resume(run, s, Counter())
-    assert "\n" not in str(error.value)
-    assert bytes_of(run) == before
+    refuses("state.pt", run, resume, run, s)
 
 
 def test_a_run_with_other_settings_or_inputs_than_it_began_with_is_not_resumed(counted, monkeypatch):
-    """Guards against two runs in one folder, a finished one that is changed, and a learning rate that jumps up again
-    where --linear_decay counts from the last step. Else the number of steps may change."""
+    """Guards against a learning rate that jumps up where --linear_decay counts from the last step, too."""
     run, s = counted
-    before = bytes_of(run)
-    for other, method, said in ((replace(s, seed=1), {}, "written with seed=0, but config.json says 1"),
-                                (s, {"k": 3}, "written with k=2, but config.json says 3")):
-        with pytest.raises(ValueError, match=f"state.pt was {said}"):
-            resume(run, other, Counter(), **method)
-    with pytest.raises(ValueError, match="already has 4 steps, more than --steps 3"):
-        resume(run, replace(s, steps=3), Counter())
-    falls = replace(s, linear_decay=True)
-    with pytest.raises(ValueError, match="depends on its 5 steps: resume it without --steps"):
-        run_folder.check_settings(run, vars(falls), vars(replace(falls, steps=9)))
+    refuses("state.pt was written with seed=0, but config.json says 1", run, resume, run, replace(s, seed=1))
+    refuses("state.pt was written with k=2, but config.json says 3", run, resume, run, s, k=3)
+    refuses("already has 4 steps, more than --steps 3", run, resume, run, replace(s, steps=3))
+    falls = vars(replace(s, linear_decay=True))
+    refuses("depends on its 5 steps: resume it without --steps", run, run_folder.check_settings, run, falls,
+            falls | {"steps": 9})
     tokenizer = Path(s.model) / "tokenizer.json"
     tokenizer.write_text("[]")
-    with pytest.raises(ValueError, match="tokenizer.json is not what .* began with"):
-        resume(run, s, Counter())
-    assert bytes_of(run) == before
+    refuses("tokenizer.json is not what .* began with", run, resume, run, s)
     tokenizer.write_text("{}")
-    monkeypatch.setitem(SOURCE, "the task", "def score")
-    with pytest.raises(ValueError, match="the task is not what .* began with"):
-        resume(run, s, Counter())
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setitem(SOURCE, "the task", "def score")
+        refuses("the task is not what .* began with", run, resume, run, s)
     (run / "final.json").write_text('{"step": 9}')
-    with pytest.raises(ValueError, match="has finished its 9 steps"):
-        resume(run, replace(s, steps=9), Counter())
-    assert resume(run, replace(s, steps=8), Counter()) == 4 and not (run / "final.json").exists()
+    refuses("has finished its 9 steps", run, resume, run, replace(s, steps=9))
+    assert resume(run, replace(s, steps=8)) == 4 and not (run / "final.json").exists()
 
 
 def test_a_run_from_before_a_setting_existed_is_read_as_what_it_did(new):
@@ -414,16 +373,15 @@ def test_a_run_from_before_a_setting_existed_is_read_as_what_it_did(new):
     run_folder.check_settings(run, config["settings"], vars(s))
 
 
-@pytest.mark.parametrize("k, final, finished", [
-    (16, {"step": 5, "pass@16": 0.5}, True), (16, {"step": 5}, False), (16, {"step": 4, "pass@16": 0.5}, False),
-    (3, {"step": 5, "pass@3": 0.5}, True), (0, {"step": 5}, True), (0, {"step": 4}, False), (0, None, False)])
-def test_a_run_is_finished_without_the_pass_rate_that_it_was_not_asked_for(k, final, finished, tmp_path):
+def test_a_run_is_finished_without_the_pass_rate_that_it_was_not_asked_for(new):
     """Guards against a run with --pass_at 0 that is made again and again."""
-    settings = {"mitigation": "none", "seed": 0, "steps": 5, "pass_at": k}
-    (tmp_path / "config.json").write_text(json.dumps({"settings": settings, "method": {}}))
-    if final:
-        (tmp_path / "final.json").write_text(json.dumps(final))
-    assert is_finished(tmp_path) == finished
+    run, s = new
+    assert not is_finished(run)
+    for k, final, finished in ((16, {"step": 5}, False), (16, {"step": 4, "pass@16": 0.5}, False),
+                               (3, {"step": 5, "pass@3": 0.5}, True), (0, {"step": 5}, True)):
+        (run / "config.json").write_text(json.dumps({"settings": vars(s) | {"pass_at": k}, "method": {}}))
+        (run / "final.json").write_text(json.dumps(final))
+        assert is_finished(run) == finished
 
 
 @pytest.mark.parametrize("options, gib", [
@@ -434,50 +392,48 @@ def test_a_run_begins_only_where_its_files_have_room(options, gib, tmp_path, mon
 
     2^27 parameters in bfloat16 make a checkpoint of 0.25 GiB and a state of 1.5, or 2 with the last change.
     """
-    s, run, free = replace(Settings(), **options), tmp_path / "runs" / "r", int(gib * 2**30)
-    parameters = [SimpleNamespace(numel=lambda: 2**26, itemsize=2)] * 2
-    asked = lambda free: monkeypatch.setattr(run_folder.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
-    asked(free)
-    run_folder.check_disk(run, s, parameters)
+    s, run = replace(Settings(), **options), tmp_path / "runs" / "r"
+    parameters = [torch.empty(2**26, dtype=torch.bfloat16, device="meta")] * 2
+
+    def check(gib):
+        monkeypatch.setattr(run_folder.shutil, "disk_usage", lambda _: SimpleNamespace(free=int(gib * 2**30)))
+        run_folder.check_disk(run, s, parameters)
+
+    check(gib)
     assert ("GiB, and twice that" in capsys.readouterr().out) == (gib > 0)
     if gib:
-        asked(free - 2**28)
         with pytest.raises(ValueError, match=f"needs {gib:.1f} GiB, but .* has {gib - 0.25:.1f} GiB free"):
-            run_folder.check_disk(run, s, parameters)
+            check(gib - 0.25)
         run.mkdir(parents=True)
         with (run / "state.pt").open("wb") as file:  # which a run to resume has already
             file.truncate(2**28)
-        run_folder.check_disk(run, s, parameters)
+        check(gib - 0.25)
 
 
-@pytest.mark.parametrize("place", ["copy", ".new.starting"])
-def test_a_second_process_does_not_write_a_run(place, counted, tmp_path):
+def test_a_second_process_does_not_write_a_run(counted, tmp_path):
     """It is told the number of the first one, until that one is dead."""
     run, s = shutil.copytree(counted[0], tmp_path / "copy"), counted[1]  # this process has locked the original
-    (tmp_path / place).mkdir(exist_ok=True)
-    code = f"import time; from pathlib import Path; from plumbing import run_folder; " \
-           f"run = Path({str(tmp_path / place)!r}); run_folder.lock(run); run_folder.check_writer(run); " \
-           "print('locked', flush=True); time.sleep(99)"
-    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE) as first:
+    (tmp_path / ".new.starting").mkdir()
+    begin = lambda: run_folder.open_run(tmp_path / "new", s, {}, SOURCE, {}, resume=False)
+    code = "import sys; from pathlib import Path; from plumbing import run_folder; " \
+           "[run_folder.lock(Path(name)) for name in sys.argv[1:]]; print(flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", code, run, tmp_path / ".new.starting"]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
         first.stdout.readline()
-        before = bytes_of(tmp_path)
-        with pytest.raises(ValueError, match=f"{place} is being written by process {first.pid}: wait"):
-            resume(run, s, Counter()) if place == "copy" else begin(tmp_path / "new", s)
-        assert bytes_of(tmp_path) == before
+        refuses(f"copy is being written by process {first.pid}: wait", tmp_path, resume, run, s)
+        refuses(f".new.starting is being written by process {first.pid}: wait", tmp_path, begin)
         first.kill()
-    assert resume(run, s, Counter()) == 4
-    begin(tmp_path / "new", s)
+    assert resume(run, s) == 4 and begin() == 0
 
 
-@pytest.mark.parametrize("harm", [
-    lambda run: (run / "writer").unlink(), shutil.rmtree, lambda run: (run / "writer").write_text("7")],
-    ids=["no file", "removed", "another's"])
-def test_a_run_whose_folder_is_taken_away_ends(harm, counted):
+def test_a_run_whose_folder_is_taken_away_ends(counted):
     """Guards against steps of two runs in one folder."""
-    run_folder.check_writer(counted[0])
-    harm(counted[0])
-    with pytest.raises(ValueError, match="was removed or replaced while this process wrote it"):
-        run_folder.check_writer(counted[0])
+    run, _ = counted
+    run_folder.check_writer(run)
+    for harm in (lambda: (run / "writer").write_text("7"), lambda: shutil.rmtree(run)):
+        harm()
+        with pytest.raises(ValueError, match="was removed or replaced while this process wrote it"):
+            run_folder.check_writer(run)
 
 
 def test_samples_are_the_first_response_to_each_of_three_puzzles(tmp_path):

@@ -5,11 +5,11 @@ torchrun starts this file, too: `main` is what each process then does.
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -23,6 +23,7 @@ import rollout
 import train
 from plumbing import processes
 from plumbing.optimizer import Optimizer
+from plumbing.runs import read_metrics
 from qwen2_model import load_model
 from train import Settings
 
@@ -37,7 +38,7 @@ STEPS = {  # name: settings, and hyper-parameters of the credit function
 SMALL = ["--questions", "3", "--answers", "4", "--eval_problems", "5", "--max_new_tokens", "50", "--eval_every", "2",
          "--mitigation", "ppo"]
 
-gloo = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="this PyTorch has no gloo")
+pytestmark = pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="there is no gloo")
 
 
 def one_step(name: str) -> dict[str, torch.Tensor]:
@@ -81,10 +82,6 @@ def all_steps() -> dict[str, torch.Tensor]:
         return {f"{name}: {key}": x for name in STEPS for key, x in one_step(name).items()}
 
 
-def fail(error):
-    raise error
-
-
 def main() -> None:
     """What torchrun starts: every process writes what it found."""
     assert processes.join("cpu") == "cpu"
@@ -93,7 +90,7 @@ def main() -> None:
     rank = processes.world()[0]
     assert processes.first_alone(lambda: f"of process {rank}") == "of process 0"
     with pytest.raises(OSError, match="of process 0"):
-        processes.first_alone(lambda: fail(OSError(f"of process {rank}")))
+        processes.first_alone(Mock(side_effect=OSError(f"of process {rank}")))
     processes.check_equal({"lr": 1, "seed": 0})
     with pytest.raises(ValueError, match="different values of --seed"):
         processes.check_equal({"lr": 1, "seed": rank})
@@ -106,11 +103,8 @@ def main() -> None:
 
 def torchrun(*arguments):
     """Start two processes."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", 2, "--master_port", port, *arguments]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", 2, *arguments]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.Popen([str(x) for x in command], cwd=ROOT, env=environment, stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE, text=True, start_new_session=True)
 
@@ -126,94 +120,65 @@ def output_of(*arguments):
     return process.returncode, printed, complained
 
 
-@pytest.fixture(scope="module")
-def two_and_one(tmp_path_factory):
-    """What each of two processes found, and what one finds alone."""
-    folder, threads = tmp_path_factory.mktemp("two"), torch.get_num_threads()
-    code, printed, complained = output_of(__file__, folder)
+def test_two_processes_find_the_same_as_one(tmp_path):
+    """Guards against models that drift apart, results out of order, a loss that depends on the number of processes, a
+    puzzle that nobody answers, and threads of gloo, which may abort at exit."""
+    code, printed, complained = output_of(__file__, tmp_path)
     assert code == 0, complained[-3000:]
     assert printed == "joined\n"  # by the first one
-    yield load_file(folder / "0.safetensors"), load_file(folder / "1.safetensors"), all_steps()
-    torch.set_num_threads(threads)
-
-
-@gloo
-def test_both_processes_find_the_same(two_and_one):
-    """Guards against models that drift apart, results out of order, and threads of gloo, which may abort at exit."""
-    first, second, _ = two_and_one
+    first, second = (load_file(tmp_path / f"{rank}.safetensors") for rank in (0, 1))
     assert first.keys() == second.keys()
     for key in first:
         assert torch.equal(first[key], second[key]), key
-    assert first["rows"].tolist() == list(range(7))
-    assert first["alone"].tolist() == [5]
-    assert first["left behind"] == 0
-
-
-@gloo
-@pytest.mark.parametrize("name", STEPS)
-def test_two_processes_find_what_one_does(name, two_and_one):
-    """Guards against responses or a loss that depend on the number of processes, and a puzzle that nobody answers."""
-    two, _, one = ({key: x for key, x in found.items() if key.startswith(f"{name}: ")} for found in two_and_one)
-    assert two.keys() == one.keys()
-    assert len(set(one[f"{name}: reward"].tolist())) > 1
+    assert first.pop("rows").tolist() == list(range(7))
+    assert first.pop("alone").tolist() == [5]
+    assert first.pop("left behind") == 0
+    threads = torch.get_num_threads()
+    one = all_steps()
+    torch.set_num_threads(threads)
+    assert first.keys() == one.keys()
     for key, expected in one.items():
-        exact = not expected.is_floating_point() or key == f"{name}: reward"
+        exact = not expected.is_floating_point() or key.endswith(": reward")
         tolerance = 0 if exact else 1e-5 * max(1e-2 if "gradient" in key else 1, expected.abs().max())
-        torch.testing.assert_close(two[key], expected, rtol=0, atol=float(tolerance), msg=key)
-    for key in ("credit", "hidden", "attention", "without", "gradient model.norm.weight"):
-        assert one[f"{name}: {key}"].any(), key
+        torch.testing.assert_close(first[key], expected, rtol=0, atol=float(tolerance), msg=key)
+    for name in STEPS:
+        assert len(set(one[f"{name}: reward"].tolist())) > 1
+        for key in ("credit", "hidden", "attention", "without", "gradient model.norm.weight"):
+            assert one[f"{name}: {key}"].any(), (name, key)
 
 
-@pytest.fixture(scope="module")
-def interrupted(tmp_path_factory):
-    """A run of two processes that is stopped after a few steps by Ctrl-C, which a terminal sends to both of them."""
-    folder = tmp_path_factory.mktemp("runs") / "run"
+def test_a_run_of_two_processes_is_that_of_one_and_is_stopped_and_resumed(tmp_path, monkeypatch):
+    """Guards against the log of one's share, two processes that write or speak, and a state that only one reads."""
+    folder, alone = tmp_path / "runs" / "run", tmp_path / "one"
     process = torchrun("train.py", *SMALL, "--steps", 5000, "--state_every", 2, "--out", folder)
     deadline = time.time() + 240
     while len(list(folder.glob("credit/*.npz"))) < 3 and time.time() < deadline and process.poll() is None:
         time.sleep(0.1)
-    os.killpg(process.pid, signal.SIGINT)
-    return folder, *process.communicate(timeout=120)
-
-
-def rows_of(folder):
-    """metrics.csv as columns."""
-    return np.genfromtxt(folder / "metrics.csv", delimiter=",", names=True)
-
-
-@gloo
-def test_a_run_of_two_processes_is_that_of_one(interrupted, tmp_path, monkeypatch):
-    """Guards against the log of one process's share, and one that both processes write."""
-    monkeypatch.setattr(sys, "argv", ["train.py", *SMALL, "--steps", "2", "--out", str(tmp_path / "one")])
+    os.killpg(process.pid, signal.SIGINT)  # Ctrl-C, which a terminal sends to both of them
+    printed, complained = process.communicate(timeout=120)
+    assert printed.count("step    1/") == complained.count("error: ") == 1, complained
+    assert f"--resume {folder}" in complained
+    monkeypatch.setattr(sys, "argv", ["train.py", *SMALL, "--steps", "2", "--out", str(alone)])
     train.main()
     for file in ("credit/step-000001.npz", "credit/step-000002.npz"):
-        two, one = np.load(interrupted[0] / file), np.load(tmp_path / "one" / file)
+        two, one = np.load(folder / file), np.load(alone / file)
         assert two.files == one.files
         for column in one.files:
             np.testing.assert_allclose(two[column], one[column], rtol=1e-3, atol=1e-4, err_msg=column)
-    two, one = rows_of(interrupted[0])[:3], rows_of(tmp_path / "one")
-    for column in set(one.dtype.names) - {"seconds", "tokens_per_second", "ratio_error", "credit_checksum"}:
-        np.testing.assert_allclose(two[column], one[column], rtol=1e-3, err_msg=column)
+    two, one = read_metrics(folder), read_metrics(alone)
+    for column in one.keys() - {"seconds", "tokens_per_second", "ratio_error", "credit_checksum"}:
+        np.testing.assert_allclose(two[column][:3], one[column], rtol=1e-3, err_msg=column)
 
-
-@gloo
-def test_ctrl_c_stops_both_processes_and_resume_continues_both(interrupted):
-    """Guards against two processes that write or speak, and a state that only the first one reads."""
-    folder, printed, complained = interrupted
-    assert printed.count("step    1/") == 1
-    assert complained.count("error: ") == 1, complained
-    assert f"--resume {folder}" in complained
     done = torch.load(folder / "state.pt", weights_only=True)["step"]
     code, printed, complained = output_of("train.py", "--resume", folder, "--steps", done + 2)
     assert code == 0, complained
     assert [f"step {step:>4}/" in printed for step in (done, done + 1, done + 2)] == [False, True, True]
     assert len(list(folder.glob("credit/*.npz"))) == done + 2
-    assert rows_of(folder)["step"].tolist() == list(range(done + 3))
+    assert read_metrics(folder)["step"].tolist() == list(range(done + 3))
     assert "pass@16" in json.loads((folder / "final.json").read_text())
     state, model = torch.load(folder / "state.pt", weights_only=True), load_model(folder / "checkpoint")
     assert all(torch.equal(state["learners"]["optimizer"]["weights"][name], w) for name, w in model.named_parameters())
-    assert [file.name for file in folder.parent.iterdir()] == ["run"]
-    assert not list(folder.rglob("*.part"))
+    assert [file.name for file in folder.parent.iterdir()] == ["run"] and not list(folder.rglob("*.part"))
 
 
 if __name__ == "__main__":

@@ -105,9 +105,7 @@ HARD = "Wj|_^$\\{}`\t\n\r\0\x1b\x85\xa0\xad é à Ǻ ß Ж ש ع ก ี 你 �
 
 @pytest.mark.filterwarnings("error")
 def test_any_text_fits_the_picture(tmp_path, figures):
-    """Guards against letters that overlap, a heading that shrinks the axes, letters that the font lacks, $ taken for a
-    formula, and type too small to read where the picture is 600 pixels wide.
-    """
+    """Guards against letters that overlap or that the font lacks, $ taken for a formula, and type too small to read."""
     rng = np.random.default_rng(0)
     letters = [*HARD * 9, *" etaoin" * 90, *map(chr, rng.integers(32, 0xD800, 600))]
     def words(count, longest):

@@ -25,7 +25,6 @@ from methods.heads import HEADS
 from mitigations import grpo
 from plumbing import launch
 from plumbing.files import read_json
-from plumbing.launch import check_lengths, check_puzzles
 from plumbing.queries import Queries
 from plumbing.registry import required
 from plumbing.runs import read_metrics
@@ -33,7 +32,6 @@ from plumbing.tokenizer import Tokenizer
 from qwen2_model import load_model, save_model
 from rollout import draw_puzzles, rollout
 from tests import storm
-from tests.fixtures import refused
 from train import BUNDLED, Settings
 
 SMALL = ["--questions", 3, "--answers", 4, "--eval_problems", 12, "--max_new_tokens", 50, "--pass_at", 0]
@@ -71,24 +69,13 @@ def credit_log(folder, step=1):
     return dict(np.load(folder / "credit" / f"step-{step:06d}.npz"))
 
 
-def error_of(*arguments):
-    """The one sentence with which train.py refuses its arguments."""
-    return refused(run, *arguments)
-
-
 # ------------------------------------------------------------------------------------------------- a whole run
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """A run of four steps."""
-    folder = tmp_path_factory.mktemp("runs") / "none-seed0"
-    run(*SMALL, "--steps", 4, "--eval_every", 2, "--out", folder)
-    return folder
-
-
-def test_metrics_agree_with_the_credit_log(finished):
-    """Each column is computed again from the flat log."""
+def test_metrics_agree_with_the_credit_log(tmp_path):
+    """Each column is computed again from the flat log. Another seed differs, but for what is evaluated."""
+    finished, other = tmp_path / "r", tmp_path / "other"
+    run(*SMALL, "--steps", 4, "--eval_every", 2, "--out", finished)
     start, *table = rows(finished)
     assert [row["step"] for row in (start, *table)] == ["0", "1", "2", "3", "4"]
     assert {name for name, value in start.items() if value} == {"step", "heldout_success", "heldout_stderr"}
@@ -109,23 +96,18 @@ def test_metrics_agree_with_the_credit_log(finished):
         assert float(row["ratio_error"]) < 1e-4
         assert row["kl"] == row["ratio_spread"] == ""
         assert sum(column.itemsize for column in log.values()) == 40  # bytes of a token
-    assert read_json(finished / "final.json")["heldout_success"] == float(table[3]["heldout_success"])
+    final = read_json(finished / "final.json")
+    assert final["heldout_success"] == float(table[3]["heldout_success"]) and "pass@" not in str(final)
     for row in (start, table[1], table[3]):
         p = float(row["heldout_success"])
         assert float(row["heldout_stderr"]) == pytest.approx((p * (1 - p) / 11) ** 0.5)  # 12 puzzles, solved or not
     assert np.isnan(train.standard_error(np.ones(1)))
-
-
-def test_another_seed_differs_but_for_what_is_evaluated(finished, tmp_path):
-    """That the same seed gives the same run, to the byte, is what the storm tests."""
-    run(*SMALL, "--steps", 1, "--eval_every", 2, "--seed", 1, "--out", tmp_path / "other")
-    assert rows(tmp_path / "other")[1]["loss"] != rows(finished)[1]["loss"]
-    assert rows(tmp_path / "other")[0] == rows(finished)[0]
+    run(*SMALL, "--steps", 1, "--eval_every", 2, "--seed", 1, "--out", other)
+    assert rows(other)[1]["loss"] != table[0]["loss"] and rows(other)[0] == start
 
 
 def test_every_flag_reaches_the_update(quick, tmp_path, monkeypatch):
-    """Guards against a flag without effect, clips or betas in the wrong order, a learning rate that is a step late, and
-    a reference that is trained or has another temperature."""
+    """Guards against clips or betas in the wrong order, a learning rate that is a step late, a trained reference."""
     start, calls, rates = load_model(BUNDLED, dtype=torch.bfloat16), [], []
     given = dict(kl=0.02, clip_low=0.1, clip_high=0.3, loss_norm="constant", updates_per_batch=2, max_grad_norm=0.7,
                  micro_batch=5)
@@ -183,12 +165,8 @@ def test_a_bfloat16_run_learns_and_its_checkpoint_has_the_weights_that_it_sample
     assert read_json(again / "final.json")["step"] == 0
 
 
-# -------------------------------------------------------------------------------------------------- evaluation
-
-
-@pytest.mark.parametrize("k, measured", [(0, {}), (3, {"pass@3": 0.5, "pass@3_problems": 128})])
-def test_only_heldout_puzzles_are_measured(k, measured, tmp_path, monkeypatch):
-    """Guards against nine minutes for a pass@k that nobody asked for, and one of equal responses."""
+def test_only_heldout_puzzles_are_measured(tmp_path, monkeypatch):
+    """Guards against a pass@k of equal responses."""
     asked = []
 
     def one_in_two(policy, puzzles, answers, s):
@@ -199,31 +177,25 @@ def test_only_heldout_puzzles_are_measured(k, measured, tmp_path, monkeypatch):
         return solved
 
     monkeypatch.setattr(train, "evaluate", one_in_two)
-    run(*TINY, "--eval_problems", 140, "--steps", 1, "--pass_at", k, "--eval_greedy", "--out", tmp_path / "r")
-    assert asked == [(140, 1, True), (140, 1, True), *[(128, k, False)] * (k > 0)]
-    final = read_json(tmp_path / "r" / "final.json")
-    assert final.items() >= ({"heldout_problems": 140, "heldout_success": 0.5} | measured).items()
-    assert ("pass@" in str(final)) == (k > 0)
-
-
-def test_greedy_responses_to_a_puzzle_are_the_same():
-    s, puzzles = Settings(eval_greedy=True), GENERATE(40, "heldout")
-    policy = train.load_policy(s)
-    greedy, sampled = (train.evaluate(policy, puzzles, 2, replace(s, eval_greedy=is_greedy)) for is_greedy in (1, 0))
-    assert (greedy[:, 0] == greedy[:, 1]).all() and (sampled[:, 0] != sampled[:, 1]).any()
+    run(*TINY, "--eval_problems", 140, "--steps", 1, "--pass_at", 3, "--eval_greedy", "--out", tmp_path / "r")
+    assert asked == [(140, 1, True), (140, 1, True), (128, 3, False)]
+    expected = {"heldout_problems": 140, "heldout_success": 0.5, "pass@3": 0.5, "pass@3_problems": 128}
+    assert read_json(tmp_path / "r" / "final.json").items() >= expected.items()
 
 
 def test_how_many_responses_are_evaluated_at_once_changes_nothing(monkeypatch):
+    """Nor is there chance in greedy ones."""
     s, puzzles, widths, sample = Settings(questions=1, answers=4), GENERATE(9, "heldout"), [], train.generate_and_grade
     policy = train.load_policy(s)
     monkeypatch.setattr(train, "generate_and_grade", lambda *args, **options: (widths.append(len(args[2])),
                                                                                      sample(*args, **options))[1])
     wide = train.evaluate(policy, puzzles, 2, s)
+    greedy = train.evaluate(policy, GENERATE(40, "heldout"), 2, replace(s, eval_greedy=True))
     monkeypatch.setattr(launch, "EVALUATION_BYTES", 0)
-    narrow = train.evaluate(policy, puzzles, 2, s)
-    assert widths == [18, 4, 4, 4, 4, 2]
-    assert wide.shape == (9, 2)
-    assert np.array_equal(wide, narrow) and 0 < wide.mean() < 1
+    assert np.array_equal(wide, train.evaluate(policy, puzzles, 2, s))
+    assert widths == [18, 80, 4, 4, 4, 4, 2]
+    assert wide.shape == (9, 2) and (wide[:, 0] != wide[:, 1]).any()
+    assert (greedy[:, 0] == greedy[:, 1]).all()
 
 
 # ------------------------------------------------------------------------------------------- every credit function
@@ -305,62 +277,50 @@ def test_the_rehearsal_leaves_no_trace():
 
 def test_a_storm_changes_nothing(tmp_path):
     """Real kills, full disks and second writers, in processes of their own: nothing may depend on a buffer."""
-    met, different = storm.storm(2, tmp_path, seed=2617)  # then they meet every disaster, and late
-    assert different == {}
-    assert {disaster for disaster, _ in met} == {*storm.DISASTERS}
+    met, different = storm.storm(2, tmp_path, seed=991)  # then they meet every disaster, and late
+    assert different == {} and met.keys() == {*storm.DISASTERS}
     assert not [*tmp_path.rglob("*.part")]
-    start, end = (load_model(model).output_weight for model in (BUNDLED, tmp_path / "none" / "checkpoint"))
+    start, end = (load_model(model).output_weight for model in (BUNDLED, tmp_path / "none" / "run" / "checkpoint"))
     assert not torch.equal(start, end)
 
 
-def test_ctrl_c_before_the_first_step_leaves_no_folder(tmp_path, monkeypatch):
-    """What it says later, test_processes.py sees in a shell."""
-    monkeypatch.setattr(train, "rehearse", Mock(side_effect=KeyboardInterrupt))
-    assert "interrupted before training began" in error_of(*TINY, "--out", tmp_path / "r")
-    assert not (tmp_path / "r").exists()
+def test_what_ends_before_the_first_step_leaves_no_folder(tmp_path, monkeypatch, refusal):
+    """Ctrl-C, which test_processes.py sees in a shell later, and a run that the disk has no room for."""
+    place = tmp_path / "runs" / "r"
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "rehearse", Mock(side_effect=KeyboardInterrupt))
+        assert "interrupted before training began" in refusal(train, *TINY, "--out", place)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=2**20))
+    assert "GiB free: make room" in refusal(train, *TINY, "--mitigation", "ppo", "--out", place)
+    assert not [*tmp_path.iterdir()]
 
 
-def write_puzzles(file, puzzles):
-    """A data file of Countdown puzzles."""
-    file.write_text("".join(json.dumps({"nums": p.numbers, "target": p.target}) + "\n" for p in puzzles))
-
-
-def test_a_test_file_is_held_out_and_nothing_of_it_trained_on(quick, tmp_path, monkeypatch, capsys):
-    """Guards against a test puzzle in training, even beyond --eval_problems, a tenth of --data that is not used, and
-    samples of other steps than due."""
+def test_a_test_file_is_held_out_and_nothing_of_it_trained_on(quick, tmp_path, monkeypatch, capsys, refusal):
+    """Guards against one in training, even beyond --eval_problems, and a tenth of --data that is not used, too."""
     mine = generate_puzzles(60, "train") + generate_puzzles(20, "heldout")
     test = [*mine[50:70], *generate_puzzles(10, "new_numbers")]
-    write_puzzles(tmp_path / "mine.jsonl", mine)
-    write_puzzles(tmp_path / "test.jsonl", test + test[:3])
-    seen, flags = [], ["--data", tmp_path / "mine.jsonl", "--eval_data", tmp_path / "test.jsonl", "--steps", 3]
-    monkeypatch.setattr(train, "check_puzzles", lambda _, training, heldout, *__: seen.append((training, heldout)))
-    run(*TINY, *flags, "--eval_problems", 12, "--sample_every", 2, "--out", tmp_path / "r")
+    data, eval_data, wrong, seen = tmp_path / "mine.jsonl", tmp_path / "test.jsonl", tmp_path / "wrong.jsonl", []
+    one = SimpleNamespace(numbers=[1, 1, 1], target=99)
+    for file, puzzles in ((data, mine), (eval_data, test + test[:3]), (wrong, [one])):
+        file.write_text("".join(json.dumps({"nums": p.numbers, "target": p.target}) + "\n" for p in puzzles))
+    assert f"{wrong}: [1, 1, 1] can't make 99" in refusal(train, *TINY, "--eval_data", wrong, "--out", tmp_path / "r")
+    monkeypatch.setattr(train, "check_puzzles", lambda _, *puzzles: seen.append(puzzles[:2]))
+    run(*TINY, "--data", data, "--eval_data", eval_data, "--steps", 3, "--eval_problems", 12, "--sample_every", 2,
+        "--out", tmp_path / "r")
     assert "20 of 80 training puzzles are in" in capsys.readouterr().out
     (training, heldout), = seen
     assert {p.id for p in training} == {p.id for p in mine[:50] + mine[70:]}
     assert len({p.id for p in heldout}) == 12 and {p.id for p in heldout} <= {p.id for p in test}
-    assert str(tmp_path / "test.jsonl") in read_json(tmp_path / "r" / "config.json")["inputs"]
+    assert str(eval_data) in read_json(tmp_path / "r" / "config.json")["inputs"]
     heads = re.findall(r"=== step (\d)  (\[.*?\]) -> (\d+)", (tmp_path / "r" / "samples.txt").read_text())
     asked = [(step, p) for step in (1, 2) for p in draw_puzzles(training, Settings(questions=2), step)]
     assert heads == [(str(step), str(list(p.numbers)), str(p.target)) for step, p in asked]
-    run(*TINY, *flags[2:4], "--steps", 0, "--out", tmp_path / "own")
+    run(*TINY, "--eval_data", eval_data, "--steps", 0, "--out", tmp_path / "own")
     assert {p.id for p in seen[1][0]} == {p.id for p in GENERATE(4096, "train")} - {p.id for p in test}
-    run(*TINY, *flags[:2], "--steps", 0, "--out", tmp_path / "data")
+    run(*TINY, "--data", data, "--steps", 0, "--out", tmp_path / "data")
     assert {p.id for p in seen[2][0]} == {p.id for p in mine[:60]} and {p.id for p in seen[2][1]} < {p.id for p in mine}
-    flags[1] = flags[3]
-    assert "all puzzles to train on are in" in error_of(*TINY, *flags, "--out", tmp_path / "none")
-
-
-def test_a_test_puzzle_that_cannot_be_used_is_named_with_its_file(tmp_path):
-    write_puzzles(tmp_path / "test.jsonl", [SimpleNamespace(numbers=[1, 1, 1], target=99)])
-    message = error_of(*TINY, "--eval_data", tmp_path / "test.jsonl", "--out", tmp_path / "r")
-    assert "test.jsonl: [1, 1, 1] can't make 99" in message and not (tmp_path / "r").exists()
-
-
-def test_a_run_that_does_not_fit_the_disk_writes_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=2**20))
-    assert "GiB free: make room" in error_of(*TINY, "--mitigation", "ppo", "--out", tmp_path / "runs" / "r")
-    assert not [*tmp_path.iterdir()]
+    same = ["--data", eval_data, "--eval_data", eval_data, "--out", tmp_path / "none"]
+    assert "all puzzles to train on are in" in refusal(train, *TINY, *same)
 
 
 # ------------------------------------------------------------------------------------------------- bad inputs
@@ -369,12 +329,12 @@ def test_a_run_that_does_not_fit_the_disk_writes_nothing(tmp_path, monkeypatch):
 def test_a_prompt_and_response_that_just_fit_are_accepted(policy):
     puzzles, config = GENERATE(9, "heldout"), policy.model.config
     room = config.max_position_embeddings - max(len(policy.prompt(p)) for p in puzzles)
-    check_lengths(policy, puzzles, Settings(max_new_tokens=room))
+    launch.check_lengths(policy, puzzles, Settings(max_new_tokens=room))
     with pytest.raises(ValueError, match="--max_new_tokens"):
-        check_lengths(policy, puzzles, Settings(max_new_tokens=room + 1))
+        launch.check_lengths(policy, puzzles, Settings(max_new_tokens=room + 1))
     policy.model.config = replace(config, vocab_size=policy.tokenizer.size - 1)
     with pytest.raises(ValueError, match="tokenizer"):
-        check_lengths(policy, puzzles, Settings())
+        launch.check_lengths(policy, puzzles, Settings())
 
 
 REVERSE = str(Path(__file__).parent / "reverse_task.py")
@@ -396,15 +356,25 @@ OTHER_TASK = ["--task", REVERSE, "--model", BUNDLED]
     ([*OTHER_TASK, "--data", "gone.txt"], "no data file gone.txt"),  # which this task does not look for
     ([*OTHER_TASK, "--task", __file__], "has no function load"), ([*OTHER_TASK, "--model", ""], "has no model in"),
 ], ids=lambda x: " ".join(map(str, x)) if isinstance(x, list) else "")
-def test_what_cannot_work_is_refused_in_one_sentence(flags, named, tmp_path):
-    assert named in error_of(*TINY, *flags, "--out", tmp_path / "r")
+def test_what_cannot_work_is_refused_in_one_sentence(flags, named, tmp_path, refusal):
+    assert named in refusal(train, *TINY, *flags, "--out", tmp_path / "r")
     assert not (tmp_path / "r").exists()
 
 
-def test_a_method_that_fails_in_a_run_ends_it_in_one_sentence(quick, tmp_path, monkeypatch):
-    late = lambda batch: grpo(batch) / (batch.mask.shape[1] <= 8)  # infinite where the rehearsal does not look
-    monkeypatch.setitem(MITIGATIONS, "none", replace(grpo, function=late))
-    assert str(tmp_path / "r") in error_of(*TINY, "--max_new_tokens", 80, "--out", tmp_path / "r")
+def test_a_run_that_fails_ends_in_one_sentence(quick, tmp_path, monkeypatch, refusal):
+    """Credit that is infinite where the rehearsal does not look, a loss that diverges, and no memory."""
+    late = lambda batch: grpo(batch) / (batch.mask.shape[1] <= 8)
+    with monkeypatch.context() as patch:
+        patch.setitem(MITIGATIONS, "none", replace(grpo, function=late))
+        assert str(tmp_path / "late") in refusal(train, *TINY, "--max_new_tokens", 80, "--out", tmp_path / "late")
+    message = refusal(train, *SMALL, "--steps", 3, "--lr", 1e9, "--out", tmp_path / "lr")
+    assert "--lr" in message and str(tmp_path / "lr") in message
+    for error in (MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")):
+        monkeypatch.setattr(train, "update", Mock(side_effect=error))
+        assert "not enough memory" in refusal(train, *TINY, "--out", tmp_path / type(error).__name__)
+    monkeypatch.setattr(train, "update", Mock(side_effect=RuntimeError("illegal memory access")))
+    with pytest.raises(RuntimeError, match="illegal"):
+        run(*TINY, "--out", tmp_path / "r")
 
 
 def test_the_check_of_the_puzzles_ends_with_the_last_of_them():
@@ -415,23 +385,9 @@ def test_the_check_of_the_puzzles_ends_with_the_last_of_them():
     for steps, count in ((2, 14), (10**9, 30)):
         checked.clear()
         s = Settings(data="x", questions=7, steps=steps, seed=3)
-        check_puzzles(policy, puzzles, [], s, draw_puzzles)
+        launch.check_puzzles(policy, puzzles, [], s, draw_puzzles)
         drawn = [puzzle for step in range(1, min(steps, 5) + 1) for puzzle in draw_puzzles(puzzles, s, step)]
         assert set(checked) == set(drawn) and len(checked) == count
-
-
-def test_a_run_without_memory_ends_in_one_sentence(quick, tmp_path, monkeypatch):
-    for error in (MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")):
-        monkeypatch.setattr(train, "update", Mock(side_effect=error))
-        assert "not enough memory" in error_of(*TINY, "--out", tmp_path / type(error).__name__)
-    monkeypatch.setattr(train, "update", Mock(side_effect=RuntimeError("illegal memory access")))
-    with pytest.raises(RuntimeError, match="illegal"):
-        run(*TINY, "--out", tmp_path / "r")
-
-
-def test_training_that_diverges_ends_in_one_sentence(quick, tmp_path):
-    message = error_of(*SMALL, "--steps", 3, "--lr", 1e9, "--out", tmp_path / "r")
-    assert "--lr" in message and str(tmp_path / "r") in message
 
 
 # ------------------------------------------------------------------------------------------------- another task
@@ -458,8 +414,8 @@ def test_a_task_of_forty_lines_trains_from_random_weights(method, random_model, 
     ("load", [], "has no puzzles to train on"), ("load", ["abc"], "puzzles without an id that is text, such as 'abc'"),
     ("load", [SimpleNamespace(id="abc")] * 4, "more than the 2 held-out puzzles asked for, or one twice"),
     ("load", [SimpleNamespace(id="abc")], "abc is held out, and trained on")])
-def test_what_a_task_should_not_return_is_one_sentence(function, returned, said, tmp_path, monkeypatch):
+def test_what_a_task_should_not_return_is_one_sentence(function, returned, said, tmp_path, monkeypatch, refusal):
     """Guards against NaN that turns up later, roles that don't exist, and held-out puzzles that are trained on."""
     monkeypatch.setattr(countdown_task, function, lambda *_, **__: returned)
-    assert said in error_of(*TINY, "--out", tmp_path / "r")
+    assert said in refusal(train, *TINY, "--out", tmp_path / "r")
     assert not (tmp_path / "r").exists()
