@@ -99,7 +99,6 @@ def test_the_names_of_roles_and_the_hash_never_change():
     assert fingerprint("abc") == 0xBA7816BF8F01CFEA  # the first 64 bits of SHA-256's published test vector
 
 
-@pytest.mark.parametrize("module, examples", [(arithmetic, 4), (task_text, 2)])
-def test_examples_in_the_docstrings(module, examples):
-    result = doctest.testmod(module)
-    assert (result.attempted, result.failed) == (examples, 0)
+def test_examples_in_the_docstrings():
+    for module, examples in ((arithmetic, 4), (task_text, 2)):
+        assert doctest.testmod(module) == (0, examples)  # failed, attempted

@@ -53,21 +53,16 @@ def test_split_is_a_fixed_hash_and_ignores_the_order_of_the_numbers():
         assert task.split(Puzzle((a, b, 7), target)) == ("new_numbers" if new else "heldout" if heldout else "train")
 
 
-@pytest.mark.parametrize("part", ["train", "heldout", "new_numbers"])
-def test_generated_puzzles_are_distinct_ones_of_their_split(part):
+def test_generated_puzzles_are_distinct_ones_of_their_split_in_an_order_that_the_seed_decides():
     """Guards against numbers of NumPy's types, too, which JSON can't hold."""
-    puzzles = task.generate_puzzles(100, part, 3)
-    assert len(puzzles) == len({p.id for p in puzzles} & {p.id for p in task.universe()}) == 100
-    assert {task.split(p) for p in puzzles} == {part}
-    assert all(type(n) is int for numbers, target in puzzles for n in (*numbers, target))
-
-
-def test_seed_decides_the_generated_puzzles_and_their_random_order():
-    puzzles = task.generate_puzzles(400, "train")
-    assert puzzles == task.load("train", 400)
-    assert puzzles != task.generate_puzzles(400, "train", seed=1)
+    for part in ("train", "heldout", "new_numbers"):
+        puzzles = task.generate_puzzles(400, part)
+        assert len(puzzles) == len({p.id for p in puzzles} & {p.id for p in task.universe()}) == 400
+        assert {task.split(p) for p in puzzles} == {part}
+        assert all(type(n) is int for numbers, target in puzzles for n in (*numbers, target))
+        assert 20 < sum(list(p.numbers) == sorted(p.numbers) for p in puzzles) < 200  # about a sixth is in order
+        assert puzzles == task.load(part, 400) != task.generate_puzzles(400, part, seed=1)
     assert len(task.load("train")) == 4096
-    assert 20 < sum(list(p.numbers) == sorted(p.numbers) for p in puzzles) < 200  # about a sixth is in order
 
 
 def test_generator_finds_every_puzzle_of_its_ranges_and_says_when_there_are_no_more():
@@ -133,20 +128,13 @@ def test_prompts_are_chatml_for_a_chat_model_and_plain_for_any_other():
     assert chat.endswith("<|im_end|>\n<|im_start|>assistant\nLet me solve this step by step.\n<think>")
 
 
-def test_a_grade_is_the_reward_for_numbers_in_any_order():
-    """test_grader.py has a second grader for any response."""
-    for answer, right in (("(5 - 3) * 4", 1), ("5 + 3 + 4 - 4", 0)):  # a number is used twice
-        response = f" a\nb</think>\n<answer>{answer}</answer>"
-        graded = task.reward(response, iter((5, 3, 4)), 8)
-        assert graded == {"reward": 0.1 + right, "format": 1, "answer": right}
-        assert graded == task.grade(response, Puzzle((3, 4, 5), 8))
-
-
 @pytest.mark.parametrize("expression, numbers, target, answer", [
     ("8/(3-8/3)", (3, 3, 8, 8), 24, 1), ("8/(3-8/3)", (3, 8, 8), 24, 0), ("1/3*3", (1, 3, 3), 0.9999999999999999, 0),
-    ("3-5", (3, 5), -2, 1), ("5", (5,), 5, 1), ("12 + 1", (1, 2, 1), 13, 0)])
-def test_answer_is_exact_and_uses_each_number_once(expression, numbers, target, answer):
-    assert task.reward(f"<answer>{expression}</answer>", numbers, target)["answer"] == answer
+    ("3-5", (3, 5), -2, 1), ("5", (5,), 5, 1), ("12 + 1", (1, 2, 1), 13, 0), ("5 + 3 + 4 - 4", (3, 4, 5), 8, 0)])
+def test_answer_is_exact_and_uses_each_number_once_in_any_order(expression, numbers, target, answer):
+    """test_grader.py has a second grader for any response."""
+    graded = task.reward(f"</think>\n<answer>{expression}</answer>", reversed(numbers), target)
+    assert graded == {"reward": 0.1 + answer, "format": 1, "answer": answer}
 
 
 @pytest.mark.parametrize("text, answer", [
@@ -201,15 +189,6 @@ def test_roles_and_answer_by_hand(pieces, roles, answer):
     role, in_answer = task.roles("".join(pieces), spans_of(pieces))
     assert "".join("FRS"[r] for r in role) == roles
     assert in_answer.tolist() == [answer is not None and i >= answer for i in range(len(pieces))]
-
-
-def test_calculations_of_a_puzzle():
-    """Guards against numbers or targets of another puzzle; test_arithmetic.py has the details."""
-    text = "5 - 3 = 2, 4 + 3 = 7"
-    (first, right), (second, wrong) = task.calculations(text, Puzzle((3, 4, 5), 8))
-    assert (text[slice(*first.b)], text[slice(*second.result)], right, wrong) == ("3", "7", True, False)
-    assert task.reachable(text, Puzzle((3, 4, 5), 8)).tolist() == [[True] * 5, [True, True, False, False, False]]
-    assert not task.reachable(text, Puzzle((3, 4, 5), 50)).any()
 
 
 def test_command_line_prints_right_expressions_only(monkeypatch, capsys):

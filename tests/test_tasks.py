@@ -21,6 +21,7 @@ from tasks.math_task import Problem, number
 from tests.fixtures import spans_of
 from train import Settings, load_policy
 
+
 @pytest.mark.parametrize("name, content", [("latin", lambda puzzle: str(latin_task.solution(puzzle.id))),
                                            ("math", lambda problem: problem.steps)])
 def test_splits_are_apart_and_the_same_every_time(name, content):
@@ -58,15 +59,11 @@ def completions(cells):
             for done in completions(cells[:i] + digit + cells[i + 1 :])]
 
 
-def test_all_squares_are_there():
+def test_all_squares_are_there_and_a_puzzle_has_one_of_them():
     """161,280 is the published number of Latin squares of order 5 (OEIS A002860)."""
     squares = latin_task.squares().reshape(-1, 5, 5)
     assert len(np.unique(squares.reshape(-1, 25), axis=0)) == len(squares) == 161_280
     assert (np.sort(squares, 1) == np.arange(1, 6)[:, None]).all() and (np.sort(squares, 2) == np.arange(1, 6)).all()
-
-
-def test_a_puzzle_has_one_solution():
-    """Guards against an open cell that could be another digit."""
     for puzzle in latin_task.load("train", 40):
         assert completions(puzzle.id) == ["".join(map(str, latin_task.solution(puzzle.id)))]
 
@@ -93,15 +90,16 @@ def test_tokens_of_a_square():
     assert reach.tolist() == [True] * 4 + [False] * 3
 
 
-@pytest.mark.parametrize("line, said", [("12345", "is not a square of 25 cells"), ("_" * 25, "161280 solutions"),
-                                        ("11" + "_" * 23, "has no solutions")])
-def test_a_file_of_squares(line, said, tmp_path):
-    file = tmp_path / "squares.txt"
-    file.write_text("\n".join(puzzle.id for part in ("train", "heldout") for puzzle in latin_task.load(part, 3)) + "\n")
-    assert latin_task.load("heldout", path=str(file)) == latin_task.load("heldout", 3)
-    file.write_text(line)
-    with pytest.raises(ValueError, match=said):
-        latin_task.load("train", path=str(file))
+def test_a_file_of_squares(tmp_path):
+    """Guards against a square that is not checked, because another program made it."""
+    file, squares = tmp_path / "squares.txt", [latin_task.load(part, 3) for part in ("train", "heldout")]
+    file.write_text("\n".join(puzzle.id for puzzle in squares[0] + squares[1]) + "\n")
+    assert [latin_task.load(part, path=str(file)) for part in ("train", "heldout")] == squares
+    for line, said in (("12345", "is not a square of 25 cells"), ("_" * 25, "161280 solutions"),
+                       ("11" + "_" * 23, "has no solutions")):
+        file.write_text(line)
+        with pytest.raises(ValueError, match=said):
+            latin_task.load("train", path=str(file))
 
 
 # ------------------------------------------------------------------------------------------------- word problems
@@ -199,14 +197,11 @@ def test_dresses_go_together():
             assert number(f"{dressed}{between}12") is None
 
 
-@pytest.mark.parametrize("inside, answer", [("It is **$42.0**\n", 1), ("42 or 43", 0), ("42</answer><answer>42", 1)])
-def test_an_answer_is_the_number(inside, answer):
-    """Guards against the number of another place, and a layout that another task's rule decides."""
-    found = math_task.grade(f" 40 + 2 = 42.</think>\n<answer>{inside}</answer>", Problem("?", Fraction(42)))
-    assert found["answer"] == answer and found["format"] == (inside.count("<") == 0)
-
-
-def test_calculations_of_a_text():
+def test_answers_and_calculations_of_a_text():
+    """Guards against the number of another place, and a rounded division."""
+    for inside, answer in (("It is **$42.0**\n", 1), ("42 or 43", 0), ("42</answer><answer>42", 1)):
+        found = math_task.grade(f" 40 + 2 = 42.</think>\n<answer>{inside}</answer>", Problem("?", Fraction(42)))
+        assert found["answer"] == answer and found["format"] == (inside.count("<") == 0)
     text = " Then 4 + 3 = 7. So 7 / 2 = 3. Now 6 / 0 = 1"
     found = math_task.calculations(text, None)
     assert [(text[spans.a[0] : spans.result[1]], right) for spans, right in found] == [
