@@ -130,9 +130,11 @@ def test_prompts_are_chatml_for_a_chat_model_and_plain_for_any_other():
 
 @pytest.mark.parametrize("expression, numbers, target, answer", [
     ("8/(3-8/3)", (3, 3, 8, 8), 24, 1), ("8/(3-8/3)", (3, 8, 8), 24, 0), ("1/3*3", (1, 3, 3), 0.9999999999999999, 0),
-    ("3-5", (3, 5), -2, 1), ("5", (5,), 5, 1), ("12 + 1", (1, 2, 1), 13, 0), ("5 + 3 + 4 - 4", (3, 4, 5), 8, 0)])
+    ("3-5", (3, 5), -2, 1), ("5", (5,), 5, 1), ("12 + 1", (1, 2, 1), 13, 0), ("5 + 3 + 4 - 4", (3, 4, 5), 8, 0),
+    (r"12 / \frac{6}{2}", (2, 6, 12), 4, 1), (r"\frac{12}{\frac{6}{2}}", (2, 6, 12), 4, 1),
+    (r"\dfrac{12}{6 - 2} \div 3", (2, 3, 6, 12), 1, 1)])
 def test_answer_is_exact_and_uses_each_number_once_in_any_order(expression, numbers, target, answer):
-    """test_grader.py has a second grader for any response."""
+    r"""Guards against 12 / \frac{6}{2} = 12 / 6 / 2, too; test_grader.py has a second grader for any response."""
     graded = task.reward(f"</think>\n<answer>{expression}</answer>", reversed(numbers), target)
     assert graded == {"reward": 0.1 + answer, "format": 1, "answer": answer}
 
@@ -146,12 +148,6 @@ def test_answer_is_exact_and_uses_each_number_once_in_any_order(expression, numb
 def test_an_expression_in_the_notation_of_a_chat_model(text, answer):
     """Guards against right answers that are graded 0, and a notation that hides a number or an operator."""
     assert task.reward(f"<answer>{text}</answer>", (3, 4, 5), 8)["answer"] == answer
-
-
-def test_fractions_of_a_chat_model():
-    r"""Guards against 12 / \frac{6}{2} = 12 / 6 / 2."""
-    for text, value in ((r"12 / \frac{6}{2}", 4), (r"\frac{12}{\frac{6}{2}}", 4), (r"\dfrac{12}{6 - 2} \div 3", 1)):
-        assert task.expression_value(task.without_notation(text)) == value
 
 
 @pytest.mark.parametrize("text, value", [

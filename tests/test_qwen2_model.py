@@ -145,36 +145,30 @@ def test_transformers_reads_what_we_save(family, tied, dtype, tmp_path):
 
 
 NORM, Q = "model.norm.weight", "model.layers.1.self_attn.q_proj.weight"
-DAMAGES = {  # what to do to a good Qwen2 folder, and words that the message must have; more in test_plumbing.py
-    "no config": (lambda f: (f / "config.json").unlink(), FileNotFoundError, ["checkpoint", "config.json"]),
-    "a name of the hub": (shutil.rmtree, FileNotFoundError, ["checkpoint", "hf download"]),
-    "LoRA": (lambda f: (f / "adapter_config.json").touch(), ValueError, ["checkpoint", "merge_and_unload"]),
-    "GGUF": (lambda f: (f / "model.safetensors").rename(f / "q4.gguf"), ValueError, ["lab.real.weights --gguf"]),
-    "pickled": (lambda f: (f / "model.safetensors").rename(f / "pytorch_model-00001-of-00002.bin"),
-                ValueError, ["checkpoint", "safetensors with save_pretrained"]),
-    "tensor missing": (lambda f: edit_tensors(f, lambda t: t.pop(NORM)), ValueError, ["checkpoint", "lacks", NORM]),
-    "tensor unknown": (lambda f: edit_tensors(f, lambda t: t.update(extra=torch.ones(1))),
-                       ValueError, ["checkpoint", "unknown", "extra"]),
-    "wrong shape": (lambda f: edit_tensors(f, lambda t: t.update({Q: t[Q][1:].clone()})),
-                    ValueError, ["checkpoint", "shape", Q]),
-    "a billion layers": (lambda f: edit_config(f, num_hidden_layers=10**6),
-                         ValueError, ["asks for 1000000 layers", "fewer"]),
-    "untied by its file": (lambda f: edit_config(f, tie_word_embeddings=True),
-                           ValueError, ["checkpoint", "lm_head.weight", "tie_word_embeddings to false"]),
-    "no output matrix": (lambda f: edit_tensors(f, lambda t: t.pop("lm_head.weight")),
-                         ValueError, ["checkpoint lacks lm_head.weight", "tie_word_embeddings to true"]),
-}
+DAMAGES = [  # what to do to a good Qwen2 folder, and what is said about it; more in test_plumbing.py
+    (lambda f: (f / "config.json").unlink(), FileNotFoundError, "checkpoint is .* config.json"),
+    (shutil.rmtree, FileNotFoundError, "checkpoint: .*hf download"),
+    (lambda f: (f / "adapter_config.json").touch(), ValueError, "checkpoint .*merge_and_unload"),
+    (lambda f: (f / "model.safetensors").rename(f / "q4.gguf"), ValueError, "lab.real.weights --gguf"),
+    (lambda f: (f / "model.safetensors").rename(f / "pytorch_model-00001-of-00002.bin"), ValueError,
+     "checkpoint .*safetensors with save_pretrained"),
+    (lambda f: edit_tensors(f, lambda t: t.pop(NORM)), ValueError, f"checkpoint lacks .*{NORM}"),
+    (lambda f: edit_tensors(f, lambda t: t.update(extra=torch.ones(1))), ValueError, "checkpoint has unknown .*extra"),
+    (lambda f: edit_tensors(f, lambda t: t.update({Q: t[Q][1:].clone()})), ValueError, f"checkpoint .* shape .*{Q}"),
+    (lambda f: edit_config(f, num_hidden_layers=10**6), ValueError, "asks for 1000000 layers, .* fewer"),
+    (lambda f: edit_config(f, tie_word_embeddings=True), ValueError,
+     "checkpoint .*lm_head.weight .*tie_word_embeddings to false"),
+    (lambda f: edit_tensors(f, lambda t: t.pop("lm_head.weight")), ValueError,
+     "checkpoint lacks lm_head.weight: .*tie_word_embeddings to true")]
 
 
-@pytest.mark.parametrize("damage, error, words", DAMAGES.values(), ids=DAMAGES)
-def test_a_broken_checkpoint_is_refused_in_one_sentence(damage, error, words, tmp_path):
+@pytest.mark.parametrize("damage, error, said", DAMAGES, ids=[said for _, _, said in DAMAGES])
+def test_a_broken_checkpoint_is_refused_in_one_sentence(damage, error, said, tmp_path):
     """Guards against a traceback that names neither the file nor the tensor, and against wrong weights in silence."""
-    folder = tmp_path / "checkpoint"
-    both("qwen2", folder)
-    damage(folder)
-    with pytest.raises(error) as caught:
-        load_model(folder)
-    assert [word for word in words if word not in str(caught.value)] == [] and "\n" not in str(caught.value)
+    both("qwen2", tmp_path / "checkpoint")
+    damage(tmp_path / "checkpoint")
+    with pytest.raises(error, match=rf"\A[^\n]*{said}[^\n]*\Z"):
+        load_model(tmp_path / "checkpoint")
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
