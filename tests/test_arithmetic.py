@@ -1,12 +1,16 @@
-"""Calculations in a text, sentences and the hash, by hand. (lab/truth/test_solver.py tests what is within reach.)"""
+"""Calculations in a text, what is within reach, sentences and the hash, by hand and against brute force."""
 import doctest
+import re
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tasks import arithmetic, text as task_text
-from tasks.arithmetic import check_calculations, find_calculations
+from tasks.arithmetic import check_calculations, find_calculations, next_calculations, reachability, results
 from tasks.text import FILLER, REASONING, ROLES, STRUCTURE, fingerprint, sentence_starts
 from tests.fixtures import spans_of
+from tests.plain import expressions
 
 TWO = [("5", "-", "3", "2"), ("4", "*", "2", "8")]
 
@@ -46,6 +50,36 @@ def test_calculations_graded_by_hand(text, right, numbers):
     assert "".join("FT"[v] for v in check_calculations(text, find_calculations(text), numbers)) == right
 
 
+@given(st.lists(st.integers(-3, 12), min_size=1, max_size=4).map(sorted).map(tuple), st.data())
+@settings(max_examples=40, deadline=None)
+def test_next_calculations_are_those_of_brute_force(values, data):
+    """Guards against a value that is used twice, swapped operands of - and /, and results that are missed."""
+    made = {value for _, value in expressions(values)}
+    assert results(values) == made
+    target = data.draw(st.sampled_from(sorted(v for v in made if v.denominator == 1)) | st.integers(-5, 60))
+    solutions = [text for text, value in expressions(values) if value == target]
+    found = {step for text in solutions for step in re.findall(r"\((-?\d+) ([-+*/]) (-?\d+)\)", text)}
+    assert next_calculations(values, int(target)) == {(int(a), operator, int(b)) for a, operator, b in found}
+
+
+@pytest.mark.parametrize("text, numbers, target, expected", [  # before a calculation, and after its a, sign, b, result
+    ("5 - 3 = 3, 4 * 2 = 8", (3, 4, 5), 8, ["TTTTF", "FFFFF"]),  # a wrong result; the rest is dead
+    ("7 - 3 = 4", (3, 4, 5), 8, ["TFFFF"]), ("5 + 5 = 10, 10 + 3 = 13", (3, 5, 5), 13, ["TTTTT", "TTTTT"]),
+    ("5 + 3 = 8. How about 5 - 3 = 2, 4 * 2 = 8", (3, 4, 5), 8, ["TTFFF", "TTTTT", "TTTTT"]),  # a new attempt
+    ("5 + 3 = 8, 8 + 4 = 12, 5 - 3 = 2", (3, 4, 5), 8, ["TTFFF", "FFFFF", "TTTTT"]),  # one that is finished
+    ("5 + 3 = 8, 5 - 3 = 2", (3, 4, 5), 12, ["TTTTT", "TFFFF"]),  # no new attempt: 5 and 3 are used up
+    # it is open which attempt continues: {2, 8} makes 16, {2, 4, 8} makes 64
+    ("4 / 2 = 2. 2 * 8 = 16", (2, 4, 8), 16, ["TTTTT", "TTTTT"]),
+    ("4 / 2 = 2. 2 * 8 = 16", (2, 4, 8), 64, ["TTFFF", "TTTTT"]),
+    ("1 / 5 = 0", (1, 5, 5, 5), 24, ["TTTTF"]),  # 5 * (5 - 1 / 5) needs a fraction
+    ("1 + 1 = 2", (1, 1), 7, ["FFFFF"]), (" Maybe it is 5 -", (3, 4, 5), 8, [])])
+def test_reachability_of_worked_examples(text, numbers, target, expected):
+    """Guards against a new attempt without the numbers, or none where one starts."""
+    found = reachability(text, find_calculations(text), numbers, target)
+    assert ["".join("FT"[verdict] for verdict in row) for row in found.tolist()] == expected
+    assert found.shape == (len(expected), 5)
+
+
 @pytest.mark.parametrize("pieces, places", [
     (["No", ".", " 1", " +", " 2"], [2]), (["No.", " 1"], [1]), ([" No", ". 1", " +"], [2]),  # merged with the end
     (["No", "!", " Or", "?", " Yes"], [2, 4]), (["Hm", ".", ".", ".", " No"], [4]), (["2", ".", "5", " is"], []),
@@ -65,7 +99,6 @@ def test_the_names_of_roles_and_the_hash_never_change():
     assert fingerprint("abc") == 0xBA7816BF8F01CFEA  # the first 64 bits of SHA-256's published test vector
 
 
-@pytest.mark.parametrize("module, examples", [(arithmetic, 4), (task_text, 2)])
-def test_examples_in_the_docstrings(module, examples):
-    result = doctest.testmod(module)
-    assert (result.attempted, result.failed) == (examples, 0)
+def test_examples_in_the_docstrings():
+    for module, examples in ((arithmetic, 4), (task_text, 2)):
+        assert doctest.testmod(module) == (0, examples)  # failed, attempted

@@ -37,16 +37,12 @@ def test_solutions_are_expressions_that_reach_the_target(numbers, target):
     assert task.is_solvable(puzzle) == (target in all_values(numbers, whole=False))
 
 
-DEFAULT_RANGES = (3, 1, 20, 100)  # how many numbers, from, to, the largest target
-
-
 @pytest.mark.parametrize("ranges", [(), (2, 1, 6, 30), (3, 4, 7, 10), (2, 0, 3, 5), (4, 9, 10, 40), (1, 3, 9, 7)])
 def test_universe_is_what_brute_force_finds(ranges):
-    found, (count, low, high, most) = task.universe(*ranges), ranges or DEFAULT_RANGES
+    found, (count, low, high, most) = task.universe(*ranges), ranges or (3, 1, 20, 100)
     sets = itertools.combinations_with_replacement(range(low, high + 1), count)
     expected = {(numbers, value) for numbers in sets for value in all_values(numbers, True) if 1 <= value <= most}
-    assert len(found) == len(expected)
-    assert set(found) == expected
+    assert len(found) == len(expected) and set(found) == expected
 
 
 def test_split_is_a_fixed_hash_and_ignores_the_order_of_the_numbers():
@@ -57,54 +53,37 @@ def test_split_is_a_fixed_hash_and_ignores_the_order_of_the_numbers():
         assert task.split(Puzzle((a, b, 7), target)) == ("new_numbers" if new else "heldout" if heldout else "train")
 
 
-@pytest.mark.parametrize("part, ranges", [("train", ()), ("heldout", ()), ("new_numbers", ()),
-                                          ("train", (4, 5, 30, 40))])
-def test_generated_puzzles_are_distinct_solvable_and_of_their_split(part, ranges):
-    puzzles, (count, low, high, most) = task.generate_puzzles(100, part, 3, *ranges), ranges or DEFAULT_RANGES
-    assert len(puzzles) == len({p.id for p in puzzles}) == 100
-    assert {task.split(p) for p in puzzles} == {part}
-    for numbers, target in puzzles:
-        assert len(numbers) == count and all(low <= n <= high for n in numbers)
-        assert 1 <= target <= most and target in all_values(numbers, whole=True)
-        assert all(type(n) is int for n in (*numbers, target))
-
-
-def test_seed_decides_the_generated_puzzles_and_their_random_order():
-    puzzles = task.generate_puzzles(400, "train")
-    assert puzzles == task.load("train", 400)
-    assert puzzles != task.generate_puzzles(400, "train", seed=1)
+def test_generated_puzzles_are_distinct_ones_of_their_split_in_an_order_that_the_seed_decides():
+    """Guards against numbers of NumPy's types, too, which JSON can't hold."""
+    for part in ("train", "heldout", "new_numbers"):
+        puzzles = task.generate_puzzles(400, part)
+        assert len(puzzles) == len({p.id for p in puzzles} & {p.id for p in task.universe()}) == 400
+        assert {task.split(p) for p in puzzles} == {part}
+        assert all(type(n) is int for numbers, target in puzzles for n in (*numbers, target))
+        assert 20 < sum(list(p.numbers) == sorted(p.numbers) for p in puzzles) < 200  # about a sixth is in order
+        assert puzzles == task.load(part, 400) != task.generate_puzzles(400, part, seed=1)
     assert len(task.load("train")) == 4096
-    assert 20 < sum(list(p.numbers) == sorted(p.numbers) for p in puzzles) < 200  # about a sixth is in order
 
 
-def test_generator_finds_every_puzzle_and_says_when_there_are_no_more():
-    known = [p for p in task.universe(2, 1, 4) if task.split(p) == "train"]
-    drawn = task.generate_puzzles(len(known), "train", count=2, high=4)
-    assert {(tuple(sorted(p.numbers)), p.target) for p in drawn} == set(known)
-    for ranges, found in (({"count": 2, "high": 4}, len(known)), ({"max_target": 0}, 0)):
+def test_generator_finds_every_puzzle_of_its_ranges_and_says_when_there_are_no_more():
+    known = [p for p in task.universe(2, 2, 5, 12) if task.split(p) == "train"]
+    drawn = task.generate_puzzles(len(known), "train", 0, 2, 2, 5, 12)
+    assert sorted((tuple(sorted(p.numbers)), p.target) for p in drawn) == sorted(known)
+    for ranges, found in (((2, 2, 5, 12), len(known)), ((3, 1, 20, 0), 0)):
         with pytest.raises(ValueError, match=f"found only {found} of 60 train puzzles"):
-            task.generate_puzzles(60, "train", **ranges)
+            task.generate_puzzles(60, "train", 0, *ranges)
 
 
-GOOD = '{"target": 98, "nums": [44, 19, 35]}'
-MALFORMED = ["98", '{"nums": [1, 2]}', '{"nums": [3, 4], "target": "98"}',
-             *(f'{{"target": 3, "nums": {n}}}' for n in ("[]", '"44"', "[-44]", "[44.0]", "[true]"))]
-
-
-def test_reader_accepts_rows_of_countdown_tasks_3to4(tmp_path):
-    path = tmp_path / "data.jsonl"
-    path.write_bytes(f'{GOOD}\r\n{{"nums": [3, 3, 0], "target": 0, "id": "x"}}'.encode())
+def test_reader_accepts_rows_of_countdown_tasks_3to4_and_says_what_is_wrong(tmp_path, monkeypatch):
+    """Guards against a row that is read as another puzzle, as [True, 44.0] can be."""
+    path, good = tmp_path / "data.jsonl", '{"target": 98, "nums": [44, 19, 35]}'
+    path.write_bytes(f'{good}\r\n{{"nums": [3, 3, 0], "target": 0, "id": "x"}}'.encode())
     assert task.read_puzzles(path) == task.read_puzzles(str(path)) == [((44, 19, 35), 98), ((3, 3, 0), 0)]
-
-
-@pytest.mark.parametrize("line", MALFORMED)
-def test_reader_names_the_malformed_line(tmp_path, line):
-    (tmp_path / "data.jsonl").write_text("\n".join([GOOD, GOOD, line, GOOD]))
-    with pytest.raises(ValueError, match=r"data\.jsonl, line 3: expected .*nums.*target"):
-        task.read_puzzles(tmp_path / "data.jsonl")
-
-
-def test_without_pyarrow_the_error_says_what_to_install(tmp_path, monkeypatch):
+    malformed = [f'{{"target": 3, "nums": {nums}}}' for nums in ("[]", '"44"', "[-44]", "[44.0]", "[true]")]
+    for line in ("98", '{"nums": [1, 2]}', '{"nums": [3, 4], "target": "98"}', *malformed):
+        path.write_text("\n".join([good, good, line, good]))
+        with pytest.raises(ValueError, match=r"data\.jsonl, line 3: expected .*nums.*target"):
+            task.read_puzzles(path)
     (tmp_path / "train.parquet").write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ValueError, match="pip install pyarrow"):
@@ -115,20 +94,19 @@ def test_a_split_of_a_file_does_not_depend_on_its_rows(tmp_path):
     """Guards against a puzzle that counts twice, and first rows that are no fair sample."""
     rows = [json.dumps({"nums": numbers, "target": target}) for n, target in task.universe(2, 1, 9)
             for numbers in (n, n[::-1])]
-    (tmp_path / "a.jsonl").write_text("\n".join(rows))
-    (tmp_path / "b.jsonl").write_text("\n".join(sorted(rows)))
-    parts = {part: [p.id for p in task.load(part, path=tmp_path / "a.jsonl")] for part in ("train", "heldout")}
-    everything = {part: {p.id for p in task.universe(2, 1, 9) if task.split(p) == part} for part in parts}
-    for part, ids in parts.items():
-        assert len(ids) == len(everything[part]) and set(ids) == everything[part]
-        assert [p.id for p in task.load(part, 3, str(tmp_path / "b.jsonl"))] == ids[:3]
-    whole = [p.id for p in task.load("all", path=tmp_path / "a.jsonl")]
+    a, b = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    a.write_text("\n".join(rows))
+    b.write_text("\n".join(sorted(rows)))
+    whole = [p.id for p in task.load("all", path=a)]
     assert sorted(whole) == sorted(p.id for p in task.universe(2, 1, 9))
-    assert [name for name in whole if name in parts["train"]] == parts["train"]
-    assert parts["train"] != sorted(parts["train"])
-    (tmp_path / "a.jsonl").write_text('{"nums": [1, 2], "target": 3}')
+    for part in ("train", "heldout"):
+        ids = [p.id for p in task.load(part, path=a)]
+        members = {p.id for p in task.universe(2, 1, 9) if task.split(p) == part}
+        assert ids == [name for name in whole if name in members] != sorted(ids)
+        assert [p.id for p in task.load(part, 3, str(b))] == ids[:3]
+    a.write_text('{"nums": [1, 2], "target": 3}')
     with pytest.raises(ValueError, match=r"a.jsonl has no held-out puzzle among its 1: it needs more rows"):
-        task.load("heldout", path=tmp_path / "a.jsonl")
+        task.load("heldout", path=a)
 
 
 def test_puzzles_that_can_not_be_used_are_refused_in_one_sentence():
@@ -150,28 +128,15 @@ def test_prompts_are_chatml_for_a_chat_model_and_plain_for_any_other():
     assert chat.endswith("<|im_end|>\n<|im_start|>assistant\nLet me solve this step by step.\n<think>")
 
 
-RIGHT = "</think>\n<answer>(5 - 3) * 4</answer>"  # of the puzzle 3, 4, 5 = 8
-
-
-@pytest.mark.parametrize("response, layout, answer", [
-    (" a\nb" + RIGHT, 1, 1), ("</think>\n<answer>5 + 3 + 4 - 4</answer>", 1, 0),  # a number is used twice
-    ("</think><answer>(5 - 3) * 4</answer>", 0.6, 1),  # no newline between the tags
-    ("</think>\n<answer>(5 - 3) * 4</answer> 9</answer>", 0.6, 1),  # the answer stops at the first </answer>
-    (" think\n<answer>(5 - 3) * 4</answer>", 0.5, 1), (" think</think>\n<answer>(5 - 3) * 4", 0.1, 0),
-    ("</think>\n<answer>5 + 3</answer>\n<answer>(5 - 3) * 4</answer>", 0, 1),  # two answers: the last is graded
-])
-def test_reward_of_responses_graded_by_hand(response, layout, answer):
-    """test_grader.py has a second grader for any response."""
-    graded = task.reward(response, iter((5, 3, 4)), 8)  # numbers in any order, in any iterable
-    assert graded == {"reward": pytest.approx(0.1 * layout + answer), "format": pytest.approx(layout), "answer": answer}
-    assert graded == task.grade(response, Puzzle((3, 4, 5), 8))
-
-
 @pytest.mark.parametrize("expression, numbers, target, answer", [
     ("8/(3-8/3)", (3, 3, 8, 8), 24, 1), ("8/(3-8/3)", (3, 8, 8), 24, 0), ("1/3*3", (1, 3, 3), 0.9999999999999999, 0),
-    ("3-5", (3, 5), -2, 1), ("5", (5,), 5, 1), ("12 + 1", (1, 2, 1), 13, 0)])
-def test_answer_is_exact_and_uses_each_number_once(expression, numbers, target, answer):
-    assert task.reward(f"<answer>{expression}</answer>", numbers, target)["answer"] == answer
+    ("3-5", (3, 5), -2, 1), ("5", (5,), 5, 1), ("12 + 1", (1, 2, 1), 13, 0), ("5 + 3 + 4 - 4", (3, 4, 5), 8, 0),
+    (r"12 / \frac{6}{2}", (2, 6, 12), 4, 1), (r"\frac{12}{\frac{6}{2}}", (2, 6, 12), 4, 1),
+    (r"\dfrac{12}{6 - 2} \div 3", (2, 3, 6, 12), 1, 1)])
+def test_answer_is_exact_and_uses_each_number_once_in_any_order(expression, numbers, target, answer):
+    r"""Guards against 12 / \frac{6}{2} = 12 / 6 / 2, too; test_grader.py has a second grader for any response."""
+    graded = task.reward(f"</think>\n<answer>{expression}</answer>", reversed(numbers), target)
+    assert graded == {"reward": 0.1 + answer, "format": 1, "answer": answer}
 
 
 @pytest.mark.parametrize("text, answer", [
@@ -185,17 +150,11 @@ def test_an_expression_in_the_notation_of_a_chat_model(text, answer):
     assert task.reward(f"<answer>{text}</answer>", (3, 4, 5), 8)["answer"] == answer
 
 
-def test_fractions_of_a_chat_model():
-    r"""Guards against 12 / \frac{6}{2} = 12 / 6 / 2."""
-    for text, value in ((r"12 / \frac{6}{2}", 4), (r"\frac{12}{\frac{6}{2}}", 4), (r"\dfrac{12}{6 - 2} \div 3", 1)):
-        assert task.expression_value(task.without_notation(text)) == value
-
-
 @pytest.mark.parametrize("text, value", [
     (" 1/3 + 1/6", Fraction(1, 2)), ("(" * 32 + "1" + ")" * 32, 1), ("(1)+" * 40 + "1", 41),
     ("1" + "+1" * 127 + " ", 128), ("100*" * 60 + "1", 100**60)])  # the first of these has 256 characters
-def test_an_expression_by_hand(text, value):
-    """At the limits; test_grader.py has a second parser for any expression."""
+def test_an_expression_at_the_limits(text, value):
+    """test_grader.py has a second parser for any expression."""
     assert task.expression_value(text) == value
     assert isinstance(task.expression_value(text), Fraction)
 
@@ -226,15 +185,6 @@ def test_roles_and_answer_by_hand(pieces, roles, answer):
     role, in_answer = task.roles("".join(pieces), spans_of(pieces))
     assert "".join("FRS"[r] for r in role) == roles
     assert in_answer.tolist() == [answer is not None and i >= answer for i in range(len(pieces))]
-
-
-def test_calculations_of_a_puzzle():
-    """Guards against numbers or targets of another puzzle; test_arithmetic.py has the details."""
-    text = "5 - 3 = 2, 4 + 3 = 7"
-    (first, right), (second, wrong) = task.calculations(text, Puzzle((3, 4, 5), 8))
-    assert (text[slice(*first.b)], text[slice(*second.result)], right, wrong) == ("3", "7", True, False)
-    assert task.reachable(text, Puzzle((3, 4, 5), 8)).tolist() == [[True] * 5, [True, True, False, False, False]]
-    assert not task.reachable(text, Puzzle((3, 4, 5), 50)).any()
 
 
 def test_command_line_prints_right_expressions_only(monkeypatch, capsys):

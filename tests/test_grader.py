@@ -32,7 +32,7 @@ def test_reward_of_any_response_equals_a_grade_by_counting_and_cutting(text, tar
         inside = answers[-1].split("</answer>")[0] if answers and "</answer>" in answers[-1] else ""
         used = "".join(c if c in "0123456789" else " " for c in inside).split()
         right = oracle_value(inside.strip(" \n")) == target and sorted(map(int, used)) == [3, 4, 5]
-        assert task.reward(response, (3, 4, 5), target) == {
+        assert task.grade(response, task.Puzzle((5, 3, 4), target)) == {
             "reward": pytest.approx(0.1 * layout + right), "format": pytest.approx(layout), "answer": right}
 
 

