@@ -25,7 +25,8 @@ from rollout import TokenBatch
 AT_ONCE = 4  # credits whose gradients share a forward pass
 HALVES = "half against half"
 ALL, WITHIN = "Credit against A*, all tokens", "Credit against A* and the solver, within responses"  # two headings
-LOCATED = ("none", "entropy_ratio", "vineppo", "ppo", "learned_importance")  # methods in the table Where it lies
+GRADIENT = "A·‖onehot - p‖"
+LOCATED = ("none", "entropy_ratio", "vineppo", "ppo", "learned_importance", GRADIENT)  # in the table Where it lies
 
 
 class Score(NamedTuple):
@@ -72,7 +73,7 @@ def all_credit(truth: dict) -> dict[str, np.ndarray]:
 def seed_measures(truth: dict) -> dict[str, np.ndarray]:
     """The original's measure of GRPO's credit, and its gradient in logit space (N,), signed as the advantage."""
     return {"A·abs(log p)": truth["advantage"] * -truth["logprob"],
-            "A·‖onehot - p‖": truth["advantage"] * truth["logit_grad"]}
+            GRADIENT: truth["advantage"] * truth["logit_grad"]}
 
 
 def score_tables(scores: dict[str, Score], truth: dict) -> list[Table]:
@@ -124,7 +125,7 @@ def table_kinds(truth: dict) -> Table:
         return [pm(*clustered_mean(x[group], truth["group"][group].astype(int)), digits) for group in groups.values()]
     listed = {name: credit for name, credit in all_credit(truth).items() if name in LOCATED}
     rows = [["tokens"] + [f"{group.mean():.1%}" for group in groups.values()]]
-    for name, credit in ({"A*": truth["a_star"]} | listed | seed_measures(truth)).items():
+    for name, credit in ({"A*": truth["a_star"]} | listed).items():
         size = np.abs(credit.astype(float))
         rows.append([name, *means(size / size.mean(), 2)])
     rows.append(["mean A*", *means(truth["a_star"], 3)])
