@@ -106,9 +106,9 @@ def table_methods(gradients: Tensor) -> Table:
         rows.append([name, cell(signal, 3), cell(clean) if np.isfinite(clean.low) else ""])
     return Table("Noise and bias of each method's gradient", (
         f"{n} batches. Signal to noise: |E g|^2 / tr Cov(g), corrected for the noise in the mean. Cosine, corrected: "
-        "of the expectation with that of the unbiased policy gradient of the reward (r - the others' mean), estimated "
-        "from pairs of different batches, so that noise does not shrink it; empty where noise hides the signal. "
-        "Jackknife 95% intervals."),
+        "of the expectation with that of the unbiased policy gradient, of r - the others' mean, from pairs of "
+        "different batches, so that noise does not shrink it; empty where noise hides the signal. Jackknife 95% "
+        "intervals."),
         ["method", "signal to noise", "cosine, corrected"], rows)
 
 
@@ -139,6 +139,6 @@ def table_washout(batch: TokenBatch) -> Table:
     rows = [[name, f"{a:.1%}", f"{b:.1%}", f"{c:.2f}", f"{d:.3f}"] for name, (a, b, c, d) in zip(kinds, columns)]
     return Table("Wash-out", (
         f"GRPO's credit on {len(batch.text)} responses. Size: the sum of the norms of the tokens' gradients, as a "
-        "share of that of all tokens. Sum: the norm of the sum of the gradients, in units of that of all tokens. "
-        "Wash-out: sum over size, both in the same unit."),
+        "share of that of all. Sum: the norm of their sum, over that of all. Wash-out: sum over size, in the same "
+        "unit."),
         ["tokens", "share of tokens", "size", "sum", "wash-out"], rows)

@@ -79,7 +79,7 @@ def seed_measures(truth: dict) -> dict[str, np.ndarray]:
 def score_tables(scores: dict[str, Score], truth: dict) -> list[Table]:
     """All tables of scores.md but the first; the last two only where there are calculations, and a solver of them."""
     decides = np.isin(truth["kind"], [KINDS.index(kind) for kind in DECISIONS])
-    return [table_pooled(scores), table_within(scores, truth), table_sizes(truth),
+    return [table_pooled(scores), table_within(scores), table_sizes(truth),
             *([table_kinds(truth)] if decides.any() else []),
             *([table_solver(truth)] if (truth["reachable_before"][decides] == 1).any() else [])]
 
@@ -88,21 +88,19 @@ def table_pooled(scores: dict[str, Score]) -> Table:
     """Each method against A*, all tokens together."""
     rows = [[name, cell(s.spearman), cell(s.cosine)] for name, s in scores.items()]
     return Table(ALL, (
-        "Rank correlation; cosine of the update that the credit causes with that of A*, in all parameters. Brackets: "
-        "95% intervals over puzzles, by bootstrap, for the cosine by jackknife. Half against half: A* from one half of "
-        "the rollouts against A* from the other; halves that agree by r leave room for about sqrt(2 r / (1 + r))."),
+        "Rank correlation; cosine of the updates that credit and A* cause, in all parameters. Brackets: 95% intervals "
+        "over puzzles, by bootstrap, of the cosine by jackknife. Half against half: A* from either half of the "
+        "rollouts; halves that agree by r leave room for about sqrt(2 r / (1 + r))."),
         ["method", "Spearman", "cosine of update"], rows)
 
 
-def table_within(scores: dict[str, Score], truth: dict) -> Table:
+def table_within(scores: dict[str, Score]) -> Table:
     """Each method against A* and the solver, counting only what differs within a response."""
-    exact = score(truth["a_star"], truth["a_star"], truth, Estimate(1.0))
-    rows = [[name, cell(s.within_spearman), cell(s.within_pearson), cell(s.solver)]
-            for name, s in (scores | {"A*": exact}).items()]
+    rows = [[name, cell(s.within_spearman), cell(s.within_pearson), cell(s.solver)] for name, s in scores.items()]
     return Table(WITHIN, (
-        "Tokens with rollouts, ranks and values centred in each response: what a method knows beyond the outcome; "
-        "empty where its credit is the same on all. Solver: rank correlation with its verdict on operands, operators "
-        "and results before which the target was within reach: 0 where it stays so, -1 where it is lost."),
+        "Tokens with rollouts, ranks and values centred in each response; empty where credit is the same on all. "
+        "Solver: rank correlation with its verdict on operands, operators and results before which the target was "
+        "within reach: 0 where it stays so, -1 where it is lost."),
         ["method", "Spearman", "Pearson", "solver"], rows)
 
 
@@ -130,8 +128,8 @@ def table_kinds(truth: dict) -> Table:
         rows.append([name, *means(size / size.mean(), 2)])
     rows.append(["mean A*", *means(truth["a_star"], 3)])
     return Table("Where it lies", (
-        "Mean abs(credit) of a kind of token over the mean of all tokens, ± half of its 95% interval, clustered by "
-        "puzzle. Opening: words before a sentence's first calculation; verdict: a sentence without one."),
+        "Mean abs(credit) of a kind of token over that of all, ± half of its 95% interval, clustered by puzzle. "
+        "Opening: words before a sentence's first calculation; verdict: a sentence without one."),
         ["", *groups], rows)
 
 
@@ -144,8 +142,8 @@ def table_solver(truth: dict) -> Table:
         rows.append([name, f"{asked.sum():,}", f"{lost.sum() / asked.sum():.1%}" if asked.any() else "",
                      *(pm(*clustered_mean(truth["a_star"][use], puzzle[use])) for use in (kept, lost))])
     return Table("The solver's verdict and A*", (
-        "Tokens before which the target could be reached in the attempt being written; how many of them lose it; mean "
-        "A* where they keep it and where they lose it, ± half of its 95% interval, clustered by puzzle."),
+        "Tokens before which the target could be reached in the attempt being written; how many lose it; mean A* where "
+        "they keep it and where they lose it, ± half of its 95% interval, clustered by puzzle."),
         ["", "tokens", "lose the target", "A*, kept", "A*, lost"], rows)
 
 
