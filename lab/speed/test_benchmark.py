@@ -10,7 +10,8 @@ def test_programs_take_turns_and_warm_up():
 
 
 def test_a_ratio_is_the_median_of_the_rounds_own_ratios():
-    """Guards against a ratio of medians, and of another pair."""
-    assert table_rows("what", {"ours": [10, 20, 60], "peer": [10, 40, 20], "other": [20, 5, 6]}) == [
-        ["what", "20 tokens/s", "peer: 20", "1.00", "0.50 to 3.00"],
+    """Guards against a ratio of medians, and a peer's slower setting."""
+    rates = {"ours": [10, 20, 60], "peer, slow": [1, 1, 1], "peer, fast": [10, 40, 20], "other": [20, 5, 6]}
+    assert table_rows("what", rates) == [
+        ["what", "20 tokens/s", "peer, fast: 20", "1.00", "0.50 to 3.00"],
         ["what", "20 tokens/s", "other: 6", "4.00", "0.50 to 10.00"]]
