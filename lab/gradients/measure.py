@@ -1,7 +1,7 @@
 """What a step's gradient is made of, and which method's is noisy or biased.
 
-Is the gradient of a group of rank 2? See rank.py. Which baseline, and which method, has the least noise and bias? See
-noise.py. How much of the gradient cancels, and what of it does Adam take? See washout.py.
+Is the gradient of a group of rank 2? See rank.py. Which baseline, and which method, has the least noise and bias, and
+how much of the gradient cancels? See noise.py.
 
 Run it:  python -m lab.gradients.measure        within a quarter of an hour
 """
@@ -12,9 +12,8 @@ from typing import Iterator
 import numpy as np
 
 from countdown_task import generate_puzzles
-from lab.gradients.noise import method_gradients, table_baseline, table_methods
+from lab.gradients.noise import method_gradients, table_baseline, table_methods, table_washout
 from lab.gradients.rank import SIZES, by_success, draw_ranks, group_spectra, tables_rank
-from lab.gradients.washout import adam_steps, table_adam, table_washout
 from lab.heads import LIMIT, find_heads, sample
 from lab.updates import credit_gradients
 from plumbing.flags import new_parser
@@ -64,7 +63,7 @@ def measure(args: argparse.Namespace) -> list[Table]:
     success, norms = (x.reshape(len(puzzles), max(SIZES)) for x in (batch.success.double().numpy(), norms))
     return [*tables_rank(group_spectra(batch, args.seed)), table_baseline(success, norms),
             table_methods(method_gradients(independent_batches(policy, args.batches, args.seed))),
-            table_washout(sample(policy, puzzles, 8, (args.seed, 1))), table_adam(adam_steps(args.model, args.seed))]
+            table_washout(sample(policy, puzzles, 8, (args.seed, 1)))]
 
 
 @one_sentence()

@@ -22,7 +22,6 @@ from lab.estimates import read_cell, read_table
 from lab.updates import credit_gradients
 from methods.calculations import reward_decomposition
 from methods.groups import optimal_baseline
-from methods.tokens import token_type
 from mitigations import ppo
 from plumbing.progress import Progress
 from plumbing.report import GREY, PALETTE, Table, interval, new_figure, pm, ratio, save_figure
@@ -111,13 +110,12 @@ def controls(group: TokenBatch, rng: np.random.Generator) -> dict[str, Tensor]:
     """By name, credit (R, T) other than GRPO's for a group."""
     A, mask = group.advantage[:, None], group.mask
     w = torch.from_numpy(rng.exponential(size=mask.shape)).float()  # (R, T)
-    rloo = compare(group, "rloo")[:, None]  # (R, 1) GRPO's times one number: of equal rank
     trained = dataclasses.replace(group, reward=0.1 * group.format + group.success)  # what the critic predicts
     return {"shuffled advantages": A[torch.from_numpy(rng.permutation(len(A)))] * mask,
             "random credit": A * w * mask, "imitation: credit 1": mask.float(),
             "a reward for each calculation": reward_decomposition(group, stepwise=True),
-            "RLOO": rloo * mask, "no baseline: credit r": group.success[:, None] * mask,
-            "optimal_baseline": optimal_baseline(group), "token_type": token_type(group), "ppo": ppo(trained)}
+            "no baseline: credit r": group.success[:, None] * mask, "optimal_baseline": optimal_baseline(group),
+            "ppo": ppo(trained)}
 
 
 def group_spectra(batch: TokenBatch, seed: int) -> Spectra:

@@ -1,18 +1,16 @@
-"""Speed as ratios: our sampler, update and whole step against other libraries, and two processes against one.
+"""Speed as ratios: our sampler and whole step against other libraries, and two processes against one.
 
 Shared machines are noisy. So the things compared take turns, A B C A B C, and each round gives one ratio, of which the
 table has the median, the smallest and the largest. Rates are in tokens sampled per second, the end tokens included.
-Each library works in a process of its own: see contestants.py. Writes tables.md, with the memory of an update as well.
+Each library works in a process of its own: see contestants.py.
 
 Run it:  python -m lab.speed.benchmark          a few minutes on two cores; pip install -r tests/requirements.txt
          python -m lab.speed.benchmark --trl    also whole steps of TRL's GRPOTrainer: pip install trl datasets
-         python -m lab.speed.benchmark --model weights/qwen weights/smollm2    pretrained models: writes pretrained.md
 CTranslate2 takes part where it is installed: pip install ctranslate2.
 """
 import contextlib
 import functools
 import importlib.util
-import itertools
 import json
 import os
 import statistics
@@ -34,22 +32,20 @@ from train import BUNDLED, Settings
 TOKENS, THREADS, WARM_UPS = 64, 2, 2
 FIXED = {f"x {TOKENS} tokens": {"limit": TOKENS, "fixed": True}}
 REAL = {"real lengths": {"limit": Settings.max_new_tokens, "fixed": False}}
-COLUMNS = ["what", "ours", "peer", "ratio", "min to max"]
 NOTE = ("Written by `python -m lab.speed.benchmark --trl` on two cores, where the programs of a row took turns. `ours` "
         "and `peer` are medians over the rounds, `ratio` is the median of the rounds' own ratios, and `min to max` the "
         "smallest and the largest of these. A row names puzzles x responses x tokens; at real lengths, responses end "
         "where the model ends them.")
 
 
-def take_turns(what: str, repeats: int, work: dict[str, Callable[[int], float]],
-               warm_ups: int = WARM_UPS) -> dict[str, list[float]]:
+def take_turns(what: str, repeats: int, work: dict[str, Callable[[int], float]]) -> dict[str, list[float]]:
     """What each function returned in each counted round. All take turns, and are told the number of the round."""
-    progress, found = Progress(what, repeats + warm_ups), defaultdict(list)
-    for i in range(repeats + warm_ups):
+    progress, found = Progress(what, repeats + WARM_UPS), defaultdict(list)
+    for i in range(repeats + WARM_UPS):
         for name, function in work.items():
             found[name].append(function(i))
         progress.show(i + 1)
-    return {name: values[warm_ups:] for name, values in found.items()}
+    return {name: values[WARM_UPS:] for name, values in found.items()}
 
 
 def table_rows(what: str, rates: dict[str, list[float]]) -> list[list[str]]:
@@ -80,7 +76,7 @@ def start(kind: str, threads: int, *arguments: object, processes: int = 1, **env
 
 
 def ask(name: str, process: subprocess.Popen, case: dict) -> list[float]:
-    """What a contestant answers to a case: its tokens, its seconds, the rise of its memory."""
+    """What a contestant answers to a case: its tokens and its seconds."""
     print(json.dumps(case), file=process.stdin, flush=True)
     reply = process.stdout.readline()
     if not reply:
@@ -90,7 +86,7 @@ def ask(name: str, process: subprocess.Popen, case: dict) -> list[float]:
 
 def turn(name: str, process: subprocess.Popen, case: dict, seed: int) -> float:
     """Tokens per second of one case."""
-    tokens, took, _ = ask(name, process, case | {"seed": seed})
+    tokens, took = ask(name, process, case | {"seed": seed})
     if name.startswith("CTranslate2"):
         time.sleep(0.25)  # until its idle threads no longer spin
     return tokens / took
@@ -139,58 +135,19 @@ def steps(repeats: int, trl: bool) -> list[list[str]]:
     return rows + contest(repeats, "step", "two processes", rivals)
 
 
-def updates(repeats: int) -> list[list[str]]:
-    """An update against transformers' model with autograd alone."""
-    rivals = {"ours": lambda: start("ours", THREADS), "transformers": lambda: start("transformers", THREADS)}
-    return contest(repeats, "update", f"{THREADS} threads", rivals, cases=FIXED)
-
-
-def alone(kind: str, folder: str, **case: object) -> list[float]:
-    """What a contestant answers that starts for a case of exactly 64 tokens, after a short one to warm up."""
-    case |= {"limit": TOKENS, "fixed": True}
-    with start(kind, THREADS, folder) as process:
-        ask(kind, process, case | {"limit": 2})
-        return ask(kind, process, case)
-
-
-def bundled(repeats: int, trl: bool) -> list[Table]:
-    """The bundled model: every speed, and by how much the memory of a process rises in an update."""
-    rows = [*sampler(repeats), *steps(repeats, trl), *updates(repeats)]
-    _, _, rise = alone("ours", "", work="update", puzzles=PUZZLES, settings={"micro_batch": 4}, seed=0)
-    memory = [[f"update of {PUZZLES * ANSWERS} x {TOKENS} tokens", f"{rise:.3f}"]]
-    return [Table("Speed", NOTE, COLUMNS, rows),
-            Table("Memory", "Peak above weights, gradients and optimizer.", ["what", "GiB"], memory)]
-
-
-def pretrained(repeats: int, folders: list[Path]) -> list[Table]:
-    """Pretrained models against transformers. Each turn has its process, since several would not fit into memory."""
-    def take(kind: str, work: str, folder: Path, seed: int) -> float:
-        tokens, took, _ = alone(kind, str(folder), work=work, puzzles=4, seed=seed)
-        return tokens / took
-
-    rows = []
-    for folder, work in itertools.product(folders, ("sampler", "update")):
-        what = f"{work}, {folder.name}"
-        turns = {kind: functools.partial(take, kind, work, folder) for kind in ("ours", "transformers")}
-        rows += table_rows(what, take_turns(what, repeats, turns, warm_ups=0))
-    note = (f"Tokens per second of 4 puzzles x {ANSWERS} responses x {TOKENS} tokens in bfloat16 on {THREADS} cores; "
-            f"medians of {repeats} rounds, in which all take turns.")
-    return [Table("Speed of a pretrained model", note, COLUMNS, rows)]
-
-
 def main() -> None:
-    """Measure everything on the bundled model, or pretrained ones, and write the tables."""
+    """Measure everything, and write the table."""
     parser = new_parser(description=__doc__)
     parser.add_argument("--trl", action="store_true", help="also measure steps of TRL's GRPOTrainer")
-    parser.add_argument("--model", type=Path, nargs="+", help="measure these pretrained models instead")
-    parser.add_argument("--out", type=Path, help="file of the tables (default tables.md or pretrained.md, beside this)")
+    parser.add_argument("--out", type=Path, default=Path("runs/speed.md"), help="file to write (default runs/speed.md)")
     parser.add_argument("--repeats", type=int, default=7, help="1 only shows that everything runs (default 7)")
     args = parser.parse_args()
     with quiet():
-        tables = pretrained(args.repeats, args.model) if args.model else bundled(args.repeats, args.trl)
-    file = args.out or Path(__file__).with_name("pretrained.md" if args.model else "tables.md")
-    file.write_text("\n".join(map(str, tables)), encoding="utf-8")
-    print(f"\nwrote {file}")
+        rows = [*sampler(args.repeats), *steps(args.repeats, args.trl)]
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    table = Table("Speed", NOTE, ["what", "ours", "peer", "ratio", "min to max"], rows)
+    args.out.write_text(str(table), encoding="utf-8")
+    print(f"\nwrote {args.out}")
 
 
 if __name__ == "__main__":

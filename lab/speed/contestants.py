@@ -1,19 +1,14 @@
 """The contestants of benchmark.py: our sampler and step, CTranslate2, transformers and TRL, each in a process.
 
-A contestant reads cases from stdin and answers each with a line on stdout: tokens, seconds, and by how much its memory
-rose at most (GiB). A case has its work, the number of puzzles, the most tokens a response may have (limit), whether all
-have exactly as many (fixed), a seed, and perhaps other settings. The bundled model gets puzzles of Countdown; one in a
-folder is pretrained, runs in bfloat16 and gets word problems. Each library has a process of its own, because two OpenMP
-runtimes in one slow each other down.
+A contestant reads cases from stdin and answers each with a line on stdout: tokens and seconds. A case has its work, the
+number of puzzles, the most tokens a response may have (limit), whether all have exactly as many (fixed), and a seed.
+Each library has a process of its own, because two OpenMP runtimes in one slow each other down.
 """
-import functools
 import json
 import os
-import re
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Callable
 
@@ -27,22 +22,16 @@ def hear() -> dict | None:
     return json.loads(line) if line else None
 
 
-def gib(key: str) -> float:
-    """The memory of this process (on Linux): VmRSS now, VmHWM the most since that was reset."""
-    return int(re.search(rf"{key}:\s+(\d+)", Path("/proc/self/status").read_text())[1]) / 2**20
-
-
-def answer(tokens: int, start: float, before: float = 0.0) -> None:
-    """Say how many tokens were sampled since `start`, in how many seconds, and how far memory rose above `before`."""
-    print(json.dumps((tokens, time.perf_counter() - start, gib("VmHWM") - before)), flush=True)
+def answer(tokens: int, start: float) -> None:
+    """Say how many tokens were sampled since `start`, and in how many seconds."""
+    print(json.dumps((tokens, time.perf_counter() - start)), flush=True)
 
 
 def serve(run: Callable[[dict], int], hear: Callable[[], dict | None] = hear) -> None:
     """Answer every case: run(case) returns its number of tokens."""
     while case := hear():
-        Path("/proc/self/clear_refs").write_text("5")  # resets the recorded peak
-        before, start = gib("VmRSS"), time.perf_counter()
-        answer(run(case), start, before)
+        start = time.perf_counter()
+        answer(run(case), start)
 
 
 def ctranslate2_sampler(folder: Path) -> Callable[[dict], int]:
@@ -69,99 +58,61 @@ if __name__ == "__main__" and sys.argv[1:2] == ["ctranslate2"]:  # here, before 
     sys.exit()
 
 import torch
-import torch.nn.functional as F
 
+import countdown_task
 from grpo import update
 from plumbing.optimizer import Optimizer
 from plumbing.processes import first_alone, join, leave
-from plumbing.task_file import load_task
 from plumbing.tokenizer import Tokenizer
-from rollout import Policy, TokenBatch, draw_uniforms, generate_shared, rollout
-from tests.fixtures import FakeQueries, make_batch
+from rollout import Policy, draw_uniforms, generate_shared, rollout
 from tests.plain import plain_rows
 from train import BUNDLED, Settings, load_policy
 
 
-def settings_of(folder: str) -> Settings:
-    """How a model runs: the bundled one where the folder is empty."""
-    pretrained = {"model": folder, "task": "math", "dtype": "bfloat16"} if folder else {}
-    return Settings(answers=ANSWERS, **pretrained)
-
-
-def asked(folder: str = "") -> tuple[Tokenizer, list, list[list[int]]]:
-    """A model's tokenizer, its puzzles, and their prompts."""
-    policy = Policy(None, Tokenizer(folder or BUNDLED), load_task(settings_of(folder).task))
-    puzzles = policy.task.load("train", Settings.questions)
+def asked() -> tuple[Tokenizer, list, list[list[int]]]:
+    """The bundled model's tokenizer, its puzzles, and their prompts."""
+    policy = Policy(None, Tokenizer(BUNDLED), countdown_task)
+    puzzles = countdown_task.load("train", Settings.questions)
     return policy.tokenizer, puzzles, [policy.prompt(puzzle) for puzzle in puzzles]
 
 
-def fixed_batch(prompts: list[list[int]], tokens: torch.Tensor) -> TokenBatch:
-    """A batch of tokens (B, T), ANSWERS responses of the same length to each prompt."""
-    B, T = tokens.shape
-    batch = make_batch([T] * B, [0.0] * B, [i // ANSWERS for i in range(B)], tokens=tokens)
-    return replace(batch, ask=FakeQueries(prompts=prompts))
-
-
-def ours(folder: str = "") -> Callable[[dict], int]:
-    """Our sampler; an update on random tokens; or a whole step: sample, grade, and update with a random credit."""
-    policy, (_, puzzles, prompts) = load_policy(settings_of(folder)), asked(folder)
-    tokenizer, ends = policy.tokenizer, policy.tokenizer.end_tokens
-    optimizer = functools.cache(lambda: Optimizer(policy.model, lr=0.0))  # made by the first update: it is large
+def ours() -> Callable[[dict], int]:
+    """Our sampler, or a whole step: sample, grade, and update with a random credit."""
+    policy, (_, puzzles, prompts) = load_policy(Settings(answers=ANSWERS)), asked()
+    tokenizer, ends, optimizer = policy.tokenizer, policy.tokenizer.end_tokens, Optimizer(policy.model, lr=0.0)
 
     def run(case: dict) -> int:
         """Do the work of a case; returns how many tokens its responses have."""
         Q, T, tokenizer.end_tokens = case["puzzles"], case["limit"], [] if case["fixed"] else ends
-        s = replace(settings_of(folder), seed=case["seed"], max_new_tokens=T, **case.get("settings", {}))
+        s = Settings(answers=ANSWERS, seed=case["seed"], max_new_tokens=T)
         if case["work"] == "sampler":
             uniforms = draw_uniforms(s.seed, 0, Q, ANSWERS, T)  # (B, T)
             return int(generate_shared(policy, prompts[:Q], uniforms).mask.sum())
-        if case["work"] == "update":
-            batch = fixed_batch(prompts[:Q], torch.randint(tokenizer.size, (Q * ANSWERS, T)))
-        else:
-            batch = rollout(policy, puzzles[:Q], s, step=0)
+        batch = rollout(policy, puzzles[:Q], s, step=0)
         credit = torch.randn(batch.mask.shape, generator=torch.Generator().manual_seed(s.seed))  # (B, T)
-        update(policy, optimizer(), batch, credit, s)
+        update(policy, optimizer, batch, credit, s)
         return int(batch.mask.sum())
 
     return run
 
 
-def theirs(folder: str = "") -> Callable[[dict], int]:
-    """transformers' generate, and its model in a plain update: rows of prompt and response, AdamW on the weights."""
+def theirs() -> Callable[[dict], int]:
+    """transformers' generate."""
     from transformers import AutoModelForCausalLM
-    s, (tokenizer, _, prompts) = settings_of(folder), asked(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder or BUNDLED, dtype=getattr(torch, s.dtype))
-    optimizer = functools.cache(lambda: torch.optim.AdamW(model.parameters(), 0.0, fused=True))
-
-    def sample(case: dict, rows: torch.Tensor, mask: torch.Tensor) -> int:
-        """Sample from prompts (B, P) with the mask of what is no padding; returns how many tokens that were."""
-        ends = {"min_new_tokens": case["limit"]} if case["fixed"] else {"eos_token_id": tokenizer.end_tokens}
-        sampled = model.generate(rows, attention_mask=mask, do_sample=True, top_k=0, top_p=1.0, temperature=1.0,
-                                 repetition_penalty=1.0, max_new_tokens=case["limit"], pad_token_id=0,
-                                 **ends)[:, rows.shape[1] :]  # (B, T)
-        is_end = torch.isin(sampled, torch.tensor(tokenizer.end_tokens)) & (not case["fixed"])  # (B, T)
-        return int((is_end.cumsum(1) - is_end.long() == 0).sum())  # tokens with no end before them
-
-    def learn(case: dict, rows: torch.Tensor, mask: torch.Tensor) -> int:
-        """An update on random responses, with autograd alone, in half as many rows at a time as ours."""
-        T, size = case["limit"], s.micro_batch // 2
-        tokens = torch.randint(tokenizer.size, (len(rows), T))
-        rows, mask = torch.cat((rows, tokens), 1), F.pad(mask, (0, T), value=1)  # (B, P + T) each
-        for some, visible in zip(rows.split(size), mask.split(size)):
-            logits = model(some, attention_mask=visible, logits_to_keep=T + 1).logits[:, :-1]  # (b, T, V)
-            F.cross_entropy(logits.flatten(0, 1).float(), some[:, -T:].flatten(), reduction="sum").backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer().step()
-        optimizer().zero_grad(set_to_none=True)
-        return tokens.numel()
+    tokenizer, _, prompts = asked()
+    model = AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32)
 
     def run(case: dict) -> int:
-        """Do the work of a case; returns how many tokens its responses have."""
+        """Sample the responses of a case; returns how many tokens that were."""
         torch.manual_seed(case["seed"])
         repeated = [prompt for prompt in prompts[: case["puzzles"]] for _ in range(ANSWERS)]
         rows, pad, P = plain_rows(repeated, torch.zeros(len(repeated), 0, dtype=torch.long))  # (B, P), (B,)
-        mask = (torch.arange(P) >= pad[:, None]).long()  # (B, P)
-        return (learn if case["work"] == "update" else sample)(case, rows, mask)
+        ends = {"min_new_tokens": case["limit"]} if case["fixed"] else {"eos_token_id": tokenizer.end_tokens}
+        sampled = model.generate(rows, attention_mask=(torch.arange(P) >= pad[:, None]).long(), do_sample=True, top_k=0,
+                                 top_p=1.0, temperature=1.0, repetition_penalty=1.0, max_new_tokens=case["limit"],
+                                 pad_token_id=0, **ends)[:, P:]  # (B, T)
+        is_end = torch.isin(sampled, torch.tensor(tokenizer.end_tokens)) & (not case["fixed"])  # (B, T)
+        return int((is_end.cumsum(1) - is_end.long() == 0).sum())  # tokens with no end before them
 
     return run
 
@@ -200,12 +151,12 @@ def train_with_trl() -> None:
                     processing_class=PreTrainedTokenizerFast.from_pretrained(BUNDLED)).train()
 
 
-def work(kind: str, folder: str = "") -> None:
+def work(kind: str) -> None:
     """What a contestant's process does until there are no more cases."""
     if kind == "trl":
         return train_with_trl()
     join("cpu")
-    serve({"ours": ours, "transformers": theirs}[kind](folder), lambda: first_alone(hear))
+    serve({"ours": ours, "transformers": theirs}[kind](), lambda: first_alone(hear))
     leave()
 
 

@@ -27,8 +27,9 @@ from grpo import compare
 from lab.heads import find_heads, fitted_methods
 from lab.picture import draw
 from lab.truth.file import by_response
-from lab.truth.scoring import all_scores, draw_scores, score_tables
+from lab.truth.scoring import all_scores, score_tables
 from lab.truth.solver import KINDS, solver_columns, token_kinds
+from methods import MITIGATIONS
 from methods.oracle import SURE, work_backwards
 from plumbing.files import read_arrays, replace_file
 from plumbing.flags import check_range, new_parser
@@ -36,7 +37,7 @@ from plumbing.launch import check, check_lengths, with_model
 from plumbing.metrics import log_columns
 from plumbing.progress import Progress, one_sentence
 from plumbing.queries import ROWS_AT_ONCE
-from plumbing.report import Table
+from plumbing.report import Table, spread_within
 from rollout import EVALUATION, Policy, TokenBatch, draw_uniforms, generate_and_grade, generate_shared, token_batch
 from tasks.text import FILLER
 from train import CHOICES, Settings, load_policy
@@ -134,7 +135,9 @@ def table_facts(truth: dict) -> Table:
             [f"tokens with rollouts (1 - p above {SURE:g})", f"{tried.mean():.1%}"],
             ["standard error of A*, with rollouts: root mean square",
              f"{np.sqrt(np.mean(truth['a_star_error'][tried] ** 2)):.3f}"],
-            ["share of the sum of abs(A*) on filler", f"{size[truth['role'] == FILLER].sum() / size.sum():.1%}"]]
+            ["share of the sum of abs(A*) on filler", f"{size[truth['role'] == FILLER].sum() / size.sum():.1%}"],
+            ["effective sample size of A*, as a share of a response",
+             f"{spread_within(truth['a_star'], truth['response'].astype(int))['effective sample size']:.2f}"]]
     return Table("What was measured", "How much was sampled, and how exact A* is.", ["", ""], rows)
 
 
@@ -156,9 +159,10 @@ def describe(batch: TokenBatch, settings: dict) -> dict:
                     "solved": np.zeros((N, 2), int), "sampled": np.array(0)}
 
 
-def add_credit(truth: dict, batch: TokenBatch) -> None:
-    """Columns methods (M,) and credits (M, N): the credit of every method that can be asked, at its defaults."""
-    methods = fitted_methods(batch.task, batch.ask.policy.heads)
+def add_credit(truth: dict, batch: TokenBatch, wanted: list[str]) -> None:
+    """Columns methods (M,) and credits (M, N): the credit, at its defaults, of each wanted method that can be asked."""
+    allowed = fitted_methods(batch.task, batch.ask.policy.heads)
+    methods = {name: method for name, method in allowed.items() if name in wanted}
     credits, progress = [], Progress("credit of every method", len(methods))
     for method in methods.values():
         credits.append(method(batch)[batch.mask].cpu().numpy().astype(np.float32))
@@ -194,10 +198,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of responses and rollouts (default 0)")
     parser.add_argument("--critic_batches", type=int, default=100, help="of 96 responses, for `ppo` (default 100); "
                         "0: no head is fitted, and no method that needs one is scored")
+    parser.add_argument("--methods", nargs="+", default=[*MITIGATIONS], choices=MITIGATIONS, metavar="NAME",
+                        help="to score (default all that can be asked)")
     parser.add_argument("--device", default="cpu", help="any torch device (default cpu)")
     parser.add_argument("--dtype", default="float32", choices=CHOICES["dtype"], help="of the model (default float32)")
-    parser.add_argument("--only_rollouts", action="store_true", help="score nothing: cosines of updates need a gradient "
-                        "of all weights for each puzzle, for which a large model has no room")
+    parser.add_argument("--only_rollouts", action="store_true", help="score nothing: cosines of updates need "
+                        "a gradient of all weights for each puzzle, for which a large model has no room")
     parser.add_argument("--out", type=Path, default=Path("runs/truth"), help="folder (default runs/truth)")
     return parser.parse_args()
 
@@ -234,7 +240,7 @@ def main() -> None:
         policy, puzzles, batch, truth = prepare(args)
         if file.is_file():
             read_rollouts(truth, file)
-        add_credit(truth, batch)
+        add_credit(truth, batch, args.methods)
         sample_truth(policy, puzzles, truth, args.rollouts, args.seed, args.max_new_tokens,
                      lambda: save_truth(truth, file))
         save_truth(truth, file)
@@ -243,9 +249,8 @@ def main() -> None:
         scores = all_scores(batch, truth)
     text = "\n".join(map(str, [table_facts(truth), *score_tables(scores, truth)]))
     (args.out / "scores.md").write_text(text, encoding="utf-8")
-    draw_scores(args.out / "scores.md", args.out / "scores.png")
     draw(truth, args.out / "truth.png")
-    print(f"{text}\nwrote {args.out}: ground_truth.npz, scores.md, scores.png and truth.png")
+    print(f"{text}\nwrote {args.out}: ground_truth.npz, scores.md and truth.png")
 
 
 if __name__ == "__main__":

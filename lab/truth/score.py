@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from analyze import is_control, method_name, spread_within
+from analyze import is_control, method_name
 from grpo import compare
 from lab.estimates import cell
 from lab.picture import CAPTIONS, draw
@@ -40,8 +40,7 @@ from train import CHOICES, Settings, load_policy
 TRUTH = Path(__file__).parent / "data"  # ground_truth.npz, and the critic of ppo
 SCORES = TRUTH.parent / "scores.md"  # of every method
 COLUMNS = {"rank, all tokens": (ALL, "Spearman"), "cosine of update": (ALL, "cosine of update"),
-           "rank in response": (WITHIN, "Spearman"), "solver": (WITHIN, "solver"),
-           "effective sample size": (WITHIN, "effective sample size")}  # a column here: table and column of scores.md
+           "rank in response": (WITHIN, "Spearman"), "solver": (WITHIN, "solver")}  # where scores.md has each
 
 
 @dataclass
@@ -102,8 +101,7 @@ def own_scores(credit: np.ndarray, batch: TokenBatch, truth: dict) -> list[Estim
     torch.set_num_threads(1)  # the matrices are so small that threads wait for each other, for minutes on busy cores
     s = credit_scores({"": credit}, batch, truth)[""]
     torch.set_num_threads(threads)
-    size = spread_within(credit, truth["response"].astype(int))["effective sample size"]
-    return [s.spearman, s.cosine, s.within_spearman, s.solver, Estimate(size)]
+    return [s.spearman, s.cosine, s.within_spearman, s.solver]
 
 
 def table_scores(name: str, own: list[Estimate], published: Path) -> Table:
@@ -113,7 +111,8 @@ def table_scores(name: str, own: list[Estimate], published: Path) -> Table:
     names = {"none": method_name("none"), "random": method_name("random"), best: f"{best} (best rank in response)",
              HALVES: HALVES}
     rows = [[f"{name} (yours)", *map(cell, own)]]
-    rows += [[shown, *(cell(found[method]) for found in others.values())] for method, shown in names.items()]
+    rows += [[shown, *(cell(found[method]) for found in others.values())] for method, shown in names.items()
+             if method in others["solver"]]
     return Table(f"Credit of {name} against A*", (
         "Rank: correlation of ranks with those of A*; in response: centred in each response, over tokens with "
         "rollouts, empty where credit is the same on all of them. Cosine: of the updates that credit and A* cause. "

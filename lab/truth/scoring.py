@@ -1,4 +1,4 @@
-"""How close each method's credit comes to the truth of lab/truth/measure.py: scores, tables and a picture.
+"""How close each method's credit comes to the truth of lab/truth/measure.py: scores and tables.
 
 A method is compared in two ways. Over all tokens, even plain GRPO agrees with A*, because the A* of a response sum to
 its success - V_0. Within responses, after subtracting each response's mean, only what a method knows about single
@@ -7,26 +7,26 @@ tokens counts: plain GRPO knows nothing there.
 Puzzles are the unit of all intervals. Answers to the same puzzle share its difficulty, and their advantages depend
 on each other, so responses or tokens would make the intervals too narrow.
 
-Run it:  python -m lab.truth.measure        writes scores.md and scores.png
+Run it:  python -m lab.truth.measure        writes scores.md
 """
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from analyze import is_control, method_name, spread_within
-from lab.estimates import cell, draw_estimate, read_cell, read_table
+from lab.estimates import cell, read_cell, read_table
 from lab.statistics import correlate, ranks, within
 from lab.truth.solver import DECISIONS, KINDS
 from lab.updates import cosine_of, updates_of
 from plumbing.progress import Progress
-from plumbing.report import GREY, PALETTE, Estimate, Table, clustered_mean, new_figure, pm, save_figure
+from plumbing.report import Estimate, Table, clustered_mean, pm
 from rollout import TokenBatch
 
 AT_ONCE = 4  # credits whose gradients share a forward pass
 HALVES = "half against half"
 ALL, WITHIN = "Credit against A*, all tokens", "Credit against A* and the solver, within responses"  # two headings
-LOCATED = ("none", "entropy_ratio", "vineppo", "ppo", "learned_importance")  # methods in the table Where it lies
+GRADIENT = "A·‖onehot - p‖"
+LOCATED = ("none", "entropy_ratio", "vineppo", "ppo", "learned_importance", GRADIENT)  # in the table Where it lies
 
 
 class Score(NamedTuple):
@@ -73,14 +73,14 @@ def all_credit(truth: dict) -> dict[str, np.ndarray]:
 def seed_measures(truth: dict) -> dict[str, np.ndarray]:
     """The original's measure of GRPO's credit, and its gradient in logit space (N,), signed as the advantage."""
     return {"A·abs(log p)": truth["advantage"] * -truth["logprob"],
-            "A·‖onehot - p‖": truth["advantage"] * truth["logit_grad"]}
+            GRADIENT: truth["advantage"] * truth["logit_grad"]}
 
 
 def score_tables(scores: dict[str, Score], truth: dict) -> list[Table]:
     """All tables of scores.md but the first; the last two only where there are calculations, and a solver of them."""
     decides = np.isin(truth["kind"], [KINDS.index(kind) for kind in DECISIONS])
-    return [table_pooled(scores), table_within(scores, truth), table_sizes(truth),
-            *([table_kinds(truth, decides)] if decides.any() else []),
+    return [table_pooled(scores), table_within(scores), table_sizes(truth),
+            *([table_kinds(truth)] if decides.any() else []),
             *([table_solver(truth)] if (truth["reachable_before"][decides] == 1).any() else [])]
 
 
@@ -88,26 +88,20 @@ def table_pooled(scores: dict[str, Score]) -> Table:
     """Each method against A*, all tokens together."""
     rows = [[name, cell(s.spearman), cell(s.cosine)] for name, s in scores.items()]
     return Table(ALL, (
-        "Rank correlation; cosine between the update that the credit causes, in all parameters, and the one that A* "
-        "causes. In brackets, 95% intervals over puzzles, by bootstrap, for the cosine by jackknife. Half against "
-        "half: A* from one half of the rollouts against A* from the other. Halves that agree by r leave room for about "
-        "sqrt(2 r / (1 + r))."), ["method", "Spearman", "cosine of update"], rows)
+        "Rank correlation; cosine of the updates that credit and A* cause, in all parameters. Brackets: 95% intervals "
+        "over puzzles, by bootstrap, of the cosine by jackknife. Half against half: A* from either half of the "
+        "rollouts; halves that agree by r leave room for about sqrt(2 r / (1 + r))."),
+        ["method", "Spearman", "cosine of update"], rows)
 
 
-def table_within(scores: dict[str, Score], truth: dict) -> Table:
+def table_within(scores: dict[str, Score]) -> Table:
     """Each method against A* and the solver, counting only what differs within a response."""
-    listed, response = {"A*": truth["a_star"]} | all_credit(truth), truth["response"].astype(int)
-    spread = {name: spread_within(credit, response)["effective sample size"] for name, credit in listed.items()}
-    exact = score(truth["a_star"], truth["a_star"], truth, Estimate(1.0))
-    rows = [[name, cell(s.within_spearman), cell(s.within_pearson), cell(s.solver),
-             cell(Estimate(spread[name])) if name in spread else ""]
-            for name, s in (scores | {"A*": exact}).items()]
+    rows = [[name, cell(s.within_spearman), cell(s.within_pearson), cell(s.solver)] for name, s in scores.items()]
     return Table(WITHIN, (
-        "Tokens with rollouts, ranks and values centred in each response: what a method knows beyond the outcome; "
-        "empty where its credit is the same on all tokens. Solver: rank correlation with its verdict on an operand, "
-        "operator or result, which is 0 where the token keeps the target within reach and -1 where it loses it; tokens "
-        "before which it was out of reach do not count. Effective sample size: see analyze.py."),
-        ["method", "Spearman", "Pearson", "solver", "effective sample size"], rows)
+        "Tokens with rollouts, ranks and values centred in each response; empty where credit is the same on all. "
+        "Solver: rank correlation with its verdict on operands, operators and results before which the target was "
+        "within reach: 0 where it stays so, -1 where it is lost."),
+        ["method", "Spearman", "Pearson", "solver"], rows)
 
 
 def table_sizes(truth: dict) -> Table:
@@ -121,22 +115,22 @@ def table_sizes(truth: dict) -> Table:
                  "rollouts.", ["size", "all tokens", "within"], rows)
 
 
-def table_kinds(truth: dict, decides: np.ndarray) -> Table:
-    """How much of A*, and of some credit, lies on each kind of token. decides (N,): operands and operators."""
-    groups = {"decisions": decides} | {kind: truth["kind"] == k for k, kind in enumerate(KINDS)}
+def table_kinds(truth: dict) -> Table:
+    """How much of A*, and of some credit, lies on each kind of token."""
+    groups = {kind: truth["kind"] == k for k, kind in enumerate(KINDS)}
     del groups["unfinished"]  # one token in a thousand
     def means(x: np.ndarray, digits: int) -> list[str]:
         return [pm(*clustered_mean(x[group], truth["group"][group].astype(int)), digits) for group in groups.values()]
     listed = {name: credit for name, credit in all_credit(truth).items() if name in LOCATED}
     rows = [["tokens"] + [f"{group.mean():.1%}" for group in groups.values()]]
-    for name, credit in ({"A*": truth["a_star"]} | listed | seed_measures(truth)).items():
+    for name, credit in ({"A*": truth["a_star"]} | listed).items():
         size = np.abs(credit.astype(float))
         rows.append([name, *means(size / size.mean(), 2)])
     rows.append(["mean A*", *means(truth["a_star"], 3)])
     return Table("Where it lies", (
-        "Mean abs(credit) of a kind of token over the mean of all tokens, ± half of its 95% interval, clustered by "
-        "puzzle. Decisions are operands and operators. Opening: words before a sentence's first calculation; verdict: "
-        "a sentence without one."), ["", *groups], rows)
+        "Mean abs(credit) of a kind of token over that of all, ± half of its 95% interval, clustered by puzzle. "
+        "Opening: words before a sentence's first calculation; verdict: a sentence without one."),
+        ["", *groups], rows)
 
 
 def table_solver(truth: dict) -> Table:
@@ -148,8 +142,8 @@ def table_solver(truth: dict) -> Table:
         rows.append([name, f"{asked.sum():,}", f"{lost.sum() / asked.sum():.1%}" if asked.any() else "",
                      *(pm(*clustered_mean(truth["a_star"][use], puzzle[use])) for use in (kept, lost))])
     return Table("The solver's verdict and A*", (
-        "Tokens before which the target could be reached in the attempt being written; how many of them lose it; mean "
-        "A* where they keep it and where they lose it, ± half of its 95% interval, clustered by puzzle."),
+        "Tokens before which the target could be reached in the attempt being written; how many lose it; mean A* where "
+        "they keep it and where they lose it, ± half of its 95% interval, clustered by puzzle."),
         ["", "tokens", "lose the target", "A*, kept", "A*, lost"], rows)
 
 
@@ -157,27 +151,3 @@ def read_scores(file: Path, heading: str, column: str) -> dict[str, Estimate]:
     """By method, a column of one of `score_tables` in their file."""
     header, rows = read_table(file, heading)
     return {row[0]: read_cell(row[header.index(column)]) for row in rows}
-
-
-def draw_scores(tables: Path, file: Path) -> None:
-    """Two of the scores of every method, read from the file of the tables; the best within a response on top."""
-    figure, axes = new_figure(2, 1, 5.4, sharey=True)
-    panels = ((WITHIN, "Spearman", "Within a response: rank correlation"),
-              (ALL, "cosine of update", "Whole update: cosine"))
-    order = []
-    for axis, (heading, column, title) in zip(axes.flat, panels):
-        scores = read_scores(tables, heading, column)
-        scores.pop("A*", None)
-        halves = scores.pop(HALVES).value
-        perfect = np.sqrt(2 * halves / (1 + halves))
-        order = order or sorted(scores, key=lambda name: -np.nan_to_num(scores[name].value))
-        for y, name in enumerate(order):
-            if np.isnan(scores[name].value):
-                axis.text(0.02, y, "the same on all tokens", va="center", fontsize=8)
-            draw_estimate(axis, y, scores[name], is_control(name), colour=GREY if is_control(name) else PALETTE[0])
-        axis.axvline(0, color=GREY, lw=1)
-        axis.axvline(perfect, color=PALETTE[1], ls="--")
-        axis.set(title=f"{title} with A*", xlabel=f"dashed: a perfect method reaches {perfect:.2f}")
-    axes[0, 0].set_yticks(range(len(order)), map(method_name, order))
-    axes[0, 0].invert_yaxis()
-    save_figure(figure, file)

@@ -155,10 +155,11 @@ def test_rollouts_are_the_same_however_they_are_sampled(tmp_path, monkeypatch):
 def test_the_facts_by_hand():
     """Guards against an error over tokens without rollouts, and packets counted as rollouts."""
     truth = dict(group=np.array([0, 0, 0, 2]), position=np.array([0, 1, 0, 0]), packets=np.array([2, 0, 1, 0]),
-                 sampled=np.array(1234), a_star_error=np.array([0.3, 0.1, 0.5, 0.1]),
+                 sampled=np.array(1234), a_star_error=np.array([0.3, 0.1, 0.5, 0.1]), response=np.array([0, 0, 1, 2]),
                  a_star=np.array([0.4, 0.0, -0.4, 0.2]), role=np.array([0, 0, 1, 2]))
     facts = [row[1] for row in gt.table_facts(truth).rows]
-    assert facts == ["2, 3, 4", "24, 1,234", "50.0%", f"{np.sqrt((0.09 + 0.25) / 2):.3f}", "40.0%"]
+    assert facts == ["2, 3, 4", "24, 1,234", "50.0%", f"{np.sqrt((0.09 + 0.25) / 2):.3f}", "40.0%",
+                     f"{(0.5 + 1 + 1) / 3:.2f}"]
 
 
 def test_the_command(tmp_path, monkeypatch, refusal):
@@ -171,7 +172,7 @@ def test_the_command(tmp_path, monkeypatch, refusal):
     monkeypatch.setattr(sys, "argv", ["measure.py", *map(str, words), "--rollouts", "8"])
     gt.main()
     assert {p.name for p in folder.iterdir()} == {
-        "ground_truth.npz", "critic.safetensors", "importance.safetensors", "scores.md", "scores.png", "truth.png"}
+        "ground_truth.npz", "critic.safetensors", "importance.safetensors", "scores.md", "truth.png"}
     truth, saved = read_truth(folder / "ground_truth.npz"), dict(np.load(folder / "ground_truth.npz"))
     scored = [name for name in MITIGATIONS if name not in ("oracle", "ppo_process")]  # the truth, and a head not fitted
     assert truth["methods"].tolist() == scored
@@ -188,10 +189,11 @@ def test_the_command(tmp_path, monkeypatch, refusal):
 
     monkeypatch.setattr(heads, "fit", lambda *_: pytest.fail("the critic is there"))
     monkeypatch.setattr(gt, "sample_truth", interrupted)
-    sentence = refusal(gt, *words, "--rollouts", 30)
+    sentence = refusal(gt, *words, "--rollouts", 30, "--methods", "ppo", "none")
     assert "interrupted" in sentence and str(folder) in sentence
     assert outcome(resumed[0]) == outcome(saved)
-    assert resumed[0]["credits"] == pytest.approx(saved["credits"], abs=1e-5)
+    assert resumed[0]["methods"].tolist() == ["none", "ppo"]
+    assert resumed[0]["credits"] == pytest.approx(saved["credits"][[0, scored.index("ppo")]], abs=1e-5)
     assert f"{folder / 'ground_truth.npz'} is about other responses" in refusal(gt, *words, "--seed", 1)
     with pytest.raises(ValueError, match="about other responses"):
         gt.read_rollouts(saved | {"token": saved["token"][::-1]}, folder / "ground_truth.npz")
