@@ -1,8 +1,8 @@
 """Rollout: puzzles -> prompts -> sampled tokens -> text -> grades, in the one batch that credit functions look at.
 
-`generate` of sampler.py samples tokens. (`generate_shared` of plumbing calls it, and shares the prompts where there are
-several processes.) Here they become graded responses: those of a training step (`rollout`, which returns a TokenBatch),
-of an evaluation, and the continuations that VinePPO asks for (`generate_and_grade`).
+`generate` of sampler.py samples tokens. (`generate_in_processes` of plumbing calls it, in one process or several.) Here
+they become graded responses: those of a training step (`rollout`, which returns a TokenBatch), of an evaluation, and
+the continuations that VinePPO asks for (`generate_and_grade`).
 
 Alphabet: Q puzzles, G responses to each, B = Q G responses, T tokens of the longest response, D hidden size. `s` is the
 Settings of train.py. The task is a module such as countdown_task.py; the code here knows nothing of Countdown.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from plumbing.progress import Progress
 from plumbing.queries import Queries
-from plumbing.shared_sampling import generate_shared
+from plumbing.shared_sampling import generate_in_processes
 from plumbing.task_file import check_grade, check_roles
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import Qwen2
@@ -129,8 +129,8 @@ def rollout(policy: Policy, puzzles: list, s: Any, step: int) -> TokenBatch:
     # The random number behind each token is drawn here, so that no response depends on what is sampled beside it.
     uniforms = draw_uniforms(s.seed, step, len(puzzles), s.answers, s.max_new_tokens)  # (B, max_new_tokens)
     progress = Progress("sampling", len(uniforms), patience=PATIENCE)
-    samples = generate_shared(policy, [policy.prompt(puzzle) for puzzle in puzzles], uniforms,
-                              watch=progress.part(0, len(uniforms)))
+    samples = generate_in_processes(policy, [policy.prompt(puzzle) for puzzle in puzzles], uniforms,
+                                    watch=progress.part(0, len(uniforms)))
     return token_batch(policy, puzzles, samples, s, step)
 
 
@@ -177,7 +177,7 @@ def generate_and_grade(policy: Policy, puzzles: list, uniforms: Tensor, prefixes
     """
     prefixes = prefixes or [[]] * len(puzzles)
     prompts = [policy.prompt(puzzle) + prefix for puzzle, prefix in zip(puzzles, prefixes)]
-    samples = generate_shared(policy, prompts, uniforms, limit, excluded, greedy, watch)
+    samples = generate_in_processes(policy, prompts, uniforms, limit, excluded, greedy, watch)
     return samples, decode_and_grade(policy, puzzles, samples, prefixes, grade or policy.task.grade)[1]
 
 

@@ -12,7 +12,7 @@ import torch
 
 from plumbing.flags import check_range, first_sentence
 from plumbing.progress import Progress
-from plumbing.shared_sampling import generate_shared
+from plumbing.shared_sampling import generate_in_processes
 
 # Bytes of keys and values while evaluating: they set how many responses are sampled at once, but never fewer than in a
 # training step. 512 puzzles at once take 2.0 s, 96 at a time 2.95 s.
@@ -95,7 +95,7 @@ def check_lengths(policy: Any, puzzles: list, s: Any) -> None:
 def rehearse(policy: Any, puzzles: list, s: Any, try_credit: Callable[[list, Any], object]) -> None:
     """Try the device, with two tokens of one response; then the credit function, with two short ones to each of two."""
     try:
-        generate_shared(policy, [policy.prompt(puzzles[0])], uniforms=torch.zeros(1, 2, dtype=torch.float64))
+        generate_in_processes(policy, [policy.prompt(puzzles[0])], uniforms=torch.zeros(1, 2, dtype=torch.float64))
     except (RuntimeError, AssertionError, TypeError) as error:  # by device; TypeError: it has no float64
         raise ValueError(f"--device {s.device} can't run this model: {first_sentence(error)}") from None
     try_credit(puzzles[:2], replace(s, answers=2, max_new_tokens=min(8, s.max_new_tokens)))

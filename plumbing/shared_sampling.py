@@ -10,8 +10,9 @@ from plumbing.processes import gather, my_share, world
 from sampler import KVCache, Samples, generate
 
 
-def generate_shared(policy: Any, prompts: list[list[int]], uniforms: Tensor, limit: Tensor | None = None,
-                    excluded: Tensor | None = None, greedy: bool = False, watch: Callable | None = None) -> Samples:
+def generate_in_processes(policy: Any, prompts: list[list[int]], uniforms: Tensor, limit: Tensor | None = None,
+                          excluded: Tensor | None = None, greedy: bool = False,
+                          watch: Callable | None = None) -> Samples:
     """`generate`, with the prompts shared among the processes. Every process returns the samples of all of them."""
     model, G = policy.model, len(uniforms) // len(prompts)
     mine = my_share(list(range(len(prompts))))  # of n processes, each has every n-th prompt

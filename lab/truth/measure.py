@@ -38,7 +38,8 @@ from plumbing.metrics import log_columns
 from plumbing.progress import Progress, one_sentence
 from plumbing.queries import ROWS_AT_ONCE
 from plumbing.report import Table, spread_within
-from rollout import EVALUATION, Policy, TokenBatch, draw_uniforms, generate_and_grade, generate_shared, token_batch
+from rollout import (EVALUATION, Policy, TokenBatch, draw_uniforms, generate_and_grade, generate_in_processes,
+                     token_batch)
 from tasks.text import FILLER
 from train import CHOICES, Settings, load_policy
 
@@ -223,7 +224,7 @@ def prepare(args: argparse.Namespace) -> tuple[Policy, list, TokenBatch, dict]:
     heads = find_heads(args.out, s.model, policy, args.critic_batches) if args.critic_batches else {}
     policy = policy._replace(heads=heads, reference=policy.model)
     uniforms = draw_uniforms(args.seed, EVALUATION - 1, len(puzzles), args.answers, args.max_new_tokens)
-    samples = generate_shared(policy, [policy.prompt(puzzle) for puzzle in puzzles], uniforms)
+    samples = generate_in_processes(policy, [policy.prompt(puzzle) for puzzle in puzzles], uniforms)
     batch = token_batch(policy, puzzles, samples, s, step=0)
     batch.advantage = compare(batch)
     task = {} if args.task == Settings.task else {"task": args.task}  # early files have none
