@@ -31,8 +31,8 @@ TIED = pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_logits_and_gradients_equal_transformers(family, tied, checkpointed, options, tmp_path):
     """Guards against any error of the forward: a lost bias or norm, wrong RoPE, mask, head order or output matrix.
 
-    And against a parameter that does not train, attention to the padding, a layer that is recomputed differently, not
-    at all, or where there is no backward pass.
+    And against a parameter that does not train, attention to the padding, and a layer that is recomputed differently,
+    or not at all.
     """
     hf, model = both(family, tmp_path, tie_word_embeddings=tied, **options)
     model.checkpoint_activations, runs = checkpointed, []
