@@ -124,9 +124,9 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
 
     uniforms (B, T) float64 in [0, 1): the random number behind each token. A response stops at one of end_tokens, or
     after limit (B,) tokens. excluded (B,): for each response, a token that may not be its first, so that it goes
-    another way than a known one (methods/oracle.py wants that). greedy: take the most probable token, whatever the random
-    number. watch: is called after each column with the share of the work that is done, as if all running responses went
-    on to T, and with the number of tokens so far. cache_type: KVCache is the plain one.
+    another way than a known one (methods/oracle.py wants that). greedy: take the most probable token, whatever the
+    random number. watch: is called after each column with the share of the work that is done, as if all running
+    responses went on to T, and with the number of tokens so far. cache_type: KVCache is the plain one.
     """
     (B, T), G = uniforms.shape, len(uniforms) // len(prompts)
     device = model.output_weight.device

@@ -210,7 +210,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of weights and demonstrations (default 0)")
     parser.add_argument("--report", type=Path, help="only report on the model in this folder")
     parser.add_argument("--from", type=Path, dest="source", help="a pretrained model folder to begin with")
-    parser.add_argument("--until", type=float, default=0.25, help="with --from: held-out success to reach (default 0.25)")
+    parser.add_argument("--until", type=float, default=0.25, help="with --from: success to reach (default 0.25)")
     parser.add_argument("--data", default="", help="with --from: a file of puzzles; empty: generated ones")
     parser.add_argument("--device", default="cpu", help="with --from: any torch device (default cpu)")
     args = parser.parse_args()

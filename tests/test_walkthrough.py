@@ -164,8 +164,8 @@ def walk(method, plain=True):
     credit = MITIGATIONS[method](batch)  # (2, 7)
     A = 0.5 / 0.5001
     by_token = {"none": ([1] * 7, [1] * 5),
-                # 0.5 before <answer>, where only </think> is, and 1 from there on; rescaled, so that a response's weights
-                # average 1.
+                # 0.5 before <answer>, where only </think> is, and 1 from there on; rescaled, so that the mean of a
+                # response's weights is 1.
                 "outcome_conditional": ([0.5 * 7 / 6.5] + [7 / 6.5] * 6, [0.5 * 5 / 4.5] + [5 / 4.5] * 4)}[method]
     by_hand = [A * np.array(by_token[0]), -A * np.array(by_token[1])]
     yield "credit per token", credit, np.array([by_hand[0], [*by_hand[1], 0, 0]])

@@ -80,7 +80,7 @@ def test_controls_by_hand(batch):
     assert (w > 1).double().mean().item() == pytest.approx(1 / math.e, abs=0.02)
     assert torch.equal(found["shuffled advantages"], found["shuffled advantages"][:, :1] * mask)
     assert torch.equal(found["random credit"] != 0, mask)
-    assert torch.equal(found["no baseline: credit r"], torch.tensor([0, 0, 1.0, 0])[:, None] * mask)  # the third is right
+    assert torch.equal(found["no baseline: credit r"], torch.tensor([0, 0, 1.0, 0])[:, None] * mask)
     reward = torch.tensor([0, 0, 0, 0, 0.1, 0.01, 1.0, 0.1])  # of training, of the second puzzle
     last = dataclasses.replace(batch, reward=reward, mask=batch.mask & (batch.group == 1)[:, None])
     torch.testing.assert_close(found["ppo"], ppo(last)[4:])

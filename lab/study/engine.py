@@ -108,7 +108,7 @@ def difference(a: Group, b: Group, figure: str = "area") -> Estimate:
 
 
 def success_at(group: Group, own: Iterable[float], places: Iterable[float]) -> np.ndarray:
-    """Held-out success (seeds, n) of each run at n steps or costs, linear between its own (m,), where it was measured."""
+    """Held-out success (seeds, n) of each run at n steps or costs, linear between its own (m,), where it was seen."""
     return np.array([np.interp(places, own, list(row["curve"].values())) for row in group.rows.values()])
 
 

@@ -170,7 +170,8 @@ def table_types(parts: dict[str, list[Run]]) -> Table:
     note = ("Filler / reasoning: the ratio of mean sizes over all tokens of a run. Effective sample size of a "
             "response's credit: 1 where all tokens receive the same. Varies within: the share of squared credit that "
             "remains after subtracting each response's mean.")
-    return make_table(f"Credit by token type, {FIRST}", note, [Pair(group) for group in by_area(select(parts, "main"))], [
+    pairs = [Pair(group) for group in by_area(select(parts, "main"))]
+    return make_table(f"Credit by token type, {FIRST}", note, pairs, [
         METHOD, *(Column(name, lambda pair, name=name: figure_cell(name, t_estimate(pair.a.values(name))))
                   for name in ("contribution, filler / reasoning", "gradient, filler / reasoning",
                                "effective sample size", "varies within"))])
