@@ -1,8 +1,9 @@
 """Tables and pictures of a pretrained model's credit, from the arrays published in lab/real/data.
 
-first-countdown.npz and first-words.npz are the credit logs of the runs of part `first` (designs.md, section 1), and
-truth-start.npz is what lab/truth/measure.py measured (section 2). A folder of learning/ has the metrics.csv of a whole
-run (section 4), and one of them its credit log. Beside them stand the figures of the original work.
+first-countdown.npz and first-words.npz are the credit logs of the runs of part `first` (designs.md, section 1).
+truth-start.npz and truth-trained.npz are what lab/truth/measure.py measured before and after training (section 2). A
+folder of learning/ has the metrics.csv of a whole run (section 4), and one of them its credit log. Beside them stand
+the figures of the original work.
 
 Run it:  python -m lab.real.report              writes tables.md, truth.png and learning.png beside this file
          python -m lab.real.report --take RUN   publishes the metrics of a run in data/learning; --credit: its log, too
@@ -29,6 +30,7 @@ from tasks.text import FILLER, REASONING, ROLES
 
 ROOM = Path(__file__).parent
 TOY = ROOM.parent / "truth" / "data" / "ground_truth.npz"  # of the bundled model, on Countdown
+TRUTHS = {"at the start": "truth-start", "after training": "truth-trained"}
 FIRST = {"Countdown": "first-countdown", "word problems": "first-words"}
 COLUMNS = ("step", "response", "group", "position", "token", "logprob", "entropy", "logit_grad", "credit", "role",
            "in_answer")
@@ -187,7 +189,7 @@ def table_where(title: str, truth: dict) -> Table:
         ["tokens", "share of tokens", "share of abs(A*)", "share of abs(credit)", "mean 1 - p"], rows)
 
 
-def table_ranks(truth: dict) -> Table:
+def table_ranks(when: str, truth: dict) -> Table:
     """Which function's credit comes close to A*."""
     tried, puzzle, a_star = truth["packets"] > 0, truth["group"].astype(int), truth["a_star"].astype(float)
     halves = truth["a_star_halves"].T.astype(float)
@@ -195,33 +197,39 @@ def table_ranks(truth: dict) -> Table:
              for name, x in ((name, x.astype(float)) for name, x in all_credit(truth).items())}
     found[HALVES] = correlate(*map(ranks, halves), puzzle), within(*halves, truth, tried, True)
     order = sorted(found, key=lambda name: -np.nan_to_num(found[name][1].value, nan=-2.0))
-    return Table("Credit against A*", (
+    return Table(f"Credit against A*, {when}", (
         "Rank correlation over all tokens, and within responses over those with rollouts; empty where credit is the "
         "same on all tokens of a response. 95% intervals over problems, by bootstrap."),
         ["function", "all tokens", "within responses"], [[name, *map(cell, found[name])] for name in order])
 
 
-def table_sizes(truth: dict) -> Table:
+def table_sizes(when: str, truth: dict) -> Table:
     """Do the sizes that are cheap to know find the tokens that matter?"""
     tried, a_star = truth["packets"] > 0, np.abs(truth["a_star"])
     listed: dict[str, np.ndarray] = {"1 - p": -np.expm1(truth["logprob"]), "entropy": truth["entropy"],
                                      "abs(log p)": -truth["logprob"], "‖onehot - p‖": truth["logit_grad"]}
     rank: Callable = lambda x: (correlate(ranks(x), ranks(a_star), truth["group"].astype(int)),
                                 within(x, a_star, truth, tried, True))
-    return Table("Size against abs(A*)", "Rank correlation, as above.", ["size", "all tokens", "within responses"],
-                 [[name, *map(cell, rank(x.astype(float)))] for name, x in listed.items()])
+    rows = [[name, *map(cell, rank(x.astype(float)))] for name, x in listed.items()]
+    return Table(f"Size against abs(A*), {when}", "Rank correlation, as above.", ["size", "all tokens",
+                                                                                 "within responses"], rows)
 
 
-def table_measured(truth: dict) -> Table:
-    """How much was sampled, and how exactly."""
+def figures_measured(truth: dict) -> dict[str, str]:
+    """How much was sampled of one model, and how exactly."""
     first, tried = truth["position"] == 0, truth["packets"] > 0
-    rows = [["responses, tokens", f"{first.sum()}, {len(first):,}"],
-            ["right", f"{truth['success'][first].mean():.1%}"],
-            ["rollouts, tokens sampled for them", f"{8 * truth['packets'].sum():,}, {truth['sampled']:,}"],
-            ["tokens with rollouts", f"{tried.mean():.1%}"],
-            ["standard error of A*, root mean square", f"{np.sqrt(np.mean(truth['a_star_error'][tried] ** 2)):.3f}"],
-            ["mean abs(A*) ± half of its interval", pm(*mean_size(truth | {"id": truth["response"]}, tried, "a_star"))]]
-    return Table("What was measured", "A* of success, backwards from the end of a response.", ["", ""], rows)
+    return {"responses, tokens": f"{first.sum()}, {len(first):,}", "right": f"{truth['success'][first].mean():.1%}",
+            "rollouts, tokens sampled for them": f"{8 * truth['packets'].sum():,}, {truth['sampled']:,}",
+            "tokens with rollouts": f"{tried.mean():.1%}",
+            "standard error of A*, root mean square": f"{np.sqrt(np.mean(truth['a_star_error'][tried] ** 2)):.3f}",
+            "mean abs(A*) ± half of its interval": pm(*mean_size(truth | {"id": truth["response"]}, tried, "a_star"))}
+
+
+def table_measured(truths: dict[str, dict]) -> Table:
+    """How much was sampled, and how exactly."""
+    figures = [figures_measured(truth) for truth in truths.values()]
+    return Table("What was measured", "A* of success, backwards from the end of a response.", ["", *truths],
+                 [[name, *(f[name] for f in figures)] for name in figures[0]])
 
 
 @one_sentence()
@@ -238,14 +246,16 @@ def write_tables() -> None:
     """tables.md, truth.png and learning.png, from the published arrays."""
     logs = {task: with_measures(read_arrays(ROOM / "data" / f"{name}.npz", COLUMNS)) for task, name in FIRST.items()
             if (ROOM / "data" / f"{name}.npz").is_file()}
-    truth = read_truth(ROOM / "data" / "truth-start.npz")
+    files = {when: ROOM / "data" / f"{name}.npz" for when, name in TRUTHS.items()}
+    truths = {when: read_truth(file) for when, file in files.items() if file.is_file()}
     learning = with_measures(read_arrays(LEARNING / SHOWN / "credit.npz", (*COLUMNS, "reward")))
     tables = [table_first(logs), table_fifths(logs["Countdown"]),
-              table_learning(learning, read_metrics(LEARNING / SHOWN)), table_measured(truth),
-              table_where("Where the truth lies", truth), table_where("Where it lies in the toy", read_truth(TOY)),
-              table_ranks(truth), table_sizes(truth)]
+              table_learning(learning, read_metrics(LEARNING / SHOWN)), table_measured(truths),
+              *(table_where(f"Where the truth lies {when}", truth) for when, truth in truths.items()),
+              table_where("Where it lies in the toy", read_truth(TOY)),
+              *(table(when, truth) for table in (table_ranks, table_sizes) for when, truth in truths.items())]
     (ROOM / "tables.md").write_text("\n".join(map(str, tables)), encoding="utf-8")
-    draw(truth, ROOM / "truth.png")
+    draw(truths["at the start"], ROOM / "truth.png")
     draw_learning(ROOM / "learning.png")
     print(f"wrote {ROOM / 'tables.md'}, truth.png and learning.png")
 
