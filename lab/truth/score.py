@@ -25,7 +25,7 @@ from grpo import compare
 from lab.estimates import cell
 from lab.picture import CAPTIONS, draw
 from lab.truth.file import by_response, read_truth
-from lab.truth.scoring import ALL, HALVES, WITHIN, credit_scores, read_scores
+from lab.truth.scoring import ALL, HALVES, RIGHT_SIZES, WITHIN, credit_scores, read_scores
 from methods import MITIGATIONS
 from methods.heads import load_head
 from plumbing.flags import changed, methods_help, new_parser, parse_with
@@ -109,7 +109,7 @@ def table_scores(name: str, own: list[Estimate], published: Path) -> Table:
     others = {column: read_scores(published, *place) for column, place in COLUMNS.items()}
     best = best_method(others["rank in response"])
     names = {"none": method_name("none"), "random": method_name("random"), best: f"{best} (best rank in response)",
-             HALVES: HALVES}
+             RIGHT_SIZES: f"{RIGHT_SIZES} (right sizes, one sign a response)", HALVES: HALVES}
     rows = [[f"{name} (yours)", *map(cell, own)]]
     rows += [[shown, *(cell(found[method]) for found in others.values())] for method, shown in names.items()
              if method in others["solver"]]

@@ -25,7 +25,7 @@ from rollout import TokenBatch
 AT_ONCE = 4  # credits whose gradients share a forward pass
 HALVES = "half against half"
 ALL, WITHIN = "Credit against A*, all tokens", "Credit against A* and the solver, within responses"  # two headings
-GRADIENT = "A·‖onehot - p‖"
+GRADIENT, RIGHT_SIZES = "A·‖onehot - p‖", "A·abs(A*)"  # RIGHT_SIZES: what sizes alone can reach
 LOCATED = ("none", "entropy_ratio", "vineppo", "ppo", "learned_importance", GRADIENT)  # in the table Where it lies
 
 
@@ -66,8 +66,13 @@ def all_scores(batch: TokenBatch, truth: dict) -> dict[str, Score]:
 
 
 def all_credit(truth: dict) -> dict[str, np.ndarray]:
-    """By name, the credit (N,) of every method, then what the original work tabulated of GRPO's."""
-    return dict(zip(truth["methods"].tolist(), truth["credits"])) | seed_measures(truth)
+    """By name, the credit (N,) of every method, what the original work tabulated of GRPO's, and the right sizes.
+
+    A reweighting gives all tokens of a response the sign of its advantage. So RIGHT_SIZES, GRPO's sign with the sizes
+    of A* (of the same rollouts, so with their errors), is the best that one could hope for.
+    """
+    measures = seed_measures(truth) | {RIGHT_SIZES: truth["advantage"] * np.abs(truth["a_star"])}
+    return dict(zip(truth["methods"].tolist(), truth["credits"])) | measures
 
 
 def seed_measures(truth: dict) -> dict[str, np.ndarray]:

@@ -60,7 +60,7 @@ def test_published_scores_come_out_again(published):
     own = sc.own_scores(truth["credits"][PUBLISHED.index("token_type")], batch, truth)
     _, *others = sc.table_scores("token_type", own, sc.SCORES).rows
     assert [row[0] for row in others] == ["GRPO", "random (control)", "token_type (best rank in response)",
-                                          "half against half"]
+                                          "A·abs(A*) (right sizes, one sign a response)", "half against half"]
     for found, written in zip(own, others[2][1:], strict=True):
         assert found[:3] == pytest.approx(read_cell(written)[:3], abs=0.0101, nan_ok=True)
 

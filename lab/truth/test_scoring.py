@@ -69,7 +69,8 @@ def test_all_scores_put_every_method_in_its_place(monkeypatch):
     monkeypatch.setattr(ts, "updates_of", lambda credits, batch: np.reshape(credits, (-1, 2, N // 2)))
     scores = ts.all_scores(None, truth)
     compared = {name: (x, truth["a_star"]) for name, x in
-                (*zip(truth["methods"], credits), ("A·abs(log p)", -A * logprob), ("A·‖onehot - p‖", A * size))}
+                (*zip(truth["methods"], credits), ("A·abs(log p)", -A * logprob), ("A·‖onehot - p‖", A * size),
+                 ("A·abs(A*)", A * np.abs(truth["a_star"])))}
     assert list(scores) == [*compared, ts.HALVES]
     for name, (x, y) in (compared | {ts.HALVES: half}).items():
         assert scores[name].spearman.value == pytest.approx(np.corrcoef(rank(x), rank(y))[0, 1])
