@@ -40,6 +40,8 @@ SHOWN = "none-seed0"  # the run whose credit is shown
 THEIRS = {"reasoning, share of tokens": "32.2%", "length, tokens": "183 at first, 42 at the end",
           "responses, tokens": "6,400, 303,042", "filler and tags / reasoning, contribution": "1.31",
           "log p: filler and tags, reasoning": "-0.555, -0.489", "first tenth / last, contribution": "1.63",
+          "mean contribution: credit above 0, below": "-0.560, 0.242",
+          "mean contribution: filler and tags, reasoning": "0.0786, 0.0793",
           "share with abs(t) above 3, below 1.5": "20%, 39%", "mean abs(t)": "1.92"}
 THEIR_FIFTHS = ((0.358, 0.346), (0.366, 0.208), (0.318, 0.298), (0.389, 0.236), (0.236, 0.257))
 
@@ -74,6 +76,10 @@ def first_figures(log: dict) -> dict[str, str]:
         "first tenth / last, gradient": cell(ratio_of(log, "gradient", first, last)),
         "answer / thoughts, contribution": cell(ratio_of(log, "contribution", answer, ~answer)),
         "answer / thoughts, gradient": cell(ratio_of(log, "gradient", answer, ~answer)),
+        "mean contribution: credit above 0, below": ", ".join(
+            average(log["contribution"][x]) for x in (log["credit"] > 0, log["credit"] < 0)),
+        "mean contribution: filler and tags, reasoning": ", ".join(
+            f"{log['contribution'][x].mean():.4f}" for x in (filler | tags, reasoning)),
         "share with abs(t) above 3, below 1.5": f"{(t > 3).mean():.0%}, {(t < 1.5).mean():.0%}",
         "mean abs(t)": f"{t.mean():.2f}"}
 
