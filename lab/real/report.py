@@ -42,9 +42,6 @@ THEIRS = {"reasoning, share of tokens": "32.2%", "length, tokens": "183 at first
 THEIR_FIFTHS = ((0.358, 0.346), (0.366, 0.208), (0.318, 0.298), (0.389, 0.236), (0.236, 0.257))
 
 
-# ------------------------------------------------------------------------------------------ before any training
-
-
 def ratio_of(log: dict, measure: str, over: np.ndarray, under: np.ndarray) -> Estimate:
     """Mean size of a measure over some tokens (N,) bool over that of others, with its interval over puzzles."""
     size = np.abs(log[measure])
@@ -94,9 +91,6 @@ def table_fifths(log: dict) -> Table:
     return Table("Filler and tags over reasoning, by position, Countdown", (
         "Ratio of mean sizes, with its 95% interval over puzzles."), ["position", "contribution", "gradient",
                                                                       "the original, contribution"], rows)
-
-
-# -------------------------------------------------------------------------------------------------- while it learns
 
 
 def table_learning(log: dict, metrics: dict[str, np.ndarray]) -> Table:
@@ -153,9 +147,6 @@ def draw_learning(file: Path) -> None:
     right.set(xlabel="step", ylabel="entropy, nats", title="then success stalls while entropy falls", ylim=(0, None))
     left.legend(loc="lower right")
     save_figure(figure, file)
-
-
-# ----------------------------------------------------------------------------------------------------- the truth
 
 
 def share_of(truth: dict, chosen: np.ndarray) -> Estimate:

@@ -25,9 +25,6 @@ WEIGHTS = {"1:1:3": COSTS, "1:1:6": COSTS | {"tokens_updated": 6},
 Levels = dict[str, dict[str, list[Run]]]  # runs by level and part
 
 
-# ------------------------------------------------------------------------------------------------------- rows
-
-
 def read_rows(file: Path) -> list[dict[str, str]]:
     """The rows of lab/study/runs.csv as text, of all versions; none where there is no such file yet."""
     if not file.is_file():
@@ -90,9 +87,6 @@ def name_of(label: str) -> str:
     return method_name(label) if is_uniform(label) else f"`{label}`"
 
 
-# -------------------------------------------------------------------------------------------------- comparing
-
-
 def difference(a: Group, b: Group, figure: str = "area") -> Estimate:
     """A group minus another one in a figure, with Welch's interval. After as many steps, areas are read at the steps
     of the group that was measured less often, as at equal cost."""
@@ -140,9 +134,6 @@ def at_equal_cost(group: Group, other: Group, weights: dict[str, float] = COSTS)
 def spent_enough(group: Group, other: Group, share: float) -> bool:
     """Whether another group spent that share of what a group did, and was measured before."""
     return bool(spent(other)[1] < share * spent(group)[-1] < spent(other)[-1])
-
-
-# ----------------------------------------------------------------------------------------------------- tables
 
 
 class Pair(NamedTuple):

@@ -46,8 +46,7 @@ def test_every_command_is_accepted_and_names_a_folder_of_its_own():
 
 
 def test_the_list_has_every_method_in_rounds_and_only_what_is_asked_for():
-    """Guards against a method left out, an order in which an interrupted study has seeds of a few methods only, and
-    runs that nobody asked for."""
+    """Guards against a method left out, seeds of a few methods first, and runs that nobody asked for."""
     tested = [name for name in MITIGATIONS if name not in plan.APART]
     listed = [(e.seed, e.flags.split()[0]) for e in experiments(["main"], ["easy"]) if e.flags != plan.RLOO_FLAGS]
     assert listed[: 5 * len(tested)] == list(itertools.product(range(5), tested))
@@ -70,8 +69,7 @@ def place(tmp_path, monkeypatch):
 
 
 def test_hard_puzzles_have_a_single_solution(place):
-    """Guards against a level that is not what it says: 240 puzzles against all expressions of their numbers, of which
-    each + and * has two orders that are one way."""
+    """Guards against a level that is not what it says: 240 puzzles against brute force, where a + b is b + a."""
     study.write_hard_puzzles()
     puzzles = read_puzzles(study.HARD)
     hard = {(tuple(sorted(p.numbers)), p.target) for p in puzzles}
@@ -137,7 +135,7 @@ def test_a_row_says_what_the_run_was_and_gave(finished):
     expected = analyze.summarize(finished.folder) | {"spent": {0: 0, 2: cost[1] + cost[2]},
                                                      "seconds": sum(metrics["seconds"][1:]),
                                                      "pass@16": final["pass@16"], "end": final["heldout_success"]}
-    assert (run.label, run.setting) == (f"{row['method']} {row['setting']}", row["setting"])
+    assert (run.label, run.setting, run.seed) == (f"{row['method']} {row['setting']}", row["setting"], 3)
     assert not run.is_baseline and run.figures["curve"].keys() == {0, 2}
     assert run.figures == {name: pytest.approx(value, rel=1e-5, abs=1e-12) for name, value in expected.items()}
 
@@ -178,8 +176,7 @@ def test_a_run_with_other_settings_is_not_taken_over(finished):
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_finished_run_is_taken_over_without_running_it_again(finished, call, keep, monkeypatch, capsys):
-    """Guards against a run repeated since the study was killed before its row was written, --collect that trains what
-    never began, a credit log that stays, and a row that is lost, or added twice."""
+    """Guards against a finished run made again, --collect that trains, a credit log that stays, a row lost or twice."""
     monkeypatch.setattr(study, "PARTS", {"sweeps": [("easy", (finished.flags, "none"), [3])]})
     call("--collect --parts sweeps" + " --keep" * keep)
     assert list(study.done_runs()) == [finished.name] and "1/2 runs done" in capsys.readouterr().out
@@ -191,8 +188,7 @@ def test_a_finished_run_is_taken_over_without_running_it_again(finished, call, k
 
 
 def test_runs_pause_for_quiet_and_end_in_time(place, monkeypatch):
-    """Guards against runs that disturb a measurement of speed, that stay paused, that a time limit leaves running, and
-    one that is started although its other seeds took longer than what is left."""
+    """Guards against runs that disturb a measurement, stay paused, outlast a time limit, or begin too late for it."""
     monkeypatch.setattr(quiet, "LOOK", 0.02)
     counting = "import itertools, time\nfor i in itertools.count():\n    print(i, flush=True)\n    time.sleep(0.01)"
     monkeypatch.setattr(study.Experiment, "next_command", lambda e: f"python -c {shlex.quote(counting)}")

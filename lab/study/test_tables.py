@@ -150,8 +150,7 @@ def test_costly_methods_are_compared_with_what_spent_enough():
 
 
 def test_scores_and_learning_by_hand(monkeypatch):
-    """Guards against a correlation with the wrong figure, methods that fell among those that climbed, and a cut by the
-    point of GRPO instead of its interval."""
+    """Guards against the wrong figure, methods that fell among those that climbed, and a cut at the point of GRPO."""
     ends = {"none": 0.3, "a": 0.4, "b": 0.5, "c": 0.2, "d": 0.15, "e": 0.1}  # from 0.1: e did not climb
     truths = {"none": 0.5, "a": 0.45, "b": 0.6, "c": 0.4, "d": 0.1, "e": 0.9}  # that of GRPO reaches down to 0.4
     main = [study_run(m, seed, end, area=1 - end) for m, end in ends.items() for seed in range(3)]
@@ -181,8 +180,7 @@ def leads():
 
 
 def test_each_setting_has_its_own_rloo(leads):
-    """Guards against differences to RLOO on easy puzzles, RLOO against itself, a setting without RLOO, an asterisk for
-    a difference that shows nothing, and a dagger for one that is not a change."""
+    """Guards against RLOO of another setting, RLOO against itself, a setting without it, and a * or † by chance."""
     assert set(leads) == {("ppo", "easy"), ("GRPO", "easy"), ("GRPO", "hard"), ("RLOO", "4 updates"),
                           ("ppo", "4 updates"), ("RLOO", "4 updates, lr 5e-05"), ("ppo", "4 updates, lr 5e-05")}
     gain = points(welch(half(BETTER), half(OTHER)))
@@ -193,8 +191,7 @@ def test_each_setting_has_its_own_rloo(leads):
 
 
 def test_at_equal_cost_rloo_takes_one_update_and_more_steps_if_it_must(leads):
-    """Guards against RLOO with several updates or more responses, a longer run than is needed, a difference at another
-    cost, and a run that did not spend half as much."""
+    """Guards against RLOO with more updates or responses, of more steps than needed, at another cost, or too cheap."""
     longer = np.array((0.60, 0.64, 0.62))
     for where, name, rloo, cost, ours, theirs in (
             ("easy", "ppo", "RLOO", "1.00", np.array(BETTER) * 10 / 13, np.array(OTHER)),
@@ -215,8 +212,7 @@ def stage_two(rng):
 
 
 def test_nobody_looks_before_the_last_seed(tmp_path):
-    """Guards against a table of some seeds, a correction over more rows than four, the wrong pair, and a comparison
-    beyond the cheaper run's end."""
+    """Guards against a table of some seeds, a correction over more than four rows, a wrong pair, and extrapolation."""
     first = {"main": runs("none", NONE), "test": stage_two(np.random.default_rng(0))}
     assert not tables.stage_two(first | {"test": first["test"][:-1]})
     found = rows_of(tables.table_tested(first))
@@ -230,8 +226,7 @@ def test_nobody_looks_before_the_last_seed(tmp_path):
 
 
 def test_what_stage_two_shows_by_hand():
-    """Guards against quartiles that drop whole runs, ties that count as wins, pairs by their place in a list, and the
-    95% interval as a test of equivalence."""
+    """Guards against quartiles of whole runs, ties as wins, pairs by place, and equivalence by the 95% interval."""
     made = lambda *areas, first=30: Group("a", {first + i: {"area": area} for i, area in enumerate(areas)})
     assert tables.middle_half(made(0, 1, 2, 3, 4, 5, 6, 99.0)) == pytest.approx((2 + 3 + 4 + 5) / 4)
     assert tables.middle_half(made(0, 1, 2, 3, 90.0)) == pytest.approx((0.75 * 1 + 2 + 0.75 * 3) / 2.5)
