@@ -1,16 +1,10 @@
-"""What the laboratory does with estimates: cells written and read back, and a dot with its interval."""
-import math
+"""What the laboratory does with estimates: cells written and read back."""
 import re
 from pathlib import Path
 
 import numpy as np
 
-from plumbing.report import PALETTE, Estimate, plt, pm
-
-
-def in_points(e: Estimate) -> Estimate:
-    """A share in percent, or a difference of shares in points."""
-    return Estimate(*(100 * x for x in e[:3]))
+from plumbing.report import Estimate, pm
 
 
 def points(e: Estimate) -> str:
@@ -38,22 +32,3 @@ def read_table(file: Path, title: str) -> tuple[list[str], list[list[str]]]:
         raise ValueError(f"{file} has no table with the heading {title}")
     header, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
     return header, rows
-
-
-def draw_point(axis: plt.Axes, x: Estimate, y: Estimate, **style) -> None:
-    """A dot with the intervals of both of its coordinates; style: of matplotlib's errorbar."""
-    across, up = ([[max(0.0, e.value - e.low)], [max(0.0, e.high - e.value)]] for e in (x, y))
-    axis.errorbar(x.value, y.value, xerr=across, yerr=up, fmt="o", **style)
-
-
-def draw_estimate(axis: plt.Axes, y: float, e: Estimate, hollow: bool = False, cut: float = -math.inf,
-                  colour: str = PALETTE[0], marker: str = "o") -> None:
-    """A dot on line y with its interval. What lies below the cut is an arrow at the cut, with the number beside it."""
-    axis.plot(np.clip([e.low, e.high], cut, None), [y, y], color=colour, lw=2, alpha=0.6)
-    if e.low < cut or e.value < cut:
-        axis.plot(cut, y, "<", color=colour, clip_on=False)
-    if e.value < cut:
-        axis.annotate(pm(e.value, e.high - e.value, 1), (max(cut, e.high), y), (7, 0), textcoords="offset points",
-                      va="center", fontsize=8)
-    else:
-        axis.plot(e.value, y, marker, color=colour, mfc="none" if hollow else colour)

@@ -29,10 +29,8 @@ def verdict(truth: dict, rows: np.ndarray) -> str:
 
 
 def examples(truth: dict) -> list[np.ndarray]:
-    """Where the tokens (L,) of a right and of a wrong response are.
-
-    Those with some credit and a length that suits a picture come first, and of these the one with the largest |A*|.
-    """
+    """Where the tokens (L,) of a right and of a wrong response are: of those with some credit and a length that suits
+    a picture, the ones with the largest |A*|."""
     ordered = sorted(by_response(truth), key=lambda rows: (  # False comes first
         not (40 <= len(rows) <= 80 and truth["advantage"][rows[0]]), -np.abs(truth["a_star"][rows]).max()))
     verdicts = [verdict(truth, rows) for rows in ordered]
@@ -40,10 +38,7 @@ def examples(truth: dict) -> list[np.ndarray]:
 
 
 def draw(truth: dict, file: Path, captions: dict[str, str] = CAPTIONS) -> None:
-    """Two responses, each with its tokens coloured by A*, the same by a credit, and V.
-
-    captions: the column of A* and that of the credit, each with what it is called.
-    """
+    """Two responses, each with its tokens coloured by A*, the same by a credit (captions: column and name), and V."""
     pair = examples(truth)
     drawn = np.concatenate(pair)
     scales = {name: scale_of(truth[name][drawn]) for name in captions}

@@ -80,10 +80,8 @@ def within(x: np.ndarray, y: np.ndarray, columns: dict, use: np.ndarray, by_rank
 
 
 def spearman(x: np.ndarray, y: np.ndarray) -> Estimate:
-    """Rank correlation of independent pairs (n,), (n,) with its 95% interval; NaN where either does not vary.
-
-    The interval is that of Fisher's z with variance (1 + r^2 / 2) / (n - 3) (Bonett and Wright, 2000).
-    """
+    """Rank correlation of independent pairs (n,), (n,), NaN where either does not vary, with its 95% interval: that of
+    Fisher's z with variance (1 + r^2 / 2) / (n - 3) (Bonett and Wright, 2000)."""
     if min(len(set(x)), len(set(y))) < 2:
         return Estimate(float("nan"))
     r = float(np.corrcoef(ranks(x), ranks(y))[0, 1])
@@ -94,11 +92,8 @@ def spearman(x: np.ndarray, y: np.ndarray) -> Estimate:
 
 
 def with_errors(x: list[Estimate], y: list[Estimate], draws: int = 4000) -> Estimate:
-    """Rank correlation of estimates (n,), (n,): the median and the 95% interval over redrawn estimates.
-
-    Each draw adds to every estimate a normal error as large as its interval says, and to Fisher's z of the correlation
-    one for the choice of the n pairs.
-    """
+    """Rank correlation of estimates (n,), (n,): the median and the 95% interval over draws, each of which adds to every
+    estimate a normal error as large as its interval says, and to Fisher's z one for the choice of the n pairs."""
     if len(x) < 4:
         return Estimate(float("nan"))
     rng = np.random.default_rng(0)

@@ -9,8 +9,7 @@ from tasks import latin_task
 
 
 def test_heads_are_fitted_once_and_to_training_puzzles(tokenizer, random_model, monkeypatch, tmp_path):
-    """Guards against a second call that fits again, one beside the model that is ignored, the same responses twice,
-    and puzzles on which methods are scored."""
+    """Guards against heads fitted again, or to the same responses or scored puzzles, and one that is not found."""
     asked, learned, policy = [], [], Policy(random_model.float(), tokenizer, countdown_task)
     rollout = heads.rollout
 

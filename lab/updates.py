@@ -12,10 +12,8 @@ from rollout import TokenBatch
 
 
 def credit_gradients(batch: TokenBatch, credits: Tensor, size: int) -> Iterator[Tensor]:
-    """For every `size` responses, which must answer one puzzle, the gradients (M, P) of sum credit * log pi.
-
-    One for each of the credits (M, B, T), with respect to all P parameters.
-    """
+    """For every `size` responses, which must answer one puzzle, the gradients (M, P) of sum credit * log pi in all P
+    parameters, one for each of the credits (M, B, T)."""
     model, prompts = batch.ask.policy.model, batch.ask.prompts
     prompt_of = torch.zeros(size, dtype=torch.long, device=batch.mask.device)  # (size,) there is one prompt
     for first in range(0, len(batch.text), size):
@@ -28,32 +26,22 @@ def credit_gradients(batch: TokenBatch, credits: Tensor, size: int) -> Iterator[
         yield torch.stack([torch.cat([g.flatten() for g in part]) for part in parts])
 
 
-def on_tokens(column: np.ndarray, batch: TokenBatch) -> Tensor:
-    """A column (N,) of a truth as (B, T), 0 on padding."""
-    return torch.zeros_like(batch.logprob).masked_scatter(batch.mask, torch.from_numpy(column).to(batch.logprob))
-
-
 def updates_of(credits: list[np.ndarray], batch: TokenBatch) -> np.ndarray:
     """The gradients (M, Q, P) that each of M credits (N,) causes at each puzzle."""
-    spread = torch.stack([on_tokens(credit, batch) for credit in credits])  # (M, B, T)
+    spread = batch.logprob.new_zeros(len(credits), *batch.mask.shape)  # (M, B, T) 0 on padding
+    spread[:, batch.mask] = torch.from_numpy(np.stack(credits)).to(spread)
     parts = credit_gradients(batch, spread, len(batch.text) // len(batch.puzzles))  # Q of (M, P)
     return torch.stack(list(parts), dim=1).cpu().numpy()
 
 
 def cosine_of(x: np.ndarray, y: np.ndarray) -> Estimate:
-    """Cosine of two sums of puzzle gradients (Q, P), with its interval.
-
-    By the jackknife: a resample that draws puzzles twice holds fewer of them, and their noise shrinks every cosine.
-    """
+    """Cosine of two sums of puzzle gradients (Q, P), with its interval by the jackknife: a resample that draws puzzles
+    twice holds fewer of them, and noise of their own shrinks a cosine (shared noise raises it)."""
     grams = x @ y.T, x @ x.T, y @ y.T  # (Q, Q) each
-    value, low, high, _ = jackknife(lambda use: cosine(*grams, use), len(x))
+
+    def cosine(use: np.ndarray) -> float:
+        xy, xx, yy = (gram[np.ix_(use, use)].sum() for gram in grams)
+        return xy / np.sqrt(xx * yy) if xx * yy > 0 else np.nan
+
+    value, low, high, _ = jackknife(cosine, len(x))
     return Estimate(value, max(low, -1.0), min(high, 1.0))
-
-
-def cosine(xy: np.ndarray, xx: np.ndarray, yy: np.ndarray, use: np.ndarray) -> float:
-    """The cosine of two sums of gradients over the puzzles or batches use (n,), from products (n, n) of their parts.
-
-    Noise of their own shrinks it, shared noise raises it.
-    """
-    sum_xy, sum_xx, sum_yy = (gram[np.ix_(use, use)].sum() for gram in (xy, xx, yy))
-    return sum_xy / np.sqrt(sum_xx * sum_yy) if sum_xx * sum_yy > 0 else np.nan

@@ -34,10 +34,8 @@ def join(names: tuple[str, ...]) -> str:
 
 
 def build(model: Path, folder: Path) -> str:
-    """The page, with the model, the puzzles, the truth of a folder and all scripts in it.
-
-    Of a truth that is not the published one it has the credit of every method.
-    """
+    """The page, with the model, the puzzles, all scripts, and the truth of a folder: of one that is not the published
+    one with the credit of every method."""
     truth, policy = read_truth(folder / "ground_truth.npz"), load_policy(Settings(model=str(model)))
     rebuild(truth, policy)  # ValueError where it is about another model
     recorded = RECORDED if folder == TRUTH else [name for name in truth["methods"].tolist() if name != "none"]

@@ -53,11 +53,6 @@ def pack_prompt(tokenizer: Tokenizer) -> dict:
             "numbers": {text: tokens[0] for text, tokens in numbers.items()}}
 
 
-def pack_puzzles(puzzles: list) -> list[dict]:
-    """Puzzles as the page reads them."""
-    return [{"numbers": puzzle.numbers, "target": puzzle.target} for puzzle in puzzles]
-
-
 def pack_truth(truth: dict, recorded: list[str]) -> dict:
     """The responses of a ground_truth.npz, what was measured of each token, and the credit of some methods."""
     settings, responses = json.loads(str(truth["settings"])), by_response(truth)
@@ -66,19 +61,16 @@ def pack_truth(truth: dict, recorded: list[str]) -> dict:
     return {"columns": {name: encode(column.astype(np.float32)) for name, column in columns.items()},
             "recorded": {name: encode(credits[name].astype(np.float32)) for name in recorded},
             "lengths": list(map(len, responses)), "answers": settings["answers"],
-            "puzzles": pack_puzzles(recorded_puzzles(truth, countdown_task))}
+            "puzzles": [puzzle._asdict() for puzzle in recorded_puzzles(truth, countdown_task)]}
 
 
 def most_at_stake(truth: dict) -> int:
     """The puzzle with the largest |A*| in both its first right and its first wrong response, of those that are short
     enough for a small screen: the page shows it first."""
     largest = np.zeros((2, int(truth["group"].max()) + 1))  # by success and puzzle
-    seen = set()
-    for rows in by_response(truth):
+    for rows in reversed(by_response(truth)):  # so that the first one stays
         place = int(truth["success"][rows[0]]), int(truth["group"][rows[0]])
-        if place not in seen and len(rows) <= SHORT_RESPONSE:
-            largest[place] = np.abs(truth["a_star"][rows]).max()
-        seen.add(place)
+        largest[place] = np.abs(truth["a_star"][rows]).max() * (len(rows) <= SHORT_RESPONSE)
     return int(largest.min(0).argmax())
 
 
@@ -92,7 +84,9 @@ def pack(policy: Policy, truth: dict, recorded: list[str]) -> tuple[dict, dict]:
     weights, tokenizer = flat_weights(policy.model), policy.tokenizer
     data = {"pieces": [piece.decode("latin-1") for piece in tokenizer.bytes], "ends": tokenizer.end_tokens,
             "weights": encode(weights.bfloat16().view(torch.int16).numpy()), "config": policy.model.config.source,
-            "prompt": pack_prompt(tokenizer), "training": pack_puzzles(countdown_task.load("train", 1024)),
-            "heldout": pack_puzzles(countdown_task.load("heldout", 256)[128:]), "truth": pack_truth(truth, recorded)}
+            "prompt": pack_prompt(tokenizer),
+            "training": [puzzle._asdict() for puzzle in countdown_task.load("train", 1024)],
+            "heldout": [puzzle._asdict() for puzzle in countdown_task.load("heldout", 256)[128:]],
+            "truth": pack_truth(truth, recorded)}
     return data, {"puzzles": data["truth"]["puzzles"], "recorded": recorded, "heldout": len(data["heldout"]),
                   "shown": most_at_stake(truth)}

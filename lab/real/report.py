@@ -1,16 +1,14 @@
 """Tables and pictures of a pretrained model's credit, from the arrays published in lab/real/data.
 
-first-countdown.npz and first-words.npz are the credit logs of the runs of part `first` (designs.md, section 1).
-truth-start.npz and truth-trained.npz are what lab/truth/measure.py measured before and after training (section 2). A
-folder of learning/ has the metrics.csv of a whole run (section 4), and one of them its credit log. Beside them stand
-the figures of the original work.
+first-countdown.npz is the credit log of a run of part `first` (designs.md, section 1); truth-start.npz and
+truth-trained.npz are what lab/truth/measure.py measured before and after training (section 2). A folder of learning/
+has the metrics.csv of a whole run (section 4), and one of them its credit log.
 
 Run it:  python -m lab.real.report              writes tables.md, truth.png and learning.png beside this file
          python -m lab.real.report --take RUN   publishes the metrics of a run in data/learning; --credit: its log, too
 """
 import shutil
 from pathlib import Path
-from typing import Callable
 
 import numpy as np
 
@@ -31,9 +29,9 @@ from tasks.text import FILLER, REASONING, ROLES
 ROOM = Path(__file__).parent
 TOY = ROOM.parent / "truth" / "data" / "ground_truth.npz"  # of the bundled model, on Countdown
 TRUTHS = {"at the start": "truth-start", "after training": "truth-trained"}
-FIRST = {"Countdown": "first-countdown", "word problems": "first-words"}
 COLUMNS = ("step", "response", "group", "position", "token", "logprob", "entropy", "logit_grad", "credit", "role",
            "in_answer")
+MEASURES = ("contribution", "gradient")
 LEARNING = ROOM / "data" / "learning"
 SHOWN = "none-seed0"  # the run whose credit is shown
 # Document 000, over its 100 steps, by advantage * log p; its filler counts tags.
@@ -46,9 +44,6 @@ THEIRS = {"reasoning, share of tokens": "32.2%", "length, tokens": "183 at first
 THEIR_FIFTHS = ((0.358, 0.346), (0.366, 0.208), (0.318, 0.298), (0.389, 0.236), (0.236, 0.257))
 
 
-# ------------------------------------------------------------------------------------------ before any training
-
-
 def ratio_of(log: dict, measure: str, over: np.ndarray, under: np.ndarray) -> Estimate:
     """Mean size of a measure over some tokens (N,) bool over that of others, with its interval over puzzles."""
     size = np.abs(log[measure])
@@ -58,24 +53,24 @@ def ratio_of(log: dict, measure: str, over: np.ndarray, under: np.ndarray) -> Es
 
 
 def first_figures(log: dict) -> dict[str, str]:
-    """The rows of the first table, for one task."""
+    """The rows of the first table."""
     filler, reasoning, tags = (log["role"] == role for role in range(3))
     (_, first), *_, (_, last) = position_bins(log, 10)
     t = np.abs(t_statistics(log["contribution"], log["position"]))
     answer = log["in_answer"] > 0
+
+    def ratios(name: str, over: np.ndarray, under: np.ndarray) -> dict[str, str]:
+        return {f"{name}, {measure}": cell(ratio_of(log, measure, over, under)) for measure in MEASURES}
+
     return {
         "responses, tokens": f"{log['id'][-1] + 1:,}, {len(log['id']):,}",
         "length, tokens": f"{len(log['id']) / (log['id'][-1] + 1):.0f}",
         "reasoning, share of tokens": f"{reasoning.mean():.1%}",
-        "filler / reasoning, contribution": cell(ratio_of(log, "contribution", filler, reasoning)),
-        "filler / reasoning, gradient": cell(ratio_of(log, "gradient", filler, reasoning)),
-        "filler and tags / reasoning, contribution": cell(ratio_of(log, "contribution", filler | tags, reasoning)),
-        "filler and tags / reasoning, gradient": cell(ratio_of(log, "gradient", filler | tags, reasoning)),
+        **ratios("filler / reasoning", filler, reasoning),
+        **ratios("filler and tags / reasoning", filler | tags, reasoning),
         "log p: filler and tags, reasoning": ", ".join(average(log["logprob"][x]) for x in (filler | tags, reasoning)),
-        "first tenth / last, contribution": cell(ratio_of(log, "contribution", first, last)),
-        "first tenth / last, gradient": cell(ratio_of(log, "gradient", first, last)),
-        "answer / thoughts, contribution": cell(ratio_of(log, "contribution", answer, ~answer)),
-        "answer / thoughts, gradient": cell(ratio_of(log, "gradient", answer, ~answer)),
+        **ratios("first tenth / last", first, last),
+        **ratios("answer / thoughts", answer, ~answer),
         "mean contribution: credit above 0, below": ", ".join(
             average(log["contribution"][x]) for x in (log["credit"] > 0, log["credit"] < 0)),
         "mean contribution: filler and tags, reasoning": ", ".join(
@@ -84,14 +79,13 @@ def first_figures(log: dict) -> dict[str, str]:
         "mean abs(t)": f"{t.mean():.2f}"}
 
 
-def table_first(logs: dict[str, dict]) -> Table:
+def table_first(log: dict) -> Table:
     """What a step's credit looks like before any training, beside the original's figures."""
-    figures = {task: first_figures(log) for task, log in logs.items()}
-    rows = [[name, *(f[name] for f in figures.values()), THEIRS.get(name, "")] for name in next(iter(figures.values()))]
+    rows = [[name, figure, THEIRS.get(name, "")] for name, figure in first_figures(log).items()]
     return Table("Before any training", (
         "RLOO's credit on zero-shot responses, 8 to each of 64 problems. Ratios are of mean sizes, with 95% intervals "
         "over problems. t: of the mean at each position that 30 responses reach. The last column is the original's, "
-        "pooled over 100 steps of training."), ["", *logs, "the original, Countdown"], rows)
+        "pooled over 100 steps of training."), ["", "Countdown", "the original, Countdown"], rows)
 
 
 def table_fifths(log: dict) -> Table:
@@ -99,13 +93,10 @@ def table_fifths(log: dict) -> Table:
     reasoning, rows = log["role"] == REASONING, []
     for (name, part), (filler, other) in zip(position_bins(log, 5), THEIR_FIFTHS):
         rows.append([name, *(cell(ratio_of(log, measure, part & ~reasoning, part & reasoning))
-                             for measure in ("contribution", "gradient")), f"{filler / other:.2f}"])
+                             for measure in MEASURES), f"{filler / other:.2f}"])
     return Table("Filler and tags over reasoning, by position, Countdown", (
         "Ratio of mean sizes, with its 95% interval over puzzles."), ["position", "contribution", "gradient",
                                                                       "the original, contribution"], rows)
-
-
-# -------------------------------------------------------------------------------------------------- while it learns
 
 
 def table_learning(log: dict, metrics: dict[str, np.ndarray]) -> Table:
@@ -120,7 +111,7 @@ def table_learning(log: dict, metrics: dict[str, np.ndarray]) -> Table:
         right = reward > 0.5  # 0.1 for the layout, and 1 for the answer
         equal = [np.ptp(reward[(step == s) & (group == g)]) == 0 for s in np.unique(step) for g in np.unique(group)]
         filler, reasoning = part["role"] == FILLER, part["role"] == REASONING
-        ratios = [ratio_of(part, measure, filler, reasoning).value for measure in ("contribution", "gradient")]
+        ratios = [ratio_of(part, measure, filler, reasoning).value for measure in MEASURES]
         rows.append([f"{first}-{step.max()}", f"{begins.sum()}", f"{right.mean():.2f}",
                      f"{10 * (reward - right).mean():.2f}", f"{len(begins) / begins.sum():.0f}",
                      average(part["entropy"]), f"{np.mean(equal):.0%}", f"{filler.mean():.1%}",
@@ -162,9 +153,6 @@ def draw_learning(file: Path) -> None:
     right.set(xlabel="step", ylabel="entropy, nats", title="then success stalls while entropy falls", ylim=(0, None))
     left.legend(loc="lower right")
     save_figure(figure, file)
-
-
-# ----------------------------------------------------------------------------------------------------- the truth
 
 
 def share_of(truth: dict, chosen: np.ndarray) -> Estimate:
@@ -209,7 +197,7 @@ def table_ranks(when: str, truth: dict) -> Table:
     tried, puzzle, a_star = truth["packets"] > 0, truth["group"].astype(int), truth["a_star"].astype(float)
     halves = truth["a_star_halves"].T.astype(float)
     found = {name: (correlate(ranks(x), ranks(a_star), puzzle), within(x, a_star, truth, tried, True))
-             for name, x in ((name, x.astype(float)) for name, x in all_credit(truth).items())}
+             for name, x in all_credit(truth).items()}
     found[HALVES] = correlate(*map(ranks, halves), puzzle), within(*halves, truth, tried, True)
     order = sorted(found, key=lambda name: -np.nan_to_num(found[name][1].value, nan=-2.0))
     return Table(f"Credit against A*, {when}", (
@@ -221,17 +209,16 @@ def table_ranks(when: str, truth: dict) -> Table:
 def table_sizes(when: str, truth: dict) -> Table:
     """Do the sizes that are cheap to know find the tokens that matter?"""
     tried, a_star = truth["packets"] > 0, np.abs(truth["a_star"])
-    listed: dict[str, np.ndarray] = {"1 - p": -np.expm1(truth["logprob"]), "entropy": truth["entropy"],
-                                     "abs(log p)": -truth["logprob"], "‖onehot - p‖": truth["logit_grad"]}
-    rank: Callable = lambda x: (correlate(ranks(x), ranks(a_star), truth["group"].astype(int)),
-                                within(x, a_star, truth, tried, True))
-    rows = [[name, *map(cell, rank(x.astype(float)))] for name, x in listed.items()]
+    listed = {"1 - p": -np.expm1(truth["logprob"]), "entropy": truth["entropy"], "abs(log p)": -truth["logprob"],
+              "‖onehot - p‖": truth["logit_grad"]}
+    rows = [[name, cell(correlate(ranks(x), ranks(a_star), truth["group"].astype(int))),
+             cell(within(x, a_star, truth, tried, True))] for name, x in listed.items()]
     return Table(f"Size against abs(A*), {when}", "Rank correlation, as above.", ["size", "all tokens",
                                                                                  "within responses"], rows)
 
 
 def figures_measured(truth: dict) -> dict[str, str]:
-    """How much was sampled of one model, and how exactly."""
+    """The rows of the table below, for one model."""
     first, tried = truth["position"] == 0, truth["packets"] > 0
     return {"responses, tokens": f"{first.sum()}, {len(first):,}", "right": f"{truth['success'][first].mean():.1%}",
             "rollouts, tokens sampled for them": f"{8 * truth['packets'].sum():,}, {truth['sampled']:,}",
@@ -259,12 +246,10 @@ def main() -> None:
 
 def write_tables() -> None:
     """tables.md, truth.png and learning.png, from the published arrays."""
-    logs = {task: with_measures(read_arrays(ROOM / "data" / f"{name}.npz", COLUMNS)) for task, name in FIRST.items()
-            if (ROOM / "data" / f"{name}.npz").is_file()}
-    files = {when: ROOM / "data" / f"{name}.npz" for when, name in TRUTHS.items()}
-    truths = {when: read_truth(file) for when, file in files.items() if file.is_file()}
+    first = with_measures(read_arrays(ROOM / "data" / "first-countdown.npz", COLUMNS))
+    truths = {when: read_truth(ROOM / "data" / f"{name}.npz") for when, name in TRUTHS.items()}
     learning = with_measures(read_arrays(LEARNING / SHOWN / "credit.npz", (*COLUMNS, "reward")))
-    tables = [table_first(logs), table_fifths(logs["Countdown"]),
+    tables = [table_first(first), table_fifths(first),
               table_learning(learning, read_metrics(LEARNING / SHOWN)), table_measured(truths),
               *(table_where(f"Where the truth lies {when}", truth) for when, truth in truths.items()),
               table_where("Where it lies in the toy", read_truth(TOY)),

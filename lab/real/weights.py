@@ -157,8 +157,8 @@ def numbers(tensor, rows: int | None = None) -> Tensor:
 def tie(tensors: dict) -> dict:
     """The tensors without the output matrix, if it is the embedding rounded otherwise; then the finer of the two stays.
 
-    A GGUF does not say whether they are the same. But two roundings of one matrix have nearly the same direction, and
-    the first thousand rows are enough to see that. An output matrix trained only a little away is taken for the same.
+    A GGUF does not say so, but two roundings of one matrix have nearly the same direction, as a thousand rows show. An
+    output matrix trained only a little away is taken for the same.
     """
     pair = [tensors[name] for name in ("token_embd.weight", "output.weight") if name in tensors]
     if len(pair) < 2 or pair[0].shape.tolist() != pair[1].shape.tolist():

@@ -25,9 +25,6 @@ WEIGHTS = {"1:1:3": COSTS, "1:1:6": COSTS | {"tokens_updated": 6},
 Levels = dict[str, dict[str, list[Run]]]  # runs by level and part
 
 
-# ------------------------------------------------------------------------------------------------------- rows
-
-
 def read_rows(file: Path) -> list[dict[str, str]]:
     """The rows of lab/study/runs.csv as text, of all versions; none where there is no such file yet."""
     if not file.is_file():
@@ -58,10 +55,9 @@ def read_versions(file: Path) -> dict[int, Levels]:
     for row in read_rows(file):
         levels = versions.setdefault(int(row["version"]), {})
         levels.setdefault(row["level"], {}).setdefault(row["part"], []).append(to_run(row))
-    for levels in versions.values():
-        for level, parts in list(levels.items()):
-            if not any(run.label == "none" for run in parts.get("main", [])):
-                del levels[level]
+    versions = {version: {level: parts for level, parts in levels.items()
+                          if any(run.label == "none" for run in parts.get("main", []))}
+                for version, levels in versions.items()}
     if not versions or FIRST not in versions[max(versions)]:
         raise ValueError(f"there is no run of none on {FIRST} puzzles in {file}; make it with: python -m "
                          f"lab.study.run --parts main --levels {FIRST} --methods none")
@@ -91,15 +87,9 @@ def name_of(label: str) -> str:
     return method_name(label) if is_uniform(label) else f"`{label}`"
 
 
-# -------------------------------------------------------------------------------------------------- comparing
-
-
 def difference(a: Group, b: Group, figure: str = "area") -> Estimate:
-    """A group minus another one in a figure, with Welch's interval.
-
-    Area depends on the steps at which success was measured. So after as many steps both are read at those of the one
-    that was measured less often, as at equal cost.
-    """
+    """A group minus another one in a figure, with Welch's interval. After as many steps, areas are read at the steps
+    of the group that was measured less often, as at equal cost."""
     first, second = (list(next(iter(group.rows.values()))["curve"]) for group in (a, b))  # the steps measured
     if figure != "area" or first == second or first[-1] != second[-1]:
         return welch(a.values(figure), b.values(figure))
@@ -118,10 +108,8 @@ def mean_success(group: Group, own: Iterable[float], places: Iterable[float]) ->
 
 
 def spent(group: Group, weights: dict[str, float] = COSTS) -> np.ndarray:
-    """The mean cost (m,) of a group's runs up to each measurement.
-
-    Rows record it with the weights of COSTS. Others change it by the same factor all along a run.
-    """
+    """The mean cost (m,) of a group's runs up to each measurement. Rows record it with the weights of COSTS; others
+    change it by the same factor all along a run."""
     def total(row: dict, by_kind: dict[str, float]) -> float:
         return sum(weight * row[kind] for kind, weight in by_kind.items())
 
@@ -129,34 +117,23 @@ def spent(group: Group, weights: dict[str, float] = COSTS) -> np.ndarray:
                     for row in group.rows.values()], 0)
 
 
-class EqualCost(NamedTuple):
-    """A group minus another one at the largest cost that both reached."""
+def at_equal_cost(group: Group, other: Group, weights: dict[str, float] = COSTS) -> dict[str, float | Estimate]:
+    """The largest `cost` that both groups reached, and their difference there (`end`) and until there (`area`).
 
-    cost: float
-    end: Estimate  # success at that cost
-    area: Estimate  # mean success over the cost up to there
-
-
-def at_equal_cost(group: Group, other: Group, weights: dict[str, float] = COSTS) -> EqualCost:
-    """Compare two groups at the largest cost that both reached, and on the way there.
-
-    Learning curves are concave, so a straight line between two measurements lies below them, and further below where
-    they are far apart. So both are read at the same costs: those of the group whose measurements are further apart.
+    A line between two measurements lies below a concave curve, and further below where they are far apart. So both are
+    read at the costs of the group whose measurements are further apart.
     """
     sides = [(g, spent(g, weights)) for g in (group, other)]  # with the cost (m,) of each measurement
     cost = float(min(own[-1] for _, own in sides))
     coarser = max((own for _, own in sides), key=lambda own: own[1])
     costs = np.append(coarser[coarser < cost * (1 - 1e-9)], cost)  # (n,)
-    end = welch(*(success_at(*side, [cost])[:, 0] for side in sides))
-    return EqualCost(cost, end, welch(*(mean_success(*side, costs) for side in sides)))
+    return {"cost": cost, "end": welch(*(success_at(*side, [cost])[:, 0] for side in sides)),
+            "area": welch(*(mean_success(*side, costs) for side in sides))}
 
 
 def spent_enough(group: Group, other: Group, share: float) -> bool:
     """Whether another group spent that share of what a group did, and was measured before."""
     return bool(spent(other)[1] < share * spent(group)[-1] < spent(other)[-1])
-
-
-# ----------------------------------------------------------------------------------------------------- tables
 
 
 class Pair(NamedTuple):
@@ -209,19 +186,14 @@ COST = Column("cost", lambda pair: f"{spent(pair.a)[-1] / pair.unit:.2f}")
 COSTS_OF_BOTH = Column("cost", lambda pair: ", ".join(f"{spent(g)[-1] / pair.unit:.2f}" for g in pair[:2]))
 
 
-def mean(figure: str, header: str = "") -> Column:
+def mean(figure: str) -> Column:
     """A share in percent."""
-    return Column(header or figure, lambda pair: t_estimate(pair.a.values(figure)))
+    return Column(figure, lambda pair: t_estimate(pair.a.values(figure)))
 
 
-def plain(figure: str, digits: int = 3) -> Column:
+def plain(figure: str) -> Column:
     """A figure that is no share."""
-    return Column(figure, lambda pair: pm(*interval(pair.a.values(figure)), digits))
-
-
-def number(figure: str) -> Column:
-    """The mean of a figure alone."""
-    return Column(figure, lambda pair: f"{pair.a.values(figure).mean():.2f}")
+    return Column(figure, lambda pair: pm(*interval(pair.a.values(figure))))
 
 
 def minus(header: str, figure: str = "area", second: bool = False, family: Callable | None = None) -> Column:
@@ -240,7 +212,7 @@ def equal(header: str, figure: str = "area", weights: str = "1:1:3", second: boo
         other = pair.c if second else pair.b
         if other is None:
             return None
-        found = getattr(at_equal_cost(pair.a, other, WEIGHTS[weights]), figure)
+        found = at_equal_cost(pair.a, other, WEIGHTS[weights])[figure]
         return f"{found / pair.unit:.2f}" if figure == "cost" else found
 
     return Column(header, value, family)

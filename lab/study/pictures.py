@@ -7,16 +7,14 @@ from pathlib import Path
 import numpy as np
 
 from analyze import RLOO, method_name
-from lab.estimates import draw_estimate, draw_point, in_points
 from lab.study import tables
 from lab.study.engine import FIRST, Levels, at_equal_cost, cost_unit, difference, select, spent
-from plumbing.report import GREY, MINUS, PALETTE, new_figure, plt, save_figure, t_estimate
+from plumbing.report import GREY, MINUS, PALETTE, Estimate, new_figure, plt, save_figure, t_estimate
 from plumbing.runs import Group, Run
+from train import Settings
 
 COLOURS = {"vineppo": PALETTE[2], "entropy_ratio": PALETTE[1], "ppo": PALETTE[0], "expert_iteration": PALETTE[3],
            "none": GREY, "shuffled": MINUS, "share": MINUS}  # one meaning in all pictures, by method
-STEPS = 100  # of a default run
-SHOWN_COSTS = (0.25, 0.5, 1, 2, 4)  # on an axis of cost
 
 
 def colour_of(label: str) -> str:
@@ -38,10 +36,7 @@ def draw_curve(axis: plt.Axes, x: np.ndarray, group: Group, line: str, label: st
 
 
 def draw_budget(parts: dict[str, list[Run]], file: Path) -> None:
-    """Learning curves by cost (left) and by step (right), there without longer runs.
-
-    Cheap methods have most of their points below a cost of 1, so that axis is logarithmic. It leaves out the start.
-    """
+    """Learning curves by cost (left; logarithmic, without the start) and by step (right; without longer runs)."""
     groups = tables.compared(parts)
     unit = cost_unit(groups)
     figure, ((left, right),) = new_figure(2, 1, 4.2, sharey=True)
@@ -50,15 +45,21 @@ def draw_budget(parts: dict[str, list[Run]], file: Path) -> None:
         if label in groups:
             costs, steps = spent(groups[label]) / unit, np.array(list(next(iter(groups[label].rows.values()))["curve"]))
             costs[0] = np.nan  # a logarithmic axis has no 0
-            for axis, x in ((left, costs), (right, steps))[: 1 + (steps[-1] == STEPS)]:
+            for axis, x in ((left, costs), (right, steps))[: 1 + (steps[-1] == Settings.steps)]:
                 draw_curve(axis, x, groups[label], line, f"{short(label)}, seeds: {len(groups[label].rows)}")
     left.set(xlabel="weighted tokens, in units of GRPO's default run", ylabel="held-out puzzles solved, %",
              title="By cost RLOO with more steps leads", xscale="log")
-    left.set_xticks(SHOWN_COSTS, [f"{cost:g}" for cost in SHOWN_COSTS])
+    left.set_xticks([0.25, 0.5, 1, 2, 4], ["0.25", "0.5", "1", "2", "4"])
     left.minorticks_off()
-    right.set(xlabel="step", title="By step VinePPO leads RLOO", xlim=(0, STEPS))
+    right.set(xlabel="step", title="By step VinePPO leads RLOO", xlim=(0, Settings.steps))
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     save_figure(figure, file)
+
+
+def draw_difference(axis: plt.Axes, y: float, e: Estimate, colour: str, **style) -> None:
+    """A difference in points on line y, with its interval; style: of matplotlib's plot."""
+    axis.plot([100 * e.low, 100 * e.high], [y, y], color=colour, lw=2, alpha=0.6)
+    axis.plot(100 * e.value, y, color=colour, **style)
 
 
 def draw_tuned(first: dict[str, list[Run]], file: Path) -> None:
@@ -77,9 +78,9 @@ def draw_tuned(first: dict[str, list[Run]], file: Path) -> None:
     left.legend(labelspacing=0.2)
     right.axvline(0, color=GREY, lw=1)
     for y, (a, b) in enumerate(tables.CONTRASTS):
-        draw_estimate(right, y - 0.15, in_points(difference(groups[a], groups[b])), colour=colour_of(a))
-        draw_estimate(right, y + 0.15, in_points(at_equal_cost(groups[a], groups[b]).area), hollow=True,
-                      colour=colour_of(a), marker="s")
+        draw_difference(right, y - 0.15, difference(groups[a], groups[b]), colour_of(a), marker="o")
+        at_cost = at_equal_cost(groups[a], groups[b])["area"]
+        draw_difference(right, y + 0.15, at_cost, colour_of(a), marker="s", mfc="none")
     right.plot([], [], "o", color=GREY, label="equal steps")
     right.plot([], [], "s", color=GREY, mfc="none", label="equal cost")
     right.legend(loc="center right", bbox_to_anchor=(1, 0.4))
@@ -106,10 +107,7 @@ def draw_successes(levels: Levels, file: Path) -> None:
 
 
 def draw_perfect(small: dict[str, list[Run]], file: Path) -> None:
-    """Area by the accuracy of the credit, and RLOO with 45 responses as a line, of the arms with several seeds.
-
-    Nothing before the line's runs are done.
-    """
+    """Area by the accuracy of the credit, of arms with several seeds; nothing before RLOO with 45 responses is done."""
     groups = tables.at_rates({label: group for label, group in select(small, "oracle").items() if len(group.rows) > 1})
     rate = min((rate for _, rate in groups), default=None)  # RLOO's; the other one is 1.4 times it
     if (tables.MORE_ANSWERS, rate) not in groups:
@@ -118,7 +116,8 @@ def draw_perfect(small: dict[str, list[Run]], file: Path) -> None:
     for name, where in tables.read_accuracy().items():
         if (name, rate) in groups:
             area = t_estimate(100 * groups[name, rate].values("area"))
-            draw_point(axis, where, area, color=PALETTE[0])
+            across, up = ([[e.value - e.low], [e.high - e.value]] for e in (where, area))
+            axis.errorbar(where.value, area.value, up, across, "o", color=PALETTE[0])
             axis.annotate(tables.MEASURED[name], (where.value, area.value), textcoords="offset points", xytext=(6, 6))
     many = t_estimate(100 * groups[tables.MORE_ANSWERS, rate].values("area"))
     axis.axhspan(many.low, many.high, color=GREY, alpha=0.3, lw=0)
@@ -130,16 +129,12 @@ def draw_perfect(small: dict[str, list[Run]], file: Path) -> None:
     save_figure(figure, file)
 
 
-def draw_study(levels: Levels, folder: Path) -> None:
-    """All of them, as far as their runs are done."""
-    draw_budget(levels[FIRST], folder / "budget.png")
-    if tables.stage_two(levels[FIRST]):
-        draw_tuned(levels[FIRST], folder / "tuned.png")
-    draw_successes(levels, folder / "successes.png")
-    draw_perfect(levels.get("small", {}), folder / "perfect.png")
-
-
 def write_study(file: Path) -> None:
-    """The tables of a file of rows and all pictures, beside it."""
-    draw_study(tables.write_tables(file), file.parent)
+    """The tables of a file of rows, and the pictures as far as their runs are done, beside it."""
+    levels = tables.write_tables(file)
+    draw_budget(levels[FIRST], file.with_name("budget.png"))
+    if tables.stage_two(levels[FIRST]):
+        draw_tuned(levels[FIRST], file.with_name("tuned.png"))
+    draw_successes(levels, file.with_name("successes.png"))
+    draw_perfect(levels.get("small", {}), file.with_name("perfect.png"))
     print(f"wrote {file.with_name('tables.md')}, and pictures beside it")

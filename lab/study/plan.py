@@ -50,14 +50,9 @@ RATES, SEEDS = (1.4e-4, 2e-4, 2.8e-4), range(20, 25)
 BEST, OUTWARDS = 2.8e-4, 4e-4  # stage one's best rate, the same for all; as an edge, it called for the next one
 
 
-def with_rate(flags: str, rate: float) -> str:
-    """The flags of a run at a learning rate, with the lengths of its steps."""
-    return f"{flags} --lr {rate:.3g} --step_length true"
-
-
 def at(rate: float, *listed: str) -> tuple[str, ...]:
-    """Methods at a learning rate."""
-    return tuple(with_rate(flags, rate) for flags in listed)
+    """The flags of runs at a learning rate, with the lengths of their steps."""
+    return tuple(f"{flags} --lr {rate:.3g} --step_length true" for flags in listed)
 
 
 PARTS = {  # level, methods with their flags, seeds
@@ -81,11 +76,10 @@ PARTS = {  # level, methods with their flags, seeds
                           *(f"ppo_process --process {x}" for x in (0.1, 0.5)),
                           "reward_decomposition --stepwise true --advantage rloo",
                           "regrade_ablation --tokens true --advantage rloo"), range(5))],
-    "tune": [("easy", tuple(with_rate(name, rate) for name in TUNED for rate in RATES), SEEDS)],
+    "tune": [("easy", tuple(flags for name in TUNED for rate in RATES for flags in at(rate, name)), SEEDS)],
     "edge": [("easy", at(OUTWARDS, *TUNED), SEEDS)],
-    "test": [("easy", tuple(f"{flags} --eval_every 10" for flags in at(BEST, *TUNED) if "vineppo" not in flags),
-              range(30, 50)),
-             ("easy", (f"{with_rate('vineppo', BEST)} --eval_every 10",), range(30, 40))],
+    "test": [("easy", tuple(f"{flags} --eval_every 10" for flags in at(BEST, *some)), seeds) for some, seeds in (
+        ([flags for flags in TUNED if flags != "vineppo"], range(30, 50)), (["vineppo"], range(30, 40)))],
     "oracle": [("small", at(BEST, RLOO_FLAGS, "ppo", "vineppo", "oracle --k 4", "oracle --k 16",
                             "shuffled --of oracle", f"{RLOO_FLAGS} --answers 45"), range(5)),
                ("small", at(1.4 * BEST, RLOO_FLAGS, "oracle --k 16"), range(3)),

@@ -9,17 +9,14 @@
     python -m lab.study.run --tables                        tables and pictures of lab/study/runs.csv, beside it
 
 As many runs at a time as the machine has cores, each with its share of threads. A finished run becomes a row of
-lab/study/runs.csv, which git tracks. A run with a row is done, so the same command resumes an interrupted study, on
-another machine too; a run that was killed resumes from its last saved state. Seeds are the outer loop, so that the rows
-compare all methods on the same seeds at any time. A finished run loses its credit/ (24 MB) and its state unless --keep.
-While a program measures speed (lab/quiet.py) all runs pause. Linux and macOS only.
+lab/study/runs.csv, for a pretrained model (lab/real/weights.py) of lab/real/runs.csv. A run with a row is done, so the
+same command resumes an interrupted study, on another machine too; a run that was killed resumes from its last saved
+state. Seeds are the outer loop, so that the rows compare all methods on the same seeds at any time. A finished run
+loses its credit/ (24 MB) and its state unless --keep. While a program measures speed (lab/quiet.py) all runs pause.
+Linux and macOS only.
 
-A run of a pretrained model needs its weights (lab/real/weights.py), and its row goes to lab/real/runs.csv.
-
-`easy` is the bundled default. `hard` asks the same model only for puzzles that a single sequence of steps solves, and
-allows more tokens: the more failed attempts a response holds, the less is said by credit that is the same on all of
-them. `small` is a model with a fifth of the parameters. `latin` and `math` are other tasks, with models of their own:
-see predictions.md, which is older than their runs.
+`easy` is the bundled default. `hard` has only puzzles that a single sequence of steps solves, and allows more tokens.
+`small` is a model with a fifth of the parameters. `latin` and `math` are other tasks (predictions.md).
 """
 import argparse
 import fcntl
@@ -109,10 +106,6 @@ class Experiment(NamedTuple):
         """The same, or the one that resumes the run."""
         return f"python train.py --resume {self.folder}" if self.folder.is_dir() else self.command
 
-    def is_finished(self) -> bool:
-        """Whether the run took all its steps and was measured after them."""
-        return is_finished(self.folder)
-
 
 def list_experiments(parts: list[str], levels: list[str], methods: list[str], device: str) -> list[Experiment]:
     """The runs of some parts, levels and methods on a device, in order."""
@@ -126,9 +119,8 @@ def write_hard_puzzles() -> None:
     count as different: 7, 7 and 10 make 11 by either 7 / the other, so that puzzle is not one of them."""
     if not HARD.is_file():
         rng = np.random.default_rng(0)
-        rows = [{"nums": rng.permutation(p.numbers).tolist(), "target": p.target} for p in universe()
-                if len(solutions(p, whole=True)) == 1]
-        text = "".join(json.dumps(row) + "\n" for row in rows)
+        text = "".join(json.dumps({"nums": rng.permutation(p.numbers).tolist(), "target": p.target}) + "\n"
+                       for p in universe() if len(solutions(p, whole=True)) == 1)
         HARD.parent.mkdir(parents=True, exist_ok=True)
         replace_file(HARD, lambda part: part.write_text(text, encoding="utf-8"))
 
@@ -168,10 +160,7 @@ def make_row(e: Experiment) -> dict:
 
 
 def success_on_others(run: Path, level: str) -> float:
-    """The success of a run's last model on held-out puzzles that no run measures.
-
-    They are 512 of the task's with other random numbers; for a pretrained model, those of OTHERS.
-    """
+    """The success of a run's last model on 512 held-out puzzles that no run measures; of a pretrained one, on OTHERS."""
     s = replace(train.Settings(**read_config(run)["settings"]), model=str(run / "checkpoint"))
     policy = train.load_policy(s, load_task(s.task))
     if level in PRETRAINED:
@@ -190,10 +179,7 @@ def done_runs() -> dict[str, dict]:
 
 
 def take_over(e: Experiment, keep: bool) -> None:
-    """Give a finished run its row, also kept in its folder, and remove its credit log and its state unless `keep`.
-
-    Files are replaced whole, so a kill at any moment leaves the old table or the new one.
-    """
+    """Give a finished run its row, also kept in its folder, and remove its credit log and its state unless `keep`."""
     with (RUNS / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another study may be writing the table
         if e.name not in done_runs():
@@ -213,16 +199,13 @@ def take_over(e: Experiment, keep: bool) -> None:
 def train_all(experiments: list[Experiment], processes: int, threads: int,
               until: float = math.inf) -> Iterator[tuple[Experiment, int]]:
     """Start or resume runs, `processes` at a time; yields each with its exit code when it ends, or is found finished.
-
-    Nothing runs after `until`, in seconds of time.monotonic(), and no run starts that would take longer. Where this is
-    interrupted or closed, the runs are stopped, too. They pause while somebody asks for quiet.
-    """
+    Nothing runs after `until` (time.monotonic()), or after this is closed; no run starts that would take longer."""
     waiting, running, paused = list(experiments), {}, False
     try:
         while (waiting or running) and time.monotonic() < until:
             while waiting and len(running) < processes and not paused:
                 e = waiting.pop(0)
-                if e.is_finished():
+                if is_finished(e.folder):
                     yield e, 0
                 elif until == math.inf or time.monotonic() + seconds(e, list(done_runs().values())) < until:
                     running[e] = start(e, threads)
@@ -256,7 +239,7 @@ def start(e: Experiment, threads: int) -> subprocess.Popen:
 def settle(e: Experiment, code: int, keep: bool) -> str:
     """Give a run that ended its row. Returns what is wrong where it gets none."""
     try:
-        if not e.is_finished():
+        if not is_finished(e.folder):
             lines = e.log.read_text(encoding="utf-8", errors="replace").splitlines() or ["nothing"]
             return f"ended with code {code}, and its last line was: {lines[-1]}"
         take_over(e, keep)
@@ -266,8 +249,7 @@ def settle(e: Experiment, code: int, keep: bool) -> str:
 
 
 def seconds(e: Experiment, done: list[dict]) -> float:
-    """What a run takes: as long as its other seeds did, else the mean of its level, else of all rows. A fifth is added
-    for evaluation."""
+    """What a run takes: a fifth more, for evaluation, than its other seeds, else its level, else all rows did."""
     same = [row for row in done if row["run"].rpartition("-seed")[0] == e.name.rpartition("-seed")[0]]
     level = [row for row in done if row["level"] == e.level]
     return 1.2 * float(np.mean([float(row["seconds"]) for row in same or level or done]))
@@ -315,10 +297,10 @@ def run(args: argparse.Namespace) -> None:
     if any(e.level == "hard" for e in todo):
         write_hard_puzzles()
     if args.list:
-        print("".join(f"{e.next_command()}\n" for e in todo if not e.is_finished()), end="")
+        print("".join(f"{e.next_command()}\n" for e in todo if not is_finished(e.folder)), end="")
         return
     if args.collect:
-        todo = [e for e in todo if e.is_finished()]
+        todo = [e for e in todo if is_finished(e.folder)]
     print(progress(listed, args.processes), flush=True)
     with closing(train_all(todo, args.processes, args.threads, time.monotonic() + 3600 * args.hours)) as ended:
         for e, code in ended:

@@ -5,8 +5,7 @@
     python -m lab.study.signal runs/signal        writes lab/study/signal.md: an hour on one core
 
 Signal to noise of a step is |E g|^2 / tr Cov(g) of its gradient g, a sum over Q independent puzzles: Q times that of
-one puzzle. It is estimated from the gradients of single puzzles, RESPONSES in all. (A step also divides by its number of
-tokens, which hardly varies.)
+one puzzle, estimated from the gradients of single puzzles. (A step also divides by its tokens, which hardly vary.)
 """
 from dataclasses import replace
 from pathlib import Path

@@ -14,7 +14,7 @@ from analyze import RLOO, figure_cell
 from lab.estimates import cell, read_cell, read_table
 from lab.statistics import holm, spearman, with_errors
 from lab.study.engine import (BOTH, COST, COSTS_OF_BOTH, FIRST, METHOD, MINUS, SEEDS, Column, Levels, Pair, arm,
-                              cost_unit, difference, equal, is_uniform, make_table, mean, minus, name_of, number, plain,
+                              cost_unit, difference, equal, is_uniform, make_table, mean, minus, name_of, plain,
                               read_versions, select, spent, spent_enough, together)
 from plumbing.report import Estimate, Table, contrast, interval, pm, t_estimate, t_quantile
 from plumbing.runs import Group, Run
@@ -188,14 +188,12 @@ def table_settings(title: str, runs: list[Run], others: list[Run]) -> Table:
             "settings but for the method's, and minus the default, the same method with fewer flags in the main table.")
     return make_table(title, note, pairs, [
         METHOD, SEEDS, mean("end"), mean("area"), Column("baseline", lambda pair: pair.b and name_of(pair.b.label)),
-        minus("area - baseline"), minus("area - default", second=True), number("gradient norm")])
+        minus("area - baseline"), minus("area - default", second=True),
+        Column("gradient norm", lambda pair: f"{pair.a.values('gradient norm').mean():.2f}")])
 
 
 def default_of(label: str, labels: set[str]) -> str | None:
-    """The label of the same method with fewer flags, if one of `labels` is that: a label names what is not a default.
-
-    `none advantage=rloo lr=0.0004` has `none advantage=rloo`.
-    """
+    """The one of `labels` that is the same method with fewer flags: `none advantage=rloo` of that with lr=0.0004."""
     method, *flags = label.split()
     fewer = [other for other in labels if other.split()[0] == method and {*other.split()[1:]} < {*flags}]
     return max(fewer, key=len, default=None)
@@ -205,11 +203,11 @@ def table_fresh(level: str, parts: dict[str, list[Run]]) -> Table:
     """Whether seeds that nobody had seen show the leads of the seeds by which the methods were chosen."""
     old, new = compared(parts), select(parts, "fresh")
     pairs = [Pair(old[label], old.get(RLOO), new[label]) for label in new if label in old and label != RLOO]
-    columns = [Column(header, lambda pair, figure=figure: difference(pair.c, new[RLOO], figure) if RLOO in new else "")
-               for header, figure in (("fresh - RLOO", "area"), ("end, fresh - RLOO", "end"))]
     note = "Area minus RLOO's, by the seeds of the tables above and by seeds that nobody had seen; last, the end."
     return make_table(f"Fresh seeds, {level}", note, pairs, [
-        METHOD, SEEDS, minus("- RLOO"), Column("fresh seeds", lambda pair: f"{len(pair.c.rows)}"), *columns])
+        METHOD, SEEDS, minus("- RLOO"), Column("fresh seeds", lambda pair: f"{len(pair.c.rows)}"),
+        Column("fresh - RLOO", lambda pair: difference(pair.c, new[RLOO])),
+        Column("end, fresh - RLOO", lambda pair: difference(pair.c, new[RLOO], "end"))])
 
 
 # ------------------------------------------------------------------------------------------ leads over RLOO
@@ -218,19 +216,14 @@ def table_fresh(level: str, parts: dict[str, list[Run]]) -> Table:
 def leads(setting: str, groups: dict[str, Group], usual: dict[str, Group]) -> list[Pair]:
     """LEADING in a setting that has RLOO, each against that and against the shortest run of RLOO with one update on
     each batch that spent half as much (of `usual`, the groups of the level with one update)."""
-    found = []
+    found, rloo = [], [group for label, group in usual.items()  # however many steps it takes
+                       if {"none", "advantage=rloo"} <= {*label.split()} and "answers=" not in label]
     for label in LEADING if RLOO in groups else ():
         if label in groups and not (label == RLOO and groups is usual):
-            enough = [other for other in usual.values() if is_rloo(other.label) and
-                      spent_enough(groups[label], other, 0.5)]
+            enough = [other for other in rloo if spent_enough(groups[label], other, 0.5)]
             cheapest = min(enough, key=lambda other: spent(other)[-1], default=None)
             found.append(Pair(groups[label], groups[RLOO], cheapest, cost_unit(usual), setting))
     return found
-
-
-def is_rloo(label: str) -> bool:
-    """Whether this is RLOO with its usual number of responses, however many steps it takes."""
-    return {"none", "advantage=rloo"} <= {*label.split()} and "answers=" not in label
 
 
 def by_updates(runs: list[Run]) -> dict[str, dict[str, Group]]:
@@ -249,7 +242,7 @@ def changed(pairs: list[Pair]) -> set[tuple[str, str]]:
     """The leads, by label and setting, that differ from the same method's on easy puzzles, after Holm's correction."""
     first, changes = {pair.a.label: pair for pair in pairs if pair.setting == FIRST}, {}
     for pair in pairs:
-        if pair.setting != FIRST and pair.a is not pair.b and (there := first.get(pair.a.label)):
+        if pair.setting != FIRST and (there := first.get(pair.a.label)):
             signs = {1: (pair.a, there.b), -1: (pair.b, there.a)}
             changes[pair.a.label, pair.setting] = contrast(
                 *((sign, group.values("area")) for sign, both in signs.items() for group in both)).p
@@ -289,7 +282,7 @@ PLAIN_METHOD = Column("method", lambda pair: name_of(arm(pair.a.label)[0]))
 
 
 def at_rates(groups: dict[str, Group]) -> dict[tuple[str, float], Group]:
-    """Groups by their label without the learning rate, and the rate."""
+    """Groups by `arm` of their label."""
     return {arm(label): group for label, group in groups.items()}
 
 
@@ -405,7 +398,7 @@ def table_perfect(small: dict[str, list[Run]]) -> Table:
 
 def table_process(first: dict[str, list[Run]]) -> Table:
     """Section 3: process rewards against what they are added to, on the seeds of the process rewards."""
-    groups = select(first, "main", "forms", "process", seeds={run.seed for run in first["process"]})
+    groups = select(first, "main", "forms", "process", seeds={run.seed for run in first.get("process", [])})
     pairs = [Pair(groups[a], groups[b]) for a, b in REWARDS if {a, b} <= groups.keys()]
     note = ("Differences of area and of the end. * after Holm's correction over the column. Length: tokens in a "
             "response.")
@@ -486,15 +479,13 @@ def level_tables(level: str, parts: dict[str, list[Run]]) -> list[Table]:
         tables += [table_scores(parts, scores), table_correlations(parts, scores), table_types(parts)]
     tables += [table_settings(f"{title}, {level}", parts["main"], parts[part]) for part, title in SETTINGS.items()
                if part in parts and len({run.label for run in parts[part]}) > 1]  # one form alone is among the leads
-    return tables + ([table_fresh(level, parts)] if "fresh" in parts else [])
+    return tables + ([table_fresh(level, parts)] if RLOO in select(parts, "fresh") else [])
 
 
 def tables_designed(levels: Levels) -> list[Table]:
     """The tables of designs.md, as far as their runs are done."""
-    first, small, found = levels[FIRST], levels.get("small", {}), []
-    found += [table_process(first)] if "process" in first else []
-    found += [table_tuning(first)] if "tune" in first else []
-    found += [table_many(first)] if "many" in first else []
+    first, small = levels[FIRST], levels.get("small", {})
+    found = [table_process(first), table_tuning(first), table_many(first)]
     found += [table_perfect(small)] if "oracle" in small else []
     found += [table_tested(first), table_default(first)] if stage_two(first) else []
     return [table for table in (*found, table_successes(levels), table_faster(levels)) if table and table.rows]

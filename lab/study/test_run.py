@@ -21,6 +21,7 @@ from lab.study.engine import ABOUT, read_rows, to_run
 from methods import MITIGATIONS
 from plumbing.report import write_csv
 from plumbing.runs import read_metrics
+from tests.plain import expressions
 
 SMALL = " --steps 2 --questions 2 --answers 2 --eval_every 0 --eval_problems 4 --max_new_tokens 24 --state_every 1"
 
@@ -28,9 +29,6 @@ SMALL = " --steps 2 --questions 2 --answers 2 --eval_every 0 --eval_problems 4 -
 def experiments(parts=study.PARTS, levels=study.LEVELS, methods=MITIGATIONS):
     """All experiments of some parts."""
     return study.list_experiments(list(parts), list(levels), list(methods), "cpu")
-
-
-# ------------------------------------------------------------------------------------------------------ the list
 
 
 def test_every_command_is_accepted_and_names_a_folder_of_its_own():
@@ -48,29 +46,13 @@ def test_every_command_is_accepted_and_names_a_folder_of_its_own():
 
 
 def test_the_list_has_every_method_in_rounds_and_only_what_is_asked_for():
-    """Guards against a method left out, an order in which an interrupted study has seeds of a few methods only, and
-    runs that nobody asked for."""
+    """Guards against a method left out, seeds of a few methods first, and runs that nobody asked for."""
     tested = [name for name in MITIGATIONS if name not in plan.APART]
     listed = [(e.seed, e.flags.split()[0]) for e in experiments(["main"], ["easy"]) if e.flags != plan.RLOO_FLAGS]
     assert listed[: 5 * len(tested)] == list(itertools.product(range(5), tested))
     names = [e.name for e in experiments(["sweeps", "forms"], ["easy"], ["outcome_conditional", "first_error"])]
     assert names == [f"easy/first_error-solver-true-seed{seed}" for seed in range(5)] + [
         f"easy/outcome_conditional-think_discount-{x}-seed{seed}" for seed in range(3) for x in (0.25, 0.75, 1.0)]
-
-
-def ways(pool):
-    """Every way to combine a pool of (name, number), by trying every pair in both orders: an expression and its value.
-    Results are whole and not below 0; b + a is the same way as a + b."""
-    if len(pool) == 1:
-        return set(pool)
-    found = set()
-    for (x, a), (y, b) in itertools.permutations(pool, 2):
-        steps = [(f"({x}+{y})", a + b), (f"({x}*{y})", a * b)] if x < y else []
-        steps += [(f"({x}-{y})", a - b)] if a >= b else []
-        steps += [(f"({x}/{y})", a // b)] if b and a % b == 0 else []
-        rest = [(name, number) for name, number in pool if name not in (x, y)]
-        found |= set().union(*(ways([*rest, step]) for step in steps))
-    return found
 
 
 @pytest.fixture
@@ -87,19 +69,28 @@ def place(tmp_path, monkeypatch):
 
 
 def test_hard_puzzles_have_a_single_solution(place):
-    """Guards against a level that is not what it says: 240 puzzles against all ways to combine their numbers."""
+    """Guards against a level that is not what it says: 240 puzzles against brute force, where a + b is b + a."""
     study.write_hard_puzzles()
     puzzles = read_puzzles(study.HARD)
     hard = {(tuple(sorted(p.numbers)), p.target) for p in puzzles}
     for p in random.Random(0).sample(universe(), 240):
-        found = [value for _, value in ways(list(zip("abcd", p.numbers))) if value == p.target]
-        assert ((p.numbers, p.target) in hard) == (len(found) == 1)
+        found = [text for text, value in expressions(p.numbers, True) if value == p.target]
+        ways = sum(0.5 ** (text.count("+") + text.count("*")) for text in found)
+        assert ((p.numbers, p.target) in hard) == (ways == 1)
     assert sum(p.numbers != tuple(sorted(p.numbers)) for p in puzzles) > len(puzzles) / 2
     parts = [split(p) for p in puzzles]
     assert parts.count("heldout") >= 512 and parts.count("train") > 4096
 
 
-# ---------------------------------------------------------------------------------------------------------- rows
+@pytest.fixture
+def call(monkeypatch):
+    """The command, in a process that must start no other."""
+    def run(flags):
+        monkeypatch.setattr(sys, "argv", ["study", *flags.split()])
+        study.main()
+
+    monkeypatch.setattr(study.subprocess, "Popen", lambda *a, **k: pytest.fail("nothing may be started"))
+    return run
 
 
 def a_row(name, **others):
@@ -144,7 +135,7 @@ def test_a_row_says_what_the_run_was_and_gave(finished):
     expected = analyze.summarize(finished.folder) | {"spent": {0: 0, 2: cost[1] + cost[2]},
                                                      "seconds": sum(metrics["seconds"][1:]),
                                                      "pass@16": final["pass@16"], "end": final["heldout_success"]}
-    assert (run.label, run.setting) == (f"{row['method']} {row['setting']}", row["setting"])
+    assert (run.label, run.setting, run.seed) == (f"{row['method']} {row['setting']}", row["setting"], 3)
     assert not run.is_baseline and run.figures["curve"].keys() == {0, 2}
     assert run.figures == {name: pytest.approx(value, rel=1e-5, abs=1e-12) for name, value in expected.items()}
 
@@ -184,12 +175,11 @@ def test_a_run_with_other_settings_is_not_taken_over(finished):
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_a_finished_run_is_taken_over_without_running_it_again(finished, keep):
-    """Guards against a run repeated since the study was killed before its row was written, a credit log that stays, and
-    a row that is lost, or added twice."""
-    assert list(study.train_all([finished], 1, 1)) == [(finished, 0)] and not finished.log.exists()
-    assert study.settle(finished, 0, keep) == ""
-    assert list(study.done_runs()) == [finished.name]
+def test_a_finished_run_is_taken_over_without_running_it_again(finished, call, keep, monkeypatch, capsys):
+    """Guards against a finished run made again, --collect that trains, a credit log that stays, a row lost or twice."""
+    monkeypatch.setattr(study, "PARTS", {"sweeps": [("easy", (finished.flags, "none"), [3])]})
+    call("--collect --parts sweeps" + " --keep" * keep)
+    assert list(study.done_runs()) == [finished.name] and "1/2 runs done" in capsys.readouterr().out
     assert [(finished.folder / name).exists() for name in ("credit", "state.pt")] == [keep, keep]
     study.RESULTS.unlink()  # as by a checkout: the folder still knows its row, without the credit log
     for _ in range(2):  # as if another study had been faster
@@ -197,21 +187,8 @@ def test_a_finished_run_is_taken_over_without_running_it_again(finished, keep):
     assert [row["run"] for row in read_rows(study.RESULTS)] == [finished.name]
 
 
-def test_a_run_without_its_last_measurement_is_not_finished(finished):
-    """Guards against a stopped run that counts as done, and one that was to take more steps."""
-    final = json.loads((finished.folder / "final.json").read_text())
-    assert finished.is_finished()
-    for other in (final | {"step": 1}, {k: v for k, v in final.items() if k != "pass@16"}):
-        (finished.folder / "final.json").write_text(json.dumps(other))
-        assert not finished.is_finished()
-
-
-# ----------------------------------------------------------------------------------------------------- processes
-
-
 def test_runs_pause_for_quiet_and_end_in_time(place, monkeypatch):
-    """Guards against runs that disturb a measurement of speed, that stay paused, that a time limit leaves running, and
-    one that is started although its other seeds took longer than what is left."""
+    """Guards against runs that disturb a measurement, stay paused, outlast a time limit, or begin too late for it."""
     monkeypatch.setattr(quiet, "LOOK", 0.02)
     counting = "import itertools, time\nfor i in itertools.count():\n    print(i, flush=True)\n    time.sleep(0.01)"
     monkeypatch.setattr(study.Experiment, "next_command", lambda e: f"python -c {shlex.quote(counting)}")
@@ -228,10 +205,10 @@ def test_runs_pause_for_quiet_and_end_in_time(place, monkeypatch):
             time.sleep(0.2)
             found.append(size())
 
-    thread = threading.Thread(target=measure)
+    thread = threading.Thread(target=measure, daemon=True)
     thread.start()
     assert list(study.train_all([none, ppo], 2, 1, time.monotonic() + 1.5)) == []
-    thread.join()
+    thread.join(9)
     ended = size()
     assert found[0] == found[1] < ended and not ppo.log.exists()
     time.sleep(0.1)
@@ -251,9 +228,6 @@ def test_a_run_that_fails_is_named_and_the_others_continue(finished, monkeypatch
     assert "1/2 runs done" in done and f"{finished.name}: done" in done
 
 
-# --------------------------------------------------------------------------------------- progress and command line
-
-
 def test_the_eta_by_hand(place):
     """Guards against methods, flags and levels that take as long as others did."""
     todo = [study.Experiment("main", "easy", flags, 3) for flags in ("none", "vineppo", "ppo")]
@@ -264,17 +238,6 @@ def test_the_eta_by_hand(place):
     assert study.progress(todo, 2) == "0/3 runs done, ETA 0 h 27 min"
     rows = list(study.done_runs().values())
     assert study.seconds(todo[0]._replace(level="hard", flags="ppo"), rows) == pytest.approx(1.2 * 300)
-
-
-@pytest.fixture
-def call(monkeypatch):
-    """The command, in a process that must start no other."""
-    def run(flags):
-        monkeypatch.setattr(sys, "argv", ["study", *flags.split()])
-        study.main()
-
-    monkeypatch.setattr(study.subprocess, "Popen", lambda *a, **k: pytest.fail("nothing may be started"))
-    return run
 
 
 def test_the_list_is_what_is_left(place, call, capsys):
@@ -298,17 +261,10 @@ def test_the_list_is_what_is_left(place, call, capsys):
     assert capsys.readouterr().out == ""  # and not an empty line, which would be a command
 
 
-def test_collect_only_takes_over(finished, call, monkeypatch, capsys):
-    """Guards against --collect that trains: one run is finished, the other never began."""
-    monkeypatch.setattr(study, "PARTS", {"sweeps": [("easy", (finished.flags, "none"), [3])]})
-    call("--collect --parts sweeps")
-    assert list(study.done_runs()) == [finished.name] and "1/2 runs done" in capsys.readouterr().out
-
-
 def test_the_tracked_rows_are_of_this_study():
     """Guards against rows that no command of the list made, and rows that are there twice."""
     known = {e.name: e for e in experiments()}
-    rows = [row for row in read_rows(study.ROOT / "lab" / "study" / "runs.csv") if row["version"] == str(study.VERSION)]
+    rows = [row for row in read_rows(study.ROOT / study.RESULTS) if row["version"] == str(study.VERSION)]
     assert len({row["run"] for row in rows}) == len(rows) > 0
     values_of = functools.cache(study.values_of)  # of one seed and device of each
     for row in rows:

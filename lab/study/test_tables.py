@@ -46,9 +46,6 @@ def rows_of(table):
     return {row[0].strip("`"): dict(zip(table.header, row)) for row in table.rows}
 
 
-# ------------------------------------------------------------------------------------------------- comparing
-
-
 def test_both_curves_are_read_where_the_coarser_one_was_measured():
     """Guards against a concave curve that looks better the more often it was measured, and a mean over measurements
     instead of cost: until 300, the second group's mean is 0.45 by its own measurements."""
@@ -56,9 +53,9 @@ def test_both_curves_are_read_where_the_coarser_one_was_measured():
     fine = group(*[[(0, 0.2), (100, 0.5), (200, y), (300, y)] for y in (0.5, 0.6)])
     ends, areas = welch(np.array([0.6, 0.8]), np.array([0.5, 0.6])), welch(
         np.array([(0.4 * 2 + 0.6) / 3, (0.5 * 2 + 0.8) / 3]), np.array([(0.35 * 2 + 0.5) / 3, (0.4 * 2 + 0.6) / 3]))
-    assert engine.at_equal_cost(coarse, fine) == (300, pytest.approx(ends), pytest.approx(areas))
-    _, end, area = engine.at_equal_cost(fine, coarse)
-    assert [end.value, area.value] == pytest.approx([-ends.value, -areas.value])
+    found, other = engine.at_equal_cost(coarse, fine), engine.at_equal_cost(fine, coarse)
+    assert found == {"cost": 300, "end": pytest.approx(ends), "area": pytest.approx(areas)}
+    assert [other["end"].value, other["area"].value] == pytest.approx([-ends.value, -areas.value])
 
 
 def test_areas_are_subtracted_over_the_same_measurements():
@@ -96,8 +93,6 @@ def test_rows_that_cannot_be_read_are_refused_in_one_sentence(tmp_path):
         with pytest.raises(ValueError, match=f"^[^\n]*{words}[^\n]*$"):
             engine.read_versions(tmp_path / f"{name}.csv")
 
-
-# ------------------------------------------------------------------------------------------------- each level
 
 NONE, BETTER, OTHER = (0.40, 0.42, 0.44), (0.50, 0.53, 0.56), (0.43, 0.45, 0.47)
 MAIN = [*runs("none", NONE), *runs("better", BETTER, 12.5, **{"gradient norm": 1.0}), *runs("none advantage=rloo", OTHER)]
@@ -155,8 +150,7 @@ def test_costly_methods_are_compared_with_what_spent_enough():
 
 
 def test_scores_and_learning_by_hand(monkeypatch):
-    """Guards against a correlation with the wrong figure, methods that fell among those that climbed, and a cut by the
-    point of GRPO instead of its interval."""
+    """Guards against the wrong figure, methods that fell among those that climbed, and a cut at the point of GRPO."""
     ends = {"none": 0.3, "a": 0.4, "b": 0.5, "c": 0.2, "d": 0.15, "e": 0.1}  # from 0.1: e did not climb
     truths = {"none": 0.5, "a": 0.45, "b": 0.6, "c": 0.4, "d": 0.1, "e": 0.9}  # that of GRPO reaches down to 0.4
     main = [study_run(m, seed, end, area=1 - end) for m, end in ends.items() for seed in range(3)]
@@ -170,15 +164,12 @@ def test_scores_and_learning_by_hand(monkeypatch):
         assert row[2] == cell(spearman(*np.array([(truths[m], 1 - ends[m]) for m in subset]).T))
 
 
-# ----------------------------------------------------------------------------------------- leads, and designs
-
-
 @pytest.fixture
 def leads():
     """The rows of both tables of leads by method and setting: RLOO also took four times the steps on easy puzzles."""
     easy = [*MAIN, *runs("ppo", BETTER, 13.0)]
-    budget = runs("none steps=400 advantage=rloo", (0.60, 0.64, 0.62), 40.0) + runs("none answers=16 advantage=rloo",
-                                                                                       BETTER, 50.0)
+    budget = [*runs("none steps=400 advantage=rloo", (0.60, 0.64, 0.62), 40.0),
+              *runs("none steps=410 advantage=rloo", NONE, 41.0), *runs("none answers=16 advantage=rloo", BETTER, 50.0)]
     more = (runs("none advantage=rloo updates_per_batch=4", BETTER, 30.0) + runs("ppo updates_per_batch=4", OTHER, 50.0)
             + runs("none advantage=rloo lr=5e-05 updates_per_batch=4", NONE, 30.0)
             + runs("ppo lr=5e-05 updates_per_batch=4", BETTER, 90.0))
@@ -189,8 +180,7 @@ def leads():
 
 
 def test_each_setting_has_its_own_rloo(leads):
-    """Guards against differences to RLOO on easy puzzles, RLOO against itself, a setting without RLOO, an asterisk for
-    a difference that shows nothing, and a dagger for one that is not a change."""
+    """Guards against RLOO of another setting, RLOO against itself, a setting without it, and a * or † by chance."""
     assert set(leads) == {("ppo", "easy"), ("GRPO", "easy"), ("GRPO", "hard"), ("RLOO", "4 updates"),
                           ("ppo", "4 updates"), ("RLOO", "4 updates, lr 5e-05"), ("ppo", "4 updates, lr 5e-05")}
     gain = points(welch(half(BETTER), half(OTHER)))
@@ -201,8 +191,7 @@ def test_each_setting_has_its_own_rloo(leads):
 
 
 def test_at_equal_cost_rloo_takes_one_update_and_more_steps_if_it_must(leads):
-    """Guards against RLOO with several updates or more responses, a longer run than is needed, a difference at another
-    cost, and a run that did not spend half as much."""
+    """Guards against RLOO with more updates or responses, of more steps than needed, at another cost, or too cheap."""
     longer = np.array((0.60, 0.64, 0.62))
     for where, name, rloo, cost, ours, theirs in (
             ("easy", "ppo", "RLOO", "1.00", np.array(BETTER) * 10 / 13, np.array(OTHER)),
@@ -216,16 +205,14 @@ def test_at_equal_cost_rloo_takes_one_update_and_more_steps_if_it_must(leads):
 
 def stage_two(rng):
     """Twenty runs of each arm at some rate, ten of vineppo; success is proportional to the cost so far."""
-    names = list(dict.fromkeys(name for pair in tables.CONTRASTS for name in pair))
-    names.sort(key=[RLOO, tables.RATIO, tables.SHUFFLED, "ppo", "vineppo", tables.EXPERT].index)
+    names = RLOO, tables.RATIO, tables.SHUFFLED, "ppo", "vineppo", tables.EXPERT
     return [run for k, name in enumerate(names) for run in runs(
         name, 0.5 + 0.02 * k + 0.01 * rng.standard_normal(10 if name == "vineppo" else 20),
         {"vineppo": 50.0, tables.EXPERT: 5.0}.get(name, 10.0), 30)]
 
 
 def test_nobody_looks_before_the_last_seed(tmp_path):
-    """Guards against a table of some seeds, a correction over more rows than four, the wrong pair, and a comparison
-    beyond the cheaper run's end."""
+    """Guards against a table of some seeds, a correction over more than four rows, a wrong pair, and extrapolation."""
     first = {"main": runs("none", NONE), "test": stage_two(np.random.default_rng(0))}
     assert not tables.stage_two(first | {"test": first["test"][:-1]})
     found = rows_of(tables.table_tested(first))
@@ -239,8 +226,7 @@ def test_nobody_looks_before_the_last_seed(tmp_path):
 
 
 def test_what_stage_two_shows_by_hand():
-    """Guards against quartiles that drop whole runs, ties that count as wins, pairs by their place in a list, and the
-    95% interval as a test of equivalence."""
+    """Guards against quartiles of whole runs, ties as wins, pairs by place, and equivalence by the 95% interval."""
     made = lambda *areas, first=30: Group("a", {first + i: {"area": area} for i, area in enumerate(areas)})
     assert tables.middle_half(made(0, 1, 2, 3, 4, 5, 6, 99.0)) == pytest.approx((2 + 3 + 4 + 5) / 4)
     assert tables.middle_half(made(0, 1, 2, 3, 90.0)) == pytest.approx((0.75 * 1 + 2 + 0.75 * 3) / 2.5)
@@ -289,9 +275,6 @@ def test_perfect_credit_is_compared_with_rloo_at_its_rate(monkeypatch):
     row = rows_of(tables.table_perfect(small))["oracle"]
     assert row["area - RLOO"] == points(welch(half(BETTER), half(OTHER)))
     assert (row["cost"], row["accuracy"], row["area - 45"]) == ("10.0", "0.80 (0.70 to 0.90)", "")
-
-
-# ------------------------------------------------------------------------------------------------ all of it
 
 
 def test_the_published_study_is_what_its_rows_give(tmp_path):
