@@ -13,6 +13,7 @@ def test_a_ratio_is_that_of_mean_sizes():
 
 
 def test_shares_of_the_truth_by_hand():
+    """Guards against signed sums, noise in a square, and a tenth that is rounded up."""
     truth = {"group": np.array([0, 0, 1]), "a_star": np.array([-3.0, 1.0, 4.0])}
     assert report.share_of(truth, np.array([True, False, False])).value == 3 / 8
     truth["a_star_halves"] = np.array([[-2.0, -4.0], [-1.0, 3.0], [5.0, 3.0]])  # the second token is noise
