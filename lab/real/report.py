@@ -12,11 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from analyze import average, mean_size, method_name, position_bins, read_log, with_measures
+from analyze import average, mean_size, position_bins, read_log, with_measures
 from lab.estimates import cell
 from lab.picture import draw
 from lab.statistics import bootstrap, correlate, ranks, share, sums, within
-from lab.study.pictures import colour_of
+from lab.study.engine import arm, read_rows, to_run
+from lab.study.pictures import colour_of, short
 from lab.truth.file import read_truth
 from lab.truth.scoring import HALVES, all_credit
 from plumbing.files import read_arrays
@@ -125,6 +126,19 @@ def table_learning(log: dict, metrics: dict[str, np.ndarray]) -> Table:
          "contribution", "gradient"], rows)
 
 
+def table_runs(rows: list[dict[str, str]]) -> Table:
+    """Every run of section 4, of lab/real/runs.csv."""
+    shown = []
+    for run in map(to_run, rows):
+        success = [f"{100 * run.figures['curve'][step]:.1f}" for step in (0, 20, 40)]
+        shown.append([short(arm(run.label)[0]), str(run.seed), *success, f"{100 * run.figures['others']:.1f}",
+                      *(f"{run.figures[name]:,.0f}" for name in ("tokens_sampled", "tokens_updated", "seconds"))])
+    return Table("The runs", (
+        "Held-out success on 256 problems after 0, 20 and 40 steps, and on 256 of GSM-Symbolic after 40, in percent; "
+        "tokens; seconds of all steps on one core, with other programs beside it."),
+        ["method", "seed", "start", "step 20", "step 40", "GSM-Symbolic", "sampled", "updated", "seconds"], shown)
+
+
 def take(run: Path, credit: bool) -> None:
     """Publish the metrics of a run, and perhaps its credit log."""
     metrics, settings = read_metrics(run), read_config(run)["settings"]
@@ -142,7 +156,7 @@ def draw_learning(file: Path) -> None:
     figure, ((left, right),) = new_figure(2, 1, 3.6)
     for folder in sorted(LEARNING.iterdir()):
         metrics, (name, _, seed) = read_metrics(folder), folder.name.rpartition("-seed")
-        label, colour = f"{method_name(name + ' advantage=rloo')}, seed {seed}", colour_of(name)
+        label, colour = f"{short(name + ' advantage=rloo')}, seed {seed}", colour_of(name)
         means = {column: np.convolve(metrics[column][1:], np.ones(5) / 5, "valid") for column in ("success", "entropy")}
         steps = np.arange(len(means["success"])) + 3  # the middle of each five
         left.plot(steps, 100 * means["success"], color=colour, label=label)
@@ -250,7 +264,8 @@ def write_tables() -> None:
     truths = {when: read_truth(ROOM / "data" / f"{name}.npz") for when, name in TRUTHS.items()}
     learning = with_measures(read_arrays(LEARNING / SHOWN / "credit.npz", (*COLUMNS, "reward")))
     tables = [table_first(first), table_fifths(first),
-              table_learning(learning, read_metrics(LEARNING / SHOWN)), table_measured(truths),
+              table_learning(learning, read_metrics(LEARNING / SHOWN)), table_runs(read_rows(ROOM / "runs.csv")),
+              table_measured(truths),
               *(table_where(f"Where the truth lies {when}", truth) for when, truth in truths.items()),
               table_where("Where it lies in the toy", read_truth(TOY)),
               *(table(when, truth) for table in (table_ranks, table_sizes) for when, truth in truths.items())]
