@@ -16,7 +16,7 @@ from analyze import average, mean_size, position_bins, read_log, with_measures
 from lab.estimates import cell
 from lab.picture import draw
 from lab.statistics import bootstrap, correlate, ranks, share, sums, within
-from lab.study.engine import arm, read_rows, to_run
+from lab.study.engine import read_rows, to_run
 from lab.study.pictures import colour_of, short
 from lab.truth.file import read_truth
 from lab.truth.scoring import HALVES, all_credit
@@ -127,15 +127,20 @@ def table_learning(log: dict, metrics: dict[str, np.ndarray]) -> Table:
 
 
 def table_runs(rows: list[dict[str, str]]) -> Table:
-    """Every run of section 4, of lab/real/runs.csv."""
-    shown = []
-    for run in map(to_run, rows):
-        success = [f"{100 * run.figures['curve'][step]:.1f}" for step in (0, 20, 40)]
-        shown.append([short(arm(run.label)[0]), str(run.seed), *success, f"{100 * run.figures['others']:.1f}",
-                      *(f"{run.figures[name]:,.0f}" for name in ("tokens_sampled", "tokens_updated", "seconds"))])
+    """Every run of section 4 by its metrics; rows, of lab/real/runs.csv, have its success on GSM-Symbolic, once it is
+    measured."""
+    others, shown = {run.name: run.figures["others"] for run in map(to_run, rows)}, []
+    for folder in sorted(LEARNING.iterdir()):
+        metrics, (name, _, seed) = read_metrics(folder), folder.name.rpartition("-seed")
+        success = [pm(100 * metrics["heldout_success"][step], 196 * metrics["heldout_stderr"][step], 1)
+                   for step in (0, 20, 40)]
+        other = [f"{100 * x:.1f}" for run, x in others.items() if run.startswith(f"laptop/{name}-") and
+                 run.endswith(f"-seed{seed}")]
+        spent = [f"{np.nansum(metrics[column]):,.0f}" for column in ("tokens_sampled", "tokens_updated", "seconds")]
+        shown.append([short(name + " advantage=rloo"), seed, *success, *(other or [""]), *spent])
     return Table("The runs", (
-        "Held-out success on 256 problems after 0, 20 and 40 steps, and on 256 of GSM-Symbolic after 40, in percent; "
-        "tokens; seconds of all steps on one core, with other programs beside it."),
+        "Held-out success on 256 problems after 0, 20 and 40 steps, and on 256 of GSM-Symbolic after 40, in percent, "
+        "± half of a 95% interval over problems; tokens; seconds of all steps on a core with other programs beside it."),
         ["method", "seed", "start", "step 20", "step 40", "GSM-Symbolic", "sampled", "updated", "seconds"], shown)
 
 
@@ -163,8 +168,8 @@ def draw_learning(file: Path) -> None:
         left.errorbar(metrics["step"], 100 * metrics["heldout_success"], 196 * metrics["heldout_stderr"], fmt="o",
                       color=colour)
         right.plot(steps, means["entropy"], color=colour)
-    left.set(xlabel="step", ylabel="problems solved, %", title="It learns within twenty steps")
-    right.set(xlabel="step", ylabel="entropy, nats", title="then success stalls while entropy falls", ylim=(0, None))
+    left.set(xlabel="step", ylabel="problems solved, %", title="Both learn within twenty steps")
+    right.set(xlabel="step", ylabel="entropy, nats", title="How much is still explored", ylim=(0, None))
     left.legend(loc="lower right")
     save_figure(figure, file)
 
