@@ -7,6 +7,7 @@ SHARED = [LAB / f"{name}.py" for name in ("statistics", "estimates", "updates", 
 
 
 def test_what_a_file_imports_from_a_room():
+    """Guards against a picture of another room's, and a helper of all that depends on one of them."""
     for file in (*LAB.glob("*/*.py"), *SHARED):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.module.startswith("lab.") and node.module.count(".") > 1:

@@ -1,6 +1,7 @@
 """Flags, files, the run folder and progress lines, without a model; and which file may import which."""
 import ast
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -53,6 +54,14 @@ def test_arrows_go_down_only():
         apart = layer == "analyze" or file.stem.endswith("_task")
         below = {"plumbing", "tasks"} if apart else {*LAYERS[LAYERS.index(layer) + 1 :]}
         assert imports(file) <= below | {*folder}, f"{file} imports {imports(file) - below}"
+
+
+def test_the_book_does_not_know_its_task():
+    """The default of --task, the bundled model's folder and examples in docstrings are all that name Countdown."""
+    files = [ROOT / f"{name}.py" for name in ("train", "rollout", "grpo", "sampler", "mitigations")]
+    for file in [*files, *ROOT.glob("plumbing/*.py")]:
+        code = re.sub(r'""".*?"""|#[^\n]*', "", file.read_text(), flags=re.S)
+        assert not re.search("countdown", re.sub(r'"countdown(-tiny)?"', "", code), re.I), file
 
 
 # ------------------------------------------------------------------------------------------------------ flags
