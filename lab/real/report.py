@@ -126,18 +126,23 @@ def table_learning(log: dict, metrics: dict[str, np.ndarray]) -> Table:
          "contribution", "gradient"], rows)
 
 
+def published_runs() -> list[tuple[str, int, dict[str, np.ndarray]]]:
+    """Method, seed and metrics of every run in data/learning."""
+    names = [(folder, *folder.name.rsplit("-seed", 1)) for folder in sorted(LEARNING.iterdir())]
+    return [(method, int(seed), read_metrics(folder)) for folder, method, seed in names]
+
+
 def table_runs(rows: list[dict[str, str]]) -> Table:
     """Every run of section 4 by its metrics; rows, of lab/real/runs.csv, have its success on GSM-Symbolic, once it is
     measured."""
-    others, shown = {run.name: run.figures["others"] for run in map(to_run, rows)}, []
-    for folder in sorted(LEARNING.iterdir()):
-        metrics, (name, _, seed) = read_metrics(folder), folder.name.rpartition("-seed")
+    others = {(run.label.split()[0], run.seed): 100 * run.figures["others"] for run in map(to_run, rows)}
+    shown = []
+    for name, seed, metrics in published_runs():
         success = [pm(100 * metrics["heldout_success"][step], 196 * metrics["heldout_stderr"][step], 1)
                    for step in (0, 20, 40)]
-        other = [f"{100 * x:.1f}" for run, x in others.items() if run.startswith(f"laptop/{name}-") and
-                 run.endswith(f"-seed{seed}")]
+        other = f"{others[name, seed]:.1f}" if (name, seed) in others else ""
         spent = [f"{np.nansum(metrics[column]):,.0f}" for column in ("tokens_sampled", "tokens_updated", "seconds")]
-        shown.append([short(name + " advantage=rloo"), seed, *success, *(other or [""]), *spent])
+        shown.append([short(name + " advantage=rloo"), str(seed), *success, other, *spent])
     return Table("The runs", (
         "Held-out success on 256 problems after 0, 20 and 40 steps, and on 256 of GSM-Symbolic after 40, in percent, "
         "± half of a 95% interval over problems; tokens; seconds of all steps on a core with other programs beside it."),
@@ -159,8 +164,7 @@ def take(run: Path, credit: bool) -> None:
 def draw_learning(file: Path) -> None:
     """Success by step: of the responses (lines, means of five steps), held out (dots); and the entropy of each run."""
     figure, ((left, right),) = new_figure(2, 1, 3.6)
-    for folder in sorted(LEARNING.iterdir()):
-        metrics, (name, _, seed) = read_metrics(folder), folder.name.rpartition("-seed")
+    for name, seed, metrics in published_runs():
         label, colour = f"{short(name + ' advantage=rloo')}, seed {seed}", colour_of(name)
         means = {column: np.convolve(metrics[column][1:], np.ones(5) / 5, "valid") for column in ("success", "entropy")}
         steps = np.arange(len(means["success"])) + 3  # the middle of each five
@@ -168,22 +172,20 @@ def draw_learning(file: Path) -> None:
         left.errorbar(metrics["step"], 100 * metrics["heldout_success"], 196 * metrics["heldout_stderr"], fmt="o",
                       color=colour)
         right.plot(steps, means["entropy"], color=colour)
-    left.set(xlabel="step", ylabel="problems solved, %", title="Both learn within twenty steps")
-    right.set(xlabel="step", ylabel="entropy, nats", title="How much is still explored", ylim=(0, None))
+    left.set(xlabel="step", ylabel="problems solved, %", title="Success by step")
+    right.set(xlabel="step", ylabel="entropy, nats", title="Exploration by step", ylim=(0, None))
     left.legend(loc="lower right")
     save_figure(figure, file)
 
 
-def share_of(truth: dict, chosen: np.ndarray) -> Estimate:
-    """The share of the sum of abs(A*) on chosen tokens (N,) bool, with its interval over problems."""
-    size = np.abs(truth["a_star"])
+def share_of(truth: dict, chosen: np.ndarray, size: np.ndarray) -> Estimate:
+    """The share of the sum of a size (N,) on chosen tokens (N,) bool, with its interval over problems."""
     return bootstrap(share, sums(truth["group"].astype(int), size * chosen, size))
 
 
-def share_of_squares(truth: dict, chosen: np.ndarray) -> Estimate:
-    """The share of the sum of A*^2 on chosen tokens (N,) bool, by products of two halves: no noise is left in them."""
-    product = np.prod(truth["a_star_halves"].astype(float), axis=1)  # (N,)
-    return bootstrap(share, sums(truth["group"].astype(int), product * chosen, product))
+def squares(truth: dict) -> np.ndarray:
+    """A*^2 (N,), by products of two halves of the rollouts: no noise is left in their mean."""
+    return np.prod(truth["a_star_halves"].astype(float), axis=1)
 
 
 def top_tenth(x: np.ndarray) -> np.ndarray:
@@ -196,12 +198,12 @@ def top_tenth(x: np.ndarray) -> np.ndarray:
 def table_where(title: str, truth: dict) -> Table:
     """On which tokens the truth lies."""
     other, size, credit = -np.expm1(truth["logprob"]), np.abs(truth["a_star"]), np.abs(truth["advantage"])
+    largest, square = "the tenth with the largest abs(A*)", squares(truth)  # largest: chosen by its noise, too
     groups = {role: truth["role"] == i for i, role in enumerate(ROLES)}
     groups |= {"thoughts": truth["in_answer"] == 0, "answer": truth["in_answer"] > 0,
-               "the tenth with the largest abs(A*)": top_tenth(size),
-               "the tenth with the largest 1 - p": top_tenth(other)}
-    rows = [[name, f"{use.mean():.1%}", cell(share_of(truth, use)),
-             "" if name == "the tenth with the largest abs(A*)" else cell(share_of_squares(truth, use)),
+               largest: top_tenth(size), "the tenth with the largest 1 - p": top_tenth(other)}
+    rows = [[name, f"{use.mean():.1%}", cell(share_of(truth, use, size)),
+             "" if name == largest else cell(share_of(truth, use, square)),
              f"{credit[use].sum() / credit.sum():.1%}", f"{other[use].mean():.2f}"] for name, use in groups.items()]
     return Table(title, (
         f"{len(np.unique(truth['response']))} responses to {len(np.unique(truth['group']))} problems. Share of the sum "

@@ -15,9 +15,10 @@ def test_a_ratio_is_that_of_mean_sizes():
 def test_shares_of_the_truth_by_hand():
     """Guards against signed sums, noise in a square, and a tenth that is rounded up."""
     truth = {"group": np.array([0, 0, 1]), "a_star": np.array([-3.0, 1.0, 4.0])}
-    assert report.share_of(truth, np.array([True, False, False])).value == 3 / 8
+    chosen = np.array([True, False, False])
+    assert report.share_of(truth, chosen, np.abs(truth["a_star"])).value == 3 / 8
     truth["a_star_halves"] = np.array([[-2.0, -4.0], [-1.0, 3.0], [5.0, 3.0]])  # the second token is noise
-    assert report.share_of_squares(truth, np.array([True, False, False])).value == pytest.approx(8 / (8 - 3 + 15))
+    assert report.share_of(truth, chosen, report.squares(truth)).value == pytest.approx(8 / (8 - 3 + 15))
     chosen = report.top_tenth(np.array([5.0, 9.0, 7.0] + [0.0] * 18))  # a tenth of 21 tokens are two
     assert np.flatnonzero(chosen).tolist() == [1, 2]
 
