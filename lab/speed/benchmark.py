@@ -75,18 +75,13 @@ def start(kind: str, threads: int, *arguments: object, processes: int = 1, **env
                             env=os.environ | {"OMP_NUM_THREADS": str(threads)} | environment)
 
 
-def ask(name: str, process: subprocess.Popen, case: dict) -> list[float]:
-    """What a contestant answers to a case: its tokens and its seconds."""
-    print(json.dumps(case), file=process.stdin, flush=True)
+def turn(name: str, process: subprocess.Popen, case: dict, seed: int) -> float:
+    """Tokens per second of one case."""
+    print(json.dumps(case | {"seed": seed}), file=process.stdin, flush=True)
     reply = process.stdout.readline()
     if not reply:
         fail(f"{name} stopped without an answer to {case}; its own message is above")
-    return json.loads(reply)
-
-
-def turn(name: str, process: subprocess.Popen, case: dict, seed: int) -> float:
-    """Tokens per second of one case."""
-    tokens, took = ask(name, process, case | {"seed": seed})
+    tokens, took = json.loads(reply)
     if name.startswith("CTranslate2"):
         time.sleep(0.25)  # until its idle threads no longer spin
     return tokens / took

@@ -117,7 +117,7 @@ def draw_perfect(small: dict[str, list[Run]], file: Path) -> None:
         if (name, rate) in groups:
             area = t_estimate(100 * groups[name, rate].values("area"))
             across, up = ([[e.value - e.low], [e.high - e.value]] for e in (where, area))
-            axis.errorbar(where.value, area.value, up, across, "o", color=PALETTE[0])
+            axis.errorbar(where.value, area.value, xerr=across, yerr=up, fmt="o", color=PALETTE[0])
             axis.annotate(tables.MEASURED[name], (where.value, area.value), textcoords="offset points", xytext=(6, 6))
     many = t_estimate(100 * groups[tables.MORE_ANSWERS, rate].values("area"))
     axis.axhspan(many.low, many.high, color=GREY, alpha=0.3, lw=0)
