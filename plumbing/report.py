@@ -106,19 +106,19 @@ def welch(x: np.ndarray, y: np.ndarray) -> Estimate:
     return contrast((1, x), (-1, y))
 
 
-def contrast(*terms: tuple[int, np.ndarray], outside: float = 0.05) -> Estimate:
-    """A sum of means with signs, of independent samples (n,) of unequal variance, with its interval and p-value.
+def contrast(*terms: tuple[float, np.ndarray], outside: float = 0.05) -> Estimate:
+    """A weighted sum of the means of independent samples (n,) of unequal variance, with its interval and p-value.
 
     outside: the probability of what lies outside of the interval.
 
-    With v = var / n of each sample: t = sum / sqrt(sum of v), which has about (sum v)^2 / sum(v^2 / (n - 1)) degrees
-    of freedom (Welch, 1947).
+    With v = weight^2 var / n of each sample: t = sum / sqrt(sum of v), which has about (sum v)^2 / sum(v^2 / (n - 1))
+    degrees of freedom (Welch, 1947).
     """
     counts = [len(x) for _, x in terms]
-    value = float(sum(sign * np.mean(x) for sign, x in terms)) if all(counts) else float("nan")
+    value = float(sum(weight * np.mean(x) for weight, x in terms)) if all(counts) else float("nan")
     if min(counts) < 2:
         return Estimate(value)
-    v = [np.var(x, ddof=1) / len(x) for _, x in terms]
+    v = [weight**2 * np.var(x, ddof=1) / len(x) for weight, x in terms]
     if sum(v) == 0:
         return Estimate(value, value, value, float(value == 0))
     freedom = sum(v) ** 2 / sum(part**2 / (n - 1) for part, n in zip(v, counts))

@@ -19,6 +19,8 @@ from train import Settings
 ABOUT = ("run", "version", "part", "level", "method", "setting", "seed", "command")  # columns of text
 BY_STEP = ("curve", "spent")  # held-out success, and weighted tokens so far, as `step:value` pairs
 FIRST = "easy"  # the level where all methods ran
+EXPERT = "expert_iteration"
+MORE_ANSWERS = "none answers=45 advantage=rloo"  # RLOO for what vineppo costs on easy puzzles
 WEIGHTS = {"1:1:3": COSTS, "1:1:6": COSTS | {"tokens_updated": 6},
            "1:0:0": COSTS | {"tokens_read": 0, "tokens_updated": 0}}  # of sampled, read and updated tokens
 

@@ -1,4 +1,4 @@
-"""The pictures of the study: what accurate credit buys, leads at tuned rates, and learning by cost.
+"""The pictures of the study: what accurate credit and less noise buy, leads at tuned rates, and learning by cost.
 
 Run it:  python -m lab.study.run --tables
 """
@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from analyze import RLOO, method_name
-from lab.study import tables
-from lab.study.engine import FIRST, Levels, at_equal_cost, cost_unit, difference, select, spent
+from lab.study import decided, tables
+from lab.study.engine import EXPERT, FIRST, MORE_ANSWERS, Levels, at_equal_cost, cost_unit, difference, select, spent
 from plumbing.report import GREY, MINUS, PALETTE, Estimate, new_figure, plt, save_figure, t_estimate
 from plumbing.runs import Group, Run
 from train import Settings
@@ -40,7 +40,7 @@ def draw_budget(parts: dict[str, list[Run]], file: Path) -> None:
     groups = tables.compared(parts)
     unit = cost_unit(groups)
     figure, ((left, right),) = new_figure(2, 1, 4.2, sharey=True)
-    for label, line in {"vineppo": "o-", "ppo": "s-", tables.MORE_ANSWERS: "D--", tables.LONGER: "v:",
+    for label, line in {"vineppo": "o-", "ppo": "s-", MORE_ANSWERS: "D--", tables.LONGER: "v:",
                         RLOO: "^-"}.items():  # RLOO lies on its own longer run, so it comes last
         if label in groups:
             costs, steps = spent(groups[label]) / unit, np.array(list(next(iter(groups[label].rows.values()))["curve"]))
@@ -97,7 +97,7 @@ def draw_successes(levels: Levels, file: Path) -> None:
         return
     figure, axes = new_figure(len(pairs), 1, 3.4)
     for axis, pair in zip(axes[0], pairs):
-        for group, line, label in ((pair.a, "o-", tables.EXPERT), (pair.b, "s--", "RLOO")):
+        for group, line, label in ((pair.a, "o-", EXPERT), (pair.b, "s--", "RLOO")):
             draw_curve(axis, spent(group) / pair.unit, group, line, label)
         axis.set(title=pair.setting, xlabel="cost, in GRPO's runs" if axis is axes[0, len(pairs) // 2] else "")
     axes[0, 0].set_ylabel("held-out puzzles solved, %")
@@ -110,7 +110,7 @@ def draw_perfect(small: dict[str, list[Run]], file: Path) -> None:
     """Area by the accuracy of the credit, of arms with several seeds; nothing before RLOO with 45 responses is done."""
     groups = tables.at_rates({label: group for label, group in select(small, "oracle").items() if len(group.rows) > 1})
     rate = min((rate for _, rate in groups), default=None)  # RLOO's; the other one is 1.4 times it
-    if (tables.MORE_ANSWERS, rate) not in groups:
+    if (MORE_ANSWERS, rate) not in groups:
         return
     figure, ((axis,),) = new_figure(1, 1, 4.2)
     for name, where in tables.read_accuracy().items():
@@ -119,13 +119,33 @@ def draw_perfect(small: dict[str, list[Run]], file: Path) -> None:
             across, up = ([[e.value - e.low], [e.high - e.value]] for e in (where, area))
             axis.errorbar(where.value, area.value, xerr=across, yerr=up, fmt="o", color=PALETTE[0])
             axis.annotate(tables.MEASURED[name], (where.value, area.value), textcoords="offset points", xytext=(6, 6))
-    many = t_estimate(100 * groups[tables.MORE_ANSWERS, rate].values("area"))
+    many = t_estimate(100 * groups[MORE_ANSWERS, rate].values("area"))
     axis.axhspan(many.low, many.high, color=GREY, alpha=0.3, lw=0)
     axis.axhline(many.value, color=GREY, label="RLOO with 45 responses")
     axis.legend(loc="lower right")
     axis.set(xlabel="accuracy of the credit: Pearson's correlation with A* (identical: 1)", xlim=(0, 1),
              ylabel="area: success averaged over training, %",
              title="More accurate credit learns more, and so do more responses")
+    save_figure(figure, file)
+
+
+def draw_noise(groups: dict[str, Group], signals: dict[str, Estimate], file: Path) -> None:
+    """Area by the signal to noise of a step, a point an arm, and the line between RLOO's arms."""
+    figure, ((axis,),) = new_figure(1, 1, 4.2)
+    area = {name: t_estimate(100 * group.values("area")) for name, group in groups.items() if name in signals}
+    for name, up in area.items():
+        style = {"fmt": "s", "color": PALETTE[0]} if name.startswith("oracle") else {"fmt": "o", "color": GREY}
+        across, above = ([[e.value - e.low], [e.high - e.value]] for e in (signals[name], up))
+        axis.errorbar(signals[name].value, up.value, above, across, **style)
+        axis.annotate(short(name).removeprefix("oracle k=4").removeprefix("RLOO") or short(name),
+                      (signals[name].value, up.value), textcoords="offset points", xytext=(4, -12))
+    axis.plot(*zip(*((signals[name].value, area[name].value) for name in decided.LINE)), "o-", color=GREY,
+              label="RLOO, 8 responses to a puzzle where no number is named")
+    axis.plot([], [], "s", color=PALETTE[0], label="A* from 4 rollouts; mix: with so much of r - V₀")
+    axis.set(xscale="log", xlabel="signal to noise of a step", ylabel="area: success averaged over training, %",
+             title=f"More than the noise of an update? {decided.answer(decided.d_of(groups, signals)).capitalize()}")
+    axis.xaxis.set_major_formatter("{x:g}")
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center")
     save_figure(figure, file)
 
 
@@ -137,4 +157,7 @@ def write_study(file: Path) -> None:
         draw_tuned(levels[FIRST], file.with_name("tuned.png"))
     draw_successes(levels, file.with_name("successes.png"))
     draw_perfect(levels.get("small", {}), file.with_name("perfect.png"))
+    signals, arms = decided.read_signal(tables.SIGNAL), decided.section_9(levels.get("small", {}))
+    if signals and arms:
+        draw_noise(arms, signals, file.with_name("noise.png"))
     print(f"wrote {file.with_name('tables.md')}, and pictures beside it")

@@ -13,15 +13,15 @@ import numpy as np
 from analyze import RLOO, figure_cell
 from lab.estimates import cell, read_cell, read_table
 from lab.statistics import holm, spearman, with_errors
-from lab.study.engine import (BOTH, COST, COSTS_OF_BOTH, FIRST, METHOD, MINUS, SEEDS, Column, Levels, Pair, arm,
-                              cost_unit, difference, equal, is_uniform, make_table, mean, minus, name_of, plain,
-                              read_versions, select, spent, spent_enough, together)
+from lab.study.decided import read_signal, section_9, section_10, table_negatives, table_noise
+from lab.study.engine import (BOTH, COST, COSTS_OF_BOTH, EXPERT, FIRST, METHOD, MINUS, MORE_ANSWERS, SEEDS, Column,
+                              Levels, Pair, arm, cost_unit, difference, equal, is_uniform, make_table, mean, minus,
+                              name_of, plain, read_versions, select, spent, spent_enough, together)
 from plumbing.report import Estimate, Table, contrast, interval, pm, t_estimate, t_quantile
 from plumbing.runs import Group, Run
 from train import Settings
 
-RATIO, SHUFFLED, EXPERT = "entropy_ratio advantage=rloo", "shuffled advantage=rloo", "expert_iteration"
-MORE_ANSWERS = "none answers=45 advantage=rloo"  # RLOO for what vineppo costs on easy puzzles
+RATIO, SHUFFLED = "entropy_ratio advantage=rloo", "shuffled advantage=rloo"
 LONGER = "none steps=560 advantage=rloo"  # the same by more steps
 CHEAPER = "vineppo cuts=uncertain"  # a form of vineppo for two thirds of its cost
 SETTINGS = {"forms": "Other forms", "sweeps": "Hyper-parameters", "updates": "Several updates a batch",
@@ -47,7 +47,7 @@ SCORES = {  # what is known of a method before training: the table and column th
     "solver": (TRUTH, INSIDE, "solver", "rank correlation with the solver's verdict"),
     "signal to noise": (GRADIENTS, "Noise and bias of each method's gradient", "signal to noise",
                         "signal to noise of its gradient, 16 batches of 48 responses")}
-ROOT = Path(__file__).parents[2]
+ROOT, SIGNAL = Path(__file__).parents[2], Path(__file__).with_name("signal.md")
 LEGEND = """Success is that on held-out puzzles, in percent; differences are in points. ± is half of a 95% interval
 over seeds: Student's t, or Welch's t of a difference. *Area* is success averaged over training, or over the cost,
 linear between measurements; where one side was measured more often, both are read at the other's steps. *End* is
@@ -487,7 +487,13 @@ def tables_designed(levels: Levels) -> list[Table]:
     first, small = levels[FIRST], levels.get("small", {})
     found = [table_process(first), table_tuning(first), table_many(first)]
     found += [table_perfect(small)] if "oracle" in small else []
-    found += [table_tested(first), table_default(first)] if stage_two(first) else []
+    tested, signals = stage_two(first), read_signal(SIGNAL)
+    found += [table_tested(first), table_default(first)] if tested else []
+    if signals and (arms := section_9(small)):
+        found.append(table_noise(arms, signals))
+    if arms := section_10(first):
+        others = [*successes(levels), *([Pair(tested[EXPERT], tested[RLOO])] if tested else [])]
+        found.append(table_negatives(arms, cost_unit(select(first, "main")), others))
     return [table for table in (*found, table_successes(levels), table_faster(levels)) if table and table.rows]
 
 

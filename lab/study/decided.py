@@ -1,0 +1,154 @@
+"""Sections 9 and 10 of designs.md: is exact credit more than less noise, and are right answers more than cheap steps?
+
+    python -m lab.study.run --tables        has these tables once the last seed is done, and none before
+
+Section 9 also needs lab/study/signal.md, which `python -m lab.study.signal` writes.
+"""
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+
+from analyze import RLOO
+from lab.estimates import cell, points, read_cell, read_table
+from lab.statistics import holm
+from lab.study.engine import (BOTH, EXPERT, MORE_ANSWERS, Column, Pair, arm, at_equal_cost, difference, equal, make_table,
+                              minus, name_of, select)
+from lab.study.plan import BEST
+from plumbing.report import Estimate, Table, contrast, t_estimate
+from plumbing.runs import Group, Run
+
+LINE = (RLOO, "none answers=16 advantage=rloo", MORE_ANSWERS, "none answers=90 advantage=rloo",
+        "none answers=180 advantage=rloo")  # the area of RLOO by its signal to noise
+MIXES = ("oracle k=4", "oracle k=4 mix=0.25", "oracle k=4 mix=0.5")  # of the primary contrast
+BESIDE = ("oracle k=4 mix=1.0", "none questions=68 advantage=rloo")  # the axis is right if these lie on the line
+MARGIN = 0.02  # of area
+SHARE, POSITIVES = "share advantage=rloo", "positives advantage=rloo"
+CONTRASTS = ((EXPERT, RLOO), (EXPERT, SHARE), (POSITIVES, RLOO), (POSITIVES, EXPERT))
+
+
+# ------------------------------------------------------------------------------- section 9: noise, or credit?
+
+
+def section_9(small: dict[str, list[Run]]) -> dict[str, Group]:
+    """Its arms at their rate by label without the rate; none before the last seed."""
+    groups = {name: group for (name, rate), group in (
+        (arm(label), group) for label, group in select(small, "oracle", "noise", "both").items()) if rate == BEST}
+    complete = all(name in groups and len(groups[name].rows) == 5 for name in (*LINE, *MIXES, *BESIDE))
+    return groups if complete else {}
+
+
+def read_signal(file: Path) -> dict[str, Estimate]:
+    """The signal to noise of each arm's step over the three policies; none before it was measured."""
+    if not file.is_file():
+        return {}
+    header, rows = read_table(file, "Signal to noise of a step")
+    return {row[0]: read_cell(row[header.index("all")]) for row in rows}
+
+
+def on_line(signal: float, line: list[float]) -> np.ndarray:
+    """The weights (5,) of the areas of LINE, whose signals to noise are `line`, in the area between them by log signal;
+    beyond either end, that end has all of it."""
+    order = np.argsort(line)
+    return np.array([np.interp(np.log(signal), np.log(line)[order], own[order]) for own in np.eye(len(line))])
+
+
+def above_line(groups: dict[str, Group], signals: dict[str, float], names: tuple[str, ...], outside: float) -> Estimate:
+    """The mean area of some arms minus that of RLOO where its signal to noise is theirs, with Welch's interval."""
+    line = [signals[name] for name in LINE]
+    weights = np.mean([on_line(signals[name], line) for name in names], 0)  # (5,)
+    return contrast(*((1 / len(names), groups[name].values("area")) for name in names),
+                    *((-w, groups[name].values("area")) for w, name in zip(weights, LINE)), outside=outside)
+
+
+def d_of(groups: dict[str, Group], signals: dict[str, Estimate]) -> Estimate:
+    """D of the design, with its 90% interval."""
+    return above_line(groups, {name: e.value for name, e in signals.items()}, MIXES, 0.10)
+
+
+def range_of_d(groups: dict[str, Group], signals: dict[str, Estimate]) -> tuple[float, float]:
+    """The smallest and the largest D with every signal to noise at either end of its interval."""
+    names = (*LINE, *MIXES)
+    found = [above_line(groups, dict(zip(names, ends)), MIXES, 0.10).value
+             for ends in product(*((signals[name].low, signals[name].high) for name in names))]
+    return min(found), max(found)
+
+
+def answer(d: Estimate) -> str:
+    """What the design says of D by its 90% interval."""
+    if -MARGIN < d.low and d.high < MARGIN:
+        return "noise explains it"
+    return "credit does more" if d.low > MARGIN else "credit does less" if d.high < -MARGIN else "undecided"
+
+
+def table_noise(groups: dict[str, Group], signals: dict[str, Estimate]) -> Table:
+    """A row for each arm, and D."""
+    values, rows, many = {name: e.value for name, e in signals.items()}, [], groups[MORE_ANSWERS]
+    for name in sorted((name for name in groups if name in signals), key=values.get):
+        above = "" if name in LINE else points(above_line(groups, values, (name,), 0.05))
+        rows.append([name_of(name), f"{len(groups[name].rows)}", cell(signals[name], 3),
+                     points(t_estimate(groups[name].values("area"))), above,
+                     "" if name == MORE_ANSWERS else points(difference(groups[name], many))])
+    d, (low, high) = d_of(groups, signals), range_of_d(groups, signals)
+    rows.append([f"D: {answer(d)}", "", "", "", points(d), ""])
+    note = ("The small model at 2.8e-4. Signal to noise: of a step (signal.md). Above the line: area minus that of RLOO "
+            "at the same signal to noise, linear in its logarithm between RLOO's arms with 8, 16, 45, 90 and 180 "
+            "responses to a puzzle, and that of the last one beyond them. D is the mean over the mixes 0, 0.25 and 0.5, "
+            f"± half of a 90% interval; with every signal to noise at either end of its interval it lies between "
+            f"{100 * low:.1f} and {100 * high:.1f}. *Noise explains it* if the interval lies within two points of 0; "
+            "*credit does more* if above 2.")
+    return Table("Noise, or credit?", note,
+                 ["arm", "seeds", "signal to noise", "area", "above the line", "area - 45 responses"], rows)
+
+
+# ---------------------------------------------------------------- section 10: right answers, or the cheaper step?
+
+
+def section_10(first: dict[str, list[Run]]) -> dict[str, Group]:
+    """Its arms by label without rate and steps, which they have in common; none before the last seed."""
+    groups = {}
+    for label, group in select(first, "negatives").items():
+        name = arm(label)[0].replace(" steps=300", "")
+        groups[name] = replace(group, label=name)
+    complete = all(name in groups and len(groups[name].rows) == 12 for pair in CONTRASTS for name in pair)
+    return groups if complete else {}
+
+
+def crossing(a: Group, b: Group) -> float:
+    """The step from which the mean curve of a group stays above that of another; NaN if it ends below."""
+    curves = [np.mean([list(row["curve"].values()) for row in group.rows.values()], 0) for group in (a, b)]
+    steps, above = np.array(list(next(iter(a.rows.values()))["curve"])), curves[0] - curves[1]  # (m,) each
+    below = np.flatnonzero(above <= 0)
+    if not len(below) or below[-1] == len(steps) - 1:
+        return float("nan") if len(below) else float(steps[0])
+    i = below[-1]
+    return float(np.interp(0, above[i:i + 2], steps[i:i + 2]))
+
+
+def joint(found: list[Estimate]) -> Estimate:
+    """Independent differences as one: their mean, weighted by the inverse of the variance."""
+    weight = np.array([1 / (e.high - e.low) ** 2 for e in found])
+    mean, half = np.average([e.value for e in found], weights=weight), weight.sum() ** -0.5 / 2
+    return Estimate(float(mean), float(mean - half), float(mean + half))
+
+
+def table_negatives(groups: dict[str, Group], unit: float, others: list[Pair]) -> Table:
+    """A row for each contrast, and pass@16 of the first jointly with that of pairs in other settings."""
+    pairs = [Pair(groups[a], groups[b], unit=unit) for a, b in CONTRASTS]
+    solved = joint([difference(*pair[:2], "pass@16") for pair in (pairs[0], *others)])
+    step = crossing(groups[RLOO], groups[EXPERT])
+    note = ("Easy puzzles, 2.8e-4, 300 steps, twelve fresh seeds. * is significant at 5% after Holm's correction over the "
+            "two primary contrasts: the end of the first row at equal cost, the area of the second. 1:0:0 counts sampled "
+            f"tokens alone. Updated: tokens of both, in millions a run. The mean curve of RLOO "
+            f"{'ends below' if np.isnan(step) else f'stays from step {step:.0f} on above'} that of `expert_iteration`. "
+            f"pass@16 of the first over this and the settings of sections 1 and 7: {points(solved)}.")
+    table = make_table("Right answers, or the cheaper step?", note, pairs, [
+        Column("contrast", lambda pair: " - ".join(name_of(g.label) for g in pair[:2])), BOTH,
+        Column("updated", lambda pair: ", ".join(f"{g.values('tokens_updated').mean() / 1e6:.2f}" for g in pair[:2])),
+        minus("area"), minus("end", "end"), equal("at cost", "cost"), equal("end, equal cost", "end"),
+        equal("end, 1:0:0", "end", weights="1:0:0"), minus("pass@16", "pass@16")])
+    primary = {(0, "end, equal cost"): at_equal_cost(*pairs[0][:2])["end"], (1, "area"): difference(*pairs[1][:2])}
+    for row, column in holm({place: e.p for place, e in primary.items()}):
+        table.rows[row][table.header.index(column)] += " *"
+    return table
