@@ -206,7 +206,7 @@ def table_tokens(log: dict, tokenizer: Tokenizer, count: int = 8) -> Table:
 
 
 def name_of(token: int, tokenizer: Tokenizer) -> str:
-    """A token as Python would write it: as text, or as bytes where it has but a part of a letter."""
+    """A token as Python would write it: as text, or as bytes where it is only a part of a character."""
     letters = tokenizer.bytes[token] or tokenizer.library.id_to_token(int(token)).encode()  # an end token has no bytes
     text = letters.decode("utf-8", "replace")
     return repr(letters if "\ufffd" in text else text)

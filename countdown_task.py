@@ -1,7 +1,7 @@
 """The Countdown task: make the target from the numbers, using each exactly once.
 
-A task is a file like this one, chosen by `train.py --task` (a name in tasks/, or a path). What trains reaches Countdown
-through these functions alone:
+A task is a file like this one, chosen by `train.py --task` (a name in tasks/, or a path). Training calls these
+functions of it, and no others:
 
     load(part, count, path)   the puzzles of a split, made here or read from a file; each has an `id`
     check(puzzle)             ValueError, in one sentence, for a puzzle that can't be used
@@ -20,7 +20,7 @@ It differs from TinyZero and GRPO-Zero, from which the task comes, in four ways:
    rows of Countdown-Tasks-3to4, which lists many puzzles twice, with the numbers in another order.)
 3. What a token is (a part of a tag, of a calculation or of prose) is found by character offsets in the decoded text. A
    tag may be split over several tokens, or merged with its neighbours, and is still recognised.
-4. An answer may be in a chat model's notation, `$4 \\times [5 − 3]$`. Followed by `= 8`, it is wrong here, too.
+4. An answer may be in a chat model's notation, `$4 \\times [5 − 3]$`. (One that ends in `= 8` is wrong, as there.)
 
 Try it:  python countdown_task.py 3 7 8 --target 29
 """

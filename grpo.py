@@ -13,8 +13,8 @@ Subtracting the mean reward of the *other* responses removes noise and leaves th
 rewards do not depend on this response, and grad log pi averages to 0. Subtracting the whole group's mean is the same
 up to a factor: r_i - mean = (G - 1) / G * (r_i - mean of the others).
 
-Two things are not exact. N varies with the responses it divides. And GRPO also divides by the group's standard
-deviation, so that puzzles whose rewards hardly differ count for more.
+Two things are not exact. N depends on the responses themselves, so dividing by it biases the average a little. And
+GRPO also divides by the group's standard deviation, so that puzzles whose rewards hardly differ count for more.
 
 A function of mitigations.py computes `credit` (B, T); the code here is the same for all of them. To add an advantage, a
 loss or a norm, write a function and name it in ADVANTAGES, LOSSES or LOSS_NORMS: the flag is made of these. `s` is the
@@ -22,14 +22,18 @@ Settings of train.py. How it differs from the paper (DeepSeekMath, arXiv 2402.03
 1. The loss is an average over all tokens of the step, as in DAPO's code (2503.14476). The paper averages within each
    response first: --loss_norm sequence. Dr. GRPO (2503.20783) divides by a constant: --loss_norm constant.
 2. By default there is no KL penalty (--kl), and one update per batch (--updates_per_batch). Then the ratio pi / pi_old,
-   of a token's probability now to that when it was sampled, is 1, and nothing is clipped.
+   of a token's probability now to that when it was sampled, is 1, and nothing is clipped. A further update on the same
+   batch learns from samples of an older policy. The ratio corrects for that, and the clip takes away what would be
+   gained by moving a token's probability far from where it was sampled.
 3. The log-probs of the sampling policy are recorded while sampling, not recomputed by a second forward pass. In
-   bfloat16 the two differ by rounding, and PPO's clip may take that for a moved policy: --old_logprob update takes
-   those of the first update's own pass instead, so that its ratio is 1.
+   bfloat16 rounding makes the two differ, so PPO's clip can act although the policy has not moved. --old_logprob update
+   takes the log-probs of the first update's own pass as pi_old, so its ratio is 1.
 4. A group whose rewards are all equal has advantage exactly 0, whatever the rounding of its mean.
 
 Run it:  python train.py --mitigation none
 """
+from typing import Iterator
+
 import torch
 from torch import Tensor
 
@@ -74,8 +78,7 @@ def minus_step_mean(rewards: Tensor, _: Tensor) -> Tensor:
 
 ADVANTAGES = {"grpo": over_deviation,
               "dr_grpo": lambda rewards, _: centred(rewards),  # Dr. GRPO: no division (2503.20783)
-              "rloo": leave_one_out, "maxrl": over_success, "step_mean": minus_step_mean,
-              "batch": minus_step_mean}  # an early name of step_mean
+              "rloo": leave_one_out, "maxrl": over_success, "step_mean": minus_step_mean}
 
 
 def compare(batch: TokenBatch, name: str = "grpo") -> Tensor:
@@ -85,12 +88,13 @@ def compare(batch: TokenBatch, name: str = "grpo") -> Tensor:
 
 
 # ---------------------------------------------------------------------------------------------------- losses
-# Functions of log pi of b responses' tokens (b, t), now and when they were sampled (old), of their credit (b, t) and of
-# mask (b, t), False on padding. They return the gain of each token (b, t), to be maximized, and whether the clip
-# removes its gradient (b, t) bool. In the first update on a batch all have the gradient credit * grad log pi.
+# Objectives, the loss being minus their mean: functions of log pi of b responses' tokens (b, t), now and when they were
+# sampled (old), of their credit (b, t) and of mask (b, t), False on padding. They return the gain of each token (b, t),
+# to be maximized, and whether the clip removes its gradient (b, t) bool. In the first update on a batch all have the
+# gradient credit * grad log pi.
 
 
-def ppo_loss(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s) -> tuple[Tensor, Tensor]:
+def ppo_objective(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s) -> tuple[Tensor, Tensor]:
     """min(ratio c, clip(ratio) c) of credit c: PPO's (1707.06347); DAPO's has --clip_high 0.28 (2503.14476)."""
     return pessimistic((logprob - old).exp(), credit, s)  # the ratio is 1 at first, and its gradient grad log pi
 
@@ -106,7 +110,7 @@ def pessimistic(ratio: Tensor, credit: Tensor, s) -> tuple[Tensor, Tensor]:
     return torch.minimum(ratio * credit, clipped * credit), removed
 
 
-def cispo_loss(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s) -> tuple[Tensor, Tensor]:
+def cispo_objective(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s) -> tuple[Tensor, Tensor]:
     """clip(ratio) c log pi, with a constant clip(ratio): no token loses its gradient (CISPO, 2506.13585).
 
     The paper tunes the upper bound alone: --clip_low 0.999 leaves hardly a lower one.
@@ -115,7 +119,7 @@ def cispo_loss(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s) ->
     return weight * credit * logprob, torch.zeros_like(mask)
 
 
-def gspo_loss(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s) -> tuple[Tensor, Tensor]:
+def gspo_objective(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s) -> tuple[Tensor, Tensor]:
     """PPO's minimum with one ratio for a whole response, the geometric mean of its tokens' (GSPO, 2507.18071).
 
     This is the paper's form for credit per token. In numbers the second factor below is 1, so the ratio is that of the
@@ -127,14 +131,14 @@ def gspo_loss(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s) -> 
     return pessimistic(mean.exp() * (logprob - logprob.detach()).exp(), credit, s)
 
 
-LOSSES = {"ppo": ppo_loss, "cispo": cispo_loss, "gspo": gspo_loss}
+LOSSES = {"ppo": ppo_objective, "cispo": cispo_objective, "gspo": gspo_objective}
 
 
 def k3(logprob: Tensor, reference_logprob: Tensor) -> Tensor:
     """Estimate (B, T) of KL(pi || reference) from samples of pi: exp(d) - d - 1, d = log ref - log pi.
 
     Its value: -d averages to the KL and exp(d) - 1 to 0, while the samples are pi's own, as at the first update. So it
-    is unbiased, but never negative and less noisy than -d. It is Schulman's third estimator, hence the name.
+    is as unbiased as -d; unlike that it is never negative, and less noisy. It is the third of Schulman's estimators.
     Its gradient, as the loss uses it, is (1 - ref / pi) grad log pi: on average that of KL(reference || pi).
     """
     d = reference_logprob - logprob  # (B, T)
@@ -166,36 +170,18 @@ LOSS_NORMS = {
 # ---------------------------------------------------------------------------------------------------- update
 
 
-class PaddedRows:
-    """Reads responses for an update, in rows of one prompt and one response: what --plain runs.
+def padded_rows(model: Qwen2, batch: TokenBatch, credit: Tensor, s) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """Read the responses for an update, in rows of one prompt and one response: what --plain runs.
 
-    `update` asks for micro_batches(), and then for the log-probs of each. The twin, shared_prompts of the file of that
-    name, reads each prompt once for all its responses, leaves out those without credit, unless there is a KL penalty,
-    and takes only its process's share.
+    Yields, until all are read, some responses (b,), log pi (b, t) of their first t tokens, with gradient, and how many
+    tokens the prompts had that were read with them. Here t is T. The twin, shared_prompts of the file of that name,
+    reads each prompt once for all its responses; leaves out responses without credit (B, T), unless there is a KL
+    penalty; and takes only its process's share.
     """
-
-    def __init__(self, model: Qwen2, batch: TokenBatch, credit: Tensor, s):
-        """credit (B, T) is for the twin, which leaves out responses that have none."""
-        prompts = batch.ask.prompts
-        self.model, self.batch, self.size = model, batch, s.micro_batch
-        self.prompts = [prompts[puzzle] for puzzle in batch.group.tolist()]  # B
-        self.prompt_tokens = sum(map(len, self.prompts))  # read beside those of the responses
-
-    def __enter__(self) -> "PaddedRows":
-        return self
-
-    def __exit__(self, *error) -> None:
-        """Nothing is left to do. (The twin goes back through the prompts here, once for all micro-batches.)"""
-
-    def micro_batches(self) -> list[tuple[Tensor, int]]:
-        """The responses (b,) of each micro-batch, and how many of their tokens are read: all T."""
-        B, T = self.batch.mask.shape
-        return [(rows, T) for rows in torch.arange(B, device=self.batch.mask.device).split(self.size)]
-
-    def __call__(self, rows: Tensor, t: int) -> Tensor:
-        """log pi (b, t) of the first t tokens of some responses (b,), with gradient."""
-        prompts = [self.prompts[row] for row in rows.tolist()]
-        return response_logprobs(self.model, prompts, self.batch.tokens[rows, :t], self.batch.mask[rows, :t])
+    prompts = batch.ask.prompts
+    for rows in torch.arange(len(batch.mask), device=batch.mask.device).split(s.micro_batch):  # (b,)
+        own = [prompts[puzzle] for puzzle in batch.group[rows].tolist()]  # b
+        yield rows, response_logprobs(model, own, batch.tokens[rows], batch.mask[rows]), sum(map(len, own))
 
 
 def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tensor, s) -> dict[str, float | None]:
@@ -204,25 +190,23 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
     Micro-batches save memory and don't change the result, because each token's share of the loss is fixed for the whole
     step.
     """
-    reader = PaddedRows if policy.plain else shared_prompts
+    read = padded_rows if policy.plain else shared_prompts
     share = LOSS_NORMS[s.loss_norm](batch.mask, s)  # (B, T) of each token in the loss
     reference = batch.ask.reference_logprob if s.kl > 0 else None  # (B, T)
     old = batch.logprob.clone()  # (B, T)
     log = UpdateLog(batch, reference, divergence=k3)  # handed over: metrics.py can't import this file
     for i in range(s.updates_per_batch):
         optimizer.zero_grad()
-        with reader(policy.model, batch, credit, s) as read:
-            for rows, t in read.micro_batches():  # (b,) responses of up to t tokens
-                at = rows, slice(t)  # x[at] is x[rows, :t]
-                logprob = read(rows, t)  # (b, t) log pi of these tokens, with gradient
-                if i == 0 and s.old_logprob == "update":  # see point 3 above
-                    old[at] = logprob.detach()
-                gain, removed = LOSSES[s.loss](logprob, old[at], credit[at], batch.mask[at], s)  # (b, t) each
-                if reference is not None:
-                    gain = gain - s.kl * k3(logprob, reference[at])  # (b, t) stay near the reference
-                loss = -(gain * share[at])  # (b, t)
-                loss.sum().backward()
-                log.add(rows, logprob, loss, removed)
+        for rows, logprob, prompt_tokens in read(policy.model, batch, credit, s):  # (b,), (b, t)
+            t = logprob.shape[1]  # these responses have no more tokens
+            if i == 0 and s.old_logprob == "update":  # see point 3 above
+                old[rows, :t] = logprob.detach()
+            gain, removed = LOSSES[s.loss](logprob, old[rows, :t], credit[rows, :t], batch.mask[rows, :t], s)  # (b, t)
+            if reference is not None:
+                gain = gain - s.kl * k3(logprob, reference[rows, :t])  # (b, t) stay near the reference
+            loss = -(gain * share[rows, :t])  # (b, t)
+            loss.sum().backward()
+            log.add(rows, logprob, loss, removed, prompt_tokens)
         # The step sums gradients over all processes, so it is taken also where this one had no rows.
-        log.end(optimizer.step(s.max_grad_norm), read.prompt_tokens)
+        log.end(optimizer.step(s.max_grad_norm))
     return log.metrics()

@@ -53,7 +53,7 @@ def grpo(batch: TokenBatch) -> Tensor:
 
 # ------------------------------------------------------------------------------------------------------ reweightings
 
-NORMALIZATIONS = ("response", "step", "none", "batch")  # batch: an early name of step
+NORMALIZATIONS = ("response", "step", "none")
 
 
 def reweight(batch: TokenBatch, weight: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ def reweight(batch: TokenBatch, weight: Tensor) -> Tensor:
     scaled = torch.where(all_zero & batch.mask, 1.0, weight)  # (B, T)
     if batch.normalize == "response":
         scaled = unit_mean(scaled, batch.mask)
-    if batch.normalize in ("step", "batch"):
+    if batch.normalize == "step":
         scaled = unit_mean(scaled.view(1, -1), batch.mask.view(1, -1)).view_as(scaled)
     return batch.advantage[:, None] * scaled
 
@@ -140,7 +140,7 @@ def entropy_weighted(batch: TokenBatch, entropy_temp: float = 1.0) -> Tensor:
 
 @reweighting
 def attention_credit(batch: TokenBatch, credit_scale: float = 2.0) -> Tensor:
-    """credit = A * (1 + credit_scale * a): with a the attention that the answer pays to the token (the original work).
+    """credit = A * (1 + credit_scale * a): the answer pays attention a to the token (the original work).
 
     The attention is that of the last layer, averaged over heads and over the states that predict the answer's tokens
     after this one, then scaled to mean 1 over the response. Prompt tokens, such as the attention sink at position 0,
@@ -179,9 +179,10 @@ def next_value(batch: TokenBatch, value: Tensor) -> Tensor:
 def ppo(batch: TokenBatch, gae_lambda: float = 0.95, whiten: bool = False, gamma: float = 1.0) -> Tensor:
     """credit = sum_l (gamma gae_lambda)^l delta_{t+l}, delta_t = r_t + gamma V_{t+1} - V_t: PPO with GAE (1707.06347).
 
-    GAE is generalized advantage estimation (1506.02438). r_t is the reward at the last token, 0 before. The value after
-    the last token is 0, even in a response cut off by the token limit. gamma discounts per token. It is 1, because a
-    right answer is worth as much after a long derivation, and because the critic predicts the undiscounted reward.
+    GAE is generalized advantage estimation (1506.02438). (PPO's clip, --loss ppo, serves all methods.) r_t is the
+    reward at the last token, 0 before. The value after the last token is 0, even in a response cut off by the token
+    limit. gamma discounts per token. It is 1, because a right answer is worth as much after a long derivation, and
+    because the critic predicts the undiscounted reward.
     whiten=True rescales credit to mean 0 and standard deviation 1 over the step.
     """
     require(0 <= gae_lambda <= 1, "--gae_lambda must be between 0 and 1")
@@ -236,7 +237,7 @@ def every_fifth(cutpoint: Tensor) -> Tensor:
 
 
 def segment_credit(batch: TokenBatch, cuts: Tensor, k: int) -> Tensor:
-    """V at the end of each token's segment minus V at its start (B, T); cuts (B, T): True where one begins, 0 aside.
+    """V at the end of each token's segment minus V at its start (B, T). cuts (B, T): True where any but the first begins.
 
     Of 5 tokens with a cut at 2, tokens 0 and 1 get V_2 - V_0, the others reward - V_2.
     """

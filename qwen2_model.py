@@ -57,48 +57,6 @@ class Config:
     source: dict  # the whole config.json, which save_model writes back
 
 
-def read_config(source: dict) -> Config:
-    """Turn a parsed config.json, as transformers 4 or 5 writes it, into a Config.
-
-    ValueError when a size is missing, when a value has the wrong type or can't be, or when the file asks for something
-    that is not implemented here.
-    """
-    given = {name: value for name, value in source.items() if value is not None}
-    family = given.get("model_type")
-    if family not in list(ARCHITECTURES):  # a list, because it may be of any type
-        raise ValueError(f"model_type {family!r:.50} is not supported, only {', '.join(ARCHITECTURES)}")
-    layers = given.get("layer_types", [])
-    unsupported = {
-        "hidden_act": given.get("hidden_act", "silu") != "silu",
-        "use_sliding_window": given.get("use_sliding_window", False),
-        "layer_types": type(layers) is not list or any(kind != "full_attention" for kind in layers),
-        "attention_bias": family != "qwen2" and given.get("attention_bias", False),
-        "mlp_bias": given.get("mlp_bias", False),
-        "pretraining_tp": given.get("pretraining_tp", 1) != 1,
-        "quantization_config": given.get("quantization_config", False),
-    }
-    if any(unsupported.values()):
-        names = ", ".join(name for name, asked in unsupported.items() if asked)
-        raise ValueError(f"config.json sets {names} to a value that is not supported: take a checkpoint without it")
-    check_fields(given, {"hidden_size": int, "num_attention_heads": int}, "config.json")
-    D, H = given["hidden_size"], given["num_attention_heads"]
-    defaults = {  # as in transformers: Qwen has 32 key-value heads if the file says nothing, H if it says null
-        "num_key_value_heads": H if family == "llama" or "num_key_value_heads" in source else 32,
-        "head_dim": 128 if family == "qwen3" else D // max(H, 1), "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
-        "max_position_embeddings": 2048 if family == "llama" else 32768}
-    derived = {"rope_theta": rope_theta(given), "qkv_bias": family == "qwen2", "qk_norm": family == "qwen3",
-               "source": source}
-    values = defaults | given | derived
-    types = {field.name: field.type for field in fields(Config)}
-    check_fields(values, types, "config.json")
-    for name, kind in types.items():
-        if (kind is int and not 1 <= values[name] < 2**24) or (kind is float and values[name] <= 0):
-            raise ValueError(f"config.json: {name} can't be {values[name]}")
-    if H % values["num_key_value_heads"] or values["head_dim"] % 2:
-        raise ValueError("config.json: num_attention_heads must be a multiple of num_key_value_heads, head_dim even")
-    return Config(**{name: values[name] for name in types})
-
-
 # ----------------------------------------------------------------------------------------------- the transformer
 
 
@@ -154,7 +112,7 @@ class Attention(nn.Module):
         if c.qk_norm:
             self.q_norm, self.k_norm = RMSNorm(self.d, c.rms_norm_eps), RMSNorm(self.d, c.rms_norm_eps)
 
-    def heads(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    def qkv(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, H, S, d), keys and values (B, K, S, d) of x (B, S, D)."""
         q = self.q_proj(x).unflatten(-1, (self.H, self.d)).transpose(1, 2)  # (B, H, S, d)
         k = self.k_proj(x).unflatten(-1, (self.K, self.d)).transpose(1, 2)  # (B, K, S, d)
@@ -166,15 +124,15 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, angles: tuple[Tensor, Tensor], bias: Tensor, cache) -> Tensor:
         """x (B, S, D) -> (B, S, D). bias: (B, 1, S, C); cache: see Qwen2.hidden."""
-        q, k, v = self.heads(x, angles)
+        q, k, v = self.qkv(x, angles)
         if cache is not None:
             k, v = cache.extend(self.layer, k, v)  # (B, K, C, d)
         out = attend(q, k, v, bias)  # (B, H, S, d) softmax(q k^T / sqrt(d) + bias) v; query heads share key heads
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
-    def weights(self, x: Tensor, angles: tuple[Tensor, Tensor], bias: Tensor, cache) -> Tensor:
+    def probabilities(self, x: Tensor, angles: tuple[Tensor, Tensor], bias: Tensor, cache) -> Tensor:
         """Attention probabilities (B, S, C) averaged over the heads; each row sums to 1."""
-        q, k, v = self.heads(x, angles)
+        q, k, v = self.qkv(x, angles)
         if cache is not None:
             k, _ = cache.extend(self.layer, k, v)  # (B, K, C, d)
         k = k.repeat_interleave(self.H // self.K, dim=1)  # (B, H, C, d)
@@ -255,7 +213,7 @@ class Qwen2(nn.Module):
         *earlier, last = self.model["layers"]
         for layer in earlier:
             x = layer(x, angles, head_bias, cache)  # (B, S, D)
-        return last.self_attn.weights(last.input_layernorm(x), angles, head_bias, cache)
+        return last.self_attn.probabilities(last.input_layernorm(x), angles, head_bias, cache)
 
     def embed(self, tokens: Tensor, positions: Tensor, bias: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
         """The first layer's input: embeddings (B, S, D), RoPE's angles, and the bias as (B, 1, S, C)."""
@@ -327,6 +285,48 @@ def token_logprobs(model: Qwen2, hidden: Tensor, tokens: Tensor) -> Tensor:
 
 
 # ---------------------------------------------------------------------------------------------- checkpoints
+
+
+def read_config(source: dict) -> Config:
+    """Turn a parsed config.json, as transformers 4 or 5 writes it, into a Config.
+
+    ValueError when a size is missing, when a value has the wrong type or is out of range, or when the file asks for
+    something that is not implemented here.
+    """
+    given = {name: value for name, value in source.items() if value is not None}
+    family = given.get("model_type")
+    if family not in list(ARCHITECTURES):  # a list, because it may be of any type
+        raise ValueError(f"model_type {family!r:.50} is not supported, only {', '.join(ARCHITECTURES)}")
+    layers = given.get("layer_types", [])
+    unsupported = {
+        "hidden_act": given.get("hidden_act", "silu") != "silu",
+        "use_sliding_window": given.get("use_sliding_window", False),
+        "layer_types": type(layers) is not list or any(kind != "full_attention" for kind in layers),
+        "attention_bias": family != "qwen2" and given.get("attention_bias", False),
+        "mlp_bias": given.get("mlp_bias", False),
+        "pretraining_tp": given.get("pretraining_tp", 1) != 1,
+        "quantization_config": given.get("quantization_config", False),
+    }
+    if any(unsupported.values()):
+        names = ", ".join(name for name, asked in unsupported.items() if asked)
+        raise ValueError(f"config.json sets {names} to a value that is not supported: take a checkpoint without it")
+    check_fields(given, {"hidden_size": int, "num_attention_heads": int}, "config.json")
+    D, H = given["hidden_size"], given["num_attention_heads"]
+    defaults = {  # as in transformers: Qwen has 32 key-value heads if the file says nothing, H if it says null
+        "num_key_value_heads": H if family == "llama" or "num_key_value_heads" in source else 32,
+        "head_dim": 128 if family == "qwen3" else D // max(H, 1), "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+        "max_position_embeddings": 2048 if family == "llama" else 32768}
+    derived = {"rope_theta": rope_theta(given), "qkv_bias": family == "qwen2", "qk_norm": family == "qwen3",
+               "source": source}
+    values = defaults | given | derived
+    types = {field.name: field.type for field in fields(Config)}
+    check_fields(values, types, "config.json")
+    for name, kind in types.items():
+        if (kind is int and not 1 <= values[name] < 2**24) or (kind is float and values[name] <= 0):
+            raise ValueError(f"config.json: {name} can't be {values[name]}")
+    if H % values["num_key_value_heads"] or values["head_dim"] % 2:
+        raise ValueError("config.json: num_attention_heads must be a multiple of num_key_value_heads, head_dim even")
+    return Config(**{name: values[name] for name in types})
 
 
 def load_model(path: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> Qwen2:

@@ -92,7 +92,7 @@ class Policy(NamedTuple):
     task: ModuleType
     heads: dict[str, nn.Module] = {}  # those of methods/heads.py that the credit function needs, by name
     reference: Qwen2 | None = None  # a frozen copy of the start model, where the credit function or --kl needs it
-    plain: bool = False  # --plain: KVCache and PaddedRows run, and not their faster twins
+    plain: bool = False  # --plain: KVCache and padded_rows run, and not their faster twins
 
     def prompt(self, puzzle: Any) -> list[int]:
         """The tokens of a puzzle's prompt."""
@@ -119,7 +119,7 @@ def draw_puzzles(training: list, s: Any, step: int) -> list:
     for i in range((step - 1) * s.questions, step * s.questions):  # i counts the puzzles since the run began
         epoch, place = divmod(i, len(training))
         if not puzzles or place == 0:  # the step begins, or an epoch does
-            order = np.random.default_rng([s.seed, 0, epoch]).permutation(len(training))
+            order = np.random.default_rng([s.seed, 0, epoch]).permutation(len(training))  # 0: no step has that number
         puzzles.append(training[order[place]])
     return puzzles
 
@@ -129,6 +129,7 @@ def rollout(policy: Policy, puzzles: list, s: Any, step: int) -> TokenBatch:
     # The random number behind each token is drawn here, so that no response depends on what is sampled beside it.
     uniforms = draw_uniforms(s.seed, step, len(puzzles), s.answers, s.max_new_tokens)  # (B, max_new_tokens)
     progress = Progress("sampling", len(uniforms), patience=PATIENCE)
+    # With one process this is `generate` of sampler.py.
     samples = generate_in_processes(policy, [policy.prompt(puzzle) for puzzle in puzzles], uniforms,
                                     watch=progress.part(0, len(uniforms)))
     return token_batch(policy, puzzles, samples, s, step)
@@ -194,7 +195,7 @@ def decode_and_grade(policy: Policy, puzzles: list, samples: Samples, prefixes: 
 
 
 def coin_toss(task: ModuleType, seed: int, step: int) -> Callable[[str, Any], dict[str, float]]:
-    """A stand-in for the task's `grade` that tosses a fair coin for each response: a control, nothing may climb.
+    """A stand-in for the task's `grade` that tosses a fair coin for each response: a control, success must not rise.
 
     The format is graded as usual, but it is no part of the reward.
     """

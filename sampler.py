@@ -143,25 +143,23 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
         cache = cache_type(model, prompts, G, T)
         hidden = cache.last  # (B', D) the state that predicts the next token
         rows = torch.arange(B, device=device)  # (B',) the response that each running row writes
-        sampled = 0  # tokens
         for t in range(T):
             forbidden = excluded.to(device) if t == 0 and excluded is not None else None  # (B',)
             token, found = draw_with_facts(model, hidden, uniforms[rows, t], forbidden, greedy)  # (B',), (3, B')
             tokens[rows, t], mask[rows, t], facts[:, rows, t] = token, True, found
             running = (limit > t + 1) & ~is_end[token]  # (B',)
-            count, sampled = int(running.sum()), sampled + len(rows)
+            count = int(running.sum())
             if watch:
-                left = count / B * (T - t - 1) / T  # of the work: the running ones may go on to T
-                watch(1 - left, sampled)
+                watch(1 - count / B * (T - t - 1) / T, int(mask.sum()))
             if count == 0:
                 break
             if count < len(rows):
                 order = cache.keep(running)  # (count,) the rows it kept, as they now follow each other
                 rows, token, limit = rows[order], token[order], limit[order]
             hidden = cache.step(token)  # (B', D)
-    longest = t + 1
     ended = (is_end[tokens] & mask).any(1)  # (B,)
-    return Samples(tokens[:, :longest], mask[:, :longest], *facts[..., :longest], ended)
+    logprob, entropy, logit_grad = facts[..., : t + 1]  # (B, T) each, T that of the longest response from here on
+    return Samples(tokens[:, : t + 1], mask[:, : t + 1], logprob, entropy, logit_grad, ended)
 
 
 # ----------------------------------------------------------------------------------- reading finished responses

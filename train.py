@@ -13,9 +13,9 @@ Shapes: Q puzzles a step, G responses to each (their group), B = Q G responses, 
 A run folder receives config.json, metrics.csv, credit/, samples.txt, checkpoint/, state.pt (for --resume) and
 final.json. Read it with `python analyze.py runs/none-seed0`.
 
-What is shown is not quite what runs. Sampling (KVCache of sampler.py) and the update (PaddedRows of grpo.py) have
-faster twins in plumbing/, decoder.py and shared_prompts.py, which tests hold to the same numbers; --plain runs what is
-shown. In either case batch.ask reads by shared_prompts.py, and vocabularies above 32,768 keep a twin, vocabulary.py.
+Two readable pieces have faster versions in plumbing/, their *twins*, which run by default: KVCache of sampler.py has
+decoder.py, and padded_rows of grpo.py has shared_prompts.py. Tests hold both to the same numbers, and --plain runs the
+readable ones. (Even then batch.ask reads by shared_prompts.py, and vocabularies above 32,768 by vocabulary.py.)
 """
 import copy
 import inspect
@@ -40,7 +40,7 @@ from plumbing.flags import Arguments, changed, check_device, parse
 from plumbing.launch import MODELS, check, check_puzzles, lacking, rehearse, responses_that_fit, with_model
 from plumbing.metrics import heldout_text, line_of, standard_error, step_columns, write_credit_log
 from plumbing.optimizer import Optimizer, learning_rate
-from plumbing.processes import check_equal, gather, join, leads, leave
+from plumbing.processes import check_equal, from_first, join, leads, leave
 from plumbing.progress import Progress, one_sentence
 from plumbing.registry import required
 from plumbing.task_file import load_puzzles, load_task
@@ -75,13 +75,13 @@ class Settings:
     reward: str = "graded"  # random: a coin toss instead of the grade, while training; a control
     advantage: str = "grpo"  # how a reward is compared with the others of its group, the responses to the same puzzle
     normalize: str = "response"  # how @reweighting functions are rescaled: to mean 1 in each response, or step; or none
-    loss: str = "ppo"  # ppo: its clip (its critic: --mitigation ppo); cispo clips a constant weight, gspo responses
+    loss: str = "ppo"  # ppo: the clipped ratio (not its critic); cispo: a constant weight; gspo: one for a response
     loss_norm: str = "token"  # each token counts the same; sequence: each response; constant: 1 / max_new_tokens
     length_power: float = 1.0  # of --loss_norm lambda: above 0, longer responses of a group weigh more, below 0 shorter
-    clip_low: float = 0.2  # negative credit has no gradient where a token's ratio, p now / when sampled, is < 1 - this
-    clip_high: float = 0.2  # positive credit has none where the ratio is > 1 + this (PPO; DAPO: 0.28)
+    clip_low: float = 0.2  # a token of negative credit has no gradient once p now / p when sampled < 1 - this
+    clip_high: float = 0.2  # one of positive credit has none once it is > 1 + this (PPO; DAPO: 0.28)
     updates_per_batch: int = 1  # optimizer steps on each batch
-    old_logprob: str = "sampler"  # the ratio's denominator, as the sampler recorded it; update: as the first update
+    old_logprob: str = "sampler"  # of the ratio, as recorded while sampling; update: as the first update reads it
     kl: float = 0.0  # weight of the KL penalty to the start model, the reference
     skip_unfinished: bool = False  # no credit for responses that the token limit cut off; their tokens still count
     # The optimizer:
@@ -102,7 +102,7 @@ class Settings:
     checkpoint_every: int = 0  # steps between checkpoints/step-...; 0: only the last
     state_every: int = 10  # steps between writing what --resume continues from; 0: only at the end
     # The machine:
-    plain: bool = False  # sample and update by the code that is shown, and not by its faster twins: see above
+    plain: bool = False  # sample and update by the readable code, and not by its faster twins: see above
     micro_batch: int = 16  # responses in one forward and backward pass; changes memory, not results
     checkpoint_activations: bool = False  # less memory, more time: the backward pass recomputes each layer
     device: str = "cpu"  # any torch device that has float64, such as cuda or cuda:1
@@ -125,8 +125,8 @@ def train(run: Path, s: Settings, hyper_parameters: dict, policy: Policy, traini
         batch.advantage = compare(batch, s.advantage)  # (B,)
         credit = assign_credit(batch, s, hyper_parameters)  # (B, T)
         row = {}  # columns of metrics.csv
-        for head in policy.heads.values():  # only now: a critic that knew these rewards would bias the credit
-            row |= head.learn(batch)
+        for head in policy.heads.values():  # such as PPO's critic; GRPO has none
+            row |= head.learn(batch)  # after the credit, which would be biased by a critic that knew these rewards
         row |= update(policy, optimizer, batch, credit, s)
         row |= measure(policy, heldout, batch, s, step, step_began)  # more columns
         log(run, policy, optimizer, batch, credit, row, s, hyper_parameters, step)
@@ -139,8 +139,7 @@ def train(run: Path, s: Settings, hyper_parameters: dict, policy: Policy, traini
 def assign_credit(batch: TokenBatch, s: Settings, hyper_parameters: dict) -> Tensor:
     """The credit (B, T) that the chosen function of mitigations.py or methods/ gives to each token."""
     credit = MITIGATIONS[s.mitigation](batch, **hyper_parameters)  # (B, T)
-    # gather lists every process's credit, and all take the first one's, since functions may draw random numbers.
-    credit = gather([credit.cpu()])[0].to(credit)
+    credit = from_first(credit)  # of several processes, since a function may draw random numbers
     return credit * batch.ended[:, None] if s.skip_unfinished else credit
 
 
@@ -241,6 +240,7 @@ def finish(run: Path, row: dict, policy: Policy, heldout: list, s: Settings) -> 
 
 
 # --------------------------------------------------------------------------------------- from the command line
+# A first reading can stop here.
 
 
 def main() -> None:

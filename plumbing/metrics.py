@@ -77,23 +77,24 @@ class UpdateLog:
         self.logprob = batch.logprob.clone()
         self.loss = torch.zeros_like(self.logprob)
         self.removed = torch.zeros_like(batch.mask)
+        self.prompt_tokens = 0  # read beside those of the responses, in the current update
         self.sums: list[dict[str, float]] = []  # an entry per update
         self.steps: list[dict[str, float]] = []  # what the optimizer says of each update
 
-    def add(self, rows: Tensor, logprob: Tensor, loss: Tensor, removed: Tensor) -> None:
-        """Keep what belongs to the tokens of some rows (b,): (b, t) each."""
+    def add(self, rows: Tensor, logprob: Tensor, loss: Tensor, removed: Tensor, prompt_tokens: int) -> None:
+        """Keep what belongs to the tokens of some rows (b,), (b, t) each, and the prompts' tokens read for them."""
         t = logprob.shape[1]
         self.used[rows] = self.batch.mask[rows]
         self.logprob[rows, :t] = logprob.detach()
         self.loss[rows, :t] = loss.detach()
         self.removed[rows, :t] = removed
+        self.prompt_tokens += prompt_tokens
 
-    def end(self, step: dict[str, float], prompt_tokens: int) -> None:
-        """Sum up an update over the tokens that were used, in all and by role. step: what the optimizer says of it;
-        prompt_tokens: how many were read beside those of the responses."""
+    def end(self, step: dict[str, float]) -> None:
+        """Sum up an update over the tokens that were used, in all and by role. step: what the optimizer says of it."""
         log_ratio = (self.logprob - self.batch.logprob)[self.used]  # (N,)
         sums = {"loss": self.loss.sum(), "abs_log_ratio": log_ratio.abs().sum(),
-                "squared_log_ratio": log_ratio.square().sum(), "kl": 0.0, "prompts": prompt_tokens}
+                "squared_log_ratio": log_ratio.square().sum(), "kl": 0.0, "prompts": self.prompt_tokens}
         if self.reference_logprob is not None:
             sums["kl"] = self.divergence(self.logprob, self.reference_logprob)[self.used].sum()
         for i, role in enumerate(ROLES):
@@ -101,6 +102,7 @@ class UpdateLog:
             sums |= {f"tokens_{role}": of_role.sum(), f"removed_{role}": (of_role & self.removed).sum()}
         self.sums.append({name: float(value) for name, value in sums.items()})
         self.steps.append(step)
+        self.prompt_tokens = 0
 
     def metrics(self) -> dict[str, float | None]:
         """Columns of metrics.csv, over all processes; shares and means over tokens are None where none was updated.

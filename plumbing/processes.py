@@ -88,6 +88,11 @@ def gather(results: list) -> list:
     return merged
 
 
+def from_first(x: Tensor) -> Tensor:
+    """The first process's tensor, in every process."""
+    return gather([x.cpu()])[0].to(x)
+
+
 def sum_over_processes(tensors: list[Tensor]) -> None:
     """Replace each tensor, in place, by its sum over the processes."""
     if dist.is_initialized():

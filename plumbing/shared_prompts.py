@@ -10,7 +10,6 @@ Alphabet: Q prompts, G responses to each, B = Q G responses, P prompt columns, T
 read at once, D hidden size, K key-value heads, d head size, N real tokens in a flat list.
 """
 import copy
-from contextlib import contextmanager
 from typing import Any, Iterator
 
 import torch
@@ -181,42 +180,25 @@ def shared_logprobs(model: Qwen2, cache: ResponseCache, tokens: Tensor, mask: Te
 # ------------------------------------------------------------------------------------------------- the update
 
 
-class SharedReader:
-    """Reads the responses that an update is about, a micro-batch at a time; the prompts are read here, once."""
+def shared_prompts(model: Qwen2, batch: Any, credit: Tensor, s: Any) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """Read the responses with credit (B, T), or all where there is a KL penalty; the prompts once, with the first.
 
-    def __init__(self, model: Qwen2, batch: Any, rows: Tensor, size: int):
-        """rows (M,): the responses of this process. size: of a micro-batch."""
-        self.model, self.batch, self.rows, self.size = model, batch, rows, size
-        prompts = my_share(batch.ask.prompts) if len(rows) else []
-        self.prompt_tokens = sum(map(len, prompts))
-        if prompts:
-            self.cache = PromptCache(model, prompts)
-            self.leaf = self.cache.detach()  # backward() of a micro-batch stops here and adds to its .grad
-
-    def micro_batches(self) -> list[tuple[Tensor, int]]:
-        """The responses (b,) of each micro-batch, similar in length, and the longest length."""
-        if not len(self.rows):
-            return []
-        return [(self.rows[chunk], t) for chunk, t in by_length(self.batch.mask.sum(1)[self.rows], self.size)]
-
-    def __call__(self, rows: Tensor, t: int) -> Tensor:
-        """log pi (b, t) of the first t tokens of some responses (b,), with gradient, 0 on padding."""
+    Yields as `padded_rows` of grpo.py, responses of similar length together. After the last ones it goes back through
+    the prompts to the weights, from the gradients that their backward passes left in the leaf.
+    """
+    mine = rows_to_update(batch, credit, skip_zero_credit=s.kl == 0)  # (M,)
+    if not len(mine):
+        return
+    prompts = my_share(batch.ask.prompts)
+    cache, left = PromptCache(model, prompts), sum(map(len, prompts))
+    leaf = cache.detach()  # backward() of a micro-batch stops here and adds to its .grad
+    for chunk, t in by_length(batch.mask.sum(1)[mine], s.micro_batch):
+        rows = mine[chunk]  # (b,)
         # Of n processes, each has every n-th prompt, so prompt q is its number q // n.
-        responses = ResponseCache(self.leaf, self.batch.group[rows] // world()[1])
-        return shared_logprobs(self.model, responses, self.batch.tokens[rows, :t], self.batch.mask[rows, :t])
-
-    def backward(self) -> None:
-        """Once, from the sums in the leaf through the prompts to the weights."""
-        if self.prompt_tokens:
-            self.cache.backward(self.leaf)
-
-
-@contextmanager
-def shared_prompts(model: Qwen2, batch: Any, credit: Tensor, s: Any) -> Iterator[SharedReader]:
-    """A reader for one update on the responses with credit (B, T), or on all where there is a KL penalty."""
-    read = SharedReader(model, batch, rows_to_update(batch, credit, skip_zero_credit=s.kl == 0), s.micro_batch)
-    yield read
-    read.backward()
+        responses = ResponseCache(leaf, batch.group[rows] // world()[1])
+        yield rows, shared_logprobs(model, responses, batch.tokens[rows, :t], batch.mask[rows, :t]), left
+        left = 0
+    cache.backward(leaf)
 
 
 def rows_to_update(batch: Any, credit: Tensor, skip_zero_credit: bool) -> Tensor:

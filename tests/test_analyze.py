@@ -270,8 +270,8 @@ def test_labels_name_what_differs():
     a, b = config("a", 1, {"x": 1}), config("b", 2, {"x": 2}, normalize="none", steps=7, out="elsewhere")
     assert runs.labels([a, b, config("a", 3, {"x": 1})]) == ["a", "b", "a"]
     assert runs.labels([a, config("a", 1, {"x": 3}), b]) == ["a x=1", "a x=3", "b"]
-    names = runs.labels([a, config("a", 1, {"x": 1}, normalize="batch")])
-    assert names == ["a normalize=response", "a normalize=batch"]
+    names = runs.labels([a, config("a", 1, {"x": 1}, normalize="step")])
+    assert names == ["a normalize=response", "a normalize=step"]
     assert runs.labels([a, config("b", 1, {}, lr=0.2)]) == ["a lr=0.1", "b lr=0.2"]
     assert runs.labels([config("a", new=1), config("a", new=2), config("a")]) == ["a new=1", "a new=2", "a"]
 

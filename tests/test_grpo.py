@@ -32,13 +32,12 @@ def test_advantage_by_the_textbook(estimator):
                     "rloo": r - statistics.mean(group[:g] + group[g + 1 :]),
                     "maxrl": (success[i][g] - solved) / solved,
                     "step_mean": r - statistics.mean(sum(rewards, []))}
-        expected["batch"] = expected["step_mean"]  # its early name
         assert advantage[i, g].item() == pytest.approx(expected[estimator], abs=1e-6)
     assert torch.tensor(rewards[2]).mean() != 0.1  # in float32, and yet
     equal = torch.full((2, 7), 0.1)
     assert not grpo.ADVANTAGES[estimator](equal, 0 * equal).any()
     assert not grpo.ADVANTAGES[estimator](equal + 1, equal * 0 + 1).any()
-    assert advantage[2].any() == (estimator in ("step_mean", "batch"))
+    assert advantage[2].any() == (estimator == "step_mean")
 
 
 @pytest.mark.parametrize("loss", grpo.LOSSES)

@@ -1,4 +1,4 @@
-"""One training step and a second update, computed twice: by the book's code, and by plain arithmetic. It prints both.
+"""One training step and a second update, computed twice, by this repository's code and by plain arithmetic.
 
     python tests/test_walkthrough.py
 
@@ -7,10 +7,10 @@ pass fits on half a page of numpy. Read it beside grpo.py:
 
     prompt -> tokens and their log-probs -> rewards -> advantage -> credit -> loss -> gradient -> new weights
 
-It uses the code that is shown, as the flag --plain does. The test below repeats it with the faster twins in plumbing/
-that run otherwise. The two responses have unequal lengths, so padding and the loss's denominator can be
-seen. The second update is on the same responses, so the ratio of a token's probability to that when it was sampled is
-no longer 1. What advantage, ratio and clip are for stands at the head of grpo.py.
+It uses the readable code, as the flag --plain does; the test below repeats it with the faster code in plumbing/. The
+two responses have unequal lengths, so padding and the loss's denominator can be seen. The second update is on the same
+responses, so the ratio of a token's probability to that when it was sampled is no longer 1. The head of grpo.py says
+what advantage, ratio and clip are for.
 """
 import sys
 from pathlib import Path
@@ -37,8 +37,8 @@ RIGHT = [6, 7, 1, 4, 2, 8, 0]  # </think> \n<answer> 1 + 2 </answer> end
 WRONG = [6, 7, 1, 8, 0]  # </think> \n<answer> 1 </answer> end
 CONFIG = {"model_type": "qwen2", "vocab_size": 9, "hidden_size": 4, "intermediate_size": 6, "num_hidden_layers": 1,
           "num_attention_heads": 1, "num_key_value_heads": 1, "tie_word_embeddings": True}
-SETTINGS = Settings(answers=2, max_new_tokens=8, max_grad_norm=1e9, clip_low=0.02, clip_high=0.02)  # 1e9: no norm clip;
-# a clip so narrow that the second update reaches it
+# The gradient's norm is not clipped, and the ratio's clip is so narrow that the second update reaches it.
+SETTINGS = Settings(answers=2, max_new_tokens=8, max_grad_norm=1e9, clip_low=0.02, clip_high=0.02)
 LR = 0.01
 
 
@@ -148,7 +148,7 @@ def rollout(policy):
 
 
 def walk(method, plain=True):
-    """Yield (what it is, by the book's code, by hand) for every number of the step and of the second update."""
+    """Yield (what it is, by the code, by hand) for every number of the step and of the second update."""
     policy = make_policy(plain)
     before = weights_of(policy.model)
     batch = rollout(policy)
@@ -163,15 +163,15 @@ def walk(method, plain=True):
 
     credit = MITIGATIONS[method](batch)  # (2, 7)
     A = 0.5 / 0.5001
+    # outcome_conditional: 0.5 before <answer>, where only </think> is, and 1 from there on; rescaled, so that the mean
+    # of a response's weights is 1.
     by_token = {"none": ([1] * 7, [1] * 5),
-                # 0.5 before <answer>, where only </think> is, and 1 from there on; rescaled, so that the mean of a
-                # response's weights is 1.
                 "outcome_conditional": ([0.5 * 7 / 6.5] + [7 / 6.5] * 6, [0.5 * 5 / 4.5] + [5 / 4.5] * 4)}[method]
     by_hand = [A * np.array(by_token[0]), -A * np.array(by_token[1])]
     yield "credit per token", credit, np.array([by_hand[0], [*by_hand[1], 0, 0]])
     # One over: all 12 tokens; two responses times their own 7 or 5 tokens; two responses times the limit of 8.
     for name, shares in {"token": (1 / 12, 1 / 12), "sequence": (1 / 14, 1 / 10), "constant": (1 / 16, 1 / 16)}.items():
-        share = LOSS_NORMS[name](batch.mask, Settings(max_new_tokens=8))[:, 0]
+        share = LOSS_NORMS[name](batch.mask, SETTINGS)[:, 0]
         yield f"each token's share of the loss, --loss_norm {name}", share, shares
 
     def loss(w):
@@ -188,21 +188,21 @@ def walk(method, plain=True):
         w = weights_of(policy.model)
         gradient = finite_differences(loss, w)
         ratios = np.concatenate([np.exp(response_logprobs(w, r) - o) for r, o in zip((RIGHT, WRONG), old)])
-        stuck = np.where(np.concatenate(by_hand) > 0, ratios > 1.02, ratios < 0.98)
+        clipped = np.where(np.concatenate(by_hand) > 0, ratios > 1.02, ratios < 0.98)
         measured = update(policy, optimizer, batch, credit, SETTINGS)
-        after = f"update {number}: "
-        yield f"{after}mean |log ratio|", measured["ratio_error"], np.abs(np.log(ratios)).mean()
-        yield f"{after}loss", measured["loss"], loss(w)
-        yield f"{after}share of tokens that the clip stops", measured["clip_fraction"], stuck.mean()
-        yield f"{after}gradient's norm", measured["grad_norm"], np.sqrt(sum((g**2).sum() for g in gradient.values()))
+        prefix = f"update {number}: "
+        yield f"{prefix}mean |log ratio|", measured["ratio_error"], np.abs(np.log(ratios)).mean()
+        yield f"{prefix}loss", measured["loss"], loss(w)
+        yield f"{prefix}share of tokens that the clip stops", measured["clip_fraction"], clipped.mean()
+        yield f"{prefix}gradient's norm", measured["grad_norm"], np.sqrt(sum((g**2).sum() for g in gradient.values()))
         m = {name: 0.9 * m[name] + 0.1 * g for name, g in gradient.items()}
         v = {name: 0.999 * v[name] + 0.001 * g**2 for name, g in gradient.items()}
         for name, weight in policy.model.named_parameters():
             step = LR * (m[name] / (1 - 0.9**number)) / (np.sqrt(v[name] / (1 - 0.999**number)) + 1e-8)
             clear = np.abs(gradient[name]) > 1e-4  # smaller ones are mostly the error of the finite differences
             # (The next update sets gradients to 0 when it begins; until then they can be read.)
-            yield f"{after}gradient of {name}", weight.grad, gradient[name]
-            yield f"{after}new {name}", weight.detach()[torch.from_numpy(clear)], (w[name] - step)[clear]
+            yield f"{prefix}gradient of {name}", weight.grad, gradient[name]
+            yield f"{prefix}new {name}", weight.detach()[torch.from_numpy(clear)], (w[name] - step)[clear]
 
 
 def test_the_code_does_what_the_arithmetic_says():

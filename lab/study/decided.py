@@ -13,8 +13,8 @@ import numpy as np
 from analyze import RLOO
 from lab.estimates import cell, points, read_cell, read_table
 from lab.statistics import holm
-from lab.study.engine import (BOTH, EXPERT, MORE_ANSWERS, Column, Pair, arm, at_equal_cost, difference, equal, make_table,
-                              minus, name_of, select)
+from lab.study.engine import (BOTH, EXPERT, MORE_ANSWERS, Column, Pair, arm, at_equal_cost, difference, equal,
+                              make_table, minus, name_of, select)
 from lab.study.plan import BEST
 from plumbing.report import Estimate, Table, contrast, t_estimate
 from plumbing.runs import Group, Run
@@ -92,9 +92,9 @@ def table_noise(groups: dict[str, Group], signals: dict[str, Estimate]) -> Table
                      "" if name == MORE_ANSWERS else points(difference(groups[name], many))])
     d, (low, high) = d_of(groups, signals), range_of_d(groups, signals)
     rows.append([f"D: {answer(d)}", "", "", "", points(d), ""])
-    note = ("The small model at 2.8e-4. Signal to noise: of a step (signal.md). Above the line: area minus that of RLOO "
-            "at the same signal to noise, linear in its logarithm between RLOO's arms with 8, 16, 45, 90 and 180 "
-            "responses to a puzzle, and that of the last one beyond them. D is the mean over the mixes 0, 0.25 and 0.5, "
+    note = ("The small model at 2.8e-4. Signal to noise: of a step (signal.md). Above the line: area minus RLOO's at "
+            "the same signal to noise, linear in its logarithm between RLOO's arms with 8, 16, 45, 90 and 180 "
+            "responses to a puzzle, and the last one's beyond them. D is the mean over the mixes 0, 0.25 and 0.5, "
             f"± half of a 90% interval; with every signal to noise at either end of its interval it lies between "
             f"{100 * low:.1f} and {100 * high:.1f}. *Noise explains it* if the interval lies within two points of 0; "
             "*credit does more* if above 2.")
@@ -138,9 +138,9 @@ def table_negatives(groups: dict[str, Group], unit: float, others: list[Pair]) -
     pairs = [Pair(groups[a], groups[b], unit=unit) for a, b in CONTRASTS]
     solved = joint([difference(*pair[:2], "pass@16") for pair in (pairs[0], *others)])
     step = crossing(groups[RLOO], groups[EXPERT])
-    note = ("Easy puzzles, 2.8e-4, 300 steps, twelve fresh seeds. * is significant at 5% after Holm's correction over the "
-            "two primary contrasts: the end of the first row at equal cost, the area of the second. 1:0:0 counts sampled "
-            f"tokens alone. Updated: tokens of both, in millions a run. The mean curve of RLOO "
+    note = ("Easy puzzles, 2.8e-4, 300 steps, twelve fresh seeds. * is significant at 5% after Holm's correction over "
+            "the two primary contrasts: the end of the first row at equal cost, the area of the second. 1:0:0 counts "
+            f"sampled tokens alone. Updated: tokens of both, in millions a run. The mean curve of RLOO "
             f"{'ends below' if np.isnan(step) else f'stays from step {step:.0f} on above'} that of `expert_iteration`. "
             f"pass@16 of the first over this and the settings of sections 1 and 7: {points(solved)}.")
     table = make_table("Right answers, or the cheaper step?", note, pairs, [

@@ -30,7 +30,7 @@ AHEAD = ("none", RLOO_FLAGS, "optimal_baseline", "ppo", "vineppo")  # ahead, or 
 RATIO_FLAGS = "entropy_ratio --advantage rloo"  # of the reweightings, the one that was furthest ahead of GRPO
 # So near GRPO with five seeds that it took ten to tell.
 CLOSE = ("entropy_ratio", "token_type", "entropy_weighted", "attention_credit", "outcome_conditional")
-FORMS = ("none --advantage maxrl", "none --advantage batch", "none --reward random", "first_error --solver true",
+FORMS = ("none --advantage maxrl", "none --advantage step_mean", "none --reward random", "first_error --solver true",
          "vineppo --cuts uncertain", "ppo --gamma 0.99", *(f"token_type --filler {x}" for x in (0.0, 2.0)),
          *(f"{name} --advantage rloo" for name in ("entropy_masking", "entropy_weighted", "attention_credit")))
 SWEEPS = (*(f"outcome_conditional --think_discount {x}" for x in (0.25, 0.75, 1.0)),  # beside the default of each

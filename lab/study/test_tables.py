@@ -116,7 +116,7 @@ def test_methods_and_settings_by_hand():
 
 
 @pytest.mark.parametrize("label, default", [
-    ("vineppo k=3 cuts=uncertain", "vineppo k=3"), ("none advantage=batch", "none"), ("none", None),
+    ("vineppo k=3 cuts=uncertain", "vineppo k=3"), ("none advantage=step_mean", "none"), ("none", None),
     ("none advantage=rloo answers=9", "none advantage=rloo"), ("token_type filler=2.0", None)])
 def test_a_default_is_the_same_method_with_fewer_flags(label, default):
     assert tables.default_of(label, {"none", "none advantage=rloo", "vineppo k=3", "token"}) == default
@@ -291,7 +291,7 @@ def test_a_study_that_was_hardly_begun_has_tables(tmp_path):
     """Guards against a crash on what an interrupted study, or a method of somebody's own, leaves."""
     row = read_rows(RESULTS / "runs.csv")[-1]
     made = [("hard", "main", "none", "", 0), ("easy", "main", "none", "", 0), ("easy", "main", "mine", "", 0),
-            ("easy", "main", "ppo", "kl=0.1", 0), ("easy", "forms", "none", "advantage=batch", 1),
+            ("easy", "main", "ppo", "kl=0.1", 0), ("easy", "forms", "none", "advantage=step_mean", 1),
             ("easy", "sweeps", "mine x=1", "", 0), ("easy", "updates", "none", "updates_per_batch=2", 1),
             ("easy", "updates", "none", "advantage=rloo updates_per_batch=4", 1), ("easy", "oracle", "ppo", "", 1),
             ("easy", "budget", "none", "steps=480", 1), ("easy", "fresh", "none", "", 5), ("easy", "many", "ppo", "", 5),
