@@ -26,6 +26,7 @@ from countdown_task import Puzzle
 from grpo import LOSS_NORMS, compare, update
 from methods import MITIGATIONS
 from plumbing.optimizer import Optimizer
+from plumbing.progress import one_sentence
 from qwen2_model import Qwen2, read_config
 from rollout import Policy, token_batch
 from sampler import KVCache, fast_cache, generate
@@ -219,7 +220,9 @@ def test_the_second_update_is_off_policy_and_clipped():
     assert 0 < found["update 2: share of tokens that the clip stops"] < 1
 
 
-if __name__ == "__main__":
+@one_sentence()
+def main():
+    """Print every number twice."""
     torch.set_printoptions(precision=4, sci_mode=False)
     np.set_printoptions(precision=4, suppress=True, linewidth=100)
     for what, ours, by_hand in walk("none"):
@@ -230,3 +233,7 @@ if __name__ == "__main__":
         else:
             print("    by the code ", str(ours).replace("\n", "\n" + " " * 17))
             print("    by hand     ", str(by_hand).replace("\n", "\n" + " " * 17))
+
+
+if __name__ == "__main__":
+    main()
