@@ -199,6 +199,8 @@ def table_where(title: str, truth: dict) -> Table:
     """On which tokens the truth lies."""
     other, size, credit = -np.expm1(truth["logprob"]), np.abs(truth["a_star"]), np.abs(truth["advantage"])
     largest, square = "the tenth with the largest abs(A*)", squares(truth)  # largest: chosen by its noise, too
+    noise = np.abs(np.diff(truth["a_star_halves"].astype(float), axis=1)[:, 0])  # (N,) twice that of A*
+    by_problem = np.bincount(truth["group"].astype(int), square)
     groups = {role: truth["role"] == i for i, role in enumerate(ROLES)}
     groups |= {"thoughts": truth["in_answer"] == 0, "answer": truth["in_answer"] > 0,
                largest: top_tenth(size), "the tenth with the largest 1 - p": top_tenth(other)}
@@ -208,7 +210,9 @@ def table_where(title: str, truth: dict) -> Table:
     return Table(title, (
         f"{len(np.unique(truth['response']))} responses to {len(np.unique(truth['group']))} problems. Share of the sum "
         "of abs(A*), which holds the noise of A*, too; of A* squared, by products of two halves of the rollouts, which "
-        "does not; with 95% intervals over problems; and of GRPO's credit."),
+        "does not; with 95% intervals over problems; and of GRPO's credit. Of noise alone, the difference of the halves, "
+        f"the largest tenth has {noise[top_tenth(noise)].sum() / noise.sum():.0%}. One token has "
+        f"{square.max() / square.sum():.0%} of A* squared, one problem {by_problem.max() / square.sum():.0%}."),
         ["tokens", "share of tokens", "share of abs(A*)", "share of A* squared", "share of abs(credit)",
          "mean 1 - p"], rows)
 

@@ -68,8 +68,9 @@ def all_scores(batch: TokenBatch, truth: dict) -> dict[str, Score]:
 def all_credit(truth: dict) -> dict[str, np.ndarray]:
     """By name, the credit (N,) of every method, what the original work tabulated of GRPO's, and the right sizes.
 
-    A reweighting gives all tokens of a response the sign of its advantage. So RIGHT_SIZES, GRPO's sign with the sizes
-    of A* (of the same rollouts, so with their errors), is the best that one could hope for.
+    A reweighting gives all tokens of a response the sign of its advantage. RIGHT_SIZES is GRPO's sign with the sizes of
+    A* (of the same rollouts, so with their errors). It is no ceiling: weights could also tell which tokens had an A* of
+    the other sign.
     """
     measures = seed_measures(truth) | {RIGHT_SIZES: truth["advantage"] * np.abs(truth["a_star"])}
     return dict(zip(truth["methods"].tolist(), truth["credits"])) | measures
