@@ -180,13 +180,13 @@ def done_runs() -> dict[str, dict]:
 
 def take_over(e: Experiment, keep: bool) -> None:
     """Give a finished run its row, also kept in its folder, and remove its credit log and its state unless `keep`."""
+    kept = e.folder / "row.json"
+    if e.name not in done_runs() and not kept.is_file():
+        write_json(kept, make_row(e))  # before the lock: it may measure for minutes
     with (RUNS / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another study may be writing the table
         if e.name not in done_runs():
-            kept = e.folder / "row.json"
-            row = read_json(kept) if kept.is_file() else make_row(e)
-            write_json(kept, row)
-            rows = [*read_rows(e.table), row]
+            rows = [*read_rows(e.table), read_json(kept)]
             replace_file(e.table, lambda part: write_csv(rows, part))
     if not keep:
         shutil.rmtree(e.folder / "credit", ignore_errors=True)
