@@ -174,7 +174,7 @@ def draw_learning(file: Path) -> None:
         right.plot(steps, means["entropy"], color=colour)
     left.set(xlabel="step", ylabel="problems solved, %", title="Success by step")
     right.set(xlabel="step", ylabel="entropy, nats", title="Exploration by step", ylim=(0, None))
-    left.legend(loc="lower right")
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     save_figure(figure, file)
 
 
