@@ -199,17 +199,6 @@ def default_of(label: str, labels: set[str]) -> str | None:
     return max(fewer, key=len, default=None)
 
 
-def table_fresh(level: str, parts: dict[str, list[Run]]) -> Table:
-    """Whether seeds that nobody had seen show the leads of the seeds by which the methods were chosen."""
-    old, new = compared(parts), select(parts, "fresh")
-    pairs = [Pair(old[label], old.get(RLOO), new[label]) for label in new if label in old and label != RLOO]
-    note = "Area minus RLOO's, by the seeds of the tables above and by seeds that nobody had seen; last, the end."
-    return make_table(f"Fresh seeds, {level}", note, pairs, [
-        METHOD, SEEDS, minus("- RLOO"), Column("fresh seeds", lambda pair: f"{len(pair.c.rows)}"),
-        Column("fresh - RLOO", lambda pair: difference(pair.c, new[RLOO])),
-        Column("end, fresh - RLOO", lambda pair: difference(pair.c, new[RLOO], "end"))])
-
-
 # ------------------------------------------------------------------------------------------ leads over RLOO
 
 
@@ -477,9 +466,8 @@ def level_tables(level: str, parts: dict[str, list[Run]]) -> list[Table]:
     if level == FIRST:
         scores = read_scores()
         tables += [table_scores(parts, scores), table_correlations(parts, scores), table_types(parts)]
-    tables += [table_settings(f"{title}, {level}", parts["main"], parts[part]) for part, title in SETTINGS.items()
-               if part in parts and len({run.label for run in parts[part]}) > 1]  # one form alone is among the leads
-    return tables + ([table_fresh(level, parts)] if RLOO in select(parts, "fresh") else [])
+    return tables + [table_settings(f"{title}, {level}", parts["main"], parts[part]) for part, title in SETTINGS.items()
+                     if part in parts and len({run.label for run in parts[part]}) > 1]  # one alone is among the leads
 
 
 def tables_designed(levels: Levels) -> list[Table]:

@@ -132,14 +132,6 @@ def test_the_power_that_the_table_states_is_that_of_simulated_studies():
     assert f"{100 * reach * np.std(ends, ddof=1):.1f} points" in tables.power(select({"": runs("none", ends)}, ""))
 
 
-def test_fresh_seeds_are_not_mixed_with_old_ones():
-    parts = {"main": [run for run in MAIN if run.label != "none"] + runs("none", NONE),
-             "fresh": runs("none advantage=rloo", (0.50, 0.60), first=5) + runs("better", (0.41, 0.53), first=5)}
-    (row,) = tables.table_fresh("easy", parts).rows
-    assert row[1:5] == ["3", points(welch(half(BETTER), half(OTHER))), "2",
-                        points(welch(half((0.41, 0.53)), half((0.50, 0.60))))]
-
-
 def test_costly_methods_are_compared_with_what_spent_enough():
     """Guards against a cheap method, a run that did not spend as much, and a difference at another cost."""
     main = runs("none", NONE) + runs("vineppo", BETTER, 30.0) + runs("cheap", BETTER, 10.0)
