@@ -2,17 +2,15 @@
 
 first-countdown.npz is the credit log of a run of part `first` (designs.md, section 1); truth-start.npz and
 truth-trained.npz are what lab/truth/measure.py measured before and after training (section 2). A folder of learning/
-has the metrics.csv of a whole run (section 4), and one of them its credit log.
+has a copy of a whole run's metrics.csv (section 4), and one of them its credit log, all steps in one file.
 
-Run it:  python -m lab.real.report              writes tables.md, truth.png and learning.png beside this file
-         python -m lab.real.report --take RUN   publishes the metrics of a run in data/learning; --credit: its log, too
+Run it:  python -m lab.real.report        writes tables.md, truth.png and learning.png beside this file
 """
-import shutil
 from pathlib import Path
 
 import numpy as np
 
-from analyze import average, mean_size, position_bins, read_log, with_measures
+from analyze import average, mean_size, position_bins, with_measures
 from lab.estimates import cell
 from lab.picture import draw
 from lab.statistics import bootstrap, correlate, ranks, share, sums, within
@@ -24,7 +22,7 @@ from plumbing.files import read_arrays
 from plumbing.flags import new_parser
 from plumbing.progress import one_sentence
 from plumbing.report import Estimate, Table, new_figure, pm, save_figure, t_statistics
-from plumbing.runs import read_config, read_metrics
+from plumbing.runs import read_metrics
 from tasks.text import FILLER, REASONING, ROLES
 
 ROOM = Path(__file__).parent
@@ -149,18 +147,6 @@ def table_runs(rows: list[dict[str, str]]) -> Table:
         ["method", "seed", "start", "step 20", "step 40", "GSM-Symbolic", "sampled", "updated", "seconds"], shown)
 
 
-def take(run: Path, credit: bool) -> None:
-    """Publish the metrics of a run, and perhaps its credit log."""
-    metrics, settings = read_metrics(run), read_config(run)["settings"]
-    folder = LEARNING / f"{settings['mitigation']}-seed{settings['seed']}"
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.copy(run / "metrics.csv", folder)
-    if credit:
-        log = read_log(run, metrics)
-        np.savez_compressed(folder / "credit.npz", **{column: log[column] for column in (*COLUMNS, "reward")})
-    print(f"wrote {folder}")
-
-
 def draw_learning(file: Path) -> None:
     """Success by step: of the responses (lines, means of five steps), held out (dots); and the entropy of each run."""
     figure, ((left, right),) = new_figure(2, 1, 3.6)
@@ -257,16 +243,8 @@ def table_measured(truths: dict[str, dict]) -> Table:
 
 @one_sentence()
 def main() -> None:
-    """Write the tables and the picture, or take over a run's log."""
-    parser = new_parser(description=__doc__)
-    parser.add_argument("--take", type=Path, metavar="RUN", help="a run folder whose metrics are to be published")
-    parser.add_argument("--credit", action="store_true", help="its credit log, too")
-    args = parser.parse_args()
-    take(args.take, args.credit) if args.take else write_tables()
-
-
-def write_tables() -> None:
-    """tables.md, truth.png and learning.png, from the published arrays."""
+    """Write tables.md, truth.png and learning.png, from the published arrays."""
+    new_parser(description=__doc__).parse_args()
     first = with_measures(read_arrays(ROOM / "data" / "first-countdown.npz", COLUMNS))
     truths = {when: read_truth(ROOM / "data" / f"{name}.npz") for when, name in TRUTHS.items()}
     learning = with_measures(read_arrays(LEARNING / SHOWN / "credit.npz", (*COLUMNS, "reward")))
