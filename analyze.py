@@ -17,18 +17,19 @@ Differences from the original work:
 """
 import json
 import re
+import sys
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 
-from plumbing.progress import Progress
+from plumbing.progress import Progress, fail, one_sentence
 from plumbing.report import (GREY, MIN_RESPONSES, PALETTE, Estimate, Table, bins, clustered_mean, code_span,
                              csv_rows, draw_blocks, interval, mean_height, new_figure, plt, pm, ratio, save_figure,
                              spread_within, t_estimate, t_statistics, visible, write_csv)
 from plumbing.runs import (Group, Run, group_runs, heldout, is_finished, labels, read_config, read_credit, read_final,
                            read_metrics, run_method, sampled_puzzles, shared_settings, unequal_inputs, unequal_steps,
-                           unfinished, work_on_folders)
+                           unfinished)
 from plumbing.tokenizer import Tokenizer
 from tasks.text import ANSWER, END_ANSWER, END_THINK, ROLES, TAGS, format_reward
 
@@ -257,7 +258,7 @@ def table_layout(log: dict, tokenizer: Tokenizer) -> list[Table]:
 
 def draw_learning(metrics: dict, method: str, file: Path) -> None:
     """Success and response length over the steps."""
-    figure, ((left, right),) = new_figure(2, 1, 3.4, sharex=True)
+    figure, (left, right) = new_figure(2, 3.4, sharex=True)
     steps, success, error = heldout(metrics)
     dots = {"marker": "."} if len(metrics["step"]) < 20 else {}  # a line through one point is not seen
     left.plot(metrics["step"], metrics["success"], color=GREY, lw=1, alpha=0.6, label="training rollouts", **dots)
@@ -277,16 +278,16 @@ FEW = 100  # tokens: a part with fewer has no mean in the picture
 
 def draw_credit(log: dict, file: Path) -> None:
     """Both measures by type of token, in five parts of the response."""
-    figure, axes = new_figure(2, 1, 3.6)
+    figure, axes = new_figure(2, 3.6)
     formulas = {"contribution": "|credit · log p|", "gradient": "|credit| · ‖onehot − p‖"}
-    for axis, (measure, formula) in zip(axes.flat, formulas.items()):
+    for axis, (measure, formula) in zip(axes, formulas.items()):
         for role in range(len(ROLES)):
             draw_role(axis, log, measure, role, bins(log["relative"], 5))
         axis.set(xlabel="position in the response", ylabel=f"mean {formula}", ylim=(0, None), xlim=(0, 1),
                  title=f"{measure.capitalize()} by position")
         axis.xaxis.set_major_formatter("{x:.0%}")
-    axes[0, 0].plot([], [], "x", color=GREY, label=f"fewer than {FEW} tokens")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    axes[0].plot([], [], "x", color=GREY, label=f"fewer than {FEW} tokens")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
     save_figure(figure, file)
 
 
@@ -450,7 +451,7 @@ def figure_cell(name: str, e: Estimate) -> str:
 
 def draw_curves(groups: list[Group], file: Path) -> None:
     """The learning curves of methods: the mean over seeds and its 95% interval; each seed where there is one method."""
-    figure, ((axis,),) = new_figure(1, 1, 3.6 + 0.12 * len(groups))
+    figure, (axis,) = new_figure(1, 3.6 + 0.12 * len(groups))
     for i, group in enumerate(groups):
         curves, colour = [row["curve"] for row in group.rows.values()], PALETTE[i % len(PALETTE)]
         steps = sorted(set.intersection(*map(set, curves)))
@@ -507,10 +508,15 @@ def analyze(paths: list[Path]) -> None:
     compare_runs(trained)
 
 
+@one_sentence()
 def main() -> None:
     """Read the command line; report what can't be read in one sentence."""
-    work_on_folders(analyze, __doc__,
-                    "name one or more run folders and no flags, such as: python analyze.py runs/none-seed0")
+    words = sys.argv[1:]
+    if {"-h", "--help"} & set(words):
+        return print(__doc__)
+    if not words or any(word.startswith("-") for word in words):
+        fail("name one or more run folders and no flags, such as: python analyze.py runs/none-seed0")
+    analyze([Path(word) for word in dict.fromkeys(words)])
 
 
 if __name__ == "__main__":

@@ -5,17 +5,15 @@ A run folder holds config.json, metrics.csv, credit/ and, once the run is finish
 import csv
 import json
 import re
-import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from plumbing.files import check_fields, checksum, read_arrays, read_json
 from plumbing.metrics import ALWAYS, COLUMNS, CREDIT_LOG, OPTIONAL, SHARES
-from plumbing.progress import fail, one_sentence
 from plumbing.report import Estimate, welch
 
 # Settings in which runs may differ and still be compared: they name the run, belong to its method, or change results by
@@ -31,21 +29,6 @@ EARLY = {"task": "countdown", "eval_data": "", "temperature": 1.0, "warmup_steps
 
 
 # --------------------------------------------------------------------------------------------------- reading
-
-
-def work_on_folders(work: Callable[[list[Path]], object], usage: str, request: str) -> None:
-    """Call `work` with the folders on the command line of a program without flags; report errors in one sentence.
-
-    usage: what --help prints. request: the sentence that asks for folders where there are none, or where there is a
-    flag.
-    """
-    words = sys.argv[1:]
-    with one_sentence():
-        if {"-h", "--help"} & set(words):
-            return print(usage)
-        if not words or any(word.startswith("-") for word in words):
-            fail(request)
-        work([Path(word) for word in dict.fromkeys(words)])
 
 
 def read_metrics(run: Path, length: int | None = None) -> dict[str, np.ndarray]:

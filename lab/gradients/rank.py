@@ -170,7 +170,7 @@ def tables_rank(found: Spectra) -> list[Table]:
 def draw_ranks(tables: Path, file: Path) -> None:
     """Effective rank of GRPO's matrices by group size, read from the file of tables_rank, beside the claimed 2."""
     found = {matrix: cells for matrix, *cells, _ in read_table(tables, "Effective rank by group size")[1]}
-    figure, ((axis,),) = new_figure(1, 1, 4.0)
+    figure, (axis,) = new_figure(1, 4.0)
     for matrix, colour, marker in zip(SHOWN, PALETTE, "os^D"):
         value, _, high, _ = np.array([read_cell(text) for text in found[matrix]]).T  # (sizes,) each
         axis.errorbar(SIZES, value, high - value, color=colour, marker=marker, capsize=3, label=matrix)

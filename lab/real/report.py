@@ -149,7 +149,7 @@ def table_runs(rows: list[dict[str, str]]) -> Table:
 
 def draw_learning(file: Path) -> None:
     """Success by step: of the responses (lines, means of five steps), held out (dots); and the entropy of each run."""
-    figure, ((left, right),) = new_figure(2, 1, 3.6)
+    figure, (left, right) = new_figure(2, 3.6)
     for name, seed, metrics in published_runs():
         label, colour = f"{short(name + ' advantage=rloo')}, seed {seed}", colour_of(name)
         means = {column: np.convolve(metrics[column][1:], np.ones(5) / 5, "valid") for column in ("success", "entropy")}
