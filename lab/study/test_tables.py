@@ -147,7 +147,7 @@ def test_scores_and_learning_by_hand(monkeypatch):
     truths = {"none": 0.5, "a": 0.45, "b": 0.6, "c": 0.4, "d": 0.1, "e": 0.9}  # that of GRPO reaches down to 0.4
     main = [study_run(m, seed, end, area=1 - end) for m, end in ends.items() for seed in range(3)]
     monkeypatch.setattr(tables, "SCORES", {"cosine with A*": ("", "", "", "cosine")})
-    scores = {m: {"cosine with A*": Estimate(t, t - 0.1, t + 0.1)} for m, t in truths.items()}
+    scores = {"cosine with A*": {m: Estimate(t, t - 0.1, t + 0.1) for m, t in truths.items()}}
     found = tables.table_correlations({"main": main}, scores).rows
     subsets = {"all, 6": [*ends], "those that climbed, 5": [*"abcd", "none"],
                "of these, cosine as GRPO's or above, 4": [*"abc", "none"]}
