@@ -27,9 +27,8 @@ from plumbing.progress import Progress, fail, one_sentence
 from plumbing.report import (GREY, MIN_RESPONSES, PALETTE, Estimate, Table, bins, clustered_mean, code_span,
                              csv_rows, draw_blocks, interval, mean_height, new_figure, plt, pm, ratio, save_figure,
                              spread_within, t_estimate, t_statistics, visible, write_csv)
-from plumbing.runs import (Group, Run, group_runs, heldout, is_finished, labels, read_config, read_credit, read_final,
-                           read_metrics, run_method, sampled_puzzles, shared_settings, unequal_inputs, unequal_steps,
-                           unfinished)
+from plumbing.runs import (Group, Run, comparison_warnings, group_runs, heldout, is_finished, labels, read_config,
+                           read_credit, read_final, read_metrics, run_method, sampled_puzzles, shared_settings)
 from plumbing.tokenizer import Tokenizer
 from tasks.text import ANSWER, END_ANSWER, END_THINK, ROLES, TAGS, format_reward
 
@@ -475,7 +474,7 @@ def compare_runs(folders: list[Path]) -> None:
     """Print the comparison of runs; write it and a picture of the learning curves to comparison/ beside them."""
     runs = load_runs(folders)
     groups, out = group_runs(runs), folders[0].parent / "comparison"
-    warning = " ".join(filter(None, (unequal_steps(runs), unfinished(runs), unequal_inputs(runs))))
+    warning = " ".join(comparison_warnings(runs))
     records = {group.label: record(group) for group in groups}
     text = "# Comparison\n\n" + "\n".join(map(str, comparison_tables(records, warning)))
     out.mkdir(exist_ok=True)

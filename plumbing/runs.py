@@ -18,7 +18,7 @@ from plumbing.report import Estimate, welch
 
 # Settings in which runs may differ and still be compared: they name the run, belong to its method, or change results by
 # rounding at most, or belong to what is measured after the last step.
-# `steps` is among them so that a stopped run can be looked at; unequal_steps warns of it.
+# `steps` is among them so that a stopped run can be looked at; comparison_warnings tells of it.
 NO_DIFFERENCE = {"mitigation", "advantage", "normalize", "seed", "out", "steps", "eval_every", "sample_every",
                  "checkpoint_every", "state_every", "micro_batch", "checkpoint_activations", "device",
                  "optimizer_device", "step_length", "pass_at", "plain"}
@@ -191,32 +191,22 @@ def group_runs(runs: list[Run]) -> list[Group]:
     return sorted(groups.values(), key=lambda g: (g.baseline is not g, -g.values("end").mean()))
 
 
-def unequal_steps(runs: list[Run]) -> str:
-    """A warning that lists the runs by their number of steps; empty where all have the same."""
-    names = {}
+def comparison_warnings(runs: list[Run]) -> list[str]:
+    """What keeps runs from being compared: different numbers of steps, no end yet, another content of an input."""
+    found, by_steps, inputs = [], {}, {}
     for run in runs:
-        names.setdefault(int(run.figures["steps"]), []).append(Path(run.name).name)
-    if len(names) < 2:
-        return ""
-    listed = "; ".join(f"{steps} steps: {', '.join(names[steps])}" for steps in sorted(names))
-    return f"The runs have different numbers of steps, so their results are not comparable ({listed})."
-
-
-def unfinished(runs: list[Run]) -> str:
-    """A warning that lists the runs without all their steps; empty where all are finished."""
-    names = [Path(run.name).name for run in runs if not run.finished]
-    return f"Not finished, so the end is the last measurement: {', '.join(names)}." if names else ""
-
-
-def unequal_inputs(runs: list[Run]) -> str:
-    """A warning that names an input which was not the same in all runs that read it; empty where all were."""
-    first = {}
+        by_steps.setdefault(int(run.figures["steps"]), []).append(Path(run.name).name)
+    if len(by_steps) > 1:
+        listed = "; ".join(f"{steps} steps: {', '.join(names)}" for steps, names in sorted(by_steps.items()))
+        found.append(f"The runs have different numbers of steps, so their results are not comparable ({listed}).")
+    if names := [Path(run.name).name for run in runs if not run.finished]:
+        found.append(f"Not finished, so the end is the last measurement: {', '.join(names)}.")
     for run in runs:
         for name, content in run.inputs.items():
-            known, of = first.setdefault(name, (content, run.name))
+            known, of = inputs.setdefault(name, (content, run.name))
             if content != known:
-                return f"{name} was not the same in {of} and {run.name}, so the results are not comparable."
-    return ""
+                return [*found, f"{name} was not the same in {of} and {run.name}, so the results are not comparable."]
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------ labels
