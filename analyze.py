@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from plumbing.progress import Progress, fail, one_sentence
+from plumbing.progress import fail, follow, one_sentence
 from plumbing.report import (GREY, MIN_RESPONSES, PALETTE, Estimate, Table, bins, clustered_mean, code_span,
                              csv_rows, draw_blocks, interval, mean_height, new_figure, plt, pm, ratio, save_figure,
                              spread_within, t_estimate, t_statistics, visible, write_csv)
@@ -395,12 +395,11 @@ def summarize(run: Path) -> dict[str, float | dict]:
 
 def load_runs(folders: list[Path]) -> list[Run]:
     """Read run folders for a comparison."""
-    configs, runs, progress = [read_config(folder) for folder in folders], [], Progress("reading runs", len(folders))
-    for folder, config, label in zip(folders, configs, labels(configs)):
+    configs, runs = [read_config(folder) for folder in folders], []
+    for folder, config, label in follow("reading runs", [*zip(folders, configs, labels(configs))]):
         runs.append(Run(name=str(folder), label=label, setting=json.dumps(shared_settings(config)),
                         is_baseline=run_method(config) == "none", seed=config["settings"]["seed"],
                         figures=summarize(folder), inputs=config["inputs"], finished=is_finished(folder)))
-        progress.show(len(runs))
     return runs
 
 

@@ -7,7 +7,7 @@ from grpo import compare
 from methods import MITIGATIONS
 from methods.heads import HEADS, Critic, Importance, load_head, save_head
 from plumbing.launch import lacking
-from plumbing.progress import Progress
+from plumbing.progress import follow
 from plumbing.registry import CreditFunction, required
 from rollout import Policy, TokenBatch, rollout
 from train import Settings
@@ -36,12 +36,11 @@ def fit(policy: Policy, batches: int) -> dict[str, Critic | Importance]:
     """The heads FITTED, by name, after they learned from batches of a fixed model's responses."""
     size, device = policy.model.config.hidden_size, policy.model.output_weight.device
     heads = {name: HEADS[name](size).to(device) for name in FITTED}
-    puzzles, progress = policy.task.load("train", SIZE * PUZZLES), Progress("fitting the critic", batches)
-    for i in range(batches):
+    puzzles = policy.task.load("train", SIZE * PUZZLES)
+    for i in follow("fitting the critic", range(batches)):
         batch = sample(policy, puzzles[i % PUZZLES :: PUZZLES], 1, (0, i + 1))
         for head in heads.values():
             head.learn(batch)
-        progress.show(i + 1)
     return heads
 
 

@@ -23,7 +23,7 @@ from lab.updates import credit_gradients
 from methods.calculations import reward_decomposition
 from methods.groups import optimal_baseline
 from mitigations import ppo
-from plumbing.progress import Progress
+from plumbing.progress import follow
 from plumbing.report import GREY, PALETTE, Table, interval, new_figure, pm, ratio, save_figure
 from rollout import TokenBatch
 
@@ -121,8 +121,7 @@ def controls(group: TokenBatch, rng: np.random.Generator) -> dict[str, Tensor]:
 def group_spectra(batch: TokenBatch, seed: int) -> Spectra:
     """The spectra of every puzzle with GRPO's credit, and at one group size with the controls."""
     Q, found, rng = len(batch.puzzles), {}, np.random.default_rng(seed)
-    progress = Progress("ranks", Q)
-    for q, R in itertools.product(range(Q), SIZES):
+    for q, R in follow("ranks", [*itertools.product(range(Q), SIZES)]):
         group = group_of(batch, q, R)
         if group.advantage.any():  # else all are right or all wrong, and there is no gradient
             credits = {"GRPO": group.advantage[:, None] * group.mask}
@@ -130,7 +129,6 @@ def group_spectra(batch: TokenBatch, seed: int) -> Spectra:
             for variant, credit in credits.items():
                 for matrix, layers in spectra(group, credit, inner=variant == "GRPO").items():
                     found.setdefault((R, variant, matrix), {})[q] = layers
-        progress.show(q + 1)
     return found
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from lab.quiet import quiet
 from lab.speed.contestants import ANSWERS, PUZZLES, asked
 from plumbing.flags import new_parser
-from plumbing.progress import Progress, fail
+from plumbing.progress import fail, follow
 from plumbing.report import Table
 from train import BUNDLED, Settings
 
@@ -38,11 +38,10 @@ NOTE = ("Written by `python -m lab.speed.benchmark --trl` on two cores, where th
 
 def take_turns(what: str, repeats: int, rivals: dict[str, subprocess.Popen], case: dict) -> dict[str, list[float]]:
     """The rate of each program in each counted round of a case. All take turns, and sample with the round's number."""
-    progress, found = Progress(what, repeats + WARM_UPS), defaultdict(list)
-    for i in range(repeats + WARM_UPS):
+    found = defaultdict(list)
+    for i in follow(what, range(repeats + WARM_UPS)):
         for name, process in rivals.items():
             found[name].append(turn(name, process, case, seed=i))
-        progress.show(i + 1)
     return {name: values[WARM_UPS:] for name, values in found.items()}
 
 
