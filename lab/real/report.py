@@ -51,8 +51,8 @@ def ratio_of(log: dict, measure: str, over: np.ndarray, under: np.ndarray) -> Es
     return bootstrap(lambda s: (s[:, 0] / s[:, 1]) / (s[:, 2] / s[:, 3]), by_puzzle)
 
 
-def first_figures(log: dict) -> dict[str, str]:
-    """The rows of the first table."""
+def table_first(log: dict) -> Table:
+    """What a step's credit looks like before any training, beside the original's figures."""
     filler, reasoning, tags = (log["role"] == role for role in range(3))
     (_, first), *_, (_, last) = position_bins(log, 10)
     t = np.abs(t_statistics(log["contribution"], log["position"]))
@@ -61,7 +61,7 @@ def first_figures(log: dict) -> dict[str, str]:
     def ratios(name: str, over: np.ndarray, under: np.ndarray) -> dict[str, str]:
         return {f"{name}, {measure}": cell(ratio_of(log, measure, over, under)) for measure in MEASURES}
 
-    return {
+    figures = {
         "responses, tokens": f"{log['id'][-1] + 1:,}, {len(log['id']):,}",
         "length, tokens": f"{len(log['id']) / (log['id'][-1] + 1):.0f}",
         "reasoning, share of tokens": f"{reasoning.mean():.1%}",
@@ -76,11 +76,7 @@ def first_figures(log: dict) -> dict[str, str]:
             f"{log['contribution'][x].mean():.4f}" for x in (filler | tags, reasoning)),
         "share with abs(t) above 3, below 1.5": f"{(t > 3).mean():.0%}, {(t < 1.5).mean():.0%}",
         "mean abs(t)": f"{t.mean():.2f}"}
-
-
-def table_first(log: dict) -> Table:
-    """What a step's credit looks like before any training, beside the original's figures."""
-    rows = [[name, figure, THEIRS.get(name, "")] for name, figure in first_figures(log).items()]
+    rows = [[name, figure, THEIRS.get(name, "")] for name, figure in figures.items()]
     return Table("Before any training", (
         "RLOO's credit on zero-shot responses, 8 to each of 64 problems. Ratios are of mean sizes, with 95% intervals "
         "over problems. t: of the mean at each position that 30 responses reach. The last column is the original's, "
@@ -224,19 +220,17 @@ def table_sizes(when: str, truth: dict) -> Table:
                                                                                  "within responses"], rows)
 
 
-def figures_measured(truth: dict) -> dict[str, str]:
-    """The rows of the table below, for one model."""
-    first, tried = truth["position"] == 0, truth["packets"] > 0
-    return {"responses, tokens": f"{first.sum()}, {len(first):,}", "right": f"{truth['success'][first].mean():.1%}",
+def table_measured(truths: dict[str, dict]) -> Table:
+    """How much was sampled, and how exactly."""
+    figures = []
+    for truth in truths.values():
+        first, tried = truth["position"] == 0, truth["packets"] > 0
+        figures.append({
+            "responses, tokens": f"{first.sum()}, {len(first):,}", "right": f"{truth['success'][first].mean():.1%}",
             "rollouts, tokens sampled for them": f"{8 * truth['packets'].sum():,}, {truth['sampled']:,}",
             "tokens with rollouts": f"{tried.mean():.1%}",
             "standard error of A*, root mean square": f"{np.sqrt(np.mean(truth['a_star_error'][tried] ** 2)):.3f}",
-            "mean abs(A*) ± half of its interval": pm(*mean_size(truth | {"id": truth["response"]}, tried, "a_star"))}
-
-
-def table_measured(truths: dict[str, dict]) -> Table:
-    """How much was sampled, and how exactly."""
-    figures = [figures_measured(truth) for truth in truths.values()]
+            "mean abs(A*) ± half of its interval": pm(*mean_size(truth | {"id": truth["response"]}, tried, "a_star"))})
     return Table("What was measured", "A* of success, backwards from the end of a response.", ["", *truths],
                  [[name, *(f[name] for f in figures)] for name in figures[0]])
 
