@@ -44,12 +44,11 @@ def fit(policy: Policy, batches: int) -> dict[str, Critic | Importance]:
     return heads
 
 
-def find_heads(folder: Path, model_folder: str, policy: Policy, batches: int) -> dict[str, Critic | Importance]:
-    """The heads FITTED in `folder`, or those beside the model, or new ones, fitted and saved in `folder`."""
-    for place in (folder, Path(model_folder)):
-        if all((place / f"{name}.safetensors").is_file() for name in FITTED):
-            return {name: load_head(name, place, policy.model) for name in FITTED}
-    print(f"no critic beside the model: fitting one to {batches} batches of responses", flush=True)
+def find_heads(folder: Path, policy: Policy, batches: int) -> dict[str, Critic | Importance]:
+    """The heads FITTED in a folder, or new ones, fitted and saved there."""
+    if all((folder / f"{name}.safetensors").is_file() for name in FITTED):
+        return {name: load_head(name, folder, policy.model) for name in FITTED}
+    print(f"no critic in {folder}: fitting one to {batches} batches of responses", flush=True)
     heads = fit(policy, batches)
     for name, head in heads.items():
         save_head(name, head, folder)

@@ -52,7 +52,7 @@ def measure(args: argparse.Namespace) -> list[Table]:
     policy, puzzles = load_policy(s), generate_puzzles(args.questions, "train", seed=args.seed)
     check_lengths(policy, puzzles, s)
     args.out.mkdir(parents=True, exist_ok=True)
-    policy = policy._replace(heads=find_heads(args.out, args.model, policy, args.critic_batches))
+    policy = policy._replace(heads=find_heads(args.out, policy, args.critic_batches))
     batch = by_success(sample(policy, puzzles, max(SIZES), (args.seed, 0)))
     if not batch.advantage.any():
         raise ValueError("no puzzle got both right and wrong answers, so there is no gradient: ask more --questions, "

@@ -219,7 +219,7 @@ def prepare(args: argparse.Namespace) -> tuple[Policy, list, TokenBatch, dict]:
     puzzles = policy.task.load("heldout", s.eval_problems, s.data)
     check_lengths(policy, puzzles, s)
     args.out.mkdir(parents=True, exist_ok=True)
-    heads = find_heads(args.out, s.model, policy, args.critic_batches) if args.critic_batches else {}
+    heads = find_heads(args.out, policy, args.critic_batches) if args.critic_batches else {}
     policy = policy._replace(heads=heads, reference=policy.model)
     uniforms = draw_uniforms(args.seed, EVALUATION - 1, len(puzzles), args.answers, args.max_new_tokens)
     samples = generate_in_processes(policy, [policy.prompt(puzzle) for puzzle in puzzles], uniforms)
