@@ -31,9 +31,8 @@ class PromptCache:
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}  # layer -> keys, values (Q, K, P, d)
         # Each layer calls self.extend with its keys and values (see Qwen2.hidden). A padding column sees itself
         # (causal_bias), so that no softmax is empty, and no other column sees it.
-        hidden = model.hidden(tokens, positions.clamp(min=0), causal_bias(self.real), self)  # (Q, P, D)
-        self.hidden = hidden  # (Q, P, D)
-        self.last = hidden[:, -1]  # (Q, D) the state that predicts a response's first token
+        self.hidden = model.hidden(tokens, positions.clamp(min=0), causal_bias(self.real), self)  # (Q, P, D)
+        self.last = self.hidden[:, -1]  # (Q, D) the state that predicts a response's first token
 
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Keep a layer's keys and values (Q, K, P, d), and return them: there are no earlier columns."""
