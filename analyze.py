@@ -17,18 +17,18 @@ Differences from the original work:
 """
 import json
 import re
+import sys
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 
-from plumbing.progress import Progress
+from plumbing.progress import fail, follow, one_sentence
 from plumbing.report import (GREY, MIN_RESPONSES, PALETTE, Estimate, Table, bins, clustered_mean, code_span,
                              csv_rows, draw_blocks, interval, mean_height, new_figure, plt, pm, ratio, save_figure,
                              spread_within, t_estimate, t_statistics, visible, write_csv)
-from plumbing.runs import (Group, Run, group_runs, heldout, is_finished, labels, read_config, read_credit, read_final,
-                           read_metrics, run_method, sampled_puzzles, shared_settings, unequal_inputs, unequal_steps,
-                           unfinished, work_on_folders)
+from plumbing.runs import (Group, Run, comparison_warnings, group_runs, heldout, is_finished, labels, read_config,
+                           read_credit, read_final, read_metrics, run_method, sampled_puzzles, shared_settings)
 from plumbing.tokenizer import Tokenizer
 from tasks.text import ANSWER, END_ANSWER, END_THINK, ROLES, TAGS, format_reward
 
@@ -257,7 +257,7 @@ def table_layout(log: dict, tokenizer: Tokenizer) -> list[Table]:
 
 def draw_learning(metrics: dict, method: str, file: Path) -> None:
     """Success and response length over the steps."""
-    figure, ((left, right),) = new_figure(2, 1, 3.4, sharex=True)
+    figure, (left, right) = new_figure(2, 3.4, sharex=True)
     steps, success, error = heldout(metrics)
     dots = {"marker": "."} if len(metrics["step"]) < 20 else {}  # a line through one point is not seen
     left.plot(metrics["step"], metrics["success"], color=GREY, lw=1, alpha=0.6, label="training rollouts", **dots)
@@ -277,16 +277,16 @@ FEW = 100  # tokens: a part with fewer has no mean in the picture
 
 def draw_credit(log: dict, file: Path) -> None:
     """Both measures by type of token, in five parts of the response."""
-    figure, axes = new_figure(2, 1, 3.6)
+    figure, axes = new_figure(2, 3.6)
     formulas = {"contribution": "|credit · log p|", "gradient": "|credit| · ‖onehot − p‖"}
-    for axis, (measure, formula) in zip(axes.flat, formulas.items()):
+    for axis, (measure, formula) in zip(axes, formulas.items()):
         for role in range(len(ROLES)):
             draw_role(axis, log, measure, role, bins(log["relative"], 5))
         axis.set(xlabel="position in the response", ylabel=f"mean {formula}", ylim=(0, None), xlim=(0, 1),
                  title=f"{measure.capitalize()} by position")
         axis.xaxis.set_major_formatter("{x:.0%}")
-    axes[0, 0].plot([], [], "x", color=GREY, label=f"fewer than {FEW} tokens")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    axes[0].plot([], [], "x", color=GREY, label=f"fewer than {FEW} tokens")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
     save_figure(figure, file)
 
 
@@ -395,12 +395,11 @@ def summarize(run: Path) -> dict[str, float | dict]:
 
 def load_runs(folders: list[Path]) -> list[Run]:
     """Read run folders for a comparison."""
-    configs, runs, progress = [read_config(folder) for folder in folders], [], Progress("reading runs", len(folders))
-    for folder, config, label in zip(folders, configs, labels(configs)):
+    configs, runs = [read_config(folder) for folder in folders], []
+    for folder, config, label in follow("reading runs", [*zip(folders, configs, labels(configs))]):
         runs.append(Run(name=str(folder), label=label, setting=json.dumps(shared_settings(config)),
                         is_baseline=run_method(config) == "none", seed=config["settings"]["seed"],
                         figures=summarize(folder), inputs=config["inputs"], finished=is_finished(folder)))
-        progress.show(len(runs))
     return runs
 
 
@@ -450,7 +449,7 @@ def figure_cell(name: str, e: Estimate) -> str:
 
 def draw_curves(groups: list[Group], file: Path) -> None:
     """The learning curves of methods: the mean over seeds and its 95% interval; each seed where there is one method."""
-    figure, ((axis,),) = new_figure(1, 1, 3.6 + 0.12 * len(groups))
+    figure, (axis,) = new_figure(1, 3.6 + 0.12 * len(groups))
     for i, group in enumerate(groups):
         curves, colour = [row["curve"] for row in group.rows.values()], PALETTE[i % len(PALETTE)]
         steps = sorted(set.intersection(*map(set, curves)))
@@ -474,7 +473,7 @@ def compare_runs(folders: list[Path]) -> None:
     """Print the comparison of runs; write it and a picture of the learning curves to comparison/ beside them."""
     runs = load_runs(folders)
     groups, out = group_runs(runs), folders[0].parent / "comparison"
-    warning = " ".join(filter(None, (unequal_steps(runs), unfinished(runs), unequal_inputs(runs))))
+    warning = " ".join(comparison_warnings(runs))
     records = {group.label: record(group) for group in groups}
     text = "# Comparison\n\n" + "\n".join(map(str, comparison_tables(records, warning)))
     out.mkdir(exist_ok=True)
@@ -507,10 +506,15 @@ def analyze(paths: list[Path]) -> None:
     compare_runs(trained)
 
 
+@one_sentence()
 def main() -> None:
     """Read the command line; report what can't be read in one sentence."""
-    work_on_folders(analyze, __doc__,
-                    "name one or more run folders and no flags, such as: python analyze.py runs/none-seed0")
+    words = sys.argv[1:]
+    if {"-h", "--help"} & set(words):
+        return print(__doc__)
+    if not words or any(word.startswith("-") for word in words):
+        fail("name one or more run folders and no flags, such as: python analyze.py runs/none-seed0")
+    analyze([Path(word) for word in dict.fromkeys(words)])
 
 
 if __name__ == "__main__":

@@ -32,3 +32,9 @@ def read_table(file: Path, title: str) -> tuple[list[str], list[list[str]]]:
         raise ValueError(f"{file} has no table with the heading {title}")
     header, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
     return header, rows
+
+
+def read_column(file: Path, title: str, column: str) -> dict[str, Estimate]:
+    """The estimates in a column of such a table, by the first cell of their row."""
+    header, rows = read_table(file, title)
+    return {row[0]: read_cell(row[header.index(column)]) for row in rows}

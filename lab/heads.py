@@ -7,7 +7,7 @@ from grpo import compare
 from methods import MITIGATIONS
 from methods.heads import HEADS, Critic, Importance, load_head, save_head
 from plumbing.launch import lacking
-from plumbing.progress import Progress
+from plumbing.progress import follow
 from plumbing.registry import CreditFunction, required
 from rollout import Policy, TokenBatch, rollout
 from train import Settings
@@ -36,21 +36,19 @@ def fit(policy: Policy, batches: int) -> dict[str, Critic | Importance]:
     """The heads FITTED, by name, after they learned from batches of a fixed model's responses."""
     size, device = policy.model.config.hidden_size, policy.model.output_weight.device
     heads = {name: HEADS[name](size).to(device) for name in FITTED}
-    puzzles, progress = policy.task.load("train", SIZE * PUZZLES), Progress("fitting the critic", batches)
-    for i in range(batches):
+    puzzles = policy.task.load("train", SIZE * PUZZLES)
+    for i in follow("fitting the critic", range(batches)):
         batch = sample(policy, puzzles[i % PUZZLES :: PUZZLES], 1, (0, i + 1))
         for head in heads.values():
             head.learn(batch)
-        progress.show(i + 1)
     return heads
 
 
-def find_heads(folder: Path, model_folder: str, policy: Policy, batches: int) -> dict[str, Critic | Importance]:
-    """The heads FITTED in `folder`, or those beside the model, or new ones, fitted and saved in `folder`."""
-    for place in (folder, Path(model_folder)):
-        if all((place / f"{name}.safetensors").is_file() for name in FITTED):
-            return {name: load_head(name, place, policy.model) for name in FITTED}
-    print(f"no critic beside the model: fitting one to {batches} batches of responses", flush=True)
+def find_heads(folder: Path, policy: Policy, batches: int) -> dict[str, Critic | Importance]:
+    """The heads FITTED in a folder, or new ones, fitted and saved there."""
+    if all((folder / f"{name}.safetensors").is_file() for name in FITTED):
+        return {name: load_head(name, folder, policy.model) for name in FITTED}
+    print(f"no critic in {folder}: fitting one to {batches} batches of responses", flush=True)
     heads = fit(policy, batches)
     for name, head in heads.items():
         save_head(name, head, folder)

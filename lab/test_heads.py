@@ -21,9 +21,8 @@ def test_heads_are_fitted_once_and_to_training_puzzles(tokenizer, random_model, 
         monkeypatch.setattr(heads, name, small)
     for kind in (Critic, Importance):
         monkeypatch.setattr(kind, "learn", lambda head, batch: learned.append(type(head)))
-    (tmp_path / "model").mkdir()
-    for folder in ("model", "model", "elsewhere"):
-        found = heads.find_heads(tmp_path / folder, str(tmp_path / "model"), policy, 3)
+    for _ in range(2):
+        found = heads.find_heads(tmp_path, policy, 3)
         assert {name: type(head) for name, head in found.items()} == {"critic": Critic, "importance": Importance}
     assert asked == [(4, {"train"}, 0, step) for step in (1, 2, 3)]
     assert learned == [Critic, Importance] * 3

@@ -11,7 +11,7 @@ from typing import Any, Callable, Iterable
 import torch
 
 from plumbing.flags import check_range, first_sentence
-from plumbing.progress import Progress
+from plumbing.progress import follow
 from plumbing.shared_sampling import generate_in_processes
 
 # Bytes of keys and values while evaluating: they set how many responses are sampled at once, but never fewer than in a
@@ -66,9 +66,7 @@ def check_puzzles(policy: Any, training: list, heldout: list, s: Any, draw: Call
     used = list({puzzle.id: puzzle for puzzle in drawn + heldout}.values())
     files = {puzzle.id: s.data for puzzle in drawn} | {puzzle.id: s.eval_data or s.data for puzzle in heldout}
     to_check = [puzzle for puzzle in used if files[puzzle.id]]  # those that a task makes itself are valid
-    progress = Progress("checking puzzles", len(to_check))
-    for i, puzzle in enumerate(to_check, 1):
-        progress.show(i)
+    for puzzle in follow("checking puzzles", to_check):
         try:
             policy.task.check(puzzle)
         except ValueError as error:

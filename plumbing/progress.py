@@ -5,7 +5,7 @@ import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Callable, Iterator
+from typing import Callable, Collection, Iterator
 
 from plumbing.processes import leads, world
 
@@ -46,6 +46,14 @@ class Progress:
             self.show(done + share * size)
 
         return watch
+
+
+def follow(name: str, items: Collection) -> Iterator:
+    """The items one after the other, with a line of Progress that says how many are done."""
+    progress = Progress(name, len(items))
+    for done, item in enumerate(items, 1):
+        yield item
+        progress.show(done)
 
 
 def clock(seconds: float) -> str:

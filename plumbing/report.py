@@ -226,9 +226,10 @@ plt.rcParams.update(
        "axes.prop_cycle": plt.cycler(color=PALETTE)})
 
 
-def new_figure(columns: int, rows: int, height: float, **options) -> tuple[plt.Figure, np.ndarray]:
-    """A figure of the width that all have, `height` inches high, with a grid of axes (rows, columns)."""
-    return plt.subplots(rows, columns, figsize=(WIDTH, height), squeeze=False, **options)
+def new_figure(columns: int, height: float, **options) -> tuple[plt.Figure, np.ndarray]:
+    """A figure of the width that all have, `height` inches high, with axes (columns,) side by side."""
+    figure, axes = plt.subplots(1, columns, figsize=(WIDTH, height), squeeze=False, **options)
+    return figure, axes[0]
 
 
 def save_figure(figure: plt.Figure, file: Path) -> None:

@@ -5,22 +5,20 @@ A run folder holds config.json, metrics.csv, credit/ and, once the run is finish
 import csv
 import json
 import re
-import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from plumbing.files import check_fields, checksum, read_arrays, read_json
 from plumbing.metrics import ALWAYS, COLUMNS, CREDIT_LOG, OPTIONAL, SHARES
-from plumbing.progress import fail, one_sentence
 from plumbing.report import Estimate, welch
 
 # Settings in which runs may differ and still be compared: they name the run, belong to its method, or change results by
 # rounding at most, or belong to what is measured after the last step.
-# `steps` is among them so that a stopped run can be looked at; unequal_steps warns of it.
+# `steps` is among them so that a stopped run can be looked at; comparison_warnings tells of it.
 NO_DIFFERENCE = {"mitigation", "advantage", "normalize", "seed", "out", "steps", "eval_every", "sample_every",
                  "checkpoint_every", "state_every", "micro_batch", "checkpoint_activations", "device",
                  "optimizer_device", "step_length", "pass_at", "plain"}
@@ -31,21 +29,6 @@ EARLY = {"task": "countdown", "eval_data": "", "temperature": 1.0, "warmup_steps
 
 
 # --------------------------------------------------------------------------------------------------- reading
-
-
-def work_on_folders(work: Callable[[list[Path]], object], usage: str, request: str) -> None:
-    """Call `work` with the folders on the command line of a program without flags; report errors in one sentence.
-
-    usage: what --help prints. request: the sentence that asks for folders where there are none, or where there is a
-    flag.
-    """
-    words = sys.argv[1:]
-    with one_sentence():
-        if {"-h", "--help"} & set(words):
-            return print(usage)
-        if not words or any(word.startswith("-") for word in words):
-            fail(request)
-        work([Path(word) for word in dict.fromkeys(words)])
 
 
 def read_metrics(run: Path, length: int | None = None) -> dict[str, np.ndarray]:
@@ -208,32 +191,22 @@ def group_runs(runs: list[Run]) -> list[Group]:
     return sorted(groups.values(), key=lambda g: (g.baseline is not g, -g.values("end").mean()))
 
 
-def unequal_steps(runs: list[Run]) -> str:
-    """A warning that lists the runs by their number of steps; empty where all have the same."""
-    names = {}
+def comparison_warnings(runs: list[Run]) -> list[str]:
+    """What keeps runs from being compared: different numbers of steps, no end yet, another content of an input."""
+    found, by_steps, inputs = [], {}, {}
     for run in runs:
-        names.setdefault(int(run.figures["steps"]), []).append(Path(run.name).name)
-    if len(names) < 2:
-        return ""
-    listed = "; ".join(f"{steps} steps: {', '.join(names[steps])}" for steps in sorted(names))
-    return f"The runs have different numbers of steps, so their results are not comparable ({listed})."
-
-
-def unfinished(runs: list[Run]) -> str:
-    """A warning that lists the runs without all their steps; empty where all are finished."""
-    names = [Path(run.name).name for run in runs if not run.finished]
-    return f"Not finished, so the end is the last measurement: {', '.join(names)}." if names else ""
-
-
-def unequal_inputs(runs: list[Run]) -> str:
-    """A warning that names an input which was not the same in all runs that read it; empty where all were."""
-    first = {}
+        by_steps.setdefault(int(run.figures["steps"]), []).append(Path(run.name).name)
+    if len(by_steps) > 1:
+        listed = "; ".join(f"{steps} steps: {', '.join(names)}" for steps, names in sorted(by_steps.items()))
+        found.append(f"The runs have different numbers of steps, so their results are not comparable ({listed}).")
+    if names := [Path(run.name).name for run in runs if not run.finished]:
+        found.append(f"Not finished, so the end is the last measurement: {', '.join(names)}.")
     for run in runs:
         for name, content in run.inputs.items():
-            known, of = first.setdefault(name, (content, run.name))
+            known, of = inputs.setdefault(name, (content, run.name))
             if content != known:
-                return f"{name} was not the same in {of} and {run.name}, so the results are not comparable."
-    return ""
+                return [*found, f"{name} was not the same in {of} and {run.name}, so the results are not comparable."]
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------ labels

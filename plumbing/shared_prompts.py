@@ -31,9 +31,8 @@ class PromptCache:
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}  # layer -> keys, values (Q, K, P, d)
         # Each layer calls self.extend with its keys and values (see Qwen2.hidden). A padding column sees itself
         # (causal_bias), so that no softmax is empty, and no other column sees it.
-        hidden = model.hidden(tokens, positions.clamp(min=0), causal_bias(self.real), self)  # (Q, P, D)
-        self.hidden = hidden  # (Q, P, D)
-        self.last = hidden[:, -1]  # (Q, D) the state that predicts a response's first token
+        self.hidden = model.hidden(tokens, positions.clamp(min=0), causal_bias(self.real), self)  # (Q, P, D)
+        self.last = self.hidden[:, -1]  # (Q, D) the state that predicts a response's first token
 
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Keep a layer's keys and values (Q, K, P, d), and return them: there are no earlier columns."""
@@ -106,10 +105,6 @@ class ResponseCache:
     def __init__(self, prompts: PromptCache, prompt_of: Tensor):
         self.prompts, self.prompt_of = prompts, prompt_of
 
-    def last(self) -> Tensor:
-        """The state (B, D) that predicts the first token of each response."""
-        return self.prompts.last[self.prompt_of]
-
     def place(self, visible: Tensor) -> tuple[Tensor, Tensor]:
         """Positions (B, S) and bias (B, S, P + S) of S response columns.
 
@@ -150,7 +145,7 @@ def response_states(model: Qwen2, cache: ResponseCache, tokens: Tensor, mask: Te
 
     hide (B, T) bool: tokens that no later token can attend to.
     """
-    first = cache.last()[:, None]  # (B, 1, D)
+    first = cache.prompts.last[cache.prompt_of][:, None]  # (B, 1, D) the prompts' last states
     visible = mask if hide is None else mask & ~hide  # (B, T)
     # The last token is left out: its state would predict nothing.
     later = model.hidden(tokens[:, :-1], *cache.place(visible[:, :-1]), cache)  # (B, T - 1, D)
@@ -186,7 +181,11 @@ def shared_prompts(model: Qwen2, batch: Any, credit: Tensor, s: Any) -> Iterator
     Yields as `padded_rows` of grpo.py, responses of similar length together. After the last ones it goes back through
     the prompts to the weights, from the gradients that their backward passes left in the leaf.
     """
-    mine = rows_to_update(batch, credit, skip_zero_credit=s.kl == 0)  # (M,)
+    rank, processes = world()
+    own = batch.group % processes == rank  # (B,) of n processes, each takes every n-th puzzle
+    if s.kl == 0:
+        own = own & (credit != 0).any(1)  # where all credit is 0, there is no gradient
+    mine = own.nonzero()[:, 0]  # (M,)
     if not len(mine):
         return
     prompts = my_share(batch.ask.prompts)
@@ -194,20 +193,7 @@ def shared_prompts(model: Qwen2, batch: Any, credit: Tensor, s: Any) -> Iterator
     leaf = cache.detach()  # backward() of a micro-batch stops here and adds to its .grad
     for chunk, t in by_length(batch.mask.sum(1)[mine], s.micro_batch):
         rows = mine[chunk]  # (b,)
-        # Of n processes, each has every n-th prompt, so prompt q is its number q // n.
-        responses = ResponseCache(leaf, batch.group[rows] // world()[1])
+        responses = ResponseCache(leaf, batch.group[rows] // processes)  # prompt q is number q // n of this process
         yield rows, shared_logprobs(model, responses, batch.tokens[rows, :t], batch.mask[rows, :t]), left
         left = 0
     cache.backward(leaf)
-
-
-def rows_to_update(batch: Any, credit: Tensor, skip_zero_credit: bool) -> Tensor:
-    """The responses (M,) that this process updates on: of n processes, each takes every n-th puzzle.
-
-    skip_zero_credit leaves out those whose credit is 0 on every token: they have no gradient.
-    """
-    rank, processes = world()
-    own = batch.group % processes == rank  # (B,)
-    if skip_zero_credit:
-        own = own & (credit != 0).any(1)
-    return own.nonzero()[:, 0]

@@ -18,7 +18,7 @@ from lab.heads import LIMIT, find_heads, sample
 from lab.updates import credit_gradients
 from plumbing.flags import new_parser
 from plumbing.launch import check_lengths
-from plumbing.progress import Progress, fail, one_sentence
+from plumbing.progress import fail, follow, one_sentence
 from plumbing.report import Table
 from rollout import Policy, TokenBatch
 from train import BUNDLED, Settings, load_policy
@@ -42,10 +42,8 @@ def arguments() -> argparse.Namespace:
 def independent_batches(policy: Policy, count: int, seed: int) -> Iterator[TokenBatch]:
     """`count` batches: 8 answers to each of 6 puzzles that no other batch has."""
     puzzles = generate_puzzles(6 * count, "train", seed=seed + 1)
-    progress = Progress("gradients of the methods", count)
-    for i in range(count):
+    for i in follow("gradients of the methods", range(count)):
         yield sample(policy, puzzles[6 * i : 6 * i + 6], 8, (seed, 1000 + i))
-        progress.show(i + 1)
 
 
 def measure(args: argparse.Namespace) -> list[Table]:
@@ -54,7 +52,7 @@ def measure(args: argparse.Namespace) -> list[Table]:
     policy, puzzles = load_policy(s), generate_puzzles(args.questions, "train", seed=args.seed)
     check_lengths(policy, puzzles, s)
     args.out.mkdir(parents=True, exist_ok=True)
-    policy = policy._replace(heads=find_heads(args.out, args.model, policy, args.critic_batches))
+    policy = policy._replace(heads=find_heads(args.out, policy, args.critic_batches))
     batch = by_success(sample(policy, puzzles, max(SIZES), (args.seed, 0)))
     if not batch.advantage.any():
         raise ValueError("no puzzle got both right and wrong answers, so there is no gradient: ask more --questions, "

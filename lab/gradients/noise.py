@@ -24,7 +24,7 @@ from lab.gradients.rank import SIZES, products
 from lab.heads import fitted_methods
 from lab.statistics import bootstrap, centred, correlate, jackknife, share
 from lab.updates import credit_gradients
-from plumbing.progress import Progress
+from plumbing.progress import follow
 from plumbing.report import Table
 from qwen2_model import take
 from rollout import TokenBatch
@@ -115,15 +115,13 @@ def table_methods(gradients: Tensor) -> Table:
 def token_norms(batch: TokenBatch) -> Tensor:
     """The norm (B, T) of the gradient of each token's log-prob over all parameters, 0 on padding."""
     model, lengths, norms = batch.ask.policy.model, batch.mask.sum(1).tolist(), torch.zeros_like(batch.logprob)
-    progress = Progress("gradients of single tokens", len(lengths))
-    for i, L in enumerate(lengths):
+    for i, L in follow("gradients of single tokens", [*enumerate(lengths)]):
         prompt, tokens = batch.ask.prompts[int(batch.group[i])], batch.tokens[i, :L]
         row = torch.cat((torch.tensor(prompt), tokens))[None]  # (1, P + L)
         logits = model(row)[0, len(prompt) - 1 : -1, : model.real_vocab]  # (L, V)
         for t, logprob in enumerate(take(logits.log_softmax(-1), tokens)):
             parts = torch.autograd.grad(logprob, list(model.parameters()), retain_graph=True)
             norms[i, t] = sum(g.square().sum() for g in parts).sqrt()
-        progress.show(i + 1)
     return norms
 
 

@@ -23,7 +23,7 @@ from lab.updates import credit_gradients
 from methods.calculations import reward_decomposition
 from methods.groups import optimal_baseline
 from mitigations import ppo
-from plumbing.progress import Progress
+from plumbing.progress import follow
 from plumbing.report import GREY, PALETTE, Table, interval, new_figure, pm, ratio, save_figure
 from rollout import TokenBatch
 
@@ -121,8 +121,7 @@ def controls(group: TokenBatch, rng: np.random.Generator) -> dict[str, Tensor]:
 def group_spectra(batch: TokenBatch, seed: int) -> Spectra:
     """The spectra of every puzzle with GRPO's credit, and at one group size with the controls."""
     Q, found, rng = len(batch.puzzles), {}, np.random.default_rng(seed)
-    progress = Progress("ranks", Q)
-    for q, R in itertools.product(range(Q), SIZES):
+    for q, R in follow("ranks", [*itertools.product(range(Q), SIZES)]):
         group = group_of(batch, q, R)
         if group.advantage.any():  # else all are right or all wrong, and there is no gradient
             credits = {"GRPO": group.advantage[:, None] * group.mask}
@@ -130,7 +129,6 @@ def group_spectra(batch: TokenBatch, seed: int) -> Spectra:
             for variant, credit in credits.items():
                 for matrix, layers in spectra(group, credit, inner=variant == "GRPO").items():
                     found.setdefault((R, variant, matrix), {})[q] = layers
-        progress.show(q + 1)
     return found
 
 
@@ -170,7 +168,7 @@ def tables_rank(found: Spectra) -> list[Table]:
 def draw_ranks(tables: Path, file: Path) -> None:
     """Effective rank of GRPO's matrices by group size, read from the file of tables_rank, beside the claimed 2."""
     found = {matrix: cells for matrix, *cells, _ in read_table(tables, "Effective rank by group size")[1]}
-    figure, ((axis,),) = new_figure(1, 1, 4.0)
+    figure, (axis,) = new_figure(1, 4.0)
     for matrix, colour, marker in zip(SHOWN, PALETTE, "os^D"):
         value, _, high, _ = np.array([read_cell(text) for text in found[matrix]]).T  # (sizes,) each
         axis.errorbar(SIZES, value, high - value, color=colour, marker=marker, capsize=3, label=matrix)

@@ -2,17 +2,15 @@
 
 first-countdown.npz is the credit log of a run of part `first` (designs.md, section 1); truth-start.npz and
 truth-trained.npz are what lab/truth/measure.py measured before and after training (section 2). A folder of learning/
-has the metrics.csv of a whole run (section 4), and one of them its credit log.
+has a copy of a whole run's metrics.csv (section 4), and one of them its credit log, all steps in one file.
 
-Run it:  python -m lab.real.report              writes tables.md, truth.png and learning.png beside this file
-         python -m lab.real.report --take RUN   publishes the metrics of a run in data/learning; --credit: its log, too
+Run it:  python -m lab.real.report        writes tables.md, truth.png and learning.png beside this file
 """
-import shutil
 from pathlib import Path
 
 import numpy as np
 
-from analyze import average, mean_size, position_bins, read_log, with_measures
+from analyze import average, mean_size, position_bins, with_measures
 from lab.estimates import cell
 from lab.picture import draw
 from lab.statistics import bootstrap, correlate, ranks, share, sums, within
@@ -24,7 +22,7 @@ from plumbing.files import read_arrays
 from plumbing.flags import new_parser
 from plumbing.progress import one_sentence
 from plumbing.report import Estimate, Table, new_figure, pm, save_figure, t_statistics
-from plumbing.runs import read_config, read_metrics
+from plumbing.runs import read_metrics
 from tasks.text import FILLER, REASONING, ROLES
 
 ROOM = Path(__file__).parent
@@ -53,8 +51,8 @@ def ratio_of(log: dict, measure: str, over: np.ndarray, under: np.ndarray) -> Es
     return bootstrap(lambda s: (s[:, 0] / s[:, 1]) / (s[:, 2] / s[:, 3]), by_puzzle)
 
 
-def first_figures(log: dict) -> dict[str, str]:
-    """The rows of the first table."""
+def table_first(log: dict) -> Table:
+    """What a step's credit looks like before any training, beside the original's figures."""
     filler, reasoning, tags = (log["role"] == role for role in range(3))
     (_, first), *_, (_, last) = position_bins(log, 10)
     t = np.abs(t_statistics(log["contribution"], log["position"]))
@@ -63,7 +61,7 @@ def first_figures(log: dict) -> dict[str, str]:
     def ratios(name: str, over: np.ndarray, under: np.ndarray) -> dict[str, str]:
         return {f"{name}, {measure}": cell(ratio_of(log, measure, over, under)) for measure in MEASURES}
 
-    return {
+    figures = {
         "responses, tokens": f"{log['id'][-1] + 1:,}, {len(log['id']):,}",
         "length, tokens": f"{len(log['id']) / (log['id'][-1] + 1):.0f}",
         "reasoning, share of tokens": f"{reasoning.mean():.1%}",
@@ -78,11 +76,7 @@ def first_figures(log: dict) -> dict[str, str]:
             f"{log['contribution'][x].mean():.4f}" for x in (filler | tags, reasoning)),
         "share with abs(t) above 3, below 1.5": f"{(t > 3).mean():.0%}, {(t < 1.5).mean():.0%}",
         "mean abs(t)": f"{t.mean():.2f}"}
-
-
-def table_first(log: dict) -> Table:
-    """What a step's credit looks like before any training, beside the original's figures."""
-    rows = [[name, figure, THEIRS.get(name, "")] for name, figure in first_figures(log).items()]
+    rows = [[name, figure, THEIRS.get(name, "")] for name, figure in figures.items()]
     return Table("Before any training", (
         "RLOO's credit on zero-shot responses, 8 to each of 64 problems. Ratios are of mean sizes, with 95% intervals "
         "over problems. t: of the mean at each position that 30 responses reach. The last column is the original's, "
@@ -149,21 +143,9 @@ def table_runs(rows: list[dict[str, str]]) -> Table:
         ["method", "seed", "start", "step 20", "step 40", "GSM-Symbolic", "sampled", "updated", "seconds"], shown)
 
 
-def take(run: Path, credit: bool) -> None:
-    """Publish the metrics of a run, and perhaps its credit log."""
-    metrics, settings = read_metrics(run), read_config(run)["settings"]
-    folder = LEARNING / f"{settings['mitigation']}-seed{settings['seed']}"
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.copy(run / "metrics.csv", folder)
-    if credit:
-        log = read_log(run, metrics)
-        np.savez_compressed(folder / "credit.npz", **{column: log[column] for column in (*COLUMNS, "reward")})
-    print(f"wrote {folder}")
-
-
 def draw_learning(file: Path) -> None:
     """Success by step: of the responses (lines, means of five steps), held out (dots); and the entropy of each run."""
-    figure, ((left, right),) = new_figure(2, 1, 3.6)
+    figure, (left, right) = new_figure(2, 3.6)
     for name, seed, metrics in published_runs():
         label, colour = f"{short(name + ' advantage=rloo')}, seed {seed}", colour_of(name)
         means = {column: np.convolve(metrics[column][1:], np.ones(5) / 5, "valid") for column in ("success", "entropy")}
@@ -217,7 +199,7 @@ def table_where(title: str, truth: dict) -> Table:
          "mean 1 - p"], rows)
 
 
-def table_ranks(when: str, truth: dict) -> Table:
+def table_ranks(truth: dict) -> Table:
     """Which function's credit comes close to A*."""
     tried, puzzle, a_star = truth["packets"] > 0, truth["group"].astype(int), truth["a_star"].astype(float)
     halves = truth["a_star_halves"].T.astype(float)
@@ -225,7 +207,7 @@ def table_ranks(when: str, truth: dict) -> Table:
              for name, x in all_credit(truth).items()}
     found[HALVES] = correlate(*map(ranks, halves), puzzle), within(*halves, truth, tried, True)
     order = sorted(found, key=lambda name: -np.nan_to_num(found[name][1].value, nan=-2.0))
-    return Table(f"Credit against A*, {when}", (
+    return Table("Credit against A*, at the start", (
         "Rank correlation over all tokens, and within responses over those with rollouts; empty where credit is the "
         "same on all tokens of a response. 95% intervals over problems, by bootstrap."),
         ["function", "all tokens", "within responses"], [[name, *map(cell, found[name])] for name in order])
@@ -242,35 +224,25 @@ def table_sizes(when: str, truth: dict) -> Table:
                                                                                  "within responses"], rows)
 
 
-def figures_measured(truth: dict) -> dict[str, str]:
-    """The rows of the table below, for one model."""
-    first, tried = truth["position"] == 0, truth["packets"] > 0
-    return {"responses, tokens": f"{first.sum()}, {len(first):,}", "right": f"{truth['success'][first].mean():.1%}",
+def table_measured(truths: dict[str, dict]) -> Table:
+    """How much was sampled, and how exactly."""
+    figures = []
+    for truth in truths.values():
+        first, tried = truth["position"] == 0, truth["packets"] > 0
+        figures.append({
+            "responses, tokens": f"{first.sum()}, {len(first):,}", "right": f"{truth['success'][first].mean():.1%}",
             "rollouts, tokens sampled for them": f"{8 * truth['packets'].sum():,}, {truth['sampled']:,}",
             "tokens with rollouts": f"{tried.mean():.1%}",
             "standard error of A*, root mean square": f"{np.sqrt(np.mean(truth['a_star_error'][tried] ** 2)):.3f}",
-            "mean abs(A*) ± half of its interval": pm(*mean_size(truth | {"id": truth["response"]}, tried, "a_star"))}
-
-
-def table_measured(truths: dict[str, dict]) -> Table:
-    """How much was sampled, and how exactly."""
-    figures = [figures_measured(truth) for truth in truths.values()]
+            "mean abs(A*) ± half of its interval": pm(*mean_size(truth | {"id": truth["response"]}, tried, "a_star"))})
     return Table("What was measured", "A* of success, backwards from the end of a response.", ["", *truths],
                  [[name, *(f[name] for f in figures)] for name in figures[0]])
 
 
 @one_sentence()
 def main() -> None:
-    """Write the tables and the picture, or take over a run's log."""
-    parser = new_parser(description=__doc__)
-    parser.add_argument("--take", type=Path, metavar="RUN", help="a run folder whose metrics are to be published")
-    parser.add_argument("--credit", action="store_true", help="its credit log, too")
-    args = parser.parse_args()
-    take(args.take, args.credit) if args.take else write_tables()
-
-
-def write_tables() -> None:
-    """tables.md, truth.png and learning.png, from the published arrays."""
+    """Write tables.md, truth.png and learning.png, from the published arrays."""
+    new_parser(description=__doc__).parse_args()
     first = with_measures(read_arrays(ROOM / "data" / "first-countdown.npz", COLUMNS))
     truths = {when: read_truth(ROOM / "data" / f"{name}.npz") for when, name in TRUTHS.items()}
     learning = with_measures(read_arrays(LEARNING / SHOWN / "credit.npz", (*COLUMNS, "reward")))
@@ -279,7 +251,8 @@ def write_tables() -> None:
               table_measured(truths),
               *(table_where(f"Where the truth lies {when}", truth) for when, truth in truths.items()),
               table_where("Where it lies in the toy", read_truth(TOY)),
-              *(table(when, truth) for table in (table_ranks, table_sizes) for when, truth in truths.items())]
+              table_ranks(truths["at the start"]),  # after training hardly a pair of responses differs
+              *(table_sizes(when, truth) for when, truth in truths.items())]
     (ROOM / "tables.md").write_text("\n".join(map(str, tables)), encoding="utf-8")
     draw(truths["at the start"], ROOM / "truth.png")
     draw_learning(ROOM / "learning.png")

@@ -9,7 +9,6 @@ Run it:  python -m lab.speed.benchmark          a few minutes on two cores; pip 
 CTranslate2 takes part where it is installed: pip install ctranslate2.
 """
 import contextlib
-import functools
 import importlib.util
 import json
 import os
@@ -20,12 +19,11 @@ import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
-from typing import Callable
 
 from lab.quiet import quiet
 from lab.speed.contestants import ANSWERS, PUZZLES, asked
 from plumbing.flags import new_parser
-from plumbing.progress import Progress, fail
+from plumbing.progress import fail, follow
 from plumbing.report import Table
 from train import BUNDLED, Settings
 
@@ -38,13 +36,12 @@ NOTE = ("Written by `python -m lab.speed.benchmark --trl` on two cores, where th
         "where the model ends them.")
 
 
-def take_turns(what: str, repeats: int, work: dict[str, Callable[[int], float]]) -> dict[str, list[float]]:
-    """What each function returned in each counted round. All take turns, and are told the number of the round."""
-    progress, found = Progress(what, repeats + WARM_UPS), defaultdict(list)
-    for i in range(repeats + WARM_UPS):
-        for name, function in work.items():
-            found[name].append(function(i))
-        progress.show(i + 1)
+def take_turns(what: str, repeats: int, rivals: dict[str, subprocess.Popen], case: dict) -> dict[str, list[float]]:
+    """The rate of each program in each counted round of a case. All take turns, and sample with the round's number."""
+    found = defaultdict(list)
+    for i in follow(what, range(repeats + WARM_UPS)):
+        for name, process in rivals.items():
+            found[name].append(turn(name, process, case, seed=i))
     return {name: values[WARM_UPS:] for name, values in found.items()}
 
 
@@ -87,16 +84,16 @@ def turn(name: str, process: subprocess.Popen, case: dict, seed: int) -> float:
     return tokens / took
 
 
-def contest(repeats: int, work: str, how: str, commands: dict[str, Callable[[], subprocess.Popen]],
-            puzzles: int = PUZZLES, cases: dict[str, dict] = REAL) -> list[list[str]]:
-    """Start the processes, and compare the rate of the first with each other's in every case."""
+def contest(repeats: int, work: str, how: str, rivals: dict[str, subprocess.Popen], puzzles: int = PUZZLES,
+            cases: dict[str, dict] = REAL) -> list[list[str]]:
+    """Compare the rate of the first process with each other's in every case, then end them all."""
     rows = []
     with contextlib.ExitStack() as stack:
-        rivals = {name: stack.enter_context(command()) for name, command in commands.items()}
+        for process in rivals.values():
+            stack.enter_context(process)
         for case_name, case in cases.items():
-            what, case = f"{work}, {puzzles} x {ANSWERS} {case_name}, {how}", case | {"puzzles": puzzles, "work": work}
-            turns = {name: functools.partial(turn, name, process, case) for name, process in rivals.items()}
-            rows += table_rows(what, take_turns(what, repeats, turns))
+            what = f"{work}, {puzzles} x {ANSWERS} {case_name}, {how}"
+            rows += table_rows(what, take_turns(what, repeats, rivals, case | {"puzzles": puzzles, "work": work}))
     return rows
 
 
@@ -112,21 +109,21 @@ def convert_model(folder: str) -> None:
 def sampler(repeats: int) -> list[list[str]]:
     """Against transformers' generate and, where it is installed, CTranslate2."""
     with tempfile.TemporaryDirectory() as folder:
-        commands = {"ours": lambda: start("ours", THREADS),
-                    "transformers' generate": lambda: start("transformers", THREADS)}
+        rivals = {"ours": start("ours", THREADS), "transformers' generate": start("transformers", THREADS)}
         if importlib.util.find_spec("ctranslate2"):  # which of its two backends is the faster one depends on processors
             convert_model(folder)
-            commands |= {"CTranslate2, default backend": lambda: start("ctranslate2", THREADS, folder),
-                         "CTranslate2, oneDNN": lambda: start("ctranslate2", THREADS, folder, CT2_USE_MKL="0")}
-        return contest(repeats, "sampler", f"{THREADS} threads", commands, Settings.questions, FIXED | REAL)
+            rivals |= {"CTranslate2, default backend": start("ctranslate2", THREADS, folder),
+                       "CTranslate2, oneDNN": start("ctranslate2", THREADS, folder, CT2_USE_MKL="0")}
+        return contest(repeats, "sampler", f"{THREADS} threads", rivals, Settings.questions, FIXED | REAL)
 
 
 def steps(repeats: int, trl: bool) -> list[list[str]]:
     """A whole step against TRL's, if asked for, and in two processes of one thread against one of two threads."""
-    one = functools.partial(start, "ours", THREADS)
-    rivals = {"ours": one, "TRL's GRPOTrainer": lambda: start("trl", THREADS)}
-    rows = contest(repeats, "step", f"{THREADS} threads", rivals) if trl else []
-    rivals = {"ours": lambda: start("ours", 1, processes=2), "one process of two threads": one}
+    rows = []
+    if trl:
+        rivals = {"ours": start("ours", THREADS), "TRL's GRPOTrainer": start("trl", THREADS)}
+        rows = contest(repeats, "step", f"{THREADS} threads", rivals)
+    rivals = {"ours": start("ours", 1, processes=2), "one process of two threads": start("ours", THREADS)}
     return rows + contest(repeats, "step", "two processes", rivals)
 
 

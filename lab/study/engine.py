@@ -38,11 +38,6 @@ def read_rows(file: Path) -> list[dict[str, str]]:
     return rows
 
 
-def weighted_tokens(metrics: dict[str, np.ndarray]) -> np.ndarray:
-    """The cost (steps + 1,) of a run up to each step: its tokens through the model, weighted as analyze.COSTS says."""
-    return np.nancumsum(sum(weight * metrics[name] for name, weight in COSTS.items()))  # NaN at the start
-
-
 def to_run(row: dict[str, str]) -> Run:
     """A row of lab/study/runs.csv as a run to compare."""
     figures = {name: float(text or "nan") for name, text in row.items() if name not in (*ABOUT, *BY_STEP)}

@@ -39,7 +39,7 @@ def draw_budget(parts: dict[str, list[Run]], file: Path) -> None:
     """Learning curves by cost (left; logarithmic, without the start) and by step (right; without longer runs)."""
     groups = tables.compared(parts)
     unit = cost_unit(groups)
-    figure, ((left, right),) = new_figure(2, 1, 4.2, sharey=True)
+    figure, (left, right) = new_figure(2, 4.2, sharey=True)
     for label, line in {"vineppo": "o-", "ppo": "s-", MORE_ANSWERS: "D--", tables.LONGER: "v:",
                         RLOO: "^-"}.items():  # RLOO lies on its own longer run, so it comes last
         if label in groups:
@@ -65,7 +65,7 @@ def draw_difference(axis: plt.Axes, y: float, e: Estimate, colour: str, **style)
 def draw_tuned(first: dict[str, list[Run]], file: Path) -> None:
     """Left, area by learning rate; right, differences of stage two, at equal steps (dots) and cost (squares)."""
     groups, rates = tables.stage_two(first), tables.at_rates(select(first, "tune", "edge"))
-    figure, ((left, right),) = new_figure(2, 1, 3.6)
+    figure, (left, right) = new_figure(2, 3.6)
     for name in dict.fromkeys(name for pair in tables.CONTRASTS for name in pair):
         at = sorted(rate for label, rate in rates if label == name)
         found = [t_estimate(100 * rates[name, rate].values("area")) for rate in at]
@@ -95,14 +95,14 @@ def draw_successes(levels: Levels, file: Path) -> None:
     pairs = tables.successes(levels)
     if not pairs:
         return
-    figure, axes = new_figure(len(pairs), 1, 3.4)
-    for axis, pair in zip(axes[0], pairs):
+    figure, axes = new_figure(len(pairs), 3.4)
+    for axis, pair in zip(axes, pairs):
         for group, line, label in ((pair.a, "o-", EXPERT), (pair.b, "s--", "RLOO")):
             draw_curve(axis, spent(group) / pair.unit, group, line, label)
-        axis.set(title=pair.setting, xlabel="cost, in GRPO's runs" if axis is axes[0, len(pairs) // 2] else "")
-    axes[0, 0].set_ylabel("held-out puzzles solved, %")
+        axis.set(title=pair.setting, xlabel="cost, in GRPO's runs" if axis is axes[len(pairs) // 2] else "")
+    axes[0].set_ylabel("held-out puzzles solved, %")
     figure.suptitle("By cost, own right answers only learn faster in all settings")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     save_figure(figure, file)
 
 
@@ -112,7 +112,7 @@ def draw_perfect(small: dict[str, list[Run]], file: Path) -> None:
     rate = min((rate for _, rate in groups), default=None)  # RLOO's; the other one is 1.4 times it
     if (MORE_ANSWERS, rate) not in groups:
         return
-    figure, ((axis,),) = new_figure(1, 1, 4.2)
+    figure, (axis,) = new_figure(1, 4.2)
     for name, where in tables.read_accuracy().items():
         if (name, rate) in groups:
             area = t_estimate(100 * groups[name, rate].values("area"))
@@ -131,7 +131,7 @@ def draw_perfect(small: dict[str, list[Run]], file: Path) -> None:
 
 def draw_noise(groups: dict[str, Group], signals: dict[str, Estimate], file: Path) -> None:
     """Area by the signal to noise of a step, a point an arm, and the line between RLOO's arms."""
-    figure, ((axis,),) = new_figure(1, 1, 4.2)
+    figure, (axis,) = new_figure(1, 4.2)
     area = {name: t_estimate(100 * group.values("area")) for name, group in groups.items() if name in signals}
     for name, up in area.items():
         style = {"fmt": "s", "color": PALETTE[0]} if name.startswith("oracle") else {"fmt": "o", "color": GREY}

@@ -37,10 +37,10 @@ from typing import Iterator, NamedTuple
 import numpy as np
 
 import train
-from analyze import summarize
+from analyze import COSTS, summarize
 from countdown_task import solutions, universe
 from lab import quiet
-from lab.study.engine import read_rows, weighted_tokens
+from lab.study.engine import read_rows
 from lab.study.pictures import write_study
 from lab.study.plan import HARD, LEVELS, PARTS, PRETRAINED, RUNS, VERSION
 from methods import MITIGATIONS
@@ -145,7 +145,8 @@ def make_row(e: Experiment) -> dict:
     shared = {key: value for key, value in settings.items() if key not in unnamed}
     changed = changes(method | {"normalize": settings["normalize"]}, defaults)
     figures, metrics = summarize(e.folder), read_metrics(e.folder)
-    cost, curve = weighted_tokens(metrics), figures.pop("curve")  # cost: (steps + 1,)
+    cost = np.nancumsum(sum(weight * metrics[name] for name, weight in COSTS.items()))  # (steps + 1,) NaN at the start
+    curve = figures.pop("curve")
     by_step = {"curve": curve, "spent": {step: cost[int(step)] for step in curve}}
     figures["seconds"] = np.nansum(metrics["seconds"])  # of all steps, without evaluation
     if settings["step_length"]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from analyze import RLOO, figure_cell
-from lab.estimates import cell, read_cell, read_table
+from lab.estimates import cell, read_column
 from lab.statistics import holm, spearman, with_errors
 from lab.study.decided import read_signal, section_9, section_10, table_negatives, table_noise
 from lab.study.engine import (BOTH, COST, COSTS_OF_BOTH, EXPERT, FIRST, METHOD, MINUS, MORE_ANSWERS, SEEDS, Column,
@@ -115,16 +115,6 @@ def table_equal(level: str, parts: dict[str, list[Run]]) -> Table:
         *(equal(f"area, {name}", weights=name, family=together) for name in ("1:1:6", "1:0:0"))])
 
 
-def read_scores() -> dict[str, dict[str, Estimate]]:
-    """By method, each of SCORES, from the tables that lab/truth and lab/gradients wrote."""
-    scores: dict[str, dict[str, Estimate]] = {}
-    for name, (file, table, column, _) in SCORES.items():
-        header, rows = read_table(ROOT / file, table)
-        for row in rows:
-            scores.setdefault(row[0], {})[name] = read_cell(row[header.index(column)])
-    return scores
-
-
 def table_scores(parts: dict[str, list[Run]], scores: dict[str, dict[str, Estimate]]) -> Table:
     """What is known of each method's credit before training, beside what it learned."""
     groups, shown = select(parts, "main"), ("cosine with A*", "rank in response", "solver")
@@ -138,14 +128,14 @@ def table_scores(parts: dict[str, list[Run]], scores: dict[str, dict[str, Estima
 
 def score_of(group: Group, scores: dict[str, dict[str, Estimate]], name: str) -> Estimate:
     """A method's score, whatever flags its label names; NaN where it has none."""
-    return scores.get(group.label.split()[0], {}).get(name, Estimate(float("nan")))
+    return scores[name].get(group.label.split()[0], Estimate(float("nan")))
 
 
 def table_correlations(parts: dict[str, list[Run]], scores: dict[str, dict[str, Estimate]]) -> Table:
     """Rank correlation of each score with what the methods learned, over all methods and over two subsets."""
     # Not RLOO, whose credit is GRPO's in another size.
     groups = [group for group in select(parts, "main").values() if group.label != RLOO and len(group.rows) > 2]
-    rows, least = [], scores["none"]["cosine with A*"].low
+    rows, least = [], scores["cosine with A*"]["none"].low
     for name, (_, _, _, meaning) in SCORES.items():
         scored = [group for group in groups if not np.isnan(score_of(group, scores, name).value)]
         climbed = [group for group in scored if group.values("climb").mean() > 0]
@@ -197,17 +187,6 @@ def default_of(label: str, labels: set[str]) -> str | None:
     method, *flags = label.split()
     fewer = [other for other in labels if other.split()[0] == method and {*other.split()[1:]} < {*flags}]
     return max(fewer, key=len, default=None)
-
-
-def table_fresh(level: str, parts: dict[str, list[Run]]) -> Table:
-    """Whether seeds that nobody had seen show the leads of the seeds by which the methods were chosen."""
-    old, new = compared(parts), select(parts, "fresh")
-    pairs = [Pair(old[label], old.get(RLOO), new[label]) for label in new if label in old and label != RLOO]
-    note = "Area minus RLOO's, by the seeds of the tables above and by seeds that nobody had seen; last, the end."
-    return make_table(f"Fresh seeds, {level}", note, pairs, [
-        METHOD, SEEDS, minus("- RLOO"), Column("fresh seeds", lambda pair: f"{len(pair.c.rows)}"),
-        Column("fresh - RLOO", lambda pair: difference(pair.c, new[RLOO])),
-        Column("end, fresh - RLOO", lambda pair: difference(pair.c, new[RLOO], "end"))])
 
 
 # ------------------------------------------------------------------------------------------ leads over RLOO
@@ -376,8 +355,7 @@ def table_default(first: dict[str, list[Run]]) -> Table:
 
 def read_accuracy() -> dict[str, Estimate]:
     """By label, how a credit correlates with the truth."""
-    header, rows = read_table(Path(__file__).with_name("accuracy.md"), "Accuracy of the credit")
-    found = {row[0]: read_cell(row[header.index("all")]) for row in rows}
+    found = read_column(Path(__file__).with_name("accuracy.md"), "Accuracy of the credit", "all")
     return {label: found[name] for label, name in MEASURED.items()}
 
 
@@ -475,11 +453,10 @@ def level_tables(level: str, parts: dict[str, list[Run]]) -> list[Table]:
     """The tables of a level."""
     tables = [table_methods(level, parts), table_equal(level, parts)]
     if level == FIRST:
-        scores = read_scores()
+        scores = {name: read_column(ROOT / file, table, column) for name, (file, table, column, _) in SCORES.items()}
         tables += [table_scores(parts, scores), table_correlations(parts, scores), table_types(parts)]
-    tables += [table_settings(f"{title}, {level}", parts["main"], parts[part]) for part, title in SETTINGS.items()
-               if part in parts and len({run.label for run in parts[part]}) > 1]  # one form alone is among the leads
-    return tables + ([table_fresh(level, parts)] if RLOO in select(parts, "fresh") else [])
+    return tables + [table_settings(f"{title}, {level}", parts["main"], parts[part]) for part, title in SETTINGS.items()
+                     if part in parts and len({run.label for run in parts[part]}) > 1]  # one alone is among the leads
 
 
 def tables_designed(levels: Levels) -> list[Table]:

@@ -35,7 +35,7 @@ from plumbing.files import read_arrays, replace_file
 from plumbing.flags import check_range, new_parser
 from plumbing.launch import check, check_lengths, with_model
 from plumbing.metrics import log_columns
-from plumbing.progress import Progress, one_sentence
+from plumbing.progress import Progress, follow, one_sentence
 from plumbing.queries import ROWS_AT_ONCE
 from plumbing.report import Table, spread_within
 from rollout import (EVALUATION, Policy, TokenBatch, draw_uniforms, generate_and_grade, generate_in_processes,
@@ -164,10 +164,8 @@ def add_credit(truth: dict, batch: TokenBatch, wanted: list[str]) -> None:
     """Columns methods (M,) and credits (M, N): the credit, at its defaults, of each wanted method that can be asked."""
     allowed = fitted_methods(batch.task, batch.ask.policy.heads)
     methods = {name: method for name, method in allowed.items() if name in wanted}
-    credits, progress = [], Progress("credit of every method", len(methods))
-    for method in methods.values():
-        credits.append(method(batch)[batch.mask].cpu().numpy().astype(np.float32))
-        progress.show(len(credits))
+    credits = [method(batch)[batch.mask].cpu().numpy().astype(np.float32)
+               for method in follow("credit of every method", methods.values())]
     truth |= {"methods": np.array(list(methods)), "credits": np.stack(credits)}
 
 
@@ -221,7 +219,7 @@ def prepare(args: argparse.Namespace) -> tuple[Policy, list, TokenBatch, dict]:
     puzzles = policy.task.load("heldout", s.eval_problems, s.data)
     check_lengths(policy, puzzles, s)
     args.out.mkdir(parents=True, exist_ok=True)
-    heads = find_heads(args.out, s.model, policy, args.critic_batches) if args.critic_batches else {}
+    heads = find_heads(args.out, policy, args.critic_batches) if args.critic_batches else {}
     policy = policy._replace(heads=heads, reference=policy.model)
     uniforms = draw_uniforms(args.seed, EVALUATION - 1, len(puzzles), args.answers, args.max_new_tokens)
     samples = generate_in_processes(policy, [policy.prompt(puzzle) for puzzle in puzzles], uniforms)

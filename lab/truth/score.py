@@ -22,10 +22,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from analyze import is_control, method_name
 from grpo import compare
-from lab.estimates import cell
+from lab.estimates import cell, read_column
 from lab.picture import CAPTIONS, draw
 from lab.truth.file import by_response, read_truth
-from lab.truth.scoring import ALL, HALVES, RIGHT_SIZES, WITHIN, credit_scores, read_scores
+from lab.truth.scoring import ALL, HALVES, RIGHT_SIZES, WITHIN, credit_scores
 from methods import MITIGATIONS
 from methods.heads import load_head
 from plumbing.flags import changed, methods_help, new_parser, parse_with
@@ -106,7 +106,7 @@ def own_scores(credit: np.ndarray, batch: TokenBatch, truth: dict) -> list[Estim
 
 def table_scores(name: str, own: list[Estimate], published: Path) -> Table:
     """A credit's scores; then those of GRPO, a control and the best method, read from `published`."""
-    others = {column: read_scores(published, *place) for column, place in COLUMNS.items()}
+    others = {column: read_column(published, *place) for column, place in COLUMNS.items()}
     best = best_method(others["rank in response"])
     names = {"none": method_name("none"), "random": method_name("random"), best: f"{best} (best rank in response)",
              RIGHT_SIZES: f"{RIGHT_SIZES} (right sizes, one sign a response)", HALVES: HALVES}

@@ -9,12 +9,11 @@ on each other, so responses or tokens would make the intervals too narrow.
 
 Run it:  python -m lab.truth.measure        writes scores.md
 """
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from lab.estimates import cell, read_cell, read_table
+from lab.estimates import cell
 from lab.statistics import correlate, ranks, within
 from lab.truth.solver import DECISIONS, KINDS
 from lab.updates import cosine_of, updates_of
@@ -151,9 +150,3 @@ def table_solver(truth: dict) -> Table:
         "Tokens before which the target could be reached in the attempt being written; how many lose it; mean A* where "
         "they keep it and where they lose it, ± half of its 95% interval, clustered by puzzle."),
         ["", "tokens", "lose the target", "A*, kept", "A*, lost"], rows)
-
-
-def read_scores(file: Path, heading: str, column: str) -> dict[str, Estimate]:
-    """By method, a column of one of `score_tables` in their file."""
-    header, rows = read_table(file, heading)
-    return {row[0]: read_cell(row[header.index(column)]) for row in rows}
