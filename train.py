@@ -75,11 +75,11 @@ class Settings:
     reward: str = "graded"  # random: a coin toss instead of the grade, while training; a control
     advantage: str = "grpo"  # how a reward is compared with the others of its group, the responses to the same puzzle
     normalize: str = "response"  # how @reweighting functions are rescaled: to mean 1 in each response, or step; or none
-    loss: str = "ppo"  # ppo: the clipped ratio (not its critic); cispo: a constant weight; gspo: one for a response
+    loss: str = "ppo"  # ppo: its clip (not its critic); cispo: the clip as a constant weight; gspo: a ratio per response
     loss_norm: str = "token"  # each token counts the same; sequence: each response; constant: 1 / max_new_tokens
     length_power: float = 1.0  # of --loss_norm lambda: above 0, longer responses of a group weigh more, below 0 shorter
-    clip_low: float = 0.2  # a token of negative credit has no gradient once p now / p when sampled < 1 - this
-    clip_high: float = 0.2  # one of positive credit has none once it is > 1 + this (PPO; DAPO: 0.28)
+    clip_low: float = 0.2  # negative credit has no gradient once a token's ratio, p now / p when sampled, is < 1 - this
+    clip_high: float = 0.2  # positive credit has none once the ratio is > 1 + this (PPO; DAPO: 0.28)
     updates_per_batch: int = 1  # optimizer steps on each batch
     old_logprob: str = "sampler"  # of the ratio, as recorded while sampling; update: as the first update reads it
     kl: float = 0.0  # weight of the KL penalty to the start model, the reference

@@ -5,7 +5,6 @@ import pytest
 from analyze import RLOO
 from lab.estimates import points, read_cell
 from lab.study import decided, pictures
-from lab.study.engine import Pair
 from lab.study.test_tables import group, rows_of, runs
 from plumbing.report import Estimate, welch
 from plumbing.runs import Group
