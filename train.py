@@ -75,7 +75,7 @@ class Settings:
     reward: str = "graded"  # random: a coin toss instead of the grade, while training; a control
     advantage: str = "grpo"  # how a reward is compared with the others of its group, the responses to the same puzzle
     normalize: str = "response"  # how @reweighting functions are rescaled: to mean 1 in each response, or step; or none
-    loss: str = "ppo"  # ppo: its clip (not its critic); cispo: the clip as a constant weight; gspo: a ratio per response
+    loss: str = "ppo"  # ppo: its clip (not its critic); cispo: it is a constant weight; gspo: a ratio per response
     loss_norm: str = "token"  # each token counts the same; sequence: each response; constant: 1 / max_new_tokens
     length_power: float = 1.0  # of --loss_norm lambda: above 0, longer responses of a group weigh more, below 0 shorter
     clip_low: float = 0.2  # negative credit has no gradient once a token's ratio, p now / p when sampled, is < 1 - this

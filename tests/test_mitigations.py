@@ -137,7 +137,6 @@ def test_values_of_any_type_become_float32_and_zero_on_padding(row, registry):
 @pytest.mark.parametrize("normalize, credit", [
     ("response", [[1, 2, 3], [2, 2], [2]]),  # the means are 2, 1 and 4
     ("step", [[1, 2, 3], [1, 1], [4]]),  # the mean of all six is 2
-    ("batch", [[1, 2, 3], [1, 1], [4]]),  # its early name
     ("none", [[2, 4, 6], [2, 2], [8]]),
 ])
 def test_weights_are_rescaled_as_normalize_says(normalize, credit):
