@@ -1,6 +1,6 @@
 """Tables and pictures of a pretrained model's credit, from the arrays published in lab/real/data.
 
-first-countdown.npz is the credit log of a run of part `first` (designs.md, section 1); truth-start.npz and
+first-countdown.npz and first-words.npz are the credit logs of part `first` (designs.md, section 1); truth-start.npz and
 truth-trained.npz are what lab/truth/measure.py measured before and after training (section 2). A folder of learning/
 has a copy of a whole run's metrics.csv (section 4), and one of them its credit log, all steps in one file.
 
@@ -27,6 +27,7 @@ from tasks.text import FILLER, REASONING, ROLES
 
 ROOM = Path(__file__).parent
 TOY = ROOM.parent / "truth" / "data" / "ground_truth.npz"  # of the bundled model, on Countdown
+FIRST = {"Countdown": "first-countdown", "word problems": "first-words"}
 TRUTHS = {"at the start": "truth-start", "after training": "truth-trained"}
 COLUMNS = ("step", "response", "group", "position", "token", "logprob", "entropy", "logit_grad", "credit", "role",
            "in_answer")
@@ -51,8 +52,8 @@ def ratio_of(log: dict, measure: str, over: np.ndarray, under: np.ndarray) -> Es
     return bootstrap(lambda s: (s[:, 0] / s[:, 1]) / (s[:, 2] / s[:, 3]), by_puzzle)
 
 
-def table_first(log: dict) -> Table:
-    """What a step's credit looks like before any training, beside the original's figures."""
+def first_figures(log: dict) -> dict[str, str]:
+    """What a step's credit looks like."""
     filler, reasoning, tags = (log["role"] == role for role in range(3))
     (_, first), *_, (_, last) = position_bins(log, 10)
     t = np.abs(t_statistics(log["contribution"], log["position"]))
@@ -61,7 +62,7 @@ def table_first(log: dict) -> Table:
     def ratios(name: str, over: np.ndarray, under: np.ndarray) -> dict[str, str]:
         return {f"{name}, {measure}": cell(ratio_of(log, measure, over, under)) for measure in MEASURES}
 
-    figures = {
+    return {
         "responses, tokens": f"{log['id'][-1] + 1:,}, {len(log['id']):,}",
         "length, tokens": f"{len(log['id']) / (log['id'][-1] + 1):.0f}",
         "reasoning, share of tokens": f"{reasoning.mean():.1%}",
@@ -76,11 +77,16 @@ def table_first(log: dict) -> Table:
             f"{log['contribution'][x].mean():.4f}" for x in (filler | tags, reasoning)),
         "share with abs(t) above 3, below 1.5": f"{(t > 3).mean():.0%}, {(t < 1.5).mean():.0%}",
         "mean abs(t)": f"{t.mean():.2f}"}
-    rows = [[name, figure, THEIRS.get(name, "")] for name, figure in figures.items()]
+
+
+def table_first(logs: dict[str, dict]) -> Table:
+    """A step before any training, of each task, beside the original's figures."""
+    figures = [first_figures(log) for log in logs.values()]
+    rows = [[name, *(f[name] for f in figures), THEIRS.get(name, "")] for name in figures[0]]
     return Table("Before any training", (
         "RLOO's credit on zero-shot responses, 8 to each of 64 problems. Ratios are of mean sizes, with 95% intervals "
         "over problems. t: of the mean at each position that 30 responses reach. The last column is the original's, "
-        "pooled over 100 steps of training."), ["", "Countdown", "the original, Countdown"], rows)
+        "pooled over 100 steps of training."), ["", *logs, "the original, Countdown"], rows)
 
 
 def table_fifths(log: dict) -> Table:
@@ -243,10 +249,10 @@ def table_measured(truths: dict[str, dict]) -> Table:
 def main() -> None:
     """Write tables.md, truth.png and learning.png, from the published arrays."""
     new_parser(description=__doc__).parse_args()
-    first = with_measures(read_arrays(ROOM / "data" / "first-countdown.npz", COLUMNS))
+    first = {task: with_measures(read_arrays(ROOM / "data" / f"{name}.npz", COLUMNS)) for task, name in FIRST.items()}
     truths = {when: read_truth(ROOM / "data" / f"{name}.npz") for when, name in TRUTHS.items()}
     learning = with_measures(read_arrays(LEARNING / SHOWN / "credit.npz", (*COLUMNS, "reward")))
-    tables = [table_first(first), table_fifths(first),
+    tables = [table_first(first), table_fifths(first["Countdown"]),
               table_learning(learning, read_metrics(LEARNING / SHOWN)), table_runs(read_rows(ROOM / "runs.csv")),
               table_measured(truths),
               *(table_where(f"Where the truth lies {when}", truth) for when, truth in truths.items()),
