@@ -240,7 +240,8 @@ def test_plain_forms_train_as_their_twins_do(quick, tmp_path):
     twin, plain = found
     for name in ("reward", "entropy", "grad_norm", "loss", "critic_loss", "tokens_sampled"):
         np.testing.assert_allclose(plain[name][1:], twin[name][1:], rtol=1e-3, atol=1e-5, err_msg=name)
-    assert (plain["tokens_updated"] > twin["tokens_updated"])[1:].all()  # every prompt again for each response
+    prompts = [x["tokens_updated"][1:] - x["tokens_sampled"][1:] for x in (twin, plain)]  # (steps,) tokens of each
+    assert (prompts[1] == 3 * prompts[0]).all() and (prompts[0] > 0).all()  # again for each of three responses
 
 
 def test_values_come_before_the_critic_learns_from_their_rewards(quick, tmp_path, monkeypatch):
