@@ -68,6 +68,7 @@ def test_noise_has_a_table_and_a_picture_after_the_last_seed(tmp_path):
     found = rows_of(decided.table_noise(groups, estimates))
     assert found["D: noise explains it"]["above the line"].startswith("-1.0 ± ")  # area of 45, noise of 90
     assert found["oracle k=4"]["area - 45 responses"].startswith("0.0 ± ") and found["RLOO"]["above the line"] == ""
+    assert found["RLOO"]["area"].startswith("10.0 ± ")
     pictures.draw_noise(groups, estimates, tmp_path / "noise.png")
     assert (tmp_path / "noise.png").is_file()
 
