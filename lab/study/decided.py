@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from analyze import RLOO
-from lab.estimates import cell, points, read_cell, read_table
+from lab.estimates import cell, points, read_column
 from lab.statistics import holm
-from lab.study.engine import (BOTH, EXPERT, MORE_ANSWERS, Column, Pair, arm, at_equal_cost, difference, equal,
+from lab.study.engine import (BOTH, EXPERT, MORE_ANSWERS, Column, Pair, at_equal_cost, at_rates, difference, equal,
                               make_table, minus, name_of, select)
 from lab.study.plan import BEST
 from plumbing.report import Estimate, Table, contrast, t_estimate
@@ -24,6 +24,7 @@ LINE = (RLOO, "none answers=16 advantage=rloo", MORE_ANSWERS, "none answers=90 a
 MIXES = ("oracle k=4", "oracle k=4 mix=0.25", "oracle k=4 mix=0.5")  # of the primary contrast
 BESIDE = ("oracle k=4 mix=1.0", "none questions=68 advantage=rloo")  # the axis is right if these lie on the line
 MARGIN = 0.02  # of area
+SIGNAL = Path(__file__).with_name("signal.md")
 SHARE, POSITIVES = "share advantage=rloo", "positives advantage=rloo"
 CONTRASTS = ((EXPERT, RLOO), (EXPERT, SHARE), (POSITIVES, RLOO), (POSITIVES, EXPERT))
 
@@ -33,18 +34,15 @@ CONTRASTS = ((EXPERT, RLOO), (EXPERT, SHARE), (POSITIVES, RLOO), (POSITIVES, EXP
 
 def section_9(small: dict[str, list[Run]]) -> dict[str, Group]:
     """Its arms at their rate by label without the rate; none before the last seed."""
-    groups = {name: group for (name, rate), group in (
-        (arm(label), group) for label, group in select(small, "oracle", "noise", "both").items()) if rate == BEST}
+    every = at_rates(select(small, "oracle", "noise", "both"))
+    groups = {name: group for (name, rate), group in every.items() if rate == BEST}
     complete = all(name in groups and len(groups[name].rows) == 5 for name in (*LINE, *MIXES, *BESIDE))
     return groups if complete else {}
 
 
-def read_signal(file: Path) -> dict[str, Estimate]:
+def read_signal(file: Path = SIGNAL) -> dict[str, Estimate]:
     """The signal to noise of each arm's step over the three policies; none before it was measured."""
-    if not file.is_file():
-        return {}
-    header, rows = read_table(file, "Signal to noise of a step")
-    return {row[0]: read_cell(row[header.index("all")]) for row in rows}
+    return read_column(file, "Signal to noise of a step", "all") if file.is_file() else {}
 
 
 def on_line(signal: float, line: list[float]) -> np.ndarray:
@@ -108,8 +106,8 @@ def table_noise(groups: dict[str, Group], signals: dict[str, Estimate]) -> Table
 def section_10(first: dict[str, list[Run]]) -> dict[str, Group]:
     """Its arms by label without rate and steps, which they have in common; none before the last seed."""
     groups = {}
-    for label, group in select(first, "negatives").items():
-        name = arm(label)[0].replace(" steps=300", "")
+    for (label, _), group in at_rates(select(first, "negatives")).items():
+        name = label.replace(" steps=300", "")
         groups[name] = replace(group, label=name)
     complete = all(name in groups and len(groups[name].rows) == 12 for pair in CONTRASTS for name in pair)
     return groups if complete else {}

@@ -74,6 +74,11 @@ def arm(label: str) -> tuple[str, float]:
     return " ".join(word for word in words if not word.startswith("lr=")), rates[0] if rates else Settings.lr
 
 
+def at_rates(groups: dict[str, Group]) -> dict[tuple[str, float], Group]:
+    """Groups by `arm` of their label."""
+    return {arm(label): group for label, group in groups.items()}
+
+
 def is_uniform(label: str) -> bool:
     """Whether all tokens of a response get the same credit: GRPO or RLOO."""
     return label.split()[0] == "none"

@@ -8,7 +8,8 @@ import numpy as np
 
 from analyze import RLOO, method_name
 from lab.study import decided, tables
-from lab.study.engine import EXPERT, FIRST, MORE_ANSWERS, Levels, at_equal_cost, cost_unit, difference, select, spent
+from lab.study.engine import (EXPERT, FIRST, MORE_ANSWERS, Levels, at_equal_cost, at_rates, cost_unit, difference,
+                              select, spent)
 from plumbing.report import GREY, MINUS, PALETTE, Estimate, new_figure, plt, save_figure, t_estimate
 from plumbing.runs import Group, Run
 from train import Settings
@@ -64,7 +65,7 @@ def draw_difference(axis: plt.Axes, y: float, e: Estimate, colour: str, **style)
 
 def draw_tuned(first: dict[str, list[Run]], file: Path) -> None:
     """Left, area by learning rate; right, differences of stage two, at equal steps (dots) and cost (squares)."""
-    groups, rates = tables.stage_two(first), tables.at_rates(select(first, "tune", "edge"))
+    groups, rates = tables.stage_two(first), at_rates(select(first, "tune", "edge"))
     figure, (left, right) = new_figure(2, 3.6)
     for name in dict.fromkeys(name for pair in tables.CONTRASTS for name in pair):
         at = sorted(rate for label, rate in rates if label == name)
@@ -108,7 +109,7 @@ def draw_successes(levels: Levels, file: Path) -> None:
 
 def draw_perfect(small: dict[str, list[Run]], file: Path) -> None:
     """Area by the accuracy of the credit, of arms with several seeds; nothing before RLOO with 45 responses is done."""
-    groups = tables.at_rates({label: group for label, group in select(small, "oracle").items() if len(group.rows) > 1})
+    groups = at_rates({label: group for label, group in select(small, "oracle").items() if len(group.rows) > 1})
     rate = min((rate for _, rate in groups), default=None)  # RLOO's; the other one is 1.4 times it
     if (MORE_ANSWERS, rate) not in groups:
         return
@@ -157,7 +158,7 @@ def write_study(file: Path) -> None:
         draw_tuned(levels[FIRST], file.with_name("tuned.png"))
     draw_successes(levels, file.with_name("successes.png"))
     draw_perfect(levels.get("small", {}), file.with_name("perfect.png"))
-    signals, arms = decided.read_signal(tables.SIGNAL), decided.section_9(levels.get("small", {}))
+    signals, arms = decided.read_signal(), decided.section_9(levels.get("small", {}))
     if signals and arms:
         draw_noise(arms, signals, file.with_name("noise.png"))
     print(f"wrote {file.with_name('tables.md')}, and pictures beside it")

@@ -15,8 +15,8 @@ from lab.estimates import cell, read_column
 from lab.statistics import holm, spearman, with_errors
 from lab.study.decided import read_signal, section_9, section_10, table_negatives, table_noise
 from lab.study.engine import (BOTH, COST, COSTS_OF_BOTH, EXPERT, FIRST, METHOD, MINUS, MORE_ANSWERS, SEEDS, Column,
-                              Levels, Pair, arm, cost_unit, difference, equal, is_uniform, make_table, mean, minus,
-                              name_of, plain, read_versions, select, spent, spent_enough, together)
+                              Levels, Pair, arm, at_rates, cost_unit, difference, equal, is_uniform, make_table, mean,
+                              minus, name_of, plain, read_versions, select, spent, spent_enough, together)
 from plumbing.report import Estimate, Table, contrast, interval, pm, t_estimate, t_quantile
 from plumbing.runs import Group, Run
 from train import Settings
@@ -47,7 +47,7 @@ SCORES = {  # what is known of a method before training: the table and column th
     "solver": (TRUTH, INSIDE, "solver", "rank correlation with the solver's verdict"),
     "signal to noise": (GRADIENTS, "Noise and bias of each method's gradient", "signal to noise",
                         "signal to noise of its gradient, 16 batches of 48 responses")}
-ROOT, SIGNAL = Path(__file__).parents[2], Path(__file__).with_name("signal.md")
+ROOT = Path(__file__).parents[2]
 LEGEND = """Success is that on held-out puzzles, in percent; differences are in points. ± is half of a 95% interval
 over seeds: Student's t, or Welch's t of a difference. *Area* is success averaged over training, or over the cost,
 linear between measurements; where one side was measured more often, both are read at the other's steps. *End* is
@@ -260,11 +260,6 @@ RATE = Column("rate", lambda pair: f"{arm(pair.a.label)[1]:.2g}")
 PLAIN_METHOD = Column("method", lambda pair: name_of(arm(pair.a.label)[0]))
 
 
-def at_rates(groups: dict[str, Group]) -> dict[tuple[str, float], Group]:
-    """Groups by `arm` of their label."""
-    return {arm(label): group for label, group in groups.items()}
-
-
 def best_rate(groups: dict[tuple[str, float], Group], name: str) -> float:
     """The learning rate at which a method has the largest mean area."""
     return max((rate for label, rate in groups if label == name),
@@ -464,7 +459,7 @@ def tables_designed(levels: Levels) -> list[Table]:
     first, small = levels[FIRST], levels.get("small", {})
     found = [table_process(first), table_tuning(first), table_many(first)]
     found += [table_perfect(small)] if "oracle" in small else []
-    tested, signals = stage_two(first), read_signal(SIGNAL)
+    tested, signals = stage_two(first), read_signal()
     found += [table_tested(first), table_default(first)] if tested else []
     if signals and (arms := section_9(small)):
         found.append(table_noise(arms, signals))
