@@ -1,138 +1,126 @@
-"""The runs of pretrained models on a GPU that is lent for some minutes: several at a time, and small files come back.
+"""The runs of a pretrained model on a GPU that is lent for some minutes: several at a time, and small files come back.
 
-Takes the parts `first` and `words` of lab/study/plan.py in the order of their seeds, and beside them measures the truth
-about some tokens. Each worker is one process that makes one run after the other, so that only its first one waits for
-libraries. No run begins that would not end in time. What comes back for each run: its row, its curves, its samples, the
-tables of analyze.py, and the credit log of a few steps. Weights and states stay there.
+They are those of part `words` (designs.md, section 3) that have no row yet, in the order of their seeds. Before them,
+the run of part `first` makes one update at a learning rate of 0: unless its gradient is finite, nothing else begins.
+Each run is a process of its own, so one that fails costs only itself. None begins that would not end in time, and none
+outlives the limit. The same command goes on with what is left.
 
-Run it:  python -m lab.real.gpu --minutes 8 --out results        needs weights/qwen and the files of lab.real.problems
+What comes back of each run is its log, its row, its curves and its samples; of seed 0 also the credit log. Weights stay
+there, and no state of 6 GB is written, since nobody will resume.
+
+    python -m lab.real.gpu --minutes 8 --out results       needs weights/qwen and, beside it, gsm_symbolic.jsonl
+    cat results/* | tar xz                                 at home; then this adds the rows to lab/real/runs.csv:
+    python -m lab.study.run --parts words --collect --keep
 """
-import contextlib
-import gc
-import multiprocessing
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tarfile
 import time
-import traceback
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
-import torch
-
 import train
-from analyze import analyze_run
-from lab.study.plan import PRETRAINED, RUNS
-from lab.study.run import Experiment, list_experiments, make_row
+from lab.study.plan import RUNS
+from lab.study.run import OTHERS, Experiment, done_runs, list_experiments, make_row
 from methods import MITIGATIONS
 from plumbing import run_folder
 from plumbing.files import write_json
 from plumbing.flags import new_parser
+from plumbing.progress import fail, one_sentence
 
-PARTS = ["first", "words"]
-STEPS = {1, 2, 5, 10, 20, 30, 40}  # whose credit logs come back, of the runs with seed 0 and 1
-TRUTH = ("-m lab.truth.measure --task math --dtype bfloat16 --max_new_tokens 128 --rollouts 50 --critic_batches 0 "
-         "--only_rollouts")
+PARTS, LEVELS = ["first", "words"], ["first-words", "words"]
+PACKING = 15  # seconds
 SLICE = 15 * 2**20  # bytes of a file that comes back
 
 
 def save_weights(run: Path, step: int, settings: train.Settings, _, write_weights, __) -> None:
-    """In place of run_folder.save: the last weights, and no state of 6 GB, since nobody will resume."""
+    """In place of run_folder.save: the last weights, on which the row measures GSM-Symbolic."""
     if step == settings.steps:
         write_weights(run / "checkpoint")
 
 
-def work(waiting: multiprocessing.Queue, until: float) -> None:
-    """Make the runs of a queue, one after the other, while the next one can still end in time."""
-    run_folder.save, longest = save_weights, 0.0
-    while time.time() + 1.1 * longest < until and (e := waiting.get()) is not None:
-        began = time.time()
-        e.log.parent.mkdir(parents=True, exist_ok=True)
-        with e.log.open("w") as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
-            try:
-                make(e)
-            except (Exception, SystemExit):  # one run that fails costs only itself
-                traceback.print_exc(file=log)
-        longest = max(longest, time.time() - began)
-
-
 def make(e: Experiment) -> None:
-    """One run, its row and its tables."""
-    sys.argv = shlex.split(e.command)[1:]
+    """A run and its row, in this process."""
+    shutil.rmtree(e.folder, ignore_errors=True)  # of a try that was cut off
+    run_folder.save, sys.argv = save_weights, shlex.split(e.command)[1:]
     train.main()
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
     write_json(e.folder / "row.json", make_row(e))
-    if e.seed == 0:
-        analyze_run(e.folder)
 
 
-def measure_truth(run: Path, device: str, until: float) -> None:
-    """The truth about the start model's tokens, then about those of the model of a run, once that is finished."""
-    measure_one("start", f"--questions 24 --model weights/qwen --device {device}", until)
-    while not (run / "row.json").is_file():
-        time.sleep(1)
-    measure_one("trained", f"--questions 12 --model {run / 'checkpoint'} --device {device}", until)
+def command_of(e: Experiment) -> list[str]:
+    """What makes a run in a process of its own."""
+    return [sys.executable, "-m", "lab.real.gpu", "--run", e.name, "--device", e.device]
 
 
-def measure_one(name: str, flags: str, until: float) -> None:
-    """The truth about one model's tokens, with its log beside it."""
-    out = RUNS / f"truth-{name}"
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / "log").open("w") as log:
-        subprocess.run([sys.executable, *shlex.split(f"{TRUTH} --answers 2 {flags} --out {out}")], stdout=log,
-                       stderr=log, timeout=max(1, until - time.time()))
+def attempt(e: Experiment, until: float, took: list[float]) -> bool:
+    """Make a run, unless the longest before it shows that it would not end in time. Returns whether it ended well.
 
-
-def files_of(run: Path) -> list[Path]:
-    """What comes back of a run."""
-    credit = [file for file in run.glob("credit/*.npz") if int(file.stem.removeprefix("step-")) in STEPS]
-    return [run / name for name in ("config.json", "metrics.csv", "final.json", "samples.txt", "row.json",
-                                    "analysis/tables.md") if (run / name).is_file()] + credit * (run.name[-1] in "01")
+    until: time.time() at the limit, when it is killed. took: seconds of those that ended, to which it adds its own.
+    """
+    began = time.time()
+    if began + max(took, default=0.0) > until:
+        return False
+    e.log.parent.mkdir(parents=True, exist_ok=True)
+    with e.log.open("w") as log:
+        try:
+            code = subprocess.run(command_of(e), stdout=log, stderr=log, timeout=until - began).returncode
+        except subprocess.TimeoutExpired:  # it was killed
+            print(f"{e.name}: cut off", flush=True)
+            return False
+    took.append(time.time() - began)
+    lines = e.log.read_text(encoding="utf-8", errors="replace").splitlines() or [""]
+    print(f"{e.name}: {took[-1]:.0f} s" + (f", failed with code {code}: {lines[-1]}" if code else ""), flush=True)
+    return code == 0
 
 
 def pack(experiments: list[Experiment], out: Path) -> None:
-    """Write everything that comes back to results.tar.gz.00, .01, ..."""
+    """Write what comes back to results.tar.gz.00, .01, ..."""
     out.mkdir(parents=True, exist_ok=True)
-    files = [file for e in experiments for file in [e.log, *files_of(e.folder)] if file.is_file()]
-    files += [file for file in RUNS.glob("truth-*/*") if file.is_file()]
+    found = [file for e in experiments for file in (
+        e.log, *e.folder.glob("*"), *(e.folder.glob("credit/*") if e.seed == 0 else ())) if file.is_file()]
     whole = RUNS / "results.tar.gz"
     with tarfile.open(whole, "w:gz", compresslevel=1) as tar:
-        for file in files:
+        for file in found:
             tar.add(file)
     content = whole.read_bytes()
     for i in range(0, len(content), SLICE):
         (out / f"results.tar.gz.{i // SLICE:02d}").write_bytes(content[i : i + SLICE])
-    print(f"{len(files)} files, {len(content) / 2**20:.1f} MiB, in {out}")
+    rows = sum(file.name == "row.json" for file in found)
+    print(f"{rows} of {len(experiments)} rows: {len(found)} files, {len(content) / 2**20:.1f} MiB, in {out}")
 
 
+@one_sentence()
 def main() -> None:
-    """Start the workers and the measurement of truth, wait until the time is over, and pack."""
+    """Make the first run, then the others, several at a time, until the limit; and pack."""
     parser = new_parser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=8.0, help="until everything is packed (default 8)")
-    parser.add_argument("--workers", type=int, default=5, help="runs at a time (default 5)")
+    parser.add_argument("--workers", type=int, default=5, help="runs at a time, of 15 GB each (default 5)")
     parser.add_argument("--device", default="cuda", help="any torch device (default cuda)")
     parser.add_argument("--out", type=Path, default=Path("results"), help="folder for what comes back")
+    parser.add_argument("--run", metavar="NAME", help="make only this run, and pack nothing")
     args = parser.parse_args()
-    until = time.time() + 60 * args.minutes - 15  # seconds to pack
-    experiments = list_experiments(PARTS, list(PRETRAINED), list(MITIGATIONS), args.device)
-    os.environ["OMP_NUM_THREADS"] = "2"
-    start = multiprocessing.get_context("spawn")
-    waiting = start.Queue()
-    for e in [*experiments, *[None] * args.workers]:
-        waiting.put(e)
-    first = next(e for e in experiments if e.level == "words").folder
-    processes = [start.Process(target=work, args=(waiting, until)) for _ in range(args.workers)]
-    processes.append(start.Process(target=measure_truth, args=(first, args.device, until)))
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(max(0.0, until - time.time()))
-    for process in processes:
-        process.kill()
+    experiments = list_experiments(PARTS, LEVELS, list(MITIGATIONS), args.device)
+    if args.run:
+        for e in experiments:
+            if e.name == args.run:
+                return make(e)
+        raise ValueError(f"--run {args.run}: there is no such run")
+    if not Path(OTHERS).is_file():  # the last thing that a run reads
+        raise FileNotFoundError(f"there is no {OTHERS}: make it with python -m lab.real.problems")
+    os.environ["OMP_NUM_THREADS"] = str(max(1, os.cpu_count() // args.workers))
+    one = partial(attempt, until=time.time() + 60 * args.minutes - PACKING, took=[])
+    first, *others = experiments
+    left = [e for e in others if e.name not in done_runs() and not (e.folder / "row.json").is_file()]
+    if works := one(first):
+        with ThreadPoolExecutor(args.workers) as pool:
+            list(pool.map(one, left))
     pack(experiments, args.out)
+    if not works:
+        fail(f"the first run failed, so no other began: see {first.log}")
 
 
 if __name__ == "__main__":
