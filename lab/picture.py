@@ -84,7 +84,10 @@ def draw_curve(axes: plt.Axes, truth: dict, rows: np.ndarray) -> None:
         text = f"“{truth['piece'][rows[t]].strip() or '↵'}” {truth['a_star'][rows[t]]:+.2f}".replace("-", "−")
         late = t > 0.85 * len(rows)  # too near the right edge for text on the right
         large = abs(V[t + 1] - V[t]) > 0.3  # text fits beside the jump; otherwise it goes above the curve
-        y = V[t : t + 2].mean() if large else high[t : t + max(1, len(rows) // 7)].max() + 0.08
+        room = max(1, len(rows) // 7)  # tokens, the width of a text
+        y = V[t : t + 2].mean() if large else high[t : t + room].max() + 0.08
+        if large and late:  # under the curve before the jump, where there is room
+            y = max(low[t - room : t + 1].min() - 0.1, 0.05)
         axes.text(t + (0.1 if late else 0.9), y, text, va="center", ha="right" if late else "left",
                   parse_math=False)
 
