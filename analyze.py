@@ -11,7 +11,7 @@ Two measures say what a token receives:
                                              the sign of the credit.
 
 Differences from the original work:
-1. Standard errors are clustered by response, because the tokens of a response share its advantage.
+1. Standard errors are clustered by puzzle, because its responses are compared with each other.
 2. Tags and the end token are a type of their own, `structure`.
 3. Notes under tables explain how to read them. A result in them is computed, never written in advance.
 """
@@ -67,6 +67,8 @@ def read_log(run: Path, metrics: dict) -> dict[str, np.ndarray]:
 def with_measures(log: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The columns (N,) of a credit log, and those that follow from them."""
     log["id"] = np.cumsum(log["position"] == 0) - 1  # (N,) number of the response within the run
+    place = log["step"].astype(np.int64) << 16 | log["group"]  # (N,)
+    log["puzzle"] = np.cumsum(np.diff(place, prepend=place[:1]) != 0)  # (N,) number of the puzzle within the run
     log["relative"] = log["position"] / np.bincount(log["id"])[log["id"]]  # (N,) in [0, 1)
     log["contribution"] = log["credit"] * log["logprob"]
     log["gradient"] = log["credit"] * log["logit_grad"]
@@ -75,14 +77,14 @@ def with_measures(log: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 # ---------------------------------------------------------------------------------------- tables of one run
 
-CLUSTERED = "Mean absolute value, ± half of its 95% interval, clustered by response."
+CLUSTERED = "Mean absolute value, ± half of its 95% interval, clustered by puzzle."
 SIZE_HEADER = [f"size of {measure}" for measure in MEASURES]
 ROLE_HEADER = [f"{measure}, {role}" for measure in MEASURES for role in ROLES]
 
 
 def mean_size(log: dict, selected: np.ndarray, measure: str) -> tuple[float, float]:
     """Mean absolute value of a measure over the selected tokens (N,) bool, and half of its interval."""
-    return clustered_mean(np.abs(log[measure][selected]), log["id"][selected])
+    return clustered_mean(np.abs(log[measure][selected]), log["puzzle"][selected])
 
 
 def size_cells(log: dict, selected: np.ndarray) -> list[str]:
@@ -181,7 +183,7 @@ def table_roles(log: dict) -> Table:
         sizes.append([mean_size(log, selected, measure)[0] for measure in MEASURES])
     # ROLES begins with filler and reasoning.
     by_contribution, by_gradient = (ratio(filler, reasoning) for filler, reasoning in zip(*sizes[:2]))
-    note = ("Mean size ± half of its 95% interval, clustered by response, then signed means. Filler / reasoning: "
+    note = ("Mean size ± half of its 95% interval, clustered by puzzle, then signed means. Filler / reasoning: "
             f"{by_contribution:.2f} by contribution, {by_gradient:.2f} by gradient.")
     return Table("Token types", note, ["type", "tokens", "share", *SIZE_HEADER, *MEASURES, "log p", "entropy"], rows)
 
@@ -415,6 +417,7 @@ def record(group: Group) -> dict[str, Estimate]:
     """All figures of a method, by their column in table.csv. Its baseline is GRPO with the same settings."""
     out = {"seeds": Estimate(len(group.rows)), "steps": Estimate(group.values("steps").max())}
     out |= {figure: t_estimate(group.values(figure)) for figure in (*LEARNING, *CREDIT)}
+    out["start"] = Estimate(group.values("start").mean())  # the same for all seeds, so there is no spread to show
     out["least climb"] = Estimate(group.values("climb").min())
     if group.compared:  # it has a baseline, GRPO with the same settings, and is not that itself
         out |= {name: group.difference(name.removesuffix(" - GRPO")) for name in DIFFERENCES}
@@ -425,7 +428,7 @@ def comparison_tables(records: dict[str, dict[str, Estimate]], warning: str = ""
     """What each method learned, its difference to the baseline, and where its credit went; a row per method."""
     single = min(r["seeds"].value for r in records.values()) < 2
     warnings = f"**{warning}** " * bool(warning) + "**With one seed, nothing can be concluded.** " * single
-    means = "Mean over seeds ± half of its 95% interval (Student's t)."
+    means = "Mean over seeds ± half of its 95% interval (Student's t), for these held-out puzzles."
     tables = [
         ("Learning", f"{means} Held-out success at start and end; area: the mean of its curve.",
          ("seeds", "steps", *LEARNING, "least climb")),

@@ -23,8 +23,9 @@ Settings of train.py. How it differs from the paper (DeepSeekMath, arXiv 2402.03
    response first: --loss_norm sequence. Dr. GRPO (2503.20783) divides by a constant: --loss_norm constant.
 2. By default there is no KL penalty (--kl), and one update per batch (--updates_per_batch). Then the ratio pi / pi_old,
    of a token's probability now to that when it was sampled, is 1, and nothing is clipped. A further update on the same
-   batch learns from samples of an older policy. The ratio corrects for that, and the clip takes away what would be
-   gained by moving a token's probability far from where it was sampled.
+   batch learns from samples of an older policy. The ratio corrects for that token by token, which is not exact: the
+   text before and after a token is the older policy's, too. The clip takes away what would be gained by moving a
+   token's probability far from where it was sampled.
 3. The log-probs of the sampling policy are recorded while sampling, not recomputed by a second forward pass. In
    bfloat16 rounding makes the two differ, so PPO's clip can act although the policy has not moved. --old_logprob update
    takes the log-probs of the first update's own pass as pi_old, so its ratio is 1.
@@ -65,8 +66,11 @@ def leave_one_out(rewards: Tensor, _: Tensor) -> Tensor:
 
 
 def over_success(_: Tensor, success: Tensor) -> Tensor:
-    """MaxRL: (s - mean) / mean, 0 where none succeeds (2602.02710). The mean estimates p(success), and grad p / p =
-    grad log p, so it ascends log p(success)."""
+    """MaxRL: (s - mean) / mean, 0 where none succeeds (2602.02710).
+
+    In a large group the mean is p(success), and grad p / p = grad log p, so it ascends log p(success). In a group of G
+    the gradient is smaller where p is: 0.87 of that at p = 1/4 and G = 8, 0.52 at 0.1, 0.19 at 0.03.
+    """
     mean = success.mean(1, keepdim=True)  # (Q, 1)
     return (success - mean) / torch.where(mean > 0, mean, 1.0)
 
@@ -124,7 +128,8 @@ def gspo_objective(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s
 
     This is the paper's form for credit per token. In numbers the second factor below is 1, so the ratio is that of the
     response; but its gradient is grad log pi of the token, so each token gets its own credit.
-    The paper has --loss_norm sequence, --clip_low 3e-4 and --clip_high 4e-4.
+    The paper has --loss_norm sequence, --clip_low 3e-4 and --clip_high 4e-4. In bfloat16 add --old_logprob update:
+    rounding alone exceeds bounds so narrow, by which the first update lost 48% of the bundled model's tokens.
     """
     change = (logprob - old).detach() * mask  # (b, t)
     mean = change.sum(1, keepdim=True) / mask.sum(1, keepdim=True)  # (b, 1)

@@ -66,7 +66,8 @@ def share(batch: TokenBatch) -> Tensor:
     """credit = A n / kept on a random part of the responses, else 0: as many as are right, as a control (ours).
 
     The part is drawn from the n responses whose A is not 0; where fewer than that are right, these are `kept`. So an
-    update costs about what one of `expert_iteration` does, and with --advantage rloo it has RLOO's expectation.
+    update costs about what one of `expert_iteration` does. With --advantage rloo it has RLOO's expectation, except in a
+    step without a right response: that teaches it nothing, so a policy that solves nothing stays as it is.
     """
     candidates = batch.advantage.nonzero()[:, 0]  # (n,)
     kept = min(int(batch.success.sum()), len(candidates))

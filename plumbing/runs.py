@@ -192,13 +192,15 @@ def group_runs(runs: list[Run]) -> list[Group]:
 
 
 def comparison_warnings(runs: list[Run]) -> list[str]:
-    """What keeps runs from being compared: different numbers of steps, no end yet, another content of an input."""
+    """What keeps runs from being compared: other steps, or steps measured, no end yet, another content of an input."""
     found, by_steps, inputs = [], {}, {}
     for run in runs:
         by_steps.setdefault(int(run.figures["steps"]), []).append(Path(run.name).name)
     if len(by_steps) > 1:
         listed = "; ".join(f"{steps} steps: {', '.join(names)}" for steps, names in sorted(by_steps.items()))
         found.append(f"The runs have different numbers of steps, so their results are not comparable ({listed}).")
+    elif len({tuple(run.figures["curve"]) for run in runs}) > 1:
+        found.append("The runs were measured at different steps (--eval_every), so their areas are not comparable.")
     if names := [Path(run.name).name for run in runs if not run.finished]:
         found.append(f"Not finished, so the end is the last measurement: {', '.join(names)}.")
     for run in runs:

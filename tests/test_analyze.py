@@ -139,10 +139,10 @@ def test_a_table_by_hand(run, table, row, expected):
         assert figure == "" if value is None else float(figure) == pytest.approx(value, abs=6e-4), name
 
 
-def test_errors_are_clustered_by_response(run):
-    """Guards against tokens of a response that count as independent. Reasoning: clusters (.125, 2) and (.25, 4)."""
+def test_errors_are_clustered_by_puzzle(run):
+    """Guards against tokens and responses to a puzzle that count as independent: filler is (1, 1) and (2, 2)."""
     table = analyze.table_roles(read_log(run))
-    assert row_of(table, "reasoning")["size of contribution"] == "1.594 ± 1.041"  # 1.96 * sqrt(2 * 2 * 1.0625**2) / 4
+    assert row_of(table, "filler")["size of contribution"] == "1.500 ± 0.980"  # 1.96 * sqrt(2 * 2 * 1**2) / 4
     assert "0.94 by contribution, 1.45 by gradient" in table.note  # filler / reasoning: 1 / 1.0625, .5 / .34375
 
 
@@ -161,7 +161,7 @@ def test_top_tokens_are_counted_within_their_type(tokenizer):
     ones, bar = np.ones(15), tokenizer.library.token_to_id("|") or 300
     tokens = np.array([300, 301, 301, 301, bar, *range(310, 320)])
     log = dict(role=np.array([0, 0, 0, 1, 2] + [1] * 10), token=tokens, contribution=ones, gradient=ones, logprob=ones,
-               entropy=2 * ones, id=np.arange(15))
+               entropy=2 * ones, puzzle=np.arange(15))
     rows = analyze.table_tokens(log, tokenizer).rows
     assert [(row[0], row[2]) for row in rows[:3]] == [("filler", "2"), ("filler", "1"), ("reasoning", "1")]
     assert rows[0][1] == f"`{tokenizer.bytes[301].decode()!r}`"
@@ -211,7 +211,7 @@ def test_the_picture_of_credit_shows_the_tables(tmp_path, figures):
     n = 100  # tokens of each type in each of five parts; of structure one fewer
     role, part = np.repeat([0, 1, 2], 5 * n), np.tile(np.repeat(np.arange(5), n), 3)
     kept = ~((role == 2) & (np.arange(15 * n) % n == 0))
-    log = dict(role=role, relative=part / 5 + 0.1, id=np.arange(15 * n) % 7,
+    log = dict(role=role, relative=part / 5 + 0.1, puzzle=np.arange(15 * n) % 7,
                contribution=-1.0 * (part + 1), gradient=10.0 * (role + 1))
     analyze.draw_credit({name: x[kept] for name, x in log.items()}, tmp_path / "a.png")
     contribution, gradient = ({bars.get_label(): bars.lines[0].get_ydata() for bars in axis.containers}
@@ -344,6 +344,14 @@ def test_every_table_warns_of_what_is_not_comparable(run, call):
                     f"my.jsonl was not the same in {run} and {others[1]}"):
         assert warning in last and text.count(warning) == 3
     assert text.count("With one seed, nothing can be concluded") == text.count("\n## ") == 3
+
+
+def test_areas_of_other_grids_are_not_comparable(run, call):
+    """Guards against the mean of a curve of three points held against that of a straight line."""
+    other = make_run(run.parent / "a", 0.9, mitigation="a")
+    (other / "metrics.csv").unlink()
+    write_metrics(other, [[0, 0.25], [1, 0.5], [2, 0.9]])
+    assert "measured at different steps" in call(run, other).splitlines()[-1]
 
 
 def test_the_baseline_is_none_with_the_same_settings(run, call):

@@ -240,7 +240,7 @@ def table_measured(truths: dict[str, dict]) -> Table:
             "rollouts, tokens sampled for them": f"{8 * truth['packets'].sum():,}, {truth['sampled']:,}",
             "tokens with rollouts": f"{tried.mean():.1%}",
             "standard error of A*, root mean square": f"{np.sqrt(np.mean(truth['a_star_error'][tried] ** 2)):.3f}",
-            "mean abs(A*) ± half of its interval": pm(*mean_size(truth | {"id": truth["response"]}, tried, "a_star"))})
+            "mean abs(A*) ± half of its interval": pm(*mean_size(truth | {"puzzle": truth["group"].astype(int)}, tried, "a_star"))})
     return Table("What was measured", "A* of success, backwards from the end of a response.", ["", *truths],
                  [[name, *(f[name] for f in figures)] for name in figures[0]])
 
