@@ -47,17 +47,11 @@ def to_run(row: dict[str, str]) -> Run:
 
 
 def read_versions(file: Path) -> dict[int, Levels]:
-    """The runs of a file by version of the results, level and part; only levels with a run of GRPO."""
+    """The runs of a file by version of the results, level and part."""
     versions: dict[int, Levels] = {}
     for row in read_rows(file):
         levels = versions.setdefault(int(row["version"]), {})
         levels.setdefault(row["level"], {}).setdefault(row["part"], []).append(to_run(row))
-    versions = {version: {level: parts for level, parts in levels.items()
-                          if any(run.label == "none" for run in parts.get("main", []))}
-                for version, levels in versions.items()}
-    if not versions or FIRST not in versions[max(versions)]:
-        raise ValueError(f"there is no run of none on {FIRST} puzzles in {file}; make it with: python -m "
-                         f"lab.study.run --parts main --levels {FIRST} --methods none")
     return versions
 
 

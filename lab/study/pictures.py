@@ -43,11 +43,10 @@ def draw_budget(parts: dict[str, list[Run]], file: Path) -> None:
     figure, (left, right) = new_figure(2, 4.2, sharey=True)
     for label, line in {"vineppo": "o-", "ppo": "s-", MORE_ANSWERS: "D--", tables.LONGER: "v:",
                         RLOO: "^-"}.items():  # RLOO lies on its own longer run, so it comes last
-        if label in groups:
-            costs, steps = spent(groups[label]) / unit, np.array(list(next(iter(groups[label].rows.values()))["curve"]))
-            costs[0] = np.nan  # a logarithmic axis has no 0
-            for axis, x in ((left, costs), (right, steps))[: 1 + (steps[-1] == Settings.steps)]:
-                draw_curve(axis, x, groups[label], line, f"{short(label)}, seeds: {len(groups[label].rows)}")
+        costs, steps = spent(groups[label]) / unit, np.array(list(next(iter(groups[label].rows.values()))["curve"]))
+        costs[0] = np.nan  # a logarithmic axis has no 0
+        for axis, x in ((left, costs), (right, steps))[: 1 + (steps[-1] == Settings.steps)]:
+            draw_curve(axis, x, groups[label], line, f"{short(label)}, seeds: {len(groups[label].rows)}")
     left.set(xlabel="weighted tokens, in units of GRPO's default run", ylabel="held-out puzzles solved, %",
              title="By cost RLOO with more steps leads", xscale="log")
     left.set_xticks([0.25, 0.5, 1, 2, 4], ["0.25", "0.5", "1", "2", "4"])
@@ -94,8 +93,6 @@ def draw_tuned(first: dict[str, list[Run]], file: Path) -> None:
 def draw_successes(levels: Levels, file: Path) -> None:
     """Held-out success by cost in each setting."""
     pairs = tables.successes(levels)
-    if not pairs:
-        return
     figure, axes = new_figure(len(pairs), 3.4)
     for axis, pair in zip(axes, pairs):
         for group, line, label in ((pair.a, "o-", EXPERT), (pair.b, "s--", "RLOO")):
@@ -108,11 +105,9 @@ def draw_successes(levels: Levels, file: Path) -> None:
 
 
 def draw_perfect(small: dict[str, list[Run]], file: Path) -> None:
-    """Area by the accuracy of the credit, of arms with several seeds; nothing before RLOO with 45 responses is done."""
+    """Area by the accuracy of the credit, of arms with several seeds."""
     groups = at_rates({label: group for label, group in select(small, "oracle").items() if len(group.rows) > 1})
-    rate = min((rate for _, rate in groups), default=None)  # RLOO's; the other one is 1.4 times it
-    if (MORE_ANSWERS, rate) not in groups:
-        return
+    rate = min(rate for _, rate in groups)  # RLOO's; the other one is 1.4 times it
     figure, (axis,) = new_figure(1, 4.2)
     for name, where in tables.read_accuracy().items():
         if (name, rate) in groups:
@@ -151,14 +146,13 @@ def draw_noise(groups: dict[str, Group], signals: dict[str, Estimate], file: Pat
 
 
 def write_study(file: Path) -> None:
-    """The tables of a file of rows, and the pictures as far as their runs are done, beside it."""
+    """The tables and pictures of a file of rows, beside it."""
     levels = tables.write_tables(file)
     draw_budget(levels[FIRST], file.with_name("budget.png"))
-    if tables.stage_two(levels[FIRST]):
-        draw_tuned(levels[FIRST], file.with_name("tuned.png"))
+    draw_tuned(levels[FIRST], file.with_name("tuned.png"))
     draw_successes(levels, file.with_name("successes.png"))
-    draw_perfect(levels.get("small", {}), file.with_name("perfect.png"))
-    signals, arms = decided.read_signal(), decided.section_9(levels.get("small", {}))
+    draw_perfect(levels["small"], file.with_name("perfect.png"))
+    signals, arms = decided.read_signal(), decided.section_9(levels["small"])
     if signals and arms:
         draw_noise(arms, signals, file.with_name("noise.png"))
     print(f"wrote {file.with_name('tables.md')}, and pictures beside it")

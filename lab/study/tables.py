@@ -3,7 +3,7 @@
     python -m lab.study.run --tables        writes tables.md and tables-1.md beside runs.csv, and the pictures
 
 Asterisks stand only where a question of the pages is answered, and each table says over what it corrects. Section
-numbers are those of designs.md; what is decided by a design has no table before its last run.
+numbers are those of designs.md; sections 9 and 10 have no table before their last run.
 """
 import re
 from pathlib import Path
@@ -232,7 +232,7 @@ def tables_leads(levels: Levels) -> list[Table]:
     """The leads at the levels, and those with several updates."""
     usual = {level: compared(parts) for level, parts in levels.items()}
     everywhere = [pair for level, groups in usual.items() for pair in leads(level, groups, groups)]
-    updated = [pair for setting, groups in by_updates(levels[FIRST].get("updates", [])).items()
+    updated = [pair for setting, groups in by_updates(levels[FIRST]["updates"]).items()
                for pair in leads(setting, groups, usual[FIRST])]
     note = ("Minus RLOO in the same setting after as many steps; then, at the largest cost that both reached, minus "
             "the shortest run of RLOO, one update on each batch, that spent half as much, if there is one. † differs "
@@ -250,7 +250,7 @@ def tables_leads(levels: Levels) -> list[Table]:
         for row, pair in zip(table.rows, pairs):
             row[4] += " †" * ((pair.a.label, pair.setting) in differ)
         tables.append(table)
-    return [table for table in tables if table.rows]
+    return tables
 
 
 # --------------------------------------------------------------------------------- what a design has decided
@@ -283,11 +283,8 @@ def table_tuning(first: dict[str, list[Run]]) -> Table:
 
 
 def stage_two(first: dict[str, list[Run]]) -> dict[str, Group]:
-    """Section 1, stage two: its arms by method; none before the last run."""
-    groups = {arm(label)[0]: group for label, group in select(first, "test").items()}
-    complete = all(name in groups and len(groups[name].rows) == (10 if name == "vineppo" else 20)
-                   for pair in CONTRASTS for name in pair)
-    return groups if complete else {}
+    """Section 1, stage two: its arms by method."""
+    return {arm(label)[0]: group for label, group in select(first, "test").items()}
 
 
 def table_tested(first: dict[str, list[Run]]) -> Table:
@@ -371,8 +368,8 @@ def table_perfect(small: dict[str, list[Run]]) -> Table:
 
 def table_process(first: dict[str, list[Run]]) -> Table:
     """Section 3: process rewards against what they are added to, on the seeds of the process rewards."""
-    groups = select(first, "main", "forms", "process", seeds={run.seed for run in first.get("process", [])})
-    pairs = [Pair(groups[a], groups[b]) for a, b in REWARDS if {a, b} <= groups.keys()]
+    groups = select(first, "main", "forms", "process", seeds={run.seed for run in first["process"]})
+    pairs = [Pair(groups[a], groups[b]) for a, b in REWARDS]
     note = ("Differences of area and of the end. * after Holm's correction over the column. Length: tokens in a "
             "response.")
 
@@ -385,15 +382,14 @@ def table_process(first: dict[str, list[Run]]) -> Table:
         Column("length", lambda pair: length(pair.a)), Column("its length", lambda pair: length(pair.b))])
 
 
-def table_many(first: dict[str, list[Run]]) -> Table | None:
-    """Section 4: RLOO with more than 8 responses to each puzzle at each rate; None before the longer run is done."""
+def table_many(first: dict[str, list[Run]]) -> Table:
+    """Section 4: RLOO with more than 8 responses to each puzzle at each rate."""
     groups = at_rates(select(first, "main", "budget", "test", "many"))
-    longer = groups.get((LONGER, Settings.lr))
-    pairs = [Pair(group, groups.get((RLOO, rate)), longer, cost_unit(select(first, "main")))
+    pairs = [Pair(group, groups.get((RLOO, rate)), groups[LONGER, Settings.lr], cost_unit(select(first, "main")))
              for (name, rate), group in sorted(groups.items()) if "answers=" in name and "advantage=rloo" in name]
     note = ("Minus RLOO with 8 responses at the same rate, after as many steps; and minus RLOO with 560 steps at the "
             "default rate, 2e-4, at the largest cost that both reached.")
-    return longer and make_table("Many responses at higher rates, easy", note, pairs, [
+    return make_table("Many responses at higher rates, easy", note, pairs, [
         PLAIN_METHOD, RATE, SEEDS, COST, mean("area"), mean("end"), minus("area - RLOO"),
         BOTH._replace(header="seeds of both"), equal("at cost", "cost", second=True),
         equal("area - 560 steps", second=True), equal("end - 560 steps", "end", second=True)])
@@ -456,17 +452,16 @@ def level_tables(level: str, parts: dict[str, list[Run]]) -> list[Table]:
 
 def tables_designed(levels: Levels) -> list[Table]:
     """The tables of designs.md, as far as their runs are done."""
-    first, small = levels[FIRST], levels.get("small", {})
-    found = [table_process(first), table_tuning(first), table_many(first)]
-    found += [table_perfect(small)] if "oracle" in small else []
-    tested, signals = stage_two(first), read_signal()
-    found += [table_tested(first), table_default(first)] if tested else []
+    first, small, signals = levels[FIRST], levels["small"], read_signal()
+    found = [table_process(first), table_tuning(first), table_many(first), table_perfect(small), table_tested(first),
+             table_default(first)]
     if signals and (arms := section_9(small)):
         found.append(table_noise(arms, signals))
     if arms := section_10(first):
-        others = [*successes(levels), *([Pair(tested[EXPERT], tested[RLOO])] if tested else [])]
+        tested = stage_two(first)
+        others = [*successes(levels), Pair(tested[EXPERT], tested[RLOO])]
         found.append(table_negatives(arms, cost_unit(select(first, "main")), others))
-    return [table for table in (*found, table_successes(levels), table_faster(levels)) if table and table.rows]
+    return [*found, table_successes(levels), table_faster(levels)]
 
 
 def old_tables(level: str, parts: dict[str, list[Run]]) -> list[Table]:
@@ -479,12 +474,11 @@ def old_tables(level: str, parts: dict[str, list[Run]]) -> list[Table]:
 def write_tables(file: Path) -> Levels:
     """Write the tables of the latest rows of a file to tables.md beside it, those of version 1 to tables-1.md."""
     versions = read_versions(file)
-    levels = versions[max(versions)]
+    first, levels = versions[1], versions[max(versions)]
     tables = [table for level, parts in levels.items() for table in level_tables(level, parts)]
     write_file("The study", [*tables, *tables_leads(levels), *tables_designed(levels)], file.with_name("tables.md"))
-    if min(versions) < max(versions):
-        old = [table for level, parts in versions[min(versions)].items() for table in old_tables(level, parts)]
-        write_file(f"The study, version {min(versions)}", old, file.with_name(f"tables-{min(versions)}.md"))
+    old = [table for level, parts in first.items() for table in old_tables(level, parts)]
+    write_file("The study, version 1", old, file.with_name("tables-1.md"))
     return levels
 
 
