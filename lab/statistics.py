@@ -79,6 +79,12 @@ def within(x: np.ndarray, y: np.ndarray, columns: dict, use: np.ndarray, by_rank
     return correlate(x, y, columns["group"][use].astype(int))
 
 
+def rank_pair(x: np.ndarray, y: np.ndarray, columns: dict) -> tuple[Estimate, Estimate]:
+    """Rank correlation of x and y (N,) over all tokens, and within responses over those with rollouts."""
+    everywhere = correlate(ranks(x), ranks(y), columns["group"].astype(int))
+    return everywhere, within(x, y, columns, columns["packets"] > 0, by_rank=True)
+
+
 def spearman(x: np.ndarray, y: np.ndarray) -> Estimate:
     """Rank correlation of independent pairs (n,), (n,), NaN where either does not vary, with its 95% interval: that of
     Fisher's z with variance (1 + r^2 / 2) / (n - 3) (Bonett and Wright, 2000)."""

@@ -13,12 +13,11 @@ import numpy as np
 from analyze import average, mean_size, position_bins, with_measures
 from lab.estimates import cell
 from lab.picture import draw
-from lab.statistics import bootstrap, correlate, ranks, share, sums, within
+from lab.statistics import bootstrap, rank_pair, share, sums
 from lab.study.engine import read_rows, to_run
 from lab.study.pictures import colour_of, short
 from lab.truth.file import read_truth
 from lab.truth.scoring import HALVES, all_credit
-from plumbing.files import read_arrays
 from plumbing.flags import new_parser
 from plumbing.progress import one_sentence
 from plumbing.report import Estimate, Table, new_figure, pm, save_figure, t_statistics
@@ -29,8 +28,6 @@ ROOM = Path(__file__).parent
 TOY = ROOM.parent / "truth" / "data" / "ground_truth.npz"  # of the bundled model, on Countdown
 FIRST = {"Countdown": "first-countdown", "word problems": "first-words"}
 TRUTHS = {"at the start": "truth-start", "after training": "truth-trained"}
-COLUMNS = ("step", "response", "group", "position", "token", "logprob", "entropy", "logit_grad", "credit", "role",
-           "in_answer")
 MEASURES = ("contribution", "gradient")
 LEARNING = ROOM / "data" / "learning"
 SHOWN = "none-seed0"  # the run whose credit is shown
@@ -207,11 +204,8 @@ def table_where(title: str, truth: dict) -> Table:
 
 def table_ranks(truth: dict) -> Table:
     """Which function's credit comes close to A*."""
-    tried, puzzle, a_star = truth["packets"] > 0, truth["group"].astype(int), truth["a_star"].astype(float)
-    halves = truth["a_star_halves"].T.astype(float)
-    found = {name: (correlate(ranks(x), ranks(a_star), puzzle), within(x, a_star, truth, tried, True))
-             for name, x in all_credit(truth).items()}
-    found[HALVES] = correlate(*map(ranks, halves), puzzle), within(*halves, truth, tried, True)
+    found = {name: rank_pair(x, truth["a_star"], truth) for name, x in all_credit(truth).items()}
+    found[HALVES] = rank_pair(*truth["a_star_halves"].T, truth)
     order = sorted(found, key=lambda name: -np.nan_to_num(found[name][1].value, nan=-2.0))
     return Table("Credit against A*, at the start", (
         "Rank correlation over all tokens, and within responses over those with rollouts; empty where credit is the "
@@ -221,11 +215,9 @@ def table_ranks(truth: dict) -> Table:
 
 def table_sizes(when: str, truth: dict) -> Table:
     """Do the sizes that are cheap to know find the tokens that matter?"""
-    tried, a_star = truth["packets"] > 0, np.abs(truth["a_star"])
     listed = {"1 - p": -np.expm1(truth["logprob"]), "entropy": truth["entropy"], "abs(log p)": -truth["logprob"],
               "‖onehot - p‖": truth["logit_grad"]}
-    rows = [[name, cell(correlate(ranks(x), ranks(a_star), truth["group"].astype(int))),
-             cell(within(x, a_star, truth, tried, True))] for name, x in listed.items()]
+    rows = [[name, *map(cell, rank_pair(x, np.abs(truth["a_star"]), truth))] for name, x in listed.items()]
     return Table(f"Size against abs(A*), {when}", "Rank correlation, as above.", ["size", "all tokens",
                                                                                  "within responses"], rows)
 
@@ -249,9 +241,9 @@ def table_measured(truths: dict[str, dict]) -> Table:
 def main() -> None:
     """Write tables.md, truth.png and learning.png, from the published arrays."""
     new_parser(description=__doc__).parse_args()
-    first = {task: with_measures(read_arrays(ROOM / "data" / f"{name}.npz", COLUMNS)) for task, name in FIRST.items()}
+    first = {task: with_measures(dict(np.load(ROOM / "data" / f"{name}.npz"))) for task, name in FIRST.items()}
     truths = {when: read_truth(ROOM / "data" / f"{name}.npz") for when, name in TRUTHS.items()}
-    learning = with_measures(read_arrays(LEARNING / SHOWN / "credit.npz", (*COLUMNS, "reward")))
+    learning = with_measures(dict(np.load(LEARNING / SHOWN / "credit.npz")))
     tables = [table_first(first), table_fifths(first["Countdown"]),
               table_learning(learning, read_metrics(LEARNING / SHOWN)), table_runs(read_rows(ROOM / "runs.csv")),
               table_measured(truths),

@@ -5,17 +5,13 @@ import numpy as np
 
 from plumbing.files import read_arrays
 
-COLUMNS = ("response", "group", "position", "token", "logprob", "entropy", "logit_grad", "advantage", "reward",
-           "success", "packets", "value", "value_error", "a_star", "a_star_error", "a_star_halves", "kind",
-           "reachable_before", "reachable", "piece", "credits", "methods", "kinds", "prompts", "settings", "complete")
-
 
 def read_truth(file: Path) -> dict[str, np.ndarray]:
     """The arrays of a ground_truth.npz: columns (N,) with one row per token, credits (M, N), and names.
 
-    ValueError in one sentence when the file is missing, damaged or unfinished, or lacks one of them.
+    ValueError in one sentence when the file is missing, damaged or unfinished.
     """
-    truth = read_arrays(file, COLUMNS)
+    truth = read_arrays(file, ("complete",))
     if not truth["complete"]:
         raise ValueError(f"{file} lacks some rollouts: run the command that started it again")
     return truth

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lab.estimates import cell
-from lab.statistics import correlate, ranks, within
+from lab.statistics import rank_pair, within
 from lab.truth.solver import DECISIONS, KINDS
 from lab.updates import cosine_of, updates_of
 from plumbing.progress import Progress
@@ -40,11 +40,10 @@ class Score(NamedTuple):
 
 def score(x: np.ndarray, y: np.ndarray, truth: dict, cosine: Estimate) -> Score:
     """How close credit x (N,) is to the truth y (N,), over all tokens and within responses."""
-    x, y, tried = x.astype(float), y.astype(float), truth["packets"] > 0
-    return Score(
-        spearman=correlate(ranks(x), ranks(y), truth["group"].astype(int)), cosine=cosine,
-        within_spearman=within(x, y, truth, tried, True), within_pearson=within(x, y, truth, tried, False),
-        solver=within(x, truth["reachable"], truth, truth["reachable_before"] == 1, True))
+    x, y = x.astype(float), y.astype(float)
+    spearman, within_spearman = rank_pair(x, y, truth)
+    return Score(spearman, cosine, within_spearman, within_pearson=within(x, y, truth, truth["packets"] > 0, False),
+                 solver=within(x, truth["reachable"], truth, truth["reachable_before"] == 1, True))
 
 
 def credit_scores(credits: dict[str, np.ndarray], batch: TokenBatch, truth: dict) -> dict[str, Score]:
@@ -111,11 +110,9 @@ def table_within(scores: dict[str, Score]) -> Table:
 
 def table_sizes(truth: dict) -> Table:
     """Does more gradient lie on the tokens that matter?"""
-    tried, puzzle, a_star = truth["packets"] > 0, truth["group"].astype(int), np.abs(truth["a_star"])
     sizes = {f"abs({name})": np.abs(x) for name, x in seed_measures(truth).items()}
     sizes |= {"entropy": truth["entropy"], "1 - p": -np.expm1(truth["logprob"])}
-    rows = [[name, cell(correlate(ranks(x), ranks(a_star), puzzle)), cell(within(x, a_star, truth, tried, True))]
-            for name, x in sizes.items()]
+    rows = [[name, *map(cell, rank_pair(x, np.abs(truth["a_star"]), truth))] for name, x in sizes.items()]
     return Table("Size against abs(A*)", "Rank correlation over all tokens, and within responses over those with "
                  "rollouts.", ["size", "all tokens", "within"], rows)
 
