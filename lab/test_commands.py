@@ -11,16 +11,14 @@ from lab.truth import measure as ground_truth
 REFUSED = {
     analyze: [("", "name one or more run folders"), ("--steps 3", "no flags"),
               ("nowhere", "nowhere is not a run folder"), ("lab/study/runs.csv", "python -m lab.study.run --tables")],
-    gradients: [("--quest 12", "--quest"), ("--questions 0", "--questions"),
-                ("--batches 3", "--batches"), ("--critic_batches 0", "--critic")],
+    gradients: [("--model no/such/model", "no/such/model")],
     ground_truth: [("--model no/such/model", "no/such/model"), ("--data no/such.jsonl", "no/such.jsonl"),
                    ("--questions 1", "--questions must be"), ("--rollouts 0", "--rollouts must be"),
                    ("--answers 1", "--answers 1 leaves no group"), ("--roll 8", "--roll"),
                    ("--max_new_tokens 1000000", "--max_new"), ("--device foo", "--device")],
     playground: [("--truth nowhere", "nowhere"), ("--tru", "--tru"),
                  (f"--model {playground.MODEL.with_name('math-tiny')}", "the truth is about another model")],
-    study: [("--parts nothing", "--parts"), ("--processes 0", "--processes"), ("--unknown", "--unknown"),
-            ("--methods grpo", "--methods")],
+    study: [("--processes 0", "--processes"), ("--methods grpo", "--methods")],
 }
 
 

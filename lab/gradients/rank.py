@@ -118,9 +118,9 @@ def controls(group: TokenBatch, rng: np.random.Generator) -> dict[str, Tensor]:
             "ppo": ppo(trained)}
 
 
-def group_spectra(batch: TokenBatch, seed: int) -> Spectra:
+def group_spectra(batch: TokenBatch) -> Spectra:
     """The spectra of every puzzle with GRPO's credit, and at one group size with the controls."""
-    Q, found, rng = len(batch.puzzles), {}, np.random.default_rng(seed)
+    Q, found, rng = len(batch.puzzles), {}, np.random.default_rng(0)
     for q, R in follow("ranks", [*itertools.product(range(Q), SIZES)]):
         group = group_of(batch, q, R)
         if group.advantage.any():  # else all are right or all wrong, and there is no gradient

@@ -18,7 +18,8 @@ from tests.fixtures import BUNDLED, make_batch
 @pytest.fixture
 def small(tokenizer, random_model, tmp_path, monkeypatch):
     """The folder of a small model; responses have at most 12 tokens, end anywhere and may earn something."""
-    for name, value in {"SIZES": (2, 4), "CONTROLS_AT": 4, "LIMIT": 12, "SIZE": 4, "RESAMPLES": 40,
+    for name, value in {"SIZES": (2, 4), "CONTROLS_AT": 4, "LIMIT": 12, "SIZE": 4, "RESAMPLES": 40, "QUESTIONS": 5,
+                        "BATCHES": 4, "CRITIC_BATCHES": 1,
                         "METHODS": {name: MITIGATIONS[name] for name in ("none", "ppo")}}.items():
         for module in (heads, measure, noise, rank, statistics):
             if hasattr(module, name):
@@ -37,14 +38,13 @@ def test_the_whole_command(small, figures, monkeypatch):
     figures, and a second call that gives other numbers."""
     calls, texts, sample = [], [], measure.sample
     monkeypatch.setattr(measure, "sample", lambda *arguments: calls.append(arguments) or sample(*arguments))
-    monkeypatch.setattr(sys, "argv", f"measure.py --model {small} --questions 4 --batches 4 --critic_batches 1 "
-                        f"--seed 2 --out {small / 'out'}".split())
+    monkeypatch.setattr(sys, "argv", f"measure.py --model {small} --out {small / 'out'}".split())
     for _ in range(2):
         measure.main()
         texts.append((small / "out" / "tables.md").read_text(encoding="utf-8"))
     assert texts[0] == texts[1]
     assert len(re.findall(r"^## ", texts[0], re.M)) == 5 and not re.search(r"\b(nan|inf)\b", texts[0])
-    assert [key for *_, key in calls[:6]] == [(2, 0), *((2, 1000 + i) for i in range(4)), (2, 1)]
+    assert [key for *_, key in calls[:6]] == [(0, 0), *((0, 1000 + i) for i in range(4)), (0, 1)]
     assert len({puzzle for _, puzzles, *_ in calls[1:5] for puzzle in puzzles}) == 4 * 6
     _, ranked = read_table(small / "out" / "tables.md", "Effective rank by group size")
     ranked = {name: [read_cell(text).value for text in row] for name, *row, _ in ranked}
@@ -55,4 +55,4 @@ def test_the_whole_command(small, figures, monkeypatch):
 def test_a_model_that_solves_nothing_is_refused_in_one_sentence(small, refusal, monkeypatch):
     """Guards against a traceback where no group has a gradient."""
     monkeypatch.setattr(measure, "sample", lambda *_: make_batch([1] * 64, [0.0] * 64, [0] * 64))
-    assert "--model that solves some" in refusal(measure, "--critic_batches", 1, "--out", small)
+    assert "--model that solves some" in refusal(measure, "--out", small)

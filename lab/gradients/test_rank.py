@@ -47,7 +47,7 @@ def test_spectra_are_of_the_first_responses_to_each_puzzle(batch, random_model, 
     monkeypatch.setattr(rank, "SIZES", (2, 4))
     monkeypatch.setattr(rank, "CONTROLS_AT", 4)
     monkeypatch.setattr(rank, "controls", lambda group, rng: {"imitation": group.mask.double()})
-    found = rank.group_spectra(batch, 0)
+    found = rank.group_spectra(batch)
     wanted = {(0, 4, "imitation"): batch.mask[:4], (1, 4, "imitation"): batch.mask[4:]}
     for q, R in ((0, 2), (0, 4), (1, 4)):  # the first two of puzzle 1 are both wrong
         right = batch.success[4 * q : 4 * q + R]
