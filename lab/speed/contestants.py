@@ -1,16 +1,25 @@
-"""The contestants of benchmark.py: our sampler and step, CTranslate2, transformers and TRL, each in a process.
+"""The contestants of benchmark.py: our sampler and step, transformers and TRL, each in a process.
 
 A contestant reads cases from stdin and answers each with a line on stdout: tokens and seconds. A case has its work, the
 number of puzzles, the most tokens a response may have (limit), whether all have exactly as many (fixed), and a seed.
-Each library has a process of its own, because two OpenMP runtimes in one slow each other down.
 """
 import json
 import os
 import sys
 import tempfile
 import time
-from pathlib import Path
 from typing import Callable
+
+import torch
+
+import countdown_task
+from grpo import update
+from plumbing.optimizer import Optimizer
+from plumbing.processes import first_alone, join, leave
+from plumbing.tokenizer import Tokenizer
+from rollout import Policy, draw_uniforms, generate_in_processes, rollout
+from tests.plain import plain_rows
+from train import BUNDLED, Settings, load_policy
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"}
 PUZZLES, ANSWERS = 8, 8  # the responses to each puzzle
@@ -25,48 +34,6 @@ def hear() -> dict | None:
 def answer(tokens: int, start: float) -> None:
     """Say how many tokens were sampled since `start`, and in how many seconds."""
     print(json.dumps((tokens, time.perf_counter() - start)), flush=True)
-
-
-def serve(run: Callable[[dict], int], hear: Callable[[], dict | None] = hear) -> None:
-    """Answer every case: run(case) returns its number of tokens."""
-    while case := hear():
-        start = time.perf_counter()
-        answer(run(case), start)
-
-
-def ctranslate2_sampler(folder: Path) -> Callable[[dict], int]:
-    """CTranslate2's sampler, from what convert_model wrote."""
-    import ctranslate2
-    written, threads = json.loads((folder / "prompts.json").read_text()), int(os.environ["OMP_NUM_THREADS"])
-    generator = ctranslate2.Generator(str(folder), compute_type="float32", inter_threads=1, intra_threads=threads)
-
-    def run(case: dict) -> int:
-        """Sample the responses of a case; returns how many tokens that were."""
-        limit = case["limit"]
-        results = generator.generate_batch(
-            written["prompts"][: case["puzzles"]], num_hypotheses=ANSWERS, max_length=limit,
-            min_length=limit if case["fixed"] else 0, sampling_topk=0, sampling_temperature=1.0, max_batch_size=0,
-            return_scores=True, include_prompt_in_result=False, end_token=written["ends"])
-        lengths = [len(sequence) for result in results for sequence in result.sequences_ids]
-        return sum(length + (length < limit) for length in lengths)  # the end token is not in the sequence
-
-    return run
-
-
-if __name__ == "__main__" and sys.argv[1:2] == ["ctranslate2"]:  # here, before torch is imported
-    serve(ctranslate2_sampler(Path(sys.argv[2])))
-    sys.exit()
-
-import torch
-
-import countdown_task
-from grpo import update
-from plumbing.optimizer import Optimizer
-from plumbing.processes import first_alone, join, leave
-from plumbing.tokenizer import Tokenizer
-from rollout import Policy, draw_uniforms, generate_in_processes, rollout
-from tests.plain import plain_rows
-from train import BUNDLED, Settings, load_policy
 
 
 def asked() -> tuple[Tokenizer, list, list[list[int]]]:
@@ -156,7 +123,10 @@ def work(kind: str) -> None:
     if kind == "trl":
         return train_with_trl()
     join("cpu")
-    serve({"ours": ours, "transformers": theirs}[kind](), lambda: first_alone(hear))
+    run = {"ours": ours, "transformers": theirs}[kind]()
+    while case := first_alone(hear):
+        start = time.perf_counter()
+        answer(run(case), start)
     leave()
 
 
