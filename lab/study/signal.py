@@ -8,6 +8,7 @@ Signal to noise of a step is |E g|^2 / tr Cov(g) of its gradient g, a sum over Q
 one puzzle, estimated from the gradients of single puzzles. (A step also divides by its tokens, which hardly vary.)
 """
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ from lab.statistics import jackknife
 from lab.updates import credit_gradients
 from methods import MITIGATIONS
 from plumbing.flags import new_parser
-from plumbing.progress import Progress, one_sentence
+from plumbing.progress import follow, one_sentence
 from plumbing.report import Estimate, Table
 from plumbing.runs import read_config
 from rollout import Policy, TokenBatch, draw_puzzles, rollout
@@ -99,17 +100,13 @@ def measure(run: Path) -> dict[str, list[list[Estimate]]]:
     """What `table_signal` shows, from a run of RLOO."""
     s, found = Settings(**read_config(run)["settings"]), {name: [] for name in ARMS}
     sizes = sorted({arm.G for arm in ARMS.values()})
-    progress, done = Progress("policies and group sizes", len(CHECKPOINTS) * len(sizes)), 0
-    for weights in CHECKPOINTS.values():
+    for weights, G in follow("policies and group sizes", [*product(CHECKPOINTS.values(), sizes)]):
         policy = load_policy(replace(s, model=str(run / weights) if weights else s.model))
-        for G in sizes:
-            names = [name for name, arm in ARMS.items() if arm.G == G]
-            mixes = list(dict.fromkeys(ARMS[name].mix for name in names))
-            grams = dict(zip(mixes, products(policy, s, G, mixes)))
-            for name in names:
-                found[name].append(signals(grams[ARMS[name].mix], ARMS[name].Q))
-            done += 1
-            progress.show(done)
+        names = [name for name, arm in ARMS.items() if arm.G == G]
+        mixes = list(dict.fromkeys(ARMS[name].mix for name in names))
+        grams = dict(zip(mixes, products(policy, s, G, mixes)))
+        for name in names:
+            found[name].append(signals(grams[ARMS[name].mix], ARMS[name].Q))
     return found
 
 

@@ -17,11 +17,10 @@ from lab.estimates import cell
 from lab.statistics import rank_pair, within
 from lab.truth.solver import DECISIONS, KINDS
 from lab.updates import cosine_of, updates_of
-from plumbing.progress import Progress
+from plumbing.progress import follow
 from plumbing.report import Estimate, Table, clustered_mean, pm
 from rollout import TokenBatch
 
-AT_ONCE = 4  # credits whose gradients share a forward pass
 HALVES = "half against half"
 ALL, WITHIN = "Credit against A*, all tokens", "Credit against A* and the solver, within responses"  # two headings
 GRADIENT, RIGHT_SIZES = "A·‖onehot - p‖", "A·abs(A*)"  # RIGHT_SIZES: what sizes alone can reach
@@ -48,11 +47,10 @@ def score(x: np.ndarray, y: np.ndarray, truth: dict, cosine: Estimate) -> Score:
 
 def credit_scores(credits: dict[str, np.ndarray], batch: TokenBatch, truth: dict) -> dict[str, Score]:
     """By name, the score of each credit (N,)."""
-    scores, (exact,), progress = {}, updates_of([truth["a_star"]], batch), Progress("scoring", len(credits))
-    for names in (list(credits)[i : i + AT_ONCE] for i in range(0, len(credits), AT_ONCE)):
-        for name, update in zip(names, updates_of([credits[name] for name in names], batch)):
-            scores[name] = score(credits[name], truth["a_star"], truth, cosine_of(update, exact))
-        progress.show(len(scores))
+    scores, (exact,) = {}, updates_of([truth["a_star"]], batch)
+    for name in follow("scoring", list(credits)):
+        (update,) = updates_of([credits[name]], batch)
+        scores[name] = score(credits[name], truth["a_star"], truth, cosine_of(update, exact))
     return scores
 
 
