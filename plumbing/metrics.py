@@ -15,11 +15,11 @@ from plumbing.processes import sum_over_processes
 from plumbing.progress import clock
 from tasks.text import ROLES
 
-OPTIONAL = ("critic_loss", "explained_variance")  # columns that early runs lack
 COLUMNS = ["step", "reward", "success", "format", "length", "truncated", "entropy", "grad_norm", "step_length",
            "step_cosine", "loss", "clip_fraction", *(f"clip_{role}" for role in ROLES), "ratio_error", "ratio_spread",
            "kl", "zero_variance_groups", "tokens_sampled", "tokens_read", "tokens_updated", "seconds",
-           "tokens_per_second", "credit_checksum", "heldout_success", "heldout_stderr", *OPTIONAL]  # of metrics.csv
+           "tokens_per_second", "credit_checksum", "heldout_success", "heldout_stderr", "critic_loss",
+           "explained_variance"]  # of metrics.csv
 ALWAYS = ("reward", "success", "format", "length", "truncated", "entropy", "grad_norm", "loss", "seconds",
           "credit_checksum")  # in every step
 SHARES = ("success", "format", "truncated", "heldout_success", "heldout_stderr")  # from 0 to 1

@@ -26,7 +26,7 @@ from plumbing.files import check_fields, checksum, replace_file, write_json
 from plumbing.metrics import COLUMNS
 from plumbing.model_folder import files_beside
 from plumbing.processes import first_alone, wait_for_all
-from plumbing.runs import EARLY, read_config, read_credit, read_final, read_metrics
+from plumbing.runs import read_config, read_credit, read_final, read_metrics
 
 try:
     import fcntl
@@ -233,7 +233,6 @@ def check_logs(run: Path, state: dict) -> None:
 
 def check_settings(run: Path, before: dict, asked: dict) -> None:
     """ValueError unless a run has the settings of its state, `before`, but for --steps."""
-    before = EARLY | before
     if asked.get("linear_decay") and asked["steps"] != before["steps"]:
         raise ValueError(f"with --linear_decay the learning rate of {run} depends on its {before['steps']} steps: "
                          "resume it without --steps, or start a new run")

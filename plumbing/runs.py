@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from plumbing.files import check_fields, checksum, read_arrays, read_json
-from plumbing.metrics import ALWAYS, COLUMNS, CREDIT_LOG, OPTIONAL, SHARES
+from plumbing.metrics import ALWAYS, COLUMNS, CREDIT_LOG, SHARES
 from plumbing.report import Estimate, welch
 
 # Settings in which runs may differ and still be compared: they name the run, belong to its method, or change results by
@@ -22,10 +22,6 @@ from plumbing.report import Estimate, welch
 NO_DIFFERENCE = {"mitigation", "advantage", "normalize", "seed", "out", "steps", "eval_every", "sample_every",
                  "checkpoint_every", "state_every", "micro_batch", "checkpoint_activations", "device",
                  "optimizer_device", "step_length", "pass_at", "plain"}
-# Settings that early runs lack, with what those runs did.
-EARLY = {"task": "countdown", "eval_data": "", "temperature": 1.0, "warmup_steps": 0, "linear_decay": False,
-         "eval_greedy": False, "pass_at": 16, "old_logprob": "sampler", "loss": "ppo",
-         "plain": False, "length_power": 1.0}
 
 
 # --------------------------------------------------------------------------------------------------- reading
@@ -46,11 +42,11 @@ def read_metrics(run: Path, length: int | None = None) -> dict[str, np.ndarray]:
         table = np.array([[float(cell or "nan") for cell in row] for row in rows]).reshape(len(rows), len(header))
     except (ValueError, csv.Error) as error:
         raise ValueError(f"{file} is no table of numbers ({error}): is it damaged?") from None
-    if missing := [name for name in COLUMNS if name not in (*header, *OPTIONAL)]:
+    if missing := [name for name in COLUMNS if name not in header]:
         raise ValueError(f"{file} has no column {missing[0]}: was it written by this version of train.py?")
     if not rows:
         raise ValueError(f"{file} has no rows: the run was stopped before its first measurement")
-    metrics = dict.fromkeys(OPTIONAL, np.full(len(rows), np.nan)) | dict(zip(header, table.T))
+    metrics = dict(zip(header, table.T))
     if not np.array_equal(metrics["step"], np.arange(len(rows))):
         raise ValueError(f"{file} is damaged: its steps are not 0, 1, 2, ...")
     if np.isnan(metrics["heldout_success"][0]):
@@ -82,14 +78,13 @@ def heldout(metrics: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.
 
 
 def read_config(run: Path) -> dict:
-    """config.json of a run. Where it lacks a setting of EARLY, it is of the time when there was none."""
+    """config.json of a run. ValueError where it is not what a run writes."""
     file = run / "config.json"
     if not file.is_file():
         raise FileNotFoundError(f"{run} is not a run folder: it has no config.json")
     config = read_json(file)
-    config.setdefault("inputs", {})  # which early runs lack
     check_fields(config, {"settings": dict, "method": dict, "inputs": dict}, file)
-    settings = config["settings"] = EARLY | config["settings"]
+    settings = config["settings"]
     check_fields(settings, {"mitigation": str, "seed": int, "steps": int}, file)
     values = settings | config["method"]
     for name, value in values.items():
@@ -225,7 +220,7 @@ def labels(configs: list[dict]) -> list[str]:
     --normalize and the hyper-parameters of a method are named only where they differ among runs of this method.
     """
     methods, shared = [run_method(config) for config in configs], [shared_settings(config) for config in configs]
-    own = [config["method"] | {"normalize": config["settings"].get("normalize")} for config in configs]
+    own = [config["method"] | {"normalize": config["settings"]["normalize"]} for config in configs]
     names = []
     for method, settings, parameters in zip(methods, shared, own):
         same_method = [others for name, others in zip(methods, own) if name == method]
@@ -237,7 +232,7 @@ def labels(configs: list[dict]) -> list[str]:
 
 def run_method(config: dict) -> str:
     """The method of a run, with --advantage where it is not the default: `none advantage=rloo` is RLOO."""
-    advantage = config["settings"].get("advantage", "grpo")
+    advantage = config["settings"]["advantage"]
     return config["settings"]["mitigation"] + f" advantage={advantage}" * (advantage != "grpo")
 
 

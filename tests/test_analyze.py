@@ -40,8 +40,9 @@ def write_metrics(folder, heldout):
 
 def config(mitigation, seed=0, method=None, **settings):
     """A config.json."""
-    shared = {"mitigation": mitigation, "seed": seed, "steps": 2, "lr": 0.1, "normalize": "response"}
-    return {"settings": shared | settings, "method": method or {}}
+    shared = {"mitigation": mitigation, "seed": seed, "steps": 2, "lr": 0.1, "normalize": "response",
+              "advantage": "grpo", "pass_at": 16}
+    return {"settings": shared | settings, "method": method or {}, "inputs": {}}
 
 
 def make_run(folder, end, steps=2, **settings):
@@ -425,7 +426,7 @@ def change_metrics(run, old, new):
     (lambda run: change_metrics(run, "0.5,", ""), "line 3 is not as long as the header"),
     (lambda run: change_metrics(run, "loss", "los"), "has no column loss"),
     (lambda run: write_metrics(run, [[0, 0.25], [1, ""], [1, ""], [2, 0.75]]), "its steps are not 0, 1, 2"),
-    (lambda run: (run / "config.json").write_text('{"settings": {}, "method": {}}'), "config.json has no mitigation"),
+    (lambda run: (run / "config.json").write_text('{"settings": {}, "method": {}, "inputs": {}}'), "config.json has no mitigation"),
     (lambda run: (run / "config.json").write_text(json.dumps(config("m"))), "seed 0 of another run"),
     (lambda run: (run / "final.json").write_text('{"pass@16": "high"}'), "pass@16 must be a finite number"),
     (lambda run: (run / "final.json").write_text('{"step": 2, "heldout_success": 0.7}'), "final.json is not of"),

@@ -21,7 +21,7 @@ from plumbing.files import read_json, read_tensors, replace_file
 from plumbing.metrics import ALWAYS, write_credit_log
 from plumbing.model_folder import weight_files
 from plumbing.progress import Progress
-from plumbing.runs import EARLY, is_finished, read_config
+from plumbing.runs import is_finished
 from tests.fixtures import make_batch, refused
 from train import Settings
 
@@ -119,7 +119,7 @@ GTPO, A1_A2 = Settings(mitigation="gtpo", lr=0.5, steps=3), {"a1": 2.0, "a2": 0.
 
 
 def test_a_resumed_run_keeps_its_settings_except_the_steps(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"settings": vars(GTPO), "method": A1_A2}))
+    (tmp_path / "config.json").write_text(json.dumps({"settings": vars(GTPO), "method": A1_A2, "inputs": {}}))
     assert parse("--resume", tmp_path) == (GTPO, A1_A2, tmp_path)
     assert parse("--resume", tmp_path, "--steps", 0).settings == replace(GTPO, steps=0)
 
@@ -129,7 +129,7 @@ def test_a_resumed_run_keeps_its_settings_except_the_steps(tmp_path):
     ({"mitigation": "gone"}, {}, "no credit function gone"), ({"lr": None}, {}, "lr must be a number"),
     ({"kl": float("nan")}, {}, "kl must be a finite"), ({}, {"a|b": 1}, "can't be the name")])
 def test_a_run_is_resumed_with_settings_that_can_be_flags_only(settings, method, named, tmp_path):
-    config = {"settings": vars(GTPO) | settings, "method": A1_A2 | method}
+    config = {"settings": vars(GTPO) | settings, "method": A1_A2 | method, "inputs": {}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert named in refused(parse, "--resume", tmp_path)
 
@@ -370,25 +370,14 @@ def test_a_run_with_other_settings_or_inputs_than_it_began_with_is_not_resumed(c
     assert resume(run, replace(s, steps=8)) == 4 and not (run / "final.json").exists()
 
 
-def test_a_run_from_before_a_setting_existed_is_read_as_what_it_did(new):
-    """Guards against a run that can't be compared, or seems changed, only because its config.json is old."""
-    run, s = new
-    config = read_json(run / "config.json")
-    for name in EARLY:
-        del config["settings"][name]
-    (run / "config.json").write_text(json.dumps(config))
-    assert read_config(run)["settings"] == vars(s)
-    assert {name: vars(Settings())[name] for name in EARLY} == EARLY
-    run_folder.check_settings(run, config["settings"], vars(s))
-
-
 def test_a_run_is_finished_without_the_pass_rate_that_it_was_not_asked_for(new):
     """Guards against a run with --pass_at 0 that is made again and again."""
     run, s = new
     assert not is_finished(run)
     for k, final, finished in ((16, {"step": 5}, False), (16, {"step": 4, "pass@16": 0.5}, False),
                                (3, {"step": 5, "pass@3": 0.5}, True), (0, {"step": 5}, True)):
-        (run / "config.json").write_text(json.dumps({"settings": vars(s) | {"pass_at": k}, "method": {}}))
+        config = {"settings": vars(s) | {"pass_at": k}, "method": {}, "inputs": {}}
+        (run / "config.json").write_text(json.dumps(config))
         (run / "final.json").write_text(json.dumps(final))
         assert is_finished(run) == finished
 

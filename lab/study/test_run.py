@@ -246,8 +246,8 @@ def test_the_list_is_what_is_left(place, call, capsys):
     write_csv([a_row(listed[0].name)], study.RESULTS)
     for e, final in ((listed[1], None), (listed[2], {"step": 100, "pass@16": 0.5})):
         e.folder.mkdir(parents=True)
-        (e.folder / "config.json").write_text(json.dumps(
-                {"settings": {"mitigation": "none", "seed": 0, "steps": 100}, "method": {}}))
+        settings = {"mitigation": "none", "seed": 0, "steps": 100, "pass_at": 16}
+        (e.folder / "config.json").write_text(json.dumps({"settings": settings, "method": {}, "inputs": {}}))
         if final:
             (e.folder / "final.json").write_text(json.dumps(final))
     call("--list --parts main --levels easy")
