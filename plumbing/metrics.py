@@ -20,9 +20,6 @@ COLUMNS = ["step", "reward", "success", "format", "length", "truncated", "entrop
            "kl", "zero_variance_groups", "tokens_sampled", "tokens_read", "tokens_updated", "seconds",
            "tokens_per_second", "credit_checksum", "heldout_success", "heldout_stderr", "critic_loss",
            "explained_variance"]  # of metrics.csv
-ALWAYS = ("reward", "success", "format", "length", "truncated", "entropy", "grad_norm", "loss", "seconds",
-          "credit_checksum")  # in every step
-SHARES = ("success", "format", "truncated", "heldout_success", "heldout_stderr")  # from 0 to 1
 CREDIT_LOG = {"step": np.int32, "response": np.uint16, "group": np.uint16, "position": np.uint16, "token": np.int32,
               "logprob": np.float32, "entropy": np.float32, "logit_grad": np.float32, "advantage": np.float32,
               "credit": np.float32, "reward": np.float32, "role": np.int8, "in_answer": np.int8}  # its columns
