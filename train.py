@@ -163,7 +163,6 @@ def log(run: Path, policy: Policy, optimizer: Optimizer, batch: TokenBatch, cred
     """Write a step to the run folder: a row of metrics, a row per token, and the samples and weights that are due."""
     if not leads():  # only the first of several processes writes
         return
-    run_folder.check_writer(run)
     # The checksum ties the two logs together: analyze.py refuses a step that was changed or belongs to another run.
     row["credit_checksum"] = write_credit_log(run / "credit" / f"step-{step:06d}.npz", step, batch, credit)
     run_folder.append_row(run, row)
@@ -234,7 +233,6 @@ def finish(run: Path, row: dict, policy: Policy, heldout: list, s: Settings) -> 
     final = {"step": s.steps, "heldout_success": last["heldout_success"], "heldout_stderr": last["heldout_stderr"],
              "heldout_problems": len(heldout)} | measure_pass(policy, heldout[:128], s)  # more would take long
     if leads():
-        run_folder.check_writer(run)
         write_json(run / "final.json", final)
     print(f"wrote {run}" + (f"; read it with: python analyze.py {run}" if s.steps else ""))
 
@@ -262,8 +260,6 @@ def main() -> None:
                   "the list of puzzles": names_of(training + heldout),
                   f"the credit function {s.mitigation}": inspect.getsource(method)}
         done = run_folder.open_run(run, s, hyper_parameters, source, learners(policy, optimizer), resume=bool(resume))
-        if done and leads():
-            save_policy(policy, run / "checkpoint")  # which somebody may have removed
     with one_sentence(f"interrupted; continue with: python train.py --resume {run}", run):
         print(f"{sum(p.numel() for p in policy.model.parameters()):,} parameters, {len(training)} puzzles to train on, "
               f"into {run}")

@@ -1,6 +1,6 @@
 """The run folder: what a run writes, and what it resumes from.
 
-    config.json metrics.csv credit/ samples.txt checkpoint/ checkpoints/ final.json state.pt lock writer
+    config.json metrics.csv credit/ samples.txt checkpoint/ checkpoints/ final.json state.pt lock
 
 checkpoint/ and state.pt are written every --state_every steps. A run that was killed or interrupted resumes from the
 step of its state.pt: the logs are cut back to it, and the rest of the run is the same as without the interruption.
@@ -12,7 +12,6 @@ import platform
 import shlex
 import shutil
 import sys
-import zipfile
 import zlib
 from dataclasses import asdict
 from pathlib import Path
@@ -71,49 +70,38 @@ def open_run(run: Path, settings: Any, hyper_parameters: dict, source: dict[str,
 
 
 def lock(folder: Path) -> None:
-    """Make this process the only one that writes a run, until it ends; ValueError where another one writes it."""
-    if fcntl:
-        # Never closed, nor opened again: either would unlock it. The system does so when the process ends.
-        file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):  # which one depends on the system
-            number = (folder / "writer").read_text()
-            raise ValueError(f"{folder} is being written by process {number}: wait until it ends, or stop it") from None
-    (folder / "writer").write_text(str(os.getpid()))
+    """Make this process the only one that writes a run, until it ends; ValueError where another one writes it.
 
-
-def check_writer(run: Path) -> None:
-    """ValueError where this process no longer writes the run: somebody removed it, or put another in its place."""
-    file = run / "writer"
-    if not file.is_file() or file.read_text() != str(os.getpid()):
-        raise ValueError(f"{run} was removed or replaced while this process wrote it: start the run again")
+    The file has the process's number.
+    """
+    if fcntl is None:
+        return
+    # Never closed, nor opened again: either would unlock it. The system does so when the process ends.
+    file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):  # which one depends on the system
+        number = (folder / "lock").read_text()
+        raise ValueError(f"{folder} is being written by process {number}: wait until it ends, or stop it") from None
+    os.truncate(file, 0)
+    os.write(file, str(os.getpid()).encode())
 
 
 def start_run(run: Path, settings: dict, hyper_parameters: dict, source: dict[str, str]) -> None:
     """Create the folder with config.json, an empty metrics.csv and the checkpoint's tokenizer, all of it or nothing."""
-    part = run.with_name(f".{run.name}.starting")  # a name that nobody gives to a folder: what is in it is deleted
-    part.mkdir(parents=True, exist_ok=True)
-    lock(part)
     if run.exists():
-        shutil.rmtree(part)
         raise ValueError(f"{run} exists: continue it with --resume {run}, remove it, or choose another --out or --seed")
-    for old in part.iterdir():  # of a process that was killed here
-        if old.name not in ("lock", "writer"):
-            remove(old)
-    (part / "credit").mkdir()
     versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
-    write_json(part / "config.json", {
-        "settings": settings, "method": hyper_parameters, "versions": versions, "inputs": checksums(settings, source),
-        "command": shlex.join(["python"] + sys.argv)})
+    config = {"settings": settings, "method": hyper_parameters, "versions": versions,
+              "inputs": checksums(settings, source), "command": shlex.join(["python"] + sys.argv)}
+    part = run.with_name(f".{run.name}.starting")
+    shutil.rmtree(part, ignore_errors=True)  # of a process that was killed here
+    (part / "credit").mkdir(parents=True)
+    lock(part)
+    write_json(part / "config.json", config)
     append_row(part, None)
     copy_tokenizer(Path(settings["model"]), part / "checkpoint")
     part.rename(run)
-
-
-def remove(path: Path) -> None:
-    """Delete a file or a folder."""
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def checksums(settings: dict, source: dict[str, str]) -> dict[str, list[int]]:
@@ -206,8 +194,6 @@ def load_state(run: Path) -> dict:
     if not file.exists():
         return {"step": 0, "lengths": dict.fromkeys(LOGS, 0)}
     try:
-        if zipfile.ZipFile(file).testzip():  # torch does not look at the checksums that it wrote
-            raise ValueError
         state = torch.load(file, map_location="cpu", weights_only=True)
         check_fields(state, {"step": int, "settings": dict, "lengths": dict, "checksums": dict, "learners": dict}, file)
     except Exception:  # a torn, foreign or unsafe file shows itself in many ways
@@ -223,8 +209,6 @@ def check_logs(run: Path, state: dict) -> None:
         written = (run / log).read_bytes() if (run / log).is_file() else b""
         if zlib.crc32(written[: state["lengths"][log]]) != state["checksums"][log]:
             raise ValueError(f"{run / log} was changed since {STATE} was written: put it back, or {advice}")
-    if (run / "metrics.csv").read_text().splitlines()[0].split(",") != COLUMNS:
-        raise ValueError(f"{run} was begun by a version of train.py with other columns in metrics.csv: start a new run")
     try:
         read_credit(run, read_metrics(run, state["lengths"]["metrics.csv"]))
     except ValueError as error:
@@ -270,15 +254,13 @@ def restore(run: Path, state: dict, learners: dict) -> None:
 def reopen_run(run: Path, state: dict, steps: int) -> None:
     """Cut the logs of a run back to its state, and record how many steps are wanted now."""
     config = read_config(run)
-    (run / "credit").mkdir(exist_ok=True)  # this and the next are there unless somebody removed them
-    copy_tokenizer(Path(config["settings"]["model"]), run / "checkpoint")
     config["settings"]["steps"] = steps
     write_json(run / "config.json", config)
     (run / "final.json").unlink(missing_ok=True)
     for path in (*(run / "credit").glob("step-*.npz"), *(run / "checkpoints").glob("step-*")):
         number = path.stem.removeprefix("step-")
         if number.isdecimal() and int(number) > state["step"]:  # others are not ours
-            remove(path)
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
     for name in LOGS:
         if (run / name).is_file():  # samples.txt begins with the first step
             os.truncate(run / name, state["lengths"][name])

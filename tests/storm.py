@@ -33,7 +33,7 @@ DISASTERS = ("SIGKILL", "SIGTERM", "SIGINT", "disk full", "second process")
 
 def contents(place: Path) -> dict[str, object]:
     """What each file below a folder holds, without what a clock measured and the number of the process."""
-    files = [file for file in place.rglob("*") if file.is_file() and file.name not in ("lock", "writer")]
+    files = [file for file in place.rglob("*") if file.is_file() and file.name != "lock"]
     return {str(file.relative_to(place)): content(file) for file in files}
 
 
