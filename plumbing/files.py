@@ -20,7 +20,7 @@ TYPES = {bool: "true or false", int: "a whole number", float: "a finite number",
 def replace_file(file: Path, write: Callable[[Path], object]) -> None:
     """Write a file under another name, then rename it, so that no reader and no interruption ever sees half of it."""
     part = file.with_name(file.name + ".part")  # a folder, because safetensors puts a second file beside its output
-    part.unlink() if part.is_file() else shutil.rmtree(part, ignore_errors=True)
+    shutil.rmtree(part, ignore_errors=True)  # of a process that was killed here
     part.mkdir()
     try:
         write(part / file.name)
@@ -39,7 +39,7 @@ def read_json(file: Path) -> dict:
     """Parse a JSON object; ValueError, with the file's name, for anything else."""
     try:
         parsed = json.loads(file.read_text(encoding="utf-8-sig"))
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ValueError(f"{file} is not valid JSON: {error}") from None
     if not isinstance(parsed, dict):
         raise ValueError(f"{file} does not hold a JSON object")
@@ -74,23 +74,14 @@ def read_arrays(file: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
         with np.load(file) as archive:
             arrays = dict(archive)
     except Exception as error:  # numpy and zipfile report a damaged file in many ways
-        said = "it is no .npz file" if "pickle" in str(error) else str(error) or type(error).__name__
-        raise ValueError(f"{file} can't be read: {said}") from None
+        raise ValueError(f"{file} is not a complete .npz file: {str(error) or type(error).__name__}") from None
     if missing := [name for name in names if name not in arrays]:
         raise ValueError(f"{file} has no {', '.join(missing)}: is it from another program or version?")
     return arrays
 
 
-def check_data(file: Path) -> None:
-    """FileNotFoundError unless there is such a file."""
-    if not file.is_file():
-        folder = ", but a folder: name one of the files in it" if file.is_dir() else ""
-        raise FileNotFoundError(f"there is no data file {file}{folder}")
-
-
 def read_text(file: Path) -> str:
     """The text of a file in UTF-8, of any system's line ends, or of a .gz; ValueError if it is none."""
-    check_data(file)
     try:
         with (gzip.open if file.suffix == ".gz" else open)(file, "rt", encoding="utf-8-sig") as text:
             return text.read()
@@ -115,7 +106,7 @@ def read_rows(file: Path, example: dict, make: Callable) -> list:
             if not example.keys() <= fields.keys():
                 raise ValueError(f"its fields are {', '.join(map(str, fields)) or 'none'}"[:200] + ": rename them")
             found.append(make(*(fields[name] for name in example)))
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise ValueError(f"{file}, {place}: expected {json.dumps(example)}, but {error}") from None
     if not found:
         raise ValueError(f"{file} holds no puzzle")
@@ -124,7 +115,6 @@ def read_rows(file: Path, example: dict, make: Callable) -> list:
 
 def raw_rows(file: Path) -> list[tuple[str, Any]]:
     """Where each row of a data file stands, such as `line 3`, and what it is: fields, or a line of JSON."""
-    check_data(file)
     if file.suffix == ".parquet":
         return numbered(read_parquet(file), "row")
     text, kind = read_text(file), Path(file.name.removesuffix(".gz")).suffix
@@ -133,7 +123,7 @@ def raw_rows(file: Path) -> list[tuple[str, Any]]:
             return numbered(csv.DictReader(io.StringIO(text)), "row")
         if text.lstrip()[:1] == "[":
             return numbered(json.loads(text), "row")
-    except (csv.Error, ValueError, RecursionError) as error:
+    except (csv.Error, ValueError) as error:
         raise ValueError(f"{file} is not valid {'CSV' if kind == '.csv' else 'JSON'}: {error}") from None
     # Not splitlines: it also cuts where JSON allows U+2028 inside a text.
     return [(place, line) for place, line in numbered(text.split("\n"), "line") if line.strip()]

@@ -2,7 +2,6 @@
 
 What can't be read is refused in a sentence that says what to do.
 """
-import re
 from pathlib import Path
 
 import torch
@@ -62,27 +61,19 @@ def rope_theta(config: dict) -> float:
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a folder: model.safetensors, or else the shards that its index names, or that it has.
 
-    FileNotFoundError where one of them is missing; without an index, their names say how many there are.
+    FileNotFoundError where one of them is missing. (Where a shard is missing without an index, so are its tensors.)
     """
-    index, names = folder / "model.safetensors.index.json", {"model.safetensors"}
-    shards = {file.name for file in folder.glob("model-*.safetensors")}
-    if (folder / "model.safetensors").is_file():
-        pass
-    elif index.is_file():
+    files, index = [folder / "model.safetensors"], folder / "model.safetensors.index.json"
+    if not files[0].is_file() and index.is_file():
         content = read_json(index)
         check_fields(content, {"weight_map": dict}, index)
-        check_fields(content["weight_map"], dict.fromkeys(content["weight_map"], str), index)
-        names = set(content["weight_map"].values())
-        if outside := [name for name in names if Path(name).name != name]:
-            raise ValueError(f"{index} names {min(outside)}, which is no file of this folder")
-    elif total := re.search(r"-of-(\d{5})\.", min(shards, default="")):
-        names = {f"model-{i:05d}-of-{total[1]}.safetensors" for i in range(1, int(total[1]) + 1)}
-        if shards - names:
-            raise ValueError(f"{folder} holds shards of several checkpoints, and no {index.name}: remove the others")
-    for name in sorted(names):
-        if not (folder / name).is_file():
-            raise FileNotFoundError(f"{folder / name} is missing")
-    return [folder / name for name in sorted(names)]
+        files = [folder / name for name in sorted(set(content["weight_map"].values()))]
+    elif not files[0].is_file():
+        files = sorted(folder.glob("model-*.safetensors")) or files
+    for file in files:
+        if not file.is_file():
+            raise FileNotFoundError(f"{file} is missing")
+    return files
 
 
 def read_weights(folder: Path, device: str | torch.device, dtype: torch.dtype, tied: bool) -> dict[str, Tensor]:

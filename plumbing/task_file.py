@@ -7,7 +7,7 @@ from types import ModuleType
 
 import numpy as np
 
-from plumbing.files import check_data, check_fields
+from plumbing.files import check_fields
 from tasks.text import ROLES
 
 REQUIRED = ("load", "check", "prompt", "grade", "roles", "show")  # what countdown_task.py says a task has
@@ -43,9 +43,11 @@ def load_puzzles(task: ModuleType, count: int, path: str, eval_path: str = "") -
     eval_path: a file of held-out puzzles. Then all others of the file `path` are trained on, not nine tenths.
     """
     for file in filter(None, (path, eval_path)):
-        check_data(Path(file))  # also for a task whose load doesn't look
-    training = list(task.load("all" if path and eval_path else "train", path=path) or ())
-    heldout = list((task.load("all", path=eval_path) if eval_path else task.load("heldout", count, path)) or ())
+        if not Path(file).is_file():  # here, since a task's load may not look
+            folder = ", but a folder: name one of the files in it" if Path(file).is_dir() else ""
+            raise FileNotFoundError(f"there is no data file {file}{folder}")
+    training = list(task.load("all" if path and eval_path else "train", path=path))
+    heldout = list(task.load("all", path=eval_path) if eval_path else task.load("heldout", count, path))
     if not training or not heldout:
         raise ValueError("the task has no puzzles to train on, or none held out")
     if strange := [puzzle for puzzle in training + heldout if not isinstance(getattr(puzzle, "id", None), str)]:
