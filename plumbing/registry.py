@@ -42,15 +42,13 @@ class CreditFunction:
         batch, which the update reads, too.
         """
         shape = tuple(batch.mask.shape)
-        before = {name: value.clone() if isinstance(value, Tensor) else value for name, value in vars(batch).items()}
+        before = {name: value.clone() for name, value in vars(batch).items() if isinstance(value, Tensor)}
         returned = self.function(batch, *arguments, **hyper_parameters)
-        require(unchanged(before, batch),
+        require(all(torch.equal(value, getattr(batch, name)) for name, value in before.items()),
                 f"{self.name} changes a field of the batch: write x.exp() or x * y instead of x.exp_() or x *= y")
         result = "weights" if self.is_reweighting else "credit"
         found = tuple(returned.shape) if isinstance(returned, Tensor) else type(returned).__name__
         require(found == shape, f"{self.name} must return {result} of shape (B, T) = {shape}, not {found}")
-        require(returned.layout == torch.strided and not returned.is_complex() and not returned.is_meta,
-                f"{self.name} must return a dense tensor of real numbers")
         values = torch.where(batch.mask, returned.to(batch.logprob), 0.0)  # (B, T) of the batch's type, on its device
         require(values.isfinite().all(), f"{self.name} returned {result} with NaN or infinity in it, as division by 0 "
                 "gives; quotient(a, b) avoids it")
@@ -69,11 +67,9 @@ class CreditFunction:
 
     def check_parameters(self) -> None:
         """ValueError for a hyper-parameter that can't become a flag: its default says the flag's type."""
-        batch, *others = inspect.signature(self.function).parameters.values() or [None]
-        require(batch and batch.default is batch.empty, f"{self.name}: its first parameter must be the batch")
-        for p in others:
-            by_name = p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-            require(by_name and type(p.default) in (bool, int, float, str),
+        _, *parameters = inspect.signature(self.function).parameters.values()  # the first is the batch
+        for p in parameters:
+            require(type(p.default) in (bool, int, float, str),
                     f"{self.name}: the parameter {p} can't become a flag; give it a bool, int, float or str as default")
             require(p.annotation in (p.empty, type(p.default)), f"{self.name}: the default of {p} is of another type, "
                     "and the flag would get that: write 2.0, say, for a float of 2")
@@ -82,20 +78,6 @@ class CreditFunction:
     def summary(self) -> str:
         """The first line of the function's docstring."""
         return (inspect.getdoc(self.function) or "no docstring yet").splitlines()[0]
-
-
-def unchanged(before: dict, batch: Any) -> bool:
-    """Whether the fields of a batch are those of `before`, which holds copies of its tensors."""
-    now = vars(batch)
-    return now.keys() == before.keys() and all(same(value, now[name]) for name, value in before.items())
-
-
-def same(before: Any, now: Any) -> bool:
-    """Whether a field is what it was: a tensor by its values and type, anything else by identity."""
-    if not isinstance(before, Tensor):
-        return now is before
-    as_before = isinstance(now, Tensor) and now.dtype == before.dtype and not now.requires_grad
-    return as_before and torch.equal(before, now)
 
 
 MITIGATIONS: dict[str, CreditFunction] = {}  # by name, filled by the decorators
