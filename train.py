@@ -279,7 +279,7 @@ def prepare(s: Settings, hyper_parameters: dict) -> tuple[Policy, list, list]:
     training, heldout = load_puzzles(task, s.eval_problems, s.data, s.eval_data)
     check_equal(asdict(s) | hyper_parameters | {"data": names_of(training + heldout)})  # in all processes
     policy = load_policy(replace(s, device=device), task, required(s.mitigation, hyper_parameters))
-    check_puzzles(policy, training, heldout, s, draw_puzzles)  # handed over: plumbing doesn't import rollout.py
+    check_puzzles(policy, training, heldout, s)
     rehearse(policy, training, s, partial(try_credit, policy, hyper_parameters=hyper_parameters))
     return policy, training, heldout
 

@@ -13,6 +13,7 @@ import torch
 from plumbing.flags import check_range, first_sentence
 from plumbing.progress import follow
 from plumbing.shared_sampling import generate_in_processes
+from rollout import Policy, draw_puzzles
 
 # Bytes of keys and values while evaluating: they set how many responses are sampled at once, but never fewer than in a
 # training step. 512 puzzles at once take 2.0 s, 96 at a time 2.95 s.
@@ -58,11 +59,11 @@ def lacking(needs: tuple[str, ...], task: ModuleType, heads: Iterable[str]) -> l
     return [need for need in needs if need not in heads and need != "reference" and not hasattr(task, need)]
 
 
-def check_puzzles(policy: Any, training: list, heldout: list, s: Any, draw: Callable) -> None:
-    """ValueError when a puzzle that a run will ask can't be used, or doesn't fit the model. draw: draw_puzzles."""
+def check_puzzles(policy: Policy, training: list, heldout: list, s: Any) -> None:
+    """ValueError when a puzzle that a run will ask can't be used, or doesn't fit the model."""
     # Those that training will draw, as if in one big step. An epoch has them all, so there is no need to look further.
     count = min(s.steps * s.questions, len(training))
-    drawn = draw(training, replace(s, questions=count), step=1)
+    drawn = draw_puzzles(training, replace(s, questions=count), step=1)
     used = list({puzzle.id: puzzle for puzzle in drawn + heldout}.values())
     files = {puzzle.id: s.data for puzzle in drawn} | {puzzle.id: s.eval_data or s.data for puzzle in heldout}
     to_check = [puzzle for puzzle in used if files[puzzle.id]]  # those that a task makes itself are valid
@@ -78,7 +79,7 @@ def check_puzzles(policy: Any, training: list, heldout: list, s: Any, draw: Call
             raise ValueError(f"the tokenizer in {s.model} can't write the prompt {''.join(pieces)!r:.80}")
 
 
-def check_lengths(policy: Any, puzzles: list, s: Any) -> None:
+def check_lengths(policy: Policy, puzzles: list, s: Any) -> None:
     """ValueError when prompt and response don't fit the model, or the tokenizer doesn't fit its vocabulary."""
     size, c = policy.tokenizer.size, policy.model.config
     if size > c.vocab_size:
@@ -90,7 +91,7 @@ def check_lengths(policy: Any, puzzles: list, s: Any) -> None:
                          f"limit of {limit} tokens: lower --max_new_tokens")
 
 
-def rehearse(policy: Any, puzzles: list, s: Any, try_credit: Callable[[list, Any], object]) -> None:
+def rehearse(policy: Policy, puzzles: list, s: Any, try_credit: Callable[[list, Any], object]) -> None:
     """Try the device, with two tokens of one response; then the credit function, with two short ones to each of two."""
     try:
         generate_in_processes(policy, [policy.prompt(puzzles[0])], uniforms=torch.zeros(1, 2, dtype=torch.float64))
@@ -99,7 +100,7 @@ def rehearse(policy: Any, puzzles: list, s: Any, try_credit: Callable[[list, Any
     try_credit(puzzles[:2], replace(s, answers=2, max_new_tokens=min(8, s.max_new_tokens)))
 
 
-def responses_that_fit(policy: Any, puzzles: list, s: Any) -> int:
+def responses_that_fit(policy: Policy, puzzles: list, s: Any) -> int:
     """How many responses to sample at once while evaluating: at least as many as a training step does."""
     c, itemsize = policy.model.config, policy.model.output_weight.itemsize
     columns = max(len(policy.prompt(puzzle)) for puzzle in puzzles) + s.max_new_tokens

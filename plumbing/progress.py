@@ -74,8 +74,6 @@ def one_sentence(interrupted: str = "interrupted", run: Path | None = None) -> I
     """
     kept = f"; what finished before is in {run}" if run else ""
     resume = ", which --resume continues" if run else ""
-    for name in ("stdout", "stderr"):  # None where a shell closed it
-        setattr(sys, name, getattr(sys, name) or open(os.devnull, "w"))
     sys.stdout.reconfigure(errors="replace")  # a terminal without a ± shows ?
     try:
         try:

@@ -30,7 +30,7 @@ ROOT = Path(train.__file__).parent
 
 # The arrows of the house, from the top down: a file imports what stands below it. analyze.py imports no part of
 # training, and no file imports a task, which train.py finds by its name.
-LAYERS = ("train", "methods", "grpo", "mitigations", "rollout", "plumbing.launch", "plumbing.queries",
+LAYERS = ("train", "plumbing.launch", "methods", "grpo", "mitigations", "rollout", "plumbing.queries",
           "plumbing.shared_sampling", "sampler", "plumbing.decoder", "plumbing.shared_prompts", "qwen2_model",
           "plumbing", "tasks")
 
@@ -453,11 +453,3 @@ def test_the_tokens_of_a_sampler_are_counted_once():
         watch(0.5, 100)
         watch(1, 300)
     assert line.tokens == 600
-
-
-def test_a_closed_terminal_is_no_traceback(monkeypatch):
-    """Guards against `>&-` of a shell, which makes sys.stdout None."""
-    monkeypatch.setattr("sys.stdout", None)
-    with pytest.raises(SystemExit, match="^error: no$"), progress.one_sentence():
-        print("to nobody")
-        raise ValueError("no")

@@ -14,7 +14,6 @@ import train
 from countdown_task import generate_puzzles
 from plumbing.launch import check_puzzles
 from plumbing.tokenizer import Tokenizer
-from rollout import draw_puzzles
 from tests.fixtures import BUNDLED
 
 CALM = settings(deadline=None, database=None, phases=(Phase.explicit, Phase.generate, Phase.shrink),
@@ -206,8 +205,8 @@ def test_spans_of_broken_utf8_are_those_of_each_byte(chat, tokens):
 def test_a_tokenizer_that_cannot_write_the_prompt_is_refused(policy):
     """Guards against a model that is asked for other numbers than those it is graded by."""
     puzzles, s, policy = generate_puzzles(3, "train"), train.Settings(), policy._replace(tokenizer=Tokenizer(BUNDLED))
-    check_puzzles(policy, puzzles, puzzles, s, draw_puzzles)
+    check_puzzles(policy, puzzles, puzzles, s)
     missing = policy.tokenizer.encode(f" {puzzles[0].target}")[0]
     policy.tokenizer.bytes[missing] = b""
     with pytest.raises(ValueError, match="can't write the prompt 'Using the numbers"):
-        check_puzzles(policy, puzzles, puzzles, s, draw_puzzles)
+        check_puzzles(policy, puzzles, puzzles, s)

@@ -387,7 +387,7 @@ def test_the_check_of_the_puzzles_ends_with_the_last_of_them():
     for steps, count in ((2, 14), (10**9, 30)):
         checked.clear()
         s = Settings(data="x", questions=7, steps=steps, seed=3)
-        launch.check_puzzles(policy, puzzles, [], s, draw_puzzles)
+        launch.check_puzzles(policy, puzzles, [], s)
         drawn = [puzzle for step in range(1, min(steps, 5) + 1) for puzzle in draw_puzzles(puzzles, s, step)]
         assert set(checked) == set(drawn) and len(checked) == count
 
