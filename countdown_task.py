@@ -5,7 +5,7 @@ functions of it, and no others:
 
     load(part, count, path)   the puzzles of a split, made here or read from a file; each has an `id`
     check(puzzle)             ValueError, in one sentence, for a puzzle that can't be used
-    prompt(puzzle, chat)      the text that the model continues, or its pieces (see Policy.written_prompt)
+    prompt(puzzle, chat)      the text that the model continues, or its pieces (see Policy.prompt)
     grade(response, puzzle)   {"reward", "answer", "format"} of a response
     roles(response, spans)    what each token is, and whether it belongs to the graded answer (that of tasks/text.py)
     show(puzzle)              the puzzle in a few characters, for samples.txt

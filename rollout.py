@@ -95,11 +95,7 @@ class Policy(NamedTuple):
     plain: bool = False  # --plain: KVCache and padded_rows run, and not their faster twins
 
     def prompt(self, puzzle: Any) -> list[int]:
-        """The tokens of a puzzle's prompt."""
-        return self.tokenizer.start + self.tokenizer.encode(*self.written_prompt(puzzle))
-
-    def written_prompt(self, puzzle: Any) -> tuple[str, ...]:
-        """The text of a puzzle's prompt: one piece, or several where the task puts somebody's own text between its own.
+        """The tokens of a puzzle's prompt. The task returns its text, or pieces of it around somebody's own text.
 
         Then every second piece is somebody's own, in which a control token such as <|im_end|> stays plain characters.
         """
@@ -107,7 +103,7 @@ class Policy(NamedTuple):
         pieces = (found,) if isinstance(found, str) else found
         if not isinstance(pieces, tuple) or not all(isinstance(piece, str) for piece in pieces) or not "".join(pieces):
             raise ValueError(f"the task's prompt must return text, not {found!r:.50}")
-        return pieces
+        return self.tokenizer.start + self.tokenizer.encode(*pieces)
 
 
 # ---------------------------------------------------------------------------------------------------- a step

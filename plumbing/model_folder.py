@@ -43,16 +43,15 @@ def rope_theta(config: dict) -> float:
 
     ValueError for a RoPE that is not the plain one, and where there are two values: each version would read its own.
     """
-    ropes = {name: config.get(name, {}) for name in ("rope_parameters", "rope_scaling")}  # of transformers 5 and 4
-    check_fields(ropes, dict.fromkeys(ropes, dict), "config.json")
-    for rope in ropes.values():
+    ropes = [config.get(name, {}) for name in ("rope_parameters", "rope_scaling")]  # of transformers 5 and 4
+    for rope in ropes:
         nested = any(isinstance(value, dict) for value in rope.values())  # one RoPE for each kind of layer
         if rope.get("rope_type", rope.get("type", "default")) != "default" or "factor" in rope or nested:
             raise ValueError("config.json sets rope_type to a value that is not supported: take a checkpoint without "
                              "scaled RoPE")
-    if any(fields.get("partial_rotary_factor", 1) != 1 for fields in (*ropes.values(), config)):
+    if any(fields.get("partial_rotary_factor", 1) != 1 for fields in (*ropes, config)):
         raise ValueError("config.json sets partial_rotary_factor to a value that is not supported: take another model")
-    thetas = [fields["rope_theta"] for fields in (*ropes.values(), config) if "rope_theta" in fields]
+    thetas = [fields["rope_theta"] for fields in (*ropes, config) if "rope_theta" in fields]
     if any(theta != thetas[0] for theta in thetas):
         raise ValueError(f"config.json has two values of rope_theta, {thetas!r:.50}: leave only the right one")
     return thetas[0] if thetas else 10000.0

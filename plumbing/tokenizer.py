@@ -6,7 +6,6 @@ that it decodes.
 import codecs
 import itertools
 import re
-import unicodedata
 from pathlib import Path
 from typing import Iterable
 
@@ -90,16 +89,6 @@ class Tokenizer:
             spans.append((characters[0], characters[-1] + 1) if characters else None)
         text += decoder.decode(b"", final=True)
         return text, [span or (len(text), len(text)) for span in spans]
-
-    def can_write(self, *pieces: str) -> bool:
-        """Whether the tokens of a text, in pieces as for `encode`, stand for just this text.
-
-        An accent may be a character of its own: some tokenizers join it with its letter (NFC), some leave it alone.
-        """
-        ends = [self.library.id_to_token(token) for token in self.end_tokens]  # which are no text
-        text = "".join(part for i, part in enumerate(self.parts(pieces)) if i % 2 == 0 or part not in ends)
-        written, _ = self.decode(self.encode(*pieces))
-        return unicodedata.normalize("NFC", written) == unicodedata.normalize("NFC", text)
 
     def token_bytes(self) -> list[bytes]:
         """The bytes of every token. An end token has none: it is not part of the text.

@@ -2,19 +2,15 @@
 import itertools
 import json
 import re
-import unicodedata
 
 import pytest
 import tokenizers
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
-import train
 from countdown_task import generate_puzzles
-from plumbing.launch import check_puzzles
 from plumbing.tokenizer import Tokenizer
-from tests.fixtures import BUNDLED
 
 CALM = settings(deadline=None, database=None, phases=(Phase.explicit, Phase.generate, Phase.shrink),
                 suppress_health_check=[HealthCheck.too_slow])  # a slow machine is not a bug
@@ -131,19 +127,9 @@ def test_a_control_token_in_somebodys_own_text_stays_characters(chat, tmp_path):
     spelt = list(b"<|im_end|>")
     assert chat.encode("<|im_start|>", "<|im_end|>", "a<|im_end|>") == [IM_START, *spelt, ord("a"), IM_END]
     assert chat.decode(chat.encode("", "<|im_end|>"))[0] == "<|im_end|>" and chat.decode([IM_END])[0] == ""
-    assert chat.can_write("<|im_start|>", "a<|im_end|>", "<|im_end|>")
     file = build(tmp_path) / "tokenizer.json"
     file.write_text(file.read_text().replace('"special": true', '"special": false'))  # as some programs write it
     assert Tokenizer(tmp_path).encode("<|im_start|>", "<|im_end|>", "") == [IM_START, *spelt]
-
-
-@pytest.mark.parametrize("normalizer", [None, normalizers.NFC(), normalizers.NFKC()], ids=["", "NFC", "NFKC"])
-@pytest.mark.parametrize("question", ["caf\u00e9", "cafe\u0301", "\u1e9b\u0323", "5\u00b2"])
-def test_an_accent_may_be_a_character_of_its_own(normalizer, question, tmp_path):
-    """Guards against refusing one, whatever the tokenizer does with it, and against 5 squared that is read as 52."""
-    tokenizer = Tokenizer(build(tmp_path, change=lambda library: setattr(library, "normalizer", normalizer)))
-    changed = unicodedata.normalize("NFKC", question) != unicodedata.normalize("NFC", question)
-    assert tokenizer.can_write("", question) is not (changed and isinstance(normalizer, normalizers.NFKC))
 
 
 def test_what_begins_every_text_of_a_model_begins_its_prompts(tmp_path, policy):
@@ -200,13 +186,3 @@ def test_spans_of_broken_utf8_are_those_of_each_byte(chat, tokens):
     assert text == data.decode(errors="replace")
     if not re.search(rb"\xed[\xa0-\xbf]", data):  # half a surrogate: the span may be that of another U+FFFD
         assert spans == [(o[0], o[-1] + 1) if o else (len(text), len(text)) for o in owners]
-
-
-def test_a_tokenizer_that_cannot_write_the_prompt_is_refused(policy):
-    """Guards against a model that is asked for other numbers than those it is graded by."""
-    puzzles, s, policy = generate_puzzles(3, "train"), train.Settings(), policy._replace(tokenizer=Tokenizer(BUNDLED))
-    check_puzzles(policy, puzzles, puzzles, s)
-    missing = policy.tokenizer.encode(f" {puzzles[0].target}")[0]
-    policy.tokenizer.bytes[missing] = b""
-    with pytest.raises(ValueError, match="can't write the prompt 'Using the numbers"):
-        check_puzzles(policy, puzzles, puzzles, s)
