@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from plumbing.progress import fail, one_sentence
+from plumbing.progress import fail
 from plumbing.runs import read_config
 
 
@@ -65,7 +65,6 @@ def parse_with(parser: argparse.ArgumentParser, arguments: list[str], defaults: 
     return Arguments(settings, hyper_parameters, None)
 
 
-@one_sentence()
 def parse_resume(arguments: list[str], defaults: Any, methods: dict, choices: dict[str, tuple]) -> Arguments:
     """Parse `--resume runs/... [--steps N]`: all other settings are those in the run's config.json, read as flags."""
     parser = new_parser(add_help=False)
@@ -94,14 +93,11 @@ def new_parser(**options) -> argparse.ArgumentParser:
 
 
 def own_flags(method: Any, taken: set[str]) -> dict:
-    """The hyper-parameters of a credit function and their defaults. Exits where they can't be flags."""
-    try:
-        method.check_parameters()
-    except ValueError as error:
-        fail(str(error))
+    """The hyper-parameters of a credit function and their defaults. ValueError where they can't be flags."""
+    method.check_parameters()
     if collision := taken & method.parameters.keys():
-        fail(f"{method.name} has a keyword argument named {min(collision)}, but there is a flag of that name: "
-             "rename the argument")
+        raise ValueError(f"{method.name} has a keyword argument named {min(collision)}, but there is a flag of that "
+                         "name: rename the argument")
     return method.parameters
 
 

@@ -98,15 +98,11 @@ def integer_power(batch, power: float = 2):
 @pytest.mark.parametrize("problem, decorator, function", [
     ("must return weights of shape (B, T) = (2, 3), not (2, 1)", reweighting, lambda batch: torch.ones(2, 1)),
     ("must return credit of shape (B, T) = (2, 3), not NoneType", token_credit, lambda batch: None),
-    ("returned a weight above 1e30", reweighting, lambda batch: torch.full((2, 3), 3e38)),
-    ("returned weights that are too small for float32 to rescale", reweighting,
-     lambda batch: torch.tensor([[0.0, 0.0, 1e-45]] * 2)),
     ("returned credit with NaN or infinity in it", token_credit, lambda batch: torch.tensor([[1.0, math.nan, 1]] * 2)),
     ("returned a negative weight", reweighting, lambda batch: torch.tensor([[1.0, -1e-6, 1]] * 2)),
     ("changes a field of the batch", token_credit, lambda batch: batch.logprob.data.mul_(2.0)),
     ("the default of power: float = 2 is of another type", token_credit, integer_power),  # the flag would refuse 0.5
     ("needs must be a tuple of names", functools.partial(reweighting, needs="critic"), early),
-    ("needs must be a tuple of names", functools.partial(reweighting, needs=lambda **_: ("critic", None)), early),
 ])
 def test_a_wrong_function_is_one_sentence(problem, decorator, function, registry):
     """Guards against (B, 1) broadcast over tokens, a forgotten return, NaN that reaches the model, a turned sign, a

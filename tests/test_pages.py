@@ -62,7 +62,7 @@ def source_of(module):
 def test_commands_of_train_are_accepted(command):
     arguments = shlex.split(re.search(r"train\.py([^;&|]*)", command)[1].replace("$seed", "3"))
     if "--resume" in arguments:  # the flags are right, but there is no such run
-        with pytest.raises(SystemExit, match="is not a run folder"):
+        with pytest.raises(FileNotFoundError, match="is not a run folder"):
             train.parse_flags(arguments)
     else:
         train.check(replace(train.parse_flags(arguments)[0], device="cpu"))

@@ -68,8 +68,9 @@ def test_the_book_does_not_know_its_task():
 
 
 def parse(*arguments):
-    """Parse a command line of train.py."""
-    return train.parse_flags(list(map(str, arguments)))
+    """Parse a command line of train.py as its main does."""
+    with progress.one_sentence():
+        return train.parse_flags(list(map(str, arguments)))
 
 
 def test_values_have_the_type_of_their_default():
