@@ -22,7 +22,6 @@ import inspect
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -37,7 +36,7 @@ from mitigations import NORMALIZATIONS
 from plumbing import run_folder
 from plumbing.files import write_json
 from plumbing.flags import Arguments, changed, check_device, parse
-from plumbing.launch import MODELS, check, check_puzzles, lacking, rehearse, responses_that_fit, with_model
+from plumbing.launch import MODELS, check, check_puzzles, lacking, responses_that_fit, with_model
 from plumbing.metrics import heldout_text, line_of, standard_error, step_columns, write_credit_log
 from plumbing.optimizer import Optimizer, learning_rate
 from plumbing.processes import check_equal, from_first, join, leads, leave
@@ -144,8 +143,9 @@ def assign_credit(batch: TokenBatch, s: Settings, hyper_parameters: dict) -> Ten
 
 
 def try_credit(policy: Policy, puzzles: list, s: Settings, hyper_parameters: dict) -> None:
-    """A step as far as its credit, to see whether that works."""
-    batch = rollout(policy, puzzles, s, step=0)
+    """A step of two short responses to each of two puzzles, as far as its credit, to see whether that works."""
+    s = replace(s, answers=2, max_new_tokens=min(8, s.max_new_tokens))
+    batch = rollout(policy, puzzles[:2], s, step=0)
     batch.advantage = compare(batch, s.advantage)
     assign_credit(batch, s, hyper_parameters)
 
@@ -280,7 +280,7 @@ def prepare(s: Settings, hyper_parameters: dict) -> tuple[Policy, list, list]:
     check_equal(asdict(s) | hyper_parameters | {"data": names_of(training + heldout)})  # in all processes
     policy = load_policy(replace(s, device=device), task, required(s.mitigation, hyper_parameters))
     check_puzzles(policy, training, heldout, s)
-    rehearse(policy, training, s, partial(try_credit, policy, hyper_parameters=hyper_parameters))
+    try_credit(policy, training, s, hyper_parameters)
     return policy, training, heldout
 
 

@@ -164,13 +164,9 @@ def check_range(settings: Any, names: tuple[str, ...], lowest: float, below: flo
 
 
 def check_device(device: str) -> None:
-    """ValueError for a device that torch doesn't know, or that this computer doesn't have."""
+    """ValueError for a device that torch doesn't know, that this computer doesn't have, or that has no float64."""
     try:
-        torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError, ImportError) as error:  # torch raises one of them, by device
-        raise ValueError(f"--device {device} can't be used here: {first_sentence(error)}") from None
-
-
-def first_sentence(error: Exception) -> str:
-    """The first sentence of an error's message. Torch adds advice for its own developers."""
-    return (str(error).splitlines() or [type(error).__name__])[0].split(". ")[0]
+        torch.zeros(1, device=device, dtype=torch.float64).item()
+    except (RuntimeError, AssertionError, ImportError, TypeError) as error:  # torch raises one of them, by device
+        said = str(error).split("\n")[0].split(". ")[0]  # without torch's advice for its own developers
+        raise ValueError(f"--device {device} can't be used here: {said}") from None

@@ -6,13 +6,10 @@ import os
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Callable, Iterable
+from typing import Any, Iterable
 
-import torch
-
-from plumbing.flags import check_range, first_sentence
+from plumbing.flags import check_range
 from plumbing.progress import follow
-from plumbing.shared_sampling import generate_in_processes
 from rollout import Policy, draw_puzzles
 
 # Bytes of keys and values while evaluating: they set how many responses are sampled at once, but never fewer than in a
@@ -85,15 +82,6 @@ def check_lengths(policy: Policy, puzzles: list, s: Any) -> None:
     if longest + s.max_new_tokens > limit:
         raise ValueError(f"a prompt of {longest} tokens and --max_new_tokens {s.max_new_tokens} exceed the model's "
                          f"limit of {limit} tokens: lower --max_new_tokens")
-
-
-def rehearse(policy: Policy, puzzles: list, s: Any, try_credit: Callable[[list, Any], object]) -> None:
-    """Try the device, with two tokens of one response; then the credit function, with two short ones to each of two."""
-    try:
-        generate_in_processes(policy, [policy.prompt(puzzles[0])], uniforms=torch.zeros(1, 2, dtype=torch.float64))
-    except (RuntimeError, AssertionError, TypeError) as error:  # by device; TypeError: it has no float64
-        raise ValueError(f"--device {s.device} can't run this model: {first_sentence(error)}") from None
-    try_credit(puzzles[:2], replace(s, answers=2, max_new_tokens=min(8, s.max_new_tokens)))
 
 
 def responses_that_fit(policy: Policy, puzzles: list, s: Any) -> int:

@@ -134,7 +134,7 @@ def mean_height(x: np.ndarray, y: np.ndarray) -> float:
 
 def bins(values: np.ndarray, count: int) -> np.ndarray:
     """For each value in [0, 1), the index of its bin among `count` equal ones."""
-    return np.minimum((values * count).astype(int), count - 1)
+    return (values * count).astype(int)
 
 
 MIN_RESPONSES = 30  # a position needs this many responses for a t-statistic

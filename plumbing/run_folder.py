@@ -119,8 +119,7 @@ def copy_tokenizer(source: Path, target: Path) -> None:
     for file in files_beside(source):
         copy = target / file.relative_to(source)
         copy.parent.mkdir(exist_ok=True)  # of additional chat templates
-        if not copy.is_file():
-            replace_file(copy, lambda part: shutil.copyfile(file, part))
+        shutil.copyfile(file, copy)
 
 
 def check_disk(run: Path, settings: Any, parameters: Iterable[Tensor]) -> None:

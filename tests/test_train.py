@@ -249,7 +249,7 @@ def test_values_come_before_the_critic_learns_from_their_rewards(quick, tmp_path
     """The values of step 1 are those of an untrained critic, and those of step 2 follow the reward."""
     seen, values = [], Queries.head
     monkeypatch.setattr(Queries, "head", lambda *args: (seen.append(values(*args)), seen[-1])[1])
-    monkeypatch.setattr(train, "rehearse", lambda *_: None)
+    monkeypatch.setattr(train, "try_credit", lambda *_: None)
     for reward in (-1.0, 1.0):
         monkeypatch.setattr(countdown_task, "grade", lambda *_: {"reward": reward, "answer": 0, "format": 0})
         run(*TINY, "--mitigation", "ppo", "--steps", 2, "--lr", 0, "--out", tmp_path / str(reward))
@@ -266,8 +266,7 @@ def test_the_rehearsal_leaves_no_trace():
     before, torch_state, numpy_state = copy.deepcopy(both.state_dict()), torch.get_rng_state(), np.random.get_state()[1]
     for name, method in MITIGATIONS.items():
         s = Settings(mitigation=name, questions=2, answers=3)
-        train.rehearse(policy, GENERATE(4096, "train"), s,
-                       functools.partial(train.try_credit, policy, hyper_parameters=method.parameters))
+        train.try_credit(policy, GENERATE(4096, "train"), s, method.parameters)
     assert all(torch.equal(x, before[key]) for key, x in both.state_dict().items())
     assert not any(head.optimizer.state for head in policy.heads.values())
     assert torch.equal(torch.get_rng_state(), torch_state) and np.array_equal(np.random.get_state()[1], numpy_state)
@@ -290,7 +289,7 @@ def test_what_ends_before_the_first_step_leaves_no_folder(tmp_path, monkeypatch,
     """Ctrl-C, which test_processes.py sees in a shell later, and a run that the disk has no room for."""
     place = tmp_path / "runs" / "r"
     with monkeypatch.context() as patch:
-        patch.setattr(train, "rehearse", Mock(side_effect=KeyboardInterrupt))
+        patch.setattr(train, "try_credit", Mock(side_effect=KeyboardInterrupt))
         assert "interrupted before training began" in refusal(train, *TINY, "--out", place)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=2**20))
     assert "GiB free: make room" in refusal(train, *TINY, "--mitigation", "ppo", "--out", place)
