@@ -1,4 +1,4 @@
-"""What stands before the first step of a run: checks of settings, puzzles and device, in one sentence each.
+"""What stands before the first step of a run: checks of settings and puzzles, in one sentence each.
 
 A first reading can skip it. `s` is the Settings of train.py.
 """
@@ -61,15 +61,13 @@ def check_puzzles(policy: Policy, training: list, heldout: list, s: Any) -> None
     # Those that training will draw, as if in one big step. An epoch has them all, so there is no need to look further.
     count = min(s.steps * s.questions, len(training))
     drawn = draw_puzzles(training, replace(s, questions=count), step=1)
-    used = list({puzzle.id: puzzle for puzzle in drawn + heldout}.values())
-    files = {puzzle.id: s.data for puzzle in drawn} | {puzzle.id: s.eval_data or s.data for puzzle in heldout}
-    to_check = [puzzle for puzzle in used if files[puzzle.id]]  # those that a task makes itself are valid
-    for puzzle in follow("checking puzzles", to_check):
+    asked = [(s.data, puzzle) for puzzle in drawn] + [(s.eval_data or s.data, puzzle) for puzzle in heldout]
+    for file, puzzle in follow("checking puzzles", [pair for pair in asked if pair[0]]):  # a task's own are valid
         try:
             policy.task.check(puzzle)
         except ValueError as error:
-            raise ValueError(f"{files[puzzle.id]}: {error}") from None
-    check_lengths(policy, used, s)
+            raise ValueError(f"{file}: {error}") from None
+    check_lengths(policy, drawn + heldout, s)
 
 
 def check_lengths(policy: Policy, puzzles: list, s: Any) -> None:
