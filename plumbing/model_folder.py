@@ -15,7 +15,7 @@ BESIDE = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.j
           "additional_chat_templates/*.jinja", "generation_config.json")
 FOREIGN = {  # what a folder holds instead of a model's weights
     "adapter_config.json": "a LoRA adapter: merge it into its model with merge_and_unload of peft, then save it",
-    "*.gguf": "a GGUF file: convert it with `python -m lab.real.weights --gguf FILE --out FOLDER`",
+    "*.gguf": "a GGUF file: load it with transformers (gguf_file=...), and write safetensors with save_pretrained",
     "pytorch_model*.bin": "pickled weights: load them with transformers, and write safetensors with save_pretrained",
 }
 
