@@ -153,10 +153,11 @@ def draw_learning(file: Path) -> None:
         label, colour = f"{short(name + ' advantage=rloo')}, seed {seed}", colour_of(name)
         means = {column: np.convolve(metrics[column][1:], np.ones(5) / 5, "valid") for column in ("success", "entropy")}
         steps = np.arange(len(means["success"])) + 3  # the middle of each five
-        left.plot(steps, 100 * means["success"], color=colour, label=label)
+        style = {"color": colour, "linestyle": ("-", "--", ":", "-.", (0, (1, 5)))[seed]}
+        left.plot(steps, 100 * means["success"], label=label, **style)
         left.errorbar(metrics["step"], 100 * metrics["heldout_success"], 196 * metrics["heldout_stderr"], fmt="o",
                       color=colour)
-        right.plot(steps, means["entropy"], color=colour)
+        right.plot(steps, means["entropy"], **style)
     left.set(xlabel="step", ylabel="problems solved, %", title="Success by step")
     right.set(xlabel="step", ylabel="entropy, nats", title="Exploration by step", ylim=(0, None))
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
