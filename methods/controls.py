@@ -28,7 +28,7 @@ def needs_of(of: str) -> tuple[str, ...]:
 def inverted(batch: TokenBatch, of: str = "entropy_weighted") -> Tensor:
     """credit = A * (max w + min w - w), w the weights of --of: a control that reverses a method (2602.09331).
 
-    The method --of runs with its default hyper-parameters.
+    The method named by --of has its default hyper-parameters.
     """
     choices = [m.name for m in MITIGATIONS.values() if m.is_reweighting and m.name != "inverted"]
     require(of in choices, f"--of {of}: only a reweighting can be inverted; choose one of {', '.join(choices)}")
@@ -42,7 +42,7 @@ def inverted(batch: TokenBatch, of: str = "entropy_weighted") -> Tensor:
 def shuffled(batch: TokenBatch, of: str = "entropy_ratio") -> Tensor:
     """credit = that of --of, in random order within each response: its sizes without their places.
 
-    The method --of runs with its default hyper-parameters.
+    The method named by --of has its default hyper-parameters.
     """
     choices = [name for name in MITIGATIONS if name != "shuffled"]
     require(of in choices, f"--of {of}: choose one of {', '.join(choices)}")
@@ -65,9 +65,9 @@ def expert_iteration(batch: TokenBatch) -> Tensor:
 def share(batch: TokenBatch) -> Tensor:
     """credit = A n / kept on a random part of the responses, else 0: as many as are right, as a control (ours).
 
-    The part is drawn from the n responses whose A is not 0; where fewer than that are right, these are `kept`. So an
-    update costs about what one of `expert_iteration` does. With --advantage rloo it has RLOO's expectation, except in a
-    step without a right response: that teaches it nothing, so a policy that solves nothing stays as it is.
+    Of the n responses whose A is not 0, a random `kept` are trained on: as many as are right in the step, at most n. So
+    an update costs about what one of `expert_iteration` does. With --advantage rloo the expected update is RLOO's,
+    except in a step without a right response. Such a step teaches nothing: a policy that solves nothing stays as it is.
     """
     candidates = batch.advantage.nonzero()[:, 0]  # (n,)
     kept = min(int(batch.success.sum()), len(candidates))
