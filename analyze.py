@@ -47,7 +47,7 @@ def method_name(label: str) -> str:
     """What a method is called in a picture: GRPO and RLOO with their further settings, others by their label."""
     method, *settings = label.split()
     if method != "none":
-        return label + " (control)" * is_control(label)
+        return f"{label} (control)" if is_control(label) else label
     rloo = RLOO.split()[1]
     return " ".join(["RLOO" if rloo in settings else "GRPO", *(s for s in settings if s != rloo)])
 
@@ -182,7 +182,7 @@ def table_roles(log: dict) -> Table:
                      *average_cells(log, selected, *MEASURES, "logprob", "entropy")])
         sizes.append([mean_size(log, selected, measure)[0] for measure in MEASURES])
     # ROLES begins with filler and reasoning.
-    by_contribution, by_gradient = (ratio(filler, reasoning) for filler, reasoning in zip(*sizes[:2]))
+    by_contribution, by_gradient = map(ratio, *sizes[:2])
     note = ("Mean size ± half of its 95% interval, clustered by puzzle, then signed means. Filler / reasoning: "
             f"{by_contribution:.2f} by contribution, {by_gradient:.2f} by gradient.")
     return Table("Token types", note, ["type", "tokens", "share", *SIZE_HEADER, *MEASURES, "log p", "entropy"], rows)
@@ -228,7 +228,7 @@ def table_training(log: dict) -> Table:
     return Table("Credit over training", CLUSTERED, ["steps", "size of credit", *ROLE_HEADER], rows)
 
 
-LAYOUT = {  # what format_reward asks of a response, and the header of its column
+LAYOUT = {  # header of a column: whether a response has that part of the layout, as format_reward asks
     f"`{END_THINK}`": lambda text: END_THINK in text,
     f"`{END_THINK}↵{ANSWER}`": lambda text: f"{END_THINK}\n{ANSWER}" in text,
     f"`{ANSWER}` closed": lambda text: END_ANSWER in text.partition(ANSWER)[2],
@@ -245,12 +245,12 @@ def table_layout(log: dict, tokenizer: Tokenizer) -> list[Table]:
         return []
     rows = []
     for steps, selected in training_parts(log):
-        some = [texts[i] for i in np.unique(log["id"][selected])]
-        others = Counter(tag for text in some for tag in {*re.findall(r"</[\w.:-]+>", text)}.difference(TAGS))
-        wrong = ", ".join(f"{code_span(tag)} {count / len(some):.1%}" for tag, count in others.most_common(2))
-        shares = (f"{sum(map(has, some)) / len(some):.1%}" for has in LAYOUT.values())
-        rows.append([steps, f"{len(some):,}", *shares, wrong])
-    note = "Shares of responses. All of it: and no further tag. Others: the two most frequent closing tags besides."
+        in_part = [texts[i] for i in np.unique(log["id"][selected])]
+        others = Counter(tag for text in in_part for tag in {*re.findall(r"</[\w.:-]+>", text)}.difference(TAGS))
+        wrong = ", ".join(f"{code_span(tag)} {count / len(in_part):.1%}" for tag, count in others.most_common(2))
+        shares = (f"{sum(map(has, in_part)) / len(in_part):.1%}" for has in LAYOUT.values())
+        rows.append([steps, f"{len(in_part):,}", *shares, wrong])
+    note = "Shares of responses. All of it: with no further tag. Others: the two most frequent other closing tags."
     return [Table("Layout over training", note, ["steps", "responses", *LAYOUT, "others"], rows)]
 
 
@@ -339,8 +339,8 @@ def draw_run_tokens(log: dict, tokenizer: Tokenizer, method: str, puzzles: dict,
         heading = f"Step {step}, reward {reward:.2f}, credit by {method}{puzzle}"
         blocks.append((heading, "bold", 1 if i % 2 else 6, *shown))  # the second one answers the same question
         blocks.append(("Gradient in logit space, credit · ‖onehot − p‖", "normal", 1, texts, log["gradient"][rows]))
-    none = ("No puzzle of the first or last step has both a reinforced and a discouraged response", "bold", 1)
-    draw_blocks(blocks or [(*none, [" "], np.zeros(1))], "below 0: made less likely     above 0: made more likely     "
+    empty = ("No puzzle of the first or last step has both a reinforced and a discouraged response", "bold", 1)
+    draw_blocks(blocks or [(*empty, [" "], np.zeros(1))], "below 0: made less likely     above 0: made more likely     "
                 "(↵ line break, ⇥ tab, ■ end token, □ other letter)", file)
 
 
@@ -414,7 +414,7 @@ CREDIT = (*(f"{measure}, {part}" for measure in MEASURES for part in ("filler", 
 
 
 def record(group: Group) -> dict[str, Estimate]:
-    """All figures of a method, by their column in table.csv. Its baseline is GRPO with the same settings."""
+    """All figures of a method, by their column in table.csv."""
     out = {"seeds": Estimate(len(group.rows)), "steps": Estimate(group.values("steps").max())}
     out |= {figure: t_estimate(group.values(figure)) for figure in (*LEARNING, *CREDIT)}
     out["start"] = Estimate(group.values("start").mean())  # the same for all seeds, so there is no spread to show
@@ -427,7 +427,8 @@ def record(group: Group) -> dict[str, Estimate]:
 def comparison_tables(records: dict[str, dict[str, Estimate]], warning: str = "") -> list[Table]:
     """What each method learned, its difference to the baseline, and where its credit went; a row per method."""
     single = min(r["seeds"].value for r in records.values()) < 2
-    warnings = f"**{warning}** " * bool(warning) + "**With one seed, nothing can be concluded.** " * single
+    warnings = f"**{warning}** " if warning else ""
+    warnings += "**With one seed, nothing can be concluded.** " if single else ""
     means = "Mean over seeds ± half of its 95% interval (Student's t), for these held-out puzzles."
     tables = [
         ("Learning", f"{means} Held-out success at start and end; area: the mean of its curve.",
@@ -465,7 +466,8 @@ def draw_curves(groups: list[Group], file: Path) -> None:
             axis.plot(steps, [curve[step] for step in steps], color=colour, lw=0.6, alpha=0.6)
     title = method_name(groups[0].label) if len(groups) == 1 else "Held-out success"
     axis.set(xlabel="step", ylabel="held-out puzzles solved", ylim=(0, None), title=title)
-    figure.legend(title="mean, 95% interval" + "; thin: each seed" * (len(groups) == 1), loc="outside right upper")
+    seeds = "; thin: each seed" if len(groups) == 1 else ""
+    figure.legend(title=f"mean, 95% interval{seeds}", loc="outside right upper")
     save_figure(figure, file)
 
 

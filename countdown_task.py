@@ -15,8 +15,9 @@ makes a start model, asks for KNOWN and `demonstrate(puzzle, rng, known)`, a res
 
 It differs from TinyZero and GRPO-Zero, from which the task comes, in four ways:
 1. An answer is computed with exact fractions, from a syntax tree in which only + - * / are allowed. Nothing is eval'd.
-2. A hash of the sorted numbers and the target decides to which of three splits a puzzle belongs: train; heldout, whose
-   numbers may occur in training with another target; new_numbers, whose numbers do not. (GRPO-Zero tests on the last
+2. Hashes decide to which of three splits a puzzle belongs. new_numbers: that of its sorted numbers alone, so these
+   never occur in training. heldout or train: that of numbers and target, so the numbers of a held-out puzzle may occur
+   in training with another target. (GRPO-Zero tests on the last
    rows of Countdown-Tasks-3to4, which lists many puzzles twice, with the numbers in another order.)
 3. What a token is (a part of a tag, of a calculation or of prose) is found by character offsets in the decoded text. A
    tag may be split over several tokens, or merged with its neighbours, and is still recognised.

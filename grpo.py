@@ -50,7 +50,7 @@ from sampler import response_logprobs
 
 
 def centred(rewards: Tensor) -> Tensor:
-    """r - mean of the group; exactly 0 in a group whose rewards are all equal, whatever the rounding of the mean."""
+    """r - mean of the group; exactly 0 where all rewards of a group are equal, since Adam would blow up rounding."""
     return (rewards - rewards.mean(1, keepdim=True)).where(has_variance(rewards)[:, None], 0.0)
 
 
@@ -69,7 +69,7 @@ def over_success(_: Tensor, success: Tensor) -> Tensor:
     """MaxRL: (s - mean) / mean, 0 where none succeeds (2602.02710).
 
     In a large group the mean is p(success), and grad p / p = grad log p, so it ascends log p(success). In a group of G
-    the gradient is smaller where p is: 0.87 of that at p = 1/4 and G = 8, 0.52 at 0.1, 0.19 at 0.03.
+    it falls short by the factor 1 - (1 - p)^(G - 1): with G = 8, 0.87 at p = 1/4, 0.52 at 0.1, 0.19 at 0.03.
     """
     mean = success.mean(1, keepdim=True)  # (Q, 1)
     return (success - mean) / torch.where(mean > 0, mean, 1.0)
@@ -92,10 +92,10 @@ def compare(batch: TokenBatch, name: str = "grpo") -> Tensor:
 
 
 # ---------------------------------------------------------------------------------------------------- losses
-# Objectives, the loss being minus their mean: functions of log pi of b responses' tokens (b, t), now and when they were
-# sampled (old), of their credit (b, t) and of mask (b, t), False on padding. They return the gain of each token (b, t),
-# to be maximized, and whether the clip removes its gradient (b, t) bool. In the first update on a batch all have the
-# gradient credit * grad log pi.
+# Objectives. Their arguments, (b, t) each: log pi of the tokens of b responses, the `old` one of the ratio's
+# denominator, credit, and mask, False on padding. They return, (b, t) each, the gain of every token, whose weighted sum
+# is minus the loss, and whether the clip removes its gradient. In the first update on a batch all have the gradient
+# credit * grad log pi.
 
 
 def ppo_objective(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s) -> tuple[Tensor, Tensor]:
@@ -117,7 +117,7 @@ def pessimistic(ratio: Tensor, credit: Tensor, s) -> tuple[Tensor, Tensor]:
 def cispo_objective(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s) -> tuple[Tensor, Tensor]:
     """clip(ratio) c log pi, with a constant clip(ratio): no token loses its gradient (CISPO, 2506.13585).
 
-    The paper tunes the upper bound alone: --clip_low 0.999 leaves hardly a lower one.
+    The paper tunes the upper bound alone: --clip_low 0.999 leaves hardly any lower one.
     """
     weight = (logprob.detach() - old).exp().clamp(1 - s.clip_low, 1 + s.clip_high)  # (b, t)
     return weight * credit * logprob, torch.zeros_like(mask)
@@ -126,10 +126,10 @@ def cispo_objective(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, 
 def gspo_objective(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s) -> tuple[Tensor, Tensor]:
     """PPO's minimum with one ratio for a whole response, the geometric mean of its tokens' (GSPO, 2507.18071).
 
-    This is the paper's form for credit per token. In numbers the second factor below is 1, so the ratio is that of the
+    This is the paper's form for credit per token. Numerically the second factor below is 1, so the ratio is that of the
     response; but its gradient is grad log pi of the token, so each token gets its own credit.
     The paper has --loss_norm sequence, --clip_low 3e-4 and --clip_high 4e-4. In bfloat16 add --old_logprob update:
-    rounding alone exceeds bounds so narrow, by which the first update lost 48% of the bundled model's tokens.
+    rounding alone exceeds such narrow bounds: it clipped 48% of the bundled model's tokens in the first update.
     """
     change = (logprob - old).detach() * mask  # (b, t)
     mean = change.sum(1, keepdim=True) / mask.sum(1, keepdim=True)  # (b, 1)
@@ -178,10 +178,10 @@ LOSS_NORMS = {
 def padded_rows(model: Qwen2, batch: TokenBatch, credit: Tensor, s) -> Iterator[tuple[Tensor, Tensor, int]]:
     """Read the responses for an update, in rows of one prompt and one response: what --plain runs.
 
-    Yields, until all are read, some responses (b,), log pi (b, t) of their first t tokens, with gradient, and how many
-    tokens the prompts had that were read with them. Here t is T. The twin, shared_prompts of the file of that name,
-    reads each prompt once for all its responses; leaves out responses without credit (B, T), unless there is a KL
-    penalty; and takes only its process's share.
+    Yields micro-batches: the indices (b,) of their responses, log pi (b, t) of the first t tokens, with gradient, and
+    the number of prompt tokens read. Here t is T, and credit (B, T) is unused. The twin, plumbing/shared_prompts.py,
+    reads each prompt once for all its responses, skips responses without credit unless there is a KL penalty, and takes
+    only its process's share.
     """
     prompts = batch.ask.prompts
     for rows in torch.arange(len(batch.mask), device=batch.mask.device).split(s.micro_batch):  # (b,)
@@ -195,14 +195,14 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
     Micro-batches save memory and don't change the result, because each token's share of the loss is fixed for the whole
     step.
     """
-    read = padded_rows if policy.plain else shared_prompts
+    micro_batches = padded_rows if policy.plain else shared_prompts
     share = LOSS_NORMS[s.loss_norm](batch.mask, s)  # (B, T) of each token in the loss
     reference = batch.ask.reference_logprob if s.kl > 0 else None  # (B, T)
     old = batch.logprob.clone()  # (B, T)
     log = UpdateLog(batch, reference, divergence=k3)  # handed over: metrics.py can't import this file
     for i in range(s.updates_per_batch):
         optimizer.zero_grad()
-        for rows, logprob, prompt_tokens in read(policy.model, batch, credit, s):  # (b,), (b, t)
+        for rows, logprob, prompt_tokens in micro_batches(policy.model, batch, credit, s):  # (b,), (b, t)
             t = logprob.shape[1]  # these responses have no more tokens
             if i == 0 and s.old_logprob == "update":  # see point 3 above
                 old[rows, :t] = logprob.detach()

@@ -80,7 +80,7 @@ def reweighting(function: Callable | None = None, *, needs: tuple[str, ...] | Ca
         def early(batch: TokenBatch, power: float = 0.5) -> Tensor:
             return batch.mask.cumsum(1).clamp(min=1) ** -power
 
-    Now `python train.py --mitigation early --power 1.0` trains with it. What it needs beyond the batch it says here,
+    Now `python train.py --mitigation early --power 1.0` trains with it. Name here what it needs beyond the batch,
     as in @reweighting(needs=("critic",)): a head (batch.ask.head), "reference" (batch.ask.reference_logprob),
     or a function that not every task has (batch.task.calculations). Where that depends on hyper-parameters, needs is a
     function of these. Weights may be bool or int, and on any device.
@@ -237,7 +237,7 @@ def every_fifth(cutpoint: Tensor) -> Tensor:
 
 
 def segment_credit(batch: TokenBatch, cuts: Tensor, k: int) -> Tensor:
-    """V at the end of each token's segment minus V at its start (B, T). cuts (B, T): True where any but the first begins.
+    """V at the end of each token's segment minus V at its start (B, T). cuts (B, T): where all but the first begin.
 
     Of 5 tokens with a cut at 2, tokens 0 and 1 get V_2 - V_0, the others reward - V_2.
     """

@@ -196,8 +196,9 @@ class Qwen2(nn.Module):
         """Last hidden states (B, S, D) of tokens (B, S) at positions (B, S).
 
         bias (B, S, C): 0 where a query sees a column, else -inf. cache: such as KVCache of sampler.py; its
-        extend(layer, keys, values) takes the new keys and values (B, K, S, d) and returns those of all columns. (The
-        caches of plumbing, which training reads, return the same when checkpoint_activations repeats the call.)
+        extend(layer, keys, values) takes the new keys and values (B, K, S, d) and returns those of all columns. With
+        checkpoint_activations the backward pass repeats this call: the caches of shared_prompts.py return the same
+        again, while KVCache would append twice.
         """
         x, angles, head_bias = self.embed(tokens, positions, bias)
         for layer in self.model["layers"]:
@@ -232,8 +233,8 @@ class Qwen2(nn.Module):
     def log_probs(self, hidden: Tensor) -> Tensor:
         """Log-probs (..., real_vocab), in fp32 or wider, of the token that follows hidden (..., D).
 
-        They are those of softmax(logits / temperature). Nothing else divides by it, so that sampler, update, ratio,
-        entropy and the reference agree.
+        They are those of softmax(logits / temperature). Only this and its twins in vocabulary.py divide by it, so
+        sampler, update, ratio, entropy and the reference agree.
         """
         logits = self.logits(hidden)  # (..., real_vocab)
         at_least_float32 = torch.promote_types(logits.dtype, torch.float32)
@@ -301,7 +302,7 @@ def read_config(source: dict) -> Config:
     unsupported = {
         "hidden_act": given.get("hidden_act", "silu") != "silu",
         "use_sliding_window": given.get("use_sliding_window", False),
-        "layer_types": type(layers) is not list or any(kind != "full_attention" for kind in layers),
+        "layer_types": type(layers) is not list or any(layer != "full_attention" for layer in layers),
         "attention_bias": family != "qwen2" and given.get("attention_bias", False),
         "mlp_bias": given.get("mlp_bias", False),
         "pretraining_tp": given.get("pretraining_tp", 1) != 1,
@@ -321,8 +322,8 @@ def read_config(source: dict) -> Config:
     values = defaults | given | derived
     types = {field.name: field.type for field in fields(Config)}
     check_fields(values, types, "config.json")
-    for name, kind in types.items():
-        if (kind is int and not 1 <= values[name] < 2**24) or (kind is float and values[name] <= 0):
+    for name, field_type in types.items():
+        if (field_type is int and not 1 <= values[name] < 2**24) or (field_type is float and values[name] <= 0):
             raise ValueError(f"config.json: {name} can't be {values[name]}")
     if H % values["num_key_value_heads"] or values["head_dim"] % 2:
         raise ValueError("config.json: num_attention_heads must be a multiple of num_key_value_heads, head_dim even")
@@ -339,7 +340,7 @@ def load_model(path: str | Path, device: str | torch.device = "cpu", dtype: torc
     check_folder(path)
     config = read_config(read_json(path / "config.json"))
     found = read_weights(path, device, dtype, config.tie_word_embeddings)
-    if config.num_hidden_layers > len(found):
+    if config.num_hidden_layers > len(found):  # a layer has several tensors; do not build a million layers first
         raise ValueError(f"config.json asks for {config.num_hidden_layers} layers, the checkpoint in {path} has fewer")
     with torch.device("meta"):  # no storage and no random initialization; load_state_dict assigns the weights
         model = Qwen2(config).to(dtype)

@@ -95,9 +95,10 @@ class Policy(NamedTuple):
     plain: bool = False  # --plain: KVCache and padded_rows run, and not their faster twins
 
     def prompt(self, puzzle: Any) -> list[int]:
-        """The tokens of a puzzle's prompt. The task returns its text, or pieces of it around somebody's own text.
+        """The tokens of a puzzle's prompt. The task returns its text, or a tuple of pieces.
 
-        Then every second piece is somebody's own, in which a control token such as <|im_end|> stays plain characters.
+        Of these every second one is foreign text, such as a question from a data file: a control token in it, such as
+        <|im_end|>, is encoded as plain characters.
         """
         found = self.task.prompt(puzzle, self.tokenizer.chat)
         pieces = (found,) if isinstance(found, str) else found
@@ -115,14 +116,14 @@ def draw_puzzles(training: list, s: Any, step: int) -> list:
     for i in range((step - 1) * s.questions, step * s.questions):  # i counts the puzzles since the run began
         epoch, place = divmod(i, len(training))
         if not puzzles or place == 0:  # the step begins, or an epoch does
-            order = np.random.default_rng([s.seed, 0, epoch]).permutation(len(training))  # 0: no step has that number
+            # 0: no training step has that number.
+            order = np.random.default_rng([s.seed, 0, epoch]).permutation(len(training))
         puzzles.append(training[order[place]])
     return puzzles
 
 
 def rollout(policy: Policy, puzzles: list, s: Any, step: int) -> TokenBatch:
     """Sample and grade the B responses of a step, G = --answers to each of Q puzzles."""
-    # The random number behind each token is drawn here, so that no response depends on what is sampled beside it.
     uniforms = draw_uniforms(s.seed, step, len(puzzles), s.answers, s.max_new_tokens)  # (B, max_new_tokens)
     progress = Progress("sampling", len(uniforms), patience=PATIENCE)
     # With one process this is `generate` of sampler.py.

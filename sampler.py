@@ -3,11 +3,11 @@
 How this differs from the usual `generate`:
 1. All randomness comes in as uniform numbers, one row per response. So a response does not depend on the others in
    its batch.
-2. Log-prob, entropy and logit gradient (see Samples) of each token are recorded while sampling, so that the credit log
-   costs no extra forward pass.
+2. Log-prob, entropy and logit gradient (see Samples) of each token are recorded while sampling: the ratio's pi_old,
+   the credit functions and the credit log need no extra forward pass.
 3. Responses that have ended leave the batch.
 
-Two plain forms stand here to be read, KVCache and `response_logprobs`; train.py says what runs in their place.
+KVCache and `response_logprobs` are plain forms; by default plumbing/decoder.py and plumbing/shared_prompts.py run.
 tests/test_sampler.py holds each pair to the same numbers.
 
 Alphabet: Q prompts, G responses to each, B = Q G responses, of which B' are still running, P prompt columns, T response
@@ -48,12 +48,12 @@ class KVCache:
     """The keys and values of all tokens so far, which later tokens attend to: so each token is computed once."""
 
     def __init__(self, model: Qwen2, prompts: list[list[int]], G: int, room: int = 0):
-        """Read each of Q prompts in G rows, padded on the left. (room: the twin reserves T columns.)"""
-        rows, real = pad_left([prompt for prompt in prompts for _ in range(G)], model.output_weight.device)
+        """Read each of Q prompts in G rows, padded on the left. (room: for the twin, which reserves T columns.)"""
+        tokens, real = pad_left([prompt for prompt in prompts for _ in range(G)], model.output_weight.device)
         self.model = model
         self.layers = {}  # layer -> keys, values (B', K, C, d)
         self.real = real.new_zeros(len(real), 0)  # (B', C) bool, False on padding; C is 0 so far
-        self.last = self.read(rows, real)[:, -1]  # (B, D) the state that predicts each response's first token
+        self.last = self.read(tokens, real)[:, -1]  # (B, D) the state that predicts each response's first token
 
     def read(self, tokens: Tensor, real: Tensor) -> Tensor:
         """Append columns of tokens (B', S), where real (B', S); returns their last hidden states (B', S, D)."""
@@ -174,9 +174,9 @@ def response_logprobs(model: Qwen2, prompts: list[list[int]], tokens: Tensor, ma
         column      pad  the  sky  |  is    blue        P = 3, T = 2
         predicts              is   |  blue
     """
-    before, real = pad_left(prompts, tokens.device)  # (B, P) each
-    rows, real = torch.cat((before, tokens), 1), torch.cat((real, mask), 1)  # (B, P + T) each
+    prompt, prompt_real = pad_left(prompts, tokens.device)  # (B, P) each
+    whole, real = torch.cat((prompt, tokens), 1), torch.cat((prompt_real, mask), 1)  # (B, P + T) each
     positions = (real.cumsum(1) - 1).clamp(min=0)  # (B, P + T)
-    hidden = model.hidden(rows, positions, causal_bias(real))[:, before.shape[1] - 1 : -1]  # (B, T, D)
+    hidden = model.hidden(whole, positions, causal_bias(real))[:, prompt.shape[1] - 1 : -1]  # (B, T, D)
     logprob = token_logprobs(model, hidden[mask], tokens[mask])  # (N,)
     return logprob.new_zeros(mask.shape).masked_scatter(mask, logprob)

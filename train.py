@@ -15,7 +15,7 @@ final.json. Read it with `python analyze.py runs/none-seed0`.
 
 Two readable pieces have faster versions in plumbing/, their *twins*, which run by default: KVCache of sampler.py has
 decoder.py, and padded_rows of grpo.py has shared_prompts.py. Tests hold both to the same numbers, and --plain runs the
-readable ones. (Even then batch.ask reads by shared_prompts.py, and vocabularies above 32,768 by vocabulary.py.)
+readable ones. (Even then batch.ask uses shared_prompts.py, and a vocabulary above 32,768 uses vocabulary.py.)
 """
 import copy
 import inspect
@@ -74,13 +74,13 @@ class Settings:
     reward: str = "graded"  # random: a coin toss instead of the grade, while training; a control
     advantage: str = "grpo"  # how a reward is compared with the others of its group, the responses to the same puzzle
     normalize: str = "response"  # how @reweighting functions are rescaled: to mean 1 in each response, or step; or none
-    loss: str = "ppo"  # ppo: its clip (not its critic); cispo: it is a constant weight; gspo: a ratio per response
-    loss_norm: str = "token"  # each token counts the same; sequence: each response; constant: 1 / max_new_tokens
+    loss: str = "ppo"  # ppo: its clip, no critic; cispo: a clipped, constant weight; gspo: a ratio per response
+    loss_norm: str = "token"  # a token's weight: 1 / N; sequence: 1 / (B L_i); constant: 1 / (B max_new_tokens); lambda
     length_power: float = 1.0  # of --loss_norm lambda: above 0, longer responses of a group weigh more, below 0 shorter
     clip_low: float = 0.2  # negative credit has no gradient once a token's ratio, p now / p when sampled, is < 1 - this
     clip_high: float = 0.2  # positive credit has none once the ratio is > 1 + this (PPO; DAPO: 0.28)
     updates_per_batch: int = 1  # optimizer steps on each batch
-    old_logprob: str = "sampler"  # of the ratio, as recorded while sampling; update: as the first update reads it
+    old_logprob: str = "sampler"  # pi_old of the ratio: recorded while sampling; update: from the first update's pass
     kl: float = 0.0  # weight of the KL penalty to the start model, the reference
     skip_unfinished: bool = False  # no credit for responses that the token limit cut off; their tokens still count
     # The optimizer:

@@ -99,16 +99,16 @@ class Decoder:
         Keys are stored transposed, (d, columns): that makes queries times keys twice as fast.
         """
         texts, text_of = distinct_texts(prompts)
-        read = PromptCache(model, texts).prefixes(text_of, [len(prompt) for prompt in prompts])
-        self.last = read.last.repeat_interleave(G, 0)  # (B, D) the state that predicts each response's first token
-        real, c, weight = read.real, model.config, model.output_weight
+        cache = PromptCache(model, texts).prefixes(text_of, [len(prompt) for prompt in prompts])
+        self.last = cache.last.repeat_interleave(G, 0)  # (B, D) the state that predicts each response's first token
+        real, c, weight = cache.real, model.config, model.output_weight
         Q, P = real.shape
         K, d, columns = c.num_key_value_heads, c.head_dim, P + room
         self.model, self.layers = model, [merge(layer) for layer in model.model["layers"]]
         self.filled = P  # columns in use
         keys = weight.new_empty(len(self.layers), Q, G, K, d, columns)
         values = weight.new_empty(len(self.layers), Q, G, K, columns, d)
-        for layer, (k, v) in read.layers.items():  # (Q, K, P, d) each
+        for layer, (k, v) in cache.layers.items():  # (Q, K, P, d) each
             keys[layer, ..., :P], values[layer, ..., :P, :] = pairs(k, 3).mT[:, None], v[:, None]
         self.keys, self.values = keys.flatten(1, 2), values.flatten(1, 2)  # (layers, B, ...), later B' rows
         padding = F.pad(~real, (0, room)).repeat_interleave(G, 0)[:, None, None]  # (B, 1, 1, columns)
@@ -137,8 +137,8 @@ class Decoder:
         x = self.model.model["embed_tokens"].weight[token]  # (B', D)
         # A layer's key and value are (B' K, d), its keys (B' K, d, n), its values (B' K, n, d): key heads become rows.
         for w, key, value, keys, values in zip(self.layers, *(cache.flatten(1, 2).unbind() for cache in caches)):
-            before, after = w.norms or (self.normalize, self.normalize)
-            heads = torch.addmm(w.bias, before(x), w.qkv).view(B * K, -1, d)  # (B' K, H / K + 2, d)
+            norm_qkv, norm_mlp = w.norms or (self.normalize, self.normalize)
+            heads = torch.addmm(w.bias, norm_qkv(x), w.qkv).view(B * K, -1, d)  # (B' K, H / K + 2, d)
             qk = cast(heads[:, :-1], self.at_least_float32)  # (B' K, H / K + 1, d)
             if w.head_norm is not None:
                 qk = F.rms_norm(qk, (d,), eps=self.model.config.rms_norm_eps) * w.head_norm
@@ -147,7 +147,7 @@ class Decoder:
             value.copy_(heads[:, -1])
             scores = torch.baddbmm(bias, cast(qk[:, :-1], x.dtype), keys, alpha=d**-0.5)  # (B' K, H / K, n)
             add_product(x, torch.bmm(scores.softmax(-1), values).view(B, -1), w.o)
-            gate, up = product(after(x), w.gate_up).chunk(2, dim=1)  # (B', intermediate_size) each
+            gate, up = product(norm_mlp(x), w.gate_up).chunk(2, dim=1)  # (B', intermediate_size) each
             add_product(x, F.silu(gate).mul_(up), w.down)
         return self.model.model["norm"](x)
 
@@ -184,10 +184,11 @@ class ReplayedDecoder:
     def __init__(self, model: Qwen2, prompts: list[list[int]], G: int, room: int):
         """Arguments as of Decoder."""
         P = max(map(len, prompts))
-        self.decoder = Decoder(model, prompts, G, room + 8 - (P + room) % 8)  # columns aligned to 16 bytes
+        # One to eight more columns: the last is the new token's; a multiple of 8 aligns rows to 16 bytes in bfloat16.
+        self.decoder = Decoder(model, prompts, G, room + 8 - (P + room) % 8)
         self.last = self.decoder.last  # (B, D)
         self.decoder.bias[..., P:-1] = float("-inf")
-        for cache in (self.decoder.keys, self.decoder.values.mT):  # weights of 0 would not hide NaN
+        for cache in (self.decoder.keys, self.decoder.values.mT):  # hidden columns must be finite, too: 0 * NaN is NaN
             cache[..., P:] = 0
         self.rows = torch.arange(len(self.last), device=self.last.device)  # (B',) the running ones of all B
         self.token, self.column = torch.zeros_like(self.rows), self.rows.new_tensor([P])  # (B,), (1,)

@@ -76,7 +76,7 @@ class UpdateLog:
         self.removed = torch.zeros_like(batch.mask)
         self.prompt_tokens = 0  # read beside those of the responses, in the current update
         self.sums: list[dict[str, float]] = []  # an entry per update
-        self.steps: list[dict[str, float]] = []  # what the optimizer says of each update
+        self.optimizer_columns: list[dict[str, float]] = []  # what the optimizer says of each update
 
     def add(self, rows: Tensor, logprob: Tensor, loss: Tensor, removed: Tensor, prompt_tokens: int) -> None:
         """Keep what belongs to the tokens of some rows (b,), (b, t) each, and the prompts' tokens read for them."""
@@ -87,8 +87,8 @@ class UpdateLog:
         self.removed[rows, :t] = removed
         self.prompt_tokens += prompt_tokens
 
-    def end(self, step: dict[str, float]) -> None:
-        """Sum up an update over the tokens that were used, in all and by role. step: what the optimizer says of it."""
+    def end(self, optimizer_columns: dict[str, float]) -> None:
+        """Sum up an update over the tokens that were used, in all and by role. optimizer_columns: of Optimizer.step."""
         log_ratio = (self.logprob - self.batch.logprob)[self.used]  # (N,)
         sums = {"loss": self.loss.sum(), "abs_log_ratio": log_ratio.abs().sum(),
                 "squared_log_ratio": log_ratio.square().sum(), "kl": 0.0, "prompts": self.prompt_tokens}
@@ -98,7 +98,7 @@ class UpdateLog:
             of_role = self.used & (self.batch.role == i)  # (B, T)
             sums |= {f"tokens_{role}": of_role.sum(), f"removed_{role}": (of_role & self.removed).sum()}
         self.sums.append({name: float(value) for name, value in sums.items()})
-        self.steps.append(step)
+        self.optimizer_columns.append(optimizer_columns)
         self.prompt_tokens = 0
 
     def metrics(self) -> dict[str, float | None]:
@@ -122,8 +122,9 @@ class UpdateLog:
                 "ratio_spread": share(last["squared_log_ratio"], N) ** 0.5 if several else None,
                 "kl": None if self.reference_logprob is None else share(mean["kl"], N),
                 "tokens_updated": round(len(self.sums) * (N + mean["prompts"])),
-                **{name: float(np.mean([step[name] for step in self.steps if name in step]))
-                   for name in self.steps[-1]}}
+                # A run's first update has no step_cosine.
+                **{name: float(np.mean([columns[name] for columns in self.optimizer_columns if name in columns]))
+                   for name in self.optimizer_columns[-1]}}
 
 
 def write_credit_log(file: Path, step: int, batch: Any, credit: Tensor) -> int:

@@ -84,8 +84,8 @@ def distinct_texts(prompts: list[list[int]]) -> tuple[list[list[int]], list[int]
 
     Equal prompts count once, and a prompt extends itself.
 
-    vineppo samples from many prefixes of the same response at once. Only the longest of them is read, which with --k 3
-    is a third of the tokens.
+    vineppo samples from many prefixes of the same response at once. Only the longest of them is read: by default a
+    third of the tokens.
     """
     texts, text_of = [], [0] * len(prompts)
     # In descending order, a prompt comes right after those that extend it: 1 2 3, 1 2, 1. If any does, texts[-1] does.
@@ -165,7 +165,7 @@ def response_attention(model: Qwen2, cache: ResponseCache, tokens: Tensor, mask:
 
 
 def shared_logprobs(model: Qwen2, cache: ResponseCache, tokens: Tensor, mask: Tensor,
-                      hide: Tensor | None = None) -> Tensor:
+                    hide: Tensor | None = None) -> Tensor:
     """log pi (B, T) of the responses' tokens, with gradient, 0 on padding; hide: see response_states."""
     states = response_states(model, cache, tokens, mask, hide)[mask]  # (N, D)
     logprob = token_logprobs(model, states, tokens[mask])  # (N,)
@@ -176,10 +176,11 @@ def shared_logprobs(model: Qwen2, cache: ResponseCache, tokens: Tensor, mask: Te
 
 
 def shared_prompts(model: Qwen2, batch: Any, credit: Tensor, s: Any) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """Read the responses with credit (B, T), or all where there is a KL penalty; the prompts once, with the first.
+    """Read this process's responses with credit (B, T), or all of them with a KL penalty; each prompt only once.
 
-    Yields as `padded_rows` of grpo.py, responses of similar length together. After the last ones it goes back through
-    the prompts to the weights, from the gradients that their backward passes left in the leaf.
+    Yields as `padded_rows` of grpo.py, responses of similar length together. The caller must call backward() on each
+    micro-batch. That adds up the gradients of the prompts' keys and values in `leaf`; after the last micro-batch,
+    cache.backward takes them on through the prompts to the weights.
     """
     rank, processes = world()
     own = batch.group % processes == rank  # (B,) of n processes, each takes every n-th puzzle
@@ -189,11 +190,11 @@ def shared_prompts(model: Qwen2, batch: Any, credit: Tensor, s: Any) -> Iterator
     if not len(mine):
         return
     prompts = my_share(batch.ask.prompts)
-    cache, left = PromptCache(model, prompts), sum(map(len, prompts))
+    cache, prompt_tokens = PromptCache(model, prompts), sum(map(len, prompts))
     leaf = cache.detach()  # backward() of a micro-batch stops here and adds to its .grad
     for chunk, t in by_length(batch.mask.sum(1)[mine], s.micro_batch):
         rows = mine[chunk]  # (b,)
         responses = ResponseCache(leaf, batch.group[rows] // processes)  # prompt q is number q // n of this process
-        yield rows, shared_logprobs(model, responses, batch.tokens[rows, :t], batch.mask[rows, :t]), left
-        left = 0
+        yield rows, shared_logprobs(model, responses, batch.tokens[rows, :t], batch.mask[rows, :t]), prompt_tokens
+        prompt_tokens = 0  # they were counted with the first micro-batch
     cache.backward(leaf)

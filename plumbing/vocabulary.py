@@ -63,8 +63,8 @@ class TokenLogprobs(torch.autograd.Function):
         """Keeps the logits (N, V) where they fit into KEPT bytes."""
         ctx.weight, ctx.V, ctx.temperature, taken, total = weight, V, temperature, [], []
         at_once = max(1, KEPT // (V * states.itemsize))
-        for some, its_tokens in zip(states.split(at_once), tokens.split(at_once)):
-            logits = some @ weight[:V].T  # (n, V)
+        for part, its_tokens in zip(states.split(at_once), tokens.split(at_once)):
+            logits = part @ weight[:V].T  # (n, V)
             size = rows_at_once(logits)
             for x, token in zip(logits.split(size), its_tokens.split(size)):
                 x = widened(x, temperature)  # (size, V)

@@ -54,10 +54,10 @@ def roles(text: str, spans: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarr
 
 
 def format_reward(response: str) -> float:
-    """How much of the layout a response has that begins inside <think>, from 0 to 1.
+    """How much of the layout a response has, from 0 to 1. It begins inside <think>, which the prompt opens.
 
-    1 for `...</think>\\n<answer>...</answer>` and nothing after it. Otherwise 0.1 for a closed think plus 0.5 for a
-    closed answer, or 0 if there is more than one `<answer>`.
+    1 for `...</think>\\n<answer>...</answer>`, with no other tag and nothing after it. Otherwise 0.1 for a closed think
+    plus 0.5 for a closed answer, or 0 if there is more than one `<answer>`.
     """
     if response.count(ANSWER) > 1:
         return 0.0
@@ -77,7 +77,7 @@ def graded_answer(response: str) -> str:
 
 def without_latex(text: str) -> str:
     r"""A text without the LaTeX that only changes how it looks: `\boxed{7}` becomes ` {7}`; U+2212 becomes `-`."""
-    return LATEX.sub(lambda command: " " * (len(command[0]) > 1), text).replace("\u2212", "-")
+    return LATEX.sub(lambda command: " " if len(command[0]) > 1 else "", text).replace("\u2212", "-")
 
 
 def fingerprint(text: str) -> int:

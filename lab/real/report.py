@@ -196,8 +196,8 @@ def table_where(title: str, truth: dict) -> Table:
     return Table(title, (
         f"{len(np.unique(truth['response']))} responses to {len(np.unique(truth['group']))} problems. Share of the sum "
         "of abs(A*), which holds the noise of A*, too; of A* squared, by products of two halves of the rollouts, which "
-        "does not; with 95% intervals over problems; and of GRPO's credit. Of noise alone, the difference of the halves, "
-        f"the largest tenth has {noise[top_tenth(noise)].sum() / noise.sum():.0%}. One token has "
+        "does not; with 95% intervals over problems; and of GRPO's credit. Of noise alone, the difference of the "
+        f"halves, the largest tenth has {noise[top_tenth(noise)].sum() / noise.sum():.0%}. One token has "
         f"{square.max() / square.sum():.0%} of A* squared, one problem {by_problem.max() / square.sum():.0%}."),
         ["tokens", "share of tokens", "share of abs(A*)", "share of A* squared", "share of abs(credit)",
          "mean 1 - p"], rows)
@@ -233,7 +233,8 @@ def table_measured(truths: dict[str, dict]) -> Table:
             "rollouts, tokens sampled for them": f"{8 * truth['packets'].sum():,}, {truth['sampled']:,}",
             "tokens with rollouts": f"{tried.mean():.1%}",
             "standard error of A*, root mean square": f"{np.sqrt(np.mean(truth['a_star_error'][tried] ** 2)):.3f}",
-            "mean abs(A*) ± half of its interval": pm(*mean_size(truth | {"puzzle": truth["group"].astype(int)}, tried, "a_star"))})
+            "mean abs(A*) ± half of its interval": pm(
+                *mean_size(truth | {"puzzle": truth["group"].astype(int)}, tried, "a_star"))})
     return Table("What was measured", "A* of success, backwards from the end of a response.", ["", *truths],
                  [[name, *(f[name] for f in figures)] for name in figures[0]])
 

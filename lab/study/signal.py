@@ -40,7 +40,8 @@ class Arm(NamedTuple):
     mix: float | None = None
 
 
-ARMS = {"none advantage=rloo": Arm(12, 8), **{f"none answers={G} advantage=rloo": Arm(12, G) for G in (16, 45, 90, 180)},
+ARMS = {"none advantage=rloo": Arm(12, 8),
+        **{f"none answers={G} advantage=rloo": Arm(12, G) for G in (16, 45, 90, 180)},
         "none questions=68 advantage=rloo": Arm(68, 8), "oracle k=4": Arm(12, 8, 0.0),
         **{f"oracle k=4 mix={x}": Arm(12, 8, x) for x in (0.25, 0.5, 1.0)}, "oracle answers=45 k=4": Arm(12, 45, 0.0)}
 

@@ -92,7 +92,8 @@ def test_a_merge_conflict_in_the_rows_is_refused_in_one_sentence(tmp_path):
 
 
 NONE, BETTER, OTHER = (0.40, 0.42, 0.44), (0.50, 0.53, 0.56), (0.43, 0.45, 0.47)
-MAIN = [*runs("none", NONE), *runs("better", BETTER, 12.5, **{"gradient norm": 1.0}), *runs("none advantage=rloo", OTHER)]
+MAIN = [*runs("none", NONE), *runs("better", BETTER, 12.5, **{"gradient norm": 1.0}),
+        *runs("none advantage=rloo", OTHER)]
 
 
 def half(values):
