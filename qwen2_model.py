@@ -87,6 +87,14 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(x * cos, swapped, sin).to(x.dtype)
 
 
+def pad_left(prompts: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Tokens (B, P) of B prompts, padded on the left, and a mask (B, P) bool of the real ones."""
+    P = max(map(len, prompts))
+    tokens = torch.tensor([[0] * (P - len(p)) + p for p in prompts], device=device)  # (B, P)
+    length = torch.tensor([len(p) for p in prompts], device=device)  # (B,)
+    return tokens, torch.arange(P, device=device) >= P - length[:, None]
+
+
 def causal_bias(real: Tensor) -> Tensor:
     """The bias (B, C, C) added to attention scores: 0 where a query sees a column, -inf where it does not.
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from plumbing import vocabulary
 from plumbing.decoder import fast_cache
-from qwen2_model import Qwen2, causal_bias, entropy_and_logit_grad, take, token_logprobs
+from qwen2_model import Qwen2, causal_bias, entropy_and_logit_grad, pad_left, take, token_logprobs
 
 
 class Samples(NamedTuple):
@@ -78,14 +78,6 @@ class KVCache:
         self.real = self.real[order]
         self.layers = {layer: (keys[order], values[order]) for layer, (keys, values) in self.layers.items()}
         return order
-
-
-def pad_left(prompts: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Tokens (B, P) of B prompts, padded on the left, and a mask (B, P) bool of the real ones."""
-    P = max(map(len, prompts))
-    tokens = torch.tensor([[0] * (P - len(p)) + p for p in prompts], device=device)  # (B, P)
-    length = torch.tensor([len(p) for p in prompts], device=device)  # (B,)
-    return tokens, torch.arange(P, device=device) >= P - length[:, None]
 
 
 # ------------------------------------------------------------------------------------------------- sampling

@@ -16,22 +16,20 @@ import torch
 from torch import Tensor
 
 from plumbing.processes import my_share, world
-from qwen2_model import Qwen2, causal_bias, token_logprobs
+from qwen2_model import Qwen2, causal_bias, pad_left, token_logprobs
 
 
 class PromptCache:
     """Q prompts, read once for all their responses: each layer's keys and values, with gradient if autograd is on."""
 
     def __init__(self, model: Qwen2, prompts: list[list[int]]):
-        P, device = max(map(len, prompts)), model.output_weight.device
-        tokens = torch.tensor([[0] * (P - len(p)) + p for p in prompts], device=device)  # (Q, P) padded on the left
-        self.length = torch.tensor([len(p) for p in prompts], device=device)  # (Q,)
-        positions = torch.arange(P, device=device) - (P - self.length)[:, None]  # (Q, P) negative in the padding
-        self.real = positions >= 0  # (Q, P)
+        tokens, self.real = pad_left(prompts, model.output_weight.device)  # (Q, P) each
+        self.length = self.real.sum(1)  # (Q,)
+        positions = (self.real.cumsum(1) - 1).clamp(min=0)  # (Q, P)
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}  # layer -> keys, values (Q, K, P, d)
         # Each layer calls self.extend with its keys and values (see Qwen2.hidden). A padding column sees itself
         # (causal_bias), so that no softmax is empty, and no other column sees it.
-        self.hidden = model.hidden(tokens, positions.clamp(min=0), causal_bias(self.real), self)  # (Q, P, D)
+        self.hidden = model.hidden(tokens, positions, causal_bias(self.real), self)  # (Q, P, D)
         self.last = self.hidden[:, -1]  # (Q, D) the state that predicts a response's first token
 
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
