@@ -35,7 +35,7 @@ from tasks.text import ANSWER, END_ANSWER, END_THINK, ROLES, TAGS, format_reward
 MEASURES = ("contribution", "gradient")
 COLOURS = dict(zip(("reasoning", "filler", "structure"), PALETTE))
 RLOO = "none advantage=rloo"  # the label of GRPO without the division by std(r), up to a factor
-CONTROLS = ("random", "inverted", "shuffled")  # no method to use: credit from noise, turned around, or out of place
+CONTROLS = ("random", "inverted", "shuffled")  # not methods to use: credit from noise, turned around, or out of place
 
 
 def is_control(label: str) -> bool:

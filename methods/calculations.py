@@ -47,8 +47,8 @@ def reward_decomposition(batch: TokenBatch, weights: str = "0.1,0.3,1", stepwise
     thinking = calculation_advantage(batch, verdicts) if stepwise else process  # (B, T) or (B, 1)
     section = torch.where(batch.in_answer, c * answer, b * thinking)  # (B, T)
     credit = a * format * (batch.role == STRUCTURE) + section  # (B, T)
-    written = torch.tensor([len(v) > 0 for v in verdicts], device=share.device) & batch.in_answer.any(1)  # (B,)
-    return torch.where(written[:, None], credit, grpo(batch))
+    defined = torch.tensor([len(v) > 0 for v in verdicts], device=share.device) & batch.in_answer.any(1)  # (B,)
+    return torch.where(defined[:, None], credit, grpo(batch))
 
 
 def calculation_advantage(batch: TokenBatch, verdicts: list[Tensor]) -> Tensor:

@@ -1,5 +1,6 @@
-"""Controls: credit from noise, another method's weights reversed or shuffled, a part of the responses, and no
-comparison. No method to use.
+"""Controls, to compare with: credit from noise, another method's weights reversed or shuffled, some of the responses.
+
+Beside them stands `expert_iteration`, which compares no response with others.
 
 Run it:  python train.py --mitigation random
 """

@@ -1,4 +1,4 @@
-"""The truth as credit: how much each token changed the expected reward. A ceiling, no method: sampling it costs far
+"""The truth as credit: how much each token changed the expected reward. A ceiling, not a method: sampling it costs far
 more than the step it serves. lab/truth/measure.py measures the same of success, on recorded responses, with errors.
 
 Let V_t be the expected reward of a response when the policy continues from just before token t. What token t did is the
@@ -38,11 +38,11 @@ SURE = 0.005
 
 @token_credit
 def oracle(batch: TokenBatch, k: int = 16, mix: float = 0.0) -> Tensor:
-    """credit = A* = (1 - p) (V_{t+1} - U_t), from about k (1 - p) rollouts a token: a ceiling, no method (ours).
+    """credit = A* = (1 - p) (V_{t+1} - U_t), from about k (1 - p) rollouts a token: a ceiling, not a method (ours).
 
-    --mix L takes (1 - L) A*_t + L (r - V_0): at 1 all tokens of a response get the same. Every L has the same expected
+    --mix m takes (1 - m) A*_t + m (r - V_0): at 1 all tokens of a response get the same. Every m has the same expected
     gradient, because r - V_0 is the sum of all A*, and those of other tokens than t average to 0 against grad log
-    pi_t. So L changes how noisy the update is, and nothing else.
+    pi_t. So m changes how noisy the update is, and nothing else.
     """
     require(k >= 1, "--k must be at least 1: it is the number of rollouts for a token of probability 0")
     require(0 <= mix <= 1, "--mix must be between 0 and 1")
