@@ -19,9 +19,9 @@ ENDS = "cd {0} && mkdir credit checkpoint && touch row.json credit/step-000001.n
 
 @pytest.fixture
 def queue(tmp_path, monkeypatch):
-    """A function that makes the queue's runs by shell commands, {0} being the run's folder, within some seconds: its
-    exit code, and the names of what came back."""
+    """Runs the queue with stand-ins; its exit code, and the names of what came back."""
     def make_all(seconds, commands):
+        """commands: by run, a shell command in which {0} is the run's folder. seconds: the limit."""
         monkeypatch.setattr(gpu, "PACKING", 0)
         monkeypatch.setattr(gpu, "SLICE", 1000)
         monkeypatch.setattr(gpu, "command_of", lambda e: [
