@@ -75,7 +75,7 @@ class Settings:
     advantage: str = "grpo"  # how a reward is compared with the others of its group, the responses to the same puzzle
     normalize: str = "response"  # how @reweighting functions are rescaled: to mean 1 in each response, or step; or none
     loss: str = "ppo"  # ppo: its clip, no critic; cispo: a clipped, constant weight; gspo: a ratio per response
-    loss_norm: str = "token"  # a token's weight: 1 / N; sequence: 1 / (B L_i); constant: 1 / (B max_new_tokens); lambda
+    loss_norm: str = "token"  # a token's weight: 1 / N; sequence: 1 / (B L_i); constant: 1 / (B max_new_tokens)
     length_power: float = 1.0  # of --loss_norm lambda: above 0, longer responses of a group weigh more, below 0 shorter
     clip_low: float = 0.2  # negative credit has no gradient once a token's ratio, p now / p when sampled, is < 1 - this
     clip_high: float = 0.2  # positive credit has none once the ratio is > 1 + this (PPO; DAPO: 0.28)

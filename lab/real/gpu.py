@@ -114,7 +114,8 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = str(max(1, os.cpu_count() // args.workers))
     one = partial(attempt, until=time.time() + 60 * args.minutes - PACKING, took=[])
     first, *others = experiments
-    left = [e for e in others if e.name not in done_runs() and not (e.folder / "row.json").is_file()]
+    done = done_runs()
+    left = [e for e in others if e.name not in done and not (e.folder / "row.json").is_file()]
     if works := one(first):
         with ThreadPoolExecutor(args.workers) as pool:
             list(pool.map(one, left))

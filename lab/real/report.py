@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from analyze import average, mean_size, position_bins, with_measures
+from analyze import average, position_bins, with_measures
 from lab.estimates import cell
 from lab.picture import draw
 from lab.statistics import bootstrap, rank_pair, share, sums
@@ -20,7 +20,7 @@ from lab.truth.file import read_truth
 from lab.truth.scoring import HALVES, all_credit
 from plumbing.flags import new_parser
 from plumbing.progress import one_sentence
-from plumbing.report import Estimate, Table, new_figure, pm, save_figure, t_statistics
+from plumbing.report import Estimate, Table, clustered_mean, new_figure, pm, save_figure, t_statistics
 from plumbing.runs import read_metrics
 from tasks.text import FILLER, REASONING, ROLES
 
@@ -105,9 +105,9 @@ def table_learning(log: dict, metrics: dict[str, np.ndarray]) -> Table:
     for first in range(1, int(log["step"].max()) + 1, 10):
         part = {name: column[(log["step"] >= first) & (log["step"] < first + 10)] for name, column in log.items()}
         begins = part["position"] == 0
-        reward, step, group = (part[name][begins] for name in ("reward", "step", "group"))
+        reward, step, puzzle = (part[name][begins] for name in ("reward", "step", "puzzle"))
         right = reward > 0.5  # 0.1 for the layout, and 1 for the answer
-        equal = [np.ptp(reward[(step == s) & (group == g)]) == 0 for s in np.unique(step) for g in np.unique(group)]
+        equal = [np.ptp(reward[puzzle == p]) == 0 for p in np.unique(puzzle)]
         filler, reasoning = part["role"] == FILLER, part["role"] == REASONING
         ratios = [ratio_of(part, measure, filler, reasoning).value for measure in MEASURES]
         rows.append([f"{first}-{step.max()}", f"{begins.sum()}", f"{right.mean():.2f}",
@@ -233,8 +233,8 @@ def table_measured(truths: dict[str, dict]) -> Table:
             "rollouts, tokens sampled for them": f"{8 * truth['packets'].sum():,}, {truth['sampled']:,}",
             "tokens with rollouts": f"{tried.mean():.1%}",
             "standard error of A*, root mean square": f"{np.sqrt(np.mean(truth['a_star_error'][tried] ** 2)):.3f}",
-            "mean abs(A*) ± half of its interval": pm(
-                *mean_size(truth | {"puzzle": truth["group"].astype(int)}, tried, "a_star"))})
+            "mean abs(A*) ± half of its interval": pm(*clustered_mean(
+                np.abs(truth["a_star"][tried]), truth["group"][tried].astype(int)))})
     return Table("What was measured", "A* of success, backwards from the end of a response.", ["", *truths],
                  [[name, *(f[name] for f in figures)] for name in figures[0]])
 

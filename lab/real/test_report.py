@@ -4,6 +4,7 @@ import sys
 import numpy as np
 import pytest
 
+from analyze import with_measures
 from lab.real import report
 
 
@@ -45,11 +46,12 @@ def test_a_run_by_tens_of_steps_by_hand():
         return ((step, response, 0, position, reward, (3.0, 1.0)[position], position)
                 for response, reward in enumerate(rewards) for position in range(2))
 
-    names = ("step", "response", "group", "position", "reward", "contribution", "role")
+    names = ("step", "response", "group", "position", "reward", "logprob", "role")
     columns = map(np.array, zip(*steps(1, (1.1, 0.05)), *steps(2, (0.1, 0.1)), *steps(11, (1.0, 1.1)), strict=True))
     log = dict(zip(names, columns))
-    log |= {"gradient": -log["contribution"], "entropy": np.full(12, 0.5), "in_answer": np.arange(12) % 4 == 3}
-    table = report.table_learning(log, {name: np.array([x]) for name, x in (
+    log |= {"credit": np.ones(12), "logit_grad": -log["logprob"], "entropy": np.full(12, 0.5),
+            "in_answer": np.arange(12) % 4 == 3}
+    table = report.table_learning(with_measures(log), {name: np.array([x]) for name, x in (
         ("step", 11.0), ("heldout_success", 0.5), ("heldout_stderr", 0.1))})
     assert "50.0% ± 19.6% at step 11" in table.note
     first, second = (dict(zip(table.header, row)) for row in table.rows)
