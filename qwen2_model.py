@@ -95,6 +95,11 @@ def pad_left(prompts: list[list[int]], device: torch.device) -> tuple[Tensor, Te
     return tokens, torch.arange(P, device=device) >= P - length[:, None]
 
 
+def positions_of(real: Tensor) -> Tensor:
+    """The position (B, C) of each column, counted from the first real one. real (B, C): False on padding."""
+    return (real.cumsum(1) - 1).clamp(min=0)  # 0 in the padding on the left, where nobody looks
+
+
 def causal_bias(real: Tensor) -> Tensor:
     """The bias (B, C, C) added to attention scores: 0 where a query sees a column, -inf where it does not.
 
@@ -193,11 +198,10 @@ class Qwen2(nn.Module):
         if not config.tie_word_embeddings:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
-    def forward(self, tokens: Tensor, pad: Tensor | None = None) -> Tensor:
-        """Logits (B, S, V). pad (B,): how many columns at the left of each row are padding."""
-        pad = tokens.new_zeros(len(tokens)) if pad is None else pad
-        positions = torch.arange(tokens.shape[1], device=tokens.device) - pad[:, None]  # (B, S), negative in padding
-        hidden = self.hidden(tokens, positions.clamp(min=0), causal_bias(positions >= 0))  # (B, S, D)
+    def forward(self, tokens: Tensor, real: Tensor | None = None) -> Tensor:
+        """Logits (B, S, V). real (B, S): False on padding, if there is any."""
+        real = torch.ones_like(tokens, dtype=torch.bool) if real is None else real
+        hidden = self.hidden(tokens, positions_of(real), causal_bias(real))  # (B, S, D)
         return F.linear(hidden, self.output_weight)
 
     def hidden(self, tokens: Tensor, positions: Tensor, bias: Tensor, cache=None) -> Tensor:

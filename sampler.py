@@ -23,7 +23,7 @@ from torch import Tensor
 
 from plumbing import vocabulary
 from plumbing.decoder import fast_cache
-from qwen2_model import Qwen2, causal_bias, entropy_and_logit_grad, pad_left, take, token_logprobs
+from qwen2_model import Qwen2, causal_bias, entropy_and_logit_grad, pad_left, positions_of, take, token_logprobs
 
 
 class Samples(NamedTuple):
@@ -58,8 +58,7 @@ class KVCache:
     def read(self, tokens: Tensor, real: Tensor) -> Tensor:
         """Append columns of tokens (B', S), where real (B', S); returns their last hidden states (B', S, D)."""
         self.real, S = torch.cat((self.real, real), dim=1), tokens.shape[1]  # (B', C)
-        positions = (self.real.cumsum(1) - 1).clamp(min=0)  # (B', C)
-        return self.model.hidden(tokens, positions[:, -S:], causal_bias(self.real)[:, -S:], self)
+        return self.model.hidden(tokens, positions_of(self.real)[:, -S:], causal_bias(self.real)[:, -S:], self)
 
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Each layer calls this with its new keys and values (B', K, S, d), and gets those of all columns."""
@@ -168,7 +167,6 @@ def response_logprobs(model: Qwen2, prompts: list[list[int]], tokens: Tensor, ma
     """
     prompt, prompt_real = pad_left(prompts, tokens.device)  # (B, P) each
     whole, real = torch.cat((prompt, tokens), 1), torch.cat((prompt_real, mask), 1)  # (B, P + T) each
-    positions = (real.cumsum(1) - 1).clamp(min=0)  # (B, P + T)
-    hidden = model.hidden(whole, positions, causal_bias(real))[:, prompt.shape[1] - 1 : -1]  # (B, T, D)
+    hidden = model.hidden(whole, positions_of(real), causal_bias(real))[:, prompt.shape[1] - 1 : -1]  # (B, T, D)
     logprob = token_logprobs(model, hidden[mask], tokens[mask])  # (N,)
     return logprob.new_zeros(mask.shape).masked_scatter(mask, logprob)

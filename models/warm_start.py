@@ -34,7 +34,7 @@ from plumbing.task_file import check_grade, load_task
 from plumbing.tokenizer import Tokenizer
 from plumbing.optimizer import Optimizer
 from plumbing.run_folder import copy_tokenizer
-from qwen2_model import Qwen2, causal_bias, read_config, save_model, token_logprobs
+from qwen2_model import Qwen2, causal_bias, positions_of, read_config, save_model, token_logprobs
 from rollout import EVALUATION, Policy, draw_uniforms, generate_and_grade
 from tasks.text import TAGS
 from train import Settings, evaluate, load_policy, standard_error
@@ -136,7 +136,7 @@ def tune(policy: Policy, data: Iterator[tuple[Tensor, Tensor]], lr: float, until
         optimizer.zero_grad()
         tokens, mask = tokens.to(device), mask[:, 1:].to(device)  # (B, S), (B, S - 1)
         everything = torch.ones_like(mask)  # (B, S - 1) padding is behind the response, where nobody looks at it
-        hidden = policy.model.hidden(tokens[:, :-1], everything.cumsum(1) - 1, causal_bias(everything))  # (B, S - 1, D)
+        hidden = policy.model.hidden(tokens[:, :-1], positions_of(everything), causal_bias(everything))  # (B, S - 1, D)
         loss = -token_logprobs(policy.model, hidden[mask], tokens[:, 1:][mask]).mean()
         loss.backward()
         optimizer.step(1.0)

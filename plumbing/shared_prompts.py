@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from plumbing.processes import my_share, world
-from qwen2_model import Qwen2, causal_bias, pad_left, token_logprobs
+from qwen2_model import Qwen2, causal_bias, pad_left, positions_of, token_logprobs
 
 
 class PromptCache:
@@ -25,11 +25,10 @@ class PromptCache:
     def __init__(self, model: Qwen2, prompts: list[list[int]]):
         tokens, self.real = pad_left(prompts, model.output_weight.device)  # (Q, P) each
         self.length = self.real.sum(1)  # (Q,)
-        positions = (self.real.cumsum(1) - 1).clamp(min=0)  # (Q, P)
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}  # layer -> keys, values (Q, K, P, d)
         # Each layer calls self.extend with its keys and values (see Qwen2.hidden). A padding column sees itself
         # (causal_bias), so that no softmax is empty, and no other column sees it.
-        self.hidden = model.hidden(tokens, positions, causal_bias(self.real), self)  # (Q, P, D)
+        self.hidden = model.hidden(tokens, positions_of(self.real), causal_bias(self.real), self)  # (Q, P, D)
         self.last = self.hidden[:, -1]  # (Q, D) the state that predicts a response's first token
 
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

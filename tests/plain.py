@@ -16,20 +16,21 @@ from torch import Tensor
 
 
 def plain_rows(prompts: list[list[int]], tokens: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Rows (B, P + T) of B prompts and responses (B, T), the number of padding columns on their left (B,), and P."""
+    """Rows (B, P + T) of B prompts and responses (B, T), which of their columns are not padding on the left, and P."""
     P = max(map(len, prompts))
     padded = [[0] * (P - len(prompt)) + prompt for prompt in prompts]
-    pad = torch.tensor([P - len(prompt) for prompt in prompts], device=tokens.device)  # (B,)
-    return torch.cat((torch.tensor(padded, device=tokens.device), tokens), dim=1), pad, P
+    rows = torch.cat((torch.tensor(padded, device=tokens.device), tokens), dim=1)  # (B, P + T)
+    real = [[column >= P - len(prompt) for column in range(rows.shape[1])] for prompt in prompts]
+    return rows, torch.tensor(real, device=tokens.device), P
 
 
 def plain_logprobs(model, prompts: list[list[int]], tokens: Tensor, mask: Tensor) -> Tensor:
     """log pi (B, T) of the tokens (B, T) of B responses to B prompts, with gradient; 0 where mask (B, T) is False.
 
-    model(rows, pad) returns logits (B, P + T, V). Where it has a real_vocab, tokens from there on do not exist.
+    model(rows, real) returns logits (B, P + T, V). Where it has a real_vocab, tokens from there on do not exist.
     """
-    rows, pad, P = plain_rows(prompts, tokens)
-    logits = model(rows, pad)[:, P - 1 : -1, : getattr(model, "real_vocab", None)]  # (B, T, V)
+    rows, real, P = plain_rows(prompts, tokens)
+    logits = model(rows, real)[:, P - 1 : -1, : getattr(model, "real_vocab", None)]  # (B, T, V)
     return (logits / getattr(model, "temperature", 1.0)).log_softmax(-1).gather(-1, tokens[..., None])[..., 0] * mask
 
 

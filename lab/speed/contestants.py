@@ -73,11 +73,11 @@ def theirs() -> Callable[[dict], int]:
         """Sample the responses of a case; returns how many tokens that were."""
         torch.manual_seed(case["seed"])
         repeated = [prompt for prompt in prompts[: case["puzzles"]] for _ in range(ANSWERS)]
-        rows, pad, P = plain_rows(repeated, torch.zeros(len(repeated), 0, dtype=torch.long))  # (B, P), (B,)
+        rows, real, P = plain_rows(repeated, torch.zeros(len(repeated), 0, dtype=torch.long))  # (B, P) each
         ends = {"min_new_tokens": case["limit"]} if case["fixed"] else {"eos_token_id": tokenizer.end_tokens}
-        sampled = model.generate(rows, attention_mask=(torch.arange(P) >= pad[:, None]).long(), do_sample=True, top_k=0,
-                                 top_p=1.0, temperature=1.0, repetition_penalty=1.0, max_new_tokens=case["limit"],
-                                 pad_token_id=0, **ends)[:, P:]  # (B, T)
+        sampled = model.generate(rows, attention_mask=real.long(), do_sample=True, top_k=0, top_p=1.0,
+                                 temperature=1.0, repetition_penalty=1.0, max_new_tokens=case["limit"], pad_token_id=0,
+                                 **ends)[:, P:]  # (B, T)
         is_end = torch.isin(sampled, torch.tensor(tokenizer.end_tokens)) & (not case["fixed"])  # (B, T)
         return int((is_end.cumsum(1) - is_end.long() == 0).sum())  # tokens with no end before them
 
