@@ -66,11 +66,15 @@ def cross(gram: np.ndarray, use: np.ndarray) -> float:
     return (used.sum() - np.trace(used)) / (n * (n - 1))
 
 
-def signal_to_noise(gram: np.ndarray, use: np.ndarray) -> float:
-    """|E g|^2 / tr Cov(g) from the products (n, n) of a method's gradients with themselves."""
+def total_variance(gram: np.ndarray, use: np.ndarray) -> float:
+    """tr Cov(g) from the products (n, n) of a method's gradients with themselves."""
     used = gram[np.ix_(use, use)]
-    noise = (np.trace(used) - used.sum() / use.sum()) / (use.sum() - 1)
-    return cross(gram, use) / noise
+    return (np.trace(used) - used.sum() / use.sum()) / (use.sum() - 1)
+
+
+def signal_to_noise(gram: np.ndarray, use: np.ndarray) -> float:
+    """|E g|^2 / tr Cov(g) from the same products."""
+    return cross(gram, use) / total_variance(gram, use)
 
 
 def corrected_cosine(xy: np.ndarray, xx: np.ndarray, yy: np.ndarray, use: np.ndarray) -> float:

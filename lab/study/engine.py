@@ -4,6 +4,7 @@ A table is a list of pairs of groups and a list of columns, each a function of a
 them. A run's cost so far is its weighted tokens (analyze.COSTS), recorded with every measurement of held-out success.
 """
 import csv
+from dataclasses import fields
 from pathlib import Path
 from typing import Callable, Iterable, NamedTuple
 
@@ -38,12 +39,20 @@ def read_rows(file: Path) -> list[dict[str, str]]:
     return rows
 
 
+def in_order(setting: str) -> str:
+    """What a row says of its settings, the method's own first: rows are older than the present order of Settings."""
+    order = [field.name for field in fields(Settings)]
+    names = {word: word.partition("=")[0] for word in setting.split()}
+    return " ".join(sorted(names, key=lambda word: order.index(names[word]) if names[word] in order else -1))
+
+
 def to_run(row: dict[str, str]) -> Run:
     """A row of lab/study/runs.csv as a run to compare."""
     figures = {name: float(text or "nan") for name, text in row.items() if name not in (*ABOUT, *BY_STEP)}
     by_step = {name: dict(map(float, point.split(":")) for point in (row.get(name) or "").split()) for name in BY_STEP}
-    label = f"{row['method']} {row['setting']}".strip()
-    return Run(row["run"], label, row["setting"], row["method"] == "none", int(row["seed"]), figures | by_step)
+    setting = in_order(row["setting"])
+    label = f"{row['method']} {setting}".strip()
+    return Run(row["run"], label, setting, row["method"] == "none", int(row["seed"]), figures | by_step)
 
 
 def read_versions(file: Path) -> dict[int, Levels]:

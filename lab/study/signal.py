@@ -6,6 +6,9 @@
 
 Signal to noise of a step is |E g|^2 / tr Cov(g) of its gradient g, a sum over Q independent puzzles: Q times that of
 one puzzle, estimated from the gradients of single puzzles. (A step also divides by its tokens, which hardly vary.)
+
+All arms have the same expected gradient per response. So the noise per response alone, tr Cov(g) / (Q G)^2, says which
+arm has how much more signal to noise than another, without the error of |E g|^2.
 """
 from dataclasses import replace
 from itertools import product
@@ -17,7 +20,7 @@ import torch
 
 from grpo import compare
 from lab.estimates import cell
-from lab.gradients.noise import signal_to_noise
+from lab.gradients.noise import signal_to_noise, total_variance
 from lab.statistics import jackknife
 from lab.updates import credit_gradients
 from methods import MITIGATIONS
@@ -75,6 +78,12 @@ def signals(gram: np.ndarray, Q: int) -> list[Estimate]:
     return found
 
 
+def noise(gram: np.ndarray, arm: Arm) -> Estimate:
+    """tr Cov(g) / (Q G)^2 of a step of an arm, from the products (n, n) of n puzzles' gradients with each other."""
+    e = jackknife(lambda some: total_variance(gram, some), len(gram))  # of one puzzle
+    return Estimate(*(x / (arm.Q * arm.G**2) for x in e[:3]))
+
+
 def combined(parts: list[Estimate]) -> Estimate:
     """The geometric mean of positive estimates, with its interval; NaN where noise hides the signal of one of them."""
     if min(e.value for e in parts) <= 0:
@@ -90,16 +99,29 @@ def table_signal(found: dict[str, list[list[Estimate]]]) -> Table:
     for name, steps in found.items():
         halves = [", ".join(f"{half.value:.3g}" for half in others) for _, *others in steps]
         rows.append([name, *(cell(e, 3) for e, *_ in steps), cell(combined([e for e, *_ in steps]), 3), *halves])
-    note = (f"|E g|^2 / tr Cov(g) of the gradient of a step, at the policies of one run of RLOO, from {RESPONSES:,} "
+    note = (f"Of the gradient g of a step: |E g|^2 / tr Cov(g), at the policies of one run of RLOO, from {RESPONSES:,} "
             "responses each. All: the geometric mean. Brackets: 95% intervals over puzzles, by jackknife. Halves: the "
             "same from the first and the second half of the puzzles.")
     return Table("Signal to noise of a step", note, ["arm", *(f"step {step}" for step in CHECKPOINTS), "all",
                                                      *(f"halves, step {step}" for step in CHECKPOINTS)], rows)
 
 
-def measure(run: Path) -> dict[str, list[list[Estimate]]]:
-    """What `table_signal` shows, from a run of RLOO."""
-    s, found = Settings(**read_config(run)["settings"]), {name: [] for name in ARMS}
+def table_noise(found: dict[str, list[Estimate]]) -> Table:
+    """found: by arm, for each policy what `noise` says."""
+    unit = [e.value for e in found["none advantage=rloo"]]
+    rows = []
+    for name, steps in found.items():
+        parts = [Estimate(*(x / one for x in e[:3])) for e, one in zip(steps, unit)]
+        rows.append([name, *(cell(e, 3) for e in (*parts, combined(parts)))])
+    note = ("Trace of the covariance of a step's gradient per response, RLOO's with 8 = 1. All: the geometric mean. "
+            "Brackets: 95% intervals over puzzles, by jackknife.")
+    return Table("Noise of a step", note, ["arm", *(f"step {step}" for step in CHECKPOINTS), "all"], rows)
+
+
+def measure(run: Path) -> list[Table]:
+    """Both tables, from a run of RLOO."""
+    s = Settings(**read_config(run)["settings"])
+    signal, spread = {name: [] for name in ARMS}, {name: [] for name in ARMS}
     sizes = sorted({arm.G for arm in ARMS.values()})
     for weights, G in follow("policies and group sizes", [*product(CHECKPOINTS.values(), sizes)]):
         policy = load_policy(replace(s, model=str(run / weights) if weights else s.model))
@@ -107,18 +129,19 @@ def measure(run: Path) -> dict[str, list[list[Estimate]]]:
         mixes = list(dict.fromkeys(ARMS[name].mix for name in names))
         grams = dict(zip(mixes, products(policy, s, G, mixes)))
         for name in names:
-            found[name].append(signals(grams[ARMS[name].mix], ARMS[name].Q))
-    return found
+            signal[name].append(signals(grams[ARMS[name].mix], ARMS[name].Q))
+            spread[name].append(noise(grams[ARMS[name].mix], ARMS[name]))
+    return [table_signal(signal), table_noise(spread)]
 
 
 @one_sentence()
 def main() -> None:
-    """Measure, and write the table."""
+    """Measure, and write the tables."""
     parser = new_parser(description=__doc__)
     parser.add_argument("run", type=Path, help="a run of RLOO with the checkpoints above")
-    table = table_signal(measure(parser.parse_args().run))
-    Path(__file__).with_suffix(".md").write_text(str(table), encoding="utf-8")
-    print(table)
+    text = "\n".join(map(str, measure(parser.parse_args().run)))
+    Path(__file__).with_suffix(".md").write_text(text, encoding="utf-8")
+    print(text)
 
 
 if __name__ == "__main__":
