@@ -174,6 +174,11 @@ def squares(truth: dict) -> np.ndarray:
     return np.prod(truth["a_star_halves"].astype(float), axis=1)
 
 
+def noise_alone(truth: dict) -> np.ndarray:
+    """How far apart A* from either half of the rollouts is (N,): twice the size of A*'s noise."""
+    return np.abs(np.diff(truth["a_star_halves"].astype(float), axis=1)[:, 0])
+
+
 def top_tenth(x: np.ndarray) -> np.ndarray:
     """Which tokens (N,) are among the tenth with the largest x (N,)."""
     chosen = np.zeros(len(x), bool)
@@ -185,7 +190,7 @@ def table_where(title: str, truth: dict) -> Table:
     """On which tokens the truth lies."""
     other, size, credit = -np.expm1(truth["logprob"]), np.abs(truth["a_star"]), np.abs(truth["advantage"])
     largest, square = "the tenth with the largest abs(A*)", squares(truth)  # largest: chosen by its noise, too
-    noise = np.abs(np.diff(truth["a_star_halves"].astype(float), axis=1)[:, 0])  # (N,) twice that of A*
+    noise = noise_alone(truth)
     by_problem = np.bincount(truth["group"].astype(int), square)
     groups = {role: truth["role"] == i for i, role in enumerate(ROLES)}
     groups |= {"thoughts": truth["in_answer"] == 0, "answer": truth["in_answer"] > 0,
@@ -218,9 +223,11 @@ def table_sizes(when: str, truth: dict) -> Table:
     """Do the sizes that are cheap to know find the tokens that matter?"""
     listed = {"1 - p": -np.expm1(truth["logprob"]), "entropy": truth["entropy"], "abs(log p)": -truth["logprob"],
               "‖onehot - p‖": truth["logit_grad"]}
-    rows = [[name, *map(cell, rank_pair(x, np.abs(truth["a_star"]), truth))] for name, x in listed.items()]
-    return Table(f"Size against abs(A*), {when}", "Rank correlation, as above.", ["size", "all tokens",
-                                                                                 "within responses"], rows)
+    rows = [[name, *(cell(e) for y in (np.abs(truth["a_star"]), noise_alone(truth)) for e in rank_pair(x, y, truth))]
+            for name, x in listed.items()]
+    return Table(f"Size against abs(A*), {when}", (
+        "Rank correlation, as above; then with A*'s noise alone, the difference of the halves."),
+        ["size", "all tokens", "within responses", "noise, all tokens", "noise, within responses"], rows)
 
 
 def table_measured(truths: dict[str, dict]) -> Table:

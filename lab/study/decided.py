@@ -34,15 +34,21 @@ CONTRASTS = ((EXPERT, RLOO), (EXPERT, SHARE), (POSITIVES, RLOO), (POSITIVES, EXP
 
 def section_9(small: dict[str, list[Run]]) -> dict[str, Group]:
     """Its arms at their rate by label without the rate; none before the last seed."""
-    every = at_rates(select(small, "oracle", "noise", "both"))
+    every = at_rates(select(small, "oracle", "noise"))
     groups = {name: group for (name, rate), group in every.items() if rate == BEST}
     complete = all(name in groups and len(groups[name].rows) == 5 for name in (*LINE, *MIXES, *BESIDE))
     return groups if complete else {}
 
 
-def read_signal(file: Path = SIGNAL) -> dict[str, Estimate]:
-    """The signal to noise of each arm's step over the three policies; none before it was measured."""
-    return read_column(file, "Signal to noise of a step", "all") if file.is_file() else {}
+def read_signal() -> dict[str, Estimate]:
+    """The signal to noise of each arm's step over the three policies."""
+    return read_column(SIGNAL, "Signal to noise of a step", "all")
+
+
+def read_noise() -> dict[str, Estimate]:
+    """1 / the noise of each arm's step, RLOO's = 1: its signal to noise, but for a factor that all arms share."""
+    return {name: Estimate(1 / e.value, 1 / e.high, 1 / e.low)
+            for name, e in read_column(SIGNAL, "Noise of a step", "all").items()}
 
 
 def on_line(signal: float, line: list[float]) -> np.ndarray:
@@ -60,9 +66,14 @@ def above_line(groups: dict[str, Group], signals: dict[str, float], names: tuple
                     *((-w, groups[name].values("area")) for w, name in zip(weights, LINE)), outside=outside)
 
 
+def values_of(places: dict[str, Estimate]) -> dict[str, float]:
+    """Estimates without their intervals."""
+    return {name: e.value for name, e in places.items()}
+
+
 def d_of(groups: dict[str, Group], signals: dict[str, Estimate]) -> Estimate:
     """D of the design, with its 90% interval."""
-    return above_line(groups, {name: e.value for name, e in signals.items()}, MIXES, 0.10)
+    return above_line(groups, values_of(signals), MIXES, 0.10)
 
 
 def range_of_d(groups: dict[str, Group], signals: dict[str, Estimate]) -> tuple[float, float]:
@@ -80,24 +91,26 @@ def answer(d: Estimate) -> str:
     return "credit does more" if d.low > MARGIN else "credit does less" if d.high < -MARGIN else "undecided"
 
 
-def table_noise(groups: dict[str, Group], signals: dict[str, Estimate]) -> Table:
-    """A row for each arm, and D."""
-    values, rows, many = {name: e.value for name, e in signals.items()}, [], groups[MORE_ANSWERS]
-    for name in sorted((name for name in groups if name in signals), key=values.get):
-        above = "" if name in LINE else points(above_line(groups, values, (name,), 0.05))
-        rows.append([name_of(name), f"{len(groups[name].rows)}", cell(signals[name], 3),
-                     points(t_estimate(groups[name].values("area"))), above,
-                     "" if name == MORE_ANSWERS else points(difference(groups[name], many))])
-    d, (low, high) = d_of(groups, signals), range_of_d(groups, signals)
-    rows.append([f"D: {answer(d)}", "", "", "", points(d), ""])
-    note = ("The small model at 2.8e-4. Signal to noise: of a step (signal.md). Above the line: area minus RLOO's at "
-            "the same signal to noise, linear in its logarithm between RLOO's arms with 8, 16, 45, 90 and 180 "
-            "responses to a puzzle, and the last one's beyond them. D is the mean over the mixes 0, 0.25 and 0.5, "
-            f"± half of a 90% interval; with every signal to noise at either end of its interval it lies between "
-            f"{100 * low:.1f} and {100 * high:.1f}. *Noise explains it* if the interval lies within two points of 0; "
-            "*credit does more* if above 2.")
-    return Table("Noise, or credit?", note,
-                 ["arm", "seeds", "signal to noise", "area", "above the line", "area - 45 responses"], rows)
+def table_noise(groups: dict[str, Group], *places: dict[str, Estimate]) -> Table:
+    """A row for each arm, and D. places: where an arm stands on the line, by `read_signal` and by `read_noise`."""
+    rows = []
+    for name in sorted((name for name in groups if name in places[0]), key=values_of(places[-1]).get):
+        above = ["" if name in LINE else points(above_line(groups, values_of(place), (name,), 0.05))
+                 for place in places]
+        rows.append([name_of(name), f"{len(groups[name].rows)}", points(t_estimate(groups[name].values("area"))),
+                     "" if name == MORE_ANSWERS else points(difference(groups[name], groups[MORE_ANSWERS])),
+                     *(x for place, own in zip(places, above) for x in (cell(place[name], 3), own))])
+    ds, ends = [d_of(groups, place) for place in places], [range_of_d(groups, place) for place in places]
+    between = " and ".join(f"{100 * low:.1f} to {100 * high:.1f}" for low, high in ends)
+    rows.append(["D", "", "", "", *(x for d in ds for x in (answer(d), points(d)))])
+    note = ("The small model at 2.8e-4. Signal to noise, and 1 / noise, RLOO's = 1: of a step (signal.md); the second "
+            "was added afterwards. Above the line: area minus RLOO's at the same place, linear in its logarithm between "
+            "RLOO's arms with 8, 16, 45, 90 and 180 responses to a puzzle, and the last one's beyond them. D is the mean "
+            "over the mixes 0, 0.25 and 0.5, ± half of a 90% interval: *noise explains it* if that lies within two "
+            "points of 0, *credit does more* if above 2. With every arm at either end of its place's interval D is "
+            f"{between}.")
+    return Table("Noise, or credit?", note, ["arm", "seeds", "area", "area - 45 responses", "signal to noise",
+                                             "above the line", "1 / noise", "above by it"], rows)
 
 
 # ---------------------------------------------------------------- section 10: right answers, or the cheaper step?

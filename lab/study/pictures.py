@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from analyze import RLOO, method_name
+from lab.estimates import points
 from lab.study import decided, tables
 from lab.study.engine import (EXPERT, FIRST, MORE_ANSWERS, Levels, at_equal_cost, at_rates, cost_unit, difference,
                               select, spent)
@@ -125,22 +126,28 @@ def draw_perfect(small: dict[str, list[Run]], file: Path) -> None:
     save_figure(figure, file)
 
 
-def draw_noise(groups: dict[str, Group], signals: dict[str, Estimate], file: Path) -> None:
-    """Area by the signal to noise of a step, a point an arm, and the line between RLOO's arms."""
+def draw_noise(groups: dict[str, Group], quiet: dict[str, Estimate], file: Path) -> None:
+    """Area by 1 / the noise of a step, a point an arm, and the line between RLOO's arms."""
     figure, (axis,) = new_figure(1, 4.2)
-    area = {name: t_estimate(100 * group.values("area")) for name, group in groups.items() if name in signals}
+    area = {name: t_estimate(100 * group.values("area")) for name, group in groups.items() if name in quiet}
+    d = decided.d_of(groups, quiet)
     for name, up in area.items():
-        style = {"fmt": "s", "color": PALETTE[0]} if name.startswith("oracle") else {"fmt": "o", "color": GREY}
-        across, above = ([[e.value - e.low], [e.high - e.value]] for e in (signals[name], up))
-        axis.errorbar(signals[name].value, up.value, above, across, **style)
-        axis.annotate(short(name).removeprefix("oracle k=4").removeprefix("RLOO") or short(name),
-                      (signals[name].value, up.value), textcoords="offset points", xytext=(4, -12))
-    axis.plot(*zip(*((signals[name].value, area[name].value) for name in decided.LINE)), "o-", color=GREY,
-              label="RLOO, 8 responses to a puzzle where no number is named")
-    axis.plot([], [], "s", color=PALETTE[0], label="A* from 4 rollouts; mix: with so much of r - V₀")
-    axis.set(xscale="log", xlabel="signal to noise of a step", ylabel="area: success averaged over training, %",
-             title=f"More than the noise of an update? {decided.answer(decided.d_of(groups, signals)).capitalize()}")
-    axis.xaxis.set_major_formatter("{x:g}")
+        exact = name.startswith("oracle")
+        style = {"fmt": "s", "color": PALETTE[0]} if exact else {"fmt": "o", "color": GREY}
+        across, above = ([[e.value - e.low], [e.high - e.value]] for e in (quiet[name], up))
+        axis.errorbar(quiet[name].value, up.value, above, across, **style)
+        left = name in ("oracle k=4", "none answers=90 advantage=rloo")  # of its point; its neighbour's text is right
+        axis.annotate(short(name).removeprefix("oracle k=4 ").removeprefix("RLOO "), (quiet[name].value, up.value),
+                      textcoords="offset points", color=style["color"], xytext=(-5, 5) if left else (5, -12),
+                      ha="right" if left else "left")
+    axis.plot(*zip(*((quiet[name].value, area[name].value) for name in decided.LINE)), "o-", color=GREY,
+              label="RLOO, 12 puzzles of 8 responses but for the number named")
+    axis.plot([], [], "s", color=PALETTE[0], label="oracle k=4: A* from 4 rollouts; mix: with so much of r - V₀")
+    axis.set(xscale="log", xlabel="1 / noise of a step's gradient, that of RLOO = 1 (logarithmic)",
+             ylabel="area: success averaged over training, %",
+             title=f"Exact credit minus RLOO whose updates are as noisy: {points(d)} points of area")
+    axis.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"])
+    axis.xaxis.set_minor_locator(plt.NullLocator())
     figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center")
     save_figure(figure, file)
 
@@ -152,7 +159,6 @@ def write_study(file: Path) -> None:
     draw_tuned(levels[FIRST], file.with_name("tuned.png"))
     draw_successes(levels, file.with_name("successes.png"))
     draw_perfect(levels["small"], file.with_name("perfect.png"))
-    signals, arms = decided.read_signal(), decided.section_9(levels["small"])
-    if signals and arms:
-        draw_noise(arms, signals, file.with_name("noise.png"))
+    if arms := decided.section_9(levels["small"]):
+        draw_noise(arms, decided.read_noise(), file.with_name("noise.png"))
     print(f"wrote {file.with_name('tables.md')}, and pictures beside it")

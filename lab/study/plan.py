@@ -101,7 +101,6 @@ PARTS = {  # level, methods with their flags, seeds
         RLOO_FLAGS, "expert_iteration", "share --advantage rloo")), range(5))],
     "laptop": [("laptop", (f"{RLOO_FLAGS} --lr 5e-06", "expert_iteration --lr 5e-06",
                            "share --advantage rloo --lr 5e-06"), range(5))],
-    "both": [("small", at(BEST, "oracle --k 4 --answers 45"), range(5))],
     # To check what was written before they ran.
     "fresh": [("easy", (RLOO_FLAGS, "ppo", "vineppo", RATIO_FLAGS), range(10, 15))],
 }

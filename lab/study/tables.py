@@ -13,7 +13,7 @@ import numpy as np
 from analyze import RLOO, figure_cell
 from lab.estimates import cell, read_column
 from lab.statistics import holm, spearman, with_errors
-from lab.study.decided import read_signal, section_9, section_10, table_negatives, table_noise
+from lab.study.decided import read_noise, read_signal, section_9, section_10, table_negatives, table_noise
 from lab.study.engine import (BOTH, COST, COSTS_OF_BOTH, EXPERT, FIRST, METHOD, MINUS, MORE_ANSWERS, SEEDS, Column,
                               Levels, Pair, arm, at_rates, cost_unit, difference, equal, is_uniform, make_table, mean,
                               minus, name_of, plain, read_versions, select, spent, spent_enough, together)
@@ -452,11 +452,11 @@ def level_tables(level: str, parts: dict[str, list[Run]]) -> list[Table]:
 
 def tables_designed(levels: Levels) -> list[Table]:
     """The tables of designs.md, as far as their runs are done."""
-    first, small, signals = levels[FIRST], levels["small"], read_signal()
+    first, small = levels[FIRST], levels["small"]
     found = [table_process(first), table_tuning(first), table_many(first), table_perfect(small), table_tested(first),
              table_default(first)]
-    if signals and (arms := section_9(small)):
-        found.append(table_noise(arms, signals))
+    if arms := section_9(small):
+        found.append(table_noise(arms, read_signal(), read_noise()))
     if arms := section_10(first):
         tested = stage_two(first)
         others = [*successes(levels), Pair(tested[EXPERT], tested[RLOO])]

@@ -63,10 +63,12 @@ def test_noise_has_a_table_and_a_picture_after_the_last_seed(tmp_path):
     small, signals = noise_rows(), {**SIGNALS, **dict.fromkeys((*decided.MIXES, *decided.BESIDE), 8.0)}
     estimates = {name: Estimate(s, s * 0.9, s * 1.1) for name, s in signals.items()}
     assert not decided.section_9(small | {"noise": small["noise"][:-1]})
-    assert not decided.read_signal(tmp_path / "signal.md")
     groups = decided.section_9(small)
-    found = rows_of(decided.table_noise(groups, estimates))
-    assert found["D: noise explains it"]["above the line"].startswith("-1.0 ± ")  # area of 45, noise of 90
+    less = estimates | dict.fromkeys(decided.MIXES, Estimate(1.0, 0.9, 1.1))
+    found = rows_of(decided.table_noise(groups, estimates, less))
+    assert found["D"]["signal to noise"] == "noise explains it" and found["D"]["1 / noise"] == "undecided"
+    assert found["D"]["above the line"].startswith("-1.0 ± ")  # area of 45, noise of 90
+    assert found["D"]["above by it"].startswith("2.0 ± ")  # noise of 8
     assert found["oracle k=4"]["area - 45 responses"].startswith("0.0 ± ") and found["RLOO"]["above the line"] == ""
     assert found["RLOO"]["area"].startswith("10.0 ± ")
     pictures.draw_noise(groups, estimates, tmp_path / "noise.png")

@@ -17,7 +17,7 @@ from countdown_task import load, read_puzzles, split, universe
 from lab import quiet
 from lab.study import plan
 from lab.study import run as study
-from lab.study.engine import ABOUT, read_rows, to_run
+from lab.study.engine import ABOUT, in_order, read_rows, to_run
 from methods import MITIGATIONS
 from plumbing.report import write_csv
 from plumbing.runs import read_metrics
@@ -165,6 +165,12 @@ def test_rows_of_other_versions_are_kept_and_not_done(place, monkeypatch):
     assert {name: first[name] for name in old} == old
     assert (first["new"], last["new"]) == ("", "4")
     assert [f.name for f in study.RESULTS.parent.iterdir()] == ["runs.csv"]
+
+
+def test_rows_older_than_the_order_of_settings_are_the_same_arm():
+    """Guards against an arm that falls apart where Settings was sorted anew between its runs."""
+    assert in_order("x=1 answers=16 lr=0.1 advantage=rloo") == in_order("x=1 advantage=rloo answers=16 lr=0.1")
+    assert in_order("x=1 lr=0.1 steps=2") == "x=1 steps=2 lr=0.1"
 
 
 def test_a_run_with_other_settings_is_not_taken_over(finished):
