@@ -104,11 +104,11 @@ def table_noise(groups: dict[str, Group], *places: dict[str, Estimate]) -> Table
     between = " and ".join(f"{100 * low:.1f} to {100 * high:.1f}" for low, high in ends)
     rows.append(["D", "", "", "", *(x for d in ds for x in (answer(d), points(d)))])
     note = ("The small model at 2.8e-4. Signal to noise, and 1 / noise, RLOO's = 1: of a step (signal.md); the second "
-            "was added afterwards. Above the line: area minus RLOO's at the same place, linear in its logarithm between "
-            "RLOO's arms with 8, 16, 45, 90 and 180 responses to a puzzle, and the last one's beyond them. D is the mean "
-            "over the mixes 0, 0.25 and 0.5, ± half of a 90% interval: *noise explains it* if that lies within two "
-            "points of 0, *credit does more* if above 2. With every arm at either end of its place's interval D is "
-            f"{between}.")
+            "was added afterwards. Above the line: area minus RLOO's at the same place, linear in its logarithm "
+            "between RLOO's arms with 8, 16, 45, 90 and 180 responses to a puzzle, and the last one's beyond them. D "
+            "is the mean over the mixes 0, 0.25 and 0.5, ± half of a 90% interval over seeds: *noise explains it* if "
+            "that lies within two points of 0, *credit does more* if above 2. With every arm at either end of its "
+            f"place's interval D is {between}.")
     return Table("Noise, or credit?", note, ["arm", "seeds", "area", "area - 45 responses", "signal to noise",
                                              "above the line", "1 / noise", "above by it"], rows)
 

@@ -6,7 +6,7 @@ from analyze import RLOO
 from lab.estimates import points, read_cell
 from lab.study import decided, pictures
 from lab.study.test_tables import group, rows_of, runs
-from plumbing.report import Estimate, welch
+from plumbing.report import Estimate, Table, welch
 from plumbing.runs import Group
 
 SIGNALS = dict(zip(decided.LINE, (1.0, 2.0, 4.0, 8.0, 16.0)))  # a step each by logarithm
@@ -48,6 +48,14 @@ def test_d_and_its_interval_by_hand():
     (0.021, 0.09, "credit does more"), (-0.09, -0.021, "credit does less")])
 def test_the_answer_is_that_of_the_design(low, high, answer):
     assert decided.answer(Estimate(0.0, low, high)) == answer
+
+
+def test_one_over_the_noise_turns_its_interval_around(tmp_path, monkeypatch):
+    """Guards against the noise itself, and ends that are left where they were."""
+    file = tmp_path / "signal.md"
+    file.write_text(str(Table("Noise of a step", "", ["arm", "all"], [["a", "0.500 (0.400 to 0.800)"]])))
+    monkeypatch.setattr(decided, "SIGNAL", file)
+    assert decided.read_noise()["a"] == pytest.approx((2.0, 1.25, 2.5, np.nan), nan_ok=True)
 
 
 def noise_rows():

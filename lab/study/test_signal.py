@@ -25,6 +25,18 @@ def test_signal_to_noise_of_a_step_by_its_moments():
     assert 0.8 < np.mean(covered)
 
 
+def test_the_noise_of_a_step_by_its_moments():
+    """Guards against signal in the noise, a step of one puzzle, and noise that is not per response."""
+    rng, mean, spread = np.random.default_rng(0), 3.0, np.linspace(5, 9, 30)
+    found = []
+    for _ in range(40):
+        g = mean + spread * rng.normal(size=(60, 30))  # 60 puzzles of 8 responses
+        found.append(signal.noise(g @ g.T, signal.Arm(12, 8)))
+    expected = 12 * spread @ spread / (12 * 8) ** 2
+    assert np.mean([e.value for e in found]) == pytest.approx(expected, rel=0.03)
+    assert 0.8 < np.mean([e.low < expected < e.high for e in found])
+
+
 def test_the_geometric_mean_by_hand():
     """Guards against an arithmetic mean, and errors that add up instead of averaging out."""
     found = signal.combined([Estimate(1.0, 0.9, 1.1), Estimate(4.0, 3.6, 4.4)])
