@@ -106,7 +106,7 @@ def table_signal(found: dict[str, list[list[Estimate]]]) -> Table:
                                                      *(f"halves, step {step}" for step in CHECKPOINTS)], rows)
 
 
-def table_noise(found: dict[str, list[Estimate]]) -> Table:
+def table_variance(found: dict[str, list[Estimate]]) -> Table:
     """found: by arm, for each policy what `noise` says."""
     unit = [e.value for e in found["none advantage=rloo"]]
     rows = []
@@ -131,7 +131,7 @@ def measure(run: Path) -> list[Table]:
         for name in names:
             signal[name].append(signals(grams[ARMS[name].mix], ARMS[name].Q))
             spread[name].append(noise(grams[ARMS[name].mix], ARMS[name]))
-    return [table_signal(signal), table_noise(spread)]
+    return [table_signal(signal), table_variance(spread)]
 
 
 @one_sentence()
