@@ -1,4 +1,4 @@
-"""Where the credit went: tables and pictures of one run, or of several runs compared. Reads files only.
+"""Where the credit went: tables and pictures of one run, or of several runs compared. Runs no model.
 
     python analyze.py runs/none-seed0      one run: tables and pictures, also written to its analysis/
     python analyze.py runs/*               methods compared over seeds, also written to comparison/ beside the runs
@@ -11,7 +11,8 @@ Two measures say what a token receives:
                                              the sign of the credit.
 
 Differences from the original work:
-1. Standard errors are clustered by puzzle, because its responses are compared with each other.
+1. In the tables of one run, intervals of mean sizes are clustered by puzzle, because its responses are compared with
+   each other.
 2. Tags and the end token are a type of their own, `structure`.
 3. Notes under tables explain how to read them. A result in them is computed, never written in advance.
 """
@@ -35,7 +36,7 @@ from tasks.text import ANSWER, END_ANSWER, END_THINK, ROLES, TAGS, format_reward
 MEASURES = ("contribution", "gradient")
 COLOURS = dict(zip(("reasoning", "filler", "structure"), PALETTE))
 RLOO = "none advantage=rloo"  # the label of GRPO without the division by std(r), up to a factor
-CONTROLS = ("random", "inverted", "shuffled")  # not methods to use: credit from noise, turned around, or out of place
+CONTROLS = ("random", "inverted", "shuffled", "share")  # not methods to use: credit from noise, turned, moved, left out
 
 
 def is_control(label: str) -> bool:
@@ -181,8 +182,8 @@ def table_roles(log: dict) -> Table:
         rows.append([role, f"{selected.sum():,}", f"{selected.mean():.1%}", *size_cells(log, selected),
                      *average_cells(log, selected, *MEASURES, "logprob", "entropy")])
         sizes.append([mean_size(log, selected, measure)[0] for measure in MEASURES])
-    # ROLES begins with filler and reasoning.
-    by_contribution, by_gradient = map(ratio, *sizes[:2])
+    filler, reasoning = sizes[:2]  # as ROLES begins
+    by_contribution, by_gradient = ratio(filler[0], reasoning[0]), ratio(filler[1], reasoning[1])
     note = ("Mean size ± half of its 95% interval, clustered by puzzle, then signed means. Filler / reasoning: "
             f"{by_contribution:.2f} by contribution, {by_gradient:.2f} by gradient.")
     return Table("Token types", note, ["type", "tokens", "share", *SIZE_HEADER, *MEASURES, "log p", "entropy"], rows)
@@ -337,7 +338,7 @@ def draw_run_tokens(log: dict, tokenizer: Tokenizer, method: str, puzzles: dict,
         shown = ([f" {credit[0]:+.3g} on every token "], credit[:1]) if np.ptp(credit) < 1e-6 else (texts, credit)
         puzzle = f". Puzzle: {puzzles[step, group]}" if (step, group) in puzzles else ""
         heading = f"Step {step}, reward {reward:.2f}, credit by {method}{puzzle}"
-        blocks.append((heading, "bold", 1 if i % 2 else 6, *shown))  # the second one answers the same question
+        blocks.append((heading, "bold", 1 if i % 2 else 6, *shown))  # lines at most: 1 if it was just shown
         blocks.append(("Gradient in logit space, credit · ‖onehot − p‖", "normal", 1, texts, log["gradient"][rows]))
     empty = ("No puzzle of the first or last step has both a reinforced and a discouraged response", "bold", 1)
     draw_blocks(blocks or [(*empty, [" "], np.zeros(1))], "below 0: made less likely     above 0: made more likely     "
@@ -378,11 +379,11 @@ def summarize(run: Path) -> dict[str, float | dict]:
     metrics = read_metrics(run)
     log = read_log(run, metrics)
     steps, success, _ = heldout(metrics)
-    final = read_final(run)
-    if final and dict(zip(steps, success)).get(final.get("step")) != final.get("heldout_success"):
+    final, curve = read_final(run), dict(zip(steps, success))
+    if curve.get(final.get("step"), final.get("heldout_success")) != final.get("heldout_success"):
         raise ValueError(f"{run / 'final.json'} is not of this run: metrics.csv has another success at that step")
     grad_norm, seconds = (metrics[name][1:] for name in ("grad_norm", "seconds"))  # row 0 is the start model
-    figures = {"steps": metrics["step"][-1], "curve": dict(zip(steps, success)), "start": success[0],
+    figures = {"steps": metrics["step"][-1], "curve": curve, "start": success[0],
                "end": success[-1], "climb": success[-1] - success[0], "area": mean_height(steps, success),
                "pass@16": final.get("pass@16", float("nan"))}
     count = np.bincount(log["role"], minlength=3)  # (3,)

@@ -1,13 +1,13 @@
 """The Countdown task: make the target from the numbers, using each exactly once.
 
-A task is a file like this one, chosen by `train.py --task` (a name in tasks/, or a path). Training calls these
-functions of it, and no others:
+A task is a file like this one, chosen by `train.py --task` (a name in tasks/, or a path). Every task has these
+functions:
 
     load(part, count, path)   the puzzles of a split, made here or read from a file; each has an `id`
     check(puzzle)             ValueError, in one sentence, for a puzzle that can't be used
     prompt(puzzle, chat)      the text that the model continues, or its pieces (see Policy.prompt)
     grade(response, puzzle)   {"reward", "answer", "format"} of a response
-    roles(response, spans)    what each token is, and whether it belongs to the graded answer (that of tasks/text.py)
+    roles(response, spans)    what each token is, and whether it belongs to the graded answer (from tasks/text.py)
     show(puzzle)              the puzzle in a few characters, for samples.txt
 
 Some credit functions ask for more, and say so: calculations, reachable, sentence_starts. models/warm_start.py, which
@@ -15,10 +15,9 @@ makes a start model, asks for KNOWN and `demonstrate(puzzle, rng, known)`, a res
 
 It differs from TinyZero and GRPO-Zero, from which the task comes, in four ways:
 1. An answer is computed with exact fractions, from a syntax tree in which only + - * / are allowed. Nothing is eval'd.
-2. Hashes decide to which of three splits a puzzle belongs. new_numbers: that of its sorted numbers alone, so these
-   never occur in training. heldout or train: that of numbers and target, so the numbers of a held-out puzzle may occur
-   in training with another target. (GRPO-Zero tests on the last
-   rows of Countdown-Tasks-3to4, which lists many puzzles twice, with the numbers in another order.)
+2. A hash decides a puzzle's split. A tenth of all sets of numbers is new_numbers, with every target. Of the other
+   puzzles a tenth is held out, whose numbers may be trained on with another target. (GRPO-Zero tests on the last rows
+   of Countdown-Tasks-3to4, which lists many puzzles twice, with the numbers in another order.)
 3. What a token is (a part of a tag, of a calculation or of prose) is found by character offsets in the decoded text. A
    tag may be split over several tokens, or merged with its neighbours, and is still recognised.
 4. An answer may be in a chat model's notation, `$4 \\times [5 − 3]$`. (One that ends in `= 8` is wrong, as there.)
@@ -182,7 +181,7 @@ MARKS = " \t\r\n$`"  # around an expression
 def reward(response: str, numbers: Iterable[int], target: int) -> dict[str, float]:
     """{'reward': 0.1 * format + answer, 'format': 0..1, 'answer': 0 or 1} of a response, which begins inside <think>.
 
-    format: how much of `...</think> <answer>...</answer>` it has, by `format_reward` of tasks/text.py.
+    format: how much of `...</think>\\n<answer>...</answer>` it has, by `format_reward` of tasks/text.py.
     answer: 1 if the expression in the last `<answer>` uses every number exactly once and equals the target.
     """
     layout = format_reward(response)
@@ -207,7 +206,7 @@ def is_correct(text: str, numbers: Iterable[int], target: int) -> bool:
 def without_notation(text: str) -> str:
     r"""An expression without a chat model's notation: `$4 \times [5 − 3]$` becomes `4 * (5 - 3)`.
 
-    A text of whole numbers, + - * / and parentheses stays the same, unless it stands in `**`.
+    A text of whole numbers, + - * / and parentheses stays the same, but for spaces around it, unless it stands in `**`.
     """
     text = without_latex(text)
     for written, sign in SIGNS.items():

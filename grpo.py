@@ -9,9 +9,9 @@ positive credit more likely and those with negative credit less likely. It ascen
 
 where pi is the model's distribution over tokens. Why this works: if credit were the response's reward, the sum would
 on average be the gradient of the expected reward, times the number of responses (the policy gradient theorem).
-Subtracting the mean reward of the *other* responses removes noise and leaves that average as it is, because their
-rewards do not depend on this response, and grad log pi averages to 0. Subtracting the whole group's mean is the same
-up to a factor: r_i - mean = (G - 1) / G * (r_i - mean of the others).
+Subtracting the mean reward of the *other* responses usually removes noise. It leaves that average as it is, because
+their rewards do not depend on this response, and grad log pi averages to 0. Subtracting the whole group's mean is the
+same up to a factor: r_i - mean = (G - 1) / G * (r_i - mean of the others).
 
 Two things are not exact. N depends on the responses themselves, so dividing by it biases the average a little. And
 GRPO also divides by the group's standard deviation, so that puzzles whose rewards hardly differ count for more.
@@ -92,10 +92,9 @@ def compare(batch: TokenBatch, name: str = "grpo") -> Tensor:
 
 
 # ---------------------------------------------------------------------------------------------------- losses
-# Objectives. Their arguments, (b, t) each: log pi of the tokens of b responses, the `old` one of the ratio's
-# denominator, credit, and mask, False on padding. They return, (b, t) each, the gain of every token, whose weighted sum
-# is minus the loss, and whether the clip removes its gradient. In the first update on a batch all have the gradient
-# credit * grad log pi.
+# Arguments, (b, t) each: log pi now; `old`, log pi in the ratio's denominator; credit; mask, False on padding. Results,
+# (b, t) each: every token's gain, whose weighted sum is minus the loss; and whether the clip removes its gradient. In
+# the first update on a batch every gain has the gradient credit * grad log pi.
 
 
 def ppo_objective(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s) -> tuple[Tensor, Tensor]:
@@ -143,7 +142,7 @@ def k3(logprob: Tensor, reference_logprob: Tensor) -> Tensor:
     """Estimate (B, T) of KL(pi || reference) from samples of pi: exp(d) - d - 1, d = log ref - log pi.
 
     Its value: -d averages to the KL and exp(d) - 1 to 0, while the samples are pi's own, as at the first update. So it
-    is as unbiased as -d; unlike that it is never negative, and less noisy. It is the third of Schulman's estimators.
+    is as unbiased as -d. Unlike that it is never negative, and it is usually less noisy. (Schulman's third estimator.)
     Its gradient, as the loss uses it, is (1 - ref / pi) grad log pi: on average that of KL(reference || pi).
     """
     d = reference_logprob - logprob  # (B, T)
@@ -199,7 +198,7 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
     share = LOSS_NORMS[s.loss_norm](batch.mask, s)  # (B, T) of each token in the loss
     reference = batch.ask.reference_logprob if s.kl > 0 else None  # (B, T)
     old = batch.logprob.clone()  # (B, T)
-    log = UpdateLog(batch, reference, divergence=k3)  # handed over: metrics.py can't import this file
+    log = UpdateLog(batch, reference, divergence=k3)  # an argument: to import it there would be circular
     for i in range(s.updates_per_batch):
         optimizer.zero_grad()
         for rows, logprob, prompt_tokens in micro_batches(policy.model, batch, credit, s):  # (b,), (b, t)

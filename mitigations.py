@@ -11,7 +11,7 @@ a critic of its own, write a head in methods/heads.py and name it in `needs`.
 
 How this differs from the original work and from most published code:
 1. Weights carry no gradient and are computed on the whole step instead of a micro-batch. By default (--normalize) they
-   average 1 in each response: a reweighting moves credit between the tokens of a response and changes nothing else.
+   average 1 in each response: a reweighting moves credit between the tokens of a response, whose mean credit stays.
 2. Where a credit function is undefined for a response, as for one without an answer, that response gets plain GRPO.
 3. Where a paper and its code disagree, we follow the paper, and the docstring says so.
 
@@ -80,8 +80,8 @@ def reweighting(function: Callable | None = None, *, needs: tuple[str, ...] | Ca
         def early(batch: TokenBatch, power: float = 0.5) -> Tensor:
             return batch.mask.cumsum(1).clamp(min=1) ** -power
 
-    Now `python train.py --mitigation early --power 1.0` trains with it. Name here what it needs beyond the batch,
-    as in @reweighting(needs=("critic",)): a head (batch.ask.head), "reference" (batch.ask.reference_logprob),
+    Now `python train.py --mitigation early --power 1.0` trains with it. `needs` names what it asks for beyond the
+    batch, as in @reweighting(needs=("critic",)): a head (batch.ask.head), "reference" (batch.ask.reference_logprob),
     or a function that not every task has (batch.task.calculations). Where that depends on hyper-parameters, needs is a
     function of these. Weights may be bool or int, and on any device.
     """
@@ -205,19 +205,19 @@ def gae(batch: TokenBatch, reward: Tensor, value: Tensor, gae_lambda: float, gam
 
 
 @token_credit(needs=lambda cuts, **_: ("sentence_starts",) if cuts == "sentence" else ())
-def vineppo(batch: TokenBatch, k: int = 3, cuts: str = "sentence", mask: bool = False) -> Tensor:
+def vineppo(batch: TokenBatch, k: int = 3, cuts: str = "sentence", cutpoints_only: bool = False) -> Tensor:
     """credit = V(next cut) - V(this cut), V the mean reward of k continuations: cuts at sentence ends (2410.01679).
 
     All tokens between two cuts get the same credit. V at the end is the reward. V at the start costs nothing: it is
     the mean reward of the group's other responses. cuts="uncertain" is SPO-chain (2505.23564): a cut comes before the
-    6th, 11th, 16th ... *cutpoint*, a token with p below 90%. mask=True gives credit to cutpoints alone, and divides the
-    loss by their number (with --loss_norm token). (The paper has k = 9, and its code also z-scores the credit.)
+    6th, 11th, 16th ... *cutpoint*, a token with p below 90%. cutpoints_only=True gives credit to these alone, and
+    divides the loss by their number (with --loss_norm token). (The paper has k = 9; its code also z-scores the credit.)
     """
     require(k >= 1, "--k must be at least 1: it is the number of continuations sampled at each cut")
     require(cuts in ("sentence", "uncertain"), "--cuts must be sentence or uncertain")
     cutpoint = batch.mask & (batch.logprob < math.log(0.9))  # (B, T)
     credit = segment_credit(batch, sentence_cuts(batch) if cuts == "sentence" else every_fifth(cutpoint), k)
-    if mask:  # the loss divides by the number of all tokens: this makes it that of the cutpoints
+    if cutpoints_only:  # the loss divides by the number of all tokens: this makes it that of the cutpoints
         credit = credit * cutpoint * quotient(batch.mask.sum(), cutpoint.sum())
     return credit
 

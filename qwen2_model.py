@@ -1,12 +1,13 @@
-"""Qwen2, Qwen3 and Llama from scratch: the transformer, the log-prob of a token, and checkpoints as of Hugging Face.
+"""Qwen2, Qwen3 and Llama from scratch: the transformer, the log-prob of a token, and Hugging Face checkpoints.
 
 How this differs from the reports (Qwen2 2407.10671, Qwen3 2505.09388, Llama 2302.13971) and the usual implementations:
 1. One class implements all three. Qwen2 has a bias on q, k and v. Qwen3 has none, but an RMSNorm on each head's q and
    k. Llama has neither.
-2. The layers know nothing about padding or prompts. They take positions, and a bias that says which columns each query
-   sees. Their callers build both: sampler.py, plumbing/shared_prompts.py, and `Qwen2.forward` for a plain pass.
-3. A token's log-prob, entropy and logit gradient are computed in one place, so that sampler and update agree. Where the
-   logits of all tokens would exceed LOGITS_AT_ONCE, the update recomputes them piece by piece in the backward pass.
+2. `Qwen2.hidden` knows nothing about padding or prompts. It takes positions, and a bias that says which columns each
+   query sees. Its callers build both: sampler.py, plumbing/shared_prompts.py, and `Qwen2.forward` for a plain pass.
+3. A token's log-prob, entropy and logit gradient are computed in one place, so that sampler and update agree. (Large
+   vocabularies have a twin, plumbing/vocabulary.py.) Where the logits of all tokens would exceed LOGITS_AT_ONCE, the
+   update recomputes them piece by piece in the backward pass.
 
 To change the transformer, change plumbing/decoder.py as well, which computes the same for one token, or run --plain.
 
@@ -300,7 +301,7 @@ def token_logprobs(model: Qwen2, hidden: Tensor, tokens: Tensor) -> Tensor:
 # ---------------------------------------------------------------------------------------------- checkpoints
 
 
-def read_config(source: dict) -> Config:
+def parse_config(source: dict) -> Config:
     """Turn a parsed config.json, as transformers 4 or 5 writes it, into a Config.
 
     ValueError when a size is missing, when a value has the wrong type or is out of range, or when the file asks for
@@ -350,7 +351,7 @@ def load_model(path: str | Path, device: str | torch.device = "cpu", dtype: torc
     """
     path = Path(path)
     check_folder(path)
-    config = read_config(read_json(path / "config.json"))
+    config = parse_config(read_json(path / "config.json"))
     found = read_weights(path, device, dtype, config.tie_word_embeddings)
     if config.num_hidden_layers > len(found):  # a layer has several tensors; do not build a million layers first
         raise ValueError(f"config.json asks for {config.num_hidden_layers} layers, the checkpoint in {path} has fewer")

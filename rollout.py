@@ -1,4 +1,4 @@
-"""Rollout: puzzles -> prompts -> sampled tokens -> text -> grades, in the one batch that credit functions look at.
+"""Rollout: puzzles -> prompts -> sampled tokens -> text -> grades, gathered in the batch that credit functions read.
 
 `generate` of sampler.py samples tokens. (`generate_in_processes` of plumbing calls it, in one process or several.) Here
 they become graded responses: those of a training step (`rollout`, which returns a TokenBatch), of an evaluation, and
@@ -25,7 +25,6 @@ from plumbing.tokenizer import Tokenizer
 from qwen2_model import Qwen2
 from sampler import Samples
 
-PATIENCE = 5.0  # seconds that a step may sample before it says how far it is
 EVALUATION = 2**32 - 1  # the step number for the random numbers of evaluation; no training step reaches it
 
 
@@ -112,11 +111,11 @@ class Policy(NamedTuple):
 
 def draw_puzzles(training: list, s: Any, step: int) -> list:
     """The Q puzzles of a step. Every epoch shuffles the training puzzles anew; the order depends on the seed alone."""
-    puzzles = []
-    for i in range((step - 1) * s.questions, step * s.questions):  # i counts the puzzles since the run began
+    puzzles, first = [], (step - 1) * s.questions
+    for i in range(first, first + s.questions):  # i counts the puzzles since the run began
         epoch, place = divmod(i, len(training))
-        if not puzzles or place == 0:  # the step begins, or an epoch does
-            # 0: no training step has that number.
+        if i == first or place == 0:  # a new step, or a new epoch
+            # 0 where draw_uniforms has the step, which is 1 or more.
             order = np.random.default_rng([s.seed, 0, epoch]).permutation(len(training))
         puzzles.append(training[order[place]])
     return puzzles
@@ -125,8 +124,7 @@ def draw_puzzles(training: list, s: Any, step: int) -> list:
 def rollout(policy: Policy, puzzles: list, s: Any, step: int) -> TokenBatch:
     """Sample and grade the B responses of a step, G = --answers to each of Q puzzles."""
     uniforms = draw_uniforms(s.seed, step, len(puzzles), s.answers, s.max_new_tokens)  # (B, max_new_tokens)
-    progress = Progress("sampling", len(uniforms), patience=PATIENCE)
-    # With one process this is `generate` of sampler.py.
+    progress = Progress("sampling", len(uniforms), patience=5.0)  # seconds before it says anything
     samples = generate_in_processes(policy, [policy.prompt(puzzle) for puzzle in puzzles], uniforms,
                                     watch=progress.part(0, len(uniforms)))
     return token_batch(policy, puzzles, samples, s, step)
@@ -149,7 +147,7 @@ def token_batch(policy: Policy, puzzles: list, samples: Samples, s: Any, step: i
     decoded, grades = decode_and_grade(policy, puzzles, samples, [[]] * Q, grade)
     role, in_answer = np.zeros((B, T), np.int8), np.zeros((B, T), bool)  # (B, T) each
     for i, (text, spans) in enumerate(decoded):
-        role[i, : len(spans)], in_answer[i, : len(spans)] = check_roles(task.roles(text, [*spans]), len(spans))
+        role[i, : len(spans)], in_answer[i, : len(spans)] = check_roles(task.roles(text, spans), len(spans))
     graded = torch.tensor([[g["reward"], g["answer"], g["format"]] for g in grades], device=device)  # (B, 3)
     return TokenBatch(
         **samples._asdict(),  # tokens, mask, logprob, entropy, logit_grad, ended
@@ -192,7 +190,7 @@ def decode_and_grade(policy: Policy, puzzles: list, samples: Samples, prefixes: 
 
 
 def coin_toss(task: ModuleType, seed: int, step: int) -> Callable[[str, Any], dict[str, float]]:
-    """A stand-in for the task's `grade` that tosses a fair coin for each response: a control, success must not rise.
+    """A stand-in for the task's `grade` that tosses a fair coin for each response, as a control: success must not rise.
 
     The format is graded as usual, but it is no part of the reward.
     """

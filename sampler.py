@@ -4,7 +4,7 @@ How this differs from the usual `generate`:
 1. All randomness comes in as uniform numbers, one row per response. So a response does not depend on the others in
    its batch.
 2. Log-prob, entropy and logit gradient (see Samples) of each token are recorded while sampling: the ratio's pi_old,
-   the credit functions and the credit log need no extra forward pass.
+   most credit functions and the credit log need no extra forward pass.
 3. Responses that have ended leave the batch.
 
 KVCache and `response_logprobs` are plain forms; by default plumbing/decoder.py and plumbing/shared_prompts.py run.
@@ -116,8 +116,8 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
     uniforms (B, T) float64 in [0, 1): the random number behind each token. A response stops at one of end_tokens, or
     after limit (B,) tokens. excluded (B,): for each response, a token that may not be its first, so that it goes
     another way than a known one (methods/oracle.py wants that). greedy: take the most probable token, whatever the
-    random number. watch: is called after each column with the share of the work that is done, as if all running
-    responses went on to T, and with the number of tokens so far. cache_type: KVCache is the plain one.
+    random number. watch(done, tokens): called after each column; done, a share of the work, assumes that
+    running responses go on to T. cache_type: KVCache is the plain one.
     """
     (B, T), G = uniforms.shape, len(uniforms) // len(prompts)
     device = model.output_weight.device
@@ -145,7 +145,7 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
             if count == 0:
                 break
             if count < len(rows):
-                order = cache.keep(running)  # (count,) the rows it kept, as they now follow each other
+                order = cache.keep(running)  # (count,) old row in each place; a cache may reorder the rows
                 rows, token, limit = rows[order], token[order], limit[order]
             hidden = cache.step(token)  # (B', D)
     ended = (is_end[tokens] & mask).any(1)  # (B,)

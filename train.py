@@ -8,14 +8,14 @@
     python train.py --resume runs/none-seed0                                continue a run that was stopped or killed
     torchrun --nproc_per_node 2 train.py --mitigation none                  the same run in several processes
 
-Shapes: Q puzzles a step, G responses to each (their group), B = Q G responses, T tokens of the longest response.
+Shapes: Q puzzles a step, G responses to each puzzle (a group), B = Q G responses, T tokens of the longest response.
 
 A run folder receives config.json, metrics.csv, credit/, samples.txt, checkpoint/, state.pt (for --resume) and
 final.json. Read it with `python analyze.py runs/none-seed0`.
 
-Two readable pieces have faster versions in plumbing/, their *twins*, which run by default: KVCache of sampler.py has
-decoder.py, and padded_rows of grpo.py has shared_prompts.py. Tests hold both to the same numbers, and --plain runs the
-readable ones. (Even then batch.ask uses shared_prompts.py, and a vocabulary above 32,768 uses vocabulary.py.)
+Two readable pieces have faster *twins* in plumbing/, which run by default: decoder.py for KVCache of sampler.py, and
+shared_prompts.py for padded_rows of grpo.py. Tests hold both to the same numbers, and --plain runs the readable ones.
+(Even then batch.ask uses shared_prompts.py, and a vocabulary above 32,768 a third twin, vocabulary.py.)
 """
 import copy
 import inspect
@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from grpo import ADVANTAGES, LOSS_NORMS, LOSSES, compare, update
-from methods import MITIGATIONS  # the registry of mitigations.py, with the functions of methods/ in it
+from methods import MITIGATIONS  # all credit functions, by name: those of mitigations.py and of methods/
 from methods.heads import HEADS, load_head, save_head
 from mitigations import NORMALIZATIONS
 from plumbing import run_folder
@@ -39,9 +39,10 @@ from plumbing.flags import Arguments, changed, check_device, parse
 from plumbing.launch import MODELS, check, check_puzzles, lacking, responses_that_fit, with_model
 from plumbing.metrics import heldout_text, line_of, standard_error, step_columns, write_credit_log
 from plumbing.optimizer import Optimizer, learning_rate
-from plumbing.processes import check_equal, from_first, join, leads, leave
+from plumbing.processes import check_equal, first_alone, from_first, join, leads, leave
 from plumbing.progress import Progress, one_sentence
 from plumbing.registry import required
+from plumbing.runs import read_metrics
 from plumbing.task_file import load_puzzles, load_task
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import load_model, save_model
@@ -55,32 +56,32 @@ CHOICES = {"reward": ("graded", "random"), "advantage": ADVANTAGES, "loss": LOSS
 
 @dataclass(frozen=True)
 class Settings:
-    """Every flag, its default and its meaning."""
+    """Every flag but --resume and those of the credit function: its default and its meaning."""
 
     # What is trained, on what:
     mitigation: str = "none"  # the credit function, see the end of --help; none: plain GRPO, equal for all tokens
     model: str = ""  # a Hugging Face folder, Qwen2, Qwen3 or Llama; empty: the small one of the task
     task: str = "countdown"  # the name of a file tasks/NAME_task.py, or a path that ends in .py
     data: str = ""  # a file of puzzles, such as .jsonl or .parquet; empty: the task makes its own
-    eval_data: str = ""  # a file of held-out puzzles, such as a benchmark's test split; empty: a tenth of the others
+    eval_data: str = ""  # a file of held-out puzzles, such as a test split; empty: a tenth of --data, or the task's own
     out: str = ""  # the run folder, which must not exist; empty: runs/<mitigation>[-<changed flags>]-seed<seed>
     seed: int = 0  # of the order of the puzzles, and of sampling
     # The algorithm:
     steps: int = 100  # 0 only evaluates
     questions: int = 12  # Q, puzzles per step
-    answers: int = 8  # G, responses to each puzzle, its group
+    answers: int = 8  # G, responses to each puzzle, its group (not <answer>)
     max_new_tokens: int = 140  # a longer response is cut off
-    temperature: float = 1.0  # divides the logits: the policy is softmax(logits / this), sampled, trained and evaluated
+    temperature: float = 1.0  # the policy is softmax(logits / this), in sampling, training and evaluation
     reward: str = "graded"  # random: a coin toss instead of the grade, while training; a control
     advantage: str = "grpo"  # how a reward is compared with the others of its group, the responses to the same puzzle
-    normalize: str = "response"  # how @reweighting functions are rescaled: to mean 1 in each response, or step; or none
-    loss: str = "ppo"  # ppo: its clip, no critic; cispo: a clipped, constant weight; gspo: a ratio per response
-    loss_norm: str = "token"  # a token's weight: 1 / N; sequence: 1 / (B L_i); constant: 1 / (B max_new_tokens)
+    normalize: str = "response"  # weights of @reweighting get mean 1 in each response, or step, or stay (none)
+    loss: str = "ppo"  # ppo: its clipped objective; cispo: a clipped, constant ratio; gspo: a ratio per response
+    loss_norm: str = "token"  # a token's weight. token: 1 / N; sequence: 1 / (B L_i); constant: 1 / (B max_new_tokens)
     length_power: float = 1.0  # of --loss_norm lambda: above 0, longer responses of a group weigh more, below 0 shorter
     clip_low: float = 0.2  # negative credit has no gradient once a token's ratio, p now / p when sampled, is < 1 - this
-    clip_high: float = 0.2  # positive credit has none once the ratio is > 1 + this (PPO; DAPO: 0.28)
+    clip_high: float = 0.2  # positive credit has none once the ratio is > 1 + this (PPO: 0.2, DAPO: 0.28)
     updates_per_batch: int = 1  # optimizer steps on each batch
-    old_logprob: str = "sampler"  # pi_old of the ratio: recorded while sampling; update: from the first update's pass
+    old_logprob: str = "sampler"  # pi_old of the ratio: recorded by the sampler, or the first update's own (update)
     kl: float = 0.0  # weight of the KL penalty to the start model, the reference
     skip_unfinished: bool = False  # no credit for responses that the token limit cut off; their tokens still count
     # The optimizer:
@@ -95,7 +96,7 @@ class Settings:
     # What is measured and kept:
     eval_every: int = 25  # steps between measurements of held-out success; 0: at start and end only
     eval_problems: int = 512  # held-out puzzles, one response each
-    eval_greedy: bool = False  # that response takes the most probable token; it is sampled otherwise
+    eval_greedy: bool = False  # that response takes the most probable tokens and is not sampled
     pass_at: int = 16  # k: at the end, the share of 128 held-out puzzles that one of k samples solves; 0: not measured
     sample_every: int = 10  # steps between writing whole responses to samples.txt
     checkpoint_every: int = 0  # steps between checkpoints/step-...; 0: only the last
@@ -113,9 +114,9 @@ class Settings:
 
 
 def train(run: Path, s: Settings, hyper_parameters: dict, policy: Policy, training: list, heldout: list,
-          optimizer: Optimizer, done: int) -> dict:
-    """GRPO from step done + 1 to the last one. Returns the last row of metrics.csv."""
-    row, run_began = {}, time.perf_counter()
+          optimizer: Optimizer, done: int) -> None:
+    """GRPO from step done + 1 to the last one."""
+    run_began = time.perf_counter()
     for step in range(done + 1, s.steps + 1):
         step_began = time.perf_counter()
         optimizer.set_lr(learning_rate(s, step))  # the same in every step, by default
@@ -131,7 +132,6 @@ def train(run: Path, s: Settings, hyper_parameters: dict, policy: Policy, traini
         log(run, policy, optimizer, batch, credit, row, s, hyper_parameters, step)
         seconds_left = (time.perf_counter() - run_began) / (step - done) * (s.steps - step)
         print(line_of(row, s.steps, seconds_left), flush=True)
-    return row
 
 
 @torch.no_grad()
@@ -143,7 +143,7 @@ def assign_credit(batch: TokenBatch, s: Settings, hyper_parameters: dict) -> Ten
 
 
 def try_credit(policy: Policy, puzzles: list, s: Settings, hyper_parameters: dict) -> None:
-    """A step of two short responses to each of two puzzles, as far as its credit, to see whether that works."""
+    """Try a small step, up to its credit: two short responses to each of two puzzles."""
     s = replace(s, answers=2, max_new_tokens=min(8, s.max_new_tokens))
     batch = rollout(policy, puzzles[:2], s, step=0)
     batch.advantage = compare(batch, s.advantage)
@@ -217,19 +217,20 @@ def measure_pass(policy: Policy, heldout: list, s: Settings) -> dict[str, float]
             f"pass@{k}_problems": len(solved)}
 
 
-def measure_start(run: Path, policy: Policy, heldout: list, s: Settings) -> dict:
-    """Row 0 of metrics.csv, also written there."""
+def measure_start(run: Path, policy: Policy, heldout: list, s: Settings) -> None:
+    """Write row 0 of metrics.csv."""
     print(f"measuring the start model on {len(heldout)} held-out puzzles", flush=True)
     row = {"step": 0} | measure_heldout(policy, heldout, s)
     print(f"start{heldout_text(row)}", flush=True)
     if leads():
         run_folder.append_row(run, row)
-    return row
 
 
-def finish(run: Path, row: dict, policy: Policy, heldout: list, s: Settings) -> None:
-    """Write final.json: held-out success, measured now if the last row lacks it, and pass@k."""
-    last = row if "heldout_success" in row else measure_heldout(policy, heldout, s)
+def finish(run: Path, policy: Policy, heldout: list, s: Settings) -> None:
+    """Write final.json: held-out success of the last row of metrics.csv, and pass@k."""
+    last = first_alone(lambda: {name: float(column[-1]) for name, column in read_metrics(run).items()})
+    if np.isnan(last["heldout_success"]):  # a run that was stopped, and resumed with just as many --steps as it had
+        last = measure_heldout(policy, heldout, s)
     final = {"step": s.steps, "heldout_success": last["heldout_success"], "heldout_stderr": last["heldout_stderr"],
              "heldout_problems": len(heldout)} | measure_pass(policy, heldout[:128], s)  # more would take long
     if leads():
@@ -265,10 +266,10 @@ def main() -> None:
               f"into {run}")
         shown = ", ".join(f"{name}={value}" for name, value in differences.items())
         print(f"settings: {shown or 'all at their defaults'}", flush=True)
-        row = measure_start(run, policy, heldout, s) if done == 0 else {}
-        # train returns {} where no step is left: with --steps 0, and in a run that stopped after its last one.
-        row = train(run, s, hyper_parameters, policy, training, heldout, optimizer, done) or row
-        finish(run, row, policy, heldout, s)
+        if done == 0:
+            measure_start(run, policy, heldout, s)
+        train(run, s, hyper_parameters, policy, training, heldout, optimizer, done)
+        finish(run, policy, heldout, s)
     leave()
 
 

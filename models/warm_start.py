@@ -34,7 +34,7 @@ from plumbing.task_file import check_grade, load_task
 from plumbing.tokenizer import Tokenizer
 from plumbing.optimizer import Optimizer
 from plumbing.run_folder import copy_tokenizer
-from qwen2_model import Qwen2, causal_bias, positions_of, read_config, save_model, token_logprobs
+from qwen2_model import Qwen2, causal_bias, positions_of, parse_config, save_model, token_logprobs
 from rollout import EVALUATION, Policy, draw_uniforms, generate_and_grade
 from tasks.text import TAGS
 from train import Settings, evaluate, load_policy, standard_error
@@ -100,7 +100,7 @@ def batches(policy: Policy, puzzles: list, steps: int, seed: int) -> Iterator[tu
 
 def new_model(vocabulary: int, size: str = "tiny") -> Qwen2:
     """A Qwen2 with random matrices of the usual scale: 0.02 for the embedding, 1 / sqrt(inputs) for the others."""
-    model = Qwen2(read_config(CONFIG | SIZES[size] | {"vocab_size": vocabulary}))
+    model = Qwen2(parse_config(CONFIG | SIZES[size] | {"vocab_size": vocabulary}))
     for name, p in model.named_parameters():
         if p.dim() == 2:
             torch.nn.init.normal_(p, std=0.02 if "embed" in name else p.shape[1] ** -0.5)

@@ -16,7 +16,7 @@ from countdown_task import Puzzle
 from plumbing.report import plt
 from plumbing.shared_prompts import PromptCache
 from plumbing.tokenizer import Tokenizer
-from qwen2_model import Qwen2, load_model, read_config
+from qwen2_model import Qwen2, load_model, parse_config
 from rollout import Policy, TokenBatch
 
 BUNDLED = Path(__file__).parents[1] / "models" / "countdown-tiny"
@@ -43,7 +43,7 @@ def random_model(tokenizer):
     torch.manual_seed(0)
     config = dict(model_type="qwen2", vocab_size=tokenizer.size, hidden_size=32, intermediate_size=48,
                   num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True)
-    model = Qwen2(read_config(config)).double()
+    model = Qwen2(parse_config(config)).double()
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.3)
     return model

@@ -10,7 +10,7 @@ import torch
 import grpo
 import plumbing.optimizer
 from plumbing.optimizer import Optimizer
-from qwen2_model import Qwen2, read_config
+from qwen2_model import Qwen2, parse_config
 from rollout import Policy
 from tests.fixtures import make_batch
 from tests.plain import plain_logprobs, plain_update
@@ -104,7 +104,7 @@ def tiny(architecture="qwen2", tied=True):
     """A two-layer model of 19 tokens (its embedding has 23 rows) whose every weight, norms too, is random and large."""
     torch.manual_seed(0)
     sizes = dict(hidden_size=16, intermediate_size=20, num_hidden_layers=2, num_attention_heads=4, head_dim=6)
-    model = Qwen2(read_config({"model_type": architecture, "vocab_size": 23, "num_key_value_heads": 2,
+    model = Qwen2(parse_config({"model_type": architecture, "vocab_size": 23, "num_key_value_heads": 2,
                                "tie_word_embeddings": tied, **sizes}))
     for name, p in model.named_parameters():
         torch.nn.init.uniform_(p, 0.5, 1.5) if "norm" in name else torch.nn.init.normal_(p, std=0.4)

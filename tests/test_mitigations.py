@@ -526,7 +526,7 @@ def test_vineppo_cuts_before_every_fifth_uncertain_token():
                        rollout_values=rollouts_from(torch.full((2, 13), 0.6), calls))
     check(vineppo(batch, cuts="uncertain"), [[before] * 11 + [after] * 2, [0.2 - 1] * 7])
     # mask: tokens over cutpoints are 20 / 10
-    check(vineppo(batch, cuts="uncertain", mask=True), [[0, 2 * before] * 5 + [0, 2 * after, 0],
+    check(vineppo(batch, cuts="uncertain", cutpoints_only=True), [[0, 2 * before] * 5 + [0, 2 * after, 0],
                                                         [2 * (0.2 - 1)] * 4 + [0] * 3])
     assert calls == [{(0, 11): 3}] * 2
 

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 import qwen2_model
 from plumbing.attention import attend_on_gpu
-from qwen2_model import Qwen2, entropy_and_logit_grad, load_model, read_config, save_model, token_logprobs
+from qwen2_model import Qwen2, entropy_and_logit_grad, load_model, parse_config, save_model, token_logprobs
 from tests.random_checkpoints import FAMILIES, HF, V, assert_close, assert_same_logits, both, random_tokens
 
 TIED = pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
@@ -63,17 +63,17 @@ def test_a_key_means_what_it_means_to_transformers_also_when_it_is_absent(family
     """Guards against a default of our own for a key that config.json leaves out, and a null taken for an absent key."""
     source = dict(model_type=family, vocab_size=V, hidden_size=128, intermediate_size=40, num_hidden_layers=2,
                   num_attention_heads=64, **optional)
-    hf, ours = HF[family][0].from_dict(source), read_config(source)
+    hf, ours = HF[family][0].from_dict(source), parse_config(source)
     assert ours.head_dim == (getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads)
     assert ours.rope_theta == hf.rope_parameters["rope_theta"]
     for name in ("rms_norm_eps", "tie_word_embeddings", "num_key_value_heads", "max_position_embeddings"):
         assert getattr(ours, name) == getattr(hf, name), name
-    assert read_config(source | {"num_key_value_heads": None}).num_key_value_heads == 64  # one for each head
+    assert parse_config(source | {"num_key_value_heads": None}).num_key_value_heads == 64  # one for each head
     source.pop("rope_theta", None)
     for spelling in ({"rope_theta": 50.0, "rope_scaling": None},
                      {"rope_theta": 50.0, "rope_scaling": {"type": "default"}},  # both as transformers 4 writes them
                      {"rope_parameters": {"rope_theta": 50.0, "rope_type": "default"}}):  # transformers 5
-        assert read_config(source | spelling).rope_theta == 50
+        assert parse_config(source | spelling).rope_theta == 50
 
 
 GOOD = dict(model_type="qwen2", vocab_size=V, hidden_size=64, intermediate_size=40, num_hidden_layers=2,
@@ -95,9 +95,9 @@ CONTRADICTIONS = [({"model_type": "qwen3", "attention_bias": True}, "attention_b
 def test_a_value_that_cannot_be_is_refused_in_one_sentence(changes, said):
     """Guards against a traceback from deep in the model, "no" taken for true, biases that are lost, and two thetas, of
     which each version of transformers would read its own."""
-    assert read_config(GOOD | {"attention_bias": True}).head_dim == 8  # which Qwen2 always has
+    assert parse_config(GOOD | {"attention_bias": True}).head_dim == 8  # which Qwen2 always has
     with pytest.raises(ValueError, match=said) as error:
-        read_config(GOOD | changes)
+        parse_config(GOOD | changes)
     assert "\n" not in str(error.value) and len(str(error.value)) < 200
 
 

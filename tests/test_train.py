@@ -165,6 +165,16 @@ def test_a_bfloat16_run_learns_and_its_checkpoint_has_the_weights_that_it_sample
     assert read_json(again / "final.json")["step"] == 0
 
 
+def test_a_run_killed_after_its_last_step_ends_with_that_rows_success(tmp_path, monkeypatch):
+    """Guards against measuring it again: on another machine it would differ."""
+    run(*TINY, "--steps", 1, "--pass_at", 0, "--out", tmp_path / "r")
+    final = read_json(tmp_path / "r" / "final.json")
+    (tmp_path / "r" / "final.json").unlink()
+    monkeypatch.setattr(train, "evaluate", lambda *_: pytest.fail("measured again"))
+    run("--resume", tmp_path / "r")
+    assert read_json(tmp_path / "r" / "final.json") == final
+
+
 def test_only_heldout_puzzles_are_measured(tmp_path, monkeypatch):
     """Guards against a pass@k of equal responses."""
     asked = []

@@ -27,7 +27,7 @@ from grpo import LOSS_NORMS, compare, update
 from methods import MITIGATIONS
 from plumbing.optimizer import Optimizer
 from plumbing.progress import one_sentence
-from qwen2_model import Qwen2, read_config
+from qwen2_model import Qwen2, parse_config
 from rollout import Policy, token_batch
 from sampler import KVCache, fast_cache, generate
 from train import Settings
@@ -94,7 +94,7 @@ def forward(w, tokens):
     return np.log(softmax(logits))
 
 
-def response_logprobs(w, response):
+def logprobs_by_hand(w, response):
     """log pi of each token of a response: what the position before it predicts."""
     log_probs = forward(w, PROMPT + response)[len(PROMPT) - 1 : -1]  # (L, 9)
     return log_probs[np.arange(len(response)), response]
@@ -120,7 +120,7 @@ def finite_differences(loss, w):
 def make_policy(plain):
     """A model with random weights, in float64. plain: see train.py's flag."""
     torch.manual_seed(0)
-    model = Qwen2(read_config(CONFIG)).double()
+    model = Qwen2(parse_config(CONFIG)).double()
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.5)
     return Policy(model, TinyTokenizer(), countdown_task, plain=plain)
@@ -131,7 +131,7 @@ def weights_of(model):
     return {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
 
 
-def rollout(policy):
+def sample_both(policy):
     """Sample two responses, with random numbers chosen so that they are RIGHT and WRONG.
 
     A token is drawn where its random number falls among the cumulative probabilities, so the middle of a token's
@@ -152,9 +152,9 @@ def walk(method, plain=True):
     """Yield (what it is, by the code, by hand) for every number of the step and of the second update."""
     policy = make_policy(plain)
     before = weights_of(policy.model)
-    batch = rollout(policy)
+    batch = sample_both(policy)
     yield "tokens, 0 is padding after the end", batch.tokens, [RIGHT, WRONG + [0, 0]]
-    old = [response_logprobs(before, response) for response in (RIGHT, WRONG)]
+    old = [logprobs_by_hand(before, response) for response in (RIGHT, WRONG)]
     yield "log-probs while sampling", batch.logprob[batch.mask], np.concatenate(old)
     yield "rewards: 0.1 for the format, 1 for the answer", batch.reward, [0.1 + 1, 0.1 + 0]
 
@@ -166,11 +166,12 @@ def walk(method, plain=True):
     A = 0.5 / 0.5001
     # outcome_conditional: 0.5 before <answer>, where only </think> is, and 1 from there on; rescaled, so that the mean
     # of a response's weights is 1.
-    by_token = {"none": ([1] * 7, [1] * 5),
-                "outcome_conditional": ([0.5 * 7 / 6.5] + [7 / 6.5] * 6, [0.5 * 5 / 4.5] + [5 / 4.5] * 4)}[method]
-    by_hand = [A * np.array(by_token[0]), -A * np.array(by_token[1])]
+    right, wrong = {
+        "none": ([1] * 7, [1] * 5),
+        "outcome_conditional": ([0.5 * 7 / 6.5] + [7 / 6.5] * 6, [0.5 * 5 / 4.5] + [5 / 4.5] * 4)}[method]
+    by_hand = [A * np.array(right), -A * np.array(wrong)]
     yield "credit per token", credit, np.array([by_hand[0], [*by_hand[1], 0, 0]])
-    # One over: all 12 tokens; two responses times their own 7 or 5 tokens; two responses times the limit of 8.
+    # 1 / all 12 tokens; 1 / (2 responses * own 7 or 5 tokens); 1 / (2 responses * limit of 8).
     for name, shares in {"token": (1 / 12, 1 / 12), "sequence": (1 / 14, 1 / 10), "constant": (1 / 16, 1 / 16)}.items():
         share = LOSS_NORMS[name](batch.mask, SETTINGS)[:, 0]
         yield f"each token's share of the loss, --loss_norm {name}", share, shares
@@ -179,7 +180,7 @@ def walk(method, plain=True):
         """Minus the mean over the 12 tokens of the clipped objective."""
         total = 0
         for response, o, c in zip((RIGHT, WRONG), old, by_hand):
-            ratio = np.exp(response_logprobs(w, response) - o)
+            ratio = np.exp(logprobs_by_hand(w, response) - o)
             total += np.minimum(ratio * c, ratio.clip(0.98, 1.02) * c).sum()
         return -total / 12
 
@@ -188,7 +189,7 @@ def walk(method, plain=True):
     for number in (1, 2):
         w = weights_of(policy.model)
         gradient = finite_differences(loss, w)
-        ratios = np.concatenate([np.exp(response_logprobs(w, r) - o) for r, o in zip((RIGHT, WRONG), old)])
+        ratios = np.concatenate([np.exp(logprobs_by_hand(w, r) - o) for r, o in zip((RIGHT, WRONG), old)])
         clipped = np.where(np.concatenate(by_hand) > 0, ratios > 1.02, ratios < 0.98)
         measured = update(policy, optimizer, batch, credit, SETTINGS)
         prefix = f"update {number}: "
@@ -222,7 +223,7 @@ def test_the_second_update_is_off_policy_and_clipped():
 
 @one_sentence()
 def main():
-    """Print every number twice."""
+    """Print every number by the code and by hand; of many, the largest difference."""
     torch.set_printoptions(precision=4, sci_mode=False)
     np.set_printoptions(precision=4, suppress=True, linewidth=100)
     for what, ours, by_hand in walk("none"):
