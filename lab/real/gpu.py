@@ -1,7 +1,8 @@
 """The runs of a pretrained model on a GPU that is lent for some minutes: several at a time, and small files come back.
 
-They are those of part `words` (designs.md, section 3) that have no row yet, in the order of their seeds. Before them,
-the run of part `first` makes one update at a learning rate of 0: unless its gradient is finite, nothing else begins.
+They are those of part `words` (designs.md, section 3) that have no row yet, in the order of their seeds. At each call
+the run of part `first` comes before them, one update at a learning rate of 0: unless its gradient is finite, nothing
+else begins.
 Each run is a process of its own, so one that fails costs only itself. None begins that would not end in time, and none
 outlives the limit. The same command goes on with what is left.
 

@@ -107,16 +107,14 @@ def draw_successes(levels: Levels, file: Path) -> None:
 
 def draw_perfect(small: dict[str, list[Run]], file: Path) -> None:
     """Area by the accuracy of the credit, of arms with several seeds."""
-    groups = at_rates({label: group for label, group in select(small, "oracle").items() if len(group.rows) > 1})
-    rate = min(rate for _, rate in groups)  # RLOO's; the other one is 1.4 times it
+    groups = {name: group for (name, _), group in at_rates(select(small, "oracle")).items()}  # they share their rate
     figure, (axis,) = new_figure(1, 4.2)
     for name, where in tables.read_accuracy().items():
-        if (name, rate) in groups:
-            area = t_estimate(100 * groups[name, rate].values("area"))
-            across, up = ([[e.value - e.low], [e.high - e.value]] for e in (where, area))
-            axis.errorbar(where.value, area.value, xerr=across, yerr=up, fmt="o", color=PALETTE[0])
-            axis.annotate(tables.MEASURED[name], (where.value, area.value), textcoords="offset points", xytext=(6, 6))
-    many = t_estimate(100 * groups[MORE_ANSWERS, rate].values("area"))
+        area = t_estimate(100 * groups[name].values("area"))
+        across, up = ([[e.value - e.low], [e.high - e.value]] for e in (where, area))
+        axis.errorbar(where.value, area.value, xerr=across, yerr=up, fmt="o", color=PALETTE[0])
+        axis.annotate(tables.MEASURED[name], (where.value, area.value), textcoords="offset points", xytext=(6, 6))
+    many = t_estimate(100 * groups[MORE_ANSWERS].values("area"))
     axis.axhspan(many.low, many.high, color=GREY, alpha=0.3, lw=0)
     axis.axhline(many.value, color=GREY, label="RLOO with 45 responses")
     axis.legend(loc="lower right")

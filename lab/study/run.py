@@ -1,6 +1,6 @@
 """The study: does better credit learn faster? Methods and hyper-parameters over seeds, each run a plain train.py.
 
-    python -m lab.study.run                                 everything, in the order of PARTS: two days, two cores
+    python -m lab.study.run                                 the toys, in the order of PARTS: two days, two cores
     python -m lab.study.run --parts main --levels easy      the main table: five or ten seeds
     python -m lab.study.run --list                          the commands that are left, for Slurm, parallel or Ray
     python -m lab.study.run --device cuda                   on a GPU, which runs of many responses gain from
@@ -13,7 +13,7 @@ lab/study/runs.csv, for a pretrained model (lab/real/weights.py) of lab/real/run
 same command resumes an interrupted study, on another machine too; a run that was killed resumes from its last saved
 state. Seeds are the outer loop, so that the rows compare all methods on the same seeds at any time. A finished run
 loses its credit/ (24 MB) and its state unless --keep. While a program measures speed (lab/quiet.py) all runs pause.
-Linux and macOS only.
+The runs of a pretrained model (parts first, words and laptop) have to be named. Linux and macOS only.
 
 `easy` is the bundled default. `hard` has only puzzles that a single sequence of steps solves, and allows more tokens.
 `small` is a model with a fifth of the parameters. `latin` and `math` are other tasks (predictions.md).
@@ -250,10 +250,12 @@ def settle(e: Experiment, code: int, keep: bool) -> str:
 
 
 def seconds(e: Experiment, done: list[dict]) -> float:
-    """What a run takes: a fifth more, for evaluation, than its other seeds, else its level, else all rows did."""
+    """What a run takes: a fifth more, for evaluation, than its other seeds did, else its level, else all rows; else 0.
+    """
     same = [row for row in done if row["run"].rpartition("-seed")[0] == e.name.rpartition("-seed")[0]]
     level = [row for row in done if row["level"] == e.level]
-    return 1.2 * float(np.mean([float(row["seconds"]) for row in same or level or done]))
+    known = same or level or done
+    return 1.2 * float(np.mean([float(row["seconds"]) for row in known])) if known else 0.0
 
 
 def progress(experiments: list[Experiment], processes: int) -> str:
@@ -274,8 +276,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = new_parser(description=__doc__, usage="python -m lab.study.run [--flag value ...]")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    for name, choices in (("parts", PARTS), ("levels", LEVELS), ("methods", MITIGATIONS)):
-        parser.add_argument(f"--{name}", nargs="+", choices=list(choices), default=list(choices),
+    toys = [part for part, runs in PARTS.items() if not any(level in PRETRAINED for level, *_ in runs)]
+    for name, choices, default in (("parts", PARTS, toys), ("levels", LEVELS, LEVELS),
+                                   ("methods", MITIGATIONS, MITIGATIONS)):
+        parser.add_argument(f"--{name}", nargs="+", choices=list(choices), default=list(default),
                             help=f"only these, of: {', '.join(choices)}", metavar=name.upper())
     parser.add_argument("--processes", type=int, default=cores, help=f"runs at a time (default: the {cores} cores)")
     parser.add_argument("--hours", type=float, default=math.inf, help="stop after that time (default: never)")

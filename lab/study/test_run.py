@@ -244,6 +244,7 @@ def test_the_eta_by_hand(place):
     assert study.progress(todo, 2) == "0/3 runs done, ETA 0 h 27 min"
     rows = list(study.done_runs().values())
     assert study.seconds(todo[0]._replace(level="hard", flags="ppo"), rows) == pytest.approx(1.2 * 300)
+    assert study.seconds(todo[0], []) == 0  # so that --hours may begin, although nothing is known
 
 
 def test_the_list_is_what_is_left(place, call, capsys):
