@@ -1,7 +1,7 @@
 """What a step's gradient is made of, and which method's is noisy or biased.
 
-Is the gradient of a group of rank 2? See rank.py. Which baseline, and which method, has the least noise and bias, and
-how much of the gradient cancels? See noise.py.
+Is the gradient of a group of rank 2? See rank.py. Which baseline, and which method, has the least noise and bias? See
+noise.py.
 
 Run it:  python -m lab.gradients.measure        within a quarter of an hour
 """
@@ -11,7 +11,7 @@ from typing import Iterator
 import numpy as np
 
 from countdown_task import generate_puzzles
-from lab.gradients.noise import method_gradients, table_baseline, table_methods, table_washout
+from lab.gradients.noise import method_gradients, table_baseline, table_methods
 from lab.gradients.rank import SIZES, by_success, draw_ranks, group_spectra, tables_rank
 from lab.heads import LIMIT, find_heads, sample
 from lab.updates import credit_gradients
@@ -48,8 +48,7 @@ def measure(model: str, out: Path) -> list[Table]:
     norms = np.array([g.double().square().sum() for g in credit_gradients(batch, batch.mask.float()[None], 1)])
     success, norms = (x.reshape(len(puzzles), max(SIZES)) for x in (batch.success.double().numpy(), norms))
     return [*tables_rank(group_spectra(batch)), table_baseline(success, norms),
-            table_methods(method_gradients(independent_batches(policy))),
-            table_washout(sample(policy, puzzles, 8, (0, 1)))]
+            table_methods(method_gradients(independent_batches(policy)))]
 
 
 @one_sentence()

@@ -1,13 +1,9 @@
-"""How noisy and how biased is a gradient estimate, by baseline and by method, and how much of it cancels?
+"""How noisy and how biased is a gradient estimate, by baseline and by method?
 
 The policy gradient of a group is the sum of (r - b) g_i, with g_i the gradient of response i's log-prob. Any baseline b
 that does not see the response itself leaves its expectation as it is and changes its noise. A method that gives tokens
 other credit may be biased as well. Its gradients on independent batches say both, because products of *different*
 batches estimate inner products of expectations without the bias that noise would cause.
-
-A token's gradient can be large and still change nothing, where other tokens pull the other way. So beside the size of
-the gradients of a kind of token stands the size of their sum: wash-out = |sum of gradients| / sum of |gradients|, 1
-where all pull in one direction.
 
 Run it:  python -m lab.gradients.measure
 """
@@ -24,11 +20,8 @@ from lab.gradients.rank import SIZES, products
 from lab.heads import fitted_methods
 from lab.statistics import bootstrap, centred, correlate, jackknife, share
 from lab.updates import credit_gradients
-from plumbing.progress import follow
 from plumbing.report import Table
-from qwen2_model import take
 from rollout import TokenBatch
-from tasks.text import ROLES
 
 METHODS = fitted_methods(countdown_task)
 
@@ -114,33 +107,3 @@ def table_methods(gradients: Tensor) -> Table:
         "different batches, so that noise does not shrink it; empty where noise hides the signal. Jackknife 95% "
         "intervals."),
         ["method", "signal to noise", "cosine, corrected"], rows)
-
-
-def token_norms(batch: TokenBatch) -> Tensor:
-    """The norm (B, T) of the gradient of each token's log-prob over all parameters, 0 on padding."""
-    model, lengths, norms = batch.ask.policy.model, batch.mask.sum(1).tolist(), torch.zeros_like(batch.logprob)
-    for i, L in follow("gradients of single tokens", [*enumerate(lengths)]):
-        prompt, tokens = batch.ask.prompts[int(batch.group[i])], batch.tokens[i, :L]
-        row = torch.cat((torch.tensor(prompt), tokens))[None]  # (1, P + L)
-        logits = model(row)[0, len(prompt) - 1 : -1, : model.real_vocab]  # (L, V)
-        for t, logprob in enumerate(take(logits.log_softmax(-1), tokens)):
-            parts = torch.autograd.grad(logprob, list(model.parameters()), retain_graph=True)
-            norms[i, t] = sum(g.square().sum() for g in parts).sqrt()
-    return norms
-
-
-def table_washout(batch: TokenBatch) -> Table:
-    """Size and sum of the gradients of each kind of token, with GRPO's credit."""
-    kinds = {"all": batch.mask} | {role: (batch.role == i) & batch.mask for i, role in enumerate(ROLES)}
-    kinds, A = {name: use for name, use in kinds.items() if use.any()}, batch.advantage[:, None]  # A (B, 1)
-    where = torch.stack(list(kinds.values()))  # (M, B, T)
-    size = (where * (A.abs() * token_norms(batch)).double()).sum((1, 2))  # (M,)
-    sums = sum(credit_gradients(batch, where * A, len(batch.text) // len(batch.puzzles)))  # (M, P)
-    norm, share = sums.double().norm(dim=1), where.sum((1, 2)) / batch.mask.sum()  # (M,) each
-    columns = zip(share, size / size[0], norm / norm[0], norm / size)
-    rows = [[name, f"{a:.1%}", f"{b:.1%}", f"{c:.2f}", f"{d:.3f}"] for name, (a, b, c, d) in zip(kinds, columns)]
-    return Table("Wash-out", (
-        f"GRPO's credit on {len(batch.text)} responses. Size: the sum of the norms of the tokens' gradients, as a "
-        "share of that of all. Sum: the norm of their sum, over that of all. Wash-out: sum over size, in the same "
-        "unit."),
-        ["tokens", "share of tokens", "size", "sum", "wash-out"], rows)

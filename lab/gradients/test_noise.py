@@ -1,4 +1,4 @@
-"""Noise, bias and wash-out: baselines by loops, estimates by definition, gradients by plain autograd."""
+"""Noise and bias: baselines by loops, estimates by definition, gradients by plain autograd."""
 import itertools
 import math
 import re
@@ -105,21 +105,3 @@ def test_method_gradients_are_what_training_applies(tokenizer, random_model, exa
         prompts = [batch.ask.prompts[g] for g in batch.group.tolist()]
         logprob = plain_logprobs(random_model, prompts, batch.tokens, batch.mask)
         torch.testing.assert_close(found[-1, i], flat_gradient(random_model, (weight * logprob).sum()))
-
-
-def test_wash_out_by_hand(random_model, tokenizer, exact):
-    """Guards against the norm of each response's sum, another unit above than below, and padding as a token."""
-    batch = draw(random_model, tokenizer, (6, 2, 5, 6, 4, 6))
-    batch.advantage = torch.tensor([1.0, -0.5, 0.0, 2.0, -1.0, 0.3])
-    batch.role = torch.arange(6).expand(batch.mask.shape) % 3 * batch.mask
-    rows = {name: row for name, *row in noise.table_washout(batch).rows}
-    prompts = [batch.ask.prompts[q] for q in batch.group.tolist()]
-    logprob = plain_logprobs(random_model, prompts, batch.tokens, batch.mask) * batch.advantage[:, None]
-    every = torch.stack([flat_gradient(random_model, x) for x in logprob[batch.mask]])  # (N, P)
-    role = batch.role[batch.mask].numpy()
-    for name, use in {"all": role >= 0, "filler": role == 0, "structure": role == 2}.items():
-        sum_of_norms, norm_of_sum = every[use].norm(dim=1).sum(), every[use].sum(0).norm()
-        share, of_size, of_sum, washed = rows[name]
-        assert share == f"{use.mean():.1%}" and of_size == f"{sum_of_norms / every.norm(dim=1).sum():.1%}"
-        assert of_sum == f"{norm_of_sum / every.sum(0).norm():.2f}"
-        assert float(washed) == pytest.approx((norm_of_sum / sum_of_norms).item(), abs=1e-3)
