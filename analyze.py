@@ -24,12 +24,12 @@ from pathlib import Path
 
 import numpy as np
 
+from plumbing.comparison import Group, Run, comparison_warnings, group_runs, labels, run_method, shared_settings
 from plumbing.progress import fail, follow, one_sentence
 from plumbing.report import (GREY, MIN_RESPONSES, PALETTE, Estimate, Table, bins, clustered_mean, code_span,
-                             csv_rows, draw_blocks, interval, mean_height, new_figure, plt, pm, ratio, save_figure,
+                             csv_rows, draw_blocks, mean_height, new_figure, plt, pm, ratio, save_figure,
                              spread_within, t_estimate, t_statistics, visible, write_csv)
-from plumbing.runs import (Group, Run, comparison_warnings, group_runs, heldout, is_finished, labels, read_config,
-                           read_credit, read_final, read_metrics, run_method, sampled_puzzles, shared_settings)
+from plumbing.runs import heldout, is_finished, read_config, read_credit, read_final, read_metrics, sampled_puzzles
 from plumbing.tokenizer import Tokenizer
 from tasks.text import ANSWER, END_ANSWER, END_THINK, ROLES, TAGS, format_reward
 
@@ -458,11 +458,12 @@ def draw_curves(groups: list[Group], file: Path) -> None:
     for i, group in enumerate(groups):
         curves, colour = [row["curve"] for row in group.rows.values()], PALETTE[i % len(PALETTE)]
         steps = sorted(set.intersection(*map(set, curves)))
-        mean, half = np.array([interval([curve[step] for curve in curves]) for step in steps]).T  # (steps,) each
+        estimates = [t_estimate([curve[step] for curve in curves]) for step in steps]
+        mean, low, high = np.array([(e.value, e.low, e.high) for e in estimates]).T  # (steps,) each
         style = ("-", "--", ":", "-.")[i // len(PALETTE) % 4]
         axis.plot(steps, mean, style, color=colour, marker="os^D"[i % 4],
                   label=f"{method_name(group.label)}, seeds: {len(curves)}")
-        axis.fill_between(steps, mean - half, mean + half, color=colour, alpha=0.25 if len(groups) < 4 else 0.1, lw=0)
+        axis.fill_between(steps, low, high, color=colour, alpha=0.25 if len(groups) < 4 else 0.1, lw=0)
         for curve in curves if len(groups) == 1 else []:
             axis.plot(steps, [curve[step] for step in steps], color=colour, lw=0.6, alpha=0.6)
     title = method_name(groups[0].label) if len(groups) == 1 else "Held-out success"

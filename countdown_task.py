@@ -36,10 +36,10 @@ from typing import Iterable, NamedTuple
 
 import numpy as np
 
-from plumbing.files import read_rows
 from plumbing.progress import one_sentence
 from tasks.arithmetic import (Calculation, CalculationSpan, check_calculations, derivations, expression,
                               find_calculations, reachability)
+from tasks.data import read_rows
 from tasks.searches import KNOWN, demonstrate  # noqa: F401  what a start model imitates
 from tasks.text import FRACTION, fingerprint, format_reward, graded_answer, without_latex
 from tasks.text import roles, sentence_starts  # noqa: F401  parts of this task that all tasks about numbers share

@@ -8,21 +8,20 @@ from torch import Tensor
 from mitigations import gae, grpo, is_last_token, reweighting, token_credit, z_score
 from plumbing.registry import quotient, require
 from rollout import TokenBatch, by_group
+from tasks.arithmetic import CalculationSpan
 from tasks.text import STRUCTURE, anchors
 
 
-def written_calculations(batch: TokenBatch, i: int) -> list[tuple]:
-    """The S calculations written in response i: the spans of its parts, and whether it is right."""
-    return batch.task.calculations(batch.text[i], batch.puzzles[batch.group[i]])
-
-
-def calculation_masks(batch: TokenBatch, i: int, written: list[tuple]) -> Tensor:
-    """The tokens (S, T) bool of each of the S calculations written in response i."""
-    position = torch.from_numpy(anchors(batch.text[i], batch.spans[i]))  # (L,) each token's deciding character
-    masks = torch.zeros(len(written), batch.mask.shape[1], dtype=torch.bool)  # (S, T)
-    for row, (span, _) in zip(masks, written):
-        row[: len(position)] = (position >= span.a[0]) & (position < span.result[1])
-    return masks.to(batch.mask.device)
+def written_calculations(batch: TokenBatch, i: int) -> list[tuple[Tensor, CalculationSpan, bool]]:
+    """Each calculation written in response i: its tokens (T,) bool, the spans of its parts, and whether it is right."""
+    # Each token's deciding character:
+    position = torch.from_numpy(anchors(batch.text[i], batch.spans[i])).to(batch.mask.device)  # (L,)
+    found = []
+    for span, right in batch.task.calculations(batch.text[i], batch.puzzles[batch.group[i]]):
+        tokens = torch.zeros_like(batch.mask[i])  # (T,)
+        tokens[: len(position)] = (position >= span.a[0]) & (position < span.result[1])
+        found.append((tokens, span, right))
+    return found
 
 
 @token_credit(from_advantage=True, needs=("calculations",))
@@ -39,7 +38,7 @@ def reward_decomposition(batch: TokenBatch, weights: str = "0.1,0.3,1", stepwise
         a, b, c = map(float, weights.split(","))
     except ValueError:
         raise ValueError("--weights must be three numbers, as in 0.1,0.3,1") from None
-    verdicts = [torch.tensor([right for _, right in written_calculations(batch, i)], dtype=torch.float32)
+    verdicts = [torch.tensor([right for *_, right in written_calculations(batch, i)], dtype=torch.float32)
                 for i in range(len(batch.text))]  # B tensors (S,)
     share = torch.stack([v.sum() / max(len(v), 1) for v in verdicts]).to(batch.reward.device)  # (B,) 0 without any
     process, format, answer = (z_score(by_group(batch, r)[..., None]).view(-1, 1)
@@ -58,17 +57,16 @@ def calculation_advantage(batch: TokenBatch, verdicts: list[Tensor]) -> Tensor:
         if len(verdict):
             group = torch.cat(verdicts[i // G * G : i // G * G + G])  # all calculations of the group
             z = ((verdict - group.mean()) / (group.std(correction=0) + 1e-4)).to(advantage.device)  # (S,)
-            for tokens, value in zip(calculation_masks(batch, i, written_calculations(batch, i)), z):
+            for (tokens, *_), value in zip(written_calculations(batch, i), z):
                 advantage[i, tokens] = value
     return advantage
 
 
 def calculation_ends(batch: TokenBatch) -> tuple[Tensor, Tensor]:
-    """1 at the last token of each calculation, and of each that is true and uses available numbers: (B, T), (B, T)."""
+    """Two of (B, T): 1 at the last token of each calculation; the same where it is true and its numbers available."""
     ends, true = torch.zeros_like(batch.logprob), torch.zeros_like(batch.logprob)  # (B, T) each
     for i in range(len(batch.text)):
-        written = written_calculations(batch, i)
-        for tokens, (_, right) in zip(calculation_masks(batch, i, written), written):
+        for tokens, _, right in written_calculations(batch, i):
             last = tokens.nonzero()[-1:, 0]  # (1,), or (0,) where no token is its own
             ends[i, last], true[i, last] = 1.0, float(right)
     return ends, true
@@ -119,9 +117,7 @@ def regrade_ablation(batch: TokenBatch, tokens: bool = False) -> Tensor:
         if tokens:
             parts = [(t, start, stop) for t, (start, stop) in enumerate(spans)]
         else:
-            written = written_calculations(batch, i)
-            parts = [(where, span.a[0], span.result[1])
-                     for where, (span, _) in zip(calculation_masks(batch, i, written), written)]
+            parts = [(where, span.a[0], span.result[1]) for where, span, _ in written_calculations(batch, i)]
         puzzle = batch.puzzles[batch.group[i]]
         reward = batch.task.grade(text, puzzle)["reward"]
         for where, start, stop in parts:  # where: a mask of tokens, or one of them
@@ -135,13 +131,10 @@ def first_error(batch: TokenBatch, alpha: float = 0.5, solver: bool = False) -> 
 
     From the error on, s is 0. mean s averages the responses of the group, each by its own mean.
 
-    The paper asks a model where the first error is. Here the task tells: it is the first calculation that is false or
-    uses a number that is not there; failing that, the answer, and failing that, the last token. With solver=True it
-    is the first operand, operator or result after which no solution is left: in `5 - 3 = 2` the 5, if no solution
-    subtracts anything from it.
-
-    (The paper can also end the rewarded prefix some tokens early, so that inflating it does not pay. Written from its
-    abstract and from a summary of its equations.)
+    The paper asks a model where the first error is. Here it is the first calculation that is false or uses a number
+    that is not there, else the answer, else the last token; with solver=True the first operand, operator or result
+    after which no solution is left: in `5 - 3 = 2` the 5, if no solution subtracts anything from it. (Written from the
+    paper's abstract and a summary of its equations.)
     """
     require(0 <= alpha <= 1, "--alpha must be between 0 and 1")
     column = torch.arange(batch.mask.shape[1], device=batch.mask.device)  # (T,)
@@ -157,10 +150,10 @@ def error_column(batch: TokenBatch, i: int, solver: bool) -> int:
     text, written = batch.text[i], written_calculations(batch, i)
     if solver:
         within_reach = batch.task.reachable(text, batch.puzzles[batch.group[i]])  # (S, 5) before and after each part
-        starts = [part[0] for (parts, _), row in zip(written, within_reach)
+        starts = [part[0] for (_, parts, _), row in zip(written, within_reach)
                   for part, before, after in zip(parts, row, row[1:]) if before and not after]
     else:
-        starts = [parts.a[0] for parts, right in written if not right]
+        starts = [parts.a[0] for _, parts, right in written if not right]
     places = anchors(text, batch.spans[i])  # (L,) the character that classifies each token
     in_answer = batch.in_answer[i, : len(places)].cpu().numpy()  # (L,)
     answer = places[in_answer][0] if in_answer.any() else len(text)
@@ -176,18 +169,18 @@ def causal_ablation(batch: TokenBatch) -> Tensor:
     0, when the calculation is hidden from all later tokens (its keys are masked, positions stay); max drop is the
     largest in the response. A response without an answer, or without a calculation before it, gets plain GRPO.
     """
-    masks = [calculation_masks(batch, i, written_calculations(batch, i)) & ~batch.in_answer[i]
-             for i in range(len(batch.text))]  # B of (S, T)
-    hide = [m[m.any(1)] if batch.in_answer[i].any() else m[:0] for i, m in enumerate(masks)]  # B of (S', T)
-    # Each response as often as it hides a calculation: counts 2, 0, 1 give rows 0, 0, 2.
-    rows = torch.repeat_interleave(torch.tensor([len(h) for h in hide])).to(batch.mask.device)  # (N,)
-    if not len(rows):
+    before = [(i, tokens & ~batch.in_answer[i]) for i in batch.in_answer.any(1).nonzero()[:, 0].tolist()
+              for tokens, *_ in written_calculations(batch, i)]  # responses with an answer, calculations outside of it
+    hidden = [(i, tokens) for i, tokens in before if tokens.any()]  # N
+    if not hidden:
         return torch.ones_like(batch.logprob)
+    rows = torch.tensor([i for i, _ in hidden], device=batch.mask.device)  # (N,) a response as often as it hides one
+    hide = torch.stack([tokens for _, tokens in hidden])  # (N, T)
     weight = torch.where(batch.in_answer, 1.5, 0.5)  # (B, T)
-    fall = batch.logprob[rows] - batch.ask.logprob_without(rows, torch.cat(hide))  # (N, T)
+    fall = batch.logprob[rows] - batch.ask.logprob_without(rows, hide)  # (N, T)
     drop = (fall * batch.in_answer[rows]).sum(1).clamp(min=0)  # (N,)
     largest = torch.zeros_like(batch.advantage).scatter_reduce(0, rows, drop, "amax")[rows]  # (N,) in its response
-    for i, tokens, share in zip(rows, torch.cat(hide), quotient(drop, largest)):
+    for i, tokens, share in zip(rows, hide, quotient(drop, largest)):
         weight[i, tokens] = 0.5 + 0.5 * share
     defined = torch.zeros_like(batch.ended).index_fill(0, rows, True)  # (B,)
     return torch.where(defined[:, None], weight, 1.0)

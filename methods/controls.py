@@ -1,4 +1,4 @@
-"""Controls, to compare with: credit from noise, another method's weights reversed or shuffled, some of the responses.
+"""Controls, to compare with: credit from noise, another method's reversed or shuffled, that of some responses.
 
 Beside them stands `expert_iteration`, which compares no response with others.
 
@@ -64,7 +64,7 @@ def expert_iteration(batch: TokenBatch) -> Tensor:
 
 @token_credit(from_advantage=True)
 def share(batch: TokenBatch) -> Tensor:
-    """credit = A n / kept on a random part of the responses, else 0: as many as are right, as a control (ours).
+    """credit = A n / kept on `kept` random responses, else 0: as many as are right, a control (ours).
 
     Of the n responses whose A is not 0, a random `kept` are trained on: as many as are right in the step, at most n. So
     an update costs about what one of `expert_iteration` does. With --advantage rloo the expected update is RLOO's,

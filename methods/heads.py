@@ -1,12 +1,10 @@
 """Small heads on the model's hidden states: the critics, and the one that learns which tokens are important.
 
-The critic predicts, before each token, the response's reward. A token that raises the expected reward deserves credit:
-that is what a critic is for. The credit functions `ppo`, `ppo_process` and `value_change` need one. How it differs
-from PPO's usual critic (arXiv 1707.06347):
+The critic predicts, before each token, the response's reward: `ppo`, `ppo_process` and `value_change` give credit by
+it. How it differs from PPO's usual critic (arXiv 1707.06347):
 1. It has no transformer of its own. It reads the policy's last hidden states, and no gradient flows back into them.
-2. Its target at every token is the reward of the whole response. If targets were made of the critic's own estimates,
-   the reward, which comes at the last token, would need many training steps to reach the first one. (In the terms of
-   generalized advantage estimation, 1506.02438: lambda = 1.)
+2. Its target at every token is the reward of the whole response: generalized advantage estimation (1506.02438) with
+   lambda = 1. From targets of its own estimates the reward, at the last token, would take many steps to the first.
 3. It predicts the values of a batch before it learns from that batch. So no value has seen its own reward.
 
 The process critic, for `ppo_process`, predicts how many true calculations follow. The importance head, for
@@ -142,8 +140,7 @@ HEADS = {"process_critic": partial(Critic, target=calculations_ahead), "importan
 
 def save_head(name: str, head: Critic | Importance, folder: Path) -> None:
     """Write the weights of a head beside the model's."""
-    tensors = {name: tensor.contiguous() for name, tensor in head.state_dict().items()}
-    replace_file(folder / f"{name}.safetensors", lambda part: save_file(tensors, part))
+    replace_file(folder / f"{name}.safetensors", lambda part: save_file(head.state_dict(), part))
 
 
 def load_head(name: str, folder: str | Path, model: Qwen2) -> Critic | Importance:

@@ -1,4 +1,4 @@
-"""Weights from what the sampler recorded of each token: its role, its probability, its entropy.
+"""Weights from what is known of each token: its role, its probability, its entropy.
 
 Run it:  python train.py --mitigation entropy_ratio --advantage rloo
 """

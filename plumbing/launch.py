@@ -1,4 +1,4 @@
-"""What stands before the first step of a run: checks of settings and puzzles, in one sentence each.
+"""Checks before the first step of a run: what can't work is refused in one sentence.
 
 A first reading can skip it. `s` is the Settings of train.py.
 """
@@ -52,7 +52,7 @@ def with_model(s: Any) -> Any:
 
 
 def lacking(needs: tuple[str, ...], task: ModuleType, heads: Iterable[str]) -> list[str]:
-    """What a credit function needs of the task and does not find there."""
+    """What a credit function needs that is neither a head, nor the reference, nor a function of the task."""
     return [need for need in needs if need not in heads and need != "reference" and not hasattr(task, need)]
 
 

@@ -20,9 +20,10 @@ COLUMNS = ["step", "reward", "success", "format", "length", "truncated", "entrop
            "kl", "zero_variance_groups", "tokens_sampled", "tokens_read", "tokens_updated", "seconds",
            "tokens_per_second", "credit_checksum", "heldout_success", "heldout_stderr", "critic_loss",
            "explained_variance"]  # of metrics.csv
+# The columns of credit/step-*.npz.
 CREDIT_LOG = {"step": np.int32, "response": np.uint16, "group": np.uint16, "position": np.uint16, "token": np.int32,
               "logprob": np.float32, "entropy": np.float32, "logit_grad": np.float32, "advantage": np.float32,
-              "credit": np.float32, "reward": np.float32, "role": np.int8, "in_answer": np.int8}  # its columns
+              "credit": np.float32, "reward": np.float32, "role": np.int8, "in_answer": np.int8}
 
 
 def share(part: float, whole: float) -> float | None:
@@ -64,7 +65,7 @@ def standard_error(values: np.ndarray) -> float:
 
 
 class UpdateLog:
-    """Collects, over the updates on one batch, what metrics.csv says of them."""
+    """What metrics.csv says of the updates on one batch."""
 
     def __init__(self, batch: Any, reference_logprob: Tensor | None, divergence: Callable[[Tensor, Tensor], Tensor]):
         """reference_logprob (B, T): None without a KL penalty. divergence: k3."""

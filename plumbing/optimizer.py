@@ -10,6 +10,8 @@ from plumbing.files import check_tensors
 from plumbing.processes import sum_over_processes
 from plumbing.vocabulary import LARGE
 
+OF_VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")  # matrices with a row for each token
+
 
 def learning_rate(s: Any, step: int) -> float:
     """AdamW's learning rate in a step, from 1 on; `s` is the Settings of train.py.
@@ -25,7 +27,7 @@ def learning_rate(s: Any, step: int) -> float:
 class Optimizer:
     """AdamW (1711.05101) on a model's weights, or on separate master weights in float32.
 
-    measure_change says that `step` also measures how it moved the weights.
+    measure_change: step also returns how far it moved the weights, and the cosine with the step before.
 
     Weights in bfloat16 need masters: rounding would swallow a step of 1e-6. Masters and Adam's moments may also live on
     another device than the model, to save its memory: each gradient moves there as soon as it is computed.
@@ -42,7 +44,7 @@ class Optimizer:
             self.master = {name: nn.Parameter(w.detach().to(device or w.device, torch.float32))
                            for name, w in self.weights.items()}
         for name, w in self.weights.items():
-            if len(w) > LARGE:  # a matrix of a large vocabulary, whose gradients plumbing/vocabulary.py adds up
+            if name in OF_VOCABULARY and len(w) > LARGE:  # then plumbing/vocabulary.py adds up its gradients
                 w.sum_into = self.master[name]
             elif self.separate:
                 w.register_post_accumulate_grad_hook(partial(self.take_gradient, self.master[name]))

@@ -2,7 +2,7 @@
 
     torchrun --nproc_per_node 2 train.py --mitigation none
 
-Without torchrun there is one process, which works on all puzzles, and the other functions here do nothing.
+Without torchrun there is one process: it works on all puzzles, and nothing is exchanged.
 """
 import os
 import sys

@@ -16,7 +16,7 @@ REFRESH = 0.2  # where it is one
 class Progress:
     """`name: done/total, ETA`: one line that overwrites itself on a terminal, a line now and then elsewhere.
 
-    patience: for so many seconds nothing is shown. On a terminal, what is printed next overwrites the line.
+    patience: seconds in which nothing is shown; with it, on a terminal, the last line is overwritten, too.
     """
 
     def __init__(self, name: str, total: int, patience: float = 0.0):

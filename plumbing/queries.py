@@ -43,7 +43,7 @@ class Queries:
     samples: Samples  # B responses, B / Q to each puzzle
     s: Any  # the Settings
     step: int
-    continue_and_grade: Callable  # generate_and_grade of rollout.py
+    continue_and_grade: Callable  # generate_and_grade of rollout.py, which imports this file
     grade: Callable  # the task's, or a coin toss
     computed: dict = field(default_factory=dict)  # so far
 
@@ -93,8 +93,7 @@ class Queries:
 
     def generator(self, name: str) -> torch.Generator:
         """A new generator, seeded by --seed, step and name: every call returns one in the same state."""
-        key = (self.s.seed, self.step)
-        return torch.Generator().manual_seed(fingerprint(f"{name} {key}") >> 1)  # a seed has 63 bits
+        return torch.Generator().manual_seed(fingerprint(f"{name} {(self.s.seed, self.step)}") >> 1)  # 63 bits
 
     def rollout_values(self, counts: Tensor, other: bool = False) -> Tensor:
         """The mean reward (B, T) of counts (B, T) continuations of the text before each token, 0 where there are none.

@@ -77,7 +77,7 @@ def t_probability(t: float, freedom: float) -> float:
 
 @functools.cache
 def t_quantile(freedom: float, probability: float = 0.05) -> float:
-    """The t beyond which Student's distribution lies, on both sides together, with this probability; by bisection."""
+    """The t that Student's distribution exceeds in absolute value with this probability; by bisection."""
     low, high = 0.0, 1000.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -85,19 +85,11 @@ def t_quantile(freedom: float, probability: float = 0.05) -> float:
     return low
 
 
-def interval(values: np.ndarray) -> tuple[float, float]:
-    """Mean of independent values (n,), such as one per seed, and half the width of its 95% interval (Student's t)."""
-    samples = np.asarray(values, float)
-    if len(samples) < 2:
-        return float(samples.mean()), float("nan")
-    return float(samples.mean()), float(t_quantile(len(samples) - 1) * samples.std(ddof=1) / np.sqrt(len(samples)))
-
-
 def t_estimate(values: np.ndarray) -> Estimate:
-    """Mean of independent values (n,) with Student's 95% interval; NaN without values."""
-    if not len(values):
-        return Estimate(float("nan"))
-    mean, half = interval(values)
+    """Mean of independent values (n,), such as one per seed, with Student's 95% interval; NaN without values."""
+    x = np.asarray(values, float)
+    mean = float(x.mean()) if len(x) else float("nan")
+    half = float(t_quantile(len(x) - 1) * x.std(ddof=1) / np.sqrt(len(x))) if len(x) > 1 else float("nan")
     return Estimate(mean, mean - half, mean + half)
 
 
@@ -216,7 +208,8 @@ GREY = "#797979"  # of text and axes: equal contrast to white and to the dark ba
 PLUS, MINUS = "#f1a340", "#a794d0"  # of tokens above and below 0: black text is readable on both
 SHADES = LinearSegmentedColormap.from_list("credit", (MINUS, "white", PLUS))
 FONT, LETTER = "DejaVu Sans Mono", 0.60205  # comes with matplotlib; width of each of its letters in parts of its size
-LETTERS, LINE, HEADING = 84, 0.21, 10  # of coloured tokens: letters and inches of a line, points of a heading
+# Of coloured tokens: letters in a line, its height in inches, size of a heading in points.
+LETTERS, LINE, HEADING = 84, 0.21, 10
 
 plt.rcParams.update(
     dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color"), GREY)
@@ -270,8 +263,8 @@ def wrap_heading(text: str, most: int) -> list[str]:
 
 
 def leave_out_middle(texts: list[str], values: np.ndarray, head: int = 7, tail: int = 3) -> tuple[list, np.ndarray]:
-    """Tokens and their values (L,); of more than head + tail + 1 lines only the first and last, and between them a line
-    that says how many tokens it stands for, with the value 0.
+    """Tokens and their values (L,). Of a text of more than head + tail + 1 lines only the first and last remain, and
+    between them a line, with the value 0, that counts the tokens left out.
     """
     line = np.array([y for _, y, _ in place_tokens(texts, LETTERS)])  # (L,)
     start, stop = np.searchsorted(line, (head, line[-1] + 1 - tail))
@@ -313,7 +306,7 @@ def place_tokens(texts: list[str], columns: int) -> list[tuple[int, int, str]]:
 
 
 def visible(text: str) -> str:
-    """A text of as many letters in a line, each as wide as any other: what the font can't show becomes □."""
+    """The text, one letter of equal width for each: ↵ and ⇥ for line break and tab, □ for what the font lacks."""
     marks = {"\n": "↵", "\t": "⇥"}
     return "".join(marks.get(c) or (c if ord(c) in letters_of_font() and c.isprintable() else "□") for c in text)
 

@@ -50,7 +50,7 @@ def open_run(run: Path, settings: Any, hyper_parameters: dict, source: dict[str,
 
     source: program text, by name, that must be the same when the run is resumed. learners: everything that changes from
     step to step, by name; each has state_dict() and load_state_dict().
-    ValueError when the folder of a new run exists, when another process writes it, and when there is nothing to resume.
+    ValueError when the folder of a new run exists, when another process writes it, and when no step is left.
     """
     if not resume:
         first_alone(lambda: start_run(run, asdict(settings), hyper_parameters, source))
@@ -70,9 +70,8 @@ def open_run(run: Path, settings: Any, hyper_parameters: dict, source: dict[str,
 
 
 def lock(folder: Path) -> None:
-    """Make this process the only one that writes a run, until it ends; ValueError where another one writes it.
-
-    The file has the process's number.
+    """Make this process the only one that writes a run, until it ends; ValueError where another does. The file `lock`
+    has its number.
     """
     if fcntl is None:
         return

@@ -1,27 +1,16 @@
-"""Run folders read back, and the runs of a method gathered over seeds beside those of its baseline.
+"""Run folders read back.
 
 A run folder holds config.json, metrics.csv, credit/ and, once the run is finished, final.json.
 """
 import csv
-import json
 import re
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from plumbing.files import check_fields, checksum, read_arrays, read_json
 from plumbing.metrics import COLUMNS, CREDIT_LOG
-from plumbing.report import Estimate, welch
-
-# Settings in which runs may differ and still be compared: they name the run, belong to its method, or change results by
-# rounding at most, or belong to what is measured after the last step.
-# `steps` is among them so that a stopped run can be looked at; comparison_warnings tells of it.
-NO_DIFFERENCE = {"mitigation", "advantage", "normalize", "seed", "out", "steps", "eval_every", "sample_every",
-                 "checkpoint_every", "state_every", "micro_batch", "checkpoint_activations", "device",
-                 "optimizer_device", "step_length", "pass_at", "plain"}
 
 
 # --------------------------------------------------------------------------------------------------- reading
@@ -106,120 +95,3 @@ def sampled_puzzles(run: Path) -> dict[tuple[int, int], str]:
             puzzles[step, groups[step]] = found[2].replace("->", "→")
             groups[step] += 1
     return puzzles
-
-
-# ------------------------------------------------------------------------------------ runs of the same method
-
-
-class Run(NamedTuple):
-    """One run in a comparison."""
-
-    name: str
-    label: str  # method and settings: runs with the same label differ in their seed
-    setting: str  # equal for runs that share all settings but those of the method
-    is_baseline: bool  # a run of plain GRPO
-    seed: int
-    figures: dict  # what was measured; `steps` and `end` are always there
-    inputs: dict = {}  # what it read, by name, with a checksum
-    finished: bool = True
-
-
-@dataclass
-class Group:
-    """The runs of one method with the same settings, one per seed. (Not GRPO's group: the responses to one puzzle.)"""
-
-    label: str
-    rows: dict[int, dict]  # seed: figures of its run
-    baseline: "Group | None" = None  # the runs of `none` with the same settings; of `none` itself: this group
-
-    @property
-    def compared(self) -> bool:
-        """Whether there are runs of `none` to compare with, other than these."""
-        return self.baseline not in (None, self)
-
-    def values(self, figure: str) -> np.ndarray:
-        """A figure (n,) of each run."""
-        return np.array([row[figure] for row in self.rows.values()], float)
-
-    def difference(self, figure: str) -> Estimate:
-        """This method minus the baseline, with Welch's interval.
-
-        Seeds are not paired: they draw the same puzzles, but two methods' results on a seed are hardly correlated.
-        """
-        return welch(self.values(figure), self.baseline.values(figure))
-
-
-def group_runs(runs: list[Run]) -> list[Group]:
-    """Runs by method and settings: baselines first, then the others by held-out success at the end, best first.
-
-    Raises ValueError where two runs have the same label and seed.
-    """
-    groups, baselines = {}, {}
-    for run in runs:
-        group = groups.setdefault(run.label, Group(run.label, {}))
-        if run.seed in group.rows:
-            raise ValueError(f"{run.name} has the settings and the seed {run.seed} of another run: name one of them")
-        group.rows[run.seed] = run.figures
-        if run.is_baseline:
-            baselines[run.setting] = group
-    for run in runs:
-        groups[run.label].baseline = baselines.get(run.setting)
-    for group in groups.values():
-        group.rows = dict(sorted(group.rows.items()))
-    return sorted(groups.values(), key=lambda g: (g.baseline is not g, -g.values("end").mean()))
-
-
-def comparison_warnings(runs: list[Run]) -> list[str]:
-    """What keeps runs from being compared: other steps, or steps measured, no end yet, another content of an input."""
-    found, by_steps, inputs = [], {}, {}
-    for run in runs:
-        by_steps.setdefault(int(run.figures["steps"]), []).append(Path(run.name).name)
-    if len(by_steps) > 1:
-        listed = "; ".join(f"{steps} steps: {', '.join(names)}" for steps, names in sorted(by_steps.items()))
-        found.append(f"The runs have different numbers of steps, so their results are not comparable ({listed}).")
-    elif len({tuple(run.figures["curve"]) for run in runs}) > 1:
-        found.append("The runs were measured at different steps (--eval_every), so their areas are not comparable.")
-    if names := [Path(run.name).name for run in runs if not run.finished]:
-        found.append(f"Not finished, so the end is the last measurement: {', '.join(names)}.")
-    for run in runs:
-        for name, content in run.inputs.items():
-            known, of = inputs.setdefault(name, (content, run.name))
-            if content != known:
-                return [*found, f"{name} was not the same in {of} and {run.name}, so the results are not comparable."]
-    return found
-
-
-# ------------------------------------------------------------------------------------------------------ labels
-
-
-def shared_settings(config: dict) -> dict:
-    """The settings of a run that a comparison has to hold fixed."""
-    return {name: value for name, value in config["settings"].items() if name not in NO_DIFFERENCE}
-
-
-def labels(configs: list[dict]) -> list[str]:
-    """A label for each run: its method, and the settings in which the runs differ.
-
-    --normalize and the hyper-parameters of a method are named only where they differ among runs of this method.
-    """
-    methods, shared = [run_method(config) for config in configs], [shared_settings(config) for config in configs]
-    own = [config["method"] | {"normalize": config["settings"]["normalize"]} for config in configs]
-    names = []
-    for method, settings, parameters in zip(methods, shared, own):
-        same_method = [others for name, others in zip(methods, own) if name == method]
-        named = [f"{name}={settings[name]}" for name in varied(shared) if name in settings]
-        named += [f"{name}={parameters[name]}" for name in varied(same_method) if name in parameters]
-        names.append(" ".join([method, *named]))
-    return names
-
-
-def run_method(config: dict) -> str:
-    """The method of a run, with --advantage where it is not the default: `none advantage=rloo` is RLOO."""
-    advantage = config["settings"]["advantage"]
-    return config["settings"]["mitigation"] + f" advantage={advantage}" * (advantage != "grpo")
-
-
-def varied(settings: list[dict]) -> list[str]:
-    """Names of the settings whose value is not the same in all dicts that have them."""
-    names = sorted(set().union(*settings))
-    return [name for name in names if len({json.dumps(s[name]) for s in settings if name in s}) > 1]

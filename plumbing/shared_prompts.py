@@ -1,9 +1,8 @@
 """Shared prompts: each prompt is read once for all its responses, forward and backward. A first reading can skip it.
 
-Usually every row of a batch holds a prompt and one response, as in `response_logprobs` of sampler.py, which is the
-plain form of what is here. Here each prompt is a row of its own, and the responses are rows that attend to it, so that
-a prompt with G responses is computed once: an update is 2.78 times as fast. PromptCache holds the prompts' rows;
-ResponseCache and the functions after it join the two. tests/test_sampler.py holds them to transformers, and
+In the plain form, `response_logprobs` of sampler.py, a row holds a prompt and one response. Here each prompt is a row
+of its own, to which the rows of its responses attend: an update is 2.78 times as fast. PromptCache holds the prompts'
+rows; ResponseCache and the functions after it join the two. tests/test_sampler.py holds them to transformers, and
 tests/test_grpo.py the update to its plain form.
 
 Alphabet: Q prompts, G responses to each, B = Q G responses, P prompt columns, T response columns, S response columns
@@ -121,7 +120,7 @@ class ResponseCache:
 
 
 # ----------------------------------------------------------------------------------- reading finished responses
-# tokens and mask are (B, T), padded on the right. What is returned for padding means nothing; response_logprobs has 0.
+# tokens and mask are (B, T), padded on the right. What is returned for padding means nothing; shared_logprobs has 0.
 
 
 def by_length(lengths: Tensor, size: int) -> list[tuple[Tensor, int]]:
@@ -134,8 +133,7 @@ def response_states(model: Qwen2, cache: ResponseCache, tokens: Tensor, mask: Te
                     hide: Tensor | None = None) -> Tensor:
     """The last hidden state (B, T, D) that predicts each token of the responses (B, T) to the prompts in `cache`.
 
-    A prompt is read once, in a row of its own. Each response is another row, which attends to its prompt. The state
-    that predicts a token is one column before it:
+    The state that predicts a token is one column before it:
 
         column      pad  the  sky  |  is    blue        P = 3, T = 2; left of the bar lies the prompt's row,
         predicts              is   |  blue              right of it the response's

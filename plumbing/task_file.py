@@ -1,4 +1,4 @@
-"""Finds the file of a task, a name or a path to somebody's own file, and checks what its functions return."""
+"""A task's file, found by its name or a path, and checks of what its functions return."""
 import importlib
 import importlib.util
 import sys
@@ -16,7 +16,7 @@ REQUIRED = ("load", "check", "prompt", "grade", "roles", "show")  # what countdo
 def load_task(name: str) -> ModuleType:
     """The module of a task: NAME_task.py beside train.py or in tasks/, or a file, where `name` ends in .py.
 
-    ValueError where there is no such file, or where it lacks a function that every task has.
+    FileNotFoundError or ValueError where there is no such file, or where it lacks a function that every task has.
     """
     if name.endswith(".py"):
         if not Path(name).is_file():
@@ -38,7 +38,7 @@ def load_task(name: str) -> ModuleType:
 
 
 def load_puzzles(task: ModuleType, count: int, path: str, eval_path: str = "") -> tuple[list, list]:
-    """The training puzzles of a task, and `count` held-out ones; ValueError unless they are puzzles, and others.
+    """The training puzzles of a task, and `count` held-out ones. ValueError where one is no puzzle, or is in both.
 
     eval_path: a file of held-out puzzles. Then all others of the file `path` are trained on, not nine tenths.
     """

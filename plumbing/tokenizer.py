@@ -13,7 +13,7 @@ import tokenizers
 
 from plumbing.files import read_json
 
-END_TOKENS = ("<|im_end|>", "<|endoftext|>")  # either ends a response, and so do those that these files name:
+END_TOKENS = ("<|im_end|>", "<|endoftext|>")  # each ends a response, and so does what these files name:
 NAMED_IN = {"tokenizer_config.json": "eos_token", "special_tokens_map.json": "eos_token",
             "generation_config.json": "eos_token_id", "config.json": "eos_token_id"}
 CHATML = "<|im_start|>"
@@ -44,7 +44,7 @@ class Tokenizer:
         names = {token.content for token in self.library.get_added_tokens_decoder().values() if token.special}
         longest_first = sorted(names, key=len, reverse=True)
         self.special = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
-        self.library.encode_special_tokens = True  # as characters; `parts` finds those that are meant
+        self.library.encode_special_tokens = True  # a special token's name stays characters; `parts` finds those meant
         whole = self.library.encode("a")  # with what begins every text of the model, such as Llama 3's first token
         self.start = [token for token, _ in zip(whole.ids, itertools.takewhile(bool, whole.special_tokens_mask))]
 

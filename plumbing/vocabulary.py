@@ -1,12 +1,10 @@
 """What a large vocabulary needs: few passes over its logits and its matrix. A first reading can skip it.
 
 With 150,000 tokens, half of an update was not products but memory: logits copied to float32, and gradients (V, D)
-filled with zeros, copied and added up for every piece of a response. So here the log-prob of a token is one autograd
-function, and so is the embedding, and both add their gradient of the matrix to the sum that the optimizer keeps. And
-one pass over the logits gives a drawn token with its log-prob, entropy and logit gradient.
-
-On two cores an update of Qwen2.5-0.5B was 1.49 times as fast as in the plain form (median of five rounds of
-lab.speed.benchmark, from 1.00 to 1.80).
+filled with zeros, copied and added up for every piece of a response. So here the log-prob of a token and the embedding
+are one autograd function each, and both add their gradient of the matrix to the sum that the optimizer keeps. An update
+of Qwen2.5-0.5B on two cores was 1.49 times as fast (lab/log.md). And one pass over the logits gives a drawn token with
+its log-prob, entropy and logit gradient.
 
 The plain forms are `token_logprobs` of qwen2_model.py, nn.Embedding, and `draw` of sampler.py; small vocabularies keep
 them. tests/test_vocabulary.py holds the two together.
@@ -17,12 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-LARGE = 2**15  # rows; a matrix with as many is worth it
+LARGE = 2**15  # a matrix with more rows is worth it
 KEPT = 2**30  # bytes of logits that are kept for the backward pass; where there are more, all are computed again
 # Rows of logits that are in float32 at once. Four rows of 150,000 stay in the cache of a CPU: a draw for 32 rows takes
 # 7 ms and not 31. A GPU wants more.
-ROWS = {"cpu": 4}
-MANY = 512
+ROWS_ON_CPU, ROWS_ON_GPU = 4, 512
 SLAB = 2**12  # tokens of V whose gradients are in memory at once; 2**13 takes a fifth longer
 BLOCK = 512  # tokens of V whose probabilities are added up first
 
@@ -37,10 +34,10 @@ class Embedding(nn.Embedding):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """The rows (..., D) of the matrix (V, D) that tokens (...) name."""
-        return Rows.apply(self.weight, tokens) if adds_in_place(self.weight) else super().forward(tokens)
+        return EmbeddingRows.apply(self.weight, tokens) if adds_in_place(self.weight) else super().forward(tokens)
 
 
-class Rows(torch.autograd.Function):
+class EmbeddingRows(torch.autograd.Function):
     """The rows (..., D) of a matrix (V, D) that tokens (...) name."""
 
     @staticmethod
@@ -95,7 +92,7 @@ class TokenLogprobs(torch.autograd.Function):
 
 def rows_at_once(logits: Tensor) -> int:
     """How many rows of logits to work on at once."""
-    return ROWS.get(logits.device.type, MANY)
+    return ROWS_ON_CPU if logits.device.type == "cpu" else ROWS_ON_GPU
 
 
 def widened(logits: Tensor, temperature: float) -> Tensor:

@@ -113,11 +113,11 @@ def check_calculations(text: str, spans: list[CalculationSpan], numbers: Iterabl
     [True, True, False]
     """
     return [is_true(c) and any(Counter([c.a, c.b]) <= pool for pool, _ in attempts)
-            for c, attempts in follow(text, spans, numbers)]
+            for c, attempts in with_attempts(text, spans, numbers)]
 
 
-def follow(text: str, spans: list[CalculationSpan],
-           numbers: Iterable[int]) -> Iterator[tuple[Calculation, list[tuple]]]:
+def with_attempts(text: str, spans: list[CalculationSpan],
+                  numbers: Iterable[int]) -> Iterator[tuple[Calculation, list[tuple]]]:
     """Yield each written calculation with the attempts it may belong to: (values available before it, right so far).
 
     `right so far` is True until the attempt's first error; `reachability` uses it.
@@ -179,7 +179,7 @@ def reachability(text: str, spans: list[CalculationSpan], numbers: tuple[int, ..
     [[True, True, True, True, True], [True, True, False, False, False]]
     """
     rows = []
-    for c, attempts in follow(text, spans, numbers):
+    for c, attempts in with_attempts(text, spans, numbers):
         alive = [tuple(sorted(pool.elements())) for pool, all_right in attempts if all_right]
         possible = {calculation for values in alive for calculation in next_calculations(values, target)}
         written = c.a, c.operator, c.b

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from plumbing.files import read_text
+from tasks.data import read_text
 from tasks.text import FILLER, REASONING, STRUCTURE, anchors, fingerprint, sentence_starts  # noqa: F401
 
 INSTRUCTION = "Each row and column must hold 1 to 5. Answer with the whole square, row by row, and nothing else."

@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from plumbing.files import read_rows
 from tasks.arithmetic import CalculationSpan, calculate, find_calculations, is_true, read_calculation
+from tasks.data import read_rows
 from tasks.text import FRACTION, fingerprint, format_reward, graded_answer, without_latex
 from tasks.text import roles, sentence_starts  # noqa: F401
 

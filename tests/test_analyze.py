@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import analyze
-from plumbing import report, run_folder, runs
+from plumbing import comparison, report, run_folder, runs
 from plumbing.files import checksum
 from plumbing.metrics import COLUMNS, write_credit_log
 from tests.fixtures import BUNDLED, check_texts, make_batch
@@ -269,12 +269,12 @@ def test_a_run_without_any_credit_is_analyzed(run, call):
 def test_labels_name_what_differs():
     """Guards against settings averaged as seeds, and labels full of what only one method has."""
     a, b = config("a", 1, {"x": 1}), config("b", 2, {"x": 2}, normalize="none", steps=7, out="elsewhere")
-    assert runs.labels([a, b, config("a", 3, {"x": 1})]) == ["a", "b", "a"]
-    assert runs.labels([a, config("a", 1, {"x": 3}), b]) == ["a x=1", "a x=3", "b"]
-    names = runs.labels([a, config("a", 1, {"x": 1}, normalize="step")])
+    assert comparison.labels([a, b, config("a", 3, {"x": 1})]) == ["a", "b", "a"]
+    assert comparison.labels([a, config("a", 1, {"x": 3}), b]) == ["a x=1", "a x=3", "b"]
+    names = comparison.labels([a, config("a", 1, {"x": 1}, normalize="step")])
     assert names == ["a normalize=response", "a normalize=step"]
-    assert runs.labels([a, config("b", 1, {}, lr=0.2)]) == ["a lr=0.1", "b lr=0.2"]
-    assert runs.labels([config("a", new=1), config("a", new=2), config("a")]) == ["a new=1", "a new=2", "a"]
+    assert comparison.labels([a, config("b", 1, {}, lr=0.2)]) == ["a lr=0.1", "b lr=0.2"]
+    assert comparison.labels([config("a", new=1), config("a", new=2), config("a")]) == ["a new=1", "a new=2", "a"]
 
 
 def test_spread_within_by_loops():
@@ -294,7 +294,7 @@ def group(label, ends, baseline=None):
     zero = dict.fromkeys((*analyze.LEARNING, *analyze.CREDIT), 0.0)
     rows = {seed: zero | {"end": end, "area": end / 2, "steps": 9.0, "curve": {0.0: 0.0, 9.0: end}}
             for seed, end in ends.items()}
-    return runs.Group(label, rows, baseline)
+    return comparison.Group(label, rows, baseline)
 
 
 def table_of(run):

@@ -56,6 +56,12 @@ def test_arrows_go_down_only():
         assert imports(file) <= below | {*folder}, f"{file} imports {imports(file) - below}"
 
 
+def test_training_does_not_load_what_draws():
+    """matplotlib takes as long to import as a step of training."""
+    code = "import sys, train; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
 def test_the_book_does_not_know_its_task():
     """The default of --task, the bundled model's folder and examples in docstrings are all that name Countdown."""
     files = [ROOT / f"{name}.py" for name in ("train", "rollout", "grpo", "sampler", "mitigations")]

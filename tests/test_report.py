@@ -22,8 +22,8 @@ def test_clustered_mean_by_hand():
 
 def test_a_single_value_has_no_interval():
     """Guards against an interval of width 0 for a single seed, and a mean of nothing."""
-    mean, half = report.interval([1.0])
-    assert mean == 1 and math.isnan(half)
+    single = report.t_estimate(np.array([1.0]))
+    assert single.value == 1 and math.isnan(single.high)
     assert math.isnan(report.t_estimate(np.array([])).value)
     e = report.t_estimate(np.array([1.0, 3]))
     assert (e.value, e.low, e.high) == pytest.approx((2, 2 - 12.706, 2 + 12.706), abs=1e-3)

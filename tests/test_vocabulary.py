@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from plumbing import optimizer, vocabulary
-from plumbing.vocabulary import Rows, TokenLogprobs, draw_with_facts
+from plumbing.vocabulary import EmbeddingRows, TokenLogprobs, draw_with_facts
 from qwen2_model import entropy_and_logit_grad, take
 from sampler import draw
 
@@ -16,7 +16,7 @@ def test_log_probs_and_their_gradients_are_autograds(kept, temperature, monkeypa
     """Guards against a token left out at the edge of a slab, padded rows that count, gradients that replace a sum."""
     monkeypatch.setattr(vocabulary, "KEPT", kept)
     monkeypatch.setattr(vocabulary, "SLAB", 7)
-    monkeypatch.setattr(vocabulary, "ROWS", {"cpu": 3})
+    monkeypatch.setattr(vocabulary, "ROWS_ON_CPU", 3)
     torch.manual_seed(0)
     V, real, D = 33, 29, 5
     weight = torch.nn.Parameter(torch.randn(V, D, dtype=torch.float64))
@@ -24,8 +24,8 @@ def test_log_probs_and_their_gradients_are_autograds(kept, temperature, monkeypa
     weight.sum_into, before = weight, torch.randn(V, D, dtype=torch.float64)
     weight.grad = before.clone()
     layer, upstream = torch.randn(D, D, dtype=torch.float64), torch.randn(8, dtype=torch.float64)
-    logprob = TokenLogprobs.apply(Rows.apply(weight, tokens.view(2, 4)).flatten(0, 1) @ layer, weight, tokens, real,
-                                  temperature)
+    states = EmbeddingRows.apply(weight, tokens.view(2, 4)).flatten(0, 1) @ layer
+    logprob = TokenLogprobs.apply(states, weight, tokens, real, temperature)
     expected = take(((plain[tokens] @ layer) @ plain[:real].T / temperature).log_softmax(-1), tokens)
     torch.testing.assert_close(logprob, expected)
     logprob.backward(upstream)
@@ -62,18 +62,18 @@ def test_gradients_of_bfloat16_weights_arrive_in_the_masters(monkeypatch):
     """Guards against a gradient that the hook of other weights takes, or that is rounded before it is added."""
     monkeypatch.setattr(optimizer, "LARGE", 20)
     torch.manual_seed(0)
-    model = torch.nn.ModuleDict({"embedding": vocabulary.Embedding(30, 8), "layer": torch.nn.Linear(8, 8)}).bfloat16()
-    plain, weight = copy.deepcopy(model).float(), model["embedding"].weight
+    model = torch.nn.ModuleDict({"lm_head": vocabulary.Embedding(30, 8), "layer": torch.nn.Linear(8, 8)}).bfloat16()
+    plain, weight = copy.deepcopy(model).float(), model["lm_head"].weight
     learner, tokens = optimizer.Optimizer(model, 0.1), torch.arange(20)
     learner.zero_grad()
     sums = [torch.zeros(30, 8)]
     for scale in (1.0, 2.0**-12):  # the second is below what bfloat16 would show beside the first
-        states = model["layer"](model["embedding"](tokens))
+        states = model["layer"](model["lm_head"](tokens))
         (scale * TokenLogprobs.apply(states, weight, tokens, 30, 1.0)).sum().backward()
-        sums.append(learner.master["embedding.weight"].grad.clone())
-    states = plain["layer"](plain["embedding"](tokens))
-    take((states @ plain["embedding"].weight.T).log_softmax(-1), tokens).sum().backward()
-    torch.testing.assert_close(sums[1], plain["embedding"].weight.grad, rtol=0.02, atol=0.05)
+        sums.append(learner.master["lm_head.weight"].grad.clone())
+    states = plain["layer"](plain["lm_head"](tokens))
+    take((states @ plain["lm_head"].weight.T).log_softmax(-1), tokens).sum().backward()
+    torch.testing.assert_close(sums[1], plain["lm_head"].weight.grad, rtol=0.02, atol=0.05)
     torch.testing.assert_close(2**12 * (sums[2] - sums[1]), sums[1], rtol=0.02, atol=0.02)
     for name, p in plain["layer"].named_parameters():
         torch.testing.assert_close(learner.master[f"layer.{name}"].grad, p.grad, rtol=0.02, atol=0.1)

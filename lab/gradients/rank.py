@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from grpo import compare
-from lab.estimates import read_cell, read_table
+from lab.estimates import mean_cell, read_cell, read_table
 from lab.updates import credit_gradients
 from methods.calculations import reward_decomposition
 from methods.groups import optimal_baseline
 from mitigations import ppo
 from plumbing.progress import follow
-from plumbing.report import GREY, PALETTE, Table, interval, new_figure, pm, ratio, save_figure
+from plumbing.report import GREY, PALETTE, Table, new_figure, ratio, save_figure
 from rollout import TokenBatch
 
 SIZES = (2, 4, 8, 16)  # of a group
@@ -141,7 +141,7 @@ def puzzle_means(found: Spectra, R: int, variant: str, matrix: str, measure: Cal
 
 def over_puzzles(means: dict[int, float]) -> str:
     """Mean over puzzles, ± half of its 95% interval, as a cell."""
-    return pm(*interval(list(means.values())), 1) if means else ""
+    return mean_cell(list(means.values()), 1)
 
 
 def tables_rank(found: Spectra) -> list[Table]:

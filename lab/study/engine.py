@@ -11,10 +11,10 @@ from typing import Callable, Iterable, NamedTuple
 import numpy as np
 
 from analyze import COSTS, method_name
-from lab.estimates import points
+from lab.estimates import mean_cell, points
 from lab.statistics import holm
-from plumbing.report import Estimate, Table, interval, mean_height, pm, t_estimate, welch
-from plumbing.runs import Group, Run, group_runs
+from plumbing.comparison import Group, Run, group_runs
+from plumbing.report import Estimate, Table, mean_height, t_estimate, welch
 from train import Settings
 
 ABOUT = ("run", "version", "part", "level", "method", "setting", "seed", "command")  # columns of text
@@ -198,7 +198,7 @@ def mean(figure: str) -> Column:
 
 def plain(figure: str) -> Column:
     """A figure that is no share."""
-    return Column(figure, lambda pair: pm(*interval(pair.a.values(figure))))
+    return Column(figure, lambda pair: mean_cell(pair.a.values(figure)))
 
 
 def minus(header: str, figure: str = "area", second: bool = False, family: Callable | None = None) -> Column:

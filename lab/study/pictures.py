@@ -12,7 +12,7 @@ from lab.study import decided, tables
 from lab.study.engine import (EXPERT, FIRST, MORE_ANSWERS, Levels, at_equal_cost, at_rates, cost_unit, difference,
                               select, spent)
 from plumbing.report import GREY, MINUS, PALETTE, Estimate, new_figure, plt, save_figure, t_estimate
-from plumbing.runs import Group, Run
+from plumbing.comparison import Group, Run
 from train import Settings
 
 COLOURS = {"vineppo": PALETTE[2], "entropy_ratio": PALETTE[1], "ppo": PALETTE[0], "expert_iteration": PALETTE[3],

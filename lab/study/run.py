@@ -44,11 +44,12 @@ from lab.study.engine import read_rows
 from lab.study.pictures import write_study
 from lab.study.plan import HARD, LEVELS, PARTS, PRETRAINED, RUNS, VERSION
 from methods import MITIGATIONS
+from plumbing.comparison import NO_DIFFERENCE
 from plumbing.files import read_json, replace_file, write_json
 from plumbing.flags import new_parser
 from plumbing.progress import fail, one_sentence
 from plumbing.report import write_csv
-from plumbing.runs import NO_DIFFERENCE, is_finished, read_config, read_metrics
+from plumbing.runs import is_finished, read_config, read_metrics
 from plumbing.task_file import load_task
 from rollout import EVALUATION, draw_uniforms, generate_and_grade
 
@@ -161,7 +162,7 @@ def make_row(e: Experiment) -> dict:
 
 
 def success_on_others(run: Path, level: str) -> float:
-    """The success of a run's last model on 512 held-out puzzles that no run measures; of a pretrained one, on OTHERS."""
+    """Success of a run's last model on 512 held-out puzzles that no run measures; of a pretrained one, on OTHERS."""
     s = replace(train.Settings(**read_config(run)["settings"]), model=str(run / "checkpoint"))
     policy = train.load_policy(s, load_task(s.task))
     if level in PRETRAINED:

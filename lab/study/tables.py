@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 
 from analyze import RLOO, figure_cell
-from lab.estimates import cell, read_column
+from lab.estimates import cell, mean_cell, read_column
 from lab.statistics import holm, spearman, with_errors
 from lab.study.decided import read_noise, read_signal, section_9, section_10, table_negatives, table_noise
 from lab.study.engine import (BOTH, COST, COSTS_OF_BOTH, EXPERT, FIRST, METHOD, MINUS, MORE_ANSWERS, SEEDS, Column,
                               Levels, Pair, arm, at_rates, cost_unit, difference, equal, is_uniform, make_table, mean,
                               minus, name_of, plain, read_versions, select, spent, spent_enough, together)
-from plumbing.report import Estimate, Table, contrast, interval, pm, t_estimate, t_quantile
-from plumbing.runs import Group, Run
+from plumbing.report import Estimate, Table, contrast, t_estimate, t_quantile
+from plumbing.comparison import Group, Run
 from train import Settings
 
 RATIO, SHUFFLED = "entropy_ratio advantage=rloo", "shuffled advantage=rloo"
@@ -36,7 +36,8 @@ REWARDS = (("process_reward advantage=rloo", RLOO), ("process_reward process=0.5
            ("ppo_process", "ppo"), ("ppo_process process=0.5", "ppo"), ("first_error solver=True", RLOO),
            ("reward_decomposition stepwise=True advantage=rloo", RLOO),
            ("regrade_ablation tokens=True advantage=rloo", RLOO))  # section 3
-MEASURED = {RLOO: "RLOO", "vineppo": "vineppo", "oracle k=4": "oracle k=4", "oracle": "oracle k=16"}  # rows of accuracy.md
+# Rows of accuracy.md:
+MEASURED = {RLOO: "RLOO", "vineppo": "vineppo", "oracle k=4": "oracle k=4", "oracle": "oracle k=16"}
 TRUTH, GRADIENTS = "lab/truth/scores.md", "lab/gradients/tables.md"
 ALL, INSIDE = "Credit against A*, all tokens", "Credit against A* and the solver, within responses"
 SCORES = {  # what is known of a method before training: the table and column that has it, and what it means
@@ -374,7 +375,7 @@ def table_process(first: dict[str, list[Run]]) -> Table:
 
     def length(group: Group) -> str:
         responses = group.values("steps") * Settings.questions * Settings.answers
-        return pm(*interval(group.values("tokens_sampled") / responses), 1)
+        return mean_cell(group.values("tokens_sampled") / responses, 1)
 
     return make_table("Process rewards, easy", note, pairs, [
         METHOD, MINUS, SEEDS, mean("end"), minus("area", family=together), minus("end, difference", "end"),

@@ -7,7 +7,7 @@ from lab.estimates import points, read_cell
 from lab.study import decided, pictures
 from lab.study.test_tables import group, rows_of, runs
 from plumbing.report import Estimate, Table, welch
-from plumbing.runs import Group
+from plumbing.comparison import Group
 
 SIGNALS = dict(zip(decided.LINE, (1.0, 2.0, 4.0, 8.0, 16.0)))  # a step each by logarithm
 
