@@ -32,7 +32,7 @@ import operator
 import re
 from fractions import Fraction
 from pathlib import Path
-from typing import Iterable, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -178,29 +178,25 @@ SIGNS = {"\\times": "*", "\\cdot": "*", "\\div": "/", "×": "*", "·": "*", "⋅
 MARKS = " \t\r\n$`"  # around an expression
 
 
-def reward(response: str, numbers: Iterable[int], target: int) -> dict[str, float]:
+def grade(response: str, puzzle: Puzzle) -> dict[str, float]:
     """{'reward': 0.1 * format + answer, 'format': 0..1, 'answer': 0 or 1} of a response, which begins inside <think>.
 
     format: how much of `...</think>\\n<answer>...</answer>` it has, by `format_reward` of tasks/text.py.
     answer: 1 if the expression in the last `<answer>` uses every number exactly once and equals the target.
     """
     layout = format_reward(response)
-    answer = float(is_correct(graded_answer(response), numbers, target))
+    answer = float(is_correct(graded_answer(response), puzzle))
     return {"reward": 0.1 * layout + answer, "format": layout, "answer": answer}
 
 
-def grade(response: str, puzzle: Puzzle) -> dict[str, float]:
-    """The `reward` of a response to a puzzle."""
-    return reward(response, puzzle.numbers, puzzle.target)
-
-
-def is_correct(text: str, numbers: Iterable[int], target: int) -> bool:
+def is_correct(text: str, puzzle: Puzzle) -> bool:
     """Whether an expression, cleaned `without_notation`, uses every number exactly once and equals the target."""
     text = without_notation(text) if len(text) <= MAX_LENGTH else ""
     try:
-        return expression_value(text) == target and sorted(map(int, re.findall(r"[0-9]+", text))) == sorted(numbers)
+        value = expression_value(text)
     except ValueError:
         return False
+    return value == puzzle.target and sorted(map(int, re.findall(r"[0-9]+", text))) == sorted(puzzle.numbers)
 
 
 def without_notation(text: str) -> str:

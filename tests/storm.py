@@ -1,6 +1,6 @@
 """A storm: runs that are killed, stopped, out of disk space or started twice at once, against undisturbed ones.
 
-    python tests/storm.py      100 runs of 12 steps, half an hour on two cores; tests/test_train.py has the first two
+    python tests/storm.py      100 runs of 12 steps, half an hour on two cores; tests/test_train.py has two more
 
 A run meets up to three disasters at random moments, each in a process of its own, and is resumed after each. In the end
 everything that it wrote must be what an undisturbed run wrote, to the byte, but for what a clock measured.

@@ -289,12 +289,9 @@ def test_spread_within_by_loops():
     assert math.isnan(analyze.spread_within(np.zeros(2), np.array([0, 1]))["effective sample size"])
 
 
-def group(label, ends, baseline=None):
+def group(label, ends):
     """A Group whose runs ended, by seed, with these successes."""
-    zero = dict.fromkeys((*analyze.LEARNING, *analyze.CREDIT), 0.0)
-    rows = {seed: zero | {"end": end, "area": end / 2, "steps": 9.0, "curve": {0.0: 0.0, 9.0: end}}
-            for seed, end in ends.items()}
-    return comparison.Group(label, rows, baseline)
+    return comparison.Group(label, {seed: {"end": end, "curve": {0.0: 0.0, 9.0: end}} for seed, end in ends.items()})
 
 
 def table_of(run):
@@ -366,15 +363,14 @@ def test_the_baseline_is_none_with_the_same_settings(run, call):
 
 
 def test_learning_curves_show_the_mean_and_its_interval(tmp_path, figures):
-    """Guards against a band of standard errors, seeds left out, and nothing to see without a baseline."""
+    """Guards against a band of standard errors, and seeds left out."""
     base = group("none", {0: 0.25, 1: 0.35})
-    base.baseline = base
     base.rows[1]["curve"][4.0] = 0.1  # which the other seed did not measure
     analyze.draw_curves([base], tmp_path / "a.png")
     axis = figures[0].axes[0]
     assert [line.get_ydata().tolist() for line in axis.lines] == [pytest.approx([0, end]) for end in (0.3, 0.25, 0.35)]
     assert axis.collections[0].get_paths()[0].get_extents().y0 == pytest.approx(0.3 - 12.706 * 0.05, abs=1e-4)
-    analyze.draw_curves([group(name, {0: 0.5, 1: 0.6}, base) for name in "abcde"], tmp_path / "b.png")
+    analyze.draw_curves([group(name, {0: 0.5, 1: 0.6}) for name in "abcde"], tmp_path / "b.png")
     lines = figures[1].axes[0].lines  # no seeds among several
     assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == len(lines) == 5
     assert [line.get_label() for line in lines] == [f"{name}, seeds: 2" for name in "abcde"]

@@ -135,7 +135,7 @@ def test_prompts_are_chatml_for_a_chat_model_and_plain_for_any_other():
     (r"\dfrac{12}{6 - 2} \div 3", (2, 3, 6, 12), 1, 1)])
 def test_answer_is_exact_and_uses_each_number_once_in_any_order(expression, numbers, target, answer):
     r"""Guards against 12 / \frac{6}{2} = 12 / 6 / 2, too; test_grader.py has a second grader for any response."""
-    graded = task.reward(f"</think>\n<answer>{expression}</answer>", reversed(numbers), target)
+    graded = task.grade(f"</think>\n<answer>{expression}</answer>", Puzzle(numbers[::-1], target))
     assert graded == {"reward": 0.1 + answer, "format": 1, "answer": answer}
 
 
@@ -147,7 +147,7 @@ def test_answer_is_exact_and_uses_each_number_once_in_any_order(expression, numb
     ("Answer: 4*(5-3)", 0), ("\uff14*(5-3)", 0), ("4*(5-3)" + " " * 250, 0)])
 def test_an_expression_in_the_notation_of_a_chat_model(text, answer):
     """Guards against right answers that are graded 0, and a notation that hides a number or an operator."""
-    assert task.reward(f"<answer>{text}</answer>", (3, 4, 5), 8)["answer"] == answer
+    assert task.grade(f"<answer>{text}</answer>", Puzzle((3, 4, 5), 8))["answer"] == answer
 
 
 @pytest.mark.parametrize("text, value", [

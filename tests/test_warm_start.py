@@ -10,7 +10,7 @@ import torch
 
 import countdown_task
 import train
-from countdown_task import Puzzle, demonstrate, generate_puzzles, reward, split
+from countdown_task import Puzzle, demonstrate, generate_puzzles, grade, split
 from models import warm_start
 from tasks.arithmetic import check_calculations, find_calculations
 from tasks.searches import ATTEMPTS
@@ -27,7 +27,7 @@ def test_demonstrations_calculate_rightly_and_end_with_the_answer_they_claim():
         claims.append("That works!" in text)
         attempts.append(len(searched))
         assert rest.startswith("</think>")
-        assert reward(text, *puzzle) == {"reward": 0.1 + claims[-1], "format": 1, "answer": claims[-1]}
+        assert grade(text, puzzle) == {"reward": 0.1 + claims[-1], "format": 1, "answer": claims[-1]}
     assert 40 < sum(claims) < 360 and max(attempts) == ATTEMPTS
 
 
@@ -39,9 +39,10 @@ def test_batches_hold_only_training_puzzles_and_mark_the_response(tokenizer, pol
         for row, chosen in zip(tokens, mask):
             prompt, response = row[: chosen.nonzero()[0, 0]].tolist(), row[chosen].tolist()
             *numbers, target = map(int, re.findall(r"\d+", tokenizer.library.decode(prompt)))
-            assert Puzzle(tuple(numbers), target) in puzzles
-            assert prompt == policy.prompt(Puzzle(tuple(numbers), target)) and response[-1] == tokenizer.end_tokens[0]
-            assert reward(tokenizer.decode(response)[0], numbers, target)["format"] == 1
+            puzzle = Puzzle(tuple(numbers), target)
+            assert puzzle in puzzles
+            assert prompt == policy.prompt(puzzle) and response[-1] == tokenizer.end_tokens[0]
+            assert grade(tokenizer.decode(response)[0], puzzle)["format"] == 1
 
 
 def test_imitation_learns_the_responses_and_not_the_prompts(tokenizer, policy):

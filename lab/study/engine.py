@@ -1,7 +1,8 @@
 """The rows of lab/study/runs.csv as groups of runs, how two groups compare, and how a table is made of such pairs.
 
-A table is a list of pairs of groups and a list of columns, each a function of a pair: lab/study/tables.py has all of
-them. A run's cost so far is its weighted tokens (analyze.COSTS), recorded with every measurement of held-out success.
+A table is a list of pairs of groups and a list of columns, each a function of a pair: lab/study/tables.py has them, and
+decided.py those of two designs. A run's cost so far is its weighted tokens (analyze.COSTS), recorded with every
+measurement of held-out success.
 """
 import csv
 from dataclasses import fields

@@ -170,7 +170,7 @@ def success_on_others(run: Path, level: str) -> float:
     else:
         measured = {puzzle.id for puzzle in policy.task.load("heldout", s.eval_problems)}
         puzzles = [puzzle for puzzle in policy.task.load("heldout", 1400) if puzzle.id not in measured][:512]
-    uniforms = draw_uniforms(1, EVALUATION, len(puzzles), 1, s.max_new_tokens)  # (512, max_new_tokens)
+    uniforms = draw_uniforms(1, EVALUATION, len(puzzles), 1, s.max_new_tokens)  # (n, max_new_tokens)
     return float(np.mean([grade["answer"] for grade in generate_and_grade(policy, puzzles, uniforms)[1]]))
 
 

@@ -1,4 +1,4 @@
-"""The tables of the study: each a list of pairs of groups and a list of columns, made by lab/study/engine.py.
+"""The tables of the study: most are a list of pairs of groups and a list of columns, made by lab/study/engine.py.
 
     python -m lab.study.run --tables        writes tables.md and tables-1.md beside runs.csv, and the pictures
 
@@ -174,7 +174,7 @@ def table_settings(title: str, runs: list[Run], others: list[Run]) -> Table:
     main = {run.label for run in runs} & set(groups)
     pairs = [Pair(group, group.baseline if group.compared else None, groups.get(default_of(label, main)))
              for label, group in sorted(groups.items()) if label.split()[0] in methods]
-    note = ("All rows on the seeds of the changed settings. Area minus the baseline, GRPO or RLOO with the same "
+    note = ("On the seeds that any of the changed settings has. Area minus the baseline, GRPO or RLOO with the same "
             "settings but for the method's, and minus the default, the same method with fewer flags in the main table.")
     return make_table(title, note, pairs, [
         METHOD, SEEDS, mean("end"), mean("area"), Column("baseline", lambda pair: pair.b and name_of(pair.b.label)),

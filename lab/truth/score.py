@@ -50,7 +50,7 @@ class Options:
     mitigation: str = "none"  # the credit function to score, see the end of --help
     advantage: str = "grpo"  # how a reward is compared with the others of its group, the responses to the same puzzle
     normalize: str = "response"  # scale a reweighting's weights to mean 1 over each response, over the batch, or none
-    truth: str = ""  # a folder that lab.truth.measure wrote, on any task; empty: the published one
+    truth: str = ""  # a folder that lab.truth.measure wrote, of a model in models/; empty: the published one
     out: str = "runs/truth"  # folder for the picture
 
 
