@@ -16,8 +16,8 @@ from lab.statistics import holm
 from lab.study.engine import (BOTH, EXPERT, MORE_ANSWERS, Column, Pair, at_equal_cost, at_rates, difference, equal,
                               make_table, minus, name_of, select)
 from lab.study.plan import BEST
-from plumbing.report import Estimate, Table, contrast, t_estimate
 from plumbing.comparison import Group, Run
+from plumbing.report import Estimate, Table, contrast, t_estimate
 
 LINE = (RLOO, "none answers=16 advantage=rloo", MORE_ANSWERS, "none answers=90 advantage=rloo",
         "none answers=180 advantage=rloo")  # the area of RLOO by its signal to noise

@@ -11,12 +11,12 @@ from lab.estimates import points
 from lab.study import decided, tables
 from lab.study.engine import (EXPERT, FIRST, MORE_ANSWERS, Levels, at_equal_cost, at_rates, cost_unit, difference,
                               select, spent)
-from plumbing.report import GREY, MINUS, PALETTE, Estimate, new_figure, plt, save_figure, t_estimate
 from plumbing.comparison import Group, Run
+from plumbing.report import GREY, MINUS, PALETTE, PLUS, Estimate, new_figure, plt, save_figure, t_estimate
 from train import Settings
 
 COLOURS = {"vineppo": PALETTE[2], "entropy_ratio": PALETTE[1], "ppo": PALETTE[0], "expert_iteration": PALETTE[3],
-           "none": GREY, "shuffled": MINUS, "share": MINUS}  # one meaning in all pictures, by method
+           "none": GREY, "shuffled": MINUS, "share": MINUS, "positives": PLUS}  # one meaning in all pictures, by method
 
 
 def colour_of(label: str) -> str:
@@ -150,6 +150,20 @@ def draw_noise(groups: dict[str, Group], quiet: dict[str, Estimate], file: Path)
     save_figure(figure, file)
 
 
+def draw_negatives(groups: dict[str, Group], unit: float, file: Path) -> None:
+    """The learning curves of section 10, by step and by cost."""
+    figure, axes = new_figure(2, 4.2, sharey=True)
+    for name, line in {RLOO: "^-", EXPERT: "o-", decided.SHARE: "s:", decided.POSITIVES: "D--"}.items():
+        group = groups[name]
+        steps = np.array(list(next(iter(group.rows.values()))["curve"]))  # (m,)
+        for axis, x in zip(axes, (steps, spent(group) / unit)):
+            draw_curve(axis, x, group, line, short(name))
+    axes[0].set(xlabel="step", ylabel="held-out puzzles solved, %", title="By step")
+    axes[1].set(xlabel="weighted tokens, in units of GRPO's default run", title="By cost")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    save_figure(figure, file)
+
+
 def write_study(file: Path) -> None:
     """The tables and pictures of a file of rows, beside it."""
     levels = tables.write_tables(file)
@@ -159,4 +173,6 @@ def write_study(file: Path) -> None:
     draw_perfect(levels["small"], file.with_name("perfect.png"))
     if arms := decided.section_9(levels["small"]):
         draw_noise(arms, decided.read_noise(), file.with_name("noise.png"))
+    if arms := decided.section_10(levels[FIRST]):
+        draw_negatives(arms, cost_unit(select(levels[FIRST], "main")), file.with_name("negatives.png"))
     print(f"wrote {file.with_name('tables.md')}, and pictures beside it")

@@ -17,8 +17,8 @@ from lab.study.decided import read_noise, read_signal, section_9, section_10, ta
 from lab.study.engine import (BOTH, COST, COSTS_OF_BOTH, EXPERT, FIRST, METHOD, MINUS, MORE_ANSWERS, SEEDS, Column,
                               Levels, Pair, arm, at_rates, cost_unit, difference, equal, is_uniform, make_table, mean,
                               minus, name_of, plain, read_versions, select, spent, spent_enough, together)
-from plumbing.report import Estimate, Table, contrast, t_estimate, t_quantile
 from plumbing.comparison import Group, Run
+from plumbing.report import Estimate, Table, contrast, t_estimate, t_quantile
 from train import Settings
 
 RATIO, SHUFFLED = "entropy_ratio advantage=rloo", "shuffled advantage=rloo"

@@ -95,8 +95,9 @@ def test_differences_are_joined_by_the_inverse_of_their_variance():
     assert found == pytest.approx((1.2, 1.2 - 0.2**0.5, 1.2 + 0.2**0.5, np.nan), nan_ok=True)
 
 
-def test_the_two_primary_contrasts_are_corrected_together():
-    """Guards against a correction over a column, rates and steps in a name, and a look before the last seed."""
+def test_the_two_primary_contrasts_are_corrected_together(tmp_path, figures):
+    """Guards against a correction over a column, rates and steps in a name, a look before the last seed, and a picture
+    by step in both halves."""
     rng, names = np.random.default_rng(0), (RLOO, decided.EXPERT, decided.SHARE, decided.POSITIVES)
     rows = [run for name, end, cost in zip(names, (0.5, 0.5, 0.4, 0.5), (20.0, 10.0, 10.0, 10.0))
             for run in runs(f"{name} lr=0.00028 steps=300", end + 0.01 * rng.standard_normal(12), cost, 70)]
@@ -111,3 +112,8 @@ def test_the_two_primary_contrasts_are_corrected_together():
     assert first["end, equal cost"] == points(welch(expert, rloo / 2)) + " *"  # half of a straight line
     assert second["area"] == points(welch(expert / 2, share / 2)) + " *" and first["area"][-1] != "*"
     assert read_cell(first["end"]).value == pytest.approx(100 * (expert - rloo).mean(), abs=0.05)
+    pictures.draw_negatives(groups, 10.0, tmp_path / "negatives.png")
+    by_step, by_cost = ([line.get_xydata()[-1].tolist() for line in axis.lines] for axis in figures[0].axes)
+    ends = [100 * groups[name].values("end").mean() for name in names]
+    assert by_cost == [pytest.approx([cost, end]) for cost, end in zip((2, 1, 1, 1), ends)]
+    assert [x for x, _ in by_step] == [9] * 4
