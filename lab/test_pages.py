@@ -24,7 +24,7 @@ def linked(page, text):
 def test_flags_of_the_laboratory_exist(command):
     """The source is enough: `--help` would import the experiment in a process of its own."""
     for module, arguments in re.findall(r"-m (lab\.[\w.]+)([^;&|]*)", command):
-        source = source_of(module).read_text(encoding="utf-8")
+        source = re.sub(r'^""".*?"""', "", source_of(module).read_text(encoding="utf-8"), count=1, flags=re.S)
         for flag in re.findall(r"--(\w+)", arguments):
             assert re.search(rf"--{flag}\b|^    {flag}: |\"{flag}\", ", source, re.M), command
 

@@ -106,5 +106,5 @@ def test_the_function_is_listed_trains_a_step_and_passes_the_tests(copy):
     tiny = "--questions 2 --answers 2 --max_new_tokens 8 --eval_problems 2 --steps 1".split()
     assert "step    1/1" in in_copy(copy, *shlex.split(command)[1:], *tiny, "--out", "runs/r")
     assert (copy / "runs" / "r" / "credit" / "step-000001.npz").is_file()
-    in_copy(copy, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/test_mitigations.py", "-k",
-            f"{NAME} or help or flag or registered or listed or plain")
+    in_copy(copy, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/test_mitigations.py",
+            "tests/test_plumbing.py", "-k", f"{NAME} or help or flag or registered")
