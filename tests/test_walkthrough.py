@@ -26,7 +26,6 @@ from countdown_task import Puzzle
 from grpo import LOSS_NORMS, compare, update
 from methods import MITIGATIONS
 from plumbing.optimizer import Optimizer
-from plumbing.progress import one_sentence
 from qwen2_model import Qwen2, parse_config
 from rollout import Policy, token_batch
 from sampler import KVCache, fast_cache, generate
@@ -221,7 +220,6 @@ def test_the_second_update_is_off_policy_and_clipped():
     assert 0 < found["update 2: share of tokens that the clip stops"] < 1
 
 
-@one_sentence()
 def main():
     """Print every number by the code and by hand; of many, the largest difference."""
     torch.set_printoptions(precision=4, sci_mode=False)
