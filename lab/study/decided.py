@@ -14,10 +14,10 @@ from analyze import RLOO
 from lab.estimates import cell, points, read_column
 from lab.statistics import holm
 from lab.study.engine import (BOTH, EXPERT, MORE_ANSWERS, Column, Pair, at_equal_cost, at_rates, difference, equal,
-                              make_table, minus, name_of, select)
+                              make_table, minus, name_of, select, spent, success_at)
 from lab.study.plan import BEST
 from plumbing.comparison import Group, Run
-from plumbing.report import Estimate, Table, contrast, t_estimate
+from plumbing.report import Estimate, Table, contrast, t_estimate, welch
 
 LINE = (RLOO, "none answers=16 advantage=rloo", MORE_ANSWERS, "none answers=90 advantage=rloo",
         "none answers=180 advantage=rloo")  # the area of RLOO by its signal to noise
@@ -26,7 +26,9 @@ BESIDE = ("oracle k=4 mix=1.0", "none questions=68 advantage=rloo")  # the axis 
 MARGIN = 0.02  # of area
 SIGNAL = Path(__file__).with_name("signal.md")
 SHARE, POSITIVES = "share advantage=rloo", "positives advantage=rloo"
-CONTRASTS = ((EXPERT, RLOO), (EXPERT, SHARE), (POSITIVES, RLOO), (POSITIVES, EXPERT))
+CONTRASTS = ((EXPERT, RLOO), (EXPERT, SHARE), (POSITIVES, RLOO), (POSITIVES, EXPERT),
+             (SHARE, RLOO))  # the last was added once the others were known
+LATE = 200  # a step; looked at afterwards
 
 
 # ------------------------------------------------------------------------------- section 9: noise, or credit?
@@ -129,12 +131,21 @@ def section_10(first: dict[str, list[Run]]) -> dict[str, Group]:
 def crossing(a: Group, b: Group) -> float:
     """The step from which the mean curve of a group stays above that of another; NaN if it ends below."""
     curves = [np.mean([list(row["curve"].values()) for row in group.rows.values()], 0) for group in (a, b)]
-    steps, above = np.array(list(next(iter(a.rows.values()))["curve"])), curves[0] - curves[1]  # (m,) each
+    # Rounded, because a tie in counts is none in the digits of runs.csv.
+    steps, above = np.array(list(next(iter(a.rows.values()))["curve"])), np.round(curves[0] - curves[1], 6)  # (m,) each
     below = np.flatnonzero(above <= 0)
     if not len(below) or below[-1] == len(steps) - 1:
         return float("nan") if len(below) else float(steps[0])
     i = below[-1]
     return float(np.interp(0, above[i:i + 2], steps[i:i + 2]))
+
+
+def after_late(a: Group, b: Group) -> tuple[Estimate, Estimate]:
+    """How success of a group changes from step LATE to its end, and what it is at LATE minus that of another at the
+    largest cost that both reached."""
+    at_late = success_at(a, list(next(iter(a.rows.values()))["curve"]), [LATE])[:, 0]  # (seeds,)
+    at_cost = success_at(b, spent(b), [at_equal_cost(a, b)["cost"]])[:, 0]  # (seeds,)
+    return t_estimate(a.values("end") - at_late), welch(at_late, at_cost)
 
 
 def joint(found: list[Estimate]) -> Estimate:
@@ -148,16 +159,19 @@ def table_negatives(groups: dict[str, Group], unit: float, others: list[Pair]) -
     """A row for each contrast, and pass@16 of the first jointly with that of pairs in other settings."""
     pairs = [Pair(groups[a], groups[b], unit=unit) for a, b in CONTRASTS]
     solved = joint([difference(*pair[:2], "pass@16") for pair in (pairs[0], *others)])
-    step = crossing(groups[RLOO], groups[EXPERT])
+    step, (change, lead) = crossing(groups[RLOO], groups[EXPERT]), after_late(groups[EXPERT], groups[RLOO])
     note = ("Easy puzzles, 2.8e-4, 300 steps, twelve fresh seeds. * is significant at 5% after Holm's correction over "
             "the two primary contrasts: the end of the first row at equal cost, the area of the second. 1:0:0 counts "
             f"sampled tokens alone. Updated: tokens of both, in millions a run. The mean curve of RLOO "
             f"{'ends below' if np.isnan(step) else f'stays from step {step:.0f} on above'} that of `expert_iteration`. "
-            f"pass@16 of the first over this and the settings of sections 1 and 7: {points(solved)}.")
+            f"pass@16 of the first over this and the settings of sections 1 and 7: {points(solved)}. Added afterwards: "
+            f"the last row; area at equal cost; from step {LATE} on `expert_iteration` changes by {points(change)}, "
+            f"and at that step it is RLOO's success at the named cost plus {points(lead)}.")
     table = make_table("Right answers, or the cheaper step?", note, pairs, [
         Column("contrast", lambda pair: " - ".join(name_of(g.label) for g in pair[:2])), BOTH,
         Column("updated", lambda pair: ", ".join(f"{g.values('tokens_updated').mean() / 1e6:.2f}" for g in pair[:2])),
         minus("area"), minus("end", "end"), equal("at cost", "cost"), equal("end, equal cost", "end"),
+        equal("area, equal cost", "area"),
         equal("end, 1:0:0", "end", weights="1:0:0"), minus("pass@16", "pass@16")])
     primary = {(0, "end, equal cost"): at_equal_cost(*pairs[0][:2])["end"], (1, "area"): difference(*pairs[1][:2])}
     for row, column in holm({place: e.p for place, e in primary.items()}):

@@ -87,6 +87,20 @@ def test_a_crossing_is_the_last_one():
     """Guards against the first crossing, and one where the curve ends below."""
     a, b = group([(0, 0.1), (1, 0.4), (2, 0.3), (3, 0.6)]), group([(0, 0.1), (1, 0.2), (2, 0.4), (3, 0.4)])
     assert decided.crossing(a, b) == pytest.approx(2 + 1 / 3) and np.isnan(decided.crossing(b, a))
+    a.rows[0]["curve"][2] = 0.4 + 8e-8  # a tie, but for the digits of a file
+    assert decided.crossing(a, b) == 2
+
+
+def test_what_became_of_a_group_after_a_step_by_hand(monkeypatch):
+    """Guards against a change with the other sign, and the other group at its own end."""
+    monkeypatch.setattr(decided, "LATE", 1)
+    a = group([(0, 0.1), (1, 0.6), (2, 0.4)], [(0, 0.1), (1, 0.7), (2, 0.5)])
+    b = group([(0, 0.1), (4, 0.5)], [(0, 0.1), (4, 0.7)])  # at cost 2: 0.3 and 0.4
+    for one in (a, b):
+        for row in one.rows.values():
+            row["end"] = list(row["curve"].values())[-1]
+    change, lead = decided.after_late(a, b)
+    assert change.value == pytest.approx(-0.2) and lead == pytest.approx(welch([0.6, 0.7], [0.3, 0.4]))
 
 
 def test_differences_are_joined_by_the_inverse_of_their_variance():
