@@ -158,7 +158,7 @@ def draw_negatives(groups: dict[str, Group], unit: float, file: Path) -> None:
         steps = np.array(list(next(iter(group.rows.values()))["curve"]))  # (m,)
         for axis, x in zip(axes, (steps, spent(group) / unit)):
             draw_curve(axis, x, group, line, short(name))
-    axes[0].set(xlabel="step", ylabel="held-out puzzles solved, %", title="By step no difference is shown at the end")
+    axes[0].set(xlabel="step", ylabel="held-out puzzles solved, %", title="By step only share ends lower")
     axes[1].set(xlabel="weighted tokens, in units of GRPO's default run",
                 title="At the same cost RLOO ends above expert_iteration")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
