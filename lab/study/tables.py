@@ -293,46 +293,14 @@ def table_tested(first: dict[str, list[Run]]) -> Table:
     planned = {a for a, _ in PRIMARY}
     pairs = [Pair(groups[a], groups[b], unit=unit) for a, b in CONTRASTS]
     note = ("Each method at its own rate. * is significant at 5% after Holm's correction over the first four rows. "
-            "Paired: by seed. Equivalent: the 90% interval lies within one point of 0. Others: 512 puzzles that were "
-            "not measured while training, with other random numbers, at the end. Middle half: the difference of "
-            "interquartile means of area. Beats: how often a run of the first has more area than one of the second. "
-            "Equal cost: at the largest cost that both reached; 1:0:0 counts sampled tokens alone. Both were added "
-            "when the rest was known, with * by column.")
+            "Others: 512 puzzles that were not measured while training, with other random numbers, at the end. Equal "
+            "cost: at the largest cost that both reached; 1:0:0 counts sampled tokens alone. Both were added when the "
+            "rest was known, with * by column.")
     return make_table("Tuned, then tested", note, pairs, [
         Column("contrast", lambda pair: " - ".join(name_of(arm(group.label)[0]) for group in pair[:2])), BOTH,
         minus("area", family=lambda pair: "" if arm(pair.a.label)[0] in planned else None),
-        Column("area, paired", lambda pair: paired(pair.a, pair.b)),
-        Column("equivalent", lambda pair: "yes" if equivalent(pair.a, pair.b) else "no"), minus("end", "end"),
-        minus("end, others", "others"),
-        Column("area, middle half", lambda pair: f"{100 * (middle_half(pair.a) - middle_half(pair.b)):.1f}"),
-        Column("beats", lambda pair: f"{beats(pair.a, pair.b):.2f}"), COSTS_OF_BOTH,
+        minus("end", "end"), minus("end, others", "others"), COSTS_OF_BOTH,
         equal("area, equal cost", family=together), equal("area, 1:0:0", weights="1:0:0", family=together)])
-
-
-def paired(a: Group, b: Group) -> Estimate:
-    """The mean difference of area by seed, on the seeds that both have."""
-    seeds = sorted(a.rows.keys() & b.rows.keys())
-    return t_estimate(np.array([a.rows[seed]["area"] - b.rows[seed]["area"] for seed in seeds]))
-
-
-def equivalent(a: Group, b: Group, margin: float = 0.01) -> bool:
-    """Whether the 90% interval of the difference of area (Welch) lies within the margin on both sides of 0."""
-    e = contrast((1, a.values("area")), (-1, b.values("area")), outside=0.10)
-    return max(e.high, -e.low) < margin
-
-
-def middle_half(group: Group) -> float:
-    """The interquartile mean of area: the mean of its middle half, with the runs at the edges counted in part."""
-    area = np.sort(group.values("area"))
-    sums, n = np.concatenate(([0.0], area.cumsum())), len(area)
-    low, high = np.interp([n / 4, 3 * n / 4], np.arange(n + 1), sums)
-    return float((high - low) / (n / 2))
-
-
-def beats(a: Group, b: Group) -> float:
-    """The probability that a run of one group has more area than a run of the other, ties counting half."""
-    d = a.values("area")[:, None] - b.values("area")
-    return float((d > 0).mean() + (d == 0).mean() / 2)
 
 
 def table_default(first: dict[str, list[Run]]) -> Table:

@@ -215,20 +215,6 @@ def test_the_contrasts_of_stage_two_by_hand():
     assert row["area, equal cost"] == points(welch(expert / 2, rloo / 4)) + " *"  # a line from 0, and half of one
 
 
-def test_what_stage_two_shows_by_hand():
-    """Guards against quartiles of whole runs, ties as wins, pairs by place, and equivalence by the 95% interval."""
-    made = lambda *areas, first=30: Group("a", {first + i: {"area": area} for i, area in enumerate(areas)})
-    assert tables.middle_half(made(0, 1, 2, 3, 4, 5, 6, 99.0)) == pytest.approx((2 + 3 + 4 + 5) / 4)
-    assert tables.middle_half(made(0, 1, 2, 3, 90.0)) == pytest.approx((0.75 * 1 + 2 + 0.75 * 3) / 2.5)
-    assert tables.beats(made(1, 2.0), made(1, 0, 5.0)) == (0.5 + 1 + 1 + 1) / 6
-    assert tables.paired(made(0.3, 0.5), made(9.0, 0.1, 0.4, first=29)).value == pytest.approx(0.15)
-    a, b = [0.50, 0.52, 0.51, 0.49], [0.50, 0.51, 0.52, 0.50]
-    v = [statistics.variance(x) / 4 for x in (a, b)]
-    within = t_quantile(sum(v) ** 2 / sum(x**2 / 3 for x in v), 0.10) * sum(v) ** 0.5
-    edge = abs(statistics.mean(a) - statistics.mean(b)) + within
-    assert tables.equivalent(made(*a), made(*b), edge + 1e-9) and not tables.equivalent(made(*a), made(*b), edge - 1e-9)
-
-
 def test_rates_are_compared_on_the_same_seeds_and_each_at_its_best():
     """Guards against other seeds of the default rate, a best rate by the end, and the two methods exchanged."""
     parts = {"main": runs(RLOO, (0.60, 0.64, 0.99)), "successes": runs("expert_iteration", (0.80, 0.84, 0.99)),
