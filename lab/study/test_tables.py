@@ -243,6 +243,15 @@ def test_each_setting_of_successes_has_its_own_rloo_and_unit():
         assert found[level]["area, equal cost"].removesuffix(" *") == points(e)
 
 
+def test_all_seeds_of_the_default_rate_count():
+    """Guards against seeds of one part alone, and runs at another rate."""
+    first = {part: [run for name, ends in ((RLOO, OTHER), (tables.RATIO, BETTER), ("ppo", NONE), ("vineppo", BETTER))
+                    for run in runs(name, ends, first=seed)] for part, seed in (("main", 0), ("tune", 20))}
+    first["tune"] += runs("none lr=0.00028 advantage=rloo", (0.01, 0.02), first=20)
+    row = rows_of(tables.table_all_seeds(first))[tables.RATIO]
+    assert row["seeds"] == "6, 6" and row["end"] == points(welch(np.array(BETTER * 2), np.array(OTHER * 2)))
+
+
 def test_perfect_credit_is_compared_with_rloo_at_its_rate(monkeypatch):
     """Guards against RLOO at another rate, a cost in other units, and an accuracy of another credit."""
     monkeypatch.setattr(tables, "read_accuracy", lambda: {"oracle": Estimate(0.8, 0.7, 0.9)})
