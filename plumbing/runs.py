@@ -13,9 +13,6 @@ from plumbing.files import check_fields, checksum, read_arrays, read_json
 from plumbing.metrics import COLUMNS, CREDIT_LOG
 
 
-# --------------------------------------------------------------------------------------------------- reading
-
-
 def read_metrics(run: Path, length: int | None = None) -> dict[str, np.ndarray]:
     """metrics.csv, or its first `length` bytes, as columns, NaN where nothing was measured.
 

@@ -14,7 +14,7 @@ from analyze import RLOO
 from lab.estimates import cell, points, read_column
 from lab.statistics import holm
 from lab.study.engine import (BOTH, EXPERT, MORE_ANSWERS, Column, Pair, at_equal_cost, at_rates, difference, equal,
-                              make_table, minus, name_of, select, spent, success_at)
+                              make_table, measured, minus, name_of, select, spent, success_at)
 from lab.study.plan import BEST
 from plumbing.comparison import Group, Run
 from plumbing.report import Estimate, Table, contrast, t_estimate, welch
@@ -132,7 +132,7 @@ def crossing(a: Group, b: Group) -> float:
     """The step from which the mean curve of a group stays above that of another; NaN if it ends below."""
     curves = [np.mean([list(row["curve"].values()) for row in group.rows.values()], 0) for group in (a, b)]
     # Rounded, because a tie in counts is none in the digits of runs.csv.
-    steps, above = np.array(list(next(iter(a.rows.values()))["curve"])), np.round(curves[0] - curves[1], 6)  # (m,) each
+    steps, above = measured(a), np.round(curves[0] - curves[1], 6)  # (m,) each
     below = np.flatnonzero(above <= 0)
     if not len(below) or below[-1] == len(steps) - 1:
         return float("nan") if len(below) else float(steps[0])
@@ -143,7 +143,7 @@ def crossing(a: Group, b: Group) -> float:
 def after_late(a: Group, b: Group) -> tuple[Estimate, Estimate]:
     """How success of a group changes from step LATE to its end, and what it is at LATE minus that of another at the
     largest cost that both reached."""
-    at_late = success_at(a, list(next(iter(a.rows.values()))["curve"]), [LATE])[:, 0]  # (seeds,)
+    at_late = success_at(a, measured(a), [LATE])[:, 0]  # (seeds,)
     at_cost = success_at(b, spent(b), [at_equal_cost(a, b)["cost"]])[:, 0]  # (seeds,)
     return t_estimate(a.values("end") - at_late), welch(at_late, at_cost)
 

@@ -93,10 +93,15 @@ def name_of(label: str) -> str:
     return method_name(label) if is_uniform(label) else f"`{label}`"
 
 
+def measured(group: Group) -> np.ndarray:
+    """The steps (m,) at which held-out success of a group's runs was measured."""
+    return np.array(list(next(iter(group.rows.values()))["curve"]))
+
+
 def difference(a: Group, b: Group, figure: str = "area") -> Estimate:
     """A group minus another one in a figure, with Welch's interval. After as many steps, areas are read at the steps
     of the group that was measured less often, as at equal cost."""
-    first, second = (list(next(iter(group.rows.values()))["curve"]) for group in (a, b))  # the steps measured
+    first, second = (measured(group).tolist() for group in (a, b))
     if figure != "area" or first == second or first[-1] != second[-1]:
         return welch(a.values(figure), b.values(figure))
     steps = min(first, second, key=len)

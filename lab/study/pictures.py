@@ -10,7 +10,7 @@ from analyze import RLOO, method_name
 from lab.estimates import points
 from lab.study import decided, tables
 from lab.study.engine import (EXPERT, FIRST, MORE_ANSWERS, Levels, at_equal_cost, at_rates, cost_unit, difference,
-                              select, spent)
+                              measured, select, spent)
 from plumbing.comparison import Group, Run
 from plumbing.report import GREY, MINUS, PALETTE, PLUS, Estimate, new_figure, plt, save_figure, t_estimate
 from train import Settings
@@ -44,7 +44,7 @@ def draw_budget(parts: dict[str, list[Run]], file: Path) -> None:
     figure, (left, right) = new_figure(2, 4.2, sharey=True)
     for label, line in {"vineppo": "o-", "ppo": "s-", MORE_ANSWERS: "D--", tables.LONGER: "v:",
                         RLOO: "^-"}.items():  # RLOO lies on its own longer run, so it comes last
-        costs, steps = spent(groups[label]) / unit, np.array(list(next(iter(groups[label].rows.values()))["curve"]))
+        costs, steps = spent(groups[label]) / unit, measured(groups[label])
         costs[0] = np.nan  # a logarithmic axis has no 0
         for axis, x in ((left, costs), (right, steps))[: 1 + (steps[-1] == Settings.steps)]:
             draw_curve(axis, x, groups[label], line, f"{short(label)}, seeds: {len(groups[label].rows)}")
@@ -155,8 +155,7 @@ def draw_negatives(groups: dict[str, Group], unit: float, file: Path) -> None:
     figure, axes = new_figure(2, 4.2, sharey=True)
     for name, line in {RLOO: "^-", EXPERT: "o-", decided.SHARE: "s:", decided.POSITIVES: "D--"}.items():
         group = groups[name]
-        steps = np.array(list(next(iter(group.rows.values()))["curve"]))  # (m,)
-        for axis, x in zip(axes, (steps, spent(group) / unit)):
+        for axis, x in zip(axes, (measured(group), spent(group) / unit)):
             draw_curve(axis, x, group, line, short(name))
     axes[0].set(xlabel="step", ylabel="held-out puzzles solved, %", title="By step only share ends lower")
     axes[1].set(xlabel="weighted tokens, in units of GRPO's default run",

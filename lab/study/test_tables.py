@@ -1,6 +1,5 @@
 """Tables of the study against hand computations, simulations and the published rows."""
 import math
-import statistics
 
 import numpy as np
 import pytest
