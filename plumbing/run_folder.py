@@ -255,6 +255,8 @@ def reopen_run(run: Path, state: dict, steps: int) -> None:
     config["settings"]["steps"] = steps
     write_json(run / "config.json", config)
     (run / "final.json").unlink(missing_ok=True)
+    for half in [file for file in run.rglob("*.part") if file.is_dir()]:  # of a process killed in `replace_file`
+        shutil.rmtree(half)
     for path in (*(run / "credit").glob("step-*.npz"), *(run / "checkpoints").glob("step-*")):
         number = path.stem.removeprefix("step-")
         if number.isdecimal() and int(number) > state["step"]:  # others are not ours

@@ -317,11 +317,15 @@ def test_a_resumed_run_is_cut_back_to_its_state(counted):
         (run / "credit" / f"step-{step:06d}.npz").touch()
         (run / "checkpoints" / f"step-{step:06d}" / "deep").mkdir(parents=True)
     (run / "samples.txt").write_text("of steps 1 to 4, and of 5")
+    for half in ("state.pt.part", "credit/step-000005.npz.part", "checkpoint/model.safetensors.part"):
+        (run / half).mkdir()  # killed between the renaming and the removal of the folder, or before
+    (run / "credit" / "step-000005.npz.part" / "step-000005.npz").touch()
     assert resume(run, replace(s, steps=9), learner) == learner.steps == 4
     assert len((run / "metrics.csv").read_text()) == length
     assert (run / "samples.txt").read_text() == "of steps 1 to 4"
     assert sorted(p.name for p in run.glob("credit/*"))[-1] == "step-000004.npz"
     assert {p.name for p in run.glob("checkpoints/*")} == {"step-000003", "step-best"}
+    assert not [*run.rglob("*.part")]
     assert read_json(run / "config.json")["settings"]["steps"] == 9
 
 
