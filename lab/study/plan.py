@@ -10,6 +10,7 @@ VERSION = 2  # of the results; rows of another version do not count. Raise it wh
 RUNS = Path(f"runs/study-{VERSION}")
 HARD = RUNS / "hard.jsonl"
 WORDS = " --task math --max_new_tokens 128"
+THEIRS = " --data weights/countdown.jsonl"  # the puzzles of the original work: Countdown with 3 to 4 numbers
 LOOK = " --questions 64 --answers 8 --steps 1 --lr 0 --eval_problems 8"  # at the gradient, before any training
 LEVELS = {"easy": "", "hard": f" --data {HARD} --max_new_tokens 240", "small": " --model models/countdown-small",
           "latin": " --task latin", "math": " --task math",
@@ -17,9 +18,10 @@ LEVELS = {"easy": "", "hard": f" --data {HARD} --max_new_tokens 240", "small": "
              for name, task, more in (
                  ("words", WORDS, " --questions 8 --answers 8 --steps 40 --eval_problems 512 --eval_every 20"),
                  ("laptop", WORDS, " --questions 4 --answers 8 --steps 40 --eval_problems 256 --eval_every 20"),
-                 ("first-words", WORDS, LOOK),
-                 ("first-countdown", " --data weights/countdown.jsonl --max_new_tokens 512", LOOK))}}
-PRETRAINED = ("words", "laptop", "first-words", "first-countdown")  # rows in lab/real/runs.csv, designs beside it
+                 ("original", f"{THEIRS} --max_new_tokens 128",
+                  " --questions 4 --answers 8 --steps 100 --eval_problems 256 --eval_every 50"),
+                 ("first-words", WORDS, LOOK), ("first-countdown", f"{THEIRS} --max_new_tokens 512", LOOK))}}
+PRETRAINED = ("words", "laptop", "original", "first-words", "first-countdown")  # rows and designs in lab/real
 
 APART = ("regrade_ablation",  # hardly more than `none`
          "shuffled", "expert_iteration", "oracle", "process_reward", "ppo_process", "share",
@@ -99,6 +101,7 @@ PARTS = {  # level, methods with their flags, seeds
         RLOO_FLAGS, "expert_iteration", "share --advantage rloo")), range(5))],
     "laptop": [("laptop", (f"{RLOO_FLAGS} --lr 5e-06", "expert_iteration --lr 5e-06",
                            "share --advantage rloo --lr 5e-06"), range(5))],
+    "original": [("original", ("none --lr 5e-06",), (0,))],
     # To check what was written before they ran.
     "fresh": [("easy", (RLOO_FLAGS, "ppo", "vineppo", RATIO_FLAGS), range(10, 15))],
 }
