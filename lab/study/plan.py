@@ -19,7 +19,7 @@ LEVELS = {"easy": "", "hard": f" --data {HARD} --max_new_tokens 240", "small": "
                  ("words", WORDS, " --questions 8 --answers 8 --steps 40 --eval_problems 512 --eval_every 20"),
                  ("laptop", WORDS, " --questions 4 --answers 8 --steps 40 --eval_problems 256 --eval_every 20"),
                  ("original", f"{THEIRS} --max_new_tokens 128",
-                  " --questions 4 --answers 8 --steps 100 --eval_problems 256 --eval_every 50"),
+                  " --questions 4 --answers 8 --steps 60 --eval_problems 256 --eval_every 30"),
                  ("first-words", WORDS, LOOK), ("first-countdown", f"{THEIRS} --max_new_tokens 512", LOOK))}}
 PRETRAINED = ("words", "laptop", "original", "first-words", "first-countdown")  # rows and designs in lab/real
 
