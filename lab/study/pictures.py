@@ -171,8 +171,7 @@ def write_study(file: Path) -> None:
     draw_tuned(levels[FIRST], file.with_name("tuned.png"))
     draw_successes(levels, file.with_name("successes.png"))
     draw_perfect(levels["small"], file.with_name("perfect.png"))
-    if arms := decided.section_9(levels["small"]):
-        draw_noise(arms, decided.read_noise(), file.with_name("noise.png"))
-    if arms := decided.section_10(levels[FIRST]):
-        draw_negatives(arms, cost_unit(select(levels[FIRST], "main")), file.with_name("negatives.png"))
+    draw_noise(decided.section_9(levels["small"]), decided.read_noise(), file.with_name("noise.png"))
+    unit = cost_unit(select(levels[FIRST], "main"))
+    draw_negatives(decided.section_10(levels[FIRST]), unit, file.with_name("negatives.png"))
     print(f"wrote {file.with_name('tables.md')}, and pictures beside it")

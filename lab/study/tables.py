@@ -3,7 +3,7 @@
     python -m lab.study.run --tables        writes tables.md and tables-1.md beside runs.csv, and the pictures
 
 Asterisks stand only where a question of the pages is answered, and each table says over what it corrects. Section
-numbers are those of designs.md; sections 9 and 10 have no table before their last run.
+numbers are those of designs.md.
 """
 import re
 from pathlib import Path
@@ -430,17 +430,14 @@ def level_tables(level: str, parts: dict[str, list[Run]]) -> list[Table]:
 
 
 def tables_designed(levels: Levels) -> list[Table]:
-    """The tables of designs.md, as far as their runs are done."""
+    """The tables of designs.md."""
     first, small = levels[FIRST], levels["small"]
-    found = [table_process(first), table_tuning(first), table_many(first), table_perfect(small), table_tested(first),
-             table_default(first), table_all_seeds(first)]
-    if arms := section_9(small):
-        found.append(table_noise(arms, read_signal(), read_noise()))
-    if arms := section_10(first):
-        tested = stage_two(first)
-        others = [*successes(levels), Pair(tested[EXPERT], tested[RLOO])]
-        found.append(table_negatives(arms, cost_unit(select(first, "main")), others))
-    return [*found, table_successes(levels), table_faster(levels)]
+    tested = stage_two(first)
+    others = [*successes(levels), Pair(tested[EXPERT], tested[RLOO])]
+    return [table_process(first), table_tuning(first), table_many(first), table_perfect(small), table_tested(first),
+            table_default(first), table_all_seeds(first), table_noise(section_9(small), read_signal(), read_noise()),
+            table_negatives(section_10(first), cost_unit(select(first, "main")), others),
+            table_successes(levels), table_faster(levels)]
 
 
 def old_tables(level: str, parts: dict[str, list[Run]]) -> list[Table]:
