@@ -4,7 +4,6 @@
     python -m lab.study.run --parts main --levels easy      the main table: five or ten seeds
     python -m lab.study.run --list                          the commands that are left, for Slurm, parallel or Ray
     python -m lab.study.run --device cuda                   on a GPU, which runs of many responses gain from
-    python -m lab.study.run --parts noise --hours 2         as much as ends in two hours
     python -m lab.study.run --collect                       only take over the finished runs in runs/study-2
     python -m lab.study.run --tables                        tables and pictures of lab/study/runs.csv, beside it
 
@@ -21,7 +20,6 @@ The runs of a pretrained model (parts first, words, laptop and original) have to
 import argparse
 import fcntl
 import json
-import math
 import os
 import shlex
 import shutil
@@ -198,18 +196,17 @@ def take_over(e: Experiment, keep: bool) -> None:
 # -------------------------------------------------------------------------------------------------- processes
 
 
-def train_all(experiments: list[Experiment], processes: int, threads: int,
-              until: float = math.inf) -> Iterator[tuple[Experiment, int]]:
+def train_all(experiments: list[Experiment], processes: int, threads: int) -> Iterator[tuple[Experiment, int]]:
     """Start or resume runs, `processes` at a time; yields each with its exit code when it ends, or is found finished.
-    Nothing runs after `until` (time.monotonic()), or after this is closed; no run starts that would take longer."""
+    Nothing runs after this is closed."""
     waiting, running, paused = list(experiments), {}, False
     try:
-        while (waiting or running) and time.monotonic() < until:
+        while waiting or running:
             while waiting and len(running) < processes and not paused:
                 e = waiting.pop(0)
                 if is_finished(e.folder):
                     yield e, 0
-                elif until == math.inf or time.monotonic() + seconds(e, list(done_runs().values())) < until:
+                else:
                     running[e] = start(e, threads)
             for e in [e for e, process in running.items() if process.poll() is not None]:
                 yield e, running.pop(e).returncode
@@ -251,12 +248,10 @@ def settle(e: Experiment, code: int, keep: bool) -> str:
 
 
 def seconds(e: Experiment, done: list[dict]) -> float:
-    """What a run takes: a fifth more, for evaluation, than its other seeds did, else its level, else all rows; else 0.
-    """
+    """What a run takes: a fifth more, for evaluation, than its other seeds did, else its level, else all rows."""
     same = [row for row in done if row["run"].rpartition("-seed")[0] == e.name.rpartition("-seed")[0]]
     level = [row for row in done if row["level"] == e.level]
-    known = same or level or done
-    return 1.2 * float(np.mean([float(row["seconds"]) for row in known])) if known else 0.0
+    return 1.2 * float(np.mean([float(row["seconds"]) for row in same or level or done]))
 
 
 def progress(experiments: list[Experiment], processes: int) -> str:
@@ -283,7 +278,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         parser.add_argument(f"--{name}", nargs="+", choices=list(choices), default=list(default),
                             help=f"only these, of: {', '.join(choices)}", metavar=name.upper())
     parser.add_argument("--processes", type=int, default=cores, help=f"runs at a time (default: the {cores} cores)")
-    parser.add_argument("--hours", type=float, default=math.inf, help="stop after that time (default: never)")
     parser.add_argument("--device", default="cpu", help="of the runs, such as cuda (default: cpu)")
     parser.add_argument("--keep", action="store_true", help="keep the credit logs of finished runs")
     parser.add_argument("--list", action="store_true", help="print the commands that are left, and start nothing")
@@ -308,7 +302,7 @@ def run(args: argparse.Namespace) -> None:
     if args.collect:
         todo = [e for e in todo if is_finished(e.folder)]
     print(progress(listed, args.processes), flush=True)
-    with closing(train_all(todo, args.processes, args.threads, time.monotonic() + 3600 * args.hours)) as ended:
+    with closing(train_all(todo, args.processes, args.threads)) as ended:
         for e, code in ended:
             problem = settle(e, code, args.keep)
             failed += bool(problem)
