@@ -1,11 +1,12 @@
 """The study: its list, its rows, and a small study that is interrupted and resumed."""
-import _thread
 import functools
 import itertools
 import json
+import os
 import random
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -212,7 +213,7 @@ def test_runs_pause_for_quiet_and_end_with_the_study(place, monkeypatch):
             found.append(size())
         while size() == found[1] and time.monotonic() < deadline:
             time.sleep(0.01)
-        _thread.interrupt_main()
+        os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=measure, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
