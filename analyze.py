@@ -19,6 +19,7 @@ Differences from the original work:
 import json
 import re
 import sys
+import textwrap
 from collections import Counter
 from pathlib import Path
 
@@ -184,8 +185,9 @@ def table_roles(log: dict) -> Table:
         sizes.append([mean_size(log, selected, measure)[0] for measure in MEASURES])
     filler, reasoning = sizes[:2]  # as ROLES begins
     by_contribution, by_gradient = ratio(filler[0], reasoning[0]), ratio(filler[1], reasoning[1])
-    note = ("Mean size ± half of its 95% interval, clustered by puzzle, then signed means. Filler / reasoning: "
-            f"{by_contribution:.2f} by contribution, {by_gradient:.2f} by gradient.")
+    note = "Mean size ± half of its 95% interval, clustered by puzzle, then signed means."
+    if np.isfinite([by_contribution, by_gradient]).all():
+        note += f" Filler / reasoning: {by_contribution:.2f} by contribution, {by_gradient:.2f} by gradient."
     return Table("Token types", note, ["type", "tokens", "share", *SIZE_HEADER, *MEASURES, "log p", "entropy"], rows)
 
 
@@ -454,7 +456,8 @@ def figure_cell(name: str, e: Estimate) -> str:
 
 def draw_curves(groups: list[Group], file: Path) -> None:
     """The learning curves of methods: the mean over seeds and its 95% interval; each seed where there is one method."""
-    figure, (axis,) = new_figure(1, 3.6 + 0.12 * len(groups))
+    names = [textwrap.fill(method_name(group.label), 34) for group in groups]  # longer ones leave curves no room
+    figure, (axis,) = new_figure(1, 3.6 + 0.12 * sum(1 + name.count("\n") for name in names))
     for i, group in enumerate(groups):
         curves, colour = [row["curve"] for row in group.rows.values()], PALETTE[i % len(PALETTE)]
         steps = sorted(set.intersection(*map(set, curves)))
@@ -462,7 +465,7 @@ def draw_curves(groups: list[Group], file: Path) -> None:
         mean, low, high = np.array([(e.value, e.low, e.high) for e in estimates]).T  # (steps,) each
         style = ("-", "--", ":", "-.")[i // len(PALETTE) % 4]
         axis.plot(steps, mean, style, color=colour, marker="os^D"[i % 4],
-                  label=f"{method_name(group.label)}, seeds: {len(curves)}")
+                  label=f"{names[i]}, seeds: {len(curves)}")
         axis.fill_between(steps, low, high, color=colour, alpha=0.25 if len(groups) < 4 else 0.1, lw=0)
         for curve in curves if len(groups) == 1 else []:
             axis.plot(steps, [curve[step] for step in steps], color=colour, lw=0.6, alpha=0.6)
@@ -521,7 +524,7 @@ def main() -> None:
         return print(__doc__)
     if not words or any(word.startswith("-") for word in words):
         fail("name one or more run folders and no flags, such as: python analyze.py runs/none-seed0")
-    analyze([Path(word) for word in dict.fromkeys(words)])
+    analyze(list(dict.fromkeys(map(Path, words))))
 
 
 if __name__ == "__main__":

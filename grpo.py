@@ -40,6 +40,7 @@ from torch import Tensor
 
 from plumbing.metrics import UpdateLog
 from plumbing.optimizer import Optimizer
+from plumbing.registry import require
 from plumbing.shared_prompts import shared_prompts
 from qwen2_model import Qwen2
 from rollout import Policy, TokenBatch, by_group, has_variance
@@ -88,7 +89,10 @@ ADVANTAGES = {"grpo": over_deviation,
 def compare(batch: TokenBatch, name: str = "grpo") -> Tensor:
     """The advantage (B,) of each response: how its reward compares with those of its group."""
     rewards, success = by_group(batch, batch.reward), by_group(batch, batch.success)  # (Q, G) each
-    return ADVANTAGES[name](rewards, success).flatten()
+    advantage = ADVANTAGES[name](rewards, success)  # (Q, G)
+    require(advantage.shape == rewards.shape and advantage.isfinite().all(),
+            f"--advantage {name} must give each response of (Q, G) a finite number: is there a division by 0?")
+    return advantage.to(rewards).flatten()
 
 
 # ---------------------------------------------------------------------------------------------------- losses

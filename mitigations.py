@@ -69,7 +69,7 @@ def reweight(batch: TokenBatch, weight: Tensor) -> Tensor:
     if batch.normalize == "response":
         scaled = unit_mean(scaled, batch.mask)
     if batch.normalize == "step":
-        scaled = unit_mean(scaled.view(1, -1), batch.mask.view(1, -1)).view_as(scaled)
+        scaled = unit_mean(scaled.reshape(1, -1), batch.mask.reshape(1, -1)).view_as(scaled)
     return batch.advantage[:, None] * scaled
 
 

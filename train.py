@@ -19,6 +19,7 @@ shared_prompts.py for padded_rows of grpo.py. Tests hold both to the same number
 """
 import copy
 import inspect
+import shlex
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
@@ -235,7 +236,7 @@ def finish(run: Path, policy: Policy, heldout: list, s: Settings) -> None:
              "heldout_problems": len(heldout)} | measure_pass(policy, heldout[:128], s)  # more would take long
     if leads():
         write_json(run / "final.json", final)
-    print(f"wrote {run}" + (f"; read it with: python analyze.py {run}" if s.steps else ""))
+    print(f"wrote {run}" + (f"; read it with: python analyze.py {shlex.quote(str(run))}" if s.steps else ""))
 
 
 # --------------------------------------------------------------------------------------- from the command line
@@ -261,7 +262,7 @@ def main() -> None:
                   "the list of puzzles": names_of(training + heldout),
                   f"the credit function {s.mitigation}": inspect.getsource(method)}
         done = run_folder.open_run(run, s, hyper_parameters, source, learners(policy, optimizer), resume=bool(resume))
-    with one_sentence(f"interrupted; continue with: python train.py --resume {run}", run):
+    with one_sentence(f"interrupted; continue with: python train.py --resume {shlex.quote(str(run))}", run):
         print(f"{sum(p.numel() for p in policy.model.parameters()):,} parameters, {len(training)} puzzles to train on, "
               f"into {run}")
         shown = ", ".join(f"{name}={value}" for name, value in differences.items())

@@ -10,6 +10,7 @@ from typing import Any, Iterable
 
 from plumbing.flags import check_range
 from plumbing.progress import follow
+from plumbing.task_file import load_task
 from rollout import Policy, draw_puzzles
 
 # Bytes of keys and values while evaluating: they set how many responses are sampled at once, but never fewer than in a
@@ -25,9 +26,7 @@ def check(s: Any) -> None:
     check_range(s, ("steps", "seed", "lr", "weight_decay", "kl", "clip_high", "eval_every", "checkpoint_every",
                     "state_every", "warmup_steps", "pass_at"), lowest=0)
     check_range(s, ("beta1", "beta2", "clip_low"), lowest=0, below=1)
-    for name in ("max_grad_norm", "temperature"):
-        if not 0 < getattr(s, name) < 1e12:
-            raise ValueError(f"--{name} must be above 0, and below 1e12")
+    check_range(s, ("max_grad_norm", "temperature"), lowest=1e-6)
     if s.warmup_steps > s.steps > 0:
         raise ValueError(f"--warmup_steps {s.warmup_steps} must be at most --steps {s.steps}")
     if s.questions * s.answers > 2**16 or s.max_new_tokens > 2**16:  # the credit log numbers them with 16 bits
@@ -46,6 +45,7 @@ def with_model(s: Any) -> Any:
     """The settings with the folder of a model: where --model names none, of the one in models/ made for the task."""
     folder = MODELS / f"{s.task}-tiny"
     if not s.model and not folder.is_dir():
+        load_task(s.task)  # which says so if there is no such task
         raise ValueError(f"the task {s.task} has no model in models/: name one with --model, or make one "
                          "with python -m models.warm_start")
     return replace(s, model=s.model or str(folder))

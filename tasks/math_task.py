@@ -98,6 +98,7 @@ def read_problem(question: object, answer: object) -> Problem:
     """The problem of a row, whose answer is a number or a text that ends in `#### number`; ValueError if it is none."""
     if not isinstance(question, str) or not question.strip():
         raise ValueError("its question is no text")
+    question.encode()  # UnicodeEncodeError, which is a ValueError, for half of a character
     exact = number(str(answer).rpartition("####")[2])
     if exact is None:
         raise ValueError(f"its answer, {str(answer)[-40:]!r}, has not one number after the last ####")

@@ -128,7 +128,7 @@ def make_batch(lengths, advantages, groups=None, **fields) -> TokenBatch:
     says, by its name: make_batch(..., critic=torch.zeros(2, 3)).
     """
     B, T, Q = len(lengths), max(lengths), 1 + max(groups or [0])
-    mask = torch.arange(T) < torch.tensor(lengths)[:, None]
+    mask = (torch.arange(T + 1) < torch.tensor(lengths)[:, None])[:, :T]  # not contiguous, as the sampler's isn't
     neutral = dict(
         tokens=torch.zeros(B, T, dtype=torch.long),
         mask=mask,

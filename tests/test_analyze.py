@@ -259,8 +259,8 @@ def test_a_run_without_any_credit_is_analyzed(run, call):
     for step in (1, 2):
         write_log(run, step, factor=0)
     write_metrics(run, [[0, 0.25], [1, ""], [2, 0.75]])  # with the checksums of the changed log
-    assert "Filler / reasoning: nan" in call(run)
-    assert "# Comparison" not in call(run, run)  # the same folder once more is not another run
+    assert "nan" not in call(run)
+    assert "# Comparison" not in call(run, f"{run}/")  # the same folder once more is not another run
 
 
 # ------------------------------------------------------------------------------------------------------- comparison
@@ -375,6 +375,9 @@ def test_learning_curves_show_the_mean_and_its_interval(tmp_path, figures):
     assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == len(lines) == 5
     assert [line.get_label() for line in lines] == [f"{name}, seeds: 2" for name in "abcde"]
     assert figures[0].axes[0].lines[0].get_label() == "GRPO, seeds: 2"
+    analyze.draw_curves([group(f"{name} model=" + 99 * "x", {0: 0.5, 1: 0.6}) for name in "ab"], tmp_path / "c.png")
+    figures[2].canvas.draw()
+    assert figures[2].axes[0].get_window_extent().width > 300  # pixels: a long name leaves the curves their room
 
 
 # ----------------------------------------------------------------------------------------------------- command line

@@ -40,6 +40,14 @@ def test_advantage_by_the_textbook(estimator):
     assert advantage[2].any() == (estimator == "step_mean")
 
 
+@pytest.mark.parametrize("wrong", [lambda r, s: r / r.std(1, keepdim=True), lambda r, s: r.mean(1)])
+def test_a_wrong_advantage_is_named(wrong, monkeypatch):
+    """Guards against a NaN, or one number for each group, that the credit function is accused of."""
+    monkeypatch.setitem(grpo.ADVANTAGES, "mine", wrong)
+    with pytest.raises(ValueError, match="--advantage mine must give each response"):
+        grpo.compare(make_batch([1] * 4, [0.0] * 4, [0, 0, 1, 1], reward=torch.tensor([0.0, 1, 0, 0])), "mine")
+
+
 @pytest.mark.parametrize("loss", grpo.LOSSES)
 def test_on_policy_every_loss_has_the_gradient_of_the_policy(loss):
     """Guards against a loss that is another one in the first update on a batch: credit is the gradient there."""

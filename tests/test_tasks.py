@@ -241,6 +241,7 @@ BROKEN_LINES = [
     ('{"problem": "Q", "solution": "3"}', "its fields are problem, solution: rename them"),
     ("{", "Expecting property name"), ("[]", "it is no object"),
     ('{"question": 3, "answer": "3"}', "its question is no text"), ('{"question": " ", "answer": 3}', "is no text"),
+    ('{"question": "a \\ud800", "answer": "3"}', "surrogates not allowed"),
     *((f'{{"question": "Q", "answer": {answer}}}', "has not one number after the last ####")
       for answer in ('"#### 3 or 4"', "true", "null", "NaN", '"#### 3 ####"', "1e99", '"&nbsp;3"'))]
 

@@ -363,7 +363,7 @@ OTHER_TASK = ["--task", REVERSE, "--model", BUNDLED]
     ([*OTHER_TASK, "--mitigation", "first_error"], "needs calculations, which is neither a function of the task"),
     ([*OTHER_TASK, "--task", "sudoku"], "tasks/NAME_task.py"),
     ([*OTHER_TASK, "--task", "tests/reverse"], "tasks/NAME_task.py"),
-    ([*OTHER_TASK, "--task", "gone.py"], "no task file gone.py"),
+    ([*OTHER_TASK, "--task", "gone.py"], "no task file gone.py"), (["--task", "gone.py"], "no task file gone.py"),
     ([*OTHER_TASK, "--data", "gone.txt"], "no data file gone.txt"),  # which this task does not look for
     ([*OTHER_TASK, "--task", __file__], "has no function load"), ([*OTHER_TASK, "--model", ""], "has no model in"),
 ], ids=lambda x: " ".join(map(str, x)) if isinstance(x, list) else "")
