@@ -362,7 +362,7 @@ def test_the_baseline_is_none_with_the_same_settings(run, call):
         ("k lr=0.1", pytest.approx(-0.05))]
 
 
-def test_learning_curves_show_the_mean_and_its_interval(tmp_path, figures):
+def test_learning_curves_show_the_mean_and_its_interval(tmp_path, figures, recwarn):
     """Guards against a band of standard errors, and seeds left out."""
     base = group("none", {0: 0.25, 1: 0.35})
     base.rows[1]["curve"][4.0] = 0.1  # which the other seed did not measure
@@ -376,8 +376,7 @@ def test_learning_curves_show_the_mean_and_its_interval(tmp_path, figures):
     assert [line.get_label() for line in lines] == [f"{name}, seeds: 2" for name in "abcde"]
     assert figures[0].axes[0].lines[0].get_label() == "GRPO, seeds: 2"
     analyze.draw_curves([group(f"{name} model=" + 99 * "x", {0: 0.5, 1: 0.6}) for name in "ab"], tmp_path / "c.png")
-    figures[2].canvas.draw()
-    assert figures[2].axes[0].get_window_extent().width > 300  # pixels: a long name leaves the curves their room
+    assert not recwarn.list  # as matplotlib's, where a long name leaves the curves no room
 
 
 # ----------------------------------------------------------------------------------------------------- command line
