@@ -2,7 +2,8 @@
 
 first-countdown.npz and first-words.npz are the credit logs of part `first` (designs.md, section 1); truth-start.npz and
 truth-trained.npz are what lab/truth/measure.py measured before and after training (section 2). A folder of learning/
-has a copy of a whole run's metrics.csv (section 4), and one of them its credit log, all steps in one file.
+has a copy of a whole run's metrics.csv (section 4), and one of them its credit log, all steps in one file. original/
+has both of the run of section 5.
 
 Run it:  python -m lab.real.report        writes tables.md, truth.png and learning.png beside this file
 """
@@ -30,7 +31,8 @@ FIRST = {"Countdown": "first-countdown", "word problems": "first-words"}
 TRUTHS = {"at the start": "truth-start", "after training": "truth-trained"}
 MEASURES = ("contribution", "gradient")
 LEARNING = ROOM / "data" / "learning"
-SHOWN = "none-seed0"  # the run whose credit is shown
+# What each run is whose credit is shown, and where its credit log and metrics are.
+SHOWN = {"RLOO on word problems": LEARNING / "none-seed0", "GRPO on Countdown": ROOM / "data" / "original"}
 # Document 000, over its 100 steps, by advantage * log p; its filler counts tags.
 THEIRS = {"reasoning, share of tokens": "32.2%", "length, tokens": "183 at first, 42 at the end",
           "responses, tokens": "6,400, 303,042", "filler and tags / reasoning, contribution": "1.31",
@@ -43,9 +45,8 @@ THEIR_FIFTHS = ((0.358, 0.346), (0.366, 0.208), (0.318, 0.298), (0.389, 0.236), 
 
 def ratio_of(log: dict, measure: str, over: np.ndarray, under: np.ndarray) -> Estimate:
     """Mean size of a measure over some tokens (N,) bool over that of others, with its interval over puzzles."""
-    size = np.abs(log[measure])
-    by_puzzle = sums(log["group"].astype(int), *(column.astype(float) for column in (
-        size * over, over, size * under, under)))
+    size, puzzle = np.abs(log[measure]), np.unique(log["puzzle"], return_inverse=True)[1]
+    by_puzzle = sums(puzzle, *(column.astype(float) for column in (size * over, over, size * under, under)))
     return bootstrap(lambda s: (s[:, 0] / s[:, 1]) / (s[:, 2] / s[:, 3]), by_puzzle)
 
 
@@ -77,13 +78,13 @@ def first_figures(log: dict) -> dict[str, str]:
 
 
 def table_first(logs: dict[str, dict]) -> Table:
-    """A step before any training, of each task, beside the original's figures."""
+    """A step before any training, of each task, and a whole run, beside the original's figures."""
     figures = [first_figures(log) for log in logs.values()]
     rows = [[name, *(f[name] for f in figures), THEIRS.get(name, "")] for name in figures[0]]
-    return Table("Before any training", (
-        "RLOO's credit on zero-shot responses, 8 to each of 64 problems. Ratios are of mean sizes, with 95% intervals "
-        "over problems. t: of the mean at each position that 30 responses reach. The last column is the original's, "
-        "pooled over 100 steps of training."), ["", *logs, "the original, Countdown"], rows)
+    return Table("Beside the original's figures", (
+        "RLOO's credit on zero-shot responses, 8 to each of 64 problems; then GRPO's, pooled over 60 steps of "
+        "training, as the original's in the last column. Ratios are of mean sizes, with 95% intervals over problems. "
+        "t: of the mean at each position that 30 responses reach."), ["", *logs, "the original, Countdown"], rows)
 
 
 def table_fifths(log: dict) -> Table:
@@ -97,8 +98,8 @@ def table_fifths(log: dict) -> Table:
                                                                       "the original, contribution"], rows)
 
 
-def table_learning(log: dict, metrics: dict[str, np.ndarray]) -> Table:
-    """A run by tens of its steps: what its responses are like, and where the credit goes."""
+def table_learning(what: str, log: dict, metrics: dict[str, np.ndarray]) -> Table:
+    """A run by tens of its steps: what its responses are like, and where the credit goes. what: its method and task."""
     measured = zip(metrics["step"], metrics["heldout_success"], metrics["heldout_stderr"])
     rows, heldout = [], ", ".join(f"{success:.1%} ± {1.96 * error:.1%} at step {step:.0f}"
                                   for step, success, error in measured if not np.isnan(success))
@@ -109,13 +110,13 @@ def table_learning(log: dict, metrics: dict[str, np.ndarray]) -> Table:
         right = reward > 0.5  # 0.1 for the layout, and 1 for the answer
         equal = [np.ptp(reward[puzzle == p]) == 0 for p in np.unique(puzzle)]
         filler, reasoning = part["role"] == FILLER, part["role"] == REASONING
-        ratios = [ratio_of(part, measure, filler, reasoning).value for measure in MEASURES]
+        ratios = [cell(Estimate(ratio_of(part, measure, filler, reasoning).value)) for measure in MEASURES]
         rows.append([f"{first}-{step.max()}", f"{begins.sum()}", f"{right.mean():.2f}",
                      f"{10 * (reward - right).mean():.2f}", f"{len(begins) / begins.sum():.0f}",
                      average(part["entropy"]), f"{np.mean(equal):.0%}", f"{filler.mean():.1%}",
-                     f"{(part['in_answer'] > 0).mean():.1%}", *(f"{ratio:.2f}" for ratio in ratios)])
-    return Table("One run while it learns", (
-        "RLOO on word problems, 4 x 8 responses a step. The responses of each ten steps: the share that is right, how "
+                     f"{(part['in_answer'] > 0).mean():.1%}", *ratios])
+    return Table(f"{what} while it learns", (
+        "One run, 4 x 8 responses a step. The responses of each ten steps: the share that is right, how "
         "much of the layout they have, tokens, mean entropy in nats, groups whose rewards are all equal, the shares of "
         "filler and of what stands from the graded answer on, and the ratio of filler's mean size to reasoning's, by "
         f"contribution and by gradient. Held-out success, 256 problems: {heldout}."),
@@ -254,9 +255,11 @@ def main() -> None:
     new_parser(description=__doc__).parse_args()
     first = {task: with_measures(dict(np.load(ROOM / "data" / f"{name}.npz"))) for task, name in FIRST.items()}
     truths = {when: read_truth(ROOM / "data" / f"{name}.npz") for when, name in TRUTHS.items()}
-    learning = with_measures(dict(np.load(LEARNING / SHOWN / "credit.npz")))
-    tables = [table_first(first), table_fifths(first["Countdown"]),
-              table_learning(learning, read_metrics(LEARNING / SHOWN)), table_runs(read_rows(ROOM / "runs.csv")),
+    learning = {what: with_measures(dict(np.load(run / "credit.npz"))) for what, run in SHOWN.items()}
+    tables = [table_first(first | {"Countdown, 60 steps": learning["GRPO on Countdown"]}),
+              table_fifths(first["Countdown"]),
+              *(table_learning(what, learning[what], read_metrics(run)) for what, run in SHOWN.items()),
+              table_runs(read_rows(ROOM / "runs.csv")),
               table_measured(truths),
               *(table_where(f"Where the truth lies {when}", truth) for when, truth in truths.items()),
               table_where("Where it lies in the toy", read_truth(TOY)),

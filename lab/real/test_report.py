@@ -10,7 +10,7 @@ from lab.real import report
 
 def test_a_ratio_is_that_of_mean_sizes():
     """Guards against a ratio of sums, of signed values, or of means over puzzles of unequal length."""
-    log = {"group": np.array([0, 0, 0, 1, 1]), "contribution": np.array([-4.0, 2.0, 1.0, 3.0, -1.0])}
+    log = {"puzzle": np.array([0, 0, 0, 7, 7]), "contribution": np.array([-4.0, 2.0, 1.0, 3.0, -1.0])}
     over, under = np.array([True, False, False, True, True]), np.array([False, True, True, False, False])
     assert report.ratio_of(log, "contribution", over, under).value == pytest.approx((8 / 3) / (3 / 2))
 
@@ -51,9 +51,9 @@ def test_a_run_by_tens_of_steps_by_hand():
     log = dict(zip(names, columns))
     log |= {"credit": np.ones(12), "logit_grad": -log["logprob"], "entropy": np.full(12, 0.5),
             "in_answer": np.arange(12) % 4 == 3}
-    table = report.table_learning(with_measures(log), {name: np.array([x]) for name, x in (
+    table = report.table_learning("A run", with_measures(log), {name: np.array([x]) for name, x in (
         ("step", 11.0), ("heldout_success", 0.5), ("heldout_stderr", 0.1))})
-    assert "50.0% ± 19.6% at step 11" in table.note
+    assert table.title == "A run while it learns" and "50.0% ± 19.6% at step 11" in table.note
     first, second = (dict(zip(table.header, row)) for row in table.rows)
     assert [*first.values()] == ["1-2", "4", "0.25", "0.88", "2", "0.500", "50%", "50.0%", "25.0%", "3.00", "3.00"]
     expected = {"steps": "11-11", "right": "1.00", "format": "0.50", "equal groups": "0%"}
