@@ -144,8 +144,8 @@ def table_runs(rows: list[dict[str, str]]) -> Table:
         shown.append([short(name + " advantage=rloo"), str(seed), *success, other, *spent])
     return Table("The runs", (
         "Held-out success on 256 problems after 0, 20 and 40 steps, and on 256 of GSM-Symbolic after 40, in percent, "
-        "± half of a 95% interval over problems; tokens; seconds of all steps on a core with other programs beside "
-        "it."),
+        "± half of a 95% interval over problems; tokens; seconds of all steps on one or two cores, with other "
+        "programs beside them."),
         ["method", "seed", "start", "step 20", "step 40", "GSM-Symbolic", "sampled", "updated", "seconds"], shown)
 
 
