@@ -14,7 +14,7 @@ Differences from the original work:
 1. In the tables of one run, intervals of mean sizes are clustered by puzzle, because its responses are compared with
    each other.
 2. Tags and the end token are a type of their own, `structure`.
-3. Notes under tables explain how to read them. A result in them is computed, never written in advance.
+3. Notes under tables explain how to read them. Every figure in them is computed from the run.
 """
 import json
 import re
@@ -36,7 +36,6 @@ from tasks.text import ANSWER, END_ANSWER, END_THINK, ROLES, TAGS, format_reward
 
 MEASURES = ("contribution", "gradient")
 COLOURS = dict(zip(("reasoning", "filler", "structure"), PALETTE))
-RLOO = "none advantage=rloo"  # the label of GRPO without the division by std(r), up to a factor
 CONTROLS = ("random", "inverted", "shuffled", "share")  # not methods to use: credit from noise, turned, moved, left out
 
 
@@ -50,7 +49,7 @@ def method_name(label: str) -> str:
     method, *settings = label.split()
     if method != "none":
         return f"{label} (control)" if is_control(label) else label
-    rloo = RLOO.split()[1]
+    rloo = "advantage=rloo"  # GRPO without the division by std(r), up to a factor
     return " ".join(["RLOO" if rloo in settings else "GRPO", *(s for s in settings if s != rloo)])
 
 
@@ -371,11 +370,6 @@ def analyze_run(run: Path) -> None:
 # ------------------------------------------------------------------------------------- what one run contributes
 
 
-# Columns of metrics.csv, and what a token costs in forward passes (a backward pass counts as two). Only the names are
-# used here; the study weighs them.
-COSTS = {"tokens_sampled": 1, "tokens_read": 1, "tokens_updated": 3}
-
-
 def summarize(run: Path) -> dict[str, float | dict]:
     """The figures of one run that a comparison averages over seeds, and `curve`: held-out success by step."""
     metrics = read_metrics(run)
@@ -393,7 +387,7 @@ def summarize(run: Path) -> dict[str, float | dict]:
         total = np.bincount(log["role"], np.abs(log[measure]), 3)  # (3,)
         figures |= {f"{measure}, {role}": ratio(total[i], total.sum()) for i, role in enumerate(ROLES[:2])}
         figures[f"{measure}, filler / reasoning"] = ratio(total[0] * count[1], total[1] * count[0])  # of mean sizes
-    tokens = {name: np.nansum(metrics[name]) for name in COSTS}
+    tokens = {name: np.nansum(metrics[name]) for name in ("tokens_sampled", "tokens_read", "tokens_updated")}
     return figures | tokens | spread_within(log["credit"], log["id"]) | {
         "gradient norm": grad_norm.mean(), "its spread": grad_norm.std(), "seconds a step": np.median(seconds)}
 

@@ -20,7 +20,8 @@ It differs from TinyZero and GRPO-Zero, from which the task comes, in four ways:
    of Countdown-Tasks-3to4, which lists many puzzles twice, with the numbers in another order.)
 3. What a token is (a part of a tag, of a calculation or of prose) is found by character offsets in the decoded text. A
    tag may be split over several tokens, or merged with its neighbours, and is still recognised.
-4. An answer may be in a chat model's notation, `$4 \\times [5 − 3]$`. (One that ends in `= 8` is wrong, as there.)
+4. An answer may be in a chat model's notation, `$4 \\times [5 − 3]$`. (One that ends in `= 8` is wrong,
+   as in GRPO-Zero.)
 
 Try it:  python countdown_task.py 3 7 8 --target 29
 """
@@ -190,8 +191,10 @@ def grade(response: str, puzzle: Puzzle) -> dict[str, float]:
 
 
 def is_correct(text: str, puzzle: Puzzle) -> bool:
-    """Whether an expression, cleaned `without_notation`, uses every number exactly once and equals the target."""
-    text = without_notation(text) if len(text) <= MAX_LENGTH else ""
+    """Whether an expression, cleaned by `without_notation`, uses every number exactly once and equals the target."""
+    if len(text) > MAX_LENGTH:
+        return False
+    text = without_notation(text)
     try:
         value = expression_value(text)
     except ValueError:

@@ -1,9 +1,9 @@
 """GRPO: how responses are compared, the loss, and the update.
 
-Sample several responses to each puzzle and grade them. A response's *advantage* says how much better its reward is
-than those of the other responses to the same puzzle, its group. *Credit*, which papers call the advantage of a token,
-says what each token gets of it: in plain GRPO all of it, the same for every token. The update makes tokens with
-positive credit more likely and those with negative credit less likely. It ascends
+Sample several responses to each puzzle, a *group*, and grade them. A response's *advantage* says how much better its
+reward is than those of its group. *Credit*, which papers call the advantage of a token, is the token's own number:
+plain GRPO gives every token its response's advantage. The update makes tokens with positive credit more likely and
+those with negative credit less likely. It ascends
 
     gradient = (1 / N) sum_t credit_t * grad log pi(token_t)        over the N tokens of the step
 
@@ -18,7 +18,9 @@ GRPO also divides by the group's standard deviation, so that puzzles whose rewar
 
 A function of mitigations.py computes `credit` (B, T); the code here is the same for all of them. To add an advantage, a
 loss or a norm, write a function and name it in ADVANTAGES, LOSSES or LOSS_NORMS: the flag is made of these. `s` is the
-Settings of train.py. How it differs from the paper (DeepSeekMath, arXiv 2402.03300):
+Settings of train.py.
+
+How this file differs from the paper (DeepSeekMath, arXiv 2402.03300):
 1. The loss is an average over all tokens of the step, as in DAPO's code (2503.14476). The paper averages within each
    response first: --loss_norm sequence. Dr. GRPO (2503.20783) divides by a constant: --loss_norm constant.
 2. By default there is no KL penalty (--kl), and one update per batch (--updates_per_batch). Then the ratio pi / pi_old,
@@ -188,8 +190,9 @@ def padded_rows(model: Qwen2, batch: TokenBatch, credit: Tensor, s) -> Iterator[
     """
     prompts = batch.ask.prompts
     for rows in torch.arange(len(batch.mask), device=batch.mask.device).split(s.micro_batch):  # (b,)
-        own = [prompts[puzzle] for puzzle in batch.group[rows].tolist()]  # b
-        yield rows, response_logprobs(model, own, batch.tokens[rows], batch.mask[rows]), sum(map(len, own))
+        own_prompts = [prompts[q] for q in batch.group[rows].tolist()]  # b
+        logprob = response_logprobs(model, own_prompts, batch.tokens[rows], batch.mask[rows])  # (b, T)
+        yield rows, logprob, sum(map(len, own_prompts))
 
 
 def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tensor, s) -> dict[str, float | None]:
@@ -200,21 +203,21 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
     """
     micro_batches = padded_rows if policy.plain else shared_prompts
     share = LOSS_NORMS[s.loss_norm](batch.mask, s)  # (B, T) of each token in the loss
-    reference = batch.ask.reference_logprob if s.kl > 0 else None  # (B, T)
+    reference_logprob = batch.ask.reference_logprob if s.kl > 0 else None  # (B, T)
     old = batch.logprob.clone()  # (B, T)
-    log = UpdateLog(batch, reference, divergence=k3)  # an argument: to import it there would be circular
+    log = UpdateLog(batch)
     for i in range(s.updates_per_batch):
         optimizer.zero_grad()
+        # Its twin sends the prompts' gradients to the weights when it is asked for one more: don't break out of it.
         for rows, logprob, prompt_tokens in micro_batches(policy.model, batch, credit, s):  # (b,), (b, t)
             t = logprob.shape[1]  # these responses have no more tokens
             if i == 0 and s.old_logprob == "update":  # see point 3 above
                 old[rows, :t] = logprob.detach()
             gain, removed = LOSSES[s.loss](logprob, old[rows, :t], credit[rows, :t], batch.mask[rows, :t], s)  # (b, t)
-            if reference is not None:
-                gain = gain - s.kl * k3(logprob, reference[rows, :t])  # (b, t) stay near the reference
-            loss = -(gain * share[rows, :t])  # (b, t)
+            kl = k3(logprob, reference_logprob[rows, :t]) if s.kl > 0 else torch.zeros_like(gain)  # (b, t)
+            loss = -((gain - s.kl * kl) * share[rows, :t])  # (b, t)
             loss.sum().backward()
-            log.add(rows, logprob, loss, removed, prompt_tokens)
+            log.add(rows, logprob, loss, removed, kl, prompt_tokens)
         # The step sums gradients over all processes, so it is taken also where this one had no rows.
         log.end(optimizer.step(s.max_grad_norm))
-    return log.metrics()
+    return log.metrics() | ({} if s.kl > 0 else {"kl": None})  # which was not measured

@@ -13,7 +13,7 @@ How this differs from the original work and from most published code:
 1. Weights carry no gradient and are computed on the whole step instead of a micro-batch. By default (--normalize) they
    average 1 in each response: a reweighting moves credit between the tokens of a response, whose mean credit stays.
 2. Where a credit function is undefined for a response, as for one without an answer, that response gets plain GRPO.
-3. Where a paper and its code disagree, we follow the paper, and the docstring says so.
+3. Where a paper and its code disagree, the docstring says which of them we follow.
 
 In the formulas, A is the response's advantage, L its length and r its reward; p is the token's probability, H the
 entropy of the distribution it was sampled from and V the expected reward of the response, given the text before the
@@ -46,8 +46,8 @@ def token_credit(function: Callable | None = None, *, name: str = "", from_advan
 
 
 @token_credit(name="none", from_advantage=True)
-def grpo(batch: TokenBatch) -> Tensor:
-    """credit = A: GRPO, the same number on every token of a response (2402.03300)."""
+def uniform(batch: TokenBatch) -> Tensor:
+    """credit = A, the same number on every token of a response: GRPO (2402.03300). --advantage names the formula of A."""
     return batch.advantage[:, None] * batch.mask
 
 
@@ -210,15 +210,16 @@ def vineppo(batch: TokenBatch, k: int = 3, cuts: str = "sentence", cutpoints_onl
 
     All tokens between two cuts get the same credit. V at the end is the reward. V at the start costs nothing: it is
     the mean reward of the group's other responses. cuts="uncertain" is SPO-chain (2505.23564): a cut comes before the
-    6th, 11th, 16th ... *cutpoint*, a token with p below 90%. cutpoints_only=True gives credit to these alone, and
-    divides the loss by their number (with --loss_norm token). (The paper has k = 9; its code also z-scores the credit.)
+    6th, 11th, 16th ... unsure token, one with p below 90%: the paper's *cutpoints*. cutpoints_only=True gives credit to
+    these alone, and divides the loss by their number (with --loss_norm token). (The paper has k = 9; its code
+    also z-scores the credit.)
     """
     require(k >= 1, "--k must be at least 1: it is the number of continuations sampled at each cut")
     require(cuts in ("sentence", "uncertain"), "--cuts must be sentence or uncertain")
-    cutpoint = batch.mask & (batch.logprob < math.log(0.9))  # (B, T)
-    credit = segment_credit(batch, sentence_cuts(batch) if cuts == "sentence" else every_fifth(cutpoint), k)
-    if cutpoints_only:  # the loss divides by the number of all tokens: this makes it that of the cutpoints
-        credit = credit * cutpoint * quotient(batch.mask.sum(), cutpoint.sum())
+    unsure = batch.mask & (batch.logprob < math.log(0.9))  # (B, T)
+    credit = segment_credit(batch, sentence_cuts(batch) if cuts == "sentence" else every_fifth(unsure), k)
+    if cutpoints_only:  # the loss divides by the number of all tokens: this makes it that of the unsure ones
+        credit = credit * unsure * quotient(batch.mask.sum(), unsure.sum())
     return credit
 
 

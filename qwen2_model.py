@@ -83,7 +83,10 @@ def rope_angles(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor,
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate each pair (x_i, x_j), j = i + d/2, of x (B, heads, S, d) to (x_i cos - x_j sin, x_j cos + x_i sin)."""
+    """Rotate each pair (x_i, x_j), j = i + d/2, of x (B, heads, S, d) to (x_i cos - x_j sin, x_j cos + x_i sin).
+
+    The usual `rotate_half`, with its minus sign moved into `sin`.
+    """
     swapped = x.roll(x.shape[-1] // 2, dims=-1)  # (B, heads, S, d); the first half of sin is negated already
     return torch.addcmul(x * cos, swapped, sin).to(x.dtype)
 

@@ -115,7 +115,7 @@ def draw_puzzles(training: list, s: Any, step: int) -> list:
     for i in range(first, first + s.questions):  # i counts the puzzles since the run began
         epoch, place = divmod(i, len(training))
         if i == first or place == 0:  # a new step, or a new epoch
-            # 0 where draw_uniforms has the step, which is 1 or more.
+            # 0 where draw_uniforms has the step: 1 or more in training. (train.py's trial step, 0, is thrown away.)
             order = np.random.default_rng([s.seed, 0, epoch]).permutation(len(training))
         puzzles.append(training[order[place]])
     return puzzles

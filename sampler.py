@@ -57,7 +57,8 @@ class KVCache:
 
     def read(self, tokens: Tensor, real: Tensor) -> Tensor:
         """Append columns of tokens (B', S), where real (B', S); returns their last hidden states (B', S, D)."""
-        self.real, S = torch.cat((self.real, real), dim=1), tokens.shape[1]  # (B', C)
+        S = tokens.shape[1]
+        self.real = torch.cat((self.real, real), dim=1)  # (B', C)
         return self.model.hidden(tokens, positions_of(self.real)[:, -S:], causal_bias(self.real)[:, -S:], self)
 
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -149,8 +150,9 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
                 rows, token, limit = rows[order], token[order], limit[order]
             hidden = cache.step(token)  # (B', D)
     ended = (is_end[tokens] & mask).any(1)  # (B,)
-    logprob, entropy, logit_grad = facts[..., : t + 1]  # (B, T) each, T that of the longest response from here on
-    return Samples(tokens[:, : t + 1], mask[:, : t + 1], logprob, entropy, logit_grad, ended)
+    T = t + 1  # of the longest response, from here on
+    logprob, entropy, logit_grad = facts[..., :T]  # (B, T) each
+    return Samples(tokens[:, :T], mask[:, :T], logprob, entropy, logit_grad, ended)
 
 
 # ----------------------------------------------------------------------------------- reading finished responses

@@ -129,7 +129,9 @@ def train(run: Path, s: Settings, hyper_parameters: dict, policy: Policy, traini
         for head in policy.heads.values():  # such as PPO's critic; GRPO has none
             row |= head.learn(batch)  # after the credit, which would be biased by a critic that knew these rewards
         row |= update(policy, optimizer, batch, credit, s)
-        row |= measure(policy, heldout, batch, s, step, step_began)  # more columns
+        row |= step_columns(step, batch, step_began)  # more columns
+        if step == s.steps or (s.eval_every and step % s.eval_every == 0):
+            row |= measure_heldout(policy, heldout, s)
         log(run, policy, optimizer, batch, credit, row, s, hyper_parameters, step)
         seconds_left = (time.perf_counter() - run_began) / (step - done) * (s.steps - step)
         print(line_of(row, s.steps, seconds_left), flush=True)
@@ -149,14 +151,6 @@ def try_credit(policy: Policy, puzzles: list, s: Settings, hyper_parameters: dic
     batch = rollout(policy, puzzles[:2], s, step=0)
     batch.advantage = compare(batch, s.advantage)
     assign_credit(batch, s, hyper_parameters)
-
-
-def measure(policy: Policy, heldout: list, batch: TokenBatch, s: Settings, step: int, began: float) -> dict:
-    """What metrics.csv says of a step's responses, and of held-out puzzles where due. began: the time at its start."""
-    row = step_columns(step, batch, began)
-    if step == s.steps or (s.eval_every and step % s.eval_every == 0):
-        row |= measure_heldout(policy, heldout, s)
-    return row
 
 
 def log(run: Path, policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tensor, row: dict, s: Settings,
@@ -230,7 +224,7 @@ def measure_start(run: Path, policy: Policy, heldout: list, s: Settings) -> None
 def finish(run: Path, policy: Policy, heldout: list, s: Settings) -> None:
     """Write final.json: held-out success of the last row of metrics.csv, and pass@k."""
     last = first_alone(lambda: {name: float(column[-1]) for name, column in read_metrics(run).items()})
-    if np.isnan(last["heldout_success"]):  # a run that was stopped, and resumed with just as many --steps as it had
+    if np.isnan(last["heldout_success"]):  # resumed with --steps equal to those already done, and not measured there
         last = measure_heldout(policy, heldout, s)
     final = {"step": s.steps, "heldout_success": last["heldout_success"], "heldout_stderr": last["heldout_stderr"],
              "heldout_problems": len(heldout)} | measure_pass(policy, heldout[:128], s)  # more would take long
@@ -258,10 +252,10 @@ def main() -> None:
                               measure_change=s.step_length)
         # What a run must find unchanged when it is resumed, besides its settings.
         method = MITIGATIONS[s.mitigation].function
-        source = {f"the task {s.task}": inspect.getsource(policy.task),
+        fixed = {f"the task {s.task}": inspect.getsource(policy.task),
                   "the list of puzzles": names_of(training + heldout),
                   f"the credit function {s.mitigation}": inspect.getsource(method)}
-        done = run_folder.open_run(run, s, hyper_parameters, source, learners(policy, optimizer), resume=bool(resume))
+        done = run_folder.open_run(run, s, hyper_parameters, fixed, learners(policy, optimizer), resume=bool(resume))
     with one_sentence(f"interrupted; continue with: python train.py --resume {shlex.quote(str(run))}", run):
         print(f"{sum(p.numel() for p in policy.model.parameters()):,} parameters, {len(training)} puzzles to train on, "
               f"into {run}")
@@ -299,7 +293,7 @@ def parse_flags(arguments: list[str]) -> Arguments:
 def load_policy(s: Settings, task: ModuleType | None = None, needs: tuple[str, ...] = ()) -> Policy:
     """The model, its tokenizer, the task, and what the credit function needs: heads, and the reference model."""
     check_device(s.device)
-    s, task = with_model(s), task or load_task(s.task)
+    s, task = with_model(s), task or load_task(s.task)  # as main does; for other callers
     model, tokenizer = load_model(s.model, s.device, getattr(torch, s.dtype)), Tokenizer(s.model)
     model.temperature = s.temperature
     model.real_vocab = tokenizer.size  # the embedding may have more rows than there are tokens; they are never sampled

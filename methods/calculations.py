@@ -5,7 +5,7 @@ Run it:  python train.py --mitigation causal_ablation
 import torch
 from torch import Tensor
 
-from mitigations import gae, grpo, is_last_token, reweighting, token_credit, z_score
+from mitigations import gae, is_last_token, reweighting, token_credit, uniform, z_score
 from plumbing.registry import quotient, require
 from rollout import TokenBatch, by_group
 from tasks.arithmetic import CalculationSpan
@@ -47,7 +47,7 @@ def reward_decomposition(batch: TokenBatch, weights: str = "0.1,0.3,1", stepwise
     section = torch.where(batch.in_answer, c * answer, b * thinking)  # (B, T)
     credit = a * format * (batch.role == STRUCTURE) + section  # (B, T)
     defined = torch.tensor([len(v) > 0 for v in verdicts], device=share.device) & batch.in_answer.any(1)  # (B,)
-    return torch.where(defined[:, None], credit, grpo(batch))
+    return torch.where(defined[:, None], credit, uniform(batch))
 
 
 def calculation_advantage(batch: TokenBatch, verdicts: list[Tensor]) -> Tensor:
@@ -88,7 +88,7 @@ def process_reward(batch: TokenBatch, process: float = 0.1) -> Tensor:
     ends, true = calculation_ends(batch)  # (B, T) each
     count, right = (by_group(batch, x).sum((1, 2)) for x in (ends, true))  # (Q,) each, in the group
     mean = quotient(right, count)[batch.group, None]  # (B, 1)
-    return grpo(batch) + process * from_here_on(true - mean * ends)
+    return uniform(batch) + process * from_here_on(true - mean * ends)
 
 
 @token_credit(needs=("critic", "process_critic", "calculations"))

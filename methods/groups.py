@@ -7,7 +7,7 @@ Run it:  python train.py --mitigation prefix_tree
 import torch
 from torch import Tensor
 
-from mitigations import grpo, token_credit, z_score
+from mitigations import token_credit, uniform, z_score
 from plumbing.registry import quotient, require
 from rollout import TokenBatch, by_group, has_variance
 
@@ -44,7 +44,7 @@ def tempo(batch: TokenBatch) -> Tensor:
     after = quotient((same * A[:, None, :, None]).sum(2), same.sum(2))  # (Q, G, T) V_{t+1}
     before = after.roll(1, dims=2)  # (Q, G, T) V_t
     before[..., 0] = A.mean(1, keepdim=True)  # all responses share the empty prefix
-    return grpo(batch) + (after - before).view_as(batch.logprob)
+    return uniform(batch) + (after - before).view_as(batch.logprob)
 
 
 @token_credit
@@ -86,7 +86,7 @@ def gtpo(batch: TokenBatch, a1: float = 1.0, a2: float = 0.1, joint: bool = Fals
     paid = torch.where(up, if_right, if_wrong)  # (Q, G, T)
     credit = z_score(paid, mask) if joint else z_score(paid, up) + z_score(paid, down)
     mixed = (right.any(1) & ~right.all(1))[..., None]  # (Q, 1, 1)
-    return torch.where(mixed, credit, by_group(batch, grpo(batch))).view_as(batch.logprob)
+    return torch.where(mixed, credit, by_group(batch, uniform(batch))).view_as(batch.logprob)
 
 
 @token_credit(needs=("reference",))

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from mitigations import grpo, is_last_token, token_credit
+from mitigations import is_last_token, token_credit, uniform
 from rollout import TokenBatch
 
 
@@ -18,7 +18,7 @@ def ktae(batch: TokenBatch) -> Tensor:
 
     The score is 0 for the end token, and in a group that is all right or all wrong.
     """
-    credit, is_end = grpo(batch), is_last_token(batch) & batch.ended[:, None]  # (B, T) each
+    credit, is_end = uniform(batch), is_last_token(batch) & batch.ended[:, None]  # (B, T) each
     for group in batch.group.unique():
         rows = batch.group == group  # (B,)
         right, mask = batch.success[rows] > 0, batch.mask[rows]  # (G,), (G, T)

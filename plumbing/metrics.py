@@ -4,7 +4,7 @@ docs/running.md explains each column.
 """
 import time
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -67,24 +67,23 @@ def standard_error(values: np.ndarray) -> float:
 class UpdateLog:
     """What metrics.csv says of the updates on one batch."""
 
-    def __init__(self, batch: Any, reference_logprob: Tensor | None, divergence: Callable[[Tensor, Tensor], Tensor]):
-        """reference_logprob (B, T): None without a KL penalty. divergence: k3."""
-        self.batch, self.reference_logprob, self.divergence = batch, reference_logprob, divergence
+    def __init__(self, batch: Any):
+        self.batch = batch
         self.used = torch.zeros_like(batch.mask)  # (B, T) the tokens that are updated on
         # Of the latest update on each token, (B, T) each:
         self.logprob = batch.logprob.clone()
-        self.loss = torch.zeros_like(self.logprob)
+        self.loss, self.kl = torch.zeros_like(self.logprob), torch.zeros_like(self.logprob)
         self.removed = torch.zeros_like(batch.mask)
         self.prompt_tokens = 0  # read beside those of the responses, in the current update
         self.sums: list[dict[str, float]] = []  # an entry per update
         self.optimizer_columns: list[dict[str, float]] = []  # what the optimizer says of each update
 
-    def add(self, rows: Tensor, logprob: Tensor, loss: Tensor, removed: Tensor, prompt_tokens: int) -> None:
+    def add(self, rows: Tensor, logprob: Tensor, loss: Tensor, removed: Tensor, kl: Tensor, prompt_tokens: int) -> None:
         """Keep what belongs to the tokens of some rows (b,), (b, t) each, and the prompts' tokens read for them."""
         t = logprob.shape[1]
         self.used[rows] = self.batch.mask[rows]
         self.logprob[rows, :t] = logprob.detach()
-        self.loss[rows, :t] = loss.detach()
+        self.loss[rows, :t], self.kl[rows, :t] = loss.detach(), kl.detach()
         self.removed[rows, :t] = removed
         self.prompt_tokens += prompt_tokens
 
@@ -92,9 +91,8 @@ class UpdateLog:
         """Sum up an update over the tokens that were used, in all and by role. optimizer_columns: of Optimizer.step."""
         log_ratio = (self.logprob - self.batch.logprob)[self.used]  # (N,)
         sums = {"loss": self.loss.sum(), "abs_log_ratio": log_ratio.abs().sum(),
-                "squared_log_ratio": log_ratio.square().sum(), "kl": 0.0, "prompts": self.prompt_tokens}
-        if self.reference_logprob is not None:
-            sums["kl"] = self.divergence(self.logprob, self.reference_logprob)[self.used].sum()
+                "squared_log_ratio": log_ratio.square().sum(), "kl": self.kl[self.used].sum(),
+                "prompts": self.prompt_tokens}
         for i, role in enumerate(ROLES):
             of_role = self.used & (self.batch.role == i)  # (B, T)
             sums |= {f"tokens_{role}": of_role.sum(), f"removed_{role}": (of_role & self.removed).sum()}
@@ -121,7 +119,7 @@ class UpdateLog:
         return {"loss": mean["loss"], "clip_fraction": share(removed, N), **by_role,
                 "ratio_error": share(first["abs_log_ratio"], N),
                 "ratio_spread": share(last["squared_log_ratio"], N) ** 0.5 if several else None,
-                "kl": None if self.reference_logprob is None else share(mean["kl"], N),
+                "kl": share(mean["kl"], N),
                 "tokens_updated": round(len(self.sums) * (N + mean["prompts"])),
                 # A run's first update has no step_cosine.
                 **{name: float(np.mean([columns[name] for columns in self.optimizer_columns if name in columns]))

@@ -42,12 +42,6 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
-def wait_for_all() -> None:
-    """Return once every process has called this."""
-    if dist.is_initialized():
-        dist.barrier()
-
-
 def first_alone(work: Callable[[], Any]) -> Any:
     """What `work` returns in the first process, in every process; or the ValueError or OSError that it raised there."""
     result = error = None

@@ -24,7 +24,7 @@ from torch import Tensor
 from plumbing.files import check_fields, checksum, replace_file, write_json
 from plumbing.metrics import COLUMNS
 from plumbing.model_folder import files_beside
-from plumbing.processes import first_alone, wait_for_all
+from plumbing.processes import first_alone
 from plumbing.runs import read_config, read_credit, read_final, read_metrics
 
 try:
@@ -44,16 +44,16 @@ def default_folder(mitigation: str, seed: int, changed: dict) -> Path:
     return Path("runs") / "-".join([mitigation, *flags, f"seed{seed}"]).replace("/", "_")
 
 
-def open_run(run: Path, settings: Any, hyper_parameters: dict, source: dict[str, str], learners: dict,
+def open_run(run: Path, settings: Any, hyper_parameters: dict, fixed: dict[str, str], learners: dict,
              resume: bool) -> int:
     """Create the run folder, or load the state of a run to resume. Returns how many steps are done.
 
-    source: program text, by name, that must be the same when the run is resumed. learners: everything that changes from
-    step to step, by name; each has state_dict() and load_state_dict().
+    fixed: texts, by name, that must be the same when the run is resumed: program text, and the puzzles' names.
+    learners: everything that changes from step to step, by name; each has state_dict() and load_state_dict().
     ValueError when the folder of a new run exists, when another process writes it, and when no step is left.
     """
     if not resume:
-        first_alone(lambda: start_run(run, asdict(settings), hyper_parameters, source))
+        first_alone(lambda: start_run(run, asdict(settings), hyper_parameters, fixed))
         return 0
     first_alone(lambda: lock(run))
     state = load_state(run)
@@ -63,8 +63,8 @@ def open_run(run: Path, settings: Any, hyper_parameters: dict, source: dict[str,
         check_settings(run, state["settings"], asked)
         check_logs(run, state)
         restore(run, state, learners)
-    check_inputs(run, checksums(asked, source))
-    wait_for_all()  # every process must have read the folder before the first one changes it
+    # The others wait for it, so all have read the folder before the first one changes it.
+    first_alone(lambda: check_inputs(run, checksums(asked, fixed)))
     first_alone(lambda: reopen_run(run, state, settings.steps))
     return state["step"]
 
@@ -86,13 +86,13 @@ def lock(folder: Path) -> None:
     os.write(file, str(os.getpid()).encode())
 
 
-def start_run(run: Path, settings: dict, hyper_parameters: dict, source: dict[str, str]) -> None:
+def start_run(run: Path, settings: dict, hyper_parameters: dict, fixed: dict[str, str]) -> None:
     """Create the folder with config.json, an empty metrics.csv and the checkpoint's tokenizer, all of it or nothing."""
     if run.exists():
         raise ValueError(f"{run} exists: continue it with --resume {run}, remove it, or choose another --out or --seed")
     versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
     config = {"settings": settings, "method": hyper_parameters, "versions": versions,
-              "inputs": checksums(settings, source), "command": shlex.join(["python"] + sys.argv)}
+              "inputs": checksums(settings, fixed), "command": shlex.join(["python"] + sys.argv)}
     part = run.with_name(f".{run.name}.starting")
     shutil.rmtree(part, ignore_errors=True)  # of a process that was killed here
     (part / "credit").mkdir(parents=True)
@@ -103,12 +103,12 @@ def start_run(run: Path, settings: dict, hyper_parameters: dict, source: dict[st
     part.rename(run)
 
 
-def checksums(settings: dict, source: dict[str, str]) -> dict[str, list[int]]:
-    """Size and CRC-32 of what a run reads: the source, the data and the model's files."""
+def checksums(settings: dict, fixed: dict[str, str]) -> dict[str, list[int]]:
+    """Size and CRC-32 of what a run reads: the fixed texts, the data and the model's files."""
     model, data = Path(settings["model"]), [Path(settings["data"]), Path(settings["eval_data"])]
     files = [model / "config.json", *files_beside(model), *model.glob("*.safetensors"),
              *(file for file in data if file.is_file())]
-    sums = {name: [len(text), zlib.crc32(text.encode())] for name, text in source.items()}
+    sums = {name: [len(text), zlib.crc32(text.encode())] for name, text in fixed.items()}
     return sums | {str(path): [path.stat().st_size, checksum(path)] for path in files}
 
 

@@ -23,7 +23,7 @@ from methods.calculations import (calculation_ends, causal_ablation, first_error
 from methods.controls import expert_iteration, inverted, positives, random, share, shuffled
 from methods.groups import dpo, gtpo, optimal_baseline, prefix_tree, tempo
 from methods.ktae import ktae
-from mitigations import attention_credit, grpo, ppo, reweight, reweighting, token_credit, vineppo
+from mitigations import attention_credit, ppo, reweight, reweighting, token_credit, uniform, vineppo
 from plumbing.registry import CreditFunction
 from tasks.text import FILLER, REASONING, STRUCTURE
 from tests.fixtures import make_batch, make_written
@@ -72,7 +72,7 @@ def test_a_decorated_function_is_registered_with_its_signature_and_docstring(reg
 
     @token_credit(from_advantage=True, needs=("critic", "reference"))
     def half(batch, *, share=0.5):
-        return share * grpo(batch)
+        return share * uniform(batch)
 
     method, batch = reweighting(early), make_batch([3, 2], [11.0, -3.0])
     assert method == CreditFunction("early", early, reweight, from_advantage=True, needs=())
@@ -85,7 +85,7 @@ def test_a_decorated_function_is_registered_with_its_signature_and_docstring(reg
     half.check_parameters()
     check(half(batch), [[5.5] * 3, [-1.5] * 2])
     for function, message in ((MITIGATIONS["ppo"].function, "two credit functions named ppo"),
-                              (grpo, "decorate a function made by def, once")):
+                              (uniform, "decorate a function made by def, once")):
         with pytest.raises(ValueError, match=message):
             reweighting(function)
     assert registry == MITIGATIONS | {"early": method, "half": half}
@@ -367,7 +367,7 @@ def test_ktae_by_loops(G, right):
     lengths, ended, right = [5, 3, 7, 1, 4, 4, 6, 2] * 2, [True, True, False, True] * 4, [d == "1" for d in right]
     batch = make_batch(lengths, torch.randn(16).tolist(), [i // G for i in range(16)], ended=torch.tensor(ended),
                        success=torch.tensor(right).float(), tokens=torch.randint(4, (16, 7)))
-    expected, rows = grpo(batch).tolist(), [row[:length] for row, length in zip(batch.tokens.tolist(), lengths)]
+    expected, rows = uniform(batch).tolist(), [row[:length] for row, length in zip(batch.tokens.tolist(), lengths)]
     for i, row in enumerate(rows):
         group = slice(i // G * G, i // G * G + G)
         if len(set(right[group])) == 2:

@@ -22,7 +22,7 @@ from countdown_task import generate_puzzles, split
 from grpo import update
 from methods import MITIGATIONS
 from methods.heads import HEADS
-from mitigations import grpo
+from mitigations import uniform
 from plumbing import launch
 from plumbing.files import read_json
 from plumbing.queries import Queries
@@ -374,9 +374,9 @@ def test_what_cannot_work_is_refused_in_one_sentence(flags, named, tmp_path, ref
 
 def test_a_run_that_fails_ends_in_one_sentence(quick, tmp_path, monkeypatch, refusal):
     """Credit that is infinite where the rehearsal does not look, a loss that diverges, and no memory."""
-    late = lambda batch: grpo(batch) / (batch.mask.shape[1] <= 8)
+    late = lambda batch: uniform(batch) / (batch.mask.shape[1] <= 8)
     with monkeypatch.context() as patch:
-        patch.setitem(MITIGATIONS, "none", replace(grpo, function=late))
+        patch.setitem(MITIGATIONS, "none", replace(uniform, function=late))
         assert str(tmp_path / "late") in refusal(train, *TINY, "--max_new_tokens", 80, "--out", tmp_path / "late")
     message = refusal(train, *SMALL, "--steps", 3, "--lr", 1e9, "--out", tmp_path / "lr")
     assert "--lr" in message and str(tmp_path / "lr") in message

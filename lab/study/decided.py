@@ -10,11 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from analyze import RLOO
 from lab.estimates import cell, points, read_column
 from lab.statistics import holm
-from lab.study.engine import (BOTH, EXPERT, MORE_ANSWERS, Column, Pair, at_equal_cost, at_rates, difference, equal,
-                              make_table, measured, minus, name_of, select, spent, success_at)
+from lab.study.engine import (BOTH, EXPERT, MORE_ANSWERS, RLOO, Column, Pair, at_equal_cost, at_rates, difference,
+                              equal, make_table, measured, minus, name_of, select, spent, success_at)
 from lab.study.plan import BEST
 from plumbing.comparison import Group, Run
 from plumbing.report import Estimate, Table, contrast, t_estimate, welch

@@ -1,7 +1,7 @@
 """The rows of lab/study/runs.csv as groups of runs, how two groups compare, and how a table is made of such pairs.
 
 A table is a list of pairs of groups and a list of columns, each a function of a pair: lab/study/tables.py has them, and
-decided.py those of two designs. A run's cost so far is its weighted tokens (analyze.COSTS), recorded with every
+decided.py those of two designs. A run's cost so far is its weighted tokens (COSTS), recorded with every
 measurement of held-out success.
 """
 import csv
@@ -11,7 +11,7 @@ from typing import Callable, Iterable, NamedTuple
 
 import numpy as np
 
-from analyze import COSTS, method_name
+from analyze import method_name
 from lab.estimates import mean_cell, points
 from lab.statistics import holm
 from plumbing.comparison import Group, Run, group_runs
@@ -21,8 +21,10 @@ from train import Settings
 ABOUT = ("run", "version", "part", "level", "method", "setting", "seed", "command")  # columns of text
 BY_STEP = ("curve", "spent")  # held-out success, and weighted tokens so far, as `step:value` pairs
 FIRST = "easy"  # the level where all methods ran
-EXPERT = "expert_iteration"
+RLOO, EXPERT = "none advantage=rloo", "expert_iteration"
 MORE_ANSWERS = "none answers=45 advantage=rloo"  # RLOO for what vineppo costs on easy puzzles
+# Columns of metrics.csv, and what a token costs in forward passes (a backward pass counts as two).
+COSTS = {"tokens_sampled": 1, "tokens_read": 1, "tokens_updated": 3}
 WEIGHTS = {"1:1:3": COSTS, "1:1:6": COSTS | {"tokens_updated": 6},
            "1:0:0": COSTS | {"tokens_read": 0, "tokens_updated": 0}}  # of sampled, read and updated tokens
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from analyze import RLOO, method_name
+from analyze import method_name
 from lab.estimates import points
 from lab.study import decided, tables
-from lab.study.engine import (EXPERT, FIRST, MORE_ANSWERS, Levels, at_equal_cost, at_rates, cost_unit, difference,
+from lab.study.engine import (EXPERT, FIRST, MORE_ANSWERS, RLOO, Levels, at_equal_cost, at_rates, cost_unit, difference,
                               measured, select, spent)
 from plumbing.comparison import Group, Run
 from plumbing.report import GREY, MINUS, PALETTE, PLUS, Estimate, new_figure, plt, save_figure, t_estimate

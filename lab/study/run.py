@@ -35,10 +35,10 @@ from typing import Iterator, NamedTuple
 import numpy as np
 
 import train
-from analyze import COSTS, summarize
+from analyze import summarize
 from countdown_task import solutions, universe
 from lab import quiet
-from lab.study.engine import read_rows
+from lab.study.engine import COSTS, read_rows
 from lab.study.pictures import write_study
 from lab.study.plan import HARD, LEVELS, PARTS, PRETRAINED, RUNS, VERSION
 from methods import MITIGATIONS

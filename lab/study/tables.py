@@ -10,13 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
-from analyze import RLOO, figure_cell
+from analyze import figure_cell
 from lab.estimates import cell, mean_cell, read_column
 from lab.statistics import holm, spearman, with_errors
 from lab.study.decided import read_noise, read_signal, section_9, section_10, table_negatives, table_noise
-from lab.study.engine import (BOTH, COST, COSTS_OF_BOTH, EXPERT, FIRST, METHOD, MINUS, MORE_ANSWERS, SEEDS, Column,
-                              Levels, Pair, arm, at_rates, cost_unit, difference, equal, is_uniform, make_table, mean,
-                              minus, name_of, plain, read_versions, select, spent, spent_enough, together)
+from lab.study.engine import (BOTH, COST, COSTS_OF_BOTH, EXPERT, FIRST, METHOD, MINUS, MORE_ANSWERS, RLOO, SEEDS,
+                              Column, Levels, Pair, arm, at_rates, cost_unit, difference, equal, is_uniform,
+                              make_table, mean, minus, name_of, plain, read_versions, select, spent, spent_enough,
+                              together)
 from plumbing.comparison import Group, Run
 from plumbing.report import Estimate, Table, contrast, t_estimate, t_quantile
 from train import Settings

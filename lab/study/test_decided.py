@@ -2,9 +2,9 @@
 import numpy as np
 import pytest
 
-from analyze import RLOO
 from lab.estimates import points, read_cell
 from lab.study import decided, pictures
+from lab.study.engine import RLOO
 from lab.study.test_tables import group, rows_of, runs
 from plumbing.report import Estimate, Table, welch
 from plumbing.comparison import Group

@@ -5,11 +5,10 @@ import numpy as np
 import pytest
 
 import analyze
-from analyze import RLOO
 from lab.estimates import cell, points
 from lab.statistics import spearman
 from lab.study import engine, pictures, tables
-from lab.study.engine import Column, Pair, cells, select
+from lab.study.engine import RLOO, Column, Pair, cells, select
 from lab.study.run import ROOT
 from plumbing.report import Estimate, t_quantile, welch
 from plumbing.comparison import Group, Run
