@@ -47,7 +47,7 @@ def token_credit(function: Callable | None = None, *, name: str = "", from_advan
 
 @token_credit(name="none", from_advantage=True)
 def uniform(batch: TokenBatch) -> Tensor:
-    """credit = A, the same number on every token of a response: GRPO (2402.03300). --advantage names the formula of A."""
+    """credit = A, the same number on every token of a response: GRPO (2402.03300). --advantage names A's formula."""
     return batch.advantage[:, None] * batch.mask
 
 
