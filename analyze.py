@@ -7,8 +7,8 @@ Two measures say what a token receives:
 
     contribution = credit * log p            the measure of the original work: a value, not a gradient. As log p <= 0, a
                                              reinforced token has a negative contribution.
-    gradient     = credit * ||onehot - p||   the norm of the gradient of credit * log p with respect to the logits, with
-                                             the sign of the credit.
+    gradient     = credit * ||onehot - p||   the norm of the gradient of credit * log p with respect to the logits (over
+                                             the temperature), with the sign of the credit.
 
 Differences from the original work:
 1. In the tables of one run, intervals of mean sizes are clustered by puzzle, because its responses are compared with
@@ -68,8 +68,8 @@ def read_log(run: Path, metrics: dict) -> dict[str, np.ndarray]:
 def with_measures(log: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The columns (N,) of a credit log, and those that follow from them."""
     log["id"] = np.cumsum(log["position"] == 0) - 1  # (N,) number of the response within the run
-    place = log["step"].astype(np.int64) << 16 | log["group"]  # (N,)
-    log["puzzle"] = np.cumsum(np.diff(place, prepend=place[:1]) != 0)  # (N,) number of the puzzle within the run
+    begins = [np.diff(log[name], prepend=log[name][:1]) != 0 for name in ("step", "group")]  # (N,) each
+    log["puzzle"] = np.cumsum(begins[0] | begins[1])  # (N,) number of the group within the run
     log["relative"] = log["position"] / np.bincount(log["id"])[log["id"]]  # (N,) in [0, 1)
     log["contribution"] = log["credit"] * log["logprob"]
     log["gradient"] = log["credit"] * log["logit_grad"]
@@ -113,12 +113,6 @@ def position_bins(log: dict, count: int) -> list[tuple[str, np.ndarray]]:
     """Name and tokens (N,) bool of each of `count` equal parts of a response."""
     part = bins(log["relative"], count)
     return [(f"{i * 100 // count}-{(i + 1) * 100 // count}%", part == i) for i in range(count)]
-
-
-def training_time(log: dict) -> np.ndarray:
-    """When in the run each token was sampled (N,), from 0 to below 1."""
-    first, last = log["step"].min(), log["step"].max()
-    return (log["step"] - first) / (last - first + 1)
 
 
 def table_basics(log: dict, metrics: dict) -> Table:
@@ -218,7 +212,8 @@ def name_of(token: int, tokenizer: Tokenizer) -> str:
 
 def training_parts(log: dict) -> list[tuple[str, np.ndarray]]:
     """Steps and tokens (N,) bool of each of up to ten parts of the run."""
-    part = bins(training_time(log), 10)
+    first, last = log["step"].min(), log["step"].max()
+    part = bins((log["step"] - first) / (last - first + 1), 10)  # (N,)
     steps = [(log["step"][part == i], part == i) for i in np.unique(part)]
     return [(f"{those.min()}-{those.max()}", selected) for those, selected in steps]
 
@@ -316,7 +311,7 @@ def choose_responses(log: dict) -> list[np.ndarray]:
         rows = np.flatnonzero(log["step"] == step)
         responses = np.split(rows, np.flatnonzero(np.diff(log["id"][rows])) + 1)
         rewards = {group: log["reward"][rows][log["group"][rows] == group] for group in np.unique(log["group"][rows])}
-        for group in sorted(rewards, key=lambda group: -round(np.ptp(rewards[group]))):  # 0: only formats differ
+        for group in sorted(rewards, key=lambda group: np.ptp(rewards[group]) < 0.5):  # False first: answers differ
             members = [response for response in responses if log["group"][response[0]] == group]
             better, worse = ([response for response in members if sign * log["advantage"][response[0]] > 0]
                              for sign in (1, -1))

@@ -192,7 +192,7 @@ def grade(response: str, puzzle: Puzzle) -> dict[str, float]:
 
 def is_correct(text: str, puzzle: Puzzle) -> bool:
     """Whether an expression, cleaned by `without_notation`, uses every number exactly once and equals the target."""
-    if len(text) > MAX_LENGTH:
+    if len(text) > MAX_LENGTH:  # before the regular expressions; expression_value looks again, at what they made of it
         return False
     text = without_notation(text)
     try:

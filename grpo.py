@@ -31,7 +31,8 @@ How this file differs from the paper (DeepSeekMath, arXiv 2402.03300):
 3. The log-probs of the sampling policy are recorded while sampling, not recomputed by a second forward pass. In
    bfloat16 rounding makes the two differ, so PPO's clip can act although the policy has not moved. --old_logprob update
    takes the log-probs of the first update's own pass as pi_old, so its ratio is 1.
-4. A group whose rewards are all equal has advantage exactly 0, whatever the rounding of its mean.
+4. A group whose rewards are all equal has advantage exactly 0, whatever the rounding of its mean. (With --advantage
+   step_mean the whole step is the group.)
 
 Run it:  python train.py --mitigation none
 """
@@ -145,13 +146,13 @@ LOSSES = {"ppo": ppo_objective, "cispo": cispo_objective, "gspo": gspo_objective
 
 
 def k3(logprob: Tensor, reference_logprob: Tensor) -> Tensor:
-    """Estimate (B, T) of KL(pi || reference) from samples of pi: exp(d) - d - 1, d = log ref - log pi.
+    """Estimate (b, t) of KL(pi || reference) from samples of pi: exp(d) - d - 1, d = log ref - log pi.
 
     Its value: -d averages to the KL and exp(d) - 1 to 0, while the samples are pi's own, as at the first update. So it
     is as unbiased as -d. Unlike that it is never negative, and it is usually less noisy. (Schulman's third estimator.)
     Its gradient, as the loss uses it, is (1 - ref / pi) grad log pi: on average that of KL(reference || pi).
     """
-    d = reference_logprob - logprob  # (B, T)
+    d = reference_logprob - logprob  # (b, t)
     return d.exp() - d - 1
 
 
@@ -208,16 +209,17 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
     log = UpdateLog(batch)
     for i in range(s.updates_per_batch):
         optimizer.zero_grad()
-        # Its twin sends the prompts' gradients to the weights when it is asked for one more: don't break out of it.
+        # Don't break out of this loop: shared_prompts has a backward pass of its own after the last micro-batch.
         for rows, logprob, prompt_tokens in micro_batches(policy.model, batch, credit, s):  # (b,), (b, t)
             t = logprob.shape[1]  # these responses have no more tokens
             if i == 0 and s.old_logprob == "update":  # see point 3 above
                 old[rows, :t] = logprob.detach()
             gain, removed = LOSSES[s.loss](logprob, old[rows, :t], credit[rows, :t], batch.mask[rows, :t], s)  # (b, t)
-            kl = k3(logprob, reference_logprob[rows, :t]) if s.kl > 0 else torch.zeros_like(gain)  # (b, t)
+            # (b, t); the zeros only fill the log's column, and are not reported
+            kl = k3(logprob, reference_logprob[rows, :t]) if s.kl > 0 else torch.zeros_like(gain)
             loss = -((gain - s.kl * kl) * share[rows, :t])  # (b, t)
             loss.sum().backward()
             log.add(rows, logprob, loss, removed, kl, prompt_tokens)
         # The step sums gradients over all processes, so it is taken also where this one had no rows.
         log.end(optimizer.step(s.max_grad_norm))
-    return log.metrics() | ({} if s.kl > 0 else {"kl": None})  # which was not measured
+    return log.metrics() | ({} if s.kl > 0 else {"kl": None})  # None: not measured

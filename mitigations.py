@@ -160,7 +160,7 @@ def attention_credit(batch: TokenBatch, credit_scale: float = 2.0) -> Tensor:
 def z_score(values: Tensor, mask: Tensor | None = None) -> Tensor:
     """Values (Q, G, T) minus their mean, over their standard deviation, per puzzle and over mask; 0 outside it.
 
-    In double, where the mean of equal values is that value exactly, and their z-score 0.
+    In double, where the mean of equal float32 values is that value exactly, and their z-score 0.
     """
     mask = torch.ones_like(values, dtype=torch.bool) if mask is None else mask
     count = mask.sum((1, 2), keepdim=True).clamp(min=1)  # (Q, 1, 1)
@@ -209,10 +209,10 @@ def vineppo(batch: TokenBatch, k: int = 3, cuts: str = "sentence", cutpoints_onl
     """credit = V(next cut) - V(this cut), V the mean reward of k continuations: cuts at sentence ends (2410.01679).
 
     All tokens between two cuts get the same credit. V at the end is the reward. V at the start costs nothing: it is
-    the mean reward of the group's other responses. cuts="uncertain" is SPO-chain (2505.23564): a cut comes before the
-    6th, 11th, 16th ... unsure token, one with p below 90%: the paper's *cutpoints*. cutpoints_only=True gives credit to
-    these alone, and divides the loss by their number (with --loss_norm token). (The paper has k = 9; its code
-    also z-scores the credit.)
+    the mean reward of the group's other responses. cuts="uncertain" is SPO-chain (2505.23564). It calls a token with
+    p < 0.9 unsure, the paper's *cutpoint*, and cuts before the 6th, 11th, 16th ... of them. cutpoints_only=True gives
+    credit to unsure tokens alone, and divides the loss by their number (with --loss_norm token). (The paper has k = 9;
+    its code also z-scores the credit.)
     """
     require(k >= 1, "--k must be at least 1: it is the number of continuations sampled at each cut")
     require(cuts in ("sentence", "uncertain"), "--cuts must be sentence or uncertain")

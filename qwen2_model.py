@@ -218,7 +218,7 @@ class Qwen2(nn.Module):
         """
         x, angles, head_bias = self.embed(tokens, positions, bias)
         for layer in self.model["layers"]:
-            if self.checkpoint_activations and torch.is_grad_enabled():  # the backward pass calls cache.extend again
+            if self.checkpoint_activations and torch.is_grad_enabled():
                 x = checkpoint(layer, x, angles, head_bias, cache, use_reentrant=False, preserve_rng_state=False)
             else:
                 x = layer(x, angles, head_bias, cache)  # (B, S, D)
@@ -268,7 +268,7 @@ def take(log_probs: Tensor, tokens: Tensor) -> Tensor:
 
 
 def entropy_and_logit_grad(log_probs: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Entropy (...) in nats, and ||onehot - p|| (...), the norm of d log pi(token) / d logits.
+    """Entropy (...) in nats, and ||onehot - p|| (...), the norm of d log pi(token) / d (logits / temperature).
 
     ||onehot - p|| = sqrt((sum_{v != token} p_v)^2 + sum_{v != token} p_v^2): the token's own entry is 1 - p_token, the
     sum of the others. The shorter form sqrt(1 - 2 p_token + sum_v p_v^2) loses all digits where p_token is near 1: in

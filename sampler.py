@@ -59,6 +59,7 @@ class KVCache:
         """Append columns of tokens (B', S), where real (B', S); returns their last hidden states (B', S, D)."""
         S = tokens.shape[1]
         self.real = torch.cat((self.real, real), dim=1)  # (B', C)
+        # Positions and bias of all C columns, to keep the last S: simple, and what the faster twin avoids.
         return self.model.hidden(tokens, positions_of(self.real)[:, -S:], causal_bias(self.real)[:, -S:], self)
 
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -150,9 +151,9 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
                 rows, token, limit = rows[order], token[order], limit[order]
             hidden = cache.step(token)  # (B', D)
     ended = (is_end[tokens] & mask).any(1)  # (B,)
-    T = t + 1  # of the longest response, from here on
-    logprob, entropy, logit_grad = facts[..., :T]  # (B, T) each
-    return Samples(tokens[:, :T], mask[:, :T], logprob, entropy, logit_grad, ended)
+    longest = t + 1  # (this is the T of a batch)
+    logprob, entropy, logit_grad = facts[..., :longest]  # (B, longest) each
+    return Samples(tokens[:, :longest], mask[:, :longest], logprob, entropy, logit_grad, ended)
 
 
 # ----------------------------------------------------------------------------------- reading finished responses

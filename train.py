@@ -70,7 +70,7 @@ class Settings:
     # The algorithm:
     steps: int = 100  # 0 only evaluates
     questions: int = 12  # Q, puzzles per step
-    answers: int = 8  # G, responses to each puzzle, its group (not <answer>)
+    answers: int = 8  # G, responses to each puzzle, its group (not what stands in <answer>)
     max_new_tokens: int = 140  # a longer response is cut off
     temperature: float = 1.0  # the policy is softmax(logits / this), in sampling, training and evaluation
     reward: str = "graded"  # random: a coin toss instead of the grade, while training; a control
@@ -79,8 +79,8 @@ class Settings:
     loss: str = "ppo"  # ppo: its clipped objective; cispo: a clipped, constant ratio; gspo: a ratio per response
     loss_norm: str = "token"  # a token's weight. token: 1 / N; sequence: 1 / (B L_i); constant: 1 / (B max_new_tokens)
     length_power: float = 1.0  # of --loss_norm lambda: above 0, longer responses of a group weigh more, below 0 shorter
-    clip_low: float = 0.2  # negative credit has no gradient once a token's ratio, p now / p when sampled, is < 1 - this
-    clip_high: float = 0.2  # positive credit has none once the ratio is > 1 + this (PPO: 0.2, DAPO: 0.28)
+    clip_low: float = 0.2  # ppo: negative credit has no gradient once the ratio, p now / p when sampled, is < 1 - this
+    clip_high: float = 0.2  # ppo: positive credit has none once the ratio is > 1 + this (PPO: 0.2, DAPO: 0.28)
     updates_per_batch: int = 1  # optimizer steps on each batch
     old_logprob: str = "sampler"  # pi_old of the ratio: recorded by the sampler, or the first update's own (update)
     kl: float = 0.0  # weight of the KL penalty to the start model, the reference
@@ -132,7 +132,10 @@ def train(run: Path, s: Settings, hyper_parameters: dict, policy: Policy, traini
         row |= step_columns(step, batch, step_began)  # more columns
         if step == s.steps or (s.eval_every and step % s.eval_every == 0):
             row |= measure_heldout(policy, heldout, s)
-        log(run, policy, optimizer, batch, credit, row, s, hyper_parameters, step)
+        if leads():  # only the first of several processes writes
+            log(run, step, batch, credit, row, s)
+            run_folder.save(run, step, s, hyper_parameters, lambda folder: save_policy(policy, folder),
+                            learners(policy, optimizer))
         seconds_left = (time.perf_counter() - run_began) / (step - done) * (s.steps - step)
         print(line_of(row, s.steps, seconds_left), flush=True)
 
@@ -153,18 +156,13 @@ def try_credit(policy: Policy, puzzles: list, s: Settings, hyper_parameters: dic
     assign_credit(batch, s, hyper_parameters)
 
 
-def log(run: Path, policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tensor, row: dict, s: Settings,
-        hyper_parameters: dict, step: int) -> None:
-    """Write a step to the run folder: a row of metrics, a row per token, and the samples and weights that are due."""
-    if not leads():  # only the first of several processes writes
-        return
+def log(run: Path, step: int, batch: TokenBatch, credit: Tensor, row: dict, s: Settings) -> None:
+    """Write a step to the run folder: a row of metrics, a row per token, and the samples that are due."""
     # The checksum ties the two logs together: analyze.py refuses a step that was changed or belongs to another run.
     row["credit_checksum"] = write_credit_log(run / "credit" / f"step-{step:06d}.npz", step, batch, credit)
     run_folder.append_row(run, row)
     if step == 1 or step % s.sample_every == 0:
         run_folder.write_samples(run, step, batch)
-    run_folder.save(run, step, s, hyper_parameters, lambda folder: save_policy(policy, folder),
-                    learners(policy, optimizer))
 
 
 def save_policy(policy: Policy, folder: Path) -> None:

@@ -27,21 +27,28 @@ import torch
 import torch.nn.functional as F
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
+from grpo import update
 from plumbing.flags import new_parser
 from plumbing.progress import clock, one_sentence
 from plumbing.task_file import check_grade, load_task
 from plumbing.tokenizer import Tokenizer
 from plumbing.optimizer import Optimizer
 from plumbing.run_folder import copy_tokenizer
-from qwen2_model import Qwen2, causal_bias, positions_of, parse_config, save_model, token_logprobs
-from rollout import EVALUATION, Policy, draw_uniforms, generate_and_grade
+from qwen2_model import Qwen2, parse_config, save_model
+from rollout import EVALUATION, Policy, TokenBatch, draw_uniforms, generate_and_grade, token_batch
+from sampler import Samples
 from tasks.text import TAGS
 from train import Settings, evaluate, load_policy, standard_error
 
 FIRST_PART = 0.8  # share of the schedule
 BATCH, LR = 32, 3e-3
-TUNING_LR, CHECK = 1e-5, 50  # of a pretrained model; steps between measurements of held-out success
+CHECK = 20  # steps of a pretrained model between measurements of held-out success
+# CISPO's objective, with the ratio 1 of old log-probs from the update's own pass, is credit * log p: with credit 1 it
+# is minus the cross-entropy.
+TUNING = {"lr": 1e-4, "questions": 8, "answers": 8, "loss": "cispo", "old_logprob": "update", "dtype": "bfloat16",
+          "max_new_tokens": 256}
 CONFIG = {
     "model_type": "qwen2", "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1024, "rms_norm_eps": 1e-6,
@@ -126,23 +133,31 @@ def imitate(model: Qwen2, data: Iterator[tuple[Tensor, Tensor]], steps: int) -> 
             print(f"step {step}/{steps}  loss {loss.item():.3f}  ETA {clock(eta)}", flush=True)
 
 
-def tune(policy: Policy, data: Iterator[tuple[Tensor, Tensor]], lr: float, until: float, s: Settings) -> None:
-    """The same for a pretrained model, in its own precision: until its held-out success, measured every CHECK steps, is
-    as high as `until`."""
-    optimizer, device = Optimizer(policy.model, lr, (0.9, 0.99), weight_decay=0.01), policy.model.output_weight.device
-    puzzles = policy.task.load("heldout", 256, s.data)
-    for step, (tokens, mask) in enumerate(data, 1):
-        optimizer.set_lr(lr * min(1.0, step / 20))
-        optimizer.zero_grad()
-        tokens, mask = tokens.to(device), mask[:, 1:].to(device)  # (B, S), (B, S - 1)
-        everything = torch.ones_like(mask)  # (B, S - 1) padding is behind the response, where nobody looks at it
-        hidden = policy.model.hidden(tokens[:, :-1], positions_of(everything), causal_bias(everything))  # (B, S - 1, D)
-        loss = -token_logprobs(policy.model, hidden[mask], tokens[:, 1:][mask]).mean()
-        loss.backward()
-        optimizer.step(1.0)
+def demonstrations(policy: Policy, puzzles: list, rng: np.random.Generator, s: Settings) -> TokenBatch:
+    """A batch whose responses the task wrote: s.answers demonstrations of each puzzle, of the schedule's first part."""
+    task, (end, *_) = policy.task, policy.tokenizer.end_tokens
+    rows = [torch.tensor(policy.tokenizer.encode(task.demonstrate(puzzle, rng, task.KNOWN[0])) + [end], device=s.device)
+            for puzzle in puzzles for _ in range(s.answers)]
+    tokens, mask = (pad_sequence(x, batch_first=True) for x in (rows, [row >= 0 for row in rows]))  # (B, T) each
+    unknown, ended = torch.zeros(mask.shape, device=s.device), mask.any(1)  # (B, T) what sampling records, (B,)
+    return token_batch(policy, puzzles, Samples(tokens, mask, unknown, unknown, unknown, ended), s, 0)
+
+
+def tune(policy: Policy, puzzles: list, steps: int, until: float, s: Settings) -> None:
+    """The same for a pretrained model, by the update of grpo.py with credit 1 on every token of the demonstrations.
+
+    In its own precision, until held-out success, measured every CHECK steps, is as high as `until`.
+    """
+    optimizer, rng = Optimizer(policy.model, s.lr, (0.9, 0.99), weight_decay=0.01), np.random.default_rng(s.seed)
+    heldout, start = policy.task.load("heldout", 256, s.data), time.perf_counter()
+    for step in range(1, steps + 1):
+        optimizer.set_lr(s.lr * min(1.0, step / 20))
+        batch = demonstrations(policy, [puzzles[i] for i in rng.integers(len(puzzles), size=s.questions)], rng, s)
+        row = update(policy, optimizer, batch, batch.mask.float(), s)
         if step % CHECK == 0:
-            success = float(evaluate(policy, puzzles, 1, s).mean())
-            print(f"step {step}  loss {loss.item():.3f}  held-out {success:.1%}", flush=True)
+            success = float(evaluate(policy, heldout, 1, s).mean())
+            print(f"step {step}  loss {row['loss']:.3f}  held-out {success:.1%}  {clock(time.perf_counter() - start)}",
+                  flush=True)
             if success >= until:
                 break
 
@@ -190,11 +205,11 @@ def build(out: Path, task: ModuleType, count: int, steps: int, seed: int, size: 
 
 def build_from(source: Path, out: Path, task: ModuleType, steps: int, until: float, device: str, data: str) -> None:
     """Tune a pretrained model on demonstrations, and write it to a new folder."""
-    s = Settings(model=str(source), device=device, dtype="bfloat16", data=data, max_new_tokens=256)
+    s = Settings(model=str(source), device=device, data=data, **TUNING)
     policy, puzzles = load_policy(s, task), task.load("train", 10_000 if not data else None, data)
     preview(task, puzzles)
     copy_tokenizer(source, out)
-    tune(policy, batches(policy, puzzles, steps, 0), TUNING_LR, until, s)
+    tune(policy, puzzles, steps, until, s)
     save_model(policy.model, out)
 
 

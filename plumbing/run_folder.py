@@ -151,7 +151,10 @@ def append_row(run: Path, row: dict | None) -> None:
     """Add a row to metrics.csv; None begins it with its header. A column that was not measured stays empty."""
     with (run / "metrics.csv").open("w" if row is None else "a", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader() if row is None else writer.writerow(row)
+        if row is None:
+            writer.writeheader()
+        else:
+            writer.writerow(row)
 
 
 def write_samples(run: Path, step: int, batch) -> None:

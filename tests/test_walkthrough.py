@@ -9,8 +9,8 @@ pass fits on half a page of numpy. Read it beside grpo.py:
 
 It uses the readable code, as the flag --plain does; the test below repeats it with the faster code in plumbing/. The
 two responses have unequal lengths, so padding and the loss's denominator can be seen. The second update is on the same
-responses, so the ratio of a token's probability to that when it was sampled is no longer 1. The head of grpo.py says
-what advantage, ratio and clip are for.
+responses, so the ratio of a token's probability to that when it was sampled is no longer 1, and the clip takes the
+gradient of tokens whose ratio has left 1 ± 0.02. Read the head of grpo.py first: it says what these are for.
 """
 import sys
 from pathlib import Path
@@ -200,10 +200,9 @@ def walk(method, plain=True):
         v = {name: 0.999 * v[name] + 0.001 * g**2 for name, g in gradient.items()}
         for name, weight in policy.model.named_parameters():
             step = LR * (m[name] / (1 - 0.9**number)) / (np.sqrt(v[name] / (1 - 0.999**number)) + 1e-8)
-            clear = np.abs(gradient[name]) > 1e-4  # smaller ones are mostly the error of the finite differences
             # (The next update sets gradients to 0 when it begins; until then they can be read.)
             yield f"{prefix}gradient of {name}", weight.grad, gradient[name]
-            yield f"{prefix}new {name}", weight.detach()[torch.from_numpy(clear)], (w[name] - step)[clear]
+            yield f"{prefix}new {name}", weight.detach(), w[name] - step
 
 
 def test_the_code_does_what_the_arithmetic_says():

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 import countdown_task
 import train
@@ -96,13 +97,21 @@ def test_a_task_that_cannot_be_graded_is_refused_before_training(tmp_path):
 
 
 def test_a_pretrained_model_is_tuned_until_it_solves_enough(policy, monkeypatch, capsys):
-    """Guards against a tuning that changes nothing, that looks at padding, and that goes on when it has enough."""
-    monkeypatch.setattr(warm_start, "CHECK", 2)
+    """Guards against a loss that is not the cross-entropy of the demonstrations, and a tuning that goes on too long."""
+    puzzles, s = generate_puzzles(50, "train"), train.Settings(**warm_start.TUNING | {"answers": 3, "lr": 1e-3})
+    batch = warm_start.demonstrations(policy, puzzles[:2], np.random.default_rng(0), s)
+    assert batch.group.tolist() == [0] * 3 + [1] * 3 and (batch.format == 1).all() and batch.success.mean() > 0
+    losses = []  # (N,) of the N tokens of all responses
+    for i, row in enumerate(batch.tokens):
+        prompt, response = policy.prompt(puzzles[i // 3]), row[batch.mask[i]].tolist()
+        assert response[-1] == policy.tokenizer.end_tokens[0]
+        logits = policy.model(torch.tensor([prompt + response[:-1]]))[0, len(prompt) - 1 :].detach()
+        losses += F.cross_entropy(logits, torch.tensor(response), reduction="none").tolist()
+
     found = iter([0.1, 0.3, 0.9])
+    monkeypatch.setattr(warm_start, "CHECK", 1)
+    monkeypatch.setattr(warm_start, "demonstrations", lambda *_: batch)
     monkeypatch.setattr(warm_start, "evaluate", lambda *_: np.array([next(found)]))
-    before = policy.model.output_weight.clone()
-    batch = next(warm_start.batches(policy, generate_puzzles(50, "train"), 1, 0))
-    warm_start.tune(policy, [batch] * 20, 1e-3, 0.3, train.Settings())
-    losses = [float(x) for x in re.findall(r"loss ([0-9.]+)", capsys.readouterr().out)]
-    assert len(losses) == 2 and losses[1] < losses[0]  # it stopped after the second look
-    assert not torch.equal(policy.model.output_weight, before)
+    warm_start.tune(policy, puzzles, 20, 0.3, s)
+    first, second = (float(x) for x in re.findall(r"loss ([0-9.]+)", capsys.readouterr().out))  # it stops after two
+    assert first == pytest.approx(np.mean(losses), abs=1e-3) and second < first

@@ -3,10 +3,12 @@
 first-countdown.npz and first-words.npz are the credit logs of part `first` (designs.md, section 1); truth-start.npz and
 truth-trained.npz are what lab/truth/measure.py measured before and after training (section 2). A folder of learning/
 has a copy of a whole run's metrics.csv (section 4), and one of them its credit log, all steps in one file. original/
-has both of the run of section 5.
+and warm/ have both of the runs of sections 5 and 6.
 
 Run it:  python -m lab.real.report        writes tables.md, truth.png and learning.png beside this file
+         python -m lab.real.report --publish runs/study-2/warm/none-advantage-rloo-lr-2e-05-seed0 lab/real/data/warm
 """
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +24,7 @@ from lab.truth.scoring import HALVES, all_credit
 from plumbing.flags import new_parser
 from plumbing.progress import one_sentence
 from plumbing.report import Estimate, Table, clustered_mean, new_figure, pm, save_figure, t_statistics
-from plumbing.runs import read_metrics
+from plumbing.runs import read_credit, read_metrics
 from tasks.text import FILLER, REASONING, ROLES
 
 ROOM = Path(__file__).parent
@@ -116,10 +118,11 @@ def table_learning(what: str, log: dict, metrics: dict[str, np.ndarray]) -> Tabl
                      average(part["entropy"]), f"{np.mean(equal):.0%}", f"{filler.mean():.1%}",
                      f"{(part['in_answer'] > 0).mean():.1%}", *ratios])
     return Table(f"{what} while it learns", (
-        "One run, 4 x 8 responses a step. The responses of each ten steps: the share that is right, how "
-        "much of the layout they have, tokens, mean entropy in nats, groups whose rewards are all equal, the shares of "
-        "filler and of what stands from the graded answer on, and the ratio of filler's mean size to reasoning's, by "
-        f"contribution and by gradient. Held-out success, 256 problems: {heldout}."),
+        f"One run, {np.sum(log['position'] == 0) // log['step'].max()} responses a step. The responses of each ten "
+        "steps: the share that is right, how much of the layout they have, tokens, mean entropy in nats, groups whose "
+        "rewards are all equal, the shares of filler and of what stands from the graded answer on, and the ratio of "
+        "filler's mean size to reasoning's, by contribution and by gradient. Held-out success, 256 problems: "
+        f"{heldout}."),
         ["steps", "responses", "right", "format", "length", "entropy", "equal groups", "filler", "from the answer on",
          "contribution", "gradient"], rows)
 
@@ -249,10 +252,22 @@ def table_measured(truths: dict[str, dict]) -> Table:
                  [[name, *(f[name] for f in figures)] for name in figures[0]])
 
 
+def publish(run: Path, folder: Path) -> None:
+    """Copy a run's metrics.csv, and its credit log as one file."""
+    steps = read_credit(run, read_metrics(run))
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(folder / "credit.npz", **{name: np.concatenate([step[name] for step in steps])
+                                                  for name in steps[0] if name != "advantage"})  # follows from rewards
+    shutil.copy(run / "metrics.csv", folder)
+
+
 @one_sentence()
 def main() -> None:
-    """Write tables.md, truth.png and learning.png, from the published arrays."""
-    new_parser(description=__doc__).parse_args()
+    """Write tables.md, truth.png and learning.png, from the published arrays; or publish those of a run."""
+    parser = new_parser(description=__doc__)
+    parser.add_argument("--publish", nargs=2, type=Path, metavar=("RUN", "FOLDER"), help="only copy a run's arrays")
+    if given := parser.parse_args().publish:
+        return publish(*given)
     first = {task: with_measures(dict(np.load(ROOM / "data" / f"{name}.npz"))) for task, name in FIRST.items()}
     truths = {when: read_truth(ROOM / "data" / f"{name}.npz") for when, name in TRUTHS.items()}
     learning = {what: with_measures(dict(np.load(run / "credit.npz"))) for what, run in SHOWN.items()}
