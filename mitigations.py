@@ -209,8 +209,8 @@ def vineppo(batch: TokenBatch, k: int = 3, cuts: str = "sentence", cutpoints_onl
     """credit = V(next cut) - V(this cut), V the mean reward of k continuations: cuts at sentence ends (2410.01679).
 
     All tokens between two cuts get the same credit. V at the end is the reward. V at the start costs nothing: it is
-    the mean reward of the group's other responses. cuts="uncertain" is SPO-chain (2505.23564). It calls a token with
-    p < 0.9 unsure, the paper's *cutpoint*, and cuts before the 6th, 11th, 16th ... of them. cutpoints_only=True gives
+    the mean reward of the group's other responses. cuts="uncertain" is SPO-chain (2505.23564). It calls a token with p
+    below 90% unsure, the paper's *cutpoint*, and cuts before the 6th, 11th, 16th ... of them. cutpoints_only=True gives
     credit to unsure tokens alone, and divides the loss by their number (with --loss_norm token). (The paper has k = 9;
     its code also z-scores the credit.)
     """
