@@ -148,7 +148,7 @@ def sample_both(policy):
 
 
 def walk(method, plain=True):
-    """Yield (what it is, by the code, by hand) for every number of the step and of the second update."""
+    """Yield (what it is, by the code, by hand) for every number of the step and of a second update."""
     policy = make_policy(plain)
     before = weights_of(policy.model)
     batch = sample_both(policy)
@@ -174,7 +174,11 @@ def walk(method, plain=True):
     for name, shares in {"token": (1 / 12, 1 / 12), "sequence": (1 / 14, 1 / 10), "constant": (1 / 16, 1 / 16)}.items():
         share = LOSS_NORMS[name](batch.mask, SETTINGS)[:, 0]
         yield f"each token's share of the loss, --loss_norm {name}", share, shares
+    yield from walk_updates(policy, batch, credit, old, by_hand)
 
+
+def walk_updates(policy, batch, credit, old, by_hand):
+    """The same for two updates. old: log pi of each response's tokens when they were sampled; by_hand: their credit."""
     def loss(w):
         """Minus the mean over the 12 tokens of the clipped objective."""
         total = 0
@@ -184,7 +188,7 @@ def walk(method, plain=True):
         return -total / 12
 
     optimizer = Optimizer(policy.model, LR)
-    m = v = {name: np.zeros_like(x) for name, x in before.items()}  # Adam's moments
+    m = v = {name: np.zeros_like(x) for name, x in weights_of(policy.model).items()}  # Adam's moments
     for number in (1, 2):
         w = weights_of(policy.model)
         gradient = finite_differences(loss, w)
@@ -223,8 +227,10 @@ def main():
     """Print every number by the code and by hand; of many, the largest difference."""
     torch.set_printoptions(precision=4, sci_mode=False)
     np.set_printoptions(precision=4, suppress=True, linewidth=100)
+    for name, response in {"right": RIGHT, "wrong": WRONG}.items():
+        print(f"the {name} response, tokens {response}: {''.join(VOCABULARY[token] for token in response)!r}")
     for what, ours, by_hand in walk("none"):
-        ours, by_hand = np.asarray(ours), np.asarray(by_hand)
+        ours, by_hand = np.atleast_1d(np.asarray(ours)), np.atleast_1d(by_hand)
         print(what)
         if ours.size > 24:
             print(f"    {ours.size} numbers, largest difference {np.abs(ours - by_hand).max():.1e}")
