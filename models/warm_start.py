@@ -154,12 +154,13 @@ def tune(policy: Policy, puzzles: list, steps: int, until: float, s: Settings) -
         optimizer.set_lr(s.lr * min(1.0, step / 20))
         batch = demonstrations(policy, [puzzles[i] for i in rng.integers(len(puzzles), size=s.questions)], rng, s)
         row = update(policy, optimizer, batch, batch.mask.float(), s)
+        line, success = f"step {step}  loss {row['loss']:.3f}  {clock(time.perf_counter() - start)}", 0.0
         if step % CHECK == 0:
             success = float(evaluate(policy, heldout, 1, s).mean())
-            print(f"step {step}  loss {row['loss']:.3f}  held-out {success:.1%}  {clock(time.perf_counter() - start)}",
-                  flush=True)
-            if success >= until:
-                break
+            line += f"  held-out {success:.1%}"
+        print(line, flush=True)
+        if success >= until:
+            break
 
 
 def preview(task: ModuleType, puzzles: list) -> None:
