@@ -59,9 +59,10 @@ def source_of(module):
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if "train.py" in c and NAME not in c])
-def test_commands_of_train_are_accepted(command):
+def test_commands_of_train_are_accepted(command, tmp_path, monkeypatch):
     arguments = shlex.split(re.search(r"train\.py([^;&|]*)", command)[1].replace("$seed", "3"))
-    if "--resume" in arguments:  # the flags are right, but there is no such run
+    if "--resume" in arguments:  # the flags are right, but in an empty folder there is no such run
+        monkeypatch.chdir(tmp_path)
         with pytest.raises(FileNotFoundError, match="is not a run folder"):
             train.parse_flags(arguments)
     else:
