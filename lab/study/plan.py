@@ -22,8 +22,10 @@ LEVELS = {"easy": "", "hard": f" --data {HARD} --max_new_tokens 240", "small": "
                   " --questions 4 --answers 8 --steps 60 --eval_problems 256 --eval_every 30"),
                  ("first-words", WORDS, LOOK), ("first-countdown", f"{THEIRS} --max_new_tokens 512", LOOK))},
           "warm": " --model weights/warm --dtype bfloat16 --max_new_tokens 200 --steps 60 --eval_problems 256 "
-                  "--eval_every 20 --pass_at 0"}
-PRETRAINED = ("words", "laptop", "original", "warm", "first-words", "first-countdown")  # rows and designs in lab/real
+                  "--eval_every 20 --pass_at 0",
+          "first-smollm2": f" --model weights/smollm2 --dtype bfloat16 --max_new_tokens 200{LOOK} --pass_at 0"}
+# Rows and designs of these are in lab/real.
+PRETRAINED = ("words", "laptop", "original", "warm", "first-smollm2", "first-words", "first-countdown")
 
 APART = ("regrade_ablation",  # hardly more than `none`
          "shuffled", "expert_iteration", "oracle", "process_reward", "ppo_process", "share",
@@ -104,7 +106,7 @@ PARTS = {  # level, methods with their flags, seeds
     "laptop": [("laptop", (f"{RLOO_FLAGS} --lr 5e-06", "expert_iteration --lr 5e-06",
                            "share --advantage rloo --lr 5e-06"), range(5))],
     "original": [("original", ("none --lr 5e-06",), (0,))],
-    "warm": [("warm", (f"{RLOO_FLAGS} --lr 2e-05",), (0,))],
+    "warm": [("warm", (f"{RLOO_FLAGS} --lr 2e-05",), (0,)), ("first-smollm2", (RLOO_FLAGS,), (0,))],
     # To check what was written before they ran.
     "fresh": [("easy", (RLOO_FLAGS, "ppo", "vineppo", RATIO_FLAGS), range(10, 15))],
 }
