@@ -56,7 +56,8 @@ def heldout_text(row: dict) -> str:
     """Held-out success and half of its 95% interval, where it was measured."""
     if "heldout_success" not in row:
         return ""
-    return f"  held-out {row['heldout_success']:.1%} ± {1.96 * row['heldout_stderr']:.1%}"
+    error = row["heldout_stderr"]  # NaN for a single puzzle
+    return f"  held-out {row['heldout_success']:.1%}" + (f" ± {1.96 * error:.1%}" if error == error else "")
 
 
 def standard_error(values: np.ndarray) -> float:

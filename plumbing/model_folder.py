@@ -28,7 +28,8 @@ def files_beside(folder: Path) -> list[Path]:
 def check_folder(folder: Path) -> None:
     """FileNotFoundError or ValueError where there is no model folder, but something that people take for one."""
     if not folder.is_dir() and folder.suffix != ".gguf":
-        raise FileNotFoundError(f"there is no folder {folder}: make one with `hf download NAME --local-dir FOLDER`")
+        raise FileNotFoundError(f"there is no folder {folder}: make one with `hf download NAME --local-dir FOLDER`, or "
+                                "without the hub as docs/running.md says")
     whole = any(folder.glob("model*.safetensors*"))  # also an index
     for pattern, found in FOREIGN.items():
         here = folder.match(pattern) or any(folder.glob(pattern))

@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from safetensors import SafetensorError
@@ -18,7 +19,7 @@ import train
 from methods import MITIGATIONS
 from plumbing import flags, progress, run_folder
 from plumbing.files import read_json, read_tensors, replace_file
-from plumbing.metrics import COLUMNS, write_credit_log
+from plumbing.metrics import COLUMNS, heldout_text, standard_error, write_credit_log
 from plumbing.model_folder import weight_files
 from plumbing.progress import Progress
 from plumbing.runs import is_finished
@@ -464,3 +465,10 @@ def test_the_tokens_of_a_sampler_are_counted_once():
         watch(0.5, 100)
         watch(1, 300)
     assert line.tokens == 600
+
+
+def test_held_out_success_of_a_single_puzzle_has_no_interval():
+    """Guards against a ± nan%."""
+    for values, text in ([1.0], "  held-out 100.0%"), ([1.0, 0, 1, 0], "  held-out 50.0% ± 56.6%"):
+        success = np.array(values)
+        assert heldout_text({"heldout_success": success.mean(), "heldout_stderr": standard_error(success)}) == text

@@ -7,10 +7,13 @@ in; nobody trains on these.
 Run it:  pip install reasoning-gym==0.1.19        for the second file only
          python -m lab.real.problems              writes both to weights/
 """
+import importlib.util
 import json
 from pathlib import Path
 
 from countdown_task import generate_puzzles
+from plumbing.flags import new_parser
+from plumbing.progress import one_sentence
 
 FOLDER = Path("weights")
 COUNT, OTHERS = 4096, 256
@@ -25,14 +28,18 @@ def countdown() -> list[dict]:
 
 def gsm_symbolic() -> list[dict]:
     """Rows of word problems, each with the number that answers it."""
-    import reasoning_gym  # only this needs it
+    if not importlib.util.find_spec("reasoning_gym"):  # only this needs it
+        raise ValueError("for the second file run: pip install reasoning-gym==0.1.19")
+    import reasoning_gym
     data = reasoning_gym.create_dataset("gsm_symbolic", seed=0, size=OTHERS)
     return [{"question": row["question"].rpartition(" Give the result")[0] or row["question"],
              "answer": row["answer"]} for row in data]
 
 
+@one_sentence()
 def main() -> None:
     """Write both files."""
+    new_parser(description=__doc__).parse_args()
     FOLDER.mkdir(exist_ok=True)
     for make in (countdown, gsm_symbolic):
         file, rows = FOLDER / f"{make.__name__}.jsonl", make()
