@@ -2,8 +2,8 @@
 
 first-countdown.npz and first-words.npz are the credit logs of part `first` (designs.md, section 1); truth-start.npz and
 truth-trained.npz are what lab/truth/measure.py measured before and after training (section 2). A folder of learning/
-has a copy of a whole run's metrics.csv (section 4), and one of them its credit log, all steps in one file. original/
-and warm/ have both of the runs of sections 5 and 6.
+has a copy of a whole run's metrics.csv (section 4), and one of them its credit log, all steps in one file. original/,
+warm/ and first-smollm2/ have both of the runs of sections 5 and 6.
 
 Run it:  python -m lab.real.report        writes tables.md, truth.png and learning.png beside this file
          python -m lab.real.report --publish runs/study-2/warm/none-advantage-rloo-lr-2e-05-seed0 lab/real/data/warm
@@ -34,7 +34,8 @@ TRUTHS = {"at the start": "truth-start", "after training": "truth-trained"}
 MEASURES = ("contribution", "gradient")
 LEARNING = ROOM / "data" / "learning"
 # What each run is whose credit is shown, and where its credit log and metrics are.
-SHOWN = {"RLOO on word problems": LEARNING / "none-seed0", "GRPO on Countdown": ROOM / "data" / "original"}
+SHOWN = {"RLOO on word problems": LEARNING / "none-seed0", "GRPO on Countdown": ROOM / "data" / "original",
+         "RLOO on Countdown after a warm start": ROOM / "data" / "warm"}
 # Document 000, over its 100 steps, by advantage * log p; its filler counts tags.
 THEIRS = {"reasoning, share of tokens": "32.2%", "length, tokens": "183 at first, 42 at the end",
           "responses, tokens": "6,400, 303,042", "filler and tags / reasoning, contribution": "1.31",
@@ -80,13 +81,15 @@ def first_figures(log: dict) -> dict[str, str]:
 
 
 def table_first(logs: dict[str, dict]) -> Table:
-    """A step before any training, of each task, and a whole run, beside the original's figures."""
+    """A step before any training, of each task, and two whole runs, beside the original's figures."""
     figures = [first_figures(log) for log in logs.values()]
     rows = [[name, *(f[name] for f in figures), THEIRS.get(name, "")] for name in figures[0]]
     return Table("Beside the original's figures", (
-        "RLOO's credit on zero-shot responses, 8 to each of 64 problems; then GRPO's, pooled over 60 steps of "
-        "training, as the original's in the last column. Ratios are of mean sizes, with 95% intervals over problems. "
-        "t: of the mean at each position that 30 responses reach."), ["", *logs, "the original, Countdown"], rows)
+        "RLOO's credit on zero-shot responses, 8 to each of 64 problems; then pooled over training, as the original's "
+        "in the last column, GRPO's. SmolLM2's, on easy Countdown, by RLOO: zero-shot, and, after imitating the toy's "
+        "searches, pooled over training. Ratios are of mean sizes, with 95% intervals over problems. t: of the mean at "
+        "each position that 30 responses reach."),
+        ["", *logs, "the original, Countdown"], rows)
 
 
 def table_fifths(log: dict) -> Table:
@@ -271,7 +274,10 @@ def main() -> None:
     first = {task: with_measures(dict(np.load(ROOM / "data" / f"{name}.npz"))) for task, name in FIRST.items()}
     truths = {when: read_truth(ROOM / "data" / f"{name}.npz") for when, name in TRUTHS.items()}
     learning = {what: with_measures(dict(np.load(run / "credit.npz"))) for what, run in SHOWN.items()}
-    tables = [table_first(first | {"Countdown, 60 steps": learning["GRPO on Countdown"]}),
+    _, original, warm = learning.values()
+    own = with_measures(dict(np.load(ROOM / "data" / "first-smollm2" / "credit.npz")))
+    tables = [table_first(first | {"Countdown, 60 steps": original, "SmolLM2, zero-shot": own,
+                                   "SmolLM2, 40 steps": warm}),
               table_fifths(first["Countdown"]),
               *(table_learning(what, learning[what], read_metrics(run)) for what, run in SHOWN.items()),
               table_runs(read_rows(ROOM / "runs.csv")),
