@@ -4,8 +4,10 @@ import sys
 import numpy as np
 import pytest
 
-from analyze import with_measures
+from analyze import read_log, with_measures
 from lab.real import report
+from plumbing.runs import read_metrics
+from tests.test_analyze import make_run
 
 
 def test_a_ratio_is_that_of_mean_sizes():
@@ -58,3 +60,14 @@ def test_a_run_by_tens_of_steps_by_hand():
     assert [*first.values()] == ["1-2", "4", "0.25", "0.88", "2", "0.500", "50%", "50.0%", "25.0%", "3.00", "3.00"]
     expected = {"steps": "11-11", "right": "1.00", "format": "0.50", "equal groups": "0%"}
     assert second.items() >= expected.items()
+
+
+def test_what_is_published_of_a_run_is_its_log_and_its_metrics(tmp_path, monkeypatch):
+    """Guards against steps left out or in another order, and a file in place of an array."""
+    run = make_run(tmp_path / "run", 0.75, steps=3, mitigation="none")
+    monkeypatch.setattr(sys, "argv", ["report.py", "--publish", str(run), str(tmp_path / "data")])
+    report.main()
+    published, log = with_measures(dict(np.load(tmp_path / "data" / "credit.npz"))), read_log(run, read_metrics(run))
+    assert published.keys() == log.keys() - {"advantage"} and log["step"].max() == 3
+    assert all(np.array_equal(published[name], log[name]) for name in published)
+    assert (tmp_path / "data" / "metrics.csv").read_bytes() == (run / "metrics.csv").read_bytes()
