@@ -36,6 +36,7 @@ LEARNING = ROOM / "data" / "learning"
 # What each run is whose credit is shown, and where its credit log and metrics are.
 SHOWN = {"RLOO on word problems": LEARNING / "none-seed0", "GRPO on Countdown": ROOM / "data" / "original",
          "RLOO on Countdown after a warm start": ROOM / "data" / "warm"}
+SPACE = {"Qwen": 220, "SmolLM2": 216}  # tokens of their vocabularies
 # Document 000, over its 100 steps, by advantage * log p; its filler counts tags.
 THEIRS = {"reasoning, share of tokens": "32.2%", "length, tokens": "183 at first, 42 at the end",
           "responses, tokens": "6,400, 303,042", "filler and tags / reasoning, contribution": "1.31",
@@ -53,9 +54,11 @@ def ratio_of(log: dict, measure: str, over: np.ndarray, under: np.ndarray) -> Es
     return bootstrap(lambda s: (s[:, 0] / s[:, 1]) / (s[:, 2] / s[:, 3]), by_puzzle)
 
 
-def first_figures(log: dict) -> dict[str, str]:
-    """What a step's credit looks like."""
+def first_figures(log: dict, space: int) -> dict[str, str]:
+    """What credit looks like. space: the token of a single space, which stands before nearly every number; the toy's
+    tokens have it in the number's token, and so as reasoning."""
     filler, reasoning, tags = (log["role"] == role for role in range(3))
+    words = filler & (log["token"] != space)
     (_, first), *_, (_, last) = position_bins(log, 10)
     t = np.abs(t_statistics(log["contribution"], log["position"]))
     answer = log["in_answer"] > 0
@@ -68,6 +71,8 @@ def first_figures(log: dict) -> dict[str, str]:
         "length, tokens": f"{len(log['id']) / (log['id'][-1] + 1):.0f}",
         "reasoning, share of tokens": f"{reasoning.mean():.1%}",
         **ratios("filler / reasoning", filler, reasoning),
+        "lone spaces, share of filler": f"{1 - words.sum() / filler.sum():.1%}",
+        **ratios("filler without lone spaces / reasoning", words, reasoning),
         **ratios("filler and tags / reasoning", filler | tags, reasoning),
         "log p: filler and tags, reasoning": ", ".join(average(log["logprob"][x]) for x in (filler | tags, reasoning)),
         **ratios("first tenth / last", first, last),
@@ -82,7 +87,8 @@ def first_figures(log: dict) -> dict[str, str]:
 
 def table_first(logs: dict[str, dict]) -> Table:
     """A step before any training, of each task, and two whole runs, beside the original's figures."""
-    figures = [first_figures(log) for log in logs.values()]
+    figures = [first_figures(log, SPACE["SmolLM2" if name.startswith("SmolLM2") else "Qwen"])
+               for name, log in logs.items()]
     rows = [[name, *(f[name] for f in figures), THEIRS.get(name, "")] for name in figures[0]]
     return Table("Beside the original's figures", (
         "RLOO's credit on zero-shot responses, 8 to each of 64 problems; then pooled over training, as the original's "
