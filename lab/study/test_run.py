@@ -197,7 +197,15 @@ def test_a_finished_run_is_taken_over_without_running_it_again(finished, call, k
     assert [row["run"] for row in read_rows(study.RESULTS)] == [finished.name]
 
 
-def test_runs_pause_for_quiet_and_end_with_the_study(place, monkeypatch):
+@pytest.fixture
+def interruptible():
+    """SIGINT raises KeyboardInterrupt, also in a job in a shell's background, which would ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_runs_pause_for_quiet_and_end_with_the_study(place, monkeypatch, interruptible):
     """Guards against runs that disturb a measurement, stay paused, or outlive a Ctrl-C."""
     monkeypatch.setattr(quiet, "LOOK", 0.02)
     counting = "import itertools, time\nfor i in itertools.count():\n    print(i, flush=True)\n    time.sleep(0.01)"
