@@ -40,7 +40,8 @@ def sentence_starts(text: str, spans: list[tuple[int, int]]) -> np.ndarray:
 def roles(text: str, spans: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
     """Role (L,) int8 of each token, and whether it is in the answer (L,) bool, that is, from the last `<answer>` on.
 
-    structure: inside a tag, or the end token. reasoning: a digit or one of + - * / = ( ). filler: everything else.
+    structure: inside a tag, or the end token. reasoning: a digit or one of + - * / = ( ). filler: everything else, also
+    a space before a number where that is a token of its own, as in Qwen's vocabulary.
 
     >>> roles("8!</think>", [(0, 1), (1, 4), (4, 10), (10, 10)])  # tokens 8, !</, think>, end
     (array([1, 0, 2, 2], dtype=int8), array([False, False, False, False]))
