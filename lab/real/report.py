@@ -201,13 +201,15 @@ def top_tenth(x: np.ndarray) -> np.ndarray:
     return chosen
 
 
-def table_where(title: str, truth: dict) -> Table:
-    """On which tokens the truth lies."""
+def table_where(title: str, truth: dict, space: int | None = None) -> Table:
+    """On which tokens the truth lies. space: as in `first_figures`."""
     other, size, credit = -np.expm1(truth["logprob"]), np.abs(truth["a_star"]), np.abs(truth["advantage"])
     largest, square = "the tenth with the largest abs(A*)", squares(truth)  # largest: chosen by its noise, too
     noise = noise_alone(truth)
     by_problem = np.bincount(truth["group"].astype(int), square)
     groups = {role: truth["role"] == i for i, role in enumerate(ROLES)}
+    if space is not None:
+        groups["filler without lone spaces"] = groups["filler"] & (truth["token"] != space)
     groups |= {"thoughts": truth["in_answer"] == 0, "answer": truth["in_answer"] > 0,
                largest: top_tenth(size), "the tenth with the largest 1 - p": top_tenth(other)}
     rows = [[name, f"{use.mean():.1%}", cell(share_of(truth, use, size)),
@@ -288,7 +290,7 @@ def main() -> None:
               *(table_learning(what, learning[what], read_metrics(run)) for what, run in SHOWN.items()),
               table_runs(read_rows(ROOM / "runs.csv")),
               table_measured(truths),
-              *(table_where(f"Where the truth lies {when}", truth) for when, truth in truths.items()),
+              *(table_where(f"Where the truth lies {when}", truth, SPACE["Qwen"]) for when, truth in truths.items()),
               table_where("Where it lies in the toy", read_truth(TOY)),
               table_ranks(truths["at the start"]),  # after training hardly a pair of responses differs
               *(table_sizes(when, truth) for when, truth in truths.items())]
