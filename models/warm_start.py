@@ -19,7 +19,7 @@ import re
 import time
 from pathlib import Path
 from types import ModuleType
-from typing import Iterator
+from typing import Any, Iterator
 
 import numpy as np
 import tokenizers
@@ -84,15 +84,19 @@ def train_tokenizer(texts: list[str]) -> tokenizers.Tokenizer:
     return tokenizer
 
 
+def demonstration(policy: Policy, puzzle: Any, rng: np.random.Generator, known: float) -> list[int]:
+    """The tokens of a response that the task writes, the end token included."""
+    return policy.tokenizer.encode(policy.task.demonstrate(puzzle, rng, known)) + policy.tokenizer.end_tokens[:1]
+
+
 def batches(policy: Policy, puzzles: list, steps: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield `steps` batches of similar lengths: tokens (B, S) padded on the right, and a mask (B, S) of responses."""
-    rng, pool, tokenizer, task = np.random.default_rng(seed), [], policy.tokenizer, policy.task
+    rng, pool = np.random.default_rng(seed), []
     for step in range(steps):
         if not pool:
-            known = task.KNOWN[step >= FIRST_PART * steps]
+            known = policy.task.KNOWN[step >= FIRST_PART * steps]
             chosen = [puzzles[i] for i in rng.integers(len(puzzles), size=16 * BATCH)]
-            rows = [(policy.prompt(puzzle), tokenizer.encode(task.demonstrate(puzzle, rng, known)) +
-                     tokenizer.end_tokens[:1]) for puzzle in chosen]
+            rows = [(policy.prompt(puzzle), demonstration(policy, puzzle, rng, known)) for puzzle in chosen]
             rows.sort(key=lambda row: len(row[0]) + len(row[1]))
             pool = [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
             rng.shuffle(pool)
@@ -135,8 +139,7 @@ def imitate(model: Qwen2, data: Iterator[tuple[Tensor, Tensor]], steps: int) -> 
 
 def demonstrations(policy: Policy, puzzles: list, rng: np.random.Generator, s: Settings) -> TokenBatch:
     """A batch whose responses the task wrote: s.answers demonstrations of each puzzle, of the schedule's first part."""
-    task, (end, *_) = policy.task, policy.tokenizer.end_tokens
-    rows = [torch.tensor(policy.tokenizer.encode(task.demonstrate(puzzle, rng, task.KNOWN[0])) + [end], device=s.device)
+    rows = [torch.tensor(demonstration(policy, puzzle, rng, policy.task.KNOWN[0]), device=s.device)
             for puzzle in puzzles for _ in range(s.answers)]
     tokens, mask = (pad_sequence(x, batch_first=True) for x in (rows, [row >= 0 for row in rows]))  # (B, T) each
     unknown, ended = torch.zeros(mask.shape, device=s.device), mask.any(1)  # (B, T) what sampling records, (B,)

@@ -57,7 +57,7 @@ def heldout_text(row: dict) -> str:
     if "heldout_success" not in row:
         return ""
     error = row["heldout_stderr"]  # NaN for a single puzzle
-    return f"  held-out {row['heldout_success']:.1%}" + (f" ± {1.96 * error:.1%}" if error == error else "")
+    return f"  held-out {row['heldout_success']:.1%}" + ("" if np.isnan(error) else f" ± {1.96 * error:.1%}")
 
 
 def standard_error(values: np.ndarray) -> float:

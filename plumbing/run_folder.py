@@ -24,7 +24,7 @@ from torch import Tensor
 from plumbing.files import check_fields, checksum, replace_file, write_json
 from plumbing.metrics import COLUMNS
 from plumbing.model_folder import files_beside
-from plumbing.processes import first_alone
+from plumbing.processes import first_alone, gather
 from plumbing.runs import read_config, read_credit, read_final, read_metrics
 
 try:
@@ -63,8 +63,7 @@ def open_run(run: Path, settings: Any, hyper_parameters: dict, fixed: dict[str, 
         check_settings(run, state["settings"], asked)
         check_logs(run, state)
         restore(run, state, learners)
-    # The others wait for it, so all have read the folder before the first one changes it.
-    first_alone(lambda: check_inputs(run, checksums(asked, fixed)))
+    gather([check_inputs(run, checksums(asked, fixed))])  # all have read the folder before the first one changes it
     first_alone(lambda: reopen_run(run, state, settings.steps))
     return state["step"]
 

@@ -7,7 +7,6 @@ in; nobody trains on these.
 Run it:  pip install reasoning-gym==0.1.19        for the second file only
          python -m lab.real.problems              writes both to weights/
 """
-import importlib.util
 import json
 from pathlib import Path
 
@@ -28,9 +27,10 @@ def countdown() -> list[dict]:
 
 def gsm_symbolic() -> list[dict]:
     """Rows of word problems, each with the number that answers it."""
-    if not importlib.util.find_spec("reasoning_gym"):  # only this needs it
-        raise ValueError("for the second file run: pip install reasoning-gym==0.1.19")
-    import reasoning_gym
+    try:
+        import reasoning_gym  # only this needs it
+    except ModuleNotFoundError:
+        raise ValueError("for the second file run: pip install reasoning-gym==0.1.19") from None
     data = reasoning_gym.create_dataset("gsm_symbolic", seed=0, size=OTHERS)
     return [{"question": row["question"].rpartition(" Give the result")[0] or row["question"],
              "answer": row["answer"]} for row in data]

@@ -282,10 +282,9 @@ def main() -> None:
     first = {task: with_measures(dict(np.load(ROOM / "data" / f"{name}.npz"))) for task, name in FIRST.items()}
     truths = {when: read_truth(ROOM / "data" / f"{name}.npz") for when, name in TRUTHS.items()}
     learning = {what: with_measures(dict(np.load(run / "credit.npz"))) for what, run in SHOWN.items()}
-    _, original, warm = learning.values()
     own = with_measures(dict(np.load(ROOM / "data" / "first-smollm2" / "credit.npz")))
-    tables = [table_first(first | {"Countdown, 60 steps": original, "SmolLM2, zero-shot": own,
-                                   "SmolLM2, 40 steps": warm}),
+    tables = [table_first(first | {"Countdown, 60 steps": learning["GRPO on Countdown"], "SmolLM2, zero-shot": own,
+                                   "SmolLM2, 40 steps": learning["RLOO on Countdown after a warm start"]}),
               table_fifths(first["Countdown"]),
               *(table_learning(what, learning[what], read_metrics(run)) for what, run in SHOWN.items()),
               table_runs(read_rows(ROOM / "runs.csv")),
