@@ -36,18 +36,15 @@ How this file differs from the paper (DeepSeekMath, arXiv 2402.03300):
 
 Run it:  python train.py --mitigation none
 """
-from typing import Iterator
-
 import torch
 from torch import Tensor
 
 from plumbing.metrics import UpdateLog
 from plumbing.optimizer import Optimizer
+from plumbing.processes import world
 from plumbing.registry import require
-from plumbing.shared_prompts import shared_prompts
-from qwen2_model import Qwen2
 from rollout import Policy, TokenBatch, by_group, has_variance
-from sampler import response_logprobs
+from sampler import response_logprobs, whole_groups
 
 # ----------------------------------------------------------------------------------------------- advantage
 # Functions of the rewards (Q, G) of G responses to each of Q puzzles, and of their success (Q, G): how each compares.
@@ -181,19 +178,18 @@ LOSS_NORMS = {
 # ---------------------------------------------------------------------------------------------------- update
 
 
-def padded_rows(model: Qwen2, batch: TokenBatch, credit: Tensor, s) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """Read the responses for an update, in rows of one prompt and one response: what --plain runs.
+def micro_batches(batch: TokenBatch, credit: Tensor, s) -> list[Tensor]:
+    """The responses (b,) of each forward and backward pass: as many whole groups as fit into --micro_batch.
 
-    Yields micro-batches: the indices (b,) of their responses, log pi (b, t) of the first t tokens, with gradient, and
-    the number of prompt tokens read. Here t is T, and credit (B, T) is unused. The twin, plumbing/shared_prompts.py,
-    reads each prompt once for all its responses, skips responses without credit unless there is a KL penalty, and takes
-    only its process's share.
+    Left out are those of other processes, and, unless there is a KL penalty, those without credit (B, T) on any token:
+    they have no gradient.
     """
-    prompts = batch.ask.prompts
-    for rows in torch.arange(len(batch.mask), device=batch.mask.device).split(s.micro_batch):  # (b,)
-        own_prompts = [prompts[q] for q in batch.group[rows].tolist()]  # b
-        logprob = response_logprobs(model, own_prompts, batch.tokens[rows], batch.mask[rows])  # (b, T)
-        yield rows, logprob, sum(map(len, own_prompts))
+    rank, processes = world()
+    used = batch.group % processes == rank  # (B,)
+    if s.kl == 0:
+        used = used & (credit != 0).any(1)
+    rows = used.nonzero()[:, 0]  # (M,)
+    return [rows[chunk] for chunk in whole_groups(batch.group[rows], s.micro_batch)]
 
 
 def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tensor, s) -> dict[str, float | None]:
@@ -202,16 +198,16 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
     Micro-batches save memory and don't change the result, because each token's share of the loss is fixed for the whole
     step.
     """
-    micro_batches = padded_rows if policy.plain else shared_prompts
     share = LOSS_NORMS[s.loss_norm](batch.mask, s)  # (B, T) of each token in the loss
     reference_logprob = batch.ask.reference_logprob if s.kl > 0 else None  # (B, T)
-    old = batch.logprob.clone()  # (B, T)
+    old, prompts = batch.logprob.clone(), batch.ask.prompts  # (B, T)
     log = UpdateLog(batch)
     for i in range(s.updates_per_batch):
         optimizer.zero_grad()
-        # Don't break out of this loop: shared_prompts has a backward pass of its own after the last micro-batch.
-        for rows, logprob, prompt_tokens in micro_batches(policy.model, batch, credit, s):  # (b,), (b, t)
-            t = logprob.shape[1]  # these responses have no more tokens
+        for rows in micro_batches(batch, credit, s):  # (b,)
+            t = int(batch.mask[rows].sum(1).max())  # these responses have no more tokens
+            logprob = response_logprobs(policy.model, prompts, batch.group[rows], batch.tokens[rows, :t],
+                                        batch.mask[rows, :t])  # (b, t)
             if i == 0 and s.old_logprob == "update":  # see point 3 above
                 old[rows, :t] = logprob.detach()
             gain, removed = LOSSES[s.loss](logprob, old[rows, :t], credit[rows, :t], batch.mask[rows, :t], s)  # (b, t)
@@ -219,7 +215,7 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
             kl = k3(logprob, reference_logprob[rows, :t]) if s.kl > 0 else torch.zeros_like(gain)
             loss = -((gain - s.kl * kl) * share[rows, :t])  # (b, t)
             loss.sum().backward()
-            log.add(rows, logprob, loss, removed, kl, prompt_tokens)
+            log.add(rows, logprob, loss, removed, kl, sum(len(prompts[q]) for q in batch.group[rows].unique().tolist()))
         # The step sums gradients over all processes, so it is taken also where this one had no rows.
         log.end(optimizer.step(s.max_grad_norm))
     return log.metrics() | ({} if s.kl > 0 else {"kl": None})  # None: not measured

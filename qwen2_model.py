@@ -3,22 +3,22 @@
 How this differs from the reports (Qwen2 2407.10671, Qwen3 2505.09388, Llama 2302.13971) and the usual implementations:
 1. One class implements all three. Qwen2 has a bias on q, k and v. Qwen3 has none, but an RMSNorm on each head's q and
    k. Llama has neither.
-2. `Qwen2.hidden` knows nothing about padding or prompts. It takes positions, and a bias that says which columns each
-   query sees. Its callers build both: sampler.py, plumbing/shared_prompts.py, and `Qwen2.forward` for a plain pass.
-3. A token's log-prob, entropy and logit gradient are computed in one place, so that sampler and update agree. (Large
-   vocabularies have a twin, plumbing/vocabulary.py.) Where the logits of all tokens would exceed LOGITS_AT_ONCE, the
-   update recomputes them piece by piece in the backward pass.
+2. The model reads a flat list of tokens, whoever they belong to: it knows no rows, no padding and no prompt. Who sees
+   whom is the business of `attend`, a function that its caller supplies (sampler.py has two).
+3. Weights are stored as they are multiplied: q, k and v in one matrix, gate and up in another. `merge` makes them from
+   a checkpoint's, and `split` turns them, or their gradients, into a checkpoint's again.
+4. log pi of a token is one autograd function, whose backward pass is the formula onehot - p.
 
-To change the transformer, change plumbing/decoder.py as well, which computes the same for one token, or run --plain.
-
-Alphabet: B rows, S new columns (tokens) of each row in a forward pass, C columns that a query may see (those in the
-cache, then the S new ones), V vocabulary, D hidden size, H heads, K key-value heads, d head size, N tokens in a flat
-list.
+Alphabet: N tokens in a flat list, V vocabulary, D hidden size, H query heads, K key heads (each with its value), d head
+size.
 
 Run it:  python train.py --steps 0        loads the bundled model, samples from it and grades the responses
 """
+import re
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
+from typing import Callable
 
 import torch
 import torch.nn.functional as F
@@ -26,13 +26,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from plumbing import vocabulary
-from plumbing.attention import attend
 from plumbing.files import check_fields, check_tensors, read_json, replace_file, write_json
 from plumbing.model_folder import check_folder, read_weights, rope_theta
 
-LOGITS_AT_ONCE = 2**24  # the largest tensor of logits (N, V), in elements (64 MiB); longer lists of tokens are split
+LOGITS_KEPT = 2**29  # bytes of logits that are kept for the backward pass; those of a longer list are computed again
+LOGITS_AT_ONCE = 2**22  # the number of logits that are in float32 at once
 ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # see Qwen2.hidden
 
 
 # ------------------------------------------------------------------------------------------- the configuration
@@ -61,8 +61,13 @@ class Config:
 # ----------------------------------------------------------------------------------------------- the transformer
 
 
+def wide(x: Tensor) -> Tensor:
+    """x in float32, or in its own dtype where that is wider: for sums and exponentials, which bfloat16 would spoil."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension; for bfloat16 torch computes it in fp32."""
+    """x / sqrt(mean(x^2) + eps) * weight, over the last dimension."""
 
     def __init__(self, size: int, eps: float):
         super().__init__()
@@ -70,91 +75,45 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(size))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)  # computed in float32, also for bfloat16
 
 
-def rope_angles(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Cosine and sine (B, 1, S, d) of RoPE's angles (2104.09864) at positions (B, S), as `rotate` needs them: both
-    halves of d hold the same d / 2 angles, and the first half of the sine is negated."""
+def rope_turns(positions: Tensor, head_dim: int, theta: float) -> Tensor:
+    """RoPE (2104.09864): e^(i angle), complex (N, 1, 1, d / 2), for positions (N,). Pair j of a head turns by
+    position * theta^(-2j / d)."""
     frequency = theta ** -(torch.arange(0, head_dim, 2, device=positions.device).float() / head_dim)  # (d / 2,)
-    angles = positions[:, None, :, None].float() * frequency  # (B, 1, S, d / 2)
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+    angle = positions[:, None, None, None].float() * frequency  # (N, 1, 1, d / 2)
+    return torch.polar(torch.ones_like(angle), angle)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate each pair (x_i, x_j), j = i + d/2, of x (B, heads, S, d) to (x_i cos - x_j sin, x_j cos + x_i sin).
-
-    The usual `rotate_half`, with its minus sign moved into `sin`.
-    """
-    swapped = x.roll(x.shape[-1] // 2, dims=-1)  # (B, heads, S, d); the first half of sin is negated already
-    return torch.addcmul(x * cos, swapped, sin).to(x.dtype)
-
-
-def pad_left(prompts: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Tokens (B, P) of B prompts, padded on the left, and a mask (B, P) bool of the real ones."""
-    P = max(map(len, prompts))
-    tokens = torch.tensor([[0] * (P - len(p)) + p for p in prompts], device=device)  # (B, P)
-    length = torch.tensor([len(p) for p in prompts], device=device)  # (B,)
-    return tokens, torch.arange(P, device=device) >= P - length[:, None]
-
-
-def positions_of(real: Tensor) -> Tensor:
-    """The position (B, C) of each column, counted from the first real one. real (B, C): False on padding."""
-    return (real.cumsum(1) - 1).clamp(min=0)  # 0 in the padding on the left, where nobody looks
-
-
-def causal_bias(real: Tensor) -> Tensor:
-    """The bias (B, C, C) added to attention scores: 0 where a query sees a column, -inf where it does not.
-
-    real (B, C): False on padding. A query sees itself and the real columns before it. A query in the padding sees at
-    least itself, because the softmax of a row without any visible column is NaN.
-    """
-    C = real.shape[1]
-    visible = real[:, None].expand(-1, C, -1).tril() | torch.eye(C, dtype=torch.bool, device=real.device)  # (B, C, C)
-    return torch.zeros(visible.shape, device=real.device).masked_fill(~visible, float("-inf"))
+def rotate(x: Tensor, turns: Tensor) -> Tensor:
+    """Turn each pair of neighbours in x (..., d), taken as a complex number, by turns (..., d / 2)."""
+    pairs = torch.view_as_complex(wide(x).unflatten(-1, (-1, 2)))  # (..., d / 2)
+    return torch.view_as_real(pairs * turns).flatten(-2).to(x.dtype)
 
 
 class Attention(nn.Module):
-    """Grouped-query attention: H query heads share K key-value heads (2305.13245)."""
+    """Grouped-query attention: each of K key heads serves H / K query heads, its group (2305.13245)."""
 
-    def __init__(self, c: Config, layer: int):
+    def __init__(self, c: Config):
         super().__init__()
-        self.layer, self.H, self.K, self.d = layer, c.num_attention_heads, c.num_key_value_heads, c.head_dim
-        self.q_proj = nn.Linear(c.hidden_size, self.H * self.d, bias=c.qkv_bias)
-        self.k_proj = nn.Linear(c.hidden_size, self.K * self.d, bias=c.qkv_bias)
-        self.v_proj = nn.Linear(c.hidden_size, self.K * self.d, bias=c.qkv_bias)
-        self.o_proj = nn.Linear(self.H * self.d, c.hidden_size, bias=False)
+        self.K, self.d = c.num_key_value_heads, c.head_dim
+        # The rows of the matrix, for each key head: its group's queries, its key, its value.
+        self.qkv_proj = nn.Linear(c.hidden_size, (c.num_attention_heads + 2 * self.K) * self.d, bias=c.qkv_bias)
+        self.o_proj = nn.Linear(c.num_attention_heads * self.d, c.hidden_size, bias=False)
         self.qk_norm = c.qk_norm
         if c.qk_norm:
             self.q_norm, self.k_norm = RMSNorm(self.d, c.rms_norm_eps), RMSNorm(self.d, c.rms_norm_eps)
 
-    def qkv(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (B, H, S, d), keys and values (B, K, S, d) of x (B, S, D)."""
-        q = self.q_proj(x).unflatten(-1, (self.H, self.d)).transpose(1, 2)  # (B, H, S, d)
-        k = self.k_proj(x).unflatten(-1, (self.K, self.d)).transpose(1, 2)  # (B, K, S, d)
-        v = self.v_proj(x).unflatten(-1, (self.K, self.d)).transpose(1, 2)  # (B, K, S, d)
+    def forward(self, x: Tensor, normed: Tensor, turns: Tensor, attend: Callable) -> Tensor:
+        """The residual stream x (N, D), with attention added that was computed from `normed` (N, D)."""
+        heads = self.qkv_proj(normed).view(len(x), self.K, -1, self.d)  # (N, K, H / K + 2, d)
+        qk = heads[:, :, :-1]  # (N, K, H / K + 1, d)
         if self.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
-        turned = rotate(torch.cat((q, k), dim=1), *angles)  # (B, H + K, S, d)
-        return *turned.split((self.H, self.K), dim=1), v
-
-    def forward(self, x: Tensor, angles: tuple[Tensor, Tensor], bias: Tensor, cache) -> Tensor:
-        """x (B, S, D) -> (B, S, D). bias: (B, 1, S, C); cache: see Qwen2.hidden."""
-        q, k, v = self.qkv(x, angles)
-        if cache is not None:
-            k, v = cache.extend(self.layer, k, v)  # (B, K, C, d)
-        out = attend(q, k, v, bias)  # (B, H, S, d) softmax(q k^T / sqrt(d) + bias) v; query heads share key heads
-        return self.o_proj(out.transpose(1, 2).flatten(2))
-
-    def probabilities(self, x: Tensor, angles: tuple[Tensor, Tensor], bias: Tensor, cache) -> Tensor:
-        """Attention probabilities (B, S, C) averaged over the heads; each row sums to 1."""
-        q, k, v = self.qkv(x, angles)
-        if cache is not None:
-            k, _ = cache.extend(self.layer, k, v)  # (B, K, C, d)
-        k = k.repeat_interleave(self.H // self.K, dim=1)  # (B, H, C, d)
-        scores = (q @ k.transpose(2, 3)) / self.d**0.5 + bias  # (B, H, S, C)
-        return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).mean(1)
+            qk = torch.cat((self.q_norm(qk[:, :, :-1]), self.k_norm(qk[:, :, -1:])), dim=2)
+        qk = rotate(qk, turns)
+        out = attend(qk[:, :, :-1], qk[:, :, -1], heads[:, :, -1])  # (N, K, H / K, d)
+        return torch.addmm(x, out.flatten(1), self.o_proj.weight.T)  # one pass less than x + o_proj(out)
 
 
 class MLP(nn.Module):
@@ -162,80 +121,62 @@ class MLP(nn.Module):
 
     def __init__(self, c: Config):
         super().__init__()
-        self.gate_proj = nn.Linear(c.hidden_size, c.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(c.hidden_size, c.intermediate_size, bias=False)
+        self.gate_up_proj = nn.Linear(c.hidden_size, 2 * c.intermediate_size, bias=False)
         self.down_proj = nn.Linear(c.intermediate_size, c.hidden_size, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+    def forward(self, x: Tensor, normed: Tensor) -> Tensor:
+        """The residual stream x (N, D), with the MLP's output added that was computed from `normed` (N, D)."""
+        gate, up = self.gate_up_proj(normed).chunk(2, dim=-1)  # (N, intermediate_size) each
+        return torch.addmm(x, F.silu(gate) * up, self.down_proj.weight.T)
 
 
 class Layer(nn.Module):
     """Attention, then MLP. Each reads a normalized copy of the residual stream and adds its output to the stream."""
 
-    def __init__(self, c: Config, layer: int):
+    def __init__(self, c: Config):
         super().__init__()
         self.input_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.self_attn = Attention(c, layer)
+        self.self_attn = Attention(c)
         self.post_attention_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.mlp = MLP(c)
 
-    def forward(self, x: Tensor, angles: tuple[Tensor, Tensor], bias: Tensor, cache) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), angles, bias, cache)  # (B, S, D)
-        return x + self.mlp(self.post_attention_layernorm(x))  # (B, S, D)
+    def forward(self, x: Tensor, turns: Tensor, attend: Callable) -> Tensor:
+        x = self.self_attn(x, self.input_layernorm(x), turns, attend)  # (N, D)
+        return self.mlp(x, self.post_attention_layernorm(x))  # (N, D)
 
 
 class Qwen2(nn.Module):
-    """The language model, of the family of its Config. `model(tokens)` maps tokens (B, S) to logits (B, S, V)."""
+    """The language model, of the family of its Config."""
 
     def __init__(self, config: Config):
         super().__init__()
         self.config = config
         self.real_vocab = config.vocab_size  # train.py sets it to the tokenizer's size: rows above are never sampled
-        self.temperature = 1.0  # divides the logits in log_probs, so the policy is softmax(logits / temperature)
+        self.temperature = 1.0  # divides the logits, so the policy is softmax(logits / temperature)
         self.checkpoint_activations = False  # True: the backward pass recomputes each layer, to save memory
-        self.model = nn.ModuleDict({  # so that the names in state_dict() are those of a Hugging Face checkpoint
-            "embed_tokens": vocabulary.Embedding(config.vocab_size, config.hidden_size),
-            "layers": nn.ModuleList(Layer(config, i) for i in range(config.num_hidden_layers)),
+        self.model = nn.ModuleDict({  # so that most names in state_dict() are those of a Hugging Face checkpoint
+            "embed_tokens": nn.Embedding(config.vocab_size, config.hidden_size),
+            "layers": nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers)),
             "norm": RMSNorm(config.hidden_size, config.rms_norm_eps),
         })
         if not config.tie_word_embeddings:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
-    def forward(self, tokens: Tensor, real: Tensor | None = None) -> Tensor:
-        """Logits (B, S, V). real (B, S): False on padding, if there is any."""
-        real = torch.ones_like(tokens, dtype=torch.bool) if real is None else real
-        hidden = self.hidden(tokens, positions_of(real), causal_bias(real))  # (B, S, D)
-        return F.linear(hidden, self.output_weight)
+    def hidden(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Last hidden states (N, D) of tokens (N,) at positions (N,), each in its own text.
 
-    def hidden(self, tokens: Tensor, positions: Tensor, bias: Tensor, cache=None) -> Tensor:
-        """Last hidden states (B, S, D) of tokens (B, S) at positions (B, S).
-
-        bias (B, S, C): 0 where a query sees a column, else -inf. cache: such as KVCache of sampler.py; its
-        extend(layer, keys, values) takes the new keys and values (B, K, S, d) and returns those of all columns. With
-        checkpoint_activations the backward pass repeats this call: the caches of shared_prompts.py return the same
-        again, while KVCache would append twice.
+        attend(layer, q (N, K, H / K, d), k (N, K, d), v (N, K, d)) returns what each query gets, (N, K, H / K, d):
+        softmax(q k^T / sqrt(d)) v over the keys that it sees. With checkpoint_activations the backward pass calls it
+        again, so it must return the same again.
         """
-        x, angles, head_bias = self.embed(tokens, positions, bias)
-        for layer in self.model["layers"]:
+        x = self.model["embed_tokens"](tokens)  # (N, D)
+        turns = rope_turns(positions, self.config.head_dim, self.config.rope_theta)  # (N, 1, 1, d / 2)
+        for i, layer in enumerate(self.model["layers"]):
             if self.checkpoint_activations and torch.is_grad_enabled():
-                x = checkpoint(layer, x, angles, head_bias, cache, use_reentrant=False, preserve_rng_state=False)
+                x = checkpoint(layer, x, turns, partial(attend, i), use_reentrant=False, preserve_rng_state=False)
             else:
-                x = layer(x, angles, head_bias, cache)  # (B, S, D)
+                x = layer(x, turns, partial(attend, i))  # (N, D)
         return self.model["norm"](x)
-
-    def attention(self, tokens: Tensor, positions: Tensor, bias: Tensor, cache=None) -> Tensor:
-        """The last layer's attention probabilities (B, S, C), averaged over heads; arguments as in `hidden`."""
-        x, angles, head_bias = self.embed(tokens, positions, bias)
-        *earlier, last = self.model["layers"]
-        for layer in earlier:
-            x = layer(x, angles, head_bias, cache)  # (B, S, D)
-        return last.self_attn.probabilities(last.input_layernorm(x), angles, head_bias, cache)
-
-    def embed(self, tokens: Tensor, positions: Tensor, bias: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
-        """The first layer's input: embeddings (B, S, D), RoPE's angles, and the bias as (B, 1, S, C)."""
-        x = self.model["embed_tokens"](tokens)  # (B, S, D)
-        return x, rope_angles(positions, self.config.head_dim, self.config.rope_theta), bias[:, None].to(x.dtype)
 
     @property
     def output_weight(self) -> Tensor:
@@ -246,62 +187,119 @@ class Qwen2(nn.Module):
         """Logits (..., real_vocab), before the temperature, of the token that follows hidden (..., D)."""
         return F.linear(hidden, self.output_weight[: self.real_vocab])
 
-    def log_probs(self, hidden: Tensor) -> Tensor:
-        """Log-probs (..., real_vocab), in fp32 or wider, of the token that follows hidden (..., D).
-
-        They are those of softmax(logits / temperature). Only this and its twins in vocabulary.py divide by it, so
-        sampler, update, ratio, entropy and the reference agree.
-        """
-        logits = self.logits(hidden)  # (..., real_vocab)
-        at_least_float32 = torch.promote_types(logits.dtype, torch.float32)
-        if self.temperature != 1:  # a pass over all logits, which the default does without
-            logits = logits.to(at_least_float32) / self.temperature
-        return logits.log_softmax(-1, dtype=at_least_float32)
 
 
-# ----------------------------------------------------------------------------- log-prob, entropy, logit gradient
+
+# ----------------------------------------------------------------------------------------- the log-prob of a token
 
 
-def take(log_probs: Tensor, tokens: Tensor) -> Tensor:
-    """The log-prob (...) of each token (...) from log_probs (..., V)."""
-    return log_probs.gather(-1, tokens[..., None])[..., 0]
+def scaled(logits: Tensor, temperature: float) -> Tensor:
+    """Logits (..., V) over the temperature, in float32 or wider: the policy is their softmax.
 
-
-def entropy_and_logit_grad(log_probs: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Entropy (...) in nats, and ||onehot - p|| (...), the norm of d log pi(token) / d (logits / temperature).
-
-    ||onehot - p|| = sqrt((sum_{v != token} p_v)^2 + sum_{v != token} p_v^2): the token's own entry is 1 - p_token, the
-    sum of the others. The shorter form sqrt(1 - 2 p_token + sum_v p_v^2) loses all digits where p_token is near 1: in
-    fp32 it returns 0 for true values near 1e-4.
+    Only this divides by the temperature, so sampler, update, ratio, entropy and the reference agree.
     """
-    p = log_probs.exp()  # (..., V)
-    entropy = -torch.linalg.vecdot(p, log_probs.clamp(min=-1e4))  # where a token is impossible, 0 * -inf would be NaN
-    others = p.scatter_(-1, tokens[..., None], 0.0)  # (..., V), overwrites p
-    return entropy, (others.sum(-1).square() + torch.linalg.vecdot(others, others)).sqrt()
+    return wide(logits) if temperature == 1 else wide(logits) / temperature  # which is a pass over all of them
+
+
+class TokenLogprobs(torch.autograd.Function):
+    """log pi (N,) of tokens (N,) after states (N, D): the log-softmax of states @ matrix.T / temperature.
+
+    With p the softmax, d log pi(token) / d logits = (onehot - p) / temperature. Autograd would find the same, but keep
+    the log-softmax in float32 beside the logits, and pass over both several times: SLOWER.
+    Rows of the matrix (V', D) from V on stand for no token.
+    """
+
+    @staticmethod
+    def forward(ctx, states: Tensor, matrix: Tensor, tokens: Tensor, V: int, temperature: float) -> Tensor:
+        logits = states @ matrix[:V].T  # (N, V)
+        total = [scaled(x, temperature).logsumexp(1) for x in logits.split(rows_at_once(V))]
+        total = torch.cat(total)  # (N,)
+        ctx.save_for_backward(states, matrix, tokens, logits, total)
+        ctx.temperature = temperature
+        return scaled(logits.gather(1, tokens[:, None])[:, 0], temperature) - total
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        states, matrix, tokens, logits, total = ctx.saved_tensors
+        V, parts = logits.shape[1], []
+        for x, token, log_sum, g in zip(*(y.split(rows_at_once(V)) for y in (logits, tokens, total, gradient))):
+            d = (scaled(x, ctx.temperature) - log_sum[:, None]).exp().mul_(-g[:, None])  # (n, V) -p, times g
+            d.scatter_add_(1, token[:, None], g[:, None])  # onehot - p
+            parts.append(d.div_(ctx.temperature).to(states.dtype))
+        of_logits, of_matrix = torch.cat(parts), None  # (N, V)
+        if ctx.needs_input_grad[1]:  # once for all N tokens: for each piece it would be (V', D) zeros and a sum
+            of_matrix = torch.zeros_like(matrix)
+            torch.mm(of_logits.T, states, out=of_matrix[:V])
+        return of_logits @ matrix[:V], of_matrix, None, None, None
+
+
+def rows_at_once(V: int) -> int:
+    """How many rows of V logits to work on at once."""
+    return max(1, LOGITS_AT_ONCE // V)
 
 
 def token_logprobs(model: Qwen2, hidden: Tensor, tokens: Tensor) -> Tensor:
     """log pi (N,) of tokens (N,), with gradient; tokens[n] follows the state hidden[n] of hidden (N, D).
 
-    Long lists are split. The logits of a piece are discarded and recomputed in the backward pass, because the logits
-    of 64 x 512 tokens and a vocabulary of 32,000 would take 3.9 GiB.
+    A list whose logits would exceed LOGITS_KEPT bytes is split, and the backward pass computes each part's again.
     """
-    if vocabulary.adds_in_place(model.output_weight):  # above 32,768, in training: this twin needs fewer passes
-        return vocabulary.TokenLogprobs.apply(hidden, model.output_weight, tokens, model.real_vocab, model.temperature)
+    def logprobs(hidden: Tensor, tokens: Tensor) -> Tensor:
+        return TokenLogprobs.apply(hidden, model.output_weight, tokens, model.real_vocab, model.temperature)
 
-    def logprob(hidden: Tensor, tokens: Tensor) -> Tensor:
-        return take(model.log_probs(hidden), tokens)
-
-    size = max(1, LOGITS_AT_ONCE // model.real_vocab)  # tokens in a piece
+    size = max(1, LOGITS_KEPT // (model.real_vocab * hidden.itemsize))  # tokens
     if len(tokens) <= size:
-        return logprob(hidden, tokens)
-    pieces = []
-    for h, t in zip(hidden.split(size), tokens.split(size)):  # (size, D), (size,)
-        pieces.append(checkpoint(logprob, h, t, use_reentrant=False, preserve_rng_state=False))
-    return torch.cat(pieces)
+        return logprobs(hidden, tokens)
+    return torch.cat([checkpoint(logprobs, h, t, use_reentrant=False, preserve_rng_state=False)
+                      for h, t in zip(hidden.split(size), tokens.split(size))])
 
 
 # ---------------------------------------------------------------------------------------------- checkpoints
+
+
+def pairs(x: Tensor) -> Tensor:
+    """Rows i and i + d / 2 of each head in x (heads, d, ...) as neighbours, which `rotate` turns together."""
+    return x.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+
+
+def halves(x: Tensor) -> Tensor:
+    """The inverse of `pairs`."""
+    return x.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2)
+
+
+def merge(tensors: dict[str, Tensor], c: Config) -> dict[str, Tensor]:
+    """A checkpoint's tensors under its names -> those of Qwen2.state_dict(), bit for bit."""
+    merged = {}
+    for name, x in tensors.items():
+        if name.endswith("q_norm.weight") or name.endswith("k_norm.weight"):
+            merged[name] = pairs(x[None])[0]
+        elif ".q_proj." in name:
+            names = [name.replace("q_proj", f"{letter}_proj") for letter in "qkv"]
+            q, k, v = (tensors[n].unflatten(0, (-1, c.head_dim)) for n in names)  # (H or K, d, ...) each
+            groups = [y.unflatten(0, (c.num_key_value_heads, -1)) for y in (pairs(q), pairs(k), v)]  # (K, n, d, ...)
+            merged[name.replace("q_proj", "qkv_proj")] = torch.cat(groups, dim=1).flatten(0, 2)
+        elif ".gate_proj." in name:
+            merged[name.replace("gate_proj", "gate_up_proj")] = torch.cat((x, tensors[name.replace("gate", "up")]))
+        elif not re.search(r"\.(k|v|up)_proj\.", name):
+            merged[name] = x
+    return merged
+
+
+def split(tensors: dict[str, Tensor], c: Config) -> dict[str, Tensor]:
+    """The inverse of `merge`, for weights, their gradients or their moments: these under a checkpoint's names."""
+    found = {}
+    for name, x in tensors.items():
+        if name.endswith("q_norm.weight") or name.endswith("k_norm.weight"):
+            found[name] = halves(x[None])[0]
+        elif ".qkv_proj." in name:
+            groups = x.unflatten(0, (c.num_key_value_heads, -1, c.head_dim))  # (K, H / K + 2, d, ...)
+            q, k, v = (groups[:, part].flatten(0, 1) for part in (slice(-2), slice(-2, -1), slice(-1, None)))
+            for letter, y in zip("qkv", (halves(q), halves(k), v)):  # (H or K, d, ...) each
+                found[name.replace("qkv_proj", f"{letter}_proj")] = y.flatten(0, 1)
+        elif ".gate_up_proj." in name:
+            found[name.replace("gate_up", "gate")], found[name.replace("gate_up", "up")] = x.chunk(2)
+        else:
+            found[name] = x
+    return found
 
 
 def parse_config(source: dict) -> Config:
@@ -360,8 +358,8 @@ def load_model(path: str | Path, device: str | torch.device = "cpu", dtype: torc
         raise ValueError(f"config.json asks for {config.num_hidden_layers} layers, the checkpoint in {path} has fewer")
     with torch.device("meta"):  # no storage and no random initialization; load_state_dict assigns the weights
         model = Qwen2(config).to(dtype)
-    check_tensors(f"the checkpoint in {path}", model.state_dict(), found)
-    model.load_state_dict(found, assign=True)
+    check_tensors(f"the checkpoint in {path}", split(model.state_dict(), config), found)
+    model.load_state_dict(merge(found, config), assign=True)
     return model
 
 
@@ -369,7 +367,7 @@ def save_model(model: Qwen2, path: str | Path) -> None:
     """Write config.json and model.safetensors, which load_model and transformers both read."""
     path = Path(path)
     path.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    tensors = {name: tensor.contiguous() for name, tensor in split(model.state_dict(), model.config).items()}
     config, dtype = model.config, str(model.output_weight.dtype).removeprefix("torch.")
     write_json(path / "config.json", config.source | {
         "architectures": [ARCHITECTURES[config.source["model_type"]]],

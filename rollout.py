@@ -91,7 +91,6 @@ class Policy(NamedTuple):
     task: ModuleType
     heads: dict[str, nn.Module] = {}  # those of methods/heads.py that the credit function needs, by name
     reference: Qwen2 | None = None  # a frozen copy of the start model, where the credit function or --kl needs it
-    plain: bool = False  # --plain: KVCache and padded_rows run, and not their faster twins
 
     def prompt(self, puzzle: Any) -> list[int]:
         """The tokens of a puzzle's prompt. The task returns its text, or a tuple of pieces.
@@ -126,7 +125,7 @@ def rollout(policy: Policy, puzzles: list, s: Any, step: int) -> TokenBatch:
     uniforms = draw_uniforms(s.seed, step, len(puzzles), s.answers, s.max_new_tokens)  # (B, max_new_tokens)
     progress = Progress("sampling", len(uniforms), patience=5.0)  # seconds before it says anything
     samples = generate_in_processes(policy, [policy.prompt(puzzle) for puzzle in puzzles], uniforms,
-                                    watch=progress.part(0, len(uniforms)))
+                                    watch=progress.part(0, *uniforms.shape))
     return token_batch(policy, puzzles, samples, s, step)
 
 

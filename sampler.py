@@ -6,24 +6,32 @@ How this differs from the usual `generate`:
 2. Log-prob, entropy and logit gradient (see Samples) of each token are recorded while sampling: the ratio's pi_old,
    most credit functions and the credit log need no extra forward pass.
 3. Responses that have ended leave the batch.
+4. A prompt is computed once for all its responses, while sampling and when they are read.
 
-KVCache and `response_logprobs` are plain forms; by default plumbing/decoder.py and plumbing/shared_prompts.py run.
-tests/test_sampler.py holds each pair to the same numbers.
+The model reads a flat list of tokens (qwen2_model.py). Who sees whom is said here, by the `attend` of two classes:
+KVCache while sampling, Texts when finished responses are read.
 
 Alphabet: Q prompts, G responses to each, B = Q G responses, of which B' are still running, P prompt columns, T response
-columns (while sampling: as many as a response may have), C columns so far, of which S are new, V vocabulary, D hidden
-size, K key-value heads, d head size, N real tokens in a flat list.
+columns (while sampling: as many as a response may have), N tokens in a flat list, V vocabulary, D hidden size, H query
+heads, K key heads, d head size. In attention, R rows of S columns, each of which sees some of C columns.
 
 Run it:  python train.py --steps 0        samples from the bundled model and grades the responses
 """
-from typing import Callable, NamedTuple
+from functools import partial
+from typing import Callable, Iterator, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 
-from plumbing import vocabulary
-from plumbing.decoder import fast_cache
-from qwen2_model import Qwen2, causal_bias, entropy_and_logit_grad, pad_left, positions_of, take, token_logprobs
+from plumbing.replay import Replayed
+from qwen2_model import Qwen2, scaled, token_logprobs
+
+SCORES_AT_ONCE = 2**24  # attention scores that are computed at once, at most
+PROBABILITIES_KEPT = 2**26  # bytes of them that a layer keeps for the backward pass; if there are more, it keeps none
+DRAWN_AT_ONCE = 2**19  # logits from which tokens are drawn at once on a CPU, whose cache they fit into
 
 
 class Samples(NamedTuple):
@@ -41,85 +49,340 @@ class Samples(NamedTuple):
     ended: Tensor  # (B,) bool, False where the token limit cut the response off
 
 
+# --------------------------------------------------------------------------------------------------- attention
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """softmax(q k^T / sqrt(d) + bias) v: (R, K, H / K, S, d), for q of that shape, and k and v (R, K, C, d).
+
+    bias (R, S, C) is 0 where a query sees a column, else -inf.
+    """
+    if q.is_cuda:
+        # torch would choose cuDNN, whose backward pass gave NaN on an H100 for Qwen2.5 wherever C was 64 more than a
+        # multiple of 128 (torch 2.11 and 2.13, https://github.com/pytorch/pytorch/issues/196678).
+        with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+            k, v = (x.repeat_interleave(q.shape[2], dim=1) for x in (k, v))  # (R, H, C, d), one for each query head
+            return F.scaled_dot_product_attention(q.flatten(1, 2), k, v, bias[:, None]).view_as(q)
+    return (probabilities(q, k, bias).flatten(2, 3) @ v).view_as(q)
+
+
+def probabilities(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
+    """softmax(q k^T / sqrt(d) + bias), (R, K, H / K, S, C); arguments as of `attention`."""
+    scores = q.flatten(2, 3) * q.shape[-1] ** -0.5 @ k.mT  # (R, K, H / K S, C)
+    return (scores.unflatten(2, q.shape[2:4]) + bias[:, None, None]).softmax(-1)
+
+
+def bias_of(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """The bias (...): 0 where visible (...) is True, else -inf."""
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, float("-inf"))
+
+
+def pick(x: Tensor, place: Tensor) -> Tensor:
+    """x[place], (R, C, ...), for x (N, ...) and place (R, C), with a faster backward pass."""
+    return x.index_select(0, place.flatten()).unflatten(0, place.shape)
+
+
+class Rows(NamedTuple):
+    """Part of a flat list of tokens, in R rows of S columns; a row sees C columns, of which its own are the last S."""
+
+    own: Tensor  # (R, S) the place in the list of each column's token, on padding any
+    seen: Tensor  # (R, C) the same for the columns that the row sees
+    real: Tensor  # (n,) which of the R * S are no padding
+    bias: Tensor  # (R, S, C)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """`attention` for the n tokens of these rows, (n, K, H / K, d), from q (N, K, H / K, d), k and v (N, K, d)."""
+        attend = attention
+        if self.bias.numel() * q[0, ..., 0].numel() * q.itemsize > PROBABILITIES_KEPT and torch.is_grad_enabled():
+            attend = partial(checkpoint, attention, use_reentrant=False, preserve_rng_state=False)
+        out = torch.cat([attend(*piece) for piece in self.pieces(q, k, v)], dim=3)  # (R, K, H / K, S, d)
+        return out.permute(0, 3, 1, 2, 4).flatten(0, 1).index_select(0, self.real)
+
+    def attention_paid(self, q: Tensor, k: Tensor) -> Tensor:
+        """How much each column attends to those that the row sees: probabilities (R, S, C) averaged over heads."""
+        C, parts = self.seen.shape[1], []
+        for q, k, _, bias in self.pieces(q, k, k):
+            parts.append(F.pad(probabilities(q, k, bias).mean((1, 2)), (0, C - bias.shape[2])))
+        return torch.cat(parts, dim=1)
+
+    def pieces(self, q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """The arguments of `attention`, for so many columns at once that there are at most SCORES_AT_ONCE scores."""
+        (R, S), C = self.own.shape, self.seen.shape[1]
+        q = pick(q, self.own).permute(0, 2, 3, 1, 4)  # (R, K, H / K, S, d)
+        k, v = (pick(x, self.seen).transpose(1, 2) for x in (k, v))  # (R, K, C, d) each
+        size = max(1, SCORES_AT_ONCE // max(1, R * C * q.shape[1] * q.shape[2]))
+        for first in range(0, max(1, S), size):
+            end = min(first + size, S)
+            seen = C - S + end  # nobody sees a later column than its own
+            yield q[..., first:end, :], k[:, :, :seen], v[:, :, :seen], self.bias[:, first:end, :seen]
+
+
+# --------------------------------------------------------------------------------------------- finished responses
+
+
+class Texts:
+    """Q prompts and b responses to them as one flat list of N tokens: the prompts, then the responses.
+
+    A prompt sees itself, a response its prompt and itself. A response's last token is left out of the list, because its
+    state would predict nothing. The state that predicts a token is that of the one before it:
+
+        list                  the  sky | is  blue | was       a prompt, and the responses "is blue ." and "was red"
+        its state predicts    -    is, was
+                                       | blue  .  | red
+    """
+
+    def __init__(self, prompts: list[list[int]], prompt_of: Tensor, tokens: Tensor, mask: Tensor,
+                 hide: Tensor | None = None, dtype: torch.dtype = torch.float32):
+        """prompt_of (b,): the index of each response's prompt. tokens, mask (b, T): padded on the right.
+
+        hide (b, T) bool: tokens that no later one of their response can see. dtype: of the model.
+        """
+        device, (b, T) = tokens.device, tokens.shape
+        length = torch.tensor([len(prompt) for prompt in prompts], device=device)  # (Q,)
+        column = torch.arange(max(map(len, prompts)), device=device)  # (P,)
+        in_prompt, read = column < length[:, None], mask[:, 1:]  # (Q, P), (b, T - 1) what is read, else padding
+        self.first = length.cumsum(0) - length  # (Q,) the place of each prompt's first token
+        own = (self.first[:, None] + column).where(in_prompt, 0)  # (Q, P) places
+        later = (read.flatten().cumsum(0).view(b, T - 1) + length.sum() - 1).where(read, 0)  # (b, T - 1) places
+        self.before = torch.cat(((self.first + length - 1)[prompt_of, None], later), dim=1)  # (b, T) see above
+        self.tokens = torch.cat((torch.tensor([x for prompt in prompts for x in prompt], device=device), tokens[:, :-1][read]))  # (N,)
+        start = length[prompt_of, None]  # (b, 1)
+        position = start + torch.arange(T - 1, device=device)  # (b, T - 1)
+        self.positions = torch.cat((column.expand_as(in_prompt)[in_prompt], position[read]))  # (N,)
+
+        causal = torch.ones(len(column), len(column), dtype=torch.bool, device=device).tril()  # (P, P)
+        itself = torch.eye(T - 1, dtype=torch.bool, device=device)  # (T - 1, T - 1)
+        shown = torch.ones_like(read) if hide is None else ~hide[:, :-1]  # (b, T - 1)
+        visible = torch.cat((in_prompt[prompt_of, None].expand(-1, T - 1, -1),
+                             shown[:, None].expand(-1, T - 1, -1).tril() | itself), dim=2)  # (b, T - 1, P + T - 1)
+        self.prompts = Rows(own, own, in_prompt.flatten().nonzero()[:, 0],
+                            bias_of(causal.expand(len(prompts), -1, -1), dtype))
+        self.responses = Rows(later, torch.cat((own[prompt_of], later), dim=1), read.flatten().nonzero()[:, 0],
+                              bias_of(visible, dtype))
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """See Qwen2.hidden."""
+        return torch.cat((self.prompts.attend(q, k, v), self.responses.attend(q, k, v)))
+
+
+def whole_groups(group: Tensor, size: int) -> list[Tensor]:
+    """The indices of group (M,), which numbers the groups of M responses, in chunks of at most `size` neighbours.
+
+    A chunk has as many whole groups as fit, so that a prompt is read once. A larger group is cut.
+    """
+    chunks = []
+    sizes = group.unique_consecutive(return_counts=True)[1].tolist()
+    for one in torch.arange(len(group), device=group.device).split(sizes):
+        if chunks and len(chunks[-1]) + len(one) <= size:
+            chunks[-1] = torch.cat((chunks[-1], one))
+        else:
+            chunks += one.split(size)
+    return chunks
+
+
+def texts_of(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor, *responses: Tensor) -> Texts:
+    """The Texts of some responses, with those of the prompts that they answer."""
+    answered, prompt_of = prompt_of.unique(return_inverse=True)
+    return Texts([prompts[q] for q in answered.tolist()], prompt_of, *responses, dtype=model.output_weight.dtype)
+
+
+def response_states(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
+    """The last hidden state (b, T, D) before each token of b responses (b, T); arguments as of Texts."""
+    texts = texts_of(model, prompts, prompt_of, tokens, mask)
+    return pick(model.hidden(texts.tokens, texts.positions, texts.attend), texts.before)
+
+
+def response_logprobs(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor, tokens: Tensor, mask: Tensor,
+                      hide: Tensor | None = None) -> Tensor:
+    """log pi (b, T) of the tokens of b responses, with gradient, 0 on padding; arguments as of Texts."""
+    texts = texts_of(model, prompts, prompt_of, tokens, mask, *(() if hide is None else (hide,)))
+    states = model.hidden(texts.tokens, texts.positions, texts.attend)  # (N, D)
+    real = mask.flatten().nonzero()[:, 0]  # (n,)
+    logprob = token_logprobs(model, states.index_select(0, texts.before.flatten()[real]), tokens.flatten()[real])
+    return logprob.new_zeros(mask.numel()).index_copy(0, real, logprob).view_as(mask)
+
+
+def response_attention(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor, tokens: Tensor, mask: Tensor,
+                       columns: int) -> Tensor:
+    """Attention (b, T, columns): [:, t, u] is how much the state that predicts token t attends to token u < columns.
+
+    Of the last layer, averaged over its heads. columns >= T; those from T on are 0.
+    """
+    texts = texts_of(model, prompts, prompt_of, tokens, mask)
+    (b, T), last, paid = tokens.shape, model.config.num_hidden_layers - 1, []
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if layer == last:
+            paid.append(texts.responses.attention_paid(q, k)[:, :, 1 - T :] if T > 1 else q.new_zeros(b, 0, 0))
+        return texts.attend(layer, q, k, v)
+
+    model.hidden(texts.tokens, texts.positions, attend)
+    # The state that predicts token 0 is the prompt's. No state of the response attends to its last token.
+    return F.pad(scaled(paid[0], 1.0), (0, columns - T + 1, 1, 0))
+
+
+def logits(model: Qwen2, rows: Tensor) -> Tensor:
+    """Logits (R, C, real_vocab) after each token of rows (R, C) without padding, with gradient."""
+    none = rows.new_zeros(0, 1)  # no responses
+    texts = Texts(rows.tolist(), none[:, 0], none, none.bool(), dtype=model.output_weight.dtype)
+    return model.logits(model.hidden(texts.tokens, texts.positions, texts.attend)).unflatten(0, rows.shape)
+
+
 # ------------------------------------------------------------------------------------------------- the KV cache
+
+
+def distinct_texts(prompts: list[list[int]]) -> tuple[list[list[int]], list[int]]:
+    """The prompts that are not a prefix of another, and for each prompt the index of one of these that extends it.
+
+    Equal prompts count once, and a prompt extends itself.
+
+    vineppo samples from many prefixes of the same response at once. Only the longest of them is read: by default a
+    third of the tokens.
+    """
+    texts, text_of = [], [0] * len(prompts)
+    # In descending order, a prompt comes right after those that extend it: 1 2 3, 1 2, 1. If any does, texts[-1] does.
+    for q in sorted(range(len(prompts)), key=prompts.__getitem__, reverse=True):
+        if not texts or texts[-1][: len(prompts[q])] != prompts[q]:
+            texts.append(prompts[q])
+        text_of[q] = len(texts) - 1
+    return texts, text_of
 
 
 class KVCache:
     """The keys and values of all tokens so far, which later tokens attend to: so each token is computed once."""
 
-    def __init__(self, model: Qwen2, prompts: list[list[int]], G: int, room: int = 0):
-        """Read each of Q prompts in G rows, padded on the left. (room: for the twin, which reserves T columns.)"""
-        tokens, real = pad_left([prompt for prompt in prompts for _ in range(G)], model.output_weight.device)
-        self.model = model
-        self.layers = {}  # layer -> keys, values (B', K, C, d)
-        self.real = real.new_zeros(len(real), 0)  # (B', C) bool, False on padding; C is 0 so far
-        self.last = self.read(tokens, real)[:, -1]  # (B, D) the state that predicts each response's first token
+    def __init__(self, model: Qwen2, prompts: list[list[int]], G: int, room: int):
+        """Read Q prompts, for G rows each, padded on the left to P columns, with room for as many more columns.
 
-    def read(self, tokens: Tensor, real: Tensor) -> Tensor:
-        """Append columns of tokens (B', S), where real (B', S); returns their last hidden states (B', S, D)."""
-        S = tokens.shape[1]
-        self.real = torch.cat((self.real, real), dim=1)  # (B', C)
-        # Positions and bias of all C columns, to keep the last S: simple, and what the faster twin avoids.
-        return self.model.hidden(tokens, positions_of(self.real)[:, -S:], causal_bias(self.real)[:, -S:], self)
+        Keys are stored transposed, (d, columns): that makes queries times keys twice as fast.
+        """
+        c, weight, P = model.config, model.output_weight, max(map(len, prompts))
+        device, none = weight.device, torch.zeros(0, 1, dtype=torch.long, device=weight.device)
+        texts, text_of = distinct_texts(prompts)
+        reading = Texts(texts, none[:, 0], none, none.bool(), dtype=weight.dtype)
+        length = torch.tensor([len(prompt) for prompt in prompts], device=device)  # (Q,)
+        column = torch.arange(P, device=device) - P + length[:, None]  # (Q, P) of the text, below 0 in the padding
+        place = reading.first[text_of][:, None] + column.clamp(min=0)  # (Q, P)
+        columns = P + room + -(P + room) % 8  # a multiple of 8 aligns rows to 16 bytes in bfloat16
+        heads = (c.num_hidden_layers, len(prompts), G, c.num_key_value_heads)
+        keys, values = weight.new_zeros(*heads, c.head_dim, columns), weight.new_zeros(*heads, columns, c.head_dim)
 
-    def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Each layer calls this with its new keys and values (B', K, S, d), and gets those of all columns."""
-        if layer in self.layers:
-            keys, values = (torch.cat(pair, dim=2) for pair in zip(self.layers[layer], (keys, values)))
-        self.layers[layer] = keys, values  # (B', K, C, d) each
-        return keys, values
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys[layer, ..., :P] = pick(k, place).permute(0, 2, 3, 1)[:, None]  # (Q, 1, K, d, P)
+            values[layer, ..., :P, :] = pick(v, place).transpose(1, 2)[:, None]  # (Q, 1, K, P, d)
+            return reading.attend(layer, q, k, v)
+
+        states = model.hidden(reading.tokens, reading.positions, attend)  # (N, D)
+        self.model, self.filled = model, P  # columns in use
+        self.keys, self.values = keys.flatten(1, 2), values.flatten(1, 2)  # (layers, B, K, ...), later B' rows
+        self.last = states[place[:, -1]].repeat_interleave(G, 0)  # (B, D) what predicts each response's first token
+        self.length = length.repeat_interleave(G)  # (B,) tokens so far, later B' rows
+        visible = F.pad(column >= 0, (0, columns - P)).repeat_interleave(G, 0)  # (B, columns)
+        self.bias = bias_of(visible, weight.dtype)  # (B, columns), later B' rows
+        self.column = torch.tensor([P], device=device)  # (1,) where the next token's key and value go
 
     def step(self, token: Tensor) -> Tensor:
         """Append a token (B',) to each row; returns the state (B', D) that predicts the next one."""
-        return self.read(token[:, None], torch.ones_like(token[:, None], dtype=torch.bool))[:, 0]
+        self.filled += 1
+        return self.read(token, self.filled)
+
+    def read(self, token: Tensor, columns: int) -> Tensor:
+        """The same, looking at the first `columns` columns; the bias hides those that are not filled yet."""
+        self.bias.index_fill_(1, self.column, 0.0)
+        bias = self.bias[:, None, :columns].repeat_interleave(self.keys.shape[2], 0)  # (B' K, 1, columns)
+        states = self.model.hidden(token, self.length, partial(self.attend, bias))  # (B', D)
+        self.length += 1  # in place, as all that a CUDA graph is to repeat
+        self.column += 1
+        return states
+
+    def attend(self, bias: Tensor, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """See Qwen2.hidden; q (B', K, H / K, d), k and v (B', K, d). A key head's rows of all texts are one batch."""
+        keys, values, n = self.keys[layer], self.values[layer], bias.shape[2]  # (B', K, d, C), (B', K, C, d)
+        keys.index_copy_(3, self.column, k[..., None])
+        values.index_copy_(2, self.column, v[:, :, None])
+        scores = torch.baddbmm(bias, q.flatten(0, 1), keys[..., :n].flatten(0, 1), alpha=q.shape[-1] ** -0.5)
+        return (scores.softmax(-1) @ values[:, :, :n].flatten(0, 1)).view_as(q)  # scores are (B' K, H / K, n)
 
     def keep(self, running: Tensor) -> Tensor:
-        """Drop the rows where running (B',) is False. Returns the old index (n,) of each of the n rows that stay."""
-        order = running.nonzero()[:, 0]  # (n,)
-        self.real = self.real[order]
-        self.layers = {layer: (keys[order], values[order]) for layer, (keys, values) in self.layers.items()}
+        """Drop the rows where running (B',) is False. Returns the old index (count,) of each that stays.
+
+        Running rows from the end move into the gaps, so that few rows are copied. Running 1 0 1 1 0: row 3 moves into
+        gap 1, and the order is 0 3 2.
+        """
+        count = int(running.sum())
+        order = torch.arange(count, device=running.device)  # (count,) the old index of the row in each place
+        gaps = (~running[:count]).nonzero()[:, 0]
+        order[gaps] = running[count:].nonzero()[:, 0] + count
+        self.keys[:, gaps, ..., : self.filled] = self.keys[:, order[gaps], ..., : self.filled]
+        self.values[:, gaps, :, : self.filled] = self.values[:, order[gaps], :, : self.filled]
+        self.keys, self.values = self.keys[:, :count], self.values[:, :count]
+        self.bias, self.length = self.bias[order], self.length[order]
         return order
 
 
 # ------------------------------------------------------------------------------------------------- sampling
 
 
-def draw(log_probs: Tensor, uniform: Tensor) -> Tensor:
-    """Inverse-CDF sampling: the token (B,) where the cumulative probability first exceeds uniform (B,) times the total.
+def draw(p: Tensor, uniform: Tensor) -> Tensor:
+    """Inverse-CDF sampling: the token (n, 1) where the cumulative probability passes uniform (n,) times the total.
 
-    log_probs (B, V) are -inf for a token that must not be drawn, so the total may be below 1. The sum is in fp64: fp32
-    would lose the tail of a large vocabulary.
+    p (n, V) is 0 for a token that must not be drawn, so the total may be below 1. The sum is in fp64: fp32 would lose
+    the tail of a large vocabulary.
     """
-    cumulative = log_probs.exp().cumsum(-1, dtype=torch.float64)  # (B, V)
+    cumulative = p.cumsum(-1, dtype=torch.float64)  # (n, V)
     # right=True finds the first entry strictly above the number. A token of probability 0 adds nothing to the sum, so
     # it is never drawn.
-    token = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)[:, 0]  # (B,)
-    return token.clamp(max=log_probs.shape[-1] - 1)  # NaN would give an index past the end
+    token = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)  # (n, 1)
+    return token.clamp(max=p.shape[1] - 1)  # NaN would give an index past the end
 
 
-def draw_with_facts(model: Qwen2, hidden: Tensor, uniform: Tensor, excluded: Tensor | None,
-                    greedy: bool) -> tuple[Tensor, Tensor]:
-    """The token (B,) that follows each state hidden (B, D), and its log-prob, entropy and logit gradient (3, B)."""
-    if model.real_vocab > vocabulary.LARGE and excluded is None and not greedy:  # a twin: the same, in fewer passes
-        return vocabulary.draw_with_facts(model.logits(hidden), uniform, model.temperature)
-    log_probs = model.log_probs(hidden)  # (B, V) what is recorded
-    allowed = log_probs  # (B, V) what is drawn from
-    if excluded is not None:
-        allowed = log_probs.scatter(1, excluded[:, None], float("-inf"))  # (B, V)
-    token = allowed.argmax(-1) if greedy else draw(allowed, uniform)  # (B,)
-    return token, torch.stack((take(log_probs, token), *entropy_and_logit_grad(log_probs, token)))
+def facts(log_probs: Tensor, p: Tensor, token: Tensor) -> Tensor:
+    """Of a token (n, 1): log-prob, entropy in nats, and ||onehot - p||, the norm of d log pi / d (logits / temperature).
+
+    (3, n), from log_probs and p (n, V). The token's own entry of onehot - p is 1 - p_token, the sum of the others. (The
+    shorter form sqrt(1 - 2 p_token + sum_v p_v^2) loses all digits where p_token is near 1: in fp32 it returns 0 for
+    true values near 1e-4.)
+    """
+    others = p.scatter(1, token, 0.0)  # (n, V)
+    return torch.stack((log_probs.gather(1, token)[:, 0],
+                        -torch.linalg.vecdot(p, log_probs),
+                        torch.hypot(others.sum(1), torch.linalg.vector_norm(others, dim=1))))
+
+
+def draw_with_facts(logits: Tensor, temperature: float, greedy: bool, uniform: Tensor,
+                    excluded: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """A token (n,) from each row of logits (n, V), and its log-prob, entropy and logit gradient (3, n).
+
+    excluded (n,): a token that must not be drawn. greedy: the most probable token, whatever the random number.
+    """
+    log_probs = scaled(logits, temperature).log_softmax(-1)  # (n, V)
+    p = log_probs.exp()  # (n, V)
+    allowed = p if excluded is None else p.scatter(1, excluded[:, None], 0.0)  # (n, V)
+    token = allowed.argmax(1, keepdim=True) if greedy else draw(allowed, uniform)  # (n, 1)
+    return token[:, 0], facts(log_probs, p, token)
+
+
+def next_tokens(model: Qwen2, hidden: Tensor, uniform: Tensor, excluded: Tensor | None,
+                greedy: bool) -> tuple[Tensor, Tensor]:
+    """The token (B',) that follows each state hidden (B', D), and its log-prob, entropy and logit gradient (3, B')."""
+    logits = model.logits(hidden)  # (B', V)
+    size = len(logits) if logits.is_cuda else max(1, DRAWN_AT_ONCE // logits.shape[1])  # rows at once
+    arguments = [logits, uniform] if excluded is None else [logits, uniform, excluded]
+    parts = [draw_with_facts(x, model.temperature, greedy, *others)
+             for x, *others in zip(*(argument.split(size) for argument in arguments))]
+    return torch.cat([token for token, _ in parts]), torch.cat([found for _, found in parts], dim=1)
 
 
 def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_tokens: list[int],
              limit: Tensor | None = None, excluded: Tensor | None = None, greedy: bool = False,
-             watch: Callable[[float, int], object] | None = None, cache_type: Callable = fast_cache) -> Samples:
+             watch: Callable[[int, float], object] | None = None) -> Samples:
     """Sample G responses to each of Q prompts, of at most T tokens each; response g to prompt q is row q * G + g.
 
     uniforms (B, T) float64 in [0, 1): the random number behind each token. A response stops at one of end_tokens, or
     after limit (B,) tokens. excluded (B,): for each response, a token that may not be its first, so that it goes
     another way than a known one (methods/oracle.py wants that). greedy: take the most probable token, whatever the
-    random number. watch(done, tokens): called after each column; done, a share of the work, assumes that
-    running responses go on to T. cache_type: KVCache is the plain one.
+    random number. watch(columns, running): called after each column, with their number so far and the share
+    of the responses that are still running.
     """
     (B, T), G = uniforms.shape, len(uniforms) // len(prompts)
     device = model.output_weight.device
@@ -133,17 +396,18 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
     facts = torch.zeros(3, B, T, device=device, dtype=at_least_float32)  # log-prob, entropy, logit gradient
     # A tenth faster than no_grad. But autograd can't use tensors made inside, so those that we return were made above.
     with torch.inference_mode():
-        cache = cache_type(model, prompts, G, T)
+        cache = KVCache(model, prompts, G, T)
+        cache = Replayed(cache) if device.type == "cuda" else cache  # without it a GPU samples 2.4 times slower
         hidden = cache.last  # (B', D) the state that predicts the next token
         rows = torch.arange(B, device=device)  # (B',) the response that each running row writes
         for t in range(T):
             forbidden = excluded.to(device) if t == 0 and excluded is not None else None  # (B',)
-            token, found = draw_with_facts(model, hidden, uniforms[rows, t], forbidden, greedy)  # (B',), (3, B')
+            token, found = next_tokens(model, hidden, uniforms[rows, t], forbidden, greedy)  # (B',), (3, B')
             tokens[rows, t], mask[rows, t], facts[:, rows, t] = token, True, found
             running = (limit > t + 1) & ~is_end[token]  # (B',)
             count = int(running.sum())
             if watch:
-                watch(1 - count / B * (T - t - 1) / T, int(mask.sum()))
+                watch(t + 1, count / B)
             if count == 0:
                 break
             if count < len(rows):
@@ -154,22 +418,3 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
     longest = t + 1  # (this is the T of a batch)
     logprob, entropy, logit_grad = facts[..., :longest]  # (B, longest) each
     return Samples(tokens[:, :longest], mask[:, :longest], logprob, entropy, logit_grad, ended)
-
-
-# ----------------------------------------------------------------------------------- reading finished responses
-
-
-def response_logprobs(model: Qwen2, prompts: list[list[int]], tokens: Tensor, mask: Tensor) -> Tensor:
-    """log pi (B, T) of the tokens (B, T) of B responses to B prompts, with gradient, 0 where mask (B, T) is False.
-
-    A row holds a prompt, padded on the left, and its response, padded on the right. The state that predicts a token is
-    one column before it:
-
-        column      pad  the  sky  |  is    blue        P = 3, T = 2
-        predicts              is   |  blue
-    """
-    prompt, prompt_real = pad_left(prompts, tokens.device)  # (B, P) each
-    whole, real = torch.cat((prompt, tokens), 1), torch.cat((prompt_real, mask), 1)  # (B, P + T) each
-    hidden = model.hidden(whole, positions_of(real), causal_bias(real))[:, prompt.shape[1] - 1 : -1]  # (B, T, D)
-    logprob = token_logprobs(model, hidden[mask], tokens[mask])  # (N,)
-    return logprob.new_zeros(mask.shape).masked_scatter(mask, logprob)

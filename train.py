@@ -12,10 +12,6 @@ Shapes: Q puzzles a step, G responses to each puzzle (a group), B = Q G response
 
 A run folder receives config.json, metrics.csv, credit/, samples.txt, checkpoint/, state.pt (for --resume) and
 final.json. Read it with `python analyze.py runs/none-seed0`.
-
-Two readable pieces have faster *twins* in plumbing/, which run by default: decoder.py for KVCache of sampler.py, and
-shared_prompts.py for padded_rows of grpo.py. Tests hold both to the same numbers, and --plain runs the readable ones.
-(Even then batch.ask uses shared_prompts.py, and a vocabulary above 32,768 a third twin, vocabulary.py.)
 """
 import copy
 import inspect
@@ -103,7 +99,6 @@ class Settings:
     checkpoint_every: int = 0  # steps between checkpoints/step-...; 0: only the last
     state_every: int = 10  # steps between writing what --resume continues from; 0: only at the end
     # The machine:
-    plain: bool = False  # sample and update by the readable code, and not by its faster twins: see above
     micro_batch: int = 16  # responses in one forward and backward pass; changes memory, not results
     checkpoint_activations: bool = False  # less memory, more time: the backward pass recomputes each layer
     device: str = "cpu"  # any torch device that has float64, such as cuda or cuda:1
@@ -189,7 +184,7 @@ def evaluate(policy: Policy, puzzles: list, G: int, s: Settings) -> np.ndarray:
     for i in range(0, len(puzzles), at_once):
         rows = uniforms[i * G : (i + at_once) * G]
         _, grades = generate_and_grade(policy, puzzles[i : i + at_once], rows, greedy=s.eval_greedy,
-                                       watch=progress.part(len(success), len(rows)))
+                                       watch=progress.part(len(success), *rows.shape))
         success += [grade["answer"] for grade in grades]  # 1.0 where the answer is right, else 0.0
     return np.array(success).reshape(len(puzzles), G)
 
@@ -301,7 +296,7 @@ def load_policy(s: Settings, task: ModuleType | None = None, needs: tuple[str, .
                          f"{s.task} nor a head ({', '.join(HEADS)})")
     heads = {name: load_head(name, s.model, model) for name in HEADS if name in needs}
     reference = copy.deepcopy(model).requires_grad_(False) if s.kl > 0 or "reference" in needs else None
-    return Policy(model, tokenizer, task, heads, reference, s.plain)
+    return Policy(model, tokenizer, task, heads, reference)
 
 
 if __name__ == "__main__":

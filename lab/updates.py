@@ -7,20 +7,18 @@ from torch import Tensor
 
 from lab.statistics import jackknife
 from plumbing.report import Estimate
-from plumbing.shared_prompts import PromptCache, ResponseCache, shared_logprobs
 from rollout import TokenBatch
+from sampler import response_logprobs
 
 
 def credit_gradients(batch: TokenBatch, credits: Tensor, size: int) -> Iterator[Tensor]:
     """For every `size` responses, which must answer one puzzle, the gradients (M, P) of sum credit * log pi in all P
     parameters, one for each of the credits (M, B, T)."""
     model, prompts = batch.ask.policy.model, batch.ask.prompts
-    prompt_of = torch.zeros(size, dtype=torch.long, device=batch.mask.device)  # (size,) there is one prompt
     for first in range(0, len(batch.text), size):
         rows = slice(first, first + size)
         T = int(batch.mask[rows].sum(1).max())
-        cache = ResponseCache(PromptCache(model, [prompts[int(batch.group[first])]]), prompt_of)
-        logprob = shared_logprobs(model, cache, batch.tokens[rows, :T], batch.mask[rows, :T])  # (size, T)
+        logprob = response_logprobs(model, prompts, batch.group[rows], batch.tokens[rows, :T], batch.mask[rows, :T])
         parts = [torch.autograd.grad(logprob, list(model.parameters()), credit[rows, :T], retain_graph=True)
                  for credit in credits]
         yield torch.stack([torch.cat([g.flatten() for g in part]) for part in parts])

@@ -2,7 +2,6 @@
 
 A first reading can skip it. `s` is the Settings of train.py.
 """
-import os
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -35,8 +34,6 @@ def check(s: Any) -> None:
         raise ValueError("--length_power is only for --loss_norm lambda")
     if s.loss_norm == "lambda" and not (s.answers <= 81 and abs(s.length_power) <= 10):
         raise ValueError("--loss_norm lambda is for --answers up to 81, and --length_power from -10 to 10")
-    if s.plain and int(os.environ.get("WORLD_SIZE", 1)) > 1:  # torchrun's
-        raise ValueError("--plain is for one process: its update knows no other")
     if s.answers == 1 and s.steps > 0:
         raise ValueError("--answers 1 leaves no group to compare with: ask for 2 or more")
 

@@ -8,9 +8,6 @@ from torch import Tensor, nn
 
 from plumbing.files import check_tensors
 from plumbing.processes import sum_over_processes
-from plumbing.vocabulary import LARGE
-
-OF_VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")  # matrices with a row for each token
 
 
 def learning_rate(s: Any, step: int) -> float:
@@ -44,9 +41,7 @@ class Optimizer:
             self.master = {name: nn.Parameter(w.detach().to(device or w.device, torch.float32))
                            for name, w in self.weights.items()}
         for name, w in self.weights.items():
-            if name in OF_VOCABULARY and len(w) > LARGE:  # then plumbing/vocabulary.py adds up its gradients
-                w.sum_into = self.master[name]
-            elif self.separate:
+            if self.separate:
                 w.register_post_accumulate_grad_hook(partial(self.take_gradient, self.master[name]))
         self.adamw = torch.optim.AdamW(self.master.values(), lr, betas, weight_decay=weight_decay, fused=True)
 

@@ -22,10 +22,10 @@ class Progress:
     def __init__(self, name: str, total: int, patience: float = 0.0):
         self.name, self.total, self.patience = name, total, patience
         self.start = self.last = time.perf_counter()
-        self.tokens = 0  # sampled so far, by this process
+        self.tokens = 0.0  # sampled so far
 
     def show(self, done: float) -> None:
-        """Print how much is done, the ETA, and the tokens per second of all processes where tokens are counted."""
+        """Print how much is done, the ETA, and the tokens per second where tokens are counted."""
         now, terminal = time.perf_counter(), sys.stderr.isatty()
         seconds, stays = now - self.start, terminal and done >= self.total and not self.patience
         early = now - self.last < (REFRESH if terminal else QUIET) and not stays
@@ -33,17 +33,22 @@ class Progress:
             return
         self.last = now
         eta = clock(seconds / (done or 1) * (self.total - done))
-        rate = f"  {self.tokens * world()[1] / seconds:,.0f} tok/s" if self.tokens else ""
+        rate = f"  {self.tokens / seconds:,.0f} tok/s" if self.tokens else ""
         end = "\r" if terminal and not stays else "\n"
         print(f"{self.name}: {int(done):,}/{self.total:,}  ETA {eta}{rate} ", end=end, file=sys.stderr, flush=True)
 
-    def part(self, done: int, size: int) -> Callable[[float, int], None]:
-        """What shows how much of a part of `size` is done, after `done` others: the `watch` of sampler.generate."""
-        before = self.tokens
+    def part(self, done: int, size: int, limit: int) -> Callable[[int, float], None]:
+        """What shows how much of a part of `size` responses is done, after `done` others: `watch` of sampler.generate.
 
-        def watch(share: float, tokens: int) -> None:
-            self.tokens = before + tokens
-            self.show(done + share * size)
+        limit: the most tokens of a response. It is assumed that running responses go on to it.
+        """
+        running = 1.0  # share
+
+        def watch(columns: int, still: float) -> None:
+            nonlocal running
+            self.tokens += running * size
+            running = still
+            self.show(done + size * (1 - running * (1 - columns / limit)))
 
         return watch
 

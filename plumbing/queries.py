@@ -12,10 +12,8 @@ import torch
 from torch import Tensor
 
 from plumbing.processes import gather, my_share
-from plumbing.shared_prompts import (PromptCache, ResponseCache, by_length, distinct_texts, response_attention,
-                                     response_states, shared_logprobs)
 from qwen2_model import Qwen2
-from sampler import Samples
+from sampler import (Samples, distinct_texts, response_attention, response_logprobs, response_states, whole_groups)
 from tasks.text import fingerprint
 
 ROWS_AT_ONCE = 768  # continuations that are sampled together
@@ -85,11 +83,11 @@ class Queries:
         """Log-prob (B, T) of each token under the reference model, 0 on padding."""
         if self.policy.reference is None:
             raise ValueError('no reference model: add needs=("reference",) to the decorator of this credit function')
-        return self.read(shared_logprobs, self.policy.reference)
+        return self.read(response_logprobs, self.policy.reference)
 
     def logprob_without(self, rows: Tensor, hide: Tensor) -> Tensor:
         """Log-probs (R, T) of the responses rows (R,) when no later token can attend to those marked in hide (R, T)."""
-        return self.read(shared_logprobs, self.policy.model, rows, hide)
+        return self.read(response_logprobs, self.policy.model, rows, hide)
 
     def generator(self, name: str) -> torch.Generator:
         """A new generator, seeded by --seed, step and name: every call returns one in the same state."""
@@ -138,23 +136,26 @@ class Queries:
 
     @torch.no_grad()
     def read(self, reader: Callable, model: Qwen2, rows: Tensor | None = None, *per_row: Tensor) -> Tensor:
-        """What a reader of shared_prompts.py returns (R, T, ...) for the responses rows (R,), or for all.
+        """What a reader of sampler.py returns (R, T, ...) for the responses rows (R,), or for all.
 
-        A reader is a function such as shared_logprobs(model, cache, tokens, mask, *per_row). It gets chunks of
-        similar length; their results are put back in order. per_row: arguments with a row for each response.
+        A reader is a function such as response_logprobs(model, prompts, prompt_of, tokens, mask, *per_row). It gets a
+        few groups at a time; their results are put together again. per_row: arguments with a row for each response.
         """
         tokens, mask = self.samples.tokens, self.samples.mask  # (B, T) each
         G, device = len(tokens) // len(self.puzzles), tokens.device
         rows = torch.arange(len(tokens), device=device) if rows is None else rows.to(device)
-        prompts, lengths = PromptCache(model, self.prompts), mask[rows].sum(1)  # (R,)
-        self.tokens_read += sum(map(len, self.prompts)) + int(lengths.sum())
-        chunks, results = by_length(lengths, self.s.micro_batch), []
-        for chunk, t in my_share(chunks):  # (b,) responses of up to t tokens
+        chunks = whole_groups(rows // G, self.s.micro_batch)
+        self.tokens_read += int(mask[rows].sum())
+        for chunk in chunks:
+            self.tokens_read += sum(len(self.prompts[q]) for q in (rows[chunk] // G).unique().tolist())
+        results = []
+        for chunk in my_share(chunks):  # (b,) places in rows
             response = rows[chunk]  # (b,)
-            cache, others = ResponseCache(prompts, response // G), (x[chunk, :t] for x in per_row)
-            results.append(reader(model, cache, tokens[response, :t], mask[response, :t], *others).cpu())
+            t = int(mask[response].sum(1).max())
+            results.append(reader(model, self.prompts, response // G, tokens[response, :t], mask[response, :t],
+                                  *(x[chunk, :t] for x in per_row)).cpu())
         results = gather(results)  # of all processes, in the order of the chunks: gather undoes my_share
         result = results[0].new_zeros(len(rows), tokens.shape[1], *results[0].shape[2:])  # (R, T, ...)
-        for (chunk, t), part in zip(chunks, results):
-            result[chunk.cpu(), :t] = part
+        for chunk, part in zip(chunks, results):
+            result[chunk.cpu(), : part.shape[1]] = part
         return result.to(device)

@@ -5,9 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plumbing.decoder import fast_cache
 from plumbing.processes import gather, my_share, world
-from sampler import KVCache, Samples, generate
+from sampler import Samples, generate
 
 
 def generate_in_processes(policy: Any, prompts: list[list[int]], uniforms: Tensor, limit: Tensor | None = None,
@@ -21,7 +20,7 @@ def generate_in_processes(policy: Any, prompts: list[list[int]], uniforms: Tenso
     if mine:
         limit, excluded = (None if x is None else x[rows] for x in (limit, excluded))
         samples = generate(model, [prompts[q] for q in mine], uniforms[rows], policy.tokenizer.end_tokens, limit,
-                           excluded, greedy, watch, KVCache if policy.plain else fast_cache)
+                           excluded, greedy, watch)
     if world()[1] > 1:
         samples = gather_samples(samples, G, model.output_weight.device)
     if not samples.logprob.isfinite().all():  # all processes hold the same samples, so all of them raise
