@@ -9,21 +9,21 @@ How this differs from the reports (Qwen2 2407.10671, Qwen3 2505.09388, Llama 230
    a checkpoint's, and `split` turns them, or their gradients, into a checkpoint's again.
 4. log pi of a token is one autograd function, whose backward pass is the formula onehot - p.
 
-Alphabet: N tokens in a flat list, V vocabulary, D hidden size, H query heads, K key heads (each with its value), d head
-size.
+Alphabet: N tokens in a flat list, V vocabulary, D hidden size, H query heads, K key heads, d head size. In attention, R
+rows of S queries, each of which sees some of C columns.
 
 Run it:  python train.py --steps 0        loads the bundled model, samples from it and grades the responses
 """
-import re
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Callable
+from typing import Callable, Iterable
 
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from plumbing.files import check_fields, check_tensors, read_json, replace_file, write_json
@@ -66,16 +66,9 @@ def wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-class RMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) * weight, over the last dimension."""
-
-    def __init__(self, size: int, eps: float):
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(size))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)  # computed in float32, also for bfloat16
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight, over the last dimension; torch computes it in float32 for bfloat16, too."""
+    return F.rms_norm(x, weight.shape, weight, eps)
 
 
 def rope_turns(positions: Tensor, head_dim: int, theta: float) -> Tensor:
@@ -92,61 +85,69 @@ def rotate(x: Tensor, turns: Tensor) -> Tensor:
     return torch.view_as_real(pairs * turns).flatten(-2).to(x.dtype)
 
 
-class Attention(nn.Module):
-    """Grouped-query attention: each of K key heads serves H / K query heads, its group (2305.13245)."""
+def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """softmax(q k^T / sqrt(d) + bias) v: (R, K, H / K, S, d), for q of that shape, and k and v (R, K, C, d).
 
-    def __init__(self, c: Config):
-        super().__init__()
-        self.K, self.d = c.num_key_value_heads, c.head_dim
-        # The rows of the matrix, for each key head: its group's queries, its key, its value.
-        self.qkv_proj = nn.Linear(c.hidden_size, (c.num_attention_heads + 2 * self.K) * self.d, bias=c.qkv_bias)
-        self.o_proj = nn.Linear(c.num_attention_heads * self.d, c.hidden_size, bias=False)
-        self.qk_norm = c.qk_norm
-        if c.qk_norm:
-            self.q_norm, self.k_norm = RMSNorm(self.d, c.rms_norm_eps), RMSNorm(self.d, c.rms_norm_eps)
-
-    def forward(self, x: Tensor, normed: Tensor, turns: Tensor, attend: Callable) -> Tensor:
-        """The residual stream x (N, D), with attention added that was computed from `normed` (N, D)."""
-        heads = self.qkv_proj(normed).view(len(x), self.K, -1, self.d)  # (N, K, H / K + 2, d)
-        qk = heads[:, :, :-1]  # (N, K, H / K + 1, d)
-        if self.qk_norm:
-            qk = torch.cat((self.q_norm(qk[:, :, :-1]), self.k_norm(qk[:, :, -1:])), dim=2)
-        qk = rotate(qk, turns)
-        out = attend(qk[:, :, :-1], qk[:, :, -1], heads[:, :, -1])  # (N, K, H / K, d)
-        return torch.addmm(x, out.flatten(1), self.o_proj.weight.T)  # one pass less than x + o_proj(out)
+    bias (R, S, C) is 0 where a query sees a column, else -inf.
+    """
+    if q.is_cuda:
+        # torch would choose cuDNN, whose backward pass gave NaN on an H100 for Qwen2.5 wherever C was 64 more than a
+        # multiple of 128 (torch 2.11 and 2.13, https://github.com/pytorch/pytorch/issues/196678).
+        with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+            k, v = (x.repeat_interleave(q.shape[2], dim=1) for x in (k, v))  # (R, H, C, d), one for each query head
+            return F.scaled_dot_product_attention(q.flatten(1, 2), k, v, bias[:, None]).view_as(q)
+    return (probabilities(q, k, bias).flatten(2, 3) @ v).view_as(q)
 
 
-class MLP(nn.Module):
-    """SwiGLU (2002.05202): down(silu(gate(x)) * up(x))."""
+def probabilities(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
+    """softmax(q k^T / sqrt(d) + bias), (R, K, H / K, S, C); arguments as of `attention`."""
+    scores = q.flatten(2, 3) * q.shape[-1] ** -0.5 @ k.mT  # (R, K, H / K S, C)
+    return (scores.unflatten(2, q.shape[2:4]) + bias[:, None, None]).softmax(-1)
 
-    def __init__(self, c: Config):
-        super().__init__()
-        self.gate_up_proj = nn.Linear(c.hidden_size, 2 * c.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(c.intermediate_size, c.hidden_size, bias=False)
 
-    def forward(self, x: Tensor, normed: Tensor) -> Tensor:
-        """The residual stream x (N, D), with the MLP's output added that was computed from `normed` (N, D)."""
-        gate, up = self.gate_up_proj(normed).chunk(2, dim=-1)  # (N, intermediate_size) each
-        return torch.addmm(x, F.silu(gate) * up, self.down_proj.weight.T)
+def bias_of(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """The bias (...): 0 where visible (...) is True, else -inf."""
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, float("-inf"))
 
 
 class Layer(nn.Module):
-    """Attention, then MLP. Each reads a normalized copy of the residual stream and adds its output to the stream."""
+    """Attention, then an MLP. Each reads a normalized copy of the residual stream and adds its output to the stream.
+
+    Attention is grouped-query (2305.13245): each of K key heads serves its group of H / K query heads. The MLP is SwiGLU
+    (2002.05202): down(silu(gate(x)) * up(x)).
+    """
 
     def __init__(self, c: Config):
         super().__init__()
-        self.input_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.self_attn = Attention(c)
-        self.post_attention_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.mlp = MLP(c)
+        D, H, K, d = c.hidden_size, c.num_attention_heads, c.num_key_value_heads, c.head_dim
+        self.K, self.d, self.eps = K, d, c.rms_norm_eps
+        self.norm_1, self.norm_2 = nn.Parameter(torch.ones(D)), nn.Parameter(torch.ones(D))
+        # Rows of qkv, for each key head: its group's queries, its key, its value.
+        self.qkv = nn.Parameter(torch.zeros((H + 2 * K) * d, D))
+        self.qkv_bias = nn.Parameter(torch.zeros((H + 2 * K) * d)) if c.qkv_bias else None
+        self.q_norm = nn.Parameter(torch.ones(d)) if c.qk_norm else None
+        self.k_norm = nn.Parameter(torch.ones(d)) if c.qk_norm else None
+        self.o = nn.Parameter(torch.zeros(D, H * d))
+        self.gate_up = nn.Parameter(torch.zeros(2 * c.intermediate_size, D))
+        self.down = nn.Parameter(torch.zeros(D, c.intermediate_size))
 
     def forward(self, x: Tensor, turns: Tensor, attend: Callable) -> Tensor:
-        x = self.self_attn(x, self.input_layernorm(x), turns, attend)  # (N, D)
-        return self.mlp(x, self.post_attention_layernorm(x))  # (N, D)
+        """x (N, D) -> (N, D). turns: of `rope_turns`; attend: see Qwen2.hidden, without its first argument."""
+        heads = F.linear(rms_norm(x, self.norm_1, self.eps), self.qkv, self.qkv_bias)  # (N, (H + 2 K) d)
+        heads = heads.view(len(x), self.K, -1, self.d)  # (N, K, H / K + 2, d)
+        qk, v = heads[:, :, :-1], heads[:, :, -1]  # (N, K, H / K + 1, d), (N, K, d)
+        if self.q_norm is not None:
+            qk = torch.cat((rms_norm(qk[:, :, :-1], self.q_norm, self.eps),
+                            rms_norm(qk[:, :, -1:], self.k_norm, self.eps)), dim=2)
+        qk = rotate(qk, turns)
+        out = attend(qk[:, :, :-1], qk[:, :, -1], v)  # (N, K, H / K, d)
+        x = x + F.linear(out.flatten(1), self.o)
+        gate, up = F.linear(rms_norm(x, self.norm_2, self.eps), self.gate_up).chunk(2, dim=1)
+        return x + F.linear(F.silu(gate) * up, self.down)
 
 
 class Qwen2(nn.Module):
-    """The language model, of the family of its Config."""
+    """The language model, of the family of its Config. `model(rows)` maps texts (R, C) to logits (R, C, V)."""
 
     def __init__(self, config: Config):
         super().__init__()
@@ -154,13 +155,11 @@ class Qwen2(nn.Module):
         self.real_vocab = config.vocab_size  # train.py sets it to the tokenizer's size: rows above are never sampled
         self.temperature = 1.0  # divides the logits, so the policy is softmax(logits / temperature)
         self.checkpoint_activations = False  # True: the backward pass recomputes each layer, to save memory
-        self.model = nn.ModuleDict({  # so that most names in state_dict() are those of a Hugging Face checkpoint
-            "embed_tokens": nn.Embedding(config.vocab_size, config.hidden_size),
-            "layers": nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers)),
-            "norm": RMSNorm(config.hidden_size, config.rms_norm_eps),
-        })
-        if not config.tie_word_embeddings:
-            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        V, D = config.vocab_size, config.hidden_size
+        self.embedding = nn.Parameter(torch.zeros(V, D))
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
+        self.norm = nn.Parameter(torch.ones(D))
+        self.head = None if config.tie_word_embeddings else nn.Parameter(torch.zeros(V, D))
 
     def hidden(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Last hidden states (N, D) of tokens (N,) at positions (N,), each in its own text.
@@ -169,19 +168,33 @@ class Qwen2(nn.Module):
         softmax(q k^T / sqrt(d)) v over the keys that it sees. With checkpoint_activations the backward pass calls it
         again, so it must return the same again.
         """
-        x = self.model["embed_tokens"](tokens)  # (N, D)
+        x = F.embedding(tokens, self.embedding)  # (N, D)
         turns = rope_turns(positions, self.config.head_dim, self.config.rope_theta)  # (N, 1, 1, d / 2)
-        for i, layer in enumerate(self.model["layers"]):
+        for i, layer in enumerate(self.layers):
             if self.checkpoint_activations and torch.is_grad_enabled():
                 x = checkpoint(layer, x, turns, partial(attend, i), use_reentrant=False, preserve_rng_state=False)
             else:
                 x = layer(x, turns, partial(attend, i))  # (N, D)
-        return self.model["norm"](x)
+        return rms_norm(x, self.norm, self.config.rms_norm_eps)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Logits (R, C, V) after each token of R texts (R, C), each of which sees itself alone."""
+        R, C = rows.shape
+        positions = torch.arange(C, device=rows.device).repeat(R)  # (R C,)
+        causal = torch.ones(1, C, C, dtype=torch.bool, device=rows.device).tril()
+        bias = bias_of(causal, self.output_weight.dtype)  # (1, C, C)
+
+        def attend(_: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            q = q.unflatten(0, (R, C)).permute(0, 2, 3, 1, 4)  # (R, K, H / K, C, d)
+            k, v = (x.unflatten(0, (R, C)).transpose(1, 2) for x in (k, v))  # (R, K, C, d) each
+            return attention(q, k, v, bias).permute(0, 3, 1, 2, 4).flatten(0, 1)  # (R C, K, H / K, d)
+
+        return F.linear(self.hidden(rows.flatten(), positions, attend), self.output_weight).view(R, C, -1)
 
     @property
     def output_weight(self) -> Tensor:
         """The matrix (V, D) that turns hidden states into logits."""
-        return self.model["embed_tokens"].weight if self.config.tie_word_embeddings else self.lm_head.weight
+        return self.embedding if self.head is None else self.head
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits (..., real_vocab), before the temperature, of the token that follows hidden (..., D)."""
@@ -256,50 +269,62 @@ def token_logprobs(model: Qwen2, hidden: Tensor, tokens: Tensor) -> Tensor:
 # ---------------------------------------------------------------------------------------------- checkpoints
 
 
-def pairs(x: Tensor) -> Tensor:
-    """Rows i and i + d / 2 of each head in x (heads, d, ...) as neighbours, which `rotate` turns together."""
-    return x.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
-
-
-def halves(x: Tensor) -> Tensor:
-    """The inverse of `pairs`."""
-    return x.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2)
-
-
-def merge(tensors: dict[str, Tensor], c: Config) -> dict[str, Tensor]:
-    """A checkpoint's tensors under its names -> those of Qwen2.state_dict(), bit for bit."""
-    merged = {}
-    for name, x in tensors.items():
-        if name.endswith("q_norm.weight") or name.endswith("k_norm.weight"):
-            merged[name] = pairs(x[None])[0]
-        elif ".q_proj." in name:
-            names = [name.replace("q_proj", f"{letter}_proj") for letter in "qkv"]
-            q, k, v = (tensors[n].unflatten(0, (-1, c.head_dim)) for n in names)  # (H or K, d, ...) each
-            groups = [y.unflatten(0, (c.num_key_value_heads, -1)) for y in (pairs(q), pairs(k), v)]  # (K, n, d, ...)
-            merged[name.replace("q_proj", "qkv_proj")] = torch.cat(groups, dim=1).flatten(0, 2)
-        elif ".gate_proj." in name:
-            merged[name.replace("gate_proj", "gate_up_proj")] = torch.cat((x, tensors[name.replace("gate", "up")]))
-        elif not re.search(r"\.(k|v|up)_proj\.", name):
-            merged[name] = x
-    return merged
+# Our names of weights, and a checkpoint's. (Those of a layer come after layers.0. and model.layers.0.; `split` and
+# `merge` say what becomes of the others.)
+NAMES = {"embedding": "model.embed_tokens.weight", "norm": "model.norm.weight", "head": "lm_head.weight",
+         "norm_1": "input_layernorm.weight", "norm_2": "post_attention_layernorm.weight",
+         "q_norm": "self_attn.q_norm.weight", "k_norm": "self_attn.k_norm.weight", "o": "self_attn.o_proj.weight",
+         "down": "mlp.down_proj.weight"}
+QKV = {"qkv": "weight", "qkv_bias": "bias"}
 
 
 def split(tensors: dict[str, Tensor], c: Config) -> dict[str, Tensor]:
-    """The inverse of `merge`, for weights, their gradients or their moments: these under a checkpoint's names."""
+    """Weights under our names, their gradients or their moments -> the same under a checkpoint's names, bit for bit."""
     found = {}
     for name, x in tensors.items():
-        if name.endswith("q_norm.weight") or name.endswith("k_norm.weight"):
-            found[name] = halves(x[None])[0]
-        elif ".qkv_proj." in name:
+        prefix, own = prefix_of(name)
+        if own in QKV:
             groups = x.unflatten(0, (c.num_key_value_heads, -1, c.head_dim))  # (K, H / K + 2, d, ...)
-            q, k, v = (groups[:, part].flatten(0, 1) for part in (slice(-2), slice(-2, -1), slice(-1, None)))
-            for letter, y in zip("qkv", (halves(q), halves(k), v)):  # (H or K, d, ...) each
-                found[name.replace("qkv_proj", f"{letter}_proj")] = y.flatten(0, 1)
-        elif ".gate_up_proj." in name:
-            found[name.replace("gate_up", "gate")], found[name.replace("gate_up", "up")] = x.chunk(2)
+            parts = halves(groups[:, :-2]), halves(groups[:, -2:-1]), groups[:, -1:]  # q, k, v: (K, n, d, ...) each
+            found |= {f"{prefix}self_attn.{letter}_proj.{QKV[own]}": y.flatten(0, 2) for letter, y in zip("qkv", parts)}
+        elif own == "gate_up":
+            found[prefix + "mlp.gate_proj.weight"], found[prefix + "mlp.up_proj.weight"] = x.chunk(2)
         else:
-            found[name] = x
+            found[prefix + NAMES[own]] = halves(x[None, None])[0, 0] if own in ("q_norm", "k_norm") else x
     return found
+
+
+def merge(tensors: dict[str, Tensor], names: Iterable[str], c: Config) -> dict[str, Tensor]:
+    """The inverse of `split`: our tensors of these names, from a checkpoint's."""
+    merged = {}
+    for name in names:
+        prefix, own = prefix_of(name)
+        if own in QKV:
+            parts = [tensors[f"{prefix}self_attn.{letter}_proj.{QKV[own]}"] for letter in "qkv"]
+            q, k, v = (x.unflatten(0, (c.num_key_value_heads, -1, c.head_dim)) for x in parts)  # (K, n, d, ...) each
+            merged[name] = torch.cat((pairs(q), pairs(k), v), dim=1).flatten(0, 2)
+        elif own == "gate_up":
+            merged[name] = torch.cat([tensors[f"{prefix}mlp.{part}_proj.weight"] for part in ("gate", "up")])
+        else:
+            x = tensors[prefix + NAMES[own]]
+            merged[name] = pairs(x[None, None])[0, 0] if own in ("q_norm", "k_norm") else x
+    return merged
+
+
+def prefix_of(name: str) -> tuple[str, str]:
+    """One of our names as the beginning of the checkpoint's and the rest: layers.0.qkv -> model.layers.0. and qkv."""
+    layer, _, own = name.rpartition(".")
+    return f"model.{layer}." if layer else "", own
+
+
+def pairs(heads: Tensor) -> Tensor:
+    """Rows i and i + d / 2 of each head (K, n, d, ...) as neighbours: `rotate` turns them together."""
+    return heads.unflatten(2, (2, -1)).transpose(2, 3).flatten(2, 3)
+
+
+def halves(heads: Tensor) -> Tensor:
+    """The inverse of `pairs`."""
+    return heads.unflatten(2, (-1, 2)).transpose(2, 3).flatten(2, 3)
 
 
 def parse_config(source: dict) -> Config:
@@ -359,7 +384,7 @@ def load_model(path: str | Path, device: str | torch.device = "cpu", dtype: torc
     with torch.device("meta"):  # no storage and no random initialization; load_state_dict assigns the weights
         model = Qwen2(config).to(dtype)
     check_tensors(f"the checkpoint in {path}", split(model.state_dict(), config), found)
-    model.load_state_dict(merge(found, config), assign=True)
+    model.load_state_dict(merge(found, model.state_dict(), config), assign=True)
     return model
 
 

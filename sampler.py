@@ -23,13 +23,13 @@ from typing import Callable, Iterator, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from plumbing.replay import Replayed
-from qwen2_model import Qwen2, scaled, token_logprobs
+from qwen2_model import Qwen2, attention, bias_of, probabilities, scaled, token_logprobs
 
 SCORES_AT_ONCE = 2**24  # attention scores that are computed at once, at most
+COLUMNS_AT_ONCE = 32
 PROBABILITIES_KEPT = 2**26  # bytes of them that a layer keeps for the backward pass; if there are more, it keeps none
 DRAWN_AT_ONCE = 2**19  # logits from which tokens are drawn at once on a CPU, whose cache they fit into
 
@@ -49,32 +49,7 @@ class Samples(NamedTuple):
     ended: Tensor  # (B,) bool, False where the token limit cut the response off
 
 
-# --------------------------------------------------------------------------------------------------- attention
-
-
-def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(d) + bias) v: (R, K, H / K, S, d), for q of that shape, and k and v (R, K, C, d).
-
-    bias (R, S, C) is 0 where a query sees a column, else -inf.
-    """
-    if q.is_cuda:
-        # torch would choose cuDNN, whose backward pass gave NaN on an H100 for Qwen2.5 wherever C was 64 more than a
-        # multiple of 128 (torch 2.11 and 2.13, https://github.com/pytorch/pytorch/issues/196678).
-        with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-            k, v = (x.repeat_interleave(q.shape[2], dim=1) for x in (k, v))  # (R, H, C, d), one for each query head
-            return F.scaled_dot_product_attention(q.flatten(1, 2), k, v, bias[:, None]).view_as(q)
-    return (probabilities(q, k, bias).flatten(2, 3) @ v).view_as(q)
-
-
-def probabilities(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(d) + bias), (R, K, H / K, S, C); arguments as of `attention`."""
-    scores = q.flatten(2, 3) * q.shape[-1] ** -0.5 @ k.mT  # (R, K, H / K S, C)
-    return (scores.unflatten(2, q.shape[2:4]) + bias[:, None, None]).softmax(-1)
-
-
-def bias_of(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """The bias (...): 0 where visible (...) is True, else -inf."""
-    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, float("-inf"))
+# --------------------------------------------------------------------------------------------- finished responses
 
 
 def pick(x: Tensor, place: Tensor) -> Tensor:
@@ -82,42 +57,47 @@ def pick(x: Tensor, place: Tensor) -> Tensor:
     return x.index_select(0, place.flatten()).unflatten(0, place.shape)
 
 
-class Rows(NamedTuple):
-    """Part of a flat list of tokens, in R rows of S columns; a row sees C columns, of which its own are the last S."""
+class Rows:
+    """Some tokens of a flat list as R rows of up to S columns. A row sees C columns, of which its own are the last S."""
 
-    own: Tensor  # (R, S) the place in the list of each column's token, on padding any
-    seen: Tensor  # (R, C) the same for the columns that the row sees
-    real: Tensor  # (n,) which of the R * S are no padding
-    bias: Tensor  # (R, S, C)
+    def __init__(self, own: Tensor, seen: Tensor, real: Tensor, bias: Tensor):
+        """own (R, S), seen (R, C): the place in the list of each column's token, on padding any. bias (R, S, C).
+
+        real (R, S): False on padding, which is on the right.
+        """
+        length = real.sum(1)  # (R,)
+        order = length.argsort(descending=True)  # (R,) longest row first: in later columns only the first rows go on
+        self.own, self.seen, self.bias = own[order], seen[order], bias[order]
+        self.length, self.rank = length[order].tolist(), order.argsort()  # (R,) each
+        self.real = (self.rank[:, None] * own.shape[1] + torch.arange(own.shape[1], device=own.device))[real]  # (n,)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """`attention` for the n tokens of these rows, (n, K, H / K, d), from q (N, K, H / K, d), k and v (N, K, d)."""
-        attend = attention
+        attend, R = attention, len(self.own)
         if self.bias.numel() * q[0, ..., 0].numel() * q.itemsize > PROBABILITIES_KEPT and torch.is_grad_enabled():
             attend = partial(checkpoint, attention, use_reentrant=False, preserve_rng_state=False)
-        out = torch.cat([attend(*piece) for piece in self.pieces(q, k, v)], dim=3)  # (R, K, H / K, S, d)
+        parts = [attend(*piece) for piece in self.pieces(q, k, v)]
+        out = torch.cat([F.pad(x, [0] * 9 + [R - len(x)]) for x in parts], dim=3)  # (R, K, H / K, S, d)
         return out.permute(0, 3, 1, 2, 4).flatten(0, 1).index_select(0, self.real)
 
     def attention_paid(self, q: Tensor, k: Tensor) -> Tensor:
         """How much each column attends to those that the row sees: probabilities (R, S, C) averaged over heads."""
-        C, parts = self.seen.shape[1], []
-        for q, k, _, bias in self.pieces(q, k, k):
-            parts.append(F.pad(probabilities(q, k, bias).mean((1, 2)), (0, C - bias.shape[2])))
-        return torch.cat(parts, dim=1)
+        (R, C), parts = self.seen.shape, []
+        for q_piece, k_piece, _, bias in self.pieces(q, k, k):
+            paid = probabilities(q_piece, k_piece, bias).mean((1, 2))
+            parts.append(F.pad(paid, (0, C - paid.shape[2], 0, 0, 0, R - len(paid))))
+        return torch.cat(parts, dim=1)[self.rank]
 
     def pieces(self, q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """The arguments of `attention`, for so many columns at once that there are at most SCORES_AT_ONCE scores."""
+        """The arguments of `attention`, a few columns at a time, for the rows that are as long."""
         (R, S), C = self.own.shape, self.seen.shape[1]
-        q = pick(q, self.own).permute(0, 2, 3, 1, 4)  # (R, K, H / K, S, d)
-        k, v = (pick(x, self.seen).transpose(1, 2) for x in (k, v))  # (R, K, C, d) each
-        size = max(1, SCORES_AT_ONCE // max(1, R * C * q.shape[1] * q.shape[2]))
+        k, v = (pick(x, self.seen).transpose(1, 2).contiguous() for x in (k, v))  # (R, K, C, d) each
+        size = min(COLUMNS_AT_ONCE, max(1, SCORES_AT_ONCE // max(1, R * C * q.shape[1] * q.shape[2])))
         for first in range(0, max(1, S), size):
-            end = min(first + size, S)
-            seen = C - S + end  # nobody sees a later column than its own
-            yield q[..., first:end, :], k[:, :, :seen], v[:, :, :seen], self.bias[:, first:end, :seen]
-
-
-# --------------------------------------------------------------------------------------------- finished responses
+            end, rows = min(first + size, S), sum(length > first for length in self.length)
+            seen = C - S + end  # nobody sees a column later than its own
+            yield (pick(q, self.own[:rows, first:end]).permute(0, 2, 3, 1, 4),  # (rows, K, H / K, end - first, d)
+                   k[:rows, :, :seen], v[:rows, :, :seen], self.bias[:rows, first:end, :seen])
 
 
 class Texts:
@@ -155,10 +135,8 @@ class Texts:
         shown = torch.ones_like(read) if hide is None else ~hide[:, :-1]  # (b, T - 1)
         visible = torch.cat((in_prompt[prompt_of, None].expand(-1, T - 1, -1),
                              shown[:, None].expand(-1, T - 1, -1).tril() | itself), dim=2)  # (b, T - 1, P + T - 1)
-        self.prompts = Rows(own, own, in_prompt.flatten().nonzero()[:, 0],
-                            bias_of(causal.expand(len(prompts), -1, -1), dtype))
-        self.responses = Rows(later, torch.cat((own[prompt_of], later), dim=1), read.flatten().nonzero()[:, 0],
-                              bias_of(visible, dtype))
+        self.prompts = Rows(own, own, in_prompt, bias_of(causal.expand(len(prompts), -1, -1), dtype))
+        self.responses = Rows(later, torch.cat((own[prompt_of], later), dim=1), read, bias_of(visible, dtype))
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See Qwen2.hidden."""
@@ -221,13 +199,6 @@ def response_attention(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor
     return F.pad(scaled(paid[0], 1.0), (0, columns - T + 1, 1, 0))
 
 
-def logits(model: Qwen2, rows: Tensor) -> Tensor:
-    """Logits (R, C, real_vocab) after each token of rows (R, C) without padding, with gradient."""
-    none = rows.new_zeros(0, 1)  # no responses
-    texts = Texts(rows.tolist(), none[:, 0], none, none.bool(), dtype=model.output_weight.dtype)
-    return model.logits(model.hidden(texts.tokens, texts.positions, texts.attend)).unflatten(0, rows.shape)
-
-
 # ------------------------------------------------------------------------------------------------- the KV cache
 
 
@@ -263,7 +234,7 @@ class KVCache:
         length = torch.tensor([len(prompt) for prompt in prompts], device=device)  # (Q,)
         column = torch.arange(P, device=device) - P + length[:, None]  # (Q, P) of the text, below 0 in the padding
         place = reading.first[text_of][:, None] + column.clamp(min=0)  # (Q, P)
-        columns = P + room + -(P + room) % 8  # a multiple of 8 aligns rows to 16 bytes in bfloat16
+        columns = P + room
         heads = (c.num_hidden_layers, len(prompts), G, c.num_key_value_heads)
         keys, values = weight.new_zeros(*heads, c.head_dim, columns), weight.new_zeros(*heads, columns, c.head_dim)
 
@@ -277,31 +248,28 @@ class KVCache:
         self.keys, self.values = keys.flatten(1, 2), values.flatten(1, 2)  # (layers, B, K, ...), later B' rows
         self.last = states[place[:, -1]].repeat_interleave(G, 0)  # (B, D) what predicts each response's first token
         self.length = length.repeat_interleave(G)  # (B,) tokens so far, later B' rows
-        visible = F.pad(column >= 0, (0, columns - P)).repeat_interleave(G, 0)  # (B, columns)
+        visible = F.pad(column >= 0, (0, columns - P), value=True).repeat_interleave(G, 0)  # (B, columns)
         self.bias = bias_of(visible, weight.dtype)  # (B, columns), later B' rows
-        self.column = torch.tensor([P], device=device)  # (1,) where the next token's key and value go
 
     def step(self, token: Tensor) -> Tensor:
         """Append a token (B',) to each row; returns the state (B', D) that predicts the next one."""
         self.filled += 1
         return self.read(token, self.filled)
 
-    def read(self, token: Tensor, columns: int) -> Tensor:
-        """The same, looking at the first `columns` columns; the bias hides those that are not filled yet."""
-        self.bias.index_fill_(1, self.column, 0.0)
-        bias = self.bias[:, None, :columns].repeat_interleave(self.keys.shape[2], 0)  # (B' K, 1, columns)
+    def read(self, token: Tensor, n: int) -> Tensor:
+        """The same, with the token in column n - 1, and no later column to look at."""
+        bias = self.bias[:, None, :n].repeat_interleave(self.keys.shape[2], 0)  # (B' K, 1, n)
         states = self.model.hidden(token, self.length, partial(self.attend, bias))  # (B', D)
-        self.length += 1  # in place, as all that a CUDA graph is to repeat
-        self.column += 1
+        self.length += 1  # in place, for a CUDA graph
         return states
 
     def attend(self, bias: Tensor, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """See Qwen2.hidden; q (B', K, H / K, d), k and v (B', K, d). A key head's rows of all texts are one batch."""
+        """See Qwen2.hidden; q (B', K, H / K, d), k and v (B', K, d)."""
         keys, values, n = self.keys[layer], self.values[layer], bias.shape[2]  # (B', K, d, C), (B', K, C, d)
-        keys.index_copy_(3, self.column, k[..., None])
-        values.index_copy_(2, self.column, v[:, :, None])
+        keys[..., n - 1], values[..., n - 1, :] = k, v
+        # Each key head of each row, with its query heads, is one of B' K products.
         scores = torch.baddbmm(bias, q.flatten(0, 1), keys[..., :n].flatten(0, 1), alpha=q.shape[-1] ** -0.5)
-        return (scores.softmax(-1) @ values[:, :, :n].flatten(0, 1)).view_as(q)  # scores are (B' K, H / K, n)
+        return torch.bmm(scores.softmax(-1), values[:, :, :n].flatten(0, 1)).view_as(q)  # scores are (B' K, H / K, n)
 
     def keep(self, running: Tensor) -> Tensor:
         """Drop the rows where running (B',) is False. Returns the old index (count,) of each that stays.
