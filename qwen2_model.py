@@ -91,11 +91,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     bias (R, S, C) is 0 where a query sees a column, else -inf.
     """
     if q.is_cuda:
-        # torch would choose cuDNN, whose backward pass gave NaN on an H100 for Qwen2.5 wherever C was 64 more than a
-        # multiple of 128 (torch 2.11 and 2.13, https://github.com/pytorch/pytorch/issues/196678).
-        with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-            k, v = (x.repeat_interleave(q.shape[2], dim=1) for x in (k, v))  # (R, H, C, d), one for each query head
-            return F.scaled_dot_product_attention(q.flatten(1, 2), k, v, bias[:, None]).view_as(q)
+        return attention_on_gpu(q, k, v, bias)
     return (probabilities(q, k, bias).flatten(2, 3) @ v).view_as(q)
 
 
@@ -103,6 +99,18 @@ def probabilities(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
     """softmax(q k^T / sqrt(d) + bias), (R, K, H / K, S, C); arguments as of `attention`."""
     scores = q.flatten(2, 3) * q.shape[-1] ** -0.5 @ k.mT  # (R, K, H / K S, C)
     return (scores.unflatten(2, q.shape[2:4]) + bias[:, None, None]).softmax(-1)
+
+
+def attention_on_gpu(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """The same by a kernel that keeps no probabilities.
+
+    torch would choose cuDNN, whose backward pass gave NaN on an H100 for Qwen2.5 wherever C was 64 more than a multiple
+    of 128 (torch 2.11 and 2.13, https://github.com/pytorch/pytorch/issues/196678). The next one wants a key head for
+    each query head.
+    """
+    k, v = (x.repeat_interleave(q.shape[2], dim=1) for x in (k, v))  # (R, H, C, d) each
+    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        return F.scaled_dot_product_attention(q.flatten(1, 2), k, v, bias[:, None]).view_as(q)
 
 
 def bias_of(visible: Tensor, dtype: torch.dtype) -> Tensor:

@@ -234,7 +234,7 @@ class KVCache:
         length = torch.tensor([len(prompt) for prompt in prompts], device=device)  # (Q,)
         column = torch.arange(P, device=device) - P + length[:, None]  # (Q, P) of the text, below 0 in the padding
         place = reading.first[text_of][:, None] + column.clamp(min=0)  # (Q, P)
-        columns = P + room
+        columns = P + room + -(P + room) % 8  # a multiple of 8: aligned rows in bfloat16, which a GPU wants
         heads = (c.num_hidden_layers, len(prompts), G, c.num_key_value_heads)
         keys, values = weight.new_zeros(*heads, c.head_dim, columns), weight.new_zeros(*heads, columns, c.head_dim)
 

@@ -15,27 +15,33 @@ class Replayed:
     def __init__(self, cache: Any):
         self.cache, self.last = cache, cache.last  # last (B, D)
         self.rows = torch.arange(len(self.last), device=self.last.device)  # (B',) the running ones of all B
-        self.token = torch.zeros_like(self.rows)  # (B,) where a replay finds the tokens
+        self.token, self.column = torch.zeros_like(self.rows), self.rows.new_tensor([cache.filled])  # (B,), (1,)
+        cache.bias[:, cache.filled : -1] = float("-inf")  # the last column is that of the new token
+        self.changing = cache.bias, cache.length, self.column
         self.graph = self.record() if self.last.is_cuda else None
 
     def record(self) -> "torch.cuda.CUDAGraph":
         """Record `compute`, after a first call that lets libraries set themselves up."""
-        graph, aside, changed = torch.cuda.CUDAGraph(), torch.cuda.Stream(), (self.cache.bias, self.cache.length,
-                                                                              self.cache.column)
-        before = [x.clone() for x in changed]
+        graph, aside, before = torch.cuda.CUDAGraph(), torch.cuda.Stream(), [x.clone() for x in self.changing]
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
             self.compute()
         torch.cuda.current_stream().wait_stream(aside)
-        for x, old in zip(changed, before):
+        for x, old in zip(self.changing, before):
             x.copy_(old)
         with torch.cuda.graph(graph):
             self.output = self.compute()  # (B, D) where each replay leaves its result
         return graph
 
     def compute(self) -> Tensor:
-        """The states (B, D) after self.token (B,), by way of all columns."""
-        return self.cache.read(self.token, self.cache.bias.shape[1])
+        """The states (B, D) after self.token (B,), whose keys and values then move to the column that comes next."""
+        cache = self.cache
+        states = cache.read(self.token, cache.bias.shape[1])  # (B, D)
+        cache.keys.index_copy_(4, self.column, cache.keys[..., -1:])
+        cache.values.index_copy_(3, self.column, cache.values[..., -1:, :])
+        cache.bias.index_fill_(1, self.column, 0.0)
+        self.column += 1
+        return states
 
     def step(self, token: Tensor) -> Tensor:
         """As KVCache.step."""

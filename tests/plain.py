@@ -1,11 +1,10 @@
 """Oracles: the policy-gradient update in its plainest form, and what is found by brute force.
 
-A row holds a prompt, padded on the left, and one response to it, padded on the right. The logits of a column predict
-the token of the next one. With P = 3 prompt columns and T = 2 response columns:
+Each response is read alone, with a prompt of its own. With a prompt of 3 tokens and a response of 2:
 
     column          0    1    2   | 3    4
-    row             pad  2    +   | 3    end
-    predicts                  3     end             columns P-1 .. P+T-2, which is the slice P-1:-1
+    row             2    +    3   | 5    end
+    predicts                  5     end             columns P-1 .. P+L-2, which is the slice P-1:-1
 """
 import functools
 import itertools
@@ -15,23 +14,18 @@ import torch
 from torch import Tensor
 
 
-def plain_rows(prompts: list[list[int]], tokens: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Rows (B, P + T) of B prompts and responses (B, T), which of their columns are not padding on the left, and P."""
-    P = max(map(len, prompts))
-    padded = [[0] * (P - len(prompt)) + prompt for prompt in prompts]
-    rows = torch.cat((torch.tensor(padded, device=tokens.device), tokens), dim=1)  # (B, P + T)
-    real = [[column >= P - len(prompt) for column in range(rows.shape[1])] for prompt in prompts]
-    return rows, torch.tensor(real, device=tokens.device), P
-
-
 def plain_logprobs(model, prompts: list[list[int]], tokens: Tensor, mask: Tensor) -> Tensor:
     """log pi (B, T) of the tokens (B, T) of B responses to B prompts, with gradient; 0 where mask (B, T) is False.
 
-    model(rows, real) returns logits (B, P + T, V). Where it has a real_vocab, tokens from there on do not exist.
+    model(row) returns logits (1, P + L, V). Where it has a real_vocab, tokens from there on do not exist.
     """
-    rows, real, P = plain_rows(prompts, tokens)
-    logits = model(rows, real)[:, P - 1 : -1, : getattr(model, "real_vocab", None)]  # (B, T, V)
-    return (logits / getattr(model, "temperature", 1.0)).log_softmax(-1).gather(-1, tokens[..., None])[..., 0] * mask
+    rows = []
+    for prompt, response, T in zip(prompts, tokens, mask.sum(1).tolist()):
+        row = torch.cat((torch.tensor(prompt), response[:T]))[None]  # (1, P + L)
+        logits = model(row)[0, len(prompt) - 1 : -1, : getattr(model, "real_vocab", None)]  # (L, V)
+        log_probs = (logits / getattr(model, "temperature", 1.0)).log_softmax(-1)
+        rows.append(torch.nn.functional.pad(log_probs[torch.arange(T), response[:T]], (0, tokens.shape[1] - T)))
+    return torch.stack(rows)
 
 
 def plain_update(model, prompts: list[list[int]], batch, credit: Tensor, reference=None, kl: float = 0.0,

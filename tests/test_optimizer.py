@@ -32,10 +32,9 @@ def give(model, gradients):
     (torch.float32, "cpu:0", OPTIONS, [False, True, True, False]),  # to torch another device than cpu
     (torch.bfloat16, None, OPTIONS | {"lr": 1e-6}, [True] * 50),  # steps that rounding would swallow one by one
 ], ids=["defaults", "same device", "masters elsewhere", "bfloat16"])
-def test_a_model_learns_as_a_float32_copy_with_adamw(dtype, device, options, backwards, monkeypatch):
+def test_a_model_learns_as_a_float32_copy_with_adamw(dtype, device, options, backwards):
     """Guards against an option that does not arrive, moments that do not decay without a gradient, old weights, steps
-    or gradients of micro-batches that bfloat16 loses, and a wide layer taken for a vocabulary, which never learns."""
-    monkeypatch.setattr("plumbing.optimizer.LARGE", 0)
+    or gradients of micro-batches that bfloat16 loses."""
     ours, start, theirs = small_model(dtype), small_model(dtype), small_model(dtype).float()
     optimizer = Optimizer(ours, device=device, **options)
     expected = torch.optim.AdamW(theirs.parameters(), **{"weight_decay": 0.0} | options)

@@ -52,7 +52,7 @@ def one_step(name: str) -> dict[str, torch.Tensor]:
     policy = train.load_policy(s, countdown_task, ("critic", "importance", "reference"))
     heads = policy.heads
     with torch.no_grad():  # let the start model differ, and the critic have an opinion
-        policy.reference.model["norm"].weight.mul_(1.1)
+        policy.reference.norm.mul_(1.1)
         heads["critic"].value.outer.weight.copy_(torch.linspace(-1, 1, 128))
     optimizer, puzzles = Optimizer(policy.model, lr=0.0), countdown_task.load("train", 20)[: s.questions]
     batch = rollout.rollout(policy, puzzles, s, 1)

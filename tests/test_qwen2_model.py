@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import qwen2_model
-from plumbing.attention import attend_on_gpu
-from qwen2_model import Qwen2, entropy_and_logit_grad, load_model, parse_config, save_model, token_logprobs
+from qwen2_model import attention, attention_on_gpu, load_model, parse_config, save_model, scaled, split, token_logprobs
+from sampler import facts
 from tests.random_checkpoints import FAMILIES, HF, V, assert_close, assert_same_logits, both, random_tokens
 
 TIED = pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
@@ -31,24 +31,17 @@ TIED = pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_logits_and_gradients_equal_transformers(family, tied, checkpointed, options, tmp_path):
     """Guards against any error of the forward: a lost bias or norm, wrong RoPE, mask, head order or output matrix.
 
-    And against a parameter that does not train, attention to the padding, and a layer that is recomputed differently,
-    or not at all.
+    And against a parameter that does not train, a gradient under another name, and a layer that is recomputed
+    differently, or not at all.
     """
     hf, model = both(family, tmp_path, tie_word_embeddings=tied, **options)
     model.checkpoint_activations, runs = checkpointed, []
-    model.model["layers"][1].mlp.register_forward_pre_hook(lambda *_: runs.append(1))
+    model.layers[1].register_forward_pre_hook(lambda *_: runs.append(1))
     assert_same_logits(hf, model, random_tokens(3, 40))
-    tokens, pad = random_tokens(5, 12), torch.tensor([0, 3, 11, 7, 1])
-    logits, loss = model(tokens, torch.arange(12) >= pad[:, None]), 0
-    assert logits.isfinite().all()
-    for i, n in enumerate(pad.tolist()):
-        expected = hf(tokens[i : i + 1, n:]).logits[0]
-        assert_close(logits[i, n:], expected, 1e-4)
-        loss = loss + logits[i, n:].log_softmax(-1).square().mean()
-        expected.log_softmax(-1).square().mean().backward()
-    loss.backward()
+    for logits in (model(random_tokens(5, 12)), hf(random_tokens(5, 12)).logits):
+        logits.log_softmax(-1).square().mean().backward()
     assert len(runs) == 2 + checkpointed
-    ours = {name: p.grad for name, p in model.named_parameters()}
+    ours = split({name: p.grad for name, p in model.named_parameters()}, model.config)
     theirs = {name: p.grad for name, p in hf.named_parameters()}
     assert ours.keys() == theirs.keys()
     for name, gradient in ours.items():
@@ -138,7 +131,7 @@ def test_transformers_reads_what_we_save(family, tied, dtype, tmp_path):
     saved = json.loads((folder / "config.json").read_text())
     assert saved["rope_theta"] == saved["rope_parameters"]["rope_theta"] == hf.config.rope_parameters["rope_theta"]
     assert [saved["dtype"], saved["torch_dtype"]] == [str(dtype).removeprefix("torch.")] * 2
-    theirs, ours = dict(hf.named_parameters()), dict(model.named_parameters())
+    theirs, ours = dict(hf.named_parameters()), split(dict(model.named_parameters()), model.config)
     assert theirs.keys() == ours.keys()
     for name, p in ours.items():
         assert theirs[name].dtype == p.dtype == dtype and torch.equal(theirs[name], p), name
@@ -178,9 +171,9 @@ def test_log_probs_are_a_softmax_over_the_real_vocabulary(dtype, computed, tempe
     log-probs, and a division or softmax in half precision."""
     _, model = both("qwen2", tmp_path)
     model, hidden = model.to(dtype), torch.randn(3, 2, 48, dtype=dtype, generator=torch.Generator().manual_seed(0))
-    model.real_vocab, model.temperature = 17, temperature
+    model.real_vocab = 17
     logits = (hidden @ model.output_weight[:17].T).double() / temperature
-    got = model.log_probs(hidden)
+    got = scaled(model.logits(hidden), temperature).log_softmax(-1)
     assert got.dtype == computed
     assert_close(got, logits - logits.exp().sum(-1, keepdim=True).log(), 1e-5)
 
@@ -193,46 +186,54 @@ def test_logit_grad_is_the_norm_of_the_gradient():
     for logits in (random / 10, 3 * random, *certain):
         tokens, logits = torch.arange(20), logits.clone().requires_grad_()
         logits.log_softmax(-1)[torch.arange(20), tokens].sum().backward()
-        entropy, logit_grad = entropy_and_logit_grad(logits.detach().float().log_softmax(-1), tokens)
+        log_probs = logits.detach().float().log_softmax(-1)
+        _, entropy, logit_grad = facts(log_probs, log_probs.exp(), tokens[:, None])
         torch.testing.assert_close(logit_grad.double(), logits.grad.norm(dim=-1), atol=0, rtol=1e-4)
         assert_close(entropy, torch.distributions.Categorical(logits=logits.detach()).entropy(), 1e-5)
 
 
 @TIED
-@pytest.mark.parametrize("logits_at_once, pieces", [(1, [1] * 11), (2 * 17, [2, 2, 2, 2, 2, 1]), (12 * 17 - 1, [11])])
-def test_token_logprobs_in_pieces_have_the_gradients_of_the_whole(tied, logits_at_once, pieces, tmp_path, monkeypatch):
-    """Guards against a piece lost or taken twice, a gradient that misses a factor, and logits that are kept."""
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("bytes_kept, at_once, kept", [
+    (0, 1, []), (2 * 17 * 8, 17, []), (2**29, 1, [(11, 17)]), (2**29, 5 * 17, [(11, 17)])])
+def test_token_logprobs_are_autograds(tied, temperature, bytes_kept, at_once, kept, tmp_path, monkeypatch):
+    """Guards against a piece lost or taken twice, rows that stand for no token, a gradient that misses a factor or that
+    a frozen matrix gets, and logits that are kept, or kept twice."""
     both("qwen2", tmp_path, tie_word_embeddings=tied)
     model = load_model(tmp_path, dtype=torch.float64)
-    model.real_vocab = 17
+    model.real_vocab, model.temperature = 17, temperature
     hidden = torch.randn(11, 48, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
     tokens, weight = random_tokens(1, 11, 17)[0], torch.linspace(-1, 1, 11)
-    expected = (hidden @ model.output_weight[:17].T).log_softmax(-1)[torch.arange(11), tokens]  # (11,)
+    logits = hidden @ model.output_weight[:17].T / temperature
+    expected = logits.log_softmax(-1)[torch.arange(11), tokens]  # (11,)
 
-    kept, sizes, log_probs = [], [], Qwen2.log_probs
-    monkeypatch.setattr(qwen2_model, "LOGITS_AT_ONCE", logits_at_once)
-    monkeypatch.setattr(Qwen2, "log_probs", lambda model, h: (sizes.append(len(h)), log_probs(model, h))[1])
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: (kept.append(x.shape), x)[1], lambda x: x):
+    saved = []
+    monkeypatch.setattr(qwen2_model, "LOGITS_KEPT", bytes_kept)
+    monkeypatch.setattr(qwen2_model, "LOGITS_AT_ONCE", at_once)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: (saved.append(tuple(x.shape)), x)[1], lambda x: x):
         got = token_logprobs(model, hidden, tokens)
+    assert [shape for shape in saved if shape[-1:] == (17,)] == kept
     assert_close(got, expected, 1e-12)
-    assert sizes == pieces
-    assert len(pieces) == 1 or not any(shape[-1] == 17 for shape in kept)
     ours, theirs = (torch.autograd.grad((x * weight).sum(), (hidden, model.output_weight)) for x in (got, expected))
     for gradient, reference in zip(ours, theirs):
         assert reference.abs().max() > 0.1
         assert_close(gradient, reference, 1e-12)
+    got = token_logprobs(model.requires_grad_(False), hidden, tokens)
+    (gradient,) = torch.autograd.grad((got * weight).sum(), hidden)
+    assert_close(gradient, theirs[0], 1e-12)
 
 
-def test_attention_for_a_gpu_is_the_usual_one():
-    """Guards against key heads that go to other query heads than theirs."""
+def test_attention_is_torchs_own():
+    """Guards against key heads that go to other query heads than theirs, on a GPU, too, and a lost scale or bias."""
     generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(3, heads, columns, 4, dtype=torch.float64, generator=generator, requires_grad=True)
-               for heads, columns in ((6, 5), (2, 8), (2, 8)))
-    bias = torch.zeros(3, 1, 5, 8, dtype=torch.float64)
-    bias[1, 0, :, 2:5] = float("-inf")
-    upstream = torch.randn(3, 6, 5, 4, dtype=torch.float64, generator=generator)
-    usual = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, enable_gqa=True)
-    found = attend_on_gpu(q, k, v, bias)
-    torch.testing.assert_close(found, usual)
-    ours, theirs = (torch.autograd.grad(x, (q, k, v), upstream) for x in (found, usual))
-    torch.testing.assert_close(ours, theirs)
+    q, k, v = (torch.randn(*shape, 4, dtype=torch.float64, generator=generator, requires_grad=True)
+               for shape in ((3, 2, 3, 5), (3, 2, 8), (3, 2, 8)))
+    bias = torch.zeros(3, 5, 8, dtype=torch.float64)
+    bias[1, :, 2:5] = float("-inf")
+    upstream = torch.randn(3, 2, 3, 5, 4, dtype=torch.float64, generator=generator)
+    usual = F.scaled_dot_product_attention(q.flatten(1, 2), k, v, attn_mask=bias[:, None], enable_gqa=True).view_as(q)
+    expected = torch.autograd.grad(usual, (q, k, v), upstream)
+    for function in (attention, attention_on_gpu):
+        found = function(q, k, v, bias)
+        torch.testing.assert_close(found, usual)
+        torch.testing.assert_close(torch.autograd.grad(found, (q, k, v), upstream), expected)

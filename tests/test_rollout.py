@@ -14,9 +14,8 @@ from grpo import compare
 from methods.heads import Critic
 from methods.oracle import oracle
 from plumbing import queries, shared_sampling
-from plumbing.shared_prompts import (PromptCache, ResponseCache, response_attention, response_states, shared_logprobs)
 from rollout import Policy, coin_toss, draw_uniforms, generate_and_grade
-from sampler import generate
+from sampler import generate, response_attention, response_logprobs, response_states
 from tasks.text import fingerprint
 from tests.plain import exact_moments
 from tests.test_grpo import tiny
@@ -108,8 +107,8 @@ def test_broken_weights_are_one_sentence(policy, monkeypatch):
 @torch.no_grad()
 def alone(reader, model, policy, batch, i, *further):
     """What a function of sampler.py reads from the model about response i, in a batch of its own."""
-    cache = PromptCache(model, [policy.prompt(PUZZLES[batch.group[i]])])
-    return reader(model, ResponseCache(cache, torch.tensor([0])), batch.tokens[[i]], batch.mask[[i]], *further)[0]
+    prompts = [policy.prompt(PUZZLES[batch.group[i]])]
+    return reader(model, prompts, torch.tensor([0]), batch.tokens[[i]], batch.mask[[i]], *further)[0]
 
 
 def test_queries_read_each_response_as_if_it_were_alone(policy, random_model):
@@ -124,9 +123,9 @@ def test_queries_read_each_response_as_if_it_were_alone(policy, random_model):
         L = batch.mask[i].sum()
         close(batch.ask.hidden[i, :L], alone(response_states, model, policy, batch, i)[:L])
         close(batch.ask.attention[i, :L], alone(response_attention, model, policy, batch, i, batch.mask.shape[1])[:L])
-        close(batch.ask.reference_logprob[i], alone(shared_logprobs, start_model, policy, batch, i))
+        close(batch.ask.reference_logprob[i], alone(response_logprobs, start_model, policy, batch, i))
     for n, i in enumerate(rows.tolist()):
-        close(without[n], alone(shared_logprobs, model, policy, batch, i, hide[[n]]))
+        close(without[n], alone(response_logprobs, model, policy, batch, i, hide[[n]]))
     assert batch.ask.logprob_without(rows[:0], hide[:0]).shape == hide[:0].shape
     for found in (batch.ask.hidden, batch.ask.attention, batch.ask.reference_logprob, without):
         assert not found.requires_grad
@@ -139,10 +138,11 @@ def test_the_model_runs_once_only_when_asked_and_is_counted(policy, random_model
     policy = policy._replace(reference=random_model, heads={"critic": critic})
     batch, prompts = step_batch(policy, 2, 3, 8, micro_batch=4), sum(len(policy.prompt(p)) for p in PUZZLES[:2])
     ask, responses = batch.ask, batch.mask.sum().item()
-    assert passes == [(model, "prompts", 2)]  # by the sampler
-    once = lambda kind, of: [(of, "prompts", 2), (of, kind, 4), (of, kind, 2)]  # two prompts, six responses
-    questions = {"attention": once("attention", model), "critic": once("hidden", model), "hidden": [],
-                 "reference_logprob": once("hidden", random_model)}
+    assert passes[0] == (model, prompts) and all(tokens <= 6 for _, tokens in passes[1:])  # by the sampler
+    lengths = [group.sum().item() for group in batch.mask[:, 1:].split(3)]  # two groups, since both are more than 4
+    once = lambda of: [(of, prompts // 2 + n) for n in lengths]
+    questions = {"attention": once(model), "critic": once(model), "hidden": [],
+                 "reference_logprob": once(random_model)}
     for name, expected in questions.items():
         passes.clear()
         answer = lambda: ask.head(name) if name == "critic" else getattr(ask, name)

@@ -13,12 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from plumbing import vocabulary
-from plumbing.decoder import Decoder, ReplayedDecoder
-from plumbing.shared_prompts import (PromptCache, ResponseCache, by_length, distinct_texts, response_attention,
-                                     response_states, shared_logprobs)
+import sampler
+from plumbing.replay import Replayed
 from qwen2_model import Qwen2, load_model
-from sampler import KVCache, draw, generate, response_logprobs
+from sampler import (KVCache, distinct_texts, draw, generate, response_attention, response_logprobs, response_states,
+                     whole_groups)
 from tests.random_checkpoints import FAMILIES, assert_close, both
 
 REAL = 19  # tokens that exist; V - REAL rows of the embedding stand for none
@@ -55,7 +54,7 @@ def test_draw_keeps_the_tail_of_a_large_vocabulary():
     logits = torch.zeros(6, 151_936)
     logits[:, 0] = math.log(999 * 151_935)  # p = 0.999
     log_probs, u = logits.log_softmax(-1), 0.9991 + 0.0008 * uniforms(6, 1)[:, 0]
-    assert draw(log_probs, u).tolist() == [walk(log_probs[0].tolist(), x) for x in u.tolist()]
+    assert draw(log_probs.exp(), u)[:, 0].tolist() == [walk(log_probs[0].tolist(), x) for x in u.tolist()]
 
 
 def test_draw_never_returns_an_impossible_token():
@@ -64,7 +63,7 @@ def test_draw_never_returns_an_impossible_token():
     log_probs = F.dropout(torch.rand(500, 37), 0.5).log().log_softmax(-1)  # half of them are impossible
     for u, end in ((0.0, 0), (np.nextafter(1.0, 0.0), -1)):
         expected = [row.isfinite().nonzero()[end].item() for row in log_probs]
-        assert draw(log_probs, torch.full((500,), u, dtype=torch.float64)).tolist() == expected
+        assert draw(log_probs.exp(), torch.full((500,), u, dtype=torch.float64))[:, 0].tolist() == expected
 
 
 @torch.no_grad()
@@ -86,19 +85,20 @@ def naive_sample(hf: torch.nn.Module, prompt: list[int], row: list[float], exclu
     return response, torch.tensor(statistics, dtype=torch.float64).T
 
 
-@pytest.fixture(params=[(KVCache, 2**15), (Decoder, 2**15), (Decoder, 0), (ReplayedDecoder, 2**15)],
-                ids=["plain", "fast", "large", "replayed"])
-def cache_type(request, monkeypatch):
-    """The plain cache and the fast one; with the draw that large vocabularies have; that of a GPU, without a graph."""
-    monkeypatch.setattr(vocabulary, "LARGE", request.param[1])
-    return request.param[0]
+@pytest.fixture(params=["", "row by row", "replayed"])
+def way(request, monkeypatch):
+    """How `generate` works: as on a CPU; drawing one row at a time; as on a GPU, without a graph."""
+    if request.param == "row by row":
+        monkeypatch.setattr(sampler, "DRAWN_AT_ONCE", 1)
+    if request.param == "replayed":
+        monkeypatch.setattr(sampler, "KVCache", lambda *arguments: Replayed(KVCache(*arguments)))
 
 
 @FAMILIES
 @pytest.mark.parametrize("constrained, temperature, greedy", [
     (False, 1.0, False), (True, 1.0, False), (False, 0.7, False), (True, 0.7, True)],
     ids=["", "constrained", "temperature", "greedy"])
-def test_generate_equals_a_naive_sampler(family, constrained, temperature, greedy, cache_type, tmp_path):
+def test_generate_equals_a_naive_sampler(family, constrained, temperature, greedy, way, tmp_path):
     """Guards against another prompt, padding, limit or token than meant, statistics of another distribution, and an
     update that computes another log-prob than was sampled from."""
     hf, model = random_model(family, tmp_path)
@@ -110,7 +110,7 @@ def test_generate_equals_a_naive_sampler(family, constrained, temperature, greed
         excluded = generate(model, PROMPTS, u, ENDS).tokens[:, 0]  # what would have come first
     watched = []
     s = generate(model, PROMPTS, u, ENDS, torch.tensor(limit) if constrained else None, excluded, greedy,
-                 lambda *progress: watched.append(progress), cache_type)
+                 lambda *progress: watched.append(progress))
     expected = [naive_sample(hf, PROMPTS[i // 6], u[i, : limit[i]].tolist(),
                              excluded[i].item() if constrained else None, temperature, greedy) for i in range(B)]
     lengths = [len(response) for response, _ in expected]
@@ -123,25 +123,20 @@ def test_generate_equals_a_naive_sampler(family, constrained, temperature, greed
         assert got.dtype == torch.float64
         assert_close(got, F.pad(statistics, (0, max(lengths) - lengths[i])), 1e-5)
     assert not s.logprob.requires_grad
-    cache = ResponseCache(PromptCache(model, PROMPTS), torch.arange(B) // 6)
-    assert_close(shared_logprobs(model, cache, s.tokens, s.mask), s.logprob, 1e-5)
-    prompts = [PROMPTS[i // 6] for i in range(B)]
-    assert_close(response_logprobs(model, prompts, s.tokens, s.mask), s.logprob, 1e-5)
+    assert_close(response_logprobs(model, PROMPTS, torch.arange(B) // 6, s.tokens, s.mask), s.logprob, 1e-5)
     running = [sum(n > t for n in lengths) for t in range(max(lengths) + 1)]
-    assert watched == [(pytest.approx(1 - running[t] / B * (1 - t / T)), sum(running[:t]))
-                       for t in range(1, max(lengths) + 1)]
+    assert watched == [(t, running[t] / B) for t in range(1, max(lengths) + 1)]
     assert len(set(lengths)) >= 4  # a hard case: responses end at different times, and some are cut off
     assert 0 < s.ended.sum() < B
 
 
-@pytest.mark.parametrize("broken, name", [(math.nan, "norm"), (math.nan, "layers.1.mlp.down_proj"),
-                                          (math.inf, "embed_tokens")])
-def test_broken_weights_give_log_probs_that_are_not_finite(broken, name, cache_type, tmp_path):
+@pytest.mark.parametrize("broken, name", [(math.nan, "norm"), (math.nan, "layers.1.down"), (math.inf, "embedding")])
+def test_broken_weights_give_log_probs_that_are_not_finite(broken, name, way, tmp_path):
     """Guards against tokens drawn from NaN in silence, and against an index error in place of FloatingPointError."""
     _, model = random_model("qwen2", tmp_path)
     with torch.no_grad():
-        model.get_parameter(f"model.{name}.weight").view(-1)[7] = broken
-    s = generate(model, PROMPTS, uniforms(8, 5), ENDS, cache_type=cache_type)
+        model.get_parameter(name).view(-1)[7] = broken
+    s = generate(model, PROMPTS, uniforms(8, 5), ENDS)
     assert not s.logprob.isfinite().all()
     assert 0 <= s.tokens.min() and s.tokens.max() < REAL
 
@@ -156,30 +151,35 @@ def test_no_text_is_the_beginning_of_another(prompts):
     assert all(text in prompts for text in texts)
 
 
-def test_responses_of_similar_length_go_together():
-    """Guards against a long response among short ones, and an empty list that crashes."""
-    chunks = by_length(torch.tensor([3, 1, 2, 5, 4, 2]), 4)
-    assert [(chunk.tolist(), longest) for chunk, longest in chunks] == [([1, 2, 5, 0], 3), ([4, 3], 5)]
-    assert [(chunk.tolist(), longest) for chunk, longest in by_length(torch.tensor([]), 4)] == [([], 1)]
+@pytest.mark.parametrize("size, chunks", [
+    (4, [[0, 1, 2], [3, 4, 5, 6], [7, 8]]), (5, [[0, 1, 2], [3, 4, 5, 6, 7], [8]]), (1, [[i] for i in range(9)]),
+    (9, [[*range(9)]])])
+def test_a_chunk_has_as_many_whole_groups_as_fit(size, chunks):
+    """Guards against a prompt read twice without need, and rows that are lost, or too many for the memory."""
+    assert [chunk.tolist() for chunk in whole_groups(torch.tensor([2, 2, 2, 0, 0, 0, 0, 0, 1]), size)] == chunks
+    assert whole_groups(torch.tensor([], dtype=torch.long), size) == []
 
 
 @torch.no_grad()
 @FAMILIES
 @pytest.mark.parametrize("options", [{}, {"num_key_value_heads": 6}, {"num_key_value_heads": 1},
                                      {"num_hidden_layers": 1, "head_dim": 16}], ids=str)
-def test_states_attention_and_hidden_tokens_equal_transformers(family, options, tmp_path):
-    """Guards against another layer, scale or column, padding that is seen, and hidden tokens that shift the others."""
+@pytest.mark.parametrize("columns_at_once", [2, 32])
+def test_states_attention_and_hidden_tokens_equal_transformers(family, options, columns_at_once, tmp_path, monkeypatch):
+    """Guards against another layer, scale or column, padding that is seen, hidden tokens that shift the others, and
+    columns that a piece of attention leaves out."""
+    monkeypatch.setattr(sampler, "COLUMNS_AT_ONCE", columns_at_once)
     hf, model = random_model(family, tmp_path, **options)
     hf.set_attn_implementation("eager")
     mask, puzzle = torch.arange(6) < torch.tensor([6, 1, 5, 6])[:, None], torch.tensor([2, 1, 0, 2])  # (B, T), (B,)
     tokens = torch.randint(REAL, mask.shape, generator=torch.Generator().manual_seed(0))  # in the padding, too
     hide = torch.rand(mask.shape, generator=torch.Generator().manual_seed(1)) < 0.4
     hide[0, 0] = True
-    cache = ResponseCache(PromptCache(model, PROMPTS), puzzle)
-    attention = response_attention(model, cache, tokens, mask, 9)  # (B, T, 9)
-    states = response_states(model, cache, tokens, mask)  # (B, T, D)
-    without = shared_logprobs(model, cache, tokens, mask, hide)  # (B, T)
-    assert (without - shared_logprobs(model, cache, tokens, mask)).abs().max() > 0.1
+    asked = (model, PROMPTS, puzzle, tokens, mask)
+    attention = response_attention(*asked, 9)  # (B, T, 9)
+    states = response_states(*asked)  # (B, T, D)
+    without = response_logprobs(*asked, hide)  # (B, T)
+    assert (without - response_logprobs(*asked)).abs().max() > 0.1
     for i, L in enumerate(mask.sum(1).tolist()):
         prompt = PROMPTS[puzzle[i]]
         P, row = len(prompt), torch.tensor([prompt + tokens[i, :L].tolist()])
@@ -191,5 +191,5 @@ def test_states_attention_and_hidden_tokens_equal_transformers(family, options, 
         bias = torch.zeros(1, 1, P + L, P + L, dtype=torch.float64).masked_fill(blocked, -1e300)
         logits = hf(row, attention_mask=bias, position_ids=torch.arange(P + L)[None]).logits[0, P - 1 : -1, :REAL]
         assert_close(without[i, :L], logits.log_softmax(-1)[torch.arange(L), tokens[i, :L]], 1e-5)
-    assert response_attention(model, cache, tokens[:, :1], mask[:, :1], 2).tolist() == [[[0.0, 0.0]]] * 4
+    assert response_attention(model, PROMPTS, puzzle, tokens[:, :1], mask[:, :1], 2).tolist() == [[[0.0, 0.0]]] * 4
     assert attention[0].count_nonzero() == 15  # of tokens 1 to 5 to the ones before them

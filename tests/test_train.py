@@ -241,20 +241,6 @@ def test_every_seed_step_and_name_has_its_own_random_numbers():
     assert len(set().union(*drawn.values())) == len(drawn) == 27
 
 
-def test_plain_forms_train_as_their_twins_do(quick, tmp_path):
-    """Guards against a flag that changes nothing, and twins whose gradient or samples differ by more than rounding."""
-    found = []
-    for flags in ((), ("--plain",)):
-        run(*TINY, *flags, "--mitigation", "ppo", "--steps", 2, "--out", tmp_path / f"r{len(found)}")
-        found.append(read_metrics(tmp_path / f"r{len(found)}"))
-    twin, plain = found
-    for name in ("reward", "entropy", "grad_norm", "loss", "critic_loss", "tokens_sampled"):
-        np.testing.assert_allclose(plain[name][1:], twin[name][1:], rtol=1e-3, atol=1e-5, err_msg=name)
-    prompt = len(train.load_policy(Settings()).prompt(GENERATE(9, "heldout")[0]))  # tokens, the same for all puzzles
-    read = (plain["tokens_updated"] - plain["tokens_sampled"])[1:]  # (steps,) of two prompts, for three responses each
-    assert (read == 6 * prompt).all() and (twin["tokens_updated"] < plain["tokens_updated"])[1:].all()
-
-
 def test_values_come_before_the_critic_learns_from_their_rewards(quick, tmp_path, monkeypatch):
     """The values of step 1 are those of an untrained critic, and those of step 2 follow the reward."""
     seen, values = [], Queries.head

@@ -7,8 +7,7 @@ pass fits on half a page of numpy. Read it beside grpo.py:
 
     prompt -> tokens and their log-probs -> rewards -> advantage -> credit -> loss -> gradient -> new weights
 
-It uses the readable code, as the flag --plain does; the test below repeats it with the faster code in plumbing/. The
-two responses have unequal lengths, so padding and the loss's denominator can be seen. The second update is on the same
+The two responses have unequal lengths, so padding and the loss's denominator can be seen. The second update is on the same
 responses, so the ratio of a token's probability to that when it was sampled is no longer 1, and the clip takes the
 gradient of tokens whose ratio has left 1 ± 0.02. Read the head of grpo.py first: it says what these are for.
 """
@@ -26,9 +25,9 @@ from countdown_task import Puzzle
 from grpo import LOSS_NORMS, compare, update
 from methods import MITIGATIONS
 from plumbing.optimizer import Optimizer
-from qwen2_model import Qwen2, parse_config
+from qwen2_model import Qwen2, parse_config, split
 from rollout import Policy, token_batch
-from sampler import KVCache, fast_cache, generate
+from sampler import generate
 from train import Settings
 
 VOCABULARY = ["", "1", "2", "3", "+", "-", "</think>", "\n<answer>", "</answer>"]  # token 0 ends a response
@@ -116,18 +115,18 @@ def finite_differences(loss, w):
 # --------------------------------------------------------------------------------------------------- the step
 
 
-def make_policy(plain):
-    """A model with random weights, in float64. plain: see train.py's flag."""
+def make_policy():
+    """A model with random weights, in float64."""
     torch.manual_seed(0)
     model = Qwen2(parse_config(CONFIG)).double()
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.5)
-    return Policy(model, TinyTokenizer(), countdown_task, plain=plain)
+    return Policy(model, TinyTokenizer(), countdown_task)
 
 
 def weights_of(model):
     """A copy of the weights, as numpy arrays by name."""
-    return {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
+    return {name: p.detach().numpy().copy() for name, p in split(dict(model.named_parameters()), model.config).items()}
 
 
 def sample_both(policy):
@@ -142,14 +141,13 @@ def sample_both(policy):
         t = np.arange(len(response))
         row[t] = p.cumsum(1)[t, response] - p[t, response] / 2
     # One prompt, and two rows of random numbers: two responses to it.
-    cache = KVCache if policy.plain else fast_cache
-    samples = generate(policy.model, [PROMPT], torch.from_numpy(uniforms), [0], cache_type=cache)
+    samples = generate(policy.model, [PROMPT], torch.from_numpy(uniforms), [0])
     return token_batch(policy, [PUZZLE], samples, SETTINGS, step=1)
 
 
-def walk(method, plain=True):
+def walk(method):
     """Yield (what it is, by the code, by hand) for every number of the step and of a second update."""
-    policy = make_policy(plain)
+    policy = make_policy()
     before = weights_of(policy.model)
     batch = sample_both(policy)
     yield "tokens, 0 is padding after the end", batch.tokens, [RIGHT, WRONG + [0, 0]]
@@ -202,16 +200,18 @@ def walk_updates(policy, batch, credit, old, by_hand):
         yield f"{prefix}gradient's norm", measured["grad_norm"], np.sqrt(sum((g**2).sum() for g in gradient.values()))
         m = {name: 0.9 * m[name] + 0.1 * g for name, g in gradient.items()}
         v = {name: 0.999 * v[name] + 0.001 * g**2 for name, g in gradient.items()}
-        for name, weight in policy.model.named_parameters():
+        now, model = weights_of(policy.model), policy.model
+        gradients = split({name: p.grad for name, p in model.named_parameters()}, model.config)
+        for name in w:
             step = LR * (m[name] / (1 - 0.9**number)) / (np.sqrt(v[name] / (1 - 0.999**number)) + 1e-8)
             # (The next update sets gradients to 0 when it begins; until then they can be read.)
-            yield f"{prefix}gradient of {name}", weight.grad, gradient[name]
-            yield f"{prefix}new {name}", weight.detach(), w[name] - step
+            yield f"{prefix}gradient of {name}", gradients[name], gradient[name]
+            yield f"{prefix}new {name}", now[name], w[name] - step
 
 
 def test_the_code_does_what_the_arithmetic_says():
-    for method, plain in (("none", True), ("none", False), ("outcome_conditional", True)):
-        for what, ours, by_hand in walk(method, plain):
+    for method in ("none", "outcome_conditional"):
+        for what, ours, by_hand in walk(method):
             np.testing.assert_allclose(np.asarray(ours), np.asarray(by_hand), rtol=0, atol=2e-6, err_msg=what)
 
 

@@ -25,6 +25,7 @@ from methods.groups import optimal_baseline
 from mitigations import ppo
 from plumbing.progress import follow
 from plumbing.report import GREY, PALETTE, Table, new_figure, ratio, save_figure
+from qwen2_model import scaled, split
 from rollout import TokenBatch
 
 SIZES = (2, 4, 8, 16)  # of a group
@@ -84,7 +85,8 @@ def token_gram(group: TokenBatch, credit: Tensor) -> np.ndarray:
     <a outer b, c outer d> = <a, c> <b, d>, so the rows, which are of size V D, are never made.
     """
     states = group.ask.hidden[group.mask]  # (N, D)
-    error = -group.ask.policy.model.log_probs(states).exp()  # (N, V)
+    model = group.ask.policy.model
+    error = -scaled(model.logits(states), model.temperature).softmax(-1)  # (N, V)
     error[torch.arange(len(states)), group.tokens[group.mask]] += 1
     c = credit[group.mask].double()  # (N,)
     return (c[:, None] * c).cpu().numpy() * products(error, error) * products(states, states)
@@ -99,9 +101,11 @@ def spectra(group: TokenBatch, credit: Tensor, inner: bool) -> dict[str, list[np
     if inner:
         found[TOKENS] = [gram_spectrum(token_gram(group, credit))]
         names, weights = zip(*group.ask.policy.model.named_parameters())
-        for name, weight, g in zip(names, weights, rows.sum(0).split([weight.numel() for weight in weights])):
-            if weight.dim() == 2:  # by its name within a layer
-                s = torch.linalg.svdvals(g.view_as(weight).double()).cpu().numpy()
+        parts = rows.sum(0).split([weight.numel() for weight in weights])
+        gradients = {name: g.view_as(weight) for name, weight, g in zip(names, weights, parts)}
+        for name, g in split(gradients, group.ask.policy.model.config).items():
+            if g.dim() == 2:  # by its name within a layer
+                s = torch.linalg.svdvals(g.double()).cpu().numpy()
                 found.setdefault(name.split(".")[-2], []).append(s)
     return found
 

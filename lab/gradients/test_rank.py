@@ -12,6 +12,7 @@ from lab.gradients import rank
 from lab.gradients.rank import RESPONSES, SIDES, TOKENS
 from lab.gradients.test_noise import draw
 from mitigations import ppo
+from qwen2_model import split
 from tests.plain import flat_gradient, plain_logprobs
 
 
@@ -35,9 +36,10 @@ def expected_matrices(model, batch, q, rows, credit):
     found = {RESPONSES: [each], TOKENS: [torch.stack(tokens)],
              SIDES: [torch.stack((each[right].sum(0), each[~right].sum(0)))]}
     parts = each.sum(0).split([weight.numel() for weight in model.parameters()])
-    for (name, weight), part in zip(model.named_parameters(), parts):
-        if weight.dim() == 2:
-            found.setdefault(re.search(r"(\w+)\.weight", name)[1], []).append(part.view_as(weight))
+    gradients = {name: part.view_as(weight) for (name, weight), part in zip(model.named_parameters(), parts)}
+    for name, gradient in split(gradients, model.config).items():
+        if gradient.dim() == 2:
+            found.setdefault(re.search(r"(\w+)\.weight", name)[1], []).append(gradient)
     return found
 
 

@@ -18,7 +18,6 @@ from plumbing.optimizer import Optimizer
 from plumbing.processes import first_alone, join, leave
 from plumbing.tokenizer import Tokenizer
 from rollout import Policy, draw_uniforms, generate_in_processes, rollout
-from tests.plain import plain_rows
 from train import BUNDLED, Settings, load_policy
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"}
@@ -73,7 +72,9 @@ def theirs() -> Callable[[dict], int]:
         """Sample the responses of a case; returns how many tokens that were."""
         torch.manual_seed(case["seed"])
         repeated = [prompt for prompt in prompts[: case["puzzles"]] for _ in range(ANSWERS)]
-        rows, real, P = plain_rows(repeated, torch.zeros(len(repeated), 0, dtype=torch.long))  # (B, P) each
+        P = max(map(len, repeated))
+        rows = torch.tensor([[0] * (P - len(prompt)) + prompt for prompt in repeated])  # (B, P)
+        real = torch.tensor([[column >= P - len(prompt) for column in range(P)] for prompt in repeated])  # (B, P)
         ends = {"min_new_tokens": case["limit"]} if case["fixed"] else {"eos_token_id": tokenizer.end_tokens}
         sampled = model.generate(rows, attention_mask=real.long(), do_sample=True, top_k=0, top_p=1.0,
                                  temperature=1.0, repetition_penalty=1.0, max_new_tokens=case["limit"], pad_token_id=0,
