@@ -87,6 +87,8 @@ class Queries:
 
     def logprob_without(self, rows: Tensor, hide: Tensor) -> Tensor:
         """Log-probs (R, T) of the responses rows (R,) when no later token can attend to those marked in hide (R, T)."""
+        if not len(rows):
+            return self.samples.logprob[rows]  # (0, T)
         return self.read(response_logprobs, self.policy.model, rows, hide)
 
     def generator(self, name: str) -> torch.Generator:

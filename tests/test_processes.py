@@ -143,7 +143,7 @@ def test_two_processes_find_the_same_as_one(tmp_path):
         torch.testing.assert_close(first[key], expected, rtol=0, atol=float(tolerance), msg=key)
     for name in STEPS:
         assert len(set(one[f"{name}: reward"].tolist())) > 1
-        for key in ("credit", "hidden", "attention", "without", "gradient model.norm.weight"):
+        for key in ("credit", "hidden", "attention", "without", "gradient norm"):
             assert one[f"{name}: {key}"].any(), (name, key)
 
 

@@ -139,8 +139,8 @@ def test_the_model_runs_once_only_when_asked_and_is_counted(policy, random_model
     batch, prompts = step_batch(policy, 2, 3, 8, micro_batch=4), sum(len(policy.prompt(p)) for p in PUZZLES[:2])
     ask, responses = batch.ask, batch.mask.sum().item()
     assert passes[0] == (model, prompts) and all(tokens <= 6 for _, tokens in passes[1:])  # by the sampler
-    lengths = [group.sum().item() for group in batch.mask[:, 1:].split(3)]  # two groups, since both are more than 4
-    once = lambda of: [(of, prompts // 2 + n) for n in lengths]
+    once = lambda of: [(of, len(prompt) + group.sum().item())  # two groups, since both together are more than 4
+                       for prompt, group in zip(ask.prompts, batch.mask[:, 1:].split(3))]
     questions = {"attention": once(model), "critic": once(model), "hidden": [],
                  "reference_logprob": once(random_model)}
     for name, expected in questions.items():
