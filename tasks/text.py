@@ -15,8 +15,8 @@ ROLES = ("filler", "reasoning", "structure")  # the original work's words: reaso
 ANSWER, END_ANSWER, END_THINK = "<answer>", "</answer>", "</think>"
 TAGS = ("<think>", END_THINK, ANSWER, END_ANSWER)
 FULL_FORMAT = re.compile(r"(?s)(.*)</think>\n<answer>(.*)</answer>")
-LATEX = re.compile(r"\\(?:boxed|[fmh]box|(?:text|math)?(?:rm|bf|it|sf|tt)|text|left|right|displaystyle|q?quad)"
-                   r"(?![A-Za-z])|\\[()\[\],;:! ]|\\(?=[$%#&])")
+LATEX = re.compile(r"\\(?:boxed|[fmh]box|text|(?:text|math)?(?:rm|bf|it|sf|tt)|emph|underline|left|right|displaystyle"
+                   r"|q?quad)(?![A-Za-z])|\\[()\[\],;:! ]|\\(?=[$%#&])")
 FRACTION = re.compile(r"\\[cdt]?frac\s*(\{[^{}]*\}|[0-9])\s*(\{[^{}]*\}|[0-9])")  # \frac{1}{2}, \dfrac12
 SENTENCE_END = re.compile(r"[.!?](?=[\s<])|\n(?!<)")  # not the dot in 2.5, not the line break before a tag
 

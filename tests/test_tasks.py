@@ -156,7 +156,9 @@ def slow_value(core):
         return None if value is None or space and value >= 1 else value + int(whole or 0)
     whole, dot, rest = core.partition(".")
     first, *groups = whole.split(",")
-    if dot and not rest.isdigit() or any(len(group) != 3 for group in groups) or groups and len(first) not in (1, 2, 3):
+    sizes = {len(group) for group in groups[:-1]}  # 1,234,567 or 12,34,567
+    if dot and not rest.isdigit() or groups and (len(groups[-1]) != 3 or len(sizes) > 1 or sizes - {2, 3}
+                                                 or not 1 <= len(first) <= min(sizes | {3})):
         return None
     joined = "".join([first, *groups])
     return Fraction(f"{joined}{dot}{rest}") if joined.isdigit() or not whole else None
@@ -176,18 +178,19 @@ def test_numbers_agree_with_another_parser_on_100_000_hostile_strings():
     (7, ["7.0", "+7", "007", "\u201c7\u201d", "[7]", "__7__", "#### 7", "**Answer:** 7", "Ann has 7 shells now.",
          "US$7", "7\\%", "7 km/h", "$7/hr", "7km", "7-day", "14/2", "$\\boxed{7}$", "\\[x = 7\\]", "\\text{7 apples}",
          "\\boxed{\\$7.00}", "7 \u20ac", "7!", "\u20b97", "~7", "\u2248 7", "\\approx 7", "7 \u2705", "\U0001f34e 7!",
-         "*7*", "\\fbox{7}", "7 m", "\\boxed{7\\text{ m}}", "7\\,\\text{cm}", "7 \\mathrm{~cm}^{2}", "7 m\u00b2",
-         "7 feet^2", "7 kg/m^3", "7ft", "7g", "7min", "7m", "7\u00a0cm", "7^\\circ", "7 square feet", "7 months",
-         "$7 a day", "7 more than Ben", "a total of 7", "7 left over", "7 to the nearest foot",
-         "\\text{Ann} \\Rightarrow 7"]),
+         "*7*", "\\fbox{7}", "\\underline{7}", "7 o'clock", "7 without Ben", "7 wrong", "7 \u20ac/kg", "7 m",
+         "\\boxed{7\\text{ m}}", "7\\,\\text{cm}", "7 \\mathrm{~cm}^{2}", "7 m\u00b2", "7 feet^2", "7 kg/m^3", "7ft",
+         "7g", "7min", "7m", "7\u00a0cm", "7^\\circ", "7 square feet", "7 months", "$7 a day", "7 more than Ben",
+         "a total of 7", "7 left over", "7 to the nearest foot", "\\text{Ann} \\Rightarrow 7"]),
     (1234, ["**$1,234.00**", "1{,}234", "1\\,234", "1,\\!234", "1\u202f234", "1\u2009234", "1\u00a0234"]),
-    (1234567, ["1,234,567"]),
-    (-5, ["\u22125", "\u20135", "-$5", "$-5", "x = -5", "- 5", "x = \u2212 5", "\\boxed{- 5}", "** - 5**", "-\\,5"]),
+    (1234567, ["1,234,567", "\u20b912,34,567", "1'234'567"]),
+    (-5, ["\u22125", "\u20135", "-$5", "$-5", "x = -5", "- 5", "x = \u2212 5", "\\boxed{- 5}", "** - 5**", "-\\,5",
+          "negative 5"]),
     (Fraction(-1, 2), ["-\\dfrac{1}{2}", "-.5", "-\u00bd"]), (50, ["50\\%"]),
     (Fraction(1, 2), ["\u00bd", "\u00bd cup", "1\u20442", "\\dfrac12", "\\frac 1 2", "\\tfrac{1}2"]),
     (Fraction(3, 2), ["1 1/2", "1\u00a01/2", "1\\frac{1}{2}", "1\u00bd", "1 \u00bd", "1\\frac12"]),
     (None, ["none", "1-2", "1\u20132", "3 + 4 = 7", "12 apples and 3 pears", "seven or 8", "7 and a half", "3 million",
-            "minus 7", "1 234", "1.234,5", "12:30", "7^2", "7\u00b2", "1/0", "1/2/3", "1 3/2", "x-7", "7/x",
+            "Ann minus 7", "1 234", "1.234,5", "12:30", "7^2", "7\u00b2", "1/0", "1/2/3", "1 3/2", "x-7", "7/x",
             "5k", "5 k", "1e999999999", "0x1F", "1_000", "< 7", "!= 7", "\\sqrt{4}", "2\\pi", "2 \u00d7 3",
             "1\\boxed2", "1\\text{}2", "1\\frac{2}{3}4", "1\u200b2", "1\x002", "\uff14\uff12", "\u0667", "7\u0338",
             "\u4e03", "7" * 101, "0" * 10**6 + "42"]),
@@ -195,9 +198,10 @@ def test_numbers_agree_with_another_parser_on_100_000_hostile_strings():
     (None, ["7 and a quarter", "a quarter of 7", "a third of 7", "7 tenths", "7 feet and an inch", "\u00bd7",
             "\\frac123", "7 squared", "7 doubled", "7 to the power of x", "7 \u00b2", "square root of 7",
             "the inverse of the 7", "log 7", "f(7)", "x_7", "7 pi", "x*7", "7 * n", "7 n", "7x", "7 M", "7B", "$7m",
-            "7 crore", "\U0001f51f 7", "Ann - 7"]),
+            "7 crore", "\U0001f51f 7", "Ann - 7", "7 more than x"]),
     (None, ["less than 7", "more than about $7", "at least 7", "over 7", "up to \u20ac7", "7 or more", "7 and up",
-            "7 max", "not 7", "isn't 7", "7 is wrong", "none of the 7", "instead of 7", "anything but 7", "7 \U0001f44e"])])
+            "7 max", "not 7", "isn't 7", "7 is wrong", "none of the 7", "instead of 7", "anything but 7", "~~7~~",
+            "7 \U0001f44e"])])
 def test_a_number_in_the_dress_of_a_chat_model(value, texts):
     """Guards against right answers that are graded 0, a hedge that is paid (`7 or 8`), and digits that are read as
     another number than the eye sees."""
