@@ -266,7 +266,7 @@ BROKEN_LINES = [
     ('{"question": 3, "answer": "3"}', "its question is no text"), ('{"question": " ", "answer": 3}', "is no text"),
     ('{"question": "a \\ud800", "answer": "3"}', "surrogates not allowed"),
     *((f'{{"question": "Q", "answer": {answer}}}', "has not one number after the last ####")
-      for answer in ('"#### 3 or 4"', "true", "null", "NaN", '"#### 3 ####"', "1e99", '"&nbsp;3"'))]
+      for answer in ('"#### 3 or 4"', '"7 squared"', "true", "null", "NaN", '"#### 3 ####"', "1e99", '"&nbsp;3"'))]
 
 
 @pytest.mark.parametrize("name, content, said", [
