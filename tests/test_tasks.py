@@ -5,6 +5,7 @@ import json
 import random
 import re
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -32,6 +33,35 @@ def test_splits_are_apart_and_the_same_every_time(name, content):
     assert task.load("train", 99) == training[:99] and task.load("heldout", 9) == heldout[:9]
     assert not {content(puzzle) for puzzle in training[:512]} & {content(puzzle) for puzzle in heldout}
     task.check(training[0])
+
+
+SQUARE = "1234523451345124512351234"
+OTHER = SQUARE.translate(str.maketrans("12", "21"))
+FIRST = math_task.load("train", 1)[0].question
+
+
+@pytest.mark.parametrize("name, data, heldout, kept", [
+    ("latin", f"_{SQUARE[1:]}\n_{OTHER[1:]}", f"{SQUARE[:-1]}_", [f"_{OTHER[1:]}"]),
+    ("math", 'question,answer\n"Ann  has\n3?",3\nBen has 4?,4', "question,answer\nAnn has 3?,3", ["Ben has 4?"]),
+    ("math", "", f"question,answer\n{FIRST.replace(' ', '  ')},3", None),
+    ("countdown", '{"nums": [3, 7, 8], "target": 29}\n{"nums": [3, 7], "target": 21}',
+     '{"nums": [8, 3, 7], "target": 29}', ["3,7=21"])])
+def test_nothing_that_is_memorized_for_a_held_out_puzzle_is_trained_on(name, data, heldout, kept, tmp_path):
+    """Guards against other open cells, another order, other white space, and a file of what the task makes itself."""
+    end = {"math": "csv"}.get(name, "jsonl")
+    for stem, text in (("data", data), ("heldout", heldout)):
+        (tmp_path / f"{stem}.{end}").write_text(text)
+    training, _ = load_puzzles(load_task(name), 9, data and str(tmp_path / f"data.{end}"), f"{tmp_path}/heldout.{end}")
+    found = [puzzle.id for puzzle in training]
+    assert found == kept if data else FIRST not in found and len(found) > 4000
+
+
+def test_a_split_that_parts_one_key_is_refused():
+    """Guards against a task whose load goes by another key than its own."""
+    task = SimpleNamespace(load=lambda part, *_, **__: [latin_task.Puzzle("12" if part == "train" else "21")],
+                           key=lambda puzzle: "".join(sorted(puzzle.id)))
+    with pytest.raises(ValueError, match="12 is held out, and trained on"):
+        load_puzzles(task, 9, "")
 
 
 @pytest.mark.parametrize("name", ["latin", "math"])
@@ -76,7 +106,7 @@ GIVEN = "1 2 3 4 5\n2 3 4 5 1\n3 4 5 1 2\n4 5 1 2 "
     ("3\n5 1 2 3 4", 1, 1), ("3 5 1 2 3 4", 1, 1), ("3\n5 1 2 3 5", 1, 0), ("3\n5 1 2 3", 0, 0),
     ("351234", 0, 0), ("3 5 1 2 3 6", 0, 0), ("3 5 1 2 3 \u0664", 0, 0), ("3 5 1 2 3 4 " * 100_000, 0, 0)])
 def test_grades_by_hand(end, layout, answer):
-    assert "".join(map(str, latin_task.solution(PUZZLE.id))) == "1234523451345124512351234"
+    assert "".join(map(str, latin_task.solution(PUZZLE.id))) == SQUARE
     grade = latin_task.grade(GIVEN + end, PUZZLE)
     assert grade == {"reward": pytest.approx(0.1 * layout + answer), "format": layout, "answer": answer}
 
