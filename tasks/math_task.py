@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tasks.arithmetic import CalculationSpan, calculate, find_calculations, is_true, read_calculation
-from tasks.data import read_rows
+from tasks.data import digits, read_rows
 from tasks.text import FRACTION, format_reward, graded_answer, split, without_latex
 from tasks.text import roles, sentence_starts  # noqa: F401
 
@@ -99,9 +99,11 @@ def read_problem(question: object, answer: object) -> Problem:
     if not isinstance(question, str) or not question.strip():
         raise ValueError("its question is no text")
     question.encode()  # UnicodeEncodeError, which is a ValueError, for half of a character
-    exact = number(str(answer).rpartition("####")[2])
+    text = digits(answer, "answer")
+    exact = number(text.rpartition("####")[2])
     if exact is None:
-        raise ValueError(f"its answer, {str(answer)[-40:]!r}, has not one number after the last ####")
+        raise ValueError(f"its answer, {text[-40:]!r}, has not one number after the last ####, such as -1,234.5, in at "
+                         f"most {MAX_LENGTH} characters")
     return Problem(question.strip(), exact)
 
 

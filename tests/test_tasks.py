@@ -18,6 +18,7 @@ from plumbing.registry import required
 from plumbing.task_file import load_puzzles, load_task
 from rollout import rollout
 from tasks import latin_task, math_task
+from tasks.data import digits
 from tasks.math_task import Problem, number
 from tests.fixtures import spans_of
 from train import Settings, load_policy
@@ -256,7 +257,10 @@ GSM8K = lines("#### 7", "So 500.\n#### $500", "<<2*3=6>>6\n#### 1,234.50", "####
     ("a.json", json.dumps(rows(1, "2"), indent=1).encode(), [1, 2]), ("a.json", lines(3, 4), [3, 4]),
     ("a.csv", b'\xef\xbb\xbfid,question,answer\r\n1,Q0,7\r\n2,"Q1","so\r\n#### 1,000"\r\n', [7, 1000]),
     ("a.jsonl", '{"question": "Q0\u2028?\\u0000", "answer": 1}'.encode(), [1]),
-    ("a.jsonl", lines(1) + b"\n" + lines(1), [1])])
+    ("a.jsonl", lines(1) + b"\n" + lines(1), [1]),
+    ("a.jsonl", lines(1e16, 1e-5, 1e99, -2.5e3), [10**16, Fraction(1, 10**5), 10**99, -2500]),
+    ("a.jsonl", b'{"question": "Q0", "answer": 12345678901234567.25}', [Fraction(49382715604938269, 4)]),
+    ("a.CSV", b'\n \nquestion,answer,,\nQ0,"1,234",,\n\n,,,\n"6"" pipe",7,,\n', [1234, 7])])
 def test_data_files_as_people_have_them(name, content, answers, tmp_path):
     """Guards against a format that is refused, and a line that is cut at U+2028, which JSON allows in a text."""
     (tmp_path / name).write_bytes(content)
@@ -268,19 +272,31 @@ def test_data_files_as_people_have_them(name, content, answers, tmp_path):
 
 
 BROKEN_LINES = [
-    ('{"problem": "Q", "solution": "3"}', "its fields are problem, solution: rename them"),
+    ('{"problem": "Q", "solution": "3"}', "it has no question; its fields: 'problem', 'solution'"),
+    ('{"question": "Q", "id": 3}', "it has no answer; its fields: 'question', 'id'"), ("{}", "its fields: none"),
+    ('{"question": "Q", "answer": 3, "answer": 4}', "'answer' stands twice in .*3.*4"),
+    *((f'{{"question": "Q", "answer": {answer}}}', said) for answer, said in (
+        ("[7]", r"its answer is \[7\], neither text nor a number"), ('{"a": 7}', "neither text"),
+        ("true", "True, neither"), ("null", "None, neither"), ("[" * 99999, "too large"), ("1e" + "9" * 20, "large"))),
     ("{", "Expecting property name"), ("[]", "it is no object"),
     ('{"question": 3, "answer": "3"}', "its question is no text"), ('{"question": " ", "answer": 3}', "is no text"),
     ('{"question": "a \\ud800", "answer": "3"}', "surrogates not allowed"),
     *((f'{{"question": "Q", "answer": {answer}}}', "has not one number after the last ####")
-      for answer in ('"#### 3 or 4"', "true", "null", "NaN", '"#### 3 ####"', "1e99", '"&nbsp;3"'))]
+      for answer in ('"#### 3 or 4"', "NaN", '"#### 3 ####"', "1e100", "1e-99999999", '"&nbsp;3"'))]
 
 
 @pytest.mark.parametrize("name, content, said", [
     *(("a.jsonl", lines(1, 2) + f"\n{line}\n".encode() + lines(1), f"a.jsonl, line 3: expected .*{said}")
       for line, said in BROKEN_LINES),
     ("a.json", b"[1]", "row 1: expected .* no object"), ("a.json", b"[{]", "a.json is not valid JSON"),
-    ("a.json", b"[]", "holds no puzzle"), ("a.csv", b"question,answer\nQ\n", "row 1: .*'None', has not one number"),
+    ("a.json", b"[]", "holds no puzzle"), ("a.csv", b"question,answer\nQ\n", "row 1: .*cells is 1, the header's 2"),
+    ("a.csv", b"question,answer\nQ,3\nAnn has 3, and 4,7\n", "row 2: .*cells is 3, the header's 2: quote a text"),
+    ("a.csv", b"question,answer,answer\nQ,3,4\n", "row 1: .*'answer' stands twice"),
+    ("a.csv", b"id,question\n1,Q\n", "row 1: .*it has no answer; its fields: 'id', 'question'"),
+    ("a.csv", b'question,answer\n"so" he said,3\n', "not valid CSV: line 2"),
+    ("a.csv", b'question,answer\n"Q,3\nR,4\n', "not valid CSV: line 3: unexpected end of data"),
+    ("a.json", b'["{}"]', "row 1: .*no object"),
+    ("a.json", b'[{"question": "Q", "answer": 3, "answer": 4}]', "a.json is not valid JSON: 'answer' stands twice"),
     ("a.csv", b'question,answer\n"' + b"Q" * 200_000, "not valid CSV"), ("a.gz", b"text", "not a complete .gz"),
     ("a.gz", gzip.compress(lines(1))[:-9], "not a complete .gz"),
     ("a.jsonl", lines(1).decode().encode("utf-16"), "not a text file in UTF-8: convert it"),
@@ -293,6 +309,32 @@ def test_a_broken_file_is_refused_in_one_sentence(name, content, said, tmp_path)
     assert "\n" not in str(error.value)
     with pytest.raises(FileNotFoundError, match="no data file .*, but a folder: name one of the files in it"):
         load_puzzles(math_task, 9, str(tmp_path))
+
+
+@pytest.mark.parametrize("kind, significant", [(np.float16, 3), (np.float32, 6), (np.float64, 15)])
+def test_a_decimal_is_read_back_from_its_float(kind, significant):
+    """A float gives back any decimal of so many digits (FLT_DIG in C). Guards against its binary fraction."""
+    for number in np.random.default_rng(0).integers(1, 10**significant, 300):
+        for text in (f"{number}e-4", f"-{number}e-2", str(number)):
+            assert Fraction(digits(kind(text), "answer")) == Fraction(text)
+
+
+@pytest.mark.parametrize("kind, values, read", [
+    ("float32", [0.1, 7, 2.5], ["0.1", "7", "2.5"]), ("float16", [0.1, 2048], ["0.1", "2048"]),
+    ("float64", [1e16, 1e-5, 0.1], ["1e16", "1e-5", "0.1"]), ("int8", [-7], ["-7"]), ("string", ["# 1,000"], ["1e3"]),
+    ("float16", [1, 16384], "row 2: .*may have been rounded: store it"), ("float32", [123456789.0], "row 1: .*rounded"),
+    ("float32", [1, None], "row 2: .*has not one number"), ("binary", [b"7"], "row 1: .*b'7', neither text")])
+def test_answers_of_a_parquet_file(kind, values, read, tmp_path):
+    """Guards against 0.1 as 0.10000000149."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+    file, answers = tmp_path / "a.Parquet", pyarrow.array(values, getattr(pyarrow, kind)())
+    parquet.write_table(pyarrow.table({"question": [f"Q{i}" for i in range(len(values))], "answer": answers}), file)
+    if isinstance(read, list):
+        assert [problem.answer for problem in math_task.load("all", path=file)] == [*map(Fraction, read)]
+    else:
+        with pytest.raises(ValueError, match=f"a.Parquet, {read}"):
+            math_task.load("all", path=file)
 
 
 def test_prompts():
