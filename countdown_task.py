@@ -10,8 +10,9 @@ functions:
     roles(response, spans)    what each token is, and whether it belongs to the graded answer (from tasks/text.py)
     show(puzzle)              the puzzle in a few characters, for samples.txt
 
-Some credit functions ask for more, and say so: calculations, reachable, sentence_starts. models/warm_start.py, which
-makes a start model, asks for KNOWN and `demonstrate(puzzle, rng, known)`, a response to imitate.
+`key(puzzle)`, what a model could memorize of it, may be left out: then it is the id. Some credit functions ask for
+more, and say so: calculations, reachable, sentence_starts. models/warm_start.py, which makes a start model, asks for
+KNOWN and `demonstrate(puzzle, rng, known)`, a response to imitate.
 
 It differs from TinyZero and GRPO-Zero, from which the task comes, in four ways:
 1. An answer is computed with exact fractions, from a syntax tree in which only + - * / are allowed. Nothing is eval'd.
@@ -112,12 +113,17 @@ def universe(count: int = 3, low: int = 1, high: int = 20, max_target: int = 100
     return [Puzzle(numbers, target) for numbers in number_sets for target in targets(numbers, max_target)]
 
 
+def key(puzzle: Puzzle) -> str:
+    """What a model could memorize of a puzzle: the numbers, in any order, with the target."""
+    return puzzle.id
+
+
 def split(puzzle: Puzzle) -> str:
     """`new_numbers` for a tenth of all number sets, with every target; else `heldout` for a tenth, else `train`."""
     numbers = puzzle.id.partition("=")[0]
     if fingerprint(numbers) % 10 == 0:
         return "new_numbers"
-    return "heldout" if fingerprint(puzzle.id) % 10 == 0 else "train"
+    return "heldout" if fingerprint(key(puzzle)) % 10 == 0 else "train"
 
 
 def generate_puzzles(size: int, part: str, seed: int = 0, count: int = 3, low: int = 1, high: int = 20,

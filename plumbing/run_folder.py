@@ -153,7 +153,7 @@ def append_row(run: Path, row: dict | None) -> None:
         if row is None:
             writer.writeheader()
         else:
-            writer.writerow(row)
+            writer.writerow({name: value for name, value in row.items() if value == value})  # without NaN
 
 
 def write_samples(run: Path, step: int, batch) -> None:

@@ -53,21 +53,29 @@ def load_puzzles(task: ModuleType, count: int, path: str, eval_path: str = "") -
     if strange := [puzzle for puzzle in training + heldout if not isinstance(getattr(puzzle, "id", None), str)]:
         raise ValueError(f"the task's load returns puzzles without an id that is text, such as {strange[0]!r:.50}")
     if eval_path:
-        training = without(training, heldout, eval_path)
+        training = without(task, training, heldout, eval_path)
         if len(heldout) > count:
             print(f"{count} of the {len(heldout)} puzzles in {eval_path} are measured: --eval_problems says how many")
         heldout = heldout[:count]
     if len(heldout) > count or len({puzzle.id for puzzle in heldout}) < len(heldout):
         raise ValueError(f"the task's load returns more than the {count} held-out puzzles asked for, or one twice")
-    if both := {puzzle.id for puzzle in training} & {puzzle.id for puzzle in heldout}:
+    if both := keys(task, training) & keys(task, heldout):
         raise ValueError(f"the task's puzzle {min(both)} is held out, and trained on")
     return training, heldout
 
 
-def without(training: list, heldout: list, path: str) -> list:
-    """The training puzzles that are not in the file of held-out ones; says how many are. ValueError if all are."""
-    known = {puzzle.id for puzzle in heldout}
-    kept = [puzzle for puzzle in training if puzzle.id not in known]
+def keys(task: ModuleType, puzzles: list) -> set[str]:
+    """What a model could memorize of puzzles: their ids, and what the task's `key` says, where it has that function.
+
+    Both, because a puzzle that a task makes may have another key than the same one in a file.
+    """
+    return {puzzle.id for puzzle in puzzles} | set(map(getattr(task, "key", lambda puzzle: puzzle.id), puzzles))
+
+
+def without(task: ModuleType, training: list, heldout: list, path: str) -> list:
+    """The training puzzles that share no key with held-out ones of a file; says how many do. ValueError if all do."""
+    known = keys(task, heldout)
+    kept = [puzzle for puzzle in training if known.isdisjoint(keys(task, [puzzle]))]
     if not kept:
         raise ValueError(f"all puzzles to train on are in {path}: name another file with --data or --eval_data")
     if len(kept) < len(training):

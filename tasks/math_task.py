@@ -5,7 +5,7 @@
 Without --data it makes its own, with two to four steps and numbers below 100. --data reads GSM8K's own files, .jsonl or
 .parquet, and any other with the fields `question` and `answer`, where the number stands after `####` or alone. A tenth
 is held out by a hash: of the calculations of a problem made here, so that a held-out one is not a known one with other
-names; of the question of a problem read from a file.
+names; of the question of a problem read from a file, whatever its white space.
 
 The answer is graded as an exact number: 42, **$42.00** and "42 m" are the same. Two numbers are wrong, and so are words
 or signs that make it another number, "42 squared", or a bound, "less than 42".
@@ -22,8 +22,8 @@ from unicodedata import normalize
 import numpy as np
 
 from tasks.arithmetic import CalculationSpan, calculate, find_calculations, is_true, read_calculation
-from tasks.data import read_rows
-from tasks.text import fingerprint, format_reward, graded_answer, with_slashes, without_latex
+from tasks.data import digits, read_rows
+from tasks.text import format_reward, graded_answer, split, with_slashes, without_latex
 from tasks.text import roles, sentence_starts  # noqa: F401
 
 NAMES = ("Ann", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gina", "Hugo", "Ida", "Jon", "Kim", "Leo")
@@ -55,18 +55,18 @@ def load(part: str, count: int | None = None, path: str = "") -> list[Problem]:
     `all`: those of both, and of a file in its order.
     """
     if path:
-        return [problem for problem in read_problems(path) if part in ("all", split(problem))][:count]
+        return [problem for problem in read_problems(path) if part in ("all", split(key(problem)))][:count]
     rng, found = np.random.default_rng(0), {}
     while len(found) < (4096 if count is None else count):
         problem = make_problem(rng)
-        if part in ("all", split(problem)):
+        if part in ("all", split(key(problem))):
             found[problem.id] = problem
     return list(found.values())
 
 
-def split(problem: Problem) -> str:
-    """`heldout` for a tenth of all problems, else `train`."""
-    return "heldout" if fingerprint(str(problem.steps or problem.question)) % 10 == 0 else "train"
+def key(problem: Problem) -> str:
+    """What a model could memorize: the calculations of a problem made here, else the words of the question."""
+    return str(problem.steps) if problem.steps else " ".join(problem.question.split())
 
 
 def make_problem(rng: np.random.Generator) -> Problem:
@@ -91,7 +91,7 @@ def read_problems(path: str) -> list[Problem]:
     """
     found = {}
     for problem in read_rows(Path(path), {"question": "...", "answer": "... #### 42"}, read_problem):
-        if found.setdefault(problem.id, problem) != problem:
+        if found.setdefault(key(problem), problem).answer != problem.answer:
             raise ValueError(f"{path} has two answers to {problem.question!r:.80}: remove one of them")
     return list(found.values())
 
@@ -101,9 +101,11 @@ def read_problem(question: object, answer: object) -> Problem:
     if not isinstance(question, str) or not question.strip():
         raise ValueError("its question is no text")
     question.encode()  # UnicodeEncodeError, which is a ValueError, for half of a character
-    exact = number(str(answer).rpartition("####")[2])
+    text = digits(answer, "answer")
+    exact = number(text.rpartition("####")[2])
     if exact is None:
-        raise ValueError(f"its answer, {str(answer)[-40:]!r}, has not one number after the last ####")
+        raise ValueError(f"its answer, {text[-40:]!r}, has not one number after the last ####, such as -1,234.5, in at "
+                         f"most {MAX_LENGTH} characters")
     return Problem(question.strip(), exact)
 
 

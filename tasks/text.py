@@ -93,3 +93,8 @@ def with_slashes(text: str, form: str) -> str:
 def fingerprint(text: str) -> int:
     """A 64-bit hash of a text, the same in every process."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+def split(key: str) -> str:
+    """`heldout` for a tenth of all keys, which say what a model could memorize of a puzzle, else `train`."""
+    return "heldout" if fingerprint(key) % 10 == 0 else "train"

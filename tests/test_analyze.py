@@ -302,7 +302,7 @@ def table_of(run):
 
 def test_methods_are_compared_over_seeds(run, call):
     """Guards against seeds counted as methods, methods averaged as seeds, and our own output taken for a run."""
-    (run / "final.json").write_text('{"step": 2, "heldout_success": 0.75, "pass@16": 0.9}')
+    (run / "final.json").write_text('{"step": 2, "heldout_success": 0.75, "heldout_stderr": NaN, "pass@16": 0.9}')
     others = [make_run(run.parent / "none-seed1", 0.85, mitigation="none", seed=1)]
     others += [make_run(run.parent / f"m-seed{seed}", end, mitigation="m", seed=seed)
                for seed, end in ((0, 0.5), (7, 0.7))]

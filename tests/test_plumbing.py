@@ -1,6 +1,7 @@
 """Flags, files, the run folder and progress lines, without a model; and which file may import which."""
 import ast
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -18,7 +19,7 @@ from safetensors.torch import save_file
 import train
 from methods import MITIGATIONS
 from plumbing import flags, progress, run_folder
-from plumbing.files import read_json, read_tensors, replace_file
+from plumbing.files import read_json, read_tensors, replace_file, write_json
 from plumbing.metrics import COLUMNS, heldout_text, standard_error, write_credit_log
 from plumbing.model_folder import weight_files
 from plumbing.progress import Progress
@@ -174,6 +175,12 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
         assert file.read_text() == "old"
     replace_file(file, lambda part: part.write_text("new"))  # what the failed ones left behind does not matter
     assert [(x.name, x.read_text()) for x in tmp_path.iterdir()] == [("x.pt", "new")]
+
+
+def test_json_is_what_others_read(tmp_path):
+    write_json(tmp_path / "x.json", {"a": [math.nan, 1e308, {"b": -math.inf}], "Infinity": "NaN"})
+    assert json.loads((tmp_path / "x.json").read_text(), parse_constant=pytest.fail) == {
+        "a": [None, 1e308, {"b": None}], "Infinity": "NaN"}
 
 
 def test_a_broken_file_is_named(tmp_path):

@@ -5,6 +5,7 @@ import json
 import random
 import re
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from plumbing.registry import required
 from plumbing.task_file import load_puzzles, load_task
 from rollout import rollout
 from tasks import latin_task, math_task
+from tasks.data import digits
 from tasks.math_task import Problem, number
 from tests.fixtures import spans_of
 from train import Settings, load_policy
@@ -32,6 +34,35 @@ def test_splits_are_apart_and_the_same_every_time(name, content):
     assert task.load("train", 99) == training[:99] and task.load("heldout", 9) == heldout[:9]
     assert not {content(puzzle) for puzzle in training[:512]} & {content(puzzle) for puzzle in heldout}
     task.check(training[0])
+
+
+SQUARE = "1234523451345124512351234"
+OTHER = SQUARE.translate(str.maketrans("12", "21"))
+FIRST = math_task.load("train", 1)[0].question
+
+
+@pytest.mark.parametrize("name, data, heldout, kept", [
+    ("latin", f"_{SQUARE[1:]}\n_{OTHER[1:]}", f"{SQUARE[:-1]}_", [f"_{OTHER[1:]}"]),
+    ("math", 'question,answer\n"Ann  has\n3?",3\nBen has 4?,4', "question,answer\nAnn has 3?,3", ["Ben has 4?"]),
+    ("math", "", f"question,answer\n{FIRST.replace(' ', '  ')},3", None),
+    ("countdown", '{"nums": [3, 7, 8], "target": 29}\n{"nums": [3, 7], "target": 21}',
+     '{"nums": [8, 3, 7], "target": 29}', ["3,7=21"])])
+def test_nothing_that_is_memorized_for_a_held_out_puzzle_is_trained_on(name, data, heldout, kept, tmp_path):
+    """Guards against other open cells, another order, other white space, and a file of what the task makes itself."""
+    end = {"math": "csv"}.get(name, "jsonl")
+    for stem, text in (("data", data), ("heldout", heldout)):
+        (tmp_path / f"{stem}.{end}").write_text(text)
+    training, _ = load_puzzles(load_task(name), 9, data and str(tmp_path / f"data.{end}"), f"{tmp_path}/heldout.{end}")
+    found = [puzzle.id for puzzle in training]
+    assert found == kept if data else FIRST not in found and len(found) > 4000
+
+
+def test_a_split_that_parts_one_key_is_refused():
+    """Guards against a task whose load goes by another key than its own."""
+    task = SimpleNamespace(load=lambda part, *_, **__: [latin_task.Puzzle("12" if part == "train" else "21")],
+                           key=lambda puzzle: "".join(sorted(puzzle.id)))
+    with pytest.raises(ValueError, match="12 is held out, and trained on"):
+        load_puzzles(task, 9, "")
 
 
 @pytest.mark.parametrize("name", ["latin", "math"])
@@ -76,7 +107,7 @@ GIVEN = "1 2 3 4 5\n2 3 4 5 1\n3 4 5 1 2\n4 5 1 2 "
     ("3\n5 1 2 3 4", 1, 1), ("3 5 1 2 3 4", 1, 1), ("3\n5 1 2 3 5", 1, 0), ("3\n5 1 2 3", 0, 0),
     ("351234", 0, 0), ("3 5 1 2 3 6", 0, 0), ("3 5 1 2 3 \u0664", 0, 0), ("3 5 1 2 3 4 " * 100_000, 0, 0)])
 def test_grades_by_hand(end, layout, answer):
-    assert "".join(map(str, latin_task.solution(PUZZLE.id))) == "1234523451345124512351234"
+    assert "".join(map(str, latin_task.solution(PUZZLE.id))) == SQUARE
     grade = latin_task.grade(GIVEN + end, PUZZLE)
     assert grade == {"reward": pytest.approx(0.1 * layout + answer), "format": layout, "answer": answer}
 
@@ -249,7 +280,10 @@ GSM8K = lines("#### 7", "So 500.\n#### $500", "<<2*3=6>>6\n#### 1,234.50", "####
     ("a.json", json.dumps(rows(1, "2"), indent=1).encode(), [1, 2]), ("a.json", lines(3, 4), [3, 4]),
     ("a.csv", b'\xef\xbb\xbfid,question,answer\r\n1,Q0,7\r\n2,"Q1","so\r\n#### 1,000"\r\n', [7, 1000]),
     ("a.jsonl", '{"question": "Q0\u2028?\\u0000", "answer": 1}'.encode(), [1]),
-    ("a.jsonl", lines(1) + b"\n" + lines(1), [1])])
+    ("a.jsonl", lines(1) + b"\n" + lines(1), [1]),
+    ("a.jsonl", lines(1e16, 1e-5, 1e99, -2.5e3), [10**16, Fraction(1, 10**5), 10**99, -2500]),
+    ("a.jsonl", b'{"question": "Q0", "answer": 12345678901234567.25}', [Fraction(49382715604938269, 4)]),
+    ("a.CSV", b'\n \nquestion,answer,,\nQ0,"1,234",,\n\n,,,\n"6"" pipe",7,,\n', [1234, 7])])
 def test_data_files_as_people_have_them(name, content, answers, tmp_path):
     """Guards against a format that is refused, and a line that is cut at U+2028, which JSON allows in a text."""
     (tmp_path / name).write_bytes(content)
@@ -261,19 +295,31 @@ def test_data_files_as_people_have_them(name, content, answers, tmp_path):
 
 
 BROKEN_LINES = [
-    ('{"problem": "Q", "solution": "3"}', "its fields are problem, solution: rename them"),
+    ('{"problem": "Q", "solution": "3"}', "it has no question; its fields: 'problem', 'solution'"),
+    ('{"question": "Q", "id": 3}', "it has no answer; its fields: 'question', 'id'"), ("{}", "its fields: none"),
+    ('{"question": "Q", "answer": 3, "answer": 4}', "'answer' stands twice in .*3.*4"),
+    *((f'{{"question": "Q", "answer": {answer}}}', said) for answer, said in (
+        ("[7]", r"its answer is \[7\], neither text nor a number"), ('{"a": 7}', "neither text"),
+        ("true", "True, neither"), ("null", "None, neither"), ("[" * 99999, "too large"), ("1e" + "9" * 20, "large"))),
     ("{", "Expecting property name"), ("[]", "it is no object"),
     ('{"question": 3, "answer": "3"}', "its question is no text"), ('{"question": " ", "answer": 3}', "is no text"),
     ('{"question": "a \\ud800", "answer": "3"}', "surrogates not allowed"),
     *((f'{{"question": "Q", "answer": {answer}}}', "has not one number after the last ####")
-      for answer in ('"#### 3 or 4"', '"7 squared"', "true", "null", "NaN", '"#### 3 ####"', "1e99", '"&nbsp;3"'))]
+      for answer in ('"#### 3 or 4"', '"7 squared"', "NaN", '"#### 3 ####"', "1e100", "1e-99999999", '"&nbsp;3"'))]
 
 
 @pytest.mark.parametrize("name, content, said", [
     *(("a.jsonl", lines(1, 2) + f"\n{line}\n".encode() + lines(1), f"a.jsonl, line 3: expected .*{said}")
       for line, said in BROKEN_LINES),
     ("a.json", b"[1]", "row 1: expected .* no object"), ("a.json", b"[{]", "a.json is not valid JSON"),
-    ("a.json", b"[]", "holds no puzzle"), ("a.csv", b"question,answer\nQ\n", "row 1: .*'None', has not one number"),
+    ("a.json", b"[]", "holds no puzzle"), ("a.csv", b"question,answer\nQ\n", "row 1: .*cells is 1, the header's 2"),
+    ("a.csv", b"question,answer\nQ,3\nAnn has 3, and 4,7\n", "row 2: .*cells is 3, the header's 2: quote a text"),
+    ("a.csv", b"question,answer,answer\nQ,3,4\n", "row 1: .*'answer' stands twice"),
+    ("a.csv", b"id,question\n1,Q\n", "row 1: .*it has no answer; its fields: 'id', 'question'"),
+    ("a.csv", b'question,answer\n"so" he said,3\n', "not valid CSV: line 2"),
+    ("a.csv", b'question,answer\n"Q,3\nR,4\n', "not valid CSV: line 3: unexpected end of data"),
+    ("a.json", b'["{}"]', "row 1: .*no object"),
+    ("a.json", b'[{"question": "Q", "answer": 3, "answer": 4}]', "a.json is not valid JSON: 'answer' stands twice"),
     ("a.csv", b'question,answer\n"' + b"Q" * 200_000, "not valid CSV"), ("a.gz", b"text", "not a complete .gz"),
     ("a.gz", gzip.compress(lines(1))[:-9], "not a complete .gz"),
     ("a.jsonl", lines(1).decode().encode("utf-16"), "not a text file in UTF-8: convert it"),
@@ -286,6 +332,32 @@ def test_a_broken_file_is_refused_in_one_sentence(name, content, said, tmp_path)
     assert "\n" not in str(error.value)
     with pytest.raises(FileNotFoundError, match="no data file .*, but a folder: name one of the files in it"):
         load_puzzles(math_task, 9, str(tmp_path))
+
+
+@pytest.mark.parametrize("kind, significant", [(np.float16, 3), (np.float32, 6), (np.float64, 15)])
+def test_a_decimal_is_read_back_from_its_float(kind, significant):
+    """A float gives back any decimal of so many digits (FLT_DIG in C). Guards against its binary fraction."""
+    for number in np.random.default_rng(0).integers(1, 10**significant, 300):
+        for text in (f"{number}e-4", f"-{number}e-2", str(number)):
+            assert Fraction(digits(kind(text), "answer")) == Fraction(text)
+
+
+@pytest.mark.parametrize("kind, values, read", [
+    ("float32", [0.1, 7, 2.5], ["0.1", "7", "2.5"]), ("float16", [0.1, 2048], ["0.1", "2048"]),
+    ("float64", [1e16, 1e-5, 0.1], ["1e16", "1e-5", "0.1"]), ("int8", [-7], ["-7"]), ("string", ["# 1,000"], ["1e3"]),
+    ("float16", [1, 16384], "row 2: .*may have been rounded: store it"), ("float32", [123456789.0], "row 1: .*rounded"),
+    ("float32", [1, None], "row 2: .*has not one number"), ("binary", [b"7"], "row 1: .*b'7', neither text")])
+def test_answers_of_a_parquet_file(kind, values, read, tmp_path):
+    """Guards against 0.1 as 0.10000000149."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+    file, answers = tmp_path / "a.Parquet", pyarrow.array(values, getattr(pyarrow, kind)())
+    parquet.write_table(pyarrow.table({"question": [f"Q{i}" for i in range(len(values))], "answer": answers}), file)
+    if isinstance(read, list):
+        assert [problem.answer for problem in math_task.load("all", path=file)] == [*map(Fraction, read)]
+    else:
+        with pytest.raises(ValueError, match=f"a.Parquet, {read}"):
+            math_task.load("all", path=file)
 
 
 def test_prompts():

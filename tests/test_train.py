@@ -27,7 +27,7 @@ from plumbing import launch
 from plumbing.files import read_json
 from plumbing.queries import Queries
 from plumbing.registry import required
-from plumbing.runs import read_metrics
+from plumbing.runs import read_final, read_metrics
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import load_model, save_model
 from rollout import draw_puzzles, rollout
@@ -104,6 +104,15 @@ def test_metrics_agree_with_the_credit_log(tmp_path):
     assert np.isnan(train.standard_error(np.ones(1)))
     run(*SMALL, "--steps", 1, "--eval_every", 2, "--seed", 1, "--out", other)
     assert rows(other)[1]["loss"] != table[0]["loss"] and rows(other)[0] == start
+
+
+def test_one_held_out_puzzle_writes_no_nan(quick, tmp_path):
+    """Guards against JSON that only Python reads."""
+    run(*TINY, "--eval_problems", 1, "--pass_at", 2, "--steps", 0, "--out", tmp_path / "r")
+    final = json.loads((tmp_path / "r" / "final.json").read_text(), parse_constant=pytest.fail)
+    assert final["heldout_stderr"] is final["pass@2_stderr"] is None and final["heldout_success"] == 0
+    assert rows(tmp_path / "r")[0]["heldout_stderr"] == ""
+    assert read_metrics(tmp_path / "r")["heldout_success"] == 0 and read_final(tmp_path / "r") == final
 
 
 def test_every_flag_reaches_the_update(quick, tmp_path, monkeypatch):
