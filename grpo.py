@@ -100,8 +100,9 @@ def compare(batch: TokenBatch, name: str = "grpo") -> Tensor:
 
 # ---------------------------------------------------------------------------------------------------- losses
 # Arguments, (b, t) each: log pi now; `old`, log pi in the ratio's denominator; credit; mask, False on padding. Results,
-# (b, t) each: every token's gain, whose weighted sum is minus the loss; and whether the clip removes its gradient. In
-# the first update on a batch every gain has the gradient credit * grad log pi.
+# (b, t) each: every token's gain, whose weighted sum is minus the loss; and whether the clip removes its gradient. A
+# third result may be a dict of further (b, t): columns of metrics.csv, averaged over the tokens updated on. In the
+# first update on a batch every gain has the gradient credit * grad log pi.
 
 
 def ppo_objective(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s) -> tuple[Tensor, Tensor]:
@@ -156,7 +157,8 @@ def k3(logprob: Tensor, reference_logprob: Tensor) -> Tensor:
     return d.exp() - d - 1
 
 
-# Functions of mask (B, T): each token's share (B, T) of a step's loss, 0 on padding. L_i is the length of response i.
+# Functions of mask (B, T) and the settings: each token's share (B, T) of a step's loss, 0 on padding. L_i is the length
+# of response i.
 
 
 def prefer_by_length(mask: Tensor, s) -> Tensor:
@@ -196,6 +198,16 @@ def padded_rows(model: Qwen2, batch: TokenBatch, credit: Tensor, s) -> Iterator[
         yield rows, logprob, sum(map(len, own_prompts))
 
 
+def gains(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """The gain (b, t) of each token by --loss, whether its gradient is removed (b, t), and the loss's own columns."""
+    found, shape = LOSSES[s.loss](logprob, old, credit, mask, s), tuple(mask.shape)
+    gain, removed, columns = (*found, {})[:3] if type(found) in (tuple, list) and len(found) in (2, 3) else [None] * 3
+    own = columns.values() if isinstance(columns, dict) else [None]
+    require(all(isinstance(x, Tensor) and x.shape == shape for x in (gain, removed, *own)),
+            f"--loss {s.loss} must return two tensors of (b, t) = {shape}, gain and clip, and may add a dict of others")
+    return gain, removed, columns
+
+
 def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tensor, s) -> dict[str, float | None]:
     """Take --updates_per_batch optimizer steps on one batch; returns columns of metrics.csv.
 
@@ -204,6 +216,8 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
     """
     micro_batches = padded_rows if policy.plain else shared_prompts
     share = LOSS_NORMS[s.loss_norm](batch.mask, s)  # (B, T) of each token in the loss
+    require(isinstance(share, Tensor) and share.shape == batch.mask.shape and share.isfinite().all(),
+            f"--loss_norm {s.loss_norm} must give each token of (B, T) a finite number")
     reference_logprob = batch.ask.reference_logprob if s.kl > 0 else None  # (B, T)
     old = batch.logprob.clone()  # (B, T)
     log = UpdateLog(batch)
@@ -214,12 +228,12 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
             t = logprob.shape[1]  # these responses have no more tokens
             if i == 0 and s.old_logprob == "update":  # see point 3 above
                 old[rows, :t] = logprob.detach()
-            gain, removed = LOSSES[s.loss](logprob, old[rows, :t], credit[rows, :t], batch.mask[rows, :t], s)  # (b, t)
+            gain, removed, columns = gains(logprob, old[rows, :t], credit[rows, :t], batch.mask[rows, :t], s)  # (b, t)
             # (b, t); the zeros only fill the log's column, and are not reported
             kl = k3(logprob, reference_logprob[rows, :t]) if s.kl > 0 else torch.zeros_like(gain)
             loss = -((gain - s.kl * kl) * share[rows, :t])  # (b, t)
             loss.sum().backward()
-            log.add(rows, logprob, loss, removed, kl, prompt_tokens)
+            log.add(rows, logprob, loss, removed, kl, prompt_tokens, columns)
         # The step sums gradients over all processes, so it is taken also where this one had no rows.
         log.end(optimizer.step(s.max_grad_norm))
     return log.metrics() | ({} if s.kl > 0 else {"kl": None})  # None: not measured

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from mitigations import gae, is_last_token, reweighting, token_credit, uniform, z_score
 from plumbing.registry import quotient, require
+from plumbing.task_file import check_grade
 from rollout import TokenBatch, by_group
 from tasks.arithmetic import CalculationSpan
 from tasks.text import STRUCTURE, anchors
@@ -119,9 +120,10 @@ def regrade_ablation(batch: TokenBatch, tokens: bool = False) -> Tensor:
         else:
             parts = [(where, span.a[0], span.result[1]) for where, span, _ in written_calculations(batch, i)]
         puzzle = batch.puzzles[batch.group[i]]
-        reward = batch.task.grade(text, puzzle)["reward"]
+        reward = check_grade(batch.task.grade(text, puzzle))["reward"]
         for where, start, stop in parts:  # where: a mask of tokens, or one of them
-            weight[i, where] = abs(reward - batch.task.grade(text[:start] + text[stop:], puzzle)["reward"])
+            ablated = check_grade(batch.task.grade(text[:start] + text[stop:], puzzle))["reward"]
+            weight[i, where] = abs(reward - ablated)
     return weight
 
 

@@ -12,9 +12,9 @@ The process critic, for `ppo_process`, predicts how many true calculations follo
 how much to look at each of them.
 
 A head is an nn.Module made from the hidden size, with an `optimizer`, `read(hidden, mask) -> (B, T)`, asked for as
-batch.ask.head(name), and `learn(batch)`, called after the credit of a step is known, which returns columns of
-metrics.csv. To add one, write it here and name it in HEADS. A credit function that needs it says so in its decorator:
-needs=("critic",).
+batch.ask.head(name), and `learn(batch)`, called after the credit of a step is known, which may return columns of
+metrics.csv: numbers, or None, by name. To add one, write it here and name it in HEADS. A credit function that needs it
+says so in its decorator: needs=("critic",).
 """
 from functools import partial
 from pathlib import Path
@@ -67,16 +67,16 @@ def calculations_ahead(batch: TokenBatch) -> Tensor:
 class Critic(nn.Module):
     """Predicts, before each token, the sum of the rewards still to come."""
 
-    def __init__(self, hidden_size: int, target: Callable[[TokenBatch], Tensor] = whole_reward):
+    def __init__(self, hidden_size: int, target: Callable[[TokenBatch], Tensor] = whole_reward, prefix: str = ""):
         super().__init__()
-        self.value, self.target = Probe(hidden_size), target
+        self.value, self.target, self.prefix = Probe(hidden_size), target, prefix
         self.optimizer = AdamW(self.parameters(), LR, weight_decay=0.0)
 
     def read(self, hidden: Tensor, mask: Tensor) -> Tensor:
         """Values (B, T) of hidden states (B, T, D), 0 on padding."""
         return self.value(hidden) * mask
 
-    def learn(self, batch: TokenBatch) -> dict[str, float]:
+    def learn(self, batch: TokenBatch) -> dict[str, float | None]:
         """Train on the target r of each token of a batch whose values were predicted before.
 
         Returns columns of metrics.csv, of the values as they were predicted: half their mean squared error, and the
@@ -91,8 +91,9 @@ class Critic(nn.Module):
         old = self.read(hidden, mask)[mask].detach()  # (N,)
         target = self.target(batch)[mask]  # (N,)
         error, spread = target - old, target.var(correction=0)  # (N,), ()
-        measured = {"critic_loss": 0.5 * (error**2).mean().item(),
-                    "explained_variance": (1 - error.var(correction=0) / spread).item() if spread > 0 else None}
+        explained = (1 - error.var(correction=0) / spread).item() if spread > 0 else None
+        measured = {f"{self.prefix}critic_loss": 0.5 * (error**2).mean().item(),
+                    f"{self.prefix}explained_variance": explained}
         for _ in range(EPOCHS):
             value = self.value(states)  # (N,)
             clipped = old + (value - old).clamp(-CLIP, CLIP)  # (N,)
@@ -123,7 +124,7 @@ class Importance(nn.Module):
         """The logit (B,) of each response's success."""
         return (self.read(hidden, mask) * self.value(hidden)).sum(1)
 
-    def learn(self, batch: TokenBatch) -> dict[str, float]:
+    def learn(self, batch: TokenBatch) -> None:
         """Train on the success, 0 or 1, of each response of a batch. It has no columns in metrics.csv."""
         hidden = batch.ask.hidden  # (B, T, D)
         for _ in range(EPOCHS):
@@ -131,11 +132,10 @@ class Importance(nn.Module):
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
-        return {}
 
 
-# The critic comes last, so that its columns of metrics.csv are those that stay where there are two critics.
-HEADS = {"process_critic": partial(Critic, target=calculations_ahead), "importance": Importance, "critic": Critic}
+HEADS = {"process_critic": partial(Critic, target=calculations_ahead, prefix="process_"), "importance": Importance,
+         "critic": Critic}
 
 
 def save_head(name: str, head: Critic | Importance, folder: Path) -> None:

@@ -59,8 +59,8 @@ class Queries:
 
     @once
     def hidden(self) -> Tensor:
-        """The model's last hidden state (B, T, D) before it emits each token."""
-        return self.read(response_states, self.policy.model)
+        """The model's last hidden state (B, T, D) before it emits each token, in float32, as heads are."""
+        return self.read(response_states, self.policy.model).float()
 
     @once
     def attention(self) -> Tensor:

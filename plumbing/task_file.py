@@ -4,10 +4,12 @@ import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
 from plumbing.files import check_fields
+from plumbing.metrics import number
 from tasks.text import ROLES
 
 REQUIRED = ("load", "check", "prompt", "grade", "roles", "show")  # what countdown_task.py says a task has
@@ -83,12 +85,17 @@ def without(task: ModuleType, training: list, heldout: list, path: str) -> list:
     return kept
 
 
-def check_grade(grade: dict[str, float]) -> dict[str, float]:
-    """A copy of what a task's grade returned; ValueError unless it has all that it should."""
-    check_fields(grade, {"reward": float, "answer": float, "format": float}, "what the task's grade returns")
+def check_grade(grade: dict[str, Any]) -> dict[str, float]:
+    """What a task's grade returned, as floats, NaN for None; ValueError unless it has all that it should."""
+    what = "what the task's grade returns"
+    if isinstance(grade, dict):
+        grade = {name: number(value, f"{what}: {name}") for name, value in grade.items()}
+    check_fields(grade, {"reward": float, "answer": float, "format": float}, what)
+    if abs(grade["reward"]) > 1e38:  # near the limit of float32
+        raise ValueError(f"{what}: the reward {grade['reward']:g} is too large")
     if not (0 <= grade["answer"] <= 1 and 0 <= grade["format"] <= 1):
         raise ValueError(f"the task's grade returns {grade}: answer and format must be from 0 to 1")
-    return dict(grade)
+    return grade
 
 
 def check_roles(found: tuple, length: int) -> tuple[np.ndarray, np.ndarray]:

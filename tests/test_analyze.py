@@ -31,7 +31,7 @@ def write_log(folder, step, factor):
 
 def write_metrics(folder, heldout):
     """metrics.csv with the given steps and held-out success. Step 0 has nothing else, the others 0.5 of all else."""
-    run_folder.append_row(folder, None)
+    run_folder.write_header(folder, ["of a head"])
     for step, success in heldout:
         log, row = folder / "credit" / f"step-{step:06d}.npz", dict.fromkeys(COLUMNS, 0.5) if step else {}
         row |= {"step": step, "heldout_success": success, "heldout_stderr": success and success / 5}

@@ -54,7 +54,7 @@ def test_on_policy_every_loss_has_the_gradient_of_the_policy(loss):
     logprob = -torch.rand(2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     logprob, old = logprob.clone().requires_grad_(), logprob
     mask, credit = torch.tensor([[True] * 4, [True, True, False, False]]), torch.randn(2, 4, dtype=torch.float64)
-    gain, removed = grpo.LOSSES[loss](logprob, old, credit, mask, Settings())
+    gain, removed, *_ = grpo.LOSSES[loss](logprob, old, credit, mask, Settings())
     (gain * mask).sum().backward()
     torch.testing.assert_close(logprob.grad, credit * mask)
     assert not removed.any()

@@ -1,6 +1,9 @@
 """Rollouts, and what a credit function may ask the model, against one response at a time and brute force."""
 import itertools
+import math
 import statistics
+from decimal import Decimal
+from fractions import Fraction
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,6 +18,7 @@ from methods.heads import Critic
 from methods.oracle import oracle
 from plumbing import queries, shared_sampling
 from plumbing.shared_prompts import (PromptCache, ResponseCache, response_attention, response_states, shared_logprobs)
+from plumbing.task_file import check_grade
 from rollout import Policy, coin_toss, draw_uniforms, generate_and_grade
 from sampler import generate
 from tasks.text import fingerprint
@@ -39,7 +43,7 @@ def close(got, expected, atol=1e-4):
 def graded_by_hash(text, puzzle):
     """Grades that change with every text and every puzzle."""
     r = fingerprint(f"{text} {puzzle}") / 2**64
-    return {"reward": r, "answer": r / 2, "format": r / 3}
+    return {"reward": r, "answer": r / 2, "format": r / 3, "more": r / 4}
 
 
 @pytest.fixture
@@ -72,13 +76,30 @@ def test_a_batch_describes_its_own_responses(hashed):
         assert text == tokenizer.library.decode(before_end, skip_special_tokens=False)
         assert len(batch.spans[i]) == len(tokens)
         grades = graded_by_hash(text, PUZZLES[i // 4])
-        assert [batch.reward[i], batch.success[i], batch.format[i]] == pytest.approx([*grades.values()])
+        found = [batch.reward[i], batch.success[i], batch.format[i], batch.grades["more"][i]]
+        assert found == pytest.approx([*grades.values()])
         group = batch.reward[i // 4 * 4 :][:4]
         assert advantage[i].item() == pytest.approx(grades["reward"] - group.mean().item(), abs=1e-6)
         role, in_answer = roles(text, batch.spans[i])
         padding = batch.mask.shape[1] - len(tokens)
         assert batch.role[i].tolist() == [*role, *[0] * padding]
         assert batch.in_answer[i].tolist() == [*in_answer, *[False] * padding]
+
+
+@pytest.mark.parametrize("kind", [int, bool, float, np.int8, np.bool_, np.float32, np.array, torch.tensor, Fraction,
+                                  Decimal, lambda x: torch.tensor([x], dtype=torch.bfloat16)])
+def test_a_grade_is_a_number_of_any_kind(kind):
+    """Guards against ints in a batch, which have no mean, and numbers that are refused for their type."""
+    found = check_grade({"reward": kind(1), "answer": kind(0), "format": kind(1), "more": kind(0), "none": None})
+    assert {type(x) for x in found.values()} == {float} and math.isnan(found.pop("none"))
+    assert found == {"reward": 1, "answer": 0, "format": 1, "more": 0}
+
+
+@pytest.mark.parametrize("value", ["1", b"1", np.str_("1"), [1], 1j, np.complex64(1), np.ones(2), torch.ones(2, 2),
+                                   10**400, Decimal("sNaN"), object])
+def test_what_is_no_number_is_one_sentence(value):
+    with pytest.raises(ValueError, match=r"^what the task's grade returns: more must be a number, not [^\n]*$"):
+        check_grade({"reward": 1, "answer": 1, "format": 1, "more": value})
 
 
 def test_training_puzzles_depend_on_seed_and_step_alone():
