@@ -67,16 +67,16 @@ def calculations_ahead(batch: TokenBatch) -> Tensor:
 class Critic(nn.Module):
     """Predicts, before each token, the sum of the rewards still to come."""
 
-    def __init__(self, hidden_size: int, target: Callable[[TokenBatch], Tensor] = whole_reward, prefix: str = ""):
+    def __init__(self, hidden_size: int, target: Callable[[TokenBatch], Tensor] = whole_reward):
         super().__init__()
-        self.value, self.target, self.prefix = Probe(hidden_size), target, prefix
+        self.value, self.target = Probe(hidden_size), target
         self.optimizer = AdamW(self.parameters(), LR, weight_decay=0.0)
 
     def read(self, hidden: Tensor, mask: Tensor) -> Tensor:
         """Values (B, T) of hidden states (B, T, D), 0 on padding."""
         return self.value(hidden) * mask
 
-    def learn(self, batch: TokenBatch) -> dict[str, float | None]:
+    def learn(self, batch: TokenBatch) -> dict[str, float | None] | None:
         """Train on the target r of each token of a batch whose values were predicted before.
 
         Returns columns of metrics.csv, of the values as they were predicted: half their mean squared error, and the
@@ -91,9 +91,8 @@ class Critic(nn.Module):
         old = self.read(hidden, mask)[mask].detach()  # (N,)
         target = self.target(batch)[mask]  # (N,)
         error, spread = target - old, target.var(correction=0)  # (N,), ()
-        explained = (1 - error.var(correction=0) / spread).item() if spread > 0 else None
-        measured = {f"{self.prefix}critic_loss": 0.5 * (error**2).mean().item(),
-                    f"{self.prefix}explained_variance": explained}
+        measured = {"critic_loss": 0.5 * (error**2).mean().item(),
+                    "explained_variance": (1 - error.var(correction=0) / spread).item() if spread > 0 else None}
         for _ in range(EPOCHS):
             value = self.value(states)  # (N,)
             clipped = old + (value - old).clamp(-CLIP, CLIP)  # (N,)
@@ -101,7 +100,7 @@ class Critic(nn.Module):
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
-        return measured
+        return measured if self.target is whole_reward else None  # no two columns of one name
 
 
 class Importance(nn.Module):
@@ -134,8 +133,7 @@ class Importance(nn.Module):
             self.optimizer.step()
 
 
-HEADS = {"process_critic": partial(Critic, target=calculations_ahead, prefix="process_"), "importance": Importance,
-         "critic": Critic}
+HEADS = {"process_critic": partial(Critic, target=calculations_ahead), "importance": Importance, "critic": Critic}
 
 
 def save_head(name: str, head: Critic | Importance, folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 docs/running.md explains each column.
 """
-import math
 import time
 from collections import Counter
 from decimal import Decimal
@@ -59,15 +58,15 @@ def add_columns(row: dict, found: dict | None, owner: str) -> None:
             raise ValueError(f"{owner} names a column {name!r:.50}: its name must be text in one line")
         if name in COLUMNS or name in row:
             raise ValueError(f"{owner} gives a column {name}, but metrics.csv has one of that name: choose another")
-        row[name] = number(value, f"{owner}: {name}")
+        row[name] = None if value is None else number(value, f"{owner}: {name}")
 
 
 def number(value: Any, name: str) -> float:
-    """A number of any kind, of Python, numpy or torch, as a float; NaN for None. ValueError for anything else."""
+    """A number of any kind, of Python, numpy or torch, as a float. ValueError, with its name, for anything else."""
     try:
         plain = value.item() if hasattr(value, "item") else value
-        if plain is None or isinstance(plain, Real | Decimal):
-            return math.nan if plain is None else float(plain)
+        if isinstance(plain, Real | Decimal):
+            return float(plain)
     except (TypeError, ValueError, RuntimeError, OverflowError):  # several elements, or too large
         pass
     raise ValueError(f"{name} must be a number, not {repr(value).splitlines()[0]:.50}")
@@ -101,6 +100,7 @@ class UpdateLog:
         self.batch, self.sums = batch, Counter()  # by name, of the current update
         self.updates: list[tuple[dict, dict]] = []  # of each one: its sums, and what the optimizer says of it
 
+    @torch.no_grad()
     def add(self, rows: Tensor, logprob: Tensor, loss: Tensor, removed: Tensor, kl: Tensor, prompt_tokens: int,
             columns: dict[str, Tensor]) -> None:
         """Add the tokens of some rows (b,), (b, t) each, the prompts' tokens read for them, and the loss's columns."""
@@ -111,7 +111,7 @@ class UpdateLog:
                  "spread": log_ratio.square(), **{("of the loss", name): column for name, column in columns.items()}}
         for i, name in enumerate(ROLES):
             facts |= {f"tokens_{name}": role == i, f"removed_{name}": (role == i) * removed}
-        self.sums.update({name: fact.detach()[mask].double().sum() for name, fact in facts.items()})
+        self.sums.update({name: torch.where(mask, fact, 0).double().sum() for name, fact in facts.items()})
         self.sums["prompts"] += prompt_tokens
 
     def end(self, optimizer_columns: dict[str, float]) -> None:
@@ -120,28 +120,25 @@ class UpdateLog:
         self.sums.clear()
 
     def metrics(self) -> dict[str, float | None]:
-        """Columns of metrics.csv, over all processes; shares and means over tokens are None where none was updated.
+        """Columns of metrics.csv, over all processes: means over the updates, None where no token was updated on.
 
-        They are means over the updates, with three exceptions. tokens_updated is a sum. ratio_error is the mean |log
-        ratio| of the first update: there the model has not changed since it sampled, so anything but rounding means
-        that sampler and update disagree. ratio_spread is the root mean square of the log ratio at the last update, None
-        if that is the first.
+        tokens_updated is a sum. ratio_error is of the first update: the model is still the one that sampled, so
+        anything but rounding means that sampler and update disagree. ratio_spread is of the last one, if not the first.
         """
         *each, total = [Counter() for _ in (*self.updates, "total")]  # sums over processes, then over updates
         for process in gather([[sums for sums, _ in self.updates]]):  # one without a row has no sums
             for own, sums in zip(each, process):
                 own.update(sums)
                 total.update(sums)
-        N, several = each[0]["tokens"], len(each) > 1  # N is the same in every update
+        N, tokens = each[0]["tokens"], total["tokens"]  # each update has N tokens
         optimizer = [columns for _, columns in self.updates]  # a run's first update has no step_cosine
-        row = {"loss": total["loss"] / len(each), "clip_fraction": share(total["removed"], total["tokens"]),
+        row = {"loss": total["loss"] / len(each), "clip_fraction": share(total["removed"], tokens),
                **{f"clip_{role}": share(total[f"removed_{role}"], total[f"tokens_{role}"]) for role in ROLES},
                "ratio_error": share(each[0]["error"], N),
-               "ratio_spread": share(each[-1]["spread"], N) ** 0.5 if N and several else None,
-               "kl": share(total["kl"], total["tokens"]), "tokens_updated": round(total["tokens"] + total["prompts"]),
+               "ratio_spread": share(each[-1]["spread"], N) ** 0.5 if tokens > N else None,
+               "kl": share(total["kl"], tokens), "tokens_updated": round(tokens + total["prompts"]),
                **{name: float(np.mean([x[name] for x in optimizer if name in x])) for name in optimizer[-1]}}
-        of_loss = {key[1]: share(total[key], total["tokens"]) for key in total if isinstance(key, tuple)}
-        add_columns(row, of_loss, "the loss")
+        add_columns(row, {key[1]: share(total[key], tokens) for key in total if isinstance(key, tuple)}, "the loss")
         return row
 
 

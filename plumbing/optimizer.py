@@ -72,7 +72,7 @@ class Optimizer:
         sum_over_processes([w.grad for w in self.master.values()])
         norm = nn.utils.clip_grad_norm_(self.master.values(), max_grad_norm).item()
         if not math.isfinite(norm):  # stop before NaN gets into the weights and the checkpoint
-            raise FloatingPointError("the gradient is not finite: --lr or the credit is too large, or --loss divides by 0")
+            raise FloatingPointError("the gradient is not finite: --lr or credit is too large, or --loss divides by 0")
         return {"grad_norm": norm}
 
     def step(self, max_grad_norm: float) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """A task's file, found by its name or a path, and checks of what its functions return."""
 import importlib
 import importlib.util
+import math
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -86,11 +87,12 @@ def without(task: ModuleType, training: list, heldout: list, path: str) -> list:
 
 
 def check_grade(grade: dict[str, Any]) -> dict[str, float]:
-    """What a task's grade returned, as floats, NaN for None; ValueError unless it has all that it should."""
-    what = "what the task's grade returns"
+    """What a task's grade returned, as floats, NaN for a further None; ValueError unless it has all that it should."""
+    what, needed = "what the task's grade returns", {"reward": float, "answer": float, "format": float}
     if isinstance(grade, dict):
-        grade = {name: number(value, f"{what}: {name}") for name, value in grade.items()}
-    check_fields(grade, {"reward": float, "answer": float, "format": float}, what)
+        grade = {name: math.nan if value is None and name not in needed else number(value, f"{what}: {name}")
+                 for name, value in grade.items()}
+    check_fields(grade, needed, what)
     if abs(grade["reward"]) > 1e38:  # near the limit of float32
         raise ValueError(f"{what}: the reward {grade['reward']:g} is too large")
     if not (0 <= grade["answer"] <= 1 and 0 <= grade["format"] <= 1):
