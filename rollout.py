@@ -78,9 +78,13 @@ def by_group(batch: TokenBatch, values: Tensor) -> Tensor:
     return values.view(len(batch.puzzles), -1, *values.shape[1:])
 
 
-def has_variance(rewards: Tensor) -> Tensor:
-    """Which puzzles (Q, ...) have responses of unequal rewards (Q, G, ...): the others teach plain GRPO nothing."""
-    return rewards.amax(1) > rewards.amin(1)
+def group_mean(values: Tensor) -> Tensor:
+    """The mean (Q, 1, ...) of values (Q, G, ...) over each group, in float64; exactly their value where all are equal.
+
+    So values - mean is exactly 0 there. Rounding would leave about 1e-8 of credit, which Adam blows up.
+    """
+    first = values[:, :1].double()
+    return first + (values - first).mean(1, keepdim=True)
 
 
 class Policy(NamedTuple):
