@@ -46,8 +46,8 @@ class TokenBatch:
     ask.logprob_without(rows, hide)  (R, T) log-probabilities of the responses rows (R,), repeats allowed, when no later
                                      token can attend to those marked in hide (R, T)
     ask.rollout_values(counts)       (B, T) the mean reward of counts (B, T) continuations of the text before each
-                                     token (column 0: of the prompt alone); 0 where there are none. other=True: of those
-                                     that begin with another token
+                                     token (column 0: of the prompt alone), in float64; 0 where there are none.
+                                     other=True: of those that begin with another token
     ask.prompts                      Q lists of the prompts' tokens
     ask.generator(name)              torch.Generator on the CPU, seeded by --seed, step and name
     """
