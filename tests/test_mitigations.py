@@ -316,7 +316,7 @@ def test_optimal_baseline_by_hand(scale):
 
 @pytest.mark.parametrize("reward, G", [(0.1, 3), (0.35, 6), (100.1, 7)])
 def test_credit_is_exactly_0_where_one_response_alone_is_better(reward, G):
-    """Guards against rounding as credit: after the better response has ended, in all others, and before its last cut."""
+    """Guards against rounding as credit: after the better one has ended, in all others, and before its last cut."""
     batch = make_batch([7] + [10] * G, [0.0] * (G + 1), reward=torch.tensor([reward + 1] + [reward] * G),
                        logit_grad=torch.rand(G + 1, 10),
                        rollout_values=lambda counts, other=False: reward * (counts > 0))
