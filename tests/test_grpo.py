@@ -62,9 +62,10 @@ def test_an_advantage_of_ones_own_is_computed_in_double(monkeypatch):
     assert not grpo.compare(make_batch([1] * 7, [0.0] * 7, reward=torch.full((7,), 0.1)), "mine").any()
 
 
-@pytest.mark.parametrize("wrong", [lambda r, s: r / r.std(1, keepdim=True), lambda r, s: r.mean(1), lambda r, s: 1e99 * r])
+@pytest.mark.parametrize("wrong", [lambda r, s: r / r.std(1, keepdim=True), lambda r, s: r.mean(1),
+                                   lambda r, s: 1e99 * r])
 def test_a_wrong_advantage_is_named(wrong, monkeypatch):
-    """Guards against a NaN, infinity in float32, or one number for each group, that the credit function is accused of."""
+    """Guards against NaN, infinity in float32, or one number for each group, that the credit function is accused of."""
     monkeypatch.setitem(grpo.ADVANTAGES, "mine", wrong)
     with pytest.raises(ValueError, match="--advantage mine must give each response"):
         grpo.compare(make_batch([1] * 4, [0.0] * 4, [0, 0, 1, 1], reward=torch.tensor([0.0, 1, 0, 0])), "mine")
