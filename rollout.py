@@ -46,8 +46,8 @@ class TokenBatch:
     ask.logprob_without(rows, hide)  (R, T) log-probabilities of the responses rows (R,), repeats allowed, when no later
                                      token can attend to those marked in hide (R, T)
     ask.rollout_values(counts)       (B, T) the mean reward of counts (B, T) continuations of the text before each
-                                     token (column 0: of the prompt alone); 0 where there are none. other=True: of those
-                                     that begin with another token
+                                     token (column 0: of the prompt alone), in float64; 0 where there are none.
+                                     other=True: of those that begin with another token
     ask.prompts                      Q lists of the prompts' tokens
     ask.generator(name)              torch.Generator on the CPU, seeded by --seed, step and name
     """
@@ -79,9 +79,13 @@ def by_group(batch: TokenBatch, values: Tensor) -> Tensor:
     return values.view(len(batch.puzzles), -1, *values.shape[1:])
 
 
-def has_variance(rewards: Tensor) -> Tensor:
-    """Which puzzles (Q, ...) have responses of unequal rewards (Q, G, ...): the others teach plain GRPO nothing."""
-    return rewards.amax(1) > rewards.amin(1)
+def group_mean(values: Tensor) -> Tensor:
+    """The mean (Q, 1, ...) of values (Q, G, ...) over each group, in float64; exactly their value where all are equal.
+
+    So values - mean is exactly 0 there. Rounding would leave about 1e-8 of credit, which Adam blows up.
+    """
+    first = values[:, :1].double()
+    return first + (values - first).mean(1, keepdim=True)
 
 
 class Policy(NamedTuple):

@@ -8,7 +8,7 @@ from torch import Tensor
 from mitigations import gae, is_last_token, reweighting, token_credit, uniform, z_score
 from plumbing.registry import quotient, require
 from plumbing.task_file import check_grade
-from rollout import TokenBatch, by_group
+from rollout import TokenBatch, by_group, group_mean
 from tasks.arithmetic import CalculationSpan
 from tasks.text import STRUCTURE, anchors
 
@@ -143,8 +143,8 @@ def first_error(batch: TokenBatch, alpha: float = 0.5, solver: bool = False) -> 
     start = torch.tensor([error_column(batch, i, solver) for i in range(len(batch.text))], device=column.device)  # (B,)
     wrong = alpha * (column < start[:, None])  # (B, T)
     s = torch.where(batch.success[:, None] > 0, 1.0, wrong) * batch.mask  # (B, T)
-    mean = by_group(batch, s.sum(1) / batch.mask.sum(1)).mean(1)  # (Q,)
-    return s - mean[batch.group, None]
+    mean = group_mean(by_group(batch, s.sum(1) / batch.mask.sum(1)))  # (Q, 1)
+    return s - mean[batch.group]
 
 
 def error_column(batch: TokenBatch, i: int, solver: bool) -> int:

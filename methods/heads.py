@@ -90,7 +90,7 @@ class Critic(nn.Module):
         states = hidden[mask]  # (N, D)
         old = self.read(hidden, mask)[mask].detach()  # (N,)
         target = self.target(batch)[mask]  # (N,)
-        error, spread = target - old, target.var(correction=0)  # (N,), ()
+        error, spread = target - old, target.double().var(correction=0)  # (N,), ()
         measured = {"critic_loss": 0.5 * (error**2).mean().item(),
                     "explained_variance": (1 - error.var(correction=0) / spread).item() if spread > 0 else None}
         for _ in range(EPOCHS):

@@ -16,6 +16,7 @@ from countdown_task import Puzzle, format_reward, roles
 from grpo import compare
 from methods.heads import Critic
 from methods.oracle import oracle
+from mitigations import vineppo
 from plumbing import queries, shared_sampling
 from plumbing.shared_prompts import (PromptCache, ResponseCache, response_attention, response_states, shared_logprobs)
 from plumbing.task_file import check_grade
@@ -218,6 +219,17 @@ def test_a_coin_grades_responses_and_continuations(policy):
     assert tosses(30, 30, 1) == tosses(30, 30, 1)
     for first in (tosses(30, 30, 1), tosses(1, 1, 1000)):
         assert 0.45 < statistics.mean(first) < 0.55
+
+
+@pytest.mark.parametrize("responses, reward", [(3, 0.1), (7, 100.1)])
+def test_where_all_rewards_are_equal_measured_credit_is_exactly_0(responses, reward, policy):
+    """Guards against rounding as credit: it is read with gradient, and Adam makes it as large as any other."""
+    grade = lambda text, puzzle: {"reward": reward, "answer": 0.0, "format": 1.0}
+    constant = policy._replace(task=SimpleNamespace(**vars(countdown_task) | {"grade": grade}))
+    batch = step_batch(constant, 1, responses, 20)
+    assert batch.ask.rollout_values(3 * batch.mask).any()
+    for credit in (vineppo(batch), vineppo(batch, 5, "uncertain"), oracle(batch, 6), oracle(batch, 6, mix=1.0)):
+        assert not credit.any()
 
 
 @torch.no_grad()
