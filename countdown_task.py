@@ -10,8 +10,9 @@ functions:
     roles(response, spans)    what each token is, and whether it belongs to the graded answer (from tasks/text.py)
     show(puzzle)              the puzzle in a few characters, for samples.txt
 
-Some credit functions ask for more, and say so: calculations, reachable, sentence_starts. models/warm_start.py, which
-makes a start model, asks for KNOWN and `demonstrate(puzzle, rng, known)`, a response to imitate.
+`key(puzzle)`, what a model could memorize of it, may be left out: then it is the id. Some credit functions ask for
+more, and say so: calculations, reachable, sentence_starts. models/warm_start.py, which makes a start model, asks for
+KNOWN and `demonstrate(puzzle, rng, known)`, a response to imitate.
 
 It differs from TinyZero and GRPO-Zero, from which the task comes, in four ways:
 1. An answer is computed with exact fractions, from a syntax tree in which only + - * / are allowed. Nothing is eval'd.
@@ -20,8 +21,8 @@ It differs from TinyZero and GRPO-Zero, from which the task comes, in four ways:
    of Countdown-Tasks-3to4, which lists many puzzles twice, with the numbers in another order.)
 3. What a token is (a part of a tag, of a calculation or of prose) is found by character offsets in the decoded text. A
    tag may be split over several tokens, or merged with its neighbours, and is still recognised.
-4. An answer may be in a chat model's notation, `$4 \\times [5 − 3]$`. (One that ends in `= 8` is wrong,
-   as in GRPO-Zero.)
+4. An answer may be in a chat model's notation, `$4 \\times [5 − 3]$`, with any white space inside and a dot at its end.
+   (As in both, it may have a sign, `-2 + 5`. As in GRPO-Zero, one that ends in `= 8` or writes 4 as `4.0` is wrong.)
 
 Try it:  python countdown_task.py 3 7 8 --target 29
 """
@@ -42,7 +43,7 @@ from tasks.arithmetic import (Calculation, CalculationSpan, check_calculations, 
                               find_calculations, reachability)
 from tasks.data import read_rows
 from tasks.searches import KNOWN, demonstrate  # noqa: F401  what a start model imitates
-from tasks.text import FRACTION, fingerprint, format_reward, graded_answer, without_latex
+from tasks.text import fingerprint, format_reward, graded_answer, with_slashes, without_latex
 from tasks.text import roles, sentence_starts  # noqa: F401  parts of this task that all tasks about numbers share
 
 
@@ -112,12 +113,17 @@ def universe(count: int = 3, low: int = 1, high: int = 20, max_target: int = 100
     return [Puzzle(numbers, target) for numbers in number_sets for target in targets(numbers, max_target)]
 
 
+def key(puzzle: Puzzle) -> str:
+    """What a model could memorize of a puzzle: the numbers, in any order, with the target."""
+    return puzzle.id
+
+
 def split(puzzle: Puzzle) -> str:
     """`new_numbers` for a tenth of all number sets, with every target; else `heldout` for a tenth, else `train`."""
     numbers = puzzle.id.partition("=")[0]
     if fingerprint(numbers) % 10 == 0:
         return "new_numbers"
-    return "heldout" if fingerprint(puzzle.id) % 10 == 0 else "train"
+    return "heldout" if fingerprint(key(puzzle)) % 10 == 0 else "train"
 
 
 def generate_puzzles(size: int, part: str, seed: int = 0, count: int = 3, low: int = 1, high: int = 20,
@@ -173,10 +179,11 @@ def prompt(puzzle: Puzzle, chat: bool) -> str:
 # ------------------------------------------------------------------------------------------------- the reward
 
 MAX_LENGTH, MAX_DEPTH = 256, 32  # of an expression: characters, nested parentheses
-OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+             ast.UAdd: operator.pos, ast.USub: operator.neg}  # the signs
 
 SIGNS = {"\\times": "*", "\\cdot": "*", "\\div": "/", "×": "*", "·": "*", "⋅": "*", "÷": "/", " x ": " * "}
-MARKS = " \t\r\n$`"  # around an expression
+MARKS = " $`"  # around an expression
 
 
 def grade(response: str, puzzle: Puzzle) -> dict[str, float]:
@@ -205,24 +212,22 @@ def is_correct(text: str, puzzle: Puzzle) -> bool:
 def without_notation(text: str) -> str:
     r"""An expression without a chat model's notation: `$4 \times [5 − 3]$` becomes `4 * (5 - 3)`.
 
-    A text of whole numbers, + - * / and parentheses stays the same, but for spaces around it, unless it stands in `**`.
+    A text of whole numbers, + - * / and parentheses stays the same, but for white space, unless it stands in `**`.
     """
-    text = without_latex(text)
+    text = " ".join(without_latex(text).split())
     for written, sign in SIGNS.items():
         text = text.replace(written, sign)
-    while FRACTION.search(text):  # the innermost ones first
-        text = FRACTION.sub(r"((\1)/(\2))", text)
-    text = text.strip(MARKS)
+    text = with_slashes(text, "(({})/({}))").lstrip(MARKS).rstrip(MARKS + ".")
     if text.startswith("**") and text.endswith("**"):
-        text = text[2:-2].strip(MARKS)
+        text = text[2:-2].lstrip(MARKS).rstrip(MARKS + ".")
     return text.translate(str.maketrans("[]{}", "()()"))
 
 
 def expression_value(text: str) -> Fraction:
     """The exact value of an expression of whole numbers, + - * / and parentheses; ValueError for any other text.
 
-    No sign before a number, no leading zeros, at most 256 characters and 32 nested parentheses. The limits are checked
-    before Python's parser sees the text, so that nothing a model writes can be too long or too deep for it.
+    No leading zeros, at most 256 characters and 32 nested parentheses. The limits are checked before Python's parser
+    sees the text, so that nothing a model writes can be too long or too deep for it.
     """
     if len(text) > MAX_LENGTH or not re.fullmatch(r"[0-9+\-*/() ]+", text) or re.search(r"\b0[0-9]", text):
         raise ValueError("not an arithmetic expression")
@@ -237,12 +242,14 @@ def expression_value(text: str) -> Fraction:
 
 
 def tree_value(node: ast.expr) -> Fraction:
-    """The value of a syntax tree. Whatever is not listed here, such as `**`, `//`, `-1` or `2(3)`, is a ValueError."""
+    """The value of a syntax tree. Whatever is not listed here, such as `**`, `//`, `~1` or `2(3)`, is a ValueError."""
     match node:
         case ast.Constant(int(number)):
             return Fraction(number)
         case ast.BinOp(left, sign, right) if type(sign) in OPERATORS:
             return OPERATORS[type(sign)](tree_value(left), tree_value(right))
+        case ast.UnaryOp(sign, operand) if type(sign) in OPERATORS:
+            return OPERATORS[type(sign)](tree_value(operand))
     raise ValueError("only + - * / with whole numbers are allowed")
 
 

@@ -31,8 +31,9 @@ How this file differs from the paper (DeepSeekMath, arXiv 2402.03300):
 3. The log-probs of the sampling policy are recorded while sampling, not recomputed by a second forward pass. In
    bfloat16 rounding makes the two differ, so PPO's clip can act although the policy has not moved. --old_logprob update
    takes the log-probs of the first update's own pass as pi_old, so its ratio is 1.
-4. A group whose rewards are all equal has advantage exactly 0, whatever the rounding of its mean. (With --advantage
-   step_mean the whole step is the group.)
+4. Advantages are computed in float64, and are exactly 0 in a group whose rewards are all equal. (With --advantage
+   step_mean the whole step is the group.) In float32, seven rewards of 0.35 and one of 0.35000002 would get eight
+   positive advantages.
 
 Run it:  python train.py --mitigation none
 """
@@ -43,21 +44,23 @@ from plumbing.metrics import UpdateLog
 from plumbing.optimizer import Optimizer
 from plumbing.processes import world
 from plumbing.registry import require
-from rollout import Policy, TokenBatch, by_group, has_variance
+from rollout import Policy, TokenBatch, by_group, group_mean
 from sampler import response_logprobs, whole_groups
 
 # ----------------------------------------------------------------------------------------------- advantage
 # Functions of the rewards (Q, G) of G responses to each of Q puzzles, and of their success (Q, G): how each compares.
+# `compare` passes float64: in float32 a mean of equal rewards need not be their value.
 
 
 def centred(rewards: Tensor) -> Tensor:
-    """r - mean of the group; exactly 0 where all rewards of a group are equal, since Adam would blow up rounding."""
-    return (rewards - rewards.mean(1, keepdim=True)).where(has_variance(rewards)[:, None], 0.0)
+    """r - mean of the group, in float64; exactly 0 where all rewards of a group are equal."""
+    return rewards - group_mean(rewards)
 
 
 def over_deviation(rewards: Tensor, _: Tensor) -> Tensor:
     """GRPO: (r - mean) / std (2402.03300). The population std, plus 1e-4, is our choice."""
-    return centred(rewards) / (rewards.std(1, correction=0, keepdim=True) + 1e-4)
+    deviation = centred(rewards)  # (Q, G)
+    return deviation / (deviation.square().mean(1, keepdim=True).sqrt() + 1e-4)
 
 
 def leave_one_out(rewards: Tensor, _: Tensor) -> Tensor:
@@ -72,7 +75,7 @@ def over_success(_: Tensor, success: Tensor) -> Tensor:
     In a large group the mean is p(success), and grad p / p = grad log p, so it ascends log p(success). In a group of G
     it falls short by the factor 1 - (1 - p)^(G - 1): with G = 8, 0.87 at p = 1/4, 0.52 at 0.1, 0.19 at 0.03.
     """
-    mean = success.mean(1, keepdim=True)  # (Q, 1)
+    mean = group_mean(success)  # (Q, 1)
     return (success - mean) / torch.where(mean > 0, mean, 1.0)
 
 
@@ -88,17 +91,18 @@ ADVANTAGES = {"grpo": over_deviation,
 
 def compare(batch: TokenBatch, name: str = "grpo") -> Tensor:
     """The advantage (B,) of each response: how its reward compares with those of its group."""
-    rewards, success = by_group(batch, batch.reward), by_group(batch, batch.success)  # (Q, G) each
-    advantage = ADVANTAGES[name](rewards, success)  # (Q, G)
+    rewards, success = by_group(batch, batch.reward).double(), by_group(batch, batch.success).double()  # (Q, G) each
+    advantage = ADVANTAGES[name](rewards, success).to(batch.reward)  # (Q, G)
     require(advantage.shape == rewards.shape and advantage.isfinite().all(),
             f"--advantage {name} must give each response of (Q, G) a finite number: is there a division by 0?")
-    return advantage.to(rewards).flatten()
+    return advantage.flatten()
 
 
 # ---------------------------------------------------------------------------------------------------- losses
 # Arguments, (b, t) each: log pi now; `old`, log pi in the ratio's denominator; credit; mask, False on padding. Results,
-# (b, t) each: every token's gain, whose weighted sum is minus the loss; and whether the clip removes its gradient. In
-# the first update on a batch every gain has the gradient credit * grad log pi.
+# (b, t) each: every token's gain, whose weighted sum is minus the loss; and whether the clip removes its gradient. A
+# third result may be a dict of further (b, t): columns of metrics.csv, averaged over the tokens updated on. In the
+# first update on a batch every gain has the gradient credit * grad log pi.
 
 
 def ppo_objective(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s) -> tuple[Tensor, Tensor]:
@@ -147,13 +151,16 @@ def k3(logprob: Tensor, reference_logprob: Tensor) -> Tensor:
 
     Its value: -d averages to the KL and exp(d) - 1 to 0, while the samples are pi's own, as at the first update. So it
     is as unbiased as -d. Unlike that it is never negative, and it is usually less noisy. (Schulman's third estimator.)
-    Its gradient, as the loss uses it, is (1 - ref / pi) grad log pi: on average that of KL(reference || pi).
+    Its gradient, as the loss uses it, is (1 - ref / pi) grad log pi. At the first update that is on average, given the
+    text before the token, the gradient of KL(reference || pi) of this token's distribution, with that text held fixed.
+    It is not that of a KL between whole responses, and in later updates, whose samples are older, of neither KL.
     """
     d = reference_logprob - logprob  # (b, t)
     return d.exp() - d - 1
 
 
-# Functions of mask (B, T): each token's share (B, T) of a step's loss, 0 on padding. L_i is the length of response i.
+# Functions of mask (B, T) and the settings: each token's share (B, T) of a step's loss, 0 on padding. L_i is the length
+# of response i.
 
 
 def prefer_by_length(mask: Tensor, s) -> Tensor:
@@ -192,6 +199,16 @@ def micro_batches(batch: TokenBatch, credit: Tensor, s) -> list[Tensor]:
     return [rows[chunk] for chunk in whole_groups(batch.group[rows], s.micro_batch)]
 
 
+def gains(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """The gain (b, t) of each token by --loss, whether its gradient is removed (b, t), and the loss's own columns."""
+    found, shape = LOSSES[s.loss](logprob, old, credit, mask, s), tuple(mask.shape)
+    gain, removed, columns = (*found, {})[:3] if type(found) in (tuple, list) and len(found) in (2, 3) else [None] * 3
+    own = columns.values() if isinstance(columns, dict) else [None]
+    require(all(isinstance(x, Tensor) and x.shape == shape for x in (gain, removed, *own)),
+            f"--loss {s.loss} must return two tensors of (b, t) = {shape}, gain and clip, and may add a dict of others")
+    return gain, removed, columns
+
+
 def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tensor, s) -> dict[str, float | None]:
     """Take --updates_per_batch optimizer steps on one batch; returns columns of metrics.csv.
 
@@ -199,6 +216,8 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
     step.
     """
     share = LOSS_NORMS[s.loss_norm](batch.mask, s)  # (B, T) of each token in the loss
+    require(isinstance(share, Tensor) and share.shape == batch.mask.shape and share.isfinite().all(),
+            f"--loss_norm {s.loss_norm} must give each token of (B, T) a finite number")
     reference_logprob = batch.ask.reference_logprob if s.kl > 0 else None  # (B, T)
     old, prompts = batch.logprob.clone(), batch.ask.prompts  # (B, T)
     log = UpdateLog(batch)
@@ -210,12 +229,12 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
                                         batch.mask[rows, :t])  # (b, t)
             if i == 0 and s.old_logprob == "update":  # see point 3 above
                 old[rows, :t] = logprob.detach()
-            gain, removed = LOSSES[s.loss](logprob, old[rows, :t], credit[rows, :t], batch.mask[rows, :t], s)  # (b, t)
+            gain, removed, columns = gains(logprob, old[rows, :t], credit[rows, :t], batch.mask[rows, :t], s)  # (b, t)
             # (b, t); the zeros only fill the log's column, and are not reported
             kl = k3(logprob, reference_logprob[rows, :t]) if s.kl > 0 else torch.zeros_like(gain)
             loss = -((gain - s.kl * kl) * share[rows, :t])  # (b, t)
             loss.sum().backward()
-            log.add(rows, logprob, loss, removed, kl, sum(len(prompts[q]) for q in batch.group[rows].unique().tolist()))
+            log.add(rows, logprob, loss, removed, kl, columns)
         # The step sums gradients over all processes, so it is taken also where this one had no rows.
         log.end(optimizer.step(s.max_grad_norm))
     return log.metrics() | ({} if s.kl > 0 else {"kl": None})  # None: not measured

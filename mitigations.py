@@ -242,9 +242,9 @@ def segment_credit(batch: TokenBatch, cuts: Tensor, k: int) -> Tensor:
 
     Of 5 tokens with a cut at 2, tokens 0 and 1 get V_2 - V_0, the others reward - V_2.
     """
-    rewards = by_group(batch, batch.reward)  # (Q, G)
+    rewards = by_group(batch, batch.reward).double()  # (Q, G) float32 would leave rounding where all V are equal
     others = (rewards.sum(1, keepdim=True) - rewards) / (rewards.shape[1] - 1)  # (Q, G) mean reward
-    value = torch.cat((batch.ask.rollout_values(cuts * k), batch.reward[:, None]), dim=1)  # (B, T + 1)
+    value = torch.cat((batch.ask.rollout_values(cuts * k), rewards.view(-1, 1)), dim=1)  # (B, T + 1)
     value[:, 0] = others.flatten()
     bounds = torch.cat((cuts, torch.ones_like(cuts[:, :1])), dim=1)  # (B, T + 1) where segments begin, and the end
     bounds[:, 0] = True

@@ -349,6 +349,9 @@ def parse_config(source: dict) -> Config:
     unsupported = {
         "hidden_act": given.get("hidden_act", "silu") != "silu",
         "use_sliding_window": given.get("use_sliding_window", False),
+        # Qwen obeys it only with the above, Llama never; take it that any other family always does, as Mistral.
+        "sliding_window": family not in ("qwen2", "qwen3", "llama") and "sliding_window" in given,
+        "is_causal": not given.get("is_causal", True),
         "layer_types": type(layers) is not list or any(layer != "full_attention" for layer in layers),
         "attention_bias": family != "qwen2" and given.get("attention_bias", False),
         "mlp_bias": given.get("mlp_bias", False),

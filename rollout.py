@@ -37,7 +37,7 @@ class TokenBatch:
 
     `ask` (plumbing/queries.py) runs the model again, and only the functions that use it pay for it. The first four are
     computed once a step:
-    ask.hidden                       (B, T, D) last hidden state of the model, before it emits each token
+    ask.hidden                       (B, T, D) last hidden state of the model, before it emits each token, in float32
     ask.attention                    (B, T, T) [:, t, u]: how much the state that predicts token t attends to u < t, in
                                      the last layer, mean over its heads
     ask.head(name)                   (B, T) what a head of methods/heads.py says before each token, 0 on padding, such
@@ -46,8 +46,8 @@ class TokenBatch:
     ask.logprob_without(rows, hide)  (R, T) log-probabilities of the responses rows (R,), repeats allowed, when no later
                                      token can attend to those marked in hide (R, T)
     ask.rollout_values(counts)       (B, T) the mean reward of counts (B, T) continuations of the text before each
-                                     token (column 0: of the prompt alone); 0 where there are none. other=True: of those
-                                     that begin with another token
+                                     token (column 0: of the prompt alone), in float64; 0 where there are none.
+                                     other=True: of those that begin with another token
     ask.prompts                      Q lists of the prompts' tokens
     ask.generator(name)              torch.Generator on the CPU, seeded by --seed, step and name
     """
@@ -61,6 +61,7 @@ class TokenBatch:
     reward: Tensor  # (B,) "reward" of the task's `grade`, or a coin toss (--reward random)
     success: Tensor  # (B,) its "answer": 1 where that is right (or the coin shows heads), else 0
     format: Tensor  # (B,) its "format": how much of the requested layout it has, from 0 to 1
+    grades: dict[str, Tensor]  # (B,) each, its further numbers by their names, NaN where it returned none
     group: Tensor  # (B,) int64, index of the puzzle that the response answers
     puzzles: tuple  # Q, the task's
     task: ModuleType  # such as countdown_task
@@ -78,9 +79,13 @@ def by_group(batch: TokenBatch, values: Tensor) -> Tensor:
     return values.view(len(batch.puzzles), -1, *values.shape[1:])
 
 
-def has_variance(rewards: Tensor) -> Tensor:
-    """Which puzzles (Q, ...) have responses of unequal rewards (Q, G, ...): the others teach plain GRPO nothing."""
-    return rewards.amax(1) > rewards.amin(1)
+def group_mean(values: Tensor) -> Tensor:
+    """The mean (Q, 1, ...) of values (Q, G, ...) over each group, in float64; exactly their value where all are equal.
+
+    So values - mean is exactly 0 there. Rounding would leave about 1e-8 of credit, which Adam blows up.
+    """
+    first = values[:, :1].double()
+    return first + (values - first).mean(1, keepdim=True)
 
 
 class Policy(NamedTuple):
@@ -147,10 +152,11 @@ def token_batch(policy: Policy, puzzles: list, samples: Samples, s: Any, step: i
     role, in_answer = np.zeros((B, T), np.int8), np.zeros((B, T), bool)  # (B, T) each
     for i, (text, spans) in enumerate(decoded):
         role[i, : len(spans)], in_answer[i, : len(spans)] = check_roles(task.roles(text, spans), len(spans))
-    graded = torch.tensor([[g["reward"], g["answer"], g["format"]] for g in grades], device=device)  # (B, 3)
+    graded = {name: torch.tensor([grade.get(name, torch.nan) for grade in grades], dtype=torch.float32, device=device)
+              for name in dict.fromkeys(name for grade in grades for name in grade)}  # (B,) each
     return TokenBatch(
         **samples._asdict(),  # tokens, mask, logprob, entropy, logit_grad, ended
-        reward=graded[:, 0], success=graded[:, 1], format=graded[:, 2],
+        reward=graded.pop("reward"), success=graded.pop("answer"), format=graded.pop("format"), grades=graded,
         group=torch.arange(Q, device=device).repeat_interleave(B // Q), puzzles=tuple(puzzles), task=task,
         role=torch.from_numpy(role).to(device), in_answer=torch.from_numpy(in_answer).to(device),
         text=tuple(text for text, _ in decoded), spans=tuple(tuple(spans) for _, spans in decoded),
@@ -197,6 +203,6 @@ def coin_toss(task: ModuleType, seed: int, step: int) -> Callable[[str, Any], di
 
     def toss(text: str, puzzle: Any) -> dict[str, float]:
         answer = float(coin.integers(2))
-        return {"reward": answer, "format": check_grade(task.grade(text, puzzle))["format"], "answer": answer}
+        return check_grade(task.grade(text, puzzle)) | {"reward": answer, "answer": answer}
 
     return toss

@@ -15,12 +15,13 @@ final.json. Read it with `python analyze.py runs/none-seed0`.
 """
 import copy
 import inspect
+import random
 import shlex
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ from plumbing import run_folder
 from plumbing.files import write_json
 from plumbing.flags import Arguments, changed, check_device, parse
 from plumbing.launch import MODELS, check, check_puzzles, lacking, responses_that_fit, with_model
-from plumbing.metrics import heldout_text, line_of, standard_error, step_columns, write_credit_log
+from plumbing.metrics import add_columns, heldout_text, line_of, standard_error, step_columns, write_credit_log
 from plumbing.optimizer import Optimizer, learning_rate
 from plumbing.processes import check_equal, first_alone, from_first, join, leads, leave
 from plumbing.progress import Progress, one_sentence
@@ -120,10 +121,7 @@ def train(run: Path, s: Settings, hyper_parameters: dict, policy: Policy, traini
         batch = rollout(policy, puzzles, s, step)  # B responses and their rewards
         batch.advantage = compare(batch, s.advantage)  # (B,)
         credit = assign_credit(batch, s, hyper_parameters)  # (B, T)
-        row = {}  # columns of metrics.csv
-        for head in policy.heads.values():  # such as PPO's critic; GRPO has none
-            row |= head.learn(batch)  # after the credit, which would be biased by a critic that knew these rewards
-        row |= update(policy, optimizer, batch, credit, s)
+        row = learn(policy, optimizer, batch, credit, s)  # columns of metrics.csv
         row |= step_columns(step, batch, step_began)  # more columns
         if step == s.steps or (s.eval_every and step % s.eval_every == 0):
             row |= measure_heldout(policy, heldout, s)
@@ -143,12 +141,39 @@ def assign_credit(batch: TokenBatch, s: Settings, hyper_parameters: dict) -> Ten
     return credit * batch.ended[:, None] if s.skip_unfinished else credit
 
 
-def try_credit(policy: Policy, puzzles: list, s: Settings, hyper_parameters: dict) -> None:
-    """Try a small step, up to its credit: two short responses to each of two puzzles."""
-    s = replace(s, answers=2, max_new_tokens=min(8, s.max_new_tokens))
-    batch = rollout(policy, puzzles[:2], s, step=0)
-    batch.advantage = compare(batch, s.advantage)
-    assign_credit(batch, s, hyper_parameters)
+def learn(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tensor, s: Settings) -> dict:
+    """The heads learn, such as PPO's critic, and the policy. Returns columns of metrics.csv, also those that are
+    somebody's own: of a head, of the loss, and further numbers of the task's grade."""
+    # After the credit, which would be biased by a critic that knew these rewards.
+    columns = {f"learn of the head {name}": head.learn(batch) for name, head in policy.heads.items()}
+    row = update(policy, optimizer, batch, credit, s)
+    columns["the task's grade"] = {name: values.nanmean() for name, values in batch.grades.items()}
+    for owner, found in columns.items():
+        add_columns(row, found, owner)
+    return row
+
+
+def try_step(policy: Policy, optimizer: Optimizer, puzzles: list, s: Settings, hyper_parameters: dict) -> dict:
+    """Try a small step, of two short responses to each of two puzzles: all of it but the change of weights.
+
+    Returns its columns of metrics.csv. It leaves no trace: copies of the heads learn, and it may draw random numbers.
+    """
+    states, device = (random.getstate(), np.random.get_state()), policy.model.output_weight.device
+    s = replace(s, answers=2, max_new_tokens=min(8, s.max_new_tokens), updates_per_batch=1)
+    policy = policy._replace(heads=copy.deepcopy(policy.heads))
+    still = SimpleNamespace(zero_grad=optimizer.zero_grad, step=optimizer.clip)  # an optimizer that moves no weight
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        batch = rollout(policy, puzzles[:2], s, step=0)
+        batch.advantage = compare(batch, s.advantage)
+        assign_credit(batch, s, hyper_parameters)
+        # Credit 1, so that no response is left out. A run that only evaluates need not have room for gradients.
+        row = learn(policy, still, batch, batch.mask.float(), s) if s.steps else {}
+        row |= step_columns(0, batch, time.perf_counter())
+    for weight in optimizer.master.values():
+        weight.grad = None
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    return row
 
 
 def log(run: Path, step: int, batch: TokenBatch, credit: Tensor, row: dict, s: Settings) -> None:
@@ -243,12 +268,13 @@ def main() -> None:
         run_folder.check_disk(run, s, learned)
         optimizer = Optimizer(policy.model, s.lr, (s.beta1, s.beta2), s.weight_decay, s.optimizer_device or None,
                               measure_change=s.step_length)
+        columns = try_step(policy, optimizer, training, s, hyper_parameters)
         # What a run must find unchanged when it is resumed, besides its settings.
         method = MITIGATIONS[s.mitigation].function
         fixed = {f"the task {s.task}": inspect.getsource(policy.task),
                   "the list of puzzles": names_of(training + heldout),
                   f"the credit function {s.mitigation}": inspect.getsource(method)}
-        done = run_folder.open_run(run, s, hyper_parameters, fixed, learners(policy, optimizer), resume=bool(resume))
+        done = run_folder.open_run(run, s, hyper_parameters, fixed, learners(policy, optimizer), columns, bool(resume))
     with one_sentence(f"interrupted; continue with: python train.py --resume {shlex.quote(str(run))}", run):
         print(f"{sum(p.numel() for p in policy.model.parameters()):,} parameters, {len(training)} puzzles to train on, "
               f"into {run}")
@@ -269,7 +295,6 @@ def prepare(s: Settings, hyper_parameters: dict) -> tuple[Policy, list, list]:
     check_equal(asdict(s) | hyper_parameters | {"data": names_of(training + heldout)})  # in all processes
     policy = load_policy(replace(s, device=device), task, required(s.mitigation, hyper_parameters))
     check_puzzles(policy, training, heldout, s)
-    try_credit(policy, training, s, hyper_parameters)
     return policy, training, heldout
 
 

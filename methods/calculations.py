@@ -7,7 +7,8 @@ from torch import Tensor
 
 from mitigations import gae, is_last_token, reweighting, token_credit, uniform, z_score
 from plumbing.registry import quotient, require
-from rollout import TokenBatch, by_group
+from plumbing.task_file import check_grade
+from rollout import TokenBatch, by_group, group_mean
 from tasks.arithmetic import CalculationSpan
 from tasks.text import STRUCTURE, anchors
 
@@ -119,9 +120,10 @@ def regrade_ablation(batch: TokenBatch, tokens: bool = False) -> Tensor:
         else:
             parts = [(where, span.a[0], span.result[1]) for where, span, _ in written_calculations(batch, i)]
         puzzle = batch.puzzles[batch.group[i]]
-        reward = batch.task.grade(text, puzzle)["reward"]
+        reward = check_grade(batch.task.grade(text, puzzle))["reward"]
         for where, start, stop in parts:  # where: a mask of tokens, or one of them
-            weight[i, where] = abs(reward - batch.task.grade(text[:start] + text[stop:], puzzle)["reward"])
+            ablated = check_grade(batch.task.grade(text[:start] + text[stop:], puzzle))["reward"]
+            weight[i, where] = abs(reward - ablated)
     return weight
 
 
@@ -141,8 +143,8 @@ def first_error(batch: TokenBatch, alpha: float = 0.5, solver: bool = False) -> 
     start = torch.tensor([error_column(batch, i, solver) for i in range(len(batch.text))], device=column.device)  # (B,)
     wrong = alpha * (column < start[:, None])  # (B, T)
     s = torch.where(batch.success[:, None] > 0, 1.0, wrong) * batch.mask  # (B, T)
-    mean = by_group(batch, s.sum(1) / batch.mask.sum(1)).mean(1)  # (Q,)
-    return s - mean[batch.group, None]
+    mean = group_mean(by_group(batch, s.sum(1) / batch.mask.sum(1)))  # (Q, 1)
+    return s - mean[batch.group]
 
 
 def error_column(batch: TokenBatch, i: int, solver: bool) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mitigations import token_credit, uniform, z_score
 from plumbing.registry import quotient, require
-from rollout import TokenBatch, by_group, has_variance
+from rollout import TokenBatch, by_group
 
 
 @token_credit(from_advantage=True)
@@ -55,14 +55,12 @@ def optimal_baseline(batch: TokenBatch) -> Tensor:
     not ended before t. Where only one is left, its baseline would be its own reward, so we take the group mean instead.
     (In the code of verl, an RL library, the credit there is 0.)
     """
-    r, mask = by_group(batch, batch.reward)[..., None], by_group(batch, batch.mask)  # (Q, G, 1), (Q, G, T)
+    r, mask = by_group(batch, batch.reward), by_group(batch, batch.mask)  # (Q, G), (Q, G, T)
     W = by_group(batch, batch.logit_grad.square().cumsum(1)) * mask  # (Q, G, T)
-    total = W.sum(1, keepdim=True)  # (Q, 1, T)
-    weighted_mean = quotient((r * W).sum(1, keepdim=True), total)  # (Q, 1, T)
-    usable = (mask.sum(1, keepdim=True) > 1) & (total > 0)  # (Q, 1, T)
-    baseline = torch.where(usable, weighted_mean, r.mean(1, keepdim=True))  # (Q, 1, T)
-    unequal = has_variance(r)[..., None]  # (Q, 1, 1) the rest is rounding noise, which Adam would blow up
-    return torch.where(unequal, r - baseline, 0.0).view_as(batch.logprob)
+    usable = (mask.sum(1, keepdim=True) > 1) & W.any(1, keepdim=True)  # (Q, 1, T)
+    W = torch.where(usable, W, 1.0)  # (Q, G, T)
+    difference = r[:, :, None] - r[:, None]  # (Q, G, G) r_k - r_i, whose mean is exactly 0 where all r_i are equal
+    return (difference @ W / W.sum(1, keepdim=True)).view_as(batch.logprob)
 
 
 @token_credit(from_advantage=True)

@@ -12,9 +12,9 @@ The process critic, for `ppo_process`, predicts how many true calculations follo
 how much to look at each of them.
 
 A head is an nn.Module made from the hidden size, with an `optimizer`, `read(hidden, mask) -> (B, T)`, asked for as
-batch.ask.head(name), and `learn(batch)`, called after the credit of a step is known, which returns columns of
-metrics.csv. To add one, write it here and name it in HEADS. A credit function that needs it says so in its decorator:
-needs=("critic",).
+batch.ask.head(name), and `learn(batch)`, called after the credit of a step is known, which may return columns of
+metrics.csv: numbers, or None, by name. To add one, write it here and name it in HEADS. A credit function that needs it
+says so in its decorator: needs=("critic",).
 """
 from functools import partial
 from pathlib import Path
@@ -76,7 +76,7 @@ class Critic(nn.Module):
         """Values (B, T) of hidden states (B, T, D), 0 on padding."""
         return self.value(hidden) * mask
 
-    def learn(self, batch: TokenBatch) -> dict[str, float]:
+    def learn(self, batch: TokenBatch) -> dict[str, float | None] | None:
         """Train on the target r of each token of a batch whose values were predicted before.
 
         Returns columns of metrics.csv, of the values as they were predicted: half their mean squared error, and the
@@ -90,7 +90,7 @@ class Critic(nn.Module):
         states = hidden[mask]  # (N, D)
         old = self.read(hidden, mask)[mask].detach()  # (N,)
         target = self.target(batch)[mask]  # (N,)
-        error, spread = target - old, target.var(correction=0)  # (N,), ()
+        error, spread = target - old, target.double().var(correction=0)  # (N,), ()
         measured = {"critic_loss": 0.5 * (error**2).mean().item(),
                     "explained_variance": (1 - error.var(correction=0) / spread).item() if spread > 0 else None}
         for _ in range(EPOCHS):
@@ -100,7 +100,7 @@ class Critic(nn.Module):
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
-        return measured
+        return measured if self.target is whole_reward else None  # no two columns of one name
 
 
 class Importance(nn.Module):
@@ -123,7 +123,7 @@ class Importance(nn.Module):
         """The logit (B,) of each response's success."""
         return (self.read(hidden, mask) * self.value(hidden)).sum(1)
 
-    def learn(self, batch: TokenBatch) -> dict[str, float]:
+    def learn(self, batch: TokenBatch) -> None:
         """Train on the success, 0 or 1, of each response of a batch. It has no columns in metrics.csv."""
         hidden = batch.ask.hidden  # (B, T, D)
         for _ in range(EPOCHS):
@@ -131,10 +131,8 @@ class Importance(nn.Module):
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
-        return {}
 
 
-# The critic comes last, so that its columns of metrics.csv are those that stay where there are two critics.
 HEADS = {"process_critic": partial(Critic, target=calculations_ahead), "importance": Importance, "critic": Critic}
 
 

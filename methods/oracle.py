@@ -50,13 +50,16 @@ def oracle(batch: TokenBatch, k: int = 16, mix: float = 0.0) -> Tensor:
     counts = torch.where(other > SURE, (k * other).ceil(), 0.0)  # (B, T)
     U = batch.ask.rollout_values(counts, other=True)  # (B, T)
     weight = torch.where(counts > 0, other, 0.0)  # (B, T) where nothing was sampled, V_t = V_{t+1}
-    V = work_backwards(1 - weight, weight * U, batch.reward)  # (B, T + 1)
+    V = work_backwards(weight, U, batch.reward.to(U))  # (B, T + 1)
     return (1 - mix) * weight * (V[:, 1:] - U) + mix * (batch.reward - V[:, 0])[:, None]
 
 
-def work_backwards(keep: Tensor, add: Tensor, last: Tensor) -> Tensor:
-    """V (B, T + 1) with V_t = keep_t V_{t+1} + add_t, from V_T = last (B,) to V_0; keep and add are (B, T)."""
+def work_backwards(weight: Tensor, U: Tensor, last: Tensor) -> Tensor:
+    """V (B, T + 1) with V_t = V_{t+1} + weight_t (U_t - V_{t+1}), from V_T = last (B,) to V_0; weight and U are (B, T).
+
+    That is (1 - weight_t) V_{t+1} + weight_t U_t, written so that V_t is exactly V_{t+1} where U_t is.
+    """
     V = [last]
-    for t in reversed(range(keep.shape[1])):
-        V.append(keep[:, t] * V[-1] + add[:, t])
+    for t in reversed(range(U.shape[1])):
+        V.append(V[-1] + weight[:, t] * (U[:, t] - V[-1]))
     return torch.stack(V[::-1], 1)

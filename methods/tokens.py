@@ -43,9 +43,9 @@ def entropy_ratio(batch: TokenBatch) -> Tensor:
 def entropy_masking(batch: TokenBatch, mask_percentile: float = 80.0) -> Tensor:
     """credit = A where H >= the mask_percentile-th percentile of the step, else 0: forking tokens only (2506.01939).
 
-    A forking token is one where the text could go several ways. --normalize none is the paper's equation, which divides
-    the loss by the number of all tokens. --normalize step is its code, which divides by the number of kept ones. (In
-    paper and code, a response without a kept one drops out.)
+    A forking token is one where the text could go several ways. Where every response keeps a token, --normalize none is
+    the paper's equation, which divides the loss by the number of all tokens, and --normalize step is its code, which
+    divides by the number of kept ones. A response that keeps none gets plain GRPO here; in paper and code it drops out.
     """
     require(0 <= mask_percentile <= 100, "--mask_percentile must be between 0 and 100")
     threshold = batch.entropy[batch.mask].quantile(mask_percentile / 100)  # ()

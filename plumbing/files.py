@@ -28,8 +28,9 @@ def replace_file(file: Path, write: Callable[[Path], object]) -> None:
 
 
 def write_json(file: Path, content: dict) -> None:
-    """Write a JSON file that people can read, too."""
-    replace_file(file, lambda part: part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8"))
+    """Write a JSON file that people can read, too; null for NaN and infinity, which JSON does not have."""
+    plain = json.loads(json.dumps(content), parse_constant=lambda _: None)
+    replace_file(file, lambda part: part.write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8"))
 
 
 def read_json(file: Path) -> dict:

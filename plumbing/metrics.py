@@ -3,6 +3,9 @@
 docs/running.md explains each column.
 """
 import time
+from collections import Counter
+from decimal import Decimal
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +14,14 @@ import torch
 from torch import Tensor
 
 from plumbing.files import checksum, replace_file
-from plumbing.processes import sum_over_processes
+from plumbing.processes import gather
 from plumbing.progress import clock
 from tasks.text import ROLES
 
 COLUMNS = ["step", "reward", "success", "format", "length", "truncated", "entropy", "grad_norm", "step_length",
            "step_cosine", "loss", "clip_fraction", *(f"clip_{role}" for role in ROLES), "ratio_error", "ratio_spread",
            "kl", "zero_variance_groups", "tokens_sampled", "tokens_read", "tokens_updated", "seconds",
-           "tokens_per_second", "credit_checksum", "heldout_success", "heldout_stderr", "critic_loss",
-           "explained_variance"]  # of metrics.csv
+           "tokens_per_second", "credit_checksum", "heldout_success", "heldout_stderr"]  # of metrics.csv: ours
 # The columns of credit/step-*.npz.
 CREDIT_LOG = {"step": np.int32, "response": np.uint16, "group": np.uint16, "position": np.uint16, "token": np.int32,
               "logprob": np.float32, "entropy": np.float32, "logit_grad": np.float32, "advantage": np.float32,
@@ -44,6 +46,32 @@ def step_columns(step: int, batch: Any, began: float) -> dict[str, float]:
             "tokens_read": batch.ask.tokens_read, "seconds": seconds, "tokens_per_second": tokens / seconds}
 
 
+def add_columns(row: dict, found: dict | None, owner: str) -> None:
+    """Add numbers by name, or nothing, that somebody's code found, to a row of metrics.csv. owner: of that code.
+
+    ValueError for a name that is taken or no text in one line, and for what is no number.
+    """
+    if not isinstance(found, dict | None):
+        raise ValueError(f"{owner} must return a dict of columns, or nothing, not {type(found).__name__}")
+    for name, value in (found or {}).items():
+        if not (isinstance(name, str) and name.strip() and name.isprintable()):
+            raise ValueError(f"{owner} names a column {name!r:.50}: its name must be text in one line")
+        if name in COLUMNS or name in row:
+            raise ValueError(f"{owner} gives a column {name}, but metrics.csv has one of that name: choose another")
+        row[name] = None if value is None else number(value, f"{owner}: {name}")
+
+
+def number(value: Any, name: str) -> float:
+    """A number of any kind, of Python, numpy or torch, as a float. ValueError, with its name, for anything else."""
+    try:
+        plain = value.item() if hasattr(value, "item") else value
+        if isinstance(plain, Real | Decimal):
+            return float(plain)
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # several elements, or too large
+        pass
+    raise ValueError(f"{name} must be a number, not {repr(value).splitlines()[0]:.50}")
+
+
 def line_of(row: dict, steps: int, seconds_left: float) -> str:
     """A row of metrics.csv as one line of the terminal."""
     return (f"step {row['step']:>4}/{steps}  reward {row['reward']:.3f}  success {row['success']:.3f}  "
@@ -66,65 +94,53 @@ def standard_error(values: np.ndarray) -> float:
 
 
 class UpdateLog:
-    """What metrics.csv says of the updates on one batch."""
+    """What metrics.csv says of the updates on one batch, from sums over the tokens that are updated on."""
 
     def __init__(self, batch: Any):
-        self.batch = batch
-        self.used = torch.zeros_like(batch.mask)  # (B, T) the tokens that are updated on
-        # Of the latest update on each token, (B, T) each:
-        self.logprob = batch.logprob.clone()
-        self.loss, self.kl = torch.zeros_like(self.logprob), torch.zeros_like(self.logprob)
-        self.removed = torch.zeros_like(batch.mask)
-        self.prompt_tokens = 0  # read beside those of the responses, in the current update
-        self.sums: list[dict[str, float]] = []  # an entry per update
-        self.optimizer_columns: list[dict[str, float]] = []  # what the optimizer says of each update
+        self.batch, self.prompts = batch, batch.ask.prompts
+        self.sums = Counter()  # by name, of the current update
+        self.updates: list[tuple[dict, dict]] = []  # of each one: its sums, and what the optimizer says of it
 
-    def add(self, rows: Tensor, logprob: Tensor, loss: Tensor, removed: Tensor, kl: Tensor, prompt_tokens: int) -> None:
-        """Keep what belongs to the tokens of some rows (b,), (b, t) each, and the prompts' tokens read for them."""
-        t = logprob.shape[1]
-        self.used[rows] = self.batch.mask[rows]
-        self.logprob[rows, :t] = logprob.detach()
-        self.loss[rows, :t], self.kl[rows, :t] = loss.detach(), kl.detach()
-        self.removed[rows, :t] = removed
-        self.prompt_tokens += prompt_tokens
+    @torch.no_grad()
+    def add(self, rows: Tensor, logprob: Tensor, loss: Tensor, removed: Tensor, kl: Tensor,
+            columns: dict[str, Tensor]) -> None:
+        """Add the tokens of a micro-batch's rows (b,), (b, t) each, those of their prompts, and the loss's columns."""
+        here = rows, slice(logprob.shape[1])
+        mask, role = self.batch.mask[here], self.batch.role[here]  # (b, t) each
+        log_ratio = logprob - self.batch.logprob[here]  # (b, t)
+        facts = {"tokens": mask, "loss": loss, "removed": removed, "kl": kl, "error": log_ratio.abs(),
+                 "spread": log_ratio.square(), **{("of the loss", name): column for name, column in columns.items()}}
+        for i, name in enumerate(ROLES):
+            facts |= {f"tokens_{name}": role == i, f"removed_{name}": (role == i) * removed}
+        self.sums.update({name: torch.where(mask, fact, 0).double().sum() for name, fact in facts.items()})
+        self.sums["prompts"] += sum(len(self.prompts[q]) for q in self.batch.group[rows].unique().tolist())
 
     def end(self, optimizer_columns: dict[str, float]) -> None:
-        """Sum up an update over the tokens that were used, in all and by role. optimizer_columns: of Optimizer.step."""
-        log_ratio = (self.logprob - self.batch.logprob)[self.used]  # (N,)
-        sums = {"loss": self.loss.sum(), "abs_log_ratio": log_ratio.abs().sum(),
-                "squared_log_ratio": log_ratio.square().sum(), "kl": self.kl[self.used].sum(),
-                "prompts": self.prompt_tokens}
-        for i, role in enumerate(ROLES):
-            of_role = self.used & (self.batch.role == i)  # (B, T)
-            sums |= {f"tokens_{role}": of_role.sum(), f"removed_{role}": (of_role & self.removed).sum()}
-        self.sums.append({name: float(value) for name, value in sums.items()})
-        self.optimizer_columns.append(optimizer_columns)
-        self.prompt_tokens = 0
+        """End an update. optimizer_columns: of Optimizer.step."""
+        self.updates.append(({name: float(value) for name, value in self.sums.items()}, optimizer_columns))
+        self.sums.clear()
 
     def metrics(self) -> dict[str, float | None]:
-        """Columns of metrics.csv, over all processes; shares and means over tokens are None where none was updated.
+        """Columns of metrics.csv, over all processes: means over the updates, None where no token was updated on.
 
-        They are means over the updates, with three exceptions. tokens_updated is a sum. ratio_error is the mean |log
-        ratio| of the first update: there the model has not changed since it sampled, so anything but rounding means
-        that sampler and update disagree. ratio_spread is the root mean square of the log ratio at the last update, None
-        if that is the first.
+        tokens_updated is a sum. ratio_error is of the first update: the model is still the one that sampled, so
+        anything but rounding means that sampler and update disagree. ratio_spread is of the last one, if not the first.
         """
-        names = list(self.sums[0])  # n
-        table = torch.tensor([[row[name] for name in names] for row in self.sums], dtype=torch.float64)  # (updates, n)
-        sum_over_processes([table])
-        first, mean, last = (dict(zip(names, row.tolist())) for row in (table[0], table.mean(0), table[-1]))
-        N = sum(mean[f"tokens_{role}"] for role in ROLES)  # the same in every update
-        removed = sum(mean[f"removed_{role}"] for role in ROLES)
-        by_role = {f"clip_{role}": share(mean[f"removed_{role}"], mean[f"tokens_{role}"]) for role in ROLES}
-        several = N and len(self.sums) > 1
-        return {"loss": mean["loss"], "clip_fraction": share(removed, N), **by_role,
-                "ratio_error": share(first["abs_log_ratio"], N),
-                "ratio_spread": share(last["squared_log_ratio"], N) ** 0.5 if several else None,
-                "kl": share(mean["kl"], N),
-                "tokens_updated": round(len(self.sums) * (N + mean["prompts"])),
-                # A run's first update has no step_cosine.
-                **{name: float(np.mean([columns[name] for columns in self.optimizer_columns if name in columns]))
-                   for name in self.optimizer_columns[-1]}}
+        *each, total = [Counter() for _ in (*self.updates, "total")]  # sums over processes, then over updates
+        for process in gather([[sums for sums, _ in self.updates]]):  # one without a row has no sums
+            for own, sums in zip(each, process):
+                own.update(sums)
+                total.update(sums)
+        N, tokens = each[0]["tokens"], total["tokens"]  # each update has N tokens
+        optimizer = [columns for _, columns in self.updates]  # a run's first update has no step_cosine
+        row = {"loss": total["loss"] / len(each), "clip_fraction": share(total["removed"], tokens),
+               **{f"clip_{role}": share(total[f"removed_{role}"], total[f"tokens_{role}"]) for role in ROLES},
+               "ratio_error": share(each[0]["error"], N),
+               "ratio_spread": share(each[-1]["spread"], N) ** 0.5 if tokens > N else None,
+               "kl": share(total["kl"], tokens), "tokens_updated": round(tokens + total["prompts"]),
+               **{name: float(np.mean([x[name] for x in optimizer if name in x])) for name in optimizer[-1]}}
+        add_columns(row, {key[1]: share(total[key], tokens) for key in total if isinstance(key, tuple)}, "the loss")
+        return row
 
 
 def write_credit_log(file: Path, step: int, batch: Any, credit: Tensor) -> int:

@@ -15,7 +15,9 @@ BESIDE = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.j
           "additional_chat_templates/*.jinja", "generation_config.json")
 FOREIGN = {  # what a folder holds instead of a model's weights
     "adapter_config.json": "a LoRA adapter: merge it into its model with merge_and_unload of peft, then save it",
-    "*.gguf": "a GGUF file: load it with transformers (gguf_file=...), and write safetensors with save_pretrained",
+    "*.gguf": "a GGUF file: load it with transformers after `pip install accelerate gguf`, by from_pretrained(folder, "
+              "gguf_file=name, quantization_config=GgufConfig(dequantize=True)), write safetensors with "
+              "save_pretrained, and copy the tokenizer's files from the model that it was made from",
     "pytorch_model*.bin": "pickled weights: load them with transformers, and write safetensors with save_pretrained",
 }
 
@@ -46,11 +48,12 @@ def rope_theta(config: dict) -> float:
     """
     ropes = [config.get(name, {}) for name in ("rope_parameters", "rope_scaling")]  # of transformers 5 and 4
     for rope in ropes:
-        nested = any(isinstance(value, dict) for value in rope.values())  # one RoPE for each kind of layer
-        if rope.get("rope_type", rope.get("type", "default")) != "default" or "factor" in rope or nested:
+        one = isinstance(rope, dict) and not any(isinstance(value, dict) for value in rope.values())  # for all layers
+        kind = rope.get("rope_type", rope.get("type", "default")) if one else None
+        if kind != "default" or rope.get("factor") is not None:
             raise ValueError("config.json sets rope_type to a value that is not supported: take a checkpoint without "
                              "scaled RoPE")
-    if any(fields.get("partial_rotary_factor", 1) != 1 for fields in (*ropes, config)):
+    if any(fields.get("partial_rotary_factor") not in (None, 1) for fields in (*ropes, config)):
         raise ValueError("config.json sets partial_rotary_factor to a value that is not supported: take another model")
     thetas = [fields["rope_theta"] for fields in (*ropes, config) if "rope_theta" in fields]
     if any(theta != thetas[0] for theta in thetas):

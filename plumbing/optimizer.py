@@ -62,19 +62,21 @@ class Optimizer:
         for group in self.adamw.param_groups:
             group["lr"] = lr
 
-    def step(self, max_grad_norm: float) -> dict[str, float]:
-        """Sum the gradients over processes, clip their norm, and take a step.
-
-        Returns columns of metrics.csv: the norm before clipping, and what measure_change asks for.
-        """
+    def clip(self, max_grad_norm: float) -> dict[str, float]:
+        """Sum the gradients over processes and clip their norm. Returns it, as it was, as a column of metrics.csv."""
         sum_over_processes([w.grad for w in self.master.values()])
         norm = nn.utils.clip_grad_norm_(self.master.values(), max_grad_norm).item()
         if not math.isfinite(norm):  # stop before NaN gets into the weights and the checkpoint
-            raise FloatingPointError("the gradient is not finite: --lr is too high, or the credit too large")
+            raise FloatingPointError("the gradient is not finite: --lr or credit is too large, or --loss divides by 0")
+        return {"grad_norm": norm}
+
+    def step(self, max_grad_norm: float) -> dict[str, float]:
+        """Clip, and take a step. Returns also the columns that measure_change asks for."""
+        columns = self.clip(max_grad_norm)
         before = self.flat_weights() if self.measure_change else None
         self.adamw.step()
         self.round_into_model()
-        return {"grad_norm": norm} | (self.describe_change(before) if self.measure_change else {})
+        return columns | (self.describe_change(before) if self.measure_change else {})
 
     def flat_weights(self) -> Tensor:
         """All weights as one vector."""

@@ -57,8 +57,8 @@ class Queries:
 
     @once
     def hidden(self) -> Tensor:
-        """The model's last hidden state (B, T, D) before it emits each token."""
-        return self.read(response_states, self.policy.model)
+        """The model's last hidden state (B, T, D) before it emits each token, in float32, as heads are."""
+        return self.read(response_states, self.policy.model).float()
 
     @once
     def attention(self) -> Tensor:
@@ -98,8 +98,8 @@ class Queries:
     def rollout_values(self, counts: Tensor, other: bool = False) -> Tensor:
         """The mean reward (B, T) of counts (B, T) continuations of the text before each token, 0 where there are none.
 
-        A continuation may use the tokens that are left of the limit. other: it begins with any token but the actual
-        one. Prefixes of similar length are sampled together.
+        In float64, so that the mean of equal rewards is that reward. A continuation may use the tokens that are left of
+        the limit. other: it begins with any token but the actual one. Prefixes of similar length are sampled together.
         """
         counts = counts.cpu().long()  # (B, T)
         # k, the greatest common divisor of the counts (VinePPO's --k): `generate` samples k continuations of a prefix
@@ -108,11 +108,11 @@ class Queries:
         starts = counts.nonzero().repeat_interleave(counts[counts > 0] // k, 0)  # (N, 2) response and position
         uniforms = torch.rand(len(starts), k, self.s.max_new_tokens, generator=self.generator("rollouts"),
                               dtype=torch.float64)  # (N, k, limit)
-        total = torch.zeros(counts.shape)  # (B, T)
+        total = torch.zeros(counts.shape, dtype=torch.float64)  # (B, T)
         order = starts[:, 1].argsort(stable=True)  # (N,) shortest prefix first
         for chunk in order.split(max(1, ROWS_AT_ONCE // k)) if len(order) else ():  # (n,)
             rewards = self.continue_from(starts[chunk], uniforms[chunk], other)  # (n, k)
-            total.index_put_(tuple(starts[chunk].T), rewards.sum(1), accumulate=True)
+            total.index_put_(tuple(starts[chunk].T), rewards.double().sum(1), accumulate=True)
         return (total / counts.clamp(min=1)).to(self.samples.tokens.device)
 
     def continue_from(self, starts: Tensor, uniforms: Tensor, other: bool) -> Tensor:

@@ -45,15 +45,16 @@ def default_folder(mitigation: str, seed: int, changed: dict) -> Path:
 
 
 def open_run(run: Path, settings: Any, hyper_parameters: dict, fixed: dict[str, str], learners: dict,
-             resume: bool) -> int:
+             columns: Iterable[str], resume: bool) -> int:
     """Create the run folder, or load the state of a run to resume. Returns how many steps are done.
 
     fixed: texts, by name, that must be the same when the run is resumed: program text, and the puzzles' names.
     learners: everything that changes from step to step, by name; each has state_dict() and load_state_dict().
+    columns: of metrics.csv, as the trial step has them.
     ValueError when the folder of a new run exists, when another process writes it, and when no step is left.
     """
     if not resume:
-        first_alone(lambda: start_run(run, asdict(settings), hyper_parameters, fixed))
+        first_alone(lambda: start_run(run, asdict(settings), hyper_parameters, fixed, columns))
         return 0
     first_alone(lambda: lock(run))
     state = load_state(run)
@@ -62,9 +63,10 @@ def open_run(run: Path, settings: Any, hyper_parameters: dict, fixed: dict[str, 
     if state["step"] > 0:
         check_settings(run, state["settings"], asked)
         check_logs(run, state)
+        check_columns(run, columns)
         restore(run, state, learners)
     gather([check_inputs(run, checksums(asked, fixed))])  # all have read the folder before the first one changes it
-    first_alone(lambda: reopen_run(run, state, settings.steps))
+    first_alone(lambda: reopen_run(run, state, settings.steps, columns))
     return state["step"]
 
 
@@ -85,7 +87,7 @@ def lock(folder: Path) -> None:
     os.write(file, str(os.getpid()).encode())
 
 
-def start_run(run: Path, settings: dict, hyper_parameters: dict, fixed: dict[str, str]) -> None:
+def start_run(run: Path, settings: dict, hyper_parameters: dict, fixed: dict[str, str], columns: Iterable) -> None:
     """Create the folder with config.json, an empty metrics.csv and the checkpoint's tokenizer, all of it or nothing."""
     if run.exists():
         raise ValueError(f"{run} exists: continue it with --resume {run}, remove it, or choose another --out or --seed")
@@ -97,7 +99,7 @@ def start_run(run: Path, settings: dict, hyper_parameters: dict, fixed: dict[str
     (part / "credit").mkdir(parents=True)
     lock(part)
     write_json(part / "config.json", config)
-    append_row(part, None)
+    write_header(part, columns)
     copy_tokenizer(Path(settings["model"]), part / "checkpoint")
     part.rename(run)
 
@@ -146,14 +148,27 @@ def check_disk(run: Path, settings: Any, parameters: Iterable[Tensor]) -> None:
 # ------------------------------------------------------------------------------------------------------ logs
 
 
-def append_row(run: Path, row: dict | None) -> None:
-    """Add a row to metrics.csv; None begins it with its header. A column that was not measured stays empty."""
-    with (run / "metrics.csv").open("w" if row is None else "a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        if row is None:
-            writer.writeheader()
-        else:
-            writer.writerow(row)
+def write_header(run: Path, columns: Iterable[str]) -> None:
+    """Begin metrics.csv: our columns, then the others."""
+    with (run / "metrics.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerow(dict.fromkeys([*COLUMNS, *columns]))
+
+
+def check_columns(run: Path, columns: Iterable[str]) -> list[str]:
+    """The header of metrics.csv; ValueError where it lacks one of the columns."""
+    with (run / "metrics.csv").open(newline="", encoding="utf-8") as file:
+        header = next(csv.reader(file), [])
+    if new := [name for name in columns if name not in header]:
+        raise ValueError(f"{run / 'metrics.csv'} has no column {new[0]}, for the trial step had none: return it in "
+                         "every step, None where nothing was measured")
+    return header
+
+
+def append_row(run: Path, row: dict) -> None:
+    """Add a row to metrics.csv; what is missing, None or NaN stays empty."""
+    header = check_columns(run, row)
+    with (run / "metrics.csv").open("a", newline="", encoding="utf-8") as file:
+        csv.DictWriter(file, header).writerow({name: x for name, x in row.items() if x == x})
 
 
 def write_samples(run: Path, step: int, batch) -> None:
@@ -251,7 +266,7 @@ def restore(run: Path, state: dict, learners: dict) -> None:
         raise ValueError(f"{run / STATE} does not fit this run's model: put back the one that it wrote") from None
 
 
-def reopen_run(run: Path, state: dict, steps: int) -> None:
+def reopen_run(run: Path, state: dict, steps: int, columns: Iterable[str]) -> None:
     """Cut the logs of a run back to its state, and record how many steps are wanted now."""
     config = read_config(run)
     config["settings"]["steps"] = steps
@@ -267,4 +282,4 @@ def reopen_run(run: Path, state: dict, steps: int) -> None:
         if (run / name).is_file():  # samples.txt begins with the first step
             os.truncate(run / name, state["lengths"][name])
     if state["step"] == 0:
-        append_row(run, None)
+        write_header(run, columns)

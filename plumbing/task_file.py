@@ -1,13 +1,16 @@
 """A task's file, found by its name or a path, and checks of what its functions return."""
 import importlib
 import importlib.util
+import math
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
 from plumbing.files import check_fields
+from plumbing.metrics import number
 from tasks.text import ROLES
 
 REQUIRED = ("load", "check", "prompt", "grade", "roles", "show")  # what countdown_task.py says a task has
@@ -53,21 +56,29 @@ def load_puzzles(task: ModuleType, count: int, path: str, eval_path: str = "") -
     if strange := [puzzle for puzzle in training + heldout if not isinstance(getattr(puzzle, "id", None), str)]:
         raise ValueError(f"the task's load returns puzzles without an id that is text, such as {strange[0]!r:.50}")
     if eval_path:
-        training = without(training, heldout, eval_path)
+        training = without(task, training, heldout, eval_path)
         if len(heldout) > count:
             print(f"{count} of the {len(heldout)} puzzles in {eval_path} are measured: --eval_problems says how many")
         heldout = heldout[:count]
     if len(heldout) > count or len({puzzle.id for puzzle in heldout}) < len(heldout):
         raise ValueError(f"the task's load returns more than the {count} held-out puzzles asked for, or one twice")
-    if both := {puzzle.id for puzzle in training} & {puzzle.id for puzzle in heldout}:
+    if both := keys(task, training) & keys(task, heldout):
         raise ValueError(f"the task's puzzle {min(both)} is held out, and trained on")
     return training, heldout
 
 
-def without(training: list, heldout: list, path: str) -> list:
-    """The training puzzles that are not in the file of held-out ones; says how many are. ValueError if all are."""
-    known = {puzzle.id for puzzle in heldout}
-    kept = [puzzle for puzzle in training if puzzle.id not in known]
+def keys(task: ModuleType, puzzles: list) -> set[str]:
+    """What a model could memorize of puzzles: their ids, and what the task's `key` says, where it has that function.
+
+    Both, because a puzzle that a task makes may have another key than the same one in a file.
+    """
+    return {puzzle.id for puzzle in puzzles} | set(map(getattr(task, "key", lambda puzzle: puzzle.id), puzzles))
+
+
+def without(task: ModuleType, training: list, heldout: list, path: str) -> list:
+    """The training puzzles that share no key with held-out ones of a file; says how many do. ValueError if all do."""
+    known = keys(task, heldout)
+    kept = [puzzle for puzzle in training if known.isdisjoint(keys(task, [puzzle]))]
     if not kept:
         raise ValueError(f"all puzzles to train on are in {path}: name another file with --data or --eval_data")
     if len(kept) < len(training):
@@ -75,12 +86,18 @@ def without(training: list, heldout: list, path: str) -> list:
     return kept
 
 
-def check_grade(grade: dict[str, float]) -> dict[str, float]:
-    """A copy of what a task's grade returned; ValueError unless it has all that it should."""
-    check_fields(grade, {"reward": float, "answer": float, "format": float}, "what the task's grade returns")
+def check_grade(grade: dict[str, Any]) -> dict[str, float]:
+    """What a task's grade returned, as floats, NaN for a further None; ValueError unless it has all that it should."""
+    what, needed = "what the task's grade returns", {"reward": float, "answer": float, "format": float}
+    if isinstance(grade, dict):
+        grade = {name: math.nan if value is None and name not in needed else number(value, f"{what}: {name}")
+                 for name, value in grade.items()}
+    check_fields(grade, needed, what)
+    if abs(grade["reward"]) > 1e38:  # near the limit of float32
+        raise ValueError(f"{what}: the reward {grade['reward']:g} is too large")
     if not (0 <= grade["answer"] <= 1 and 0 <= grade["format"] <= 1):
         raise ValueError(f"the task's grade returns {grade}: answer and format must be from 0 to 1")
-    return dict(grade)
+    return grade
 
 
 def check_roles(found: tuple, length: int) -> tuple[np.ndarray, np.ndarray]:

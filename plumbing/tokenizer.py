@@ -5,11 +5,13 @@ that it decodes.
 """
 import codecs
 import itertools
+import os
 import re
 from pathlib import Path
 from typing import Iterable
 
 import tokenizers
+from tokenizers import AddedToken
 
 from plumbing.files import read_json
 
@@ -17,6 +19,7 @@ END_TOKENS = ("<|im_end|>", "<|endoftext|>")  # each ends a response, and so doe
 NAMED_IN = {"tokenizer_config.json": "eos_token", "special_tokens_map.json": "eos_token",
             "generation_config.json": "eos_token_id", "config.json": "eos_token_id"}
 CHATML = "<|im_start|>"
+SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 
 
 class Tokenizer:
@@ -34,19 +37,24 @@ class Tokenizer:
             raise ValueError(f"{path} is not a tokenizer: {error}") from None
         self.library.no_truncation()
         self.library.no_padding()
+        settings = read_settings(folder)
+        add_listed_tokens(folder, settings, self.library)
         # Beyond the highest id, which may exceed the number of tokens, a model's vocabulary may be padded.
         self.size = max(self.library.get_vocab().values(), default=-1) + 1
-        self.chat = self.library.token_to_id(CHATML) is not None and writes_chatml(folder)
+        template = settings["chat_template"]
+        self.chat = self.library.token_to_id(CHATML) is not None and (template is None or CHATML in template)
         self.end_tokens = find_end_tokens(folder, self.library)
         self.bytes = self.token_bytes()
         control = [*map(self.library.id_to_token, self.end_tokens), *[CHATML] * self.chat]
-        self.library.add_special_tokens(control)  # which they are already, but not marked as such in every file
-        names = {token.content for token in self.library.get_added_tokens_decoder().values() if token.special}
-        longest_first = sorted(names, key=len, reverse=True)
-        self.special = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
+        added = {token.content: token for token in self.library.get_added_tokens_decoder().values()}
+        added = {name: AddedToken(name) for name in control} | added
+        self.library.add_special_tokens([added[name] for name in control])  # not every file marks them as such
+        self.takes_space = {i for i, t in self.library.get_added_tokens_decoder().items() if t.lstrip or t.rstrip}
+        self.special = {name: token for name, token in added.items() if token.special or name in control}
+        longest_first = sorted(self.special, key=len, reverse=True)
+        self.names = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
+        self.start = first_tokens(settings, self.library, self.chat)
         self.library.encode_special_tokens = True  # a special token's name stays characters; `parts` finds those meant
-        whole = self.library.encode("a")  # with what begins every text of the model, such as Llama 3's first token
-        self.start = [token for token, _ in zip(whole.ids, itertools.takewhile(bool, whole.special_tokens_mask))]
 
     def encode(self, *pieces: str) -> list[int]:
         """The tokens of a text. `<|im_start|>` and the like in it become special tokens.
@@ -55,8 +63,19 @@ class Tokenizer:
         """
         tokens = []
         for i, part in enumerate(self.parts(pieces)):
-            special = [self.library.token_to_id(part)] if i % 2 else []
-            tokens += special or self.library.encode(part, add_special_tokens=False).ids
+            tokens += [self.library.token_to_id(part)] if i % 2 else self.encode_text(part)
+        return tokens
+
+    def encode_text(self, text: str) -> list[int]:
+        """The tokens of a text without special ones. ValueError where the library, in silence, drops a character."""
+        tokens, normalizer = self.library.encode(text, add_special_tokens=False).ids, self.library.normalizer
+        kept = b"".join(self.bytes[token] for token in tokens).decode(errors="replace")
+        kept, text = (normalizer.normalize_str(t) if normalizer else t for t in (kept, text))
+        if self.takes_space.intersection(tokens):
+            kept, text = "".join(kept.split()), "".join(text.split())
+        if kept not in (text, " " + text):  # some tokenizers add a space
+            lost = text[len(os.path.commonprefix([kept, text])) :][:1]
+            raise ValueError(f"tokenizer.json has no token for {lost!r}, which a prompt has: take another tokenizer")
         return tokens
 
     def parts(self, pieces: tuple[str, ...]) -> list[str]:
@@ -66,9 +85,14 @@ class Tokenizer:
         """
         found = [""]
         for i, piece in enumerate(pieces):
-            first, *others = self.special.split(piece) if i % 2 == 0 else [piece]
+            first, *others = self.names.split(piece) if i % 2 == 0 else [piece]
             found[-1] += first
             found += others
+        for i in range(1, len(found), 2):  # some tokens include the white space beside them
+            if self.special[found[i]].lstrip:
+                found[i - 1] = found[i - 1].rstrip()
+            if self.special[found[i]].rstrip:
+                found[i + 1] = found[i + 1].lstrip()
         return found
 
     def decode(self, tokens: Iterable[int]) -> tuple[str, list[tuple[int, int]]]:
@@ -109,6 +133,66 @@ class Tokenizer:
         return table
 
 
+def name_of(token: object) -> object:
+    """The name of a token, which a file may give as an object with flags."""
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def read_settings(folder: Path) -> dict:
+    """tokenizer_config.json and what transformers reads beside it; ValueError for a setting that is not supported.
+
+    chat_template becomes text, or None where the folder says nothing about its tokenizer.
+    """
+    config, older, jinja = map(folder.joinpath, SETTINGS)
+    settings = read_json(config) if config.is_file() else {}
+    if "added_tokens_decoder" not in settings and older.is_file():
+        settings |= read_json(older)
+    for name in ("add_prefix_space", "split_special_tokens"):
+        if settings.get(name):
+            raise ValueError(f"{config} sets {name}, which is not supported: set it to false, or take another model")
+    text = jinja.read_text(encoding="utf-8") if jinja.is_file() else settings.get("chat_template")
+    return settings | {"chat_template": str(text or "") if config.is_file() or jinja.is_file() else None}
+
+
+def add_listed_tokens(folder: Path, settings: dict, library: tokenizers.Tokenizer) -> None:
+    """Add the tokens that only a file beside tokenizer.json lists, and take the flags that it gives to those in both.
+
+    ValueError for one that can't have its number, or is named without one: transformers would give it a new one.
+    """
+    listed, older = settings.get("added_tokens_decoder"), folder / "added_tokens.json"
+    if listed is None and older.is_file():  # it has names alone, and tokenizer.json goes before it
+        known = {token.content for token in library.get_added_tokens_decoder().values()}
+        listed = {i: {"content": name} for name, i in read_json(older).items() if name not in known}
+    extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
+    try:
+        tokens = {int(i): AddedToken(**fields) for i, fields in (listed or {}).items()}
+        library.add_tokens([tokens[i] for i in sorted(tokens)])
+        for i, token in tokens.items():
+            if library.token_to_id(token.content) != i:
+                raise ValueError(f"{token.content!r} can't be token {i} there")
+        for token in [settings.get("bos_token"), *(extra.values() if isinstance(extra, dict) else extra)]:
+            if token is not None and library.token_to_id(name_of(token)) is None:
+                raise ValueError(f"it lacks {name_of(token)!r}")
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"the special tokens that {folder} lists don't fit its tokenizer.json: {error}") from None
+
+
+def first_tokens(settings: dict, library: tokenizers.Tokenizer, chat: bool) -> list[int]:
+    """What begins every prompt, such as Llama 3's BOS: in a chat what the folder's template writes there, else what
+    tokenizer.json says, or add_bos_token, which version 4 of transformers obeys for Llama's class of tokenizers.
+    """
+    bos, template = name_of(settings.get("bos_token")), settings["chat_template"] or ""
+    whole = library.encode("a")
+    first = [token for token, _ in zip(whole.ids, itertools.takewhile(bool, whole.special_tokens_mask))]
+    asked = settings.get("add_bos_token") is True and "Llama" in str(settings.get("tokenizer_class"))
+    if chat and template:
+        first, asked = [], False
+    if first or bos is None:
+        return first
+    written = "bos_token" in template or bos in template.partition("{%")[0].partition(CHATML)[0]
+    return [library.token_to_id(bos)] if asked or written else []
+
+
 def find_end_tokens(folder: Path, library: tokenizers.Tokenizer) -> list[int]:
     """The tokens that end a response: END_TOKENS, and those that the files of a model folder name.
 
@@ -118,8 +202,7 @@ def find_end_tokens(folder: Path, library: tokenizers.Tokenizer) -> list[int]:
     found, added = [library.token_to_id(name) for name in END_TOKENS], library.get_added_tokens_decoder()
     for name, key in NAMED_IN.items():
         value = read_json(folder / name).get(key) if (folder / name).is_file() else None
-        for end in value if isinstance(value, list) else [value]:
-            end = end.get("content") if isinstance(end, dict) else end
+        for end in map(name_of, value if isinstance(value, list) else [value]):
             token = library.token_to_id(end) if isinstance(end, str) else end
             if end is not None and (type(token) is not int or token not in added):
                 raise ValueError(f"{folder / name} names {end!r:.50} as the end token ({key}), which is no special "
@@ -129,14 +212,3 @@ def find_end_tokens(folder: Path, library: tokenizers.Tokenizer) -> list[int]:
         raise ValueError(f"{folder / 'tokenizer.json'} has neither <|im_end|> nor <|endoftext|>, and no file beside it "
                          "names an end token: set eos_token_id in generation_config.json, or no response could end")
     return list(dict.fromkeys(token for token in found if token is not None))
-
-
-def writes_chatml(folder: Path) -> bool:
-    """Whether the chat template of a folder is ChatML; true where the folder says nothing about its tokenizer.
-
-    That doesn't tell a chat model from a base one: Qwen2.5's base models come with the same template.
-    """
-    texts = [file.read_text(encoding="utf-8") for file in folder.glob("chat_template.jinja")]
-    for file in (folder / "tokenizer_config.json", folder / "chat_template.json"):
-        texts += [str(read_json(file).get("chat_template"))] if file.is_file() else []
-    return not texts or any(CHATML in text for text in texts)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tasks.data import read_text
-from tasks.text import FILLER, REASONING, STRUCTURE, anchors, fingerprint, sentence_starts  # noqa: F401
+from tasks.text import FILLER, REASONING, STRUCTURE, anchors, sentence_starts, split  # noqa: F401
 
 INSTRUCTION = "Each row and column must hold 1 to 5. Answer with the whole square, row by row, and nothing else."
 MORE = 2  # cells given beyond what the solution needs
@@ -38,7 +38,8 @@ def squares() -> np.ndarray:
         clash = np.any([(found[:, r, None] == rows).any(2) for r in range(found.shape[1])], axis=0)  # (n, 120)
         old, new = np.nonzero(~clash)
         found = np.concatenate((found[old], rows[new][:, None]), 1)
-    return np.concatenate((found, 15 - found.sum(1, keepdims=True, dtype=np.int8)), 1).reshape(-1, 25)
+    found = np.concatenate((found, 15 - found.sum(1, keepdims=True, dtype=np.int8)), 1).reshape(-1, 25)
+    return np.asfortranarray(found)  # cell by cell, as they are looked at
 
 
 @functools.cache
@@ -46,17 +47,17 @@ def solution(cells: str) -> np.ndarray:
     """The one square (25,) that has these cells; ValueError where there is none or several."""
     if len(cells) != 25 or not set(cells) <= set("12345_"):
         raise ValueError(f"{cells[:30]!r} is not a square of 25 cells, each of them 1 to 5 or _")
-    found = squares()
-    for i, digit in enumerate(cells):
-        found = found if digit == "_" else found[found[:, i] == int(digit)]
+    found = np.arange(len(squares()))
+    for cell, digit in zip(squares().T, cells):  # (161280,) each
+        found = found if digit == "_" else found[cell[found] == int(digit)]
     if len(found) != 1:
         raise ValueError(f"{cells} has {len(found) or 'no'} solutions, but it must have one")
-    return found[0]
+    return squares()[found[0]]
 
 
-def split(square: np.ndarray) -> str:
-    """`heldout` for a tenth of all completed squares (25,), which training never asks for, else `train`."""
-    return "heldout" if fingerprint("".join(map(str, square))) % 10 == 0 else "train"
+def key(puzzle: Puzzle) -> str:
+    """What a model could memorize, whichever cells are given: the 25 digits of the completed square."""
+    return "".join(digits_of(puzzle))
 
 
 def load(part: str, count: int | None = None, path: str = "") -> list[Puzzle]:
@@ -66,21 +67,21 @@ def load(part: str, count: int | None = None, path: str = "") -> list[Puzzle]:
     """
     if path:
         found = dict.fromkeys(Puzzle(line.strip()) for line in read_text(Path(path)).split("\n") if line.strip())
-        return [puzzle for puzzle in found if part in ("all", split(solution(puzzle.id)))][:count]
+        return [puzzle for puzzle in found if part in ("all", split(key(puzzle)))][:count]
     rng, found = np.random.default_rng(0), {}
     while len(found) < (2048 if count is None else count):
         square = squares()[rng.integers(len(squares()))]
-        if part in ("all", split(square)):
+        if part in ("all", split("".join(map(str, square)))):
             found[hide(square, rng)] = None
     return [Puzzle(cells) for cells in found]
 
 
 def hide(square: np.ndarray, rng: np.random.Generator) -> str:
     """The cells of a square (25,), given in random order until no other square has them, and MORE; the rest open."""
-    cells, left, order = ["_"] * 25, squares(), iter(rng.permutation(25))
+    cells, left, order = ["_"] * 25, np.arange(len(squares())), iter(rng.permutation(25))
     while len(left) > 1:
         i = next(order)
-        cells[i], left = str(square[i]), left[left[:, i] == square[i]]
+        cells[i], left = str(square[i]), left[squares().T[i][left] == square[i]]
     for i in itertools.islice(order, MORE):
         cells[i] = str(square[i])
     return "".join(cells)

@@ -5,9 +5,10 @@
 Without --data it makes its own, with two to four steps and numbers below 100. --data reads GSM8K's own files, .jsonl or
 .parquet, and any other with the fields `question` and `answer`, where the number stands after `####` or alone. A tenth
 is held out by a hash: of the calculations of a problem made here, so that a held-out one is not a known one with other
-names; of the question of a problem read from a file.
+names; of the question of a problem read from a file, whatever its white space.
 
-The answer is graded as an exact number: 42, **$42.00** and "42 apples" are the same, and two numbers are wrong.
+The answer is graded as an exact number: 42, **$42.00** and "42 m" are the same. Two numbers are wrong, and so are words
+or signs that make it another number, "42 squared", or a bound, "less than 42".
 
 Run it:  python train.py --task math
          python train.py --task math --data gsm8k.jsonl --model path/to/Qwen2.5-0.5B-Instruct --lr 1e-6
@@ -16,12 +17,13 @@ import re
 from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
+from unicodedata import normalize
 
 import numpy as np
 
 from tasks.arithmetic import CalculationSpan, calculate, find_calculations, is_true, read_calculation
-from tasks.data import read_rows
-from tasks.text import FRACTION, fingerprint, format_reward, graded_answer, without_latex
+from tasks.data import digits, read_rows
+from tasks.text import format_reward, graded_answer, split, with_slashes, without_latex
 from tasks.text import roles, sentence_starts  # noqa: F401
 
 NAMES = ("Ann", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gina", "Hugo", "Ida", "Jon", "Kim", "Leo")
@@ -53,18 +55,18 @@ def load(part: str, count: int | None = None, path: str = "") -> list[Problem]:
     `all`: those of both, and of a file in its order.
     """
     if path:
-        return [problem for problem in read_problems(path) if part in ("all", split(problem))][:count]
+        return [problem for problem in read_problems(path) if part in ("all", split(key(problem)))][:count]
     rng, found = np.random.default_rng(0), {}
     while len(found) < (4096 if count is None else count):
         problem = make_problem(rng)
-        if part in ("all", split(problem)):
+        if part in ("all", split(key(problem))):
             found[problem.id] = problem
     return list(found.values())
 
 
-def split(problem: Problem) -> str:
-    """`heldout` for a tenth of all problems, else `train`."""
-    return "heldout" if fingerprint(str(problem.steps or problem.question)) % 10 == 0 else "train"
+def key(problem: Problem) -> str:
+    """What a model could memorize: the calculations of a problem made here, else the words of the question."""
+    return str(problem.steps) if problem.steps else " ".join(problem.question.split())
 
 
 def make_problem(rng: np.random.Generator) -> Problem:
@@ -89,7 +91,7 @@ def read_problems(path: str) -> list[Problem]:
     """
     found = {}
     for problem in read_rows(Path(path), {"question": "...", "answer": "... #### 42"}, read_problem):
-        if found.setdefault(problem.id, problem) != problem:
+        if found.setdefault(key(problem), problem).answer != problem.answer:
             raise ValueError(f"{path} has two answers to {problem.question!r:.80}: remove one of them")
     return list(found.values())
 
@@ -99,9 +101,11 @@ def read_problem(question: object, answer: object) -> Problem:
     if not isinstance(question, str) or not question.strip():
         raise ValueError("its question is no text")
     question.encode()  # UnicodeEncodeError, which is a ValueError, for half of a character
-    exact = number(str(answer).rpartition("####")[2])
+    text = digits(answer, "answer")
+    exact = number(text.rpartition("####")[2])
     if exact is None:
-        raise ValueError(f"its answer, {str(answer)[-40:]!r}, has not one number after the last ####")
+        raise ValueError(f"its answer, {text[-40:]!r}, has not one number after the last ####, such as -1,234.5, in at "
+                         f"most {MAX_LENGTH} characters")
     return Problem(question.strip(), exact)
 
 
@@ -132,31 +136,57 @@ def prompt(problem: Problem, chat: bool) -> tuple[str, str, str]:
 
 
 MAX_LENGTH = 100  # characters of an answer
-LETTER = "A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f"  # Latin: some letters of other scripts are numbers
-AROUND = rf"""(?:[{LETTER}\s.,:;!?'"\u201c\u201d\u2018\u2019«»()\[\]{{}}*_`#=%$€£¥¢°…]
-    |(?<=[0-9{LETTER}])[-/](?=[{LETTER}]{{2}}|[hs]\b))*"""  # its second line: 7-year-old, km/h
-UNIT = r"(?:km|cm|mm|kg|mg|ml|mph|lbs|am|pm)\b"  # may follow without a space, but 5k and 7x are not 5 and 7
-NUMBER = re.compile(rf"""{AROUND}(?<![0-9{LETTER}.,)])([-+]?)[$€£¥]?(?:
-    (?:([0-9]+)[ ])?([0-9]+/0*[1-9][0-9]*)                              # 3/4, 1 1/2
-    |((?:[0-9]{{1,3}}(?:,[0-9]{{3}})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)    # 7, 1,234.50, .5
+LETTER = "A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024fµμΩ"  # Latin, and units: others may be numbers
+CURRENCY = "$£¥¢\u20a0-\u20cf"
+EMOJI = "✓✔✅☑⭐\ufe0f\U0001f300-\U0001f64f\U0001f680-\U0001f6ff\U0001f900-\U0001faff"
+# Words and marks that change nothing; the second line: 7-year-old, km/h, kg/m.
+AROUND = rf"""(?:[{LETTER}{CURRENCY}{EMOJI}\s.,:;!?'"“”‘’«»()\[\]{{}}*_`#=%°…•~∼≈≃≅→⇒∴]
+    |(?<=[0-9{LETTER}{CURRENCY}])[-/](?=[{LETTER}]{{2}}|[hs]\b)|(?<=[{LETTER}])/(?=[mlL]\b))*"""
+UNIT = rf"""(?:[kcdm]?m|[km]?g|[cdm]?[lL]|m?s|min|sec|hr?s?|d|yrs?|ft|in|yd|mi|lbs?|oz|[ap]\.?m|[AP]\.?M|mph|[kMG]B
+    |[kMG]?Hz|kWh|k?[WJNV]|[cptACF])(?![{LETTER}])"""  # may follow without a space, but 5k and 7x are not 5 and 7
+NUMBER = re.compile(rf"""{AROUND}(?<![0-9{LETTER}.,)])([-+]?)[{CURRENCY}]?(?P<digits>
+    (?:([0-9]+)[ \u00a0])?([0-9]+/0*[1-9][0-9]*)                                        # 3/4, 1 1/2
+    |((?:[0-9]{{1,3}}(?:,[0-9]{{3}})+|[0-9]{{1,2}}(?:,[0-9]{{2}})+,[0-9]{{3}}|[0-9]+)    # 7, 1,234, 12,34,567
+        (?:\.[0-9]+)?|\.[0-9]+)                                                         # 7.5, .5
     )(?:(?={UNIT})|(?![{LETTER}])){AROUND}""", re.VERBOSE)
-# Words that make it another number or hold a second one, and the multiples in 5 k, 3 M and 7 x.
-OTHER = re.compile(r"""(?ix)!=|[0-9][ ][kmbx]\b|\b(?:minus|negative|half|twice|double|triple
-    |zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|[a-z]+teen
-    |(?:twen|thir|for|fif|six|seven|eigh|nine)ty|(?:dozen|hundred|thousand|million|billion|trillion)s?)\b""")
-SEPARATOR = re.compile(r"(?<=[0-9])(?:\{,\}|\\,|,\\!|[\u00a0\u2009\u202f])(?=[0-9]{3}(?![0-9]))")  # 1{,}234
+# What makes it another number, a bound, or no answer: anywhere, right before the digits, or right after them.
+PART = "third|(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|[a-z]+teen|[a-z]+tie)th"
+ANYWHERE = re.compile(rf"""(?ix)\b(?:zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|[a-z]+teen
+    |(?:twen|thir|for|fif|six|seven|eigh|nine)ty|dozens?|(?:hundred|thousand|[a-z]*illion)(?:th)?s?    # a number
+    |half|halves|quarters?\s+(?:of|to|past)|(?:{PART})(?:s|\s+of)                                      # a part
+    |twice|double|triple|negative|minus|plus|(?:divided|multiplied)\s+by                               # an operator
+    |or|at\s+(?:least|most)|not|nor|never|neither|cannot|(?:(?:is|was)\s|[?!.,;:]+)\s*(?:wrong|incorrect))\b|n['’]t\b
+    |!=|~~|[👎🚫]|[🔟💯]|[{CURRENCY}]\s?[0-9.,]+\s?m\b|[^\W_](?:\*\*?(?=[^\W_])|[ ]+\*\s)""")            # $3m, x*7
+BEFORE = re.compile(rf"""(?ix)(?:\bthan\b[^.,:;=]*|[{LETTER}]\}}?(?:\(|_\{{?)                           # f(7), x_7
+    |\b(?:over|under|above|below|beyond|exceed(?:s|ing)?|up\s+to|almost|nearly                         # a bound
+    |no|except(?:\s+for)?|excluding|without|(?:all|nothing|anything)\s+but                             # denied
+    |times|root|sqrt|log|ln|exp|sin|cos|tan|mod|(?:out|instead|short|shy|none|root|square|cube|log(?:arithm)?|factorial
+        |reciprocal|inverse|opposite|multiple|factor|fraction|part|percent)\s+of(?:\s+[a-z]+){{0,2}}))
+    [\s({{{CURRENCY}~≈+-]*\Z""")
+AFTER = re.compile(rf"""(?sx)[^{LETTER}]*(?i:(?:squar|cub|doubl|tripl|halv)ed|factorial|pi|mod|max(?:imum)?|minimum|and
+    |grand|lakhs?|crores?|bn|mn|mil|to\s+the\s+(?:power|{PART}))\b
+    |.*\b(?:and\s+an?|(?:than|times|over)\s+[b-zB-Z])\b                            # 7 feet and an inch, 7 more than x
+    |[\s{{}}()*$_~]*(?!{UNIT}|[aI]\s)[A-Za-z](?![{LETTER}'’])                      # 7 x, 5 k, but $7 a day""")
+SEPARATOR = re.compile(r"(?<=[0-9])(?:\{,\}|\\,|,\\!|[\u00a0\u2009\u202f'’])(?=[0-9]{3}(?![0-9]))")  # 1{,}234
+MARKS = re.compile(r"\\(?:approx|sim(?:eq)?|therefore|Rightarrow|degree|pounds)(?![A-Za-z])|\^\{?\\circ\b\}?")  # ~, 90°
+AREA = re.compile(r"(?<![A-Za-z])((?:[kcdm]?m|ft|in|yd|mi|s|[A-Za-z]{3,})\s?\}?)(?:[²³]|\^\{?-?[1-3]\}?|(?<=m)[23]\b)")
 
 
 def number(text: str) -> Fraction | None:
     r"""The one number of a text, whatever words, marks and LaTeX are around it: `**$1,234.00**`, `\boxed{7}`, `x = 7`.
 
-    None where there is no number or a second one, which may be a word (`seven or 8`), and for operators (`3 + 4`),
-    exponents, digits and letters that are not Latin, and more than 100 characters. `50%` is 50, as in GSM8K.
+    None where there is no number or a second one, which may be a word (`seven or 8`); where words or signs make it
+    another (`7 squared`, `a quarter of 7`, `7 million`, `7x`), a bound (`less than 7`) or none (`not 7`); and for
+    operators (`3 + 4`), exponents, ordinals, letters that are not Latin, and more than 100 characters. `50%` is 50, as
+    in GSM8K, `~7` and `7 m²` are 7, and `- 3` is -3.
     """
-    found = NUMBER.fullmatch(plain(text)) if len(text) <= MAX_LENGTH else None
-    if not found or OTHER.search(text):
+    text = plain(text) if len(text) <= MAX_LENGTH else ""
+    found = NUMBER.fullmatch(text)
+    if not found or ANYWHERE.search(text):
         return None
-    sign, whole, ratio, decimal = found.groups()
+    if BEFORE.search(text[: found.start("digits")]) or AFTER.match(text[found.end("digits") :]):
+        return None
+    sign, _, whole, ratio, decimal = found.groups()
     value = Fraction(ratio or decimal.replace(",", ""))
     if whole and value >= 1:  # 5 6/2 is no mixed number
         return None
@@ -165,9 +195,11 @@ def number(text: str) -> Fraction | None:
 
 def plain(text: str) -> str:
     r"""A text without LaTeX, thousands separated by commas, fractions with a slash: `1\frac{1}{2}` becomes `1 1/2 `."""
-    text = SEPARATOR.sub(",", text.replace("\u2013", "-"))
-    text = re.sub(r"(?<=[0-9])(?=\\[dt]?frac)", " ", text)
-    return without_latex(FRACTION.sub(r"\1/\2 ", text))
+    text = re.sub(r"(?<=[0-9])\s?(?=[¼-¾⅐-⅞]|\\[cdt]?frac)", " ", SEPARATOR.sub(",", text))
+    text = re.sub("[¼-¾⅐-⅞]", lambda sign: normalize("NFKC", sign[0]) + " ", text).replace("\u2044", "/")
+    text = MARKS.sub(" ", without_latex(with_slashes(text, "{}/{} "))).strip()
+    text = re.sub(r"(?i)\b(?:minus|negative)\s", "- ", AREA.sub(r"\1", text))
+    return re.sub(r"(^|[=:(\[{*_`$\"“]) *([-+]) +", r"\1\2", text)  # - 3 is -3; x - 3 stays
 
 
 def grade(response: str, problem: Problem) -> dict[str, float]:

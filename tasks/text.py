@@ -15,8 +15,9 @@ ROLES = ("filler", "reasoning", "structure")  # the original work's words: reaso
 ANSWER, END_ANSWER, END_THINK = "<answer>", "</answer>", "</think>"
 TAGS = ("<think>", END_THINK, ANSWER, END_ANSWER)
 FULL_FORMAT = re.compile(r"(?s)(.*)</think>\n<answer>(.*)</answer>")
-LATEX = re.compile(r"\\(?:boxed|text|textbf|mathrm|mathbf|left|right|displaystyle)(?![A-Za-z])|\\[()\[\]]|\\(?=[$%#&])")
-FRACTION = re.compile(r"\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}")
+LATEX = re.compile(r"\\(?:boxed|[fmh]box|text|(?:text|math)?(?:rm|bf|it|sf|tt)|emph|underline|left|right|displaystyle"
+                   r"|q?quad)(?![A-Za-z])|\\[()\[\],;:! ]|\\(?=[$%#&])")
+FRACTION = re.compile(r"\\[cdt]?frac\s*(\{[^{}]*\}|[0-9])\s*(\{[^{}]*\}|[0-9])")  # \frac{1}{2}, \dfrac12
 SENTENCE_END = re.compile(r"[.!?](?=[\s<])|\n(?!<)")  # not the dot in 2.5, not the line break before a tag
 
 
@@ -77,10 +78,23 @@ def graded_answer(response: str) -> str:
 
 
 def without_latex(text: str) -> str:
-    r"""A text without the LaTeX that only changes how it looks: `\boxed{7}` becomes ` {7}`; U+2212 becomes `-`."""
-    return LATEX.sub(lambda command: " " if len(command[0]) > 1 else "", text).replace("\u2212", "-")
+    r"""A text without the LaTeX that only changes how it looks: `\boxed{7}` becomes ` {7}`; a dash becomes `-`."""
+    text = LATEX.sub(lambda command: " " if len(command[0]) > 1 else "", text)
+    return text.replace("\u2212", "-").replace("\u2013", "-")
+
+
+def with_slashes(text: str, form: str) -> str:
+    r"""A text whose LaTeX fractions, the innermost ones first, are written in another form, such as `{}/{} `."""
+    while FRACTION.search(text):
+        text = FRACTION.sub(lambda fraction: form.format(*(part.strip("{}") for part in fraction.groups())), text)
+    return text
 
 
 def fingerprint(text: str) -> int:
     """A 64-bit hash of a text, the same in every process."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+def split(key: str) -> str:
+    """`heldout` for a tenth of all keys, which say what a model could memorize of a puzzle, else `train`."""
+    return "heldout" if fingerprint(key) % 10 == 0 else "train"

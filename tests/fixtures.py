@@ -133,6 +133,7 @@ def make_batch(lengths, advantages, groups=None, **fields) -> TokenBatch:
         reward=torch.zeros(B),
         success=torch.zeros(B),
         format=torch.ones(B),
+        grades={},
         ended=torch.ones(B, dtype=torch.bool),
         group=torch.tensor(groups or [0] * B),
         puzzles=(Puzzle((1, 2, 3), 6),) * Q,

@@ -31,7 +31,7 @@ def write_log(folder, step, factor):
 
 def write_metrics(folder, heldout):
     """metrics.csv with the given steps and held-out success. Step 0 has nothing else, the others 0.5 of all else."""
-    run_folder.append_row(folder, None)
+    run_folder.write_header(folder, ["of a head"])
     for step, success in heldout:
         log, row = folder / "credit" / f"step-{step:06d}.npz", dict.fromkeys(COLUMNS, 0.5) if step else {}
         row |= {"step": step, "heldout_success": success, "heldout_stderr": success and success / 5}
@@ -302,7 +302,7 @@ def table_of(run):
 
 def test_methods_are_compared_over_seeds(run, call):
     """Guards against seeds counted as methods, methods averaged as seeds, and our own output taken for a run."""
-    (run / "final.json").write_text('{"step": 2, "heldout_success": 0.75, "pass@16": 0.9}')
+    (run / "final.json").write_text('{"step": 2, "heldout_success": 0.75, "heldout_stderr": NaN, "pass@16": 0.9}')
     others = [make_run(run.parent / "none-seed1", 0.85, mitigation="none", seed=1)]
     others += [make_run(run.parent / f"m-seed{seed}", end, mitigation="m", seed=seed)
                for seed, end in ((0, 0.5), (7, 0.7))]

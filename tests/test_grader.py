@@ -16,7 +16,8 @@ CALM = settings(deadline=None, database=None, phases=(Phase.generate, Phase.shri
 OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": lambda a, b: Fraction(a) / b}
 EMOJI = "\U0001f642"  # four bytes
 PIECES = ["</think>\n<answer>", "</think>\n<answer>", "</answer>", "</answer>", "<answer>", "</think>", "<think>", "\n",
-          " ", "4 * (5 - 3)", "(5-3)*4", "8", " - ", "<", ">", "answer", "/", "\u00e9", "\u2003", "\u0663", EMOJI]
+          " ", ".", "4 * (5 - 3)", "(5-3)*4", "(-3+5)\n* 4", "8", " - ", "<", ">", "answer", "/", "\u00e9", "\u2003",
+          "\u0663", EMOJI]
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=10).map("".join) | st.text(max_size=40)
 
 
@@ -30,16 +31,19 @@ def test_reward_of_any_response_equals_a_grade_by_counting_and_cutting(text, tar
         if count == [0, 1, 1, 1] and len(halves) == 2 and halves[1].endswith("</answer>"):
             layout = 1
         inside = answers[-1].split("</answer>")[0] if answers and "</answer>" in answers[-1] else ""
+        inside = re.sub(r"\s+", " ", inside).rstrip(" .")
         used = "".join(c if c in "0123456789" else " " for c in inside).split()
-        right = oracle_value(inside.strip(" \n")) == target and sorted(map(int, used)) == [3, 4, 5]
+        right = oracle_value(inside) == target and sorted(map(int, used)) == [3, 4, 5]
         assert task.grade(response, task.Puzzle((5, 3, 4), target)) == {
             "reward": pytest.approx(0.1 * layout + right), "format": pytest.approx(layout), "answer": right}
 
 
 def parse(tokens, levels=("+-", "*/")):
-    """The value at the front of the tokens, which it consumes: a sum of products of numbers and parentheses."""
+    """The value at the front of the tokens, which it consumes: a sum of products of signed numbers and parentheses."""
     if not levels:
         token = tokens.pop(0)
+        if token in "+-":
+            return parse(tokens, ()) * (-1 if token == "-" else 1)
         if token != "(":
             return Fraction(int(token))
         value = parse(tokens)

@@ -2,7 +2,9 @@
 import copy
 import itertools
 import math
+import random
 import statistics
+from fractions import Fraction
 
 import pytest
 import torch
@@ -16,32 +18,53 @@ from tests.plain import plain_logprobs, plain_update
 from train import Settings
 
 
+def textbook(estimator, group, i, success, step):
+    """The advantage of response i of a group; its arguments are lists of Fractions, exactly what float32 holds."""
+    deviation, solved = group[i] - statistics.mean(group), statistics.mean(success)
+    return float({"grpo": lambda: deviation / Fraction(math.sqrt(statistics.pvariance(group)) + 1e-4),
+                  "dr_grpo": lambda: deviation,
+                  "rloo": lambda: group[i] - statistics.mean(group[:i] + group[i + 1 :]),
+                  "maxrl": lambda: (success[i] - solved) / solved if solved else 0,
+                  "step_mean": lambda: group[i] - statistics.mean(step)}[estimator]())
+
+
+def check_advantages(estimator, reward, G):
+    """Advantages of rewards (B,) in groups of G: within 1e-6 of the group's largest, and so exactly 0 where that is."""
+    success = reward.flip(0)  # in other groups
+    batch = make_batch([1] * len(reward), [0.0] * len(reward), [i // G for i in range(len(reward))], reward=reward,
+                       success=success)
+    r, s = ([Fraction(x) for x in values.tolist()] for values in (reward, success))
+    found = grpo.compare(batch, estimator)
+    assert found.dtype == reward.dtype
+    for q in range(0, len(r), G):
+        expected = [textbook(estimator, r[q : q + G], i, s[q : q + G], r) for i in range(G)]
+        assert found[q : q + G].tolist() == pytest.approx(expected, rel=0, abs=1e-6 * max(map(abs, expected)))
+
+
 @pytest.mark.parametrize("estimator", grpo.ADVANTAGES)
 def test_advantage_by_the_textbook(estimator):
-    """Guards against the unbiased std, a mean over the wrong axis, rloo's factor, and rounding noise over 1e-4."""
-    rewards = [[1.1, 0.1, 0.1, 0, 0, 0, 0], [0.1, 1.1, 1.1, 1.1, 1.1, 0, 0.1], [0.1] * 7]
-    success = [[float(r > 1) for r in group] for group in rewards]
-    batch = make_batch([1] * 21, [0.0] * 21, [i // 7 for i in range(21)], reward=torch.tensor(rewards).flatten(),
-                       success=torch.tensor(success).flatten())
-    advantage = grpo.compare(batch, estimator).view(3, 7)
-    for i, g in itertools.product(range(2), range(7)):
-        group, r, solved = rewards[i], rewards[i][g], statistics.mean(success[i])
-        expected = {"grpo": (r - statistics.mean(group)) / (statistics.pstdev(group) + 1e-4),
-                    "dr_grpo": r - statistics.mean(group),
-                    "rloo": r - statistics.mean(group[:g] + group[g + 1 :]),
-                    "maxrl": (success[i][g] - solved) / solved,
-                    "step_mean": r - statistics.mean(sum(rewards, []))}
-        assert advantage[i, g].item() == pytest.approx(expected[estimator], abs=1e-6)
-    assert torch.tensor(rewards[2]).mean() != 0.1  # in float32, and yet
-    equal = torch.full((2, 7), 0.1)
-    assert not grpo.ADVANTAGES[estimator](equal, 0 * equal).any()
-    assert not grpo.ADVANTAGES[estimator](equal + 1, equal * 0 + 1).any()
-    assert advantage[2].any() == (estimator == "step_mean")
+    """Guards against the unbiased std, a mean over the wrong axis, rloo's factor, and rounding: noise over 1e-4, and
+    eight advantages of one sign."""
+    rows = [[1.1, 0.1, 0.1, 0, 0, 0, 0], [0.1, 1.1, 1.1, 1.1, 1.1, 0, 0.1], [0.1] * 7, [0.35] * 6 + [0.35000002]]
+    check_advantages(estimator, torch.tensor([*rows, [100] * 6 + [100.001]]).flatten(), 7)
+    rng = random.Random(0)
+    for _ in range(60):
+        levels, size = rng.randint(2, 40), 10 ** rng.uniform(-6, 1)
+        Q, G, offset = rng.randint(1, 4), rng.randint(2, 16), rng.choice((0, 1, 1e3)) * rng.random()
+        check_advantages(estimator, torch.tensor([offset + size * rng.randrange(levels) for _ in range(Q * G)]), G)
+        check_advantages(estimator, torch.full((Q * G,), offset), G)
 
 
-@pytest.mark.parametrize("wrong", [lambda r, s: r / r.std(1, keepdim=True), lambda r, s: r.mean(1)])
+def test_an_advantage_of_ones_own_is_computed_in_double(monkeypatch):
+    """Guards against rounding as advantage in a function that takes the plain mean of a group."""
+    monkeypatch.setitem(grpo.ADVANTAGES, "mine", lambda r, s: r - r.mean(1, keepdim=True))
+    assert not grpo.compare(make_batch([1] * 7, [0.0] * 7, reward=torch.full((7,), 0.1)), "mine").any()
+
+
+@pytest.mark.parametrize("wrong", [lambda r, s: r / r.std(1, keepdim=True), lambda r, s: r.mean(1),
+                                   lambda r, s: 1e99 * r])
 def test_a_wrong_advantage_is_named(wrong, monkeypatch):
-    """Guards against a NaN, or one number for each group, that the credit function is accused of."""
+    """Guards against NaN, infinity in float32, or one number for each group, that the credit function is accused of."""
     monkeypatch.setitem(grpo.ADVANTAGES, "mine", wrong)
     with pytest.raises(ValueError, match="--advantage mine must give each response"):
         grpo.compare(make_batch([1] * 4, [0.0] * 4, [0, 0, 1, 1], reward=torch.tensor([0.0, 1, 0, 0])), "mine")
@@ -53,7 +76,7 @@ def test_on_policy_every_loss_has_the_gradient_of_the_policy(loss):
     logprob = -torch.rand(2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     logprob, old = logprob.clone().requires_grad_(), logprob
     mask, credit = torch.tensor([[True] * 4, [True, True, False, False]]), torch.randn(2, 4, dtype=torch.float64)
-    gain, removed = grpo.LOSSES[loss](logprob, old, credit, mask, Settings())
+    gain, removed, *_ = grpo.LOSSES[loss](logprob, old, credit, mask, Settings())
     (gain * mask).sum().backward()
     torch.testing.assert_close(logprob.grad, credit * mask)
     assert not removed.any()
@@ -87,6 +110,22 @@ def test_k3_is_an_unbiased_estimate_of_the_kl():
     kl = (pi.exp() * (pi - reference)).sum().item()
     assert (pi.exp() * grpo.k3(pi, reference)).sum().item() == pytest.approx(kl, abs=1e-12)
     assert (grpo.k3(pi, reference) >= 0).all()
+
+
+def test_the_gradient_of_k3_is_that_of_the_other_kl_given_the_text_so_far(exact):
+    """Guards against another estimator: the mean over all responses of three tokens, by autograd on the KL."""
+    prefixes = [p for n in range(3) for p in itertools.product(range(3), repeat=n)]
+    logits, reference = torch.randn(2, len(prefixes), 3, generator=torch.Generator().manual_seed(0))
+    pi, reference = logits.requires_grad_().log_softmax(-1), reference.log_softmax(-1)  # (prefixes, 3) each
+    mean = by_prefix = 0
+    for response in itertools.product(range(3), repeat=3):
+        at = [prefixes.index(response[:t]) for t in range(3)], response
+        mean = mean + pi[at].sum().exp().detach() * grpo.k3(pi[at], reference[at]).sum()
+    for prefix, p, ref in zip(prefixes, pi, reference):
+        weight = sum(pi[prefixes.index(prefix[:t]), token].item() for t, token in enumerate(prefix))
+        by_prefix = by_prefix + math.exp(weight) * (ref.exp() * (ref - p)).sum()
+    found, expected = (torch.autograd.grad(x, logits, retain_graph=True)[0] for x in (mean, by_prefix))
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("name", grpo.LOSS_NORMS)

@@ -23,6 +23,7 @@ from methods.calculations import (calculation_ends, causal_ablation, first_error
 from methods.controls import expert_iteration, inverted, positives, random, share, shuffled
 from methods.groups import dpo, gtpo, optimal_baseline, prefix_tree, tempo
 from methods.ktae import ktae
+from methods.oracle import oracle
 from mitigations import attention_credit, ppo, reweight, reweighting, token_credit, uniform, vineppo
 from plumbing.registry import CreditFunction
 from tasks.text import FILLER, REASONING, STRUCTURE
@@ -311,6 +312,18 @@ def test_optimal_baseline_by_hand(scale):
     batch = make_batch([2, 3, 2, 3], [0.0] * 4, [0, 0, 1, 1], reward=torch.tensor([1.0, 0, 1, 0]), logit_grad=gradient)
     without_energy = [[1 / 2] * 2, [-1 / 2] * 3]  # both responses of the second group begin with a certain token
     check(optimal_baseline(batch), [[3 / 4, 7 / 9], [-1 / 4, -2 / 9, -1 / 2], *without_energy])
+
+
+@pytest.mark.parametrize("reward, G", [(0.1, 3), (0.35, 6), (100.1, 7)])
+def test_credit_is_exactly_0_where_one_response_alone_is_better(reward, G):
+    """Guards against rounding as credit: after the better one has ended, in all others, and before its last cut."""
+    batch = make_batch([7] + [10] * G, [0.0] * (G + 1), reward=torch.tensor([reward + 1] + [reward] * G),
+                       logit_grad=torch.rand(G + 1, 10),
+                       rollout_values=lambda counts, other=False: reward * (counts > 0))
+    assert not optimal_baseline(batch)[:, 7:].any()
+    assert not oracle(batch)[1:].any()
+    credit = vineppo(batch, cuts="uncertain")  # all are, so the cut is at token 5
+    assert not credit[0, :5].any() and credit[0, 5:7].all()
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-3])

@@ -5,12 +5,22 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from transformers import MistralConfig, MistralForCausalLM
 
 import train
+from methods.heads import Critic
 from plumbing import metrics
+from plumbing.runs import read_metrics
+from plumbing.tokenizer import Tokenizer
+from tasks import math_task
+from tests.fixtures import make_batch
+from tests.random_checkpoints import SMALL, assert_same_logits, random_tokens, randomize
 
 ROOT = Path(train.__file__).parent
 ROOMS = [*sorted((ROOT / "lab").glob("**/README.md")),
@@ -21,6 +31,7 @@ COMMANDS = sorted({line for text in PAGES.values() for block in re.findall(r"```
                    for line in block.splitlines()})
 IDEA = re.search(r"```python\n(@reweighting\n.*?)```", PAGES[ROOT / "README.md"], re.S)[1]
 NAME = re.search(r"def (\w+)", IDEA)[1]
+RECIPES = re.findall(r"```python\n# (\S+)\n(.*?)```", PAGES[ROOT / "docs" / "extend.md"], re.S)  # file, code
 EACH_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 
 
@@ -73,16 +84,17 @@ def test_every_column_is_explained():
     text = PAGES[ROOT / "docs" / "running.md"]
     table = re.search(r"\| column of metrics.csv.*?\n\n", text, re.S)[0]
     explained = re.findall(r"`(\w+)`", " ".join(line.split("|")[1] for line in table.strip().splitlines()))
-    assert set(explained) == set(metrics.COLUMNS)
+    of_critic = Critic(1).learn(make_batch([1], [0.0], hidden=torch.ones(1, 1, 1)))
+    assert set(explained) == {*metrics.COLUMNS, *of_critic}
     assert re.search(r"credit log has `([\w\s]+)`", text)[1].split() == [*metrics.CREDIT_LOG]
 
 
-# --------------------------------------------------------------------------------- the function that a reader adds
+# ------------------------------------------------------------------------------------------- what a reader adds
 
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory):
-    """A copy of the repository in which the README's function was added as the README says."""
+    """A copy of the repository in which the README's function, and docs/extend.md's, were added as they say."""
     folder = tmp_path_factory.mktemp("copy") / "repository"
     shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".*", "runs", "__pycache__"))
     source = (folder / "mitigations.py").read_text(encoding="utf-8")
@@ -90,6 +102,10 @@ def copy(tmp_path_factory):
     if f"def {NAME}(" not in source:  # a reader who did what the README says runs these tests, too
         source = re.sub(r"# <- your idea here.*\n", lambda mark: f"{IDEA}\n\n{mark[0]}", source)
     (folder / "mitigations.py").write_text(source, encoding="utf-8")
+    shutil.copy(ROOT / "tests" / "reverse_task.py", folder / "my_task.py")
+    for name, code in RECIPES:
+        with (folder / name).open("a", encoding="utf-8") as file:
+            file.write(f"\n\n{code}")
     return folder
 
 
@@ -109,3 +125,53 @@ def test_the_function_is_listed_trains_a_step_and_passes_the_tests(copy):
     assert (copy / "runs" / "r" / "credit" / "step-000001.npz").is_file()
     in_copy(copy, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/test_mitigations.py",
             "tests/test_plumbing.py", "-k", f"{NAME} or help or flag or registered")
+
+
+PROGRAM = """
+import sys, train
+from models import warm_start
+warm_start.report = lambda *_: None  # takes minutes
+for command in sys.argv[1:]:
+    sys.argv = command.removeprefix("python ").removeprefix("-m ").split()
+    (warm_start if "warm_start" in command else train).main()
+"""
+
+
+def test_every_recipe_trains_as_it_says(copy):
+    """Guards against a page that nobody followed: all its code, in both precisions, and the log by hand."""
+    build, use = ([c.replace("path/to/", "") for c in COMMANDS if "path/to/my_task.py" in c and word in c]
+                  for word in ("warm_start", "train.py"))
+    flags = re.search(r"`--mitigation late (--.*?)`", PAGES[ROOT / "docs" / "extend.md"])[1]
+    tiny = "--questions 3 --answers 4 --max_new_tokens 6 --eval_problems 2 --pass_at 0 --steps 2"
+    runs = [(name, dtype) for name in ("late", "monte_carlo") for dtype in ("float32", "bfloat16")]
+    flags = {"late": flags, "monte_carlo": flags.replace("--advantage median", "")}
+    in_copy(copy, "-c", PROGRAM, f"{build[0]} --size small --steps 60", *(
+        f"{use[0]} {tiny} --mitigation {name} {flags[name]} --dtype {dtype} --out runs/{name}-{dtype}"
+        for name, dtype in runs))
+    tokenizer = Tokenizer(copy / "models" / "mine")
+    for name, dtype in runs:
+        run, rounding = copy / "runs" / f"{name}-{dtype}", 1e-5 if dtype == "float32" else 0.05
+        metrics, log = read_metrics(run), np.load(run / "credit" / "step-000001.npz")
+        place, L = log["position"], np.bincount(log["response"])[log["response"]]  # (N,) each, L the response's length
+        texts = [tokenizer.decode(log["token"][log["response"] == i].tolist())[0].strip() for i in range(12)]
+        assert metrics["letters"][1] == pytest.approx(np.mean([len(text) for text in texts]))
+        assert ("linear_error" in metrics) == (name == "monte_carlo") and log["credit"].any()
+        assert metrics["ratio"][1] == pytest.approx(1, abs=rounding)
+        assert metrics["loss"][1] == pytest.approx(-(log["credit"] / 12 / np.sqrt(6 * L)).sum(), abs=rounding)
+        if name == "late":
+            low = np.sort(log["reward"][place == 0].reshape(3, 4))[:, 1]  # (3,) the lower of two medians
+            weight = np.where(L == 1, 1, (place >= L - L // 2) * L / np.maximum(L // 2, 1))
+            np.testing.assert_allclose(log["credit"], (log["reward"] - low[log["group"]]) * weight, rtol=1e-5)
+
+
+def test_an_architecture_and_a_question_as_the_page_has_them(copy, tmp_path):
+    theirs = spec_from_file_location("theirs", copy / "qwen2_model.py")
+    theirs.loader.exec_module(module := module_from_spec(theirs))
+    hf = MistralForCausalLM(MistralConfig.from_dict(SMALL | {"sliding_window": None})).eval()
+    randomize(hf)
+    hf.save_pretrained(tmp_path / "hf")
+    assert_same_logits(hf, module.load_model(tmp_path / "hf"), random_tokens(3, 40))
+    row = re.search(r"```json\n(.*?)```", PAGES[ROOT / "docs" / "extend.md"], re.S)[1]
+    (tmp_path / "mine.jsonl").write_text(row)
+    problem, = math_task.load("all", path=tmp_path / "mine.jsonl")
+    assert math_task.grade("<answer>7</answer>", problem)["answer"] == 1

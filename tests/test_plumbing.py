@@ -1,6 +1,7 @@
 """Flags, files, the run folder and progress lines, without a model; and which file may import which."""
 import ast
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -18,7 +19,7 @@ from safetensors.torch import save_file
 import train
 from methods import MITIGATIONS
 from plumbing import flags, progress, run_folder
-from plumbing.files import read_json, read_tensors, replace_file
+from plumbing.files import read_json, read_tensors, replace_file, write_json
 from plumbing.metrics import COLUMNS, heldout_text, standard_error, write_credit_log
 from plumbing.model_folder import weight_files
 from plumbing.progress import Progress
@@ -176,6 +177,12 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
     assert [(x.name, x.read_text()) for x in tmp_path.iterdir()] == [("x.pt", "new")]
 
 
+def test_json_is_what_others_read(tmp_path):
+    write_json(tmp_path / "x.json", {"a": [math.nan, 1e308, {"b": -math.inf}], "Infinity": "NaN"})
+    assert json.loads((tmp_path / "x.json").read_text(), parse_constant=pytest.fail) == {
+        "a": [None, 1e308, {"b": None}], "Infinity": "NaN"}
+
+
 def test_a_broken_file_is_named(tmp_path):
     file = tmp_path / "x.json"
     file.write_text("\ufeff{}", encoding="utf-8")  # a byte-order mark, as some editors write it
@@ -243,7 +250,7 @@ def new(tmp_path, monkeypatch):
     (tmp_path / ".r.starting" / "old").mkdir(parents=True)  # of a run that was killed while it created its folder
     monkeypatch.setattr(sys, "argv", ["train.py", "--data", "my puzzles"])
     s = Settings(model=str(tmp_path / "model"), steps=5, state_every=2, checkpoint_every=3)
-    assert run_folder.open_run(tmp_path / "r", s, {"k": 2}, SOURCE, {}, resume=False) == 0
+    assert run_folder.open_run(tmp_path / "r", s, {"k": 2}, SOURCE, {}, ["x"], resume=False) == 0
     return tmp_path / "r", s
 
 
@@ -262,10 +269,10 @@ def counted(new):
     return run, s
 
 
-def resume(run, s, learner=None, **hyper_parameters):
+def resume(run, s, learner=None, columns=("x",), **hyper_parameters):
     """Load a run to resume; how many steps are done."""
     learners = {"counter": learner or counter()}
-    return run_folder.open_run(run, s, {"k": 2} | hyper_parameters, SOURCE, learners, resume=True)
+    return run_folder.open_run(run, s, {"k": 2} | hyper_parameters, SOURCE, learners, columns, resume=True)
 
 
 def bytes_of(run):
@@ -293,8 +300,8 @@ def test_a_new_run_folder_holds_config_header_and_tokenizer(new):
     assert (config["settings"], config["method"]) == (vars(s), {"k": 2})
     assert config["versions"].keys() == {"python", "torch", "numpy"}
     assert config["command"] == "python train.py --data 'my puzzles'"
-    assert (run / "metrics.csv").read_text().strip() == ",".join(run_folder.COLUMNS)
-    refuses("exists", run, run_folder.open_run, run, s, {"k": 2}, SOURCE, {}, resume=False)
+    assert (run / "metrics.csv").read_text().strip() == ",".join([*COLUMNS, "x"])
+    refuses("exists", run, run_folder.open_run, run, s, {"k": 2}, SOURCE, {}, [], resume=False)
 
 
 def test_checkpoints_and_state_are_written_when_they_are_due(counted):
@@ -328,6 +335,9 @@ def test_a_resumed_run_is_cut_back_to_its_state(counted):
     assert {p.name for p in run.glob("checkpoints/*")} == {"step-000003", "step-best"}
     assert not [*run.rglob("*.part")]
     assert read_json(run / "config.json")["settings"]["steps"] == 9
+    assert resume(run, replace(s, steps=9), columns=()) == 4  # code that no longer measures x
+    run_folder.append_row(run, {"step": 5, "reward": float("nan"), "x": 0.5})
+    assert (run / "metrics.csv").read_text().splitlines()[-1] == "5" + "," * len(COLUMNS) + "0.5"
 
 
 def edit(**fields):
@@ -359,6 +369,8 @@ def test_a_run_with_other_settings_or_inputs_than_it_began_with_is_not_resumed(c
     run, s = counted
     refuses("state.pt was written with seed=0, but config.json says 1", run, resume, run, replace(s, seed=1))
     refuses("state.pt was written with k=2, but config.json says 3", run, resume, run, s, k=3)
+    refuses("metrics.csv has no column y", run, resume, run, s, columns=["x", "y"])
+    refuses("metrics.csv has no column y", run, run_folder.append_row, run, {"step": 5, "y": 1})
     refuses("already has 4 steps, more than --steps 3", run, resume, run, replace(s, steps=3))
     falls = vars(replace(s, linear_decay=True))
     refuses("depends on its 5 steps: resume it without --steps", run, run_folder.check_settings, run, falls,

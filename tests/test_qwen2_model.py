@@ -75,7 +75,7 @@ BAD = {"vocab_size": [None, 0, 2.0, True, 2**40], "hidden_size": ["wide"], "num_
        "num_key_value_heads": [0, 3], "head_dim": [7], "rms_norm_eps": [0, math.nan], "rope_theta": [10**400],
        "tie_word_embeddings": ["no"], "rope_scaling": [{"type": "yarn"}], "layer_types": [5, ["sliding_attention"]],
        "rope_parameters": [{"rope_theta": "x"}, {"rope_type": "yarn", "rope_theta": 1e6}, {"factor": 4.0},
-                           {"partial_rotary_factor": 0.5}, {"full": {"rope_theta": 1.0}}],
+                           {"partial_rotary_factor": 0.5}, {"full": {"rope_theta": 1.0}}, 5],
        "model_type": ["qwen2_moe", ["qwen2"]], "hidden_act": ["gelu"], "use_sliding_window": [True], "mlp_bias": [True],
        "pretraining_tp": [2], "quantization_config": [{"quant_method": "fp8"}]}
 CONTRADICTIONS = [({"model_type": "qwen3", "attention_bias": True}, "attention_bias"),

@@ -4,12 +4,19 @@ transformers writes random checkpoints with the published config.json, but for t
 make of them.
 """
 import json
+import re
+import runpy
 import shutil
+from pathlib import Path
 
+import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
+from transformers import (AutoModelForCausalLM, AutoTokenizer, GenerationConfig, MistralConfig, MistralForCausalLM,
+                          PreTrainedTokenizerFast)
 
+import qwen2_model
 import train
+from countdown_task import generate_puzzles
 from qwen2_model import load_model
 from tests.random_checkpoints import FAMILIES, HF, assert_same_logits, hf_model, random_tokens, randomize
 from tests.test_tokenizer import build
@@ -54,6 +61,32 @@ def test_two_layers_of_published_size_equal_transformers(family, tmp_path):
     assert ours.square().mean() < 1.5**2 * theirs.square().mean()
 
 
+NULLS = {"rope_type": "default", "factor": None, "partial_rotary_factor": None}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family, settings, refused", [
+    *((family, {"rope_parameters": {"rope_theta": 50.0} | NULLS}, False) for family in HF),
+    ("llama", {"rope_parameters": None, "rope_theta": 50.0, "rope_scaling": NULLS}, False),  # as version 4 has it
+    *((family, {"is_causal": False}, True) for family in HF), ("mistral", {"sliding_window": 4}, True)], ids=str)
+def test_settings_that_would_change_the_logits_are_refused(family, settings, refused, tmp_path, monkeypatch):
+    """Guards against a wrong model in silence, also of a family that a reader adds, and a refusal because of a null."""
+    monkeypatch.setitem(HF, "mistral", (MistralConfig, MistralForCausalLM))  # a Llama but for its window
+    monkeypatch.setitem(qwen2_model.ARCHITECTURES, "mistral", "MistralForCausalLM")
+    hf, tokens = hf_model(family, sliding_window=None, rope_theta=50.0), random_tokens(2, 20)
+    hf.save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    assert_same_logits(hf, load_model(tmp_path), tokens)
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+    change = AutoModelForCausalLM.from_pretrained(tmp_path)(tokens).logits - hf(tokens).logits
+    assert (change.abs().max() > 1) == refused
+    if refused:
+        with pytest.raises(ValueError, match=f"config.json sets {min(settings)} to a value that is not supported"):
+            load_model(tmp_path)
+    else:
+        assert_same_logits(hf, load_model(tmp_path), tokens)
+
+
 TEMPLATE = """{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}
 {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
 MESSAGES = [{"role": "user", "content": "How many?"}]
@@ -93,3 +126,20 @@ def test_a_trained_checkpoint_is_whole(family, tmp_path, monkeypatch):
     assert_same_logits(hf, load_model(again), random_tokens(2, 20))
     (again / "model.safetensors.index.json").unlink()
     assert_same_logits(hf, load_model(again), random_tokens(2, 20))
+
+
+def test_the_lines_of_the_page_read_a_bundled_model(policy, tmp_path, monkeypatch):
+    """transformers, as docs/running.md uses it, and not AutoTokenizer, has our tokens and logits.
+
+    Guards against a reader who evaluates a checkpoint of ours on tokens that it never saw.
+    """
+    root = Path(train.__file__).parent
+    lines = re.search(r"```python\n(.*?)```", (root / "docs" / "running.md").read_text(encoding="utf-8"), re.S)[1]
+    (tmp_path / "lines.py").write_text(lines)
+    monkeypatch.chdir(root)
+    made, other = runpy.run_path(str(tmp_path / "lines.py")), AutoTokenizer.from_pretrained("models/countdown-tiny")
+    for puzzle in generate_puzzles(8, "heldout"):
+        tokens = policy.prompt(puzzle)
+        assert made["tokenizer"](policy.task.prompt(puzzle, chat=False)).input_ids == tokens
+        assert other(policy.task.prompt(puzzle, chat=False)).input_ids != tokens
+    assert_same_logits(made["model"].float(), policy.model, torch.tensor([tokens]))

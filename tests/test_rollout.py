@@ -1,6 +1,9 @@
 """Rollouts, and what a credit function may ask the model, against one response at a time and brute force."""
 import itertools
+import math
 import statistics
+from decimal import Decimal
+from fractions import Fraction
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +16,9 @@ from countdown_task import Puzzle, format_reward, roles
 from grpo import compare
 from methods.heads import Critic
 from methods.oracle import oracle
+from mitigations import vineppo
 from plumbing import queries, shared_sampling
+from plumbing.task_file import check_grade
 from rollout import Policy, coin_toss, draw_uniforms, generate_and_grade
 from sampler import generate, response_attention, response_logprobs, response_states
 from tasks.text import fingerprint
@@ -38,7 +43,7 @@ def close(got, expected, atol=1e-4):
 def graded_by_hash(text, puzzle):
     """Grades that change with every text and every puzzle."""
     r = fingerprint(f"{text} {puzzle}") / 2**64
-    return {"reward": r, "answer": r / 2, "format": r / 3}
+    return {"reward": r, "answer": r / 2, "format": r / 3, "more": r / 4}
 
 
 @pytest.fixture
@@ -71,13 +76,26 @@ def test_a_batch_describes_its_own_responses(hashed):
         assert text == tokenizer.library.decode(before_end, skip_special_tokens=False)
         assert len(batch.spans[i]) == len(tokens)
         grades = graded_by_hash(text, PUZZLES[i // 4])
-        assert [batch.reward[i], batch.success[i], batch.format[i]] == pytest.approx([*grades.values()])
+        found = [batch.reward[i], batch.success[i], batch.format[i], batch.grades["more"][i]]
+        assert found == pytest.approx([*grades.values()])
         group = batch.reward[i // 4 * 4 :][:4]
         assert advantage[i].item() == pytest.approx(grades["reward"] - group.mean().item(), abs=1e-6)
         role, in_answer = roles(text, batch.spans[i])
         padding = batch.mask.shape[1] - len(tokens)
         assert batch.role[i].tolist() == [*role, *[0] * padding]
         assert batch.in_answer[i].tolist() == [*in_answer, *[False] * padding]
+
+
+def test_a_grade_is_a_number_of_any_kind():
+    """Guards against ints in a batch, which have no mean, numbers that are refused for their type, and texts."""
+    bfloat16 = lambda x: torch.tensor([x], dtype=torch.bfloat16)
+    for kind in (int, bool, float, np.int8, np.bool_, np.float32, np.array, torch.tensor, Fraction, Decimal, bfloat16):
+        found = check_grade({"reward": kind(1), "answer": kind(0), "format": kind(1), "none": None})
+        assert {type(x) for x in found.values()} == {float} and math.isnan(found.pop("none"))
+        assert found == {"reward": 1, "answer": 0, "format": 1}
+    for value in ("1", b"1", np.str_("1"), [1], 1j, np.complex64(1), np.ones(2), torch.ones(2, 2), 10**400, object):
+        with pytest.raises(ValueError, match=r"^what the task's grade returns: more must be a number, not [^\n]*$"):
+            check_grade({"reward": 1, "answer": 1, "format": 1, "more": value})
 
 
 def test_training_puzzles_depend_on_seed_and_step_alone():
@@ -201,6 +219,17 @@ def test_a_coin_grades_responses_and_continuations(policy):
     assert tosses(30, 30, 1) == tosses(30, 30, 1)
     for first in (tosses(30, 30, 1), tosses(1, 1, 1000)):
         assert 0.45 < statistics.mean(first) < 0.55
+
+
+@pytest.mark.parametrize("responses, reward", [(3, 0.1), (7, 100.1)])
+def test_where_all_rewards_are_equal_measured_credit_is_exactly_0(responses, reward, policy):
+    """Guards against rounding as credit: it is read with gradient, and Adam makes it as large as any other."""
+    grade = lambda text, puzzle: {"reward": reward, "answer": 0.0, "format": 1.0}
+    constant = policy._replace(task=SimpleNamespace(**vars(countdown_task) | {"grade": grade}))
+    batch = step_batch(constant, 1, responses, 20)
+    assert batch.ask.rollout_values(3 * batch.mask).any()
+    for credit in (vineppo(batch), vineppo(batch, 5, "uncertain"), oracle(batch, 6), oracle(batch, 6, mix=1.0)):
+        assert not credit.any()
 
 
 @torch.no_grad()

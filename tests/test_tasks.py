@@ -5,6 +5,7 @@ import json
 import random
 import re
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from plumbing.registry import required
 from plumbing.task_file import load_puzzles, load_task
 from rollout import rollout
 from tasks import latin_task, math_task
+from tasks.data import digits
 from tasks.math_task import Problem, number
 from tests.fixtures import spans_of
 from train import Settings, load_policy
@@ -32,6 +34,35 @@ def test_splits_are_apart_and_the_same_every_time(name, content):
     assert task.load("train", 99) == training[:99] and task.load("heldout", 9) == heldout[:9]
     assert not {content(puzzle) for puzzle in training[:512]} & {content(puzzle) for puzzle in heldout}
     task.check(training[0])
+
+
+SQUARE = "1234523451345124512351234"
+OTHER = SQUARE.translate(str.maketrans("12", "21"))
+FIRST = math_task.load("train", 1)[0].question
+
+
+@pytest.mark.parametrize("name, data, heldout, kept", [
+    ("latin", f"_{SQUARE[1:]}\n_{OTHER[1:]}", f"{SQUARE[:-1]}_", [f"_{OTHER[1:]}"]),
+    ("math", 'question,answer\n"Ann  has\n3?",3\nBen has 4?,4', "question,answer\nAnn has 3?,3", ["Ben has 4?"]),
+    ("math", "", f"question,answer\n{FIRST.replace(' ', '  ')},3", None),
+    ("countdown", '{"nums": [3, 7, 8], "target": 29}\n{"nums": [3, 7], "target": 21}',
+     '{"nums": [8, 3, 7], "target": 29}', ["3,7=21"])])
+def test_nothing_that_is_memorized_for_a_held_out_puzzle_is_trained_on(name, data, heldout, kept, tmp_path):
+    """Guards against other open cells, another order, other white space, and a file of what the task makes itself."""
+    end = {"math": "csv"}.get(name, "jsonl")
+    for stem, text in (("data", data), ("heldout", heldout)):
+        (tmp_path / f"{stem}.{end}").write_text(text)
+    training, _ = load_puzzles(load_task(name), 9, data and str(tmp_path / f"data.{end}"), f"{tmp_path}/heldout.{end}")
+    found = [puzzle.id for puzzle in training]
+    assert found == kept if data else FIRST not in found and len(found) > 4000
+
+
+def test_a_split_that_parts_one_key_is_refused():
+    """Guards against a task whose load goes by another key than its own."""
+    task = SimpleNamespace(load=lambda part, *_, **__: [latin_task.Puzzle("12" if part == "train" else "21")],
+                           key=lambda puzzle: "".join(sorted(puzzle.id)))
+    with pytest.raises(ValueError, match="12 is held out, and trained on"):
+        load_puzzles(task, 9, "")
 
 
 @pytest.mark.parametrize("name", ["latin", "math"])
@@ -76,7 +107,7 @@ GIVEN = "1 2 3 4 5\n2 3 4 5 1\n3 4 5 1 2\n4 5 1 2 "
     ("3\n5 1 2 3 4", 1, 1), ("3 5 1 2 3 4", 1, 1), ("3\n5 1 2 3 5", 1, 0), ("3\n5 1 2 3", 0, 0),
     ("351234", 0, 0), ("3 5 1 2 3 6", 0, 0), ("3 5 1 2 3 \u0664", 0, 0), ("3 5 1 2 3 4 " * 100_000, 0, 0)])
 def test_grades_by_hand(end, layout, answer):
-    assert "".join(map(str, latin_task.solution(PUZZLE.id))) == "1234523451345124512351234"
+    assert "".join(map(str, latin_task.solution(PUZZLE.id))) == SQUARE
     grade = latin_task.grade(GIVEN + end, PUZZLE)
     assert grade == {"reward": pytest.approx(0.1 * layout + answer), "format": layout, "answer": answer}
 
@@ -123,16 +154,21 @@ def test_problems_say_what_their_steps_compute():
 def slow_number(text):
     """What `number` must return for texts of the alphabets below, by cutting at the first and the last digit."""
     text = text.replace("\\$", "$") if len(text) <= 100 else ""
+    text = re.sub(r"(?<=[0-9])\\,(?=[0-9]{3}(?![0-9]))", ",", text).replace("\\,", " ").replace("\\ ", " ").strip()
     digits = [i for i, c in enumerate(text) if c in "0123456789"]
     if not digits:
         return None
     start, stop = digits[0], digits[-1] + 1
     start -= text[:start].endswith(".")
-    core, before, after = text[start:stop].replace("\\,", ","), text[:start], text[stop:]
+    core, before, after = text[start:stop], text[:start], text[stop:]
     signed = before.removesuffix("$")
+    if re.fullmatch(r"(|.*[$_]) *[-+] +", signed, re.DOTALL):  # - 3, but x - 3 is no number
+        signed = signed.rstrip(" ")
     sign = signed[-1:] if signed[-1:] in ("-", "+") else ""
     before = signed[:-1] if sign else before
-    if before[-1:] in tuple("eEx.,") or after[:1] in tuple("eEx") or re.match(r" x(?![eEx_])", after):
+    if before[-1:] in tuple("eEx.,") or after[:1] in tuple("eEx"):
+        return None
+    if re.search(r"[eEx]_[ \n$]*\Z", before) or re.match(r"[ \n$_]*[eEx](?![eEx])", after):  # x_7, 7 x
         return None
     outside = re.sub("(?<=[019eEx])[-/](?=[eEx][eEx])", " ", f"{before}\n0{after}").replace("0", "", 1)
     if set(outside) - set("., $eEx_\n") or set(core) - set("0123456789,./ "):
@@ -151,7 +187,9 @@ def slow_value(core):
         return None if value is None or space and value >= 1 else value + int(whole or 0)
     whole, dot, rest = core.partition(".")
     first, *groups = whole.split(",")
-    if dot and not rest.isdigit() or any(len(group) != 3 for group in groups) or groups and len(first) not in (1, 2, 3):
+    sizes = {len(group) for group in groups[:-1]}  # 1,234,567 or 12,34,567
+    if dot and not rest.isdigit() or groups and (len(groups[-1]) != 3 or len(sizes) > 1 or sizes - {2, 3}
+                                                 or not 1 <= len(first) <= min(sizes | {3})):
         return None
     joined = "".join([first, *groups])
     return Fraction(f"{joined}{dot}{rest}") if joined.isdigit() or not whole else None
@@ -170,15 +208,31 @@ def test_numbers_agree_with_another_parser_on_100_000_hostile_strings():
 @pytest.mark.parametrize("value, texts", [
     (7, ["7.0", "+7", "007", "\u201c7\u201d", "[7]", "__7__", "#### 7", "**Answer:** 7", "Ann has 7 shells now.",
          "US$7", "7\\%", "7 km/h", "$7/hr", "7km", "7-day", "14/2", "$\\boxed{7}$", "\\[x = 7\\]", "\\text{7 apples}",
-         "\\boxed{\\$7.00}", "7 \u20ac", "7!"]),
+         "\\boxed{\\$7.00}", "7 \u20ac", "7!", "\u20b97", "~7", "\u2248 7", "\\approx 7", "7 \u2705", "\U0001f34e 7!",
+         "*7*", "\\fbox{7}", "\\underline{7}", "7 o'clock", "7 without Ben", "7 wrong", "7 \u20ac/kg", "7 m",
+         "\\boxed{7\\text{ m}}", "7\\,\\text{cm}", "7 \\mathrm{~cm}^{2}", "7 m\u00b2", "7 feet^2", "7 kg/m^3", "7ft",
+         "7g", "7min", "7m", "7\u00a0cm", "7^\\circ", "7 square feet", "7 months", "$7 a day", "7 more than Ben",
+         "a total of 7", "7 left over", "7 to the nearest foot", "\\text{Ann} \\Rightarrow 7"]),
     (1234, ["**$1,234.00**", "1{,}234", "1\\,234", "1,\\!234", "1\u202f234", "1\u2009234", "1\u00a0234"]),
-    (1234567, ["1,234,567"]), (-5, ["\u22125", "\u20135", "-$5", "$-5", "x = -5"]),
-    (Fraction(-1, 2), ["-\\dfrac{1}{2}", "-.5"]), (Fraction(3, 2), ["1 1/2", "1\\frac{1}{2}"]), (50, ["50\\%"]),
+    (1234567, ["1,234,567", "\u20b912,34,567", "1'234'567"]),
+    (-5, ["\u22125", "\u20135", "-$5", "$-5", "x = -5", "- 5", "x = \u2212 5", "\\boxed{- 5}", "** - 5**", "-\\,5",
+          "negative 5"]),
+    (Fraction(-1, 2), ["-\\dfrac{1}{2}", "-.5", "-\u00bd"]), (50, ["50\\%"]),
+    (Fraction(1, 2), ["\u00bd", "\u00bd cup", "1\u20442", "\\dfrac12", "\\frac 1 2", "\\tfrac{1}2"]),
+    (Fraction(3, 2), ["1 1/2", "1\u00a01/2", "1\\frac{1}{2}", "1\u00bd", "1 \u00bd", "1\\frac12"]),
     (None, ["none", "1-2", "1\u20132", "3 + 4 = 7", "12 apples and 3 pears", "seven or 8", "7 and a half", "3 million",
-            "minus 7", "1 234", "1.234,5", "12:30", "7^2", "7\u00b2", "1\u00bd", "1/0", "1/2/3", "1 3/2", "x-7", "7/x",
-            "5k", "5 k", "1e999999999", "0x1F", "1_000", "\u2248 7", "< 7", "!= 7", "\\sqrt{4}", "2\\pi", "2 \u00d7 3",
+            "Ann minus 7", "1 234", "1.234,5", "12:30", "7^2", "7\u00b2", "1/0", "1/2/3", "1 3/2", "x-7", "7/x",
+            "5k", "5 k", "1e999999999", "0x1F", "1_000", "< 7", "!= 7", "\\sqrt{4}", "2\\pi", "2 \u00d7 3",
             "1\\boxed2", "1\\text{}2", "1\\frac{2}{3}4", "1\u200b2", "1\x002", "\uff14\uff12", "\u0667", "7\u0338",
-            "\u4e03", "7" * 101, "0" * 10**6 + "42"])])
+            "\u4e03", "7" * 101, "0" * 10**6 + "42"]),
+    # A part, a power, a function, a product or a multiple of 7; a bound; no answer.
+    (None, ["7 and a quarter", "a quarter of 7", "a third of 7", "7 tenths", "7 feet and an inch", "\u00bd7",
+            "\\frac123", "7 squared", "7 doubled", "7 to the power of x", "7 \u00b2", "square root of 7",
+            "the inverse of the 7", "log 7", "f(7)", "x_7", "7 pi", "x*7", "7 * n", "7 n", "7x", "7 M", "7B", "$7m",
+            "7 crore", "\U0001f51f 7", "Ann - 7", "7 more than x"]),
+    (None, ["less than 7", "more than about $7", "at least 7", "over 7", "up to \u20ac7", "7 or more", "7 and up",
+            "7 max", "not 7", "isn't 7", "7 is wrong", "none of the 7", "instead of 7", "anything but 7", "~~7~~",
+            "7 \U0001f44e"])])
 def test_a_number_in_the_dress_of_a_chat_model(value, texts):
     """Guards against right answers that are graded 0, a hedge that is paid (`7 or 8`), and digits that are read as
     another number than the eye sees."""
@@ -226,7 +280,10 @@ GSM8K = lines("#### 7", "So 500.\n#### $500", "<<2*3=6>>6\n#### 1,234.50", "####
     ("a.json", json.dumps(rows(1, "2"), indent=1).encode(), [1, 2]), ("a.json", lines(3, 4), [3, 4]),
     ("a.csv", b'\xef\xbb\xbfid,question,answer\r\n1,Q0,7\r\n2,"Q1","so\r\n#### 1,000"\r\n', [7, 1000]),
     ("a.jsonl", '{"question": "Q0\u2028?\\u0000", "answer": 1}'.encode(), [1]),
-    ("a.jsonl", lines(1) + b"\n" + lines(1), [1])])
+    ("a.jsonl", lines(1) + b"\n" + lines(1), [1]),
+    ("a.jsonl", lines(1e16, 1e-5, 1e99, -2.5e3), [10**16, Fraction(1, 10**5), 10**99, -2500]),
+    ("a.jsonl", b'{"question": "Q0", "answer": 12345678901234567.25}', [Fraction(49382715604938269, 4)]),
+    ("a.CSV", b'\n \nquestion,answer,,\nQ0,"1,234",,\n\n,,,\n"6"" pipe",7,,\n', [1234, 7])])
 def test_data_files_as_people_have_them(name, content, answers, tmp_path):
     """Guards against a format that is refused, and a line that is cut at U+2028, which JSON allows in a text."""
     (tmp_path / name).write_bytes(content)
@@ -238,19 +295,31 @@ def test_data_files_as_people_have_them(name, content, answers, tmp_path):
 
 
 BROKEN_LINES = [
-    ('{"problem": "Q", "solution": "3"}', "its fields are problem, solution: rename them"),
+    ('{"problem": "Q", "solution": "3"}', "it has no question; its fields: 'problem', 'solution'"),
+    ('{"question": "Q", "id": 3}', "it has no answer; its fields: 'question', 'id'"), ("{}", "its fields: none"),
+    ('{"question": "Q", "answer": 3, "answer": 4}', "'answer' stands twice in .*3.*4"),
+    *((f'{{"question": "Q", "answer": {answer}}}', said) for answer, said in (
+        ("[7]", r"its answer is \[7\], neither text nor a number"), ('{"a": 7}', "neither text"),
+        ("true", "True, neither"), ("null", "None, neither"), ("[" * 99999, "too large"), ("1e" + "9" * 20, "large"))),
     ("{", "Expecting property name"), ("[]", "it is no object"),
     ('{"question": 3, "answer": "3"}', "its question is no text"), ('{"question": " ", "answer": 3}', "is no text"),
     ('{"question": "a \\ud800", "answer": "3"}', "surrogates not allowed"),
     *((f'{{"question": "Q", "answer": {answer}}}', "has not one number after the last ####")
-      for answer in ('"#### 3 or 4"', "true", "null", "NaN", '"#### 3 ####"', "1e99", '"&nbsp;3"'))]
+      for answer in ('"#### 3 or 4"', '"7 squared"', "NaN", '"#### 3 ####"', "1e100", "1e-99999999", '"&nbsp;3"'))]
 
 
 @pytest.mark.parametrize("name, content, said", [
     *(("a.jsonl", lines(1, 2) + f"\n{line}\n".encode() + lines(1), f"a.jsonl, line 3: expected .*{said}")
       for line, said in BROKEN_LINES),
     ("a.json", b"[1]", "row 1: expected .* no object"), ("a.json", b"[{]", "a.json is not valid JSON"),
-    ("a.json", b"[]", "holds no puzzle"), ("a.csv", b"question,answer\nQ\n", "row 1: .*'None', has not one number"),
+    ("a.json", b"[]", "holds no puzzle"), ("a.csv", b"question,answer\nQ\n", "row 1: .*cells is 1, the header's 2"),
+    ("a.csv", b"question,answer\nQ,3\nAnn has 3, and 4,7\n", "row 2: .*cells is 3, the header's 2: quote a text"),
+    ("a.csv", b"question,answer,answer\nQ,3,4\n", "row 1: .*'answer' stands twice"),
+    ("a.csv", b"id,question\n1,Q\n", "row 1: .*it has no answer; its fields: 'id', 'question'"),
+    ("a.csv", b'question,answer\n"so" he said,3\n', "not valid CSV: line 2"),
+    ("a.csv", b'question,answer\n"Q,3\nR,4\n', "not valid CSV: line 3: unexpected end of data"),
+    ("a.json", b'["{}"]', "row 1: .*no object"),
+    ("a.json", b'[{"question": "Q", "answer": 3, "answer": 4}]', "a.json is not valid JSON: 'answer' stands twice"),
     ("a.csv", b'question,answer\n"' + b"Q" * 200_000, "not valid CSV"), ("a.gz", b"text", "not a complete .gz"),
     ("a.gz", gzip.compress(lines(1))[:-9], "not a complete .gz"),
     ("a.jsonl", lines(1).decode().encode("utf-16"), "not a text file in UTF-8: convert it"),
@@ -263,6 +332,32 @@ def test_a_broken_file_is_refused_in_one_sentence(name, content, said, tmp_path)
     assert "\n" not in str(error.value)
     with pytest.raises(FileNotFoundError, match="no data file .*, but a folder: name one of the files in it"):
         load_puzzles(math_task, 9, str(tmp_path))
+
+
+@pytest.mark.parametrize("kind, significant", [(np.float16, 3), (np.float32, 6), (np.float64, 15)])
+def test_a_decimal_is_read_back_from_its_float(kind, significant):
+    """A float gives back any decimal of so many digits (FLT_DIG in C). Guards against its binary fraction."""
+    for number in np.random.default_rng(0).integers(1, 10**significant, 300):
+        for text in (f"{number}e-4", f"-{number}e-2", str(number)):
+            assert Fraction(digits(kind(text), "answer")) == Fraction(text)
+
+
+@pytest.mark.parametrize("kind, values, read", [
+    ("float32", [0.1, 7, 2.5], ["0.1", "7", "2.5"]), ("float16", [0.1, 2048], ["0.1", "2048"]),
+    ("float64", [1e16, 1e-5, 0.1], ["1e16", "1e-5", "0.1"]), ("int8", [-7], ["-7"]), ("string", ["# 1,000"], ["1e3"]),
+    ("float16", [1, 16384], "row 2: .*may have been rounded: store it"), ("float32", [123456789.0], "row 1: .*rounded"),
+    ("float32", [1, None], "row 2: .*has not one number"), ("binary", [b"7"], "row 1: .*b'7', neither text")])
+def test_answers_of_a_parquet_file(kind, values, read, tmp_path):
+    """Guards against 0.1 as 0.10000000149."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+    file, answers = tmp_path / "a.Parquet", pyarrow.array(values, getattr(pyarrow, kind)())
+    parquet.write_table(pyarrow.table({"question": [f"Q{i}" for i in range(len(values))], "answer": answers}), file)
+    if isinstance(read, list):
+        assert [problem.answer for problem in math_task.load("all", path=file)] == [*map(Fraction, read)]
+    else:
+        with pytest.raises(ValueError, match=f"a.Parquet, {read}"):
+            math_task.load("all", path=file)
 
 
 def test_prompts():

@@ -1,4 +1,4 @@
-"""Text to tokens and back, against the tokenizers library, and for bytes that are no text against Python's decoder."""
+"""Text to tokens and back, against the tokenizers library and transformers, and for bytes that are no text Python."""
 import itertools
 import json
 import re
@@ -8,6 +8,7 @@ import tokenizers
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
 
 from countdown_task import generate_puzzles
 from plumbing.tokenizer import Tokenizer
@@ -74,24 +75,13 @@ def test_end_tokens_are_those_that_a_folder_names(files, tmp_path):
     assert Tokenizer(build(tmp_path)).end_tokens == [IM_END, ENDOFTEXT, IM_START]
 
 
-@pytest.mark.parametrize("file, key, value", [
-    ("config.json", "eos_token_id", 2), ("config.json", "eos_token_id", 10**6), ("config.json", "eos_token_id", "2"),
-    ("generation_config.json", "eos_token_id", [IM_END, [2]]), ("generation_config.json", "eos_token_id", True),
-    ("tokenizer_config.json", "eos_token", "</s>"), ("tokenizer_config.json", "eos_token", {"content": "a"})])
-def test_an_end_token_that_is_none_is_refused(file, key, value, tmp_path):
-    """Guards against responses that end at a comma, because a Llama config of transformers has the id 2 by default."""
-    (tmp_path / file).write_text(json.dumps({key: value}))
-    with pytest.raises(ValueError, match=f"{file} names .* as the end token .{key}., which is no special token"):
-        Tokenizer(build(tmp_path))
-
-
 CHATML, OTHER = "{{ '<|im_start|>' + message['role'] }}", "{{ '[INST]' + message['content'] }}"
 
 
 @pytest.mark.parametrize("template, settings, chat", [
     (None, None, True), (None, {"bos_token": "<|im_start|>"}, False), (None, {"chat_template": CHATML}, True),
     (None, {"chat_template": [{"name": "default", "template": CHATML}]}, True), (CHATML, {}, True),
-    (OTHER, None, False), (None, {"chat_template": OTHER}, False)])
+    (OTHER, None, False), (None, {"chat_template": OTHER}, False), (OTHER, {"chat_template": CHATML}, False)])
 def test_a_chat_model_has_a_chatml_template(template, settings, chat, tmp_path):
     """Guards against a base model that is asked with tokens that it never saw, only because it has them."""
     if template:
@@ -107,6 +97,103 @@ def test_an_added_token_that_is_no_special_one_is_text(tmp_path):
     tokenizer = Tokenizer(build(tmp_path, change=lambda library: library.add_tokens([tag])))
     assert tokenizer.encode("a</\u00e9>b") == [ord("a"), len(TOKENS) + 3, ord("b")]
     assert tokenizer.decode([ord("a"), len(TOKENS) + 3, ord("b")]) == ("a</\u00e9>b", [(0, 1), (1, 5), (5, 6)])
+
+
+def added(name, **flags):
+    """An entry of added_tokens_decoder."""
+    return dict(content=name, lstrip=False, rstrip=False, single_word=False, normalized=False, special=False) | flags
+
+
+CONFIG, NEW, STRIP = "tokenizer_config.json", len(TOKENS) + 3, {"lstrip": True, "rstrip": True}
+STRIPPED = [AddedToken("<|s|>", special=True, **STRIP), AddedToken("<t>", **STRIP)]
+
+
+@pytest.mark.parametrize("files, tokens", [
+    ({CONFIG: {"added_tokens_decoder": {str(NEW + 1): added("<t>"), str(NEW): added("<|s|>", special=True)}}}, []),
+    ({CONFIG: {}, "added_tokens.json": {"<t>": NEW + 1, "<|s|>": NEW}}, []), ({}, STRIPPED),
+    ({CONFIG: {"added_tokens_decoder": {str(IM_END): added("<|im_end|>", special=True, **STRIP)}}}, STRIPPED),
+    ({CONFIG: {"added_tokens_decoder": {str(NEW): added("<|s|>", special=True)}},
+      "added_tokens.json": {"<t>": NEW + 1}}, STRIPPED)], ids=str)
+def test_added_tokens_are_those_of_transformers(files, tokens, tmp_path):
+    """Guards against <think> cut in three, since only a file beside tokenizer.json lists it, and white space kept that
+    belongs to a token."""
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    hf = PreTrainedTokenizerFast.from_pretrained(build(tmp_path, change=lambda library: library.add_tokens(tokens)))
+    ours = Tokenizer(tmp_path)
+    for pieces in itertools.product((" <|s|>\n", "<t> ", "a <t>"), (" \nb \u3000",), ("\n<|im_end|> <t>", "<|s|> c")):
+        assert ours.encode(*pieces) == hf("".join(pieces))["input_ids"], pieces
+    assert ours.size == len(hf)
+
+
+LLAMA, TURN = {"tokenizer_class": "LlamaTokenizerFast", "add_bos_token": True}, "<|im_start|>user\nq<|im_end|>"
+CHAT = "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' }}{% endfor %}"
+
+
+@pytest.mark.parametrize("settings, template, first", [
+    ({"bos_token": "<|b|>"}, "{{bos_token}}" + CHAT, False), ({"bos_token": "<|b|>"}, "<|b|>" + CHAT, False),
+    ({"bos_token": "<|b|>"}, CHAT, True), ({"bos_token": None}, "{{bos_token}}" + CHAT, False),
+    (LLAMA | {"bos_token": added("<|b|>", __type="AddedToken")}, None, False), (LLAMA, None, False),
+    ({"bos_token": "<|im_start|>"}, CHAT, False), (LLAMA | {"bos_token": "<|b|>", "add_bos_token": False}, None, False),
+    (LLAMA | {"bos_token": "<|b|>", "tokenizer_class": "PreTrainedTokenizerFast"}, None, False),
+    ({"bos_token": "<|b|>"}, None, True), ({"bos_token": "<|b|>"}, "{{ bos_token }}[INST]", False)], ids=str)
+def test_prompts_begin_as_those_of_transformers(settings, template, first, tmp_path):
+    """Guards against a model that is asked without its BOS, or with two. first: tokenizer.json begins texts with it."""
+    processor = processors.TemplateProcessing(single="<|b|> $A" if first else "$A", special_tokens=[("<|b|>", NEW)])
+    build(tmp_path, (*ENDS, "<|im_start|>", "<|b|>"), lambda library: setattr(library, "post_processor", processor))
+    (tmp_path / CONFIG).write_text(json.dumps(settings | {"chat_template": template}))
+    # Version 5 of transformers reads add_bos_token as an argument alone, version 4 in the file, too, of a Llama.
+    obeyed = {"add_bos_token": settings.get("add_bos_token")} if "Llama" in settings.get("tokenizer_class", "") else {}
+    hf, ours = PreTrainedTokenizerFast.from_pretrained(tmp_path, **obeyed), Tokenizer(tmp_path)
+    text = "[INST]" if template and CHAT not in template else TURN
+    expected = hf.apply_chat_template([{"role": "user", "content": "q"}]) if template else hf(text)
+    assert ours.start + ours.encode(text) == expected["input_ids"]
+
+
+END, LISTED = "{} names .* as the end token .{}., which is no special token", "lists don't fit its tokenizer.json: .*"
+DECODER, SETS = "added_tokens_decoder", "{} sets {}, which is not supported"
+
+
+@pytest.mark.parametrize("file, key, value, said", [
+    ("config.json", "eos_token_id", 2, END), ("config.json", "eos_token_id", 10**6, END),
+    ("config.json", "eos_token_id", "2", END), ("generation_config.json", "eos_token_id", [IM_END, [2]], END),
+    ("generation_config.json", "eos_token_id", True, END), (CONFIG, "eos_token", "</s>", END),
+    (CONFIG, "eos_token", {"content": "a"}, END), (CONFIG, DECODER, {str(NEW + 1): added("<t>")}, f"token {NEW + 1}"),
+    (CONFIG, DECODER, {str(IM_END): added("<t>")}, f"'<t>' can't be token {IM_END}"),
+    (CONFIG, DECODER, {"x": added("<t>")}, LISTED), (CONFIG, DECODER, {str(NEW): "<t>"}, LISTED),
+    (CONFIG, DECODER, [1], LISTED), (CONFIG, "bos_token", 5, LISTED),
+    ("special_tokens_map.json", "bos_token", added("<s>"), LISTED + "lacks '<s>'"),
+    (CONFIG, "additional_special_tokens", ["<t>"], LISTED + "lacks '<t>'"),
+    (CONFIG, "extra_special_tokens", {"t": added("<t>")}, LISTED + "lacks '<t>'"),
+    (CONFIG, "add_prefix_space", True, SETS), (CONFIG, "split_special_tokens", True, SETS)], ids=str)
+def test_settings_that_are_wrong_or_not_supported_are_refused(file, key, value, said, tmp_path):
+    """Guards against responses that end at a comma, because a Llama config of transformers has the id 2 by default, and
+    against a token whose number depends on the version of transformers."""
+    (tmp_path / file).write_text(json.dumps({key: value}))
+    with pytest.raises(ValueError, match=said.format(file, key)):
+        Tokenizer(build(tmp_path))
+
+
+DIGITS = {"type": "Split", "pattern": {"Regex": "[0-9]"}, "behavior": "Removed", "invert": False}
+
+
+@pytest.mark.parametrize("change, lost", [
+    (lambda content: content["model"]["vocab"].pop("7"), "7"),
+    (lambda content: content["model"]["vocab"].pop(LETTERS[0xA9]), "\u00a9"),
+    (lambda content: content["pre_tokenizer"].update(type="Sequence", pretokenizers=[DIGITS]), "0"),
+    (lambda content: content.update(pre_tokenizer=None), " ")], ids=["7", "A9", "digits", "space"])
+def test_a_prompt_that_loses_characters_is_refused(change, lost, tmp_path):
+    """Guards against puzzles without their digits: the library drops what no token can spell, and says nothing."""
+    file = build(tmp_path) / "tokenizer.json"
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+    library = tokenizers.Tokenizer.from_file(str(file))
+    assert library.encode(f"a{lost}b").ids != list(f"a{lost}b".encode())  # and yet no error
+    tokenizer = Tokenizer(tmp_path)
+    assert tokenizer.encode("ab") == list(b"ab")  # not refused: SmolLM2 has no token for some control characters
+    with pytest.raises(ValueError, match=f"tokenizer.json has no token for '{lost}', which a prompt has"):
+        tokenizer.encode("a<|im_end|>", f"a{lost}b")
 
 
 WRITTEN = [" -", "-", " ", "<", "/", ">", "\n", "a", "\u00e9", EMOJI]

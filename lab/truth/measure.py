@@ -110,8 +110,9 @@ def values_and_errors(logprob: np.ndarray, solved: np.ndarray, tried: np.ndarray
     other, at_least_one = -np.expm1(logprob.astype(float)), np.maximum(tried, 1)  # (L,) each
     weight, U, rate = np.where(tried > 0, other, 0.0), solved / at_least_one, (solved + 1) / (tried + 2)  # (L,) each
     variance_U = rate * (1 - rate) / at_least_one  # (L,)
-    keep, add, last = [1 - weight, (1 - weight) ** 2], [weight * U, weight**2 * variance_U], [success, 0.0]
-    V, variance = work_backwards(*(torch.tensor(np.array(x)) for x in (keep, add, last))).numpy()  # (L + 1,) each
+    # (1 - w)^2 x + w^2 y = x + u (w^2 y / u - x) with u = w (2 - w), so the variance follows V's recursion.
+    weights, values = [weight, weight * (2 - weight)], [U, weight * variance_U / (2 - weight)]
+    V, variance = work_backwards(*(torch.tensor(np.array(x)) for x in (weights, values, [success, 0.0]))).numpy()
     error = np.where(tried > 0, other * np.sqrt(variance[1:] + variance_U), other)  # (L,)
     return np.stack((V[:-1], np.sqrt(variance[:-1]), weight * (V[1:] - U), error))
 
