@@ -30,7 +30,7 @@ from plumbing.files import check_fields, check_tensors, read_json, replace_file,
 from plumbing.model_folder import check_folder, read_weights, rope_theta
 
 LOGITS_KEPT = 2**29  # bytes of logits that are kept for the backward pass; those of a longer list are computed again
-LOGITS_AT_ONCE = 2**22  # the number of logits that are in float32 at once
+LOGITS_AT_ONCE = 2**22  # logits that are in float32 at once: these stay in the cache of a CPU
 ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # see Qwen2.hidden
 
