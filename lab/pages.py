@@ -1,4 +1,5 @@
-"""Fill the pages of docs/ and lab/: tables from the rooms, and docs/methods.md from the credit functions' docstrings.
+"""Fill the pages of docs/, lab/ and findings/: tables from the rooms, methods.md from the credit functions' docstrings,
+and the table of findings/README.md from its scripts' first lines.
 
     python -m lab.study.run --tables      tables and pictures of the study, from lab/study/runs.csv
     python -m lab.pages               then the pages
@@ -26,6 +27,7 @@ from plumbing.report import Table
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"<!-- (lab/\S+\.md) \| ([^|>]+?) \| ([^|>]+?)(?: \| ([^>]+?))? -->\n"
                    r"(?:(?!<!-- lab/).)*?<!-- end -->", re.DOTALL)
+FINDING = re.compile(r"#![^\n]+\n# guessed: (.+?)\n# seen: (.+?)\n# with: (.+?)\n(?!# )", re.DOTALL)
 INTRODUCTION = """# Methods
 
 Every method is one function of [mitigations.py](../mitigations.py) or [methods/](../methods): response → credit per
@@ -82,6 +84,18 @@ def describe(method: CreditFunction) -> str:
             f"{flags * bool(method.parameters)}\n{body}\n".rstrip() + "\n")
 
 
+def findings() -> str:
+    """The table of findings/README.md, from the first lines of its scripts."""
+    lines = ["| script | package and version | guessed | seen |", "|---|---|---|---|"]
+    for script in sorted((ROOT / "findings").glob("*.sh")):
+        found = FINDING.match(script.read_text(encoding="utf-8"))
+        if not found:
+            raise ValueError(f"{script} does not begin with what was guessed, what is seen, and the versions")
+        guessed, seen, packages = (text.replace("\n# ", " ") for text in found.groups())
+        lines.append(f"| [{script.stem}]({script.name}) | {packages} | {guessed} | {seen} |")
+    return "\n".join(lines) + "\n"
+
+
 @one_sentence()
 def main() -> None:
     """Fill the tables of all pages, and write methods.md."""
@@ -94,9 +108,11 @@ def main() -> None:
         pages[page] = BLOCK.sub(fill, text)
     methods = "\n".join(map(describe, MITIGATIONS.values()))
     pages[ROOT / "docs" / "methods.md"] = f"{INTRODUCTION}\n{methods}{CLOSING}"
+    index = ROOT / "findings" / "README.md"
+    pages[index] = index.read_text(encoding="utf-8").partition("| script |")[0] + findings()
     for page, text in pages.items():
         page.write_text(text, encoding="utf-8")
-    print(f"filled {len(pages)} pages of docs/ and lab/")
+    print(f"filled {len(pages)} pages of docs/, lab/ and findings/")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""What the pages say of the laboratory holds: commands, tables, every quoted figure, and docs/methods.md."""
+"""What the pages say of the laboratory holds: commands, tables, every quoted figure, docs/methods.md and findings/."""
+import os
 import re
 import shlex
 
@@ -62,6 +63,19 @@ def test_the_page_of_methods_is_that_of_the_docstrings():
     for name in ORDER:
         assert pages.describe(MITIGATIONS[name]) in written, "older than the docstrings: run python -m lab.pages"
     assert written.startswith(pages.INTRODUCTION) and written.endswith(pages.CLOSING)
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "findings").iterdir()), ids=lambda path: path.name)
+def test_a_finding_stands_alone(script):
+    """Guards against a table older than its scripts, and a script that nobody can run or that shows our own faults."""
+    text = script.read_text(encoding="utf-8")
+    if script.name == "README.md":
+        assert text.endswith("\n\n" + pages.findings()), "older than the scripts: run python -m lab.pages"
+        return
+    assert script.suffix == ".sh" and os.access(script, os.X_OK)
+    named = pages.FINDING.match(text)[3].replace("\n# ", " ").replace(" ", "==").replace(",==", " ")
+    assert f"pip install -q {named}\n" in text
+    assert not {path.stem for path in ROOT.iterdir()} & set(re.findall(r"(?:import|from) (\w+)", text))
 
 
 def quoted(page):
