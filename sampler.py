@@ -18,7 +18,7 @@ heads, K key heads, d head size. In attention, R rows of S columns, each of whic
 Run it:  python train.py --steps 0        samples from the bundled model and grades the responses
 """
 from functools import partial
-from typing import Callable, Iterator, NamedTuple
+from typing import Callable, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -26,12 +26,11 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from plumbing.replay import Replayed
-from qwen2_model import Qwen2, attention, bias_of, probabilities, scaled, token_logprobs
+from qwen2_model import Qwen2, attention, bias_of, probabilities, rows_at_once, scaled, token_logprobs
 
 SCORES_AT_ONCE = 2**24  # attention scores that are computed at once, at most
-COLUMNS_AT_ONCE = 32
+COLUMNS_AT_ONCE = 64  # columns of queries in a piece of attention
 PROBABILITIES_KEPT = 2**26  # bytes of them that a layer keeps for the backward pass; if there are more, it keeps none
-DRAWN_AT_ONCE = 2**19  # logits from which tokens are drawn at once on a CPU, whose cache they fit into
 
 
 class Samples(NamedTuple):
@@ -58,46 +57,56 @@ def pick(x: Tensor, place: Tensor) -> Tensor:
 
 
 class Rows:
-    """Some tokens of a flat list as R rows of up to S columns. A row sees C columns, of which its own are the last S."""
+    """Some tokens of a flat list as R rows of up to S columns. A row sees C columns, of which its own are the last S.
 
-    def __init__(self, own: Tensor, seen: Tensor, real: Tensor, bias: Tensor):
-        """own (R, S), seen (R, C): the place in the list of each column's token, on padding any. bias (R, S, C).
+    Attention takes a few columns at a time: no row sees a column later than these, and rows that have ended drop out.
+    """
 
-        real (R, S): False on padding, which is on the right.
+    def __init__(self, own: Tensor, seen: Tensor, real: Tensor, visible: Tensor, model: Qwen2):
+        """own (R, S), seen (R, C): the place in the list of each column's token, on padding any.
+
+        real (R, S): False on padding, which is on the right. visible (R, S, C): whether a column sees another.
         """
-        length = real.sum(1)  # (R,)
-        order = length.argsort(descending=True)  # (R,) longest row first: in later columns only the first rows go on
-        self.own, self.seen, self.bias = own[order], seen[order], bias[order]
-        self.length, self.rank = length[order].tolist(), order.argsort()  # (R,) each
-        self.real = (self.rank[:, None] * own.shape[1] + torch.arange(own.shape[1], device=own.device))[real]  # (n,)
+        (R, S), C, length = own.shape, seen.shape[1], real.sum(1)
+        order = length.argsort(descending=True)  # (R,) longest row first
+        self.own, self.seen, self.rank = own[order], seen[order], order.argsort()
+        self.bias = bias_of(visible[order], model.output_weight.dtype)  # (R, S, C)
+        scores = R * C * model.config.num_attention_heads  # in a column
+        size = max(1, min(COLUMNS_AT_ONCE, SCORES_AT_ONCE // max(1, scores)))
+        self.keep = scores * S * self.bias.itemsize <= PROBABILITIES_KEPT
+        self.pieces, places, count = [], torch.zeros_like(own), 0  # (R, S) where `attend` finds a column's result
+        for first in range(0, S, size):
+            end, rows = min(first + size, S), int((length > first).sum())
+            places[:rows, first:end] = count + torch.arange(rows * (end - first), device=own.device).view(rows, -1)
+            self.pieces.append((slice(rows), slice(first, end), slice(C - S + end)))
+            count += rows * (end - first)
+        self.real = places[self.rank][real]  # (n,)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """`attention` for the n tokens of these rows, (n, K, H / K, d), from q (N, K, H / K, d), k and v (N, K, d)."""
-        attend, R = attention, len(self.own)
-        if self.bias.numel() * q[0, ..., 0].numel() * q.itemsize > PROBABILITIES_KEPT and torch.is_grad_enabled():
-            attend = partial(checkpoint, attention, use_reentrant=False, preserve_rng_state=False)
-        parts = [attend(*piece) for piece in self.pieces(q, k, v)]
-        out = torch.cat([F.pad(x, [0] * 9 + [R - len(x)]) for x in parts], dim=3)  # (R, K, H / K, S, d)
-        return out.permute(0, 3, 1, 2, 4).flatten(0, 1).index_select(0, self.real)
+        k, v = (pick(x, self.seen).transpose(1, 2).contiguous() for x in (k, v))  # (R, K, C, d) each
+        parts = [q[:0]]
+        for rows, columns, seen in self.pieces:
+            arguments = self.queries(q, rows, columns), k[rows, :, seen], v[rows, :, seen], self.bias[rows, columns, seen]
+            if self.keep or not torch.is_grad_enabled():
+                out = attention(*arguments)  # (rows, K, H / K, columns, d)
+            else:
+                out = checkpoint(attention, *arguments, use_reentrant=False, preserve_rng_state=False)
+            parts.append(out.permute(0, 3, 1, 2, 4).flatten(0, 1))
+        return torch.cat(parts).index_select(0, self.real)
+
+    def queries(self, q: Tensor, rows: slice, columns: slice) -> Tensor:
+        """The queries (rows, K, H / K, columns, d) of some columns, from q (N, K, H / K, d)."""
+        return pick(q, self.own[rows, columns]).permute(0, 2, 3, 1, 4)
 
     def attention_paid(self, q: Tensor, k: Tensor) -> Tensor:
-        """How much each column attends to those that the row sees: probabilities (R, S, C) averaged over heads."""
-        (R, C), parts = self.seen.shape, []
-        for q_piece, k_piece, _, bias in self.pieces(q, k, k):
-            paid = probabilities(q_piece, k_piece, bias).mean((1, 2))
-            parts.append(F.pad(paid, (0, C - paid.shape[2], 0, 0, 0, R - len(paid))))
-        return torch.cat(parts, dim=1)[self.rank]
-
-    def pieces(self, q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """The arguments of `attention`, a few columns at a time, for the rows that are as long."""
-        (R, S), C = self.own.shape, self.seen.shape[1]
-        k, v = (pick(x, self.seen).transpose(1, 2).contiguous() for x in (k, v))  # (R, K, C, d) each
-        size = min(COLUMNS_AT_ONCE, max(1, SCORES_AT_ONCE // max(1, R * C * q.shape[1] * q.shape[2])))
-        for first in range(0, max(1, S), size):
-            end, rows = min(first + size, S), sum(length > first for length in self.length)
-            seen = C - S + end  # nobody sees a column later than its own
-            yield (pick(q, self.own[:rows, first:end]).permute(0, 2, 3, 1, 4),  # (rows, K, H / K, end - first, d)
-                   k[:rows, :, :seen], v[:rows, :, :seen], self.bias[:rows, first:end, :seen])
+        """How much each column attends to those that its row sees: probabilities (R, S, C) averaged over heads."""
+        k = pick(k, self.seen).transpose(1, 2)  # (R, K, C, d)
+        paid = q.new_zeros(self.bias.shape)
+        for rows, columns, seen in self.pieces:
+            p = probabilities(self.queries(q, rows, columns), k[rows, :, seen], self.bias[rows, columns, seen])
+            paid[rows, columns, seen] = p.mean((1, 2))
+        return paid[self.rank]
 
 
 class Texts:
@@ -106,16 +115,17 @@ class Texts:
     A prompt sees itself, a response its prompt and itself. A response's last token is left out of the list, because its
     state would predict nothing. The state that predicts a token is that of the one before it:
 
-        list                  the  sky | is  blue | was       a prompt, and the responses "is blue ." and "was red"
-        its state predicts    -    is, was
-                                       | blue  .  | red
+        place       0    1    2    3     4        the prompt "the sky" and the responses "is blue ." and "was red"
+        token       the  sky  is   blue  was
+        predicts         is   blue .     red
+                         was
     """
 
-    def __init__(self, prompts: list[list[int]], prompt_of: Tensor, tokens: Tensor, mask: Tensor,
-                 hide: Tensor | None = None, dtype: torch.dtype = torch.float32):
+    def __init__(self, model: Qwen2, prompts: list[list[int]], prompt_of: Tensor, tokens: Tensor, mask: Tensor,
+                 hide: Tensor | None = None):
         """prompt_of (b,): the index of each response's prompt. tokens, mask (b, T): padded on the right.
 
-        hide (b, T) bool: tokens that no later one of their response can see. dtype: of the model.
+        hide (b, T) bool: tokens that no later one of their response can see.
         """
         device, (b, T) = tokens.device, tokens.shape
         length = torch.tensor([len(prompt) for prompt in prompts], device=device)  # (Q,)
@@ -125,9 +135,9 @@ class Texts:
         own = (self.first[:, None] + column).where(in_prompt, 0)  # (Q, P) places
         later = (read.flatten().cumsum(0).view(b, T - 1) + length.sum() - 1).where(read, 0)  # (b, T - 1) places
         self.before = torch.cat(((self.first + length - 1)[prompt_of, None], later), dim=1)  # (b, T) see above
-        self.tokens = torch.cat((torch.tensor([x for prompt in prompts for x in prompt], device=device), tokens[:, :-1][read]))  # (N,)
-        start = length[prompt_of, None]  # (b, 1)
-        position = start + torch.arange(T - 1, device=device)  # (b, T - 1)
+        flat = torch.tensor([token for prompt in prompts for token in prompt], device=device)
+        self.tokens = torch.cat((flat, tokens[:, :-1][read]))  # (N,)
+        position = length[prompt_of, None] + torch.arange(T - 1, device=device)  # (b, T - 1)
         self.positions = torch.cat((column.expand_as(in_prompt)[in_prompt], position[read]))  # (N,)
 
         causal = torch.ones(len(column), len(column), dtype=torch.bool, device=device).tril()  # (P, P)
@@ -135,10 +145,10 @@ class Texts:
         shown = torch.ones_like(read) if hide is None else ~hide[:, :-1]  # (b, T - 1)
         visible = torch.cat((in_prompt[prompt_of, None].expand(-1, T - 1, -1),
                              shown[:, None].expand(-1, T - 1, -1).tril() | itself), dim=2)  # (b, T - 1, P + T - 1)
-        self.prompts = Rows(own, own, in_prompt, bias_of(causal.expand(len(prompts), -1, -1), dtype))
-        self.responses = Rows(later, torch.cat((own[prompt_of], later), dim=1), read, bias_of(visible, dtype))
+        self.prompts = Rows(own, own, in_prompt, causal.expand(len(prompts), -1, -1), model)
+        self.responses = Rows(later, torch.cat((own[prompt_of], later), dim=1), read, visible, model)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, _: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See Qwen2.hidden."""
         return torch.cat((self.prompts.attend(q, k, v), self.responses.attend(q, k, v)))
 
@@ -158,10 +168,11 @@ def whole_groups(group: Tensor, size: int) -> list[Tensor]:
     return chunks
 
 
-def texts_of(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor, *responses: Tensor) -> Texts:
-    """The Texts of some responses, with those of the prompts that they answer."""
+def texts_of(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor, tokens: Tensor, mask: Tensor,
+             hide: Tensor | None = None) -> Texts:
+    """The Texts of some responses, with only those of the prompts that they answer."""
     answered, prompt_of = prompt_of.unique(return_inverse=True)
-    return Texts([prompts[q] for q in answered.tolist()], prompt_of, *responses, dtype=model.output_weight.dtype)
+    return Texts(model, [prompts[q] for q in answered.tolist()], prompt_of, tokens, mask, hide)
 
 
 def response_states(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
@@ -173,7 +184,7 @@ def response_states(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor, t
 def response_logprobs(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor, tokens: Tensor, mask: Tensor,
                       hide: Tensor | None = None) -> Tensor:
     """log pi (b, T) of the tokens of b responses, with gradient, 0 on padding; arguments as of Texts."""
-    texts = texts_of(model, prompts, prompt_of, tokens, mask, *(() if hide is None else (hide,)))
+    texts = texts_of(model, prompts, prompt_of, tokens, mask, hide)
     states = model.hidden(texts.tokens, texts.positions, texts.attend)  # (N, D)
     real = mask.flatten().nonzero()[:, 0]  # (n,)
     logprob = token_logprobs(model, states.index_select(0, texts.before.flatten()[real]), tokens.flatten()[real])
@@ -230,7 +241,7 @@ class KVCache:
         c, weight, P = model.config, model.output_weight, max(map(len, prompts))
         device, none = weight.device, torch.zeros(0, 1, dtype=torch.long, device=weight.device)
         texts, text_of = distinct_texts(prompts)
-        reading = Texts(texts, none[:, 0], none, none.bool(), dtype=weight.dtype)
+        reading = Texts(model, texts, none[:, 0], none, none.bool())
         length = torch.tensor([len(prompt) for prompt in prompts], device=device)  # (Q,)
         column = torch.arange(P, device=device) - P + length[:, None]  # (Q, P) of the text, below 0 in the padding
         place = reading.first[text_of][:, None] + column.clamp(min=0)  # (Q, P)
@@ -334,7 +345,7 @@ def next_tokens(model: Qwen2, hidden: Tensor, uniform: Tensor, excluded: Tensor 
                 greedy: bool) -> tuple[Tensor, Tensor]:
     """The token (B',) that follows each state hidden (B', D), and its log-prob, entropy and logit gradient (3, B')."""
     logits = model.logits(hidden)  # (B', V)
-    size = len(logits) if logits.is_cuda else max(1, DRAWN_AT_ONCE // logits.shape[1])  # rows at once
+    size = rows_at_once(logits)
     arguments = [logits, uniform] if excluded is None else [logits, uniform, excluded]
     parts = [draw_with_facts(x, model.temperature, greedy, *others)
              for x, *others in zip(*(argument.split(size) for argument in arguments))]

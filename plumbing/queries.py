@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from plumbing.processes import gather, my_share
-from qwen2_model import Qwen2
+from qwen2_model import Qwen2, wide
 from sampler import (Samples, distinct_texts, response_attention, response_logprobs, response_states, whole_groups)
 from tasks.text import fingerprint
 
@@ -57,8 +57,8 @@ class Queries:
 
     @once
     def hidden(self) -> Tensor:
-        """The model's last hidden state (B, T, D) before it emits each token, in float32, as heads are."""
-        return self.read(response_states, self.policy.model).float()
+        """The model's last hidden state (B, T, D) before it emits each token, in float32 or wider, as heads are."""
+        return wide(self.read(response_states, self.policy.model))
 
     @once
     def attention(self) -> Tensor:
@@ -93,7 +93,7 @@ class Queries:
 
     def generator(self, name: str) -> torch.Generator:
         """A new generator, seeded by --seed, step and name: every call returns one in the same state."""
-        return torch.Generator().manual_seed(fingerprint(f"{name} {(self.s.seed, self.step)}") >> 1)  # 63 bits
+        return torch.Generator().manual_seed(fingerprint(f"{name} {(self.s.seed, self.step)}") >> 1)  # 63 bits, of which torch uses 32 on a CPU
 
     def rollout_values(self, counts: Tensor, other: bool = False) -> Tensor:
         """The mean reward (B, T) of counts (B, T) continuations of the text before each token, 0 where there are none.

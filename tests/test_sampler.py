@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+import qwen2_model
 import sampler
 from plumbing.replay import Replayed
 from qwen2_model import Qwen2, load_model
@@ -89,7 +90,7 @@ def naive_sample(hf: torch.nn.Module, prompt: list[int], row: list[float], exclu
 def way(request, monkeypatch):
     """How `generate` works: as on a CPU; drawing one row at a time; as on a GPU, without a graph."""
     if request.param == "row by row":
-        monkeypatch.setattr(sampler, "DRAWN_AT_ONCE", 1)
+        monkeypatch.setattr(qwen2_model, "LOGITS_AT_ONCE", 1)
     if request.param == "replayed":
         monkeypatch.setattr(sampler, "KVCache", lambda *arguments: Replayed(KVCache(*arguments)))
 

@@ -86,7 +86,7 @@ def token_gram(group: TokenBatch, credit: Tensor) -> np.ndarray:
     """
     states = group.ask.hidden[group.mask]  # (N, D)
     model = group.ask.policy.model
-    error = -scaled(model.logits(states), model.temperature).softmax(-1)  # (N, V)
+    error = -scaled(model.logits(states.to(model.output_weight.dtype)), model.temperature).softmax(-1)  # (N, V)
     error[torch.arange(len(states)), group.tokens[group.mask]] += 1
     c = credit[group.mask].double()  # (N,)
     return (c[:, None] * c).cpu().numpy() * products(error, error) * products(states, states)
