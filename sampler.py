@@ -260,7 +260,7 @@ class KVCache:
         self.last = states[place[:, -1]].repeat_interleave(G, 0)  # (B, D) what predicts each response's first token
         self.length = length.repeat_interleave(G)  # (B,) tokens so far, later B' rows
         visible = F.pad(column >= 0, (0, columns - P), value=True).repeat_interleave(G, 0)  # (B, columns)
-        self.bias = bias_of(visible, weight.dtype)  # (B, columns), later B' rows
+        self.bias = bias_of(visible, weight.dtype)[:, None, None].repeat(1, c.num_key_value_heads, 1, 1)  # (B, K, 1, columns)
 
     def step(self, token: Tensor) -> Tensor:
         """Append a token (B',) to each row; returns the state (B', D) that predicts the next one."""
@@ -269,18 +269,19 @@ class KVCache:
 
     def read(self, token: Tensor, n: int) -> Tensor:
         """The same, with the token in column n - 1, and no later column to look at."""
-        bias = self.bias[:, None, :n].repeat_interleave(self.keys.shape[2], 0)  # (B' K, 1, n)
-        states = self.model.hidden(token, self.length, partial(self.attend, bias))  # (B', D)
+        # Each key head of each row is one of B' K products. All of these are views.
+        bias = self.bias[..., :n].flatten(0, 1)  # (B' K, 1, n)
+        keys = self.keys[..., :n].flatten(1, 2).unbind()  # of each layer (B' K, d, n)
+        values = self.values[..., :n, :].flatten(1, 2).unbind()  # of each layer (B' K, n, d)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys[layer][..., -1], values[layer][:, -1] = k.flatten(0, 1), v.flatten(0, 1)
+            scores = torch.baddbmm(bias, q.flatten(0, 1), keys[layer], alpha=q.shape[-1] ** -0.5)  # (B' K, H / K, n)
+            return torch.bmm(scores.softmax(-1), values[layer]).view_as(q)
+
+        states = self.model.hidden(token, self.length, attend)  # (B', D)
         self.length += 1  # in place, for a CUDA graph
         return states
-
-    def attend(self, bias: Tensor, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """See Qwen2.hidden; q (B', K, H / K, d), k and v (B', K, d)."""
-        keys, values, n = self.keys[layer], self.values[layer], bias.shape[2]  # (B', K, d, C), (B', K, C, d)
-        keys[..., n - 1], values[..., n - 1, :] = k, v
-        # Each key head of each row, with its query heads, is one of B' K products.
-        scores = torch.baddbmm(bias, q.flatten(0, 1), keys[..., :n].flatten(0, 1), alpha=q.shape[-1] ** -0.5)
-        return torch.bmm(scores.softmax(-1), values[:, :, :n].flatten(0, 1)).view_as(q)  # scores are (B' K, H / K, n)
 
     def keep(self, running: Tensor) -> Tensor:
         """Drop the rows where running (B',) is False. Returns the old index (count,) of each that stays.

@@ -16,7 +16,7 @@ class Replayed:
         self.cache, self.last = cache, cache.last  # last (B, D)
         self.rows = torch.arange(len(self.last), device=self.last.device)  # (B',) the running ones of all B
         self.token, self.column = torch.zeros_like(self.rows), self.rows.new_tensor([cache.filled])  # (B,), (1,)
-        cache.bias[:, cache.filled : -1] = float("-inf")  # the last column is that of the new token
+        cache.bias[..., cache.filled : -1] = float("-inf")  # the last column is that of the new token
         self.changing = cache.bias, cache.length, self.column
         self.graph = self.record() if self.last.is_cuda else None
 
@@ -36,10 +36,10 @@ class Replayed:
     def compute(self) -> Tensor:
         """The states (B, D) after self.token (B,), whose keys and values then move to the column that comes next."""
         cache = self.cache
-        states = cache.read(self.token, cache.bias.shape[1])  # (B, D)
+        states = cache.read(self.token, cache.bias.shape[3])  # (B, D)
         cache.keys.index_copy_(4, self.column, cache.keys[..., -1:])
         cache.values.index_copy_(3, self.column, cache.values[..., -1:, :])
-        cache.bias.index_fill_(1, self.column, 0.0)
+        cache.bias.index_fill_(3, self.column, 0.0)
         self.column += 1
         return states
 
