@@ -87,11 +87,11 @@ class Rows:
         k, v = (pick(x, self.seen).transpose(1, 2).contiguous() for x in (k, v))  # (R, K, C, d) each
         parts = [q[:0]]
         for rows, columns, seen in self.pieces:
-            arguments = self.queries(q, rows, columns), k[rows, :, seen], v[rows, :, seen], self.bias[rows, columns, seen]
+            piece = self.queries(q, rows, columns), k[rows, :, seen], v[rows, :, seen], self.bias[rows, columns, seen]
             if self.keep or not torch.is_grad_enabled():
-                out = attention(*arguments)  # (rows, K, H / K, columns, d)
+                out = attention(*piece)  # (rows, K, H / K, columns, d)
             else:
-                out = checkpoint(attention, *arguments, use_reentrant=False, preserve_rng_state=False)
+                out = checkpoint(attention, *piece, use_reentrant=False, preserve_rng_state=False)
             parts.append(out.permute(0, 3, 1, 2, 4).flatten(0, 1))
         return torch.cat(parts).index_select(0, self.real)
 
@@ -260,7 +260,8 @@ class KVCache:
         self.last = states[place[:, -1]].repeat_interleave(G, 0)  # (B, D) what predicts each response's first token
         self.length = length.repeat_interleave(G)  # (B,) tokens so far, later B' rows
         visible = F.pad(column >= 0, (0, columns - P), value=True).repeat_interleave(G, 0)  # (B, columns)
-        self.bias = bias_of(visible, weight.dtype)[:, None, None].repeat(1, c.num_key_value_heads, 1, 1)  # (B, K, 1, columns)
+        bias = bias_of(visible, weight.dtype)[:, None, None]  # (B, 1, 1, columns)
+        self.bias = bias.repeat(1, c.num_key_value_heads, 1, 1)  # (B, K, 1, columns), later B' rows
 
     def step(self, token: Tensor) -> Tensor:
         """Append a token (B',) to each row; returns the state (B', D) that predicts the next one."""
@@ -317,15 +318,15 @@ def draw(p: Tensor, uniform: Tensor) -> Tensor:
 
 
 def facts(log_probs: Tensor, p: Tensor, token: Tensor) -> Tensor:
-    """Of a token (n, 1): log-prob, entropy in nats, and ||onehot - p||, the norm of d log pi / d (logits / temperature).
+    """Log-prob of a token (n, 1), entropy in nats, and logit gradient (3, n), from log_probs and p (n, V).
 
-    (3, n), from log_probs and p (n, V). The token's own entry of onehot - p is 1 - p_token, the sum of the others. (The
-    shorter form sqrt(1 - 2 p_token + sum_v p_v^2) loses all digits where p_token is near 1: in fp32 it returns 0 for
-    true values near 1e-4.)
+    p is overwritten. The logit gradient ||onehot - p|| is the norm of d log pi / d (logits / temperature). The token's
+    own entry of onehot - p is 1 - p_token, the sum of the others. (The shorter form sqrt(1 - 2 p_token + sum_v p_v^2)
+    loses all digits where p_token is near 1: in fp32 it returns 0 for true values near 1e-4.)
     """
-    others = p.scatter(1, token, 0.0)  # (n, V)
-    return torch.stack((log_probs.gather(1, token)[:, 0],
-                        -torch.linalg.vecdot(p, log_probs),
+    entropy = -torch.linalg.vecdot(p, log_probs)
+    others = p.scatter_(1, token, 0.0)  # (n, V)
+    return torch.stack((log_probs.gather(1, token)[:, 0], entropy,
                         torch.hypot(others.sum(1), torch.linalg.vector_norm(others, dim=1))))
 
 

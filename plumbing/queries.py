@@ -93,7 +93,8 @@ class Queries:
 
     def generator(self, name: str) -> torch.Generator:
         """A new generator, seeded by --seed, step and name: every call returns one in the same state."""
-        return torch.Generator().manual_seed(fingerprint(f"{name} {(self.s.seed, self.step)}") >> 1)  # 63 bits, of which torch uses 32 on a CPU
+        seed = fingerprint(f"{name} {(self.s.seed, self.step)}") >> 1  # 63 bits, of which torch uses 32 on a CPU
+        return torch.Generator().manual_seed(seed)
 
     def rollout_values(self, counts: Tensor, other: bool = False) -> Tensor:
         """The mean reward (B, T) of counts (B, T) continuations of the text before each token, 0 where there are none.

@@ -472,11 +472,11 @@ def test_progress_is_a_line_on_a_terminal_and_now_and_then_elsewhere(terminal, s
 def test_the_tokens_of_a_sampler_are_counted_once():
     """Guards against tokens that count again in every column, and a rate of one part."""
     line = Progress("sampling", 8)
-    for done in (0, 4):
-        watch = line.part(done, 4)
-        watch(0.5, 100)
-        watch(1, 300)
-    assert line.tokens == 600
+    for done in (0, 4):  # of four responses, three end at their second token, one at its third
+        watch = line.part(done, 4, 10)
+        for column, running in ((1, 1.0), (2, 0.25), (3, 0.0)):
+            watch(column, running)
+    assert line.tokens == 2 * (4 + 4 + 1)
 
 
 def test_held_out_success_of_a_single_puzzle_has_no_interval():
