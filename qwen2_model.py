@@ -27,7 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from plumbing.files import check_fields, check_tensors, read_json, replace_file, write_json
-from plumbing.model_folder import check_folder, read_weights, rope_theta
+from plumbing.model_folder import INERT, check_folder, read_weights, rope_theta
 
 LOGITS_KEPT = 2**29  # bytes of logits that are kept for the backward pass; those of a longer list are computed again
 LOGITS_AT_ONCE = 2**18  # logits in float32 at once on a CPU; 2**22 leave its cache, and make an update 4% slower
@@ -355,8 +355,6 @@ def parse_config(source: dict) -> Config:
     unsupported = {
         "hidden_act": given.get("hidden_act", "silu") != "silu",
         "use_sliding_window": given.get("use_sliding_window", False),
-        # Qwen obeys it only with the above, Llama never; take it that any other family always does, as Mistral.
-        "sliding_window": family not in ("qwen2", "qwen3", "llama") and "sliding_window" in given,
         "is_causal": not given.get("is_causal", True),
         "layer_types": type(layers) is not list or any(layer != "full_attention" for layer in layers),
         "attention_bias": family != "qwen2" and given.get("attention_bias", False),
@@ -364,8 +362,11 @@ def parse_config(source: dict) -> Config:
         "pretraining_tp": given.get("pretraining_tp", 1) != 1,
         "quantization_config": given.get("quantization_config", False),
     }
+    types = {field.name: field.type for field in fields(Config)}
+    if family not in ("qwen2", "qwen3", "llama"):  # take it that another one obeys all its fields, as Granite does
+        unsupported |= {name: given[name] is not False for name in given.keys() - {*types, *unsupported, *INERT}}
     if any(unsupported.values()):
-        names = ", ".join(name for name, asked in unsupported.items() if asked)
+        names = ", ".join(name for name, asked in sorted(unsupported.items()) if asked)
         raise ValueError(f"config.json sets {names} to a value that is not supported: take a checkpoint without it")
     check_fields(given, {"hidden_size": int, "num_attention_heads": int}, "config.json")
     D, H = given["hidden_size"], given["num_attention_heads"]
@@ -376,7 +377,6 @@ def parse_config(source: dict) -> Config:
     derived = {"rope_theta": rope_theta(given), "qkv_bias": family == "qwen2", "qk_norm": family == "qwen3",
                "source": source}
     values = defaults | given | derived
-    types = {field.name: field.type for field in fields(Config)}
     check_fields(values, types, "config.json")
     for name, field_type in types.items():
         if (field_type is int and not 1 <= values[name] < 2**24) or (field_type is float and values[name] <= 0):

@@ -13,6 +13,10 @@ from plumbing.files import check_fields, read_json, read_tensors
 # doesn't belong to a model: optimizer states, logs, the weights in other formats.
 BESIDE = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template*",
           "additional_chat_templates/*.jinja", "generation_config.json")
+# Fields of config.json that don't change the logits, or that `rope_theta` checks.
+INERT = {"model_type", "architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path", "use_cache",
+         "bos_token_id", "eos_token_id", "pad_token_id", "initializer_range", "attention_dropout", "rope_parameters",
+         "rope_scaling", "partial_rotary_factor"}
 FOREIGN = {  # what a folder holds instead of a model's weights
     "adapter_config.json": "a LoRA adapter: merge it into its model with merge_and_unload of peft, then save it",
     "*.gguf": "a GGUF file: load it with transformers after `pip install accelerate gguf`, by from_pretrained(folder, "
@@ -50,7 +54,7 @@ def rope_theta(config: dict) -> float:
     for rope in ropes:
         one = isinstance(rope, dict) and not any(isinstance(value, dict) for value in rope.values())  # for all layers
         kind = rope.get("rope_type", rope.get("type", "default")) if one else None
-        if kind != "default" or rope.get("factor") is not None:
+        if kind != "default" or rope.get("factor") not in (None, 1):
             raise ValueError("config.json sets rope_type to a value that is not supported: take a checkpoint without "
                              "scaled RoPE")
     if any(fields.get("partial_rotary_factor") not in (None, 1) for fields in (*ropes, config)):

@@ -51,8 +51,8 @@ class Tokenizer:
         self.library.add_special_tokens([added[name] for name in control])  # not every file marks them as such
         self.takes_space = {i for i, t in self.library.get_added_tokens_decoder().items() if t.lstrip or t.rstrip}
         self.special = {name: token for name, token in added.items() if token.special or name in control}
-        longest_first = sorted(self.special, key=len, reverse=True)
-        self.names = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
+        longest_first = sorted(self.special.values(), key=lambda token: len(token.content), reverse=True)
+        self.names = re.compile(f"({'|'.join(map(pattern, longest_first))})")
         self.start = first_tokens(settings, self.library, self.chat)
         self.library.encode_special_tokens = True  # a special token's name stays characters; `parts` finds those meant
 
@@ -136,6 +136,12 @@ class Tokenizer:
 def name_of(token: object) -> object:
     """The name of a token, which a file may give as an object with flags."""
     return token.get("content") if isinstance(token, dict) else token
+
+
+def pattern(token: AddedToken) -> str:
+    """The regular expression that finds a token in a text, some only where it is a word of its own."""
+    name = re.escape(token.content)
+    return rf"(?<!\w){name}(?!\w)" if token.single_word else name
 
 
 def read_settings(folder: Path) -> dict:

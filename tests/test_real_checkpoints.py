@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import (AutoModelForCausalLM, AutoTokenizer, GenerationConfig, MistralConfig, MistralForCausalLM,
-                          PreTrainedTokenizerFast)
+from transformers import (AutoModelForCausalLM, AutoTokenizer, CohereConfig, Gemma2Config, GenerationConfig,
+                          GraniteConfig, MistralConfig, MistralForCausalLM, PreTrainedTokenizerFast, SmolLM3Config)
 
 import qwen2_model
 import train
@@ -67,6 +67,7 @@ NULLS = {"rope_type": "default", "factor": None, "partial_rotary_factor": None}
 @torch.no_grad()
 @pytest.mark.parametrize("family, settings, refused", [
     *((family, {"rope_parameters": {"rope_theta": 50.0} | NULLS}, False) for family in HF),
+    ("llama", {"rope_parameters": NULLS | {"rope_theta": 50.0, "factor": 1.0}}, False),
     ("llama", {"rope_parameters": None, "rope_theta": 50.0, "rope_scaling": NULLS}, False),  # as version 4 has it
     *((family, {"is_causal": False}, True) for family in HF), ("mistral", {"sliding_window": 4}, True)], ids=str)
 def test_settings_that_would_change_the_logits_are_refused(family, settings, refused, tmp_path, monkeypatch):
@@ -85,6 +86,16 @@ def test_settings_that_would_change_the_logits_are_refused(family, settings, ref
             load_model(tmp_path)
     else:
         assert_same_logits(hf, load_model(tmp_path), tokens)
+
+
+@pytest.mark.parametrize("config, field", [(GraniteConfig, "attention_multiplier, .*, logits_scaling, residual_multi"),
+                                           (Gemma2Config, "attn_logit_softcapping"), (CohereConfig, "logit_scale"),
+                                           (SmolLM3Config, "no_rope_layers")])
+def test_fields_of_other_families_are_refused(config, field, monkeypatch):
+    """Guards against a wrong model in silence: all of these change the logits."""
+    monkeypatch.setitem(qwen2_model.ARCHITECTURES, config.model_type, "")
+    with pytest.raises(ValueError, match=f"config.json sets .*{field}"):
+        qwen2_model.parse_config(json.loads(config(pad_token_id=0).to_json_string()))
 
 
 TEMPLATE = """{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}
@@ -128,18 +139,25 @@ def test_a_trained_checkpoint_is_whole(family, tmp_path, monkeypatch):
     assert_same_logits(hf, load_model(again), random_tokens(2, 20))
 
 
-def test_the_lines_of_the_page_read_a_bundled_model(policy, tmp_path, monkeypatch):
-    """transformers, as docs/running.md uses it, and not AutoTokenizer, has our tokens and logits.
+@pytest.mark.parametrize("family, named, right", [
+    ("qwen2", "PreTrainedTokenizerFast", False), ("llama", "Qwen2Tokenizer", False), ("qwen3", None, False),
+    ("llama", "PreTrainedTokenizerFast", True), ("qwen3", "PreTrainedTokenizerFast", True)])
+def test_the_lines_of_the_page_read_a_bundled_model(family, named, right, policy, tmp_path, monkeypatch):
+    """transformers, as docs/running.md uses it, has our tokens and logits, and AutoTokenizer where the page says so.
 
     Guards against a reader who evaluates a checkpoint of ours on tokens that it never saw.
     """
     root = Path(train.__file__).parent
     lines = re.search(r"```python\n(.*?)```", (root / "docs" / "running.md").read_text(encoding="utf-8"), re.S)[1]
     (tmp_path / "lines.py").write_text(lines)
-    monkeypatch.chdir(root)
-    made, other = runpy.run_path(str(tmp_path / "lines.py")), AutoTokenizer.from_pretrained("models/countdown-tiny")
+    shutil.copytree(root / "models/countdown-tiny", tmp_path / "models/countdown-tiny")
+    monkeypatch.chdir(tmp_path)
+    made, folder = runpy.run_path("lines.py"), Path("models/countdown-tiny")
+    for name, change in ("config.json", {"model_type": family}), ("tokenizer_config.json", {"tokenizer_class": named}):
+        (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | change))
+    other = AutoTokenizer.from_pretrained(folder)
     for puzzle in generate_puzzles(8, "heldout"):
         tokens = policy.prompt(puzzle)
         assert made["tokenizer"](policy.task.prompt(puzzle, chat=False)).input_ids == tokens
-        assert other(policy.task.prompt(puzzle, chat=False)).input_ids != tokens
+        assert (other(policy.task.prompt(puzzle, chat=False)).input_ids == tokens) == right
     assert_same_logits(made["model"].float(), policy.model, torch.tensor([tokens]))

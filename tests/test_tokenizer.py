@@ -111,17 +111,18 @@ STRIPPED = [AddedToken("<|s|>", special=True, **STRIP), AddedToken("<t>", **STRI
 @pytest.mark.parametrize("files, tokens", [
     ({CONFIG: {"added_tokens_decoder": {str(NEW + 1): added("<t>"), str(NEW): added("<|s|>", special=True)}}}, []),
     ({CONFIG: {}, "added_tokens.json": {"<t>": NEW + 1, "<|s|>": NEW}}, []), ({}, STRIPPED),
+    ({}, [AddedToken("<|s|>", special=True, single_word=True)]),
     ({CONFIG: {"added_tokens_decoder": {str(IM_END): added("<|im_end|>", special=True, **STRIP)}}}, STRIPPED),
     ({CONFIG: {"added_tokens_decoder": {str(NEW): added("<|s|>", special=True)}},
       "added_tokens.json": {"<t>": NEW + 1}}, STRIPPED)], ids=str)
 def test_added_tokens_are_those_of_transformers(files, tokens, tmp_path):
     """Guards against <think> cut in three, since only a file beside tokenizer.json lists it, and white space kept that
-    belongs to a token."""
+    belongs to a token, and a token found within a word."""
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content))
     hf = PreTrainedTokenizerFast.from_pretrained(build(tmp_path, change=lambda library: library.add_tokens(tokens)))
     ours = Tokenizer(tmp_path)
-    for pieces in itertools.product((" <|s|>\n", "<t> ", "a <t>"), (" \nb \u3000",), ("\n<|im_end|> <t>", "<|s|> c")):
+    for pieces in itertools.product((" <|s|>\n", "<t> ", "a <t>"), (" \nb \u3000",), ("\n<|im_end|> <t>", "a<|s|> c")):
         assert ours.encode(*pieces) == hf("".join(pieces))["input_ids"], pieces
     assert ours.size == len(hf)
 
