@@ -77,6 +77,9 @@ def parse_resume(arguments: list[str], defaults: Any, methods: dict, choices: di
     values = config["settings"] | config["method"]
     if known.steps is not None:
         values["steps"] = known.steps
+    if unknown := sorted(config["settings"].keys() - asdict(defaults).keys()):
+        fail(f"another version of train.py began {known.resume}: this one has no --{unknown[0]}"
+             "; resume with that version, or start a new run")
     words = [f"--{name}={value}" for name, value in values.items()]
     resumed = new_parser(add_help=False)
     resumed.error = lambda message: fail(f"{known.resume / 'config.json'}: {message}")
