@@ -32,8 +32,8 @@ How this file differs from the paper (DeepSeekMath, arXiv 2402.03300):
    bfloat16 rounding makes the two differ, so PPO's clip can act although the policy has not moved. --old_logprob update
    takes the log-probs of the first update's own pass as pi_old, so its ratio is 1.
 4. Advantages are computed in float64, and are exactly 0 in a group whose rewards are all equal. (With --advantage
-   step_mean the whole step is the group.) In float32, seven rewards of 0.35 and one of 0.35000002 would get eight
-   positive advantages.
+   step_mean the whole step is the group.) In float32, where a mean is rounded, seven rewards of 0.35 and one of
+   0.35000002 would get eight positive advantages.
 
 Run it:  python train.py --mitigation none
 """
@@ -53,7 +53,7 @@ from sampler import response_logprobs, whole_groups
 
 
 def centred(rewards: Tensor) -> Tensor:
-    """r - mean of the group, in float64; exactly 0 where all rewards of a group are equal."""
+    """r - mean of the group; exactly 0 where all rewards of a group are equal."""
     return rewards - group_mean(rewards)
 
 
@@ -102,7 +102,7 @@ def compare(batch: TokenBatch, name: str = "grpo") -> Tensor:
 # Arguments, (b, t) each: log pi now; `old`, log pi in the ratio's denominator; credit; mask, False on padding. Results,
 # (b, t) each: every token's gain, whose weighted sum is minus the loss; and whether the clip removes its gradient. A
 # third result may be a dict of further (b, t): columns of metrics.csv, averaged over the tokens updated on. In the
-# first update on a batch every gain has the gradient credit * grad log pi.
+# first update on a batch, if pi_old is pi exactly, every gain has the gradient credit * grad log pi.
 
 
 def ppo_objective(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s) -> tuple[Tensor, Tensor]:
@@ -149,11 +149,11 @@ LOSSES = {"ppo": ppo_objective, "cispo": cispo_objective, "gspo": gspo_objective
 def k3(logprob: Tensor, reference_logprob: Tensor) -> Tensor:
     """Estimate (b, t) of KL(pi || reference) from samples of pi: exp(d) - d - 1, d = log ref - log pi.
 
-    Its value: -d averages to the KL and exp(d) - 1 to 0, while the samples are pi's own, as at the first update. So it
-    is as unbiased as -d. Unlike that it is never negative, and it is usually less noisy. (Schulman's third estimator.)
-    Its gradient, as the loss uses it, is (1 - ref / pi) grad log pi. At the first update that is on average, given the
-    text before the token, the gradient of KL(reference || pi) of this token's distribution, with that text held fixed.
-    It is not that of a KL between whole responses, and in later updates, whose samples are older, of neither KL.
+    Value, at the first update: unbiased, because over pi's own samples -d averages to the KL and exp(d) - 1 to 0.
+    Unlike -d it is never negative, and usually less noisy. (Schulman's third estimator.)
+    Gradient, at the first update: (1 - ref / pi) grad log pi. Given the text before the token, and with that held
+    fixed, it averages to the gradient of KL(reference || pi) of this token's distribution. It is not that of a KL
+    between whole responses. In later updates, whose samples are an older policy's, it is that of neither KL.
     """
     d = reference_logprob - logprob  # (b, t)
     return d.exp() - d - 1
@@ -202,10 +202,11 @@ def micro_batches(batch: TokenBatch, credit: Tensor, s) -> list[Tensor]:
 def gains(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """The gain (b, t) of each token by --loss, whether its gradient is removed (b, t), and the loss's own columns."""
     found, shape = LOSSES[s.loss](logprob, old, credit, mask, s), tuple(mask.shape)
-    gain, removed, columns = (*found, {})[:3] if type(found) in (tuple, list) and len(found) in (2, 3) else [None] * 3
-    own = columns.values() if isinstance(columns, dict) else [None]
-    require(all(isinstance(x, Tensor) and x.shape == shape for x in (gain, removed, *own)),
-            f"--loss {s.loss} must return two tensors of (b, t) = {shape}, gain and clip, and may add a dict of others")
+    wrong = f"--loss {s.loss} must return two tensors of (b, t) = {shape}, gain and clip, and may add a dict of others"
+    require(isinstance(found, (tuple, list)) and len(found) in (2, 3), wrong)
+    gain, removed, columns = found if len(found) == 3 else (*found, {})
+    require(isinstance(columns, dict), wrong)
+    require(all(isinstance(x, Tensor) and x.shape == shape for x in (gain, removed, *columns.values())), wrong)
     return gain, removed, columns
 
 
@@ -219,7 +220,7 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
     require(isinstance(share, Tensor) and share.shape == batch.mask.shape and share.isfinite().all(),
             f"--loss_norm {s.loss_norm} must give each token of (B, T) a finite number")
     reference_logprob = batch.ask.reference_logprob if s.kl > 0 else None  # (B, T)
-    old, prompts = batch.logprob.clone(), batch.ask.prompts  # (B, T)
+    old, prompts = batch.logprob.clone(), batch.ask.prompts  # (B, T); batch.group has each response's prompt in prompts
     log = UpdateLog(batch)
     for i in range(s.updates_per_batch):
         optimizer.zero_grad()
@@ -235,6 +236,7 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
             loss = -((gain - s.kl * kl) * share[rows, :t])  # (b, t)
             loss.sum().backward()
             log.add(rows, logprob, loss, removed, kl, columns)
-        # The step sums gradients over all processes, so it is taken also where this one had no rows.
-        log.end(optimizer.step(s.max_grad_norm))
+        # Sum the gradients over all processes, also where this one had no rows; clip their norm; one step of AdamW.
+        moved = optimizer.step(s.max_grad_norm)  # columns of the log: the norm
+        log.end(moved)
     return log.metrics() | ({} if s.kl > 0 else {"kl": None})  # None: not measured

@@ -5,8 +5,9 @@ How this differs from the reports (Qwen2 2407.10671, Qwen3 2505.09388, Llama 230
    k. Llama has neither.
 2. The model reads a flat list of tokens, whoever they belong to: it knows no rows, no padding and no prompt. Who sees
    whom is the business of `attend`, a function that its caller supplies (sampler.py has two).
-3. Weights are stored as they are multiplied: q, k and v in one matrix, gate and up in another. `merge` makes them from
-   a checkpoint's, and `split` turns them, or their gradients, into a checkpoint's again.
+3. Weights are stored as they are multiplied: q, k and v in one matrix, gate and up in another, and in q and k the two
+   rows that RoPE turns together are neighbours. `merge` makes them from a checkpoint's, and `split` turns them, or
+   their gradients, into a checkpoint's again.
 4. log pi of a token is one autograd function, whose backward pass is the formula onehot - p.
 
 Alphabet: N tokens in a flat list, V vocabulary, D hidden size, H query heads, K key heads, d head size. In attention, R
@@ -30,7 +31,7 @@ from plumbing.files import check_fields, check_tensors, read_json, replace_file,
 from plumbing.model_folder import INERT, check_folder, read_weights, rope_theta
 
 LOGITS_KEPT = 2**29  # bytes of logits that are kept for the backward pass; those of a longer list are computed again
-LOGITS_AT_ONCE = 2**18  # logits in float32 at once on a CPU; 2**22 leave its cache, and make an update 4% slower
+LOGITS_AT_ONCE = 2**18  # logits in float32 at once on a CPU; 2**22 exceed its cache: an update takes 4% longer
 ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # see Qwen2.hidden
 
@@ -80,7 +81,10 @@ def rope_turns(positions: Tensor, head_dim: int, theta: float) -> Tensor:
 
 
 def rotate(x: Tensor, turns: Tensor) -> Tensor:
-    """Turn each pair of neighbours in x (..., d), taken as a complex number, by turns (..., d / 2)."""
+    """Turn each pair of neighbours in x (..., d), taken as a complex number, by turns (..., d / 2).
+
+    A checkpoint has the two d / 2 apart: see `pairs`.
+    """
     pairs = torch.view_as_complex(wide(x).unflatten(-1, (-1, 2)))  # (..., d / 2)
     return torch.view_as_real(pairs * turns).flatten(-2).to(x.dtype)
 
@@ -97,7 +101,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
 
 def probabilities(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
     """softmax(q k^T / sqrt(d) + bias), (R, K, H / K, S, C); arguments as of `attention`."""
-    scores = q.flatten(2, 3) * q.shape[-1] ** -0.5 @ k.mT  # (R, K, H / K S, C)
+    scores = q.flatten(2, 3) * q.shape[-1] ** -0.5 @ k.mT  # (R, K, (H / K) S, C)
     return (scores.unflatten(2, q.shape[2:4]) + bias[:, None, None]).softmax(-1)
 
 
@@ -105,8 +109,8 @@ def attention_on_gpu(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     """The same by a kernel that keeps no probabilities.
 
     torch would choose cuDNN, whose backward pass gave NaN on an H100 for Qwen2.5 wherever C was 64 more than a multiple
-    of 128 (torch 2.11 and 2.13, https://github.com/pytorch/pytorch/issues/196678). The next one wants a key head for
-    each query head.
+    of 128 (torch 2.11 and 2.13, https://github.com/pytorch/pytorch/issues/196678). The kernel taken instead wants a key
+    head for each query head.
     """
     k, v = (x.repeat_interleave(q.shape[2], dim=1) for x in (k, v))  # (R, H, C, d) each
     with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
@@ -119,8 +123,11 @@ def bias_of(visible: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def product(x: Tensor, w: Tensor) -> Tensor:
-    """x @ w.T. In bfloat16 it is computed as (w @ x.T).T: so the MLP of 32 tokens takes 20% less time on a CPU."""
-    return F.linear(x, w) if x.itemsize > 2 else (w @ x.mT).mT
+    """x @ w.T of the MLP. In bfloat16, as (w @ x.T).T, it takes 20% less time for 32 tokens on a CPU.
+
+    (q, k, v and o gain nothing, because what follows them would copy the transposed result.)
+    """
+    return (w @ x.mT).mT if x.dtype == torch.bfloat16 else F.linear(x, w)
 
 
 class Layer(nn.Module):
@@ -147,7 +154,8 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, turns: Tensor, attend: Callable) -> Tensor:
         """x (N, D) -> (N, D). turns: of `rope_turns`; attend: see Qwen2.hidden, without its first argument."""
         qkv = F.linear(rms_norm(x, self.norm_1, self.eps), self.qkv, self.qkv_bias)  # (N, (H + 2 K) d)
-        qk, v = qkv.view(len(x), self.K, -1, self.d).split((self.group + 1, 1), dim=2)  # (N, K, H / K + 1 or 1, d)
+        heads = qkv.view(len(x), self.K, -1, self.d)  # (N, K, H / K + 2, d)
+        qk, v = heads.split((self.group + 1, 1), dim=2)  # (N, K, H / K + 1, d), (N, K, 1, d)
         if self.q_norm is not None:
             q, k = qk.split((self.group, 1), dim=2)
             qk = torch.cat((rms_norm(q, self.q_norm, self.eps), rms_norm(k, self.k_norm, self.eps)), dim=2)
@@ -190,7 +198,10 @@ class Qwen2(nn.Module):
         return rms_norm(x, self.norm, self.config.rms_norm_eps)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Logits (R, C, V) after each token of R texts (R, C), each of which sees itself alone."""
+        """Logits (R, C, V) after each token of R texts (R, C), each of which sees itself alone.
+
+        For the warm start and for tests: of all V rows, and before the temperature.
+        """
         R, C = rows.shape
         positions = torch.arange(C, device=rows.device).repeat(R)  # (R C,)
         causal = torch.ones(1, C, C, dtype=torch.bool, device=rows.device).tril()
@@ -213,8 +224,6 @@ class Qwen2(nn.Module):
         return F.linear(hidden, self.output_weight[: self.real_vocab])
 
 
-
-
 # ----------------------------------------------------------------------------------------- the log-prob of a token
 
 
@@ -223,15 +232,15 @@ def scaled(logits: Tensor, temperature: float) -> Tensor:
 
     Only this divides by the temperature, so sampler, update, ratio, entropy and the reference agree.
     """
-    return wide(logits) if temperature == 1 else wide(logits) / temperature  # which is a pass over all of them
+    return wide(logits) if temperature == 1 else wide(logits) / temperature
 
 
 class TokenLogprobs(torch.autograd.Function):
     """log pi (N,) of tokens (N,) after states (N, D): the log-softmax of states @ matrix.T / temperature.
 
     With p the softmax, d log pi(token) / d logits = (onehot - p) / temperature. Autograd would find the same, but keep
-    the log-softmax in float32 beside the logits, and an update of SmolLM2 would take about 5% longer. Rows of the matrix
-    (V', D) from V on stand for no token.
+    the log-softmax in float32 beside the logits, and an update of SmolLM2 would take about 5% longer. The matrix is
+    (V', D); its rows from V on stand for no token.
     """
 
     @staticmethod
@@ -250,14 +259,14 @@ class TokenLogprobs(torch.autograd.Function):
         V, size, parts = logits.shape[1], rows_at_once(logits), []
         for x, token, taken, g in zip(*(y.split(size) for y in (logits, tokens[:, None], logprob, gradient))):
             x = scaled(x, ctx.temperature)  # (n, V)
-            p = (x - x.gather(1, token) + taken[:, None]).exp_()  # (n, V)
+            p = (x - x.gather(1, token) + taken[:, None]).exp_()  # (n, V); log p is log pi(token) and how far x differs
             d = p.neg_().scatter_add_(1, token, torch.ones_like(p[:, :1]))  # (n, V) onehot - p
             parts.append(d.mul_(g[:, None] / ctx.temperature).to(states.dtype))
-        of_logits, of_matrix = torch.cat(parts), None  # (N, V)
-        if ctx.needs_input_grad[1]:  # once for all N tokens: for each piece it would be (V', D) zeros and a sum
-            of_matrix = torch.zeros_like(matrix)
-            torch.mm(of_logits.T, states, out=of_matrix[:V])
-        return of_logits @ matrix[:V], of_matrix, None, None, None
+        logits_grad, matrix_grad = torch.cat(parts), None  # (N, V)
+        if ctx.needs_input_grad[1]:  # one product for all N tokens: a sum over pieces would pass over (V', D) for each
+            matrix_grad = torch.zeros_like(matrix)
+            torch.mm(logits_grad.T, states, out=matrix_grad[:V])
+        return logits_grad @ matrix[:V], matrix_grad, None, None, None
 
 
 def rows_at_once(logits: Tensor) -> int:
@@ -363,7 +372,7 @@ def parse_config(source: dict) -> Config:
         "quantization_config": given.get("quantization_config", False),
     }
     types = {field.name: field.type for field in fields(Config)}
-    if family not in ("qwen2", "qwen3", "llama"):  # take it that another one obeys all its fields, as Granite does
+    if family not in ("qwen2", "qwen3", "llama"):  # one that a reader added; take it that it obeys all its fields
         unsupported |= {name: given[name] is not False for name in given.keys() - {*types, *unsupported, *INERT}}
     if any(unsupported.values()):
         names = ", ".join(name for name, asked in sorted(unsupported.items()) if asked)

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from plumbing.replay import Replayed
-from qwen2_model import Qwen2, attention, bias_of, probabilities, rows_at_once, scaled, token_logprobs
+from qwen2_model import Qwen2, attention, bias_of, probabilities, rows_at_once, scaled, token_logprobs, wide
 
 SCORES_AT_ONCE = 2**24  # attention scores that are computed at once, at most
 COLUMNS_AT_ONCE = 64  # columns of queries in a piece of attention
@@ -57,35 +57,38 @@ def pick(x: Tensor, place: Tensor) -> Tensor:
 
 
 class Rows:
-    """Some tokens of a flat list as R rows of up to S columns. A row sees C columns, of which its own are the last S.
+    """Some tokens of a flat list in R rows: their queries in S columns, and C columns of keys that the row may see.
 
-    Attention takes a few columns at a time: no row sees a column later than these, and rows that have ended drop out.
+    The last S of these are the row's own tokens. Attention is computed in pieces, of a few columns of queries each:
+    rows that are shorter drop out, and so do the keys of later columns, which nobody may see.
     """
 
-    def __init__(self, own: Tensor, seen: Tensor, real: Tensor, visible: Tensor, model: Qwen2):
-        """own (R, S), seen (R, C): the place in the list of each column's token, on padding any.
+    def __init__(self, query: Tensor, key: Tensor, real: Tensor, visible: Tensor, model: Qwen2):
+        """query (R, S), key (R, C): the place in the list of each column's token, on padding any.
 
-        real (R, S): False on padding, which is on the right. visible (R, S, C): whether a column sees another.
+        real (R, S): False on padding, which is on the right. visible (R, S, C): whether a query may see a key.
         """
-        (R, S), C, length = own.shape, seen.shape[1], real.sum(1)
+        (R, S), C, length = query.shape, key.shape[1], real.sum(1)
         order = length.argsort(descending=True)  # (R,) longest row first
-        self.own, self.seen, self.rank = own[order], seen[order], order.argsort()
+        self.query, self.key, self.rank = query[order], key[order], order.argsort()
         self.bias = bias_of(visible[order], model.output_weight.dtype)  # (R, S, C)
-        scores = R * C * model.config.num_attention_heads  # in a column
+        scores = R * C * model.config.num_attention_heads  # of one column of queries
         size = max(1, min(COLUMNS_AT_ONCE, SCORES_AT_ONCE // max(1, scores)))
         self.keep = scores * S * self.bias.itemsize <= PROBABILITIES_KEPT
-        self.pieces, places, count = [], torch.zeros_like(own), 0  # (R, S) where `attend` finds a column's result
+        # `attend` puts the results of all pieces one behind the other. There, the sorted row r's column s is at
+        # result[r, s], and the list's n tokens are, in its own order, at self.result.
+        self.pieces, result, count = [], torch.zeros_like(query), 0  # result (R, S)
         for first in range(0, S, size):
             end, rows = min(first + size, S), int((length > first).sum())
-            places[:rows, first:end] = count + torch.arange(rows * (end - first), device=own.device).view(rows, -1)
+            result[:rows, first:end] = count + torch.arange(rows * (end - first), device=query.device).view(rows, -1)
             self.pieces.append((slice(rows), slice(first, end), slice(C - S + end)))
             count += rows * (end - first)
-        self.real = places[self.rank][real]  # (n,)
+        self.result = result[self.rank][real]  # (n,)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """`attention` for the n tokens of these rows, (n, K, H / K, d), from q (N, K, H / K, d), k and v (N, K, d)."""
-        k, v = (pick(x, self.seen).transpose(1, 2).contiguous() for x in (k, v))  # (R, K, C, d) each
-        parts = [q[:0]]
+        k, v = (pick(x, self.key).transpose(1, 2).contiguous() for x in (k, v))  # (R, K, C, d) each
+        parts = [q[:0]]  # where there are no pieces, because all prompts are read and no response
         for rows, columns, seen in self.pieces:
             piece = self.queries(q, rows, columns), k[rows, :, seen], v[rows, :, seen], self.bias[rows, columns, seen]
             if self.keep or not torch.is_grad_enabled():
@@ -93,15 +96,15 @@ class Rows:
             else:
                 out = checkpoint(attention, *piece, use_reentrant=False, preserve_rng_state=False)
             parts.append(out.permute(0, 3, 1, 2, 4).flatten(0, 1))
-        return torch.cat(parts).index_select(0, self.real)
+        return torch.cat(parts).index_select(0, self.result)
 
     def queries(self, q: Tensor, rows: slice, columns: slice) -> Tensor:
         """The queries (rows, K, H / K, columns, d) of some columns, from q (N, K, H / K, d)."""
-        return pick(q, self.own[rows, columns]).permute(0, 2, 3, 1, 4)
+        return pick(q, self.query[rows, columns]).permute(0, 2, 3, 1, 4)
 
     def attention_paid(self, q: Tensor, k: Tensor) -> Tensor:
         """How much each column attends to those that its row sees: probabilities (R, S, C) averaged over heads."""
-        k = pick(k, self.seen).transpose(1, 2)  # (R, K, C, d)
+        k = pick(k, self.key).transpose(1, 2)  # (R, K, C, d)
         paid = q.new_zeros(self.bias.shape)
         for rows, columns, seen in self.pieces:
             p = probabilities(self.queries(q, rows, columns), k[rows, :, seen], self.bias[rows, columns, seen])
@@ -130,23 +133,25 @@ class Texts:
         device, (b, T) = tokens.device, tokens.shape
         length = torch.tensor([len(prompt) for prompt in prompts], device=device)  # (Q,)
         column = torch.arange(max(map(len, prompts)), device=device)  # (P,)
-        in_prompt, read = column < length[:, None], mask[:, 1:]  # (Q, P), (b, T - 1) what is read, else padding
+        in_prompt = column < length[:, None]  # (Q, P)
+        has_next = mask[:, 1:]  # (b, T - 1) token t is in the list if there is a token t + 1
         self.first = length.cumsum(0) - length  # (Q,) the place of each prompt's first token
         own = (self.first[:, None] + column).where(in_prompt, 0)  # (Q, P) places
-        later = (read.flatten().cumsum(0).view(b, T - 1) + length.sum() - 1).where(read, 0)  # (b, T - 1) places
+        later = (has_next.flatten().cumsum(0).view(b, T - 1) + length.sum() - 1).where(has_next, 0)  # (b, T - 1) places
         self.before = torch.cat(((self.first + length - 1)[prompt_of, None], later), dim=1)  # (b, T) see above
         flat = torch.tensor([token for prompt in prompts for token in prompt], device=device)
-        self.tokens = torch.cat((flat, tokens[:, :-1][read]))  # (N,)
+        self.tokens = torch.cat((flat, tokens[:, :-1][has_next]))  # (N,)
         position = length[prompt_of, None] + torch.arange(T - 1, device=device)  # (b, T - 1)
-        self.positions = torch.cat((column.expand_as(in_prompt)[in_prompt], position[read]))  # (N,)
+        self.positions = torch.cat((column.expand_as(in_prompt)[in_prompt], position[has_next]))  # (N,)
 
         causal = torch.ones(len(column), len(column), dtype=torch.bool, device=device).tril()  # (P, P)
-        itself = torch.eye(T - 1, dtype=torch.bool, device=device)  # (T - 1, T - 1)
-        shown = torch.ones_like(read) if hide is None else ~hide[:, :-1]  # (b, T - 1)
-        visible = torch.cat((in_prompt[prompt_of, None].expand(-1, T - 1, -1),
-                             shown[:, None].expand(-1, T - 1, -1).tril() | itself), dim=2)  # (b, T - 1, P + T - 1)
+        itself = torch.eye(T - 1, dtype=torch.bool, device=device)  # (T - 1, T - 1) a hidden token still sees itself
+        shown = torch.ones_like(has_next) if hide is None else ~hide[:, :-1]  # (b, T - 1)
+        prompt_seen = in_prompt[prompt_of, None].expand(-1, T - 1, -1)  # (b, T - 1, P)
+        response_seen = shown[:, None].expand(-1, T - 1, -1).tril() | itself  # (b, T - 1, T - 1)
+        visible = torch.cat((prompt_seen, response_seen), dim=2)  # (b, T - 1, P + T - 1)
         self.prompts = Rows(own, own, in_prompt, causal.expand(len(prompts), -1, -1), model)
-        self.responses = Rows(later, torch.cat((own[prompt_of], later), dim=1), read, visible, model)
+        self.responses = Rows(later, torch.cat((own[prompt_of], later), dim=1), has_next, visible, model)
 
     def attend(self, _: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See Qwen2.hidden."""
@@ -202,12 +207,12 @@ def response_attention(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if layer == last:
-            paid.append(texts.responses.attention_paid(q, k)[:, :, 1 - T :] if T > 1 else q.new_zeros(b, 0, 0))
+            paid.append(texts.responses.attention_paid(q, k)[:, :, -(T - 1) :] if T > 1 else q.new_zeros(b, 0, 0))
         return texts.attend(layer, q, k, v)
 
     model.hidden(texts.tokens, texts.positions, attend)
     # The state that predicts token 0 is the prompt's. No state of the response attends to its last token.
-    return F.pad(scaled(paid[0], 1.0), (0, columns - T + 1, 1, 0))
+    return F.pad(wide(paid[0]), (0, columns - T + 1, 1, 0))  # a row before, columns behind
 
 
 # ------------------------------------------------------------------------------------------------- the KV cache
@@ -216,10 +221,8 @@ def response_attention(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor
 def distinct_texts(prompts: list[list[int]]) -> tuple[list[list[int]], list[int]]:
     """The prompts that are not a prefix of another, and for each prompt the index of one of these that extends it.
 
-    Equal prompts count once, and a prompt extends itself.
-
-    vineppo samples from many prefixes of the same response at once. Only the longest of them is read: by default a
-    third of the tokens.
+    Of the prompts 1, 1 2 and 1 2 3 the last serves all three. Equal prompts count once. vineppo samples from many
+    prefixes of the same response at once; the longest ones have a third of the tokens of all.
     """
     texts, text_of = [], [0] * len(prompts)
     # In descending order, a prompt comes right after those that extend it: 1 2 3, 1 2, 1. If any does, texts[-1] does.
@@ -239,7 +242,8 @@ class KVCache:
         Keys are stored transposed, (d, columns): that makes queries times keys twice as fast.
         """
         c, weight, P = model.config, model.output_weight, max(map(len, prompts))
-        device, none = weight.device, torch.zeros(0, 1, dtype=torch.long, device=weight.device)
+        device = weight.device
+        none = torch.zeros(0, 1, dtype=torch.long, device=device)  # (0, 1) the tokens of no responses
         texts, text_of = distinct_texts(prompts)
         reading = Texts(model, texts, none[:, 0], none, none.bool())
         length = torch.tensor([len(prompt) for prompt in prompts], device=device)  # (Q,)
@@ -266,11 +270,11 @@ class KVCache:
     def step(self, token: Tensor) -> Tensor:
         """Append a token (B',) to each row; returns the state (B', D) that predicts the next one."""
         self.filled += 1
-        return self.read(token, self.filled)
+        return self.step_at(token, self.filled)
 
-    def read(self, token: Tensor, n: int) -> Tensor:
-        """The same, with the token in column n - 1, and no later column to look at."""
-        # Each key head of each row is one of B' K products. All of these are views.
+    def step_at(self, token: Tensor, n: int) -> Tensor:
+        """The same, with the token in column n - 1 and no later one to look at. (A CUDA graph replays it, n fixed.)"""
+        # Each key head of each row is one of B' K products. These are views: `attend` writes into the cache.
         bias = self.bias[..., :n].flatten(0, 1)  # (B' K, 1, n)
         keys = self.keys[..., :n].flatten(1, 2).unbind()  # of each layer (B' K, d, n)
         values = self.values[..., :n, :].flatten(1, 2).unbind()  # of each layer (B' K, n, d)
@@ -374,17 +378,18 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
     tokens = torch.zeros(B, T, dtype=torch.long, device=device)
     mask = torch.zeros(B, T, dtype=torch.bool, device=device)
     at_least_float32 = torch.promote_types(model.output_weight.dtype, torch.float32)
-    facts = torch.zeros(3, B, T, device=device, dtype=at_least_float32)  # log-prob, entropy, logit gradient
+    recorded = torch.zeros(3, B, T, device=device, dtype=at_least_float32)  # log-prob, entropy, logit gradient
     # A tenth faster than no_grad. But autograd can't use tensors made inside, so those that we return were made above.
     with torch.inference_mode():
         cache = KVCache(model, prompts, G, T)
-        cache = Replayed(cache) if device.type == "cuda" else cache  # without it a GPU samples 2.4 times slower
+        if device.type == "cuda":
+            cache = Replayed(cache)  # replays a recorded step: a GPU waited for Python, and was 2.4 times slower
         hidden = cache.last  # (B', D) the state that predicts the next token
         rows = torch.arange(B, device=device)  # (B',) the response that each running row writes
         for t in range(T):
             forbidden = excluded.to(device) if t == 0 and excluded is not None else None  # (B',)
             token, found = next_tokens(model, hidden, uniforms[rows, t], forbidden, greedy)  # (B',), (3, B')
-            tokens[rows, t], mask[rows, t], facts[:, rows, t] = token, True, found
+            tokens[rows, t], mask[rows, t], recorded[:, rows, t] = token, True, found
             running = (limit > t + 1) & ~is_end[token]  # (B',)
             count = int(running.sum())
             if watch:
@@ -396,6 +401,6 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
                 rows, token, limit = rows[order], token[order], limit[order]
             hidden = cache.step(token)  # (B', D)
     ended = (is_end[tokens] & mask).any(1)  # (B,)
-    longest = t + 1  # (this is the T of a batch)
-    logprob, entropy, logit_grad = facts[..., :longest]  # (B, longest) each
+    longest = t + 1  # columns that were filled
+    logprob, entropy, logit_grad = recorded[..., :longest]  # (B, longest) each
     return Samples(tokens[:, :longest], mask[:, :longest], logprob, entropy, logit_grad, ended)

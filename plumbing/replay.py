@@ -36,7 +36,7 @@ class Replayed:
     def compute(self) -> Tensor:
         """The states (B, D) after self.token (B,), whose keys and values then move to the column that comes next."""
         cache = self.cache
-        states = cache.read(self.token, cache.bias.shape[3])  # (B, D)
+        states = cache.step_at(self.token, cache.bias.shape[3])  # (B, D)
         cache.keys.index_copy_(4, self.column, cache.keys[..., -1:])
         cache.values.index_copy_(3, self.column, cache.values[..., -1:, :])
         cache.bias.index_fill_(3, self.column, 0.0)
