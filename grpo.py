@@ -188,8 +188,8 @@ LOSS_NORMS = {
 def micro_batches(batch: TokenBatch, credit: Tensor, s) -> list[Tensor]:
     """The responses (b,) of each forward and backward pass: as many whole groups as fit into --micro_batch.
 
-    Left out are those of other processes, and, unless there is a KL penalty, those without credit (B, T) on any token:
-    they have no gradient.
+    Each process holds the whole batch and works on its own groups. Unless there is a KL penalty, responses without
+    credit (B, T) on any token are left out: they have no gradient.
     """
     rank, processes = world()
     used = batch.group % processes == rank  # (B,)
@@ -220,7 +220,8 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
     require(isinstance(share, Tensor) and share.shape == batch.mask.shape and share.isfinite().all(),
             f"--loss_norm {s.loss_norm} must give each token of (B, T) a finite number")
     reference_logprob = batch.ask.reference_logprob if s.kl > 0 else None  # (B, T)
-    old, prompts = batch.logprob.clone(), batch.ask.prompts  # (B, T); batch.group has each response's prompt in prompts
+    old = batch.logprob.clone()  # (B, T)
+    prompts = batch.ask.prompts  # Q; batch.group (B,) is the index of each response's
     log = UpdateLog(batch)
     for i in range(s.updates_per_batch):
         optimizer.zero_grad()
@@ -237,6 +238,6 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
             loss.sum().backward()
             log.add(rows, logprob, loss, removed, kl, columns)
         # Sum the gradients over all processes, also where this one had no rows; clip their norm; one step of AdamW.
-        moved = optimizer.step(s.max_grad_norm)  # columns of the log: the norm
-        log.end(moved)
+        found = optimizer.step(s.max_grad_norm)  # for the log: the norm before clipping
+        log.end(found)
     return log.metrics() | ({} if s.kl > 0 else {"kl": None})  # None: not measured

@@ -5,9 +5,9 @@ How this differs from the reports (Qwen2 2407.10671, Qwen3 2505.09388, Llama 230
    k. Llama has neither.
 2. The model reads a flat list of tokens, whoever they belong to: it knows no rows, no padding and no prompt. Who sees
    whom is the business of `attend`, a function that its caller supplies (sampler.py has two).
-3. Weights are stored as they are multiplied: q, k and v in one matrix, gate and up in another, and in q and k the two
-   rows that RoPE turns together are neighbours. `merge` makes them from a checkpoint's, and `split` turns them, or
-   their gradients, into a checkpoint's again.
+3. Weights are stored as they are multiplied: q, k and v in one matrix, gate and up in another. In each head of q and k
+   row i + d / 2 comes right after row i, because RoPE turns these two numbers together. `merge` makes all this from a
+   checkpoint's weights, and `split` turns them, or their gradients, into a checkpoint's again.
 4. log pi of a token is one autograd function, whose backward pass is the formula onehot - p.
 
 Alphabet: N tokens in a flat list, V vocabulary, D hidden size, H query heads, K key heads, d head size. In attention, R
@@ -85,14 +85,14 @@ def rotate(x: Tensor, turns: Tensor) -> Tensor:
 
     A checkpoint has the two d / 2 apart: see `pairs`.
     """
-    pairs = torch.view_as_complex(wide(x).unflatten(-1, (-1, 2)))  # (..., d / 2)
-    return torch.view_as_real(pairs * turns).flatten(-2).to(x.dtype)
+    complex_x = torch.view_as_complex(wide(x).unflatten(-1, (-1, 2)))  # (..., d / 2)
+    return torch.view_as_real(complex_x * turns).flatten(-2).to(x.dtype)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(d) + bias) v: (R, K, H / K, S, d), for q of that shape, and k and v (R, K, C, d).
+    """softmax(q k^T / sqrt(d) + bias) v: (R, K, H / K, S, d).
 
-    bias (R, S, C) is 0 where a query sees a column, else -inf.
+    q (R, K, H / K, S, d), k and v (R, K, C, d). bias (R, S, C) is 0 where a query sees a column, else -inf.
     """
     if q.is_cuda:
         return attention_on_gpu(q, k, v, bias)
@@ -101,7 +101,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
 
 def probabilities(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
     """softmax(q k^T / sqrt(d) + bias), (R, K, H / K, S, C); arguments as of `attention`."""
-    scores = q.flatten(2, 3) * q.shape[-1] ** -0.5 @ k.mT  # (R, K, (H / K) S, C)
+    scores = (q.flatten(2, 3) * q.shape[-1] ** -0.5) @ k.mT  # (R, K, (H / K) S, C)
     return (scores.unflatten(2, q.shape[2:4]) + bias[:, None, None]).softmax(-1)
 
 
@@ -257,13 +257,13 @@ class TokenLogprobs(torch.autograd.Function):
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
         states, matrix, tokens, logits, logprob = ctx.saved_tensors
         V, size, parts = logits.shape[1], rows_at_once(logits), []
-        for x, token, taken, g in zip(*(y.split(size) for y in (logits, tokens[:, None], logprob, gradient))):
+        for x, token, log_pi, g in zip(*(y.split(size) for y in (logits, tokens[:, None], logprob, gradient))):
             x = scaled(x, ctx.temperature)  # (n, V)
-            p = (x - x.gather(1, token) + taken[:, None]).exp_()  # (n, V); log p is log pi(token) and how far x differs
-            d = p.neg_().scatter_add_(1, token, torch.ones_like(p[:, :1]))  # (n, V) onehot - p
+            log_p = x - x.gather(1, token) + log_pi[:, None]  # (n, V) x - logsumexp(x): log_pi is that of the token
+            d = log_p.exp_().neg_().scatter_add_(1, token, torch.ones_like(log_p[:, :1]))  # (n, V) onehot - p
             parts.append(d.mul_(g[:, None] / ctx.temperature).to(states.dtype))
         logits_grad, matrix_grad = torch.cat(parts), None  # (N, V)
-        if ctx.needs_input_grad[1]:  # one product for all N tokens: a sum over pieces would pass over (V', D) for each
+        if ctx.needs_input_grad[1]:  # for all N tokens at once: each piece would pass over (V', D) once more
             matrix_grad = torch.zeros_like(matrix)
             torch.mm(logits_grad.T, states, out=matrix_grad[:V])
         return logits_grad @ matrix[:V], matrix_grad, None, None, None
@@ -358,7 +358,7 @@ def parse_config(source: dict) -> Config:
     """
     given = {name: value for name, value in source.items() if value is not None}
     family = given.get("model_type")
-    if family not in list(ARCHITECTURES):  # a list, because it may be of any type
+    if family not in list(ARCHITECTURES):  # a list, because `in` a dict fails for a value that is a list
         raise ValueError(f"model_type {family!r:.50} is not supported, only {', '.join(ARCHITECTURES)}")
     layers = given.get("layer_types", [])
     unsupported = {
@@ -372,7 +372,7 @@ def parse_config(source: dict) -> Config:
         "quantization_config": given.get("quantization_config", False),
     }
     types = {field.name: field.type for field in fields(Config)}
-    if family not in ("qwen2", "qwen3", "llama"):  # one that a reader added; take it that it obeys all its fields
+    if family not in ("qwen2", "qwen3", "llama"):  # one that you add: a field unknown here may matter
         unsupported |= {name: given[name] is not False for name in given.keys() - {*types, *unsupported, *INERT}}
     if any(unsupported.values()):
         names = ", ".join(name for name, asked in sorted(unsupported.items()) if asked)

@@ -5,7 +5,8 @@ How this differs from the usual `generate`:
    its batch.
 2. Log-prob, entropy and logit gradient (see Samples) of each token are recorded while sampling: the ratio's pi_old,
    most credit functions and the credit log need no extra forward pass.
-3. Responses that have ended leave the batch.
+3. Responses that have ended leave the batch. (On a GPU only before the draw: plumbing/replay.py replays a step of the
+   transformer whose shapes never change, with all B rows.)
 4. A prompt is computed once for all its responses, while sampling and when they are read.
 
 The model reads a flat list of tokens (qwen2_model.py). Who sees whom is said here, by the `attend` of two classes:
@@ -30,7 +31,7 @@ from qwen2_model import Qwen2, attention, bias_of, probabilities, rows_at_once, 
 
 SCORES_AT_ONCE = 2**24  # attention scores that are computed at once, at most
 COLUMNS_AT_ONCE = 64  # columns of queries in a piece of attention
-PROBABILITIES_KEPT = 2**26  # bytes of them that a layer keeps for the backward pass; if there are more, it keeps none
+PROBABILITIES_KEPT = 2**25  # bytes of attention probabilities that a layer keeps for the backward pass, or none at all
 
 
 class Samples(NamedTuple):
@@ -44,7 +45,7 @@ class Samples(NamedTuple):
     mask: Tensor  # (B, T) bool, True on sampled tokens, the end token included
     logprob: Tensor  # (B, T) log pi(token), 0 on padding
     entropy: Tensor  # (B, T) entropy of pi before the token, nats
-    logit_grad: Tensor  # (B, T) ||onehot - p||: how hard log pi of this token pulls on the logits (gradient norm)
+    logit_grad: Tensor  # (B, T) ||onehot - p||: norm of the gradient of log pi in the logits / temperature
     ended: Tensor  # (B,) bool, False where the token limit cut the response off
 
 
@@ -57,14 +58,14 @@ def pick(x: Tensor, place: Tensor) -> Tensor:
 
 
 class Rows:
-    """Some tokens of a flat list in R rows: their queries in S columns, and C columns of keys that the row may see.
+    """R rows, each with S columns of queries, its own tokens, and C >= S columns of keys: what its tokens may see.
 
-    The last S of these are the row's own tokens. Attention is computed in pieces, of a few columns of queries each:
-    rows that are shorter drop out, and so do the keys of later columns, which nobody may see.
+    The last S keys are those of its own tokens; before them come its prompt's, if the row is a response. Attention is
+    computed in pieces, of a few columns of queries each. Rows that are shorter, and keys that are later, drop out.
     """
 
     def __init__(self, query: Tensor, key: Tensor, real: Tensor, visible: Tensor, model: Qwen2):
-        """query (R, S), key (R, C): the place in the list of each column's token, on padding any.
+        """query (R, S), key (R, C): the place of each column's token in the flat list, on padding any valid place.
 
         real (R, S): False on padding, which is on the right. visible (R, S, C): whether a query may see a key.
         """
@@ -75,20 +76,21 @@ class Rows:
         scores = R * C * model.config.num_attention_heads  # of one column of queries
         size = max(1, min(COLUMNS_AT_ONCE, SCORES_AT_ONCE // max(1, scores)))
         self.keep = scores * S * self.bias.itemsize <= PROBABILITIES_KEPT
-        # `attend` puts the results of all pieces one behind the other. There, the sorted row r's column s is at
-        # result[r, s], and the list's n tokens are, in its own order, at self.result.
-        self.pieces, result, count = [], torch.zeros_like(query), 0  # result (R, S)
+        # `attend` concatenates the pieces' results: where[r, s] is the index there of the sorted row r's column s, and
+        # self.list_order (n,) those of the n tokens in the order of the flat list.
+        self.pieces, where, count = [], torch.zeros_like(query), 0  # where (R, S)
         for first in range(0, S, size):
             end, rows = min(first + size, S), int((length > first).sum())
-            result[:rows, first:end] = count + torch.arange(rows * (end - first), device=query.device).view(rows, -1)
-            self.pieces.append((slice(rows), slice(first, end), slice(C - S + end)))
+            where[:rows, first:end] = count + torch.arange(rows * (end - first), device=query.device).view(rows, -1)
+            seen = slice(C - S + end)  # all keys before the row's own, and its own up to the piece's last query
+            self.pieces.append((slice(rows), slice(first, end), seen))
             count += rows * (end - first)
-        self.result = result[self.rank][real]  # (n,)
+        self.list_order = where[self.rank][real]  # (n,)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """`attention` for the n tokens of these rows, (n, K, H / K, d), from q (N, K, H / K, d), k and v (N, K, d)."""
         k, v = (pick(x, self.key).transpose(1, 2).contiguous() for x in (k, v))  # (R, K, C, d) each
-        parts = [q[:0]]  # where there are no pieces, because all prompts are read and no response
+        parts = [q[:0]]  # KVCache reads prompts alone: its responses have no pieces
         for rows, columns, seen in self.pieces:
             piece = self.queries(q, rows, columns), k[rows, :, seen], v[rows, :, seen], self.bias[rows, columns, seen]
             if self.keep or not torch.is_grad_enabled():
@@ -96,7 +98,7 @@ class Rows:
             else:
                 out = checkpoint(attention, *piece, use_reentrant=False, preserve_rng_state=False)
             parts.append(out.permute(0, 3, 1, 2, 4).flatten(0, 1))
-        return torch.cat(parts).index_select(0, self.result)
+        return torch.cat(parts).index_select(0, self.list_order)
 
     def queries(self, q: Tensor, rows: slice, columns: slice) -> Tensor:
         """The queries (rows, K, H / K, columns, d) of some columns, from q (N, K, H / K, d)."""
@@ -137,6 +139,7 @@ class Texts:
         has_next = mask[:, 1:]  # (b, T - 1) token t is in the list if there is a token t + 1
         self.first = length.cumsum(0) - length  # (Q,) the place of each prompt's first token
         own = (self.first[:, None] + column).where(in_prompt, 0)  # (Q, P) places
+        # Number the tokens of the responses row by row, from length.sum() on, where the prompts end.
         later = (has_next.flatten().cumsum(0).view(b, T - 1) + length.sum() - 1).where(has_next, 0)  # (b, T - 1) places
         self.before = torch.cat(((self.first + length - 1)[prompt_of, None], later), dim=1)  # (b, T) see above
         flat = torch.tensor([token for prompt in prompts for token in prompt], device=device)
@@ -225,7 +228,8 @@ def distinct_texts(prompts: list[list[int]]) -> tuple[list[list[int]], list[int]
     prefixes of the same response at once; the longest ones have a third of the tokens of all.
     """
     texts, text_of = [], [0] * len(prompts)
-    # In descending order, a prompt comes right after those that extend it: 1 2 3, 1 2, 1. If any does, texts[-1] does.
+    # In descending order, the prompts that begin with q stand together, q last: 1 2 4, 1 2 3, 1 2. So if any text
+    # extends q, the latest one, texts[-1], does.
     for q in sorted(range(len(prompts)), key=prompts.__getitem__, reverse=True):
         if not texts or texts[-1][: len(prompts[q])] != prompts[q]:
             texts.append(prompts[q])
@@ -243,13 +247,13 @@ class KVCache:
         """
         c, weight, P = model.config, model.output_weight, max(map(len, prompts))
         device = weight.device
-        none = torch.zeros(0, 1, dtype=torch.long, device=device)  # (0, 1) the tokens of no responses
+        no_responses = torch.zeros(0, 1, dtype=torch.long, device=device)  # (0, 1), because Texts drops a last column
         texts, text_of = distinct_texts(prompts)
-        reading = Texts(model, texts, none[:, 0], none, none.bool())
+        reading = Texts(model, texts, no_responses[:, 0], no_responses, no_responses.bool())
         length = torch.tensor([len(prompt) for prompt in prompts], device=device)  # (Q,)
         column = torch.arange(P, device=device) - P + length[:, None]  # (Q, P) of the text, below 0 in the padding
         place = reading.first[text_of][:, None] + column.clamp(min=0)  # (Q, P)
-        columns = P + room + -(P + room) % 8  # a multiple of 8: aligned rows in bfloat16, which a GPU wants
+        columns = -(-(P + room) // 8) * 8  # rounded up to a multiple of 8: aligned rows in bfloat16, which a GPU wants
         heads = (c.num_hidden_layers, len(prompts), G, c.num_key_value_heads)
         keys, values = weight.new_zeros(*heads, c.head_dim, columns), weight.new_zeros(*heads, columns, c.head_dim)
 
@@ -273,7 +277,10 @@ class KVCache:
         return self.step_at(token, self.filled)
 
     def step_at(self, token: Tensor, n: int) -> Tensor:
-        """The same, with the token in column n - 1 and no later one to look at. (A CUDA graph replays it, n fixed.)"""
+        """The same, with the token in column n - 1, and the columns before it to look at.
+
+        On a GPU plumbing/replay.py records this once, with n = all columns, and stands in for `step` and `keep`.
+        """
         # Each key head of each row is one of B' K products. These are views: `attend` writes into the cache.
         bias = self.bias[..., :n].flatten(0, 1)  # (B' K, 1, n)
         keys = self.keys[..., :n].flatten(1, 2).unbind()  # of each layer (B' K, d, n)
@@ -291,8 +298,8 @@ class KVCache:
     def keep(self, running: Tensor) -> Tensor:
         """Drop the rows where running (B',) is False. Returns the old index (count,) of each that stays.
 
-        Running rows from the end move into the gaps, so that few rows are copied. Running 1 0 1 1 0: row 3 moves into
-        gap 1, and the order is 0 3 2.
+        Few rows are copied: of the first `count` places, those whose row ended are gaps, and as many running rows lie
+        beyond `count`; the k-th gap takes the k-th of them. Running 1 0 1 1 0: row 3 moves into gap 1, order 0 3 2.
         """
         count = int(running.sum())
         order = torch.arange(count, device=running.device)  # (count,) the old index of the row in each place
@@ -325,8 +332,8 @@ def facts(log_probs: Tensor, p: Tensor, token: Tensor) -> Tensor:
     """Log-prob of a token (n, 1), entropy in nats, and logit gradient (3, n), from log_probs and p (n, V).
 
     p is overwritten. The logit gradient ||onehot - p|| is the norm of d log pi / d (logits / temperature). The token's
-    own entry of onehot - p is 1 - p_token, the sum of the others. (The shorter form sqrt(1 - 2 p_token + sum_v p_v^2)
-    loses all digits where p_token is near 1: in fp32 it returns 0 for true values near 1e-4.)
+    own entry of onehot - p is 1 - p_token, which is the sum of the others' p; each other entry is -p. (The shorter form
+    sqrt(1 - 2 p_token + sum_v p_v^2) loses all digits where p_token is near 1: in fp32 it is 0 for true values of 1e-4.)
     """
     entropy = -torch.linalg.vecdot(p, log_probs)
     others = p.scatter_(1, token, 0.0)  # (n, V)
