@@ -333,7 +333,7 @@ def facts(log_probs: Tensor, p: Tensor, token: Tensor) -> Tensor:
 
     p is overwritten. The logit gradient ||onehot - p|| is the norm of d log pi / d (logits / temperature). The token's
     own entry of onehot - p is 1 - p_token, which is the sum of the others' p; each other entry is -p. (The shorter form
-    sqrt(1 - 2 p_token + sum_v p_v^2) loses all digits where p_token is near 1: in fp32 it is 0 for true values of 1e-4.)
+    sqrt(1 - 2 p_token + sum_v p_v^2) loses all digits where p_token is near 1: in fp32, 0 for true values near 1e-4.)
     """
     entropy = -torch.linalg.vecdot(p, log_probs)
     others = p.scatter_(1, token, 0.0)  # (n, V)
