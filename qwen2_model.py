@@ -256,13 +256,13 @@ class TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
         states, matrix, tokens, logits, logprob = ctx.saved_tensors
-        V, size, parts = logits.shape[1], rows_at_once(logits), []
-        for x, token, log_pi, g in zip(*(y.split(size) for y in (logits, tokens[:, None], logprob, gradient))):
+        V, size, logits_grad, matrix_grad = logits.shape[1], rows_at_once(logits), torch.empty_like(logits), None
+        pieces = (y.split(size) for y in (logits_grad, logits, tokens[:, None], logprob, gradient))
+        for piece, x, token, log_pi, g in zip(*pieces):
             x = scaled(x, ctx.temperature)  # (n, V)
             log_p = x - x.gather(1, token) + log_pi[:, None]  # (n, V) x - logsumexp(x): log_pi is that of the token
             d = log_p.exp_().neg_().scatter_add_(1, token, torch.ones_like(log_p[:, :1]))  # (n, V) onehot - p
-            parts.append(d.mul_(g[:, None] / ctx.temperature).to(states.dtype))
-        logits_grad, matrix_grad = torch.cat(parts), None  # (N, V)
+            piece.copy_(d.mul_(g[:, None] / ctx.temperature))
         if ctx.needs_input_grad[1]:  # for all N tokens at once: each piece would pass over (V', D) once more
             matrix_grad = torch.zeros_like(matrix)
             torch.mm(logits_grad.T, states, out=matrix_grad[:V])
