@@ -20,7 +20,8 @@ def read_metrics(run: Path, length: int | None = None) -> dict[str, np.ndarray]:
     """
     file = run / "metrics.csv"
     if not file.is_file():
-        raise FileNotFoundError(f"{run} is not a run folder: it has no metrics.csv")
+        problem = "it has no metrics.csv" if run.is_dir() else "there is none (a changed flag is part of a run's name)"
+        raise FileNotFoundError(f"{run} is not a run folder: {problem}")
     try:
         header, *rows = list(csv.reader(file.read_bytes()[:length].decode().splitlines())) or [[]]
         if torn := [line for line, row in enumerate(rows, 2) if len(row) != len(header)]:
