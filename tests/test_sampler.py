@@ -172,7 +172,7 @@ def test_states_attention_and_hidden_tokens_equal_transformers(family, options, 
     monkeypatch.setattr(sampler, "COLUMNS_AT_ONCE", columns_at_once)
     hf, model = random_model(family, tmp_path, **options)
     hf.set_attn_implementation("eager")
-    mask, puzzle = torch.arange(6) < torch.tensor([6, 1, 5, 6])[:, None], torch.tensor([2, 1, 0, 2])  # (B, T), (B,)
+    mask, puzzle = torch.arange(6) < torch.tensor([6, 1, 5, 6])[:, None], torch.tensor([2, 1, 3, 2])  # (B, T), (B,)
     tokens = torch.randint(REAL, mask.shape, generator=torch.Generator().manual_seed(0))  # in the padding, too
     hide = torch.rand(mask.shape, generator=torch.Generator().manual_seed(1)) < 0.4
     hide[0, 0] = True
