@@ -7,9 +7,9 @@ pass fits on half a page of numpy. Read it beside grpo.py:
 
     prompt -> tokens and their log-probs -> rewards -> advantage -> credit -> loss -> gradient -> new weights
 
-The two responses have unequal lengths, so padding and the loss's denominator can be seen. The second update is on the same
-responses, so the ratio of a token's probability to that when it was sampled is no longer 1, and the clip takes the
-gradient of tokens whose ratio has left 1 ± 0.02. Read the head of grpo.py first: it says what these are for.
+The two responses have unequal lengths, so padding and the loss's denominator can be seen. The second update is on the
+same responses, so the ratio of a token's probability to that when it was sampled is no longer 1, and the clip takes
+the gradient of tokens whose ratio has left 1 ± 0.02. Read the head of grpo.py first: it says what these are for.
 """
 import sys
 from pathlib import Path
