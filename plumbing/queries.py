@@ -147,15 +147,16 @@ class Queries:
         tokens, mask = self.samples.tokens, self.samples.mask  # (B, T) each
         G, device = len(tokens) // len(self.puzzles), tokens.device
         rows = torch.arange(len(tokens), device=device) if rows is None else rows.to(device)
+        prompts = self.prompts  # a copy, so it is taken once
         chunks = whole_groups(rows // G, self.s.micro_batch)
         self.tokens_read += int(mask[rows].sum())
         for chunk in chunks:
-            self.tokens_read += sum(len(self.prompts[q]) for q in (rows[chunk] // G).unique().tolist())
+            self.tokens_read += sum(len(prompts[q]) for q in (rows[chunk] // G).unique().tolist())
         results = []
         for chunk in my_share(chunks):  # (b,) places in rows
             response = rows[chunk]  # (b,)
             t = int(mask[response].sum(1).max())
-            results.append(reader(model, self.prompts, response // G, tokens[response, :t], mask[response, :t],
+            results.append(reader(model, prompts, response // G, tokens[response, :t], mask[response, :t],
                                   *(x[chunk, :t] for x in per_row)).cpu())
         results = gather(results)  # of all processes, in the order of the chunks: gather undoes my_share
         result = results[0].new_zeros(len(rows), tokens.shape[1], *results[0].shape[2:])  # (R, T, ...)
