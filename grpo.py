@@ -18,7 +18,7 @@ GRPO also divides by the group's standard deviation, so that puzzles whose rewar
 
 A function of mitigations.py computes `credit` (B, T); the code here is the same for all of them. To add an advantage, a
 loss or a norm, write a function and name it in ADVANTAGES, LOSSES or LOSS_NORMS: the flag is made of these. `s` is the
-Settings of train.py.
+Settings.
 
 How this file differs from the paper (DeepSeekMath, arXiv 2402.03300):
 1. The loss is an average over all tokens of the step, as in DAPO's code (2503.14476). The paper averages within each
@@ -46,6 +46,7 @@ from plumbing.processes import world
 from plumbing.registry import require
 from rollout import Policy, TokenBatch, by_group, group_mean
 from sampler import response_logprobs, whole_groups
+from settings import Settings
 
 # ----------------------------------------------------------------------------------------------- advantage
 # Functions of the rewards (Q, G) of G responses to each of Q puzzles, and of their success (Q, G): how each compares.
@@ -99,38 +100,38 @@ def compare(batch: TokenBatch, name: str = "grpo") -> Tensor:
 
 
 # ---------------------------------------------------------------------------------------------------- losses
-# Arguments, (b, t) each: log pi now; `old`, log pi in the ratio's denominator; credit; mask, False on padding. Results,
-# (b, t) each: every token's gain, whose weighted sum is minus the loss; and whether the clip removes its gradient. A
-# third result may be a dict of further (b, t): columns of metrics.csv, averaged over the tokens updated on. In the
+# Arguments, (b, T) each: log pi now; `old`, log pi in the ratio's denominator; credit; mask, False on padding. Results,
+# (b, T) each: every token's gain, whose weighted sum is minus the loss; and whether the clip removes its gradient. A
+# third result may be a dict of further (b, T): columns of metrics.csv, averaged over the tokens updated on. In the
 # first update on a batch, if pi_old is pi exactly, every gain has the gradient credit * grad log pi.
 
 
-def ppo_objective(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s) -> tuple[Tensor, Tensor]:
+def ppo_objective(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s: Settings) -> tuple[Tensor, Tensor]:
     """min(ratio c, clip(ratio) c) of credit c: PPO's (1707.06347); DAPO's has --clip_high 0.28 (2503.14476)."""
     return pessimistic((logprob - old).exp(), credit, s)  # the ratio is 1 at first, and its gradient grad log pi
 
 
-def pessimistic(ratio: Tensor, credit: Tensor, s) -> tuple[Tensor, Tensor]:
+def pessimistic(ratio: Tensor, credit: Tensor, s: Settings) -> tuple[Tensor, Tensor]:
     """The smaller of ratio * credit and clip(ratio) * credit.
 
     For credit > 0 there is no gradient above 1 + clip_high, but still one below 1 - clip_low, where the ratio has gone
     the wrong way. For credit < 0 it is the mirror image.
     """
-    clipped = ratio.clamp(1 - s.clip_low, 1 + s.clip_high)  # (b, t)
-    removed = ratio * credit > clipped * credit  # (b, t) then the minimum is the clipped term, which is a constant
+    clipped = ratio.clamp(1 - s.clip_low, 1 + s.clip_high)  # (b, T)
+    removed = ratio * credit > clipped * credit  # (b, T) then the minimum is the clipped term, which is a constant
     return torch.minimum(ratio * credit, clipped * credit), removed
 
 
-def cispo_objective(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s) -> tuple[Tensor, Tensor]:
+def cispo_objective(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s: Settings) -> tuple[Tensor, Tensor]:
     """clip(ratio) c log pi, with a constant clip(ratio): no token loses its gradient (CISPO, 2506.13585).
 
     The paper tunes the upper bound alone: --clip_low 0.999 leaves hardly any lower one.
     """
-    weight = (logprob.detach() - old).exp().clamp(1 - s.clip_low, 1 + s.clip_high)  # (b, t)
+    weight = (logprob.detach() - old).exp().clamp(1 - s.clip_low, 1 + s.clip_high)  # (b, T)
     return weight * credit * logprob, torch.zeros_like(mask)
 
 
-def gspo_objective(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s) -> tuple[Tensor, Tensor]:
+def gspo_objective(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s: Settings) -> tuple[Tensor, Tensor]:
     """PPO's minimum with one ratio for a whole response, the geometric mean of its tokens' (GSPO, 2507.18071).
 
     This is the paper's form for credit per token. Numerically the second factor below is 1, so the ratio is that of the
@@ -138,7 +139,7 @@ def gspo_objective(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s
     The paper has --loss_norm sequence, --clip_low 3e-4 and --clip_high 4e-4. In bfloat16 add --old_logprob update:
     rounding alone exceeds such narrow bounds: it clipped 48% of the bundled model's tokens in the first update.
     """
-    change = (logprob - old).detach() * mask  # (b, t)
+    change = (logprob - old).detach() * mask  # (b, T)
     mean = change.sum(1, keepdim=True) / mask.sum(1, keepdim=True)  # (b, 1)
     return pessimistic(mean.exp() * (logprob - logprob.detach()).exp(), credit, s)
 
@@ -147,7 +148,7 @@ LOSSES = {"ppo": ppo_objective, "cispo": cispo_objective, "gspo": gspo_objective
 
 
 def k3(logprob: Tensor, reference_logprob: Tensor) -> Tensor:
-    """Estimate (b, t) of KL(pi || reference) from samples of pi: exp(d) - d - 1, d = log ref - log pi.
+    """Estimate (b, T) of KL(pi || reference) from samples of pi: exp(d) - d - 1, d = log ref - log pi.
 
     Value, at the first update: unbiased, because over pi's own samples -d averages to the KL and exp(d) - 1 to 0.
     Unlike -d it is never negative, and usually less noisy. (Schulman's third estimator.)
@@ -155,7 +156,7 @@ def k3(logprob: Tensor, reference_logprob: Tensor) -> Tensor:
     fixed, it averages to the gradient of KL(reference || pi) of this token's distribution. It is not that of a KL
     between whole responses. In later updates, whose samples are an older policy's, it is that of neither KL.
     """
-    d = reference_logprob - logprob  # (b, t)
+    d = reference_logprob - logprob  # (b, T)
     return d.exp() - d - 1
 
 
@@ -163,15 +164,15 @@ def k3(logprob: Tensor, reference_logprob: Tensor) -> Tensor:
 # of response i.
 
 
-def prefer_by_length(mask: Tensor, s) -> Tensor:
-    """f_i / N: in each group, longer responses weigh more where --length_power > 0, shorter ones where it is < 0.
+def prefer_by_length(mask: Tensor, s: Settings) -> Tensor:
+    """f_i / N: in each group, longer responses weigh more.
 
-    f = G softmax(h^length_power), h = 1 + z / 9, z the z-score of a response's length in its group: lambda-GRPO
+    f = G softmax(h), h = 1 + z / 9, z the z-score of a response's length in its group: lambda-GRPO
     (2510.06870), whose lambda is learned; here it is fixed. With 1 / 9, h is positive in groups of up to 81.
     """
     length = mask.sum(1).view(-1, s.answers).to(torch.float32)  # (Q, G)
     z = (length - length.mean(1, keepdim=True)) / (length.std(1, correction=0, keepdim=True) + 1e-6)  # (Q, G)
-    f = s.answers * ((1 + z / 9) ** s.length_power).softmax(1)  # (Q, G) on average 1
+    f = s.answers * (1 + z / 9).softmax(1)  # (Q, G) on average 1
     return mask * f.view(-1, 1) / mask.sum()
 
 
@@ -185,7 +186,7 @@ LOSS_NORMS = {
 # ---------------------------------------------------------------------------------------------------- update
 
 
-def micro_batches(batch: TokenBatch, credit: Tensor, s) -> list[Tensor]:
+def micro_batches(batch: TokenBatch, credit: Tensor, s: Settings) -> list[Tensor]:
     """The responses (b,) of each forward and backward pass: as many whole groups as fit into --micro_batch.
 
     Each process holds the whole batch and works on its own groups. Unless there is a KL penalty, responses without
@@ -199,10 +200,10 @@ def micro_batches(batch: TokenBatch, credit: Tensor, s) -> list[Tensor]:
     return [rows[chunk] for chunk in whole_groups(batch.group[rows], s.micro_batch)]
 
 
-def gains(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """The gain (b, t) of each token by --loss, whether its gradient is removed (b, t), and the loss's own columns."""
+def gains(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s: Settings) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """The gain (b, T) of each token by --loss, whether its gradient is removed (b, T), and the loss's own columns."""
     found, shape = LOSSES[s.loss](logprob, old, credit, mask, s), tuple(mask.shape)
-    wrong = f"--loss {s.loss} must return two tensors of (b, t) = {shape}, gain and clip, and may add a dict of others"
+    wrong = f"--loss {s.loss} must return two tensors of (b, T) = {shape}, gain and clip, and may add a dict of others"
     require(isinstance(found, (tuple, list)) and len(found) in (2, 3), wrong)
     gain, removed, columns = found if len(found) == 3 else (*found, {})
     require(isinstance(columns, dict), wrong)
@@ -210,7 +211,7 @@ def gains(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s) -> tupl
     return gain, removed, columns
 
 
-def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tensor, s) -> dict[str, float | None]:
+def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tensor, s: Settings) -> dict[str, float | None]:
     """Take --updates_per_batch optimizer steps on one batch; returns columns of metrics.csv.
 
     Micro-batches save memory and don't change the result, because each token's share of the loss is fixed for the whole
@@ -226,15 +227,14 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
     for i in range(s.updates_per_batch):
         optimizer.zero_grad()
         for rows in micro_batches(batch, credit, s):  # (b,)
-            t = int(batch.mask[rows].sum(1).max())  # these responses have no more tokens
-            logprob = response_logprobs(policy.model, prompts, batch.group[rows], batch.tokens[rows, :t],
-                                        batch.mask[rows, :t])  # (b, t)
+            mask = batch.mask[rows]  # (b, T)
+            logprob = response_logprobs(policy.model, prompts, batch.group[rows], batch.tokens[rows], mask)  # (b, T)
             if i == 0 and s.old_logprob == "update":  # see point 3 above
-                old[rows, :t] = logprob.detach()
-            gain, removed, columns = gains(logprob, old[rows, :t], credit[rows, :t], batch.mask[rows, :t], s)  # (b, t)
-            # (b, t); the zeros only fill the log's column, and are not reported
-            kl = k3(logprob, reference_logprob[rows, :t]) if s.kl > 0 else torch.zeros_like(gain)
-            loss = -((gain - s.kl * kl) * share[rows, :t])  # (b, t)
+                old[rows] = logprob.detach()
+            gain, removed, columns = gains(logprob, old[rows], credit[rows], mask, s)  # (b, T) each
+            # (b, T); the zeros only fill the log's column, and are not reported
+            kl = k3(logprob, reference_logprob[rows]) if s.kl > 0 else torch.zeros_like(gain)
+            loss = -((gain - s.kl * kl) * share[rows])  # (b, T)
             loss.sum().backward()
             log.add(rows, logprob, loss, removed, kl, columns)
         # Sum the gradients over all processes, also where this one had no rows; clip their norm; one step of AdamW.

@@ -5,7 +5,7 @@ they become graded responses: those of a training step (`rollout`, which returns
 the continuations that VinePPO asks for (`generate_and_grade`).
 
 Alphabet: Q puzzles, G responses to each, B = Q G responses, T tokens of the longest response, D hidden size. `s` is the
-Settings of train.py. The task is a module such as countdown_task.py; the code here knows nothing of Countdown.
+Settings. The task is a module such as countdown_task.py; the code here knows nothing of Countdown.
 
 Run it:  python train.py --mitigation vineppo
 """
@@ -24,6 +24,7 @@ from plumbing.task_file import check_grade, check_roles
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import Qwen2
 from sampler import Samples
+from settings import Settings
 
 EVALUATION = 2**32 - 1  # the step number for the random numbers of evaluation; no training step reaches it
 
@@ -113,7 +114,7 @@ class Policy(NamedTuple):
 # ---------------------------------------------------------------------------------------------------- a step
 
 
-def draw_puzzles(training: list, s: Any, step: int) -> list:
+def draw_puzzles(training: list, s: Settings, step: int) -> list:
     """The Q puzzles of a step. Every epoch shuffles the training puzzles anew; the order depends on the seed alone."""
     puzzles, first = [], (step - 1) * s.questions
     for i in range(first, first + s.questions):  # i counts the puzzles since the run began
@@ -125,7 +126,7 @@ def draw_puzzles(training: list, s: Any, step: int) -> list:
     return puzzles
 
 
-def rollout(policy: Policy, puzzles: list, s: Any, step: int) -> TokenBatch:
+def rollout(policy: Policy, puzzles: list, s: Settings, step: int) -> TokenBatch:
     """Sample and grade the B responses of a step, G = --answers to each of Q puzzles."""
     uniforms = draw_uniforms(s.seed, step, len(puzzles), s.answers, s.max_new_tokens)  # (B, max_new_tokens)
     progress = Progress("sampling", len(uniforms), patience=5.0)  # seconds before it says anything
@@ -144,7 +145,7 @@ def draw_uniforms(seed: int, step: int, Q: int, G: int, length: int) -> Tensor:
     return torch.from_numpy(np.concatenate(rows))
 
 
-def token_batch(policy: Policy, puzzles: list, samples: Samples, s: Any, step: int) -> TokenBatch:
+def token_batch(policy: Policy, puzzles: list, samples: Samples, s: Settings, step: int) -> TokenBatch:
     """Decode and grade the samples of a step. (`compare` of grpo.py adds the advantage.)"""
     (B, T), Q, device, task = samples.tokens.shape, len(puzzles), samples.tokens.device, policy.task
     grade = coin_toss(task, s.seed, step) if s.reward == "random" else task.grade

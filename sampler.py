@@ -60,8 +60,7 @@ def pick(x: Tensor, place: Tensor) -> Tensor:
 class Rows:
     """R rows, each with S columns of queries, its own tokens, and C >= S columns of keys: what its tokens may see.
 
-    The last S keys are those of its own tokens; before them come its prompt's, if the row is a response. Attention is
-    computed in pieces, of a few columns of queries each. Rows that are shorter, and keys that are later, drop out.
+    The last S keys are those of its own tokens; before them come its prompt's, if the row is a response.
     """
 
     def __init__(self, query: Tensor, key: Tensor, real: Tensor, visible: Tensor, model: Qwen2):
@@ -69,49 +68,39 @@ class Rows:
 
         real (R, S): False on padding, which is on the right. visible (R, S, C): whether a query may see a key.
         """
-        (R, S), C, length = query.shape, key.shape[1], real.sum(1)
-        order = length.argsort(descending=True)  # (R,) longest row first
-        self.query, self.key, self.rank = query[order], key[order], order.argsort()
-        self.bias = bias_of(visible[order], model.output_weight.dtype)  # (R, S, C)
+        (R, S), C = query.shape, key.shape[1]
+        self.query, self.key, self.bias = query, key, bias_of(visible, model.output_weight.dtype)  # bias (R, S, C)
+        self.real = real.flatten().nonzero()[:, 0]  # (n,) where the n tokens are among the R S columns
         scores = R * C * model.config.num_attention_heads  # of one column of queries
         size = max(1, min(COLUMNS_AT_ONCE, SCORES_AT_ONCE // max(1, scores)))
         self.keep = scores * S * self.bias.itemsize <= PROBABILITIES_KEPT
-        # `attend` concatenates the pieces' results: where[r, s] is the index there of the sorted row r's column s, and
-        # self.list_order (n,) those of the n tokens in the order of the flat list.
-        self.pieces, where, count = [], torch.zeros_like(query), 0  # where (R, S)
-        for first in range(0, S, size):
-            end, rows = min(first + size, S), int((length > first).sum())
-            where[:rows, first:end] = count + torch.arange(rows * (end - first), device=query.device).view(rows, -1)
-            seen = slice(C - S + end)  # all keys before the row's own, and its own up to the piece's last query
-            self.pieces.append((slice(rows), slice(first, end), seen))
-            count += rows * (end - first)
-        self.list_order = where[self.rank][real]  # (n,)
+        # Attention is computed for a few columns of queries at a time. Keys that are later drop out.
+        columns = [slice(first, min(first + size, S)) for first in range(0, max(1, S), size)]
+        self.pieces = [(piece, slice(C - S + piece.stop)) for piece in columns]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """`attention` for the n tokens of these rows, (n, K, H / K, d), from q (N, K, H / K, d), k and v (N, K, d)."""
         k, v = (pick(x, self.key).transpose(1, 2).contiguous() for x in (k, v))  # (R, K, C, d) each
-        parts = [q[:0]]  # KVCache reads prompts alone: its responses have no pieces
-        for rows, columns, seen in self.pieces:
-            piece = self.queries(q, rows, columns), k[rows, :, seen], v[rows, :, seen], self.bias[rows, columns, seen]
+        parts = []
+        for columns, seen in self.pieces:
+            piece = self.queries(q, columns), k[:, :, seen], v[:, :, seen], self.bias[:, columns, seen]
             if self.keep or not torch.is_grad_enabled():
-                out = attention(*piece)  # (rows, K, H / K, columns, d)
+                out = attention(*piece)  # (R, K, H / K, columns, d)
             else:
                 out = checkpoint(attention, *piece, use_reentrant=False, preserve_rng_state=False)
-            parts.append(out.permute(0, 3, 1, 2, 4).flatten(0, 1))
-        return torch.cat(parts).index_select(0, self.list_order)
+            parts.append(out.permute(0, 3, 1, 2, 4))
+        return torch.cat(parts, dim=1).flatten(0, 1).index_select(0, self.real)
 
-    def queries(self, q: Tensor, rows: slice, columns: slice) -> Tensor:
-        """The queries (rows, K, H / K, columns, d) of some columns, from q (N, K, H / K, d)."""
-        return pick(q, self.query[rows, columns]).permute(0, 2, 3, 1, 4)
+    def queries(self, q: Tensor, columns: slice) -> Tensor:
+        """The queries (R, K, H / K, columns, d) of some columns, from q (N, K, H / K, d)."""
+        return pick(q, self.query[:, columns]).permute(0, 2, 3, 1, 4)
 
     def attention_paid(self, q: Tensor, k: Tensor) -> Tensor:
         """How much each column attends to those that its row sees: probabilities (R, S, C) averaged over heads."""
         k = pick(k, self.key).transpose(1, 2)  # (R, K, C, d)
-        paid = q.new_zeros(self.bias.shape)
-        for rows, columns, seen in self.pieces:
-            p = probabilities(self.queries(q, rows, columns), k[rows, :, seen], self.bias[rows, columns, seen])
-            paid[rows, columns, seen] = p.mean((1, 2))
-        return paid[self.rank]
+        paid = [probabilities(self.queries(q, columns), k, self.bias[:, columns]).mean((1, 2))
+                for columns, _ in self.pieces]  # (R, columns, C) each
+        return torch.cat(paid, dim=1)
 
 
 class Texts:
@@ -132,15 +121,16 @@ class Texts:
 
         hide (b, T) bool: tokens that no later one of their response can see.
         """
-        device, (b, T) = tokens.device, tokens.shape
+        device, T = tokens.device, tokens.shape[1]
         length = torch.tensor([len(prompt) for prompt in prompts], device=device)  # (Q,)
         column = torch.arange(max(map(len, prompts)), device=device)  # (P,)
         in_prompt = column < length[:, None]  # (Q, P)
         has_next = mask[:, 1:]  # (b, T - 1) token t is in the list if there is a token t + 1
+        S = int(has_next.any(0).sum())  # columns of the responses that are in the list
         self.first = length.cumsum(0) - length  # (Q,) the place of each prompt's first token
         own = (self.first[:, None] + column).where(in_prompt, 0)  # (Q, P) places
         # Number the tokens of the responses row by row, from length.sum() on, where the prompts end.
-        later = (has_next.flatten().cumsum(0).view(b, T - 1) + length.sum() - 1).where(has_next, 0)  # (b, T - 1) places
+        later = (has_next.flatten().cumsum(0).view_as(has_next) + length.sum() - 1).where(has_next, 0)  # (b, T - 1)
         self.before = torch.cat(((self.first + length - 1)[prompt_of, None], later), dim=1)  # (b, T) see above
         flat = torch.tensor([token for prompt in prompts for token in prompt], device=device)
         self.tokens = torch.cat((flat, tokens[:, :-1][has_next]))  # (N,)
@@ -148,13 +138,14 @@ class Texts:
         self.positions = torch.cat((column.expand_as(in_prompt)[in_prompt], position[has_next]))  # (N,)
 
         causal = torch.ones(len(column), len(column), dtype=torch.bool, device=device).tril()  # (P, P)
-        itself = torch.eye(T - 1, dtype=torch.bool, device=device)  # (T - 1, T - 1) a hidden token still sees itself
-        shown = torch.ones_like(has_next) if hide is None else ~hide[:, :-1]  # (b, T - 1)
-        prompt_seen = in_prompt[prompt_of, None].expand(-1, T - 1, -1)  # (b, T - 1, P)
-        response_seen = shown[:, None].expand(-1, T - 1, -1).tril() | itself  # (b, T - 1, T - 1)
-        visible = torch.cat((prompt_seen, response_seen), dim=2)  # (b, T - 1, P + T - 1)
+        itself = torch.eye(S, dtype=torch.bool, device=device)  # (S, S) a hidden token still sees itself
+        shown = torch.ones_like(mask[:, :S]) if hide is None else ~hide[:, :S]  # (b, S)
+        prompt_seen = in_prompt[prompt_of, None].expand(-1, S, -1)  # (b, S, P)
+        response_seen = shown[:, None].expand(-1, S, -1).tril() | itself  # (b, S, S)
+        visible = torch.cat((prompt_seen, response_seen), dim=2)  # (b, S, P + S)
+        key = torch.cat((own[prompt_of], later[:, :S]), dim=1)  # (b, P + S)
         self.prompts = Rows(own, own, in_prompt, causal.expand(len(prompts), -1, -1), model)
-        self.responses = Rows(later, torch.cat((own[prompt_of], later), dim=1), has_next, visible, model)
+        self.responses = Rows(later[:, :S], key, has_next[:, :S], visible, model)
 
     def attend(self, _: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See Qwen2.hidden."""
@@ -199,23 +190,23 @@ def response_logprobs(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor,
     return logprob.new_zeros(mask.numel()).index_copy(0, real, logprob).view_as(mask)
 
 
-def response_attention(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor, tokens: Tensor, mask: Tensor,
-                       columns: int) -> Tensor:
-    """Attention (b, T, columns): [:, t, u] is how much the state that predicts token t attends to token u < columns.
+def response_attention(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor, tokens: Tensor,
+                       mask: Tensor) -> Tensor:
+    """Attention (b, T, T): [:, t, u] is how much the state that predicts token t attends to token u < t.
 
-    Of the last layer, averaged over its heads. columns >= T; those from T on are 0.
+    Of the last layer, averaged over its heads; arguments as of Texts.
     """
-    texts = texts_of(model, prompts, prompt_of, tokens, mask)
-    (b, T), last, paid = tokens.shape, model.config.num_hidden_layers - 1, []
+    texts, T, last, found = texts_of(model, prompts, prompt_of, tokens, mask), tokens.shape[1], len(model.layers) - 1, []
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if layer == last:
-            paid.append(texts.responses.attention_paid(q, k)[:, :, -(T - 1) :] if T > 1 else q.new_zeros(b, 0, 0))
+            found.append(texts.responses.attention_paid(q, k))
         return texts.attend(layer, q, k, v)
 
     model.hidden(texts.tokens, texts.positions, attend)
-    # The state that predicts token 0 is the prompt's. No state of the response attends to its last token.
-    return F.pad(wide(paid[0]), (0, columns - T + 1, 1, 0))  # a row before, columns behind
+    paid, S = wide(found[0]), found[0].shape[1]  # (b, S, P + S), S at most T - 1
+    # The state that predicts token 0 is the prompt's, so row t of `paid` is that of token t + 1.
+    return F.pad(paid[:, :, paid.shape[2] - S :], (0, T - S, 1, T - S - 1))
 
 
 # ------------------------------------------------------------------------------------------------- the KV cache

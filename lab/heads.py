@@ -10,7 +10,7 @@ from plumbing.launch import lacking
 from plumbing.progress import follow
 from plumbing.registry import CreditFunction, required
 from rollout import Policy, TokenBatch, rollout
-from train import Settings
+from settings import Settings
 
 SIZE, PUZZLES = 96, 100  # responses in a batch; batches after which the puzzles repeat
 FITTED = ("critic", "importance")  # the heads that are fitted here

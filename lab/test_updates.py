@@ -10,7 +10,7 @@ from countdown_task import Puzzle
 from lab import updates
 from rollout import Policy, rollout
 from tests.plain import flat_gradient, plain_logprobs
-from train import Settings
+from settings import Settings
 
 
 def test_updates_are_plain_autograd_s(tokenizer, random_model, exact):

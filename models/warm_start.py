@@ -40,7 +40,8 @@ from qwen2_model import Qwen2, parse_config, save_model
 from rollout import EVALUATION, Policy, TokenBatch, draw_uniforms, generate_and_grade, token_batch
 from sampler import Samples
 from tasks.text import TAGS
-from train import Settings, evaluate, load_policy, standard_error
+from settings import Settings
+from train import evaluate, load_policy, standard_error
 
 FIRST_PART = 0.8  # share of the schedule
 BATCH, LR = 32, 3e-3

@@ -13,17 +13,18 @@ import torch
 
 from plumbing.progress import fail
 from plumbing.runs import read_config
+from settings import Settings
 
 
 class Arguments(NamedTuple):
     """What the command line asks for."""
 
-    settings: Any  # an instance of the dataclass
+    settings: Settings
     hyper_parameters: dict  # of the chosen credit function
     resume: Path | None  # the run folder to resume
 
 
-def parse(arguments: list[str], defaults: Any, methods: dict, choices: dict[str, tuple], usage: str) -> Arguments:
+def parse(arguments: list[str], defaults: Settings, methods: dict, choices: dict[str, tuple], usage: str) -> Arguments:
     """Parse the command line of a program whose settings are those of `defaults`, a dataclass instance.
 
     methods: the credit functions by name, one of which the setting `mitigation` chooses. choices: the legal values of
@@ -35,7 +36,7 @@ def parse(arguments: list[str], defaults: Any, methods: dict, choices: dict[str,
     return parse_with(parser, arguments, defaults, methods, choices)
 
 
-def parse_with(parser: argparse.ArgumentParser, arguments: list[str], defaults: Any, methods: dict,
+def parse_with(parser: argparse.ArgumentParser, arguments: list[str], defaults: Settings, methods: dict,
                choices: dict[str, tuple]) -> Arguments:
     """Add the flags of `defaults` and of the credit function that its field `mitigation` names, then parse.
 
@@ -65,7 +66,7 @@ def parse_with(parser: argparse.ArgumentParser, arguments: list[str], defaults: 
     return Arguments(settings, hyper_parameters, None)
 
 
-def parse_resume(arguments: list[str], defaults: Any, methods: dict, choices: dict[str, tuple]) -> Arguments:
+def parse_resume(arguments: list[str], defaults: Settings, methods: dict, choices: dict[str, tuple]) -> Arguments:
     """Parse `--resume runs/... [--steps N]`: all other settings are those in the run's config.json, read as flags."""
     parser = new_parser(add_help=False)
     parser.add_argument("--resume", type=Path)
@@ -104,7 +105,7 @@ def own_flags(method: Any, taken: set[str]) -> dict:
     return method.parameters
 
 
-def check_method_flags(method: Any, settings: Any, defaults: Any, hyper_parameters: dict) -> None:
+def check_method_flags(method: Any, settings: Settings, defaults: Settings, hyper_parameters: dict) -> None:
     """Exit where a flag has no effect on the chosen credit function, or where a hyper-parameter is NaN or too large."""
     if settings.normalize != defaults.normalize and not method.is_reweighting:
         fail(f"--mitigation {method.name} is not a reweighting: it takes no --normalize")
@@ -147,7 +148,7 @@ def methods_help(methods: dict) -> str:
     return "\n".join(lines)
 
 
-def changed(settings: Any, defaults: Any, hyper_parameters: dict, method: Any) -> dict:
+def changed(settings: Settings, defaults: Settings, hyper_parameters: dict, method: Any) -> dict:
     """The hyper-parameters and settings that differ from their defaults, by name."""
     standard = method.parameters | asdict(defaults)
     return {name: value for name, value in (hyper_parameters | asdict(settings)).items() if value != standard[name]}
@@ -156,7 +157,7 @@ def changed(settings: Any, defaults: Any, hyper_parameters: dict, method: Any) -
 # --------------------------------------------------------------------------------------------------- values
 
 
-def check_range(settings: Any, names: tuple[str, ...], lowest: float, below: float = 1e12) -> None:
+def check_range(settings: Settings, names: tuple[str, ...], lowest: float, below: float = 1e12) -> None:
     """ValueError unless lowest <= value < below for each of the named settings. NaN is refused, too.
 
     The highest value keeps sizes and float32 from overflowing.

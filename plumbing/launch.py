@@ -1,6 +1,6 @@
 """Checks before the first step of a run: what can't work is refused in one sentence.
 
-A first reading can skip it. `s` is the Settings of train.py.
+A first reading can skip it. `s` is the Settings.
 """
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +11,7 @@ from plumbing.flags import check_range
 from plumbing.progress import follow
 from plumbing.task_file import load_task
 from rollout import Policy, draw_puzzles
+from settings import Settings
 
 # Bytes of keys and values while evaluating: they set how many responses are sampled at once, but never fewer than in a
 # training step. 512 puzzles at once take 2.0 s, 96 at a time 2.95 s.
@@ -18,10 +19,10 @@ EVALUATION_BYTES = 2**29
 MODELS = Path(__file__).parents[1] / "models"  # the bundled ones, NAME-tiny for the task NAME
 
 
-def check(s: Any) -> None:
+def check(s: Settings) -> None:
     """ValueError for settings that can't work."""
-    check_range(s, ("questions", "answers", "max_new_tokens", "updates_per_batch", "micro_batch", "eval_problems",
-                    "sample_every"), lowest=1)
+    check_range(s, ("questions", "answers", "max_new_tokens", "updates_per_batch", "micro_batch", "eval_problems"),
+                lowest=1)
     check_range(s, ("steps", "seed", "lr", "weight_decay", "kl", "clip_high", "eval_every", "checkpoint_every",
                     "state_every", "warmup_steps", "pass_at"), lowest=0)
     check_range(s, ("beta1", "beta2", "clip_low"), lowest=0, below=1)
@@ -30,15 +31,13 @@ def check(s: Any) -> None:
         raise ValueError(f"--warmup_steps {s.warmup_steps} must be at most --steps {s.steps}")
     if s.questions * s.answers > 2**16 or s.max_new_tokens > 2**16:  # the credit log numbers them with 16 bits
         raise ValueError("--questions times --answers, and --max_new_tokens, must be at most 65,536")
-    if s.loss_norm != "lambda" and s.length_power != 1:
-        raise ValueError("--length_power is only for --loss_norm lambda")
-    if s.loss_norm == "lambda" and not (s.answers <= 81 and abs(s.length_power) <= 10):
-        raise ValueError("--loss_norm lambda is for --answers up to 81, and --length_power from -10 to 10")
+    if s.loss_norm == "lambda" and s.answers > 81:
+        raise ValueError("--loss_norm lambda is for --answers up to 81")
     if s.answers == 1 and s.steps > 0:
         raise ValueError("--answers 1 leaves no group to compare with: ask for 2 or more")
 
 
-def with_model(s: Any) -> Any:
+def with_model(s: Settings) -> Settings:
     """The settings with the folder of a model: where --model names none, of the one in models/ made for the task."""
     folder = MODELS / f"{s.task}-tiny"
     if not s.model and not folder.is_dir():
@@ -53,7 +52,7 @@ def lacking(needs: tuple[str, ...], task: ModuleType, heads: Iterable[str]) -> l
     return [need for need in needs if need not in heads and need != "reference" and not hasattr(task, need)]
 
 
-def check_puzzles(policy: Policy, training: list, heldout: list, s: Any) -> None:
+def check_puzzles(policy: Policy, training: list, heldout: list, s: Settings) -> None:
     """ValueError when a puzzle that a run will ask can't be used, or doesn't fit the model."""
     # Those that training will draw, as if in one big step. An epoch has them all, so there is no need to look further.
     count = min(s.steps * s.questions, len(training))
@@ -67,7 +66,7 @@ def check_puzzles(policy: Policy, training: list, heldout: list, s: Any) -> None
     check_lengths(policy, drawn + heldout, s)
 
 
-def check_lengths(policy: Policy, puzzles: list, s: Any) -> None:
+def check_lengths(policy: Policy, puzzles: list, s: Settings) -> None:
     """ValueError when prompt and response don't fit the model, or the tokenizer doesn't fit its vocabulary."""
     size, c = policy.tokenizer.size, policy.model.config
     if size > c.vocab_size:
@@ -79,7 +78,7 @@ def check_lengths(policy: Policy, puzzles: list, s: Any) -> None:
                          f"limit of {limit} tokens: lower --max_new_tokens")
 
 
-def responses_that_fit(policy: Policy, puzzles: list, s: Any) -> int:
+def responses_that_fit(policy: Policy, puzzles: list, s: Settings) -> int:
     """How many responses to sample at once while evaluating: at least as many as a training step does."""
     c, itemsize = policy.model.config, policy.model.output_weight.itemsize
     columns = max(len(policy.prompt(puzzle)) for puzzle in puzzles) + s.max_new_tokens

@@ -18,8 +18,8 @@ from plumbing.processes import gather
 from plumbing.progress import clock
 from tasks.text import ROLES
 
-COLUMNS = ["step", "reward", "success", "format", "length", "truncated", "entropy", "grad_norm", "step_length",
-           "step_cosine", "loss", "clip_fraction", *(f"clip_{role}" for role in ROLES), "ratio_error", "ratio_spread",
+COLUMNS = ["step", "reward", "success", "format", "length", "truncated", "entropy", "grad_norm",
+           "loss", "clip_fraction", *(f"clip_{role}" for role in ROLES), "ratio_error", "ratio_spread",
            "kl", "zero_variance_groups", "tokens_sampled", "tokens_read", "tokens_updated", "seconds",
            "tokens_per_second", "credit_checksum", "heldout_success", "heldout_stderr"]  # of metrics.csv: ours
 # The columns of credit/step-*.npz.

@@ -1,17 +1,17 @@
 """AdamW with float32 master weights, for models in bfloat16 and for optimizer state on another device."""
 import math
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from plumbing.files import check_tensors
 from plumbing.processes import sum_over_processes
+from settings import Settings
 
 
-def learning_rate(s: Any, step: int) -> float:
-    """AdamW's learning rate in a step, from 1 on; `s` is the Settings of train.py.
+def learning_rate(s: Settings, step: int) -> float:
+    """AdamW's learning rate in a step, from 1 on.
 
     In step k of the first n, --warmup_steps, it is lr * k / n. Then it stays lr or, with --linear_decay, it falls by
     the same amount every step: the last one has lr / (steps + 1 - n), and one more would have 0.
@@ -24,15 +24,12 @@ def learning_rate(s: Any, step: int) -> float:
 class Optimizer:
     """AdamW (1711.05101) on a model's weights, or on separate master weights in float32.
 
-    measure_change: step also returns how far it moved the weights, and the cosine with the step before.
-
     Weights in bfloat16 need masters: rounding would swallow a step of 1e-6. Masters and Adam's moments may also live on
     another device than the model, to save its memory: each gradient moves there as soon as it is computed.
     """
 
     def __init__(self, model: nn.Module, lr: float, betas: tuple[float, float] = (0.9, 0.999),
-                 weight_decay: float = 0.0, device: str | None = None, measure_change: bool = False):
-        self.measure_change, self.last_change = measure_change, None  # last_change: one flat vector
+                 weight_decay: float = 0.0, device: str | None = None):
         self.weights = dict(model.named_parameters())
         first = next(iter(self.weights.values()))
         self.separate = first.dtype.itemsize < 4 or device is not None and torch.device(device) != first.device
@@ -71,23 +68,11 @@ class Optimizer:
         return {"grad_norm": norm}
 
     def step(self, max_grad_norm: float) -> dict[str, float]:
-        """Clip, and take a step. Returns also the columns that measure_change asks for."""
+        """Clip, and take a step. Returns what `clip` does."""
         columns = self.clip(max_grad_norm)
-        before = self.flat_weights() if self.measure_change else None
         self.adamw.step()
         self.round_into_model()
-        return columns | (self.describe_change(before) if self.measure_change else {})
-
-    def flat_weights(self) -> Tensor:
-        """All weights as one vector."""
-        return nn.utils.parameters_to_vector(self.master.values()).detach()
-
-    def describe_change(self, before: Tensor) -> dict[str, float]:
-        """The length of the step that was taken from `before`, and, after the first, its cosine with the last one."""
-        change, last = self.flat_weights() - before, self.last_change
-        self.last_change = change
-        cosine = {} if last is None else {"step_cosine": torch.cosine_similarity(change, last, dim=0).item()}
-        return {"step_length": change.norm().item()} | cosine
+        return columns
 
     @torch.no_grad()
     def round_into_model(self) -> None:
@@ -97,9 +82,8 @@ class Optimizer:
                 w.copy_(self.master[name])
 
     def state_dict(self) -> dict:
-        """Everything the next step depends on: master weights, Adam's moments, the last change."""
-        return {"weights": {name: w.detach() for name, w in self.master.items()}, "adamw": self.adamw.state_dict(),
-                "last_change": self.last_change}
+        """Everything the next step depends on: master weights and Adam's moments."""
+        return {"weights": {name: w.detach() for name, w in self.master.items()}, "adamw": self.adamw.state_dict()}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict) -> None:
@@ -108,5 +92,4 @@ class Optimizer:
         for name, w in self.master.items():
             w.copy_(state["weights"][name])
         self.adamw.load_state_dict(state["adamw"])
-        self.last_change = state["last_change"]
         self.round_into_model()

@@ -14,6 +14,7 @@ from torch import Tensor
 from plumbing.processes import gather, my_share
 from qwen2_model import Qwen2, wide
 from sampler import (Samples, distinct_texts, response_attention, response_logprobs, response_states, whole_groups)
+from settings import Settings
 from tasks.text import fingerprint
 
 ROWS_AT_ONCE = 768  # continuations that are sampled together
@@ -39,7 +40,7 @@ class Queries:
     policy: Any
     puzzles: tuple  # Q
     samples: Samples  # B responses, B / Q to each puzzle
-    s: Any  # the Settings
+    s: Settings
     step: int
     continue_and_grade: Callable  # generate_and_grade of rollout.py, which imports this file
     grade: Callable  # the task's, or a coin toss

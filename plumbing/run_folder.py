@@ -26,6 +26,7 @@ from plumbing.metrics import COLUMNS
 from plumbing.model_folder import files_beside
 from plumbing.processes import first_alone, gather
 from plumbing.runs import read_config, read_credit, read_final, read_metrics
+from settings import Settings
 
 try:
     import fcntl
@@ -33,6 +34,7 @@ except ImportError:  # Windows, where nothing keeps a second process from writin
     fcntl = None
 
 STATE, LOGS = "state.pt", ("metrics.csv", "samples.txt")
+SAMPLE_EVERY = 10  # steps between writing whole responses to samples.txt
 # Settings that are not among the flags in a folder's name.
 UNNAMED = {"mitigation", "model", "data", "eval_data", "out", "seed", "steps", "device"}
 
@@ -44,7 +46,7 @@ def default_folder(mitigation: str, seed: int, changed: dict) -> Path:
     return Path("runs") / "-".join([mitigation, *flags, f"seed{seed}"]).replace("/", "_")
 
 
-def open_run(run: Path, settings: Any, hyper_parameters: dict, fixed: dict[str, str], learners: dict,
+def open_run(run: Path, settings: Settings, hyper_parameters: dict, fixed: dict[str, str], learners: dict,
              columns: Iterable[str], resume: bool) -> int:
     """Create the run folder, or load the state of a run to resume. Returns how many steps are done.
 
@@ -122,7 +124,7 @@ def copy_tokenizer(source: Path, target: Path) -> None:
         shutil.copyfile(file, copy)
 
 
-def check_disk(run: Path, settings: Any, parameters: Iterable[Tensor]) -> None:
+def check_disk(run: Path, settings: Settings, parameters: Iterable[Tensor]) -> None:
     """ValueError where the disk lacks room for what `save` will write; says how big a state will be if it is big.
 
     A state has 12 bytes per trained parameter: a float32 weight and Adam's two moments. There are two states while a
@@ -131,7 +133,7 @@ def check_disk(run: Path, settings: Any, parameters: Iterable[Tensor]) -> None:
     if settings.steps == 0:  # then nothing is saved
         return
     sizes = [(p.numel(), p.itemsize) for p in parameters]
-    state = sum(count for count, _ in sizes) * (16 if settings.step_length else 12)  # 16: with the last change
+    state = sum(count for count, _ in sizes) * 12
     states = 2 if 0 < settings.state_every < settings.steps else 1
     copies = 1 + (settings.steps // settings.checkpoint_every if settings.checkpoint_every else 0)
     needed = states * state + copies * sum(count * itemsize for count, itemsize in sizes)
@@ -184,7 +186,7 @@ def write_samples(run: Path, step: int, batch) -> None:
 # ----------------------------------------------------------------------------------------------------- state
 
 
-def save(run: Path, step: int, settings: Any, hyper_parameters: dict, write_weights: Callable[[Path], object],
+def save(run: Path, step: int, settings: Settings, hyper_parameters: dict, write_weights: Callable[[Path], object],
          learners: dict) -> None:
     """Write the checkpoints and the state that are due at this step. write_weights fills a model folder.
 
@@ -248,7 +250,7 @@ def check_inputs(run: Path, now: dict) -> None:
         raise ValueError(f"{changed[0]} is not what {run} began with: put that back, or start a new run")
 
 
-def check_unfinished(run: Path, done: int, s: Any) -> None:
+def check_unfinished(run: Path, done: int, s: Settings) -> None:
     """ValueError when a run has nothing left to do."""
     if done > s.steps:
         raise ValueError(f"{run} already has {done} steps, more than --steps {s.steps}")

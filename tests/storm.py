@@ -27,7 +27,7 @@ METHODS = {"none": ["--updates_per_batch", "2"],
            "vineppo": ["--k", "2"],
            "learned_importance": ["--reward", "random"]}
 FLAGS = ("--steps 12 --questions 2 --answers 3 --eval_problems 4 --max_new_tokens 40 --eval_every 5 --state_every 3 "
-         "--checkpoint_every 4 --sample_every 2 --out run").split()
+         "--checkpoint_every 4 --out run").split()
 DISASTERS = ("SIGKILL", "SIGTERM", "SIGINT", "disk full", "second process")
 
 

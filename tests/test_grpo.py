@@ -16,7 +16,7 @@ from qwen2_model import Qwen2, parse_config
 from rollout import Policy
 from tests.fixtures import make_batch
 from tests.plain import plain_logprobs, plain_update
-from train import Settings
+from settings import Settings
 
 
 def textbook(estimator, group, i, success, step):
@@ -135,11 +135,11 @@ def test_shares_of_the_loss_by_hand(name):
     groups, expected = [[5, 1, 3], [4, 2, 2]], []
     for lengths in groups:
         deviation = statistics.pstdev(lengths)
-        f = [math.exp((1 + (L - statistics.mean(lengths)) / deviation / 9) ** -2) for L in lengths]
+        f = [math.exp(1 + (L - statistics.mean(lengths)) / deviation / 9) for L in lengths]
         expected += {"token": [1 / 17] * 3, "sequence": [1 / (6 * L) for L in lengths], "constant": [1 / (6 * 9)] * 3,
                      "lambda": [3 * x / sum(f) / 17 for x in f]}[name]
     mask = make_batch(sum(groups, []), [0.0] * 6).mask
-    share = grpo.LOSS_NORMS[name](mask, Settings(answers=3, max_new_tokens=9, length_power=-2.0))  # (6, 5)
+    share = grpo.LOSS_NORMS[name](mask, Settings(answers=3, max_new_tokens=9))  # (6, 5)
     torch.testing.assert_close(share, torch.tensor(expected)[:, None] * mask)
 
 

@@ -25,7 +25,7 @@ from plumbing.model_folder import weight_files
 from plumbing.progress import Progress
 from plumbing.runs import is_finished
 from tests.fixtures import make_batch, refused
-from train import Settings
+from settings import Settings
 
 ROOT = Path(train.__file__).parent
 
@@ -400,12 +400,12 @@ def test_a_run_is_finished_without_the_pass_rate_that_it_was_not_asked_for(new):
 
 
 @pytest.mark.parametrize("options, gib", [
-    ({}, 3.25), ({"steps": 10}, 1.75), ({"state_every": 0}, 1.75), ({"step_length": True}, 4.25),
+    ({}, 3.25), ({"steps": 10}, 1.75), ({"state_every": 0}, 1.75),
     ({"checkpoint_every": 30}, 4.0), ({"steps": 0}, 0.0)], ids=str)
 def test_a_run_begins_only_where_its_files_have_room(options, gib, tmp_path, monkeypatch, capsys):
     """Guards against a night's run that ends with its second state, for which the first must stay.
 
-    2^27 parameters in bfloat16 make a checkpoint of 0.25 GiB and a state of 1.5, or 2 with the last change.
+    2^27 parameters in bfloat16 make a checkpoint of 0.25 GiB and a state of 1.5.
     """
     s, run = replace(Settings(), **options), tmp_path / "runs" / "r"
     parameters = [torch.empty(2**26, dtype=torch.bfloat16, device="meta")] * 2

@@ -25,7 +25,7 @@ from plumbing import processes
 from plumbing.optimizer import Optimizer
 from plumbing.runs import read_metrics
 from qwen2_model import load_model
-from train import Settings
+from settings import Settings
 
 ROOT = Path(train.__file__).parent
 STEPS = {  # name: settings, and hyper-parameters of the credit function

@@ -24,7 +24,7 @@ from sampler import generate, response_attention, response_logprobs, response_st
 from tasks.text import fingerprint
 from tests.plain import exact_moments
 from tests.test_grpo import tiny
-from train import Settings
+from settings import Settings
 
 PUZZLES = [Puzzle((4, 3, 5), 8), Puzzle((12, 7, 20, 1), 40), Puzzle((6, 2), 8)]  # prompts of unequal length
 

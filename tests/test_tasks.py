@@ -21,7 +21,8 @@ from tasks import latin_task, math_task
 from tasks.data import digits
 from tasks.math_task import Problem, number
 from tests.fixtures import spans_of
-from train import Settings, load_policy
+from settings import Settings
+from train import load_policy
 
 
 @pytest.mark.parametrize("name, content", [("latin", lambda puzzle: str(latin_task.solution(puzzle.id))),

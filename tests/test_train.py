@@ -35,7 +35,8 @@ from plumbing.tokenizer import Tokenizer
 from qwen2_model import load_model, save_model
 from rollout import draw_puzzles, rollout
 from tests import storm
-from train import BUNDLED, Settings
+from settings import Settings
+from train import BUNDLED
 
 SMALL = ["--questions", 3, "--answers", 4, "--eval_problems", 12, "--max_new_tokens", 50, "--pass_at", 0]
 TINY = ["--questions", 2, "--answers", 3, "--eval_problems", 2, "--max_new_tokens", 30, "--eval_every", 2]
@@ -401,8 +402,8 @@ def test_a_test_file_is_held_out_and_nothing_of_it_trained_on(quick, tmp_path, m
         file.write_text("".join(json.dumps({"nums": p.numbers, "target": p.target}) + "\n" for p in puzzles))
     assert f"{wrong}: [1, 1, 1] can't make 99" in refusal(train, *TINY, "--eval_data", wrong, "--out", tmp_path / "r")
     monkeypatch.setattr(train, "check_puzzles", lambda _, *puzzles: seen.append(puzzles[:2]))
-    run(*TINY, "--data", data, "--eval_data", eval_data, "--steps", 3, "--eval_problems", 12, "--sample_every", 2,
-        "--out", tmp_path / "r")
+    monkeypatch.setattr(run_folder, "SAMPLE_EVERY", 2)
+    run(*TINY, "--data", data, "--eval_data", eval_data, "--steps", 3, "--eval_problems", 12, "--out", tmp_path / "r")
     assert "20 of 80 training puzzles are in" in capsys.readouterr().out
     (training, heldout), = seen
     assert {p.id for p in training} == {p.id for p in mine[:50] + mine[70:]}
@@ -442,8 +443,7 @@ OTHER_TASK = ["--task", REVERSE, "--model", BUNDLED]
         ["--answers", 1], ["--answers", 10**5], ["--beta1", 1.0], ["--clip_high", 1e308], ["--questions", 0],
         ["--lr", "nan"], ["--max_new_tokens", 9999], ["--device", "nonsense"], ["--device", "meta"],
         ["--k", 0, "--mitigation", "vineppo"], ["--temperature", 0], ["--max_grad_norm", "inf"],
-        ["--warmup_steps", 101], ["--length_power", -1], ["--loss_norm", "lambda", "--answers", 82],
-        ["--length_power", 99, "--loss_norm", "lambda"])),
+        ["--warmup_steps", 101], ["--loss_norm", "lambda", "--answers", 82])),
     (["--model", "nowhere"], "no folder nowhere"), (["--eval_data", "nowhere"], "no data file nowhere"),
     ([*OTHER_TASK, "--mitigation", "first_error"], "needs calculations, which is neither a function of the task"),
     ([*OTHER_TASK, "--task", "sudoku"], "tasks/NAME_task.py"),

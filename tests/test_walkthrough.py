@@ -28,7 +28,7 @@ from plumbing.optimizer import Optimizer
 from qwen2_model import Qwen2, parse_config, split
 from rollout import Policy, token_batch
 from sampler import generate
-from train import Settings
+from settings import Settings
 
 VOCABULARY = ["", "1", "2", "3", "+", "-", "</think>", "\n<answer>", "</answer>"]  # token 0 ends a response
 PUZZLE, PROMPT = Puzzle((1, 2), 3), [1, 2, 3]  # the prompt's tokens are just the puzzle's numbers

@@ -20,7 +20,8 @@ from plumbing.launch import check_lengths
 from plumbing.progress import follow, one_sentence
 from plumbing.report import Table
 from rollout import Policy, TokenBatch
-from train import BUNDLED, Settings, load_policy
+from settings import Settings
+from train import BUNDLED, load_policy
 
 QUESTIONS = 12  # training puzzles
 BATCHES = 16  # for noise and bias

@@ -18,7 +18,7 @@ from methods import MITIGATIONS
 from plumbing.optimizer import Optimizer
 from rollout import Policy
 from tests.plain import flat_gradient, plain_logprobs
-from train import Settings
+from settings import Settings
 
 ASKED = [Puzzle((3, 4, 5), 8), Puzzle((11, 2, 7), 30)]  # prompts of unequal length
 

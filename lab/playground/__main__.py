@@ -16,7 +16,8 @@ from plumbing.files import replace_file
 from plumbing.flags import new_parser
 from plumbing.progress import one_sentence
 from plumbing.report import MINUS, PALETTE, PLUS
-from train import BUNDLED, Settings, load_policy
+from settings import Settings
+from train import BUNDLED, load_policy
 
 HERE = Path(__file__).parent
 ENGINE = ("model.js", "countdown.js", "grpo.js", "rule.js", "truth.js", "worker.js")  # joined, they run in the worker

@@ -21,7 +21,7 @@ from lab.speed.contestants import ANSWERS, PUZZLES
 from plumbing.flags import new_parser
 from plumbing.progress import fail, follow
 from plumbing.report import Table
-from train import Settings
+from settings import Settings
 
 TOKENS, THREADS, WARM_UPS, ROUNDS = 64, 2, 2, 7
 FIXED = {f"x {TOKENS} tokens": {"limit": TOKENS, "fixed": True}}

@@ -18,7 +18,8 @@ from plumbing.optimizer import Optimizer
 from plumbing.processes import first_alone, join, leave
 from plumbing.tokenizer import Tokenizer
 from rollout import Policy, draw_uniforms, generate_in_processes, rollout
-from train import BUNDLED, Settings, load_policy
+from settings import Settings
+from train import BUNDLED, load_policy
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"}
 PUZZLES, ANSWERS = 8, 8  # the responses to each puzzle

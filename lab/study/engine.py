@@ -16,7 +16,7 @@ from lab.estimates import mean_cell, points
 from lab.statistics import holm
 from plumbing.comparison import Group, Run, group_runs
 from plumbing.report import Estimate, Table, mean_height, t_estimate, welch
-from train import Settings
+from settings import Settings
 
 ABOUT = ("run", "version", "part", "level", "method", "setting", "seed", "command")  # columns of text
 BY_STEP = ("curve", "spent")  # held-out success, and weighted tokens so far, as `step:value` pairs

@@ -13,7 +13,7 @@ from lab.study.engine import (EXPERT, FIRST, MORE_ANSWERS, RLOO, Levels, at_equa
                               measured, select, spent)
 from plumbing.comparison import Group, Run
 from plumbing.report import GREY, MINUS, PALETTE, PLUS, Estimate, new_figure, plt, save_figure, t_estimate
-from train import Settings
+from settings import Settings
 
 COLOURS = {"vineppo": PALETTE[2], "entropy_ratio": PALETTE[1], "ppo": PALETTE[0], "expert_iteration": PALETTE[3],
            "none": GREY, "shuffled": MINUS, "share": MINUS, "positives": PLUS}  # one meaning in all pictures, by method

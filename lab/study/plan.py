@@ -57,7 +57,7 @@ BEST, OUTWARDS = 2.8e-4, 4e-4  # stage one's best rate, the same for all; as an 
 
 
 def at(rate: float, *listed: str) -> tuple[str, ...]:
-    """The flags of runs at a learning rate, with the lengths of their steps."""
+    """The flags of runs at a learning rate. (The last flag is part of their names alone: see run.py.)"""
     return tuple(f"{flags} --lr {rate:.3g} --step_length true" for flags in listed)
 
 

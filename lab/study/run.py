@@ -98,7 +98,9 @@ class Experiment(NamedTuple):
         device = "" if self.device == "cpu" else f" --device {self.device}"
         if device and self.level not in PRETRAINED:
             device += " --micro_batch 96"
-        return (f"python train.py --mitigation {self.flags}{LEVELS[self.level]} --seed {self.seed} "
+        # Runs are still named after a flag that measured each step's length, and that train.py no longer has.
+        flags = self.flags.removesuffix(" --step_length true")
+        return (f"python train.py --mitigation {flags}{LEVELS[self.level]} --seed {self.seed} "
                 f"--out {self.folder}{device}")
 
     def next_command(self) -> str:
@@ -148,8 +150,6 @@ def make_row(e: Experiment) -> dict:
     curve = figures.pop("curve")
     by_step = {"curve": curve, "spent": {step: cost[int(step)] for step in curve}}
     figures["seconds"] = np.nansum(metrics["seconds"])  # of all steps, without evaluation
-    if settings["step_length"]:
-        figures |= {name: np.nanmean(metrics[name.replace(" ", "_")]) for name in ("step length", "step cosine")}
     if e.part in CHECKED:
         figures["others"] = success_on_others(e.folder, e.level)
     return {"run": e.name, "version": VERSION, "part": e.part, "level": e.level,

@@ -29,7 +29,8 @@ from plumbing.progress import follow, one_sentence
 from plumbing.report import Estimate, Table
 from plumbing.runs import read_config
 from rollout import Policy, TokenBatch, draw_puzzles, rollout
-from train import Settings, load_policy
+from settings import Settings
+from train import load_policy
 
 CHECKPOINTS = {0: "", 50: "checkpoints/step-000050", 100: "checkpoint"}  # by step, the weights that sample it
 RESPONSES, K = 4096, 4

@@ -20,7 +20,7 @@ from lab.study.engine import (BOTH, COST, COSTS_OF_BOTH, EXPERT, FIRST, METHOD, 
                               together)
 from plumbing.comparison import Group, Run
 from plumbing.report import Estimate, Table, contrast, t_estimate, t_quantile
-from train import Settings
+from settings import Settings
 
 RATIO, SHUFFLED = "entropy_ratio advantage=rloo", "shuffled advantage=rloo"
 LONGER = "none steps=560 advantage=rloo"  # the same by more steps

@@ -41,7 +41,8 @@ from plumbing.report import Table, spread_within
 from rollout import (EVALUATION, Policy, TokenBatch, draw_uniforms, generate_and_grade, generate_in_processes,
                      token_batch)
 from tasks.text import FILLER
-from train import CHOICES, Settings, load_policy
+from settings import Settings
+from train import CHOICES, load_policy
 
 PACKET = 8  # rollouts that start together; the two halves of a packet belong to two independent estimates
 SAVE_EVERY = 10.0  # seconds

@@ -35,7 +35,8 @@ from plumbing.registry import required
 from plumbing.report import Estimate, Table
 from rollout import Policy, TokenBatch, token_batch
 from sampler import Samples
-from train import CHOICES, Settings, load_policy
+from settings import Settings
+from train import CHOICES, load_policy
 
 TRUTH = Path(__file__).parent / "data"  # ground_truth.npz, and the critic of ppo
 SCORES = TRUTH.parent / "scores.md"  # of every method

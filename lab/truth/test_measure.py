@@ -19,7 +19,7 @@ from rollout import Policy, rollout
 from tests.fixtures import BUNDLED
 from tests.plain import exact_moments
 from tests.test_grpo import tiny
-from train import Settings
+from settings import Settings
 
 PIECES = ("", "<answer>1+2</answer>", "<answer>2-1</answer>", " hm", " so")  # the last answer decides
 PUZZLES = [Puzzle((1, 2), 3), Puzzle((1, 2), 1)]

@@ -14,7 +14,7 @@ from lab.truth import score as sc
 from lab.truth.measure import describe
 from methods import MITIGATIONS
 from rollout import TokenBatch, rollout
-from train import Settings
+from settings import Settings
 
 PUBLISHED = np.load(sc.TRUTH / "ground_truth.npz")["methods"].tolist()
 CHEAP = [name for name in PUBLISHED if name not in ("attention_credit", "causal_ablation", "vineppo", "ppo", "dpo",

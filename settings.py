@@ -1,0 +1,60 @@
+"""The settings of a run: every flag of train.py, its default and its meaning.
+
+plumbing/flags.py makes the flags of this class. A field's type is that of its default, and the comment at the end of
+its line is the flag's text in --help. What else a run can be told are the keyword arguments of its credit function.
+
+Run it:  python train.py --help
+"""
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Every flag but --resume and those of the credit function: its default and its meaning."""
+
+    # What is trained, on what:
+    mitigation: str = "none"  # the credit function, see the end of --help; none: plain GRPO, equal for all tokens
+    model: str = ""  # a Hugging Face folder, Qwen2, Qwen3 or Llama; empty: the small one of the task
+    task: str = "countdown"  # the name of a file tasks/NAME_task.py, or a path that ends in .py
+    data: str = ""  # a file of puzzles, such as .jsonl or .parquet; empty: the task makes its own
+    eval_data: str = ""  # a file of held-out puzzles, such as a test split; empty: a tenth of --data, or the task's own
+    out: str = ""  # the run folder, which must not exist; empty: runs/<mitigation>[-<changed flags>]-seed<seed>
+    seed: int = 0  # of the order of the puzzles, and of sampling
+    # The algorithm:
+    steps: int = 100  # 0 only evaluates
+    questions: int = 12  # Q, puzzles per step
+    answers: int = 8  # G, responses to each puzzle, its group (not what stands in <answer>)
+    max_new_tokens: int = 140  # a longer response is cut off
+    temperature: float = 1.0  # the policy is softmax(logits / this), in sampling, training and evaluation
+    reward: str = "graded"  # random: a coin toss instead of the grade, while training; a control
+    advantage: str = "grpo"  # how a reward is compared with the others of its group, the responses to the same puzzle
+    normalize: str = "response"  # weights of @reweighting get mean 1 in each response, or step, or stay (none)
+    loss: str = "ppo"  # ppo: its clipped objective; cispo: a clipped, constant ratio; gspo: a ratio per response
+    loss_norm: str = "token"  # a token's weight. token: 1 / N; sequence: 1 / (B L_i); constant: 1 / (B max_new_tokens)
+    clip_low: float = 0.2  # ppo: negative credit has no gradient once the ratio, p now / p when sampled, is < 1 - this
+    clip_high: float = 0.2  # ppo: positive credit has none once the ratio is > 1 + this (PPO: 0.2, DAPO: 0.28)
+    updates_per_batch: int = 1  # optimizer steps on each batch
+    old_logprob: str = "sampler"  # pi_old of the ratio: recorded by the sampler, or the first update's own (update)
+    kl: float = 0.0  # weight of the KL penalty to the start model, the reference
+    skip_unfinished: bool = False  # no credit for responses that the token limit cut off; their tokens still count
+    # The optimizer:
+    lr: float = 2e-4  # AdamW's learning rate
+    warmup_steps: int = 0  # n: step k of the first n has lr * k / n
+    linear_decay: bool = False  # after the warm-up the learning rate falls in equal steps, to nearly 0 in the last one
+    beta1: float = 0.9  # decay of AdamW's mean gradient
+    beta2: float = 0.999  # decay of AdamW's mean squared gradient
+    weight_decay: float = 0.0  # of AdamW
+    max_grad_norm: float = 1.0  # the gradient is clipped to this norm
+    # What is measured and kept:
+    eval_every: int = 25  # steps between measurements of held-out success; 0: at start and end only
+    eval_problems: int = 512  # held-out puzzles, one response each
+    eval_greedy: bool = False  # that response takes the most probable tokens and is not sampled
+    pass_at: int = 16  # k: at the end, the share of 128 held-out puzzles that one of k samples solves; 0: not measured
+    checkpoint_every: int = 0  # steps between checkpoints/step-...; 0: only the last
+    state_every: int = 10  # steps between writing what --resume continues from; 0: only at the end
+    # The machine:
+    micro_batch: int = 16  # responses in one forward and backward pass; changes memory, not results
+    checkpoint_activations: bool = False  # less memory, more time: the backward pass recomputes each layer
+    device: str = "cpu"  # any torch device that has float64, such as cuda or cuda:1
+    dtype: str = "float32"  # of the model; the optimizer works on float32 weights in any case
+    optimizer_device: str = ""  # cpu: master weights, gradients and moments live there; empty: on --device
