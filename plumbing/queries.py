@@ -4,7 +4,6 @@ A first reading can skip it. The list of questions is in the docstring of TokenB
 """
 import copy
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Callable
 
 import numpy as np
@@ -67,8 +66,7 @@ class Queries:
 
         Of the last layer, averaged over its heads.
         """
-        columns = self.samples.tokens.shape[1]  # T, so that the chunks of `read` fit together
-        return self.read(partial(response_attention, columns=columns), self.policy.model)
+        return self.read(response_attention, self.policy.model)
 
     @torch.no_grad()
     def head(self, name: str) -> Tensor:
@@ -156,11 +154,6 @@ class Queries:
         results = []
         for chunk in my_share(chunks):  # (b,) places in rows
             response = rows[chunk]  # (b,)
-            t = int(mask[response].sum(1).max())
-            results.append(reader(model, prompts, response // G, tokens[response, :t], mask[response, :t],
-                                  *(x[chunk, :t] for x in per_row)).cpu())
-        results = gather(results)  # of all processes, in the order of the chunks: gather undoes my_share
-        result = results[0].new_zeros(len(rows), tokens.shape[1], *results[0].shape[2:])  # (R, T, ...)
-        for chunk, part in zip(chunks, results):
-            result[chunk.cpu(), : part.shape[1]] = part
-        return result.to(device)
+            results.append(reader(model, prompts, response // G, tokens[response], mask[response],
+                                  *(x[chunk] for x in per_row)).cpu())
+        return torch.cat(gather(results)).to(device)  # gather undoes my_share, and chunks are of neighbours

@@ -140,7 +140,7 @@ def test_queries_read_each_response_as_if_it_were_alone(policy, random_model):
     for i in range(12):
         L = batch.mask[i].sum()
         close(batch.ask.hidden[i, :L], alone(response_states, model, policy, batch, i)[:L])
-        close(batch.ask.attention[i, :L], alone(response_attention, model, policy, batch, i, batch.mask.shape[1])[:L])
+        close(batch.ask.attention[i, :L], alone(response_attention, model, policy, batch, i)[:L])
         close(batch.ask.reference_logprob[i], alone(response_logprobs, start_model, policy, batch, i))
     for n, i in enumerate(rows.tolist()):
         close(without[n], alone(response_logprobs, model, policy, batch, i, hide[[n]]))
