@@ -182,9 +182,14 @@ class Writer(NamedTuple):
     learners: dict  # by name, what changes from step to step; each has state_dict() and load_state_dict()
     write_weights: Callable[[Path], object]  # fills a model folder
 
-    def open(self, fixed: dict[str, str], columns: Iterable[str], resume: bool) -> int:
-        """Create the run folder, or load the state of a run to resume. Returns how many steps are done."""
-        return open_run(self.run, self.settings, self.hyper_parameters, fixed, self.learners, columns, resume)
+    def open(self, fixed: dict[str, str], columns: Iterable[str], resume: bool) -> tuple[int, dict]:
+        """Create the run folder, or load the state of a run to resume: see `open_run`.
+
+        Returns how many steps are done, and what metrics.csv has in the row of the last one.
+        """
+        done = open_run(self.run, self.settings, self.hyper_parameters, fixed, self.learners, columns, resume)
+        columns = first_alone(lambda: read_metrics(self.run)) if done else {}
+        return done, {name: float(x[-1]) for name, x in columns.items() if not np.isnan(x[-1])}
 
     def start(self, row: dict) -> None:
         """Write row 0 of metrics.csv: the start model."""
