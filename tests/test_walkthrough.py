@@ -23,6 +23,8 @@ from tests.plain import plain_logprobs
 FILE = Path(countdown_task.__file__).parent / "docs" / "walkthrough.py"
 SPEC = importlib.util.spec_from_file_location("walkthrough", FILE)
 SPEC.loader.exec_module(by_hand := importlib.util.module_from_spec(SPEC))
+NUMBERS = list(by_hand.walk())
+WALKED = {name: value for name, _, value in NUMBERS}
 SETTINGS = Settings(answers=2, max_new_tokens=8, clip_low=by_hand.CLIP, clip_high=by_hand.CLIP)
 CONFIG = parse_config({"model_type": "qwen2", "vocab_size": by_hand.V, "hidden_size": by_hand.D,
                        "intermediate_size": by_hand.WIDTH, "num_hidden_layers": 1, "num_attention_heads": 1,
@@ -84,30 +86,24 @@ def by_code(weights):
     yield "times as probable", torch.stack(times)
 
 
-@pytest.fixture(scope="module")
-def walked():
-    """The walkthrough's sentence and value of each number, by its name."""
-    return {name: (sentence, value) for name, sentence, value in by_hand.walk()}
-
-
-def test_every_number_is_that_of_the_code(walked):
-    found = {name: flat(value) for name, value in by_code(walked["weights"][1])}
-    assert found.keys() == walked.keys() and found.pop("text").tolist() == walked["text"][1]
+def test_every_number_is_that_of_the_code():
+    found = {name: flat(value) for name, value in by_code(WALKED["weights"])}
+    assert found.keys() == WALKED.keys() and found.pop("text").tolist() == WALKED["text"]
     for name, value in found.items():
-        np.testing.assert_allclose(flat(walked[name][1]), value, rtol=0, atol=2e-6, err_msg=name)
+        np.testing.assert_allclose(flat(WALKED[name]), value, rtol=0, atol=2e-6, err_msg=name)
 
 
-def test_the_second_update_is_off_policy_and_clipped(walked):
+def test_the_second_update_is_off_policy_and_clipped():
     """Guards against a walkthrough in which nothing happens."""
-    assert (walked["update 1: ratio"][1] == 1).all() and not walked["update 1: clipped"][1].any()
-    assert 0 < walked["update 2: clipped"][1].sum() < 12
-    right, wrong = walked["times as probable"][1].T
+    assert (WALKED["update 1: ratio"] == 1).all() and not WALKED["update 1: clipped"].any()
+    assert 0 < WALKED["update 2: clipped"].sum() < 12
+    right, wrong = WALKED["times as probable"].T
     assert 1 < right[0] < right[1] and 1 > wrong[0] > wrong[1]
 
 
-def test_it_runs_alone_and_says_what_each_number_is(walked, tmp_path):
+def test_it_runs_alone_and_says_what_each_number_is(tmp_path):
     imports = re.findall(r"^\s*(?:import|from) (\w+)", FILE.read_text(encoding="utf-8"), re.M)
     assert {*imports} - sys.stdlib_module_names == {"numpy"}
     run = subprocess.run([sys.executable, "-I", FILE], cwd=tmp_path, capture_output=True, text=True, check=True)
-    for name, (sentence, _) in walked.items():
+    for name, sentence, _ in NUMBERS:
         assert sentence.endswith(".") and f"{name} {' '.join(sentence.split())}" in " ".join(run.stdout.split())
