@@ -110,18 +110,18 @@ def compare(batch: TokenBatch, name: str = "grpo") -> Tensor:
 
 def ppo_objective(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s: Settings) -> tuple[Tensor, Tensor]:
     """min(ratio c, clip(ratio) c) of credit c: PPO's (1707.06347); DAPO's has --clip_high 0.28 (2503.14476)."""
-    return pessimistic((logprob - old).exp(), credit, s)  # the ratio is 1 at first, and its gradient grad log pi
+    return clipped_minimum((logprob - old).exp(), credit, s)  # the ratio is 1 at first, and its gradient grad log pi
 
 
-def pessimistic(ratio: Tensor, credit: Tensor, s: Settings) -> tuple[Tensor, Tensor]:
+def clipped_minimum(ratio: Tensor, credit: Tensor, s: Settings) -> tuple[Tensor, Tensor]:
     """The smaller of ratio * credit and clip(ratio) * credit.
 
     For credit > 0 there is no gradient above 1 + clip_high, but still one below 1 - clip_low, where the ratio has gone
     the wrong way. For credit < 0 it is the mirror image.
     """
     clipped = ratio.clamp(1 - s.clip_low, 1 + s.clip_high)  # (b, T)
-    removed = ratio * credit > clipped * credit  # (b, T) then the minimum is the clipped term, which is a constant
-    return torch.minimum(ratio * credit, clipped * credit), removed
+    stopped = ratio * credit > clipped * credit  # (b, T) then the minimum is the clipped term, which is a constant
+    return torch.minimum(ratio * credit, clipped * credit), stopped
 
 
 def cispo_objective(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s: Settings) -> tuple[Tensor, Tensor]:
@@ -143,7 +143,7 @@ def gspo_objective(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s
     """
     change = (logprob - old).detach() * mask  # (b, T)
     mean = change.sum(1, keepdim=True) / mask.sum(1, keepdim=True)  # (b, 1)
-    return pessimistic(mean.exp() * (logprob - logprob.detach()).exp(), credit, s)
+    return clipped_minimum(mean.exp() * (logprob - logprob.detach()).exp(), credit, s)
 
 
 LOSSES = {"ppo": ppo_objective, "cispo": cispo_objective, "gspo": gspo_objective}
@@ -200,14 +200,14 @@ def micro_batches(batch: TokenBatch, credit: Tensor, s: Settings) -> list[Tensor
 
 
 def gains(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s: Settings) -> tuple[Tensor, Tensor, dict]:
-    """The gain (b, T) of each token by --loss, whether its gradient is removed (b, T), and the loss's own columns."""
+    """The gain (b, T) of each token by --loss, whether the clip stops it (b, T), and the loss's own columns."""
     found, shape = LOSSES[s.loss](logprob, old, credit, mask, s), tuple(mask.shape)
-    gain, removed, *more = found if isinstance(found, tuple | list) and len(found) in (2, 3) else (None, None)
+    gain, stopped, *more = found if isinstance(found, tuple | list) and len(found) in (2, 3) else (None, None)
     columns = more[0] if more else {}
     require(isinstance(columns, dict) and all(isinstance(x, Tensor) and x.shape == shape
-                                              for x in (gain, removed, *columns.values())),
+                                              for x in (gain, stopped, *columns.values())),
             f"--loss {s.loss} must return two tensors of (b, T) = {shape}, gain and clip, and may add a dict of others")
-    return gain, removed, columns
+    return gain, stopped, columns
 
 
 def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tensor, s: Settings) -> dict:
@@ -229,11 +229,11 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
             logprob = response_logprobs(policy.model, batch.ask.prompts, batch.group[rows], batch.tokens[rows], mask)
             if i == 0 and s.old_logprob == "update":  # see point 3 above
                 old[rows] = logprob.detach()
-            gain, removed, columns = gains(logprob, old[rows], credit[rows], mask, s)
+            gain, stopped, columns = gains(logprob, old[rows], credit[rows], mask, s)
             kl = k3(logprob, reference_logprob[rows]) if s.kl > 0 else torch.zeros_like(gain)
             loss = -((gain - s.kl * kl) * share[rows])
             loss.sum().backward()
-            sums.update(token_sums(batch, rows, logprob, loss, removed, kl, columns))
+            sums.update(token_sums(batch, rows, logprob, loss, stopped, kl, columns))
         # Add up the gradients of all processes, clip their norm, and take one step of AdamW.
         updates.append(optimizer.step(s.max_grad_norm, sums))
     return update_columns(updates) | ({} if s.kl > 0 else {"kl": None})  # None: not measured

@@ -330,7 +330,7 @@ def draw(p: Tensor, uniform: Tensor) -> Tensor:
     return token.clamp(max=p.shape[1] - 1)  # NaN would give an index past the end
 
 
-def facts(log_probs: Tensor, p: Tensor, token: Tensor) -> Tensor:
+def describe(log_probs: Tensor, p: Tensor, token: Tensor) -> Tensor:
     """Log-prob of a token (n, 1), entropy in nats, and logit gradient (3, n), from log_probs and p (n, V).
 
     p is overwritten. The logit gradient ||onehot - p|| is the norm of d log pi / d (logits / temperature). The token's
@@ -343,7 +343,7 @@ def facts(log_probs: Tensor, p: Tensor, token: Tensor) -> Tensor:
                         torch.hypot(others.sum(1), torch.linalg.vector_norm(others, dim=1))))
 
 
-def draw_with_facts(logits: Tensor, temperature: float, greedy: bool, uniform: Tensor,
+def draw_and_describe(logits: Tensor, temperature: float, greedy: bool, uniform: Tensor,
                     excluded: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """A token (n,) from each row of logits (n, V), and its log-prob, entropy and logit gradient (3, n).
 
@@ -353,7 +353,7 @@ def draw_with_facts(logits: Tensor, temperature: float, greedy: bool, uniform: T
     p = log_probs.exp()  # (n, V)
     allowed = p if excluded is None else p.scatter(1, excluded[:, None], 0.0)  # (n, V)
     token = allowed.argmax(1, keepdim=True) if greedy else draw(allowed, uniform)  # (n, 1)
-    return token[:, 0], facts(log_probs, p, token)
+    return token[:, 0], describe(log_probs, p, token)
 
 
 def next_tokens(model: Qwen2, hidden: Tensor, uniform: Tensor, excluded: Tensor | None,
@@ -362,7 +362,7 @@ def next_tokens(model: Qwen2, hidden: Tensor, uniform: Tensor, excluded: Tensor 
     logits = model.logits(hidden)  # (B', V)
     size = rows_at_once(logits)
     arguments = [logits, uniform] if excluded is None else [logits, uniform, excluded]
-    parts = [draw_with_facts(x, model.temperature, greedy, *others)
+    parts = [draw_and_describe(x, model.temperature, greedy, *others)
              for x, *others in zip(*(argument.split(size) for argument in arguments))]
     return torch.cat([token for token, _ in parts]), torch.cat([found for _, found in parts], dim=1)
 

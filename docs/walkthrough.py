@@ -172,13 +172,13 @@ def updates(w, tokens, mask, old, credit):
             change; then it changes most where the responses part, at 1 and 3.""", ratio
         clipped = ratio.clip(1 - CLIP, 1 + CLIP)  # (B, T)
         gain = np.minimum(ratio * credit, clipped * credit)  # (B, T)
-        removed = ratio * credit > clipped * credit  # (B, T)
+        stopped = ratio * credit > clipped * credit  # (B, T)
         yield f"update {k}: clipped", """True for a ratio above 1.2 with positive credit, or below 0.8 with negative:
-            the token has moved far enough for one batch, and its gain is a constant, without gradient.""", removed
+            the token has moved far enough for one batch, and its gain is a constant, without gradient.""", stopped
         loss = -(gain * share).sum()
         yield f"update {k}: loss", """Minus the mean of min(ratio * credit, clip(ratio) * credit), because optimizers
             minimize; its gradient matters, not its value.""", loss
-        slope = -share * credit * ratio * ~removed  # (B, T)
+        slope = -share * credit * ratio * ~stopped  # (B, T)
         yield f"update {k}: d loss / d log pi", """-share * credit * ratio, since d ratio / d log pi = ratio, and 0
             where clipped; the responses begin alike, so there one pulls up what the other pulls down.""", slope
         direction = np.eye(V)[tokens] - p  # (B, T, V)

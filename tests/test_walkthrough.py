@@ -69,13 +69,13 @@ def by_code(weights):
                 "share": share}.items()
     times, logprob = [], plain_logprobs(model, [prompt] * 2, batch.tokens, batch.mask)  # (B, T)
     for k in (1, 2):
-        gain, removed = LOSSES["ppo"](logprob, batch.logprob, credit, batch.mask, SETTINGS)  # (B, T) each
+        gain, stopped = LOSSES["ppo"](logprob, batch.logprob, credit, batch.mask, SETTINGS)  # (B, T) each
         slope, = torch.autograd.grad(-(gain * share).sum(), logprob)  # (B, T)
         p = model(torch.tensor([prompt]))[0, -1].softmax(0)  # (V,)
         row = update(policy, optimizer, batch, credit, SETTINGS)
-        assert row["clip_fraction"] == removed[batch.mask].double().mean()
+        assert row["clip_fraction"] == stopped[batch.mask].double().mean()
         assert row["ratio_error"] == pytest.approx((logprob - batch.logprob)[batch.mask].abs().mean().item(), abs=2e-6)
-        found = {"ratio": (logprob - batch.logprob).exp(), "clipped": removed, "loss": row["loss"],
+        found = {"ratio": (logprob - batch.logprob).exp(), "clipped": stopped, "loss": row["loss"],
                  "d loss / d log pi": slope, "gradient norm": row["grad_norm"], "new weights": model.state_dict(),
                  "d log pi / d logits, first token": torch.eye(by_hand.V)[batch.tokens[0, 0]] - p,
                  "gradient": {name: x.grad for name, x in model.named_parameters()}}
