@@ -103,7 +103,7 @@ def compare(batch: TokenBatch, name: str = "grpo") -> Tensor:
 
 # ---------------------------------------------------------------------------------------------------- losses
 # Arguments, (b, T) each: log pi now; `old`, log pi in the ratio's denominator; credit; mask, False on padding. Results,
-# (b, T) each: every token's gain, whose weighted sum is minus the loss; and whether the clip removes its gradient. A
+# (b, T) each: every token's gain, whose weighted sum is minus the loss; and whether the clip stops its gradient. A
 # third result may be a dict of further (b, T): columns of metrics.csv, averaged over the tokens updated on. In the
 # first update on a batch, if pi_old is pi exactly, every gain has the gradient credit * grad log pi.
 
