@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from plumbing.processes import share_out
 from plumbing.progress import Progress
-from plumbing.task_file import check_grade, check_roles
+from plumbing.task_file import check_grade, check_prompt, check_roles
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import Qwen2, wide
 from sampler import (Samples, distinct_texts, generate, response_attention, response_logprobs, response_states,
@@ -87,15 +87,11 @@ class Policy(NamedTuple):
     reference: Qwen2 | None = None  # a frozen copy of the start model, where the credit function or --kl needs it
 
     def prompt(self, puzzle: Any) -> list[int]:
-        """The tokens of a puzzle's prompt. The task returns its text, or a tuple of pieces.
-
-        Of these every second one is foreign text, such as a question from a data file: a control token in it, such as
+        """The tokens of a puzzle's prompt. The task returns its text, or a tuple of pieces: the task's own words and
+        foreign text, such as a question from a data file, by turns. A control token in foreign text, such as
         <|im_end|>, is encoded as plain characters.
         """
-        found = self.task.prompt(puzzle, self.tokenizer.chat)
-        pieces = (found,) if isinstance(found, str) else found
-        if not isinstance(pieces, tuple) or not all(isinstance(piece, str) for piece in pieces) or not "".join(pieces):
-            raise ValueError(f"the task's prompt must return text, not {found!r:.50}")
+        pieces = check_prompt(self.task.prompt(puzzle, self.tokenizer.chat))
         return self.tokenizer.start + self.tokenizer.encode(*pieces)
 
 
@@ -253,7 +249,8 @@ class Queries:
 
     def __init__(self, policy: Policy, puzzles: tuple, samples: Samples, s: Settings, step: int, grade: Callable):
         """samples: B responses, B / Q to each of Q puzzles. grade: the task's, or a coin toss."""
-        self.policy, self.puzzles, self.samples, self.s, self.step, self.grade = policy, puzzles, samples, s, step, grade
+        self.policy, self.puzzles, self.samples = policy, puzzles, samples
+        self.s, self.step, self.grade = s, step, grade
         self.prompts = [policy.prompt(puzzle) for puzzle in puzzles]  # Q lists of tokens
         self.computed: dict[str, Tensor] = {}  # the answers so far
         self.tokens_sampled = int(samples.mask.sum())  # so far

@@ -35,7 +35,7 @@ from methods.heads import HEADS, load_head, save_head
 from mitigations import NORMALIZATIONS
 from plumbing import run_folder
 from plumbing.flags import Arguments, changed, check_device, parse
-from plumbing.launch import MODELS, check, check_puzzles, lacking, responses_that_fit, with_model
+from plumbing.launch import check, check_puzzles, lacking, responses_that_fit, with_model
 from plumbing.metrics import add_columns, heldout_text, line_of, standard_error, step_columns
 from plumbing.optimizer import Optimizer, learning_rate
 from plumbing.processes import check_equal, join, leave
@@ -48,7 +48,6 @@ from qwen2_model import load_model, save_model
 from rollout import EVALUATION, Policy, TokenBatch, draw_puzzles, draw_uniforms, generate_and_grade, rollout
 from settings import Settings
 
-BUNDLED = MODELS / "countdown-tiny"  # the models of other tasks are beside it
 CHOICES = {"reward": ("graded", "random"), "advantage": ADVANTAGES, "loss": LOSSES, "loss_norm": LOSS_NORMS,
            "normalize": NORMALIZATIONS, "dtype": ("float32", "bfloat16"), "optimizer_device": ("", "cpu"),
            "old_logprob": ("sampler", "update")}

@@ -35,7 +35,7 @@ from qwen2_model import load_model, save_model
 from rollout import Queries, draw_puzzles, rollout
 from tests import storm
 from settings import Settings
-from train import BUNDLED
+from plumbing.launch import BUNDLED
 
 SMALL = ["--questions", 3, "--answers", 4, "--eval_problems", 12, "--max_new_tokens", 50, "--pass_at", 0]
 TINY = ["--questions", 2, "--answers", 3, "--eval_problems", 2, "--max_new_tokens", 30, "--eval_every", 2]

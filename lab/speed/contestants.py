@@ -20,7 +20,8 @@ from plumbing.processes import first_alone, join, leave
 from plumbing.tokenizer import Tokenizer
 from rollout import Policy, draw_uniforms, rollout, sample
 from settings import Settings
-from train import BUNDLED, load_policy
+from plumbing.launch import BUNDLED
+from train import load_policy
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"}
 PUZZLES, ANSWERS = 8, 8  # the responses to each puzzle

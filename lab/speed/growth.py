@@ -19,7 +19,8 @@ from plumbing.optimizer import Optimizer
 from plumbing.report import Table
 from rollout import rollout
 from settings import Settings
-from train import BUNDLED, load_policy
+from plumbing.launch import BUNDLED
+from train import load_policy
 
 TIMES, TOKENS = (1, 4, 8), (64, 256, 1024)  # as many responses, and tokens of a response
 
