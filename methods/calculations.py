@@ -42,7 +42,7 @@ def reward_decomposition(batch: TokenBatch, weights: str = "0.1,0.3,1", stepwise
     written = [written_calculations(batch, i) for i in range(len(batch.text))]  # B lists of S calculations
     verdicts = [torch.tensor([right for *_, right in found], dtype=torch.float32) for found in written]  # B of (S,)
     share = torch.stack([v.sum() / max(len(v), 1) for v in verdicts]).to(batch.reward.device)  # (B,) 0 without any
-    process, format, answer = (z_score(by_group(batch, r)[..., None]).view(-1, 1)
+    process, format, answer = (z_score(by_group(batch, r[:, None])).view(-1, 1)  # in each group, (Q, G, 1)
                                for r in (share, batch.format, batch.success))  # (B, 1) each
     thinking = calculation_advantage(batch, written, verdicts) if stepwise else process  # (B, T) or (B, 1)
     section = torch.where(batch.in_answer, c * answer, b * thinking)  # (B, T)
