@@ -201,9 +201,9 @@ def vineppo(batch: TokenBatch, k: int = 3, cuts: str = "sentence", cutpoints_onl
     """credit = V(next cut) - V(this cut), V the mean reward of k continuations: cuts at sentence ends (2410.01679).
 
     All tokens between two cuts get the same credit. V at the end is the reward. V at the start costs nothing: it is the
-    mean reward of the group's other responses. cuts="uncertain" is SPO-chain (2505.23564): it cuts before every fifth
-    of the tokens with p below 90%, the paper's *cutpoints*, from the 6th on. cutpoints_only=True gives credit to
-    cutpoints only and divides the loss by their number, with --loss_norm token. (The paper has k 9; its code z-scores.)
+    mean reward of the group's other responses. (The paper has k = 9; its code z-scores the credit.) cuts="uncertain" is
+    SPO-chain (2505.23564): it cuts before every fifth of the tokens with p below 90%, the paper's *cutpoints*, from the
+    6th on. cutpoints_only=True gives credit to those only, and divides the loss by their number (--loss_norm token).
     """
     require(k >= 1, "--k must be at least 1: it is the number of continuations sampled at each cut")
     require(cuts in ("sentence", "uncertain"), "--cuts must be sentence or uncertain")
