@@ -200,7 +200,7 @@ class Qwen2(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         """Logits (R, C, V) after each token of R texts (R, C), each of which sees itself alone.
 
-        For the warm start and for tests: before the temperature.
+        For the warm start and for tests, which want all V rows, as a checkpoint has them.
         """
         R, C = rows.shape
         positions = torch.arange(C, device=rows.device).repeat(R)  # (R C,)
@@ -212,7 +212,7 @@ class Qwen2(nn.Module):
             k, v = (x.unflatten(0, (R, C)).transpose(1, 2) for x in (k, v))  # (R, K, C, d) each
             return attention(q, k, v, bias).permute(0, 3, 1, 2, 4).flatten(0, 1)  # (R C, K, H / K, d)
 
-        return self.logits(self.hidden(rows.flatten(), positions, attend)).view(R, C, -1)
+        return F.linear(self.hidden(rows.flatten(), positions, attend), self.output_weight).view(R, C, -1)
 
     @property
     def output_weight(self) -> Tensor:

@@ -26,6 +26,7 @@ from qwen2_model import Qwen2, wide
 from sampler import (Samples, distinct_texts, generate, response_attention, response_logprobs, response_states,
                      whole_groups)
 from settings import Settings
+from tasks.text import fingerprint
 
 EVALUATION = "evaluation"  # stands for the step, where the random numbers of evaluation are drawn
 ROWS_AT_ONCE = 768  # continuations that are sampled together
@@ -98,12 +99,12 @@ class Policy(NamedTuple):
 # ---------------------------------------------------------------------------------------------------- a step
 
 
-def generator_of(*purpose: int | str) -> np.random.Generator:
-    """The generator of random numbers for a purpose, such as ("order", seed, epoch): its numbers are always the same.
+def seed_of(purpose: str, *numbers: int | str) -> int:
+    """The seed (63 bits) of a generator of random numbers, from what it is for, such as "order", --seed, epoch.
 
-    Every generator of a run comes from here, so that no two purposes share their numbers.
+    Every generator of a run has its seed from here, so no two share their numbers.
     """
-    return np.random.default_rng(list(" ".join(map(str, purpose)).encode()))
+    return fingerprint(f"{purpose} {numbers}") >> 1
 
 
 def draw_puzzles(training: list, s: Settings, step: int) -> list:
@@ -112,7 +113,7 @@ def draw_puzzles(training: list, s: Settings, step: int) -> list:
     for i in range(first, first + s.questions):  # i counts the puzzles since the run began
         epoch, place = divmod(i, len(training))
         if i == first or place == 0:  # a new step, or a new epoch
-            order = generator_of("order", s.seed, epoch).permutation(len(training))
+            order = np.random.default_rng(seed_of("order", s.seed, epoch)).permutation(len(training))
         puzzles.append(training[order[place]])
     return puzzles
 
@@ -132,7 +133,7 @@ def draw_uniforms(seed: int, step: int | str, Q: int, G: int, length: int) -> Te
     Each puzzle has its own generator, so a response depends neither on the other puzzles nor on how many
     processes share the step.
     """
-    rows = [generator_of("sampling", seed, step, q).random((G, length)) for q in range(Q)]
+    rows = [np.random.default_rng(seed_of("sampling", seed, step, q)).random((G, length)) for q in range(Q)]
     return torch.from_numpy(np.concatenate(rows))
 
 
@@ -219,7 +220,7 @@ def coin_toss(task: ModuleType, seed: int, step: int) -> Callable[[str, Any], di
 
     The format is graded as usual, but it is no part of the reward.
     """
-    coin = generator_of("coin", seed, step)
+    coin = np.random.default_rng(seed_of("coin", seed, step))
 
     def toss(text: str, puzzle: Any) -> dict[str, float]:
         answer = float(coin.integers(2))
@@ -294,8 +295,7 @@ class Queries:
 
     def generator(self, name: str) -> torch.Generator:
         """A new generator, seeded by --seed, step and name: every call returns one in the same state."""
-        seed = generator_of(name, self.s.seed, self.step).integers(2**32)  # torch uses 32 bits of it on a CPU
-        return torch.Generator().manual_seed(int(seed))
+        return torch.Generator().manual_seed(seed_of(name, self.s.seed, self.step))  # 32 bits of it on a CPU
 
     @torch.no_grad()
     def read(self, reader: Callable, model: Qwen2, rows: Tensor | None = None, *per_row: Tensor) -> Tensor:
@@ -329,8 +329,8 @@ class Queries:
         # as one group, which is 8% faster than each as its own.
         k = int(np.gcd.reduce(counts.flatten().numpy())) or 1
         starts = counts.nonzero().repeat_interleave(counts[counts > 0] // k, 0)  # (N, 2) response and position
-        random = generator_of("rollouts", self.s.seed, self.step)
-        uniforms = torch.from_numpy(random.random((len(starts), k, self.s.max_new_tokens)))  # (N, k, limit)
+        uniforms = torch.rand(len(starts), k, self.s.max_new_tokens, generator=self.generator("rollouts"),
+                              dtype=torch.float64)  # (N, k, limit)
         total = torch.zeros(counts.shape, dtype=torch.float64)  # (B, T)
         order = starts[:, 1].argsort(stable=True)  # (N,) shortest prefix first
         for chunk in order.split(max(1, ROWS_AT_ONCE // k)) if len(order) else ():  # (n,)

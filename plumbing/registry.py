@@ -86,12 +86,14 @@ def required(name: str, hyper_parameters: dict) -> tuple[str, ...]:
     return needs
 
 
-def check_pure(name: str, batch: Any, compute: Callable[[], Any]) -> None:
-    """ValueError if compute(), which calls the credit function `name`, writes into the batch: the update reads it."""
+def check_pure(name: str, batch: Any, compute: Callable[[], Tensor]) -> Tensor:
+    """What compute() returns; ValueError where it, the credit function `name`, writes into the batch, which others
+    read."""
     before = {field: value.clone() for field, value in vars(batch).items() if isinstance(value, Tensor)}
-    compute()
+    returned = compute()
     require(all(torch.equal(value, getattr(batch, field)) for field, value in before.items()),
             f"{name} changes a field of the batch: write x.exp() or x * y instead of x.exp_() or x *= y")
+    return returned
 
 
 def require(condition: bool | Tensor, message: str) -> None:

@@ -35,7 +35,7 @@ STEPS = {  # name: settings, and hyper-parameters of the credit function
     "ppo": ({"mitigation": "ppo"}, {}),
     "dpo with KL": ({"mitigation": "dpo", "kl": 0.1}, {}),
     "vineppo": ({"mitigation": "vineppo"}, {"k": 2}),
-    "fewer puzzles than processes": ({"mitigation": "ppo", "questions": 1, "answers": 2}, {}),
+    "fewer puzzles than processes": ({"mitigation": "ppo", "questions": 1, "answers": 4}, {}),
 }
 SMALL = ["--questions", "3", "--answers", "4", "--eval_problems", "5", "--max_new_tokens", "50", "--eval_every", "2",
          "--mitigation", "ppo"]

@@ -119,7 +119,7 @@ def test_a_trained_checkpoint_is_whole(family, tmp_path, monkeypatch):
     hf_model(family, **sizes).save_pretrained(given)
     settings = GenerationConfig(eos_token_id=[tokenizer.eos_token_id], temperature=0.7, do_sample=True)
     settings.save_pretrained(given)
-    monkeypatch.setattr("sys.argv", ["train.py", *"--task math --questions 1 --answers 2 --max_new_tokens 4 --steps 1 "
+    monkeypatch.setattr("sys.argv", ["train.py", *"--task math --questions 1 --answers 8 --max_new_tokens 4 --steps 1 "
                                      "--eval_problems 1 --reward random --lr 0.01 --checkpoint_every 1".split(),
                                      "--model", str(given), "--out", str(run)])
     train.main()

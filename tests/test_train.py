@@ -343,8 +343,9 @@ def test_columns_of_a_head_a_loss_and_a_grade(quick, tmp_path, monkeypatch, refu
         lengths = np.array([len(text) for text in texts])
         assert float(row["letters"]) == pytest.approx(lengths.mean())
         assert float(row["odd"]) == pytest.approx(lengths[lengths % 2 == 1].mean())
-        assert float(row["place"]) == pytest.approx(log["position"].mean())
-        assert float(row["seen"]) == float(row["reward"]) * 6 == (lengths % 2).sum() and row["unseen"] == ""
+        updated = np.isin(log["response"], log["response"][log["credit"] != 0])  # others have no gradient
+        assert float(row["place"]) == pytest.approx(log["position"][updated].mean())
+        assert float(row["seen"]) == (lengths % 2).sum() and row["unseen"] == ""
     monkeypatch.setattr(Critic, "learn", lambda self, batch: None)
     run("--resume", tmp_path / "r", "--steps", 3)
     assert rows(tmp_path / "r")[3]["seen"] == "" and rows(tmp_path / "r")[3]["letters"]
@@ -503,7 +504,7 @@ def test_a_task_of_forty_lines_trains_from_random_weights(method, random_model, 
     shutil.copy(BUNDLED / "tokenizer.json", tmp_path / "random")
     flags = ["--task", REVERSE, "--model", tmp_path / "random", "--steps", 2, "--answers", 16, "--max_new_tokens", 6]
     run(*flags, "--questions", 4, "--eval_problems", 5, "--mitigation", *method, "--out", tmp_path / "r")
-    assert float(rows(tmp_path / "r")[2]["grad_norm"]) > 0
+    assert any(float(row["grad_norm"]) > 0 for row in rows(tmp_path / "r")[1:])
     assert re.search(r"^=== step 1  [a-h]{3}  reward 0.\d\d", (tmp_path / "r" / "samples.txt").read_text())
     assert read_json(tmp_path / "r" / "config.json")["settings"]["task"] == REVERSE
 

@@ -99,7 +99,7 @@ class Experiment(NamedTuple):
         if device and self.level not in PRETRAINED:
             device += " --micro_batch 96"
         # Runs are still named after a flag that measured each step's length, and that train.py no longer has.
-        flags = self.flags.removesuffix(" --step_length true")
+        flags = self.flags.replace(" --step_length true", "")
         return (f"python train.py --mitigation {flags}{LEVELS[self.level]} --seed {self.seed} "
                 f"--out {self.folder}{device}")
 

@@ -17,6 +17,7 @@ Run it:  python -m lab.truth.measure                                   128 respo
 import argparse
 import json
 import time
+from functools import partial
 from pathlib import Path
 from typing import Callable
 
@@ -36,8 +37,9 @@ from plumbing.flags import check_range, new_parser
 from plumbing.launch import check, check_lengths, with_model
 from plumbing.metrics import log_columns
 from plumbing.progress import Progress, follow, one_sentence
+from plumbing.registry import check_pure
 from plumbing.report import Table, spread_within
-from rollout import (ROWS_AT_ONCE, Policy, TokenBatch, draw_uniforms, generate_and_grade, generator_of, sample,
+from rollout import (ROWS_AT_ONCE, Policy, TokenBatch, draw_uniforms, generate_and_grade, sample, seed_of,
                      token_batch)
 from settings import Settings
 from tasks.text import FILLER
@@ -72,7 +74,7 @@ def roll(policy: Policy, puzzles: list, truth: dict, rows: np.ndarray, packets: 
     position, left = truth["position"][token].astype(int), limit - truth["position"][token].astype(int)  # (m,) each
     uniforms = np.zeros((len(token), PACKET, left.max()))
     for i, key in enumerate(zip(truth["response"][token].tolist(), position.tolist(), number.tolist())):
-        uniforms[i, :, : left[i]] = generator_of("truth", seed, *key).random((PACKET, left[i]))
+        uniforms[i, :, : left[i]] = np.random.default_rng(seed_of("truth", seed, *key)).random((PACKET, left[i]))
     samples, grades = generate_and_grade(
         policy, [puzzles[g] for g in truth["group"][token]], torch.from_numpy(uniforms).flatten(0, 1),
         [truth["token"][i - t : i].tolist() for i, t in zip(token, position)],
@@ -165,8 +167,8 @@ def add_credit(truth: dict, batch: TokenBatch, wanted: list[str]) -> None:
     """Columns methods (M,) and credits (M, N): the credit, at its defaults, of each wanted method that can be asked."""
     allowed = fitted_methods(batch.task, batch.ask.policy.heads)
     methods = {name: method for name, method in allowed.items() if name in wanted}
-    credits = [method(batch)[batch.mask].cpu().numpy().astype(np.float32)
-               for method in follow("credit of every method", methods.values())]
+    credits = [check_pure(name, batch, partial(method, batch))[batch.mask].cpu().numpy().astype(np.float32)
+               for name, method in follow("credit of every method", methods.items())]
     truth |= {"methods": np.array(list(methods)), "credits": np.stack(credits)}
 
 

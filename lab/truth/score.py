@@ -12,6 +12,7 @@ Run it:  python -m lab.truth.score --mitigation entropy_weighted --entropy_temp 
 import json
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -31,7 +32,7 @@ from methods.heads import load_head
 from plumbing.flags import changed, methods_help, new_parser, parse_with
 from plumbing.launch import with_model
 from plumbing.progress import one_sentence
-from plumbing.registry import required
+from plumbing.registry import check_pure, required
 from plumbing.report import Estimate, Table
 from rollout import Policy, TokenBatch, token_batch
 from sampler import Samples
@@ -157,7 +158,8 @@ def main() -> None:
     batch = load_batch(truth, options, required(chosen, hyper_parameters))
     print(f"credit of {chosen}: seconds, or a minute if it samples continuations", file=sys.stderr)
     with torch.no_grad():
-        credit = MITIGATIONS[chosen](batch, **hyper_parameters)[batch.mask].numpy()  # (N,)
+        assign = partial(MITIGATIONS[chosen], batch, **hyper_parameters)
+        credit = check_pure(chosen, batch, assign)[batch.mask].numpy()  # (N,)
     file.parent.mkdir(parents=True, exist_ok=True)
     draw(truth | {"credit": credit}, file, {"a_star": CAPTIONS["a_star"], "credit": f"Credit of {name}"})
     published = Path(options.truth) / "scores.md" if options.truth else SCORES
