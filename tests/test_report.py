@@ -32,11 +32,12 @@ def test_a_single_value_has_no_interval():
 @pytest.mark.parametrize("t", [0.0, 0.3, 2.5, 40.0])
 def test_students_t_in_closed_form(t):
     """With 1, 2 and 4 degrees of freedom the distribution has a formula; the last line is from a table."""
-    assert report.t_probability(-t, 1) == pytest.approx(1 - 2 / math.pi * math.atan(t), abs=1e-6)
-    assert report.t_probability(t, 2) == pytest.approx(1 - t / math.sqrt(2 + t**2), abs=1e-6)
+    one, two, four = (np.interp(t, *report.student(freedom)) for freedom in (1, 2, 4))
+    assert one == pytest.approx(1 - 2 / math.pi * math.atan(t), abs=1e-6)
+    assert two == pytest.approx(1 - t / math.sqrt(2 + t**2), abs=1e-6)
     x = t**2 / (4 + t**2)
-    assert report.t_probability(t, 4) == pytest.approx(1 - math.sqrt(x) * (1 + (1 - x) / 2), abs=1e-6)
-    assert report.t_quantile(100) == pytest.approx(1.98397, abs=1e-4)
+    assert four == pytest.approx(1 - math.sqrt(x) * (1 + (1 - x) / 2), abs=1e-6)
+    assert np.interp(1.98397, *report.student(100)) == pytest.approx(0.05, abs=1e-6)
 
 
 def test_welch_by_hand():
@@ -44,24 +45,12 @@ def test_welch_by_hand():
     x, y = np.array([1.0, 3, 5]), np.array([4.134, 4.134, 5.866, 5.866])
     a, b = 4 / 3, np.var(y, ddof=1) / 4
     freedom = (a + b) ** 2 / (a**2 / 2 + b**2 / 3)
-    e = report.welch(x, y)
+    e, error = report.t_estimate(x, y), math.sqrt(a + b)
     assert e.value == pytest.approx(-2)
-    assert e.high - e.value == pytest.approx(report.t_quantile(freedom) * math.sqrt(a + b))
-    assert e.p == pytest.approx(report.t_probability(2 / math.sqrt(a + b), freedom))
-    assert math.isnan(report.welch(x, y[:1]).low) and math.isnan(report.welch(x, y[:0]).value)
-    assert report.welch(np.ones(3), np.zeros(2)).p == 0
-
-
-def test_the_mean_height_of_a_curve_by_hand():
-    """Guards against a mean of points that ignores how far apart they are: 0 to 1 over 1, 1 to 3 over 3."""
-    assert report.mean_height(np.array([2.0, 3, 6]), np.array([0.0, 1, 3])) == pytest.approx((0.5 + 3 * 2) / 4)
-
-
-def test_bins_have_no_gap_at_their_borders():
-    """Guards against a token that rounding moves: position t of a response of length L lies in bin floor(10 t / L)."""
-    position, length = np.array([(t, L) for L in range(1, 200) for t in range(L)]).T
-    found = report.bins(position / length, 10)
-    assert (found == 10 * position // length).mean() > 0.999
+    assert np.interp((e.high - e.value) / error, *report.student(freedom)) == pytest.approx(0.05)
+    assert e.p == pytest.approx(np.interp(2 / error, *report.student(freedom)))
+    assert math.isnan(report.t_estimate(x, y[:1]).low) and math.isnan(report.t_estimate(x, y[:0]).value)
+    assert report.t_estimate(np.ones(3), np.zeros(2)).p == 0
 
 
 def test_t_statistics_by_the_textbook():

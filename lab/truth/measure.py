@@ -23,6 +23,7 @@ from typing import Callable
 import numpy as np
 import torch
 
+from analyze import spread_within
 from grpo import compare
 from lab.heads import find_heads, fitted_methods
 from lab.picture import draw
@@ -37,7 +38,7 @@ from plumbing.launch import check, check_lengths, with_model
 from plumbing.metrics import log_columns
 from plumbing.progress import Progress, follow, one_sentence
 from plumbing.queries import ROWS_AT_ONCE
-from plumbing.report import Table, spread_within
+from plumbing.report import Table
 from rollout import (EVALUATION, Policy, TokenBatch, draw_uniforms, generate_and_grade, generate_in_processes,
                      token_batch)
 from tasks.text import FILLER
