@@ -163,7 +163,7 @@ def draw_blocks(blocks: list[tuple[str, str, int, list[str], np.ndarray]], label
     axis = figure.add_axes((0.01, 0.65 / inches, 0.98, 1 - 0.65 / inches), xlim=(0, LETTERS), ylim=(sum(heights), 0))
     axis.axis("off")
     for (heading, weight, texts, values), top in zip(shown, np.cumsum([0, *heights])):
-        axis.text(0, top + 0.2, heading, va="top", weight=weight, family=FONT, fontsize=HEADING, linespacing=1.37)
+        axis.text(0, top + 0.18, heading, va="top", weight=weight, family=FONT, fontsize=HEADING, linespacing=1.28)
         draw_tokens(axis, texts, values / scale, top + 1.2 + 0.85 * heading.count("\n"), 0.98)
     bar = figure.add_axes((0.04, 0.48 / inches, 0.92, 0.12 / inches))
     colours = cm.ScalarMappable(colors.Normalize(-scale, scale), SHADES)
