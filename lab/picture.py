@@ -7,10 +7,10 @@ import textwrap
 from pathlib import Path
 
 import numpy as np
-from matplotlib import cm, colors
 
 from lab.truth.file import by_response
-from plumbing.report import LETTERS, PALETTE, SHADES, WIDTH, Axes, Figure, draw_tokens, place_tokens, wrap_heading
+from plumbing.report import (LETTERS, PALETTE, SHADES, WIDTH, Axes, Figure, cm, colors, draw_tokens, place_tokens,
+                             wrap_heading)
 
 CURVE = PALETTE[0]
 FULL = 99  # percentile of the sizes that gets the full colour

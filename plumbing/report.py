@@ -1,18 +1,20 @@
 """Estimates with their intervals, and the Markdown tables and pictures that show them."""
 import csv
 import math
+import os
 import re
 import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from matplotlib import cm, colors, cycler, font_manager, patches, rcParams
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure  # not of pyplot: it needs no screen, and its memory is freed with it
+
+os.environ["MPLBACKEND"] = "Agg"  # before matplotlib is imported: a notebook's may not be installed here
+from matplotlib import cm, colors, cycler, font_manager, patches, rcParams  # noqa: E402
+from matplotlib.axes import Axes  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402  (without pyplot its memory is freed with it)
 
 MIN_RESPONSES = 30  # a position needs this many responses for a t-statistic
-
 WIDTH = 9.0  # inches of every figure, at 200 dots an inch
 PALETTE = ("#1a7fc1", "#d55e00", "#009e73", "#c26a9b")  # safe for colour blindness, readable on white and on black
 GREY = "#797979"  # of text and axes: equal contrast to white and to the dark background of GitHub
@@ -38,7 +40,7 @@ class Estimate(NamedTuple):
     value: float
     low: float = float("nan")
     high: float = float("nan")
-    p: float = float("nan")  # two-sided, of the value 0
+    p: float = float("nan")  # the two-sided p-value of a true value of 0
 
 
 def ratio(a: float, b: float) -> float:
