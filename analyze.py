@@ -299,10 +299,8 @@ def draw_role(axis: Axes, log: dict, measure: str, role: int) -> None:
 
 
 def choose_responses(log: dict) -> list[np.ndarray]:
-    """Rows of up to four responses: of the first and last step, one reinforced and one discouraged, to one puzzle.
-
-    A puzzle that is solved by some and not by others comes first.
-    """
+    """Rows of up to four responses: of the first and last step, one reinforced and one discouraged, to one puzzle. A
+    puzzle that is solved by some and not by others comes first."""
     chosen = []
     for step in sorted({log["step"].min(), log["step"].max()}):  # a run may have one step
         rows = np.flatnonzero(log["step"] == step)
@@ -489,6 +487,8 @@ def compare_runs(folders: list[Path]) -> None:
 
 def analyze(paths: list[Path]) -> None:
     """Analyze a single run, compare several."""
+    if any(path.suffix == ".csv" for path in paths):
+        raise ValueError("analyze.py reads run folders; for lab/study/runs.csv run: python -m lab.study.run --tables")
     runs = [path for path in paths if (path / "metrics.csv").exists() or (path / "config.json").exists()]
     for path in paths:  # runs/* matches our own output, too
         if path not in runs and len(paths) > 1 and path.name != "comparison":
