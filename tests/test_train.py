@@ -24,19 +24,18 @@ from grpo import LOSS_NORMS, LOSSES, update
 from methods import MITIGATIONS
 from methods.heads import HEADS, Critic
 from mitigations import uniform
-from plumbing import launch
+from plumbing import launch, run_folder
 from plumbing.files import read_json
 from plumbing.metrics import COLUMNS
 from plumbing.optimizer import Optimizer
-from plumbing.queries import Queries
 from plumbing.registry import required
 from plumbing.runs import read_final, read_metrics
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import load_model, save_model
-from rollout import draw_puzzles, rollout
+from rollout import Queries, draw_puzzles, rollout
 from tests import storm
 from settings import Settings
-from train import BUNDLED
+from plumbing.launch import BUNDLED
 
 SMALL = ["--questions", 3, "--answers", 4, "--eval_problems", 12, "--max_new_tokens", 50, "--pass_at", 0]
 TINY = ["--questions", 2, "--answers", 3, "--eval_problems", 2, "--max_new_tokens", 30, "--eval_every", 2]
@@ -277,7 +276,7 @@ def test_the_trial_step_leaves_no_trace(dtype, methods):
     before, torch_state, numpy_state = copy.deepcopy(both.state_dict()), torch.get_rng_state(), np.random.get_state()[1]
     for name in methods:
         s = Settings(mitigation=name, questions=2, answers=3, dtype=dtype)
-        row = train.try_step(policy, optimizer, GENERATE(4096, "train"), s, MITIGATIONS[name].parameters)
+        row = train.try_step(policy, optimizer, GENERATE(4096, "train"), s, MITIGATIONS[name])
         assert row["grad_norm"] > 0 and "critic_loss" in row
     assert all(torch.equal(x, before[key]) for key, x in both.state_dict().items())
     assert not any(learner.state for learner in (optimizer.adamw, *(head.optimizer for head in policy.heads.values())))
@@ -366,7 +365,7 @@ def test_a_mistake_is_seen_before_the_run_begins(place, name, stand_in, said, mo
     patch(place, name, stand_in)
     policy = train.load_policy(Settings(), countdown_task, ("critic",))
     with pytest.raises((ValueError, FloatingPointError), match=said):
-        train.try_step(policy, Optimizer(policy.model, 1e-3), GENERATE(4096, "train"), Settings(), {})
+        train.try_step(policy, Optimizer(policy.model, 1e-3), GENERATE(4096, "train"), Settings(), uniform)
 
 
 # ---------------------------------------------------------------------------------------------- kill and resume
@@ -401,7 +400,8 @@ def test_a_test_file_is_held_out_and_nothing_of_it_trained_on(quick, tmp_path, m
     for file, puzzles in ((data, mine), (eval_data, test + test[:3]), (wrong, [one])):
         file.write_text("".join(json.dumps({"nums": p.numbers, "target": p.target}) + "\n" for p in puzzles))
     assert f"{wrong}: [1, 1, 1] can't make 99" in refusal(train, *TINY, "--eval_data", wrong, "--out", tmp_path / "r")
-    monkeypatch.setattr(train, "check_puzzles", lambda _, *puzzles: seen.append(puzzles[:2]))
+    load = train.load_puzzles
+    monkeypatch.setattr(train, "load_puzzles", lambda *arguments: (seen.append(load(*arguments)), seen[-1])[1])
     monkeypatch.setattr(run_folder, "SAMPLE_EVERY", 2)
     run(*TINY, "--data", data, "--eval_data", eval_data, "--steps", 3, "--eval_problems", 12, "--out", tmp_path / "r")
     assert "20 of 80 training puzzles are in" in capsys.readouterr().out
@@ -481,7 +481,7 @@ def test_the_check_of_the_puzzles_ends_with_the_last_of_them():
     for steps, count in ((2, 14), (10**9, 30)):
         checked.clear()
         s = Settings(data="x", questions=7, steps=steps, seed=3)
-        launch.check_puzzles(policy, puzzles, [], s)
+        launch.check_puzzles(policy, train.puzzles_of_run(puzzles, s), [], s)
         drawn = [puzzle for step in range(1, min(steps, 5) + 1) for puzzle in draw_puzzles(puzzles, s, step)]
         assert set(checked) == set(drawn) and len(checked) == count
 

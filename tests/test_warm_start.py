@@ -61,7 +61,7 @@ def test_imitation_learns_the_responses_and_not_the_prompts(tokenizer, policy):
 @pytest.mark.parametrize("name", ["tiny", "small"])
 def test_reinforcement_can_teach_the_bundled_models(name):
     """Guards against a model that solves too few puzzles to get a reward or too many to improve, and one over 4 MB."""
-    folder = train.BUNDLED.with_name(f"countdown-{name}")
+    folder = launch.BUNDLED.with_name(f"countdown-{name}")
     assert sum(file.stat().st_size for file in folder.iterdir()) < 4e6
     policy = train.load_policy(train.Settings(model=str(folder)))
     success = train.evaluate(policy, generate_puzzles(256, "heldout"), 1, train.Settings())
