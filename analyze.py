@@ -27,9 +27,8 @@ import numpy as np
 
 from plumbing.comparison import Group, Run, comparison_warnings, group_runs, labels, run_method, shared_settings
 from plumbing.progress import fail, follow, one_sentence
-from plumbing.report import (GREY, MIN_RESPONSES, PALETTE, Estimate, Table, bins, clustered_mean, code_span,
-                             csv_rows, draw_blocks, mean_height, new_figure, plt, pm, ratio, save_figure,
-                             spread_within, t_estimate, t_statistics, visible, write_csv)
+from plumbing.report import (GREY, MIN_RESPONSES, PALETTE, Axes, Estimate, Table, clustered_mean, code_span, csv_rows,
+                             draw_blocks, new_figure, pm, ratio, t_estimate, t_statistics, visible, write_csv)
 from plumbing.runs import heldout, is_finished, read_config, read_credit, read_final, read_metrics, sampled_puzzles
 from plumbing.tokenizer import Tokenizer
 from tasks.text import ANSWER, END_ANSWER, END_THINK, ROLES, TAGS, format_reward
@@ -88,15 +87,14 @@ def mean_size(log: dict, selected: np.ndarray, measure: str) -> tuple[float, flo
     return clustered_mean(np.abs(log[measure][selected]), log["puzzle"][selected])
 
 
-def size_cells(log: dict, selected: np.ndarray) -> list[str]:
-    """The mean size of both measures over the selected tokens."""
-    return [pm(*mean_size(log, selected, measure)) for measure in MEASURES]
+def size_cells(log: dict, *selections: np.ndarray) -> list[str]:
+    """The mean size of both measures over each selection of tokens."""
+    return [pm(*mean_size(log, selected, measure)) for measure in MEASURES for selected in selections]
 
 
 def role_cells(log: dict, selected: np.ndarray) -> list[str]:
     """The mean size of both measures for each type of token, in the order of ROLE_HEADER."""
-    return [pm(*mean_size(log, selected & (log["role"] == role), measure))
-            for measure in MEASURES for role in range(len(ROLES))]
+    return size_cells(log, *(selected & (log["role"] == role) for role in range(len(ROLES))))
 
 
 def average(values: np.ndarray, form: str = ".3f") -> str:
@@ -111,7 +109,7 @@ def average_cells(log: dict, selected: np.ndarray, *columns: str) -> list[str]:
 
 def position_bins(log: dict, count: int) -> list[tuple[str, np.ndarray]]:
     """Name and tokens (N,) bool of each of `count` equal parts of a response."""
-    part = bins(log["relative"], count)
+    part = (log["relative"] * count).astype(int)  # (N,)
     return [(f"{i * 100 // count}-{(i + 1) * 100 // count}%", part == i) for i in range(count)]
 
 
@@ -161,9 +159,8 @@ def table_signs(log: dict) -> Table:
     rows = []
     for name, sign in {"positive": 1, "negative": -1, "zero": 0}.items():
         selected = np.sign(log["advantage"]) == sign
-        responses = len(np.unique(log["id"][selected]))
-        rows.append([name, f"{responses:,}", f"{selected.sum():,}", *average_cells(log, selected, *MEASURES),
-                     *size_cells(log, selected)])
+        rows.append([name, f"{len(np.unique(log['id'][selected])):,}", f"{selected.sum():,}",
+                     *average_cells(log, selected, *MEASURES), *size_cells(log, selected)])
     note = "Signed means, then mean sizes. A reinforced token has a negative contribution and a positive gradient."
     return Table("Sign of the advantage", note, ["advantage", "responses", "tokens", *MEASURES, *SIZE_HEADER], rows)
 
@@ -213,7 +210,7 @@ def name_of(token: int, tokenizer: Tokenizer) -> str:
 def training_parts(log: dict) -> list[tuple[str, np.ndarray]]:
     """Steps and tokens (N,) bool of each of up to ten parts of the run."""
     first, last = log["step"].min(), log["step"].max()
-    part = bins((log["step"] - first) / (last - first + 1), 10)  # (N,)
+    part = ((log["step"] - first) / (last - first + 1) * 10).astype(int)  # (N,)
     steps = [(log["step"][part == i], part == i) for i in np.unique(part)]
     return [(f"{those.min()}-{those.max()}", selected) for those, selected in steps]
 
@@ -268,7 +265,7 @@ def draw_learning(metrics: dict, method: str, file: Path) -> None:
     left.xaxis.get_major_locator().set_params(integer=True)
     right.plot(metrics["step"], metrics["length"], color=PALETTE[0], **dots)
     right.set(xlabel="step", ylabel="tokens in a response", ylim=(0, None))
-    save_figure(figure, file)
+    figure.savefig(file)
 
 
 FEW = 100  # tokens: a part with fewer has no mean in the picture
@@ -280,18 +277,18 @@ def draw_credit(log: dict, file: Path) -> None:
     formulas = {"contribution": "|credit · log p|", "gradient": "|credit| · ‖onehot − p‖"}
     for axis, (measure, formula) in zip(axes, formulas.items()):
         for role in range(len(ROLES)):
-            draw_role(axis, log, measure, role, bins(log["relative"], 5))
+            draw_role(axis, log, measure, role)
         axis.set(xlabel="position in the response", ylabel=f"mean {formula}", ylim=(0, None), xlim=(0, 1),
                  title=f"{measure.capitalize()} by position")
         axis.xaxis.set_major_formatter("{x:.0%}")
     axes[0].plot([], [], "x", color=GREY, label=f"fewer than {FEW} tokens")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
-    save_figure(figure, file)
+    figure.savefig(file)
 
 
-def draw_role(axis: plt.Axes, log: dict, measure: str, role: int, part: np.ndarray) -> None:
-    """Mean size of a measure for one type of token in each of five parts (N,); a cross where there are few tokens."""
-    selections = [(part == i) & (log["role"] == role) for i in range(5)]
+def draw_role(axis: Axes, log: dict, measure: str, role: int) -> None:
+    """Mean size of a measure for one type of token in each of five parts; a cross where there are few tokens."""
+    selections = [selected & (log["role"] == role) for _, selected in position_bins(log, 5)]
     few = np.array([selected.sum() < FEW for selected in selections])  # (5,)
     mean, half = np.array([mean_size(log, selected, measure) for selected in selections]).T  # (5,), (5,)
     x = np.arange(0.1, 1, 0.2) + 0.02 * (role - 1)  # shifted a little, so that intervals do not cover each other
@@ -302,19 +299,16 @@ def draw_role(axis: plt.Axes, log: dict, measure: str, role: int, part: np.ndarr
 
 
 def choose_responses(log: dict) -> list[np.ndarray]:
-    """Rows of up to four responses: of the first and last step, one reinforced and one discouraged, to one puzzle.
-
-    A puzzle that is solved by some and not by others comes first.
-    """
+    """Rows of up to four responses: of the first and last step, one reinforced and one discouraged, to one puzzle. A
+    puzzle that is solved by some and not by others comes first."""
     chosen = []
     for step in sorted({log["step"].min(), log["step"].max()}):  # a run may have one step
         rows = np.flatnonzero(log["step"] == step)
         responses = np.split(rows, np.flatnonzero(np.diff(log["id"][rows])) + 1)
-        rewards = {group: log["reward"][rows][log["group"][rows] == group] for group in np.unique(log["group"][rows])}
-        for group in sorted(rewards, key=lambda group: np.ptp(rewards[group]) < 0.5):  # False first: answers differ
-            members = [response for response in responses if log["group"][response[0]] == group]
-            better, worse = ([response for response in members if sign * log["advantage"][response[0]] > 0]
-                             for sign in (1, -1))
+        groups = [[r for r in responses if log["group"][r[0]] == group] for group in np.unique(log["group"][rows])]
+        groups.sort(key=lambda group: np.ptp([log["reward"][r[0]] for r in group]) < 0.5)  # False first: answers differ
+        for group in groups:
+            better, worse = ([r for r in group if sign * log["advantage"][r[0]] > 0] for sign in (1, -1))
             if better and worse:
                 chosen += [min(better, key=len), min(worse, key=len)]  # short ones fit the picture
                 break
@@ -362,7 +356,12 @@ def analyze_run(run: Path) -> None:
     print(f"wrote {out / 'tables.md'}, learning.png, credit.png and tokens.png beside it")
 
 
-# ------------------------------------------------------------------------------------- what one run contributes
+# ---------------------------------------------------------------------------------------------- a comparison
+
+LEARNING = ("start", "end", "climb", "area", "pass@16")
+COMPARED = ("end", "area", "pass@16")
+CREDIT = (*(f"{measure}, {part}" for measure in MEASURES for part in ("filler", "reasoning", "filler / reasoning")),
+          "effective sample size", "varies within", "gradient norm", "its spread", "seconds a step")
 
 
 def summarize(run: Path) -> dict[str, float | dict]:
@@ -374,8 +373,8 @@ def summarize(run: Path) -> dict[str, float | dict]:
     if curve.get(final.get("step"), final.get("heldout_success")) != final.get("heldout_success"):
         raise ValueError(f"{run / 'final.json'} is not of this run: metrics.csv has another success at that step")
     grad_norm, seconds = (metrics[name][1:] for name in ("grad_norm", "seconds"))  # row 0 is the start model
-    figures = {"steps": metrics["step"][-1], "curve": curve, "start": success[0],
-               "end": success[-1], "climb": success[-1] - success[0], "area": mean_height(steps, success),
+    figures = {"steps": metrics["step"][-1], "curve": curve, "start": success[0], "end": success[-1],
+               "climb": success[-1] - success[0], "area": ratio(np.trapezoid(success, steps), np.ptp(steps)),
                "pass@16": final.get("pass@16", float("nan"))}
     count = np.bincount(log["role"], minlength=3)  # (3,)
     for measure in MEASURES:
@@ -387,22 +386,28 @@ def summarize(run: Path) -> dict[str, float | dict]:
         "gradient norm": grad_norm.mean(), "its spread": grad_norm.std(), "seconds a step": np.median(seconds)}
 
 
+def spread_within(credit: np.ndarray, response: np.ndarray) -> dict[str, float]:
+    """How unequally credit (N,) is spread over the tokens of each response (N,).
+
+    effective sample size: (sum w)^2 / (L sum w^2) with w = abs(credit), averaged over the responses with any credit:
+    1 where all L tokens receive the same, 1 / L where one receives all.
+    varies within: sum (credit - mean of its response)^2 / sum credit^2.
+    """
+    length = np.bincount(response)
+    size, square, signed = (np.bincount(response, x) for x in (np.abs(credit), credit**2.0, credit))
+    credited = square > 0
+    effective = ratio((size[credited] ** 2 / (length[credited] * square[credited])).sum(), credited.sum())
+    within = square.sum() - (signed**2 / np.maximum(length, 1)).sum()  # sum (c - mean)^2 = sum c^2 - (sum c)^2 / L
+    return {"effective sample size": effective, "varies within": ratio(within, square.sum())}
+
+
 def load_runs(folders: list[Path]) -> list[Run]:
     """Read run folders for a comparison."""
-    configs, runs = [read_config(folder) for folder in folders], []
-    for folder, config, label in follow("reading runs", [*zip(folders, configs, labels(configs))]):
-        runs.append(Run(name=str(folder), label=label, setting=json.dumps(shared_settings(config)),
-                        is_baseline=run_method(config) == "none", seed=config["settings"]["seed"],
-                        figures=summarize(folder), inputs=config["inputs"], finished=is_finished(folder)))
-    return runs
-
-
-# ----------------------------------------------------------------------------------------- tables of a comparison
-
-LEARNING = ("start", "end", "climb", "area", "pass@16")
-DIFFERENCES = ("end - GRPO", "area - GRPO", "pass@16 - GRPO")
-CREDIT = (*(f"{measure}, {part}" for measure in MEASURES for part in ("filler", "reasoning", "filler / reasoning")),
-          "effective sample size", "varies within", "gradient norm", "its spread", "seconds a step")
+    configs = [read_config(folder) for folder in folders]
+    return [Run(name=str(folder), label=label, setting=json.dumps(shared_settings(config)),
+                is_baseline=run_method(config) == "none", seed=config["settings"]["seed"],
+                figures=summarize(folder), inputs=config["inputs"], finished=is_finished(folder))
+            for folder, config, label in follow("reading runs", [*zip(folders, configs, labels(configs))])]
 
 
 def record(group: Group) -> dict[str, Estimate]:
@@ -411,31 +416,27 @@ def record(group: Group) -> dict[str, Estimate]:
     out |= {figure: t_estimate(group.values(figure)) for figure in (*LEARNING, *CREDIT)}
     out["start"] = Estimate(group.values("start").mean())  # the same for all seeds, so there is no spread to show
     out["least climb"] = Estimate(group.values("climb").min())
-    if group.compared:  # it has a baseline, GRPO with the same settings, and is not that itself
-        out |= {name: group.difference(name.removesuffix(" - GRPO")) for name in DIFFERENCES}
+    if group.baseline:  # Seeds are not paired: two methods' results on the same puzzles are hardly correlated.
+        out |= {f"{name} - GRPO": t_estimate(group.values(name), group.baseline.values(name)) for name in COMPARED}
     return out
 
 
 def comparison_tables(records: dict[str, dict[str, Estimate]], warning: str = "") -> list[Table]:
     """What each method learned, its difference to the baseline, and where its credit went; a row per method."""
     single = min(r["seeds"].value for r in records.values()) < 2
-    warnings = f"**{warning}** " if warning else ""
-    warnings += "**With one seed, nothing can be concluded.** " if single else ""
+    warnings = f"**{warning}** " * bool(warning) + "**With one seed, nothing can be concluded.** " * single
     means = "Mean over seeds ± half of its 95% interval (Student's t), for these held-out puzzles."
     tables = [
         ("Learning", f"{means} Held-out success at start and end; area: the mean of its curve.",
          ("seeds", "steps", *LEARNING, "least climb")),
         ("Against GRPO", "Difference of the means to GRPO (`none` with the same settings) ± half of its 95% interval "
-         "(Welch's t).", ("seeds", *DIFFERENCES)),
+         "(Welch's t).", ("seeds", *(f"{name} - GRPO" for name in COMPARED))),
         ("Gradient and credit", f"{means} Shares of the summed sizes of all tokens; filler / reasoning is the ratio of "
          "mean sizes. Effective sample size: 1 where all tokens of a response receive the same. Varies within: the "
          "share of squared credit that is not its response's mean.", ("seeds", *CREDIT))]
-    out = []
-    for title, note, names in tables:
-        rows = [[label, *(figure_cell(name, r[name]) if name in r else "" for name in names)]
-                for label, r in records.items()]
-        out.append(Table(title, warnings + note, ["method", *names], rows))
-    return out
+    return [Table(title, warnings + note, ["method", *names], [
+        [label, *(figure_cell(name, r[name]) if name in r else "" for name in names)] for label, r in records.items()])
+        for title, note, names in tables]
 
 
 def figure_cell(name: str, e: Estimate) -> str:
@@ -460,9 +461,8 @@ def draw_curves(groups: list[Group], file: Path) -> None:
             axis.plot(steps, [curve[step] for step in steps], color=colour, lw=0.6, alpha=0.6)
     title = method_name(groups[0].label) if len(groups) == 1 else "Held-out success"
     axis.set(xlabel="step", ylabel="held-out puzzles solved", ylim=(0, None), title=title)
-    seeds = "; thin: each seed" if len(groups) == 1 else ""
-    figure.legend(title=f"mean, 95% interval{seeds}", loc="outside right upper")
-    save_figure(figure, file)
+    figure.legend(title="mean, 95% interval" + "; thin: each seed" * (len(groups) == 1), loc="outside right upper")
+    figure.savefig(file)
 
 
 # ------------------------------------------------------------------------------------------------ command line

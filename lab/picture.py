@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from lab.truth.file import by_response
-from plumbing.report import (LETTERS, PALETTE, SHADES, WIDTH, draw_tokens, place_tokens, plt, save_figure,
+from plumbing.report import (LETTERS, PALETTE, SHADES, WIDTH, Axes, Figure, cm, colors, draw_tokens, place_tokens,
                              wrap_heading)
 
 CURVE = PALETTE[0]
@@ -43,25 +43,26 @@ def draw(truth: dict, file: Path, captions: dict[str, str] = CAPTIONS) -> None:
     drawn = np.concatenate(pair)
     scales = {name: scale_of(truth[name][drawn]) for name in captions}
     pieces = [truth["piece"][rows].tolist() for rows in pair]
-    lines = [place_tokens(texts, LETTERS)[-1][1] + 1 for texts in pieces]
+    lines = [place_tokens(texts)[-1][1] + 1 for texts in pieces]
     heights = [height for count in lines for height in (LINE * count, LINE * count, 1.2)]  # 3 per response
     above, below = captions.values()
     heads = [wrap_heading(f"{heading(truth, rows)}. {above}", 3) for rows in pair]
-    inches = sum(heights) + 0.45 * len(heights) + 1.1 + 0.17 * sum(len(head) - 1 for head in heads)
-    figure, axes = plt.subplots(len(heights), figsize=(WIDTH, inches), height_ratios=heights)
+    inches = sum(heights) + 0.45 * len(heights) + 1.1 + 0.17 * sum(head.count("\n") for head in heads)
+    figure = Figure(figsize=(WIDTH, inches))
+    axes = figure.subplots(len(heights), height_ratios=heights)
     for rows, texts, count, head, (*blocks, bottom) in zip(pair, pieces, lines, heads, axes.reshape(-1, 3)):
-        for axis, name, title in zip(blocks, captions, ("\n".join(head), below)):
+        for axis, name, title in zip(blocks, captions, (head, below)):
             axis.set(xlim=(0, LETTERS), ylim=(count, 0))
             axis.axis("off")
             axis.set_title(title, loc="left", fontsize=10, parse_math=False)
             draw_tokens(axis, texts, truth[name][rows] / scales[name])
         draw_curve(bottom, truth, rows)
     for name, label in zip(reversed(captions), (f"{below} (↵ line break, ■ end token)", "A*")):  # from the bottom up
-        colours = plt.cm.ScalarMappable(plt.Normalize(-scales[name], scales[name]), SHADES)
+        colours = cm.ScalarMappable(colors.Normalize(-scales[name], scales[name]), SHADES)
         meaning = f"{label}; full colour at ±{scales[name]:.2f}, the {FULL}th percentile of these tokens"
         figure.colorbar(colours, ax=axes, location="bottom", extend="both", aspect=90, pad=0.01,
                         label=textwrap.fill(meaning, 110))
-    save_figure(figure, file)
+    figure.savefig(file)
 
 
 def heading(truth: dict, rows: np.ndarray) -> str:
@@ -70,7 +71,7 @@ def heading(truth: dict, rows: np.ndarray) -> str:
     return f"{prompt}: {verdict(truth, rows)}, reward {truth['reward'][rows[0]]:.2f}"
 
 
-def draw_curve(axes: plt.Axes, truth: dict, rows: np.ndarray) -> None:
+def draw_curve(axes: Axes, truth: dict, rows: np.ndarray) -> None:
     """V after each number of tokens, its 95% interval, and the text of the tokens that changed it most."""
     outcome = truth["value"][rows[-1]] + truth["a_star"][rows[-1]]
     V = np.append(truth["value"][rows], outcome)  # (L + 1,) before each of L tokens and after the last

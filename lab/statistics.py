@@ -4,7 +4,7 @@ from typing import Callable
 
 import numpy as np
 
-from plumbing.report import Estimate
+from plumbing.report import Estimate, student
 
 RESAMPLES = 2000  # of the bootstrap
 
@@ -111,6 +111,12 @@ def with_errors(x: list[Estimate], y: list[Estimate], draws: int = 4000) -> Esti
     r = r.clip(-0.999, 0.999)
     found = np.arctanh(r) + rng.normal(size=draws) * np.sqrt((1 + r**2 / 2) / (len(x) - 3))
     return Estimate(*np.tanh(np.quantile(found, (0.5, 0.025, 0.975))))
+
+
+def t_quantile(freedom: float, outside: float = 0.05) -> float:
+    """The t that Student's distribution exceeds in absolute value with this probability."""
+    t, further = student(freedom)
+    return float(np.interp(-outside, -further, t))
 
 
 def holm(p: dict[str, float]) -> set[str]:

@@ -6,11 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from plumbing.report import Estimate, welch
-
 # Settings in which runs may differ and still be compared: they name the run, belong to its method, change results by
 # rounding at most, or say when something is measured or saved. comparison_warnings tells of other steps and other
-# measurements.
+# measurements. Some are settings of older runs.
 NO_DIFFERENCE = {"mitigation", "advantage", "normalize", "seed", "out", "steps", "eval_every", "sample_every",
                  "checkpoint_every", "state_every", "micro_batch", "checkpoint_activations", "device",
                  "optimizer_device", "step_length", "pass_at", "plain"}
@@ -35,23 +33,11 @@ class Group:
 
     label: str
     rows: dict[int, dict]  # seed: figures of its run
-    baseline: "Group | None" = None  # the runs of `none` with the same settings; of `none` itself: this group
-
-    @property
-    def compared(self) -> bool:
-        """Whether there are runs of `none` to compare with, other than these."""
-        return self.baseline not in (None, self)
+    baseline: "Group | None" = None  # the runs of `none` with the same settings, unless these are themselves
 
     def values(self, figure: str) -> np.ndarray:
         """A figure (n,) of each run."""
         return np.array([row[figure] for row in self.rows.values()], float)
-
-    def difference(self, figure: str) -> Estimate:
-        """This method minus the baseline, with Welch's interval.
-
-        Seeds are not paired: they draw the same puzzles, but two methods' results on a seed are hardly correlated.
-        """
-        return welch(self.values(figure), self.baseline.values(figure))
 
 
 def group_runs(runs: list[Run]) -> list[Group]:
@@ -59,19 +45,16 @@ def group_runs(runs: list[Run]) -> list[Group]:
 
     Raises ValueError where two runs have the same label and seed.
     """
-    groups, baselines = {}, {}
-    for run in runs:
-        group = groups.setdefault(run.label, Group(run.label, {}))
+    groups = {run.label: Group(run.label, {}) for run in runs}
+    baselines = {run.setting: groups[run.label] for run in runs if run.is_baseline}
+    for run in sorted(runs, key=lambda run: run.seed):
+        group = groups[run.label]
         if run.seed in group.rows:
             raise ValueError(f"{run.name} has the settings and the seed {run.seed} of another run: name one of them")
         group.rows[run.seed] = run.figures
-        if run.is_baseline:
-            baselines[run.setting] = group
-    for run in runs:
-        groups[run.label].baseline = baselines.get(run.setting)
-    for group in groups.values():
-        group.rows = dict(sorted(group.rows.items()))
-    return sorted(groups.values(), key=lambda g: (g.baseline is not g, -g.values("end").mean()))
+        group.baseline = None if run.is_baseline else baselines.get(run.setting)
+    first = {run.label for run in runs if run.is_baseline}
+    return sorted(groups.values(), key=lambda group: (group.label not in first, -group.values("end").mean()))
 
 
 def comparison_warnings(runs: list[Run]) -> list[str]:
@@ -86,15 +69,17 @@ def comparison_warnings(runs: list[Run]) -> list[str]:
         found.append("The runs were measured at different steps (--eval_every), so their areas are not comparable.")
     if names := [Path(run.name).name for run in runs if not run.finished]:
         found.append(f"Not finished, so the end is the last measurement: {', '.join(names)}.")
-    for run in runs:
-        for name, content in run.inputs.items():
-            known, of = inputs.setdefault(name, (content, run.name))
-            if content != known:
-                return [*found, f"{name} was not the same in {of} and {run.name}, so the results are not comparable."]
+    for run, name in ((run, name) for run in runs for name in run.inputs):
+        known, of = inputs.setdefault(name, (run.inputs[name], run.name))
+        if run.inputs[name] != known:
+            return [*found, f"{name} was not the same in {of} and {run.name}, so the results are not comparable."]
     return found
 
 
-# ------------------------------------------------------------------------------------------------------ labels
+def run_method(config: dict) -> str:
+    """The method of a run, with --advantage where it is not the default: `none advantage=rloo` is RLOO."""
+    advantage = config["settings"]["advantage"]
+    return config["settings"]["mitigation"] + f" advantage={advantage}" * (advantage != "grpo")
 
 
 def shared_settings(config: dict) -> dict:
@@ -109,22 +94,12 @@ def labels(configs: list[dict]) -> list[str]:
     """
     methods, shared = [run_method(config) for config in configs], [shared_settings(config) for config in configs]
     own = [config["method"] | {"normalize": config["settings"]["normalize"]} for config in configs]
-    names = []
-    for method, settings, parameters in zip(methods, shared, own):
-        same_method = [others for name, others in zip(methods, own) if name == method]
-        named = [f"{name}={settings[name]}" for name in varied(shared) if name in settings]
-        named += [f"{name}={parameters[name]}" for name in varied(same_method) if name in parameters]
-        names.append(" ".join([method, *named]))
-    return names
+    return [" ".join([method, *varied(shared[i], shared),
+                      *varied(own[i], [others for name, others in zip(methods, own) if name == method])])
+            for i, method in enumerate(methods)]
 
 
-def run_method(config: dict) -> str:
-    """The method of a run, with --advantage where it is not the default: `none advantage=rloo` is RLOO."""
-    advantage = config["settings"]["advantage"]
-    return config["settings"]["mitigation"] + f" advantage={advantage}" * (advantage != "grpo")
-
-
-def varied(settings: list[dict]) -> list[str]:
-    """Names of the settings whose value is not the same in all dicts that have them."""
-    names = sorted(set().union(*settings))
-    return [name for name in names if len({json.dumps(s[name]) for s in settings if name in s}) > 1]
+def varied(settings: dict, others: list[dict]) -> list[str]:
+    """`name=value` of each setting whose value is not the same in all dicts that have it."""
+    return [f"{name}={settings[name]}" for name in sorted(settings)
+            if len({json.dumps(other[name]) for other in others if name in other}) > 1]

@@ -1,20 +1,37 @@
-"""Estimates with their intervals, and the Markdown tables and figures that show them."""
+"""Estimates with their intervals, and the Markdown tables and pictures that show them."""
 import csv
-import functools
 import math
 import os
 import re
 import textwrap
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-os.environ["MPLBACKEND"] = "Agg"  # before matplotlib is imported: this backend needs no screen
-import matplotlib.pyplot as plt  # noqa: E402
-from matplotlib import font_manager  # noqa: E402
-from matplotlib.colors import LinearSegmentedColormap  # noqa: E402
+os.environ["MPLBACKEND"] = "Agg"  # before matplotlib is imported: a notebook's may not be installed here
+from matplotlib import cm, colors, cycler, font_manager, patches, rcParams  # noqa: E402
+from matplotlib.axes import Axes  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402  (without pyplot its memory is freed with it)
+
+MIN_RESPONSES = 30  # a position needs this many responses for a t-statistic
+WIDTH = 9.0  # inches of every figure, at 200 dots an inch
+PALETTE = ("#1a7fc1", "#d55e00", "#009e73", "#c26a9b")  # safe for colour blindness, readable on white and on black
+GREY = "#797979"  # of text and axes: equal contrast to white and to the dark background of GitHub
+PLUS, MINUS = "#f1a340", "#a794d0"  # of tokens above and below 0: black text is readable on both
+SHADES = colors.LinearSegmentedColormap.from_list("credit", (MINUS, "white", PLUS))
+FONT, LETTER = "DejaVu Sans Mono", 0.60205  # comes with matplotlib; width of each of its letters in parts of its size
+FACES = [font_manager.get_font(font_manager.findfont(FONT + weight)) for weight in ("", ":bold")]
+IN_FONT = set.intersection(*(set(face.get_charmap()) for face in FACES)) - {0xFFFD}  # that stands for parts of letters
+# Of coloured tokens: letters in a line, its height in inches, size of a heading in points.
+LETTERS, LINE, HEADING = 84, 0.21, 10
+
+rcParams.update(
+    dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color"), GREY)
+    | dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False)
+    | dict.fromkeys(("axes.grid", "axes.axisbelow", "savefig.transparent", "figure.constrained_layout.use"), True)
+    | {"text.parse_math": False, "savefig.dpi": 200, "grid.alpha": 0.25, "axes.titlesize": 11,
+       "axes.prop_cycle": cycler(color=PALETTE)})
 
 
 class Estimate(NamedTuple):
@@ -23,10 +40,7 @@ class Estimate(NamedTuple):
     value: float
     low: float = float("nan")
     high: float = float("nan")
-    p: float = float("nan")  # of a difference: the two-sided p-value of no difference
-
-
-# ------------------------------------------------------------------------------------------------ statistics
+    p: float = float("nan")  # the two-sided p-value of a true value of 0
 
 
 def ratio(a: float, b: float) -> float:
@@ -40,113 +54,52 @@ def clustered_mean(values: np.ndarray, cluster: np.ndarray) -> tuple[float, floa
     With sums s_c and sizes n_c of C clusters: mean = sum s / sum n,
     half = 1.96 sqrt(C / (C - 1) * sum (s_c - mean n_c)^2) / sum n. Both are NaN without values, half also for C = 1.
     """
-    if not len(values):
-        return float("nan"), float("nan")
     sums, sizes = np.bincount(cluster, values), np.bincount(cluster)  # (C,) each
-    mean, count = sums.sum() / sizes.sum(), (sizes > 0).sum()
-    spread = ((sums - mean * sizes) ** 2).sum() * count / (count - 1) if count > 1 else float("nan")
-    return float(mean), float(1.96 * np.sqrt(spread) / sizes.sum())
+    n, count = sizes.sum(), (sizes > 0).sum()
+    mean = ratio(sums.sum(), n)
+    spread = ratio(((sums - mean * sizes) ** 2).sum() * count, count - 1)
+    return float(mean), float(ratio(1.96 * np.sqrt(spread), n))
 
 
-def spread_within(credit: np.ndarray, response: np.ndarray) -> dict[str, float]:
-    """How unequally credit (N,) is spread over the tokens of each response (N,).
-
-    effective sample size: (sum w)^2 / (L sum w^2) with w = abs(credit), averaged over the responses with any credit:
-    1 where all L tokens receive the same, 1 / L where one receives all.
-    varies within: sum (credit - mean of its response)^2 / sum credit^2.
+def student(freedom: float) -> tuple[np.ndarray, np.ndarray]:
+    """Values (n,) of t from 0 on, and the probability (n,) that Student's t with these degrees of freedom lies further
+    from 0. With t = sqrt(freedom) tan(a), its density is proportional to cos(a)^(freedom - 1), up to a = pi / 2.
     """
-    length = np.bincount(response)
-    size, square, signed = (np.bincount(response, x) for x in (np.abs(credit), credit**2.0, credit))
-    credited = square > 0
-    effective = ratio((size[credited] ** 2 / (length[credited] * square[credited])).sum(), credited.sum())
-    # Sum over a response of (c - mean)^2 = sum of c^2 - (sum of c)^2 / L.
-    within = square.sum() - (signed**2 / np.maximum(length, 1)).sum()
-    return {"effective sample size": effective, "varies within": ratio(within, square.sum())}
+    a = np.linspace(0, math.pi / 2, 20_001)
+    below = np.append(0, np.cumsum(np.cos((a[1:] + a[:-1]) / 2) ** (freedom - 1)))
+    return math.sqrt(freedom) * np.tan(a), 1 - below / below[-1]
 
 
-def t_probability(t: float, freedom: float) -> float:
-    """The probability that Student's t with so many degrees of freedom lies further from 0 than t.
+def t_estimate(*samples: np.ndarray, weights: tuple[float, ...] = (1, -1), outside: float = 0.05) -> Estimate:
+    """The mean of a sample (n,) of independent values, such as one per seed; of two, the first's minus the second's; in
+    general the sum of weights * means. With its interval and p-value; the samples may differ in variance.
 
-    With x = sqrt(freedom) tan(a), the density of t becomes proportional to cos(a)^(freedom - 1), which is integrated
-    from |t| and from 0 to infinity, that is, to a = pi / 2.
+    outside: the probability of what lies outside of the interval. With v = weight^2 var / n of each sample,
+    t = sum / sqrt(sum of v) has about (sum v)^2 / sum(v^2 / (n - 1)) degrees of freedom (Welch, 1947).
     """
-    from_t, from_0 = (np.linspace(start, math.pi / 2, 4001) for start in (math.atan(abs(t) / math.sqrt(freedom)), 0.0))
-    tail, half = (np.trapezoid(np.cos(a) ** (freedom - 1), a) for a in (from_t, from_0))
-    return float(tail / half)
-
-
-@functools.cache
-def t_quantile(freedom: float, probability: float = 0.05) -> float:
-    """The t that Student's distribution exceeds in absolute value with this probability; by bisection."""
-    low, high = 0.0, 1000.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if t_probability(middle, freedom) > probability else (low, middle)
-    return low
-
-
-def t_estimate(values: np.ndarray) -> Estimate:
-    """Mean of independent values (n,), such as one per seed, with Student's 95% interval; NaN without values."""
-    x = np.asarray(values, float)
-    mean = float(x.mean()) if len(x) else float("nan")
-    half = float(t_quantile(len(x) - 1) * x.std(ddof=1) / np.sqrt(len(x))) if len(x) > 1 else float("nan")
-    return Estimate(mean, mean - half, mean + half)
-
-
-def welch(x: np.ndarray, y: np.ndarray) -> Estimate:
-    """Mean of x (n,) minus mean of y (m,), with its interval and p-value; see `contrast`."""
-    return contrast((1, x), (-1, y))
-
-
-def contrast(*terms: tuple[float, np.ndarray], outside: float = 0.05) -> Estimate:
-    """A weighted sum of the means of independent samples (n,) of unequal variance, with its interval and p-value.
-
-    outside: the probability of what lies outside of the interval.
-
-    With v = weight^2 var / n of each sample: t = sum / sqrt(sum of v), which has about (sum v)^2 / sum(v^2 / (n - 1))
-    degrees of freedom (Welch, 1947).
-    """
-    counts = [len(x) for _, x in terms]
-    value = float(sum(weight * np.mean(x) for weight, x in terms)) if all(counts) else float("nan")
+    counts = [len(x) for x in samples]
+    value = float(sum(weight * np.mean(x) for weight, x in zip(weights, samples))) if all(counts) else float("nan")
     if min(counts) < 2:
         return Estimate(value)
-    v = [weight**2 * np.var(x, ddof=1) / len(x) for weight, x in terms]
+    v = [weight**2 * np.var(x, ddof=1) / len(x) for weight, x in zip(weights, samples)]
     if sum(v) == 0:
         return Estimate(value, value, value, float(value == 0))
-    freedom = sum(v) ** 2 / sum(part**2 / (n - 1) for part, n in zip(v, counts))
-    error = math.sqrt(sum(v))
-    half = t_quantile(freedom, outside) * error
-    return Estimate(value, value - half, value + half, t_probability(value / error, freedom))
-
-
-def mean_height(x: np.ndarray, y: np.ndarray) -> float:
-    """The mean over x (n,) of the curve that joins the points y (n,) by straight lines; NaN for a single point."""
-    return ratio(np.trapezoid(y, x), x[-1] - x[0])
-
-
-def bins(values: np.ndarray, count: int) -> np.ndarray:
-    """For each value in [0, 1), the index of its bin among `count` equal ones."""
-    return (values * count).astype(int)
-
-
-MIN_RESPONSES = 30  # a position needs this many responses for a t-statistic
+    freedom, error = sum(v) ** 2 / sum(part**2 / (n - 1) for part, n in zip(v, counts)), math.sqrt(sum(v))
+    t, further = student(freedom)
+    half = float(np.interp(-outside, -further, t)) * error
+    return Estimate(value, value - half, value + half, float(np.interp(abs(value) / error, t, further)))
 
 
 def t_statistics(values: np.ndarray, position: np.ndarray) -> np.ndarray:
     """Mean / standard error of values (N,) over responses, at each position that at least MIN_RESPONSES reach."""
-    count = np.bincount(position)
+    count, total, square = (np.bincount(position, x) for x in (None, values, values**2.0))  # (P,) each
     reached = count >= MIN_RESPONSES
-    n = count[reached]
-    mean = np.bincount(position, values)[reached] / n
-    variance = (np.bincount(position, values**2.0)[reached] / n - mean**2) * n / (n - 1)
+    n, mean = count[reached], total[reached] / count[reached]
+    variance = (square[reached] / n - mean**2) * n / (n - 1)
     return mean / np.sqrt(np.maximum(variance, 1e-30) / n)
 
 
-# ---------------------------------------------------------------------------------------------------- tables
-
-
-@dataclass
-class Table:
+class Table(NamedTuple):
     """A Markdown table with a note on how to read it; str() renders it."""
 
     title: str
@@ -155,21 +108,18 @@ class Table:
     rows: list[list[str]]
 
     def __str__(self) -> str:
-        rows = [[cell.replace("|", "\\|") for cell in row] for row in (self.header, *self.rows)]  # | ends a cell
-        columns = [list(column) for column in zip(*rows)]
-        for i, column in enumerate(columns):
-            width = max(map(len, column))
-            column[:] = [f" {text:<{width}} " if i == 0 else f" {text:>{width}} " for text in column]
-            column.insert(1, "-" * (width + 2) if i == 0 else "-" * (width + 1) + ":")
-        lines = "\n".join(f"|{'|'.join(row)}|" for row in zip(*columns))
-        return f"## {self.title}\n{self.note}\n\n{lines}\n"
+        cells = [[cell.replace("|", "\\|") for cell in row] for row in (self.header, *self.rows)]  # | ends a cell
+        widths = [max(map(len, column)) for column in zip(*cells)]
+        lines = [[f" {text:{'>' if i else '<'}{widths[i]}} " for i, text in enumerate(row)] for row in cells]
+        lines.insert(1, ["-" * (width + 1) + (":" if i else "-") for i, width in enumerate(widths)])
+        return f"## {self.title}\n{self.note}\n\n" + "".join(f"|{'|'.join(line)}|\n" for line in lines)
 
 
 def code_span(text: str, most: int = 40) -> str:
     """A text of one line as Markdown code, cut after `most` letters; whatever backquotes it has end nothing."""
     shown = text if len(text) <= most else text[: most - 1] + "…"
-    longest = max(map(len, re.findall("`+", shown)), default=0)
-    fence, gap = "`" * (longest + 1), " " * (longest > 0)
+    fence = "`" + max(re.findall("`+", shown), default="")
+    gap = " " * (len(fence) > 1)
     return f"{fence}{gap}{shown}{gap}{fence}"
 
 
@@ -181,14 +131,9 @@ def pm(mean: float, error: float, digits: int = 3) -> str:
 
 def csv_rows(records: dict[str, dict[str, Estimate]]) -> list[dict]:
     """A row per method for table.csv: each figure, and the ends of its 95% interval where it has one."""
-    rows = []
-    for label, r in records.items():
-        row = {"method": label}
-        for name, e in r.items():
-            columns = {name: e.value, f"{name} low": e.low, f"{name} high": e.high}
-            row |= {column: f"{value:.6g}" for column, value in columns.items() if not np.isnan(value)}
-        rows.append(row)
-    return rows
+    return [{"method": label} | {name + end: f"{value:.6g}" for name, e in r.items()
+                                 for end, value in zip(("", " low", " high"), e) if not np.isnan(value)}
+            for label, r in records.items()]
 
 
 def write_csv(rows: list[dict], file: Path) -> None:
@@ -199,36 +144,10 @@ def write_csv(rows: list[dict], file: Path) -> None:
         writer.writerows(rows)
 
 
-# --------------------------------------------------------------------------------------------------- figures
-
-
-WIDTH = 9.0  # inches of every figure, at 200 dots an inch
-PALETTE = ("#1a7fc1", "#d55e00", "#009e73", "#c26a9b")  # safe for colour blindness, readable on white and on black
-GREY = "#797979"  # of text and axes: equal contrast to white and to the dark background of GitHub
-PLUS, MINUS = "#f1a340", "#a794d0"  # of tokens above and below 0: black text is readable on both
-SHADES = LinearSegmentedColormap.from_list("credit", (MINUS, "white", PLUS))
-FONT, LETTER = "DejaVu Sans Mono", 0.60205  # comes with matplotlib; width of each of its letters in parts of its size
-# Of coloured tokens: letters in a line, its height in inches, size of a heading in points.
-LETTERS, LINE, HEADING = 84, 0.21, 10
-
-plt.rcParams.update(
-    dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color"), GREY)
-    | dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False)
-    | dict.fromkeys(("axes.grid", "axes.axisbelow", "savefig.transparent", "figure.constrained_layout.use"), True)
-    | {"text.parse_math": False, "savefig.dpi": 200, "grid.alpha": 0.25, "axes.titlesize": 11,
-       "axes.prop_cycle": plt.cycler(color=PALETTE)})
-
-
-def new_figure(columns: int, height: float, **options) -> tuple[plt.Figure, np.ndarray]:
+def new_figure(columns: int, height: float, **options) -> tuple[Figure, np.ndarray]:
     """A figure of the width that all have, `height` inches high, with axes (columns,) side by side."""
-    figure, axes = plt.subplots(1, columns, figsize=(WIDTH, height), squeeze=False, **options)
-    return figure, axes[0]
-
-
-def save_figure(figure: plt.Figure, file: Path) -> None:
-    """Write a figure as PNG and free its memory."""
-    figure.savefig(file)
-    plt.close(figure)
+    figure = Figure(figsize=(WIDTH, height))
+    return figure, figure.subplots(1, columns, squeeze=False, **options)[0]
 
 
 def draw_blocks(blocks: list[tuple[str, str, int, list[str], np.ndarray]], label: str, file: Path) -> None:
@@ -240,53 +159,51 @@ def draw_blocks(blocks: list[tuple[str, str, int, list[str], np.ndarray]], label
     shown = [(wrap_heading(heading, most), weight, *leave_out_middle(texts, values))
              for heading, weight, most, texts, values in blocks]
     scale = max(np.abs(values).max() for *_, values in shown) or 1
-    heights = [0.85 * len(lines) + place_tokens(texts, LETTERS)[-1][1] + 1.75 for lines, _, texts, _ in shown]
+    heights = [0.85 * heading.count("\n") + place_tokens(texts)[-1][1] + 2.6 for heading, _, texts, _ in shown]
     inches = LINE * sum(heights) + 0.65
-    figure = plt.figure(figsize=(WIDTH, inches), layout="none")
+    figure = Figure(figsize=(WIDTH, inches), layout="none")
     axis = figure.add_axes((0.01, 0.65 / inches, 0.98, 1 - 0.65 / inches), xlim=(0, LETTERS), ylim=(sum(heights), 0))
     axis.axis("off")
-    for (lines, weight, texts, values), top in zip(shown, np.cumsum([0, *heights])):
-        for line in lines:
-            axis.text(0, top + 0.6, line, va="center", weight=weight, family=FONT, fontsize=HEADING)
-            top += 0.85
-        draw_tokens(axis, texts, values / scale, top + 0.35, 0.98)
+    for (heading, weight, texts, values), top in zip(shown, np.cumsum([0, *heights])):
+        axis.text(0, top + 0.18, heading, va="top", weight=weight, family=FONT, fontsize=HEADING, linespacing=1.28)
+        draw_tokens(axis, texts, values / scale, top + 1.2 + 0.85 * heading.count("\n"), 0.98)
     bar = figure.add_axes((0.04, 0.48 / inches, 0.92, 0.12 / inches))
-    figure.colorbar(plt.cm.ScalarMappable(plt.Normalize(-scale, scale), SHADES), bar, orientation="horizontal",
-                    label=label)
-    save_figure(figure, file)
+    colours = cm.ScalarMappable(colors.Normalize(-scale, scale), SHADES)
+    figure.colorbar(colours, bar, orientation="horizontal", label=label)
+    figure.savefig(file)
 
 
-def wrap_heading(text: str, most: int) -> list[str]:
-    """The lines of a heading, at most `most`."""
+def wrap_heading(text: str, most: int) -> str:
+    """A heading in at most so many lines."""
     width = int(0.98 * WIDTH * 72 / (HEADING * LETTER))
-    return textwrap.wrap(visible(text), width, max_lines=most, placeholder=" …")
+    return textwrap.fill(visible(text), width, max_lines=most, placeholder=" …")
 
 
-def leave_out_middle(texts: list[str], values: np.ndarray, head: int = 7, tail: int = 3) -> tuple[list, np.ndarray]:
-    """Tokens and their values (L,). Of a text of more than head + tail + 1 lines only the first and last remain, and
-    between them a line, with the value 0, that counts the tokens left out.
+def leave_out_middle(texts: list[str], values: np.ndarray) -> tuple[list[str], np.ndarray]:
+    """Tokens and their values (L,). Of a text of more than 11 lines only the first 7 and the last 3 remain, and between
+    them a line, with the value 0, that counts the tokens left out.
     """
-    line = np.array([y for _, y, _ in place_tokens(texts, LETTERS)])  # (L,)
-    start, stop = np.searchsorted(line, (head, line[-1] + 1 - tail))
-    if line[-1] < head + tail + 1:
+    line = np.array([y for _, y, _ in place_tokens(texts)])  # (L,)
+    if line[-1] < 11:
         return texts, values
+    start, stop = np.searchsorted(line, (7, line[-1] - 2))
     note = f"… {stop - start} more tokens".ljust(LETTERS)  # fills its line
     return [*texts[:start], note, *texts[stop:]], np.concatenate([values[:start], [0], values[stop:]])
 
 
-def draw_tokens(axis: plt.Axes, texts: list[str], shares: np.ndarray, top: float = 0.0, width: float = 0.92) -> None:
+def draw_tokens(axis: Axes, texts: list[str], shares: np.ndarray, top: float = 0.0, width: float = 0.92) -> None:
     """Tokens in lines of LETTERS from line `top` down, each on a patch coloured by its share (L,) of the scale.
 
     width: of the axes, as a share of the figure's.
     """
     size = width * WIDTH * 72 / LETTERS / LETTER  # points
-    for (x, y, text), share in zip(place_tokens(texts, LETTERS), shares):
-        patch = plt.Rectangle((x, top + y + 0.03), len(text), 0.94, color=SHADES(0.5 + share / 2), lw=0, aa=False)
-        axis.add_patch(patch)
+    for (x, y, text), share in zip(place_tokens(texts), shares):
+        colour = SHADES(0.5 + share / 2)
+        axis.add_patch(patches.Rectangle((x, top + y + 0.03), len(text), 0.94, color=colour, lw=0, aa=False))
         axis.text(x, top + y + 0.5, text, va="center_baseline", family=FONT, fontsize=size, color="black")
 
 
-def place_tokens(texts: list[str], columns: int) -> list[tuple[int, int, str]]:
+def place_tokens(texts: list[str], columns: int = LETTERS) -> list[tuple[int, int, str]]:
     """Column, line and visible text of each token, wrapped at `columns` characters; a line break shows as an arrow.
 
     A token longer than a line is cut.
@@ -294,26 +211,15 @@ def place_tokens(texts: list[str], columns: int) -> list[tuple[int, int, str]]:
     x, y, placed = 0, 0, []
     for text in texts:
         shown = visible(text) or "■"  # the end token has no text
-        if len(shown) > columns:
-            shown = shown[: columns - 1] + "…"
+        shown = shown if len(shown) <= columns else shown[: columns - 1] + "…"
         if x + len(shown) > columns:
             x, y = 0, y + 1
         placed.append((x, y, shown))
-        x += len(shown)
-        if "\n" in text:
-            x, y = 0, y + 1
+        x, y = (0, y + 1) if "\n" in text else (x + len(shown), y)
     return placed
 
 
 def visible(text: str) -> str:
     """The text, one letter of equal width for each: ↵ and ⇥ for line break and tab, □ for what the font lacks."""
     marks = {"\n": "↵", "\t": "⇥"}
-    return "".join(marks.get(c) or (c if ord(c) in letters_of_font() and c.isprintable() else "□") for c in text)
-
-
-@functools.cache
-def letters_of_font() -> set[int]:
-    """What FONT has, normal and bold, but for U+FFFD: that stands for a part of a letter."""
-    faces = (font_manager.FontProperties(family=FONT, weight=weight) for weight in ("normal", "bold"))
-    charmaps = (font_manager.get_font(font_manager.findfont(face)).get_charmap() for face in faces)
-    return set.intersection(*map(set, charmaps)) - {0xFFFD}
+    return "".join(marks.get(c) or (c if ord(c) in IN_FONT and c.isprintable() else "□") for c in text)

@@ -10,10 +10,11 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 import countdown_task
 from countdown_task import Puzzle
-from plumbing.report import plt
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import Qwen2, load_model, parse_config
 from rollout import Policy, TokenBatch
@@ -67,19 +68,17 @@ def passes(monkeypatch):
 
 @pytest.fixture
 def figures(monkeypatch):
-    """The figures that a test draws, kept open until it ends."""
-    kept, close = [], plt.close
-    monkeypatch.setattr(plt, "close", kept.append)
-    yield kept
-    for figure in kept:
-        close(figure)
+    """The figures that a test draws."""
+    drawn, save = [], Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda figure, file: (save(figure, file), drawn.append(figure)))
+    return drawn
 
 
 def check_texts(figure) -> None:
     """Fails unless all texts of a figure can be read at 600 pixels of width, inside of it and apart from each other."""
     figure.set_layout_engine("none")  # leave everything where it was when the figure was saved
-    with mock.patch.object(plt.Text, "draw", autospec=True, side_effect=plt.Text.draw) as drawn:
-        figure.canvas.draw()
+    with mock.patch.object(Text, "draw", autospec=True, side_effect=Text.draw) as drawn:
+        figure.draw_without_rendering()
     texts = [call.args[0] for call in drawn.mock_calls]
     texts = [text for text in texts if text.get_visible() and text.get_text().strip()]
     boxes = np.array([text.get_window_extent().extents for text in texts])  # (n, 4) x0, y0, x1, y1 in dots

@@ -140,6 +140,13 @@ def test_a_table_by_hand(run, table, row, expected):
         assert figure == "" if value is None else float(figure) == pytest.approx(value, abs=6e-4), name
 
 
+def test_parts_have_no_gap_at_their_borders():
+    """Guards against a token that rounding moves: position t of a response of length L lies in part floor(10 t / L)."""
+    position, length = np.array([(t, L) for L in range(1, 200) for t in range(L)]).T
+    parts = np.array([part for _, part in analyze.position_bins({"relative": position / length}, 10)])  # (10, N)
+    assert (parts.sum(0) == 1).all() and (parts.argmax(0) == 10 * position // length).mean() > 0.999
+
+
 def test_errors_are_clustered_by_puzzle(run):
     """Guards against tokens and responses to a puzzle that count as independent: filler is (1, 1) and (2, 2)."""
     table = analyze.table_roles(read_log(run))
@@ -323,7 +330,7 @@ def test_methods_are_compared_over_seeds(run, call):
     assert m["gradient, reasoning"] == pytest.approx(0.6875 / (1 + 0.6875 + 0.25), rel=1e-5)
     assert (m["gradient norm"], m["its spread"], m["seconds a step"]) == (0.5, 0, 0.5)
     assert m["effective sample size"] == pytest.approx(1) and m["varies within"] == pytest.approx(0)
-    half = report.welch(np.array([0.5, 0.7]), np.array([0.75, 0.85])).high + 0.2
+    half = report.t_estimate(np.array([0.5, 0.7]), np.array([0.75, 0.85])).high + 0.2
     assert "0.800 ± 0.635" in text and f"-0.200 ± {half:.3f}" in text
     assert "|     2 |     2 |" in text  # counts without decimals
     assert (run.parent / "comparison" / "table.md").read_text() in text
@@ -344,12 +351,14 @@ def test_every_table_warns_of_what_is_not_comparable(run, call):
     assert text.count("With one seed, nothing can be concluded") == text.count("\n## ") == 3
 
 
-def test_areas_of_other_grids_are_not_comparable(run, call):
-    """Guards against the mean of a curve of three points held against that of a straight line."""
-    other = make_run(run.parent / "a", 0.9, mitigation="a")
-    (other / "metrics.csv").unlink()
-    write_metrics(other, [[0, 0.25], [1, 0.5], [2, 0.9]])
-    assert "measured at different steps" in call(run, other).splitlines()[-1]
+def test_areas_of_other_grids_are_not_comparable(tmp_path, call):
+    """Guards against the mean of a curve of three points held against that of a straight line, or that ignores how far
+    apart its points are."""
+    runs = [make_run(tmp_path / name, 0.9, 4, mitigation=name) for name in "ab"]
+    (runs[1] / "metrics.csv").unlink()
+    write_metrics(runs[1], [[0, 0.25], [1, 0.5], [2, ""], [3, ""], [4, 0.9]])
+    assert "measured at different steps" in call(*runs).splitlines()[-1]
+    assert table_of(runs[1])["b"]["area"] == pytest.approx((1 * 0.375 + 3 * 0.7) / 4)
 
 
 def test_the_baseline_is_none_with_the_same_settings(run, call):

@@ -20,48 +20,33 @@ def test_clustered_mean_by_hand():
     assert all(map(math.isnan, report.clustered_mean(np.array([]), np.array([], int))))
 
 
-def test_a_single_value_has_no_interval():
-    """Guards against an interval of width 0 for a single seed, and a mean of nothing."""
-    single = report.t_estimate(np.array([1.0]))
-    assert single.value == 1 and math.isnan(single.high)
-    assert math.isnan(report.t_estimate(np.array([])).value)
-    e = report.t_estimate(np.array([1.0, 3]))
-    assert (e.value, e.low, e.high) == pytest.approx((2, 2 - 12.706, 2 + 12.706), abs=1e-3)
-
-
 @pytest.mark.parametrize("t", [0.0, 0.3, 2.5, 40.0])
 def test_students_t_in_closed_form(t):
     """With 1, 2 and 4 degrees of freedom the distribution has a formula; the last line is from a table."""
-    assert report.t_probability(-t, 1) == pytest.approx(1 - 2 / math.pi * math.atan(t), abs=1e-6)
-    assert report.t_probability(t, 2) == pytest.approx(1 - t / math.sqrt(2 + t**2), abs=1e-6)
+    one, two, four = (np.interp(t, *report.student(freedom)) for freedom in (1, 2, 4))
+    assert one == pytest.approx(1 - 2 / math.pi * math.atan(t), abs=1e-6)
+    assert two == pytest.approx(1 - t / math.sqrt(2 + t**2), abs=1e-6)
     x = t**2 / (4 + t**2)
-    assert report.t_probability(t, 4) == pytest.approx(1 - math.sqrt(x) * (1 + (1 - x) / 2), abs=1e-6)
-    assert report.t_quantile(100) == pytest.approx(1.98397, abs=1e-4)
+    assert four == pytest.approx(1 - math.sqrt(x) * (1 + (1 - x) / 2), abs=1e-6)
+    assert np.interp(1.98397, *report.student(100)) == pytest.approx(0.05, abs=1e-6)
 
 
-def test_welch_by_hand():
-    """x has mean 3 and variance 4, y mean 5 and variance 1: a = 4 / 3 and b = 1 / 4."""
+def test_means_and_their_differences_by_hand():
+    """Guards against an interval of width 0 for a single value. x has mean 3 and variance 4, y mean 5 and variance 1:
+    a = 4 / 3 and b = 1 / 4."""
+    e = report.t_estimate(np.array([1.0, 3]))
+    assert (e.value, e.low, e.high) == pytest.approx((2, 2 - 12.706, 2 + 12.706), abs=1e-3)
     x, y = np.array([1.0, 3, 5]), np.array([4.134, 4.134, 5.866, 5.866])
     a, b = 4 / 3, np.var(y, ddof=1) / 4
     freedom = (a + b) ** 2 / (a**2 / 2 + b**2 / 3)
-    e = report.welch(x, y)
+    e, error = report.t_estimate(x, y), math.sqrt(a + b)
     assert e.value == pytest.approx(-2)
-    assert e.high - e.value == pytest.approx(report.t_quantile(freedom) * math.sqrt(a + b))
-    assert e.p == pytest.approx(report.t_probability(2 / math.sqrt(a + b), freedom))
-    assert math.isnan(report.welch(x, y[:1]).low) and math.isnan(report.welch(x, y[:0]).value)
-    assert report.welch(np.ones(3), np.zeros(2)).p == 0
-
-
-def test_the_mean_height_of_a_curve_by_hand():
-    """Guards against a mean of points that ignores how far apart they are: 0 to 1 over 1, 1 to 3 over 3."""
-    assert report.mean_height(np.array([2.0, 3, 6]), np.array([0.0, 1, 3])) == pytest.approx((0.5 + 3 * 2) / 4)
-
-
-def test_bins_have_no_gap_at_their_borders():
-    """Guards against a token that rounding moves: position t of a response of length L lies in bin floor(10 t / L)."""
-    position, length = np.array([(t, L) for L in range(1, 200) for t in range(L)]).T
-    found = report.bins(position / length, 10)
-    assert (found == 10 * position // length).mean() > 0.999
+    assert np.interp((e.high - e.value) / error, *report.student(freedom)) == pytest.approx(0.05)
+    assert e.p == pytest.approx(np.interp(2 / error, *report.student(freedom)))
+    for single in (x[:1],), (x, y[:1]):
+        assert math.isfinite(report.t_estimate(*single).value) and math.isnan(report.t_estimate(*single).high)
+    assert all(math.isnan(report.t_estimate(*none).value) for none in ((x[:0],), (x, y[:0])))
+    assert report.t_estimate(np.ones(3), np.zeros(2)).p == 0
 
 
 def test_t_statistics_by_the_textbook():

@@ -24,7 +24,7 @@ from methods.calculations import reward_decomposition
 from methods.groups import optimal_baseline
 from mitigations import ppo
 from plumbing.progress import follow
-from plumbing.report import GREY, PALETTE, Table, new_figure, ratio, save_figure
+from plumbing.report import GREY, PALETTE, Table, new_figure, ratio
 from qwen2_model import scaled, split
 from rollout import TokenBatch
 
@@ -184,4 +184,4 @@ def draw_ranks(tables: Path, file: Path) -> None:
     axis.set_yticks((1, 2, 5, 10, 20, 50), (1, 2, 5, 10, 20, 50))
     axis.minorticks_off()
     figure.legend(loc="outside right upper")
-    save_figure(figure, file)
+    figure.savefig(file)

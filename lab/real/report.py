@@ -23,7 +23,7 @@ from lab.truth.file import read_truth
 from lab.truth.scoring import HALVES, all_credit
 from plumbing.flags import new_parser
 from plumbing.progress import one_sentence
-from plumbing.report import Estimate, Table, clustered_mean, new_figure, pm, save_figure, t_statistics
+from plumbing.report import Estimate, Table, clustered_mean, new_figure, pm, t_statistics
 from plumbing.runs import read_credit, read_metrics
 from tasks.text import FILLER, REASONING, ROLES
 
@@ -176,7 +176,7 @@ def draw_learning(file: Path) -> None:
     left.set(xlabel="step", ylabel="problems solved, %", title="Success by step")
     right.set(xlabel="step", ylabel="entropy, nats", title="Exploration by step", ylim=(0, None))
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    save_figure(figure, file)
+    figure.savefig(file)
 
 
 def share_of(truth: dict, chosen: np.ndarray, size: np.ndarray) -> Estimate:

@@ -16,7 +16,7 @@ from lab.study.engine import (BOTH, EXPERT, MORE_ANSWERS, RLOO, Column, Pair, at
                               equal, make_table, measured, minus, name_of, select, spent, success_at)
 from lab.study.plan import BEST
 from plumbing.comparison import Group, Run
-from plumbing.report import Estimate, Table, contrast, t_estimate, welch
+from plumbing.report import Estimate, Table, t_estimate
 
 LINE = (RLOO, "none answers=16 advantage=rloo", MORE_ANSWERS, "none answers=90 advantage=rloo",
         "none answers=180 advantage=rloo")  # the area of RLOO by its signal to noise
@@ -60,8 +60,8 @@ def above_line(groups: dict[str, Group], signals: dict[str, float], names: tuple
     """The mean area of some arms minus that of RLOO where its signal to noise is theirs, with Welch's interval."""
     line = [signals[name] for name in LINE]
     weights = np.mean([on_line(signals[name], line) for name in names], 0)  # (5,)
-    return contrast(*((1 / len(names), groups[name].values("area")) for name in names),
-                    *((-w, groups[name].values("area")) for w, name in zip(weights, LINE)), outside=outside)
+    return t_estimate(*(groups[name].values("area") for name in (*names, *LINE)),
+                      weights=(*[1 / len(names)] * len(names), *-weights), outside=outside)
 
 
 def values_of(places: dict[str, Estimate]) -> dict[str, float]:
@@ -140,7 +140,7 @@ def after_late(a: Group, b: Group) -> tuple[Estimate, Estimate]:
     largest cost that both reached."""
     at_late = success_at(a, measured(a), [LATE])[:, 0]  # (seeds,)
     at_cost = success_at(b, spent(b), [at_equal_cost(a, b)["cost"]])[:, 0]  # (seeds,)
-    return t_estimate(a.values("end") - at_late), welch(at_late, at_cost)
+    return t_estimate(a.values("end") - at_late), t_estimate(at_late, at_cost)
 
 
 def joint(found: list[Estimate]) -> Estimate:

@@ -15,7 +15,7 @@ from analyze import method_name
 from lab.estimates import mean_cell, points
 from lab.statistics import holm
 from plumbing.comparison import Group, Run, group_runs
-from plumbing.report import Estimate, Table, mean_height, t_estimate, welch
+from plumbing.report import Estimate, Table, t_estimate
 from settings import Settings
 
 ABOUT = ("run", "version", "part", "level", "method", "setting", "seed", "command")  # columns of text
@@ -105,9 +105,9 @@ def difference(a: Group, b: Group, figure: str = "area") -> Estimate:
     of the group that was measured less often, as at equal cost."""
     first, second = (measured(group).tolist() for group in (a, b))
     if figure != "area" or first == second or first[-1] != second[-1]:
-        return welch(a.values(figure), b.values(figure))
+        return t_estimate(a.values(figure), b.values(figure))
     steps = min(first, second, key=len)
-    return welch(mean_success(a, first, steps), mean_success(b, second, steps))
+    return t_estimate(mean_success(a, first, steps), mean_success(b, second, steps))
 
 
 def success_at(group: Group, own: Iterable[float], places: Iterable[float]) -> np.ndarray:
@@ -117,7 +117,7 @@ def success_at(group: Group, own: Iterable[float], places: Iterable[float]) -> n
 
 def mean_success(group: Group, own: Iterable[float], places: Iterable[float]) -> np.ndarray:
     """The mean (seeds,) over places of `success_at`."""
-    return np.array([mean_height(places, curve) for curve in success_at(group, own, places)])
+    return np.trapezoid(success_at(group, own, places), places) / np.ptp(places)
 
 
 def spent(group: Group, weights: dict[str, float] = COSTS) -> np.ndarray:
@@ -140,8 +140,8 @@ def at_equal_cost(group: Group, other: Group, weights: dict[str, float] = COSTS)
     cost = float(min(own[-1] for _, own in sides))
     coarser = max((own for _, own in sides), key=lambda own: own[1])
     costs = np.append(coarser[coarser < cost * (1 - 1e-9)], cost)  # (n,)
-    return {"cost": cost, "end": welch(*(success_at(*side, [cost])[:, 0] for side in sides)),
-            "area": welch(*(mean_success(*side, costs) for side in sides))}
+    return {"cost": cost, "end": t_estimate(*(success_at(*side, [cost])[:, 0] for side in sides)),
+            "area": t_estimate(*(mean_success(*side, costs) for side in sides))}
 
 
 def spent_enough(group: Group, other: Group, share: float) -> bool:

@@ -12,7 +12,7 @@ from lab.study import decided, tables
 from lab.study.engine import (EXPERT, FIRST, MORE_ANSWERS, RLOO, Levels, at_equal_cost, at_rates, cost_unit, difference,
                               measured, select, spent)
 from plumbing.comparison import Group, Run
-from plumbing.report import GREY, MINUS, PALETTE, PLUS, Estimate, new_figure, plt, save_figure, t_estimate
+from plumbing.report import GREY, MINUS, PALETTE, PLUS, Axes, Estimate, new_figure, t_estimate
 from settings import Settings
 
 COLOURS = {"vineppo": PALETTE[2], "entropy_ratio": PALETTE[1], "ppo": PALETTE[0], "expert_iteration": PALETTE[3],
@@ -29,7 +29,7 @@ def short(label: str) -> str:
     return method_name(label).replace(" advantage=rloo", "")
 
 
-def draw_curve(axis: plt.Axes, x: np.ndarray, group: Group, line: str, label: str) -> None:
+def draw_curve(axis: Axes, x: np.ndarray, group: Group, line: str, label: str) -> None:
     """Mean held-out success over seeds in percent, and its 95% interval, at places x."""
     curves = zip(*(row["curve"].values() for row in group.rows.values()))  # the seeds at each measurement
     mean, low, high = 100 * np.array([t_estimate(values)[:3] for values in curves]).T  # (m,) each
@@ -54,10 +54,10 @@ def draw_budget(parts: dict[str, list[Run]], file: Path) -> None:
     left.minorticks_off()
     right.set(xlabel="step", title="By step VinePPO leads RLOO", xlim=(0, Settings.steps))
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    save_figure(figure, file)
+    figure.savefig(file)
 
 
-def draw_difference(axis: plt.Axes, y: float, e: Estimate, colour: str, **style) -> None:
+def draw_difference(axis: Axes, y: float, e: Estimate, colour: str, **style) -> None:
     """A difference in points on line y, with its interval; style: of matplotlib's plot."""
     axis.plot([100 * e.low, 100 * e.high], [y, y], color=colour, lw=2, alpha=0.6)
     axis.plot(100 * e.value, y, color=colour, **style)
@@ -88,7 +88,7 @@ def draw_tuned(first: dict[str, list[Run]], file: Path) -> None:
     right.set_yticks(range(len(tables.CONTRASTS)), [f"{short(a)} - {short(b)}" for a, b in tables.CONTRASTS])
     right.invert_yaxis()
     right.set(xlabel="points of area", title="There three lead RLOO by step")
-    save_figure(figure, file)
+    figure.savefig(file)
 
 
 def draw_successes(levels: Levels, file: Path) -> None:
@@ -102,7 +102,7 @@ def draw_successes(levels: Levels, file: Path) -> None:
     axes[0].set_ylabel("held-out puzzles solved, %")
     figure.suptitle("By cost, own right answers only learn faster in all settings")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    save_figure(figure, file)
+    figure.savefig(file)
 
 
 def draw_perfect(small: dict[str, list[Run]], file: Path) -> None:
@@ -121,7 +121,7 @@ def draw_perfect(small: dict[str, list[Run]], file: Path) -> None:
     axis.set(xlabel="accuracy of the credit: Pearson's correlation with A* (identical: 1)", xlim=(0, 1),
              ylabel="area: success averaged over training, %",
              title="More accurate credit learns more, and so do more responses")
-    save_figure(figure, file)
+    figure.savefig(file)
 
 
 def draw_noise(groups: dict[str, Group], quiet: dict[str, Estimate], file: Path) -> None:
@@ -145,9 +145,9 @@ def draw_noise(groups: dict[str, Group], quiet: dict[str, Estimate], file: Path)
              ylabel="area: success averaged over training, %",
              title=f"Exact credit minus RLOO whose updates are as noisy: {points(d)} points of area")
     axis.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"])
-    axis.xaxis.set_minor_locator(plt.NullLocator())
+    axis.minorticks_off()
     figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center")
-    save_figure(figure, file)
+    figure.savefig(file)
 
 
 def draw_negatives(groups: dict[str, Group], unit: float, file: Path) -> None:
@@ -161,7 +161,7 @@ def draw_negatives(groups: dict[str, Group], unit: float, file: Path) -> None:
     axes[1].set(xlabel="weighted tokens, in units of GRPO's default run",
                 title="At the same cost RLOO ends above expert_iteration")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
-    save_figure(figure, file)
+    figure.savefig(file)
 
 
 def write_study(file: Path) -> None:

@@ -12,14 +12,14 @@ import numpy as np
 
 from analyze import figure_cell
 from lab.estimates import cell, mean_cell, read_column
-from lab.statistics import holm, spearman, with_errors
+from lab.statistics import holm, spearman, t_quantile, with_errors
 from lab.study.decided import read_noise, read_signal, section_9, section_10, table_negatives, table_noise
 from lab.study.engine import (BOTH, COST, COSTS_OF_BOTH, EXPERT, FIRST, METHOD, MINUS, MORE_ANSWERS, RLOO, SEEDS,
                               Column, Levels, Pair, arm, at_rates, cost_unit, difference, equal, is_uniform,
                               make_table, mean, minus, name_of, plain, read_versions, select, spent, spent_enough,
                               together)
 from plumbing.comparison import Group, Run
-from plumbing.report import Estimate, Table, contrast, t_estimate, t_quantile
+from plumbing.report import Estimate, Table, t_estimate
 from settings import Settings
 
 RATIO, SHUFFLED = "entropy_ratio advantage=rloo", "shuffled advantage=rloo"
@@ -173,7 +173,7 @@ def table_settings(title: str, runs: list[Run], others: list[Run]) -> Table:
     methods = {run.label.split()[0] for run in others}
     groups = select({"runs": runs, "others": others}, "runs", "others", seeds={run.seed for run in others})
     main = {run.label for run in runs} & set(groups)
-    pairs = [Pair(group, group.baseline if group.compared else None, groups.get(default_of(label, main)))
+    pairs = [Pair(group, group.baseline, groups.get(default_of(label, main)))
              for label, group in sorted(groups.items()) if label.split()[0] in methods]
     note = ("On the seeds that any of the changed settings has. Area minus the baseline, GRPO or RLOO with the same "
             "settings but for the method's, and minus the default, the same method with fewer flags in the main table.")
@@ -223,9 +223,8 @@ def changed(pairs: list[Pair]) -> set[tuple[str, str]]:
     first, changes = {pair.a.label: pair for pair in pairs if pair.setting == FIRST}, {}
     for pair in pairs:
         if pair.setting != FIRST and (there := first.get(pair.a.label)):
-            signs = {1: (pair.a, there.b), -1: (pair.b, there.a)}
-            changes[pair.a.label, pair.setting] = contrast(
-                *((sign, group.values("area")) for sign, both in signs.items() for group in both)).p
+            areas = (group.values("area") for group in (pair.a, pair.b, there.a, there.b))
+            changes[pair.a.label, pair.setting] = t_estimate(*areas, weights=(1, -1, -1, 1)).p
     return holm(changes)
 
 

@@ -6,7 +6,7 @@ from lab.estimates import points, read_cell
 from lab.study import decided, pictures
 from lab.study.engine import RLOO
 from lab.study.test_tables import group, rows_of, runs
-from plumbing.report import Estimate, Table, welch
+from plumbing.report import Estimate, Table, t_estimate
 from plumbing.comparison import Group
 
 SIGNALS = dict(zip(decided.LINE, (1.0, 2.0, 4.0, 8.0, 16.0)))  # a step each by logarithm
@@ -99,7 +99,7 @@ def test_what_became_of_a_group_after_a_step_by_hand(monkeypatch):
         for row in one.rows.values():
             row["end"] = list(row["curve"].values())[-1]
     change, lead = decided.after_late(a, b)
-    assert change.value == pytest.approx(-0.2) and lead == pytest.approx(welch([0.6, 0.7], [0.3, 0.4]))
+    assert change.value == pytest.approx(-0.2) and lead == pytest.approx(t_estimate([0.6, 0.7], [0.3, 0.4]))
 
 
 def test_differences_are_joined_by_the_inverse_of_their_variance():
@@ -120,8 +120,8 @@ def test_the_two_primary_contrasts_are_corrected_together(tmp_path, figures):
     found = rows_of(table)
     first, second = (found[f"{decided.EXPERT}` - {other}"] for other in ("RLOO", f"`{decided.SHARE}"))
     expert, rloo, share = (groups[name].values("end") for name in (decided.EXPERT, RLOO, decided.SHARE))
-    assert first["end, equal cost"] == points(welch(expert, rloo / 2)) + " *"  # half of a straight line
-    assert second["area"] == points(welch(expert / 2, share / 2)) + " *" and first["area"][-1] != "*"
+    assert first["end, equal cost"] == points(t_estimate(expert, rloo / 2)) + " *"  # half of a straight line
+    assert second["area"] == points(t_estimate(expert / 2, share / 2)) + " *" and first["area"][-1] != "*"
     assert read_cell(first["end"]).value == pytest.approx(100 * (expert - rloo).mean(), abs=0.05)
     pictures.draw_negatives(groups, 10.0, tmp_path / "negatives.png")
     by_step, by_cost = ([line.get_xydata()[-1].tolist() for line in axis.lines] for axis in figures[0].axes)

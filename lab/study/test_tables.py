@@ -6,11 +6,11 @@ import pytest
 
 import analyze
 from lab.estimates import cell, points
-from lab.statistics import spearman
+from lab.statistics import spearman, t_quantile
 from lab.study import engine, pictures, tables
 from lab.study.engine import RLOO, Column, Pair, cells, select
 from lab.study.run import ROOT
-from plumbing.report import Estimate, t_quantile, welch
+from plumbing.report import Estimate, t_estimate
 from plumbing.comparison import Group, Run
 
 RESULTS = ROOT / "lab" / "study"
@@ -49,7 +49,7 @@ def test_both_curves_are_read_where_the_coarser_one_was_measured():
     instead of cost: until 300, the second group's mean is 0.45 by its own measurements."""
     coarse = group([(0, 0.2), (200, 0.6), (400, 0.6)], [(0, 0.2), (200, 0.8), (400, 0.8)])
     fine = group(*[[(0, 0.2), (100, 0.5), (200, y), (300, y)] for y in (0.5, 0.6)])
-    ends, areas = welch(np.array([0.6, 0.8]), np.array([0.5, 0.6])), welch(
+    ends, areas = t_estimate(np.array([0.6, 0.8]), np.array([0.5, 0.6])), t_estimate(
         np.array([(0.4 * 2 + 0.6) / 3, (0.5 * 2 + 0.8) / 3]), np.array([(0.35 * 2 + 0.5) / 3, (0.4 * 2 + 0.6) / 3]))
     found, other = engine.at_equal_cost(coarse, fine), engine.at_equal_cost(fine, coarse)
     assert found == {"cost": 300, "end": pytest.approx(ends), "area": pytest.approx(areas)}
@@ -103,13 +103,13 @@ def test_methods_and_settings_by_hand():
     """Guards against points for percent, GRPO and RLOO mixed up, a baseline against itself, and other seeds' runs."""
     found = rows_of(tables.table_methods("easy", {"main": MAIN}))
     assert list(found) == ["better", "RLOO", "GRPO"]  # by area
-    expected = {"area - GRPO": points(welch(half(BETTER), half(NONE))), "gradient": "2.0",
-                "area - RLOO": points(welch(half(BETTER), half(OTHER))), "cost": "1.25"}
+    expected = {"area - GRPO": points(t_estimate(half(BETTER), half(NONE))), "gradient": "2.0",
+                "area - RLOO": points(t_estimate(half(BETTER), half(OTHER))), "cost": "1.25"}
     assert found["better"].items() >= expected.items()
     assert found["GRPO"]["area - GRPO"] == "" == found["RLOO"]["area - RLOO"]
     changed = runs("better x=1", (0.20, 0.21))
     (row,) = [row for name, row in rows_of(tables.table_settings("", MAIN, changed)).items() if name == "better x=1"]
-    assert row["area - default"] == points(welch(half((0.20, 0.21)), half(BETTER[:2])))
+    assert row["area - default"] == points(t_estimate(half((0.20, 0.21)), half(BETTER[:2])))
 
 
 @pytest.mark.parametrize("label, default", [
@@ -134,7 +134,7 @@ def test_costly_methods_are_compared_with_what_spent_enough():
     main = runs("none", NONE) + runs("vineppo", BETTER, 30.0) + runs("cheap", BETTER, 10.0)
     budget = runs("none steps=400 advantage=rloo", OTHER, 40.0) + runs("none answers=9", OTHER, 20.0)
     (row,) = tables.table_equal("easy", {"main": main, "budget": budget}).rows
-    e = welch(half(BETTER), half(OTHER) * 0.75)  # straight lines, the longer one up to three quarters
+    e = t_estimate(half(BETTER), half(OTHER) * 0.75)  # straight lines, the longer one up to three quarters
     assert row[:5] == ["`vineppo`", "RLOO steps=400", "3, 3", "3.00", points(e) + " *"]
 
 
@@ -172,10 +172,10 @@ def test_each_setting_has_its_own_rloo(leads):
     """Guards against RLOO of another setting, RLOO against itself, a setting without it, and a * or † by chance."""
     assert set(leads) == {("ppo", "easy"), ("GRPO", "easy"), ("GRPO", "hard"), ("RLOO", "4 updates"),
                           ("ppo", "4 updates"), ("RLOO", "4 updates, lr 5e-05"), ("ppo", "4 updates, lr 5e-05")}
-    gain = points(welch(half(BETTER), half(OTHER)))
+    gain = points(t_estimate(half(BETTER), half(OTHER)))
     assert leads["ppo", "easy"][:3] == ["3, 3", "1.30", f"{gain} *"]
     assert leads["ppo", "4 updates"][2] == f"-{gain} * †"
-    assert leads["GRPO", "hard"][2] == points(welch(half(BETTER), half(BETTER)))
+    assert leads["GRPO", "hard"][2] == points(t_estimate(half(BETTER), half(BETTER)))
     assert leads["RLOO", "4 updates"][2:4] == ["", ""]
 
 
@@ -187,8 +187,8 @@ def test_at_equal_cost_rloo_takes_one_update_and_more_steps_if_it_must(leads):
             ("4 updates", "RLOO", "RLOO steps=400", "3.00", np.array(BETTER), longer * 0.75),
             ("4 updates", "ppo", "RLOO steps=400", "4.00", np.array(OTHER) * 0.8, longer)):
         found = leads[name, where][4:]
-        assert found[:2] + found[3:] == [rloo, cost, points(welch(ours, theirs))]
-        assert found[2].removesuffix(" *") == points(welch(ours / 2, theirs / 2))
+        assert found[:2] + found[3:] == [rloo, cost, points(t_estimate(ours, theirs))]
+        assert found[2].removesuffix(" *") == points(t_estimate(ours / 2, theirs / 2))
     assert leads["ppo", "4 updates, lr 5e-05"][4:] == [""] * 4
 
 
@@ -209,8 +209,8 @@ def test_the_contrasts_of_stage_two_by_hand():
     expert, rloo = (np.array([r.figures["end"] for r in first["test"] if r.label == label])
                     for label in (tables.EXPERT, RLOO))
     row = found[f"{tables.EXPERT}` - RLOO"]
-    assert row["area"] == points(welch(expert / 2, rloo / 2)) and row["cost"] == "0.50, 1.00"
-    assert row["area, equal cost"] == points(welch(expert / 2, rloo / 4)) + " *"  # a line from 0, and half of one
+    assert row["area"] == points(t_estimate(expert / 2, rloo / 2)) and row["cost"] == "0.50, 1.00"
+    assert row["area, equal cost"] == points(t_estimate(expert / 2, rloo / 4)) + " *"  # a line from 0, and half of one
 
 
 def test_rates_are_compared_on_the_same_seeds_and_each_at_its_best():
@@ -237,7 +237,7 @@ def test_each_setting_of_successes_has_its_own_rloo_and_unit():
     assert [*found] == ["easy", "hard"] and found["easy"]["area, equal steps"] == ""
     assert (found["easy"]["cost"], found["hard"]["cost"]) == ("0.80, 1.20", "0.25, 0.50")
     for level, share, other in (("easy", 8 / 12, (0.40, 0.46)), ("hard", 5 / 10, OTHER)):
-        e = welch(half((0.60, 0.66)), share * half(other))  # means of straight lines from 0
+        e = t_estimate(half((0.60, 0.66)), share * half(other))  # means of straight lines from 0
         assert found[level]["area, equal cost"].removesuffix(" *") == points(e)
 
 
@@ -247,7 +247,7 @@ def test_all_seeds_of_the_default_rate_count():
                     for run in runs(name, ends, first=seed)] for part, seed in (("main", 0), ("tune", 20))}
     first["tune"] += runs("none lr=0.00028 advantage=rloo", (0.01, 0.02), first=20)
     row = rows_of(tables.table_all_seeds(first))[tables.RATIO]
-    assert row["seeds"] == "6, 6" and row["end"] == points(welch(np.array(BETTER * 2), np.array(OTHER * 2)))
+    assert row["seeds"] == "6, 6" and row["end"] == points(t_estimate(np.array(BETTER * 2), np.array(OTHER * 2)))
 
 
 def test_perfect_credit_is_compared_with_rloo_at_its_rate(monkeypatch):
@@ -256,7 +256,7 @@ def test_perfect_credit_is_compared_with_rloo_at_its_rate(monkeypatch):
     small = {"main": runs("none", NONE, 5.0), "oracle": runs("none lr=0.00028 advantage=rloo", OTHER)
              + runs("none lr=0.00039 advantage=rloo", NONE) + runs("oracle lr=0.00028", BETTER, 50.0)}
     row = rows_of(tables.table_perfect(small))["oracle"]
-    assert row["area - RLOO"] == points(welch(half(BETTER), half(OTHER)))
+    assert row["area - RLOO"] == points(t_estimate(half(BETTER), half(OTHER)))
     assert (row["cost"], row["accuracy"], row["area - 45"]) == ("10.0", "0.80 (0.70 to 0.90)", "")
 
 

@@ -24,6 +24,7 @@ from typing import Callable
 import numpy as np
 import torch
 
+from analyze import spread_within
 from grpo import compare
 from lab.heads import find_heads, fitted_methods
 from lab.picture import draw
@@ -38,7 +39,7 @@ from plumbing.launch import check, check_lengths, with_model
 from plumbing.metrics import log_columns
 from plumbing.progress import Progress, follow, one_sentence
 from plumbing.registry import check_pure
-from plumbing.report import Table, spread_within
+from plumbing.report import Table
 from rollout import (ROWS_AT_ONCE, Policy, TokenBatch, draw_uniforms, generate_and_grade, sample, seed_of,
                      token_batch)
 from settings import Settings
