@@ -450,7 +450,7 @@ def test_samples_are_the_first_response_to_each_of_three_puzzles(tmp_path):
 
 
 @pytest.mark.parametrize("terminal, seconds, patience, shown", [
-    (True, 1, 0, "work: 1/4  ETA 0:03 \rwork: 4/4  ETA 0:00 \n"), (True, 3, 5, "work: 4/4  ETA 0:00  50 tok/s \r"),
+    (True, 1, 0, "work: 1/4  ETA 0:03 \rwork: 4/4  ETA 0:00 \n"), (True, 3, 5, "work: 4/4  ETA 0:00 \r"),
     (False, 1, 0, ""), (False, 70, 0, "work: 1/4  ETA 3:30 \nwork: 4/4  ETA 0:00 \n")])
 def test_progress_is_a_line_on_a_terminal_and_now_and_then_elsewhere(terminal, seconds, patience, shown, capsys,
                                                                      monkeypatch):
@@ -458,7 +458,6 @@ def test_progress_is_a_line_on_a_terminal_and_now_and_then_elsewhere(terminal, s
     monkeypatch.setattr(progress.time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
     line = Progress("work", 4, patience)
-    line.tokens = 60 * patience
     for done in (1, 4):
         now[0] += seconds
         line.show(done)
@@ -469,14 +468,14 @@ def test_progress_is_a_line_on_a_terminal_and_now_and_then_elsewhere(terminal, s
     assert capsys.readouterr().err == ""
 
 
-def test_the_tokens_of_a_sampler_are_counted_once():
-    """Guards against tokens that count again in every column, and a rate of one part."""
-    line = Progress("sampling", 8)
-    for done in (0, 4):  # of four responses, three end at their second token, one at its third
-        watch = line.part(done, 4, 10)
-        for column, running in ((1, 1.0), (2, 0.25), (3, 0.0)):
-            watch(column, running)
-    assert line.tokens == 2 * (4 + 4 + 1)
+def test_running_responses_count_for_the_share_of_their_columns(monkeypatch):
+    """Guards against a bar that stands still while the longest response is sampled, and one that starts anew."""
+    line, shown = Progress("sampling", 8), []
+    monkeypatch.setattr(line, "show", shown.append)
+    watch = line.part(4, 4, 10)
+    for column, running in ((1, 1.0), (2, 0.25), (3, 0.0)):  # three of four responses end at their second token
+        watch(column, running)
+    assert shown == pytest.approx([4.4, 7.2, 8])
 
 
 def test_held_out_success_of_a_single_puzzle_has_no_interval():
