@@ -50,16 +50,15 @@ def rope_theta(config: dict) -> float:
 
     ValueError for a RoPE that is not the plain one, and where there are two values: each version would read its own.
     """
-    ropes = [config.get(name, {}) for name in ("rope_parameters", "rope_scaling")]  # of transformers 5 and 4
-    for rope in ropes:
-        one = isinstance(rope, dict) and not any(isinstance(value, dict) for value in rope.values())  # for all layers
-        kind = rope.get("rope_type", rope.get("type", "default")) if one else None
-        if kind != "default" or rope.get("factor") not in (None, 1):
-            raise ValueError("config.json sets rope_type to a value that is not supported: take a checkpoint without "
-                             "scaled RoPE")
-    if any(fields.get("partial_rotary_factor") not in (None, 1) for fields in (*ropes, config)):
-        raise ValueError("config.json sets partial_rotary_factor to a value that is not supported: take another model")
-    thetas = [fields["rope_theta"] for fields in (*ropes, config) if "rope_theta" in fields]
+    plain = {"rope_type": "default", "type": "default", "factor": 1, "partial_rotary_factor": 1}  # null means that, too
+    own = {name: config[name] for name in ("partial_rotary_factor", "rope_theta") if name in config}
+    places = [config.get("rope_parameters", {}), config.get("rope_scaling", {}), own]  # of transformers 5, 4 and both
+    for rope in places:
+        if (not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values())  # one for each layer
+                or any(rope.get(name) not in (None, value) for name, value in plain.items())):
+            raise ValueError("config.json sets rope_type, factor or partial_rotary_factor to a value that is not "
+                             "supported: take a checkpoint with plain RoPE")
+    thetas = [rope["rope_theta"] for rope in places if "rope_theta" in rope]
     if any(theta != thetas[0] for theta in thetas):
         raise ValueError(f"config.json has two values of rope_theta, {thetas!r:.50}: leave only the right one")
     return thetas[0] if thetas else 10000.0
@@ -77,9 +76,8 @@ def weight_files(folder: Path) -> list[Path]:
         files = [folder / name for name in sorted(set(content["weight_map"].values()))]
     elif not files[0].is_file():
         files = sorted(folder.glob("model-*.safetensors")) or files
-    for file in files:
-        if not file.is_file():
-            raise FileNotFoundError(f"{file} is missing")
+    if missing := [file for file in files if not file.is_file()]:
+        raise FileNotFoundError(f"{missing[0]} is missing")
     return files
 
 
@@ -93,12 +91,11 @@ def read_weights(folder: Path, device: str | torch.device, dtype: torch.dtype, t
         tensors = read_tensors(file, device, dtype)
         if twice := found.keys() & tensors.keys():
             raise ValueError(f"{min(twice)} is in two of the files of {folder}: remove the one that is left over")
-        found |= tensors
-    # A constant that old versions of transformers saved.
-    found = {name: tensor for name, tensor in found.items() if not name.endswith("rotary_emb.inv_freq")}
+        # Without a constant that old versions of transformers saved.
+        found |= {name: tensor for name, tensor in tensors.items() if not name.endswith("rotary_emb.inv_freq")}
     embedding = found.get("model.embed_tokens.weight")
-    output = found.pop("lm_head.weight", None) if tied else found.get("lm_head.weight")
-    if tied and output is not None and embedding is not None and not torch.equal(output, embedding):
+    output = found.pop("lm_head.weight", embedding) if tied else found.get("lm_head.weight")
+    if tied and embedding is not None and not torch.equal(output, embedding):
         raise ValueError(f"{folder} has a lm_head.weight that is not the embedding, but its config.json ties the two: "
                          "set tie_word_embeddings to false to use it, or remove the tensor")
     if not tied and output is None:
