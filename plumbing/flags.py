@@ -1,6 +1,5 @@
-"""Command-line flags from a dataclass of settings and from the signature of the chosen credit function.
-
-The comment at a field's line is its flag's help text. A flag that can't work ends the program with one sentence.
+"""Command-line flags from a dataclass of settings, whose comments are the help texts, and from the signature of the
+chosen credit function. A flag that can't work ends the program with one sentence.
 """
 import argparse
 import difflib
@@ -36,32 +35,33 @@ def parse(arguments: list[str], defaults: Settings, methods: dict, choices: dict
 def parse_with(parser: argparse.ArgumentParser, arguments: list[str], defaults: Settings, methods: dict,
                choices: dict[str, tuple]) -> Arguments:
     """Add the flags of `defaults`, a dataclass instance, and of the credit function that --mitigation names, and parse.
-
     methods: the credit functions by name. choices: the legal values of some flags.
     """
     first = new_parser(add_help=False)  # reads the credit function, which decides what other flags there are
     first.add_argument("--mitigation", default=defaults.mitigation)
     chosen = first.parse_known_args(arguments)[0].mitigation
-    method, helps = methods.get(chosen), comments(type(defaults))  # None: refused below, after --help
-    own = own_flags(method, {"help", "resume", *helps}) if method else {}
-    helps |= dict.fromkeys(own, f"of {chosen}")
-    for name, default in (vars(defaults) | own).items():
+    if chosen not in methods:
+        near = ", ".join(difflib.get_close_matches(chosen, methods, cutoff=0.0))
+        fail(f"there is no credit function {chosen}: did you mean {near}? --help lists them all")
+    method, helps = methods[chosen], comments(type(defaults))
+    method.check_parameters()
+    if taken := method.parameters.keys() & {"help", "resume", *helps}:
+        fail(f"{chosen} has a keyword argument named {min(taken)}, but there is a flag of that name: rename it")
+    helps |= dict.fromkeys(method.parameters, f"of {chosen}")
+    for name, default in (vars(defaults) | method.parameters).items():
         typed = {"type": to_bool, "nargs": "?", "const": True} if type(default) is bool else {"type": type(default)}
         shown = "empty" if default == "" else str(default).replace("%", "%%")  # argparse formats the help by %
         parser.add_argument(f"--{name}", default=default, choices=choices.get(name),
                             help=f"{helps[name]} (default {shown})", **typed)
     known, unknown = parser.parse_known_args(arguments)
-    if method is None:
-        near = difflib.get_close_matches(chosen, methods, cutoff=0.0)
-        fail(f"there is no credit function {chosen}: did you mean {', '.join(near)}? --help lists them all")
     if unknown:
         near = difflib.get_close_matches(unknown[0], [f"--{name}" for name in helps], n=1)
         hint = f": did you mean {near[0]}?" if near else "; --help lists all flags"
         fail(f"--mitigation {chosen} takes no {unknown[0]}{hint}")
-    hyper_parameters = {name: getattr(known, name) for name in own}
-    settings = type(defaults)(**{name: getattr(known, name) for name in vars(defaults)})
-    check_method_flags(method, settings, defaults, hyper_parameters)
-    return Arguments(settings, hyper_parameters)
+    found = Arguments(type(defaults)(**{name: getattr(known, name) for name in vars(defaults)}),
+                      {name: getattr(known, name) for name in method.parameters})
+    check_method_flags(method, found, defaults)
+    return found
 
 
 def flags_of_run(arguments: list[str]) -> tuple[Path, list[str]]:
@@ -74,10 +74,9 @@ def flags_of_run(arguments: list[str]) -> tuple[Path, list[str]]:
         fail(f"--resume keeps the settings that the run began with: it takes --steps and no {unknown[0]}")
     config = read_config(known.resume)
     if unknown := sorted(config["settings"].keys() - vars(Settings()).keys()):
-        fail(f"another version of train.py began {known.resume}: this one has no --{unknown[0]}"
-             "; resume with that version, or start a new run")
-    steps = {} if known.steps is None else {"steps": known.steps}
-    values = config["settings"] | config["method"] | steps
+        fail(f"another version of train.py began {known.resume}: this one has no --{unknown[0]}; resume with that "
+             "version, or start a new run")
+    values = config["settings"] | config["method"] | ({} if known.steps is None else {"steps": known.steps})
     return known.resume, [f"--{name}={value}" for name, value in values.items()]
 
 
@@ -89,23 +88,14 @@ def new_parser(**options) -> argparse.ArgumentParser:
     return parser
 
 
-def own_flags(method: Any, taken: set[str]) -> dict:
-    """The hyper-parameters of a credit function and their defaults. ValueError where they can't be flags."""
-    method.check_parameters()
-    if collision := taken & method.parameters.keys():
-        raise ValueError(f"{method.name} has a keyword argument named {min(collision)}, but there is a flag of that "
-                         "name: rename the argument")
-    return method.parameters
-
-
-def check_method_flags(method: Any, settings: Settings, defaults: Settings, hyper_parameters: dict) -> None:
+def check_method_flags(method: Any, found: Arguments, defaults: Settings) -> None:
     """Exit where a flag has no effect on the chosen credit function, or where a hyper-parameter is NaN or too large."""
-    if settings.normalize != defaults.normalize and not method.is_reweighting:
+    if found.settings.normalize != defaults.normalize and not method.is_reweighting:
         fail(f"--mitigation {method.name} is not a reweighting: it takes no --normalize")
-    if settings.advantage != defaults.advantage and not method.from_advantage:
+    if found.settings.advantage != defaults.advantage and not method.from_advantage:
         fail(f"--mitigation {method.name} takes no --advantage: if its function reads batch.advantage, write "
              "@token_credit(from_advantage=True)")
-    for name, value in hyper_parameters.items():
+    for name, value in found.hyper_parameters.items():
         if isinstance(value, (int, float)) and not abs(value) < 1e12:
             fail(f"--{name} must be a number between -1e12 and 1e12")
 

@@ -11,9 +11,8 @@ from plumbing.processes import leads, world
 
 
 class Progress:
-    """`name: done/total, ETA`: one line that overwrites itself on a terminal, a line now and then elsewhere.
-
-    patience: seconds in which nothing is shown; with it, on a terminal, the last line is overwritten, too.
+    """`name: done/total, ETA`: one line that overwrites itself on a terminal, a line now and then elsewhere. Nothing in
+    the first `patience` seconds; with them, on a terminal, the last line is overwritten, too.
     """
 
     def __init__(self, name: str, total: int, patience: float = 0.0):
@@ -33,9 +32,8 @@ class Progress:
         print(f"{self.name}: {int(done):,}/{self.total:,}  ETA {eta} ", end=end, file=sys.stderr, flush=True)
 
     def part(self, done: int, size: int, limit: int) -> Callable[[int, float], None]:
-        """The `watch` of sampler.generate that shows a part of `size` responses, after `done` others.
-
-        limit: the most tokens of a response. It is assumed that running responses go on to it.
+        """The `watch` of sampler.generate that shows a part of `size` responses, after `done` others, as if those that
+        are running went on to the limit (tokens).
         """
         return lambda columns, running: self.show(done + size * (1 - running * (1 - columns / limit)))
 
@@ -60,11 +58,8 @@ def fail(message: str) -> None:
 
 @contextmanager
 def one_sentence(interrupted: str = "interrupted", run: Path | None = None) -> Iterator[None]:
-    """Exit with one sentence on an error that the user can fix, and on Ctrl-C. Also a decorator: @one_sentence().
-
-    run: the run folder that is being written, if any.
-    """
-    kept = f"; what finished before is in {run}" if run else ""
+    """Exit with one sentence on an error that the user can fix, and on Ctrl-C. Also a decorator: @one_sentence()."""
+    kept = f"; what finished before is in {run}" if run else ""  # the run folder that is being written
     resume = ", which --resume continues" if run else ""
     sys.stdout.reconfigure(errors="replace")  # a terminal without a ± shows ?
     try:

@@ -1,7 +1,4 @@
-"""Run folders read back.
-
-A run folder holds config.json, metrics.csv, credit/ and, once the run is finished, final.json.
-"""
+"""Run folders read back: config.json, metrics.csv, credit/, samples.txt and, of a finished run, final.json."""
 import csv
 import re
 from collections import Counter
@@ -14,10 +11,7 @@ from plumbing.metrics import COLUMNS, CREDIT_LOG
 
 
 def read_metrics(run: Path, length: int | None = None) -> dict[str, np.ndarray]:
-    """metrics.csv, or its first `length` bytes, as columns, NaN where nothing was measured.
-
-    ValueError where it is not what a run writes.
-    """
+    """metrics.csv, or its first `length` bytes, as columns, NaN where nothing was measured; ValueError if damaged."""
     file = run / "metrics.csv"
     if not file.is_file():
         problem = "it has no metrics.csv" if run.is_dir() else "there is none (a changed flag is part of a run's name)"

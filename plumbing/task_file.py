@@ -18,18 +18,16 @@ REQUIRED = ("load", "check", "prompt", "grade", "roles", "show")  # what countdo
 
 def load_task(name: str) -> ModuleType:
     """The module of a task: NAME_task.py beside train.py or in tasks/, or a file, where `name` ends in .py.
-
-    FileNotFoundError or ValueError where there is no such file, or where it lacks a function that every task has.
+    FileNotFoundError or ValueError where there is none, or it lacks a function that every task has.
     """
-    modules = [f"{name}_task", f"tasks.{name}_task"] if name.isidentifier() else []
+    dotted = [f"{name}_task", f"tasks.{name}_task"] if name.isidentifier() else []
     if name.endswith(".py"):
         if not Path(name).is_file():
             raise FileNotFoundError(f"there is no task file {name}")
         spec = importlib.util.spec_from_file_location(Path(name).stem, name)
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module  # where dataclasses look for it
+        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # where dataclasses look for it
         spec.loader.exec_module(module)
-    elif found := [dotted for dotted in modules if importlib.util.find_spec(dotted)]:
+    elif found := list(filter(importlib.util.find_spec, dotted)):
         module = importlib.import_module(found[0])
     else:
         raise ValueError(f"there is no task {name}: --task takes the NAME of a file tasks/NAME_task.py, or a path that "
@@ -41,7 +39,6 @@ def load_task(name: str) -> ModuleType:
 
 def load_puzzles(task: ModuleType, count: int, path: str, eval_path: str = "") -> tuple[list, list]:
     """The training puzzles of a task, and `count` held-out ones. ValueError where one is no puzzle, or is in both.
-
     eval_path: a file of held-out puzzles. Then all others of the file `path` are trained on, not nine tenths.
     """
     for file in map(Path, filter(None, (path, eval_path))):
@@ -54,13 +51,15 @@ def load_puzzles(task: ModuleType, count: int, path: str, eval_path: str = "") -
         raise ValueError("the task has no puzzles to train on, or none held out")
     if strange := [puzzle for puzzle in training + heldout if not isinstance(getattr(puzzle, "id", None), str)]:
         raise ValueError(f"the task's load returns puzzles without an id that is text, such as {strange[0]!r:.50}")
-    known = set().union(*(keys(task, puzzle) for puzzle in heldout))
+    # What a model could memorize: the task's key, and the id, since its own puzzles and a file's may have other keys.
+    key = getattr(task, "key", lambda puzzle: puzzle.id)
+    known = {name for puzzle in heldout for name in (puzzle.id, key(puzzle))}
     if eval_path and len(heldout) > count:
         print(f"{count} of the {len(heldout)} puzzles in {eval_path} are measured: --eval_problems says how many")
         heldout = heldout[:count]
     if len(heldout) > count or len({puzzle.id for puzzle in heldout}) < len(heldout):
         raise ValueError(f"the task's load returns more than the {count} held-out puzzles asked for, or one twice")
-    both = {puzzle.id for puzzle in training if known & keys(task, puzzle)}
+    both = {puzzle.id for puzzle in training if not known.isdisjoint((puzzle.id, key(puzzle)))}
     apart = [puzzle for puzzle in training if puzzle.id not in both]
     if both and not eval_path:
         raise ValueError(f"the task's puzzle {min(both)} is held out, and trained on")
@@ -69,14 +68,6 @@ def load_puzzles(task: ModuleType, count: int, path: str, eval_path: str = "") -
     if both:
         print(f"{len(training) - len(apart)} of {len(training)} training puzzles are in {eval_path}: they are left out")
     return apart, heldout
-
-
-def keys(task: ModuleType, puzzle: Any) -> set[str]:
-    """What a model could memorize of a puzzle: its id, and what the task's `key` says, where it has that function.
-
-    Both, because a puzzle that a task makes may have another key than the same one in a file.
-    """
-    return {puzzle.id, task.key(puzzle)} if hasattr(task, "key") else {puzzle.id}
 
 
 def check_grade(grade: dict[str, Any]) -> dict[str, float]:

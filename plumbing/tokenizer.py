@@ -1,7 +1,5 @@
-"""A byte-level tokenizer.json: text to tokens, and tokens back to text with the span of each.
-
-The spans are computed here because the tokenizers library gives offsets for text that it encodes, but not for tokens
-that it decodes.
+"""A byte-level tokenizer.json: text to tokens, and tokens back to text with the span of each. (The tokenizers library
+gives offsets for text that it encodes, but not for tokens that it decodes.)
 """
 import codecs
 import os
@@ -26,8 +24,7 @@ class Tokenizer:
     def __init__(self, folder: str | Path):
         file = Path(folder) / "tokenizer.json"
         if not file.is_file():
-            raise FileNotFoundError(f"{file} is missing: AutoTokenizer of transformers can write it, with "
-                                    "save_pretrained")
+            raise FileNotFoundError(f"{file} is missing: save_pretrained of transformers' AutoTokenizer can write it")
         try:
             self.library = library = tokenizers.Tokenizer.from_str(file.read_text(encoding="utf-8-sig"))
         except Exception as error:  # the library raises nothing more specific
@@ -44,20 +41,19 @@ class Tokenizer:
         control = [*map(library.id_to_token, self.end_tokens), *[CHATML] * self.chat]
         added = {token.content: token for token in library.get_added_tokens_decoder().values()}
         library.add_special_tokens([added.get(name, name) for name in control])  # not every file marks them as such
-        self.added = library.get_added_tokens_decoder()
+        self.bytes, self.added = token_bytes(library, self.size, self.end_tokens), library.get_added_tokens_decoder()
         self.special = {token.content: token for token in self.added.values() if token.special}
-        self.bytes = token_bytes(library, self.size, self.end_tokens)
-        longest_first = sorted(self.special.values(), key=lambda token: len(token.content), reverse=True)
-        self.names = re.compile(f"({'|'.join(map(pattern, longest_first))})")
+        words = [rf"(?<!\w){re.escape(name)}(?!\w)" if token.single_word else re.escape(name)
+                 for name, token in sorted(self.special.items(), key=lambda item: -len(item[0]))]
+        self.names = re.compile(f"({'|'.join(words)})")
         self.start = first_tokens(settings, library, self.chat)
         library.encode_special_tokens = True  # a special token's name stays characters; `encode` finds those meant
 
     def encode(self, *pieces: str) -> list[int]:
-        """The tokens of a text. `<|im_start|>` and the like in it become special tokens.
-
-        It may be cut in pieces: then every second one is somebody's own text, in which these stay characters.
+        """The tokens of a text, in which `<|im_start|>` and the like become special tokens. It may be cut in pieces:
+        then every second one is somebody's own text, in which they stay characters.
         """
-        parts = [""]  # text, a special token's name, text, ..., text, which stays whole: a cut could change its tokens
+        parts = [""]  # text, a special token's name, text, ..., text. It stays whole: a cut could change its tokens
         for i, piece in enumerate(pieces):
             first, *others = self.names.split(piece) if i % 2 == 0 else [piece]
             parts[-1] += first
@@ -97,7 +93,7 @@ class Tokenizer:
 
 def characters(data: bytes) -> tuple[str, Sequence[int]]:
     """Bytes as text, and the index of each byte's character."""
-    if data.isascii():  # as nearly always, and quick
+    if data.isascii():  # as nearly always, and then quick
         return data.decode(), range(len(data))
     decoder, text, owner = codecs.getincrementaldecoder("utf-8")("replace"), "", []
     for byte in data:
@@ -107,10 +103,8 @@ def characters(data: bytes) -> tuple[str, Sequence[int]]:
 
 
 def token_bytes(library: tokenizers.Tokenizer, size: int, end_tokens: list[int]) -> list[bytes]:
-    """The bytes of every token. An end token has none: it is not part of the text.
-
-    Byte-level BPE writes a printable byte as the Unicode character of that number, any other as one from 256 up.
-    """
+    """The bytes of every token. An end token has none: it is not part of the text."""
+    # Byte-level BPE writes a printable byte as the Unicode character of that number, any other as one from 256 up.
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     letters = dict(zip(map(chr, [*printable, *range(256, 324)]), [*printable, *others]))
@@ -122,12 +116,6 @@ def token_bytes(library: tokenizers.Tokenizer, size: int, end_tokens: list[int])
         raise ValueError(f"the tokenizer is not a byte-level one: a token contains {error}") from None
 
 
-def pattern(token: AddedToken) -> str:
-    """The regular expression that finds a token in a text, some only where it is a word of its own."""
-    name = re.escape(token.content)
-    return rf"(?<!\w){name}(?!\w)" if token.single_word else name
-
-
 def name_of(token: object) -> object:
     """The name of a token, which a file may give as an object with flags."""
     return token.get("content") if isinstance(token, dict) else token
@@ -135,7 +123,6 @@ def name_of(token: object) -> object:
 
 def read_settings(folder: Path) -> dict:
     """tokenizer_config.json and what transformers reads beside it; ValueError for a setting that is not supported.
-
     chat_template becomes text, or None where the folder says nothing about its tokenizer.
     """
     config, jinja = folder / "tokenizer_config.json", folder / "chat_template.jinja"
@@ -151,7 +138,6 @@ def read_settings(folder: Path) -> dict:
 
 def add_listed_tokens(folder: Path, settings: dict, library: tokenizers.Tokenizer) -> None:
     """Add the tokens that only a file beside tokenizer.json lists, and take the flags that it gives to those in both.
-
     ValueError for one that can't have its number, or is named without one: transformers would give it a new one.
     """
     listed = settings.get("added_tokens_decoder")
@@ -188,10 +174,8 @@ def first_tokens(settings: dict, library: tokenizers.Tokenizer, chat: bool) -> l
 
 
 def find_end_tokens(folder: Path, library: tokenizers.Tokenizer) -> list[int]:
-    """The tokens that end a response: END_TOKENS, and those that the files of a model folder name.
-
-    ValueError where there is none, or where a file names something else: a Llama config of transformers has the id 2 by
-    default, whatever that token is.
+    """The tokens that end a response: END_TOKENS, and those that a model folder names. ValueError where there is none,
+    or a file names something else: a Llama config of transformers has the id 2 by default, whatever that token is.
     """
     found = [library.token_to_id(name) for name in END_TOKENS]
     for name, key in NAMED_IN.items():
@@ -202,7 +186,7 @@ def find_end_tokens(folder: Path, library: tokenizers.Tokenizer) -> list[int]:
                 raise ValueError(f"{folder / name} names {end!r:.50} as the end token ({key}), which is no special "
                                  "token of tokenizer.json: correct the one that is wrong")
             found.append(token)
-    if not (found := list(dict.fromkeys(token for token in found if token is not None))):
+    if not (ends := dict.fromkeys(token for token in found if token is not None)):
         raise ValueError(f"{folder / 'tokenizer.json'} has neither <|im_end|> nor <|endoftext|>, and no file beside it "
                          "names an end token: set eos_token_id in generation_config.json, or no response could end")
-    return found
+    return list(ends)
