@@ -25,11 +25,22 @@ class Arguments(NamedTuple):
 def parse(arguments: list[str], defaults: Settings, methods: dict, choices: dict[str, tuple], usage: str) -> Arguments:
     """Parse the command line of train.py. usage: its own help, above that of the flags; the others: see parse_with."""
     parser = new_parser(usage="python train.py [--flag value ...]", description=usage, epilog=methods_help(methods))
-    run = None
-    if any(word.split("=")[0] == "--resume" for word in arguments):
-        run, arguments = flags_of_run(arguments)
-        parser.error = lambda message: fail(f"{run / 'config.json'}: {message}")
-    return parse_with(parser, arguments, defaults, methods, choices)._replace(resume=run)
+    if not any(word.split("=")[0] == "--resume" for word in arguments):
+        return parse_with(parser, arguments, defaults, methods, choices)
+    resumed = new_parser(add_help=False)  # reads --resume runs/... [--steps N]; the flags are those of its config.json
+    resumed.add_argument("--resume", type=Path)
+    resumed.add_argument("--steps", type=int)
+    known, unknown = resumed.parse_known_args(arguments)
+    if unknown:
+        fail(f"--resume keeps the settings that the run began with: it takes --steps and no {unknown[0]}")
+    config = read_config(known.resume)
+    if unknown := sorted(config["settings"].keys() - vars(defaults).keys()):
+        fail(f"another version of train.py began {known.resume}: this one has no --{unknown[0]}; resume with that "
+             "version, or start a new run")
+    values = config["settings"] | config["method"] | ({} if known.steps is None else {"steps": known.steps})
+    parser.error = lambda message: fail(f"{known.resume / 'config.json'}: {message}")
+    words = [f"--{name}={value}" for name, value in values.items()]
+    return parse_with(parser, words, defaults, methods, choices)._replace(resume=known.resume)
 
 
 def parse_with(parser: argparse.ArgumentParser, arguments: list[str], defaults: Settings, methods: dict,
@@ -62,22 +73,6 @@ def parse_with(parser: argparse.ArgumentParser, arguments: list[str], defaults: 
                       {name: getattr(known, name) for name in method.parameters})
     check_method_flags(method, found, defaults)
     return found
-
-
-def flags_of_run(arguments: list[str]) -> tuple[Path, list[str]]:
-    """The run that `--resume runs/... [--steps N]` names, and the flags that it began with, from its config.json."""
-    parser = new_parser(add_help=False)
-    parser.add_argument("--resume", type=Path)
-    parser.add_argument("--steps", type=int)
-    known, unknown = parser.parse_known_args(arguments)
-    if unknown:
-        fail(f"--resume keeps the settings that the run began with: it takes --steps and no {unknown[0]}")
-    config = read_config(known.resume)
-    if unknown := sorted(config["settings"].keys() - vars(Settings()).keys()):
-        fail(f"another version of train.py began {known.resume}: this one has no --{unknown[0]}; resume with that "
-             "version, or start a new run")
-    values = config["settings"] | config["method"] | ({} if known.steps is None else {"steps": known.steps})
-    return known.resume, [f"--{name}={value}" for name, value in values.items()]
 
 
 def new_parser(**options) -> argparse.ArgumentParser:

@@ -62,7 +62,7 @@ def weight_files(folder: Path) -> list[Path]:
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.is_file():
         return [single]
-    shards = {file.name: file.name for file in folder.glob("model-*.safetensors")}  # all that are here
+    shards = {file.name: file.name for file in folder.glob("model-*.safetensors")}  # all, without an index
     content = read_json(index, missing={"weight_map": shards})
     check_fields(content, {"weight_map": dict}, index)
     files = [folder / name for name in sorted(set(content["weight_map"].values()))] or [single]
@@ -84,7 +84,7 @@ def read_weights(folder: Path, device: str | torch.device, dtype: torch.dtype, t
         found |= {name: tensor for name, tensor in tensors.items() if not name.endswith("rotary_emb.inv_freq")}
     embedding = found.get("model.embed_tokens.weight")
     output = found.pop("lm_head.weight", embedding) if tied else found.get("lm_head.weight")
-    if tied and embedding is not None and not torch.equal(output, embedding):
+    if tied and embedding is not None and output is not embedding and not torch.equal(output, embedding):
         raise ValueError(f"{folder} has a lm_head.weight that is not the embedding, but its config.json ties the two: "
                          "set tie_word_embeddings to false to use it, or remove the tensor")
     if not tied and output is None:
