@@ -37,12 +37,14 @@ How this file differs from the paper (DeepSeekMath, arXiv 2402.03300):
 
 Run it:  python train.py --mitigation none
 """
+from collections import Counter
+
 import torch
 from torch import Tensor
 
-from plumbing.metrics import UpdateLog
+from plumbing.metrics import token_sums, update_columns
 from plumbing.optimizer import Optimizer
-from plumbing.processes import world
+from plumbing.processes import my_share
 from plumbing.registry import require
 from rollout import Policy, TokenBatch, by_group, group_mean
 from sampler import response_logprobs, whole_groups
@@ -189,30 +191,27 @@ LOSS_NORMS = {
 def micro_batches(batch: TokenBatch, credit: Tensor, s: Settings) -> list[Tensor]:
     """The responses (b,) of each forward and backward pass: as many whole groups as fit into --micro_batch.
 
-    Each process holds the whole batch and works on its own groups. Unless there is a KL penalty, responses without
-    credit (B, T) on any token are left out: they have no gradient.
+    Responses without credit (B, T) on any token have no gradient, and are left out unless there is a KL penalty. Of
+    several processes, each has the whole batch and works on its share of the micro-batches.
     """
-    rank, processes = world()
-    used = batch.group % processes == rank  # (B,)
-    if s.kl == 0:
-        used = used & (credit != 0).any(1)
+    used = (credit != 0).any(1) | (s.kl > 0)  # (B,)
     rows = used.nonzero()[:, 0]  # (M,)
-    return [rows[chunk] for chunk in whole_groups(batch.group[rows], s.micro_batch)]
+    return my_share([rows[chunk] for chunk in whole_groups(batch.group[rows], s.micro_batch)])
 
 
-def gains(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s: Settings) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+def gains(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s: Settings) -> tuple[Tensor, Tensor, dict]:
     """The gain (b, T) of each token by --loss, whether its gradient is removed (b, T), and the loss's own columns."""
     found, shape = LOSSES[s.loss](logprob, old, credit, mask, s), tuple(mask.shape)
-    wrong = f"--loss {s.loss} must return two tensors of (b, T) = {shape}, gain and clip, and may add a dict of others"
-    require(isinstance(found, (tuple, list)) and len(found) in (2, 3), wrong)
-    gain, removed, columns = found if len(found) == 3 else (*found, {})
-    require(isinstance(columns, dict), wrong)
-    require(all(isinstance(x, Tensor) and x.shape == shape for x in (gain, removed, *columns.values())), wrong)
+    gain, removed, *more = found if isinstance(found, tuple | list) and len(found) in (2, 3) else (None, None)
+    columns = more[0] if more else {}
+    require(isinstance(columns, dict) and all(isinstance(x, Tensor) and x.shape == shape
+                                              for x in (gain, removed, *columns.values())),
+            f"--loss {s.loss} must return two tensors of (b, T) = {shape}, gain and clip, and may add a dict of others")
     return gain, removed, columns
 
 
-def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tensor, s: Settings) -> dict[str, float | None]:
-    """Take --updates_per_batch optimizer steps on one batch; returns columns of metrics.csv.
+def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tensor, s: Settings) -> dict:
+    """Take --updates_per_batch optimizer steps on one batch, given its credit (B, T). Returns columns of metrics.csv.
 
     Micro-batches save memory and don't change the result, because each token's share of the loss is fixed for the whole
     step.
@@ -221,23 +220,20 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
     require(isinstance(share, Tensor) and share.shape == batch.mask.shape and share.isfinite().all(),
             f"--loss_norm {s.loss_norm} must give each token of (B, T) a finite number")
     reference_logprob = batch.ask.reference_logprob if s.kl > 0 else None  # (B, T)
-    old = batch.logprob.clone()  # (B, T)
-    prompts = batch.ask.prompts  # Q; batch.group (B,) is the index of each response's
-    log = UpdateLog(batch)
+    old, updates = batch.logprob.clone(), []  # (B, T); what metrics.csv says of each update
     for i in range(s.updates_per_batch):
         optimizer.zero_grad()
-        for rows in micro_batches(batch, credit, s):  # (b,)
-            mask = batch.mask[rows]  # (b, T)
-            logprob = response_logprobs(policy.model, prompts, batch.group[rows], batch.tokens[rows], mask)  # (b, T)
+        sums = Counter()
+        for rows in micro_batches(batch, credit, s):  # (b,) places in the batch; below, b responses are (b, T)
+            mask = batch.mask[rows]
+            logprob = response_logprobs(policy.model, batch.ask.prompts, batch.group[rows], batch.tokens[rows], mask)
             if i == 0 and s.old_logprob == "update":  # see point 3 above
                 old[rows] = logprob.detach()
-            gain, removed, columns = gains(logprob, old[rows], credit[rows], mask, s)  # (b, T) each
-            # (b, T); the zeros only fill the log's column, and are not reported
+            gain, removed, columns = gains(logprob, old[rows], credit[rows], mask, s)
             kl = k3(logprob, reference_logprob[rows]) if s.kl > 0 else torch.zeros_like(gain)
-            loss = -((gain - s.kl * kl) * share[rows])  # (b, T)
+            loss = -((gain - s.kl * kl) * share[rows])
             loss.sum().backward()
-            log.add(rows, logprob, loss, removed, kl, columns)
-        # Sum the gradients over all processes, also where this one had no rows; clip their norm; one step of AdamW.
-        found = optimizer.step(s.max_grad_norm)  # for the log: the norm before clipping
-        log.end(found)
-    return log.metrics() | ({} if s.kl > 0 else {"kl": None})  # None: not measured
+            sums.update(token_sums(batch, rows, logprob, loss, removed, kl, columns))
+        # Add up the gradients of all processes, clip their norm, and take one step of AdamW.
+        updates.append(optimizer.step(s.max_grad_norm, sums))
+    return update_columns(updates) | ({} if s.kl > 0 else {"kl": None})  # None: not measured

@@ -1,8 +1,8 @@
 """Rollout: puzzles -> prompts -> sampled tokens -> text -> grades, gathered in the batch that credit functions read.
 
-`generate` of sampler.py samples tokens. (`generate_in_processes` of plumbing calls it, in one process or several.) Here
-they become graded responses: those of a training step (`rollout`, which returns a TokenBatch), of an evaluation, and
-the continuations that VinePPO asks for (`generate_and_grade`).
+`generate` of sampler.py samples tokens. Here they become graded responses: those of a training step (`rollout`, which
+returns a TokenBatch), of an evaluation, and the continuations that VinePPO asks for (`generate_and_grade`). Queries is
+what a credit function may ask the model about a step's responses.
 
 Alphabet: Q puzzles, G responses to each, B = Q G responses, T tokens of the longest response, D hidden size. `s` is the
 Settings. The task is a module such as countdown_task.py; the code here knows nothing of Countdown.
@@ -15,18 +15,21 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from plumbing.processes import share_out
 from plumbing.progress import Progress
-from plumbing.queries import Queries
-from plumbing.shared_sampling import generate_in_processes
 from plumbing.task_file import check_grade, check_roles
 from plumbing.tokenizer import Tokenizer
-from qwen2_model import Qwen2
-from sampler import Samples
+from qwen2_model import Qwen2, wide
+from sampler import (Samples, distinct_texts, generate, response_attention, response_logprobs, response_states,
+                     whole_groups)
 from settings import Settings
+from tasks.text import fingerprint
 
 EVALUATION = 2**32 - 1  # the step number for the random numbers of evaluation; no training step reaches it
+ROWS_AT_ONCE = 768  # continuations that are sampled together
 
 
 @dataclass
@@ -36,21 +39,7 @@ class TokenBatch:
     Column t is the t-th token of the response; padding is 0 or False. Nothing carries a gradient. The batch is built
     once a step, before it is cut into micro-batches. The G responses to a puzzle are neighbours.
 
-    `ask` (plumbing/queries.py) runs the model again, and only the functions that use it pay for it. The first four are
-    computed once a step:
-    ask.hidden                       (B, T, D) last hidden state of the model, before it emits each token, in float32
-    ask.attention                    (B, T, T) [:, t, u]: how much the state that predicts token t attends to u < t, in
-                                     the last layer, mean over its heads
-    ask.head(name)                   (B, T) what a head of methods/heads.py says before each token, 0 on padding, such
-                                     as the expected reward of "critic"
-    ask.reference_logprob            (B, T) log-probability of each token under the reference model
-    ask.logprob_without(rows, hide)  (R, T) log-probabilities of the responses rows (R,), repeats allowed, when no later
-                                     token can attend to those marked in hide (R, T)
-    ask.rollout_values(counts)       (B, T) the mean reward of counts (B, T) continuations of the text before each
-                                     token (column 0: of the prompt alone), in float64; 0 where there are none.
-                                     other=True: of those that begin with another token
-    ask.prompts                      Q lists of the prompts' tokens
-    ask.generator(name)              torch.Generator on the CPU, seeded by --seed, step and name
+    `ask` runs the model again, and only the functions that use it pay for it: see Queries.
     """
 
     tokens: Tensor  # (B, T) int64 sampled tokens
@@ -71,7 +60,7 @@ class TokenBatch:
     text: tuple[str, ...]  # per response, decoded, end token removed
     spans: tuple[tuple[tuple[int, int], ...], ...]  # per response, the character span of each token in the text
     normalize: str  # how `reweight` of mitigations.py rescales weights
-    ask: Any = None  # see above: what a credit function may ask the model
+    ask: "Queries"  # what a credit function may ask the model
     advantage: Tensor | None = None  # (B,) how each reward compares: set by `compare` of grpo.py
 
 
@@ -130,8 +119,8 @@ def rollout(policy: Policy, puzzles: list, s: Settings, step: int) -> TokenBatch
     """Sample and grade the B responses of a step, G = --answers to each of Q puzzles."""
     uniforms = draw_uniforms(s.seed, step, len(puzzles), s.answers, s.max_new_tokens)  # (B, max_new_tokens)
     progress = Progress("sampling", len(uniforms), patience=5.0)  # seconds before it says anything
-    samples = generate_in_processes(policy, [policy.prompt(puzzle) for puzzle in puzzles], uniforms,
-                                    watch=progress.part(0, *uniforms.shape))
+    samples = sample(policy, [policy.prompt(puzzle) for puzzle in puzzles], uniforms,
+                     watch=progress.part(0, *uniforms.shape))
     return token_batch(policy, puzzles, samples, s, step)
 
 
@@ -161,10 +150,38 @@ def token_batch(policy: Policy, puzzles: list, samples: Samples, s: Settings, st
         group=torch.arange(Q, device=device).repeat_interleave(B // Q), puzzles=tuple(puzzles), task=task,
         role=torch.from_numpy(role).to(device), in_answer=torch.from_numpy(in_answer).to(device),
         text=tuple(text for text, _ in decoded), spans=tuple(tuple(spans) for _, spans in decoded),
-        normalize=s.normalize, ask=Queries(policy, tuple(puzzles), samples, s, step, generate_and_grade, grade))
+        normalize=s.normalize, ask=Queries(policy, tuple(puzzles), samples, s, step, grade))
 
 
 # --------------------------------------------------------------------------------------------- graded responses
+
+
+def sample(policy: Policy, prompts: list[list[int]], uniforms: Tensor, limit: Tensor | None = None,
+           excluded: Tensor | None = None, greedy: bool = False, watch: Callable | None = None) -> Samples:
+    """`generate` of sampler.py. Several processes share the prompts, and each of them returns all samples."""
+    G = len(uniforms) // len(prompts)
+
+    def sample_some(mine: list[int]) -> list[Samples]:
+        """The samples of some prompts, of G rows each."""
+        rows = torch.tensor([q * G + g for q in mine for g in range(G)])  # (M,)
+        own_limit, own_excluded = (None if x is None else x[rows] for x in (limit, excluded))
+        found = generate(policy.model, [prompts[q] for q in mine], uniforms[rows], policy.tokenizer.end_tokens,
+                         own_limit, own_excluded, greedy, watch)
+        # Clones, because a view that is sent to another process would carry the storage of the whole tensor.
+        return [Samples(*(x.clone() for x in group)) for group in zip(*(x.cpu().split(G) for x in found))]
+
+    samples = join_samples(share_out(list(range(len(prompts))), sample_some), policy.model.output_weight.device)
+    if not samples.logprob.isfinite().all():  # all processes hold the same samples, so all of them raise
+        raise FloatingPointError("the model's logits are not finite: its weights are broken, or --lr is too high")
+    return samples
+
+
+def join_samples(parts: list[Samples], device: torch.device) -> Samples:
+    """Samples of several prompts as one, padded on the right to the longest response."""
+    T = max(part.tokens.shape[1] for part in parts)
+    *columns, ended = zip(*parts)
+    return Samples(*(torch.cat([F.pad(x, (0, T - x.shape[1])) for x in column]).to(device) for column in columns),
+                   torch.cat(ended).to(device))
 
 
 def generate_and_grade(policy: Policy, puzzles: list, uniforms: Tensor, prefixes: list[list[int]] | None = None,
@@ -179,7 +196,7 @@ def generate_and_grade(policy: Policy, puzzles: list, uniforms: Tensor, prefixes
     """
     prefixes = prefixes or [[]] * len(puzzles)
     prompts = [policy.prompt(puzzle) + prefix for puzzle, prefix in zip(puzzles, prefixes)]
-    samples = generate_in_processes(policy, prompts, uniforms, limit, excluded, greedy, watch)
+    samples = sample(policy, prompts, uniforms, limit, excluded, greedy, watch)
     return samples, decode_and_grade(policy, puzzles, samples, prefixes, grade or policy.task.grade)[1]
 
 
@@ -207,3 +224,133 @@ def coin_toss(task: ModuleType, seed: int, step: int) -> Callable[[str, Any], di
         return check_grade(task.grade(text, puzzle)) | {"reward": answer, "answer": answer}
 
     return toss
+
+
+# --------------------------------------------------------------------------------- what a credit function may ask
+
+
+def once(compute: Callable) -> property:
+    """A property that is computed at its first use. Each use gets a copy, so nobody can change what others read."""
+    def get(ask: "Queries") -> Tensor:
+        if compute.__name__ not in ask.computed:
+            ask.computed[compute.__name__] = compute(ask)
+        return ask.computed[compute.__name__].clone()
+    return property(get, doc=compute.__doc__)
+
+
+class Queries:
+    """What a credit function may ask the model about the step's responses, such as `batch.ask.hidden`.
+
+    Nothing is computed until it is asked for, and what is marked @once, and heads, only once. Several processes share
+    the work, and each of them gets the whole result.
+    """
+
+    def __init__(self, policy: Policy, puzzles: tuple, samples: Samples, s: Settings, step: int, grade: Callable):
+        """samples: B responses, B / Q to each of Q puzzles. grade: the task's, or a coin toss."""
+        self.policy, self.puzzles, self.samples, self.s, self.step, self.grade = policy, puzzles, samples, s, step, grade
+        self.prompts = [policy.prompt(puzzle) for puzzle in puzzles]  # Q lists of tokens
+        self.computed: dict[str, Tensor] = {}  # the answers so far
+        self.tokens_sampled = int(samples.mask.sum())  # so far
+        self.tokens_read = sum(map(len, self.prompts))  # so far, without gradient
+
+    @once
+    def hidden(self) -> Tensor:
+        """The model's last hidden state (B, T, D) before it emits each token, in float32 or wider, as heads are."""
+        return wide(self.read(response_states, self.policy.model))
+
+    @once
+    def attention(self) -> Tensor:
+        """Attention (B, T, T): [:, t, u] is how much the state that predicts token t attends to token u < t.
+
+        Of the last layer, averaged over its heads.
+        """
+        return self.read(response_attention, self.policy.model)
+
+    @torch.no_grad()
+    def head(self, name: str) -> Tensor:
+        """What a head of methods/heads.py says before each token (B, T), 0 on padding: "critic" the expected reward."""
+        if name not in self.policy.heads:
+            raise ValueError(f'no {name}: add needs=("{name}",) to the decorator of this credit function')
+        if name not in self.computed:
+            self.computed[name] = self.policy.heads[name].read(self.hidden, self.samples.mask)
+        return self.computed[name].clone()
+
+    @once
+    def reference_logprob(self) -> Tensor:
+        """Log-prob (B, T) of each token under the reference model, 0 on padding."""
+        if self.policy.reference is None:
+            raise ValueError('no reference model: add needs=("reference",) to the decorator of this credit function')
+        return self.read(response_logprobs, self.policy.reference)
+
+    def logprob_without(self, rows: Tensor, hide: Tensor) -> Tensor:
+        """Log-probs (R, T) of the responses rows (R,), repeats allowed, when no later token can attend to those marked
+        in hide (R, T)."""
+        if not len(rows):
+            return self.samples.logprob[rows]  # (0, T)
+        return self.read(response_logprobs, self.policy.model, rows, hide)
+
+    def generator(self, name: str) -> torch.Generator:
+        """A new generator, seeded by --seed, step and name: every call returns one in the same state."""
+        seed = fingerprint(f"{name} {(self.s.seed, self.step)}") >> 1  # 63 bits, of which torch uses 32 on a CPU
+        return torch.Generator().manual_seed(seed)
+
+    @torch.no_grad()
+    def read(self, reader: Callable, model: Qwen2, rows: Tensor | None = None, *per_row: Tensor) -> Tensor:
+        """What a reader of sampler.py returns (R, T, ...) for the responses rows (R,), or for all.
+
+        A reader is a function such as response_logprobs(model, prompts, prompt_of, tokens, mask, *per_row). It gets a
+        few groups at a time. per_row: arguments with a row for each response.
+        """
+        tokens, mask = self.samples.tokens, self.samples.mask  # (B, T) each
+        rows = torch.arange(len(tokens), device=tokens.device) if rows is None else rows.to(tokens.device)
+        group = rows // (len(tokens) // len(self.puzzles))  # (R,)
+        chunks = whole_groups(group, self.s.micro_batch)  # of places in rows
+        self.tokens_read += int(mask[rows].sum())
+        self.tokens_read += sum(len(self.prompts[q]) for chunk in chunks for q in set(group[chunk].tolist()))
+
+        def read_some(mine: list[Tensor]) -> list[Tensor]:
+            return [reader(model, self.prompts, group[chunk], tokens[rows[chunk]], mask[rows[chunk]],
+                           *(x[chunk] for x in per_row)).cpu() for chunk in mine]
+
+        return torch.cat(share_out(chunks, read_some)).to(tokens.device)
+
+    def rollout_values(self, counts: Tensor, other: bool = False) -> Tensor:
+        """The mean reward (B, T) of counts (B, T) continuations of the text before each token (column 0: of the prompt
+        alone), 0 where there are none.
+
+        In float64, so that the mean of equal rewards is that reward. A continuation may use the tokens that are left of
+        the limit. other: it begins with any token but the actual one. Prefixes of similar length are sampled together.
+        """
+        counts = counts.cpu().long()  # (B, T)
+        # k, the greatest common divisor of the counts (VinePPO's --k): `generate` samples k continuations of a prefix
+        # as one group, which is 8% faster than each as its own.
+        k = int(np.gcd.reduce(counts.flatten().numpy())) or 1
+        starts = counts.nonzero().repeat_interleave(counts[counts > 0] // k, 0)  # (N, 2) response and position
+        uniforms = torch.rand(len(starts), k, self.s.max_new_tokens, generator=self.generator("rollouts"),
+                              dtype=torch.float64)  # (N, k, limit)
+        total = torch.zeros(counts.shape, dtype=torch.float64)  # (B, T)
+        order = starts[:, 1].argsort(stable=True)  # (N,) shortest prefix first
+        for chunk in order.split(max(1, ROWS_AT_ONCE // k)) if len(order) else ():  # (n,)
+            rewards = self.continue_from(starts[chunk], uniforms[chunk], other)  # (n, k)
+            total.index_put_(tuple(starts[chunk].T), rewards.double().sum(1), accumulate=True)
+        return (total / counts.clamp(min=1)).to(self.samples.tokens.device)
+
+    def continue_from(self, starts: Tensor, uniforms: Tensor, other: bool) -> Tensor:
+        """The rewards (n, k) of k continuations of each of n prefixes, with the random numbers uniforms (n, k, limit).
+
+        starts (n, 2): a response, and the position of the first token that is sampled anew.
+        """
+        tokens, k = self.samples.tokens, uniforms.shape[1]
+        rows, positions = starts.T  # (n,) each
+        asked = (rows // (len(tokens) // len(self.puzzles))).tolist()  # n, the puzzle of each prefix
+        prefixes = [tokens[row, :t].tolist() for row, t in starts.tolist()]  # n
+        left = self.s.max_new_tokens - positions  # (n,)
+        excluded = tokens[rows, positions].repeat_interleave(k) if other else None  # (n * k,)
+        samples, grades = generate_and_grade(
+            self.policy, [self.puzzles[q] for q in asked], uniforms[..., : left.max()].flatten(0, 1), prefixes,
+            left.repeat_interleave(k), excluded, self.grade)
+        self.tokens_sampled += int(samples.mask.sum())
+        # A text that begins another one is not read separately, so it doesn't count.
+        texts, _ = distinct_texts([self.prompts[q] + prefix for q, prefix in zip(asked, prefixes)])
+        self.tokens_read += sum(map(len, texts))
+        return torch.tensor([grade["reward"] for grade in grades]).view(-1, k)

@@ -60,7 +60,8 @@ def pick(x: Tensor, place: Tensor) -> Tensor:
 class Rows:
     """R rows, each with S columns of queries, its own tokens, and C >= S columns of keys: what its tokens may see.
 
-    The last S keys are those of its own tokens; before them come its prompt's, if the row is a response.
+    The last S keys are those of its own tokens; before them come its prompt's, if the row is a response. Attention is
+    computed in pieces, of a few columns of queries each. Rows that are shorter, and keys that are later, drop out.
     """
 
     def __init__(self, query: Tensor, key: Tensor, real: Tensor, visible: Tensor, model: Qwen2):
@@ -68,39 +69,49 @@ class Rows:
 
         real (R, S): False on padding, which is on the right. visible (R, S, C): whether a query may see a key.
         """
-        (R, S), C = query.shape, key.shape[1]
-        self.query, self.key, self.bias = query, key, bias_of(visible, model.output_weight.dtype)  # bias (R, S, C)
-        self.real = real.flatten().nonzero()[:, 0]  # (n,) where the n tokens are among the R S columns
+        (R, S), C, length = query.shape, key.shape[1], real.sum(1)
+        order = length.argsort(descending=True)  # (R,) longest row first
+        self.query, self.key, self.rank = query[order], key[order], order.argsort()
+        self.bias = bias_of(visible[order], model.output_weight.dtype)  # (R, S, C)
         scores = R * C * model.config.num_attention_heads  # of one column of queries
         size = max(1, min(COLUMNS_AT_ONCE, SCORES_AT_ONCE // max(1, scores)))
         self.keep = scores * S * self.bias.itemsize <= PROBABILITIES_KEPT
-        # Attention is computed for a few columns of queries at a time. Keys that are later drop out.
-        columns = [slice(first, min(first + size, S)) for first in range(0, max(1, S), size)]
-        self.pieces = [(piece, slice(C - S + piece.stop)) for piece in columns]
+        # `attend` concatenates the pieces' results: where[r, s] is the index there of the sorted row r's column s, and
+        # self.list_order (n,) those of the n tokens in the order of the flat list.
+        self.pieces, where, count = [], torch.zeros_like(query), 0  # where (R, S)
+        for first in range(0, S, size):
+            end, rows = min(first + size, S), int((length > first).sum())
+            where[:rows, first:end] = count + torch.arange(rows * (end - first), device=query.device).view(rows, -1)
+            seen = slice(C - S + end)  # all keys before the row's own, and its own up to the piece's last query
+            self.pieces.append((slice(rows), slice(first, end), seen))
+            count += rows * (end - first)
+        self.list_order = where[self.rank][real]  # (n,)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """`attention` for the n tokens of these rows, (n, K, H / K, d), from q (N, K, H / K, d), k and v (N, K, d)."""
         k, v = (pick(x, self.key).transpose(1, 2).contiguous() for x in (k, v))  # (R, K, C, d) each
-        parts = []
-        for columns, seen in self.pieces:
-            piece = self.queries(q, columns), k[:, :, seen], v[:, :, seen], self.bias[:, columns, seen]
+        parts = [q[:0]]  # KVCache reads prompts alone: its responses have no pieces
+        for rows, columns, seen in self.pieces:
+            piece = self.queries(q, rows, columns), k[rows, :, seen], v[rows, :, seen], self.bias[rows, columns, seen]
             if self.keep or not torch.is_grad_enabled():
-                out = attention(*piece)  # (R, K, H / K, columns, d)
+                out = attention(*piece)  # (rows, K, H / K, columns, d)
             else:
                 out = checkpoint(attention, *piece, use_reentrant=False, preserve_rng_state=False)
-            parts.append(out.permute(0, 3, 1, 2, 4))
-        return torch.cat(parts, dim=1).flatten(0, 1).index_select(0, self.real)
+            parts.append(out.permute(0, 3, 1, 2, 4).flatten(0, 1))
+        return torch.cat(parts).index_select(0, self.list_order)
 
-    def queries(self, q: Tensor, columns: slice) -> Tensor:
-        """The queries (R, K, H / K, columns, d) of some columns, from q (N, K, H / K, d)."""
-        return pick(q, self.query[:, columns]).permute(0, 2, 3, 1, 4)
+    def queries(self, q: Tensor, rows: slice, columns: slice) -> Tensor:
+        """The queries (rows, K, H / K, columns, d) of some columns, from q (N, K, H / K, d)."""
+        return pick(q, self.query[rows, columns]).permute(0, 2, 3, 1, 4)
 
     def attention_paid(self, q: Tensor, k: Tensor) -> Tensor:
         """How much each column attends to those that its row sees: probabilities (R, S, C) averaged over heads."""
         k = pick(k, self.key).transpose(1, 2)  # (R, K, C, d)
-        paid = [probabilities(self.queries(q, columns), k, self.bias[:, columns]).mean((1, 2))
-                for columns, _ in self.pieces]  # (R, columns, C) each
-        return torch.cat(paid, dim=1)
+        paid = q.new_zeros(self.bias.shape)
+        for rows, columns, seen in self.pieces:
+            p = probabilities(self.queries(q, rows, columns), k[rows, :, seen], self.bias[rows, columns, seen])
+            paid[rows, columns, seen] = p.mean((1, 2))
+        return paid[self.rank]
 
 
 class Texts:

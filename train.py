@@ -20,8 +20,10 @@ import shlex
 import sys
 import time
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Callable
 
 import numpy as np
 import torch
@@ -32,15 +34,14 @@ from methods import MITIGATIONS  # all credit functions, by name: those of mitig
 from methods.heads import HEADS, load_head, save_head
 from mitigations import NORMALIZATIONS
 from plumbing import run_folder
-from plumbing.files import write_json
 from plumbing.flags import Arguments, changed, check_device, parse
 from plumbing.launch import MODELS, check, check_puzzles, lacking, responses_that_fit, with_model
-from plumbing.metrics import add_columns, heldout_text, line_of, standard_error, step_columns, write_credit_log
+from plumbing.metrics import add_columns, heldout_text, line_of, standard_error, step_columns
 from plumbing.optimizer import Optimizer, learning_rate
-from plumbing.processes import check_equal, first_alone, from_first, join, leads, leave
+from plumbing.processes import check_equal, join, leave
 from plumbing.progress import Progress, one_sentence
 from plumbing.registry import required
-from plumbing.runs import read_metrics
+from plumbing.run_folder import Writer
 from plumbing.task_file import load_puzzles, load_task
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import load_model, save_model
@@ -56,34 +57,31 @@ CHOICES = {"reward": ("graded", "random"), "advantage": ADVANTAGES, "loss": LOSS
 # ------------------------------------------------------------------------------------------------- the loop
 
 
-def train(run: Path, s: Settings, hyper_parameters: dict, policy: Policy, training: list, heldout: list,
-          optimizer: Optimizer, done: int) -> None:
-    """GRPO from step done + 1 to the last one."""
-    run_began = time.perf_counter()
+def train(s: Settings, mitigation: Callable[[TokenBatch], Tensor], policy: Policy, training: list, heldout: list,
+          optimizer: Optimizer, writer: Writer, done: int) -> dict:
+    """GRPO from step done + 1 to the last one. Returns the last row of metrics.csv, {} where there was no step."""
+    row, began = {}, time.perf_counter()
     for step in range(done + 1, s.steps + 1):
         step_began = time.perf_counter()
         optimizer.set_lr(learning_rate(s, step))  # the same in every step, by default
         puzzles = draw_puzzles(training, s, step)  # Q
         batch = rollout(policy, puzzles, s, step)  # B responses and their rewards
         batch.advantage = compare(batch, s.advantage)  # (B,)
-        credit = assign_credit(batch, s, hyper_parameters)  # (B, T)
+        credit = assign_credit(batch, mitigation, s)  # (B, T)
         row = learn(policy, optimizer, batch, credit, s)  # columns of metrics.csv
         row |= step_columns(step, batch, step_began)  # more columns
         if step == s.steps or (s.eval_every and step % s.eval_every == 0):
             row |= measure_heldout(policy, heldout, s)
-        if leads():  # only the first of several processes writes
-            log(run, step, batch, credit, row, s)
-            run_folder.save(run, step, s, hyper_parameters, lambda folder: save_policy(policy, folder),
-                            learners(policy, optimizer))
-        seconds_left = (time.perf_counter() - run_began) / (step - done) * (s.steps - step)
+        writer.step(step, batch, credit, row)
+        seconds_left = (time.perf_counter() - began) / (step - done) * (s.steps - step)
         print(line_of(row, s.steps, seconds_left), flush=True)
+    return row
 
 
 @torch.no_grad()
-def assign_credit(batch: TokenBatch, s: Settings, hyper_parameters: dict) -> Tensor:
+def assign_credit(batch: TokenBatch, mitigation: Callable[[TokenBatch], Tensor], s: Settings) -> Tensor:
     """The credit (B, T) that the chosen function of mitigations.py or methods/ gives to each token."""
-    credit = MITIGATIONS[s.mitigation](batch, **hyper_parameters)  # (B, T)
-    credit = from_first(credit)  # of several processes, since a function may draw random numbers
+    credit = mitigation(batch)  # (B, T)
     return credit * batch.ended[:, None] if s.skip_unfinished else credit
 
 
@@ -97,51 +95,6 @@ def learn(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tenso
     for owner, found in columns.items():
         add_columns(row, found, owner)
     return row
-
-
-def try_step(policy: Policy, optimizer: Optimizer, puzzles: list, s: Settings, hyper_parameters: dict) -> dict:
-    """Try a small step, of two short responses to each of two puzzles: all of it but the change of weights.
-
-    Returns its columns of metrics.csv. It leaves no trace: copies of the heads learn, and it may draw random numbers.
-    """
-    states, device = (random.getstate(), np.random.get_state()), policy.model.output_weight.device
-    s = replace(s, answers=2, max_new_tokens=min(8, s.max_new_tokens), updates_per_batch=1)
-    policy = policy._replace(heads=copy.deepcopy(policy.heads))
-    still = SimpleNamespace(zero_grad=optimizer.zero_grad, step=optimizer.clip)  # an optimizer that moves no weight
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        batch = rollout(policy, puzzles[:2], s, step=0)
-        batch.advantage = compare(batch, s.advantage)
-        assign_credit(batch, s, hyper_parameters)
-        # Credit 1, so that no response is left out. A run that only evaluates need not have room for gradients.
-        row = learn(policy, still, batch, batch.mask.float(), s) if s.steps else {}
-        row |= step_columns(0, batch, time.perf_counter())
-    for weight in optimizer.master.values():
-        weight.grad = None
-    random.setstate(states[0])
-    np.random.set_state(states[1])
-    return row
-
-
-def log(run: Path, step: int, batch: TokenBatch, credit: Tensor, row: dict, s: Settings) -> None:
-    """Write a step to the run folder: a row of metrics, a row per token, and the samples that are due."""
-    # The checksum ties the two logs together: analyze.py refuses a step that was changed or belongs to another run.
-    row["credit_checksum"] = write_credit_log(run / "credit" / f"step-{step:06d}.npz", step, batch, credit)
-    run_folder.append_row(run, row)
-    if step == 1 or step % run_folder.SAMPLE_EVERY == 0:
-        run_folder.write_samples(run, step, batch)
-
-
-def save_policy(policy: Policy, folder: Path) -> None:
-    """Write the model, and the heads that were trained with it."""
-    save_model(policy.model, folder)
-    for name, head in policy.heads.items():
-        save_head(name, head, folder)
-
-
-def learners(policy: Policy, optimizer: Optimizer) -> dict:
-    """What changes from step to step, by its name in state.pt. (The optimizer's state includes the model's weights.)"""
-    heads = policy.heads
-    return {"optimizer": optimizer, **heads, **{f"{name}_adamw": head.optimizer for name, head in heads.items()}}
 
 
 # ------------------------------------------------------------------------------------------------- evaluation
@@ -176,25 +129,20 @@ def measure_pass(policy: Policy, heldout: list, s: Settings) -> dict[str, float]
             f"pass@{k}_problems": len(solved)}
 
 
-def measure_start(run: Path, policy: Policy, heldout: list, s: Settings) -> None:
-    """Write row 0 of metrics.csv."""
+def measure_start(policy: Policy, heldout: list, s: Settings) -> dict[str, float]:
+    """Row 0 of metrics.csv."""
     print(f"measuring the start model on {len(heldout)} held-out puzzles", flush=True)
     row = {"step": 0} | measure_heldout(policy, heldout, s)
     print(f"start{heldout_text(row)}", flush=True)
-    if leads():
-        run_folder.append_row(run, row)
+    return row
 
 
-def finish(run: Path, policy: Policy, heldout: list, s: Settings) -> None:
-    """Write final.json: held-out success of the last row of metrics.csv, and pass@k."""
-    last = first_alone(lambda: {name: float(column[-1]) for name, column in read_metrics(run).items()})
-    if np.isnan(last["heldout_success"]):  # resumed with --steps equal to those already done, and not measured there
-        last = measure_heldout(policy, heldout, s)
-    final = {"step": s.steps, "heldout_success": last["heldout_success"], "heldout_stderr": last["heldout_stderr"],
-             "heldout_problems": len(heldout)} | measure_pass(policy, heldout[:128], s)  # more would take long
-    if leads():
-        write_json(run / "final.json", final)
-    print(f"wrote {run}" + (f"; read it with: python analyze.py {shlex.quote(str(run))}" if s.steps else ""))
+def measure_end(row: dict, policy: Policy, heldout: list, s: Settings) -> dict[str, float]:
+    """What final.json has: held-out success of the last row of metrics.csv, and pass@k."""
+    # It is lacking where a run was killed after its last step and resumed.
+    last = row if "heldout_success" in row else measure_heldout(policy, heldout, s)
+    return {"step": s.steps, "heldout_success": last["heldout_success"], "heldout_stderr": last["heldout_stderr"],
+            "heldout_problems": len(heldout)} | measure_pass(policy, heldout[:128], s)  # more would take long
 
 
 # --------------------------------------------------------------------------------------- from the command line
@@ -210,26 +158,66 @@ def main() -> None:
         check(s)
         s = with_model(s)  # so that config.json names the folder
         policy, training, heldout = prepare(s, hyper_parameters)
+        mitigation = partial(MITIGATIONS[s.mitigation], **hyper_parameters)
         learned = [p for module in (policy.model, *policy.heads.values()) for p in module.parameters()]
         run_folder.check_disk(run, s, learned)
         optimizer = Optimizer(policy.model, s.lr, (s.beta1, s.beta2), s.weight_decay, s.optimizer_device or None)
-        columns = try_step(policy, optimizer, training, s, hyper_parameters)
+        columns = try_step(policy, optimizer, training, s, mitigation)
         # What a run must find unchanged when it is resumed, besides its settings.
-        method = MITIGATIONS[s.mitigation].function
         fixed = {f"the task {s.task}": inspect.getsource(policy.task),
-                  "the list of puzzles": names_of(training + heldout),
-                  f"the credit function {s.mitigation}": inspect.getsource(method)}
-        done = run_folder.open_run(run, s, hyper_parameters, fixed, learners(policy, optimizer), columns, bool(resume))
+                 "the list of puzzles": names_of(training + heldout),
+                 f"the credit function {s.mitigation}": inspect.getsource(MITIGATIONS[s.mitigation].function)}
+        writer = Writer(run, s, hyper_parameters, learners(policy, optimizer), partial(save_policy, policy))
+        done = writer.open(fixed, columns, bool(resume))
     with one_sentence(f"interrupted; continue with: python train.py --resume {shlex.quote(str(run))}", run):
         print(f"{sum(p.numel() for p in policy.model.parameters()):,} parameters, {len(training)} puzzles to train on, "
               f"into {run}")
         shown = ", ".join(f"{name}={value}" for name, value in differences.items())
         print(f"settings: {shown or 'all at their defaults'}", flush=True)
+        row = {}
         if done == 0:
-            measure_start(run, policy, heldout, s)
-        train(run, s, hyper_parameters, policy, training, heldout, optimizer, done)
-        finish(run, policy, heldout, s)
+            row = measure_start(policy, heldout, s)
+            writer.start(row)
+        row = train(s, mitigation, policy, training, heldout, optimizer, writer, done) or row
+        writer.finish(measure_end(row, policy, heldout, s))
+        print(f"wrote {run}" + (f"; read it with: python analyze.py {shlex.quote(str(run))}" if s.steps else ""))
     leave()
+
+
+def try_step(policy: Policy, optimizer: Optimizer, puzzles: list, s: Settings, mitigation: Callable) -> dict:
+    """Try a small step, of two short responses to each of two puzzles: all of it but the change of weights.
+
+    Returns its columns of metrics.csv. It leaves no trace: copies of the heads learn, and it may draw random numbers.
+    """
+    states, device = (random.getstate(), np.random.get_state()), policy.model.output_weight.device
+    s = replace(s, answers=2, max_new_tokens=min(8, s.max_new_tokens), updates_per_batch=1)
+    policy = policy._replace(heads=copy.deepcopy(policy.heads))
+    still = SimpleNamespace(zero_grad=optimizer.zero_grad, step=optimizer.clip)  # an optimizer that moves no weight
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        batch = rollout(policy, puzzles[:2], s, step=0)
+        batch.advantage = compare(batch, s.advantage)
+        assign_credit(batch, mitigation, s)
+        # Credit 1, so that no response is left out. A run that only evaluates need not have room for gradients.
+        row = learn(policy, still, batch, batch.mask.float(), s) if s.steps else {}
+        row |= step_columns(0, batch, time.perf_counter())
+    for weight in optimizer.master.values():
+        weight.grad = None
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    return row
+
+
+def save_policy(policy: Policy, folder: Path) -> None:
+    """Write the model, and the heads that were trained with it."""
+    save_model(policy.model, folder)
+    for name, head in policy.heads.items():
+        save_head(name, head, folder)
+
+
+def learners(policy: Policy, optimizer: Optimizer) -> dict:
+    """What changes from step to step, by its name in state.pt. (The optimizer's state includes the model's weights.)"""
+    heads = policy.heads
+    return {"optimizer": optimizer, **heads, **{f"{name}_adamw": head.optimizer for name, head in heads.items()}}
 
 
 def prepare(s: Settings, hyper_parameters: dict) -> tuple[Policy, list, list]:
@@ -239,8 +227,13 @@ def prepare(s: Settings, hyper_parameters: dict) -> tuple[Policy, list, list]:
     training, heldout = load_puzzles(task, s.eval_problems, s.data, s.eval_data)
     check_equal(asdict(s) | hyper_parameters | {"data": names_of(training + heldout)})  # in all processes
     policy = load_policy(replace(s, device=device), task, required(s.mitigation, hyper_parameters))
-    check_puzzles(policy, training, heldout, s)
+    check_puzzles(policy, puzzles_of_run(training, s), heldout, s)
     return policy, training, heldout
+
+
+def puzzles_of_run(training: list, s: Settings) -> list:
+    """The puzzles that training will draw, as if in one big step. An epoch has them all, so it looks no further."""
+    return draw_puzzles(training, replace(s, questions=min(s.steps * s.questions, len(training))), step=1)
 
 
 def names_of(puzzles: list) -> str:

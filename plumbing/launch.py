@@ -10,7 +10,6 @@ from typing import Any, Iterable
 from plumbing.flags import check_range
 from plumbing.progress import follow
 from plumbing.task_file import load_task
-from rollout import Policy, draw_puzzles
 from settings import Settings
 
 # Bytes of keys and values while evaluating: they set how many responses are sampled at once, but never fewer than in a
@@ -52,11 +51,8 @@ def lacking(needs: tuple[str, ...], task: ModuleType, heads: Iterable[str]) -> l
     return [need for need in needs if need not in heads and need != "reference" and not hasattr(task, need)]
 
 
-def check_puzzles(policy: Policy, training: list, heldout: list, s: Settings) -> None:
-    """ValueError when a puzzle that a run will ask can't be used, or doesn't fit the model."""
-    # Those that training will draw, as if in one big step. An epoch has them all, so there is no need to look further.
-    count = min(s.steps * s.questions, len(training))
-    drawn = draw_puzzles(training, replace(s, questions=count), step=1)
+def check_puzzles(policy: Any, drawn: list, heldout: list, s: Settings) -> None:
+    """ValueError when a puzzle that a run will ask, in training or held out, can't be used or doesn't fit the model."""
     asked = [(s.data, puzzle) for puzzle in drawn] + [(s.eval_data or s.data, puzzle) for puzzle in heldout]
     for file, puzzle in follow("checking puzzles", [pair for pair in asked if pair[0]]):  # a task's own are valid
         try:
@@ -66,7 +62,7 @@ def check_puzzles(policy: Policy, training: list, heldout: list, s: Settings) ->
     check_lengths(policy, drawn + heldout, s)
 
 
-def check_lengths(policy: Policy, puzzles: list, s: Settings) -> None:
+def check_lengths(policy: Any, puzzles: list, s: Settings) -> None:
     """ValueError when prompt and response don't fit the model, or the tokenizer doesn't fit its vocabulary."""
     size, c = policy.tokenizer.size, policy.model.config
     if size > c.vocab_size:
@@ -78,7 +74,7 @@ def check_lengths(policy: Policy, puzzles: list, s: Settings) -> None:
                          f"limit of {limit} tokens: lower --max_new_tokens")
 
 
-def responses_that_fit(policy: Policy, puzzles: list, s: Settings) -> int:
+def responses_that_fit(policy: Any, puzzles: list, s: Settings) -> int:
     """How many responses to sample at once while evaluating: at least as many as a training step does."""
     c, itemsize = policy.model.config, policy.model.output_weight.itemsize
     columns = max(len(policy.prompt(puzzle)) for puzzle in puzzles) + s.max_new_tokens

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from plumbing.files import checksum, replace_file
-from plumbing.processes import gather
 from plumbing.progress import clock
 from tasks.text import ROLES
 
@@ -93,54 +92,39 @@ def standard_error(values: np.ndarray) -> float:
     return float(values.std(ddof=1) / len(values) ** 0.5) if len(values) > 1 else float("nan")
 
 
-class UpdateLog:
-    """What metrics.csv says of the updates on one batch, from sums over the tokens that are updated on."""
+@torch.no_grad()
+def token_sums(batch: Any, rows: Tensor, logprob: Tensor, loss: Tensor, removed: Tensor, kl: Tensor,
+               own: dict[str, Tensor]) -> dict[Any, float | Tensor]:
+    """What `update_columns` is made of: sums over the tokens of a micro-batch's rows (b,), of (b, T) each. own: of the
+    loss, by name."""
+    mask, role, change = batch.mask[rows], batch.role[rows], logprob - batch.logprob[rows]  # (b, T) each
+    facts = {"tokens": mask, "loss": loss, "removed": removed, "kl": kl, "error": change.abs(),
+             "spread": change.square(), **{(name,): column for name, column in own.items()}}
+    for i, name in enumerate(ROLES):
+        facts |= {f"tokens_{name}": role == i, f"removed_{name}": (role == i) * removed}
+    prompts = [batch.ask.prompts[q] for q in set(batch.group[rows].tolist())]
+    return {name: torch.where(mask, fact, 0).double().sum() for name, fact in facts.items()} | {
+        "read": sum(map(len, prompts)) + mask.sum()}
 
-    def __init__(self, batch: Any):
-        self.batch, self.prompts = batch, batch.ask.prompts
-        self.sums = Counter()  # by name, of the current update
-        self.updates: list[tuple[dict, dict]] = []  # of each one: its sums, and what the optimizer says of it
 
-    @torch.no_grad()
-    def add(self, rows: Tensor, logprob: Tensor, loss: Tensor, removed: Tensor, kl: Tensor,
-            columns: dict[str, Tensor]) -> None:
-        """Add the tokens of a micro-batch's rows (b,), (b, t) each, those of their prompts, and the loss's columns."""
-        here = rows, slice(logprob.shape[1])
-        mask, role = self.batch.mask[here], self.batch.role[here]  # (b, t) each
-        log_ratio = logprob - self.batch.logprob[here]  # (b, t)
-        facts = {"tokens": mask, "loss": loss, "removed": removed, "kl": kl, "error": log_ratio.abs(),
-                 "spread": log_ratio.square(), **{("of the loss", name): column for name, column in columns.items()}}
-        for i, name in enumerate(ROLES):
-            facts |= {f"tokens_{name}": role == i, f"removed_{name}": (role == i) * removed}
-        self.sums.update({name: torch.where(mask, fact, 0).double().sum() for name, fact in facts.items()})
-        self.sums["prompts"] += sum(len(self.prompts[q]) for q in self.batch.group[rows].unique().tolist())
+def update_columns(updates: list[dict]) -> dict[str, float | None]:
+    """Columns of metrics.csv from the sums of each update: means over the tokens, None where there was no token.
 
-    def end(self, optimizer_columns: dict[str, float]) -> None:
-        """End an update. optimizer_columns: of Optimizer.step."""
-        self.updates.append(({name: float(value) for name, value in self.sums.items()}, optimizer_columns))
-        self.sums.clear()
-
-    def metrics(self) -> dict[str, float | None]:
-        """Columns of metrics.csv, over all processes: means over the updates, None where no token was updated on.
-
-        tokens_updated is a sum. ratio_error is of the first update: the model is still the one that sampled, so
-        anything but rounding means that sampler and update disagree. ratio_spread is of the last one, if not the first.
-        """
-        *each, total = [Counter() for _ in (*self.updates, "total")]  # sums over processes, then over updates
-        for process in gather([[sums for sums, _ in self.updates]]):  # one without a row has no sums
-            for own, sums in zip(each, process):
-                own.update(sums)
-                total.update(sums)
-        N, tokens = each[0]["tokens"], total["tokens"]  # each update has N tokens
-        optimizer = [columns for _, columns in self.updates]  # a run's first update has no step_cosine
-        row = {"loss": total["loss"] / len(each), "clip_fraction": share(total["removed"], tokens),
-               **{f"clip_{role}": share(total[f"removed_{role}"], total[f"tokens_{role}"]) for role in ROLES},
-               "ratio_error": share(each[0]["error"], N),
-               "ratio_spread": share(each[-1]["spread"], N) ** 0.5 if tokens > N else None,
-               "kl": share(total["kl"], tokens), "tokens_updated": round(tokens + total["prompts"]),
-               **{name: float(np.mean([x[name] for x in optimizer if name in x])) for name in optimizer[-1]}}
-        add_columns(row, {key[1]: share(total[key], tokens) for key in total if isinstance(key, tuple)}, "the loss")
-        return row
+    tokens_updated is a sum. ratio_error is of the first update: the model is still the one that sampled, so anything
+    but rounding means that sampler and update disagree. ratio_spread is of the last one, if not the first.
+    """
+    total, first, last = Counter(), Counter(updates[0]), Counter(updates[-1])
+    for sums in updates:
+        total.update(sums)
+    N, tokens = first["tokens"], total["tokens"]  # each update has N tokens
+    row = {"loss": total["loss"] / len(updates), "grad_norm": total["grad_norm"] / len(updates),
+           "clip_fraction": share(total["removed"], tokens),
+           **{f"clip_{role}": share(total[f"removed_{role}"], total[f"tokens_{role}"]) for role in ROLES},
+           "ratio_error": share(first["error"], N),
+           "ratio_spread": share(last["spread"], N) ** 0.5 if tokens > N else None,
+           "kl": share(total["kl"], tokens), "tokens_updated": round(total["read"])}
+    add_columns(row, {name[0]: share(total[name], tokens) for name in total if isinstance(name, tuple)}, "the loss")
+    return row
 
 
 def write_credit_log(file: Path, step: int, batch: Any, credit: Tensor) -> int:

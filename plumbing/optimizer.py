@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from plumbing.files import check_tensors
-from plumbing.processes import sum_over_processes
+from plumbing.processes import sum_by_name, sum_over_processes
 from settings import Settings
 
 
@@ -59,17 +59,20 @@ class Optimizer:
         for group in self.adamw.param_groups:
             group["lr"] = lr
 
-    def clip(self, max_grad_norm: float) -> dict[str, float]:
-        """Sum the gradients over processes and clip their norm. Returns it, as it was, as a column of metrics.csv."""
+    def clip(self, max_grad_norm: float, sums: dict) -> dict:
+        """Add up the gradients, and numbers by their names, over processes; then clip the gradients' norm.
+
+        Returns the sums and, as grad_norm, the norm before clipping.
+        """
         sum_over_processes([w.grad for w in self.master.values()])
         norm = nn.utils.clip_grad_norm_(self.master.values(), max_grad_norm).item()
         if not math.isfinite(norm):  # stop before NaN gets into the weights and the checkpoint
             raise FloatingPointError("the gradient is not finite: --lr or credit is too large, or --loss divides by 0")
-        return {"grad_norm": norm}
+        return sum_by_name(sums) | {"grad_norm": norm}
 
-    def step(self, max_grad_norm: float) -> dict[str, float]:
-        """Clip, and take a step. Returns what `clip` does."""
-        columns = self.clip(max_grad_norm)
+    def step(self, max_grad_norm: float, sums: dict | None = None) -> dict:
+        """Clip, and take a step of AdamW. Returns what `clip` does."""
+        columns = self.clip(max_grad_norm, sums or {})
         self.adamw.step()
         self.round_into_model()
         return columns

@@ -6,6 +6,7 @@ Without torchrun there is one process: it works on all puzzles, and nothing is e
 """
 import os
 import sys
+from collections import Counter
 from typing import Any, Callable
 
 import torch.distributed as dist
@@ -69,6 +70,15 @@ def my_share(items: list) -> list:
     return items[rank::size]
 
 
+def share_out(items: list, work: Callable[[list], list]) -> list:
+    """What `work` returns for a list, a result for each item, with the items shared among all processes.
+
+    Every process gets all results, in the order of the items.
+    """
+    mine = my_share(items)
+    return gather(work(mine) if mine else [])
+
+
 def gather(results: list) -> list:
     """The results of all processes, one per item of their `my_share(items)`, in the order of the items."""
     _, size = world()
@@ -82,13 +92,16 @@ def gather(results: list) -> list:
     return merged
 
 
-def from_first(x: Tensor) -> Tensor:
-    """The first process's tensor, in every process."""
-    return gather([x.cpu()])[0].to(x)
-
-
 def sum_over_processes(tensors: list[Tensor]) -> None:
     """Replace each tensor, in place, by its sum over the processes."""
     if dist.is_initialized():
         for tensor in tensors:
             dist.all_reduce(tensor)
+
+
+def sum_by_name(values: dict) -> dict[Any, float]:
+    """The sums, over the processes, of the numbers that have the same name; a process may lack some."""
+    total = Counter()
+    for own in gather([{name: float(value) for name, value in values.items()}]):
+        total.update(own)
+    return dict(total)

@@ -15,16 +15,16 @@ import sys
 import zlib
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Callable, Iterable
+from typing import Any, Callable, Iterable, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from plumbing.files import check_fields, checksum, replace_file, write_json
-from plumbing.metrics import COLUMNS
+from plumbing.metrics import COLUMNS, write_credit_log
 from plumbing.model_folder import files_beside
-from plumbing.processes import first_alone, gather
+from plumbing.processes import first_alone, gather, leads
 from plumbing.runs import read_config, read_credit, read_final, read_metrics
 from settings import Settings
 
@@ -173,7 +173,42 @@ def append_row(run: Path, row: dict) -> None:
         csv.DictWriter(file, header).writerow({name: x for name, x in row.items() if x == x})
 
 
-def write_samples(run: Path, step: int, batch) -> None:
+class Writer(NamedTuple):
+    """Writes a run: of several processes, only the first one does."""
+
+    run: Path
+    settings: Settings
+    hyper_parameters: dict
+    learners: dict  # by name, what changes from step to step; each has state_dict() and load_state_dict()
+    write_weights: Callable[[Path], object]  # fills a model folder
+
+    def open(self, fixed: dict[str, str], columns: Iterable[str], resume: bool) -> int:
+        """Create the run folder, or load the state of a run to resume. Returns how many steps are done."""
+        return open_run(self.run, self.settings, self.hyper_parameters, fixed, self.learners, columns, resume)
+
+    def start(self, row: dict) -> None:
+        """Write row 0 of metrics.csv: the start model."""
+        if leads():
+            append_row(self.run, row)
+
+    def step(self, step: int, batch: Any, credit: Tensor, row: dict) -> None:
+        """Write a row of metrics.csv, a row per token, and the samples, checkpoints and state that are due."""
+        if not leads():
+            return
+        # The checksum ties the two logs together: analyze.py refuses a step that was changed or is another run's.
+        file = self.run / "credit" / f"step-{step:06d}.npz"
+        append_row(self.run, row | {"credit_checksum": write_credit_log(file, step, batch, credit)})
+        if step == 1 or step % SAMPLE_EVERY == 0:
+            write_samples(self.run, step, batch)
+        save(self.run, step, self.settings, self.hyper_parameters, self.write_weights, self.learners)
+
+    def finish(self, final: dict) -> None:
+        """Write final.json."""
+        if leads():
+            write_json(self.run / "final.json", final)
+
+
+def write_samples(run: Path, step: int, batch: Any) -> None:
     """Append the first response to each of three puzzles, and its reward, to samples.txt."""
     G = len(batch.text) // len(batch.puzzles)
     with (run / "samples.txt").open("a", encoding="utf-8") as file:

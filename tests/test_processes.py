@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -21,6 +22,7 @@ import countdown_task
 import grpo
 import rollout
 import train
+from methods import MITIGATIONS
 from plumbing import processes
 from plumbing.optimizer import Optimizer
 from plumbing.runs import read_metrics
@@ -57,7 +59,7 @@ def one_step(name: str) -> dict[str, torch.Tensor]:
     optimizer, puzzles = Optimizer(policy.model, lr=0.0), countdown_task.load("train", 20)[: s.questions]
     batch = rollout.rollout(policy, puzzles, s, 1)
     batch.advantage = grpo.compare(batch)
-    credit = train.assign_credit(batch, s, hyper_parameters)
+    credit = train.assign_credit(batch, partial(MITIGATIONS[s.mitigation], **hyper_parameters), s)
     for head in heads.values():
         head.learn(batch)
     metrics = grpo.update(policy, optimizer, batch, credit, s)

@@ -17,7 +17,6 @@ from grpo import compare
 from methods.heads import Critic
 from methods.oracle import oracle
 from mitigations import vineppo
-from plumbing import queries, shared_sampling
 from plumbing.task_file import check_grade
 from rollout import Policy, coin_toss, draw_uniforms, generate_and_grade
 from sampler import generate, response_attention, response_logprobs, response_states
@@ -117,7 +116,7 @@ def test_broken_weights_are_one_sentence(policy, monkeypatch):
         samples.logprob[1, 0] = float("nan")
         return samples
 
-    monkeypatch.setattr(shared_sampling, "generate", broken)
+    monkeypatch.setattr(rollout, "generate", broken)
     with pytest.raises(FloatingPointError, match="not finite.*--lr"):
         generate_and_grade(policy, PUZZLES, draw_uniforms(0, 1, 3, 1, 2))
 
@@ -140,7 +139,7 @@ def test_queries_read_each_response_as_if_it_were_alone(policy, random_model):
     for i in range(12):
         L = batch.mask[i].sum()
         close(batch.ask.hidden[i, :L], alone(response_states, model, policy, batch, i)[:L])
-        close(batch.ask.attention[i, :L], alone(response_attention, model, policy, batch, i, batch.mask.shape[1])[:L])
+        close(batch.ask.attention[i, :L], alone(response_attention, model, policy, batch, i)[:L])
         close(batch.ask.reference_logprob[i], alone(response_logprobs, start_model, policy, batch, i))
     for n, i in enumerate(rows.tolist()):
         close(without[n], alone(response_logprobs, model, policy, batch, i, hide[[n]]))
@@ -194,10 +193,10 @@ def test_rollouts_do_not_depend_on_how_many_are_sampled_together(hashed, monkeyp
     cuts = torch.zeros_like(batch.mask)
     cuts[[0, 0, 0, 1, 3, 3, 3], [1, 7, 20, 3, 0, 12, batch.mask[3].sum() - 1]] = True
     assert batch.mask[cuts].all()
-    results, calls, generate = [], [], shared_sampling.generate
-    monkeypatch.setattr(shared_sampling, "generate", lambda *arguments: (calls.append(1), generate(*arguments))[1])
+    results, calls, generate = [], [], rollout.generate
+    monkeypatch.setattr(rollout, "generate", lambda *arguments: (calls.append(1), generate(*arguments))[1])
     for rows, chunks in ((768, 1), (9, 3), (2, 7)):  # seven cuts, three continuations each; at least one cut at a time
-        monkeypatch.setattr(queries, "ROWS_AT_ONCE", rows)
+        monkeypatch.setattr(rollout, "ROWS_AT_ONCE", rows)
         calls.clear()
         results.append(batch.ask.rollout_values(3 * cuts))
         assert len(calls) == chunks

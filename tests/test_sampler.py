@@ -172,12 +172,12 @@ def test_states_attention_and_hidden_tokens_equal_transformers(family, options, 
     monkeypatch.setattr(sampler, "COLUMNS_AT_ONCE", columns_at_once)
     hf, model = random_model(family, tmp_path, **options)
     hf.set_attn_implementation("eager")
-    mask, puzzle = torch.arange(6) < torch.tensor([6, 1, 5, 6])[:, None], torch.tensor([2, 1, 3, 2])  # (B, T), (B,)
+    mask, puzzle = torch.arange(8) < torch.tensor([6, 1, 5, 6])[:, None], torch.tensor([2, 1, 3, 2])  # (B, T), (B,)
     tokens = torch.randint(REAL, mask.shape, generator=torch.Generator().manual_seed(0))  # in the padding, too
     hide = torch.rand(mask.shape, generator=torch.Generator().manual_seed(1)) < 0.4
     hide[0, 0] = True
     asked = (model, PROMPTS, puzzle, tokens, mask)
-    attention = response_attention(*asked, 9)  # (B, T, 9)
+    attention = response_attention(*asked)  # (B, T, T)
     states = response_states(*asked)  # (B, T, D)
     without = response_logprobs(*asked, hide)  # (B, T)
     assert (without - response_logprobs(*asked)).abs().max() > 0.1
@@ -192,5 +192,5 @@ def test_states_attention_and_hidden_tokens_equal_transformers(family, options, 
         bias = torch.zeros(1, 1, P + L, P + L, dtype=torch.float64).masked_fill(blocked, -1e300)
         logits = hf(row, attention_mask=bias, position_ids=torch.arange(P + L)[None]).logits[0, P - 1 : -1, :REAL]
         assert_close(without[i, :L], logits.log_softmax(-1)[torch.arange(L), tokens[i, :L]], 1e-5)
-    assert response_attention(model, PROMPTS, puzzle, tokens[:, :1], mask[:, :1], 2).tolist() == [[[0.0, 0.0]]] * 4
+    assert response_attention(model, PROMPTS, puzzle, tokens[:, :1], mask[:, :1]).tolist() == [[[0.0]]] * 4
     assert attention[0].count_nonzero() == 15  # of tokens 1 to 5 to the ones before them

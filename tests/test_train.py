@@ -24,16 +24,15 @@ from grpo import LOSS_NORMS, LOSSES, update
 from methods import MITIGATIONS
 from methods.heads import HEADS, Critic
 from mitigations import uniform
-from plumbing import launch
+from plumbing import launch, run_folder
 from plumbing.files import read_json
 from plumbing.metrics import COLUMNS
 from plumbing.optimizer import Optimizer
-from plumbing.queries import Queries
 from plumbing.registry import required
 from plumbing.runs import read_final, read_metrics
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import load_model, save_model
-from rollout import draw_puzzles, rollout
+from rollout import Queries, draw_puzzles, rollout
 from tests import storm
 from settings import Settings
 from train import BUNDLED
@@ -401,7 +400,8 @@ def test_a_test_file_is_held_out_and_nothing_of_it_trained_on(quick, tmp_path, m
     for file, puzzles in ((data, mine), (eval_data, test + test[:3]), (wrong, [one])):
         file.write_text("".join(json.dumps({"nums": p.numbers, "target": p.target}) + "\n" for p in puzzles))
     assert f"{wrong}: [1, 1, 1] can't make 99" in refusal(train, *TINY, "--eval_data", wrong, "--out", tmp_path / "r")
-    monkeypatch.setattr(train, "check_puzzles", lambda _, *puzzles: seen.append(puzzles[:2]))
+    load = train.load_puzzles
+    monkeypatch.setattr(train, "load_puzzles", lambda *arguments: (seen.append(load(*arguments)), seen[-1])[1])
     monkeypatch.setattr(run_folder, "SAMPLE_EVERY", 2)
     run(*TINY, "--data", data, "--eval_data", eval_data, "--steps", 3, "--eval_problems", 12, "--out", tmp_path / "r")
     assert "20 of 80 training puzzles are in" in capsys.readouterr().out
@@ -481,7 +481,7 @@ def test_the_check_of_the_puzzles_ends_with_the_last_of_them():
     for steps, count in ((2, 14), (10**9, 30)):
         checked.clear()
         s = Settings(data="x", questions=7, steps=steps, seed=3)
-        launch.check_puzzles(policy, puzzles, [], s)
+        launch.check_puzzles(policy, train.puzzles_of_run(puzzles, s), [], s)
         drawn = [puzzle for step in range(1, min(steps, 5) + 1) for puzzle in draw_puzzles(puzzles, s, step)]
         assert set(checked) == set(drawn) and len(checked) == count
 

@@ -17,7 +17,7 @@ from grpo import update
 from plumbing.optimizer import Optimizer
 from plumbing.processes import first_alone, join, leave
 from plumbing.tokenizer import Tokenizer
-from rollout import Policy, draw_uniforms, generate_in_processes, rollout
+from rollout import Policy, draw_uniforms, rollout, sample
 from settings import Settings
 from train import BUNDLED, load_policy
 
@@ -54,7 +54,7 @@ def ours() -> Callable[[dict], int]:
         s = Settings(answers=ANSWERS, seed=case["seed"], max_new_tokens=T)
         if case["work"] == "sampler":
             uniforms = draw_uniforms(s.seed, 0, Q, ANSWERS, T)  # (B, T)
-            return int(generate_in_processes(policy, prompts[:Q], uniforms).mask.sum())
+            return int(sample(policy, prompts[:Q], uniforms).mask.sum())
         batch = rollout(policy, puzzles[:Q], s, step=0)
         credit = torch.randn(batch.mask.shape, generator=torch.Generator().manual_seed(s.seed))  # (B, T)
         update(policy, optimizer, batch, credit, s)

@@ -36,12 +36,11 @@ from plumbing.flags import check_range, new_parser
 from plumbing.launch import check, check_lengths, with_model
 from plumbing.metrics import log_columns
 from plumbing.progress import Progress, follow, one_sentence
-from plumbing.queries import ROWS_AT_ONCE
 from plumbing.report import Table, spread_within
-from rollout import (EVALUATION, Policy, TokenBatch, draw_uniforms, generate_and_grade, generate_in_processes,
+from rollout import (EVALUATION, ROWS_AT_ONCE, Policy, TokenBatch, draw_uniforms, generate_and_grade, sample,
                      token_batch)
-from tasks.text import FILLER
 from settings import Settings
+from tasks.text import FILLER
 from train import CHOICES, load_policy
 
 PACKET = 8  # rollouts that start together; the two halves of a packet belong to two independent estimates
@@ -224,7 +223,7 @@ def prepare(args: argparse.Namespace) -> tuple[Policy, list, TokenBatch, dict]:
     heads = find_heads(args.out, policy, args.critic_batches) if args.critic_batches else {}
     policy = policy._replace(heads=heads, reference=policy.model)
     uniforms = draw_uniforms(args.seed, EVALUATION - 1, len(puzzles), args.answers, args.max_new_tokens)
-    samples = generate_in_processes(policy, [policy.prompt(puzzle) for puzzle in puzzles], uniforms)
+    samples = sample(policy, [policy.prompt(puzzle) for puzzle in puzzles], uniforms)
     batch = token_batch(policy, puzzles, samples, s, step=0)
     batch.advantage = compare(batch)
     task = {} if args.task == Settings.task else {"task": args.task}  # early files have none
