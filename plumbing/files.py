@@ -8,7 +8,8 @@ from typing import Callable, Iterable
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 TYPES = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text", dict: "an object"}
@@ -76,17 +77,14 @@ def read_arrays(file: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
 
 def read_tensors(file: Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> dict[str, Tensor]:
     """All tensors of a safetensors file; ValueError for a truncated file, another format, and integer weights."""
-    found = {}
     try:
-        with safe_open(file, framework="pt") as tensors:  # on the CPU: a bad device is not the file's fault
-            for name in tensors.keys():
-                tensor = tensors.get_tensor(name)
-                if not tensor.is_floating_point():  # such as quantized weights, whose scales are elsewhere
-                    raise ValueError(f"{name} in {file} is {tensor.dtype}; only floating-point weights are supported")
-                found[name] = tensor.to(device, dtype)
+        found = load_file(file)  # maps the file, on the CPU: a bad device is not its fault
     except SafetensorError as error:
         raise ValueError(f"{file} is not a complete safetensors file ({error}); download it again") from None
-    return found
+    for name, tensor in found.items():
+        if not tensor.is_floating_point():  # such as quantized weights, whose scales are elsewhere
+            raise ValueError(f"{name} in {file} is {tensor.dtype}; only floating-point weights are supported")
+    return {name: tensor.to(device, dtype) for name, tensor in found.items()}
 
 
 def check_tensors(owner: str, expected: dict[str, Tensor], found: dict[str, Tensor]) -> None:

@@ -1,9 +1,9 @@
 """Command-line flags from a dataclass of settings, whose comments are the help texts, and from the signature of the
 chosen credit function. A flag that can't work ends the program with one sentence.
 """
-import argparse
 import difflib
 import inspect
+from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,7 +43,7 @@ def parse(arguments: list[str], defaults: Settings, methods: dict, choices: dict
     return parse_with(parser, words, defaults, methods, choices)._replace(resume=known.resume)
 
 
-def parse_with(parser: argparse.ArgumentParser, arguments: list[str], defaults: Settings, methods: dict,
+def parse_with(parser: ArgumentParser, arguments: list[str], defaults: Settings, methods: dict,
                choices: dict[str, tuple]) -> Arguments:
     """Add the flags of `defaults`, a dataclass instance, and of the credit function that --mitigation names, and parse.
     methods: the credit functions by name. choices: the legal values of some flags.
@@ -75,10 +75,9 @@ def parse_with(parser: argparse.ArgumentParser, arguments: list[str], defaults: 
     return found
 
 
-def new_parser(**options) -> argparse.ArgumentParser:
+def new_parser(**options) -> ArgumentParser:
     """A parser that reports an error in one sentence and takes no abbreviated flags."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
-                                     **options)
+    parser = ArgumentParser(allow_abbrev=False, formatter_class=RawDescriptionHelpFormatter, **options)
     parser.error = fail
     return parser
 
@@ -98,7 +97,7 @@ def check_method_flags(method: Any, found: Arguments, defaults: Settings) -> Non
 def to_bool(text: str) -> bool:
     """The value of a flag that is true or false."""
     if text.lower() not in ("true", "false"):
-        raise argparse.ArgumentTypeError(f"expected true or false, not {text!r}")
+        raise ArgumentTypeError(f"expected true or false, not {text!r}")
     return text.lower() == "true"
 
 
