@@ -9,6 +9,7 @@ from typing import Iterable, Sequence
 
 import tokenizers
 from tokenizers import AddedToken
+from tokenizers.pre_tokenizers import ByteLevel
 
 from plumbing.files import read_json
 
@@ -105,9 +106,8 @@ def characters(data: bytes) -> tuple[str, Sequence[int]]:
 def token_bytes(library: tokenizers.Tokenizer, size: int, end_tokens: list[int]) -> list[bytes]:
     """The bytes of every token. An end token has none: it is not part of the text."""
     # Byte-level BPE writes a printable byte as the Unicode character of that number, any other as one from 256 up.
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    letters = dict(zip(map(chr, [*printable, *range(256, 324)]), [*printable, *others]))
+    alphabet = sorted(ByteLevel.alphabet())
+    letters = dict(zip(alphabet, sorted(range(256), key=lambda byte: chr(byte) not in alphabet)))
     names, added = [library.id_to_token(i) or "" for i in range(size)], library.get_added_tokens_decoder()
     try:
         return [b"" if i in end_tokens else name.encode() if i in added else bytes(letters[c] for c in name)
@@ -129,9 +129,8 @@ def read_settings(folder: Path) -> dict:
     settings = read_json(config, missing={})
     if "added_tokens_decoder" not in settings:
         settings |= read_json(folder / "special_tokens_map.json", missing={})
-    for name in ("add_prefix_space", "split_special_tokens"):
-        if settings.get(name):
-            raise ValueError(f"{config} sets {name}, which is not supported: set it to false, or take another model")
+    if asked := [name for name in ("add_prefix_space", "split_special_tokens") if settings.get(name)]:
+        raise ValueError(f"{config} sets {asked[0]}, which is not supported: set it to false, or take another model")
     text = jinja.read_text(encoding="utf-8") if jinja.is_file() else settings.get("chat_template")
     return settings | {"chat_template": str(text or "") if config.is_file() or jinja.is_file() else None}
 
