@@ -43,12 +43,12 @@ def rope_theta(config: dict) -> float:
     """RoPE's theta in a config.json without its nulls, wherever transformers 4 or 5 puts it. ValueError for another
     RoPE than the plain one, and where there are two values: each version would read its own.
     """
-    plain = {"rope_type": "default", "type": "default", "factor": 1, "partial_rotary_factor": 1}  # null means that, too
     own = {name: config[name] for name in ("partial_rotary_factor", "rope_theta") if name in config}
     places = [config.get("rope_parameters", {}), config.get("rope_scaling", {}), own]  # of transformers 5, 4 and both
     for rope in places:
-        if (not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values())  # one for each layer
-                or any(rope.get(name) not in (None, value) for name, value in plain.items())):
+        several = not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values())  # by layer
+        if several or rope.get("rope_type", rope.get("type", "default")) != "default" or any(
+                rope.get(name) not in (None, 1) for name in ("factor", "partial_rotary_factor")):
             raise ValueError("config.json sets rope_type, factor or partial_rotary_factor to a value that is not "
                              "supported: take a checkpoint with plain RoPE")
     thetas = [rope["rope_theta"] for rope in places if "rope_theta" in rope]
