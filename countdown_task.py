@@ -7,7 +7,8 @@ functions:
     check(puzzle)             ValueError, in one sentence, for a puzzle that can't be used
     prompt(puzzle, chat)      the text that the model continues, or its pieces (see Policy.prompt)
     grade(response, puzzle)   {"reward", "answer", "format"} of a response
-    roles(response, spans)    what each token is, and whether it belongs to the graded answer (from tasks/text.py)
+    roles(response, spans)    what each token is: filler, reasoning (a digit, an operator) or structure (a tag); and
+                              whether it belongs to the graded answer. Here it comes from tasks/text.py
     show(puzzle)              the puzzle in a few characters, for samples.txt
 
 `key(puzzle)`, what a model could memorize of it, may be left out: then it is the id. Some credit functions ask for
@@ -16,9 +17,10 @@ KNOWN and `demonstrate(puzzle, rng, known)`, a response to imitate.
 
 It differs from TinyZero and GRPO-Zero, from which the task comes, in four ways:
 1. An answer is computed with exact fractions, from a syntax tree in which only + - * / are allowed. Nothing is eval'd.
-2. A hash decides a puzzle's split. A tenth of all sets of numbers is new_numbers, with every target. Of the other
-   puzzles a tenth is held out, whose numbers may be trained on with another target. (GRPO-Zero tests on the last rows
-   of Countdown-Tasks-3to4, which lists many puzzles twice, with the numbers in another order.)
+2. A hash decides a puzzle's split, so nothing is trained on and tested. A tenth of all puzzles is held out; training
+   may see their numbers with another target. A tenth of all sets of numbers is in neither split: `new_numbers`, for a
+   stricter test. (GRPO-Zero tests on the last rows of Countdown-Tasks-3to4, which lists many puzzles twice, with the
+   numbers in another order.)
 3. What a token is (a part of a tag, of a calculation or of prose) is found by character offsets in the decoded text. A
    tag may be split over several tokens, or merged with its neighbours, and is still recognised.
 4. An answer may be in a chat model's notation, `$4 \\times [5 − 3]$`, with any white space inside and a dot at its end.
@@ -129,7 +131,7 @@ def split(puzzle: Puzzle) -> str:
 def generate_puzzles(size: int, part: str, seed: int = 0, count: int = 3, low: int = 1, high: int = 20,
                      max_target: int = 100) -> list[Puzzle]:
     """`size` distinct solvable puzzles of one split, numbers in random order; ValueError if there are not that many."""
-    rng = np.random.default_rng([seed, size])
+    rng = np.random.default_rng([seed, size])  # two sizes share no beginning, so one is no part of the other
     found = {}
     misses = 0  # draws in a row without a new puzzle
     while len(found) < size:
@@ -189,7 +191,7 @@ MARKS = " $`"  # around an expression
 def grade(response: str, puzzle: Puzzle) -> dict[str, float]:
     """{'reward': 0.1 * format + answer, 'format': 0..1, 'answer': 0 or 1} of a response, which begins inside <think>.
 
-    format: how much of `...</think>\\n<answer>...</answer>` it has, by `format_reward` of tasks/text.py.
+    format: 1 for `...</think>\\n<answer>...</answer>`, less for a part of it (`format_reward` of tasks/text.py).
     answer: 1 if the expression in the last `<answer>` uses every number exactly once and equals the target.
     """
     layout = format_reward(response)
@@ -199,7 +201,7 @@ def grade(response: str, puzzle: Puzzle) -> dict[str, float]:
 
 def is_correct(text: str, puzzle: Puzzle) -> bool:
     """Whether an expression, cleaned by `without_notation`, uses every number exactly once and equals the target."""
-    if len(text) > MAX_LENGTH:  # before the regular expressions; expression_value looks again, at what they made of it
+    if len(text) > MAX_LENGTH:  # so that no regular expression gets a long text; expression_value has the other limits
         return False
     text = without_notation(text)
     try:
@@ -212,7 +214,7 @@ def is_correct(text: str, puzzle: Puzzle) -> bool:
 def without_notation(text: str) -> str:
     r"""An expression without a chat model's notation: `$4 \times [5 − 3]$` becomes `4 * (5 - 3)`.
 
-    A text of whole numbers, + - * / and parentheses stays the same, but for white space, unless it stands in `**`.
+    Numbers, + - * / and parentheses stay as they are. `**` around the whole is Markdown, and dropped.
     """
     text = " ".join(without_latex(text).split())
     for written, sign in SIGNS.items():
@@ -263,7 +265,8 @@ def calculations(response: str, puzzle: Puzzle) -> list[tuple[CalculationSpan, b
 
 
 def reachable(response: str, puzzle: Puzzle) -> np.ndarray:
-    """Whether the target is in reach before each of S calculations, and after its a, operator, b, result: (S, 5)."""
+    """Whether the target can still be reached, (S, 5): before each of S calculations, then after its a, its operator,
+    its b and its result. `first_error` of methods/calculations.py looks for where it is lost."""
     return reachability(response, find_calculations(response), puzzle.numbers, puzzle.target)
 
 

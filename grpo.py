@@ -76,7 +76,8 @@ def over_success(_: Tensor, success: Tensor) -> Tensor:
     """MaxRL: (s - mean) / mean, 0 where none succeeds (2602.02710).
 
     In a large group the mean is p(success), and grad p / p = grad log p, so it ascends log p(success). In a group of G
-    it falls short by the factor 1 - (1 - p)^(G - 1): with G = 8, 0.87 at p = 1/4, 0.52 at 0.1, 0.19 at 0.03.
+    the gradient is that times 1 - (1 - p)^(G - 1), the probability that another of its responses succeeds: with G = 8,
+    0.87 at p = 1/4, 0.52 at 0.1, 0.19 at 0.03.
     """
     mean = group_mean(success)  # (Q, 1)
     return (success - mean) / torch.where(mean > 0, mean, 1.0)
@@ -103,25 +104,25 @@ def compare(batch: TokenBatch, name: str = "grpo") -> Tensor:
 
 # ---------------------------------------------------------------------------------------------------- losses
 # Arguments, (b, T) each: log pi now; `old`, log pi in the ratio's denominator; credit; mask, False on padding. Results,
-# (b, T) each: every token's gain, whose weighted sum is minus the loss; and whether the clip removes its gradient. A
+# (b, T) each: every token's gain, whose weighted sum is minus the loss; and whether the clip stops its gradient. A
 # third result may be a dict of further (b, T): columns of metrics.csv, averaged over the tokens updated on. In the
 # first update on a batch, if pi_old is pi exactly, every gain has the gradient credit * grad log pi.
 
 
 def ppo_objective(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s: Settings) -> tuple[Tensor, Tensor]:
     """min(ratio c, clip(ratio) c) of credit c: PPO's (1707.06347); DAPO's has --clip_high 0.28 (2503.14476)."""
-    return pessimistic((logprob - old).exp(), credit, s)  # the ratio is 1 at first, and its gradient grad log pi
+    return clipped_minimum((logprob - old).exp(), credit, s)  # the ratio is 1 at first, and its gradient grad log pi
 
 
-def pessimistic(ratio: Tensor, credit: Tensor, s: Settings) -> tuple[Tensor, Tensor]:
+def clipped_minimum(ratio: Tensor, credit: Tensor, s: Settings) -> tuple[Tensor, Tensor]:
     """The smaller of ratio * credit and clip(ratio) * credit.
 
     For credit > 0 there is no gradient above 1 + clip_high, but still one below 1 - clip_low, where the ratio has gone
     the wrong way. For credit < 0 it is the mirror image.
     """
     clipped = ratio.clamp(1 - s.clip_low, 1 + s.clip_high)  # (b, T)
-    removed = ratio * credit > clipped * credit  # (b, T) then the minimum is the clipped term, which is a constant
-    return torch.minimum(ratio * credit, clipped * credit), removed
+    stopped = ratio * credit > clipped * credit  # (b, T) then the minimum is the clipped term, which is a constant
+    return torch.minimum(ratio * credit, clipped * credit), stopped
 
 
 def cispo_objective(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s: Settings) -> tuple[Tensor, Tensor]:
@@ -136,14 +137,14 @@ def cispo_objective(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, 
 def gspo_objective(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s: Settings) -> tuple[Tensor, Tensor]:
     """PPO's minimum with one ratio for a whole response, the geometric mean of its tokens' (GSPO, 2507.18071).
 
-    This is the paper's form for credit per token. Numerically the second factor below is 1, so the ratio is that of the
-    response; but its gradient is grad log pi of the token, so each token gets its own credit.
+    This is the paper's form for credit per token: the value is the response's ratio, the gradient that of the token.
     The paper has --loss_norm sequence, --clip_low 3e-4 and --clip_high 4e-4. In bfloat16 add --old_logprob update:
     rounding alone exceeds such narrow bounds: it clipped 48% of the bundled model's tokens in the first update.
     """
     change = (logprob - old).detach() * mask  # (b, T)
     mean = change.sum(1, keepdim=True) / mask.sum(1, keepdim=True)  # (b, 1)
-    return pessimistic(mean.exp() * (logprob - logprob.detach()).exp(), credit, s)
+    one = (logprob - logprob.detach()).exp()  # (b, T) of value 1, with the gradient of logprob
+    return clipped_minimum(mean.exp() * one, credit, s)
 
 
 LOSSES = {"ppo": ppo_objective, "cispo": cispo_objective, "gspo": gspo_objective}
@@ -170,7 +171,8 @@ def prefer_by_length(mask: Tensor, s: Settings) -> Tensor:
     """f_i / N: in each group, longer responses weigh more.
 
     f = G softmax(h), h = 1 + z / 9, z the z-score of a response's length in its group: lambda-GRPO
-    (2510.06870), whose lambda is learned; here it is fixed. With 1 / 9, h is positive in groups of up to 81.
+    (2510.06870), whose lambda is learned; here it is 1. In a group of G, abs(z) is below sqrt(G), so h is positive for
+    G <= 81.
     """
     length = mask.sum(1).view(-1, s.answers).to(torch.float32)  # (Q, G)
     z = (length - length.mean(1, keepdim=True)) / (length.std(1, correction=0, keepdim=True) + 1e-6)  # (Q, G)
@@ -200,14 +202,14 @@ def micro_batches(batch: TokenBatch, credit: Tensor, s: Settings) -> list[Tensor
 
 
 def gains(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s: Settings) -> tuple[Tensor, Tensor, dict]:
-    """The gain (b, T) of each token by --loss, whether its gradient is removed (b, T), and the loss's own columns."""
+    """The gain (b, T) of each token by --loss, whether the clip stops it (b, T), and the loss's own columns."""
     found, shape = LOSSES[s.loss](logprob, old, credit, mask, s), tuple(mask.shape)
-    gain, removed, *more = found if isinstance(found, tuple | list) and len(found) in (2, 3) else (None, None)
+    gain, stopped, *more = found if isinstance(found, tuple | list) and len(found) in (2, 3) else (None, None)
     columns = more[0] if more else {}
     require(isinstance(columns, dict) and all(isinstance(x, Tensor) and x.shape == shape
-                                              for x in (gain, removed, *columns.values())),
+                                              for x in (gain, stopped, *columns.values())),
             f"--loss {s.loss} must return two tensors of (b, T) = {shape}, gain and clip, and may add a dict of others")
-    return gain, removed, columns
+    return gain, stopped, columns
 
 
 def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tensor, s: Settings) -> dict:
@@ -229,11 +231,11 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
             logprob = response_logprobs(policy.model, batch.ask.prompts, batch.group[rows], batch.tokens[rows], mask)
             if i == 0 and s.old_logprob == "update":  # see point 3 above
                 old[rows] = logprob.detach()
-            gain, removed, columns = gains(logprob, old[rows], credit[rows], mask, s)
-            kl = k3(logprob, reference_logprob[rows]) if s.kl > 0 else torch.zeros_like(gain)
+            gain, stopped, columns = gains(logprob, old[rows], credit[rows], mask, s)
+            kl = k3(logprob, reference_logprob[rows]) if s.kl > 0 else torch.zeros_like(gain)  # no penalty
             loss = -((gain - s.kl * kl) * share[rows])
             loss.sum().backward()
-            sums.update(token_sums(batch, rows, logprob, loss, removed, kl, columns))
+            sums.update(token_sums(batch, rows, logprob, loss, stopped, kl, columns))
         # Add up the gradients of all processes, clip their norm, and take one step of AdamW.
         updates.append(optimizer.step(s.max_grad_norm, sums))
-    return update_columns(updates) | ({} if s.kl > 0 else {"kl": None})  # None: not measured
+    return update_columns(updates) | ({} if s.kl > 0 else {"kl": None})  # None: an empty cell

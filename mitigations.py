@@ -1,13 +1,13 @@
 """Credit functions: each one gives every token of a step its credit, the number that multiplies grad log pi(token).
 
 This file has GRPO, the weights of the original work, PPO, VinePPO and, at its end, the place for yours. Further
-published ones are in methods/, a file for each family. The loss does not know which function its credit came from.
+published ones are in methods/, a file for each family. The flag is called --mitigation, because the original work
+(github.com/Ja-Crispy/GRPO-Zero) called such a function a mitigation of GRPO.
 
-To try an idea, write one decorated function at the end of this file. Under @token_credit it returns the credit itself,
-(B, T) for B responses of up to T tokens; under @reweighting it returns weights, by which the response's advantage is
-multiplied. Its keyword arguments become command-line flags, the first line of its docstring becomes its help text. The
-decorators hand it to plumbing/registry.py, which checks what each call returns and sets it to 0 on padding. To give it
-a critic of its own, write a head in methods/heads.py and name it in `needs`.
+To try an idea, write one decorated function at the end of this file. Under @token_credit it returns the credit itself;
+under @reweighting it returns weights, by which the response's advantage is multiplied. Both are (B, T). Its keyword
+arguments become command-line flags, and the first line of its docstring becomes its help text. plumbing/registry.py
+checks what each call returns, and sets it to 0 on padding. A critic of its own is a head: see methods/heads.py.
 
 How this differs from the original work and from most published code:
 1. Weights carry no gradient and are computed on the whole step instead of a micro-batch. By default (--normalize) they
@@ -15,12 +15,10 @@ How this differs from the original work and from most published code:
 2. Where a credit function is undefined for a response, as for one without an answer, that response gets plain GRPO.
 3. Where a paper and its code disagree, the docstring says which of them we follow.
 
+Shapes: Q puzzles a step, G responses to each (a group), B = Q G responses, T tokens of the longest one.
 In the formulas, A is the response's advantage, L its length and r its reward; p is the token's probability, H the
 entropy of the distribution it was sampled from and V the expected reward of the response, given the text before the
 token; z is a z-score. For a reweighting the formula shows A * weight, before the weights are rescaled.
-
-The flag is called --mitigation, because the original work (github.com/Ja-Crispy/GRPO-Zero) called such a function a
-mitigation of GRPO.
 
 Run it:  python train.py --mitigation outcome_conditional --think_discount 0.5
 """
@@ -30,7 +28,7 @@ from typing import Callable
 import torch
 from torch import Tensor
 
-from plumbing.registry import quotient, register, require
+from plumbing.registry import register, require
 from rollout import TokenBatch, by_group
 from tasks.text import FILLER, REASONING, STRUCTURE  # noqa: F401  for your idea: `batch.role == FILLER`
 
@@ -51,7 +49,7 @@ def uniform(batch: TokenBatch) -> Tensor:
     return batch.advantage[:, None] * batch.mask
 
 
-# ------------------------------------------------------------------------------------------------------ reweightings
+# -------------------------------------------------------------------------------- reweightings: the original work's
 
 NORMALIZATIONS = ("response", "step", "none")
 
@@ -88,17 +86,10 @@ def reweighting(function: Callable | None = None, *, needs: tuple[str, ...] | Ca
     return register(function, name="", weights_to_credit=reweight, from_advantage=True, needs=needs)
 
 
-def is_last_token(batch: TokenBatch) -> Tensor:
-    """True (B, T) at the last token of each response."""
-    return batch.mask & (batch.mask.cumsum(1) == batch.mask.sum(1, keepdim=True))
-
-
 def unit_mean(weight: Tensor, mask: Tensor) -> Tensor:
     """Rescale weights (B, T), 0 outside mask (B, T), so that each row averages 1 over its mask; zeros stay zeros."""
-    return weight * quotient(mask.sum(1, keepdim=True), weight.sum(1, keepdim=True))
-
-
-# -------------------------------------------------------------------------------------------------- the original work's
+    total = weight.sum(1, keepdim=True)  # (B, 1)
+    return weight * (mask.sum(1, keepdim=True) / torch.where(total > 0, total, 1.0))
 
 
 @reweighting
@@ -148,31 +139,13 @@ def attention_credit(batch: TokenBatch, credit_scale: float = 2.0) -> Tensor:
     paid to token t.)
     """
     require(credit_scale >= 0, "--credit_scale must be 0 or more")
-    attention = (batch.ask.attention * batch.in_answer[:, :, None]).sum(1)  # (B, T) what each token gets from readers
-    readers = batch.in_answer.sum(1, keepdim=True) - batch.in_answer.cumsum(1)  # (B, T) answer tokens after this one
-    mean = quotient(attention, readers) * batch.mask  # (B, T) what it gets from each of them
+    total = (batch.ask.attention * batch.in_answer[:, :, None]).sum(1)  # (B, T) what the whole answer pays to the token
+    later = batch.in_answer.sum(1, keepdim=True) - batch.in_answer.cumsum(1)  # (B, T) answer tokens after this one
+    mean = total / later.clamp(min=1) * batch.mask  # (B, T) what each of them pays
     return 1 + credit_scale * unit_mean(mean, batch.mask)
 
 
-# ------------------------------------------------------------------------------------------------------------------ PPO
-
-
-def z_score(values: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Values (Q, G, T) minus their mean, over their standard deviation, per puzzle and over mask; 0 outside it.
-
-    In double, where the mean of equal float32 values is that value exactly, and their z-score 0.
-    """
-    mask = torch.ones_like(values, dtype=torch.bool) if mask is None else mask
-    count = mask.sum((1, 2), keepdim=True).clamp(min=1)  # (Q, 1, 1)
-    mean = (values.double() * mask).sum((1, 2), keepdim=True) / count  # (Q, 1, 1)
-    deviation = torch.where(mask, values - mean, 0.0)  # (Q, G, T)
-    std = ((deviation**2).sum((1, 2), keepdim=True) / count).sqrt()  # (Q, 1, 1)
-    return (deviation / (std + 1e-4)).to(values)
-
-
-def next_value(batch: TokenBatch, value: Tensor) -> Tensor:
-    """V_{t+1} from V_t (B, T): the value after each token, 0 after the last one."""
-    return value.roll(-1, dims=1) * (batch.mask & ~is_last_token(batch))
+# --------------------------------------------------------------------------------------------------- PPO and VinePPO
 
 
 @token_credit(needs=("critic",))
@@ -180,15 +153,14 @@ def ppo(batch: TokenBatch, gae_lambda: float = 0.95, whiten: bool = False, gamma
     """credit = sum_l (gamma gae_lambda)^l delta_{t+l}, delta_t = r_t + gamma V_{t+1} - V_t: PPO with GAE (1707.06347).
 
     GAE is generalized advantage estimation (1506.02438). (PPO's clip, --loss ppo, serves all methods.) r_t is the
-    reward at the last token, 0 before. The value after the last token is 0, even in a response cut off by the token
-    limit. gamma discounts per token. It is 1, because a right answer is worth as much after a long derivation, and
-    because the critic predicts the undiscounted reward.
-    whiten=True rescales credit to mean 0 and standard deviation 1 over the step.
+    reward at the last token, 0 before. The value after the last token is 0, also in a response that was cut off. gamma
+    discounts per token: it is 1, because a right answer is worth as much after a long derivation, and the critic
+    predicts the undiscounted reward. whiten=True rescales credit to mean 0 and standard deviation 1 over the step.
     """
     require(0 <= gae_lambda <= 1, "--gae_lambda must be between 0 and 1")
     require(0 <= gamma <= 1, "--gamma must be between 0 and 1")
     credit = gae(batch, is_last_token(batch) * batch.reward[:, None], batch.ask.head("critic"), gae_lambda, gamma)
-    return z_score(credit[None], batch.mask[None])[0] if whiten else credit  # (B, T); the step as one group, (1, B, T)
+    return z_score(credit, batch.mask) if whiten else credit  # (B, T)
 
 
 def gae(batch: TokenBatch, reward: Tensor, value: Tensor, gae_lambda: float, gamma: float = 1.0) -> Tensor:
@@ -201,25 +173,44 @@ def gae(batch: TokenBatch, reward: Tensor, value: Tensor, gae_lambda: float, gam
     return credit
 
 
-# -------------------------------------------------------------------------------------------------------------- VinePPO
+def next_value(batch: TokenBatch, value: Tensor) -> Tensor:
+    """V_{t+1} from V_t (B, T): the value after each token, 0 after the last one."""
+    return value.roll(-1, dims=1) * (batch.mask & ~is_last_token(batch))
+
+
+def is_last_token(batch: TokenBatch) -> Tensor:
+    """True (B, T) at the last token of each response."""
+    return batch.mask & (batch.mask.cumsum(1) == batch.mask.sum(1, keepdim=True))
+
+
+def z_score(values: Tensor, mask: Tensor | None = None) -> Tensor:
+    """(x - mean) / (std + 1e-4) of values x (..., G, T), over the last two dimensions and mask; 0 outside mask.
+
+    In double, where the mean of equal float32 values is that value exactly, and their z-score 0.
+    """
+    mask = torch.ones_like(values, dtype=torch.bool) if mask is None else mask
+    count = mask.sum((-2, -1), keepdim=True).clamp(min=1)  # (..., 1, 1)
+    mean = torch.where(mask, values.double(), 0.0).sum((-2, -1), keepdim=True) / count  # (..., 1, 1)
+    deviation = torch.where(mask, values - mean, 0.0)  # (..., G, T)
+    std = ((deviation**2).sum((-2, -1), keepdim=True) / count).sqrt()  # (..., 1, 1)
+    return (deviation / (std + 1e-4)).to(values)
 
 
 @token_credit(needs=lambda cuts, **_: ("sentence_starts",) if cuts == "sentence" else ())
 def vineppo(batch: TokenBatch, k: int = 3, cuts: str = "sentence", cutpoints_only: bool = False) -> Tensor:
     """credit = V(next cut) - V(this cut), V the mean reward of k continuations: cuts at sentence ends (2410.01679).
 
-    All tokens between two cuts get the same credit. V at the end is the reward. V at the start costs nothing: it is
-    the mean reward of the group's other responses. cuts="uncertain" is SPO-chain (2505.23564). It calls a token with p
-    below 90% unsure, the paper's *cutpoint*, and cuts before the 6th, 11th, 16th ... of them. cutpoints_only=True gives
-    credit to unsure tokens alone, and divides the loss by their number (with --loss_norm token). (The paper has k = 9;
-    its code also z-scores the credit.)
+    All tokens between two cuts get the same credit. V at the end is the reward. V at the start costs nothing: it is the
+    mean reward of the group's other responses. (The paper has k = 9; its code z-scores the credit.) cuts="uncertain" is
+    SPO-chain (2505.23564): it cuts before every fifth of the tokens with p below 90%, the paper's *cutpoints*, from the
+    6th on. cutpoints_only=True gives credit to those only, and divides the loss by their number (--loss_norm token).
     """
     require(k >= 1, "--k must be at least 1: it is the number of continuations sampled at each cut")
     require(cuts in ("sentence", "uncertain"), "--cuts must be sentence or uncertain")
     unsure = batch.mask & (batch.logprob < math.log(0.9))  # (B, T)
     credit = segment_credit(batch, sentence_cuts(batch) if cuts == "sentence" else every_fifth(unsure), k)
     if cutpoints_only:  # the loss divides by the number of all tokens: this makes it that of the unsure ones
-        credit = credit * unsure * quotient(batch.mask.sum(), unsure.sum())
+        credit = credit * unsure * (batch.mask.sum() / unsure.sum().clamp(min=1))
     return credit
 
 
@@ -231,10 +222,10 @@ def sentence_cuts(batch: TokenBatch) -> Tensor:
     return cuts.to(batch.mask.device)
 
 
-def every_fifth(cutpoint: Tensor) -> Tensor:
-    """True (B, T) at the 6th, 11th, 16th ... place of each row where cutpoint (B, T) is True."""
-    count = cutpoint.cumsum(1)  # (B, T)
-    return cutpoint & (count % 5 == 1) & (count > 1)
+def every_fifth(unsure: Tensor) -> Tensor:
+    """True (B, T) at the 6th, 11th, 16th ... token of each row that is unsure (B, T)."""
+    count = unsure.cumsum(1)  # (B, T)
+    return unsure & (count % 5 == 1) & (count > 1)
 
 
 def segment_credit(batch: TokenBatch, cuts: Tensor, k: int) -> Tensor:
@@ -244,15 +235,13 @@ def segment_credit(batch: TokenBatch, cuts: Tensor, k: int) -> Tensor:
     """
     rewards = by_group(batch, batch.reward).double()  # (Q, G) float32 would leave rounding where all V are equal
     others = (rewards.sum(1, keepdim=True) - rewards) / (rewards.shape[1] - 1)  # (Q, G) mean reward
-    value = torch.cat((batch.ask.rollout_values(cuts * k), rewards.view(-1, 1)), dim=1)  # (B, T + 1)
-    value[:, 0] = others.flatten()
-    bounds = torch.cat((cuts, torch.ones_like(cuts[:, :1])), dim=1)  # (B, T + 1) where segments begin, and the end
-    bounds[:, 0] = True
-    credit = torch.empty_like(batch.logprob)  # (B, T); the last segment covers the padding, which is masked later
-    for row, v, is_bound in zip(credit, value, bounds):
-        places = is_bound.nonzero()[:, 0]  # one more than there are segments
-        row[:] = v[places].diff().repeat_interleave(places.diff())
-    return credit
+    V = torch.cat((batch.ask.rollout_values(cuts * k), rewards.view(-1, 1)), dim=1)  # (B, T + 1) at cuts and the end
+    V[:, 0] = others.flatten()
+    bounds = torch.cat((cuts, torch.ones_like(cuts[:, :1])), dim=1)  # (B, T + 1) the cuts, and the end
+    column = torch.arange(bounds.shape[1], device=cuts.device)  # (T + 1,)
+    start = torch.where(bounds, column, 0).cummax(1).values[:, :-1]  # (B, T) the last bound up to the token, else 0
+    end = torch.where(bounds, column, len(column)).flip(1).cummin(1).values.flip(1)[:, 1:]  # (B, T) the next bound
+    return (V.gather(1, end) - V.gather(1, start)).to(batch.logprob)
 
 
 # ---------------------------------------------------------------------------------------------------------------- yours

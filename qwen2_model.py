@@ -167,7 +167,7 @@ class Layer(nn.Module):
 
 
 class Qwen2(nn.Module):
-    """The language model, of the family of its Config. `model(rows)` maps texts (R, C) to logits (R, C, V)."""
+    """The language model: Qwen2, Qwen3 or Llama, as its Config says. `model(rows)` maps texts (R, C) to logits."""
 
     def __init__(self, config: Config):
         super().__init__()
@@ -200,7 +200,7 @@ class Qwen2(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         """Logits (R, C, V) after each token of R texts (R, C), each of which sees itself alone.
 
-        For the warm start and for tests: of all V rows, and before the temperature.
+        For the warm start and for tests: before the temperature.
         """
         R, C = rows.shape
         positions = torch.arange(C, device=rows.device).repeat(R)  # (R C,)
@@ -212,7 +212,7 @@ class Qwen2(nn.Module):
             k, v = (x.unflatten(0, (R, C)).transpose(1, 2) for x in (k, v))  # (R, K, C, d) each
             return attention(q, k, v, bias).permute(0, 3, 1, 2, 4).flatten(0, 1)  # (R C, K, H / K, d)
 
-        return F.linear(self.hidden(rows.flatten(), positions, attend), self.output_weight).view(R, C, -1)
+        return self.logits(self.hidden(rows.flatten(), positions, attend)).view(R, C, -1)
 
     @property
     def output_weight(self) -> Tensor:
@@ -379,7 +379,7 @@ def parse_config(source: dict) -> Config:
         raise ValueError(f"config.json sets {names} to a value that is not supported: take a checkpoint without it")
     check_fields(given, {"hidden_size": int, "num_attention_heads": int}, "config.json")
     D, H = given["hidden_size"], given["num_attention_heads"]
-    defaults = {  # as in transformers: Qwen has 32 key-value heads if the file says nothing, H if it says null
+    defaults = {  # as in transformers. (`given` lacks what is null in `source`.)
         "num_key_value_heads": H if family == "llama" or "num_key_value_heads" in source else 32,
         "head_dim": 128 if family == "qwen3" else D // max(H, 1), "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
         "max_position_embeddings": 2048 if family == "llama" else 32768}

@@ -20,15 +20,14 @@ from torch import Tensor, nn
 
 from plumbing.processes import share_out
 from plumbing.progress import Progress
-from plumbing.task_file import check_grade, check_roles
+from plumbing.task_file import check_grade, check_prompt, check_roles
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import Qwen2, wide
 from sampler import (Samples, distinct_texts, generate, response_attention, response_logprobs, response_states,
                      whole_groups)
 from settings import Settings
-from tasks.text import fingerprint
 
-EVALUATION = 2**32 - 1  # the step number for the random numbers of evaluation; no training step reaches it
+EVALUATION = "evaluation"  # stands for the step, where the random numbers of evaluation are drawn
 ROWS_AT_ONCE = 768  # continuations that are sampled together
 
 
@@ -88,19 +87,23 @@ class Policy(NamedTuple):
     reference: Qwen2 | None = None  # a frozen copy of the start model, where the credit function or --kl needs it
 
     def prompt(self, puzzle: Any) -> list[int]:
-        """The tokens of a puzzle's prompt. The task returns its text, or a tuple of pieces.
-
-        Of these every second one is foreign text, such as a question from a data file: a control token in it, such as
+        """The tokens of a puzzle's prompt. The task returns its text, or a tuple of pieces: the task's own words and
+        foreign text, such as a question from a data file, by turns. A control token in foreign text, such as
         <|im_end|>, is encoded as plain characters.
         """
-        found = self.task.prompt(puzzle, self.tokenizer.chat)
-        pieces = (found,) if isinstance(found, str) else found
-        if not isinstance(pieces, tuple) or not all(isinstance(piece, str) for piece in pieces) or not "".join(pieces):
-            raise ValueError(f"the task's prompt must return text, not {found!r:.50}")
+        pieces = check_prompt(self.task.prompt(puzzle, self.tokenizer.chat))
         return self.tokenizer.start + self.tokenizer.encode(*pieces)
 
 
 # ---------------------------------------------------------------------------------------------------- a step
+
+
+def generator_of(*purpose: int | str) -> np.random.Generator:
+    """The generator of random numbers for a purpose, such as ("order", seed, epoch): its numbers are always the same.
+
+    Every generator of a run comes from here, so that no two purposes share their numbers.
+    """
+    return np.random.default_rng(list(" ".join(map(str, purpose)).encode()))
 
 
 def draw_puzzles(training: list, s: Settings, step: int) -> list:
@@ -109,8 +112,7 @@ def draw_puzzles(training: list, s: Settings, step: int) -> list:
     for i in range(first, first + s.questions):  # i counts the puzzles since the run began
         epoch, place = divmod(i, len(training))
         if i == first or place == 0:  # a new step, or a new epoch
-            # 0 where draw_uniforms has the step: 1 or more in training. (train.py's trial step, 0, is thrown away.)
-            order = np.random.default_rng([s.seed, 0, epoch]).permutation(len(training))
+            order = generator_of("order", s.seed, epoch).permutation(len(training))
         puzzles.append(training[order[place]])
     return puzzles
 
@@ -124,13 +126,13 @@ def rollout(policy: Policy, puzzles: list, s: Settings, step: int) -> TokenBatch
     return token_batch(policy, puzzles, samples, s, step)
 
 
-def draw_uniforms(seed: int, step: int, Q: int, G: int, length: int) -> Tensor:
+def draw_uniforms(seed: int, step: int | str, Q: int, G: int, length: int) -> Tensor:
     """All random numbers for sampling in a step, (Q * G, length) float64 in [0, 1).
 
     Each puzzle has its own generator, so a response depends neither on the other puzzles nor on how many
     processes share the step.
     """
-    rows = [np.random.default_rng([seed, step, q]).random((G, length)) for q in range(Q)]
+    rows = [generator_of("sampling", seed, step, q).random((G, length)) for q in range(Q)]
     return torch.from_numpy(np.concatenate(rows))
 
 
@@ -217,7 +219,7 @@ def coin_toss(task: ModuleType, seed: int, step: int) -> Callable[[str, Any], di
 
     The format is graded as usual, but it is no part of the reward.
     """
-    coin = np.random.default_rng([seed, step, 2**32 - 1])  # draw_uniforms has a puzzle's index in third place
+    coin = generator_of("coin", seed, step)
 
     def toss(text: str, puzzle: Any) -> dict[str, float]:
         answer = float(coin.integers(2))
@@ -247,7 +249,8 @@ class Queries:
 
     def __init__(self, policy: Policy, puzzles: tuple, samples: Samples, s: Settings, step: int, grade: Callable):
         """samples: B responses, B / Q to each of Q puzzles. grade: the task's, or a coin toss."""
-        self.policy, self.puzzles, self.samples, self.s, self.step, self.grade = policy, puzzles, samples, s, step, grade
+        self.policy, self.puzzles, self.samples = policy, puzzles, samples
+        self.s, self.step, self.grade = s, step, grade
         self.prompts = [policy.prompt(puzzle) for puzzle in puzzles]  # Q lists of tokens
         self.computed: dict[str, Tensor] = {}  # the answers so far
         self.tokens_sampled = int(samples.mask.sum())  # so far
@@ -291,8 +294,8 @@ class Queries:
 
     def generator(self, name: str) -> torch.Generator:
         """A new generator, seeded by --seed, step and name: every call returns one in the same state."""
-        seed = fingerprint(f"{name} {(self.s.seed, self.step)}") >> 1  # 63 bits, of which torch uses 32 on a CPU
-        return torch.Generator().manual_seed(seed)
+        seed = generator_of(name, self.s.seed, self.step).integers(2**32)  # torch uses 32 bits of it on a CPU
+        return torch.Generator().manual_seed(int(seed))
 
     @torch.no_grad()
     def read(self, reader: Callable, model: Qwen2, rows: Tensor | None = None, *per_row: Tensor) -> Tensor:
@@ -326,8 +329,8 @@ class Queries:
         # as one group, which is 8% faster than each as its own.
         k = int(np.gcd.reduce(counts.flatten().numpy())) or 1
         starts = counts.nonzero().repeat_interleave(counts[counts > 0] // k, 0)  # (N, 2) response and position
-        uniforms = torch.rand(len(starts), k, self.s.max_new_tokens, generator=self.generator("rollouts"),
-                              dtype=torch.float64)  # (N, k, limit)
+        random = generator_of("rollouts", self.s.seed, self.step)
+        uniforms = torch.from_numpy(random.random((len(starts), k, self.s.max_new_tokens)))  # (N, k, limit)
         total = torch.zeros(counts.shape, dtype=torch.float64)  # (B, T)
         order = starts[:, 1].argsort(stable=True)  # (N,) shortest prefix first
         for chunk in order.split(max(1, ROWS_AT_ONCE // k)) if len(order) else ():  # (n,)

@@ -9,8 +9,8 @@ How this differs from the usual `generate`:
    transformer whose shapes never change, with all B rows.)
 4. A prompt is computed once for all its responses, while sampling and when they are read.
 
-The model reads a flat list of tokens (qwen2_model.py). Who sees whom is said here, by the `attend` of two classes:
-KVCache while sampling, Texts when finished responses are read.
+The model reads a flat list of tokens (qwen2_model.py). Who sees whom is said here, by functions called `attend`: that
+of KVCache for the new tokens of a step, those of Prompts and Texts for texts that are read as a whole.
 
 Alphabet: Q prompts, G responses to each, B = Q G responses, of which B' are still running, P prompt columns, T response
 columns (while sampling: as many as a response may have), N tokens in a flat list, V vocabulary, D hidden size, H query
@@ -90,7 +90,7 @@ class Rows:
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """`attention` for the n tokens of these rows, (n, K, H / K, d), from q (N, K, H / K, d), k and v (N, K, d)."""
         k, v = (pick(x, self.key).transpose(1, 2).contiguous() for x in (k, v))  # (R, K, C, d) each
-        parts = [q[:0]]  # KVCache reads prompts alone: its responses have no pieces
+        parts = [q[:0]]  # there are no pieces where every response is a single token
         for rows, columns, seen in self.pieces:
             piece = self.queries(q, rows, columns), k[rows, :, seen], v[rows, :, seen], self.bias[rows, columns, seen]
             if self.keep or not torch.is_grad_enabled():
@@ -114,6 +114,26 @@ class Rows:
         return paid[self.rank]
 
 
+class Prompts:
+    """Q prompts as one flat list of N tokens. Each prompt sees itself alone."""
+
+    def __init__(self, model: Qwen2, prompts: list[list[int]]):
+        device = model.output_weight.device
+        self.length = torch.tensor([len(prompt) for prompt in prompts], device=device)  # (Q,)
+        self.first = self.length.cumsum(0) - self.length  # (Q,) the place of each prompt's first token
+        column = torch.arange(max(map(len, prompts)), device=device)  # (P,)
+        self.real = column < self.length[:, None]  # (Q, P)
+        self.places = (self.first[:, None] + column).where(self.real, 0)  # (Q, P)
+        self.tokens = torch.tensor([token for prompt in prompts for token in prompt], device=device)  # (N,)
+        self.positions = column.expand_as(self.real)[self.real]  # (N,)
+        causal = torch.ones(len(column), len(column), dtype=torch.bool, device=device).tril()  # (P, P)
+        self.rows = Rows(self.places, self.places, self.real, causal.expand(len(prompts), -1, -1), model)
+
+    def attend(self, _: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """See Qwen2.hidden."""
+        return self.rows.attend(q, k, v)
+
+
 class Texts:
     """Q prompts and b responses to them as one flat list of N tokens: the prompts, then the responses.
 
@@ -132,35 +152,28 @@ class Texts:
 
         hide (b, T) bool: tokens that no later one of their response can see.
         """
-        device, T = tokens.device, tokens.shape[1]
-        length = torch.tensor([len(prompt) for prompt in prompts], device=device)  # (Q,)
-        column = torch.arange(max(map(len, prompts)), device=device)  # (P,)
-        in_prompt = column < length[:, None]  # (Q, P)
-        has_next = mask[:, 1:]  # (b, T - 1) token t is in the list if there is a token t + 1
-        S = int(has_next.any(0).sum())  # columns of the responses that are in the list
-        self.first = length.cumsum(0) - length  # (Q,) the place of each prompt's first token
-        own = (self.first[:, None] + column).where(in_prompt, 0)  # (Q, P) places
-        # Number the tokens of the responses row by row, from length.sum() on, where the prompts end.
-        later = (has_next.flatten().cumsum(0).view_as(has_next) + length.sum() - 1).where(has_next, 0)  # (b, T - 1)
-        self.before = torch.cat(((self.first + length - 1)[prompt_of, None], later), dim=1)  # (b, T) see above
-        flat = torch.tensor([token for prompt in prompts for token in prompt], device=device)
-        self.tokens = torch.cat((flat, tokens[:, :-1][has_next]))  # (N,)
-        position = length[prompt_of, None] + torch.arange(T - 1, device=device)  # (b, T - 1)
-        self.positions = torch.cat((column.expand_as(in_prompt)[in_prompt], position[has_next]))  # (N,)
+        self.prompts = p = Prompts(model, prompts)
+        in_list = mask[:, 1:]  # (b, T - 1) token t is in the list if there is a token t + 1
+        S = int(in_list.any(0).sum())  # columns of the responses that are in the list
+        # Number the tokens of the responses row by row, from where the prompts end.
+        places = (in_list.flatten().cumsum(0).view_as(in_list) - 1 + len(p.tokens)).where(in_list, 0)  # (b, T - 1)
+        last = (p.first + p.length - 1)[prompt_of, None]  # (b, 1) the place of each response's prompt's last token
+        self.before = torch.cat((last, places), dim=1)  # (b, T) the place of the token before each one, see above
+        self.tokens = torch.cat((p.tokens, tokens[:, :-1][in_list]))  # (N,)
+        position = p.length[prompt_of, None] + torch.arange(in_list.shape[1], device=mask.device)  # (b, T - 1)
+        self.positions = torch.cat((p.positions, position[in_list]))  # (N,)
 
-        causal = torch.ones(len(column), len(column), dtype=torch.bool, device=device).tril()  # (P, P)
-        itself = torch.eye(S, dtype=torch.bool, device=device)  # (S, S) a hidden token still sees itself
+        itself = torch.eye(S, dtype=torch.bool, device=mask.device)  # (S, S) a hidden token still sees itself
         shown = torch.ones_like(mask[:, :S]) if hide is None else ~hide[:, :S]  # (b, S)
-        prompt_seen = in_prompt[prompt_of, None].expand(-1, S, -1)  # (b, S, P)
+        prompt_seen = p.real[prompt_of, None].expand(-1, S, -1)  # (b, S, P)
         response_seen = shown[:, None].expand(-1, S, -1).tril() | itself  # (b, S, S)
         visible = torch.cat((prompt_seen, response_seen), dim=2)  # (b, S, P + S)
-        key = torch.cat((own[prompt_of], later[:, :S]), dim=1)  # (b, P + S)
-        self.prompts = Rows(own, own, in_prompt, causal.expand(len(prompts), -1, -1), model)
-        self.responses = Rows(later[:, :S], key, has_next[:, :S], visible, model)
+        own = places[:, :S]  # (b, S)
+        self.responses = Rows(own, torch.cat((p.places[prompt_of], own), dim=1), in_list[:, :S], visible, model)
 
-    def attend(self, _: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See Qwen2.hidden."""
-        return torch.cat((self.prompts.attend(q, k, v), self.responses.attend(q, k, v)))
+        return torch.cat((self.prompts.attend(layer, q, k, v), self.responses.attend(q, k, v)))
 
 
 def whole_groups(group: Tensor, size: int) -> list[Tensor]:
@@ -207,7 +220,8 @@ def response_attention(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor
 
     Of the last layer, averaged over its heads; arguments as of Texts.
     """
-    texts, T, last, found = texts_of(model, prompts, prompt_of, tokens, mask), tokens.shape[1], len(model.layers) - 1, []
+    texts, T = texts_of(model, prompts, prompt_of, tokens, mask), tokens.shape[1]
+    last, found = len(model.layers) - 1, []
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if layer == last:
@@ -249,9 +263,8 @@ class KVCache:
         """
         c, weight, P = model.config, model.output_weight, max(map(len, prompts))
         device = weight.device
-        no_responses = torch.zeros(0, 1, dtype=torch.long, device=device)  # (0, 1), because Texts drops a last column
         texts, text_of = distinct_texts(prompts)
-        reading = Texts(model, texts, no_responses[:, 0], no_responses, no_responses.bool())
+        reading = Prompts(model, texts)
         length = torch.tensor([len(prompt) for prompt in prompts], device=device)  # (Q,)
         column = torch.arange(P, device=device) - P + length[:, None]  # (Q, P) of the text, below 0 in the padding
         place = reading.first[text_of][:, None] + column.clamp(min=0)  # (Q, P)
@@ -327,10 +340,10 @@ def draw(p: Tensor, uniform: Tensor) -> Tensor:
     # right=True finds the first entry strictly above the number. A token of probability 0 adds nothing to the sum, so
     # it is never drawn.
     token = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)  # (n, 1)
-    return token.clamp(max=p.shape[1] - 1)  # NaN would give an index past the end
+    return token.clamp(max=p.shape[1] - 1)  # NaN gives an index past the end; rollout.py refuses its log-prob
 
 
-def facts(log_probs: Tensor, p: Tensor, token: Tensor) -> Tensor:
+def describe(log_probs: Tensor, p: Tensor, token: Tensor) -> Tensor:
     """Log-prob of a token (n, 1), entropy in nats, and logit gradient (3, n), from log_probs and p (n, V).
 
     p is overwritten. The logit gradient ||onehot - p|| is the norm of d log pi / d (logits / temperature). The token's
@@ -343,7 +356,7 @@ def facts(log_probs: Tensor, p: Tensor, token: Tensor) -> Tensor:
                         torch.hypot(others.sum(1), torch.linalg.vector_norm(others, dim=1))))
 
 
-def draw_with_facts(logits: Tensor, temperature: float, greedy: bool, uniform: Tensor,
+def draw_and_describe(logits: Tensor, temperature: float, greedy: bool, uniform: Tensor,
                     excluded: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """A token (n,) from each row of logits (n, V), and its log-prob, entropy and logit gradient (3, n).
 
@@ -353,7 +366,7 @@ def draw_with_facts(logits: Tensor, temperature: float, greedy: bool, uniform: T
     p = log_probs.exp()  # (n, V)
     allowed = p if excluded is None else p.scatter(1, excluded[:, None], 0.0)  # (n, V)
     token = allowed.argmax(1, keepdim=True) if greedy else draw(allowed, uniform)  # (n, 1)
-    return token[:, 0], facts(log_probs, p, token)
+    return token[:, 0], describe(log_probs, p, token)
 
 
 def next_tokens(model: Qwen2, hidden: Tensor, uniform: Tensor, excluded: Tensor | None,
@@ -362,7 +375,7 @@ def next_tokens(model: Qwen2, hidden: Tensor, uniform: Tensor, excluded: Tensor 
     logits = model.logits(hidden)  # (B', V)
     size = rows_at_once(logits)
     arguments = [logits, uniform] if excluded is None else [logits, uniform, excluded]
-    parts = [draw_with_facts(x, model.temperature, greedy, *others)
+    parts = [draw_and_describe(x, model.temperature, greedy, *others)
              for x, *others in zip(*(argument.split(size) for argument in arguments))]
     return torch.cat([token for token, _ in parts]), torch.cat([found for _, found in parts], dim=1)
 
@@ -388,7 +401,7 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
     mask = torch.zeros(B, T, dtype=torch.bool, device=device)
     at_least_float32 = torch.promote_types(model.output_weight.dtype, torch.float32)
     recorded = torch.zeros(3, B, T, device=device, dtype=at_least_float32)  # log-prob, entropy, logit gradient
-    # A tenth faster than no_grad. But autograd can't use tensors made inside, so those that we return were made above.
+    # A tenth faster than no_grad. Autograd refuses tensors that were made inside, so what is returned was made above.
     with torch.inference_mode():
         cache = KVCache(model, prompts, G, T)
         if device.type == "cuda":

@@ -35,7 +35,7 @@ from methods.heads import HEADS, load_head, save_head
 from mitigations import NORMALIZATIONS
 from plumbing import run_folder
 from plumbing.flags import Arguments, changed, check_device, parse
-from plumbing.launch import MODELS, check, check_puzzles, lacking, responses_that_fit, with_model
+from plumbing.launch import check, check_puzzles, lacking, responses_that_fit, with_model
 from plumbing.metrics import add_columns, heldout_text, line_of, standard_error, step_columns
 from plumbing.optimizer import Optimizer, learning_rate
 from plumbing.processes import check_equal, join, leave
@@ -48,7 +48,6 @@ from qwen2_model import load_model, save_model
 from rollout import EVALUATION, Policy, TokenBatch, draw_puzzles, draw_uniforms, generate_and_grade, rollout
 from settings import Settings
 
-BUNDLED = MODELS / "countdown-tiny"  # the models of other tasks are beside it
 CHOICES = {"reward": ("graded", "random"), "advantage": ADVANTAGES, "loss": LOSSES, "loss_norm": LOSS_NORMS,
            "normalize": NORMALIZATIONS, "dtype": ("float32", "bfloat16"), "optimizer_device": ("", "cpu"),
            "old_logprob": ("sampler", "update")}
@@ -139,7 +138,7 @@ def measure_start(policy: Policy, heldout: list, s: Settings) -> dict[str, float
 
 def measure_end(row: dict, policy: Policy, heldout: list, s: Settings) -> dict[str, float]:
     """What final.json has: held-out success of the last row of metrics.csv, and pass@k."""
-    # It is lacking where a run was killed after its last step and resumed.
+    # A run that is resumed with --steps equal to those already done need not have it.
     last = row if "heldout_success" in row else measure_heldout(policy, heldout, s)
     return {"step": s.steps, "heldout_success": last["heldout_success"], "heldout_stderr": last["heldout_stderr"],
             "heldout_problems": len(heldout)} | measure_pass(policy, heldout[:128], s)  # more would take long
@@ -168,13 +167,12 @@ def main() -> None:
                  "the list of puzzles": names_of(training + heldout),
                  f"the credit function {s.mitigation}": inspect.getsource(MITIGATIONS[s.mitigation].function)}
         writer = Writer(run, s, hyper_parameters, learners(policy, optimizer), partial(save_policy, policy))
-        done = writer.open(fixed, columns, bool(resume))
+        done, row = writer.open(fixed, columns, bool(resume))  # row of metrics.csv, {} in a new run
     with one_sentence(f"interrupted; continue with: python train.py --resume {shlex.quote(str(run))}", run):
         print(f"{sum(p.numel() for p in policy.model.parameters()):,} parameters, {len(training)} puzzles to train on, "
               f"into {run}")
         shown = ", ".join(f"{name}={value}" for name, value in differences.items())
         print(f"settings: {shown or 'all at their defaults'}", flush=True)
-        row = {}
         if done == 0:
             row = measure_start(policy, heldout, s)
             writer.start(row)

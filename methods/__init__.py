@@ -8,5 +8,5 @@ ORDER = ("none", "outcome_conditional", "token_type", "inverse_logprob", "advant
          "reward_decomposition", "regrade_ablation", "first_error", "attention_credit", "causal_ablation", "vineppo",
          "dpo", "ppo", "value_change", "process_reward", "ppo_process", "learned_importance", "random", "inverted",
          "shuffled", "share", "positives", "expert_iteration", "oracle")  # in --help; yours come last
-for name in (*ORDER, *(own for own in list(MITIGATIONS) if own not in ORDER)):
-    MITIGATIONS[name] = MITIGATIONS.pop(name)
+for name in (*ORDER, *[own for own in MITIGATIONS if own not in ORDER]):
+    MITIGATIONS[name] = MITIGATIONS.pop(name)  # moves it to the end

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mitigations import gae, is_last_token, reweighting, token_credit, uniform, z_score
-from plumbing.registry import quotient, require
+from plumbing.registry import require
 from plumbing.task_file import check_grade
 from rollout import TokenBatch, by_group, group_mean
 from tasks.arithmetic import CalculationSpan
@@ -39,26 +39,26 @@ def reward_decomposition(batch: TokenBatch, weights: str = "0.1,0.3,1", stepwise
         a, b, c = map(float, weights.split(","))
     except ValueError:
         raise ValueError("--weights must be three numbers, as in 0.1,0.3,1") from None
-    verdicts = [torch.tensor([right for *_, right in written_calculations(batch, i)], dtype=torch.float32)
-                for i in range(len(batch.text))]  # B tensors (S,)
+    written = [written_calculations(batch, i) for i in range(len(batch.text))]  # B lists of S calculations
+    verdicts = [torch.tensor([right for *_, right in found], dtype=torch.float32) for found in written]  # B of (S,)
     share = torch.stack([v.sum() / max(len(v), 1) for v in verdicts]).to(batch.reward.device)  # (B,) 0 without any
-    process, format, answer = (z_score(by_group(batch, r)[..., None]).view(-1, 1)
+    process, format, answer = (z_score(by_group(batch, r[:, None])).view(-1, 1)  # in each group, (Q, G, 1)
                                for r in (share, batch.format, batch.success))  # (B, 1) each
-    thinking = calculation_advantage(batch, verdicts) if stepwise else process  # (B, T) or (B, 1)
+    thinking = calculation_advantage(batch, written, verdicts) if stepwise else process  # (B, T) or (B, 1)
     section = torch.where(batch.in_answer, c * answer, b * thinking)  # (B, T)
     credit = a * format * (batch.role == STRUCTURE) + section  # (B, T)
     defined = torch.tensor([len(v) > 0 for v in verdicts], device=share.device) & batch.in_answer.any(1)  # (B,)
     return torch.where(defined[:, None], credit, uniform(batch))
 
 
-def calculation_advantage(batch: TokenBatch, verdicts: list[Tensor]) -> Tensor:
+def calculation_advantage(batch: TokenBatch, written: list[list], verdicts: list[Tensor]) -> Tensor:
     """The verdict (0 or 1) on each calculation, z-scored over its group, on its tokens (B, T); 0 elsewhere."""
     advantage, G = torch.zeros_like(batch.logprob), len(batch.text) // len(batch.puzzles)
     for i, verdict in enumerate(verdicts):
         if len(verdict):
             group = torch.cat(verdicts[i // G * G : i // G * G + G])  # all calculations of the group
             z = ((verdict - group.mean()) / (group.std(correction=0) + 1e-4)).to(advantage.device)  # (S,)
-            for (tokens, *_), value in zip(written_calculations(batch, i), z):
+            for (tokens, *_), value in zip(written[i], z):
                 advantage[i, tokens] = value
     return advantage
 
@@ -88,7 +88,7 @@ def process_reward(batch: TokenBatch, process: float = 0.1) -> Tensor:
     require(process >= 0, "--process must be 0 or more")
     ends, true = calculation_ends(batch)  # (B, T) each
     count, right = (by_group(batch, x).sum((1, 2)) for x in (ends, true))  # (Q,) each, in the group
-    mean = quotient(right, count)[batch.group, None]  # (B, 1)
+    mean = (right / count.clamp(min=1))[batch.group, None]  # (B, 1)
     return uniform(batch) + process * from_here_on(true - mean * ends)
 
 
@@ -182,7 +182,7 @@ def causal_ablation(batch: TokenBatch) -> Tensor:
     fall = batch.logprob[rows] - batch.ask.logprob_without(rows, hide)  # (N, T)
     drop = (fall * batch.in_answer[rows]).sum(1).clamp(min=0)  # (N,)
     largest = torch.zeros_like(batch.advantage).scatter_reduce(0, rows, drop, "amax")[rows]  # (N,) in its response
-    for i, tokens, share in zip(rows, hide, quotient(drop, largest)):
+    for i, tokens, share in zip(rows, hide, drop / torch.where(largest > 0, largest, 1.0)):
         weight[i, tokens] = 0.5 + 0.5 * share
     defined = torch.zeros_like(batch.ended).index_fill(0, rows, True)  # (B,)
     return torch.where(defined[:, None], weight, 1.0)

@@ -16,7 +16,7 @@ from rollout import TokenBatch
 
 @reweighting
 def random(batch: TokenBatch) -> Tensor:
-    """credit = A * w, w ~ Exponential(1): a control that any reweighting has to beat."""
+    """credit = A * w, w ~ Exponential(1): a control that any reweighting has to beat (ours)."""
     return torch.empty(batch.mask.shape).exponential_(generator=batch.ask.generator("random"))
 
 
@@ -41,7 +41,7 @@ def inverted(batch: TokenBatch, of: str = "entropy_weighted") -> Tensor:
 
 @token_credit(from_advantage=True, needs=needs_of)
 def shuffled(batch: TokenBatch, of: str = "entropy_ratio") -> Tensor:
-    """credit = that of --of, in random order within each response: its sizes without their places.
+    """credit = that of --of, in random order within each response: its sizes without their places (ours).
 
     The method named by --of has its default hyper-parameters.
     """

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mitigations import token_credit, uniform, z_score
-from plumbing.registry import quotient, require
+from plumbing.registry import require
 from rollout import TokenBatch, by_group
 
 
@@ -20,7 +20,7 @@ def prefix_tree(batch: TokenBatch) -> Tensor:
     divided by n, it counts once.
     """
     sharing = same_prefix(batch).sum(2).view_as(batch.mask)  # (B, T)
-    return quotient(batch.advantage[:, None], sharing)
+    return batch.advantage[:, None] / sharing.clamp(min=1)
 
 
 def same_prefix(batch: TokenBatch) -> Tensor:
@@ -41,7 +41,7 @@ def tempo(batch: TokenBatch) -> Tensor:
     code (whose std is the unbiased one). V changes only where responses part; elsewhere the credit is A.
     """
     same, A = same_prefix(batch), by_group(batch, batch.advantage)  # (Q, G, G, T), (Q, G)
-    after = quotient((same * A[:, None, :, None]).sum(2), same.sum(2))  # (Q, G, T) V_{t+1}
+    after = (same * A[:, None, :, None]).sum(2) / same.sum(2).clamp(min=1)  # (Q, G, T) V_{t+1}
     before = after.roll(1, dims=2)  # (Q, G, T) V_t
     before[..., 0] = A.mean(1, keepdim=True)  # all responses share the empty prefix
     return uniform(batch) + (after - before).view_as(batch.logprob)
@@ -77,11 +77,11 @@ def gtpo(batch: TokenBatch, a1: float = 1.0, a2: float = 0.1, joint: bool = Fals
     right = by_group(batch, batch.success)[..., None] > 0  # (Q, G, 1)
     up, down = mask & right, mask & ~right  # (Q, G, T) each
     certainty = down / (H + 1e-6)  # (Q, G, T) 1 / H, so that a wrong token is punished for being certain
-    share_up = quotient(H * up, (H * up).sum(1, keepdim=True))  # (Q, G, T)
-    share_down = quotient(certainty, certainty.sum(1, keepdim=True))  # (Q, G, T)
+    share_up = H * up / (H * up).sum(1, keepdim=True)  # (Q, G, T) NaN at a t without a right response
+    share_down = certainty / certainty.sum(1, keepdim=True)  # (Q, G, T) NaN at a t without a wrong one
     if_right = a1 + a2 * share_up * up.sum(1, keepdim=True)  # (Q, G, T)
     if_wrong = -a1 - a2 * share_down * down.sum(1, keepdim=True)  # (Q, G, T)
-    paid = torch.where(up, if_right, if_wrong)  # (Q, G, T)
+    paid = torch.where(up, if_right, if_wrong)  # (Q, G, T) NaN at most on padding, which z_score leaves out
     credit = z_score(paid, mask) if joint else z_score(paid, up) + z_score(paid, down)
     mixed = (right.any(1) & ~right.all(1))[..., None]  # (Q, 1, 1)
     return torch.where(mixed, credit, by_group(batch, uniform(batch))).view_as(batch.logprob)

@@ -100,7 +100,7 @@ class Critic(nn.Module):
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
-        return measured if self.target is whole_reward else None  # no two columns of one name
+        return measured if self.target is whole_reward else None  # the process critic's would have the same names
 
 
 class Importance(nn.Module):

@@ -93,15 +93,15 @@ def standard_error(values: np.ndarray) -> float:
 
 
 @torch.no_grad()
-def token_sums(batch: Any, rows: Tensor, logprob: Tensor, loss: Tensor, removed: Tensor, kl: Tensor,
+def token_sums(batch: Any, rows: Tensor, logprob: Tensor, loss: Tensor, stopped: Tensor, kl: Tensor,
                own: dict[str, Tensor]) -> dict[Any, float | Tensor]:
     """What `update_columns` is made of: sums over the tokens of a micro-batch's rows (b,), of (b, T) each. own: of the
     loss, by name."""
     mask, role, change = batch.mask[rows], batch.role[rows], logprob - batch.logprob[rows]  # (b, T) each
-    facts = {"tokens": mask, "loss": loss, "removed": removed, "kl": kl, "error": change.abs(),
+    facts = {"tokens": mask, "loss": loss, "stopped": stopped, "kl": kl, "error": change.abs(),
              "spread": change.square(), **{(name,): column for name, column in own.items()}}
     for i, name in enumerate(ROLES):
-        facts |= {f"tokens_{name}": role == i, f"removed_{name}": (role == i) * removed}
+        facts |= {f"tokens_{name}": role == i, f"stopped_{name}": (role == i) * stopped}
     prompts = [batch.ask.prompts[q] for q in set(batch.group[rows].tolist())]
     return {name: torch.where(mask, fact, 0).double().sum() for name, fact in facts.items()} | {
         "read": sum(map(len, prompts)) + mask.sum()}
@@ -118,8 +118,8 @@ def update_columns(updates: list[dict]) -> dict[str, float | None]:
         total.update(sums)
     N, tokens = first["tokens"], total["tokens"]  # each update has N tokens
     row = {"loss": total["loss"] / len(updates), "grad_norm": total["grad_norm"] / len(updates),
-           "clip_fraction": share(total["removed"], tokens),
-           **{f"clip_{role}": share(total[f"removed_{role}"], total[f"tokens_{role}"]) for role in ROLES},
+           "clip_fraction": share(total["stopped"], tokens),
+           **{f"clip_{role}": share(total[f"stopped_{role}"], total[f"tokens_{role}"]) for role in ROLES},
            "ratio_error": share(first["error"], N),
            "ratio_spread": share(last["spread"], N) ** 0.5 if tokens > N else None,
            "kl": share(total["kl"], tokens), "tokens_updated": round(total["read"])}

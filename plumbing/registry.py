@@ -2,9 +2,9 @@
 
 A first reading can skip it. It knows none of the functions; importing `methods` completes MITIGATIONS.
 """
-import functools
 import inspect
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Callable
 
 import torch
@@ -21,37 +21,33 @@ class CreditFunction:
     from_advantage: bool  # whether it reads batch.advantage, so that --advantage has an effect
     needs: tuple[str, ...] | Callable  # what a run must provide for it, or a function of its hyper-parameters
 
-    @property
-    def is_reweighting(self) -> bool:
-        """Whether the function returns weights, else credit."""
-        return self.weights_to_credit is not None
-
     def __call__(self, batch: Any, /, *arguments, **hyper_parameters) -> Tensor:
         """Credit (B, T), 0 on padding."""
         values = self.raw(batch, *arguments, **hyper_parameters)  # (B, T)
         return self.weights_to_credit(batch, values) if self.is_reweighting else values
 
     def raw(self, batch: Any, /, *arguments, **hyper_parameters) -> Tensor:
-        """The weights or credit (B, T) that the function returns, 0 on padding.
-
-        ValueError for a wrong shape, for NaN or infinity, for negative weights, and where the function wrote into the
-        batch, which the update reads, too.
-        """
-        shape = tuple(batch.mask.shape)
-        before = {name: value.clone() for name, value in vars(batch).items() if isinstance(value, Tensor)}
-        returned = self.function(batch, *arguments, **hyper_parameters)
-        require(all(torch.equal(value, getattr(batch, name)) for name, value in before.items()),
-                f"{self.name} changes a field of the batch: write x.exp() or x * y instead of x.exp_() or x *= y")
-        result = "weights" if self.is_reweighting else "credit"
+        """The weights or credit (B, T) that the function returns, 0 on padding; ValueError where it returns neither."""
+        returned, shape = self.function(batch, *arguments, **hyper_parameters), tuple(batch.mask.shape)
+        expected = "weights" if self.is_reweighting else "credit"
         found = tuple(returned.shape) if isinstance(returned, Tensor) else type(returned).__name__
-        require(found == shape, f"{self.name} must return {result} of shape (B, T) = {shape}, not {found}")
+        require(found == shape, f"{self.name} must return {expected} of shape (B, T) = {shape}, not {found}")
         values = torch.where(batch.mask, returned.to(batch.logprob), 0.0)  # (B, T) of the batch's type, on its device
-        require(values.isfinite().all(), f"{self.name} returned {result} with NaN or infinity in it, as division by 0 "
-                "gives; quotient(a, b) avoids it")
-        if self.is_reweighting:
-            require((values >= 0).all(), f"{self.name} returned a negative weight: credit of either sign is for "
-                    "@token_credit")
+        require(values.isfinite().all(), f"{self.name} returned {expected} with NaN or infinity in it, as division by "
+                "0 gives; dividing by torch.where(x > 0, x, 1.0) instead of x avoids it")
+        require(not self.is_reweighting or (values >= 0).all(),
+                f"{self.name} returned a negative weight: credit of either sign is for @token_credit")
         return values
+
+    @property
+    def is_reweighting(self) -> bool:
+        """Whether the function returns weights, else credit."""
+        return self.weights_to_credit is not None
+
+    @property
+    def summary(self) -> str:
+        """The first line of the function's docstring."""
+        return (inspect.getdoc(self.function) or "no docstring yet").splitlines()[0]
 
     @property
     def parameters(self) -> dict[str, bool | int | float | str]:
@@ -61,29 +57,20 @@ class CreditFunction:
 
     def check_parameters(self) -> None:
         """ValueError for a hyper-parameter that can't become a flag: its default says the flag's type."""
-        _, *parameters = inspect.signature(self.function).parameters.values()  # the first is the batch
-        for p in parameters:
+        for p in list(inspect.signature(self.function).parameters.values())[1:]:  # the first is the batch
             require(type(p.default) in (bool, int, float, str),
                     f"{self.name}: the parameter {p} can't become a flag; give it a bool, int, float or str as default")
             require(p.annotation in (p.empty, type(p.default)), f"{self.name}: the default of {p} is of another type, "
                     "and the flag would get that: write 2.0, say, for a float of 2")
-
-    @property
-    def summary(self) -> str:
-        """The first line of the function's docstring."""
-        return (inspect.getdoc(self.function) or "no docstring yet").splitlines()[0]
 
 
 MITIGATIONS: dict[str, CreditFunction] = {}  # by name, filled by the decorators
 
 
 def register(function: Callable | None, name: str, **properties) -> Callable:
-    """Put a function into MITIGATIONS as a CreditFunction, and return that: its call checks, masks and rescales.
-
-    ValueError for a name that is taken, and for anything but a plain function, such as a decorated one.
-    """
+    """Put a function into MITIGATIONS as a CreditFunction, and return that; ValueError for a name that is taken."""
     if function is None:  # the decorator has arguments, so Python hands over the function in a second call
-        return functools.partial(register, name=name, **properties)
+        return partial(register, name=name, **properties)
     require(inspect.isfunction(function), "decorate a function made by def, once")
     name = name or function.__name__
     require(name not in MITIGATIONS, f"there are two credit functions named {name}: rename one of them")
@@ -92,20 +79,22 @@ def register(function: Callable | None, name: str, **properties) -> Callable:
 
 
 def required(name: str, hyper_parameters: dict) -> tuple[str, ...]:
-    """What the credit function `name` needs of a run, with these hyper-parameters."""
-    needs = MITIGATIONS[name].needs
-    values = MITIGATIONS[name].parameters | hyper_parameters  # defaults, and what the flags say
-    names = needs(**values) if callable(needs) else needs
-    require(isinstance(names, tuple), f'{name}: needs must be a tuple of names, such as ("critic",), not {names!r}')
-    return names
+    """What the credit function `name` needs of a run, with these hyper-parameters and the others at their defaults."""
+    method = MITIGATIONS[name]
+    needs = method.needs(**method.parameters | hyper_parameters) if callable(method.needs) else method.needs
+    require(isinstance(needs, tuple), f'{name}: needs must be a tuple of names, such as ("critic",), not {needs!r}')
+    return needs
+
+
+def check_pure(name: str, batch: Any, compute: Callable[[], Any]) -> None:
+    """ValueError if compute(), which calls the credit function `name`, writes into the batch: the update reads it."""
+    before = {field: value.clone() for field, value in vars(batch).items() if isinstance(value, Tensor)}
+    compute()
+    require(all(torch.equal(value, getattr(batch, field)) for field, value in before.items()),
+            f"{name} changes a field of the batch: write x.exp() or x * y instead of x.exp_() or x *= y")
 
 
 def require(condition: bool | Tensor, message: str) -> None:
     """ValueError unless the condition holds."""
     if not condition:
         raise ValueError(message)
-
-
-def quotient(part: Tensor, whole: Tensor) -> Tensor:
-    """part / whole for whole >= 0, and part itself where whole is 0: so 0 / 0 is 0."""
-    return part / torch.where(whole > 0, whole, 1.0)

@@ -46,30 +46,60 @@ def default_folder(mitigation: str, seed: int, changed: dict) -> Path:
     return Path("runs") / "-".join([mitigation, *flags, f"seed{seed}"]).replace("/", "_")
 
 
-def open_run(run: Path, settings: Settings, hyper_parameters: dict, fixed: dict[str, str], learners: dict,
-             columns: Iterable[str], resume: bool) -> int:
-    """Create the run folder, or load the state of a run to resume. Returns how many steps are done.
+class Writer(NamedTuple):
+    """Writes a run: of several processes, only the first one does."""
 
-    fixed: texts, by name, that must be the same when the run is resumed: program text, and the puzzles' names.
-    learners: everything that changes from step to step, by name; each has state_dict() and load_state_dict().
-    columns: of metrics.csv, as the trial step has them.
-    ValueError when the folder of a new run exists, when another process writes it, and when no step is left.
-    """
-    if not resume:
-        first_alone(lambda: start_run(run, asdict(settings), hyper_parameters, fixed, columns))
-        return 0
-    first_alone(lambda: lock(run))
-    state = load_state(run)
-    check_unfinished(run, state["step"], settings)
-    asked = asdict(settings) | hyper_parameters
-    if state["step"] > 0:
-        check_settings(run, state["settings"], asked)
-        check_logs(run, state)
-        check_columns(run, columns)
-        restore(run, state, learners)
-    gather([check_inputs(run, checksums(asked, fixed))])  # all have read the folder before the first one changes it
-    first_alone(lambda: reopen_run(run, state, settings.steps, columns))
-    return state["step"]
+    run: Path
+    settings: Settings
+    hyper_parameters: dict
+    learners: dict  # by name, what changes from step to step; each has state_dict() and load_state_dict()
+    write_weights: Callable[[Path], object]  # fills a model folder
+
+    def open(self, fixed: dict[str, str], columns: Iterable[str], resume: bool) -> tuple[int, dict]:
+        """Create the run folder, or load the state of a run to resume.
+
+        Returns how many steps are done, and what metrics.csv has in the row of the last one.
+        fixed: texts, by name, that must be the same when the run is resumed: program text, and the puzzles' names.
+        columns: of metrics.csv, as the trial step has them.
+        ValueError when the folder of a new run exists, when another process writes it, and when no step is left.
+        """
+        run, asked = self.run, asdict(self.settings) | self.hyper_parameters
+        if not resume:
+            first_alone(lambda: start_run(run, asdict(self.settings), self.hyper_parameters, fixed, columns))
+            return 0, {}
+        first_alone(lambda: lock(run))
+        state = load_state(run)
+        check_unfinished(run, state["step"], self.settings)
+        if state["step"] > 0:
+            check_settings(run, state["settings"], asked)
+            check_logs(run, state)
+            check_columns(run, columns)
+            restore(run, state, self.learners)
+        gather([check_inputs(run, checksums(asked, fixed))])  # all have read the folder before the first one changes it
+        first_alone(lambda: reopen_run(run, state, self.settings.steps, columns))
+        metrics = first_alone(lambda: read_metrics(run)) if state["step"] > 0 else {}
+        return state["step"], {name: float(x[-1]) for name, x in metrics.items() if not np.isnan(x[-1])}
+
+    def start(self, row: dict) -> None:
+        """Write row 0 of metrics.csv: the start model."""
+        if leads():
+            append_row(self.run, row)
+
+    def step(self, step: int, batch: Any, credit: Tensor, row: dict) -> None:
+        """Write a row of metrics.csv, a row per token, and the samples, checkpoints and state that are due."""
+        if not leads():
+            return
+        # The checksum ties the two logs together: analyze.py refuses a step that was changed or is another run's.
+        file = self.run / "credit" / f"step-{step:06d}.npz"
+        append_row(self.run, row | {"credit_checksum": write_credit_log(file, step, batch, credit)})
+        if step == 1 or step % SAMPLE_EVERY == 0:
+            write_samples(self.run, step, batch)
+        save(self.run, step, self.settings, self.hyper_parameters, self.write_weights, self.learners)
+
+    def finish(self, final: dict) -> None:
+        """Write final.json."""
+        if leads():
+            write_json(self.run / "final.json", final)
 
 
 def lock(folder: Path) -> None:
@@ -171,41 +201,6 @@ def append_row(run: Path, row: dict) -> None:
     header = check_columns(run, row)
     with (run / "metrics.csv").open("a", newline="", encoding="utf-8") as file:
         csv.DictWriter(file, header).writerow({name: x for name, x in row.items() if x == x})
-
-
-class Writer(NamedTuple):
-    """Writes a run: of several processes, only the first one does."""
-
-    run: Path
-    settings: Settings
-    hyper_parameters: dict
-    learners: dict  # by name, what changes from step to step; each has state_dict() and load_state_dict()
-    write_weights: Callable[[Path], object]  # fills a model folder
-
-    def open(self, fixed: dict[str, str], columns: Iterable[str], resume: bool) -> int:
-        """Create the run folder, or load the state of a run to resume. Returns how many steps are done."""
-        return open_run(self.run, self.settings, self.hyper_parameters, fixed, self.learners, columns, resume)
-
-    def start(self, row: dict) -> None:
-        """Write row 0 of metrics.csv: the start model."""
-        if leads():
-            append_row(self.run, row)
-
-    def step(self, step: int, batch: Any, credit: Tensor, row: dict) -> None:
-        """Write a row of metrics.csv, a row per token, and the samples, checkpoints and state that are due."""
-        if not leads():
-            return
-        # The checksum ties the two logs together: analyze.py refuses a step that was changed or is another run's.
-        file = self.run / "credit" / f"step-{step:06d}.npz"
-        append_row(self.run, row | {"credit_checksum": write_credit_log(file, step, batch, credit)})
-        if step == 1 or step % SAMPLE_EVERY == 0:
-            write_samples(self.run, step, batch)
-        save(self.run, step, self.settings, self.hyper_parameters, self.write_weights, self.learners)
-
-    def finish(self, final: dict) -> None:
-        """Write final.json."""
-        if leads():
-            write_json(self.run / "final.json", final)
 
 
 def write_samples(run: Path, step: int, batch: Any) -> None:

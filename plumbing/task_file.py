@@ -70,6 +70,14 @@ def load_puzzles(task: ModuleType, count: int, path: str, eval_path: str = "") -
     return apart, heldout
 
 
+def check_prompt(found: str | tuple) -> tuple[str, ...]:
+    """The pieces of what a task's prompt returned; ValueError unless that is text, or a tuple of texts."""
+    pieces = (found,) if isinstance(found, str) else found
+    if not isinstance(pieces, tuple) or not all(isinstance(piece, str) for piece in pieces) or not "".join(pieces):
+        raise ValueError(f"the task's prompt must return text, not {found!r:.50}")
+    return pieces
+
+
 def check_grade(grade: dict[str, Any]) -> dict[str, float]:
     """What a task's grade returned, as floats, NaN for a further None; ValueError unless it has all that it should."""
     what, needed = "what the task's grade returns", {"reward": float, "answer": float, "format": float}

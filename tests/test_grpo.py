@@ -77,10 +77,10 @@ def test_on_policy_every_loss_has_the_gradient_of_the_policy(loss):
     logprob = -torch.rand(2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     logprob, old = logprob.clone().requires_grad_(), logprob
     mask, credit = torch.tensor([[True] * 4, [True, True, False, False]]), torch.randn(2, 4, dtype=torch.float64)
-    gain, removed, *_ = grpo.LOSSES[loss](logprob, old, credit, mask, Settings())
+    gain, stopped, *_ = grpo.LOSSES[loss](logprob, old, credit, mask, Settings())
     (gain * mask).sum().backward()
     torch.testing.assert_close(logprob.grad, credit * mask)
-    assert not removed.any()
+    assert not stopped.any()
 
 
 @pytest.mark.parametrize("loss, ratio, credit, gain, slope", [
@@ -97,12 +97,12 @@ def test_losses_by_hand(loss, ratio, credit, gain, slope):
     mask = torch.tensor([[True] * len(ratio) + [False]])
     logprob = torch.full(mask.shape, -1.0, requires_grad=True)
     old = -1 - torch.tensor([[*ratio, 9.0]]).log()
-    found, removed = grpo.LOSSES[loss](logprob, old, torch.tensor([[*credit, 7.0]]), mask,
+    found, stopped = grpo.LOSSES[loss](logprob, old, torch.tensor([[*credit, 7.0]]), mask,
                                        Settings(clip_low=0.1, clip_high=0.3))
     found[mask].sum().backward()
     assert found[mask].tolist() == pytest.approx(gain, abs=1e-6)
     assert logprob.grad[mask].tolist() == pytest.approx(slope, abs=1e-6)
-    assert removed[mask].tolist() == [x == 0 for x in slope]
+    assert stopped[mask].tolist() == [x == 0 for x in slope]
 
 
 def test_k3_is_an_unbiased_estimate_of_the_kl():

@@ -109,11 +109,11 @@ def test_a_wrong_function_is_one_sentence(problem, decorator, function, registry
     """Guards against (B, 1) broadcast over tokens, a forgotten return, NaN that reaches the model, a turned sign, a
     write to what the update and the log read afterwards, and a method that silently gets no critic.
     """
-    method = decorator(function)
+    method, batch = decorator(function), make_batch([3, 3], [1.0, 1.0])
     with pytest.raises(ValueError, match=rf"^{function.__name__}:? {re.escape(problem)}"):
         method.check_parameters()
         plumbing.registry.required(method.name, {})
-        method(make_batch([3, 3], [1.0, 1.0]))
+        plumbing.registry.check_pure(method.name, batch, lambda: method(batch))
 
 
 @pytest.mark.parametrize("row", [[1.0, 1.0, math.nan], [True, True, True], [1, 1, -7]])

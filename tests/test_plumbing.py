@@ -230,6 +230,11 @@ def counter(steps=0):
     return module
 
 
+def begin(run, s, columns=()):
+    """Create the folder of a run."""
+    return run_folder.Writer(run, s, {"k": 2}, {}, None).open(SOURCE, columns, resume=False)
+
+
 @pytest.fixture
 def new(tmp_path, monkeypatch):
     """A run that has only begun, and its settings: a state every 2 steps and a checkpoint every 3."""
@@ -241,7 +246,7 @@ def new(tmp_path, monkeypatch):
     (tmp_path / ".r.starting" / "old").mkdir(parents=True)  # of a run that was killed while it created its folder
     monkeypatch.setattr(sys, "argv", ["train.py", "--data", "my puzzles"])
     s = Settings(model=str(tmp_path / "model"), steps=5, state_every=2, checkpoint_every=3)
-    assert run_folder.open_run(tmp_path / "r", s, {"k": 2}, SOURCE, {}, ["x"], resume=False) == 0
+    assert begin(tmp_path / "r", s, ["x"]) == (0, {})
     return tmp_path / "r", s
 
 
@@ -262,8 +267,10 @@ def counted(new):
 
 def resume(run, s, learner=None, columns=("x",), **hyper_parameters):
     """Load a run to resume; how many steps are done."""
-    learners = {"counter": learner or counter()}
-    return run_folder.open_run(run, s, {"k": 2} | hyper_parameters, SOURCE, learners, columns, resume=True)
+    writer = run_folder.Writer(run, s, {"k": 2} | hyper_parameters, {"counter": learner or counter()}, None)
+    done, row = writer.open(SOURCE, columns, resume=True)
+    assert row.get("step", 0) == done
+    return done
 
 
 def bytes_of(run):
@@ -292,7 +299,7 @@ def test_a_new_run_folder_holds_config_header_and_tokenizer(new):
     assert config["versions"].keys() == {"python", "torch", "numpy"}
     assert config["command"] == "python train.py --data 'my puzzles'"
     assert (run / "metrics.csv").read_text().strip() == ",".join([*COLUMNS, "x"])
-    refuses("exists", run, run_folder.open_run, run, s, {"k": 2}, SOURCE, {}, [], resume=False)
+    refuses("exists", run, begin, run, s)
 
 
 def test_checkpoints_and_state_are_written_when_they_are_due(counted):

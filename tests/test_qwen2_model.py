@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 import qwen2_model
 from qwen2_model import attention, attention_on_gpu, load_model, parse_config, save_model, scaled, split, token_logprobs
-from sampler import facts
+from sampler import describe
 from tests.random_checkpoints import FAMILIES, HF, V, assert_close, assert_same_logits, both, random_tokens
 
 TIED = pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
@@ -188,7 +188,7 @@ def test_logit_grad_is_the_norm_of_the_gradient():
         tokens, logits = torch.arange(20), logits.clone().requires_grad_()
         logits.log_softmax(-1)[torch.arange(20), tokens].sum().backward()
         log_probs = logits.detach().float().log_softmax(-1)
-        _, entropy, logit_grad = facts(log_probs, log_probs.exp(), tokens[:, None])
+        _, entropy, logit_grad = describe(log_probs, log_probs.exp(), tokens[:, None])
         torch.testing.assert_close(logit_grad.double(), logits.grad.norm(dim=-1), atol=0, rtol=1e-4)
         assert_close(entropy, torch.distributions.Categorical(logits=logits.detach()).entropy(), 1e-5)
 

@@ -35,7 +35,7 @@ from qwen2_model import load_model, save_model
 from rollout import Queries, draw_puzzles, rollout
 from tests import storm
 from settings import Settings
-from train import BUNDLED
+from plumbing.launch import BUNDLED
 
 SMALL = ["--questions", 3, "--answers", 4, "--eval_problems", 12, "--max_new_tokens", 50, "--pass_at", 0]
 TINY = ["--questions", 2, "--answers", 3, "--eval_problems", 2, "--max_new_tokens", 30, "--eval_every", 2]
@@ -276,7 +276,7 @@ def test_the_trial_step_leaves_no_trace(dtype, methods):
     before, torch_state, numpy_state = copy.deepcopy(both.state_dict()), torch.get_rng_state(), np.random.get_state()[1]
     for name in methods:
         s = Settings(mitigation=name, questions=2, answers=3, dtype=dtype)
-        row = train.try_step(policy, optimizer, GENERATE(4096, "train"), s, MITIGATIONS[name].parameters)
+        row = train.try_step(policy, optimizer, GENERATE(4096, "train"), s, MITIGATIONS[name])
         assert row["grad_norm"] > 0 and "critic_loss" in row
     assert all(torch.equal(x, before[key]) for key, x in both.state_dict().items())
     assert not any(learner.state for learner in (optimizer.adamw, *(head.optimizer for head in policy.heads.values())))
@@ -365,7 +365,7 @@ def test_a_mistake_is_seen_before_the_run_begins(place, name, stand_in, said, mo
     patch(place, name, stand_in)
     policy = train.load_policy(Settings(), countdown_task, ("critic",))
     with pytest.raises((ValueError, FloatingPointError), match=said):
-        train.try_step(policy, Optimizer(policy.model, 1e-3), GENERATE(4096, "train"), Settings(), {})
+        train.try_step(policy, Optimizer(policy.model, 1e-3), GENERATE(4096, "train"), Settings(), uniform)
 
 
 # ---------------------------------------------------------------------------------------------- kill and resume

@@ -13,6 +13,7 @@ import countdown_task
 import train
 from countdown_task import Puzzle, demonstrate, generate_puzzles, grade, split
 from models import warm_start
+from plumbing.launch import BUNDLED
 from tasks.arithmetic import check_calculations, find_calculations
 from tasks.searches import ATTEMPTS
 
@@ -61,7 +62,7 @@ def test_imitation_learns_the_responses_and_not_the_prompts(tokenizer, policy):
 @pytest.mark.parametrize("name", ["tiny", "small"])
 def test_reinforcement_can_teach_the_bundled_models(name):
     """Guards against a model that solves too few puzzles to get a reward or too many to improve, and one over 4 MB."""
-    folder = train.BUNDLED.with_name(f"countdown-{name}")
+    folder = BUNDLED.with_name(f"countdown-{name}")
     assert sum(file.stat().st_size for file in folder.iterdir()) < 4e6
     policy = train.load_policy(train.Settings(model=str(folder)))
     success = train.evaluate(policy, generate_puzzles(256, "heldout"), 1, train.Settings())

@@ -21,7 +21,8 @@ from plumbing.progress import follow, one_sentence
 from plumbing.report import Table
 from rollout import Policy, TokenBatch
 from settings import Settings
-from train import BUNDLED, load_policy
+from plumbing.launch import BUNDLED
+from train import load_policy
 
 QUESTIONS = 12  # training puzzles
 BATCHES = 16  # for noise and bias

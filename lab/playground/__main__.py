@@ -17,7 +17,8 @@ from plumbing.flags import new_parser
 from plumbing.progress import one_sentence
 from plumbing.report import MINUS, PALETTE, PLUS
 from settings import Settings
-from train import BUNDLED, load_policy
+from plumbing.launch import BUNDLED
+from train import load_policy
 
 HERE = Path(__file__).parent
 ENGINE = ("model.js", "countdown.js", "grpo.js", "rule.js", "truth.js", "worker.js")  # joined, they run in the worker

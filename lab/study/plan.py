@@ -17,6 +17,7 @@ LEVELS = {"easy": "", "hard": f" --data {HARD} --max_new_tokens 240", "small": "
           **{name: f"{task} --model weights/qwen --dtype bfloat16{more} --pass_at 0 --micro_batch 8"
              for name, task, more in (
                  ("words", WORDS, " --questions 8 --answers 8 --steps 40 --eval_problems 512 --eval_every 20"),
+                 ("twenty", WORDS, " --questions 4 --answers 8 --steps 20 --eval_problems 512 --eval_every 0"),
                  ("laptop", WORDS, " --questions 4 --answers 8 --steps 40 --eval_problems 256 --eval_every 20"),
                  ("original", f"{THEIRS} --max_new_tokens 128",
                   " --questions 4 --answers 8 --steps 60 --eval_problems 256 --eval_every 30"),
@@ -25,7 +26,7 @@ LEVELS = {"easy": "", "hard": f" --data {HARD} --max_new_tokens 240", "small": "
                   "--eval_every 20 --pass_at 0",
           "first-smollm2": f" --model weights/smollm2 --dtype bfloat16 --max_new_tokens 200{LOOK} --pass_at 0"}
 # Rows and designs of these are in lab/real.
-PRETRAINED = ("words", "laptop", "original", "warm", "first-smollm2", "first-words", "first-countdown")
+PRETRAINED = ("words", "laptop", "twenty", "original", "warm", "first-smollm2", "first-words", "first-countdown")
 
 APART = ("regrade_ablation",  # hardly more than `none`
          "shuffled", "expert_iteration", "oracle", "process_reward", "ppo_process", "share",
@@ -54,6 +55,11 @@ UPDATES = (*(f"{name} --updates_per_batch 4{clip}" for name in ("none", RLOO_FLA
 TUNED = (RLOO_FLAGS, RATIO_FLAGS, "shuffled --advantage rloo", "ppo", "vineppo", "expert_iteration")
 RATES, SEEDS = (1.4e-4, 2e-4, 2.8e-4), range(20, 25)
 BEST, OUTWARDS = 2.8e-4, 4e-4  # stage one's best rate, the same for all; as an edge, it called for the next one
+
+
+# What the original work tried, as it did: the second one's weights are neither detached nor rescaled.
+CONCLUSION = "outcome_conditional --think_discount 0.5"
+THEIR_INVERSE = "inverse_logprob --epsilon 0.1 --detach false --normalize none"
 
 
 def at(rate: float, *listed: str) -> tuple[str, ...]:
@@ -106,6 +112,10 @@ PARTS = {  # level, methods with their flags, seeds
     "laptop": [("laptop", (f"{RLOO_FLAGS} --lr 5e-06", "expert_iteration --lr 5e-06",
                            "share --advantage rloo --lr 5e-06"), range(5))],
     "original": [("original", ("none --lr 5e-06",), (0,))],
+    "mitigations": [("twenty", tuple(f"{flags} --lr 5e-06" for flags in listed), seeds) for listed, seeds in (
+        ((RLOO_FLAGS, "none", CONCLUSION, THEIR_INVERSE), range(3)), ((RLOO_FLAGS, "none", CONCLUSION), (3, 4)),
+        (("inverse_logprob",), range(3)),
+        (("entropy_weighted", "attention_credit", "outcome_conditional --think_discount 0.75"), range(3)))],
     "warm": [("warm", (f"{RLOO_FLAGS} --lr 2e-05",), (0,)), ("first-smollm2", (RLOO_FLAGS,), (0,))],
     # To check what was written before they ran.
     "fresh": [("easy", (RLOO_FLAGS, "ppo", "vineppo", RATIO_FLAGS), range(10, 15))],

@@ -37,7 +37,7 @@ from plumbing.launch import check, check_lengths, with_model
 from plumbing.metrics import log_columns
 from plumbing.progress import Progress, follow, one_sentence
 from plumbing.report import Table, spread_within
-from rollout import (EVALUATION, ROWS_AT_ONCE, Policy, TokenBatch, draw_uniforms, generate_and_grade, sample,
+from rollout import (ROWS_AT_ONCE, Policy, TokenBatch, draw_uniforms, generate_and_grade, generator_of, sample,
                      token_batch)
 from settings import Settings
 from tasks.text import FILLER
@@ -72,7 +72,7 @@ def roll(policy: Policy, puzzles: list, truth: dict, rows: np.ndarray, packets: 
     position, left = truth["position"][token].astype(int), limit - truth["position"][token].astype(int)  # (m,) each
     uniforms = np.zeros((len(token), PACKET, left.max()))
     for i, key in enumerate(zip(truth["response"][token].tolist(), position.tolist(), number.tolist())):
-        uniforms[i, :, : left[i]] = np.random.default_rng([seed, *key]).random((PACKET, left[i]))
+        uniforms[i, :, : left[i]] = generator_of("truth", seed, *key).random((PACKET, left[i]))
     samples, grades = generate_and_grade(
         policy, [puzzles[g] for g in truth["group"][token]], torch.from_numpy(uniforms).flatten(0, 1),
         [truth["token"][i - t : i].tolist() for i, t in zip(token, position)],
@@ -222,7 +222,7 @@ def prepare(args: argparse.Namespace) -> tuple[Policy, list, TokenBatch, dict]:
     args.out.mkdir(parents=True, exist_ok=True)
     heads = find_heads(args.out, policy, args.critic_batches) if args.critic_batches else {}
     policy = policy._replace(heads=heads, reference=policy.model)
-    uniforms = draw_uniforms(args.seed, EVALUATION - 1, len(puzzles), args.answers, args.max_new_tokens)
+    uniforms = draw_uniforms(args.seed, "truth", len(puzzles), args.answers, args.max_new_tokens)
     samples = sample(policy, [policy.prompt(puzzle) for puzzle in puzzles], uniforms)
     batch = token_batch(policy, puzzles, samples, s, step=0)
     batch.advantage = compare(batch)
