@@ -40,7 +40,7 @@ from plumbing.metrics import add_columns, heldout_text, line_of, standard_error,
 from plumbing.optimizer import Optimizer, learning_rate
 from plumbing.processes import check_equal, join, leave
 from plumbing.progress import Progress, one_sentence
-from plumbing.registry import required
+from plumbing.registry import check_pure, required
 from plumbing.run_folder import Writer
 from plumbing.task_file import load_puzzles, load_task
 from plumbing.tokenizer import Tokenizer
@@ -194,7 +194,7 @@ def try_step(policy: Policy, optimizer: Optimizer, puzzles: list, s: Settings, m
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         batch = rollout(policy, puzzles[:2], s, step=0)
         batch.advantage = compare(batch, s.advantage)
-        assign_credit(batch, mitigation, s)
+        check_pure(s.mitigation, batch, lambda: assign_credit(batch, mitigation, s))
         # Credit 1, so that no response is left out. A run that only evaluates need not have room for gradients.
         row = learn(policy, still, batch, batch.mask.float(), s) if s.steps else {}
         row |= step_columns(0, batch, time.perf_counter())
