@@ -51,7 +51,8 @@ def test_special_tokens_say_what_ends_a_response_and_whether_it_is_a_chat_model(
     """Guards against markers that are spelt out, a chat turn that ends in <|endoftext|> alone, an end token in the
     text, and refusing a model for the names of its tokens."""
     plain = Tokenizer(build(tmp_path, special=ENDS[1:]))
-    assert (chat.chat, chat.size, chat.end_tokens) == (True, len(TOKENS) + 3, [len(TOKENS), len(TOKENS) + 1])
+    ends = [len(TOKENS), len(TOKENS) + 1]
+    assert (chat.chat, chat.size, chat.end_tokens, chat.start) == (True, len(TOKENS) + 3, ends, [])
     assert (plain.chat, plain.size, plain.end_tokens) == (False, len(TOKENS) + 1, [len(TOKENS)])
     assert chat.encode("<|im_start|>a</<|im_end|>") == [len(TOKENS) + 2, ord("a"), TOKENS.index(b"</"), len(TOKENS)]
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": len(TOKENS)}))
