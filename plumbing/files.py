@@ -8,7 +8,8 @@ from typing import Callable, Iterable
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 TYPES = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text", dict: "an object"}
@@ -33,8 +34,10 @@ def write_json(file: Path, content: dict) -> None:
     replace_file(file, lambda part: part.write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8"))
 
 
-def read_json(file: Path) -> dict:
-    """Parse a JSON object; ValueError, with the file's name, for anything else."""
+def read_json(file: Path, missing: dict | None = None) -> dict:
+    """Parse a JSON object, `missing` where there is no such file; ValueError, with its name, for anything else."""
+    if missing is not None and not file.is_file():
+        return missing
     try:
         parsed = json.loads(file.read_text(encoding="utf-8-sig"))
     except ValueError as error:
@@ -46,8 +49,6 @@ def read_json(file: Path) -> dict:
 
 def check_fields(fields: dict, types: dict[str, type], file: str | Path) -> None:
     """ValueError unless a JSON object has the named fields, each of its type. A float may be written as an integer."""
-    if not isinstance(fields, dict):
-        raise ValueError(f"{file} is {fields!r:.50}, but it must be an object with {', '.join(types)}")
     for name, kind in types.items():
         if name not in fields:
             raise ValueError(f"{file} has no {name}")
@@ -59,11 +60,7 @@ def check_fields(fields: dict, types: dict[str, type], file: str | Path) -> None
 
 def checksum(file: Path) -> int:
     """The CRC-32 of a file."""
-    found = 0
-    with file.open("rb") as content:
-        while part := content.read(2**24):
-            found = zlib.crc32(part, found)
-    return found
+    return zlib.crc32(np.memmap(file, mode="r")) if file.stat().st_size else 0  # an empty file can't be mapped
 
 
 def read_arrays(file: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
@@ -80,28 +77,21 @@ def read_arrays(file: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
 
 def read_tensors(file: Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> dict[str, Tensor]:
     """All tensors of a safetensors file; ValueError for a truncated file, another format, and integer weights."""
-    found = {}
     try:
-        with safe_open(file, framework="pt") as tensors:  # on the CPU: a bad device is not the file's fault
-            for name in tensors.keys():
-                tensor = tensors.get_tensor(name)
-                if not tensor.is_floating_point():  # such as quantized weights, whose scales are elsewhere
-                    raise ValueError(f"{name} in {file} is {tensor.dtype}; only floating-point weights are supported")
-                found[name] = tensor.to(device, dtype)
+        found = load_file(file)  # maps the file, on the CPU: a bad device is not its fault
     except SafetensorError as error:
         raise ValueError(f"{file} is not a complete safetensors file ({error}); download it again") from None
-    return found
+    for name, tensor in found.items():
+        if not tensor.is_floating_point():  # such as quantized weights, whose scales are elsewhere
+            raise ValueError(f"{name} in {file} is {tensor.dtype}; only floating-point weights are supported")
+    return {name: tensor.to(device, dtype) for name, tensor in found.items()}
 
 
 def check_tensors(owner: str, expected: dict[str, Tensor], found: dict[str, Tensor]) -> None:
     """ValueError, with the name of a tensor, unless names, shapes and types are as expected. owner: who has them."""
-    shared = expected.keys() & found.keys()
-    problems = {
-        "lacks": expected.keys() - found.keys(),
-        "has unknown": found.keys() - expected.keys(),
-        "has the wrong shape for": {name for name in shared if found[name].shape != expected[name].shape},
-        "has the wrong type for": {name for name in shared if found[name].dtype != expected[name].dtype},
-    }
-    for problem, names in problems.items():
+    form = lambda tensor: (tensor.shape, tensor.dtype)
+    changed = {name for name in expected.keys() & found.keys() if form(found[name]) != form(expected[name])}
+    for problem, names in {"lacks": expected.keys() - found.keys(), "has unknown": found.keys() - expected.keys(),
+                           "has the wrong shape or type for": changed}.items():
         if names:
             raise ValueError(f"{owner} {problem} {len(names)} tensor(s), such as {min(names)}")

@@ -1,11 +1,9 @@
-"""Command-line flags from a dataclass of settings and from the signature of the chosen credit function.
-
-The comment at a field's line is its flag's help text. A flag that can't work ends the program with one sentence.
+"""Command-line flags from a dataclass of settings, whose comments are the help texts, and from the signature of the
+chosen credit function. A flag that can't work ends the program with one sentence.
 """
-import argparse
 import difflib
 import inspect
-from dataclasses import asdict, replace
+from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,114 +19,85 @@ class Arguments(NamedTuple):
 
     settings: Settings
     hyper_parameters: dict  # of the chosen credit function
-    resume: Path | None  # the run folder to resume
+    resume: Path | None = None  # the run folder to resume
 
 
 def parse(arguments: list[str], defaults: Settings, methods: dict, choices: dict[str, tuple], usage: str) -> Arguments:
-    """Parse the command line of a program whose settings are those of `defaults`, a dataclass instance.
-
-    methods: the credit functions by name, one of which the setting `mitigation` chooses. choices: the legal values of
-    some settings. usage: the program's own help, above that of the flags.
-    """
-    if any(word.split("=")[0] == "--resume" for word in arguments):
-        return parse_resume(arguments, defaults, methods, choices)
+    """Parse the command line of train.py. usage: its own help, above that of the flags; the others: see parse_with."""
     parser = new_parser(usage="python train.py [--flag value ...]", description=usage, epilog=methods_help(methods))
-    return parse_with(parser, arguments, defaults, methods, choices)
-
-
-def parse_with(parser: argparse.ArgumentParser, arguments: list[str], defaults: Settings, methods: dict,
-               choices: dict[str, tuple]) -> Arguments:
-    """Add the flags of `defaults` and of the credit function that its field `mitigation` names, then parse.
-
-    The other arguments are those of `parse`.
-    """
-    helps = comments(type(defaults))
-    for name, default in asdict(defaults).items():
-        add_flag(parser, name, default, helps[name], choices.get(name))
-    first = new_parser(add_help=False)  # reads the credit function, which decides what other flags there are
-    first.add_argument("--mitigation", default=defaults.mitigation)
-    method = methods.get(first.parse_known_args(arguments)[0].mitigation)  # None: refused below, after --help
-    parameters = own_flags(method, {"help", "resume", *helps}) if method else {}
-    for name, default in parameters.items():
-        add_flag(parser, name, default, f"of {method.name}", None)
-    known, unknown = parser.parse_known_args(arguments)
-    if method is None:
-        near = difflib.get_close_matches(known.mitigation, methods, cutoff=0.0)
-        fail(f"there is no credit function {known.mitigation}: did you mean {', '.join(near)}? --help lists them all")
-    if unknown:
-        near = difflib.get_close_matches(unknown[0], [f"--{name}" for name in (*helps, *parameters)], n=1)
-        hint = f": did you mean {near[0]}?" if near else "; --help lists all flags"
-        fail(f"--mitigation {method.name} takes no {unknown[0]}{hint}")
-    values = vars(known)
-    settings = replace(defaults, **{name: values[name] for name in helps})
-    hyper_parameters = {name: values[name] for name in parameters}
-    check_method_flags(method, settings, defaults, hyper_parameters)
-    return Arguments(settings, hyper_parameters, None)
-
-
-def parse_resume(arguments: list[str], defaults: Settings, methods: dict, choices: dict[str, tuple]) -> Arguments:
-    """Parse `--resume runs/... [--steps N]`: all other settings are those in the run's config.json, read as flags."""
-    parser = new_parser(add_help=False)
-    parser.add_argument("--resume", type=Path)
-    parser.add_argument("--steps", type=int)
-    known, unknown = parser.parse_known_args(arguments)
+    if not any(word.split("=")[0] == "--resume" for word in arguments):
+        return parse_with(parser, arguments, defaults, methods, choices)
+    resumed = new_parser(add_help=False)  # reads --resume runs/... [--steps N]; the flags are those of its config.json
+    resumed.add_argument("--resume", type=Path)
+    resumed.add_argument("--steps", type=int)
+    known, unknown = resumed.parse_known_args(arguments)
     if unknown:
         fail(f"--resume keeps the settings that the run began with: it takes --steps and no {unknown[0]}")
     config = read_config(known.resume)
-    values = config["settings"] | config["method"]
-    if known.steps is not None:
-        values["steps"] = known.steps
-    if unknown := sorted(config["settings"].keys() - asdict(defaults).keys()):
-        fail(f"another version of train.py began {known.resume}: this one has no --{unknown[0]}"
-             "; resume with that version, or start a new run")
+    if unknown := sorted(config["settings"].keys() - vars(defaults).keys()):
+        fail(f"another version of train.py began {known.resume}: this one has no --{unknown[0]}; resume with that "
+             "version, or start a new run")
+    values = config["settings"] | config["method"] | ({} if known.steps is None else {"steps": known.steps})
+    parser.error = lambda message: fail(f"{known.resume / 'config.json'}: {message}")
     words = [f"--{name}={value}" for name, value in values.items()]
-    resumed = new_parser(add_help=False)
-    resumed.error = lambda message: fail(f"{known.resume / 'config.json'}: {message}")
-    found = parse_with(resumed, words, defaults, methods, choices)
-    return found._replace(resume=known.resume)
+    return parse_with(parser, words, defaults, methods, choices)._replace(resume=known.resume)
 
 
-def new_parser(**options) -> argparse.ArgumentParser:
+def parse_with(parser: ArgumentParser, arguments: list[str], defaults: Settings, methods: dict,
+               choices: dict[str, tuple]) -> Arguments:
+    """Add the flags of `defaults`, a dataclass instance, and of the credit function that --mitigation names, and parse.
+    methods: the credit functions by name. choices: the legal values of some flags.
+    """
+    first = new_parser(add_help=False)  # reads the credit function, which decides what other flags there are
+    first.add_argument("--mitigation", default=defaults.mitigation)
+    chosen = first.parse_known_args(arguments)[0].mitigation
+    if chosen not in methods:
+        near = ", ".join(difflib.get_close_matches(chosen, methods, cutoff=0.0))
+        fail(f"there is no credit function {chosen}: did you mean {near}? --help lists them all")
+    method, helps = methods[chosen], comments(type(defaults))
+    method.check_parameters()
+    if taken := method.parameters.keys() & {"help", "resume", *helps}:
+        fail(f"{chosen} has a keyword argument named {min(taken)}, but there is a flag of that name: rename it")
+    helps |= dict.fromkeys(method.parameters, f"of {chosen}")
+    for name, default in (vars(defaults) | method.parameters).items():
+        typed = {"type": to_bool, "nargs": "?", "const": True} if type(default) is bool else {"type": type(default)}
+        shown = "empty" if default == "" else str(default).replace("%", "%%")  # argparse formats the help by %
+        parser.add_argument(f"--{name}", default=default, choices=choices.get(name),
+                            help=f"{helps[name]} (default {shown})", **typed)
+    known, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], [f"--{name}" for name in helps], n=1)
+        hint = f": did you mean {near[0]}?" if near else "; --help lists all flags"
+        fail(f"--mitigation {chosen} takes no {unknown[0]}{hint}")
+    found = Arguments(type(defaults)(**{name: getattr(known, name) for name in vars(defaults)}),
+                      {name: getattr(known, name) for name in method.parameters})
+    check_method_flags(method, found, defaults)
+    return found
+
+
+def new_parser(**options) -> ArgumentParser:
     """A parser that reports an error in one sentence and takes no abbreviated flags."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
-                                     **options)
+    parser = ArgumentParser(allow_abbrev=False, formatter_class=RawDescriptionHelpFormatter, **options)
     parser.error = fail
     return parser
 
 
-def own_flags(method: Any, taken: set[str]) -> dict:
-    """The hyper-parameters of a credit function and their defaults. ValueError where they can't be flags."""
-    method.check_parameters()
-    if collision := taken & method.parameters.keys():
-        raise ValueError(f"{method.name} has a keyword argument named {min(collision)}, but there is a flag of that "
-                         "name: rename the argument")
-    return method.parameters
-
-
-def check_method_flags(method: Any, settings: Settings, defaults: Settings, hyper_parameters: dict) -> None:
+def check_method_flags(method: Any, found: Arguments, defaults: Settings) -> None:
     """Exit where a flag has no effect on the chosen credit function, or where a hyper-parameter is NaN or too large."""
-    if settings.normalize != defaults.normalize and not method.is_reweighting:
+    if found.settings.normalize != defaults.normalize and not method.is_reweighting:
         fail(f"--mitigation {method.name} is not a reweighting: it takes no --normalize")
-    if settings.advantage != defaults.advantage and not method.from_advantage:
+    if found.settings.advantage != defaults.advantage and not method.from_advantage:
         fail(f"--mitigation {method.name} takes no --advantage: if its function reads batch.advantage, write "
              "@token_credit(from_advantage=True)")
-    for name, value in hyper_parameters.items():
+    for name, value in found.hyper_parameters.items():
         if isinstance(value, (int, float)) and not abs(value) < 1e12:
             fail(f"--{name} must be a number between -1e12 and 1e12")
-
-
-def add_flag(parser: argparse.ArgumentParser, name: str, default: bool | int | float | str, meaning: str,
-             choices: tuple | None) -> None:
-    """Add a flag of its default's type. A bool without a value means true."""
-    typed = {"type": to_bool, "nargs": "?", "const": True} if type(default) is bool else {"type": type(default)}
-    shown = "empty" if default == "" else str(default).replace("%", "%%")  # argparse formats the help by %
-    parser.add_argument(f"--{name}", default=default, choices=choices, help=f"{meaning} (default {shown})", **typed)
 
 
 def to_bool(text: str) -> bool:
     """The value of a flag that is true or false."""
     if text.lower() not in ("true", "false"):
-        raise argparse.ArgumentTypeError(f"expected true or false, not {text!r}")
+        raise ArgumentTypeError(f"expected true or false, not {text!r}")
     return text.lower() == "true"
 
 
@@ -150,18 +119,12 @@ def methods_help(methods: dict) -> str:
 
 def changed(settings: Settings, defaults: Settings, hyper_parameters: dict, method: Any) -> dict:
     """The hyper-parameters and settings that differ from their defaults, by name."""
-    standard = method.parameters | asdict(defaults)
-    return {name: value for name, value in (hyper_parameters | asdict(settings)).items() if value != standard[name]}
-
-
-# --------------------------------------------------------------------------------------------------- values
+    standard = method.parameters | vars(defaults)
+    return {name: value for name, value in (hyper_parameters | vars(settings)).items() if value != standard[name]}
 
 
 def check_range(settings: Settings, names: tuple[str, ...], lowest: float, below: float = 1e12) -> None:
-    """ValueError unless lowest <= value < below for each of the named settings. NaN is refused, too.
-
-    The highest value keeps sizes and float32 from overflowing.
-    """
+    """ValueError unless lowest <= value < below, where float32 does not overflow yet, for each named setting."""
     for name in names:
         if not lowest <= getattr(settings, name) < below:
             raise ValueError(f"--{name} must be at least {lowest:g} and below {below:g}")

@@ -1,7 +1,4 @@
-"""A model folder as of Hugging Face: weights in one file or in shards, and what transformers reads beside them.
-
-What can't be read is refused in a sentence that says what to do.
-"""
+"""A model folder as of Hugging Face: weights in one file or in shards, and what transformers reads beside them."""
 from pathlib import Path
 
 import torch
@@ -9,8 +6,7 @@ from torch import Tensor
 
 from plumbing.files import check_fields, read_json, read_tensors
 
-# Tokenizers, chat templates and the defaults of `generate`. They are named, because a folder may hold much else that
-# doesn't belong to a model: optimizer states, logs, the weights in other formats.
+# Tokenizers, chat templates and the defaults of `generate`, but not optimizer states or weights in other formats.
 BESIDE = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template*",
           "additional_chat_templates/*.jinja", "generation_config.json")
 # Fields of config.json that don't change the logits, or that `rope_theta` checks.
@@ -19,11 +15,9 @@ INERT = {"model_type", "architectures", "dtype", "torch_dtype", "transformers_ve
          "rope_scaling", "partial_rotary_factor"}
 FOREIGN = {  # what a folder holds instead of a model's weights
     "adapter_config.json": "a LoRA adapter: merge it into its model with merge_and_unload of peft, then save it",
-    "*.gguf": "a GGUF file: load it with transformers after `pip install accelerate gguf`, by from_pretrained(folder, "
-              "gguf_file=name, quantization_config=GgufConfig(dequantize=True)), write safetensors with "
-              "save_pretrained, and copy the tokenizer's files from the model that it was made from",
-    "pytorch_model*.bin": "pickled weights: load them with transformers, and write safetensors with save_pretrained",
-}
+    "*.gguf": "a GGUF file: load it with from_pretrained(folder, gguf_file=name, quantization_config=GgufConfig("
+              "dequantize=True)) of transformers, save_pretrained it, and copy the original model's tokenizer files",
+    "pytorch_model*.bin": "pickled weights: load them with transformers, and write safetensors with save_pretrained"}
 
 
 def files_beside(folder: Path) -> list[Path]:
@@ -46,59 +40,51 @@ def check_folder(folder: Path) -> None:
 
 
 def rope_theta(config: dict) -> float:
-    """RoPE's theta in a config.json without its nulls, wherever transformers 4 or 5 puts it.
-
-    ValueError for a RoPE that is not the plain one, and where there are two values: each version would read its own.
+    """RoPE's theta in a config.json without its nulls, wherever transformers 4 or 5 puts it. ValueError for another
+    RoPE than the plain one, and where there are two values: each version would read its own.
     """
-    ropes = [config.get(name, {}) for name in ("rope_parameters", "rope_scaling")]  # of transformers 5 and 4
-    for rope in ropes:
-        one = isinstance(rope, dict) and not any(isinstance(value, dict) for value in rope.values())  # for all layers
-        kind = rope.get("rope_type", rope.get("type", "default")) if one else None
-        if kind != "default" or rope.get("factor") not in (None, 1):
-            raise ValueError("config.json sets rope_type to a value that is not supported: take a checkpoint without "
-                             "scaled RoPE")
-    if any(fields.get("partial_rotary_factor") not in (None, 1) for fields in (*ropes, config)):
-        raise ValueError("config.json sets partial_rotary_factor to a value that is not supported: take another model")
-    thetas = [fields["rope_theta"] for fields in (*ropes, config) if "rope_theta" in fields]
+    own = {name: config[name] for name in ("partial_rotary_factor", "rope_theta") if name in config}
+    places = [config.get("rope_parameters", {}), config.get("rope_scaling", {}), own]  # of transformers 5, 4 and both
+    for rope in places:
+        several = not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values())  # by layer
+        if several or rope.get("rope_type", rope.get("type", "default")) != "default" or any(
+                rope.get(name) not in (None, 1) for name in ("factor", "partial_rotary_factor")):
+            raise ValueError("config.json sets rope_type, factor or partial_rotary_factor to a value that is not "
+                             "supported: take a checkpoint with plain RoPE")
+    thetas = [rope["rope_theta"] for rope in places if "rope_theta" in rope]
     if any(theta != thetas[0] for theta in thetas):
         raise ValueError(f"config.json has two values of rope_theta, {thetas!r:.50}: leave only the right one")
     return thetas[0] if thetas else 10000.0
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a folder: model.safetensors, or else the shards that its index names, or that it has.
-
-    FileNotFoundError where one of them is missing. (Where a shard is missing without an index, so are its tensors.)
-    """
-    files, index = [folder / "model.safetensors"], folder / "model.safetensors.index.json"
-    if not files[0].is_file() and index.is_file():
-        content = read_json(index)
-        check_fields(content, {"weight_map": dict}, index)
-        files = [folder / name for name in sorted(set(content["weight_map"].values()))]
-    elif not files[0].is_file():
-        files = sorted(folder.glob("model-*.safetensors")) or files
-    for file in files:
-        if not file.is_file():
-            raise FileNotFoundError(f"{file} is missing")
+    """model.safetensors of a folder, or the shards that its index names; FileNotFoundError where one is missing."""
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    shards = {file.name: file.name for file in folder.glob("model-*.safetensors")}  # all, without an index
+    content = read_json(index, missing={"weight_map": shards})
+    check_fields(content, {"weight_map": dict}, index)
+    files = [folder / name for name in sorted(set(content["weight_map"].values()))] or [single]
+    if missing := [file for file in files if not file.is_file()]:
+        raise FileNotFoundError(f"{missing[0]} is missing")
     return files
 
 
 def read_weights(folder: Path, device: str | torch.device, dtype: torch.dtype, tied: bool) -> dict[str, Tensor]:
-    """The tensors of a folder, by name. tied: its config says that the output matrix is the embedding.
-
-    ValueError where a file, a tensor or a matrix of the output contradicts another, or the configuration.
+    """The tensors of a folder, by name. tied: its config says that the output matrix is the embedding. ValueError
+    where a file or tensor contradicts another, or the configuration.
     """
     found = {}
     for file in weight_files(folder):
         tensors = read_tensors(file, device, dtype)
         if twice := found.keys() & tensors.keys():
             raise ValueError(f"{min(twice)} is in two of the files of {folder}: remove the one that is left over")
-        found |= tensors
-    # A constant that old versions of transformers saved.
-    found = {name: tensor for name, tensor in found.items() if not name.endswith("rotary_emb.inv_freq")}
+        # Without a constant that old versions of transformers saved.
+        found |= {name: tensor for name, tensor in tensors.items() if not name.endswith("rotary_emb.inv_freq")}
     embedding = found.get("model.embed_tokens.weight")
-    output = found.pop("lm_head.weight", None) if tied else found.get("lm_head.weight")
-    if tied and output is not None and embedding is not None and not torch.equal(output, embedding):
+    output = found.pop("lm_head.weight", embedding) if tied else found.get("lm_head.weight")
+    if tied and embedding is not None and output is not embedding and not torch.equal(output, embedding):
         raise ValueError(f"{folder} has a lm_head.weight that is not the embedding, but its config.json ties the two: "
                          "set tie_word_embeddings to false to use it, or remove the tensor")
     if not tied and output is None:

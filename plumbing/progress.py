@@ -9,48 +9,33 @@ from typing import Callable, Collection, Iterator
 
 from plumbing.processes import leads, world
 
-QUIET = 10.0  # seconds between two lines where the output is not a terminal
-REFRESH = 0.2  # where it is one
-
 
 class Progress:
-    """`name: done/total, ETA`: one line that overwrites itself on a terminal, a line now and then elsewhere.
-
-    patience: seconds in which nothing is shown; with it, on a terminal, the last line is overwritten, too.
+    """`name: done/total, ETA`: one line that overwrites itself on a terminal, a line now and then elsewhere. Nothing in
+    the first `patience` seconds; with them, on a terminal, the last line is overwritten, too.
     """
 
     def __init__(self, name: str, total: int, patience: float = 0.0):
         self.name, self.total, self.patience = name, total, patience
         self.start = self.last = time.perf_counter()
-        self.tokens = 0.0  # sampled so far
 
     def show(self, done: float) -> None:
-        """Print how much is done, the ETA, and the tokens per second where tokens are counted."""
+        """Print how much is done, and the ETA."""
         now, terminal = time.perf_counter(), sys.stderr.isatty()
         seconds, stays = now - self.start, terminal and done >= self.total and not self.patience
-        early = now - self.last < (REFRESH if terminal else QUIET) and not stays
+        early = now - self.last < (0.2 if terminal else 10) and not stays  # seconds
         if not leads() or early or seconds < self.patience:
             return
         self.last = now
         eta = clock(seconds / (done or 1) * (self.total - done))
-        rate = f"  {self.tokens / seconds:,.0f} tok/s" if self.tokens else ""
         end = "\r" if terminal and not stays else "\n"
-        print(f"{self.name}: {int(done):,}/{self.total:,}  ETA {eta}{rate} ", end=end, file=sys.stderr, flush=True)
+        print(f"{self.name}: {int(done):,}/{self.total:,}  ETA {eta} ", end=end, file=sys.stderr, flush=True)
 
     def part(self, done: int, size: int, limit: int) -> Callable[[int, float], None]:
-        """What shows how much of a part of `size` responses is done, after `done` others: `watch` of sampler.generate.
-
-        limit: the most tokens of a response. It is assumed that running responses go on to it.
+        """The `watch` of sampler.generate that shows a part of `size` responses, after `done` others, as if those that
+        are running went on to the limit (tokens).
         """
-        running = 1.0  # share
-
-        def watch(columns: int, still: float) -> None:
-            nonlocal running
-            self.tokens += running * size
-            running = still
-            self.show(done + size * (1 - running * (1 - columns / limit)))
-
-        return watch
+        return lambda columns, running: self.show(done + size * (1 - running * (1 - columns / limit)))
 
 
 def follow(name: str, items: Collection) -> Iterator:
@@ -73,11 +58,8 @@ def fail(message: str) -> None:
 
 @contextmanager
 def one_sentence(interrupted: str = "interrupted", run: Path | None = None) -> Iterator[None]:
-    """Exit with one sentence on an error that the user can fix, and on Ctrl-C. Also a decorator: @one_sentence().
-
-    run: the run folder that is being written, if any.
-    """
-    kept = f"; what finished before is in {run}" if run else ""
+    """Exit with one sentence on an error that the user can fix, and on Ctrl-C. Also a decorator: @one_sentence()."""
+    kept = f"; what finished before is in {run}" if run else ""  # the run folder that is being written
     resume = ", which --resume continues" if run else ""
     sys.stdout.reconfigure(errors="replace")  # a terminal without a ± shows ?
     try:
@@ -87,13 +69,11 @@ def one_sentence(interrupted: str = "interrupted", run: Path | None = None) -> I
             sys.stdout.flush()  # which a full disk refuses
     except KeyboardInterrupt:
         fail(interrupted)
-    except (ValueError, FloatingPointError) as error:
-        fail(f"{error}{kept}")
     except BrokenPipeError:  # whoever reads the output, such as `head`, has enough
         sys.stdout = open(os.devnull, "w")
         sys.exit(1)
-    except OSError as error:
-        fail(f"{error}{kept}{resume}")
+    except (ValueError, FloatingPointError, OSError) as error:
+        fail(f"{error}{kept}{resume if isinstance(error, OSError) else ''}")
     except (MemoryError, RuntimeError) as error:
         said = str(error) or "out of memory"
         if world()[1] > 1 and re.search("gloo|Connection|NCCL", said):

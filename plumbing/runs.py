@@ -1,7 +1,4 @@
-"""Run folders read back.
-
-A run folder holds config.json, metrics.csv, credit/ and, once the run is finished, final.json.
-"""
+"""Run folders read back: config.json, metrics.csv, credit/, samples.txt and, of a finished run, final.json."""
 import csv
 import re
 from collections import Counter
@@ -14,10 +11,7 @@ from plumbing.metrics import COLUMNS, CREDIT_LOG
 
 
 def read_metrics(run: Path, length: int | None = None) -> dict[str, np.ndarray]:
-    """metrics.csv, or its first `length` bytes, as columns, NaN where nothing was measured.
-
-    ValueError where it is not what a run writes.
-    """
+    """metrics.csv, or its first `length` bytes, as columns, NaN where nothing was measured; ValueError if damaged."""
     file = run / "metrics.csv"
     if not file.is_file():
         problem = "it has no metrics.csv" if run.is_dir() else "there is none (a changed flag is part of a run's name)"
@@ -41,15 +35,13 @@ def read_metrics(run: Path, length: int | None = None) -> dict[str, np.ndarray]:
 
 def read_credit(run: Path, metrics: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
     """The credit log of each step in metrics.csv; ValueError where one is missing, or is not of this run."""
-    steps = []
-    for step in range(1, len(metrics["step"])):
-        file = run / "credit" / f"step-{step:06d}.npz"
+    files = [run / "credit" / f"step-{step:06d}.npz" for step in range(1, len(metrics["step"]))]
+    for file, expected in zip(files, metrics["credit_checksum"][1:]):
         if not file.is_file():
             raise ValueError(f"there is no {file}, but metrics.csv has that step")
-        if checksum(file) != metrics["credit_checksum"][step]:
+        if checksum(file) != expected:
             raise ValueError(f"{file} is not the one of metrics.csv: was it changed, or is it another run's?")
-        steps.append(read_arrays(file, CREDIT_LOG))
-    return steps
+    return [read_arrays(file, CREDIT_LOG) for file in files]
 
 
 def heldout(metrics: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -71,25 +63,21 @@ def read_config(run: Path) -> dict:
 
 def read_final(run: Path) -> dict:
     """final.json of a run; empty for a run that is not finished."""
-    file = run / "final.json"
-    return read_json(file) if file.is_file() else {}
+    return read_json(run / "final.json", missing={})
 
 
 def is_finished(run: Path) -> bool:
     """Whether a run took all its steps and was measured after them."""
-    if not (final := read_final(run)):
-        return False
-    settings = read_config(run)["settings"]
-    k = settings["pass_at"]
-    return final["step"] == settings["steps"] and (k == 0 or f"pass@{k}" in final)
+    final = read_final(run)
+    s = read_config(run)["settings"] if final else {}
+    return bool(final) and final["step"] == s["steps"] and (s["pass_at"] == 0 or f"pass@{s['pass_at']}" in final)
 
 
 def sampled_puzzles(run: Path) -> dict[tuple[int, int], str]:
     """The puzzles in samples.txt by step and group: headings `=== step 10  [3, 4, 5] -> 8  reward`, in their order."""
     file, puzzles, groups = run / "samples.txt", {}, Counter()
-    for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else ():
-        if found := re.match(r"=== step (\d+)  (.*?)  reward\b", line):
-            step = int(found[1])
-            puzzles[step, groups[step]] = found[2].replace("->", "→")
-            groups[step] += 1
+    text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    for step, puzzle in re.findall(r"^=== step (\d+)  (.*?)  reward\b", text, re.MULTILINE):
+        puzzles[int(step), groups[step]] = puzzle.replace("->", "→")
+        groups[step] += 1
     return puzzles

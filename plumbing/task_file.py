@@ -18,23 +18,20 @@ REQUIRED = ("load", "check", "prompt", "grade", "roles", "show")  # what countdo
 
 def load_task(name: str) -> ModuleType:
     """The module of a task: NAME_task.py beside train.py or in tasks/, or a file, where `name` ends in .py.
-
-    FileNotFoundError or ValueError where there is no such file, or where it lacks a function that every task has.
+    FileNotFoundError or ValueError where there is none, or it lacks a function that every task has.
     """
+    dotted = [f"{name}_task", f"tasks.{name}_task"] if name.isidentifier() else []
     if name.endswith(".py"):
         if not Path(name).is_file():
             raise FileNotFoundError(f"there is no task file {name}")
         spec = importlib.util.spec_from_file_location(Path(name).stem, name)
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module  # where dataclasses look for it
+        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # where dataclasses look for it
         spec.loader.exec_module(module)
-    else:
-        modules = (f"{name}_task", f"tasks.{name}_task") if name.isidentifier() else ()
-        found = [dotted for dotted in modules if importlib.util.find_spec(dotted)]
-        if not found:
-            raise ValueError(f"there is no task {name}: --task takes the NAME of a file tasks/NAME_task.py, or a path "
-                             "that ends in .py")
+    elif found := list(filter(importlib.util.find_spec, dotted)):
         module = importlib.import_module(found[0])
+    else:
+        raise ValueError(f"there is no task {name}: --task takes the NAME of a file tasks/NAME_task.py, or a path that "
+                         "ends in .py")
     if missing := [function for function in REQUIRED if not callable(getattr(module, function, None))]:
         raise ValueError(f"the task {name} has no function {missing[0]}, which every task has")
     return module
@@ -42,12 +39,11 @@ def load_task(name: str) -> ModuleType:
 
 def load_puzzles(task: ModuleType, count: int, path: str, eval_path: str = "") -> tuple[list, list]:
     """The training puzzles of a task, and `count` held-out ones. ValueError where one is no puzzle, or is in both.
-
     eval_path: a file of held-out puzzles. Then all others of the file `path` are trained on, not nine tenths.
     """
-    for file in filter(None, (path, eval_path)):
-        if not Path(file).is_file():  # here, since a task's load may not look
-            folder = ", but a folder: name one of the files in it" if Path(file).is_dir() else ""
+    for file in map(Path, filter(None, (path, eval_path))):
+        if not file.is_file():  # here, since a task's load may not look
+            folder = ", but a folder: name one of the files in it" if file.is_dir() else ""
             raise FileNotFoundError(f"there is no data file {file}{folder}")
     training = list(task.load("all" if path and eval_path else "train", path=path))
     heldout = list(task.load("all", path=eval_path) if eval_path else task.load("heldout", count, path))
@@ -55,35 +51,23 @@ def load_puzzles(task: ModuleType, count: int, path: str, eval_path: str = "") -
         raise ValueError("the task has no puzzles to train on, or none held out")
     if strange := [puzzle for puzzle in training + heldout if not isinstance(getattr(puzzle, "id", None), str)]:
         raise ValueError(f"the task's load returns puzzles without an id that is text, such as {strange[0]!r:.50}")
-    if eval_path:
-        training = without(task, training, heldout, eval_path)
-        if len(heldout) > count:
-            print(f"{count} of the {len(heldout)} puzzles in {eval_path} are measured: --eval_problems says how many")
+    # What a model could memorize: the task's key, and the id, since its own puzzles and a file's may have other keys.
+    key = getattr(task, "key", lambda puzzle: puzzle.id)
+    known = {name for puzzle in heldout for name in (puzzle.id, key(puzzle))}
+    if eval_path and len(heldout) > count:
+        print(f"{count} of the {len(heldout)} puzzles in {eval_path} are measured: --eval_problems says how many")
         heldout = heldout[:count]
     if len(heldout) > count or len({puzzle.id for puzzle in heldout}) < len(heldout):
         raise ValueError(f"the task's load returns more than the {count} held-out puzzles asked for, or one twice")
-    if both := keys(task, training) & keys(task, heldout):
+    both = {puzzle.id for puzzle in training if not known.isdisjoint((puzzle.id, key(puzzle)))}
+    apart = [puzzle for puzzle in training if puzzle.id not in both]
+    if both and not eval_path:
         raise ValueError(f"the task's puzzle {min(both)} is held out, and trained on")
-    return training, heldout
-
-
-def keys(task: ModuleType, puzzles: list) -> set[str]:
-    """What a model could memorize of puzzles: their ids, and what the task's `key` says, where it has that function.
-
-    Both, because a puzzle that a task makes may have another key than the same one in a file.
-    """
-    return {puzzle.id for puzzle in puzzles} | set(map(getattr(task, "key", lambda puzzle: puzzle.id), puzzles))
-
-
-def without(task: ModuleType, training: list, heldout: list, path: str) -> list:
-    """The training puzzles that share no key with held-out ones of a file; says how many do. ValueError if all do."""
-    known = keys(task, heldout)
-    kept = [puzzle for puzzle in training if known.isdisjoint(keys(task, [puzzle]))]
-    if not kept:
-        raise ValueError(f"all puzzles to train on are in {path}: name another file with --data or --eval_data")
-    if len(kept) < len(training):
-        print(f"{len(training) - len(kept)} of {len(training)} training puzzles are in {path}: they are left out")
-    return kept
+    if not apart:
+        raise ValueError(f"all puzzles to train on are in {eval_path}: name another file with --data or --eval_data")
+    if both:
+        print(f"{len(training) - len(apart)} of {len(training)} training puzzles are in {eval_path}: they are left out")
+    return apart, heldout
 
 
 def check_prompt(found: str | tuple) -> tuple[str, ...]:
@@ -97,9 +81,10 @@ def check_prompt(found: str | tuple) -> tuple[str, ...]:
 def check_grade(grade: dict[str, Any]) -> dict[str, float]:
     """What a task's grade returned, as floats, NaN for a further None; ValueError unless it has all that it should."""
     what, needed = "what the task's grade returns", {"reward": float, "answer": float, "format": float}
-    if isinstance(grade, dict):
-        grade = {name: math.nan if value is None and name not in needed else number(value, f"{what}: {name}")
-                 for name, value in grade.items()}
+    if not isinstance(grade, dict):
+        raise ValueError(f"{what} is {grade!r:.50}, but it must be an object with {', '.join(needed)}")
+    grade = {name: math.nan if value is None and name not in needed else number(value, f"{what}: {name}")
+             for name, value in grade.items()}
     check_fields(grade, needed, what)
     if abs(grade["reward"]) > 1e38:  # near the limit of float32
         raise ValueError(f"{what}: the reward {grade['reward']:g} is too large")

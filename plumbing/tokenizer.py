@@ -1,17 +1,15 @@
-"""A byte-level tokenizer.json: text to tokens, and tokens back to text with the span of each.
-
-The spans are computed here because the tokenizers library gives offsets for text that it encodes, but not for tokens
-that it decodes.
+"""A byte-level tokenizer.json: text to tokens, and tokens back to text with the span of each. (The tokenizers library
+gives offsets for text that it encodes, but not for tokens that it decodes.)
 """
 import codecs
-import itertools
 import os
 import re
 from pathlib import Path
-from typing import Iterable
+from typing import Iterable, Sequence
 
 import tokenizers
 from tokenizers import AddedToken
+from tokenizers.pre_tokenizers import ByteLevel
 
 from plumbing.files import read_json
 
@@ -19,118 +17,103 @@ END_TOKENS = ("<|im_end|>", "<|endoftext|>")  # each ends a response, and so doe
 NAMED_IN = {"tokenizer_config.json": "eos_token", "special_tokens_map.json": "eos_token",
             "generation_config.json": "eos_token_id", "config.json": "eos_token_id"}
 CHATML = "<|im_start|>"
-SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 
 
 class Tokenizer:
     """The tokenizer of a model folder."""
 
     def __init__(self, folder: str | Path):
-        folder = Path(folder)
-        path = folder / "tokenizer.json"
-        if not path.is_file():
-            raise FileNotFoundError(f"{path} is missing: AutoTokenizer of transformers can write it, with "
-                                    "save_pretrained")
+        file = Path(folder) / "tokenizer.json"
+        if not file.is_file():
+            raise FileNotFoundError(f"{file} is missing: save_pretrained of transformers' AutoTokenizer can write it")
         try:
-            self.library = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8-sig"))
+            self.library = library = tokenizers.Tokenizer.from_str(file.read_text(encoding="utf-8-sig"))
         except Exception as error:  # the library raises nothing more specific
-            raise ValueError(f"{path} is not a tokenizer: {error}") from None
-        self.library.no_truncation()
-        self.library.no_padding()
-        settings = read_settings(folder)
-        add_listed_tokens(folder, settings, self.library)
+            raise ValueError(f"{file} is not a tokenizer: {error}") from None
+        library.no_truncation()
+        library.no_padding()
+        settings = read_settings(file.parent)
+        add_listed_tokens(file.parent, settings, library)
         # Beyond the highest id, which may exceed the number of tokens, a model's vocabulary may be padded.
-        self.size = max(self.library.get_vocab().values(), default=-1) + 1
+        self.size = max(library.get_vocab().values(), default=-1) + 1
         template = settings["chat_template"]
-        self.chat = self.library.token_to_id(CHATML) is not None and (template is None or CHATML in template)
-        self.end_tokens = find_end_tokens(folder, self.library)
-        self.bytes = self.token_bytes()
-        control = [*map(self.library.id_to_token, self.end_tokens), *[CHATML] * self.chat]
-        added = {token.content: token for token in self.library.get_added_tokens_decoder().values()}
-        added = {name: AddedToken(name) for name in control} | added
-        self.library.add_special_tokens([added[name] for name in control])  # not every file marks them as such
-        self.takes_space = {i for i, t in self.library.get_added_tokens_decoder().items() if t.lstrip or t.rstrip}
-        self.special = {name: token for name, token in added.items() if token.special or name in control}
-        longest_first = sorted(self.special.values(), key=lambda token: len(token.content), reverse=True)
-        self.names = re.compile(f"({'|'.join(map(pattern, longest_first))})")
-        self.start = first_tokens(settings, self.library, self.chat)
-        self.library.encode_special_tokens = True  # a special token's name stays characters; `parts` finds those meant
+        self.chat = library.token_to_id(CHATML) is not None and (template is None or CHATML in template)
+        self.end_tokens = find_end_tokens(file.parent, library)
+        control = [*map(library.id_to_token, self.end_tokens), *[CHATML] * self.chat]
+        added = {token.content: token for token in library.get_added_tokens_decoder().values()}
+        library.add_special_tokens([added.get(name, name) for name in control])  # not every file marks them as such
+        self.bytes, self.added = token_bytes(library, self.size, self.end_tokens), library.get_added_tokens_decoder()
+        self.special = {token.content: token for token in self.added.values() if token.special}
+        words = [rf"(?<!\w){re.escape(name)}(?!\w)" if token.single_word else re.escape(name)
+                 for name, token in sorted(self.special.items(), key=lambda item: -len(item[0]))]
+        self.names = re.compile(f"({'|'.join(words)})")
+        self.start = first_tokens(settings, library, self.chat)
+        library.encode_special_tokens = True  # a special token's name stays characters; `encode` finds those meant
 
     def encode(self, *pieces: str) -> list[int]:
-        """The tokens of a text. `<|im_start|>` and the like in it become special tokens.
-
-        It may be cut in pieces: then every second one is somebody's own text, in which these stay characters.
+        """The tokens of a text, in which `<|im_start|>` and the like become special tokens. It may be cut in pieces:
+        then every second one is somebody's own text, in which they stay characters.
         """
-        tokens = []
-        for i, part in enumerate(self.parts(pieces)):
-            tokens += [self.library.token_to_id(part)] if i % 2 else self.encode_text(part)
-        return tokens
+        parts = [""]  # text, a special token's name, text, ..., text. It stays whole: a cut could change its tokens
+        for i, piece in enumerate(pieces):
+            first, *others = self.names.split(piece) if i % 2 == 0 else [piece]
+            parts[-1] += first
+            parts += others
+        for i in range(1, len(parts), 2):  # some special tokens include the white space beside them
+            if self.special[parts[i]].lstrip:
+                parts[i - 1] = parts[i - 1].rstrip()
+            if self.special[parts[i]].rstrip:
+                parts[i + 1] = parts[i + 1].lstrip()
+        return [token for i, part in enumerate(parts)
+                for token in ([self.library.token_to_id(part)] if i % 2 else self.encode_text(part))]
 
     def encode_text(self, text: str) -> list[int]:
         """The tokens of a text without special ones. ValueError where the library, in silence, drops a character."""
         tokens, normalizer = self.library.encode(text, add_special_tokens=False).ids, self.library.normalizer
         kept = b"".join(self.bytes[token] for token in tokens).decode(errors="replace")
         kept, text = (normalizer.normalize_str(t) if normalizer else t for t in (kept, text))
-        if self.takes_space.intersection(tokens):
+        if any(self.added[token].lstrip or self.added[token].rstrip for token in self.added.keys() & tokens):
             kept, text = "".join(kept.split()), "".join(text.split())
         if kept not in (text, " " + text):  # some tokenizers add a space
             lost = text[len(os.path.commonprefix([kept, text])) :][:1]
             raise ValueError(f"tokenizer.json has no token for {lost!r}, which a prompt has: take another tokenizer")
         return tokens
 
-    def parts(self, pieces: tuple[str, ...]) -> list[str]:
-        """The pieces joined, and cut anew: text, a special token's name, text, ..., text.
-
-        The text between two special tokens stays whole, since a cut in it could change its tokens.
-        """
-        found = [""]
-        for i, piece in enumerate(pieces):
-            first, *others = self.names.split(piece) if i % 2 == 0 else [piece]
-            found[-1] += first
-            found += others
-        for i in range(1, len(found), 2):  # some tokens include the white space beside them
-            if self.special[found[i]].lstrip:
-                found[i - 1] = found[i - 1].rstrip()
-            if self.special[found[i]].rstrip:
-                found[i + 1] = found[i + 1].lstrip()
-        return found
-
     def decode(self, tokens: Iterable[int]) -> tuple[str, list[tuple[int, int]]]:
         """The text of the tokens, and the span (start, stop) of each in it; an end token's is empty, after the text.
 
         Tokens that share a character both have it in their span. Bytes that are not UTF-8 become U+FFFD.
         """
-        decoder, text, spans = codecs.getincrementaldecoder("utf-8")("replace"), "", []
-        for token in tokens:
-            letters, characters = self.bytes[token], []  # for each byte, the index of its character
-            if letters.isascii() and not decoder.getstate()[0]:  # as nearly always; twice as fast as byte by byte
-                characters = range(len(text), len(text) + len(letters))
-                text, letters = text + letters.decode(), b""
-            for byte in letters:
-                text += decoder.decode(bytes([byte]))
-                incomplete = decoder.getstate()[0] != b""  # then the character is yet to be appended to the text
-                characters.append(len(text) if incomplete else len(text) - 1)
-            spans.append((characters[0], characters[-1] + 1) if characters else None)
-        text += decoder.decode(b"", final=True)
-        return text, [span or (len(text), len(text)) for span in spans]
+        parts, spans, stop = [self.bytes[token] for token in tokens], [], 0
+        text, owner = characters(b"".join(parts))
+        for part in parts:
+            start, stop = stop, stop + len(part)
+            spans.append((owner[start], owner[stop - 1] + 1) if part else (len(text), len(text)))
+        return text, spans
 
-    def token_bytes(self) -> list[bytes]:
-        """The bytes of every token. An end token has none: it is not part of the text.
 
-        Byte-level BPE writes a printable byte as the Unicode character of that number, any other as one from 256 up.
-        """
-        printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-        others = [byte for byte in range(256) if byte not in printable]
-        letters = {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
-        added = self.library.get_added_tokens_decoder()
-        names = [self.library.id_to_token(i) or "" for i in range(self.size)]
-        try:
-            table = [name.encode() if i in added else bytes(letters[c] for c in name) for i, name in enumerate(names)]
-        except KeyError as error:
-            raise ValueError(f"the tokenizer is not a byte-level one: a token contains {error}") from None
-        for token in self.end_tokens:
-            table[token] = b""
-        return table
+def characters(data: bytes) -> tuple[str, Sequence[int]]:
+    """Bytes as text, and the index of each byte's character."""
+    if data.isascii():  # as nearly always, and then quick
+        return data.decode(), range(len(data))
+    decoder, text, owner = codecs.getincrementaldecoder("utf-8")("replace"), "", []
+    for byte in data:
+        text += decoder.decode(bytes([byte]))
+        owner.append(len(text) - (decoder.getstate()[0] == b""))  # its character is the last one, or is yet to come
+    return text + decoder.decode(b"", final=True), owner
+
+
+def token_bytes(library: tokenizers.Tokenizer, size: int, end_tokens: list[int]) -> list[bytes]:
+    """The bytes of every token. An end token has none: it is not part of the text."""
+    # Byte-level BPE writes a printable byte as the Unicode character of that number, any other as one from 256 up.
+    alphabet = sorted(ByteLevel.alphabet())
+    letters = dict(zip(alphabet, sorted(range(256), key=lambda byte: chr(byte) not in alphabet)))
+    names, added = [library.id_to_token(i) or "" for i in range(size)], library.get_added_tokens_decoder()
+    try:
+        return [b"" if i in end_tokens else name.encode() if i in added else bytes(letters[c] for c in name)
+                for i, name in enumerate(names)]
+    except KeyError as error:
+        raise ValueError(f"the tokenizer is not a byte-level one: a token contains {error}") from None
 
 
 def name_of(token: object) -> object:
@@ -138,47 +121,39 @@ def name_of(token: object) -> object:
     return token.get("content") if isinstance(token, dict) else token
 
 
-def pattern(token: AddedToken) -> str:
-    """The regular expression that finds a token in a text, some only where it is a word of its own."""
-    name = re.escape(token.content)
-    return rf"(?<!\w){name}(?!\w)" if token.single_word else name
-
-
 def read_settings(folder: Path) -> dict:
     """tokenizer_config.json and what transformers reads beside it; ValueError for a setting that is not supported.
-
     chat_template becomes text, or None where the folder says nothing about its tokenizer.
     """
-    config, older, jinja = map(folder.joinpath, SETTINGS)
-    settings = read_json(config) if config.is_file() else {}
-    if "added_tokens_decoder" not in settings and older.is_file():
-        settings |= read_json(older)
-    for name in ("add_prefix_space", "split_special_tokens"):
-        if settings.get(name):
-            raise ValueError(f"{config} sets {name}, which is not supported: set it to false, or take another model")
+    config, jinja = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+    settings = read_json(config, missing={})
+    if "added_tokens_decoder" not in settings:
+        settings |= read_json(folder / "special_tokens_map.json", missing={})
+    if asked := [name for name in ("add_prefix_space", "split_special_tokens") if settings.get(name)]:
+        raise ValueError(f"{config} sets {asked[0]}, which is not supported: set it to false, or take another model")
     text = jinja.read_text(encoding="utf-8") if jinja.is_file() else settings.get("chat_template")
     return settings | {"chat_template": str(text or "") if config.is_file() or jinja.is_file() else None}
 
 
 def add_listed_tokens(folder: Path, settings: dict, library: tokenizers.Tokenizer) -> None:
     """Add the tokens that only a file beside tokenizer.json lists, and take the flags that it gives to those in both.
-
     ValueError for one that can't have its number, or is named without one: transformers would give it a new one.
     """
-    listed, older = settings.get("added_tokens_decoder"), folder / "added_tokens.json"
-    if listed is None and older.is_file():  # it has names alone, and tokenizer.json goes before it
+    listed = settings.get("added_tokens_decoder")
+    if listed is None:  # an older file has names alone, and tokenizer.json goes before it
         known = {token.content for token in library.get_added_tokens_decoder().values()}
-        listed = {i: {"content": name} for name, i in read_json(older).items() if name not in known}
+        older = read_json(folder / "added_tokens.json", missing={})
+        listed = {i: {"content": name} for name, i in older.items() if name not in known}
     extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
     try:
-        tokens = {int(i): AddedToken(**fields) for i, fields in (listed or {}).items()}
+        tokens = {int(i): AddedToken(**fields) for i, fields in listed.items()}
         library.add_tokens([tokens[i] for i in sorted(tokens)])
         for i, token in tokens.items():
             if library.token_to_id(token.content) != i:
                 raise ValueError(f"{token.content!r} can't be token {i} there")
-        for token in [settings.get("bos_token"), *(extra.values() if isinstance(extra, dict) else extra)]:
-            if token is not None and library.token_to_id(name_of(token)) is None:
-                raise ValueError(f"it lacks {name_of(token)!r}")
+        for name in map(name_of, (settings.get("bos_token"), *(extra.values() if isinstance(extra, dict) else extra))):
+            if name is not None and library.token_to_id(name) is None:
+                raise ValueError(f"it lacks {name!r}")
     except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"the special tokens that {folder} lists don't fit its tokenizer.json: {error}") from None
 
@@ -188,33 +163,29 @@ def first_tokens(settings: dict, library: tokenizers.Tokenizer, chat: bool) -> l
     tokenizer.json says, or add_bos_token, which version 4 of transformers obeys for Llama's class of tokenizers.
     """
     bos, template = name_of(settings.get("bos_token")), settings["chat_template"] or ""
-    whole = library.encode("a")
-    first = [token for token, _ in zip(whole.ids, itertools.takewhile(bool, whole.special_tokens_mask))]
-    asked = settings.get("add_bos_token") is True and "Llama" in str(settings.get("tokenizer_class"))
-    if chat and template:
-        first, asked = [], False
-    if first or bos is None:
-        return first
-    written = "bos_token" in template or bos in template.partition("{%")[0].partition(CHATML)[0]
-    return [library.token_to_id(bos)] if asked or written else []
+    asked = "bos_token" in template or bool(bos) and bos in template.partition("{%")[0].partition(CHATML)[0]
+    if not (chat and template):
+        whole = library.encode("a")
+        if first := whole.ids[: [*whole.special_tokens_mask, 0].index(0)]:
+            return first
+        asked |= settings.get("add_bos_token") is True and "Llama" in str(settings.get("tokenizer_class"))
+    return [library.token_to_id(bos)] if bos and asked else []
 
 
 def find_end_tokens(folder: Path, library: tokenizers.Tokenizer) -> list[int]:
-    """The tokens that end a response: END_TOKENS, and those that the files of a model folder name.
-
-    ValueError where there is none, or where a file names something else: a Llama config of transformers has the id 2 by
-    default, whatever that token is.
+    """The tokens that end a response: END_TOKENS, and those that a model folder names. ValueError where there is none,
+    or a file names something else: a Llama config of transformers has the id 2 by default, whatever that token is.
     """
-    found, added = [library.token_to_id(name) for name in END_TOKENS], library.get_added_tokens_decoder()
+    found = [library.token_to_id(name) for name in END_TOKENS]
     for name, key in NAMED_IN.items():
-        value = read_json(folder / name).get(key) if (folder / name).is_file() else None
+        value = read_json(folder / name, missing={}).get(key)
         for end in map(name_of, value if isinstance(value, list) else [value]):
             token = library.token_to_id(end) if isinstance(end, str) else end
-            if end is not None and (type(token) is not int or token not in added):
+            if end is not None and (type(token) is not int or token not in library.get_added_tokens_decoder()):
                 raise ValueError(f"{folder / name} names {end!r:.50} as the end token ({key}), which is no special "
                                  "token of tokenizer.json: correct the one that is wrong")
             found.append(token)
-    if not any(token is not None for token in found):
+    if not (ends := dict.fromkeys(token for token in found if token is not None)):
         raise ValueError(f"{folder / 'tokenizer.json'} has neither <|im_end|> nor <|endoftext|>, and no file beside it "
                          "names an end token: set eos_token_id in generation_config.json, or no response could end")
-    return list(dict.fromkeys(token for token in found if token is not None))
+    return list(ends)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 import train
 from methods import MITIGATIONS
@@ -98,18 +98,15 @@ def test_values_have_the_type_of_their_default():
     (["--mitigation", "gtpo", "--normalize", "none"], "takes no --normalize"),
     (["--mitigation", "ppo", "--advantage", "rloo"], "takes no --advantage"),
     (["--resume", "nowhere"], "nowhere is not a run folder"), (["--resume=x", "--lr", 1], "--lr"),
-], ids=lambda x: " ".join(map(str, x)) if isinstance(x, list) else "")
-def test_flags_that_cannot_work_are_one_sentence(arguments, named):
-    assert named in refused(parse, *arguments)
-
-
-@pytest.mark.parametrize("function, named", [
     (lambda batch, seed=1: None, "seed"), (lambda batch, resume=1: None, "resume"),
-    (lambda batch, shape=None: None, "shape")])
-def test_a_keyword_that_cannot_be_a_flag_is_one_sentence(function, named, monkeypatch):
-    """Because train.py has a flag of that name, or because no flag has its type."""
-    monkeypatch.setitem(MITIGATIONS, "odd", replace(MITIGATIONS["none"], name="odd", function=function))
-    assert named in refused(parse, "--mitigation", "odd")
+    (lambda batch, shape=None: None, "shape"),
+], ids=lambda x: " ".join(map(str, x)) if isinstance(x, list) else "")
+def test_flags_that_cannot_work_are_one_sentence(arguments, named, monkeypatch):
+    """Also those of a credit function whose keyword has a flag's name, or a default of a type that no flag has."""
+    if callable(arguments):
+        monkeypatch.setitem(MITIGATIONS, "odd", replace(MITIGATIONS["none"], name="odd", function=arguments))
+        arguments = ["--mitigation", "odd"]
+    assert named in refused(parse, *arguments)
 
 
 def test_help_lists_every_setting_and_every_method_with_its_formula(capsys):
@@ -127,19 +124,20 @@ GTPO, A1_A2 = Settings(mitigation="gtpo", lr=0.5, steps=3), {"a1": 2.0, "a2": 0.
 
 
 def test_a_resumed_run_keeps_its_settings_except_the_steps(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"settings": vars(GTPO), "method": A1_A2, "inputs": {}}))
+    """And is refused where they can't be flags of this version."""
+    def write(settings, method):
+        config = {"settings": vars(GTPO) | settings, "method": A1_A2 | method, "inputs": {}}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+
+    write({}, {})
     assert parse("--resume", tmp_path) == (GTPO, A1_A2, tmp_path)
     assert parse("--resume", tmp_path, "--steps", 0).settings == replace(GTPO, steps=0)
-
-
-@pytest.mark.parametrize(["settings", "method", "named"], [
-    ({"speed": 1}, {}, "--speed"), ({"seed": 1.0}, {}, "seed"), ({"reward": "zzz"}, {}, "--reward"),
-    ({"mitigation": "gone"}, {}, "no credit function gone"), ({"lr": None}, {}, "--lr"),
-    ({}, {"odd": 1}, "takes no --odd")])
-def test_a_run_is_resumed_with_settings_that_can_be_flags_only(settings, method, named, tmp_path):
-    config = {"settings": vars(GTPO) | settings, "method": A1_A2 | method, "inputs": {}}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert named in refused(parse, "--resume", tmp_path)
+    for settings, method, named in (
+            ({"speed": 1}, {}, "--speed"), ({"seed": 1.0}, {}, "seed"), ({"reward": "zzz"}, {}, "--reward"),
+            ({"mitigation": "gone"}, {}, "no credit function gone"), ({"lr": None}, {}, "--lr"),
+            ({}, {"odd": 1}, "takes no --odd")):
+        write(settings, method)
+        assert named in refused(parse, "--resume", tmp_path)
 
 
 def test_the_folder_is_named_after_every_flag_that_was_changed():
@@ -176,29 +174,23 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
     assert [(x.name, x.read_text()) for x in tmp_path.iterdir()] == [("x.pt", "new")]
 
 
-def test_json_is_what_others_read(tmp_path):
+def test_json_is_what_others_read_and_write(tmp_path):
     write_json(tmp_path / "x.json", {"a": [math.nan, 1e308, {"b": -math.inf}], "Infinity": "NaN"})
     assert json.loads((tmp_path / "x.json").read_text(), parse_constant=pytest.fail) == {
         "a": [None, 1e308, {"b": None}], "Infinity": "NaN"}
+    (tmp_path / "x.json").write_text("\ufeff{}", encoding="utf-8")  # a byte-order mark, as some editors write it
+    assert read_json(tmp_path / "x.json") == {}
 
 
-def test_a_broken_file_is_named(tmp_path):
-    file = tmp_path / "x.json"
-    file.write_text("\ufeff{}", encoding="utf-8")  # a byte-order mark, as some editors write it
-    assert read_json(file) == {}
-    for text, said in (("{", "is not valid"), ("[1]", "does not hold a JSON object")):
-        file.write_text(text)
-        with pytest.raises(ValueError, match=f"x.json {said}"):
-            read_json(file)
-    file = tmp_path / "x.safetensors"
-    save_file({"a": torch.ones(100)}, file)
-    assert read_tensors(file, dtype=torch.bfloat16)["a"].dtype == torch.bfloat16
-    file.write_bytes(file.read_bytes()[:200])
-    with pytest.raises(ValueError, match="x.safetensors is not a complete safetensors file"):
-        read_tensors(file)
-    save_file({"a": torch.ones(9, dtype=torch.int8)}, file)  # quantized weights mean nothing without their scales
-    with pytest.raises(ValueError, match="a in .*x.safetensors is torch.*only floating-point weights"):
-        read_tensors(file)
+@pytest.mark.parametrize("read, content, said", [
+    (read_json, b"{", "is not valid JSON"), (read_json, b"[1]", "does not hold a JSON object"),
+    (read_tensors, save({"a": torch.ones(9)})[:-1], "is not a complete safetensors file"),
+    (read_tensors, save({"a": torch.ones(9, dtype=torch.int8)}), "only floating-point weights")])
+def test_a_broken_file_is_named(read, content, said, tmp_path):
+    """Guards against quantized weights without their scales, which mean nothing."""
+    (tmp_path / "x.y").write_bytes(content)
+    with pytest.raises(ValueError, match=f"x.y .*{said}"):
+        read(tmp_path / "x.y")
 
 
 SHARDS = [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
@@ -456,7 +448,7 @@ def test_samples_are_the_first_response_to_each_of_three_puzzles(tmp_path):
 
 
 @pytest.mark.parametrize("terminal, seconds, patience, shown", [
-    (True, 1, 0, "work: 1/4  ETA 0:03 \rwork: 4/4  ETA 0:00 \n"), (True, 3, 5, "work: 4/4  ETA 0:00  50 tok/s \r"),
+    (True, 1, 0, "work: 1/4  ETA 0:03 \rwork: 4/4  ETA 0:00 \n"), (True, 3, 5, "work: 4/4  ETA 0:00 \r"),
     (False, 1, 0, ""), (False, 70, 0, "work: 1/4  ETA 3:30 \nwork: 4/4  ETA 0:00 \n")])
 def test_progress_is_a_line_on_a_terminal_and_now_and_then_elsewhere(terminal, seconds, patience, shown, capsys,
                                                                      monkeypatch):
@@ -464,7 +456,6 @@ def test_progress_is_a_line_on_a_terminal_and_now_and_then_elsewhere(terminal, s
     monkeypatch.setattr(progress.time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
     line = Progress("work", 4, patience)
-    line.tokens = 60 * patience
     for done in (1, 4):
         now[0] += seconds
         line.show(done)
@@ -475,14 +466,14 @@ def test_progress_is_a_line_on_a_terminal_and_now_and_then_elsewhere(terminal, s
     assert capsys.readouterr().err == ""
 
 
-def test_the_tokens_of_a_sampler_are_counted_once():
-    """Guards against tokens that count again in every column, and a rate of one part."""
-    line = Progress("sampling", 8)
-    for done in (0, 4):  # of four responses, three end at their second token, one at its third
-        watch = line.part(done, 4, 10)
-        for column, running in ((1, 1.0), (2, 0.25), (3, 0.0)):
-            watch(column, running)
-    assert line.tokens == 2 * (4 + 4 + 1)
+def test_running_responses_count_for_the_share_of_their_columns(monkeypatch):
+    """Guards against a bar that stands still while the longest response is sampled, and one that starts anew."""
+    line, shown = Progress("sampling", 8), []
+    monkeypatch.setattr(line, "show", shown.append)
+    watch = line.part(4, 4, 10)
+    for column, running in ((1, 1.0), (2, 0.25), (3, 0.0)):  # three of four responses end at their second token
+        watch(column, running)
+    assert shown == pytest.approx([4.4, 7.2, 8])
 
 
 def test_held_out_success_of_a_single_puzzle_has_no_interval():

@@ -51,7 +51,8 @@ def test_special_tokens_say_what_ends_a_response_and_whether_it_is_a_chat_model(
     """Guards against markers that are spelt out, a chat turn that ends in <|endoftext|> alone, an end token in the
     text, and refusing a model for the names of its tokens."""
     plain = Tokenizer(build(tmp_path, special=ENDS[1:]))
-    assert (chat.chat, chat.size, chat.end_tokens) == (True, len(TOKENS) + 3, [len(TOKENS), len(TOKENS) + 1])
+    ends = [len(TOKENS), len(TOKENS) + 1]
+    assert (chat.chat, chat.size, chat.end_tokens, chat.start) == (True, len(TOKENS) + 3, ends, [])
     assert (plain.chat, plain.size, plain.end_tokens) == (False, len(TOKENS) + 1, [len(TOKENS)])
     assert chat.encode("<|im_start|>a</<|im_end|>") == [len(TOKENS) + 2, ord("a"), TOKENS.index(b"</"), len(TOKENS)]
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": len(TOKENS)}))
@@ -62,33 +63,27 @@ def test_special_tokens_say_what_ends_a_response_and_whether_it_is_a_chat_model(
 IM_END, ENDOFTEXT, IM_START = range(len(TOKENS), len(TOKENS) + 3)
 
 
-@pytest.mark.parametrize("files", [
-    {"config.json": {"eos_token_id": IM_START}},
-    {"generation_config.json": {"eos_token_id": [IM_START, ENDOFTEXT]}, "config.json": {"eos_token_id": None}},
-    {"tokenizer_config.json": {"eos_token": "<|im_start|>"}},
-    {"special_tokens_map.json": {"eos_token": {"content": "<|im_start|>", "lstrip": False}},
-     "generation_config.json": {"eos_token_id": IM_END}}], ids=str)
-def test_end_tokens_are_those_that_a_folder_names(files, tmp_path):
-    """Guards against a model that never ends, because its end token has another name than Qwen's."""
-    for name, content in files.items():
-        (tmp_path / name).write_text("\ufeff" + json.dumps(content), encoding="utf-8")  # as some editors write it
-    assert Tokenizer(build(tmp_path)).end_tokens == [IM_END, ENDOFTEXT, IM_START]
-
-
 CHATML, OTHER = "{{ '<|im_start|>' + message['role'] }}", "{{ '[INST]' + message['content'] }}"
+ENDED, CONFIG, JINJA = {"end_tokens": [IM_END, ENDOFTEXT, IM_START]}, "tokenizer_config.json", "chat_template.jinja"
 
 
-@pytest.mark.parametrize("template, settings, chat", [
-    (None, None, True), (None, {"bos_token": "<|im_start|>"}, False), (None, {"chat_template": CHATML}, True),
-    (None, {"chat_template": [{"name": "default", "template": CHATML}]}, True), (CHATML, {}, True),
-    (OTHER, None, False), (None, {"chat_template": OTHER}, False), (OTHER, {"chat_template": CHATML}, False)])
-def test_a_chat_model_has_a_chatml_template(template, settings, chat, tmp_path):
-    """Guards against a base model that is asked with tokens that it never saw, only because it has them."""
-    if template:
-        (tmp_path / "chat_template.jinja").write_text(template)
-    if settings is not None:
-        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    assert Tokenizer(build(tmp_path)).chat is chat
+@pytest.mark.parametrize("files, found", [
+    ({"config.json": {"eos_token_id": IM_START}}, ENDED), ({CONFIG: {"eos_token": "<|im_start|>"}}, ENDED),
+    ({"generation_config.json": {"eos_token_id": [IM_START, ENDOFTEXT]}, "config.json": {"eos_token_id": None}}, ENDED),
+    ({"special_tokens_map.json": {"eos_token": {"content": "<|im_start|>", "lstrip": False}},
+      "generation_config.json": {"eos_token_id": IM_END}}, ENDED),
+    ({}, {"chat": True}), ({CONFIG: {"bos_token": "<|im_start|>"}}, {"chat": False}),
+    ({CONFIG: {"chat_template": CHATML}}, {"chat": True}), ({JINJA: CHATML, CONFIG: {}}, {"chat": True}),
+    ({CONFIG: {"chat_template": [{"name": "default", "template": CHATML}]}}, {"chat": True}),
+    ({JINJA: OTHER}, {"chat": False}), ({CONFIG: {"chat_template": OTHER}}, {"chat": False}),
+    ({JINJA: OTHER, CONFIG: {"chat_template": CHATML}}, {"chat": False})], ids=str)
+def test_a_folder_says_what_ends_a_response_and_whether_it_is_a_chat_model(files, found, tmp_path):
+    """Guards against a model that never ends, because its end token has another name than Qwen's, and a base model that
+    is asked with tokens that it never saw, only because it has them."""
+    for name, content in files.items():  # with a byte-order mark, as some editors write it
+        text = content if name == JINJA else "\ufeff" + json.dumps(content)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    assert vars(Tokenizer(build(tmp_path))).items() >= found.items()
 
 
 def test_an_added_token_that_is_no_special_one_is_text(tmp_path):
@@ -104,7 +99,7 @@ def added(name, **flags):
     return dict(content=name, lstrip=False, rstrip=False, single_word=False, normalized=False, special=False) | flags
 
 
-CONFIG, NEW, STRIP = "tokenizer_config.json", len(TOKENS) + 3, {"lstrip": True, "rstrip": True}
+NEW, STRIP = len(TOKENS) + 3, {"lstrip": True, "rstrip": True}
 STRIPPED = [AddedToken("<|s|>", special=True, **STRIP), AddedToken("<t>", **STRIP)]
 
 
@@ -222,13 +217,11 @@ def test_a_control_token_in_somebodys_own_text_stays_characters(chat, tmp_path):
 
 def test_what_begins_every_text_of_a_model_begins_its_prompts(tmp_path, policy):
     """Guards against a Llama 3 that is asked without <|begin_of_text|>, and against an end token before the prompt."""
-    for template, start in (("$A", []), ("<|im_start|> $A <|im_end|>", [IM_START])):
-        tokens = [("<|im_start|>", IM_START), ("<|im_end|>", IM_END)]
-        processor = processors.TemplateProcessing(single=template, special_tokens=tokens)
-        tokenizer = Tokenizer(build(tmp_path, change=lambda library: setattr(library, "post_processor", processor)))
-        assert tokenizer.start == start
-        prompt = policy._replace(tokenizer=tokenizer).prompt(generate_puzzles(1, "train")[0])
-        assert prompt[:2] == [*tokenizer.start, IM_START, ord("s")][:2]
+    template = processors.TemplateProcessing(single="<|im_start|> $A <|im_end|>", special_tokens=[
+        ("<|im_start|>", IM_START), ("<|im_end|>", IM_END)])
+    tokenizer = Tokenizer(build(tmp_path, change=lambda library: setattr(library, "post_processor", template)))
+    prompt = policy._replace(tokenizer=tokenizer).prompt(generate_puzzles(1, "train")[0])
+    assert prompt[:3] == [*tokenizer.start, IM_START, ord("s")] == [IM_START, IM_START, ord("s")]
 
 
 def test_a_file_that_truncates_and_pads_does_neither(tmp_path):
@@ -240,16 +233,14 @@ def test_a_file_that_truncates_and_pads_does_neither(tmp_path):
 def test_folders_without_a_byte_level_tokenizer_that_has_an_end_token_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="tokenizer.json is missing"):
         Tokenizer(tmp_path)
-    (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(ValueError, match="tokenizer.json is not a tokenizer: ."):
-        Tokenizer(tmp_path)
-    with pytest.raises(ValueError, match="neither .*im_end.* nor .*endoftext"):
-        Tokenizer(build(tmp_path, special=("<|im_start|>",)))
     sentencepiece = tokenizers.Tokenizer(models.BPE(vocab={"\u2581": 0, "a": 1}, merges=[]))
     sentencepiece.add_special_tokens(["<|endoftext|>"])
-    sentencepiece.save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(ValueError, match="not a byte-level one"):
-        Tokenizer(tmp_path)
+    text = build(tmp_path, special=("<|im_start|>",)).joinpath("tokenizer.json").read_text()
+    for content, said in (("{", "tokenizer.json is not a tokenizer: ."), (text, "neither .*im_end.* nor .*endoftext"),
+                          (sentencepiece.to_str(), "not a byte-level one")):
+        (tmp_path / "tokenizer.json").write_text(content)
+        with pytest.raises(ValueError, match=said):
+            Tokenizer(tmp_path)
 
 
 @settings(CALM, max_examples=200)
