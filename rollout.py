@@ -109,13 +109,11 @@ def seed_of(purpose: str, *numbers: int | str) -> int:
 
 def draw_puzzles(training: list, s: Settings, step: int) -> list:
     """The Q puzzles of a step. Every epoch shuffles the training puzzles anew; the order depends on the seed alone."""
-    puzzles, first = [], (step - 1) * s.questions
-    for i in range(first, first + s.questions):  # i counts the puzzles since the run began
-        epoch, place = divmod(i, len(training))
-        if i == first or place == 0:  # a new step, or a new epoch
-            order = np.random.default_rng(seed_of("order", s.seed, epoch)).permutation(len(training))
-        puzzles.append(training[order[place]])
-    return puzzles
+    N, first = len(training), (step - 1) * s.questions
+    drawn = range(first, first + s.questions)  # counted since the run began
+    order = {epoch: np.random.default_rng(seed_of("order", s.seed, epoch)).permutation(N)
+             for epoch in {i // N for i in drawn}}
+    return [training[order[i // N][i % N]] for i in drawn]
 
 
 def rollout(policy: Policy, puzzles: list, s: Settings, step: int) -> TokenBatch:
@@ -145,8 +143,9 @@ def token_batch(policy: Policy, puzzles: list, samples: Samples, s: Settings, st
     role, in_answer = np.zeros((B, T), np.int8), np.zeros((B, T), bool)  # (B, T) each
     for i, (text, spans) in enumerate(decoded):
         role[i, : len(spans)], in_answer[i, : len(spans)] = check_roles(task.roles(text, spans), len(spans))
+    names = dict.fromkeys(name for grade in grades for name in grade)  # each once, in order
     graded = {name: torch.tensor([grade.get(name, torch.nan) for grade in grades], dtype=torch.float32, device=device)
-              for name in dict.fromkeys(name for grade in grades for name in grade)}  # (B,) each
+              for name in names}  # (B,) each
     return TokenBatch(
         **samples._asdict(),  # tokens, mask, logprob, entropy, logit_grad, ended
         reward=graded.pop("reward"), success=graded.pop("answer"), format=graded.pop("format"), grades=graded,

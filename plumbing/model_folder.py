@@ -15,8 +15,9 @@ INERT = {"model_type", "architectures", "dtype", "torch_dtype", "transformers_ve
          "rope_scaling", "partial_rotary_factor"}
 FOREIGN = {  # what a folder holds instead of a model's weights
     "adapter_config.json": "a LoRA adapter: merge it into its model with merge_and_unload of peft, then save it",
-    "*.gguf": "a GGUF file: load it with from_pretrained(folder, gguf_file=name, quantization_config=GgufConfig("
-              "dequantize=True)) of transformers, save_pretrained it, and copy the original model's tokenizer files",
+    "*.gguf": "a GGUF file: after `pip install accelerate gguf`, load it with from_pretrained(folder, gguf_file=name, "
+              "quantization_config=GgufConfig(dequantize=True)) of transformers, save_pretrained it, and copy the "
+              "original model's tokenizer files",
     "pytorch_model*.bin": "pickled weights: load them with transformers, and write safetensors with save_pretrained"}
 
 
