@@ -70,22 +70,19 @@ class Rows:
         real (R, S): False on padding, which is on the right. visible (R, S, C): whether a query may see a key.
         """
         (R, S), C, length = query.shape, key.shape[1], real.sum(1)
-        order = length.argsort(descending=True)  # (R,) longest row first
-        self.query, self.key, self.rank = query[order], key[order], order.argsort()
-        self.bias = bias_of(visible[order], model.output_weight.dtype)  # (R, S, C)
+        self.n = int(real.sum())  # tokens of these rows
+        self.order = length.argsort(descending=True)  # (R,) longest row first: a piece has the first few
+        self.query, self.key = query[self.order], key[self.order]
+        self.bias = bias_of(visible[self.order], model.output_weight.dtype)  # (R, S, C)
         scores = R * C * model.config.num_attention_heads  # of one column of queries
         size = max(1, min(COLUMNS_AT_ONCE, SCORES_AT_ONCE // max(1, scores)))
         self.keep = scores * S * self.bias.itemsize <= PROBABILITIES_KEPT
-        # `attend` concatenates the pieces' results: where[r, s] is the index there of the sorted row r's column s, and
-        # self.list_order (n,) those of the n tokens in the order of the flat list.
-        self.pieces, where, count = [], torch.zeros_like(query), 0  # where (R, S)
-        for first in range(0, S, size):
-            end, rows = min(first + size, S), int((length > first).sum())
-            where[:rows, first:end] = count + torch.arange(rows * (end - first), device=query.device).view(rows, -1)
-            seen = slice(C - S + end)  # all keys before the row's own, and its own up to the piece's last query
-            self.pieces.append((slice(rows), slice(first, end), seen))
-            count += rows * (end - first)
-        self.list_order = where[self.rank][real]  # (n,)
+        self.pieces = [(slice(int((length > first).sum())), slice(first, first + size), slice(C - S + first + size))
+                       for first in range(0, S, size)]  # rows, columns of queries, columns of keys
+        # Where the output of each column goes: 0, 1, ... in the order of the list, n on padding.
+        slot = torch.full_like(query, self.n).masked_scatter(real, torch.arange(self.n, device=query.device))  # (R, S)
+        slots = [slot[self.order][rows, columns].flatten() for rows, columns, _ in self.pieces]
+        self.slots = torch.cat([query.new_empty(0), *slots])  # of all pieces
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """`attention` for the n tokens of these rows, (n, K, H / K, d), from q (N, K, H / K, d), k and v (N, K, d)."""
@@ -98,7 +95,7 @@ class Rows:
             else:
                 out = checkpoint(attention, *piece, use_reentrant=False, preserve_rng_state=False)
             parts.append(out.permute(0, 3, 1, 2, 4).flatten(0, 1))
-        return torch.cat(parts).index_select(0, self.list_order)
+        return q.new_zeros(self.n + 1, *q.shape[1:]).index_copy(0, self.slots, torch.cat(parts))[: self.n]
 
     def queries(self, q: Tensor, rows: slice, columns: slice) -> Tensor:
         """The queries (rows, K, H / K, columns, d) of some columns, from q (N, K, H / K, d)."""
@@ -107,11 +104,11 @@ class Rows:
     def attention_paid(self, q: Tensor, k: Tensor) -> Tensor:
         """How much each column attends to those that its row sees: probabilities (R, S, C) averaged over heads."""
         k = pick(k, self.key).transpose(1, 2)  # (R, K, C, d)
-        paid = q.new_zeros(self.bias.shape)
+        paid = q.new_zeros(self.bias.shape)  # of the rows in their own order
         for rows, columns, seen in self.pieces:
             p = probabilities(self.queries(q, rows, columns), k[rows, :, seen], self.bias[rows, columns, seen])
-            paid[rows, columns, seen] = p.mean((1, 2))
-        return paid[self.rank]
+            paid[self.order[rows], columns, seen] = p.mean((1, 2))
+        return paid
 
 
 class Prompts:
