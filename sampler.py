@@ -49,6 +49,200 @@ class Samples(NamedTuple):
     ended: Tensor  # (B,) bool, False where the token limit cut the response off
 
 
+# ------------------------------------------------------------------------------------------------- sampling
+
+
+def draw(p: Tensor, uniform: Tensor) -> Tensor:
+    """Inverse-CDF sampling: the token (n, 1) where the cumulative probability passes uniform (n,) times the total.
+
+    p (n, V) is 0 for a token that must not be drawn, so the total may be below 1. The sum is in fp64: fp32 would lose
+    the tail of a large vocabulary.
+    """
+    cumulative = p.cumsum(-1, dtype=torch.float64)  # (n, V)
+    # right=True finds the first entry strictly above the number. A token of probability 0 adds nothing to the sum, so
+    # it is never drawn.
+    token = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)  # (n, 1)
+    return token.clamp(max=p.shape[1] - 1)  # NaN gives an index past the end; rollout.py refuses its log-prob
+
+
+def describe(log_probs: Tensor, p: Tensor, token: Tensor) -> Tensor:
+    """Log-prob of a token (n, 1), entropy in nats, and logit gradient (3, n), from log_probs and p (n, V).
+
+    p is overwritten. The logit gradient ||onehot - p|| is the norm of d log pi / d (logits / temperature). The token's
+    own entry of onehot - p is 1 - p_token, which is the sum of the others' p; each other entry is -p. (The shorter form
+    sqrt(1 - 2 p_token + sum_v p_v^2) loses all digits where p_token is near 1: in fp32, 0 for true values near 1e-4.)
+    """
+    entropy = -torch.linalg.vecdot(p, log_probs)
+    others = p.scatter_(1, token, 0.0)  # (n, V)
+    return torch.stack((log_probs.gather(1, token)[:, 0], entropy,
+                        torch.hypot(others.sum(1), torch.linalg.vector_norm(others, dim=1))))
+
+
+def draw_and_describe(logits: Tensor, temperature: float, greedy: bool, uniform: Tensor,
+                    excluded: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """A token (n,) from each row of logits (n, V), and its log-prob, entropy and logit gradient (3, n).
+
+    excluded (n,): a token that must not be drawn. greedy: the most probable token, whatever the random number.
+    """
+    log_probs = scaled(logits, temperature).log_softmax(-1)  # (n, V)
+    p = log_probs.exp()  # (n, V)
+    allowed = p if excluded is None else p.scatter(1, excluded[:, None], 0.0)  # (n, V)
+    token = allowed.argmax(1, keepdim=True) if greedy else draw(allowed, uniform)  # (n, 1)
+    return token[:, 0], describe(log_probs, p, token)
+
+
+def next_tokens(model: Qwen2, hidden: Tensor, uniform: Tensor, excluded: Tensor | None,
+                greedy: bool) -> tuple[Tensor, Tensor]:
+    """The token (B',) that follows each state hidden (B', D), and its log-prob, entropy and logit gradient (3, B')."""
+    logits = model.logits(hidden)  # (B', V)
+    size = rows_at_once(logits)
+    arguments = [logits, uniform] if excluded is None else [logits, uniform, excluded]
+    parts = [draw_and_describe(x, model.temperature, greedy, *others)
+             for x, *others in zip(*(argument.split(size) for argument in arguments))]
+    return torch.cat([token for token, _ in parts]), torch.cat([found for _, found in parts], dim=1)
+
+
+def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_tokens: list[int],
+             limit: Tensor | None = None, excluded: Tensor | None = None, greedy: bool = False,
+             watch: Callable[[int, float], object] | None = None) -> Samples:
+    """Sample G responses to each of Q prompts, of at most T tokens each; response g to prompt q is row q * G + g.
+
+    uniforms (B, T) float64 in [0, 1): the random number behind each token. A response stops at one of end_tokens, or
+    after limit (B,) tokens. excluded (B,): for each response, a token that may not be its first, so that it goes
+    another way than a known one (methods/oracle.py wants that). greedy: take the most probable token, whatever the
+    random number. watch(columns, running): called after each column, with their number so far and the share
+    of the responses that are still running.
+    """
+    (B, T), G = uniforms.shape, len(uniforms) // len(prompts)
+    device = model.output_weight.device
+    uniforms = uniforms.to(device)
+    is_end = torch.zeros(model.config.vocab_size, dtype=torch.bool, device=device)  # (V,)
+    is_end[end_tokens] = True
+    limit = torch.full((B,), T, device=device) if limit is None else limit.to(device)  # (B,), later (B',)
+    tokens = torch.zeros(B, T, dtype=torch.long, device=device)
+    mask = torch.zeros(B, T, dtype=torch.bool, device=device)
+    at_least_float32 = torch.promote_types(model.output_weight.dtype, torch.float32)
+    recorded = torch.zeros(3, B, T, device=device, dtype=at_least_float32)  # log-prob, entropy, logit gradient
+    # A tenth faster than no_grad. Autograd refuses tensors that were made inside, so what is returned was made above.
+    with torch.inference_mode():
+        cache = KVCache(model, prompts, G, T)
+        if device.type == "cuda":
+            cache = Replayed(cache)  # replays a recorded step: a GPU waited for Python, and was 2.4 times slower
+        hidden = cache.last  # (B', D) the state that predicts the next token
+        rows = torch.arange(B, device=device)  # (B',) the response that each running row writes
+        for t in range(T):
+            forbidden = excluded.to(device) if t == 0 and excluded is not None else None  # (B',)
+            token, found = next_tokens(model, hidden, uniforms[rows, t], forbidden, greedy)  # (B',), (3, B')
+            tokens[rows, t], mask[rows, t], recorded[:, rows, t] = token, True, found
+            running = (limit > t + 1) & ~is_end[token]  # (B',)
+            count = int(running.sum())
+            if watch:
+                watch(t + 1, count / B)
+            if count == 0:
+                break
+            if count < len(rows):
+                order = cache.keep(running)  # (count,) old row in each place; a cache may reorder the rows
+                rows, token, limit = rows[order], token[order], limit[order]
+            hidden = cache.step(token)  # (B', D)
+    ended = (is_end[tokens] & mask).any(1)  # (B,)
+    longest = t + 1  # columns that were filled
+    logprob, entropy, logit_grad = recorded[..., :longest]  # (B, longest) each
+    return Samples(tokens[:, :longest], mask[:, :longest], logprob, entropy, logit_grad, ended)
+
+
+# ------------------------------------------------------------------------------------------------- the KV cache
+
+
+def distinct_texts(prompts: list[list[int]]) -> tuple[list[list[int]], list[int]]:
+    """The prompts that are not a prefix of another, and for each prompt the index of one of these that extends it.
+
+    Of the prompts 1, 1 2 and 1 2 3 the last serves all three. Equal prompts count once. vineppo samples from many
+    prefixes of the same response at once; the longest ones have a third of the tokens of all.
+    """
+    texts, text_of = [], [0] * len(prompts)
+    # In descending order, the prompts that begin with q stand together, q last: 1 2 4, 1 2 3, 1 2. So if any text
+    # extends q, the latest one, texts[-1], does.
+    for q in sorted(range(len(prompts)), key=prompts.__getitem__, reverse=True):
+        if not texts or texts[-1][: len(prompts[q])] != prompts[q]:
+            texts.append(prompts[q])
+        text_of[q] = len(texts) - 1
+    return texts, text_of
+
+
+class KVCache:
+    """The keys and values of all tokens so far, which later tokens attend to: so each token is computed once."""
+
+    def __init__(self, model: Qwen2, prompts: list[list[int]], G: int, room: int):
+        """Read Q prompts, for G rows each, padded on the left to P columns, with room for as many more columns.
+
+        Keys are stored transposed, (d, columns): that makes queries times keys twice as fast.
+        """
+        c, weight, P = model.config, model.output_weight, max(map(len, prompts))
+        device = weight.device
+        texts, text_of = distinct_texts(prompts)
+        reading = Prompts(model, texts)
+        length = torch.tensor([len(prompt) for prompt in prompts], device=device)  # (Q,)
+        column = torch.arange(P, device=device) - P + length[:, None]  # (Q, P) of the text, below 0 in the padding
+        place = reading.first[text_of][:, None] + column.clamp(min=0)  # (Q, P)
+        columns = -(-(P + room) // 8) * 8  # rounded up to a multiple of 8: aligned rows in bfloat16, which a GPU wants
+        heads = (c.num_hidden_layers, len(prompts), G, c.num_key_value_heads)
+        keys, values = weight.new_zeros(*heads, c.head_dim, columns), weight.new_zeros(*heads, columns, c.head_dim)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys[layer, ..., :P] = pick(k, place).permute(0, 2, 3, 1)[:, None]  # (Q, 1, K, d, P)
+            values[layer, ..., :P, :] = pick(v, place).transpose(1, 2)[:, None]  # (Q, 1, K, P, d)
+            return reading.attend(layer, q, k, v)
+
+        states = model.hidden(reading.tokens, reading.positions, attend)  # (N, D)
+        self.model, self.filled = model, P  # columns in use
+        self.keys, self.values = keys.flatten(1, 2), values.flatten(1, 2)  # (layers, B, K, ...), later B' rows
+        self.last = states[place[:, -1]].repeat_interleave(G, 0)  # (B, D) what predicts each response's first token
+        self.length = length.repeat_interleave(G)  # (B,) tokens so far, later B' rows
+        visible = F.pad(column >= 0, (0, columns - P), value=True).repeat_interleave(G, 0)  # (B, columns)
+        bias = bias_of(visible, weight.dtype)[:, None, None]  # (B, 1, 1, columns)
+        self.bias = bias.repeat(1, c.num_key_value_heads, 1, 1)  # (B, K, 1, columns), later B' rows
+
+    def step(self, token: Tensor) -> Tensor:
+        """Append a token (B',) to each row; returns the state (B', D) that predicts the next one."""
+        self.filled += 1
+        return self.step_at(token, self.filled)
+
+    def step_at(self, token: Tensor, n: int) -> Tensor:
+        """The same, with the token in column n - 1, and the columns before it to look at.
+
+        On a GPU plumbing/replay.py records this once, with n = all columns, and stands in for `step` and `keep`.
+        """
+        # Each key head of each row is one of B' K products. These are views: `attend` writes into the cache.
+        bias = self.bias[..., :n].flatten(0, 1)  # (B' K, 1, n)
+        keys = self.keys[..., :n].flatten(1, 2).unbind()  # of each layer (B' K, d, n)
+        values = self.values[..., :n, :].flatten(1, 2).unbind()  # of each layer (B' K, n, d)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys[layer][..., -1], values[layer][:, -1] = k.flatten(0, 1), v.flatten(0, 1)
+            scores = torch.baddbmm(bias, q.flatten(0, 1), keys[layer], alpha=q.shape[-1] ** -0.5)  # (B' K, H / K, n)
+            return torch.bmm(scores.softmax(-1), values[layer]).view_as(q)
+
+        states = self.model.hidden(token, self.length, attend)  # (B', D)
+        self.length += 1  # in place, for a CUDA graph
+        return states
+
+    def keep(self, running: Tensor) -> Tensor:
+        """Drop the rows where running (B',) is False. Returns the old index (count,) of each that stays.
+
+        Few rows are copied: of the first `count` places, those whose row ended are gaps, and as many running rows lie
+        beyond `count`; the k-th gap takes the k-th of them. Running 1 0 1 1 0: row 3 moves into gap 1, order 0 3 2.
+        """
+        count = int(running.sum())
+        order = torch.arange(count, device=running.device)  # (count,) the old index of the row in each place
+        gaps = (~running[:count]).nonzero()[:, 0]
+        order[gaps] = running[count:].nonzero()[:, 0] + count
+        self.keys[:, gaps, ..., : self.filled] = self.keys[:, order[gaps], ..., : self.filled]
+        self.values[:, gaps, :, : self.filled] = self.values[:, order[gaps], :, : self.filled]
+        self.keys, self.values = self.keys[:, :count], self.values[:, :count]
+        self.bias, self.length = self.bias[order], self.length[order]
+        return order
+
+
 # --------------------------------------------------------------------------------------------- finished responses
 
 
@@ -229,197 +423,3 @@ def response_attention(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor
     paid, S = wide(found[0]), found[0].shape[1]  # (b, S, P + S), S at most T - 1
     # The state that predicts token 0 is the prompt's, so row t of `paid` is that of token t + 1.
     return F.pad(paid[:, :, paid.shape[2] - S :], (0, T - S, 1, T - S - 1))
-
-
-# ------------------------------------------------------------------------------------------------- the KV cache
-
-
-def distinct_texts(prompts: list[list[int]]) -> tuple[list[list[int]], list[int]]:
-    """The prompts that are not a prefix of another, and for each prompt the index of one of these that extends it.
-
-    Of the prompts 1, 1 2 and 1 2 3 the last serves all three. Equal prompts count once. vineppo samples from many
-    prefixes of the same response at once; the longest ones have a third of the tokens of all.
-    """
-    texts, text_of = [], [0] * len(prompts)
-    # In descending order, the prompts that begin with q stand together, q last: 1 2 4, 1 2 3, 1 2. So if any text
-    # extends q, the latest one, texts[-1], does.
-    for q in sorted(range(len(prompts)), key=prompts.__getitem__, reverse=True):
-        if not texts or texts[-1][: len(prompts[q])] != prompts[q]:
-            texts.append(prompts[q])
-        text_of[q] = len(texts) - 1
-    return texts, text_of
-
-
-class KVCache:
-    """The keys and values of all tokens so far, which later tokens attend to: so each token is computed once."""
-
-    def __init__(self, model: Qwen2, prompts: list[list[int]], G: int, room: int):
-        """Read Q prompts, for G rows each, padded on the left to P columns, with room for as many more columns.
-
-        Keys are stored transposed, (d, columns): that makes queries times keys twice as fast.
-        """
-        c, weight, P = model.config, model.output_weight, max(map(len, prompts))
-        device = weight.device
-        texts, text_of = distinct_texts(prompts)
-        reading = Prompts(model, texts)
-        length = torch.tensor([len(prompt) for prompt in prompts], device=device)  # (Q,)
-        column = torch.arange(P, device=device) - P + length[:, None]  # (Q, P) of the text, below 0 in the padding
-        place = reading.first[text_of][:, None] + column.clamp(min=0)  # (Q, P)
-        columns = -(-(P + room) // 8) * 8  # rounded up to a multiple of 8: aligned rows in bfloat16, which a GPU wants
-        heads = (c.num_hidden_layers, len(prompts), G, c.num_key_value_heads)
-        keys, values = weight.new_zeros(*heads, c.head_dim, columns), weight.new_zeros(*heads, columns, c.head_dim)
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys[layer, ..., :P] = pick(k, place).permute(0, 2, 3, 1)[:, None]  # (Q, 1, K, d, P)
-            values[layer, ..., :P, :] = pick(v, place).transpose(1, 2)[:, None]  # (Q, 1, K, P, d)
-            return reading.attend(layer, q, k, v)
-
-        states = model.hidden(reading.tokens, reading.positions, attend)  # (N, D)
-        self.model, self.filled = model, P  # columns in use
-        self.keys, self.values = keys.flatten(1, 2), values.flatten(1, 2)  # (layers, B, K, ...), later B' rows
-        self.last = states[place[:, -1]].repeat_interleave(G, 0)  # (B, D) what predicts each response's first token
-        self.length = length.repeat_interleave(G)  # (B,) tokens so far, later B' rows
-        visible = F.pad(column >= 0, (0, columns - P), value=True).repeat_interleave(G, 0)  # (B, columns)
-        bias = bias_of(visible, weight.dtype)[:, None, None]  # (B, 1, 1, columns)
-        self.bias = bias.repeat(1, c.num_key_value_heads, 1, 1)  # (B, K, 1, columns), later B' rows
-
-    def step(self, token: Tensor) -> Tensor:
-        """Append a token (B',) to each row; returns the state (B', D) that predicts the next one."""
-        self.filled += 1
-        return self.step_at(token, self.filled)
-
-    def step_at(self, token: Tensor, n: int) -> Tensor:
-        """The same, with the token in column n - 1, and the columns before it to look at.
-
-        On a GPU plumbing/replay.py records this once, with n = all columns, and stands in for `step` and `keep`.
-        """
-        # Each key head of each row is one of B' K products. These are views: `attend` writes into the cache.
-        bias = self.bias[..., :n].flatten(0, 1)  # (B' K, 1, n)
-        keys = self.keys[..., :n].flatten(1, 2).unbind()  # of each layer (B' K, d, n)
-        values = self.values[..., :n, :].flatten(1, 2).unbind()  # of each layer (B' K, n, d)
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys[layer][..., -1], values[layer][:, -1] = k.flatten(0, 1), v.flatten(0, 1)
-            scores = torch.baddbmm(bias, q.flatten(0, 1), keys[layer], alpha=q.shape[-1] ** -0.5)  # (B' K, H / K, n)
-            return torch.bmm(scores.softmax(-1), values[layer]).view_as(q)
-
-        states = self.model.hidden(token, self.length, attend)  # (B', D)
-        self.length += 1  # in place, for a CUDA graph
-        return states
-
-    def keep(self, running: Tensor) -> Tensor:
-        """Drop the rows where running (B',) is False. Returns the old index (count,) of each that stays.
-
-        Few rows are copied: of the first `count` places, those whose row ended are gaps, and as many running rows lie
-        beyond `count`; the k-th gap takes the k-th of them. Running 1 0 1 1 0: row 3 moves into gap 1, order 0 3 2.
-        """
-        count = int(running.sum())
-        order = torch.arange(count, device=running.device)  # (count,) the old index of the row in each place
-        gaps = (~running[:count]).nonzero()[:, 0]
-        order[gaps] = running[count:].nonzero()[:, 0] + count
-        self.keys[:, gaps, ..., : self.filled] = self.keys[:, order[gaps], ..., : self.filled]
-        self.values[:, gaps, :, : self.filled] = self.values[:, order[gaps], :, : self.filled]
-        self.keys, self.values = self.keys[:, :count], self.values[:, :count]
-        self.bias, self.length = self.bias[order], self.length[order]
-        return order
-
-
-# ------------------------------------------------------------------------------------------------- sampling
-
-
-def draw(p: Tensor, uniform: Tensor) -> Tensor:
-    """Inverse-CDF sampling: the token (n, 1) where the cumulative probability passes uniform (n,) times the total.
-
-    p (n, V) is 0 for a token that must not be drawn, so the total may be below 1. The sum is in fp64: fp32 would lose
-    the tail of a large vocabulary.
-    """
-    cumulative = p.cumsum(-1, dtype=torch.float64)  # (n, V)
-    # right=True finds the first entry strictly above the number. A token of probability 0 adds nothing to the sum, so
-    # it is never drawn.
-    token = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)  # (n, 1)
-    return token.clamp(max=p.shape[1] - 1)  # NaN gives an index past the end; rollout.py refuses its log-prob
-
-
-def describe(log_probs: Tensor, p: Tensor, token: Tensor) -> Tensor:
-    """Log-prob of a token (n, 1), entropy in nats, and logit gradient (3, n), from log_probs and p (n, V).
-
-    p is overwritten. The logit gradient ||onehot - p|| is the norm of d log pi / d (logits / temperature). The token's
-    own entry of onehot - p is 1 - p_token, which is the sum of the others' p; each other entry is -p. (The shorter form
-    sqrt(1 - 2 p_token + sum_v p_v^2) loses all digits where p_token is near 1: in fp32, 0 for true values near 1e-4.)
-    """
-    entropy = -torch.linalg.vecdot(p, log_probs)
-    others = p.scatter_(1, token, 0.0)  # (n, V)
-    return torch.stack((log_probs.gather(1, token)[:, 0], entropy,
-                        torch.hypot(others.sum(1), torch.linalg.vector_norm(others, dim=1))))
-
-
-def draw_and_describe(logits: Tensor, temperature: float, greedy: bool, uniform: Tensor,
-                    excluded: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """A token (n,) from each row of logits (n, V), and its log-prob, entropy and logit gradient (3, n).
-
-    excluded (n,): a token that must not be drawn. greedy: the most probable token, whatever the random number.
-    """
-    log_probs = scaled(logits, temperature).log_softmax(-1)  # (n, V)
-    p = log_probs.exp()  # (n, V)
-    allowed = p if excluded is None else p.scatter(1, excluded[:, None], 0.0)  # (n, V)
-    token = allowed.argmax(1, keepdim=True) if greedy else draw(allowed, uniform)  # (n, 1)
-    return token[:, 0], describe(log_probs, p, token)
-
-
-def next_tokens(model: Qwen2, hidden: Tensor, uniform: Tensor, excluded: Tensor | None,
-                greedy: bool) -> tuple[Tensor, Tensor]:
-    """The token (B',) that follows each state hidden (B', D), and its log-prob, entropy and logit gradient (3, B')."""
-    logits = model.logits(hidden)  # (B', V)
-    size = rows_at_once(logits)
-    arguments = [logits, uniform] if excluded is None else [logits, uniform, excluded]
-    parts = [draw_and_describe(x, model.temperature, greedy, *others)
-             for x, *others in zip(*(argument.split(size) for argument in arguments))]
-    return torch.cat([token for token, _ in parts]), torch.cat([found for _, found in parts], dim=1)
-
-
-def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_tokens: list[int],
-             limit: Tensor | None = None, excluded: Tensor | None = None, greedy: bool = False,
-             watch: Callable[[int, float], object] | None = None) -> Samples:
-    """Sample G responses to each of Q prompts, of at most T tokens each; response g to prompt q is row q * G + g.
-
-    uniforms (B, T) float64 in [0, 1): the random number behind each token. A response stops at one of end_tokens, or
-    after limit (B,) tokens. excluded (B,): for each response, a token that may not be its first, so that it goes
-    another way than a known one (methods/oracle.py wants that). greedy: take the most probable token, whatever the
-    random number. watch(columns, running): called after each column, with their number so far and the share
-    of the responses that are still running.
-    """
-    (B, T), G = uniforms.shape, len(uniforms) // len(prompts)
-    device = model.output_weight.device
-    uniforms = uniforms.to(device)
-    is_end = torch.zeros(model.config.vocab_size, dtype=torch.bool, device=device)  # (V,)
-    is_end[end_tokens] = True
-    limit = torch.full((B,), T, device=device) if limit is None else limit.to(device)  # (B,), later (B',)
-    tokens = torch.zeros(B, T, dtype=torch.long, device=device)
-    mask = torch.zeros(B, T, dtype=torch.bool, device=device)
-    at_least_float32 = torch.promote_types(model.output_weight.dtype, torch.float32)
-    recorded = torch.zeros(3, B, T, device=device, dtype=at_least_float32)  # log-prob, entropy, logit gradient
-    # A tenth faster than no_grad. Autograd refuses tensors that were made inside, so what is returned was made above.
-    with torch.inference_mode():
-        cache = KVCache(model, prompts, G, T)
-        if device.type == "cuda":
-            cache = Replayed(cache)  # replays a recorded step: a GPU waited for Python, and was 2.4 times slower
-        hidden = cache.last  # (B', D) the state that predicts the next token
-        rows = torch.arange(B, device=device)  # (B',) the response that each running row writes
-        for t in range(T):
-            forbidden = excluded.to(device) if t == 0 and excluded is not None else None  # (B',)
-            token, found = next_tokens(model, hidden, uniforms[rows, t], forbidden, greedy)  # (B',), (3, B')
-            tokens[rows, t], mask[rows, t], recorded[:, rows, t] = token, True, found
-            running = (limit > t + 1) & ~is_end[token]  # (B',)
-            count = int(running.sum())
-            if watch:
-                watch(t + 1, count / B)
-            if count == 0:
-                break
-            if count < len(rows):
-                order = cache.keep(running)  # (count,) old row in each place; a cache may reorder the rows
-                rows, token, limit = rows[order], token[order], limit[order]
-            hidden = cache.step(token)  # (B', D)
-    ended = (is_end[tokens] & mask).any(1)  # (B,)
-    longest = t + 1  # columns that were filled
-    logprob, entropy, logit_grad = recorded[..., :longest]  # (B, longest) each
-    return Samples(tokens[:, :longest], mask[:, :longest], logprob, entropy, logit_grad, ended)

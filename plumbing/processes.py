@@ -1,8 +1,8 @@
-"""Several processes, started by torchrun: each works on every N-th puzzle, and the gradients are summed.
+"""Several processes, started by torchrun: each works on every N-th prompt or micro-batch, and gradients are summed.
 
     torchrun --nproc_per_node 2 train.py --mitigation none
 
-Without torchrun there is one process: it works on all puzzles, and nothing is exchanged.
+Without torchrun there is one process: it works on all of them, and nothing is exchanged.
 """
 import os
 import sys
