@@ -95,7 +95,7 @@ def next_tokens(model: Qwen2, hidden: Tensor, uniform: Tensor, excluded: Tensor 
                 greedy: bool) -> tuple[Tensor, Tensor]:
     """The token (B',) that follows each state hidden (B', D), and its log-prob, entropy and logit gradient (3, B')."""
     logits = model.logits(hidden)  # (B', V)
-    size = rows_at_once(logits)
+    size = rows_at_once(logits)  # a few rows at a time: in float32 they stay in a CPU's cache
     arguments = [logits, uniform] if excluded is None else [logits, uniform, excluded]
     parts = [draw_and_describe(x, model.temperature, greedy, *others)
              for x, *others in zip(*(argument.split(size) for argument in arguments))]
@@ -121,8 +121,7 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
     limit = torch.full((B,), T, device=device) if limit is None else limit.to(device)  # (B,), later (B',)
     tokens = torch.zeros(B, T, dtype=torch.long, device=device)
     mask = torch.zeros(B, T, dtype=torch.bool, device=device)
-    at_least_float32 = torch.promote_types(model.output_weight.dtype, torch.float32)
-    recorded = torch.zeros(3, B, T, device=device, dtype=at_least_float32)  # log-prob, entropy, logit gradient
+    recorded = wide(model.output_weight.new_zeros(3, B, T))  # log-prob, entropy, logit gradient
     # A tenth faster than no_grad. Autograd refuses tensors that were made inside, so what is returned was made above.
     with torch.inference_mode():
         cache = KVCache(model, prompts, G, T)
