@@ -5,8 +5,8 @@ How this differs from the usual `generate`:
    its batch.
 2. Log-prob, entropy and logit gradient (see Samples) of each token are recorded while sampling: the ratio's pi_old,
    most credit functions and the credit log need no extra forward pass.
-3. Responses that have ended leave the batch. (On a GPU only before the draw: plumbing/replay.py replays a step of the
-   transformer whose shapes never change, with all B rows.)
+3. Responses that have ended leave the batch. (A GPU replays a recorded step of fixed shape, by plumbing/replay.py:
+   there they are computed to the end, and ignored.)
 4. A prompt is computed once for all its responses, while sampling and when they are read.
 
 The model reads a flat list of tokens (qwen2_model.py). Who sees whom is said here, by functions called `attend`: that
@@ -18,7 +18,6 @@ heads, K key heads, d head size. In attention, R rows of S columns, each of whic
 
 Run it:  python train.py --steps 0        samples from the bundled model and grades the responses
 """
-from functools import partial
 from typing import Callable, NamedTuple
 
 import torch
@@ -30,8 +29,8 @@ from plumbing.replay import Replayed
 from qwen2_model import Qwen2, attention, bias_of, probabilities, rows_at_once, scaled, token_logprobs, wide
 
 SCORES_AT_ONCE = 2**24  # attention scores that are computed at once, at most
-COLUMNS_AT_ONCE = 64  # columns of queries in a piece of attention
-PROBABILITIES_KEPT = 2**25  # bytes of attention probabilities that a layer keeps for the backward pass, or none at all
+ROWS_IN_BLOCK = 4  # rows of a block of attention: few, so that short rows are padded little
+PROBABILITIES_KEPT = 2**25  # bytes of attention probabilities in a layer; the backward pass computes more of them again
 
 
 class Samples(NamedTuple):
@@ -96,9 +95,9 @@ def next_tokens(model: Qwen2, hidden: Tensor, uniform: Tensor, excluded: Tensor 
     """The token (B',) that follows each state hidden (B', D), and its log-prob, entropy and logit gradient (3, B')."""
     logits = model.logits(hidden)  # (B', V)
     size = rows_at_once(logits)  # a few rows at a time: in float32 they stay in a CPU's cache
-    arguments = [logits, uniform] if excluded is None else [logits, uniform, excluded]
-    parts = [draw_and_describe(x, model.temperature, greedy, *others)
-             for x, *others in zip(*(argument.split(size) for argument in arguments))]
+    parts = [draw_and_describe(logits[rows], model.temperature, greedy, uniform[rows],
+                               None if excluded is None else excluded[rows])
+             for rows in (slice(first, first + size) for first in range(0, len(logits), size))]
     return torch.cat([token for token, _ in parts]), torch.cat([found for _, found in parts], dim=1)
 
 
@@ -182,19 +181,21 @@ class KVCache:
         reading = Prompts(model, texts)
         length = torch.tensor([len(prompt) for prompt in prompts], device=device)  # (Q,)
         column = torch.arange(P, device=device) - P + length[:, None]  # (Q, P) of the text, below 0 in the padding
-        place = reading.first[text_of][:, None] + column.clamp(min=0)  # (Q, P)
+        # The places (Q, P) of each prompt's tokens in the list of texts: it is one of these, or the beginning of one.
+        place = reading.first[text_of][:, None] + column.clamp(min=0)
         columns = -(-(P + room) // 8) * 8  # rounded up to a multiple of 8: aligned rows in bfloat16, which a GPU wants
-        heads = (c.num_hidden_layers, len(prompts), G, c.num_key_value_heads)
-        keys, values = weight.new_zeros(*heads, c.head_dim, columns), weight.new_zeros(*heads, columns, c.head_dim)
+        shape = c.num_hidden_layers, len(prompts) * G, c.num_key_value_heads
+        self.keys = weight.new_zeros(*shape, c.head_dim, columns)  # (layers, B, K, d, columns), later B' rows
+        self.values = weight.new_zeros(*shape, columns, c.head_dim)  # (layers, B, K, columns, d), later B' rows
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys[layer, ..., :P] = pick(k, place).permute(0, 2, 3, 1)[:, None]  # (Q, 1, K, d, P)
-            values[layer, ..., :P, :] = pick(v, place).transpose(1, 2)[:, None]  # (Q, 1, K, P, d)
+            """As the prompts attend; their keys and values move into the cache."""
+            self.keys[layer, ..., :P] = pick(k, place).permute(0, 2, 3, 1).repeat_interleave(G, 0)  # (B, K, d, P)
+            self.values[layer, ..., :P, :] = pick(v, place).transpose(1, 2).repeat_interleave(G, 0)  # (B, K, P, d)
             return reading.attend(layer, q, k, v)
 
         states = model.hidden(reading.tokens, reading.positions, attend)  # (N, D)
         self.model, self.filled = model, P  # columns in use
-        self.keys, self.values = keys.flatten(1, 2), values.flatten(1, 2)  # (layers, B, K, ...), later B' rows
         self.last = states[place[:, -1]].repeat_interleave(G, 0)  # (B, D) what predicts each response's first token
         self.length = length.repeat_interleave(G)  # (B,) tokens so far, later B' rows
         visible = F.pad(column >= 0, (0, columns - P), value=True).repeat_interleave(G, 0)  # (B, columns)
@@ -251,57 +252,49 @@ def pick(x: Tensor, place: Tensor) -> Tensor:
 
 
 class Rows:
-    """R rows, each with S columns of queries, its own tokens, and C >= S columns of keys: what its tokens may see.
+    """R rows of tokens in the flat list, padded on the right to S columns, and what they may see: C >= S columns.
 
-    The last S keys are those of its own tokens; before them come its prompt's, if the row is a response. Attention is
-    computed in pieces, of a few columns of queries each. Rows that are shorter, and keys that are later, drop out.
+    The last S of these are the row's own tokens; before them come its prompt's, if the row is a response. Attention is
+    computed for blocks of a few rows, each only as wide as its longest row.
     """
 
-    def __init__(self, query: Tensor, key: Tensor, real: Tensor, visible: Tensor, model: Qwen2):
-        """query (R, S), key (R, C): the place of each column's token in the flat list, on padding any valid place.
+    def __init__(self, own: Tensor, seen: Tensor, real: Tensor, visible: Tensor, model: Qwen2):
+        """own (R, S), seen (R, C): the place of each column's token in the flat list, on padding any valid place.
 
-        real (R, S): False on padding, which is on the right. visible (R, S, C): whether a query may see a key.
+        real (R, S): False on padding. visible (R, S, C): whether a column of `own` may see one of `seen`.
         """
-        (R, S), C, length = query.shape, key.shape[1], real.sum(1)
-        self.n = int(real.sum())  # tokens of these rows
-        self.order = length.argsort(descending=True)  # (R,) longest row first: a piece has the first few
-        self.query, self.key = query[self.order], key[self.order]
-        self.bias = bias_of(visible[self.order], model.output_weight.dtype)  # (R, S, C)
-        scores = R * C * model.config.num_attention_heads  # of one column of queries
-        size = max(1, min(COLUMNS_AT_ONCE, SCORES_AT_ONCE // max(1, scores)))
-        self.keep = scores * S * self.bias.itemsize <= PROBABILITIES_KEPT
-        self.pieces = [(slice(int((length > first).sum())), slice(first, first + size), slice(C - S + first + size))
-                       for first in range(0, S, size)]  # rows, columns of queries, columns of keys
-        # Where the output of each column goes: 0, 1, ... in the order of the list, n on padding.
-        slot = torch.full_like(query, self.n).masked_scatter(real, torch.arange(self.n, device=query.device))  # (R, S)
-        slots = [slot[self.order][rows, columns].flatten() for rows, columns, _ in self.pieces]
-        self.slots = torch.cat([query.new_empty(0), *slots])  # of all pieces
+        (R, S), C, self.shape = own.shape, seen.shape[1], visible.shape
+        scores = S * C * model.config.num_attention_heads  # of a row
+        size = max(1, min(ROWS_IN_BLOCK, SCORES_AT_ONCE // max(1, scores)))
+        bias = bias_of(visible, model.output_weight.dtype)  # (R, S, C)
+        self.recompute = R * scores * bias.itemsize > PROBABILITIES_KEPT
+        self.blocks = []
+        for rows in (slice(first, first + size) for first in range(0, R, size)):
+            s = int(real[rows].any(0).sum())  # columns of the longest of these rows, at most S
+            c = C - S + s
+            places = real[rows, :s].flatten().nonzero()[:, 0]  # of the real ones among the block's columns
+            self.blocks.append((own[rows, :s], seen[rows, :c], bias[rows, :s, :c], places))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """`attention` for the n tokens of these rows, (n, K, H / K, d), from q (N, K, H / K, d), k and v (N, K, d)."""
-        k, v = (pick(x, self.key).transpose(1, 2).contiguous() for x in (k, v))  # (R, K, C, d) each
-        parts = [q[:0]]  # there are no pieces where every response is a single token
-        for rows, columns, seen in self.pieces:
-            piece = self.queries(q, rows, columns), k[rows, :, seen], v[rows, :, seen], self.bias[rows, columns, seen]
-            if self.keep or not torch.is_grad_enabled():
-                out = attention(*piece)  # (rows, K, H / K, columns, d)
+        found = [q[:0]]
+        for own, seen, bias, places in self.blocks:  # (r, s), (r, c), (r, s, c), (m,)
+            block = pick(q, own).permute(0, 2, 3, 1, 4), *(pick(x, seen).transpose(1, 2) for x in (k, v)), bias
+            if self.recompute and torch.is_grad_enabled():
+                out = checkpoint(attention, *block, use_reentrant=False, preserve_rng_state=False)
             else:
-                out = checkpoint(attention, *piece, use_reentrant=False, preserve_rng_state=False)
-            parts.append(out.permute(0, 3, 1, 2, 4).flatten(0, 1))
-        return q.new_zeros(self.n + 1, *q.shape[1:]).index_copy(0, self.slots, torch.cat(parts))[: self.n]
-
-    def queries(self, q: Tensor, rows: slice, columns: slice) -> Tensor:
-        """The queries (rows, K, H / K, columns, d) of some columns, from q (N, K, H / K, d)."""
-        return pick(q, self.query[rows, columns]).permute(0, 2, 3, 1, 4)
+                out = attention(*block)  # (r, K, H / K, s, d)
+            found.append(out.permute(0, 3, 1, 2, 4).flatten(0, 1).index_select(0, places))  # (m, K, H / K, d)
+        return torch.cat(found)
 
     def attention_paid(self, q: Tensor, k: Tensor) -> Tensor:
         """How much each column attends to those that its row sees: probabilities (R, S, C) averaged over heads."""
-        k = pick(k, self.key).transpose(1, 2)  # (R, K, C, d)
-        paid = q.new_zeros(self.bias.shape)  # of the rows in their own order
-        for rows, columns, seen in self.pieces:
-            p = probabilities(self.queries(q, rows, columns), k[rows, :, seen], self.bias[rows, columns, seen])
-            paid[self.order[rows], columns, seen] = p.mean((1, 2))
-        return paid
+        found = [q.new_zeros(0, *self.shape[1:])]
+        for own, seen, bias, _ in self.blocks:
+            p = probabilities(pick(q, own).permute(0, 2, 3, 1, 4), pick(k, seen).transpose(1, 2), bias)
+            missing = self.shape[1] - own.shape[1]  # columns up to S
+            found.append(F.pad(p.mean((1, 2)), (0, missing, 0, missing)))
+        return torch.cat(found)
 
 
 class Prompts:
@@ -343,18 +336,21 @@ class Texts:
         hide (b, T) bool: tokens that no later one of their response can see.
         """
         self.prompts = p = Prompts(model, prompts)
+        order = mask.sum(1).argsort(descending=True)  # (b,) the longest first, so that a block has rows of like length
+        prompt_of, tokens, mask, self.rank = prompt_of[order], tokens[order], mask[order], order.argsort()
         in_list = mask[:, 1:]  # (b, T - 1) token t is in the list if there is a token t + 1
         S = int(in_list.any(0).sum())  # columns of the responses that are in the list
         # Number the tokens of the responses row by row, from where the prompts end.
         places = (in_list.flatten().cumsum(0).view_as(in_list) - 1 + len(p.tokens)).where(in_list, 0)  # (b, T - 1)
         last = (p.first + p.length - 1)[prompt_of, None]  # (b, 1) the place of each response's prompt's last token
-        self.before = torch.cat((last, places), dim=1)  # (b, T) the place of the token before each one, see above
+        # (b, T) the place of the token before each one, see above; in the order of the arguments
+        self.before = torch.cat((last, places), dim=1)[self.rank]
         self.tokens = torch.cat((p.tokens, tokens[:, :-1][in_list]))  # (N,)
         position = p.length[prompt_of, None] + torch.arange(in_list.shape[1], device=mask.device)  # (b, T - 1)
         self.positions = torch.cat((p.positions, position[in_list]))  # (N,)
 
         itself = torch.eye(S, dtype=torch.bool, device=mask.device)  # (S, S) a hidden token still sees itself
-        shown = torch.ones_like(mask[:, :S]) if hide is None else ~hide[:, :S]  # (b, S)
+        shown = torch.ones_like(mask[:, :S]) if hide is None else ~hide[order, :S]  # (b, S)
         prompt_seen = p.real[prompt_of, None].expand(-1, S, -1)  # (b, S, P)
         response_seen = shown[:, None].expand(-1, S, -1).tril() | itself  # (b, S, S)
         visible = torch.cat((prompt_seen, response_seen), dim=2)  # (b, S, P + S)
@@ -419,6 +415,7 @@ def response_attention(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor
         return texts.attend(layer, q, k, v)
 
     model.hidden(texts.tokens, texts.positions, attend)
-    paid, S = wide(found[0]), found[0].shape[1]  # (b, S, P + S), S at most T - 1
-    # The state that predicts token 0 is the prompt's, so row t of `paid` is that of token t + 1.
+    paid = wide(found[0])[texts.rank]  # (b, S, P + S), S at most T - 1
+    S = paid.shape[1]
+    # The state that predicts token 0 is the prompt's: a row of zeros before. F.pad: left, right, before, behind.
     return F.pad(paid[:, :, paid.shape[2] - S :], (0, T - S, 1, T - S - 1))
