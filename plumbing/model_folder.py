@@ -40,6 +40,27 @@ def check_folder(folder: Path) -> None:
         raise FileNotFoundError(f"{folder} is not a model folder: it has no config.json")
 
 
+def check_supported(given: dict, family: str, known: set[str]) -> None:
+    """ValueError where a config.json, without its nulls, asks for something that qwen2_model.py doesn't have. known:
+    the fields that it reads."""
+    layers = given.get("layer_types", [])
+    unsupported = {
+        "hidden_act": given.get("hidden_act", "silu") != "silu",
+        "use_sliding_window": given.get("use_sliding_window", False),
+        "is_causal": not given.get("is_causal", True),
+        "layer_types": type(layers) is not list or any(layer != "full_attention" for layer in layers),
+        "attention_bias": family != "qwen2" and given.get("attention_bias", False),
+        "mlp_bias": given.get("mlp_bias", False),
+        "pretraining_tp": given.get("pretraining_tp", 1) != 1,
+        "quantization_config": given.get("quantization_config", False),
+    }
+    if family not in ("qwen2", "qwen3", "llama"):  # one that somebody adds: a field unknown here may matter
+        unsupported |= {name: given[name] is not False for name in given.keys() - {*known, *unsupported, *INERT}}
+    if any(unsupported.values()):
+        names = ", ".join(name for name, asked in sorted(unsupported.items()) if asked)
+        raise ValueError(f"config.json sets {names} to a value that is not supported: take a checkpoint without it")
+
+
 def rope_theta(config: dict) -> float:
     """RoPE's theta in a config.json without its nulls, wherever transformers 4 or 5 puts it. ValueError for another
     RoPE than the plain one, and where there are two values: each version would read its own.

@@ -99,9 +99,9 @@ def sum_over_processes(tensors: list[Tensor]) -> None:
             dist.all_reduce(tensor)
 
 
-def sum_by_name(values: dict) -> dict[Any, float]:
+def sum_by_name(values: dict) -> Counter:
     """The sums, over the processes, of the numbers that have the same name; a process may lack some."""
     total = Counter()
     for own in gather([{name: float(value) for name, value in values.items()}]):
         total.update(own)
-    return dict(total)
+    return total
