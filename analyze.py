@@ -3,7 +3,7 @@
     python analyze.py runs/none-seed0      one run: tables and pictures, also written to its analysis/
     python analyze.py runs/*               methods compared over seeds, also written to comparison/ beside the runs
 
-Two measures say what a token receives:
+Two measures say what each of the N tokens of a run receives (a response has L of them):
 
     contribution = credit * log p           the original work's: a value, not a gradient; negative where it reinforces
     gradient     = credit * ||onehot - p||  the norm of d(credit * log p) / d logits (over the temperature), with the
@@ -12,8 +12,7 @@ Two measures say what a token receives:
 Differences from the original work:
 1. Intervals of the mean sizes of one run are clustered by puzzle, because its responses are compared with each other.
 2. Tags and the end token are a type of their own, `structure`.
-
-N is the number of tokens in a run, L that in one response.
+3. Notes under tables say how to read them. Every figure in them is computed from the run.
 """
 import json
 import re
@@ -75,19 +74,19 @@ def position_bins(log: dict, count: int) -> list[tuple[str, np.ndarray]]:
 
 def training_parts(log: dict) -> list[tuple[str, np.ndarray]]:
     """Steps and tokens (N,) bool of each of up to ten parts of the run."""
-    first, last = log["step"].min(), log["step"].max()
-    part = ((log["step"] - first) / (last - first + 1) * 10).astype(int)  # (N,)
+    elapsed = (log["step"] - log["step"].min()) / (np.ptp(log["step"]) + 1)  # (N,) in [0, 1)
+    part = (elapsed * 10).astype(int)  # (N,)
     selections = [part == i for i in np.unique(part)]
     return [(f"{log['step'][those].min()}-{log['step'][those].max()}", those) for those in selections]
 
 
 # ---------------------------------------------------------------------------------- one run: where did credit go?
 
-# Headers of columns, and what these show. A size is a mean absolute value; an average keeps the signs.
+# Columns by their header. A size is a mean absolute value and has an interval; an average keeps the signs.
 SIZES = {f"size of {measure}": measure for measure in MEASURES}
 SIZES_BY_ROLE = {f"{measure}, {name}": (measure, role) for measure in MEASURES for role, name in enumerate(ROLES)}
 AVERAGES = {"contribution": "contribution", "gradient": "gradient", "log p": "logprob", "entropy": "entropy"}
-SIZES_NOTE = "Mean absolute value, ± half of its 95% interval, clustered by puzzle."
+SIZE_NOTE = "Mean absolute value, ± half of its 95% interval, clustered by puzzle."
 
 
 def cell(log: dict, selected: np.ndarray, column: str) -> str:
@@ -103,7 +102,9 @@ def cell(log: dict, selected: np.ndarray, column: str) -> str:
         return average(np.abs(log["credit"][selected]))
     if column == "responses":
         return f"{len(np.unique(log['response_id'][selected])):,}"
-    return f"{selected.mean():.1%}" if column == "share" else f"{selected.sum():,}"  # of all tokens, or a count of them
+    if column == "share":
+        return f"{selected.mean():.1%}"
+    return f"{selected.sum():,}"  # tokens, count
 
 
 def mean_size(log: dict, selected: np.ndarray, measure: str) -> tuple[float, float]:
@@ -124,27 +125,26 @@ def filler_by_reasoning(log: dict, measure: str) -> float:
 
 def credit_tables(log: dict, tokenizer: Tokenizer) -> list[Table]:
     """Where the credit went: to which positions, responses and tokens, and when."""
-    def table(title: str, note: str, what: str, parts: list[tuple[str, np.ndarray]], *columns: str) -> Table:
+    def table(title: str, note: str, first: str, parts: list[tuple[str, np.ndarray]], *columns: str) -> Table:
         rows = [[name, *(cell(log, selected, column) for column in columns)] for name, selected in parts]
-        return Table(title, note, [what, *columns], rows)
+        return Table(title, note, [first, *columns], rows)
 
     signs = [("positive", log["advantage"] > 0), ("negative", log["advantage"] < 0), ("zero", log["advantage"] == 0)]
-    signs_note = ("Signed means, then mean sizes. A reinforced token has a negative contribution and a positive "
-                  "gradient.")
+    sign_note = "Signed means, then mean sizes. A reinforced token has a negative contribution and a positive gradient."
     roles = [(name, log["role"] == role) for role, name in enumerate(ROLES)]
-    roles_note = "Mean size ± half of its 95% interval, clustered by puzzle, then signed means."
+    role_note = "Mean size ± half of its 95% interval, clustered by puzzle, then signed means."
     contribution, gradient = (filler_by_reasoning(log, measure) for measure in MEASURES)
     if np.isfinite([contribution, gradient]).all():
-        roles_note += f" Filler / reasoning: {contribution:.2f} by contribution, {gradient:.2f} by gradient."
+        role_note += f" Filler / reasoning: {contribution:.2f} by contribution, {gradient:.2f} by gradient."
     return [
         table_statistics(log), table_t(log),
-        table("Position in the response", SIZES_NOTE, "position", position_bins(log, 10), "tokens", *SIZES, "log p",
-              "entropy"),
-        table("Sign of the advantage", signs_note, "advantage", signs, "responses", "tokens", *MEASURES, *SIZES),
-        table("Token types", roles_note, "type", roles, "tokens", "share", *SIZES, *MEASURES, "log p", "entropy"),
-        table("Token types by position", SIZES_NOTE, "position", position_bins(log, 5), *SIZES_BY_ROLE),
+        table("Position in the response", SIZE_NOTE, "position", position_bins(log, 10),
+              "tokens", *SIZES, "log p", "entropy"),
+        table("Sign of the advantage", sign_note, "advantage", signs, "responses", "tokens", *MEASURES, *SIZES),
+        table("Token types", role_note, "type", roles, "tokens", "share", *SIZES, *MEASURES, "log p", "entropy"),
+        table("Token types by position", SIZE_NOTE, "position", position_bins(log, 5), *SIZES_BY_ROLE),
         table_tokens(log, tokenizer),
-        table("Credit over training", SIZES_NOTE, "steps", training_parts(log), "size of credit", *SIZES_BY_ROLE)]
+        table("Credit over training", SIZE_NOTE, "steps", training_parts(log), "size of credit", *SIZES_BY_ROLE)]
 
 
 def table_statistics(log: dict) -> Table:
@@ -159,10 +159,9 @@ def table_statistics(log: dict) -> Table:
 def table_t(log: dict) -> Table:
     """How consistent the sign of both measures is at each position."""
     both = [np.abs(report.t_statistics(log[measure], log["position"])) for measure in MEASURES]  # (positions,) each
-    rows = [["share with abs(t) > 3", *(average(t > 3, ".1%") for t in both)],  # 3 and 1.5 are the limits of the
-            ["share with abs(t) < 1.5", *(average(t < 1.5, ".1%") for t in both)],  # original work, to compare with it
-            ["mean abs(t)", *(average(t, ".2f") for t in both)],
-            ["positions", *(str(len(t)) for t in both)]]
+    rows = [["share with abs(t) > 3", *(average(t > 3, ".1%") for t in both)],  # 3 and 1.5 are the original work's
+            ["share with abs(t) < 1.5", *(average(t < 1.5, ".1%") for t in both)],  # limits: to compare with its table
+            ["mean abs(t)", *(average(t, ".2f") for t in both)], ["positions", *(str(len(t)) for t in both)]]
     note = (f"t of the mean at each position, counted from the start of a response, over all responses that reach it "
             f"(at least {report.MIN_RESPONSES}); responses are treated as independent.")
     return Table("t-statistics", note, ["", *MEASURES], rows)
@@ -181,9 +180,10 @@ def draw_credit(log: dict, file: Path) -> None:
             parts = [selected & (log["role"] == role) for _, selected in position_bins(log, 5)]
             few = np.array([part.sum() < FEW for part in parts])  # (5,)
             size, half = np.array([mean_size(log, part, measure) for part in parts]).T  # (5,), (5,)
-            x = np.arange(0.1, 1, 0.2) + 0.02 * (role - 1)  # (5,) shifted, so that intervals do not cover each other
+            x = np.arange(0.1, 1, 0.2) + 0.02 * (role - 1)  # (5,) middles, moved so that intervals stay apart
             axis.errorbar(x, np.where(few, np.nan, size), half, color=colour, marker=marker, capsize=3, label=name)
-            axis.plot(x[few], np.full(few.sum(), 0.04), "x", color=colour, transform=axis.get_xaxis_transform())
+            low = np.full(few.sum(), 0.04)  # of the height of the axes
+            axis.plot(x[few], low, "x", color=colour, transform=axis.get_xaxis_transform())
         axis.set(xlabel="position in the response", ylabel=f"mean {formula}", ylim=(0, None), xlim=(0, 1),
                  title=f"{measure.capitalize()} by position")
         axis.xaxis.set_major_formatter("{x:.0%}")
@@ -226,12 +226,13 @@ def table_layout(log: dict, tokenizer: Tokenizer) -> list[Table]:
         return []
     rows = []
     for steps, selected in training_parts(log):
-        those, others = [texts[i] for i in np.unique(log["response_id"][selected])], Counter()
-        for text in those:
-            closing = set(re.findall(r"</[\w.:-]+>", text))  # once each, however often it has them
-            others.update(closing.difference(TAGS))
-        rows.append([steps, f"{len(those):,}", *(f"{sum(map(has, those)) / len(those):.1%}" for has in LAYOUT.values()),
-                     ", ".join(f"{report.code_span(tag)} {n / len(those):.1%}" for tag, n in others.most_common(2))])
+        written, others = [texts[i] for i in np.unique(log["response_id"][selected])], Counter()
+        for text in written:
+            closing_tags = set(re.findall(r"</[\w.:-]+>", text))  # each once, however often the response has it
+            others.update(closing_tags.difference(TAGS))
+        shares = [f"{np.mean([has_part(text) for text in written]):.1%}" for has_part in LAYOUT.values()]
+        most = [f"{report.code_span(tag)} {count / len(written):.1%}" for tag, count in others.most_common(2)]
+        rows.append([steps, f"{len(written):,}", *shares, ", ".join(most)])
     note = "Shares of responses. All of it: with no further tag. Others: the two most frequent other closing tags."
     return [Table("Layout over training", note, ["steps", "responses", *LAYOUT, "others"], rows)]
 
@@ -263,10 +264,10 @@ def table_tokens(log: dict, tokenizer: Tokenizer, count: int = 8) -> Table:
         tokens, counts = np.unique(log["token"][log["role"] == role], return_counts=True)
         for token in tokens[np.argsort(-counts, kind="stable")][:count]:
             selected = (log["role"] == role) & (log["token"] == token)
-            rows.append([name, report.code_span(name_of(token, tokenizer)),
-                         *(cell(log, selected, column) for column in columns)])
-    note = f"The {count} most frequent. {SIZES_NOTE}"
-    return Table("Top tokens of each type", note, ["type", "token", *columns], rows)
+            shown = report.code_span(name_of(token, tokenizer))
+            rows.append([name, shown, *(cell(log, selected, column) for column in columns)])
+    header, note = ["type", "token", *columns], f"The {count} most frequent. {SIZE_NOTE}"
+    return Table("Top tokens of each type", note, header, rows)
 
 
 def name_of(token: int, tokenizer: Tokenizer) -> str:
@@ -305,23 +306,23 @@ def choose_pairs(log: dict) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def draw_responses(log: dict, tokenizer: Tokenizer, method: str, puzzles: dict, file: Path) -> None:
-    """Each response twice: coloured by credit (a single number where all tokens have the same), and by gradient.
+    """Each response twice: by credit, one number where all tokens have the same, and by gradient.
 
     puzzles: what is known of the puzzle of a (step, group), as text.
     """
     blocks = []
     for pair in choose_pairs(log):
-        for rows, most_lines in zip(pair, (6, 1)):  # of a heading: the second response repeats the first one's puzzle
+        for rows, most_lines in zip(pair, (6, 1)):  # of the heading: the second one's repeats the puzzle
             step, group, reward = (log[name][rows[0]] for name in ("step", "group", "reward"))
             puzzle = f". Puzzle: {puzzles[step, group]}" if (step, group) in puzzles else ""
             heading = f"Step {step}, reward {reward:.2f}, credit by {method}{puzzle}"
             texts = [tokenizer.bytes[token].decode("utf-8", "replace") for token in log["token"][rows]]
-            gradient = Block("Gradient in logit space, credit · ‖onehot − p‖", "normal", 1, texts,
-                             log["gradient"][rows])
-            credit = log["credit"][rows]  # (L,)
-            if np.ptp(credit) < 1e-6:
-                texts, credit = [f" {credit[0]:+.3g} on every token "], credit[:1]
-            blocks += [Block(heading, "bold", most_lines, texts, credit), gradient]
+            credit, shown = log["credit"][rows], texts  # (L,)
+            if np.ptp(credit) < 1e-6:  # equal but for rounding
+                credit, shown = credit[:1], [f" {credit[0]:+.3g} on every token "]
+            blocks.append(Block(heading, "bold", most_lines, shown, credit))
+            below = "Gradient in logit space, credit · ‖onehot − p‖"
+            blocks.append(Block(below, "normal", 1, texts, log["gradient"][rows]))
     empty = "No puzzle of the first or last step has both a reinforced and a discouraged response"
     legend = ("below 0: made less likely     above 0: made more likely     "
               "(↵ line break, ⇥ tab, ■ end token, □ other letter)")
@@ -343,8 +344,7 @@ def analyze_run(run: Path) -> None:
     draw_credit(log, out / "credit.png")
     draw_responses(log, tokenizer, method, puzzles, out / "tokens.png")
     (out / "tables.md").write_text(text, encoding="utf-8")
-    print(text)
-    print(f"wrote {out / 'tables.md'}, learning.png, credit.png and tokens.png beside it")
+    print(f"{text}\nwrote {out / 'tables.md'}, learning.png, credit.png and tokens.png beside it")
 
 
 # ------------------------------------------------------------------------------------- runs beside each other
@@ -395,13 +395,12 @@ def spread_within(credit: np.ndarray, response: np.ndarray) -> dict[str, float]:
 def load_runs(folders: list[Path]) -> list[Run]:
     """Read run folders for a comparison. A pass@k that only others measured is NaN."""
     configs = [read_config(folder) for folder in folders]
-    names = labels(configs)
     figures = [summarize(folder) for folder in follow("reading runs", folders)]
     not_measured = {name: float("nan") for own in figures for name in own if name.startswith("pass@")}
     return [Run(name=str(folder), label=label, setting=json.dumps(shared_settings(config)),
                 is_baseline=run_method(config) == "none", seed=config["settings"]["seed"],
                 figures=not_measured | own, inputs=config["inputs"], finished=is_finished(folder))
-            for folder, config, label, own in zip(folders, configs, names, figures)]
+            for folder, config, label, own in zip(folders, configs, labels(configs), figures)]
 
 
 def record(group: Group, passed: list[str]) -> dict[str, Estimate]:
@@ -444,15 +443,16 @@ def figure_cell(name: str, e: Estimate) -> str:
 def draw_curves(groups: list[Group], file: Path) -> None:
     """The learning curves of methods: the mean over seeds and its 95% interval; each seed where there is one method."""
     names = [textwrap.fill(method_name(group.label), 34) for group in groups]  # longer ones leave curves no room
-    figure, (axis,) = report.new_figure(1, 3.6 + 0.12 * sum(1 + name.count("\n") for name in names))
+    lines = sum(1 + name.count("\n") for name in names)  # of the legend, which needs 0.12 inches for each
+    figure, (axis,) = report.new_figure(1, 3.6 + 0.12 * lines)
     alone = len(groups) == 1
     for i, (group, name) in enumerate(zip(groups, names)):
         curves = [figures["curve"] for figures in group.rows.values()]
         steps = sorted(set.intersection(*map(set, curves)))  # that all seeds measured
         estimates = [t_estimate([curve[step] for curve in curves]) for step in steps]
-        colour, line = PALETTE[i % len(PALETTE)], ("-", "--", ":", "-.")[i // len(PALETTE) % 4]
+        colour, style = PALETTE[i % len(PALETTE)], ("-", "--", ":", "-.")[i // len(PALETTE) % 4]
         mean, low, high, _ = zip(*estimates)  # (steps,) each
-        axis.plot(steps, mean, line, color=colour, marker="os^D"[i % 4], label=f"{name}, seeds: {len(curves)}")
+        axis.plot(steps, mean, style, color=colour, marker="os^D"[i % 4], label=f"{name}, seeds: {len(curves)}")
         axis.fill_between(steps, low, high, color=colour, alpha=0.25 if len(groups) < 4 else 0.1, lw=0)
         for curve in curves if alone else []:
             axis.plot(steps, [curve[step] for step in steps], color=colour, lw=0.6, alpha=0.6)
@@ -474,8 +474,7 @@ def compare_runs(folders: list[Path]) -> None:
     draw_curves(groups, out / "learning.png")
     report.write_csv(report.csv_rows(records), out / "table.csv")
     (out / "table.md").write_text(text, encoding="utf-8")
-    print(text)
-    print(f"wrote {out / 'table.md'}, table.csv and learning.png")
+    print(f"{text}\nwrote {out / 'table.md'}, table.csv and learning.png")
     if warning:
         print(f"warning: {warning}")
 
@@ -510,7 +509,9 @@ def main() -> None:
     runs = trained_runs(list(dict.fromkeys(map(Path, words))))  # each once
     if not runs:
         fail("there is no run with a step of training to analyze; make one with: python train.py")
-    analyze_run(runs[0]) if len(runs) == 1 else compare_runs(runs)
+    if len(runs) == 1:
+        return analyze_run(runs[0])
+    compare_runs(runs)
 
 
 if __name__ == "__main__":
