@@ -229,7 +229,7 @@ def table_layout(log: dict, tokenizer: Tokenizer) -> list[Table]:
         written, others = [texts[i] for i in np.unique(log["response_id"][selected])], Counter()
         for text in written:
             closing_tags = set(re.findall(r"</[\w.:-]+>", text))  # each once, however often the response has it
-            others.update(closing_tags.difference(TAGS))
+            others.update(sorted(closing_tags.difference(TAGS)))  # sorted: of equally frequent ones always the same
         shares = [f"{np.mean([has_part(text) for text in written]):.1%}" for has_part in LAYOUT.values()]
         most = [f"{report.code_span(tag)} {count / len(written):.1%}" for tag, count in others.most_common(2)]
         rows.append([steps, f"{len(written):,}", *shares, ", ".join(most)])
