@@ -94,7 +94,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
 
     q (R, K, H / K, S, d), k and v (R, K, C, d). bias (R, S, C) is 0 where a query sees a column, else -inf.
     """
-    if q.is_cuda:
+    if q.is_cuda and q.numel():
         return attention_on_gpu(q, k, v, bias)
     return (probabilities(q, k, bias).flatten(2, 3) @ v).view_as(q)
 
