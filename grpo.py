@@ -31,9 +31,9 @@ How this file differs from the paper (DeepSeekMath, arXiv 2402.03300):
 3. The log-probs of the sampling policy are recorded while sampling, not recomputed by a second forward pass. In
    bfloat16 rounding makes the two differ, so PPO's clip can act although the policy has not moved. --old_logprob update
    takes the log-probs of the first update's own pass as pi_old, so its ratio is 1.
-4. Advantages are computed in float64, and are exactly 0 in a group whose rewards are all equal. (With --advantage
-   step_mean the whole step is the group.) In float32, where a mean is rounded, seven rewards of 0.35 and one of
-   0.35000002 would get eight positive advantages.
+4. Advantages are computed in float64, and are exactly 0 in a group whose rewards are all equal: a rounded mean would
+   leave each response a little advantage, and Adam makes steps of the usual size even of that. (With --advantage
+   step_mean the whole step is the group.)
 
 Run it:  python train.py --mitigation none
 """
@@ -75,9 +75,8 @@ def leave_one_out(rewards: Tensor, _: Tensor) -> Tensor:
 def over_success(_: Tensor, success: Tensor) -> Tensor:
     """MaxRL: (s - mean) / mean, 0 where none succeeds (2602.02710).
 
-    In a large group the mean is p(success), and grad p / p = grad log p, so it ascends log p(success). In a group of G
-    the gradient is that times 1 - (1 - p)^(G - 1), the probability that another of its responses succeeds: with G = 8,
-    0.87 at p = 1/4, 0.52 at 0.1, 0.19 at 0.03.
+    In a large group the mean is p(success), and grad p / p = grad log p, so it ascends log p(success). In a small group
+    the gradient is smaller: of a rare success there is often none.
     """
     mean = group_mean(success)  # (Q, 1)
     return (success - mean) / torch.where(mean > 0, mean, 1.0)
@@ -164,25 +163,11 @@ def k3(logprob: Tensor, reference_logprob: Tensor) -> Tensor:
 
 
 # Functions of mask (B, T) and the settings: each token's share (B, T) of a step's loss, 0 on padding. L_i is the length
-# of response i.
-
-
-def prefer_by_length(mask: Tensor, s: Settings) -> Tensor:
-    """f_i / N: longer responses of a group weigh more. f = G softmax(h), h = 1 + z / 9, z the z-score of the length.
-
-    lambda-GRPO (2510.06870) has h^lambda and learns lambda, so h must be positive. Here lambda is 1.
-    """
-    length = mask.sum(1).view(-1, s.answers).to(torch.float32)  # (Q, G)
-    z = (length - length.mean(1, keepdim=True)) / (length.std(1, correction=0, keepdim=True) + 1e-6)  # (Q, G)
-    f = s.answers * (z / 9).softmax(1)  # (Q, G) on average 1; the 1 of h cancels
-    return mask * f.view(-1, 1) / mask.sum()
-
-
+# of response i. (methods/groups.py adds another one.)
 LOSS_NORMS = {
     "token": lambda mask, s: mask / mask.sum(),  # 1 / N, N the sum of all lengths: DAPO's code
     "sequence": lambda mask, s: mask / (len(mask) * mask.sum(1, keepdim=True)),  # 1 / (B L_i): GRPO
-    "constant": lambda mask, s: mask / (len(mask) * s.max_new_tokens),  # 1 / (B max_new_tokens): Dr. GRPO
-    "lambda": prefer_by_length}
+    "constant": lambda mask, s: mask / (len(mask) * s.max_new_tokens)}  # 1 / (B max_new_tokens): Dr. GRPO
 
 
 # ---------------------------------------------------------------------------------------------------- update
@@ -212,7 +197,7 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
     updates = []  # what metrics.csv is told of each
     for i in range(s.updates_per_batch):
         optimizer.zero_grad()
-        sums = Counter()
+        sums = Counter()  # its `update` adds
         for rows in micro_batches(batch, credit, s):  # (b,) places in the batch; below, b responses are (b, T)
             mask = batch.mask[rows]
             logprob = response_logprobs(policy.model, batch.ask.prompts, batch.group[rows], batch.tokens[rows], mask)
@@ -227,5 +212,6 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
             loss.sum().backward()
             sums.update(token_sums(batch, rows, logprob, loss, stopped, columns))
         # Add up the gradients of all processes, clip their norm, and take one step of AdamW.
-        updates.append((sums, optimizer.step(s.max_grad_norm)))
+        norm = optimizer.step(s.max_grad_norm)  # as it was before it was clipped
+        updates.append((sums, norm))
     return update_columns(updates)

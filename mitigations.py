@@ -37,7 +37,7 @@ def token_credit(function: Callable | None = None, *, name: str = "", from_advan
                  needs: tuple[str, ...] | Callable = ()) -> Callable:
     """Decorator for a function that returns the credit (B, T) itself. What it returns on padding is set to 0.
 
-    The decorated function is called as before, is in MITIGATIONS by its name, and its result is checked.
+    The decorated function is called as before, and its result is checked. MITIGATIONS has it by its name.
     from_advantage=True says that it reads batch.advantage: only then does train.py accept --advantage. needs: what it
     asks for beyond the batch, see `reweighting`. name: that of --mitigation, if not the function's own.
     """
@@ -73,7 +73,7 @@ def reweight(batch: TokenBatch, weight: Tensor) -> Tensor:
 
 
 def reweighting(function: Callable | None = None, *, needs: tuple[str, ...] | Callable = ()) -> Callable:
-    """Decorator for a function that returns weights (B, T) >= 0. Padding is set to 0; `reweight` makes them credit.
+    """Decorator for a function that returns weights (B, T) >= 0. Decorated, it returns credit, made by `reweight`.
 
         @reweighting
         def early(batch: TokenBatch, power: float = 0.5) -> Tensor:

@@ -4,7 +4,7 @@ How this differs from the reports (Qwen2 2407.10671, Qwen3 2505.09388, Llama 230
 1. One class implements all three. Qwen2 has a bias on q, k and v. Qwen3 has none, but an RMSNorm on each head's q and
    k. Llama has neither.
 2. The model reads a flat list of tokens, whoever they belong to: it knows no rows, no padding and no prompt. Who sees
-   whom is the business of `attend`, a function that its caller supplies (sampler.py has two).
+   whom is the business of `attend`, a function that its caller supplies (see Qwen2.hidden, and sampler.py).
 3. Weights are stored as they are multiplied: q, k and v in one matrix, gate and up in another. In each head of q and k
    row i + d / 2 comes right after row i, because RoPE turns these two numbers together. `merge` makes all this from a
    checkpoint's weights, and `split` turns them, or their gradients, into a checkpoint's again.

@@ -172,13 +172,13 @@ def sample(policy: Policy, prompts: list[list[int]], uniforms: Tensor, limit: Te
         # Clones, because a view that is sent to another process would carry the storage of the whole tensor.
         return [Samples(*(x[i : i + G].cpu().clone() for x in found)) for i in range(0, len(rows), G)]
 
-    samples = join(share_out(list(range(len(prompts))), sample_some), policy.model.output_weight.device)
+    samples = joined(share_out(list(range(len(prompts))), sample_some), policy.model.output_weight.device)
     if not samples.logprob.isfinite().all():  # all processes hold the same samples, so all of them raise
         raise FloatingPointError("the model's logits are not finite: its weights are broken, or --lr is too high")
     return samples
 
 
-def join(parts: list[Samples], device: torch.device) -> Samples:
+def joined(parts: list[Samples], device: torch.device) -> Samples:
     """Samples of several prompts as one, padded on the right to the longest response."""
     T = max(part.tokens.shape[1] for part in parts)
     padded = [[F.pad(x, (0, T - x.shape[1])) if x.dim() == 2 else x for x in part] for part in parts]  # `ended` is (G,)
@@ -252,8 +252,8 @@ class Queries:
         self.s, self.step, self.grade = s, step, grade
         self.prompts = [policy.prompt(puzzle) for puzzle in puzzles]  # Q lists of tokens
         self.computed: dict[str, Tensor] = {}  # the answers so far
-        self.tokens_sampled = int(samples.mask.sum())  # so far
-        self.tokens_read = sum(map(len, self.prompts))  # so far, without gradient
+        # What the step cost so far, for metrics.csv: tokens sampled, and tokens read without gradient.
+        self.tokens_sampled, self.tokens_read = int(samples.mask.sum()), sum(map(len, self.prompts))
 
     @once
     def hidden(self) -> Tensor:
@@ -292,8 +292,11 @@ class Queries:
         return self.read(response_logprobs, self.policy.model, rows, hide)
 
     def generator(self, name: str) -> torch.Generator:
-        """A new generator, seeded by --seed, step and name: every call returns one in the same state."""
-        return torch.Generator().manual_seed(seed_of(name, self.s.seed, self.step))  # torch uses 32 bits on a CPU
+        """A new generator, seeded by --seed, step and name: every call returns one in the same state.
+
+        (On a CPU torch uses 32 bits of the seed: enough for a run's few thousand generators.)
+        """
+        return torch.Generator().manual_seed(seed_of(name, self.s.seed, self.step))
 
     @torch.no_grad()
     def read(self, reader: Callable, model: Qwen2, rows: Tensor | None = None, *per_row: Tensor) -> Tensor:
@@ -319,8 +322,8 @@ class Queries:
         """The mean reward (B, T) of counts (B, T) continuations of the text before each token (column 0: of the prompt
         alone), 0 where there are none.
 
-        In float64, so that the mean of equal rewards is that reward. A continuation may use the tokens that are left of
-        the limit. other: it begins with any token but the actual one. Prefixes of similar length are sampled together.
+        In float64, so that the mean of equal rewards is that reward. A continuation has as many tokens as the limit
+        still allows. other: it begins with any token but the actual one. Prefixes of similar length are sampled together.
         """
         counts = counts.cpu().long()  # (B, T)
         starts = counts.nonzero().repeat_interleave(counts[counts > 0], 0)  # (N, 2) response and position, for each one

@@ -87,7 +87,7 @@ def draw_and_describe(logits: Tensor, temperature: float, greedy: bool, uniform:
     p = log_probs.exp()  # (n, V)
     allowed = p if excluded is None else p.scatter(1, excluded[:, None], 0.0)  # (n, V)
     token = allowed.argmax(1, keepdim=True) if greedy else draw(allowed, uniform)  # (n, 1)
-    return token[:, 0], describe(log_probs, p, token)
+    return token[:, 0], describe(log_probs, p, token)  # at last, because it overwrites p
 
 
 def next_tokens(model: Qwen2, hidden: Tensor, uniform: Tensor, excluded: Tensor | None,
@@ -210,7 +210,8 @@ class KVCache:
     def step_at(self, token: Tensor, n: int) -> Tensor:
         """The same, with the token in column n - 1, and the columns before it to look at.
 
-        On a GPU plumbing/replay.py records this once, with n = all columns, and stands in for `step` and `keep`.
+        On a GPU plumbing/replay.py records this once, with n = all columns, and stands in for `step` and `keep`. It
+        hides the columns that are not in use, and moves each token on from the last column to its own.
         """
         # Each key head of each row is one of B' K products. These are views: `attend` writes into the cache.
         bias = self.bias[..., :n].flatten(0, 1)  # (B' K, 1, n)
@@ -363,7 +364,7 @@ class Texts:
 
 
 def whole_groups(group: Tensor, size: int) -> list[Tensor]:
-    """The indices of group (M,), which numbers the groups of M responses, in chunks of at most `size` neighbours.
+    """The numbers 0 to M - 1 of M responses, in chunks of at most `size` neighbours; group (M,) is the group of each.
 
     A chunk has as many whole groups as fit, so that a prompt is read once. A larger group is cut.
     """

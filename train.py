@@ -231,8 +231,7 @@ def prepare(s: Settings, hyper_parameters: dict) -> tuple[Policy, list, list]:
 
 
 def puzzles_of_run(training: list, s: Settings) -> list:
-    """The puzzles that training will draw: all of them, or fewer if there are fewer than --steps times --questions."""
-    # Those of the first epoch, drawn as in one big step; later epochs have the same ones.
+    """The puzzles that a run trains on, drawn at once: all, unless --steps times --questions are fewer."""
     return draw_puzzles(training, replace(s, questions=min(s.steps * s.questions, len(training))), step=1)
 
 
