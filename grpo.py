@@ -76,7 +76,7 @@ def over_success(_: Tensor, success: Tensor) -> Tensor:
     """MaxRL: (s - mean) / mean, 0 where none succeeds (2602.02710).
 
     In a large group the mean is p(success), and grad p / p = grad log p, so it ascends log p(success). In a small group
-    the gradient is smaller: of a rare success there is often none.
+    the gradient is smaller, because a rare success often does not occur there.
     """
     mean = group_mean(success)  # (Q, 1)
     return (success - mean) / torch.where(mean > 0, mean, 1.0)
@@ -177,7 +177,7 @@ def micro_batches(batch: TokenBatch, credit: Tensor, s: Settings) -> list[Tensor
     """The responses (b,) of each forward and backward pass: as many whole groups as fit into --micro_batch.
 
     Responses without credit (B, T) on any token have no gradient, since the losses multiply by it. They are left out
-    unless there is a KL penalty, which they have, too. (So would a bonus that you add to the loss.) Of several
+    unless there is a KL penalty, which they have, too. (A bonus that you add to the loss needs them, too.) Of several
     processes, each has the whole batch and works on its share of the micro-batches.
     """
     used = (credit != 0).any(1) | (s.kl > 0)  # (B,)
@@ -197,7 +197,7 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
     updates = []  # what metrics.csv is told of each
     for i in range(s.updates_per_batch):
         optimizer.zero_grad()
-        sums = Counter()  # its `update` adds
+        sums = Counter()  # of numbers by name: Counter.update adds
         for rows in micro_batches(batch, credit, s):  # (b,) places in the batch; below, b responses are (b, T)
             mask = batch.mask[rows]
             logprob = response_logprobs(policy.model, batch.ask.prompts, batch.group[rows], batch.tokens[rows], mask)

@@ -100,7 +100,8 @@ class Policy(NamedTuple):
 
 
 def seed_of(purpose: str, *numbers: int | str) -> int:
-    """The seed (63 bits) of a generator of random numbers, from what it is for, such as "order", --seed, epoch.
+    """The seed, of 63 bits as torch takes, of a generator of random numbers: from what it is for, such as "order",
+    --seed, epoch.
 
     Every generator of a run has its seed from here, so no two share their numbers.
     """
@@ -143,8 +144,8 @@ def token_batch(policy: Policy, puzzles: list, samples: Samples, s: Settings, st
     role, in_answer = np.zeros((B, T), np.int8), np.zeros((B, T), bool)  # (B, T) each
     for i, (text, spans) in enumerate(decoded):
         role[i, : len(spans)], in_answer[i, : len(spans)] = check_roles(task.roles(text, spans), len(spans))
-    names = dict.fromkeys(name for grade in grades for name in grade)  # each once, in order
-    graded = {name: torch.tensor([grade.get(name, torch.nan) for grade in grades], dtype=torch.float32, device=device)
+    names = dict.fromkeys(name for found in grades for name in found)  # each once, in order
+    graded = {name: torch.tensor([found.get(name, torch.nan) for found in grades], dtype=torch.float32, device=device)
               for name in names}  # (B,) each
     return TokenBatch(
         **samples._asdict(),  # tokens, mask, logprob, entropy, logit_grad, ended
@@ -288,7 +289,7 @@ class Queries:
         """Log-probs (R, T) of the responses rows (R,), repeats allowed, when no later token can attend to those marked
         in hide (R, T)."""
         if not len(rows):
-            return self.samples.logprob[rows]  # (0, T)
+            return self.samples.logprob[:0]  # (0, T)
         return self.read(response_logprobs, self.policy.model, rows, hide)
 
     def generator(self, name: str) -> torch.Generator:
@@ -323,7 +324,8 @@ class Queries:
         alone), 0 where there are none.
 
         In float64, so that the mean of equal rewards is that reward. A continuation has as many tokens as the limit
-        still allows. other: it begins with any token but the actual one. Prefixes of similar length are sampled together.
+        still allows. other: it begins with any token but the actual one. Prefixes of similar length are sampled
+        together.
         """
         counts = counts.cpu().long()  # (B, T)
         starts = counts.nonzero().repeat_interleave(counts[counts > 0], 0)  # (N, 2) response and position, for each one
