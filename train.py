@@ -45,7 +45,7 @@ from plumbing.registry import check_pure, required
 from plumbing.run_folder import Writer
 from plumbing.task_file import load_puzzles, load_task
 from plumbing.tokenizer import Tokenizer
-from qwen2_model import Qwen2, load_model, save_model
+from qwen2_model import load_model, save_model
 from rollout import EVALUATION, Policy, TokenBatch, draw_puzzles, draw_uniforms, generate_and_grade, rollout, seed_of
 from settings import Settings
 
@@ -170,9 +170,9 @@ def main() -> None:
         writer = Writer(run, s, hyper_parameters, learners(policy, optimizer), partial(save_policy, policy, s))
         done, row = writer.open(fixed, columns, bool(resume))  # row of metrics.csv, {} in a new run
     with one_sentence(f"interrupted; continue with: python train.py --resume {shlex.quote(str(run))}", run):
-        sizes = {trained: sum(p.numel() for p in policy.model.parameters() if p.requires_grad >= trained)
-                 for trained in (False, True)}
-        print(f"{sizes[False]:,} parameters" + f", {sizes[True]:,} of them in adapters" * bool(s.lora_rank)
+        frozen = sum(p.numel() for p in policy.model.parameters() if not p.requires_grad)
+        trained = sum(p.numel() for p in policy.model.parameters() if p.requires_grad)
+        print(f"{trained:,} parameters" + f" in adapters beside {frozen:,}" * bool(s.lora_rank)
               + f", {len(training)} puzzles to train on, into {run}")
         shown = ", ".join(f"{name}={value}" for name, value in differences.items())
         print(f"settings: {shown or 'all at their defaults'}", flush=True)
@@ -260,19 +260,15 @@ def load_policy(s: Settings, task: ModuleType | None = None, needs: tuple[str, .
     if s.lora_rank:
         add_adapters(model, s.lora_rank, s.lora_alpha, seed_of("adapters", s.seed))
     if s.adapter:
-        load_adapters(model, Path(s.adapter), s.lora_rank, s.lora_alpha)
+        load_adapters(model, s.adapter, s.lora_rank, s.lora_alpha)
     if missing := lacking(needs, task, HEADS):
         raise ValueError(f"--mitigation {s.mitigation} needs {missing[0]}, which is neither a function of the task "
                          f"{s.task} nor a head ({', '.join(HEADS)})")
     heads = {name: load_head(name, s.model, model) for name in HEADS if name in needs}
-    reference = frozen_copy(model) if s.kl > 0 or "reference" in needs else None
+    shared = {id(p): p for p in model.parameters() if not p.requires_grad}  # with LoRA, all but the adapters
+    wanted = s.kl > 0 or "reference" in needs
+    reference = copy.deepcopy(model, shared).requires_grad_(False) if wanted else None
     return Policy(model, tokenizer, task, heads, reference)
-
-
-def frozen_copy(model: Qwen2) -> Qwen2:
-    """A copy of a model that stays as it is. What is not trained, as all but adapters is with LoRA, it shares."""
-    shared = {id(p): p for p in model.parameters() if not p.requires_grad}
-    return copy.deepcopy(model, shared).requires_grad_(False)
 
 
 if __name__ == "__main__":
