@@ -170,10 +170,8 @@ def main() -> None:
         writer = Writer(run, s, hyper_parameters, learners(policy, optimizer), partial(save_policy, policy, s))
         done, row = writer.open(fixed, columns, bool(resume))  # row of metrics.csv, {} in a new run
     with one_sentence(f"interrupted; continue with: python train.py --resume {shlex.quote(str(run))}", run):
-        frozen = sum(p.numel() for p in policy.model.parameters() if not p.requires_grad)
-        trained = sum(p.numel() for p in policy.model.parameters() if p.requires_grad)
-        print(f"{trained:,} parameters" + f" in adapters beside {frozen:,}" * bool(s.lora_rank)
-              + f", {len(training)} puzzles to train on, into {run}")
+        trained = sum(w.numel() for w in optimizer.weights.values())
+        print(f"{trained:,} parameters, {len(training)} puzzles to train on, into {run}")
         shown = ", ".join(f"{name}={value}" for name, value in differences.items())
         print(f"settings: {shown or 'all at their defaults'}", flush=True)
         if done == 0:
@@ -266,8 +264,7 @@ def load_policy(s: Settings, task: ModuleType | None = None, needs: tuple[str, .
                          f"{s.task} nor a head ({', '.join(HEADS)})")
     heads = {name: load_head(name, s.model, model) for name in HEADS if name in needs}
     shared = {id(p): p for p in model.parameters() if not p.requires_grad}  # with LoRA, all but the adapters
-    wanted = s.kl > 0 or "reference" in needs
-    reference = copy.deepcopy(model, shared).requires_grad_(False) if wanted else None
+    reference = copy.deepcopy(model, shared).requires_grad_(False) if s.kl > 0 or "reference" in needs else None
     return Policy(model, tokenizer, task, heads, reference)
 
 
