@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from plumbing.files import check_tensors, replace_file, write_json
 from plumbing.model_folder import read_adapter
-from qwen2_model import Qwen2, split
+from qwen2_model import Qwen2, split, wide
 
 
 class Adapter(nn.Module):
@@ -79,7 +79,7 @@ def merged(model: Qwen2) -> Qwen2:
     """The model without adapters that computes the same: W + (alpha / r) B A, added in float32 and rounded once."""
     weights = {name: w for name, w in model.state_dict().items() if "_adapter." not in name}
     for name, adapter in adapters(model).items():
-        change = adapter.alpha / adapter.rank * adapter.blocks().float() @ adapter.A.float()  # (outputs, inputs)
+        change = adapter.alpha / adapter.rank * wide(adapter.blocks()) @ wide(adapter.A)  # (outputs, inputs)
         weights[name] = change.add_(weights[name]).to(weights[name])
     with torch.device("meta"):
         whole = Qwen2(model.config)
