@@ -1,15 +1,15 @@
-"""LoRA: train small adapters beside a frozen model, in a third of the memory.
+"""LoRA (2106.09685): train small adapters beside a frozen model, in a third of the memory.
 
-Each matrix W of the layers gets an adapter, two matrices of rank r, A (r, inputs) and B (outputs, r):
+Each matrix W of the layers gets two of rank r, A (r, inputs) and B (outputs, r), and only these are trained:
 
     y = x W^T + (alpha / r) (x A^T) B^T
 
-Only A and B are trained: all other weights need no gradient, no float32 master and no moments of Adam. B is 0 at first,
-so the model begins as it was. Why a low rank is enough for RL: a response's reward is one number, so a step can teach a
-few bits a response, and even rank 1 has thousands of numbers in each matrix ("LoRA Without Regret", Schulman et al.
-2025, where the best learning rate is about 10 times that of full training).
+B is 0 at first, so the model begins as it was. What is frozen needs no gradient, no float32 master and no moments. Why a
+low rank is enough for RL: a response's reward is one number, so a step can teach a few bits a response, and even rank 1
+has thousands of numbers in each matrix ("LoRA Without Regret", Schulman et al. 2025, where the best learning rate is
+about 10 times that of full training).
 
-How this differs from the paper (2106.09685):
+How this differs from the paper:
 1. All matrices of a layer have an adapter, not only those of q and v. A is uniform within 1 / sqrt(inputs), not normal.
 2. Our q, k and v are one matrix, and so are gate and up. But each of the five has its own A and B, as in PEFT.
 3. Nothing is merged before the end: the sampler multiplies as the update does, so the first ratio is 1 as without LoRA.
@@ -31,32 +31,29 @@ from qwen2_model import Qwen2, split, wide
 class Adapter(nn.Module):
     """A and B of one of our matrices W, which consists of 1, 2 or 3 matrices of a checkpoint, its parts.
 
-    A (parts r, inputs) has the parts' A below each other, and B (outputs, r) their B, with the checkpoint's rows.
+    A (parts r, inputs) has the parts' A below each other, B (outputs, r) their B, with the checkpoint's order of rows.
     """
 
     def __init__(self, w: Tensor, rows: dict[str, Tensor], rank: int, alpha: float, generator: torch.Generator):
         """w (outputs, inputs). rows: by the name of each part, where in w its rows are."""
         super().__init__()
-        self.rank, self.alpha, self.sizes = rank, alpha, {part: len(places) for part, places in rows.items()}
-        bound = w.shape[1] ** -0.5
+        self.rank, self.alpha, bound = rank, alpha, w.shape[1] ** -0.5
+        self.parts, self.sizes = list(rows), list(map(len, rows.values()))
         A = torch.empty(len(rows) * rank, w.shape[1]).uniform_(-bound, bound, generator=generator)
         self.A, self.B = nn.Parameter(A.to(w)), nn.Parameter(w.new_zeros(len(w), rank))
-        place = torch.cat([places * len(rows) + i for i, places in enumerate(rows.values())])  # (outputs,) see `blocks`
-        self.register_buffer("place", place.to(w.device), persistent=False)
+        order = torch.cat(list(rows.values())).argsort().to(w.device)  # (outputs,) for each row of W, that of B
+        self.register_buffer("order", order if (order.diff() < 0).any() else None, persistent=False)
 
     def blocks(self) -> Tensor:
         """B as (outputs, parts r), with the rows of W. A row has its r numbers in the columns of its part, else 0."""
-        zeros = self.B.new_zeros(len(self.B) * len(self.sizes), self.rank)
-        return zeros.index_copy_(0, self.place, self.B).view(len(self.B), -1)
+        blocks = torch.block_diag(*self.B.split(self.sizes))
+        return blocks if self.order is None else blocks.index_select(0, self.order)
 
     def add(self, x: Tensor, y: Tensor, transposed: bool = False) -> Tensor:
-        """Add to y (N, outputs), or transposed (outputs, N), what the adapter makes of x (N, inputs).
-
-        In place: on a CPU `y + ...` takes 5 to 20 times as long, because y is large and the factors are thin.
-        """
+        """Add what the adapter makes of x (N, inputs) to y, which is (N, outputs) or, transposed, (outputs, N)."""
         narrow, blocks = F.linear(x, self.A), self.blocks()  # (N, parts r), (outputs, parts r)
         factors = (blocks, narrow.mT) if transposed else (narrow, blocks.mT)
-        return y.addmm_(*factors, alpha=self.alpha / self.rank)
+        return y.addmm_(*factors, alpha=self.alpha / self.rank)  # in place: `y + ...` takes up to 20 times as long
 
 
 def add_adapters(model: Qwen2, rank: int, alpha: float, seed: int) -> None:
@@ -89,13 +86,10 @@ def merged(model: Qwen2) -> Qwen2:
 
 def peft_tensors(model: Qwen2) -> dict[str, Tensor]:
     """All A and B by their names in PEFT: views, so what is copied into them is the model's."""
-    found = {}
-    for adapter in adapters(model).values():
-        pairs = zip(adapter.A.detach().split(adapter.rank), adapter.B.detach().split(list(adapter.sizes.values())))
-        for part, pair in zip(adapter.sizes, pairs):
-            stem = f"base_model.model.{part.removesuffix('.weight')}"
-            found |= {f"{stem}.lora_{letter}.weight": x for letter, x in zip("AB", pair)}
-    return found
+    return {f"base_model.model.{part.removesuffix('weight')}lora_{letter}.weight": x.detach()
+            for adapter in adapters(model).values()
+            for letter, stack in (("A", adapter.A.split(adapter.rank)), ("B", adapter.B.split(adapter.sizes)))
+            for part, x in zip(adapter.parts, stack)}
 
 
 def save_adapters(model: Qwen2, folder: Path, base: str) -> None:
