@@ -122,12 +122,21 @@ def bias_of(visible: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, float("-inf"))
 
 
-def product(x: Tensor, w: Tensor) -> Tensor:
-    """x @ w.T of the MLP. In bfloat16, as (w @ x.T).T, it takes 20% less time for 32 tokens on a CPU.
+def product(x: Tensor, w: Tensor, bias: Tensor | None, adapter: nn.Module | None) -> Tensor:
+    """x @ w.T + bias, (N, outputs), and what the adapter of the matrix adds, if it has one: see lora.py."""
+    y = F.linear(x, w, bias)
+    return adapter.add(x, y) if adapter else y
+
+
+def product_in_mlp(x: Tensor, w: Tensor, adapter: nn.Module | None) -> Tensor:
+    """The same in the MLP. In bfloat16, as (w @ x.T).T, it takes 20% less time for 32 tokens on a CPU.
 
     (q, k, v and o gain nothing, because what follows them would copy the transposed result.)
     """
-    return (w @ x.mT).mT if x.dtype == torch.bfloat16 else F.linear(x, w)
+    if x.dtype != torch.bfloat16:
+        return product(x, w, None, adapter)
+    y = w @ x.mT  # (outputs, N)
+    return (adapter.add(x, y, transposed=True) if adapter else y).mT
 
 
 class Layer(nn.Module):
@@ -150,10 +159,12 @@ class Layer(nn.Module):
         self.o = nn.Parameter(torch.zeros(D, H * d))
         self.gate_up = nn.Parameter(torch.zeros(2 * c.intermediate_size, D))
         self.down = nn.Parameter(torch.zeros(D, c.intermediate_size))
+        self.qkv_adapter = self.o_adapter = self.gate_up_adapter = self.down_adapter = None  # lora.py may set them
 
     def forward(self, x: Tensor, turns: Tensor, attend: Callable) -> Tensor:
         """x (N, D) -> (N, D). turns: of `rope_turns`; attend: see Qwen2.hidden, without its first argument."""
-        qkv = F.linear(rms_norm(x, self.norm_1, self.eps), self.qkv, self.qkv_bias)  # (N, (H + 2 K) d)
+        x_1 = rms_norm(x, self.norm_1, self.eps)  # (N, D)
+        qkv = product(x_1, self.qkv, self.qkv_bias, self.qkv_adapter)  # (N, (H + 2 K) d)
         heads = qkv.view(len(x), self.K, -1, self.d)  # (N, K, H / K + 2, d)
         qk, v = heads.split((self.shared_by + 1, 1), dim=2)  # (N, K, H / K + 1, d), (N, K, 1, d)
         if self.q_norm is not None:
@@ -161,9 +172,10 @@ class Layer(nn.Module):
             qk = torch.cat((rms_norm(q, self.q_norm, self.eps), rms_norm(k, self.k_norm, self.eps)), dim=2)
         q, k = rotate(qk, turns).split((self.shared_by, 1), dim=2)  # (N, K, H / K, d), (N, K, 1, d)
         out = attend(q, k.squeeze(2), v.squeeze(2))  # (N, K, H / K, d)
-        x = x + F.linear(out.flatten(1), self.o)
-        gate, up = product(rms_norm(x, self.norm_2, self.eps), self.gate_up).chunk(2, dim=1)
-        return x + product(F.silu(gate) * up, self.down)
+        x = x + product(out.flatten(1), self.o, None, self.o_adapter)
+        x_2 = rms_norm(x, self.norm_2, self.eps)  # (N, D)
+        gate, up = product_in_mlp(x_2, self.gate_up, self.gate_up_adapter).chunk(2, dim=1)
+        return x + product_in_mlp(F.silu(gate) * up, self.down, self.down_adapter)
 
 
 class Qwen2(nn.Module):

@@ -19,6 +19,9 @@ class Settings:
     data: str = ""  # a file of puzzles, such as .jsonl or .parquet; empty: the task makes its own
     eval_data: str = ""  # a file of held-out puzzles, such as a test split; empty: a tenth of --data, or the task's own
     out: str = ""  # the run folder, which must not exist; empty: runs/<mitigation>[-<changed flags>]-seed<seed>
+    lora_rank: int = 0  # train adapters of this rank beside the frozen model, see lora.py; 0: train the whole model
+    lora_alpha: float = 32.0  # adapters add this / rank times their product
+    adapter: str = ""  # a folder with adapters of PEFT to start from, of that rank and alpha; empty: new ones
     seed: int = 0  # of the order of the puzzles, and of sampling
     # The algorithm:
     steps: int = 100  # 0 only evaluates

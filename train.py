@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from grpo import ADVANTAGES, LOSS_NORMS, LOSSES, compare, update
+from lora import add_adapters, load_adapters, merged, save_adapters
 from methods import MITIGATIONS  # all credit functions, by name: those of mitigations.py and of methods/
 from methods.heads import HEADS, load_head, save_head
 from mitigations import NORMALIZATIONS
@@ -45,7 +46,7 @@ from plumbing.run_folder import Writer
 from plumbing.task_file import load_puzzles, load_task
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import load_model, save_model
-from rollout import EVALUATION, Policy, TokenBatch, draw_puzzles, draw_uniforms, generate_and_grade, rollout
+from rollout import EVALUATION, Policy, TokenBatch, draw_puzzles, draw_uniforms, generate_and_grade, rollout, seed_of
 from settings import Settings
 
 CHOICES = {"reward": ("graded", "random"), "advantage": ADVANTAGES, "loss": LOSSES, "loss_norm": LOSS_NORMS,
@@ -158,19 +159,19 @@ def main() -> None:
         s = with_model(s)  # so that config.json names the folder
         policy, training, heldout = prepare(s, hyper_parameters)
         mitigation = partial(MITIGATIONS[s.mitigation], **hyper_parameters)
-        trained = [p for module in (policy.model, *policy.heads.values()) for p in module.parameters()]
-        run_folder.check_disk(run, s, trained)
+        run_folder.check_disk(run, s, [p for module in (policy.model, *policy.heads.values())
+                                       for p in module.parameters()])
         optimizer = Optimizer(policy.model, s.lr, (s.beta1, s.beta2), s.weight_decay, s.optimizer_device or None)
         columns = try_step(policy, optimizer, training, s, mitigation)
         # What a run must find unchanged when it is resumed, besides its settings.
         fixed = {f"the task {s.task}": inspect.getsource(policy.task),
                  "the list of puzzles": names_of(training + heldout),
                  f"the credit function {s.mitigation}": inspect.getsource(MITIGATIONS[s.mitigation].function)}
-        writer = Writer(run, s, hyper_parameters, learners(policy, optimizer), partial(save_policy, policy))
+        writer = Writer(run, s, hyper_parameters, learners(policy, optimizer), partial(save_policy, policy, s))
         done, row = writer.open(fixed, columns, bool(resume))  # row of metrics.csv, {} in a new run
     with one_sentence(f"interrupted; continue with: python train.py --resume {shlex.quote(str(run))}", run):
-        print(f"{sum(p.numel() for p in policy.model.parameters()):,} parameters, {len(training)} puzzles to train on, "
-              f"into {run}")
+        trained = sum(w.numel() for w in optimizer.weights.values())
+        print(f"{trained:,} parameters, {len(training)} puzzles to train on, into {run}")
         shown = ", ".join(f"{name}={value}" for name, value in differences.items())
         print(f"settings: {shown or 'all at their defaults'}", flush=True)
         if done == 0:
@@ -206,9 +207,11 @@ def try_step(policy: Policy, optimizer: Optimizer, puzzles: list, s: Settings, m
     return row
 
 
-def save_policy(policy: Policy, folder: Path) -> None:
-    """Write the model, and the heads that were trained with it."""
-    save_model(policy.model, folder)
+def save_policy(policy: Policy, s: Settings, folder: Path) -> None:
+    """Write the model, its adapters merged into it and, exact, beside it, and the heads that were trained with it."""
+    save_model(merged(policy.model), folder)
+    if s.lora_rank:
+        save_adapters(policy.model, folder / "adapter", s.model)
     for name, head in policy.heads.items():
         save_head(name, head, folder)
 
@@ -253,11 +256,16 @@ def load_policy(s: Settings, task: ModuleType | None = None, needs: tuple[str, .
     model.temperature = s.temperature
     model.real_vocab = tokenizer.size  # the embedding may have more rows than there are tokens; they are never sampled
     model.checkpoint_activations = s.checkpoint_activations
+    if s.lora_rank:
+        add_adapters(model, s.lora_rank, s.lora_alpha, seed_of("adapters", s.seed))
+    if s.adapter:
+        load_adapters(model, s.adapter, s.lora_rank, s.lora_alpha)
     if missing := lacking(needs, task, HEADS):
         raise ValueError(f"--mitigation {s.mitigation} needs {missing[0]}, which is neither a function of the task "
                          f"{s.task} nor a head ({', '.join(HEADS)})")
     heads = {name: load_head(name, s.model, model) for name in HEADS if name in needs}
-    reference = copy.deepcopy(model).requires_grad_(False) if s.kl > 0 or "reference" in needs else None
+    shared = {id(p): p for p in model.parameters() if not p.requires_grad}  # with LoRA, all but the adapters
+    reference = copy.deepcopy(model, shared).requires_grad_(False) if s.kl > 0 or "reference" in needs else None
     return Policy(model, tokenizer, task, heads, reference)
 
 

@@ -41,7 +41,7 @@ from rollout import EVALUATION, Policy, TokenBatch, draw_uniforms, generate_and_
 from sampler import Samples
 from tasks.text import TAGS
 from settings import Settings
-from train import evaluate, load_policy, standard_error
+from train import evaluate, load_policy, save_policy, standard_error
 
 FIRST_PART = 0.8  # share of the schedule
 BATCH, LR = 32, 3e-3
@@ -208,14 +208,14 @@ def build(out: Path, task: ModuleType, count: int, steps: int, seed: int, size: 
     save_model(model.bfloat16(), out)  # half the size; train.py loads it in float32
 
 
-def build_from(source: Path, out: Path, task: ModuleType, steps: int, until: float, device: str, data: str) -> None:
-    """Tune a pretrained model on demonstrations, and write it to a new folder."""
-    s = Settings(model=str(source), device=device, data=data, **TUNING)
-    policy, puzzles = load_policy(s, task), task.load("train", 10_000 if not data else None, data)
+def build_from(source: Path, out: Path, task: ModuleType, steps: int, until: float, **flags) -> None:
+    """Tune a pretrained model on demonstrations, and write it to a new folder. flags: further Settings."""
+    s = Settings(model=str(source), **flags, **TUNING)
+    policy, puzzles = load_policy(s, task), task.load("train", 10_000 if not s.data else None, s.data)
     preview(task, puzzles)
     copy_tokenizer(source, out)
     tune(policy, puzzles, steps, until, s)
-    save_model(policy.model, out)
+    save_policy(policy, s, out)
 
 
 @one_sentence()
@@ -233,10 +233,13 @@ def main() -> None:
     parser.add_argument("--until", type=float, default=0.25, help="with --from: success to reach (default 0.25)")
     parser.add_argument("--data", default="", help="with --from: a file of puzzles; empty: generated ones")
     parser.add_argument("--device", default="cpu", help="with --from: any torch device (default cpu)")
+    parser.add_argument("--lora_rank", type=int, default=0, help="with --from: of adapters; 0: none (default 0)")
+    parser.add_argument("--lora_alpha", type=float, default=32.0, help="with --from: see train.py (default 32)")
     args = parser.parse_args()
     task = load_task(args.task)
     if args.source:
-        build_from(args.source, args.out, task, args.steps, args.until, args.device, args.data)
+        build_from(args.source, args.out, task, args.steps, args.until, device=args.device, data=args.data,
+                   lora_rank=args.lora_rank, lora_alpha=args.lora_alpha)
         return
     if not args.report:
         if min(args.steps, args.puzzles) < 1:

@@ -24,9 +24,9 @@ def check(s: Settings) -> None:
     check_range(s, ("questions", "answers", "max_new_tokens", "updates_per_batch", "micro_batch", "eval_problems"),
                 lowest=1)
     check_range(s, ("steps", "seed", "lr", "weight_decay", "kl", "clip_high", "eval_every", "checkpoint_every",
-                    "state_every", "warmup_steps", "pass_at"), lowest=0)
+                    "state_every", "warmup_steps", "pass_at", "lora_rank"), lowest=0)
     check_range(s, ("beta1", "beta2", "clip_low"), lowest=0, below=1)
-    check_range(s, ("max_grad_norm", "temperature"), lowest=1e-6)
+    check_range(s, ("max_grad_norm", "temperature", "lora_alpha"), lowest=1e-6)
     if s.warmup_steps > s.steps > 0:
         raise ValueError(f"--warmup_steps {s.warmup_steps} must be at most --steps {s.steps}")
     if s.questions * s.answers > 2**16 or s.max_new_tokens > 2**16:  # the credit log numbers them with 16 bits

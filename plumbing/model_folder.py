@@ -13,8 +13,13 @@ BESIDE = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.j
 INERT = {"model_type", "architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path", "use_cache",
          "bos_token_id", "eos_token_id", "pad_token_id", "initializer_range", "attention_dropout", "rope_parameters",
          "rope_scaling", "partial_rotary_factor"}
+# Fields of PEFT's adapter_config.json that may have any value, and what others must be unless they are empty.
+ADAPTER_INERT = {"r", "lora_alpha", "task_type", "target_modules", "exclude_modules", "layers_to_transform",
+                 "layers_pattern", "base_model_name_or_path", "revision", "auto_mapping", "peft_version",
+                 "inference_mode", "lora_dropout", "megatron_core", "qalora_group_size"}
+ADAPTER_ONLY = {"peft_type": "LORA", "bias": "none", "init_lora_weights": True}
 FOREIGN = {  # what a folder holds instead of a model's weights
-    "adapter_config.json": "a LoRA adapter: merge it into its model with merge_and_unload of peft, then save it",
+    "adapter_config.json": "a LoRA adapter: pass it to --adapter, and its model to --model",
     "*.gguf": "a GGUF file: after `pip install accelerate gguf`, load it with from_pretrained(folder, gguf_file=name, "
               "quantization_config=GgufConfig(dequantize=True)) of transformers, save_pretrained it, and copy the "
               "original model's tokenizer files",
@@ -113,3 +118,17 @@ def read_weights(folder: Path, device: str | torch.device, dtype: torch.dtype, t
         raise ValueError(f"{folder} lacks lm_head.weight: set tie_word_embeddings to true in its config.json if the "
                          "output matrix is the embedding, else download it again")
     return found
+
+
+def read_adapter(folder: Path, rank: int, alpha: float, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The tensors of an adapter that PEFT wrote; ValueError where it is no plain LoRA of this rank and alpha."""
+    file = folder / "adapter_config.json"
+    config = read_json(file)
+    check_fields(config, {"peft_type": str, "r": int, "lora_alpha": float}, file)
+    if other := [name for name, x in config.items() if x and name not in ADAPTER_INERT and x != ADAPTER_ONLY.get(name)]:
+        raise ValueError(f"{file} sets {', '.join(other)} to a value that is not supported: merge the adapter into its "
+                         "model with merge_and_unload of peft, and pass that to --model")
+    if (config["r"], config["lora_alpha"]) != (rank, alpha):
+        raise ValueError(f"{folder} has another rank or alpha: pass --lora_rank {config['r']} "
+                         f"--lora_alpha {config['lora_alpha']}")
+    return read_tensors(folder / "adapter_model.safetensors", dtype=dtype)

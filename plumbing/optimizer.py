@@ -30,7 +30,7 @@ class Optimizer:
 
     def __init__(self, model: nn.Module, lr: float, betas: tuple[float, float] = (0.9, 0.999),
                  weight_decay: float = 0.0, device: str | None = None):
-        self.weights = dict(model.named_parameters())
+        self.weights = {name: w for name, w in model.named_parameters() if w.requires_grad}  # with LoRA, the adapters'
         first = next(iter(self.weights.values()))
         self.separate = first.dtype.itemsize < 4 or device is not None and torch.device(device) != first.device
         self.master = self.weights

@@ -36,7 +36,7 @@ except ImportError:  # Windows, where nothing keeps a second process from writin
 STATE, LOGS = "state.pt", ("metrics.csv", "samples.txt")
 SAMPLE_EVERY = 10  # steps between writing whole responses to samples.txt
 # Settings that are not among the flags in a folder's name.
-UNNAMED = {"mitigation", "model", "data", "eval_data", "out", "seed", "steps", "device"}
+UNNAMED = {"mitigation", "model", "adapter", "data", "eval_data", "out", "seed", "steps", "device"}
 
 
 def default_folder(mitigation: str, seed: int, changed: dict) -> Path:
@@ -140,6 +140,7 @@ def checksums(settings: dict, fixed: dict[str, str]) -> dict[str, list[int]]:
     """Size and CRC-32 of what a run reads: the fixed texts, the data and the model's files."""
     model, data = Path(settings["model"]), [Path(settings["data"]), Path(settings["eval_data"])]
     files = [model / "config.json", *files_beside(model), *model.glob("*.safetensors"),
+             *(Path(settings["adapter"]).glob("adapter_*") if settings["adapter"] else ()),
              *(file for file in data if file.is_file())]
     sums = {name: [len(text), zlib.crc32(text.encode())] for name, text in fixed.items()}
     return sums | {str(path): [path.stat().st_size, checksum(path)] for path in files}
@@ -160,7 +161,7 @@ def check_disk(run: Path, s: Settings, parameters: Iterable[Tensor]) -> None:
     A state has 12 bytes per trained parameter: a float32 weight and Adam's two moments. There are two states while a
     new one is written beside the old one.
     """
-    sizes = [(p.numel(), p.nbytes) for p in parameters]
+    sizes = [(p.numel() * p.requires_grad, p.nbytes) for p in parameters]
     state, weights = 12 * sum(count for count, _ in sizes), sum(size for _, size in sizes)  # bytes
     checkpoints = 1 + (s.steps // s.checkpoint_every if s.checkpoint_every else 0)
     needed = state * (2 if 0 < s.state_every < s.steps else 1) + weights * checkpoints

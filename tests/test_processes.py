@@ -34,6 +34,7 @@ STEPS = {  # name: settings, and hyper-parameters of the credit function
     "none": ({}, {}),
     "ppo": ({"mitigation": "ppo"}, {}),
     "dpo with KL": ({"mitigation": "dpo", "kl": 0.1}, {}),
+    "LoRA with KL": ({"lora_rank": 2, "kl": 0.1}, {}),
     "vineppo": ({"mitigation": "vineppo"}, {"k": 2}),
     "fewer puzzles than processes": ({"mitigation": "ppo", "questions": 1, "answers": 4}, {}),
 }
@@ -54,7 +55,7 @@ def one_step(name: str) -> dict[str, torch.Tensor]:
     policy = train.load_policy(s, countdown_task, ("critic", "importance", "reference"))
     heads = policy.heads
     with torch.no_grad():  # let the start model differ, and the critic have an opinion
-        policy.reference.norm.mul_(1.1)
+        policy.reference.norm = torch.nn.Parameter(policy.reference.norm * 1.1)  # with LoRA the two models share it
         heads["critic"].value.outer.weight.copy_(torch.linspace(-1, 1, 128))
     optimizer, puzzles = Optimizer(policy.model, lr=0.0), countdown_task.load("train", 20)[: s.questions]
     batch = rollout.rollout(policy, puzzles, s, 1)

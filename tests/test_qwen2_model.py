@@ -142,7 +142,7 @@ NORM, Q = "model.norm.weight", "model.layers.1.self_attn.q_proj.weight"
 DAMAGES = [  # what to do to a good Qwen2 folder, and what is said about it; more in test_plumbing.py
     (lambda f: (f / "config.json").unlink(), FileNotFoundError, "checkpoint is .* config.json"),
     (shutil.rmtree, FileNotFoundError, "checkpoint: .*hf download"),
-    (lambda f: (f / "adapter_config.json").touch(), ValueError, "checkpoint .*merge_and_unload"),
+    (lambda f: (f / "adapter_config.json").touch(), ValueError, "checkpoint .*pass it to --adapter"),
     (lambda f: (f / "model.safetensors").rename(f / "q4.gguf"), ValueError, "a GGUF file: after"),
     (lambda f: (f / "model.safetensors").rename(f / "pytorch_model-00001-of-00002.bin"), ValueError,
      "checkpoint .*safetensors with save_pretrained"),

@@ -1,0 +1,110 @@
+"""LoRA (2106.09685): train small adapters beside a frozen model, in a third of the memory.
+
+Each matrix W of the layers gets two of rank r, A (r, inputs) and B (outputs, r), and only these are trained:
+
+    y = x W^T + (alpha / r) (x A^T) B^T
+
+B is 0 at first, so the model begins as it was. What is frozen needs no gradient, no float32 master and no moments. Why a
+low rank is enough for RL: a response's reward is one number, so a step can teach a few bits a response, and even rank 1
+has thousands of numbers in each matrix ("LoRA Without Regret", Schulman et al. 2025, where the best learning rate is
+about 10 times that of full training).
+
+How this differs from the paper:
+1. All matrices of a layer have an adapter, not only those of q and v. A is uniform within 1 / sqrt(inputs), not normal.
+2. Our q, k and v are one matrix, and so are gate and up. But each of the five has its own A and B, as in PEFT.
+3. Nothing is merged before the end: the sampler multiplies as the update does, so the first ratio is 1 as without LoRA.
+
+Run it:  python train.py --lora_rank 8 --lr 1e-3
+"""
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from plumbing.files import check_tensors, replace_file, write_json
+from plumbing.model_folder import read_adapter
+from qwen2_model import Qwen2, split, wide
+
+
+class Adapter(nn.Module):
+    """A and B of one of our matrices W, which consists of 1, 2 or 3 matrices of a checkpoint, its parts.
+
+    A (parts r, inputs) has the parts' A below each other, B (outputs, r) their B, with the checkpoint's order of rows.
+    """
+
+    def __init__(self, w: Tensor, rows: dict[str, Tensor], rank: int, alpha: float, generator: torch.Generator):
+        """w (outputs, inputs). rows: by the name of each part, where in w its rows are."""
+        super().__init__()
+        self.rank, self.alpha, bound = rank, alpha, w.shape[1] ** -0.5
+        self.parts, self.sizes = list(rows), list(map(len, rows.values()))
+        A = torch.empty(len(rows) * rank, w.shape[1]).uniform_(-bound, bound, generator=generator)
+        self.A, self.B = nn.Parameter(A.to(w)), nn.Parameter(w.new_zeros(len(w), rank))
+        order = torch.cat(list(rows.values())).argsort().to(w.device)  # (outputs,) for each row of W, that of B
+        self.register_buffer("order", order if (order.diff() < 0).any() else None, persistent=False)
+
+    def blocks(self) -> Tensor:
+        """B as (outputs, parts r), with the rows of W. A row has its r numbers in the columns of its part, else 0."""
+        blocks = torch.block_diag(*self.B.split(self.sizes))
+        return blocks if self.order is None else blocks.index_select(0, self.order)
+
+    def add(self, x: Tensor, y: Tensor, transposed: bool = False) -> Tensor:
+        """Add what the adapter makes of x (N, inputs) to y, which is (N, outputs) or, transposed, (outputs, N)."""
+        narrow, blocks = F.linear(x, self.A), self.blocks()  # (N, parts r), (outputs, parts r)
+        factors = (blocks, narrow.mT) if transposed else (narrow, blocks.mT)
+        return y.addmm_(*factors, alpha=self.alpha / self.rank)  # in place: `y + ...` takes up to 20 times as long
+
+
+def add_adapters(model: Qwen2, rank: int, alpha: float, seed: int) -> None:
+    """Freeze a model, and give each matrix of its layers an adapter."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, w in list(model.requires_grad_(False).named_parameters()):
+        layer, _, own = name.rpartition(".")
+        if layer and w.dim() == 2:
+            rows = split({name: torch.arange(len(w))}, model.config)
+            setattr(model.get_submodule(layer), own + "_adapter", Adapter(w, rows, rank, alpha, generator))
+
+
+def adapters(model: Qwen2) -> dict[str, Adapter]:
+    """The adapters of a model, by the names of their matrices, such as layers.0.qkv."""
+    return {name.removesuffix("_adapter"): x for name, x in model.named_modules() if isinstance(x, Adapter)}
+
+
+@torch.no_grad()
+def merged(model: Qwen2) -> Qwen2:
+    """The model without adapters that computes the same: W + (alpha / r) B A, added in float32 and rounded once."""
+    weights = {name: w for name, w in model.state_dict().items() if "_adapter." not in name}
+    for name, adapter in adapters(model).items():
+        change = adapter.alpha / adapter.rank * wide(adapter.blocks()) @ wide(adapter.A)  # (outputs, inputs)
+        weights[name] = change.add_(weights[name]).to(weights[name])
+    with torch.device("meta"):
+        whole = Qwen2(model.config)
+    whole.load_state_dict(weights, assign=True)
+    return whole
+
+
+def peft_tensors(model: Qwen2) -> dict[str, Tensor]:
+    """All A and B by their names in PEFT: views, so what is copied into them is the model's."""
+    return {f"base_model.model.{part.removesuffix('weight')}lora_{letter}.weight": x.detach()
+            for adapter in adapters(model).values()
+            for letter, stack in (("A", adapter.A.split(adapter.rank)), ("B", adapter.B.split(adapter.sizes)))
+            for part, x in zip(adapter.parts, stack)}
+
+
+def save_adapters(model: Qwen2, folder: Path, base: str) -> None:
+    """Write a folder that PEFT and transformers read. base: the folder of the frozen model."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors, one = {name: x.float() for name, x in peft_tensors(model).items()}, next(iter(adapters(model).values()))
+    write_json(folder / "adapter_config.json", {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": str(Path(base).absolute()),
+        "r": one.rank, "lora_alpha": one.alpha, "target_modules": sorted({name.split(".")[-3] for name in tensors})})
+    replace_file(folder / "adapter_model.safetensors", lambda part: save_file(tensors, part, metadata={"format": "pt"}))
+
+
+def load_adapters(model: Qwen2, folder: str, rank: int, alpha: float) -> None:
+    """Take over A and B from a folder that PEFT wrote; ValueError where they don't fit the model's."""
+    mine, found = peft_tensors(model), read_adapter(Path(folder), rank, alpha, model.norm.dtype)
+    check_tensors(f"the adapter in {folder}", mine, found)
+    for name, x in mine.items():
+        x.copy_(found[name])

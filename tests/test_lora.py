@@ -1,0 +1,234 @@
+"""Adapters against PEFT on small random models, by finite differences, and as a whole run writes and reads them."""
+import sys
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+import countdown_task
+import train
+from grpo import update
+from lora import adapters, add_adapters, load_adapters, merged, peft_tensors, save_adapters
+from plumbing.optimizer import Optimizer
+from plumbing.runs import read_metrics
+from qwen2_model import load_model, save_model, split
+from rollout import rollout
+from sampler import response_logprobs
+from settings import Settings
+from tests.fixtures import BUNDLED
+from tests.random_checkpoints import FAMILIES, assert_close, hf_model, random_tokens
+
+TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+RANK, ALPHA = 3, 5.0
+TINY = "--questions 2 --answers 3 --max_new_tokens 12 --eval_problems 2 --pass_at 0 --lr 1e-3 --lora_rank 4".split()
+
+
+def of_peft(family, folder, targets=TARGETS, trained=True, **options):
+    """A small random model in `folder`/base, and a PEFT model on it with an adapter, in `folder`/adapter."""
+    hf = hf_model(family)
+    hf.save_pretrained(folder / "base")
+    torch.manual_seed(1)
+    peft = get_peft_model(hf, LoraConfig(**{"r": RANK, "lora_alpha": ALPHA, "target_modules": targets,
+                                            "task_type": "CAUSAL_LM"} | options))
+    for name, p in peft.named_parameters():
+        if "lora_B" in name and trained:
+            torch.nn.init.normal_(p, std=0.2)
+    peft.save_pretrained(folder / "adapter")
+    return peft
+
+
+def ours(folder, dtype=torch.float32, adapter="adapter"):
+    """Our model of `folder`/base with adapters, those of `folder`/adapter or, without one, new."""
+    model = load_model(folder / "base", dtype=dtype)
+    add_adapters(model, RANK, ALPHA, 0)
+    if adapter:
+        load_adapters(model, folder / adapter, RANK, ALPHA)
+    return model
+
+
+@FAMILIES
+def test_logits_gradients_and_a_step_of_adamw_are_those_of_peft(family, tmp_path):
+    """Guards against rows in another order, a part that takes another's A, and a scale or gradient that is off."""
+    peft, model = of_peft(family, tmp_path).double(), ours(tmp_path, torch.float64)
+    tokens, weight = random_tokens(2, 9), torch.randn(2, 9, 23).double()
+    plain = load_model(tmp_path / "base", dtype=torch.float64)(tokens)
+    adamw = Optimizer(model, 0.01)
+    for rate, mine, theirs in ((1e-3, torch.optim.SGD(adamw.weights.values(), 1e-3), torch.optim.SGD),
+                               (0.01, adamw, torch.optim.AdamW)):
+        before = {name: x.clone() for name, x in peft_tensors(model).items()}
+        theirs = theirs([p for p in peft.parameters() if p.requires_grad], rate, weight_decay=0.0)
+        for optimizer, logits in ((mine, model(tokens)), (theirs, peft(tokens).logits)):
+            optimizer.zero_grad()
+            (logits * weight).sum().backward()
+        assert (logits - plain).std() > 0.5
+        assert_close(model(tokens), logits, 1e-5)  # transformers computes norms and angles in float32
+        theirs.step()
+        mine.step(1e9) if mine is adamw else mine.step()
+        expected = get_peft_model_state_dict(peft)
+        assert before.keys() == expected.keys() and len(before) == 2 * 7 * 2
+        for name, x in peft_tensors(model).items():
+            assert_close(x, expected[name], 1e-6)
+            assert (x - before[name]).abs().max() > 5e-3
+    assert all((p.grad is None) == ("_adapter." not in name) for name, p in model.named_parameters())
+
+
+@FAMILIES
+def test_a_new_adapter_changes_nothing_and_has_the_distribution_of_peft(family, tmp_path):
+    """Guards against a B that is not 0, an A of another size, and numbers that depend on the state of torch."""
+    peft, model = of_peft(family, tmp_path, trained=False), ours(tmp_path, adapter=None)
+    tokens, again = random_tokens(2, 9), ours(tmp_path, adapter=None)
+    assert torch.equal(model(tokens), load_model(tmp_path / "base")(tokens))
+    for name, x in get_peft_model_state_dict(peft).items():
+        mine = peft_tensors(model)[name]
+        assert mine.shape == x.shape and mine.dtype == x.dtype and torch.equal(mine, peft_tensors(again)[name])
+        bound = x.shape[1] ** -0.5 * ("lora_A" in name)
+        assert 0.9 * bound <= min(x.abs().max(), mine.abs().max()) <= max(x.abs().max(), mine.abs().max()) <= bound
+
+
+def test_gradients_by_finite_differences(random_model):
+    """With layers that are computed again, and the log-probs of an update."""
+    add_adapters(random_model, 2, 7.0, 0)
+    random_model.checkpoint_activations = True
+    for adapter in adapters(random_model).values():
+        torch.nn.init.normal_(adapter.B, std=0.1)
+    tokens, mask = torch.randint(20, (3, 5)), torch.tensor([5, 3, 1])[:, None] > torch.arange(5)
+    value = lambda: (response_logprobs(random_model, [[1, 2], [3]], torch.tensor([0, 0, 1]), tokens, mask)
+                     * torch.linspace(-1, 1, 15).view(3, 5)).sum()
+    value().backward()
+    for adapter in adapters(random_model).values():
+        for p in (adapter.A, adapter.B):
+            direction, found = torch.randn_like(p), []
+            for sign in (1, -2, 1):  # forwards, backwards, and to where it was
+                p.data += sign * 1e-5 * direction
+                found.append(value().item())
+            assert (found[0] - found[1]) / 2e-5 == pytest.approx((p.grad * direction).sum().item(), rel=1e-5, abs=1e-7)
+
+
+def test_a_first_step_moves_each_matrix_by_its_gradient_within_the_rows_of_A(random_model):
+    """One step of SGD from B = 0 changes W by -lr s^2 G A^T A, G the gradient of W: for each of q, k, v, gate and up."""
+    lr, scale, tokens = 0.1, 7.0 / 2, torch.arange(8)[None]
+    weight = torch.randn(1, 8, len(random_model.embedding)).double()
+    (random_model(tokens) * weight).sum().backward()
+    gradient = split({name: p.grad for name, p in random_model.named_parameters()}, random_model.config)
+    before = split({name: p.detach() for name, p in random_model.named_parameters()}, random_model.config)
+    add_adapters(random_model, 2, 7.0, 0)
+    (random_model(tokens) * weight).sum().backward()
+    A = {name: x.clone() for name, x in peft_tensors(random_model).items()}
+    torch.optim.SGD([p for p in random_model.parameters() if p.requires_grad], lr=lr).step()
+    after = split(merged(random_model).state_dict(), random_model.config)
+    for name, w in before.items():
+        a = A.get(f"base_model.model.{name.removesuffix('weight')}lora_A.weight")
+        change = torch.zeros_like(w) if a is None else -lr * scale**2 * gradient[name] @ a.T @ a
+        assert_close(after[name] - w, change, 1e-10)
+        assert a is None or change.abs().max() > 1e-4
+
+
+def test_bfloat16_computes_the_same_up_to_rounding(tmp_path):
+    """Guards against the transposed product of the MLP, which only bfloat16 takes."""
+    of_peft("qwen2", tmp_path)
+    tokens = random_tokens(4, 30)
+    exact, plain, got = (m(tokens).float() for m in (
+        ours(tmp_path), load_model(tmp_path / "base"), ours(tmp_path, torch.bfloat16)))
+    assert (got - exact).std() < 0.05 * (exact - plain).std()
+    adapter, x = adapters(ours(tmp_path))["layers.0.gate_up"], torch.randn(5, 48)
+    assert_close(adapter.add(x, torch.ones(80, 5), transposed=True).T, adapter.add(x, torch.ones(5, 80)), 1e-6)
+
+
+@FAMILIES
+@pytest.mark.parametrize("tied", [True, False])
+def test_transformers_and_peft_read_what_we_write(family, tied, tmp_path):
+    """Both folders, in float32, have our logits; and what PEFT writes comes back to the bit."""
+    peft, tokens = of_peft(family, tmp_path), random_tokens(2, 20)
+    model = ours(tmp_path)
+    save_model(merged(model), tmp_path / "checkpoint")
+    save_adapters(model, tmp_path / "again", tmp_path / "base")
+    read = lambda name: AutoModelForCausalLM.from_pretrained(tmp_path / name)
+    for hf in (peft, PeftModel.from_pretrained(read("base"), tmp_path / "again"), read("again"), read("checkpoint")):
+        with torch.no_grad():
+            assert_close(model(tokens), hf(tokens).logits, 1e-5)
+    assert torch.equal(ours(tmp_path, adapter="again")(tokens), model(tokens))
+    mine, theirs = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("again", "adapter"))
+    assert mine.keys() == theirs.keys() and all(torch.equal(x, theirs[name]) for name, x in mine.items())
+
+
+@pytest.mark.parametrize("options, said", [
+    (dict(use_rslora=True), "sets use_rslora to a value that is not supported: merge"),
+    (dict(use_dora=True), "sets use_dora to"), (dict(bias="all"), "sets bias to"),
+    (dict(modules_to_save=["lm_head"]), "sets modules_to_save to"), (dict(init_lora_weights="pissa"), "init_lora_weig"),
+    (dict(alpha_pattern={"q_proj": 4}), "sets alpha_pattern to"), (dict(rank_pattern={"q_proj": 4}), "rank_pattern"),
+    (dict(r=4), "another rank or alpha: pass --lora_rank 4 --lora_alpha 5.0"),
+    (dict(lora_alpha=6), "another rank or alpha: pass --lora_rank 3 --lora_alpha 6"),
+    (dict(targets=["q_proj", "v_proj"]), "the adapter in .* lacks 20 tensor.s., such as base_model.*lora_A.weight"),
+    (dict(targets=[*TARGETS, "lm_head"]), "has unknown 3 tensor.s., such as base_model.model.lm_head")])
+def test_another_adapter_is_refused(options, said, tmp_path):
+    """Guards against an adapter that becomes another function without a word."""
+    of_peft("llama", tmp_path, **options)
+    with pytest.raises(ValueError, match=said):
+        ours(tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------- a whole run
+
+
+def run(*arguments):
+    """Run train.py in this process."""
+    sys.argv = ["train.py", *map(str, arguments)]
+    train.main()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_run_trains_adapters_alone_and_is_resumed_to_the_byte(dtype, tmp_path):
+    """Guards against a state with the frozen weights, a base that moves, and a run that goes on from new adapters."""
+    flags = [*TINY, "--dtype", dtype, "--mitigation", "ppo", "--kl", 0.1, "--updates_per_batch", 2,
+             "--reward", "random"]
+    run(*flags, "--steps", 4, "--out", tmp_path / "whole")
+    run(*flags, "--steps", 2, "--out", tmp_path / "part")
+    run("--resume", tmp_path / "part", "--steps", 4)
+    files = {f.relative_to(tmp_path / "whole") for f in (tmp_path / "whole").rglob("*") if f.suffix in (
+        ".safetensors", ".npz", ".txt")}
+    assert len(files) == 2 + 1 + 4 + 1  # weights of the model, the critic and the adapter, credit, samples
+    for file in files:
+        assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "part" / file).read_bytes(), file
+    state = torch.load(tmp_path / "part" / "state.pt", weights_only=True)["learners"]["optimizer"]
+    metrics, start = read_metrics(tmp_path / "whole"), load_model(BUNDLED)
+    assert {name.split(".")[-1] for name in state["weights"]} == {"A", "B"} and len(state["weights"]) == 4 * 4 * 2
+    assert metrics["ratio_error"][1:].max() < (1e-5 if dtype == "float32" else 0.05)
+    assert metrics["kl"][1] > 0 and metrics["grad_norm"][1:].min() > 0
+    trained = load_model(tmp_path / "whole" / "checkpoint", dtype=getattr(torch, dtype))
+    for name, w in start.to(getattr(torch, dtype)).named_parameters():
+        assert torch.equal(w, trained.get_parameter(name)) != (name.startswith("layers.") and w.dim() == 2), name
+
+
+def test_the_reference_shares_the_base_and_keeps_the_adapters_it_began_with(tmp_path):
+    """Guards against a second copy of the base, and a reference that learns, or has no adapters where some were given."""
+    flags = dict(kl=0.1, lora_rank=4, max_new_tokens=12, questions=2, answers=3, reward="random", lr=0.01)
+    run(*TINY, "--reward", "random", "--steps", 2, "--out", tmp_path / "r")
+    s = Settings(**flags, adapter=str(tmp_path / "r" / "checkpoint" / "adapter"))
+    policy, puzzles = train.load_policy(s), countdown_task.load("train", 2)
+    optimizer = Optimizer(policy.model, s.lr)
+    before = rollout(policy, puzzles, s, 1)
+    update(policy, optimizer, before, before.mask.float(), s)
+    after = rollout(policy, puzzles, s, 1)
+    assert not torch.equal(before.logprob[:, 0], after.logprob[:, 0])
+    assert_close(before.ask.reference_logprob, before.logprob, 1e-5)
+    for name, w in policy.reference.named_parameters():
+        assert not w.requires_grad and (w is policy.model.get_parameter(name)) == ("_adapter." not in name)
+    assert policy.reference.layers[0].qkv_adapter.B.any()
+    assert_close(load_model(tmp_path / "r" / "checkpoint")(before.tokens), policy.reference(before.tokens), 1e-4)
+
+
+def test_the_command_line_takes_an_adapter_of_its_rank_alone(tmp_path, refusal):
+    """Guards against a traceback, and a run that resumes with another adapter."""
+    run(*TINY, "--steps", 1, "--out", tmp_path / "first")
+    folder = tmp_path / "first" / "checkpoint" / "adapter"
+    for flags, said in ((["--lora_rank", 0], "another rank or alpha: pass --lora_rank 4 --lora_alpha 32.0"),
+                        (["--lora_alpha", 8], "another rank or alpha"), (["--adapter", tmp_path], "adapter_config.json"),
+                        (["--lora_rank", -1], "--lora_rank must be at least 0"), (["--lora_alpha", 0], "--lora_alpha"),
+                        (["--model", folder], "pass it to --adapter, and its model to --model")):
+        assert said in refusal(train, *TINY, "--adapter", folder, *flags, "--out", tmp_path / "x")
+    run(*TINY, "--steps", 1, "--adapter", folder, "--out", tmp_path / "second")
+    save_file({name: x + 1 for name, x in load_file(folder / "adapter_model.safetensors").items()},
+              folder / "adapter_model.safetensors")
+    assert "is not what" in refusal(train, "--resume", tmp_path / "second", "--steps", 2)
