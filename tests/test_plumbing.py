@@ -32,7 +32,7 @@ ROOT = Path(train.__file__).parent
 
 # The arrows of the house, from the top down: a file imports what stands below it. analyze.py imports no part of
 # training, and no file imports a task, which train.py finds by its name.
-LAYERS = ("train", "methods", "grpo", "mitigations", "rollout", "sampler", "qwen2_model", "plumbing", "settings",
+LAYERS = ("train", "methods", "grpo", "mitigations", "rollout", "sampler", "lora", "qwen2_model", "plumbing", "settings",
           "tasks")
 
 
@@ -406,7 +406,7 @@ def test_a_run_begins_only_where_its_files_have_room(options, gib, tmp_path, mon
     2^27 parameters in bfloat16 make a checkpoint of 0.25 GiB and a state of 1.5.
     """
     s, run = replace(Settings(), **options), tmp_path / "runs" / "r"
-    parameters = [torch.empty(2**26, dtype=torch.bfloat16, device="meta")] * 2
+    parameters = [torch.empty(2**26, dtype=torch.bfloat16, device="meta", requires_grad=True)] * 2
 
     def check(gib):
         monkeypatch.setattr(run_folder.shutil, "disk_usage", lambda _: SimpleNamespace(free=int(gib * 2**30)))
