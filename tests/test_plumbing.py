@@ -32,8 +32,8 @@ ROOT = Path(train.__file__).parent
 
 # The arrows of the house, from the top down: a file imports what stands below it. analyze.py imports no part of
 # training, and no file imports a task, which train.py finds by its name.
-LAYERS = ("train", "methods", "grpo", "mitigations", "rollout", "sampler", "qwen2_model", "plumbing", "settings",
-          "tasks")
+LAYERS = ("train", "methods", "grpo", "mitigations", "rollout", "sampler", "lora", "qwen2_model", "plumbing",
+          "settings", "tasks")
 
 
 def imports(file):
