@@ -17,7 +17,7 @@ KNOWN and `demonstrate(puzzle, rng, known)`, a response to imitate.
 
 It differs from TinyZero and GRPO-Zero, from which the task comes, in four ways:
 1. An answer is computed with exact fractions, from a syntax tree in which only + - * / are allowed. Nothing is eval'd.
-2. A hash decides a puzzle's split, so nothing is trained on and tested. A tenth of all puzzles is held out; training
+2. A hash decides a puzzle's split, so that no puzzle is in both. A tenth of all puzzles is held out; training
    may see their numbers with another target. A tenth of all sets of numbers is in neither split: `new_numbers`, for a
    stricter test. (GRPO-Zero tests on the last rows of Countdown-Tasks-3to4, which lists many puzzles twice, with the
    numbers in another order.)
@@ -110,13 +110,16 @@ def targets(numbers: tuple[int, ...], max_target: int) -> tuple[int, ...]:
 
 
 def universe(count: int = 3, low: int = 1, high: int = 20, max_target: int = 100) -> list[Puzzle]:
-    """Every puzzle of `count` sorted numbers from low to high whose target can be reached with whole numbers alone."""
+    """Every puzzle of `count` sorted numbers from low to high whose target can be reached with whole numbers alone.
+
+    For tests, and for the hard puzzles of lab/study.
+    """
     number_sets = itertools.combinations_with_replacement(range(low, high + 1), count)
     return [Puzzle(numbers, target) for numbers in number_sets for target in targets(numbers, max_target)]
 
 
 def key(puzzle: Puzzle) -> str:
-    """What a model could memorize of a puzzle: the numbers, in any order, with the target."""
+    """What a model could memorize of a puzzle: here its id, the numbers in any order with the target."""
     return puzzle.id
 
 
@@ -131,7 +134,7 @@ def split(puzzle: Puzzle) -> str:
 def generate_puzzles(size: int, part: str, seed: int = 0, count: int = 3, low: int = 1, high: int = 20,
                      max_target: int = 100) -> list[Puzzle]:
     """`size` distinct solvable puzzles of one split, numbers in random order; ValueError if there are not that many."""
-    rng = np.random.default_rng([seed, size])  # two sizes share no beginning, so one is no part of the other
+    rng = np.random.default_rng([seed, size])  # of another size, other puzzles
     found = {}
     misses = 0  # draws in a row without a new puzzle
     while len(found) < size:
@@ -191,7 +194,8 @@ MARKS = " $`"  # around an expression
 def grade(response: str, puzzle: Puzzle) -> dict[str, float]:
     """{'reward': 0.1 * format + answer, 'format': 0..1, 'answer': 0 or 1} of a response, which begins inside <think>.
 
-    format: 1 for `...</think>\\n<answer>...</answer>`, less for a part of it (`format_reward` of tasks/text.py).
+    format, by `format_reward` of tasks/text.py: 1 for `...</think>\\n<answer>...</answer>`; for parts of it 0.1 if the
+    think is closed, plus 0.5 if the answer is.
     answer: 1 if the expression in the last `<answer>` uses every number exactly once and equals the target.
     """
     layout = format_reward(response)
@@ -219,7 +223,7 @@ def without_notation(text: str) -> str:
     text = " ".join(without_latex(text).split())
     for written, sign in SIGNS.items():
         text = text.replace(written, sign)
-    text = with_slashes(text, "(({})/({}))").lstrip(MARKS).rstrip(MARKS + ".")
+    text = with_slashes(text, "(({})/({}))").lstrip(MARKS).rstrip(MARKS + ".")  # \\frac{1}{2} becomes ((1)/(2))
     if text.startswith("**") and text.endswith("**"):
         text = text[2:-2].lstrip(MARKS).rstrip(MARKS + ".")
     return text.translate(str.maketrans("[]{}", "()()"))
@@ -233,7 +237,8 @@ def expression_value(text: str) -> Fraction:
     """
     if len(text) > MAX_LENGTH or not re.fullmatch(r"[0-9+\-*/() ]+", text) or re.search(r"\b0[0-9]", text):
         raise ValueError("not an arithmetic expression")
-    if max(itertools.accumulate({"(": 1, ")": -1}.get(c, 0) for c in text)) > MAX_DEPTH:
+    depth = itertools.accumulate((c == "(") - (c == ")") for c in text)  # after each character
+    if max(depth) > MAX_DEPTH:
         raise ValueError(f"more than {MAX_DEPTH} nested parentheses")
     try:
         return tree_value(ast.parse(text.strip(), mode="eval").body)

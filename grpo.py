@@ -31,9 +31,9 @@ How this file differs from the paper (DeepSeekMath, arXiv 2402.03300):
 3. The log-probs of the sampling policy are recorded while sampling, not recomputed by a second forward pass. In
    bfloat16 rounding makes the two differ, so PPO's clip can act although the policy has not moved. --old_logprob update
    takes the log-probs of the first update's own pass as pi_old, so its ratio is 1.
-4. Advantages are computed in float64, and are exactly 0 in a group whose rewards are all equal. (With --advantage
-   step_mean the whole step is the group.) In float32, where a mean is rounded, seven rewards of 0.35 and one of
-   0.35000002 would get eight positive advantages.
+4. Advantages are computed in float64, and are exactly 0 in a group whose rewards are all equal: a rounded mean would
+   leave each response a little advantage, and Adam makes steps of the usual size even of that. (With --advantage
+   step_mean the whole step is the group.)
 
 Run it:  python train.py --mitigation none
 """
@@ -45,14 +45,14 @@ from torch import Tensor
 from plumbing.metrics import token_sums, update_columns
 from plumbing.optimizer import Optimizer
 from plumbing.processes import my_share
-from plumbing.registry import require
+from plumbing.registry import check_loss, check_share, require
 from rollout import Policy, TokenBatch, by_group, group_mean
 from sampler import response_logprobs, whole_groups
 from settings import Settings
 
 # ----------------------------------------------------------------------------------------------- advantage
 # Functions of the rewards (Q, G) of G responses to each of Q puzzles, and of their success (Q, G): how each compares.
-# `compare` passes float64: in float32 a mean of equal rewards need not be their value.
+# `compare` passes float64: see point 4.
 
 
 def centred(rewards: Tensor) -> Tensor:
@@ -75,9 +75,8 @@ def leave_one_out(rewards: Tensor, _: Tensor) -> Tensor:
 def over_success(_: Tensor, success: Tensor) -> Tensor:
     """MaxRL: (s - mean) / mean, 0 where none succeeds (2602.02710).
 
-    In a large group the mean is p(success), and grad p / p = grad log p, so it ascends log p(success). In a group of G
-    the gradient is that times 1 - (1 - p)^(G - 1), the probability that another of its responses succeeds: with G = 8,
-    0.87 at p = 1/4, 0.52 at 0.1, 0.19 at 0.03.
+    In a large group the mean is p(success), and grad p / p = grad log p, so it ascends log p(success). In a small group
+    the gradient is smaller, because a rare success often does not occur there.
     """
     mean = group_mean(success)  # (Q, 1)
     return (success - mean) / torch.where(mean > 0, mean, 1.0)
@@ -164,27 +163,11 @@ def k3(logprob: Tensor, reference_logprob: Tensor) -> Tensor:
 
 
 # Functions of mask (B, T) and the settings: each token's share (B, T) of a step's loss, 0 on padding. L_i is the length
-# of response i.
-
-
-def prefer_by_length(mask: Tensor, s: Settings) -> Tensor:
-    """f_i / N: in each group, longer responses weigh more.
-
-    f = G softmax(h), h = 1 + z / 9, z the z-score of a response's length in its group: lambda-GRPO
-    (2510.06870), whose lambda is learned; here it is 1. In a group of G, abs(z) is below sqrt(G), so h is positive for
-    G <= 81.
-    """
-    length = mask.sum(1).view(-1, s.answers).to(torch.float32)  # (Q, G)
-    z = (length - length.mean(1, keepdim=True)) / (length.std(1, correction=0, keepdim=True) + 1e-6)  # (Q, G)
-    f = s.answers * (1 + z / 9).softmax(1)  # (Q, G) on average 1
-    return mask * f.view(-1, 1) / mask.sum()
-
-
+# of response i. (methods/groups.py adds another one.)
 LOSS_NORMS = {
     "token": lambda mask, s: mask / mask.sum(),  # 1 / N, N the sum of all lengths: DAPO's code
     "sequence": lambda mask, s: mask / (len(mask) * mask.sum(1, keepdim=True)),  # 1 / (B L_i): GRPO
-    "constant": lambda mask, s: mask / (len(mask) * s.max_new_tokens),  # 1 / (B max_new_tokens): Dr. GRPO
-    "lambda": prefer_by_length}
+    "constant": lambda mask, s: mask / (len(mask) * s.max_new_tokens)}  # 1 / (B max_new_tokens): Dr. GRPO
 
 
 # ---------------------------------------------------------------------------------------------------- update
@@ -193,23 +176,13 @@ LOSS_NORMS = {
 def micro_batches(batch: TokenBatch, credit: Tensor, s: Settings) -> list[Tensor]:
     """The responses (b,) of each forward and backward pass: as many whole groups as fit into --micro_batch.
 
-    Responses without credit (B, T) on any token have no gradient, and are left out unless there is a KL penalty. Of
-    several processes, each has the whole batch and works on its share of the micro-batches.
+    Responses without credit (B, T) on any token have no gradient, since the losses multiply by it. They are left out
+    unless there is a KL penalty, which they have, too. (A bonus that you add to the loss needs them, too.) Of several
+    processes, each has the whole batch and works on its share of the micro-batches.
     """
     used = (credit != 0).any(1) | (s.kl > 0)  # (B,)
     rows = used.nonzero()[:, 0]  # (M,)
     return my_share([rows[chunk] for chunk in whole_groups(batch.group[rows], s.micro_batch)])
-
-
-def gains(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s: Settings) -> tuple[Tensor, Tensor, dict]:
-    """The gain (b, T) of each token by --loss, whether the clip stops it (b, T), and the loss's own columns."""
-    found, shape = LOSSES[s.loss](logprob, old, credit, mask, s), tuple(mask.shape)
-    gain, stopped, *more = found if isinstance(found, tuple | list) and len(found) in (2, 3) else (None, None)
-    columns = more[0] if more else {}
-    require(isinstance(columns, dict) and all(isinstance(x, Tensor) and x.shape == shape
-                                              for x in (gain, stopped, *columns.values())),
-            f"--loss {s.loss} must return two tensors of (b, T) = {shape}, gain and clip, and may add a dict of others")
-    return gain, stopped, columns
 
 
 def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tensor, s: Settings) -> dict:
@@ -218,24 +191,27 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
     Micro-batches save memory and don't change the result, because each token's share of the loss is fixed for the whole
     step.
     """
-    share = LOSS_NORMS[s.loss_norm](batch.mask, s)  # (B, T) of each token in the loss
-    require(isinstance(share, Tensor) and share.shape == batch.mask.shape and share.isfinite().all(),
-            f"--loss_norm {s.loss_norm} must give each token of (B, T) a finite number")
+    share = check_share(LOSS_NORMS[s.loss_norm](batch.mask, s), batch.mask, s)  # (B, T) of each token in the loss
     reference_logprob = batch.ask.reference_logprob if s.kl > 0 else None  # (B, T)
-    old, updates = batch.logprob.clone(), []  # (B, T); what metrics.csv says of each update
+    old = batch.logprob.clone()  # (B, T) log pi in the ratio's denominator
+    updates = []  # what metrics.csv is told of each
     for i in range(s.updates_per_batch):
         optimizer.zero_grad()
-        sums = Counter()
+        sums = Counter()  # of numbers by name: Counter.update adds
         for rows in micro_batches(batch, credit, s):  # (b,) places in the batch; below, b responses are (b, T)
             mask = batch.mask[rows]
             logprob = response_logprobs(policy.model, batch.ask.prompts, batch.group[rows], batch.tokens[rows], mask)
             if i == 0 and s.old_logprob == "update":  # see point 3 above
                 old[rows] = logprob.detach()
-            gain, stopped, columns = gains(logprob, old[rows], credit[rows], mask, s)
-            kl = k3(logprob, reference_logprob[rows]) if s.kl > 0 else torch.zeros_like(gain)  # no penalty
-            loss = -((gain - s.kl * kl) * share[rows])
+            found = LOSSES[s.loss](logprob, old[rows], credit[rows], mask, s)
+            gain, stopped, columns = check_loss(found, mask, s)
+            if s.kl > 0:
+                columns["kl"] = k3(logprob, reference_logprob[rows])
+                gain = gain - s.kl * columns["kl"]
+            loss = -(gain * share[rows])
             loss.sum().backward()
-            sums.update(token_sums(batch, rows, logprob, loss, stopped, kl, columns))
+            sums.update(token_sums(batch, rows, logprob, loss, stopped, columns))
         # Add up the gradients of all processes, clip their norm, and take one step of AdamW.
-        updates.append(optimizer.step(s.max_grad_norm, sums))
-    return update_columns(updates) | ({} if s.kl > 0 else {"kl": None})  # None: an empty cell
+        norm = optimizer.step(s.max_grad_norm)  # as it was before it was clipped
+        updates.append((sums, norm))
+    return update_columns(updates)

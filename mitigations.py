@@ -35,8 +35,9 @@ from tasks.text import FILLER, REASONING, STRUCTURE  # noqa: F401  for your idea
 
 def token_credit(function: Callable | None = None, *, name: str = "", from_advantage: bool = False,
                  needs: tuple[str, ...] | Callable = ()) -> Callable:
-    """Decorator for a function that returns the credit (B, T) itself; on padding it may be anything.
+    """Decorator for a function that returns the credit (B, T) itself. What it returns on padding is set to 0.
 
+    The decorated function is called as before, and its result is checked. MITIGATIONS has it by its name.
     from_advantage=True says that it reads batch.advantage: only then does train.py accept --advantage. needs: what it
     asks for beyond the batch, see `reweighting`. name: that of --mitigation, if not the function's own.
     """
@@ -72,7 +73,7 @@ def reweight(batch: TokenBatch, weight: Tensor) -> Tensor:
 
 
 def reweighting(function: Callable | None = None, *, needs: tuple[str, ...] | Callable = ()) -> Callable:
-    """Decorator for a function that returns weights (B, T) >= 0. `reweight` turns them into credit.
+    """Decorator for a function that returns weights (B, T) >= 0. Decorated, it returns credit, made by `reweight`.
 
         @reweighting
         def early(batch: TokenBatch, power: float = 0.5) -> Tensor:

@@ -4,7 +4,7 @@ How this differs from the reports (Qwen2 2407.10671, Qwen3 2505.09388, Llama 230
 1. One class implements all three. Qwen2 has a bias on q, k and v. Qwen3 has none, but an RMSNorm on each head's q and
    k. Llama has neither.
 2. The model reads a flat list of tokens, whoever they belong to: it knows no rows, no padding and no prompt. Who sees
-   whom is the business of `attend`, a function that its caller supplies (sampler.py has two).
+   whom is the business of `attend`, a function that its caller supplies (see Qwen2.hidden, and sampler.py).
 3. Weights are stored as they are multiplied: q, k and v in one matrix, gate and up in another. In each head of q and k
    row i + d / 2 comes right after row i, because RoPE turns these two numbers together. `merge` makes all this from a
    checkpoint's weights, and `split` turns them, or their gradients, into a checkpoint's again.
@@ -28,7 +28,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from plumbing.files import check_fields, check_tensors, read_json, replace_file, write_json
-from plumbing.model_folder import INERT, check_folder, read_weights, rope_theta
+from plumbing.model_folder import check_folder, check_supported, read_weights, rope_theta
 
 LOGITS_KEPT = 2**29  # bytes of logits that are kept for the backward pass; those of a longer list are computed again
 LOGITS_AT_ONCE = 2**18  # logits in float32 at once on a CPU; 2**22 exceed its cache: an update takes 4% longer
@@ -94,7 +94,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
 
     q (R, K, H / K, S, d), k and v (R, K, C, d). bias (R, S, C) is 0 where a query sees a column, else -inf.
     """
-    if q.is_cuda:
+    if q.is_cuda and q.numel():
         return attention_on_gpu(q, k, v, bias)
     return (probabilities(q, k, bias).flatten(2, 3) @ v).view_as(q)
 
@@ -149,7 +149,7 @@ class Layer(nn.Module):
     def __init__(self, c: Config):
         super().__init__()
         D, H, K, d = c.hidden_size, c.num_attention_heads, c.num_key_value_heads, c.head_dim
-        self.K, self.group, self.d, self.eps = K, H // K, d, c.rms_norm_eps
+        self.K, self.shared_by, self.d, self.eps = K, H // K, d, c.rms_norm_eps
         self.norm_1, self.norm_2 = nn.Parameter(torch.ones(D)), nn.Parameter(torch.ones(D))
         # Rows of qkv, for each key head: its group's queries, its key, its value.
         self.qkv = nn.Parameter(torch.zeros((H + 2 * K) * d, D))
@@ -166,11 +166,11 @@ class Layer(nn.Module):
         x_1 = rms_norm(x, self.norm_1, self.eps)  # (N, D)
         qkv = product(x_1, self.qkv, self.qkv_bias, self.qkv_adapter)  # (N, (H + 2 K) d)
         heads = qkv.view(len(x), self.K, -1, self.d)  # (N, K, H / K + 2, d)
-        qk, v = heads.split((self.group + 1, 1), dim=2)  # (N, K, H / K + 1, d), (N, K, 1, d)
+        qk, v = heads.split((self.shared_by + 1, 1), dim=2)  # (N, K, H / K + 1, d), (N, K, 1, d)
         if self.q_norm is not None:
-            q, k = qk.split((self.group, 1), dim=2)
+            q, k = qk.split((self.shared_by, 1), dim=2)
             qk = torch.cat((rms_norm(q, self.q_norm, self.eps), rms_norm(k, self.k_norm, self.eps)), dim=2)
-        q, k = rotate(qk, turns).split((self.group, 1), dim=2)  # (N, K, H / K, d), (N, K, 1, d)
+        q, k = rotate(qk, turns).split((self.shared_by, 1), dim=2)  # (N, K, H / K, d), (N, K, 1, d)
         out = attend(q, k.squeeze(2), v.squeeze(2))  # (N, K, H / K, d)
         x = x + product(out.flatten(1), self.o, None, self.o_adapter)
         x_2 = rms_norm(x, self.norm_2, self.eps)  # (N, D)
@@ -261,20 +261,19 @@ class TokenLogprobs(torch.autograd.Function):
         size = rows_at_once(logits)
         logprob = torch.cat([scaled(x, temperature).log_softmax(1).gather(1, token[:, None])[:, 0]
                              for x, token in zip(logits.split(size), tokens.split(size))])  # (N,)
-        ctx.save_for_backward(states, matrix, tokens, logits, logprob)
+        ctx.save_for_backward(states, matrix, tokens, logits)
         ctx.temperature = temperature
         return logprob
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        states, matrix, tokens, logits, logprob = ctx.saved_tensors
+        states, matrix, tokens, logits = ctx.saved_tensors
         V, size, logits_grad, matrix_grad = logits.shape[1], rows_at_once(logits), torch.empty_like(logits), None
-        pieces = (y.split(size) for y in (logits_grad, logits, tokens[:, None], logprob, gradient))
-        for piece, x, token, log_pi, g in zip(*pieces):
-            x = scaled(x, ctx.temperature)  # (n, V)
-            log_p = x - x.gather(1, token) + log_pi[:, None]  # (n, V) x - logsumexp(x): log_pi is that of the token
-            d = log_p.exp_().neg_().scatter_add_(1, token, torch.ones_like(log_p[:, :1]))  # (n, V) onehot - p
-            piece.copy_(d.mul_(g[:, None] / ctx.temperature))
+        pieces = (y.split(size) for y in (logits_grad, logits, tokens[:, None], gradient[:, None]))
+        for piece, x, token, g in zip(*pieces):
+            direction = -scaled(x, ctx.temperature).softmax(1)  # (n, V)
+            direction.scatter_add_(1, token, torch.ones_like(direction[:, :1]))  # (n, V) onehot - p
+            piece.copy_(direction * (g / ctx.temperature))
         if ctx.needs_input_grad[1]:  # for all N tokens at once: each piece would pass over (V', D) once more
             matrix_grad = torch.zeros_like(matrix)
             torch.mm(logits_grad.T, states, out=matrix_grad[:V])
@@ -320,12 +319,12 @@ def split(tensors: dict[str, Tensor], c: Config) -> dict[str, Tensor]:
         prefix, own = prefix_of(name)
         if own in QKV:
             groups = x.unflatten(0, (c.num_key_value_heads, -1, c.head_dim))  # (K, H / K + 2, d, ...)
-            parts = halves(groups[:, :-2]), halves(groups[:, -2:-1]), groups[:, -1:]  # q, k, v: (K, n, d, ...) each
+            parts = halves(groups[:, :-2], 2), halves(groups[:, -2:-1], 2), groups[:, -1:]  # q, k, v (K, n, d, ...)
             found |= {f"{prefix}self_attn.{letter}_proj.{QKV[own]}": y.flatten(0, 2) for letter, y in zip("qkv", parts)}
         elif own == "gate_up":
             found[prefix + "mlp.gate_proj.weight"], found[prefix + "mlp.up_proj.weight"] = x.chunk(2)
         else:
-            found[prefix + NAMES[own]] = halves(x[None, None])[0, 0] if own in ("q_norm", "k_norm") else x
+            found[prefix + NAMES[own]] = halves(x, 0) if own in ("q_norm", "k_norm") else x
     return found
 
 
@@ -337,12 +336,12 @@ def merge(tensors: dict[str, Tensor], names: Iterable[str], c: Config) -> dict[s
         if own in QKV:
             parts = [tensors[f"{prefix}self_attn.{letter}_proj.{QKV[own]}"] for letter in "qkv"]
             q, k, v = (x.unflatten(0, (c.num_key_value_heads, -1, c.head_dim)) for x in parts)  # (K, n, d, ...) each
-            merged[name] = torch.cat((pairs(q), pairs(k), v), dim=1).flatten(0, 2)
+            merged[name] = torch.cat((pairs(q, 2), pairs(k, 2), v), dim=1).flatten(0, 2)
         elif own == "gate_up":
             merged[name] = torch.cat([tensors[f"{prefix}mlp.{part}_proj.weight"] for part in ("gate", "up")])
         else:
             x = tensors[prefix + NAMES[own]]
-            merged[name] = pairs(x[None, None])[0, 0] if own in ("q_norm", "k_norm") else x
+            merged[name] = pairs(x, 0) if own in ("q_norm", "k_norm") else x
     return merged
 
 
@@ -352,14 +351,14 @@ def prefix_of(name: str) -> tuple[str, str]:
     return f"model.{layer}." if layer else "", own
 
 
-def pairs(heads: Tensor) -> Tensor:
-    """Rows i and i + d / 2 of each head (K, n, d, ...) as neighbours: `rotate` turns them together."""
-    return heads.unflatten(2, (2, -1)).transpose(2, 3).flatten(2, 3)
+def pairs(x: Tensor, dim: int) -> Tensor:
+    """x with entries i and i + d / 2 of its dimension `dim`, d long, as neighbours: `rotate` turns them together."""
+    return x.unflatten(dim, (2, -1)).transpose(dim, dim + 1).flatten(dim, dim + 1)
 
 
-def halves(heads: Tensor) -> Tensor:
+def halves(x: Tensor, dim: int) -> Tensor:
     """The inverse of `pairs`."""
-    return heads.unflatten(2, (-1, 2)).transpose(2, 3).flatten(2, 3)
+    return x.unflatten(dim, (-1, 2)).transpose(dim, dim + 1).flatten(dim, dim + 1)
 
 
 def parse_config(source: dict) -> Config:
@@ -370,25 +369,9 @@ def parse_config(source: dict) -> Config:
     """
     given = {name: value for name, value in source.items() if value is not None}
     family = given.get("model_type")
-    if family not in list(ARCHITECTURES):  # a list, because `in` a dict fails for a value that is a list
+    if family not in list(ARCHITECTURES):
         raise ValueError(f"model_type {family!r:.50} is not supported, only {', '.join(ARCHITECTURES)}")
-    layers = given.get("layer_types", [])
-    unsupported = {
-        "hidden_act": given.get("hidden_act", "silu") != "silu",
-        "use_sliding_window": given.get("use_sliding_window", False),
-        "is_causal": not given.get("is_causal", True),
-        "layer_types": type(layers) is not list or any(layer != "full_attention" for layer in layers),
-        "attention_bias": family != "qwen2" and given.get("attention_bias", False),
-        "mlp_bias": given.get("mlp_bias", False),
-        "pretraining_tp": given.get("pretraining_tp", 1) != 1,
-        "quantization_config": given.get("quantization_config", False),
-    }
-    types = {field.name: field.type for field in fields(Config)}
-    if family not in ("qwen2", "qwen3", "llama"):  # one that you add: a field unknown here may matter
-        unsupported |= {name: given[name] is not False for name in given.keys() - {*types, *unsupported, *INERT}}
-    if any(unsupported.values()):
-        names = ", ".join(name for name, asked in sorted(unsupported.items()) if asked)
-        raise ValueError(f"config.json sets {names} to a value that is not supported: take a checkpoint without it")
+    check_supported(given, family, {field.name for field in fields(Config)})
     check_fields(given, {"hidden_size": int, "num_attention_heads": int}, "config.json")
     D, H = given["hidden_size"], given["num_attention_heads"]
     defaults = {  # as in transformers. (`given` lacks what is null in `source`.)
@@ -397,7 +380,7 @@ def parse_config(source: dict) -> Config:
         "max_position_embeddings": 2048 if family == "llama" else 32768}
     derived = {"rope_theta": rope_theta(given), "qkv_bias": family == "qwen2", "qk_norm": family == "qwen3",
                "source": source}
-    values = defaults | given | derived
+    values, types = defaults | given | derived, {field.name: field.type for field in fields(Config)}
     check_fields(values, types, "config.json")
     for name, field_type in types.items():
         if (field_type is int and not 1 <= values[name] < 2**24) or (field_type is float and values[name] <= 0):

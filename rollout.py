@@ -100,7 +100,8 @@ class Policy(NamedTuple):
 
 
 def seed_of(purpose: str, *numbers: int | str) -> int:
-    """The seed (63 bits) of a generator of random numbers, from what it is for, such as "order", --seed, epoch.
+    """The seed, of 63 bits as torch takes, of a generator of random numbers: from what it is for, such as "order",
+    --seed, epoch.
 
     Every generator of a run has its seed from here, so no two share their numbers.
     """
@@ -109,13 +110,11 @@ def seed_of(purpose: str, *numbers: int | str) -> int:
 
 def draw_puzzles(training: list, s: Settings, step: int) -> list:
     """The Q puzzles of a step. Every epoch shuffles the training puzzles anew; the order depends on the seed alone."""
-    puzzles, first = [], (step - 1) * s.questions
-    for i in range(first, first + s.questions):  # i counts the puzzles since the run began
-        epoch, place = divmod(i, len(training))
-        if i == first or place == 0:  # a new step, or a new epoch
-            order = np.random.default_rng(seed_of("order", s.seed, epoch)).permutation(len(training))
-        puzzles.append(training[order[place]])
-    return puzzles
+    N, first = len(training), (step - 1) * s.questions
+    drawn = range(first, first + s.questions)  # counted since the run began
+    order = {epoch: np.random.default_rng(seed_of("order", s.seed, epoch)).permutation(N)
+             for epoch in {i // N for i in drawn}}
+    return [training[order[i // N][i % N]] for i in drawn]
 
 
 def rollout(policy: Policy, puzzles: list, s: Settings, step: int) -> TokenBatch:
@@ -145,8 +144,9 @@ def token_batch(policy: Policy, puzzles: list, samples: Samples, s: Settings, st
     role, in_answer = np.zeros((B, T), np.int8), np.zeros((B, T), bool)  # (B, T) each
     for i, (text, spans) in enumerate(decoded):
         role[i, : len(spans)], in_answer[i, : len(spans)] = check_roles(task.roles(text, spans), len(spans))
-    graded = {name: torch.tensor([grade.get(name, torch.nan) for grade in grades], dtype=torch.float32, device=device)
-              for name in dict.fromkeys(name for grade in grades for name in grade)}  # (B,) each
+    names = dict.fromkeys(name for found in grades for name in found)  # each once, in order
+    graded = {name: torch.tensor([found.get(name, torch.nan) for found in grades], dtype=torch.float32, device=device)
+              for name in names}  # (B,) each
     return TokenBatch(
         **samples._asdict(),  # tokens, mask, logprob, entropy, logit_grad, ended
         reward=graded.pop("reward"), success=graded.pop("answer"), format=graded.pop("format"), grades=graded,
@@ -171,20 +171,19 @@ def sample(policy: Policy, prompts: list[list[int]], uniforms: Tensor, limit: Te
         found = generate(policy.model, [prompts[q] for q in mine], uniforms[rows], policy.tokenizer.end_tokens,
                          own_limit, own_excluded, greedy, watch)
         # Clones, because a view that is sent to another process would carry the storage of the whole tensor.
-        return [Samples(*(x.clone() for x in group)) for group in zip(*(x.cpu().split(G) for x in found))]
+        return [Samples(*(x[i : i + G].cpu().clone() for x in found)) for i in range(0, len(rows), G)]
 
-    samples = join_samples(share_out(list(range(len(prompts))), sample_some), policy.model.output_weight.device)
+    samples = joined(share_out(list(range(len(prompts))), sample_some), policy.model.output_weight.device)
     if not samples.logprob.isfinite().all():  # all processes hold the same samples, so all of them raise
         raise FloatingPointError("the model's logits are not finite: its weights are broken, or --lr is too high")
     return samples
 
 
-def join_samples(parts: list[Samples], device: torch.device) -> Samples:
+def joined(parts: list[Samples], device: torch.device) -> Samples:
     """Samples of several prompts as one, padded on the right to the longest response."""
     T = max(part.tokens.shape[1] for part in parts)
-    *columns, ended = zip(*parts)
-    return Samples(*(torch.cat([F.pad(x, (0, T - x.shape[1])) for x in column]).to(device) for column in columns),
-                   torch.cat(ended).to(device))
+    padded = [[F.pad(x, (0, T - x.shape[1])) if x.dim() == 2 else x for x in part] for part in parts]  # `ended` is (G,)
+    return Samples(*(torch.cat(field).to(device) for field in zip(*padded)))
 
 
 def generate_and_grade(policy: Policy, puzzles: list, uniforms: Tensor, prefixes: list[list[int]] | None = None,
@@ -254,8 +253,8 @@ class Queries:
         self.s, self.step, self.grade = s, step, grade
         self.prompts = [policy.prompt(puzzle) for puzzle in puzzles]  # Q lists of tokens
         self.computed: dict[str, Tensor] = {}  # the answers so far
-        self.tokens_sampled = int(samples.mask.sum())  # so far
-        self.tokens_read = sum(map(len, self.prompts))  # so far, without gradient
+        # What the step cost so far, for metrics.csv: tokens sampled, and tokens read without gradient.
+        self.tokens_sampled, self.tokens_read = int(samples.mask.sum()), sum(map(len, self.prompts))
 
     @once
     def hidden(self) -> Tensor:
@@ -290,12 +289,15 @@ class Queries:
         """Log-probs (R, T) of the responses rows (R,), repeats allowed, when no later token can attend to those marked
         in hide (R, T)."""
         if not len(rows):
-            return self.samples.logprob[rows]  # (0, T)
+            return self.samples.logprob[:0]  # (0, T)
         return self.read(response_logprobs, self.policy.model, rows, hide)
 
     def generator(self, name: str) -> torch.Generator:
-        """A new generator, seeded by --seed, step and name: every call returns one in the same state."""
-        return torch.Generator().manual_seed(seed_of(name, self.s.seed, self.step))  # 32 bits of it on a CPU
+        """A new generator, seeded by --seed, step and name: every call returns one in the same state.
+
+        (On a CPU torch uses 32 bits of the seed: enough for a run's few thousand generators.)
+        """
+        return torch.Generator().manual_seed(seed_of(name, self.s.seed, self.step))
 
     @torch.no_grad()
     def read(self, reader: Callable, model: Qwen2, rows: Tensor | None = None, *per_row: Tensor) -> Tensor:
@@ -321,39 +323,35 @@ class Queries:
         """The mean reward (B, T) of counts (B, T) continuations of the text before each token (column 0: of the prompt
         alone), 0 where there are none.
 
-        In float64, so that the mean of equal rewards is that reward. A continuation may use the tokens that are left of
-        the limit. other: it begins with any token but the actual one. Prefixes of similar length are sampled together.
+        In float64, so that the mean of equal rewards is that reward. A continuation has as many tokens as the limit
+        still allows. other: it begins with any token but the actual one. Prefixes of similar length are sampled
+        together.
         """
         counts = counts.cpu().long()  # (B, T)
-        # k, the greatest common divisor of the counts (VinePPO's --k): `generate` samples k continuations of a prefix
-        # as one group, which is 8% faster than each as its own.
-        k = int(np.gcd.reduce(counts.flatten().numpy())) or 1
-        starts = counts.nonzero().repeat_interleave(counts[counts > 0] // k, 0)  # (N, 2) response and position
-        uniforms = torch.rand(len(starts), k, self.s.max_new_tokens, generator=self.generator("rollouts"),
-                              dtype=torch.float64)  # (N, k, limit)
+        starts = counts.nonzero().repeat_interleave(counts[counts > 0], 0)  # (N, 2) response and position, for each one
+        uniforms = torch.rand(len(starts), self.s.max_new_tokens, generator=self.generator("rollouts"),
+                              dtype=torch.float64)  # (N, limit)
         total = torch.zeros(counts.shape, dtype=torch.float64)  # (B, T)
         order = starts[:, 1].argsort(stable=True)  # (N,) shortest prefix first
-        for chunk in order.split(max(1, ROWS_AT_ONCE // k)) if len(order) else ():  # (n,)
-            rewards = self.continue_from(starts[chunk], uniforms[chunk], other)  # (n, k)
-            total.index_put_(tuple(starts[chunk].T), rewards.double().sum(1), accumulate=True)
+        for chunk in order.split(ROWS_AT_ONCE) if len(order) else ():  # (n,)
+            rewards = self.continue_from(starts[chunk], uniforms[chunk], other)  # (n,)
+            total.index_put_(tuple(starts[chunk].T), rewards.double(), accumulate=True)
         return (total / counts.clamp(min=1)).to(self.samples.tokens.device)
 
     def continue_from(self, starts: Tensor, uniforms: Tensor, other: bool) -> Tensor:
-        """The rewards (n, k) of k continuations of each of n prefixes, with the random numbers uniforms (n, k, limit).
+        """The rewards (n,) of a continuation of each of n prefixes, with the random numbers uniforms (n, limit).
 
         starts (n, 2): a response, and the position of the first token that is sampled anew.
         """
-        tokens, k = self.samples.tokens, uniforms.shape[1]
-        rows, positions = starts.T  # (n,) each
+        tokens, (rows, positions) = self.samples.tokens, starts.T  # (n,) each
         asked = (rows // (len(tokens) // len(self.puzzles))).tolist()  # n, the puzzle of each prefix
         prefixes = [tokens[row, :t].tolist() for row, t in starts.tolist()]  # n
         left = self.s.max_new_tokens - positions  # (n,)
-        excluded = tokens[rows, positions].repeat_interleave(k) if other else None  # (n * k,)
-        samples, grades = generate_and_grade(
-            self.policy, [self.puzzles[q] for q in asked], uniforms[..., : left.max()].flatten(0, 1), prefixes,
-            left.repeat_interleave(k), excluded, self.grade)
+        excluded = tokens[rows, positions] if other else None  # (n,)
+        samples, grades = generate_and_grade(self.policy, [self.puzzles[q] for q in asked], uniforms[:, : left.max()],
+                                             prefixes, left, excluded, self.grade)
         self.tokens_sampled += int(samples.mask.sum())
         # A text that begins another one is not read separately, so it doesn't count.
         texts, _ = distinct_texts([self.prompts[q] + prefix for q, prefix in zip(asked, prefixes)])
         self.tokens_read += sum(map(len, texts))
-        return torch.tensor([grade["reward"] for grade in grades]).view(-1, k)
+        return torch.tensor([grade["reward"] for grade in grades])

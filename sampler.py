@@ -5,8 +5,8 @@ How this differs from the usual `generate`:
    its batch.
 2. Log-prob, entropy and logit gradient (see Samples) of each token are recorded while sampling: the ratio's pi_old,
    most credit functions and the credit log need no extra forward pass.
-3. Responses that have ended leave the batch. (On a GPU only before the draw: plumbing/replay.py replays a step of the
-   transformer whose shapes never change, with all B rows.)
+3. Responses that have ended leave the batch. (A GPU replays a recorded step of fixed shape, by plumbing/replay.py:
+   there they are computed to the end, and ignored.)
 4. A prompt is computed once for all its responses, while sampling and when they are read.
 
 The model reads a flat list of tokens (qwen2_model.py). Who sees whom is said here, by functions called `attend`: that
@@ -18,7 +18,6 @@ heads, K key heads, d head size. In attention, R rows of S columns, each of whic
 
 Run it:  python train.py --steps 0        samples from the bundled model and grades the responses
 """
-from functools import partial
 from typing import Callable, NamedTuple
 
 import torch
@@ -30,8 +29,8 @@ from plumbing.replay import Replayed
 from qwen2_model import Qwen2, attention, bias_of, probabilities, rows_at_once, scaled, token_logprobs, wide
 
 SCORES_AT_ONCE = 2**24  # attention scores that are computed at once, at most
-COLUMNS_AT_ONCE = 64  # columns of queries in a piece of attention
-PROBABILITIES_KEPT = 2**25  # bytes of attention probabilities that a layer keeps for the backward pass, or none at all
+ROWS_IN_BLOCK = 4  # rows of a block of attention: few, so that short rows are padded little
+PROBABILITIES_KEPT = 2**25  # bytes of attention probabilities in a layer; the backward pass computes more of them again
 
 
 class Samples(NamedTuple):
@@ -49,6 +48,202 @@ class Samples(NamedTuple):
     ended: Tensor  # (B,) bool, False where the token limit cut the response off
 
 
+# ------------------------------------------------------------------------------------------------- sampling
+
+
+def draw(p: Tensor, uniform: Tensor) -> Tensor:
+    """Inverse-CDF sampling: the token (n, 1) where the cumulative probability passes uniform (n,) times the total.
+
+    p (n, V) is 0 for a token that must not be drawn, so the total may be below 1. The sum is in fp64: fp32 would lose
+    the tail of a large vocabulary.
+    """
+    cumulative = p.cumsum(-1, dtype=torch.float64)  # (n, V)
+    # right=True finds the first entry strictly above the number. A token of probability 0 adds nothing to the sum, so
+    # it is never drawn.
+    token = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)  # (n, 1)
+    return token.clamp(max=p.shape[1] - 1)  # NaN gives an index past the end; rollout.py refuses its log-prob
+
+
+def describe(log_probs: Tensor, p: Tensor, token: Tensor) -> Tensor:
+    """Log-prob of a token (n, 1), entropy in nats, and logit gradient (3, n), from log_probs and p (n, V).
+
+    p is overwritten. The logit gradient ||onehot - p|| is the norm of d log pi / d (logits / temperature). The token's
+    own entry of onehot - p is 1 - p_token, which is the sum of the others' p; each other entry is -p. (The shorter form
+    sqrt(1 - 2 p_token + sum_v p_v^2) loses all digits where p_token is near 1: in fp32, 0 for true values near 1e-4.)
+    """
+    entropy = -torch.linalg.vecdot(p, log_probs)
+    others = p.scatter_(1, token, 0.0)  # (n, V)
+    return torch.stack((log_probs.gather(1, token)[:, 0], entropy,
+                        torch.hypot(others.sum(1), torch.linalg.vector_norm(others, dim=1))))
+
+
+def draw_and_describe(logits: Tensor, temperature: float, greedy: bool, uniform: Tensor,
+                    excluded: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """A token (n,) from each row of logits (n, V), and its log-prob, entropy and logit gradient (3, n).
+
+    excluded (n,): a token that must not be drawn. greedy: the most probable token, whatever the random number.
+    """
+    log_probs = scaled(logits, temperature).log_softmax(-1)  # (n, V)
+    p = log_probs.exp()  # (n, V)
+    allowed = p if excluded is None else p.scatter(1, excluded[:, None], 0.0)  # (n, V)
+    token = allowed.argmax(1, keepdim=True) if greedy else draw(allowed, uniform)  # (n, 1)
+    return token[:, 0], describe(log_probs, p, token)  # at last, because it overwrites p
+
+
+def next_tokens(model: Qwen2, hidden: Tensor, uniform: Tensor, excluded: Tensor | None,
+                greedy: bool) -> tuple[Tensor, Tensor]:
+    """The token (B',) that follows each state hidden (B', D), and its log-prob, entropy and logit gradient (3, B')."""
+    logits = model.logits(hidden)  # (B', V)
+    size = rows_at_once(logits)  # a few rows at a time: in float32 they stay in a CPU's cache
+    parts = [draw_and_describe(logits[rows], model.temperature, greedy, uniform[rows],
+                               None if excluded is None else excluded[rows])
+             for rows in (slice(first, first + size) for first in range(0, len(logits), size))]
+    return torch.cat([token for token, _ in parts]), torch.cat([found for _, found in parts], dim=1)
+
+
+def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_tokens: list[int],
+             limit: Tensor | None = None, excluded: Tensor | None = None, greedy: bool = False,
+             watch: Callable[[int, float], object] | None = None) -> Samples:
+    """Sample G responses to each of Q prompts, of at most T tokens each; response g to prompt q is row q * G + g.
+
+    uniforms (B, T) float64 in [0, 1): the random number behind each token. A response stops at one of end_tokens, or
+    after limit (B,) tokens. excluded (B,): for each response, a token that may not be its first, so that it goes
+    another way than a known one (methods/oracle.py wants that). greedy: take the most probable token, whatever the
+    random number. watch(columns, running): called after each column, with their number so far and the share
+    of the responses that are still running.
+    """
+    (B, T), G = uniforms.shape, len(uniforms) // len(prompts)
+    device = model.output_weight.device
+    uniforms = uniforms.to(device)
+    is_end = torch.zeros(model.config.vocab_size, dtype=torch.bool, device=device)  # (V,)
+    is_end[end_tokens] = True
+    limit = torch.full((B,), T, device=device) if limit is None else limit.to(device)  # (B,), later (B',)
+    tokens = torch.zeros(B, T, dtype=torch.long, device=device)
+    mask = torch.zeros(B, T, dtype=torch.bool, device=device)
+    recorded = wide(model.output_weight.new_zeros(3, B, T))  # log-prob, entropy, logit gradient
+    # A tenth faster than no_grad. Autograd refuses tensors that were made inside, so what is returned was made above.
+    with torch.inference_mode():
+        cache = KVCache(model, prompts, G, T)
+        if device.type == "cuda":
+            cache = Replayed(cache)  # replays a recorded step: a GPU waited for Python, and was 2.4 times slower
+        hidden = cache.last  # (B', D) the state that predicts the next token
+        rows = torch.arange(B, device=device)  # (B',) the response that each running row writes
+        for t in range(T):
+            forbidden = excluded.to(device) if t == 0 and excluded is not None else None  # (B',)
+            token, found = next_tokens(model, hidden, uniforms[rows, t], forbidden, greedy)  # (B',), (3, B')
+            tokens[rows, t], mask[rows, t], recorded[:, rows, t] = token, True, found
+            running = (limit > t + 1) & ~is_end[token]  # (B',)
+            count = int(running.sum())
+            if watch:
+                watch(t + 1, count / B)
+            if count == 0:
+                break
+            if count < len(rows):
+                order = cache.keep(running)  # (count,) old row in each place; a cache may reorder the rows
+                rows, token, limit = rows[order], token[order], limit[order]
+            hidden = cache.step(token)  # (B', D)
+    ended = (is_end[tokens] & mask).any(1)  # (B,)
+    longest = t + 1  # columns that were filled
+    logprob, entropy, logit_grad = recorded[..., :longest]  # (B, longest) each
+    return Samples(tokens[:, :longest], mask[:, :longest], logprob, entropy, logit_grad, ended)
+
+
+# ------------------------------------------------------------------------------------------------- the KV cache
+
+
+def distinct_texts(prompts: list[list[int]]) -> tuple[list[list[int]], list[int]]:
+    """The prompts that are not a prefix of another, and for each prompt the index of one of these that extends it.
+
+    Of the prompts 1, 1 2 and 1 2 3 the last serves all three. Equal prompts count once. vineppo samples from many
+    prefixes of the same response at once; the longest ones have a third of the tokens of all.
+    """
+    texts, text_of = [], [0] * len(prompts)
+    # In descending order, the prompts that begin with q stand together, q last: 1 2 4, 1 2 3, 1 2. So if any text
+    # extends q, the latest one, texts[-1], does.
+    for q in sorted(range(len(prompts)), key=prompts.__getitem__, reverse=True):
+        if not texts or texts[-1][: len(prompts[q])] != prompts[q]:
+            texts.append(prompts[q])
+        text_of[q] = len(texts) - 1
+    return texts, text_of
+
+
+class KVCache:
+    """The keys and values of all tokens so far, which later tokens attend to: so each token is computed once."""
+
+    def __init__(self, model: Qwen2, prompts: list[list[int]], G: int, room: int):
+        """Read Q prompts, for G rows each, padded on the left to P columns, with room for as many more columns.
+
+        Keys are stored transposed, (d, columns): that makes queries times keys twice as fast.
+        """
+        c, weight, P = model.config, model.output_weight, max(map(len, prompts))
+        device = weight.device
+        texts, text_of = distinct_texts(prompts)
+        reading = Prompts(model, texts)
+        length = torch.tensor([len(prompt) for prompt in prompts], device=device)  # (Q,)
+        column = torch.arange(P, device=device) - P + length[:, None]  # (Q, P) of the text, below 0 in the padding
+        # The places (Q, P) of each prompt's tokens in the list of texts: it is one of these, or the beginning of one.
+        place = reading.first[text_of][:, None] + column.clamp(min=0)
+        columns = -(-(P + room) // 8) * 8  # rounded up to a multiple of 8: aligned rows in bfloat16, which a GPU wants
+        shape = c.num_hidden_layers, len(prompts) * G, c.num_key_value_heads
+        self.keys = weight.new_zeros(*shape, c.head_dim, columns)  # (layers, B, K, d, columns), later B' rows
+        self.values = weight.new_zeros(*shape, columns, c.head_dim)  # (layers, B, K, columns, d), later B' rows
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            """As the prompts attend; their keys and values move into the cache."""
+            self.keys[layer, ..., :P] = pick(k, place).permute(0, 2, 3, 1).repeat_interleave(G, 0)  # (B, K, d, P)
+            self.values[layer, ..., :P, :] = pick(v, place).transpose(1, 2).repeat_interleave(G, 0)  # (B, K, P, d)
+            return reading.attend(layer, q, k, v)
+
+        states = model.hidden(reading.tokens, reading.positions, attend)  # (N, D)
+        self.model, self.filled = model, P  # columns in use
+        self.last = states[place[:, -1]].repeat_interleave(G, 0)  # (B, D) what predicts each response's first token
+        self.length = length.repeat_interleave(G)  # (B,) tokens so far, later B' rows
+        visible = F.pad(column >= 0, (0, columns - P), value=True).repeat_interleave(G, 0)  # (B, columns)
+        bias = bias_of(visible, weight.dtype)[:, None, None]  # (B, 1, 1, columns)
+        self.bias = bias.repeat(1, c.num_key_value_heads, 1, 1)  # (B, K, 1, columns), later B' rows
+
+    def step(self, token: Tensor) -> Tensor:
+        """Append a token (B',) to each row; returns the state (B', D) that predicts the next one."""
+        self.filled += 1
+        return self.step_at(token, self.filled)
+
+    def step_at(self, token: Tensor, n: int) -> Tensor:
+        """The same, with the token in column n - 1, and the columns before it to look at.
+
+        On a GPU plumbing/replay.py records this once, with n = all columns, and stands in for `step` and `keep`. It
+        hides the columns that are not in use, and moves each token on from the last column to its own.
+        """
+        # Each key head of each row is one of B' K products. These are views: `attend` writes into the cache.
+        bias = self.bias[..., :n].flatten(0, 1)  # (B' K, 1, n)
+        keys = self.keys[..., :n].flatten(1, 2).unbind()  # of each layer (B' K, d, n)
+        values = self.values[..., :n, :].flatten(1, 2).unbind()  # of each layer (B' K, n, d)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys[layer][..., -1], values[layer][:, -1] = k.flatten(0, 1), v.flatten(0, 1)
+            scores = torch.baddbmm(bias, q.flatten(0, 1), keys[layer], alpha=q.shape[-1] ** -0.5)  # (B' K, H / K, n)
+            return torch.bmm(scores.softmax(-1), values[layer]).view_as(q)
+
+        states = self.model.hidden(token, self.length, attend)  # (B', D)
+        self.length += 1  # in place, for a CUDA graph
+        return states
+
+    def keep(self, running: Tensor) -> Tensor:
+        """Drop the rows where running (B',) is False. Returns the old index (count,) of each that stays.
+
+        Few rows are copied: of the first `count` places, those whose row ended are gaps, and as many running rows lie
+        beyond `count`; the k-th gap takes the k-th of them. Running 1 0 1 1 0: row 3 moves into gap 1, order 0 3 2.
+        """
+        count = int(running.sum())
+        order = torch.arange(count, device=running.device)  # (count,) the old index of the row in each place
+        gaps = (~running[:count]).nonzero()[:, 0]
+        order[gaps] = running[count:].nonzero()[:, 0] + count
+        self.keys[:, gaps, ..., : self.filled] = self.keys[:, order[gaps], ..., : self.filled]
+        self.values[:, gaps, :, : self.filled] = self.values[:, order[gaps], :, : self.filled]
+        self.keys, self.values = self.keys[:, :count], self.values[:, :count]
+        self.bias, self.length = self.bias[order], self.length[order]
+        return order
+
+
 # --------------------------------------------------------------------------------------------- finished responses
 
 
@@ -58,60 +253,49 @@ def pick(x: Tensor, place: Tensor) -> Tensor:
 
 
 class Rows:
-    """R rows, each with S columns of queries, its own tokens, and C >= S columns of keys: what its tokens may see.
+    """R rows of tokens in the flat list, padded on the right to S columns, and what they may see: C >= S columns.
 
-    The last S keys are those of its own tokens; before them come its prompt's, if the row is a response. Attention is
-    computed in pieces, of a few columns of queries each. Rows that are shorter, and keys that are later, drop out.
+    The last S of these are the row's own tokens; before them come its prompt's, if the row is a response. Attention is
+    computed for blocks of a few rows, each only as wide as its longest row.
     """
 
-    def __init__(self, query: Tensor, key: Tensor, real: Tensor, visible: Tensor, model: Qwen2):
-        """query (R, S), key (R, C): the place of each column's token in the flat list, on padding any valid place.
+    def __init__(self, own: Tensor, seen: Tensor, real: Tensor, visible: Tensor, model: Qwen2):
+        """own (R, S), seen (R, C): the place of each column's token in the flat list, on padding any valid place.
 
-        real (R, S): False on padding, which is on the right. visible (R, S, C): whether a query may see a key.
+        real (R, S): False on padding. visible (R, S, C): whether a column of `own` may see one of `seen`.
         """
-        (R, S), C, length = query.shape, key.shape[1], real.sum(1)
-        order = length.argsort(descending=True)  # (R,) longest row first
-        self.query, self.key, self.rank = query[order], key[order], order.argsort()
-        self.bias = bias_of(visible[order], model.output_weight.dtype)  # (R, S, C)
-        scores = R * C * model.config.num_attention_heads  # of one column of queries
-        size = max(1, min(COLUMNS_AT_ONCE, SCORES_AT_ONCE // max(1, scores)))
-        self.keep = scores * S * self.bias.itemsize <= PROBABILITIES_KEPT
-        # `attend` concatenates the pieces' results: where[r, s] is the index there of the sorted row r's column s, and
-        # self.list_order (n,) those of the n tokens in the order of the flat list.
-        self.pieces, where, count = [], torch.zeros_like(query), 0  # where (R, S)
-        for first in range(0, S, size):
-            end, rows = min(first + size, S), int((length > first).sum())
-            where[:rows, first:end] = count + torch.arange(rows * (end - first), device=query.device).view(rows, -1)
-            seen = slice(C - S + end)  # all keys before the row's own, and its own up to the piece's last query
-            self.pieces.append((slice(rows), slice(first, end), seen))
-            count += rows * (end - first)
-        self.list_order = where[self.rank][real]  # (n,)
+        (R, S), C, self.shape = own.shape, seen.shape[1], visible.shape
+        scores = S * C * model.config.num_attention_heads  # of a row
+        size = max(1, min(ROWS_IN_BLOCK, SCORES_AT_ONCE // max(1, scores)))
+        bias = bias_of(visible, model.output_weight.dtype)  # (R, S, C)
+        self.recompute = R * scores * bias.itemsize > PROBABILITIES_KEPT
+        self.blocks = []
+        for rows in (slice(first, first + size) for first in range(0, R, size)):
+            s = int(real[rows].any(0).sum())  # columns of the longest of these rows, at most S
+            c = C - S + s
+            places = real[rows, :s].flatten().nonzero()[:, 0]  # of the real ones among the block's columns
+            self.blocks.append((own[rows, :s], seen[rows, :c], bias[rows, :s, :c], places))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """`attention` for the n tokens of these rows, (n, K, H / K, d), from q (N, K, H / K, d), k and v (N, K, d)."""
-        k, v = (pick(x, self.key).transpose(1, 2).contiguous() for x in (k, v))  # (R, K, C, d) each
-        parts = [q[:0]]  # there are no pieces where every response is a single token
-        for rows, columns, seen in self.pieces:
-            piece = self.queries(q, rows, columns), k[rows, :, seen], v[rows, :, seen], self.bias[rows, columns, seen]
-            if self.keep or not torch.is_grad_enabled():
-                out = attention(*piece)  # (rows, K, H / K, columns, d)
+        found = [q[:0]]
+        for own, seen, bias, places in self.blocks:  # (r, s), (r, c), (r, s, c), (m,)
+            block = pick(q, own).permute(0, 2, 3, 1, 4), *(pick(x, seen).transpose(1, 2) for x in (k, v)), bias
+            if self.recompute and torch.is_grad_enabled():
+                out = checkpoint(attention, *block, use_reentrant=False, preserve_rng_state=False)
             else:
-                out = checkpoint(attention, *piece, use_reentrant=False, preserve_rng_state=False)
-            parts.append(out.permute(0, 3, 1, 2, 4).flatten(0, 1))
-        return torch.cat(parts).index_select(0, self.list_order)
-
-    def queries(self, q: Tensor, rows: slice, columns: slice) -> Tensor:
-        """The queries (rows, K, H / K, columns, d) of some columns, from q (N, K, H / K, d)."""
-        return pick(q, self.query[rows, columns]).permute(0, 2, 3, 1, 4)
+                out = attention(*block)  # (r, K, H / K, s, d)
+            found.append(out.permute(0, 3, 1, 2, 4).flatten(0, 1).index_select(0, places))  # (m, K, H / K, d)
+        return torch.cat(found)
 
     def attention_paid(self, q: Tensor, k: Tensor) -> Tensor:
         """How much each column attends to those that its row sees: probabilities (R, S, C) averaged over heads."""
-        k = pick(k, self.key).transpose(1, 2)  # (R, K, C, d)
-        paid = q.new_zeros(self.bias.shape)
-        for rows, columns, seen in self.pieces:
-            p = probabilities(self.queries(q, rows, columns), k[rows, :, seen], self.bias[rows, columns, seen])
-            paid[rows, columns, seen] = p.mean((1, 2))
-        return paid[self.rank]
+        found = [q.new_zeros(0, *self.shape[1:])]
+        for own, seen, bias, _ in self.blocks:
+            p = probabilities(pick(q, own).permute(0, 2, 3, 1, 4), pick(k, seen).transpose(1, 2), bias)
+            missing = self.shape[1] - own.shape[1]  # columns up to S
+            found.append(F.pad(p.mean((1, 2)), (0, missing, 0, missing)))
+        return torch.cat(found)
 
 
 class Prompts:
@@ -153,18 +337,21 @@ class Texts:
         hide (b, T) bool: tokens that no later one of their response can see.
         """
         self.prompts = p = Prompts(model, prompts)
+        order = mask.sum(1).argsort(descending=True)  # (b,) the longest first, so that a block has rows of like length
+        prompt_of, tokens, mask, self.rank = prompt_of[order], tokens[order], mask[order], order.argsort()
         in_list = mask[:, 1:]  # (b, T - 1) token t is in the list if there is a token t + 1
         S = int(in_list.any(0).sum())  # columns of the responses that are in the list
         # Number the tokens of the responses row by row, from where the prompts end.
         places = (in_list.flatten().cumsum(0).view_as(in_list) - 1 + len(p.tokens)).where(in_list, 0)  # (b, T - 1)
         last = (p.first + p.length - 1)[prompt_of, None]  # (b, 1) the place of each response's prompt's last token
-        self.before = torch.cat((last, places), dim=1)  # (b, T) the place of the token before each one, see above
+        # (b, T) the place of the token before each one, see above; in the order of the arguments
+        self.before = torch.cat((last, places), dim=1)[self.rank]
         self.tokens = torch.cat((p.tokens, tokens[:, :-1][in_list]))  # (N,)
         position = p.length[prompt_of, None] + torch.arange(in_list.shape[1], device=mask.device)  # (b, T - 1)
         self.positions = torch.cat((p.positions, position[in_list]))  # (N,)
 
         itself = torch.eye(S, dtype=torch.bool, device=mask.device)  # (S, S) a hidden token still sees itself
-        shown = torch.ones_like(mask[:, :S]) if hide is None else ~hide[:, :S]  # (b, S)
+        shown = torch.ones_like(mask[:, :S]) if hide is None else ~hide[order, :S]  # (b, S)
         prompt_seen = p.real[prompt_of, None].expand(-1, S, -1)  # (b, S, P)
         response_seen = shown[:, None].expand(-1, S, -1).tril() | itself  # (b, S, S)
         visible = torch.cat((prompt_seen, response_seen), dim=2)  # (b, S, P + S)
@@ -177,7 +364,7 @@ class Texts:
 
 
 def whole_groups(group: Tensor, size: int) -> list[Tensor]:
-    """The indices of group (M,), which numbers the groups of M responses, in chunks of at most `size` neighbours.
+    """The numbers 0 to M - 1 of M responses, in chunks of at most `size` neighbours; group (M,) is the group of each.
 
     A chunk has as many whole groups as fit, so that a prompt is read once. A larger group is cut.
     """
@@ -229,200 +416,7 @@ def response_attention(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor
         return texts.attend(layer, q, k, v)
 
     model.hidden(texts.tokens, texts.positions, attend)
-    paid, S = wide(found[0]), found[0].shape[1]  # (b, S, P + S), S at most T - 1
-    # The state that predicts token 0 is the prompt's, so row t of `paid` is that of token t + 1.
+    paid = wide(found[0])[texts.rank]  # (b, S, P + S), S at most T - 1
+    S = paid.shape[1]
+    # The state that predicts token 0 is the prompt's: a row of zeros before. F.pad: left, right, before, behind.
     return F.pad(paid[:, :, paid.shape[2] - S :], (0, T - S, 1, T - S - 1))
-
-
-# ------------------------------------------------------------------------------------------------- the KV cache
-
-
-def distinct_texts(prompts: list[list[int]]) -> tuple[list[list[int]], list[int]]:
-    """The prompts that are not a prefix of another, and for each prompt the index of one of these that extends it.
-
-    Of the prompts 1, 1 2 and 1 2 3 the last serves all three. Equal prompts count once. vineppo samples from many
-    prefixes of the same response at once; the longest ones have a third of the tokens of all.
-    """
-    texts, text_of = [], [0] * len(prompts)
-    # In descending order, the prompts that begin with q stand together, q last: 1 2 4, 1 2 3, 1 2. So if any text
-    # extends q, the latest one, texts[-1], does.
-    for q in sorted(range(len(prompts)), key=prompts.__getitem__, reverse=True):
-        if not texts or texts[-1][: len(prompts[q])] != prompts[q]:
-            texts.append(prompts[q])
-        text_of[q] = len(texts) - 1
-    return texts, text_of
-
-
-class KVCache:
-    """The keys and values of all tokens so far, which later tokens attend to: so each token is computed once."""
-
-    def __init__(self, model: Qwen2, prompts: list[list[int]], G: int, room: int):
-        """Read Q prompts, for G rows each, padded on the left to P columns, with room for as many more columns.
-
-        Keys are stored transposed, (d, columns): that makes queries times keys twice as fast.
-        """
-        c, weight, P = model.config, model.output_weight, max(map(len, prompts))
-        device = weight.device
-        texts, text_of = distinct_texts(prompts)
-        reading = Prompts(model, texts)
-        length = torch.tensor([len(prompt) for prompt in prompts], device=device)  # (Q,)
-        column = torch.arange(P, device=device) - P + length[:, None]  # (Q, P) of the text, below 0 in the padding
-        place = reading.first[text_of][:, None] + column.clamp(min=0)  # (Q, P)
-        columns = -(-(P + room) // 8) * 8  # rounded up to a multiple of 8: aligned rows in bfloat16, which a GPU wants
-        heads = (c.num_hidden_layers, len(prompts), G, c.num_key_value_heads)
-        keys, values = weight.new_zeros(*heads, c.head_dim, columns), weight.new_zeros(*heads, columns, c.head_dim)
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys[layer, ..., :P] = pick(k, place).permute(0, 2, 3, 1)[:, None]  # (Q, 1, K, d, P)
-            values[layer, ..., :P, :] = pick(v, place).transpose(1, 2)[:, None]  # (Q, 1, K, P, d)
-            return reading.attend(layer, q, k, v)
-
-        states = model.hidden(reading.tokens, reading.positions, attend)  # (N, D)
-        self.model, self.filled = model, P  # columns in use
-        self.keys, self.values = keys.flatten(1, 2), values.flatten(1, 2)  # (layers, B, K, ...), later B' rows
-        self.last = states[place[:, -1]].repeat_interleave(G, 0)  # (B, D) what predicts each response's first token
-        self.length = length.repeat_interleave(G)  # (B,) tokens so far, later B' rows
-        visible = F.pad(column >= 0, (0, columns - P), value=True).repeat_interleave(G, 0)  # (B, columns)
-        bias = bias_of(visible, weight.dtype)[:, None, None]  # (B, 1, 1, columns)
-        self.bias = bias.repeat(1, c.num_key_value_heads, 1, 1)  # (B, K, 1, columns), later B' rows
-
-    def step(self, token: Tensor) -> Tensor:
-        """Append a token (B',) to each row; returns the state (B', D) that predicts the next one."""
-        self.filled += 1
-        return self.step_at(token, self.filled)
-
-    def step_at(self, token: Tensor, n: int) -> Tensor:
-        """The same, with the token in column n - 1, and the columns before it to look at.
-
-        On a GPU plumbing/replay.py records this once, with n = all columns, and stands in for `step` and `keep`.
-        """
-        # Each key head of each row is one of B' K products. These are views: `attend` writes into the cache.
-        bias = self.bias[..., :n].flatten(0, 1)  # (B' K, 1, n)
-        keys = self.keys[..., :n].flatten(1, 2).unbind()  # of each layer (B' K, d, n)
-        values = self.values[..., :n, :].flatten(1, 2).unbind()  # of each layer (B' K, n, d)
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys[layer][..., -1], values[layer][:, -1] = k.flatten(0, 1), v.flatten(0, 1)
-            scores = torch.baddbmm(bias, q.flatten(0, 1), keys[layer], alpha=q.shape[-1] ** -0.5)  # (B' K, H / K, n)
-            return torch.bmm(scores.softmax(-1), values[layer]).view_as(q)
-
-        states = self.model.hidden(token, self.length, attend)  # (B', D)
-        self.length += 1  # in place, for a CUDA graph
-        return states
-
-    def keep(self, running: Tensor) -> Tensor:
-        """Drop the rows where running (B',) is False. Returns the old index (count,) of each that stays.
-
-        Few rows are copied: of the first `count` places, those whose row ended are gaps, and as many running rows lie
-        beyond `count`; the k-th gap takes the k-th of them. Running 1 0 1 1 0: row 3 moves into gap 1, order 0 3 2.
-        """
-        count = int(running.sum())
-        order = torch.arange(count, device=running.device)  # (count,) the old index of the row in each place
-        gaps = (~running[:count]).nonzero()[:, 0]
-        order[gaps] = running[count:].nonzero()[:, 0] + count
-        self.keys[:, gaps, ..., : self.filled] = self.keys[:, order[gaps], ..., : self.filled]
-        self.values[:, gaps, :, : self.filled] = self.values[:, order[gaps], :, : self.filled]
-        self.keys, self.values = self.keys[:, :count], self.values[:, :count]
-        self.bias, self.length = self.bias[order], self.length[order]
-        return order
-
-
-# ------------------------------------------------------------------------------------------------- sampling
-
-
-def draw(p: Tensor, uniform: Tensor) -> Tensor:
-    """Inverse-CDF sampling: the token (n, 1) where the cumulative probability passes uniform (n,) times the total.
-
-    p (n, V) is 0 for a token that must not be drawn, so the total may be below 1. The sum is in fp64: fp32 would lose
-    the tail of a large vocabulary.
-    """
-    cumulative = p.cumsum(-1, dtype=torch.float64)  # (n, V)
-    # right=True finds the first entry strictly above the number. A token of probability 0 adds nothing to the sum, so
-    # it is never drawn.
-    token = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)  # (n, 1)
-    return token.clamp(max=p.shape[1] - 1)  # NaN gives an index past the end; rollout.py refuses its log-prob
-
-
-def describe(log_probs: Tensor, p: Tensor, token: Tensor) -> Tensor:
-    """Log-prob of a token (n, 1), entropy in nats, and logit gradient (3, n), from log_probs and p (n, V).
-
-    p is overwritten. The logit gradient ||onehot - p|| is the norm of d log pi / d (logits / temperature). The token's
-    own entry of onehot - p is 1 - p_token, which is the sum of the others' p; each other entry is -p. (The shorter form
-    sqrt(1 - 2 p_token + sum_v p_v^2) loses all digits where p_token is near 1: in fp32, 0 for true values near 1e-4.)
-    """
-    entropy = -torch.linalg.vecdot(p, log_probs)
-    others = p.scatter_(1, token, 0.0)  # (n, V)
-    return torch.stack((log_probs.gather(1, token)[:, 0], entropy,
-                        torch.hypot(others.sum(1), torch.linalg.vector_norm(others, dim=1))))
-
-
-def draw_and_describe(logits: Tensor, temperature: float, greedy: bool, uniform: Tensor,
-                    excluded: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """A token (n,) from each row of logits (n, V), and its log-prob, entropy and logit gradient (3, n).
-
-    excluded (n,): a token that must not be drawn. greedy: the most probable token, whatever the random number.
-    """
-    log_probs = scaled(logits, temperature).log_softmax(-1)  # (n, V)
-    p = log_probs.exp()  # (n, V)
-    allowed = p if excluded is None else p.scatter(1, excluded[:, None], 0.0)  # (n, V)
-    token = allowed.argmax(1, keepdim=True) if greedy else draw(allowed, uniform)  # (n, 1)
-    return token[:, 0], describe(log_probs, p, token)
-
-
-def next_tokens(model: Qwen2, hidden: Tensor, uniform: Tensor, excluded: Tensor | None,
-                greedy: bool) -> tuple[Tensor, Tensor]:
-    """The token (B',) that follows each state hidden (B', D), and its log-prob, entropy and logit gradient (3, B')."""
-    logits = model.logits(hidden)  # (B', V)
-    size = rows_at_once(logits)
-    arguments = [logits, uniform] if excluded is None else [logits, uniform, excluded]
-    parts = [draw_and_describe(x, model.temperature, greedy, *others)
-             for x, *others in zip(*(argument.split(size) for argument in arguments))]
-    return torch.cat([token for token, _ in parts]), torch.cat([found for _, found in parts], dim=1)
-
-
-def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_tokens: list[int],
-             limit: Tensor | None = None, excluded: Tensor | None = None, greedy: bool = False,
-             watch: Callable[[int, float], object] | None = None) -> Samples:
-    """Sample G responses to each of Q prompts, of at most T tokens each; response g to prompt q is row q * G + g.
-
-    uniforms (B, T) float64 in [0, 1): the random number behind each token. A response stops at one of end_tokens, or
-    after limit (B,) tokens. excluded (B,): for each response, a token that may not be its first, so that it goes
-    another way than a known one (methods/oracle.py wants that). greedy: take the most probable token, whatever the
-    random number. watch(columns, running): called after each column, with their number so far and the share
-    of the responses that are still running.
-    """
-    (B, T), G = uniforms.shape, len(uniforms) // len(prompts)
-    device = model.output_weight.device
-    uniforms = uniforms.to(device)
-    is_end = torch.zeros(model.config.vocab_size, dtype=torch.bool, device=device)  # (V,)
-    is_end[end_tokens] = True
-    limit = torch.full((B,), T, device=device) if limit is None else limit.to(device)  # (B,), later (B',)
-    tokens = torch.zeros(B, T, dtype=torch.long, device=device)
-    mask = torch.zeros(B, T, dtype=torch.bool, device=device)
-    at_least_float32 = torch.promote_types(model.output_weight.dtype, torch.float32)
-    recorded = torch.zeros(3, B, T, device=device, dtype=at_least_float32)  # log-prob, entropy, logit gradient
-    # A tenth faster than no_grad. Autograd refuses tensors that were made inside, so what is returned was made above.
-    with torch.inference_mode():
-        cache = KVCache(model, prompts, G, T)
-        if device.type == "cuda":
-            cache = Replayed(cache)  # replays a recorded step: a GPU waited for Python, and was 2.4 times slower
-        hidden = cache.last  # (B', D) the state that predicts the next token
-        rows = torch.arange(B, device=device)  # (B',) the response that each running row writes
-        for t in range(T):
-            forbidden = excluded.to(device) if t == 0 and excluded is not None else None  # (B',)
-            token, found = next_tokens(model, hidden, uniforms[rows, t], forbidden, greedy)  # (B',), (3, B')
-            tokens[rows, t], mask[rows, t], recorded[:, rows, t] = token, True, found
-            running = (limit > t + 1) & ~is_end[token]  # (B',)
-            count = int(running.sum())
-            if watch:
-                watch(t + 1, count / B)
-            if count == 0:
-                break
-            if count < len(rows):
-                order = cache.keep(running)  # (count,) old row in each place; a cache may reorder the rows
-                rows, token, limit = rows[order], token[order], limit[order]
-            hidden = cache.step(token)  # (B', D)
-    ended = (is_end[tokens] & mask).any(1)  # (B,)
-    longest = t + 1  # columns that were filled
-    logprob, entropy, logit_grad = recorded[..., :longest]  # (B, longest) each
-    return Samples(tokens[:, :longest], mask[:, :longest], logprob, entropy, logit_grad, ended)

@@ -31,15 +31,15 @@ class Settings:
     temperature: float = 1.0  # the policy is softmax(logits / this), in sampling, training and evaluation
     reward: str = "graded"  # random: a coin toss instead of the grade, while training; a control
     advantage: str = "grpo"  # how a reward is compared with the others of its group, the responses to the same puzzle
-    normalize: str = "response"  # weights of @reweighting get mean 1 in each response, or step, or stay (none)
+    normalize: str = "response"  # rescale a method's weights to mean 1 in each response, in the step, or not (none)
     loss: str = "ppo"  # ppo: its clipped objective; cispo: a clipped, constant ratio; gspo: a ratio per response
     loss_norm: str = "token"  # the loss is a mean over all tokens of the step (token), or as LOSS_NORMS of grpo.py says
-    clip_low: float = 0.2  # 1 - this is the least ratio p now / p when sampled; beyond, negative credit has no gradient
-    clip_high: float = 0.2  # 1 + this is the largest; beyond, positive credit has none (PPO: 0.2, DAPO: 0.28)
+    clip_low: float = 0.2  # negative credit has no gradient where the ratio p now / p when sampled is below 1 - this
+    clip_high: float = 0.2  # positive credit has none where the ratio is above 1 + this (PPO: 0.2, DAPO: 0.28)
     updates_per_batch: int = 1  # optimizer steps on each batch
     old_logprob: str = "sampler"  # pi_old of the ratio: recorded by the sampler, or the first update's own (update)
     kl: float = 0.0  # weight of the KL penalty to the start model, the reference
-    skip_unfinished: bool = False  # no credit for responses that the token limit cut off; N and --kl still have them
+    skip_unfinished: bool = False  # no credit for responses that the token limit cut off; --kl still acts on them
     # The optimizer:
     lr: float = 2e-4  # AdamW's learning rate
     warmup_steps: int = 0  # n: step k of the first n has lr * k / n

@@ -86,14 +86,14 @@ def assign_credit(batch: TokenBatch, mitigation: Callable[[TokenBatch], Tensor],
 
 
 def learn(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tensor, s: Settings) -> dict:
-    """The heads learn, such as PPO's critic, and the policy. Returns columns of metrics.csv, also those that are
-    somebody's own: of a head, of the loss, and further numbers of the task's grade."""
-    # After the credit, which would be biased by a critic that knew these rewards.
-    columns = {f"learn of the head {name}": head.learn(batch) for name, head in policy.heads.items()}
+    """The heads learn, such as PPO's critic, and the policy. Returns columns of metrics.csv: of the update, of the
+    heads (whatever their `learn` returns), and the means of further numbers in the task's grades."""
+    # Heads learn after the credit, which would be biased by a critic that knew these rewards.
+    found = {name: head.learn(batch) for name, head in policy.heads.items()}
     row = update(policy, optimizer, batch, credit, s)
-    columns["the task's grade"] = {name: values.nanmean() for name, values in batch.grades.items()}
-    for owner, found in columns.items():
-        add_columns(row, found, owner)
+    for name, columns in found.items():
+        add_columns(row, columns, owner=f"learn of the head {name}")
+    add_columns(row, {name: values.nanmean() for name, values in batch.grades.items()}, owner="the task's grade")
     return row
 
 
@@ -139,7 +139,7 @@ def measure_start(policy: Policy, heldout: list, s: Settings) -> dict[str, float
 
 def measure_end(row: dict, policy: Policy, heldout: list, s: Settings) -> dict[str, float]:
     """What final.json has: held-out success of the last row of metrics.csv, and pass@k."""
-    # A run that is resumed with --steps equal to those already done need not have it.
+    # Held-out success is lacking in a run that is resumed with --steps equal to those already done.
     last = row if "heldout_success" in row else measure_heldout(policy, heldout, s)
     return {"step": s.steps, "heldout_success": last["heldout_success"], "heldout_stderr": last["heldout_stderr"],
             "heldout_problems": len(heldout)} | measure_pass(policy, heldout[:128], s)  # more would take long
@@ -159,8 +159,8 @@ def main() -> None:
         s = with_model(s)  # so that config.json names the folder
         policy, training, heldout = prepare(s, hyper_parameters)
         mitigation = partial(MITIGATIONS[s.mitigation], **hyper_parameters)
-        run_folder.check_disk(run, s, [p for module in (policy.model, *policy.heads.values())
-                                       for p in module.parameters()])
+        weights = [p for module in (policy.model, *policy.heads.values()) for p in module.parameters()]
+        run_folder.check_disk(run, s, weights)
         optimizer = Optimizer(policy.model, s.lr, (s.beta1, s.beta2), s.weight_decay, s.optimizer_device or None)
         columns = try_step(policy, optimizer, training, s, mitigation)
         # What a run must find unchanged when it is resumed, besides its settings.
@@ -184,14 +184,15 @@ def main() -> None:
 
 
 def try_step(policy: Policy, optimizer: Optimizer, puzzles: list, s: Settings, mitigation: Callable) -> dict:
-    """Try a small step, of two short responses to each of two puzzles: all of it but the change of weights.
+    """Try a small step, of two short responses to each of two puzzles, so that a mistake in somebody's own function is
+    seen before the run begins. Returns its columns of metrics.csv.
 
-    Returns its columns of metrics.csv. It leaves no trace: copies of the heads learn, and it may draw random numbers.
+    It leaves no trace: no weight moves, copies of the heads learn, and random numbers are drawn as if nothing had been.
     """
     states, device = (random.getstate(), np.random.get_state()), policy.model.output_weight.device
     s = replace(s, answers=2, max_new_tokens=min(8, s.max_new_tokens), updates_per_batch=1)
     policy = policy._replace(heads=copy.deepcopy(policy.heads))
-    still = SimpleNamespace(zero_grad=optimizer.zero_grad, step=optimizer.clip)  # an optimizer that moves no weight
+    still = SimpleNamespace(zero_grad=optimizer.zero_grad, step=optimizer.clip)  # all that `update` calls, but no move
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         batch = rollout(policy, puzzles[:2], s, step=0)
         batch.advantage = compare(batch, s.advantage)
@@ -233,7 +234,7 @@ def prepare(s: Settings, hyper_parameters: dict) -> tuple[Policy, list, list]:
 
 
 def puzzles_of_run(training: list, s: Settings) -> list:
-    """The puzzles that training will draw, as if in one big step. An epoch has them all, so it looks no further."""
+    """The puzzles that a run trains on, drawn at once: all, unless --steps times --questions are fewer."""
     return draw_puzzles(training, replace(s, questions=min(s.steps * s.questions, len(training))), step=1)
 
 
@@ -250,7 +251,7 @@ def parse_flags(arguments: list[str]) -> Arguments:
 def load_policy(s: Settings, task: ModuleType | None = None, needs: tuple[str, ...] = ()) -> Policy:
     """The model, its tokenizer, the task, and what the credit function needs: heads, and the reference model."""
     check_device(s.device)
-    s, task = with_model(s), task or load_task(s.task)  # as main does; for other callers
+    s, task = with_model(s), task or load_task(s.task)  # main has done both; the laboratory calls this alone
     model, tokenizer = load_model(s.model, s.device, getattr(torch, s.dtype)), Tokenizer(s.model)
     model.temperature = s.temperature
     model.real_vocab = tokenizer.size  # the embedding may have more rows than there are tokens; they are never sampled

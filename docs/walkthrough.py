@@ -169,7 +169,7 @@ def updates(w, tokens, mask, old, credit):
         logprob, p = response_logprobs(w, tokens, mask)  # (B, T), (B, T, V)
         ratio = np.exp(logprob - old)  # (B, T)
         yield f"update {k}: ratio", """A token's probability now, over that when it was sampled, is 1 until the weights
-            change; then it changes most where the responses part, at 1 and 3.""", ratio
+            change; then it changes most where the responses part, at the tokens 1 and 3.""", ratio
         clipped = ratio.clip(1 - CLIP, 1 + CLIP)  # (B, T)
         gain = np.minimum(ratio * credit, clipped * credit)  # (B, T)
         stopped = ratio * credit > clipped * credit  # (B, T)

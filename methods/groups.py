@@ -1,4 +1,4 @@
-"""Credit from a comparison with the group's other responses: shared prefixes, baselines per token, pairs.
+"""Credit from a comparison with the group's other responses: shared prefixes, baselines per token, pairs, lengths.
 
 Q puzzles, G responses to each.
 
@@ -7,9 +7,11 @@ Run it:  python train.py --mitigation prefix_tree
 import torch
 from torch import Tensor
 
+from grpo import LOSS_NORMS
 from mitigations import token_credit, uniform, z_score
 from plumbing.registry import require
 from rollout import TokenBatch, by_group
+from settings import Settings
 
 
 @token_credit(from_advantage=True)
@@ -103,3 +105,17 @@ def dpo(batch: TokenBatch, beta: float = 0.1) -> Tensor:
     push = beta * (-margin).sigmoid()  # (Q, 1)
     credit = torch.zeros_like(rewards).scatter(1, best, push).scatter_add(1, worst, -push)  # (Q, G) 0 if best is worst
     return credit.view(-1, 1) * batch.mask
+
+
+def by_length(mask: Tensor, s: Settings) -> Tensor:
+    """f_i / N: longer responses of a group weigh more. f = G softmax(h), h = 1 + z / 9, z the z-score of the length.
+
+    lambda-GRPO (2510.06870) has h^lambda and learns lambda, and 9 keeps h positive in its groups. Here lambda is 1.
+    """
+    length = mask.sum(1).view(-1, s.answers).to(torch.float32)  # (Q, G)
+    z = (length - length.mean(1, keepdim=True)) / (length.std(1, correction=0, keepdim=True) + 1e-6)  # (Q, G)
+    f = s.answers * (z / 9).softmax(1)  # (Q, G) on average 1; the 1 of h cancels
+    return mask * f.view(-1, 1) / mask.sum()
+
+
+LOSS_NORMS["lambda"] = by_length

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from plumbing.files import checksum, replace_file
+from plumbing.processes import sum_by_name
 from plumbing.progress import clock
 from tasks.text import ROLES
 
@@ -93,13 +94,13 @@ def standard_error(values: np.ndarray) -> float:
 
 
 @torch.no_grad()
-def token_sums(batch: Any, rows: Tensor, logprob: Tensor, loss: Tensor, stopped: Tensor, kl: Tensor,
-               own: dict[str, Tensor]) -> dict[Any, float | Tensor]:
-    """What `update_columns` is made of: sums over the tokens of a micro-batch's rows (b,), of (b, T) each. own: of the
-    loss, by name."""
+def token_sums(batch: Any, rows: Tensor, logprob: Tensor, loss: Tensor, stopped: Tensor,
+               columns: dict[Any, Tensor]) -> dict[Any, Tensor]:
+    """What `update_columns` is made of: sums over the tokens of a micro-batch's rows (b,), of (b, T) each. columns:
+    kl, and those of the loss."""
     mask, role, change = batch.mask[rows], batch.role[rows], logprob - batch.logprob[rows]  # (b, T) each
-    facts = {"tokens": mask, "loss": loss, "stopped": stopped, "kl": kl, "error": change.abs(),
-             "spread": change.square(), **{(name,): column for name, column in own.items()}}
+    facts = columns | {"tokens": mask, "loss": loss, "stopped": stopped, "error": change.abs(),
+                       "spread": change.square()}
     for i, name in enumerate(ROLES):
         facts |= {f"tokens_{name}": role == i, f"stopped_{name}": (role == i) * stopped}
     prompts = [batch.ask.prompts[q] for q in set(batch.group[rows].tolist())]
@@ -107,23 +108,25 @@ def token_sums(batch: Any, rows: Tensor, logprob: Tensor, loss: Tensor, stopped:
         "read": sum(map(len, prompts)) + mask.sum()}
 
 
-def update_columns(updates: list[dict]) -> dict[str, float | None]:
-    """Columns of metrics.csv from the sums of each update: means over the tokens, None where there was no token.
+def update_columns(updates: list[tuple[dict, float]]) -> dict[str, float | None]:
+    """Columns of metrics.csv from each update's sums and gradient norm, over all processes: means over the tokens, None
+    where there was no token.
 
     tokens_updated is a sum. ratio_error is of the first update: the model is still the one that sampled, so anything
     but rounding means that sampler and update disagree. ratio_spread is of the last one, if not the first.
     """
-    total, first, last = Counter(), Counter(updates[0]), Counter(updates[-1])
-    for sums in updates:
+    each, total = [sum_by_name(sums) for sums, _ in updates], Counter()
+    for sums in each:
         total.update(sums)
-    N, tokens = first["tokens"], total["tokens"]  # each update has N tokens
-    row = {"loss": total["loss"] / len(updates), "grad_norm": total["grad_norm"] / len(updates),
+    N, tokens = each[0]["tokens"], total["tokens"]  # each update has N tokens
+    row = {"loss": total["loss"] / len(each), "grad_norm": sum(norm for _, norm in updates) / len(each),
            "clip_fraction": share(total["stopped"], tokens),
            **{f"clip_{role}": share(total[f"stopped_{role}"], total[f"tokens_{role}"]) for role in ROLES},
-           "ratio_error": share(first["error"], N),
-           "ratio_spread": share(last["spread"], N) ** 0.5 if tokens > N else None,
-           "kl": share(total["kl"], tokens), "tokens_updated": round(total["read"])}
-    add_columns(row, {name[0]: share(total[name], tokens) for name in total if isinstance(name, tuple)}, "the loss")
+           "ratio_error": share(each[0]["error"], N),
+           "ratio_spread": share(each[-1]["spread"], N) ** 0.5 if tokens > N else None,
+           "kl": share(total["kl"], tokens) if "kl" in total else None, "tokens_updated": round(total["read"])}
+    own = {name[1]: share(total[name], tokens) for name in total if isinstance(name, tuple)}
+    add_columns(row, own, "the loss")
     return row
 
 

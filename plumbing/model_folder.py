@@ -20,8 +20,9 @@ ADAPTER_INERT = {"r", "lora_alpha", "task_type", "target_modules", "exclude_modu
 ADAPTER_ONLY = {"peft_type": "LORA", "bias": "none", "init_lora_weights": True}
 FOREIGN = {  # what a folder holds instead of a model's weights
     "adapter_config.json": "a LoRA adapter: pass it to --adapter, and its model to --model",
-    "*.gguf": "a GGUF file: load it with from_pretrained(folder, gguf_file=name, quantization_config=GgufConfig("
-              "dequantize=True)) of transformers, save_pretrained it, and copy the original model's tokenizer files",
+    "*.gguf": "a GGUF file: after `pip install accelerate gguf`, load it with from_pretrained(folder, gguf_file=name, "
+              "quantization_config=GgufConfig(dequantize=True)) of transformers, save_pretrained it, and copy the "
+              "original model's tokenizer files",
     "pytorch_model*.bin": "pickled weights: load them with transformers, and write safetensors with save_pretrained"}
 
 
@@ -42,6 +43,27 @@ def check_folder(folder: Path) -> None:
             raise ValueError(f"{folder} is {found}" if folder.is_file() else f"{folder} holds {found}")
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{folder} is not a model folder: it has no config.json")
+
+
+def check_supported(given: dict, family: str, known: set[str]) -> None:
+    """ValueError where a config.json, without its nulls, asks for something that qwen2_model.py doesn't have. known:
+    the fields that it reads."""
+    layers = given.get("layer_types", [])
+    unsupported = {
+        "hidden_act": given.get("hidden_act", "silu") != "silu",
+        "use_sliding_window": given.get("use_sliding_window", False),
+        "is_causal": not given.get("is_causal", True),
+        "layer_types": type(layers) is not list or any(layer != "full_attention" for layer in layers),
+        "attention_bias": family != "qwen2" and given.get("attention_bias", False),
+        "mlp_bias": given.get("mlp_bias", False),
+        "pretraining_tp": given.get("pretraining_tp", 1) != 1,
+        "quantization_config": given.get("quantization_config", False),
+    }
+    if family not in ("qwen2", "qwen3", "llama"):  # one that somebody adds: a field unknown here may matter
+        unsupported |= {name: given[name] is not False for name in given.keys() - {*known, *unsupported, *INERT}}
+    if any(unsupported.values()):
+        names = ", ".join(name for name, asked in sorted(unsupported.items()) if asked)
+        raise ValueError(f"config.json sets {names} to a value that is not supported: take a checkpoint without it")
 
 
 def rope_theta(config: dict) -> float:

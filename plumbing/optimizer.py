@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from plumbing.files import check_tensors
-from plumbing.processes import sum_by_name, sum_over_processes
+from plumbing.processes import sum_over_processes
 from settings import Settings
 
 
@@ -59,23 +59,20 @@ class Optimizer:
         for group in self.adamw.param_groups:
             group["lr"] = lr
 
-    def clip(self, max_grad_norm: float, sums: dict) -> dict:
-        """Add up the gradients, and numbers by their names, over processes; then clip the gradients' norm.
-
-        Returns the sums and, as grad_norm, the norm before clipping.
-        """
+    def clip(self, max_grad_norm: float) -> float:
+        """Add up the gradients over processes, then clip their norm. Returns it as it was before."""
         sum_over_processes([w.grad for w in self.master.values()])
         norm = nn.utils.clip_grad_norm_(self.master.values(), max_grad_norm).item()
         if not math.isfinite(norm):  # stop before NaN gets into the weights and the checkpoint
             raise FloatingPointError("the gradient is not finite: --lr or credit is too large, or --loss divides by 0")
-        return sum_by_name(sums) | {"grad_norm": norm}
+        return norm
 
-    def step(self, max_grad_norm: float, sums: dict | None = None) -> dict:
-        """Clip, and take a step of AdamW. Returns what `clip` does."""
-        columns = self.clip(max_grad_norm, sums or {})
+    def step(self, max_grad_norm: float) -> float:
+        """Clip, and take a step of AdamW. Returns the norm before clipping."""
+        norm = self.clip(max_grad_norm)
         self.adamw.step()
         self.round_into_model()
-        return columns
+        return norm
 
     @torch.no_grad()
     def round_into_model(self) -> None:

@@ -1,8 +1,8 @@
-"""Several processes, started by torchrun: each works on every N-th puzzle, and the gradients are summed.
+"""Several processes, started by torchrun: each works on every N-th prompt or micro-batch, and gradients are summed.
 
     torchrun --nproc_per_node 2 train.py --mitigation none
 
-Without torchrun there is one process: it works on all puzzles, and nothing is exchanged.
+Without torchrun there is one process: it works on all of them, and nothing is exchanged.
 """
 import os
 import sys
@@ -99,9 +99,9 @@ def sum_over_processes(tensors: list[Tensor]) -> None:
             dist.all_reduce(tensor)
 
 
-def sum_by_name(values: dict) -> dict[Any, float]:
+def sum_by_name(values: dict) -> Counter:
     """The sums, over the processes, of the numbers that have the same name; a process may lack some."""
     total = Counter()
     for own in gather([{name: float(value) for name, value in values.items()}]):
         total.update(own)
-    return dict(total)
+    return total

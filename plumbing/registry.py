@@ -10,6 +10,8 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
+from settings import Settings
+
 
 @dataclass(frozen=True)
 class CreditFunction:
@@ -94,6 +96,24 @@ def check_pure(name: str, batch: Any, compute: Callable[[], Tensor]) -> Tensor:
     require(all(torch.equal(value, getattr(batch, field)) for field, value in before.items()),
             f"{name} changes a field of the batch: write x.exp() or x * y instead of x.exp_() or x *= y")
     return returned
+
+
+def check_loss(found: Any, mask: Tensor, s: Settings) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """What --loss returned: gain and clip (b, T), and the loss's own columns, {} where it has none; else ValueError."""
+    shape = tuple(mask.shape)
+    gain, stopped, *more = found if isinstance(found, tuple | list) and len(found) in (2, 3) else (None, None)
+    own = more[0] if more else {}
+    require(isinstance(own, dict) and all(isinstance(x, Tensor) and x.shape == shape
+                                          for x in (gain, stopped, *own.values())),
+            f"--loss {s.loss} must return two tensors of (b, T) = {shape}, gain and clip, and may add a dict of others")
+    return gain, stopped, {("own", name): column for name, column in own.items()}
+
+
+def check_share(share: Any, mask: Tensor, s: Settings) -> Tensor:
+    """What --loss_norm returned, a finite number for each token (B, T); else ValueError."""
+    require(isinstance(share, Tensor) and share.shape == mask.shape and share.isfinite().all(),
+            f"--loss_norm {s.loss_norm} must give each token of (B, T) a finite number")
+    return share
 
 
 def require(condition: bool | Tensor, message: str) -> None:

@@ -77,6 +77,11 @@ def read_log(run):
     return analyze.read_log(run, runs.read_metrics(run))
 
 
+def credit_table(run, tokenizer, title):
+    """One of the tables that say where the credit went."""
+    return next(table for table in analyze.credit_tables(read_log(run), tokenizer) if table.title == title)
+
+
 def row_of(table, first):
     """The row that begins with a name, by column."""
     return next(dict(zip(table.header, row)) for row in table.rows if row[0] == first)
@@ -103,38 +108,41 @@ def test_the_first_table_by_hand(run):
     assert rows["tokens whose credit is 0"] == "25.0%"
 
 
-@pytest.mark.parametrize("table, row, expected", [
+@pytest.mark.parametrize("title, row, expected", [
     # over all twelve tokens; the deviation is that of the population
-    ("statistics", "mean", {"contribution": 1.5 * 1.625 / 6, "gradient": 1.5 * -0.4375 / 6}),
-    ("statistics", "standard deviation",
+    ("Contribution statistics", "mean", {"contribution": 1.5 * 1.625 / 6, "gradient": 1.5 * -0.4375 / 6}),
+    ("Contribution statistics", "standard deviation",
      {"contribution": statistics.pstdev(CONTRIBUTION + [2 * x for x in CONTRIBUTION])}),
-    ("statistics", "mean size", {"contribution": 1.5 * 4.625 / 6, "gradient": 1.5 * 1.9375 / 6}),
-    ("statistics", "minimum", {"contribution": -2, "gradient": -1.25}),
-    ("statistics", "maximum", {"contribution": 4, "gradient": 1}),
+    ("Contribution statistics", "mean size", {"contribution": 1.5 * 4.625 / 6, "gradient": 1.5 * 1.9375 / 6}),
+    ("Contribution statistics", "minimum", {"contribution": -2, "gradient": -1.25}),
+    ("Contribution statistics", "maximum", {"contribution": 4, "gradient": 1}),
     # positions are relative: the second token of two stands beside the third of four
-    ("positions", "0-10%", {"tokens": 4, "size of contribution": 1.5, "size of gradient": 1.5 * 0.5}),
-    ("positions", "10-20%", {"tokens": 0, "size of contribution": None, "log p": None}),
-    ("positions", "20-30%", {"tokens": 2}),
-    ("positions", "50-60%", {"tokens": 4, "size of contribution": 1.5 * 1.25, "size of gradient": 1.5 * 0.4375,
-                             "log p": -2.25, "entropy": 1}),
+    ("Position in the response", "0-10%", {"tokens": 4, "size of contribution": 1.5, "size of gradient": 1.5 * 0.5}),
+    ("Position in the response", "10-20%", {"tokens": 0, "size of contribution": None, "log p": None}),
+    ("Position in the response", "20-30%", {"tokens": 2}),
+    ("Position in the response", "50-60%",
+     {"tokens": 4, "size of contribution": 1.5 * 1.25, "size of gradient": 1.5 * 0.4375, "log p": -2.25, "entropy": 1}),
     # responses are not tokens, and signed means are not sizes
-    ("signs", "positive", {"responses": 2, "tokens": 4, "contribution": 1.5 * -0.75, "gradient": 1.5 * 0.375,
-                           "size of contribution": 1.5 * 0.75}),
-    ("signs", "negative", {"responses": 2, "tokens": 8, "contribution": 1.5 * 3.125 / 4,
-                           "gradient": 1.5 * -1.1875 / 4, "size of gradient": 1.5 * 1.1875 / 4}),
-    ("signs", "zero", {"responses": 0, "tokens": 0, "contribution": None, "size of gradient": None}),
-    ("roles", "reasoning", {"contribution": 1.5 * 2.125 / 2, "gradient": 1.5 * -0.6875 / 2, "log p": -2.125,
-                            "entropy": 1, "size of gradient": 1.5 * 0.6875 / 2}),
-    ("roles", "structure", {"tokens": 4, "share": 33.3}),
-    ("roles_by_position", "0-20%", {"contribution, filler": 1.5, "gradient, reasoning": None}),
-    ("roles_by_position", "40-60%", {"contribution, reasoning": 1.5 * 2, "gradient, reasoning": 1.5 * 0.625,
-                                     "contribution, structure": 1.5 * 0.5}),
-    ("training", "1-1", {"size of credit": (2 * 1 + 4 * 0.5) / 6, "contribution, filler": 1}),
-    ("training", "2-2", {"size of credit": 2 * (2 * 1 + 4 * 0.5) / 6, "contribution, filler": 2}),
+    ("Sign of the advantage", "positive",
+     {"responses": 2, "tokens": 4, "contribution": 1.5 * -0.75, "gradient": 1.5 * 0.375,
+      "size of contribution": 1.5 * 0.75}),
+    ("Sign of the advantage", "negative",
+     {"responses": 2, "tokens": 8, "contribution": 1.5 * 3.125 / 4, "gradient": 1.5 * -1.1875 / 4,
+      "size of gradient": 1.5 * 1.1875 / 4}),
+    ("Sign of the advantage", "zero", {"responses": 0, "tokens": 0, "contribution": None, "size of gradient": None}),
+    ("Token types", "reasoning",
+     {"contribution": 1.5 * 2.125 / 2, "gradient": 1.5 * -0.6875 / 2, "log p": -2.125, "entropy": 1,
+      "size of gradient": 1.5 * 0.6875 / 2}),
+    ("Token types", "structure", {"tokens": 4, "share": 33.3}),
+    ("Token types by position", "0-20%", {"contribution, filler": 1.5, "gradient, reasoning": None}),
+    ("Token types by position", "40-60%",
+     {"contribution, reasoning": 1.5 * 2, "gradient, reasoning": 1.5 * 0.625, "contribution, structure": 1.5 * 0.5}),
+    ("Credit over training", "1-1", {"size of credit": (2 * 1 + 4 * 0.5) / 6, "contribution, filler": 1}),
+    ("Credit over training", "2-2", {"size of credit": 2 * (2 * 1 + 4 * 0.5) / 6, "contribution, filler": 2}),
 ])
-def test_a_table_by_hand(run, table, row, expected):
+def test_a_table_by_hand(run, tokenizer, title, row, expected):
     """Guards against figures under each other's name, and a 0 or nan where nothing was measured."""
-    cells = row_of(getattr(analyze, f"table_{table}")(read_log(run)), row)
+    cells = row_of(credit_table(run, tokenizer, title), row)
     for name, value in expected.items():
         figure = cells[name].partition(" ± ")[0].rstrip("%")
         assert figure == "" if value is None else float(figure) == pytest.approx(value, abs=6e-4), name
@@ -147,9 +155,9 @@ def test_parts_have_no_gap_at_their_borders():
     assert (parts.sum(0) == 1).all() and (parts.argmax(0) == 10 * position // length).mean() > 0.999
 
 
-def test_errors_are_clustered_by_puzzle(run):
+def test_errors_are_clustered_by_puzzle(run, tokenizer):
     """Guards against tokens and responses to a puzzle that count as independent: filler is (1, 1) and (2, 2)."""
-    table = analyze.table_roles(read_log(run))
+    table = credit_table(run, tokenizer, "Token types")
     assert row_of(table, "filler")["size of contribution"] == "1.500 ± 0.980"  # 1.96 * sqrt(2 * 2 * 1**2) / 4
     assert "0.94 by contribution, 1.45 by gradient" in table.note  # filler / reasoning: 1 / 1.0625, .5 / .34375
 
@@ -190,28 +198,35 @@ def test_parts_of_the_layout_by_hand(tokenizer):
     written = [(step, tokenizer.encode(text) + tokenizer.end_tokens[:1]) for step in (1, 2) for text in steps[step - 1]]
     log = {name: np.concatenate(values) for name, values in {
         "step": [[step] * len(tokens) for step, tokens in written], "token": [tokens for _, tokens in written],
-        "id": [[i] * len(tokens) for i, (_, tokens) in enumerate(written)]}.items()}
+        "position": [range(len(tokens)) for _, tokens in written],
+        "response_id": [[i] * len(tokens) for i, (_, tokens) in enumerate(written)]}.items()}
     [table] = analyze.table_layout(log, tokenizer)
     assert table.rows == [
         ["1-1", "4", "75.0%", "50.0%", "100.0%", "75.0%", "75.0%", "25.0%", "`</th>` 25.0%"],
         ["2-2", "2", "0.0%", "0.0%", "50.0%", "50.0%", "0.0%", "0.0%", "`</b>` 100.0%, `</p>` 50.0%"]]
-    last = {name: values[log["id"] == 5] for name, values in log.items()}
-    assert analyze.table_layout(last | {"id": 0 * last["id"]}, tokenizer) == []  # another task's
+    last = {name: values[log["response_id"] == 5] for name, values in log.items()}
+    assert analyze.table_layout(last | {"response_id": 0 * last["response_id"]}, tokenizer) == []  # another task's
 
 
 # ---------------------------------------------------------------------------------------------- pictures of one run
 
 
+def chosen(log):
+    """The rows of the responses in the picture."""
+    return [tuple(rows.tolist() for rows in pair) for pair in analyze.choose_pairs(log)]
+
+
 def test_chosen_responses_answer_the_same_question():
     """Guards against pairs of different puzzles or in the other order, long responses, and one step shown twice."""
-    log = dict(step=np.repeat([1, 2], 6), id=np.array([0, 1, 2, 3, 3, 4] * 2) + np.repeat([0, 5], 6),
-               group=np.array([0, 0, 1, 1, 1, 1] * 2), advantage=np.array([1, 0, -1, 2, 2, 1] * 2), reward=np.zeros(12))
-    assert [rows.tolist() for rows in analyze.choose_responses(log)] == [[5], [2], [11], [8]]
-    single = {name: values[:6] for name, values in log.items()}
-    assert [rows.tolist() for rows in analyze.choose_responses(single)] == [[5], [2]]
-    log = dict(step=np.ones(6, int), id=np.arange(6), group=np.repeat([0, 1, 2], 2), advantage=np.array([1, -1] * 3),
+    log = dict(step=np.repeat([1, 2], 6), position=np.array([0, 0, 0, 0, 1, 0] * 2),
+               puzzle=np.array([0, 0, 1, 1, 1, 1, 2, 2, 3, 3, 3, 3]), advantage=np.array([1, 0, -1, 2, 2, 1] * 2),
+               reward=np.zeros(12))
+    assert chosen(log) == [([5], [2]), ([11], [8])]
+    assert chosen({name: values[:6] for name, values in log.items()}) == [([5], [2])]
+    log = dict(step=np.ones(6, int), position=np.zeros(6), puzzle=np.repeat([0, 1, 2], 2),
+               advantage=np.array([1, -1] * 3),
                reward=np.array([0.1, 0.0, 1.1, 0.1, 1.1, 0.0]))  # the layout alone, then success in two groups
-    assert [rows.tolist() for rows in analyze.choose_responses(log)] == [[2], [3]]
+    assert chosen(log) == [([2], [3])]
 
 
 def test_the_picture_of_credit_shows_the_tables(tmp_path, figures):
@@ -235,7 +250,7 @@ def test_the_picture_of_tokens_shows_credit_and_gradient(run, tmp_path, figures,
     log["credit"][3] = 1.5  # the second response's differs from token to token; the others' is one number
     (run / "samples.txt").write_text("".join(f"=== step {step}  {puzzle}  reward\na\n\n" for step, puzzle in (
         (1, "[4, 3] -> 7"), (1, "[5, 4] -> 9"), (2, "[9, 2] -> 11"))))
-    analyze.draw_run_tokens(log, tokenizer, "x", analyze.sampled_puzzles(run), tmp_path / "a.png")
+    analyze.draw_responses(log, tokenizer, "x", analyze.sampled_puzzles(run), tmp_path / "a.png")
     first, second = [1, *GRADIENT[:2], -0.5, 1.5, -0.5, -0.5, *GRADIENT[2:]], [1, *GRADIENT[:2], -0.5, *GRADIENT[2:]]
     shades = [report.SHADES(0.5 + value / 2 / 2) for value in first + [2 * x for x in second]]  # at most 2
     axis = figures[0].axes[0]
@@ -335,6 +350,22 @@ def test_methods_are_compared_over_seeds(run, call):
     assert "|     2 |     2 |" in text  # counts without decimals
     assert (run.parent / "comparison" / "table.md").read_text() in text
     assert (run.parent / "comparison" / "learning.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_column_for_every_pass_at_k_that_was_measured(run, call):
+    """Guards against an empty column where --pass_at is not 16, a mean over some of the seeds, and a standard error."""
+    runs = {"none": run} | {name: make_run(run.parent / name, 0.5, mitigation=name[0], seed=int(name[1]))
+                            for name in ("a0", "a1", "b0", "b1")}
+    assert "pass@" not in call(*runs.values())
+    for name, passed in (("none", {"pass@4": 0.6}), ("a0", {"pass@4": 0.7}), ("a1", {"pass@4": 0.9}),
+                         ("b0", {"pass@4": 0.5, "pass@4_stderr": 0.1}), ("b1", {"pass@16": 0.8})):
+        (runs[name] / "final.json").write_text(json.dumps({"step": 2} | passed | {
+            "heldout_success": 0.75 if name == "none" else 0.5}))
+    text, rows = call(*runs.values()), table_of(run)
+    assert "area | pass@4 | pass@16 |" in " ".join(text.split()) and "stderr" not in text
+    assert (rows["none"]["pass@4"], rows["a"]["pass@4"]) == pytest.approx((0.6, 0.8))
+    assert rows["a"]["pass@4 - GRPO"] == pytest.approx(0.2)
+    assert not any(name.startswith("pass@") for name in rows["b"])  # each k of one seed alone
 
 
 def test_every_table_warns_of_what_is_not_comparable(run, call):

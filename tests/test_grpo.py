@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import grpo
+import methods  # noqa: F401  completes LOSS_NORMS
 import sampler
 from plumbing.optimizer import Optimizer
 from qwen2_model import Qwen2, parse_config

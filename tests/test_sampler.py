@@ -165,11 +165,11 @@ def test_a_chunk_has_as_many_whole_groups_as_fit(size, chunks):
 @FAMILIES
 @pytest.mark.parametrize("options", [{}, {"num_key_value_heads": 6}, {"num_key_value_heads": 1},
                                      {"num_hidden_layers": 1, "head_dim": 16}], ids=str)
-@pytest.mark.parametrize("columns_at_once", [2, 32])
-def test_states_attention_and_hidden_tokens_equal_transformers(family, options, columns_at_once, tmp_path, monkeypatch):
+@pytest.mark.parametrize("rows", [1, 3, 32])
+def test_states_attention_and_hidden_tokens_equal_transformers(family, options, rows, tmp_path, monkeypatch):
     """Guards against another layer, scale or column, padding that is seen, hidden tokens that shift the others, and
-    columns that a piece of attention leaves out."""
-    monkeypatch.setattr(sampler, "COLUMNS_AT_ONCE", columns_at_once)
+    rows that a block of attention leaves out."""
+    monkeypatch.setattr(sampler, "ROWS_IN_BLOCK", rows)
     hf, model = random_model(family, tmp_path, **options)
     hf.set_attn_implementation("eager")
     mask, puzzle = torch.arange(8) < torch.tensor([6, 1, 5, 6])[:, None], torch.tensor([2, 1, 3, 2])  # (B, T), (B,)

@@ -451,7 +451,7 @@ OTHER_TASK = ["--task", REVERSE, "--model", BUNDLED]
         ["--answers", 1], ["--answers", 10**5], ["--beta1", 1.0], ["--clip_high", 1e308], ["--questions", 0],
         ["--lr", "nan"], ["--max_new_tokens", 9999], ["--device", "nonsense"], ["--device", "meta"],
         ["--k", 0, "--mitigation", "vineppo"], ["--temperature", 0], ["--max_grad_norm", "inf"],
-        ["--warmup_steps", 101], ["--loss_norm", "lambda", "--answers", 82])),
+        ["--warmup_steps", 101])),
     (["--model", "nowhere"], "no folder nowhere"), (["--eval_data", "nowhere"], "no data file nowhere"),
     ([*OTHER_TASK, "--mitigation", "first_error"], "needs calculations, which is neither a function of the task"),
     ([*OTHER_TASK, "--task", "sudoku"], "tasks/NAME_task.py"),

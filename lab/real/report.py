@@ -67,8 +67,8 @@ def first_figures(log: dict, space: int) -> dict[str, str]:
         return {f"{name}, {measure}": cell(ratio_of(log, measure, over, under)) for measure in MEASURES}
 
     return {
-        "responses, tokens": f"{log['id'][-1] + 1:,}, {len(log['id']):,}",
-        "length, tokens": f"{len(log['id']) / (log['id'][-1] + 1):.0f}",
+        "responses, tokens": f"{log['response_id'][-1] + 1:,}, {len(log['response_id']):,}",
+        "length, tokens": f"{len(log['response_id']) / (log['response_id'][-1] + 1):.0f}",
         "reasoning, share of tokens": f"{reasoning.mean():.1%}",
         **ratios("filler / reasoning", filler, reasoning),
         "lone spaces, share of filler": f"{1 - words.sum() / filler.sum():.1%}",

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from analyze import is_control, method_name
+from analyze import CONTROLS, method_name
 from grpo import compare
 from lab.estimates import cell, read_column
 from lab.picture import CAPTIONS, draw
@@ -93,7 +93,7 @@ def rebuild(truth: dict, policy: Policy, advantage: str = "grpo", normalize: str
 
 def best_method(ranks: dict[str, Estimate]) -> str:
     """The method with the largest of these scores, by name, without what is no method and the controls."""
-    return max((name for name in ranks if name in MITIGATIONS and not is_control(name)),
+    return max((name for name in ranks if name in MITIGATIONS and name not in CONTROLS),
                key=lambda name: np.nan_to_num(ranks[name].value, nan=-1.0))
 
 
