@@ -159,8 +159,8 @@ def main() -> None:
         s = with_model(s)  # so that config.json names the folder
         policy, training, heldout = prepare(s, hyper_parameters)
         mitigation = partial(MITIGATIONS[s.mitigation], **hyper_parameters)
-        run_folder.check_disk(run, s, [p for module in (policy.model, *policy.heads.values())
-                                       for p in module.parameters()])
+        weights = [p for module in (policy.model, *policy.heads.values()) for p in module.parameters()]
+        run_folder.check_disk(run, s, weights)
         optimizer = Optimizer(policy.model, s.lr, (s.beta1, s.beta2), s.weight_decay, s.optimizer_device or None)
         columns = try_step(policy, optimizer, training, s, mitigation)
         # What a run must find unchanged when it is resumed, besides its settings.

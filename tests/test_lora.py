@@ -107,7 +107,7 @@ def test_gradients_by_finite_differences(random_model):
 
 
 def test_a_first_step_moves_each_matrix_by_its_gradient_within_the_rows_of_A(random_model):
-    """One step of SGD from B = 0 changes W by -lr s^2 G A^T A, G the gradient of W: for each of q, k, v, gate and up."""
+    """A step of SGD from B = 0 changes W by -lr s^2 G A^T A, G the gradient of W: for each of q, k, v, gate and up."""
     lr, scale, tokens = 0.1, 7.0 / 2, torch.arange(8)[None]
     weight = torch.randn(1, 8, len(random_model.embedding)).double()
     (random_model(tokens) * weight).sum().backward()
@@ -202,7 +202,7 @@ def test_a_run_trains_adapters_alone_and_is_resumed_to_the_byte(dtype, tmp_path)
 
 
 def test_the_reference_shares_the_base_and_keeps_the_adapters_it_began_with(tmp_path):
-    """Guards against a second copy of the base, and a reference that learns, or has no adapters where some were given."""
+    """Guards against a second copy of the base, and a reference that learns, or lacks the adapters it was given."""
     flags = dict(kl=0.1, lora_rank=4, max_new_tokens=12, questions=2, answers=3, reward="random", lr=0.01)
     run(*TINY, "--reward", "random", "--steps", 2, "--out", tmp_path / "r")
     s = Settings(**flags, adapter=str(tmp_path / "r" / "checkpoint" / "adapter"))
@@ -224,7 +224,8 @@ def test_the_command_line_takes_an_adapter_of_its_rank_alone(tmp_path, refusal):
     run(*TINY, "--steps", 1, "--out", tmp_path / "first")
     folder = tmp_path / "first" / "checkpoint" / "adapter"
     for flags, said in ((["--lora_rank", 0], "another rank or alpha: pass --lora_rank 4 --lora_alpha 32.0"),
-                        (["--lora_alpha", 8], "another rank or alpha"), (["--adapter", tmp_path], "adapter_config.json"),
+                        (["--lora_alpha", 8], "another rank or alpha"),
+                        (["--adapter", tmp_path], "adapter_config.json"),
                         (["--lora_rank", -1], "--lora_rank must be at least 0"), (["--lora_alpha", 0], "--lora_alpha"),
                         (["--model", folder], "pass it to --adapter, and its model to --model")):
         assert said in refusal(train, *TINY, "--adapter", folder, *flags, "--out", tmp_path / "x")
