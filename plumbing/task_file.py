@@ -78,6 +78,14 @@ def check_prompt(found: str | tuple) -> tuple[str, ...]:
     return pieces
 
 
+def check_reply(found: str | tuple | None) -> tuple[str, ...] | None:
+    """The pieces of what a task's reply returned, None where it said nothing; ValueError unless those are texts."""
+    pieces = (found,) if isinstance(found, str) else found
+    if pieces is not None and not (isinstance(pieces, tuple) and all(isinstance(piece, str) for piece in pieces)):
+        raise ValueError(f"the task's reply must return text, a tuple of its pieces, or None, not {found!r:.50}")
+    return pieces
+
+
 def check_grade(grade: dict[str, Any]) -> dict[str, float]:
     """What a task's grade returned, as floats, NaN for a further None; ValueError unless it has all that it should."""
     what, needed = "what the task's grade returns", {"reward": float, "answer": float, "format": float}
