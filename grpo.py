@@ -47,7 +47,7 @@ from plumbing.optimizer import Optimizer
 from plumbing.processes import my_share
 from plumbing.registry import check_loss, check_share, require
 from rollout import Policy, TokenBatch, by_group, group_mean
-from sampler import replies_of, response_logprobs, whole_groups
+from sampler import response_logprobs, whole_groups
 from settings import Settings
 
 # ----------------------------------------------------------------------------------------------- advantage
@@ -201,7 +201,7 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
         for rows in micro_batches(batch, credit, s):  # (b,) places in the batch; below, b responses are (b, T)
             mask = batch.mask[rows]
             logprob = response_logprobs(policy.model, batch.ask.prompts, batch.group[rows], batch.tokens[rows], mask,
-                                        before=replies_of(batch, rows))
+                                        before=[batch.before[i] for i in rows])
             if i == 0 and s.old_logprob == "update":  # see point 3 above
                 old[rows] = logprob.detach()
             found = LOSSES[s.loss](logprob, old[rows], credit[rows], mask, s)

@@ -19,13 +19,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from plumbing.metrics import replied
 from plumbing.processes import share_out
 from plumbing.progress import Progress
 from plumbing.task_file import check_grade, check_prompt, check_reply, check_roles
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import Qwen2, wide
-from sampler import (Samples, distinct_texts, generate, replied, replies_of, response_attention, response_logprobs,
-                     response_states, whole_groups)
+from sampler import (Replies, Samples, distinct_texts, generate, response_attention, response_logprobs, response_states,
+                     whole_groups)
 from settings import Settings
 from tasks.text import fingerprint
 
@@ -49,6 +50,7 @@ class TokenBatch:
     entropy: Tensor  # (B, T) entropy of the sampling distribution, nats
     logit_grad: Tensor  # (B, T) ||onehot - p||, the size of the gradient of log pi in logit space
     ended: Tensor  # (B,) bool, False where the token limit cut the response off
+    before: Replies  # per response, by column t: the tokens of the environment's reply that stand before it
     reward: Tensor  # (B,) "reward" of the task's `grade`, or a coin toss (--reward random)
     success: Tensor  # (B,) its "answer": 1 where that is right (or the coin shows heads), else 0
     format: Tensor  # (B,) its "format": how much of the requested layout it has, from 0 to 1
@@ -62,13 +64,7 @@ class TokenBatch:
     spans: tuple[tuple[tuple[int, int], ...], ...]  # per response, the character span of each token in the text
     normalize: str  # how `reweight` of mitigations.py rescales weights
     ask: "Queries"  # what a credit function may ask the model
-    before: tuple[dict[int, list[int]], ...] = ()  # per response, the tokens of the reply before column t; () in one turn
     advantage: Tensor | None = None  # (B,) how each reward compares: set by `compare` of grpo.py
-
-    @property
-    def replied(self) -> Tensor:
-        """The number (B,) of tokens that replies have in each response."""
-        return replied(self)
 
 
 def by_group(batch: TokenBatch, values: Tensor) -> Tensor:
@@ -102,33 +98,36 @@ class Policy(NamedTuple):
         pieces = check_prompt(self.task.prompt(puzzle, self.tokenizer.chat))
         return self.tokenizer.start + self.tokenizer.encode(*pieces)
 
+    @property
+    def in_turns(self) -> bool:
+        """Whether the task replies."""
+        return hasattr(self.task, "reply")
+
     def turns(self, tokens: list[int]) -> list[str]:
-        """The texts of the turns that a response consists of, without their end tokens."""
-        ends = [t + 1 for t, token in enumerate(tokens) if token in self.tokenizer.end_tokens]
-        return [self.tokenizer.decode(tokens[a:b])[0] for a, b in pairwise(sorted({0, *ends, len(tokens)}))]
+        """The text of each turn of a response, without its end token."""
+        stops = [t for t, token in enumerate(tokens, 1) if token in self.tokenizer.end_tokens]
+        return [self.tokenizer.decode(tokens[a:b])[0] for a, b in pairwise(sorted({0, *stops, len(tokens)}))]
 
     def reply(self, puzzle: Any, tokens: list[int]) -> list[int] | None:
-        """The tokens of what the environment says after a response's tokens so far, the last of which ended a turn.
+        """What the task says after these tokens of a response, the last of which ended a turn; None where it is over.
 
-        None where it says nothing, and the response is over. The task is told the response's own turns alone, so that
-        a model that writes a reply itself forges nothing.
+        It is told the response's own turns alone, so that a model that writes a reply itself forges nothing.
         """
         said = check_reply(self.task.reply(self.turns(tokens), puzzle, self.tokenizer.chat))
         return None if said is None else self.tokenizer.encode(*said)
 
-    def context(self, puzzle: Any, tokens: list[int]) -> list[int]:
-        """What the model reads before it goes on with a response: the prompt and these tokens, replies included."""
-        replies = self.replies(puzzle, tokens)
-        return self.prompt(puzzle) + [x for t, token in enumerate(tokens) for x in (*replies.get(t, ()), token)] + (
-            replies.get(len(tokens), []))
-
     def replies(self, puzzle: Any, tokens: list[int]) -> dict[int, list[int]]:
-        """What was said before column t of the beginning of a response, which may end between two turns."""
-        ends = [t + 1 for t, token in enumerate(tokens) if token in self.tokenizer.end_tokens]
-        return {t: self.reply(puzzle, tokens[:t]) for t in ends} if self.in_turns else {}
+        """What was said before each column of a response that begins with these tokens."""
+        return {t: self.reply(puzzle, tokens[:t]) for t, token in enumerate(tokens, 1)
+                if self.in_turns and token in self.tokenizer.end_tokens}
+
+    def context(self, puzzle: Any, tokens: list[int]) -> list[int]:
+        """What the model reads before it continues these tokens of a response: the prompt, and all that was said."""
+        before, last = self.replies(puzzle, tokens), len(tokens)
+        return self.prompt(puzzle) + [x for t in range(last + 1) for x in (*before.get(t, ()), *tokens[t : t + 1])]
 
     def decode(self, tokens: list[int], before: dict[int, list[int]]) -> tuple[str, list[tuple[int, int]]]:
-        """The text of a response, replies included, and the span of each of its tokens."""
+        """The text of a response with its replies, and the span of each of its tokens."""
         text, spans = "", []
         for a, b in pairwise([0, *before, len(tokens)]):
             text += self.tokenizer.decode(before.get(a, ()))[0]
@@ -136,11 +135,6 @@ class Policy(NamedTuple):
             spans += [(len(text) + start, len(text) + stop) for start, stop in own]
             text += turn
         return text, spans
-
-    @property
-    def in_turns(self) -> bool:
-        """Whether the task replies."""
-        return hasattr(self.task, "reply")
 
 
 # ---------------------------------------------------------------------------------------------------- a step
@@ -215,8 +209,7 @@ def sample(policy: Policy, puzzles: list, uniforms: Tensor, prefixes: list[list[
     def sample_some(mine: list[int]) -> list[Samples]:
         """The samples of some puzzles, of G rows each."""
         def reply(row: int, tokens: list[int]) -> list[int] | None:
-            q = mine[row // G]
-            return policy.reply(puzzles[q], prefixes[q] + tokens)
+            return policy.reply(puzzles[mine[row // G]], prefixes[mine[row // G]] + tokens)
 
         rows = torch.tensor([q * G + g for q in mine for g in range(G)])  # (M,)
         own_limit, own_excluded = (None if x is None else x[rows] for x in (limit, excluded))
@@ -259,14 +252,15 @@ def generate_and_grade(policy: Policy, puzzles: list, uniforms: Tensor, prefixes
 def decode_and_grade(policy: Policy, puzzles: list, samples: Samples, prefixes: list[list[int]] | None,
                      grade: Callable) -> tuple[list[tuple[str, list]], list[dict[str, float]]]:
     """Text with token spans, and grades, of each of B responses, its puzzle's prefix included."""
-    lengths, G, prefixes = samples.mask.sum(1).tolist(), len(samples.tokens) // len(puzzles), prefixes or [[]]
+    lengths, G = samples.mask.sum(1).tolist(), len(samples.tokens) // len(puzzles)
     decoded, grades = [], []
-    for i, (row, length) in enumerate(zip(samples.tokens.tolist(), lengths)):
-        puzzle, prefix, own = puzzles[i // G], prefixes[i // G % len(prefixes)], samples.before[i] if samples.before else {}
+    for i, (row, length, own) in enumerate(zip(samples.tokens.tolist(), lengths, samples.before)):
+        puzzle, prefix = puzzles[i // G], prefixes[i // G] if prefixes else []
         tokens = prefix + row[:length]
         before = policy.replies(puzzle, prefix) | {len(prefix) + t: said for t, said in own.items()}
         decoded.append(policy.decode(tokens, before))
-        grades.append(check_grade(grade(decoded[i][0], puzzle, *[policy.turns(tokens)] * policy.in_turns)))
+        turns = [policy.turns(tokens)] if policy.in_turns else []
+        grades.append(check_grade(grade(decoded[i][0], puzzle, *turns)))
     return decoded, grades
 
 
@@ -310,8 +304,8 @@ class Queries:
         self.prompts = [policy.prompt(puzzle) for puzzle in puzzles]  # Q lists of tokens
         self.computed: dict[str, Tensor] = {}  # the answers so far
         # What the step cost so far, for metrics.csv: tokens sampled, and tokens read without gradient.
-        self.tokens_sampled, self.replied = int(samples.mask.sum()), replied(samples)  # replied (B,)
-        self.tokens_read = sum(map(len, self.prompts)) + int(self.replied.sum())
+        self.tokens_sampled = int(samples.mask.sum())
+        self.tokens_read = sum(map(len, self.prompts)) + replied(samples.before)
 
     @once
     def hidden(self) -> Tensor:
@@ -363,16 +357,16 @@ class Queries:
         A reader is a function such as response_logprobs(model, prompts, prompt_of, tokens, mask, *per_row). It gets a
         few groups at a time. per_row: arguments with a row for each response.
         """
-        tokens, mask = self.samples.tokens, self.samples.mask  # (B, T) each
+        tokens, mask, before = self.samples.tokens, self.samples.mask, self.samples.before  # (B, T) each, B
         rows = torch.arange(len(tokens), device=tokens.device) if rows is None else rows.to(tokens.device)
         group = rows // (len(tokens) // len(self.puzzles))  # (R,)
         chunks = whole_groups(group, self.s.micro_batch)  # of places in rows
-        self.tokens_read += int(mask[rows].sum() + self.replied[rows].sum())
+        self.tokens_read += int(mask[rows].sum()) + replied([before[i] for i in rows])
         self.tokens_read += sum(len(self.prompts[q]) for chunk in chunks for q in set(group[chunk].tolist()))
 
         def read_some(mine: list[Tensor]) -> list[Tensor]:
             return [reader(model, self.prompts, group[chunk], tokens[rows[chunk]], mask[rows[chunk]],
-                           *(x[chunk] for x in per_row), before=replies_of(self.samples, rows[chunk])).cpu()
+                           *(x[chunk] for x in per_row), before=[before[i] for i in rows[chunk]]).cpu()
                     for chunk in mine]
 
         return torch.cat(share_out(chunks, read_some)).to(tokens.device)
@@ -411,5 +405,5 @@ class Queries:
                                              prefixes, left, excluded, self.grade)
         self.tokens_sampled += int(samples.mask.sum())
         # A text that begins another one is not read separately, so it doesn't count.
-        self.tokens_read += sum(map(len, distinct_texts(texts)[0])) + int(replied(samples).sum())
+        self.tokens_read += sum(map(len, distinct_texts(texts)[0])) + replied(samples.before)
         return torch.tensor([grade["reward"] for grade in grades])

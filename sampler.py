@@ -32,8 +32,7 @@ SCORES_AT_ONCE = 2**24  # attention scores that are computed at once, at most
 ROWS_IN_BLOCK = 4  # rows of a block of attention: few, so that short rows are padded little
 PROBABILITIES_KEPT = 2**25  # bytes of attention probabilities in a layer; the backward pass computes more of them again
 
-# In several turns, for each response: the tokens of the reply that it reads before its column t. () in single turns.
-Replies = Sequence[dict[int, list[int]]]
+Replies = Sequence[dict[int, list[int]]]  # for each response, by column t: the tokens of the reply read before it
 
 
 class Samples(NamedTuple):
@@ -49,7 +48,7 @@ class Samples(NamedTuple):
     entropy: Tensor  # (B, T) entropy of pi before the token, nats
     logit_grad: Tensor  # (B, T) ||onehot - p||: norm of the gradient of log pi in the logits / temperature
     ended: Tensor  # (B,) bool, False where the token limit cut the response off
-    before: tuple[dict[int, list[int]], ...] = ()  # B, see Replies
+    before: Replies  # B, replies to turns; of these an empty reply is one, too
 
 
 # ------------------------------------------------------------------------------------------------- sampling
@@ -133,7 +132,7 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
     recorded = wide(model.output_weight.new_zeros(3, B, T))  # log-prob, entropy, logit gradient
     ended = torch.zeros(B, dtype=torch.bool, device=device)
     told = torch.full((B, T), -1, device=device)  # the token that a row reads in a column of the cache; -1: it samples
-    before = tuple({} for _ in range(B)) if reply else ()
+    before = tuple({} for _ in range(B))
     # A tenth faster than no_grad. Autograd refuses tensors that were made inside, so what is returned was made above.
     with torch.inference_mode():
         cache = KVCache(model, prompts, G, T)
@@ -154,8 +153,8 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
             running = (limit > t + 1) & ~over  # (B',)
             for i in over.nonzero()[:, 0].tolist() if reply else ():
                 row, said = int(rows[i]), reply(int(rows[i]), tokens[rows[i], : place[i]].tolist())
-                if said is not None:
-                    ended[row], running[i] = False, limit[i] > t + 1 + len(said)
+                ended[row] = said is None
+                running[i] = said is not None and limit[i] > t + 1 + len(said)
                 if running[i]:
                     before[row][int(place[i])] = said
                     told[row, t + 1 : t + 1 + len(said)] = torch.tensor(said, dtype=torch.long)
@@ -344,35 +343,20 @@ class Prompts:
 
 
 def with_replies(tokens: Tensor, mask: Tensor, before: Replies) -> tuple[Tensor, Tensor, Tensor]:
-    """Whole responses: tokens and mask (b, C) with the replies in between, and the column (b, T) of each token in them.
-
-    tokens, mask (b, T), and before as Samples have them. C = T in single turns.
-    """
-    column = torch.arange(tokens.shape[1], device=mask.device).repeat(len(tokens), 1)  # (b, T)
+    """Responses with their replies: tokens and mask (b, C), and the column (b, T) in these of each token (b, T)."""
+    column = torch.arange(tokens.shape[1], device=mask.device).expand_as(tokens)  # (b, T)
     if not any(before):
         return tokens, mask, column
-    for row, replies in enumerate(before):
-        for t, said in replies.items():
-            column[row, t:] += len(said)
-    length = (column + 1).masked_fill(~mask, 0).amax(1)  # (b,)
-    whole = tokens.new_zeros(len(tokens), int(column.max()) + 1).scatter(1, column, tokens)  # (b, C)
-    for row, replies in enumerate(before):
-        for t, said in replies.items():
-            stop = int(column[row, t])
-            whole[row, stop - len(said) : stop] = torch.tensor(said, dtype=torch.long)
+    read = [[len(replies.get(t, ())) for t in range(tokens.shape[1])] for replies in before]
+    column = column + torch.tensor(read, device=mask.device).cumsum(1)  # (b, T)
+    length = (column * mask).amax(1, keepdim=True) + 1  # (b, 1)
     C = int(length.max())
-    return whole[:, :C], torch.arange(C, device=mask.device) < length[:, None], column.clamp(max=C - 1)
-
-
-def replies_of(samples: Samples, rows: Tensor) -> Replies:
-    """The replies in the responses rows (b,); also of a TokenBatch."""
-    return [samples.before[i] for i in rows.tolist()] if samples.before else ()
-
-
-def replied(samples: Samples) -> Tensor:
-    """The number (B,) of tokens that replies have in each response."""
-    counts = [sum(map(len, replies.values())) for replies in samples.before] or [0] * len(samples.tokens)
-    return torch.tensor(counts, device=samples.tokens.device)
+    column = column.clamp(max=C - 1)  # on padding it may exceed that
+    whole = tokens.new_zeros(len(tokens), C).scatter(1, column, tokens)  # (b, C)
+    for row, replies in enumerate(before):
+        for t, said in replies.items():
+            whole[row, column[row, t] - len(said) : column[row, t]] = torch.tensor(said, dtype=torch.long)
+    return whole, torch.arange(C, device=mask.device) < length, column
 
 
 class Texts:
@@ -481,7 +465,5 @@ def response_attention(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor
     S, C = paid.shape[1], texts.C
     # The state that predicts token 0 is the prompt's: a row of zeros before. F.pad: left, right, before, behind.
     whole = F.pad(paid[:, :, paid.shape[2] - S :], (0, C - S, 1, C - S - 1))  # (b, C, C)
-    if not any(before):
-        return whole
-    rows = whole.gather(1, texts.column[:, :, None].expand(-1, -1, C))  # (b, T, C)
-    return rows.gather(2, texts.column[:, None].expand(-1, tokens.shape[1], -1))
+    rows = torch.arange(len(whole), device=mask.device)[:, None, None]  # (b, 1, 1)
+    return whole[rows, texts.column[:, :, None], texts.column[:, None]] if any(before) else whole  # (b, T, T)

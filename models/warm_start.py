@@ -158,7 +158,7 @@ def demonstrations(policy: Policy, puzzles: list, rng: np.random.Generator, s: S
     """A batch whose responses the task wrote: s.answers demonstrations of each puzzle, of the schedule's first part."""
     asked = [puzzle for puzzle in puzzles for _ in range(s.answers)]  # B
     responses = [demonstration(policy, puzzle, rng, policy.task.KNOWN[0]) for puzzle in asked]
-    before = tuple(policy.replies(puzzle, row[:-1]) for puzzle, row in zip(asked, responses)) * policy.in_turns
+    before = tuple(policy.replies(puzzle, row[:-1]) for puzzle, row in zip(asked, responses))
     rows = [torch.tensor(row, device=s.device) for row in responses]
     tokens, mask = (pad_sequence(x, batch_first=True) for x in (rows, [row >= 0 for row in rows]))  # (B, T) each
     unknown, ended = torch.zeros(mask.shape, device=s.device), mask.any(1)  # (B, T) what sampling records, (B,)

@@ -25,8 +25,8 @@ import numpy as np
 from tasks.text import FILLER, REASONING, STRUCTURE, anchors
 
 N, GUESSES = 15, 4
-KNOWN = (0.6, 0.1)  # probability that a guess halves what is left, for the first and the last part of the warm start
-FORGOTTEN = 0.15  # probability that a demonstrated guess ignores what was said
+KNOWN = (0.6, 0.05)  # probability that a guess halves what is left, for the first and the last part of the warm start
+FORGOTTEN = 0.7  # probability that any other demonstrated guess ignores what was said
 
 
 class Puzzle(NamedTuple):
@@ -107,13 +107,13 @@ def sentence_starts(text: str, spans: list[tuple[int, int]]) -> np.ndarray:
 
 
 def demonstrate(puzzle: Puzzle, rng: np.random.Generator, known: float) -> list[str]:
-    """The turns of a game: each guess halves what is left with probability `known`, else it is any number of these, or,
-    where it forgets what was said, of all."""
+    """The turns of a game. With probability `known` a guess halves what is left; else it is any of these numbers, or,
+    where it ignores what was said, of all.
+    """
     low, high, turns = 1, puzzle.n, []
     while not turns or reply(turns, puzzle, False) is not None:
-        middle = rng.random() < known
-        first, last = (1, puzzle.n) if not middle and rng.random() < FORGOTTEN else (low, high)
-        guess = (low + high) // 2 if middle else int(rng.integers(first, last + 1))
+        first, last = (1, puzzle.n) if rng.random() < FORGOTTEN else (low, high)
+        guess = (low + high) // 2 if rng.random() < known else int(rng.integers(first, last + 1))
         low, high = (max(low, guess + 1), high) if puzzle.secret > guess else (low, min(high, guess - 1))
         turns.append(str(guess))
     return turns
