@@ -315,7 +315,7 @@ def with_replies(log: dict, rows: np.ndarray, name: str) -> np.ndarray:
         return log[name][rows]
     own = log["reply_response"] == log["response_id"][rows[0]]
     said = log["reply_token"][own] if name == "token" else np.nan
-    return np.insert(log[name][rows].astype(float), log["reply_position"][own], said)
+    return np.insert(log[name][rows].astype(float), log["reply_position"][own].astype(int), said)
 
 
 def draw_responses(log: dict, tokenizer: Tokenizer, method: str, puzzles: dict, file: Path) -> None:
@@ -339,7 +339,7 @@ def draw_responses(log: dict, tokenizer: Tokenizer, method: str, puzzles: dict, 
             blocks.append(Block(below, "normal", 1, texts, gradient))
     empty = "No puzzle of the first or last step has both a reinforced and a discouraged response"
     legend = ("below 0: made less likely     above 0: made more likely     "
-              "(↵ line break, ⇥ tab, ■ end token, □ other letter)" + ("     grey: replies" if "turn" in log else ""))
+              "(↵ line break, ⇥ tab, ■ end token, □ other letter)" + "     grey: replies" * ("turn" in log))
     report.draw_blocks(blocks or [Block(empty, "bold", 1, [" "], np.zeros(1))], legend, file)
 
 

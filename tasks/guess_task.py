@@ -1,5 +1,4 @@
-"""Guess the number: a task in several turns. The policy names a number, and is told whether the secret is higher or
-lower.
+"""Guess the number, a task in several turns: the policy names one, and is told whether the secret is higher or lower.
 
     Guess a number from 1 to 15. You have 4 guesses.
     7
@@ -8,9 +7,9 @@ lower.
     lower
     9
 
-A turn is a number in decimal digits and nothing else; any other turn ends the game, which is lost then. The prompt never
-shows the secret, so a model can memorize nothing: it can only learn to guess well. Halving what is left always finds one
-of 15 numbers in 4 guesses.
+A turn is a number in decimal digits and nothing else; any other turn ends the game, which is lost then. The prompt
+never shows the secret, so a model can memorize nothing: it can only learn to guess well. Halving what is left always
+finds one of 15 numbers in 4 guesses.
 
 `reply` makes this a task in several turns, see docs/extend.md: it says what the environment answers to a turn.
 
@@ -67,7 +66,7 @@ def prompt(puzzle: Puzzle, chat: bool) -> str:
     """The rules, without the secret."""
     rules = f"Guess a number from 1 to {puzzle.n}. You have {GUESSES} guesses."
     if chat:
-        rules += " After each you are told whether the number is higher or lower. Answer with a number and nothing else."
+        rules += " After each you are told whether the number is higher or lower. Write a number and nothing else."
     return f"<|im_start|>user\n{rules}<|im_end|>\n<|im_start|>assistant\n" if chat else f"{rules}\n"
 
 
