@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from plumbing.metrics import replied
 from plumbing.processes import share_out
 from plumbing.progress import Progress
-from plumbing.task_file import check_grade, check_prompt, check_reply, check_roles
+from plumbing.task_file import check_grade, check_pieces, check_roles
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import Qwen2, wide
 from sampler import (Replies, Samples, distinct_texts, generate, response_attention, response_logprobs, response_states,
@@ -95,46 +95,36 @@ class Policy(NamedTuple):
         foreign text, such as a question from a data file, by turns. A control token in foreign text, such as
         <|im_end|>, is encoded as plain characters.
         """
-        pieces = check_prompt(self.task.prompt(puzzle, self.tokenizer.chat))
+        pieces = check_pieces(self.task.prompt(puzzle, self.tokenizer.chat), "prompt")
         return self.tokenizer.start + self.tokenizer.encode(*pieces)
-
-    @property
-    def in_turns(self) -> bool:
-        """Whether the task replies."""
-        return hasattr(self.task, "reply")
-
-    def turns(self, tokens: list[int]) -> list[str]:
-        """The text of each turn of a response, without its end token."""
-        stops = [t for t, token in enumerate(tokens, 1) if token in self.tokenizer.end_tokens]
-        return [self.tokenizer.decode(tokens[a:b])[0] for a, b in pairwise(sorted({0, *stops, len(tokens)}))]
 
     def reply(self, puzzle: Any, tokens: list[int]) -> list[int] | None:
         """What the task says after these tokens of a response, the last of which ended a turn; None where it is over.
-
-        It is told the response's own turns alone, so that a model that writes a reply itself forges nothing.
+        It is told the policy's own turns alone: a model that writes a reply itself forges nothing.
         """
-        said = check_reply(self.task.reply(self.turns(tokens), puzzle, self.tokenizer.chat))
-        return None if said is None else self.tokenizer.encode(*said)
+        said = self.task.reply(self.decode(tokens, {})[2], puzzle, self.tokenizer.chat)
+        return None if said is None else self.tokenizer.encode(*check_pieces(said, "reply"))
 
     def replies(self, puzzle: Any, tokens: list[int]) -> dict[int, list[int]]:
         """What was said before each column of a response that begins with these tokens."""
         return {t: self.reply(puzzle, tokens[:t]) for t, token in enumerate(tokens, 1)
-                if self.in_turns and token in self.tokenizer.end_tokens}
+                if hasattr(self.task, "reply") and token in self.tokenizer.end_tokens}
 
     def context(self, puzzle: Any, tokens: list[int]) -> list[int]:
         """What the model reads before it continues these tokens of a response: the prompt, and all that was said."""
         before, last = self.replies(puzzle, tokens), len(tokens)
         return self.prompt(puzzle) + [x for t in range(last + 1) for x in (*before.get(t, ()), *tokens[t : t + 1])]
 
-    def decode(self, tokens: list[int], before: dict[int, list[int]]) -> tuple[str, list[tuple[int, int]]]:
-        """The text of a response with its replies, and the span of each of its tokens."""
-        text, spans = "", []
-        for a, b in pairwise([0, *before, len(tokens)]):
+    def decode(self, tokens: list[int], before: dict[int, list[int]]) -> tuple[str, list[tuple[int, int]], list[str]]:
+        """The text of a response with its replies, the span of each of its tokens, and the texts of its own turns."""
+        text, spans, turns = "", [], []
+        stops = [t for t, token in enumerate(tokens, 1) if token in self.tokenizer.end_tokens]
+        for a, b in pairwise(sorted({0, *stops, len(tokens)})):
             text += self.tokenizer.decode(before.get(a, ()))[0]
             turn, own = self.tokenizer.decode(tokens[a:b])
             spans += [(len(text) + start, len(text) + stop) for start, stop in own]
-            text += turn
-        return text, spans
+            text, turns = text + turn, [*turns, turn]
+        return text, spans, turns
 
 
 # ---------------------------------------------------------------------------------------------------- a step
@@ -208,14 +198,12 @@ def sample(policy: Policy, puzzles: list, uniforms: Tensor, prefixes: list[list[
 
     def sample_some(mine: list[int]) -> list[Samples]:
         """The samples of some puzzles, of G rows each."""
-        def reply(row: int, tokens: list[int]) -> list[int] | None:
-            return policy.reply(puzzles[mine[row // G]], prefixes[mine[row // G]] + tokens)
-
+        reply = lambda row, tokens: policy.reply(puzzles[mine[row // G]], prefixes[mine[row // G]] + tokens)
         rows = torch.tensor([q * G + g for q in mine for g in range(G)])  # (M,)
         own_limit, own_excluded = (None if x is None else x[rows] for x in (limit, excluded))
         *found, before = generate(policy.model, [policy.context(puzzles[q], prefixes[q]) for q in mine], uniforms[rows],
                                   policy.tokenizer.end_tokens, own_limit, own_excluded, greedy, watch,
-                                  reply if policy.in_turns else None)
+                                  reply if hasattr(policy.task, "reply") else None)
         # Clones, because a view that is sent to another process would carry the storage of the whole tensor.
         return [Samples(*(x[i : i + G].cpu().clone() for x in found), before[i : i + G])
                 for i in range(0, len(rows), G)]
@@ -258,9 +246,9 @@ def decode_and_grade(policy: Policy, puzzles: list, samples: Samples, prefixes: 
         puzzle, prefix = puzzles[i // G], prefixes[i // G] if prefixes else []
         tokens = prefix + row[:length]
         before = policy.replies(puzzle, prefix) | {len(prefix) + t: said for t, said in own.items()}
-        decoded.append(policy.decode(tokens, before))
-        turns = [policy.turns(tokens)] if policy.in_turns else []
-        grades.append(check_grade(grade(decoded[i][0], puzzle, *turns)))
+        text, spans, turns = policy.decode(tokens, before)
+        decoded.append((text, spans))
+        grades.append(check_grade(grade(text, puzzle, *[turns] * hasattr(policy.task, "reply"))))
     return decoded, grades
 
 

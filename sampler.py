@@ -116,10 +116,9 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
     random number. watch(columns, running): called after each column, with their number so far and the share
     of the responses that are still running.
 
-    reply(row, tokens), in several turns: the tokens that a row reads after it sampled these, the last of which ended a
-    turn; None where nothing is said, and the response is over. The row stays in the batch and reads, a token a column,
-    while others sample. So its limit counts what it read, too. A reply that leaves no room for a further token is not
-    read: that response is cut off.
+    reply(row, tokens), in several turns: what a row reads after these tokens, the last of which ended a turn; None if
+    the response is over. The row reads it while others sample, a token a column, so its limit counts these tokens, too.
+    A reply that leaves no room for a further token is not read: that response is cut off.
     """
     (B, T), G = uniforms.shape, len(uniforms) // len(prompts)
     device = model.output_weight.device
@@ -152,7 +151,8 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
             ended[rows] = over
             running = (limit > t + 1) & ~over  # (B',)
             for i in over.nonzero()[:, 0].tolist() if reply else ():
-                row, said = int(rows[i]), reply(int(rows[i]), tokens[rows[i], : place[i]].tolist())
+                row = int(rows[i])
+                said = reply(row, tokens[row, : place[i]].tolist())
                 ended[row] = said is None
                 running[i] = said is not None and limit[i] > t + 1 + len(said)
                 if running[i]:
@@ -350,13 +350,11 @@ def with_replies(tokens: Tensor, mask: Tensor, before: Replies) -> tuple[Tensor,
     read = [[len(replies.get(t, ())) for t in range(tokens.shape[1])] for replies in before]
     column = column + torch.tensor(read, device=mask.device).cumsum(1)  # (b, T)
     length = (column * mask).amax(1, keepdim=True) + 1  # (b, 1)
-    C = int(length.max())
-    column = column.clamp(max=C - 1)  # on padding it may exceed that
-    whole = tokens.new_zeros(len(tokens), C).scatter(1, column, tokens)  # (b, C)
+    whole = tokens.new_zeros(len(tokens), int(column.max()) + 1).scatter(1, column, tokens)  # (b, C)
     for row, replies in enumerate(before):
         for t, said in replies.items():
             whole[row, column[row, t] - len(said) : column[row, t]] = torch.tensor(said, dtype=torch.long)
-    return whole, torch.arange(C, device=mask.device) < length, column
+    return whole, torch.arange(whole.shape[1], device=mask.device) < length, column
 
 
 class Texts:
@@ -373,14 +371,15 @@ class Texts:
 
     def __init__(self, model: Qwen2, prompts: list[list[int]], prompt_of: Tensor, tokens: Tensor, mask: Tensor,
                  hide: Tensor | None = None, before: Replies = ()):
-        """prompt_of (b,): the index of each response's prompt. tokens, mask (b, T): padded on the right.
+        """prompt_of (b,): the index of each response's prompt; others are left out. tokens, mask (b, T): padded on the
+        right.
 
         hide (b, T) bool: tokens that no later one of their response can see. before: replies, which are read as a part
         of the responses, see Samples. Below, a response has them: C columns.
         """
-        self.prompts = p = Prompts(model, prompts)
+        answered, prompt_of = prompt_of.unique(return_inverse=True)
+        self.prompts = p = Prompts(model, [prompts[q] for q in answered.tolist()])
         tokens, mask, self.column = with_replies(tokens, mask, before)  # (b, C), (b, C), (b, T)
-        self.C = mask.shape[1]
         hide = hide if hide is None else torch.zeros_like(mask).scatter(1, self.column, hide)  # (b, C)
         order = mask.sum(1).argsort(descending=True)  # (b,) the longest first, so that a block has rows of like length
         prompt_of, tokens, mask, self.rank = prompt_of[order], tokens[order], mask[order], order.argsort()
@@ -423,24 +422,17 @@ def whole_groups(group: Tensor, size: int) -> list[Tensor]:
     return chunks
 
 
-def texts_of(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor, tokens: Tensor, mask: Tensor,
-             hide: Tensor | None = None, before: Replies = ()) -> Texts:
-    """The Texts of some responses, with only those of the prompts that they answer."""
-    answered, prompt_of = prompt_of.unique(return_inverse=True)
-    return Texts(model, [prompts[q] for q in answered.tolist()], prompt_of, tokens, mask, hide, before)
-
-
 def response_states(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor, tokens: Tensor, mask: Tensor,
                     before: Replies = ()) -> Tensor:
     """The last hidden state (b, T, D) before each token of b responses (b, T); arguments as of Texts."""
-    texts = texts_of(model, prompts, prompt_of, tokens, mask, before=before)
+    texts = Texts(model, prompts, prompt_of, tokens, mask, before=before)
     return pick(model.hidden(texts.tokens, texts.positions, texts.attend), texts.before)
 
 
 def response_logprobs(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor, tokens: Tensor, mask: Tensor,
                       hide: Tensor | None = None, before: Replies = ()) -> Tensor:
     """log pi (b, T) of the tokens of b responses, with gradient, 0 on padding; arguments as of Texts."""
-    texts = texts_of(model, prompts, prompt_of, tokens, mask, hide, before)
+    texts = Texts(model, prompts, prompt_of, tokens, mask, hide, before)
     states = model.hidden(texts.tokens, texts.positions, texts.attend)  # (N, D)
     real = mask.flatten().nonzero()[:, 0]  # (n,)
     logprob = token_logprobs(model, states.index_select(0, texts.before.flatten()[real]), tokens.flatten()[real])
@@ -453,7 +445,7 @@ def response_attention(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor
 
     Of the last layer, averaged over its heads; arguments as of Texts. What is paid to replies is left out.
     """
-    texts, last, found = texts_of(model, prompts, prompt_of, tokens, mask, before=before), len(model.layers) - 1, []
+    texts, last, found = Texts(model, prompts, prompt_of, tokens, mask, before=before), len(model.layers) - 1, []
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if layer == last:
@@ -462,7 +454,7 @@ def response_attention(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor
 
     model.hidden(texts.tokens, texts.positions, attend)
     paid = wide(found[0])[texts.rank]  # (b, S, P + S), S at most C - 1
-    S, C = paid.shape[1], texts.C
+    S, C = paid.shape[1], int(texts.column.max()) + 1
     # The state that predicts token 0 is the prompt's: a row of zeros before. F.pad: left, right, before, behind.
     whole = F.pad(paid[:, :, paid.shape[2] - S :], (0, C - S, 1, C - S - 1))  # (b, C, C)
     rows = torch.arange(len(whole), device=mask.device)[:, None, None]  # (b, 1, 1)

@@ -32,7 +32,7 @@ from torch.nn.utils.rnn import pad_sequence
 from grpo import update
 from plumbing.flags import new_parser
 from plumbing.progress import clock, one_sentence
-from plumbing.task_file import check_grade, check_reply, load_task
+from plumbing.task_file import check_grade, load_task
 from plumbing.tokenizer import Tokenizer
 from plumbing.optimizer import Optimizer
 from plumbing.run_folder import copy_tokenizer
@@ -97,7 +97,7 @@ def written(task: ModuleType, puzzle: Any, rng: np.random.Generator, known: floa
     found = task.demonstrate(puzzle, rng, known)
     if isinstance(found, str):
         return found, check_grade(task.grade(found, puzzle))
-    said = ["".join(check_reply(task.reply(found[:i], puzzle, False))) for i in range(1, len(found))]
+    said = ["".join(task.reply(found[:i], puzzle, False)) for i in range(1, len(found))]
     text = "".join(map("".join, zip(found, [*said, ""])))
     return text, check_grade(task.grade(text, puzzle, found))
 

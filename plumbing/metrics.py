@@ -26,8 +26,7 @@ COLUMNS = ["step", "reward", "success", "format", "length", "truncated", "entrop
 CREDIT_LOG = {"step": np.int32, "response": np.uint16, "group": np.uint16, "position": np.uint16, "token": np.int32,
               "logprob": np.float32, "entropy": np.float32, "logit_grad": np.float32, "advantage": np.float32,
               "credit": np.float32, "reward": np.float32, "role": np.int8, "in_answer": np.int8}
-# Further ones where the task replies: the turn of each token, from 0 on, and a row for each token of a reply: which
-# response it stands in, and before which position.
+# Where the task replies, also the turn of a token; and for each token of a reply its response and the next position.
 TURN_LOG = {"turn": np.uint16, "reply_response": np.uint16, "reply_position": np.uint16, "reply_token": np.int32}
 
 
@@ -140,10 +139,8 @@ def replied(before: Iterable[dict[int, list[int]]]) -> int:
 
 def turn_of(batch: Any) -> Tensor:
     """The turn (B, T) of each token, from 0 on."""
-    begins = torch.zeros_like(batch.tokens)  # (B, T)
-    for row, replies in zip(begins, batch.before):
-        row[list(replies)] = 1
-    return begins.cumsum(1)
+    begins = [[t in replies for t in range(batch.tokens.shape[1])] for replies in batch.before]
+    return torch.tensor(begins, device=batch.tokens.device).cumsum(1)
 
 
 def write_credit_log(file: Path, step: int, batch: Any, credit: Tensor) -> int:
@@ -165,6 +162,5 @@ def log_columns(step: int, batch: Any, credit: Tensor) -> dict[str, np.ndarray]:
     }
     if hasattr(batch.task, "reply"):
         said = [(i, t, x) for i, replies in enumerate(batch.before) for t, words in replies.items() for x in words]
-        columns |= {"turn": turn_of(batch)[mask],
-                    **dict(zip([*TURN_LOG][1:], torch.tensor(said, dtype=torch.long).view(-1, 3).T))}
+        columns |= zip(TURN_LOG, (turn_of(batch)[mask], *torch.tensor(said, dtype=torch.long).view(-1, 3).T))
     return {name: values.cpu().numpy().astype((CREDIT_LOG | TURN_LOG)[name]) for name, values in columns.items()}

@@ -132,7 +132,7 @@ def test_generate_equals_a_loop_over_single_responses(replayed, random_model, mo
 
 
 def test_an_episode_of_two_turns_by_hand():
-    """In the walkthrough's manner, by its numpy: log-probs, credit, loss and gradient of a reply that stands between."""
+    """In the walkthrough's manner and by its numpy: log-probs, credit, loss and gradient, with a reply in between."""
     rng = np.random.default_rng(1)
     w = {name: rng.normal(0, 0.5, shape) for name, shape in by_hand.SHAPES.items()}
     model = Qwen2(CONFIG).double()
@@ -182,7 +182,7 @@ def test_texts_and_spans_of_a_response_with_replies():
         for token, (start, stop) in zip(tokens, spans):
             assert text[start:stop] == policy.tokenizer.decode([token])[0]
         turns = [text[spans[a][0] : spans[b - 1][1]] for a, b in pairwise([0, *batch.before[i], len(tokens)])]
-        assert turns == policy.turns(tokens)
+        assert turns == policy.decode(tokens, {})[2]
         assert re.sub(r"\n(higher|lower)\n", " ", text).split() == [turn.strip() for turn in turns]
         puzzle = batch.puzzles[batch.group[i]]
         assert batch.success[i] == (str(puzzle.secret) in turns)
@@ -306,7 +306,8 @@ def test_the_credit_of_a_turn_is_the_sum_of_its_tokens():
 
 def test_turn_vine_cuts_where_a_turn_begins():
     V, asked = torch.tensor([[9, 0.3, 9, 0], [9, 9, 0.5, 0.7], [9, 9, 9, 0], [9, 9, 0.2, 9]]), []
-    batch = hand_made(reward=torch.tensor([1.0, 0, 0, 1]), rollout_values=lambda counts: (asked.append(counts), V * (counts > 0))[1])
+    batch = hand_made(reward=torch.tensor([1.0, 0, 0, 1]),
+                      rollout_values=lambda counts: (asked.append(counts), V * (counts > 0))[1])
     third, two = 1 / 3, 2 / 3
     expected = [[0.3 - third, 0.7, 0.7, 0], [0.5 - two, 0.5 - two, 0.2, -0.7], [-two] * 3 + [0],
                 [0.2 - third, 0.2 - third, 0.8, 0.8]]
@@ -322,7 +323,8 @@ def test_turn_baseline_by_loops():
         found = turn_baseline(batch, to_end)
         for i in range(4):
             others = [j for j in range(4) if j != i]
-            b = [sum(r[j] for j in others if last[j] == l) / max(1, sum(last[j] >= l for j in others)) for l in range(3)]
+            b = [sum(r[j] for j in others if last[j] == turn) / max(1, sum(last[j] >= turn for j in others))
+                 for turn in range(3)]
             for t in range(int(batch.mask[i].sum())):
                 turn = sum(column <= t for column in batch.before[i])
                 end = 3 if to_end else last[i] + 1
@@ -409,13 +411,13 @@ def test_hostile_replies_are_characters_or_end_the_response(said):
 @pytest.mark.parametrize("said", [7, ["higher"], ("higher", 7), b"higher", ("higher", None)])
 def test_a_reply_that_is_no_text_is_one_sentence(said):
     task = SimpleNamespace(**vars(guess_task) | {"reply": lambda turns, puzzle, chat: said})
-    with pytest.raises(ValueError, match=r"^the task's reply must return text, a tuple of its pieces, or None, not"):
+    with pytest.raises(ValueError, match=r"^the task's reply must return text, not "):
         played(2, 2, task=task)
 
 
 def test_an_environment_that_raises_is_one_sentence(tmp_path, refusal, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for body, shown in (("raise OSError('the server is gone')", "the server is gone"), ("return 7", "must return text")):
+    for body, shown in (("raise OSError('the server has gone')", "has gone"), ("return 7", "must return text")):
         (tmp_path / "my_task.py").write_text(
             f"from tasks.guess_task import *\n\n\ndef reply(turns, puzzle, chat):\n    {body}\n")
         said = refusal(train, "--task", tmp_path / "my_task.py", "--model", GUESS, "--eval_problems", 2, "--steps", 1)
@@ -425,11 +427,12 @@ def test_an_environment_that_raises_is_one_sentence(tmp_path, refusal, monkeypat
 # ------------------------------------------------------------------------------------------------------------ runs
 
 
+SHORT = ["--task", "guess", "--questions", 3, "--answers", 4, "--eval_problems", 8, "--pass_at", 0, "--eval_every", 1]
+
+
 def run(folder, *flags, resume=False):
     """A short run on the guessing game; its metrics without what depends on the clock."""
-    words = ["--resume", folder] if resume else [
-        "--task", "guess", "--out", folder, "--questions", 3, "--answers", 4, "--eval_problems", 8, "--pass_at", 0,
-        "--eval_every", 1]
+    words = ["--resume", folder] if resume else [*SHORT, "--out", folder]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["train.py", *map(str, (*words, *flags))])
         train.main()
@@ -440,9 +443,10 @@ def logged(folder):
     """metrics.csv without what depends on the clock, samples.txt and the credit logs."""
     rows = list(csv.DictReader((folder / "metrics.csv").open()))
     clock = ("seconds", "tokens_per_second")
+    files = (folder / "credit").iterdir()
     return ([{key: value for key, value in row.items() if key not in clock} for row in rows],
             (folder / "samples.txt").read_text(),
-            {file.name: {key: x.tolist() for key, x in np.load(file).items()} for file in (folder / "credit").iterdir()})
+            {file.name: {key: x.tolist() for key, x in np.load(file).items()} for file in files})
 
 
 @pytest.mark.parametrize("flags", [[], ["--mitigation", "vineppo"], ["--mitigation", "ppo", "--max_new_tokens", 11],
@@ -457,8 +461,7 @@ def test_a_resumed_run_is_the_same(flags, tmp_path):
 def test_two_processes_make_the_same_run(tmp_path):
     flags = ["--mitigation", "vineppo", "--steps", 2]
     alone = run(tmp_path / "alone", *flags)
-    code, _, complained = output_of("train.py", "--task", "guess", "--out", tmp_path / "two", "--questions", 3, "--answers",
-                                    4, "--eval_problems", 8, "--pass_at", 0, "--eval_every", 1, *flags)
+    code, _, complained = output_of("train.py", *SHORT, "--out", tmp_path / "two", *flags)
     assert code == 0, complained[-2000:]
     together = logged(tmp_path / "two")
     assert together[1] == alone[1]
