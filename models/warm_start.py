@@ -10,6 +10,7 @@ at random. It ends up knowing more than it shows, and that is what reinforcement
 Run it:  python -m models.warm_start --out models/rebuilt                about 12 minutes on two cores
          python -m models.warm_start --task math --out models/math       the start model of another task
          python -m models.warm_start --task latin --puzzles 20000 --out models/latin
+         python -m models.warm_start --task guess --steps 2500 --out models/guess
          python -m models.warm_start --size small --steps 12000 --out models/small    half an hour
          python -m models.warm_start --from weights/smollm2 --until 0.25 --out weights/warm      a pretrained model
          python -m models.warm_start --report models/countdown-tiny      half a minute
