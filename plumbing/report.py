@@ -19,8 +19,7 @@ WIDTH = 9.0  # inches of every figure, at 200 dots an inch
 PALETTE = ("#1a7fc1", "#d55e00", "#009e73", "#c26a9b")  # safe for colour blindness, readable on white and on black
 GREY = "#797979"  # of text and axes: equal contrast to white and to the dark background of GitHub
 PLUS, MINUS = "#f1a340", "#a794d0"  # of tokens above and below 0: black text is readable on both
-SHADES = colors.LinearSegmentedColormap.from_list("credit", (MINUS, "white", PLUS))
-SHADES.set_bad("#cccccc")  # of tokens without credit, which NaN stands for
+SHADES = colors.LinearSegmentedColormap.from_list("credit", (MINUS, "white", PLUS)).with_extremes(bad="#cccccc")
 FONT, LETTER = "DejaVu Sans Mono", 0.60205  # comes with matplotlib; width of each of its letters in parts of its size
 FACES = [font_manager.get_font(font_manager.findfont(FONT + weight)) for weight in ("", ":bold")]
 IN_FONT = set.intersection(*(set(face.get_charmap()) for face in FACES)) - {0xFFFD}  # that stands for parts of letters
