@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from plumbing.chat import chat_tokens
 from plumbing.metrics import replied
 from plumbing.processes import share_out
 from plumbing.progress import Progress
@@ -95,14 +96,18 @@ class Policy(NamedTuple):
         foreign text, such as a question from a data file, by turns. A control token in foreign text, such as
         <|im_end|>, is encoded as plain characters.
         """
-        pieces = check_pieces(self.task.prompt(puzzle, self.tokenizer.chat), "prompt")
-        return self.tokenizer.start + self.tokenizer.encode(*pieces)
+        found = self.task.prompt(puzzle, self.tokenizer.chat)
+        if isinstance(found, list):  # messages
+            return chat_tokens(self.tokenizer, found, reply=False)
+        return self.tokenizer.start + self.tokenizer.encode(*check_pieces(found, "prompt"))
 
     def reply(self, puzzle: Any, tokens: list[int]) -> list[int] | None:
         """What the task says after these tokens of a response, the last of which ended a turn; None where it is over.
         It is told the policy's own turns alone: a model that writes a reply itself forges nothing.
         """
         said = self.task.reply(self.decode(tokens, {})[2], puzzle, self.tokenizer.chat)
+        if isinstance(said, list):
+            return chat_tokens(self.tokenizer, said, reply=True)
         return None if said is None else self.tokenizer.encode(*check_pieces(said, "reply"))
 
     def replies(self, puzzle: Any, tokens: list[int]) -> dict[int, list[int]]:
