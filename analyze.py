@@ -50,7 +50,11 @@ def method_name(label: str) -> str:
 
 def read_log(run: Path, metrics: dict) -> dict[str, np.ndarray]:
     """The credit log of a run: columns (N,), a row per token. ValueError where a step is missing or damaged."""
-    steps = read_credit(run, metrics)
+    steps, count = read_credit(run, metrics), 0  # responses so far
+    for step in steps:
+        if "reply_response" in step:  # as response_id, see with_measures; a reply's columns have a length of their own
+            step["reply_response"] = step["reply_response"] + count
+        count += 1 + int(step["response"].max())
     return with_measures({name: np.concatenate([step[name] for step in steps]) for name in steps[0]})
 
 
@@ -305,6 +309,15 @@ def choose_pairs(log: dict) -> list[tuple[np.ndarray, np.ndarray]]:
     return pairs
 
 
+def with_replies(log: dict, rows: np.ndarray, name: str) -> np.ndarray:
+    """A column of the log in the rows (L,) of a response, with its replies: their tokens, else NaN."""
+    if "turn" not in log:
+        return log[name][rows]
+    own = log["reply_response"] == log["response_id"][rows[0]]
+    said = log["reply_token"][own] if name == "token" else np.nan
+    return np.insert(log[name][rows].astype(float), log["reply_position"][own].astype(int), said)
+
+
 def draw_responses(log: dict, tokenizer: Tokenizer, method: str, puzzles: dict, file: Path) -> None:
     """Each response twice: by credit, one number where all tokens have the same, and by gradient.
 
@@ -316,16 +329,17 @@ def draw_responses(log: dict, tokenizer: Tokenizer, method: str, puzzles: dict, 
             step, group, reward = (log[name][rows[0]] for name in ("step", "group", "reward"))
             puzzle = f". Puzzle: {puzzles[step, group]}" if (step, group) in puzzles else ""
             heading = f"Step {step}, reward {reward:.2f}, credit by {method}{puzzle}"
-            texts = [tokenizer.bytes[token].decode("utf-8", "replace") for token in log["token"][rows]]
-            credit, shown = log["credit"][rows], texts  # (L,)
-            if np.ptp(credit) < 1e-6:  # equal but for rounding
+            tokens, credit, gradient = (with_replies(log, rows, name) for name in ("token", "credit", "gradient"))
+            texts = [tokenizer.bytes[int(token)].decode("utf-8", "replace") for token in tokens]
+            shown = texts  # (L,)
+            if np.ptp(log["credit"][rows]) < 1e-6:  # equal but for rounding
                 credit, shown = credit[:1], [f" {credit[0]:+.3g} on every token "]
             blocks.append(Block(heading, "bold", most_lines, shown, credit))
             below = "Gradient in logit space, credit · ‖onehot − p‖"
-            blocks.append(Block(below, "normal", 1, texts, log["gradient"][rows]))
+            blocks.append(Block(below, "normal", 1, texts, gradient))
     empty = "No puzzle of the first or last step has both a reinforced and a discouraged response"
     legend = ("below 0: made less likely     above 0: made more likely     "
-              "(↵ line break, ⇥ tab, ■ end token, □ other letter)")
+              "(↵ line break, ⇥ tab, ■ end token, □ other letter)" + "     grey: replies" * ("turn" in log))
     report.draw_blocks(blocks or [Block(empty, "bold", 1, [" "], np.zeros(1))], legend, file)
 
 

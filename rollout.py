@@ -10,6 +10,7 @@ Settings. The task is a module such as countdown_task.py; the code here knows no
 Run it:  python train.py --mitigation vineppo
 """
 from dataclasses import dataclass
+from itertools import pairwise
 from types import ModuleType
 from typing import Any, Callable, NamedTuple
 
@@ -18,12 +19,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from plumbing.chat import chat_tokens
+from plumbing.metrics import replied
 from plumbing.processes import share_out
 from plumbing.progress import Progress
-from plumbing.task_file import check_grade, check_prompt, check_roles
+from plumbing.task_file import check_grade, check_pieces, check_roles
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import Qwen2, wide
-from sampler import (Samples, distinct_texts, generate, response_attention, response_logprobs, response_states,
+from sampler import (Replies, Samples, distinct_texts, generate, response_attention, response_logprobs, response_states,
                      whole_groups)
 from settings import Settings
 from tasks.text import fingerprint
@@ -48,6 +51,7 @@ class TokenBatch:
     entropy: Tensor  # (B, T) entropy of the sampling distribution, nats
     logit_grad: Tensor  # (B, T) ||onehot - p||, the size of the gradient of log pi in logit space
     ended: Tensor  # (B,) bool, False where the token limit cut the response off
+    before: Replies  # per response, by column t: the tokens of the environment's reply that stand before it
     reward: Tensor  # (B,) "reward" of the task's `grade`, or a coin toss (--reward random)
     success: Tensor  # (B,) its "answer": 1 where that is right (or the coin shows heads), else 0
     format: Tensor  # (B,) its "format": how much of the requested layout it has, from 0 to 1
@@ -57,7 +61,7 @@ class TokenBatch:
     task: ModuleType  # such as countdown_task
     role: Tensor  # (B, T) int8, of tasks/text.py: FILLER (prose, and padding), REASONING (arithmetic), STRUCTURE (tags)
     in_answer: Tensor  # (B, T) bool, whether the token belongs to the graded answer: in Countdown, from <answer> on
-    text: tuple[str, ...]  # per response, decoded, end token removed
+    text: tuple[str, ...]  # per response, decoded, end tokens removed, with the replies between its turns
     spans: tuple[tuple[tuple[int, int], ...], ...]  # per response, the character span of each token in the text
     normalize: str  # how `reweight` of mitigations.py rescales weights
     ask: "Queries"  # what a credit function may ask the model
@@ -92,8 +96,40 @@ class Policy(NamedTuple):
         foreign text, such as a question from a data file, by turns. A control token in foreign text, such as
         <|im_end|>, is encoded as plain characters.
         """
-        pieces = check_prompt(self.task.prompt(puzzle, self.tokenizer.chat))
-        return self.tokenizer.start + self.tokenizer.encode(*pieces)
+        found = self.task.prompt(puzzle, self.tokenizer.chat)
+        if isinstance(found, list):  # messages
+            return chat_tokens(self.tokenizer, found, reply=False)
+        return self.tokenizer.start + self.tokenizer.encode(*check_pieces(found, "prompt"))
+
+    def reply(self, puzzle: Any, tokens: list[int]) -> list[int] | None:
+        """What the task says after these tokens of a response, the last of which ended a turn; None where it is over.
+        It is told the policy's own turns alone: a model that writes a reply itself forges nothing.
+        """
+        said = self.task.reply(self.decode(tokens, {})[2], puzzle, self.tokenizer.chat)
+        if isinstance(said, list):
+            return chat_tokens(self.tokenizer, said, reply=True)
+        return None if said is None else self.tokenizer.encode(*check_pieces(said, "reply"))
+
+    def replies(self, puzzle: Any, tokens: list[int]) -> dict[int, list[int]]:
+        """What was said before each column of a response that begins with these tokens."""
+        return {t: self.reply(puzzle, tokens[:t]) for t, token in enumerate(tokens, 1)
+                if hasattr(self.task, "reply") and token in self.tokenizer.end_tokens}
+
+    def context(self, puzzle: Any, tokens: list[int]) -> list[int]:
+        """What the model reads before it continues these tokens of a response: the prompt, and all that was said."""
+        before, last = self.replies(puzzle, tokens), len(tokens)
+        return self.prompt(puzzle) + [x for t in range(last + 1) for x in (*before.get(t, ()), *tokens[t : t + 1])]
+
+    def decode(self, tokens: list[int], before: dict[int, list[int]]) -> tuple[str, list[tuple[int, int]], list[str]]:
+        """The text of a response with its replies, the span of each of its tokens, and the texts of its own turns."""
+        text, spans, turns = "", [], []
+        stops = [t for t, token in enumerate(tokens, 1) if token in self.tokenizer.end_tokens]
+        for a, b in pairwise(sorted({0, *stops, len(tokens)})):
+            text += self.tokenizer.decode(before.get(a, ()))[0]
+            turn, own = self.tokenizer.decode(tokens[a:b])
+            spans += [(len(text) + start, len(text) + stop) for start, stop in own]
+            text, turns = text + turn, [*turns, turn]
+        return text, spans, turns
 
 
 # ---------------------------------------------------------------------------------------------------- a step
@@ -121,8 +157,7 @@ def rollout(policy: Policy, puzzles: list, s: Settings, step: int) -> TokenBatch
     """Sample and grade the B responses of a step, G = --answers to each of Q puzzles."""
     uniforms = draw_uniforms(s.seed, step, len(puzzles), s.answers, s.max_new_tokens)  # (B, max_new_tokens)
     progress = Progress("sampling", len(uniforms), patience=5.0)  # seconds before it says anything
-    samples = sample(policy, [policy.prompt(puzzle) for puzzle in puzzles], uniforms,
-                     watch=progress.part(0, *uniforms.shape))
+    samples = sample(policy, puzzles, uniforms, watch=progress.part(0, *uniforms.shape))
     return token_batch(policy, puzzles, samples, s, step)
 
 
@@ -140,7 +175,7 @@ def token_batch(policy: Policy, puzzles: list, samples: Samples, s: Settings, st
     """Decode and grade the samples of a step. (`compare` of grpo.py adds the advantage.)"""
     (B, T), Q, device, task = samples.tokens.shape, len(puzzles), samples.tokens.device, policy.task
     grade = coin_toss(task, s.seed, step) if s.reward == "random" else task.grade
-    decoded, grades = decode_and_grade(policy, puzzles, samples, [[]] * Q, grade)
+    decoded, grades = decode_and_grade(policy, puzzles, samples, None, grade)
     role, in_answer = np.zeros((B, T), np.int8), np.zeros((B, T), bool)  # (B, T) each
     for i, (text, spans) in enumerate(decoded):
         role[i, : len(spans)], in_answer[i, : len(spans)] = check_roles(task.roles(text, spans), len(spans))
@@ -148,7 +183,7 @@ def token_batch(policy: Policy, puzzles: list, samples: Samples, s: Settings, st
     graded = {name: torch.tensor([found.get(name, torch.nan) for found in grades], dtype=torch.float32, device=device)
               for name in names}  # (B,) each
     return TokenBatch(
-        **samples._asdict(),  # tokens, mask, logprob, entropy, logit_grad, ended
+        **samples._asdict(),  # tokens, mask, logprob, entropy, logit_grad, ended, before
         reward=graded.pop("reward"), success=graded.pop("answer"), format=graded.pop("format"), grades=graded,
         group=torch.arange(Q, device=device).repeat_interleave(B // Q), puzzles=tuple(puzzles), task=task,
         role=torch.from_numpy(role).to(device), in_answer=torch.from_numpy(in_answer).to(device),
@@ -159,21 +194,27 @@ def token_batch(policy: Policy, puzzles: list, samples: Samples, s: Settings, st
 # --------------------------------------------------------------------------------------------- graded responses
 
 
-def sample(policy: Policy, prompts: list[list[int]], uniforms: Tensor, limit: Tensor | None = None,
-           excluded: Tensor | None = None, greedy: bool = False, watch: Callable | None = None) -> Samples:
-    """`generate` of sampler.py. Several processes share the prompts, and each of them returns all samples."""
-    G = len(uniforms) // len(prompts)
+def sample(policy: Policy, puzzles: list, uniforms: Tensor, prefixes: list[list[int]] | None = None,
+           limit: Tensor | None = None, excluded: Tensor | None = None, greedy: bool = False,
+           watch: Callable | None = None) -> Samples:
+    """`generate` of sampler.py, with what the task replies. Several processes share the puzzles, and each of them
+    returns all samples. Arguments as of generate_and_grade.
+    """
+    G, prefixes = len(uniforms) // len(puzzles), prefixes or [[]] * len(puzzles)
 
     def sample_some(mine: list[int]) -> list[Samples]:
-        """The samples of some prompts, of G rows each."""
+        """The samples of some puzzles, of G rows each."""
+        reply = lambda row, tokens: policy.reply(puzzles[mine[row // G]], prefixes[mine[row // G]] + tokens)
         rows = torch.tensor([q * G + g for q in mine for g in range(G)])  # (M,)
         own_limit, own_excluded = (None if x is None else x[rows] for x in (limit, excluded))
-        found = generate(policy.model, [prompts[q] for q in mine], uniforms[rows], policy.tokenizer.end_tokens,
-                         own_limit, own_excluded, greedy, watch)
+        *found, before = generate(policy.model, [policy.context(puzzles[q], prefixes[q]) for q in mine], uniforms[rows],
+                                  policy.tokenizer.end_tokens, own_limit, own_excluded, greedy, watch,
+                                  reply if hasattr(policy.task, "reply") else None)
         # Clones, because a view that is sent to another process would carry the storage of the whole tensor.
-        return [Samples(*(x[i : i + G].cpu().clone() for x in found)) for i in range(0, len(rows), G)]
+        return [Samples(*(x[i : i + G].cpu().clone() for x in found), before[i : i + G])
+                for i in range(0, len(rows), G)]
 
-    samples = joined(share_out(list(range(len(prompts))), sample_some), policy.model.output_weight.device)
+    samples = joined(share_out(list(range(len(puzzles))), sample_some), policy.model.output_weight.device)
     if not samples.logprob.isfinite().all():  # all processes hold the same samples, so all of them raise
         raise FloatingPointError("the model's logits are not finite: its weights are broken, or --lr is too high")
     return samples
@@ -182,8 +223,9 @@ def sample(policy: Policy, prompts: list[list[int]], uniforms: Tensor, limit: Te
 def joined(parts: list[Samples], device: torch.device) -> Samples:
     """Samples of several prompts as one, padded on the right to the longest response."""
     T = max(part.tokens.shape[1] for part in parts)
-    padded = [[F.pad(x, (0, T - x.shape[1])) if x.dim() == 2 else x for x in part] for part in parts]  # `ended` is (G,)
-    return Samples(*(torch.cat(field).to(device) for field in zip(*padded)))
+    padded = [[F.pad(x, (0, T - x.shape[1])) if x.dim() == 2 else x for x in part[:-1]] for part in parts]
+    return Samples(*(torch.cat(field).to(device) for field in zip(*padded)),
+                   tuple(replies for part in parts for replies in part.before))
 
 
 def generate_and_grade(policy: Policy, puzzles: list, uniforms: Tensor, prefixes: list[list[int]] | None = None,
@@ -192,38 +234,40 @@ def generate_and_grade(policy: Policy, puzzles: list, uniforms: Tensor, prefixes
                        watch: Callable | None = None) -> tuple[Samples, list[dict[str, float]]]:
     """Sample and grade B responses, one per row of uniforms (B, T), B / Q to each of Q puzzles.
 
-    prefixes: for each puzzle, the tokens that its responses begin with. limit (B,): the most new tokens each may get.
-    excluded (B,): a token that may not be the first new one. grade: replaces the task's. greedy, watch: see `generate`.
-    Returns the samples (new tokens only) and the grades of each whole response.
+    prefixes: for each puzzle, the sampled tokens that its responses begin with; replies follow from them. limit (B,):
+    the most new tokens each may get, replies included. excluded (B,): a token that may not be the first new one. grade:
+    replaces the task's. greedy, watch: see `generate`. Returns the samples (new tokens only) and the grades of each
+    whole response.
     """
-    prefixes = prefixes or [[]] * len(puzzles)
-    prompts = [policy.prompt(puzzle) + prefix for puzzle, prefix in zip(puzzles, prefixes)]
-    samples = sample(policy, prompts, uniforms, limit, excluded, greedy, watch)
+    samples = sample(policy, puzzles, uniforms, prefixes, limit, excluded, greedy, watch)
     return samples, decode_and_grade(policy, puzzles, samples, prefixes, grade or policy.task.grade)[1]
 
 
-def decode_and_grade(policy: Policy, puzzles: list, samples: Samples, prefixes: list[list[int]],
+def decode_and_grade(policy: Policy, puzzles: list, samples: Samples, prefixes: list[list[int]] | None,
                      grade: Callable) -> tuple[list[tuple[str, list]], list[dict[str, float]]]:
     """Text with token spans, and grades, of each of B responses, its puzzle's prefix included."""
     lengths, G = samples.mask.sum(1).tolist(), len(samples.tokens) // len(puzzles)
     decoded, grades = [], []
-    for i, (row, length) in enumerate(zip(samples.tokens.tolist(), lengths)):
-        text, spans = policy.tokenizer.decode(prefixes[i // G] + row[:length])
+    for i, (row, length, own) in enumerate(zip(samples.tokens.tolist(), lengths, samples.before)):
+        puzzle, prefix = puzzles[i // G], prefixes[i // G] if prefixes else []
+        tokens = prefix + row[:length]
+        before = policy.replies(puzzle, prefix) | {len(prefix) + t: said for t, said in own.items()}
+        text, spans, turns = policy.decode(tokens, before)
         decoded.append((text, spans))
-        grades.append(check_grade(grade(text, puzzles[i // G])))
+        grades.append(check_grade(grade(text, puzzle, *[turns] * hasattr(policy.task, "reply"))))
     return decoded, grades
 
 
-def coin_toss(task: ModuleType, seed: int, step: int) -> Callable[[str, Any], dict[str, float]]:
+def coin_toss(task: ModuleType, seed: int, step: int) -> Callable[..., dict[str, float]]:
     """A stand-in for the task's `grade` that tosses a fair coin for each response, as a control: success must not rise.
 
     The format is graded as usual, but it is no part of the reward.
     """
     coin = np.random.default_rng(seed_of("coin", seed, step))
 
-    def toss(text: str, puzzle: Any) -> dict[str, float]:
+    def toss(*response: Any) -> dict[str, float]:
         answer = float(coin.integers(2))
-        return check_grade(task.grade(text, puzzle)) | {"reward": answer, "answer": answer}
+        return check_grade(task.grade(*response)) | {"reward": answer, "answer": answer}
 
     return toss
 
@@ -254,7 +298,8 @@ class Queries:
         self.prompts = [policy.prompt(puzzle) for puzzle in puzzles]  # Q lists of tokens
         self.computed: dict[str, Tensor] = {}  # the answers so far
         # What the step cost so far, for metrics.csv: tokens sampled, and tokens read without gradient.
-        self.tokens_sampled, self.tokens_read = int(samples.mask.sum()), sum(map(len, self.prompts))
+        self.tokens_sampled = int(samples.mask.sum())
+        self.tokens_read = sum(map(len, self.prompts)) + replied(samples.before)
 
     @once
     def hidden(self) -> Tensor:
@@ -306,16 +351,17 @@ class Queries:
         A reader is a function such as response_logprobs(model, prompts, prompt_of, tokens, mask, *per_row). It gets a
         few groups at a time. per_row: arguments with a row for each response.
         """
-        tokens, mask = self.samples.tokens, self.samples.mask  # (B, T) each
+        tokens, mask, before = self.samples.tokens, self.samples.mask, self.samples.before  # (B, T) each, B
         rows = torch.arange(len(tokens), device=tokens.device) if rows is None else rows.to(tokens.device)
         group = rows // (len(tokens) // len(self.puzzles))  # (R,)
         chunks = whole_groups(group, self.s.micro_batch)  # of places in rows
-        self.tokens_read += int(mask[rows].sum())
+        self.tokens_read += int(mask[rows].sum()) + replied([before[i] for i in rows])
         self.tokens_read += sum(len(self.prompts[q]) for chunk in chunks for q in set(group[chunk].tolist()))
 
         def read_some(mine: list[Tensor]) -> list[Tensor]:
             return [reader(model, self.prompts, group[chunk], tokens[rows[chunk]], mask[rows[chunk]],
-                           *(x[chunk] for x in per_row)).cpu() for chunk in mine]
+                           *(x[chunk] for x in per_row), before=[before[i] for i in rows[chunk]]).cpu()
+                    for chunk in mine]
 
         return torch.cat(share_out(chunks, read_some)).to(tokens.device)
 
@@ -346,12 +392,13 @@ class Queries:
         tokens, (rows, positions) = self.samples.tokens, starts.T  # (n,) each
         asked = (rows // (len(tokens) // len(self.puzzles))).tolist()  # n, the puzzle of each prefix
         prefixes = [tokens[row, :t].tolist() for row, t in starts.tolist()]  # n
-        left = self.s.max_new_tokens - positions  # (n,)
+        texts = [self.policy.context(self.puzzles[q], prefix) for q, prefix in zip(asked, prefixes)]  # n
+        left = torch.tensor([self.s.max_new_tokens + len(self.prompts[q]) - len(text)
+                             for q, text in zip(asked, texts)])  # (n,)
         excluded = tokens[rows, positions] if other else None  # (n,)
         samples, grades = generate_and_grade(self.policy, [self.puzzles[q] for q in asked], uniforms[:, : left.max()],
                                              prefixes, left, excluded, self.grade)
         self.tokens_sampled += int(samples.mask.sum())
         # A text that begins another one is not read separately, so it doesn't count.
-        texts, _ = distinct_texts([self.prompts[q] + prefix for q, prefix in zip(asked, prefixes)])
-        self.tokens_read += sum(map(len, texts))
+        self.tokens_read += sum(map(len, distinct_texts(texts)[0])) + replied(samples.before)
         return torch.tensor([grade["reward"] for grade in grades])

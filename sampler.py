@@ -18,7 +18,7 @@ heads, K key heads, d head size. In attention, R rows of S columns, each of whic
 
 Run it:  python train.py --steps 0        samples from the bundled model and grades the responses
 """
-from typing import Callable, NamedTuple
+from typing import Callable, NamedTuple, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +31,8 @@ from qwen2_model import Qwen2, attention, bias_of, probabilities, rows_at_once, 
 SCORES_AT_ONCE = 2**24  # attention scores that are computed at once, at most
 ROWS_IN_BLOCK = 4  # rows of a block of attention: few, so that short rows are padded little
 PROBABILITIES_KEPT = 2**25  # bytes of attention probabilities in a layer; the backward pass computes more of them again
+
+Replies = Sequence[dict[int, list[int]]]  # for each response, by column t: the tokens of the reply read before it
 
 
 class Samples(NamedTuple):
@@ -46,6 +48,7 @@ class Samples(NamedTuple):
     entropy: Tensor  # (B, T) entropy of pi before the token, nats
     logit_grad: Tensor  # (B, T) ||onehot - p||: norm of the gradient of log pi in the logits / temperature
     ended: Tensor  # (B,) bool, False where the token limit cut the response off
+    before: Replies  # B, replies to turns; of these an empty reply is one, too
 
 
 # ------------------------------------------------------------------------------------------------- sampling
@@ -103,7 +106,8 @@ def next_tokens(model: Qwen2, hidden: Tensor, uniform: Tensor, excluded: Tensor 
 
 def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_tokens: list[int],
              limit: Tensor | None = None, excluded: Tensor | None = None, greedy: bool = False,
-             watch: Callable[[int, float], object] | None = None) -> Samples:
+             watch: Callable[[int, float], object] | None = None,
+             reply: Callable[[int, list[int]], list[int] | None] | None = None) -> Samples:
     """Sample G responses to each of Q prompts, of at most T tokens each; response g to prompt q is row q * G + g.
 
     uniforms (B, T) float64 in [0, 1): the random number behind each token. A response stops at one of end_tokens, or
@@ -111,6 +115,10 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
     another way than a known one (methods/oracle.py wants that). greedy: take the most probable token, whatever the
     random number. watch(columns, running): called after each column, with their number so far and the share
     of the responses that are still running.
+
+    reply(row, tokens), in several turns: what a row reads after these tokens, the last of which ended a turn; None if
+    the response is over. The row reads it while others sample, a token a column, so its limit counts these tokens, too.
+    A reply that leaves no room for a further token is not read: that response is cut off.
     """
     (B, T), G = uniforms.shape, len(uniforms) // len(prompts)
     device = model.output_weight.device
@@ -121,6 +129,9 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
     tokens = torch.zeros(B, T, dtype=torch.long, device=device)
     mask = torch.zeros(B, T, dtype=torch.bool, device=device)
     recorded = wide(model.output_weight.new_zeros(3, B, T))  # log-prob, entropy, logit gradient
+    ended = torch.zeros(B, dtype=torch.bool, device=device)
+    told = torch.full((B, T), -1, device=device)  # the token that a row reads in a column of the cache; -1: it samples
+    before = tuple({} for _ in range(B))
     # A tenth faster than no_grad. Autograd refuses tensors that were made inside, so what is returned was made above.
     with torch.inference_mode():
         cache = KVCache(model, prompts, G, T)
@@ -128,11 +139,25 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
             cache = Replayed(cache)  # replays a recorded step: a GPU waited for Python, and was 2.4 times slower
         hidden = cache.last  # (B', D) the state that predicts the next token
         rows = torch.arange(B, device=device)  # (B',) the response that each running row writes
+        place = torch.zeros_like(rows)  # (B',) the tokens that each has sampled so far
         for t in range(T):
             forbidden = excluded.to(device) if t == 0 and excluded is not None else None  # (B',)
-            token, found = next_tokens(model, hidden, uniforms[rows, t], forbidden, greedy)  # (B',), (3, B')
-            tokens[rows, t], mask[rows, t], recorded[:, rows, t] = token, True, found
-            running = (limit > t + 1) & ~is_end[token]  # (B',)
+            token, found = next_tokens(model, hidden, uniforms[rows, place], forbidden, greedy)  # (B',), (3, B')
+            # A row that reads writes, too, but stays in its place: its next sampled token overwrites this one.
+            tokens[rows, place], mask[rows, place], recorded[:, rows, place] = token, True, found
+            sampled = told[rows, t] < 0  # (B',)
+            over = is_end[token] & sampled  # (B',) whether its turn is
+            place, token = place + sampled, torch.where(sampled, token, told[rows, t])
+            ended[rows] = over
+            running = (limit > t + 1) & ~over  # (B',)
+            for i in over.nonzero()[:, 0].tolist() if reply else ():
+                row = int(rows[i])
+                said = reply(row, tokens[row, : place[i]].tolist())
+                ended[row] = said is None
+                running[i] = said is not None and limit[i] > t + 1 + len(said)
+                if running[i]:
+                    before[row][int(place[i])] = said
+                    told[row, t + 1 : t + 1 + len(said)] = torch.tensor(said, dtype=torch.long)
             count = int(running.sum())
             if watch:
                 watch(t + 1, count / B)
@@ -140,12 +165,11 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
                 break
             if count < len(rows):
                 order = cache.keep(running)  # (count,) old row in each place; a cache may reorder the rows
-                rows, token, limit = rows[order], token[order], limit[order]
+                rows, token, limit, place = rows[order], token[order], limit[order], place[order]
             hidden = cache.step(token)  # (B', D)
-    ended = (is_end[tokens] & mask).any(1)  # (B,)
-    longest = t + 1  # columns that were filled
+    longest = int(mask.sum(1).max())  # columns that were filled
     logprob, entropy, logit_grad = recorded[..., :longest]  # (B, longest) each
-    return Samples(tokens[:, :longest], mask[:, :longest], logprob, entropy, logit_grad, ended)
+    return Samples(tokens[:, :longest], mask[:, :longest], logprob, entropy, logit_grad, ended, before)
 
 
 # ------------------------------------------------------------------------------------------------- the KV cache
@@ -318,6 +342,21 @@ class Prompts:
         return self.rows.attend(q, k, v)
 
 
+def with_replies(tokens: Tensor, mask: Tensor, before: Replies) -> tuple[Tensor, Tensor, Tensor]:
+    """Responses with their replies: tokens and mask (b, C), and the column (b, T) in these of each token (b, T)."""
+    column = torch.arange(tokens.shape[1], device=mask.device).expand_as(tokens)  # (b, T)
+    if not any(before):
+        return tokens, mask, column
+    read = [[len(replies.get(t, ())) for t in range(tokens.shape[1])] for replies in before]
+    column = column + torch.tensor(read, device=mask.device).cumsum(1)  # (b, T)
+    length = (column * mask).amax(1, keepdim=True) + 1  # (b, 1)
+    whole = tokens.new_zeros(len(tokens), int(column.max()) + 1).scatter(1, column, tokens)  # (b, C)
+    for row, replies in enumerate(before):
+        for t, said in replies.items():
+            whole[row, column[row, t] - len(said) : column[row, t]] = torch.tensor(said, dtype=torch.long)
+    return whole, torch.arange(whole.shape[1], device=mask.device) < length, column
+
+
 class Texts:
     """Q prompts and b responses to them as one flat list of N tokens: the prompts, then the responses.
 
@@ -331,23 +370,28 @@ class Texts:
     """
 
     def __init__(self, model: Qwen2, prompts: list[list[int]], prompt_of: Tensor, tokens: Tensor, mask: Tensor,
-                 hide: Tensor | None = None):
-        """prompt_of (b,): the index of each response's prompt. tokens, mask (b, T): padded on the right.
+                 hide: Tensor | None = None, before: Replies = ()):
+        """prompt_of (b,): the index of each response's prompt; others are left out. tokens, mask (b, T): padded on the
+        right.
 
-        hide (b, T) bool: tokens that no later one of their response can see.
+        hide (b, T) bool: tokens that no later one of their response can see. before: replies, which are read as a part
+        of the responses, see Samples. Below, a response has them: C columns.
         """
-        self.prompts = p = Prompts(model, prompts)
+        answered, prompt_of = prompt_of.unique(return_inverse=True)
+        self.prompts = p = Prompts(model, [prompts[q] for q in answered.tolist()])
+        tokens, mask, self.column = with_replies(tokens, mask, before)  # (b, C), (b, C), (b, T)
+        hide = hide if hide is None else torch.zeros_like(mask).scatter(1, self.column, hide)  # (b, C)
         order = mask.sum(1).argsort(descending=True)  # (b,) the longest first, so that a block has rows of like length
         prompt_of, tokens, mask, self.rank = prompt_of[order], tokens[order], mask[order], order.argsort()
-        in_list = mask[:, 1:]  # (b, T - 1) token t is in the list if there is a token t + 1
+        in_list = mask[:, 1:]  # (b, C - 1) a token is in the list if another one follows
         S = int(in_list.any(0).sum())  # columns of the responses that are in the list
         # Number the tokens of the responses row by row, from where the prompts end.
-        places = (in_list.flatten().cumsum(0).view_as(in_list) - 1 + len(p.tokens)).where(in_list, 0)  # (b, T - 1)
+        places = (in_list.flatten().cumsum(0).view_as(in_list) - 1 + len(p.tokens)).where(in_list, 0)  # (b, C - 1)
         last = (p.first + p.length - 1)[prompt_of, None]  # (b, 1) the place of each response's prompt's last token
-        # (b, T) the place of the token before each one, see above; in the order of the arguments
-        self.before = torch.cat((last, places), dim=1)[self.rank]
+        # (b, T) the place of the token before each sampled one, see above; in the order of the arguments
+        self.before = torch.cat((last, places), dim=1)[self.rank].gather(1, self.column)
         self.tokens = torch.cat((p.tokens, tokens[:, :-1][in_list]))  # (N,)
-        position = p.length[prompt_of, None] + torch.arange(in_list.shape[1], device=mask.device)  # (b, T - 1)
+        position = p.length[prompt_of, None] + torch.arange(in_list.shape[1], device=mask.device)  # (b, C - 1)
         self.positions = torch.cat((p.positions, position[in_list]))  # (N,)
 
         itself = torch.eye(S, dtype=torch.bool, device=mask.device)  # (S, S) a hidden token still sees itself
@@ -378,37 +422,30 @@ def whole_groups(group: Tensor, size: int) -> list[Tensor]:
     return chunks
 
 
-def texts_of(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor, tokens: Tensor, mask: Tensor,
-             hide: Tensor | None = None) -> Texts:
-    """The Texts of some responses, with only those of the prompts that they answer."""
-    answered, prompt_of = prompt_of.unique(return_inverse=True)
-    return Texts(model, [prompts[q] for q in answered.tolist()], prompt_of, tokens, mask, hide)
-
-
-def response_states(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
+def response_states(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor, tokens: Tensor, mask: Tensor,
+                    before: Replies = ()) -> Tensor:
     """The last hidden state (b, T, D) before each token of b responses (b, T); arguments as of Texts."""
-    texts = texts_of(model, prompts, prompt_of, tokens, mask)
+    texts = Texts(model, prompts, prompt_of, tokens, mask, before=before)
     return pick(model.hidden(texts.tokens, texts.positions, texts.attend), texts.before)
 
 
 def response_logprobs(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor, tokens: Tensor, mask: Tensor,
-                      hide: Tensor | None = None) -> Tensor:
+                      hide: Tensor | None = None, before: Replies = ()) -> Tensor:
     """log pi (b, T) of the tokens of b responses, with gradient, 0 on padding; arguments as of Texts."""
-    texts = texts_of(model, prompts, prompt_of, tokens, mask, hide)
+    texts = Texts(model, prompts, prompt_of, tokens, mask, hide, before)
     states = model.hidden(texts.tokens, texts.positions, texts.attend)  # (N, D)
     real = mask.flatten().nonzero()[:, 0]  # (n,)
     logprob = token_logprobs(model, states.index_select(0, texts.before.flatten()[real]), tokens.flatten()[real])
     return logprob.new_zeros(mask.numel()).index_copy(0, real, logprob).view_as(mask)
 
 
-def response_attention(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor, tokens: Tensor,
-                       mask: Tensor) -> Tensor:
+def response_attention(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor, tokens: Tensor, mask: Tensor,
+                       before: Replies = ()) -> Tensor:
     """Attention (b, T, T): [:, t, u] is how much the state that predicts token t attends to token u < t.
 
-    Of the last layer, averaged over its heads; arguments as of Texts.
+    Of the last layer, averaged over its heads; arguments as of Texts. What is paid to replies is left out.
     """
-    texts, T = texts_of(model, prompts, prompt_of, tokens, mask), tokens.shape[1]
-    last, found = len(model.layers) - 1, []
+    texts, last, found = Texts(model, prompts, prompt_of, tokens, mask, before=before), len(model.layers) - 1, []
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if layer == last:
@@ -416,7 +453,9 @@ def response_attention(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor
         return texts.attend(layer, q, k, v)
 
     model.hidden(texts.tokens, texts.positions, attend)
-    paid = wide(found[0])[texts.rank]  # (b, S, P + S), S at most T - 1
-    S = paid.shape[1]
+    paid = wide(found[0])[texts.rank]  # (b, S, P + S), S at most C - 1
+    S, C = paid.shape[1], int(texts.column.max()) + 1
     # The state that predicts token 0 is the prompt's: a row of zeros before. F.pad: left, right, before, behind.
-    return F.pad(paid[:, :, paid.shape[2] - S :], (0, T - S, 1, T - S - 1))
+    whole = F.pad(paid[:, :, paid.shape[2] - S :], (0, C - S, 1, C - S - 1))  # (b, C, C)
+    rows = torch.arange(len(whole), device=mask.device)[:, None, None]  # (b, 1, 1)
+    return whole[rows, texts.column[:, :, None], texts.column[:, None]] if any(before) else whole  # (b, T, T)

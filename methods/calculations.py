@@ -2,6 +2,8 @@
 
 Run it:  python train.py --mitigation causal_ablation
 """
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -119,12 +121,19 @@ def regrade_ablation(batch: TokenBatch, tokens: bool = False) -> Tensor:
             parts = [(t, start, stop) for t, (start, stop) in enumerate(spans)]
         else:
             parts = [(where, span.a[0], span.result[1]) for where, span, _ in written_calculations(batch, i)]
-        puzzle = batch.puzzles[batch.group[i]]
-        reward = check_grade(batch.task.grade(text, puzzle))["reward"]
+        reward = graded_without(batch, i, 0, 0)
         for where, start, stop in parts:  # where: a mask of tokens, or one of them
-            ablated = check_grade(batch.task.grade(text[:start] + text[stop:], puzzle))["reward"]
-            weight[i, where] = abs(reward - ablated)
+            weight[i, where] = abs(reward - graded_without(batch, i, start, stop))
     return weight
+
+
+def graded_without(batch: TokenBatch, i: int, start: int, stop: int) -> float:
+    """The reward of response i without its characters from start to stop; what was replied stays as it is."""
+    text, spans, turns = batch.text[i], batch.spans[i], []
+    if hasattr(batch.task, "reply"):
+        ends = [(spans[a][0], spans[b - 1][1]) for a, b in pairwise([0, *batch.before[i], len(spans)])]  # of each turn
+        turns = [[text[a : max(a, min(b, start))] + text[min(b, max(a, stop)) : b] for a, b in ends]]
+    return check_grade(batch.task.grade(text[:start] + text[stop:], batch.puzzles[batch.group[i]], *turns))["reward"]
 
 
 @token_credit(needs=lambda solver, **_: ("calculations", "reachable") if solver else ("calculations",))

@@ -10,6 +10,7 @@ at random. It ends up knowing more than it shows, and that is what reinforcement
 Run it:  python -m models.warm_start --out models/rebuilt                about 12 minutes on two cores
          python -m models.warm_start --task math --out models/math       the start model of another task
          python -m models.warm_start --task latin --puzzles 20000 --out models/latin
+         python -m models.warm_start --task guess --steps 2500 --out models/guess
          python -m models.warm_start --size small --steps 12000 --out models/small    half an hour
          python -m models.warm_start --from weights/smollm2 --until 0.25 --out weights/warm      a pretrained model
          python -m models.warm_start --report models/countdown-tiny      half a minute
@@ -86,8 +87,27 @@ def train_tokenizer(texts: list[str]) -> tokenizers.Tokenizer:
 
 
 def demonstration(policy: Policy, puzzle: Any, rng: np.random.Generator, known: float) -> list[int]:
-    """The tokens of a response that the task writes, the end token included."""
-    return policy.tokenizer.encode(policy.task.demonstrate(puzzle, rng, known)) + policy.tokenizer.end_tokens[:1]
+    """The tokens of a response that the task writes, the end token of each turn included, without replies."""
+    found = policy.task.demonstrate(puzzle, rng, known)
+    return [token for turn in ([found] if isinstance(found, str) else found)
+            for token in policy.tokenizer.encode(turn) + policy.tokenizer.end_tokens[:1]]
+
+
+def written(task: ModuleType, puzzle: Any, rng: np.random.Generator, known: float) -> tuple[str, dict[str, float]]:
+    """The text of a demonstration, with its replies, and its grades."""
+    found = task.demonstrate(puzzle, rng, known)
+    if isinstance(found, str):
+        return found, check_grade(task.grade(found, puzzle))
+    said = ["".join(task.reply(found[:i], puzzle, False)) for i in range(1, len(found))]
+    text = "".join(map("".join, zip(found, [*said, ""])))
+    return text, check_grade(task.grade(text, puzzle, found))
+
+
+def learned(policy: Policy, puzzle: Any, response: list[int]) -> list[bool]:
+    """Which tokens of a text are learned from: not those of its prompt, nor of replies."""
+    before = policy.replies(puzzle, response[:-1])
+    return [False] * len(policy.prompt(puzzle)) + [
+        own for t in range(len(response)) for own in [False] * len(before.get(t, ())) + [True]]
 
 
 def batches(policy: Policy, puzzles: list, steps: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -97,17 +117,14 @@ def batches(policy: Policy, puzzles: list, steps: int, seed: int) -> Iterator[tu
         if not pool:
             known = policy.task.KNOWN[step >= FIRST_PART * steps]
             chosen = [puzzles[i] for i in rng.integers(len(puzzles), size=16 * BATCH)]
-            rows = [(policy.prompt(puzzle), demonstration(policy, puzzle, rng, known)) for puzzle in chosen]
-            rows.sort(key=lambda row: len(row[0]) + len(row[1]))
+            rows = [(puzzle, demonstration(policy, puzzle, rng, known)) for puzzle in chosen]
+            rows = [(policy.context(puzzle, response[:-1]) + response[-1:], learned(policy, puzzle, response))
+                    for puzzle, response in rows]
+            rows.sort(key=lambda row: len(row[0]))
             pool = [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
             rng.shuffle(pool)
         rows = pool.pop()
-        S = max(len(prompt) + len(response) for prompt, response in rows)
-        tokens, mask = torch.zeros(BATCH, S, dtype=torch.long), torch.zeros(BATCH, S, dtype=torch.bool)  # (B, S)
-        for i, (prompt, response) in enumerate(rows):
-            end = len(prompt) + len(response)
-            tokens[i, :end], mask[i, len(prompt) : end] = torch.tensor(prompt + response), True
-        yield tokens, mask
+        yield tuple(pad_sequence([torch.tensor(row[k]) for row in rows], batch_first=True) for k in (0, 1))
 
 
 def new_model(vocabulary: int, size: str = "tiny") -> Qwen2:
@@ -140,11 +157,13 @@ def imitate(model: Qwen2, data: Iterator[tuple[Tensor, Tensor]], steps: int) -> 
 
 def demonstrations(policy: Policy, puzzles: list, rng: np.random.Generator, s: Settings) -> TokenBatch:
     """A batch whose responses the task wrote: s.answers demonstrations of each puzzle, of the schedule's first part."""
-    rows = [torch.tensor(demonstration(policy, puzzle, rng, policy.task.KNOWN[0]), device=s.device)
-            for puzzle in puzzles for _ in range(s.answers)]
+    asked = [puzzle for puzzle in puzzles for _ in range(s.answers)]  # B
+    responses = [demonstration(policy, puzzle, rng, policy.task.KNOWN[0]) for puzzle in asked]
+    before = tuple(policy.replies(puzzle, row[:-1]) for puzzle, row in zip(asked, responses))
+    rows = [torch.tensor(row, device=s.device) for row in responses]
     tokens, mask = (pad_sequence(x, batch_first=True) for x in (rows, [row >= 0 for row in rows]))  # (B, T) each
     unknown, ended = torch.zeros(mask.shape, device=s.device), mask.any(1)  # (B, T) what sampling records, (B,)
-    return token_batch(policy, puzzles, Samples(tokens, mask, unknown, unknown, unknown, ended), s, 0)
+    return token_batch(policy, puzzles, Samples(tokens, mask, unknown, unknown, unknown, ended, before), s, 0)
 
 
 def tune(policy: Policy, puzzles: list, steps: int, until: float, s: Settings) -> None:
@@ -171,7 +190,7 @@ def preview(task: ModuleType, puzzles: list) -> None:
     """Print how many demonstrations are right, so that a mistake in the task is seen before minutes of training."""
     rng = np.random.default_rng(0)
     for known in task.KNOWN:
-        grades = [check_grade(task.grade(task.demonstrate(p, rng, known), p)) for p in puzzles[:200]]
+        grades = [written(task, puzzle, rng, known)[1] for puzzle in puzzles[:200]]
         answer, format = (np.mean([grade[name] for grade in grades]) for name in ("answer", "format"))
         print(f"demonstrations, known {known:g}: {answer:.0%} right, format {format:.0%}", flush=True)
 
@@ -196,7 +215,7 @@ def build(out: Path, task: ModuleType, count: int, steps: int, seed: int, size: 
     """Train a tokenizer on demonstrations of `count` puzzles, then a model, and write both to a new model folder."""
     puzzles, rng = list(task.load("train", count)), np.random.default_rng(seed)
     preview(task, puzzles)
-    texts = ["".join(task.prompt(p, False)) + task.demonstrate(p, rng, task.KNOWN[1]) for p in puzzles[:4000]]
+    texts = ["".join(task.prompt(p, False)) + written(task, p, rng, task.KNOWN[1])[0] for p in puzzles[:4000]]
     out.mkdir(parents=True)
     train_tokenizer(texts).save(str(out / "tokenizer.json"))
     (out / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG) + "\n")

@@ -7,7 +7,7 @@ from collections import Counter
 from decimal import Decimal
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterable
 
 import numpy as np
 import torch
@@ -26,6 +26,8 @@ COLUMNS = ["step", "reward", "success", "format", "length", "truncated", "entrop
 CREDIT_LOG = {"step": np.int32, "response": np.uint16, "group": np.uint16, "position": np.uint16, "token": np.int32,
               "logprob": np.float32, "entropy": np.float32, "logit_grad": np.float32, "advantage": np.float32,
               "credit": np.float32, "reward": np.float32, "role": np.int8, "in_answer": np.int8}
+# Where the task replies, also the turn of a token; and for each token of a reply its response and the next position.
+TURN_LOG = {"turn": np.uint16, "reply_response": np.uint16, "reply_position": np.uint16, "reply_token": np.int32}
 
 
 def share(part: float, whole: float) -> float | None:
@@ -105,7 +107,7 @@ def token_sums(batch: Any, rows: Tensor, logprob: Tensor, loss: Tensor, stopped:
         facts |= {f"tokens_{name}": role == i, f"stopped_{name}": (role == i) * stopped}
     prompts = [batch.ask.prompts[q] for q in set(batch.group[rows].tolist())]
     return {name: torch.where(mask, fact, 0).double().sum() for name, fact in facts.items()} | {
-        "read": sum(map(len, prompts)) + mask.sum()}
+        "read": sum(map(len, prompts)) + mask.sum() + replied([batch.before[i] for i in rows])}
 
 
 def update_columns(updates: list[tuple[dict, float]]) -> dict[str, float | None]:
@@ -130,6 +132,17 @@ def update_columns(updates: list[tuple[dict, float]]) -> dict[str, float | None]
     return row
 
 
+def replied(before: Iterable[dict[int, list[int]]]) -> int:
+    """The number of tokens that the environment's replies have in some responses, see Samples of sampler.py."""
+    return sum(len(said) for replies in before for said in replies.values())
+
+
+def turn_of(batch: Any) -> Tensor:
+    """The turn (B, T) of each token, from 0 on."""
+    begins = [[t in replies for t in range(batch.tokens.shape[1])] for replies in batch.before]
+    return torch.tensor(begins, device=batch.tokens.device).cumsum(1)
+
+
 def write_credit_log(file: Path, step: int, batch: Any, credit: Tensor) -> int:
     """Write the columns of a step to an .npz file, one row of 40 bytes per token; returns the file's CRC-32."""
     replace_file(file, lambda part: np.savez(part, **log_columns(step, batch, credit)))
@@ -147,4 +160,7 @@ def log_columns(step: int, batch: Any, credit: Tensor) -> dict[str, np.ndarray]:
         "credit": credit[mask], "reward": batch.reward[response], "role": batch.role[mask],
         "in_answer": batch.in_answer[mask],
     }
-    return {name: values.cpu().numpy().astype(CREDIT_LOG[name]) for name, values in columns.items()}
+    if hasattr(batch.task, "reply"):
+        said = [(i, t, x) for i, replies in enumerate(batch.before) for t, words in replies.items() for x in words]
+        columns |= zip(TURN_LOG, (turn_of(batch)[mask], *torch.tensor(said, dtype=torch.long).view(-1, 3).T))
+    return {name: values.cpu().numpy().astype((CREDIT_LOG | TURN_LOG)[name]) for name, values in columns.items()}

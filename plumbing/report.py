@@ -19,7 +19,7 @@ WIDTH = 9.0  # inches of every figure, at 200 dots an inch
 PALETTE = ("#1a7fc1", "#d55e00", "#009e73", "#c26a9b")  # safe for colour blindness, readable on white and on black
 GREY = "#797979"  # of text and axes: equal contrast to white and to the dark background of GitHub
 PLUS, MINUS = "#f1a340", "#a794d0"  # of tokens above and below 0: black text is readable on both
-SHADES = colors.LinearSegmentedColormap.from_list("credit", (MINUS, "white", PLUS))
+SHADES = colors.LinearSegmentedColormap.from_list("credit", (MINUS, "white", PLUS)).with_extremes(bad="#cccccc")
 FONT, LETTER = "DejaVu Sans Mono", 0.60205  # comes with matplotlib; width of each of its letters in parts of its size
 FACES = [font_manager.get_font(font_manager.findfont(FONT + weight)) for weight in ("", ":bold")]
 IN_FONT = set.intersection(*(set(face.get_charmap()) for face in FACES)) - {0xFFFD}  # that stands for parts of letters
@@ -158,7 +158,7 @@ def draw_blocks(blocks: list[tuple[str, str, int, list[str], np.ndarray]], label
     """
     shown = [(wrap_heading(heading, most), weight, *leave_out_middle(texts, values))
              for heading, weight, most, texts, values in blocks]
-    scale = max(np.abs(values).max() for *_, values in shown) or 1
+    scale = max(np.nanmax(np.abs(values)) for *_, values in shown) or 1
     heights = [0.85 * heading.count("\n") + place_tokens(texts)[-1][1] + 2.6 for heading, _, texts, _ in shown]
     inches = LINE * sum(heights) + 0.65
     figure = Figure(figsize=(WIDTH, inches), layout="none")

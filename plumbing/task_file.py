@@ -70,11 +70,14 @@ def load_puzzles(task: ModuleType, count: int, path: str, eval_path: str = "") -
     return apart, heldout
 
 
-def check_prompt(found: str | tuple) -> tuple[str, ...]:
-    """The pieces of what a task's prompt returned; ValueError unless that is text, or a tuple of texts."""
+def check_pieces(found: str | tuple, function: str) -> tuple[str, ...]:
+    """The pieces of what a task's prompt or reply returned; ValueError unless that is text, or a tuple of texts.
+    Only a reply may be empty.
+    """
     pieces = (found,) if isinstance(found, str) else found
-    if not isinstance(pieces, tuple) or not all(isinstance(piece, str) for piece in pieces) or not "".join(pieces):
-        raise ValueError(f"the task's prompt must return text, not {found!r:.50}")
+    if (not isinstance(pieces, tuple) or not all(isinstance(piece, str) for piece in pieces)
+            or function == "prompt" and not "".join(pieces)):
+        raise ValueError(f"the task's {function} must return text, not {found!r:.50}")
     return pieces
 
 

@@ -36,7 +36,8 @@ class Tokenizer:
         add_listed_tokens(file.parent, settings, library)
         # Beyond the highest id, which may exceed the number of tokens, a model's vocabulary may be padded.
         self.size = max(library.get_vocab().values(), default=-1) + 1
-        template = settings["chat_template"]
+        self.template = template = settings["chat_template"]
+        self.named = {name: name_of(settings[name]) for name in ("bos_token", "eos_token") if settings.get(name)}
         self.chat = library.token_to_id(CHATML) is not None and (template is None or CHATML in template)
         self.end_tokens = find_end_tokens(file.parent, library)
         control = [*map(library.id_to_token, self.end_tokens), *[CHATML] * self.chat]
@@ -132,6 +133,8 @@ def read_settings(folder: Path) -> dict:
     if asked := [name for name in ("add_prefix_space", "split_special_tokens") if settings.get(name)]:
         raise ValueError(f"{config} sets {asked[0]}, which is not supported: set it to false, or take another model")
     text = jinja.read_text(encoding="utf-8") if jinja.is_file() else settings.get("chat_template")
+    if isinstance(text, list):  # several, by their names
+        text = {template.get("name"): template.get("template") for template in text}.get("default")
     return settings | {"chat_template": str(text or "") if config.is_file() or jinja.is_file() else None}
 
 

@@ -134,6 +134,7 @@ def make_batch(lengths, advantages, groups=None, **fields) -> TokenBatch:
         format=torch.ones(B),
         grades={},
         ended=torch.ones(B, dtype=torch.bool),
+        before=({},) * B,
         group=torch.tensor(groups or [0] * B),
         puzzles=(Puzzle((1, 2, 3), 6),) * Q,
         task=countdown_task,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 from transformers import HeliumConfig, HeliumForCausalLM, MistralConfig, MistralForCausalLM
 
@@ -19,7 +20,7 @@ from plumbing.runs import read_metrics
 from plumbing.tokenizer import Tokenizer
 from tasks import math_task
 from tests.fixtures import make_batch
-from tests.random_checkpoints import SMALL, randomize
+from tests.random_checkpoints import SMALL, hf_model, randomize
 
 ROOT = Path(train.__file__).parent
 ROOMS = [*sorted((ROOT / "lab").glob("**/README.md")),
@@ -161,6 +162,53 @@ def test_every_recipe_trains_as_it_says(copy):
             low = np.sort(log["reward"][place == 0].reshape(3, 4))[:, 1]  # (3,) the lower of two medians
             weight = np.where(L == 1, 1, (place >= L - L // 2) * L / np.maximum(L // 2, 1))
             np.testing.assert_allclose(log["credit"], (log["reward"] - low[log["group"]]) * weight, rtol=1e-5)
+
+
+CALL = r"""
+from plumbing.task_file import load_task
+from rollout import Policy
+from plumbing.tokenizer import Tokenizer
+task, tokenizer = load_task("tool"), Tokenizer("models/chat")
+policy, puzzle = Policy(None, tokenizer, task), task.Puzzle("12 * 34 + 5")
+turns = ["calc 12 * 34", " calc 408 + 5", "413"]
+tokens = [x for turn in turns for x in tokenizer.encode(turn) + tokenizer.end_tokens[:1]]
+text = "".join(tokenizer.library.id_to_token(x) or "" for x in policy.context(puzzle, tokens[:-1]))
+print(text.replace("\u0120", " ").replace("\u010a", "\n"))
+print(task.grade("", puzzle, turns), *(task.reply(said, puzzle, True) for said in (["calc 1 / 2"], ["calc 1 + 2"] * 4)))
+"""
+
+
+# A random model neither calls the tool nor earns anything: here each turn is a call, and lengths are rewarded.
+TALKING = """
+import tool_task
+from tool_task import *
+
+def reply(turns, puzzle, chat):
+    return tool_task.reply(["calc 12 * 34"] * len(turns), puzzle, chat)
+
+def grade(text, puzzle, turns):
+    return tool_task.grade(text, puzzle, turns) | {"reward": len(text) % 7}
+"""
+
+
+def test_the_tool_of_the_page_trains_a_chat_model_in_several_turns(copy):
+    """Guards against a page that nobody followed: by hand, and for two steps."""
+    chat = copy / "models" / "chat"
+    library = tokenizers.Tokenizer.from_file(str(ROOT / "models" / "math-tiny" / "tokenizer.json"))
+    library.add_special_tokens(["<|im_start|>"])
+    hf = hf_model("qwen2", vocab_size=library.get_vocab_size(), max_position_embeddings=512)
+    hf.save_pretrained(chat)
+    library.save(str(chat / "tokenizer.json"))
+    said = in_copy(copy, "-c", CALL)
+    user = "<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+    assert said.endswith(f"calc 12 * 34{user.format(408)} calc 408 + 5{user.format(413)}413\n"
+                         "{'reward': 1.1, 'answer': True, 'format': True, 'calls': 2} None None\n")
+    (copy / "talking_task.py").write_text(TALKING)
+    tiny = "--questions 3 --answers 4 --max_new_tokens 150 --eval_problems 2 --pass_at 0 --steps 2"
+    for task in ("tool", "talking"):
+        in_copy(copy, "train.py", "--task", task, "--model", "models/chat", *tiny.split(), "--out", f"runs/{task}")
+    log, metrics = np.load(copy / "runs" / task / "credit" / "step-000002.npz"), read_metrics(copy / "runs" / task)
+    assert log["credit"].any() and log["turn"].max() > 0 < metrics["calls"][-1]
 
 
 def test_an_architecture_and_a_question_as_the_page_has_them(copy, tmp_path):

@@ -226,7 +226,7 @@ def prepare(args: argparse.Namespace) -> tuple[Policy, list, TokenBatch, dict]:
     heads = find_heads(args.out, policy, args.critic_batches) if args.critic_batches else {}
     policy = policy._replace(heads=heads, reference=policy.model)
     uniforms = draw_uniforms(args.seed, "truth", len(puzzles), args.answers, args.max_new_tokens)
-    samples = sample(policy, [policy.prompt(puzzle) for puzzle in puzzles], uniforms)
+    samples = sample(policy, puzzles, uniforms)
     batch = token_batch(policy, puzzles, samples, s, step=0)
     batch.advantage = compare(batch)
     task = {} if args.task == Settings.task else {"task": args.task}  # early files have none

@@ -65,7 +65,8 @@ def recorded_samples(truth: dict, end_tokens: list[int]) -> Samples:
     return Samples(
         tokens=grid(truth["token"].astype(np.int64)), mask=grid(np.ones(len(truth["token"]), bool)),
         logprob=grid(truth["logprob"]), entropy=grid(truth["entropy"]), logit_grad=grid(truth["logit_grad"]),
-        ended=torch.from_numpy(np.isin(truth["token"][[rows[-1] for rows in responses]], end_tokens)))  # (B,)
+        ended=torch.from_numpy(np.isin(truth["token"][[rows[-1] for rows in responses]], end_tokens)),  # (B,)
+        before=({},) * len(responses))
 
 
 def recorded_puzzles(truth: dict, task: ModuleType) -> list:

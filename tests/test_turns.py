@@ -1,0 +1,486 @@
+"""Several turns: what the environment replies is read and never trained on. Against numpy, transformers and loops."""
+import csv
+import json
+import re
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import train
+from grpo import compare, update
+from methods import MITIGATIONS
+from methods.turns import turn_baseline, turn_mean, turn_vine
+from mitigations import vineppo
+from plumbing.launch import BUNDLED, MODELS
+from plumbing.metrics import log_columns, turn_of
+from plumbing.optimizer import Optimizer
+from plumbing.replay import Replayed
+from plumbing.task_file import load_puzzles, load_task
+from qwen2_model import Qwen2, load_model, merge, split
+from rollout import generate_and_grade, rollout, token_batch
+from sampler import KVCache, generate, response_attention, response_logprobs, response_states, with_replies
+from settings import Settings
+from tasks import guess_task
+from tasks.guess_task import GUESSES, Puzzle
+from tests.fixtures import make_batch
+from tests.test_processes import output_of
+from tests.test_walkthrough import CONFIG, by_hand
+from train import load_policy
+
+GUESS = MODELS / "guess-tiny"
+
+
+def played(games=13, answers=4, length=40, needs=(), task=guess_task, **settings):
+    """A policy, and a step of games."""
+    s = Settings(task="guess", model=str(GUESS), questions=games, answers=answers, max_new_tokens=length, **settings)
+    policy = load_policy(s, task, needs)
+    batch = rollout(policy, task.load("train", games), s, 1)
+    batch.advantage = compare(batch)
+    return policy, batch, s
+
+
+def whole(policy, batch, i):
+    """The tokens of response i with its prompt and replies, and the places of those that were sampled."""
+    text, places = [*policy.prompt(batch.puzzles[batch.group[i]])], []
+    for t, token in enumerate(batch.tokens[i][batch.mask[i]].tolist()):
+        text += batch.before[i].get(t, [])
+        places.append(len(text))
+        text.append(token)
+    return text, places
+
+
+# ---------------------------------------------------------------------------------------------- sampled and read
+
+
+@torch.no_grad()
+def test_fifty_episodes_equal_transformers():
+    """Guards against a position, a column or a state that is off by a reply, in sampling and in reading."""
+    policy, batch, _ = played()
+    hf = AutoModelForCausalLM.from_pretrained(GUESS, dtype=torch.float32, attn_implementation="eager").eval()
+    read, hidden, attention = batch.ask.read(response_logprobs, policy.model), batch.ask.hidden, batch.ask.attention
+    assert len(batch.tokens) == 52 and {1, GUESSES} <= {1 + len(replies) for replies in batch.before}
+    for i in range(len(batch.tokens)):
+        text, places = whole(policy, batch, i)
+        L, predicts = len(places), [place - 1 for place in places]
+        out = hf(torch.tensor([text]), output_hidden_states=True, output_attentions=True)
+        logprob = out.logits[0].log_softmax(-1)[predicts, [text[place] for place in places]]  # (L,)
+        for found in (batch.logprob, read):
+            torch.testing.assert_close(found[i, :L], logprob, atol=1e-5, rtol=0)
+        torch.testing.assert_close(hidden[i, :L], out.hidden_states[-1][0, predicts], atol=1e-4, rtol=0)
+        paid = out.attentions[-1][0].mean(0)[predicts][:, places].tril(-1)  # (L, L)
+        torch.testing.assert_close(attention[i, :L, :L], paid, atol=1e-5, rtol=0)
+        assert policy.tokenizer.decode(text)[0] == guess_task.prompt(batch.puzzles[0], False) + batch.text[i]
+
+
+ENDS = [0, 7]
+SAID = [[3, 7, 3], [], [5] * 6]  # an end token in a reply ends nothing
+
+
+def replies_by_hash(row, tokens):
+    """A reply by what was sampled; now and then none."""
+    return [*SAID, None][(row + sum(tokens)) % 4]
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+def test_generate_equals_a_loop_over_single_responses(replayed, random_model, monkeypatch):
+    """Guards against a reply in another row's cache, random numbers that are skipped, and a limit that forgets."""
+    if replayed:
+        monkeypatch.setattr("sampler.KVCache", lambda *arguments: Replayed(KVCache(*arguments)))
+    model, (B, T) = random_model, (24, 30)
+    model.real_vocab = 12
+    uniforms, prompts = torch.from_numpy(np.random.default_rng(0).random((B, T))), [[1, 2, 3], [4], [5, 6]]
+    limit = torch.arange(B) % 3 * 10 + 10
+    found = generate(model, prompts, uniforms, ENDS, limit, reply=replies_by_hash)
+    reasons = []
+    for row in range(B):
+        text, tokens, before, ended = [*prompts[row // 8]], [], {}, False
+        while len(text) - len(prompts[row // 8]) < limit[row] and not ended:
+            with torch.no_grad():
+                p = model(torch.tensor([text]))[0, -1, :12].softmax(-1)
+            tokens.append(int((p.cumsum(0) <= uniforms[row, len(tokens)]).sum()))
+            text.append(tokens[-1])
+            if tokens[-1] in ENDS:
+                said = replies_by_hash(row, tokens)
+                ended = said is None
+                if said is not None and len(text) + len(said) - len(prompts[row // 8]) >= limit[row]:
+                    reasons.append("no room")
+                    break
+                if said is not None:
+                    before[len(tokens)] = said
+                    text += said
+        assert found.tokens[row][found.mask[row]].tolist() == tokens
+        assert found.before[row] == before and found.ended[row] == ended
+        reasons += [f"{len(before)} replies", ended]
+    assert {"no room", True, False, "0 replies", "3 replies"} <= {*reasons}
+    group, read = torch.arange(B) // 8, (found.tokens, found.mask)
+    logprob = response_logprobs(model, prompts, group, *read, before=found.before)
+    torch.testing.assert_close(logprob, found.logprob, atol=1e-9, rtol=0)
+    some = torch.tensor([20, 3, 11])  # another order: longest responses are read first
+    again = response_logprobs(model, prompts, group[some], found.tokens[some], found.mask[some],
+                              before=[found.before[i] for i in some])
+    torch.testing.assert_close(again, logprob[some], atol=1e-9, rtol=0)
+    hide = torch.zeros_like(found.mask)
+    hide[:, 0] = True
+    without = response_logprobs(model, prompts, group, *read, hide, found.before)
+    assert (without - logprob)[:, 0].abs().max() < 1e-9 < 1e-3 < (without - logprob)[found.mask].abs().max()
+
+
+def test_an_episode_of_two_turns_by_hand():
+    """In the walkthrough's manner and by its numpy: log-probs, credit, loss and gradient, with a reply in between."""
+    rng = np.random.default_rng(1)
+    w = {name: rng.normal(0, 0.5, shape) for name, shape in by_hand.SHAPES.items()}
+    model = Qwen2(CONFIG).double()
+    given = dict(zip(split(model.state_dict(), CONFIG), map(torch.from_numpy, w.values())))
+    model.load_state_dict(merge(given, model.state_dict(), CONFIG))
+    prompt, first, said, second = [1, 2], [3, 0], [4, 0, 5], [6, 7, 0]
+    tokens, before = torch.tensor([first + second, [8, 0, 0, 0, 0]]), ({2: said}, {})
+    mask = torch.tensor([[True] * 5, [True] * 2 + [False] * 3])
+    places = [2, 3, 7, 8, 9]  # of the sampled ones in prompt + first + said + second
+
+    def logprobs():
+        rows = []
+        for text, own in ((prompt + first + said + second, places), (prompt + [8, 0], [2, 3])):
+            p = by_hand.softmax(by_hand.forward(w, text))
+            rows.append([np.log(p[place - 1, text[place]]) for place in own])
+        return rows
+
+    prompts, group = [prompt], torch.zeros(2, dtype=torch.long)
+    logprob = response_logprobs(model, prompts, group, tokens, mask, before=before)
+    np.testing.assert_allclose(logprob[mask].detach(), np.concatenate(logprobs()), atol=1e-12)
+    # Rewards 1 and 0: mean 0.5, deviation 0.5, advantage 0.5 / 0.5001. The loss is a mean over 7 sampled tokens.
+    batch = make_batch([5, 2], [0.0, 0.0], tokens=tokens, mask=mask, before=before, reward=torch.tensor([1.0, 0.0]),
+                       logprob=logprob.detach())
+    batch.advantage, batch.ask.prompts = compare(batch), prompts
+    credit, A = MITIGATIONS["none"](batch), 0.5 / 0.5001
+    np.testing.assert_allclose(credit, [[A] * 5, [-A, -A, 0, 0, 0]], rtol=1e-6)
+    row = update(SimpleNamespace(model=model), Optimizer(model, 0.0), batch, credit, Settings(answers=2))
+    assert row["loss"] == pytest.approx(-(5 * A - 2 * A) / 7, abs=1e-6)
+    assert row["tokens_updated"] == 2 + 7 + 3  # prompt, sampled, reply
+    gradient = split({name: x.grad for name, x in model.named_parameters()}, CONFIG)
+    for (name, x), found in zip(w.items(), gradient.values()):
+        for i in [*np.ndindex(x.shape)][:: max(1, x.size // 5)]:
+            kept, ends = x[i], []
+            for nudge in (1e-5, -1e-5):
+                x[i] = kept + nudge
+                own, other = logprobs()
+                ends.append(-(A * np.sum(own) - A * np.sum(other)) / 7)
+            x[i] = kept
+            assert found[i].item() == pytest.approx((ends[0] - ends[1]) / 2e-5, abs=1e-6), name
+
+
+def test_texts_and_spans_of_a_response_with_replies():
+    """Guards against spans that are off by a reply, an end token that is not empty, and a turn that others wrote."""
+    policy, batch, _ = played()
+    for i, (text, spans) in enumerate(zip(batch.text, batch.spans)):
+        tokens = batch.tokens[i][batch.mask[i]].tolist()
+        for token, (start, stop) in zip(tokens, spans):
+            assert text[start:stop] == policy.tokenizer.decode([token])[0]
+        turns = [text[spans[a][0] : spans[b - 1][1]] for a, b in pairwise([0, *batch.before[i], len(tokens)])]
+        assert turns == policy.decode(tokens, {})[2]
+        assert re.sub(r"\n(higher|lower)\n", " ", text).split() == [turn.strip() for turn in turns]
+        puzzle = batch.puzzles[batch.group[i]]
+        assert batch.success[i] == (str(puzzle.secret) in turns)
+        assert batch.grades["guesses"][i] == len(turns) == 1 + turn_of(batch)[i].max()
+
+
+# ------------------------------------------------------------------------------------------------------- the task
+
+
+def test_every_secret_is_as_frequent_and_no_prompt_shows_it():
+    training, heldout = load_puzzles(guess_task, 512, "")
+    for games in (training, heldout):
+        counts = np.bincount([game.secret for game in games])[1:]
+        assert len(counts) == 15 and np.ptp(counts) <= 1
+    assert {guess_task.prompt(game, False) for game in training + heldout} == {
+        "Guess a number from 1 to 15. You have 4 guesses.\n"}
+    with pytest.raises(ValueError, match="makes its own games"):
+        guess_task.load("all", path="x.csv")
+
+
+@pytest.mark.parametrize("turns, reply, answer, layout", [
+    (["7"], "higher", 0, 1), (["12"], "lower", 0, 1), (["9"], None, 1, 1), (["1", "2", "3"], "higher", 0, 1),
+    (["1", "2", "3", "4"], None, 0, 1), (["1", "2", "3", "9"], None, 1, 1), (["7", "16"], None, 0, 0),
+    (["0"], None, 0, 0), (["07"], None, 0, 0), ([" 7"], None, 0, 0), (["7\nhigher\n9"], None, 0, 0),
+    (["٧"], None, 0, 0), (["9" * 5000], None, 0, 0), ([""], None, 0, 0), (["7\n"], None, 0, 0)])
+def test_the_game_by_hand(turns, reply, answer, layout):
+    """Guards against a turn that forges a reply, digits of other scripts, and more guesses than there are."""
+    puzzle = Puzzle(15, 9, 0)
+    assert guess_task.reply(turns, puzzle, False) == (reply and f"\n{reply}\n")
+    found = guess_task.grade("", puzzle, turns)
+    assert found == {"answer": answer, "format": layout, "reward": answer + 0.1 * layout, "guesses": len(turns)}
+    chat = guess_task.reply(turns, puzzle, True)
+    assert chat is None or chat == f"\n<|im_start|>user\n{reply}<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_demonstrations_follow_the_rules_and_make_mistakes():
+    rng, found = np.random.default_rng(0), {1.0: [], 0.0: []}
+    for known in found:
+        for puzzle in guess_task.load("train", 150):
+            turns = guess_task.demonstrate(puzzle, rng, known)
+            assert guess_task.reply(turns, puzzle, False) is None
+            assert all(guess_task.reply(turns[:i], puzzle, False) for i in range(1, len(turns)))
+            found[known].append(guess_task.grade("", puzzle, turns)["answer"])
+    assert np.mean(found[1.0]) == 1 and 0.2 < np.mean(found[0.0]) < 0.5
+
+
+# ---------------------------------------------------------------------------------------------- credit functions
+
+
+@pytest.fixture(scope="module")
+def stored():
+    """Two games, of five and two turns and of one, and what every credit function may ask the model about them."""
+    task = SimpleNamespace(**vars(guess_task) | {
+        "reply": lambda turns, puzzle, chat: ("\nhigher\n", "", ("\n", "<|im_end|>", "\n"))[len(turns) % 3]
+        if len(turns) < (5 if turns[0] < "2" else 2 if turns[0] < "7" else 1) else None,
+        "calculations": lambda text, puzzle: [], "reachable": lambda text, puzzle: np.zeros((0, 5), bool)})
+    return played(8, 8, 40, ("critic", "process_critic", "importance", "reference"), task)
+
+
+@pytest.mark.parametrize("name", MITIGATIONS)
+def test_every_credit_function_is_finite_in_turns(name, stored):
+    """Of one, two and five turns."""
+    _, batch, _ = stored
+    assert {len(replies) for replies in batch.before} == {0, 1, 4}
+    credit = MITIGATIONS[name](batch)
+    assert credit.isfinite().all() and not credit[~batch.mask].any()
+    if name == "regrade_ablation":
+        assert MITIGATIONS[name](batch, tokens=True).isfinite().all()
+
+
+SILENT = {"turn_mean", "turn_vine", "turn_baseline"}  # these see the turns
+SILENT |= {"vineppo"}  # its sentences are the turns of this task
+
+
+@pytest.mark.parametrize("name", sorted({*MITIGATIONS} - SILENT))
+def test_empty_replies_change_no_credit(name):
+    """Guards against a credit function that counts columns by turns: with empty replies it must see one text."""
+    turns, single = (played(4, 4, 24, ("critic", "process_critic", "importance", "reference"), task)[1] for task in (
+        SimpleNamespace(**vars(guess_task) | {"reply": lambda turns, puzzle, chat: "" if len(turns) < 3 else None,
+                                              "grade": lambda text, puzzle, turns: graded(text)}),
+        SimpleNamespace(**{key: value for key, value in vars(guess_task).items() if key != "reply"} | {
+            "grade": lambda text, puzzle: graded(text)})))
+    for batch in (turns, single):
+        batch.task.calculations = lambda text, puzzle: []
+        batch.task.reachable = lambda text, puzzle: np.zeros((0, 5), bool)
+    # The batch in one turn has the same tokens, put there by hand.
+    single = replace(turns, task=single.task, before=({},) * 16)
+    single.ask = replace_samples(turns.ask, single.before)
+    assert any(turns.before) and torch.equal(MITIGATIONS[name](turns), MITIGATIONS[name](single))
+
+
+def graded(text):
+    """A grade of the whole text."""
+    return {"reward": len(text) % 5 / 4, "answer": float(len(text) % 5 == 4), "format": 1.0}
+
+
+def replace_samples(ask, before):
+    """Queries about the same samples with other replies."""
+    new = type(ask)(ask.policy, ask.puzzles, ask.samples._replace(before=before), ask.s, ask.step, ask.grade)
+    return new
+
+
+def hand_made(**fields):
+    """Four responses: turns of tokens 1 + 2, 2 + 1 + 1, 3, and 2 + 2."""
+    before = ({1: [5]}, {2: [], 3: [5, 5]}, {}, {2: [4]})
+    return make_batch([3, 4, 3, 4], [1.0, 2.0, 3.0, 4.0], before=before, **fields)
+
+
+def test_the_credit_of_a_turn_is_the_sum_of_its_tokens():
+    credit = torch.tensor([[1.0, 2, 4, 0], [1, 2, 4, 8], [1, 2, 6, 0], [0, 1, 2, 3]])
+    batch = hand_made(entropy=credit, normalize="none")  # entropy_ratio's weights follow the entropy
+    of = MITIGATIONS["entropy_ratio"](batch)
+    found = turn_mean(batch)
+    for i, bounds in enumerate([(0, 1, 3), (0, 2, 3, 4), (0, 3), (0, 2, 4)]):
+        for a, b in pairwise(bounds):
+            assert found[i, a:b].tolist() == pytest.approx([of[i, a:b].mean().item()] * (b - a))
+    for wrong in ("turn_mean", "no such method"):
+        with pytest.raises(ValueError, match="^--of "):
+            turn_mean(batch, of=wrong)
+
+
+def test_turn_vine_cuts_where_a_turn_begins():
+    V, asked = torch.tensor([[9, 0.3, 9, 0], [9, 9, 0.5, 0.7], [9, 9, 9, 0], [9, 9, 0.2, 9]]), []
+    batch = hand_made(reward=torch.tensor([1.0, 0, 0, 1]),
+                      rollout_values=lambda counts: (asked.append(counts), V * (counts > 0))[1])
+    third, two = 1 / 3, 2 / 3
+    expected = [[0.3 - third, 0.7, 0.7, 0], [0.5 - two, 0.5 - two, 0.2, -0.7], [-two] * 3 + [0],
+                [0.2 - third, 0.2 - third, 0.8, 0.8]]
+    np.testing.assert_allclose(turn_vine(batch, k=2), expected, rtol=1e-6)
+    assert asked[0].tolist() == [[0, 2, 0, 0], [0, 0, 2, 2], [0, 0, 0, 0], [0, 0, 2, 0]]
+
+
+def test_turn_baseline_by_loops():
+    """Guards against a baseline that knows its own response, and, in one turn, anything but RLOO."""
+    r, last = [1.0, 0.25, 0.5, 2.0], [1, 2, 0, 1]
+    batch = hand_made(reward=torch.tensor(r))
+    for to_end in (False, True):
+        found = turn_baseline(batch, to_end)
+        for i in range(4):
+            others = [j for j in range(4) if j != i]
+            b = [sum(r[j] for j in others if last[j] == turn) / max(1, sum(last[j] >= turn for j in others))
+                 for turn in range(3)]
+            for t in range(int(batch.mask[i].sum())):
+                turn = sum(column <= t for column in batch.before[i])
+                end = 3 if to_end else last[i] + 1
+                assert found[i, t].item() == pytest.approx(r[i] - sum(b[turn:end]))
+    one = turn_baseline(replace(batch, before=({},) * 4))
+    assert one[:, 0].tolist() == pytest.approx([4 / 3 * (x - sum(r) / 4) for x in r])
+
+
+def test_to_end_has_no_bias_and_the_default_has():
+    """The exact mean of credit * grad log pi over all groups of two responses of a policy that stops with probability
+    p after a turn, against the gradient of the expected reward."""
+    p, q, w = 0.3, 0.6, 0.2  # stop after the first turn; win if it stops, or goes on
+    outcomes = [(0, 1.0, p * q), (0, 0.0, p * (1 - q)), (1, 1.0, (1 - p) * w), (1, 0.0, (1 - p) * (1 - w))]
+    slope = {0: 1 / p, 1: -1 / (1 - p)}  # d log pi(first turn) / dp
+    gradient = {}
+    for to_end in (False, True):
+        gradient[to_end] = sum(
+            weight * other * slope[last] * turn_baseline(make_batch(
+                [1 + last, 1 + stops], [0.0, 0.0], before=({1: []} if last else {}, {1: []} if stops else {}),
+                reward=torch.tensor([r, s])), to_end)[0, 0].item()
+            for last, r, weight in outcomes for stops, s, other in outcomes)
+    assert gradient[True] == pytest.approx(q - w, abs=1e-6)
+    assert abs(gradient[False] - (q - w)) > 0.1
+
+
+# -------------------------------------------------------------------------------------------------- continuations
+
+
+def test_continuations_read_replies_and_get_them(monkeypatch):
+    """Guards against a prefix without its replies, a limit that forgets them, and turns that are counted anew."""
+    policy, batch, s = played(4, 4)
+    calls, grade = [], guess_task.grade
+    monkeypatch.setattr("rollout.generate", lambda model, prompts, uniforms, ends, limit, *others: (
+        calls.append((prompts, limit)), generate(model, prompts, uniforms, ends, limit, *others))[1])
+    graded = []
+    batch.ask.grade = lambda text, puzzle, turns: graded.append((text, turns)) or grade(text, puzzle, turns)
+    counts = batch.mask.int()  # before every token
+    values = batch.ask.rollout_values(counts)
+    assert values.isfinite().all()
+    (prompts, limit), = calls
+    expected = []
+    for i, t in sorted(batch.mask.nonzero().tolist(), key=lambda pair: pair[1]):  # shortest first, stable
+        text, places = whole(policy, batch, i)
+        expected.append(text[: places[t]])
+    assert prompts == expected
+    start = len(policy.prompt(batch.puzzles[0]))
+    assert limit.tolist() == [s.max_new_tokens + start - len(text) for text in expected]
+    for (text, turns), begun in zip(graded, expected):
+        assert text.startswith(policy.decode(begun[start:], {})[0]) and len(turns) <= GUESSES
+        assert re.sub(r"\n(higher|lower)\n", " ", text).split() == [turn.strip() for turn in turns]
+    assert batch.ask.tokens_read >= sum(map(len, {tuple(x) for x in expected})) / 4
+
+
+def test_the_random_numbers_of_a_response_do_not_depend_on_the_others():
+    policy, batch, s = played(6, 3)
+    alone = rollout(policy, list(batch.puzzles[:2]), s, 1)
+    for i in range(6):
+        assert alone.tokens[i][alone.mask[i]].tolist() == batch.tokens[i][batch.mask[i]].tolist()
+        assert alone.before[i] == batch.before[i]
+
+
+# -------------------------------------------------------------------------------------------- a hostile environment
+
+
+@pytest.mark.parametrize("said", [
+    "x" * 10_000, "", "<|im_end|>", "<|endoftext|>" * 3, ("", "<|im_end|><|endoftext|>"), "higher\x00\ud7ff", "￿"])
+def test_hostile_replies_are_characters_or_end_the_response(said):
+    """Guards against a hang, an index past the last column, a foreign end token that ends a turn, and forged turns."""
+    task = SimpleNamespace(**vars(guess_task) | {"reply": lambda turns, puzzle, chat: said})
+    policy, batch, s = played(2, 4, 30, task=task)
+    own = "".join((said,) if isinstance(said, str) else said)
+    for i, replies in enumerate(batch.before):
+        text, places = whole(policy, batch, i)
+        assert len(text) - len(policy.prompt(batch.puzzles[0])) <= 30 and not batch.ended[i]
+        for words in replies.values():
+            ends = sum(token in policy.tokenizer.end_tokens for token in words)
+            assert ends == (0 if isinstance(said, tuple) else own.count("<|"))
+            if isinstance(said, tuple):
+                assert policy.tokenizer.decode(words)[0] == own
+    if len(own) > 1000:
+        assert not any(batch.before) and (batch.mask.sum(1) <= 30).all()
+
+
+@pytest.mark.parametrize("said", [7, ["higher"], ("higher", 7), b"higher", ("higher", None)])
+def test_a_reply_that_is_no_text_is_one_sentence(said):
+    task = SimpleNamespace(**vars(guess_task) | {"reply": lambda turns, puzzle, chat: said})
+    with pytest.raises(ValueError, match=r"^the task's reply must return text, not "):
+        played(2, 2, task=task)
+
+
+def test_an_environment_that_raises_is_one_sentence(tmp_path, refusal, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for body, shown in (("raise OSError('the server has gone')", "has gone"), ("return 7", "must return text")):
+        (tmp_path / "my_task.py").write_text(
+            f"from tasks.guess_task import *\n\n\ndef reply(turns, puzzle, chat):\n    {body}\n")
+        said = refusal(train, "--task", tmp_path / "my_task.py", "--model", GUESS, "--eval_problems", 2, "--steps", 1)
+        assert shown in said and not (tmp_path / "runs").exists()
+
+
+# ------------------------------------------------------------------------------------------------------------ runs
+
+
+SHORT = ["--task", "guess", "--questions", 3, "--answers", 4, "--eval_problems", 8, "--pass_at", 0, "--eval_every", 1]
+
+
+def run(folder, *flags, resume=False):
+    """A short run on the guessing game; its metrics without what depends on the clock."""
+    words = ["--resume", folder] if resume else [*SHORT, "--out", folder]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["train.py", *map(str, (*words, *flags))])
+        train.main()
+    return logged(folder)
+
+
+def logged(folder):
+    """metrics.csv without what depends on the clock, samples.txt and the credit logs."""
+    rows = list(csv.DictReader((folder / "metrics.csv").open()))
+    clock = ("seconds", "tokens_per_second")
+    files = (folder / "credit").iterdir()
+    return ([{key: value for key, value in row.items() if key not in clock} for row in rows],
+            (folder / "samples.txt").read_text(),
+            {file.name: {key: x.tolist() for key, x in np.load(file).items()} for file in files})
+
+
+@pytest.mark.parametrize("flags", [[], ["--mitigation", "vineppo"], ["--mitigation", "ppo", "--max_new_tokens", 11],
+                                   ["--mitigation", "turn_vine", "--reward", "random", "--kl", 0.1]], ids=str)
+def test_a_resumed_run_is_the_same(flags, tmp_path):
+    straight = run(tmp_path / "straight", "--steps", 3, *flags)
+    run(tmp_path / "resumed", "--steps", 2, *flags)
+    assert run(tmp_path / "resumed", "--steps", 3, resume=True) == straight
+    assert "guesses" in straight[0][0]
+
+
+def test_two_processes_make_the_same_run(tmp_path):
+    flags = ["--mitigation", "vineppo", "--steps", 2]
+    alone = run(tmp_path / "alone", *flags)
+    code, _, complained = output_of("train.py", *SHORT, "--out", tmp_path / "two", *flags)
+    assert code == 0, complained[-2000:]
+    together = logged(tmp_path / "two")
+    assert together[1] == alone[1]
+    for name, log in alone[2].items():
+        for key, values in log.items():
+            np.testing.assert_allclose(together[2][name][key], values, rtol=1e-3, atol=1e-5, err_msg=key)
+
+
+def test_the_credit_log_has_turns_and_replies(stored):
+    """Guards against a reply at another response or place, and columns in a task of single turns."""
+    policy, batch, _ = stored
+    log = log_columns(1, batch, batch.mask.float())
+    found = [dict() for _ in batch.before]
+    for i, t, token in zip(log["reply_response"], log["reply_position"], log["reply_token"]):
+        found[i].setdefault(int(t), []).append(int(token))
+    assert found == [{t: said for t, said in replies.items() if said} for replies in batch.before]
+    for i, t, turn in zip(log["response"], log["position"], log["turn"]):
+        assert turn == sum(column <= t for column in batch.before[i])
+    assert [str(log[name].dtype) for name in ("turn", "reply_position", "reply_token")] == ["uint16", "uint16", "int32"]
+    without = SimpleNamespace(**{key: value for key, value in vars(guess_task).items() if key != "reply"})
+    single = log_columns(1, replace(batch, task=without), batch.mask.float())
+    assert sorted(set(log) - set(single)) == ["reply_position", "reply_response", "reply_token", "turn"]
