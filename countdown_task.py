@@ -13,7 +13,7 @@ functions:
 
 `key(puzzle)`, what a model could memorize of it, may be left out: then it is the id. Some credit functions ask for
 more, and say so: calculations, reachable, sentence_starts. models/warm_start.py, which makes a start model, asks for
-KNOWN and `demonstrate(puzzle, rng, known)`, a response to imitate.
+KNOWN and `demonstrate(puzzle, rng, known)`, a response to imitate. `reply` makes several turns: tasks/guess_task.py.
 
 It differs from TinyZero and GRPO-Zero, from which the task comes, in four ways:
 1. An answer is computed with exact fractions, from a syntax tree in which only + - * / are allowed. Nothing is eval'd.

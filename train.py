@@ -3,7 +3,7 @@
     python train.py --mitigation none                                       the bundled model, two minutes
     python train.py --mitigation outcome_conditional --think_discount 0.5   another way to assign credit
     python train.py --model path/to/Qwen2.5-0.5B-Instruct --lr 1e-6         a real checkpoint
-    python train.py --task latin                                            another task, see docs/extend.md
+    python train.py --task guess                                            another task, in several turns
     python train.py --steps 0                                               only evaluate
     python train.py --resume runs/none-seed0                                continue a run that was stopped or killed
     torchrun --nproc_per_node 2 train.py --mitigation none                  the same run in several processes
