@@ -1,6 +1,5 @@
 """Several turns: what the environment replies is read and never trained on. Against numpy, transformers and loops."""
 import csv
-import json
 import re
 import sys
 from dataclasses import replace
@@ -10,21 +9,23 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from matplotlib.colors import to_hex
 from transformers import AutoModelForCausalLM
 
+import analyze
 import train
 from grpo import compare, update
 from methods import MITIGATIONS
 from methods.turns import turn_baseline, turn_mean, turn_vine
-from mitigations import vineppo
-from plumbing.launch import BUNDLED, MODELS
+from plumbing.launch import MODELS
 from plumbing.metrics import log_columns, turn_of
 from plumbing.optimizer import Optimizer
 from plumbing.replay import Replayed
-from plumbing.task_file import load_puzzles, load_task
-from qwen2_model import Qwen2, load_model, merge, split
-from rollout import generate_and_grade, rollout, token_batch
-from sampler import KVCache, generate, response_attention, response_logprobs, response_states, with_replies
+from plumbing.task_file import load_puzzles
+from plumbing.tokenizer import Tokenizer
+from qwen2_model import Qwen2, merge, split
+from rollout import rollout
+from sampler import KVCache, generate, response_logprobs
 from settings import Settings
 from tasks import guess_task
 from tasks.guess_task import GUESSES, Puzzle
@@ -484,3 +485,25 @@ def test_the_credit_log_has_turns_and_replies(stored):
     without = SimpleNamespace(**{key: value for key, value in vars(guess_task).items() if key != "reply"})
     single = log_columns(1, replace(batch, task=without), batch.mask.float())
     assert sorted(set(log) - set(single)) == ["reply_position", "reply_response", "reply_token", "turn"]
+
+
+def test_replies_are_grey_in_pictures(tmp_path, figures):
+    """Guards against a reply of another step or response, and one that is coloured like a token without credit."""
+    run(tmp_path / "r", "--steps", 3)
+    metrics, tokenizer = analyze.read_metrics(tmp_path / "r"), Tokenizer(GUESS)
+    log = analyze.read_log(tmp_path / "r", metrics)
+    for response in range(36):
+        rows = np.flatnonzero(log["response_id"] == response)
+        step, within = 1 + response // 12, response % 12
+        with np.load(tmp_path / "r" / "credit" / f"step-{step:06d}.npz") as own:
+            mine, said = own["response"] == within, own["reply_response"] == within
+            pairs = [(p, 1, t) for p, t in zip(own["position"][mine], own["token"][mine])]
+            pairs += [(p, 0, t) for p, t in zip(own["reply_position"][said], own["reply_token"][said])]
+        # Sorting is stable: what was said before a position keeps its order, and stands before it.
+        expected = [token for *_, token in sorted(pairs, key=lambda pair: pair[:2])]
+        assert analyze.with_replies(log, rows, "token").tolist() == expected
+    analyze.draw_responses(log, tokenizer, "GRPO", {}, tmp_path / "tokens.png")
+    pairs = analyze.choose_pairs(log)
+    grey = [patch for patch in figures[0].axes[0].patches if to_hex(patch.get_facecolor()) == "#cccccc"]
+    drawn = sum((log["reply_response"] == log["response_id"][rows[0]]).sum() for pair in pairs for rows in pair)
+    assert len(grey) == drawn > 0  # once: GRPO's credit is one number, and the gradient shows each token

@@ -36,7 +36,7 @@ from methods.oracle import SURE, work_backwards
 from plumbing.files import read_arrays, replace_file
 from plumbing.flags import check_range, new_parser
 from plumbing.launch import check, check_lengths, with_model
-from plumbing.metrics import log_columns
+from plumbing.metrics import log_columns, replied
 from plumbing.progress import Progress, follow, one_sentence
 from plumbing.registry import check_pure
 from plumbing.report import Table
@@ -72,13 +72,15 @@ def roll(policy: Policy, puzzles: list, truth: dict, rows: np.ndarray, packets: 
     The random numbers of a packet depend on its token and its number alone, not on what else is sampled, or when."""
     token = np.repeat(rows, packets)  # (m,) the token that each packet belongs to
     number = truth["packets"][token] + np.concatenate([np.arange(n) for n in packets])  # (m,) of the packet
-    position, left = truth["position"][token].astype(int), limit - truth["position"][token].astype(int)  # (m,) each
+    position, asked = truth["position"][token].astype(int), [puzzles[g] for g in truth["group"][token]]  # (m,), m
+    prefixes = [truth["token"][i - t : i].tolist() for i, t in zip(token, position)]  # m
+    heard = [replied([policy.replies(puzzle, prefix)]) for puzzle, prefix in zip(asked, prefixes)]  # m, of replies
+    left = limit - position - np.array(heard)  # (m,)
     uniforms = np.zeros((len(token), PACKET, left.max()))
     for i, key in enumerate(zip(truth["response"][token].tolist(), position.tolist(), number.tolist())):
         uniforms[i, :, : left[i]] = np.random.default_rng(seed_of("truth", seed, *key)).random((PACKET, left[i]))
     samples, grades = generate_and_grade(
-        policy, [puzzles[g] for g in truth["group"][token]], torch.from_numpy(uniforms).flatten(0, 1),
-        [truth["token"][i - t : i].tolist() for i, t in zip(token, position)],
+        policy, asked, torch.from_numpy(uniforms).flatten(0, 1), prefixes,
         torch.from_numpy(left.repeat(PACKET)), torch.from_numpy(truth["token"][token].astype(int).repeat(PACKET)))
     return np.array([grade["answer"] for grade in grades]).reshape(-1, PACKET), int(samples.mask.sum())
 

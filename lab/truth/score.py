@@ -56,17 +56,19 @@ class Options:
     out: str = "runs/truth"  # folder for the picture
 
 
-def recorded_samples(truth: dict, end_tokens: list[int]) -> Samples:
-    """The B responses of a ground_truth.npz as the sampler returned them."""
+def recorded_samples(truth: dict, policy: Policy, puzzles: list) -> Samples:
+    """The B responses of a ground_truth.npz as the sampler returned them; replies follow from them."""
     responses = by_response(truth)
     def grid(column: np.ndarray) -> Tensor:
         """One value per token (N,), in rows by response (B, T), 0 on padding."""
         return pad_sequence([torch.from_numpy(column[rows]) for rows in responses], batch_first=True)
+    last = [rows[-1] for rows in responses]
+    before = tuple(policy.replies(puzzles[truth["group"][rows[0]]], truth["token"][rows[:-1]].tolist())
+                   for rows in responses)
     return Samples(
         tokens=grid(truth["token"].astype(np.int64)), mask=grid(np.ones(len(truth["token"]), bool)),
         logprob=grid(truth["logprob"]), entropy=grid(truth["entropy"]), logit_grad=grid(truth["logit_grad"]),
-        ended=torch.from_numpy(np.isin(truth["token"][[rows[-1] for rows in responses]], end_tokens)),  # (B,)
-        before=({},) * len(responses))
+        ended=torch.from_numpy(np.isin(truth["token"][last], policy.tokenizer.end_tokens)), before=before)  # (B,)
 
 
 def recorded_puzzles(truth: dict, task: ModuleType) -> list:
@@ -84,7 +86,8 @@ def rebuild(truth: dict, policy: Policy, advantage: str = "grpo", normalize: str
     s = Settings(seed=settings["seed"], max_new_tokens=settings["max_new_tokens"], normalize=normalize)
     if truth["token"].max() >= policy.tokenizer.size:
         raise ValueError("the truth is about another model: this one has fewer tokens")
-    samples, puzzles = recorded_samples(truth, policy.tokenizer.end_tokens), recorded_puzzles(truth, policy.task)
+    puzzles = recorded_puzzles(truth, policy.task)
+    samples = recorded_samples(truth, policy, puzzles)
     batch = token_batch(policy._replace(reference=policy.model), puzzles, samples, s, step=0)
     if not torch.allclose(batch.ask.reference_logprob, samples.logprob, atol=0.01):
         raise ValueError("the truth is about another model: this one gives its tokens other probabilities")
