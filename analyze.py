@@ -254,7 +254,7 @@ def draw_learning(metrics: dict, method: str, file: Path) -> None:
     left.legend()
     left.xaxis.get_major_locator().set_params(integer=True)
     right.plot(metrics["step"], metrics["length"], color=PALETTE[0], **dots)
-    right.set(xlabel="step", ylabel="tokens in a response", ylim=(0, None))
+    right.set(xlabel="step", ylabel="tokens in a response", ylim=(0, 1.05 * np.nanmax(metrics["length"])))
     figure.savefig(file)
 
 

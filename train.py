@@ -174,6 +174,8 @@ def main() -> None:
         print(f"{trained:,} parameters, {len(training)} puzzles to train on, into {run}")
         shown = ", ".join(f"{name}={value}" for name, value in differences.items())
         print(f"settings: {shown or 'all at their defaults'}", flush=True)
+        if resume:
+            print(f"resuming after step {done}" + (", for no state was written yet" if done == 0 else ""), flush=True)
         if done == 0:
             row = measure_start(policy, heldout, s)
             writer.start(row)
