@@ -273,7 +273,7 @@ class TokenLogprobs(torch.autograd.Function):
         for piece, x, token, g in zip(*pieces):
             direction = -scaled(x, ctx.temperature).softmax(1)  # (n, V)
             direction.scatter_add_(1, token, torch.ones_like(direction[:, :1]))  # (n, V) onehot - p
-            piece.copy_(direction * (g / ctx.temperature))
+            piece.copy_(direction.mul_(g / ctx.temperature))
         if ctx.needs_input_grad[1]:  # for all N tokens at once: each piece would pass over (V', D) once more
             matrix_grad = torch.zeros_like(matrix)
             torch.mm(logits_grad.T, states, out=matrix_grad[:V])
