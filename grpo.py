@@ -201,7 +201,7 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
         for rows in micro_batches(batch, credit, s):  # (b,) places in the batch; below, b responses are (b, T)
             mask = batch.mask[rows]
             logprob = response_logprobs(policy.model, batch.ask.prompts, batch.group[rows], batch.tokens[rows], mask,
-                                        before=[batch.before[i] for i in rows])
+                                        before=[batch.before[i] for i in rows.tolist()])
             if i == 0 and s.old_logprob == "update":  # see point 3 above
                 old[rows] = logprob.detach()
             found = LOSSES[s.loss](logprob, old[rows], credit[rows], mask, s)

@@ -357,12 +357,12 @@ class Queries:
         rows = torch.arange(len(tokens), device=tokens.device) if rows is None else rows.to(tokens.device)
         group = rows // (len(tokens) // len(self.puzzles))  # (R,)
         chunks = whole_groups(group, self.s.micro_batch)  # of places in rows
-        self.tokens_read += int(mask[rows].sum()) + replied([before[i] for i in rows])
+        self.tokens_read += int(mask[rows].sum()) + replied([before[i] for i in rows.tolist()])
         self.tokens_read += sum(len(self.prompts[q]) for chunk in chunks for q in set(group[chunk].tolist()))
 
         def read_some(mine: list[Tensor]) -> list[Tensor]:
             return [reader(model, self.prompts, group[chunk], tokens[rows[chunk]], mask[rows[chunk]],
-                           *(x[chunk] for x in per_row), before=[before[i] for i in rows[chunk]]).cpu()
+                           *(x[chunk] for x in per_row), before=[before[i] for i in rows[chunk].tolist()]).cpu()
                     for chunk in mine]
 
         return torch.cat(share_out(chunks, read_some)).to(tokens.device)

@@ -107,7 +107,7 @@ def token_sums(batch: Any, rows: Tensor, logprob: Tensor, loss: Tensor, stopped:
         facts |= {f"tokens_{name}": role == i, f"stopped_{name}": (role == i) * stopped}
     prompts = [batch.ask.prompts[q] for q in set(batch.group[rows].tolist())]
     return {name: torch.where(mask, fact, 0).double().sum() for name, fact in facts.items()} | {
-        "read": sum(map(len, prompts)) + mask.sum() + replied([batch.before[i] for i in rows])}
+        "read": sum(map(len, prompts)) + mask.sum() + replied([batch.before[i] for i in rows.tolist()])}
 
 
 def update_columns(updates: list[tuple[dict, float]]) -> dict[str, float | None]:

@@ -72,6 +72,7 @@ def peer(model: str, dtype: str) -> Callable[[list[list[int]], int, list[int]], 
     network = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
 
     def sample(prompts: list[list[int]], limit: int, end_tokens: list[int]) -> Tensor:
+        """Sample a response to each prompt."""
         P = max(map(len, prompts))
         rows = torch.tensor([[0] * (P - len(prompt)) + prompt for prompt in prompts])  # (B, P)
         real = torch.tensor([[column >= P - len(prompt) for column in range(P)] for prompt in prompts])  # (B, P)
