@@ -116,6 +116,7 @@ PARTS = {  # level, methods with their flags, seeds
         ((RLOO_FLAGS, "none", CONCLUSION, THEIR_INVERSE), range(3)), ((RLOO_FLAGS, "none", CONCLUSION), (3, 4)),
         (("inverse_logprob",), range(3)),
         (("entropy_weighted", "attention_credit", "outcome_conditional --think_discount 0.75"), range(3)))],
+    "rank": [("twenty", tuple(f"{RLOO_FLAGS} --lora_rank 8 --lr {rate}" for rate in (1.5e-5, 5e-5)), range(3))],
     "warm": [("warm", (f"{RLOO_FLAGS} --lr 2e-05",), (0,)), ("first-smollm2", (RLOO_FLAGS,), (0,))],
     # To check what was written before they ran.
     "fresh": [("easy", (RLOO_FLAGS, "ppo", "vineppo", RATIO_FLAGS), range(10, 15))],
