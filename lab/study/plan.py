@@ -118,6 +118,7 @@ PARTS = {  # level, methods with their flags, seeds
         (("entropy_weighted", "attention_credit", "outcome_conditional --think_discount 0.75"), range(3)))],
     "rank": [("twenty", tuple(f"{RLOO_FLAGS} --lora_rank 8 --lr {rate}" for rate in (1.5e-5, 5e-5)), range(3))],
     "warm": [("warm", (f"{RLOO_FLAGS} --lr 2e-05",), (0,)), ("first-smollm2", (RLOO_FLAGS,), (0,))],
+    "lambda": [("easy", ("ppo", "ppo --gae_lambda 1"), range(80, 90))],
     # To check what was written before they ran.
     "fresh": [("easy", (RLOO_FLAGS, "ppo", "vineppo", RATIO_FLAGS), range(10, 15))],
 }
