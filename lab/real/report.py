@@ -16,10 +16,12 @@ import numpy as np
 from analyze import average, position_bins, with_measures
 from lab.estimates import cell
 from lab.picture import draw
-from lab.statistics import bootstrap, rank_pair, share, sums
+from lab.statistics import bootstrap, rank_pair, sums
 from lab.study.engine import read_rows, to_run
 from lab.study.pictures import colour_of, short
+from lab.truth.checks import noise_alone, share_of, squares, top_tenth
 from lab.truth.file import read_truth
+from lab.truth.measure import add_values
 from lab.truth.scoring import HALVES, all_credit
 from plumbing.flags import new_parser
 from plumbing.progress import one_sentence
@@ -179,28 +181,6 @@ def draw_learning(file: Path) -> None:
     figure.savefig(file)
 
 
-def share_of(truth: dict, chosen: np.ndarray, size: np.ndarray) -> Estimate:
-    """The share of the sum of a size (N,) on chosen tokens (N,) bool, with its interval over problems."""
-    return bootstrap(share, sums(truth["group"].astype(int), size * chosen, size))
-
-
-def squares(truth: dict) -> np.ndarray:
-    """A*^2 (N,), by products of two halves of the rollouts: no noise is left in their mean."""
-    return np.prod(truth["a_star_halves"].astype(float), axis=1)
-
-
-def noise_alone(truth: dict) -> np.ndarray:
-    """How far apart A* from either half of the rollouts is (N,): twice the size of A*'s noise."""
-    return np.abs(np.diff(truth["a_star_halves"].astype(float), axis=1)[:, 0])
-
-
-def top_tenth(x: np.ndarray) -> np.ndarray:
-    """Which tokens (N,) are among the tenth with the largest x (N,)."""
-    chosen = np.zeros(len(x), bool)
-    chosen[np.argsort(-x, kind="stable")[: len(x) // 10]] = True
-    return chosen
-
-
 def table_where(title: str, truth: dict, space: int | None = None) -> Table:
     """On which tokens the truth lies. space: as in `first_figures`."""
     other, size, credit = -np.expm1(truth["logprob"]), np.abs(truth["a_star"]), np.abs(truth["advantage"])
@@ -281,6 +261,8 @@ def main() -> None:
         return publish(*given)
     first = {task: with_measures(dict(np.load(ROOM / "data" / f"{name}.npz"))) for task, name in FIRST.items()}
     truths = {when: read_truth(ROOM / "data" / f"{name}.npz") for when, name in TRUTHS.items()}
+    for truth in truths.values():
+        add_values(truth)  # errors as they are estimated today
     learning = {what: with_measures(dict(np.load(run / "credit.npz"))) for what, run in SHOWN.items()}
     own = with_measures(dict(np.load(ROOM / "data" / "first-smollm2" / "credit.npz")))
     tables = [table_first(first | {"Countdown, 60 steps": learning["GRPO on Countdown"], "SmolLM2, zero-shot": own,

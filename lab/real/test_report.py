@@ -17,17 +17,6 @@ def test_a_ratio_is_that_of_mean_sizes():
     assert report.ratio_of(log, "contribution", over, under).value == pytest.approx((8 / 3) / (3 / 2))
 
 
-def test_shares_of_the_truth_by_hand():
-    """Guards against signed sums, noise in a square, and a tenth that is rounded up."""
-    truth = {"group": np.array([0, 0, 1]), "a_star": np.array([-3.0, 1.0, 4.0])}
-    chosen = np.array([True, False, False])
-    assert report.share_of(truth, chosen, np.abs(truth["a_star"])).value == 3 / 8
-    truth["a_star_halves"] = np.array([[-2.0, -4.0], [-1.0, 3.0], [5.0, 3.0]])  # the second token is noise
-    assert report.share_of(truth, chosen, report.squares(truth)).value == pytest.approx(8 / (8 - 3 + 15))
-    chosen = report.top_tenth(np.array([5.0, 9.0, 7.0] + [0.0] * 18))  # a tenth of 21 tokens are two
-    assert np.flatnonzero(chosen).tolist() == [1, 2]
-
-
 def test_the_tables_are_those_of_the_published_arrays(tmp_path, monkeypatch):
     """Guards against a table that its arrays no longer give."""
     for name in ("data", "runs.csv"):

@@ -110,14 +110,19 @@ def values_and_errors(logprob: np.ndarray, solved: np.ndarray, tried: np.ndarray
     """V, its standard error, A*, its standard error (4, L) of the tokens of one response.
 
     solved (L,) of tried (L,) rollouts succeeded. Where there were none, U counts as V_{t+1}, so that A* is 0, and the
-    bound 1 - p is its error. The variance of U uses the rate (solved + 1) / (tried + 2): the plain rate claims
-    certainty when all rollouts agree."""
+    bound 1 - p is its error. The variance of U is that of one more rollout, with V_{t+1} as its success: the plain rate
+    claims certainty when all rollouts agree, and Laplace's (solved + 1) / (tried + 2) too little where they are few.
+    Over half of the distance between halves, by root mean square, that is 1.06, 0.98, 1.00 and 1.01 in the files of
+    checks.md, the last of few rollouts first; Laplace's was 1.40, 1.21, 1.01 and 1.02."""
     other, at_least_one = -np.expm1(logprob.astype(float)), np.maximum(tried, 1)  # (L,) each
-    weight, U, rate = np.where(tried > 0, other, 0.0), solved / at_least_one, (solved + 1) / (tried + 2)  # (L,) each
+    weight, U = np.where(tried > 0, other, 0.0), solved / at_least_one  # (L,) each
+    def backwards(weight: np.ndarray, value: np.ndarray, last: float) -> np.ndarray:
+        return work_backwards(*(torch.tensor(x)[None] for x in (weight, value)), torch.tensor([last]))[0].numpy()
+    V = backwards(weight, U, success)  # (L + 1,)
+    rate = (solved + V[1:]) / (tried + 1)  # (L,)
     variance_U = rate * (1 - rate) / at_least_one  # (L,)
     # (1 - w)^2 x + w^2 y = x + u (w^2 y / u - x) with u = w (2 - w), so the variance follows V's recursion.
-    weights, values = [weight, weight * (2 - weight)], [U, weight * variance_U / (2 - weight)]
-    V, variance = work_backwards(*(torch.tensor(np.array(x)) for x in (weights, values, [success, 0.0]))).numpy()
+    variance = backwards(weight * (2 - weight), weight * variance_U / (2 - weight), 0.0)  # (L + 1,)
     error = np.where(tried > 0, other * np.sqrt(variance[1:] + variance_U), other)  # (L,)
     return np.stack((V[:-1], np.sqrt(variance[:-1]), weight * (V[1:] - U), error))
 

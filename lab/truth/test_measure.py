@@ -101,7 +101,8 @@ def test_values_backwards_by_hand():
     # A* = (1 - p) (V behind the token - U): 0.75 (1 - 3/8) of the last, then 0.4 (0.53125 - 1/4) of the first
     assert A == pytest.approx([0.1125, 0, 0.46875])
     assert V == pytest.approx([0.41875, 0.53125, 0.53125])
-    U_first, U_last = (2 / 6) * (4 / 6) / 4, (4 / 10) * (6 / 10) / 8  # variances, of the rates 2/6 and 4/10
+    first, last = (1 + 0.53125) / 5, (3 + 1) / 9  # rates, each with one more rollout that succeeds as often as V says
+    U_first, U_last = first * (1 - first) / 4, last * (1 - last) / 8  # variances
     V_last = 0.75**2 * U_last
     assert A_error**2 == pytest.approx([0.4**2 * (V_last + U_first), 0.1**2, 0.75**2 * U_last])
     assert V_error**2 == pytest.approx([0.6**2 * V_last + 0.4**2 * U_first, V_last, V_last])
