@@ -1,0 +1,91 @@
+"""Talk to a model: type a puzzle and read its answer, each token the darker the less sure the model was of it.
+
+    python -m models.talk                                        the bundled model
+    python -m models.talk --model runs/none-seed0/checkpoint     what a run ended with
+    python -m models.talk --task math --model weights/qwen --adapter runs/words/checkpoint/adapter --lora_rank 8
+
+Takes the flags of train.py. A puzzle is a line of the task's data file, such as {"nums": [3, 5, 7], "target": 22}; for
+Countdown the numbers will do, the target last: 3 5 7 22. An empty line asks the next held-out puzzle, Ctrl-D ends.
+"""
+import json
+import re
+import sys
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
+from typing import Any, Iterator
+
+import torch
+
+from plumbing.launch import check_lengths, with_model
+from plumbing.progress import one_sentence
+from rollout import Policy, draw_uniforms, generate_and_grade
+from settings import Settings
+from train import load_policy, parse_flags
+
+# Up to this probability, this background: oranges of 256 colours, which every terminal knows.
+SHADES = ((0.1, 208), (0.5, 215), (0.9, 223))
+PLAIN = "\033[0m"
+
+
+def shade(text: str, p: float) -> str:
+    """A token's text on the background for its probability; black on orange, whatever the terminal's colours."""
+    colour = next((colour for limit, colour in SHADES if p <= limit), None)
+    return text if colour is None else f"\033[30;48;5;{colour}m{text}{PLAIN}"
+
+
+def read_puzzle(task: ModuleType, line: str) -> Any:
+    """The puzzle of a line that was typed; ValueError in one sentence where it is none."""
+    if re.fullmatch(r"[\d\s\[\],=>-]+", line):  # Countdown's numbers
+        *numbers, target = map(int, re.findall(r"\d+", line)) or [0]
+        line = json.dumps({"nums": numbers, "target": target})
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "typed.jsonl"
+        file.write_text(line, encoding="utf-8")
+        puzzle = task.load("all", 1, str(file))[0]
+    task.check(puzzle)
+    return puzzle
+
+
+def answer(policy: Policy, puzzle: Any, s: Settings, turn: int) -> str:
+    """The model's response, shaded, and its grade. turn: the random numbers differ with it."""
+    uniforms = draw_uniforms(s.seed, f"talk {turn}", 1, 1, s.max_new_tokens)  # (1, T)
+    samples, (grade,) = generate_and_grade(policy, [puzzle], uniforms, greedy=s.eval_greedy)
+    mask = samples.mask[0]
+    text, spans, _ = policy.decode(samples.tokens[0, mask].tolist(), samples.before[0])
+    shown, done = "", 0
+    for (start, stop), p in zip(spans, samples.logprob[0, mask].exp().tolist()):
+        shown += text[done:start] + shade(text[start:stop], p)  # between tokens: what the task replied
+        done = max(done, stop)
+    return f"{shown}\n{'right' if grade['answer'] else 'wrong'}, reward {grade['reward']:g}"
+
+
+def puzzles(policy: Policy, s: Settings) -> Iterator[Any]:
+    """The puzzles that are typed, until the input ends."""
+    heldout = iter(policy.task.load("heldout", s.eval_problems, s.data))
+    while True:
+        try:
+            line = input("puzzle> ").strip()
+            puzzle = read_puzzle(policy.task, line) if line else next(heldout)
+            check_lengths(policy, [puzzle], s)
+            print(policy.task.show(puzzle))
+            yield puzzle
+        except ValueError as error:
+            print(str(error).partition("typed.jsonl, line 1: ")[2] or error)
+        except (EOFError, StopIteration):
+            return
+
+
+@torch.no_grad()
+def main() -> None:
+    """Ask, answer, ask again."""
+    with one_sentence("interrupted"):
+        s = with_model(parse_flags(sys.argv[1:])[0])
+        policy = load_policy(s)
+        for turn, puzzle in zip(count(), puzzles(policy, s)):
+            print(answer(policy, puzzle, s, turn), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Tests of models/talk.py: what is typed, what is shaded, and a conversation."""
+import builtins
+import re
+import sys
+
+import pytest
+
+import countdown_task
+from models import talk
+from tasks import latin_task
+
+
+def test_a_token_is_the_darker_the_less_sure():
+    """Guards against a shade on sure tokens, and limits that are turned around."""
+    assert talk.shade("a", 0.95) == "a"
+    colours = [re.search(r"48;5;(\d+)m", talk.shade("a", p)).group(1) for p in (0.9, 0.5, 0.1, 0.0)]
+    assert colours == ["223", "215", "208", "208"]
+
+
+@pytest.mark.parametrize("line", ("3 5 7 22", "[3, 5, 7] -> 22", '{"nums": [3, 5, 7], "target": 22}'))
+def test_a_puzzle_is_typed_as_it_is_shown_or_stored(line):
+    """Guards against a form that isn't read, and numbers in another order."""
+    assert countdown_task.show(talk.read_puzzle(countdown_task, line)) == "[3, 5, 7] -> 22"
+
+
+def test_a_task_reads_its_own_lines_and_a_wrong_one_is_a_sentence():
+    """Guards against Countdown's form asked of another task, and a puzzle without a solution."""
+    puzzle = latin_task.load("heldout", 1)[0]
+    assert talk.read_puzzle(latin_task, puzzle.id) == puzzle
+    with pytest.raises(ValueError, match="can't make 500"):
+        talk.read_puzzle(countdown_task, "1 1 1 500")
+
+
+def test_a_conversation(monkeypatch, capsys):
+    """Guards against an end at the first bad line, a puzzle that is asked twice, and colours that change the text."""
+    lines = iter(["3 5 7 22", "nonsense", "", ""])
+    def typed(_):
+        if (line := next(lines, None)) is None:
+            raise EOFError
+        return line
+    monkeypatch.setattr(builtins, "input", typed)
+    monkeypatch.setattr(sys, "argv", ["talk", "--max_new_tokens", "100"])
+    talk.main()
+    shown = capsys.readouterr().out
+    plain = re.sub(r"\033\[[\d;]+m", "", shown)
+    assert plain.count("reward") == 3 and "expected" in plain and "[3, 5, 7] -> 22" in plain
+    asked = re.findall(r"^\[.+\] -> \d+$", plain, re.MULTILINE)
+    assert len({*asked}) == 3 and len(shown) > len(plain)
+    assert re.search(r"<answer>[\d ()+*/-]+</answer>\n(right|wrong), reward", plain)
