@@ -1,0 +1,231 @@
+"""Other programs' rollouts as a run folder that analyze.py reads: which tokens did *your* trainer pay?
+
+    python -m lab.rollouts rollouts.jsonl --model Qwen2.5-0.5B-Instruct --out runs/theirs
+    python analyze.py runs/theirs
+
+Reads plain jsonl, TRL's completions and verl's rollout dumps: files, or folders of them (docs/trl.md). Log p, entropy
+and logit gradient of each token come from one reading by --model; so they are those of the policy that sampled only if
+that is --model. The advantage is the file's, or ours. Credit is any function that needs no trained head.
+"""
+import sys
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
+from itertools import takewhile
+from pathlib import Path
+from time import perf_counter
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from grpo import ADVANTAGES, compare
+from lab.rollouts.rows import Rollout, find_files, read_rollouts
+from methods import MITIGATIONS
+from plumbing import run_folder
+from plumbing.flags import check_device, check_range, methods_help, new_parser, parse_with
+from plumbing.metrics import step_columns, write_credit_log
+from plumbing.progress import fail, follow, one_sentence
+from plumbing.registry import required
+from plumbing.tokenizer import Tokenizer
+from qwen2_model import Qwen2, load_model, scaled
+from rollout import Policy, Queries, TokenBatch, token_batch
+from sampler import Samples, describe, response_states
+from settings import Settings
+from tasks import text as texts
+from train import CHOICES
+
+ROWS = 64  # states whose logits over the whole vocabulary are computed at once
+
+
+@dataclass(frozen=True)
+class Options:
+    """Every flag but the credit function's own: its default and its meaning."""
+
+    model: str = ""  # the folder of the model that sampled
+    out: str = "runs/theirs"  # the run folder, which must not exist
+    mitigation: str = "none"  # the credit function, see the end of --help
+    advantage: str = "theirs"  # that of the file, or one of ours, which compares rewards within a group
+    normalize: str = "response"  # rescale a method's weights to mean 1 in each response, in the step, or not (none)
+    temperature: float = 1.0  # at which they were sampled
+    micro_batch: int = 16  # responses in one forward pass
+    device: str = "cpu"  # any torch device that has float64
+    dtype: str = "float32"  # of the model
+
+
+class Prompt(NamedTuple):
+    """What stands for a puzzle: the tokens that its responses follow."""
+
+    tokens: list[int]
+    text: str
+
+    @property
+    def id(self) -> str:
+        """A prompt's identity."""
+        return self.text
+
+
+class Reader(Policy):
+    """A policy whose prompts are those of the file."""
+
+    def prompt(self, puzzle: Prompt) -> list[int]:
+        """The tokens of a prompt."""
+        return puzzle.tokens
+
+
+def no_grader(*_: Any) -> dict:
+    """Stands for the task's grade, which samples continuations would need."""
+    raise ValueError("this credit function samples continuations, and rollouts from a file have no grader: train with "
+                     "a task, see docs/extend.md")
+
+
+# What a task is to rollouts: types of tokens and sentences, but nothing that must be known of a puzzle.
+TASK = SimpleNamespace(roles=texts.roles, sentence_starts=texts.sentence_starts,
+                       show=lambda prompt: " ".join(prompt.text.split())[-200:],
+                       grade=lambda *_: {"reward": 0.0, "answer": 0.0, "format": 0.0})  # replaced below
+
+
+def facts(model: Qwen2, prompts: list, prompt_of: Tensor, tokens: Tensor, mask: Tensor, before: tuple = ()) -> Tensor:
+    """Log-prob, entropy and logit gradient (b, T, 3) of the tokens of b responses, 0 on padding; see sampler.Samples."""
+    states = response_states(model, prompts, prompt_of, tokens, mask, before)[mask]  # (n, D)
+    found = []
+    for state, token in zip(states.split(ROWS), tokens[mask].split(ROWS)):
+        log_probs = scaled(model.logits(state), model.temperature).log_softmax(-1)  # (ROWS, V)
+        found.append(describe(log_probs, log_probs.exp(), token[:, None]).T)
+    return torch.zeros(*mask.shape, 3, device=mask.device).masked_scatter_(mask[..., None], torch.cat(found))
+
+
+def read_step(rollouts: list[Rollout], policy: Reader, s: Settings, step: int, middle: float) -> TokenBatch:
+    """The batch of one step: groups of equal size, side by side. middle: rewards above it count as success."""
+    device = policy.model.output_weight.device
+    pad = lambda rows: pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(device)
+    tokens = pad([rollout.tokens for rollout in rollouts])  # (B, T)
+    mask = pad([[True] * len(rollout.tokens) for rollout in rollouts])  # (B, T)
+    ended = torch.tensor([rollout.tokens[-1] in policy.tokenizer.end_tokens for rollout in rollouts], device=device)
+    prompts = tuple(Prompt(r.prompt, policy.tokenizer.decode(r.prompt)[0]) for r in rollouts[:: s.answers])
+    samples = Samples(tokens, mask, *torch.zeros(3, *mask.shape, device=device), ended, ({},) * len(rollouts))
+    read = Queries(policy, prompts, samples, s, step, no_grader).read(facts, policy.model)  # (B, T, 3)
+    samples = samples._replace(logprob=read[..., 0], entropy=read[..., 1], logit_grad=read[..., 2])
+    batch = token_batch(policy, prompts, samples, s, step)
+    batch.ask.grade = no_grader
+    reward = torch.tensor([rollout.reward for rollout in rollouts], device=device)  # (B,)
+    batch = replace(batch, reward=reward, success=(reward > middle).float(), format=torch.full_like(reward, torch.nan))
+    theirs = [rollout.advantage for rollout in rollouts]
+    batch.advantage = torch.tensor(theirs, device=device) if s.advantage == "theirs" else compare(batch, s.advantage)
+    return batch
+
+
+def by_step(rollouts: list[Rollout]) -> tuple[dict[int, list[Rollout]], int, int]:
+    """The rollouts of each step, group by group; the size G of the groups kept, the most frequent one; and how many
+    rollouts of other groups were left out."""
+    groups = {}
+    for rollout in rollouts:
+        groups.setdefault((rollout.step, rollout.group), []).append(rollout)
+    size = Counter(len(group) for group in groups.values())
+    G = max(size, key=lambda n: (n > 1, n * size[n]))
+    steps = {}
+    for (step, _), group in groups.items():
+        if len(group) == G:
+            steps.setdefault(step, []).extend(group)
+    return dict(sorted(steps.items())), G, len(rollouts) - G * size[G]
+
+
+def verdict(difference: float, error: float, entropy: float) -> str:
+    """What the mean of log p + H over tokens says: under the model that sampled, its expectation is 0 at each token."""
+    said = f"mean log p {difference - entropy:.3f}, and {-entropy:.3f} ± {1.96 * error:.3f} if this model wrote them: "
+    if difference < -0.05 - 5 * error:
+        return said + ("IT DID NOT, or not so: another checkpoint, template or temperature, or text cut into other "
+                       "tokens")
+    if difference > 0.05 + 5 * error:
+        return said + "tokens are more probable than sampled ones: lower --temperature, top_p or greedy sampling?"
+    return said + "that fits"
+
+
+def assumptions(notes: Counter, left_out: int, G: int) -> list[str]:
+    """What was assumed of the rollouts, and how far that could matter."""
+    found = [f"the reward is the sum of {', '.join(name[7:] for name in notes if name.startswith('reward '))}: weights "
+             "of 1"] if any(name.startswith("reward ") for name in notes) else []
+    if tokens := notes["tokens from text"]:
+        found.append(f"{tokens:,} tokens of {notes['end tokens']:,} responses were made from text, and each could differ "
+                     f"from the one sampled, for a text can be cut in many ways; an end token was assumed behind each, "
+                     "also where the limit cut it off")
+    if lost := notes["lost characters"]:
+        found.append(f"{lost} characters of these were no UTF-8, and can't be had back")
+    for name in ("prompts by the template", "prompts by ChatML", "prompts as text"):
+        if notes[name]:
+            found.append(f"the tokens of {notes[name]:,} {name} were assumed")
+    if left_out:
+        found.append(f"{left_out:,} rollouts were left out, for their group has not {G} of them")
+    return found
+
+
+def load(options: Options, hyper_parameters: dict) -> Reader:
+    """The model and its tokenizer. ValueError where the credit function needs what a file of rollouts doesn't have."""
+    check_range(options, ("micro_batch",), lowest=1)
+    check_range(options, ("temperature",), lowest=1e-6)
+    check_device(options.device)
+    if lacking := [need for need in required(options.mitigation, hyper_parameters) if not hasattr(TASK, need)]:
+        raise ValueError(f"--mitigation {options.mitigation} needs {lacking[0]}, which rollouts from a file do not have")
+    if not options.model:
+        raise ValueError("name the folder of the model that sampled: --model FOLDER")
+    model, tokenizer = load_model(options.model, options.device, getattr(torch, options.dtype)), Tokenizer(options.model)
+    model.temperature = options.temperature  # its whole vocabulary, as other trainers have it: no real_vocab
+    return Reader(model.requires_grad_(False), tokenizer, TASK)
+
+
+def convert(files: list[Path], options: Options, hyper_parameters: dict) -> None:
+    """Read the rollouts, give credit, and write the run folder."""
+    run, policy = Path(options.out), load(options, hyper_parameters)
+    rollouts, notes = read_rollouts(files, policy.tokenizer)
+    steps, G, left_out = by_step(rollouts)
+    longest, limit = max(len(r.prompt) + len(r.tokens) for r in rollouts), policy.model.config.max_position_embeddings
+    if longest > limit or max(map(len, steps.values())) > 2**16:
+        raise ValueError(f"a prompt and its response have {longest} tokens, the model's limit is {limit}; and a step "
+                         "may have 65,536 responses")
+    advantage = options.advantage if rollouts[0].advantage is not None or options.advantage != "theirs" else "grpo"
+    s = Settings(mitigation=options.mitigation, model=options.model, data=str(files[0]), out=options.out,
+                 task="rollouts", steps=len(steps), answers=G, advantage=advantage, normalize=options.normalize,
+                 temperature=options.temperature, micro_batch=options.micro_batch, device=options.device,
+                 dtype=options.dtype, max_new_tokens=max(len(r.tokens) for r in rollouts))
+    rewards = [rollout.reward for rollout in rollouts]
+    middle, total = (min(rewards) + max(rewards)) / 2, torch.zeros(4, dtype=torch.float64)
+    run_folder.start_run(run, asdict(s), hyper_parameters, {}, [])
+    run_folder.append_row(run, {"step": 0})
+    for step, chosen in enumerate(follow("reading steps", list(steps.values())), 1):
+        began = perf_counter()
+        batch = read_step(chosen, policy, s, step, middle)
+        credit = MITIGATIONS[s.mitigation](batch, **hyper_parameters)  # (B, T)
+        row = step_columns(step, batch, began)
+        file = run / "credit" / f"step-{step:06d}.npz"
+        run_folder.append_row(run, row | {"credit_checksum": write_credit_log(file, step, batch, credit)})
+        run_folder.write_samples(run, step, batch)
+        surprise = (batch.logprob + batch.entropy)[batch.mask].double()  # (n,)
+        total += torch.stack([surprise.sum(), surprise.square().sum(), batch.entropy[batch.mask].double().sum(),
+                              batch.mask.sum()]).cpu()
+    N = total[3].item()
+    said = [f"{len(rollouts) - left_out:,} responses in groups of {G}, {len(steps)} steps; advantage: {advantage}; "
+            f"a reward above {middle:g} counts as success", *assumptions(notes, left_out, G),
+            verdict(total[0].item() / N, total[1].item() ** 0.5 / N, total[2].item() / N)]
+    if list(steps) != list(range(1, len(steps) + 1)):
+        said.append(f"their steps {', '.join(map(str, [*steps][:3]))} ... are 1, 2, 3 ... here")
+    (run / "rollouts.txt").write_text("\n".join(said) + "\n", encoding="utf-8")
+    print("\n".join(said) + f"\nwrote {run}; read it with: python analyze.py {run}")
+
+
+@one_sentence()
+def main() -> None:
+    """Turn files of rollouts into a run folder."""
+    words = list(takewhile(lambda word: not word.startswith("-"), sys.argv[1:]))
+    parser = new_parser(usage="python -m lab.rollouts FILE ... --model FOLDER [--flag value ...]", description=__doc__,
+                        epilog=methods_help(MITIGATIONS))
+    choices = CHOICES | {"advantage": ("theirs", *ADVANTAGES)}
+    found = parse_with(parser, sys.argv[1 + len(words) :], Options(), MITIGATIONS, choices)
+    if not words:
+        fail("name the files of rollouts first, such as: python -m lab.rollouts rollouts.jsonl --model FOLDER")
+    with torch.no_grad():
+        convert(find_files([Path(word) for word in words]), found.settings, found.hyper_parameters)
+
+
+if __name__ == "__main__":
+    main()
