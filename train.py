@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from grpo import ADVANTAGES, LOSS_NORMS, LOSSES, compare, update
+from grpo import ADVANTAGES, KL_GRADIENTS, LOSS_NORMS, LOSSES, compare, update
 from lora import add_adapters, load_adapters, merged, save_adapters
 from methods import MITIGATIONS  # all credit functions, by name: those of mitigations.py and of methods/
 from methods.heads import HEADS, load_head, save_head
@@ -51,7 +51,7 @@ from settings import Settings
 
 CHOICES = {"reward": ("graded", "random"), "advantage": ADVANTAGES, "loss": LOSSES, "loss_norm": LOSS_NORMS,
            "normalize": NORMALIZATIONS, "dtype": ("float32", "bfloat16"), "optimizer_device": ("", "cpu"),
-           "old_logprob": ("sampler", "update")}
+           "old_logprob": ("sampler", "update"), "kl_gradient": KL_GRADIENTS}
 
 
 # ------------------------------------------------------------------------------------------------- the loop
