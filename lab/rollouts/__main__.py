@@ -33,10 +33,12 @@ from qwen2_model import Qwen2, load_model, scaled
 from rollout import Policy, Queries, TokenBatch, token_batch
 from sampler import Samples, describe, response_states
 from settings import Settings
-from tasks import text as texts
+from tasks.math_task import calculations
+from tasks.text import roles, sentence_starts
 from train import CHOICES
 
 ROWS = 64  # states whose logits over the whole vocabulary are computed at once
+NOTICED = 0.05  # nats a token: what training and rounding may make of log p
 
 
 @dataclass(frozen=True)
@@ -80,14 +82,14 @@ def no_grader(*_: Any) -> dict:
                      "a task, see docs/extend.md")
 
 
-# What a task is to rollouts: types of tokens and sentences, but nothing that must be known of a puzzle.
-TASK = SimpleNamespace(roles=texts.roles, sentence_starts=texts.sentence_starts,
-                       show=lambda prompt: " ".join(prompt.text.split())[-200:],
-                       grade=lambda *_: {"reward": 0.0, "answer": 0.0, "format": 0.0})  # replaced below
+# What a task is to rollouts: what a text says by itself, but nothing that must be known of a puzzle.
+TASK = SimpleNamespace(roles=roles, sentence_starts=sentence_starts, calculations=calculations, grade=no_grader,
+                       show=lambda prompt: " ".join(prompt.text.split())[-200:])
+GRADED = SimpleNamespace(**vars(TASK) | {"grade": lambda *_: {"reward": 0.0, "answer": 0.0, "format": 0.0}})
 
 
 def facts(model: Qwen2, prompts: list, prompt_of: Tensor, tokens: Tensor, mask: Tensor, before: tuple = ()) -> Tensor:
-    """Log-prob, entropy and logit gradient (b, T, 3) of the tokens of b responses, 0 on padding; see sampler.Samples."""
+    """Log-prob, entropy and logit gradient (b, T, 3) of the tokens of b responses, 0 on padding: those of Samples."""
     states = response_states(model, prompts, prompt_of, tokens, mask, before)[mask]  # (n, D)
     found = []
     for state, token in zip(states.split(ROWS), tokens[mask].split(ROWS)):
@@ -107,10 +109,11 @@ def read_step(rollouts: list[Rollout], policy: Reader, s: Settings, step: int, m
     samples = Samples(tokens, mask, *torch.zeros(3, *mask.shape, device=device), ended, ({},) * len(rollouts))
     read = Queries(policy, prompts, samples, s, step, no_grader).read(facts, policy.model)  # (B, T, 3)
     samples = samples._replace(logprob=read[..., 0], entropy=read[..., 1], logit_grad=read[..., 2])
-    batch = token_batch(policy, prompts, samples, s, step)
-    batch.ask.grade = no_grader
+    batch = token_batch(policy._replace(task=GRADED), prompts, samples, s, step)
+    batch.ask.grade = no_grader  # the zeros of GRADED are replaced by the file's rewards:
     reward = torch.tensor([rollout.reward for rollout in rollouts], device=device)  # (B,)
-    batch = replace(batch, reward=reward, success=(reward > middle).float(), format=torch.full_like(reward, torch.nan))
+    batch = replace(batch, task=TASK, reward=reward, success=(reward > middle).float(),
+                    format=torch.full_like(reward, torch.nan))
     theirs = [rollout.advantage for rollout in rollouts]
     batch.advantage = torch.tensor(theirs, device=device) if s.advantage == "theirs" else compare(batch, s.advantage)
     return batch
@@ -131,33 +134,34 @@ def by_step(rollouts: list[Rollout]) -> tuple[dict[int, list[Rollout]], int, int
     return dict(sorted(steps.items())), G, len(rollouts) - G * size[G]
 
 
-def verdict(difference: float, error: float, entropy: float) -> str:
-    """What the mean of log p + H over tokens says: under the model that sampled, its expectation is 0 at each token."""
-    said = f"mean log p {difference - entropy:.3f}, and {-entropy:.3f} ± {1.96 * error:.3f} if this model wrote them: "
-    if difference < -0.05 - 5 * error:
-        return said + ("IT DID NOT, or not so: another checkpoint, template or temperature, or text cut into other "
-                       "tokens")
-    if difference > 0.05 + 5 * error:
-        return said + "tokens are more probable than sampled ones: lower --temperature, top_p or greedy sampling?"
-    return said + "that fits"
+def verdict(surprise: Tensor, entropy: float) -> str:
+    """What log p + H (n,) of tokens says of who wrote them: where that was the model, each has an expectation of 0."""
+    gap, error = surprise.mean().item(), surprise.square().sum().sqrt().item() / len(surprise)
+    said = (f"mean log p is {gap - entropy:.3f}; of tokens that this model writes it is {-entropy:.3f} ± "
+            f"{1.96 * error:.3f} (minus the entropy), ")
+    if gap < -NOTICED - 5 * error:
+        return said + ("so this model did NOT write these tokens: another checkpoint, template or temperature, or text "
+                       "cut into other tokens")
+    if gap > NOTICED + 5 * error:
+        return said + "so they are too probable to be sampled: greedily, with top_p, or at a lower --temperature?"
+    return said + "so it may have written them"
 
 
 def assumptions(notes: Counter, left_out: int, G: int) -> list[str]:
     """What was assumed of the rollouts, and how far that could matter."""
-    found = [f"the reward is the sum of {', '.join(name[7:] for name in notes if name.startswith('reward '))}: weights "
-             "of 1"] if any(name.startswith("reward ") for name in notes) else []
-    if tokens := notes["tokens from text"]:
-        found.append(f"{tokens:,} tokens of {notes['end tokens']:,} responses were made from text, and each could differ "
-                     f"from the one sampled, for a text can be cut in many ways; an end token was assumed behind each, "
-                     "also where the limit cut it off")
-    if lost := notes["lost characters"]:
-        found.append(f"{lost} characters of these were no UTF-8, and can't be had back")
-    for name in ("prompts by the template", "prompts by ChatML", "prompts as text"):
-        if notes[name]:
-            found.append(f"the tokens of {notes[name]:,} {name} were assumed")
-    if left_out:
-        found.append(f"{left_out:,} rollouts were left out, for their group has not {G} of them")
-    return found
+    columns = [name.removeprefix("reward ") for name in notes if name.startswith("reward ")]
+    tokens, responses = notes["tokens from text"], notes["responses from text"]
+    possible = {
+        f"the reward is the sum of {' and '.join(columns)}, with weights of 1": columns,
+        f"{tokens:,} tokens of {responses:,} responses were made from text, which can be cut into other tokens: each of "
+        "them could differ from the one sampled; behind each response an end token was assumed, also where the limit "
+        "cut it off": tokens,
+        f"{notes['lost']:,} characters of them are U+FFFD, bytes that were lost": notes["lost"],
+        f"{notes['rendered']:,} prompts were rendered by the chat template of --model": notes["rendered"],
+        f"{notes['ChatML']:,} prompts without special tokens were put into ChatML, role by role": notes["ChatML"],
+        f"{notes['as text']:,} prompts were tokenized as they stand": notes["as text"],
+        f"{left_out:,} rollouts were left out, whose group has not {G} of them": left_out}
+    return [said for said, applies in possible.items() if applies]
 
 
 def load(options: Options, hyper_parameters: dict) -> Reader:
@@ -165,50 +169,52 @@ def load(options: Options, hyper_parameters: dict) -> Reader:
     check_range(options, ("micro_batch",), lowest=1)
     check_range(options, ("temperature",), lowest=1e-6)
     check_device(options.device)
-    if lacking := [need for need in required(options.mitigation, hyper_parameters) if not hasattr(TASK, need)]:
-        raise ValueError(f"--mitigation {options.mitigation} needs {lacking[0]}, which rollouts from a file do not have")
+    if missing := [need for need in required(options.mitigation, hyper_parameters) if not hasattr(TASK, need)]:
+        raise ValueError(f"--mitigation {options.mitigation} needs {missing[0]}, which rollouts of a file don't have")
     if not options.model:
         raise ValueError("name the folder of the model that sampled: --model FOLDER")
-    model, tokenizer = load_model(options.model, options.device, getattr(torch, options.dtype)), Tokenizer(options.model)
-    model.temperature = options.temperature  # its whole vocabulary, as other trainers have it: no real_vocab
-    return Reader(model.requires_grad_(False), tokenizer, TASK)
+    model = load_model(options.model, options.device, getattr(torch, options.dtype)).requires_grad_(False)
+    model.temperature = options.temperature  # real_vocab stays that of the weights, as in other trainers
+    return Reader(model, Tokenizer(options.model), TASK)
+
+
+def settings_of(options: Options, files: list[Path], rollouts: list[Rollout], steps: dict, G: int) -> Settings:
+    """The settings for config.json. ValueError where prompt and response are too long for a credit log."""
+    length = max(len(rollout.tokens) for rollout in rollouts)
+    if length > 2**16 or max(map(len, steps.values())) > 2**16:
+        raise ValueError("a step may have 65,536 responses, and a response as many tokens")
+    advantage = "grpo" if options.advantage == "theirs" and rollouts[0].advantage is None else options.advantage
+    given = {name: value for name, value in asdict(options).items() if name != "advantage"}
+    return Settings(**given, advantage=advantage, data=str(files[0]), task="rollouts", steps=len(steps), answers=G,
+                    max_new_tokens=length)
 
 
 def convert(files: list[Path], options: Options, hyper_parameters: dict) -> None:
     """Read the rollouts, give credit, and write the run folder."""
     run, policy = Path(options.out), load(options, hyper_parameters)
-    rollouts, notes = read_rollouts(files, policy.tokenizer)
+    rollouts, notes = read_rollouts(files, policy.tokenizer, policy.model.config.max_position_embeddings)
     steps, G, left_out = by_step(rollouts)
-    longest, limit = max(len(r.prompt) + len(r.tokens) for r in rollouts), policy.model.config.max_position_embeddings
-    if longest > limit or max(map(len, steps.values())) > 2**16:
-        raise ValueError(f"a prompt and its response have {longest} tokens, the model's limit is {limit}; and a step "
-                         "may have 65,536 responses")
-    advantage = options.advantage if rollouts[0].advantage is not None or options.advantage != "theirs" else "grpo"
-    s = Settings(mitigation=options.mitigation, model=options.model, data=str(files[0]), out=options.out,
-                 task="rollouts", steps=len(steps), answers=G, advantage=advantage, normalize=options.normalize,
-                 temperature=options.temperature, micro_batch=options.micro_batch, device=options.device,
-                 dtype=options.dtype, max_new_tokens=max(len(r.tokens) for r in rollouts))
+    s = settings_of(options, files, rollouts, steps, G)
+    if G == 1 and s.advantage != "theirs":
+        raise ValueError("no two rollouts of a step answer the same prompt: there is nothing to compare a reward with")
     rewards = [rollout.reward for rollout in rollouts]
-    middle, total = (min(rewards) + max(rewards)) / 2, torch.zeros(4, dtype=torch.float64)
-    run_folder.start_run(run, asdict(s), hyper_parameters, {}, [])
-    run_folder.append_row(run, {"step": 0})
-    for step, chosen in enumerate(follow("reading steps", list(steps.values())), 1):
+    middle, surprise, entropy = (min(rewards) + max(rewards)) / 2, [], []
+    for step, (their_step, chosen) in enumerate(follow("reading steps", steps.items()), 1):
         began = perf_counter()
         batch = read_step(chosen, policy, s, step, middle)
         credit = MITIGATIONS[s.mitigation](batch, **hyper_parameters)  # (B, T)
-        row = step_columns(step, batch, began)
-        file = run / "credit" / f"step-{step:06d}.npz"
-        run_folder.append_row(run, row | {"credit_checksum": write_credit_log(file, step, batch, credit)})
+        if step == 1:  # not before, since the credit function may have refused
+            run_folder.start_run(run, asdict(s), hyper_parameters, {}, ["their_step", "log_p_plus_entropy"])
+            run_folder.append_row(run, {"step": 0})
+        surprise.append((batch.logprob + batch.entropy)[batch.mask].double().cpu())  # (n,)
+        entropy.append(batch.entropy[batch.mask].double().cpu())  # (n,)
+        checksum = write_credit_log(run / "credit" / f"step-{step:06d}.npz", step, batch, credit)
+        run_folder.append_row(run, step_columns(step, batch, began) | {
+            "credit_checksum": checksum, "their_step": their_step, "log_p_plus_entropy": surprise[-1].mean().item()})
         run_folder.write_samples(run, step, batch)
-        surprise = (batch.logprob + batch.entropy)[batch.mask].double()  # (n,)
-        total += torch.stack([surprise.sum(), surprise.square().sum(), batch.entropy[batch.mask].double().sum(),
-                              batch.mask.sum()]).cpu()
-    N = total[3].item()
-    said = [f"{len(rollouts) - left_out:,} responses in groups of {G}, {len(steps)} steps; advantage: {advantage}; "
-            f"a reward above {middle:g} counts as success", *assumptions(notes, left_out, G),
-            verdict(total[0].item() / N, total[1].item() ** 0.5 / N, total[2].item() / N)]
-    if list(steps) != list(range(1, len(steps) + 1)):
-        said.append(f"their steps {', '.join(map(str, [*steps][:3]))} ... are 1, 2, 3 ... here")
+    said = [f"{len(rollouts) - left_out:,} responses, {G} to a prompt, in {len(steps)} steps; advantage: "
+            f"{s.advantage}; a reward above {middle:g} counts as success", *assumptions(notes, left_out, G),
+            verdict(torch.cat(surprise), torch.cat(entropy).mean().item())]
     (run / "rollouts.txt").write_text("\n".join(said) + "\n", encoding="utf-8")
     print("\n".join(said) + f"\nwrote {run}; read it with: python analyze.py {run}")
 

@@ -1,12 +1,15 @@
 """Rows of other programs' rollouts: plain jsonl, TRL's completions, verl's dumps; text becomes tokens where ids lack.
 
-TRL's completions and verl's dumps hold text alone. What was assumed to make tokens of it is said in `Notes`.
+TRL's completions and verl's dumps hold text alone. What was assumed to make tokens of it is counted in `notes`.
 """
 import math
 import re
 from collections import Counter
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from plumbing.chat import chatml, rendered
 from plumbing.metrics import number
@@ -42,13 +45,16 @@ def find_files(paths: list[Path]) -> list[Path]:
     return files
 
 
-def read_rollouts(files: list[Path], tokenizer: Tokenizer) -> tuple[list[Rollout], Counter]:
-    """The rollouts of all files, and counts of what was assumed. ValueError, with the row, for what is no rollout."""
+def read_rollouts(files: list[Path], tokenizer: Tokenizer, limit: int) -> tuple[list[Rollout], Counter]:
+    """The rollouts of all files, and counts of what was assumed. ValueError, with the row, for what is no rollout, and
+    for one of more tokens than the model's limit."""
     found, notes = [], Counter()
     for file in files:
         for place, parse in raw_rows(file):
             try:
                 found.append(read_row(parse(), tokenizer, notes))
+                if (length := len(found[-1].prompt) + len(found[-1].tokens)) > limit:
+                    raise ValueError(f"it has {length} tokens, and the model takes {limit}")
             except (ValueError, TypeError) as error:
                 raise ValueError(f"{file}, {place}: {error}") from None
     if not found:
@@ -62,22 +68,22 @@ def read_row(row: Any, tokenizer: Tokenizer, notes: Counter) -> Rollout:
     """The rollout of a row; counts in notes what was assumed."""
     if not isinstance(row, dict):
         raise ValueError("it is no object")
-    names = {field: next((name for name in known if row.get(name) is not None), None) for field, known in FIELDS.items()}
-    given = {field: row[name] for field, name in names.items() if name}
+    given = {field: row[name] for field, names in FIELDS.items() for name in names if row.get(name) is not None}
     if lacking := [f for f in ("prompt", "completion") if f not in given and f"{f}_ids" not in given]:
         raise ValueError(f"it has no {lacking[0]}; its fields: {', '.join(map(repr, row))}"[:200])
-    prompt = ids_of(given, "prompt_ids", tokenizer) or prompt_tokens(given["prompt"], names["prompt"], tokenizer, notes)
+    prompt = ids_of(given, "prompt_ids", tokenizer) or prompt_tokens(given["prompt"], "input" in row, tokenizer, notes)
     tokens = ids_of(given, "completion_ids", tokenizer)
     if tokens is None:
         tokens = [*text_tokens(given["completion"], tokenizer, notes), end_token(tokenizer)]
-        notes["end tokens"] += 1
+        notes["responses from text"] += 1
         notes["tokens from text"] += len(tokens)
     if not prompt or not tokens:
         raise ValueError("its prompt or completion has no token")
-    reward = number_of(given["reward"], "reward") if "reward" in given else reward_of(row, notes)
+    reward = number_of(given["reward"], "reward") if "reward" in given else summed_reward(row, notes)
     advantage = number_of(given["advantage"], "advantage") if "advantage" in given else None
-    return Rollout(int(number_of(given.get("step", 1), "step")), str(given.get("group", prompt)), prompt, tokens,
-                   reward, advantage)
+    group = str(given.get("group", prompt))
+    group = group.rsplit("_", 2)[0] if "input" in row else group  # verl's uid is {prompt}_{response}_{output}
+    return Rollout(int(number_of(given.get("step", 1), "step")), group, prompt, tokens, reward, advantage)
 
 
 def ids_of(given: dict, name: str, tokenizer: Tokenizer) -> list[int] | None:
@@ -96,28 +102,29 @@ def number_of(value: Any, name: str) -> float:
     return value
 
 
-def reward_of(row: dict, notes: Counter) -> float:
+def summed_reward(row: dict, notes: Counter) -> float:
     """The sum of the reward functions' columns, as TRL has it with weights of 1: its completions have no total."""
-    columns = {name: float(x) for name, x in row.items() if name not in ("step", "advantage") and type(x) is not bool
-               and (isinstance(x, float) or hasattr(x, "dtype")) and not math.isnan(x)}
+    columns = {name: float(x) for name, x in row.items() if name not in ("step", "advantage")
+               and isinstance(x, float | np.floating | Decimal) and not math.isnan(x)}
     if not columns:
         raise ValueError(f"it has no reward; its fields: {', '.join(map(repr, row))}"[:200])
     notes.update({f"reward {name}": 1 for name in columns})
     return number_of(sum(columns.values()), "reward")
 
 
-def prompt_tokens(prompt: Any, name: str, tokenizer: Tokenizer, notes: Counter) -> list[int]:
-    """The tokens of a prompt: messages by the model's template, verl's by ChatML, any other text as it stands."""
+def prompt_tokens(prompt: Any, bare: bool, tokenizer: Tokenizer, notes: Counter) -> list[int]:
+    """The tokens of a prompt: messages by the model's template, any other text as it stands. bare: verl's, which is
+    without special tokens; those of ChatML are put back."""
     if isinstance(prompt, list):
-        notes["prompts by the template"] += 1
+        notes["rendered"] += 1
         prompt = rendered(tokenizer, prompt) if tokenizer.template else chatml(prompt)
-    elif name == "input" and tokenizer.chat and ROLE.match(prompt):  # role, text, role, text, ..., "assistant", ""
-        notes["prompts by ChatML"] += 1
+    elif bare and tokenizer.chat and ROLE.match(prompt):  # role, text, role, text, ..., "assistant", ""
+        notes["ChatML"] += 1
         _, *parts = ROLE.split(prompt + "\n" * prompt.endswith("\nassistant"))
         turns = [{"role": role, "content": text} for role, text in zip(parts[::2], parts[1::2])]
         prompt = chatml(turns[:-1]) + turns[-1]["content"]
     else:
-        notes["prompts as text"] += 1
+        notes["as text"] += 1
     tokens = tokenizer.encode(prompt)
     return tokens if tokens[: len(tokenizer.start)] == tokenizer.start else tokenizer.start + tokens
 
@@ -128,7 +135,7 @@ def text_tokens(completion: Any, tokenizer: Tokenizer, notes: Counter) -> list[i
         if len(completion) != 1:
             raise ValueError(f"its completion has {len(completion)} messages: several turns need ids")
         completion = completion[0]["content"]
-    notes["lost characters"] += completion.count("\ufffd")
+    notes["lost"] += completion.count("\ufffd")
     return tokenizer.encode("", completion)
 
 
