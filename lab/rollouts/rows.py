@@ -96,7 +96,9 @@ def ids_of(given: dict, name: str, tokenizer: Tokenizer) -> list[int] | None:
 
 def number_of(value: Any, name: str) -> float:
     """A finite number, which older versions of verl write as text."""
-    value = float(value) if isinstance(value, str) else number(value, f"its {name}")
+    if isinstance(value, str) and re.fullmatch(r"\s*-?[0-9.]+(e[-+]?[0-9]+)?\s*", value):
+        value = float(value)
+    value = number(value, f"its {name}")
     if not abs(value) <= 1e38:
         raise ValueError(f"its {name} must be a finite number, not {value}")
     return value
@@ -115,7 +117,7 @@ def summed_reward(row: dict, notes: Counter) -> float:
 def prompt_tokens(prompt: Any, bare: bool, tokenizer: Tokenizer, notes: Counter) -> list[int]:
     """The tokens of a prompt: messages by the model's template, any other text as it stands. bare: verl's, which is
     without special tokens; those of ChatML are put back."""
-    if isinstance(prompt, list):
+    if are_messages(check_text(prompt, "prompt")):
         notes["rendered"] += 1
         prompt = rendered(tokenizer, prompt) if tokenizer.template else chatml(prompt)
     elif bare and tokenizer.chat and ROLE.match(prompt):  # role, text, role, text, ..., "assistant", ""
@@ -129,10 +131,23 @@ def prompt_tokens(prompt: Any, bare: bool, tokenizer: Tokenizer, notes: Counter)
     return tokens if tokens[: len(tokenizer.start)] == tokenizer.start else tokenizer.start + tokens
 
 
+def are_messages(value: Any) -> bool:
+    """Whether it is a conversation: objects with a role and a content, both text."""
+    return isinstance(value, list) and bool(value) and all(
+        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in value)
+
+
+def check_text(value: Any, name: str) -> str | list:
+    """The text or messages; ValueError for anything else."""
+    if not isinstance(value, str) and not are_messages(value):
+        raise ValueError(f"its {name} is neither text nor messages with role and content")
+    return value
+
+
 def text_tokens(completion: Any, tokenizer: Tokenizer, notes: Counter) -> list[int]:
     """The tokens of a response's text, in which a special token's name stays characters, for none was in the text."""
-    if isinstance(completion, list):
-        if len(completion) != 1:
+    if are_messages(check_text(completion, "completion")):
+        if len(completion) > 1:
             raise ValueError(f"its completion has {len(completion)} messages: several turns need ids")
         completion = completion[0]["content"]
     notes["lost"] += completion.count("\ufffd")
