@@ -62,11 +62,6 @@ class Prompt(NamedTuple):
     tokens: list[int]
     text: str
 
-    @property
-    def id(self) -> str:
-        """A prompt's identity."""
-        return self.text
-
 
 class Reader(Policy):
     """A policy whose prompts are those of the file."""
@@ -153,9 +148,9 @@ def assumptions(notes: Counter, left_out: int, G: int) -> list[str]:
     tokens, responses = notes["tokens from text"], notes["responses from text"]
     possible = {
         f"the reward is the sum of {' and '.join(columns)}, with weights of 1": columns,
-        f"{tokens:,} tokens of {responses:,} responses were made from text, which can be cut into other tokens: each of "
-        "them could differ from the one sampled; behind each response an end token was assumed, also where the limit "
-        "cut it off": tokens,
+        f"{tokens:,} tokens of {responses:,} responses were made from text, which can be cut into other tokens: each "
+        "could differ from the one sampled; behind each response an end token was assumed, also where the limit cut it "
+        "off": tokens,
         f"{notes['lost']:,} characters of them are U+FFFD, bytes that were lost": notes["lost"],
         f"{notes['rendered']:,} prompts were rendered by the chat template of --model": notes["rendered"],
         f"{notes['ChatML']:,} prompts without special tokens were put into ChatML, role by role": notes["ChatML"],
@@ -213,7 +208,7 @@ def convert(files: list[Path], options: Options, hyper_parameters: dict) -> None
             "credit_checksum": checksum, "their_step": their_step, "log_p_plus_entropy": surprise[-1].mean().item()})
         run_folder.write_samples(run, step, batch)
     said = [f"{len(rollouts) - left_out:,} responses, {G} to a prompt, in {len(steps)} steps; advantage: "
-            f"{s.advantage}; a reward above {middle:g} counts as success", *assumptions(notes, left_out, G),
+            f"{'ours, ' * (s.advantage != 'theirs')}{s.advantage}; a reward above {middle:g} counts as success", *assumptions(notes, left_out, G),
             verdict(torch.cat(surprise), torch.cat(entropy).mean().item())]
     (run / "rollouts.txt").write_text("\n".join(said) + "\n", encoding="utf-8")
     print("\n".join(said) + f"\nwrote {run}; read it with: python analyze.py {run}")

@@ -26,7 +26,7 @@ class Rollout(NamedTuple):
     """One graded response."""
 
     step: int
-    group: Any  # equal for neighbours that answer the same prompt
+    group: str  # equal within a step for those that answer the same prompt
     prompt: list[int]
     tokens: list[int]  # of the response, its end token included
     reward: float
@@ -71,12 +71,11 @@ def read_row(row: Any, tokenizer: Tokenizer, notes: Counter) -> Rollout:
     given = {field: row[name] for field, names in FIELDS.items() for name in names if row.get(name) is not None}
     if lacking := [f for f in ("prompt", "completion") if f not in given and f"{f}_ids" not in given]:
         raise ValueError(f"it has no {lacking[0]}; its fields: {', '.join(map(repr, row))}"[:200])
-    prompt = ids_of(given, "prompt_ids", tokenizer) or prompt_tokens(given["prompt"], "input" in row, tokenizer, notes)
-    tokens = ids_of(given, "completion_ids", tokenizer)
+    prompt, tokens = (ids_of(given, f"{part}_ids", tokenizer) for part in ("prompt", "completion"))
+    if prompt is None:
+        prompt = prompt_tokens(given["prompt"], "input" in row, tokenizer, notes)
     if tokens is None:
-        tokens = [*text_tokens(given["completion"], tokenizer, notes), end_token(tokenizer)]
-        notes["responses from text"] += 1
-        notes["tokens from text"] += len(tokens)
+        tokens = text_tokens(given["completion"], tokenizer, notes)
     if not prompt or not tokens:
         raise ValueError("its prompt or completion has no token")
     reward = number_of(given["reward"], "reward") if "reward" in given else summed_reward(row, notes)
@@ -117,7 +116,7 @@ def summed_reward(row: dict, notes: Counter) -> float:
 def prompt_tokens(prompt: Any, bare: bool, tokenizer: Tokenizer, notes: Counter) -> list[int]:
     """The tokens of a prompt: messages by the model's template, any other text as it stands. bare: verl's, which is
     without special tokens; those of ChatML are put back."""
-    if are_messages(check_text(prompt, "prompt")):
+    if messages_of(prompt, "prompt"):
         notes["rendered"] += 1
         prompt = rendered(tokenizer, prompt) if tokenizer.template else chatml(prompt)
     elif bare and tokenizer.chat and ROLE.match(prompt):  # role, text, role, text, ..., "assistant", ""
@@ -131,30 +130,25 @@ def prompt_tokens(prompt: Any, bare: bool, tokenizer: Tokenizer, notes: Counter)
     return tokens if tokens[: len(tokenizer.start)] == tokenizer.start else tokenizer.start + tokens
 
 
-def are_messages(value: Any) -> bool:
-    """Whether it is a conversation: objects with a role and a content, both text."""
-    return isinstance(value, list) and bool(value) and all(
-        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in value)
-
-
-def check_text(value: Any, name: str) -> str | list:
-    """The text or messages; ValueError for anything else."""
-    if not isinstance(value, str) and not are_messages(value):
+def messages_of(value: Any, name: str) -> list[dict]:
+    """The messages of a conversation, none for a text; ValueError for anything else."""
+    if isinstance(value, list) and value and all(isinstance(m, dict) and isinstance(m.get("role"), str)
+                                                 and isinstance(m.get("content"), str) for m in value):
+        return value
+    if not isinstance(value, str):
         raise ValueError(f"its {name} is neither text nor messages with role and content")
-    return value
+    return []
 
 
 def text_tokens(completion: Any, tokenizer: Tokenizer, notes: Counter) -> list[int]:
-    """The tokens of a response's text, in which a special token's name stays characters, for none was in the text."""
-    if are_messages(check_text(completion, "completion")):
-        if len(completion) > 1:
-            raise ValueError(f"its completion has {len(completion)} messages: several turns need ids")
-        completion = completion[0]["content"]
-    notes["lost"] += completion.count("\ufffd")
-    return tokenizer.encode("", completion)
-
-
-def end_token(tokenizer: Tokenizer) -> int:
-    """The end token that is assumed behind a text: the tokenizer's own, if it ends a response."""
+    """The tokens of a response's text, in which a special token's name stays characters, for none was in the text; and
+    an end token, the tokenizer's own if that ends a response."""
+    if messages := messages_of(completion, "completion"):
+        if len(messages) > 1:
+            raise ValueError(f"its completion has {len(messages)} messages: several turns need ids")
+        completion = messages[0]["content"]
     named = tokenizer.library.token_to_id(str(tokenizer.named.get("eos_token")))
-    return named if named in tokenizer.end_tokens else tokenizer.end_tokens[0]
+    end = named if named in tokenizer.end_tokens else tokenizer.end_tokens[0]
+    tokens = [*tokenizer.encode("", completion), end]
+    notes.update({"lost": completion.count("\ufffd"), "responses from text": 1, "tokens from text": len(tokens)})
+    return tokens

@@ -60,7 +60,7 @@ def trl_run(tmp_path_factory):
             for file in BUNDLED.glob("tokenizer*"):
                 shutil.copy(file, start)
             batch = super()._generate_and_score_completions(inputs)
-            both = [torch.cat([batch[f"{part}_{kind}"] for part in ("prompt", "completion")], 1) for kind in ("ids", "mask")]
+            both = [torch.cat((batch[f"prompt_{x}"], batch[f"completion_{x}"]), 1) for x in ("ids", "mask")]
             with torch.no_grad():
                 found = self._get_per_token_logps_and_entropies(self.model, *both, batch["completion_ids"].shape[1],
                                                                 compute_entropy=True)
@@ -77,8 +77,8 @@ def trl_run(tmp_path_factory):
     rare.__name__ = "rare"
     config = trl.GRPOConfig(
         str(path), max_steps=3, per_device_train_batch_size=8, num_generations=4, max_completion_length=30, bf16=False,
-        logging_steps=1, log_completions=True, num_completions_to_print=0, learning_rate=0.01, use_cpu=True, report_to=[],
-        save_strategy="no", temperature=0.9, disable_tqdm=True, reward_weights=[1.0, 0.5])
+        logging_steps=1, log_completions=True, num_completions_to_print=0, learning_rate=0.01, use_cpu=True,
+        report_to=[], save_strategy="no", temperature=0.9, disable_tqdm=True, reward_weights=[1.0, 0.5])
     def length(completions, **_):
         return [len(c) / 50 for c in completions]
     prompts = [f"Make {i} from 3, 4 and 5." for i in range(20, 40)]
@@ -121,7 +121,7 @@ def test_trl_from_parquet_alone(trl_run, tmp_path):
         last = np.append(np.flatnonzero(again)[1:], len(again)) - 1
         assert set(log["token"][last]) == {tokenizer.library.token_to_id("<|im_end|>")}
     tokens = sum(len(log["token"]) for log in logs)
-    assert f"the sum of length and rare, with weights of 1\n{tokens:,} tokens of 24 responses were made from text" in said
+    assert f"sum of length and rare, with weights of 1\n{tokens:,} tokens of 24 responses were made from text" in said
     assert "an end token was assumed" in said and "24 prompts were tokenized as they stand" in said
     assert "U+FFFD, bytes that were lost" in said and "this model did NOT write these tokens" in said
 
@@ -146,8 +146,8 @@ def test_ids_give_what_the_sampler_recorded(sampled, tmp_path):
     """Guards against a credit of rows in another order, and another advantage than the one asked for."""
     batch, rows = sampled
     shuffled = write(tmp_path / "a.jsonl", [rows[i] for i in (0, 5, 4, 1, 9, 8, 2, 3, 6, 7, 11, 10)])
-    (log,), _, said = convert(shuffled, "--model", BUNDLED, "--mitigation", "prefix_tree", "--advantage", "rloo", "--out",
-                              tmp_path / "r")
+    (log,), _, said = convert(shuffled, "--model", BUNDLED, "--mitigation", "prefix_tree", "--advantage", "rloo",
+                              "--out", tmp_path / "r")
     order = [0, 1, 2, 3, 5, 4, 6, 7, 9, 8, 11, 10]  # by group, each in the order of the file
     rows_of = lambda x: torch.cat([x[i][batch.mask[i]] for i in order]).numpy()
     for name in ("tokens", "logprob", "entropy", "logit_grad", "role"):
@@ -179,8 +179,9 @@ def test_roles_without_special_tokens_become_chatml_again(tmp_path):
     for system in ([], [{"role": "system", "content": "Be brief.\n"}]):
         messages = [*system, {"role": "user", "content": "2 + 3"}]
         ids = hf.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-        for prompt, bare in ((hf.decode(ids, skip_special_tokens=True), True), (hf.decode(ids), False), (messages, False)):
-            assert prompt_tokens(prompt, bare, ours, Counter()) == ids
+        bare = hf.decode(ids, skip_special_tokens=True)
+        for prompt in (bare, hf.decode(ids), messages):
+            assert prompt_tokens(prompt, prompt is bare, ours, Counter()) == ids
 
 
 def test_groups_of_another_size_are_left_out_aloud(sampled, tmp_path):
@@ -205,14 +206,16 @@ GOOD = {"prompt": "a", "completion": "b", "reward": 1}
 
 
 @pytest.mark.parametrize("content, said", [
-    ("", "holds no rollout"), ('{"prompt": "a"', "line 1: "), ("[1, 2]", "row 1: it is no object"), ("\x00\x01", "line 1"),
+    ("", "holds no rollout"), ('{"prompt": "a"', "line 1: "), ("[1, 2]", "row 1: it is no object"),
+    ("\x00\x01", "line 1"),
     (GOOD | {"reward": None}, "it has no reward; its fields: 'prompt', 'completion'"),
     (GOOD | {"reward": float("nan")}, "its reward must be a finite number"),
     (GOOD | {"reward": [1]}, "its reward must be a number"), ({"prompt": "a", "reward": 1}, "it has no completion"),
     (GOOD | {"completion_ids": [5, 99999]}, "must be a list of tokens from 0 to"),
     (GOOD | {"completion_ids": "12"}, "must be a list of tokens"), (GOOD | {"completion_ids": []}, "has no token"),
+    ({"prompt_ids": [], "completion": "b", "reward": 1}, "has no token"),
     (GOOD | {"completion": [{"role": "assistant", "content": "x"}] * 3}, "has 3 messages"),
-    (GOOD | {"completion": [{"role": "assistant"}]}, "neither text nor messages"), (GOOD | {"prompt": 5}, "neither text nor messages"),
+    (GOOD | {"completion": [{"role": "assistant"}]}, "its completion is neither"), (GOOD | {"prompt": 5}, "neither"),
     (GOOD | {"prompt": [{"content": "x"}]}, "role"), (GOOD | {"completion": "b" * 99999}, "the model takes"),
     (GOOD | {"step": "first"}, "its step must be a number"), (GOOD, "nothing to compare a reward with"),
 ], ids=lambda x: str(x)[:40])
@@ -237,7 +240,7 @@ def test_flags_that_cannot_work_are_one_sentence(flags, said, sampled, tmp_path,
 def test_a_mixture_and_no_file_are_one_sentence(sampled, tmp_path, refusal):
     rows = sampled[1]
     mixed = write(tmp_path / "a.jsonl", [rows[0] | {"advantage": 1.0}, *rows[1:]])
-    for words, said in (([mixed], "some rows have an advantage"), ([tmp_path / "gone"], "there is no file"), ([], "name"),
-                        ([tmp_path / "empty"], "there are no rollouts in")):
-        (tmp_path / "empty").mkdir(exist_ok=True)
+    (tmp_path / "empty").mkdir()
+    for words, said in (([mixed], "some rows have an advantage"), ([tmp_path / "gone"], "there is no file"),
+                        ([], "name the files"), ([tmp_path / "empty"], "there are no rollouts in")):
         assert said in refusal(program, *words, "--model", BUNDLED, "--out", tmp_path / "r")
