@@ -207,8 +207,9 @@ def convert(files: list[Path], options: Options, hyper_parameters: dict) -> None
         run_folder.append_row(run, step_columns(step, batch, began) | {
             "credit_checksum": checksum, "their_step": their_step, "log_p_plus_entropy": surprise[-1].mean().item()})
         run_folder.write_samples(run, step, batch)
-    said = [f"{len(rollouts) - left_out:,} responses, {G} to a prompt, in {len(steps)} steps; advantage: "
-            f"{'ours, ' * (s.advantage != 'theirs')}{s.advantage}; a reward above {middle:g} counts as success", *assumptions(notes, left_out, G),
+    compared = "theirs" if s.advantage == "theirs" else f"ours, {s.advantage}"
+    said = [f"{len(rollouts) - left_out:,} responses, {G} to a prompt, in {len(steps)} steps; advantage: {compared}; a "
+            f"reward above {middle:g} counts as success", *assumptions(notes, left_out, G),
             verdict(torch.cat(surprise), torch.cat(entropy).mean().item())]
     (run / "rollouts.txt").write_text("\n".join(said) + "\n", encoding="utf-8")
     print("\n".join(said) + f"\nwrote {run}; read it with: python analyze.py {run}")
