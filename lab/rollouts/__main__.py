@@ -134,23 +134,24 @@ def verdict(surprise: Tensor, entropy: float) -> str:
     gap, error = surprise.mean().item(), surprise.square().sum().sqrt().item() / len(surprise)
     said = (f"mean log p is {gap - entropy:.3f}; of tokens that this model writes it is {-entropy:.3f} ± "
             f"{1.96 * error:.3f} (minus the entropy), ")
-    if gap < -NOTICED - 5 * error:
+    if gap < -NOTICED - 4 * error:
         return said + ("so this model did NOT write these tokens: another checkpoint, template or temperature, or text "
                        "cut into other tokens")
-    if gap > NOTICED + 5 * error:
+    if gap > NOTICED + 4 * error:
         return said + "so they are too probable to be sampled: greedily, with top_p, or at a lower --temperature?"
     return said + "so it may have written them"
 
 
-def assumptions(notes: Counter, left_out: int, G: int) -> list[str]:
-    """What was assumed of the rollouts, and how far that could matter."""
+def assumptions(notes: Counter, left_out: int, G: int, last: list[float]) -> list[str]:
+    """What was assumed of the rollouts, and how far that could matter. last: the probability of each last token."""
     columns = [name.removeprefix("reward ") for name in notes if name.startswith("reward ")]
     tokens, responses = notes["tokens from text"], notes["responses from text"]
     possible = {
         f"the reward is the sum of {' and '.join(columns)}, with weights of 1": columns,
-        f"{tokens:,} tokens of {responses:,} responses were made from text, which can be cut into other tokens: each "
-        "could differ from the one sampled; behind each response an end token was assumed, also where the limit cut it "
-        "off": tokens,
+        f"{tokens:,} tokens of {responses:,} responses were made from text: each could differ from the one sampled, for "
+        "a text can be cut in several ways": tokens,
+        f"an end token was assumed behind each of these; {sum(p < 0.01 for p in last)} of {len(last)} last tokens have p "
+        "below 0.01, perhaps since the limit cut the response off": tokens,
         f"{notes['lost']:,} characters of them are U+FFFD, bytes that were lost": notes["lost"],
         f"{notes['rendered']:,} prompts were rendered by the chat template of --model": notes["rendered"],
         f"{notes['ChatML']:,} prompts without special tokens were put into ChatML, role by role": notes["ChatML"],
@@ -193,7 +194,7 @@ def convert(files: list[Path], options: Options, hyper_parameters: dict) -> None
     if G == 1 and s.advantage != "theirs":
         raise ValueError("no two rollouts of a step answer the same prompt: there is nothing to compare a reward with")
     rewards = [rollout.reward for rollout in rollouts]
-    middle, surprise, entropy = (min(rewards) + max(rewards)) / 2, [], []
+    middle, surprise, entropy, last = (min(rewards) + max(rewards)) / 2, [], [], []
     for step, (their_step, chosen) in enumerate(follow("reading steps", steps.items()), 1):
         began = perf_counter()
         batch = read_step(chosen, policy, s, step, middle)
@@ -203,13 +204,14 @@ def convert(files: list[Path], options: Options, hyper_parameters: dict) -> None
             run_folder.append_row(run, {"step": 0})
         surprise.append((batch.logprob + batch.entropy)[batch.mask].double().cpu())  # (n,)
         entropy.append(batch.entropy[batch.mask].double().cpu())  # (n,)
+        last += batch.logprob.gather(1, batch.mask.sum(1, keepdim=True) - 1).exp().flatten().tolist()  # B, of p
         checksum = write_credit_log(run / "credit" / f"step-{step:06d}.npz", step, batch, credit)
         run_folder.append_row(run, step_columns(step, batch, began) | {
             "credit_checksum": checksum, "their_step": their_step, "log_p_plus_entropy": surprise[-1].mean().item()})
         run_folder.write_samples(run, step, batch)
     compared = "theirs" if s.advantage == "theirs" else f"ours, {s.advantage}"
     said = [f"{len(rollouts) - left_out:,} responses, {G} to a prompt, in {len(steps)} steps; advantage: {compared}; a "
-            f"reward above {middle:g} counts as success", *assumptions(notes, left_out, G),
+            f"reward above {middle:g} counts as success", *assumptions(notes, left_out, G, last),
             verdict(torch.cat(surprise), torch.cat(entropy).mean().item())]
     (run / "rollouts.txt").write_text("\n".join(said) + "\n", encoding="utf-8")
     print("\n".join(said) + f"\nwrote {run}; read it with: python analyze.py {run}")

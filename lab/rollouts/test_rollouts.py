@@ -122,7 +122,7 @@ def test_trl_from_parquet_alone(trl_run, tmp_path):
         assert set(log["token"][last]) == {tokenizer.library.token_to_id("<|im_end|>")}
     tokens = sum(len(log["token"]) for log in logs)
     assert f"sum of length and rare, with weights of 1\n{tokens:,} tokens of 24 responses were made from text" in said
-    assert "an end token was assumed" in said and "24 prompts were tokenized as they stand" in said
+    assert "an end token was assumed behind each of these; " in said and "24 prompts were tokenized as they stand" in said
     assert "U+FFFD, bytes that were lost" in said and "this model did NOT write these tokens" in said
 
 
@@ -168,6 +168,8 @@ def test_text_alone_and_verls_form_are_the_same_rollouts(sampled, tmp_path):
     assert all(np.array_equal(logs[0][name], logs[1][name]) for name in logs[0])
     ended = batch.ended.tolist()  # of those cut off, an assumed end token follows
     tokens = np.split(logs[0]["token"], np.flatnonzero(logs[0]["position"] == 0)[1:])
+    said = (tmp_path / "r0" / "rollouts.txt").read_text()
+    assert f"{ended.count(False)} of 12 last tokens have p below 0.01" in said and ended.count(False) > 2
     assert [x[: len(x) - (not e)].tolist() for x, e in zip(tokens, ended)] == [row["completion_ids"] for row in rows]
     assert logs[0]["advantage"][logs[0]["position"] == 0] == pytest.approx(compare(batch).tolist(), abs=1e-6)
     assert read_config(tmp_path / "r0")["settings"]["advantage"] == "grpo"
