@@ -11,6 +11,7 @@ from typing import Any, Callable, NamedTuple
 import torch
 
 from plumbing.files import check_fields, read_json
+from plumbing.processes import leads
 from plumbing.progress import fail
 from plumbing.runs import read_config
 from settings import Settings
@@ -76,8 +77,9 @@ def chosen_method(words: list[str], default: str) -> str:
 
 
 def load_function(name: str | None) -> Callable[[dict], object]:
-    """The function module:function of --on_step, which does nothing where there is none."""
-    if not name:
+    """The function module:function of --on_step, which does nothing where there is none. Of several processes, only
+    the first one imports it: a tracker might begin a run for each."""
+    if not name or not leads():
         return lambda row: None
     module, _, function = name.partition(":")
     try:

@@ -165,10 +165,13 @@ def test_the_settings_of_another_run_are_defaults(tmp_path):
 
 @pytest.mark.parametrize("name, said", [("gone:log", "gone"), ("json", "module:function"), ("json:log", "log"),
                                         (":log", "module:function"), ("json:__doc__", "is no function")])
-def test_a_function_that_is_not_there_is_one_sentence(name, said):
+def test_a_function_that_is_not_there_is_one_sentence(name, said, monkeypatch):
+    """And of several processes only the first one looks for it."""
     with pytest.raises(ValueError, match=re.escape(f"--on_step {name}: ")) as error:
         flags.load_function(name)
     assert said in str(error.value) and "\n" not in str(error.value)
+    monkeypatch.setattr(flags, "leads", lambda: False)
+    assert flags.load_function(name)({"step": 0}) is None
 
 
 def test_the_folder_is_named_after_every_flag_that_was_changed():
