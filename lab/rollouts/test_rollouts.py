@@ -77,7 +77,7 @@ def trl_run(tmp_path_factory):
     rare.__name__ = "rare"
     config = trl.GRPOConfig(
         str(path), max_steps=3, per_device_train_batch_size=8, num_generations=4, max_completion_length=30, bf16=False,
-        logging_steps=1, log_completions=True, num_completions_to_print=0, learning_rate=0.01, use_cpu=True,
+        logging_steps=1, log_completions=True, num_completions_to_print=0, learning_rate=0.002, use_cpu=True,
         report_to=[], save_strategy="no", temperature=0.9, disable_tqdm=True, reward_weights=[1.0, 0.5])
     def length(completions, **_):
         return [len(c) / 50 for c in completions]
