@@ -84,17 +84,21 @@ GRADED = SimpleNamespace(**vars(TASK) | {"grade": lambda *_: {"reward": 0.0, "an
 
 
 def facts(model: Qwen2, prompts: list, prompt_of: Tensor, tokens: Tensor, mask: Tensor, before: tuple = ()) -> Tensor:
-    """Log-prob, entropy and logit gradient (b, T, 3) of the tokens of b responses, 0 on padding: those of Samples."""
+    """Log-prob, entropy, logit gradient, as in Samples, and the variance of log p of a token drawn there: (b, T, 4) of
+    the tokens of b responses, 0 on padding."""
     states = response_states(model, prompts, prompt_of, tokens, mask, before)[mask]  # (n, D)
     found = []
     for state, token in zip(states.split(ROWS), tokens[mask].split(ROWS)):
         log_probs = scaled(model.logits(state), model.temperature).log_softmax(-1)  # (ROWS, V)
-        found.append(describe(log_probs, log_probs.exp(), token[:, None]).T)
-    return torch.zeros(*mask.shape, 3, device=mask.device).masked_scatter_(mask[..., None], torch.cat(found))
+        square = torch.linalg.vecdot(log_probs.exp(), log_probs.square())  # (ROWS,) the mean of log p squared
+        known = describe(log_probs, log_probs.exp(), token[:, None])  # (3, ROWS)
+        found.append(torch.cat((known, (square - known[1] ** 2)[None])).T)
+    return torch.zeros(*mask.shape, 4, device=mask.device).masked_scatter_(mask[..., None], torch.cat(found))
 
 
-def read_step(rollouts: list[Rollout], policy: Reader, s: Settings, step: int, middle: float) -> TokenBatch:
-    """The batch of one step: groups of equal size, side by side. middle: rewards above it count as success."""
+def read_step(rollouts: list[Rollout], policy: Reader, s: Settings, step: int, middle: float) -> tuple:
+    """The batch of one step, and the variance (n,) of log p before each of its n tokens. rollouts: in groups of equal
+    size, side by side. middle: rewards above it count as success."""
     device = policy.model.output_weight.device
     pad = lambda rows: pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(device)
     tokens = pad([rollout.tokens for rollout in rollouts])  # (B, T)
@@ -102,7 +106,7 @@ def read_step(rollouts: list[Rollout], policy: Reader, s: Settings, step: int, m
     ended = torch.tensor([rollout.tokens[-1] in policy.tokenizer.end_tokens for rollout in rollouts], device=device)
     prompts = tuple(Prompt(r.prompt, policy.tokenizer.decode(r.prompt)[0]) for r in rollouts[:: s.answers])
     samples = Samples(tokens, mask, *torch.zeros(3, *mask.shape, device=device), ended, ({},) * len(rollouts))
-    read = Queries(policy, prompts, samples, s, step, no_grader).read(facts, policy.model)  # (B, T, 3)
+    read = Queries(policy, prompts, samples, s, step, no_grader).read(facts, policy.model)  # (B, T, 4)
     samples = samples._replace(logprob=read[..., 0], entropy=read[..., 1], logit_grad=read[..., 2])
     batch = token_batch(policy._replace(task=GRADED), prompts, samples, s, step)
     batch.ask.grade = no_grader  # the zeros of GRADED are replaced by the file's rewards:
@@ -111,7 +115,7 @@ def read_step(rollouts: list[Rollout], policy: Reader, s: Settings, step: int, m
                     format=torch.full_like(reward, torch.nan))
     theirs = [rollout.advantage for rollout in rollouts]
     batch.advantage = torch.tensor(theirs, device=device) if s.advantage == "theirs" else compare(batch, s.advantage)
-    return batch
+    return batch, read[..., 3][mask]
 
 
 def by_step(rollouts: list[Rollout]) -> tuple[dict[int, list[Rollout]], int, int]:
@@ -129,11 +133,12 @@ def by_step(rollouts: list[Rollout]) -> tuple[dict[int, list[Rollout]], int, int
     return dict(sorted(steps.items())), G, len(rollouts) - G * size[G]
 
 
-def verdict(surprise: Tensor, entropy: float) -> str:
-    """What log p + H (n,) of tokens says of who wrote them: where that was the model, each has an expectation of 0."""
-    gap, error = surprise.mean().item(), surprise.square().sum().sqrt().item() / len(surprise)
-    said = (f"mean log p is {gap - entropy:.3f}; of tokens that this model writes it is {-entropy:.3f} ± "
-            f"{1.96 * error:.3f} (minus the entropy), ")
+def verdict(logprob: Tensor, entropy: Tensor, variance: Tensor) -> str:
+    """Whether the model wrote n tokens: then log p of each has this variance, and as mean minus the entropy; (n,) each.
+    """
+    gap, error = (logprob + entropy).mean().item(), variance.sum().clamp(min=0).sqrt().item() / len(variance)
+    said = (f"mean log p is {logprob.mean():.3f}; of tokens that this model writes there it is {-entropy.mean():.3f} "
+            f"± {1.96 * error:.3f}, ")
     if gap < -NOTICED - 4 * error:
         return said + ("so this model did NOT write these tokens: another checkpoint, template or temperature, or text "
                        "cut into other tokens")
@@ -148,10 +153,10 @@ def assumptions(notes: Counter, left_out: int, G: int, last: list[float]) -> lis
     tokens, responses = notes["tokens from text"], notes["responses from text"]
     possible = {
         f"the reward is the sum of {' and '.join(columns)}, with weights of 1": columns,
-        f"{tokens:,} tokens of {responses:,} responses were made from text: each could differ from the one sampled, for "
-        "a text can be cut in several ways": tokens,
-        f"an end token was assumed behind each of these; {sum(p < 0.01 for p in last)} of {len(last)} last tokens have p "
-        "below 0.01, perhaps since the limit cut the response off": tokens,
+        f"{tokens:,} tokens of {responses:,} responses were made from text: each could differ from the one sampled, "
+        "for a text can be cut in several ways": tokens,
+        f"an end token was assumed behind each of these; {sum(p < 0.01 for p in last)} of {len(last)} last tokens have "
+        "p below 0.01, perhaps since the limit cut the response off": tokens,
         f"{notes['lost']:,} characters of them are U+FFFD, bytes that were lost": notes["lost"],
         f"{notes['rendered']:,} prompts were rendered by the chat template of --model": notes["rendered"],
         f"{notes['ChatML']:,} prompts without special tokens were put into ChatML, role by role": notes["ChatML"],
@@ -194,25 +199,25 @@ def convert(files: list[Path], options: Options, hyper_parameters: dict) -> None
     if G == 1 and s.advantage != "theirs":
         raise ValueError("no two rollouts of a step answer the same prompt: there is nothing to compare a reward with")
     rewards = [rollout.reward for rollout in rollouts]
-    middle, surprise, entropy, last = (min(rewards) + max(rewards)) / 2, [], [], []
+    middle, known, last = (min(rewards) + max(rewards)) / 2, [], []
     for step, (their_step, chosen) in enumerate(follow("reading steps", steps.items()), 1):
         began = perf_counter()
-        batch = read_step(chosen, policy, s, step, middle)
+        batch, variance = read_step(chosen, policy, s, step, middle)
         credit = MITIGATIONS[s.mitigation](batch, **hyper_parameters)  # (B, T)
         if step == 1:  # not before, since the credit function may have refused
             run_folder.start_run(run, asdict(s), hyper_parameters, {}, ["their_step", "log_p_plus_entropy"])
             run_folder.append_row(run, {"step": 0})
-        surprise.append((batch.logprob + batch.entropy)[batch.mask].double().cpu())  # (n,)
-        entropy.append(batch.entropy[batch.mask].double().cpu())  # (n,)
+        known.append(torch.stack((batch.logprob[batch.mask], batch.entropy[batch.mask], variance)).double())  # (3, n)
         last += batch.logprob.gather(1, batch.mask.sum(1, keepdim=True) - 1).exp().flatten().tolist()  # B, of p
         checksum = write_credit_log(run / "credit" / f"step-{step:06d}.npz", step, batch, credit)
         run_folder.append_row(run, step_columns(step, batch, began) | {
-            "credit_checksum": checksum, "their_step": their_step, "log_p_plus_entropy": surprise[-1].mean().item()})
+            "credit_checksum": checksum, "their_step": their_step,
+            "log_p_plus_entropy": known[-1][:2].sum(0).mean().item()})
         run_folder.write_samples(run, step, batch)
     compared = "theirs" if s.advantage == "theirs" else f"ours, {s.advantage}"
     said = [f"{len(rollouts) - left_out:,} responses, {G} to a prompt, in {len(steps)} steps; advantage: {compared}; a "
             f"reward above {middle:g} counts as success", *assumptions(notes, left_out, G, last),
-            verdict(torch.cat(surprise), torch.cat(entropy).mean().item())]
+            verdict(*torch.cat(known, dim=1))]
     (run / "rollouts.txt").write_text("\n".join(said) + "\n", encoding="utf-8")
     print("\n".join(said) + f"\nwrote {run}; read it with: python analyze.py {run}")
 

@@ -122,7 +122,7 @@ def test_trl_from_parquet_alone(trl_run, tmp_path):
         assert set(log["token"][last]) == {tokenizer.library.token_to_id("<|im_end|>")}
     tokens = sum(len(log["token"]) for log in logs)
     assert f"sum of length and rare, with weights of 1\n{tokens:,} tokens of 24 responses were made from text" in said
-    assert "an end token was assumed behind each of these; " in said and "24 prompts were tokenized as they stand" in said
+    assert "an end token was assumed behind each" in said and "24 prompts were tokenized as they stand" in said
     assert "U+FFFD, bytes that were lost" in said and "this model did NOT write these tokens" in said
 
 
@@ -192,14 +192,26 @@ def test_groups_of_another_size_are_left_out_aloud(sampled, tmp_path):
     assert log["group"].max() == 1 and "3 rollouts were left out, whose group has not 4 of them" in said
 
 
-@pytest.mark.parametrize("sharper, said", [(1.0, "it may have written them"), (2.0, "too probable"), (0.5, "did NOT")])
-def test_log_p_tells_who_wrote(sharper, said):
+@pytest.mark.parametrize("sharper, tokens, said", [
+    (1.0, 4000, "it may have written them"), (1.3, 4000, "too probable"), (0.7, 4000, "did NOT"),
+    (0.7, 4, "it may have written them")])
+def test_log_p_tells_who_wrote(sharper, tokens, said):
     """Tokens drawn from p^sharper, normalized: by definition, only with 1 is the mean of log p minus the entropy."""
-    logits = torch.randn(4000, 50, generator=torch.Generator().manual_seed(0)).double()
+    logits = torch.randn(tokens, 50, generator=torch.Generator().manual_seed(0)).double()
     log_p = logits.log_softmax(1)
     token = torch.multinomial((sharper * logits).softmax(1), 1, generator=torch.Generator().manual_seed(1))
     entropy = -(log_p.exp() * log_p).sum(1)
-    assert said in program.verdict(log_p.gather(1, token)[:, 0] + entropy, entropy.mean().item())
+    variance = torch.stack([torch.cov(x, aweights=x.exp(), correction=0) for x in log_p])
+    assert said in program.verdict(log_p.gather(1, token)[:, 0], entropy, variance)
+
+
+def test_the_variance_of_log_p(policy):
+    """Against a weighted covariance of the bundled model's log-probs."""
+    tokens = torch.tensor([[5, 9, 7, 3], [2, 4, 0, 0]])
+    found = program.facts(policy.model, [[1, 8]], torch.tensor([0, 0]), tokens, tokens > 0)
+    log_p = policy.model(torch.tensor([[1, 8, 5, 9, 7]]))[0, 1:].log_softmax(-1)
+    expected = torch.stack([torch.cov(x, aweights=x.exp(), correction=0) for x in log_p])
+    torch.testing.assert_close(found[0, :, 3], expected, atol=1e-4, rtol=1e-4)
 
 
 # ---------------------------------------------------------------------------------------------- what is refused
