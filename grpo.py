@@ -162,6 +162,19 @@ def k3(logprob: Tensor, reference_logprob: Tensor) -> Tensor:
     return d.exp() - d - 1
 
 
+def weighted_k3(logprob: Tensor, reference_logprob: Tensor, old: Tensor) -> Tensor:
+    """ratio * k3 (b, T), whose gradient is that of KL(pi || reference) itself: DeepSeek-V3.2 (2512.02556), TRL.
+
+    Given the text before the token, and with that held fixed, the mean over samples of pi_old is that of k3 over pi,
+    which is the KL, for every pi. So the mean gradients are equal, too, in every update, if the ratio has a gradient:
+    log(pi / ref) grad log pi where the ratio is 1.
+    """
+    return (logprob - old).exp() * k3(logprob, reference_logprob)
+
+
+KL_GRADIENTS = {"k3": lambda logprob, reference, _: k3(logprob, reference), "unbiased": weighted_k3}
+
+
 # Functions of mask (B, T) and the settings: each token's share (B, T) of a step's loss, 0 on padding. L_i is the length
 # of response i. (methods/groups.py adds another one.)
 LOSS_NORMS = {
@@ -207,7 +220,7 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
             found = LOSSES[s.loss](logprob, old[rows], credit[rows], mask, s)
             gain, stopped, columns = check_loss(found, mask, s)
             if s.kl > 0:
-                columns["kl"] = k3(logprob, reference_logprob[rows])
+                columns["kl"] = KL_GRADIENTS[s.kl_gradient](logprob, reference_logprob[rows], old[rows])
                 gain = gain - s.kl * columns["kl"]
             loss = -(gain * share[rows])
             loss.sum().backward()

@@ -39,6 +39,7 @@ class Settings:
     updates_per_batch: int = 1  # optimizer steps on each batch
     old_logprob: str = "sampler"  # pi_old of the ratio: recorded by the sampler, or the first update's own (update)
     kl: float = 0.0  # weight of the KL penalty to the start model, the reference
+    kl_gradient: str = "k3"  # the penalty's gradient: that of the k3 estimate, or (unbiased) of KL(policy || reference)
     skip_unfinished: bool = False  # no credit for responses that the token limit cut off; --kl still acts on them
     # The optimizer:
     lr: float = 2e-4  # AdamW's learning rate

@@ -6,6 +6,8 @@
     python train.py --task guess                                            another task, in several turns
     python train.py --steps 0                                               only evaluate
     python train.py --resume runs/none-seed0                                continue a run that was stopped or killed
+    python train.py --config runs/none-seed0/config.json --seed 1           the settings of a run, but for those given
+    python train.py --on_step tracking:tensorboard                          hand each row of metrics.csv to a function
     torchrun --nproc_per_node 2 train.py --mitigation none                  the same run in several processes
 
 Shapes: Q puzzles a step, G responses to each puzzle (a group), B = Q G responses, T tokens of the longest response.
@@ -29,13 +31,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from grpo import ADVANTAGES, LOSS_NORMS, LOSSES, compare, update
+from grpo import ADVANTAGES, KL_GRADIENTS, LOSS_NORMS, LOSSES, compare, update
 from lora import add_adapters, load_adapters, merged, save_adapters
 from methods import MITIGATIONS  # all credit functions, by name: those of mitigations.py and of methods/
 from methods.heads import HEADS, load_head, save_head
 from mitigations import NORMALIZATIONS
 from plumbing import run_folder
-from plumbing.flags import Arguments, changed, check_device, parse
+from plumbing.flags import Arguments, changed, check_device, load_function, parse
 from plumbing.launch import check, check_puzzles, lacking, responses_that_fit, with_model
 from plumbing.metrics import add_columns, heldout_text, line_of, standard_error, step_columns
 from plumbing.optimizer import Optimizer, learning_rate
@@ -51,7 +53,7 @@ from settings import Settings
 
 CHOICES = {"reward": ("graded", "random"), "advantage": ADVANTAGES, "loss": LOSSES, "loss_norm": LOSS_NORMS,
            "normalize": NORMALIZATIONS, "dtype": ("float32", "bfloat16"), "optimizer_device": ("", "cpu"),
-           "old_logprob": ("sampler", "update")}
+           "old_logprob": ("sampler", "update"), "kl_gradient": KL_GRADIENTS}
 
 
 # ------------------------------------------------------------------------------------------------- the loop
@@ -152,7 +154,7 @@ def measure_end(row: dict, policy: Policy, heldout: list, s: Settings) -> dict[s
 def main() -> None:
     """Train as the command line says. What can't work is refused in one sentence, before anything is written."""
     with one_sentence("interrupted before training began"):
-        s, hyper_parameters, resume = parse_flags(sys.argv[1:])
+        s, hyper_parameters, resume, on_step = parse_flags(sys.argv[1:])
         differences = changed(s, Settings(), hyper_parameters, MITIGATIONS[s.mitigation])
         run = resume or Path(s.out or run_folder.default_folder(s.mitigation, s.seed, differences))
         check(s)
@@ -167,7 +169,8 @@ def main() -> None:
         fixed = {f"the task {s.task}": inspect.getsource(policy.task),
                  "the list of puzzles": names_of(training + heldout),
                  f"the credit function {s.mitigation}": inspect.getsource(MITIGATIONS[s.mitigation].function)}
-        writer = Writer(run, s, hyper_parameters, learners(policy, optimizer), partial(save_policy, policy, s))
+        writer = Writer(run, s, hyper_parameters, learners(policy, optimizer), partial(save_policy, policy, s),
+                        load_function(on_step))
         done, row = writer.open(fixed, columns, bool(resume))  # row of metrics.csv, {} in a new run
     with one_sentence(f"interrupted; continue with: python train.py --resume {shlex.quote(str(run))}", run):
         trained = sum(w.numel() for w in optimizer.weights.values())

@@ -2,16 +2,21 @@
 chosen credit function. A flag that can't work ends the program with one sentence.
 """
 import difflib
+import importlib
 import inspect
 from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import torch
 
+from plumbing.files import check_fields, read_json
+from plumbing.processes import leads
 from plumbing.progress import fail
 from plumbing.runs import read_config
 from settings import Settings
+
+OTHERS = {"resume": Path, "config": Path, "on_step": str}  # flags that are no settings of a run, see train.py
 
 
 class Arguments(NamedTuple):
@@ -20,27 +25,71 @@ class Arguments(NamedTuple):
     settings: Settings
     hyper_parameters: dict  # of the chosen credit function
     resume: Path | None = None  # the run folder to resume
+    on_step: str | None = None  # module:function that is handed each row of metrics.csv
 
 
 def parse(arguments: list[str], defaults: Settings, methods: dict, choices: dict[str, tuple], usage: str) -> Arguments:
     """Parse the command line of train.py. usage: its own help, above that of the flags; the others: see parse_with."""
     parser = new_parser(usage="python train.py [--flag value ...]", description=usage, epilog=methods_help(methods))
-    if not any(word.split("=")[0] == "--resume" for word in arguments):
-        return parse_with(parser, arguments, defaults, methods, choices)
-    resumed = new_parser(add_help=False)  # reads --resume runs/... [--steps N]; the flags are those of its config.json
-    resumed.add_argument("--resume", type=Path)
+    others = new_parser(add_help=False)  # flags that are no settings of a run
+    for name, kind in OTHERS.items():
+        others.add_argument(f"--{name}", type=kind)
+    given, words = others.parse_known_args(arguments)
+    if given.resume is None:
+        words = words_of(given.config, words, defaults) + words
+        return parse_with(parser, words, defaults, methods, choices)._replace(on_step=given.on_step)
+    resumed = new_parser(add_help=False)  # reads --steps; the other flags are those of the run's config.json
     resumed.add_argument("--steps", type=int)
-    known, unknown = resumed.parse_known_args(arguments)
+    known, unknown = resumed.parse_known_args(words + ["--config"] * (given.config is not None))
     if unknown:
-        fail(f"--resume keeps the settings that the run began with: it takes --steps and no {unknown[0]}")
-    config = read_config(known.resume)
+        fail(f"--resume keeps the settings that the run began with: it takes --steps, --on_step and no {unknown[0]}")
+    config = read_config(given.resume)
     if unknown := sorted(config["settings"].keys() - vars(defaults).keys()):
-        fail(f"another version of train.py began {known.resume}: this one has no --{unknown[0]}; resume with that "
+        fail(f"another version of train.py began {given.resume}: this one has no --{unknown[0]}; resume with that "
              "version, or start a new run")
     values = config["settings"] | config["method"] | ({} if known.steps is None else {"steps": known.steps})
-    parser.error = lambda message: fail(f"{known.resume / 'config.json'}: {message}")
+    parser.error = lambda message: fail(f"{given.resume / 'config.json'}: {message}")
     words = [f"--{name}={value}" for name, value in values.items()]
-    return parse_with(parser, words, defaults, methods, choices)._replace(resume=known.resume)
+    return parse_with(parser, words, defaults, methods, choices)._replace(resume=given.resume, on_step=given.on_step)
+
+
+def words_of(file: Path | None, words: list[str], defaults: Settings) -> list[str]:
+    """The flags that a config.json stands for, but --out, whose folder may exist; none without a file. words: flags
+    given beside it, which go before it; another --mitigation among them takes none of its hyper-parameters."""
+    if file is None:
+        return []
+    config = read_json(file)
+    check_fields(config, {"settings": dict, "method": dict}, file)
+    values = {name: value for name, value in config["settings"].items() if name != "out"}
+    if unknown := sorted(values.keys() - vars(defaults).keys()):
+        fail(f"{file} has a setting {unknown[0]}, which this version of train.py does not have: remove it")
+    mitigation = values.get("mitigation", defaults.mitigation)
+    if chosen_method(words, mitigation) == mitigation:
+        values |= config["method"]
+    return [f"--{name}={value}" for name, value in values.items()]
+
+
+def chosen_method(words: list[str], default: str) -> str:
+    """The value of --mitigation, which decides what other flags there are."""
+    first = new_parser(add_help=False)
+    first.add_argument("--mitigation", default=default)
+    return first.parse_known_args(words)[0].mitigation
+
+
+def load_function(name: str | None) -> Callable[[dict], object]:
+    """The function module:function of --on_step, which does nothing where there is none. Of several processes, only
+    the first one imports it: a tracker might begin a run for each."""
+    if not name or not leads():
+        return lambda row: None
+    module, _, function = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"--on_step {name}: {error}; name module:function, such as tracking:log for `log` in a file "
+                         "tracking.py beside train.py") from None
+    if not callable(found):
+        raise ValueError(f"--on_step {name}: {found!r:.50} is no function")
+    return found
 
 
 def parse_with(parser: ArgumentParser, arguments: list[str], defaults: Settings, methods: dict,
@@ -48,15 +97,13 @@ def parse_with(parser: ArgumentParser, arguments: list[str], defaults: Settings,
     """Add the flags of `defaults`, a dataclass instance, and of the credit function that --mitigation names, and parse.
     methods: the credit functions by name. choices: the legal values of some flags.
     """
-    first = new_parser(add_help=False)  # reads the credit function, which decides what other flags there are
-    first.add_argument("--mitigation", default=defaults.mitigation)
-    chosen = first.parse_known_args(arguments)[0].mitigation
+    chosen = chosen_method(arguments, defaults.mitigation)
     if chosen not in methods:
         near = ", ".join(difflib.get_close_matches(chosen, methods, cutoff=0.0))
         fail(f"there is no credit function {chosen}: did you mean {near}? --help lists them all")
     method, helps = methods[chosen], comments(type(defaults))
     method.check_parameters()
-    if taken := method.parameters.keys() & {"help", "resume", *helps}:
+    if taken := method.parameters.keys() & {"help", *OTHERS, *helps}:
         fail(f"{chosen} has a keyword argument named {min(taken)}, but there is a flag of that name: rename it")
     helps |= dict.fromkeys(method.parameters, f"of {chosen}")
     for name, default in (vars(defaults) | method.parameters).items():

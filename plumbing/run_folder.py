@@ -54,6 +54,7 @@ class Writer(NamedTuple):
     hyper_parameters: dict
     learners: dict  # by name, what changes from step to step; each has state_dict() and load_state_dict()
     write_weights: Callable[[Path], object]  # fills a model folder
+    on_step: Callable[[dict], object] = lambda row: None  # is handed each row of metrics.csv
 
     def open(self, fixed: dict[str, str], columns: Iterable[str], resume: bool) -> tuple[int, dict]:
         """Create the run folder, or load the state of a run to resume.
@@ -84,6 +85,7 @@ class Writer(NamedTuple):
         """Write row 0 of metrics.csv: the start model."""
         if leads():
             append_row(self.run, row)
+            self.on_step(dict(row))
 
     def step(self, step: int, batch: Any, credit: Tensor, row: dict) -> None:
         """Write a row of metrics.csv, a row per token, and the samples, checkpoints and state that are due."""
@@ -91,10 +93,12 @@ class Writer(NamedTuple):
             return
         # The checksum ties the two logs together: analyze.py refuses a step that was changed or is another run's.
         file = self.run / "credit" / f"step-{step:06d}.npz"
-        append_row(self.run, row | {"credit_checksum": write_credit_log(file, step, batch, credit)})
+        row = row | {"credit_checksum": write_credit_log(file, step, batch, credit)}
+        append_row(self.run, row)
         if step == 1 or step % SAMPLE_EVERY == 0:
             write_samples(self.run, step, batch)
         save(self.run, step, self.settings, self.hyper_parameters, self.write_weights, self.learners)
+        self.on_step(row)  # last: if it fails, the run can be resumed
 
     def finish(self, final: dict) -> None:
         """Write final.json."""

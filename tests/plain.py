@@ -29,10 +29,11 @@ def plain_logprobs(model, prompts: list[list[int]], tokens: Tensor, mask: Tensor
 
 
 def plain_update(model, prompts: list[list[int]], batch, credit: Tensor, reference=None, kl: float = 0.0,
-                 clip: tuple[float, float] = (0.2, 0.2)) -> Tensor:
+                 clip: tuple[float, float] = (0.2, 0.2), unbiased: bool = False) -> Tensor:
     """The loss of a step, a scalar; adds its gradient to the parameters'. prompts: one for each puzzle.
 
     PPO's clipped objective minus kl times the k3 estimate of the KL divergence, averaged over each response's tokens.
+    unbiased: the ratio multiplies that estimate.
     """
     repeated = [prompts[puzzle] for puzzle in batch.group.tolist()]  # one per response
     logprob = plain_logprobs(model, repeated, batch.tokens, batch.mask)  # (B, T)
@@ -42,7 +43,7 @@ def plain_update(model, prompts: list[list[int]], batch, credit: Tensor, referen
         with torch.no_grad():
             reference_logprob = plain_logprobs(reference, repeated, batch.tokens, batch.mask)  # (B, T)
         d = reference_logprob - logprob  # (B, T)
-        gain = gain - kl * (d.exp() - d - 1)
+        gain = gain - kl * (d.exp() - d - 1) * (ratio if unbiased else 1)
     loss = -((gain * batch.mask).sum(1) / batch.mask.sum(1)).mean()
     loss.backward()
     return loss.detach()

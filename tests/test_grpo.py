@@ -114,20 +114,50 @@ def test_k3_is_an_unbiased_estimate_of_the_kl():
     assert (grpo.k3(pi, reference) >= 0).all()
 
 
+PREFIXES = [p for n in range(3) for p in itertools.product(range(3), repeat=n)]  # of responses of three tokens
+
+
+def mean_over_responses(penalty, logits, reference, old):
+    """The mean over all responses, sampled by old, of the penalty's sum over tokens; log-probs (prefixes, 3) each."""
+    mean = 0
+    for response in itertools.product(range(3), repeat=3):
+        at = [PREFIXES.index(response[:t]) for t in range(3)], response
+        mean = mean + old[at].sum().exp() * penalty(logits.log_softmax(-1)[at], reference[at], old[at]).sum()
+    return mean
+
+
+def mean_over_prefixes(kl, logits, reference, old):
+    """The mean over prefixes, sampled by old and held fixed, of a KL between two distributions of the next token."""
+    return sum(math.exp(sum(old[PREFIXES.index(prefix[:t]), token].item() for t, token in enumerate(prefix)))
+               * kl(*at) for prefix, *at in zip(PREFIXES, logits.log_softmax(-1), reference))
+
+
+def three_models():
+    """Logits (prefixes, 3) of a policy, with gradient, and log-probs of a reference and of an older policy."""
+    logits, *others = torch.randn(3, len(PREFIXES), 3, generator=torch.Generator().manual_seed(0))
+    return logits.requires_grad_(), *(x.log_softmax(-1) for x in others)
+
+
 def test_the_gradient_of_k3_is_that_of_the_other_kl_given_the_text_so_far(exact):
     """Guards against another estimator: the mean over all responses of three tokens, by autograd on the KL."""
-    prefixes = [p for n in range(3) for p in itertools.product(range(3), repeat=n)]
-    logits, reference = torch.randn(2, len(prefixes), 3, generator=torch.Generator().manual_seed(0))
-    pi, reference = logits.requires_grad_().log_softmax(-1), reference.log_softmax(-1)  # (prefixes, 3) each
-    mean = by_prefix = 0
-    for response in itertools.product(range(3), repeat=3):
-        at = [prefixes.index(response[:t]) for t in range(3)], response
-        mean = mean + pi[at].sum().exp().detach() * grpo.k3(pi[at], reference[at]).sum()
-    for prefix, p, ref in zip(prefixes, pi, reference):
-        weight = sum(pi[prefixes.index(prefix[:t]), token].item() for t, token in enumerate(prefix))
-        by_prefix = by_prefix + math.exp(weight) * (ref.exp() * (ref - p)).sum()
-    found, expected = (torch.autograd.grad(x, logits, retain_graph=True)[0] for x in (mean, by_prefix))
+    logits, reference, _ = three_models()
+    now, others = logits.detach().log_softmax(-1), lambda p, ref: (ref.exp() * (ref - p)).sum()
+    both = (mean_over_responses(grpo.KL_GRADIENTS["k3"], logits, reference, now),
+            mean_over_prefixes(others, logits, reference, now))
+    found, expected = (torch.autograd.grad(x, logits)[0] for x in both)
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["ratio 1", "samples of an older policy"])
+def test_the_unbiased_gradient_is_that_of_the_kl_given_the_text_so_far(later, exact):
+    """Guards against a ratio without gradient, and one that is upside down: by finite differences of the summed KL."""
+    logits, reference, old = three_models()
+    old = old if later else logits.detach().log_softmax(-1)
+    found = torch.autograd.grad(mean_over_responses(grpo.KL_GRADIENTS["unbiased"], logits, reference, old), logits)[0]
+    kl = lambda x: mean_over_prefixes(lambda p, ref: (p.exp() * (p - ref)).sum(), x, reference, old).item()
+    steps = 1e-5 * torch.eye(logits.numel()).view(-1, *logits.shape)  # one logit each
+    expected = [(kl(logits.detach() + step) - kl(logits.detach() - step)) / 2e-5 for step in steps]
+    torch.testing.assert_close(found.flatten(), torch.tensor(expected), atol=1e-8, rtol=0)
 
 
 @pytest.mark.parametrize("name", grpo.LOSS_NORMS)
@@ -186,11 +216,11 @@ def take_update(model, batch, credit, **options):
 
 
 @pytest.mark.parametrize("micro_batch", [1, 3, 99])
-@pytest.mark.parametrize("kl", [0.0, 0.5])
+@pytest.mark.parametrize("kl, unbiased", [(0.0, False), (0.5, False), (0.3, True)])
 @pytest.mark.parametrize("architecture, tied, checkpointed, temperature", [
     ("qwen2", True, False, 1.0), ("qwen3", False, True, 0.7), ("llama", False, False, 0.7)])
-def test_two_updates_equal_plain_autograd(architecture, tied, checkpointed, temperature, kl, micro_batch, exact,
-                                          monkeypatch):
+def test_two_updates_equal_plain_autograd(architecture, tied, checkpointed, temperature, kl, unbiased, micro_batch,
+                                          exact, monkeypatch):
     """Guards against a gradient lost, doubled or not clipped, across prompts, micro-batches, layers and updates, the
     share of another response, a prompt that is read for nobody, and a temperature that the update does not know."""
     ours = tiny(architecture, tied)
@@ -209,16 +239,17 @@ def test_two_updates_equal_plain_autograd(architecture, tied, checkpointed, temp
         now = plainly(theirs, batch)[used]
         ratios.append((now - batch.logprob[used]).exp())
         d = batch.ask.reference_logprob[used] - now
-        divergences.append((d.exp() - d - 1).mean().item())
-        losses.append(plain_update(theirs, PROMPTS, batch, credit, reference if kl else None, kl, (0.1, 0.3)).item())
+        divergences.append(((d.exp() - d - 1) * (ratios[-1] if unbiased else 1)).mean().item())
+        losses.append(plain_update(theirs, PROMPTS, batch, credit, reference if kl else None, kl, (0.1, 0.3),
+                                   unbiased).item())
         norms.append(torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.05).item())
         for p in theirs.parameters():
             p.data -= p.grad
     assert min(norms) > 0.05
     ours.checkpoint_activations = checkpointed
     monkeypatch.setattr(sampler, "PROBABILITIES_KEPT", (micro_batch != 3) * sampler.PROBABILITIES_KEPT)  # 0: none
-    row = take_update(ours, batch, credit, kl=kl, clip_low=0.1, clip_high=0.3, updates_per_batch=2,
-                      max_grad_norm=0.05, micro_batch=micro_batch, loss_norm="sequence")
+    row = take_update(ours, batch, credit, kl=kl, kl_gradient="unbiased" if unbiased else "k3", clip_low=0.1,
+                      clip_high=0.3, updates_per_batch=2, max_grad_norm=0.05, micro_batch=micro_batch, loss_norm="sequence")
     for (name, got), expected in zip(ours.named_parameters(), theirs.parameters()):
         assert expected.grad.abs().max() > 1e-4, name
         torch.testing.assert_close(got.grad, expected.grad, atol=1e-10, rtol=0, msg=name)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -72,6 +73,9 @@ def source_of(module):
 @pytest.mark.parametrize("command", [c for c in COMMANDS if "train.py" in c and NAME not in c])
 def test_commands_of_train_are_accepted(command, tmp_path, monkeypatch):
     arguments = shlex.split(re.search(r"train\.py([^;&|]*)", command)[1].replace("$seed", "3"))
+    if "--config" in arguments:  # the other flags are right, but there is no such run
+        (tmp_path / "config.json").write_text('{"settings": {}, "method": {}}')
+        arguments[arguments.index("--config") + 1] = str(tmp_path / "config.json")
     if "--resume" in arguments:  # the flags are right, but in an empty folder there is no such run
         monkeypatch.chdir(tmp_path)
         with pytest.raises(FileNotFoundError, match="is not a run folder"):
@@ -87,6 +91,29 @@ def test_every_column_is_explained():
     of_critic = Critic(1).learn(make_batch([1], [0.0], hidden=torch.ones(1, 1, 1)))
     assert set(explained) == {*metrics.COLUMNS, *of_critic}
     assert re.search(r"credit log has `([\w\s]+)`", text)[1].split() == [*metrics.CREDIT_LOG]
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb_row"])
+def test_a_tracker_of_the_page_gets_the_rows_of_the_run(name, tmp_path, monkeypatch):
+    """With a stand-in for the library: guards against a row, a column or a step that it is not handed."""
+    code = next(c for c in re.findall(r"```python\n(.*?)```", PAGES[ROOT / "docs" / "running.md"], re.S) if name in c)
+    seen, board = {}, mock.MagicMock()
+    board.add_scalar.side_effect = lambda column, value, step: seen.setdefault(step, {}).update({column: value})
+    board.log.side_effect = lambda row, step: seen.update({step: {k: v for k, v in row.items() if v is not None}})
+    library = mock.MagicMock(SummaryWriter=lambda folder: board, init=lambda project: board)
+    for module in ("torch.utils.tensorboard", "wandb"):
+        monkeypatch.setitem(sys.modules, module, library)
+    (tmp_path / "tracking.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "tracking", raising=False)
+    flags = "--steps 2 --questions 2 --answers 2 --max_new_tokens 9 --eval_problems 2 --pass_at 0"
+    monkeypatch.setattr(sys, "argv", ["train.py", *f"{flags} --out {tmp_path}/r --on_step tracking:{name}".split()])
+    train.main()
+    written = read_metrics(tmp_path / "r")
+    for i, step in enumerate((0, 1, 2)):
+        row = {column: x[i] for column, x in written.items() if not np.isnan(x[i])}
+        assert {k: float(v) for k, v in seen[step].items() if v == v} == row
+    assert len(seen) == 3
 
 
 # ------------------------------------------------------------------------------------------- what a reader adds

@@ -82,13 +82,13 @@ def parse(*arguments):
 
 
 def test_values_have_the_type_of_their_default():
-    s, hyper_parameters, resume = parse("--steps", 7, "--lr", "1e-3", "--model", "x", "--kl", 1, "--skip_unfinished",
+    s, hyper_parameters, *others = parse("--steps", 7, "--lr", "1e-3", "--model", "x", "--kl", 1, "--skip_unfinished",
                                         "--mitigation", "gtpo", "--a1", 2, "--joint", "True", "--advantage", "rloo")
     assert s == Settings(mitigation="gtpo", steps=7, lr=1e-3, model="x", kl=1.0, skip_unfinished=True, advantage="rloo")
     assert type(s.kl) is float
     assert hyper_parameters == {"a1": 2.0, "a2": 0.1, "joint": True}
-    assert resume is None
-    assert parse() == (Settings(), {}, None)
+    assert others == [None, None]
+    assert parse() == (Settings(), {}, None, None)
 
 
 @pytest.mark.parametrize(["arguments", "named"], [
@@ -131,7 +131,8 @@ def test_a_resumed_run_keeps_its_settings_except_the_steps(tmp_path):
         (tmp_path / "config.json").write_text(json.dumps(config))
 
     write({}, {})
-    assert parse("--resume", tmp_path) == (GTPO, A1_A2, tmp_path)
+    assert parse("--resume", tmp_path) == (GTPO, A1_A2, tmp_path, None)
+    assert parse("--resume", tmp_path, "--on_step", "a:b").on_step == "a:b"
     assert parse("--resume", tmp_path, "--steps", 0).settings == replace(GTPO, steps=0)
     for settings, method, named in (
             ({"speed": 1}, {}, "--speed"), ({"seed": 1.0}, {}, "seed"), ({"reward": "zzz"}, {}, "--reward"),
@@ -139,11 +140,43 @@ def test_a_resumed_run_keeps_its_settings_except_the_steps(tmp_path):
             ({}, {"odd": 1}, "takes no --odd")):
         write(settings, method)
         assert named in refused(parse, "--resume", tmp_path)
+    assert "takes --steps, --on_step and no --config" in refused(parse, "--resume", tmp_path, "--config", "x")
+
+
+def test_the_settings_of_another_run_are_defaults(tmp_path):
+    """But not its folder, which exists; another method takes none of its hyper-parameters."""
+    def write(**settings):
+        config = {"settings": vars(GTPO) | {"out": "runs/a", "skip_unfinished": True} | settings, "method": A1_A2}
+        (file := tmp_path / "mine.json").write_text(json.dumps(config))
+        return file
+
+    same = replace(GTPO, skip_unfinished=True)
+    assert parse("--config", write()) == (same, A1_A2, None, None)
+    assert parse("--a1", 3, "--config", write(), "--steps=9")[:2] == (replace(same, steps=9), A1_A2 | {"a1": 3.0})
+    assert parse("--config", write(), "--mitigation", "gtpo").hyper_parameters == A1_A2
+    assert parse("--config", write(), "--mitigation", "dpo")[:2] == (replace(same, mitigation="dpo"), {"beta": 0.1})
+    assert "has a setting speed, which this version" in refused(parse, "--config", write(speed=1))
+    assert "--lr" in refused(parse, "--config", write(lr="fast"))
+    for content, named in (("{", "not valid JSON"), ('{"settings": {}}', "has no method")):
+        (tmp_path / "torn.json").write_text(content)
+        assert named in refused(parse, "--config", tmp_path / "torn.json")
+    assert "gone.json" in refused(parse, "--config", "gone.json")
+
+
+@pytest.mark.parametrize("name, said", [("gone:log", "gone"), ("json", "module:function"), ("json:log", "log"),
+                                        (":log", "module:function"), ("json:__doc__", "is no function")])
+def test_a_function_that_is_not_there_is_one_sentence(name, said, monkeypatch):
+    """And of several processes only the first one looks for it."""
+    with pytest.raises(ValueError, match=re.escape(f"--on_step {name}: ")) as error:
+        flags.load_function(name)
+    assert said in str(error.value) and "\n" not in str(error.value)
+    monkeypatch.setattr(flags, "leads", lambda: False)
+    assert flags.load_function(name)({"step": 0}) is None
 
 
 def test_the_folder_is_named_after_every_flag_that_was_changed():
     def name(*arguments):
-        s, hyper_parameters, _ = parse(*arguments)
+        s, hyper_parameters, *_ = parse(*arguments)
         changed = flags.changed(s, Settings(), hyper_parameters, MITIGATIONS[s.mitigation])
         return str(run_folder.default_folder(s.mitigation, s.seed, changed))
 

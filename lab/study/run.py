@@ -59,7 +59,7 @@ OTHERS = "weights/gsm_symbolic.jsonl"  # of lab/real/problems.py
 
 def values_of(flags: str) -> dict:
     """All settings and hyper-parameters that flags of train.py stand for."""
-    settings, method, _ = train.parse_flags(shlex.split(flags))
+    settings, method, *_ = train.parse_flags(shlex.split(flags))
     return asdict(train.with_model(settings)) | method
 
 

@@ -1,0 +1,240 @@
+"""Other programs' rollouts as a run folder that analyze.py reads: which tokens did *your* trainer pay?
+
+    python -m lab.rollouts rollouts.jsonl --model Qwen2.5-0.5B-Instruct --out runs/theirs
+    python analyze.py runs/theirs
+
+Reads plain jsonl, TRL's completions and verl's rollout dumps: files, or folders of them (docs/trl.md). Log p, entropy
+and logit gradient of each token come from one reading by --model; so they are those of the policy that sampled only if
+that is --model. The advantage is the file's, or ours. Credit is any function that needs no trained head.
+"""
+import sys
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
+from itertools import takewhile
+from pathlib import Path
+from time import perf_counter
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from grpo import ADVANTAGES, compare
+from lab.rollouts.rows import Rollout, find_files, read_rollouts
+from methods import MITIGATIONS
+from plumbing import run_folder
+from plumbing.flags import check_device, check_range, methods_help, new_parser, parse_with
+from plumbing.metrics import step_columns, write_credit_log
+from plumbing.progress import fail, follow, one_sentence
+from plumbing.registry import required
+from plumbing.tokenizer import Tokenizer
+from qwen2_model import Qwen2, load_model, scaled
+from rollout import Policy, Queries, TokenBatch, token_batch
+from sampler import Samples, describe, response_states
+from settings import Settings
+from tasks.math_task import calculations
+from tasks.text import roles, sentence_starts
+from train import CHOICES
+
+ROWS = 64  # states whose logits over the whole vocabulary are computed at once
+NOTICED = 0.05  # nats a token: what training and rounding may make of log p
+
+
+@dataclass(frozen=True)
+class Options:
+    """Every flag but the credit function's own: its default and its meaning."""
+
+    model: str = ""  # the folder of the model that sampled
+    out: str = "runs/theirs"  # the run folder, which must not exist
+    mitigation: str = "none"  # the credit function, see the end of --help
+    advantage: str = "theirs"  # that of the file, or one of ours, which compares rewards within a group
+    normalize: str = "response"  # rescale a method's weights to mean 1 in each response, in the step, or not (none)
+    temperature: float = 1.0  # at which they were sampled
+    micro_batch: int = 16  # responses in one forward pass
+    device: str = "cpu"  # any torch device that has float64
+    dtype: str = "float32"  # of the model
+
+
+class Prompt(NamedTuple):
+    """What stands for a puzzle: the tokens that its responses follow."""
+
+    tokens: list[int]
+    text: str
+
+
+class Reader(Policy):
+    """A policy whose prompts are those of the file."""
+
+    def prompt(self, puzzle: Prompt) -> list[int]:
+        """The tokens of a prompt."""
+        return puzzle.tokens
+
+
+def no_grader(*_: Any) -> dict:
+    """Stands for the task's grade, which samples continuations would need."""
+    raise ValueError("this credit function samples continuations, and rollouts from a file have no grader: train with "
+                     "a task, see docs/extend.md")
+
+
+# What a task is to rollouts: what a text says by itself, but nothing that must be known of a puzzle.
+TASK = SimpleNamespace(roles=roles, sentence_starts=sentence_starts, calculations=calculations, grade=no_grader,
+                       show=lambda prompt: " ".join(prompt.text.split())[-200:])
+GRADED = SimpleNamespace(**vars(TASK) | {"grade": lambda *_: {"reward": 0.0, "answer": 0.0, "format": 0.0}})
+
+
+def facts(model: Qwen2, prompts: list, prompt_of: Tensor, tokens: Tensor, mask: Tensor, before: tuple = ()) -> Tensor:
+    """Log-prob, entropy, logit gradient, as in Samples, and the variance of log p of a token drawn there: (b, T, 4) of
+    the tokens of b responses, 0 on padding."""
+    states = response_states(model, prompts, prompt_of, tokens, mask, before)[mask]  # (n, D)
+    found = []
+    for state, token in zip(states.split(ROWS), tokens[mask].split(ROWS)):
+        log_probs = scaled(model.logits(state), model.temperature).log_softmax(-1)  # (ROWS, V)
+        square = torch.linalg.vecdot(log_probs.exp(), log_probs.square())  # (ROWS,) the mean of log p squared
+        known = describe(log_probs, log_probs.exp(), token[:, None])  # (3, ROWS)
+        found.append(torch.cat((known, (square - known[1] ** 2)[None])).T)
+    return torch.zeros(*mask.shape, 4, device=mask.device).masked_scatter_(mask[..., None], torch.cat(found))
+
+
+def read_step(rollouts: list[Rollout], policy: Reader, s: Settings, step: int, middle: float) -> tuple:
+    """The batch of one step, and the variance (n,) of log p before each of its n tokens. rollouts: in groups of equal
+    size, side by side. middle: rewards above it count as success."""
+    device = policy.model.output_weight.device
+    pad = lambda rows: pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(device)
+    tokens = pad([rollout.tokens for rollout in rollouts])  # (B, T)
+    mask = pad([[True] * len(rollout.tokens) for rollout in rollouts])  # (B, T)
+    ended = torch.tensor([rollout.tokens[-1] in policy.tokenizer.end_tokens for rollout in rollouts], device=device)
+    prompts = tuple(Prompt(r.prompt, policy.tokenizer.decode(r.prompt)[0]) for r in rollouts[:: s.answers])
+    samples = Samples(tokens, mask, *torch.zeros(3, *mask.shape, device=device), ended, ({},) * len(rollouts))
+    read = Queries(policy, prompts, samples, s, step, no_grader).read(facts, policy.model)  # (B, T, 4)
+    samples = samples._replace(logprob=read[..., 0], entropy=read[..., 1], logit_grad=read[..., 2])
+    batch = token_batch(policy._replace(task=GRADED), prompts, samples, s, step)
+    batch.ask.grade = no_grader  # the zeros of GRADED are replaced by the file's rewards:
+    reward = torch.tensor([rollout.reward for rollout in rollouts], device=device)  # (B,)
+    batch = replace(batch, task=TASK, reward=reward, success=(reward > middle).float(),
+                    format=torch.full_like(reward, torch.nan))
+    theirs = [rollout.advantage for rollout in rollouts]
+    batch.advantage = torch.tensor(theirs, device=device) if s.advantage == "theirs" else compare(batch, s.advantage)
+    return batch, read[..., 3][mask]
+
+
+def by_step(rollouts: list[Rollout]) -> tuple[dict[int, list[Rollout]], int, int]:
+    """The rollouts of each step, group by group; the size G of the groups kept, the most frequent one; and how many
+    rollouts of other groups were left out."""
+    groups = {}
+    for rollout in rollouts:
+        groups.setdefault((rollout.step, rollout.group), []).append(rollout)
+    size = Counter(len(group) for group in groups.values())
+    G = max(size, key=lambda n: (n > 1, n * size[n]))
+    steps = {}
+    for (step, _), group in groups.items():
+        if len(group) == G:
+            steps.setdefault(step, []).extend(group)
+    return dict(sorted(steps.items())), G, len(rollouts) - G * size[G]
+
+
+def verdict(logprob: Tensor, entropy: Tensor, variance: Tensor) -> str:
+    """Whether the model wrote n tokens: then log p of each has this variance, and as mean minus the entropy; (n,) each.
+    """
+    gap, error = (logprob + entropy).mean().item(), variance.sum().clamp(min=0).sqrt().item() / len(variance)
+    said = (f"mean log p is {logprob.mean():.3f}; of tokens that this model writes there it is {-entropy.mean():.3f} "
+            f"± {1.96 * error:.3f}, ")
+    if gap < -NOTICED - 4 * error:
+        return said + ("so this model did NOT write these tokens: another checkpoint, template or temperature, or text "
+                       "cut into other tokens")
+    if gap > NOTICED + 4 * error:
+        return said + "so they are too probable to be sampled: greedily, with top_p, or at a lower --temperature?"
+    return said + "so it may have written them"
+
+
+def assumptions(notes: Counter, left_out: int, G: int, last: list[float]) -> list[str]:
+    """What was assumed of the rollouts, and how far that could matter. last: the probability of each last token."""
+    columns = [name.removeprefix("reward ") for name in notes if name.startswith("reward ")]
+    tokens, responses = notes["tokens from text"], notes["responses from text"]
+    possible = {
+        f"the reward is the sum of {' and '.join(columns)}, with weights of 1": columns,
+        f"{tokens:,} tokens of {responses:,} responses were made from text: each could differ from the one sampled, "
+        "for a text can be cut in several ways": tokens,
+        f"an end token was assumed behind each of these; {sum(p < 0.01 for p in last)} of {len(last)} last tokens have "
+        "p below 0.01, perhaps since the limit cut the response off": tokens,
+        f"{notes['lost']:,} characters of them are U+FFFD, bytes that were lost": notes["lost"],
+        f"{notes['rendered']:,} prompts were rendered by the chat template of --model": notes["rendered"],
+        f"{notes['ChatML']:,} prompts without special tokens were put into ChatML, role by role": notes["ChatML"],
+        f"{notes['as text']:,} prompts were tokenized as they stand": notes["as text"],
+        f"{left_out:,} rollouts were left out, whose group has not {G} of them": left_out}
+    return [said for said, applies in possible.items() if applies]
+
+
+def load(options: Options, hyper_parameters: dict) -> Reader:
+    """The model and its tokenizer. ValueError where the credit function needs what a file of rollouts doesn't have."""
+    check_range(options, ("micro_batch",), lowest=1)
+    check_range(options, ("temperature",), lowest=1e-6)
+    check_device(options.device)
+    if missing := [need for need in required(options.mitigation, hyper_parameters) if not hasattr(TASK, need)]:
+        raise ValueError(f"--mitigation {options.mitigation} needs {missing[0]}, which rollouts of a file don't have")
+    if not options.model:
+        raise ValueError("name the folder of the model that sampled: --model FOLDER")
+    model = load_model(options.model, options.device, getattr(torch, options.dtype)).requires_grad_(False)
+    model.temperature = options.temperature  # real_vocab stays that of the weights, as in other trainers
+    return Reader(model, Tokenizer(options.model), TASK)
+
+
+def settings_of(options: Options, files: list[Path], rollouts: list[Rollout], steps: dict, G: int) -> Settings:
+    """The settings for config.json. ValueError where prompt and response are too long for a credit log."""
+    length = max(len(rollout.tokens) for rollout in rollouts)
+    if length > 2**16 or max(map(len, steps.values())) > 2**16:
+        raise ValueError("a step may have 65,536 responses, and a response as many tokens")
+    advantage = "grpo" if options.advantage == "theirs" and rollouts[0].advantage is None else options.advantage
+    given = {name: value for name, value in asdict(options).items() if name != "advantage"}
+    return Settings(**given, advantage=advantage, data=str(files[0]), task="rollouts", steps=len(steps), answers=G,
+                    max_new_tokens=length)
+
+
+def convert(files: list[Path], options: Options, hyper_parameters: dict) -> None:
+    """Read the rollouts, give credit, and write the run folder."""
+    run, policy = Path(options.out), load(options, hyper_parameters)
+    rollouts, notes = read_rollouts(files, policy.tokenizer, policy.model.config.max_position_embeddings)
+    steps, G, left_out = by_step(rollouts)
+    s = settings_of(options, files, rollouts, steps, G)
+    if G == 1 and s.advantage != "theirs":
+        raise ValueError("no two rollouts of a step answer the same prompt: there is nothing to compare a reward with")
+    rewards = [rollout.reward for rollout in rollouts]
+    middle, known, last = (min(rewards) + max(rewards)) / 2, [], []
+    for step, (their_step, chosen) in enumerate(follow("reading steps", steps.items()), 1):
+        began = perf_counter()
+        batch, variance = read_step(chosen, policy, s, step, middle)
+        credit = MITIGATIONS[s.mitigation](batch, **hyper_parameters)  # (B, T)
+        if step == 1:  # not before, since the credit function may have refused
+            run_folder.start_run(run, asdict(s), hyper_parameters, {}, ["their_step", "log_p_plus_entropy"])
+            run_folder.append_row(run, {"step": 0})
+        known.append(torch.stack((batch.logprob[batch.mask], batch.entropy[batch.mask], variance)).double())  # (3, n)
+        last += batch.logprob.gather(1, batch.mask.sum(1, keepdim=True) - 1).exp().flatten().tolist()  # B, of p
+        checksum = write_credit_log(run / "credit" / f"step-{step:06d}.npz", step, batch, credit)
+        run_folder.append_row(run, step_columns(step, batch, began) | {
+            "credit_checksum": checksum, "their_step": their_step,
+            "log_p_plus_entropy": known[-1][:2].sum(0).mean().item()})
+        run_folder.write_samples(run, step, batch)
+    compared = "theirs" if s.advantage == "theirs" else f"ours, {s.advantage}"
+    said = [f"{len(rollouts) - left_out:,} responses, {G} to a prompt, in {len(steps)} steps; advantage: {compared}; a "
+            f"reward above {middle:g} counts as success", *assumptions(notes, left_out, G, last),
+            verdict(*torch.cat(known, dim=1))]
+    (run / "rollouts.txt").write_text("\n".join(said) + "\n", encoding="utf-8")
+    print("\n".join(said) + f"\nwrote {run}; read it with: python analyze.py {run}")
+
+
+@one_sentence()
+def main() -> None:
+    """Turn files of rollouts into a run folder."""
+    words = list(takewhile(lambda word: not word.startswith("-"), sys.argv[1:]))
+    parser = new_parser(usage="python -m lab.rollouts FILE ... --model FOLDER [--flag value ...]", description=__doc__,
+                        epilog=methods_help(MITIGATIONS))
+    choices = CHOICES | {"advantage": ("theirs", *ADVANTAGES)}
+    found = parse_with(parser, sys.argv[1 + len(words) :], Options(), MITIGATIONS, choices)
+    if not words:
+        fail("name the files of rollouts first, such as: python -m lab.rollouts rollouts.jsonl --model FOLDER")
+    with torch.no_grad():
+        convert(find_files([Path(word) for word in words]), found.settings, found.hyper_parameters)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""TRL's settings and ours: the gradients of both on the same batch. Writes tables.md, which docs/trl.md shows.
+
+The bundled model's responses to a few puzzles are handed to TRL's trainer in place of its sampling: it compares the
+rewards, computes its loss and its gradient. Ours are those of `update`, and both are taken twice: with the model that
+sampled, as in the first update on a batch, and with one that has moved since, as in a later one.
+
+Run it:  pip install trl==1.16.0 datasets
+         python -m lab.rollouts.trl
+"""
+import math
+import shlex
+import tempfile
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Callable, NamedTuple
+
+import torch
+from torch import Tensor
+
+from grpo import compare, update
+from methods import MITIGATIONS
+from plumbing.files import replace_file
+from plumbing.flags import new_parser
+from plumbing.launch import BUNDLED
+from plumbing.progress import follow, one_sentence
+from plumbing.report import Table
+from qwen2_model import save_model, split
+from rollout import Policy, TokenBatch, rollout
+from train import assign_credit, load_policy, parse_flags
+
+Q, G, LIMIT, SEED = 6, 4, 60, 1
+SPREAD = math.sqrt(G / (G - 1))  # of our standard deviation to theirs, the unbiased one
+PLAIN = dict(loss_type="dr_grpo", scale_rewards="none")  # the same units: no deviation, and N no random number
+
+
+class Pair(NamedTuple):
+    """A TRL setting, the flags here that are nearest to it, and what differs."""
+
+    theirs: dict  # options of GRPOConfig
+    flags: str
+    ratio: Callable[[TokenBatch], float] | float  # of the norms, ours over theirs, as derived
+    differs: str
+    later: bool = True  # whether a later update is equal, too
+    trainer: str = "GRPO"
+
+    @property
+    def name(self) -> str:
+        """TRL's options as they are written in a call."""
+        return ", ".join(f"{name}={x!r}" for name, x in self.theirs.items()) or f"{self.trainer}Config()"
+
+
+def kept_share(batch: TokenBatch) -> float:
+    """The share of the tokens that responses have that ended."""
+    return batch.mask[batch.ended].sum().item() / batch.mask.sum().item()
+
+
+PAIRS = [
+    Pair({}, "", SPREAD, "TRL's `dapo`, its default. Its standard deviation is the unbiased one: √(G/(G − 1))"),
+    Pair(dict(loss_type="bnpo"), "", SPREAD, "the same, but N is that of a micro-batch: equal where that is the step"),
+    Pair(dict(loss_type="grpo"), "--loss_norm sequence", SPREAD, "as above"),
+    Pair(dict(loss_type="dr_grpo"), "--loss_norm constant", SPREAD, "as above; TRL's still divides by the deviation"),
+    Pair(PLAIN, "--advantage dr_grpo --loss_norm constant", 1.0, "nothing"),
+    Pair(dict(scale_rewards="batch"), "--advantage dr_grpo", lambda batch: batch.reward.std().item() + 1e-4,
+         "TRL's divides by the deviation of all rewards of the step"),
+    Pair(dict(epsilon=0.1, epsilon_high=0.28), "--clip_low 0.1 --clip_high 0.28", SPREAD, "the deviation"),
+    Pair(dict(loss_type="cispo", epsilon_high=1.2), "--loss cispo --clip_low 0.999", SPREAD,
+         "TRL's epsilon_high is the cap itself, ours the cap − 1"),
+    Pair(dict(loss_type="cispo"), "--loss cispo --clip_low 0.999", 5 * SPREAD,
+         "TRL's default cap of 0.2 makes every ratio 0.2 in the first update: a gradient of a fifth", False),
+    Pair(dict(loss_type="grpo", importance_sampling_level="sequence"), "--loss gspo --loss_norm sequence", SPREAD,
+         "the deviation"),
+    Pair(dict(importance_sampling_level="sequence"), "--loss gspo", SPREAD, "the deviation"),
+    Pair(dict(loss_type="luspo", importance_sampling_level="sequence"), "--loss gspo --loss_norm constant",
+         SPREAD / LIMIT, "TRL's does not divide by max_completion_length, here 60"),
+    Pair(dict(loss_type="sapo"), "--loss_norm sequence", SPREAD, "no equal: a sigmoid instead of the clip", False),
+    Pair(dict(loss_type="vespo"), "", SPREAD, "no equal: a weight for a response by its ratio", False),
+    Pair(dict(delta=1.1), "", SPREAD, "no equal: a cap of the ratio where the advantage is negative", False),
+    Pair(dict(off_policy_mask_threshold=0.001), "", SPREAD,
+         "no equal: drops responses with negative advantage that the policy has left", False),
+    Pair(PLAIN | dict(beta=0.1),
+         "--kl 0.1 --kl_gradient unbiased --advantage dr_grpo --loss_norm constant", 1.0, "nothing"),
+    Pair(PLAIN | dict(beta=0.1, use_bias_correction_kl=False),
+         "--kl 0.1 --advantage dr_grpo --loss_norm constant", 1.0, "nothing"),
+    Pair(dict(mask_truncated_completions=True), "--skip_unfinished", lambda batch: SPREAD * kept_share(batch),
+         "TRL's N is without the responses cut off"),
+    Pair(dict(top_entropy_quantile=0.2), "--mitigation entropy_masking --mask_percentile 80 --normalize none", SPREAD,
+         "TRL's reads entropy anew in each update, ours once, while sampling", False),
+    Pair({}, "--advantage rloo --loss_norm constant", 1 / LIMIT,
+         "no equal later: TRL's clips the ratio of whole responses, a product; its beta goes into the reward", False,
+         "RLOO"),
+]
+
+
+def sampled(folder: Path) -> tuple[TokenBatch, list[Policy]]:
+    """A batch, and two policies in float64: the one that sampled it, and one that has moved; both are saved, too."""
+    policies = []
+    for i in range(3):  # the third one is the reference
+        policy = load_policy(replace(parse_flags([])[0], model=str(BUNDLED)))
+        policy.model.double()
+        generator = torch.Generator().manual_seed(i)
+        for weight in policy.model.parameters() if i else ():
+            weight.data += 0.05 * weight.std() * torch.randn(weight.shape, generator=generator)
+        save_model(policy.model, folder / str(i))
+        policies.append(policy)
+    s = replace(parse_flags([])[0], answers=G, questions=Q, max_new_tokens=LIMIT, seed=SEED)
+    policies = [policy._replace(reference=policies[2].model) for policy in policies]
+    return rollout(policies[0], policies[0].task.load("train", Q), s, 1), policies[:2]
+
+
+def our_gradient(batch: TokenBatch, policy: Policy, flags: str) -> dict[str, Tensor]:
+    """The gradient of our update, under a checkpoint's names."""
+    s, hyper_parameters, *_ = parse_flags([*shlex.split(flags), f"--max_new_tokens={LIMIT}", "--micro_batch=999"])
+    batch = replace(batch, advantage=compare(batch, s.advantage), normalize=s.normalize)
+    batch.ask.computed.clear()
+    credit = assign_credit(batch, partial(MITIGATIONS[s.mitigation], **hyper_parameters), s)  # (B, T)
+    still = SimpleNamespace(zero_grad=policy.model.zero_grad, step=lambda norm: 0.0)
+    update(policy, still, batch, credit, s)
+    return split({name: weight.grad for name, weight in policy.model.named_parameters()}, policy.model.config)
+
+
+def their_gradient(batch: TokenBatch, folder: Path, pair: Pair, moved: bool) -> dict[str, Tensor]:
+    """The gradient of TRL's loss, by name. moved: the model moves between sampling and update."""
+    import trl
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
+    from transformers.utils.logging import disable_progress_bar, set_verbosity_error
+
+    disable_progress_bar()
+    set_verbosity_error()
+    load = lambda i: Qwen2ForCausalLM.from_pretrained(folder / str(i), dtype=torch.float64)
+    config = getattr(trl, f"{pair.trainer}Config")(
+        output_dir=str(folder / "out"), per_device_train_batch_size=Q * G, num_generations=G, use_cpu=True, bf16=False,
+        max_completion_length=LIMIT, num_iterations=2, report_to=[], gradient_checkpointing=False, **pair.theirs)
+    prompts, rewards = [f"{i}" for i in range(Q) for _ in range(G)], batch.reward.tolist()
+    trainer = getattr(trl, f"{pair.trainer}Trainer")(
+        load(0), reward_funcs=lambda completions, **_: rewards, args=config,
+        train_dataset=Dataset.from_dict({"prompt": prompts}),
+        processing_class=PreTrainedTokenizerFast.from_pretrained(BUNDLED))
+    if "beta" in pair.theirs:
+        trainer.ref_model.load_state_dict(load(2).state_dict())
+    ids = [row[mask].tolist() for row, mask in zip(batch.tokens, batch.mask)]
+    start = [batch.ask.prompts[q] for q in batch.group.tolist()], ids
+    trainer._generate = lambda _: (*start, list(batch.text)) if pair.trainer == "RLOO" else (
+        *start, None, list(batch.text), None, {}, None, [])
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    inputs = trainer._generate_and_score_completions([{"prompt": prompt} for prompt in prompts])
+    trainer.model.load_state_dict(load(int(moved)).state_dict())
+    trainer.compute_loss(trainer.model, inputs).backward()
+    return {name: weight.grad for name, weight in trainer.model.named_parameters()}
+
+
+def compared(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> tuple[float, float]:
+    """Cosine of two gradients, and the norm of the first over that of the second."""
+    a, b = (torch.cat([x[name].flatten() for name in sorted(theirs)]) for x in (ours, theirs))
+    return (a @ b / a.norm() / b.norm()).item(), (a.norm() / b.norm()).item()
+
+
+def measure(pairs: list[Pair] = PAIRS) -> list[tuple[Pair, float, list[tuple[float, float]]]]:
+    """Each pair with the ratio as derived, and cosine and ratio as measured in a first and in a later update."""
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        batch, policies = sampled(Path(folder))
+        for pair in follow("TRL", pairs):
+            derived = pair.ratio(batch) if callable(pair.ratio) else pair.ratio
+            found.append((pair, derived, [compared(our_gradient(batch, policy, pair.flags),
+                                                   their_gradient(batch, Path(folder), pair, bool(moved)))
+                                          for moved, policy in enumerate(policies)]))
+    return found
+
+
+@one_sentence()
+def main() -> None:
+    """Measure all pairs, print the table and write it."""
+    new_parser(description=__doc__).parse_args()
+    try:
+        import trl
+    except ImportError:
+        raise ValueError("this compares with TRL: pip install trl==1.16.0 datasets") from None
+    rows = [[f"`{pair.name}`", f"`{pair.flags}`" if pair.flags else "the default",
+             *(f"{cosine:.6f}, {ratio:.4g}" for cosine, ratio in measured), pair.differs]
+            for pair, _, measured in measure()]
+    note = (f"Written by `python -m lab.rollouts.trl` with TRL {trl.__version__}: {Q} puzzles, {G} responses each, the "
+            "bundled model in float64. Cosine of the two gradients, and the norm of ours over TRL's; *later*: the "
+            "model has moved since it sampled.")
+    header = ["TRL", "here", "first update", "later update", "what differs"]
+    text = f"# TRL's settings and ours\n\n{Table('Gradients beside TRL', note, header, rows)}"
+    file = Path(__file__).with_name("tables.md")
+    replace_file(file, lambda part: part.write_text(text, encoding="utf-8"))
+    print(f"{text}\nwrote {file}")
+
+
+if __name__ == "__main__":
+    main()
