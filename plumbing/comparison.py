@@ -7,8 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 # Settings in which runs may differ and still be compared: they name the run, belong to its method, change results by
-# rounding at most, or say when something is measured or saved. comparison_warnings tells of other steps and other
-# measurements. Some are settings of older runs.
+# rounding at most, or say when something is measured or saved. Some are settings of older runs.
 NO_DIFFERENCE = {"mitigation", "advantage", "normalize", "seed", "out", "steps", "eval_every", "sample_every",
                  "checkpoint_every", "state_every", "micro_batch", "checkpoint_activations", "device",
                  "optimizer_device", "step_length", "pass_at", "plain"}
@@ -51,29 +50,22 @@ def group_runs(runs: list[Run]) -> list[Group]:
         group = groups[run.label]
         if run.seed in group.rows:
             raise ValueError(f"{run.name} has the settings and the seed {run.seed} of another run: name one of them")
-        group.rows[run.seed] = run.figures
-        group.baseline = None if run.is_baseline else baselines.get(run.setting)
+        group.rows[run.seed], group.baseline = run.figures, None if run.is_baseline else baselines.get(run.setting)
     first = {run.label for run in runs if run.is_baseline}
     return sorted(groups.values(), key=lambda group: (group.label not in first, -group.values("end").mean()))
 
 
 def comparison_warnings(runs: list[Run]) -> list[str]:
-    """What keeps runs from being compared: other steps, or steps measured, no end yet, another content of an input."""
-    found, by_steps, inputs = [], {}, {}
+    """What keeps runs from being compared: no end yet, other steps measured, another content of an input."""
+    unfinished = ", ".join(Path(run.name).name for run in runs if not run.finished)
+    found = {"": f"Not finished, so the end is the last measurement: {unfinished}."} if unfinished else {}
+    first = {}  # of each fact: its value in the first run that has it, and that run's name
     for run in runs:
-        by_steps.setdefault(int(run.figures["steps"]), []).append(Path(run.name).name)
-    if len(by_steps) > 1:
-        listed = "; ".join(f"{steps} steps: {', '.join(names)}" for steps, names in sorted(by_steps.items()))
-        found.append(f"The runs have different numbers of steps, so their results are not comparable ({listed}).")
-    elif len({tuple(run.figures["curve"]) for run in runs}) > 1:
-        found.append("The runs were measured at different steps (--eval_every), so their areas are not comparable.")
-    if names := [Path(run.name).name for run in runs if not run.finished]:
-        found.append(f"Not finished, so the end is the last measurement: {', '.join(names)}.")
-    for run, name in ((run, name) for run in runs for name in run.inputs):
-        known, of = inputs.setdefault(name, (run.inputs[name], run.name))
-        if run.inputs[name] != known:
-            return [*found, f"{name} was not the same in {of} and {run.name}, so the results are not comparable."]
-    return found
+        for fact, value in {"The steps measured (--steps, --eval_every)": [*run.figures["curve"]], **run.inputs}.items():
+            known, other = first.setdefault(fact, (value, run.name))
+            if value != known:
+                found[fact] = f"{fact} were not the same in {other} and {run.name}, so the results are not comparable."
+    return [*found.values()]
 
 
 def run_method(config: dict) -> str:

@@ -28,6 +28,7 @@ CREDIT_LOG = {"step": np.int32, "response": np.uint16, "group": np.uint16, "posi
               "credit": np.float32, "reward": np.float32, "role": np.int8, "in_answer": np.int8}
 # Where the task replies, also the turn of a token; and for each token of a reply its response and the next position.
 TURN_LOG = {"turn": np.uint16, "reply_response": np.uint16, "reply_position": np.uint16, "reply_token": np.int32}
+PUZZLE_LETTERS = 500  # at most so many of a puzzle's text are kept in the credit log
 
 
 def share(part: float, whole: float) -> float | None:
@@ -150,7 +151,7 @@ def write_credit_log(file: Path, step: int, batch: Any, credit: Tensor) -> int:
 
 
 def log_columns(step: int, batch: Any, credit: Tensor) -> dict[str, np.ndarray]:
-    """The columns (N,) of the credit log: one row for each of the N tokens of a step."""
+    """The columns (N,) of the credit log: one row for each of the N tokens of a step; and puzzle_text (Q,), by group."""
     mask = batch.mask
     response, position = mask.nonzero(as_tuple=True)  # (N,) each
     columns = {
@@ -163,4 +164,6 @@ def log_columns(step: int, batch: Any, credit: Tensor) -> dict[str, np.ndarray]:
     if hasattr(batch.task, "reply"):
         said = [(i, t, x) for i, replies in enumerate(batch.before) for t, words in replies.items() for x in words]
         columns |= zip(TURN_LOG, (turn_of(batch)[mask], *torch.tensor(said, dtype=torch.long).view(-1, 3).T))
-    return {name: values.cpu().numpy().astype((CREDIT_LOG | TURN_LOG)[name]) for name, values in columns.items()}
+    texts = np.array([batch.task.show(puzzle)[:PUZZLE_LETTERS] for puzzle in batch.puzzles])  # (Q,)
+    return {name: values.cpu().numpy().astype((CREDIT_LOG | TURN_LOG)[name]) for name, values in columns.items()} | {
+        "puzzle_text": texts}

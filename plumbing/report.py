@@ -4,6 +4,7 @@ import math
 import os
 import re
 import textwrap
+import unicodedata
 from pathlib import Path
 from typing import NamedTuple
 
@@ -129,13 +130,6 @@ def pm(mean: float, error: float, digits: int = 3) -> str:
     return f"{text} ± {error:.{digits}f}" if np.isfinite(error) else text
 
 
-def csv_rows(records: dict[str, dict[str, Estimate]]) -> list[dict]:
-    """A row per method for table.csv: each figure, and the ends of its 95% interval where it has one."""
-    return [{"method": label} | {name + end: f"{value:.6g}" for name, e in r.items()
-                                 for end, value in zip(("", " low", " high"), e) if not np.isnan(value)}
-            for label, r in records.items()]
-
-
 def write_csv(rows: list[dict], file: Path) -> None:
     """A CSV file with the columns of all rows; a row may lack some."""
     with file.open("w", newline="", encoding="utf-8") as out:
@@ -150,45 +144,48 @@ def new_figure(columns: int, height: float, **options) -> tuple[Figure, np.ndarr
     return figure, figure.subplots(1, columns, squeeze=False, **options)[0]
 
 
-def draw_blocks(blocks: list[tuple[str, str, int, list[str], np.ndarray]], label: str, file: Path) -> None:
-    """Texts one below the other, their tokens coloured by a value on one scale, which stands below them.
-
-    Each block is a heading, its font weight and greatest number of lines, and the texts and values (L,) of tokens. The
-    axes have a fixed place: a layout engine would shrink them until the letters overlap.
+def draw_blocks(blocks: list[tuple[str, list[str], np.ndarray]], label: str, file: Path) -> None:
+    """Texts one below the other, each a heading, and the texts and values (L,) of tokens, which are coloured by value on
+    one scale. The axes have a fixed place: a layout engine would shrink them until the letters overlap.
     """
-    shown = [(wrap_heading(heading, most), weight, *leave_out_middle(texts, values))
-             for heading, weight, most, texts, values in blocks]
+    shown = [(wrap_heading(heading, 6), *leave_out_middle(texts, values)) for heading, texts, values in blocks]
     scale = max(np.nanmax(np.abs(values)) for *_, values in shown) or 1
-    heights = [0.85 * heading.count("\n") + place_tokens(texts)[-1][1] + 2.6 for heading, _, texts, _ in shown]
-    inches = LINE * sum(heights) + 0.65
+    heights = [0.85 * heading.count("\n") + place_tokens(texts)[-1][1] + 2.6 for heading, texts, _ in shown]
+    inches = LINE * sum(heights) + 0.85
     figure = Figure(figsize=(WIDTH, inches), layout="none")
-    axis = figure.add_axes((0.01, 0.65 / inches, 0.98, 1 - 0.65 / inches), xlim=(0, LETTERS), ylim=(sum(heights), 0))
+    axis = figure.add_axes((0.01, 0.85 / inches, 0.98, 1 - 0.85 / inches), xlim=(0, LETTERS), ylim=(sum(heights), 0))
     axis.axis("off")
-    for (heading, weight, texts, values), top in zip(shown, np.cumsum([0, *heights])):
-        axis.text(0, top + 0.18, heading, va="top", weight=weight, family=FONT, fontsize=HEADING, linespacing=1.28)
+    for (heading, texts, values), top in zip(shown, np.cumsum([0, *heights])):
+        axis.text(0, top + 0.18, heading, va="top", weight="bold", family=FONT, fontsize=HEADING, linespacing=1.28)
         draw_tokens(axis, texts, values / scale, top + 1.2 + 0.85 * heading.count("\n"), 0.98)
-    bar = figure.add_axes((0.04, 0.48 / inches, 0.92, 0.12 / inches))
-    colours = cm.ScalarMappable(colors.Normalize(-scale, scale), SHADES)
-    figure.colorbar(colours, bar, orientation="horizontal", label=label)
+    bar = figure.add_axes((0.04, 0.68 / inches, 0.92, 0.12 / inches))
+    figure.colorbar(cm.ScalarMappable(colors.Normalize(-scale, scale), SHADES), bar, orientation="horizontal", label=label)
     figure.savefig(file)
 
 
 def wrap_heading(text: str, most: int) -> str:
-    """A heading in at most so many lines."""
-    width = int(0.98 * WIDTH * 72 / (HEADING * LETTER))
+    """A heading in at most so many lines. A letter takes whole dots, of which there are 200 in an inch."""
+    width = int(0.98 * WIDTH * 200 / math.ceil(HEADING * LETTER * 200 / 72))
     return textwrap.fill(visible(text), width, max_lines=most, placeholder=" …")
 
 
-def leave_out_middle(texts: list[str], values: np.ndarray) -> tuple[list[str], np.ndarray]:
-    """Tokens and their values (L,). Of a text of more than 11 lines only the first 7 and the last 3 remain, and between
-    them a line, with the value 0, that counts the tokens left out.
-    """
-    line = np.array([y for _, y, _ in place_tokens(texts)])  # (L,)
-    if line[-1] < 11:
+def leave_out_middle(texts: list[str], values: np.ndarray, most: int = 400) -> tuple[list[str], np.ndarray]:
+    """Tokens and their values (L,). Of more than `most` only the first three quarters of them and the last quarter
+    remain, and between them a line, with the value 0, that counts the others."""
+    if len(texts) <= most:
         return texts, values
-    start, stop = np.searchsorted(line, (7, line[-1] - 2))
-    note = f"… {stop - start} more tokens".ljust(LETTERS)  # fills its line
+    note = f"… {len(texts) - most} more tokens".ljust(LETTERS)  # fills its line
+    start, stop = most * 3 // 4, len(texts) - most // 4
     return [*texts[:start], note, *texts[stop:]], np.concatenate([values[:start], [0], values[stop:]])
+
+
+def whole_letters(parts: list[bytes], values: np.ndarray) -> tuple[list[str], np.ndarray]:
+    """Texts and values of tokens, given as bytes. Those that share a letter, whose further bytes UTF-8 marks, become one
+    with the value that is larger in size."""
+    begins = [i for i, part in enumerate(parts) if i == 0 or not 0x80 <= part[:1].ljust(1)[0] < 0xC0]
+    pieces = [slice(*ends) for ends in zip(begins, [*begins[1:], len(parts)])]
+    return ([b"".join(parts[piece]).decode("utf-8", "replace") for piece in pieces],
+            np.array([max(values[piece], key=abs) for piece in pieces]))
 
 
 def draw_tokens(axis: Axes, texts: list[str], shares: np.ndarray, top: float = 0.0, width: float = 0.92) -> None:
@@ -220,6 +217,8 @@ def place_tokens(texts: list[str], columns: int = LETTERS) -> list[tuple[int, in
 
 
 def visible(text: str) -> str:
-    """The text, one letter of equal width for each: ↵ and ⇥ for line break and tab, □ for what the font lacks."""
-    marks = {"\n": "↵", "\t": "⇥"}
-    return "".join(marks.get(c) or (c if ord(c) in IN_FONT and c.isprintable() else "□") for c in text)
+    """The text, one letter of equal width for each: ↵ and ⇥ for line break and tab, □ for what the font lacks, and for
+    an accent without its letter, which would leave its cell."""
+    text = unicodedata.normalize("NFC", text).translate({10: "↵", 9: "⇥"})
+    fits = lambda c: ord(c) in IN_FONT and c.isprintable() and unicodedata.category(c)[0] != "M"
+    return "".join(c if fits(c) else "□" for c in text)

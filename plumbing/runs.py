@@ -1,7 +1,5 @@
-"""Run folders read back: config.json, metrics.csv, credit/, samples.txt and, of a finished run, final.json."""
+"""Run folders read back: config.json, metrics.csv, credit/ and, of a finished run, final.json."""
 import csv
-import re
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -71,13 +69,3 @@ def is_finished(run: Path) -> bool:
     final = read_final(run)
     s = read_config(run)["settings"] if final else {}
     return bool(final) and final["step"] == s["steps"] and (s["pass_at"] == 0 or f"pass@{s['pass_at']}" in final)
-
-
-def sampled_puzzles(run: Path) -> dict[tuple[int, int], str]:
-    """The puzzles in samples.txt by step and group: headings `=== step 10  [3, 4, 5] -> 8  reward`, in their order."""
-    file, puzzles, groups = run / "samples.txt", {}, Counter()
-    text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
-    for step, puzzle in re.findall(r"^=== step (\d+)  (.*?)  reward\b", text, re.MULTILINE):
-        puzzles[int(step), groups[step]] = puzzle.replace("->", "→")
-        groups[step] += 1
-    return puzzles
