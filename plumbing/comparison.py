@@ -41,9 +41,7 @@ class Group:
 
 def group_runs(runs: list[Run]) -> list[Group]:
     """Runs by method and settings: baselines first, then the others by held-out success at the end, best first.
-
-    Raises ValueError where two runs have the same label and seed.
-    """
+    ValueError where two runs have the same label and seed."""
     groups = {run.label: Group(run.label, {}) for run in runs}
     baselines = {run.setting: groups[run.label] for run in runs if run.is_baseline}
     for run in sorted(runs, key=lambda run: run.seed):
@@ -61,7 +59,8 @@ def comparison_warnings(runs: list[Run]) -> list[str]:
     found = {"": f"Not finished, so the end is the last measurement: {unfinished}."} if unfinished else {}
     first = {}  # of each fact: its value in the first run that has it, and that run's name
     for run in runs:
-        for fact, value in {"The steps measured (--steps, --eval_every)": [*run.figures["curve"]], **run.inputs}.items():
+        steps = {"The steps measured (--steps, --eval_every)": [*run.figures["curve"]]}
+        for fact, value in (steps | run.inputs).items():
             known, other = first.setdefault(fact, (value, run.name))
             if value != known:
                 found[fact] = f"{fact} were not the same in {other} and {run.name}, so the results are not comparable."
@@ -80,18 +79,14 @@ def shared_settings(config: dict) -> dict:
 
 
 def labels(configs: list[dict]) -> list[str]:
-    """A label for each run: its method, and the settings in which the runs differ.
-
-    --normalize and the hyper-parameters of a method are named only where they differ among runs of this method.
-    """
-    methods, shared = [run_method(config) for config in configs], [shared_settings(config) for config in configs]
-    own = [config["method"] | {"normalize": config["settings"]["normalize"]} for config in configs]
-    return [" ".join([method, *varied(shared[i], shared),
-                      *varied(own[i], [others for name, others in zip(methods, own) if name == method])])
-            for i, method in enumerate(methods)]
-
-
-def varied(settings: dict, others: list[dict]) -> list[str]:
-    """`name=value` of each setting whose value is not the same in all dicts that have it."""
-    return [f"{name}={settings[name]}" for name in sorted(settings)
-            if len({json.dumps(other[name]) for other in others if name in other}) > 1]
+    """A label for each run: its method, and the settings in which the runs differ; of --normalize and the method's own
+    hyper-parameters those in which the runs of this method differ."""
+    methods, settings = [run_method(config) for config in configs], []  # by owner, the method or "", and name
+    for method, config in zip(methods, configs):
+        own = config["method"] | {"normalize": config["settings"]["normalize"]}
+        settings.append({("", name): value for name, value in shared_settings(config).items()}
+                        | {(method, name): value for name, value in own.items()})
+    differ = [key for key in sorted({key for own in settings for key in own})
+              if len({json.dumps(own[key]) for own in settings if key in own}) > 1]
+    return [" ".join([method, *(f"{key[1]}={own[key]}" for key in differ if key in own)])
+            for method, own in zip(methods, settings)]

@@ -1,5 +1,4 @@
 """Estimates with their intervals, and the Markdown tables and pictures that show them."""
-import csv
 import math
 import os
 import re
@@ -24,8 +23,7 @@ SHADES = colors.LinearSegmentedColormap.from_list("credit", (MINUS, "white", PLU
 FONT, LETTER = "DejaVu Sans Mono", 0.60205  # comes with matplotlib; width of each of its letters in parts of its size
 FACES = [font_manager.get_font(font_manager.findfont(FONT + weight)) for weight in ("", ":bold")]
 IN_FONT = set.intersection(*(set(face.get_charmap()) for face in FACES)) - {0xFFFD}  # that stands for parts of letters
-# Of coloured tokens: letters in a line, its height in inches, size of a heading in points.
-LETTERS, LINE, HEADING = 84, 0.21, 10
+LETTERS, LINE, HEADING = 84, 0.21, 10  # coloured tokens: letters in a line, its height in inches, points of a heading
 
 rcParams.update(
     dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color"), GREY)
@@ -50,11 +48,9 @@ def ratio(a: float, b: float) -> float:
 
 
 def clustered_mean(values: np.ndarray, cluster: np.ndarray) -> tuple[float, float]:
-    """Mean of values (N,) and half of its 95% interval, where values of the same cluster (N,) are correlated.
-
-    With sums s_c and sizes n_c of C clusters: mean = sum s / sum n,
-    half = 1.96 sqrt(C / (C - 1) * sum (s_c - mean n_c)^2) / sum n. Both are NaN without values, half also for C = 1.
-    """
+    """Mean of values (N,) and half of its 95% interval, where values of the same cluster (N,) are correlated. With sums
+    s_c and sizes n_c of C clusters: mean = sum s / sum n, half = 1.96 sqrt(C / (C - 1) * sum (s_c - mean n_c)^2)
+    / sum n. Both are NaN without values, half also for C = 1."""
     sums, sizes = np.bincount(cluster, values), np.bincount(cluster)  # (C,) each
     n, count = sizes.sum(), (sizes > 0).sum()
     mean = ratio(sums.sum(), n)
@@ -64,8 +60,7 @@ def clustered_mean(values: np.ndarray, cluster: np.ndarray) -> tuple[float, floa
 
 def student(freedom: float) -> tuple[np.ndarray, np.ndarray]:
     """Values (n,) of t from 0 on, and the probability (n,) that Student's t with these degrees of freedom lies further
-    from 0. With t = sqrt(freedom) tan(a), its density is proportional to cos(a)^(freedom - 1), up to a = pi / 2.
-    """
+    from 0. With t = sqrt(freedom) tan(a), its density is proportional to cos(a)^(freedom - 1), up to a = pi / 2."""
     a = np.linspace(0, math.pi / 2, 20_001)
     below = np.append(0, np.cumsum(np.cos((a[1:] + a[:-1]) / 2) ** (freedom - 1)))
     return math.sqrt(freedom) * np.tan(a), 1 - below / below[-1]
@@ -73,11 +68,9 @@ def student(freedom: float) -> tuple[np.ndarray, np.ndarray]:
 
 def t_estimate(*samples: np.ndarray, weights: tuple[float, ...] = (1, -1), outside: float = 0.05) -> Estimate:
     """The mean of a sample (n,) of independent values, such as one per seed; of two, the first's minus the second's; in
-    general the sum of weights * means. With its interval and p-value; the samples may differ in variance.
-
-    outside: the probability of what lies outside of the interval. With v = weight^2 var / n of each sample,
-    t = sum / sqrt(sum of v) has about (sum v)^2 / sum(v^2 / (n - 1)) degrees of freedom (Welch, 1947).
-    """
+    general the sum of weights * means. With its interval, outside of which lies a probability of `outside`, and its p.
+    With v = weight^2 var / n of each sample, which may differ in variance, t = sum / sqrt(sum of v) has about
+    (sum v)^2 / sum(v^2 / (n - 1)) degrees of freedom (Welch, 1947)."""
     counts = [len(x) for x in samples]
     value = float(sum(weight * np.mean(x) for weight, x in zip(weights, samples))) if all(counts) else float("nan")
     if min(counts) < 2:
@@ -120,22 +113,13 @@ def code_span(text: str, most: int = 40) -> str:
     """A text of one line as Markdown code, cut after `most` letters; whatever backquotes it has end nothing."""
     shown = text if len(text) <= most else text[: most - 1] + "…"
     fence = "`" + max(re.findall("`+", shown), default="")
-    gap = " " * (len(fence) > 1)
-    return f"{fence}{gap}{shown}{gap}{fence}"
+    return f"{fence} {shown} {fence}" if len(fence) > 1 else f"`{shown}`"
 
 
 def pm(mean: float, error: float, digits: int = 3) -> str:
     """mean ± error; without an error the mean alone, without a mean an empty cell."""
     text = f"{round(mean, digits) + 0.0:.{digits}f}" if np.isfinite(mean) else ""  # + 0.0: no sign before a 0
     return f"{text} ± {error:.{digits}f}" if np.isfinite(error) else text
-
-
-def write_csv(rows: list[dict], file: Path) -> None:
-    """A CSV file with the columns of all rows; a row may lack some."""
-    with file.open("w", newline="", encoding="utf-8") as out:
-        writer = csv.DictWriter(out, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 def new_figure(columns: int, height: float, **options) -> tuple[Figure, np.ndarray]:
@@ -145,21 +129,20 @@ def new_figure(columns: int, height: float, **options) -> tuple[Figure, np.ndarr
 
 
 def draw_blocks(blocks: list[tuple[str, list[str], np.ndarray]], label: str, file: Path) -> None:
-    """Texts one below the other, each a heading, and the texts and values (L,) of tokens, which are coloured by value on
-    one scale. The axes have a fixed place: a layout engine would shrink them until the letters overlap.
-    """
-    shown = [(wrap_heading(heading, 6), *leave_out_middle(texts, values)) for heading, texts, values in blocks]
-    scale = max(np.nanmax(np.abs(values)) for *_, values in shown) or 1
-    heights = [0.85 * heading.count("\n") + place_tokens(texts)[-1][1] + 2.6 for heading, texts, _ in shown]
+    """Texts one below the other, each a heading, and the texts and values (L,) of its tokens, coloured on one scale.
+    The axes have a fixed place: a layout engine would shrink them until the letters overlap."""
+    blocks = [(wrap_heading(heading, 6), texts, values) for heading, texts, values in blocks]
+    scale = max(np.nanmax(np.abs(values)) for *_, values in blocks) or 1
+    heights = [2.6 + 0.85 * heading.count("\n") + place_tokens(texts)[-1][1] for heading, texts, _ in blocks]  # lines
     inches = LINE * sum(heights) + 0.85
     figure = Figure(figsize=(WIDTH, inches), layout="none")
     axis = figure.add_axes((0.01, 0.85 / inches, 0.98, 1 - 0.85 / inches), xlim=(0, LETTERS), ylim=(sum(heights), 0))
     axis.axis("off")
-    for (heading, texts, values), top in zip(shown, np.cumsum([0, *heights])):
+    for (heading, texts, values), top in zip(blocks, np.cumsum([0, *heights])):
         axis.text(0, top + 0.18, heading, va="top", weight="bold", family=FONT, fontsize=HEADING, linespacing=1.28)
         draw_tokens(axis, texts, values / scale, top + 1.2 + 0.85 * heading.count("\n"), 0.98)
-    bar = figure.add_axes((0.04, 0.68 / inches, 0.92, 0.12 / inches))
-    figure.colorbar(cm.ScalarMappable(colors.Normalize(-scale, scale), SHADES), bar, orientation="horizontal", label=label)
+    bar, colours = figure.add_axes((0.04, 0.68 / inches, 0.92, 0.12 / inches)), colors.Normalize(-scale, scale)
+    figure.colorbar(cm.ScalarMappable(colours, SHADES), bar, orientation="horizontal", label=label)
     figure.savefig(file)
 
 
@@ -169,19 +152,9 @@ def wrap_heading(text: str, most: int) -> str:
     return textwrap.fill(visible(text), width, max_lines=most, placeholder=" …")
 
 
-def leave_out_middle(texts: list[str], values: np.ndarray, most: int = 400) -> tuple[list[str], np.ndarray]:
-    """Tokens and their values (L,). Of more than `most` only the first three quarters of them and the last quarter
-    remain, and between them a line, with the value 0, that counts the others."""
-    if len(texts) <= most:
-        return texts, values
-    note = f"… {len(texts) - most} more tokens".ljust(LETTERS)  # fills its line
-    start, stop = most * 3 // 4, len(texts) - most // 4
-    return [*texts[:start], note, *texts[stop:]], np.concatenate([values[:start], [0], values[stop:]])
-
-
 def whole_letters(parts: list[bytes], values: np.ndarray) -> tuple[list[str], np.ndarray]:
-    """Texts and values of tokens, given as bytes. Those that share a letter, whose further bytes UTF-8 marks, become one
-    with the value that is larger in size."""
+    """Texts and values of tokens, given as bytes. Those that share a letter become one, with the value that is larger
+    in size: UTF-8 marks the further bytes of a letter."""
     begins = [i for i, part in enumerate(parts) if i == 0 or not 0x80 <= part[:1].ljust(1)[0] < 0xC0]
     pieces = [slice(*ends) for ends in zip(begins, [*begins[1:], len(parts)])]
     return ([b"".join(parts[piece]).decode("utf-8", "replace") for piece in pieces],
@@ -190,21 +163,15 @@ def whole_letters(parts: list[bytes], values: np.ndarray) -> tuple[list[str], np
 
 def draw_tokens(axis: Axes, texts: list[str], shares: np.ndarray, top: float = 0.0, width: float = 0.92) -> None:
     """Tokens in lines of LETTERS from line `top` down, each on a patch coloured by its share (L,) of the scale.
-
-    width: of the axes, as a share of the figure's.
-    """
+    width: of the axes, as a share of the figure's."""
     size = width * WIDTH * 72 / LETTERS / LETTER  # points
-    for (x, y, text), share in zip(place_tokens(texts), shares):
-        colour = SHADES(0.5 + share / 2)
+    for (x, y, text), colour in zip(place_tokens(texts), SHADES(0.5 + np.asarray(shares) / 2)):
         axis.add_patch(patches.Rectangle((x, top + y + 0.03), len(text), 0.94, color=colour, lw=0, aa=False))
         axis.text(x, top + y + 0.5, text, va="center_baseline", family=FONT, fontsize=size, color="black")
 
 
 def place_tokens(texts: list[str], columns: int = LETTERS) -> list[tuple[int, int, str]]:
-    """Column, line and visible text of each token, wrapped at `columns` characters; a line break shows as an arrow.
-
-    A token longer than a line is cut.
-    """
+    """Column, line and visible text of each token, wrapped at `columns` characters, where a longer one is cut."""
     x, y, placed = 0, 0, []
     for text in texts:
         shown = visible(text) or "■"  # the end token has no text
@@ -218,7 +185,7 @@ def place_tokens(texts: list[str], columns: int = LETTERS) -> list[tuple[int, in
 
 def visible(text: str) -> str:
     """The text, one letter of equal width for each: ↵ and ⇥ for line break and tab, □ for what the font lacks, and for
-    an accent without its letter, which would leave its cell."""
+    an accent without a letter, which would leave its cell."""
     text = unicodedata.normalize("NFC", text).translate({10: "↵", 9: "⇥"})
     fits = lambda c: ord(c) in IN_FONT and c.isprintable() and unicodedata.category(c)[0] != "M"
     return "".join(c if fits(c) else "□" for c in text)
