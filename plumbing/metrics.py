@@ -145,13 +145,15 @@ def turn_of(batch: Any) -> Tensor:
 
 
 def write_credit_log(file: Path, step: int, batch: Any, credit: Tensor) -> int:
-    """Write the columns of a step to an .npz file, one row of 40 bytes per token; returns the file's CRC-32."""
-    replace_file(file, lambda part: np.savez(part, **log_columns(step, batch, credit)))
+    """Write the columns of a step to an .npz file, one row of 40 bytes per token, and puzzle_text (Q,), the puzzle of
+    each group; returns the file's CRC-32."""
+    texts = np.array([batch.task.show(puzzle)[:PUZZLE_LETTERS] for puzzle in batch.puzzles])  # (Q,)
+    replace_file(file, lambda part: np.savez(part, puzzle_text=texts, **log_columns(step, batch, credit)))
     return checksum(file)
 
 
 def log_columns(step: int, batch: Any, credit: Tensor) -> dict[str, np.ndarray]:
-    """The columns (N,) of the credit log: one row for each of the N tokens of a step; and puzzle_text (Q,), by group."""
+    """The columns (N,) of the credit log: one row for each of the N tokens of a step."""
     mask = batch.mask
     response, position = mask.nonzero(as_tuple=True)  # (N,) each
     columns = {
@@ -164,6 +166,4 @@ def log_columns(step: int, batch: Any, credit: Tensor) -> dict[str, np.ndarray]:
     if hasattr(batch.task, "reply"):
         said = [(i, t, x) for i, replies in enumerate(batch.before) for t, words in replies.items() for x in words]
         columns |= zip(TURN_LOG, (turn_of(batch)[mask], *torch.tensor(said, dtype=torch.long).view(-1, 3).T))
-    texts = np.array([batch.task.show(puzzle)[:PUZZLE_LETTERS] for puzzle in batch.puzzles])  # (Q,)
-    return {name: values.cpu().numpy().astype((CREDIT_LOG | TURN_LOG)[name]) for name, values in columns.items()} | {
-        "puzzle_text": texts}
+    return {name: values.cpu().numpy().astype((CREDIT_LOG | TURN_LOG)[name]) for name, values in columns.items()}
