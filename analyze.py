@@ -164,7 +164,7 @@ def draw_credit(log: dict, file: Path) -> None:
             parts = [part & (log["role"] == role) for _, part in position_bins(log, 5)]
             sizes = [mean_size(log, part, measure) if part.sum() >= 100 else (np.nan, np.nan) for part in parts]
             x = np.arange(0.1, 1, 0.2) + 0.02 * (role - 1)  # (5,) middles, moved so that intervals stay apart
-            axis.errorbar(x, *zip(*sizes), color=colour, marker=marker, capsize=3, label=name)
+            axis.errorbar(x, *np.array(sizes).T, color=colour, marker=marker, capsize=3, label=name)
         axis.set(xlabel="position in the response", ylabel=f"mean {formula}", ylim=(0, None), xlim=(0, 1),
                  title=f"{measure.capitalize()} by position")
         axis.xaxis.set_major_formatter("{x:.0%}")
@@ -313,7 +313,7 @@ def draw_methods(groups: list[Group], file: Path) -> None:
         axes[0].errorbar(steps, success, 1.96 * error, fmt="none", color=PALETTE[0], capsize=3)
     for axis, title in zip(axes, ("Held-out success", "Tokens a response", "Gradient norm", "Contribution")):
         axis.set(title=title, ylim=(0, 1.05 * axis.dataLim.ymax or 1), xlabel="step")
-        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     axes[3].set(xlabel="mean |credit · log p|")
     axes[3].set_xticks([0, 1], ROLES[:2])
     handles, names = axes[0].get_legend_handles_labels()
