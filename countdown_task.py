@@ -41,7 +41,7 @@ from typing import NamedTuple
 import numpy as np
 
 from plumbing.progress import one_sentence
-from tasks.arithmetic import (Calculation, CalculationSpan, check_calculations, derivations, expression,
+from tasks.arithmetic import (Calculation, CalculationSpan, can_make, check_calculations, derivations, expression,
                               find_calculations, reachability)
 from tasks.data import read_rows
 from tasks.searches import KNOWN, demonstrate  # noqa: F401  what a start model imitates
@@ -99,8 +99,8 @@ def solutions(puzzle: Puzzle, whole: bool = False) -> list[tuple[Calculation, ..
 
 
 def is_solvable(puzzle: Puzzle) -> bool:
-    """Whether some expression reaches the target. Whole numbers come first: they are fast and usually enough."""
-    return any(r == puzzle.target for whole in (True, False) for r, _ in derivations(puzzle.numbers, whole))
+    """Whether some expression reaches the target."""
+    return can_make(puzzle.numbers, puzzle.target)
 
 
 @functools.cache
