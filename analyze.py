@@ -9,8 +9,7 @@ Two measures say what each of the N tokens of a run receives (a response has L o
     contribution = credit * log p           the original work's: a value, not a gradient; negative where it reinforces
     gradient     = credit * ||onehot - p||  the norm of d(credit * log p) / d logits (over the temperature), with the
                                             sign of the credit
-Differences from the original work: intervals are clustered by puzzle, because responses to a puzzle are compared with
-each other; tags and the end token are a type of their own, `structure`.
+Unlike in the original work, intervals are clustered by puzzle, because responses to one are compared with each other.
 """
 import base64
 import json
@@ -20,15 +19,20 @@ from pathlib import Path
 import numpy as np
 
 from plumbing import report
-from plumbing.comparison import Group, Run, comparison_warnings, group_runs, labels, run_method, shared_settings
+from plumbing.comparison import NO_DIFFERENCE, Group, Run, comparison_warnings, group_runs, labels, run_method
+from plumbing.files import read_json
 from plumbing.flags import new_parser
 from plumbing.progress import fail, follow, one_sentence
 from plumbing.report import PALETTE, Estimate, Table, pm, ratio, t_estimate
-from plumbing.runs import heldout, is_finished, read_config, read_credit, read_final, read_metrics
+from plumbing.runs import heldout, is_finished, read_config, read_credit, read_metrics
 from plumbing.tokenizer import Tokenizer
 from tasks.text import FILLER, REASONING, ROLES, STRUCTURE
 
 MEASURES = ("contribution", "gradient")
+LEARNED = {"reward": 3, "success": 3, "format": 2, "length": 1, "entropy": 3, "grad_norm": 3, "zero_variance_groups": 0}
+CREDITED = ("tokens", "share", *(f"abs({measure})" for measure in MEASURES), *MEASURES, "log p", "entropy",
+            "contribution: deviation", "range")  # columns; those of LEARNED with decimals
+SIZES = [f"{measure}, {of}" for measure in MEASURES for of in ("filler size", "reasoning size", "filler / reasoning")]
 CONTROLS = ("random", "inverted", "shuffled", "share")  # of methods/controls.py: there to compare with, not to use
 PAGE_TOKENS = 2**20  # at most so many are in tokens.html, 12 bytes each: of a longer run it has every second step, ...
 
@@ -84,18 +88,11 @@ def position_bins(log: dict, count: int) -> list[tuple[str, np.ndarray]]:
     return [(f"{i * 100 // count}-{(i + 1) * 100 // count}%", part == i) for i in range(count)]
 
 
-# ------------------------------------------------------------------------------------------------- tables of a run
-LEARNED = {"reward": 3, "success": 3, "format": 2, "length": 1, "entropy": 3, "grad_norm": 3, "zero_variance_groups": 0}
-CREDITED = ("tokens", "share", *(f"abs({measure})" for measure in MEASURES), *MEASURES, "log p", "entropy",
-            "contribution: deviation", "range")
-
-
 def learning_table(metrics: dict) -> Table:
     """The start, steps 1, 10, 50 and 100, as the original work reports them, and the last step."""
-    last = len(metrics["step"]) - 1
     rows = [[str(step), *(pm(metrics[name][step], np.nan, digits) for name, digits in LEARNED.items()),
              pm(metrics["heldout_success"][step], 1.96 * metrics["heldout_stderr"][step])]
-            for step in sorted({0, 1, 10, 50, 100, last}) if step <= last]
+            for step in range(len(metrics["step"])) if step in (0, 1, 10, 50, 100, len(metrics["step"]) - 1)]
     return Table("How it learned", "Means over a step's responses; held-out success after it, ± half of its 95% "
                  "interval over puzzles. metrics.csv has every step.", ["step", *LEARNED, "held-out success"], rows)
 
@@ -115,47 +112,44 @@ def credit_row(name: str, log: dict, chosen: np.ndarray) -> list[str]:
     """Some tokens (N,) bool as a row under CREDITED."""
     if not chosen.any():
         return [name, "0", "0.0%", *[""] * (len(CREDITED) - 2)]
-    contribution = log["contribution"][chosen]
-    means = [pm(log[column][chosen].mean(), np.nan, 4) for column in (*MEASURES, "logprob", "entropy")]
-    ends = [pm(end, np.nan, 1) for end in (contribution.min(), contribution.max())]
+    c = log["contribution"][chosen]
     return [name, f"{chosen.sum():,}", f"{chosen.mean():.1%}", *(pm(*mean_size(log, chosen, m)) for m in MEASURES),
-            *means, f"{contribution.std():.3f}", " to ".join(ends)]
+            *(pm(log[column][chosen].mean(), np.nan, 4) for column in (*MEASURES, "logprob", "entropy")),
+            pm(c.std(), np.nan), f"{pm(c.min(), np.nan, 1)} to {pm(c.max(), np.nan, 1)}"]
 
 
-def credit_tables(log: dict, tokenizer: Tokenizer) -> list[Table]:
-    """Where the credit went: to which types of tokens, responses, parts of a response, and tokens."""
+def credit_tables(log: dict, tokenizer: Tokenizer | None) -> list[Table]:
+    """Where the credit went: to which types of tokens, responses, parts of a response and, with a tokenizer, tokens."""
     roles = [(name, log["role"] == role) for role, name in enumerate(ROLES)]
-    signs = [(f"advantage {name} 0", compare(log["advantage"], 0)) for name, compare in (
-        ("above", np.greater), ("below", np.less), ("of", np.equal))]
+    signs = [(f"advantage {name}", np.sign(log["advantage"]) == x) for name, x in (("> 0", 1), ("< 0", -1), ("0", 0))]
     fifths = [(f"{where}, {name}", part & chosen) for where, part in position_bins(log, 5) for name, chosen in roles]
     t = np.abs(report.t_statistics(log["contribution"], log["position"]))  # (positions,)
     note = "abs: mean absolute value ± half of its 95% interval, clustered by puzzle; the others are signed means."
     if np.isfinite(found := [sizes_by_type(log, measure)[2] for measure in MEASURES]).all():
         note += " Filler / reasoning: {:.2f} by contribution, {:.2f} by gradient.".format(*found)
     if len(t):
-        note += (f" Of {len(t)} positions that {report.MIN_RESPONSES} responses reach, t of the mean contribution is beyond "
-                 f"3 at {np.mean(t > 3):.1%} and within 1.5 at {np.mean(t < 1.5):.1%}; mean abs(t) is {t.mean():.2f}.")
-    everything = [("all", np.ones(len(log["role"]), bool)), *roles, *signs, *position_bins(log, 10)]
-    return [Table(title, note, ["", *CREDITED], [credit_row(name, log, chosen) for name, chosen in parts])
-            for title, note, parts in (("Where credit went", note, everything),
-                                       ("Types by position", "Each fifth of a response by type.", fifths),
-                                       ("Tokens", "The most frequent of each type.", frequent_tokens(log, tokenizer)))]
+        note += (f" t of the mean contribution at {len(t)} positions, with {report.MIN_RESPONSES} responses or more: "
+                 f"beyond 3 at {np.mean(t > 3):.1%}, within 1.5 at {np.mean(t < 1.5):.1%}; mean abs(t) {t.mean():.2f}.")
+    parts = {("Where credit went", note): [("all", log["length"] > 0), *roles, *signs, *position_bins(log, 10)],
+             ("Types by position", "Each fifth of a response by type."): fifths}
+    if tokenizer:
+        parts["Tokens", "The most frequent of each type."] = frequent_tokens(log, tokenizer)
+    return [Table(*about, ["", *CREDITED], [credit_row(name, log, chosen) for name, chosen in rows])
+            for about, rows in parts.items()]
 
 
 def frequent_tokens(log: dict, tokenizer: Tokenizer) -> list[tuple[str, np.ndarray]]:
-    """Type and name, and rows (N,) bool, of the eight most frequent tokens of each type. A name is as Python would write
-    it: bytes where the token is only a part of a letter."""
+    """Type and text, as Python would write it, and rows (N,) bool of the eight most frequent tokens of each type."""
     found = []
-    for role, type_name in enumerate(ROLES):
+    for role, name in enumerate(ROLES):
         tokens, counts = np.unique(log["token"][log["role"] == role], return_counts=True)
         for token in tokens[np.argsort(-counts, kind="stable")][:8].tolist():
             letters = tokenizer.bytes[token] or tokenizer.library.id_to_token(token).encode()  # an end token has none
-            name = report.code_span(repr(letters if "\ufffd" in (text := letters.decode("utf-8", "replace")) else text))
-            found.append((f"{type_name} {name}", (log["role"] == role) & (log["token"] == token)))
+            text = report.code_span(repr(letters.decode("utf-8", "backslashreplace")))  # it may be a part of a letter
+            found.append((f"{name} {text}", (log["role"] == role) & (log["token"] == token)))
     return found
 
 
-# ----------------------------------------------------------------------------------- pictures and the page of a run
 def draw_credit(log: dict, file: Path) -> None:
     """The size of both measures by type of token, in five parts of the response; no point for fewer than 100 tokens."""
     figure, axes = report.new_figure(2, 3.6)
@@ -185,22 +179,19 @@ def with_replies(log: dict) -> dict[str, np.ndarray]:
 def describe(log: dict, row: int) -> str:
     """The response that begins in a row: its step, reward, credit and puzzle."""
     credit = log["credit"][row : row + log["length"][row]]
-    ends = dict.fromkeys(f"{end:+.3g}" for end in (credit.min(), credit.max()))  # one where all tokens have the same
+    ends = dict.fromkeys((f"{credit.min():+.3g}", f"{credit.max():+.3g}"))  # one where all tokens have the same
     puzzle = log["puzzle_text"][log["puzzle"][row]] if "puzzle_text" in log else f"number {log['group'][row]}"
     return f"Step {log['step'][row]}, reward {log['reward'][row]:.2f}, credit {' to '.join(ends)}. Puzzle: {puzzle}"
 
 
 def choose_pair(log: dict, step: int) -> list[int]:
-    """The first rows of a reinforced and a discouraged response, short ones, to the puzzle of a step whose rewards
-    differ most; none where no puzzle has both."""
-    rows = np.flatnonzero((log["position"] == 0) & (log["step"] == step))
+    """The first rows of the shortest reinforced and the shortest discouraged response to a puzzle of a step: of those
+    that have both the one whose rewards differ most. None where no puzzle has both."""
+    rows, sign = np.flatnonzero((log["position"] == 0) & (log["step"] == step)), np.sign(log["advantage"])
     rows = rows[np.argsort(log["length"][rows], kind="stable")]
     groups = [rows[log["puzzle"][rows] == puzzle] for puzzle in np.unique(log["puzzle"][rows])]
-    for group in sorted(groups, key=lambda group: -np.ptp(log["reward"][group])):
-        signs = np.sign(log["advantage"][group]).tolist()
-        if 1 in signs and -1 in signs:
-            return [group[signs.index(1)], group[signs.index(-1)]]
-    return []
+    group = max(groups, key=lambda group: (np.ptp(sign[group]), np.ptp(log["reward"][group])))
+    return [group[sign[group].argmax()], group[sign[group].argmin()]] if np.ptp(sign[group]) == 2 else []
 
 
 def draw_responses(log: dict, tokenizer: Tokenizer, method: str, file: Path) -> None:
@@ -249,13 +240,9 @@ def analyze_run(run: Path, types: str) -> None:
     print(f"{text}\nwrote {out / 'tables.md'}, and beside it learning.png, credit.png, tokens.png and tokens.html")
 
 
-# ------------------------------------------------------------------------------------------- runs beside each other
-SIZES = [f"{measure}, {of}" for measure in MEASURES for of in ("filler size", "reasoning size", "filler / reasoning")]
-
-
 def summarize(run: Path, types: str = "ours") -> dict[str, float | dict]:
     """The figures of one run that a comparison averages over seeds, its metrics, and `curve`: success by step."""
-    metrics, final = read_metrics(run), read_final(run)  # final: empty until the run is finished
+    metrics, final = read_metrics(run), read_json(run / "final.json", missing={})  # of a run that is not finished
     log, (steps, success, _) = read_log(run, metrics, types), heldout(metrics)
     curve = dict(zip(steps, success))
     if final.get("step") in curve and final.get("heldout_success") != curve[final["step"]]:
@@ -273,9 +260,8 @@ def estimate(group: Group, column: str) -> Estimate:
     """A figure of a method over its seeds; in a column `end - GRPO` minus the baseline's, where it has one. Seeds are
     not paired: the results of two methods on the same puzzles are hardly correlated."""
     name, minus, _ = column.partition(" - GRPO")
-    if not minus:
-        return t_estimate(group.values(name))
-    return t_estimate(group.values(name), group.baseline.values(name)) if group.baseline else Estimate(np.nan)
+    baseline = group.baseline.values(name) if minus and group.baseline else []
+    return t_estimate(group.values(name), *[baseline] * bool(minus))
 
 
 def comparison_tables(groups: list[Group], warning: str) -> list[Table]:
@@ -299,25 +285,24 @@ def draw_methods(groups: list[Group], file: Path) -> None:
     figure, axes = report.new_figure(4, 3 + 0.2 * len(groups))
     for i, group in enumerate(groups):
         colour, style = PALETTE[i % len(PALETTE)], ("-", "--", ":", "-.")[i // len(PALETTE) % 4]
+        label = report.wrap_heading(method_name(group.label), 1)
         for axis, name in zip(axes, ("heldout_success", "length", "grad_norm")):
             runs = [dict(zip(row["metrics"]["step"], row["metrics"][name])) for row in group.rows.values()]
             steps = [step for step in runs[0] if all(np.isfinite(run.get(step, np.nan)) for run in runs)]
             mean, low, high, _ = zip(*(t_estimate([run[step] for run in runs]) for step in steps))
-            axis.plot(steps, mean, style, color=colour, marker="os^D"[i % 4], ms=3, label=method_name(group.label))
+            axis.plot(steps, mean, style, color=colour, marker="os^D"[i % 4], ms=3, label=label)
             axis.fill_between(steps, low, high, color=colour, alpha=0.25 if len(groups) < 4 else 0.1, lw=0)
         mean, _, high, _ = zip(*(estimate(group, name) for name in SIZES[:2]))  # (2,) each
         axes[3].bar(np.arange(2) + 0.8 * (i + 0.5) / len(groups) - 0.4, mean, 0.7 / len(groups), color=colour, ls=style,
                     ec="black", yerr=np.subtract(high, mean))
     if single := len(groups) == len(groups[0].rows) == 1:
-        steps, success, error = heldout(next(iter(groups[0].rows.values()))["metrics"])
+        [(steps, success, error)] = [heldout(row["metrics"]) for row in groups[0].rows.values()]
         axes[0].errorbar(steps, success, 1.96 * error, fmt="none", color=PALETTE[0], capsize=3)
     for axis, title in zip(axes, ("Held-out success", "Tokens a response", "Gradient norm", "Contribution")):
-        axis.set(title=title, ylim=(0, 1.05 * axis.dataLim.ymax or 1), xlabel="step")
+        axis.set(title=title, ylim=(0, max(1.05 * axis.dataLim.ymax, 1e-9)), xlabel="step")
         axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-    axes[3].set(xlabel="mean |credit · log p|")
-    axes[3].set_xticks([0, 1], ROLES[:2])
-    handles, names = axes[0].get_legend_handles_labels()
-    figure.legend(handles, [report.wrap_heading(name, 1) for name in names], loc="outside lower center",
+    axes[3].set(xlabel="mean |credit · log p|", xticks=[0, 1], xticklabels=ROLES[:2])
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center",
                   title="95% interval over puzzles" if single else "mean over seeds, 95% interval")
     figure.savefig(file)
 
@@ -327,9 +312,10 @@ def compare_runs(folders: list[Path], types: str) -> None:
     configs, out = [read_config(folder) for folder in folders], folders[0].parent / "comparison"
     figures = [summarize(folder, types) for folder in follow("reading runs", folders)]
     passed = {name: np.nan for own in figures for name in own if name.startswith("pass@")}  # NaN where not measured
-    runs = [Run(str(folder), label, json.dumps(shared_settings(config)), run_method(config) == "none",
-                config["settings"]["seed"], passed | own, config["inputs"], is_finished(folder))
-            for folder, config, label, own in zip(folders, configs, labels(configs), figures)]
+    shared = [{name: x for name, x in config["settings"].items() if name not in NO_DIFFERENCE} for config in configs]
+    runs = [Run(str(folder), label, json.dumps(setting), run_method(config) == "none", config["settings"]["seed"],
+                passed | own, config["inputs"], is_finished(folder))
+            for folder, config, label, setting, own in zip(folders, configs, labels(configs), shared, figures)]
     groups, warning = group_runs(runs), " ".join(comparison_warnings(runs))
     text = "\n".join(["# Comparison\n", *map(str, comparison_tables(groups, warning))])
     out.mkdir(exist_ok=True)
@@ -341,17 +327,14 @@ def compare_runs(folders: list[Path], types: str) -> None:
 @one_sentence()
 def main() -> None:
     """Analyze a single run, compare several; report what can't be read in one sentence."""
-    parser = new_parser(usage="python analyze.py [--types original] RUN ...", description=__doc__)
-    parser.add_argument("runs", nargs="*", type=Path)
+    parser = new_parser(description=__doc__)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run folder")
     parser.add_argument("--types", choices=("ours", "original", "no_spaces"), default="ours",
                         help="original: tags are filler; no_spaces: a single space has no type (default ours)")
     given = parser.parse_args()
-    if not given.runs:
-        fail("name one or more run folders, such as: python analyze.py runs/none-seed0")
-    named = list(dict.fromkeys(given.runs))  # each once
-    runs = [path for path in named if (path / "metrics.csv").exists() or (path / "config.json").exists()] or named
-    trained = [run for run in runs if len(read_metrics(run)["step"]) > 1]  # refuses what is no run
-    for path in named:
+    runs = [path for path in given.runs if (path / "metrics.csv").exists() or (path / "config.json").exists()]
+    trained = [run for run in dict.fromkeys(runs or given.runs) if len(read_metrics(run)["step"]) > 1]  # each once
+    for path in given.runs:
         if path not in trained and path.name != "comparison":  # our own output, which runs/* matches
             print(f"left out: {path} has no step of training")
     if not trained:

@@ -9,7 +9,7 @@ from lab.study import run as study
 from lab.truth import measure as ground_truth
 
 REFUSED = {
-    analyze: [("", "name one or more run folders"), ("--steps 3", "--steps"),
+    analyze: [("", "required: RUN"), ("--steps 3", "--steps"),
               ("nowhere", "nowhere is not a run folder"), ("--types mine here", "--types")],
     gradients: [("--model no/such/model", "no/such/model")],
     ground_truth: [("--model no/such/model", "no/such/model"), ("--data no/such.jsonl", "no/such.jsonl"),

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Settings in which runs may differ and still be compared: they name the run, belong to its method, change results by
-# rounding at most, or say when something is measured or saved. Some are settings of older runs.
+# Runs that differ in these can be compared: they name a run, belong to its method, change results by rounding at most,
+# or say when something is measured or saved. Some are settings of older runs.
 NO_DIFFERENCE = {"mitigation", "advantage", "normalize", "seed", "out", "steps", "eval_every", "sample_every",
                  "checkpoint_every", "state_every", "micro_batch", "checkpoint_activations", "device",
                  "optimizer_device", "step_length", "pass_at", "plain"}
@@ -59,11 +59,10 @@ def comparison_warnings(runs: list[Run]) -> list[str]:
     found = {"": f"Not finished, so the end is the last measurement: {unfinished}."} if unfinished else {}
     first = {}  # of each fact: its value in the first run that has it, and that run's name
     for run in runs:
-        steps = {"The steps measured (--steps, --eval_every)": [*run.figures["curve"]]}
-        for fact, value in (steps | run.inputs).items():
+        for fact, value in [("Measured steps (--steps, --eval_every)", [*run.figures["curve"]]), *run.inputs.items()]:
             known, other = first.setdefault(fact, (value, run.name))
             if value != known:
-                found[fact] = f"{fact} were not the same in {other} and {run.name}, so the results are not comparable."
+                found[fact] = f"{fact}: not the same in {other} and {run.name}, so the results are not comparable."
     return [*found.values()]
 
 
@@ -73,18 +72,13 @@ def run_method(config: dict) -> str:
     return config["settings"]["mitigation"] + f" advantage={advantage}" * (advantage != "grpo")
 
 
-def shared_settings(config: dict) -> dict:
-    """The settings of a run that a comparison has to hold fixed."""
-    return {name: value for name, value in config["settings"].items() if name not in NO_DIFFERENCE}
-
-
 def labels(configs: list[dict]) -> list[str]:
     """A label for each run: its method, and the settings in which the runs differ; of --normalize and the method's own
     hyper-parameters those in which the runs of this method differ."""
     methods, settings = [run_method(config) for config in configs], []  # by owner, the method or "", and name
     for method, config in zip(methods, configs):
         own = config["method"] | {"normalize": config["settings"]["normalize"]}
-        settings.append({("", name): value for name, value in shared_settings(config).items()}
+        settings.append({("", name): value for name, value in config["settings"].items() if name not in NO_DIFFERENCE}
                         | {(method, name): value for name, value in own.items()})
     differ = [key for key in sorted({key for own in settings for key in own})
               if len({json.dumps(own[key]) for own in settings if key in own}) > 1]

@@ -87,10 +87,9 @@ def t_estimate(*samples: np.ndarray, weights: tuple[float, ...] = (1, -1), outsi
 def t_statistics(values: np.ndarray, position: np.ndarray) -> np.ndarray:
     """Mean / standard error of values (N,) over responses, at each position that at least MIN_RESPONSES reach."""
     count, total, square = (np.bincount(position, x) for x in (None, values, values**2.0))  # (P,) each
-    reached = count >= MIN_RESPONSES
-    n, mean = count[reached], total[reached] / count[reached]
-    variance = (square[reached] / n - mean**2) * n / (n - 1)
-    return mean / np.sqrt(np.maximum(variance, 1e-30) / n)
+    count, total, square = (x[count >= MIN_RESPONSES] for x in (count, total, square))
+    mean = total / count
+    return mean / np.sqrt(np.maximum(square / count - mean**2, 1e-30) / (count - 1))
 
 
 class Table(NamedTuple):
@@ -109,11 +108,10 @@ class Table(NamedTuple):
         return f"## {self.title}\n{self.note}\n\n" + "".join(f"|{'|'.join(line)}|\n" for line in lines)
 
 
-def code_span(text: str, most: int = 40) -> str:
-    """A text of one line as Markdown code, cut after `most` letters; whatever backquotes it has end nothing."""
-    shown = text if len(text) <= most else text[: most - 1] + "…"
-    fence = "`" + max(re.findall("`+", shown), default="")
-    return f"{fence} {shown} {fence}" if len(fence) > 1 else f"`{shown}`"
+def code_span(text: str) -> str:
+    """A text of one line as Markdown code; whatever backquotes it has end nothing."""
+    fence = "`" + max(re.findall("`+", text), default="")
+    return f"{fence} {text} {fence}" if len(fence) > 1 else f"`{text}`"
 
 
 def pm(mean: float, error: float, digits: int = 3) -> str:
@@ -186,6 +184,5 @@ def place_tokens(texts: list[str], columns: int = LETTERS) -> list[tuple[int, in
 def visible(text: str) -> str:
     """The text, one letter of equal width for each: ↵ and ⇥ for line break and tab, □ for what the font lacks, and for
     an accent without a letter, which would leave its cell."""
-    text = unicodedata.normalize("NFC", text).translate({10: "↵", 9: "⇥"})
     fits = lambda c: ord(c) in IN_FONT and c.isprintable() and unicodedata.category(c)[0] != "M"
-    return "".join(c if fits(c) else "□" for c in text)
+    return "".join(c if fits(c) else {"\n": "↵", "\t": "⇥"}.get(c, "□") for c in unicodedata.normalize("NFC", text))

@@ -29,7 +29,7 @@ from plumbing.files import read_json
 from plumbing.metrics import COLUMNS
 from plumbing.optimizer import Optimizer
 from plumbing.registry import required
-from plumbing.runs import read_final, read_metrics
+from plumbing.runs import read_metrics
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import load_model, save_model
 from rollout import Queries, draw_puzzles, rollout
@@ -115,7 +115,7 @@ def test_one_held_out_puzzle_writes_no_nan(quick, tmp_path):
     final = json.loads((tmp_path / "r" / "final.json").read_text(), parse_constant=pytest.fail)
     assert final["heldout_stderr"] is final["pass@2_stderr"] is None and final["heldout_success"] == 0
     assert rows(tmp_path / "r")[0]["heldout_stderr"] == ""
-    assert read_metrics(tmp_path / "r")["heldout_success"] == 0 and read_final(tmp_path / "r") == final
+    assert read_metrics(tmp_path / "r")["heldout_success"] == 0 and read_json(tmp_path / "r" / "final.json") == final
 
 
 def test_every_flag_reaches_the_update(quick, tmp_path, monkeypatch):
