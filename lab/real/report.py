@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from analyze import position_bins, with_measures
+from analyze import credit_tables, position_bins, with_measures
 from lab.estimates import cell
 from lab.picture import draw
 from lab.statistics import bootstrap, rank_pair, share, sums
@@ -288,6 +288,8 @@ def main() -> None:
     tables = [table_first(first | {"Countdown, 60 steps": learning["GRPO on Countdown"], "SmolLM2, zero-shot": own,
                                    "SmolLM2, 40 steps": learning["RLOO on Countdown after a warm start"]}),
               table_fifths(first["Countdown"]),
+              *(table._replace(title=f"GRPO on Countdown: {table.title.lower()}") for table in credit_tables(
+                  learning["GRPO on Countdown"] | {"advantage": learning["GRPO on Countdown"]["credit"]}, None)),
               *(table_learning(what, learning[what], read_metrics(run)) for what, run in SHOWN.items()),
               table_runs(read_rows(ROOM / "runs.csv")),
               table_measured(truths),
