@@ -9,7 +9,7 @@ functions:
     grade(response, puzzle)   {"reward", "answer", "format"} of a response
     roles(response, spans)    what each token is: filler, reasoning (a digit, an operator) or structure (a tag); and
                               whether it belongs to the graded answer. Here it comes from tasks/text.py
-    show(puzzle)              the puzzle in a few characters, for samples.txt
+    show(puzzle)              the puzzle in a few characters, for samples.txt and the pictures
 
 `key(puzzle)`, what a model could memorize of it, may be left out: then it is the id. Some credit functions ask for
 more, and say so: calculations, reachable, sentence_starts. models/warm_start.py, which makes a start model, asks for
