@@ -467,6 +467,7 @@ def test_two_processes_make_the_same_run(tmp_path):
     together = logged(tmp_path / "two")
     assert together[1] == alone[1]
     for name, log in alone[2].items():
+        assert together[2][name]["puzzle_text"] == log.pop("puzzle_text")
         for key, values in log.items():
             np.testing.assert_allclose(together[2][name][key], values, rtol=1e-3, atol=1e-5, err_msg=key)
 
