@@ -244,13 +244,13 @@ def summarize(run: Path, types: str = "ours") -> dict[str, float | dict]:
     """The figures of one run that a comparison averages over seeds, its metrics, and `curve`: success by step."""
     metrics, final = read_metrics(run), read_json(run / "final.json", missing={})  # of a run that is not finished
     log, (steps, success, _) = read_log(run, metrics, types), heldout(metrics)
-    curve = dict(zip(steps, success))
+    curve, (start, end) = dict(zip(steps, success)), success[[0, -1]] if len(success) else (np.nan, np.nan)
     if final.get("step") in curve and final.get("heldout_success") != curve[final["step"]]:
         raise ValueError(f"{run / 'final.json'} is not of this run: metrics.csv has another success at that step")
     passed = {name: final[name] for name in final if re.fullmatch(r"pass@\d+", name)}  # not its standard error
     norm, seconds = metrics["grad_norm"][1:], metrics["seconds"][1:]  # row 0 is the start model
-    return {"steps": metrics["step"][-1], "metrics": metrics, "curve": curve, "start": success[0], "end": success[-1],
-            "climb": success[-1] - success[0], "area": ratio(np.trapezoid(success, steps), np.ptp(steps)), **passed,
+    return {"steps": metrics["step"][-1], "metrics": metrics, "curve": curve, "start": start, "end": end,
+            "climb": end - start, "area": ratio(np.trapezoid(success, steps), steps.max(initial=0)), **passed,
             **dict(zip(SIZES, [figure for measure in MEASURES for figure in sizes_by_type(log, measure)])),
             **{name: np.nansum(metrics[name]) for name in ("tokens_sampled", "tokens_read", "tokens_updated")},
             "gradient norm": norm.mean(), "its spread": norm.std(), "seconds a step": np.median(seconds)}
@@ -289,8 +289,8 @@ def draw_methods(groups: list[Group], file: Path) -> None:
         for axis, name in zip(axes, ("heldout_success", "length", "grad_norm")):
             runs = [dict(zip(row["metrics"]["step"], row["metrics"][name])) for row in group.rows.values()]
             steps = [step for step in runs[0] if all(np.isfinite(run.get(step, np.nan)) for run in runs)]
-            mean, low, high, _ = zip(*(t_estimate([run[step] for run in runs]) for step in steps))
-            axis.plot(steps, mean, style, color=colour, marker="os^D"[i % 4], ms=3, label=label)
+            mean, low, high, _ = np.reshape([t_estimate([run[step] for run in runs]) for step in steps], (-1, 4)).T
+            axis.plot(steps, mean, style, color=colour, marker="os^D"[i % 4], ms=3, lw=1, label=label)
             axis.fill_between(steps, low, high, color=colour, alpha=0.25 if len(groups) < 4 else 0.1, lw=0)
         mean, _, high, _ = zip(*(estimate(group, name) for name in SIZES[:2]))  # (2,) each
         axes[3].bar(np.arange(2) + 0.8 * (i + 0.5) / len(groups) - 0.4, mean, 0.7 / len(groups), color=colour, ls=style,
@@ -299,7 +299,7 @@ def draw_methods(groups: list[Group], file: Path) -> None:
         [(steps, success, error)] = [heldout(row["metrics"]) for row in groups[0].rows.values()]
         axes[0].errorbar(steps, success, 1.96 * error, fmt="none", color=PALETTE[0], capsize=3)
     for axis, title in zip(axes, ("Held-out success", "Tokens a response", "Gradient norm", "Contribution")):
-        axis.set(title=title, ylim=(0, max(1.05 * axis.dataLim.ymax, 1e-9)), xlabel="step")
+        axis.set(title=title, ylim=(0, 1.05 * axis.dataLim.ymax if 0 < axis.dataLim.ymax < np.inf else 1), xlabel="step")
         axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     axes[3].set(xlabel="mean |credit · log p|", xticks=[0, 1], xticklabels=ROLES[:2])
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center",

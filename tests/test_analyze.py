@@ -309,6 +309,21 @@ def test_a_run_without_any_credit_is_analyzed(run, call):
     assert "# Comparison" not in call(run, f"{run}/")  # the same folder once more is not another run
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_log_without_training_is_analyzed(run, call):
+    """Guards against a failure where nobody measured success or a gradient, as in the log of somebody else's rollouts."""
+    (run / "metrics.csv").unlink()
+    run_folder.write_header(run, [])
+    run_folder.append_row(run, {"step": 0})
+    for step in (1, 2):
+        log = run / "credit" / f"step-{step:06d}.npz"
+        run_folder.append_row(run, {"step": step, "length": 3, "seconds": 1, "credit_checksum": checksum(log)})
+    text = call(run)
+    assert "nan" not in text and "| 12 | 100.0% |" in " ".join(text.split())
+    figures = analyze.summarize(run)
+    assert figures["curve"] == {} and math.isnan(figures["end"]) and math.isnan(figures["area"])
+
+
 # ------------------------------------------------------------------------------------------------------- comparison
 
 
