@@ -5,7 +5,6 @@
     python analyze.py --types original runs/none-seed0      tags count as filler, as in the original work
 
 Two measures say what each of the N tokens of a run receives (a response has L of them):
-
     contribution = credit * log p           the original work's: a value, not a gradient; negative where it reinforces
     gradient     = credit * ||onehot - p||  the norm of d(credit * log p) / d logits (over the temperature), with the
                                             sign of the credit
@@ -201,8 +200,8 @@ def draw_responses(log: dict, tokenizer: Tokenizer, method: str, file: Path) -> 
         own = np.flatnonzero(shown["response_id"] == log["response_id"][row])[:600]
         blocks.append((f"{method}. {describe(log, row)}", *report.whole_letters(
             [tokenizer.bytes[token] for token in shown["token"][own]], (shown["credit"] * shown["logit_grad"])[own])))
-    empty = "No puzzle of the first or last step has both a reinforced and a discouraged response", [" "], np.zeros(1)
-    report.draw_blocks(blocks or [empty], "gradient, credit · ‖onehot − p‖: below 0 made less likely, above 0 more\n"
+    blocks = blocks or [("Neither step has a puzzle with a reinforced and a discouraged response", [" "], np.zeros(1))]
+    report.draw_blocks(blocks, "gradient, credit · ‖onehot − p‖: below 0 made less likely, above 0 more\n"
                        "(↵ line break, ⇥ tab, ■ end token, □ other letter, grey: replies)", file)
 
 
@@ -299,7 +298,8 @@ def draw_methods(groups: list[Group], file: Path) -> None:
         [(steps, success, error)] = [heldout(row["metrics"]) for row in groups[0].rows.values()]
         axes[0].errorbar(steps, success, 1.96 * error, fmt="none", color=PALETTE[0], capsize=3)
     for axis, title in zip(axes, ("Held-out success", "Tokens a response", "Gradient norm", "Contribution")):
-        axis.set(title=title, ylim=(0, 1.05 * axis.dataLim.ymax if 0 < axis.dataLim.ymax < np.inf else 1), xlabel="step")
+        top = axis.dataLim.ymax
+        axis.set(title=title, xlabel="step", ylim=(0, 1.05 * top if 0 < top < np.inf else 1))
         axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     axes[3].set(xlabel="mean |credit · log p|", xticks=[0, 1], xticklabels=ROLES[:2])
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center",

@@ -311,7 +311,7 @@ def test_a_run_without_any_credit_is_analyzed(run, call):
 
 @pytest.mark.filterwarnings("error")
 def test_a_log_without_training_is_analyzed(run, call):
-    """Guards against a failure where nobody measured success or a gradient, as in the log of somebody else's rollouts."""
+    """Guards against a failure where nobody measured success or a gradient, as of somebody else's rollouts."""
     (run / "metrics.csv").unlink()
     run_folder.write_header(run, [])
     run_folder.append_row(run, {"step": 0})
@@ -443,7 +443,8 @@ def group(label, ends):
 
 
 def test_the_picture_of_methods_shows_means_and_intervals(tmp_path, figures, recwarn):
-    """Guards against a band or a bar of standard errors, curves of each other's columns, and methods that look alike."""
+    """Guards against a band or a bar of standard errors, one column's curve for another's, and methods that look
+    alike."""
     base = group("none", {0: 0.25, 1: 0.35})
     base.rows[1]["metrics"]["heldout_success"][1] = 0.1  # which the other seed did not measure
     analyze.draw_methods([base], tmp_path / "a.png")

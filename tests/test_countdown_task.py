@@ -39,9 +39,10 @@ def test_solutions_are_expressions_that_reach_the_target(numbers, target):
     assert task.is_solvable(puzzle) == (target in all_values(numbers, whole=False))
 
 
-@pytest.mark.parametrize("numbers", [(0, 3), (2, 7, 9), (0, 0, 5), (1, 4, 4, 6), (0, 2, 3, 9), (5, 5, 5, 5), (1, 3, 4, 6, 8)])
+@pytest.mark.parametrize("numbers", [(0, 3), (2, 7, 9), (0, 0, 5), (1, 4, 4, 6), (0, 2, 3, 9), (5, 5, 5, 5),
+                                     (1, 3, 4, 6, 8)])
 def test_what_is_solvable_is_what_brute_force_reaches(numbers):
-    """Guards against a part that divides by 0 or is subtracted the other way, and a result asked of the wrong numbers."""
+    """Guards against a part that divides by 0 or is subtracted the other way, and a result asked of other numbers."""
     reached = all_values(numbers, whole=False)
     fractions = sorted(value for value in reached if value.denominator > 1)[::97]
     for target in (*range(-5, 200), *fractions):

@@ -71,7 +71,7 @@ def test_tokens_are_wrapped_without_loss():
 
 
 def test_a_heading_ends_before_the_picture_does(tmp_path, figures):
-    """Guards against a last letter that is cut: the picture has 200 dots an inch, where a letter is wider by rounding."""
+    """Guards against a last letter that is cut: at the picture's 200 dots an inch a letter is wider by rounding."""
     heading = "m" * 500
     report.draw_blocks([(heading, ["a"], np.ones(1))], "a label", tmp_path / "a.png")
     figures[0].set_layout_engine("none")
@@ -87,7 +87,8 @@ def test_a_heading_ends_before_the_picture_does(tmp_path, figures):
 def test_a_letter_of_several_tokens_is_one_box():
     """Guards against halves of a letter that show as two, a value that is lost, and a token that ends one letter and
     begins the next."""
-    tokens = ["a".encode(), "你".encode()[:1], "你".encode()[1:], " é".encode()[:2], " é".encode()[2:], b"", "好!".encode()]
+    parts = "你".encode(), " é".encode()
+    tokens = [b"a", parts[0][:1], parts[0][1:], parts[1][:2], parts[1][2:], b"", "好!".encode()]
     texts, values = report.whole_letters(tokens, np.array([1.0, 2, -3, 4, 1, 6, np.nan]))
     assert texts == ["a", "你", " é", "", "好!"]
     assert values[:4].tolist() == [1, -3, 4, 6] and np.isnan(values[4])

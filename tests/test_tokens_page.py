@@ -63,7 +63,8 @@ def test_the_page_holds_the_whole_run(page):
     for column, name in zip(facts, ("credit", "logprob", "logit_grad", "entropy")):
         np.testing.assert_allclose(column, log[name], rtol=1e-3)
     assert known["steps"] == [1, 1, 1, 2, 2, 2]
-    assert [name.partition("Puzzle: ")[2] for name in known["names"]] == [f"<u>{text}</u> & step" for text in WRITTEN] * 2
+    puzzles = [name.partition("Puzzle: ")[2] for name in known["names"]]
+    assert puzzles == [f"<u>{text}</u> & step" for text in WRITTEN] * 2
 
 
 def test_replies_stand_where_they_came(tmp_path):
@@ -80,7 +81,7 @@ def test_replies_stand_where_they_came(tmp_path):
 
 
 def test_a_long_run_is_thinned_by_whole_steps(tmp_path, monkeypatch):
-    """Guards against a page that no browser opens, and a step without some of its responses. 12 bytes are 16 letters."""
+    """Guards against a page that no browser opens, and a step without some of its responses."""
     log, tokenizer, rows = make_log(WRITTEN, 7)
     monkeypatch.setattr(analyze, "PAGE_TOKENS", len(log["token"]) // 2)
     analyze.write_page(log, tokenizer, "", tmp_path / "tokens.html")
@@ -109,13 +110,14 @@ for (const step of [...$("step").options].map(o => o.value)) {
     change("response", response);
     for (const measure of [...$("measure").options].map(o => o.value)) {
       change("measure", measure);
-      const boxes = [...$("tokens").querySelectorAll("span")], apart = boxes.every((a, i) => boxes.slice(i + 1).every(b =>
+      const boxes = [...$("tokens").querySelectorAll("span")];
+      const apart = boxes.every((a, i) => boxes.slice(i + 1).every(b =>
         [...a.getClientRects()].every(p => [...b.getClientRects()].every(q =>
           p.right <= q.left + 1 || q.right <= p.left + 1 || p.bottom <= q.top + 6 || q.bottom <= p.top + 6))));
       boxes[0].onmouseover();
       seen.push({step, response, measure, apart, texts: boxes.map(b => b.textContent), facts: $("facts").textContent,
         shades: boxes.map(b => getComputedStyle(b).backgroundColor), about: $("about").textContent,
-        styles: boxes.map(b => [b.style.getPropertyValue("--hue").trim(), parseFloat(b.style.getPropertyValue("--share"))]),
+        styles: boxes.map(b => ["--hue", "--share"].map(name => b.style.getPropertyValue(name).trim())),
         inside: document.documentElement.scrollWidth <= innerWidth});
     }
   }
@@ -143,10 +145,10 @@ def test_a_browser_shows_every_response_by_every_measure(page, tmp_path, width):
         texts, values = report.whole_letters(rows[int(s["response"])], columns[s["measure"]][own])
         scale = np.abs(columns[s["measure"]][log["step"] == int(s["step"])]).max()
         assert s["texts"] == [text.replace("\n", "↵").replace("\t", "⇥") or "■" for text in texts]
-        assert [share for _, share in s["styles"]] == pytest.approx(100 * np.abs(values) / scale, rel=0.01, abs=0.01)
+        assert [float(share.rstrip("%")) for _, share in s["styles"]] == pytest.approx(100 * np.abs(values) / scale, rel=0.01, abs=0.01)
         assert [hue == report.MINUS for hue, _ in s["styles"]] == (values < 0).tolist()
         assert len({*s["shades"]}) > 1 and s["apart"] and s["inside"]
-        facts = {name: float(x) for name, x in re.findall(r"(log p|\w+) (-?[\d.]+(?:e-?\d+)?)", s["facts"].split(";")[0])}
+        facts = {fact.rpartition(" ")[0]: float(fact.rpartition(" ")[2]) for fact in s["facts"].partition("; ")[0].split(", ")}
         first = {name: columns[name][own][0] for name in ("credit", *MEASURES)}
         assert facts == {name: pytest.approx(x, rel=0.01) for name, x in first.items()}
         assert f"Full colour: {s['measure']} of " in s["about"] and "</u> & step" in s["about"]
