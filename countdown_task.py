@@ -9,7 +9,7 @@ functions:
     grade(response, puzzle)   {"reward", "answer", "format"} of a response
     roles(response, spans)    what each token is: filler, reasoning (a digit, an operator) or structure (a tag); and
                               whether it belongs to the graded answer. Here it comes from tasks/text.py
-    show(puzzle)              the puzzle in a few characters, for samples.txt
+    show(puzzle)              the puzzle in a few characters, for samples.txt and the pictures
 
 `key(puzzle)`, what a model could memorize of it, may be left out: then it is the id. Some credit functions ask for
 more, and say so: calculations, reachable, sentence_starts. models/warm_start.py, which makes a start model, asks for
@@ -41,7 +41,7 @@ from typing import NamedTuple
 import numpy as np
 
 from plumbing.progress import one_sentence
-from tasks.arithmetic import (Calculation, CalculationSpan, check_calculations, derivations, expression,
+from tasks.arithmetic import (Calculation, CalculationSpan, can_make, check_calculations, derivations, expression,
                               find_calculations, reachability)
 from tasks.data import read_rows
 from tasks.searches import KNOWN, demonstrate  # noqa: F401  what a start model imitates
@@ -99,8 +99,8 @@ def solutions(puzzle: Puzzle, whole: bool = False) -> list[tuple[Calculation, ..
 
 
 def is_solvable(puzzle: Puzzle) -> bool:
-    """Whether some expression reaches the target. Whole numbers come first: they are fast and usually enough."""
-    return any(r == puzzle.target for whole in (True, False) for r, _ in derivations(puzzle.numbers, whole))
+    """Whether some expression reaches the target."""
+    return can_make(puzzle.numbers, puzzle.target)
 
 
 @functools.cache

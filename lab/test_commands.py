@@ -9,8 +9,8 @@ from lab.study import run as study
 from lab.truth import measure as ground_truth
 
 REFUSED = {
-    analyze: [("", "name one or more run folders"), ("--steps 3", "no flags"),
-              ("nowhere", "nowhere is not a run folder"), ("lab/study/runs.csv", "python -m lab.study.run --tables")],
+    analyze: [("", "required: RUN"), ("--steps 3", "--steps"),
+              ("nowhere", "nowhere is not a run folder"), ("--types mine here", "--types")],
     gradients: [("--model no/such/model", "no/such/model")],
     ground_truth: [("--model no/such/model", "no/such/model"), ("--data no/such.jsonl", "no/such.jsonl"),
                    ("--questions 1", "--questions must be"), ("--rollouts 0", "--rollouts must be"),

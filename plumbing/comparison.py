@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Settings in which runs may differ and still be compared: they name the run, belong to its method, change results by
-# rounding at most, or say when something is measured or saved. comparison_warnings tells of other steps and other
-# measurements. Some are settings of older runs.
+# Runs that differ in these can be compared: they name a run, belong to its method, change results by rounding at most,
+# or say when something is measured or saved. Some are settings of older runs.
 NO_DIFFERENCE = {"mitigation", "advantage", "normalize", "seed", "out", "steps", "eval_every", "sample_every",
                  "checkpoint_every", "state_every", "micro_batch", "checkpoint_activations", "device",
                  "optimizer_device", "step_length", "pass_at", "plain"}
@@ -42,38 +41,29 @@ class Group:
 
 def group_runs(runs: list[Run]) -> list[Group]:
     """Runs by method and settings: baselines first, then the others by held-out success at the end, best first.
-
-    Raises ValueError where two runs have the same label and seed.
-    """
+    ValueError where two runs have the same label and seed."""
     groups = {run.label: Group(run.label, {}) for run in runs}
     baselines = {run.setting: groups[run.label] for run in runs if run.is_baseline}
     for run in sorted(runs, key=lambda run: run.seed):
         group = groups[run.label]
         if run.seed in group.rows:
             raise ValueError(f"{run.name} has the settings and the seed {run.seed} of another run: name one of them")
-        group.rows[run.seed] = run.figures
-        group.baseline = None if run.is_baseline else baselines.get(run.setting)
+        group.rows[run.seed], group.baseline = run.figures, None if run.is_baseline else baselines.get(run.setting)
     first = {run.label for run in runs if run.is_baseline}
     return sorted(groups.values(), key=lambda group: (group.label not in first, -group.values("end").mean()))
 
 
 def comparison_warnings(runs: list[Run]) -> list[str]:
-    """What keeps runs from being compared: other steps, or steps measured, no end yet, another content of an input."""
-    found, by_steps, inputs = [], {}, {}
+    """What keeps runs from being compared: no end yet, other steps measured, another content of an input."""
+    unfinished = ", ".join(Path(run.name).name for run in runs if not run.finished)
+    found = {"": f"Not finished, so the end is the last measurement: {unfinished}."} if unfinished else {}
+    first = {}  # of each fact: its value in the first run that has it, and that run's name
     for run in runs:
-        by_steps.setdefault(int(run.figures["steps"]), []).append(Path(run.name).name)
-    if len(by_steps) > 1:
-        listed = "; ".join(f"{steps} steps: {', '.join(names)}" for steps, names in sorted(by_steps.items()))
-        found.append(f"The runs have different numbers of steps, so their results are not comparable ({listed}).")
-    elif len({tuple(run.figures["curve"]) for run in runs}) > 1:
-        found.append("The runs were measured at different steps (--eval_every), so their areas are not comparable.")
-    if names := [Path(run.name).name for run in runs if not run.finished]:
-        found.append(f"Not finished, so the end is the last measurement: {', '.join(names)}.")
-    for run, name in ((run, name) for run in runs for name in run.inputs):
-        known, of = inputs.setdefault(name, (run.inputs[name], run.name))
-        if run.inputs[name] != known:
-            return [*found, f"{name} was not the same in {of} and {run.name}, so the results are not comparable."]
-    return found
+        for fact, value in [("Measured steps (--steps, --eval_every)", [*run.figures["curve"]]), *run.inputs.items()]:
+            known, other = first.setdefault(fact, (value, run.name))
+            if value != known:
+                found[fact] = f"{fact}: not the same in {other} and {run.name}, so the results are not comparable."
+    return [*found.values()]
 
 
 def run_method(config: dict) -> str:
@@ -82,24 +72,15 @@ def run_method(config: dict) -> str:
     return config["settings"]["mitigation"] + f" advantage={advantage}" * (advantage != "grpo")
 
 
-def shared_settings(config: dict) -> dict:
-    """The settings of a run that a comparison has to hold fixed."""
-    return {name: value for name, value in config["settings"].items() if name not in NO_DIFFERENCE}
-
-
 def labels(configs: list[dict]) -> list[str]:
-    """A label for each run: its method, and the settings in which the runs differ.
-
-    --normalize and the hyper-parameters of a method are named only where they differ among runs of this method.
-    """
-    methods, shared = [run_method(config) for config in configs], [shared_settings(config) for config in configs]
-    own = [config["method"] | {"normalize": config["settings"]["normalize"]} for config in configs]
-    return [" ".join([method, *varied(shared[i], shared),
-                      *varied(own[i], [others for name, others in zip(methods, own) if name == method])])
-            for i, method in enumerate(methods)]
-
-
-def varied(settings: dict, others: list[dict]) -> list[str]:
-    """`name=value` of each setting whose value is not the same in all dicts that have it."""
-    return [f"{name}={settings[name]}" for name in sorted(settings)
-            if len({json.dumps(other[name]) for other in others if name in other}) > 1]
+    """A label for each run: its method, and the settings in which the runs differ; of --normalize and the method's own
+    hyper-parameters those in which the runs of this method differ."""
+    methods, settings = [run_method(config) for config in configs], []  # by owner, the method or "", and name
+    for method, config in zip(methods, configs):
+        own = config["method"] | {"normalize": config["settings"]["normalize"]}
+        settings.append({("", name): value for name, value in config["settings"].items() if name not in NO_DIFFERENCE}
+                        | {(method, name): value for name, value in own.items()})
+    differ = [key for key in sorted({key for own in settings for key in own})
+              if len({json.dumps(own[key]) for own in settings if key in own}) > 1]
+    return [" ".join([method, *(f"{key[1]}={own[key]}" for key in differ if key in own)])
+            for method, own in zip(methods, settings)]

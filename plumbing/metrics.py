@@ -28,6 +28,7 @@ CREDIT_LOG = {"step": np.int32, "response": np.uint16, "group": np.uint16, "posi
               "credit": np.float32, "reward": np.float32, "role": np.int8, "in_answer": np.int8}
 # Where the task replies, also the turn of a token; and for each token of a reply its response and the next position.
 TURN_LOG = {"turn": np.uint16, "reply_response": np.uint16, "reply_position": np.uint16, "reply_token": np.int32}
+PUZZLE_LETTERS = 500  # at most so many of a puzzle's text are kept in the credit log
 
 
 def share(part: float, whole: float) -> float | None:
@@ -144,8 +145,10 @@ def turn_of(batch: Any) -> Tensor:
 
 
 def write_credit_log(file: Path, step: int, batch: Any, credit: Tensor) -> int:
-    """Write the columns of a step to an .npz file, one row of 40 bytes per token; returns the file's CRC-32."""
-    replace_file(file, lambda part: np.savez(part, **log_columns(step, batch, credit)))
+    """Write the columns of a step to an .npz file, one row of 40 bytes per token, and puzzle_text (Q,), the puzzle of
+    each group; returns the file's CRC-32."""
+    texts = np.array([batch.task.show(puzzle)[:PUZZLE_LETTERS] for puzzle in batch.puzzles])  # (Q,)
+    replace_file(file, lambda part: np.savez(part, puzzle_text=texts, **log_columns(step, batch, credit)))
     return checksum(file)
 
 

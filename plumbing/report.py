@@ -1,9 +1,9 @@
 """Estimates with their intervals, and the Markdown tables and pictures that show them."""
-import csv
 import math
 import os
 import re
 import textwrap
+import unicodedata
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,8 +23,7 @@ SHADES = colors.LinearSegmentedColormap.from_list("credit", (MINUS, "white", PLU
 FONT, LETTER = "DejaVu Sans Mono", 0.60205  # comes with matplotlib; width of each of its letters in parts of its size
 FACES = [font_manager.get_font(font_manager.findfont(FONT + weight)) for weight in ("", ":bold")]
 IN_FONT = set.intersection(*(set(face.get_charmap()) for face in FACES)) - {0xFFFD}  # that stands for parts of letters
-# Of coloured tokens: letters in a line, its height in inches, size of a heading in points.
-LETTERS, LINE, HEADING = 84, 0.21, 10
+LETTERS, LINE, HEADING = 84, 0.21, 10  # coloured tokens: letters in a line, its height in inches, points of a heading
 
 rcParams.update(
     dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color"), GREY)
@@ -49,11 +48,9 @@ def ratio(a: float, b: float) -> float:
 
 
 def clustered_mean(values: np.ndarray, cluster: np.ndarray) -> tuple[float, float]:
-    """Mean of values (N,) and half of its 95% interval, where values of the same cluster (N,) are correlated.
-
-    With sums s_c and sizes n_c of C clusters: mean = sum s / sum n,
-    half = 1.96 sqrt(C / (C - 1) * sum (s_c - mean n_c)^2) / sum n. Both are NaN without values, half also for C = 1.
-    """
+    """Mean of values (N,) and half of its 95% interval, where values of the same cluster (N,) are correlated. With sums
+    s_c and sizes n_c of C clusters: mean = sum s / sum n, half = 1.96 sqrt(C / (C - 1) * sum (s_c - mean n_c)^2)
+    / sum n. Both are NaN without values, half also for C = 1."""
     sums, sizes = np.bincount(cluster, values), np.bincount(cluster)  # (C,) each
     n, count = sizes.sum(), (sizes > 0).sum()
     mean = ratio(sums.sum(), n)
@@ -63,8 +60,7 @@ def clustered_mean(values: np.ndarray, cluster: np.ndarray) -> tuple[float, floa
 
 def student(freedom: float) -> tuple[np.ndarray, np.ndarray]:
     """Values (n,) of t from 0 on, and the probability (n,) that Student's t with these degrees of freedom lies further
-    from 0. With t = sqrt(freedom) tan(a), its density is proportional to cos(a)^(freedom - 1), up to a = pi / 2.
-    """
+    from 0. With t = sqrt(freedom) tan(a), its density is proportional to cos(a)^(freedom - 1), up to a = pi / 2."""
     a = np.linspace(0, math.pi / 2, 20_001)
     below = np.append(0, np.cumsum(np.cos((a[1:] + a[:-1]) / 2) ** (freedom - 1)))
     return math.sqrt(freedom) * np.tan(a), 1 - below / below[-1]
@@ -72,11 +68,9 @@ def student(freedom: float) -> tuple[np.ndarray, np.ndarray]:
 
 def t_estimate(*samples: np.ndarray, weights: tuple[float, ...] = (1, -1), outside: float = 0.05) -> Estimate:
     """The mean of a sample (n,) of independent values, such as one per seed; of two, the first's minus the second's; in
-    general the sum of weights * means. With its interval and p-value; the samples may differ in variance.
-
-    outside: the probability of what lies outside of the interval. With v = weight^2 var / n of each sample,
-    t = sum / sqrt(sum of v) has about (sum v)^2 / sum(v^2 / (n - 1)) degrees of freedom (Welch, 1947).
-    """
+    general the sum of weights * means. With its interval, outside of which lies a probability of `outside`, and its p.
+    With v = weight^2 var / n of each sample, which may differ in variance, t = sum / sqrt(sum of v) has about
+    (sum v)^2 / sum(v^2 / (n - 1)) degrees of freedom (Welch, 1947)."""
     counts = [len(x) for x in samples]
     value = float(sum(weight * np.mean(x) for weight, x in zip(weights, samples))) if all(counts) else float("nan")
     if min(counts) < 2:
@@ -93,10 +87,9 @@ def t_estimate(*samples: np.ndarray, weights: tuple[float, ...] = (1, -1), outsi
 def t_statistics(values: np.ndarray, position: np.ndarray) -> np.ndarray:
     """Mean / standard error of values (N,) over responses, at each position that at least MIN_RESPONSES reach."""
     count, total, square = (np.bincount(position, x) for x in (None, values, values**2.0))  # (P,) each
-    reached = count >= MIN_RESPONSES
-    n, mean = count[reached], total[reached] / count[reached]
-    variance = (square[reached] / n - mean**2) * n / (n - 1)
-    return mean / np.sqrt(np.maximum(variance, 1e-30) / n)
+    count, total, square = (x[count >= MIN_RESPONSES] for x in (count, total, square))
+    mean = total / count
+    return mean / np.sqrt(np.maximum(square / count - mean**2, 1e-30) / (count - 1))
 
 
 class Table(NamedTuple):
@@ -115,12 +108,10 @@ class Table(NamedTuple):
         return f"## {self.title}\n{self.note}\n\n" + "".join(f"|{'|'.join(line)}|\n" for line in lines)
 
 
-def code_span(text: str, most: int = 40) -> str:
-    """A text of one line as Markdown code, cut after `most` letters; whatever backquotes it has end nothing."""
-    shown = text if len(text) <= most else text[: most - 1] + "…"
-    fence = "`" + max(re.findall("`+", shown), default="")
-    gap = " " * (len(fence) > 1)
-    return f"{fence}{gap}{shown}{gap}{fence}"
+def code_span(text: str) -> str:
+    """A text of one line as Markdown code; whatever backquotes it has end nothing."""
+    fence = "`" + max(re.findall("`+", text), default="")
+    return f"{fence} {text} {fence}" if len(fence) > 1 else f"`{text}`"
 
 
 def pm(mean: float, error: float, digits: int = 3) -> str:
@@ -129,85 +120,56 @@ def pm(mean: float, error: float, digits: int = 3) -> str:
     return f"{text} ± {error:.{digits}f}" if np.isfinite(error) else text
 
 
-def csv_rows(records: dict[str, dict[str, Estimate]]) -> list[dict]:
-    """A row per method for table.csv: each figure, and the ends of its 95% interval where it has one."""
-    return [{"method": label} | {name + end: f"{value:.6g}" for name, e in r.items()
-                                 for end, value in zip(("", " low", " high"), e) if not np.isnan(value)}
-            for label, r in records.items()]
-
-
-def write_csv(rows: list[dict], file: Path) -> None:
-    """A CSV file with the columns of all rows; a row may lack some."""
-    with file.open("w", newline="", encoding="utf-8") as out:
-        writer = csv.DictWriter(out, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-
-
 def new_figure(columns: int, height: float, **options) -> tuple[Figure, np.ndarray]:
     """A figure of the width that all have, `height` inches high, with axes (columns,) side by side."""
     figure = Figure(figsize=(WIDTH, height))
     return figure, figure.subplots(1, columns, squeeze=False, **options)[0]
 
 
-def draw_blocks(blocks: list[tuple[str, str, int, list[str], np.ndarray]], label: str, file: Path) -> None:
-    """Texts one below the other, their tokens coloured by a value on one scale, which stands below them.
-
-    Each block is a heading, its font weight and greatest number of lines, and the texts and values (L,) of tokens. The
-    axes have a fixed place: a layout engine would shrink them until the letters overlap.
-    """
-    shown = [(wrap_heading(heading, most), weight, *leave_out_middle(texts, values))
-             for heading, weight, most, texts, values in blocks]
-    scale = max(np.nanmax(np.abs(values)) for *_, values in shown) or 1
-    heights = [0.85 * heading.count("\n") + place_tokens(texts)[-1][1] + 2.6 for heading, _, texts, _ in shown]
-    inches = LINE * sum(heights) + 0.65
+def draw_blocks(blocks: list[tuple[str, list[str], np.ndarray]], label: str, file: Path) -> None:
+    """Texts one below the other, each a heading, and the texts and values (L,) of its tokens, coloured on one scale.
+    The axes have a fixed place: a layout engine would shrink them until the letters overlap."""
+    blocks = [(wrap_heading(heading, 6), texts, values) for heading, texts, values in blocks]
+    scale = max(np.nanmax(np.abs(values)) for *_, values in blocks) or 1
+    heights = [2.6 + 0.85 * heading.count("\n") + place_tokens(texts)[-1][1] for heading, texts, _ in blocks]  # lines
+    inches = LINE * sum(heights) + 0.85
     figure = Figure(figsize=(WIDTH, inches), layout="none")
-    axis = figure.add_axes((0.01, 0.65 / inches, 0.98, 1 - 0.65 / inches), xlim=(0, LETTERS), ylim=(sum(heights), 0))
+    axis = figure.add_axes((0.01, 0.85 / inches, 0.98, 1 - 0.85 / inches), xlim=(0, LETTERS), ylim=(sum(heights), 0))
     axis.axis("off")
-    for (heading, weight, texts, values), top in zip(shown, np.cumsum([0, *heights])):
-        axis.text(0, top + 0.18, heading, va="top", weight=weight, family=FONT, fontsize=HEADING, linespacing=1.28)
+    for (heading, texts, values), top in zip(blocks, np.cumsum([0, *heights])):
+        axis.text(0, top + 0.18, heading, va="top", weight="bold", family=FONT, fontsize=HEADING, linespacing=1.28)
         draw_tokens(axis, texts, values / scale, top + 1.2 + 0.85 * heading.count("\n"), 0.98)
-    bar = figure.add_axes((0.04, 0.48 / inches, 0.92, 0.12 / inches))
-    colours = cm.ScalarMappable(colors.Normalize(-scale, scale), SHADES)
-    figure.colorbar(colours, bar, orientation="horizontal", label=label)
+    bar, colours = figure.add_axes((0.04, 0.68 / inches, 0.92, 0.12 / inches)), colors.Normalize(-scale, scale)
+    figure.colorbar(cm.ScalarMappable(colours, SHADES), bar, orientation="horizontal", label=label)
     figure.savefig(file)
 
 
 def wrap_heading(text: str, most: int) -> str:
-    """A heading in at most so many lines."""
-    width = int(0.98 * WIDTH * 72 / (HEADING * LETTER))
+    """A heading in at most so many lines. A letter takes whole dots, of which there are 200 in an inch."""
+    width = int(0.98 * WIDTH * 200 / math.ceil(HEADING * LETTER * 200 / 72))
     return textwrap.fill(visible(text), width, max_lines=most, placeholder=" …")
 
 
-def leave_out_middle(texts: list[str], values: np.ndarray) -> tuple[list[str], np.ndarray]:
-    """Tokens and their values (L,). Of a text of more than 11 lines only the first 7 and the last 3 remain, and between
-    them a line, with the value 0, that counts the tokens left out.
-    """
-    line = np.array([y for _, y, _ in place_tokens(texts)])  # (L,)
-    if line[-1] < 11:
-        return texts, values
-    start, stop = np.searchsorted(line, (7, line[-1] - 2))
-    note = f"… {stop - start} more tokens".ljust(LETTERS)  # fills its line
-    return [*texts[:start], note, *texts[stop:]], np.concatenate([values[:start], [0], values[stop:]])
+def whole_letters(parts: list[bytes], values: np.ndarray) -> tuple[list[str], np.ndarray]:
+    """Texts and values of tokens, given as bytes. Those that share a letter become one, with the value that is larger
+    in size: UTF-8 marks the further bytes of a letter."""
+    begins = [i for i, part in enumerate(parts) if i == 0 or not 0x80 <= part[:1].ljust(1)[0] < 0xC0]
+    pieces = [slice(*ends) for ends in zip(begins, [*begins[1:], len(parts)])]
+    return ([b"".join(parts[piece]).decode("utf-8", "replace") for piece in pieces],
+            np.array([max(values[piece], key=abs) for piece in pieces]))
 
 
 def draw_tokens(axis: Axes, texts: list[str], shares: np.ndarray, top: float = 0.0, width: float = 0.92) -> None:
     """Tokens in lines of LETTERS from line `top` down, each on a patch coloured by its share (L,) of the scale.
-
-    width: of the axes, as a share of the figure's.
-    """
+    width: of the axes, as a share of the figure's."""
     size = width * WIDTH * 72 / LETTERS / LETTER  # points
-    for (x, y, text), share in zip(place_tokens(texts), shares):
-        colour = SHADES(0.5 + share / 2)
+    for (x, y, text), colour in zip(place_tokens(texts), SHADES(0.5 + np.asarray(shares) / 2)):
         axis.add_patch(patches.Rectangle((x, top + y + 0.03), len(text), 0.94, color=colour, lw=0, aa=False))
         axis.text(x, top + y + 0.5, text, va="center_baseline", family=FONT, fontsize=size, color="black")
 
 
 def place_tokens(texts: list[str], columns: int = LETTERS) -> list[tuple[int, int, str]]:
-    """Column, line and visible text of each token, wrapped at `columns` characters; a line break shows as an arrow.
-
-    A token longer than a line is cut.
-    """
+    """Column, line and visible text of each token, wrapped at `columns` characters, where a longer one is cut."""
     x, y, placed = 0, 0, []
     for text in texts:
         shown = visible(text) or "■"  # the end token has no text
@@ -220,6 +182,7 @@ def place_tokens(texts: list[str], columns: int = LETTERS) -> list[tuple[int, in
 
 
 def visible(text: str) -> str:
-    """The text, one letter of equal width for each: ↵ and ⇥ for line break and tab, □ for what the font lacks."""
-    marks = {"\n": "↵", "\t": "⇥"}
-    return "".join(marks.get(c) or (c if ord(c) in IN_FONT and c.isprintable() else "□") for c in text)
+    """The text, one letter of equal width for each: ↵ and ⇥ for line break and tab, □ for what the font lacks, and for
+    an accent without a letter, which would leave its cell."""
+    fits = lambda c: ord(c) in IN_FONT and c.isprintable() and unicodedata.category(c)[0] != "M"
+    return "".join(c if fits(c) else {"\n": "↵", "\t": "⇥"}.get(c, "□") for c in unicodedata.normalize("NFC", text))

@@ -21,11 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plumbing.files import check_fields, checksum, replace_file, write_json
+from plumbing.files import check_fields, checksum, read_json, replace_file, write_json
 from plumbing.metrics import COLUMNS, write_credit_log
 from plumbing.model_folder import files_beside
 from plumbing.processes import first_alone, gather, leads
-from plumbing.runs import read_config, read_credit, read_final, read_metrics
+from plumbing.runs import read_config, read_credit, read_metrics
 from settings import Settings
 
 try:
@@ -286,7 +286,7 @@ def check_unfinished(run: Path, done: int, s: Settings) -> None:
     """ValueError when a run has nothing left to do."""
     if done > s.steps:
         raise ValueError(f"{run} already has {done} steps, more than --steps {s.steps}")
-    if read_final(run).get("step") == s.steps:
+    if read_json(run / "final.json", missing={}).get("step") == s.steps:
         advice = "start a new run" if s.linear_decay else "pass a larger --steps to continue it"
         raise ValueError(f"{run} has finished its {s.steps} steps: {advice}")
 

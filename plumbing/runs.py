@@ -1,7 +1,5 @@
-"""Run folders read back: config.json, metrics.csv, credit/, samples.txt and, of a finished run, final.json."""
+"""Run folders read back: config.json, metrics.csv, credit/ and, of a finished run, final.json."""
 import csv
-import re
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -23,11 +21,11 @@ def read_metrics(run: Path, length: int | None = None) -> dict[str, np.ndarray]:
         table = np.array([[float(cell or "nan") for cell in row] for row in rows]).reshape(len(rows), len(header))
     except (ValueError, csv.Error) as error:
         raise ValueError(f"{file} is no table of numbers ({error}): is it damaged?") from None
+    metrics = dict(zip(header, table.T))
     if missing := [name for name in COLUMNS if name not in header]:
         raise ValueError(f"{file} has no column {missing[0]}: was it written by this version of train.py?")
     if not rows:
         raise ValueError(f"{file} has no rows: the run was stopped before its first measurement")
-    metrics = dict(zip(header, table.T))
     if not np.array_equal(metrics["step"], np.arange(len(rows))):
         raise ValueError(f"{file} is damaged: its steps are not 0, 1, 2, ...")
     return metrics
@@ -61,23 +59,8 @@ def read_config(run: Path) -> dict:
     return config
 
 
-def read_final(run: Path) -> dict:
-    """final.json of a run; empty for a run that is not finished."""
-    return read_json(run / "final.json", missing={})
-
-
 def is_finished(run: Path) -> bool:
     """Whether a run took all its steps and was measured after them."""
-    final = read_final(run)
+    final = read_json(run / "final.json", missing={})
     s = read_config(run)["settings"] if final else {}
     return bool(final) and final["step"] == s["steps"] and (s["pass_at"] == 0 or f"pass@{s['pass_at']}" in final)
-
-
-def sampled_puzzles(run: Path) -> dict[tuple[int, int], str]:
-    """The puzzles in samples.txt by step and group: headings `=== step 10  [3, 4, 5] -> 8  reward`, in their order."""
-    file, puzzles, groups = run / "samples.txt", {}, Counter()
-    text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
-    for step, puzzle in re.findall(r"^=== step (\d+)  (.*?)  reward\b", text, re.MULTILINE):
-        puzzles[int(step), groups[step]] = puzzle.replace("->", "→")
-        groups[step] += 1
-    return puzzles

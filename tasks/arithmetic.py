@@ -48,6 +48,28 @@ def derivations(values: tuple, whole: bool = False) -> Iterator[tuple[int | Frac
                 yield result, (first,) + later
 
 
+def can_make(values: tuple, target: int | Fraction) -> bool:
+    """Whether the values, each used once, make the target. The last calculation joins two parts of them: each result of
+    the smaller part asks for one of the other. So six values take a second; every way to combine them, minutes."""
+    results_of = functools.cache(lambda part: {result for result, _ in derivations(part)})
+
+    def reaches(values: tuple, target: int | Fraction) -> bool:
+        if len(values) <= 3:
+            return target in results_of(values)
+        places = range(len(values))
+        for chosen in itertools.chain(*(itertools.combinations(places, n + 1) for n in range(len(values) // 2))):
+            rest = tuple(values[i] for i in places if i not in chosen)
+            for a in results_of(tuple(values[i] for i in chosen)):
+                wanted = {target - a, target + a, a - target} | ({target * a, Fraction(target) / a} if a else set())
+                if a and target:
+                    wanted.add(Fraction(a) / target)
+                if not a and not target or any(reaches(rest, b) for b in wanted):  # 0 times anything is 0
+                    return True
+        return False
+
+    return reaches(tuple(values), target)
+
+
 def calculate(a: int | Fraction, sign: str, b: int | Fraction) -> int | Fraction | None:
     """The exact value of a sign b; None for a division by zero."""
     if sign == "/":

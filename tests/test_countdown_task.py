@@ -4,12 +4,14 @@ import itertools
 import json
 import re
 import sys
+import time
 from fractions import Fraction
 
 import pytest
 
 import countdown_task as task
 from countdown_task import Puzzle, expression
+from tasks.arithmetic import can_make
 from tests.fixtures import spans_of
 from tests.plain import expressions
 
@@ -35,6 +37,25 @@ def test_solutions_are_expressions_that_reach_the_target(numbers, target):
             assert sorted(map(int, re.findall(r"\d+", text))) == sorted(numbers)
             assert not whole or all(type(v) is int and v >= 0 for a, _, b, result in solution for v in (a, b, result))
     assert task.is_solvable(puzzle) == (target in all_values(numbers, whole=False))
+
+
+@pytest.mark.parametrize("numbers", [(0, 3), (2, 7, 9), (0, 0, 5), (1, 4, 4, 6), (0, 2, 3, 9), (5, 5, 5, 5),
+                                     (1, 3, 4, 6, 8)])
+def test_what_is_solvable_is_what_brute_force_reaches(numbers):
+    """Guards against a part that divides by 0 or is subtracted the other way, and a result asked of other numbers."""
+    reached = all_values(numbers, whole=False)
+    fractions = sorted(value for value in reached if value.denominator > 1)[::97]
+    for target in (*range(-5, 200), *fractions):
+        assert can_make(numbers, target) == (target in reached), target
+    assert can_make(numbers, numbers[0] + sum(numbers[1:]))
+
+
+def test_an_unsolvable_row_of_six_numbers_is_refused_in_seconds():
+    """Guards against the two and a half minutes that every way to combine them takes."""
+    began = time.process_time()
+    with pytest.raises(ValueError, match="can't make 999983; remove that row"):
+        task.check(Puzzle((13, 17, 19, 23, 29, 31), 999983))
+    assert time.process_time() - began < 30
 
 
 @pytest.mark.parametrize("ranges", [(), (2, 1, 6, 30), (3, 4, 7, 10), (2, 0, 3, 5), (4, 9, 10, 40), (1, 3, 9, 7)])

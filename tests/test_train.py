@@ -29,7 +29,7 @@ from plumbing.files import read_json
 from plumbing.metrics import COLUMNS
 from plumbing.optimizer import Optimizer
 from plumbing.registry import required
-from plumbing.runs import read_final, read_metrics
+from plumbing.runs import read_metrics
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import load_model, save_model
 from rollout import Queries, draw_puzzles, rollout
@@ -68,8 +68,10 @@ def rows(folder):
 
 
 def credit_log(folder, step=1):
-    """The columns of a step's credit log."""
-    return dict(np.load(folder / "credit" / f"step-{step:06d}.npz"))
+    """The columns of a step's credit log, all of one length."""
+    log = dict(np.load(folder / "credit" / f"step-{step:06d}.npz"))
+    assert len(log.pop("puzzle_text")) == 1 + log["group"].max()
+    return log
 
 
 # ------------------------------------------------------------------------------------------------- a whole run
@@ -115,7 +117,7 @@ def test_one_held_out_puzzle_writes_no_nan(quick, tmp_path):
     final = json.loads((tmp_path / "r" / "final.json").read_text(), parse_constant=pytest.fail)
     assert final["heldout_stderr"] is final["pass@2_stderr"] is None and final["heldout_success"] == 0
     assert rows(tmp_path / "r")[0]["heldout_stderr"] == ""
-    assert read_metrics(tmp_path / "r")["heldout_success"] == 0 and read_final(tmp_path / "r") == final
+    assert read_metrics(tmp_path / "r")["heldout_success"] == 0 and read_json(tmp_path / "r" / "final.json") == final
 
 
 def test_every_flag_reaches_the_update(quick, tmp_path, monkeypatch):
@@ -420,6 +422,9 @@ def test_a_test_file_is_held_out_and_nothing_of_it_trained_on(quick, tmp_path, m
     heads = re.findall(r"=== step (\d)  (\[.*?\]) -> (\d+)", (tmp_path / "r" / "samples.txt").read_text())
     asked = [(step, p) for step in (1, 2) for p in draw_puzzles(training, Settings(questions=2), step)]
     assert heads == [(str(step), str(list(p.numbers)), str(p.target)) for step, p in asked]
+    kept = [(step, text) for step in (1, 2)
+            for text in np.load(tmp_path / "r" / "credit" / f"step-{step:06d}.npz")["puzzle_text"]]
+    assert kept == [(step, f"{list(p.numbers)} -> {p.target}") for step, p in asked]
     run(*TINY, "--eval_data", eval_data, "--steps", 0, "--out", tmp_path / "own")
     assert {p.id for p in seen[1][0]} == {p.id for p in GENERATE(4096, "train")} - {p.id for p in test}
     run(*TINY, "--data", data, "--steps", 0, "--out", tmp_path / "data")

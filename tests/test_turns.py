@@ -467,6 +467,7 @@ def test_two_processes_make_the_same_run(tmp_path):
     together = logged(tmp_path / "two")
     assert together[1] == alone[1]
     for name, log in alone[2].items():
+        assert together[2][name]["puzzle_text"] == log.pop("puzzle_text")
         for key, values in log.items():
             np.testing.assert_allclose(together[2][name][key], values, rtol=1e-3, atol=1e-5, err_msg=key)
 
@@ -492,18 +493,19 @@ def test_replies_are_grey_in_pictures(tmp_path, figures):
     run(tmp_path / "r", "--steps", 3)
     metrics, tokenizer = analyze.read_metrics(tmp_path / "r"), Tokenizer(GUESS)
     log = analyze.read_log(tmp_path / "r", metrics)
+    shown = analyze.with_replies(log)
     for response in range(36):
-        rows = np.flatnonzero(log["response_id"] == response)
         step, within = 1 + response // 12, response % 12
         with np.load(tmp_path / "r" / "credit" / f"step-{step:06d}.npz") as own:
             mine, said = own["response"] == within, own["reply_response"] == within
-            pairs = [(p, 1, t) for p, t in zip(own["position"][mine], own["token"][mine])]
-            pairs += [(p, 0, t) for p, t in zip(own["reply_position"][said], own["reply_token"][said])]
+            pairs = [(p, 1, t, h) for p, t, h in zip(own["position"][mine], own["token"][mine], own["entropy"][mine])]
+            pairs += [(p, 0, t, None) for p, t in zip(own["reply_position"][said], own["reply_token"][said])]
         # Sorting is stable: what was said before a position keeps its order, and stands before it.
-        expected = [token for *_, token in sorted(pairs, key=lambda pair: pair[:2])]
-        assert analyze.with_replies(log, rows, "token").tolist() == expected
-    analyze.draw_responses(log, tokenizer, "GRPO", {}, tmp_path / "tokens.png")
-    pairs = analyze.choose_pairs(log)
+        expected = sorted(pairs, key=lambda pair: pair[:2])
+        rows = shown["response_id"] == response
+        assert shown["token"][rows].tolist() == [pair[2] for pair in expected]
+        assert [None if np.isnan(h) else h for h in shown["entropy"][rows]] == [pair[3] for pair in expected]
+    analyze.draw_responses(log, tokenizer, "GRPO", tmp_path / "tokens.png")
+    drawn = [log["response_id"][row] for step in (1, 3) for row in analyze.choose_pair(log, step)]
     grey = [patch for patch in figures[0].axes[0].patches if to_hex(patch.get_facecolor()) == "#cccccc"]
-    drawn = sum((log["reply_response"] == log["response_id"][rows[0]]).sum() for pair in pairs for rows in pair)
-    assert len(grey) == drawn > 0  # once: GRPO's credit is one number, and the gradient shows each token
+    assert len(grey) == sum((log["reply_response"] == response).sum() for response in drawn) > 0

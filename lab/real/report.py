@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from analyze import average, position_bins, with_measures
+from analyze import credit_tables, position_bins, with_measures
 from lab.estimates import cell
 from lab.picture import draw
 from lab.statistics import bootstrap, rank_pair, sums
@@ -34,6 +34,7 @@ TOY = ROOM.parent / "truth" / "data" / "ground_truth.npz"  # of the bundled mode
 FIRST = {"Countdown": "first-countdown", "word problems": "first-words"}
 TRUTHS = {"at the start": "truth-start", "after training": "truth-trained"}
 MEASURES = ("contribution", "gradient")
+UNPUBLISHED = ("advantage", "puzzle_text")  # the first follows from rewards
 LEARNING = ROOM / "data" / "learning"
 # What each run is whose credit is shown, and where its credit log and metrics are.
 SHOWN = {"RLOO on word problems": LEARNING / "none-seed0", "GRPO on Countdown": ROOM / "data" / "original",
@@ -76,11 +77,12 @@ def first_figures(log: dict, space: int) -> dict[str, str]:
         "lone spaces, share of filler": f"{1 - words.sum() / filler.sum():.1%}",
         **ratios("filler without lone spaces / reasoning", words, reasoning),
         **ratios("filler and tags / reasoning", filler | tags, reasoning),
-        "log p: filler and tags, reasoning": ", ".join(average(log["logprob"][x]) for x in (filler | tags, reasoning)),
+        "log p: filler and tags, reasoning": ", ".join(
+            f"{log['logprob'][x].mean():.3f}" for x in (filler | tags, reasoning)),
         **ratios("first tenth / last", first, last),
         **ratios("answer / thoughts", answer, ~answer),
         "mean contribution: credit above 0, below": ", ".join(
-            average(log["contribution"][x]) for x in (log["credit"] > 0, log["credit"] < 0)),
+            f"{log['contribution'][x].mean():.3f}" for x in (log["credit"] > 0, log["credit"] < 0)),
         "mean contribution: filler and tags, reasoning": ", ".join(
             f"{log['contribution'][x].mean():.4f}" for x in (filler | tags, reasoning)),
         "share with abs(t) above 3, below 1.5": f"{(t > 3).mean():.0%}, {(t < 1.5).mean():.0%}",
@@ -126,7 +128,7 @@ def table_learning(what: str, log: dict, metrics: dict[str, np.ndarray]) -> Tabl
         ratios = [cell(Estimate(ratio_of(part, measure, filler, reasoning).value)) for measure in MEASURES]
         rows.append([f"{first}-{step.max()}", f"{begins.sum()}", f"{right.mean():.2f}",
                      f"{10 * (reward - right).mean():.2f}", f"{len(begins) / begins.sum():.0f}",
-                     average(part["entropy"]), f"{np.mean(equal):.0%}", f"{filler.mean():.1%}",
+                     f"{part['entropy'].mean():.3f}", f"{np.mean(equal):.0%}", f"{filler.mean():.1%}",
                      f"{(part['in_answer'] > 0).mean():.1%}", *ratios])
     return Table(f"{what} while it learns", (
         f"One run, {np.sum(log['position'] == 0) // log['step'].max()} responses a step. The responses of each ten "
@@ -248,7 +250,7 @@ def publish(run: Path, folder: Path) -> None:
     steps = read_credit(run, read_metrics(run))
     folder.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(folder / "credit.npz", **{name: np.concatenate([step[name] for step in steps])
-                                                  for name in steps[0] if name != "advantage"})  # follows from rewards
+                                                  for name in steps[0] if name not in UNPUBLISHED})
     shutil.copy(run / "metrics.csv", folder)
 
 
@@ -268,6 +270,8 @@ def main() -> None:
     tables = [table_first(first | {"Countdown, 60 steps": learning["GRPO on Countdown"], "SmolLM2, zero-shot": own,
                                    "SmolLM2, 40 steps": learning["RLOO on Countdown after a warm start"]}),
               table_fifths(first["Countdown"]),
+              *(table._replace(title=f"GRPO on Countdown: {table.title.lower()}") for table in credit_tables(
+                  learning["GRPO on Countdown"] | {"advantage": learning["GRPO on Countdown"]["credit"]}, None)),
               *(table_learning(what, learning[what], read_metrics(run)) for what, run in SHOWN.items()),
               table_runs(read_rows(ROOM / "runs.csv")),
               table_measured(truths),

@@ -42,6 +42,14 @@ def read_rows(file: Path) -> list[dict[str, str]]:
     return rows
 
 
+def write_rows(rows: list[dict], file: Path) -> None:
+    """Such a file, with the columns of all rows; a row may lack some."""
+    with file.open("w", newline="", encoding="utf-8") as out:
+        writer = csv.DictWriter(out, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
 def in_order(setting: str) -> str:
     """What a row says of its settings, the method's own first: rows are older than the present order of Settings."""
     order = [field.name for field in fields(Settings)]

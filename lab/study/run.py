@@ -35,10 +35,11 @@ from typing import Iterator, NamedTuple
 import numpy as np
 
 import train
-from analyze import summarize
+from analyze import read_log, summarize
 from countdown_task import solutions, universe
 from lab import quiet
-from lab.study.engine import COSTS, read_rows
+from lab.statistics import spread_within
+from lab.study.engine import COSTS, read_rows, write_rows
 from lab.study.pictures import write_study
 from lab.study.plan import HARD, LEVELS, PARTS, PRETRAINED, RUNS, VERSION
 from methods import MITIGATIONS
@@ -46,8 +47,7 @@ from plumbing.comparison import NO_DIFFERENCE
 from plumbing.files import read_json, replace_file, write_json
 from plumbing.flags import new_parser
 from plumbing.progress import fail, one_sentence
-from plumbing.report import write_csv
-from plumbing.runs import is_finished, read_config, read_metrics
+from plumbing.runs import is_finished, read_config
 from plumbing.task_file import load_task
 from rollout import EVALUATION, draw_uniforms, generate_and_grade
 
@@ -145,9 +145,10 @@ def make_row(e: Experiment) -> dict:
     unnamed = NO_DIFFERENCE - {"steps", "advantage"} | {"model"} | of_level
     shared = {key: value for key, value in settings.items() if key not in unnamed}
     changed = changes(method | {"normalize": settings["normalize"]}, defaults)
-    figures, metrics = summarize(e.folder), read_metrics(e.folder)
+    figures = summarize(e.folder)
+    curve, metrics = figures.pop("curve"), figures.pop("metrics")
+    figures |= spread_within(*(read_log(e.folder, metrics)[name] for name in ("credit", "response_id")))
     cost = np.nancumsum(sum(weight * metrics[name] for name, weight in COSTS.items()))  # (steps + 1,) NaN at the start
-    curve = figures.pop("curve")
     by_step = {"curve": curve, "spent": {step: cost[int(step)] for step in curve}}
     figures["seconds"] = np.nansum(metrics["seconds"])  # of all steps, without evaluation
     if e.part in CHECKED:
@@ -187,7 +188,7 @@ def take_over(e: Experiment, keep: bool) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another study may be writing the table
         if e.name not in done_runs():
             rows = [*read_rows(e.table), read_json(kept)]
-            replace_file(e.table, lambda part: write_csv(rows, part))
+            replace_file(e.table, lambda part: write_rows(rows, part))
     if not keep:
         shutil.rmtree(e.folder / "credit", ignore_errors=True)
         (e.folder / "state.pt").unlink(missing_ok=True)

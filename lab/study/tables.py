@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from analyze import figure_cell
 from lab.estimates import cell, mean_cell, read_column
 from lab.statistics import holm, spearman, t_quantile, with_errors
 from lab.study.decided import read_noise, read_signal, section_9, section_10, table_negatives, table_noise
@@ -163,9 +162,8 @@ def table_types(parts: dict[str, list[Run]]) -> Table:
             "remains after subtracting each response's mean.")
     pairs = [Pair(group) for group in by_area(select(parts, "main"))]
     return make_table(f"Credit by token type, {FIRST}", note, pairs, [
-        METHOD, *(Column(name, lambda pair, name=name: figure_cell(name, t_estimate(pair.a.values(name))))
-                  for name in ("contribution, filler / reasoning", "gradient, filler / reasoning",
-                               "effective sample size", "varies within"))])
+        METHOD, *map(plain, ("contribution, filler / reasoning", "gradient, filler / reasoning",
+                             "effective sample size", "varies within"))])
 
 
 def table_settings(title: str, runs: list[Run], others: list[Run]) -> Table:

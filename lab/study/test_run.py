@@ -17,11 +17,11 @@ import pytest
 import analyze
 from countdown_task import load, read_puzzles, split, universe
 from lab import quiet
+from lab.statistics import spread_within
 from lab.study import plan
 from lab.study import run as study
-from lab.study.engine import ABOUT, in_order, read_rows, to_run
+from lab.study.engine import ABOUT, in_order, read_rows, to_run, write_rows
 from methods import MITIGATIONS
-from plumbing.report import write_csv
 from plumbing.runs import read_metrics
 from tests.plain import expressions
 
@@ -136,9 +136,11 @@ def test_a_row_says_what_the_run_was_and_gave(finished):
     run, final = to_run(row), json.loads((finished.folder / "final.json").read_text())
     metrics = read_metrics(finished.folder)
     cost = metrics["tokens_sampled"] + metrics["tokens_read"] + 3 * metrics["tokens_updated"]
-    expected = analyze.summarize(finished.folder) | {"spent": {0: 0, 2: cost[1] + cost[2]},
-                                                     "seconds": sum(metrics["seconds"][1:]),
-                                                     "pass@16": final["pass@16"], "end": final["heldout_success"]}
+    log = analyze.read_log(finished.folder, metrics)
+    expected = analyze.summarize(finished.folder) | spread_within(log["credit"], log["response_id"]) | {
+        "spent": {0: 0, 2: cost[1] + cost[2]}, "seconds": sum(metrics["seconds"][1:]), "pass@16": final["pass@16"],
+        "end": final["heldout_success"]}
+    del expected["metrics"]
     assert (run.label, run.setting, run.seed) == (f"{row['method']} {row['setting']}", row["setting"], 3)
     assert not run.is_baseline and run.figures["curve"].keys() == {0, 2}
     assert run.figures == {name: pytest.approx(value, rel=1e-5, abs=1e-12) for name, value in expected.items()}
@@ -159,7 +161,7 @@ def test_the_other_puzzles_are_512_that_the_run_never_measured(finished, monkeyp
 def test_rows_of_other_versions_are_kept_and_not_done(place, monkeypatch):
     """Guards against rows of another version that count as done, or that block the table with other columns."""
     old = a_row("a", version="0", method="one, two", gone="3")
-    write_csv([old, a_row("b")], study.RESULTS)
+    write_rows([old, a_row("b")], study.RESULTS)
     monkeypatch.setattr(study, "make_row", lambda e: a_row(e.name, new="4"))
     e = study.Experiment("main", "easy", "none", 0)
     e.folder.mkdir(parents=True)
@@ -252,7 +254,7 @@ def test_the_eta_by_hand(place):
     todo = [study.Experiment("main", "easy", flags, 3) for flags in ("none", "vineppo", "ppo")]
     took = {"easy/none-seed0": 100, "easy/none-seed1": 140, "easy/vineppo-seed0": 600,
             "easy/vineppo-k-9-seed0": 7160, "hard/none-seed0": 300}
-    write_csv([a_row(name, level=name[:4], seconds=seconds) for name, seconds in took.items()], study.RESULTS)
+    write_rows([a_row(name, level=name[:4], seconds=seconds) for name, seconds in took.items()], study.RESULTS)
     # 1.2 * (120 + 600 + the mean of easy, 2000) / 2 = 1632 seconds
     assert study.progress(todo, 2) == "0/3 runs done, ETA 0 h 27 min"
     rows = list(study.done_runs().values())
@@ -262,7 +264,7 @@ def test_the_eta_by_hand(place):
 def test_the_list_is_what_is_left(place, call, capsys):
     """Guards against commands of runs that are done, and --list that starts something."""
     listed = experiments(["main"], ["easy"])
-    write_csv([a_row(listed[0].name)], study.RESULTS)
+    write_rows([a_row(listed[0].name)], study.RESULTS)
     for e, final in ((listed[1], None), (listed[2], {"step": 100, "pass@16": 0.5})):
         e.folder.mkdir(parents=True)
         settings = {"mitigation": "none", "seed": 0, "steps": 100, "pass_at": 16}
@@ -275,7 +277,7 @@ def test_the_list_is_what_is_left(place, call, capsys):
     call("--list --parts main --levels hard --methods optimal_baseline")
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 10 and all("--data runs/study-2/hard.jsonl" in line for line in lines) and study.HARD.is_file()
-    write_csv([a_row(e.name) for e in listed], study.RESULTS)
+    write_rows([a_row(e.name) for e in listed], study.RESULTS)
     call("--list --parts main --levels easy")
     assert capsys.readouterr().out == ""  # and not an empty line, which would be a command
 

@@ -20,7 +20,8 @@ KINDS = {"tokens_sampled": 100.0, "tokens_read": 50.0, "tokens_updated": 50.0}  
 def study_run(label, seed, end, **figures):
     """A run from 0 to `end` along a straight line of success, and of cost, in nine steps."""
     line = {"curve": {0.0: 0.0, 3.0: end / 3, 9.0: end}, "spent": {0.0: 0.0, 3.0: 10 / 3, 9.0: 10.0}}
-    zero = dict.fromkeys((*analyze.LEARNING, *analyze.CREDIT, "pass@16", "step length", "step cosine", "others"), 0.0)
+    zero = dict.fromkeys((*analyze.SIZES, "effective sample size", "varies within", "gradient norm", "start", "pass@16",
+                          "step length", "step cosine", "others"), 0.0)
     given = zero | {"end": end, "climb": end - 0.1, "area": end / 2, "steps": 9.0, "gradient norm": 0.5} | KINDS | line
     setting = " ".join(label.split()[1:])
     return Run(f"{label}-{seed}", label, setting, label == "none", seed, given | figures)

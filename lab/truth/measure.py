@@ -24,10 +24,10 @@ from typing import Callable
 import numpy as np
 import torch
 
-from analyze import spread_within
 from grpo import compare
 from lab.heads import find_heads, fitted_methods
 from lab.picture import draw
+from lab.statistics import spread_within
 from lab.truth.file import by_response
 from lab.truth.scoring import all_scores, score_tables
 from lab.truth.solver import KINDS, solver_columns, token_kinds

@@ -1,0 +1,154 @@
+"""tokens.html: what it holds against the log it is made of, and what a browser shows of it. Chromium runs the page;
+without Chromium those tests are skipped."""
+import base64
+import html
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+import analyze
+from plumbing import report
+from plumbing.tokenizer import Tokenizer
+from tests.fixtures import BUNDLED
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+WRITTEN = ["<b>5 & 3</b></script>\n", "你好 é", "-->\t`${1}`"]  # two steps of them, a response each
+TITLE = "<i>run</i> & RLOO"
+MEASURES = ["gradient", "contribution", "entropy", "log p"]
+
+
+def make_log(texts, steps, seed=0):
+    """A log of one response to one puzzle for each text in each step, with random numbers, and the tokens of each."""
+    rng, tokenizer = np.random.default_rng(seed), Tokenizer(BUNDLED)
+    rows = [tokenizer.encode(text) + tokenizer.end_tokens[:1] for text in texts] * steps
+    response = np.repeat(np.arange(len(rows)), list(map(len, rows)))  # (N,)
+    N = len(response)
+    log = {"step": 1 + response // len(texts), "group": response % len(texts), "response": response % len(texts),
+           "position": np.concatenate([np.arange(len(row)) for row in rows]), "token": np.concatenate(rows),
+           "logprob": -rng.exponential(1, N), "entropy": rng.exponential(1, N), "logit_grad": rng.uniform(0, 1.4, N),
+           "credit": rng.normal(0, 1, N), "reward": np.ones(N), "advantage": np.ones(N),
+           "puzzle_text": np.array([f"<u>{text}</u> & step" for text in texts] * steps)}
+    return analyze.with_measures(log), tokenizer, rows
+
+
+@pytest.fixture
+def page(tmp_path):
+    """A page of two steps, the log it shows, and the file."""
+    log, tokenizer, rows = make_log(WRITTEN, 2)
+    analyze.write_page(log, tokenizer, TITLE, tmp_path / "tokens.html")
+    return log, [[tokenizer.bytes[token] for token in row] for row in rows], tmp_path / "tokens.html"
+
+
+def read_page(file):
+    """What the page knows, and its columns (N,): numbers of texts, credit, log p, ||onehot - p||, entropy."""
+    text = file.read_text(encoding="utf-8")
+    known = json.loads(re.search('id="known">(.*?)</script>', text)[1])
+    data, N = base64.b64decode(re.search('id="data">(.*?)</script>', text)[1]), sum(known["lengths"])
+    assert len(data) == 12 * N
+    return known, [np.frombuffer(data[: 4 * N], "<u4"),
+                   *(np.frombuffer(data[i * N : (i + 2) * N], "<f2") for i in (4, 6, 8, 10))]
+
+
+def test_the_page_holds_the_whole_run(page):
+    """Guards against columns in another order, a response shifted by a token, and a puzzle of another group or step."""
+    log, rows, file = page
+    known, (number, *facts) = read_page(file)
+    texts = [known["texts"][i].encode("latin-1") for i in number]
+    assert texts == [part for row in rows for part in row] and known["lengths"] == list(map(len, rows))
+    for column, name in zip(facts, ("credit", "logprob", "logit_grad", "entropy")):
+        np.testing.assert_allclose(column, log[name], rtol=1e-3)
+    assert known["steps"] == [1, 1, 1, 2, 2, 2]
+    puzzles = [name.partition("Puzzle: ")[2] for name in known["names"]]
+    assert puzzles == [f"<u>{text}</u> & step" for text in WRITTEN] * 2
+
+
+def test_replies_stand_where_they_came(tmp_path):
+    """Guards against a reply of another response, and one with the numbers of a token."""
+    log, tokenizer, rows = make_log(["ab", "cd"], 1)
+    log |= {"turn": log["position"], "reply_response": np.array([1, 1]), "reply_position": np.array([1, 1]),
+            "reply_token": np.array([300, 301])}
+    analyze.write_page(log, tokenizer, "", tmp_path / "tokens.html")
+    known, (number, credit, *_) = read_page(tmp_path / "tokens.html")
+    expected = [*rows[0], rows[1][0], 300, 301, *rows[1][1:]]
+    assert [known["texts"][i].encode("latin-1") for i in number] == [tokenizer.bytes[token] for token in expected]
+    assert known["lengths"] == [len(rows[0]), len(rows[1]) + 2]
+    assert np.flatnonzero(np.isnan(credit)).tolist() == [len(rows[0]) + 1, len(rows[0]) + 2]
+
+
+def test_a_long_run_is_thinned_by_whole_steps(tmp_path, monkeypatch):
+    """Guards against a page that no browser opens, and a step without some of its responses."""
+    log, tokenizer, rows = make_log(WRITTEN, 7)
+    monkeypatch.setattr(analyze, "PAGE_TOKENS", len(log["token"]) // 2)
+    analyze.write_page(log, tokenizer, "", tmp_path / "tokens.html")
+    known, _ = read_page(tmp_path / "tokens.html")
+    assert known["steps"] == [1, 1, 1, 4, 4, 4, 7, 7, 7] and known["lengths"] == list(map(len, rows[:9]))
+
+
+def test_nothing_is_fetched_and_text_stays_text(page):
+    """Guards against a network, and a token, puzzle or title that ends a script or becomes an element."""
+    text, found, tags, reader = page[2].read_text(encoding="utf-8"), [], [], HTMLParser()
+    reader.handle_starttag = lambda tag, attributes: (tags.append(tag), found.extend(name for name, _ in attributes))
+    reader.feed(text)
+    assert tags.count("script") == 3 == text.count("</script") and not {"b", "i", "u"} & {*tags}
+    assert not {"src", "href", "action"} & {*found}
+    assert not re.search(r"url\(|@import|\bfetch\b|XMLHttp|WebSocket|innerHTML|\beval\(|new Function|https?:", text)
+    assert re.search('content="(default-src[^"]*)"', text)[1] == (
+        "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'")
+    assert text.count("&lt;i>run&lt;/i> &amp; RLOO") == 2
+
+
+DRIVE = """<script>
+const seen = [], change = (id, value) => { $(id).value = value; $(id).onchange(); };
+for (const step of [...$("step").options].map(o => o.value)) {
+  change("step", step);
+  for (const response of [...$("response").options].map(o => o.value)) {
+    change("response", response);
+    for (const measure of [...$("measure").options].map(o => o.value)) {
+      change("measure", measure);
+      const boxes = [...$("tokens").querySelectorAll("span")];
+      const apart = boxes.every((a, i) => boxes.slice(i + 1).every(b =>
+        [...a.getClientRects()].every(p => [...b.getClientRects()].every(q =>
+          p.right <= q.left + 1 || q.right <= p.left + 1 || p.bottom <= q.top + 6 || q.bottom <= p.top + 6))));
+      boxes[0].onmouseover();
+      seen.push({step, response, measure, apart, texts: boxes.map(b => b.textContent), facts: $("facts").textContent,
+        shades: boxes.map(b => getComputedStyle(b).backgroundColor), about: $("about").textContent,
+        styles: boxes.map(b => ["--hue", "--share"].map(name => b.style.getPropertyValue(name).trim())),
+        inside: document.documentElement.scrollWidth <= innerWidth});
+    }
+  }
+}
+document.body.append(Object.assign(document.createElement("pre"), {id: "seen", textContent: JSON.stringify(seen)}));
+</script>"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium runs the page, and is not here")
+@pytest.mark.parametrize("width", [360, 1100])
+def test_a_browser_shows_every_response_by_every_measure(page, tmp_path, width):
+    """Guards against a box with another token's number, a scale of another step, a letter in two boxes, text that
+    becomes an element, boxes that overlap, and a line that leaves the window."""
+    log, rows, file = page
+    driven = tmp_path / "driven.html"
+    driven.write_text(file.read_text(encoding="utf-8").replace("</html>", DRIVE + "</html>"), encoding="utf-8")
+    shown = subprocess.run([CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},800",
+                            f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", driven.as_uri()],
+                           capture_output=True, text=True, timeout=120).stdout
+    seen = json.loads(html.unescape(re.search('<pre id="seen">(.*?)</pre>', shown, re.S)[1]))
+    assert [(int(s["response"]), s["measure"]) for s in seen] == [(i, m) for i in range(6) for m in MEASURES]
+    columns = log | {"log p": log["logprob"]}
+    for s in seen:
+        own = log["response_id"] == int(s["response"])
+        texts, values = report.whole_letters(rows[int(s["response"])], columns[s["measure"]][own])
+        scale = np.abs(columns[s["measure"]][log["step"] == int(s["step"])]).max()
+        assert s["texts"] == [text.replace("\n", "↵").replace("\t", "⇥") or "■" for text in texts]
+        assert [float(share.rstrip("%")) for _, share in s["styles"]] == pytest.approx(100 * np.abs(values) / scale, rel=0.01, abs=0.01)
+        assert [hue == report.MINUS for hue, _ in s["styles"]] == (values < 0).tolist()
+        assert len({*s["shades"]}) > 1 and s["apart"] and s["inside"]
+        facts = {fact.rpartition(" ")[0]: float(fact.rpartition(" ")[2]) for fact in s["facts"].partition("; ")[0].split(", ")}
+        first = {name: columns[name][own][0] for name in ("credit", *MEASURES)}
+        assert facts == {name: pytest.approx(x, rel=0.01) for name, x in first.items()}
+        assert f"Full colour: {s['measure']} of " in s["about"] and "</u> & step" in s["about"]
