@@ -2,6 +2,7 @@
 import json
 import re
 import shutil
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -23,7 +24,8 @@ from tests.fixtures import BUNDLED
 from tests.random_checkpoints import randomize
 from tests.test_chat import CHATML, folder
 
-PAGE = Path(__file__).parents[2] / "docs" / "trl.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "trl.md"
 
 
 def convert(*words):
@@ -152,6 +154,10 @@ def test_ids_give_what_the_sampler_recorded(sampled, tmp_path):
     rows_of = lambda x: torch.cat([x[i][batch.mask[i]] for i in order]).numpy()
     for name in ("tokens", "logprob", "entropy", "logit_grad", "role"):
         np.testing.assert_allclose(log[name.removesuffix("s")], rows_of(getattr(batch, name)), atol=2e-5, rtol=0)
+    analyze_run = [sys.executable, ROOT / "analyze.py", tmp_path / "r"]
+    text = subprocess.run(analyze_run, check=True, capture_output=True, text=True).stdout
+    assert f"| {len(log['token'])} | 100.0% |" in re.sub(" +", " ", text) and "nan" not in text
+    assert (tmp_path / "r" / "analysis" / "tokens.html").stat().st_size > 9999
     batch.advantage = compare(batch, "rloo")
     np.testing.assert_allclose(log["credit"], rows_of(MITIGATIONS["prefix_tree"](batch)), atol=1e-6)
     assert "so it may have written them" in said and "made from" not in said
