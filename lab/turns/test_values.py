@@ -1,0 +1,92 @@
+"""Exact values against brute force: every text that the model can write, summed."""
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from lab.turns.credit import credits_along
+from lab.turns.values import grow, histories
+from qwen2_model import Qwen2, parse_config
+from rollout import Policy
+from tasks import guess_task
+from tasks.guess_task import Puzzle
+
+IDS = {"1": [1], "2": [2], "3": [3], "4": [4], "\nhigher\n": [5, 1], "\nlower\n": [5, 2]}
+
+
+def six_tokens(end_tokens):
+    """A random policy whose vocabulary is an end token, 1 to 4, and one more, which may be an end token, too."""
+    def decode(tokens):
+        texts = ["" if token in end_tokens else " 1234?"[token] for token in tokens]
+        stops = np.cumsum([len(text) for text in texts])
+        return "".join(texts), [(int(stop) - len(text), int(stop)) for stop, text in zip(stops, texts)]
+
+    tokenizer = SimpleNamespace(end_tokens=end_tokens, chat=False, start=[], decode=decode,
+                                encode=lambda text: IDS.get(text, [5, 3]))
+    torch.manual_seed(0)
+    model = Qwen2(parse_config(dict(model_type="qwen2", vocab_size=6, hidden_size=16, intermediate_size=24,
+                                    num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                                    tie_word_embeddings=True))).double()
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.4)
+    model.temperature = 0.8
+    return Policy(model, tokenizer, guess_task)
+
+
+@torch.no_grad()
+def brute_force(policy, secret, tokens):
+    """The chance to find the secret after these tokens of a response: all texts of up to four tokens, summed."""
+    puzzle, ends = Puzzle(4, secret, 0), policy.tokenizer.end_tokens
+    if len(tokens) == 4 or tokens and tokens[-1] in ends and policy.reply(puzzle, tokens) is None:
+        return guess_task.grade("", puzzle, policy.decode(tokens, {})[2])["answer"]
+    p = (policy.model(torch.tensor([policy.context(puzzle, tokens)]))[0, -1] / 0.8).softmax(-1)
+    return sum(p[x].item() * brute_force(policy, secret, [*tokens, x]) for x in range(6))
+
+
+@pytest.fixture(autouse=True)
+def two_guesses(monkeypatch):
+    monkeypatch.setattr(guess_task, "GUESSES", 2)
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_values_equal_the_sum_over_all_texts(bound):
+    """Guards against a token at a wrong place or position, a reply that is not read, and another temperature."""
+    policy = six_tokens([0])
+    tree = grow(policy, 4, bound)
+    assert [len(level.low) for level in tree.levels] == [1, 6]
+    for secret in range(1, 5):
+        assert tree.V[0][0, secret - 1] == pytest.approx(brute_force(policy, secret, []), abs=1e-9)
+        for row, (_, g, reply) in enumerate(tree.levels[1].origin):
+            value = brute_force(policy, secret, [g + 1, 0]) if (secret < g + 1) == reply and secret != g + 1 else 0
+            assert tree.V[1][row, secret - 1] == pytest.approx(value, abs=1e-9)
+
+
+@pytest.mark.parametrize("tokens", [[2, 0, 3, 0], [2, 0, 2, 0], [3, 0], [1, 0, 5, 0], [4, 4, 0], [0]])
+def test_credit_is_the_change_of_the_sum(tokens):
+    """A1 token by token by brute force, and A2 its mean over the secrets that were possible. Guards against an
+    end token's credit in another turn, an invalid turn that keeps a value, and a reply known too early."""
+    policy, secret = six_tokens([0]), 3
+    success = guess_task.grade("", Puzzle(4, secret, 0), policy.decode(tokens, {})[2])["answer"]
+    a1, a2 = credits_along(grow(policy, 4), tokens, secret, success)
+    first = {2: [3, 4], 1: [2, 3, 4]}.get(tokens[0], [1, 2, 3, 4])  # possible after the first turn
+    for t in range(len(tokens)):
+        possible = first if t >= 2 and tokens[1] == 0 else [1, 2, 3, 4]
+        changes = {s: brute_force(policy, s, tokens[: t + 1]) - brute_force(policy, s, tokens[:t]) for s in possible}
+        assert a1[t] == pytest.approx(changes[secret], abs=1e-9)
+        assert a2[t] == pytest.approx(np.mean(list(changes.values())), abs=1e-9)
+
+
+def test_what_lies_elsewhere_is_bounded():
+    """A second end token lets the game go on in texts that are no history."""
+    policy = six_tokens([0, 5])
+    tree = grow(policy, 4, bound=True)
+    lacking = np.mean([brute_force(policy, s, []) for s in range(1, 5)]) - tree.V[0].mean()
+    assert 1e-3 < lacking < tree.elsewhere < 1
+
+
+def test_the_tree_of_the_game():
+    """The count of the issue's definition; a child is reached by the reply that its parent's guess gets."""
+    levels = histories(15, 4)
+    assert [len(level.low) for level in levels] == [1, 28, 574, 10402]
+    assert (levels[1].low[levels[0].child[0, 6, 0]], levels[1].high[levels[0].child[0, 6, 1]]) == (8, 6)
