@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from lab.turns.credit import credits_along
+from lab.turns.credit import credits_along, optimal
 from lab.turns.values import grow, histories
 from qwen2_model import Qwen2, parse_config
 from rollout import Policy
@@ -68,7 +68,7 @@ def test_credit_is_the_change_of_the_sum(tokens):
     end token's credit in another turn, an invalid turn that keeps a value, and a reply known too early."""
     policy, secret = six_tokens([0]), 3
     success = guess_task.grade("", Puzzle(4, secret, 0), policy.decode(tokens, {})[2])["answer"]
-    a1, a2 = credits_along(grow(policy, 4), tokens, secret, success)
+    a1, a2, _ = credits_along(grow(policy, 4), tokens, secret, success)
     first = {2: [3, 4], 1: [2, 3, 4]}.get(tokens[0], [1, 2, 3, 4])  # possible after the first turn
     for t in range(len(tokens)):
         possible = first if t >= 2 and tokens[1] == 0 else [1, 2, 3, 4]
@@ -83,6 +83,20 @@ def test_what_lies_elsewhere_is_bounded():
     tree = grow(policy, 4, bound=True)
     lacking = np.mean([brute_force(policy, s, []) for s in range(1, 5)]) - tree.V[0].mean()
     assert 1e-3 < lacking < tree.elsewhere < 1
+
+
+def played_best(low, high, left, first=range(1, 10)):
+    """The number of secrets of low to high that the best play finds whose first guess is one of `first`, by recursion."""
+    if low > high or left == 0:
+        return 0
+    return max((low <= g <= high) + played_best(low, min(high, g - 1), left - 1)
+               + played_best(max(low, g + 1), high, left - 1) for g in first)
+
+
+@pytest.mark.parametrize("low, high, left", [(1, 9, 3), (2, 8, 2), (4, 9, 3), (5, 5, 1), (3, 6, 1)])
+def test_optimal_play_equals_recursion(low, high, left):
+    found = [played_best(low, high, left, [g]) / (high - low + 1) for g in range(1, 10)]
+    np.testing.assert_allclose(optimal(low, high, 9, left), found)
 
 
 def test_the_tree_of_the_game():
