@@ -20,7 +20,6 @@ from lab.turns.values import Tree, grow
 from mitigations import token_credit
 from plumbing.registry import require
 from rollout import TokenBatch
-from tasks.guess_task import GUESSES
 
 
 def exact_turns(batch: TokenBatch, luck: bool = True, mix: float = 0.0) -> Tensor:
@@ -40,9 +39,10 @@ def exact_turns(batch: TokenBatch, luck: bool = True, mix: float = 0.0) -> Tenso
 
 def check_room(tree: Tree, batch: TokenBatch) -> None:
     """ValueError where --max_new_tokens would cut a game off. (The trial step before a run, 0, may.)"""
-    needed = 2 * GUESSES + (GUESSES - 1) * len(tree.words.replies[0])
+    k = len(tree.levels)
+    needed = 2 * k + (k - 1) * len(tree.words.replies[0])
     require(batch.ask.step == 0 or batch.ask.s.max_new_tokens >= needed,
-            f"--max_new_tokens must be at least {needed}: so long is a game of {GUESSES} guesses")
+            f"--max_new_tokens must be at least {needed}: so long is a game of {k} guesses")
 
 
 def credits_of(batch: TokenBatch, tree: Tree) -> Tensor:

@@ -29,7 +29,7 @@ from settings import Settings
 from train import load_policy
 
 GAMES, ANSWERS, MIXES = 120, (8, 16, 32, 64), (0.0, 0.25, 0.5, 0.75, 1.0)
-EXACT = {"exact_turns": 0, "exact_turns luck=False": 1}  # by arm, its row of `credits_of`
+EXACT = {"exact_turns": 0, "exact_turns luck=false": 1}  # by arm, its row of `credits_of`
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ import numpy as np
 from lab.estimates import mean_cell, points, read_column
 from lab.statistics import holm
 from lab.study.decided import on_line
-from lab.study.engine import COSTS, RLOO, difference, name_of, read_rows, read_versions, select, spent
+from lab.study.engine import COSTS, RLOO, difference, measured, name_of, read_rows, read_versions, select, spent
 from lab.study.run import train_all
 from lab.turns.values import grow
 from plumbing.comparison import Group
@@ -130,3 +130,77 @@ def contrasts(groups: dict[str, Group], noise: dict[str, Estimate]) -> dict[str,
     return found | {"A1 - RLOO as noisy": above_line(groups, noise, WITH, "exact_turns mix=0.5"),
                     "A2 - RLOO as noisy": above_line(groups, noise, WITHOUT, MIXED),
                     "A2 as noisy as A1 - A1": difference(groups[MIXED], groups[WITH])}
+
+
+def write_tables() -> None:
+    """tables.md and learning.png, of the rows so far."""
+    groups = select(read_versions(RESULTS)[1]["guess"], "turns")
+    noise = {name: Estimate(1 / e.value, 1 / e.high, 1 / e.low)  # places on the line, so the quieter the further right
+             for name, e in read_column(HERE / "noise.md", "Noise of a step", "all").items()}
+    unit = spent(groups[GRPO])[-1]
+    rows = [[title(name), f"{len(g.rows)}", points(t_estimate(g.values("end"))), points(t_estimate(g.values("area"))),
+             "" if name == RLOO else points(difference(g, groups[RLOO])),
+             f"{noise[name].value:.2f}" if name in noise else "",
+             "" if name in LINE or name not in noise else points(above_line(groups, noise, name)),
+             f"{spent(g)[-1] / unit:.1f}", mean_cell(g.values("seconds"), 0)]
+            for name, g in sorted(groups.items(), key=lambda item: -item[1].values("area").mean())]
+    arms = Table("Learning", "±: half of a 95% interval over seeds; end and area in percent, exact. Quiet: 1 / noise of a "
+                 "step (noise.md). Above the line: area minus RLOO's as noisy. Cost: weighted tokens, GRPO = 1.",
+                 ["arm", "seeds", "end", "area", "area - RLOO", "quiet", "above the line", "cost", "seconds"], rows)
+    found = contrasts(groups, noise)
+    significant = holm({name: e.p for name, e in found.items()})
+    primary = Table("Primary contrasts", "Of area, in points. * is significant at 5% after Holm's correction over the "
+                    f"rows. Margin: {100 * MARGIN:.0f} points.", ["contrast", "area", "interval"],
+                    [[name, points(e) + " *" * (name in significant), verdict(e)] for name, e in found.items()])
+    (HERE / "tables.md").write_text(f"{arms}\n{primary}", encoding="utf-8")
+    draw(groups, noise, HERE / "learning.png")
+
+
+def title(label: str) -> str:
+    """An arm's name in a table."""
+    return name_of(label).strip("`").replace(WITHOUT, "A2").replace(WITH, "A1")
+
+
+def verdict(e: Estimate) -> str:
+    """Where the 95% interval lies, if it says more than that it is wide."""
+    inside, beyond = max(-e.low, e.high) < MARGIN, max(e.low, -e.high) > MARGIN
+    return "within the margin" if inside else "beyond the margin" if beyond else ""
+
+
+def draw(groups: dict[str, Group], noise: dict[str, Estimate], file: Path) -> None:
+    """Exact success by step, and area by how quiet an update is."""
+    figure, (left, right) = new_figure(2, 4.2)
+    styles = {WITHOUT: ("o-", PALETTE[0]), WITH: ("s-", PALETTE[1]), "turn_vine": ("D--", PALETTE[2]),
+              "turn_baseline": ("v--", PALETTE[3]), RLOO: ("^-", GREY), GRPO: ("x:", GREY)}
+    for name, (line, colour) in styles.items():
+        curves = zip(*(row["curve"].values() for row in groups[name].rows.values()))
+        mean, low, high = 100 * np.array([t_estimate(np.array(values))[:3] for values in curves]).T  # (m,) each
+        left.plot(measured(groups[name]), mean, line, color=colour, ms=4, label=title(name).strip("`"))
+        left.fill_between(measured(groups[name]), low, high, color=colour, alpha=0.2, lw=0)
+    area = {name: t_estimate(100 * groups[name].values("area")) for name in groups if name in noise}
+    right.plot([noise[name].value for name in LINE], [area[name].value for name in LINE], color=GREY)
+    for name, up in area.items():
+        colour = GREY if name in LINE else PALETTE[0] if "luck=false" in name else PALETTE[1]
+        across, above = ([[e.value - e.low], [e.high - e.value]] for e in (noise[name], up))
+        right.errorbar(noise[name].value, up.value, above, across, "^" if name in LINE else "o", color=colour)
+    left.set(xlabel="step", ylabel="exact success V(prompt), %", title="Equal responses")
+    right.set(xlabel="1 / noise of a step, RLOO = 1 (logarithmic)", ylabel="area, %", xscale="log",
+              title="Equal noise: RLOO with more responses is the line")
+    right.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"])
+    right.minorticks_off()
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=6)
+    figure.savefig(file)
+
+
+@one_sentence("stopped; the same command resumes from here")
+def main() -> None:
+    """Train, or only write the tables."""
+    if sys.argv[1:] not in ([], ["--tables"]):
+        raise ValueError("the only flag is --tables")
+    if not sys.argv[1:]:
+        run()
+    write_tables()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,11 +1,12 @@
 """Exact values against brute force: every text that the model can write, summed."""
+from functools import cache
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from lab.turns.credit import credits_along, optimal
+from lab.turns.credit import credits_along, exact_turns, optimal
 from lab.turns.values import grow, histories
 from qwen2_model import Qwen2, parse_config
 from rollout import Policy
@@ -34,14 +35,35 @@ def six_tokens(end_tokens):
     return Policy(model, tokenizer, guess_task)
 
 
-@torch.no_grad()
-def brute_force(policy, secret, tokens):
-    """The chance to find the secret after these tokens of a response: all texts of up to four tokens, summed."""
-    puzzle, ends = Puzzle(4, secret, 0), policy.tokenizer.end_tokens
-    if len(tokens) == 4 or tokens and tokens[-1] in ends and policy.reply(puzzle, tokens) is None:
-        return guess_task.grade("", puzzle, policy.decode(tokens, {})[2])["answer"]
-    p = (policy.model(torch.tensor([policy.context(puzzle, tokens)]))[0, -1] / 0.8).softmax(-1)
-    return sum(p[x].item() * brute_force(policy, secret, [*tokens, x]) for x in range(6))
+@cache
+def game(*end_tokens):
+    """The policy; and by secret, every text that ends the game or has four tokens: tokens, log-prob of each, with
+    gradient, and success."""
+    policy = six_tokens([*end_tokens])
+    found, open_ = {secret: [] for secret in range(1, 5)}, [(secret, [], []) for secret in range(1, 5)]
+    while open_:
+        texts = [policy.context(Puzzle(4, secret, 0), tokens) for secret, tokens, _ in open_]
+        rows = torch.nn.utils.rnn.pad_sequence([torch.tensor(text) for text in texts], batch_first=True)  # (R, C)
+        logits = policy.model(rows)[range(len(rows)), [len(text) - 1 for text in texts]]  # (R, 6)
+        longer = [(secret, [*tokens, x], [*others, logprob[x]]) for (secret, tokens, others), logprob
+                  in zip(open_, (logits / 0.8).log_softmax(-1)) for x in range(6)]
+        open_ = []
+        for secret, tokens, logprobs in longer:
+            ended = tokens[-1] in policy.tokenizer.end_tokens and policy.reply(Puzzle(4, secret, 0), tokens) is None
+            if ended or len(tokens) == 4:
+                success = guess_task.grade("", Puzzle(4, secret, 0), policy.decode(tokens, {})[2])["answer"]
+                found[secret].append((tokens, torch.stack(logprobs), success))
+            else:
+                open_.append((secret, tokens, logprobs))
+    return policy, found
+
+
+def brute_force(found, tokens):
+    """The chance to find the secret after these tokens: the sum over all texts that begin so."""
+    rest = [(logprob[len(tokens):].sum().exp().item(), success) for text, logprob, success in found
+            if text[: len(tokens)] == tokens]
+    assert sum(p for p, _ in rest) == pytest.approx(1)
+    return sum(p * success for p, success in rest)
 
 
 @pytest.fixture(autouse=True)
@@ -52,13 +74,13 @@ def two_guesses(monkeypatch):
 @pytest.mark.parametrize("bound", [False, True])
 def test_values_equal_the_sum_over_all_texts(bound):
     """Guards against a token at a wrong place or position, a reply that is not read, and another temperature."""
-    policy = six_tokens([0])
+    policy, texts = game(0)
     tree = grow(policy, 4, bound)
     assert [len(level.low) for level in tree.levels] == [1, 6]
-    for secret in range(1, 5):
-        assert tree.V[0][0, secret - 1] == pytest.approx(brute_force(policy, secret, []), abs=1e-9)
+    for secret, found in texts.items():
+        assert tree.V[0][0, secret - 1] == pytest.approx(brute_force(found, []), abs=1e-9)
         for row, (_, g, reply) in enumerate(tree.levels[1].origin):
-            value = brute_force(policy, secret, [g + 1, 0]) if (secret < g + 1) == reply and secret != g + 1 else 0
+            value = brute_force(found, [g + 1, 0]) if (secret < g + 1) == reply and secret != g + 1 else 0
             assert tree.V[1][row, secret - 1] == pytest.approx(value, abs=1e-9)
 
 
@@ -66,22 +88,45 @@ def test_values_equal_the_sum_over_all_texts(bound):
 def test_credit_is_the_change_of_the_sum(tokens):
     """A1 token by token by brute force, and A2 its mean over the secrets that were possible. Guards against an
     end token's credit in another turn, an invalid turn that keeps a value, and a reply known too early."""
-    policy, secret = six_tokens([0]), 3
+    (policy, found), secret = game(0), 3
     success = guess_task.grade("", Puzzle(4, secret, 0), policy.decode(tokens, {})[2])["answer"]
     a1, a2, _ = credits_along(grow(policy, 4), tokens, secret, success)
     first = {2: [3, 4], 1: [2, 3, 4]}.get(tokens[0], [1, 2, 3, 4])  # possible after the first turn
     for t in range(len(tokens)):
         possible = first if t >= 2 and tokens[1] == 0 else [1, 2, 3, 4]
-        changes = {s: brute_force(policy, s, tokens[: t + 1]) - brute_force(policy, s, tokens[:t]) for s in possible}
+        changes = {s: brute_force(found[s], tokens[: t + 1]) - brute_force(found[s], tokens[:t]) for s in possible}
         assert a1[t] == pytest.approx(changes[secret], abs=1e-9)
         assert a2[t] == pytest.approx(np.mean(list(changes.values())), abs=1e-9)
 
 
+def test_every_form_has_the_gradient_of_success_as_its_mean():
+    """sum over texts of p(text) sum_t credit_t grad log p_t = grad V(prompt). Guards against a biased mix or A2."""
+    (policy, texts), value, forms = game(0), 0, [(True, 0.0), (False, 0.0), (True, 0.3), (False, 0.6)]  # luck, mix
+    weights, surrogate = list(policy.model.parameters()), [0] * len(forms)
+    for secret, found in texts.items():
+        mask = torch.tensor([[t < len(text) for t in range(4)] for text, *_ in found])
+        batch = SimpleNamespace(
+            tokens=torch.tensor([text + [0] * (4 - len(text)) for text, *_ in found]), mask=mask,
+            success=torch.tensor([success for *_, success in found]), puzzles=[Puzzle(4, secret, 0)],
+            group=torch.zeros(len(found), dtype=torch.long),
+            ask=SimpleNamespace(policy=policy, step=1, s=SimpleNamespace(max_new_tokens=6), tokens_read=0))
+        logprob = torch.nn.utils.rnn.pad_sequence([logprob for _, logprob, _ in found], batch_first=True)  # (B, 4)
+        p = logprob.sum(1).exp()  # (B,)
+        value = value + (p * batch.success).sum()
+        for i, form in enumerate(forms):
+            surrogate[i] = surrogate[i] + (p.detach() * (exact_turns(batch, *form) * mask * logprob).sum(1)).sum()
+        assert batch.ask.tokens_read == 4 * (2 + 4 + 6 * 3 + 12)  # prompt, numbers, six replies, numbers
+    expected = torch.autograd.grad(value, weights, retain_graph=True)
+    for own in surrogate:
+        for x, y in zip(torch.autograd.grad(own, weights, retain_graph=True), expected):
+            torch.testing.assert_close(x, y, atol=1e-9, rtol=0)
+
+
 def test_what_lies_elsewhere_is_bounded():
     """A second end token lets the game go on in texts that are no history."""
-    policy = six_tokens([0, 5])
+    policy, texts = game(0, 5)
     tree = grow(policy, 4, bound=True)
-    lacking = np.mean([brute_force(policy, s, []) for s in range(1, 5)]) - tree.V[0].mean()
+    lacking = np.mean([brute_force(found, []) for found in texts.values()]) - tree.V[0].mean()
     assert 1e-3 < lacking < tree.elsewhere < 1
 
 
