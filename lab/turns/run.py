@@ -35,7 +35,7 @@ ALIKE = "--task guess --max_new_tokens 24 --steps 100 --checkpoint_every 10 --ev
 EVERY, SEEDS = 10, range(10)
 LINE = (RLOO, *(f"none answers={G} advantage=rloo" for G in (16, 32, 64)))  # RLOO's area by its noise
 GRPO, WITH, WITHOUT = "none", "exact_turns", "exact_turns luck=false"  # A1, A2
-MIXED = "exact_turns luck=false mix=MMM"  # as noisy as A1
+MIXED = "exact_turns luck=false mix=0.5"  # as noisy as A1
 ARMS = (GRPO, *LINE, WITH, WITHOUT, "turn_vine", "turn_baseline", "exact_turns mix=0.5", MIXED)
 MARGIN = 0.02  # of area, the smallest effect of interest
 

@@ -145,7 +145,7 @@ def test_optimal_play_equals_recursion(low, high, left):
 
 
 def test_the_tree_of_the_game():
-    """The count of the issue's definition; a child is reached by the reply that its parent's guess gets."""
+    """11,005 histories in all; a child is reached by the reply that its parent's guess gets."""
     levels = histories(15, 4)
     assert [len(level.low) for level in levels] == [1, 28, 574, 10402]
     assert (levels[1].low[levels[0].child[0, 6, 0]], levels[1].high[levels[0].child[0, 6, 1]]) == (8, 6)

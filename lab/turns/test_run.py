@@ -1,0 +1,58 @@
+"""The contrasts of designs.md, on made-up rows."""
+import csv
+import shlex
+
+import numpy as np
+import pytest
+
+import train
+from lab.turns import credit, run
+from lab.turns.run import ARMS, LINE, MIXED, RLOO, SEEDS, WITH, WITHOUT, Experiment
+from methods import MITIGATIONS
+from plumbing.report import Table
+from tests.fixtures import check_texts
+
+QUIET = {RLOO: 1.0, LINE[1]: 2.0, LINE[2]: 4.0, LINE[3]: 8.0, WITH: 2.0, "exact_turns mix=0.5": 4.0, WITHOUT: 4.0,
+         MIXED: 2.0}
+LEAD = {WITH: 0.03, WITHOUT: 0.01, MIXED: 0.05}  # over RLOO as noisy
+
+
+@pytest.fixture
+def rows(tmp_path, monkeypatch):
+    """Files of results in which RLOO's area rises by 4 points whenever its noise is halved."""
+    monkeypatch.setattr(run, "HERE", tmp_path)
+    monkeypatch.setattr(run, "RESULTS", tmp_path / "runs.csv")
+    noise = [[name, f"{1 / x:.9f}"] for name, x in QUIET.items()]
+    (tmp_path / "noise.md").write_text(str(Table("Noise of a step", "", ["arm", "all"], noise)))
+    with (tmp_path / "runs.csv").open("w", newline="") as file:
+        out = csv.writer(file)
+        out.writerow("run version part level method setting seed command steps area end tokens_sampled tokens_read "
+                     "tokens_updated seconds curve spent".split())
+        for e in (Experiment(label, seed) for seed in SEEDS for label in ARMS):
+            area = 0.4 + 0.04 * np.log2(QUIET.get(e.label, 1)) + LEAD.get(e.label, 0) + 1e-3 * (e.seed % 2)
+            method, _, setting = e.label.partition(" ")
+            out.writerow([e.name, 1, "turns", "guess", method, setting, e.seed, "", 100, area, area, 5, 5, 5, 60,
+                          f"0:0.3 100:{area}", "0:0 100:25"])
+
+
+def test_contrasts_and_picture(rows, tmp_path, figures):
+    """Guards against a line read at the wrong noise, a contrast of the wrong sign, and unreadable texts."""
+    run.write_tables()
+    table = {cells[1].strip(): cells[2].split()[0] for line in (tmp_path / "tables.md").read_text().splitlines()
+             if len(cells := line.split("|")) == 5}
+    assert table["A1 - RLOO"] == "7.0" and table["A2 - GRPO"] == "9.0"
+    assert table["A1 - RLOO as noisy"] == "1.5" and table["A2 - RLOO as noisy"] == "3.0"  # means over two arms
+    assert table["A2 as noisy as A1 - A1"] == "2.0"
+    check_texts(figures[0])
+
+
+def test_commands_are_accepted():
+    """Guards against a flag that train.py does not know; `exact_turns` is registered for this test alone."""
+    try:
+        credit.token_credit(credit.exact_turns)
+        for label in ARMS:
+            settings, method, _ = train.parse_flags(shlex.split(Experiment(label, 3).command)[3:])
+            assert settings.seed == 3 and settings.task == "guess" and (settings.answers == 8 or "answers" in label)
+            assert method.get("luck", True) == ("luck" not in label)
+    finally:
+        MITIGATIONS.pop("exact_turns")
