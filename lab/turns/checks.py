@@ -7,7 +7,6 @@
 The first command samples 8 responses to each of 60 games, measures A* of their tokens by rollouts, and keeps the credit
 of every method. The second reads off A1 and A2 of the same tokens (credit.py).
 """
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from lab.truth.file import by_response, read_truth
 from lab.truth.score import recorded_puzzles
 from lab.turns.credit import credits_along
 from lab.turns.values import Tree, grow
+from plumbing.flags import new_parser
 from plumbing.progress import one_sentence
 from plumbing.report import Table
 from settings import Settings
@@ -96,7 +96,10 @@ def table_scores(truth: dict, exact: dict[str, np.ndarray]) -> Table:
 @one_sentence()
 def main() -> None:
     """Check, score, and write the tables."""
-    truth, policy = read_truth(Path(sys.argv[1]) / "ground_truth.npz"), load_policy(Settings(task="guess"))
+    parser = new_parser(description=__doc__)
+    parser.add_argument("truth", type=Path, help="the folder that lab.truth.measure wrote")
+    file = parser.parse_args().truth / "ground_truth.npz"
+    truth, policy = read_truth(file), load_policy(Settings(task="guess"))
     tree = grow(policy, bound=True)
     exact = exact_columns(truth, tree, recorded_puzzles(truth, policy.task))
     text = f"{table_checks(truth, exact, tree)}\n{table_scores(truth, exact)}"

@@ -7,7 +7,6 @@
 The noise is tr Cov(g) of a step's gradient per response, as in lab/study/signal.py. All arms have the same expected
 gradient (but for the format's share of the reward, which RLOO sees).
 """
-import sys
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -21,6 +20,7 @@ from lab.study.signal import CHECKPOINTS, Arm, noise, table_variance
 from lab.turns.credit import credits_of
 from lab.turns.values import grow
 from lab.updates import credit_gradients
+from plumbing.flags import new_parser
 from plumbing.progress import follow, one_sentence
 from plumbing.report import Estimate
 from plumbing.runs import read_config
@@ -59,7 +59,9 @@ def grams(policy: Policy, s: Settings) -> dict[str, np.ndarray]:
 @one_sentence()
 def main() -> None:
     """Measure, and write the table."""
-    run = Path(sys.argv[1])
+    parser = new_parser(description=__doc__)
+    parser.add_argument("run", type=Path, help="a run of RLOO with the checkpoints above")
+    run = parser.parse_args().run
     s, found = Settings(**read_config(run)["settings"]), {}  # by arm, an Estimate for each policy
     for weights, G in follow("policies and group sizes", [*product(CHECKPOINTS.values(), ANSWERS)]):
         policy = load_policy(replace(s, model=str(run / weights) if weights else s.model))

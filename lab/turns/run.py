@@ -7,7 +7,6 @@ Success is exact: V(prompt) of values.py at every tenth step, from the run's che
 finished run loses its folder. While a program measures speed (lab/quiet.py) the run pauses.
 """
 import shutil
-import sys
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from lab.study.run import train_all
 from lab.turns.values import grow
 from plumbing.comparison import Group
 from plumbing.files import replace_file
+from plumbing.flags import new_parser
 from plumbing.progress import clock, one_sentence
 from plumbing.report import GREY, PALETTE, Estimate, Table, new_figure, t_estimate, write_csv
 from plumbing.runs import read_config, read_metrics
@@ -108,7 +108,7 @@ def run() -> None:
             replace_file(RESULTS, lambda part: write_csv(rows, part))
             shutil.rmtree(e.folder)
             seconds.append(float(rows[-1]["seconds"]))
-            print(f"{total - len(todo) + i}/{total} runs done  {e.name}  end {float(rows[-1]['end']):.3f}  "
+            print(f"{total - len(todo) + i}/{total} runs done  {e.name}  "
                   f"ETA {clock(1.3 * np.mean(seconds) * (len(todo) - i))}", flush=True)
 
 
@@ -185,7 +185,7 @@ def draw(groups: dict[str, Group], noise: dict[str, Estimate], file: Path) -> No
         right.errorbar(noise[name].value, up.value, above, across, "^" if name in LINE else "o", color=colour)
     left.set(xlabel="step", ylabel="exact success V(prompt), %", title="Equal responses")
     right.set(xlabel="1 / noise of a step, RLOO = 1 (logarithmic)", ylabel="area, %", xscale="log",
-              title="Equal noise: RLOO with more responses is the line")
+              title="Equal noise (line: RLOO, 8 to 64 responses)")
     right.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"])
     right.minorticks_off()
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=6)
@@ -195,9 +195,9 @@ def draw(groups: dict[str, Group], noise: dict[str, Estimate], file: Path) -> No
 @one_sentence("stopped; the same command resumes from here")
 def main() -> None:
     """Train, or only write the tables."""
-    if sys.argv[1:] not in ([], ["--tables"]):
-        raise ValueError("the only flag is --tables")
-    if not sys.argv[1:]:
+    parser = new_parser(description=__doc__)
+    parser.add_argument("--tables", action="store_true", help="train nothing")
+    if not parser.parse_args().tables:
         run()
     write_tables()
 

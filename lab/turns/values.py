@@ -14,9 +14,8 @@ turn, too, although the game goes on: `elsewhere` bounds what that leaves out. V
 
 Alphabet: n numbers, k guesses; at one level of the tree, after as many turns, R histories.
 
-Run it:  python -m lab.turns.values [FOLDER]        the value of a model (default: the bundled one), and the seconds
+Run it:  python -m lab.turns.values        the value of the bundled model, or of --model FOLDER, and the seconds it takes
 """
-import sys
 import time
 from typing import NamedTuple
 
@@ -25,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from plumbing.flags import new_parser
 from plumbing.progress import one_sentence
 from plumbing.registry import require
 from qwen2_model import scaled
@@ -208,7 +208,9 @@ class Reader:
 @one_sentence()
 def main() -> None:
     """Say what a model's value is."""
-    policy = load_policy(Settings(task="guess", model="".join(sys.argv[1:])))
+    parser = new_parser(description=__doc__)
+    parser.add_argument("--model", default="", help="a model folder, such as a run's checkpoint; empty: the bundled one")
+    policy = load_policy(Settings(task="guess", model=parser.parse_args().model))
     began = time.perf_counter(), time.process_time()
     tree = grow(policy)
     seconds = time.perf_counter() - began[0], time.process_time() - began[1]
