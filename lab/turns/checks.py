@@ -2,10 +2,12 @@
 
     python -m lab.truth.measure --task guess --questions 60 --rollouts 200 --max_new_tokens 24 --only_rollouts \\
         --out runs/turns-truth
-    python -m lab.turns.checks runs/turns-truth        writes lab/turns/checks.md
+    python -m lab.truth.measure --task guess --questions 60 --rollouts 200 --max_new_tokens 24 --only_rollouts \\
+        --seed 1 --critic_batches 0 --methods none --out runs/turns-truth-1
+    python -m lab.turns.checks runs/turns-truth runs/turns-truth-1        writes lab/turns/checks.md
 
-The first command samples 8 responses to each of 60 games, measures A* of their tokens by rollouts, and keeps the credit
-of every method. The second reads off A1 and A2 of the same tokens (credit.py).
+The first two commands sample 8 responses to each of 60 games and measure A* of their tokens by rollouts; the first also
+keeps the credit of every method. The third reads off A1 and A2 of the same tokens (credit.py). Scores are of the first.
 """
 from pathlib import Path
 
@@ -51,8 +53,8 @@ def columns_of(truth: dict, turns: bool) -> dict[str, np.ndarray]:
     return {name: by_turn(column, truth) / count for name, column in columns.items()}
 
 
-def table_checks(truth: dict, exact: dict[str, np.ndarray], tree: Tree) -> Table:
-    """Three checks against what was sampled."""
+def checks(truth: dict, exact: dict[str, np.ndarray]) -> dict[str, str]:
+    """What was sampled against what is exact."""
     puzzle, (A1, A2, regret, start) = truth["group"].astype(int), exact.values()
     tried, first = truth["packets"] > 0, truth["position"] == 0
     error = np.where(tried, (truth["a_star"] - A1) / truth["a_star_error"], 0.0)
@@ -62,19 +64,16 @@ def table_checks(truth: dict, exact: dict[str, np.ndarray], tree: Tree) -> Table
 
     M1, M2 = (by_turn(x, truth) for x in (A1, A2))
     group = columns_of(truth, True)["group"].astype(int)
-    rows = [["responses, tokens, tokens with rollouts", f"{first.sum()}, {len(A1):,}, {tried.sum():,}"],
-            ["Monte Carlo A\\* - A1 in its standard errors: mean square", ratio(error**2, tried * 1.0)],
-            ["the largest; of tokens without rollouts, the largest difference",
-             f"{np.abs(error).max():.1f}; {np.abs(truth['a_star'] - A1)[~tried].max():.3f}"],
-            ["slope of Monte Carlo A\\* on A1", ratio(truth["a_star"] * A1, A1 * A1, tried)],
-            ["success over V(prompt, s)", ratio(truth["success"] * first, start * first)],
-            ["sum of A1² over V(prompt, s) (1 - V(prompt, s))", ratio(A1**2, start * (1 - start) * first)],
-            ["slope of A1 on A2, turns", cell(bootstrap(share, sums(group, M1 * M2, M2 * M2)))],
-            ["share of A1² that is luck, (A1 - A2)², turns", cell(bootstrap(share, sums(group, (M1 - M2)**2, M1**2)))],
-            ["regret of a game", cell(bootstrap(share, sums(puzzle, -regret, first * 1.0)))],
-            ["V(prompt); what it may lack at most", f"{tree.V[0].mean():.4f}; {tree.elsewhere:.0e}"]]
-    return Table("Checks", "Bundled model. Brackets: 95% bootstrap intervals over games. Expected: 1 in the rows of "
-                 "mean square, slopes, success, and the sum of squares.", ["", "found"], rows)
+    return {"responses, tokens, tokens with rollouts": f"{first.sum()}, {len(A1):,}, {tried.sum():,}",
+            "Monte Carlo A\\* - A1 in its standard errors: mean square": ratio(error**2, tried * 1.0),
+            "the largest; of tokens without rollouts, the largest difference":
+                f"{np.abs(error).max():.1f}; {np.abs(truth['a_star'] - A1)[~tried].max():.3f}",
+            "slope of Monte Carlo A\\* on A1": ratio(truth["a_star"] * A1, A1 * A1, tried),
+            "success over V(prompt, s)": ratio(truth["success"] * first, start * first),
+            "sum of A1² over V(prompt, s) (1 - V(prompt, s))": ratio(A1**2, start * (1 - start) * first),
+            "slope of A1 on A2, turns": cell(bootstrap(share, sums(group, M1 * M2, M2 * M2))),
+            "share of A1² that is luck, (A1 - A2)², turns": cell(bootstrap(share, sums(group, (M1 - M2)**2, M1**2))),
+            "regret of a game": cell(bootstrap(share, sums(puzzle, -regret, first * 1.0)))}
 
 
 def table_scores(truth: dict, exact: dict[str, np.ndarray]) -> Table:
@@ -97,12 +96,17 @@ def table_scores(truth: dict, exact: dict[str, np.ndarray]) -> Table:
 def main() -> None:
     """Check, score, and write the tables."""
     parser = new_parser(description=__doc__)
-    parser.add_argument("truth", type=Path, help="the folder that lab.truth.measure wrote")
-    file = parser.parse_args().truth / "ground_truth.npz"
-    truth, policy = read_truth(file), load_policy(Settings(task="guess"))
+    parser.add_argument("truths", type=Path, nargs="+", help="folders that lab.truth.measure wrote")
+    truths = [read_truth(folder / "ground_truth.npz") for folder in parser.parse_args().truths]
+    policy = load_policy(Settings(task="guess"))
     tree = grow(policy, bound=True)
-    exact = exact_columns(truth, tree, recorded_puzzles(truth, policy.task))
-    text = f"{table_checks(truth, exact, tree)}\n{table_scores(truth, exact)}"
+    exact = [exact_columns(truth, tree, recorded_puzzles(truth, policy.task)) for truth in truths]
+    found = [checks(*pair) for pair in zip(truths, exact)]
+    table = Table("Checks", f"Bundled model, whose V(prompt) is {tree.V[0].mean():.4f}, and may lack {tree.elsewhere:.0e}. "
+                  "A column for each seed. Brackets: 95% bootstrap intervals over games. Expected: 1 in the rows of mean "
+                  "square, slopes, success, and the sum of squares.", ["", *(f"seed {i}" for i in range(len(found)))],
+                  [[name, *(one[name] for one in found)] for name in found[0]])
+    text = f"{table}\n{table_scores(truths[0], exact[0])}"
     Path(__file__).with_suffix(".md").write_text(text, encoding="utf-8")
     print(text)
 

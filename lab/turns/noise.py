@@ -28,7 +28,7 @@ from rollout import Policy, draw_puzzles, rollout
 from settings import Settings
 from train import load_policy
 
-GAMES, ANSWERS, MIXES = 120, (8, 16, 32, 64), (0.0, 0.25, 0.5, 0.75, 1.0)
+GAMES, ANSWERS, MIXES = 120, (8, 64), (0.0, 0.5, 0.74, 1.0)
 EXACT = {"exact_turns": 0, "exact_turns luck=false": 1}  # by arm, its row of `credits_of`
 
 
@@ -38,8 +38,8 @@ def credits(policy: Policy, s: Settings):
     batch = rollout(policy, draw_puzzles(policy.task.load("train"), replace(s, questions=GAMES), step=1), s, step=0)
     found = [compare(batch, "rloo")[:, None] * batch.mask]
     if s.answers == ANSWERS[0]:
-        exact = credits_of(batch, grow(policy))  # (2, B, T)
-        found += [*exact.to(batch.logprob), exact[0].sum(1, keepdim=True).to(batch.logprob) * batch.mask]
+        A1, A2, _ = credits_of(batch, grow(policy)).to(batch.logprob)  # (B, T) each
+        found += [A1, A2, A1.sum(1, keepdim=True) * batch.mask]
     return batch, torch.stack(found)
 
 

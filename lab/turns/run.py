@@ -33,10 +33,11 @@ HERE, RUNS = Path(__file__).parent, Path("runs/turns")
 RESULTS = HERE / "runs.csv"
 ALIKE = "--task guess --max_new_tokens 24 --steps 100 --checkpoint_every 10 --eval_every 0 --pass_at 0"
 EVERY, SEEDS = 10, range(10)
-LINE = (RLOO, *(f"none answers={G} advantage=rloo" for G in (16, 32, 64)))  # RLOO's area by its noise
+GAMES = {f"none questions={Q} advantage=rloo": Q for Q in (24, 72, 216)}  # RLOO with more games a step
+LINE = (RLOO, *GAMES)  # its area by its noise
 GRPO, WITH, WITHOUT = "none", "exact_turns", "exact_turns luck=false"  # A1, A2
-MIXED = "exact_turns luck=false mix=0.5"  # as noisy as A1
-ARMS = (GRPO, *LINE, WITH, WITHOUT, "turn_vine", "turn_baseline", "exact_turns mix=0.5", MIXED)
+MIXED = "exact_turns luck=false mix=0.74"  # as noisy as A1
+ARMS = (GRPO, *LINE, WITH, WITHOUT, MIXED, "turn_vine", "turn_baseline")
 MARGIN = 0.02  # of area, the smallest effect of interest
 
 
@@ -115,45 +116,48 @@ def run() -> None:
 # ---------------------------------------------------------------------------------------------- tables and picture
 
 
-def above_line(groups: dict[str, Group], noise: dict[str, Estimate], *names: str) -> Estimate:
-    """The mean area of some arms minus that of RLOO where it is as noisy, linear in the logarithm between LINE."""
-    line = [noise[name].value for name in LINE]
-    weights = np.mean([on_line(noise[name].value, line) for name in names], 0)  # (4,)
-    return t_estimate(*(groups[name].values("area") for name in (*names, *LINE)),
-                      weights=(*[1 / len(names)] * len(names), *-weights))
+def read_quiet() -> dict[str, Estimate]:
+    """1 / the noise of a step, RLOO's = 1, by arm. Games are independent, so with Q instead of 12 it is Q / 12."""
+    found = {name: Estimate(1 / e.value, 1 / e.high, 1 / e.low)
+             for name, e in read_column(HERE / "noise.md", "Noise of a step", "all").items()}
+    return found | {name: Estimate(Q / 12, Q / 12, Q / 12) for name, Q in GAMES.items()}
 
 
-def contrasts(groups: dict[str, Group], noise: dict[str, Estimate]) -> dict[str, Estimate]:
+def above_line(groups: dict[str, Group], quiet: dict[str, Estimate], name: str) -> Estimate:
+    """The area of an arm minus that of RLOO where it is as noisy, linear in the logarithm between the arms of LINE."""
+    weights = on_line(quiet[name].value, [quiet[other].value for other in LINE])  # (4,)
+    return t_estimate(*(groups[other].values("area") for other in (name, *LINE)), weights=(1, *-weights))
+
+
+def contrasts(groups: dict[str, Group], quiet: dict[str, Estimate]) -> dict[str, Estimate]:
     """The primary contrasts of designs.md, in area."""
     found = {f"{a} - {b}": difference(groups[x], groups[y]) for a, x in (("A1", WITH), ("A2", WITHOUT))
              for b, y in (("RLOO", RLOO), ("GRPO", GRPO))}
-    return found | {"A1 - RLOO as noisy": above_line(groups, noise, WITH, "exact_turns mix=0.5"),
-                    "A2 - RLOO as noisy": above_line(groups, noise, WITHOUT, MIXED),
+    return found | {"A1 - RLOO as noisy": above_line(groups, quiet, WITH),
+                    "A2 - RLOO as noisy": above_line(groups, quiet, WITHOUT),
                     "A2 as noisy as A1 - A1": difference(groups[MIXED], groups[WITH])}
 
 
 def write_tables() -> None:
     """tables.md and learning.png, of the rows so far."""
     groups = select(read_versions(RESULTS)[1]["guess"], "turns")
-    noise = {name: Estimate(1 / e.value, 1 / e.high, 1 / e.low)  # places on the line, so the quieter the further right
-             for name, e in read_column(HERE / "noise.md", "Noise of a step", "all").items()}
-    unit = spent(groups[GRPO])[-1]
+    quiet, unit = read_quiet(), spent(groups[GRPO])[-1]
     rows = [[title(name), f"{len(g.rows)}", points(t_estimate(g.values("end"))), points(t_estimate(g.values("area"))),
              "" if name == RLOO else points(difference(g, groups[RLOO])),
-             f"{noise[name].value:.2f}" if name in noise else "",
-             "" if name in LINE or name not in noise else points(above_line(groups, noise, name)),
+             f"{quiet[name].value:.2f}" if name in quiet else "",
+             "" if name in LINE or name not in quiet else points(above_line(groups, quiet, name)),
              f"{spent(g)[-1] / unit:.1f}", mean_cell(g.values("seconds"), 0)]
             for name, g in sorted(groups.items(), key=lambda item: -item[1].values("area").mean())]
     arms = Table("Learning", "±: half of a 95% interval over seeds; end and area in percent, exact. Quiet: 1 / noise of a "
                  "step (noise.md). Above the line: area minus RLOO's as noisy. Cost: weighted tokens, GRPO = 1.",
                  ["arm", "seeds", "end", "area", "area - RLOO", "quiet", "above the line", "cost", "seconds"], rows)
-    found = contrasts(groups, noise)
+    found = contrasts(groups, quiet)
     significant = holm({name: e.p for name, e in found.items()})
     primary = Table("Primary contrasts", "Of area, in points. * is significant at 5% after Holm's correction over the "
                     f"rows. Margin: {100 * MARGIN:.0f} points.", ["contrast", "area", "interval"],
                     [[name, points(e) + " *" * (name in significant), verdict(e)] for name, e in found.items()])
     (HERE / "tables.md").write_text(f"{arms}\n{primary}", encoding="utf-8")
-    draw(groups, noise, HERE / "learning.png")
+    draw(groups, quiet, HERE / "learning.png")
 
 
 def title(label: str) -> str:
@@ -167,7 +171,7 @@ def verdict(e: Estimate) -> str:
     return "within the margin" if inside else "beyond the margin" if beyond else ""
 
 
-def draw(groups: dict[str, Group], noise: dict[str, Estimate], file: Path) -> None:
+def draw(groups: dict[str, Group], quiet: dict[str, Estimate], file: Path) -> None:
     """Exact success by step, and area by how quiet an update is."""
     figure, (left, right) = new_figure(2, 4.2)
     styles = {WITHOUT: ("o-", PALETTE[0]), WITH: ("s-", PALETTE[1]), "turn_vine": ("D--", PALETTE[2]),
@@ -177,16 +181,16 @@ def draw(groups: dict[str, Group], noise: dict[str, Estimate], file: Path) -> No
         mean, low, high = 100 * np.array([t_estimate(np.array(values))[:3] for values in curves]).T  # (m,) each
         left.plot(measured(groups[name]), mean, line, color=colour, ms=4, label=title(name).strip("`"))
         left.fill_between(measured(groups[name]), low, high, color=colour, alpha=0.2, lw=0)
-    area = {name: t_estimate(100 * groups[name].values("area")) for name in groups if name in noise}
-    right.plot([noise[name].value for name in LINE], [area[name].value for name in LINE], color=GREY)
+    area = {name: t_estimate(100 * groups[name].values("area")) for name in groups if name in quiet}
+    right.plot([quiet[name].value for name in LINE], [area[name].value for name in LINE], color=GREY)
     for name, up in area.items():
         colour = GREY if name in LINE else PALETTE[0] if "luck=false" in name else PALETTE[1]
-        across, above = ([[e.value - e.low], [e.high - e.value]] for e in (noise[name], up))
-        right.errorbar(noise[name].value, up.value, above, across, "^" if name in LINE else "o", color=colour)
+        across, above = ([[e.value - e.low], [e.high - e.value]] for e in (quiet[name], up))
+        right.errorbar(quiet[name].value, up.value, above, across, "^" if name in LINE else "o", color=colour)
     left.set(xlabel="step", ylabel="exact success V(prompt), %", title="Equal responses")
     right.set(xlabel="1 / noise of a step, RLOO = 1 (logarithmic)", ylabel="area, %", xscale="log",
-              title="Equal noise (line: RLOO, 8 to 64 responses)")
-    right.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"])
+              title="Equal noise (line: RLOO, 12 to 216 games)")
+    right.set_xticks([1, 2, 6, 18], ["1", "2", "6", "18"])
     right.minorticks_off()
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=6)
     figure.savefig(file)

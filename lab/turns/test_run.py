@@ -4,16 +4,18 @@ import shlex
 
 import numpy as np
 import pytest
+import torch
 
 import train
-from lab.turns import credit, run
+from lab.turns import credit, noise, run
 from lab.turns.run import ARMS, LINE, MIXED, RLOO, SEEDS, WITH, WITHOUT, Experiment
 from methods import MITIGATIONS
 from plumbing.report import Table
+from settings import Settings
+from tasks import guess_task
 from tests.fixtures import check_texts
 
-QUIET = {RLOO: 1.0, LINE[1]: 2.0, LINE[2]: 4.0, LINE[3]: 8.0, WITH: 2.0, "exact_turns mix=0.5": 4.0, WITHOUT: 4.0,
-         MIXED: 2.0}
+QUIET = {RLOO: 1.0, LINE[1]: 2.0, LINE[2]: 6.0, LINE[3]: 18.0, WITH: 1.5, WITHOUT: 18.0, MIXED: 1.5}
 LEAD = {WITH: 0.03, WITHOUT: 0.01, MIXED: 0.05}  # over RLOO as noisy
 
 
@@ -22,7 +24,7 @@ def rows(tmp_path, monkeypatch):
     """Files of results in which RLOO's area rises by 4 points whenever its noise is halved."""
     monkeypatch.setattr(run, "HERE", tmp_path)
     monkeypatch.setattr(run, "RESULTS", tmp_path / "runs.csv")
-    noise = [[name, f"{1 / x:.9f}"] for name, x in QUIET.items()]
+    noise = [[name, f"{1 / x:.9f}"] for name, x in QUIET.items() if name not in LINE[1:]]
     (tmp_path / "noise.md").write_text(str(Table("Noise of a step", "", ["arm", "all"], noise)))
     with (tmp_path / "runs.csv").open("w", newline="") as file:
         out = csv.writer(file)
@@ -40,10 +42,20 @@ def test_contrasts_and_picture(rows, tmp_path, figures):
     run.write_tables()
     table = {cells[1].strip(): cells[2].split()[0] for line in (tmp_path / "tables.md").read_text().splitlines()
              if len(cells := line.split("|")) == 5}
-    assert table["A1 - RLOO"] == "7.0" and table["A2 - GRPO"] == "9.0"
-    assert table["A1 - RLOO as noisy"] == "1.5" and table["A2 - RLOO as noisy"] == "3.0"  # means over two arms
+    assert table["A1 - RLOO"] == "5.3" and table["A2 - GRPO"] == "17.7"  # 3 + 4 log2(1.5), 1 + 4 log2(18)
+    assert table["A1 - RLOO as noisy"] == "3.0" and table["A2 - RLOO as noisy"] == "1.0"
     assert table["A2 as noisy as A1 - A1"] == "2.0"
     check_texts(figures[0])
+
+
+def test_noise_is_of_the_credit_that_is_trained_with(monkeypatch):
+    """Guards against another row of `credits_of` in a mix."""
+    monkeypatch.setattr(guess_task, "GUESSES", 2)
+    monkeypatch.setattr(noise, "GAMES", 4)
+    s = Settings(task="guess", max_new_tokens=24, answers=8)
+    batch, (_, *exact, uniform) = noise.credits(train.load_policy(s), s)
+    for luck, own in zip((True, False), exact):
+        torch.testing.assert_close(credit.exact_turns(batch, luck, 0.3) * batch.mask, (0.7 * own + 0.3 * uniform).double())
 
 
 def test_commands_are_accepted():
