@@ -49,7 +49,7 @@ def by_turn(values: np.ndarray, truth: dict) -> np.ndarray:
 
 def columns_of(truth: dict, turns: bool) -> dict[str, np.ndarray]:
     """Response, puzzle and use of each token, or of each turn."""
-    columns = {"response": truth["response"], "group": truth["group"], "packets": np.ones(len(truth["token"]))}
+    columns = {"response": truth["response"], "group": truth["group"], "packets": np.ones(len(truth["turn"]))}
     if not turns:
         return columns
     count = by_turn(columns["packets"], truth)
@@ -78,8 +78,9 @@ def against_outcomes(policy: Policy, tree: Tree) -> list[list[str]]:
              "sum of A1² over tokens, over V(prompt, s) (1 - V(prompt, s))": (A1**2, start * (1 - start)),
              "slope of A1 on A2, turns": (M1 * M2, M2**2), "luck: (A1 - A2)² over A1², turns": ((M1 - M2)**2, M1**2),
              "regret of a game": (-better, torch.ones_like(start))}
-    return [[name, cell(bootstrap(share, sums(batch.group.numpy(), *(x.view(len(start), -1).sum(1).numpy() for x in pair))))]
-            for name, pair in pairs.items()]
+    by_game = {name: sums(batch.group.numpy(), *(x.view(len(start), -1).sum(1).numpy() for x in pair))
+               for name, pair in pairs.items()}  # (GAMES, 2) each
+    return [[name, cell(bootstrap(share, both))] for name, both in by_game.items()]
 
 
 def table_scores(truth: dict, exact: dict[str, np.ndarray]) -> Table:
@@ -108,7 +109,7 @@ def main() -> None:
     tree = grow(policy, bound=True)
     exact = [exact_columns(truth, tree, recorded_puzzles(truth, policy.task)) for truth in truths]
     rows = [row for i, (truth, own) in enumerate(zip(truths, exact)) for row in against_rollouts(truth, own["A1"], i)]
-    table = Table("Checks", f"Bundled model, whose V(prompt) is {tree.V[0].mean():.4f}, and may lack {tree.elsewhere:.0e}. "
+    table = Table("Checks", f"Bundled model: V(prompt) is {tree.V[0].mean():.4f}, and may lack {tree.elsewhere:.0e}. "
                   "Brackets: 95% bootstrap intervals over games. Expected: 1, but for the largest, luck and regret.",
                   ["check", "found"], rows + against_outcomes(policy, tree))
     text = f"{table}\n{table_scores(truths[0], exact[0])}"

@@ -5,9 +5,9 @@ With V(h, s) of values.py, a turn that guesses g changes the chance to find the 
     A1 = V(h g reply, s) - V(h, s),      with 1 for the first term if g = s
     A2 = the mean of A1 over the secrets C(h) that were still possible: before the reply is known
 
-A1 - A2 is luck: that the secret was where the guess, good or bad, looked for it. A turn that is no number has -V. Inside
-a turn V is the same sum given its tokens so far, so the A1 of a response's tokens sum to its success - V(prompt, s).
-The tree is made anew in every step, and its tokens are charged as read.
+A1 - A2 is luck: whether the secret was where the guess looked for it. A turn that is no number has -V. Inside a turn V
+is the same sum given its tokens so far, so the A1 of a response's tokens sum to its success - V(prompt, s). The tree is
+made anew in every step, and its tokens are charged as read.
 
 Run it:  python -m lab.turns.credit --task guess --mitigation exact_turns --luck false      a step takes three seconds
 """

@@ -34,7 +34,7 @@ EXACT = {"exact_turns": 0, "exact_turns luck=false": 1}  # by arm, its row of `c
 
 @torch.no_grad()
 def credits(policy: Policy, s: Settings):
-    """A step of GAMES groups, and its credits (M, B, T): RLOO's; with 8 answers, also A1, A2, success - V(prompt, s)."""
+    """A step of GAMES groups, and its credits (M, B, T): RLOO's; with 8 answers also A1, A2, success - V(prompt, s)."""
     batch = rollout(policy, draw_puzzles(policy.task.load("train"), replace(s, questions=GAMES), step=1), s, step=0)
     found = [compare(batch, "rloo")[:, None] * batch.mask]
     if s.answers == ANSWERS[0]:

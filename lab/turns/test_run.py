@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import train
-from lab.turns import credit, noise, run
+from lab.turns import checks, credit, noise, run
 from lab.turns.run import ARMS, LINE, MIXED, RLOO, SEEDS, WITH, WITHOUT, Experiment
 from methods import MITIGATIONS
 from plumbing.report import Table
@@ -55,7 +55,28 @@ def test_noise_is_of_the_credit_that_is_trained_with(monkeypatch):
     s = Settings(task="guess", max_new_tokens=24, answers=8)
     batch, (_, *exact, uniform) = noise.credits(train.load_policy(s), s)
     for luck, own in zip((True, False), exact):
-        torch.testing.assert_close(credit.exact_turns(batch, luck, 0.3) * batch.mask, (0.7 * own + 0.3 * uniform).double())
+        mixed = credit.exact_turns(batch, luck, 0.3) * batch.mask
+        torch.testing.assert_close(mixed, (0.7 * own + 0.3 * uniform).double())
+
+
+def test_the_row_of_a_run(monkeypatch):
+    """Area by hand: half of 0.2 + 0.4, then half of 0.4 + 0.5. A token costs 1, 1 and 3; step 0 has none."""
+    monkeypatch.setattr(run, "exact_success", lambda _: {0: 0.2, 10: 0.4, 20: 0.5})
+    step = np.append(np.nan, np.ones(20))
+    monkeypatch.setattr(run, "read_metrics", lambda _: {
+        "tokens_sampled": 10 * step, "tokens_read": 20 * step, "tokens_updated": 2 * step, "seconds": step})
+    row = run.make_row(Experiment(MIXED, 4))
+    assert (row["method"], row["setting"]) == ("exact_turns", "luck=false mix=0.74")
+    assert (row["start"], row["end"]) == ("0.2", "0.5")
+    assert float(row["area"]) == pytest.approx(0.375) and row["tokens_read"] == "400"
+    assert row["spent"] == "0:0 10:360 20:720" and row["curve"].endswith(" 20:0.500000")
+
+
+def test_sums_over_turns():
+    truth = {"response": np.array([0, 0, 0, 1, 1], np.uint16), "turn": np.array([0, 0, 1, 0, 1], np.uint16),
+             "group": np.array([0, 0, 0, 5, 5])}
+    assert checks.by_turn(np.array([1.0, 2, 4, 8, 16]), truth).tolist() == [3, 4, 8, 16]
+    assert checks.columns_of(truth, True)["group"].tolist() == [0, 0, 5, 5]
 
 
 def test_commands_are_accepted():

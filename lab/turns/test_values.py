@@ -131,7 +131,7 @@ def test_what_lies_elsewhere_is_bounded():
 
 
 def played_best(low, high, left, first=range(1, 10)):
-    """The number of secrets of low to high that the best play finds whose first guess is one of `first`, by recursion."""
+    """How many secrets of low to high the best play finds whose first guess is one of `first`, by recursion."""
     if low > high or left == 0:
         return 0
     return max((low <= g <= high) + played_best(low, min(high, g - 1), left - 1)

@@ -14,7 +14,7 @@ turn, too, although the game goes on: `elsewhere` bounds what that leaves out. V
 
 Alphabet: n numbers, k guesses; at one level of the tree, after as many turns, R histories.
 
-Run it:  python -m lab.turns.values        the value of the bundled model, or of --model FOLDER, and the seconds it takes
+Run it:  python -m lab.turns.values        the value of a model (--model FOLDER), and the seconds
 """
 import time
 from typing import NamedTuple
@@ -209,7 +209,7 @@ class Reader:
 def main() -> None:
     """Say what a model's value is."""
     parser = new_parser(description=__doc__)
-    parser.add_argument("--model", default="", help="a model folder, such as a run's checkpoint; empty: the bundled one")
+    parser.add_argument("--model", default="", help="a model folder, such as a run's checkpoint; empty: the bundled")
     policy = load_policy(Settings(task="guess", model=parser.parse_args().model))
     began = time.perf_counter(), time.process_time()
     tree = grow(policy)
