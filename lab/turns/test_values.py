@@ -122,10 +122,24 @@ def test_every_form_has_the_gradient_of_success_as_its_mean():
             torch.testing.assert_close(x, y, atol=1e-9, rtol=0)
 
 
+def in_other_tokens(tokens):
+    """Whether a text has a number that token 5 ends, after turns that token 0 ends."""
+    turns = list(zip(tokens[::2], tokens[1::2]))
+    return any(0 < g < 5 and end == 5 and all(0 < x < 5 and y == 0 for x, y in turns[:i])
+               for i, (g, end) in enumerate(turns))
+
+
 def test_what_lies_elsewhere_is_bounded():
-    """A second end token lets the game go on in texts that are no history."""
+    """A second end token lets the game go on in texts that are no history. Their probability is the bound; their
+    success is in A1, whose sum is success - V(prompt, s) in every text."""
     policy, texts = game(0, 5)
-    tree = grow(policy, 4, bound=True)
+    tree, missed = grow(policy, 4, bound=True), 0.0
+    for secret, found in texts.items():
+        for tokens, logprob, success in found:
+            missed += logprob.sum().exp().item() * in_other_tokens(tokens) / 4
+            a1, *_ = credits_along(tree, tokens, secret, success)
+            assert a1.sum() == pytest.approx(success - tree.V[0][0, secret - 1], abs=1e-9)
+    assert tree.elsewhere == pytest.approx(missed, abs=1e-9)
     lacking = np.mean([brute_force(found, []) for found in texts.values()]) - tree.V[0].mean()
     assert 1e-3 < lacking < tree.elsewhere < 1
 
