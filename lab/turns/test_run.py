@@ -9,8 +9,10 @@ import torch
 import train
 from lab.turns import checks, credit, noise, run
 from lab.turns.run import ARMS, LINE, MIXED, RLOO, SEEDS, WITH, WITHOUT, Experiment
+from lab.updates import credit_gradients
 from methods import MITIGATIONS
 from plumbing.report import Table
+from rollout import rollout
 from settings import Settings
 from tasks import guess_task
 from tests.fixtures import check_texts
@@ -46,6 +48,22 @@ def test_contrasts_and_picture(rows, tmp_path, figures):
     assert table["A1 - RLOO as noisy"] == "3.0" and table["A2 - RLOO as noisy"] == "1.0"
     assert table["A2 as noisy as A1 - A1"] == "2.0"
     check_texts(figures[0])
+
+
+def test_gradients_are_of_texts_with_their_replies():
+    """Against log-probs of each token from its whole context. Guards against a reply that is not read."""
+    s = Settings(task="guess", max_new_tokens=24, questions=1, answers=3)
+    policy = train.load_policy(s)
+    batch = rollout(policy, policy.task.load("train", 1), s, 1)
+    assert any(batch.before)
+    credit = torch.arange(1.0, 1 + batch.mask.numel()).view_as(batch.mask)[None] * batch.mask  # (1, 3, T)
+    (found,), total = next(credit_gradients(batch, credit, 3)), 0
+    for i, t in batch.mask.nonzero().tolist():
+        text = policy.context(batch.puzzles[0], batch.tokens[i, :t].tolist())
+        logprob = policy.model(torch.tensor([text]))[0, -1, : policy.model.real_vocab].log_softmax(-1)  # (V,)
+        total = total + credit[0, i, t] * logprob[batch.tokens[i, t]]
+    expected = torch.cat([g.flatten() for g in torch.autograd.grad(total, list(policy.model.parameters()))])
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_noise_is_of_the_credit_that_is_trained_with(monkeypatch):
