@@ -24,6 +24,7 @@ from plumbing.comparison import Group
 from plumbing.files import replace_file
 from plumbing.flags import new_parser
 from plumbing.progress import clock, one_sentence
+from plumbing.registry import require
 from plumbing.report import GREY, PALETTE, Estimate, Table, new_figure, t_estimate, write_csv
 from plumbing.runs import read_config, read_metrics
 from settings import Settings
@@ -139,7 +140,9 @@ def contrasts(groups: dict[str, Group], quiet: dict[str, Estimate]) -> dict[str,
 
 
 def write_tables() -> None:
-    """tables.md and learning.png, of the rows so far."""
+    """tables.md and learning.png, once all runs have a row: designs.md lets nobody look before."""
+    done, planned = len(read_rows(RESULTS)), len(ARMS) * len(SEEDS)
+    require(done == planned, f"{done} of {planned} runs have a row, and tables wait for all: run without --tables")
     groups = select(read_versions(RESULTS)[1]["guess"], "turns")
     quiet, unit = read_quiet(), spent(groups[GRPO])[-1]
     rows = [[title(name), f"{len(g.rows)}", points(t_estimate(g.values("end"))), points(t_estimate(g.values("area"))),
