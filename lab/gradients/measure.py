@@ -12,7 +12,7 @@ import numpy as np
 
 from countdown_task import generate_puzzles
 from lab.gradients.noise import method_gradients, table_baseline, table_methods
-from lab.gradients.rank import SIZES, by_success, draw_ranks, group_spectra, tables_rank
+from lab.gradients.rank import SIZES, by_success, draw_ranks, group_spectra, rank_rows, tables_rank
 from lab.heads import LIMIT, find_heads, sample
 from lab.updates import credit_gradients
 from plumbing.flags import new_parser
@@ -49,7 +49,7 @@ def measure(model: str, out: Path) -> list[Table]:
                          "solves some")
     norms = np.array([g.double().square().sum() for g in credit_gradients(batch, batch.mask.float()[None], 1)])
     success, norms = (x.reshape(len(puzzles), max(SIZES)) for x in (batch.success.double().numpy(), norms))
-    return [*tables_rank(group_spectra(batch)), table_baseline(success, norms),
+    return [*tables_rank(rank_rows(group_spectra(batch))), table_baseline(success, norms),
             table_methods(method_gradients(independent_batches(policy)))]
 
 

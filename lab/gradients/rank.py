@@ -8,9 +8,8 @@ A+ S+ + A- S-, with S+ and S- the sums of g_i over right and over wrong response
 Run it:  python -m lab.gradients.measure
 """
 import dataclasses
-import itertools
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Callable
 
 import numpy as np
@@ -26,7 +25,8 @@ from mitigations import ppo
 from plumbing.progress import follow
 from plumbing.report import GREY, PALETTE, Table, new_figure, ratio
 from qwen2_model import scaled, split
-from rollout import TokenBatch
+from rollout import Queries, TokenBatch
+from sampler import Samples
 
 SIZES = (2, 4, 8, 16)  # of a group
 CONTROLS_AT = 8  # group size of the controls
@@ -50,6 +50,16 @@ def stable_rank(s: np.ndarray) -> float:
     return ratio((s**2).sum(), s.max() ** 2)
 
 
+def components(s: np.ndarray, share: float) -> float:
+    """How many of the largest singular values (k,) have this share of the energy; NaN if all are 0."""
+    energy = np.cumsum(np.sort(s)[::-1] ** 2)  # (k,)
+    return 1.0 + np.searchsorted(energy, (share - 1e-12) * energy[-1]) if s.any() else float("nan")
+
+
+MEASURES = {"effective rank": effective_rank, "stable rank": stable_rank,
+            **{f"components for {share:.0%} of the energy": partial(components, share=share) for share in (0.9, 0.99)}}
+
+
 def products(x: Tensor, y: Tensor) -> np.ndarray:
     """All inner products (n, m) of the rows of x (n, P) and y (m, P), in double precision."""
     return (x.double() @ y.double().T).cpu().numpy()
@@ -67,15 +77,23 @@ def by_success(batch: TokenBatch) -> TokenBatch:
     return dataclasses.replace(batch, advantage=compare(batch))
 
 
+def responses_of(batch: TokenBatch, rows: list[int]) -> TokenBatch:
+    """These responses, equally many to each of their puzzles, as a batch of their own, with advantages of their own."""
+    B = len(batch.text)
+    fields = {name: x[rows] if isinstance(x, Tensor) else tuple(x[i] for i in rows) for name, x in vars(batch).items()
+              if isinstance(x, (Tensor, tuple)) and name != "puzzles" and len(x) == B}
+    asked, ask = list(dict.fromkeys(batch.group[rows].tolist())), batch.ask
+    puzzles, samples = tuple(batch.puzzles[q] for q in asked), (fields[name] for name in Samples._fields)
+    fields["group"] = torch.tensor([asked.index(q) for q in batch.group[rows].tolist()])
+    ask = Queries(ask.policy, puzzles, Samples(*samples), ask.s, ask.step, ask.grade)
+    group = dataclasses.replace(batch, **fields, puzzles=puzzles, ask=ask)
+    return dataclasses.replace(group, advantage=compare(group))
+
+
 def group_of(batch: TokenBatch, q: int, R: int) -> TokenBatch:
-    """The first R responses to puzzle q as a batch of their own, with the advantages of right against wrong."""
-    B, Q = len(batch.text), len(batch.puzzles)
-    rows = slice(B // Q * q, B // Q * q + R)
-    fields = {name: x[rows] for name, x in vars(batch).items() if isinstance(x, (Tensor, tuple)) and len(x) == B}
-    fields |= {"group": torch.zeros_like(fields["group"]), "puzzles": (batch.puzzles[q],)}
-    ask = SimpleNamespace(policy=batch.ask.policy, prompts=[batch.ask.prompts[q]], hidden=batch.ask.hidden[rows],
-                          head=lambda name: batch.ask.head(name)[rows])
-    return by_success(dataclasses.replace(batch, **fields, ask=ask))
+    """The first R responses to puzzle q."""
+    first = len(batch.text) // len(batch.puzzles) * q
+    return responses_of(batch, [*range(first, first + R)])
 
 
 @torch.no_grad()
@@ -92,21 +110,35 @@ def token_gram(group: TokenBatch, credit: Tensor) -> np.ndarray:
     return (c[:, None] * c).cpu().numpy() * products(error, error) * products(states, states)
 
 
-def spectra(group: TokenBatch, credit: Tensor, inner: bool) -> dict[str, list[np.ndarray]]:
-    """Singular values of a group's matrices with credit (R, T); inner: also those of tokens and of weight matrices."""
-    right = group.success > 0  # (R,)
-    rows = torch.cat(list(credit_gradients(group, credit[None], 1)))  # (R, P)
-    sides = torch.stack([rows[side].sum(0) for side in (right, ~right)])  # (2, P)
-    found = {name: [gram_spectrum(products(x, x))] for name, x in ((SIDES, sides), (RESPONSES, rows))}
-    if inner:
+def response_gradients(group: TokenBatch, credit: Tensor, part: str, dtype: torch.dtype) -> tuple:
+    """The inner products (R, R) of the gradients that credit (R, T) causes at R responses, and, by name, these gradients
+    (R, ...) in the parameters whose names begin with `part`. dtype: in which all R are held at once."""
+    names, weights = zip(*group.ask.policy.model.named_parameters())
+    rows, parts = [], []
+    for (row,) in credit_gradients(group, credit[None], 1):  # (P,)
+        rows.append(row.to(dtype))
+        each = zip(names, weights, row.split([weight.numel() for weight in weights]))
+        parts.append({name: g.view_as(weight).clone() for name, weight, g in each if name.startswith(part)})
+    pieces = zip(*(row.split(2**22) for row in rows))  # so that little is copied at once
+    gram = sum(products(x, x) for x in map(torch.stack, pieces))
+    return gram, {name: torch.stack([x[name] for x in parts]) for name in parts[0]}
+
+
+def spectra(group: TokenBatch, gradients: tuple, scale: Tensor, right: Tensor, credit: Tensor | None) -> dict:
+    """Singular values of a group's matrices, by name, for each layer that has one.
+
+    gradients: as response_gradients returns them, of which the first R count, each times scale (R,). right (R,) bool.
+    credit (R, T): None without the matrix of single tokens.
+    """
+    R, c, sides = len(scale), scale.double().numpy(), torch.stack((right, ~right)).double().numpy()  # (2, R)
+    gram = gradients[0][:R, :R] * np.outer(c, c)  # (R, R)
+    found = {SIDES: [gram_spectrum(sides @ gram @ sides.T)], RESPONSES: [gram_spectrum(gram)]}
+    if credit is not None:
         found[TOKENS] = [gram_spectrum(token_gram(group, credit))]
-        names, weights = zip(*group.ask.policy.model.named_parameters())
-        parts = rows.sum(0).split([weight.numel() for weight in weights])
-        gradients = {name: g.view_as(weight) for name, weight, g in zip(names, weights, parts)}
-        for name, g in split(gradients, group.ask.policy.model.config).items():
-            if g.dim() == 2:  # by its name within a layer
-                s = torch.linalg.svdvals(g.double()).cpu().numpy()
-                found.setdefault(name.split(".")[-2], []).append(s)
+    summed = {name: torch.einsum("r,r...->...", scale, rows[:R]) for name, rows in gradients[1].items()}
+    for name, g in split(summed, group.ask.policy.model.config).items():
+        if g.dim() == 2:  # by its name within a layer
+            found.setdefault(name.split(".")[-2], []).append(torch.linalg.svdvals(g.double()).cpu().numpy())
     return found
 
 
@@ -114,33 +146,57 @@ def controls(group: TokenBatch, rng: np.random.Generator) -> dict[str, Tensor]:
     """By name, credit (R, T) other than GRPO's for a group."""
     A, mask = group.advantage[:, None], group.mask
     w = torch.from_numpy(rng.exponential(size=mask.shape)).float()  # (R, T)
-    trained = dataclasses.replace(group, reward=0.1 * group.format + group.success)  # what the critic predicts
     return {"shuffled advantages": A[torch.from_numpy(rng.permutation(len(A)))] * mask,
-            "random credit": A * w * mask, "imitation: credit 1": mask.float(),
-            "a reward for each calculation": reward_decomposition(group, stepwise=True),
-            "no baseline: credit r": group.success[:, None] * mask, "optimal_baseline": optimal_baseline(group),
+            "random credit": A * w * mask, "imitation: credit 1": mask.float()}
+
+
+def methods(group: TokenBatch) -> dict[str, Tensor]:
+    """By name, the credit (R, T) of methods that need a critic or a reward for each calculation, or no baseline."""
+    trained = dataclasses.replace(group, reward=0.1 * group.format + group.success)  # what the critic predicts
+    return {"a reward for each calculation": reward_decomposition(group, stepwise=True),
+            "no baseline: credit r": group.success[:, None] * group.mask, "optimal_baseline": optimal_baseline(group),
             "ppo": ppo(trained)}
 
 
-def group_spectra(batch: TokenBatch) -> Spectra:
-    """The spectra of every puzzle with GRPO's credit, and at one group size with the controls."""
-    Q, found, rng = len(batch.puzzles), {}, np.random.default_rng(0)
-    for q, R in follow("ranks", [*itertools.product(range(Q), SIZES)]):
-        group = group_of(batch, q, R)
-        if group.advantage.any():  # else all are right or all wrong, and there is no gradient
-            credits = {"GRPO": group.advantage[:, None] * group.mask}
-            credits |= controls(group, rng) if R == CONTROLS_AT else {}
-            for variant, credit in credits.items():
-                for matrix, layers in spectra(group, credit, inner=variant == "GRPO").items():
-                    found.setdefault((R, variant, matrix), {})[q] = layers
+def credits_of(group: TokenBatch, rng: np.random.Generator) -> dict[str, Tensor]:
+    """By name, the credit (R, T) whose gradient is decomposed: GRPO's and, at one group size, that of others."""
+    grpo = {"GRPO": group.advantage[:, None] * group.mask}
+    return grpo | controls(group, rng) | methods(group) if len(group.text) == CONTROLS_AT else grpo
+
+
+def group_spectra(batch: TokenBatch, credits: Callable = credits_of, part: str = "",
+                  dtype: torch.dtype = torch.float64) -> Spectra:
+    """The spectra of every puzzle, its first R responses, and each of the `credits` of these, where there is any.
+
+    part, dtype: as of response_gradients. With a part the matrix of single tokens is left out.
+    """
+    found, rng, G = {}, np.random.default_rng(0), len(batch.text) // len(batch.puzzles)
+    for q in follow("ranks", range(len(batch.puzzles))):
+        whole = group_of(batch, q, G)
+        alike = response_gradients(whole, whole.mask.to(batch.advantage), part, dtype)  # those of credit 1
+        for group in (group_of(batch, q, R) for R in SIZES if R <= G):
+            for variant, credit in credits(group, rng).items() if group.advantage.any() else ():
+                scale, gradients = credit[:, 0], alike
+                if not torch.equal(credit, scale[:, None] * group.mask):  # it varies within a response
+                    scale, gradients = torch.ones_like(scale), response_gradients(group, credit, part, dtype)
+                right = (scale if variant.startswith("GRPO") else group.advantage) > 0
+                tokens = credit if variant == "GRPO" and not part else None
+                for matrix, layers in spectra(group, gradients, scale, right, tokens).items():
+                    found.setdefault((len(scale), variant, matrix), {})[q] = layers
     return found
 
 
-def puzzle_means(found: Spectra, R: int, variant: str, matrix: str, measure: Callable = effective_rank) -> dict:
-    """By puzzle, the mean of a measure of rank over the spectra of its layers; without puzzles whose gradient is 0."""
-    puzzles = found.get((R, variant, matrix), {})
-    return {puzzle: np.mean([measure(s) for s in layers]) for puzzle, layers in puzzles.items()
-            if all(s.any() for s in layers)}
+def rank_rows(found: Spectra) -> list[dict]:
+    """A row for each group size, credit, matrix and puzzle, with the means of all measures over the layers."""
+    return [{"R": R, "credit": variant, "matrix": matrix, "puzzle": q}
+            | {name: float(np.mean([measure(s) for s in layers])) for name, measure in MEASURES.items()}
+            for (R, variant, matrix), puzzles in found.items() for q, layers in puzzles.items()]
+
+
+def puzzle_means(rows: list[dict], R: int, variant: str, matrix: str, measure: str = "effective rank") -> dict:
+    """By puzzle, a measure of rank; without puzzles whose gradient is 0."""
+    return {row["puzzle"]: row[measure] for row in rows
+            if (row["R"], row["credit"], row["matrix"]) == (R, variant, matrix) and np.isfinite(row[measure])}
 
 
 def over_puzzles(means: dict[int, float]) -> str:
@@ -148,17 +204,27 @@ def over_puzzles(means: dict[int, float]) -> str:
     return mean_cell(list(means.values()), 1)
 
 
-def tables_rank(found: Spectra) -> list[Table]:
+def names_in(rows: list[dict], column: str) -> list:
+    """The values of a column, each once, in order."""
+    return list(dict.fromkeys(row[column] for row in rows))
+
+
+def under_credit(rows: list[dict], matrices: tuple[str, ...]) -> list[list[str]]:
+    """For each kind of credit, the effective rank of matrices at one size, and the last one's beside GRPO's."""
+    grpo, found = puzzle_means(rows, CONTROLS_AT, "GRPO", matrices[-1]), []
+    for variant in names_in(rows, "credit"):
+        means = [puzzle_means(rows, CONTROLS_AT, variant, matrix) for matrix in matrices]
+        less = {puzzle: mean - grpo[puzzle] for puzzle, mean in means[-1].items()}
+        found.append([variant, *map(over_puzzles, (*means, less))])
+    return found
+
+
+def tables_rank(rows: list[dict]) -> list[Table]:
     """Rank of all matrices by group size, and of the responses' gradients under the controls."""
-    _, variants, matrices = (list(dict.fromkeys(names)) for names in zip(*found))
-    by_size = [[m, *(over_puzzles(puzzle_means(found, R, "GRPO", m)) for R in SIZES),
-                over_puzzles(puzzle_means(found, CONTROLS_AT, "GRPO", m, stable_rank))] for m in matrices]
-    grpo, by_variant = puzzle_means(found, CONTROLS_AT, "GRPO", RESPONSES), []
-    for v in variants:
-        sides, responses = (puzzle_means(found, CONTROLS_AT, v, m) for m in (SIDES, RESPONSES))
-        less_grpo = {puzzle: mean - grpo[puzzle] for puzzle, mean in responses.items()}
-        by_variant.append([v, *map(over_puzzles, (sides, responses, less_grpo))])
-    note = (f"Mean over up to {len(set().union(*found.values()))} puzzles, those whose answers are not all alike, "
+    by_size = [[m, *(over_puzzles(puzzle_means(rows, R, "GRPO", m)) for R in SIZES),
+                over_puzzles(puzzle_means(rows, CONTROLS_AT, "GRPO", m, "stable rank"))]
+               for m in names_in(rows, "matrix")]
+    note = (f"Mean over up to {len(names_in(rows, 'puzzle'))} puzzles, those whose answers are not all alike, "
             "± half of its 95% interval (Student's t)")
     return [Table("Effective rank by group size",
                   f"GRPO, rewards right or wrong. {note}; weight matrices averaged over layers.",
@@ -166,7 +232,8 @@ def tables_rank(found: Spectra) -> list[Table]:
             Table(f"Effective rank under other credit, R = {CONTROLS_AT}",
                   "`ppo` with the reward that its critic was fitted to, 0.1 · format + success. Last column: "
                   f"difference on the same puzzles. {note}.",
-                  ["credit", SIDES, RESPONSES, f"{RESPONSES}, minus GRPO's"], by_variant)]
+                  ["credit", SIDES, RESPONSES, f"{RESPONSES}, minus GRPO's"],
+                  under_credit(rows, (SIDES, RESPONSES)))]
 
 
 def draw_ranks(tables: Path, file: Path) -> None:

@@ -49,8 +49,11 @@ def test_spectra_are_of_the_first_responses_to_each_puzzle(batch, random_model, 
     monkeypatch.setattr(rank, "SIZES", (2, 4))
     monkeypatch.setattr(rank, "CONTROLS_AT", 4)
     monkeypatch.setattr(rank, "controls", lambda group, rng: {"imitation": group.mask.double()})
+    monkeypatch.setattr(rank, "methods", lambda group: {"random": weights[: len(group.mask)] * group.mask})
+    weights = torch.rand(4, batch.mask.shape[1])
     found = rank.group_spectra(batch)
-    wanted = {(0, 4, "imitation"): batch.mask[:4], (1, 4, "imitation"): batch.mask[4:]}
+    wanted = {(q, 4, name): credit * batch.mask[4 * q : 4 * q + 4] for q in (0, 1)
+              for name, credit in (("imitation", 1.0), ("random", weights))}
     for q, R in ((0, 2), (0, 4), (1, 4)):  # the first two of puzzle 1 are both wrong
         right = batch.success[4 * q : 4 * q + R]
         A = (right - right.mean()) / (right.std(correction=0) + 1e-4)
@@ -59,7 +62,7 @@ def test_spectra_are_of_the_first_responses_to_each_puzzle(batch, random_model, 
     for (q, R, variant), credit in wanted.items():
         expected = expected_matrices(random_model, batch, q, slice(4 * q, 4 * q + R), credit)
         here = {matrix: puzzles[q] for (*key, matrix), puzzles in found.items() if key == [R, variant] and q in puzzles}
-        assert set(here) == (set(expected) if variant == "GRPO" else {SIDES, RESPONSES})
+        assert set(here) == (set(expected) if variant == "GRPO" else set(expected) - {TOKENS})
         for matrix, layers in here.items():
             for s, X in zip(layers, expected[matrix], strict=True):
                 true = np.linalg.svd(X.numpy(), compute_uv=False)
@@ -73,7 +76,7 @@ def test_controls_by_hand(batch):
     group, rng, right, weights = rank.group_of(batch, 1, 4), np.random.default_rng(0), Counter(), []
     mask = group.mask
     for _ in range(300):
-        found = rank.controls(group, rng)
+        found = rank.controls(group, rng) | rank.methods(group)
         right[tuple((found["shuffled advantages"][:, 0] > 0).tolist())] += 1
         weights.append((found["random credit"] / group.advantage[:, None])[mask])
     assert len(right) == 4 and min(right.values()) > 50  # each of four is right 75 times
@@ -115,7 +118,7 @@ def test_the_tables_of_ranks_by_hand(monkeypatch):
              (8, "random", SIDES): [[2], [2]], (8, "random", RESPONSES): [[6], [6]]}
     found = {key: {q: [np.eye(8)[:n].sum(0) for n in layers] for q, layers in enumerate(puzzles)}
              for key, puzzles in ranks.items()}  # as many equal singular values as the rank says
-    by_size, by_variant = rank.tables_rank(found)
+    by_size, by_variant = rank.tables_rank(rank.rank_rows(found))
     # With two puzzles 1 apart the interval is 12.7 / 2, with one degree of freedom.
     assert by_size.rows == [[SIDES, "1.0", "1.5 ± 6.4", "1.5 ± 6.4"], ["q_proj", "", "3.0 ± 12.7", "3.0 ± 12.7"],
                             [RESPONSES, "", "3.5 ± 19.1", "3.5 ± 19.1"]]
