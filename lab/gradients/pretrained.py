@@ -71,7 +71,8 @@ def sparsity_rows(batch: TokenBatch, chosen: dict[int, list[int]]) -> Iterator[d
     for q, rows in follow("sparsity", chosen.items()):
         group = responses_of(batch, rows)
         for (gradient,) in credit_gradients(group, (group.advantage[:, None] * group.mask)[None], len(rows)):
-            yield {"puzzle": q} | sparsity(gradient.numpy())
+            yield {"puzzle": q, "levels": len(group.reward.unique()), "right": int(group.success.sum()),
+                   **sparsity(gradient.numpy())}
 
 
 def embedding_gradients(batch: TokenBatch, i: int, single: list[int]) -> tuple[Tensor, Tensor]:
@@ -111,8 +112,7 @@ def measure(model: str, task: str, step: int) -> None:
     batch = sample(model, task)
     differ = differing(batch)
     chosen = dict(list(differ.items())[:GROUPS])
-    levels = [len(set(batch.reward[rows].tolist())) for rows in chosen.values()]
-    print(f"{len(differ)} of {PROBLEMS} groups differ, {levels} levels of reward; right: {int(batch.success.sum())}")
+    print(f"the rewards of {len(differ)} of {PROBLEMS} groups differ; {int(batch.success.sum())} responses are right")
     DATA.mkdir(exist_ok=True)
     write_csv(list(sparsity_rows(batch, chosen)), DATA / f"sparsity-{task}-{step}.csv")
     if step == 0:
