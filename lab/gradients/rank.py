@@ -9,21 +9,20 @@ Run it:  python -m lab.gradients.measure
 """
 import dataclasses
 from functools import partial
-from pathlib import Path
-from typing import Callable
+from typing import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from grpo import compare
-from lab.estimates import mean_cell, read_cell, read_table
+from lab.estimates import mean_cell
 from lab.updates import credit_gradients
 from methods.calculations import reward_decomposition
 from methods.groups import optimal_baseline
 from mitigations import ppo
 from plumbing.progress import follow
-from plumbing.report import GREY, PALETTE, Table, new_figure, ratio
+from plumbing.report import Table, ratio
 from qwen2_model import scaled, split
 from rollout import Queries, TokenBatch
 from sampler import Samples
@@ -31,7 +30,6 @@ from sampler import Samples
 SIZES = (2, 4, 8, 16)  # of a group
 CONTROLS_AT = 8  # group size of the controls
 SIDES, RESPONSES, TOKENS = "right, wrong x parameters", "responses x parameters", "tokens x (vocabulary · hidden)"
-SHOWN = (RESPONSES, SIDES, TOKENS, "q_proj")  # drawn
 
 # By group size, kind of credit and matrix, then by puzzle: singular values (of a weight matrix: in each layer).
 Spectra = dict[tuple[int, str, str], dict[int, list[np.ndarray]]]
@@ -77,23 +75,17 @@ def by_success(batch: TokenBatch) -> TokenBatch:
     return dataclasses.replace(batch, advantage=compare(batch))
 
 
-def responses_of(batch: TokenBatch, rows: list[int]) -> TokenBatch:
-    """These responses, equally many to each of their puzzles, as a batch of their own, with advantages of their own."""
-    B = len(batch.text)
+def responses_of(batch: TokenBatch, rows: Sequence[int]) -> TokenBatch:
+    """These responses, as many to each of their puzzles, as a batch of their own, with advantages of their own."""
+    ask, group = batch.ask, batch.group[rows := list(rows)].tolist()
+    asked = list(dict.fromkeys(group))
     fields = {name: x[rows] if isinstance(x, Tensor) else tuple(x[i] for i in rows) for name, x in vars(batch).items()
-              if isinstance(x, (Tensor, tuple)) and name != "puzzles" and len(x) == B}
-    asked, ask = list(dict.fromkeys(batch.group[rows].tolist())), batch.ask
-    puzzles, samples = tuple(batch.puzzles[q] for q in asked), (fields[name] for name in Samples._fields)
-    fields["group"] = torch.tensor([asked.index(q) for q in batch.group[rows].tolist()])
-    ask = Queries(ask.policy, puzzles, Samples(*samples), ask.s, ask.step, ask.grade)
-    group = dataclasses.replace(batch, **fields, puzzles=puzzles, ask=ask)
-    return dataclasses.replace(group, advantage=compare(group))
-
-
-def group_of(batch: TokenBatch, q: int, R: int) -> TokenBatch:
-    """The first R responses to puzzle q."""
-    first = len(batch.text) // len(batch.puzzles) * q
-    return responses_of(batch, [*range(first, first + R)])
+              if isinstance(x, (Tensor, tuple)) and name != "puzzles"}
+    fields |= {"puzzles": tuple(batch.puzzles[q] for q in asked), "group": torch.tensor([*map(asked.index, group)])}
+    samples = Samples(*(fields[name] for name in Samples._fields))
+    ask = Queries(ask.policy, fields["puzzles"], samples, ask.s, ask.step, ask.grade)
+    batch = dataclasses.replace(batch, **fields, ask=ask)
+    return dataclasses.replace(batch, advantage=compare(batch))
 
 
 @torch.no_grad()
@@ -166,15 +158,15 @@ def credits_of(group: TokenBatch, rng: np.random.Generator) -> dict[str, Tensor]
 
 def group_spectra(batch: TokenBatch, credits: Callable = credits_of, part: str = "",
                   dtype: torch.dtype = torch.float64) -> Spectra:
-    """The spectra of every puzzle, its first R responses, and each of the `credits` of these, where there is any.
+    """The spectra of every puzzle's first R responses, for each of the `credits` of these, where there is any.
 
     part, dtype: as of response_gradients. With a part the matrix of single tokens is left out.
     """
     found, rng, G = {}, np.random.default_rng(0), len(batch.text) // len(batch.puzzles)
     for q in follow("ranks", range(len(batch.puzzles))):
-        whole = group_of(batch, q, G)
+        whole, *groups = (responses_of(batch, range(q * G, q * G + R)) for R in (G, *SIZES) if R <= G)
         alike = response_gradients(whole, whole.mask.to(batch.advantage), part, dtype)  # those of credit 1
-        for group in (group_of(batch, q, R) for R in SIZES if R <= G):
+        for group in groups:
             for variant, credit in credits(group, rng).items() if group.advantage.any() else ():
                 scale, gradients = credit[:, 0], alike
                 if not torch.equal(credit, scale[:, None] * group.mask):  # it varies within a response
@@ -193,62 +185,32 @@ def rank_rows(found: Spectra) -> list[dict]:
             for (R, variant, matrix), puzzles in found.items() for q, layers in puzzles.items()]
 
 
-def puzzle_means(rows: list[dict], R: int, variant: str, matrix: str, measure: str = "effective rank") -> dict:
-    """By puzzle, a measure of rank; without puzzles whose gradient is 0."""
-    return {row["puzzle"]: row[measure] for row in rows
-            if (row["R"], row["credit"], row["matrix"]) == (R, variant, matrix) and np.isfinite(row[measure])}
+def table_along(title: str, note: str, rows: list[dict], keys: tuple[str, ...], axis: str, measure: str,
+                digits: int = 1) -> Table:
+    """For each combination of `keys` and each value of the column `axis`, the mean of a measure over puzzles, and what
+    is left of it minus that of the column's first value, on the puzzles that have both. NaN, of a gradient of 0, counts
+    for nothing."""
+    values, found = list(dict.fromkeys(row[axis] for row in rows)), {}
+    for row in rows:
+        by_value = found.setdefault(tuple(row[key] for key in keys), {value: {} for value in values})
+        if np.isfinite(row[measure]):
+            by_value[row[axis]][row["puzzle"]] = row[measure]
+    cells = []
+    for key, by_value in found.items():
+        first, *others = by_value.values()  # by puzzle, each
+        less = [[x[q] - first[q] for q in x if q in first] for x in others]
+        cells.append([*key, ", ".join(str(len(x)) for x in by_value.values()),
+                      *(mean_cell(list(x), digits) for x in (*(y.values() for y in by_value.values()), *less))])
+    names = [str(value) if axis == "credit" else f"{axis} = {value:.0f}" for value in values]
+    return Table(title, f"{note} Means over groups, those whose rewards are not all alike, ± half of a 95% interval "
+                 "(Student's t); differences on the same groups.",
+                 [*keys, "groups", *names, *(f"{name} minus {names[0]}" for name in names[1:])], cells)
 
 
-def over_puzzles(means: dict[int, float]) -> str:
-    """Mean over puzzles, ± half of its 95% interval, as a cell."""
-    return mean_cell(list(means.values()), 1)
-
-
-def names_in(rows: list[dict], column: str) -> list:
-    """The values of a column, each once, in order."""
-    return list(dict.fromkeys(row[column] for row in rows))
-
-
-def under_credit(rows: list[dict], matrices: tuple[str, ...]) -> list[list[str]]:
-    """For each kind of credit, the effective rank of matrices at one size, and the last one's beside GRPO's."""
-    grpo, found = puzzle_means(rows, CONTROLS_AT, "GRPO", matrices[-1]), []
-    for variant in names_in(rows, "credit"):
-        means = [puzzle_means(rows, CONTROLS_AT, variant, matrix) for matrix in matrices]
-        less = {puzzle: mean - grpo[puzzle] for puzzle, mean in means[-1].items()}
-        found.append([variant, *map(over_puzzles, (*means, less))])
-    return found
-
-
-def tables_rank(rows: list[dict]) -> list[Table]:
-    """Rank of all matrices by group size, and of the responses' gradients under the controls."""
-    by_size = [[m, *(over_puzzles(puzzle_means(rows, R, "GRPO", m)) for R in SIZES),
-                over_puzzles(puzzle_means(rows, CONTROLS_AT, "GRPO", m, "stable rank"))]
-               for m in names_in(rows, "matrix")]
-    note = (f"Mean over up to {len(names_in(rows, 'puzzle'))} puzzles, those whose answers are not all alike, "
-            "± half of its 95% interval (Student's t)")
-    return [Table("Effective rank by group size",
-                  f"GRPO, rewards right or wrong. {note}; weight matrices averaged over layers.",
-                  ["matrix", *(f"R = {R}" for R in SIZES), f"stable rank, R = {CONTROLS_AT}"], by_size),
-            Table(f"Effective rank under other credit, R = {CONTROLS_AT}",
-                  "`ppo` with the reward that its critic was fitted to, 0.1 · format + success. Last column: "
-                  f"difference on the same puzzles. {note}.",
-                  ["credit", SIDES, RESPONSES, f"{RESPONSES}, minus GRPO's"],
-                  under_credit(rows, (SIDES, RESPONSES)))]
-
-
-def draw_ranks(tables: Path, file: Path) -> None:
-    """Effective rank of GRPO's matrices by group size, read from the file of tables_rank, beside the claimed 2."""
-    found = {matrix: cells for matrix, *cells, _ in read_table(tables, "Effective rank by group size")[1]}
-    figure, (axis,) = new_figure(1, 4.0)
-    for matrix, colour, marker in zip(SHOWN, PALETTE, "os^D"):
-        value, _, high, _ = np.array([read_cell(text) for text in found[matrix]]).T  # (sizes,) each
-        axis.errorbar(SIZES, value, high - value, color=colour, marker=marker, capsize=3, label=matrix)
-    axis.plot(SIZES, SIZES, color=GREY, ls=":", label="R")
-    axis.axhline(2, color=GREY, ls="--", label="2, the claim")
-    axis.set(xlabel="group size R", ylabel="effective rank, 95% interval", xscale="log", yscale="log", ylim=(1, None),
-             title="Only one matrix has rank 2 whatever the group size")
-    axis.set_xticks(SIZES, SIZES)
-    axis.set_yticks((1, 2, 5, 10, 20, 50), (1, 2, 5, 10, 20, 50))
-    axis.minorticks_off()
-    figure.legend(loc="outside right upper")
-    figure.savefig(file)
+def tables_rank(rows: list[dict], note: str, keys: tuple[str, ...] = ("matrix",)) -> list[Table]:
+    """All measures of rank by group size, and effective rank under other credit."""
+    grpo = [row for row in rows if row["credit"].startswith("GRPO")]
+    controls = [row for row in rows if row["R"] == CONTROLS_AT]
+    return [*(table_along(f"{name.capitalize()} by group size", note, grpo, keys, "R", name) for name in MEASURES),
+            table_along(f"Effective rank under other credit, R = {CONTROLS_AT}", note, controls,
+                        tuple(key for key in keys if key != "credit"), "credit", "effective rank")]
