@@ -1,6 +1,6 @@
 """What a step's gradient is made of, and which method's is noisy or biased.
 
-Is the gradient of a group of rank 2? See rank.py. Which baseline, and which method, has the least noise and bias? See
+Is the gradient of a group of rank 2? See rank.py, and pretrained.py. Which method has the least noise and bias? See
 noise.py.
 
 Run it:  python -m lab.gradients.measure        within a quarter of an hour
@@ -8,13 +8,10 @@ Run it:  python -m lab.gradients.measure        within a quarter of an hour
 from pathlib import Path
 from typing import Iterator
 
-import numpy as np
-
 from countdown_task import generate_puzzles
-from lab.gradients.noise import method_gradients, table_baseline, table_methods
+from lab.gradients.noise import method_gradients, table_methods
 from lab.gradients.rank import SIZES, by_success, group_spectra, rank_rows, tables_rank
 from lab.heads import LIMIT, find_heads, sample
-from lab.updates import credit_gradients
 from plumbing.flags import new_parser
 from plumbing.launch import check_lengths
 from plumbing.progress import follow, one_sentence
@@ -49,9 +46,7 @@ def measure(model: str, out: Path) -> list[Table]:
     if not batch.advantage.any():
         raise ValueError("no puzzle got both right and wrong answers, so there is no gradient: take a --model that "
                          "solves some")
-    norms = np.array([g.double().square().sum() for g in credit_gradients(batch, batch.mask.float()[None], 1)])
-    success, norms = (x.reshape(len(puzzles), max(SIZES)) for x in (batch.success.double().numpy(), norms))
-    return [*tables_rank(rank_rows(group_spectra(batch)), NOTE), table_baseline(success, norms),
+    return [*tables_rank(rank_rows(group_spectra(batch)), NOTE),
             table_methods(method_gradients(independent_batches(policy)))]
 
 

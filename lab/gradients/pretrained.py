@@ -33,8 +33,6 @@ TASKS, LIMITS = {"math": "word problems", "countdown": "easy Countdown"}, {"math
 PROBLEMS, ANSWERS, GROUPS, READ = 24, 8, 8, 12  # sampled; to each; of those that differ; for phase 1
 LAYER, SINGLE = "layers.15.", 3  # whose weights are decomposed; tokens of a response whose own loss is looked at
 SPARSITY = ("Hoyer", "Gini", "share below 0.01 rms")
-GRADIENTS = {"all log-probs behind it, norm": "norm", "the next token's alone, norm": "next",
-             "all log-probs behind it, mean component": "mean"}
 NOTE = "SmolLM2. GRPO: rewards as trained; binary: every other response counts as right. Weights of layer 15."
 
 
@@ -65,16 +63,10 @@ def sparsity(x: np.ndarray) -> dict[str, float]:
                                np.searchsorted(x, 0.01 * rms) / n)))
 
 
-def sparsity_row(group: TokenBatch, q: int) -> dict[str, float]:
-    """How sparse a group's gradient is over all parameters, how many levels of reward it has, and right responses."""
-    (gradient,) = next(credit_gradients(group, (group.advantage[:, None] * group.mask)[None], len(group.text)))
-    return {"puzzle": q, "levels": len(group.reward.unique()), "right": int(group.success.sum()),
-            **sparsity(gradient.numpy())}
-
-
-def embedding_gradients(batch: TokenBatch, i: int, single: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Gradients at the input embeddings of response i: of the sum of its log-probs, at all its L tokens but the last
-    (L - 1, D); of the next token's log-prob alone, at the tokens `single` (n, D)."""
+def phase1_columns(batch: TokenBatch, i: int, single: np.ndarray) -> dict[str, Tensor]:
+    """Of response i, a value for each of its L tokens but the last (L - 1,). `norm` and `mean`: of the components of the
+    gradient, at the token's input embedding, of the sum of all log-probs; `next`: the norm of that of the next token's
+    log-prob alone, at the tokens `single`, else NaN. `relative`: position over L."""
     inputs, model, n = [], batch.ask.policy.model, int(batch.mask[i].sum()) - 1
     hook = model.layers[0].register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
     rows = (x[[i]] for x in (batch.group, batch.tokens, batch.mask))
@@ -82,23 +74,10 @@ def embedding_gradients(batch: TokenBatch, i: int, single: np.ndarray) -> tuple[
     hook.remove()
     whole, *alone = (torch.autograd.grad(total, inputs, retain_graph=True)[0][-n:]  # behind the prompt
                      for total in (logprob.sum(), *logprob[single + 1]))
-    return whole, torch.stack([x[t] for x, t in zip(alone, single)])
-
-
-def phase1_columns(batch: TokenBatch) -> dict[str, np.ndarray]:
-    """Columns, a value per token that has a loss behind it: puzzle, position, relative (position over length), role,
-    norm and mean of the gradient's components; next, the norm of that of the next loss, NaN where not computed."""
-    found, rng = [], np.random.default_rng(0)
-    for i in follow("phase 1", range(len(batch.text))):
-        L = int(batch.mask[i].sum())
-        if L > 1:
-            single, t = rng.choice(L - 1, min(SINGLE, L - 1), replace=False), torch.arange(L - 1)
-            whole, alone = embedding_gradients(batch, i, single)
-            following = torch.full((L - 1,), torch.nan).index_put((torch.from_numpy(single),), alone.norm(dim=1))
-            found.append((batch.group[i].expand(L - 1), t, t / L, batch.role[i, : L - 1], whole.norm(dim=1),
-                          whole.mean(1), following))
-    names = "puzzle", "position", "relative", "role", "norm", "mean", "next"
-    return {name: torch.cat(x).numpy() for name, x in zip(names, zip(*found))}
+    t, following = torch.arange(n), whole.new_full((n,), torch.nan)
+    following[single] = torch.stack([x[t].norm() for x, t in zip(alone, single)])
+    return {"puzzle": batch.group[i].expand(n), "position": t, "relative": t / (n + 1), "role": batch.role[i, :n],
+            "norm": whole.norm(dim=1), "mean": whole.mean(1), "next": following}
 
 
 def measure(task: str) -> None:
@@ -108,19 +87,26 @@ def measure(task: str) -> None:
                  max_new_tokens=LIMITS[task])
     policy = load_policy(s)
     batch = rollout(policy, policy.task.load("train", PROBLEMS), s, 0)
-    groups = differing(batch)
-    if not groups:
+    if not (groups := differing(batch)):
         raise ValueError(f"no group's rewards differ, so there is no gradient: {s.model} can't be measured")
     DATA.mkdir(exist_ok=True)
-    sparse = [sparsity_row(responses_of(batch, rows), q) for q, rows in follow("sparsity", groups.items())]
+    sparse = []
+    for q, rows in follow("sparsity", groups.items()):
+        group = responses_of(batch, rows)
+        (gradient,) = next(credit_gradients(group, (group.advantage[:, None] * group.mask)[None], ANSWERS))  # (P,)
+        sparse.append({"puzzle": q, "levels": len(group.reward.unique()), "right": int(group.success.sum()),
+                       **sparsity(gradient.numpy())})
     write_csv(sparse, DATA / f"sparsity-{task}-{20 * trained.is_dir()}.csv")
     if not trained.is_dir():
         chosen = responses_of(batch, [i for rows in groups.values() for i in rows])
-        rows = rank_rows(group_spectra(chosen, credits_of, LAYER, torch.bfloat16))
-        write_csv([{name: f"{x:.5g}" if isinstance(x, float) else x for name, x in row.items()} for row in rows],
+        ranks = rank_rows(group_spectra(chosen, credits_of, LAYER, torch.bfloat16))
+        write_csv([{name: f"{x:.5g}" if isinstance(x, float) else x for name, x in row.items()} for row in ranks],
                   DATA / f"ranks-{task}.csv")
-        columns = phase1_columns(responses_of(batch, range(READ * ANSWERS)))
-        np.savez_compressed(DATA / f"phase1-{task}.npz", **columns)
+        rng, lengths = np.random.default_rng(0), batch.mask.sum(1).tolist()
+        parts = [phase1_columns(batch, i, rng.choice(lengths[i] - 1, min(SINGLE, lengths[i] - 1), replace=False))
+                 for i in follow("phase 1", range(READ * ANSWERS)) if lengths[i] > 1]
+        np.savez_compressed(DATA / f"phase1-{task}.npz", **{
+            name: torch.cat([part[name] for part in parts]).numpy() for name in parts[0]})
 
 
 def read_rows(name: str) -> list[dict]:
@@ -134,27 +120,29 @@ def read_rows(name: str) -> list[dict]:
 def table_phase1() -> Table:
     """The gradient at the input embeddings by position and by type of token."""
     cells = []
-    for file, (label, column) in itertools.product(sorted(DATA.glob("phase1-*.npz")), GRADIENTS.items()):
+    for file, column in itertools.product(sorted(DATA.glob("phase1-*.npz")), ("norm", "next", "mean")):
         c = np.load(file)
         use, size = np.isfinite(c[column]), np.nan_to_num(np.abs(c[column].astype(float)))
         fifth, tenth = ((n * c["relative"]).astype(int) for n in (5, 10))
         pairs = (fifth == 0, fifth == 4, 0), *((c["role"] == FILLER, c["role"] == REASONING, x) for x in (0, tenth))
         t = np.abs(t_statistics(c[column][use], c["position"][use]))
-        cells.append([label, TASKS[file.stem.split("-")[1]],
+        cells.append([column, TASKS[file.stem.split("-")[1]],
                       *(cell(mean_ratio(size, use & x, use & y, c["puzzle"], stratum)) for x, y, stratum in pairs),
                       *(f"{share.mean():.0%}" if len(t) else "" for share in (t > 3, t < 1.5))])
     return Table("Phase 1: gradients at the input embeddings", (
-        f"SmolLM2, {READ * ANSWERS} responses. First over last fifth of a response; filler over reasoning, as it is and "
-        "matched for the tenth of the response; 95% bootstrap intervals over problems. t: at each position that 30 "
-        "responses reach."), ["gradient of", "task", "first / last fifth", "filler / reasoning", "matched for position",
+        f"SmolLM2, {READ * ANSWERS} responses. Norm, and mean component, of the gradient of all log-probs behind a token; "
+        "next: norm of that of the next token's alone. First over last fifth of a response; filler over reasoning, as "
+        "it is and matched for the tenth of the response; 95% bootstrap intervals over problems. t: at each position "
+        "that 30 responses reach."), ["", "task", "first / last fifth", "filler / reasoning", "matched for position",
                               "abs(t) above 3", "abs(t) below 1.5"], cells)
 
 
-def tables() -> list[Table]:
+def tables() -> str:
     """All tables, from data/."""
     sparse = [row | {"measure": name, "value": row[name]} for name in SPARSITY for row in read_rows("sparsity")]
-    return [*tables_rank(read_rows("ranks"), NOTE, ("matrix", "task", "credit")), table_phase1(),
-            table_along("Sparsity", f"{NOTE} All parameters, R = 8.", sparse, ("measure", "task"), "step", "value", 3)]
+    return "\n".join(map(str, (
+        *tables_rank(read_rows("ranks"), NOTE, ("matrix", "task", "credit")), table_phase1(),
+        table_along("Sparsity", f"{NOTE} All parameters, R = 8.", sparse, ("measure", "task"), "step", "value", 3))))
 
 
 @one_sentence()
@@ -165,7 +153,7 @@ def main() -> None:
     if task := parser.parse_args().measure:
         measure(task)
     else:
-        DATA.with_name("pretrained.md").write_text("\n".join(map(str, tables())), encoding="utf-8")
+        DATA.with_name("pretrained.md").write_text(tables(), encoding="utf-8")
 
 
 if __name__ == "__main__":

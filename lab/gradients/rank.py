@@ -1,11 +1,12 @@
 """Is a group's gradient of rank 2? A paper claims so of GRPO, whatever the group size R, but not of which matrix.
 
-So several are decomposed: responses x parameters (row i is A_i g_i, with g_i the gradient of response i's log-prob),
-tokens x (vocabulary * hidden) (a row is credit * (onehot - p) outer the hidden state), and each weight matrix. Rewards
-are right or wrong and nothing else, because only then is there a 2 in the algebra: the group's gradient is
-A+ S+ + A- S-, with S+ and S- the sums of g_i over right and over wrong responses, the rows of a fourth matrix.
+So several are decomposed: responses x parameters (row i is A_i g_i, with g_i the gradient of response i's log-prob) and
+each weight matrix. In the toy rewards are right or wrong and nothing else, because only then is there a 2 in the
+algebra: the group's gradient is A+ S+ + A- S-, with S+ and S- the sums of g_i over right and over wrong responses, the
+rows of a third matrix.
 
-Run it:  python -m lab.gradients.measure
+Run it:  python -m lab.gradients.measure          the toy
+         python -m lab.gradients.pretrained       a pretrained model
 """
 import dataclasses
 from functools import partial
@@ -23,13 +24,13 @@ from methods.groups import optimal_baseline
 from mitigations import ppo
 from plumbing.progress import follow
 from plumbing.report import Table, ratio
-from qwen2_model import scaled, split
+from qwen2_model import split
 from rollout import Queries, TokenBatch
 from sampler import Samples
 
 SIZES = (2, 4, 8, 16)  # of a group
 CONTROLS_AT = 8  # group size of the controls
-SIDES, RESPONSES, TOKENS = "right, wrong x parameters", "responses x parameters", "tokens x (vocabulary · hidden)"
+SIDES, RESPONSES = "right, wrong x parameters", "responses x parameters"
 
 # By group size, kind of credit and matrix, then by puzzle: singular values (of a weight matrix: in each layer).
 Spectra = dict[tuple[int, str, str], dict[int, list[np.ndarray]]]
@@ -88,20 +89,6 @@ def responses_of(batch: TokenBatch, rows: Sequence[int]) -> TokenBatch:
     return dataclasses.replace(batch, advantage=compare(batch))
 
 
-@torch.no_grad()
-def token_gram(group: TokenBatch, credit: Tensor) -> np.ndarray:
-    """X X^T (N, N) of a group's N tokens with credit (R, T); a row of X is credit * (onehot - p) outer hidden state.
-
-    <a outer b, c outer d> = <a, c> <b, d>, so the rows, which are of size V D, are never made.
-    """
-    states = group.ask.hidden[group.mask]  # (N, D)
-    model = group.ask.policy.model
-    error = -scaled(model.logits(states.to(model.output_weight.dtype)), model.temperature).softmax(-1)  # (N, V)
-    error[torch.arange(len(states)), group.tokens[group.mask]] += 1
-    c = credit[group.mask].double()  # (N,)
-    return (c[:, None] * c).cpu().numpy() * products(error, error) * products(states, states)
-
-
 def response_gradients(group: TokenBatch, credit: Tensor, part: str, dtype: torch.dtype) -> tuple:
     """The inner products (R, R) of the gradients that credit (R, T) causes at R responses, and, by name, these gradients
     (R, ...) in the parameters whose names begin with `part`. dtype: in which all R are held at once."""
@@ -116,17 +103,14 @@ def response_gradients(group: TokenBatch, credit: Tensor, part: str, dtype: torc
     return gram, {name: torch.stack([x[name] for x in parts]) for name in parts[0]}
 
 
-def spectra(group: TokenBatch, gradients: tuple, scale: Tensor, right: Tensor, credit: Tensor | None) -> dict:
-    """Singular values of a group's matrices, by name, for each layer that has one.
+def spectra(group: TokenBatch, gradients: tuple, scale: Tensor, right: Tensor) -> dict[str, list[np.ndarray]]:
+    """Singular values of a group's matrices, by name, for each layer that has one. right: (R,) bool.
 
-    gradients: as response_gradients returns them, of which the first R count, each times scale (R,). right (R,) bool.
-    credit (R, T): None without the matrix of single tokens.
+    gradients: as response_gradients returns them, of which the first R count, each times scale (R,).
     """
     R, c, sides = len(scale), scale.double().numpy(), torch.stack((right, ~right)).double().numpy()  # (2, R)
     gram = gradients[0][:R, :R] * np.outer(c, c)  # (R, R)
     found = {SIDES: [gram_spectrum(sides @ gram @ sides.T)], RESPONSES: [gram_spectrum(gram)]}
-    if credit is not None:
-        found[TOKENS] = [gram_spectrum(token_gram(group, credit))]
     summed = {name: torch.einsum("r,r...->...", scale, rows[:R]) for name, rows in gradients[1].items()}
     for name, g in split(summed, group.ask.policy.model.config).items():
         if g.dim() == 2:  # by its name within a layer
@@ -158,10 +142,8 @@ def credits_of(group: TokenBatch, rng: np.random.Generator) -> dict[str, Tensor]
 
 def group_spectra(batch: TokenBatch, credits: Callable = credits_of, part: str = "",
                   dtype: torch.dtype = torch.float64) -> Spectra:
-    """The spectra of every puzzle's first R responses, for each of the `credits` of these, where there is any.
-
-    part, dtype: as of response_gradients. With a part the matrix of single tokens is left out.
-    """
+    """The spectra of every puzzle's first R responses, for each of the `credits` of these, where there is any. part,
+    dtype: as of response_gradients."""
     found, rng, G = {}, np.random.default_rng(0), len(batch.text) // len(batch.puzzles)
     for q in follow("ranks", range(len(batch.puzzles))):
         whole, *groups = (responses_of(batch, range(q * G, q * G + R)) for R in (G, *SIZES) if R <= G)
@@ -172,8 +154,7 @@ def group_spectra(batch: TokenBatch, credits: Callable = credits_of, part: str =
                 if not torch.equal(credit, scale[:, None] * group.mask):  # it varies within a response
                     scale, gradients = torch.ones_like(scale), response_gradients(group, credit, part, dtype)
                 right = (scale if variant.startswith("GRPO") else group.advantage) > 0
-                tokens = credit if variant == "GRPO" and not part else None
-                for matrix, layers in spectra(group, gradients, scale, right, tokens).items():
+                for matrix, layers in spectra(group, gradients, scale, right).items():
                     found.setdefault((len(scale), variant, matrix), {})[q] = layers
     return found
 
@@ -210,7 +191,7 @@ def table_along(title: str, note: str, rows: list[dict], keys: tuple[str, ...], 
 def tables_rank(rows: list[dict], note: str, keys: tuple[str, ...] = ("matrix",)) -> list[Table]:
     """All measures of rank by group size, and effective rank under other credit."""
     grpo = [row for row in rows if row["credit"].startswith("GRPO")]
-    controls = [row for row in rows if row["R"] == CONTROLS_AT]
+    alike = [row for row in rows if row["R"] == CONTROLS_AT]
     return [*(table_along(f"{name.capitalize()} by group size", note, grpo, keys, "R", name) for name in MEASURES),
-            table_along(f"Effective rank under other credit, R = {CONTROLS_AT}", note, controls,
+            table_along(f"Effective rank under other credit, R = {CONTROLS_AT}", note, alike,
                         tuple(key for key in keys if key != "credit"), "credit", "effective rank")]
