@@ -31,7 +31,7 @@ from train import load_policy
 DATA = Path(__file__).parent / "data"
 TASKS, LIMITS = {"math": "word problems", "countdown": "easy Countdown"}, {"math": 128, "countdown": 200}  # tokens
 PROBLEMS, ANSWERS, GROUPS, READ = 24, 8, 8, 12  # sampled; to each; of those that differ; for phase 1
-LAYER, SINGLE = "layers.15.", 3  # whose weights are decomposed; tokens of a response whose own loss is looked at
+LAYER, SINGLE, STEPS = "layers.15.", 3, 20  # decomposed; tokens of a response whose own loss is looked at; of a run
 SPARSITY = ("Hoyer", "Gini", "share below 0.01 rms")
 NOTE = "SmolLM2. GRPO: rewards as trained; binary: every other response counts as right. Weights of layer 15."
 
@@ -82,8 +82,10 @@ def phase1_columns(batch: TokenBatch, i: int, single: np.ndarray) -> dict[str, T
 
 def measure(task: str) -> None:
     """Write a task's files into data/."""
-    trained = Path(f"runs/smollm2-{task}/checkpoint")
-    s = Settings(model=str(trained) if trained.is_dir() else "weights/smollm2", task=task, answers=ANSWERS,
+    step, trained = 0, Path(f"runs/smollm2-{task}/checkpoint")
+    if (trained / "model.safetensors").is_file():
+        step = STEPS
+    s = Settings(model=str(trained) if step else "weights/smollm2", task=task, answers=ANSWERS,
                  max_new_tokens=LIMITS[task])
     policy = load_policy(s)
     batch = rollout(policy, policy.task.load("train", PROBLEMS), s, 0)
@@ -96,8 +98,8 @@ def measure(task: str) -> None:
         (gradient,) = next(credit_gradients(group, (group.advantage[:, None] * group.mask)[None], ANSWERS))  # (P,)
         sparse.append({"puzzle": q, "levels": len(group.reward.unique()), "right": int(group.success.sum()),
                        **sparsity(gradient.numpy())})
-    write_csv(sparse, DATA / f"sparsity-{task}-{20 * trained.is_dir()}.csv")
-    if not trained.is_dir():
+    write_csv(sparse, DATA / f"sparsity-{task}-{step}.csv")
+    if not step:
         chosen = responses_of(batch, [i for rows in groups.values() for i in rows])
         ranks = rank_rows(group_spectra(chosen, credits_of, LAYER, torch.bfloat16))
         write_csv([{name: f"{x:.5g}" if isinstance(x, float) else x for name, x in row.items()} for row in ranks],
