@@ -143,7 +143,7 @@ def tables() -> str:
     """All tables, from data/."""
     sparse = [row | {"measure": name, "value": row[name]} for name in SPARSITY for row in read_rows("sparsity")]
     return "\n".join(map(str, (
-        *tables_rank(read_rows("ranks"), NOTE, ("matrix", "task", "credit")), table_phase1(),
+        *tables_rank(read_rows("ranks"), NOTE, ("matrix", "credit", "task")), table_phase1(),
         table_along("Sparsity", f"{NOTE} All parameters, R = 8.", sparse, ("measure", "task"), "step", "value", 3))))
 
 

@@ -171,7 +171,7 @@ def table_along(title: str, note: str, rows: list[dict], keys: tuple[str, ...], 
     """For each combination of `keys` and each value of the column `axis`, the mean of a measure over puzzles, and what
     is left of it minus that of the column's first value, on the puzzles that have both. NaN, of a gradient of 0, counts
     for nothing."""
-    values, found = list(dict.fromkeys(row[axis] for row in rows)), {}
+    values, found = sorted({row[axis] for row in rows}), {}
     for row in rows:
         by_value = found.setdefault(tuple(row[key] for key in keys), {value: {} for value in values})
         if np.isfinite(row[measure]):
@@ -182,16 +182,19 @@ def table_along(title: str, note: str, rows: list[dict], keys: tuple[str, ...], 
         less = [[x[q] - first[q] for q in x if q in first] for x in others]
         cells.append([*key, ", ".join(str(len(x)) for x in by_value.values()),
                       *(mean_cell(list(x), digits) for x in (*(y.values() for y in by_value.values()), *less))])
-    names = [str(value) if axis == "credit" else f"{axis} = {value:.0f}" for value in values]
+    names = [value if isinstance(value, str) else f"{axis} = {value:.0f}" for value in values]
     return Table(title, f"{note} Means over groups, those whose rewards are not all alike, ± half of a 95% interval "
                  "(Student's t); differences on the same groups.",
                  [*keys, "groups", *names, *(f"{name} minus {names[0]}" for name in names[1:])], cells)
 
 
-def tables_rank(rows: list[dict], note: str, keys: tuple[str, ...] = ("matrix",)) -> list[Table]:
-    """All measures of rank by group size, and effective rank under other credit."""
+def tables_rank(rows: list[dict], note: str, keys: tuple[str, ...] = ("matrix", "credit")) -> list[Table]:
+    """All measures of rank by group size, and effective rank under other credit beside GRPO's."""
     grpo = [row for row in rows if row["credit"].startswith("GRPO")]
-    alike = [row for row in rows if row["R"] == CONTROLS_AT]
+    one_size = [row for row in rows if row["R"] == CONTROLS_AT]
+    beside = [row | {"credit": name, "of": "this credit" if row["credit"] == name else "GRPO"}
+              for name in dict.fromkeys(row["credit"] for row in one_size if row["credit"] != "GRPO")
+              for row in one_size if row["credit"] in ("GRPO", name)]
     return [*(table_along(f"{name.capitalize()} by group size", note, grpo, keys, "R", name) for name in MEASURES),
-            table_along(f"Effective rank under other credit, R = {CONTROLS_AT}", note, alike,
-                        tuple(key for key in keys if key != "credit"), "credit", "effective rank")]
+            table_along(f"Effective rank under other credit, R = {CONTROLS_AT}", note, beside, keys, "of",
+                        "effective rank")]
