@@ -189,12 +189,12 @@ def table_along(title: str, note: str, rows: list[dict], keys: tuple[str, ...], 
 
 
 def tables_rank(rows: list[dict], note: str, keys: tuple[str, ...] = ("matrix", "credit")) -> list[Table]:
-    """All measures of rank by group size, and effective rank under other credit beside GRPO's."""
+    """All measures of rank by group size, and two of them under other credit beside GRPO's."""
     grpo = [row for row in rows if row["credit"].startswith("GRPO")]
     one_size = [row for row in rows if row["R"] == CONTROLS_AT]
     beside = [row | {"credit": name, "of": "this credit" if row["credit"] == name else "GRPO"}
               for name in dict.fromkeys(row["credit"] for row in one_size if row["credit"] != "GRPO")
               for row in one_size if row["credit"] in ("GRPO", name)]
     return [*(table_along(f"{name.capitalize()} by group size", note, grpo, keys, "R", name) for name in MEASURES),
-            table_along(f"Effective rank under other credit, R = {CONTROLS_AT}", note, beside, keys, "of",
-                        "effective rank")]
+            *(table_along(f"{name.capitalize()} under other credit, R = {CONTROLS_AT}", note, beside, keys, "of", name)
+              for name in ("effective rank", "stable rank"))]

@@ -42,7 +42,7 @@ def test_the_whole_command(small, monkeypatch):
         measure.main()
         texts.append((small / "out" / "tables.md").read_text(encoding="utf-8"))
     assert texts[0] == texts[1]
-    assert len(re.findall(r"^## ", texts[0], re.M)) == 6 and not re.search(r"\b(nan|inf)\b", texts[0])
+    assert len(re.findall(r"^## ", texts[0], re.M)) == 7 and not re.search(r"\b(nan|inf)\b", texts[0])
     assert [key for *_, key in calls[:5]] == [(0, 0), *((0, 1000 + i) for i in range(4))]
     assert len({puzzle for _, puzzles, *_ in calls[1:5] for puzzle in puzzles}) == 4 * 6
 

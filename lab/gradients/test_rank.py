@@ -112,7 +112,7 @@ def test_the_tables_of_ranks_by_hand():
              (8, "random", SIDES): [[2], [2]], (8, "random", RESPONSES): [[6], [6]]}
     found = {key: {q: [np.eye(8)[:n].sum(0) for n in layers] for q, layers in enumerate(puzzles)}
              for key, puzzles in ranks.items()}  # as many equal singular values as the rank says
-    *by_size, by_credit = rank.tables_rank(rank.rank_rows(found), "")
+    *by_size, by_credit, also = rank.tables_rank(rank.rank_rows(found), "")
     assert by_size[0].header == ["matrix", "credit", "groups", "R = 2", "R = 8", "R = 8 minus R = 2"]
     for table in by_size:  # of equal values every measure is their number
         # With two puzzles 1 apart the interval is 12.7 / 2, with one degree of freedom.
@@ -120,6 +120,7 @@ def test_the_tables_of_ranks_by_hand():
                               ["q_proj", "GRPO", "0, 2", "", "3.0 ± 12.7", ""],
                               [RESPONSES, "GRPO", "0, 2", "", "3.5 ± 19.1", ""]]
     assert by_credit.header[3:] == ["GRPO", "this credit", "this credit minus GRPO"]
-    assert by_credit.rows == [[SIDES, "random", "2, 2", "1.5 ± 6.4", "2.0 ± 0.0", "0.5 ± 6.4"],  # 2 - 1, 2 - 2
-                              [RESPONSES, "random", "2, 2", "3.5 ± 19.1", "6.0 ± 0.0", "2.5 ± 19.1"],  # 6 - 2, 6 - 5
-                              ["q_proj", "random", "2, 0", "3.0 ± 12.7", "", ""]]
+    assert also.rows == by_credit.rows == [
+        [SIDES, "random", "2, 2", "1.5 ± 6.4", "2.0 ± 0.0", "0.5 ± 6.4"],  # 2 - 1, 2 - 2
+        [RESPONSES, "random", "2, 2", "3.5 ± 19.1", "6.0 ± 0.0", "2.5 ± 19.1"],  # 6 - 2, 6 - 5
+        ["q_proj", "random", "2, 0", "3.0 ± 12.7", "", ""]]
