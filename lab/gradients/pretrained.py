@@ -68,7 +68,13 @@ def phase1_columns(batch: TokenBatch, i: int, single: np.ndarray) -> dict[str, T
     gradient, at the token's input embedding, of the sum of all log-probs; `next`: the norm of that of the next token's
     log-prob alone, at the tokens `single`, else NaN. `relative`: position over L."""
     inputs, model, n = [], batch.ask.policy.model, int(batch.mask[i].sum()) - 1
-    hook = model.layers[0].register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
+
+    def from_here(_, args: tuple) -> tuple:
+        """The arguments of the first layer, with embeddings that a gradient can be taken at."""
+        inputs.append(args[0].detach().requires_grad_())
+        return inputs[0], *args[1:]
+
+    hook = model.layers[0].register_forward_pre_hook(from_here)
     rows = (x[[i]] for x in (batch.group, batch.tokens, batch.mask))
     logprob = response_logprobs(model, batch.ask.prompts, *rows)[0]  # (T,)
     hook.remove()
@@ -104,6 +110,7 @@ def measure(task: str) -> None:
         ranks = rank_rows(group_spectra(chosen, credits_of, LAYER, torch.bfloat16))
         write_csv([{name: f"{x:.5g}" if isinstance(x, float) else x for name, x in row.items()} for row in ranks],
                   DATA / f"ranks-{task}.csv")
+        policy.model.requires_grad_(False)  # from here on no gradient of a weight is asked for
         rng, lengths = np.random.default_rng(0), batch.mask.sum(1).tolist()
         parts = [phase1_columns(batch, i, rng.choice(lengths[i] - 1, min(SINGLE, lengths[i] - 1), replace=False))
                  for i in follow("phase 1", range(READ * ANSWERS)) if lengths[i] > 1]
