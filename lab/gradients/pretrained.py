@@ -43,7 +43,7 @@ def differing(batch: TokenBatch) -> dict[int, list[int]]:
         other = next((i for i, r in enumerate(rewards) if r != rewards[0]), 0)
         if other:
             found[q] = [q * len(rewards) + i for i in dict.fromkeys((0, other, *range(len(rewards))))]
-    return dict(itertools.islice(found.items(), GROUPS))
+    return found
 
 
 def credits_of(group: TokenBatch, rng: np.random.Generator) -> dict[str, Tensor]:
@@ -95,9 +95,12 @@ def measure(task: str) -> None:
                  max_new_tokens=LIMITS[task])
     policy = load_policy(s)
     batch = rollout(policy, policy.task.load("train", PROBLEMS), s, 0)
-    if not (groups := differing(batch)):
-        raise ValueError(f"no group's rewards differ, so there is no gradient: {s.model} can't be measured")
     DATA.mkdir(exist_ok=True)
+    groups = differing(batch)
+    started = [row["puzzle"] for row in read_rows("sparsity") if (row["task"], row["step"]) == (TASKS[task], 0)]
+    groups = {q: groups[q] for q in (started if step else list(groups)[:GROUPS]) if q in groups}
+    if not groups:
+        raise ValueError(f"no group's rewards differ, so there is no gradient: {s.model} can't be measured")
     sparse = []
     for q, rows in follow("sparsity", groups.items()):
         group = responses_of(batch, rows)
