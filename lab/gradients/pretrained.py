@@ -97,7 +97,7 @@ def measure(task: str) -> None:
     batch = rollout(policy, policy.task.load("train", PROBLEMS), s, 0)
     DATA.mkdir(exist_ok=True)
     groups = differing(batch)
-    started = [row["puzzle"] for row in read_rows("sparsity") if (row["task"], row["step"]) == (TASKS[task], 0)]
+    started = [int(row["puzzle"]) for row in read_rows("sparsity") if (row["task"], row["step"]) == (TASKS[task], 0)]
     groups = {q: groups[q] for q in (started if step else list(groups)[:GROUPS]) if q in groups}
     if not groups:
         raise ValueError(f"no group's rewards differ, so there is no gradient: {s.model} can't be measured")
