@@ -24,8 +24,8 @@ from train import load_policy
 QUESTIONS = 12  # training puzzles
 BATCHES = 16  # for noise and bias
 CRITIC_BATCHES = 40  # of 96 responses, for `ppo`
-NOTE = ("Rewards right or wrong; weight matrices averaged over layers; `ppo` with the reward that its critic was fitted "
-        "to, 0.1 · format + success.")
+NOTE = ("Rewards right or wrong; weight matrices averaged over layers; `ppo` with the reward that its critic was "
+        "fitted to, 0.1 · format + success.")
 
 
 def independent_batches(policy: Policy) -> Iterator[TokenBatch]:

@@ -64,9 +64,9 @@ def sparsity(x: np.ndarray) -> dict[str, float]:
 
 
 def phase1_columns(batch: TokenBatch, i: int, single: np.ndarray) -> dict[str, Tensor]:
-    """Of response i, a value for each of its L tokens but the last (L - 1,). `norm` and `mean`: of the components of the
-    gradient, at the token's input embedding, of the sum of all log-probs; `next`: the norm of that of the next token's
-    log-prob alone, at the tokens `single`, else NaN. `relative`: position over L."""
+    """Of response i, a value for each of its L tokens but the last (L - 1,). `norm` and `mean`: of the components of
+    the gradient, at the token's input embedding, of the sum of all log-probs; `next`: the norm of that of the next
+    token's log-prob alone, at the tokens `single`, else NaN. `relative`: position over L."""
     inputs, model, n = [], batch.ask.policy.model, int(batch.mask[i].sum()) - 1
 
     def from_here(_, args: tuple) -> tuple:
@@ -142,10 +142,10 @@ def table_phase1() -> Table:
                       *(cell(mean_ratio(size, use & x, use & y, c["puzzle"], stratum)) for x, y, stratum in pairs),
                       *(f"{share.mean():.0%}" if len(t) else "" for share in (t > 3, t < 1.5))])
     return Table("Phase 1: gradients at the input embeddings", (
-        f"SmolLM2, {READ * ANSWERS} responses. Norm, and mean component, of the gradient of all log-probs behind a token; "
-        "next: norm of that of the next token's alone. First over last fifth of a response; filler over reasoning, as "
-        "it is and matched for the tenth of the response; 95% bootstrap intervals over problems. t: at each position "
-        "that 30 responses reach."), ["", "task", "first / last fifth", "filler / reasoning", "matched for position",
+        f"SmolLM2, {READ * ANSWERS} responses. Norm, and mean component, of the gradient of all log-probs behind a "
+        "token; next: norm of that of the next token's alone. First over last fifth of a response; filler over "
+        "reasoning, as it is and matched for the tenth of the response; 95% bootstrap intervals over problems. t: at "
+        "each position that 30 responses reach."), ["", "task", "first / last fifth", "filler / reasoning", "matched for position",
                               "abs(t) above 3", "abs(t) below 1.5"], cells)
 
 

@@ -90,8 +90,8 @@ def responses_of(batch: TokenBatch, rows: Sequence[int]) -> TokenBatch:
 
 
 def response_gradients(group: TokenBatch, credit: Tensor, part: str, dtype: torch.dtype) -> tuple:
-    """The inner products (R, R) of the gradients that credit (R, T) causes at R responses, and, by name, these gradients
-    (R, ...) in the parameters whose names begin with `part`. dtype: in which all R are held at once."""
+    """The inner products (R, R) of the gradients that credit (R, T) causes at R responses, and, by name, these
+    gradients (R, ...) in the parameters whose names begin with `part`. dtype: in which all R are held at once."""
     names, weights = zip(*group.ask.policy.model.named_parameters())
     rows, parts = [], []
     for (row,) in credit_gradients(group, credit[None], 1):  # (P,)
