@@ -141,12 +141,13 @@ def table_phase1() -> Table:
         cells.append([column, TASKS[file.stem.split("-")[1]],
                       *(cell(mean_ratio(size, use & x, use & y, c["puzzle"], stratum)) for x, y, stratum in pairs),
                       *(f"{share.mean():.0%}" if len(t) else "" for share in (t > 3, t < 1.5))])
-    return Table("Phase 1: gradients at the input embeddings", (
-        f"SmolLM2, {READ * ANSWERS} responses. Norm, and mean component, of the gradient of all log-probs behind a "
-        "token; next: norm of that of the next token's alone. First over last fifth of a response; filler over "
-        "reasoning, as it is and matched for the tenth of the response; 95% bootstrap intervals over problems. t: at "
-        "each position that 30 responses reach."), ["", "task", "first / last fifth", "filler / reasoning", "matched for position",
-                              "abs(t) above 3", "abs(t) below 1.5"], cells)
+    note = (f"SmolLM2, {READ * ANSWERS} responses. Norm, and mean component, of the gradient of all log-probs behind a "
+            "token; next: norm of that of the next token's alone. First over last fifth of a response; filler over "
+            "reasoning, as it is and matched for the tenth of the response; 95% bootstrap intervals over problems. t: "
+            "at each position that 30 responses reach.")
+    return Table("Phase 1: gradients at the input embeddings", note, [
+        "", "task", "first / last fifth", "filler / reasoning", "matched for position", "abs(t) above 3", "below 1.5"],
+        cells)
 
 
 def tables() -> str:
