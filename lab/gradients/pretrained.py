@@ -1,7 +1,7 @@
 """Rank, sparsity and phase 1 in a pretrained model, SmolLM2 (designs.md).
 
 Run it:  python -m lab.gradients.pretrained                     pretrained.md, from data/
-         python -m lab.gradients.pretrained --measure math      into data/: half an hour of one core, 5 GB
+         python -m lab.gradients.pretrained --measure math      into data/: half an hour of one core, 7 GB
 
 Where designs.md's run has left a checkpoint, the sparsity is that after its training, and nothing else is measured.
 """
