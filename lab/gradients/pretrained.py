@@ -18,10 +18,11 @@ from grpo import compare
 from lab.estimates import cell
 from lab.gradients.rank import controls, group_spectra, rank_rows, responses_of, table_along, tables_rank
 from lab.statistics import mean_ratio
+from lab.study.engine import write_rows
 from lab.updates import credit_gradients
 from plumbing.flags import new_parser
 from plumbing.progress import follow, one_sentence
-from plumbing.report import Table, t_statistics, write_csv
+from plumbing.report import Table, t_statistics
 from rollout import TokenBatch, by_group, rollout
 from sampler import response_logprobs
 from settings import Settings
@@ -107,11 +108,11 @@ def measure(task: str) -> None:
         (gradient,) = next(credit_gradients(group, (group.advantage[:, None] * group.mask)[None], ANSWERS))  # (P,)
         sparse.append({"puzzle": q, "levels": len(group.reward.unique()), "right": int(group.success.sum()),
                        **sparsity(gradient.numpy())})
-    write_csv(sparse, DATA / f"sparsity-{task}-{step}.csv")
+    write_rows(sparse, DATA / f"sparsity-{task}-{step}.csv")
     if not step:
         chosen = responses_of(batch, [i for rows in groups.values() for i in rows])
         ranks = rank_rows(group_spectra(chosen, credits_of, LAYER, torch.bfloat16))
-        write_csv([{name: f"{x:.5g}" if isinstance(x, float) else x for name, x in row.items()} for row in ranks],
+        write_rows([{name: f"{x:.5g}" if isinstance(x, float) else x for name, x in row.items()} for row in ranks],
                   DATA / f"ranks-{task}.csv")
         policy.model.requires_grad_(False)  # from here on no gradient of a weight is asked for
         rng, lengths = np.random.default_rng(0), batch.mask.sum(1).tolist()
