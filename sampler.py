@@ -283,14 +283,15 @@ class Rows:
     computed for blocks of a few rows, each only as wide as its longest row.
     """
 
-    def __init__(self, own: Tensor, seen: Tensor, real: Tensor, visible: Tensor, model: Qwen2):
+    def __init__(self, own: Tensor, seen: Tensor, real: Tensor, visible: Tensor, model: Qwen2,
+                 block: int = ROWS_IN_BLOCK):
         """own (R, S), seen (R, C): the place of each column's token in the flat list, on padding any valid place.
 
-        real (R, S): False on padding. visible (R, S, C): whether a column of `own` may see one of `seen`.
+        real (R, S): False on padding. visible (R, S, C): whether a column of `own` may see one of `seen`. block: rows.
         """
         (R, S), C, self.shape = own.shape, seen.shape[1], visible.shape
         scores = S * C * model.config.num_attention_heads  # of a row
-        size = max(1, min(ROWS_IN_BLOCK, SCORES_AT_ONCE // max(1, scores)))
+        size = max(1, min(block, SCORES_AT_ONCE // max(1, scores)))
         bias = bias_of(visible, model.output_weight.dtype)  # (R, S, C)
         self.recompute = R * scores * bias.itemsize > PROBABILITIES_KEPT
         self.blocks = []

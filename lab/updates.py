@@ -17,7 +17,8 @@ def credit_gradients(batch: TokenBatch, credits: Tensor, size: int) -> Iterator[
     model, prompts = batch.ask.policy.model, batch.ask.prompts
     for first in range(0, len(batch.text), size):
         rows = slice(first, first + size)
-        logprob = response_logprobs(model, prompts, batch.group[rows], batch.tokens[rows], batch.mask[rows])  # (size, T)
+        logprob = response_logprobs(model, prompts, batch.group[rows], batch.tokens[rows], batch.mask[rows],
+                                    before=batch.before[rows])  # (size, T)
         parts = [torch.autograd.grad(logprob, list(model.parameters()), credit[rows], retain_graph=True)
                  for credit in credits]
         yield torch.stack([torch.cat([g.flatten() for g in part]) for part in parts])

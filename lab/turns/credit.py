@@ -1,0 +1,96 @@
+"""The exact credit of a turn in the guessing game, as a credit function of train.py: a ceiling, not a method.
+
+With V(h, s) of values.py, a turn that guesses g changes the chance to find the secret s by
+
+    A1 = V(h g reply, s) - V(h, s),      with 1 for the first term if g = s
+    A2 = the mean of A1 over the secrets C(h) that were still possible: before the reply is known
+
+A1 - A2 is luck: whether the secret was where the guess looked for it. A turn that is no number has -V. Inside a turn V
+is the same sum given its tokens so far, so the A1 of a response's tokens sum to its success - V(prompt, s). The tree is
+made anew in every step, and its tokens are charged as read.
+
+Run it:  python -m lab.turns.credit --task guess --mitigation exact_turns --luck false      a step takes three seconds
+"""
+import numpy as np
+import torch
+from torch import Tensor
+
+import train
+from lab.turns.values import Tree, grow
+from mitigations import token_credit
+from plumbing.registry import require
+from rollout import TokenBatch
+
+
+def exact_turns(batch: TokenBatch, luck: bool = True, mix: float = 0.0) -> Tensor:
+    """credit = A1, the exact change of V(h, s), or with luck=False A2, its mean over the secrets still possible (ours).
+
+    --mix m takes (1 - m) of that + m (success - V(prompt, s)), the same on all tokens: every m, and either of both, has
+    the same expected gradient. So they change how noisy the update is, and nothing else.
+    """
+    require(0 <= mix <= 1, "--mix must be between 0 and 1")
+    tree = grow(batch.ask.policy, batch.puzzles[0].n)
+    check_room(tree, batch)
+    batch.ask.tokens_read += tree.tokens
+    exact = credits_of(batch, tree)[0 if luck else 1]  # (B, T)
+    start = torch.from_numpy(tree.V[0][0]).to(exact)[[puzzle.secret - 1 for puzzle in batch.puzzles]]  # (Q,)
+    return (1 - mix) * exact + mix * (batch.success - start[batch.group])[:, None]
+
+
+def check_room(tree: Tree, batch: TokenBatch) -> None:
+    """ValueError where --max_new_tokens would cut a game off. (The trial step before a run, 0, may.)"""
+    k = len(tree.levels)
+    needed = 2 * k + (k - 1) * len(tree.words.replies[0])
+    require(batch.ask.step == 0 or batch.ask.s.max_new_tokens >= needed,
+            f"--max_new_tokens must be at least {needed}: so long is a game of {k} guesses")
+
+
+def credits_of(batch: TokenBatch, tree: Tree) -> Tensor:
+    """A1, A2 and minus the regret of each token (3, B, T)."""
+    found = torch.zeros(3, *batch.mask.shape, dtype=torch.float64)
+    for i, (row, mask, success) in enumerate(zip(batch.tokens, batch.mask, batch.success.tolist())):
+        secret = batch.puzzles[batch.group[i]].secret
+        found[:, i, : mask.sum()] = torch.from_numpy(credits_along(tree, row[mask].tolist(), secret, success))
+    return found
+
+
+def optimal(low: int, high: int, n: int, left: int) -> np.ndarray:
+    """Q*(h, g) (n,): the chance to find a random secret of low to high by guess g of 1 to n, then optimal play, with
+    `left` guesses in all. With j guesses halving finds one of m secrets with probability min(m, 2^j - 1) / m."""
+    g, size = np.arange(1, n + 1), high - low + 1
+    sides = [np.clip(side, 0, size).clip(max=2 ** (left - 1) - 1) for side in (g - low, high - g)]  # below g, above
+    return (((low <= g) & (g <= high)) + sum(sides)) / size
+
+
+def credits_along(tree: Tree, tokens: list[int], secret: int, success: float) -> np.ndarray:
+    """A1, A2 and minus the regret (3, L) of the L tokens of a response, in a game for a secret. The regret of a turn is
+    how much it gives away of what optimal play could still reach; the token that decides it has it."""
+    level, row, guess, alive, before, found = 0, 0, None, True, tree.V[0][0], []  # values are (n,), by secret - 1
+    for token in tokens:
+        here = tree.levels[level]
+        low, high, new = here.low[row], here.high[row], alive and guess is None
+        best = optimal(low, high, len(before), len(tree.levels) - level) if new else np.zeros(1)  # (n,)
+        number = new and token in tree.words.numbers
+        ended = alive and guess is not None and token == tree.words.end
+        alive = number or ended
+        if number:
+            guess = tree.words.numbers.index(token)
+        after = tree.after[level][row, guess] * (tree.end[level][row, guess] if number else 1) if alive else 0 * before
+        change = after - before
+        found.append([change[secret - 1], change[low - 1 : high].mean(), (best[guess] if number else 0) - best.max()])
+        before = after
+        if ended and guess != secret - 1 and level + 1 < len(tree.levels):
+            level, row = level + 1, here.child[row, guess, int(secret - 1 < guess)]
+            guess, before = None, tree.V[level][row]
+    found[-1][0] += success - before[secret - 1]  # not 0 only where the game went on in other tokens
+    return np.array(found).T
+
+
+def main() -> None:
+    """train.py with this function among its own."""
+    token_credit(exact_turns)
+    train.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""Does exact credit of turns learn faster than GRPO and RLOO? The runs of designs.md, their table and their picture.
+
+    python -m lab.turns.run             trains what has no row in lab/turns/runs.csv, one run at a time; resumes
+    python -m lab.turns.run --tables    only writes lab/turns/tables.md and learning.png
+
+Success is exact: V(prompt) of values.py at every tenth step, from the run's checkpoints. Seeds are the outer loop. A
+finished run loses its folder. While a program measures speed (lab/quiet.py) the run pauses.
+"""
+import shutil
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from lab.estimates import mean_cell, points, read_column
+from lab.statistics import holm
+from lab.study.decided import on_line
+from lab.study.engine import (COSTS, RLOO, difference, measured, name_of, read_rows, read_versions, select, spent,
+                              write_rows)
+from lab.study.run import train_all
+from lab.turns.values import grow
+from plumbing.comparison import Group
+from plumbing.files import replace_file
+from plumbing.flags import new_parser
+from plumbing.progress import clock, one_sentence
+from plumbing.registry import require
+from plumbing.report import GREY, PALETTE, Estimate, Table, new_figure, t_estimate
+from plumbing.runs import read_config, read_metrics
+from settings import Settings
+from train import load_policy
+
+HERE, RUNS = Path(__file__).parent, Path("runs/turns")
+RESULTS = HERE / "runs.csv"
+ALIKE = "--task guess --max_new_tokens 24 --steps 100 --checkpoint_every 10 --eval_every 0 --pass_at 0"
+EVERY, SEEDS = 10, range(10)
+GAMES = {f"none questions={Q} advantage=rloo": Q for Q in (24, 72, 216)}  # RLOO with more games a step
+LINE = (RLOO, *GAMES)  # its area by its noise
+GRPO, WITH, WITHOUT = "none", "exact_turns", "exact_turns luck=false"  # A1, A2
+MIXED = "exact_turns luck=false mix=0.74"  # as noisy as A1
+ARMS = (GRPO, *LINE, WITH, WITHOUT, MIXED, "turn_vine", "turn_baseline")
+MARGIN = 0.02  # of area, the smallest effect of interest
+
+
+class Experiment(NamedTuple):
+    """A run: what train_all of lab/study/run.py starts or resumes."""
+
+    label: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Its folder's name."""
+        return f"{self.label.replace(' ', '-').replace('=', '-')}-seed{self.seed}"
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return RUNS / self.name
+
+    @property
+    def log(self) -> Path:
+        """Where its output goes."""
+        return RUNS / f"{self.name}.log"
+
+    @property
+    def command(self) -> str:
+        """The command that makes it."""
+        flags = self.label.replace(" ", " --").replace("=", " ")
+        return f"python -m lab.turns.credit --mitigation {flags} {ALIKE} --seed {self.seed} --out {self.folder}"
+
+    def next_command(self) -> str:
+        """The same, or the one that resumes it."""
+        return f"python -m lab.turns.credit --resume {self.folder}" if self.folder.is_dir() else self.command
+
+
+def exact_success(e: Experiment) -> dict[int, float]:
+    """V(prompt) of the start model and of each checkpoint, by step."""
+    s = Settings(**read_config(e.folder)["settings"])
+    weights = {0: s.model} | {step: f"{e.folder}/checkpoints/step-{step:06d}" for step in range(EVERY, s.steps, EVERY)}
+    weights[s.steps] = f"{e.folder}/checkpoint"
+    return {step: float(grow(load_policy(replace(s, model=model))).V[0].mean()) for step, model in weights.items()}
+
+
+def make_row(e: Experiment) -> dict:
+    """The row of a finished run."""
+    curve, metrics = exact_success(e), read_metrics(e.folder)
+    cost = np.nancumsum(sum(weight * metrics[name] for name, weight in COSTS.items()))  # (steps + 1,) NaN at the start
+    method, _, setting = e.label.partition(" ")
+    area = np.trapezoid(list(curve.values()), list(curve)) / max(curve)
+    figures = {"area": area, "start": curve[0], "end": curve[max(curve)],
+               **{name: np.nansum(metrics[name]) for name in (*COSTS, "seconds")}}
+    return {"run": e.name, "version": 1, "part": "turns", "level": "guess", "method": method, "setting": setting,
+            "seed": e.seed, "command": e.command, "steps": max(curve),
+            **{name: f"{x:.7g}" for name, x in figures.items()},
+            "curve": " ".join(f"{step}:{x:.6f}" for step, x in curve.items()),
+            "spent": " ".join(f"{step}:{cost[step]:.7g}" for step in curve)}
+
+
+def run() -> None:
+    """Train what has no row."""
+    done = {row["run"] for row in read_rows(RESULTS)}
+    todo = [e for seed in SEEDS for label in ARMS if (e := Experiment(label, seed)).name not in done]
+    seconds, total = [], len(SEEDS) * len(ARMS)
+    with closing(train_all(todo, 1, 1)) as ended:
+        for i, (e, code) in enumerate(ended, 1):
+            if code:
+                raise ValueError(f"{e.name} ended with code {code}: see {e.log}")
+            rows = [*read_rows(RESULTS), make_row(e)]
+            replace_file(RESULTS, lambda part: write_rows(rows, part))
+            shutil.rmtree(e.folder)
+            seconds.append(float(rows[-1]["seconds"]))
+            print(f"{total - len(todo) + i}/{total} runs done  {e.name}  "
+                  f"ETA {clock(1.3 * np.mean(seconds) * (len(todo) - i))}", flush=True)
+
+
+# ---------------------------------------------------------------------------------------------- tables and picture
+
+
+def read_quiet() -> dict[str, Estimate]:
+    """1 / the noise of a step, RLOO's = 1, by arm. Games are independent, so with Q instead of 12 it is Q / 12."""
+    found = {name: Estimate(1 / e.value, 1 / e.high, 1 / e.low)
+             for name, e in read_column(HERE / "noise.md", "Noise of a step", "all").items()}
+    return found | {name: Estimate(Q / 12, Q / 12, Q / 12) for name, Q in GAMES.items()}
+
+
+def above_line(groups: dict[str, Group], quiet: dict[str, Estimate], name: str) -> Estimate:
+    """The area of an arm minus that of RLOO where it is as noisy, linear in the logarithm between the arms of LINE."""
+    weights = on_line(quiet[name].value, [quiet[other].value for other in LINE])  # (4,)
+    return t_estimate(*(groups[other].values("area") for other in (name, *LINE)), weights=(1, *-weights))
+
+
+def contrasts(groups: dict[str, Group], quiet: dict[str, Estimate]) -> dict[str, Estimate]:
+    """The primary contrasts of designs.md, in area."""
+    found = {f"{a} - {b}": difference(groups[x], groups[y]) for a, x in (("A1", WITH), ("A2", WITHOUT))
+             for b, y in (("RLOO", RLOO), ("GRPO", GRPO))}
+    return found | {"A1 - RLOO as noisy": above_line(groups, quiet, WITH),
+                    "A2 - RLOO as noisy": above_line(groups, quiet, WITHOUT),
+                    "A2 as noisy as A1 - A1": difference(groups[MIXED], groups[WITH])}
+
+
+def write_tables() -> None:
+    """tables.md and learning.png, once all runs have a row: designs.md lets nobody look before."""
+    done, planned = len(read_rows(RESULTS)), len(ARMS) * len(SEEDS)
+    require(done == planned, f"{done} of {planned} runs have a row, and tables wait for all: run without --tables")
+    groups = select(read_versions(RESULTS)[1]["guess"], "turns")
+    quiet, unit = read_quiet(), spent(groups[GRPO])[-1]
+    rows = [[title(name), f"{len(g.rows)}", points(t_estimate(g.values("end"))), points(t_estimate(g.values("area"))),
+             "" if name == RLOO else points(difference(g, groups[RLOO])),
+             f"{quiet[name].value:.2f}" if name in quiet else "",
+             "" if name in LINE or name not in quiet else points(above_line(groups, quiet, name)),
+             f"{spent(g)[-1] / unit:.1f}", mean_cell(g.values("seconds"), 0)]
+            for name, g in sorted(groups.items(), key=lambda item: -item[1].values("area").mean())]
+    arms = Table("Learning", "±: half of a 95% interval over seeds; end and area in percent, exact. Quiet: 1 / noise of "
+                 "a step (noise.md). Above the line: area minus RLOO's as noisy. Cost: weighted tokens, GRPO = 1.",
+                 ["arm", "seeds", "end", "area", "area - RLOO", "quiet", "above the line", "cost", "seconds"], rows)
+    found = contrasts(groups, quiet)
+    significant = holm({name: e.p for name, e in found.items()})
+    primary = Table("Primary contrasts", "Of area, in points. * is significant at 5% after Holm's correction over the "
+                    f"rows. Margin: {100 * MARGIN:.0f} points.", ["contrast", "area", "interval"],
+                    [[name, points(e) + " *" * (name in significant), verdict(e)] for name, e in found.items()])
+    (HERE / "tables.md").write_text(f"{arms}\n{primary}", encoding="utf-8")
+    draw(groups, quiet, HERE / "learning.png")
+
+
+def title(label: str) -> str:
+    """An arm's name in a table."""
+    return name_of(label).strip("`").replace(WITHOUT, "A2").replace(WITH, "A1")
+
+
+def verdict(e: Estimate) -> str:
+    """Where the 95% interval lies, if it says more than that it is wide."""
+    inside, beyond = max(-e.low, e.high) < MARGIN, max(e.low, -e.high) > MARGIN
+    return "within the margin" if inside else "beyond the margin" if beyond else ""
+
+
+def draw(groups: dict[str, Group], quiet: dict[str, Estimate], file: Path) -> None:
+    """Exact success by step, and area by how quiet an update is."""
+    figure, (left, right) = new_figure(2, 4.2)
+    styles = {WITHOUT: ("o-", PALETTE[0]), WITH: ("s-", PALETTE[1]), "turn_vine": ("D--", PALETTE[2]),
+              "turn_baseline": ("v--", PALETTE[3]), RLOO: ("^-", GREY), GRPO: ("x:", GREY)}
+    for name, (line, colour) in styles.items():
+        curves = zip(*(row["curve"].values() for row in groups[name].rows.values()))
+        mean, low, high = 100 * np.array([t_estimate(np.array(values))[:3] for values in curves]).T  # (m,) each
+        left.plot(measured(groups[name]), mean, line, color=colour, ms=4, label=title(name).strip("`"))
+        left.fill_between(measured(groups[name]), low, high, color=colour, alpha=0.2, lw=0)
+    area = {name: t_estimate(100 * groups[name].values("area")) for name in groups if name in quiet}
+    right.plot([quiet[name].value for name in LINE], [area[name].value for name in LINE], color=GREY)
+    for name, up in area.items():
+        colour = GREY if name in LINE else PALETTE[0] if "luck=false" in name else PALETTE[1]
+        across, above = ([[e.value - e.low], [e.high - e.value]] for e in (quiet[name], up))
+        right.errorbar(quiet[name].value, up.value, above, across, "^" if name in LINE else "o", color=colour)
+    left.set(xlabel="step", ylabel="exact success V(prompt), %", title="Equal responses")
+    right.set(xlabel="1 / noise of a step, RLOO = 1 (logarithmic)", ylabel="area, %", xscale="log",
+              title="Equal noise (line: RLOO, 12 to 216 games)")
+    right.set_xticks([1, 2, 6, 18], ["1", "2", "6", "18"])
+    right.minorticks_off()
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=6)
+    figure.savefig(file)
+
+
+@one_sentence("stopped; the same command resumes from here")
+def main() -> None:
+    """Train, or only write the tables."""
+    parser = new_parser(description=__doc__)
+    parser.add_argument("--tables", action="store_true", help="train nothing")
+    if not parser.parse_args().tables:
+        run()
+    write_tables()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""Exact values against brute force: every text that the model can write, summed."""
+from functools import cache
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from lab.turns.credit import credits_along, exact_turns, optimal
+from lab.turns.values import grow, histories
+from qwen2_model import Qwen2, parse_config
+from rollout import Policy
+from tasks import guess_task
+from tasks.guess_task import Puzzle
+
+IDS = {"1": [1], "2": [2], "3": [3], "4": [4], "\nhigher\n": [5, 1], "\nlower\n": [5, 2]}
+
+
+def six_tokens(end_tokens):
+    """A random policy whose vocabulary is an end token, 1 to 4, and one more, which may be an end token, too."""
+    def decode(tokens):
+        texts = ["" if token in end_tokens else " 1234?"[token] for token in tokens]
+        stops = np.cumsum([len(text) for text in texts])
+        return "".join(texts), [(int(stop) - len(text), int(stop)) for stop, text in zip(stops, texts)]
+
+    tokenizer = SimpleNamespace(end_tokens=end_tokens, chat=False, start=[], decode=decode,
+                                encode=lambda text: IDS.get(text, [5, 3]))
+    torch.manual_seed(0)
+    model = Qwen2(parse_config(dict(model_type="qwen2", vocab_size=6, hidden_size=16, intermediate_size=24,
+                                    num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                                    tie_word_embeddings=True))).double()
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.4)
+    model.temperature = 0.8
+    return Policy(model, tokenizer, guess_task)
+
+
+@cache
+def game(*end_tokens):
+    """The policy; and by secret, every text that ends the game or has four tokens: tokens, log-prob of each, with
+    gradient, and success."""
+    policy = six_tokens([*end_tokens])
+    found, open_ = {secret: [] for secret in range(1, 5)}, [(secret, [], []) for secret in range(1, 5)]
+    while open_:
+        texts = [policy.context(Puzzle(4, secret, 0), tokens) for secret, tokens, _ in open_]
+        rows = torch.nn.utils.rnn.pad_sequence([torch.tensor(text) for text in texts], batch_first=True)  # (R, C)
+        logits = policy.model(rows)[range(len(rows)), [len(text) - 1 for text in texts]]  # (R, 6)
+        longer = [(secret, [*tokens, x], [*others, logprob[x]]) for (secret, tokens, others), logprob
+                  in zip(open_, (logits / 0.8).log_softmax(-1)) for x in range(6)]
+        open_ = []
+        for secret, tokens, logprobs in longer:
+            ended = tokens[-1] in policy.tokenizer.end_tokens and policy.reply(Puzzle(4, secret, 0), tokens) is None
+            if ended or len(tokens) == 4:
+                success = guess_task.grade("", Puzzle(4, secret, 0), policy.decode(tokens, {})[2])["answer"]
+                found[secret].append((tokens, torch.stack(logprobs), success))
+            else:
+                open_.append((secret, tokens, logprobs))
+    return policy, found
+
+
+def brute_force(found, tokens):
+    """The chance to find the secret after these tokens: the sum over all texts that begin so."""
+    rest = [(logprob[len(tokens):].sum().exp().item(), success) for text, logprob, success in found
+            if text[: len(tokens)] == tokens]
+    assert sum(p for p, _ in rest) == pytest.approx(1)
+    return sum(p * success for p, success in rest)
+
+
+@pytest.fixture(autouse=True)
+def two_guesses(monkeypatch):
+    monkeypatch.setattr(guess_task, "GUESSES", 2)
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_values_equal_the_sum_over_all_texts(bound):
+    """Guards against a token at a wrong place or position, a reply that is not read, and another temperature."""
+    policy, texts = game(0)
+    tree = grow(policy, 4, bound)
+    assert [len(level.low) for level in tree.levels] == [1, 6]
+    for secret, found in texts.items():
+        assert tree.V[0][0, secret - 1] == pytest.approx(brute_force(found, []), abs=1e-9)
+        for row, (_, g, reply) in enumerate(tree.levels[1].origin):
+            value = brute_force(found, [g + 1, 0]) if (secret < g + 1) == reply and secret != g + 1 else 0
+            assert tree.V[1][row, secret - 1] == pytest.approx(value, abs=1e-9)
+
+
+@pytest.mark.parametrize("tokens", [[2, 0, 3, 0], [2, 0, 2, 0], [3, 0], [1, 0, 5, 0], [4, 4, 0], [0]])
+def test_credit_is_the_change_of_the_sum(tokens):
+    """A1 token by token by brute force, and A2 its mean over the secrets that were possible. Guards against an
+    end token's credit in another turn, an invalid turn that keeps a value, and a reply known too early."""
+    (policy, found), secret = game(0), 3
+    success = guess_task.grade("", Puzzle(4, secret, 0), policy.decode(tokens, {})[2])["answer"]
+    a1, a2, _ = credits_along(grow(policy, 4), tokens, secret, success)
+    first = {2: [3, 4], 1: [2, 3, 4]}.get(tokens[0], [1, 2, 3, 4])  # possible after the first turn
+    for t in range(len(tokens)):
+        possible = first if t >= 2 and tokens[1] == 0 else [1, 2, 3, 4]
+        changes = {s: brute_force(found[s], tokens[: t + 1]) - brute_force(found[s], tokens[:t]) for s in possible}
+        assert a1[t] == pytest.approx(changes[secret], abs=1e-9)
+        assert a2[t] == pytest.approx(np.mean(list(changes.values())), abs=1e-9)
+
+
+def test_every_form_has_the_gradient_of_success_as_its_mean():
+    """sum over texts of p(text) sum_t credit_t grad log p_t = grad V(prompt). Guards against a biased mix or A2."""
+    (policy, texts), value, forms = game(0), 0, [(True, 0.0), (False, 0.0), (True, 0.3), (False, 0.6)]  # luck, mix
+    weights, surrogate = list(policy.model.parameters()), [0] * len(forms)
+    for secret, found in texts.items():
+        mask = torch.tensor([[t < len(text) for t in range(4)] for text, *_ in found])
+        batch = SimpleNamespace(
+            tokens=torch.tensor([text + [0] * (4 - len(text)) for text, *_ in found]), mask=mask,
+            success=torch.tensor([success for *_, success in found]), puzzles=[Puzzle(4, secret, 0)],
+            group=torch.zeros(len(found), dtype=torch.long),
+            ask=SimpleNamespace(policy=policy, step=1, s=SimpleNamespace(max_new_tokens=6), tokens_read=0))
+        logprob = torch.nn.utils.rnn.pad_sequence([logprob for _, logprob, _ in found], batch_first=True)  # (B, 4)
+        p = logprob.sum(1).exp()  # (B,)
+        value = value + (p * batch.success).sum()
+        for i, form in enumerate(forms):
+            surrogate[i] = surrogate[i] + (p.detach() * (exact_turns(batch, *form) * mask * logprob).sum(1)).sum()
+        assert batch.ask.tokens_read == 4 * (2 + 4 + 6 * 3 + 12)  # prompt, numbers, six replies, numbers
+    expected = torch.autograd.grad(value, weights, retain_graph=True)
+    for own in surrogate:
+        for x, y in zip(torch.autograd.grad(own, weights, retain_graph=True), expected):
+            torch.testing.assert_close(x, y, atol=1e-9, rtol=0)
+
+
+def in_other_tokens(tokens):
+    """Whether a text has a number that token 5 ends, after turns that token 0 ends."""
+    turns = list(zip(tokens[::2], tokens[1::2]))
+    return any(0 < g < 5 and end == 5 and all(0 < x < 5 and y == 0 for x, y in turns[:i])
+               for i, (g, end) in enumerate(turns))
+
+
+def test_what_lies_elsewhere_is_bounded():
+    """A second end token lets the game go on in texts that are no history. Their probability is the bound; their
+    success is in A1, whose sum is success - V(prompt, s) in every text."""
+    policy, texts = game(0, 5)
+    tree, missed = grow(policy, 4, bound=True), 0.0
+    for secret, found in texts.items():
+        for tokens, logprob, success in found:
+            missed += logprob.sum().exp().item() * in_other_tokens(tokens) / 4
+            a1, *_ = credits_along(tree, tokens, secret, success)
+            assert a1.sum() == pytest.approx(success - tree.V[0][0, secret - 1], abs=1e-9)
+    assert tree.elsewhere == pytest.approx(missed, abs=1e-9)
+    lacking = np.mean([brute_force(found, []) for found in texts.values()]) - tree.V[0].mean()
+    assert 1e-3 < lacking < tree.elsewhere < 1
+
+
+def played_best(low, high, left, first=range(1, 10)):
+    """How many secrets of low to high the best play finds whose first guess is one of `first`, by recursion."""
+    if low > high or left == 0:
+        return 0
+    return max((low <= g <= high) + played_best(low, min(high, g - 1), left - 1)
+               + played_best(max(low, g + 1), high, left - 1) for g in first)
+
+
+@pytest.mark.parametrize("low, high, left", [(1, 9, 3), (2, 8, 2), (4, 9, 3), (5, 5, 1), (3, 6, 1)])
+def test_optimal_play_equals_recursion(low, high, left):
+    found = [played_best(low, high, left, [g]) / (high - low + 1) for g in range(1, 10)]
+    np.testing.assert_allclose(optimal(low, high, 9, left), found)
+
+
+def test_the_tree_of_the_game():
+    """11,005 histories in all; a child is reached by the reply that its parent's guess gets."""
+    levels = histories(15, 4)
+    assert [len(level.low) for level in levels] == [1, 28, 574, 10402]
+    assert (levels[1].low[levels[0].child[0, 6, 0]], levels[1].high[levels[0].child[0, 6, 1]]) == (8, 6)

@@ -1,0 +1,223 @@
+"""The exact value of every history of the guessing game (tasks/guess_task.py), read off the model.
+
+A history is what was said so far: the prompt, then turns (a number and the first end token), each followed by the reply
+that some secret still possible gives. With 15 numbers and 4 guesses, 11,005 histories have a guess to come. With
+pi(g | h) the probability of the tokens of that turn, the policy finds the secret s with probability
+
+    V(h, s) = sum over g of pi(g | h) (1 if g = s, else V(h g reply, s)),       0 once the guesses are used up
+
+and V(h) is its mean over the secrets C(h) that agree with all replies, each as likely as any other. So the model says
+pi, and the rest is a sum. The histories are a tree, of which the model reads every token once.
+
+A turn that is no number has value 0, exactly. A number in other tokens, or ended by another end token, counts as such a
+turn, too, although the game goes on: `elsewhere` bounds what that leaves out. Values are of success, not of reward.
+
+Alphabet: n numbers, k guesses; at one level of the tree, after as many turns, R histories.
+
+Run it:  python -m lab.turns.values        the value of a model (--model FOLDER), and the seconds
+"""
+import time
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from plumbing.flags import new_parser
+from plumbing.progress import one_sentence
+from plumbing.registry import require
+from qwen2_model import scaled
+from rollout import Policy
+from sampler import Rows
+from settings import Settings
+from tasks import guess_task
+from train import load_policy
+
+ROWS, BLOCK = 512, 128  # histories that are read together, few enough for a CPU's cache; rows in a block of attention
+
+
+class Level(NamedTuple):
+    """The R histories with the same number of turns. Of replies, 0 is higher and 1 is lower."""
+
+    low: np.ndarray  # (R,) the smallest secret that is still possible
+    high: np.ndarray  # (R,) the largest one
+    origin: np.ndarray  # (R, 3) the row of the level above, guess - 1, and the reply that led here
+    child: np.ndarray  # (R, n, 2) the row of the level below, by guess - 1 and reply; -1 where no secret leads there
+
+    @property
+    def possible(self) -> np.ndarray:
+        """Whether a secret is (R, n), by secret - 1."""
+        s = np.arange(1, self.child.shape[1] + 1)
+        return (self.low[:, None] <= s) & (s <= self.high[:, None])
+
+
+def histories(n: int, k: int) -> list[Level]:
+    """The k levels of the tree of a game of n numbers and k guesses."""
+    low, high, origin, g, found = np.array([1]), np.array([n]), np.zeros((1, 3), int), np.arange(1, n + 1), []
+    for _ in range(k):
+        lows = np.stack(np.broadcast_arrays(np.maximum(low[:, None], g + 1), low[:, None]), -1)  # (R, n, 2)
+        highs = np.stack(np.broadcast_arrays(high[:, None], np.minimum(high[:, None], g - 1)), -1)  # (R, n, 2)
+        open_ = lows <= highs
+        child = np.where(open_, open_.cumsum().reshape(open_.shape) - 1, -1)
+        found.append(Level(low, high, origin, child))
+        low, high, origin = lows[open_], highs[open_], np.argwhere(open_)
+    return found
+
+
+class Words(NamedTuple):
+    """The tokens of the game."""
+
+    prompt: list[int]
+    numbers: list[int]  # n, of 1 to n
+    end: int  # the first end token
+    replies: list[list[int]]  # of higher and of lower
+
+
+def words_of(policy: Policy, n: int) -> Words:
+    """The tokens of a game of n numbers. ValueError where a number takes several, or the replies differ in length."""
+    numbers, end = [policy.tokenizer.encode(str(g)) for g in range(1, n + 1)], policy.tokenizer.end_tokens[0]
+    replies = [policy.reply(guess_task.Puzzle(n, secret, 0), [*numbers[1], end]) for secret in (3, 1)]
+    require({len(x) for x in numbers} == {1} and len(replies[0]) == len(replies[1]),
+            "exact values need a model that writes each number as one token, and replies of the same length")
+    return Words(policy.prompt(guess_task.Puzzle(n, 1, 0)), [x for x, in numbers], end, replies)
+
+
+class Tree(NamedTuple):
+    """What is known of all histories. Lists have an entry for each level."""
+
+    words: Words
+    levels: list[Level]
+    pi: list[np.ndarray]  # (R, n) by guess - 1; at the last level 0 for impossible numbers, as is `end`
+    end: list[np.ndarray]  # (R, n) the probability of the end token after that number
+    after: list[np.ndarray]  # (R, n, n) the value after a turn, by guess - 1 and secret - 1
+    V: list[np.ndarray]  # (R, n) V(h, s) by secret - 1, 0 where that is impossible
+    elsewhere: float  # what V(prompt) may lack at most; NaN where that was not asked for
+    tokens: int  # that the model read
+
+
+def grow(policy: Policy, n: int = guess_task.N, bound: bool = False) -> Tree:
+    """The tree under a policy. bound: also say what lies elsewhere, for which the model reads twice as much."""
+    levels, words = histories(n, guess_task.GUESSES), words_of(policy, n)
+    pi, end, other, tokens = read(policy, words, levels, bound)
+    after, V = [np.broadcast_to(np.eye(n), (*pi[-1].shape, n))], [pi[-1] * levels[-1].possible]
+    for level, p in zip(levels[-2::-1], pi[-2::-1]):
+        below = np.concatenate((V[0], np.zeros((1, n))))  # a child -1 has value 0
+        up = np.arange(n) > np.arange(n)[:, None]  # (n, n) whether the secret is above the guess
+        then = np.where(up, below[level.child[:, :, 0]], below[level.child[:, :, 1]]) + np.eye(n)  # (R, n, n)
+        after.insert(0, then)
+        V.insert(0, np.einsum("rg,rgs->rs", p, then) * level.possible)
+    return Tree(words, levels, pi, end, after, V, missed(levels, pi, other) if bound else float("nan"), tokens)
+
+
+def missed(levels: list[Level], pi: list[np.ndarray], other: list[np.ndarray]) -> float:
+    """The probability that a game comes to a turn that is a number in other tokens: V(prompt) lacks at most that."""
+    total, reach = 0.0, np.ones(1)  # (R,) of each history, under the policy and a random secret
+    for level, below, p, q in zip(levels, [*levels[1:], None], pi, other):
+        total += float(reach @ q.sum(1))
+        if below:
+            row, guess, _ = below.origin.T
+            share = (below.high - below.low + 1) / (level.high - level.low + 1)[row]
+            reach = reach[row] * p[row, guess] * share
+    return total
+
+
+@torch.no_grad()
+def read(policy: Policy, words: Words, levels: list[Level], bound: bool) -> tuple:
+    """Three lists with an entry (R, n) for each level, by guess - 1: pi; the probability of the end token after a
+    number; that of a turn which begins with it and is a number in other tokens. And how many tokens were read.
+
+    A row of the flat list is what leads from one history to the next, and the numbers that may follow: each of these
+    sees the history and itself. At the last level only possible numbers count; the others are left out, unless bound.
+    """
+    reader, numbers, n = Reader(policy.model), torch.tensor(words.numbers), len(words.numbers)
+    again, path, found = other_tokens(policy, words), torch.zeros(1, 0, dtype=torch.long), []
+    for level in levels:
+        low, high, origin = (torch.from_numpy(x) for x in level[:3])
+        row, guess, reply = origin.T
+        said = torch.tensor([[words.end, *said] for said in words.replies])  # (2, W)
+        step = said[reply] if found else torch.tensor([words.prompt])  # (R, W)
+        if found:
+            path = torch.cat((path[row], place[row, :W], place[row, W + guess, None]), 1)  # (R, D)
+        (R, W), some = step.shape, level is levels[-1] and not bound
+        first, count = (low, high - low + 1) if some else (torch.ones_like(low), torch.full_like(low, n))  # (R,) each
+        asked = first[:, None] - 1 + torch.arange(n)  # (R, n) guess - 1, in the columns behind the step
+        real = F.pad(torch.arange(n) < count[:, None], (W, 0), value=True)  # (R, W + n)
+        tokens = torch.cat((step, numbers[asked.clamp(max=n - 1)]), 1)  # (R, W + n)
+        place, table = torch.zeros_like(tokens), torch.zeros(3, R, n, dtype=torch.float64)
+        for rows in count.argsort(descending=True, stable=True).split(ROWS):
+            states, own, place[rows] = reader.states(tokens[rows], real[rows], path[rows], W, level is not levels[-1])
+            r, column = real[rows, W:].nonzero().T  # (M,) each
+            g = asked[rows][r, column]  # (M,) guess - 1
+            p = probabilities_of(policy, states[own[:, W - 1]])[r, numbers[g]]  # (M,)
+            behind = probabilities_of(policy, states[own[r, W + column]])  # (M, V)
+            q = behind[:, words.end]
+            table[:, rows[r], g] = torch.stack((p * q, q, p * (behind * again[g]).sum(1))).double()
+        found.append(table.numpy())
+    return *map(list, zip(*found)), reader.tokens
+
+
+def probabilities_of(policy: Policy, states: Tensor) -> Tensor:
+    """The policy's distribution (M, V) after states (M, D)."""
+    return scaled(policy.model.logits(states), policy.model.temperature).softmax(-1)
+
+
+def other_tokens(policy: Policy, words: Words) -> Tensor:
+    """Whether, after each number's token, a further token makes a turn that the task reads as a number, too (n, V): any
+    end token but the first, or digits. (The first token of a number written in several is that of a number.)"""
+    tokenizer, n = policy.tokenizer, len(words.numbers)
+    texts, puzzle = [tokenizer.decode([x])[0] for x in range(policy.model.real_vocab)], guess_task.Puzzle(n, 1, 0)
+    digits = [[bool(x) and guess_task.number(f"{g}{x}", puzzle) is not None for x in texts] for g in range(1, n + 1)]
+    found = torch.tensor(digits)  # (n, V)
+    found[:, tokenizer.end_tokens] = True
+    found[:, words.end] = False
+    return found
+
+
+class Reader:
+    """Reads rows of tokens that continue others; keeps the keys and values of those that will be continued."""
+
+    def __init__(self, model):
+        c, self.model, self.tokens = model.config, model, 0
+        empty = model.output_weight.new_zeros(0, c.num_key_value_heads, c.head_dim)
+        self.kept = [(empty, empty) for _ in model.layers]
+
+    def states(self, tokens: Tensor, real: Tensor, path: Tensor, W: int, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """The states (N, D) of the real ones of tokens (R, S), and the place of each (R, S) in these, and of all kept.
+
+        path (R, C): the kept places that a row continues. Of a row, the first W tokens are a text, and each of the
+        others follows that alone.
+        """
+        (R, S), C, column, before = tokens.shape, path.shape[1], torch.arange(tokens.shape[1]), len(self.kept[0][0])
+        own = (real.flatten().cumsum(0).view_as(real) - 1).where(real, 0)  # (R, S)
+        visible = (column <= column[:, None]) & (column < W) | torch.eye(S, dtype=torch.bool)  # (S, S)
+        visible = F.pad(visible, (C, 0), value=True).expand(R, -1, -1)  # (R, S, C + S)
+        rows = Rows(own, torch.cat((path, own + before), 1), real, visible, self.model, BLOCK)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            seen = tuple(map(torch.cat, zip(self.kept[layer], (k, v))))
+            if keep:
+                self.kept[layer] = seen
+            return rows.attend(q, *seen)
+
+        position = (C + column.clamp(max=W)).expand(R, -1)  # (R, S)
+        self.tokens += int(real.sum())
+        return self.model.hidden(tokens[real], position[real], attend), own, own + before
+
+
+@one_sentence()
+def main() -> None:
+    """Say what a model's value is."""
+    parser = new_parser(description=__doc__)
+    parser.add_argument("--model", default="", help="a model folder, such as a run's checkpoint; empty: the bundled")
+    policy = load_policy(Settings(task="guess", model=parser.parse_args().model))
+    began = time.perf_counter(), time.process_time()
+    tree = grow(policy)
+    seconds = time.perf_counter() - began[0], time.process_time() - began[1]
+    print(f"V(prompt) {tree.V[0].mean():.6f}, at most {grow(policy, bound=True).elsewhere:.1e} more; "
+          f"{sum(len(level.low) for level in tree.levels):,} histories, {tree.tokens:,} tokens, "
+          f"{seconds[0]:.1f} s, {seconds[1]:.1f} s of a core")
+
+
+if __name__ == "__main__":
+    main()
