@@ -104,8 +104,12 @@ class Experiment(NamedTuple):
                 f"--out {self.folder}{device}")
 
     def next_command(self) -> str:
-        """The same, or the one that resumes the run."""
-        return f"python train.py --resume {self.folder}" if self.folder.is_dir() else self.command
+        """The same, or the one that resumes the run; of a pretrained model, the start is measured once a level."""
+        if self.folder.is_dir():
+            return f"python train.py --resume {self.folder}"
+        others = sorted(RUNS.glob(f"{self.level}/*/final.json")) if self.level in PRETRAINED else []
+        first = f"python -m lab.study.started {others[0].parent}" if others else "python train.py"
+        return self.command.replace("python train.py", first)
 
 
 def list_experiments(parts: list[str], levels: list[str], methods: list[str], device: str) -> list[Experiment]:
