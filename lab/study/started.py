@@ -1,7 +1,7 @@
-"""train.py, with the success of the start model taken from another run of the same level, which has measured it already.
+"""train.py, with the success of the start model taken from another run of its level, which has measured it already.
 
-All runs of a level begin with the same model, are measured on the same puzzles with the same random numbers, and so have
-the same first row. For 0.5B parameters and 512 problems it costs five minutes of two cores.
+All runs of a level begin with the same model, and are measured on the same puzzles with the same random numbers, so
+they have the same first row. For 0.5B parameters and 512 problems it costs five minutes of two cores.
 
     python -m lab.study.started runs/study-2/twenty/none-lr-5e-06-seed0 --mitigation ...       the flags of train.py
 """
