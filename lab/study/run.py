@@ -12,7 +12,7 @@ lab/study/runs.csv, for a pretrained model (lab/real/weights.py) of lab/real/run
 same command resumes an interrupted study, on another machine too; a run that was killed resumes from its last saved
 state. Seeds are the outer loop, so that the rows compare all methods on the same seeds at any time. A finished run
 loses its credit/ (24 MB) and its state unless --keep. While a program measures speed (lab/quiet.py) all runs pause.
-The runs of a pretrained model (first, words, laptop, mitigations, rank, original, warm) have to be named. Not on Windows.
+The runs of a pretrained model (first, words, laptop, mitigations, rank, original, warm) must be named. Not on Windows.
 
 `easy` is the bundled default. `hard` has only puzzles that a single sequence of steps solves, and allows more tokens.
 `small` is a model with a fifth of the parameters. `latin` and `math` are other tasks (predictions.md).
