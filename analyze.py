@@ -123,7 +123,7 @@ def credit_tables(log: dict, tokenizer: Tokenizer | None) -> list[Table]:
     signs = [(f"advantage {name}", np.sign(log["advantage"]) == x) for name, x in (("> 0", 1), ("< 0", -1), ("0", 0))]
     fifths = [(f"{where}, {name}", part & chosen) for where, part in position_bins(log, 5) for name, chosen in roles]
     t = np.abs(report.t_statistics(log["contribution"], log["position"]))  # (positions,)
-    note = "abs: mean absolute value ± half of its 95% interval, clustered by puzzle; the others are signed means."
+    note = f"{log['response_id'][-1] + 1:,} responses. abs: mean absolute value ± half of its 95% interval by puzzles."
     if np.isfinite(found := [sizes_by_type(log, measure)[2] for measure in MEASURES]).all():
         note += " Filler / reasoning: {:.2f} by contribution, {:.2f} by gradient.".format(*found)
     if len(t):

@@ -208,14 +208,14 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
     reference_logprob = batch.ask.reference_logprob if s.kl > 0 else None  # (B, T)
     old = batch.logprob.clone()  # (B, T) log pi in the ratio's denominator
     updates = []  # what metrics.csv is told of each
-    for i in range(s.updates_per_batch):
+    for k in range(s.updates_per_batch):
         optimizer.zero_grad()
         sums = Counter()  # of numbers by name: Counter.update adds
         for rows in micro_batches(batch, credit, s):  # (b,) places in the batch; below, b responses are (b, T)
             mask = batch.mask[rows]
             logprob = response_logprobs(policy.model, batch.ask.prompts, batch.group[rows], batch.tokens[rows], mask,
                                         before=[batch.before[i] for i in rows.tolist()])
-            if i == 0 and s.old_logprob == "update":  # see point 3 above
+            if k == 0 and s.old_logprob == "update":  # see point 3 above
                 old[rows] = logprob.detach()
             found = LOSSES[s.loss](logprob, old[rows], credit[rows], mask, s)
             gain, stopped, columns = check_loss(found, mask, s)

@@ -143,8 +143,8 @@ def walk():
 # ----------------------------------------------------------------------------------------------------- the update
 
 
-def gradient_of(w, tokens, slope):
-    """d loss / d weight by name: d loss / d logit, slope (B, T, V), times d logit / d weight, summed over all logits.
+def gradient_of(w, tokens, push):
+    """d loss / d weight by name: d loss / d logit, push (B, T, V), times d logit / d weight, summed over all logits.
 
     PyTorch finds all of it in one pass backward through `forward`. Here each weight is nudged, up and down.
     """
@@ -154,7 +154,7 @@ def gradient_of(w, tokens, slope):
             kept = x[i]
             for nudge in (1e-5, -1e-5):
                 x[i] = kept + nudge
-                gradient[name][i] += (slope * response_logits(w, tokens)).sum() / (2 * nudge)
+                gradient[name][i] += (push * response_logits(w, tokens)).sum() / (2 * nudge)
             x[i] = kept
     return gradient
 
@@ -169,7 +169,7 @@ def updates(w, tokens, mask, old, credit):
         logprob, p = response_logprobs(w, tokens, mask)  # (B, T), (B, T, V)
         ratio = np.exp(logprob - old)  # (B, T)
         yield f"update {k}: ratio", """A token's probability now, over that when it was sampled, is 1 until the weights
-            change; then it changes most where the responses part, at the tokens 1 and 3.""", ratio
+            change; then it changes most where the responses part: at the symbols 1 and 3, in the third column.""", ratio
         clipped = ratio.clip(1 - CLIP, 1 + CLIP)  # (B, T)
         gain = np.minimum(ratio * credit, clipped * credit)  # (B, T)
         stopped = ratio * credit > clipped * credit  # (B, T)

@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
-# guessed: one base, two adapters: a forward with the first, set_adapter, a forward with the second, and one backward of
-# both losses gives each its gradient, because the first graph is recorded already
-# seen: the first gets no gradient at all, without a warning: set_adapter clears its requires_grad, and torch skips at
-# the backward what does not require a gradient by then; set_requires_grad for both, or a backward before the switch,
-# gives the right ones
+# guessed: a forward with adapter one, set_adapter of two, a forward, and one backward of both losses: both adapters
+# get gradients
+# seen: adapter one gets none, silently: set_adapter cleared its requires_grad, which the backward pass looks at;
+# set_requires_grad for both after the switch, or a backward before it, gives the right ones
 # with: peft 0.21.2, transformers 5.23.0, torch 2.13.0
 set -eu
 work=$(mktemp -d)

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # guessed: a data set is fixed by its name, its config and its seed
 # seen: word_ladder, isomorphic_strings, ransom_note, polynomial_multiplication and knight_swap also depend on
-# PYTHONHASHSEED, which Python draws anew for each process: two processes with one seed have different items; countdown
-# is the same everywhere
+# PYTHONHASHSEED, which Python draws anew for each process, so two processes with one seed have different items;
+# countdown does not
 # with: reasoning-gym 0.1.25
 set -eu
 work=$(mktemp -d)

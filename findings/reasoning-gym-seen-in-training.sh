@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# guessed: of 200 items with a distant seed, fewer than 2% were among 1,000 items of seed 1
-# seen: at the default config some data sets have few questions: all of tower_of_hanoi were, 99% of string_splitting,
-# 97.5% of coin_flip, 62% of prime_factorization, 51.5% of self_reference; countdown has plenty, but its seeds 1 and 2
-# share 99 of 100 items
+# guessed: two seeds give independent items
+# seen: item i is made from seed + i, so countdown's seeds 1 and 2 share 99 of 100 items; distant seeds repeat what is
+# small: of 200 items, all of tower_of_hanoi, 99% of string_splitting, 97.5% of coin_flip, 62% of prime_factorization
+# and 51.5% of self_reference were among 1,000 of seed 1
 # with: reasoning-gym 0.1.25
 set -eu
 work=$(mktemp -d)

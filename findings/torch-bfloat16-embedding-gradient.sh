@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# guessed: of a bfloat16 matrix, every way to look up rows adds up a row's gradients alike
-# seen: on a CPU embedding and matrix[ids] add them up in bfloat16, index_select and gather in float32: a token that
-# stands 1,000 times in a batch, with a gradient of 1 each, gets 256 instead of 1,000; with random gradients a token
-# that makes up half of 8,000 is a fifth off, and the others 1%
+# guessed: on a CPU all ways to look up rows of a bfloat16 matrix sum a row's gradients equally exactly
+# seen: embedding and matrix[ids] sum in bfloat16: 1,000 gradients of 1 make 256; index_select and gather make 1,000;
+# with random gradients a token that is half of 8,000 is a fifth off, the others 1%
 # with: torch 2.13.0
 set -eu
 work=$(mktemp -d)

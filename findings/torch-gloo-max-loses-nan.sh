@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# guessed: all_reduce with MAX over gloo passes NaN on as torch.max does, so the maximum shows that some process has a
-# NaN
-# seen: each place of a tensor keeps the NaN of one process alone (of a single number: process 0) and ignores that of
-# the others, in every process
+# guessed: all_reduce with MAX over gloo passes NaN on as torch.max does, so the maximum shows that some process has
+# one
+# seen: of each number one process's NaN survives (of a single number, that of process 0) and the others' vanish, in
+# every process; reduce a flag of isnan instead
 # with: torch 2.13.0
 set -eu
 work=$(mktemp -d)

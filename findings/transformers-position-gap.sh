@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# guessed: tokens are cut out of a text and the others keep their position_ids: each later token still sees all that is
-# left before it
-# seen: without a mask and a cache, so also in training with gradient checkpointing, the gap counts as the border
-# between two packed documents: what follows it no longer sees what stands before it; a mask of ones undoes that;
-# documents that really are packed do see each other at the default arguments
+# guessed: tokens are cut out of a text and the others keep their position_ids: each later token still sees all that
+# is left before it
+# seen: without a mask and a cache (so in training with gradient checkpointing, too) any step of the positions other
+# than 1 begins a new document, and what follows no longer sees what stands before; a mask of ones prevents it; where
+# positions do restart, at the default arguments packed documents see each other
 # with: transformers 5.23.0, torch 2.13.0
 set -eu
 work=$(mktemp -d)

@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# guessed: disable_adapters() and then enable_adapters(), or set_adapter(), brings back the model as it was before
-# seen: with modules_to_save, disable_adapters() switches off the trained copies and enable_adapters() switches on the
-# low-rank part alone: the rest stays the base's, without a warning; set_adapter() switches nothing on; PEFT's own
-# disable_adapter() brings all back
+# guessed: disable_adapters() and then enable_adapters() brings back the model as it was
+# seen: not with modules_to_save: disable_adapters() switches off their trained copies, and enable_adapters() and
+# set_adapter() leave them off, so they stay the base's, silently; PEFT's own disable_adapter() brings all back
 # with: transformers 5.23.0, peft 0.21.2, torch 2.13.0
 set -eu
 work=$(mktemp -d)

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# guessed: GRPOTrainer is given a PeftModel that was loaded from a folder without is_trainable: it trains the adapter,
-# or raises an error because nothing is trainable
-# seen: it runs to its end and changes no weight, without an error or a warning; with beta > 0 it even logs a
-# grad_norm above 0, because the first reference pass makes the adapter trainable after the optimizer was made
+# guessed: GRPOTrainer with a PeftModel that was loaded without is_trainable trains the adapter, or raises an error
+# because nothing is trainable
+# seen: at its defaults it runs to its end and changes no weight, silently; with beta > 0 it
+# even logs a grad_norm above 0, because the first reference pass makes the adapter trainable after the optimizer was
+# made
 # with: trl 1.16.0, peft 0.21.2, transformers 5.23.0, torch 2.13.0
 set -eu
 work=$(mktemp -d)

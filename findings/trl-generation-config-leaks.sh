@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # guessed: GRPOTrainer samples as GRPOConfig says, whatever the generation_config.json of the model folder says
-# seen: it overrides the fields that GRPOConfig has, and every other field of the folder (here suppress_tokens and
-# no_repeat_ngram_size) still shapes the samples; the log-probs in the loss ignore them: half of the policy's
-# probability lies on tokens that are never drawn
+# seen: fields that GRPOConfig does not have (here suppress_tokens and no_repeat_ngram_size) come from the folder and
+# shape the samples; the log-probs in the loss ignore them, so tokens that are never drawn keep their probability,
+# here half of it
 # with: trl 1.16.0, transformers 5.23.0, torch 2.13.0
 set -eu
 work=$(mktemp -d)

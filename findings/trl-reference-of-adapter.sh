@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
-# guessed: GRPOTrainer is given a PeftModel with a trained adapter and beta > 0: the reference is a copy of the active
-# adapter as it was passed, so the KL of the first step is 0
-# seen: it is a copy of what has ".default." in its name: right for matrices and modules_to_save, but rows trained by
-# trainable_token_indices are left out, and where a second adapter is the active one, the reference is the first; the KL
-# is above 0 before the first update, without a warning
+# guessed: with beta > 0 and a PeftModel the reference is a copy of the active adapter as it was passed, so the KL of
+# the first step is 0
+# seen: only what has ".default." in its name is copied: rows trained by trainable_token_indices are left out, and
+# where a second adapter is active, the reference is the first; the KL is above 0 before the first update, silently
 # with: trl 1.16.0, peft 0.21.2, transformers 5.23.0, torch 2.13.0
 set -eu
 work=$(mktemp -d)

@@ -1,9 +1,7 @@
 #!/usr/bin/env bash
-# guessed: GRPO with beta > 0 and a fresh adapter: the reference is the start model, so the KL of the first step is 0
-# for every init_lora_weights
-# seen: the reference is the model with its adapter switched off; PiSSA and OLoRA start by moving part of the base
-# weights into the adapter, so the reference lacks that part and the KL is above 0 before the first update, without a
-# warning
+# guessed: with beta > 0 and a fresh adapter the reference is the start model, whatever init_lora_weights is
+# seen: it is the base with its adapter switched off; PiSSA and OLoRA start by moving part of the base's weights into
+# the adapter, so the KL is above 0 before the first update, silently
 # with: trl 1.16.0, peft 0.21.2, transformers 5.23.0, torch 2.13.0
 set -eu
 work=$(mktemp -d)

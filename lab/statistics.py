@@ -77,6 +77,21 @@ def share(s: np.ndarray) -> np.ndarray:
     return s[..., 0] / s[..., 1]
 
 
+def mean_ratio(x: np.ndarray, over: np.ndarray, under: np.ndarray, puzzle: np.ndarray,
+               stratum: np.ndarray | int = 0) -> Estimate:
+    """Mean of x (N,) on the tokens `over` (N,) bool over its mean on `under`, with its interval. Given strata (N,),
+    `over` is weighted to be spread over them as `under` is; a stratum without either counts for neither."""
+    columns = [np.where(use & (stratum == i), values, 0.0) for i in range(np.max(stratum) + 1)
+               for use in (over, under) for values in (x, np.ones(len(x)))]
+
+    def statistic(s: np.ndarray) -> np.ndarray:
+        x_over, n_over, x_under, n_under = np.moveaxis(s.reshape(len(s), -1, 4), -1, 0)  # (draws, strata) each
+        both = (n_over > 0) & (n_under > 0)
+        return (both * n_under * x_over / np.maximum(n_over, 1)).sum(1) / (both * x_under).sum(1)
+
+    return bootstrap(statistic, sums(puzzle, *columns))
+
+
 def centred(x: np.ndarray, response: np.ndarray, by_rank: bool) -> np.ndarray:
     """Values (n,), or their ranks as shares, minus the mean of their response; exactly 0 where it has but one value."""
     out = np.zeros(len(x))

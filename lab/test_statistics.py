@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from lab.estimates import cell, read_cell
-from lab.statistics import (RESAMPLES, bootstrap, correlate, holm, resampled, share, spearman, spread_within, sums,
-                            with_errors)
+from lab.statistics import (RESAMPLES, bootstrap, correlate, holm, mean_ratio, resampled, share, spearman,
+                            spread_within, sums, with_errors)
 from plumbing.report import Estimate, pm
 
 
@@ -24,6 +24,15 @@ def test_spearman_by_the_textbook():
     assert math.isnan(spearman(np.ones(5), x[:5]).value) and math.isnan(spearman(x[:5], np.ones(5)).value)
     assert math.isnan(spearman(x, x).low) and math.isnan(spearman(x[:3], y[:3]).low)
     assert math.isfinite(spearman(x[:4], y[:4]).low)
+
+
+def test_a_ratio_of_means_matched_by_hand():
+    """Guards against weights of the wrong side, and a stratum that only one side has."""
+    x, stratum = np.array([1.0, 2, 3, 4, 10, 20, 90]), np.array([0, 0, 0, 0, 1, 1, 2])
+    over = np.array([1, 1, 1, 0, 1, 0, 1], bool)  # 1, 2, 3 | 10 | 90 over 4 | 20 | nothing
+    assert mean_ratio(x, over, ~over, np.zeros(7, int)).value == pytest.approx((106 / 5) / 12)
+    assert mean_ratio(x, over, ~over, np.zeros(7, int), stratum).value == pytest.approx((2 + 10) / (4 + 20))
+    assert mean_ratio(x, ~over, over, np.zeros(7, int), stratum).value == pytest.approx((3 * 4 + 20) / (6 + 10))
 
 
 @pytest.mark.parametrize("errors", [(0.0, 0.0), (1.0, 0.5)])

@@ -63,7 +63,7 @@ def can_make(values: tuple, target: int | Fraction) -> bool:
                 wanted = {target - a, target + a, a - target} | ({target * a, Fraction(target) / a} if a else set())
                 if a and target:
                     wanted.add(Fraction(a) / target)
-                if not a and not target or any(reaches(rest, b) for b in wanted):  # 0 times anything is 0
+                if any(reaches(rest, b) for b in wanted):
                     return True
         return False
 

@@ -180,6 +180,7 @@ def test_errors_are_clustered_by_puzzle(run, tokenizer):
     """Guards against tokens and responses to a puzzle that count as independent: filler is (1, 1) and (2, 2)."""
     table = credit_table(run, tokenizer, WHERE)
     assert row_of(table, "filler")["abs(contribution)"] == "1.500 ± 0.980"  # 1.96 * sqrt(2 * 2 * 1**2) / 4
+    assert table.note.startswith("4 responses. ")
     assert "0.94 by contribution, 1.45 by gradient" in table.note  # filler / reasoning: 1 / 1.0625, .5 / .34375
 
 

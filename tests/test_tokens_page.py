@@ -17,7 +17,7 @@ from plumbing.tokenizer import Tokenizer
 from tests.fixtures import BUNDLED
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-WRITTEN = ["<b>5 & 3</b></script>\n", "你好 é", "-->\t`${1}`"]  # two steps of them, a response each
+WRITTEN = ["<b>5 & 3</b></script>\n", "你好 é", "-->\t`${1}`" + "ab" * 60]  # two steps of them, a response each
 TITLE = "<i>run</i> & RLOO"
 MEASURES = ["gradient", "contribution", "entropy", "log p"]
 
@@ -33,6 +33,7 @@ def make_log(texts, steps, seed=0):
            "logprob": -rng.exponential(1, N), "entropy": rng.exponential(1, N), "logit_grad": rng.uniform(0, 1.4, N),
            "credit": rng.normal(0, 1, N), "reward": np.ones(N), "advantage": np.ones(N),
            "puzzle_text": np.array([f"<u>{text}</u> & step" for text in texts] * steps)}
+    log["entropy"][0] = 1e-5  # among the smallest that a float16 can hold
     return analyze.with_measures(log), tokenizer, rows
 
 
@@ -61,7 +62,7 @@ def test_the_page_holds_the_whole_run(page):
     texts = [known["texts"][i].encode("latin-1") for i in number]
     assert texts == [part for row in rows for part in row] and known["lengths"] == list(map(len, rows))
     for column, name in zip(facts, ("credit", "logprob", "logit_grad", "entropy")):
-        np.testing.assert_allclose(column, log[name], rtol=1e-3)
+        np.testing.assert_allclose(column, log[name], rtol=1e-3, atol=1e-7)
     assert known["steps"] == [1, 1, 1, 2, 2, 2]
     puzzles = [name.partition("Puzzle: ")[2] for name in known["names"]]
     assert puzzles == [f"<u>{text}</u> & step" for text in WRITTEN] * 2

@@ -1,6 +1,6 @@
 """What a step's gradient is made of, and which method's is noisy or biased.
 
-Is the gradient of a group of rank 2? See rank.py. Which baseline, and which method, has the least noise and bias? See
+Is the gradient of a group of rank 2? See rank.py, and pretrained.py. Which method has the least noise and bias? See
 noise.py.
 
 Run it:  python -m lab.gradients.measure        within a quarter of an hour
@@ -8,13 +8,10 @@ Run it:  python -m lab.gradients.measure        within a quarter of an hour
 from pathlib import Path
 from typing import Iterator
 
-import numpy as np
-
 from countdown_task import generate_puzzles
-from lab.gradients.noise import method_gradients, table_baseline, table_methods
-from lab.gradients.rank import SIZES, by_success, draw_ranks, group_spectra, tables_rank
+from lab.gradients.noise import method_gradients, table_methods
+from lab.gradients.rank import SIZES, by_success, group_spectra, rank_rows, tables_rank
 from lab.heads import LIMIT, find_heads, sample
-from lab.updates import credit_gradients
 from plumbing.flags import new_parser
 from plumbing.launch import check_lengths
 from plumbing.progress import follow, one_sentence
@@ -27,6 +24,8 @@ from train import load_policy
 QUESTIONS = 12  # training puzzles
 BATCHES = 16  # for noise and bias
 CRITIC_BATCHES = 40  # of 96 responses, for `ppo`
+NOTE = ("Rewards right or wrong; weight matrices averaged over layers; `ppo` with the reward that its critic was "
+        "fitted to, 0.1 · format + success.")
 
 
 def independent_batches(policy: Policy) -> Iterator[TokenBatch]:
@@ -47,22 +46,19 @@ def measure(model: str, out: Path) -> list[Table]:
     if not batch.advantage.any():
         raise ValueError("no puzzle got both right and wrong answers, so there is no gradient: take a --model that "
                          "solves some")
-    norms = np.array([g.double().square().sum() for g in credit_gradients(batch, batch.mask.float()[None], 1)])
-    success, norms = (x.reshape(len(puzzles), max(SIZES)) for x in (batch.success.double().numpy(), norms))
-    return [*tables_rank(group_spectra(batch)), table_baseline(success, norms),
+    return [*tables_rank(rank_rows(group_spectra(batch)), NOTE),
             table_methods(method_gradients(independent_batches(policy)))]
 
 
 @one_sentence()
 def main() -> None:
-    """Measure, print, and write tables.md and a picture of one of its tables."""
+    """Measure, print, and write tables.md."""
     parser = new_parser(description=__doc__)
     parser.add_argument("--model", default=str(BUNDLED), help="a model folder, such as a run's checkpoint")
     parser.add_argument("--out", type=Path, default=Path("runs/gradients"), help="folder (default runs/gradients)")
     args = parser.parse_args()
     text, file = "\n".join(map(str, measure(args.model, args.out))), args.out / "tables.md"
     file.write_text(text, encoding="utf-8")
-    draw_ranks(file, args.out / "rank.png")
     print(f"{text}\nwrote {args.out}")
 
 

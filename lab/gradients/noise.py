@@ -1,9 +1,9 @@
-"""How noisy and how biased is a gradient estimate, by baseline and by method?
+"""How noisy and how biased is a gradient estimate, by method?
 
 The policy gradient of a group is the sum of (r - b) g_i, with g_i the gradient of response i's log-prob. Any baseline b
-that does not see the response itself leaves its expectation as it is and changes its noise. A method that gives tokens
-other credit may be biased as well. Its gradients on independent batches say both, because products of *different*
-batches estimate inner products of expectations without the bias that noise would cause.
+that does not see the response itself leaves its expectation as it is. A method that gives tokens other credit may be
+biased. Its gradients on independent batches say how noisy and how biased, because products of *different* batches
+estimate inner products of expectations without the bias that noise would cause.
 
 Run it:  python -m lab.gradients.measure
 """
@@ -16,41 +16,14 @@ from torch import Tensor
 import countdown_task
 from grpo import compare
 from lab.estimates import cell
-from lab.gradients.rank import SIZES, products
+from lab.gradients.rank import products
 from lab.heads import fitted_methods
-from lab.statistics import bootstrap, centred, correlate, jackknife, share
+from lab.statistics import jackknife
 from lab.updates import credit_gradients
 from plumbing.report import Table
 from rollout import TokenBatch
 
 METHODS = fitted_methods(countdown_task)
-
-
-def table_baseline(success: np.ndarray, norms: np.ndarray) -> Table:
-    """The noise of (r - b) g by baseline b, from success r and squared norms |g|^2 (Q, G) of responses' gradients.
-
-    E (r - b) g is the same for every b that does not see the response, so the variance is E (r - b)^2 |g|^2 - constant.
-    """
-    rows = []
-    for R in SIZES:
-        none, optimum, others = baseline_noise(success[:, :R], norms[:, :R])  # (Q,) each
-        rows.append([f"{R}", *(cell(bootstrap(share, np.stack((noise, others), axis=1))) for noise in (none, optimum))])
-    puzzle = np.repeat(np.arange(len(norms)), norms.shape[1])
-    within = correlate(*(centred(x.flatten(), puzzle, False) for x in (success, norms)), puzzle)
-    return Table("Which baseline is best?", (
-        "E (r - b)^2 |grad log pi(response)|^2 over that with b the mean of the other answers, r right or wrong. "
-        "Optimum: the mean of the others' rewards, weighted by their |grad|^2. Within puzzles, success and |grad|^2 "
-        f"correlate by {cell(within)}. 95% bootstrap intervals over puzzles."), ["R", "no baseline", "optimum"], rows)
-
-
-def baseline_noise(r: np.ndarray, n: np.ndarray) -> list[np.ndarray]:
-    """Sums over each puzzle's answers of (r - b)^2 n, (Q,) each, for b = 0, the optimum and the others' mean.
-
-    r, n: (Q, R).
-    """
-    others = (r.sum(1, keepdims=True) - r) / (r.shape[1] - 1)  # (Q, R)
-    optimum = ((r * n).sum(1, keepdims=True) - r * n) / (n.sum(1, keepdims=True) - n)  # (Q, R)
-    return [((r - b) ** 2 * n).sum(1) for b in (0.0, optimum, others)]
 
 
 def cross(gram: np.ndarray, use: np.ndarray) -> float:

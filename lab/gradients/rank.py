@@ -1,37 +1,36 @@
 """Is a group's gradient of rank 2? A paper claims so of GRPO, whatever the group size R, but not of which matrix.
 
-So several are decomposed: responses x parameters (row i is A_i g_i, with g_i the gradient of response i's log-prob),
-tokens x (vocabulary * hidden) (a row is credit * (onehot - p) outer the hidden state), and each weight matrix. Rewards
-are right or wrong and nothing else, because only then is there a 2 in the algebra: the group's gradient is
-A+ S+ + A- S-, with S+ and S- the sums of g_i over right and over wrong responses, the rows of a fourth matrix.
+So several are decomposed: responses x parameters (row i is A_i g_i, with g_i the gradient of response i's log-prob) and
+each weight matrix. In the toy rewards are right or wrong and nothing else, because only then is there a 2 in the
+algebra: the group's gradient is A+ S+ + A- S-, with S+ and S- the sums of g_i over right and over wrong responses, the
+rows of a third matrix.
 
-Run it:  python -m lab.gradients.measure
+Run it:  python -m lab.gradients.measure          the toy
+         python -m lab.gradients.pretrained       a pretrained model
 """
 import dataclasses
-import itertools
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Callable
+from functools import partial
+from typing import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from grpo import compare
-from lab.estimates import mean_cell, read_cell, read_table
+from lab.estimates import mean_cell
 from lab.updates import credit_gradients
 from methods.calculations import reward_decomposition
 from methods.groups import optimal_baseline
 from mitigations import ppo
 from plumbing.progress import follow
-from plumbing.report import GREY, PALETTE, Table, new_figure, ratio
-from qwen2_model import scaled, split
-from rollout import TokenBatch
+from plumbing.report import Table, ratio
+from qwen2_model import split
+from rollout import Queries, TokenBatch
+from sampler import Samples
 
 SIZES = (2, 4, 8, 16)  # of a group
 CONTROLS_AT = 8  # group size of the controls
-SIDES, RESPONSES, TOKENS = "right, wrong x parameters", "responses x parameters", "tokens x (vocabulary · hidden)"
-SHOWN = (RESPONSES, SIDES, TOKENS, "q_proj")  # drawn
+SIDES, RESPONSES = "right, wrong x parameters", "responses x parameters"
 
 # By group size, kind of credit and matrix, then by puzzle: singular values (of a weight matrix: in each layer).
 Spectra = dict[tuple[int, str, str], dict[int, list[np.ndarray]]]
@@ -48,6 +47,16 @@ def effective_rank(s: np.ndarray) -> float:
 def stable_rank(s: np.ndarray) -> float:
     """The energy of singular values (k,) over that of the largest."""
     return ratio((s**2).sum(), s.max() ** 2)
+
+
+def components(s: np.ndarray, share: float) -> float:
+    """How many of the largest singular values (k,) have this share of the energy; NaN if all are 0."""
+    energy = np.cumsum(np.sort(s)[::-1] ** 2)  # (k,)
+    return 1.0 + np.searchsorted(energy, (share - 1e-12) * energy[-1]) if s.any() else float("nan")
+
+
+MEASURES = {"effective rank": effective_rank, "stable rank": stable_rank,
+            **{f"components for {share:.0%} of the energy": partial(components, share=share) for share in (0.9, 0.99)}}
 
 
 def products(x: Tensor, y: Tensor) -> np.ndarray:
@@ -67,46 +76,45 @@ def by_success(batch: TokenBatch) -> TokenBatch:
     return dataclasses.replace(batch, advantage=compare(batch))
 
 
-def group_of(batch: TokenBatch, q: int, R: int) -> TokenBatch:
-    """The first R responses to puzzle q as a batch of their own, with the advantages of right against wrong."""
-    B, Q = len(batch.text), len(batch.puzzles)
-    rows = slice(B // Q * q, B // Q * q + R)
-    fields = {name: x[rows] for name, x in vars(batch).items() if isinstance(x, (Tensor, tuple)) and len(x) == B}
-    fields |= {"group": torch.zeros_like(fields["group"]), "puzzles": (batch.puzzles[q],)}
-    ask = SimpleNamespace(policy=batch.ask.policy, prompts=[batch.ask.prompts[q]], hidden=batch.ask.hidden[rows],
-                          head=lambda name: batch.ask.head(name)[rows])
-    return by_success(dataclasses.replace(batch, **fields, ask=ask))
+def responses_of(batch: TokenBatch, rows: Sequence[int]) -> TokenBatch:
+    """These responses, as many to each of their puzzles, as a batch of their own, with advantages of their own."""
+    ask, group = batch.ask, batch.group[rows := list(rows)].tolist()
+    asked = list(dict.fromkeys(group))
+    fields = {name: x[rows] if isinstance(x, Tensor) else tuple(x[i] for i in rows) for name, x in vars(batch).items()
+              if isinstance(x, (Tensor, tuple)) and name != "puzzles"}
+    fields |= {"puzzles": tuple(batch.puzzles[q] for q in asked), "group": torch.tensor([*map(asked.index, group)])}
+    samples = Samples(*(fields[name] for name in Samples._fields))
+    ask = Queries(ask.policy, fields["puzzles"], samples, ask.s, ask.step, ask.grade)
+    batch = dataclasses.replace(batch, **fields, ask=ask)
+    return dataclasses.replace(batch, advantage=compare(batch))
 
 
-@torch.no_grad()
-def token_gram(group: TokenBatch, credit: Tensor) -> np.ndarray:
-    """X X^T (N, N) of a group's N tokens with credit (R, T); a row of X is credit * (onehot - p) outer hidden state.
+def response_gradients(group: TokenBatch, credit: Tensor, part: str, dtype: torch.dtype) -> tuple:
+    """The inner products (R, R) of the gradients that credit (R, T) causes at R responses, and, by name, these
+    gradients (R, ...) in the parameters whose names begin with `part`. dtype: in which all R are held at once."""
+    names, weights = zip(*group.ask.policy.model.named_parameters())
+    rows, parts = [], []
+    for (row,) in credit_gradients(group, credit[None], 1):  # (P,)
+        rows.append(row.to(dtype))
+        each = zip(names, weights, row.split([weight.numel() for weight in weights]))
+        parts.append({name: g.view_as(weight).clone() for name, weight, g in each if name.startswith(part)})
+    pieces = zip(*(row.split(2**22) for row in rows))  # so that little is copied at once
+    gram = sum(products(x, x) for x in map(torch.stack, pieces))
+    return gram, {name: torch.stack([x[name] for x in parts]) for name in parts[0]}
 
-    <a outer b, c outer d> = <a, c> <b, d>, so the rows, which are of size V D, are never made.
+
+def spectra(group: TokenBatch, gradients: tuple, scale: Tensor, right: Tensor) -> dict[str, list[np.ndarray]]:
+    """Singular values of a group's matrices, by name, for each layer that has one. right: (R,) bool.
+
+    gradients: as response_gradients returns them, of which the first R count, each times scale (R,).
     """
-    states = group.ask.hidden[group.mask]  # (N, D)
-    model = group.ask.policy.model
-    error = -scaled(model.logits(states.to(model.output_weight.dtype)), model.temperature).softmax(-1)  # (N, V)
-    error[torch.arange(len(states)), group.tokens[group.mask]] += 1
-    c = credit[group.mask].double()  # (N,)
-    return (c[:, None] * c).cpu().numpy() * products(error, error) * products(states, states)
-
-
-def spectra(group: TokenBatch, credit: Tensor, inner: bool) -> dict[str, list[np.ndarray]]:
-    """Singular values of a group's matrices with credit (R, T); inner: also those of tokens and of weight matrices."""
-    right = group.success > 0  # (R,)
-    rows = torch.cat(list(credit_gradients(group, credit[None], 1)))  # (R, P)
-    sides = torch.stack([rows[side].sum(0) for side in (right, ~right)])  # (2, P)
-    found = {name: [gram_spectrum(products(x, x))] for name, x in ((SIDES, sides), (RESPONSES, rows))}
-    if inner:
-        found[TOKENS] = [gram_spectrum(token_gram(group, credit))]
-        names, weights = zip(*group.ask.policy.model.named_parameters())
-        parts = rows.sum(0).split([weight.numel() for weight in weights])
-        gradients = {name: g.view_as(weight) for name, weight, g in zip(names, weights, parts)}
-        for name, g in split(gradients, group.ask.policy.model.config).items():
-            if g.dim() == 2:  # by its name within a layer
-                s = torch.linalg.svdvals(g.double()).cpu().numpy()
-                found.setdefault(name.split(".")[-2], []).append(s)
+    R, c, sides = len(scale), scale.double().numpy(), torch.stack((right, ~right)).double().numpy()  # (2, R)
+    gram = gradients[0][:R, :R] * np.outer(c, c)  # (R, R)
+    found = {SIDES: [gram_spectrum(sides @ gram @ sides.T)], RESPONSES: [gram_spectrum(gram)]}
+    summed = {name: torch.einsum("r,r...->...", scale, rows[:R]) for name, rows in gradients[1].items()}
+    for name, g in split(summed, group.ask.policy.model.config).items():
+        if g.dim() == 2:  # by its name within a layer
+            found.setdefault(name.split(".")[-2], []).append(torch.linalg.svdvals(g.double()).cpu().numpy())
     return found
 
 
@@ -114,74 +122,79 @@ def controls(group: TokenBatch, rng: np.random.Generator) -> dict[str, Tensor]:
     """By name, credit (R, T) other than GRPO's for a group."""
     A, mask = group.advantage[:, None], group.mask
     w = torch.from_numpy(rng.exponential(size=mask.shape)).float()  # (R, T)
-    trained = dataclasses.replace(group, reward=0.1 * group.format + group.success)  # what the critic predicts
     return {"shuffled advantages": A[torch.from_numpy(rng.permutation(len(A)))] * mask,
-            "random credit": A * w * mask, "imitation: credit 1": mask.float(),
-            "a reward for each calculation": reward_decomposition(group, stepwise=True),
-            "no baseline: credit r": group.success[:, None] * mask, "optimal_baseline": optimal_baseline(group),
+            "random credit": A * w * mask, "imitation: credit 1": mask.float()}
+
+
+def methods(group: TokenBatch) -> dict[str, Tensor]:
+    """By name, the credit (R, T) of methods that need a critic or a reward for each calculation, or no baseline."""
+    trained = dataclasses.replace(group, reward=0.1 * group.format + group.success)  # what the critic predicts
+    return {"a reward for each calculation": reward_decomposition(group, stepwise=True),
+            "no baseline: credit r": group.success[:, None] * group.mask, "optimal_baseline": optimal_baseline(group),
             "ppo": ppo(trained)}
 
 
-def group_spectra(batch: TokenBatch) -> Spectra:
-    """The spectra of every puzzle with GRPO's credit, and at one group size with the controls."""
-    Q, found, rng = len(batch.puzzles), {}, np.random.default_rng(0)
-    for q, R in follow("ranks", [*itertools.product(range(Q), SIZES)]):
-        group = group_of(batch, q, R)
-        if group.advantage.any():  # else all are right or all wrong, and there is no gradient
-            credits = {"GRPO": group.advantage[:, None] * group.mask}
-            credits |= controls(group, rng) if R == CONTROLS_AT else {}
-            for variant, credit in credits.items():
-                for matrix, layers in spectra(group, credit, inner=variant == "GRPO").items():
-                    found.setdefault((R, variant, matrix), {})[q] = layers
+def credits_of(group: TokenBatch, rng: np.random.Generator) -> dict[str, Tensor]:
+    """By name, the credit (R, T) whose gradient is decomposed: GRPO's and, at one group size, that of others."""
+    grpo = {"GRPO": group.advantage[:, None] * group.mask}
+    return grpo | controls(group, rng) | methods(group) if len(group.text) == CONTROLS_AT else grpo
+
+
+def group_spectra(batch: TokenBatch, credits: Callable = credits_of, part: str = "",
+                  dtype: torch.dtype = torch.float64) -> Spectra:
+    """The spectra of every puzzle's first R responses, for each of the `credits` of these, where there is any. part,
+    dtype: as of response_gradients."""
+    found, rng, G = {}, np.random.default_rng(0), len(batch.text) // len(batch.puzzles)
+    for q in follow("ranks", range(len(batch.puzzles))):
+        whole, *groups = (responses_of(batch, range(q * G, q * G + R)) for R in (G, *SIZES) if R <= G)
+        alike = response_gradients(whole, whole.mask.to(batch.advantage), part, dtype)  # those of credit 1
+        for group in groups:
+            for variant, credit in credits(group, rng).items() if group.advantage.any() else ():
+                scale, gradients = credit[:, 0], alike
+                if not torch.equal(credit, scale[:, None] * group.mask):  # it varies within a response
+                    scale, gradients = torch.ones_like(scale), response_gradients(group, credit, part, dtype)
+                right = (scale if variant.startswith("GRPO") else group.advantage) > 0
+                for matrix, layers in spectra(group, gradients, scale, right).items():
+                    found.setdefault((len(scale), variant, matrix), {})[q] = layers
     return found
 
 
-def puzzle_means(found: Spectra, R: int, variant: str, matrix: str, measure: Callable = effective_rank) -> dict:
-    """By puzzle, the mean of a measure of rank over the spectra of its layers; without puzzles whose gradient is 0."""
-    puzzles = found.get((R, variant, matrix), {})
-    return {puzzle: np.mean([measure(s) for s in layers]) for puzzle, layers in puzzles.items()
-            if all(s.any() for s in layers)}
+def rank_rows(found: Spectra) -> list[dict]:
+    """A row for each group size, credit, matrix and puzzle, with the means of all measures over the layers."""
+    return [{"R": R, "credit": variant, "matrix": matrix, "puzzle": q}
+            | {name: float(np.mean([measure(s) for s in layers])) for name, measure in MEASURES.items()}
+            for (R, variant, matrix), puzzles in found.items() for q, layers in puzzles.items()]
 
 
-def over_puzzles(means: dict[int, float]) -> str:
-    """Mean over puzzles, ± half of its 95% interval, as a cell."""
-    return mean_cell(list(means.values()), 1)
+def table_along(title: str, note: str, rows: list[dict], keys: tuple[str, ...], axis: str, measure: str,
+                digits: int = 1) -> Table:
+    """For each combination of `keys` and each value of the column `axis`, the mean of a measure over puzzles, and what
+    is left of it minus that of the column's first value, on the puzzles that have both. NaN, of a gradient of 0, counts
+    for nothing."""
+    values, found = sorted({row[axis] for row in rows}), {}
+    for row in rows:
+        by_value = found.setdefault(tuple(row[key] for key in keys), {value: {} for value in values})
+        if np.isfinite(row[measure]):
+            by_value[row[axis]][row["puzzle"]] = row[measure]
+    cells = []
+    for key, by_value in found.items():
+        first, *others = by_value.values()  # by puzzle, each
+        less = [[x[q] - first[q] for q in x if q in first] for x in others]
+        cells.append([*key, ", ".join(str(len(x)) for x in by_value.values()),
+                      *(mean_cell(list(x), digits) for x in (*(y.values() for y in by_value.values()), *less))])
+    names = [value if isinstance(value, str) else f"{axis} = {value:.0f}" for value in values]
+    return Table(title, f"{note} Means over groups, those whose rewards are not all alike, ± half of a 95% interval "
+                 "(Student's t); differences on the same groups.",
+                 [*keys, "groups", *names, *(f"{name} minus {names[0]}" for name in names[1:])], cells)
 
 
-def tables_rank(found: Spectra) -> list[Table]:
-    """Rank of all matrices by group size, and of the responses' gradients under the controls."""
-    _, variants, matrices = (list(dict.fromkeys(names)) for names in zip(*found))
-    by_size = [[m, *(over_puzzles(puzzle_means(found, R, "GRPO", m)) for R in SIZES),
-                over_puzzles(puzzle_means(found, CONTROLS_AT, "GRPO", m, stable_rank))] for m in matrices]
-    grpo, by_variant = puzzle_means(found, CONTROLS_AT, "GRPO", RESPONSES), []
-    for v in variants:
-        sides, responses = (puzzle_means(found, CONTROLS_AT, v, m) for m in (SIDES, RESPONSES))
-        less_grpo = {puzzle: mean - grpo[puzzle] for puzzle, mean in responses.items()}
-        by_variant.append([v, *map(over_puzzles, (sides, responses, less_grpo))])
-    note = (f"Mean over up to {len(set().union(*found.values()))} puzzles, those whose answers are not all alike, "
-            "± half of its 95% interval (Student's t)")
-    return [Table("Effective rank by group size",
-                  f"GRPO, rewards right or wrong. {note}; weight matrices averaged over layers.",
-                  ["matrix", *(f"R = {R}" for R in SIZES), f"stable rank, R = {CONTROLS_AT}"], by_size),
-            Table(f"Effective rank under other credit, R = {CONTROLS_AT}",
-                  "`ppo` with the reward that its critic was fitted to, 0.1 · format + success. Last column: "
-                  f"difference on the same puzzles. {note}.",
-                  ["credit", SIDES, RESPONSES, f"{RESPONSES}, minus GRPO's"], by_variant)]
-
-
-def draw_ranks(tables: Path, file: Path) -> None:
-    """Effective rank of GRPO's matrices by group size, read from the file of tables_rank, beside the claimed 2."""
-    found = {matrix: cells for matrix, *cells, _ in read_table(tables, "Effective rank by group size")[1]}
-    figure, (axis,) = new_figure(1, 4.0)
-    for matrix, colour, marker in zip(SHOWN, PALETTE, "os^D"):
-        value, _, high, _ = np.array([read_cell(text) for text in found[matrix]]).T  # (sizes,) each
-        axis.errorbar(SIZES, value, high - value, color=colour, marker=marker, capsize=3, label=matrix)
-    axis.plot(SIZES, SIZES, color=GREY, ls=":", label="R")
-    axis.axhline(2, color=GREY, ls="--", label="2, the claim")
-    axis.set(xlabel="group size R", ylabel="effective rank, 95% interval", xscale="log", yscale="log", ylim=(1, None),
-             title="Only one matrix has rank 2 whatever the group size")
-    axis.set_xticks(SIZES, SIZES)
-    axis.set_yticks((1, 2, 5, 10, 20, 50), (1, 2, 5, 10, 20, 50))
-    axis.minorticks_off()
-    figure.legend(loc="outside right upper")
-    figure.savefig(file)
+def tables_rank(rows: list[dict], note: str, keys: tuple[str, ...] = ("matrix", "credit")) -> list[Table]:
+    """All measures of rank by group size, and two of them under other credit beside GRPO's."""
+    grpo = [row for row in rows if row["credit"].startswith("GRPO")]
+    one_size = [row for row in rows if row["R"] == CONTROLS_AT]
+    beside = [row | {"credit": name, "of": "this credit" if row["credit"] == name else "GRPO"}
+              for name in dict.fromkeys(row["credit"] for row in one_size if row["credit"] != "GRPO")
+              for row in one_size if row["credit"] in ("GRPO", name)]
+    return [*(table_along(f"{name.capitalize()} by group size", note, grpo, keys, "R", name) for name in MEASURES),
+            *(table_along(f"{name.capitalize()} under other credit, R = {CONTROLS_AT}", note, beside, keys, "of", name)
+              for name in ("effective rank", "stable rank"))]

@@ -1,5 +1,4 @@
-"""Noise and bias: baselines by loops, estimates by definition, gradients by plain autograd."""
-import itertools
+"""Noise and bias: estimates by definition, gradients by plain autograd."""
 import math
 import re
 from copy import deepcopy
@@ -32,25 +31,6 @@ def draw(model, tokenizer, lengths):
     batch.mask &= torch.arange(T) < torch.tensor(lengths)[:, None]
     batch.ask.samples = batch.ask.samples._replace(mask=batch.mask)
     return batch
-
-
-def test_baselines_are_what_loops_find():
-    """Guards against a baseline that sees the response, and a correlation between puzzles: hard ones have long ones."""
-    rng, level = np.random.default_rng(0), np.linspace(0.1, 0.9, 6)[:, None]
-    r = (rng.random((6, 16)) < level).astype(float)
-    n = rng.exponential(size=r.shape) * 9 - 30 * level + 30
-    table = noise.table_baseline(r, n)
-    for R, row in zip((2, 4, 8, 16), table.rows, strict=True):
-        total = np.zeros(3)
-        for q, i in itertools.product(range(6), range(R)):
-            others = [j for j in range(R) if j != i]
-            best = (r[q, others] * n[q, others]).sum() / n[q, others].sum()
-            total += (r[q, i] - np.array([0.0, best, r[q, others].mean()])) ** 2 * n[q, i]
-        expected = [R, *(total[:2] / total[2])]
-        assert [float(text.split()[0]) for text in row] == pytest.approx(expected, abs=6e-3)
-    x, y = ((v - v.mean(1, keepdims=True)).flatten() for v in (r, n))
-    found = re.search(r"correlate by (-?\d\.\d+)", table.note)
-    assert float(found[1]) == pytest.approx(np.corrcoef(x, y)[0, 1], abs=6e-3)
 
 
 def test_the_table_of_methods_by_definition(monkeypatch):

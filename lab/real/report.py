@@ -16,7 +16,7 @@ import numpy as np
 from analyze import credit_tables, position_bins, with_measures
 from lab.estimates import cell
 from lab.picture import draw
-from lab.statistics import bootstrap, rank_pair, sums
+from lab.statistics import mean_ratio, rank_pair
 from lab.study.engine import read_rows, to_run
 from lab.study.pictures import colour_of, short
 from lab.truth.checks import noise_alone, share_of, squares, top_tenth
@@ -52,9 +52,7 @@ THEIR_FIFTHS = ((0.358, 0.346), (0.366, 0.208), (0.318, 0.298), (0.389, 0.236), 
 
 def ratio_of(log: dict, measure: str, over: np.ndarray, under: np.ndarray) -> Estimate:
     """Mean size of a measure over some tokens (N,) bool over that of others, with its interval over puzzles."""
-    size, puzzle = np.abs(log[measure]), np.unique(log["puzzle"], return_inverse=True)[1]
-    by_puzzle = sums(puzzle, *(column.astype(float) for column in (size * over, over, size * under, under)))
-    return bootstrap(lambda s: (s[:, 0] / s[:, 1]) / (s[:, 2] / s[:, 3]), by_puzzle)
+    return mean_ratio(np.abs(log[measure]), over, under, np.unique(log["puzzle"], return_inverse=True)[1])
 
 
 def first_figures(log: dict, space: int) -> dict[str, str]:

@@ -17,7 +17,8 @@ import numpy as np
 from lab.estimates import mean_cell, points, read_column
 from lab.statistics import holm
 from lab.study.decided import on_line
-from lab.study.engine import COSTS, RLOO, difference, measured, name_of, read_rows, read_versions, select, spent
+from lab.study.engine import (COSTS, RLOO, difference, measured, name_of, read_rows, read_versions, select, spent,
+                              write_rows)
 from lab.study.run import train_all
 from lab.turns.values import grow
 from plumbing.comparison import Group
@@ -25,7 +26,7 @@ from plumbing.files import replace_file
 from plumbing.flags import new_parser
 from plumbing.progress import clock, one_sentence
 from plumbing.registry import require
-from plumbing.report import GREY, PALETTE, Estimate, Table, new_figure, t_estimate, write_csv
+from plumbing.report import GREY, PALETTE, Estimate, Table, new_figure, t_estimate
 from plumbing.runs import read_config, read_metrics
 from settings import Settings
 from train import load_policy
@@ -107,7 +108,7 @@ def run() -> None:
             if code:
                 raise ValueError(f"{e.name} ended with code {code}: see {e.log}")
             rows = [*read_rows(RESULTS), make_row(e)]
-            replace_file(RESULTS, lambda part: write_csv(rows, part))
+            replace_file(RESULTS, lambda part: write_rows(rows, part))
             shutil.rmtree(e.folder)
             seconds.append(float(rows[-1]["seconds"]))
             print(f"{total - len(todo) + i}/{total} runs done  {e.name}  "

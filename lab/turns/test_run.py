@@ -102,7 +102,7 @@ def test_commands_are_accepted():
     try:
         credit.token_credit(credit.exact_turns)
         for label in ARMS:
-            settings, method, _ = train.parse_flags(shlex.split(Experiment(label, 3).command)[3:])
+            settings, method, *_ = train.parse_flags(shlex.split(Experiment(label, 3).command)[3:])
             assert settings.seed == 3 and settings.task == "guess" and (settings.answers == 8 or "answers" in label)
             assert method.get("luck", True) == ("luck" not in label)
     finally:
