@@ -60,7 +60,7 @@ def read_rollouts(files: list[Path], tokenizer: Tokenizer, limit: int) -> tuple[
             try:
                 found.append(read_row(parse(), tokenizer, notes))
                 if (step := found[-1].step) < latest:
-                    raise ValueError(f"step {step} comes after step {latest}: two runs in one file? Keep one, by step")
+                    raise ValueError(f"step {step} comes after step {latest}: two runs in one file? Keep one of them")
                 latest = step
                 if (length := len(found[-1].prompt) + len(found[-1].tokens)) > limit:
                     raise ValueError(f"it has {length} tokens, and the model takes {limit}")
