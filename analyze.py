@@ -300,7 +300,7 @@ def draw_methods(groups: list[Group], file: Path) -> None:
         steps, success, error = heldout(rows[0]["metrics"])
         axes[0].errorbar(steps, success, 1.96 * error, fmt="none", color=PALETTE[0], capsize=3)
     for axis, title in zip(axes, (*curves.values(), "Contribution")):
-        axis.set(title=title, xlabel="step", ylim=(0, 1.05 * max(0, axis.dataLim.ymax) or 1))
+        axis.set(title=title, xlabel="step", ylim=(min(0, axis.dataLim.ymin), 1.05 * max(0, axis.dataLim.ymax) or 1))
         axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     axes[-1].set(xlabel="mean |credit · log p|", xticks=[0, 1], xticklabels=ROLES[:2])
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center",

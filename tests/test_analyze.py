@@ -322,13 +322,13 @@ def test_a_log_without_training_is_analyzed(run, call, figures):
     run_folder.append_row(run, {"step": 0})
     for step in (1, 2):
         log = run / "credit" / f"step-{step:06d}.npz"
-        run_folder.append_row(run, {"step": step, "reward": step / 4, "length": 3, "seconds": 1,
+        run_folder.append_row(run, {"step": step, "reward": step / 4 - 0.5, "length": 3, "seconds": 1,
                                      "credit_checksum": checksum(log)})
     text = call(run)
     table = analyze.learning_table(runs.read_metrics(run))
-    assert [table.header, *table.rows] == [["step", "reward", "length"], ["1", "0.250", "3.0"], ["2", "0.500", "3.0"]]
+    assert [table.header, *table.rows] == [["step", "reward", "length"], ["1", "-0.250", "3.0"], ["2", "0.000", "3.0"]]
     assert [axis.get_title() for axis in figures[0].axes] == ["Reward", "Tokens a response", "Contribution"]
-    assert figures[0].axes[0].lines[0].get_ydata().tolist() == [0.25, 0.5]
+    assert figures[0].axes[0].lines[0].get_ydata().tolist() == [-0.25, 0] and figures[0].axes[0].get_ylim()[0] == -0.25
     assert "nan" not in text and "| 12 | 100.0% |" in " ".join(text.split())
     summary = analyze.summarize(run)
     assert summary["curve"] == {} and math.isnan(summary["end"]) and math.isnan(summary["area"])

@@ -163,8 +163,8 @@ def assumptions(notes: Counter, left_out: int, G: int) -> list[str]:
         f"the reward is the sum of {' and '.join(columns)}, with weights of 1": columns,
         f"{tokens:,} tokens of {responses:,} responses were made from text: each could differ from the one sampled, "
         "for a text can be cut in several ways": tokens,
-        f"an end token was assumed behind each of these, but {notes['cut off']:,} where its p is below {RARE}: they "
-        "count as cut off by the limit": tokens,
+        f"an end token was assumed behind each of these responses but {notes['cut off']:,}, where its p is below "
+        f"{RARE}: those count as cut off by the limit": tokens,
         f"{notes['lost']:,} characters of them are U+FFFD, bytes that were lost": notes["lost"],
         f"{notes['rendered']:,} prompts were rendered by the chat template of --model": notes["rendered"],
         f"{notes['ChatML']:,} prompts without special tokens were put into ChatML, role by role": notes["ChatML"],

@@ -125,7 +125,7 @@ def test_trl_from_parquet_alone(trl_run, tmp_path):
         assert log["advantage"][again] == pytest.approx(other["advantage"][start])
     tokens = 24 + sum(len(log["token"]) for log in logs)
     assert f"sum of length and rare, with weights of 1\n{tokens:,} tokens of 24 responses were made from text" in said
-    assert "each of these, but 24 where its p is below 0.01" in said  # a random model's
+    assert "each of these responses but 24, where its p is below 0.01" in said  # a random model's
     assert "24 prompts were tokenized as they stand" in said
     assert "U+FFFD, bytes that were lost" in said and "this model did NOT write these tokens" in said
 
@@ -177,7 +177,7 @@ def test_text_alone_and_verls_form_are_the_same_rollouts(sampled, tmp_path):
     cut_off = batch.ended.tolist().count(False)
     tokens = np.split(logs[0]["token"], np.flatnonzero(logs[0]["position"] == 0)[1:])
     said = (tmp_path / "r0" / "rollouts.txt").read_text()
-    assert f"assumed behind each of these, but {cut_off} where its p is below 0.01" in said and cut_off > 2
+    assert f"behind each of these responses but {cut_off}, where its p is below 0.01" in said and cut_off > 2
     assert [x.tolist() for x in tokens] == [row["completion_ids"] for row in rows]
     assert read_metrics(tmp_path / "r0")["truncated"][1] == pytest.approx(cut_off / 12)
     assert logs[0]["advantage"][logs[0]["position"] == 0] == pytest.approx(compare(batch).tolist(), abs=1e-6)
