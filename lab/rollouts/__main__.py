@@ -100,7 +100,7 @@ def facts(model: Qwen2, prompts: list, prompt_of: Tensor, tokens: Tensor, mask: 
 
 def read_step(rollouts: list[Rollout], policy: Reader, s: Settings, step: int, middle: float) -> tuple:
     """The batch of one step, and the variance (n,) of log p before each of its n tokens. rollouts: in groups of equal
-    size, side by side. middle: rewards above it count as success."""
+    size, side by side; they lose an end token that was assumed and is RARE. middle: rewards above it are success."""
     device = policy.model.output_weight.device
     pad = lambda rows: pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(device)
     tokens = pad([rollout.tokens for rollout in rollouts])  # (B, T)
@@ -112,7 +112,7 @@ def read_step(rollouts: list[Rollout], policy: Reader, s: Settings, step: int, m
     assumed = torch.tensor([rollout.end_assumed for rollout in rollouts], device=device)  # (B,)
     drop = assumed[:, None] & (last > 0) & (read[..., 0].gather(1, last) < math.log(RARE))  # (B, 1)
     mask = mask.scatter(1, last, ~drop)  # what the limit cut off had no end token
-    tokens, read = tokens * mask, read * mask[..., None]
+    tokens, read = tokens * mask, read.masked_fill(~mask[..., None], 0)
     ended = torch.isin(tokens.gather(1, last), torch.tensor(policy.tokenizer.end_tokens, device=device))  # (B, 1)
     samples = Samples(tokens, mask, *read[..., :3].unbind(-1), (ended & ~drop)[:, 0], samples.before)
     batch = token_batch(policy._replace(task=GRADED), prompts, samples, s, step)
@@ -148,8 +148,7 @@ def verdict(logprob: Tensor, entropy: Tensor, variance: Tensor) -> str:
     said = (f"log p plus entropy has a mean of {gap:.3f} nats; of tokens that this model sampled it is within "
             f"{allowed:.3f} of 0 ({NOTICED} and four standard errors), ")
     if gap < -allowed:
-        return said + ("so this model did NOT write these tokens: another checkpoint, template or temperature, or text "
-                       "cut into other tokens")
+        return said + "so this model did NOT write these tokens: another checkpoint, template, temperature, or text cut anew"
     if gap > allowed:
         return said + "so they are too probable to be sampled: greedily, with top_p, or at a lower --temperature?"
     return said + ("so it may have written them" if 2 * error < NOTICED else "but these are too few tokens to tell")

@@ -35,13 +35,11 @@ class Rollout(NamedTuple):
 
 
 def find_files(paths: list[Path]) -> list[Path]:
-    """The files named, and of a folder all that hold rollouts, else those of its completions/, by the numbers in their
-    names."""
+    """The files named, and of a folder, or else its completions/, all with rollouts, by the numbers in their names."""
     files = []
     for path in paths:
-        inside = [file for pattern in ("completions/*", "*") for file in path.glob(pattern)
-                  if {".jsonl", ".parquet"} & set(file.suffixes)]
-        inside = [file for file in inside if file.parent == path] or inside
+        inside = [file for file in path.glob("*") if {".jsonl", ".parquet"} & set(file.suffixes)]
+        inside = inside or [*path.glob("completions/*.parquet")]
         files += sorted(inside, key=lambda file: [int(n) for n in re.findall("[0-9]+", file.name)]) or [path]
     for file in files:
         if not file.is_file():

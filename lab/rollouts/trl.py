@@ -57,8 +57,7 @@ def kept_share(batch: TokenBatch) -> float:
 
 
 PAIRS = [
-    Pair({}, "", SPREAD,
-         "TRL's `dapo`, its default. Its deviation is the unbiased one: √(G/(G − 1)), here with G = 4"),
+    Pair({}, "", SPREAD, "TRL's `dapo`, its default. Its deviation is the unbiased one: √(G/(G − 1)), with G = 4"),
     Pair(dict(loss_type="bnpo"), "", SPREAD, "the same, but N is that of a micro-batch: equal where that is the step"),
     Pair(dict(loss_type="grpo"), "--loss_norm sequence", SPREAD, "as above"),
     Pair(dict(loss_type="dr_grpo"), "--loss_norm constant", SPREAD, "as above; TRL's still divides by the deviation"),
