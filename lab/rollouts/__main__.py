@@ -148,7 +148,7 @@ def verdict(logprob: Tensor, entropy: Tensor, variance: Tensor) -> str:
     said = (f"log p plus entropy has a mean of {gap:.3f} nats; of tokens that this model sampled it is within "
             f"{allowed:.3f} of 0 ({NOTICED} and four standard errors), ")
     if gap < -allowed:
-        return said + "so this model did NOT write these tokens: another checkpoint, template, temperature, or text cut anew"
+        return said + "so this model did NOT write these tokens: another model, template, temperature, or text cut anew"
     if gap > allowed:
         return said + "so they are too probable to be sampled: greedily, with top_p, or at a lower --temperature?"
     return said + ("so it may have written them" if 2 * error < NOTICED else "but these are too few tokens to tell")
