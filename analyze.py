@@ -38,11 +38,10 @@ PAGE_TOKENS = 2**20  # at most so many are in tokens.html, 12 bytes each: of a l
 
 def method_name(label: str) -> str:
     """What a picture calls a method: `RLOO lr=0.1` for the label `none advantage=rloo lr=0.1`."""
-    method, *settings = label.split()
+    method, *flags = label.split()
     if method != "none":
         return label + " (control)" * (method in CONTROLS)
-    name = "RLOO" if "advantage=rloo" in settings else "GRPO"
-    return " ".join([name, *(setting for setting in settings if setting != "advantage=rloo")])
+    return " ".join(["RLOO" if "advantage=rloo" in flags else "GRPO", *(x for x in flags if x != "advantage=rloo")])
 
 
 def read_log(run: Path, metrics: dict, types: str = "ours") -> dict[str, np.ndarray]:
@@ -62,8 +61,7 @@ def with_measures(log: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     log["response_id"] = np.cumsum(log["position"] == 0) - 1  # from 0 on through the run: each begins at position 0
     step_and_group = log["step"].astype(int) * 2**16 + log["group"]  # as one number: a group is below 2**16
     log["puzzle"] = np.unique(step_and_group, return_inverse=True)[1]  # from 0 on through the run, as puzzle_text
-    length = np.bincount(log["response_id"])  # (responses,)
-    log["length"] = length[log["response_id"]]  # (N,) of the response
+    log["length"] = np.bincount(log["response_id"])[log["response_id"]]  # (N,) of the response
     log["relative"] = log["position"] / log["length"]  # in [0, 1), 0 at the first token of a response
     log["contribution"] = log["credit"] * log["logprob"]
     log["gradient"] = log["credit"] * log["logit_grad"]
@@ -88,12 +86,14 @@ def position_bins(log: dict, count: int) -> list[tuple[str, np.ndarray]]:
 
 
 def learning_table(metrics: dict) -> Table:
-    """The start, steps 1, 10, 50 and 100, as the original work reports them, and the last step."""
+    """Up to ten steps all, else 1, 10, 50, 100, as in the original work, and the last; no column that is empty."""
+    last, first = len(metrics["step"]) - 1, int(np.isnan(metrics["heldout_success"][0]))  # all that step 0 has
     rows = [[str(step), *(pm(metrics[name][step], np.nan, digits) for name, digits in LEARNED.items()),
              pm(metrics["heldout_success"][step], 1.96 * metrics["heldout_stderr"][step])]
-            for step in range(len(metrics["step"])) if step in (0, 1, 10, 50, 100, len(metrics["step"]) - 1)]
+            for step in range(first, last + 1) if last <= 10 or step in (0, 1, 10, 50, 100, last)]
+    header, *rows = map(list, zip(*(x for x in zip(["step", *LEARNED, "held-out success"], *rows) if any(x[1:]))))
     return Table("How it learned", "Means over a step's responses; held-out success after it, ± half of its 95% "
-                 "interval over puzzles. metrics.csv has every step.", ["step", *LEARNED, "held-out success"], rows)
+                 "interval over puzzles. metrics.csv has every step.", header, rows)
 
 
 def mean_size(log: dict, chosen: np.ndarray, measure: str) -> tuple[float, float]:
@@ -266,8 +266,7 @@ def estimate(group: Group, column: str) -> Estimate:
 def comparison_tables(groups: list[Group], warning: str) -> list[Table]:
     """What each method learned, and where its credit went, a row per method."""
     passed = [name for name in next(iter(groups[0].rows.values())) if name.startswith("pass@")]
-    if min(len(group.rows) for group in groups) < 2:
-        warning += " With one seed, nothing can be concluded."
+    warning += " With one seed, nothing can be concluded." * (min(len(group.rows) for group in groups) < 2)
     return [Table(title, f"**{warning.strip()}** " * bool(warning) + note, ["method", "seeds", *columns], [
         [group.label, str(len(group.rows)), *(pm(e.value, e.high - e.value) for e in (
             estimate(group, column) for column in columns))] for group in groups]) for title, note, columns in (
@@ -279,31 +278,33 @@ def comparison_tables(groups: list[Group], warning: str) -> list[Table]:
 
 
 def draw_methods(groups: list[Group], file: Path) -> None:
-    """Of each method, by step, held-out success, length and the gradient's norm, and the contribution's size by type:
-    means over seeds with their 95% intervals; of a single run success with its interval over puzzles."""
-    figure, axes = report.new_figure(4, 3 + 0.2 * len(groups))
+    """Of each method, by step, held-out success, length and gradient norm, of imported rollouts reward and length; and
+    the contribution's size by type: means over seeds with 95% intervals, of a single run that over puzzles."""
+    rows = [row for group in groups for row in group.rows.values()]
+    curves = {"heldout_success": "Held-out success", "length": "Tokens a response", "grad_norm": "Gradient norm"}
+    curves = curves if any(row["curve"] for row in rows) else {"reward": "Reward", "length": "Tokens a response"}
+    figure, axes = report.new_figure(len(curves) + 1, 3 + 0.2 * len(groups))
     for i, group in enumerate(groups):
         colour, style = PALETTE[i % len(PALETTE)], ("-", "--", ":", "-.")[i // len(PALETTE) % 4]
         label = report.wrap_heading(method_name(group.label), 1)
-        for axis, name in zip(axes, ("heldout_success", "length", "grad_norm")):
+        for axis, name in zip(axes, curves):
             runs = [dict(zip(row["metrics"]["step"], row["metrics"][name])) for row in group.rows.values()]
             steps = [step for step in runs[0] if all(np.isfinite(run.get(step, np.nan)) for run in runs)]
             mean, low, high, _ = np.reshape([t_estimate([run[step] for run in runs]) for step in steps], (-1, 4)).T
             axis.plot(steps, mean, style, color=colour, marker="os^D"[i % 4], ms=3, lw=1, label=label)
             axis.fill_between(steps, low, high, color=colour, alpha=0.25 if len(groups) < 4 else 0.1, lw=0)
         mean, _, high, _ = zip(*(estimate(group, name) for name in SIZES[:2]))  # (2,) each
-        axes[3].bar(np.arange(2) + 0.8 * (i + 0.5) / len(groups) - 0.4, mean, 0.7 / len(groups), color=colour, ls=style,
-                    ec="black", yerr=np.subtract(high, mean))
-    if single := len(groups) == len(groups[0].rows) == 1:
-        [(steps, success, error)] = [heldout(row["metrics"]) for row in groups[0].rows.values()]
+        axes[-1].bar(np.arange(2) + 0.8 * (i + 0.5) / len(groups) - 0.4, mean, 0.7 / len(groups), color=colour,
+                     ls=style, ec="black", yerr=np.subtract(high, mean))
+    if single := len(rows) == 1 and "heldout_success" in curves:
+        steps, success, error = heldout(rows[0]["metrics"])
         axes[0].errorbar(steps, success, 1.96 * error, fmt="none", color=PALETTE[0], capsize=3)
-    for axis, title in zip(axes, ("Held-out success", "Tokens a response", "Gradient norm", "Contribution")):
-        top = axis.dataLim.ymax
-        axis.set(title=title, xlabel="step", ylim=(0, 1.05 * top if 0 < top < np.inf else 1))
+    for axis, title in zip(axes, (*curves.values(), "Contribution")):
+        axis.set(title=title, xlabel="step", ylim=(min(0, axis.dataLim.ymin), 1.05 * max(0, axis.dataLim.ymax) or 1))
         axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-    axes[3].set(xlabel="mean |credit · log p|", xticks=[0, 1], xticklabels=ROLES[:2])
+    axes[-1].set(xlabel="mean |credit · log p|", xticks=[0, 1], xticklabels=ROLES[:2])
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center",
-                  title="95% interval over puzzles" if single else "mean over seeds, 95% interval")
+                  title="95% interval over puzzles" if single else "mean over seeds, 95% interval" * (len(rows) > 1))
     figure.savefig(file)
 
 

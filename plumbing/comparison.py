@@ -55,7 +55,7 @@ def group_runs(runs: list[Run]) -> list[Group]:
 
 def comparison_warnings(runs: list[Run]) -> list[str]:
     """What keeps runs from being compared: no end yet, other steps measured, another content of an input."""
-    unfinished = ", ".join(Path(run.name).name for run in runs if not run.finished)
+    unfinished = ", ".join(Path(run.name).name for run in runs if run.figures["curve"] and not run.finished)
     found = {"": f"Not finished, so the end is the last measurement: {unfinished}."} if unfinished else {}
     first = {}  # of each fact: its value in the first run that has it, and that run's name
     for run in runs:

@@ -85,6 +85,8 @@ def load_function(name: str | None) -> Callable[[dict], object]:
     try:
         found = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
+        if isinstance(error, ImportError) and error.name and not f"{module}.".startswith(f"{error.name}."):
+            raise ValueError(f"--on_step {name}: {module} needs {error.name}: {error}") from None
         raise ValueError(f"--on_step {name}: {error}; name module:function, such as tracking:log for `log` in a file "
                          "tracking.py beside train.py") from None
     if not callable(found):

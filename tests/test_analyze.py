@@ -3,6 +3,7 @@ import ast
 import json
 import math
 import re
+import shutil
 import statistics
 import sys
 from types import SimpleNamespace
@@ -105,6 +106,8 @@ def test_rows_of_the_steps_that_the_documents_print(run):
     assert row_of(table, "2") == {"step": "2", "reward": "0.500", "success": "0.500", "format": "0.50",
                                   "length": "0.5", "entropy": "0.500", "grad_norm": "0.500",
                                   "zero_variance_groups": "0", "held-out success": "0.750 ± 0.294"}
+    few = analyze.learning_table({name: np.arange(11.0) for name in COLUMNS})
+    assert [row[0] for row in few.rows] == [f"{n}" for n in range(11)]
     table = analyze.learning_table({name: np.arange(124.0) for name in COLUMNS})
     assert [row[:2] for row in table.rows] == [[f"{n}", f"{n}.000"] for n in (0, 1, 10, 50, 100, 123)]
 
@@ -311,18 +314,27 @@ def test_a_run_without_any_credit_is_analyzed(run, call):
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_log_without_training_is_analyzed(run, call):
-    """Guards against a failure where nobody measured success or a gradient, as of somebody else's rollouts."""
+def test_a_log_without_training_is_analyzed(run, call, figures):
+    """Guards against a failure, and empty rows, columns and panels, where nobody measured success or a gradient, as of
+    somebody else's rollouts; and against the advice to finish such a run."""
     (run / "metrics.csv").unlink()
     run_folder.write_header(run, [])
     run_folder.append_row(run, {"step": 0})
     for step in (1, 2):
         log = run / "credit" / f"step-{step:06d}.npz"
-        run_folder.append_row(run, {"step": step, "length": 3, "seconds": 1, "credit_checksum": checksum(log)})
+        run_folder.append_row(run, {"step": step, "reward": step / 4 - 0.5, "length": 3, "seconds": 1,
+                                     "credit_checksum": checksum(log)})
     text = call(run)
+    table = analyze.learning_table(runs.read_metrics(run))
+    assert [table.header, *table.rows] == [["step", "reward", "length"], ["1", "-0.250", "3.0"], ["2", "0.000", "3.0"]]
+    assert [axis.get_title() for axis in figures[0].axes] == ["Reward", "Tokens a response", "Contribution"]
+    assert figures[0].axes[0].lines[0].get_ydata().tolist() == [-0.25, 0] and figures[0].axes[0].get_ylim()[0] == -0.25
     assert "nan" not in text and "| 12 | 100.0% |" in " ".join(text.split())
-    figures = analyze.summarize(run)
-    assert figures["curve"] == {} and math.isnan(figures["end"]) and math.isnan(figures["area"])
+    summary = analyze.summarize(run)
+    assert summary["curve"] == {} and math.isnan(summary["end"]) and math.isnan(summary["area"])
+    other = shutil.copytree(run, run.parent / "other", ignore=shutil.ignore_patterns("analysis"))
+    (other / "config.json").write_text(json.dumps(config("none", seed=1)))
+    assert "Not finished" not in call(run, other)
 
 
 # ------------------------------------------------------------------------------------------------------- comparison
@@ -439,6 +451,7 @@ def group(label, ends):
         success = np.array([0.0, np.nan, end])
         return {"metrics": {"step": np.arange(3.0), "heldout_success": success, "heldout_stderr": success / 10,
                             "length": np.array([np.nan, 0, 10 * end]), "grad_norm": np.array([np.nan, end, 2 * end])},
+                "curve": {0: 0.0, 2: end},
                 "contribution, filler size": end, "contribution, reasoning size": end / 2}
     return comparison.Group(label, {seed: row(end) for seed, end in ends.items()})
 

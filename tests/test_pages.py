@@ -99,8 +99,8 @@ def test_a_tracker_of_the_page_gets_the_rows_of_the_run(name, tmp_path, monkeypa
     code = next(c for c in re.findall(r"```python\n(.*?)```", PAGES[ROOT / "docs" / "running.md"], re.S) if name in c)
     seen, board = {}, mock.MagicMock()
     board.add_scalar.side_effect = lambda column, value, step: seen.setdefault(step, {}).update({column: value})
-    board.log.side_effect = lambda row, step: seen.update({step: {k: v for k, v in row.items() if v is not None}})
-    library = mock.MagicMock(SummaryWriter=lambda folder: board, init=lambda project: board)
+    board.log.side_effect = lambda row, step: seen.update({step: row})
+    library = mock.MagicMock(SummaryWriter=lambda folder: board, init=lambda project, id, resume: board)
     for module in ("torch.utils.tensorboard", "wandb"):
         monkeypatch.setitem(sys.modules, module, library)
     (tmp_path / "tracking.py").write_text(code)

@@ -164,8 +164,12 @@ def test_the_settings_of_another_run_are_defaults(tmp_path):
 
 
 @pytest.mark.parametrize("name, said", [("gone:log", "gone"), ("json", "module:function"), ("json:log", "log"),
-                                        (":log", "module:function"), ("json:__doc__", "is no function")])
-def test_a_function_that_is_not_there_is_one_sentence(name, said, monkeypatch):
+                                        (":log", "module:function"), ("json:__doc__", "is no function"),
+                                        ("tracking:log", "tracking needs gone: No module named 'gone'")])
+def test_a_function_that_is_not_there_is_one_sentence(name, said, tmp_path, monkeypatch):
+    (tmp_path / "tracking.py").write_text("import gone")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "tracking", raising=False)
     """And of several processes only the first one looks for it."""
     with pytest.raises(ValueError, match=re.escape(f"--on_step {name}: ")) as error:
         flags.load_function(name)

@@ -7,6 +7,7 @@ Reads plain jsonl, TRL's completions and verl's rollout dumps: files, or folders
 and logit gradient of each token come from one reading by --model; so they are those of the policy that sampled only if
 that is --model. The advantage is the file's, or ours. Credit is any function that needs no trained head.
 """
+import math
 import sys
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
@@ -37,6 +38,7 @@ from tasks.math_task import calculations
 from tasks.text import roles, sentence_starts
 from train import CHOICES
 
+RARE = 0.01  # an end token that was only assumed is dropped where it is less probable
 ROWS = 64  # states whose logits over the whole vocabulary are computed at once
 NOTICED = 0.05  # nats a token: what training and rounding may make of log p
 
@@ -98,16 +100,21 @@ def facts(model: Qwen2, prompts: list, prompt_of: Tensor, tokens: Tensor, mask: 
 
 def read_step(rollouts: list[Rollout], policy: Reader, s: Settings, step: int, middle: float) -> tuple:
     """The batch of one step, and the variance (n,) of log p before each of its n tokens. rollouts: in groups of equal
-    size, side by side. middle: rewards above it count as success."""
+    size, side by side; they lose an end token that was assumed and is RARE. middle: rewards above it are success."""
     device = policy.model.output_weight.device
     pad = lambda rows: pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(device)
     tokens = pad([rollout.tokens for rollout in rollouts])  # (B, T)
     mask = pad([[True] * len(rollout.tokens) for rollout in rollouts])  # (B, T)
-    ended = torch.tensor([rollout.tokens[-1] in policy.tokenizer.end_tokens for rollout in rollouts], device=device)
+    last = mask.sum(1, keepdim=True) - 1  # (B, 1)
     prompts = tuple(Prompt(r.prompt, policy.tokenizer.decode(r.prompt)[0]) for r in rollouts[:: s.answers])
-    samples = Samples(tokens, mask, *torch.zeros(3, *mask.shape, device=device), ended, ({},) * len(rollouts))
+    samples = Samples(tokens, mask, *torch.zeros(3, *mask.shape, device=device), mask[:, 0], ({},) * len(rollouts))
     read = Queries(policy, prompts, samples, s, step, no_grader).read(facts, policy.model)  # (B, T, 4)
-    samples = samples._replace(logprob=read[..., 0], entropy=read[..., 1], logit_grad=read[..., 2])
+    assumed = torch.tensor([rollout.end_assumed for rollout in rollouts], device=device)  # (B,)
+    drop = assumed[:, None] & (last > 0) & (read[..., 0].gather(1, last) < math.log(RARE))  # (B, 1)
+    mask = mask.scatter(1, last, ~drop)  # what the limit cut off had no end token
+    tokens, read = tokens * mask, read.masked_fill(~mask[..., None], 0)
+    ended = torch.isin(tokens.gather(1, last), torch.tensor(policy.tokenizer.end_tokens, device=device))  # (B, 1)
+    samples = Samples(tokens, mask, *read[..., :3].unbind(-1), (ended & ~drop)[:, 0], samples.before)
     batch = token_batch(policy._replace(task=GRADED), prompts, samples, s, step)
     batch.ask.grade = no_grader  # the zeros of GRADED are replaced by the file's rewards:
     reward = torch.tensor([rollout.reward for rollout in rollouts], device=device)  # (B,)
@@ -137,36 +144,38 @@ def verdict(logprob: Tensor, entropy: Tensor, variance: Tensor) -> str:
     """Whether the model wrote n tokens: then log p of each has this variance, and as mean minus the entropy; (n,) each.
     """
     gap, error = (logprob + entropy).mean().item(), variance.sum().clamp(min=0).sqrt().item() / len(variance)
-    said = (f"mean log p is {logprob.mean():.3f}; of tokens that this model writes there it is {-entropy.mean():.3f} "
-            f"± {1.96 * error:.3f}, ")
-    if gap < -NOTICED - 4 * error:
-        return said + ("so this model did NOT write these tokens: another checkpoint, template or temperature, or text "
-                       "cut into other tokens")
-    if gap > NOTICED + 4 * error:
+    allowed = NOTICED + 4 * error
+    said = (f"log p plus entropy has a mean of {gap:.3f} nats; of tokens that this model sampled it is within "
+            f"{allowed:.3f} of 0 ({NOTICED} and four standard errors), ")
+    if gap < -allowed:
+        return said + "so this model did NOT write these tokens: another model, template, temperature, or text cut anew"
+    if gap > allowed:
         return said + "so they are too probable to be sampled: greedily, with top_p, or at a lower --temperature?"
-    return said + "so it may have written them"
+    return said + ("so it may have written them" if 2 * error < NOTICED else "but these are too few tokens to tell")
 
 
-def assumptions(notes: Counter, left_out: int, G: int, last: list[float]) -> list[str]:
-    """What was assumed of the rollouts, and how far that could matter. last: the probability of each last token."""
+def assumptions(notes: Counter, left_out: int, G: int) -> list[str]:
+    """What was assumed of the rollouts, and how far that could matter."""
     columns = [name.removeprefix("reward ") for name in notes if name.startswith("reward ")]
     tokens, responses = notes["tokens from text"], notes["responses from text"]
     possible = {
         f"the reward is the sum of {' and '.join(columns)}, with weights of 1": columns,
         f"{tokens:,} tokens of {responses:,} responses were made from text: each could differ from the one sampled, "
         "for a text can be cut in several ways": tokens,
-        f"an end token was assumed behind each of these; {sum(p < 0.01 for p in last)} of {len(last)} last tokens have "
-        "p below 0.01, perhaps since the limit cut the response off": tokens,
+        f"an end token was assumed behind each of these responses but {notes['cut off']:,}, where its p is below "
+        f"{RARE}: those count as cut off by the limit": tokens,
         f"{notes['lost']:,} characters of them are U+FFFD, bytes that were lost": notes["lost"],
         f"{notes['rendered']:,} prompts were rendered by the chat template of --model": notes["rendered"],
         f"{notes['ChatML']:,} prompts without special tokens were put into ChatML, role by role": notes["ChatML"],
         f"{notes['as text']:,} prompts were tokenized as they stand": notes["as text"],
-        f"{left_out:,} rollouts were left out, whose group has not {G} of them": left_out}
+        f"{left_out:,} rollouts were left out: their groups are not of {G}, the most frequent size": left_out}
     return [said for said, applies in possible.items() if applies]
 
 
 def load(options: Options, hyper_parameters: dict) -> Reader:
     """The model and its tokenizer. ValueError where the credit function needs what a file of rollouts doesn't have."""
+    if Path(options.out).exists():
+        raise ValueError(f"{options.out} exists: remove it, or choose another --out")
     check_range(options, ("micro_batch",), lowest=1)
     check_range(options, ("temperature",), lowest=1e-6)
     check_device(options.device)
@@ -199,7 +208,7 @@ def convert(files: list[Path], options: Options, hyper_parameters: dict) -> None
     if G == 1 and s.advantage != "theirs":
         raise ValueError("no two rollouts of a step answer the same prompt: there is nothing to compare a reward with")
     rewards = [rollout.reward for rollout in rollouts]
-    middle, known, last = (min(rewards) + max(rewards)) / 2, [], []
+    middle, known = (min(rewards) + max(rewards)) / 2, []
     for step, (their_step, chosen) in enumerate(follow("reading steps", steps.items()), 1):
         began = perf_counter()
         batch, variance = read_step(chosen, policy, s, step, middle)
@@ -208,15 +217,16 @@ def convert(files: list[Path], options: Options, hyper_parameters: dict) -> None
             run_folder.start_run(run, asdict(s), hyper_parameters, {}, ["their_step", "log_p_plus_entropy"])
             run_folder.append_row(run, {"step": 0})
         known.append(torch.stack((batch.logprob[batch.mask], batch.entropy[batch.mask], variance)).double())  # (3, n)
-        last += batch.logprob.gather(1, batch.mask.sum(1, keepdim=True) - 1).exp().flatten().tolist()  # B, of p
+        notes["cut off"] += sum(len(rollout.tokens) for rollout in chosen) - len(variance)
         checksum = write_credit_log(run / "credit" / f"step-{step:06d}.npz", step, batch, credit)
         run_folder.append_row(run, step_columns(step, batch, began) | {
             "credit_checksum": checksum, "their_step": their_step,
             "log_p_plus_entropy": known[-1][:2].sum(0).mean().item()})
         run_folder.write_samples(run, step, batch)
     compared = "theirs" if s.advantage == "theirs" else f"ours, {s.advantage}"
-    said = [f"{len(rollouts) - left_out:,} responses, {G} to a prompt, in {len(steps)} steps; advantage: {compared}; a "
-            f"reward above {middle:g} counts as success", *assumptions(notes, left_out, G, last),
+    said = [f"read {', '.join(map(str, files[:3]))}" + f" and {len(files) - 3} more" * (len(files) > 3),
+            f"{len(rollouts) - left_out:,} responses, {G} to a prompt, in {len(steps)} steps; advantage: {compared}; a "
+            f"reward above {middle:g} counts as success", *assumptions(notes, left_out, G),
             verdict(*torch.cat(known, dim=1))]
     (run / "rollouts.txt").write_text("\n".join(said) + "\n", encoding="utf-8")
     print("\n".join(said) + f"\nwrote {run}; read it with: python analyze.py {run}")

@@ -31,17 +31,20 @@ class Rollout(NamedTuple):
     tokens: list[int]  # of the response, its end token included
     reward: float
     advantage: float | None
+    end_assumed: bool  # whether text lacked the last token
 
 
 def find_files(paths: list[Path]) -> list[Path]:
-    """The files named, and of a folder all that hold rollouts, by the numbers in their names."""
+    """The files named, and of a folder, or else its completions/, all with rollouts, by the numbers in their names."""
     files = []
     for path in paths:
         inside = [file for file in path.glob("*") if {".jsonl", ".parquet"} & set(file.suffixes)]
+        inside = inside or [*path.glob("completions/*.parquet")]
         files += sorted(inside, key=lambda file: [int(n) for n in re.findall("[0-9]+", file.name)]) or [path]
     for file in files:
         if not file.is_file():
-            raise FileNotFoundError(f"there are no rollouts in {file}" if file.is_dir() else f"there is no file {file}")
+            raise FileNotFoundError(f"there is no .jsonl or .parquet in {file} or its completions/" if file.is_dir()
+                                    else f"there is no file {file}")
     return files
 
 
@@ -50,9 +53,13 @@ def read_rollouts(files: list[Path], tokenizer: Tokenizer, limit: int) -> tuple[
     for one of more tokens than the model's limit."""
     found, notes = [], Counter()
     for file in files:
+        latest = -math.inf  # step of this file
         for place, parse in raw_rows(file):
             try:
                 found.append(read_row(parse(), tokenizer, notes))
+                if (step := found[-1].step) < latest:
+                    raise ValueError(f"step {step} comes after step {latest}: two runs in one file? Keep one of them")
+                latest = step
                 if (length := len(found[-1].prompt) + len(found[-1].tokens)) > limit:
                     raise ValueError(f"it has {length} tokens, and the model takes {limit}")
             except (ValueError, TypeError) as error:
@@ -82,7 +89,8 @@ def read_row(row: Any, tokenizer: Tokenizer, notes: Counter) -> Rollout:
     advantage = number_of(given["advantage"], "advantage") if "advantage" in given else None
     group = str(given.get("group", prompt))
     group = group.rsplit("_", 2)[0] if "input" in row else group  # verl's uid is {prompt}_{response}_{output}
-    return Rollout(int(number_of(given.get("step", 1), "step")), group, prompt, tokens, reward, advantage)
+    return Rollout(int(number_of(given.get("step", 1), "step")), group, prompt, tokens, reward, advantage,
+                   "completion_ids" not in given)
 
 
 def ids_of(given: dict, name: str, tokenizer: Tokenizer) -> list[int] | None:

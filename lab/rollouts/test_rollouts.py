@@ -52,6 +52,7 @@ def trl_run(tmp_path_factory):
     log-prob and entropy (n,) of each step's tokens as the trainer has them."""
     trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
     path, own = tmp_path_factory.mktemp("trl"), {}
+    (path / "rollouts-0.jsonl").write_text("of an earlier run in this folder")
     exec(re.search(r"```python\n(import json.*?)```", PAGE.read_text(), re.S)[1], own)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(BUNDLED)
 
@@ -114,17 +115,18 @@ def test_trl_from_parquet_alone(trl_run, tmp_path):
     pytest.importorskip("pyarrow")
     path, _ = trl_run
     exact, _, _ = convert(path / "rollouts-0.jsonl", "--model", path / "weights-1", "--out", tmp_path / "exact")
-    logs, metrics, said = convert(path / "completions", "--model", path / "weights-1", "--out", tmp_path / "r")
-    tokenizer, first = Tokenizer(BUNDLED), [log["position"] == 0 for log in exact]
+    shutil.copytree(path / "completions", tmp_path / "output" / "completions")
+    logs, metrics, said = convert(tmp_path / "output", "--model", path / "weights-1", "--out", tmp_path / "r")
+    assert said.startswith(f"read {tmp_path}/output/completions/completions_00001.parquet, ")
+    first = [log["position"] == 0 for log in exact]
     assert metrics["tokens_read"].tolist()[1:] == read_metrics(tmp_path / "exact")["tokens_read"].tolist()[1:]
     for log, other, start in zip(logs, exact, first):
         again = log["position"] == 0
         assert log["advantage"][again] == pytest.approx(other["advantage"][start])
-        last = np.append(np.flatnonzero(again)[1:], len(again)) - 1
-        assert set(log["token"][last]) == {tokenizer.library.token_to_id("<|im_end|>")}
-    tokens = sum(len(log["token"]) for log in logs)
+    tokens = 24 + sum(len(log["token"]) for log in logs)
     assert f"sum of length and rare, with weights of 1\n{tokens:,} tokens of 24 responses were made from text" in said
-    assert "an end token was assumed behind each" in said and "24 prompts were tokenized as they stand" in said
+    assert "each of these responses but 24, where its p is below 0.01" in said  # a random model's
+    assert "24 prompts were tokenized as they stand" in said
     assert "U+FFFD, bytes that were lost" in said and "this model did NOT write these tokens" in said
 
 
@@ -172,11 +174,12 @@ def test_text_alone_and_verls_form_are_the_same_rollouts(sampled, tmp_path):
     logs = [convert(write(tmp_path / f"{i}.jsonl", x), "--model", BUNDLED, "--out", tmp_path / f"r{i}")[0][0]
             for i, x in enumerate((plain, verl))]
     assert all(np.array_equal(logs[0][name], logs[1][name]) for name in logs[0])
-    ended = batch.ended.tolist()  # of those cut off, an assumed end token follows
+    cut_off = batch.ended.tolist().count(False)
     tokens = np.split(logs[0]["token"], np.flatnonzero(logs[0]["position"] == 0)[1:])
     said = (tmp_path / "r0" / "rollouts.txt").read_text()
-    assert f"{ended.count(False)} of 12 last tokens have p below 0.01" in said and ended.count(False) > 2
-    assert [x[: len(x) - (not e)].tolist() for x, e in zip(tokens, ended)] == [row["completion_ids"] for row in rows]
+    assert f"behind each of these responses but {cut_off}, where its p is below 0.01" in said and cut_off > 2
+    assert [x.tolist() for x in tokens] == [row["completion_ids"] for row in rows]
+    assert read_metrics(tmp_path / "r0")["truncated"][1] == pytest.approx(cut_off / 12)
     assert logs[0]["advantage"][logs[0]["position"] == 0] == pytest.approx(compare(batch).tolist(), abs=1e-6)
     assert read_config(tmp_path / "r0")["settings"]["advantage"] == "grpo"
 
@@ -195,12 +198,12 @@ def test_roles_without_special_tokens_become_chatml_again(tmp_path):
 def test_groups_of_another_size_are_left_out_aloud(sampled, tmp_path):
     _, rows = sampled
     (log,), _, said = convert(write(tmp_path / "a.jsonl", rows[:11]), "--model", BUNDLED, "--out", tmp_path / "r")
-    assert log["group"].max() == 1 and "3 rollouts were left out, whose group has not 4 of them" in said
+    assert log["group"].max() == 1 and "3 rollouts were left out: their groups are not of 4, " in said
 
 
 @pytest.mark.parametrize("sharper, tokens, said", [
     (1.0, 4000, "it may have written them"), (1.3, 4000, "too probable"), (0.7, 4000, "did NOT"),
-    (0.7, 4, "it may have written them")])
+    (0.7, 4, "too few tokens to tell")])
 def test_log_p_tells_who_wrote(sharper, tokens, said):
     """Tokens drawn from p^sharper, normalized: by definition, only with 1 is the mean of log p minus the entropy."""
     logits = torch.randn(tokens, 50, generator=torch.Generator().manual_seed(0)).double()
@@ -262,5 +265,9 @@ def test_a_mixture_and_no_file_are_one_sentence(sampled, tmp_path, refusal):
     mixed = write(tmp_path / "a.jsonl", [rows[0] | {"advantage": 1.0}, *rows[1:]])
     (tmp_path / "empty").mkdir()
     for words, said in (([mixed], "some rows have an advantage"), ([tmp_path / "gone"], "there is no file"),
-                        ([], "name the files"), ([tmp_path / "empty"], "there are no rollouts in")):
+                        ([], "name the files"), ([tmp_path / "empty"], "there is no .jsonl or .parquet in"),
+                        ([write(tmp_path / "two.jsonl", [row | {"step": n} for n in (1, 2, 1) for row in rows])],
+                         "line 25: step 1 comes after step 2: two runs in one file?")):
         assert said in refusal(program, *words, "--model", BUNDLED, "--out", tmp_path / "r")
+    assert "empty exists: remove it, or choose another --out" in refusal(
+        program, mixed, "--model", BUNDLED, "--out", tmp_path / "empty")

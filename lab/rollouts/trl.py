@@ -42,7 +42,7 @@ class Pair(NamedTuple):
     flags: str
     ratio: Callable[[TokenBatch], float] | float  # of the norms, ours over theirs, as derived
     differs: str
-    later: bool = True  # whether a later update is equal, too
+    equal: int = 2  # updates that are equal: both, the first alone, none
     trainer: str = "GRPO"
 
     @property
@@ -57,7 +57,7 @@ def kept_share(batch: TokenBatch) -> float:
 
 
 PAIRS = [
-    Pair({}, "", SPREAD, "TRL's `dapo`, its default. Its standard deviation is the unbiased one: √(G/(G − 1))"),
+    Pair({}, "", SPREAD, "TRL's `dapo`, its default. Its deviation is the unbiased one: √(G/(G − 1)), with G = 4"),
     Pair(dict(loss_type="bnpo"), "", SPREAD, "the same, but N is that of a micro-batch: equal where that is the step"),
     Pair(dict(loss_type="grpo"), "--loss_norm sequence", SPREAD, "as above"),
     Pair(dict(loss_type="dr_grpo"), "--loss_norm constant", SPREAD, "as above; TRL's still divides by the deviation"),
@@ -68,27 +68,34 @@ PAIRS = [
     Pair(dict(loss_type="cispo", epsilon_high=1.2), "--loss cispo --clip_low 0.999", SPREAD,
          "TRL's epsilon_high is the cap itself, ours the cap − 1"),
     Pair(dict(loss_type="cispo"), "--loss cispo --clip_low 0.999", 5 * SPREAD,
-         "TRL's default cap of 0.2 makes every ratio 0.2 in the first update: a gradient of a fifth", False),
+         "TRL's default cap of 0.2 makes every ratio 0.2 in the first update: a gradient of a fifth", 1),
     Pair(dict(loss_type="grpo", importance_sampling_level="sequence"), "--loss gspo --loss_norm sequence", SPREAD,
          "the deviation"),
     Pair(dict(importance_sampling_level="sequence"), "--loss gspo", SPREAD, "the deviation"),
     Pair(dict(loss_type="luspo", importance_sampling_level="sequence"), "--loss gspo --loss_norm constant",
          SPREAD / LIMIT, "TRL's does not divide by max_completion_length, here 60"),
-    Pair(dict(loss_type="sapo"), "--loss_norm sequence", SPREAD, "no equal: a sigmoid instead of the clip", False),
-    Pair(dict(loss_type="vespo"), "", SPREAD, "no equal: a weight for a response by its ratio", False),
-    Pair(dict(delta=1.1), "", SPREAD, "no equal: a cap of the ratio where the advantage is negative", False),
+    Pair(dict(loss_type="sapo"), "--loss_norm sequence", SPREAD, "no equal: a sigmoid instead of the clip", 1),
+    Pair(dict(loss_type="vespo"), "", SPREAD, "no equal: a weight for a response by its ratio", 1),
+    Pair(dict(delta=1.1), "", SPREAD, "no equal: a cap of the ratio where the advantage is negative", 1),
     Pair(dict(off_policy_mask_threshold=0.001), "", SPREAD,
-         "no equal: drops responses with negative advantage that the policy has left", False),
+         "no equal: drops responses with negative advantage that the policy has left", 1),
     Pair(PLAIN | dict(beta=0.1),
          "--kl 0.1 --kl_gradient unbiased --advantage dr_grpo --loss_norm constant", 1.0, "nothing"),
     Pair(PLAIN | dict(beta=0.1, use_bias_correction_kl=False),
          "--kl 0.1 --advantage dr_grpo --loss_norm constant", 1.0, "nothing"),
+    Pair(dict(beta=0.1), f"--kl {0.1 * SPREAD:.7f} --kl_gradient unbiased", SPREAD,
+         "the deviation divides A but not the KL: --kl is beta · √(G/(G − 1))"),
+    Pair(PLAIN | dict(importance_sampling_level="sequence", beta=0.1, use_bias_correction_kl=False),
+         "--loss gspo --kl 0.1 --advantage dr_grpo --loss_norm constant", 1.0, "nothing"),
+    Pair(PLAIN | dict(importance_sampling_level="sequence", beta=0.1),
+         "--loss gspo --kl 0.1 --advantage dr_grpo --loss_norm constant", 1.0,
+         "no equal: TRL's multiplies the KL by the ratio of the response", 0),
     Pair(dict(mask_truncated_completions=True), "--skip_unfinished", lambda batch: SPREAD * kept_share(batch),
          "TRL's N is without the responses cut off"),
     Pair(dict(top_entropy_quantile=0.2), "--mitigation entropy_masking --mask_percentile 80 --normalize none", SPREAD,
-         "TRL's reads entropy anew in each update, ours once, while sampling", False),
+         "TRL's reads entropy anew in each update, ours once, while sampling", 1),
     Pair({}, "--advantage rloo --loss_norm constant", 1 / LIMIT,
-         "no equal later: TRL's clips the ratio of whole responses, a product; its beta goes into the reward", False,
+         "no equal later: TRL's clips the ratio of whole responses, a product; its beta goes into the reward", 1,
          "RLOO"),
 ]
 
