@@ -256,11 +256,10 @@ def summarize(run: Path, types: str = "ours") -> dict[str, float | dict]:
 
 
 def estimate(group: Group, column: str) -> Estimate:
-    """A figure of a method over its seeds; in a column `end - GRPO` minus the baseline's, where it has one. Seeds are
-    not paired: the results of two methods on the same puzzles are hardly correlated."""
-    name, minus, _ = column.partition(" - GRPO")
-    baseline = group.baseline.values(name) if minus and group.baseline else []
-    return t_estimate(group.values(name), *[baseline] * bool(minus))
+    """A figure of a method over its seeds, which are not paired; in a column `end - baseline` minus the baseline's."""
+    name, minus, _ = column.partition(" - baseline")
+    others = [group.baseline.values(name) if group.baseline else []] if minus else []
+    return t_estimate(group.values(name), *others)
 
 
 def comparison_tables(groups: list[Group], warning: str) -> list[Table]:
@@ -271,8 +270,8 @@ def comparison_tables(groups: list[Group], warning: str) -> list[Table]:
         [group.label, str(len(group.rows)), *(pm(e.value, e.high - e.value) for e in (
             estimate(group, column) for column in columns))] for group in groups]) for title, note, columns in (
         ("Learning", "Held-out success: mean over seeds ± half of its 95% interval (Student's t), for these puzzles. "
-         "Area: the mean of its curve. Minus GRPO, `none` with the same settings: Welch's interval.",
-         ["start", "end", "area", *passed, *(f"{name} - GRPO" for name in ("end", "area", *passed))]),
+         "Area: the mean of its curve. Baseline: GRPO, or else RLOO, with the same settings; Welch's interval.",
+         ["start", "end", "area", *passed, *(f"{name} - baseline" for name in ("end", "area", *passed))]),
         ("Credit", "Size: mean absolute value over the tokens of a type. Of the gradient's norm the mean and the "
          "standard deviation over steps.", ["end", *SIZES, "gradient norm", "its spread", "seconds a step"]))]
 
@@ -314,7 +313,8 @@ def compare_runs(folders: list[Path], types: str) -> None:
     figures = [summarize(folder, types) for folder in follow("reading runs", folders)]
     passed = {name: np.nan for own in figures for name in own if name.startswith("pass@")}  # NaN where not measured
     shared = [{name: x for name, x in config["settings"].items() if name not in NO_DIFFERENCE} for config in configs]
-    runs = [Run(str(folder), label, json.dumps(setting), run_method(config) == "none", config["settings"]["seed"],
+    plain = min((method for method in map(run_method, configs) if method.split()[0] == "none"), key=len, default="")
+    runs = [Run(str(folder), label, json.dumps(setting), run_method(config) == plain, config["settings"]["seed"],
                 passed | own, config["inputs"], is_finished(folder))
             for folder, config, label, setting, own in zip(folders, configs, labels(configs), shared, figures)]
     groups, warning = group_runs(runs), " ".join(comparison_warnings(runs))

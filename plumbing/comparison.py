@@ -19,7 +19,7 @@ class Run(NamedTuple):
     name: str
     label: str  # method and settings: runs with the same label differ in their seed
     setting: str  # equal for runs that share all settings but those of the method
-    is_baseline: bool  # a run of plain GRPO
+    is_baseline: bool  # a run of `none`: GRPO, or where there is none of it, RLOO or another
     seed: int
     figures: dict  # what was measured; `steps` and `end` are always there
     inputs: dict = {}  # what it read, by name, with a checksum

@@ -383,7 +383,7 @@ def test_methods_are_compared_over_seeds(run, call):
     assert none["pass@16"] == m["pass@16"] == ""  # one seed of two was measured
     assert number(m["area"]) == 0.425  # of straight lines from 0.25 to 0.5 and 0.7, over the whole time
     half = report.t_estimate(np.array([0.5, 0.7]), np.array([0.75, 0.85])).high + 0.2
-    assert m["end - GRPO"] == f"-0.200 ± {half:.3f}" and none["end - GRPO"] == ""
+    assert m["end - baseline"] == f"-0.200 ± {half:.3f}" and none["end - baseline"] == ""
     # what Appendix B prints: the end, the sizes on filler and on reasoning, and their ratio
     assert [number(m[name]) for name in ("end", "contribution, filler size", "contribution, reasoning size",
                                          "contribution, filler / reasoning")] == pytest.approx(
@@ -407,7 +407,7 @@ def test_a_column_for_every_pass_at_k_that_was_measured(run, call):
     text, rows = call(*runs.values()), table_of(run)
     assert "area | pass@4 | pass@16 |" in " ".join(text.split()) and "stderr" not in text
     assert (number(rows["none"]["pass@4"]), number(rows["a"]["pass@4"])) == (0.6, 0.8)
-    assert number(rows["a"]["pass@4 - GRPO"]) == 0.2
+    assert number(rows["a"]["pass@4 - baseline"]) == 0.2
     assert not any(cell for name, cell in rows["b"].items() if name.startswith("pass@"))  # each k of one seed alone
 
 
@@ -441,8 +441,16 @@ def test_the_baseline_is_none_with_the_same_settings(run, call):
     call(run, make_run(run.parent / "m", 0.8, mitigation="m", lr=0.2),
          make_run(run.parent / "rloo", 0.9, mitigation="none", advantage="rloo"),
          make_run(run.parent / "k", 0.7, mitigation="k", normalize="none", device="cuda"))
-    assert [(label, row["end - GRPO"]) for label, row in table_of(run).items()] == [  # the best of the others first
+    assert [(label, row["end - baseline"]) for label, row in table_of(run).items()] == [  # the best of the others first
         ("none lr=0.1", ""), ("none advantage=rloo lr=0.1", "0.150"), ("m lr=0.2", ""), ("k lr=0.1", "-0.050")]
+
+
+def test_without_grpo_the_baseline_is_rloo(run, call):
+    """Guards against a user who begins with RLOO, as README says, and gets no difference."""
+    rloo = make_run(run.parent / "rloo", 0.9, mitigation="none", advantage="rloo")
+    call(rloo, make_run(run.parent / "m", 0.8, mitigation="m"))
+    assert [(label, row["end - baseline"]) for label, row in table_of(rloo).items()] == [
+        ("none advantage=rloo", ""), ("m", "-0.100")]
 
 
 def group(label, ends):
