@@ -9,7 +9,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
 python3 -m venv venv
-venv/bin/pip install -q trl==1.16.0 transformers==5.23.0 torch==2.13.0 pyarrow
+venv/bin/pip install -q trl==1.16.0 transformers==5.23.0 torch==2.13.0
 HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error venv/bin/python -W ignore - <<'EOF'
 import pyarrow.parquet
 import torch
