@@ -5,7 +5,6 @@ Run it:  python -m lab.gradients.pretrained                     pretrained.md, f
 
 Where designs.md's run has left a checkpoint, the sparsity is that after its training, and nothing else is measured.
 """
-import csv
 import dataclasses
 import itertools
 from pathlib import Path
@@ -18,7 +17,7 @@ from grpo import compare
 from lab.estimates import cell
 from lab.gradients.rank import controls, group_spectra, rank_rows, responses_of, table_along, tables_rank
 from lab.statistics import mean_ratio
-from lab.study.engine import write_rows
+from lab.study import engine
 from lab.updates import credit_gradients
 from plumbing.flags import new_parser
 from plumbing.progress import follow, one_sentence
@@ -108,12 +107,12 @@ def measure(task: str) -> None:
         (gradient,) = next(credit_gradients(group, (group.advantage[:, None] * group.mask)[None], ANSWERS))  # (P,)
         sparse.append({"puzzle": q, "levels": len(group.reward.unique()), "right": int(group.success.sum()),
                        **sparsity(gradient.numpy())})
-    write_rows(sparse, DATA / f"sparsity-{task}-{step}.csv")
+    engine.write_rows(sparse, DATA / f"sparsity-{task}-{step}.csv")
     if not step:
         chosen = responses_of(batch, [i for rows in groups.values() for i in rows])
         ranks = rank_rows(group_spectra(chosen, credits_of, LAYER, torch.bfloat16))
-        write_rows([{name: f"{x:.5g}" if isinstance(x, float) else x for name, x in row.items()} for row in ranks],
-                  DATA / f"ranks-{task}.csv")
+        rounded = [{name: f"{x:.5g}" if isinstance(x, float) else x for name, x in row.items()} for row in ranks]
+        engine.write_rows(rounded, DATA / f"ranks-{task}.csv")
         policy.model.requires_grad_(False)  # from here on no gradient of a weight is asked for
         rng, lengths = np.random.default_rng(0), batch.mask.sum(1).tolist()
         parts = [phase1_columns(batch, i, rng.choice(lengths[i] - 1, min(SINGLE, lengths[i] - 1), replace=False))
@@ -127,7 +126,7 @@ def read_rows(name: str) -> list[dict]:
     files = [(file, *file.stem.split("-")[1:]) for file in sorted(DATA.glob(f"{name}-*.csv"))]
     return [{"task": TASKS[task], "step": int(step[0]) if step else 0}
             | {key: text if key in ("credit", "matrix") else float(text) for key, text in row.items()}
-            for file, task, *step in files for row in csv.DictReader(file.read_text(encoding="utf-8").splitlines())]
+            for file, task, *step in files for row in engine.read_rows(file)]
 
 
 def table_phase1() -> Table:

@@ -31,7 +31,7 @@ from plumbing.progress import fail, follow, one_sentence
 from plumbing.registry import required
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import Qwen2, load_model, scaled
-from rollout import Policy, Queries, TokenBatch, token_batch
+from rollout import Policy, Queries, token_batch
 from sampler import Samples, describe, response_states
 from settings import Settings
 from tasks.math_task import calculations

@@ -1,7 +1,7 @@
 """The truth checked by what it must obey, and the question it was measured for: do few tokens decide?
 
-Let r be a response's success, V_0 its chance before the first token, A*_t = V_{t+1} - V_t. That the A* of a response sum
-to r - V_0 holds here by construction. Four other laws could fail:
+Let r be a response's success, V_0 its chance before the first token, A*_t = V_{t+1} - V_t. That the A* of a response
+sum to r - V_0 holds here by construction. Four other laws could fail:
 
     E sum_t A*_t^2 = V_0 (1 - V_0)            a martingale's steps are orthogonal, and r is 0 or 1
     E sum_{s != t} A*_s A*_t = 0              the same, so that E (r - V_0)^2 is all in the squares
@@ -20,8 +20,8 @@ import numpy as np
 
 from lab.estimates import cell
 from lab.statistics import bootstrap, rank_pair, share, sums
-from lab.truth.file import by_response, read_truth
-from lab.truth.measure import PACKET, values_and_errors
+from lab.truth.file import read_truth
+from lab.truth.measure import PACKET, a_star_of
 from plumbing.progress import one_sentence
 from plumbing.report import Estimate, Table
 
@@ -53,12 +53,6 @@ def top_tenth(x: np.ndarray) -> np.ndarray:
     return chosen
 
 
-def a_star_of(truth: dict, solved: np.ndarray, tried: np.ndarray) -> np.ndarray:
-    """A* (N,) from some of the rollouts: of tried (N,) solved (N,) succeeded."""
-    return np.concatenate([values_and_errors(truth["logprob"][rows], solved[rows], tried[rows],
-                                             truth["success"][rows[0]])[2] for rows in by_response(truth)])
-
-
 def few_tokens(truth: dict) -> Estimate:
     """The share of A*^2 on the tenth of the tokens with the largest abs(A*), with its interval over puzzles.
 
@@ -79,9 +73,10 @@ def few_tokens(truth: dict) -> Estimate:
 def laws(truth: dict) -> dict[str, Estimate]:
     """What theory says is 1, 0 and 0, with intervals over puzzles: sum of squares over V_0 (1 - V_0), the products of
     different tokens over it, and r - V_0."""
-    first, half = truth["position"] == 0, truth["a_star_halves"].astype(float)
-    totals = np.stack([half[rows].sum(0) for rows in by_response(truth)])  # (B, 2) r - V_0, from each half
-    square = np.array([squares(truth)[rows].sum() for rows in by_response(truth)])  # (B,)
+    first = truth["position"] == 0
+    columns = np.column_stack((truth["a_star_halves"].astype(float), squares(truth)))  # (N, 3)
+    *totals, square = np.add.reduceat(columns, np.flatnonzero(first)).T  # (B,) each, by response
+    totals = np.stack(totals, 1)  # (B, 2) r - V_0, from each half
     V = truth["success"][first][:, None] - totals  # (B, 2)
     variance = V.mean(1) - V.prod(1)  # (B,) V_0 (1 - V_0), without the noise that V_0^2 would have
     puzzle = truth["group"][first].astype(int)
@@ -129,9 +124,9 @@ def table_few(truths: dict[str, dict]) -> Table:
                      *(cell(rank_pair(other, y, truth)[0]) for y in (np.abs(truth["a_star"]), noise_alone(truth)))])
     return Table("Do few tokens decide?", (
         "The share of A* squared on the tenth of the tokens with the largest abs(A*), selected by one half of the "
-        "rollouts, squared by the quarters of the other; then on the tenth with the largest 1 - p. The rank correlation "
-        "of 1 - p with abs(A*) over all tokens, and with A*'s noise alone, the difference of the halves: where the two "
-        "are alike, the first shows nothing. 95% intervals over puzzles."),
+        "rollouts, squared by the quarters of the other; then on the tenth with the largest 1 - p. The rank "
+        "correlation of 1 - p with abs(A*) over all tokens, and with A*'s noise alone, the difference of the halves: "
+        "where the two are alike, the first shows nothing. 95% intervals over puzzles."),
         ["truth", "largest tenth", "tenth by 1 - p", "1 - p and abs(A*)", "1 - p and noise"], rows)
 
 

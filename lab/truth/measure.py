@@ -106,36 +106,50 @@ def sample_truth(policy: Policy, puzzles: list, truth: dict, rollouts: int, seed
     truth["complete"] = np.array(True)
 
 
+def backwards(weight: np.ndarray, value: np.ndarray, last: float) -> np.ndarray:
+    """`work_backwards` (L + 1,) of one response; weight and value are (L,)."""
+    return work_backwards(*(torch.tensor(x)[None] for x in (weight, value)), torch.tensor([last]))[0].numpy()
+
+
+def values_of(logprob: np.ndarray, solved: np.ndarray, tried: np.ndarray, success: float) -> tuple[np.ndarray, ...]:
+    """V (L + 1,) and A* (L,) of one response, of whose tokens solved (L,) of tried (L,) rollouts succeeded. Where there
+    were none, U counts as V_{t+1}, so that A* is 0."""
+    weight, U = np.where(tried > 0, -np.expm1(logprob.astype(float)), 0.0), solved / np.maximum(tried, 1)  # (L,) each
+    V = backwards(weight, U, success)  # (L + 1,)
+    return V, weight * (V[1:] - U)
+
+
+def a_star_of(truth: dict, solved: np.ndarray, tried: np.ndarray) -> np.ndarray:
+    """A* (N,) from some of the rollouts: of tried (N,) solved (N,) succeeded."""
+    return np.concatenate([values_of(truth["logprob"][rows], solved[rows], tried[rows], truth["success"][rows[0]])[1]
+                           for rows in by_response(truth)])
+
+
 def values_and_errors(logprob: np.ndarray, solved: np.ndarray, tried: np.ndarray, success: float) -> np.ndarray:
     """V, its standard error, A*, its standard error (4, L) of the tokens of one response.
 
-    solved (L,) of tried (L,) rollouts succeeded. Where there were none, U counts as V_{t+1}, so that A* is 0, and the
-    bound 1 - p is its error. The variance of U is that of one more rollout, with V_{t+1} as its success: the plain rate
-    claims certainty when all rollouts agree, and Laplace's (solved + 1) / (tried + 2) too little where they are few.
-    Over half of the distance between halves, by root mean square, that is 1.06, 0.98, 1.00 and 1.01 in the files of
-    checks.md, the last of few rollouts first; Laplace's was 1.40, 1.21, 1.01 and 1.02."""
+    Arguments as of `values_of`. Where there were no rollouts, the bound 1 - p is the error of A*. The variance of U is
+    that of one more rollout, with V_{t+1} as its success: the plain rate claims certainty when all rollouts agree, and
+    Laplace's (solved + 1) / (tried + 2) too little where they are few. Over half of the distance between halves, by
+    root mean square, that is 1.06, 0.98, 1.00 and 1.01 in the files of checks.md, the last of few rollouts first;
+    Laplace's was 1.40, 1.21, 1.01 and 1.02."""
     other, at_least_one = -np.expm1(logprob.astype(float)), np.maximum(tried, 1)  # (L,) each
-    weight, U = np.where(tried > 0, other, 0.0), solved / at_least_one  # (L,) each
-    def backwards(weight: np.ndarray, value: np.ndarray, last: float) -> np.ndarray:
-        return work_backwards(*(torch.tensor(x)[None] for x in (weight, value)), torch.tensor([last]))[0].numpy()
-    V = backwards(weight, U, success)  # (L + 1,)
+    weight, (V, a_star) = np.where(tried > 0, other, 0.0), values_of(logprob, solved, tried, success)
     rate = (solved + V[1:]) / (tried + 1)  # (L,)
     variance_U = rate * (1 - rate) / at_least_one  # (L,)
     # (1 - w)^2 x + w^2 y = x + u (w^2 y / u - x) with u = w (2 - w), so the variance follows V's recursion.
     variance = backwards(weight * (2 - weight), weight * variance_U / (2 - weight), 0.0)  # (L + 1,)
     error = np.where(tried > 0, other * np.sqrt(variance[1:] + variance_U), other)  # (L,)
-    return np.stack((V[:-1], np.sqrt(variance[:-1]), weight * (V[1:] - U), error))
+    return np.stack((V[:-1], np.sqrt(variance[:-1]), a_star, error))
 
 
 def add_values(truth: dict) -> None:
     """Columns value, value_error, a_star, a_star_error (N,); a_star_halves (N, 2) is from each half of the rollouts."""
     tried, solved, logprob = truth["packets"] * PACKET, truth["solved"], truth["logprob"]
-    values, halves = np.zeros((4, len(logprob))), np.zeros((len(logprob), 2))
+    values = np.zeros((4, len(logprob)))
     for rows in by_response(truth):
-        success = truth["success"][rows[0]]
-        values[:, rows] = values_and_errors(logprob[rows], solved[rows].sum(1), tried[rows], success)
-        for half in (0, 1):
-            halves[rows, half] = values_and_errors(logprob[rows], solved[rows, half], tried[rows] // 2, success)[2]
+        values[:, rows] = values_and_errors(logprob[rows], solved[rows].sum(1), tried[rows], truth["success"][rows[0]])
+    halves = np.column_stack([a_star_of(truth, solved[:, half], tried // 2) for half in (0, 1)])
     truth |= dict(zip(("value", "value_error", "a_star", "a_star_error"), values)) | {"a_star_halves": halves}
 
 

@@ -152,8 +152,8 @@ def write_tables() -> None:
              "" if name in LINE or name not in quiet else points(above_line(groups, quiet, name)),
              f"{spent(g)[-1] / unit:.1f}", mean_cell(g.values("seconds"), 0)]
             for name, g in sorted(groups.items(), key=lambda item: -item[1].values("area").mean())]
-    arms = Table("Learning", "±: half of a 95% interval over seeds; end and area in percent, exact. Quiet: 1 / noise of "
-                 "a step (noise.md). Above the line: area minus RLOO's as noisy. Cost: weighted tokens, GRPO = 1.",
+    arms = Table("Learning", "±: half of a 95% interval over seeds; end and area in percent, exact. Quiet: 1 / noise "
+                 "of a step (noise.md). Above the line: area minus RLOO's as noisy. Cost: weighted tokens, GRPO = 1.",
                  ["arm", "seeds", "end", "area", "area - RLOO", "quiet", "above the line", "cost", "seconds"], rows)
     found = contrasts(groups, quiet)
     significant = holm({name: e.p for name, e in found.items()})
