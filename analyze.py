@@ -231,7 +231,7 @@ def analyze_run(run: Path, types: str) -> None:
         raise ValueError(f"{run / 'credit'} has tokens that {run / 'checkpoint' / 'tokenizer.json'} lacks")
     text = "\n".join([f"# {run.name}\n", *map(str, [learning_table(metrics), *credit_tables(log, tokenizer)])])
     out.mkdir(exist_ok=True)
-    draw_methods([Group(label, {0: summarize(run, types)})], out / "learning.png")
+    draw_methods([Group(label, {0: summarize(run, types, log)})], out / "learning.png")
     draw_credit(log, out / "credit.png")
     draw_responses(log, tokenizer, method, out / "tokens.png")
     write_page(log, tokenizer, f"{run.name}: {method}", out / "tokens.html")
@@ -239,10 +239,10 @@ def analyze_run(run: Path, types: str) -> None:
     print(f"{text}\nwrote {out / 'tables.md'}, and beside it learning.png, credit.png, tokens.png and tokens.html")
 
 
-def summarize(run: Path, types: str = "ours") -> dict[str, float | dict]:
-    """The figures of one run that a comparison averages over seeds, its metrics, and `curve`: success by step."""
+def summarize(run: Path, types: str = "ours", log: dict | None = None) -> dict[str, float | dict]:
+    """What a comparison averages of a run, its metrics, and `curve`: success by step. log: if it was read already."""
     metrics, final = read_metrics(run), read_json(run / "final.json", missing={})  # of a run that is not finished
-    log, (steps, success, _) = read_log(run, metrics, types), heldout(metrics)
+    log, (steps, success, _) = log or read_log(run, metrics, types), heldout(metrics)
     curve, (start, end) = dict(zip(steps, success)), success[[0, -1]] if len(success) else (np.nan, np.nan)
     if final.get("step") in curve and final.get("heldout_success") != curve[final["step"]]:
         raise ValueError(f"{run / 'final.json'} is not of this run: metrics.csv has another success at that step")

@@ -47,7 +47,7 @@ from plumbing.comparison import NO_DIFFERENCE
 from plumbing.files import read_json, replace_file, write_json
 from plumbing.flags import new_parser
 from plumbing.progress import fail, one_sentence
-from plumbing.runs import is_finished, read_config
+from plumbing.runs import is_finished, read_config, read_metrics
 from plumbing.task_file import load_task
 from rollout import EVALUATION, draw_uniforms, generate_and_grade
 
@@ -149,9 +149,9 @@ def make_row(e: Experiment) -> dict:
     unnamed = NO_DIFFERENCE - {"steps", "advantage"} | {"model"} | of_level
     shared = {key: value for key, value in settings.items() if key not in unnamed}
     changed = changes(method | {"normalize": settings["normalize"]}, defaults)
-    figures = summarize(e.folder)
+    log = read_log(e.folder, read_metrics(e.folder))
+    figures = summarize(e.folder, log=log) | spread_within(log["credit"], log["response_id"])
     curve, metrics = figures.pop("curve"), figures.pop("metrics")
-    figures |= spread_within(*(read_log(e.folder, metrics)[name] for name in ("credit", "response_id")))
     cost = np.nancumsum(sum(weight * metrics[name] for name, weight in COSTS.items()))  # (steps + 1,) NaN at the start
     by_step = {"curve": curve, "spent": {step: cost[int(step)] for step in curve}}
     figures["seconds"] = np.nansum(metrics["seconds"])  # of all steps, without evaluation
