@@ -111,10 +111,9 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
     """Sample G responses to each of Q prompts, of at most T tokens each; response g to prompt q is row q * G + g.
 
     uniforms (B, T) float64 in [0, 1): the random number behind each token. A response stops at one of end_tokens, or
-    after limit (B,) tokens. excluded (B,): for each response, a token that may not be its first, so that it goes
-    another way than a known one (methods/oracle.py wants that). greedy: take the most probable token, whatever the
-    random number. watch(columns, running): called after each column, with their number so far and the share
-    of the responses that are still running.
+    after limit (B,) tokens. excluded (B,): a token that may not be a response's first, so that it goes another way than
+    a known one (methods/oracle.py wants that). greedy: take the most probable token, whatever the random number.
+    watch(columns, running): called after each column, with how many there are, and the share of responses still running.
 
     reply(row, tokens), in several turns: what a row reads after these tokens, the last of which ended a turn; None if
     the response is over. The row reads it while others sample, a token a column, so its limit counts these tokens, too.
@@ -130,8 +129,7 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
     mask = torch.zeros(B, T, dtype=torch.bool, device=device)
     recorded = wide(model.output_weight.new_zeros(3, B, T))  # log-prob, entropy, logit gradient
     ended = torch.zeros(B, dtype=torch.bool, device=device)
-    told = torch.full((B, T), -1, device=device)  # the token that a row reads in a column of the cache; -1: it samples
-    before = tuple({} for _ in range(B))
+    turns = Turns(reply, B, T, device)
     # A tenth faster than no_grad. Autograd refuses tensors that were made inside, so what is returned was made above.
     with torch.inference_mode():
         cache = KVCache(model, prompts, G, T)
@@ -145,19 +143,15 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
             token, found = next_tokens(model, hidden, uniforms[rows, place], forbidden, greedy)  # (B',), (3, B')
             # A row that reads writes, too, but stays in its place: its next sampled token overwrites this one.
             tokens[rows, place], mask[rows, place], recorded[:, rows, place] = token, True, found
-            sampled = told[rows, t] < 0  # (B',)
+            told = turns.told[rows, t]  # (B',)
+            sampled = told < 0  # (B',)
             over = is_end[token] & sampled  # (B',) whether its turn is
-            place, token = place + sampled, torch.where(sampled, token, told[rows, t])
+            place, token = place + sampled, torch.where(sampled, token, told)
             ended[rows] = over
             running = (limit > t + 1) & ~over  # (B',)
             for i in over.nonzero()[:, 0].tolist() if reply else ():
                 row = int(rows[i])
-                said = reply(row, tokens[row, : place[i]].tolist())
-                ended[row] = said is None
-                running[i] = said is not None and limit[i] > t + 1 + len(said)
-                if running[i]:
-                    before[row][int(place[i])] = said
-                    told[row, t + 1 : t + 1 + len(said)] = torch.tensor(said, dtype=torch.long)
+                ended[row], running[i] = turns.answer(row, tokens[row, : place[i]].tolist(), t + 1, int(limit[i]))
             count = int(running.sum())
             if watch:
                 watch(t + 1, count / B)
@@ -169,7 +163,26 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
             hidden = cache.step(token)  # (B', D)
     longest = int(mask.sum(1).max())  # columns that were filled
     logprob, entropy, logit_grad = recorded[..., :longest]  # (B, longest) each
-    return Samples(tokens[:, :longest], mask[:, :longest], logprob, entropy, logit_grad, ended, before)
+    return Samples(tokens[:, :longest], mask[:, :longest], logprob, entropy, logit_grad, ended, turns.before)
+
+
+class Turns:
+    """What B responses are told between their turns. A row reads a reply while others sample, a token a column."""
+
+    def __init__(self, reply: Callable[[int, list[int]], list[int] | None] | None, B: int, T: int, device):
+        self.reply = reply  # see `generate`
+        self.told = torch.full((B, T), -1, device=device)  # what a row reads in a column of the cache; -1: it samples
+        self.before = tuple({} for _ in range(B))  # see Samples
+
+    def answer(self, row: int, tokens: list[int], column: int, limit: int) -> tuple[bool, bool]:
+        """After these tokens a turn of a row is over: whether its response is, and whether it goes on from a column.
+        Neither where the reply leaves no room, within the limit, for a further token."""
+        said = self.reply(row, tokens)
+        goes_on = said is not None and limit > column + len(said)
+        if goes_on:
+            self.before[row][len(tokens)] = said
+            self.told[row, column : column + len(said)] = torch.tensor(said, dtype=torch.long)
+        return said is None, goes_on
 
 
 # ------------------------------------------------------------------------------------------------- the KV cache
