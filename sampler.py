@@ -113,7 +113,7 @@ def generate(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_token
     uniforms (B, T) float64 in [0, 1): the random number behind each token. A response stops at one of end_tokens, or
     after limit (B,) tokens. excluded (B,): a token that may not be a response's first, so that it goes another way than
     a known one (methods/oracle.py wants that). greedy: take the most probable token, whatever the random number.
-    watch(columns, running): called after each column, with how many there are, and the share of responses still running.
+    watch(columns, running): called after each column, with their number, and the share of responses still running.
 
     reply(row, tokens), in several turns: what a row reads after these tokens, the last of which ended a turn; None if
     the response is over. The row reads it while others sample, a token a column, so its limit counts these tokens, too.
