@@ -87,13 +87,15 @@ def position_bins(log: dict, count: int) -> list[tuple[str, np.ndarray]]:
 
 def learning_table(metrics: dict) -> Table:
     """Up to ten steps all, else 1, 10, 50, 100, as in the original work, and the last; no column that is empty."""
-    last, first = len(metrics["step"]) - 1, int(np.isnan(metrics["heldout_success"][0]))  # all that step 0 has
-    rows = [[str(step), *(pm(metrics[name][step], np.nan, digits) for name, digits in LEARNED.items()),
-             pm(metrics["heldout_success"][step], 1.96 * metrics["heldout_stderr"][step])]
-            for step in range(first, last + 1) if last <= 10 or step in (0, 1, 10, 50, 100, last)]
-    header, *rows = map(list, zip(*(x for x in zip(["step", *LEARNED, "held-out success"], *rows) if any(x[1:]))))
+    success, error = metrics["heldout_success"], 1.96 * metrics["heldout_stderr"]
+    last, first = len(success) - 1, int(np.isnan(success[0]))  # all that step 0 has
+    steps = [step for step in range(first, last + 1) if last <= 10 or step in (0, 1, 10, 50, 100, last)]
+    columns = {"step": [*map(str, steps)],
+               **{name: [pm(metrics[name][i], np.nan, digits) for i in steps] for name, digits in LEARNED.items()},
+               "held-out success": [pm(success[i], error[i]) for i in steps]}
+    columns = {name: cells for name, cells in columns.items() if any(cells)}
     return Table("How it learned", "Means over a step's responses; held-out success after it, ± half of its 95% "
-                 "interval over puzzles. metrics.csv has every step.", header, rows)
+                 "interval over puzzles. metrics.csv has every step.", [*columns], [*map(list, zip(*columns.values()))])
 
 
 def mean_size(log: dict, chosen: np.ndarray, measure: str) -> tuple[float, float]:
@@ -165,7 +167,7 @@ def draw_credit(log: dict, file: Path) -> None:
     figure.savefig(file)
 
 
-def with_replies(log: dict) -> dict[str, np.ndarray]:
+def add_replies(log: dict) -> dict[str, np.ndarray]:
     """The columns of tokens.html with the tokens of replies where they came, whose other columns are NaN."""
     shown = {name: log[name] for name in ("token", "response_id", "credit", "logprob", "logit_grad", "entropy")}
     if "turn" not in log:
@@ -195,7 +197,7 @@ def choose_pair(log: dict, step: int) -> list[int]:
 
 def draw_responses(log: dict, tokenizer: Tokenizer, method: str, file: Path) -> None:
     """Two responses of the first step and two of the last, or their first 600 tokens, by gradient."""
-    blocks, shown = [], with_replies(log)
+    blocks, shown = [], add_replies(log)
     for row in [row for step in sorted({log["step"].min(), log["step"].max()}) for row in choose_pair(log, step)]:
         own = np.flatnonzero(shown["response_id"] == log["response_id"][row])[:600]
         blocks.append((f"{method}. {describe(log, row)}", *report.whole_letters(
@@ -208,7 +210,7 @@ def draw_responses(log: dict, tokenizer: Tokenizer, method: str, file: Path) -> 
 def write_page(log: dict, tokenizer: Tokenizer, title: str, file: Path) -> None:
     """tokens.html: every response, its tokens coloured by a measure. It has of each token the number of its text
     (uint32) and credit, log p, ||onehot - p|| and entropy (float16), column after column, as base64."""
-    every, first, shown = -(-len(log["token"]) // PAGE_TOKENS), np.flatnonzero(log["position"] == 0), with_replies(log)
+    every, first, shown = -(-len(log["token"]) // PAGE_TOKENS), np.flatnonzero(log["position"] == 0), add_replies(log)
     kept = np.flatnonzero((log["step"][first] - log["step"].min()) % every == 0)  # responses
     shown = {name: column[np.isin(shown["response_id"], kept)] for name, column in shown.items()}
     texts, number = np.unique(shown["token"], return_inverse=True)
@@ -266,14 +268,16 @@ def comparison_tables(groups: list[Group], warning: str) -> list[Table]:
     """What each method learned, and where its credit went, a row per method."""
     passed = [name for name in next(iter(groups[0].rows.values())) if name.startswith("pass@")]
     warning += " With one seed, nothing can be concluded." * (min(len(group.rows) for group in groups) < 2)
-    return [Table(title, f"**{warning.strip()}** " * bool(warning) + note, ["method", "seeds", *columns], [
-        [group.label, str(len(group.rows)), *(pm(e.value, e.high - e.value) for e in (
-            estimate(group, column) for column in columns))] for group in groups]) for title, note, columns in (
-        ("Learning", "Held-out success: mean over seeds ± half of its 95% interval (Student's t), for these puzzles. "
-         "Area: the mean of its curve. Baseline: GRPO, or else RLOO, with the same settings; Welch's interval.",
-         ["start", "end", "area", *passed, *(f"{name} - baseline" for name in ("end", "area", *passed))]),
-        ("Credit", "Size: mean absolute value over the tokens of a type. Of the gradient's norm the mean and the "
-         "standard deviation over steps.", ["end", *SIZES, "gradient norm", "its spread", "seconds a step"]))]
+    bold = f"**{warning.strip()}** " * bool(warning)
+    learned = ("Held-out success: mean over seeds ± half of its 95% interval (Student's t), for these puzzles. Area: the "
+               "mean of its curve. Baseline: GRPO, or else RLOO, with the same settings; Welch's interval.",
+               ["start", "end", "area", *passed, *(f"{name} - baseline" for name in ("end", "area", *passed))])
+    credited = ("Size: mean absolute value over the tokens of a type. Of the gradient's norm mean and standard deviation "
+                "over steps.", ["end", *SIZES, "gradient norm", "its spread", "seconds a step"])
+    rows_of = lambda columns: [[group.label, str(len(group.rows)), *(pm(e.value, e.high - e.value) for e in (
+        [estimate(group, column) for column in columns]))] for group in groups]
+    return [Table(title, bold + note, ["method", "seeds", *columns], rows_of(columns))
+            for title, (note, columns) in (("Learning", learned), ("Credit", credited))]
 
 
 def draw_methods(groups: list[Group], file: Path) -> None:

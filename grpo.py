@@ -104,8 +104,8 @@ def compare(batch: TokenBatch, name: str = "grpo") -> Tensor:
 # ---------------------------------------------------------------------------------------------------- losses
 # Arguments, (b, T) each: log pi now; `old`, log pi in the ratio's denominator; credit; mask, False on padding. Results,
 # (b, T) each: every token's gain, whose weighted sum is minus the loss; and whether the clip stops its gradient. A
-# third result may be a dict of further (b, T): columns of metrics.csv, averaged over the tokens updated on. In the
-# first update on a batch, if pi_old is pi exactly, every gain has the gradient credit * grad log pi.
+# third result, which may be left out, is a dict of further (b, T): columns of metrics.csv, averaged over the tokens
+# updated on. In the first update on a batch, if pi_old is pi exactly, every gain has the gradient credit * grad log pi.
 
 
 def ppo_objective(logprob: Tensor, old: Tensor, credit: Tensor, mask: Tensor, s: Settings) -> tuple[Tensor, Tensor]:
@@ -218,7 +218,7 @@ def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tens
             if k == 0 and s.old_logprob == "update":  # see point 3 above
                 old[rows] = logprob.detach()
             found = LOSSES[s.loss](logprob, old[rows], credit[rows], mask, s)
-            gain, stopped, columns = check_loss(found, mask, s)
+            gain, stopped, columns = check_loss(found, mask, s)  # columns: {} where the loss has none
             if s.kl > 0:
                 columns["kl"] = KL_GRADIENTS[s.kl_gradient](logprob, reference_logprob[rows], old[rows])
                 gain = gain - s.kl * columns["kl"]

@@ -140,6 +140,7 @@ def attention_credit(batch: TokenBatch, credit_scale: float = 2.0) -> Tensor:
     paid to token t.)
     """
     require(credit_scale >= 0, "--credit_scale must be 0 or more")
+    # ask.attention[:, t, u]: what token t's state pays to token u. Summed over the answer's t, by u:
     total = (batch.ask.attention * batch.in_answer[:, :, None]).sum(1)  # (B, T) what the whole answer pays to the token
     later = batch.in_answer.sum(1, keepdim=True) - batch.in_answer.cumsum(1)  # (B, T) answer tokens after this one
     mean = total / later.clamp(min=1) * batch.mask  # (B, T) what each of them pays

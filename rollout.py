@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plumbing.chat import chat_tokens
-from plumbing.metrics import replied
+from plumbing.metrics import reply_length
 from plumbing.processes import share_out
 from plumbing.progress import Progress
 from plumbing.task_file import check_grade, check_pieces, check_roles
@@ -111,7 +111,7 @@ class Policy(NamedTuple):
         return None if said is None else self.tokenizer.encode(*check_pieces(said, "reply"))
 
     def replies(self, puzzle: Any, tokens: list[int]) -> dict[int, list[int]]:
-        """What was said before each column of a response that begins with these tokens."""
+        """What was said before each column of a response that begins with these tokens, and goes on after them."""
         if not hasattr(self.task, "reply"):
             return {}
         ends = self.tokenizer.end_tokens
@@ -119,8 +119,10 @@ class Policy(NamedTuple):
 
     def context(self, puzzle: Any, tokens: list[int]) -> list[int]:
         """What the model reads before it continues these tokens of a response: the prompt, and all that was said."""
-        before, last = self.replies(puzzle, tokens), len(tokens)
-        return self.prompt(puzzle) + [x for t in range(last + 1) for x in (*before.get(t, ()), *tokens[t : t + 1])]
+        before, text = self.replies(puzzle, tokens), [*self.prompt(puzzle)]
+        for t in range(len(tokens) + 1):
+            text += [*before.get(t, ()), *tokens[t : t + 1]]
+        return text
 
     def decode(self, tokens: list[int], before: dict[int, list[int]]) -> tuple[str, list[tuple[int, int]], list[str]]:
         """The text of a response with its replies, the span of each of its tokens, and the texts of its own turns."""
@@ -249,14 +251,14 @@ def decode_and_grade(policy: Policy, puzzles: list, samples: Samples, prefixes: 
                      grade: Callable) -> tuple[list[tuple[str, list]], list[dict[str, float]]]:
     """Text with token spans, and grades, of each of B responses, its puzzle's prefix included."""
     lengths, G = samples.mask.sum(1).tolist(), len(samples.tokens) // len(puzzles)
-    decoded, grades = [], []
+    several_turns, decoded, grades = hasattr(policy.task, "reply"), [], []
     for i, (row, length, own) in enumerate(zip(samples.tokens.tolist(), lengths, samples.before)):
         puzzle, prefix = puzzles[i // G], prefixes[i // G] if prefixes else []
         tokens = prefix + row[:length]
         before = policy.replies(puzzle, prefix) | {len(prefix) + t: said for t, said in own.items()}
         text, spans, turns = policy.decode(tokens, before)
         decoded.append((text, spans))
-        grades.append(check_grade(grade(text, puzzle, *[turns] * hasattr(policy.task, "reply"))))
+        grades.append(check_grade(grade(text, puzzle, turns) if several_turns else grade(text, puzzle)))
     return decoded, grades
 
 
@@ -301,7 +303,7 @@ class Queries:
         self.computed: dict[str, Tensor] = {}  # the answers so far
         # What the step cost so far, for metrics.csv: tokens sampled, and tokens read without gradient.
         self.tokens_sampled = int(samples.mask.sum())
-        self.tokens_read = sum(map(len, self.prompts)) + replied(samples.before)
+        self.tokens_read = sum(map(len, self.prompts)) + reply_length(samples.before)
 
     @once
     def hidden(self) -> Tensor:
@@ -357,7 +359,7 @@ class Queries:
         rows = torch.arange(len(tokens), device=tokens.device) if rows is None else rows.to(tokens.device)
         group = rows // (len(tokens) // len(self.puzzles))  # (R,)
         chunks = whole_groups(group, self.s.micro_batch)  # of places in rows
-        self.tokens_read += int(mask[rows].sum()) + replied([before[i] for i in rows.tolist()])
+        self.tokens_read += int(mask[rows].sum()) + reply_length([before[i] for i in rows.tolist()])
         self.tokens_read += sum(len(self.prompts[q]) for chunk in chunks for q in set(group[chunk].tolist()))
 
         def read_some(mine: list[Tensor]) -> list[Tensor]:
@@ -406,5 +408,5 @@ class Queries:
             left.repeat_interleave(k), excluded, self.grade)
         self.tokens_sampled += int(samples.mask.sum())
         # A text that begins another one is not read separately, so it doesn't count.
-        self.tokens_read += sum(map(len, distinct_texts(texts)[0])) + replied(samples.before)
+        self.tokens_read += sum(map(len, distinct_texts(texts)[0])) + reply_length(samples.before)
         return torch.tensor([grade["reward"] for grade in grades]).view(-1, k)

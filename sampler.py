@@ -175,8 +175,8 @@ class Turns:
         self.before = tuple({} for _ in range(B))  # see Samples
 
     def answer(self, row: int, tokens: list[int], column: int, limit: int) -> tuple[bool, bool]:
-        """After these tokens a turn of a row is over: whether its response is, and whether it goes on from a column.
-        Neither where the reply leaves no room, within the limit, for a further token."""
+        """After these tokens a turn of a row is over. Returns whether its response is, too, and whether the row goes on
+        from a column, with the reply. Neither is so where the reply leaves no room, within the limit, for a token."""
         said = self.reply(row, tokens)
         goes_on = said is not None and limit > column + len(said)
         if goes_on:
@@ -402,8 +402,8 @@ class Texts:
         # Number the tokens of the responses row by row, from where the prompts end.
         places = (in_list.flatten().cumsum(0).view_as(in_list) - 1 + len(p.tokens)).where(in_list, 0)  # (b, C - 1)
         last = (p.first + p.length - 1)[prompt_of, None]  # (b, 1) the place of each response's prompt's last token
-        # (b, T) the place of the token before each sampled one, see above; in the order of the arguments
-        self.before = torch.cat((last, places), dim=1)[self.rank].gather(1, self.column)
+        # (b, T) the place of the token whose state predicts each sampled one; in the order of the arguments
+        self.predictor = torch.cat((last, places), dim=1)[self.rank].gather(1, self.column)
         self.tokens = torch.cat((p.tokens, tokens[:, :-1][in_list]))  # (N,)
         position = p.length[prompt_of, None] + torch.arange(in_list.shape[1], device=mask.device)  # (b, C - 1)
         self.positions = torch.cat((p.positions, position[in_list]))  # (N,)
@@ -440,7 +440,7 @@ def response_states(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor, t
                     before: Replies = ()) -> Tensor:
     """The last hidden state (b, T, D) before each token of b responses (b, T); arguments as of Texts."""
     texts = Texts(model, prompts, prompt_of, tokens, mask, before=before)
-    return pick(model.hidden(texts.tokens, texts.positions, texts.attend), texts.before)
+    return pick(model.hidden(texts.tokens, texts.positions, texts.attend), texts.predictor)
 
 
 def response_logprobs(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor, tokens: Tensor, mask: Tensor,
@@ -449,7 +449,7 @@ def response_logprobs(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor,
     texts = Texts(model, prompts, prompt_of, tokens, mask, hide, before)
     states = model.hidden(texts.tokens, texts.positions, texts.attend)  # (N, D)
     real = mask.flatten().nonzero()[:, 0]  # (n,)
-    logprob = token_logprobs(model, states.index_select(0, texts.before.flatten()[real]), tokens.flatten()[real])
+    logprob = token_logprobs(model, states.index_select(0, texts.predictor.flatten()[real]), tokens.flatten()[real])
     return logprob.new_zeros(mask.numel()).index_copy(0, real, logprob).view_as(mask)
 
 

@@ -71,7 +71,7 @@ def train(s: Settings, mitigation: Callable[[TokenBatch], Tensor], policy: Polic
         batch.advantage = compare(batch, s.advantage)  # (B,)
         credit = assign_credit(batch, mitigation, s)  # (B, T)
         row = learn(policy, optimizer, batch, credit, s)  # columns of metrics.csv
-        row |= step_columns(step, batch, step_began)  # more columns
+        row |= step_columns(step, batch, step_began)  # columns of the rollout: means of the batch, tokens, seconds
         if step == s.steps or (s.eval_every and step % s.eval_every == 0):
             row |= measure_heldout(policy, heldout, s)
         writer.step(step, batch, credit, row)
@@ -197,7 +197,8 @@ def try_step(policy: Policy, optimizer: Optimizer, puzzles: list, s: Settings, m
     states, device = (random.getstate(), np.random.get_state()), policy.model.output_weight.device
     s = replace(s, answers=2, max_new_tokens=min(8, s.max_new_tokens), updates_per_batch=1)
     policy = policy._replace(heads=copy.deepcopy(policy.heads))
-    still = SimpleNamespace(zero_grad=optimizer.zero_grad, step=optimizer.clip)  # all that `update` calls, but no move
+    # An optimizer whose step clips the gradient, which says its norm, and moves nothing.
+    still = SimpleNamespace(zero_grad=optimizer.zero_grad, step=optimizer.clip)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         batch = rollout(policy, puzzles[:2], s, step=0)
         batch.advantage = compare(batch, s.advantage)
@@ -205,7 +206,7 @@ def try_step(policy: Policy, optimizer: Optimizer, puzzles: list, s: Settings, m
         # Credit 1, so that no response is left out. A run that only evaluates need not have room for gradients.
         row = learn(policy, still, batch, batch.mask.float(), s) if s.steps else {}
         row |= step_columns(0, batch, time.perf_counter())
-    for weight in optimizer.master.values():
+    for weight in optimizer.master.values():  # the weights that AdamW moves, which have the gradients
         weight.grad = None
     random.setstate(states[0])
     np.random.set_state(states[1])
@@ -249,7 +250,7 @@ def names_of(puzzles: list) -> str:
 
 
 def parse_flags(arguments: list[str]) -> Arguments:
-    """The settings, the credit function's hyper-parameters, and the run to resume; exits where a flag is wrong."""
+    """The settings, the credit function's hyper-parameters, the run to resume, --on_step; exits where one is wrong."""
     return parse(arguments, Settings(), MITIGATIONS, CHOICES, __doc__)
 
 

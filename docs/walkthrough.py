@@ -146,7 +146,8 @@ def walk():
 def gradient_of(w, tokens, push):
     """d loss / d weight by name: d loss / d logit, push (B, T, V), times d logit / d weight, summed over all logits.
 
-    PyTorch finds all of it in one pass backward through `forward`. Here each weight is nudged, up and down.
+    PyTorch finds all of it in one pass backward through `forward`. Here each weight is nudged, up and down. (push is
+    held fixed, so the sum of push * logits has the gradient of the loss, without a second derivation.)
     """
     gradient = {name: np.zeros_like(x) for name, x in w.items()}
     for name, x in w.items():
@@ -163,7 +164,7 @@ def updates(w, tokens, mask, old, credit):
     """Two updates on one batch: yields as `walk` does. old (B, T): log pi of each token when it was sampled."""
     share = mask / mask.sum()  # (B, T)
     yield "share", "The loss is a mean over all 12 tokens, so each of them counts 1/12, and padding 0.", share
-    m = v = {name: np.zeros_like(x) for name, x in w.items()}
+    m, v = ({name: np.zeros_like(x) for name, x in w.items()} for _ in range(2))
     times_as_probable = []  # (B,) each
     for k in (1, 2):
         logprob, p = response_logprobs(w, tokens, mask)  # (B, T), (B, T, V)

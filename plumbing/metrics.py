@@ -108,7 +108,7 @@ def token_sums(batch: Any, rows: Tensor, logprob: Tensor, loss: Tensor, stopped:
         facts |= {f"tokens_{name}": role == i, f"stopped_{name}": (role == i) * stopped}
     prompts = [batch.ask.prompts[q] for q in set(batch.group[rows].tolist())]
     return {name: torch.where(mask, fact, 0).double().sum() for name, fact in facts.items()} | {
-        "read": sum(map(len, prompts)) + mask.sum() + replied([batch.before[i] for i in rows.tolist()])}
+        "read": sum(map(len, prompts)) + mask.sum() + reply_length([batch.before[i] for i in rows.tolist()])}
 
 
 def update_columns(updates: list[tuple[dict, float]]) -> dict[str, float | None]:
@@ -133,7 +133,7 @@ def update_columns(updates: list[tuple[dict, float]]) -> dict[str, float | None]
     return row
 
 
-def replied(before: Iterable[dict[int, list[int]]]) -> int:
+def reply_length(before: Iterable[dict[int, list[int]]]) -> int:
     """The number of tokens that the environment's replies have in some responses, see Samples of sampler.py."""
     return sum(len(said) for replies in before for said in replies.values())
 

@@ -68,9 +68,9 @@ def student(freedom: float) -> tuple[np.ndarray, np.ndarray]:
 
 def t_estimate(*samples: np.ndarray, weights: tuple[float, ...] = (1, -1), outside: float = 0.05) -> Estimate:
     """The mean of a sample (n,) of independent values, such as one per seed; of two, the first's minus the second's; in
-    general the sum of weights * means. With its interval, outside of which lies a probability of `outside`, and its p.
-    With v = weight^2 var / n of each sample, which may differ in variance, t = sum / sqrt(sum of v) has about
-    (sum v)^2 / sum(v^2 / (n - 1)) degrees of freedom (Welch, 1947)."""
+    general the sum of weights * means; with its interval, `outside` of which lies that probability, and its p. With v =
+    weight^2 var / n of each sample, t = sum / sqrt(sum v) has about (sum v)^2 / sum(v^2 / (n - 1)) degrees of freedom:
+    Welch (1947), for samples that differ in variance."""
     counts = [len(x) for x in samples]
     value = float(sum(weight * np.mean(x) for weight, x in zip(weights, samples))) if all(counts) else float("nan")
     if min(counts) < 2:

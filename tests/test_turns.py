@@ -493,7 +493,7 @@ def test_replies_are_grey_in_pictures(tmp_path, figures):
     run(tmp_path / "r", "--steps", 3)
     metrics, tokenizer = analyze.read_metrics(tmp_path / "r"), Tokenizer(GUESS)
     log = analyze.read_log(tmp_path / "r", metrics)
-    shown = analyze.with_replies(log)
+    shown = analyze.add_replies(log)
     for response in range(36):
         step, within = 1 + response // 12, response % 12
         with np.load(tmp_path / "r" / "credit" / f"step-{step:06d}.npz") as own:

@@ -414,6 +414,15 @@ def table_faster(levels: Levels) -> Table:
         equal("area, equal cost"), equal("end, equal cost", "end")])
 
 
+def table_lambda(parts: dict[str, list[Run]]) -> Table:
+    """Section 12: PPO by the lambda of its GAE, on the same seeds."""
+    groups = select(parts, "lambda")
+    pairs = [Pair(group, groups["ppo"]) for group in by_area(groups)]
+    return make_table("PPO by lambda", "`ppo` has lambda 0.95. Area was planned as primary.", pairs, [
+        METHOD, SEEDS, mean("end"), mean("area"), minus("area - `ppo`"), minus("end - `ppo`", "end"),
+        plain("gradient norm")])
+
+
 # ---------------------------------------------------------------------------------------------------- all of it
 
 
@@ -435,7 +444,7 @@ def tables_designed(levels: Levels) -> list[Table]:
     return [table_process(first), table_tuning(first), table_many(first), table_perfect(small), table_tested(first),
             table_default(first), table_all_seeds(first), table_noise(section_9(small), read_signal(), read_noise()),
             table_negatives(section_10(first), cost_unit(select(first, "main")), others),
-            table_successes(levels), table_faster(levels)]
+            table_successes(levels), table_faster(levels), table_lambda(first)]
 
 
 def old_tables(level: str, parts: dict[str, list[Run]]) -> list[Table]:

@@ -36,7 +36,7 @@ from methods.oracle import SURE, work_backwards
 from plumbing.files import read_arrays, replace_file
 from plumbing.flags import check_range, new_parser
 from plumbing.launch import check, check_lengths, with_model
-from plumbing.metrics import log_columns, replied
+from plumbing.metrics import log_columns, reply_length
 from plumbing.progress import Progress, follow, one_sentence
 from plumbing.registry import check_pure
 from plumbing.report import Table
@@ -74,7 +74,7 @@ def roll(policy: Policy, puzzles: list, truth: dict, rows: np.ndarray, packets: 
     number = truth["packets"][token] + np.concatenate([np.arange(n) for n in packets])  # (m,) of the packet
     position, asked = truth["position"][token].astype(int), [puzzles[g] for g in truth["group"][token]]  # (m,), m
     prefixes = [truth["token"][i - t : i].tolist() for i, t in zip(token, position)]  # m
-    heard = [replied([policy.replies(puzzle, prefix)]) for puzzle, prefix in zip(asked, prefixes)]  # m, of replies
+    heard = [reply_length([policy.replies(puzzle, prefix)]) for puzzle, prefix in zip(asked, prefixes)]  # m, of replies
     left = limit - position - np.array(heard)  # (m,)
     uniforms = np.zeros((len(token), PACKET, left.max()))
     for i, key in enumerate(zip(truth["response"][token].tolist(), position.tolist(), number.tolist())):
