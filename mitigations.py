@@ -157,7 +157,9 @@ def ppo(batch: TokenBatch, gae_lambda: float = 0.95, whiten: bool = False, gamma
     GAE is generalized advantage estimation (1506.02438). (PPO's clip, --loss ppo, serves all methods.) r_t is the
     reward at the last token, 0 before. The value after the last token is 0, also in a response that was cut off. gamma
     discounts per token: it is 1, because a right answer is worth as much after a long derivation, and the critic
-    predicts the undiscounted reward. whiten=True rescales credit to mean 0 and standard deviation 1 over the step.
+    predicts the undiscounted reward. With gae_lambda=1 no error of the critic biases the gradient, but more noise is
+    left: the toy learned less (lab/study/tables.md, PPO by lambda). whiten=True rescales credit to mean 0 and standard
+    deviation 1 over the step.
     """
     require(0 <= gae_lambda <= 1, "--gae_lambda must be between 0 and 1")
     require(0 <= gamma <= 1, "--gamma must be between 0 and 1")
