@@ -356,21 +356,6 @@ class Prompts:
         return self.rows.attend(q, k, v)
 
 
-def with_replies(tokens: Tensor, mask: Tensor, before: Replies) -> tuple[Tensor, Tensor, Tensor]:
-    """Responses with their replies: tokens and mask (b, C), and the column (b, T) in these of each token (b, T)."""
-    column = torch.arange(tokens.shape[1], device=mask.device).expand_as(tokens)  # (b, T)
-    if not any(before):
-        return tokens, mask, column
-    read = [[len(replies.get(t, ())) for t in range(tokens.shape[1])] for replies in before]
-    column = column + torch.tensor(read, device=mask.device).cumsum(1)  # (b, T)
-    length = (column * mask).amax(1, keepdim=True) + 1  # (b, 1)
-    whole = tokens.new_zeros(len(tokens), int(column.max()) + 1).scatter(1, column, tokens)  # (b, C)
-    for row, replies in enumerate(before):
-        for t, said in replies.items():
-            whole[row, column[row, t] - len(said) : column[row, t]] = torch.tensor(said, dtype=torch.long)
-    return whole, torch.arange(whole.shape[1], device=mask.device) < length, column
-
-
 class Texts:
     """Q prompts and b responses to them as one flat list of N tokens: the prompts, then the responses.
 
@@ -384,28 +369,23 @@ class Texts:
     """
 
     def __init__(self, model: Qwen2, prompts: list[list[int]], prompt_of: Tensor, tokens: Tensor, mask: Tensor,
-                 hide: Tensor | None = None, before: Replies = ()):
+                 hide: Tensor | None = None):
         """prompt_of (b,): the index of each response's prompt; others are left out. tokens, mask (b, T): padded on the
-        right.
-
-        hide (b, T) bool: tokens that no later one of their response can see. before: replies, which are read as a part
-        of the responses, see Samples. Below, a response has them: C columns.
+        right. hide (b, T) bool: tokens that no later one of their response can see.
         """
         answered, prompt_of = prompt_of.unique(return_inverse=True)
         self.prompts = p = Prompts(model, [prompts[q] for q in answered.tolist()])
-        tokens, mask, self.column = with_replies(tokens, mask, before)  # (b, C), (b, C), (b, T)
-        hide = hide if hide is None else torch.zeros_like(mask).scatter(1, self.column, hide)  # (b, C)
         order = mask.sum(1).argsort(descending=True)  # (b,) the longest first, so that a block has rows of like length
         prompt_of, tokens, mask, self.rank = prompt_of[order], tokens[order], mask[order], order.argsort()
-        in_list = mask[:, 1:]  # (b, C - 1) a token is in the list if another one follows
+        in_list = mask[:, 1:]  # (b, T - 1) a token is in the list if another one follows
         S = int(in_list.any(0).sum())  # columns of the responses that are in the list
         # Number the tokens of the responses row by row, from where the prompts end.
-        places = (in_list.flatten().cumsum(0).view_as(in_list) - 1 + len(p.tokens)).where(in_list, 0)  # (b, C - 1)
+        places = (in_list.flatten().cumsum(0).view_as(in_list) - 1 + len(p.tokens)).where(in_list, 0)  # (b, T - 1)
         last = (p.first + p.length - 1)[prompt_of, None]  # (b, 1) the place of each response's prompt's last token
-        # (b, T) the place of the token whose state predicts each sampled one; in the order of the arguments
-        self.predictor = torch.cat((last, places), dim=1)[self.rank].gather(1, self.column)
+        # (b, T) the place of the token whose state predicts each one; in the order of the arguments
+        self.predictor = torch.cat((last, places), dim=1)[self.rank]
         self.tokens = torch.cat((p.tokens, tokens[:, :-1][in_list]))  # (N,)
-        position = p.length[prompt_of, None] + torch.arange(in_list.shape[1], device=mask.device)  # (b, C - 1)
+        position = p.length[prompt_of, None] + torch.arange(in_list.shape[1], device=mask.device)  # (b, T - 1)
         self.positions = torch.cat((p.positions, position[in_list]))  # (N,)
 
         itself = torch.eye(S, dtype=torch.bool, device=mask.device)  # (S, S) a hidden token still sees itself
@@ -419,6 +399,22 @@ class Texts:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See Qwen2.hidden."""
         return torch.cat((self.prompts.attend(layer, q, k, v), self.responses.attend(q, k, v)))
+
+
+def with_replies(tokens: Tensor, mask: Tensor, before: Replies) -> tuple[Tensor, Tensor, Tensor]:
+    """Responses (b, T) with the replies that were read before their tokens, as one text each: tokens and mask (b, C),
+    and the column (b, T) in these of each sampled token."""
+    column = torch.arange(tokens.shape[1], device=mask.device).expand_as(tokens)  # (b, T)
+    if not any(before):
+        return tokens, mask, column
+    read = [[len(replies.get(t, ())) for t in range(tokens.shape[1])] for replies in before]
+    column = column + torch.tensor(read, device=mask.device).cumsum(1)  # (b, T)
+    length = (column * mask).amax(1, keepdim=True) + 1  # (b, 1)
+    whole = tokens.new_zeros(len(tokens), int(column.max()) + 1).scatter(1, column, tokens)  # (b, C)
+    for row, replies in enumerate(before):
+        for t, said in replies.items():
+            whole[row, column[row, t] - len(said) : column[row, t]] = torch.tensor(said, dtype=torch.long)
+    return whole, torch.arange(whole.shape[1], device=mask.device) < length, column
 
 
 def whole_groups(group: Tensor, size: int) -> list[Tensor]:
@@ -438,28 +434,33 @@ def whole_groups(group: Tensor, size: int) -> list[Tensor]:
 
 def response_states(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor, tokens: Tensor, mask: Tensor,
                     before: Replies = ()) -> Tensor:
-    """The last hidden state (b, T, D) before each token of b responses (b, T); arguments as of Texts."""
-    texts = Texts(model, prompts, prompt_of, tokens, mask, before=before)
-    return pick(model.hidden(texts.tokens, texts.positions, texts.attend), texts.predictor)
+    """The last hidden state (b, T, D) before each token of b responses (b, T); before: replies, see Samples."""
+    whole, real, column = with_replies(tokens, mask, before)  # (b, C), (b, C), (b, T)
+    texts = Texts(model, prompts, prompt_of, whole, real)
+    return pick(model.hidden(texts.tokens, texts.positions, texts.attend), texts.predictor.gather(1, column))
 
 
 def response_logprobs(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor, tokens: Tensor, mask: Tensor,
                       hide: Tensor | None = None, before: Replies = ()) -> Tensor:
-    """log pi (b, T) of the tokens of b responses, with gradient, 0 on padding; arguments as of Texts."""
-    texts = Texts(model, prompts, prompt_of, tokens, mask, hide, before)
+    """log pi (b, T) of the tokens of b responses, with gradient, 0 on padding; hide (b, T): see Texts."""
+    whole, real, column = with_replies(tokens, mask, before)  # (b, C), (b, C), (b, T)
+    hide = hide if hide is None else torch.zeros_like(real).scatter(1, column, hide)  # (b, C)
+    texts = Texts(model, prompts, prompt_of, whole, real, hide)
     states = model.hidden(texts.tokens, texts.positions, texts.attend)  # (N, D)
-    real = mask.flatten().nonzero()[:, 0]  # (n,)
-    logprob = token_logprobs(model, states.index_select(0, texts.predictor.flatten()[real]), tokens.flatten()[real])
-    return logprob.new_zeros(mask.numel()).index_copy(0, real, logprob).view_as(mask)
+    sampled = mask.flatten().nonzero()[:, 0]  # (n,)
+    predictor = texts.predictor.gather(1, column).flatten()[sampled]  # (n,)
+    logprob = token_logprobs(model, states.index_select(0, predictor), tokens.flatten()[sampled])
+    return logprob.new_zeros(mask.numel()).index_copy(0, sampled, logprob).view_as(mask)
 
 
 def response_attention(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor, tokens: Tensor, mask: Tensor,
                        before: Replies = ()) -> Tensor:
     """Attention (b, T, T): [:, t, u] is how much the state that predicts token t attends to token u < t.
 
-    Of the last layer, averaged over its heads; arguments as of Texts. What is paid to replies is left out.
+    Of the last layer, averaged over its heads. What is paid to replies is left out.
     """
-    texts, last, found = Texts(model, prompts, prompt_of, tokens, mask, before=before), len(model.layers) - 1, []
+    whole, real, column = with_replies(tokens, mask, before)  # (b, C), (b, C), (b, T)
+    texts, last, found = Texts(model, prompts, prompt_of, whole, real), len(model.layers) - 1, []
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if layer == last:
@@ -467,9 +468,9 @@ def response_attention(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor
         return texts.attend(layer, q, k, v)
 
     model.hidden(texts.tokens, texts.positions, attend)
-    paid = wide(found[0])[texts.rank]  # (b, S, P + S), S at most C - 1
-    S, C = paid.shape[1], int(texts.column.max()) + 1
+    paid = wide(found[0])[texts.rank]  # (b, S, P + S) between the S columns in the list, at most C - 1
+    S, C = paid.shape[1], whole.shape[1]
     # The state that predicts token 0 is the prompt's: a row of zeros before. F.pad: left, right, before, behind.
-    whole = F.pad(paid[:, :, paid.shape[2] - S :], (0, C - S, 1, C - S - 1))  # (b, C, C)
+    square = F.pad(paid[:, :, paid.shape[2] - S :], (0, C - S, 1, C - S - 1))  # (b, C, C)
     rows = torch.arange(len(whole), device=mask.device)[:, None, None]  # (b, 1, 1)
-    return whole[rows, texts.column[:, :, None], texts.column[:, None]] if any(before) else whole  # (b, T, T)
+    return square[rows, column[:, :, None], column[:, None]] if any(before) else square  # (b, T, T)
