@@ -51,8 +51,7 @@ def read_log(run: Path, metrics: dict, types: str = "ours") -> dict[str, np.ndar
         if "reply_response" in step:  # as response_id, see with_measures; a reply's columns have a length of their own
             step["reply_response"] = step["reply_response"] + count
         count += 1 + int(step["response"].max())
-    shared = set.intersection(*map(set, steps))  # steps of older versions have no puzzle_text
-    log = with_measures({name: np.concatenate([step[name] for step in steps]) for name in shared})
+    log = with_measures({name: np.concatenate([step[name] for step in steps]) for name in steps[0]})
     return count_types(log, run / "checkpoint", types)
 
 
@@ -181,8 +180,8 @@ def describe(log: dict, row: int) -> str:
     """The response that begins in a row: its step, reward, credit and puzzle."""
     credit = log["credit"][row : row + log["length"][row]]
     ends = dict.fromkeys((f"{credit.min():+.3g}", f"{credit.max():+.3g}"))  # one where all tokens have the same
-    puzzle = log["puzzle_text"][log["puzzle"][row]] if "puzzle_text" in log else f"number {log['group'][row]}"
-    return f"Step {log['step'][row]}, reward {log['reward'][row]:.2f}, credit {' to '.join(ends)}. Puzzle: {puzzle}"
+    puzzle, reward = log["puzzle_text"][log["puzzle"][row]], log["reward"][row]
+    return f"Step {log['step'][row]}, reward {reward:.2f}, credit {' to '.join(ends)}. Puzzle: {puzzle}"
 
 
 def choose_pair(log: dict, step: int) -> list[int]:

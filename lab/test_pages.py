@@ -62,7 +62,6 @@ def test_the_page_of_methods_is_that_of_the_docstrings():
     written = PAGES[ROOT / "docs" / "methods.md"]
     for name in ORDER:
         assert pages.describe(MITIGATIONS[name]) in written, "older than the docstrings: run python -m lab.pages"
-    assert written.startswith(pages.INTRODUCTION) and written.endswith(pages.CLOSING)
 
 
 @pytest.mark.parametrize("script", sorted((ROOT / "findings").iterdir()), ids=lambda path: path.name)

@@ -1,6 +1,4 @@
 """Adapters against PEFT on small random models, by finite differences, and as a whole run writes and reads them."""
-import sys
-
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
@@ -13,12 +11,13 @@ from grpo import update
 from lora import adapters, add_adapters, load_adapters, merged, peft_tensors, save_adapters
 from plumbing.optimizer import Optimizer
 from plumbing.runs import read_metrics
-from qwen2_model import load_model, save_model, split
+from qwen2_model import load_model, save_model
 from rollout import rollout
 from sampler import response_logprobs
 from settings import Settings
 from tests.fixtures import BUNDLED
 from tests.random_checkpoints import FAMILIES, assert_close, hf_model, random_tokens
+from tests.test_train import run
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 RANK, ALPHA = 3, 5.0
@@ -106,25 +105,6 @@ def test_gradients_by_finite_differences(random_model):
             assert (found[0] - found[1]) / 2e-5 == pytest.approx((p.grad * direction).sum().item(), rel=1e-5, abs=1e-7)
 
 
-def test_a_first_step_moves_each_matrix_by_its_gradient_within_the_rows_of_A(random_model):
-    """A step of SGD from B = 0 changes W by -lr s^2 G A^T A, G the gradient of W: for each of q, k, v, gate and up."""
-    lr, scale, tokens = 0.1, 7.0 / 2, torch.arange(8)[None]
-    weight = torch.randn(1, 8, len(random_model.embedding)).double()
-    (random_model(tokens) * weight).sum().backward()
-    gradient = split({name: p.grad for name, p in random_model.named_parameters()}, random_model.config)
-    before = split({name: p.detach() for name, p in random_model.named_parameters()}, random_model.config)
-    add_adapters(random_model, 2, 7.0, 0)
-    (random_model(tokens) * weight).sum().backward()
-    A = {name: x.clone() for name, x in peft_tensors(random_model).items()}
-    torch.optim.SGD([p for p in random_model.parameters() if p.requires_grad], lr=lr).step()
-    after = split(merged(random_model).state_dict(), random_model.config)
-    for name, w in before.items():
-        a = A.get(f"base_model.model.{name.removesuffix('weight')}lora_A.weight")
-        change = torch.zeros_like(w) if a is None else -lr * scale**2 * gradient[name] @ a.T @ a
-        assert_close(after[name] - w, change, 1e-10)
-        assert a is None or change.abs().max() > 1e-4
-
-
 def test_bfloat16_computes_the_same_up_to_rounding(tmp_path):
     """Guards against the transposed product of the MLP, which only bfloat16 takes."""
     of_peft("qwen2", tmp_path)
@@ -155,10 +135,9 @@ def test_transformers_and_peft_read_what_we_write(family, tied, tmp_path):
 
 @pytest.mark.parametrize("options, said", [
     (dict(use_rslora=True), "sets use_rslora to a value that is not supported: merge"),
-    (dict(use_dora=True), "sets use_dora to"), (dict(bias="all"), "sets bias to"),
+    (dict(bias="all"), "sets bias to"),
     (dict(modules_to_save=["lm_head"]), "sets modules_to_save to"), (dict(init_lora_weights="pissa"), "init_lora_weig"),
-    (dict(alpha_pattern={"q_proj": 4}), "sets alpha_pattern to"), (dict(rank_pattern={"q_proj": 4}), "rank_pattern"),
-    (dict(r=4), "another rank or alpha: pass --lora_rank 4 --lora_alpha 5.0"),
+    (dict(rank_pattern={"q_proj": 4}), "rank_pattern"),
     (dict(lora_alpha=6), "another rank or alpha: pass --lora_rank 3 --lora_alpha 6"),
     (dict(targets=["q_proj", "v_proj"]), "the adapter in .* lacks 20 tensor.s., such as base_model.*lora_A.weight"),
     (dict(targets=[*TARGETS, "lm_head"]), "has unknown 3 tensor.s., such as base_model.model.lm_head")])
@@ -170,12 +149,6 @@ def test_another_adapter_is_refused(options, said, tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------- a whole run
-
-
-def run(*arguments):
-    """Run train.py in this process."""
-    sys.argv = ["train.py", *map(str, arguments)]
-    train.main()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -513,16 +513,6 @@ def test_progress_is_a_line_on_a_terminal_and_now_and_then_elsewhere(terminal, s
     assert capsys.readouterr().err == ""
 
 
-def test_running_responses_count_for_the_share_of_their_columns(monkeypatch):
-    """Guards against a bar that stands still while the longest response is sampled, and one that starts anew."""
-    line, shown = Progress("sampling", 8), []
-    monkeypatch.setattr(line, "show", shown.append)
-    watch = line.part(4, 4, 10)
-    for column, running in ((1, 1.0), (2, 0.25), (3, 0.0)):  # three of four responses end at their second token
-        watch(column, running)
-    assert shown == pytest.approx([4.4, 7.2, 8])
-
-
 def test_held_out_success_of_a_single_puzzle_has_no_interval():
     """Guards against a ± nan%."""
     for values, text in ([1.0], "  held-out 100.0%"), ([1.0, 0, 1, 0], "  held-out 50.0% ± 56.6%"):

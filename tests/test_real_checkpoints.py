@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import (AutoModelForCausalLM, AutoTokenizer, CohereConfig, Gemma2Config, GenerationConfig,
-                          GraniteConfig, MistralConfig, MistralForCausalLM, PreTrainedTokenizerFast, SmolLM3Config)
+from transformers import (AutoModelForCausalLM, AutoTokenizer, GenerationConfig, MistralConfig, MistralForCausalLM,
+                          PreTrainedTokenizerFast)
 
 import qwen2_model
 import train
@@ -86,16 +86,6 @@ def test_settings_that_would_change_the_logits_are_refused(family, settings, ref
             load_model(tmp_path)
     else:
         assert_same_logits(hf, load_model(tmp_path), tokens)
-
-
-@pytest.mark.parametrize("config, field", [(GraniteConfig, "attention_multiplier, .*, logits_scaling, residual_multi"),
-                                           (Gemma2Config, "attn_logit_softcapping"), (CohereConfig, "logit_scale"),
-                                           (SmolLM3Config, "no_rope_layers")])
-def test_fields_of_other_families_are_refused(config, field, monkeypatch):
-    """Guards against a wrong model in silence: all of these change the logits."""
-    monkeypatch.setitem(qwen2_model.ARCHITECTURES, config.model_type, "")
-    with pytest.raises(ValueError, match=f"config.json sets .*{field}"):
-        qwen2_model.parse_config(json.loads(config(pad_token_id=0).to_json_string()))
 
 
 TEMPLATE = """{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}

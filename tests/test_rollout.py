@@ -22,6 +22,7 @@ from rollout import Policy, coin_toss, draw_uniforms, generate_and_grade
 from sampler import generate, response_attention, response_logprobs, response_states
 from tasks.text import fingerprint
 from tests.plain import exact_moments
+from tests.random_checkpoints import assert_close
 from tests.test_grpo import tiny
 from settings import Settings
 
@@ -32,11 +33,6 @@ def step_batch(policy, puzzles=3, responses=4, length=60, **options):
     """A real batch, of the first puzzles."""
     s = Settings(answers=responses, max_new_tokens=length, **options)
     return rollout.rollout(policy, PUZZLES[:puzzles], s, 1)
-
-
-def close(got, expected, atol=1e-4):
-    """Equal up to rounding."""
-    torch.testing.assert_close(got, expected, atol=atol, rtol=0)
 
 
 def graded_by_hash(text, puzzle):
@@ -138,11 +134,11 @@ def test_queries_read_each_response_as_if_it_were_alone(policy, random_model):
     without = batch.ask.logprob_without(rows, hide)
     for i in range(12):
         L = batch.mask[i].sum()
-        close(batch.ask.hidden[i, :L], alone(response_states, model, policy, batch, i)[:L])
-        close(batch.ask.attention[i, :L], alone(response_attention, model, policy, batch, i)[:L])
-        close(batch.ask.reference_logprob[i], alone(response_logprobs, start_model, policy, batch, i))
+        assert_close(batch.ask.hidden[i, :L], alone(response_states, model, policy, batch, i)[:L], 1e-4)
+        assert_close(batch.ask.attention[i, :L], alone(response_attention, model, policy, batch, i)[:L], 1e-4)
+        assert_close(batch.ask.reference_logprob[i], alone(response_logprobs, start_model, policy, batch, i), 1e-4)
     for n, i in enumerate(rows.tolist()):
-        close(without[n], alone(response_logprobs, model, policy, batch, i, hide[[n]]))
+        assert_close(without[n], alone(response_logprobs, model, policy, batch, i, hide[[n]]), 1e-4)
     assert batch.ask.logprob_without(rows[:0], hide[:0]).shape == hide[:0].shape
     for found in (batch.ask.hidden, batch.ask.attention, batch.ask.reference_logprob, without):
         assert not found.requires_grad

@@ -379,14 +379,6 @@ def test_continuations_read_replies_and_get_them(monkeypatch):
     assert batch.ask.tokens_read >= sum(map(len, {tuple(x) for x in expected})) / 4
 
 
-def test_the_random_numbers_of_a_response_do_not_depend_on_the_others():
-    policy, batch, s = played(6, 3)
-    alone = rollout(policy, list(batch.puzzles[:2]), s, 1)
-    for i in range(6):
-        assert alone.tokens[i][alone.mask[i]].tolist() == batch.tokens[i][batch.mask[i]].tolist()
-        assert alone.before[i] == batch.before[i]
-
-
 # -------------------------------------------------------------------------------------------- a hostile environment
 
 

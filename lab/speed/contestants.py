@@ -11,7 +11,6 @@ import time
 from typing import Callable
 
 import torch
-from torch import Tensor
 
 import countdown_task
 from grpo import update
@@ -65,33 +64,22 @@ def ours() -> Callable[[dict], int]:
     return run
 
 
-def peer(model: str, dtype: str) -> Callable[[list[list[int]], int, list[int]], Tensor]:
-    """transformers' generate for a model folder: from B prompts, a limit and end tokens, none where all responses have
-    as many tokens as the limit, to sampled tokens (B, T)."""
-    from transformers import AutoModelForCausalLM
-    network = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
-
-    def sample(prompts: list[list[int]], limit: int, end_tokens: list[int]) -> Tensor:
-        """Sample a response to each prompt."""
-        P = max(map(len, prompts))
-        rows = torch.tensor([[0] * (P - len(prompt)) + prompt for prompt in prompts])  # (B, P)
-        real = torch.tensor([[column >= P - len(prompt) for column in range(P)] for prompt in prompts])  # (B, P)
-        ends = {"eos_token_id": end_tokens} if end_tokens else {"min_new_tokens": limit}
-        return network.generate(rows, attention_mask=real.long(), do_sample=True, top_k=0, top_p=1.0, temperature=1.0,
-                                repetition_penalty=1.0, max_new_tokens=limit, pad_token_id=0, **ends)[:, P:]
-
-    return sample
-
-
 def theirs() -> Callable[[dict], int]:
     """transformers' generate."""
-    (tokenizer, _, prompts), generate = asked(), peer(str(BUNDLED), "float32")
+    from transformers import AutoModelForCausalLM
+    (tokenizer, _, prompts), network = asked(), AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32)
 
     def run(case: dict) -> int:
         """Sample the responses of a case; returns how many tokens that were."""
         torch.manual_seed(case["seed"])
         repeated = [prompt for prompt in prompts[: case["puzzles"]] for _ in range(ANSWERS)]
-        sampled = generate(repeated, case["limit"], [] if case["fixed"] else tokenizer.end_tokens)  # (B, T)
+        P, limit = max(map(len, repeated)), case["limit"]
+        rows = torch.tensor([[0] * (P - len(prompt)) + prompt for prompt in repeated])  # (B, P)
+        real = torch.tensor([[column >= P - len(prompt) for column in range(P)] for prompt in repeated])  # (B, P)
+        ends = {"min_new_tokens": limit} if case["fixed"] else {"eos_token_id": tokenizer.end_tokens}
+        sampled = network.generate(rows, attention_mask=real.long(), do_sample=True, top_k=0, top_p=1.0,
+                                   temperature=1.0, repetition_penalty=1.0, max_new_tokens=limit, pad_token_id=0,
+                                   **ends)[:, P:]  # (B, T)
         is_end = torch.isin(sampled, torch.tensor(tokenizer.end_tokens)) & (not case["fixed"])  # (B, T)
         return int((is_end.cumsum(1) - is_end.long() == 0).sum())  # tokens with no end before them
 

@@ -41,11 +41,7 @@ def test_every_command_is_accepted_and_names_a_folder_of_its_own():
         assert (values["mitigation"], values["seed"]) == (e.flags.split()[0], e.seed)
         assert values["out"] == str(study.RUNS / e.name)
         assert bool(values["data"]) == (e.level in ("hard", "original", "first-countdown"))
-        limits = {"hard": 240, "first-countdown": 512, "words": 128, "laptop": 128, "twenty": 128, "original": 128,
-                  "first-words": 128, "warm": 200, "first-smollm2": 200}
-        assert values["max_new_tokens"] == limits.get(e.level, 140)
-        model = "weights/" + {"warm": "warm", "first-smollm2": "smollm2"}.get(e.level, "qwen")
-        assert (e.table == study.REAL) == (values["model"] == model) == (values["dtype"] == "bfloat16")
+        assert (e.table == study.REAL) == (values["dtype"] == "bfloat16")
     assert len({e.name for e in listed}) == len({e.command for e in listed}) == len(listed)
 
 
