@@ -43,24 +43,26 @@ def read_signal() -> dict[str, Estimate]:
     return read_column(SIGNAL, "Signal to noise of a step", "all")
 
 
-def read_noise() -> dict[str, Estimate]:
+def read_noise(file: Path = SIGNAL) -> dict[str, Estimate]:
     """1 / the noise of each arm's step, RLOO's = 1: its signal to noise, but for a factor that all arms share."""
     return {name: Estimate(1 / e.value, 1 / e.high, 1 / e.low)
-            for name, e in read_column(SIGNAL, "Noise of a step", "all").items()}
+            for name, e in read_column(file, "Noise of a step", "all").items()}
 
 
 def on_line(signal: float, line: list[float]) -> np.ndarray:
-    """The weights (5,) of the areas of LINE, whose signals to noise are `line`, in the area between them by log signal;
-    beyond either end, that end has all of it."""
+    """The weights (n,) of the areas of n arms, whose signals to noise are `line`, in the area between them by log
+    signal; beyond either end, that end has all of it."""
     order = np.argsort(line)
     return np.array([np.interp(np.log(signal), np.log(line)[order], own[order]) for own in np.eye(len(line))])
 
 
-def above_line(groups: dict[str, Group], signals: dict[str, float], names: tuple[str, ...], outside: float) -> Estimate:
-    """The mean area of some arms minus that of RLOO where its signal to noise is theirs, with Welch's interval."""
-    line = [signals[name] for name in LINE]
-    weights = np.mean([on_line(signals[name], line) for name in names], 0)  # (5,)
-    return t_estimate(*(groups[name].values("area") for name in (*names, *LINE)),
+def above_line(groups: dict[str, Group], signals: dict[str, float], names: tuple[str, ...], outside: float = 0.05,
+               line: tuple[str, ...] = LINE) -> Estimate:
+    """The mean area of some arms minus that of RLOO, whose arms are `line`, where its signal to noise is theirs, with
+    Welch's interval."""
+    places = [signals[name] for name in line]
+    weights = np.mean([on_line(signals[name], places) for name in names], 0)  # (n,)
+    return t_estimate(*(groups[name].values("area") for name in (*names, *line)),
                       weights=(*[1 / len(names)] * len(names), *-weights), outside=outside)
 
 
@@ -93,7 +95,7 @@ def table_noise(groups: dict[str, Group], *places: dict[str, Estimate]) -> Table
     """A row for each arm, and D. places: where an arm stands on the line, by `read_signal` and by `read_noise`."""
     rows = []
     for name in sorted((name for name in groups if name in places[0]), key=values_of(places[-1]).get):
-        above = ["" if name in LINE else points(above_line(groups, values_of(place), (name,), 0.05))
+        above = ["" if name in LINE else points(above_line(groups, values_of(place), (name,)))
                  for place in places]
         rows.append([name_of(name), f"{len(groups[name].rows)}", points(t_estimate(groups[name].values("area"))),
                      "" if name == MORE_ANSWERS else points(difference(groups[name], groups[MORE_ANSWERS])),

@@ -29,12 +29,13 @@ def short(label: str) -> str:
     return method_name(label).replace(" advantage=rloo", "")
 
 
-def draw_curve(axis: Axes, x: np.ndarray, group: Group, line: str, label: str) -> None:
-    """Mean held-out success over seeds in percent, and its 95% interval, at places x."""
+def draw_curve(axis: Axes, x: np.ndarray, group: Group, line: str, label: str, colour: str = "") -> None:
+    """Mean held-out success over seeds in percent, and its 95% interval, at places x. colour: else the method's own."""
     curves = zip(*(row["curve"].values() for row in group.rows.values()))  # the seeds at each measurement
     mean, low, high = 100 * np.array([t_estimate(values)[:3] for values in curves]).T  # (m,) each
-    axis.plot(x, mean, line, color=colour_of(group.label), ms=4, label=label)
-    axis.fill_between(x, low, high, color=colour_of(group.label), alpha=0.2, lw=0)
+    colour = colour or colour_of(group.label)
+    axis.plot(x, mean, line, color=colour, ms=4, label=label)
+    axis.fill_between(x, low, high, color=colour, alpha=0.2, lw=0)
 
 
 def draw_budget(parts: dict[str, list[Run]], file: Path) -> None:

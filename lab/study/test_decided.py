@@ -50,12 +50,11 @@ def test_the_answer_is_that_of_the_design(low, high, answer):
     assert decided.answer(Estimate(0.0, low, high)) == answer
 
 
-def test_one_over_the_noise_turns_its_interval_around(tmp_path, monkeypatch):
+def test_one_over_the_noise_turns_its_interval_around(tmp_path):
     """Guards against the noise itself, and ends that are left where they were."""
     file = tmp_path / "signal.md"
     file.write_text(str(Table("Noise of a step", "", ["arm", "all"], [["a", "0.500 (0.400 to 0.800)"]])))
-    monkeypatch.setattr(decided, "SIGNAL", file)
-    assert decided.read_noise()["a"] == pytest.approx((2.0, 1.25, 2.5, np.nan), nan_ok=True)
+    assert decided.read_noise(file)["a"] == pytest.approx((2.0, 1.25, 2.5, np.nan), nan_ok=True)
 
 
 def noise_rows():

@@ -15,11 +15,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lab.estimates import mean_cell, points, read_column
+from lab.estimates import mean_cell, points
 from lab.statistics import holm
-from lab.study.decided import on_line
+from lab.study.decided import above_line, read_noise, values_of
 from lab.study.engine import (COSTS, RLOO, difference, measured, name_of, read_rows, read_versions, select, spent,
                               write_rows)
+from lab.study.pictures import draw_curve
 from lab.study.run import train_all
 from lab.turns.values import grow
 from plumbing.comparison import Group
@@ -121,23 +122,20 @@ def run() -> None:
 
 def read_quiet() -> dict[str, Estimate]:
     """1 / the noise of a step, RLOO's = 1, by arm. Games are independent, so with Q instead of 12 it is Q / 12."""
-    found = {name: Estimate(1 / e.value, 1 / e.high, 1 / e.low)
-             for name, e in read_column(HERE / "noise.md", "Noise of a step", "all").items()}
-    return found | {name: Estimate(Q / 12, Q / 12, Q / 12) for name, Q in GAMES.items()}
+    return read_noise(HERE / "noise.md") | {name: Estimate(Q / 12, Q / 12, Q / 12) for name, Q in GAMES.items()}
 
 
-def above_line(groups: dict[str, Group], quiet: dict[str, Estimate], name: str) -> Estimate:
-    """The area of an arm minus that of RLOO where it is as noisy, linear in the logarithm between the arms of LINE."""
-    weights = on_line(quiet[name].value, [quiet[other].value for other in LINE])  # (4,)
-    return t_estimate(*(groups[other].values("area") for other in (name, *LINE)), weights=(1, *-weights))
+def above(groups: dict[str, Group], quiet: dict[str, Estimate], name: str) -> Estimate:
+    """The area of an arm minus that of RLOO where it is as noisy."""
+    return above_line(groups, values_of(quiet), (name,), line=LINE)
 
 
 def contrasts(groups: dict[str, Group], quiet: dict[str, Estimate]) -> dict[str, Estimate]:
     """The primary contrasts of designs.md, in area."""
     found = {f"{a} - {b}": difference(groups[x], groups[y]) for a, x in (("A1", WITH), ("A2", WITHOUT))
              for b, y in (("RLOO", RLOO), ("GRPO", GRPO))}
-    return found | {"A1 - RLOO as noisy": above_line(groups, quiet, WITH),
-                    "A2 - RLOO as noisy": above_line(groups, quiet, WITHOUT),
+    return found | {"A1 - RLOO as noisy": above(groups, quiet, WITH),
+                    "A2 - RLOO as noisy": above(groups, quiet, WITHOUT),
                     "A2 as noisy as A1 - A1": difference(groups[MIXED], groups[WITH])}
 
 
@@ -157,7 +155,7 @@ def write_tables() -> None:
     rows = [[title(name), f"{len(g.rows)}", points(t_estimate(g.values("end"))), points(t_estimate(g.values("area"))),
              "" if name == RLOO else points(difference(g, groups[RLOO])),
              f"{quiet[name].value:.2f}" if name in quiet else "",
-             "" if name in LINE or name not in quiet else points(above_line(groups, quiet, name)),
+             "" if name in LINE or name not in quiet else points(above(groups, quiet, name)),
              f"{spent(g)[-1] / unit:.1f}", mean_cell(g.values("seconds"), 0)]
             for name, g in sorted(groups.items(), key=lambda item: -item[1].values("area").mean())]
     arms = Table("Learning", "±: half of a 95% interval over seeds; end and area in percent, exact. Quiet: 1 / noise "
@@ -189,16 +187,13 @@ def draw(groups: dict[str, Group], quiet: dict[str, Estimate], file: Path) -> No
     styles = {WITHOUT: ("o-", PALETTE[0]), WITH: ("s-", PALETTE[1]), "turn_vine": ("D--", PALETTE[2]),
               "turn_baseline": ("v--", PALETTE[3]), RLOO: ("^-", GREY), GRPO: ("x:", GREY)}
     for name, (line, colour) in styles.items():
-        curves = zip(*(row["curve"].values() for row in groups[name].rows.values()))
-        mean, low, high = 100 * np.array([t_estimate(np.array(values))[:3] for values in curves]).T  # (m,) each
-        left.plot(measured(groups[name]), mean, line, color=colour, ms=4, label=title(name).strip("`"))
-        left.fill_between(measured(groups[name]), low, high, color=colour, alpha=0.2, lw=0)
+        draw_curve(left, measured(groups[name]), groups[name], line, title(name).strip("`"), colour)
     area = {name: t_estimate(100 * groups[name].values("area")) for name in groups if name in quiet}
     right.plot([quiet[name].value for name in LINE], [area[name].value for name in LINE], color=GREY)
     for name, up in area.items():
         colour = GREY if name in LINE else PALETTE[0] if "luck=false" in name else PALETTE[1]
-        across, above = ([[e.value - e.low], [e.high - e.value]] for e in (quiet[name], up))
-        right.errorbar(quiet[name].value, up.value, above, across, "^" if name in LINE else "o", color=colour)
+        across, upright = ([[e.value - e.low], [e.high - e.value]] for e in (quiet[name], up))
+        right.errorbar(quiet[name].value, up.value, upright, across, "^" if name in LINE else "o", color=colour)
     left.set(xlabel="step", ylabel="exact success V(prompt), %", title="Equal responses")
     right.set(xlabel="1 / noise of a step, RLOO = 1 (logarithmic)", ylabel="area, %", xscale="log",
               title="Equal noise (line: RLOO, 12 to 216 games)")
