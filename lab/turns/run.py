@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lab.estimates import mean_cell, points
+from lab.estimates import points
 from lab.statistics import holm
 from lab.study.decided import above_line, read_noise, values_of
 from lab.study.engine import (COSTS, RLOO, difference, measured, name_of, read_rows, read_versions, select, spent,
@@ -125,9 +125,16 @@ def read_quiet() -> dict[str, Estimate]:
     return read_noise(HERE / "noise.md") | {name: Estimate(Q / 12, Q / 12, Q / 12) for name, Q in GAMES.items()}
 
 
-def above(groups: dict[str, Group], quiet: dict[str, Estimate], name: str) -> Estimate:
-    """The area of an arm minus that of RLOO where it is as noisy."""
-    return above_line(groups, values_of(quiet), (name,), line=LINE)
+def above(groups: dict[str, Group], quiet: dict[str, Estimate], name: str, place: float | None = None) -> Estimate:
+    """The area of an arm minus that of RLOO where it is as noisy, or as noisy as at another place on the axis."""
+    places = values_of(quiet) | ({name: place} if place else {})
+    return above_line(groups, places, (name,), line=LINE)
+
+
+def above_at_ends(groups: dict[str, Group], quiet: dict[str, Estimate], name: str) -> str:
+    """The same, with the arm's noise at either end of its interval."""
+    low, high = sorted(above(groups, quiet, name, place).value for place in (quiet[name].low, quiet[name].high))
+    return f"{100 * low:.1f} to {100 * high:.1f}"
 
 
 def contrasts(groups: dict[str, Group], quiet: dict[str, Estimate]) -> dict[str, Estimate]:
@@ -155,12 +162,15 @@ def write_tables() -> None:
     rows = [[title(name), f"{len(g.rows)}", points(t_estimate(g.values("end"))), points(t_estimate(g.values("area"))),
              "" if name == RLOO else points(difference(g, groups[RLOO])),
              f"{quiet[name].value:.2f}" if name in quiet else "",
-             "" if name in LINE or name not in quiet else points(above(groups, quiet, name)),
-             f"{spent(g)[-1] / unit:.1f}", mean_cell(g.values("seconds"), 0)]
+             *([""] * 2 if name in LINE or name not in quiet else
+               [points(above(groups, quiet, name)), above_at_ends(groups, quiet, name)]),
+             f"{spent(g)[-1] / unit:.1f}"]
             for name, g in sorted(groups.items(), key=lambda item: -item[1].values("area").mean())]
     arms = Table("Learning", "±: half of a 95% interval over seeds; end and area in percent, exact. Quiet: 1 / noise "
-                 "of a step (noise.md). Above the line: area minus RLOO's as noisy. Cost: weighted tokens, GRPO = 1.",
-                 ["arm", "seeds", "end", "area", "area - RLOO", "quiet", "above the line", "cost", "seconds"], rows)
+                 "of a step (noise.md). Above the line: area minus RLOO's as noisy; by noise: the same with the arm's noise at either "
+                 "end of its interval. Cost: weighted tokens, GRPO = 1.",
+                 ["arm", "seeds", "end", "area", "area - RLOO", "quiet", "above the line", "by noise", "cost"],
+                 rows)
     found = contrasts(groups, quiet)
     significant = holm({name: e.p for name, e in found.items()})
     primary = Table("Primary contrasts", "Of area, in points. * is significant at 5% after Holm's correction over the "
