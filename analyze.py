@@ -263,6 +263,12 @@ def estimate(group: Group, column: str) -> Estimate:
     return t_estimate(group.values(name), *others)
 
 
+def method_row(group: Group, columns: list[str]) -> list[str]:
+    """The `estimate` of each column, as a row."""
+    found = [estimate(group, column) for column in columns]
+    return [group.label, str(len(group.rows)), *(pm(e.value, e.high - e.value) for e in found)]
+
+
 def comparison_tables(groups: list[Group], warning: str) -> list[Table]:
     """What each method learned, and where its credit went, a row per method."""
     passed = [name for name in next(iter(groups[0].rows.values())) if name.startswith("pass@")]
@@ -273,9 +279,7 @@ def comparison_tables(groups: list[Group], warning: str) -> list[Table]:
                ["start", "end", "area", *passed, *(f"{name} - baseline" for name in ("end", "area", *passed))])
     credited = ("Size: mean absolute value over the tokens of a type. Of the gradient's norm mean and standard deviation "
                 "over steps.", ["end", *SIZES, "gradient norm", "its spread", "seconds a step"])
-    rows_of = lambda columns: [[group.label, str(len(group.rows)), *(pm(e.value, e.high - e.value) for e in (
-        [estimate(group, column) for column in columns]))] for group in groups]
-    return [Table(title, bold + note, ["method", "seeds", *columns], rows_of(columns))
+    return [Table(title, bold + note, ["method", "seeds", *columns], [method_row(group, columns) for group in groups])
             for title, (note, columns) in (("Learning", learned), ("Credit", credited))]
 
 

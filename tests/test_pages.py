@@ -6,7 +6,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -15,9 +14,7 @@ import tokenizers
 import torch
 from transformers import HeliumConfig, HeliumForCausalLM, MistralConfig, MistralForCausalLM
 
-import mitigations
 import train
-from methods import MITIGATIONS
 from methods.heads import Critic
 from plumbing import metrics
 from plumbing.runs import read_metrics
@@ -157,22 +154,25 @@ def test_the_function_is_listed_trains_a_step_and_passes_the_tests(copy):
             "tests/test_plumbing.py", "-k", f"{NAME} or help or flag or registered")
 
 
-def test_the_entropy_bonus_of_the_page_has_the_gradient_of_the_entropy():
+BONUS = """
+from types import SimpleNamespace
+import torch
+from mitigations import curious
+logits = torch.randn(1, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+logprob = logits.log_softmax(1)  # (1, 9) of each token that may be drawn
+p, entropy = logprob.exp().detach(), -(logprob.exp() * logprob).sum(1)  # (1, 9), (1,)
+batch = SimpleNamespace(advantage=torch.tensor([2.0]), mask=torch.ones(1, 9, dtype=torch.bool),
+                        logprob=logprob.detach(), entropy=entropy.detach()[:, None])
+credit = curious.function(batch, 0.5)
+found, = torch.autograd.grad((p * credit * logprob).sum(), logits, retain_graph=True)
+torch.testing.assert_close(found, 0.5 * torch.autograd.grad(entropy.sum(), logits)[0])
+assert torch.allclose((p * credit).sum(), torch.tensor(2.0, dtype=torch.float64))  # the bonus averages to 0
+"""
+
+
+def test_the_entropy_bonus_of_the_page_has_the_gradient_of_the_entropy(copy):
     """Against autograd, summed over all tokens. Guards against a wrong sign and a missing baseline."""
-    names = vars(mitigations).copy()
-    try:
-        exec(next(code for _, code in RECIPES if "def curious" in code), names)
-        credit = names["curious"].function
-    finally:
-        MITIGATIONS.pop("curious", None)
-    logits = torch.randn(1, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    logprob = logits.log_softmax(1)  # (1, 9) of each token that may be drawn
-    p, entropy = logprob.exp().detach(), -(logprob.exp() * logprob).sum(1)  # (1, 9), (1,)
-    batch = SimpleNamespace(advantage=torch.tensor([2.0]), mask=torch.ones(1, 9, dtype=torch.bool),
-                            logprob=logprob.detach(), entropy=entropy.detach()[:, None])
-    found, = torch.autograd.grad((p * credit(batch, 0.5) * logprob).sum(), logits, retain_graph=True)
-    torch.testing.assert_close(found, 0.5 * torch.autograd.grad(entropy.sum(), logits)[0])
-    assert torch.allclose((p * credit(batch, 0.5)).sum(), torch.tensor(2.0, dtype=torch.float64))  # the bonus averages to 0
+    in_copy(copy, "-c", BONUS)
 
 
 PROGRAM = """

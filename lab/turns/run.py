@@ -125,15 +125,15 @@ def read_quiet() -> dict[str, Estimate]:
     return read_noise(HERE / "noise.md") | {name: Estimate(Q / 12, Q / 12, Q / 12) for name, Q in GAMES.items()}
 
 
-def above(groups: dict[str, Group], quiet: dict[str, Estimate], name: str, place: float | None = None) -> Estimate:
-    """The area of an arm minus that of RLOO where it is as noisy, or as noisy as at another place on the axis."""
-    places = values_of(quiet) | ({name: place} if place else {})
-    return above_line(groups, places, (name,), line=LINE)
+def above(groups: dict[str, Group], quiet: dict[str, Estimate], name: str) -> Estimate:
+    """The area of an arm minus that of RLOO where it is as noisy."""
+    return above_line(groups, values_of(quiet), (name,), line=LINE)
 
 
 def above_at_ends(groups: dict[str, Group], quiet: dict[str, Estimate], name: str) -> str:
     """The same, with the arm's noise at either end of its interval."""
-    low, high = sorted(above(groups, quiet, name, place).value for place in (quiet[name].low, quiet[name].high))
+    ends = [quiet | {name: Estimate(place)} for place in (quiet[name].low, quiet[name].high)]
+    low, high = sorted(above(groups, other, name).value for other in ends)
     return f"{100 * low:.1f} to {100 * high:.1f}"
 
 
