@@ -113,7 +113,8 @@ PARTS = {  # level, methods with their flags, seeds
                            "share --advantage rloo --lr 5e-06"), range(5))],
     "original": [("original", ("none --lr 5e-06",), (0,))],
     "mitigations": [("twenty", tuple(f"{flags} --lr 5e-06" for flags in listed), seeds) for listed, seeds in (
-        ((RLOO_FLAGS, "none", CONCLUSION, THEIR_INVERSE), range(3)), ((RLOO_FLAGS, "none", CONCLUSION), (3, 4)),
+        (("none", THEIR_INVERSE, CONCLUSION), range(3)), ((RLOO_FLAGS,), range(3)),
+        ((RLOO_FLAGS, "none", CONCLUSION), (3, 4)),
         (("inverse_logprob",), range(3)),
         (("entropy_weighted", "attention_credit", "outcome_conditional --think_discount 0.75"), range(3)))],
     "rank": [("twenty", tuple(f"{RLOO_FLAGS} --lora_rank 8 --lr {rate}" for rate in (1.5e-5, 5e-5)), range(3))],

@@ -107,8 +107,9 @@ class Experiment(NamedTuple):
         """The same, or the one that resumes the run; of a pretrained model, the start is measured once a level."""
         if self.folder.is_dir():
             return f"python train.py --resume {self.folder}"
-        others = sorted(RUNS.glob(f"{self.level}/*/final.json")) if self.level in PRETRAINED else []
-        first = f"python -m lab.study.started {others[0].parent}" if others else "python train.py"
+        told = [] if self.level not in PRETRAINED else sorted(
+            path for name in ("state.pt", "final.json") for path in RUNS.glob(f"{self.level}/*/{name}"))
+        first = f"python -m lab.study.started {told[0].parent}" if told else "python train.py"
         return self.command.replace("python train.py", first)
 
 

@@ -149,6 +149,7 @@ def test_a_start_that_was_measured_is_not_measured_again(finished, monkeypatch):
     header, first, *rows = [line.split(",") for line in metrics.read_text().splitlines()]
     first[header.index("heldout_success")] = "0.75"  # no run of this size could have measured that
     metrics.write_text("".join(",".join(line) + "\n" for line in (header, first, *rows)))
+    (finished.folder / "final.json").rename(finished.folder / "state.pt")  # a run that is under way knows it, too
     command = e.next_command()
     assert command.startswith(f"python -m lab.study.started {finished.folder} --mitigation outcome_conditional")
     said = subprocess.run([sys.executable, *shlex.split(command)[1:]], cwd=study.ROOT, check=True, capture_output=True)
