@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from analyze import read_log, with_measures
-from lab.real import report
+from lab.real import report, twenty
+from plumbing.comparison import Run
 from plumbing.runs import read_metrics
 from tests.test_analyze import make_run
 
@@ -49,6 +50,23 @@ def test_a_run_by_tens_of_steps_by_hand():
     assert [*first.values()] == ["1-2", "4", "0.25", "0.88", "2", "0.500", "50%", "50.0%", "25.0%", "3.00", "3.00"]
     expected = {"steps": "11-11", "right": "1.00", "format": "0.50", "equal groups": "0%"}
     assert second.items() >= expected.items()
+
+
+def test_three_seeds_get_a_verdict_and_two_get_none():
+    """Guards against a difference without its seeds, a correction over contrasts that were not decided on, and a
+    spread around another arm's mean."""
+    figures = dict.fromkeys(("answered", "right of answered", "contribution, first / last",
+                             "contribution, filler / reasoning", "gradient norm", "entropy", "seconds a step"), 0.5)
+    ends = {"none": (0.5, 0.52, 0.54), twenty.INVERSE: (0.0, 0.02, 0.04), "outcome_conditional": (0.3, 0.5),
+            "none advantage=rloo": (0.5, 0.52, 0.54)}
+    runs = [Run(f"{name}{seed}", f"{name} lr=5e-06", "", False, seed, figures | {"end": end})
+            for name, listed in ends.items() for seed, end in enumerate(listed)]
+    (table,) = twenty.tables_twenty({"mitigations": runs})
+    found = {row[0]: row[4] for row in table.rows}
+    half = 2.776 * 2 * (2 / 3) ** 0.5  # t with four degrees of freedom, and a spread of 2 points on either side
+    assert found == {"GRPO": "", "`outcome_conditional`": "", "RLOO": f"0.0 ± {half:.1f}",
+                     f"`{twenty.INVERSE}`": f"-50.0 ± {half:.1f} *"}
+    assert "deviation of 5.7 points (7 degrees" in table.note  # sqrt((3 * 2 * 4 + 2 * 100) / 7)
 
 
 def test_what_is_published_of_a_run_is_its_log_and_its_metrics(tmp_path, monkeypatch):

@@ -35,7 +35,7 @@ from typing import Iterator, NamedTuple
 import numpy as np
 
 import train
-from analyze import read_log, summarize
+from analyze import position_bins, read_log, summarize
 from countdown_task import solutions, universe
 from lab import quiet
 from lab.statistics import spread_within
@@ -47,6 +47,7 @@ from plumbing.comparison import NO_DIFFERENCE
 from plumbing.files import read_json, replace_file, write_json
 from plumbing.flags import new_parser
 from plumbing.progress import fail, one_sentence
+from plumbing.report import ratio
 from plumbing.runs import is_finished, read_config, read_metrics
 from plumbing.task_file import load_task
 from rollout import EVALUATION, draw_uniforms, generate_and_grade
@@ -156,6 +157,8 @@ def make_row(e: Experiment) -> dict:
     cost = np.nancumsum(sum(weight * metrics[name] for name, weight in COSTS.items()))  # (steps + 1,) NaN at the start
     by_step = {"curve": curve, "spent": {step: cost[int(step)] for step in curve}}
     figures["seconds"] = np.nansum(metrics["seconds"])  # of all steps, without evaluation
+    if e.level == "twenty":
+        figures |= answers(log)
     if e.part in CHECKED:
         figures["others"] = success_on_others(e.folder, e.level)
     return {"run": e.name, "version": VERSION, "part": e.part, "level": e.level,
@@ -163,6 +166,20 @@ def make_row(e: Experiment) -> dict:
             "seed": e.seed, "command": config["command"],
             **{key: f"{value:.6g}" for key, value in figures.items()},
             **{key: " ".join(f"{step:.0f}:{x:.6g}" for step, x in values.items()) for key, values in by_step.items()}}
+
+
+def answers(log: dict[str, np.ndarray]) -> dict[str, float]:
+    """Of the responses of a run's last ten steps the share that answer at all, of right ones among these, and the mean
+    entropy; and the mean size of contribution in the first fifth of a response over that in the last, of all steps."""
+    late = log["step"] > log["step"].max() - 10
+    begins = np.flatnonzero(late & (log["position"] == 0))
+    right = log["reward"][begins] > 0.5  # (n,) a layout earns 0.1, an answer 1
+    answered = np.logical_or.reduceat(log["in_answer"] > 0, begins)  # (n,)
+    (_, first), *_, (_, last) = position_bins(log, 5)
+    size = np.abs(log["contribution"])
+    return {"answered": answered.mean(), "right of answered": ratio((right & answered).sum(), answered.sum()),
+            "entropy": log["entropy"][late].mean(),
+            "contribution, first / last": size[first].mean() / size[last].mean()}
 
 
 def success_on_others(run: Path, level: str) -> float:

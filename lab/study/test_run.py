@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 
+import numpy as np
 import pytest
 
 import analyze
@@ -140,6 +141,18 @@ def test_a_row_says_what_the_run_was_and_gave(finished):
     assert (run.label, run.setting, run.seed) == (f"{row['method']} {row['setting']}", row["setting"], 3)
     assert not run.is_baseline and run.figures["curve"].keys() == {0, 2}
     assert run.figures == {name: pytest.approx(value, rel=1e-5, abs=1e-12) for name, value in expected.items()}
+
+
+def test_what_is_told_of_answers_by_hand():
+    """Guards against early steps among the last ten, tokens counted as responses, and the layout taken for success."""
+    rows = [(1, 0, 0, 1.1, 1.0, 9.0), (1, 1, 1, 1.1, 1.0, 2.0),
+            (2, 0, 0, 1.1, 0.2, 9.0), (2, 1, 1, 1.1, 0.4, 2.0), (11, 0, 1, 0.1, 0.6, 9.0), (11, 0, 0, 1.0, 0.8, 1.0)]
+    log = dict(zip(("step", "position", "in_answer", "reward", "entropy", "contribution"), map(np.array, zip(*rows))))
+    log["relative"] = log["position"] * 0.9
+    log["relative"][-1] = 0.5
+    found = study.answers(log)
+    assert found.pop("contribution, first / last") == pytest.approx(9 / 2) and found.pop("entropy") == pytest.approx(0.5)
+    assert found == {"answered": 2 / 3, "right of answered": 1 / 2}
 
 
 def test_a_start_that_was_measured_is_not_measured_again(finished, monkeypatch):
