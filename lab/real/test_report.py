@@ -59,14 +59,14 @@ def test_three_seeds_get_a_verdict_and_two_get_none():
                              "contribution, filler / reasoning", "gradient norm", "entropy", "seconds a step"), 0.5)
     ends = {"none": (0.5, 0.52, 0.54), twenty.INVERSE: (0.0, 0.02, 0.04), "outcome_conditional": (0.3, 0.5),
             "none advantage=rloo": (0.5, 0.52, 0.54)}
-    runs = [Run(f"{name}{seed}", f"{name} lr=5e-06", "", False, seed, figures | {"end": end})
+    runs = [Run(f"{name}{seed}", f"{name} lr=5e-06", "", False, seed, figures | {"end": end, "climb": end - 0.09})
             for name, listed in ends.items() for seed, end in enumerate(listed)]
     (table,) = twenty.tables_twenty({"mitigations": runs})
     found = {row[0]: row[4] for row in table.rows}
     half = 2.776 * 2 * (2 / 3) ** 0.5  # t with four degrees of freedom, and a spread of 2 points on either side
     assert found == {"GRPO": "", "`outcome_conditional`": "", "RLOO": f"0.0 ± {half:.1f}",
                      f"`{twenty.INVERSE}`": f"-50.0 ± {half:.1f} *"}
-    assert "deviation of 5.7 points (7 degrees" in table.note  # sqrt((3 * 2 * 4 + 2 * 100) / 7)
+    assert "deviation of 6.6 points, in arms that end above the start (5 degrees" in table.note  # sqrt((2 * 8 + 200) / 5)
 
 
 def test_what_is_published_of_a_run_is_its_log_and_its_metrics(tmp_path, monkeypatch):
