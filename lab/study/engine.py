@@ -212,9 +212,9 @@ def mean(figure: str) -> Column:
     return Column(figure, lambda pair: t_estimate(pair.a.values(figure)))
 
 
-def plain(figure: str) -> Column:
+def plain(figure: str, digits: int = 3) -> Column:
     """A figure that is no share."""
-    return Column(figure, lambda pair: mean_cell(pair.a.values(figure)))
+    return Column(figure, lambda pair: mean_cell(pair.a.values(figure), digits))
 
 
 def minus(header: str, figure: str = "area", second: bool = False, family: Callable | None = None) -> Column:
