@@ -105,13 +105,8 @@ class Experiment(NamedTuple):
                 f"--out {self.folder}{device}")
 
     def next_command(self) -> str:
-        """The same, or the one that resumes the run; of a pretrained model, the start is measured once a level."""
-        if self.folder.is_dir():
-            return f"python train.py --resume {self.folder}"
-        told = [] if self.level not in PRETRAINED else sorted(
-            path for name in ("state.pt", "final.json") for path in RUNS.glob(f"{self.level}/*/{name}"))
-        first = f"python -m lab.study.started {told[0].parent}" if told else "python train.py"
-        return self.command.replace("python train.py", first)
+        """The same, or the one that resumes the run."""
+        return f"python train.py --resume {self.folder}" if self.folder.is_dir() else self.command
 
 
 def list_experiments(parts: list[str], levels: list[str], methods: list[str], device: str) -> list[Experiment]:

@@ -155,23 +155,6 @@ def test_what_is_told_of_answers_by_hand():
     assert found == {"answered": 2 / 3, "right of answered": 1 / 2}
 
 
-def test_a_start_that_was_measured_is_not_measured_again(finished, monkeypatch):
-    """Guards against another first row, a run that differs otherwise, and a command that its row would not know."""
-    monkeypatch.setattr(study, "PRETRAINED", ("easy",))
-    e, metrics = finished._replace(flags=finished.flags.replace("0.25", "0.5")), finished.folder / "metrics.csv"
-    header, first, *rows = [line.split(",") for line in metrics.read_text().splitlines()]
-    first[header.index("heldout_success")] = "0.75"  # no run of this size could have measured that
-    metrics.write_text("".join(",".join(line) + "\n" for line in (header, first, *rows)))
-    (finished.folder / "final.json").rename(finished.folder / "state.pt")  # a run that is under way knows it, too
-    command = e.next_command()
-    assert command.startswith(f"python -m lab.study.started {finished.folder} --mitigation outcome_conditional")
-    said = subprocess.run([sys.executable, *shlex.split(command)[1:]], cwd=study.ROOT, check=True, capture_output=True)
-    assert b"measuring the start" not in said.stdout and study.read_config(e.folder)["command"] == e.command
-    kept, found = read_metrics(finished.folder), read_metrics(e.folder)
-    assert found["heldout_success"][0] == 0.75 and found["heldout_stderr"][0] == kept["heldout_stderr"][0]
-    assert kept["reward"][1] == found["reward"][1] and e.next_command().startswith("python train.py --resume")
-
-
 def test_the_other_puzzles_are_512_that_the_run_never_measured(finished, monkeypatch):
     """Guards against a check on puzzles that were measured all along, and more asked for than the task has."""
     asked = []
