@@ -18,8 +18,8 @@ ENDS = Column("end, by seed", lambda pair: ", ".join(f"{100 * end:.1f}" for end 
 
 
 def verdict(pair: Pair) -> Estimate | None:
-    """The difference of two arms at the end, none of an arm and itself. With fewer than SEEDS seeds it stays open, and
-    counts for Holm's correction as a p-value of 1."""
+    """The difference of two arms at the end, none of an arm and itself. With fewer than SEEDS seeds, but one, it stays
+    open, and counts for Holm's correction as a p-value of 1."""
     if pair.b is pair.a:
         return None
     few = min(len(group.rows) for group in pair[:2]) < SEEDS
@@ -36,8 +36,9 @@ def tables_twenty(parts: dict[str, list[Run]]) -> list[Table]:
             "verdict counts as not significant. Answered: of the responses of steps 11 to 20, those with an answer; "
             "right: of those, in percent. Then ratios of contribution's mean size, and the gradient's norm, over all "
             "steps. Means over seeds; with three seeds ± half of a 95% interval, Welch's for the difference, which "
-            f"fewer don't get. GRPO's ends have a standard deviation of {deviation:.1f} points between seeds. With it "
-            "on both sides three seeds see a difference of 3.5 deviations four times in five, before the correction.")
+            "fewer don't get; it is not corrected, and may exclude 0 without a *. GRPO's ends have a standard "
+            f"deviation of {deviation:.1f} points between seeds. With it on both sides three seeds see a difference of "
+            "3.5 deviations four times in five, and of 4.6 at Holm's first step.")
     decided = Column("minus it", verdict, lambda pair: "" if pair.a.label in PRIMARY else None)
     others = [mean("answered"), mean("right of answered"), plain("contribution, first / last", 2),
               plain("contribution, filler / reasoning", 2), plain("gradient norm", 2)]
@@ -46,7 +47,8 @@ def tables_twenty(parts: dict[str, list[Run]]) -> list[Table]:
                         [METHOD, MINUS, BOTH, ENDS, decided, *others])]
     lora = [group for (name, _), group in arms.items() if name == LORA]
     if lora and RLOO in full:
-        note = "RLOO as above: rank 8 at two rates, and all weights at 5e-6. * as above, over both rates."
+        note = ("RLOO as above: rank 8 at two rates, and all weights at 5e-6. * as above, over both rates. Entropy: of "
+                "the last ten steps. Seconds: of one core, the other one busy, too; they depend on what else ran.")
         pairs = [Pair(group, full[RLOO]) for group in (*lora, full[RLOO])]
         found.append(make_table("Rank 8 beside all weights", note, pairs, [
             METHOD, BOTH, ENDS, Column("minus all weights", verdict, lambda pair: ""), plain("entropy", 2),
