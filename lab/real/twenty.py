@@ -18,7 +18,7 @@ ENDS = Column("end, by seed", lambda pair: ", ".join(f"{100 * end:.1f}" for end 
 
 
 def verdict(pair: Pair) -> Estimate | None:
-    """The difference of two arms at the end, none of an arm and itself. With fewer than SEEDS seeds, but one, it stays
+    """The difference of two arms at the end, none of an arm and itself. With seeds, but fewer than SEEDS, it stays
     open, and counts for Holm's correction as a p-value of 1."""
     if pair.b is pair.a:
         return None
