@@ -105,7 +105,8 @@ class Policy(NamedTuple):
         """What the task says after these tokens of a response, the last of which ended a turn; None where it is over.
         It is told the policy's own turns alone: a model that writes a reply itself forges nothing.
         """
-        said = self.task.reply(self.decode(tokens, {})[2], puzzle, self.tokenizer.chat)
+        *_, turns = self.decode(tokens, {})
+        said = self.task.reply(turns, puzzle, self.tokenizer.chat)
         if isinstance(said, list):
             return chat_tokens(self.tokenizer, said, reply=True)
         return None if said is None else self.tokenizer.encode(*check_pieces(said, "reply"))

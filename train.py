@@ -109,9 +109,9 @@ def evaluate(policy: Policy, puzzles: list, G: int, s: Settings) -> np.ndarray:
     success, progress = [], Progress("evaluating", len(uniforms))
     for i in range(0, len(puzzles), at_once):
         rows = uniforms[i * G : (i + at_once) * G]
-        _, grades = generate_and_grade(policy, puzzles[i : i + at_once], rows, greedy=s.eval_greedy,
-                                       watch=progress.part(len(success), *rows.shape))
-        success += [grade["answer"] for grade in grades]  # 1.0 where the answer is right, else 0.0
+        watch = progress.part(len(success), *rows.shape)  # responses done, those of this part, the token limit
+        _, graded = generate_and_grade(policy, puzzles[i : i + at_once], rows, greedy=s.eval_greedy, watch=watch)
+        success += [grade["answer"] for grade in graded]  # 1.0 where the answer is right, else 0.0
     return np.array(success).reshape(len(puzzles), G)
 
 
@@ -270,7 +270,8 @@ def load_policy(s: Settings, task: ModuleType | None = None, needs: tuple[str, .
         raise ValueError(f"--mitigation {s.mitigation} needs {missing[0]}, which is neither a function of the task "
                          f"{s.task} nor a head ({', '.join(HEADS)})")
     heads = {name: load_head(name, s.model, model) for name in HEADS if name in needs}
-    shared = {id(p): p for p in model.parameters() if not p.requires_grad}  # with LoRA, all but the adapters
+    # What deepcopy finds here it does not copy: with LoRA, all but the adapters.
+    shared = {id(p): p for p in model.parameters() if not p.requires_grad}
     reference = copy.deepcopy(model, shared).requires_grad_(False) if s.kl > 0 or "reference" in needs else None
     return Policy(model, tokenizer, task, heads, reference)
 
