@@ -44,7 +44,7 @@ from torch import Tensor
 
 from plumbing.metrics import token_sums, update_columns
 from plumbing.optimizer import Optimizer
-from plumbing.processes import my_share
+from plumbing.processes import my_part
 from plumbing.registry import check_loss, check_share, require
 from rollout import Policy, TokenBatch, by_group, group_mean
 from sampler import response_logprobs, whole_groups
@@ -195,7 +195,7 @@ def micro_batches(batch: TokenBatch, credit: Tensor, s: Settings) -> list[Tensor
     """
     used = (credit != 0).any(1) | (s.kl > 0)  # (B,)
     rows = used.nonzero()[:, 0]  # (M,)
-    return my_share([rows[chunk] for chunk in whole_groups(batch.group[rows], s.micro_batch)])
+    return my_part([rows[chunk] for chunk in whole_groups(batch.group[rows], s.micro_batch)])
 
 
 def update(policy: Policy, optimizer: Optimizer, batch: TokenBatch, credit: Tensor, s: Settings) -> dict:

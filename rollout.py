@@ -401,8 +401,8 @@ class Queries:
         asked = (rows // (len(tokens) // len(self.puzzles))).tolist()  # n, the puzzle of each prefix
         prefixes = [tokens[row, :t].tolist() for row, t in starts.tolist()]  # n
         texts = [self.policy.context(self.puzzles[q], prefix) for q, prefix in zip(asked, prefixes)]  # n
-        left = torch.tensor([self.s.max_new_tokens + len(self.prompts[q]) - len(text)
-                             for q, text in zip(asked, texts)])  # (n,)
+        left = torch.tensor([self.s.max_new_tokens - (len(text) - len(self.prompts[q]))
+                             for q, text in zip(asked, texts)])  # (n,) of the limit, in which replies count, too
         excluded = tokens[rows, positions].repeat_interleave(k) if other else None  # (n * k,)
         samples, grades = generate_and_grade(
             self.policy, [self.puzzles[q] for q in asked], uniforms[..., : left.max()].flatten(0, 1), prefixes,

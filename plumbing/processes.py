@@ -64,8 +64,8 @@ def check_equal(values: dict) -> None:
         raise ValueError(f"the processes have different values of --{different[0]}: start all with the same flags")
 
 
-def my_share(items: list) -> list:
-    """This process's share of a list: every N-th item, starting at its rank."""
+def my_part(items: list) -> list:
+    """This process's part of a list: every N-th item, starting at its rank."""
     rank, size = world()
     return items[rank::size]
 
@@ -75,12 +75,12 @@ def share_out(items: list, work: Callable[[list], list]) -> list:
 
     Every process gets all results, in the order of the items.
     """
-    mine = my_share(items)
+    mine = my_part(items)
     return gather(work(mine) if mine else [])
 
 
 def gather(results: list) -> list:
-    """The results of all processes, one per item of their `my_share(items)`, in the order of the items."""
+    """The results of all processes, one per item of their `my_part(items)`, in the order of the items."""
     _, size = world()
     if size == 1:
         return results

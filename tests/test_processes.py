@@ -91,7 +91,7 @@ def main() -> None:
     """What torchrun starts: every process writes what it found."""
     assert processes.join("cpu") == "cpu"
     print("joined")
-    shares = {"rows": processes.my_share(list(range(7))), "alone": processes.my_share([5])}
+    shares = {"rows": processes.my_part(list(range(7))), "alone": processes.my_part([5])}
     rank = processes.world()[0]
     assert processes.first_alone(lambda: f"of process {rank}") == "of process 0"
     with pytest.raises(OSError, match="of process 0"):
