@@ -48,9 +48,9 @@ def tables_twenty(parts: dict[str, list[Run]]) -> list[Table]:
                         [METHOD, MINUS, BOTH, ENDS, decided, *others])]
     lora = [arms[key] for key in sorted(arms) if key[0] == LORA]  # by rate
     if lora and RLOO in full:
-        note = ("RLOO as above: rank 8, and all weights at 5e-6. * as above, over 1.5e-5 and 5e-5; higher rates were "
-                "chosen after these were known, and have an interval alone. Entropy: of the last ten steps. Seconds: "
-                "of one core, the other one busy, too; they depend on what else ran.")
+        note = ("RLOO as above: rank 8, and all weights at 5e-6. * as above, over 1.5e-5 and 5e-5; the higher rates "
+                "were added one by one, when lower ones were known, and have no verdict. Entropy: of the last ten "
+                "steps. Seconds: of one core, the other one busy, too; they depend on what else ran.")
         pairs = [Pair(group, full[RLOO]) for group in (*lora, full[RLOO])]
         found.append(make_table("Rank 8 beside all weights", note, pairs, [
             METHOD, BOTH, ENDS, Column("minus all weights", verdict,
