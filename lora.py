@@ -7,7 +7,7 @@ Each matrix W of the layers gets two of rank r, A (r, inputs) and B (outputs, r)
 B is 0 at first, so the model begins as it was. What is frozen needs no gradient, no float32 master and no moments. Why a
 low rank is enough for RL: a response's reward is one number, so a step can teach a few bits a response, and even rank 1
 has thousands of numbers in each matrix ("LoRA Without Regret", Schulman et al. 2025, where the best learning rate is
-about 10 times that of full training, each at its best; lab/real/README.md has four of ours).
+about 10 times that of full training, each at its best; lab/real/README.md tries four).
 
 How this differs from the paper:
 1. All matrices of a layer have an adapter, not only those of q and v. A is uniform within 1 / sqrt(inputs), not normal.

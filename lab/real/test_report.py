@@ -71,6 +71,9 @@ def test_three_seeds_get_a_verdict_and_two_get_none(inverse, verdict):
         "GRPO": "", "`outcome_conditional`": "", "RLOO": "0.0 ± 4.5", f"`{twenty.INVERSE}`": verdict}
     assert sorted(row[3] for row in adapters.rows) == sorted(["", "", verdict])
     assert "deviation of 2.0 points" in mitigations.note
+    higher = [run._replace(label=f"{twenty.LORA} lr=0.00015") for run in rank[:3]]  # a rate of no family
+    _, adapters = twenty.tables_twenty({"mitigations": runs, "rank": rank + higher})
+    assert sorted(row[3] for row in adapters.rows) == sorted(["", "", verdict, verdict.removesuffix(" *")])
 
 
 def test_what_is_published_of_a_run_is_its_log_and_its_metrics(tmp_path, monkeypatch):

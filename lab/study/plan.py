@@ -117,7 +117,8 @@ PARTS = {  # level, methods with their flags, seeds
         ((RLOO_FLAGS, "none", CONCLUSION), (3, 4)),
         (("inverse_logprob",), range(3)),
         (("entropy_weighted", "attention_credit", "outcome_conditional --think_discount 0.75"), range(3)))],
-    "rank": [("twenty", (f"{RLOO_FLAGS} --lora_rank 8 --lr {rate}",), range(3)) for rate in (5e-5, 1.5e-5, 1.5e-4, 5e-4)],
+    "rank": [("twenty", (f"{RLOO_FLAGS} --lora_rank 8 --lr {rate}",), range(3))
+             for rate in (5e-5, 1.5e-5, 1.5e-4, 5e-4)],
     "warm": [("warm", (f"{RLOO_FLAGS} --lr 2e-05",), (0,)), ("first-smollm2", (RLOO_FLAGS,), (0,))],
     "lambda": [("easy", ("ppo", "ppo --gae_lambda 1"), range(80, 90))],
     # To check what was written before they ran.
