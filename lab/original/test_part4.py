@@ -3,19 +3,18 @@ import numpy as np
 import pytest
 
 from analyze import with_measures
+from lab.estimates import read_table
 from lab.original import part4
 
 
 def test_a_run_by_hand():
-    """Guards against sums for means, tags taken for reasoning, and sides that are split by the wrong sign."""
-    columns = {"step": [1, 1, 1, 1], "group": [0, 0, 0, 0], "position": [0, 1, 0, 1], "credit": [2.0, 2, -1, -1],
-               "logprob": [-1.0, -3, -0.5, -0.5], "logit_grad": [1.0, 1, 1, 1], "role": [0, 1, 2, 1]}
-    log = with_measures({name: np.tile(column, 15) for name, column in columns.items()})  # 30 responses
-    found = dict(zip(("mean", "spread", "size", "range"), part4.statistics(log)))
-    assert found == {"mean": "-1.750", "spread": f"{np.std([-2, -6, 0.5, 0.5]):.3f}", "size": "2.250",
-                     "range": "-6.0 to 0.5"}
-    assert part4.statistics(log)[-2:] == ["-4.000", "0.500"]
-    assert part4.by_type(log, log["step"] == 1) == ["1.250", "-0.750", "30", "3.250", "-1.750", "30"]
+    """Guards against sums for means, tags taken for reasoning, and tokens without credit on the wrong side."""
+    columns = {"step": [1] * 6, "group": [0, 0, 0, 0, 1, 1], "position": [0, 1] * 3, "credit": [2.0, 2, -1, -1, 0, 0],
+               "logprob": [-1.0, -3, -0.5, -0.5, -1, -1], "logit_grad": [1.0] * 6, "role": [0, 1, 2, 1, 0, 0]}
+    log = with_measures({name: np.tile(column, 10) for name, column in columns.items()})  # 30 responses
+    assert part4.statistics(log)[:4] == ["-1.167", f"{np.std([-2, -6, 0.5, 0.5, 0, 0]):.3f}", "1.500", "-6.0 to 0.5"]
+    assert part4.statistics(log)[-3:] == ["-4.000", "0.250", "0.500"]  # credit above 0, 0 or below, below
+    assert part4.by_type(log, log["credit"] != 0) == ["1.250", "-0.750", "20", "3.250", "-1.750", "20"]
 
 
 def test_the_documents_figures_fit_each_other():
@@ -38,3 +37,8 @@ def test_the_page_is_that_of_the_published_arrays(tmp_path, monkeypatch):
     monkeypatch.setattr(part4, "FILE", tmp_path / "part4.md")
     part4.main()
     assert (tmp_path / "part4.md").read_text(encoding="utf-8") == tracked and "nan" not in tracked
+    found = read_table(part4.FILE, "Contribution")[1][-3:]
+    for run, cells in zip(part4.RUNS.values(), list(zip(*found))[2:]):
+        credit, logprob = (np.load(run / "credit.npz")[name] for name in ("credit", "logprob"))
+        sides = [credit > 0, credit <= 0, credit < 0]
+        assert list(cells) == [f"{(credit[side] * logprob[side]).mean():.3f}" for side in sides]

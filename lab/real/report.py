@@ -46,7 +46,7 @@ SPACE = {"Qwen": 220, "SmolLM2": 216}  # tokens of their vocabularies
 THEIRS = {"reasoning, share of tokens": "32.2%", "length, tokens": "183 at first, 42 at the end",
           "responses, tokens": "6,400, 303,042", "filler and tags / reasoning, contribution": "1.31",
           "log p: filler and tags, reasoning": "-0.555, -0.489", "first tenth / last, contribution": "1.63",
-          "mean contribution: credit above 0, below": "-0.560, 0.242",
+          "mean contribution: credit above 0, 0 or below": "-0.560, 0.242",
           "mean contribution: filler and tags, reasoning": "0.0786, 0.0793",
           "share with abs(t) above 3, below 1.5": "20%, 39%", "mean abs(t)": "1.92"}
 THEIR_FIFTHS = ((0.358, 0.346), (0.366, 0.208), (0.318, 0.298), (0.389, 0.236), (0.236, 0.257))
@@ -81,8 +81,9 @@ def first_figures(log: dict, space: int) -> dict[str, str]:
             f"{log['logprob'][x].mean():.3f}" for x in (filler | tags, reasoning)),
         **ratios("first tenth / last", first, last),
         **ratios("answer / thoughts", answer, ~answer),
-        "mean contribution: credit above 0, below": ", ".join(
-            f"{log['contribution'][x].mean():.3f}" for x in (log["credit"] > 0, log["credit"] < 0)),
+        "mean contribution: credit above 0, 0 or below": ", ".join(
+            f"{log['contribution'][x].mean():.3f}" for x in (log["credit"] > 0, log["credit"] <= 0)),
+        "mean contribution: credit below 0": f"{log['contribution'][log['credit'] < 0].mean():.3f}",
         "mean contribution: filler and tags, reasoning": ", ".join(
             f"{log['contribution'][x].mean():.4f}" for x in (filler | tags, reasoning)),
         "share with abs(t) above 3, below 1.5": f"{(t > 3).mean():.0%}, {(t < 1.5).mean():.0%}",
@@ -98,7 +99,7 @@ def table_first(logs: dict[str, dict]) -> Table:
         "RLOO's credit on zero-shot responses, 8 to each of 64 problems; then pooled over training, as the original's "
         "in the last column, GRPO's. SmolLM2's, on easy Countdown, by RLOO: zero-shot, and, after imitating the toy's "
         "searches, pooled over training. Ratios are of mean sizes, with 95% intervals over problems. t: of the mean at "
-        "each position that 30 responses reach."),
+        "each position that 30 responses reach. The original's groups of equal rewards count with credit below 0."),
         ["", *logs, "the original, Countdown"], rows)
 
 
