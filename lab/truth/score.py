@@ -42,7 +42,8 @@ from train import CHOICES, load_policy
 TRUTH = Path(__file__).parent / "data"  # ground_truth.npz, and the critic of ppo
 SCORES = TRUTH.parent / "scores.md"  # of every method
 COLUMNS = {"rank, all tokens": (ALL, "Spearman"), "cosine of update": (ALL, "cosine of update"),
-           "rank in response": (WITHIN, "Spearman"), "solver": (WITHIN, "solver")}  # where scores.md has each
+           "location": (ALL, "location"), "rank in response": (WITHIN, "Spearman"),
+           "solver": (WITHIN, "solver")}  # where scores.md has each
 
 
 @dataclass
@@ -107,7 +108,7 @@ def own_scores(credit: np.ndarray, batch: TokenBatch, truth: dict) -> list[Estim
     torch.set_num_threads(1)  # the matrices are so small that threads wait for each other, for minutes on busy cores
     s = credit_scores({"": credit}, batch, truth)[""]
     torch.set_num_threads(threads)
-    return [s.spearman, s.cosine, s.within_spearman, s.solver]
+    return [s.spearman, s.cosine, s.location, s.within_spearman, s.solver]
 
 
 def table_scores(name: str, own: list[Estimate], published: Path) -> Table:
@@ -122,6 +123,7 @@ def table_scores(name: str, own: list[Estimate], published: Path) -> Table:
     return Table(f"Credit of {name} against A*", (
         "Rank: correlation of ranks with those of A*; in response: centred in each response, over tokens with "
         "rollouts, empty where credit is the same on all of them. Cosine: of the updates that credit and A* cause. "
+        "Location: the share of A* squared on the tenth of the tokens with the largest abs(credit). "
         "Solver: rank in response, with the exact verdict instead of A*. In brackets, 95% intervals over puzzles. "
         "Half against half: A* from one half of the rollouts against the other. The first row is computed, the others "
         f"are those of {published.name}."), ["method", *COLUMNS], rows)

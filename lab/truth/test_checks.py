@@ -7,6 +7,7 @@ import pytest
 
 from lab.truth import checks
 from lab.truth.measure import PACKET, add_values
+from lab.truth.scoring import share_of, top_tenth
 
 
 def made_up(wins: int, responses: int, packets: int) -> dict:
@@ -65,20 +66,7 @@ def test_few_tokens_selected_by_one_half_and_squared_by_the_other(monkeypatch):
     """Guards against noise that selects a token and then counts as its size."""
     truth = made_up(3, 500, packets=1)
     monkeypatch.setattr(checks, "SPLITS", 3)
-    halves = [checks.top_tenth(np.abs(half)) for half in truth["a_star_halves"].T]
-    exact = np.mean([checks.share_of(truth, chosen, truth["exact"] ** 2).value for chosen in halves])
+    halves = [top_tenth(np.abs(half)) for half in truth["a_star_halves"].T]
+    exact = np.mean([share_of(truth, chosen, truth["exact"] ** 2).value for chosen in halves])
     found = checks.few_tokens(truth)
     assert found.low < exact < found.high and found.value == pytest.approx(exact, abs=0.03)
-
-
-def test_shares_of_the_truth_by_hand():
-    """Guards against signed sums, noise in a square, and a tenth that is rounded up."""
-    truth = {"group": np.array([0, 0, 1]), "a_star": np.array([-3.0, 1.0, 4.0])}
-    chosen = np.array([True, False, False])
-    assert checks.share_of(truth, chosen, np.abs(truth["a_star"])).value == 3 / 8
-    truth["a_star_halves"] = np.array([[-2.0, -4.0], [-1.0, 3.0], [5.0, 3.0]])  # the second token is noise
-    assert checks.share_of(truth, chosen, checks.squares(truth)).value == pytest.approx(8 / (8 - 3 + 15))
-    chosen = checks.top_tenth(np.array([5.0, 9.0, 7.0] + [0.0] * 18))  # a tenth of 21 tokens are two
-    assert np.flatnonzero(chosen).tolist() == [1, 2]
-
-

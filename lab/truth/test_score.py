@@ -75,7 +75,7 @@ def test_the_command_scores_and_draws_the_credit(published, tmp_path, monkeypatc
     """Guards against hyper-parameters or an advantage that never reach the function, and credit of another token."""
     drawn, scored, draw = [], [], sc.draw
     monkeypatch.setattr(sc, "draw", lambda *arguments: (drawn.extend(arguments), draw(*arguments)))
-    monkeypatch.setattr(sc, "own_scores", lambda credit, *_: scored.append(credit) or [sc.Estimate(0.5)] * 4)
+    monkeypatch.setattr(sc, "own_scores", lambda credit, *_: scored.append(credit) or [sc.Estimate(0.5)] * 5)
     words = f"--mitigation outcome_conditional --think_discount 0 --advantage rloo --out {tmp_path / 'out'}"
     monkeypatch.setattr(sys, "argv", ["score.py", *words.split()])
     sc.main()
