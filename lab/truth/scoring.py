@@ -1,11 +1,9 @@
 """How close each method's credit comes to the truth of lab/truth/measure.py: scores and tables.
 
 A method is compared in two ways. Over all tokens, even plain GRPO agrees with A*, because the A* of a response sum to
-its success - V_0. Within responses, after subtracting each response's mean, only what a method knows about single
-tokens counts: plain GRPO knows nothing there.
+its success - V_0. Within responses, after subtracting each response's mean, GRPO knows nothing of single tokens.
 
-Puzzles are the unit of all intervals. Answers to the same puzzle share its difficulty, and their advantages depend
-on each other, so responses or tokens would make the intervals too narrow.
+Puzzles are the unit of all intervals: answers to one share its difficulty, and their advantages depend on each other.
 
 Run it:  python -m lab.truth.measure        writes scores.md
 """
@@ -42,8 +40,7 @@ def score(x: np.ndarray, y: np.ndarray, truth: dict, cosine: Estimate) -> Score:
     """How close credit x (N,) is to the truth y (N,), over all tokens and within responses."""
     x, y = x.astype(float), y.astype(float)
     spearman, within_spearman = rank_pair(x, y, truth)
-    location = share_of(truth, top_tenth(np.abs(x)), squares(truth))
-    return Score(spearman, cosine, location, within_spearman,
+    return Score(spearman, cosine, share_of(truth, top_tenth(np.abs(x)), squares(truth)), within_spearman,
                  within_pearson=within(x, y, truth, truth["packets"] > 0, False),
                  solver=within(x, truth["reachable"], truth, truth["reachable_before"] == 1, True))
 
@@ -80,17 +77,15 @@ def all_scores(batch: TokenBatch, truth: dict) -> dict[str, Score]:
     halves = truth["a_star_halves"].T
     between = score(*halves, truth, cosine_of(*updates_of(list(halves), batch)))
     scores = credit_scores(all_credit(truth), batch, truth) | {HALVES: between}
-    for name in (HALVES, RIGHT_SIZES):  # their noise would choose the tokens, and count as the size of A*
-        scores[name] = scores[name]._replace(location=Estimate(float("nan")))
-    return scores
+    unknown = Estimate(float("nan"))  # noise of A* would choose the tokens, and count as its size
+    return scores | {name: scores[name]._replace(location=unknown) for name in (RIGHT_SIZES, HALVES)}
 
 
 def all_credit(truth: dict) -> dict[str, np.ndarray]:
     """By name, the credit (N,) of every method, what the original work tabulated of GRPO's, and the right sizes.
 
-    A reweighting gives all tokens of a response the sign of its advantage. RIGHT_SIZES is GRPO's sign with the sizes of
-    A* (of the same rollouts, so with their errors). It is no ceiling: weights could also tell which tokens had an A* of
-    the other sign.
+    RIGHT_SIZES is GRPO's sign with the sizes of A* (of the same rollouts, so with their errors). It is no ceiling:
+    weights could also tell which tokens had an A* of the other sign.
     """
     measures = seed_measures(truth) | {RIGHT_SIZES: truth["advantage"] * np.abs(truth["a_star"])}
     return dict(zip(truth["methods"].tolist(), truth["credits"])) | measures
@@ -115,10 +110,9 @@ def table_pooled(scores: dict[str, Score]) -> Table:
     rows = [[name, cell(s.spearman), cell(s.cosine), cell(s.location)] for name, s in scores.items()]
     return Table(ALL, (
         "Rank correlation; cosine of the updates that credit and A* cause, in all parameters; location: the share of "
-        "A* squared, by products of two halves of the rollouts, on the tenth of the tokens with the largest "
-        "abs(credit). Equal ones share the places left: so `none` has what the size of its advantage finds. Brackets: "
-        "95% intervals over puzzles, by bootstrap, of the cosine by jackknife. Half against half: A* from either half "
-        "of the rollouts; halves that agree by r leave room for about sqrt(2 r / (1 + r))."),
+        "A* squared, by products of halves of the rollouts, on the tenth with the largest abs(credit), in which equal "
+        "ones share the places left. Brackets: 95% intervals over puzzles, by bootstrap, of the cosine by jackknife. "
+        "Half against half: A* from either half; halves that agree by r leave room for about sqrt(2 r / (1 + r))."),
         ["method", "Spearman", "cosine of update", "location"], rows)
 
 
@@ -143,8 +137,7 @@ def table_sizes(truth: dict) -> Table:
 
 def table_kinds(truth: dict) -> Table:
     """How much of A*, and of some credit, lies on each kind of token."""
-    groups = {kind: truth["kind"] == k for k, kind in enumerate(KINDS)}
-    del groups["unfinished"]  # one token in a thousand
+    groups = {kind: truth["kind"] == k for k, kind in enumerate(KINDS[:-1])}  # unfinished: one token in a thousand
     def means(x: np.ndarray, digits: int) -> list[str]:
         return [pm(*clustered_mean(x[group], truth["group"][group].astype(int)), digits) for group in groups.values()]
     listed = {name: credit for name, credit in all_credit(truth).items() if name in LOCATED}

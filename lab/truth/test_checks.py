@@ -1,5 +1,4 @@
 """The checks of the truth: against made-up rollouts whose values are known, and by hand."""
-
 import math
 
 import numpy as np
@@ -7,12 +6,10 @@ import pytest
 
 from lab.truth import checks
 from lab.truth.measure import PACKET, add_values
-from lab.truth.scoring import share_of, top_tenth
 
 
 def made_up(wins: int, responses: int, packets: int) -> dict:
-    """A truth of a game of four coins: success is at least `wins` heads, so that every V, and A* (`exact`), is known by
-    counting; U is estimated by rollouts, as in measure.py. Two responses to each puzzle."""
+    """Four coins, two responses to a puzzle: success is `wins` heads or more, so V and A* (`exact`) are counted."""
     rng, steps = np.random.default_rng(0), 4
     heads = rng.integers(0, 2, (responses, steps))  # (B, 4) 1 is heads
     before = np.cumsum(heads, 1) - heads  # (B, 4)
@@ -66,7 +63,7 @@ def test_few_tokens_selected_by_one_half_and_squared_by_the_other(monkeypatch):
     """Guards against noise that selects a token and then counts as its size."""
     truth = made_up(3, 500, packets=1)
     monkeypatch.setattr(checks, "SPLITS", 3)
-    halves = [top_tenth(np.abs(half)) for half in truth["a_star_halves"].T]
-    exact = np.mean([share_of(truth, chosen, truth["exact"] ** 2).value for chosen in halves])
+    halves = [checks.top_tenth(np.abs(half)) for half in truth["a_star_halves"].T]
+    exact = np.mean([checks.share_of(truth, chosen, truth["exact"] ** 2).value for chosen in halves])
     found = checks.few_tokens(truth)
     assert found.low < exact < found.high and found.value == pytest.approx(exact, abs=0.03)
