@@ -42,8 +42,7 @@ def few_tokens(truth: dict) -> Estimate:
 
     One half of the rollouts selects; the other is split into two quarters, whose product is the square. Which of a
     half's rollouts succeeded is exchangeable, so a quarter's successes are hypergeometric."""
-    rng, parts = np.random.default_rng(0), []
-    tried = truth["packets"] * PACKET // 2  # (N,) of a half
+    rng, parts, tried = np.random.default_rng(0), [], truth["packets"] * PACKET // 2  # tried (N,): of a half
     for half in (0, 1):
         chosen = top_tenth(np.abs(truth["a_star_halves"][:, half]))
         solved = truth["solved"][:, 1 - half]
@@ -63,8 +62,7 @@ def laws(truth: dict) -> dict[str, Estimate]:
     totals = np.stack(totals, 1)  # (B, 2) r - V_0, from each half
     V = truth["success"][first][:, None] - totals  # (B, 2)
     variance = V.mean(1) - V.prod(1)  # (B,) V_0 (1 - V_0), without the noise that V_0^2 would have
-    puzzle = truth["group"][first].astype(int)
-    ones = np.ones(len(square))
+    puzzle, ones = truth["group"][first].astype(int), np.ones(len(square))
     return {"sum of squares": bootstrap(share, sums(puzzle, square, variance)),
             "products of different tokens": bootstrap(share, sums(puzzle, totals.prod(1) - square, variance)),
             "r - V_0": bootstrap(share, sums(puzzle, totals.mean(1), ones))}

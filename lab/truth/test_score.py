@@ -9,7 +9,7 @@ from torch import Tensor
 
 import countdown_task
 from grpo import compare
-from lab.estimates import cell, read_cell, read_table
+from lab.estimates import cell, read_cell, read_column, read_table
 from lab.truth import score as sc
 from lab.truth.measure import describe
 from lab.truth.scoring import share_of, squares, top_tenth
@@ -67,6 +67,8 @@ def test_published_scores_come_out_again(published):
     located = {row[0]: row[3] for row in read_table(sc.SCORES, sc.ALL)[1]}
     assert {name: cell(share_of(truth, top_tenth(np.abs(x)), squares(truth)))
             for name, x in zip(PUBLISHED, truth["credits"])}.items() <= located.items()
+    with pytest.raises(ValueError, match="of .*scores.md has no column place: an older version wrote it"):
+        read_column(sc.SCORES, sc.ALL, "place")
 
 
 def test_the_best_method_is_one_with_a_score():
