@@ -132,12 +132,12 @@ def entropy_weighted(batch: TokenBatch, entropy_temp: float = 1.0) -> Tensor:
 
 @reweighting
 def attention_credit(batch: TokenBatch, credit_scale: float = 2.0) -> Tensor:
-    """credit = A * (1 + credit_scale * a): the answer pays attention a to the token (the original work).
+    """credit = A * (1 + credit_scale * a): the answer pays attention a to the token (after the original work).
 
     The attention is that of the last layer, averaged over heads and over the states that predict the answer's tokens
     after this one, then scaled to mean 1 over the response. Prompt tokens, such as the attention sink at position 0,
-    don't count. Without an answer a = 0, which is plain GRPO. (The original was off by one: token t + 1 got what was
-    paid to token t.)
+    don't count. Without an answer a = 0, which is plain GRPO. (The original has other formulas, and its code gave token
+    t + 1 what was paid to token t: lab/original/methods.md.)
     """
     require(credit_scale >= 0, "--credit_scale must be 0 or more")
     # ask.attention[:, t, u]: what token t's state pays to token u. Summed over the answer's t, by u:

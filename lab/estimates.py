@@ -43,4 +43,6 @@ def read_table(file: Path, title: str) -> tuple[list[str], list[list[str]]]:
 def read_column(file: Path, title: str, column: str) -> dict[str, Estimate]:
     """The estimates in a column of such a table, by the first cell of their row."""
     header, rows = read_table(file, title)
+    if column not in header:
+        raise ValueError(f"the table {title} of {file} has no column {column}: an older version wrote it")
     return {row[0]: read_cell(row[header.index(column)]) for row in rows}

@@ -21,10 +21,10 @@ from lab.statistics import mean_ratio, rank_pair
 from lab.study.engine import read_rows, read_versions, to_run
 from lab.study.pictures import colour_of, short
 from lab.study.plan import VERSION
-from lab.truth.checks import noise_alone, share_of, squares, top_tenth
+from lab.truth.checks import noise_alone
 from lab.truth.file import read_truth
 from lab.truth.measure import add_values
-from lab.truth.scoring import HALVES, all_credit
+from lab.truth.scoring import HALVES, all_credit, share_of, squares, top_tenth
 from plumbing.flags import new_parser
 from plumbing.progress import one_sentence
 from plumbing.report import Estimate, Table, clustered_mean, new_figure, pm, t_statistics
@@ -197,12 +197,12 @@ def table_where(title: str, truth: dict, space: int | None = None) -> Table:
                largest: top_tenth(size), "the tenth with the largest 1 - p": top_tenth(other)}
     rows = [[name, f"{use.mean():.1%}", cell(share_of(truth, use, size)),
              "" if name == largest else cell(share_of(truth, use, square)),
-             f"{credit[use].sum() / credit.sum():.1%}", f"{other[use].mean():.2f}"] for name, use in groups.items()]
+             f"{credit @ use / credit.sum():.1%}", f"{other @ use / use.sum():.2f}"] for name, use in groups.items()]
     return Table(title, (
         f"{len(np.unique(truth['response']))} responses to {len(np.unique(truth['group']))} problems. Share of the sum "
         "of abs(A*), which holds the noise of A*, too; of A* squared, by products of two halves of the rollouts, which "
         "does not; with 95% intervals over problems; and of GRPO's credit. Of noise alone, the difference of the "
-        f"halves, the largest tenth has {noise[top_tenth(noise)].sum() / noise.sum():.0%}. One token has "
+        f"halves, the largest tenth has {noise @ top_tenth(noise) / noise.sum():.0%}. One token has "
         f"{square.max() / square.sum():.0%} of A* squared, one problem {by_problem.max() / square.sum():.0%}."),
         ["tokens", "share of tokens", "share of abs(A*)", "share of A* squared", "share of abs(credit)",
          "mean 1 - p"], rows)

@@ -22,6 +22,7 @@ from lab.estimates import cell
 from lab.statistics import bootstrap, rank_pair, share, sums
 from lab.truth.file import read_truth
 from lab.truth.measure import PACKET, a_star_of
+from lab.truth.scoring import share_of, squares, top_tenth
 from plumbing.progress import one_sentence
 from plumbing.report import Estimate, Table
 
@@ -31,26 +32,9 @@ FILES = {"countdown-tiny": ROOM / "data/ground_truth.npz", "countdown-small": RO
 SPLITS = 20  # of each half of the rollouts into quarters
 
 
-def share_of(truth: dict, chosen: np.ndarray, size: np.ndarray) -> Estimate:
-    """The share of the sum of a size (N,) on chosen tokens (N,) bool, with its interval over puzzles."""
-    return bootstrap(share, sums(truth["group"].astype(int), size * chosen, size))
-
-
-def squares(truth: dict) -> np.ndarray:
-    """A*^2 (N,), by products of two halves of the rollouts: no noise is left in their mean."""
-    return np.prod(truth["a_star_halves"].astype(float), axis=1)
-
-
 def noise_alone(truth: dict) -> np.ndarray:
     """How far apart A* from either half of the rollouts is (N,): twice the size of A*'s noise."""
     return np.abs(np.diff(truth["a_star_halves"].astype(float), axis=1)[:, 0])
-
-
-def top_tenth(x: np.ndarray) -> np.ndarray:
-    """Which tokens (N,) are among the tenth with the largest x (N,)."""
-    chosen = np.zeros(len(x), bool)
-    chosen[np.argsort(-x, kind="stable")[: len(x) // 10]] = True
-    return chosen
 
 
 def few_tokens(truth: dict) -> Estimate:
@@ -58,8 +42,7 @@ def few_tokens(truth: dict) -> Estimate:
 
     One half of the rollouts selects; the other is split into two quarters, whose product is the square. Which of a
     half's rollouts succeeded is exchangeable, so a quarter's successes are hypergeometric."""
-    rng, parts = np.random.default_rng(0), []
-    tried = truth["packets"] * PACKET // 2  # (N,) of a half
+    rng, parts, tried = np.random.default_rng(0), [], truth["packets"] * PACKET // 2  # tried (N,): of a half
     for half in (0, 1):
         chosen = top_tenth(np.abs(truth["a_star_halves"][:, half]))
         solved = truth["solved"][:, 1 - half]
@@ -79,8 +62,7 @@ def laws(truth: dict) -> dict[str, Estimate]:
     totals = np.stack(totals, 1)  # (B, 2) r - V_0, from each half
     V = truth["success"][first][:, None] - totals  # (B, 2)
     variance = V.mean(1) - V.prod(1)  # (B,) V_0 (1 - V_0), without the noise that V_0^2 would have
-    puzzle = truth["group"][first].astype(int)
-    ones = np.ones(len(square))
+    puzzle, ones = truth["group"][first].astype(int), np.ones(len(square))
     return {"sum of squares": bootstrap(share, sums(puzzle, square, variance)),
             "products of different tokens": bootstrap(share, sums(puzzle, totals.prod(1) - square, variance)),
             "r - V_0": bootstrap(share, sums(puzzle, totals.mean(1), ones))}

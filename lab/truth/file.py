@@ -7,10 +7,8 @@ from plumbing.files import read_arrays
 
 
 def read_truth(file: Path) -> dict[str, np.ndarray]:
-    """The arrays of a ground_truth.npz: columns (N,) with one row per token, credits (M, N), and names.
-
-    ValueError in one sentence when the file is missing, damaged or unfinished.
-    """
+    """The arrays of a ground_truth.npz: columns (N,) with one row per token, credits (M, N), and names. ValueError in
+    one sentence when the file is missing, damaged or unfinished."""
     truth = read_arrays(file, ("complete",))
     if not truth["complete"]:
         raise ValueError(f"{file} lacks some rollouts: run the command that started it again")

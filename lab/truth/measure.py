@@ -127,12 +127,10 @@ def a_star_of(truth: dict, solved: np.ndarray, tried: np.ndarray) -> np.ndarray:
 
 def values_and_errors(logprob: np.ndarray, solved: np.ndarray, tried: np.ndarray, success: float) -> np.ndarray:
     """V, its standard error, A*, its standard error (4, L) of the tokens of one response.
-
     Arguments as of `values_of`. Where there were no rollouts, the bound 1 - p is the error of A*. The variance of U is
-    that of one more rollout, with V_{t+1} as its success: the plain rate claims certainty when all rollouts agree, and
-    Laplace's (solved + 1) / (tried + 2) too little where they are few. Over half of the distance between halves, by
-    root mean square, that is 1.06, 0.98, 1.00 and 1.01 in the files of checks.md, the last of few rollouts first;
-    Laplace's was 1.40, 1.21, 1.01 and 1.02."""
+    that of one more rollout, with V_{t+1} as its success: the plain rate claims certainty when all rollouts agree.
+    Over half of the distance between halves, by root mean square, that is 1.06, 0.98, 1.00 and 1.01 in the files of
+    checks.md, the last of few rollouts first; of Laplace's (solved + 1) / (tried + 2) 1.40, 1.21, 1.01 and 1.02."""
     other, at_least_one = -np.expm1(logprob.astype(float)), np.maximum(tried, 1)  # (L,) each
     weight, (V, a_star) = np.where(tried > 0, other, 0.0), values_of(logprob, solved, tried, success)
     rate = (solved + V[1:]) / (tried + 1)  # (L,)

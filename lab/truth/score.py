@@ -1,9 +1,8 @@
 """How close one credit function comes to the published truth. Nothing is sampled, so it takes seconds.
 
-data/ground_truth.npz holds 256 responses of the bundled model to 32 held-out puzzles, and A* of every token (see
-measure.py). The batch is rebuilt from their tokens, the function gives its credit, and the credit is scored as in
-scoring.py. The other methods' scores are read from scores.md. A function that runs the model takes longer: vineppo,
-which samples, about a minute.
+data/ground_truth.npz holds 256 responses of the bundled model, and A* of every token (see measure.py). The batch is
+rebuilt from their tokens, and the function's credit is scored as in scoring.py; the other methods' scores are read from
+scores.md. A function that runs the model takes longer: vineppo, which samples, about a minute.
 
 Run it:  python -m lab.truth.score --mitigation entropy_weighted --entropy_temp 0.5
          python -m lab.truth.score --mitigation none --truth runs/truth      against what lab.truth.measure wrote
@@ -42,7 +41,8 @@ from train import CHOICES, load_policy
 TRUTH = Path(__file__).parent / "data"  # ground_truth.npz, and the critic of ppo
 SCORES = TRUTH.parent / "scores.md"  # of every method
 COLUMNS = {"rank, all tokens": (ALL, "Spearman"), "cosine of update": (ALL, "cosine of update"),
-           "rank in response": (WITHIN, "Spearman"), "solver": (WITHIN, "solver")}  # where scores.md has each
+           "location": (ALL, "location"), "rank in response": (WITHIN, "Spearman"),
+           "solver": (WITHIN, "solver")}  # where scores.md has each
 
 
 @dataclass
@@ -59,8 +59,7 @@ class Options:
 def recorded_samples(truth: dict, policy: Policy, puzzles: list) -> Samples:
     """The B responses of a ground_truth.npz as the sampler returned them; replies follow from them."""
     responses = by_response(truth)
-    def grid(column: np.ndarray) -> Tensor:
-        """One value per token (N,), in rows by response (B, T), 0 on padding."""
+    def grid(column: np.ndarray) -> Tensor:  # one value per token (N,), in rows by response (B, T), 0 on padding
         return pad_sequence([torch.from_numpy(column[rows]) for rows in responses], batch_first=True)
     last = [rows[-1] for rows in responses]
     before = tuple(policy.replies(puzzles[truth["group"][rows[0]]], truth["token"][rows[:-1]].tolist())
@@ -107,7 +106,7 @@ def own_scores(credit: np.ndarray, batch: TokenBatch, truth: dict) -> list[Estim
     torch.set_num_threads(1)  # the matrices are so small that threads wait for each other, for minutes on busy cores
     s = credit_scores({"": credit}, batch, truth)[""]
     torch.set_num_threads(threads)
-    return [s.spearman, s.cosine, s.within_spearman, s.solver]
+    return [s.spearman, s.cosine, s.location, s.within_spearman, s.solver]
 
 
 def table_scores(name: str, own: list[Estimate], published: Path) -> Table:
@@ -122,9 +121,9 @@ def table_scores(name: str, own: list[Estimate], published: Path) -> Table:
     return Table(f"Credit of {name} against A*", (
         "Rank: correlation of ranks with those of A*; in response: centred in each response, over tokens with "
         "rollouts, empty where credit is the same on all of them. Cosine: of the updates that credit and A* cause. "
-        "Solver: rank in response, with the exact verdict instead of A*. In brackets, 95% intervals over puzzles. "
-        "Half against half: A* from one half of the rollouts against the other. The first row is computed, the others "
-        f"are those of {published.name}."), ["method", *COLUMNS], rows)
+        "Location: the share of A* squared on the tenth with the largest abs(credit). Solver: rank in response, with "
+        "the exact verdict instead of A*. Brackets: 95% intervals over puzzles. Half against half: A* from one half of "
+        f"the rollouts against the other. All rows but the first are of {published.name}."), ["method", *COLUMNS], rows)
 
 
 def parse(arguments: list[str]) -> tuple[Options, dict]:

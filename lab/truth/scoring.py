@@ -1,11 +1,9 @@
 """How close each method's credit comes to the truth of lab/truth/measure.py: scores and tables.
 
 A method is compared in two ways. Over all tokens, even plain GRPO agrees with A*, because the A* of a response sum to
-its success - V_0. Within responses, after subtracting each response's mean, only what a method knows about single
-tokens counts: plain GRPO knows nothing there.
+its success - V_0. Within responses, after subtracting each response's mean, GRPO knows nothing of single tokens.
 
-Puzzles are the unit of all intervals. Answers to the same puzzle share its difficulty, and their advantages depend
-on each other, so responses or tokens would make the intervals too narrow.
+Puzzles are the unit of all intervals: answers to one share its difficulty, and their advantages depend on each other.
 
 Run it:  python -m lab.truth.measure        writes scores.md
 """
@@ -14,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lab.estimates import cell
-from lab.statistics import rank_pair, within
+from lab.statistics import bootstrap, rank_pair, share, sums, within
 from lab.truth.solver import DECISIONS, KINDS
 from lab.updates import cosine_of, updates_of
 from plumbing.progress import follow
@@ -32,6 +30,7 @@ class Score(NamedTuple):
 
     spearman: Estimate
     cosine: Estimate
+    location: Estimate
     within_spearman: Estimate
     within_pearson: Estimate
     solver: Estimate
@@ -41,8 +40,27 @@ def score(x: np.ndarray, y: np.ndarray, truth: dict, cosine: Estimate) -> Score:
     """How close credit x (N,) is to the truth y (N,), over all tokens and within responses."""
     x, y = x.astype(float), y.astype(float)
     spearman, within_spearman = rank_pair(x, y, truth)
-    return Score(spearman, cosine, within_spearman, within_pearson=within(x, y, truth, truth["packets"] > 0, False),
+    return Score(spearman, cosine, share_of(truth, top_tenth(np.abs(x)), squares(truth)), within_spearman,
+                 within_pearson=within(x, y, truth, truth["packets"] > 0, False),
                  solver=within(x, truth["reachable"], truth, truth["reachable_before"] == 1, True))
+
+
+def squares(truth: dict) -> np.ndarray:
+    """A*^2 (N,), by products of two halves of the rollouts: no noise is left in their mean."""
+    return np.prod(truth["a_star_halves"].astype(float), axis=1)
+
+
+def top_tenth(x: np.ndarray) -> np.ndarray:
+    """How much of each token (N,), 0 to 1, is in the tenth with the largest x (N,). Equal ones share the places that
+    are left, as on average over all orders of them: where all are equal, a tenth of each."""
+    _, index, tied = np.unique(-x, return_inverse=True, return_counts=True)
+    larger = np.cumsum(tied) - tied
+    return ((len(x) / 10 - larger) / tied).clip(0, 1)[index]
+
+
+def share_of(truth: dict, chosen: np.ndarray, size: np.ndarray) -> Estimate:
+    """The share of the sum of a size (N,) on chosen tokens, or parts of tokens (N,), with its interval over puzzles."""
+    return bootstrap(share, sums(truth["group"].astype(int), size * chosen, size))
 
 
 def credit_scores(credits: dict[str, np.ndarray], batch: TokenBatch, truth: dict) -> dict[str, Score]:
@@ -58,15 +76,16 @@ def all_scores(batch: TokenBatch, truth: dict) -> dict[str, Score]:
     """The score of every method, of the original's two measures, and of one half of the rollouts against the other."""
     halves = truth["a_star_halves"].T
     between = score(*halves, truth, cosine_of(*updates_of(list(halves), batch)))
-    return credit_scores(all_credit(truth), batch, truth) | {HALVES: between}
+    scores = credit_scores(all_credit(truth), batch, truth) | {HALVES: between}
+    unknown = Estimate(float("nan"))  # noise of A* would choose the tokens, and count as its size
+    return scores | {name: scores[name]._replace(location=unknown) for name in (RIGHT_SIZES, HALVES)}
 
 
 def all_credit(truth: dict) -> dict[str, np.ndarray]:
     """By name, the credit (N,) of every method, what the original work tabulated of GRPO's, and the right sizes.
 
-    A reweighting gives all tokens of a response the sign of its advantage. RIGHT_SIZES is GRPO's sign with the sizes of
-    A* (of the same rollouts, so with their errors). It is no ceiling: weights could also tell which tokens had an A* of
-    the other sign.
+    RIGHT_SIZES is GRPO's sign with the sizes of A* (of the same rollouts, so with their errors). It is no ceiling:
+    weights could also tell which tokens had an A* of the other sign.
     """
     measures = seed_measures(truth) | {RIGHT_SIZES: truth["advantage"] * np.abs(truth["a_star"])}
     return dict(zip(truth["methods"].tolist(), truth["credits"])) | measures
@@ -88,12 +107,13 @@ def score_tables(scores: dict[str, Score], truth: dict) -> list[Table]:
 
 def table_pooled(scores: dict[str, Score]) -> Table:
     """Each method against A*, all tokens together."""
-    rows = [[name, cell(s.spearman), cell(s.cosine)] for name, s in scores.items()]
+    rows = [[name, cell(s.spearman), cell(s.cosine), cell(s.location)] for name, s in scores.items()]
     return Table(ALL, (
-        "Rank correlation; cosine of the updates that credit and A* cause, in all parameters. Brackets: 95% intervals "
-        "over puzzles, by bootstrap, of the cosine by jackknife. Half against half: A* from either half of the "
-        "rollouts; halves that agree by r leave room for about sqrt(2 r / (1 + r))."),
-        ["method", "Spearman", "cosine of update"], rows)
+        "Rank correlation; cosine of the updates that credit and A* cause, in all parameters; location: the share of "
+        "A* squared, by products of halves of the rollouts, on the tenth with the largest abs(credit), in which equal "
+        "ones share the places left. Brackets: 95% intervals over puzzles, by bootstrap, of the cosine by jackknife. "
+        "Half against half: A* from either half; halves that agree by r leave room for about sqrt(2 r / (1 + r))."),
+        ["method", "Spearman", "cosine of update", "location"], rows)
 
 
 def table_within(scores: dict[str, Score]) -> Table:
@@ -117,8 +137,7 @@ def table_sizes(truth: dict) -> Table:
 
 def table_kinds(truth: dict) -> Table:
     """How much of A*, and of some credit, lies on each kind of token."""
-    groups = {kind: truth["kind"] == k for k, kind in enumerate(KINDS)}
-    del groups["unfinished"]  # one token in a thousand
+    groups = {kind: truth["kind"] == k for k, kind in enumerate(KINDS[:-1])}  # unfinished: one token in a thousand
     def means(x: np.ndarray, digits: int) -> list[str]:
         return [pm(*clustered_mean(x[group], truth["group"][group].astype(int)), digits) for group in groups.values()]
     listed = {name: credit for name, credit in all_credit(truth).items() if name in LOCATED}

@@ -9,9 +9,10 @@ from torch import Tensor
 
 import countdown_task
 from grpo import compare
-from lab.estimates import read_cell
+from lab.estimates import cell, read_cell, read_column, read_table
 from lab.truth import score as sc
 from lab.truth.measure import describe
+from lab.truth.scoring import share_of, squares, top_tenth
 from methods import MITIGATIONS
 from rollout import TokenBatch, rollout
 from settings import Settings
@@ -63,6 +64,11 @@ def test_published_scores_come_out_again(published):
                                           "A·abs(A*) (right sizes, one sign a response)", "half against half"]
     for found, written in zip(own, others[2][1:], strict=True):
         assert found[:3] == pytest.approx(read_cell(written)[:3], abs=0.0101, nan_ok=True)
+    located = {row[0]: row[3] for row in read_table(sc.SCORES, sc.ALL)[1]}
+    assert {name: cell(share_of(truth, top_tenth(np.abs(x)), squares(truth)))
+            for name, x in zip(PUBLISHED, truth["credits"])}.items() <= located.items()
+    with pytest.raises(ValueError, match="of .*scores.md has no column place: an older version wrote it"):
+        read_column(sc.SCORES, sc.ALL, "place")
 
 
 def test_the_best_method_is_one_with_a_score():
@@ -75,7 +81,7 @@ def test_the_command_scores_and_draws_the_credit(published, tmp_path, monkeypatc
     """Guards against hyper-parameters or an advantage that never reach the function, and credit of another token."""
     drawn, scored, draw = [], [], sc.draw
     monkeypatch.setattr(sc, "draw", lambda *arguments: (drawn.extend(arguments), draw(*arguments)))
-    monkeypatch.setattr(sc, "own_scores", lambda credit, *_: scored.append(credit) or [sc.Estimate(0.5)] * 4)
+    monkeypatch.setattr(sc, "own_scores", lambda credit, *_: scored.append(credit) or [sc.Estimate(0.5)] * 5)
     words = f"--mitigation outcome_conditional --think_discount 0 --advantage rloo --out {tmp_path / 'out'}"
     monkeypatch.setattr(sys, "argv", ["score.py", *words.split()])
     sc.main()

@@ -13,7 +13,7 @@ def made_up(Q, G, L):
     rng, N = np.random.default_rng(0), Q * G * L
     response, tried = np.repeat(np.arange(Q * G), L), rng.random(N) < 0.5
     return dict(response=response, group=response // G, packets=tried * 3,
-                a_star=rng.normal(size=N) * np.exp(rng.normal(size=N)) * tried,
+                a_star=rng.normal(size=N) * np.exp(rng.normal(size=N)) * tried, a_star_halves=rng.normal(size=(N, 2)),
                 reachable_before=rng.integers(-1, 2, N).astype(np.int8),
                 reachable=rng.integers(0, 2, N).astype(np.int8))
 
@@ -60,6 +60,18 @@ def test_scores_by_loops():
         assert found.low < found.value < found.high
 
 
+def test_location_by_hand():
+    """Guards against signed credit, noise in a square, a tenth that is rounded, and ties broken by their order."""
+    halves = np.array([[-2.0, -4.0], [-1.0, 3.0], [5.0, 3.0], [2.0, 1.0]])  # the second token's A* is noise
+    truth = made_up(2, 1, 2) | {"a_star_halves": halves}  # the squares are 8, -3, 15, 2: 22 in sum
+    for credit, largest in (([1, 3, -5, 2], 15), ([9, 3, -5, 2], 8), ([5, 3, -5, 2], 23 / 2), ([2, -2, 2, 2], 22 / 4)):
+        found = ts.score(np.array(credit), truth["a_star"], truth, ts.Estimate(0.7)).location
+        assert found.value == pytest.approx(0.4 * largest / 22)  # a tenth of four tokens is 0.4 of one
+    assert ts.top_tenth(np.array([7.0, 9, 7, 6] + [0] * 27)) == pytest.approx([1, 1, 1, 0.1] + [0] * 27)
+    found = ts.share_of(truth, np.array([True, False, True, False]), ts.squares(truth))  # puzzles have 8 - 3, 15 + 2
+    assert found[:3] == pytest.approx((23 / 22, 15 / 17, 8 / 5))
+
+
 def test_all_scores_put_every_method_in_its_place(monkeypatch):
     """Guards against ranks or an update of another method, and a ceiling without two halves."""
     rng, N = np.random.default_rng(0), 60
@@ -74,6 +86,7 @@ def test_all_scores_put_every_method_in_its_place(monkeypatch):
     assert list(scores) == [*compared, ts.HALVES]
     for name, (x, y) in (compared | {ts.HALVES: half}).items():
         assert scores[name].spearman.value == pytest.approx(np.corrcoef(rank(x), rank(y))[0, 1])
+        assert np.isnan(scores[name].location.value) == (name in (ts.RIGHT_SIZES, ts.HALVES))  # made of its noise
         x, y = (values.reshape(2, -1).sum(0) for values in (x, y))  # over both puzzles
         assert scores[name].cosine.value == pytest.approx(x @ y / np.linalg.norm(x) / np.linalg.norm(y))
 
@@ -88,14 +101,14 @@ def test_tables_by_hand():
         a_star=np.array([0.2, -0.3, 0.1, 0.4, 0.0, 0.0, -0.6, 0.0]), advantage=A, logprob=np.full(8, -0.5),
         logit_grad=np.full(8, 0.5), entropy=np.arange(8.0), reachable_before=np.array([-1, 1, 1, 1, 0, -1, 1, -1]),
         reachable=np.array([-1, 0, 1, 1, 0, -1, 0, -1]), methods=np.array(["none"]), credits=A[None])
-    scores = {name: ts.Score(*(ts.Estimate(value + i / 10) for i in range(5)))
+    scores = {name: ts.Score(*(ts.Estimate(value + i / 10) for i in range(6)))
               for name, value in (("none", 0.0), (ts.HALVES, 1.0))}
     pooled, within, sizes, where, solver = (
         {row[0]: dict(zip(table.header, row, strict=True)) for row in table.rows}
         for table in ts.score_tables(scores, truth))
-    assert pooled["none"] == {"method": "none", "Spearman": "0.00", "cosine of update": "0.10"}
-    assert list(within["none"].values())[1:] == ["0.20", "0.30", "0.40"]
-    assert list(within[ts.HALVES].values())[1:] == ["1.20", "1.30", "1.40"]
+    assert pooled["none"] == {"method": "none", "Spearman": "0.00", "cosine of update": "0.10", "location": "0.20"}
+    assert list(within["none"].values())[1:] == ["0.30", "0.40", "0.50"]
+    assert list(within[ts.HALVES].values())[1:] == ["1.30", "1.40", "1.50"]
     assert list(solver["operand"].values())[1:4] == ["3", "66.7%", "0.400"]
     assert solver["operand"]["A*, lost"].startswith("-0.450 ±")
     assert list(solver["result"].values())[1:] == ["0", "", "", ""]  # its target was lost before
