@@ -105,8 +105,8 @@ def rendered(tokenizer: Any, messages: list[dict], generate: bool = True) -> str
         raise ValueError("the task returns messages, but the model's folder has no chat template: take a chat model")
     compiled, messages = compiler(), [{key: x for key, x in m.items() if x is not None} for m in messages]
     try:
-        return compiled(tokenizer.template).render({
-            "messages": messages, "tools": None, "documents": None, "add_generation_prompt": generate} | tokenizer.named)
+        return compiled(tokenizer.template).render(tokenizer.named | {
+            "messages": messages, "tools": None, "documents": None, "add_generation_prompt": generate})
     except Exception as error:  # a template is a program, and may raise anything
         raise ValueError("the chat template of the model's folder refuses the task's messages: "
                          f"{' '.join(str(error).split())}") from None

@@ -40,7 +40,8 @@ class Tokenizer:
         self.template = template = settings["chat_template"]
         self.named = named_tokens(settings)  # a template's variables
         written = example(self)
-        self.chat = library.token_to_id(CHATML) is not None and (template is None or chatml(DUMMIES, generate=False) in written)
+        is_chatml = template is None or chatml(DUMMIES, generate=False) in written
+        self.chat = library.token_to_id(CHATML) is not None and is_chatml
         self.end_tokens = find_end_tokens(file.parent, library)
         control = [*map(library.id_to_token, self.end_tokens), *[CHATML] * self.chat]
         added = {token.content: token for token in library.get_added_tokens_decoder().values()}
@@ -172,7 +173,7 @@ def add_listed_tokens(folder: Path, settings: dict, library: tokenizers.Tokenize
 
 
 def first_tokens(settings: dict, library: tokenizers.Tokenizer, written: str, chat: bool) -> list[int]:
-    """What begins every prompt, such as Llama 3's BOS: in a chat what the folder's template has written there, else what
+    """What begins every prompt, such as Llama 3's BOS: in a chat what the folder's template wrote there, else what
     tokenizer.json says, or add_bos_token, which version 4 of transformers obeys for Llama's class of tokenizers.
     """
     bos = name_of(settings.get("bos_token"))

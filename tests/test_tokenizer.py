@@ -136,7 +136,8 @@ LLAMA, TURN = {"tokenizer_class": "LlamaTokenizerFast", "add_bos_token": True}, 
     ({"bos_token": "<|b|>"}, "{{bos_token}}" + CHATML, False), ({"bos_token": "<|b|>"}, "<|b|>" + CHATML, False),
     ({"bos_token": "<|b|>"}, CHATML, True), ({"bos_token": None}, "{{bos_token}}" + CHATML, False),
     (LLAMA | {"bos_token": added("<|b|>", __type="AddedToken")}, None, False), (LLAMA, None, False),
-    ({"bos_token": "<|im_start|>"}, CHATML, False), (LLAMA | {"bos_token": "<|b|>", "add_bos_token": False}, None, False),
+    ({"bos_token": "<|im_start|>"}, CHATML, False),
+    (LLAMA | {"bos_token": "<|b|>", "add_bos_token": False}, None, False),
     (LLAMA | {"bos_token": "<|b|>", "tokenizer_class": "PreTrainedTokenizerFast"}, None, False),
     ({"bos_token": "<|b|>"}, None, True), ({"bos_token": "<|b|>"}, "{{ bos_token }}[INST]", False)], ids=str)
 def test_prompts_begin_as_those_of_transformers(settings, template, first, tmp_path):
