@@ -5,6 +5,7 @@ A message is {"role": "user", "content": text}. Its content is foreign text: a c
 import functools
 import json
 import re
+from collections import Counter
 from datetime import datetime
 from typing import Any, Callable, Sequence
 
@@ -68,15 +69,13 @@ def protected(tokenizer: Any, messages: list[dict], write: Callable) -> tuple[st
     forms = ((c, f"\\u{ord(c):04x}") for c in map(chr, range(0xE000, 0x110000)))  # the second one in JSON
     free = [next(pair for pair in forms if not any(form in taken for form in pair)) for _ in edges]
     private = {edge: c for edge, (c, _) in zip(edges, free)}
-    control = "|".join(f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in tokenizer.special)
 
     def hidden(pattern: str) -> str:
         return write(replaced(messages, lambda text: re.sub(pattern, lambda found: private[found[0]], text)))
 
-    text, surest = write(messages), hidden("|".join(map(re.escape, edges)))
-    written = tokenizer.names.findall
-    if written(text) != written(surest):  # else all that are found are the template's
-        text = hidden(control)
+    text, surest, written = write(messages), hidden("|".join(map(re.escape, edges))), tokenizer.names.findall
+    if foreign := Counter(written(text)) - Counter(written(surest)):  # surest has the template's own alone
+        text = hidden("|".join(f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in foreign))
     return (text if written(text) == written(surest) else surest,
             {form: edge for edge, pair in zip(edges, free) for form in pair})
 
