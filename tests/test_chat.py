@@ -26,7 +26,8 @@ TOOLS = (
 TURN = "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
 TEMPLATES = {
     "llama": SYSTEM + "{{ bos_token }}{% if not date_string is defined %}"
-        "{% set date_string = strftime_now('%d %b %Y') %}{% endif %}{{ '[H]system[/H]\n\n' }}{% if tools is not none %}{{ 'Tools: ' + tools | tojson }}{% endif %}"
+        "{% set date_string = strftime_now('%d %b %Y') %}{% endif %}{{ '[H]system[/H]\n\n' }}"
+        "{% if tools is not none %}{{ 'Tools: ' + tools | tojson }}{% endif %}"
         "{{ 'Today: ' + date_string + '\n\n' + first | trim + '<|eot|>' }}"
         "{% for m in (messages[1:] if first else messages) %}{% if m.role == 'tool' %}"
         "{{ '[H]ipython[/H]\n\n' + m.content | tojson + '<|eot|>' }}{% else %}"
@@ -56,9 +57,11 @@ TEMPLATES = {
         "{{ raise_exception('Only user and assistant') }}{% endif %}{% endfor %}",
     "rounds": "{% if messages[0].role != 'system' %}{{ raise_exception('System first') }}{% endif %}{{ bos_token + "
         "pad_token + voice_token + turn_token }}{{ documents | tojson if documents is not none }}"
-        "{% for m in messages %}{% if m.role == 'system' %}{{ m | tojson(ensure_ascii=true, indent=1) if m.content != '' }}"
+        "{% for m in messages %}{% if m.role == 'system' %}"
+        "{{ m | tojson(ensure_ascii=true, indent=1) if m.content != '' }}"
         "{% elif m.role == 'assistant' %}[H]assistant[/H]{% generation %}{{ m.content }}<|eot|>{% endgeneration %}"
-        "{% else %}{{ loop.index0 ~ '[H]' + m.role + '[/H]' ~ m.content | length ~ ' ' + m.content | upper + '<|eot|>' }}"
+        "{% else %}"
+        "{{ loop.index0 ~ '[H]' + m.role + '[/H]' ~ m.content | length ~ ' ' + m.content | upper + '<|eot|>' }}"
         "{% endif %}{% endfor %}{{ '[H]assistant[/H]' if add_generation_prompt }}"}
 OTHERS = {"bos_token": "<s>", "eos_token": "<|eot|>", "pad_token": "[H]", "voice_token": "[/H]",
           "extra_special_tokens": {"turn_token": "</s>"}}
@@ -73,6 +76,7 @@ def folder(path, template):
     special = (*ENDS, "<|im_start|>", "<|im_sep|>") if "<|im_start|>" in template else (
         "<s>", "</s>", "<|eot|>", "<|endoftext|>", "[H]", "[/H]")
     tags = [AddedToken(tag, normalized=False) for tag in ("<think>", "</think>", "<tool_response>")]
+    tags += [AddedToken("<|eot|>", normalized=False, special=True, rstrip=True)] * ("<|eot|>" in special)  # as Phi-3's
     build(path, special, lambda library: library.add_tokens(tags))
     named = {"eos_token": ENDS[0], "bos_token": "<|im_start|>"} if "<|im_start|>" in template else OTHERS
     (path / "tokenizer_config.json").write_text(json.dumps(
@@ -146,7 +150,9 @@ HALF = "{% for m in messages %}{{ m.role + ': ' + m.content + ('<|eot|>' if m.ro
 @pytest.mark.parametrize("template, role, stop, tail", [
     (ROLES, "user", "<|eot|>", "b[H]"), (ROLES, "tool", "<|endoftext|>", "b[H]"),
     (ROLES, "tool", "<|eot|>", "<|endoftext|>b[H]"),
-    (HALF, "user", "<|eot|>", "|user: b<|eot|>"), (TEMPLATES["mistral"], "user", "<|eot|>", "[H]b[/H]"),
+    (HALF, "user", "<|eot|>", "|user: b<|eot|>"),
+    (HALF.replace("'|'", "'|<|eot|>'"), "user", "<|eot|>", "user: b<|eot|>"),
+    (TEMPLATES["mistral"], "user", "<|eot|>", "[H]b[/H]"),
     (TEMPLATES["llama"], "tool", "<|endoftext|>", "<|eot|>[H]ipython[/H]\n\n\"b\"<|eot|>[H]assistant[/H]\n\n"),
     (CHATML, "user", "<|endoftext|>", "<|im_end|>\n<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\n")])
 def test_a_reply_begins_behind_the_stop_token_that_was_sampled(template, role, stop, tail, tmp_path):
@@ -166,9 +172,10 @@ def test_a_control_token_in_foreign_text_stays_characters(name, folders, tmp_pat
     control = lambda messages: [x for x in chat_tokens(ours, messages) if x in ours.library.get_added_tokens_decoder()
                                 and ours.library.id_to_token(x) in ours.special]
     for spelt in (FORGED, "<|im_", "a<|e~ot|>~"):
-        talk = [user(spelt, "system"), user(spelt), user(spelt, "assistant"), user(spelt.replace("<|im_", "end|>"))]
+        talk = [user(spelt, "system"), user(spelt), user(THOUGHT + spelt, "assistant"),
+                user(spelt.replace("<|im_", "end|>"))]
         text = hf.apply_chat_template(talk, tokenize=False, add_generation_prompt=True, date_string="26 Jul 2024")
-        assert hf.decode(chat_tokens(ours, talk)) == text
+        assert hf.decode(chat_tokens(ours, talk)) == text.replace("<|eot|>\n", "<|eot|>")  # which the token swallows
         assert control(talk) == control([m | {"content": "x"} for m in talk])
 
 
