@@ -98,7 +98,7 @@ class Policy(NamedTuple):
         """
         found = self.task.prompt(puzzle, self.tokenizer.chat)
         if isinstance(found, list):  # messages
-            return chat_tokens(self.tokenizer, found, reply=False)
+            return chat_tokens(self.tokenizer, found)
         return self.tokenizer.start + self.tokenizer.encode(*check_pieces(found, "prompt"))
 
     def reply(self, puzzle: Any, tokens: list[int]) -> list[int] | None:
@@ -108,8 +108,18 @@ class Policy(NamedTuple):
         *_, turns = self.decode(tokens, {})
         said = self.task.reply(turns, puzzle, self.tokenizer.chat)
         if isinstance(said, list):
-            return chat_tokens(self.tokenizer, said, reply=True)
+            return chat_tokens(self.tokenizer, said, self.conversation(puzzle, turns), tokens[-1])
         return None if said is None else self.tokenizer.encode(*check_pieces(said, "reply"))
+
+    def conversation(self, puzzle: Any, turns: list[str]) -> list[dict]:
+        """The messages up to the last of the policy's turns. What the task said in text is a user's message here."""
+        said, messages = self.task.prompt(puzzle, self.tokenizer.chat), []
+        for i, turn in enumerate(turns, 1):
+            messages += said if isinstance(said, list) else [{"role": "user", "content": "".join(said)}]
+            begun = messages.pop()["content"] if messages[-1]["role"] == "assistant" else ""  # a turn continues it
+            messages.append({"role": "assistant", "content": begun + turn})
+            said = self.task.reply(turns[:i], puzzle, self.tokenizer.chat) if i < len(turns) else None
+        return messages
 
     def replies(self, puzzle: Any, tokens: list[int]) -> dict[int, list[int]]:
         """What was said before each column of a response that begins with these tokens, and goes on after them."""

@@ -23,6 +23,7 @@ import sys
 import time
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Callable
@@ -202,6 +203,9 @@ def try_step(policy: Policy, optimizer: Optimizer, puzzles: list, s: Settings, m
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         batch = rollout(policy, puzzles[:2], s, step=0)
         batch.advantage = compare(batch, s.advantage)
+        if hasattr(policy.task, "reply"):  # in so few tokens perhaps no turn has ended
+            ends, tokens = policy.tokenizer.end_tokens, batch.tokens[0][batch.mask[0]].tolist()
+            policy.reply(puzzles[0], [*takewhile(lambda token: token not in ends, tokens), ends[0]])
         check_pure(s.mitigation, batch, lambda: assign_credit(batch, mitigation, s))
         # Credit 1, so that no response is left out. A run that only evaluates need not have room for gradients.
         row = learn(policy, still, batch, batch.mask.float(), s) if s.steps else {}

@@ -11,6 +11,7 @@ import tokenizers
 from tokenizers import AddedToken
 from tokenizers.pre_tokenizers import ByteLevel
 
+from plumbing.chat import DUMMIES, chatml, example
 from plumbing.files import read_json
 
 END_TOKENS = ("<|im_end|>", "<|endoftext|>")  # each ends a response, and so does what these files name:
@@ -37,8 +38,10 @@ class Tokenizer:
         # Beyond the highest id, which may exceed the number of tokens, a model's vocabulary may be padded.
         self.size = max(library.get_vocab().values(), default=-1) + 1
         self.template = template = settings["chat_template"]
-        self.named = {name: name_of(settings[name]) for name in ("bos_token", "eos_token") if settings.get(name)}
-        self.chat = library.token_to_id(CHATML) is not None and (template is None or CHATML in template)
+        self.named = named_tokens(settings)  # a template's variables
+        written = example(self)
+        is_chatml = template is None or chatml(DUMMIES, generate=False) in written
+        self.chat = library.token_to_id(CHATML) is not None and is_chatml
         self.end_tokens = find_end_tokens(file.parent, library)
         control = [*map(library.id_to_token, self.end_tokens), *[CHATML] * self.chat]
         added = {token.content: token for token in library.get_added_tokens_decoder().values()}
@@ -48,7 +51,7 @@ class Tokenizer:
         words = [rf"(?<!\w){re.escape(name)}(?!\w)" if token.single_word else re.escape(name)
                  for name, token in sorted(self.special.items(), key=lambda item: -len(item[0]))]
         self.names = re.compile(f"({'|'.join(words)})")
-        self.start = first_tokens(settings, library, self.chat)
+        self.start = first_tokens(settings, library, written, self.chat)
         library.encode_special_tokens = True  # a special token's name stays characters; `encode` finds those meant
 
     def encode(self, *pieces: str) -> list[int]:
@@ -122,6 +125,14 @@ def name_of(token: object) -> object:
     return token.get("content") if isinstance(token, dict) else token
 
 
+def named_tokens(settings: dict) -> dict[str, str]:
+    """The names of special tokens that transformers hands to a template, by what they are for, such as pad_token."""
+    extra = settings.get("extra_special_tokens")
+    named = {key: name_of(x) for key, x in settings.items() if key.endswith("_token")}
+    named |= {key: name_of(x) for key, x in extra.items()} if isinstance(extra, dict) else {}
+    return {key: name for key, name in named.items() if isinstance(name, str)}
+
+
 def read_settings(folder: Path) -> dict:
     """tokenizer_config.json and what transformers reads beside it; ValueError for a setting that is not supported.
     chat_template becomes text, or None where the folder says nothing about its tokenizer.
@@ -161,13 +172,13 @@ def add_listed_tokens(folder: Path, settings: dict, library: tokenizers.Tokenize
         raise ValueError(f"the special tokens that {folder} lists don't fit its tokenizer.json: {error}") from None
 
 
-def first_tokens(settings: dict, library: tokenizers.Tokenizer, chat: bool) -> list[int]:
-    """What begins every prompt, such as Llama 3's BOS: in a chat what the folder's template writes there, else what
+def first_tokens(settings: dict, library: tokenizers.Tokenizer, written: str, chat: bool) -> list[int]:
+    """What begins every prompt, such as Llama 3's BOS: in a chat what the folder's template wrote there, else what
     tokenizer.json says, or add_bos_token, which version 4 of transformers obeys for Llama's class of tokenizers.
     """
-    bos, template = name_of(settings.get("bos_token")), settings["chat_template"] or ""
-    asked = "bos_token" in template or bool(bos) and bos in template.partition("{%")[0].partition(CHATML)[0]
-    if not (chat and template):
+    bos = name_of(settings.get("bos_token"))
+    asked = bool(bos) and bos != CHATML and written.lstrip().startswith(bos)
+    if not (chat and written):
         whole = library.encode("a")
         if first := whole.ids[: [*whole.special_tokens_mask, 0].index(0)]:
             return first

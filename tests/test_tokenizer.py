@@ -63,7 +63,12 @@ def test_special_tokens_say_what_ends_a_response_and_whether_it_is_a_chat_model(
 IM_END, ENDOFTEXT, IM_START = range(len(TOKENS), len(TOKENS) + 3)
 
 
-CHATML, OTHER = "{{ '<|im_start|>' + message['role'] }}", "{{ '[INST]' + message['content'] }}"
+# Line breaks, the assistant's name and its own end tell ChatML from what has its tokens alone, such as Phi-4's format.
+CHATML = "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+NO_CHATML = [CHATML.replace(*change) for change in (
+    ("'\n' + m['content']", "'<|im_sep|>' + m['content']"), ("<|im_end|>\n", "<|im_end|>"),
+    ("m['role']", "('bot' if m['role'] == 'assistant' else m['role'])"))]
+OTHER = "{# instead of <|im_start|> #}{% for m in messages %}[INST]{{ m['content'] }}{% endfor %}"
 ENDED, CONFIG, JINJA = {"end_tokens": [IM_END, ENDOFTEXT, IM_START]}, "tokenizer_config.json", "chat_template.jinja"
 
 
@@ -76,7 +81,9 @@ ENDED, CONFIG, JINJA = {"end_tokens": [IM_END, ENDOFTEXT, IM_START]}, "tokenizer
     ({CONFIG: {"chat_template": CHATML}}, {"chat": True}), ({JINJA: CHATML, CONFIG: {}}, {"chat": True}),
     ({CONFIG: {"chat_template": [{"name": "default", "template": CHATML}]}}, {"chat": True}),
     ({JINJA: OTHER}, {"chat": False}), ({CONFIG: {"chat_template": OTHER}}, {"chat": False}),
-    ({JINJA: OTHER, CONFIG: {"chat_template": CHATML}}, {"chat": False})], ids=str)
+    ({JINJA: OTHER, CONFIG: {"chat_template": CHATML}}, {"chat": False}),
+    *(({JINJA: template}, {"chat": False}) for template in NO_CHATML),
+    ({JINJA: "{{ raise_exception('') if messages[0].role != 'system' }}" + CHATML}, {"chat": True})], ids=str)
 def test_a_folder_says_what_ends_a_response_and_whether_it_is_a_chat_model(files, found, tmp_path):
     """Guards against a model that never ends, because its end token has another name than Qwen's, and a base model that
     is asked with tokens that it never saw, only because it has them."""
@@ -122,15 +129,15 @@ def test_added_tokens_are_those_of_transformers(files, tokens, tmp_path):
     assert ours.size == len(hf)
 
 
-LLAMA, TURN = {"tokenizer_class": "LlamaTokenizerFast", "add_bos_token": True}, "<|im_start|>user\nq<|im_end|>"
-CHAT = "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' }}{% endfor %}"
+LLAMA, TURN = {"tokenizer_class": "LlamaTokenizerFast", "add_bos_token": True}, "<|im_start|>user\nq<|im_end|>\n"
 
 
 @pytest.mark.parametrize("settings, template, first", [
-    ({"bos_token": "<|b|>"}, "{{bos_token}}" + CHAT, False), ({"bos_token": "<|b|>"}, "<|b|>" + CHAT, False),
-    ({"bos_token": "<|b|>"}, CHAT, True), ({"bos_token": None}, "{{bos_token}}" + CHAT, False),
+    ({"bos_token": "<|b|>"}, "{{bos_token}}" + CHATML, False), ({"bos_token": "<|b|>"}, "<|b|>" + CHATML, False),
+    ({"bos_token": "<|b|>"}, CHATML, True), ({"bos_token": None}, "{{bos_token}}" + CHATML, False),
     (LLAMA | {"bos_token": added("<|b|>", __type="AddedToken")}, None, False), (LLAMA, None, False),
-    ({"bos_token": "<|im_start|>"}, CHAT, False), (LLAMA | {"bos_token": "<|b|>", "add_bos_token": False}, None, False),
+    ({"bos_token": "<|im_start|>"}, CHATML, False),
+    (LLAMA | {"bos_token": "<|b|>", "add_bos_token": False}, None, False),
     (LLAMA | {"bos_token": "<|b|>", "tokenizer_class": "PreTrainedTokenizerFast"}, None, False),
     ({"bos_token": "<|b|>"}, None, True), ({"bos_token": "<|b|>"}, "{{ bos_token }}[INST]", False)], ids=str)
 def test_prompts_begin_as_those_of_transformers(settings, template, first, tmp_path):
@@ -141,7 +148,7 @@ def test_prompts_begin_as_those_of_transformers(settings, template, first, tmp_p
     # Version 5 of transformers reads add_bos_token as an argument alone, version 4 in the file, too, of a Llama.
     obeyed = {"add_bos_token": settings.get("add_bos_token")} if "Llama" in settings.get("tokenizer_class", "") else {}
     hf, ours = PreTrainedTokenizerFast.from_pretrained(tmp_path, **obeyed), Tokenizer(tmp_path)
-    text = "[INST]" if template and CHAT not in template else TURN
+    text = "[INST]" if template and CHATML not in template else TURN
     expected = hf.apply_chat_template([{"role": "user", "content": "q"}]) if template else hf(text)
     assert ours.start + ours.encode(text) == expected["input_ids"]
 

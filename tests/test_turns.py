@@ -413,7 +413,8 @@ def test_an_environment_that_raises_is_one_sentence(tmp_path, refusal, monkeypat
     for body, shown in (("raise OSError('the server has gone')", "has gone"), ("return 7", "must return text")):
         (tmp_path / "my_task.py").write_text(
             f"from tasks.guess_task import *\n\n\ndef reply(turns, puzzle, chat):\n    {body}\n")
-        said = refusal(train, "--task", tmp_path / "my_task.py", "--model", GUESS, "--eval_problems", 2, "--steps", 1)
+        said = refusal(train, "--task", tmp_path / "my_task.py", "--model", GUESS, "--eval_problems", 2, "--steps", 1,
+                       "--max_new_tokens", 1)  # the trial step tries a reply, though no turn ends in it
         assert shown in said and not (tmp_path / "runs").exists()
 
 
