@@ -95,7 +95,7 @@ ADVANTAGES = {"grpo": over_deviation,
 def compare(batch: TokenBatch, name: str = "grpo") -> Tensor:
     """The advantage (B,) of each response: how its reward compares with those of its group."""
     rewards, success = by_group(batch, batch.reward).double(), by_group(batch, batch.success).double()  # (Q, G) each
-    advantage = ADVANTAGES[name](rewards, success).to(batch.reward)  # (Q, G)
+    advantage = ADVANTAGES[name](rewards, success).to(batch.logprob)  # (Q, G)
     require(advantage.shape == rewards.shape and advantage.isfinite().all(),
             f"--advantage {name} must give each response of (Q, G) a finite number: is there a division by 0?")
     return advantage.flatten()

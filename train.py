@@ -265,7 +265,7 @@ def load_policy(s: Settings, task: ModuleType | None = None, needs: tuple[str, .
     if s.lora_rank:
         add_adapters(model, s.lora_rank, s.lora_alpha, seed_of("adapters", s.seed))
     if s.adapter:
-        load_adapters(model, s.adapter, s.lora_rank, s.lora_alpha)
+        load_adapters(model, s.adapter, s.lora_rank, s.lora_alpha, s.model)
     if missing := lacking(needs, task, HEADS):
         raise ValueError(f"--mitigation {s.mitigation} needs {missing[0]}, which is neither a function of the task "
                          f"{s.task} nor a head ({', '.join(HEADS)})")
