@@ -43,7 +43,7 @@ from plumbing.metrics import add_columns, heldout_text, line_of, standard_error,
 from plumbing.optimizer import Optimizer, learning_rate
 from plumbing.processes import check_equal, join, leave
 from plumbing.progress import Progress, one_sentence
-from plumbing.registry import check_pure, required
+from plumbing.registry import check_order, check_pure, required
 from plumbing.run_folder import Writer
 from plumbing.task_file import load_puzzles, load_task
 from plumbing.tokenizer import Tokenizer
@@ -189,18 +189,19 @@ def main() -> None:
 
 
 def try_step(policy: Policy, optimizer: Optimizer, puzzles: list, s: Settings, mitigation: Callable) -> dict:
-    """Try a small step, of two short responses to each of two puzzles, so that a mistake in somebody's own function is
+    """Try a small step, of three short responses to each of two puzzles, so that a mistake in somebody's own function is
     seen before the run begins. Returns its columns of metrics.csv.
 
     It leaves no trace: no weight moves, copies of the heads learn, and random numbers are drawn as if nothing had been.
     """
     states, device = (random.getstate(), np.random.get_state()), policy.model.output_weight.device
-    s = replace(s, answers=2, max_new_tokens=min(8, s.max_new_tokens), updates_per_batch=1)
+    s = replace(s, answers=3, max_new_tokens=min(8, s.max_new_tokens), updates_per_batch=1)
     policy = policy._replace(heads=copy.deepcopy(policy.heads))
     # An optimizer whose step clips the gradient, which says its norm, and moves nothing.
     still = SimpleNamespace(zero_grad=optimizer.zero_grad, step=optimizer.clip)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        batch = rollout(policy, puzzles[:2], s, step=0)
+        check_order(s, device, ADVANTAGES[s.advantage], LOSS_NORMS[s.loss_norm], LOSSES[s.loss])
+        batch = rollout(policy, [puzzles[0], puzzles[-1]], s, step=0)  # of a single one two copies
         batch.advantage = compare(batch, s.advantage)
         check_pure(s.mitigation, batch, lambda: assign_credit(batch, mitigation, s))
         # Credit 1, so that no response is left out. A run that only evaluates need not have room for gradients.

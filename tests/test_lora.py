@@ -1,6 +1,7 @@
 """Adapters against PEFT on small random models, by finite differences, and as a whole run writes and reads them."""
 import json
 import shutil
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -181,9 +182,8 @@ def test_an_adapter_belongs_to_the_base_that_it_names(named, taken, tmp_path):
     file = tmp_path / "adapter" / "adapter_config.json"
     named = str(tmp_path / named) if (tmp_path / named).is_dir() else named
     file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": named}))
-    if taken:
-        return ours(tmp_path)
-    with pytest.raises(ValueError, match=f"is an adapter of {named}, not of {tmp_path / 'base'}: pass that to --model"):
+    refused = pytest.raises(ValueError, match=f"is an adapter of {named}, not of {tmp_path / 'base'}: pass that")
+    with nullcontext() if taken else refused:
         ours(tmp_path)
 
 

@@ -8,6 +8,7 @@ import random
 import re
 import shutil
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ import torch
 import countdown_task
 import train
 from countdown_task import generate_puzzles, split
-from grpo import LOSS_NORMS, LOSSES, update
+from grpo import ADVANTAGES, LOSS_NORMS, LOSSES, update
 from methods import MITIGATIONS
 from methods.heads import HEADS, Critic
 from mitigations import uniform
@@ -276,6 +277,23 @@ def test_a_credit_function_that_writes_into_the_batch_is_refused_before_the_run(
     with pytest.raises(ValueError, match="none changes a field of the batch"):
         train.try_step(policy, Optimizer(policy.model, 1e-3), GENERATE(4096, "train"), Settings(),
                        lambda batch: batch.logprob.exp_())
+
+
+@pytest.mark.parametrize("flag, functions, wrong, said", [
+    ("advantage", ADVANTAGES, lambda r, s: r - r.mean(1), "fails on 3 responses to each of 2 puzzles"),
+    ("advantage", ADVANTAGES, lambda r, s: r - r.mean(0), "gives a response another number"),
+    ("advantage", ADVANTAGES, lambda r, s: r - r[:, :1], "gives a response another number"),
+    ("loss_norm", LOSS_NORMS, lambda mask, s: mask / mask.sum(0).clamp(min=1) / torch.arange(1, 7)[:, None], "another"),
+    ("loss", LOSSES, lambda lp, old, c, mask, s: (lp * (c - c.mean(0)), ~mask), "gives a response another number"),
+    ("advantage", ADVANTAGES, lambda r, s: r - r.mean(1, keepdim=True), None),
+    ("advantage", ADVANTAGES, lambda r, s: torch.randn_like(r), None)])
+def test_a_function_to_which_the_order_of_responses_matters_is_refused(flag, functions, wrong, said, monkeypatch):
+    """Guards against a mean over the wrong axis, which equal rewards and a square step hide."""
+    monkeypatch.setitem(functions, "mine", wrong)
+    s = Settings(**{flag: "mine"}, questions=8)
+    policy = train.load_policy(s)
+    with nullcontext() if said is None else pytest.raises(ValueError, match=f"--{flag} mine .*{said}"):
+        train.try_step(policy, Optimizer(policy.model, 1e-3), GENERATE(4096, "train"), s, uniform)
 
 
 @pytest.mark.parametrize("dtype, methods", [("float32", MITIGATIONS), ("bfloat16", ["vineppo"])], ids=["fp32", "bf16"])
