@@ -38,7 +38,7 @@ from methods.heads import HEADS, load_head, save_head
 from mitigations import NORMALIZATIONS
 from plumbing import run_folder
 from plumbing.flags import Arguments, changed, check_device, load_function, parse
-from plumbing.launch import check, check_puzzles, lacking, responses_that_fit, with_model
+from plumbing.launch import advice, check, check_puzzles, lacking, responses_that_fit, with_model
 from plumbing.metrics import add_columns, heldout_text, line_of, standard_error, step_columns
 from plumbing.optimizer import Optimizer, learning_rate
 from plumbing.processes import check_equal, join, leave
@@ -176,7 +176,7 @@ def main() -> None:
         trained = sum(w.numel() for w in optimizer.weights.values())
         print(f"{trained:,} parameters, {len(training)} puzzles to train on, into {run}")
         shown = ", ".join(f"{name}={value}" for name, value in differences.items())
-        print(f"settings: {shown or 'all at their defaults'}", flush=True)
+        print(f"settings: {shown or 'all at their defaults'}", *advice(s, len(heldout)), sep="\n", flush=True)
         if resume:
             print(f"resuming after step {done}" + (", for no state was written yet" if done == 0 else ""), flush=True)
         if done == 0:
