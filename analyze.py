@@ -291,11 +291,12 @@ def comparison_tables(groups: list[Group], warning: str) -> list[Table]:
                 "over steps.", ["end", *SIZES, "gradient norm", "its spread", "seconds a step"])
     tables = {"Learning": learned, "Credit": credited}
     if own := dict.fromkeys(name for group in groups for row in group.rows.values() for name in row.get("own", ())):
-        tables["Further columns"] = "Those that a grade, a loss or a head added to metrics.csv: means over steps.", [*own]
+        note = "Those that a grade, a loss or a head added to metrics.csv: means over steps."
+        tables["Further columns"] = note, [*own]
     cells = {title: groups for title in tables} | {"Further columns": [replace(group, rows={
         seed: dict.fromkeys(own, np.nan) | row.get("own", {}) for seed, row in group.rows.items()}) for group in groups if own]}
-    return [Table(title, bold + note, ["method", "seeds", *columns], [method_row(group, columns) for group in cells[title]])
-            for title, (note, columns) in tables.items()]
+    return [Table(title, bold + note, ["method", "seeds", *columns],
+                  [method_row(group, columns) for group in cells[title]]) for title, (note, columns) in tables.items()]
 
 
 def draw_methods(groups: list[Group], file: Path) -> None:

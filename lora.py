@@ -103,7 +103,7 @@ def save_adapters(model: Qwen2, folder: Path, base: str) -> None:
 
 
 def load_adapters(model: Qwen2, folder: str, rank: int, alpha: float, base: str) -> None:
-    """Take over A and B from a folder that PEFT wrote; ValueError where they don't fit the model's. base: its folder."""
+    """Take over A and B from a folder that PEFT wrote; ValueError where they don't fit the model in the folder base."""
     mine, found = peft_tensors(model), read_adapter(Path(folder), rank, alpha, model.norm.dtype, Path(base))
     check_tensors(f"the adapter in {folder}", mine, found)
     for name, x in mine.items():

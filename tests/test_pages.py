@@ -101,7 +101,8 @@ def test_a_tracker_of_the_page_gets_the_rows_of_the_run(name, tmp_path, monkeypa
     board.add_scalar.side_effect = lambda column, value, step: seen.setdefault(step, {}).update({column: value})
     board.log.side_effect = lambda row, step: seen.update({step: row})
     purged = []
-    library = mock.MagicMock(SummaryWriter=lambda folder, purge_step: purged.append(purge_step) or board, init=lambda project, id, resume: board)
+    writer = lambda folder, purge_step: purged.append(purge_step) or board
+    library = mock.MagicMock(SummaryWriter=writer, init=lambda project, id, resume: board)
     for module in ("torch.utils.tensorboard", "wandb"):
         monkeypatch.setitem(sys.modules, module, library)
     (tmp_path / "tracking.py").write_text(code)
