@@ -13,6 +13,8 @@ Unlike in the original work, intervals are clustered by puzzle, because response
 import base64
 import json
 import re
+import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,7 @@ from plumbing import report
 from plumbing.comparison import NO_DIFFERENCE, Group, Run, comparison_warnings, group_runs, labels, run_method
 from plumbing.files import read_json
 from plumbing.flags import new_parser
+from plumbing.metrics import COLUMNS
 from plumbing.progress import fail, follow, one_sentence
 from plumbing.report import PALETTE, Estimate, Table, pm, ratio, t_estimate
 from plumbing.runs import heldout, is_finished, read_config, read_credit, read_metrics
@@ -91,10 +94,16 @@ def learning_table(metrics: dict) -> Table:
     steps = [step for step in range(first, last + 1) if last <= 10 or step in (0, 1, 10, 50, 100, last)]
     columns = {"step": [*map(str, steps)],
                **{name: [pm(metrics[name][i], np.nan, digits) for i in steps] for name, digits in LEARNED.items()},
+               **{name: [f"{x:.4g}" if np.isfinite(x) else "" for x in metrics[name][steps]] for name in added(metrics)},
                "held-out success": [pm(success[i], error[i]) for i in steps]}
     columns = {name: cells for name, cells in columns.items() if any(cells)}
     return Table("How it learned", "Means over a step's responses; held-out success after it, ± half of its 95% "
                  "interval over puzzles. metrics.csv has every step.", [*columns], [*map(list, zip(*columns.values()))])
+
+
+def added(metrics: dict) -> list[str]:
+    """The columns that the task's grade, a loss or a head added, and that have a number somewhere."""
+    return [name for name, values in metrics.items() if name not in COLUMNS and np.isfinite(values).any()]
 
 
 def mean_size(log: dict, chosen: np.ndarray, measure: str) -> tuple[float, float]:
@@ -252,6 +261,7 @@ def summarize(run: Path, types: str = "ours", log: dict | None = None) -> dict[s
     return {"steps": metrics["step"][-1], "metrics": metrics, "curve": curve, "start": start, "end": end,
             "climb": end - start, "area": ratio(np.trapezoid(success, steps), steps.max(initial=0)), **passed,
             **dict(zip(SIZES, [figure for measure in MEASURES for figure in sizes_by_type(log, measure)])),
+            "own": {name: np.nanmean(metrics[name]) for name in added(metrics)},
             **{name: np.nansum(metrics[name]) for name in ("tokens_sampled", "tokens_read", "tokens_updated")},
             "gradient norm": norm.mean(), "its spread": norm.std(), "seconds a step": np.median(seconds)}
 
@@ -279,8 +289,14 @@ def comparison_tables(groups: list[Group], warning: str) -> list[Table]:
                ["start", "end", "area", *passed, *(f"{name} - baseline" for name in ("end", "area", *passed))])
     credited = ("Size: mean absolute value over the tokens of a type. Of the gradient's norm mean and standard deviation "
                 "over steps.", ["end", *SIZES, "gradient norm", "its spread", "seconds a step"])
-    return [Table(title, bold + note, ["method", "seeds", *columns], [method_row(group, columns) for group in groups])
-            for title, (note, columns) in (("Learning", learned), ("Credit", credited))]
+    tables = {"Learning": learned, "Credit": credited}
+    if own := dict.fromkeys(name for group in groups for row in group.rows.values() for name in row.get("own", ())):
+        note = "Those that a grade, a loss or a head added to metrics.csv: means over steps."
+        tables["Further columns"] = note, [*own]
+    cells = {title: groups for title in tables} | {"Further columns": [replace(group, rows={
+        seed: dict.fromkeys(own, np.nan) | row.get("own", {}) for seed, row in group.rows.items()}) for group in groups if own]}
+    return [Table(title, bold + note, ["method", "seeds", *columns],
+                  [method_row(group, columns) for group in cells[title]]) for title, (note, columns) in tables.items()]
 
 
 def draw_methods(groups: list[Group], file: Path) -> None:
@@ -289,26 +305,32 @@ def draw_methods(groups: list[Group], file: Path) -> None:
     rows = [row for group in groups for row in group.rows.values()]
     curves = {"heldout_success": "Held-out success", "length": "Tokens a response", "grad_norm": "Gradient norm"}
     curves = curves if any(row["curve"] for row in rows) else {"reward": "Reward", "length": "Tokens a response"}
-    figure, axes = report.new_figure(len(curves) + 1, 3 + 0.2 * len(groups))
+    further = dict.fromkeys(name for row in rows for name in added(row["metrics"]))
+    wide, count = len(curves) + 1, len(curves) + 1 + len(further)  # axes in a line, and in all
+    figure, axes = report.new_figure(wide, 3 * -(-count // wide) + 0.2 * len(groups), lines=-(-count // wide))
+    for axis in axes[count:]:
+        axis.set_visible(False)
+    axes, bars = [*axes[: wide - 1], *axes[wide:count]], axes[wide - 1]
+    curves |= {name: textwrap.fill(report.visible(name), 20, max_lines=2, placeholder=" …") for name in further}
     for i, group in enumerate(groups):
         colour, style = PALETTE[i % len(PALETTE)], ("-", "--", ":", "-.")[i // len(PALETTE) % 4]
         label = report.wrap_heading(method_name(group.label), 1)
         for axis, name in zip(axes, curves):
-            runs = [dict(zip(row["metrics"]["step"], row["metrics"][name])) for row in group.rows.values()]
+            runs = [dict(zip(row["metrics"]["step"], row["metrics"].get(name, []))) for row in group.rows.values()]
             steps = [step for step in runs[0] if all(np.isfinite(run.get(step, np.nan)) for run in runs)]
             mean, low, high, _ = np.reshape([t_estimate([run[step] for run in runs]) for step in steps], (-1, 4)).T
             axis.plot(steps, mean, style, color=colour, marker="os^D"[i % 4], ms=3, lw=1, label=label)
             axis.fill_between(steps, low, high, color=colour, alpha=0.25 if len(groups) < 4 else 0.1, lw=0)
         mean, _, high, _ = zip(*(estimate(group, name) for name in SIZES[:2]))  # (2,) each
-        axes[-1].bar(np.arange(2) + 0.8 * (i + 0.5) / len(groups) - 0.4, mean, 0.7 / len(groups), color=colour,
-                     ls=style, ec="black", yerr=np.subtract(high, mean))
+        bars.bar(np.arange(2) + 0.8 * (i + 0.5) / len(groups) - 0.4, mean, 0.7 / len(groups), color=colour,
+                 ls=style, ec="black", yerr=np.subtract(high, mean))
     if single := len(rows) == 1 and "heldout_success" in curves:
         steps, success, error = heldout(rows[0]["metrics"])
         axes[0].errorbar(steps, success, 1.96 * error, fmt="none", color=PALETTE[0], capsize=3)
-    for axis, title in zip(axes, (*curves.values(), "Contribution")):
+    for axis, title in zip((*axes, bars), (*curves.values(), "Contribution")):
         axis.set(title=title, xlabel="step", ylim=(min(0, axis.dataLim.ymin), 1.05 * max(0, axis.dataLim.ymax) or 1))
         axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-    axes[-1].set(xlabel="mean |credit · log p|", xticks=[0, 1], xticklabels=ROLES[:2])
+    bars.set(xlabel="mean |credit · log p|", xticks=[0, 1], xticklabels=ROLES[:2])
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center",
                   title="95% interval over puzzles" if single else "mean over seeds, 95% interval" * (len(rows) > 1))
     figure.savefig(file)

@@ -45,7 +45,7 @@ from torch import Tensor
 from plumbing.metrics import token_sums, update_columns
 from plumbing.optimizer import Optimizer
 from plumbing.processes import my_part
-from plumbing.registry import check_loss, check_share, require
+from plumbing.registry import check_advantage, check_loss, check_share
 from rollout import Policy, TokenBatch, by_group, group_mean
 from sampler import response_logprobs, whole_groups
 from settings import Settings
@@ -95,10 +95,7 @@ ADVANTAGES = {"grpo": over_deviation,
 def compare(batch: TokenBatch, name: str = "grpo") -> Tensor:
     """The advantage (B,) of each response: how its reward compares with those of its group."""
     rewards, success = by_group(batch, batch.reward).double(), by_group(batch, batch.success).double()  # (Q, G) each
-    advantage = ADVANTAGES[name](rewards, success).to(batch.reward)  # (Q, G)
-    require(advantage.shape == rewards.shape and advantage.isfinite().all(),
-            f"--advantage {name} must give each response of (Q, G) a finite number: is there a division by 0?")
-    return advantage.flatten()
+    return check_advantage(ADVANTAGES[name](rewards, success), rewards, name).to(batch.logprob).flatten()
 
 
 # ---------------------------------------------------------------------------------------------------- losses

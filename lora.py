@@ -102,9 +102,9 @@ def save_adapters(model: Qwen2, folder: Path, base: str) -> None:
     replace_file(folder / "adapter_model.safetensors", lambda part: save_file(tensors, part, metadata={"format": "pt"}))
 
 
-def load_adapters(model: Qwen2, folder: str, rank: int, alpha: float) -> None:
-    """Take over A and B from a folder that PEFT wrote; ValueError where they don't fit the model's."""
-    mine, found = peft_tensors(model), read_adapter(Path(folder), rank, alpha, model.norm.dtype)
+def load_adapters(model: Qwen2, folder: str, rank: int, alpha: float, base: str) -> None:
+    """Take over A and B from a folder that PEFT wrote; ValueError where they don't fit the model in the folder base."""
+    mine, found = peft_tensors(model), read_adapter(Path(folder), rank, alpha, model.norm.dtype, Path(base))
     check_tensors(f"the adapter in {folder}", mine, found)
     for name, x in mine.items():
         x.copy_(found[name])

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from plumbing.registry import register, require
-from rollout import TokenBatch, by_group
+from rollout import TokenBatch, by_group, group_mean
 from tasks.text import FILLER, REASONING, STRUCTURE  # noqa: F401  for your idea: `batch.role == FILLER`
 
 
@@ -237,8 +237,9 @@ def segment_credit(batch: TokenBatch, cuts: Tensor, k: int) -> Tensor:
 
     Of 5 tokens with a cut at 2, tokens 0 and 1 get V_2 - V_0, the others reward - V_2.
     """
-    rewards = by_group(batch, batch.reward).double()  # (Q, G) float32 would leave rounding where all V are equal
-    others = (rewards.sum(1, keepdim=True) - rewards) / (rewards.shape[1] - 1)  # (Q, G) mean reward
+    rewards = by_group(batch, batch.reward)  # (Q, G)
+    mean = group_mean(rewards)  # (Q, 1)
+    others = mean - (rewards - mean) / (rewards.shape[1] - 1)  # (Q, G) mean reward: no rounding where all are equal
     V = torch.cat((batch.ask.rollout_values(cuts * k), rewards.view(-1, 1)), dim=1)  # (B, T + 1) at cuts and the end
     V[:, 0] = others.flatten()
     bounds = torch.cat((cuts, torch.ones_like(cuts[:, :1])), dim=1)  # (B, T + 1) the cuts, and the end

@@ -52,10 +52,10 @@ class TokenBatch:
     logit_grad: Tensor  # (B, T) ||onehot - p||, the size of the gradient of log pi in logit space
     ended: Tensor  # (B,) bool, False where the token limit cut the response off
     before: Replies  # per response, by column t: the tokens of the environment's reply that stand before it
-    reward: Tensor  # (B,) "reward" of the task's `grade`, or a coin toss (--reward random)
+    reward: Tensor  # (B,) float64 "reward" of the task's `grade`, or a coin toss (--reward random)
     success: Tensor  # (B,) its "answer": 1 where that is right (or the coin shows heads), else 0
     format: Tensor  # (B,) its "format": how much of the requested layout it has, from 0 to 1
-    grades: dict[str, Tensor]  # (B,) each, its further numbers by their names, NaN where it returned none
+    grades: dict[str, Tensor]  # (B,) float64 each, its further numbers by their names, NaN where it returned none
     group: Tensor  # (B,) int64, index of the puzzle that the response answers
     puzzles: tuple  # Q, the task's
     task: ModuleType  # such as countdown_task
@@ -195,11 +195,13 @@ def token_batch(policy: Policy, puzzles: list, samples: Samples, s: Settings, st
     for i, (text, spans) in enumerate(decoded):
         role[i, : len(spans)], in_answer[i, : len(spans)] = check_roles(task.roles(text, spans), len(spans))
     names = dict.fromkeys(name for found in grades for name in found)  # each once, in order
-    graded = {name: torch.tensor([found.get(name, torch.nan) for found in grades], dtype=torch.float32, device=device)
+    # In float64, where 1e7 and 1e7 + 0.1 differ: float32 would make them equal rewards.
+    graded = {name: torch.tensor([found.get(name, torch.nan) for found in grades], dtype=torch.float64, device=device)
               for name in names}  # (B,) each
     return TokenBatch(
         **samples._asdict(),  # tokens, mask, logprob, entropy, logit_grad, ended, before
-        reward=graded.pop("reward"), success=graded.pop("answer"), format=graded.pop("format"), grades=graded,
+        reward=graded.pop("reward"), success=graded.pop("answer").float(), format=graded.pop("format").float(),
+        grades=graded,
         group=torch.arange(Q, device=device).repeat_interleave(B // Q), puzzles=tuple(puzzles), task=task,
         role=torch.from_numpy(role).to(device), in_answer=torch.from_numpy(in_answer).to(device),
         text=tuple(text for text, _ in decoded), spans=tuple(tuple(spans) for _, spans in decoded),
@@ -384,7 +386,7 @@ class Queries:
         """The mean reward (B, T) of counts (B, T) continuations of the text before each token (column 0: of the prompt
         alone), 0 where there are none.
 
-        In float64, so that the mean of equal rewards is that reward. A continuation has as many tokens as the limit
+        In float64, and the mean of equal rewards is that reward. A continuation has as many tokens as the limit
         still allows. other: it begins with any token but the actual one. Prefixes of similar length are sampled
         together.
         """
@@ -395,12 +397,14 @@ class Queries:
         starts = counts.nonzero().repeat_interleave(counts[counts > 0] // k, 0)  # (N, 2) response and position
         uniforms = torch.rand(len(starts), k, self.s.max_new_tokens, generator=self.generator("rollouts"),
                               dtype=torch.float64)  # (N, k, limit)
-        total = torch.zeros(counts.shape, dtype=torch.float64)  # (B, T)
+        rewards = torch.zeros(len(starts), k, dtype=torch.float64)  # (N, k)
         order = starts[:, 1].argsort(stable=True)  # (N,) shortest prefix first
         for chunk in order.split(max(1, ROWS_AT_ONCE // k)) if len(order) else ():  # (n,)
-            rewards = self.continue_from(starts[chunk], uniforms[chunk], other)  # (n, k)
-            total.index_put_(tuple(starts[chunk].T), rewards.double().sum(1), accumulate=True)
-        return (total / counts.clamp(min=1)).to(self.samples.tokens.device)
+            rewards[chunk] = self.continue_from(starts[chunk], uniforms[chunk], other)  # (n, k)
+        where, zero = tuple(starts.T), torch.zeros(counts.shape, dtype=torch.float64)
+        one = zero.index_put(where, rewards[:, 0])  # (B, T) a reward of each prefix
+        total = zero.index_put(where, (rewards - one[where][:, None]).sum(1), accumulate=True)
+        return (one + total / counts.clamp(min=1)).to(self.samples.tokens.device)
 
     def continue_from(self, starts: Tensor, uniforms: Tensor, other: bool) -> Tensor:
         """The rewards (n, k) of k continuations of each of n prefixes, with the random numbers uniforms (n, k, limit).
@@ -420,4 +424,4 @@ class Queries:
         self.tokens_sampled += int(samples.mask.sum())
         # A text that begins another one is not read separately, so it doesn't count.
         self.tokens_read += sum(map(len, distinct_texts(texts)[0])) + reply_length(samples.before)
-        return torch.tensor([grade["reward"] for grade in grades]).view(-1, k)
+        return torch.tensor([grade["reward"] for grade in grades], dtype=torch.float64).view(-1, k)

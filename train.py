@@ -39,12 +39,12 @@ from methods.heads import HEADS, load_head, save_head
 from mitigations import NORMALIZATIONS
 from plumbing import run_folder
 from plumbing.flags import Arguments, changed, check_device, load_function, parse
-from plumbing.launch import check, check_puzzles, lacking, responses_that_fit, with_model
+from plumbing.launch import advice, check, check_puzzles, lacking, responses_that_fit, with_model
 from plumbing.metrics import add_columns, heldout_text, line_of, standard_error, step_columns
 from plumbing.optimizer import Optimizer, learning_rate
 from plumbing.processes import check_equal, join, leave
 from plumbing.progress import Progress, one_sentence
-from plumbing.registry import check_pure, required
+from plumbing.registry import check_order, check_pure, required
 from plumbing.run_folder import Writer
 from plumbing.task_file import load_puzzles, load_task
 from plumbing.tokenizer import Tokenizer
@@ -177,7 +177,7 @@ def main() -> None:
         trained = sum(w.numel() for w in optimizer.weights.values())
         print(f"{trained:,} parameters, {len(training)} puzzles to train on, into {run}")
         shown = ", ".join(f"{name}={value}" for name, value in differences.items())
-        print(f"settings: {shown or 'all at their defaults'}", flush=True)
+        print(f"settings: {shown or 'all at their defaults'}", *advice(s, len(heldout)), sep="\n", flush=True)
         if resume:
             print(f"resuming after step {done}" + (", for no state was written yet" if done == 0 else ""), flush=True)
         if done == 0:
@@ -190,18 +190,19 @@ def main() -> None:
 
 
 def try_step(policy: Policy, optimizer: Optimizer, puzzles: list, s: Settings, mitigation: Callable) -> dict:
-    """Try a small step, of two short responses to each of two puzzles, so that a mistake in somebody's own function is
+    """Try a small step, of three short responses to each of two puzzles, so that a mistake in somebody's own function is
     seen before the run begins. Returns its columns of metrics.csv.
 
     It leaves no trace: no weight moves, copies of the heads learn, and random numbers are drawn as if nothing had been.
     """
     states, device = (random.getstate(), np.random.get_state()), policy.model.output_weight.device
-    s = replace(s, answers=2, max_new_tokens=min(8, s.max_new_tokens), updates_per_batch=1)
+    s = replace(s, answers=3, max_new_tokens=min(8, s.max_new_tokens), updates_per_batch=1)
     policy = policy._replace(heads=copy.deepcopy(policy.heads))
     # An optimizer whose step clips the gradient, which says its norm, and moves nothing.
     still = SimpleNamespace(zero_grad=optimizer.zero_grad, step=optimizer.clip)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        batch = rollout(policy, puzzles[:2], s, step=0)
+        check_order(s, device, ADVANTAGES[s.advantage], LOSS_NORMS[s.loss_norm], LOSSES[s.loss])
+        batch = rollout(policy, [puzzles[0], puzzles[-1]], s, step=0)  # of a single one two copies
         batch.advantage = compare(batch, s.advantage)
         if hasattr(policy.task, "reply"):  # in so few tokens perhaps no turn has ended
             ends, tokens = policy.tokenizer.end_tokens, batch.tokens[0][batch.mask[0]].tolist()
@@ -269,7 +270,7 @@ def load_policy(s: Settings, task: ModuleType | None = None, needs: tuple[str, .
     if s.lora_rank:
         add_adapters(model, s.lora_rank, s.lora_alpha, seed_of("adapters", s.seed))
     if s.adapter:
-        load_adapters(model, s.adapter, s.lora_rank, s.lora_alpha)
+        load_adapters(model, s.adapter, s.lora_rank, s.lora_alpha, s.model)
     if missing := lacking(needs, task, HEADS):
         raise ValueError(f"--mitigation {s.mitigation} needs {missing[0]}, which is neither a function of the task "
                          f"{s.task} nor a head ({', '.join(HEADS)})")

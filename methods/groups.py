@@ -62,7 +62,7 @@ def optimal_baseline(batch: TokenBatch) -> Tensor:
     usable = (mask.sum(1, keepdim=True) > 1) & W.any(1, keepdim=True)  # (Q, 1, T)
     W = torch.where(usable, W, 1.0)  # (Q, G, T)
     difference = r[:, :, None] - r[:, None]  # (Q, G, G) r_k - r_i, whose mean is exactly 0 where all r_i are equal
-    return (difference @ W / W.sum(1, keepdim=True)).view_as(batch.logprob)
+    return (difference @ W.double() / W.sum(1, keepdim=True)).view_as(batch.logprob)
 
 
 @token_credit(from_advantage=True)
@@ -103,7 +103,7 @@ def dpo(batch: TokenBatch, beta: float = 0.1) -> Tensor:
     best, worst = rewards.argmax(1, keepdim=True), rewards.argmin(1, keepdim=True)  # (Q, 1)
     margin = beta * (ratios.gather(1, best) - ratios.gather(1, worst))  # (Q, 1)
     push = beta * (-margin).sigmoid()  # (Q, 1)
-    credit = torch.zeros_like(rewards).scatter(1, best, push).scatter_add(1, worst, -push)  # (Q, G) 0 if best is worst
+    credit = torch.zeros_like(ratios).scatter(1, best, push).scatter_add(1, worst, -push)  # (Q, G) 0 if best is worst
     return credit.view(-1, 1) * batch.mask
 
 

@@ -56,7 +56,7 @@ class Probe(nn.Module):
 
 def whole_reward(batch: TokenBatch) -> Tensor:
     """What a critic should have said before each token (B, T): the reward of the whole response."""
-    return batch.reward[:, None].expand(batch.mask.shape)
+    return batch.reward.to(batch.logprob)[:, None].expand(batch.mask.shape)
 
 
 def calculations_ahead(batch: TokenBatch) -> Tensor:

@@ -53,7 +53,7 @@ def turn_baseline(batch: TokenBatch, to_end: bool = False) -> Tensor:
     turn = turn_of(batch)  # (B, T)
     last = (turn * batch.mask).amax(1)  # (B,)
     reached = torch.arange(int(last.max()) + 1, device=last.device) <= last[:, None]  # (B, K)
-    earned = F.one_hot(last, reached.shape[1]) * batch.reward[:, None].double()  # (B, K) see `centred` of grpo.py
+    earned = F.one_hot(last, reached.shape[1]) * batch.reward[:, None]  # (B, K)
 
     def of_others(values: Tensor) -> Tensor:
         grouped = by_group(batch, values)  # (Q, G, K)
@@ -61,4 +61,5 @@ def turn_baseline(batch: TokenBatch, to_end: bool = False) -> Tensor:
 
     b = of_others(earned) / of_others(reached.double()).clamp(min=1) * (reached | to_end)  # (B, K)
     from_turn_on = b.flip(1).cumsum(1).flip(1)  # (B, K)
-    return batch.reward[:, None] - from_turn_on.gather(1, turn.clamp(max=b.shape[1] - 1))
+    credit = batch.reward[:, None] - from_turn_on.gather(1, turn.clamp(max=b.shape[1] - 1))  # (B, T)
+    return credit * (credit.abs() > 1e-12 * batch.reward.abs().max())  # Adam would blow up what rounding leaves

@@ -2,10 +2,13 @@
 
 A first reading can skip it. `s` is the Settings.
 """
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Iterable
+from typing import Any, Iterable, Iterator
+
+import torch
 
 from plumbing.flags import check_range
 from plumbing.progress import follow
@@ -33,6 +36,29 @@ def check(s: Settings) -> None:
         raise ValueError("--questions times --answers, and --max_new_tokens, must be at most 65,536")
     if s.answers == 1 and s.steps > 0:
         raise ValueError("--answers 1 leaves no group to compare with: ask for 2 or more")
+
+
+def advice(s: Settings, heldout: int) -> Iterator[str]:
+    """What a run is told before it begins. heldout: the number of held-out puzzles."""
+    # Half of the 95% interval of a difference of two success rates near 50%.
+    if (points := 100 * 1.96 * (2 * 0.25 / heldout) ** 0.5) > 10:
+        yield (f"with {heldout} held-out puzzles two measurements differ by up to {points:.0f} points by chance, so ten "
+               "points would not show: --eval_problems asks for more, where there are more")
+    if s.dtype == "bfloat16" and s.device == "cpu":
+        slower = product_seconds(torch.bfloat16) / product_seconds(torch.float32)
+        if slower > 1.5:
+            yield (f"this processor multiplies bfloat16 {slower:.0f} times as slowly as float32: --dtype float32 is "
+                   "faster where its weights, twice the size, have room")
+
+
+def product_seconds(dtype: torch.dtype) -> float:
+    """The seconds of a small product, the shortest of three."""
+    x, w, found = torch.ones(32, 512, dtype=dtype), torch.ones(512, 512, dtype=dtype), []
+    for _ in range(4):  # the first one also prepares
+        began = time.perf_counter()
+        x @ w.T
+        found.append(time.perf_counter() - began)
+    return min(found[1:])
 
 
 def with_model(s: Settings) -> Settings:

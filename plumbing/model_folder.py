@@ -1,4 +1,5 @@
 """A model folder as of Hugging Face: weights in one file or in shards, and what transformers reads beside them."""
+import filecmp
 from pathlib import Path
 
 import torch
@@ -16,8 +17,10 @@ INERT = {"model_type", "architectures", "dtype", "torch_dtype", "transformers_ve
 # Fields of PEFT's adapter_config.json that may have any value, and what others must be unless they are empty.
 ADAPTER_INERT = {"r", "lora_alpha", "task_type", "target_modules", "exclude_modules", "layers_to_transform",
                  "layers_pattern", "base_model_name_or_path", "revision", "auto_mapping", "peft_version",
-                 "inference_mode", "lora_dropout", "megatron_core", "qalora_group_size"}
-ADAPTER_ONLY = {"peft_type": "LORA", "bias": "none", "init_lora_weights": True}
+                 "inference_mode", "lora_dropout", "megatron_core", "qalora_group_size",
+                 "eva_config", "loftq_config", "corda_config", "lora_ga_config"}  # these four: for init_lora_weights
+# The others, as pissa, change the frozen model, too.
+ADAPTER_ONLY = {"peft_type": ("LORA",), "bias": ("none",), "init_lora_weights": (True, "gaussian", "eva", "orthogonal")}
 FOREIGN = {  # what a folder holds instead of a model's weights
     "adapter_config.json": "a LoRA adapter: pass it to --adapter, and its model to --model",
     "*.gguf": "a GGUF file: after `pip install accelerate gguf`, load it with from_pretrained(folder, gguf_file=name, "
@@ -120,15 +123,31 @@ def read_weights(folder: Path, device: str | torch.device, dtype: torch.dtype, t
     return found
 
 
-def read_adapter(folder: Path, rank: int, alpha: float, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The tensors of an adapter that PEFT wrote; ValueError where it is no plain LoRA of this rank and alpha."""
+def is_base(named: str, model: Path) -> bool:
+    """Whether a model folder is the base that an adapter names: a folder, or else a name of the hub, OWNER/NAME, which
+    can only be compared with the names of the model's folder and those above it."""
+    base = Path(named)
+    if base.is_dir() and not base.samefile(model):
+        files, others = weight_files(base), weight_files(model)
+        return len(files) == len(others) and all(filecmp.cmp(*pair, shallow=False) for pair in zip(files, others))
+    above = [part.lower() for part in model.resolve().parts]
+    return base.is_dir() or not base.is_absolute() and any(part.endswith(base.name.lower()) for part in above)
+
+
+def read_adapter(folder: Path, rank: int, alpha: float, dtype: torch.dtype, model: Path) -> dict[str, Tensor]:
+    """The tensors of an adapter that PEFT wrote; ValueError where it is no plain LoRA of this rank and alpha, or is
+    made for another model than that in the folder `model`."""
     file = folder / "adapter_config.json"
     config = read_json(file)
     check_fields(config, {"peft_type": str, "r": int, "lora_alpha": float}, file)
-    if other := [name for name, x in config.items() if x and name not in ADAPTER_INERT and x != ADAPTER_ONLY.get(name)]:
+    if other := [name for name, x in config.items() if x and name not in ADAPTER_INERT and x not in ADAPTER_ONLY.get(name, ())]:
         raise ValueError(f"{file} sets {', '.join(other)} to a value that is not supported: merge the adapter into its "
                          "model with merge_and_unload of peft, and pass that to --model")
     if (config["r"], config["lora_alpha"]) != (rank, alpha):
         raise ValueError(f"{folder} has another rank or alpha: pass --lora_rank {config['r']} "
                          f"--lora_alpha {config['lora_alpha']}")
+    named = config.get("base_model_name_or_path") or ""  # PEFT leaves it empty where the model has no name
+    if named and not is_base(named, model):
+        raise ValueError(f"{folder} is an adapter of {named}, not of {model}: pass that to --model, or, if both are the "
+                         f"same model, write {model} as base_model_name_or_path into {file}")
     return read_tensors(folder / "adapter_model.safetensors", dtype=dtype)

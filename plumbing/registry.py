@@ -98,6 +98,45 @@ def check_pure(name: str, batch: Any, compute: Callable[[], Tensor]) -> Tensor:
     return returned
 
 
+def check_advantage(found: Any, rewards: Tensor, name: str) -> Tensor:
+    """What --advantage returned, a number for each response (Q, G), finite in float32, too; else ValueError."""
+    require(isinstance(found, Tensor) and found.shape == rewards.shape and found.float().isfinite().all(),
+            f"--advantage {name} must give each response of (Q, G) a finite number: is there a division by 0?")
+    return found
+
+
+def check_order(s: Settings, device: torch.device, advantage: Callable, norm: Callable, loss: Callable) -> None:
+    """ValueError where the order of puzzles or of a puzzle's responses matters to the functions of --advantage and
+    --loss_norm, or the other responses of a micro-batch to that of --loss: 3 drawn responses to each of 2 puzzles tell.
+    s: with --answers 3."""
+    rows = torch.tensor([5, 3, 4, 1, 2, 0], device=device)  # the puzzles swapped, each one's responses in its own order
+    draw = lambda *shape: torch.rand(shape, dtype=torch.float64, generator=generator).to(device)
+    generator = torch.Generator().manual_seed(0)
+    reward, success = draw(6), torch.tensor([0, 1, 0.3, 0.8, 0, 1], dtype=torch.float64, device=device)  # (6,) unequal
+    logprob, credit = -draw(6, 8).float(), draw(6, 8).float() - 0.5
+    mask = torch.arange(8, device=device) < torch.tensor([[5], [1], [3], [4], [8], [2]], device=device)  # (6, 8)
+
+    def compare(reward: Tensor, success: Tensor) -> Tensor:
+        groups = reward.view(2, 3)
+        return check_advantage(advantage(groups, success.view(2, 3)), groups, s.advantage).flatten()
+
+    def gain(*drawn: Tensor) -> Tensor:
+        return check_loss(loss(*drawn, s), drawn[3], s)[0].masked_fill(~drawn[3], 0)
+
+    share = lambda mask: check_share(norm(mask, s), mask, s)
+    for flag, function, rows, drawn in (
+            (f"--advantage {s.advantage}", compare, rows, (reward, success)),
+            (f"--loss_norm {s.loss_norm}", share, rows, (mask,)),
+            (f"--loss {s.loss}", gain, rows[:4], (logprob, logprob + credit.flip(0), credit, mask))):
+        try:
+            whole, again, part = function(*drawn), function(*drawn), function(*(x[rows] for x in drawn))
+        except (RuntimeError, IndexError) as error:  # such as shapes that don't fit each other
+            raise ValueError(f"{flag} fails on 3 responses to each of 2 puzzles: {error}".splitlines()[0]) from None
+        # A function that draws random numbers has no such order.
+        require(not torch.equal(whole, again) or torch.allclose(part, whole[rows], rtol=1e-4, atol=1e-6),
+                f"{flag} gives a response another number when others stand elsewhere: is a mean over the wrong axis?")
+
+
 def check_loss(found: Any, mask: Tensor, s: Settings) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """What --loss returned: gain and clip (b, T), and the loss's own columns, {} where it has none; else ValueError."""
     shape = tuple(mask.shape)

@@ -120,10 +120,10 @@ def pm(mean: float, error: float, digits: int = 3) -> str:
     return f"{text} ± {error:.{digits}f}" if np.isfinite(error) else text
 
 
-def new_figure(columns: int, height: float, **options) -> tuple[Figure, np.ndarray]:
-    """A figure of the width that all have, `height` inches high, with axes (columns,) side by side."""
+def new_figure(columns: int, height: float, lines: int = 1, **options) -> tuple[Figure, np.ndarray]:
+    """A figure of the width that all have, `height` inches high, with axes (lines * columns,), so many side by side."""
     figure = Figure(figsize=(WIDTH, height))
-    return figure, figure.subplots(1, columns, squeeze=False, **options)[0]
+    return figure, figure.subplots(lines, columns, squeeze=False, **options).ravel()
 
 
 def draw_blocks(blocks: list[tuple[str, list[str], np.ndarray]], label: str, file: Path) -> None:

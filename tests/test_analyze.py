@@ -469,9 +469,28 @@ def test_the_picture_of_methods_shows_means_and_intervals(tmp_path, figures, rec
     [(low, high)] = figures[2].axes[0].collections[-1].get_segments()[-1:]
     assert (low[1], high[1]) == pytest.approx((0.5 - 1.96 * 0.05, 0.5 + 1.96 * 0.05))  # over puzzles
     analyze.draw_methods([group(f"{name} model=" + 99 * "x", {0: 0.5, 1: 0.6}) for name in "ab"], tmp_path / "d.png")
+    for row in base.rows.values():
+        row["metrics"] |= {f"a number of the task, {i}": np.array([np.nan, i, row["curve"][2]]) for i in range(2)}
+    analyze.draw_methods([base, group("a", {0: 0.5})], tmp_path / "e.png")
+    shown = [axis.lines[0].get_ydata().tolist() for axis in figures[-1].axes[4:6]]
+    assert shown == [[0, pytest.approx(0.3)], [1, pytest.approx(0.3)]]
+    assert [bar.get_height() for bar in figures[-1].axes[3].patches][:2] == pytest.approx([0.3, 0.15])
     for figure in figures:
         check_texts(figure)
     assert not recwarn.list  # as matplotlib's, where a long name leaves the curves no room
+
+
+def test_numbers_of_a_grade_are_in_the_tables(run, call):
+    """Guards against a column that only metrics.csv shows, also where one of the runs has none of it."""
+    file = run / "metrics.csv"
+    make_run(run.parent / "other", 0.5, mitigation="ppo")
+    header, *lines = file.read_text().splitlines()
+    file.write_text("\n".join([header, lines[0], *(line + x for line, x in zip(lines[1:], ("17000", "0.5")))]) + "\n")
+    metrics = runs.read_metrics(run)
+    assert row_of(analyze.learning_table(metrics), "1")["of a head"] == "1.7e+04"
+    text = call(run, run.parent / "other")
+    table = text.partition("Further columns")[2]
+    assert re.search(r"none +\| +1 \| +8500.250", table) and re.search(r"ppo +\| +1 \| +\|", table)
 
 
 # ----------------------------------------------------------------------------------------------------- command line

@@ -21,7 +21,7 @@ from settings import Settings
 
 
 def textbook(estimator, group, i, success, step):
-    """The advantage of response i of a group; its arguments are lists of Fractions, exactly what float32 holds."""
+    """The advantage of response i of a group; its arguments are lists of Fractions, exactly what float64 holds."""
     deviation, solved = group[i] - statistics.mean(group), statistics.mean(success)
     return float({"grpo": lambda: deviation / Fraction(math.sqrt(statistics.pvariance(group)) + 1e-4),
                   "dr_grpo": lambda: deviation,
@@ -37,7 +37,7 @@ def check_advantages(estimator, reward, G):
                        success=success)
     r, s = ([Fraction(x) for x in values.tolist()] for values in (reward, success))
     found = grpo.compare(batch, estimator)
-    assert found.dtype == reward.dtype
+    assert found.dtype == batch.logprob.dtype == torch.float32
     for q in range(0, len(r), G):
         expected = [textbook(estimator, r[q : q + G], i, s[q : q + G], r) for i in range(G)]
         assert found[q : q + G].tolist() == pytest.approx(expected, rel=0, abs=1e-6 * max(map(abs, expected)))
@@ -49,6 +49,8 @@ def test_advantage_by_the_textbook(estimator):
     eight advantages of one sign."""
     rows = [[1.1, 0.1, 0.1, 0, 0, 0, 0], [0.1, 1.1, 1.1, 1.1, 1.1, 0, 0.1], [0.1] * 7, [0.35] * 6 + [0.35000002]]
     check_advantages(estimator, torch.tensor([*rows, [100] * 6 + [100.001]]).flatten(), 7)
+    for offset, unit in ((16777216, 0.5), (1e7, 0.1), (1.7e9, 20)):  # which float32 makes equal
+        check_advantages(estimator, torch.tensor([offset + unit * x for x in range(14)], dtype=torch.float64), 7)
     rng = random.Random(0)
     for _ in range(60):
         levels, size = rng.randint(2, 40), 10 ** rng.uniform(-6, 1)

@@ -1,4 +1,8 @@
 """Adapters against PEFT on small random models, by finite differences, and as a whole run writes and reads them."""
+import json
+import shutil
+from contextlib import nullcontext
+
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
@@ -9,6 +13,7 @@ import countdown_task
 import train
 from grpo import update
 from lora import adapters, add_adapters, load_adapters, merged, peft_tensors, save_adapters
+from models import talk
 from plumbing.optimizer import Optimizer
 from plumbing.runs import read_metrics
 from qwen2_model import load_model, save_model
@@ -43,7 +48,7 @@ def ours(folder, dtype=torch.float32, adapter="adapter"):
     model = load_model(folder / "base", dtype=dtype)
     add_adapters(model, RANK, ALPHA, 0)
     if adapter:
-        load_adapters(model, folder / adapter, RANK, ALPHA)
+        load_adapters(model, folder / adapter, RANK, ALPHA, folder / "base")
     return model
 
 
@@ -136,7 +141,8 @@ def test_transformers_and_peft_read_what_we_write(family, tied, tmp_path):
 @pytest.mark.parametrize("options, said", [
     (dict(use_rslora=True), "sets use_rslora to a value that is not supported: merge"),
     (dict(bias="all"), "sets bias to"),
-    (dict(modules_to_save=["lm_head"]), "sets modules_to_save to"), (dict(init_lora_weights="pissa"), "init_lora_weig"),
+    (dict(modules_to_save=["lm_head"]), "sets modules_to_save to"),
+    *((dict(init_lora_weights=name), "sets init_lora_weights to") for name in ("pissa", "pissa_niter_4", "olora")),
     (dict(rank_pattern={"q_proj": 4}), "rank_pattern"),
     (dict(lora_alpha=6), "another rank or alpha: pass --lora_rank 3 --lora_alpha 6"),
     (dict(targets=["q_proj", "v_proj"]), "the adapter in .* lacks 20 tensor.s., such as base_model.*lora_A.weight"),
@@ -145,6 +151,39 @@ def test_another_adapter_is_refused(options, said, tmp_path):
     """Guards against an adapter that becomes another function without a word."""
     of_peft("llama", tmp_path, **options)
     with pytest.raises(ValueError, match=said):
+        ours(tmp_path)
+
+
+@pytest.mark.parametrize("init", ["gaussian", "orthogonal", "eva", False])
+def test_an_adapter_that_began_elsewhere_has_the_logits_of_peft(init, tmp_path):
+    """Guards against a refusal of what only sets the first A and B."""
+    peft = of_peft("llama", tmp_path, trained=False, init_lora_weights=init, r=4)
+    if init == "eva":  # A of singular vectors that PEFT takes from data; here any others
+        for name, p in peft.named_parameters():
+            torch.nn.init.normal_(p, std=0.2) if "lora_" in name else None
+        peft.save_pretrained(tmp_path / "adapter")
+    model, tokens = load_model(tmp_path / "base"), random_tokens(2, 9)
+    add_adapters(model, 4, ALPHA, 0)
+    plain = model(tokens)
+    load_adapters(model, tmp_path / "adapter", 4, ALPHA, tmp_path / "base")
+    assert_close(model(tokens), peft(tokens).logits, 1e-5)
+    assert torch.equal(model(tokens), plain) == (init == "gaussian")  # its B is 0 at first
+
+
+@pytest.mark.parametrize("named, taken", [
+    ("base", True), ("copy", True), ("other", False), ("/gone/base", False), ("Owner/Base", True), ("Owner/Model", False)])
+def test_an_adapter_belongs_to_the_base_that_it_names(named, taken, tmp_path):
+    """Guards against another function without a word, and against a refusal of the same weights in another folder."""
+    of_peft("llama", tmp_path)
+    shutil.copytree(tmp_path / "base", tmp_path / "copy")
+    shutil.copytree(tmp_path / "base", tmp_path / "other")
+    tensors = load_file(tmp_path / "base" / "model.safetensors")
+    save_file({name: x * 1.01 for name, x in tensors.items()}, tmp_path / "other" / "model.safetensors")
+    file = tmp_path / "adapter" / "adapter_config.json"
+    named = str(tmp_path / named) if (tmp_path / named).is_dir() else named
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": named}))
+    refused = pytest.raises(ValueError, match=f"is an adapter of {named}, not of {tmp_path / 'base'}: pass that")
+    with nullcontext() if taken else refused:
         ours(tmp_path)
 
 
@@ -202,6 +241,9 @@ def test_the_command_line_takes_an_adapter_of_its_rank_alone(tmp_path, refusal):
                         (["--lora_rank", -1], "--lora_rank must be at least 0"), (["--lora_alpha", 0], "--lora_alpha"),
                         (["--model", folder], "pass it to --adapter, and its model to --model")):
         assert said in refusal(train, *TINY, "--adapter", folder, *flags, "--out", tmp_path / "x")
+    for program in (train, talk):
+        said = refusal(program, *TINY, "--adapter", folder, "--model", folder.parent)  # the merged one
+        assert f"is an adapter of {BUNDLED}, not of {folder.parent}" in said
     run(*TINY, "--steps", 1, "--adapter", folder, "--out", tmp_path / "second")
     save_file({name: x + 1 for name, x in load_file(folder / "adapter_model.safetensors").items()},
               folder / "adapter_model.safetensors")

@@ -100,7 +100,9 @@ def test_a_tracker_of_the_page_gets_the_rows_of_the_run(name, tmp_path, monkeypa
     seen, board = {}, mock.MagicMock()
     board.add_scalar.side_effect = lambda column, value, step: seen.setdefault(step, {}).update({column: value})
     board.log.side_effect = lambda row, step: seen.update({step: row})
-    library = mock.MagicMock(SummaryWriter=lambda folder: board, init=lambda project, id, resume: board)
+    purged = []
+    writer = lambda folder, purge_step: purged.append(purge_step) or board
+    library = mock.MagicMock(SummaryWriter=writer, init=lambda project, id, resume: board)
     for module in ("torch.utils.tensorboard", "wandb"):
         monkeypatch.setitem(sys.modules, module, library)
     (tmp_path / "tracking.py").write_text(code)
@@ -114,6 +116,11 @@ def test_a_tracker_of_the_page_gets_the_rows_of_the_run(name, tmp_path, monkeypa
         row = {column: x[i] for column, x in written.items() if not np.isnan(x[i])}
         assert {k: float(v) for k, v in seen[step].items() if v == v} == row
     assert len(seen) == 3
+    monkeypatch.delitem(sys.modules, "tracking")  # another process
+    words = ["train.py", "--resume", f"{tmp_path}/r", "--steps", "3", "--on_step", f"tracking:{name}"]
+    monkeypatch.setattr(sys, "argv", words)
+    train.main()
+    assert purged == [0, 3] * (name == "tensorboard") and len(seen) == 4
 
 
 # ------------------------------------------------------------------------------------------- what a reader adds

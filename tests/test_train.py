@@ -8,6 +8,7 @@ import random
 import re
 import shutil
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ import torch
 import countdown_task
 import train
 from countdown_task import generate_puzzles, split
-from grpo import LOSS_NORMS, LOSSES, update
+from grpo import ADVANTAGES, LOSS_NORMS, LOSSES, update
 from methods import MITIGATIONS
 from methods.heads import HEADS, Critic
 from mitigations import uniform
@@ -278,6 +279,23 @@ def test_a_credit_function_that_writes_into_the_batch_is_refused_before_the_run(
                        lambda batch: batch.logprob.exp_())
 
 
+@pytest.mark.parametrize("flag, functions, wrong, said", [
+    ("advantage", ADVANTAGES, lambda r, s: r - r.mean(1), "fails on 3 responses to each of 2 puzzles"),
+    ("advantage", ADVANTAGES, lambda r, s: r - r.mean(0), "gives a response another number"),
+    ("advantage", ADVANTAGES, lambda r, s: r - r[:, :1], "gives a response another number"),
+    ("loss_norm", LOSS_NORMS, lambda mask, s: mask / mask.sum(0).clamp(min=1) / torch.arange(1, 7)[:, None], "another"),
+    ("loss", LOSSES, lambda lp, old, c, mask, s: (lp * (c - c.mean(0)), ~mask), "gives a response another number"),
+    ("advantage", ADVANTAGES, lambda r, s: r - r.mean(1, keepdim=True), None),
+    ("advantage", ADVANTAGES, lambda r, s: torch.randn_like(r), None)])
+def test_a_function_to_which_the_order_of_responses_matters_is_refused(flag, functions, wrong, said, monkeypatch):
+    """Guards against a mean over the wrong axis, which equal rewards and a square step hide."""
+    monkeypatch.setitem(functions, "mine", wrong)
+    s = Settings(**{flag: "mine"}, questions=8)
+    policy = train.load_policy(s)
+    with nullcontext() if said is None else pytest.raises(ValueError, match=f"--{flag} mine .*{said}"):
+        train.try_step(policy, Optimizer(policy.model, 1e-3), GENERATE(4096, "train"), s, uniform)
+
+
 @pytest.mark.parametrize("dtype, methods", [("float32", MITIGATIONS), ("bfloat16", ["vineppo"])], ids=["fp32", "bf16"])
 def test_the_trial_step_leaves_no_trace(dtype, methods):
     policy = train.load_policy(Settings(dtype=dtype), countdown_task, (*HEADS, "reference"))
@@ -445,6 +463,19 @@ def test_a_prompt_and_response_that_just_fit_are_accepted(policy):
     policy.model.config = replace(config, vocab_size=policy.tokenizer.size - 1)
     with pytest.raises(ValueError, match="tokenizer"):
         launch.check_lengths(policy, puzzles, Settings())
+
+
+def test_a_run_is_told_once_what_it_can_not_show_and_where_bfloat16_loses(quick, tmp_path, monkeypatch, capsys):
+    """192 puzzles are the first whose difference of two rates has a 95% interval of +- 10 points, by hand 1.96 *
+    sqrt(0.5 / 0.01 / 10000)."""
+    told = lambda dtype, n, **options: [*launch.advice(Settings(dtype=dtype, **options), n)]
+    assert told("float32", 193) == [] and "points" in told("float32", 192)[0]
+    for seconds, loses in ((7.0, True), (1.2, False), (0.4, False)):
+        monkeypatch.setattr(launch, "product_seconds", lambda dtype: seconds if dtype == torch.bfloat16 else 1.0)
+        assert ["7 times as slowly" in x for x in told("bfloat16", 999)] == [True] * loses
+        assert told("float32", 999) == told("bfloat16", 999, device="cuda") == []
+    run(*TINY, "--steps", 2, "--pass_at", 0, "--out", tmp_path / "r")
+    assert capsys.readouterr().out.count("would not show") == 1
 
 
 REVERSE = str(Path(__file__).parent / "reverse_task.py")
