@@ -94,7 +94,7 @@ def learning_table(metrics: dict) -> Table:
     steps = [step for step in range(first, last + 1) if last <= 10 or step in (0, 1, 10, 50, 100, last)]
     columns = {"step": [*map(str, steps)],
                **{name: [pm(metrics[name][i], np.nan, digits) for i in steps] for name, digits in LEARNED.items()},
-               **{name: [f"{x:.4g}" if np.isfinite(x) else "" for x in metrics[name][steps]] for name in added(metrics)},
+               **{name: [f"{x:.4g}" * bool(np.isfinite(x)) for x in metrics[name][steps]] for name in added(metrics)},
                "held-out success": [pm(success[i], error[i]) for i in steps]}
     columns = {name: cells for name, cells in columns.items() if any(cells)}
     return Table("How it learned", "Means over a step's responses; held-out success after it, ± half of its 95% "
@@ -289,14 +289,13 @@ def comparison_tables(groups: list[Group], warning: str) -> list[Table]:
                ["start", "end", "area", *passed, *(f"{name} - baseline" for name in ("end", "area", *passed))])
     credited = ("Size: mean absolute value over the tokens of a type. Of the gradient's norm mean and standard deviation "
                 "over steps.", ["end", *SIZES, "gradient norm", "its spread", "seconds a step"])
-    tables = {"Learning": learned, "Credit": credited}
-    if own := dict.fromkeys(name for group in groups for row in group.rows.values() for name in row.get("own", ())):
-        note = "Those that a grade, a loss or a head added to metrics.csv: means over steps."
-        tables["Further columns"] = note, [*own]
-    cells = {title: groups for title in tables} | {"Further columns": [replace(group, rows={
-        seed: dict.fromkeys(own, np.nan) | row.get("own", {}) for seed, row in group.rows.items()}) for group in groups if own]}
-    return [Table(title, bold + note, ["method", "seeds", *columns],
-                  [method_row(group, columns) for group in cells[title]]) for title, (note, columns) in tables.items()]
+    added_to = ("Those that a grade, a loss or a head added to metrics.csv: means over steps.",
+                [*dict.fromkeys(name for group in groups for row in group.rows.values() for name in row.get("own", ()))])
+    own = [replace(group, rows={seed: dict.fromkeys(added_to[1], np.nan) | row.get("own", {})
+                                for seed, row in group.rows.items()}) for group in groups]
+    return [Table(title, bold + note, ["method", "seeds", *columns], [method_row(group, columns) for group in those])
+            for title, (note, columns), those in (("Learning", learned, groups), ("Credit", credited, groups),
+                                                  ("Further columns", added_to, own)) if columns]
 
 
 def draw_methods(groups: list[Group], file: Path) -> None:

@@ -190,8 +190,8 @@ def main() -> None:
 
 
 def try_step(policy: Policy, optimizer: Optimizer, puzzles: list, s: Settings, mitigation: Callable) -> dict:
-    """Try a small step, of three short responses to each of two puzzles, so that a mistake in somebody's own function is
-    seen before the run begins. Returns its columns of metrics.csv.
+    """Try a small step, of three short responses to each of two puzzles, so that a mistake in somebody's own function
+    is seen before the run begins. Returns its columns of metrics.csv.
 
     It leaves no trace: no weight moves, copies of the heads learn, and random numbers are drawn as if nothing had been.
     """

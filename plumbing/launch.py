@@ -42,8 +42,8 @@ def advice(s: Settings, heldout: int) -> Iterator[str]:
     """What a run is told before it begins. heldout: the number of held-out puzzles."""
     # Half of the 95% interval of a difference of two success rates near 50%.
     if (points := 100 * 1.96 * (2 * 0.25 / heldout) ** 0.5) > 10:
-        yield (f"with {heldout} held-out puzzles two measurements differ by up to {points:.0f} points by chance, so ten "
-               "points would not show: --eval_problems asks for more, where there are more")
+        yield (f"with {heldout} held-out puzzles two measurements differ by up to {points:.0f} points by chance: ten "
+               "would not show. --eval_problems asks for more puzzles, where there are more")
     if s.dtype == "bfloat16" and s.device == "cpu":
         slower = product_seconds(torch.bfloat16) / product_seconds(torch.float32)
         if slower > 1.5:

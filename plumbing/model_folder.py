@@ -140,7 +140,8 @@ def read_adapter(folder: Path, rank: int, alpha: float, dtype: torch.dtype, mode
     file = folder / "adapter_config.json"
     config = read_json(file)
     check_fields(config, {"peft_type": str, "r": int, "lora_alpha": float}, file)
-    if other := [name for name, x in config.items() if x and name not in ADAPTER_INERT and x not in ADAPTER_ONLY.get(name, ())]:
+    allowed = ADAPTER_ONLY | {name: (x,) for name, x in config.items() if name in ADAPTER_INERT or not x}
+    if other := [name for name, x in config.items() if x not in allowed.get(name, ())]:
         raise ValueError(f"{file} sets {', '.join(other)} to a value that is not supported: merge the adapter into its "
                          "model with merge_and_unload of peft, and pass that to --model")
     if (config["r"], config["lora_alpha"]) != (rank, alpha):
@@ -148,6 +149,6 @@ def read_adapter(folder: Path, rank: int, alpha: float, dtype: torch.dtype, mode
                          f"--lora_alpha {config['lora_alpha']}")
     named = config.get("base_model_name_or_path") or ""  # PEFT leaves it empty where the model has no name
     if named and not is_base(named, model):
-        raise ValueError(f"{folder} is an adapter of {named}, not of {model}: pass that to --model, or, if both are the "
-                         f"same model, write {model} as base_model_name_or_path into {file}")
+        raise ValueError(f"{folder} is an adapter of {named}, not of {model}: pass that to --model or, if both are one "
+                         f"model, write {model} as base_model_name_or_path into {file}")
     return read_tensors(folder / "adapter_model.safetensors", dtype=dtype)

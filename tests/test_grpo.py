@@ -251,7 +251,8 @@ def test_two_updates_equal_plain_autograd(architecture, tied, checkpointed, temp
     ours.checkpoint_activations = checkpointed
     monkeypatch.setattr(sampler, "PROBABILITIES_KEPT", (micro_batch != 3) * sampler.PROBABILITIES_KEPT)  # 0: none
     row = take_update(ours, batch, credit, kl=kl, kl_gradient="unbiased" if unbiased else "k3", clip_low=0.1,
-                      clip_high=0.3, updates_per_batch=2, max_grad_norm=0.05, micro_batch=micro_batch, loss_norm="sequence")
+                      clip_high=0.3, updates_per_batch=2, max_grad_norm=0.05, micro_batch=micro_batch,
+                      loss_norm="sequence")
     for (name, got), expected in zip(ours.named_parameters(), theirs.parameters()):
         assert expected.grad.abs().max() > 1e-4, name
         torch.testing.assert_close(got.grad, expected.grad, atol=1e-10, rtol=0, msg=name)

@@ -171,7 +171,8 @@ def test_an_adapter_that_began_elsewhere_has_the_logits_of_peft(init, tmp_path):
 
 
 @pytest.mark.parametrize("named, taken", [
-    ("base", True), ("copy", True), ("other", False), ("/gone/base", False), ("Owner/Base", True), ("Owner/Model", False)])
+    ("base", True), ("copy", True), ("other", False), ("/gone/base", False), ("Owner/Base", True),
+    ("Owner/Model", False)])
 def test_an_adapter_belongs_to_the_base_that_it_names(named, taken, tmp_path):
     """Guards against another function without a word, and against a refusal of the same weights in another folder."""
     of_peft("llama", tmp_path)

@@ -24,7 +24,7 @@ MEAN = 5  # steps
 
 
 def silent(run: Path, groups: int) -> dict[str, np.ndarray]:
-    """By step (S,): success; the share of silent groups; where the credit log is published, of tokens without credit."""
+    """By step (S,): success, the share of silent groups and, where the credit log is published, of silent tokens."""
     metrics, file = read_metrics(run), run / "credit.npz"
     found = {"success": metrics["success"][1:], "silent groups": metrics["zero_variance_groups"][1:] / groups}
     if file.is_file():
