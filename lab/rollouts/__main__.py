@@ -16,14 +16,14 @@ from itertools import takewhile
 from pathlib import Path
 from time import perf_counter
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, Iterable, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from grpo import ADVANTAGES, compare
-from lab.rollouts.rows import Rollout, by_step, checkpoints, find_files, read_rollouts, reader, with_rewards
+from lab.rollouts.rows import Rollout, RowReader, by_step, checkpoints, find_files, read_rollouts, with_rewards
 from lora import add_adapters, load_adapters, merged
 from methods import MITIGATIONS
 from plumbing import run_folder
@@ -32,7 +32,6 @@ from plumbing.flags import check_device, check_range, methods_help, new_parser, 
 from plumbing.metrics import step_columns, write_credit_log
 from plumbing.progress import fail, follow, one_sentence
 from plumbing.registry import required
-from plumbing.tokenizer import Tokenizer
 from qwen2_model import Qwen2, load_model, scaled
 from rollout import Policy, Queries, token_batch
 from sampler import Samples, describe, response_states
@@ -193,16 +192,9 @@ def check_options(options: Options, hyper_parameters: dict) -> None:
         raise ValueError("name the folder of the model that sampled: --model FOLDER")
 
 
-def weights_said(taken: dict[int, float], folders: dict[float, Path]) -> list[str]:
-    """Which checkpoint read which steps, where there are several."""
-    read = {n: [step for step in taken if taken[step] == n] for n in dict.fromkeys(taken.values())}
-    return [f"by the newest checkpoint before it, each step: " + ", ".join(
-        f"{folders[n].name} read {steps[0]}" + f" to {steps[-1]}" * (len(steps) > 1) for n, steps in read.items())
-    ] if max(folders) >= 0 else []
-
-
 def settings_of(options: Options, files: list[Path], folder: Path, steps: dict, G: int) -> Settings:
-    """The settings for config.json. ValueError where prompt and response are too long for a credit log."""
+    """The settings for config.json. ValueError where they are too large for a credit log, or nothing can be compared.
+    """
     rollouts = [rollout for chosen in steps.values() for rollout in chosen]
     length = max(len(rollout.tokens) for rollout in rollouts)
     if length > 2**16 or max(map(len, steps.values())) > 2**16:
@@ -210,32 +202,40 @@ def settings_of(options: Options, files: list[Path], folder: Path, steps: dict, 
     advantage = "grpo" if options.advantage == "theirs" and rollouts[0].advantage is None else options.advantage
     if G == 1 and advantage != "theirs":
         raise ValueError("no two rollouts of a step answer the same prompt: there is nothing to compare a reward with")
-    given = {name: value for name, value in asdict(options).items() if name not in ("advantage", "rewards")}
-    return Settings(**given | {"model": str(folder)}, advantage=advantage, data=str(files[0]), task="rollouts",
+    given = {name: value for name, value in asdict(options).items() if name not in ("advantage", "rewards", "model")}
+    return Settings(**given, model=str(folder), advantage=advantage, data=str(files[0]), task="rollouts",
                     steps=len(steps), answers=G, max_new_tokens=length)
+
+
+def checkpoint_of_steps(steps: Iterable[int], model: str) -> dict[int, Path]:
+    """For each step the folder of the model that sampled it: --model, or its newest checkpoint before the step. Without
+    those steps that have none; ValueError where no step has one."""
+    folders = checkpoints(Path(model)) or {-math.inf: Path(model)}
+    taken = {step: folders[max(n for n in folders if n < step)] for step in steps if step > min(folders)}
+    if not taken:
+        raise ValueError(f"{model} has no checkpoint before step {max(steps)}: save the start model as checkpoint-0")
+    return taken
 
 
 def convert(files: list[Path], options: Options, hyper_parameters: dict) -> None:
     """Read the rollouts, give credit, and write the run folder."""
     check_options(options, hyper_parameters)
-    run, folders = Path(options.out), checkpoints(Path(options.model)) or {-math.inf: Path(options.model)}
-    folder = next(iter(folders.values()))
-    policy = Reader(load_weights(folder, options), Tokenizer(folder), TASK)
-    read = reader(policy.tokenizer, folder)
+    run, folder = Path(options.out), next(iter(checkpoints(Path(options.model)).values()), Path(options.model))
+    read = RowReader(folder)
+    policy = Reader(load_weights(folder, options), read.tokenizer, TASK)
     rollouts, left_out = read_rollouts(files, read, policy.model.config.max_position_embeddings)
-    ours = options.advantage != "theirs" or rollouts[0].advantage is None
-    steps, G, notes = by_step(rollouts, ours, left_out)
-    if not (taken := {step: max(n for n in folders if n < step) for step in steps if step > min(folders)}):
-        raise ValueError(f"{options.model} has no checkpoint before step {max(steps)}: save the start model there, as "
-                         "checkpoint-0")
-    left_out["no checkpoint"] = sum(len(rollouts) for step, rollouts in steps.items() if step not in taken)
-    steps, said = with_rewards({step: steps[step] for step in taken}, G, options.rewards)
+    steps, G, notes = by_step(rollouts, options.advantage != "theirs" or rollouts[0].advantage is None)
+    folders = checkpoint_of_steps(steps, options.model)
+    left_out["other size"] = notes["other size"]
+    left_out["no checkpoint"] = sum(len(rollouts) for step, rollouts in steps.items() if step not in folders)
+    steps, said = with_rewards({step: steps[step] for step in folders}, G, options.rewards)
     s = settings_of(options, files, folder, steps, G)
-    rewards = [rollout.reward for rollouts in steps.values() for rollout in rollouts]
+    rewards = [rollout.reward for chosen in steps.values() for rollout in chosen]
     middle, known = (min(rewards) + max(rewards)) / 2, []
     for step, (their_step, chosen) in enumerate(follow("reading steps", steps.items()), 1):
         began = perf_counter()
-        if folder != (folder := folders[taken[their_step]]):
+        if folder != folders[their_step]:
+            folder = folders[their_step]
             policy = policy._replace(model=load_weights(folder, options))
         batch, variance = read_step(chosen, policy, s, step, middle)
         credit = MITIGATIONS[s.mitigation](batch, **hyper_parameters)  # (B, T)
@@ -244,18 +244,19 @@ def convert(files: list[Path], options: Options, hyper_parameters: dict) -> None
             run_folder.append_row(run, {"step": 0})
         known.append(torch.stack((batch.logprob[batch.mask], batch.entropy[batch.mask], variance)).double())  # (3, n)
         notes["cut off"] += sum(len(rollout.tokens) for rollout in chosen) - len(variance)
-        for rollout in chosen:
-            notes.update(rollout.notes)
+        notes.update(sum((rollout.notes for rollout in chosen), Counter()))
         checksum = write_credit_log(run / "credit" / f"step-{step:06d}.npz", step, batch, credit)
         run_folder.append_row(run, step_columns(step, batch, began) | {
             "credit_checksum": checksum, "their_step": their_step,
             "log_p_plus_entropy": known[-1][:2].sum(0).mean().item()})
         run_folder.write_samples(run, step, batch)
+    if str(folder) != options.model:
+        said.append("each step was read by the newest checkpoint before it: " + ", ".join(
+            f"{step} by {taken.name}" for step, taken in folders.items()))
     compared = "theirs" if s.advantage == "theirs" else f"ours, {s.advantage}"
     said = [f"read {', '.join(map(str, files[:3]))}" + f" and {len(files) - 3} more" * (len(files) > 3),
-            f"{len(rewards):,} responses, {G} to a prompt, in {len(steps)} steps; advantage: {compared}; a "
-            f"reward above {middle:g} counts as success", *said, *weights_said(taken, folders),
-            *assumptions(notes, left_out, G), verdict(*torch.cat(known, dim=1))]
+            f"{len(rewards):,} responses, {G} to a prompt, in {len(steps)} steps; advantage: {compared}; a reward above "
+            f"{middle:g} counts as success", *said, *assumptions(notes, left_out, G), verdict(*torch.cat(known, dim=1))]
     (run / "rollouts.txt").write_text("\n".join(said) + "\n", encoding="utf-8")
     print("\n".join(said) + f"\nwrote {run}; read it with: python analyze.py {run}")
 

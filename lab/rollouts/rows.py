@@ -2,16 +2,13 @@
 
 TRL's completions and verl's dumps hold text alone. What was assumed to make tokens of it is counted in `notes`.
 """
-import math
 import re
 from collections import Counter
 from decimal import Decimal
-from itertools import groupby
 from pathlib import Path
-from typing import Any, Iterator, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from plumbing.chat import chatml, rendered
 from plumbing.files import read_json
@@ -23,9 +20,9 @@ FIELDS = {"step": ("step",), "prompt": ("prompt", "input"), "completion": ("comp
           "advantage": ("advantage",), "group": ("group", "uid"),  # plain and TRL, verl
           "prompt_ids": ("prompt_ids",), "completion_ids": ("completion_ids", "response_ids"),
           "prompt_mask": ("prompt_mask",), "completion_mask": ("completion_mask", "response_mask")}
-TOTALS = ("reward", "score")  # the whole reward; in any other column a part of it, or something else
-PART = ("split", "mode", "phase")  # says whether a row is of training
-EVALUATION = re.compile("(?i)(eval|val|test|dev).*")
+TAKEN = {name for names in FIELDS.values() for name in names}
+TOTALS = ("reward", "score")  # the whole reward; another column may be a part of it
+PART, EVALUATION = ("split", "mode", "phase"), re.compile("(?i)(eval|val|test|dev).*")  # rows that trained nothing
 ROLE = re.compile(r"(?:\A|\n)(system|user|assistant)\n")  # what is left of ChatML without its special tokens
 TRAJECTORY = re.compile(r"_[0-9]+_[0-9]+\Z")  # verl's uid is {prompt}_{response}_{output}
 
@@ -39,109 +36,18 @@ class Rollout(NamedTuple):
     tokens: list[int]  # of the response, its end token included
     end_assumed: bool  # whether the last token was not in the file, or may be padding
     advantage: float | None
-    columns: dict[str, Any]  # its numbers; some are rewards
+    columns: dict[str, Any]  # its numbers, some of them rewards
     notes: Counter  # of what was assumed
     place: str = ""
-    reward: float = math.nan
+    reward: float = 0.0
 
 
-class Reader(NamedTuple):
-    """A tokenizer, and what ends or pads its texts."""
-
-    tokenizer: Tokenizer
-    end: int  # the tokenizer's own end token if that ends a response
-    filling: dict[str, int]  # end tokens and padding, by name
-
-    def __call__(self, row: Any) -> Rollout | None:
-        """The rollout of a row, None where it is of an evaluation. ValueError for what is no rollout."""
-        if not isinstance(row, dict):
-            raise ValueError("it is no object")
-        if any(isinstance(row.get(name), str) and EVALUATION.fullmatch(row[name]) for name in PART):
-            return None
-        given, notes = {field: x for field, names in FIELDS.items() if (x := agreed(row, names)) is not None}, Counter()
-        if lacking := [f for f in ("prompt", "completion") if f not in given and f"{f}_ids" not in given]:
-            raise ValueError(f"it has no {lacking[0]}; its fields: {', '.join(map(repr, row))}"[:200])
-        prompt, (tokens, end_assumed) = self.prompt(given, "input" in row, notes), self.response(given, notes)
-        if not prompt or not tokens:
-            raise ValueError("its prompt or completion has no token")
-        taken = {name for names in FIELDS.values() for name in names}
-        columns = {name: x for name, x in row.items() if name not in taken and x is not None
-                   and (name in TOTALS or isinstance(x, int | float | np.number | Decimal))}
-        if not columns:
-            raise ValueError(f"it has no reward; its fields: {', '.join(map(repr, row))}"[:200])
-        if (step := number_of(given.get("step", 1), "step")) % 1:
-            raise ValueError(f"its step must be a whole number, not {step:g}")
-        group = str(given["group"]) if "group" in given else None
-        advantage = number_of(given["advantage"], "advantage") if "advantage" in given else None
-        return Rollout(int(step), group, prompt, tokens, end_assumed, advantage, columns, notes)
-
-    def ids(self, given: dict, part: str) -> list[int] | None:
-        """The token ids that a row has and its mask does not leave out, None where it has none; ValueError where they
-        are not those of the model, and where the mask has a hole."""
-        ids, mask, size = given.get(f"{part}_ids"), given.get(f"{part}_mask"), self.tokenizer.size
-        if ids is None:
-            return None
-        if not (isinstance(ids, list) and all(type(i) is int and 0 <= i < size for i in ids)):
-            raise ValueError(f"its {part}_ids must be a list of tokens from 0 to {size - 1}, the last one of --model")
-        if mask is None:
-            return ids
-        side = sorted(mask, reverse=part == "completion") if isinstance(mask, list) and set(mask) <= {0, 1} else None
-        if mask != side or len(mask) != len(ids):
-            raise ValueError(f"its {part}_mask must be 0 on padding alone, {'right' if part == 'completion' else 'left'}"
-                             f" of the tokens, and as long as {part}_ids: several turns can't be read")
-        return [i for i, real in zip(ids, mask) if real]
-
-    def prompt(self, given: dict, bare: bool, notes: Counter) -> list[int]:
-        """The tokens of a prompt, without padding on their left."""
-        ids, start = self.ids(given, "prompt"), self.tokenizer.start[:1]
-        ids = prompt_tokens(given["prompt"], bare, self.tokenizer, notes) if ids is None else ids
-        first = next((i for i, token in enumerate(ids) if token not in self.filling.values()), len(ids))
-        first -= first > 0 and ids[:1] == start  # one of them begins every text
-        notes["padding"] += first
-        return ids[first:]
-
-    def response(self, given: dict, notes: Counter) -> tuple[list[int], bool]:
-        """The tokens of a response up to its end token, and whether that was assumed. ValueError where more follow."""
-        ids, text = self.ids(given, "completion"), given.get("completion")
-        plain = text is None or text_of(text, strict=ids is None)
-        found = self.text_ids(plain) if ids is None else ids
-        stop = next((i for i, token in enumerate(found) if token in self.filling.values()), len(found))
-        behind = found[stop:]
-        if set(behind) - {*self.filling.values()}:
-            raise ValueError("tokens stand behind the end token of its completion: several turns can't be read")
-        ended = behind[:1] if behind[:1] and behind[0] in self.tokenizer.end_tokens else []
-        # Where the padding is an end token, too, the first one need not have been sampled.
-        padded = bool(ended) and given.get("completion_mask") is None and ended[0] == behind[-1] and (
-            len(behind) > 1 or ended[0] != self.end)
-        notes.update({"padding": len(behind) - len(ended), "assumed": padded or ids is None and not ended})
-        if ids is None:
-            ended, padded = ended or [self.end], padded or not ended
-            notes.update({"lost": plain.count("\ufffd"), "responses from text": 1, "tokens from text": stop + 1})
-        elif isinstance(plain, str) and self.letters(plain) != self.letters(self.tokenizer.decode(found[:stop])[0]):
-            raise ValueError("its completion is not the text of its completion_ids: remove the wrong one")
-        return found[:stop] + ended, padded
-
-    def text_ids(self, text: str) -> list[int]:
-        """The tokens of a response's text, in which a special token's name stays characters, but for end tokens and
-        padding behind it."""
-        text, *behind = re.split(f"({'|'.join(map(re.escape, self.filling))})", text)
-        if "".join(behind[1::2]).strip():
-            raise ValueError(f"text stands behind {behind[0]} in its completion: several turns can't be read")
-        return [*self.tokenizer.encode("", text), *(self.filling[name] for name in behind[::2])]
-
-    def letters(self, text: str) -> str:
-        """A text without what decoders treat differently: special tokens, white space and lost bytes."""
-        return re.sub(r"[\s\ufffd]", "", self.tokenizer.names.sub("", text))
+# ------------------------------------------------------------------------------------------- files, steps, groups
 
 
-def reader(tokenizer: Tokenizer, folder: Path) -> Reader:
-    """What reads rows for the tokenizer of a folder."""
-    library, settings = tokenizer.library, read_settings(folder)
-    named = library.token_to_id(str(tokenizer.named.get("eos_token")))
-    padding = library.token_to_id(str(name_of(settings.get("pad_token"))))
-    filling = dict.fromkeys([*tokenizer.end_tokens, *[padding] * (padding is not None)])
-    return Reader(tokenizer, named if named in tokenizer.end_tokens else tokenizer.end_tokens[0],
-                  {library.id_to_token(i): i for i in filling})
+def checkpoints(folder: Path) -> dict[int, Path]:
+    """The checkpoints in a trainer's output folder by their steps, in order; none in a model's folder."""
+    return dict(sorted((int(path.name[11:]), path) for path in folder.glob("checkpoint-*") if path.name[11:].isdigit()))
 
 
 def find_files(paths: list[Path]) -> list[Path]:
@@ -158,85 +64,69 @@ def find_files(paths: list[Path]) -> list[Path]:
     return files
 
 
-def read_rollouts(files: list[Path], read: Reader, limit: int) -> tuple[list[Rollout], Counter]:
+def evaluation_steps(file: Path) -> set[int]:
+    """The steps after which TRL evaluated, by the checkpoints beside its completions/: the evaluation's rows replace
+    the last ones of that step's file."""
+    if file.suffix != ".parquet":
+        return set()
+    states = [path / "trainer_state.json" for path in checkpoints(file.absolute().parents[1]).values()]
+    return {row["step"] for state in states for row in read_json(state, missing={}).get("log_history", [])
+            if any(name.startswith("eval_") for name in row)}
+
+
+def read_rollouts(files: list[Path], read: "RowReader", limit: int) -> tuple[list[Rollout], Counter]:
     """The rollouts of all files, and how many were left out, by reason. ValueError, with the row, for what is no
     rollout, and for one of more tokens than the model's limit."""
     found, left_out, seen, before = [], Counter(), set(), None
     for file in files:
-        rollouts, evaluated = [*read_file(file, read, limit, left_out)], evaluation_steps(file)
-        for step, block in groupby(rollouts, key=lambda rollout: rollout.step):
-            block = list(block)
-            content = hash(str([rollout._replace(step=0, place="") for rollout in block]))
-            if content == before or (step, content) in seen:  # a step that was written twice, or a file read twice
-                left_out["repeated"] += len(block)
-            elif step in evaluated:
-                left_out["evaluation"] += len(block)
+        steps = {}
+        for place, parse in raw_rows(file):
+            try:
+                rollout = read(parse())
+                if rollout and rollout.step < (latest := max(steps, default=rollout.step)):
+                    raise ValueError(f"step {rollout.step} comes after step {latest}: two runs in one file? Keep one of "
+                                     "them")
+                if rollout and (length := len(rollout.prompt) + len(rollout.tokens)) > limit:
+                    raise ValueError(f"it has {length} tokens, and the model takes {limit}")
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"{file}, {place}: {error}") from None
+            if rollout:
+                steps.setdefault(rollout.step, []).append(rollout._replace(place=f"{file}, {place}"))
+            left_out["evaluation"] += not rollout
+        for step, rollouts in steps.items():
+            content = hash(str([rollout._replace(step=0, place="") for rollout in rollouts]))
+            repeated = content == before or (step, content) in seen  # a step written twice, or a file read twice
+            if repeated or step in evaluation_steps(file):
+                left_out["repeated" if repeated else "evaluation"] += len(rollouts)
             else:
-                found += block
+                found += rollouts
             before = content
             seen.add((step, content))
     if not found:
-        raise ValueError(f"{files[0]} holds no rollout" + " of training" * bool(left_out))
+        raise ValueError(f"{files[0]} holds no rollout" + " of training" * bool(left_out.total()))
     if len({rollout.advantage is None for rollout in found}) > 1:
         raise ValueError("some rows have an advantage and others none: write it in all of them, or in none")
     return found, left_out
 
 
-def read_file(file: Path, read: Reader, limit: int, left_out: Counter) -> Iterator[Rollout]:
-    """The rollouts of a file, whose steps must ascend."""
-    latest = -math.inf
-    for place, parse in raw_rows(file):
-        try:
-            if (rollout := read(parse())) is None:
-                left_out["evaluation"] += 1
-                continue
-            if rollout.step < latest:
-                raise ValueError(f"step {rollout.step} comes after step {latest}: two runs in one file? Keep one of them")
-            latest = rollout.step
-            if (length := len(rollout.prompt) + len(rollout.tokens)) > limit:
-                raise ValueError(f"it has {length} tokens, and the model takes {limit}")
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"{file}, {place}: {error}") from None
-        yield rollout._replace(place=f"{file}, {place}")
-
-
-def checkpoints(folder: Path) -> dict[int, Path]:
-    """The checkpoints of a trainer's output folder by their steps, the first one first; none in a model's folder."""
-    found = {int(path.name[11:]): path for path in folder.glob("checkpoint-*") if path.name[11:].isdigit()}
-    return dict(sorted(found.items()))
-
-
-def evaluation_steps(file: Path) -> set[int]:
-    """The steps after which TRL evaluated, as its checkpoints beside a file of completions say: an evaluation replaces
-    the last rows of that step's file by its own."""
-    if file.suffix != ".parquet":
-        return set()
-    states = [path / "trainer_state.json" for path in (file.parents[1], *checkpoints(file.parents[1]).values())]
-    return {row["step"] for state in states for row in read_json(state, missing={}).get("log_history", [])
-            if any(name.startswith("eval_") for name in row)}
-
-
-def by_step(rollouts: list[Rollout], compared: bool, left_out: Counter) -> tuple[dict[int, list[Rollout]], int, Counter]:
-    """The rollouts of each step, group by group, and the size G of the groups that are kept, the most frequent one; a
+def by_step(rollouts: list[Rollout], compared: bool) -> tuple[dict[int, list[Rollout]], int, Counter]:
+    """The rollouts of each step, group by group; the size G of the groups kept, the most frequent one; and notes. A
     group has one prompt. compared: whether rewards are, for which one response is not enough."""
-    groups, ids = {}, Counter((r.step, r.group) for r in rollouts if r.group is not None)
-    single = len(ids) == len(rollouts) > 1
-    base = all(TRAJECTORY.search(r.group) for r in rollouts) if single else False
+    groups, ids = {}, Counter((r.step, r.group) for r in rollouts)
+    single = len(ids) == len(rollouts)
+    base = single and all(TRAJECTORY.search(r.group) for r in rollouts if r.group)
     for r in rollouts:
-        name = (TRAJECTORY.sub("", r.group) if base else None) if single else r.group
+        name = r.group if r.group is None or not single else TRAJECTORY.sub("", r.group) if base else None
         groups.setdefault((r.step, name, tuple(r.prompt)), []).append(r)
     size = Counter(map(len, groups.values()))
     G = max(size, key=lambda n: (n > 1 or not compared, n * size[n]))
-    steps, cut = {}, 0
-    for (step, name, _), group in groups.items():
-        if len(group) == G or name is None and len(group) % G == 0:  # a prompt that was asked in several groups
-            cut += len(group) > G
-            steps.setdefault(step, []).extend(group)
-        else:
-            left_out["other size"] += len(group)
-    prompts = Counter((step, name) for step, name, _ in groups if name is not None)
-    notes = Counter({"cut": cut, "several prompts": sum(n > 1 for n in prompts.values()),
+    prompts, steps = Counter((step, name) for step, name, _ in groups if name is not None), {}
+    notes = Counter({"several prompts": sum(n > 1 for n in prompts.values()),
                      "single": single and len(groups) < len(rollouts)})
+    for (step, name, _), group in groups.items():
+        if fits := len(group) == G or name is None and len(group) % G == 0:  # a prompt may be asked in several groups
+            steps.setdefault(step, []).extend(group)
+        notes.update({"cut": fits and len(group) > G, "other size": 0 if fits else len(group)})
     return dict(sorted(steps.items())), G, notes
 
 
@@ -247,37 +137,30 @@ def with_rewards(steps: dict[int, list[Rollout]], G: int, asked: str) -> tuple[d
     """The rollouts with their rewards, and what was taken for them. asked: columns, as --rewards has them."""
     every = [rollout for rollouts in steps.values() for rollout in rollouts]
     names = list(dict.fromkeys(name for rollout in every for name in rollout.columns))
-    floats = [name for name in names if name in TOTALS or any(
-        isinstance(rollout.columns.get(name), float | np.floating | Decimal) for rollout in every)]
-    weights = asked_weights(asked, names) if asked else dict.fromkeys(reward_columns(every, floats, G), 1.0)
-    steps = {step: [r._replace(reward=reward_of(r, weights)) for r in rollouts] for step, rollouts in steps.items()}
-    said = [f"the reward is {' + '.join(f'{w:g} x {name}' for name, w in weights.items())}"] * (
-        bool(asked) or not weights.keys() <= {*TOTALS})
-    if others := [name for name in floats if name not in weights]:
-        said.append(f"no part of the reward: {', '.join(others)} (--rewards NAME[=WEIGHT] ... takes others)")
-    return steps, said
-
-
-def asked_weights(asked: str, names: list[str]) -> dict[str, float]:
-    """The weights of the columns that --rewards names; ValueError for one that is not among `names`."""
     weights = {}
     for word in asked.split():
         name, _, weight = word.partition("=")
-        weights[name] = number_of(weight or 1, f"weight of {name} in --rewards")
+        weights[name] = number_of(weight or 1, f"weight of {name}")
         if name not in names:
             raise ValueError(f"--rewards names {name!r}; the columns with numbers are {', '.join(names)}")
-    return weights
+    floats = [name for name in names if name in TOTALS or any(
+        isinstance(rollout.columns.get(name), float | np.floating | Decimal) for rollout in every)]
+    weights = weights or dict.fromkeys(reward_columns(every, floats, G), 1.0)
+    others = [name for name in floats if name not in weights]
+    return {step: [r._replace(reward=reward_of(r, weights)) for r in found] for step, found in steps.items()}, [
+        f"the reward is {' + '.join(f'{weight:g} {name}' for name, weight in weights.items())}"
+        + f"; no part of it: {', '.join(others)} (--rewards NAME[=WEIGHT] ... takes others)" * bool(others)]
 
 
 def reward_columns(rollouts: list[Rollout], floats: list[str], G: int) -> list[str]:
-    """The columns whose sum is the reward: what agrees with the advantages, else `reward` or `score`, or the only one.
-    TRL writes the reward functions first, and then whatever else was logged. ValueError where that leaves it open."""
+    """The columns whose sum is the reward: those that agree with the advantages, else `reward` or `score`, or the only
+    one. TRL writes the reward functions first, then whatever else was logged. ValueError where that leaves it open."""
     totals = [name for name in TOTALS if name in floats]
     if any(len({number_of(r.columns[name], name) for name in totals if name in r.columns}) > 1 for r in rollouts):
         raise ValueError("reward and score differ: name the one that was trained, such as --rewards score")
-    known = [totals[:1]] if totals else [floats] if len(floats) == 1 else []
+    known = [totals[:1]] if totals else [floats] * (len(floats) == 1)
     for names in known + [floats[:n] for n in range(1, len(floats) + 1)]:
-        if agrees([[r.columns.get(name) for name in names] for r in rollouts], [r.advantage for r in rollouts], G):
+        if agrees(rollouts, names, G):
             return names
     if not known:
         raise ValueError(f"which columns are the reward? Name them, such as --rewards {' '.join(floats) or 'NAME'}, with "
@@ -285,31 +168,128 @@ def reward_columns(rollouts: list[Rollout], floats: list[str], G: int) -> list[s
     return known[0]
 
 
-def agrees(rewards: list[list], advantages: list, G: int) -> bool:
-    """Whether the advantages (B,), in groups of G, are what rewards (B, n) less a group's mean give, but for a factor:
-    each group may be divided by its own deviation."""
-    if None in advantages:
+def agrees(rollouts: list[Rollout], names: list[str], G: int) -> bool:
+    """Whether the advantages, in groups of G, are the sum of these columns less its mean, but for a factor: each group
+    may be divided by its own deviation."""
+    if rollouts[0].advantage is None:
         return False
-    total = np.nansum(np.array(rewards, dtype=float), 1)
-    x, a = (torch.tensor(np.array(values, dtype=float)).view(-1, G) for values in (total, advantages))
-    x, a = (values - values.mean(1, keepdim=True) for values in (x, a))
-    slope = (x * a).sum(1, keepdim=True) / x.square().sum(1, keepdim=True).clamp(min=1e-12)
-    return bool((slope >= 0).all() and ((a - slope * x).norm(dim=1) <= 0.01 + 0.001 * a.norm(dim=1)).all())
+    total = [np.nansum([float(r.columns.get(name) or 0) for name in names]) for r in rollouts]
+    x, a = (np.reshape(values, (-1, G)) for values in (total, [r.advantage for r in rollouts]))  # (groups, G)
+    x, a = (values - values.mean(1, keepdims=True) for values in (x, a))
+    slope = (x * a).sum(1, keepdims=True) / np.maximum((x * x).sum(1, keepdims=True), 1e-12)
+    return bool((slope >= 0).all() and (np.abs(a - slope * x) <= 0.01).all())
 
 
 def reward_of(rollout: Rollout, weights: dict[str, float]) -> float:
-    """The weighted sum of a rollout's columns; a reward function that gave None counts as 0, as in TRL."""
-    values = {name: rollout.columns.get(name) for name in weights}
+    """The weighted sum of a rollout's columns. A reward function that gave None counts as 0, as in TRL, unless all did.
+    """
+    values = {name: x for name in weights if (x := rollout.columns.get(name)) is not None}
+    real = {name: x for name, x in values.items() if x == x} or values
     try:
-        real = {name: number_of(x, name) for name, x in values.items() if x is not None and (x == x or len(values) == 1)}
         if not real:
             raise ValueError(f"it has no {' or '.join(weights)}")
-        return number_of(sum(weights[name] * x for name, x in real.items()), "reward")
+        return number_of(sum(weights[name] * number_of(x, name) for name, x in real.items()), "reward")
     except ValueError as error:
         raise ValueError(f"{rollout.place}: {error}") from None
 
 
-# ----------------------------------------------------------------------------------------------- values of a row
+# ---------------------------------------------------------------------------------------------------------- a row
+
+
+class RowReader:
+    """Reads rows for the tokenizer of a folder."""
+
+    def __init__(self, folder: Path):
+        self.tokenizer = tokenizer = Tokenizer(folder)
+        named, padding = (tokenizer.library.token_to_id(str(name)) for name in (
+            tokenizer.named.get("eos_token"), name_of(read_settings(folder).get("pad_token"))))
+        self.end = named if named in tokenizer.end_tokens else tokenizer.end_tokens[0]  # of a text without one
+        self.filling = {*tokenizer.end_tokens, *[padding] * (padding is not None)}  # stands behind a response
+        self.names = {tokenizer.library.id_to_token(token): token for token in self.filling}
+
+    def __call__(self, row: Any) -> Rollout | None:
+        """The rollout of a row, None where it is of an evaluation. ValueError for what is no rollout."""
+        if not isinstance(row, dict):
+            raise ValueError("it is no object")
+        if any(isinstance(row.get(name), str) and EVALUATION.fullmatch(row[name]) for name in PART):
+            return None
+        given, notes = {field: x for field, names in FIELDS.items() if (x := agreed(row, names)) is not None}, Counter()
+        lacking = [f for f in ("prompt", "completion") if f not in given and f"{f}_ids" not in given]
+        columns = {name: x for name, x in row.items() if name not in TAKEN and x is not None
+                   and (name in TOTALS or isinstance(x, int | float | np.number | Decimal))}
+        if lacking or not columns:
+            raise ValueError(f"it has no {[*lacking, 'reward'][0]}; its fields: {', '.join(map(repr, row))}"[:200])
+        prompt, (tokens, assumed) = self.prompt(given, "input" in row, notes), self.response(given, notes)
+        if not prompt or not tokens:
+            raise ValueError("its prompt or completion has no token")
+        if (step := number_of(given.get("step", 1), "step")) % 1:
+            raise ValueError(f"its step must be a whole number, not {step:g}")
+        advantage = number_of(given["advantage"], "advantage") if "advantage" in given else None
+        group = str(given["group"]) if "group" in given else None
+        return Rollout(int(step), group, prompt, tokens, assumed, advantage, columns, notes)
+
+    def ids(self, given: dict, part: str, side: str) -> list[int] | None:
+        """The token ids that a row has and its mask does not leave out, None where it has none; ValueError where they
+        are not those of the model, and where the mask leaves out others than those on one side."""
+        ids, mask, size = given.get(f"{part}_ids"), given.get(f"{part}_mask"), self.tokenizer.size
+        if ids is not None and not (isinstance(ids, list) and all(type(i) is int and 0 <= i < size for i in ids)):
+            raise ValueError(f"its {part}_ids must be a list of tokens from 0 to {size - 1}, the last one of --model")
+        if ids is None or mask is None:
+            return ids
+        if not isinstance(mask, list) or len(mask) != len(ids) or mask != sorted(mask, reverse=side == "right"):
+            raise ValueError(f"its {part}_mask must be as long as its {part}_ids, and 0 on padding alone, on the {side}: "
+                             "several turns can't be read")
+        return [i for i, real in zip(ids, mask) if real]
+
+    def prompt(self, given: dict, bare: bool, notes: Counter) -> list[int]:
+        """The tokens of a prompt, without padding on their left."""
+        ids, start = self.ids(given, "prompt", "left"), self.tokenizer.start[:1]
+        if ids is None:
+            ids = prompt_tokens(given["prompt"], bare, self.tokenizer, notes)
+        first = 0
+        while "prompt_mask" not in given and ids[first:] and ids[first] in self.filling and (
+                ids[first : first + 1] != start or ids[first + 1 : first + 2] == start):  # one of them begins each text
+            first += 1
+        notes["padding"] += first
+        return ids[first:]
+
+    def response(self, given: dict, notes: Counter) -> tuple[list[int], bool]:
+        """The tokens of a response up to its end token, and whether that was assumed. ValueError where more follow."""
+        ids, text = self.ids(given, "completion", "right"), given.get("completion")
+        try:
+            text = text_of(text)
+        except ValueError:
+            if ids is None:
+                raise
+            text = None  # several turns
+        found = self.cut(text) if ids is None else ids
+        stop = next((i for i, token in enumerate(found) if token in self.filling), len(found))
+        behind = found[stop:]
+        if not self.filling.issuperset(behind):
+            raise ValueError("tokens stand behind the end token of its completion: several turns can't be read")
+        ended = [token for token in behind[:1] if token in self.tokenizer.end_tokens]
+        # Where an end token fills up responses, too, the first one need not have been sampled.
+        assumed = bool(ended) and "completion_mask" not in given and ended[0] == behind[-1] and (
+            len(behind) > 1 or ended[0] != self.end)
+        if ids is None:
+            assumed, ended = assumed or not ended, ended or [self.end]
+            notes.update({"lost": text.count("\ufffd"), "responses from text": 1, "tokens from text": stop + 1})
+        elif text is not None and self.letters(text) != self.letters(self.tokenizer.decode(ids[:stop])[0]):
+            raise ValueError("its completion is not the text of its completion_ids: remove the wrong one")
+        notes.update({"padding": max(len(behind) - len(ended), 0), "assumed": assumed})
+        return found[:stop] + ended, assumed
+
+    def cut(self, text: str) -> list[int]:
+        """The tokens of a response's text, in which a special token's name stays characters, unless it is an end token
+        or padding, with nothing else behind it."""
+        text, *behind = re.split(f"({'|'.join(map(re.escape, self.names))})", text)
+        if "".join(behind[1::2]).strip():
+            raise ValueError(f"text stands behind {behind[0]} in its completion: several turns can't be read")
+        return [*self.tokenizer.encode("", text), *(self.names[name] for name in behind[::2])]
+
+    def letters(self, text: str) -> str:
+        """A text without what decoders treat differently: special tokens, white space and lost bytes."""
+        return re.sub(r"[\s\ufffd]", "", self.tokenizer.names.sub("", text))
 
 
 def agreed(row: dict, names: tuple[str, ...]) -> Any:
@@ -349,7 +329,7 @@ def prompt_tokens(prompt: Any, bare: bool, tokenizer: Tokenizer, notes: Counter)
 
 def messages_of(value: Any, name: str) -> list[dict]:
     """The messages of a conversation, none for a text; ValueError for anything else, and for more than role and content
-    in one: templates differ in what they make of a tool's call or of reasoning."""
+    in a message: templates differ in what they make of a tool's call or of reasoning."""
     if isinstance(value, str):
         return []
     if not (isinstance(value, list) and value and all(isinstance(m, dict) and isinstance(m.get("role"), str)
@@ -360,14 +340,9 @@ def messages_of(value: Any, name: str) -> list[dict]:
     return value
 
 
-def text_of(completion: Any, strict: bool) -> str | None:
-    """A response's text, or that of its only message. If it is none: ValueError, or None where not strict."""
-    try:
-        messages = messages_of(completion, "completion")
-        if len(messages) > 1:
-            raise ValueError(f"its completion has {len(messages)} messages: several turns need ids")
-        return messages[0]["content"] if messages else completion
-    except ValueError:
-        if strict:
-            raise
-    return None
+def text_of(completion: Any) -> str:
+    """A response's text, or that of its only message."""
+    messages = messages_of(completion, "completion")
+    if len(messages) > 1:
+        raise ValueError(f"its completion has {len(messages)} messages: several turns need ids")
+    return messages[0]["content"] if messages else completion
