@@ -5,6 +5,7 @@ TRL's completions and verl's dumps hold text alone. What was assumed to make tok
 import re
 from collections import Counter
 from decimal import Decimal
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -148,7 +149,7 @@ def with_rewards(steps: dict[int, list[Rollout]], G: int, asked: str) -> tuple[d
     weights = weights or dict.fromkeys(reward_columns(every, floats, G), 1.0)
     others = [name for name in floats if name not in weights]
     return {step: [r._replace(reward=reward_of(r, weights)) for r in found] for step, found in steps.items()}, [
-        f"the reward is {' + '.join(f'{weight:g} {name}' for name, weight in weights.items())}"
+        f"the reward is {' + '.join(f'{weight:g} x {name}' for name, weight in weights.items())}"
         + f"; no part of it: {', '.join(others)} (--rewards NAME[=WEIGHT] ... takes others)" * bool(others)]
 
 
@@ -263,7 +264,8 @@ class RowReader:
                 raise
             text = None  # several turns
         found = self.cut(text) if ids is None else ids
-        stop = next((i for i, token in enumerate(found) if token in self.filling), len(found))
+        trailing = len(list(takewhile(self.filling.__contains__, reversed(found))))
+        stop = found.index(self.end) if self.end in found else len(found) - trailing
         behind = found[stop:]
         if not self.filling.issuperset(behind):
             raise ValueError("tokens stand behind the end token of its completion: several turns can't be read")
@@ -274,7 +276,7 @@ class RowReader:
         if ids is None:
             assumed, ended = assumed or not ended, ended or [self.end]
             notes.update({"lost": text.count("\ufffd"), "responses from text": 1, "tokens from text": stop + 1})
-        elif text is not None and self.letters(text) != self.letters(self.tokenizer.decode(ids[:stop])[0]):
+        elif ids and text is not None and self.letters(text) != self.letters(self.tokenizer.decode(ids[:stop])[0]):
             raise ValueError("its completion is not the text of its completion_ids: remove the wrong one")
         notes.update({"padding": max(len(behind) - len(ended), 0), "assumed": assumed})
         return found[:stop] + ended, assumed
