@@ -72,7 +72,7 @@ def trl_run(tmp_path_factory):
         vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id))
     randomize(model)
-    model.lm_head.weight.data[tokenizer.eos_token_id] *= 6  # so that some responses end
+    model.lm_head.weight.data[tokenizer.eos_token_id] *= 12  # so that some responses end
     seen, rare = [], lambda completions, **_: [None if i % 3 else float("a" in c) for i, c in enumerate(completions)]
     rare.__name__ = "rare"
     config = trl.GRPOConfig(
@@ -126,7 +126,7 @@ def test_trl_from_parquet_alone(trl_run, tmp_path, refusal):
     texts = write(tmp_path / "texts.jsonl", [row | {"completion_ids": None} for row in rows])
     _, _, said = convert(texts, *words[1:4], tmp_path / "t", "--rewards", "length", "rare=0.5")
     assert " tokens of 8 responses were made from text" in said
-    assert "behind 8 responses, but for 8 where its p is below 0.01" in said  # a random model's
+    assert re.search("behind 8 responses, but for [1-8] where its p is below 0.01", said)
     assert "U+FFFD, bytes that were lost" in said and "this model did NOT write these tokens" in said
 
 
