@@ -255,8 +255,9 @@ def convert(files: list[Path], options: Options, hyper_parameters: dict) -> None
             f"{step} by {taken.name}" for step, taken in folders.items()))
     compared = "theirs" if s.advantage == "theirs" else f"ours, {s.advantage}"
     said = [f"read {', '.join(map(str, files[:3]))}" + f" and {len(files) - 3} more" * (len(files) > 3),
-            f"{len(rewards):,} responses, {G} to a prompt, in {len(steps)} steps; advantage: {compared}; a reward above "
-            f"{middle:g} counts as success", *said, *assumptions(notes, left_out, G), verdict(*torch.cat(known, dim=1))]
+            f"{len(rewards):,} responses, {G} to a prompt, in {len(steps)} steps; advantage: {compared}; a reward "
+            f"above {middle:g} counts as success", *said, *assumptions(notes, left_out, G),
+            verdict(*torch.cat(known, dim=1))]
     (run / "rollouts.txt").write_text("\n".join(said) + "\n", encoding="utf-8")
     print("\n".join(said) + f"\nwrote {run}; read it with: python analyze.py {run}")
 

@@ -48,7 +48,8 @@ class Rollout(NamedTuple):
 
 def checkpoints(folder: Path) -> dict[int, Path]:
     """The checkpoints in a trainer's output folder by their steps, in order; none in a model's folder."""
-    return dict(sorted((int(path.name[11:]), path) for path in folder.glob("checkpoint-*") if path.name[11:].isdigit()))
+    steps = {path.name.removeprefix("checkpoint-"): path for path in folder.glob("checkpoint-*")}
+    return {int(step): steps[step] for step in sorted(filter(str.isdigit, steps), key=int)}
 
 
 def find_files(paths: list[Path]) -> list[Path]:
@@ -85,8 +86,8 @@ def read_rollouts(files: list[Path], read: "RowReader", limit: int) -> tuple[lis
             try:
                 rollout = read(parse())
                 if rollout and rollout.step < (latest := max(steps, default=rollout.step)):
-                    raise ValueError(f"step {rollout.step} comes after step {latest}: two runs in one file? Keep one of "
-                                     "them")
+                    raise ValueError(f"step {rollout.step} comes after step {latest}: two runs in one file? Keep one "
+                                     "of them")
                 if rollout and (length := len(rollout.prompt) + len(rollout.tokens)) > limit:
                     raise ValueError(f"it has {length} tokens, and the model takes {limit}")
             except (ValueError, TypeError) as error:
@@ -148,9 +149,10 @@ def with_rewards(steps: dict[int, list[Rollout]], G: int, asked: str) -> tuple[d
         isinstance(rollout.columns.get(name), float | np.floating | Decimal) for rollout in every)]
     weights = weights or dict.fromkeys(reward_columns(every, floats, G), 1.0)
     others = [name for name in floats if name not in weights]
-    return {step: [r._replace(reward=reward_of(r, weights)) for r in found] for step, found in steps.items()}, [
-        f"the reward is {' + '.join(f'{weight:g} x {name}' for name, weight in weights.items())}"
-        + f"; no part of it: {', '.join(others)} (--rewards NAME[=WEIGHT] ... takes others)" * bool(others)]
+    said = f"the reward is {' + '.join(f'{weight:g} x {name}' for name, weight in weights.items())}"
+    said += f"; no part of it: {', '.join(others)} (--rewards NAME[=WEIGHT] ... takes others)" * bool(others)
+    return ({step: [r._replace(reward=reward_of(r, weights)) for r in found] for step, found in steps.items()},
+            [said] * (floats != [*weights] or bool(asked) or floats[0] not in TOTALS))
 
 
 def reward_columns(rollouts: list[Rollout], floats: list[str], G: int) -> list[str]:
@@ -164,8 +166,8 @@ def reward_columns(rollouts: list[Rollout], floats: list[str], G: int) -> list[s
         if agrees(rollouts, names, G):
             return names
     if not known:
-        raise ValueError(f"which columns are the reward? Name them, such as --rewards {' '.join(floats) or 'NAME'}, with "
-                         "=WEIGHT behind one that counts otherwise")
+        raise ValueError(f"which columns are the reward? Name them, such as --rewards {' '.join(floats) or 'NAME'}, "
+                         "with =WEIGHT behind one that counts otherwise")
     return known[0]
 
 
@@ -238,8 +240,8 @@ class RowReader:
         if ids is None or mask is None:
             return ids
         if not isinstance(mask, list) or len(mask) != len(ids) or mask != sorted(mask, reverse=side == "right"):
-            raise ValueError(f"its {part}_mask must be as long as its {part}_ids, and 0 on padding alone, on the {side}: "
-                             "several turns can't be read")
+            raise ValueError(f"its {part}_mask must be as long as its {part}_ids, and 0 on padding alone, on the "
+                             f"{side}: several turns can't be read")
         return [i for i, real in zip(ids, mask) if real]
 
     def prompt(self, given: dict, bare: bool, notes: Counter) -> list[int]:

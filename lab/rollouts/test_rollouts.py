@@ -220,13 +220,13 @@ def padded(row, masks=False):
 
 def as_text(row, ends):
     """A response decoded with its end token, if it has one."""
-    return without(row, "completion_ids") | {"completion": row["completion"] + ends * (row["completion_ids"][-1] == END)}
+    return row | {"completion_ids": None, "completion": row["completion"] + ends * (row["completion_ids"][-1] == END)}
 
 
 FORMS = {  # other ways to write the same rollouts: what is made of the rows, and what is said of it
     "padding": (lambda rows: [padded(row) for row in rows], "55 tokens of padding were cut off"),
     "masks": (lambda rows: [padded(row, masks=True) for row in rows], "has a mean"),
-    "an end token as text": (lambda rows: [as_text(row, "<|im_end|>\n") for row in rows], "behind 5 responses, but for 5"),
+    "an end token as text": (lambda rows: [as_text(row, "<|im_end|>\n") for row in rows], "behind 5 responses"),
     "two end tokens": (lambda rows: [as_text(row, "<|im_end|><|endoftext|>") for row in rows], "but for 5 where"),
     "two steps with the same rows": (lambda rows: [row | {"step": n} for n in (1, 2) for row in rows],
                                      "12 rollouts were left out: they repeat a step"),
@@ -236,7 +236,7 @@ FORMS = {  # other ways to write the same rollouts: what is made of the rows, an
                                               enumerate(rows)], "no group or uid occurs twice in a step"),
     "verl's uid": (lambda rows: [without(row, "group") | {"uid": f"u{row['group']}_{i}_0"} for i, row in
                                  enumerate(rows)], "no group or uid occurs twice in a step"),
-    "a uid with numbers": (lambda rows: [without(row, "group") | {"uid": f"gsm8k_{row['group']}_0"} for row in rows], ""),
+    "a uid with numbers": (lambda rows: [row | {"group": f"gsm8k_{row['group']}_0"} for row in rows], ""),
     "one group for all prompts": (lambda rows: [row | {"group": 0} for row in rows], "1 groups have several prompts"),
     "two equal names": (lambda rows: [row | {"score": row["reward"], "uid": row["group"]} for row in rows], ""),
     "step as text": (lambda rows: [row | {"step": "1.0"} for row in rows], ""),
@@ -277,7 +277,7 @@ def test_each_row_follows_its_own_prompt(sampled, tmp_path):
 
 
 def test_columns_that_agree_with_the_advantages_are_the_reward(sampled, tmp_path, refusal):
-    """TRL's columns: rewards first, then what was logged. By its formula, worked out here, with and without division."""
+    """TRL's columns: rewards first, then what was logged; its formula, with and without division."""
     rows, words = [without(row, "reward", "group") for row in sampled[1]], ("--model", BUNDLED, "--out")
     a, b = np.random.default_rng(0).random((2, 12)).round(3)
     for divided, weight in ((True, 1.0), (False, 1.0), (True, 3.0)):
@@ -321,7 +321,8 @@ def test_each_step_is_read_by_its_checkpoint(sampled, tmp_path, refusal):
     assert metrics["their_step"][1:].tolist() == [3, 11] and "4 rollouts were left out: there is no checkpoint" in said
     shutil.rmtree(output / "checkpoint-2")
     (output / "checkpoint-10").rename(output / "checkpoint-11")
-    assert "has no checkpoint before step 11: save the start model as" in refusal(program, file, "--model", output, "--out", tmp_path / "t")
+    assert "has no checkpoint before step 11: save the start model as" in refusal(
+        program, file, "--model", output, "--out", tmp_path / "t")
 
 
 @pytest.mark.parametrize("sharper, tokens, said", [
@@ -366,7 +367,8 @@ GOOD = {"prompt": "a", "completion": "b", "reward": 1}
     (GOOD | {"step": "first"}, "its step must be a number"), (GOOD, "nothing to compare a reward with"),
     (GOOD | {"step": "10.45"}, "its step must be a whole number, not 10.45"), (GOOD | {"score": 2}, "reward and score"),
     (GOOD | {"output": "c"}, "its completion and its output differ"), (GOOD | {"input": "b"}, "prompt and its input"),
-    (GOOD | {"group": 1, "uid": 2}, "its group and its uid differ"), (GOOD | {"mode": "eval"}, "no rollout of training"),
+    (GOOD | {"group": 1, "uid": 2}, "its group and its uid differ"),
+    (GOOD | {"mode": "eval"}, "no rollout of training"),
     (GOOD | {"completion_ids": [5, 1, 6]}, "tokens stand behind the end token"),
     (GOOD | {"completion": "5<|im_end|>6"}, "text stands behind <|im_end|>"),
     (GOOD | {"completion_ids": [5], "completion_mask": [0, 1]}, "its completion_mask must be as long as"),
