@@ -280,8 +280,9 @@ def test_columns_that_agree_with_the_advantages_are_the_reward(sampled, tmp_path
     """TRL's columns: rewards first, then what was logged; its formula, with and without division."""
     rows, words = [without(row, "reward", "group") for row in sampled[1]], ("--model", BUNDLED, "--out")
     a, b = np.random.default_rng(0).random((2, 12)).round(3)
+    b[5] = np.nan  # that reward function gave None
     for divided, weight in ((True, 1.0), (False, 1.0), (True, 3.0)):
-        total = (a + weight * b).reshape(3, 4)
+        total = (a + weight * np.nan_to_num(b)).reshape(3, 4)
         advantage = (total - total.mean(1, keepdims=True)) / (total.std(1, ddof=1, keepdims=True) + 1e-4) ** divided
         columns = zip(a.tolist(), b.tolist(), advantage.flatten().tolist())
         file = write(tmp_path / "a.jsonl", [row | {"accuracy": x, "reward": y, "hardness": x * y, "advantage": z} for
