@@ -159,7 +159,7 @@ def reward_columns(rollouts: list[Rollout], floats: list[str], G: int) -> list[s
     """The columns whose sum is the reward: those that agree with the advantages, else `reward` or `score`, or the only
     one. TRL writes the reward functions first, then whatever else was logged. ValueError where that leaves it open."""
     totals = [name for name in TOTALS if name in floats]
-    if any(len({number_of(r.columns[name], name) for name in totals if name in r.columns}) > 1 for r in rollouts):
+    if any({*TOTALS} <= r.columns.keys() and len({number_of(r.columns[n], n) for n in TOTALS}) > 1 for r in rollouts):
         raise ValueError("reward and score differ: name the one that was trained, such as --rewards score")
     known = [totals[:1]] if totals else [floats] * (len(floats) == 1)
     for names in known + [floats[:n] for n in range(1, len(floats) + 1)]:
