@@ -5,7 +5,8 @@
 
 Reads plain jsonl, TRL's completions and verl's rollout dumps: files, or folders of them (docs/trl.md). Log p, entropy
 and logit gradient of each token come from one reading by --model; so they are those of the policy that sampled only if
-that is --model. The advantage is the file's, or ours. Credit is any function that needs no trained head.
+that is --model, or a trainer's output folder with the checkpoints of its steps. The advantage is the file's, or ours.
+Credit is any function that needs no trained head.
 """
 import math
 import sys
@@ -15,21 +16,22 @@ from itertools import takewhile
 from pathlib import Path
 from time import perf_counter
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, Iterable, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from grpo import ADVANTAGES, compare
-from lab.rollouts.rows import Rollout, find_files, read_rollouts
+from lab.rollouts.rows import Rollout, RowReader, by_step, checkpoints, find_files, read_rollouts, with_rewards
+from lora import add_adapters, load_adapters, merged
 from methods import MITIGATIONS
 from plumbing import run_folder
+from plumbing.files import read_json
 from plumbing.flags import check_device, check_range, methods_help, new_parser, parse_with
 from plumbing.metrics import step_columns, write_credit_log
 from plumbing.progress import fail, follow, one_sentence
 from plumbing.registry import required
-from plumbing.tokenizer import Tokenizer
 from qwen2_model import Qwen2, load_model, scaled
 from rollout import Policy, Queries, token_batch
 from sampler import Samples, describe, response_states
@@ -47,8 +49,9 @@ NOTICED = 0.05  # nats a token: what training and rounding may make of log p
 class Options:
     """Every flag but the credit function's own: its default and its meaning."""
 
-    model: str = ""  # the folder of the model that sampled
+    model: str = ""  # the folder of the model that sampled, or a trainer's with checkpoint-N: before step N + 1
     out: str = "runs/theirs"  # the run folder, which must not exist
+    rewards: str = ""  # columns whose sum is the reward, each NAME or NAME=WEIGHT
     mitigation: str = "none"  # the credit function, see the end of --help
     advantage: str = "theirs"  # that of the file, or one of ours, which compares rewards within a group
     normalize: str = "response"  # rescale a method's weights to mean 1 in each response, in the step, or not (none)
@@ -125,21 +128,6 @@ def read_step(rollouts: list[Rollout], policy: Reader, s: Settings, step: int, m
     return batch, read[..., 3][mask]
 
 
-def by_step(rollouts: list[Rollout]) -> tuple[dict[int, list[Rollout]], int, int]:
-    """The rollouts of each step, group by group; the size G of the groups kept, the most frequent one; and how many
-    rollouts of other groups were left out."""
-    groups = {}
-    for rollout in rollouts:
-        groups.setdefault((rollout.step, rollout.group), []).append(rollout)
-    size = Counter(len(group) for group in groups.values())
-    G = max(size, key=lambda n: (n > 1, n * size[n]))
-    steps = {}
-    for (step, _), group in groups.items():
-        if len(group) == G:
-            steps.setdefault(step, []).extend(group)
-    return dict(sorted(steps.items())), G, len(rollouts) - G * size[G]
-
-
 def verdict(logprob: Tensor, entropy: Tensor, variance: Tensor) -> str:
     """Whether the model wrote n tokens: then log p of each has this variance, and as mean minus the entropy; (n,) each.
     """
@@ -154,26 +142,45 @@ def verdict(logprob: Tensor, entropy: Tensor, variance: Tensor) -> str:
     return said + ("so it may have written them" if 2 * error < NOTICED else "but these are too few tokens to tell")
 
 
-def assumptions(notes: Counter, left_out: int, G: int) -> list[str]:
-    """What was assumed of the rollouts, and how far that could matter."""
-    columns = [name.removeprefix("reward ") for name in notes if name.startswith("reward ")]
+def assumptions(notes: Counter, left_out: Counter, G: int) -> list[str]:
+    """What was assumed of the rollouts, how far that could matter, and which were left out."""
     tokens, responses = notes["tokens from text"], notes["responses from text"]
     possible = {
-        f"the reward is the sum of {' and '.join(columns)}, with weights of 1": columns,
         f"{tokens:,} tokens of {responses:,} responses were made from text: each could differ from the one sampled, "
         "for a text can be cut in several ways": tokens,
-        f"an end token was assumed behind each of these responses but {notes['cut off']:,}, where its p is below "
-        f"{RARE}: those count as cut off by the limit": tokens,
+        f"an end token was assumed behind {notes['assumed']:,} responses, but for {notes['cut off']:,} where its p is "
+        f"below {RARE}: those count as cut off by the limit": notes["assumed"],
+        f"{notes['padding']:,} tokens of padding were cut off": notes["padding"],
         f"{notes['lost']:,} characters of them are U+FFFD, bytes that were lost": notes["lost"],
         f"{notes['rendered']:,} prompts were rendered by the chat template of --model": notes["rendered"],
         f"{notes['ChatML']:,} prompts without special tokens were put into ChatML, role by role": notes["ChatML"],
         f"{notes['as text']:,} prompts were tokenized as they stand": notes["as text"],
-        f"{left_out:,} rollouts were left out: their groups are not of {G}, the most frequent size": left_out}
-    return [said for said, applies in possible.items() if applies]
+        "no group or uid occurs twice in a step, so each names a response: equal prompts are a group": notes["single"],
+        f"{notes['several prompts']:,} groups have several prompts: the responses to each count as a group":
+            notes["several prompts"],
+        f"{notes['cut']:,} prompts were asked several times: each {G} of their responses are a group": notes["cut"]}
+    why = {"repeated": "they repeat a step or a file, as TRL does with num_iterations above 1",
+           "evaluation": "they are of an evaluation, or TRL's of a step that an evaluation partly replaced",
+           "other size": f"their groups are not of {G}, the most frequent size",
+           "no checkpoint": "there is no checkpoint before their step; save the start model as checkpoint-0"}
+    return [said for said, applies in possible.items() if applies] + [
+        f"{n:,} rollouts were left out: {why[reason]}" for reason, n in left_out.items() if n]
 
 
-def load(options: Options, hyper_parameters: dict) -> Reader:
-    """The model and its tokenizer. ValueError where the credit function needs what a file of rollouts doesn't have."""
+def load_weights(folder: Path, options: Options) -> Qwen2:
+    """The model of a folder, or of an adapter's base and the adapter, merged."""
+    adapter = read_json(folder / "adapter_config.json", missing={})
+    model = load_model(adapter.get("base_model_name_or_path", folder), options.device, getattr(torch, options.dtype))
+    if adapter:
+        add_adapters(model, adapter["r"], adapter["lora_alpha"], 0)
+        load_adapters(model, str(folder), adapter["r"], adapter["lora_alpha"])
+        model = merged(model)
+    model.temperature = options.temperature  # real_vocab stays that of the weights, as in other trainers
+    return model.requires_grad_(False)
+
+
+def check_options(options: Options, hyper_parameters: dict) -> None:
+    """ValueError where the credit function needs what a file of rollouts doesn't have, and for other wrong flags."""
     if Path(options.out).exists():
         raise ValueError(f"{options.out} exists: remove it, or choose another --out")
     check_range(options, ("micro_batch",), lowest=1)
@@ -183,34 +190,53 @@ def load(options: Options, hyper_parameters: dict) -> Reader:
         raise ValueError(f"--mitigation {options.mitigation} needs {missing[0]}, which rollouts of a file don't have")
     if not options.model:
         raise ValueError("name the folder of the model that sampled: --model FOLDER")
-    model = load_model(options.model, options.device, getattr(torch, options.dtype)).requires_grad_(False)
-    model.temperature = options.temperature  # real_vocab stays that of the weights, as in other trainers
-    return Reader(model, Tokenizer(options.model), TASK)
 
 
-def settings_of(options: Options, files: list[Path], rollouts: list[Rollout], steps: dict, G: int) -> Settings:
-    """The settings for config.json. ValueError where prompt and response are too long for a credit log."""
+def settings_of(options: Options, files: list[Path], folder: Path, steps: dict, G: int) -> Settings:
+    """The settings for config.json. ValueError where they are too large for a credit log, or nothing can be compared.
+    """
+    rollouts = [rollout for chosen in steps.values() for rollout in chosen]
     length = max(len(rollout.tokens) for rollout in rollouts)
     if length > 2**16 or max(map(len, steps.values())) > 2**16:
         raise ValueError("a step may have 65,536 responses, and a response as many tokens")
     advantage = "grpo" if options.advantage == "theirs" and rollouts[0].advantage is None else options.advantage
-    given = {name: value for name, value in asdict(options).items() if name != "advantage"}
-    return Settings(**given, advantage=advantage, data=str(files[0]), task="rollouts", steps=len(steps), answers=G,
-                    max_new_tokens=length)
+    if G == 1 and advantage != "theirs":
+        raise ValueError("no two rollouts of a step answer the same prompt: there is nothing to compare a reward with")
+    given = {name: value for name, value in asdict(options).items() if name not in ("advantage", "rewards", "model")}
+    return Settings(**given, model=str(folder), advantage=advantage, data=str(files[0]), task="rollouts",
+                    steps=len(steps), answers=G, max_new_tokens=length)
+
+
+def checkpoint_of_steps(steps: Iterable[int], model: str) -> dict[int, Path]:
+    """For each step the folder of the model that sampled it: --model, or its newest checkpoint before the step. Without
+    those steps that have none; ValueError where no step has one."""
+    folders = checkpoints(Path(model)) or {-math.inf: Path(model)}
+    taken = {step: folders[max(n for n in folders if n < step)] for step in steps if step > min(folders)}
+    if not taken:
+        raise ValueError(f"{model} has no checkpoint before step {max(steps)}: save the start model as checkpoint-0")
+    return taken
 
 
 def convert(files: list[Path], options: Options, hyper_parameters: dict) -> None:
     """Read the rollouts, give credit, and write the run folder."""
-    run, policy = Path(options.out), load(options, hyper_parameters)
-    rollouts, notes = read_rollouts(files, policy.tokenizer, policy.model.config.max_position_embeddings)
-    steps, G, left_out = by_step(rollouts)
-    s = settings_of(options, files, rollouts, steps, G)
-    if G == 1 and s.advantage != "theirs":
-        raise ValueError("no two rollouts of a step answer the same prompt: there is nothing to compare a reward with")
-    rewards = [rollout.reward for rollout in rollouts]
+    check_options(options, hyper_parameters)
+    run, folder = Path(options.out), next(iter(checkpoints(Path(options.model)).values()), Path(options.model))
+    read = RowReader(folder)
+    policy = Reader(load_weights(folder, options), read.tokenizer, TASK)
+    rollouts, left_out = read_rollouts(files, read, policy.model.config.max_position_embeddings)
+    steps, G, notes = by_step(rollouts, options.advantage != "theirs" or rollouts[0].advantage is None)
+    folders = checkpoint_of_steps(steps, options.model)
+    left_out["other size"] = notes["other size"]
+    left_out["no checkpoint"] = sum(len(rollouts) for step, rollouts in steps.items() if step not in folders)
+    steps, said = with_rewards({step: steps[step] for step in folders}, G, options.rewards)
+    s = settings_of(options, files, folder, steps, G)
+    rewards = [rollout.reward for chosen in steps.values() for rollout in chosen]
     middle, known = (min(rewards) + max(rewards)) / 2, []
     for step, (their_step, chosen) in enumerate(follow("reading steps", steps.items()), 1):
         began = perf_counter()
+        if folder != folders[their_step]:
+            folder = folders[their_step]
+            policy = policy._replace(model=load_weights(folder, options))
         batch, variance = read_step(chosen, policy, s, step, middle)
         credit = MITIGATIONS[s.mitigation](batch, **hyper_parameters)  # (B, T)
         if step == 1:  # not before, since the credit function may have refused
@@ -218,15 +244,19 @@ def convert(files: list[Path], options: Options, hyper_parameters: dict) -> None
             run_folder.append_row(run, {"step": 0})
         known.append(torch.stack((batch.logprob[batch.mask], batch.entropy[batch.mask], variance)).double())  # (3, n)
         notes["cut off"] += sum(len(rollout.tokens) for rollout in chosen) - len(variance)
+        notes.update(sum((rollout.notes for rollout in chosen), Counter()))
         checksum = write_credit_log(run / "credit" / f"step-{step:06d}.npz", step, batch, credit)
         run_folder.append_row(run, step_columns(step, batch, began) | {
             "credit_checksum": checksum, "their_step": their_step,
             "log_p_plus_entropy": known[-1][:2].sum(0).mean().item()})
         run_folder.write_samples(run, step, batch)
+    if str(folder) != options.model:
+        said.append("each step was read by the newest checkpoint before it: " + ", ".join(
+            f"{step} by {taken.name}" for step, taken in folders.items()))
     compared = "theirs" if s.advantage == "theirs" else f"ours, {s.advantage}"
     said = [f"read {', '.join(map(str, files[:3]))}" + f" and {len(files) - 3} more" * (len(files) > 3),
-            f"{len(rollouts) - left_out:,} responses, {G} to a prompt, in {len(steps)} steps; advantage: {compared}; a "
-            f"reward above {middle:g} counts as success", *assumptions(notes, left_out, G),
+            f"{len(rewards):,} responses, {G} to a prompt, in {len(steps)} steps; advantage: {compared}; a reward "
+            f"above {middle:g} counts as success", *said, *assumptions(notes, left_out, G),
             verdict(*torch.cat(known, dim=1))]
     (run / "rollouts.txt").write_text("\n".join(said) + "\n", encoding="utf-8")
     print("\n".join(said) + f"\nwrote {run}; read it with: python analyze.py {run}")
@@ -239,7 +269,11 @@ def main() -> None:
     parser = new_parser(usage="python -m lab.rollouts FILE ... --model FOLDER [--flag value ...]", description=__doc__,
                         epilog=methods_help(MITIGATIONS))
     choices = CHOICES | {"advantage": ("theirs", *ADVANTAGES)}
-    found = parse_with(parser, sys.argv[1 + len(words) :], Options(), MITIGATIONS, choices)
+    flags = sys.argv[1 + len(words) :]
+    if "--rewards" in flags:  # takes several words
+        names = list(takewhile(lambda word: not word.startswith("-"), flags[(at := flags.index("--rewards") + 1) :]))
+        flags[at : at + len(names)] = [" ".join(names)]
+    found = parse_with(parser, flags, Options(), MITIGATIONS, choices)
     if not words:
         fail("name the files of rollouts first, such as: python -m lab.rollouts rollouts.jsonl --model FOLDER")
     with torch.no_grad():

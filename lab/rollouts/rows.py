@@ -2,36 +2,54 @@
 
 TRL's completions and verl's dumps hold text alone. What was assumed to make tokens of it is counted in `notes`.
 """
-import math
 import re
 from collections import Counter
 from decimal import Decimal
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from plumbing.chat import chatml, rendered
+from plumbing.files import read_json
 from plumbing.metrics import number
-from plumbing.tokenizer import Tokenizer
+from plumbing.tokenizer import Tokenizer, name_of, read_settings
 from tasks.data import raw_rows
 
 FIELDS = {"step": ("step",), "prompt": ("prompt", "input"), "completion": ("completion", "response", "output"),
-          "reward": ("reward", "score"), "advantage": ("advantage",), "group": ("group", "uid"),
-          "prompt_ids": ("prompt_ids",), "completion_ids": ("completion_ids", "response_ids")}  # plain and TRL, verl
+          "advantage": ("advantage",), "group": ("group", "uid"),  # plain and TRL, verl
+          "prompt_ids": ("prompt_ids",), "completion_ids": ("completion_ids", "response_ids"),
+          "prompt_mask": ("prompt_mask",), "completion_mask": ("completion_mask", "response_mask")}
+TAKEN = {name for names in FIELDS.values() for name in names}
+TOTALS = ("reward", "score")  # the whole reward; another column may be a part of it
+PART, EVALUATION = ("split", "mode", "phase"), re.compile("(?i)(eval|val|test|dev).*")  # rows that trained nothing
 ROLE = re.compile(r"(?:\A|\n)(system|user|assistant)\n")  # what is left of ChatML without its special tokens
+TRAJECTORY = re.compile(r"_[0-9]+_[0-9]+\Z")  # verl's uid is {prompt}_{response}_{output}
 
 
 class Rollout(NamedTuple):
     """One graded response."""
 
     step: int
-    group: str  # equal within a step for those that answer the same prompt
+    group: str | None  # its name in the file, if any
     prompt: list[int]
     tokens: list[int]  # of the response, its end token included
-    reward: float
+    end_assumed: bool  # whether the last token was not in the file, or may be padding
     advantage: float | None
-    end_assumed: bool  # whether text lacked the last token
+    columns: dict[str, Any]  # its numbers, some of them rewards
+    notes: Counter  # of what was assumed
+    place: str = ""
+    reward: float = 0.0
+
+
+# ------------------------------------------------------------------------------------------- files, steps, groups
+
+
+def checkpoints(folder: Path) -> dict[int, Path]:
+    """The checkpoints in a trainer's output folder by their steps, in order; none in a model's folder."""
+    steps = {path.name.removeprefix("checkpoint-"): path for path in folder.glob("checkpoint-*")}
+    return {int(step): steps[step] for step in sorted(filter(str.isdigit, steps), key=int)}
 
 
 def find_files(paths: list[Path]) -> list[Path]:
@@ -48,57 +66,242 @@ def find_files(paths: list[Path]) -> list[Path]:
     return files
 
 
-def read_rollouts(files: list[Path], tokenizer: Tokenizer, limit: int) -> tuple[list[Rollout], Counter]:
-    """The rollouts of all files, and counts of what was assumed. ValueError, with the row, for what is no rollout, and
-    for one of more tokens than the model's limit."""
-    found, notes = [], Counter()
+def evaluation_steps(file: Path) -> set[int]:
+    """The steps after which TRL evaluated, by the checkpoints beside its completions/: the evaluation's rows replace
+    the last ones of that step's file."""
+    if file.suffix != ".parquet":
+        return set()
+    states = [path / "trainer_state.json" for path in checkpoints(file.absolute().parents[1]).values()]
+    return {row["step"] for state in states for row in read_json(state, missing={}).get("log_history", [])
+            if any(name.startswith("eval_") for name in row)}
+
+
+def read_rollouts(files: list[Path], read: "RowReader", limit: int) -> tuple[list[Rollout], Counter]:
+    """The rollouts of all files, and how many were left out, by reason. ValueError, with the row, for what is no
+    rollout, and for one of more tokens than the model's limit."""
+    found, left_out, seen, before = [], Counter(), set(), None
     for file in files:
-        latest = -math.inf  # step of this file
+        steps = {}
         for place, parse in raw_rows(file):
             try:
-                found.append(read_row(parse(), tokenizer, notes))
-                if (step := found[-1].step) < latest:
-                    raise ValueError(f"step {step} comes after step {latest}: two runs in one file? Keep one of them")
-                latest = step
-                if (length := len(found[-1].prompt) + len(found[-1].tokens)) > limit:
+                rollout = read(parse())
+                if rollout and rollout.step < (latest := max(steps, default=rollout.step)):
+                    raise ValueError(f"step {rollout.step} comes after step {latest}: two runs in one file? Keep one "
+                                     "of them")
+                if rollout and (length := len(rollout.prompt) + len(rollout.tokens)) > limit:
                     raise ValueError(f"it has {length} tokens, and the model takes {limit}")
             except (ValueError, TypeError) as error:
                 raise ValueError(f"{file}, {place}: {error}") from None
+            if rollout:
+                steps.setdefault(rollout.step, []).append(rollout._replace(place=f"{file}, {place}"))
+            left_out["evaluation"] += not rollout
+        for step, rollouts in steps.items():
+            content = hash(str([rollout._replace(step=0, place="") for rollout in rollouts]))
+            repeated = content == before or (step, content) in seen  # a step written twice, or a file read twice
+            if repeated or step in evaluation_steps(file):
+                left_out["repeated" if repeated else "evaluation"] += len(rollouts)
+            else:
+                found += rollouts
+            before = content
+            seen.add((step, content))
     if not found:
-        raise ValueError(f"{files[0]} holds no rollout")
+        raise ValueError(f"{files[0]} holds no rollout" + " of training" * bool(left_out.total()))
     if len({rollout.advantage is None for rollout in found}) > 1:
         raise ValueError("some rows have an advantage and others none: write it in all of them, or in none")
-    return found, notes
+    return found, left_out
 
 
-def read_row(row: Any, tokenizer: Tokenizer, notes: Counter) -> Rollout:
-    """The rollout of a row; counts in notes what was assumed."""
-    if not isinstance(row, dict):
-        raise ValueError("it is no object")
-    given = {field: row[name] for field, names in FIELDS.items() for name in names if row.get(name) is not None}
-    if lacking := [f for f in ("prompt", "completion") if f not in given and f"{f}_ids" not in given]:
-        raise ValueError(f"it has no {lacking[0]}; its fields: {', '.join(map(repr, row))}"[:200])
-    prompt, tokens = (ids_of(given, f"{part}_ids", tokenizer) for part in ("prompt", "completion"))
-    if prompt is None:
-        prompt = prompt_tokens(given["prompt"], "input" in row, tokenizer, notes)
-    if tokens is None:
-        tokens = text_tokens(given["completion"], tokenizer, notes)
-    if not prompt or not tokens:
-        raise ValueError("its prompt or completion has no token")
-    reward = number_of(given["reward"], "reward") if "reward" in given else summed_reward(row, notes)
-    advantage = number_of(given["advantage"], "advantage") if "advantage" in given else None
-    group = str(given.get("group", prompt))
-    group = group.rsplit("_", 2)[0] if "input" in row else group  # verl's uid is {prompt}_{response}_{output}
-    return Rollout(int(number_of(given.get("step", 1), "step")), group, prompt, tokens, reward, advantage,
-                   "completion_ids" not in given)
+def by_step(rollouts: list[Rollout], compared: bool) -> tuple[dict[int, list[Rollout]], int, Counter]:
+    """The rollouts of each step, group by group; the size G of the groups kept, the most frequent one; and notes. A
+    group has one prompt. compared: whether rewards are, for which one response is not enough."""
+    groups, ids = {}, Counter((r.step, r.group) for r in rollouts)
+    single = len(ids) == len(rollouts)
+    base = single and all(TRAJECTORY.search(r.group) for r in rollouts if r.group)
+    for r in rollouts:
+        name = r.group if r.group is None or not single else TRAJECTORY.sub("", r.group) if base else None
+        groups.setdefault((r.step, name, tuple(r.prompt)), []).append(r)
+    size = Counter(map(len, groups.values()))
+    G = max(size, key=lambda n: (n > 1 or not compared, n * size[n]))
+    prompts, steps = Counter((step, name) for step, name, _ in groups if name is not None), {}
+    notes = Counter({"several prompts": sum(n > 1 for n in prompts.values()),
+                     "single": single and len(groups) < len(rollouts)})
+    for (step, name, _), group in groups.items():
+        if fits := len(group) == G or name is None and len(group) % G == 0:  # a prompt may be asked in several groups
+            steps.setdefault(step, []).extend(group)
+        notes.update({"cut": fits and len(group) > G, "other size": 0 if fits else len(group)})
+    return dict(sorted(steps.items())), G, notes
 
 
-def ids_of(given: dict, name: str, tokenizer: Tokenizer) -> list[int] | None:
-    """The token ids that a row has, None where it has none; ValueError where they are not those of the model."""
-    ids = given.get(name)
-    if ids is not None and not (isinstance(ids, list) and all(type(i) is int and 0 <= i < tokenizer.size for i in ids)):
-        raise ValueError(f"its {name} must be a list of tokens from 0 to {tokenizer.size - 1}, the last one of --model")
-    return ids
+# ------------------------------------------------------------------------------------------------------- rewards
+
+
+def with_rewards(steps: dict[int, list[Rollout]], G: int, asked: str) -> tuple[dict[int, list[Rollout]], list[str]]:
+    """The rollouts with their rewards, and what was taken for them. asked: columns, as --rewards has them."""
+    every = [rollout for rollouts in steps.values() for rollout in rollouts]
+    names = list(dict.fromkeys(name for rollout in every for name in rollout.columns))
+    weights = {}
+    for word in asked.split():
+        name, _, weight = word.partition("=")
+        weights[name] = number_of(weight or 1, f"weight of {name}")
+        if name not in names:
+            raise ValueError(f"--rewards names {name!r}; the columns with numbers are {', '.join(names)}")
+    floats = [name for name in names if name in TOTALS or any(
+        isinstance(rollout.columns.get(name), float | np.floating | Decimal) for rollout in every)]
+    weights = weights or dict.fromkeys(reward_columns(every, floats, G), 1.0)
+    others = [name for name in floats if name not in weights]
+    said = f"the reward is {' + '.join(f'{weight:g} x {name}' for name, weight in weights.items())}"
+    said += f"; no part of it: {', '.join(others)} (--rewards NAME[=WEIGHT] ... takes others)" * bool(others)
+    return ({step: [r._replace(reward=reward_of(r, weights)) for r in found] for step, found in steps.items()},
+            [said] * (floats != [*weights] or bool(asked) or floats[0] not in TOTALS))
+
+
+def reward_columns(rollouts: list[Rollout], floats: list[str], G: int) -> list[str]:
+    """The columns whose sum is the reward: those that agree with the advantages, else `reward` or `score`, or the only
+    one. TRL writes the reward functions first, then whatever else was logged. ValueError where that leaves it open."""
+    totals = [name for name in TOTALS if name in floats]
+    if any({*TOTALS} <= r.columns.keys() and len({number_of(r.columns[n], n) for n in TOTALS}) > 1 for r in rollouts):
+        raise ValueError("reward and score differ: name the one that was trained, such as --rewards score")
+    known = [totals[:1]] if totals else [floats] * (len(floats) == 1)
+    for names in known + [floats[:n] for n in range(1, len(floats) + 1)]:
+        if agrees(rollouts, names, G):
+            return names
+    if not known:
+        raise ValueError(f"which columns are the reward? Name them, such as --rewards {' '.join(floats) or 'NAME'}, "
+                         "with =WEIGHT behind one that counts otherwise")
+    return known[0]
+
+
+def agrees(rollouts: list[Rollout], names: list[str], G: int) -> bool:
+    """Whether the advantages, in groups of G, are the sum of these columns less its mean, but for a factor: each group
+    may be divided by its own deviation."""
+    if rollouts[0].advantage is None:
+        return False
+    total = [np.nansum([float(r.columns.get(name) or 0) for name in names]) for r in rollouts]
+    x, a = (np.reshape(values, (-1, G)) for values in (total, [r.advantage for r in rollouts]))  # (groups, G)
+    x, a = (values - values.mean(1, keepdims=True) for values in (x, a))
+    slope = (x * a).sum(1, keepdims=True) / np.maximum((x * x).sum(1, keepdims=True), 1e-12)
+    return bool((slope >= 0).all() and (np.abs(a - slope * x) <= 0.01).all())
+
+
+def reward_of(rollout: Rollout, weights: dict[str, float]) -> float:
+    """The weighted sum of a rollout's columns. A reward function that gave None counts as 0, as in TRL, unless all did.
+    """
+    values = {name: x for name in weights if (x := rollout.columns.get(name)) is not None}
+    real = {name: x for name, x in values.items() if x == x} or values
+    try:
+        if not real:
+            raise ValueError(f"it has no {' or '.join(weights)}")
+        return number_of(sum(weights[name] * number_of(x, name) for name, x in real.items()), "reward")
+    except ValueError as error:
+        raise ValueError(f"{rollout.place}: {error}") from None
+
+
+# ---------------------------------------------------------------------------------------------------------- a row
+
+
+class RowReader:
+    """Reads rows for the tokenizer of a folder."""
+
+    def __init__(self, folder: Path):
+        self.tokenizer = tokenizer = Tokenizer(folder)
+        named, padding = (tokenizer.library.token_to_id(str(name)) for name in (
+            tokenizer.named.get("eos_token"), name_of(read_settings(folder).get("pad_token"))))
+        self.end = named if named in tokenizer.end_tokens else tokenizer.end_tokens[0]  # of a text without one
+        self.filling = {*tokenizer.end_tokens, *[padding] * (padding is not None)}  # stands behind a response
+        self.names = {tokenizer.library.id_to_token(token): token for token in self.filling}
+
+    def __call__(self, row: Any) -> Rollout | None:
+        """The rollout of a row, None where it is of an evaluation. ValueError for what is no rollout."""
+        if not isinstance(row, dict):
+            raise ValueError("it is no object")
+        if any(isinstance(row.get(name), str) and EVALUATION.fullmatch(row[name]) for name in PART):
+            return None
+        given, notes = {field: x for field, names in FIELDS.items() if (x := agreed(row, names)) is not None}, Counter()
+        lacking = [f for f in ("prompt", "completion") if f not in given and f"{f}_ids" not in given]
+        columns = {name: x for name, x in row.items() if name not in TAKEN and x is not None
+                   and (name in TOTALS or isinstance(x, int | float | np.number | Decimal))}
+        if lacking or not columns:
+            raise ValueError(f"it has no {[*lacking, 'reward'][0]}; its fields: {', '.join(map(repr, row))}"[:200])
+        prompt, (tokens, assumed) = self.prompt(given, "input" in row, notes), self.response(given, notes)
+        if not prompt or not tokens:
+            raise ValueError("its prompt or completion has no token")
+        if (step := number_of(given.get("step", 1), "step")) % 1:
+            raise ValueError(f"its step must be a whole number, not {step:g}")
+        advantage = number_of(given["advantage"], "advantage") if "advantage" in given else None
+        group = str(given["group"]) if "group" in given else None
+        return Rollout(int(step), group, prompt, tokens, assumed, advantage, columns, notes)
+
+    def ids(self, given: dict, part: str, side: str) -> list[int] | None:
+        """The token ids that a row has and its mask does not leave out, None where it has none; ValueError where they
+        are not those of the model, and where the mask leaves out others than those on one side."""
+        ids, mask, size = given.get(f"{part}_ids"), given.get(f"{part}_mask"), self.tokenizer.size
+        if ids is not None and not (isinstance(ids, list) and all(type(i) is int and 0 <= i < size for i in ids)):
+            raise ValueError(f"its {part}_ids must be a list of tokens from 0 to {size - 1}, the last one of --model")
+        if ids is None or mask is None:
+            return ids
+        if not isinstance(mask, list) or len(mask) != len(ids) or mask != sorted(mask, reverse=side == "right"):
+            raise ValueError(f"its {part}_mask must be as long as its {part}_ids, and 0 on padding alone, on the "
+                             f"{side}: several turns can't be read")
+        return [i for i, real in zip(ids, mask) if real]
+
+    def prompt(self, given: dict, bare: bool, notes: Counter) -> list[int]:
+        """The tokens of a prompt, without padding on their left."""
+        ids, start = self.ids(given, "prompt", "left"), self.tokenizer.start[:1]
+        if ids is None:
+            ids = prompt_tokens(given["prompt"], bare, self.tokenizer, notes)
+        first = 0
+        while "prompt_mask" not in given and ids[first:] and ids[first] in self.filling and (
+                ids[first : first + 1] != start or ids[first + 1 : first + 2] == start):  # one of them begins each text
+            first += 1
+        notes["padding"] += first
+        return ids[first:]
+
+    def response(self, given: dict, notes: Counter) -> tuple[list[int], bool]:
+        """The tokens of a response up to its end token, and whether that was assumed. ValueError where more follow."""
+        ids, text = self.ids(given, "completion", "right"), given.get("completion")
+        try:
+            text = text_of(text)
+        except ValueError:
+            if ids is None:
+                raise
+            text = None  # several turns
+        found = self.cut(text) if ids is None else ids
+        trailing = len(list(takewhile(self.filling.__contains__, reversed(found))))
+        stop = found.index(self.end) if self.end in found else len(found) - trailing
+        behind = found[stop:]
+        if not self.filling.issuperset(behind):
+            raise ValueError("tokens stand behind the end token of its completion: several turns can't be read")
+        ended = [token for token in behind[:1] if token in self.tokenizer.end_tokens]
+        # Where an end token fills up responses, too, the first one need not have been sampled.
+        assumed = bool(ended) and "completion_mask" not in given and ended[0] == behind[-1] and (
+            len(behind) > 1 or ended[0] != self.end)
+        if ids is None:
+            assumed, ended = assumed or not ended, ended or [self.end]
+            notes.update({"lost": text.count("\ufffd"), "responses from text": 1, "tokens from text": stop + 1})
+        elif ids and text is not None and self.letters(text) != self.letters(self.tokenizer.decode(ids[:stop])[0]):
+            raise ValueError("its completion is not the text of its completion_ids: remove the wrong one")
+        notes.update({"padding": max(len(behind) - len(ended), 0), "assumed": assumed})
+        return found[:stop] + ended, assumed
+
+    def cut(self, text: str) -> list[int]:
+        """The tokens of a response's text, in which a special token's name stays characters, unless it is an end token
+        or padding, with nothing else behind it."""
+        text, *behind = re.split(f"({'|'.join(map(re.escape, self.names))})", text)
+        if "".join(behind[1::2]).strip():
+            raise ValueError(f"text stands behind {behind[0]} in its completion: several turns can't be read")
+        return [*self.tokenizer.encode("", text), *(self.names[name] for name in behind[::2])]
+
+    def letters(self, text: str) -> str:
+        """A text without what decoders treat differently: special tokens, white space and lost bytes."""
+        return re.sub(r"[\s\ufffd]", "", self.tokenizer.names.sub("", text))
+
+
+def agreed(row: dict, names: tuple[str, ...]) -> Any:
+    """The value that a row has under one of the names, None for none; ValueError where it has several that differ."""
+    values = {name: row[name] for name in names if row.get(name) is not None}
+    if any(value != next(iter(values.values())) for value in values.values()):
+        raise ValueError(f"its {' and its '.join(values)} differ: remove the wrong one")
+    return next(iter(values.values()), None)
 
 
 def number_of(value: Any, name: str) -> float:
@@ -109,16 +312,6 @@ def number_of(value: Any, name: str) -> float:
     if not abs(value) <= 1e38:
         raise ValueError(f"its {name} must be a finite number, not {value}")
     return value
-
-
-def summed_reward(row: dict, notes: Counter) -> float:
-    """The sum of the reward functions' columns, as TRL has it with weights of 1: its completions have no total."""
-    columns = {name: float(x) for name, x in row.items() if name not in ("step", "advantage")
-               and isinstance(x, float | np.floating | Decimal) and not math.isnan(x)}
-    if not columns:
-        raise ValueError(f"it has no reward; its fields: {', '.join(map(repr, row))}"[:200])
-    notes.update({f"reward {name}": 1 for name in columns})
-    return number_of(sum(columns.values()), "reward")
 
 
 def prompt_tokens(prompt: Any, bare: bool, tokenizer: Tokenizer, notes: Counter) -> list[int]:
@@ -139,24 +332,21 @@ def prompt_tokens(prompt: Any, bare: bool, tokenizer: Tokenizer, notes: Counter)
 
 
 def messages_of(value: Any, name: str) -> list[dict]:
-    """The messages of a conversation, none for a text; ValueError for anything else."""
-    if isinstance(value, list) and value and all(isinstance(m, dict) and isinstance(m.get("role"), str)
-                                                 and isinstance(m.get("content"), str) for m in value):
-        return value
-    if not isinstance(value, str):
+    """The messages of a conversation, none for a text; ValueError for anything else, and for more than role and content
+    in a message: templates differ in what they make of a tool's call or of reasoning."""
+    if isinstance(value, str):
+        return []
+    if not (isinstance(value, list) and value and all(isinstance(m, dict) and isinstance(m.get("role"), str)
+                                                      and isinstance(m.get("content"), str) for m in value)):
         raise ValueError(f"its {name} is neither text nor messages with role and content")
-    return []
+    if others := sorted({key for m in value for key, x in m.items() if x and key not in ("role", "content")}):
+        raise ValueError(f"a message of its {name} has {others[0]}: that needs ids")
+    return value
 
 
-def text_tokens(completion: Any, tokenizer: Tokenizer, notes: Counter) -> list[int]:
-    """The tokens of a response's text, in which a special token's name stays characters, for none was in the text; and
-    an end token, the tokenizer's own if that ends a response."""
-    if messages := messages_of(completion, "completion"):
-        if len(messages) > 1:
-            raise ValueError(f"its completion has {len(messages)} messages: several turns need ids")
-        completion = messages[0]["content"]
-    named = tokenizer.library.token_to_id(str(tokenizer.named.get("eos_token")))
-    end = named if named in tokenizer.end_tokens else tokenizer.end_tokens[0]
-    tokens = [*tokenizer.encode("", completion), end]
-    notes.update({"lost": completion.count("\ufffd"), "responses from text": 1, "tokens from text": len(tokens)})
-    return tokens
+def text_of(completion: Any) -> str:
+    """A response's text, or that of its only message."""
+    messages = messages_of(completion, "completion")
+    if len(messages) > 1:
+        raise ValueError(f"its completion has {len(messages)} messages: several turns need ids")
+    return messages[0]["content"] if messages else completion

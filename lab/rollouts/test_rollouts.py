@@ -48,8 +48,8 @@ def write(file, rows):
 
 @pytest.fixture(scope="module")
 def trl_run(tmp_path_factory):
-    """Three steps of GRPOTrainer with a random model, written as docs/trl.md says; the weights that sampled each, and
-    log-prob and entropy (n,) of each step's tokens as the trainer has them."""
+    """Four steps of GRPOTrainer with a random model, two of them with new rollouts, prompts of several lengths and
+    columns of log_extra, written as docs/trl.md says; and log-prob and entropy (n,) of the tokens by the trainer."""
     trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
     path, own = tmp_path_factory.mktemp("trl"), {}
     (path / "rollouts-0.jsonl").write_text("of an earlier run in this folder")
@@ -58,16 +58,13 @@ def trl_run(tmp_path_factory):
 
     class Recorder(own["RolloutTrainer"]):
         def _generate_and_score_completions(self, inputs):
-            start = path / f"weights-{self.state.global_step + 1}"
-            self.model.save_pretrained(start)
-            for file in BUNDLED.glob("tokenizer*"):
-                shutil.copy(file, start)
             batch = super()._generate_and_score_completions(inputs)
             both = [torch.cat((batch[f"prompt_{x}"], batch[f"completion_{x}"]), 1) for x in ("ids", "mask")]
             with torch.no_grad():
                 found = self._get_per_token_logps_and_entropies(self.model, *both, batch["completion_ids"].shape[1],
                                                                 compute_entropy=True)
             seen.append([x[batch["completion_mask"] > 0].numpy() for x in found[:2]])
+            assert (batch["prompt_mask"] == 0).any()
             return batch
 
     torch.manual_seed(0)
@@ -75,58 +72,61 @@ def trl_run(tmp_path_factory):
         vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id))
     randomize(model)
-    model.lm_head.weight.data[tokenizer.eos_token_id] *= 4  # so that some responses end
+    model.lm_head.weight.data[tokenizer.eos_token_id] *= 12  # so that some responses end
     seen, rare = [], lambda completions, **_: [None if i % 3 else float("a" in c) for i, c in enumerate(completions)]
     rare.__name__ = "rare"
     config = trl.GRPOConfig(
-        str(path), max_steps=3, per_device_train_batch_size=8, num_generations=4, max_completion_length=30, bf16=False,
+        str(path), max_steps=4, per_device_train_batch_size=8, num_generations=4, max_completion_length=30, bf16=False,
         logging_steps=1, log_completions=True, num_completions_to_print=0, learning_rate=0.002, use_cpu=True,
-        report_to=[], save_strategy="no", temperature=0.9, disable_tqdm=True, reward_weights=[1.0, 0.5])
-    def length(completions, **_):
+        report_to=[], save_steps=1, temperature=0.9, disable_tqdm=True, reward_weights=[1.0, 0.5], num_iterations=2)
+    def length(completions, completion_ids, log_extra, **_):
+        log_extra("completion_ids", completion_ids)
+        log_extra("vowels", [c.count("e") / 7 for c in completions])
         return [len(c) / 50 for c in completions]
-    prompts = [f"Make {i} from 3, 4 and 5." for i in range(20, 40)]
-    Recorder(model, [length, rare], config, datasets.Dataset.from_dict({"prompt": prompts}),
-             processing_class=tokenizer).train()
+    prompts = [f"Make {i}{' now' * (i - 20)} from 3, 4 and 5." for i in range(20, 40)]
+    trainer = Recorder(model, [length, rare], config, datasets.Dataset.from_dict({"prompt": prompts}),
+                       processing_class=tokenizer)
+    trainer.save_model(path / "checkpoint-0")
+    trainer.train()
     return path, seen
 
 
 def test_log_p_is_that_of_trl(trl_run, tmp_path):
-    """Guards against a temperature that is not applied, an off-by-one, and rows out of order."""
+    """Guards against another checkpoint, a temperature that is not applied, an off-by-one, and rows out of order."""
     path, seen = trl_run
-    written = [json.loads(line) for line in (path / "rollouts-0.jsonl").read_text().splitlines()]
-    for step in (1, 2, 3):
-        logs, metrics, said = convert(path / "rollouts-0.jsonl", "--model", path / f"weights-{step}", "--temperature",
-                                      0.9, "--out", tmp_path / f"r{step}")
-        log, rows = logs[step - 1], [row for row in written if row["step"] == step]
-        for name, expected in zip(("logprob", "entropy"), seen[step - 1]):
-            np.testing.assert_allclose(log[name], expected, atol=1e-5, rtol=0)
+    rows = [json.loads(line) for line in (path / "rollouts-0.jsonl").read_text().splitlines()]
+    logs, metrics, said = convert(path / "rollouts-0.jsonl", "--model", path, "--temperature", 0.9, "--out",
+                                  tmp_path / "r")
+    assert metrics["their_step"][1:].tolist() == [1, 3] and "1 by checkpoint-0, 3 by checkpoint-2" in said
+    assert abs(metrics["log_p_plus_entropy"][1:]).max() < 0.3 and 0 < metrics["truncated"][1:].mean() < 1
+    for log, expected, step in zip(logs, seen, (1, 3)):
+        for name, values in zip(("logprob", "entropy"), expected):
+            np.testing.assert_allclose(log[name], values, atol=1e-5, rtol=0)
         first = log["position"] == 0
-        assert log["advantage"][first] == pytest.approx([row["advantage"] for row in rows])
-        assert log["reward"][first] == pytest.approx([row["reward"] for row in rows])
+        for name in ("advantage", "reward"):
+            assert log[name][first] == pytest.approx([row[name] for row in rows if row["step"] == step])
         assert np.ptp(log["advantage"]) > 1 and np.array_equal(log["credit"], log["advantage"])
-        assert metrics["their_step"][1:].tolist() == [1, 2, 3]
-        assert abs(metrics["log_p_plus_entropy"][step]) < 0.3
-    assert 0 < metrics["truncated"][1:].mean() < 1
-    assert np.abs(logs[0]["logprob"] - seen[0][0]).max() > 1e-3  # by the weights of step 3
 
 
-def test_trl_from_parquet_alone(trl_run, tmp_path):
-    """Guards against another prompt, a reward left out, and silence on what was assumed."""
-    pytest.importorskip("pyarrow")
-    path, _ = trl_run
-    exact, _, _ = convert(path / "rollouts-0.jsonl", "--model", path / "weights-1", "--out", tmp_path / "exact")
+def test_trl_from_parquet_alone(trl_run, tmp_path, refusal):
+    """Against the recorder. Guards against another prompt or reward, and silence on what was assumed or left out."""
+    parquet, (path, _) = pytest.importorskip("pyarrow.parquet"), trl_run
+    exact, _, _ = convert(path / "rollouts-0.jsonl", "--model", path, "--out", tmp_path / "exact")
     shutil.copytree(path / "completions", tmp_path / "output" / "completions")
-    logs, metrics, said = convert(tmp_path / "output", "--model", path / "weights-1", "--out", tmp_path / "r")
+    words = tmp_path / "output", "--model", path, "--out", tmp_path / "r"
+    assert "which columns are the reward? Name them, such as --rewards length rare vowels, " in refusal(program, *words)
+    logs, _, said = convert(*words, "--rewards", "length", "rare=0.5")
     assert said.startswith(f"read {tmp_path}/output/completions/completions_00001.parquet, ")
-    first = [log["position"] == 0 for log in exact]
-    assert metrics["tokens_read"].tolist()[1:] == read_metrics(tmp_path / "exact")["tokens_read"].tolist()[1:]
-    for log, other, start in zip(logs, exact, first):
-        again = log["position"] == 0
-        assert log["advantage"][again] == pytest.approx(other["advantage"][start])
-    tokens = 24 + sum(len(log["token"]) for log in logs)
-    assert f"sum of length and rare, with weights of 1\n{tokens:,} tokens of 24 responses were made from text" in said
-    assert "each of these responses but 24, where its p is below 0.01" in said  # a random model's
-    assert "24 prompts were tokenized as they stand" in said
+    assert "1 x length + 0.5 x rare; no part of it: vowels" in said and "made from text" not in said
+    assert "16 rollouts were left out: they repeat a step" in said and "16 prompts were tokenized as they stand" in said
+    for log, other in zip(logs, exact):
+        for name in ("token", "logprob", "entropy", "advantage", "reward", "credit"):
+            np.testing.assert_allclose(log[name], other[name], atol=1e-6, rtol=0, err_msg=name)
+    rows = parquet.read_table(path / "completions" / "completions_00001.parquet").to_pylist()
+    texts = write(tmp_path / "texts.jsonl", [row | {"completion_ids": None} for row in rows])
+    _, _, said = convert(texts, *words[1:4], tmp_path / "t", "--rewards", "length", "rare=0.5")
+    assert " tokens of 8 responses were made from text" in said
+    assert re.search("behind 8 responses, but for [1-8] where its p is below 0.01", said)
     assert "U+FFFD, bytes that were lost" in said and "this model did NOT write these tokens" in said
 
 
@@ -177,7 +177,7 @@ def test_text_alone_and_verls_form_are_the_same_rollouts(sampled, tmp_path):
     cut_off = batch.ended.tolist().count(False)
     tokens = np.split(logs[0]["token"], np.flatnonzero(logs[0]["position"] == 0)[1:])
     said = (tmp_path / "r0" / "rollouts.txt").read_text()
-    assert f"behind each of these responses but {cut_off}, where its p is below 0.01" in said and cut_off > 2
+    assert f"behind 12 responses, but for {cut_off} where its p is below 0.01" in said and cut_off > 2
     assert [x.tolist() for x in tokens] == [row["completion_ids"] for row in rows]
     assert read_metrics(tmp_path / "r0")["truncated"][1] == pytest.approx(cut_off / 12)
     assert logs[0]["advantage"][logs[0]["position"] == 0] == pytest.approx(compare(batch).tolist(), abs=1e-6)
@@ -199,6 +199,131 @@ def test_groups_of_another_size_are_left_out_aloud(sampled, tmp_path):
     _, rows = sampled
     (log,), _, said = convert(write(tmp_path / "a.jsonl", rows[:11]), "--model", BUNDLED, "--out", tmp_path / "r")
     assert log["group"].max() == 1 and "3 rollouts were left out: their groups are not of 4, " in said
+    lone = [row | {"advantage": 1.0, "step": i // 3} for i, row in enumerate(rows[::4] + rows[:2])]
+    (log,), _, said = convert(write(tmp_path / "b.jsonl", lone), "--model", BUNDLED, "--out", tmp_path / "s")
+    assert (log["position"] == 0).sum() == 3 and "2 rollouts were left out: their groups are not of 1, " in said
+
+
+END, PAD = 1, 0  # of the bundled tokenizer: <|im_end|>, which ends its responses, and <|endoftext|>, its padding
+
+
+def without(row, *names):
+    return {name: x for name, x in row.items() if name not in names}
+
+
+def padded(row, masks=False):
+    """As a trainer's tensors have them: prompts filled up on the left, responses on the right."""
+    prompt, tokens = row["prompt_ids"], row["completion_ids"]
+    rest = {"prompt_mask": [0] * 3 + [1] * len(prompt), "completion_mask": [1] * len(tokens) + [0] * 2} if masks else {}
+    return row | rest | {"prompt_ids": [PAD] * 3 + prompt, "completion_ids": tokens + [PAD] * 2}
+
+
+def as_text(row, ends):
+    """A response decoded with its end token, if it has one."""
+    return row | {"completion_ids": None, "completion": row["completion"] + ends * (row["completion_ids"][-1] == END)}
+
+
+FORMS = {  # other ways to write the same rollouts: what is made of the rows, and what is said of it
+    "padding": (lambda rows: [padded(row) for row in rows], "55 tokens of padding were cut off"),
+    "masks": (lambda rows: [padded(row, masks=True) for row in rows], "has a mean"),
+    "an end token as text": (lambda rows: [as_text(row, "<|im_end|>\n") for row in rows], "behind 5 responses"),
+    "two end tokens": (lambda rows: [as_text(row, "<|im_end|><|endoftext|>") for row in rows], "but for 5 where"),
+    "two steps with the same rows": (lambda rows: [row | {"step": n} for n in (1, 2) for row in rows],
+                                     "12 rollouts were left out: they repeat a step"),
+    "evaluation": (lambda rows: [row | {"split": part} for row in rows for part in ("eval_countdown", "train")],
+                   "12 rollouts were left out: they are of an evaluation"),
+    "a uid for each response": (lambda rows: [without(row, "group") | {"uid": f"u_{row['group']}_{i}"} for i, row in
+                                              enumerate(rows)], "no group or uid occurs twice in a step"),
+    "verl's uid": (lambda rows: [without(row, "group") | {"uid": f"u{row['group']}_{i}_0"} for i, row in
+                                 enumerate(rows)], "no group or uid occurs twice in a step"),
+    "a uid with numbers": (lambda rows: [row | {"group": f"gsm8k_{row['group']}_0"} for row in rows], ""),
+    "one group for all prompts": (lambda rows: [row | {"group": 0} for row in rows], "1 groups have several prompts"),
+    "two equal names": (lambda rows: [row | {"score": row["reward"], "uid": row["group"]} for row in rows], ""),
+    "step as text": (lambda rows: [row | {"step": "1.0"} for row in rows], ""),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_other_forms_are_the_same_rollouts(name, sampled, tmp_path):
+    """Guards against padding read as text, a group cut to one, rollouts that count twice, and silence about it."""
+    _, rows = sampled
+    change, said = FORMS[name]
+    (expected,), _, plain = convert(write(tmp_path / "a.jsonl", rows), "--model", BUNDLED, "--out", tmp_path / "a")
+    (log,), _, words = convert(write(tmp_path / "b.jsonl", change(rows)), "--model", BUNDLED, "--out", tmp_path / "b")
+    assert said in words and (said == "has a mean" or said not in plain or not said)
+    for field in log:
+        np.testing.assert_array_equal(log[field], expected[field], err_msg=field)
+
+
+def hf_logprobs(model, rows):
+    """log p (n,) of the responses' tokens by transformers."""
+    found = []
+    for row in rows:
+        ids, P = torch.tensor([row["prompt_ids"] + row["completion_ids"]]), len(row["prompt_ids"])
+        with torch.no_grad():
+            log_p = model(ids).logits[0].log_softmax(-1)
+        found.append(log_p[P - 1 : -1].gather(1, ids[0, P:, None])[:, 0])
+    return torch.cat(found).numpy()
+
+
+def test_each_row_follows_its_own_prompt(sampled, tmp_path):
+    """Against transformers, where a group has the same prompt with its last words in another order each time."""
+    rows = [row | {"prompt_ids": row["prompt_ids"][:i] + row["prompt_ids"][i:][::-1], "group": 0, "advantage": float(i)}
+            for i, row in enumerate(sampled[1][:4], 1)]
+    (log,), _, said = convert(write(tmp_path / "a.jsonl", rows), "--model", BUNDLED, "--out", tmp_path / "r")
+    expected = hf_logprobs(Qwen2ForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32), rows)
+    np.testing.assert_allclose(log["logprob"], expected, atol=2e-4, rtol=0)
+    assert "1 groups have several prompts" in said and log["group"].max() == 3
+
+
+def test_columns_that_agree_with_the_advantages_are_the_reward(sampled, tmp_path, refusal):
+    """TRL's columns: rewards first, then what was logged; its formula, with and without division."""
+    rows, words = [without(row, "reward", "group") for row in sampled[1]], ("--model", BUNDLED, "--out")
+    a, b = np.random.default_rng(0).random((2, 12)).round(3)
+    b[5] = np.nan  # that reward function gave None
+    for divided, weight in ((True, 1.0), (False, 1.0), (True, 3.0)):
+        total = (a + weight * np.nan_to_num(b)).reshape(3, 4)
+        advantage = (total - total.mean(1, keepdims=True)) / (total.std(1, ddof=1, keepdims=True) + 1e-4) ** divided
+        columns = zip(a.tolist(), b.tolist(), advantage.flatten().tolist())
+        file = write(tmp_path / "a.jsonl", [row | {"accuracy": x, "reward": y, "hardness": x * y, "advantage": z} for
+                                            row, (x, y, z) in zip(rows, columns)])
+        flags = ["--rewards", "accuracy", f"reward={weight}"] if weight != 1 else []
+        (log,), _, said = convert(file, *words, tmp_path / f"r{divided}{weight}", *flags)
+        assert log["reward"][log["position"] == 0] == pytest.approx(total.flatten())
+        assert f"1 x accuracy + {weight:g} x reward; no part of it: hardness" in said
+    assert "--rewards names 'c'; the columns" in refusal(program, file, *words, tmp_path / "x", "--rewards", "c")
+
+
+def test_each_step_is_read_by_its_checkpoint(sampled, tmp_path, refusal):
+    """Against transformers and PEFT: another model or adapter for some steps. Guards against the step's own weights,
+    which it has trained, and against the last ones."""
+    from peft import LoraConfig, get_peft_model
+    rows, output, models = [sampled[1][i : i + 4] for i in (0, 4, 8)], tmp_path / "output", {}
+    for step in (0, 2, 10):
+        models[step] = model = Qwen2ForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32)
+        if step == 2:
+            torch.nn.init.normal_(model.lm_head.weight, std=0.1)
+        if step == 10:
+            models[step] = model = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear",
+                                                                    init_lora_weights=False))
+            model.peft_config["default"].init_lora_weights = True
+            model.peft_config["default"].base_model_name_or_path = str(BUNDLED)
+        model.save_pretrained(output / f"checkpoint-{step}")
+        for file in BUNDLED.glob("tokenizer*"):
+            shutil.copy(file, output / f"checkpoint-{step}")
+    given = dict(zip((2, 3, 11), rows))
+    file = write(tmp_path / "a.jsonl", [row | {"step": step} for step, rows in given.items() for row in rows])
+    logs, metrics, said = convert(file, "--model", output, "--out", tmp_path / "r")
+    assert "2 by checkpoint-0, 3 by checkpoint-2, 11 by checkpoint-10" in said
+    for log, step, model in zip(logs, given, models.values()):
+        np.testing.assert_allclose(log["logprob"], hf_logprobs(model, given[step]), atol=2e-4, rtol=0)
+    shutil.rmtree(output / "checkpoint-0")
+    _, metrics, said = convert(file, "--model", output, "--out", tmp_path / "s")
+    assert metrics["their_step"][1:].tolist() == [3, 11] and "4 rollouts were left out: there is no checkpoint" in said
+    shutil.rmtree(output / "checkpoint-2")
+    (output / "checkpoint-10").rename(output / "checkpoint-11")
+    assert "has no checkpoint before step 11: save the start model as" in refusal(
+        program, file, "--model", output, "--out", tmp_path / "t")
 
 
 @pytest.mark.parametrize("sharper, tokens, said", [
@@ -241,6 +366,18 @@ GOOD = {"prompt": "a", "completion": "b", "reward": 1}
     (GOOD | {"completion": [{"role": "assistant"}]}, "its completion is neither"), (GOOD | {"prompt": 5}, "neither"),
     (GOOD | {"prompt": [{"content": "x"}]}, "role"), (GOOD | {"completion": "b" * 99999}, "the model takes"),
     (GOOD | {"step": "first"}, "its step must be a number"), (GOOD, "nothing to compare a reward with"),
+    (GOOD | {"step": "10.45"}, "its step must be a whole number, not 10.45"), (GOOD | {"score": 2}, "reward and score"),
+    (GOOD | {"output": "c"}, "its completion and its output differ"), (GOOD | {"input": "b"}, "prompt and its input"),
+    (GOOD | {"group": 1, "uid": 2}, "its group and its uid differ"),
+    (GOOD | {"mode": "eval"}, "no rollout of training"),
+    (GOOD | {"completion_ids": [5, 1, 6]}, "tokens stand behind the end token"),
+    (GOOD | {"completion": "5<|im_end|>6"}, "text stands behind <|im_end|>"),
+    (GOOD | {"completion_ids": [5], "completion_mask": [0, 1]}, "its completion_mask must be as long as"),
+    (GOOD | {"completion_ids": [5, 6], "completion_mask": [0, 1]}, "its completion_mask must be"),
+    (GOOD | {"completion_ids": [5, 6]}, "its completion is not the text of its completion_ids"),
+    (GOOD | {"completion": [{"role": "assistant", "content": "x", "reasoning_content": "y"}]}, "has reasoning_content"),
+    (GOOD | {"prompt": [{"role": "assistant", "content": "", "tool_calls": [1]}]}, "its prompt has tool_calls"),
+    ({"prompt": "a", "completion": "b", "x": 0.5, "y": 0.5}, "which columns are the reward? Name them"),
 ], ids=lambda x: str(x)[:40])
 def test_a_damaged_or_unlikely_file_is_one_sentence(content, said, tmp_path, refusal):
     file = tmp_path / "a.jsonl"
