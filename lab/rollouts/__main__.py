@@ -120,7 +120,7 @@ def read_step(rollouts: list[Rollout], policy: Reader, s: Settings, step: int, m
     samples = Samples(tokens, mask, *read[..., :3].unbind(-1), (ended & ~drop)[:, 0], samples.before)
     batch = token_batch(policy._replace(task=GRADED), prompts, samples, s, step)
     batch.ask.grade = no_grader  # the zeros of GRADED are replaced by the file's rewards:
-    reward = torch.tensor([rollout.reward for rollout in rollouts], device=device)  # (B,)
+    reward = torch.tensor([rollout.reward for rollout in rollouts], dtype=torch.float64, device=device)  # (B,)
     batch = replace(batch, task=TASK, reward=reward, success=(reward > middle).float(),
                     format=torch.full_like(reward, torch.nan))
     theirs = [rollout.advantage for rollout in rollouts]
@@ -170,10 +170,11 @@ def assumptions(notes: Counter, left_out: Counter, G: int) -> list[str]:
 def load_weights(folder: Path, options: Options) -> Qwen2:
     """The model of a folder, or of an adapter's base and the adapter, merged."""
     adapter = read_json(folder / "adapter_config.json", missing={})
-    model = load_model(adapter.get("base_model_name_or_path", folder), options.device, getattr(torch, options.dtype))
+    base = adapter.get("base_model_name_or_path", folder)
+    model = load_model(base, options.device, getattr(torch, options.dtype))
     if adapter:
         add_adapters(model, adapter["r"], adapter["lora_alpha"], 0)
-        load_adapters(model, str(folder), adapter["r"], adapter["lora_alpha"])
+        load_adapters(model, str(folder), adapter["r"], adapter["lora_alpha"], base)
         model = merged(model)
     model.temperature = options.temperature  # real_vocab stays that of the weights, as in other trainers
     return model.requires_grad_(False)
