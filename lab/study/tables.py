@@ -15,8 +15,9 @@ from lab.statistics import holm, spearman, t_quantile, with_errors
 from lab.study.decided import read_noise, read_signal, section_9, section_10, table_negatives, table_noise
 from lab.study.engine import (BOTH, COST, COSTS_OF_BOTH, EXPERT, FIRST, METHOD, MINUS, MORE_ANSWERS, RLOO, SEEDS,
                               Column, Levels, Pair, arm, at_rates, cost_unit, difference, equal, is_uniform,
-                              make_table, mean, minus, name_of, plain, read_versions, select, spent, spent_enough,
+                              make_table, mean, minus, name_of, plain, read_levels, select, spent, spent_enough,
                               together)
+from lab.study.plan import COUNTED
 from plumbing.comparison import Group, Run
 from plumbing.report import Estimate, Table, t_estimate
 from settings import Settings
@@ -418,7 +419,7 @@ def table_lambda(parts: dict[str, list[Run]]) -> Table:
     """Section 12: PPO by the lambda of its GAE, on the same seeds."""
     groups = select(parts, "lambda")
     pairs = [Pair(group, groups["ppo"]) for group in by_area(groups)]
-    return make_table("PPO by lambda", "`ppo` has lambda 0.95. Area was planned as primary.", pairs, [
+    return make_table("PPO by lambda", "`ppo` has lambda 0.95. Area was planned as primary. Version 3.", pairs, [
         METHOD, SEEDS, mean("end"), mean("area"), minus("area - `ppo`"), minus("end - `ppo`", "end"),
         plain("gradient norm")])
 
@@ -455,9 +456,8 @@ def old_tables(level: str, parts: dict[str, list[Run]]) -> list[Table]:
 
 
 def write_tables(file: Path) -> Levels:
-    """Write the tables of the latest rows of a file to tables.md beside it, those of version 1 to tables-1.md."""
-    versions = read_versions(file)
-    first, levels = versions[1], versions[max(versions)]
+    """Write the tables of the rows of a file that count to tables.md beside it, those of version 1 to tables-1.md."""
+    first, levels = read_levels(file, 1), read_levels(file, *COUNTED)
     tables = [table for level, parts in levels.items() for table in level_tables(level, parts)]
     write_file("The study", [*tables, *tables_leads(levels), *tables_designed(levels)], file.with_name("tables.md"))
     old = [table for level, parts in first.items() for table in old_tables(level, parts)]

@@ -67,6 +67,19 @@ def test_areas_are_subtracted_over_the_same_measurements():
     assert engine.difference(a, longer).value == pytest.approx(0.4 - 0.25)
 
 
+def test_a_contrast_across_versions_is_refused():
+    """Guards against arms whose evaluation drew other numbers: a table, a pair of tables' groups, one group's seeds."""
+    old, new = (runs("a", (0.5, 0.6), version=2.0), runs("b", (0.5, 0.7), version=3.0))
+    (a,), (b,) = (select({"": some}, "").values() for some in (old, new))
+    for compare in (engine.difference, engine.at_equal_cost):
+        assert compare(a, a)
+        with pytest.raises(ValueError, match=r"^[^\n]*several versions[^\n]*a \(2\), b \(3\)$"):
+            compare(a, b)
+    for parts in ({"x": old, "y": new}, {"x": old, "y": runs("a", (0.1, 0.2), first=5, version=3.0)}):
+        with pytest.raises(ValueError, match="several versions"):
+            select(parts, "x", "y")
+
+
 def test_other_weights_of_tokens_change_the_cost_of_a_whole_run():
     """Guards against weights by the wrong kind: 100 + 50 + 3 * 50 = 300 units are 450 with 1:1:6 and 100 with 1:0:0."""
     g = group([(0, 0.1), (60, 0.2), (300, 0.3)])
