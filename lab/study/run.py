@@ -209,7 +209,8 @@ def done_runs() -> dict[str, dict]:
 
 
 def take_over(e: Experiment, keep: bool) -> None:
-    """Give a finished run its row, also kept in its folder, and remove its credit log and its state unless `keep`."""
+    """Give a finished run its row, also kept in its folder, and a pretrained model's run a copy of its metrics.csv in
+    data/ beside the rows; remove its credit log and its state unless `keep`."""
     kept = e.folder / "row.json"
     if e.name not in done_runs() and not kept.is_file():
         write_json(kept, make_row(e))  # before the lock: it may measure for minutes
@@ -218,6 +219,10 @@ def take_over(e: Experiment, keep: bool) -> None:
         if e.name not in done_runs():
             rows = [*read_rows(e.table), read_json(kept)]
             replace_file(e.table, lambda part: write_rows(rows, part))
+            if e.level in PRETRAINED:  # a row has no figure of a single step
+                beside = REAL.parent / "data" / f"{e.name}.csv"
+                beside.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(e.folder / "metrics.csv", beside)
     if not keep:
         shutil.rmtree(e.folder / "credit", ignore_errors=True)
         (e.folder / "state.pt").unlink(missing_ok=True)

@@ -208,6 +208,14 @@ def test_a_finished_run_is_taken_over_without_running_it_again(finished, call, k
     assert [row["run"] for row in read_rows(study.RESULTS)] == [finished.name]
 
 
+def test_a_pretrained_run_leaves_its_metrics_beside_its_row(finished, monkeypatch):
+    """Guards against figures of single steps that nobody can compute again once the folder is gone."""
+    monkeypatch.setattr(study, "PRETRAINED", ("easy",))
+    assert study.settle(finished, 0, False) == "" and len(read_rows(study.REAL)) == 1
+    kept = study.REAL.parent / "data" / f"{finished.name}.csv"
+    assert kept.read_bytes() == (finished.folder / "metrics.csv").read_bytes()
+
+
 @pytest.fixture
 def interruptible():
     """SIGINT raises KeyboardInterrupt, also in a job in a shell's background, which would ignore it."""
