@@ -84,12 +84,11 @@ def select(parts: dict[str, list[Run]], *names: str, seeds: set[int] | None = No
 
 
 def check_version(*groups: Group) -> None:
-    """ValueError where runs are of several versions, which differ in more than their settings. (A run that is in no
-    table of rows has none.)"""
-    versions = {row.get("version"): label for label, row in ((g.label, row) for g in groups for row in g.rows.values())}
-    if len(versions) > 1:
-        named = ", ".join(f"{label} ({version:.0f})" for version, label in versions.items())
-        raise ValueError(f"runs of several versions can't be compared: {named}")
+    """ValueError where runs are of several versions. (A run that is in no table of rows has none.)"""
+    found = {row.get("version"): group.label for group in groups for row in group.rows.values()}
+    if len(found) > 1:
+        raise ValueError("runs of several versions can't be compared: "
+                         + ", ".join(f"{label} ({version:.0f})" for version, label in found.items()))
 
 
 def arm(label: str) -> tuple[str, float]:
