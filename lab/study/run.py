@@ -196,10 +196,11 @@ def success_on(which: str, run: Path, level: str, draw: int = 1) -> float:
 
 
 def score_draws(runs: list[Path]) -> None:
-    """Write draws.csv: success of each of some runs of `easy` by ten draws, on both kinds of puzzles."""
-    cases = [*product(runs, ("usual", "others"), range(10))]
-    write_rows([{"run": run.name, "puzzles": which, "draw": draw, "success": f"{success_on(which, run, FIRST, draw):.6g}"}
-                for run, which, draw in follow("runs, puzzles and draws", cases)], RESULTS.with_name("draws.csv"))
+    """Write draws.csv: success of each of some runs of `easy` by draws 0 to 9, on both kinds of puzzles."""
+    cases = follow("runs and puzzles", [*product(runs, ("usual", "others"))])
+    write_rows([{"run": run.name, "puzzles": which, "success": " ".join(
+        f"{success_on(which, run, FIRST, draw):.6g}" for draw in range(10))} for run, which in cases],
+        RESULTS.with_name("draws.csv"))
 
 
 def done_runs() -> dict[str, dict]:

@@ -426,10 +426,7 @@ def table_lambda(parts: dict[str, list[Run]]) -> Table:
 
 def table_draws(rows: list[dict[str, str]], level: Estimate) -> Table:
     """What a level owes to the draw of evaluation's random numbers, from rows of draws.csv. level: GRPO's end."""
-    cases: dict[tuple[str, str], list[float]] = {}
-    for row in rows:
-        cases.setdefault((row["run"], row["puzzles"]), []).append(float(row["success"]))
-    success = np.array([*cases.values()])  # (runs and puzzles, draws)
+    success = np.array([row["success"].split() for row in rows], float)  # (runs and puzzles, draws)
     spread = jackknife(lambda some: np.sqrt(success[:, some].var(1, ddof=1).mean()), success.shape[1])
     half = np.hypot((level.high - level.low) / 2, 1.96 * spread.value)
     note = ("Final models of GRPO's default run under ten draws; all seeds of a version share draw 0. Others: 512 "
@@ -437,7 +434,8 @@ def table_draws(rows: list[dict[str, str]], level: Estimate) -> Table:
             "Seeds may share all of it, so 1.96 times it and half of the interval over seeds add in quadrature: GRPO's "
             f"{points(level)} is {points(Estimate(level.value, level.value - half, level.value + half))} as a level.")
     return Table("Levels under ten draws", note, ["run", "puzzles", "draw 0", "mean", "standard deviation"], [
-        [*case, *(f"{100 * x:.1f}" for x in (own[0], own.mean(), own.std(ddof=1)))] for case, own in zip(cases, success)])
+        [row["run"], row["puzzles"], *(f"{100 * x:.1f}" for x in (own[0], own.mean(), own.std(ddof=1)))]
+        for row, own in zip(rows, success)])
 
 
 # ---------------------------------------------------------------------------------------------------- all of it
