@@ -18,9 +18,11 @@ from lab.estimates import cell
 from lab.picture import draw
 from lab.real.twenty import tables_twenty
 from lab.statistics import mean_ratio, rank_pair
-from lab.study.engine import read_rows, read_versions, to_run
+from lab.study.engine import read_levels, read_rows, to_run
 from lab.study.pictures import colour_of, short
-from lab.study.plan import VERSION
+from lab.study.engine import read_levels, read_rows, to_run
+from lab.study.pictures import colour_of, short
+from lab.study.plan import COUNTED
 from lab.truth.checks import noise_alone
 from lab.truth.file import read_truth
 from lab.truth.measure import add_values
@@ -275,7 +277,7 @@ def main() -> None:
                   learning["GRPO on Countdown"] | {"advantage": learning["GRPO on Countdown"]["credit"]}, None)),
               *(table_learning(what, learning[what], read_metrics(run)) for what, run in SHOWN.items()),
               table_runs(read_rows(ROOM / "runs.csv")),
-              *tables_twenty(read_versions(ROOM / "runs.csv")[VERSION].get("twenty", {})),
+              *tables_twenty(read_levels(ROOM / "runs.csv", *COUNTED).get("twenty", {})),
               table_measured(truths),
               *(table_where(f"Where the truth lies {when}", truth, SPACE["Qwen"]) for when, truth in truths.items()),
               table_where("Where it lies in the toy", read_truth(TOY)),

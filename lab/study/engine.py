@@ -18,7 +18,7 @@ from plumbing.comparison import Group, Run, group_runs
 from plumbing.report import Estimate, Table, t_estimate
 from settings import Settings
 
-ABOUT = ("run", "version", "part", "level", "method", "setting", "seed", "command")  # columns of text
+ABOUT = ("run", "part", "level", "method", "setting", "seed", "command")  # columns of text
 BY_STEP = ("curve", "spent")  # held-out success, and weighted tokens so far, as `step:value` pairs
 FIRST = "easy"  # the level where all methods ran
 RLOO, EXPERT = "none advantage=rloo", "expert_iteration"
@@ -66,19 +66,29 @@ def to_run(row: dict[str, str]) -> Run:
     return Run(row["run"], label, setting, row["method"] == "none", int(row["seed"]), figures | by_step)
 
 
-def read_versions(file: Path) -> dict[int, Levels]:
-    """The runs of a file by version of the results, level and part."""
-    versions: dict[int, Levels] = {}
+def read_levels(file: Path, *versions: int) -> Levels:
+    """The runs of some versions of the results in a file by level and part."""
+    levels: Levels = {}
     for row in read_rows(file):
-        levels = versions.setdefault(int(row["version"]), {})
-        levels.setdefault(row["level"], {}).setdefault(row["part"], []).append(to_run(row))
-    return versions
+        if int(row["version"]) in versions:
+            levels.setdefault(row["level"], {}).setdefault(row["part"], []).append(to_run(row))
+    return levels
 
 
 def select(parts: dict[str, list[Run]], *names: str, seeds: set[int] | None = None) -> dict[str, Group]:
-    """The groups of some parts of a level by label; with seeds, only their runs."""
-    return {group.label: group for group in group_runs(
+    """The groups of some parts of a level by label, all of one version; with seeds, only their runs."""
+    groups = {group.label: group for group in group_runs(
         [run for name in names for run in parts.get(name, []) if seeds is None or run.seed in seeds])}
+    check_version(*groups.values())
+    return groups
+
+
+def check_version(*groups: Group) -> None:
+    """ValueError where runs are of several versions. (A run that is in no table of rows has none.)"""
+    found = {row.get("version"): group.label for group in groups for row in group.rows.values()}
+    if len(found) > 1:
+        raise ValueError("runs of several versions can't be compared: "
+                         + ", ".join(f"{label} ({version:.0f})" for version, label in found.items()))
 
 
 def arm(label: str) -> tuple[str, float]:
@@ -110,7 +120,8 @@ def measured(group: Group) -> np.ndarray:
 
 def difference(a: Group, b: Group, figure: str = "area") -> Estimate:
     """A group minus another one in a figure, with Welch's interval. After as many steps, areas are read at the steps
-    of the group that was measured less often, as at equal cost."""
+    of the group that was measured less often, as at equal cost. ValueError for groups of two versions."""
+    check_version(a, b)
     first, second = (measured(group).tolist() for group in (a, b))
     if figure != "area" or first == second or first[-1] != second[-1]:
         return t_estimate(a.values(figure), b.values(figure))
@@ -142,8 +153,9 @@ def at_equal_cost(group: Group, other: Group, weights: dict[str, float] = COSTS)
     """The largest `cost` that both groups reached, and their difference there (`end`) and until there (`area`).
 
     A line between two measurements lies below a concave curve, and further below where they are far apart. So both are
-    read at the costs of the group whose measurements are further apart.
+    read at the costs of the group whose measurements are further apart. ValueError for groups of two versions.
     """
+    check_version(group, other)
     sides = [(g, spent(g, weights)) for g in (group, other)]  # with the cost (m,) of each measurement
     cost = float(min(own[-1] for _, own in sides))
     coarser = max((own for _, own in sides), key=lambda own: own[1])

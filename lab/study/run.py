@@ -5,6 +5,7 @@
     python -m lab.study.run --list                          the commands that are left, for Slurm, parallel or Ray
     python -m lab.study.run --device cuda                   on a GPU, which runs of many responses gain from
     python -m lab.study.run --collect                       only take over the finished runs in runs/study-2
+    python -m lab.study.run --draws runs/none-seed*         success by ten draws of evaluation's numbers: draws.csv
     python -m lab.study.run --tables                        tables and pictures of lab/study/runs.csv, beside it
 
 As many runs at a time as the machine has cores, each with its share of threads. A finished run becomes a row of
@@ -29,6 +30,7 @@ import sys
 import time
 from contextlib import closing
 from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 from typing import Iterator, NamedTuple
 
@@ -39,14 +41,14 @@ from analyze import position_bins, read_log, summarize
 from countdown_task import solutions, universe
 from lab import quiet
 from lab.statistics import spread_within
-from lab.study.engine import COSTS, read_rows, write_rows
+from lab.study.engine import COSTS, FIRST, read_rows, write_rows
 from lab.study.pictures import write_study
-from lab.study.plan import HARD, LEVELS, PARTS, PRETRAINED, RUNS, VERSION
+from lab.study.plan import COUNTED, HARD, LEVELS, PARTS, PRETRAINED, RUNS, VERSION
 from methods import MITIGATIONS
 from plumbing.comparison import NO_DIFFERENCE
 from plumbing.files import read_json, replace_file, write_json
 from plumbing.flags import new_parser
-from plumbing.progress import fail, one_sentence
+from plumbing.progress import fail, follow, one_sentence
 from plumbing.report import ratio
 from plumbing.runs import is_finished, read_config, read_metrics
 from plumbing.task_file import load_task
@@ -155,7 +157,7 @@ def make_row(e: Experiment) -> dict:
     if e.level == "twenty":
         figures |= answers(log)
     if e.part in CHECKED:
-        figures["others"] = success_on_others(e.folder, e.level)
+        figures["others"] = success_on("others", e.folder, e.level)
     return {"run": e.name, "version": VERSION, "part": e.part, "level": e.level,
             "method": f"{settings['mitigation']} {changed}".strip(), "setting": changes(shared, defaults),
             "seed": e.seed, "command": config["command"],
@@ -177,27 +179,39 @@ def answers(log: dict[str, np.ndarray]) -> dict[str, float]:
             "contribution, first / last": size[first].mean() / size[last].mean()}
 
 
-def success_on_others(run: Path, level: str) -> float:
-    """Success of a run's last model on 512 held-out puzzles that no run measures; of a pretrained one, on OTHERS."""
+def success_on(which: str, run: Path, level: str, draw: int = 1) -> float:
+    """Success of a run's last model by a draw of evaluation's random numbers; training has draw 0. which: the `usual`
+    held-out puzzles, or 512 `others`, which no run measures; a pretrained model's are OTHERS."""
     s = replace(train.Settings(**read_config(run)["settings"]), model=str(run / "checkpoint"))
     policy = train.load_policy(s, load_task(s.task))
     if level in PRETRAINED:
         puzzles, s = policy.task.load("all", None, OTHERS), replace(s, max_new_tokens=256)
     else:
-        measured = {puzzle.id for puzzle in policy.task.load("heldout", s.eval_problems)}
-        puzzles = [puzzle for puzzle in policy.task.load("heldout", 1400) if puzzle.id not in measured][:512]
-    uniforms = draw_uniforms(1, EVALUATION, len(puzzles), 1, s.max_new_tokens)  # (n, max_new_tokens)
+        puzzles = policy.task.load("heldout", s.eval_problems)
+        if which == "others":
+            measured = {puzzle.id for puzzle in puzzles}
+            puzzles = [puzzle for puzzle in policy.task.load("heldout", 1400) if puzzle.id not in measured][:512]
+    uniforms = draw_uniforms(draw, EVALUATION, len(puzzles), 1, s.max_new_tokens)  # (n, max_new_tokens)
     return float(np.mean([grade["answer"] for grade in generate_and_grade(policy, puzzles, uniforms)[1]]))
 
 
+def score_draws(runs: list[Path]) -> None:
+    """Write draws.csv: success of each of some runs of `easy` by draws 0 to 9, on both kinds of puzzles."""
+    cases = follow("runs and puzzles", [*product(runs, ("usual", "others"))])
+    write_rows([{"run": run.name, "puzzles": which, "success": " ".join(
+        f"{success_on(which, run, FIRST, draw):.6g}" for draw in range(10))} for run, which in cases],
+        RESULTS.with_name("draws.csv"))
+
+
 def done_runs() -> dict[str, dict]:
-    """The rows of this version, by name of the run."""
+    """The rows that count, by name of the run."""
     rows = [row for table in (RESULTS, REAL) for row in read_rows(table)]
-    return {row["run"]: row for row in rows if row["version"] == str(VERSION)}
+    return {row["run"]: row for row in rows if int(row["version"]) in COUNTED}
 
 
 def take_over(e: Experiment, keep: bool) -> None:
-    """Give a finished run its row, also kept in its folder, and remove its credit log and its state unless `keep`."""
+    """Give a finished run its row, also kept in its folder, and a pretrained model's run a copy of its metrics.csv in
+    data/ beside the rows; remove its credit log and its state unless `keep`."""
     kept = e.folder / "row.json"
     if e.name not in done_runs() and not kept.is_file():
         write_json(kept, make_row(e))  # before the lock: it may measure for minutes
@@ -206,6 +220,10 @@ def take_over(e: Experiment, keep: bool) -> None:
         if e.name not in done_runs():
             rows = [*read_rows(e.table), read_json(kept)]
             replace_file(e.table, lambda part: write_rows(rows, part))
+            if e.level in PRETRAINED:  # a row has no figure of a single step
+                beside = REAL.parent / "data" / f"{e.name}.csv"
+                beside.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(e.folder / "metrics.csv", beside)
     if not keep:
         shutil.rmtree(e.folder / "credit", ignore_errors=True)
         (e.folder / "state.pt").unlink(missing_ok=True)
@@ -300,6 +318,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--keep", action="store_true", help="keep the credit logs of finished runs")
     parser.add_argument("--list", action="store_true", help="print the commands that are left, and start nothing")
     parser.add_argument("--collect", action="store_true", help="only take over finished runs, and start nothing")
+    parser.add_argument("--draws", nargs="+", type=Path, metavar="RUN", help="only score runs by ten draws")
     parser.add_argument("--tables", action="store_true", help=f"only write the tables and pictures of {RESULTS}")
     args = parser.parse_args(arguments)
     if args.processes < 1:
@@ -335,7 +354,7 @@ def main() -> None:
     args = parse(sys.argv[1:])
     os.chdir(ROOT)
     with one_sentence("stopped; the same command resumes from here"):
-        write_study(RESULTS) if args.tables else run(args)
+        write_study(RESULTS) if args.tables else score_draws(args.draws) if args.draws else run(args)
 
 
 if __name__ == "__main__":

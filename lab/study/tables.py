@@ -10,13 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.estimates import cell, mean_cell, read_column
-from lab.statistics import holm, spearman, t_quantile, with_errors
+from lab.estimates import cell, mean_cell, points, read_column
+from lab.statistics import holm, jackknife, spearman, t_quantile, with_errors
 from lab.study.decided import read_noise, read_signal, section_9, section_10, table_negatives, table_noise
 from lab.study.engine import (BOTH, COST, COSTS_OF_BOTH, EXPERT, FIRST, METHOD, MINUS, MORE_ANSWERS, RLOO, SEEDS,
                               Column, Levels, Pair, arm, at_rates, cost_unit, difference, equal, is_uniform,
-                              make_table, mean, minus, name_of, plain, read_versions, select, spent, spent_enough,
-                              together)
+                              make_table, mean, minus, name_of, plain, read_levels, read_rows, select, spent,
+                              spent_enough, together)
+from lab.study.plan import COUNTED
 from plumbing.comparison import Group, Run
 from plumbing.report import Estimate, Table, t_estimate
 from settings import Settings
@@ -418,9 +419,23 @@ def table_lambda(parts: dict[str, list[Run]]) -> Table:
     """Section 12: PPO by the lambda of its GAE, on the same seeds."""
     groups = select(parts, "lambda")
     pairs = [Pair(group, groups["ppo"]) for group in by_area(groups)]
-    return make_table("PPO by lambda", "`ppo` has lambda 0.95. Area was planned as primary.", pairs, [
+    return make_table("PPO by lambda", "`ppo` has lambda 0.95. Area was planned as primary. Version 3.", pairs, [
         METHOD, SEEDS, mean("end"), mean("area"), minus("area - `ppo`"), minus("end - `ppo`", "end"),
         plain("gradient norm")])
+
+
+def table_draws(rows: list[dict[str, str]], level: Estimate) -> Table:
+    """What a level owes to the draw of evaluation's random numbers, from rows of draws.csv. level: GRPO's end."""
+    success = np.array([row["success"].split() for row in rows], float)  # (runs and puzzles, draws)
+    spread = jackknife(lambda some: np.sqrt(success[:, some].var(1, ddof=1).mean()), success.shape[1])
+    half = np.hypot((level.high - level.low) / 2, 1.96 * spread.value)
+    note = ("Final models of GRPO's default run under ten draws; all seeds of a version share draw 0. Others: 512 "
+            f"puzzles that no run measures. Pooled standard deviation: {points(spread)}, by jackknife over draws. "
+            "Seeds may share all of it, so 1.96 times it and half of the interval over seeds add in quadrature: GRPO's "
+            f"{points(level)} is {points(Estimate(level.value, level.value - half, level.value + half))} as a level.")
+    return Table("Levels under ten draws", note, ["run", "puzzles", "draw 0", "mean", "standard deviation"], [
+        [row["run"], row["puzzles"], *(f"{100 * x:.1f}" for x in (own[0], own.mean(), own.std(ddof=1)))]
+        for row, own in zip(rows, success)])
 
 
 # ---------------------------------------------------------------------------------------------------- all of it
@@ -439,12 +454,13 @@ def level_tables(level: str, parts: dict[str, list[Run]]) -> list[Table]:
 def tables_designed(levels: Levels) -> list[Table]:
     """The tables of designs.md."""
     first, small = levels[FIRST], levels["small"]
-    tested = stage_two(first)
+    tested, grpo = stage_two(first), t_estimate(select(first, "main")["none"].values("end"))
     others = [*successes(levels), Pair(tested[EXPERT], tested[RLOO])]
     return [table_process(first), table_tuning(first), table_many(first), table_perfect(small), table_tested(first),
             table_default(first), table_all_seeds(first), table_noise(section_9(small), read_signal(), read_noise()),
             table_negatives(section_10(first), cost_unit(select(first, "main")), others),
-            table_successes(levels), table_faster(levels), table_lambda(first)]
+            table_successes(levels), table_faster(levels), table_lambda(first),
+            table_draws(read_rows(Path(__file__).with_name("draws.csv")), grpo)]
 
 
 def old_tables(level: str, parts: dict[str, list[Run]]) -> list[Table]:
@@ -455,9 +471,8 @@ def old_tables(level: str, parts: dict[str, list[Run]]) -> list[Table]:
 
 
 def write_tables(file: Path) -> Levels:
-    """Write the tables of the latest rows of a file to tables.md beside it, those of version 1 to tables-1.md."""
-    versions = read_versions(file)
-    first, levels = versions[1], versions[max(versions)]
+    """Write the tables of the rows of a file that count to tables.md beside it, those of version 1 to tables-1.md."""
+    first, levels = read_levels(file, 1), read_levels(file, *COUNTED)
     tables = [table for level, parts in levels.items() for table in level_tables(level, parts)]
     write_file("The study", [*tables, *tables_leads(levels), *tables_designed(levels)], file.with_name("tables.md"))
     old = [table for level, parts in first.items() for table in old_tables(level, parts)]

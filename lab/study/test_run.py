@@ -135,7 +135,7 @@ def test_a_row_says_what_the_run_was_and_gave(finished):
     cost = metrics["tokens_sampled"] + metrics["tokens_read"] + 3 * metrics["tokens_updated"]
     log = analyze.read_log(finished.folder, metrics)
     expected = analyze.summarize(finished.folder) | spread_within(log["credit"], log["response_id"]) | {
-        "spent": {0: 0, 2: cost[1] + cost[2]}, "seconds": sum(metrics["seconds"][1:]), "pass@16": final["pass@16"],
+        "spent": {0: 0, 2: cost[1] + cost[2]}, "version": study.VERSION, "seconds": sum(metrics["seconds"][1:]), "pass@16": final["pass@16"],
         "end": final["heldout_success"]}
     del expected["metrics"]
     assert (run.label, run.setting, run.seed) == (f"{row['method']} {row['setting']}", row["setting"], 3)
@@ -156,21 +156,28 @@ def test_what_is_told_of_answers_by_hand():
 
 
 def test_the_other_puzzles_are_512_that_the_run_never_measured(finished, monkeypatch):
-    """Guards against a check on puzzles that were measured all along, and more asked for than the task has."""
-    asked = []
-    monkeypatch.setattr(study, "generate_and_grade", lambda policy, puzzles, uniforms: asked.extend(puzzles)
-                        or (None, [{"answer": float(i % 4 == 0)} for i, _ in enumerate(puzzles)]))
+    """Guards against a check on puzzles that were measured all along, and more asked for than the task has; and ten
+    draws that begin with another than the run's own, or are all the same."""
+    asked, drawn = [], []
+    monkeypatch.setattr(study, "generate_and_grade", lambda policy, puzzles, uniforms: drawn.append(uniforms)
+                        or asked.extend(puzzles) or (None, [{"answer": float(i % 4 == 0)} for i in range(len(puzzles))]))
     config = finished.folder / "config.json"
     config.write_text(config.read_text().replace('"eval_problems": 4', '"eval_problems": 512'))
-    assert study.success_on_others(finished.folder, "easy") == 0.25
+    assert study.success_on("others", finished.folder, "easy") == 0.25
     measured = {puzzle.id for puzzle in load("heldout", 512)}
     assert len({puzzle.id for puzzle in asked}) == 512 and not measured & {puzzle.id for puzzle in asked}
+    asked.clear()
+    study.score_draws([finished.folder])
+    usual, others = read_rows(study.RESULTS.with_name("draws.csv"))
+    assert (usual["puzzles"], others["puzzles"], usual["success"]) == ("usual", "others", " ".join(["0.25"] * 10))
+    assert {puzzle.id for puzzle in asked[:5120]} == measured and len(asked) == 10240
+    assert drawn[1].equal(study.draw_uniforms(0, "evaluation", 512, 1, 24)) and len({x.sum().item() for x in drawn}) == 10
 
 
 def test_rows_of_other_versions_are_kept_and_not_done(place, monkeypatch):
-    """Guards against rows of another version that count as done, or that block the table with other columns."""
+    """Guards against rows of another version that are done, those since the last that are not, and other columns."""
     old = a_row("a", version="0", method="one, two", gone="3")
-    write_rows([old, a_row("b")], study.RESULTS)
+    write_rows([old, a_row("b", version="2")], study.RESULTS)
     monkeypatch.setattr(study, "make_row", lambda e: a_row(e.name, new="4"))
     e = study.Experiment("main", "easy", "none", 0)
     e.folder.mkdir(parents=True)
@@ -206,6 +213,14 @@ def test_a_finished_run_is_taken_over_without_running_it_again(finished, call, k
     for _ in range(2):  # as if another study had been faster
         assert study.settle(finished, 0, keep) == ""
     assert [row["run"] for row in read_rows(study.RESULTS)] == [finished.name]
+
+
+def test_a_pretrained_run_leaves_its_metrics_beside_its_row(finished, monkeypatch):
+    """Guards against figures of single steps that nobody can compute again once the folder is gone."""
+    monkeypatch.setattr(study, "PRETRAINED", ("easy",))
+    assert study.settle(finished, 0, False) == "" and len(read_rows(study.REAL)) == 1
+    kept = study.REAL.parent / "data" / f"{finished.name}.csv"
+    assert kept.read_bytes() == (finished.folder / "metrics.csv").read_bytes()
 
 
 @pytest.fixture
@@ -294,7 +309,7 @@ def test_the_list_is_what_is_left(place, call, capsys):
 def test_the_tracked_rows_are_of_this_study():
     """Guards against rows that no command of the list made, and rows that are there twice."""
     known = {e.name: e for e in experiments()}
-    rows = [row for row in read_rows(study.ROOT / study.RESULTS) if row["version"] == str(study.VERSION)]
+    rows = [row for row in read_rows(study.ROOT / study.RESULTS) if int(row["version"]) in plan.COUNTED]
     assert len({row["run"] for row in rows}) == len(rows) > 0
     values_of = functools.cache(study.values_of)  # of one seed and device of each
     for row in rows:

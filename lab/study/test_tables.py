@@ -67,6 +67,19 @@ def test_areas_are_subtracted_over_the_same_measurements():
     assert engine.difference(a, longer).value == pytest.approx(0.4 - 0.25)
 
 
+def test_a_contrast_across_versions_is_refused():
+    """Guards against arms whose evaluation drew other numbers: a table, a pair of tables' groups, one group's seeds."""
+    old, new = (runs("a", (0.5, 0.6), version=2.0), runs("b", (0.5, 0.7), version=3.0))
+    (a,), (b,) = (select({"": some}, "").values() for some in (old, new))
+    for compare in (engine.difference, engine.at_equal_cost):
+        assert compare(a, a)
+        with pytest.raises(ValueError, match=r"^[^\n]*several versions[^\n]*a \(2\), b \(3\)$"):
+            compare(a, b)
+    for parts in ({"x": old, "y": new}, {"x": old, "y": runs("a", (0.1, 0.2), first=5, version=3.0)}):
+        with pytest.raises(ValueError, match="several versions"):
+            select(parts, "x", "y")
+
+
 def test_other_weights_of_tokens_change_the_cost_of_a_whole_run():
     """Guards against weights by the wrong kind: 100 + 50 + 3 * 50 = 300 units are 450 with 1:1:6 and 100 with 1:0:0."""
     g = group([(0, 0.1), (60, 0.2), (300, 0.3)])
@@ -249,6 +262,16 @@ def test_all_seeds_of_the_default_rate_count():
     first["tune"] += runs("none lr=0.00028 advantage=rloo", (0.01, 0.02), first=20)
     row = rows_of(tables.table_all_seeds(first))[tables.RATIO]
     assert row["seeds"] == "6, 6" and row["end"] == points(t_estimate(np.array(BETTER * 2), np.array(OTHER * 2)))
+
+
+def test_a_level_gets_the_error_of_its_draw_by_hand():
+    """Guards against a deviation between puzzles or runs, and errors that are added plainly: variances of 0.01 and 0
+    between draws have a pooled deviation of 7.1 points; with 2 over seeds sqrt(2^2 + (1.96 * 7.07)^2) is 14.0."""
+    rows = [{"run": "a", "puzzles": puzzles, "success": success}
+            for puzzles, success in (("usual", "0.5 0.6 0.7"), ("others", "0.4 0.4 0.4"))]
+    table = tables.table_draws(rows, Estimate(0.54, 0.52, 0.56))
+    assert table.rows == [["a", "usual", "50.0", "60.0", "10.0"], ["a", "others", "40.0", "40.0", "0.0"]]
+    assert "deviation: 7.1 ±" in table.note and "54.0 ± 2.0 is 54.0 ± 14.0 as" in table.note
 
 
 def test_perfect_credit_is_compared_with_rloo_at_its_rate(monkeypatch):

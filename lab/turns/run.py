@@ -18,7 +18,7 @@ import numpy as np
 from lab.estimates import points
 from lab.statistics import holm
 from lab.study.decided import above_line, read_noise, values_of
-from lab.study.engine import (COSTS, RLOO, difference, measured, name_of, read_rows, read_versions, select, spent,
+from lab.study.engine import (COSTS, RLOO, difference, measured, name_of, read_levels, read_rows, select, spent,
                               write_rows)
 from lab.study.pictures import draw_curve
 from lab.study.run import train_all
@@ -148,7 +148,7 @@ def contrasts(groups: dict[str, Group], quiet: dict[str, Estimate]) -> dict[str,
 
 def complete() -> dict[str, Group]:
     """The arms, on the seeds that have all of them; at least LEAST: designs.md lets nobody look before."""
-    parts = read_versions(RESULTS)[1]["guess"]
+    parts = read_levels(RESULTS, 1)["guess"]
     arms = Counter(run.seed for run in parts["turns"])
     seeds = {seed for seed, n in arms.items() if n == len(ARMS)}
     require(len(seeds) >= LEAST, f"{len(seeds)} seeds have all arms, and tables wait for {LEAST}: run without --tables")
