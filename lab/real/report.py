@@ -20,8 +20,6 @@ from lab.real.twenty import tables_twenty
 from lab.statistics import mean_ratio, rank_pair
 from lab.study.engine import read_levels, read_rows, to_run
 from lab.study.pictures import colour_of, short
-from lab.study.engine import read_levels, read_rows, to_run
-from lab.study.pictures import colour_of, short
 from lab.study.plan import COUNTED
 from lab.truth.checks import noise_alone
 from lab.truth.file import read_truth
