@@ -85,15 +85,18 @@ def test_values_have_the_type_of_their_default():
     s, hyper_parameters, *others = parse("--steps", 7, "--lr", "1e-3", "--model", "x", "--kl", 1, "--skip_unfinished",
                                         "--mitigation", "gtpo", "--a1", 2, "--joint", "True", "--advantage", "rloo")
     assert s == Settings(mitigation="gtpo", steps=7, lr=1e-3, model="x", kl=1.0, skip_unfinished=True, advantage="rloo")
-    assert type(s.kl) is float
+    assert type(s.kl) is float and parse("--steps", "2", "--lr", "-1e-3").settings.lr == -1e-3
     assert hyper_parameters == {"a1": 2.0, "a2": 0.1, "joint": True}
     assert others == [None, None]
     assert parse() == (Settings(), {}, None, None)
+    assert parse("--mitigation", "inverse_logprob", "--epsilon", "1e-3").hyper_parameters["epsilon"] == 1e-3
 
 
 @pytest.mark.parametrize(["arguments", "named"], [
     (["--mitigation", "tempi"], "did you mean tempo"), (["--steps", 1.5], "--steps"),
     (["--step", 1], "takes no --step: did you mean --steps?"),  # no abbreviations
+    (["--num-generations=8"], "that is --answers here"), (["--beta", 0.1], "is --kl with --kl_gradient unbiased here"),
+    (["ppo"], "takes no ppo: did you mean --mitigation ppo?"), (["--max-new-tokens=9"], "did you mean --max_new_tokens?"),
     (["--skip_unfinished", "yes"], "true or false"), (["--loss_norm", "mean"], "token"),
     (["--mitigation", "vineppo", "--k", 10**26], "--k must be"), (["--mitigation", "gtpo", "--a1", "nan"], "--a1"),
     (["--mitigation", "gtpo", "--normalize", "none"], "takes no --normalize"),
