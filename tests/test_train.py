@@ -2,6 +2,7 @@
 import copy
 import csv
 import functools
+import itertools
 import json
 import math
 import random
@@ -190,8 +191,8 @@ def test_a_run_killed_after_its_last_step_ends_with_that_rows_success(tmp_path, 
     assert read_json(tmp_path / "r" / "final.json") == final
 
 
-def test_only_heldout_puzzles_are_measured(tmp_path, monkeypatch):
-    """Guards against a pass@k of equal responses."""
+def test_only_heldout_puzzles_are_measured(tmp_path, monkeypatch, capsys):
+    """Guards against a pass@k of equal responses, and a smaller k that is biased: 1 / 3 of half the puzzles, 2 / 3."""
     asked = []
 
     def one_in_two(policy, puzzles, answers, s):
@@ -204,6 +205,11 @@ def test_only_heldout_puzzles_are_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(train, "evaluate", one_in_two)
     run(*TINY, "--eval_problems", 140, "--steps", 1, "--pass_at", 3, "--eval_greedy", "--out", tmp_path / "r")
     assert asked == [(140, 1, True), (140, 1, True), (128, 3, False)]
+    assert "\npass@1 16.7%  pass@2 33.3%  pass@3 50.0%\n" in capsys.readouterr().out
+    graded = np.random.default_rng(0).random((3, 6))  # a grade may be a part of 1
+    for j in range(1, 7):
+        best = [row[list(some)].max() for row in graded for some in itertools.combinations(range(6), j)]
+        assert train.best_of(graded, j) == pytest.approx(np.mean(best))
     expected = {"heldout_problems": 140, "heldout_success": 0.5, "pass@3": 0.5, "pass@3_problems": 128}
     assert read_json(tmp_path / "r" / "final.json").items() >= expected.items()
 
