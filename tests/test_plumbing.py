@@ -96,7 +96,7 @@ def test_values_have_the_type_of_their_default():
     (["--mitigation", "tempi"], "did you mean tempo"), (["--steps", 1.5], "--steps"),
     (["--step", 1], "takes no --step: did you mean --steps?"),  # no abbreviations
     (["--num-generations=8"], "that is --answers here"), (["--beta", 0.1], "is --kl with --kl_gradient unbiased here"),
-    (["ppo"], "takes no ppo: did you mean --mitigation ppo?"), (["--max-new-tokens=9"], "did you mean --max_new_tokens?"),
+    (["ppo"], "takes no ppo: did you mean --mitigation ppo?"), (["--max-new-tokens=9"], "mean --max_new_tokens?"),
     (["--skip_unfinished", "yes"], "true or false"), (["--loss_norm", "mean"], "token"),
     (["--mitigation", "vineppo", "--k", 10**26], "--k must be"), (["--mitigation", "gtpo", "--a1", "nan"], "--a1"),
     (["--mitigation", "gtpo", "--normalize", "none"], "takes no --normalize"),

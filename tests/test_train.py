@@ -277,11 +277,13 @@ def test_values_come_before_the_critic_learns_from_their_rewards(quick, tmp_path
     assert trained.heads["critic"].value.outer.weight.any()  # the next run starts with this critic
 
 
-def test_a_credit_function_that_writes_into_the_batch_is_refused_before_the_run():
+@pytest.mark.parametrize("function, said", [
+    (lambda batch: batch.logprob.exp_(), "none changes a field of the batch"),
+    (lambda batch: batch.grades["letters"][:, None], "batch.grades has no letters: the grade of this task returns no")])
+def test_a_mistake_of_a_credit_function_is_refused_before_the_run(function, said):
     policy = train.load_policy(Settings())
-    with pytest.raises(ValueError, match="none changes a field of the batch"):
-        train.try_step(policy, Optimizer(policy.model, 1e-3), GENERATE(4096, "train"), Settings(),
-                       lambda batch: batch.logprob.exp_())
+    with pytest.raises(ValueError, match=said):
+        train.try_step(policy, Optimizer(policy.model, 1e-3), GENERATE(4096, "train"), Settings(), function)
 
 
 @pytest.mark.parametrize("dtype, methods", [("float32", MITIGATIONS), ("bfloat16", ["vineppo"])], ids=["fp32", "bf16"])
