@@ -75,6 +75,7 @@ def words_of(file: Path | None, words: list[str], defaults: Settings) -> list[st
     given beside it, which go before it; another --mitigation among them takes none of its hyper-parameters."""
     if file is None:
         return []
+    file = file / "config.json" if file.is_dir() else file  # a run folder
     config = read_json(file)
     check_fields(config, {"settings": dict, "method": dict}, file)
     values = {name: value for name, value in config["settings"].items() if name != "out"}
@@ -119,6 +120,8 @@ def parse_with(parser: ArgumentParser, arguments: list[str], defaults: Settings,
     chosen = chosen_method(arguments, defaults.mitigation)
     if chosen not in methods:
         near = ", ".join(difflib.get_close_matches(chosen, methods, cutoff=0.0))
+        if chosen.lower() in choices.get("advantage", ()):  # GRPO, RLOO
+            near = f"--mitigation none --advantage {chosen.lower()}"
         fail(f"there is no credit function {chosen}: did you mean {near}? --help lists them all")
     method, helps = methods[chosen], comments(type(defaults))
     method.check_parameters()
