@@ -165,6 +165,7 @@ def test_the_settings_of_another_run_are_defaults(tmp_path):
         (tmp_path / "torn.json").write_text(content)
         assert named in refused(parse, "--config", tmp_path / "torn.json")
     assert "gone.json" in refused(parse, "--config", "gone.json")
+    write()
     (tmp_path / "mine.json").rename(tmp_path / "config.json")
     assert parse("--config", tmp_path).settings.lr == GTPO.lr
     (tmp_path / "metrics.csv").touch()
