@@ -158,7 +158,7 @@ def read_puzzles(path: str | Path) -> list[Puzzle]:
 def read_puzzle(nums: object, target: object) -> Puzzle:
     """The puzzle of a row; ValueError where the fields are no whole numbers."""
     if not isinstance(nums, list) or not nums or not all(type(n) is int and n >= 0 for n in (*nums, target)):
-        raise ValueError("nums must be a list of whole numbers, and target a whole number")
+        raise ValueError("nums must be a list of whole numbers from 0 on, and target such a number")
     return Puzzle(tuple(nums), target)
 
 

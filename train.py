@@ -17,6 +17,7 @@ final.json. Read it with `python analyze.py runs/none-seed0`.
 """
 import copy
 import inspect
+import math
 import random
 import shlex
 import sys
@@ -127,9 +128,19 @@ def measure_pass(policy: Policy, heldout: list, s: Settings) -> dict[str, float]
     if (k := s.pass_at) == 0:
         return {}
     print(f"measuring pass@{k}: {k} responses to each of {len(heldout)} held-out puzzles", flush=True)
-    solved = evaluate(policy, heldout, k, replace(s, eval_greedy=False)).max(1)
+    success = evaluate(policy, heldout, k, replace(s, eval_greedy=False))  # (Q, k)
+    fewer = sorted({k} | {2**i for i in range(k.bit_length())})  # the same samples tell of these, too
+    print("  ".join(f"pass@{j} {best_of(success, j):.1%}" for j in fewer), flush=True)
+    solved = success.max(1)
     return {f"pass@{k}": float(solved.mean()), f"pass@{k}_stderr": standard_error(solved),
             f"pass@{k}_problems": len(solved)}
+
+
+def best_of(success: np.ndarray, j: int) -> float:
+    """pass@j from k >= j responses to each puzzle, success (Q, k): the best of j of them, on average (2107.03374)."""
+    k = success.shape[1]
+    share = [math.comb(i, j - 1) / math.comb(k, j) for i in range(k)]  # of the draws of j whose best is the i-th
+    return float((np.sort(success, 1) @ share).mean())
 
 
 def measure_start(policy: Policy, heldout: list, s: Settings) -> dict[str, float]:

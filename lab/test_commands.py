@@ -1,12 +1,27 @@
-"""What every program says about a command line that cannot work: one sentence, before any work is done."""
+"""The laboratory's commands: each of its pages runs, and one that cannot work is refused in one sentence at once."""
+import contextlib
+import functools
+import io
+import json
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
+from matplotlib.figure import Figure
 
 import analyze
-from lab import heads
-from lab.gradients import measure as gradients
+from lab import heads, pages, statistics
+from lab.gradients import measure as gradients, pretrained
 from lab.playground import __main__ as playground
+from lab.real import problems
+from lab.speed import benchmark, contestants
 from lab.study import run as study
-from lab.truth import measure as ground_truth
+from lab.truth import checks, measure as ground_truth
+from lab.turns import noise, run as turns, values
+from tasks import guess_task
+from tests.test_pages import ROOT
 
 REFUSED = {
     analyze: [("", "required: RUN"), ("--steps 3", "--steps"),
@@ -31,3 +46,59 @@ def test_a_wrong_command_is_refused_in_one_sentence(program, words, said, refusa
     monkeypatch.setattr(heads, "fit", lambda *_: pytest.fail("it began to work"))
     monkeypatch.setattr(study.subprocess, "Popen", lambda *_, **__: pytest.fail("it began to work"))
     assert said in refusal(program, *words.split())
+
+
+TESTED = {"gradients.measure", "original.part4", "real.report", "real.weights", "rollouts", "rollouts.trl", "study.run",
+          "truth.measure", "truth.score"}  # where their own tests call them
+SMALL = {  # the other commands, with their words, and what makes them cheap
+    pages: ("", {}), pretrained: ("", {}), turns: ("--tables", {}), values: ("", {}),
+    playground: ("--out {}/out.html", {"build": lambda *_: "page"}),  # which test_page.py calls
+    problems: ("", {"COUNT": 40}), benchmark: ("--out {}/out.md", {"WARM_UPS": 0, "ROUNDS": 1}),
+    checks: ("", {"SPLITS": 1, "FILES": {"toy": checks.FILES["countdown-tiny"]}}),
+    noise: ("run", {"GAMES": 4, "CHECKPOINTS": {0: "", 50: "", 100: ""}, "ANSWERS": (2, 3),
+                    "read_config": lambda _: {"settings": {"task": "guess", "max_new_tokens": 24}}})}
+
+
+@pytest.mark.parametrize("program", SMALL, ids=lambda program: program.__name__.removeprefix("lab."))
+def test_a_command_of_the_pages_runs(program, tmp_path, monkeypatch, capsys):
+    """Guards against a program that dies on what the book has become; and a table that its rows no longer give."""
+    words, smaller = SMALL[program]
+    written = {}
+    monkeypatch.setattr(Path, "write_text", lambda file, text, **_: written.update({file: text}) or len(text))
+    monkeypatch.setattr(Figure, "savefig", lambda *_: None)
+    monkeypatch.setattr(guess_task, "GUESSES", 2)
+    monkeypatch.setattr(statistics, "RESAMPLES", 100 if program is checks else statistics.RESAMPLES)
+    monkeypatch.setattr(problems, "FOLDER", tmp_path)
+    monkeypatch.setitem(sys.modules, "reasoning_gym", SimpleNamespace(
+        create_dataset=lambda *_, **__: [{"question": "1 + 1?", "answer": "2"}]))
+    monkeypatch.setattr(playground, "replace_file", lambda file, write: write(file))
+    monkeypatch.setattr(benchmark, "FIXED", {"x 4 tokens": {"limit": 4, "fixed": True}})
+    monkeypatch.setitem(benchmark.REAL["real lengths"], "limit", 6)
+    for name in ("ours", "theirs"):
+        monkeypatch.setattr(contestants, name, functools.cache(getattr(contestants, name)))  # loads its model once
+    monkeypatch.setattr(benchmark, "start", lambda kind, *_, **__: contextlib.nullcontext(kind))
+
+    def turn(name, process, case, seed):
+        """A contestant in this process; its rate is how many tokens it sampled."""
+        monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(case | {"seed": seed})))
+        contestants.work(process.enter_result)
+        return json.loads(capsys.readouterr().out.splitlines()[-1])[0]
+
+    monkeypatch.setattr(benchmark, "turn", turn)
+    for name, value in smaller.items():
+        monkeypatch.setattr(program, name, value)
+    monkeypatch.setattr(sys, "argv", ["program.py", *words.format(tmp_path).split()])
+    program.main()
+    if program in (pages, pretrained, turns):
+        assert written and all(file.read_text(encoding="utf-8") == text for file, text in written.items())
+        assert program is pages or " nan" not in "".join(written.values())
+    elif program is benchmark:  # of 12 puzzles, 8 responses, 4 tokens
+        assert re.search(r"384 tokens/s \| +transformers' generate: 384 \| +1.00 ", written[tmp_path / "out.md"])
+    else:
+        assert written or program is values and "V(prompt)" in capsys.readouterr().out
+
+
+def test_every_command_of_the_pages_is_run():
+    named = {name for page in ROOT.rglob("*.md")
+             for name in re.findall(r"python -m lab\.([a-z_.0-9]*[a-z0-9])", page.read_text(encoding="utf-8"))}
+    assert named <= TESTED | {program.__name__.removeprefix("lab.").removesuffix(".__main__") for program in SMALL}

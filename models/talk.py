@@ -37,14 +37,18 @@ def shade(text: str, p: float) -> str:
 
 def read_puzzle(task: ModuleType, line: str) -> Any:
     """The puzzle of a line that was typed; ValueError in one sentence where it is none."""
-    if re.fullmatch(r"[\d\s\[\],=>-]+", line):  # Countdown's numbers
-        *numbers, target = map(int, re.findall(r"\d+", line)) or [0]
-        line = json.dumps({"nums": numbers, "target": target})
+    numbers = re.findall(r"-?[\d.]+", re.sub(r"(?<=-)\s+", "", re.sub("[-=]>", " ", line)))
+    if re.fullmatch(r"[\d.\s\[\],=>-]+", line) and len(numbers) > 1:  # Countdown's
+        line = f'{{"nums": [{", ".join(numbers[:-1])}], "target": {numbers[-1]}}}'
     with TemporaryDirectory() as folder:
         file = Path(folder) / "typed.jsonl"
         file.write_text(line, encoding="utf-8")
-        puzzle = task.load("all", 1, str(file))[0]
-    task.check(puzzle)
+        try:
+            puzzle = task.load("all", 1, str(file))[0]
+            task.check(puzzle)
+        except ValueError as error:  # of a file, with what JSON's parser says
+            said = str(error).rpartition("typed.jsonl, line 1: ")[2].removesuffix("; remove that row")
+            raise ValueError(re.sub(r"but .*?: line \d+ column .*", "but that is no JSON", said)) from None
     return puzzle
 
 
@@ -72,7 +76,7 @@ def puzzles(policy: Policy, s: Settings) -> Iterator[Any]:
             print(policy.task.show(puzzle))
             yield puzzle
         except ValueError as error:
-            print(str(error).partition("typed.jsonl, line 1: ")[2] or error)
+            print(error)
         except (EOFError, StopIteration):
             return
 

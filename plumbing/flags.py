@@ -4,9 +4,10 @@ chosen credit function. A flag that can't work ends the program with one sentenc
 import difflib
 import importlib
 import inspect
+import re
 from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from pathlib import Path
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, Iterable, NamedTuple
 
 import torch
 
@@ -17,6 +18,22 @@ from plumbing.runs import read_config
 from settings import Settings
 
 OTHERS = {"resume": Path, "config": Path, "on_step": str}  # flags that are no settings of a run, see train.py
+# What TRL and verl call a flag, see docs/trl.md; without a flag in front, what has no equal.
+ELSEWHERE = {
+    "--answers": "num_generations n", "--questions": "generation_batch_size train_batch_size",
+    "--updates_per_batch": "num_iterations ppo_epochs", "--max_new_tokens": "max_completion_length max_response_length",
+    "--lr": "learning_rate", "--linear_decay": "lr_scheduler_type", "--steps": "max_steps", "--out": "output_dir",
+    "--model": "model_name_or_path", "--micro_batch": "per_device_train_batch_size", "--dtype bfloat16": "bf16",
+    "--checkpoint_activations": "gradient_checkpointing", "--lora_rank": "lora_r", "--checkpoint_every": "save_steps",
+    "--eval_every": "eval_steps", "--kl with --kl_gradient unbiased": "beta", "--kl": "use_kl_loss kl_loss_coef",
+    "--kl_gradient": "use_bias_correction_kl kl_loss_type", "--loss or --loss_norm": "loss_type", "--loss": "loss_mode",
+    "--loss_norm": "loss_agg_mode", "--loss gspo": "importance_sampling_level", "--clip_low": "clip_ratio_low",
+    "--advantage": "scale_rewards adv_estimator norm_adv_by_std_in_grpo", "--clip_high": "epsilon_high clip_ratio_high",
+    "--clip_low with --clip_high": "epsilon clip_ratio", "--skip_unfinished": "mask_truncated_completions",
+    "--mitigation entropy_masking": "top_entropy_quantile",
+    "": "delta off_policy_mask_threshold sync_ref_model reward_weights multi_objective_aggregation entropy_coef "
+        "use_adaptive_entropy vllm_importance_sampling_correction tools clip_ratio_c ppo_mini_batch_size "
+        "steps_per_generation gradient_accumulation_steps"}
 
 
 class Arguments(NamedTuple):
@@ -58,6 +75,7 @@ def words_of(file: Path | None, words: list[str], defaults: Settings) -> list[st
     given beside it, which go before it; another --mitigation among them takes none of its hyper-parameters."""
     if file is None:
         return []
+    file = file / "config.json" if file.is_dir() else file  # a run folder
     config = read_json(file)
     check_fields(config, {"settings": dict, "method": dict}, file)
     values = {name: value for name, value in config["settings"].items() if name != "out"}
@@ -102,6 +120,8 @@ def parse_with(parser: ArgumentParser, arguments: list[str], defaults: Settings,
     chosen = chosen_method(arguments, defaults.mitigation)
     if chosen not in methods:
         near = ", ".join(difflib.get_close_matches(chosen, methods, cutoff=0.0))
+        if chosen.lower() in choices.get("advantage", ()):  # GRPO, RLOO
+            near = f"--mitigation none --advantage {chosen.lower()}"
         fail(f"there is no credit function {chosen}: did you mean {near}? --help lists them all")
     method, helps = methods[chosen], comments(type(defaults))
     method.check_parameters()
@@ -113,15 +133,32 @@ def parse_with(parser: ArgumentParser, arguments: list[str], defaults: Settings,
         shown = "empty" if default == "" else str(default).replace("%", "%%")  # argparse formats the help by %
         parser.add_argument(f"--{name}", default=default, choices=choices.get(name),
                             help=f"{helps[name]} (default {shown})", **typed)
-    known, unknown = parser.parse_known_args(arguments)
+    known, unknown = parser.parse_known_args(joined(arguments))
     if unknown:
-        near = difflib.get_close_matches(unknown[0], [f"--{name}" for name in helps], n=1)
-        hint = f": did you mean {near[0]}?" if near else "; --help lists all flags"
+        hint = hint_of(unknown[0], {f"--{name}" for name in helps}, methods)
         fail(f"--mitigation {chosen} takes no {unknown[0]}{hint}")
     found = Arguments(type(defaults)(**{name: getattr(known, name) for name in vars(defaults)}),
                       {name: getattr(known, name) for name in method.parameters})
     check_method_flags(method, found, defaults)
     return found
+
+
+def hint_of(word: str, flags: set[str], methods: Iterable[str] = ()) -> str:
+    """What to write instead of a word of the command line that is none of these flags."""
+    if word in methods:
+        return f": did you mean --mitigation {word}?"
+    name = word.partition("=")[0].rpartition(".")[2].lstrip("-").replace("-", "_")  # verl: actor_rollout_ref.rollout.n
+    for here, names in ELSEWHERE.items():
+        if name in names.split() and flags.issuperset(re.findall(r"--\w+", here)):
+            return f": that {f'is {here}' if here else 'has no equal'} here, see docs/trl.md"
+    near = difflib.get_close_matches(f"--{name}", flags, n=1) if word.startswith("-") else []
+    return f": did you mean {near[0]}?" if near else "; --help lists all flags"
+
+
+def joined(words: list[str]) -> list[str]:
+    """The words, `--lr -1e-3` as `--lr=-1e-3`: argparse takes a negative number with an exponent for a flag."""
+    number = r"(?<=\0)(--\w+)\0(?=-[\d.]+[eE][-+]?\d+(?:\0|$))"
+    return re.sub(number, r"\1=", "\0".join(["", *words])).split("\0")[1:]
 
 
 def new_parser(**options) -> ArgumentParser:

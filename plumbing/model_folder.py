@@ -46,6 +46,8 @@ def check_folder(folder: Path) -> None:
             raise ValueError(f"{folder} is {found}" if folder.is_file() else f"{folder} holds {found}")
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{folder} is not a model folder: it has no config.json")
+    if (folder / "metrics.csv").is_file():
+        raise ValueError(f"{folder} is a run folder: name the model in it, {folder / 'checkpoint'}")
 
 
 def check_supported(given: dict, family: str, known: set[str]) -> None:

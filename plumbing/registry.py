@@ -88,9 +88,18 @@ def required(name: str, hyper_parameters: dict) -> tuple[str, ...]:
     return needs
 
 
+class Grades(dict):
+    """batch.grades: the further numbers of the task's grade; ValueError for one that it does not return."""
+
+    def __missing__(self, name: str) -> Tensor:
+        raise ValueError(f"batch.grades has no {name}: the grade of this task returns {', '.join(self) or 'no such'} "
+                         "number besides reward, answer and format")
+
+
 def check_pure(name: str, batch: Any, compute: Callable[[], Tensor]) -> Tensor:
-    """What compute() returns; ValueError where it, the credit function `name`, writes into the batch, which others
-    read."""
+    """What compute() returns; ValueError where it, the credit function `name`, asks for a number that the task's grade
+    does not return, or writes into the batch, which others read."""
+    batch.grades = Grades(batch.grades)
     before = {field: value.clone() for field, value in vars(batch).items() if isinstance(value, Tensor)}
     returned = compute()
     require(all(torch.equal(value, getattr(batch, field)) for field, value in before.items()),

@@ -86,7 +86,7 @@ def without_latex(text: str) -> str:
 def with_slashes(text: str, form: str) -> str:
     r"""A text whose LaTeX fractions, the innermost ones first, are written in another form, such as `{}/{} `."""
     while FRACTION.search(text):
-        text = FRACTION.sub(lambda fraction: form.format(*(part.strip("{}") for part in fraction.groups())), text)
+        text = FRACTION.sub(lambda fraction: form.format(*(part.strip("{} ") for part in fraction.groups())), text)
     return text
 
 

@@ -16,9 +16,10 @@ from transformers import HeliumConfig, HeliumForCausalLM, MistralConfig, Mistral
 
 import train
 from methods.heads import Critic
-from plumbing import metrics
+from plumbing import flags, metrics
 from plumbing.runs import read_metrics
 from plumbing.tokenizer import Tokenizer
+from settings import Settings
 from tasks import math_task
 from tests.fixtures import make_batch
 from tests.random_checkpoints import SMALL, hf_model, randomize
@@ -82,6 +83,21 @@ def test_commands_of_train_are_accepted(command, tmp_path, monkeypatch):
             train.parse_flags(arguments)
     else:
         train.check(replace(train.parse_flags(arguments)[0], device="cpu"))
+
+
+def test_names_of_other_trainers_are_answered_as_the_page_says():
+    """Guards against a name that the page has and train.py does not know, and a hint at another flag."""
+    page = PAGES[ROOT / "docs" / "trl.md"].partition("## Settings")[2]
+    ours, known = {f"--{name}" for name in vars(Settings())}, " ".join(flags.ELSEWHERE.values()).split()
+    rows = re.findall(r"^\| .*", page, re.M)
+    theirs = " ".join(min(row.split("|")[1:3], key=lambda cell: cell.count("--")) for row in rows)
+    said = {*re.findall(r"(?<![\w='\"])(\w+_\w+\b(?!\.)|\w+(?==)|(?<=\.)n\b)", theirs)} - {*vars(Settings())}
+    assert said <= {*known} and len(said) > 40
+    for name in known:
+        hinted = re.findall(r"--\w+", flags.hint_of(f"--{name}=1", ours))
+        row = " ".join(row for row in rows if re.search(rf"\b{name}\b", row))
+        assert row and all(re.search(rf"{flag}\b", row) for flag in hinted), name
+        assert hinted or re.search("no equal|never|cuts|one reward", row), name
 
 
 def test_every_column_is_explained():

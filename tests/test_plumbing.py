@@ -22,7 +22,7 @@ from methods import MITIGATIONS
 from plumbing import flags, progress, run_folder
 from plumbing.files import read_json, read_tensors, replace_file, write_json
 from plumbing.metrics import COLUMNS, heldout_text, standard_error, write_credit_log
-from plumbing.model_folder import weight_files
+from plumbing.model_folder import check_folder, weight_files
 from plumbing.progress import Progress
 from plumbing.runs import is_finished
 from tests.fixtures import make_batch, refused
@@ -85,15 +85,19 @@ def test_values_have_the_type_of_their_default():
     s, hyper_parameters, *others = parse("--steps", 7, "--lr", "1e-3", "--model", "x", "--kl", 1, "--skip_unfinished",
                                         "--mitigation", "gtpo", "--a1", 2, "--joint", "True", "--advantage", "rloo")
     assert s == Settings(mitigation="gtpo", steps=7, lr=1e-3, model="x", kl=1.0, skip_unfinished=True, advantage="rloo")
-    assert type(s.kl) is float
+    assert type(s.kl) is float and parse("--steps", "2", "--lr", "-1e-3").settings.lr == -1e-3
     assert hyper_parameters == {"a1": 2.0, "a2": 0.1, "joint": True}
     assert others == [None, None]
     assert parse() == (Settings(), {}, None, None)
+    assert parse("--mitigation", "inverse_logprob", "--epsilon", "1e-3").hyper_parameters["epsilon"] == 1e-3
 
 
 @pytest.mark.parametrize(["arguments", "named"], [
-    (["--mitigation", "tempi"], "did you mean tempo"), (["--steps", 1.5], "--steps"),
+    (["--mitigation", "tempi"], "did you mean tempo"), (["--mitigation", "GRPO"], "none --advantage grpo?"),
+    (["--steps", 1.5], "--steps"),
     (["--step", 1], "takes no --step: did you mean --steps?"),  # no abbreviations
+    (["--num-generations=8"], "that is --answers here"), (["--beta", 0.1], "is --kl with --kl_gradient unbiased here"),
+    (["ppo"], "takes no ppo: did you mean --mitigation ppo?"), (["--max-new-tokens=9"], "mean --max_new_tokens?"),
     (["--skip_unfinished", "yes"], "true or false"), (["--loss_norm", "mean"], "token"),
     (["--mitigation", "vineppo", "--k", 10**26], "--k must be"), (["--mitigation", "gtpo", "--a1", "nan"], "--a1"),
     (["--mitigation", "gtpo", "--normalize", "none"], "takes no --normalize"),
@@ -161,6 +165,12 @@ def test_the_settings_of_another_run_are_defaults(tmp_path):
         (tmp_path / "torn.json").write_text(content)
         assert named in refused(parse, "--config", tmp_path / "torn.json")
     assert "gone.json" in refused(parse, "--config", "gone.json")
+    write()
+    (tmp_path / "mine.json").rename(tmp_path / "config.json")
+    assert parse("--config", tmp_path).settings.lr == GTPO.lr
+    (tmp_path / "metrics.csv").touch()
+    with pytest.raises(ValueError, match="is a run folder: name the model in it, .*checkpoint"):
+        check_folder(tmp_path)
 
 
 @pytest.mark.parametrize("name, said", [("gone:log", "gone"), ("json", "module:function"), ("json:log", "log"),

@@ -27,8 +27,13 @@ def test_a_task_reads_its_own_lines_and_a_wrong_one_is_a_sentence():
     """Guards against Countdown's form asked of another task, and a puzzle without a solution."""
     puzzle = latin_task.load("heldout", 1)[0]
     assert talk.read_puzzle(latin_task, puzzle.id) == puzzle
-    with pytest.raises(ValueError, match="can't make 500"):
-        talk.read_puzzle(countdown_task, "1 1 1 500")
+    for line, said in (("1 1 1 500", r"\[1, 1, 1\] can't make 500"), ("-3 5 2", "expected .* whole numbers from 0 on"),
+                       ("[3, 5] -> -8", "whole numbers from 0 on"), ("3 - 5 2", "from 0 on"),
+                       ("1.5 2 3", "from 0 on"), ("3", "it is no object"), ("3 5 8.", "that is no JSON"),
+                       ("hello", "expected .*29}, but that is no JSON")):
+        with pytest.raises(ValueError, match=f"^(?!.*column).*{said}") as error:
+            talk.read_puzzle(countdown_task, line)
+        assert "typed.jsonl" not in str(error.value)
 
 
 def test_a_conversation(monkeypatch, capsys):

@@ -160,31 +160,40 @@ def slow_number(text):
     before = signed[:-1] if sign else before
     if before[-1:] in tuple("eEx.,") or after[:1] in tuple("eEx"):
         return None
-    if re.search(r"[eEx]_[ \n$]*\Z", before) or re.match(r"[ \n$_]*[eEx](?![eEx])", after):  # x_7, 7 x
+    if re.search(r"[eEx]_[ \n$]*\Z", before) or re.match(r"[ \n$_-]*([eE]|x+)(?![eEx])", after):  # x_7, 7 x
         return None
-    outside = re.sub("(?<=[019eEx])[-/](?=[eEx][eEx])", " ", f"{before}\n0{after}").replace("0", "", 1)
-    if set(outside) - set("., $eEx_\n") or set(core) - set("0123456789,./ "):
+    if "." in core and after.lstrip(" \n")[:2] == "..":  # 0.3...
         return None
-    value = slow_value(core)
+    outside = re.sub("(?<=[019eEx$])[-/](?=[eEx][eEx])", " ", f"{before}\n0{after}").replace("0", "", 1)
+    if set(outside) - set("., $eEx_\n") or set(core) - set("0123456789,./+- "):
+        return None
+    value = slow_value(re.sub("/ *([-+]) +", r"/\1", core))
     return -value if value is not None and sign == "-" else value
 
 
-def slow_value(core):
-    """The value of 7, 1,234.5, .5, 3/4 and 1 3/4; None for any other text that begins and ends with a digit."""
-    whole, space, rest = core.rpartition(" ")
+def slow_value(text):
+    """The value of 7, 1,234.5, .5, 3/4, 3/-4 and 1 3/4; None for any other text that begins and ends with a digit."""
+    whole, space, rest = text.rpartition(" ")
     above, slash, below = rest.partition("/")
-    if slash:
-        right = above.isdigit() and below.isdigit() and int(below) > 0 and whole.isdigit() == bool(space)
-        value = Fraction(int(above), int(below)) if right else None
-        return None if value is None or space and value >= 1 else value + int(whole or 0)
-    whole, dot, rest = core.partition(".")
+    if not slash:
+        return slow_decimal(text)
+    parts = slow_decimal(whole or "0"), slow_decimal(above), slow_decimal(below[below[:1] in ("-", "+") :])
+    mixed = "." not in whole and (above + below).isdigit()
+    if None in parts or not parts[2] or space and not (mixed and parts[1] < parts[2]):
+        return None
+    return parts[0] + parts[1] / parts[2] * (-1 if below[0] == "-" else 1)
+
+
+def slow_decimal(text):
+    """The value of 7, 1,234.5 and .5; None for any other text."""
+    whole, dot, rest = text.partition(".")
     first, *groups = whole.split(",")
     sizes = {len(group) for group in groups[:-1]}  # 1,234,567 or 12,34,567
     if dot and not rest.isdigit() or groups and (len(groups[-1]) != 3 or len(sizes) > 1 or sizes - {2, 3}
                                                  or not 1 <= len(first) <= min(sizes | {3})):
         return None
     joined = "".join([first, *groups])
-    return Fraction(f"{joined}{dot}{rest}") if joined.isdigit() or not whole else None
+    return Fraction(f"{joined}{dot}{rest}") if joined.isdigit() or dot and not whole else None
 
 
 def test_numbers_agree_with_another_parser_on_100_000_hostile_strings():
@@ -204,12 +213,15 @@ def test_numbers_agree_with_another_parser_on_100_000_hostile_strings():
          "*7*", "\\fbox{7}", "\\underline{7}", "7 o'clock", "7 without Ben", "7 wrong", "7 \u20ac/kg", "7 m",
          "\\boxed{7\\text{ m}}", "7\\,\\text{cm}", "7 \\mathrm{~cm}^{2}", "7 m\u00b2", "7 feet^2", "7 kg/m^3", "7ft",
          "7g", "7min", "7m", "7\u00a0cm", "7^\\circ", "7 square feet", "7 months", "$7 a day", "7 more than Ben",
-         "a total of 7", "7 left over", "7 to the nearest foot", "\\text{Ann} \\Rightarrow 7"]),
+         "a total of 7", "7 left over", "7 to the nearest foot", "\\text{Ann} \\Rightarrow 7",
+         "7...", "7 bills", "7 miles", "7 mL of milk", "7 USD", "7 GBP", "7 TVs", "7 pcs", "7 by Ben"]),
     (1234, ["**$1,234.00**", "1{,}234", "1\\,234", "1,\\!234", "1\u202f234", "1\u2009234", "1\u00a0234"]),
     (1234567, ["1,234,567", "\u20b912,34,567", "1'234'567"]),
     (-5, ["\u22125", "\u20135", "-$5", "$-5", "x = -5", "- 5", "x = \u2212 5", "\\boxed{- 5}", "** - 5**", "-\\,5",
           "negative 5"]),
-    (Fraction(-1, 2), ["-\\dfrac{1}{2}", "-.5", "-\u00bd"]), (50, ["50\\%"]),
+    (Fraction(-1, 2), ["-\\dfrac{1}{2}", "-.5", "-\u00bd"]), (50, ["50%", "50\\%"]),
+    (Fraction(-7, 2), ["\\frac{7}{-2}", "\\frac{7}{\u2212 2}", "\\frac{ -7 }{2}", "-3.5", "7/-2", "-\\frac{7.0}{2}"]),
+    (Fraction(1000, 3), ["\\frac{1,000}{3}", "\\frac{1{,}000}{3}", "1,000/3", "333 1/3", "\\frac{-1000}{-3}"]),
     (Fraction(1, 2), ["\u00bd", "\u00bd cup", "1\u20442", "\\dfrac12", "\\frac 1 2", "\\tfrac{1}2"]),
     (Fraction(3, 2), ["1 1/2", "1\u00a01/2", "1\\frac{1}{2}", "1\u00bd", "1 \u00bd", "1\\frac12"]),
     (None, ["none", "1-2", "1\u20132", "3 + 4 = 7", "12 apples and 3 pears", "seven or 8", "7 and a half", "3 million",
@@ -221,10 +233,12 @@ def test_numbers_agree_with_another_parser_on_100_000_hostile_strings():
     (None, ["7 and a quarter", "a quarter of 7", "a third of 7", "7 tenths", "7 feet and an inch", "\u00bd7",
             "\\frac123", "7 squared", "7 doubled", "7 to the power of x", "7 \u00b2", "square root of 7",
             "the inverse of the 7", "log 7", "f(7)", "x_7", "7 pi", "x*7", "7 * n", "7 n", "7x", "7 M", "7B", "$7m",
-            "7 crore", "\U0001f51f 7", "Ann - 7", "7 more than x"]),
+            "7 crore", "\U0001f51f 7", "Ann - 7", "7 more than x", "\\frac{7}{0}", "7/-0", "7/2x", "7 tens", "7 sixes",
+            "7 mln", "7 Mio", "7 bil", "7 mrd", "7 tsd", "\u20ac7 MLN", "7 EUR Mio", "$7 (mln)", "7 milyon",
+            "7 Milliarden", "7 ppm", "7 zzz", "0.3 repeating", "0.3...", "0.3 \u2026", "10 in binary", "7 below"]),
     (None, ["less than 7", "more than about $7", "at least 7", "over 7", "up to \u20ac7", "7 or more", "7 and up",
-            "7 max", "not 7", "isn't 7", "7 is wrong", "none of the 7", "instead of 7", "anything but 7", "~~7~~",
-            "7 \U0001f44e"])])
+            "7 max", "not 7", "isn't 7", "7 is wrong", "7 excluded", "7 is ruled out", "none of the 7", "instead of 7",
+            "anything but 7", "~~7~~", "7 \U0001f44e"])])
 def test_a_number_in_the_dress_of_a_chat_model(value, texts):
     """Guards against right answers that are graded 0, a hedge that is paid (`7 or 8`), and digits that are read as
     another number than the eye sees."""

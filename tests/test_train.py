@@ -2,6 +2,7 @@
 import copy
 import csv
 import functools
+import itertools
 import json
 import math
 import random
@@ -191,8 +192,8 @@ def test_a_run_killed_after_its_last_step_ends_with_that_rows_success(tmp_path, 
     assert read_json(tmp_path / "r" / "final.json") == final
 
 
-def test_only_heldout_puzzles_are_measured(tmp_path, monkeypatch):
-    """Guards against a pass@k of equal responses."""
+def test_only_heldout_puzzles_are_measured(tmp_path, monkeypatch, capsys):
+    """Guards against a pass@k of equal responses, and a smaller k that is biased: 1 / 3 of half the puzzles, 2 / 3."""
     asked = []
 
     def one_in_two(policy, puzzles, answers, s):
@@ -205,6 +206,11 @@ def test_only_heldout_puzzles_are_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(train, "evaluate", one_in_two)
     run(*TINY, "--eval_problems", 140, "--steps", 1, "--pass_at", 3, "--eval_greedy", "--out", tmp_path / "r")
     assert asked == [(140, 1, True), (140, 1, True), (128, 3, False)]
+    assert "\npass@1 16.7%  pass@2 33.3%  pass@3 50.0%\n" in capsys.readouterr().out
+    graded = np.random.default_rng(0).random((3, 6))  # a grade may be a part of 1
+    for j in range(1, 7):
+        best = [row[list(some)].max() for row in graded for some in itertools.combinations(range(6), j)]
+        assert train.best_of(graded, j) == pytest.approx(np.mean(best))
     expected = {"heldout_problems": 140, "heldout_success": 0.5, "pass@3": 0.5, "pass@3_problems": 128}
     assert read_json(tmp_path / "r" / "final.json").items() >= expected.items()
 
@@ -272,11 +278,13 @@ def test_values_come_before_the_critic_learns_from_their_rewards(quick, tmp_path
     assert trained.heads["critic"].value.outer.weight.any()  # the next run starts with this critic
 
 
-def test_a_credit_function_that_writes_into_the_batch_is_refused_before_the_run():
+@pytest.mark.parametrize("function, said", [
+    (lambda batch: batch.logprob.exp_(), "none changes a field of the batch"),
+    (lambda batch: batch.grades["letters"][:, None], "batch.grades has no letters: the grade of this task returns no")])
+def test_a_mistake_of_a_credit_function_is_refused_before_the_run(function, said):
     policy = train.load_policy(Settings())
-    with pytest.raises(ValueError, match="none changes a field of the batch"):
-        train.try_step(policy, Optimizer(policy.model, 1e-3), GENERATE(4096, "train"), Settings(),
-                       lambda batch: batch.logprob.exp_())
+    with pytest.raises(ValueError, match=said):
+        train.try_step(policy, Optimizer(policy.model, 1e-3), GENERATE(4096, "train"), Settings(), function)
 
 
 @pytest.mark.parametrize("flag, functions, wrong, said", [

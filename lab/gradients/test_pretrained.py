@@ -55,12 +55,6 @@ def test_gradients_at_the_input_embeddings(random_model, tokenizer, exact):
     assert found["puzzle"].tolist() == [1] * 5 and found["relative"][3] == 0.5
 
 
-def test_the_tables_are_those_of_the_published_arrays():
-    """Guards against a table that its arrays no longer give."""
-    tracked = pretrained.DATA.with_name("pretrained.md").read_text(encoding="utf-8")
-    assert pretrained.tables() == tracked and " nan" not in tracked
-
-
 def test_weights_that_are_missing_are_named(refusal, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "weights/smollm2" in refusal(pretrained, "--measure", "math")

@@ -1,6 +1,6 @@
 """The score of one credit function: the batch rebuilt from its columns, published credit and scores, the command."""
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -95,11 +95,13 @@ def test_the_command_scores_and_draws_the_credit(published, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("words, fault, said", [
-    ("ppo", {}, "critic.safetensors"), ("none --truth nowhere", {}, "nowhere"),
+    ("mine", {}, "batch.grades has no letters: the grade of this task"), ("ppo", {}, "critic.safetensors"), ("none --truth nowhere", {}, "nowhere"),
     ("none", {"complete": np.array(False)}, "lacks some rollouts"),
     ("none", {"settings": np.array('{"model": "lost"}')}, "about the model lost, and there is no")])
 def test_what_cannot_be_scored_is_one_sentence(words, fault, said, published, tmp_path, monkeypatch, refusal):
     """Guards against a traceback, and an untrained critic in place of one that is missing."""
+    mine = replace(MITIGATIONS["none"], name="mine", function=lambda batch: batch.grades["letters"])
+    monkeypatch.setitem(MITIGATIONS, "mine", mine)
     np.savez(tmp_path / "ground_truth.npz", **published[0] | fault)
     monkeypatch.setattr(sc, "TRUTH", tmp_path)
     assert said in refusal(sc, "--mitigation", *words.split(), "--out", tmp_path / "out")

@@ -52,17 +52,6 @@ def test_contrasts_and_picture(rows, tmp_path, figures):
     check_texts(figures[0])
 
 
-def test_the_published_tables_are_what_the_rows_give(tmp_path, monkeypatch):
-    """Guards against a figure that no row of runs.csv gives."""
-    published = run.HERE
-    for name in ("runs.csv", "noise.md"):
-        (tmp_path / name).write_bytes((published / name).read_bytes())
-    monkeypatch.setattr(run, "HERE", tmp_path)
-    monkeypatch.setattr(run, "RESULTS", tmp_path / "runs.csv")
-    run.write_tables()
-    assert (tmp_path / "tables.md").read_text() == (published / "tables.md").read_text()
-
-
 def test_gradients_are_of_texts_with_their_replies():
     """Against log-probs of each token from its whole context. Guards against a reply that is not read."""
     s = Settings(task="guess", max_new_tokens=24, questions=1, answers=3)
