@@ -261,7 +261,6 @@ def summarize(run: Path, types: str = "ours", log: dict | None = None) -> dict[s
     return {"steps": metrics["step"][-1], "metrics": metrics, "curve": curve, "start": start, "end": end,
             "climb": end - start, "area": ratio(np.trapezoid(success, steps), steps.max(initial=0)), **passed,
             **dict(zip(SIZES, [figure for measure in MEASURES for figure in sizes_by_type(log, measure)])),
-            "own": {name: np.nanmean(metrics[name]) for name in added(metrics)},
             **{name: np.nansum(metrics[name]) for name in ("tokens_sampled", "tokens_read", "tokens_updated")},
             "gradient norm": norm.mean(), "its spread": norm.std(), "seconds a step": np.median(seconds)}
 
@@ -289,13 +288,13 @@ def comparison_tables(groups: list[Group], warning: str) -> list[Table]:
                ["start", "end", "area", *passed, *(f"{name} - baseline" for name in ("end", "area", *passed))])
     credited = ("Size: mean absolute value over the tokens of a type. Of the gradient's norm mean and standard deviation "
                 "over steps.", ["end", *SIZES, "gradient norm", "its spread", "seconds a step"])
-    added_to = ("Those that a grade, a loss or a head added to metrics.csv: means over steps.",
-                [*dict.fromkeys(name for group in groups for row in group.rows.values() for name in row.get("own", ()))])
-    own = [replace(group, rows={seed: dict.fromkeys(added_to[1], np.nan) | row.get("own", {})
-                                for seed, row in group.rows.items()}) for group in groups]
+    names = [*dict.fromkeys(x for group in groups for row in group.rows.values() for x in added(row["metrics"]))]
+    further = "Those that a grade, a loss or a head added to metrics.csv: means over steps.", names
+    own = [replace(group, rows={seed: {name: np.nanmean(row["metrics"][name]) if name in added(row["metrics"]) else np.nan
+                                       for name in names} for seed, row in group.rows.items()}) for group in groups]
     return [Table(title, bold + note, ["method", "seeds", *columns], [method_row(group, columns) for group in those])
             for title, (note, columns), those in (("Learning", learned, groups), ("Credit", credited, groups),
-                                                  ("Further columns", added_to, own)) if columns]
+                                                  ("Further columns", further, own)) if columns]
 
 
 def draw_methods(groups: list[Group], file: Path) -> None:
