@@ -1,7 +1,7 @@
 """Silent groups: all of their responses earned the same, so no token of them has credit, and none has a gradient.
 
-A group of G responses, each right with probability p, is silent with probability p^G + (1 - p)^G: least at p = 1/2. So
-silent groups multiply where training makes responses alike, and become fewer where it brings p closer to 1/2.
+A group of G independent rewards, 1 with probability p and else 0, is silent with probability p^G + (1 - p)^G: least at
+p = 1/2. So silent groups multiply where training makes responses alike, and become fewer where it brings p near 1/2.
 
 Run it:  python -m lab.gradients.silent        writes silent.md and silent.png beside this file, from published arrays
 """

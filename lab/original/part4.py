@@ -22,7 +22,7 @@ FILE = Path(__file__).with_name("part4.md")
 RUNS = {"GRPO, Countdown": LEARNING.parent / "original", "RLOO, word problems": LEARNING / "none-seed0"}
 TYPES = ("filler", "reasoning")
 # The document's figures, row by row.
-STATISTICS = ("0.079", "1.168", "0.307", "-28.0 to 33.3", "20%", "39%", "1.92", "-0.560", "0.242", "")
+STATISTICS = ("0.079", "1.168", "0.307", "-28.0 to 33.3", "20%", "", "39%", "1.92", "-0.560", "0.242", "")
 POSITIONS = """0.087 1.214 0.347 -0.599 33,257; 0.093 1.299 0.367 -0.680 29,932; 0.073 1.215 0.329 -0.611 30,711;
 0.078 1.148 0.303 -0.515 29,803; 0.068 1.241 0.318 -0.533 29,727; 0.079 1.182 0.306 -0.504 31,019;
 0.079 1.160 0.305 -0.537 30,580; 0.065 1.106 0.301 -0.560 29,934; 0.063 1.083 0.270 -0.512 30,651;
@@ -40,16 +40,16 @@ PIECES = {11: ",", 16: "1", 17: "2", 18: "3", 19: "4", 20: "5", 21: "6", 23: "8"
 def statistics(log: dict) -> list[str]:
     """A run's column of the first table; t is of the mean at each position that 30 responses reach."""
     x, credit = log["contribution"], log["credit"]
-    t = np.abs(t_statistics(x, log["position"]))
+    t, with_credit_1 = (np.abs(t_statistics(values, log["position"])) for values in (x, log["logprob"]))
     return [f"{x.mean():.3f}", f"{x.std():.3f}", f"{np.abs(x).mean():.3f}", f"{x.min():.1f} to {x.max():.1f}",
-            f"{(t > 3).mean():.0%}", f"{(t < 1.5).mean():.0%}", f"{t.mean():.2f}",
+            f"{(t > 3).mean():.0%}", f"{(with_credit_1 > 3).mean():.0%}", f"{(t < 1.5).mean():.0%}", f"{t.mean():.2f}",
             *(f"{x[side].mean():.3f}" for side in (credit > 0, credit <= 0, credit < 0))]
 
 
 def table_statistics(logs: dict[str, dict]) -> Table:
     """The contribution, and its t-statistics."""
     names = ("mean contribution", "its standard deviation", "mean abs(contribution)", "range", "positions with t > 3",
-             "with t < 1.5", "mean t", "mean contribution, credit above 0", "credit 0 or below: their grouping",
+             "the same, were all credit 1", "with t < 1.5", "mean t", "mean contribution, credit above 0", "credit 0 or below: their grouping",
              "credit below 0: ours")
     counts = ", ".join(f"{log['response_id'][-1] + 1:,}" for log in logs.values())
     return Table("Contribution", (
