@@ -426,12 +426,16 @@ def table_lambda(parts: dict[str, list[Run]]) -> Table:
 
 def table_draws(rows: list[dict[str, str]], level: Estimate) -> Table:
     """What a level owes to the draw of evaluation's random numbers, from rows of draws.csv. level: GRPO's end."""
-    success = np.array([row["success"].split() for row in rows], float)  # (runs and puzzles, draws)
-    spread = jackknife(lambda some: np.sqrt(success[:, some].var(1, ddof=1).mean()), success.shape[1])
-    half = np.hypot((level.high - level.low) / 2, 1.96 * spread.value)
+    success = np.array([row["success"].split() for row in rows], float)  # (2 R, draws): each run's usual, its others
+    by_kind = success.reshape(-1, 2, success.shape[1])  # (R, 2, draws)
+    one, all_runs = (jackknife(lambda some, x=x: np.sqrt(x[:, some].var(1, ddof=1).mean()), x.shape[1])
+                     for x in (success, by_kind.mean(0)))
+    easier = t_estimate(-np.diff(by_kind.mean(2))[:, 0])
+    half = np.hypot((level.high - level.low) / 2, 1.96 * all_runs.value)
     note = ("Final models of GRPO's default run under ten draws; all seeds of a version share draw 0. Others: 512 "
-            f"puzzles that no run measures. Pooled standard deviation: {points(spread)}, by jackknife over draws. "
-            "Seeds may share all of it, so 1.96 times it and half of the interval over seeds add in quadrature: GRPO's "
+            f"puzzles that no run measures; the usual ones are easier by {points(easier)}. "
+            f"Standard deviation between draws: {points(one)} of a run, {points(all_runs)} of the mean over runs, by "
+            "jackknife over draws. 1.96 times the latter and half of the interval over seeds add in quadrature: GRPO's "
             f"{points(level)} is {points(Estimate(level.value, level.value - half, level.value + half))} as a level.")
     return Table("Levels under ten draws", note, ["run", "puzzles", "draw 0", "mean", "standard deviation"], [
         [row["run"], row["puzzles"], *(f"{100 * x:.1f}" for x in (own[0], own.mean(), own.std(ddof=1)))]

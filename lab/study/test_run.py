@@ -135,8 +135,8 @@ def test_a_row_says_what_the_run_was_and_gave(finished):
     cost = metrics["tokens_sampled"] + metrics["tokens_read"] + 3 * metrics["tokens_updated"]
     log = analyze.read_log(finished.folder, metrics)
     expected = analyze.summarize(finished.folder) | spread_within(log["credit"], log["response_id"]) | {
-        "spent": {0: 0, 2: cost[1] + cost[2]}, "version": study.VERSION, "seconds": sum(metrics["seconds"][1:]), "pass@16": final["pass@16"],
-        "end": final["heldout_success"]}
+        "spent": {0: 0, 2: cost[1] + cost[2]}, "version": study.VERSION, "seconds": sum(metrics["seconds"][1:]),
+        "pass@16": final["pass@16"], "end": final["heldout_success"]}
     del expected["metrics"]
     assert (run.label, run.setting, run.seed) == (f"{row['method']} {row['setting']}", row["setting"], 3)
     assert not run.is_baseline and run.figures["curve"].keys() == {0, 2}

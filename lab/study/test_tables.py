@@ -265,13 +265,16 @@ def test_all_seeds_of_the_default_rate_count():
 
 
 def test_a_level_gets_the_error_of_its_draw_by_hand():
-    """Guards against a deviation between puzzles or runs, and errors that are added plainly: variances of 0.01 and 0
-    between draws have a pooled deviation of 7.1 points; with 2 over seeds sqrt(2^2 + (1.96 * 7.07)^2) is 14.0."""
-    rows = [{"run": "a", "puzzles": puzzles, "success": success}
-            for puzzles, success in (("usual", "0.5 0.6 0.7"), ("others", "0.4 0.4 0.4"))]
+    """Guards against a deviation between puzzles or runs, one run's error for that of their mean, and errors that are
+    added plainly. Variances between draws are 0.01, 0, 0, 0 of single runs, and 0.0025, 0 of the mean over both runs:
+    deviations of 5.0 points, ± 1.96 sqrt(2 / 3 * 8.33), and of 3.54. With 2 over seeds sqrt(2^2 + (1.96 * 3.54)^2) is 7.2."""
+    rows = [{"run": run, "puzzles": puzzles, "success": success} for run, puzzles, success in (
+        ("a", "usual", "0.5 0.6 0.7"), ("a", "others", "0.4 0.4 0.4"), ("b", "usual", "0.5 0.5 0.5"),
+        ("b", "others", "0.3 0.3 0.3"))]
     table = tables.table_draws(rows, Estimate(0.54, 0.52, 0.56))
-    assert table.rows == [["a", "usual", "50.0", "60.0", "10.0"], ["a", "others", "40.0", "40.0", "0.0"]]
-    assert "deviation: 7.1 ±" in table.note and "54.0 ± 2.0 is 54.0 ± 14.0 as" in table.note
+    assert table.rows[:2] == [["a", "usual", "50.0", "60.0", "10.0"], ["a", "others", "40.0", "40.0", "0.0"]]
+    for text in ("easier by 20.0 ±", "5.0 ± 4.6 of a run, 3.5 ±", "54.0 ± 2.0 is 54.0 ± 7.2 as"):
+        assert text in table.note
 
 
 def test_perfect_credit_is_compared_with_rloo_at_its_rate(monkeypatch):
