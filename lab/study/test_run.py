@@ -160,7 +160,7 @@ def test_the_other_puzzles_are_512_that_the_run_never_measured(finished, monkeyp
     draws that begin with another than the run's own, or are all the same."""
     asked, drawn = [], []
     monkeypatch.setattr(study, "generate_and_grade", lambda policy, puzzles, uniforms: drawn.append(uniforms)
-                        or asked.extend(puzzles) or (None, [{"answer": (i % 4 == 0) * 1.0} for i in range(len(puzzles))]))
+                        or asked.extend(puzzles) or (None, [{"answer": i % 4 == 0} for i in range(len(puzzles))]))
     config = finished.folder / "config.json"
     config.write_text(config.read_text().replace('"eval_problems": 4', '"eval_problems": 512'))
     assert study.success_on("others", finished.folder, "easy") == 0.25
