@@ -160,7 +160,7 @@ def test_the_other_puzzles_are_512_that_the_run_never_measured(finished, monkeyp
     draws that begin with another than the run's own, or are all the same."""
     asked, drawn = [], []
     monkeypatch.setattr(study, "generate_and_grade", lambda policy, puzzles, uniforms: drawn.append(uniforms)
-                        or asked.extend(puzzles) or (None, [{"answer": float(i % 4 == 0)} for i in range(len(puzzles))]))
+                        or asked.extend(puzzles) or (None, [{"answer": i % 4 == 0} for i in range(len(puzzles))]))
     config = finished.folder / "config.json"
     config.write_text(config.read_text().replace('"eval_problems": 4', '"eval_problems": 512'))
     assert study.success_on("others", finished.folder, "easy") == 0.25
@@ -171,7 +171,8 @@ def test_the_other_puzzles_are_512_that_the_run_never_measured(finished, monkeyp
     usual, others = read_rows(study.RESULTS.with_name("draws.csv"))
     assert (usual["puzzles"], others["puzzles"], usual["success"]) == ("usual", "others", " ".join(["0.25"] * 10))
     assert {puzzle.id for puzzle in asked[:5120]} == measured and len(asked) == 10240
-    assert drawn[1].equal(study.draw_uniforms(0, "evaluation", 512, 1, 24)) and len({x.sum().item() for x in drawn}) == 10
+    assert drawn[1].equal(study.draw_uniforms(0, "evaluation", 512, 1, 24))
+    assert len({x.sum().item() for x in drawn}) == 10
 
 
 def test_rows_of_other_versions_are_kept_and_not_done(place, monkeypatch):

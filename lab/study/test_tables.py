@@ -267,7 +267,8 @@ def test_all_seeds_of_the_default_rate_count():
 def test_a_level_gets_the_error_of_its_draw_by_hand():
     """Guards against a deviation between puzzles or runs, one run's error for that of their mean, and errors that are
     added plainly. Variances between draws are 0.01, 0, 0, 0 of single runs, and 0.0025, 0 of the mean over both runs:
-    deviations of 5.0 points, ± 1.96 sqrt(2 / 3 * 8.33), and of 3.54. With 2 over seeds sqrt(2^2 + (1.96 * 3.54)^2) is 7.2."""
+    deviations of 5.0 points, ± 1.96 sqrt(2 / 3 * 8.33), and of 3.54. With 2 over seeds sqrt(2^2 + (1.96 * 3.54)^2) is
+    7.2."""
     rows = [{"run": run, "puzzles": puzzles, "success": success} for run, puzzles, success in (
         ("a", "usual", "0.5 0.6 0.7"), ("a", "others", "0.4 0.4 0.4"), ("b", "usual", "0.5 0.5 0.5"),
         ("b", "others", "0.3 0.3 0.3"))]
