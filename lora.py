@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from plumbing.files import check_tensors, replace_file, write_json
 from plumbing.model_folder import read_adapter
-from qwen2_model import Qwen2, split, wide
+from qwen2_model import Qwen2, to_checkpoint as split, wide
 
 
 class Adapter(nn.Module):

@@ -239,7 +239,7 @@ def segment_credit(batch: TokenBatch, cuts: Tensor, k: int) -> Tensor:
     """
     rewards = by_group(batch, batch.reward).double()  # (Q, G) float32 would leave rounding where all V are equal
     others = (rewards.sum(1, keepdim=True) - rewards) / (rewards.shape[1] - 1)  # (Q, G) mean reward
-    V = torch.cat((batch.ask.rollout_values(cuts * k), rewards.view(-1, 1)), dim=1)  # (B, T + 1) at cuts and the end
+    V = torch.cat((batch.ask.rollout_values(cuts, k), rewards.view(-1, 1)), dim=1)  # (B, T + 1) at cuts and the end
     V[:, 0] = others.flatten()
     bounds = torch.cat((cuts, torch.ones_like(cuts[:, :1])), dim=1)  # (B, T + 1) the cuts, and the end
     column = torch.arange(bounds.shape[1], device=cuts.device)  # (T + 1,)

@@ -48,6 +48,7 @@ from plumbing.run_folder import Writer
 from plumbing.task_file import load_puzzles, load_task
 from plumbing.tokenizer import Tokenizer
 from qwen2_model import load_model, save_model
+from queries import Queries
 from rollout import EVALUATION, Policy, TokenBatch, draw_puzzles, draw_uniforms, generate_and_grade, rollout, seed_of
 from settings import Settings
 
@@ -68,6 +69,7 @@ def train(s: Settings, mitigation: Callable[[TokenBatch], Tensor], policy: Polic
         optimizer.set_lr(learning_rate(s, step))  # the same in every step, by default
         puzzles = draw_puzzles(training, s, step)  # Q
         batch = rollout(policy, puzzles, s, step)  # B responses and their rewards
+        batch.ask = Queries(policy, batch, s, step)  # what a credit function may ask the model
         batch.advantage = compare(batch, s.advantage)  # (B,)
         credit = assign_credit(batch, mitigation, s)  # (B, T)
         row = learn(policy, optimizer, batch, credit, s)  # columns of metrics.csv
@@ -201,6 +203,7 @@ def try_step(policy: Policy, optimizer: Optimizer, puzzles: list, s: Settings, m
     still = SimpleNamespace(zero_grad=optimizer.zero_grad, step=optimizer.clip)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         batch = rollout(policy, puzzles[:2], s, step=0)
+        batch.ask = Queries(policy, batch, s, step=0)
         batch.advantage = compare(batch, s.advantage)
         check_pure(s.mitigation, batch, lambda: assign_credit(batch, mitigation, s))
         # Credit 1, so that no response is left out. A run that only evaluates need not have room for gradients.
