@@ -82,7 +82,7 @@ def tokens_reread(prompt: list[int], before: dict[int, list[int]]) -> int:
 
 
 def play(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_tokens: list[int], limit: Tensor | None,
-         excluded: Tensor | None, greedy: bool, watch: Callable[[int, float], object],
+         excluded: Tensor | None, greedy: bool, watch: Callable[[int, float], object] | None,
          reply: Callable[[int, list[int]], list[int] | None]) -> Samples:
     """Sample an episode for each row of uniforms (B, T): `generate`, whose other arguments are explained there, again
     and again. A row's n-th sampled token belongs to its n-th random number, whatever was said in between.
@@ -103,7 +103,7 @@ def play(model: Qwen2, prompts: list[list[int]], uniforms: Tensor, end_tokens: l
         column = count[:, None] + torch.arange(W := int(left.max()), device=count.device)  # (n, W)
         u = uniforms[rows].gather(1, column.clamp(max=T - 1).to(uniforms.device))  # (n, W)
         turn = generate(model, [prompts[i // G] + text for i, text in zip(rows, said)], u, end_tokens, left, None, greedy,
-                        lambda columns, running: watch(T - W + columns, running * len(rows) / B))
+                        watch and (lambda columns, running: watch(T - W + columns, running * len(rows) / B)))
         r, t = turn.mask.nonzero(as_tuple=True)
         for x, new in zip(samples, turn[:5]):
             x[torch.tensor(rows, device=r.device)[r], column[r, t]] = new[r, t]

@@ -211,7 +211,7 @@ def take_update(model, batch, credit, **options):
     """Update by plain SGD with rate 1."""
     optimizer = Optimizer(model, 1.0)
     optimizer.adamw = torch.optim.SGD(optimizer.master.values(), 1.0)
-    batch.ask.prompts = PROMPTS
+    batch.prompts = PROMPTS
     return grpo.update(Policy(model, None, None), optimizer, batch, credit, Settings(max_new_tokens=9, **options))
 
 

@@ -11,6 +11,7 @@ from grpo import update
 from lora import adapters, add_adapters, load_adapters, merged, peft_tensors, save_adapters
 from plumbing.optimizer import Optimizer
 from plumbing.runs import read_metrics
+from queries import Queries
 from qwen2_model import load_model, save_model
 from rollout import rollout
 from sampler import response_logprobs
@@ -182,8 +183,10 @@ def test_the_reference_shares_the_base_and_keeps_the_adapters_it_began_with(tmp_
     policy, puzzles = train.load_policy(s), countdown_task.load("train", 2)
     optimizer = Optimizer(policy.model, s.lr)
     before = rollout(policy, puzzles, s, 1)
+    before.ask = Queries(policy, before, s, 1)
     update(policy, optimizer, before, before.mask.float(), s)
     after = rollout(policy, puzzles, s, 1)
+    after.ask = Queries(policy, after, s, 1)
     assert not torch.equal(before.logprob[:, 0], after.logprob[:, 0])
     assert_close(before.ask.reference_logprob, before.logprob, 1e-5)
     for name, w in policy.reference.named_parameters():

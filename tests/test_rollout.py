@@ -153,7 +153,7 @@ def test_the_model_runs_once_only_when_asked_and_is_counted(policy, random_model
     ask, responses = batch.ask, batch.mask.sum().item()
     assert passes[0] == (model, prompts) and all(tokens <= 6 for _, tokens in passes[1:])  # by the sampler
     once = lambda of: [(of, len(prompt) + group.sum().item())  # two groups, since both together are more than 4
-                       for prompt, group in zip(ask.prompts, batch.mask[:, 1:].split(3))]
+                       for prompt, group in zip(batch.prompts, batch.mask[:, 1:].split(3))]
     questions = {"attention": once(model), "critic": once(model), "hidden": [],
                  "reference_logprob": once(random_model)}
     for name, expected in questions.items():

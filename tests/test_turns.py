@@ -23,6 +23,7 @@ from plumbing.optimizer import Optimizer
 from plumbing.replay import Replayed
 from plumbing.task_file import load_puzzles
 from plumbing.tokenizer import Tokenizer
+from queries import Queries
 from qwen2_model import Qwen2, merge, split
 from rollout import rollout
 from sampler import KVCache, generate, response_logprobs
@@ -33,6 +34,7 @@ from tests.fixtures import make_batch
 from tests.test_processes import output_of
 from tests.test_walkthrough import CONFIG, by_hand
 from train import load_policy
+from turns import decode
 
 GUESS = MODELS / "guess-tiny"
 
@@ -42,6 +44,7 @@ def played(games=13, answers=4, length=40, needs=(), task=guess_task, **settings
     s = Settings(task="guess", model=str(GUESS), questions=games, answers=answers, max_new_tokens=length, **settings)
     policy = load_policy(s, task, needs)
     batch = rollout(policy, task.load("train", games), s, 1)
+    batch.ask = Queries(policy, batch, s, 1)
     batch.advantage = compare(batch)
     return policy, batch, s
 
@@ -157,7 +160,7 @@ def test_an_episode_of_two_turns_by_hand():
     # Rewards 1 and 0: mean 0.5, deviation 0.5, advantage 0.5 / 0.5001. The loss is a mean over 7 sampled tokens.
     batch = make_batch([5, 2], [0.0, 0.0], tokens=tokens, mask=mask, before=before, reward=torch.tensor([1.0, 0.0]),
                        logprob=logprob.detach())
-    batch.advantage, batch.ask.prompts = compare(batch), prompts
+    batch.advantage, batch.prompts = compare(batch), prompts
     credit, A = MITIGATIONS["none"](batch), 0.5 / 0.5001
     np.testing.assert_allclose(credit, [[A] * 5, [-A, -A, 0, 0, 0]], rtol=1e-6)
     row = update(SimpleNamespace(model=model), Optimizer(model, 0.0), batch, credit, Settings(answers=2))
@@ -183,7 +186,7 @@ def test_texts_and_spans_of_a_response_with_replies():
         for token, (start, stop) in zip(tokens, spans):
             assert text[start:stop] == policy.tokenizer.decode([token])[0]
         turns = [text[spans[a][0] : spans[b - 1][1]] for a, b in pairwise([0, *batch.before[i], len(tokens)])]
-        assert turns == policy.decode(tokens, {})[2]
+        assert turns == decode(policy, tokens, {})[2]
         assert re.sub(r"\n(higher|lower)\n", " ", text).split() == [turn.strip() for turn in turns]
         puzzle = batch.puzzles[batch.group[i]]
         assert batch.success[i] == (str(puzzle.secret) in turns)
@@ -374,7 +377,7 @@ def test_continuations_read_replies_and_get_them(monkeypatch):
     start = len(policy.prompt(batch.puzzles[0]))
     assert limit.tolist() == [s.max_new_tokens + start - len(text) for text in expected]
     for (text, turns), begun in zip(graded, expected):
-        assert text.startswith(policy.decode(begun[start:], {})[0]) and len(turns) <= GUESSES
+        assert text.startswith(decode(policy, begun[start:], {})[0]) and len(turns) <= GUESSES
         assert re.sub(r"\n(higher|lower)\n", " ", text).split() == [turn.strip() for turn in turns]
     assert batch.ask.tokens_read >= sum(map(len, {tuple(x) for x in expected})) / 4
 

@@ -26,7 +26,7 @@ def batch(tokenizer, random_model, exact):
 
 def expected_matrices(model, batch, q, rows, credit):
     """Every matrix of the responses `rows` to puzzle q with credit (R, T), made explicitly by plain autograd."""
-    logprob = plain_logprobs(model, [batch.ask.prompts[q]] * len(credit), batch.tokens[rows], batch.mask[rows])
+    logprob = plain_logprobs(model, [batch.prompts[q]] * len(credit), batch.tokens[rows], batch.mask[rows])
     each = torch.stack([flat_gradient(model, total) for total in (credit * logprob).sum(1)])  # (R, P)
     right = batch.success[rows] > 0
     found = {RESPONSES: [each], SIDES: [torch.stack((each[right].sum(0), each[~right].sum(0)))]}

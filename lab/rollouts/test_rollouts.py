@@ -18,6 +18,7 @@ from lab.rollouts.rows import prompt_tokens
 from methods import MITIGATIONS
 from plumbing.runs import read_config, read_credit, read_metrics
 from plumbing.tokenizer import Tokenizer
+from queries import Queries
 from rollout import rollout
 from settings import Settings
 from tests.fixtures import BUNDLED
@@ -139,7 +140,8 @@ def sampled():
     from tests.fixtures import load_model, Policy, countdown_task
     policy = Policy(load_model(BUNDLED), Tokenizer(BUNDLED), countdown_task)
     batch = rollout(policy, countdown_task.load("train", 3), Settings(answers=4, max_new_tokens=70), step=1)
-    prompts = [batch.ask.prompts[q] for q in batch.group.tolist()]
+    batch.ask = Queries(policy, batch, Settings(answers=4, max_new_tokens=70), 1)
+    prompts = [batch.prompts[q] for q in batch.group.tolist()]
     rows = [{"prompt": policy.tokenizer.decode(prompt)[0], "prompt_ids": prompt, "completion": text, "reward": reward,
              "completion_ids": tokens[mask].tolist(), "group": group} for prompt, text, reward, tokens, mask, group in
             zip(prompts, batch.text, batch.reward.tolist(), batch.tokens, batch.mask, batch.group.tolist())]

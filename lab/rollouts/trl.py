@@ -148,7 +148,7 @@ def their_gradient(batch: TokenBatch, folder: Path, pair: Pair, moved: bool) -> 
     if "beta" in pair.theirs:
         trainer.ref_model.load_state_dict(load(2).state_dict())
     ids = [row[mask].tolist() for row, mask in zip(batch.tokens, batch.mask)]
-    start = [batch.ask.prompts[q] for q in batch.group.tolist()], ids
+    start = [batch.prompts[q] for q in batch.group.tolist()], ids
     trainer._generate = lambda _: (*start, list(batch.text)) if pair.trainer == "RLOO" else (
         *start, None, list(batch.text), None, {}, None, [])
     trainer.model.train()

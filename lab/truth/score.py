@@ -38,6 +38,7 @@ from rollout import Policy, TokenBatch, token_batch
 from sampler import Samples
 from settings import Settings
 from train import CHOICES, load_policy
+from turns import replies
 
 TRUTH = Path(__file__).parent / "data"  # ground_truth.npz, and the critic of ppo
 SCORES = TRUTH.parent / "scores.md"  # of every method
@@ -63,7 +64,7 @@ def recorded_samples(truth: dict, policy: Policy, puzzles: list) -> Samples:
         """One value per token (N,), in rows by response (B, T), 0 on padding."""
         return pad_sequence([torch.from_numpy(column[rows]) for rows in responses], batch_first=True)
     last = [rows[-1] for rows in responses]
-    before = tuple(policy.replies(puzzles[truth["group"][rows[0]]], truth["token"][rows[:-1]].tolist())
+    before = tuple(replies(policy, puzzles[truth["group"][rows[0]]], truth["token"][rows[:-1]].tolist())
                    for rows in responses)
     return Samples(
         tokens=grid(truth["token"].astype(np.int64)), mask=grid(np.ones(len(truth["token"]), bool)),

@@ -33,6 +33,7 @@ from sampler import Rows
 from settings import Settings
 from tasks import guess_task
 from train import load_policy
+from turns import reply
 
 ROWS, BLOCK = 512, 128  # histories that are read together, few enough for a CPU's cache; rows in a block of attention
 
@@ -77,7 +78,7 @@ class Words(NamedTuple):
 def words_of(policy: Policy, n: int) -> Words:
     """The tokens of a game of n numbers. ValueError where a number takes several, or the replies differ in length."""
     numbers, end = [policy.tokenizer.encode(str(g)) for g in range(1, n + 1)], policy.tokenizer.end_tokens[0]
-    replies = [policy.reply(guess_task.Puzzle(n, secret, 0), [*numbers[1], end]) for secret in (3, 1)]
+    replies = [reply(policy, guess_task.Puzzle(n, secret, 0), [*numbers[1], end]) for secret in (3, 1)]
     require({len(x) for x in numbers} == {1} and len(replies[0]) == len(replies[1]),
             "exact values need a model that writes each number as one token, and replies of the same length")
     return Words(policy.prompt(guess_task.Puzzle(n, 1, 0)), [x for x, in numbers], end, replies)
