@@ -112,15 +112,18 @@ def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
 
 def plain_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     """The formula of `attention`."""
-    p = probabilities(q, k, bias)  # (R, H, S, C)
-    return (p.view(*k.shape[:2], -1, k.shape[2]) @ v).view(q.shape)
+    return (by_key_head(probabilities(q, k, bias), k) @ v).view(q.shape)
 
 
 def probabilities(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
     """softmax(q k^T / sqrt(d) + bias), (R, H, S, C); arguments as of `attention`."""
-    shared = q.reshape(*k.shape[:2], -1, q.shape[3])  # (R, K, H / K S, d): H / K query heads share a key head
-    scores = (shared * q.shape[3] ** -0.5) @ k.mT  # (R, K, H / K S, C)
-    return (scores.view(*q.shape[:3], -1) + bias).softmax(-1)
+    scores = by_key_head(q * q.shape[3] ** -0.5, k) @ k.mT  # (R, K, H / K S, C)
+    return (scores.view(*q.shape[:3], k.shape[2]) + bias).softmax(-1)
+
+
+def by_key_head(x: Tensor, k: Tensor) -> Tensor:
+    """x (R, H, S, ...) as (R, K, H / K S, ...): H / K query heads, side by side in x, share a head of k (R, K, ...)."""
+    return x.unflatten(1, (k.shape[1], -1)).flatten(2, 3)
 
 
 def attention_on_gpu(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:

@@ -107,14 +107,12 @@ def test_gradients_by_finite_differences(random_model):
 
 
 def test_bfloat16_computes_the_same_up_to_rounding(tmp_path):
-    """Guards against the transposed product of the MLP, which only bfloat16 takes."""
+    """Guards against an adapter that is lost, or added before its rounding."""
     of_peft("qwen2", tmp_path)
     tokens = random_tokens(4, 30)
     exact, plain, got = (m(tokens).float() for m in (
         ours(tmp_path), load_model(tmp_path / "base"), ours(tmp_path, torch.bfloat16)))
     assert (got - exact).std() < 0.05 * (exact - plain).std()
-    adapter, x = adapters(ours(tmp_path))["layers.0.gate_up"], torch.randn(5, 48)
-    assert_close(adapter.add(x, torch.ones(80, 5), transposed=True).T, adapter.add(x, torch.ones(5, 80)), 1e-6)
 
 
 @FAMILIES

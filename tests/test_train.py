@@ -33,7 +33,7 @@ from plumbing.runs import read_metrics
 from plumbing.tokenizer import Tokenizer
 from queries import Queries
 from qwen2_model import load_model, save_model
-from rollout import Queries, draw_puzzles, rollout
+from rollout import draw_puzzles, rollout
 from tests import storm
 from settings import Settings
 from plumbing.launch import BUNDLED

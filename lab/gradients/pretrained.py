@@ -79,7 +79,7 @@ def phase1_columns(batch: TokenBatch, i: int, single: np.ndarray) -> dict[str, T
     rows = (x[[i]] for x in (batch.group, batch.tokens, batch.mask))
     logprob = response_logprobs(model, batch.prompts, *rows)[0]  # (T,)
     hook.remove()
-    whole, *alone = (torch.autograd.grad(total, inputs, retain_graph=True)[0][-n:]  # behind the prompt
+    whole, *alone = (torch.autograd.grad(total, inputs[-1:], retain_graph=True)[0][0, 1:]  # behind the prompt
                      for total in (logprob.sum(), *logprob[single + 1]))
     t, following = torch.arange(n), whole.new_full((n,), torch.nan)
     following[single] = torch.stack([x[t].norm() for x, t in zip(alone, single)])

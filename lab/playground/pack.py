@@ -13,7 +13,7 @@ from countdown_task import PLAIN
 from lab.truth.file import by_response
 from lab.truth.score import recorded_puzzles
 from plumbing.tokenizer import Tokenizer
-from qwen2_model import Qwen2, split
+from qwen2_model import Qwen2, to_checkpoint
 from rollout import Policy
 
 SHORT = {"input_layernorm.weight": "norm1", "self_attn.q_proj.weight": "q", "self_attn.q_proj.bias": "qb",
@@ -32,7 +32,7 @@ def encode(array: np.ndarray) -> str:
 
 def flat_weights(model: Qwen2) -> torch.Tensor:
     """All weights as one vector, in the order of model.js. ValueError for a model that the page can't run."""
-    state = split(model.state_dict(), model.config)
+    state = to_checkpoint(model.state_dict(), model.config)
     layers = [f"model.layers.{i}.{name}" for i in range(model.config.num_hidden_layers) for name in SHORT]
     names = ["model.embed_tokens.weight", *layers, "model.norm.weight"]
     if set(names) != set(state):
@@ -42,8 +42,8 @@ def flat_weights(model: Qwen2) -> torch.Tensor:
 
 def pack_prompt(tokenizer: Tokenizer) -> dict:
     """The tokens of a prompt's parts, and of each number: up to 20 alone, up to 100 behind a space."""
-    head, rest = PLAIN.split("{numbers}")
-    middle, tail = rest.split(" {target}")
+    head, rest = PLAIN.to_checkpoint("{numbers}")
+    middle, tail = rest.to_checkpoint(" {target}")
     texts = [str(n) for n in range(21)] + [f" {n}" for n in range(101)]
     numbers = {text: tokenizer.encode(text) for text in texts}
     if several := [text for text, tokens in numbers.items() if len(tokens) != 1]:

@@ -26,7 +26,7 @@ from plumbing.flags import new_parser
 from plumbing.launch import BUNDLED
 from plumbing.progress import follow, one_sentence
 from plumbing.report import Table
-from qwen2_model import save_model, split
+from qwen2_model import save_model, to_checkpoint
 from rollout import Policy, TokenBatch, rollout
 from train import assign_credit, load_policy, parse_flags
 
@@ -124,7 +124,7 @@ def our_gradient(batch: TokenBatch, policy: Policy, flags: str) -> dict[str, Ten
     credit = assign_credit(batch, partial(MITIGATIONS[s.mitigation], **hyper_parameters), s)  # (B, T)
     still = SimpleNamespace(zero_grad=policy.model.zero_grad, step=lambda norm: 0.0)
     update(policy, still, batch, credit, s)
-    return split({name: weight.grad for name, weight in policy.model.named_parameters()}, policy.model.config)
+    return to_checkpoint({name: weight.grad for name, weight in policy.model.named_parameters()}, policy.model.config)
 
 
 def their_gradient(batch: TokenBatch, folder: Path, pair: Pair, moved: bool) -> dict[str, Tensor]:
