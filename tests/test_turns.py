@@ -96,7 +96,7 @@ def test_episodes_equal_a_loop_over_single_responses(excluding, random_model):
     that is excluded from every turn."""
     model, (B, T) = random_model, (24, 30)
     model.real_vocab = 12
-    uniforms, prompts = torch.from_numpy(np.random.default_rng(0).random((B, T))), [[1, 2, 3], [4], [5, 6]]
+    uniforms, prompts = torch.from_numpy(np.random.default_rng(1).random((B, T))), [[1, 2, 3], [4], [5, 6]]
     limit = torch.arange(B) % 3 * 10 + 10
     excluded = torch.full((B,), 7) if excluding else None
     watched = []
@@ -312,7 +312,7 @@ def test_the_credit_of_a_turn_is_the_sum_of_its_tokens():
 def test_turn_vine_cuts_where_a_turn_begins():
     V, asked = torch.tensor([[9, 0.3, 9, 0], [9, 9, 0.5, 0.7], [9, 9, 9, 0], [9, 9, 0.2, 9]]), []
     batch = hand_made(reward=torch.tensor([1.0, 0, 0, 1]),
-                      rollout_values=lambda counts: (asked.append(counts), V * (counts > 0))[1])
+                      rollout_values=lambda counts, k: (asked.append(k * counts), V * (counts > 0))[1])
     third, two = 1 / 3, 2 / 3
     expected = [[0.3 - third, 0.7, 0.7, 0], [0.5 - two, 0.5 - two, 0.2, -0.7], [-two] * 3 + [0],
                 [0.2 - third, 0.2 - third, 0.8, 0.8]]
