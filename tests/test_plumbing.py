@@ -384,7 +384,7 @@ def edit(**fields):
 STATES = {
     "with code in it": edit(x=Path("a")),  # which is no tensor: only a pickle that runs code could make it
     "half": lambda file: file.write_bytes(file.read_bytes()[:300]),
-    "of an older version": lambda file: torch.save({"step": 4, "learners": {}}, file),
+    "of an older version": edit(layout=1),
     "of another model": edit(learners={"other": {}}),
     "of another size": edit(learners={"counter": {"steps": torch.ones(3)}}),
     "a log that is gone": lambda file: (file.parent / "samples.txt").unlink(),
