@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerFast
 from plumbing.chat import chat_tokens
 from plumbing.tokenizer import Tokenizer
 from rollout import Policy
+from turns import context
 from tests.test_tokenizer import ENDS, build
 
 # In the manner of Llama 3: a start token, headers, and a date. In the manner of Mistral: no assistant header.
@@ -70,7 +71,7 @@ def test_a_policy_whose_task_returns_messages(tmp_path):
                                 reply=lambda turns, puzzle, chat, kind=kind: made(kind, turns[-1], "\n"))
           for kind in ("text", "messages")}
     tokens = ours.encode("b") + ours.end_tokens[:1] + ours.encode("c") + ours.end_tokens[:1]
-    found = [Policy(None, ours, task).context("p", tokens) for task in by.values()]
+    found = [context(Policy(None, ours, task), "p", tokens) for task in by.values()]
     assert found[0] == found[1]
 
 
