@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from plumbing.files import check_fields, check_tensors, read_json, replace_file, write_json
-from plumbing.model_folder import LLAMA3, check_folder, check_supported, read_weights, rope_parameters
+from plumbing.files import check_tensors, read_json, replace_file, write_json
+from plumbing.model_folder import LLAMA3, check_folder, config_values, read_weights
 
 SCORES_AT_ONCE = 2**24  # attention scores that are computed at once, at most
 PROBABILITIES_KEPT = 2**25  # bytes of attention probabilities in a layer; the backward pass computes more of them again
@@ -385,27 +385,10 @@ def parse_config(source: dict) -> Config:
     ValueError when a size is missing, when a value has the wrong type or is out of range, or when the file asks for
     something that is not implemented here.
     """
-    given = {name: value for name, value in source.items() if value is not None}
-    family = given.get("model_type")
-    if family not in list(ARCHITECTURES):
-        raise ValueError(f"model_type {family!r:.50} is not supported, only {', '.join(ARCHITECTURES)}")
-    check_supported(given, family, {field.name for field in fields(Config)})
-    check_fields(given, {"hidden_size": int, "num_attention_heads": int}, "config.json")
-    D, H = given["hidden_size"], given["num_attention_heads"]
-    defaults = {  # as in transformers. (`given` lacks what is null in `source`.)
-        "num_key_value_heads": H if family == "llama" or "num_key_value_heads" in source else 32,
-        "head_dim": 128 if family == "qwen3" else D // max(H, 1), "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
-        "max_position_embeddings": 2048 if family == "llama" else 32768}
-    derived = {"rope": rope_parameters(given), "qkv_bias": family == "qwen2", "qk_norm": family == "qwen3",
-               "source": source}
-    values, types = defaults | given | derived, {field.name: field.type for field in fields(Config)}
-    check_fields(values, types, "config.json")
-    for name, field_type in types.items():
-        if (field_type is int and not 1 <= values[name] < 2**24) or (field_type is float and values[name] <= 0):
-            raise ValueError(f"config.json: {name} can't be {values[name]}")
-    if H % values["num_key_value_heads"] or values["head_dim"] % 2:
-        raise ValueError("config.json: num_attention_heads must be a multiple of num_key_value_heads, head_dim even")
-    return Config(**{name: values[name] for name in types})
+    family = source.get("model_type")
+    own = {"qkv_bias": family == "qwen2", "qk_norm": family == "qwen3", "source": source}
+    types = {field.name: field.type for field in fields(Config)}
+    return Config(**config_values(source, list(ARCHITECTURES), types, own))
 
 
 def load_model(path: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> Qwen2:

@@ -19,6 +19,7 @@ columns (while sampling: as many as a response may have), V vocabulary, D hidden
 
 Run it:  python train.py --steps 0        samples from the bundled model and grades the responses
 """
+import math
 from typing import Callable, Iterator, NamedTuple, Sequence
 
 import torch
@@ -244,13 +245,9 @@ def read_in_parts(model: Qwen2, prompts: list[list[int]], prompt_of: Tensor, tok
 
 
 def of_like_length(length: Tensor) -> list[Tensor]:
-    """The numbers of rows of `length` (b,) in groups, the longest first."""
-    groups = []
-    for i in length.argsort(descending=True).tolist():
-        if not groups or length[i] < LIKE * length[groups[-1][0]]:
-            groups.append([])
-        groups[-1].append(i)
-    return [torch.tensor(group, device=length.device) for group in groups]
+    """The numbers of rows of `length` (b,), in groups in which the shortest row has at least LIKE of the longest."""
+    power = (length.double().log() / -math.log(LIKE)).floor()  # (b,) of 1 / LIKE
+    return [(power == n).nonzero()[:, 0] for n in power.unique().flip(0)]
 
 
 def part_states(model: Qwen2, part: Part) -> Tensor:

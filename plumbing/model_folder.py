@@ -69,6 +69,30 @@ def check_supported(given: dict, family: str, known: set[str]) -> None:
         raise ValueError(f"config.json sets {names} to a value that is not supported: take a checkpoint without it")
 
 
+def config_values(source: dict, families: list[str], types: dict[str, type], own: dict) -> dict:
+    """The values of a Config of qwen2_model.py, whose fields have these types, from a parsed config.json. own: values
+    that are known already. ValueError: see parse_config there."""
+    given = {name: value for name, value in source.items() if value is not None}
+    family = given.get("model_type")
+    if family not in families:
+        raise ValueError(f"model_type {family!r:.50} is not supported, only {', '.join(families)}")
+    check_supported(given, family, set(types))
+    check_fields(given, {"hidden_size": int, "num_attention_heads": int}, "config.json")
+    D, H = given["hidden_size"], given["num_attention_heads"]
+    defaults = {  # as in transformers. (`given` lacks what is null in `source`.)
+        "num_key_value_heads": H if family == "llama" or "num_key_value_heads" in source else 32,
+        "head_dim": 128 if family == "qwen3" else D // max(H, 1), "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+        "max_position_embeddings": 2048 if family == "llama" else 32768}
+    values = defaults | given | own | {"rope": rope_parameters(given)}
+    check_fields(values, types, "config.json")
+    for name, field_type in types.items():
+        if (field_type is int and not 1 <= values[name] < 2**24) or (field_type is float and values[name] <= 0):
+            raise ValueError(f"config.json: {name} can't be {values[name]}")
+    if H % values["num_key_value_heads"] or values["head_dim"] % 2:
+        raise ValueError("config.json: num_attention_heads must be a multiple of num_key_value_heads, head_dim even")
+    return {name: values[name] for name in types}
+
+
 def rope_parameters(config: dict) -> dict:
     """rope_theta, rope_type and, for the type llama3, its numbers, from a config.json without its nulls, wherever
     transformers 4 or 5 puts them. ValueError for another type, and where a number has two values: each version of

@@ -9,8 +9,8 @@ from transformers import PreTrainedTokenizerFast
 from plumbing.chat import chat_tokens
 from plumbing.tokenizer import Tokenizer
 from rollout import Policy
-from turns import context
 from tests.test_tokenizer import ENDS, build
+from turns import context
 
 # In the manner of Llama 3: a start token, headers, and a date. In the manner of Mistral: no assistant header.
 HEADERS = (

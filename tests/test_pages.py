@@ -22,7 +22,6 @@ from plumbing.tokenizer import Tokenizer
 from tasks import math_task
 from tests.fixtures import make_batch
 from tests.random_checkpoints import SMALL, hf_model, randomize
-from turns import context
 
 ROOT = Path(train.__file__).parent
 ROOMS = [*sorted((ROOT / "lab").glob("**/README.md")),
@@ -217,6 +216,7 @@ CALL = r"""
 from plumbing.task_file import load_task
 from rollout import Policy
 from plumbing.tokenizer import Tokenizer
+from turns import context
 task, tokenizer = load_task("tool"), Tokenizer("models/chat")
 policy, puzzle = Policy(None, tokenizer, task), task.Puzzle("12 * 34 + 5")
 turns = ["calc 12 * 34", " calc 408 + 5", "413"]
