@@ -260,12 +260,15 @@ class Cache:
         return angle.cos(), angle.sin()
 
     def bias(self, S: int) -> Tensor:
-        """What is added to the attention scores of S new tokens, (R, 1, S, C + S): 0 for the columns that a token sees,
-        which are those of its own position or an earlier one; -inf for the others. No other line makes a mask."""
+        """What is added to the attention scores of S new tokens, (R, 1, S, C + S)."""
         own = self.next_positions(S)  # (R, S)
-        column = torch.cat((self.position, own), dim=1)[:, None, None]  # (R, 1, 1, C + S)
-        sees = column <= own[:, None, :, None]  # (R, 1, S, C + S)
-        return self.keys[0].new_zeros(sees.shape).masked_fill(~sees, -math.inf)
+        return self.mask(own[:, :, None], torch.cat((self.position, own), dim=1)[:, None])
+
+    def mask(self, own: Tensor, column: Tensor) -> Tensor:
+        """0 for a column that a token sees, else -inf, (R, 1, S, C), from the positions of tokens (R, S, 1) and columns
+        (R, 1, C). Every mask is made here."""
+        sees = column <= own  # (R, S, C)
+        return self.keys[0].new_zeros(sees.shape).masked_fill(~sees, -math.inf)[:, None]
 
     def extend(self, layer: int, C: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Put k and v (R, K, S, d) behind the first C columns of a layer. Returns its keys and values up to these."""

@@ -58,9 +58,9 @@ class Replayed:
         return self.cache.turn(S)
 
     def bias(self, S: int) -> Tensor:
-        self.position.index_copy_(1, self.column, self.cache.next_positions(S))
-        sees = self.position <= self.cache.next_positions(S)  # (B, columns)
-        return self.cache.keys[0].new_zeros(sees.shape).masked_fill(~sees, -torch.inf)[:, None, None]
+        own = self.cache.next_positions(S)  # (B, 1)
+        self.position.index_copy_(1, self.column, own)
+        return self.cache.mask(own[:, :, None], self.position[:, None])
 
     def extend(self, layer: int, _: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         keys, values = self.cache.keys[layer], self.cache.values[layer]

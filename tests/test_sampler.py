@@ -2,8 +2,12 @@
 
 The oracle is transformers, without cache, padding or batch. (tests/test_grpo.py has gradients through the caches.)
 """
+import inspect
 import itertools
 import math
+import re
+import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,12 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+import qwen2_model
 import sampler
 from queries import attention_paid, logprobs_without
-from qwen2_model import Qwen2, load_model
+from qwen2_model import Cache, Qwen2, load_model
 from sampler import (distinct_texts, draw, generate, of_like_length, part_states, read_responses,
                      response_logprobs, whole_groups)
-from tests.random_checkpoints import FAMILIES, assert_close, both
+from tests.random_checkpoints import FAMILIES, HF, assert_close, both
 
 REAL = 19  # tokens that exist; V - REAL rows of the embedding stand for none
 PROMPTS = [[5, 1, 8, 2, 2, 9, 4], [5], [18, 1, 1], [18, 1, 1, 15, 2]]  # two begin another
@@ -202,3 +207,25 @@ def test_states_attention_and_hidden_tokens_equal_transformers(family, options, 
     short = read_responses(attention_paid, model, PROMPTS, puzzle, tokens[:, :1], mask[:, :1], per_row=[mask[:, :1]])
     assert short.tolist() == [[[0.0]]] * 4
     assert attention[0].count_nonzero() == 15  # of tokens 1 to 5 to the ones before them
+
+
+@torch.no_grad()
+def test_a_sliding_window_is_one_line(way, tmp_path, monkeypatch):
+    """The line of docs/extend.md, in sampling and in reading, is transformers' window: guards against a mask that is made
+    in another place, too, and against columns that are counted where positions should be."""
+    page = (Path(sampler.__file__).parent / "docs" / "extend.md").read_text(encoding="utf-8")
+    line, behind = re.search(r"\| `(sees &= .*)`, as a line behind `(.*)` in `Cache.mask` ", page).groups()
+    source = textwrap.dedent(inspect.getsource(Cache.mask)).replace(behind, f"{behind}; {line}", 1)
+    exec(source, names := vars(qwen2_model) | {})
+    monkeypatch.setattr(Cache, "mask", names["mask"])
+    plain, model = random_model("qwen2", tmp_path)
+    hf = HF["qwen2"][1](HF["qwen2"][0].from_dict(plain.config.to_dict() | {
+        "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0, "layer_types": None})).double()
+    hf.load_state_dict(plain.state_dict())
+    u = uniforms(8, 7, seed=3)
+    s = generate(model, PROMPTS, u, ENDS)
+    for i, (row, mask) in enumerate(zip(s.tokens, s.mask)):
+        response, statistics = naive_sample(hf.eval(), PROMPTS[i // 2], u[i].tolist(), None, 1.0, False)
+        assert row[mask].tolist() == response
+        assert_close(s.logprob[i, mask], statistics[0], 1e-5)
+    assert_close(response_logprobs(model, PROMPTS, torch.arange(8) // 2, s.tokens, s.mask), s.logprob, 1e-5)

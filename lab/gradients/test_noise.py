@@ -31,7 +31,6 @@ def draw(model, tokenizer, lengths):
     batch = rollout.rollout(policy, ASKED, Settings(answers=len(lengths) // 2, max_new_tokens=T), step=1)
     batch.ask = Queries(policy, batch, Settings(answers=len(lengths) // 2, max_new_tokens=T), 1)
     batch.mask &= torch.arange(T) < torch.tensor(lengths)[:, None]
-    batch.ask.samples = batch.ask.samples._replace(mask=batch.mask)
     return batch
 
 

@@ -47,7 +47,7 @@ def asked() -> tuple[Tokenizer, list, list[list[int]]]:
 
 def ours() -> Callable[[dict], int]:
     """Our sampler, or a whole step: sample, grade, and update with a random credit."""
-    policy, (_, puzzles, prompts) = load_policy(Settings(answers=ANSWERS)), asked()
+    policy, (_, puzzles, _) = load_policy(Settings(answers=ANSWERS)), asked()
     tokenizer, ends, optimizer = policy.tokenizer, policy.tokenizer.end_tokens, Optimizer(policy.model, lr=0.0)
 
     def run(case: dict) -> int:
@@ -56,7 +56,7 @@ def ours() -> Callable[[dict], int]:
         s = Settings(answers=ANSWERS, seed=case["seed"], max_new_tokens=T)
         if case["work"] == "sampler":
             uniforms = draw_uniforms(s.seed, 0, Q, ANSWERS, T)  # (B, T)
-            return int(sample(policy, prompts[:Q], uniforms).mask.sum())
+            return int(sample(policy, puzzles[:Q], uniforms).mask.sum())
         batch = rollout(policy, puzzles[:Q], s, step=0)
         batch.ask = Queries(policy, batch, s, 0)
         credit = torch.randn(batch.mask.shape, generator=torch.Generator().manual_seed(s.seed))  # (B, T)

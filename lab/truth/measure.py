@@ -40,8 +40,8 @@ from plumbing.metrics import log_columns, reply_length
 from plumbing.progress import Progress, follow, one_sentence
 from plumbing.registry import check_pure
 from plumbing.report import Table
-from rollout import (ROWS_AT_ONCE, Policy, TokenBatch, draw_uniforms, generate_and_grade, sample, seed_of,
-                     token_batch)
+from queries import ROWS_AT_ONCE, Queries
+from rollout import Policy, TokenBatch, draw_uniforms, generate_and_grade, sample, seed_of, token_batch
 from settings import Settings
 from tasks.text import FILLER
 from train import CHOICES, load_policy
@@ -250,6 +250,7 @@ def prepare(args: argparse.Namespace) -> tuple[Policy, list, TokenBatch, dict]:
     uniforms = draw_uniforms(args.seed, "truth", len(puzzles), args.answers, args.max_new_tokens)
     samples = sample(policy, puzzles, uniforms)
     batch = token_batch(policy, puzzles, samples, s, step=0)
+    batch.ask = Queries(policy, batch, s, step=0)
     batch.advantage = compare(batch)
     task = {} if args.task == Settings.task else {"task": args.task}  # early files have none
     settings = task | {"model": Path(s.model).name, "data": Path(args.data).name} | {  # names only: it is published

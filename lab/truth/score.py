@@ -34,6 +34,7 @@ from plumbing.launch import with_model
 from plumbing.progress import one_sentence
 from plumbing.registry import check_pure, required
 from plumbing.report import Estimate, Table
+from queries import Queries
 from rollout import Policy, TokenBatch, token_batch
 from sampler import Samples
 from settings import Settings
@@ -89,7 +90,8 @@ def rebuild(truth: dict, policy: Policy, advantage: str = "grpo", normalize: str
         raise ValueError("the truth is about another model: this one has fewer tokens")
     puzzles = recorded_puzzles(truth, policy.task)
     samples = recorded_samples(truth, policy, puzzles)
-    batch = token_batch(policy._replace(reference=policy.model), puzzles, samples, s, step=0)
+    batch = token_batch(policy, puzzles, samples, s, step=0)
+    batch.ask = Queries(policy._replace(reference=policy.model), batch, s, step=0)
     if not torch.allclose(batch.ask.reference_logprob, samples.logprob, atol=0.01):
         raise ValueError("the truth is about another model: this one gives its tokens other probabilities")
     batch.advantage = compare(batch, advantage)
