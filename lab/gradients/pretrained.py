@@ -73,7 +73,7 @@ def phase1_columns(batch: TokenBatch, i: int, single: np.ndarray) -> dict[str, T
     def from_here(_, args: tuple) -> tuple:
         """The arguments of the first layer, with embeddings that a gradient can be taken at."""
         inputs.append(args[0].detach().requires_grad_())
-        return inputs[0], *args[1:]
+        return inputs[-1], *args[1:]
 
     hook = model.layers[0].register_forward_pre_hook(from_here)
     rows = (x[[i]] for x in (batch.group, batch.tokens, batch.mask))

@@ -83,7 +83,7 @@ def responses_of(batch: TokenBatch, rows: Sequence[int]) -> TokenBatch:
     fields = {name: x[rows] if isinstance(x, Tensor) else tuple(x[i] for i in rows) for name, x in vars(batch).items()
               if isinstance(x, (Tensor, tuple)) and name not in ("puzzles", "prompts")}
     fields |= {name: tuple(getattr(batch, name)[q] for q in asked) for name in ("puzzles", "prompts")}
-    group = dataclasses.replace(batch, **fields, group=torch.tensor([*map(asked.index, group)]))
+    group = dataclasses.replace(batch, **fields | {"group": torch.tensor([*map(asked.index, group)])})
     group.ask, group.advantage = Queries(ask.policy, group, ask.s, ask.step), compare(group)
     return group
 
@@ -95,9 +95,9 @@ def response_gradients(group: TokenBatch, credit: Tensor, part: str, dtype: torc
     rows, parts = [], []
     for (row,) in credit_gradients(group, credit[None], 1):  # (P,)
         rows.append(row.to(dtype))
-        each = zip(names, weights, row.to_checkpoint([weight.numel() for weight in weights]))
+        each = zip(names, weights, row.split([weight.numel() for weight in weights]))
         parts.append({name: g.view_as(weight).clone() for name, weight, g in each if name.startswith(part)})
-    pieces = zip(*(row.to_checkpoint(2**22) for row in rows))  # so that little is copied at once
+    pieces = zip(*(row.split(2**22) for row in rows))  # so that little is copied at once
     gram = sum(products(x, x) for x in map(torch.stack, pieces))
     return gram, {name: torch.stack([x[name] for x in parts]) for name in parts[0]}
 
@@ -113,7 +113,7 @@ def spectra(group: TokenBatch, gradients: tuple, scale: Tensor, right: Tensor) -
     summed = {name: torch.einsum("r,r...->...", scale, rows[:R]) for name, rows in gradients[1].items()}
     for name, g in to_checkpoint(summed, group.ask.policy.model.config).items():
         if g.dim() == 2:  # by its name within a layer
-            found.setdefault(name.to_checkpoint(".")[-2], []).append(torch.linalg.svdvals(g.double()).cpu().numpy())
+            found.setdefault(name.split(".")[-2], []).append(torch.linalg.svdvals(g.double()).cpu().numpy())
     return found
 
 

@@ -30,7 +30,7 @@ def expected_matrices(model, batch, q, rows, credit):
     each = torch.stack([flat_gradient(model, total) for total in (credit * logprob).sum(1)])  # (R, P)
     right = batch.success[rows] > 0
     found = {RESPONSES: [each], SIDES: [torch.stack((each[right].sum(0), each[~right].sum(0)))]}
-    parts = each.sum(0).to_checkpoint([weight.numel() for weight in model.parameters()])
+    parts = each.sum(0).split([weight.numel() for weight in model.parameters()])
     gradients = {name: part.view_as(weight) for (name, weight), part in zip(model.named_parameters(), parts)}
     for name, gradient in to_checkpoint(gradients, model.config).items():
         if gradient.dim() == 2:

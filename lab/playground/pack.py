@@ -42,8 +42,8 @@ def flat_weights(model: Qwen2) -> torch.Tensor:
 
 def pack_prompt(tokenizer: Tokenizer) -> dict:
     """The tokens of a prompt's parts, and of each number: up to 20 alone, up to 100 behind a space."""
-    head, rest = PLAIN.to_checkpoint("{numbers}")
-    middle, tail = rest.to_checkpoint(" {target}")
+    head, rest = PLAIN.split("{numbers}")
+    middle, tail = rest.split(" {target}")
     texts = [str(n) for n in range(21)] + [f" {n}" for n in range(101)]
     numbers = {text: tokenizer.encode(text) for text in texts}
     if several := [text for text, tokens in numbers.items() if len(tokens) != 1]:
