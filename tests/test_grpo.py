@@ -178,9 +178,9 @@ PROMPTS = [[5, 1, 8, 2, 2, 9, 4], [7], [3, 12, 6], [1, 1]]  # of unequal length
 LENGTHS, GROUPS = [5, 1, 3, 4, 2, 2, 1, 1, 6, 3, 3, 5], [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
 
 
-def tiny(architecture="qwen2", tied=True):
+def tiny(architecture="qwen2", tied=True, seed=0):
     """A two-layer model of 19 tokens (its embedding has 23 rows) whose every weight, norms too, is random and large."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     sizes = dict(hidden_size=16, intermediate_size=20, num_hidden_layers=2, num_attention_heads=4, head_dim=6)
     model = Qwen2(parse_config({"model_type": architecture, "vocab_size": 23, "num_key_value_heads": 2,
                                "tie_word_embeddings": tied, **sizes}))

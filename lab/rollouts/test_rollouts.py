@@ -20,6 +20,7 @@ from plumbing.runs import read_config, read_credit, read_metrics
 from plumbing.tokenizer import Tokenizer
 from queries import Queries
 from rollout import rollout
+from sampler import read_responses
 from settings import Settings
 from tests.fixtures import BUNDLED
 from tests.random_checkpoints import randomize
@@ -219,7 +220,8 @@ def test_log_p_tells_who_wrote(sharper, tokens, said):
 def test_the_variance_of_log_p(policy):
     """Against a weighted covariance of the bundled model's log-probs."""
     tokens = torch.tensor([[5, 9, 7, 3], [2, 4, 0, 0]])
-    found = program.facts(policy.model, [[1, 8]], torch.tensor([0, 0]), tokens, tokens > 0)
+    asked = policy.model, [[1, 8]], torch.tensor([0, 0]), tokens, tokens > 0
+    found = read_responses(program.facts, *asked)  # (2, 4, 4)
     log_p = policy.model(torch.tensor([[1, 8, 5, 9, 7]]))[0, 1:].log_softmax(-1)
     expected = torch.stack([torch.cov(x, aweights=x.exp(), correction=0) for x in log_p])
     torch.testing.assert_close(found[0, :, 3], expected, atol=1e-4, rtol=1e-4)
