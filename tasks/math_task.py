@@ -168,7 +168,7 @@ BEFORE = re.compile(rf"""(?ix)(?:\bthan\b[^.,:;=]*|[{LETTER}]\}}?(?:\(|_\{{?)   
 # A scale in many languages. An abbreviation that is no UNIT, without a vowel, may be another one: it is refused, too.
 SCALE = r"""(?:grand|lakhs?|lacs?|crores?|thou|tausend|mille|mila|ribu|juta|tys\w*|mi[oa]|(?:m|b|tr)ill?|basis\s+points?
     |(?:mil(?!liamp)|bil(?!liards?\b))(?:l?i[oa]|l?[oó]n|[jyh])\w*|pro\s*mille|per\s*mill?e?)"""
-AFTER = re.compile(rf"""(?sx)[^{LETTER}]*(?i:(?:squar|cub|doubl|(?:tri|quadru)pl|halv|invert|negat|revers|exclud)ed
+AFTER = re.compile(rf"""(?sx)[^{LETTER}]*(?i:(?:cub|[a-z]{{4,}})ed
     |factorial|pi|mod(?:ulo)?|choose|max(?:imum)?|minimum|and|exclusive|recurring|repeat(?:ing|ed)|periodic
     |(?:degrees?\s+)?below|to\s+the\s+(?:power|{PART})|(?:in\s+)?(?:debt|binary|octal|hex(?:adecimal)?)|in\s+base)\b
     |.*\b(?:and\s+an?|(?:than|times|over)\s+[b-zB-Z])\b                            # 7 feet and an inch, 7 more than x
@@ -183,7 +183,7 @@ def number(text: str) -> Fraction | None:
     r"""The one number of a text, whatever words, marks and LaTeX are around it: `**$1,234.00**`, `\boxed{7}`, `x = 7`.
 
     None where there is no number or a second one, which may be a word (`seven or 8`); where words or signs make it
-    another (`7 squared`, `a quarter of 7`, `7 million`, `7 Mio`, `7x`) or may (`7 zzz`, no known unit), a bound (`less
+    another (`7 squared`, `7 omitted`, `a quarter of 7`, `7 million`, `7 Mio`, `7x`) or may (`7 zzz`, no known unit), a bound (`less
     than 7`) or none (`not 7`); and for operators (`3 + 4`), exponents, ordinals, letters that are not Latin, and more
     than 100 characters. `50%` is 50, as in GSM8K, `~7` and `7 m²` are 7, and `- 3` is -3.
     """

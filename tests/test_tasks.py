@@ -238,7 +238,8 @@ def test_numbers_agree_with_another_parser_on_100_000_hostile_strings():
             "7 mln", "7 Mio", "7 bil", "7 mrd", "7 tsd", "\u20ac7 MLN", "7 EUR Mio", "$7 (mln)", "7 milyon",
             "7 Milliarden", "7 ppm", "7 zzz", "0.3 repeating", "0.3...", "0.3 \u2026", "10 in binary", "7 below"]),
     (None, ["less than 7", "more than about $7", "at least 7", "over 7", "up to \u20ac7", "7 or more", "7 and up",
-            "7 max", "not 7", "isn't 7", "7 is wrong", "7 excluded", "7 is ruled out", "none of the 7", "instead of 7",
+            "7 max", "not 7", "isn't 7", "7 is wrong", "7 excluded", "7 omitted",
+            "7 is ruled out", "none of the 7", "instead of 7",
             "anything but 7", "~~7~~", "7 \U0001f44e"])])
 def test_a_number_in_the_dress_of_a_chat_model(value, texts):
     """Guards against right answers that are graded 0, a hedge that is paid (`7 or 8`), and digits that are read as
