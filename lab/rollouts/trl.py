@@ -50,11 +50,6 @@ class Pair(NamedTuple):
         return ", ".join(f"{name}={x!r}" for name, x in self.theirs.items()) or f"{self.trainer}Config()"
 
 
-def kept_share(batch: TokenBatch) -> float:
-    """The share of the tokens that responses have that ended."""
-    return batch.mask[batch.ended].sum().item() / batch.mask.sum().item()
-
-
 PLAIN = dict(loss_type="dr_grpo", scale_rewards="none")  # the same units: no deviation, and N no random number
 SEQUENCE, PLAIN_KL = dict(importance_sampling_level="sequence"), dict(beta=0.1, use_bias_correction_kl=False)
 CONSTANT, SUM = "--loss_norm constant", "--advantage dr_grpo --loss_norm constant"
@@ -87,8 +82,8 @@ PAIRS = [
     Pair(PLAIN | SEQUENCE | PLAIN_KL, f"--loss gspo --kl 0.1 {SUM}", "nothing", 1.0),
     Pair(PLAIN | SEQUENCE | dict(beta=0.1), f"--loss gspo --kl 0.1 {SUM}",
          "no equal: TRL's multiplies the KL by the ratio of the response", 1.0, 0),
-    Pair(dict(mask_truncated_completions=True), "--skip_unfinished",
-         "TRL's N is without the responses cut off", lambda batch: SPREAD * kept_share(batch)),
+    Pair(dict(mask_truncated_completions=True), "--skip_unfinished", "TRL's N is without the responses cut off",
+         lambda batch: SPREAD * batch.mask[batch.ended].sum().item() / batch.mask.sum().item()),
     Pair(dict(top_entropy_quantile=0.2), "--mitigation entropy_masking --mask_percentile 80 --normalize none",
          "TRL's reads entropy anew in each update, ours once, while sampling", equal=1),
     Pair({}, f"--advantage rloo {CONSTANT}", "no equal later: TRL's clips the ratio of whole responses, a product; its "
