@@ -10,13 +10,13 @@ Credit is any function that needs no trained head.
 """
 import math
 import sys
-from collections import Counter
+from collections import Counter, namedtuple
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby, takewhile
 from pathlib import Path
 from time import perf_counter
 from types import SimpleNamespace
-from typing import Any, Iterable, NamedTuple
+from typing import Any, Iterable
 
 import torch
 from torch import Tensor
@@ -79,11 +79,7 @@ class Options:
     dtype: str = "float32"  # of the model
 
 
-class Prompt(NamedTuple):
-    """What stands for a puzzle: the tokens that its responses follow."""
-
-    tokens: list[int]
-    text: str
+Prompt = namedtuple("Prompt", "tokens text")  # stands for a puzzle: the tokens that its responses follow
 
 
 class Reader(Policy):
@@ -147,8 +143,7 @@ def read_step(rollouts: list[Rollout], policy: Reader, s: Settings, step: int) -
 
 
 def verdict(logprob: Tensor, entropy: Tensor, variance: Tensor) -> str:
-    """Whether the model wrote n tokens: then log p of each has this variance, and as mean minus the entropy; (n,) each.
-    """
+    """Whether the model wrote n tokens: then log p of each has this variance, and minus the entropy as mean; (n,)."""
     gap, error = (logprob + entropy).mean().item(), variance.sum().clamp(min=0).sqrt().item() / len(variance)
     allowed = NOTICED + 4 * error
     said = (f"log p plus entropy has a mean of {gap:.3f} nats; of tokens that this model sampled it is within "
@@ -187,8 +182,7 @@ def check_options(options: Options, hyper_parameters: dict) -> None:
 
 
 def settings_of(options: Options, files: list[Path], folder: Path, rollouts: list[Rollout], G: int) -> Settings:
-    """The settings for config.json. ValueError where they are too large for a credit log, or nothing can be compared.
-    """
+    """The settings for config.json; ValueError where they are too large for a log, or nothing can be compared."""
     sizes, length = Counter(rollout.step for rollout in rollouts), max(len(rollout.tokens) for rollout in rollouts)
     if max(length, *sizes.values()) > 2**16:
         raise ValueError("a step may have 65,536 responses, and a response as many tokens")

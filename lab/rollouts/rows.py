@@ -45,9 +45,6 @@ class Rollout(NamedTuple):
     success: bool = False
 
 
-# ------------------------------------------------------------------------------------------- files, steps, groups
-
-
 def checkpoints(folder: Path) -> dict[int, Path]:
     """The checkpoints in a trainer's output folder by their steps, in order; none in a model's folder."""
     steps = {path.name.removeprefix("checkpoint-"): path for path in folder.glob("checkpoint-*")}
@@ -138,9 +135,6 @@ def in_groups(rollouts: list[Rollout], compared: bool, notes: Counter) -> tuple[
     return sorted(found, key=lambda rollout: rollout.step), G
 
 
-# ------------------------------------------------------------------------------------------------------- rewards
-
-
 def with_rewards(rollouts: list[Rollout], G: int, asked: str) -> tuple[list[Rollout], str]:
     """The rollouts with their rewards, and what was taken for them. asked: columns, as --rewards has them."""
     names = list(dict.fromkeys(name for rollout in rollouts for name in rollout.columns))
@@ -190,8 +184,7 @@ def agrees(rollouts: list[Rollout], names: list[str], G: int) -> bool:
 
 
 def reward_of(rollout: Rollout, weights: dict[str, float]) -> float:
-    """The weighted sum of a rollout's columns. A reward function that gave None counts as 0, as in TRL, unless all did.
-    """
+    """The weighted sum of a rollout's columns. A function that gave None counts as 0, as in TRL, unless all did."""
     values = {name: x for name in weights if (x := rollout.columns.get(name)) is not None}
     real = {name: x for name, x in values.items() if x == x} or values
     try:
@@ -200,9 +193,6 @@ def reward_of(rollout: Rollout, weights: dict[str, float]) -> float:
         return number_of(sum(weights[name] * number_of(x, name) for name, x in real.items()), "reward")
     except ValueError as error:
         raise ValueError(f"{rollout.place}: {error}") from None
-
-
-# ---------------------------------------------------------------------------------------------------------- a row
 
 
 class RowReader:

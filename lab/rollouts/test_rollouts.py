@@ -55,9 +55,6 @@ def read(tmp_path):
     return made
 
 
-# --------------------------------------------------------------------------------------------------------- TRL
-
-
 def small_model(tokenizer):
     """A random model, of whose responses some end."""
     torch.manual_seed(0)
@@ -165,9 +162,6 @@ def test_gradients_are_those_of_trl_up_to_the_derived_factor():
     for pair, derived, measured in beside.measure([*beside.PAIRS, wrong]):
         equal = [cosine > 1 - 1e-6 and ratio == pytest.approx(derived, rel=1e-4) for cosine, ratio in measured]
         assert equal == [pair.equal > 0, pair.equal > 1], (pair.name, derived, measured)
-
-
-# -------------------------------------------------------------------------------------------- plain rows, verl's
 
 
 @pytest.fixture(scope="module")
@@ -378,9 +372,6 @@ def test_the_variance_of_log_p(policy):
     expected = torch.stack([torch.cov(x, aweights=x.exp(), correction=0) for x in log_p])
     torch.testing.assert_close(found[0, :, 3], expected, atol=1e-4, rtol=1e-4)
 
-
-# ---------------------------------------------------------------------------------------------- what is refused
-
 @pytest.mark.parametrize("content, said", [
     ("", "holds no rollout"), ('{"prompt": "a"', "line 1: "), ("[1, 2]", "row 1: it is no object"),
     ("\x00\x01", "line 1"), ({"reward": None}, "it has no reward; its fields: 'prompt', 'completion'"),
@@ -415,7 +406,8 @@ def test_a_damaged_or_unlikely_file_is_one_sentence(content, said, tmp_path, ref
     (["--mitigation", "ppo"], "needs critic"), (["--mitigation", "dpo"], "needs reference"),
     (["--mitigation", "vineppo"], "have no grader"), (["--mitigation", "regrade_ablation"], "have no grader"),
     (["--model", ""], "name the folder of the model"), (["--temperature", 0], "--temperature"),
-    (["--advantage", "zzz"], "theirs"), (["--dtype", "int8"], "bfloat16"), (["--rewards", "c"], "names 'c'; the columns")])
+    (["--advantage", "zzz"], "theirs"), (["--dtype", "int8"], "bfloat16"),
+    (["--rewards", "c"], "--rewards names 'c'; the columns")])
 def test_flags_that_cannot_work_are_one_sentence(flags, said, sampled, tmp_path, refusal):
     file = write(tmp_path / "a.jsonl", sampled[1])
     assert said in refusal(program, file, "--model", BUNDLED, "--out", tmp_path / "r", *flags)
