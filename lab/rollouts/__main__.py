@@ -10,20 +10,20 @@ Credit is any function that needs no trained head.
 """
 import math
 import sys
-from collections import Counter
+from collections import Counter, namedtuple
 from dataclasses import asdict, dataclass, replace
-from itertools import takewhile
+from itertools import groupby, takewhile
 from pathlib import Path
 from time import perf_counter
 from types import SimpleNamespace
-from typing import Any, Iterable, NamedTuple
+from typing import Any, Iterable
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from grpo import ADVANTAGES, compare
-from lab.rollouts.rows import Rollout, RowReader, by_step, checkpoints, find_files, read_rollouts, with_rewards
+from lab.rollouts.rows import Rollout, RowReader, checkpoints, find_files, in_groups, read_rollouts, with_rewards
 from lora import add_adapters, load_adapters, merged
 from methods import MITIGATIONS
 from plumbing import run_folder
@@ -34,7 +34,7 @@ from plumbing.progress import fail, follow, one_sentence
 from plumbing.registry import required
 from qwen2_model import Qwen2, load_model, scaled
 from queries import Queries
-from rollout import Policy, token_batch
+from rollout import Policy, TokenBatch, token_batch
 from sampler import Part, Samples, describe, part_states
 from settings import Settings
 from tasks.math_task import calculations
@@ -44,6 +44,24 @@ from train import CHOICES
 RARE = 0.01  # an end token that was only assumed is dropped where it is less probable
 ROWS = 64  # states whose logits over the whole vocabulary are computed at once
 NOTICED = 0.05  # nats a token: what training and rounding may make of log p
+SAID = {  # of what was assumed and of what was left out, by the note that counts it
+    "tokens from text": "{tokens from text:,} tokens of {responses from text:,} responses were made from text: each "
+                        "could differ from the one sampled, for a text can be cut in several ways",
+    "assumed": "an end token was assumed behind {assumed:,} responses, but for {cut off:,} where its p is below "
+               f"{RARE}: those count as cut off by the limit",
+    "padding": "{padding:,} tokens of padding were cut off",
+    "lost": "{lost:,} characters of them are U+FFFD, bytes that were lost",
+    "rendered": "{rendered:,} prompts were rendered by the chat template of --model",
+    "ChatML": "{ChatML:,} prompts without special tokens were put into ChatML, role by role",
+    "as text": "{as text:,} prompts were tokenized as they stand",
+    "single": "no group or uid occurs twice in a step, so each names a response: equal prompts are a group",
+    "several prompts": "{several prompts:,} groups have several prompts: the responses to each count as a group",
+    "cut": "{cut:,} prompts were asked several times: each {size} of their responses are a group"} | {
+    reason: f"{{{reason}:,}} rollouts were left out: {why}" for reason, why in {
+        "repeated": "they repeat a step or a file, as TRL does with num_iterations above 1",
+        "evaluation": "they are of an evaluation, or TRL's of a step that an evaluation partly replaced",
+        "other size": "their groups are not of {size}, the most frequent size",
+        "no checkpoint": "there is no checkpoint before their step; save the start model as checkpoint-0"}.items()}
 
 
 @dataclass(frozen=True)
@@ -62,11 +80,7 @@ class Options:
     dtype: str = "float32"  # of the model
 
 
-class Prompt(NamedTuple):
-    """What stands for a puzzle: the tokens that its responses follow."""
-
-    tokens: list[int]
-    text: str
+Prompt = namedtuple("Prompt", "tokens text")  # stands for a puzzle: the tokens that its responses follow
 
 
 class Reader(Policy):
@@ -101,9 +115,9 @@ def facts(model: Qwen2, part: Part) -> Tensor:
     return torch.cat(found)
 
 
-def read_step(rollouts: list[Rollout], policy: Reader, s: Settings, step: int, middle: float) -> tuple:
-    """The batch of one step, and the variance (n,) of log p before each of its n tokens. rollouts: in groups of equal
-    size, side by side; they lose an end token that was assumed and is RARE. middle: rewards above it are success."""
+def read_step(rollouts: list[Rollout], policy: Reader, s: Settings, step: int) -> tuple[TokenBatch, Tensor]:
+    """The batch of one step, and log p, entropy and variance of log p of its n tokens (3, n). rollouts: in groups of
+    equal size, side by side; they lose an end token that was assumed and is RARE."""
     device = policy.model.output_weight.device
     pad = lambda rows: pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(device)
     tokens = pad([rollout.tokens for rollout in rollouts])  # (B, T)
@@ -121,17 +135,16 @@ def read_step(rollouts: list[Rollout], policy: Reader, s: Settings, step: int, m
     samples = Samples(tokens, mask, *read[..., :3].unbind(-1), (ended & ~drop)[:, 0], samples.before)
     batch = token_batch(graded, prompts, samples, s, step)  # whose zeros are replaced by the file's rewards:
     reward = torch.tensor([rollout.reward for rollout in rollouts], dtype=torch.float64, device=device)  # (B,)
-    batch = replace(batch, task=TASK, reward=reward, success=(reward > middle).float(),
-                    format=torch.full_like(reward, torch.nan))
+    success = torch.tensor([float(rollout.success) for rollout in rollouts], device=device)  # (B,)
+    batch = replace(batch, task=TASK, reward=reward, success=success, format=torch.full_like(reward, torch.nan))
     batch.ask = Queries(policy._replace(task=TASK), batch, s, step)
     theirs = [rollout.advantage for rollout in rollouts]
     batch.advantage = torch.tensor(theirs, device=device) if s.advantage == "theirs" else compare(batch, s.advantage)
-    return batch, read[..., 3][mask]
+    return batch, read[mask][:, [0, 1, 3]].T.double()
 
 
 def verdict(logprob: Tensor, entropy: Tensor, variance: Tensor) -> str:
-    """Whether the model wrote n tokens: then log p of each has this variance, and as mean minus the entropy; (n,) each.
-    """
+    """Whether the model wrote n tokens: then log p of each has this variance, and minus the entropy as mean; (n,)."""
     gap, error = (logprob + entropy).mean().item(), variance.sum().clamp(min=0).sqrt().item() / len(variance)
     allowed = NOTICED + 4 * error
     said = (f"log p plus entropy has a mean of {gap:.3f} nats; of tokens that this model sampled it is within "
@@ -143,32 +156,7 @@ def verdict(logprob: Tensor, entropy: Tensor, variance: Tensor) -> str:
     return said + ("so it may have written them" if 2 * error < NOTICED else "but these are too few tokens to tell")
 
 
-def assumptions(notes: Counter, left_out: Counter, G: int) -> list[str]:
-    """What was assumed of the rollouts, how far that could matter, and which were left out."""
-    tokens, responses = notes["tokens from text"], notes["responses from text"]
-    possible = {
-        f"{tokens:,} tokens of {responses:,} responses were made from text: each could differ from the one sampled, "
-        "for a text can be cut in several ways": tokens,
-        f"an end token was assumed behind {notes['assumed']:,} responses, but for {notes['cut off']:,} where its p is "
-        f"below {RARE}: those count as cut off by the limit": notes["assumed"],
-        f"{notes['padding']:,} tokens of padding were cut off": notes["padding"],
-        f"{notes['lost']:,} characters of them are U+FFFD, bytes that were lost": notes["lost"],
-        f"{notes['rendered']:,} prompts were rendered by the chat template of --model": notes["rendered"],
-        f"{notes['ChatML']:,} prompts without special tokens were put into ChatML, role by role": notes["ChatML"],
-        f"{notes['as text']:,} prompts were tokenized as they stand": notes["as text"],
-        "no group or uid occurs twice in a step, so each names a response: equal prompts are a group": notes["single"],
-        f"{notes['several prompts']:,} groups have several prompts: the responses to each count as a group":
-            notes["several prompts"],
-        f"{notes['cut']:,} prompts were asked several times: each {G} of their responses are a group": notes["cut"]}
-    why = {"repeated": "they repeat a step or a file, as TRL does with num_iterations above 1",
-           "evaluation": "they are of an evaluation, or TRL's of a step that an evaluation partly replaced",
-           "other size": f"their groups are not of {G}, the most frequent size",
-           "no checkpoint": "there is no checkpoint before their step; save the start model as checkpoint-0"}
-    return [said for said, applies in possible.items() if applies] + [
-        f"{n:,} rollouts were left out: {why[reason]}" for reason, n in left_out.items() if n]
-
-
-def load_weights(folder: Path, options: Options) -> Qwen2:
+def load_weights(folder: Path, options: Options | Settings) -> Qwen2:
     """The model of a folder, or of an adapter's base and the adapter, merged."""
     adapter = read_json(folder / "adapter_config.json", missing={})
     base = adapter.get("base_model_name_or_path", folder)
@@ -194,19 +182,16 @@ def check_options(options: Options, hyper_parameters: dict) -> None:
         raise ValueError("name the folder of the model that sampled: --model FOLDER")
 
 
-def settings_of(options: Options, files: list[Path], folder: Path, steps: dict, G: int) -> Settings:
-    """The settings for config.json. ValueError where they are too large for a credit log, or nothing can be compared.
-    """
-    rollouts = [rollout for chosen in steps.values() for rollout in chosen]
-    length = max(len(rollout.tokens) for rollout in rollouts)
-    if length > 2**16 or max(map(len, steps.values())) > 2**16:
+def settings_of(options: Options, files: list[Path], folder: Path, rollouts: list[Rollout], G: int) -> Settings:
+    """The settings for config.json; ValueError where they are too large for a log, or nothing can be compared."""
+    sizes, length = Counter(rollout.step for rollout in rollouts), max(len(rollout.tokens) for rollout in rollouts)
+    if max(length, *sizes.values()) > 2**16:
         raise ValueError("a step may have 65,536 responses, and a response as many tokens")
-    advantage = "grpo" if options.advantage == "theirs" and rollouts[0].advantage is None else options.advantage
-    if G == 1 and advantage != "theirs":
+    if G == 1 and options.advantage != "theirs":
         raise ValueError("no two rollouts of a step answer the same prompt: there is nothing to compare a reward with")
-    given = {name: value for name, value in asdict(options).items() if name not in ("advantage", "rewards", "model")}
-    return Settings(**given, model=str(folder), advantage=advantage, data=str(files[0]), task="rollouts",
-                    steps=len(steps), answers=G, max_new_tokens=length)
+    given = {name: value for name, value in asdict(options).items() if name not in ("rewards", "model")}
+    return Settings(**given, model=str(folder), data=str(files[0]), task="rollouts", steps=len(sizes), answers=G,
+                    max_new_tokens=length)
 
 
 def checkpoint_of_steps(steps: Iterable[int], model: str) -> dict[int, Path]:
@@ -219,49 +204,55 @@ def checkpoint_of_steps(steps: Iterable[int], model: str) -> dict[int, Path]:
     return taken
 
 
-def convert(files: list[Path], options: Options, hyper_parameters: dict) -> None:
-    """Read the rollouts, give credit, and write the run folder."""
-    check_options(options, hyper_parameters)
-    run, folder = Path(options.out), next(iter(checkpoints(Path(options.model)).values()), Path(options.model))
-    read = RowReader(folder)
-    policy = Reader(load_weights(folder, options), read.tokenizer, TASK)
-    rollouts, left_out = read_rollouts(files, read, policy.model.config.max_position_embeddings)
-    steps, G, notes = by_step(rollouts, options.advantage != "theirs" or rollouts[0].advantage is None)
-    folders = checkpoint_of_steps(steps, options.model)
-    left_out["other size"] = notes["other size"]
-    left_out["no checkpoint"] = sum(len(rollouts) for step, rollouts in steps.items() if step not in folders)
-    steps, said = with_rewards({step: steps[step] for step in folders}, G, options.rewards)
-    s = settings_of(options, files, folder, steps, G)
-    rewards = [rollout.reward for chosen in steps.values() for rollout in chosen]
-    middle, known = (min(rewards) + max(rewards)) / 2, []
-    for step, (their_step, chosen) in enumerate(follow("reading steps", steps.items()), 1):
+def give_credit(rollouts: list[Rollout], folders: dict[int, Path], policy: Reader, s: Settings,
+                hyper_parameters: dict) -> Tensor:
+    """Write the run folder, step by step. Log p, entropy and variance of log p of all its tokens: (3, n)."""
+    run, known, folder = Path(s.out), [], Path(s.model)
+    steps = {step: [*found] for step, found in groupby(rollouts, key=lambda rollout: rollout.step)}
+    for step, (their_step, found) in enumerate(follow("reading steps", steps.items()), 1):
         began = perf_counter()
         if folder != folders[their_step]:
             folder = folders[their_step]
-            policy = policy._replace(model=load_weights(folder, options))
-        batch, variance = read_step(chosen, policy, s, step, middle)
+            policy = policy._replace(model=load_weights(folder, s))
+        batch, read = read_step(found, policy, s, step)
+        known.append(read)
         credit = MITIGATIONS[s.mitigation](batch, **hyper_parameters)  # (B, T)
         if step == 1:  # not before, since the credit function may have refused
             run_folder.start_run(run, asdict(s), hyper_parameters, {}, ["their_step", "log_p_plus_entropy"])
             run_folder.append_row(run, {"step": 0})
-        known.append(torch.stack((batch.logprob[batch.mask], batch.entropy[batch.mask], variance)).double())  # (3, n)
-        notes["cut off"] += sum(len(rollout.tokens) for rollout in chosen) - len(variance)
-        notes.update(sum((rollout.notes for rollout in chosen), Counter()))
         checksum = write_credit_log(run / "credit" / f"step-{step:06d}.npz", step, batch, credit)
         run_folder.append_row(run, step_columns(step, batch, began) | {
-            "credit_checksum": checksum, "their_step": their_step,
-            "log_p_plus_entropy": known[-1][:2].sum(0).mean().item()})
+            "credit_checksum": checksum, "their_step": their_step, "log_p_plus_entropy": read[:2].sum(0).mean().item()})
         run_folder.write_samples(run, step, batch)
-    if str(folder) != options.model:
-        said.append("each step was read by the newest checkpoint before it: " + ", ".join(
-            f"{step} by {taken.name}" for step, taken in folders.items()))
-    compared = "theirs" if s.advantage == "theirs" else f"ours, {s.advantage}"
+    return torch.cat(known, dim=1)
+
+
+def convert(files: list[Path], options: Options, hyper_parameters: dict) -> None:
+    """Read the rollouts, give credit, write the run folder, and say what was done."""
+    check_options(options, hyper_parameters)
+    folder = next(iter(checkpoints(Path(options.model)).values()), Path(options.model))
+    model = load_weights(folder, options)
+    read = RowReader(folder, model.config.max_position_embeddings)
+    rollouts, notes = read_rollouts(files, read)
+    if options.advantage == "theirs" and rollouts[0].advantage is None:
+        options = replace(options, advantage="grpo")
+    rollouts, G = in_groups(rollouts, options.advantage != "theirs", notes)
+    folders = checkpoint_of_steps(sorted({rollout.step for rollout in rollouts}), options.model)
+    notes["no checkpoint"] = sum(rollout.step not in folders for rollout in rollouts)
+    rollouts, rewarded = with_rewards([r for r in rollouts if r.step in folders], G, options.rewards)
+    s = settings_of(options, files, folder, rollouts, G)
+    known = give_credit(rollouts, folders, Reader(model, read.tokenizer, TASK), s, hyper_parameters)
+    notes = sum((rollout.notes for rollout in rollouts), notes)
+    notes["cut off"] = sum(len(rollout.tokens) for rollout in rollouts) - known.shape[1]
+    taken = ", ".join(f"{step} by {taken.name}" for step, taken in folders.items())
     said = [f"read {', '.join(map(str, files[:3]))}" + f" and {len(files) - 3} more" * (len(files) > 3),
-            f"{len(rewards):,} responses, {G} to a prompt, in {len(steps)} steps; advantage: {compared}; a reward "
-            f"above {middle:g} counts as success", *said, *assumptions(notes, left_out, G),
-            verdict(*torch.cat(known, dim=1))]
-    (run / "rollouts.txt").write_text("\n".join(said) + "\n", encoding="utf-8")
-    print("\n".join(said) + f"\nwrote {run}; read it with: python analyze.py {run}")
+            f"{len(rollouts):,} responses, {G} to a prompt, in {s.steps} steps; advantage: "
+            f"{'ours, ' * (s.advantage != 'theirs')}{s.advantage}", rewarded,
+            *[f"each step was read by the newest checkpoint before it: {taken}"] * (folder != Path(options.model)),
+            *(sentence.format_map(notes) for note, sentence in SAID.items() if notes[note]), verdict(*known)]
+    text = "\n".join(said) + "\n"
+    (Path(s.out) / "rollouts.txt").write_text(text, encoding="utf-8")
+    print(f"{text}wrote {s.out}; read it with: python analyze.py {s.out}")
 
 
 @one_sentence()

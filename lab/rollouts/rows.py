@@ -1,9 +1,9 @@
-"""Rows of other programs' rollouts: plain jsonl, TRL's completions, verl's dumps; text becomes tokens where ids lack.
-
-TRL's completions and verl's dumps hold text alone. What was assumed to make tokens of it is counted in `notes`.
+"""Rows of other programs' rollouts: plain jsonl, TRL's completions, verl's dumps. Where they hold text alone, what was
+assumed to make tokens of it is counted in `notes`.
 """
 import re
 from collections import Counter
+from contextlib import suppress
 from decimal import Decimal
 from itertools import takewhile
 from pathlib import Path
@@ -14,7 +14,7 @@ import numpy as np
 from plumbing.chat import chatml, rendered
 from plumbing.files import read_json
 from plumbing.metrics import number
-from plumbing.tokenizer import Tokenizer, name_of, read_settings
+from plumbing.tokenizer import Tokenizer
 from tasks.data import raw_rows
 
 FIELDS = {"step": ("step",), "prompt": ("prompt", "input"), "completion": ("completion", "response", "output"),
@@ -26,6 +26,7 @@ TOTALS = ("reward", "score")  # the whole reward; another column may be a part o
 PART, EVALUATION = ("split", "mode", "phase"), re.compile("(?i)(eval|val|test|dev).*")  # rows that trained nothing
 ROLE = re.compile(r"(?:\A|\n)(system|user|assistant)\n")  # what is left of ChatML without its special tokens
 TRAJECTORY = re.compile(r"_[0-9]+_[0-9]+\Z")  # verl's uid is {prompt}_{response}_{output}
+TURNS = "several turns can't be read"
 
 
 class Rollout(NamedTuple):
@@ -41,9 +42,7 @@ class Rollout(NamedTuple):
     notes: Counter  # of what was assumed
     place: str = ""
     reward: float = 0.0
-
-
-# ------------------------------------------------------------------------------------------- files, steps, groups
+    success: bool = False
 
 
 def checkpoints(folder: Path) -> dict[int, Path]:
@@ -76,83 +75,84 @@ def evaluation_steps(file: Path) -> set[int]:
             if any(name.startswith("eval_") for name in row)}
 
 
-def read_rollouts(files: list[Path], read: "RowReader", limit: int) -> tuple[list[Rollout], Counter]:
-    """The rollouts of all files, and how many were left out, by reason. ValueError, with the row, for what is no
-    rollout, and for one of more tokens than the model's limit."""
-    found, left_out, seen, before = [], Counter(), set(), None
+def read_file(file: Path, read: "RowReader") -> tuple[dict[int, list[Rollout]], int]:
+    """A file's rollouts by their steps, and the number of rows that are of an evaluation. ValueError, with the row, for
+    what is no rollout."""
+    steps, evaluated = {}, 0
+    for place, parse in raw_rows(file):
+        try:
+            rollout = read(parse())
+            if rollout and rollout.step < (latest := next(reversed(steps), rollout.step)):
+                raise ValueError(f"step {rollout.step} comes after step {latest}: two runs in one file? Keep one")
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{file}, {place}: {error}") from None
+        if rollout:
+            steps.setdefault(rollout.step, []).append(rollout._replace(place=f"{file}, {place}"))
+        evaluated += not rollout
+    return steps, evaluated
+
+
+def read_rollouts(files: list[Path], read: "RowReader") -> tuple[list[Rollout], Counter]:
+    """The rollouts of all files, and how many were left out, by reason."""
+    found, notes, seen, before = [], Counter(), set(), None
     for file in files:
-        steps = {}
-        for place, parse in raw_rows(file):
-            try:
-                rollout = read(parse())
-                if rollout and rollout.step < (latest := max(steps, default=rollout.step)):
-                    raise ValueError(f"step {rollout.step} comes after step {latest}: two runs in one file? Keep one "
-                                     "of them")
-                if rollout and (length := len(rollout.prompt) + len(rollout.tokens)) > limit:
-                    raise ValueError(f"it has {length} tokens, and the model takes {limit}")
-            except (ValueError, TypeError) as error:
-                raise ValueError(f"{file}, {place}: {error}") from None
-            if rollout:
-                steps.setdefault(rollout.step, []).append(rollout._replace(place=f"{file}, {place}"))
-            left_out["evaluation"] += not rollout
+        steps, evaluated = read_file(file, read)
+        evaluations, notes["evaluation"] = evaluation_steps(file), notes["evaluation"] + evaluated
         for step, rollouts in steps.items():
             content = hash(str([rollout._replace(step=0, place="") for rollout in rollouts]))
             repeated = content == before or (step, content) in seen  # a step written twice, or a file read twice
-            if repeated or step in evaluation_steps(file):
-                left_out["repeated" if repeated else "evaluation"] += len(rollouts)
+            if repeated or step in evaluations:
+                notes["repeated" if repeated else "evaluation"] += len(rollouts)
             else:
                 found += rollouts
             before = content
             seen.add((step, content))
     if not found:
-        raise ValueError(f"{files[0]} holds no rollout" + " of training" * bool(left_out.total()))
+        raise ValueError(f"{files[0]} holds no rollout" + " of training" * bool(notes.total()))
     if len({rollout.advantage is None for rollout in found}) > 1:
         raise ValueError("some rows have an advantage and others none: write it in all of them, or in none")
-    return found, left_out
+    return found, notes
 
 
-def by_step(rollouts: list[Rollout], compared: bool) -> tuple[dict[int, list[Rollout]], int, Counter]:
-    """The rollouts of each step, group by group; the size G of the groups kept, the most frequent one; and notes. A
+def in_groups(rollouts: list[Rollout], compared: bool, notes: Counter) -> tuple[list[Rollout], int]:
+    """The rollouts, group by group in ascending steps, and the size G of the groups kept, the most frequent one. A
     group has one prompt. compared: whether rewards are, for which one response is not enough."""
-    groups, ids = {}, Counter((r.step, r.group) for r in rollouts)
-    single = len(ids) == len(rollouts)
+    groups, found, ids = {}, [], Counter((r.step, r.group) for r in rollouts)
+    single = len(ids) == len(rollouts)  # each names a response
     base = single and all(TRAJECTORY.search(r.group) for r in rollouts if r.group)
     for r in rollouts:
         name = r.group if r.group is None or not single else TRAJECTORY.sub("", r.group) if base else None
         groups.setdefault((r.step, name, tuple(r.prompt)), []).append(r)
     size = Counter(map(len, groups.values()))
     G = max(size, key=lambda n: (n > 1 or not compared, n * size[n]))
-    prompts, steps = Counter((step, name) for step, name, _ in groups if name is not None), {}
-    notes = Counter({"several prompts": sum(n > 1 for n in prompts.values()),
-                     "single": single and len(groups) < len(rollouts)})
-    for (step, name, _), group in groups.items():
+    prompts = Counter((step, name) for step, name, _ in groups if name is not None)
+    notes.update({"several prompts": sum(n > 1 for n in prompts.values()), "size": G,
+                  "single": single and len(groups) < len(rollouts)})
+    for (_, name, _), group in groups.items():
         if fits := len(group) == G or name is None and len(group) % G == 0:  # a prompt may be asked in several groups
-            steps.setdefault(step, []).extend(group)
+            found += group
         notes.update({"cut": fits and len(group) > G, "other size": 0 if fits else len(group)})
-    return dict(sorted(steps.items())), G, notes
+    return sorted(found, key=lambda rollout: rollout.step), G
 
 
-# ------------------------------------------------------------------------------------------------------- rewards
-
-
-def with_rewards(steps: dict[int, list[Rollout]], G: int, asked: str) -> tuple[dict[int, list[Rollout]], list[str]]:
+def with_rewards(rollouts: list[Rollout], G: int, asked: str) -> tuple[list[Rollout], str]:
     """The rollouts with their rewards, and what was taken for them. asked: columns, as --rewards has them."""
-    every = [rollout for rollouts in steps.values() for rollout in rollouts]
-    names = list(dict.fromkeys(name for rollout in every for name in rollout.columns))
+    names = list(dict.fromkeys(name for rollout in rollouts for name in rollout.columns))
+    fraction = lambda r, name: isinstance(r.columns.get(name), float | np.floating | Decimal)
+    floats = [name for name in names if name in TOTALS or any(fraction(r, name) for r in rollouts)]
     weights = {}
-    for word in asked.split():
-        name, _, weight = word.partition("=")
+    for name, _, weight in (word.partition("=") for word in asked.split()):
         weights[name] = number_of(weight or 1, f"weight of {name}")
         if name not in names:
             raise ValueError(f"--rewards names {name!r}; the columns with numbers are {', '.join(names)}")
-    floats = [name for name in names if name in TOTALS or any(
-        isinstance(rollout.columns.get(name), float | np.floating | Decimal) for rollout in every)]
-    weights = weights or dict.fromkeys(reward_columns(every, floats, G), 1.0)
+    weights = weights or dict.fromkeys(reward_columns(rollouts, floats, G), 1.0)
     others = [name for name in floats if name not in weights]
     said = f"the reward is {' + '.join(f'{weight:g} x {name}' for name, weight in weights.items())}"
     said += f"; no part of it: {', '.join(others)} (--rewards NAME[=WEIGHT] ... takes others)" * bool(others)
-    return ({step: [r._replace(reward=reward_of(r, weights)) for r in found] for step, found in steps.items()},
-            [said] * (floats != [*weights] or bool(asked) or floats[0] not in TOTALS))
+    rewards = [reward_of(rollout, weights) for rollout in rollouts]
+    middle = (min(rewards) + max(rewards)) / 2
+    return ([r._replace(reward=reward, success=reward > middle) for r, reward in zip(rollouts, rewards)],
+            f"{said}; a reward above {middle:g} counts as success")
 
 
 def reward_columns(rollouts: list[Rollout], floats: list[str], G: int) -> list[str]:
@@ -184,8 +184,7 @@ def agrees(rollouts: list[Rollout], names: list[str], G: int) -> bool:
 
 
 def reward_of(rollout: Rollout, weights: dict[str, float]) -> float:
-    """The weighted sum of a rollout's columns. A reward function that gave None counts as 0, as in TRL, unless all did.
-    """
+    """The weighted sum of a rollout's columns. A function that gave None counts as 0, as in TRL, unless all did."""
     values = {name: x for name in weights if (x := rollout.columns.get(name)) is not None}
     real = {name: x for name, x in values.items() if x == x} or values
     try:
@@ -196,19 +195,17 @@ def reward_of(rollout: Rollout, weights: dict[str, float]) -> float:
         raise ValueError(f"{rollout.place}: {error}") from None
 
 
-# ---------------------------------------------------------------------------------------------------------- a row
-
-
 class RowReader:
-    """Reads rows for the tokenizer of a folder."""
+    """Reads rows for the tokenizer of a folder, of at most `limit` tokens."""
 
-    def __init__(self, folder: Path):
-        self.tokenizer = tokenizer = Tokenizer(folder)
-        named, padding = (tokenizer.library.token_to_id(str(name)) for name in (
-            tokenizer.named.get("eos_token"), name_of(read_settings(folder).get("pad_token"))))
-        self.end = named if named in tokenizer.end_tokens else tokenizer.end_tokens[0]  # of a text without one
-        self.filling = {*tokenizer.end_tokens, *[padding] * (padding is not None)}  # stands behind a response
-        self.names = {tokenizer.library.id_to_token(token): token for token in self.filling}
+    def __init__(self, folder: Path, limit: int):
+        self.tokenizer, self.limit = Tokenizer(folder), limit
+        named, padding = (self.tokenizer.library.token_to_id(self.tokenizer.named.get(f"{name}_token", ""))
+                          for name in ("eos", "pad"))
+        ends = self.tokenizer.end_tokens
+        self.end = named if named in ends else ends[0]  # of a text without one
+        self.filling = {*ends, padding} - {None}  # stands behind a response
+        self.names = {self.tokenizer.library.id_to_token(token): token for token in self.filling}
 
     def __call__(self, row: Any) -> Rollout | None:
         """The rollout of a row, None where it is of an evaluation. ValueError for what is no rollout."""
@@ -225,15 +222,17 @@ class RowReader:
         prompt, (tokens, assumed) = self.prompt(given, "input" in row, notes), self.response(given, notes)
         if not prompt or not tokens:
             raise ValueError("its prompt or completion has no token")
+        if (length := len(prompt) + len(tokens)) > self.limit:
+            raise ValueError(f"it has {length} tokens, and the model takes {self.limit}")
         if (step := number_of(given.get("step", 1), "step")) % 1:
             raise ValueError(f"its step must be a whole number, not {step:g}")
-        advantage = number_of(given["advantage"], "advantage") if "advantage" in given else None
-        group = str(given["group"]) if "group" in given else None
-        return Rollout(int(step), group, prompt, tokens, assumed, advantage, columns, notes)
+        advantage, group = given.get("advantage"), given.get("group")
+        return Rollout(int(step), group if group is None else str(group), prompt, tokens, assumed,
+                       advantage if advantage is None else number_of(advantage, "advantage"), columns, notes)
 
     def ids(self, given: dict, part: str, side: str) -> list[int] | None:
-        """The token ids that a row has and its mask does not leave out, None where it has none; ValueError where they
-        are not those of the model, and where the mask leaves out others than those on one side."""
+        """The tokens that a row has and its mask does not leave out, None without ids. ValueError where they
+        are not the model's, and where the mask leaves out others than those on one side."""
         ids, mask, size = given.get(f"{part}_ids"), given.get(f"{part}_mask"), self.tokenizer.size
         if ids is not None and not (isinstance(ids, list) and all(type(i) is int and 0 <= i < size for i in ids)):
             raise ValueError(f"its {part}_ids must be a list of tokens from 0 to {size - 1}, the last one of --model")
@@ -241,7 +240,7 @@ class RowReader:
             return ids
         if not isinstance(mask, list) or len(mask) != len(ids) or mask != sorted(mask, reverse=side == "right"):
             raise ValueError(f"its {part}_mask must be as long as its {part}_ids, and 0 on padding alone, on the "
-                             f"{side}: several turns can't be read")
+                             f"{side}: {TURNS}")
         return [i for i, real in zip(ids, mask) if real]
 
     def prompt(self, given: dict, bare: bool, notes: Counter) -> list[int]:
@@ -249,28 +248,23 @@ class RowReader:
         ids, start = self.ids(given, "prompt", "left"), self.tokenizer.start[:1]
         if ids is None:
             ids = prompt_tokens(given["prompt"], bare, self.tokenizer, notes)
-        first = 0
-        while "prompt_mask" not in given and ids[first:] and ids[first] in self.filling and (
-                ids[first : first + 1] != start or ids[first + 1 : first + 2] == start):  # one of them begins each text
-            first += 1
+        first = 0 if "prompt_mask" in given else len([*takewhile(self.filling.__contains__, ids)])
+        # The token that begins each text may be the padding, too: its last one stays.
+        first = next((i for i in range(first) if ids[i : i + 1] == start != ids[i + 1 : i + 2]), first)
         notes["padding"] += first
         return ids[first:]
 
     def response(self, given: dict, notes: Counter) -> tuple[list[int], bool]:
         """The tokens of a response up to its end token, and whether that was assumed. ValueError where more follow."""
-        ids, text = self.ids(given, "completion", "right"), given.get("completion")
-        try:
-            text = text_of(text)
-        except ValueError:
-            if ids is None:
-                raise
-            text = None  # several turns
+        ids, text = self.ids(given, "completion", "right"), None
+        with suppress(*[ValueError] * (ids is not None)):  # several turns may stand beside ids
+            text = text_of(given.get("completion"))
         found = self.cut(text) if ids is None else ids
-        trailing = len(list(takewhile(self.filling.__contains__, reversed(found))))
+        trailing = len([*takewhile(self.filling.__contains__, reversed(found))])
         stop = found.index(self.end) if self.end in found else len(found) - trailing
         behind = found[stop:]
         if not self.filling.issuperset(behind):
-            raise ValueError("tokens stand behind the end token of its completion: several turns can't be read")
+            raise ValueError(f"tokens stand behind the end token of its completion: {TURNS}")
         ended = [token for token in behind[:1] if token in self.tokenizer.end_tokens]
         # Where an end token fills up responses, too, the first one need not have been sampled.
         assumed = bool(ended) and "completion_mask" not in given and ended[0] == behind[-1] and (
@@ -288,7 +282,7 @@ class RowReader:
         or padding, with nothing else behind it."""
         text, *behind = re.split(f"({'|'.join(map(re.escape, self.names))})", text)
         if "".join(behind[1::2]).strip():
-            raise ValueError(f"text stands behind {behind[0]} in its completion: several turns can't be read")
+            raise ValueError(f"text stands behind {behind[0]} in its completion: {TURNS}")
         return [*self.tokenizer.encode("", text), *(self.names[name] for name in behind[::2])]
 
     def letters(self, text: str) -> str:
@@ -298,18 +292,17 @@ class RowReader:
 
 def agreed(row: dict, names: tuple[str, ...]) -> Any:
     """The value that a row has under one of the names, None for none; ValueError where it has several that differ."""
-    values = {name: row[name] for name in names if row.get(name) is not None}
-    if any(value != next(iter(values.values())) for value in values.values()):
-        raise ValueError(f"its {' and its '.join(values)} differ: remove the wrong one")
-    return next(iter(values.values()), None)
+    given = [name for name in names if row.get(name) is not None]
+    if any(row[name] != row[given[0]] for name in given):
+        raise ValueError(f"its {' and its '.join(given)} differ: remove the wrong one")
+    return row[given[0]] if given else None
 
 
 def number_of(value: Any, name: str) -> float:
     """A finite number, which older versions of verl write as text."""
     if isinstance(value, str) and re.fullmatch(r"\s*-?[0-9.]+(e[-+]?[0-9]+)?\s*", value):
         value = float(value)
-    value = number(value, f"its {name}")
-    if not abs(value) <= 1e38:
+    if not abs(value := number(value, f"its {name}")) <= 1e38:
         raise ValueError(f"its {name} must be a finite number, not {value}")
     return value
 

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from grpo import compare
 from lab.rollouts import __main__ as program
+from lab.rollouts import trl as beside
 from lab.rollouts.rows import prompt_tokens
 from methods import MITIGATIONS
 from plumbing.runs import read_config, read_credit, read_metrics
@@ -45,20 +47,30 @@ def write(file, rows):
     return file
 
 
-# --------------------------------------------------------------------------------------------------------- TRL
+@pytest.fixture
+def read(tmp_path):
+    """What `convert` makes of rows, in the runs tmp_path/0, tmp_path/1, ..."""
+    runs = (tmp_path / str(n) for n in count())
+    def made(rows, *flags, model=BUNDLED):
+        run = next(runs)
+        return convert(write(run.with_suffix(".jsonl"), rows), "--model", model, "--out", run, *flags)
+    return made
 
 
-@pytest.fixture(scope="module")
-def trl_run(tmp_path_factory):
-    """Four steps of GRPOTrainer with a random model, two of them with new rollouts, prompts of several lengths and
-    columns of log_extra, written as docs/trl.md says; and log-prob and entropy (n,) of the tokens by the trainer."""
-    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
-    path, own = tmp_path_factory.mktemp("trl"), {}
-    (path / "rollouts-0.jsonl").write_text("of an earlier run in this folder")
-    exec(re.search(r"```python\n(import json.*?)```", PAGE.read_text(), re.S)[1], own)
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(BUNDLED)
+def small_model(tokenizer):
+    """A random model, of whose responses some end."""
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(Qwen2Config(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id))
+    randomize(model)
+    model.lm_head.weight.data[tokenizer.eos_token_id] *= 12
+    return model
 
-    class Recorder(own["RolloutTrainer"]):
+
+def recording(trainer, seen):
+    """A trainer's class that keeps the log-probs and entropies (n,) of the tokens that it samples."""
+    class Recorder(trainer):
         def _generate_and_score_completions(self, inputs):
             batch = super()._generate_and_score_completions(inputs)
             both = [torch.cat((batch[f"prompt_{x}"], batch[f"completion_{x}"]), 1) for x in ("ids", "mask")]
@@ -68,26 +80,37 @@ def trl_run(tmp_path_factory):
             seen.append([x[batch["completion_mask"] > 0].numpy() for x in found[:2]])
             assert (batch["prompt_mask"] == 0).any()
             return batch
+    return Recorder
 
-    torch.manual_seed(0)
-    model = Qwen2ForCausalLM(Qwen2Config(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id))
-    randomize(model)
-    model.lm_head.weight.data[tokenizer.eos_token_id] *= 12  # so that some responses end
-    seen, rare = [], lambda completions, **_: [None if i % 3 else float("a" in c) for i, c in enumerate(completions)]
-    rare.__name__ = "rare"
+
+def length(completions, completion_ids, log_extra, **_):
+    """A reward that logs columns, too."""
+    log_extra("completion_ids", completion_ids)
+    log_extra("vowels", [c.count("e") / 7 for c in completions])
+    return [len(c) / 50 for c in completions]
+
+
+def rare(completions, **_):
+    return [None if i % 3 else float("a" in c) for i, c in enumerate(completions)]
+
+
+@pytest.fixture(scope="module")
+def trl_run(tmp_path_factory):
+    """Four steps of GRPOTrainer with a random model, two of them with new rollouts, prompts of several lengths and
+    columns of log_extra, written as docs/trl.md says; and log-prob and entropy (n,) of the tokens by the trainer."""
+    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
+    path, own, seen = tmp_path_factory.mktemp("trl"), {}, []
+    (path / "rollouts-0.jsonl").write_text("of an earlier run in this folder")
+    exec(re.search(r"```python\n(import json.*?)```", PAGE.read_text(), re.S)[1], own)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(BUNDLED)
+    model = small_model(tokenizer)
     config = trl.GRPOConfig(
         str(path), max_steps=4, per_device_train_batch_size=8, num_generations=4, max_completion_length=30, bf16=False,
         logging_steps=1, log_completions=True, num_completions_to_print=0, learning_rate=0.002, use_cpu=True,
         report_to=[], save_steps=1, temperature=0.9, disable_tqdm=True, reward_weights=[1.0, 0.5], num_iterations=2)
-    def length(completions, completion_ids, log_extra, **_):
-        log_extra("completion_ids", completion_ids)
-        log_extra("vowels", [c.count("e") / 7 for c in completions])
-        return [len(c) / 50 for c in completions]
     prompts = [f"Make {i}{' now' * (i - 20)} from 3, 4 and 5." for i in range(20, 40)]
-    trainer = Recorder(model, [length, rare], config, datasets.Dataset.from_dict({"prompt": prompts}),
-                       processing_class=tokenizer)
+    trainer = recording(own["RolloutTrainer"], seen)(
+        model, [length, rare], config, datasets.Dataset.from_dict({"prompt": prompts}), processing_class=tokenizer)
     trainer.save_model(path / "checkpoint-0")
     trainer.train()
     return path, seen
@@ -132,7 +155,15 @@ def test_trl_from_parquet_alone(trl_run, tmp_path, refusal):
     assert "U+FFFD, bytes that were lost" in said and "this model did NOT write these tokens" in said
 
 
-# -------------------------------------------------------------------------------------------- plain rows, verl's
+def test_gradients_are_those_of_trl_up_to_the_derived_factor():
+    """Guards against a norm, clip, ratio or KL gradient that is another one than TRL's, which is found to differ where
+    the flags are those of another row."""
+    pytest.importorskip("trl"), pytest.importorskip("datasets")
+    k3 = next(pair for pair in beside.PAIRS if "use_bias_correction_kl" in pair.theirs)
+    wrong = k3._replace(flags=k3.flags + " --kl_gradient unbiased", equal=0)
+    for pair, derived, measured in beside.measure([*beside.PAIRS, wrong]):
+        equal = [cosine > 1 - 1e-6 and ratio == pytest.approx(derived, rel=1e-4) for cosine, ratio in measured]
+        assert equal == [pair.equal > 0, pair.equal > 1], (pair.name, derived, measured)
 
 
 @pytest.fixture(scope="module")
@@ -149,42 +180,22 @@ def sampled():
     return batch, rows
 
 
-def test_ids_give_what_the_sampler_recorded(sampled, tmp_path):
+def test_ids_give_what_the_sampler_recorded(sampled, tmp_path, read):
     """Guards against a credit of rows in another order, and another advantage than the one asked for."""
     batch, rows = sampled
-    shuffled = write(tmp_path / "a.jsonl", [rows[i] for i in (0, 5, 4, 1, 9, 8, 2, 3, 6, 7, 11, 10)])
-    (log,), _, said = convert(shuffled, "--model", BUNDLED, "--mitigation", "prefix_tree", "--advantage", "rloo",
-                              "--out", tmp_path / "r")
+    shuffled = [rows[i] for i in (0, 5, 4, 1, 9, 8, 2, 3, 6, 7, 11, 10)]
+    (log,), _, said = read(shuffled, "--mitigation", "prefix_tree", "--advantage", "rloo")
     order = [0, 1, 2, 3, 5, 4, 6, 7, 9, 8, 11, 10]  # by group, each in the order of the file
     rows_of = lambda x: torch.cat([x[i][batch.mask[i]] for i in order]).numpy()
     for name in ("tokens", "logprob", "entropy", "logit_grad", "role"):
         np.testing.assert_allclose(log[name.removesuffix("s")], rows_of(getattr(batch, name)), atol=2e-5, rtol=0)
-    analyze_run = [sys.executable, ROOT / "analyze.py", tmp_path / "r"]
+    analyze_run = [sys.executable, ROOT / "analyze.py", tmp_path / "0"]
     text = subprocess.run(analyze_run, check=True, capture_output=True, text=True).stdout
     assert f"| {len(log['token'])} | 100.0% |" in re.sub(" +", " ", text) and "nan" not in text
-    assert (tmp_path / "r" / "analysis" / "tokens.html").stat().st_size > 9999
+    assert (tmp_path / "0" / "analysis" / "tokens.html").stat().st_size > 9999
     batch.advantage = compare(batch, "rloo")
     np.testing.assert_allclose(log["credit"], rows_of(MITIGATIONS["prefix_tree"](batch)), atol=1e-6)
     assert "so it may have written them" in said and "made from" not in said
-
-
-def test_text_alone_and_verls_form_are_the_same_rollouts(sampled, tmp_path):
-    """Guards against prompts split otherwise, numbers as text, and verl's uid, which differs within a group."""
-    batch, rows = sampled
-    plain = [{name: row[name] for name in ("prompt", "completion", "reward")} for row in rows]
-    verl = [{"input": row["prompt"], "output": row["completion"], "score": str(row["reward"]), "step": "5",
-             "gts": None, "uid": f"{row['group']}-x_{i}_0", "other": float("nan")} for i, row in enumerate(rows)]
-    logs = [convert(write(tmp_path / f"{i}.jsonl", x), "--model", BUNDLED, "--out", tmp_path / f"r{i}")[0][0]
-            for i, x in enumerate((plain, verl))]
-    assert all(np.array_equal(logs[0][name], logs[1][name]) for name in logs[0])
-    cut_off = batch.ended.tolist().count(False)
-    tokens = np.split(logs[0]["token"], np.flatnonzero(logs[0]["position"] == 0)[1:])
-    said = (tmp_path / "r0" / "rollouts.txt").read_text()
-    assert f"behind 12 responses, but for {cut_off} where its p is below 0.01" in said and cut_off > 2
-    assert [x.tolist() for x in tokens] == [row["completion_ids"] for row in rows]
-    assert read_metrics(tmp_path / "r0")["truncated"][1] == pytest.approx(cut_off / 12)
-    assert logs[0]["advantage"][logs[0]["position"] == 0] == pytest.approx(compare(batch).tolist(), abs=1e-6)
-    assert read_config(tmp_path / "r0")["settings"]["advantage"] == "grpo"
 
 
 def test_roles_without_special_tokens_become_chatml_again(tmp_path):
@@ -198,12 +209,11 @@ def test_roles_without_special_tokens_become_chatml_again(tmp_path):
             assert prompt_tokens(prompt, prompt is bare, ours, Counter()) == ids
 
 
-def test_groups_of_another_size_are_left_out_aloud(sampled, tmp_path):
+def test_groups_of_another_size_are_left_out_aloud(sampled, read):
     _, rows = sampled
-    (log,), _, said = convert(write(tmp_path / "a.jsonl", rows[:11]), "--model", BUNDLED, "--out", tmp_path / "r")
+    (log,), _, said = read(rows[:11])
     assert log["group"].max() == 1 and "3 rollouts were left out: their groups are not of 4, " in said
-    lone = [row | {"advantage": 1.0, "step": i // 3} for i, row in enumerate(rows[::4] + rows[:2])]
-    (log,), _, said = convert(write(tmp_path / "b.jsonl", lone), "--model", BUNDLED, "--out", tmp_path / "s")
+    (log,), _, said = read([row | {"advantage": 1.0, "step": i // 3} for i, row in enumerate(rows[::4] + rows[:2])])
     assert (log["position"] == 0).sum() == 3 and "2 rollouts were left out: their groups are not of 1, " in said
 
 
@@ -212,6 +222,12 @@ END, PAD = 1, 0  # of the bundled tokenizer: <|im_end|>, which ends its response
 
 def without(row, *names):
     return {name: x for name, x in row.items() if name not in names}
+
+
+def verls(row, i):
+    """As verl dumps it: text alone, numbers as text, a uid that differs within a group."""
+    return {"input": row["prompt"], "output": row["completion"], "score": str(row["reward"]), "step": "5", "gts": None,
+            "uid": f"{row['group']}-x_{i}_0", "other": float("nan")}
 
 
 def padded(row, masks=False):
@@ -226,36 +242,47 @@ def as_text(row, ends):
     return row | {"completion_ids": None, "completion": row["completion"] + ends * (row["completion_ids"][-1] == END)}
 
 
-FORMS = {  # other ways to write the same rollouts: what is made of the rows, and what is said of it
-    "padding": (lambda rows: [padded(row) for row in rows], "55 tokens of padding were cut off"),
-    "masks": (lambda rows: [padded(row, masks=True) for row in rows], "has a mean"),
-    "an end token as text": (lambda rows: [as_text(row, "<|im_end|>\n") for row in rows], "behind 5 responses"),
-    "two end tokens": (lambda rows: [as_text(row, "<|im_end|><|endoftext|>") for row in rows], "but for 5 where"),
-    "two steps with the same rows": (lambda rows: [row | {"step": n} for n in (1, 2) for row in rows],
-                                     "12 rollouts were left out: they repeat a step"),
-    "evaluation": (lambda rows: [row | {"split": part} for row in rows for part in ("eval_countdown", "train")],
-                   "12 rollouts were left out: they are of an evaluation"),
-    "a uid for each response": (lambda rows: [without(row, "group") | {"uid": f"u_{row['group']}_{i}"} for i, row in
-                                              enumerate(rows)], "no group or uid occurs twice in a step"),
-    "verl's uid": (lambda rows: [without(row, "group") | {"uid": f"u{row['group']}_{i}_0"} for i, row in
-                                 enumerate(rows)], "no group or uid occurs twice in a step"),
-    "a uid with numbers": (lambda rows: [row | {"group": f"gsm8k_{row['group']}_0"} for row in rows], ""),
-    "one group for all prompts": (lambda rows: [row | {"group": 0} for row in rows], "1 groups have several prompts"),
-    "two equal names": (lambda rows: [row | {"score": row["reward"], "uid": row["group"]} for row in rows], ""),
-    "step as text": (lambda rows: [row | {"step": "1.0"} for row in rows], ""),
-}
+ASSUMED, SINGLE = "behind 12 responses, but for 5 where its p is below 0.01", "no group or uid occurs twice in a step"
 
 
-@pytest.mark.parametrize("name", FORMS)
-def test_other_forms_are_the_same_rollouts(name, sampled, tmp_path):
-    """Guards against padding read as text, a group cut to one, rollouts that count twice, and silence about it."""
-    _, rows = sampled
-    change, said = FORMS[name]
-    (expected,), _, plain = convert(write(tmp_path / "a.jsonl", rows), "--model", BUNDLED, "--out", tmp_path / "a")
-    (log,), _, words = convert(write(tmp_path / "b.jsonl", change(rows)), "--model", BUNDLED, "--out", tmp_path / "b")
-    assert said in words and (said == "has a mean" or said not in plain or not said)
+@pytest.fixture(scope="module")
+def plain(sampled, tmp_path_factory):
+    """The log of the rows as they are, and what is said of them."""
+    path = tmp_path_factory.mktemp("plain")
+    (log,), _, said = convert(write(path / "a.jsonl", sampled[1]), "--model", BUNDLED, "--out", path / "r")
+    assert read_config(path / "r")["settings"]["advantage"] == "grpo"
+    return log, said
+
+
+@pytest.mark.parametrize("change, said", [  # other ways to write the same rollouts, and what is said of one
+    (lambda rows: [without(row, "prompt_ids", "completion_ids", "group") for row in rows], ASSUMED),
+    (lambda rows: [verls(row, i) for i, row in enumerate(rows)], ASSUMED),
+    (lambda rows: [padded(row) for row in rows], "55 tokens of padding were cut off"),
+    (lambda rows: [padded(row, masks=True) for row in rows], ""),
+    (lambda rows: [as_text(row, "<|im_end|>\n") for row in rows], "behind 5 responses"),
+    (lambda rows: [as_text(row, "<|im_end|><|endoftext|>") for row in rows], "but for 5 where"),
+    (lambda rows: [row | {"step": n} for n in (1, 2) for row in rows], "12 rollouts were left out: they repeat a step"),
+    (lambda rows: [row | {"split": part} for row in rows for part in ("eval_countdown", "train")],
+     "12 rollouts were left out: they are of an evaluation"),
+    (lambda rows: [row | {"group": f"u_{row['group']}_{i}"} for i, row in enumerate(rows)], SINGLE),
+    (lambda rows: [row | {"group": f"u{row['group']}_{i}_0"} for i, row in enumerate(rows)], SINGLE),
+    (lambda rows: [row | {"group": f"gsm8k_{row['group']}_0"} for row in rows], ""),
+    (lambda rows: [row | {"group": 0} for row in rows], "1 groups have several prompts"),
+    (lambda rows: [row | {"score": row["reward"], "uid": row["group"]} for row in rows], ""),
+    (lambda rows: [row | {"step": "1.0"} for row in rows], "")],
+    ids=lambda x: x if isinstance(x, str) else "rows")
+def test_other_forms_are_the_same_rollouts(change, said, sampled, plain, read):
+    """Guards against prompts split otherwise, numbers as text, padding read as text, a group cut to one, rollouts that
+    count twice, and silence about it."""
+    (batch, rows), (expected, words) = sampled, plain
+    assert not said or said not in words
+    (log,), metrics, words = read(change(rows))
+    assert said in words and metrics["truncated"][1] == pytest.approx(1 - batch.ended.float().mean())
     for field in log:
         np.testing.assert_array_equal(log[field], expected[field], err_msg=field)
+    first = np.flatnonzero(log["position"] == 0)
+    assert [x.tolist() for x in np.split(log["token"], first[1:])] == [row["completion_ids"] for row in rows]
+    assert log["advantage"][first] == pytest.approx(compare(batch).tolist(), abs=1e-6)
 
 
 def hf_logprobs(model, rows):
@@ -269,35 +296,33 @@ def hf_logprobs(model, rows):
     return torch.cat(found).numpy()
 
 
-def test_each_row_follows_its_own_prompt(sampled, tmp_path):
+def test_each_row_follows_its_own_prompt(sampled, read):
     """Against transformers, where a group has the same prompt with its last words in another order each time."""
     rows = [row | {"prompt_ids": row["prompt_ids"][:i] + row["prompt_ids"][i:][::-1], "group": 0, "advantage": float(i)}
             for i, row in enumerate(sampled[1][:4], 1)]
-    (log,), _, said = convert(write(tmp_path / "a.jsonl", rows), "--model", BUNDLED, "--out", tmp_path / "r")
+    (log,), _, said = read(rows)
     expected = hf_logprobs(Qwen2ForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32), rows)
     np.testing.assert_allclose(log["logprob"], expected, atol=2e-4, rtol=0)
     assert "1 groups have several prompts" in said and log["group"].max() == 3
 
 
-def test_columns_that_agree_with_the_advantages_are_the_reward(sampled, tmp_path, refusal):
+def test_columns_that_agree_with_the_advantages_are_the_reward(sampled, read):
     """TRL's columns: rewards first, then what was logged; its formula, with and without division."""
-    rows, words = [without(row, "reward", "group") for row in sampled[1]], ("--model", BUNDLED, "--out")
+    rows = [without(row, "reward", "group") for row in sampled[1]]
     a, b = np.random.default_rng(0).random((2, 12)).round(3)
     b[5] = np.nan  # that reward function gave None
     for divided, weight in ((True, 1.0), (False, 1.0), (True, 3.0)):
         total = (a + weight * np.nan_to_num(b)).reshape(3, 4)
         advantage = (total - total.mean(1, keepdims=True)) / (total.std(1, ddof=1, keepdims=True) + 1e-4) ** divided
         columns = zip(a.tolist(), b.tolist(), advantage.flatten().tolist())
-        file = write(tmp_path / "a.jsonl", [row | {"accuracy": x, "reward": y, "hardness": x * y, "advantage": z} for
-                                            row, (x, y, z) in zip(rows, columns)])
         flags = ["--rewards", "accuracy", f"reward={weight}"] if weight != 1 else []
-        (log,), _, said = convert(file, *words, tmp_path / f"r{divided}{weight}", *flags)
+        (log,), _, said = read([row | {"accuracy": x, "reward": y, "hardness": x * y, "advantage": z}
+                                for row, (x, y, z) in zip(rows, columns)], *flags)
         assert log["reward"][log["position"] == 0] == pytest.approx(total.flatten())
         assert f"1 x accuracy + {weight:g} x reward; no part of it: hardness" in said
-    assert "--rewards names 'c'; the columns" in refusal(program, file, *words, tmp_path / "x", "--rewards", "c")
 
 
-def test_each_step_is_read_by_its_checkpoint(sampled, tmp_path, refusal):
+def test_each_step_is_read_by_its_checkpoint(sampled, tmp_path, read, refusal):
     """Against transformers and PEFT: another model or adapter for some steps. Guards against the step's own weights,
     which it has trained, and against the last ones."""
     from peft import LoraConfig, get_peft_model
@@ -307,26 +332,26 @@ def test_each_step_is_read_by_its_checkpoint(sampled, tmp_path, refusal):
         if step == 2:
             torch.nn.init.normal_(model.lm_head.weight, std=0.1)
         if step == 10:
-            models[step] = model = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear",
-                                                                    init_lora_weights=False))
+            config = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
+            models[step] = model = get_peft_model(model, config)
             model.peft_config["default"].init_lora_weights = True
             model.peft_config["default"].base_model_name_or_path = str(BUNDLED)
         model.save_pretrained(output / f"checkpoint-{step}")
         for file in BUNDLED.glob("tokenizer*"):
             shutil.copy(file, output / f"checkpoint-{step}")
     given = dict(zip((2, 3, 11), rows))
-    file = write(tmp_path / "a.jsonl", [row | {"step": step} for step, rows in given.items() for row in rows])
-    logs, metrics, said = convert(file, "--model", output, "--out", tmp_path / "r")
+    dated = [row | {"step": step} for step, rows in given.items() for row in rows]
+    logs, metrics, said = read(dated, model=output)
     assert "2 by checkpoint-0, 3 by checkpoint-2, 11 by checkpoint-10" in said
     for log, step, model in zip(logs, given, models.values()):
         np.testing.assert_allclose(log["logprob"], hf_logprobs(model, given[step]), atol=2e-4, rtol=0)
     shutil.rmtree(output / "checkpoint-0")
-    _, metrics, said = convert(file, "--model", output, "--out", tmp_path / "s")
+    _, metrics, said = read(dated, model=output)
     assert metrics["their_step"][1:].tolist() == [3, 11] and "4 rollouts were left out: there is no checkpoint" in said
     shutil.rmtree(output / "checkpoint-2")
     (output / "checkpoint-10").rename(output / "checkpoint-11")
     assert "has no checkpoint before step 11: save the start model as" in refusal(
-        program, file, "--model", output, "--out", tmp_path / "t")
+        program, tmp_path / "0.jsonl", "--model", output, "--out", tmp_path / "t")
 
 
 @pytest.mark.parametrize("sharper, tokens, said", [
@@ -351,41 +376,32 @@ def test_the_variance_of_log_p(policy):
     expected = torch.stack([torch.cov(x, aweights=x.exp(), correction=0) for x in log_p])
     torch.testing.assert_close(found[0, :, 3], expected, atol=1e-4, rtol=1e-4)
 
-
-# ---------------------------------------------------------------------------------------------- what is refused
-
-GOOD = {"prompt": "a", "completion": "b", "reward": 1}
-
-
 @pytest.mark.parametrize("content, said", [
     ("", "holds no rollout"), ('{"prompt": "a"', "line 1: "), ("[1, 2]", "row 1: it is no object"),
-    ("\x00\x01", "line 1"),
-    (GOOD | {"reward": None}, "it has no reward; its fields: 'prompt', 'completion'"),
-    (GOOD | {"reward": float("nan")}, "its reward must be a finite number"),
-    (GOOD | {"reward": [1]}, "its reward must be a number"), ({"prompt": "a", "reward": 1}, "it has no completion"),
-    (GOOD | {"completion_ids": [5, 99999]}, "must be a list of tokens from 0 to"),
-    (GOOD | {"completion_ids": "12"}, "must be a list of tokens"), (GOOD | {"completion_ids": []}, "has no token"),
-    ({"prompt_ids": [], "completion": "b", "reward": 1}, "has no token"),
-    (GOOD | {"completion": [{"role": "assistant", "content": "x"}] * 3}, "has 3 messages"),
-    (GOOD | {"completion": [{"role": "assistant"}]}, "its completion is neither"), (GOOD | {"prompt": 5}, "neither"),
-    (GOOD | {"prompt": [{"content": "x"}]}, "role"), (GOOD | {"completion": "b" * 99999}, "the model takes"),
-    (GOOD | {"step": "first"}, "its step must be a number"), (GOOD, "nothing to compare a reward with"),
-    (GOOD | {"step": "10.45"}, "its step must be a whole number, not 10.45"), (GOOD | {"score": 2}, "reward and score"),
-    (GOOD | {"output": "c"}, "its completion and its output differ"), (GOOD | {"input": "b"}, "prompt and its input"),
-    (GOOD | {"group": 1, "uid": 2}, "its group and its uid differ"),
-    (GOOD | {"mode": "eval"}, "no rollout of training"),
-    (GOOD | {"completion_ids": [5, 1, 6]}, "tokens stand behind the end token"),
-    (GOOD | {"completion": "5<|im_end|>6"}, "text stands behind <|im_end|>"),
-    (GOOD | {"completion_ids": [5], "completion_mask": [0, 1]}, "its completion_mask must be as long as"),
-    (GOOD | {"completion_ids": [5, 6], "completion_mask": [0, 1]}, "its completion_mask must be"),
-    (GOOD | {"completion_ids": [5, 6]}, "its completion is not the text of its completion_ids"),
-    (GOOD | {"completion": [{"role": "assistant", "content": "x", "reasoning_content": "y"}]}, "has reasoning_content"),
-    (GOOD | {"prompt": [{"role": "assistant", "content": "", "tool_calls": [1]}]}, "its prompt has tool_calls"),
-    ({"prompt": "a", "completion": "b", "x": 0.5, "y": 0.5}, "which columns are the reward? Name them"),
-], ids=lambda x: str(x)[:40])
+    ("\x00\x01", "line 1"), ({"reward": None}, "it has no reward; its fields: 'prompt', 'completion'"),
+    ({"reward": float("nan")}, "its reward must be a finite number"), ({"reward": [1]}, "its reward must be a number"),
+    ({"completion": None}, "it has no completion"), ({"completion_ids": [5, 99999]}, "a list of tokens from 0 to"),
+    ({"completion_ids": "12"}, "must be a list of tokens"), ({"completion_ids": []}, "has no token"),
+    ({"prompt": None, "prompt_ids": []}, "has no token"), ({"prompt": 5}, "its prompt is neither"),
+    ({"completion": [{"role": "assistant", "content": "x"}] * 3}, "has 3 messages"),
+    ({"completion": [{"role": "assistant"}]}, "its completion is neither"), ({"prompt": [{"content": "x"}]}, "role"),
+    ({"completion": "b" * 99999}, "the model takes"), ({"step": "first"}, "its step must be a number"),
+    ({}, "nothing to compare a reward with"), ({"step": "10.45"}, "its step must be a whole number, not 10.45"),
+    ({"score": 2}, "reward and score"), ({"output": "c"}, "its completion and its output differ"),
+    ({"input": "b"}, "prompt and its input"), ({"group": 1, "uid": 2}, "its group and its uid differ"),
+    ({"mode": "eval"}, "no rollout of training"), ({"completion_ids": [5, 1, 6]}, "tokens stand behind the end token"),
+    ({"completion": "5<|im_end|>6"}, "text stands behind <|im_end|>"),
+    ({"completion_ids": [5], "completion_mask": [0, 1]}, "its completion_mask must be as long as"),
+    ({"completion_ids": [5, 6], "completion_mask": [0, 1]}, "its completion_mask must be"),
+    ({"completion_ids": [5, 6]}, "its completion is not the text of its completion_ids"),
+    ({"completion": [{"role": "assistant", "content": "x", "reasoning_content": "y"}]}, "has reasoning_content"),
+    ({"prompt": [{"role": "assistant", "content": "", "tool_calls": [1]}]}, "its prompt has tool_calls"),
+    ({"reward": None, "x": 0.5, "y": 0.5}, "which columns are the reward? Name them")], ids=lambda x: str(x)[:40])
 def test_a_damaged_or_unlikely_file_is_one_sentence(content, said, tmp_path, refusal):
-    file = tmp_path / "a.jsonl"
-    file.write_text(content if isinstance(content, str) else json.dumps(content))
+    """A file's text, or what is other in a row; None for a field that it lacks."""
+    file, good = tmp_path / "a.jsonl", {"prompt": "a", "completion": "b", "reward": 1}
+    file.write_text(content if isinstance(content, str) else json.dumps(
+        {name: x for name, x in (good | content).items() if x is not None}))
     assert said in refusal(program, file, "--model", BUNDLED, "--out", tmp_path / "r")
     assert not (tmp_path / "r").exists()
 
@@ -394,7 +410,8 @@ def test_a_damaged_or_unlikely_file_is_one_sentence(content, said, tmp_path, ref
     (["--mitigation", "ppo"], "needs critic"), (["--mitigation", "dpo"], "needs reference"),
     (["--mitigation", "vineppo"], "have no grader"), (["--mitigation", "regrade_ablation"], "have no grader"),
     (["--model", ""], "name the folder of the model"), (["--temperature", 0], "--temperature"),
-    (["--advantage", "zzz"], "theirs"), (["--dtype", "int8"], "bfloat16")], ids=str)
+    (["--advantage", "zzz"], "theirs"), (["--dtype", "int8"], "bfloat16"),
+    (["--rewards", "c"], "--rewards names 'c'; the columns")])
 def test_flags_that_cannot_work_are_one_sentence(flags, said, sampled, tmp_path, refusal):
     file = write(tmp_path / "a.jsonl", sampled[1])
     assert said in refusal(program, file, "--model", BUNDLED, "--out", tmp_path / "r", *flags)

@@ -32,7 +32,6 @@ from train import assign_credit, load_policy, parse_flags
 
 Q, G, LIMIT, SEED = 6, 4, 60, 1
 SPREAD = math.sqrt(G / (G - 1))  # of our standard deviation to theirs, the unbiased one
-PLAIN = dict(loss_type="dr_grpo", scale_rewards="none")  # the same units: no deviation, and N no random number
 
 
 class Pair(NamedTuple):
@@ -40,8 +39,8 @@ class Pair(NamedTuple):
 
     theirs: dict  # options of GRPOConfig
     flags: str
-    ratio: Callable[[TokenBatch], float] | float  # of the norms, ours over theirs, as derived
     differs: str
+    ratio: Callable[[TokenBatch], float] | float = SPREAD  # of the norms, ours over theirs, as derived
     equal: int = 2  # updates that are equal: both, the first alone, none
     trainer: str = "GRPO"
 
@@ -51,52 +50,44 @@ class Pair(NamedTuple):
         return ", ".join(f"{name}={x!r}" for name, x in self.theirs.items()) or f"{self.trainer}Config()"
 
 
-def kept_share(batch: TokenBatch) -> float:
-    """The share of the tokens that responses have that ended."""
-    return batch.mask[batch.ended].sum().item() / batch.mask.sum().item()
-
-
+PLAIN = dict(loss_type="dr_grpo", scale_rewards="none")  # the same units: no deviation, and N no random number
+SEQUENCE, PLAIN_KL = dict(importance_sampling_level="sequence"), dict(beta=0.1, use_bias_correction_kl=False)
+CONSTANT, SUM = "--loss_norm constant", "--advantage dr_grpo --loss_norm constant"
 PAIRS = [
-    Pair({}, "", SPREAD, "TRL's `dapo`, its default. Its deviation is the unbiased one: √(G/(G − 1)), with G = 4"),
-    Pair(dict(loss_type="bnpo"), "", SPREAD, "the same, but N is that of a micro-batch: equal where that is the step"),
-    Pair(dict(loss_type="grpo"), "--loss_norm sequence", SPREAD, "as above"),
-    Pair(dict(loss_type="dr_grpo"), "--loss_norm constant", SPREAD, "as above; TRL's still divides by the deviation"),
-    Pair(PLAIN, "--advantage dr_grpo --loss_norm constant", 1.0, "nothing"),
-    Pair(dict(scale_rewards="batch"), "--advantage dr_grpo", lambda batch: batch.reward.std().item() + 1e-4,
-         "TRL's divides by the deviation of all rewards of the step"),
-    Pair(dict(epsilon=0.1, epsilon_high=0.28), "--clip_low 0.1 --clip_high 0.28", SPREAD, "the deviation"),
-    Pair(dict(loss_type="cispo", epsilon_high=1.2), "--loss cispo --clip_low 0.999", SPREAD,
+    Pair({}, "", "TRL's `dapo`, its default. Its deviation is the unbiased one: √(G/(G − 1)), with G = 4"),
+    Pair(dict(loss_type="bnpo"), "", "the same, but N is that of a micro-batch: equal where that is the step"),
+    Pair(dict(loss_type="grpo"), "--loss_norm sequence", "as above"),
+    Pair(dict(loss_type="dr_grpo"), CONSTANT, "as above; TRL's still divides by the deviation"),
+    Pair(PLAIN, SUM, "nothing", 1.0),
+    Pair(dict(scale_rewards="batch"), "--advantage dr_grpo",
+         "TRL's divides by the deviation of all rewards of the step", lambda batch: batch.reward.std().item() + 1e-4),
+    Pair(dict(epsilon=0.1, epsilon_high=0.28), "--clip_low 0.1 --clip_high 0.28", "the deviation"),
+    Pair(dict(loss_type="cispo", epsilon_high=1.2), "--loss cispo --clip_low 0.999",
          "TRL's epsilon_high is the cap itself, ours the cap − 1"),
-    Pair(dict(loss_type="cispo"), "--loss cispo --clip_low 0.999", 5 * SPREAD,
-         "TRL's default cap of 0.2 makes every ratio 0.2 in the first update: a gradient of a fifth", 1),
-    Pair(dict(loss_type="grpo", importance_sampling_level="sequence"), "--loss gspo --loss_norm sequence", SPREAD,
-         "the deviation"),
-    Pair(dict(importance_sampling_level="sequence"), "--loss gspo", SPREAD, "the deviation"),
-    Pair(dict(loss_type="luspo", importance_sampling_level="sequence"), "--loss gspo --loss_norm constant",
-         SPREAD / LIMIT, "TRL's does not divide by max_completion_length, here 60"),
-    Pair(dict(loss_type="sapo"), "--loss_norm sequence", SPREAD, "no equal: a sigmoid instead of the clip", 1),
-    Pair(dict(loss_type="vespo"), "", SPREAD, "no equal: a weight for a response by its ratio", 1),
-    Pair(dict(delta=1.1), "", SPREAD, "no equal: a cap of the ratio where the advantage is negative", 1),
-    Pair(dict(off_policy_mask_threshold=0.001), "", SPREAD,
-         "no equal: drops responses with negative advantage that the policy has left", 1),
-    Pair(PLAIN | dict(beta=0.1),
-         "--kl 0.1 --kl_gradient unbiased --advantage dr_grpo --loss_norm constant", 1.0, "nothing"),
-    Pair(PLAIN | dict(beta=0.1, use_bias_correction_kl=False),
-         "--kl 0.1 --advantage dr_grpo --loss_norm constant", 1.0, "nothing"),
-    Pair(dict(beta=0.1), f"--kl {0.1 * SPREAD:.7f} --kl_gradient unbiased", SPREAD,
+    Pair(dict(loss_type="cispo"), "--loss cispo --clip_low 0.999",
+         "TRL's default cap of 0.2 makes every ratio 0.2 in the first update: a gradient of a fifth", 5 * SPREAD, 1),
+    Pair(dict(loss_type="grpo") | SEQUENCE, "--loss gspo --loss_norm sequence", "the deviation"),
+    Pair(SEQUENCE, "--loss gspo", "the deviation"),
+    Pair(dict(loss_type="luspo") | SEQUENCE, f"--loss gspo {CONSTANT}",
+         "TRL's does not divide by max_completion_length, here 60", SPREAD / LIMIT),
+    Pair(dict(loss_type="sapo"), "--loss_norm sequence", "no equal: a sigmoid instead of the clip", equal=1),
+    Pair(dict(loss_type="vespo"), "", "no equal: a weight for a response by its ratio", equal=1),
+    Pair(dict(delta=1.1), "", "no equal: a cap of the ratio where the advantage is negative", equal=1),
+    Pair(dict(off_policy_mask_threshold=0.001), "",
+         "no equal: drops responses with negative advantage that the policy has left", equal=1),
+    Pair(PLAIN | dict(beta=0.1), f"--kl 0.1 --kl_gradient unbiased {SUM}", "nothing", 1.0),
+    Pair(PLAIN | PLAIN_KL, f"--kl 0.1 {SUM}", "nothing", 1.0),
+    Pair(dict(beta=0.1), f"--kl {0.1 * SPREAD:.7f} --kl_gradient unbiased",
          "the deviation divides A but not the KL: --kl is beta · √(G/(G − 1))"),
-    Pair(PLAIN | dict(importance_sampling_level="sequence", beta=0.1, use_bias_correction_kl=False),
-         "--loss gspo --kl 0.1 --advantage dr_grpo --loss_norm constant", 1.0, "nothing"),
-    Pair(PLAIN | dict(importance_sampling_level="sequence", beta=0.1),
-         "--loss gspo --kl 0.1 --advantage dr_grpo --loss_norm constant", 1.0,
-         "no equal: TRL's multiplies the KL by the ratio of the response", 0),
-    Pair(dict(mask_truncated_completions=True), "--skip_unfinished", lambda batch: SPREAD * kept_share(batch),
-         "TRL's N is without the responses cut off"),
-    Pair(dict(top_entropy_quantile=0.2), "--mitigation entropy_masking --mask_percentile 80 --normalize none", SPREAD,
-         "TRL's reads entropy anew in each update, ours once, while sampling", 1),
-    Pair({}, "--advantage rloo --loss_norm constant", 1 / LIMIT,
-         "no equal later: TRL's clips the ratio of whole responses, a product; its beta goes into the reward", 1,
-         "RLOO"),
+    Pair(PLAIN | SEQUENCE | PLAIN_KL, f"--loss gspo --kl 0.1 {SUM}", "nothing", 1.0),
+    Pair(PLAIN | SEQUENCE | dict(beta=0.1), f"--loss gspo --kl 0.1 {SUM}",
+         "no equal: TRL's multiplies the KL by the ratio of the response", 1.0, 0),
+    Pair(dict(mask_truncated_completions=True), "--skip_unfinished", "TRL's N is without the responses cut off",
+         lambda batch: SPREAD * batch.mask[batch.ended].sum().item() / batch.mask.sum().item()),
+    Pair(dict(top_entropy_quantile=0.2), "--mitigation entropy_masking --mask_percentile 80 --normalize none",
+         "TRL's reads entropy anew in each update, ours once, while sampling", equal=1),
+    Pair({}, f"--advantage rloo {CONSTANT}", "no equal later: TRL's clips the ratio of whole responses, a product; its "
+         "beta goes into the reward", 1 / LIMIT, 1, "RLOO"),
 ]
 
 
