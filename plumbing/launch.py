@@ -12,6 +12,7 @@ import torch
 
 from plumbing.flags import check_range
 from plumbing.progress import follow
+from plumbing.registry import require
 from plumbing.task_file import load_task
 from settings import Settings
 
@@ -30,12 +31,11 @@ def check(s: Settings) -> None:
                     "state_every", "warmup_steps", "pass_at", "lora_rank"), lowest=0)
     check_range(s, ("beta1", "beta2", "clip_low"), lowest=0, below=1)
     check_range(s, ("max_grad_norm", "temperature", "lora_alpha"), lowest=1e-6)
-    if s.warmup_steps > s.steps > 0:
-        raise ValueError(f"--warmup_steps {s.warmup_steps} must be at most --steps {s.steps}")
-    if s.questions * s.answers > 2**16 or s.max_new_tokens > 2**16:  # the credit log numbers them with 16 bits
-        raise ValueError("--questions times --answers, and --max_new_tokens, must be at most 65,536")
-    if s.answers == 1 and s.steps > 0:
-        raise ValueError("--answers 1 leaves no group to compare with: ask for 2 or more")
+    require(s.warmup_steps <= s.steps or not s.steps,
+            f"--warmup_steps {s.warmup_steps} must be at most --steps {s.steps}")
+    require(max(s.questions * s.answers, s.max_new_tokens) <= 2**16,  # the credit log numbers them with 16 bits
+            "--questions times --answers, and --max_new_tokens, must be at most 65,536")
+    require(s.answers > 1 or not s.steps, "--answers 1 leaves no group to compare with: ask for 2 or more")
 
 
 def advice(s: Settings, heldout: int) -> Iterator[str]:
@@ -90,13 +90,11 @@ def check_puzzles(policy: Any, drawn: list, heldout: list, s: Settings) -> None:
 def check_lengths(policy: Any, puzzles: list, s: Settings) -> None:
     """ValueError when prompt and response don't fit the model, or the tokenizer doesn't fit its vocabulary."""
     size, c = policy.tokenizer.size, policy.model.config
-    if size > c.vocab_size:
-        raise ValueError(f"the tokenizer in {s.model} has {size} tokens, the model {c.vocab_size}: add the others with "
-                         "resize_token_embeddings of transformers")
+    require(size <= c.vocab_size, f"the tokenizer in {s.model} has {size} tokens, the model {c.vocab_size}: add the "
+            "others with resize_token_embeddings of transformers")
     longest, limit = max(len(policy.prompt(puzzle)) for puzzle in puzzles), c.max_position_embeddings
-    if longest + s.max_new_tokens > limit:
-        raise ValueError(f"a prompt of {longest} tokens and --max_new_tokens {s.max_new_tokens} exceed the model's "
-                         f"limit of {limit} tokens: lower --max_new_tokens")
+    require(longest + s.max_new_tokens <= limit, f"a prompt of {longest} tokens and --max_new_tokens "
+            f"{s.max_new_tokens} exceed the model's limit of {limit} tokens: lower --max_new_tokens")
 
 
 def responses_that_fit(policy: Any, puzzles: list, s: Settings) -> int:
