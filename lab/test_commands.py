@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 import analyze
 from lab import heads, pages, statistics
-from lab.gradients import measure as gradients, pretrained
+from lab.gradients import measure as gradients, pretrained, silent
 from lab.playground import __main__ as playground
 from lab.real import problems
 from lab.speed import benchmark, contestants
@@ -48,10 +48,10 @@ def test_a_wrong_command_is_refused_in_one_sentence(program, words, said, refusa
     assert said in refusal(program, *words.split())
 
 
-TESTED = {"gradients.measure", "original.part4", "real.report", "real.weights", "rollouts", "rollouts.trl", "study.run",
-          "truth.measure", "truth.score"}  # where their own tests call them
+TESTED = {"gradients.measure", "original.attention", "original.part4", "real.report", "real.weights", "rollouts",
+          "rollouts.trl", "study.run", "truth.measure", "truth.score"}  # where their own tests call them
 SMALL = {  # the other commands, with their words, and what makes them cheap
-    pages: ("", {}), pretrained: ("", {}), turns: ("--tables", {}), values: ("", {}),
+    pages: ("", {}), pretrained: ("", {}), silent: ("", {}), turns: ("--tables", {}), values: ("", {}),
     playground: ("--out {}/out.html", {  # test_page.py calls build
         "build": lambda *_: "page", "replace_file": lambda file, write: write(file)}),
     problems: ("", {"COUNT": 40, "FOLDER": Path()}),
@@ -88,7 +88,7 @@ def test_a_command_of_the_pages_runs(program, tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(program, name, value)
     monkeypatch.setattr(sys, "argv", ["program.py", *words.format(tmp_path).split()])
     program.main()
-    if program in (pages, pretrained, turns):
+    if program in (pages, pretrained, silent, turns):
         assert written and all(file.read_text(encoding="utf-8") == text for file, text in written.items())
         assert program is pages or " nan" not in "".join(written.values())
     elif program is benchmark:  # of 12 puzzles, 8 responses, 4 tokens

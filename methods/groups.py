@@ -62,7 +62,7 @@ def optimal_baseline(batch: TokenBatch) -> Tensor:
     usable = (mask.sum(1, keepdim=True) > 1) & W.any(1, keepdim=True)  # (Q, 1, T)
     W = torch.where(usable, W, 1.0)  # (Q, G, T)
     difference = r[:, :, None] - r[:, None]  # (Q, G, G) r_k - r_i, whose mean is exactly 0 where all r_i are equal
-    return (difference @ W.double() / W.sum(1, keepdim=True)).view_as(batch.logprob)
+    return (difference @ W.to(r) / W.sum(1, keepdim=True)).view_as(batch.logprob)
 
 
 @token_credit(from_advantage=True)

@@ -27,8 +27,3 @@ def test_a_group_is_silent_as_often_as_the_page_says(p):
     weight = torch.where(groups > 0, p, 1 - p).prod(1)  # (16,)
     quiet = (ADVANTAGES["grpo"](groups, groups) == 0).all(1)
     assert float(weight[quiet].sum()) == pytest.approx(p**4 + (1 - p) ** 4)
-
-
-def test_the_page_is_that_of_the_published_arrays():
-    made = silent.table({name: silent.silent(*where) for name, where in silent.RUNS.items()})
-    assert (silent.ROOM / "silent.md").read_text(encoding="utf-8") == str(made)
