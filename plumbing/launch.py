@@ -2,7 +2,7 @@
 
 A first reading can skip it. `s` is the Settings.
 """
-import time
+import timeit
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -53,12 +53,8 @@ def advice(s: Settings, heldout: int) -> Iterator[str]:
 
 def product_seconds(dtype: torch.dtype) -> float:
     """The seconds of a small product, the shortest of three."""
-    x, w, found = torch.ones(32, 512, dtype=dtype), torch.ones(512, 512, dtype=dtype), []
-    for _ in range(4):  # the first one also prepares
-        began = time.perf_counter()
-        x @ w.T
-        found.append(time.perf_counter() - began)
-    return min(found[1:])
+    x, w = torch.ones(32, 512, dtype=dtype), torch.ones(512, 512, dtype=dtype)
+    return min(timeit.repeat(lambda: x @ w.T, number=1, repeat=4)[1:])  # the first one also prepares
 
 
 def with_model(s: Settings) -> Settings:
